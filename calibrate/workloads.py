@@ -1,0 +1,121 @@
+"""What the job measures: a grid of workloads, the part that is kept out of the fit, and the signals."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from rlxjax.welch import FAST_SEGMENTS, ULTRA_SEGMENTS, Path, WelchPeakParams, aligned_zeros
+
+#: How each strategy of a calibration runs: the path, and the segments of its parameters.
+STRATEGIES: Mapping[str, tuple[Path, int]] = MappingProxyType(
+    {
+        "ultra": (Path.HOST, ULTRA_SEGMENTS),
+        "fast": (Path.HOST, FAST_SEGMENTS),
+        "fused": (Path.FUSED, FAST_SEGMENTS),
+        "block": (Path.BLOCK, FAST_SEGMENTS),
+    }
+)
+
+
+class Cell(NamedTuple):
+    """One workload of one strategy."""
+
+    strategy: str
+    batch: int
+    n_fft: int
+    k: int
+
+    @property
+    def n_segments(self) -> int:
+        """Segments of a row."""
+        return STRATEGIES[self.strategy][1]
+
+    @property
+    def path(self) -> Path:
+        """The path that computes it."""
+        return STRATEGIES[self.strategy][0]
+
+    @property
+    def params(self) -> WelchPeakParams:
+        """The parameters of the run."""
+        return WelchPeakParams(self.n_fft, self.n_segments, self.k)
+
+    @property
+    def working_bytes(self) -> int:
+        """Bytes of the arrays that a run holds at once, by its slowest layout."""
+        samples = self.batch * self.n_segments * self.n_fft
+        return 4 * self.batch * self.params.frame_len + 4 * samples + 8 * samples + 4 * samples
+
+    def __str__(self) -> str:
+        return f"{self.strategy} {self.batch}x{self.n_fft} k{self.k}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The values measured, and those that the fit never sees; chosen before any timing.
+
+    A held-out value lies inside the range of the others, or at its edge. `max_samples` bounds
+    `batch * n_fft` so that a round of all cells stays short.
+    """
+
+    batches: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 8192)
+    n_ffts: tuple[int, ...] = (64, 128, 256, 512, 1024, 4096)
+    ks: tuple[int, ...] = (4, 16)
+    held_out_batches: tuple[int, ...] = (128, 8192)
+    held_out_n_ffts: tuple[int, ...] = (128, 4096)
+    max_samples: int = 2**21
+
+    def cells(self, strategies: Iterable[str] = tuple(STRATEGIES)) -> list[Cell]:
+        """Return every cell of the grid, in a fixed order."""
+        return [
+            Cell(strategy, batch, n_fft, k)
+            for strategy in strategies
+            for batch in self.batches
+            for n_fft in self.n_ffts
+            for k in self.ks
+            if batch * n_fft <= self.max_samples
+        ]
+
+    def place(self, batch: int, n_fft: int) -> str:
+        """Return "fit", "interior" or "edge": whether the fit sees a workload, and else where it lies."""
+        out_batch, out_n_fft = batch in self.held_out_batches, n_fft in self.held_out_n_ffts
+        if not (out_batch or out_n_fft):
+            return "fit"
+        at_edge = (out_batch and batch in (min(self.batches), max(self.batches))) or (
+            out_n_fft and n_fft in (min(self.n_ffts), max(self.n_ffts))
+        )
+        return "edge" if at_edge else "interior"
+
+
+def split_by_memory(cells: Iterable[Cell], limit_bytes: int) -> tuple[list[Cell], list[Cell]]:
+    """Return the cells that fit in memory, and those that do not."""
+    cells = list(cells)
+    fitting = [cell for cell in cells if cell.working_bytes <= limit_bytes]
+    return fitting, [cell for cell in cells if cell.working_bytes > limit_bytes]
+
+
+class Signals:
+    """Signals of the cells: aligned float32 rows of tones in noise; cells of one row length share theirs."""
+
+    def __init__(self, cells: Iterable[Cell], seed: int = 0):
+        rows: dict[int, int] = {}
+        for cell in cells:
+            length = cell.params.frame_len
+            rows[length] = max(rows.get(length, 0), cell.batch)
+        rng = np.random.default_rng(seed)
+        self._buffers = {length: _tones_in_noise(rng, count, length) for length, count in rows.items()}
+
+    def of(self, cell: Cell) -> np.ndarray:
+        """Return the signal `[batch, frame_len]` of a cell."""
+        return self._buffers[cell.params.frame_len][: cell.batch]
+
+
+def _tones_in_noise(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:
+    buffer = aligned_zeros((rows, length))
+    buffer[:] = rng.standard_normal((rows, length), np.float32)
+    cycles = rng.uniform(0.02, 0.48, (rows, 1)).astype(np.float32)
+    buffer += 2.0 * np.sin(2.0 * np.float32(np.pi) * cycles * np.arange(length, dtype=np.float32))
+    return buffer

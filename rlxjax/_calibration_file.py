@@ -1,0 +1,277 @@
+"""The calibration file: its schema on one screen, and the only reading and writing that the library does."""
+
+import hashlib
+import json
+import os
+import platform
+import sys
+import tempfile
+import warnings
+from pathlib import Path as FilePath
+from typing import Annotated, Literal
+
+import jax
+import jaxlib
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ._calibration import CalibrationFileError, MachineMismatchWarning
+from ._device import Provenance
+from ._latency import COEFFICIENT_NAMES, FORMULA_VERSION
+
+SCHEMA_VERSION = 1
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Fingerprint(_Strict):
+    """The machine and software that timings belong to."""
+
+    platform: str
+    device_kind: str
+    device_count: int
+    machine: str
+    cpu_model: str
+    cores: int
+    thread_flags: dict[str, str]
+    jax: str
+    jaxlib: str
+    numpy: str
+    python: str
+
+
+class FittedCoefficient(_Strict):
+    """One latency coefficient."""
+
+    value: Positive
+    unit: str
+    provenance: Provenance = Field(strict=False)
+
+
+class GateCoefficient(_Strict):
+    """One coefficient of the measured gate."""
+
+    value: NotNegative
+    unit: str
+    provenance: Provenance = Field(strict=False)
+
+
+class ErrorSummary(_Strict):
+    """Mean absolute relative error of one strategy, where the fit saw the workload and where it did not."""
+
+    fit: NotNegative | None
+    interior: NotNegative | None
+    edge: NotNegative | None
+    held_out: NotNegative | None
+    held_out_cells: int
+    noise_floor: NotNegative
+    built_in: NotNegative
+
+
+class Range(_Strict):
+    """Smallest and largest value measured."""
+
+    low: Positive
+    high: Positive
+
+
+class Domain(_Strict):
+    """The hull of the workloads measured, `batch * n_fft` included."""
+
+    batch: Range
+    n_fft: Range
+    k: Range
+    samples: Range
+
+
+class Samples(_Strict):
+    """The raw samples behind the file."""
+
+    file: str
+    sha256: str
+    timings: int
+    rounds: int
+    workloads: int
+
+
+class FitSummary(_Strict):
+    """How the fit ended."""
+
+    converged: bool
+    loss: float = Field(allow_inf_nan=False)
+    message: str
+
+
+class CalibrationFile(_Strict):
+    """The schema, version 1."""
+
+    schema_version: Literal[1]
+    formula_version: Literal[1]
+    created: str
+    command: str
+    units: dict[str, str]
+    fingerprint: Fingerprint
+    coefficients: dict[str, FittedCoefficient]
+    gate: dict[str, GateCoefficient]
+    noise_floor: NotNegative
+    held_out: dict[str, ErrorSummary]
+    domain: Domain
+    samples: Samples
+    fit: FitSummary
+    skipped: list[str]
+
+    @model_validator(mode="after")
+    def _all_coefficients(self) -> "CalibrationFile":
+        for section, names in (("coefficients", COEFFICIENT_NAMES), ("gate", GATE_NAMES)):
+            present = set(getattr(self, section))
+            for name in names:
+                if name not in present:
+                    raise ValueError(f"{section}.{name} is missing")
+            if unknown := present - set(names):
+                raise ValueError(f"{section}.{min(unknown)} is no coefficient of this schema")
+        return self
+
+
+GATE_NAMES = (
+    "dispatch_ns",
+    "roundtrip_ns",
+    "memory_bw",
+    "host_readback_bw",
+    "unified_memory",
+    "host_thunk_penalty_ns",
+    "min_gain_ns",
+)
+
+
+_THREAD_FLAGS = ("XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "JAX_ENABLE_X64")
+
+
+def current_fingerprint() -> Fingerprint:
+    """Return the fingerprint of this process."""
+    device = jax.devices()[0]
+    affinity = getattr(os, "sched_getaffinity", None)
+    return Fingerprint(
+        platform=device.platform,
+        device_kind=device.device_kind,
+        device_count=jax.device_count(),
+        machine=platform.machine(),
+        cpu_model=_cpu_model(),
+        cores=len(affinity(0)) if affinity else os.cpu_count() or 1,
+        thread_flags={name: os.environ[name] for name in _THREAD_FLAGS if name in os.environ},
+        jax=jax.__version__,
+        jaxlib=jaxlib.__version__,
+        numpy=np.__version__,
+        python=platform.python_version(),
+    )
+
+
+def fingerprint_differences(made_on: Fingerprint, here: Fingerprint) -> list[str]:
+    """Return a phrase for every field that differs."""
+    return [
+        f"{name} {getattr(made_on, name)!r} there, {getattr(here, name)!r} here"
+        for name in Fingerprint.model_fields
+        if getattr(made_on, name) != getattr(here, name)
+    ]
+
+
+def default_calibration_path(platform_name: str | None = None) -> FilePath:
+    """Return where the calibrate job writes, and `load_calibration()` looks, for a JAX platform.
+
+    The directory is `RLXJAX_HOME` where it is set, else the user's data directory.
+    """
+    import platformdirs
+
+    home = os.environ.get("RLXJAX_HOME") or platformdirs.user_data_dir("rlxjax", appauthor=False)
+    return FilePath(home) / f"calibration-{platform_name or jax.default_backend()}.json"
+
+
+def read_calibration_file(path: str | os.PathLike) -> CalibrationFile:
+    """Return the validated content of a calibration file.
+
+    Raises:
+        CalibrationFileError: the file is missing, truncated, of another schema, or has a missing,
+            negative or NaN coefficient. The file is left as it was.
+    """
+    path = FilePath(path)
+    mend = f"make a new one with `rlxjax calibrate --out {path}`"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CalibrationFileError(f"{path}: no such file; {mend}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CalibrationFileError(f"{path}: cannot be read ({error}); {mend}") from None
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CalibrationFileError(
+            f"{path}: line {error.lineno}: not whole JSON ({error.msg}); the file may be truncated: {mend}"
+        ) from None
+    if not isinstance(content, dict):
+        raise CalibrationFileError(f"{path}: expected a JSON object; {mend}")
+    for field, known in (("schema_version", SCHEMA_VERSION), ("formula_version", FORMULA_VERSION)):
+        version = content.get(field)
+        if isinstance(version, int) and version > known:
+            raise CalibrationFileError(
+                f"{path}: {field}: {version} is newer than {known}, the newest that this rlxjax reads; "
+                "install a newer rlxjax"
+            )
+    try:
+        return CalibrationFile.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "content"
+        reason = first["msg"].removeprefix("Value error, ")
+        shown = "" if first["type"] in ("missing", "value_error") else f", got {first['input']!r}"
+        raise CalibrationFileError(f"{path}: {field}: {reason}{shown}; {mend}") from None
+
+
+def write_calibration_file(content: CalibrationFile, path: str | os.PathLike) -> None:
+    """Write a calibration file so that a reader sees either the old one or the new one, whole."""
+    path = FilePath(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = content.model_dump_json(indent=2) + "\n"
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        FilePath(temporary).unlink(missing_ok=True)
+        raise
+
+
+def warn_if_elsewhere(content: CalibrationFile, path: str | os.PathLike) -> None:
+    """Warn where a calibration was made on another machine, saying what differs."""
+    differences = fingerprint_differences(content.fingerprint, current_fingerprint())
+    if differences:
+        warnings.warn(
+            f"{path} was made elsewhere: {'; '.join(differences)}. Its predictions may not hold here; "
+            "`rlxjax calibrate` makes one that does.",
+            MachineMismatchWarning,
+            stacklevel=3,
+        )
+
+
+def sha256_of(path: str | os.PathLike) -> str:
+    """Return the hexadecimal SHA-256 of a file."""
+    return hashlib.sha256(FilePath(path).read_bytes()).hexdigest()
+
+
+def _cpu_model() -> str:
+    if sys.platform == "linux":
+        try:
+            with open("/proc/cpuinfo", encoding="utf-8") as file:
+                for line in file:
+                    if line.startswith("model name"):
+                        return line.partition(":")[2].strip()
+        except OSError:
+            pass
+    return platform.processor() or "unknown"

@@ -1,0 +1,173 @@
+"""Io cost and graph cost: what a profile, or a graph, takes on a backend in nanoseconds."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from ._counts import as_float, check_nonnegative
+from ._device import FALLBACK_ROW, SMALL_SGEMM, BackendCoefficients, Device, backend_coefficients, row_names
+from ._graph import Graph, Node
+from ._numerics import times
+from ._profile import GraphIoProfile, profile_graph_io
+from ._typing import Count, Nanoseconds
+
+#: Bytes that the cost of a plain node counts per output element, whatever its dtype.
+_COSTED_ELEMENT_BYTES = 4
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GraphWork:
+    """All that the cost of a graph depends on, besides the row; every field `[*batch]`.
+
+    Attributes:
+        io: the graph's profile.
+        readback_bytes: `io.host_readback_bytes` of discrete memory.
+        output_bytes: 4 bytes for each output element of the plain nodes, views included.
+        costed_nodes: nodes that are neither input, param nor constant.
+        dispatched_nodes: nodes that are neither input nor param.
+        sgemm_flop: of matrix products and attention.
+        small_sgemm_flop: of matrix products with fewer than 32768 multiply-adds.
+    """
+
+    io: GraphIoProfile
+    readback_bytes: Count
+    output_bytes: Count
+    costed_nodes: Count
+    dispatched_nodes: Count
+    sgemm_flop: Count = 0
+    small_sgemm_flop: Count = 0
+
+
+def graph_work(graph: Graph) -> GraphWork:
+    """Count what the cost of a graph depends on; exact, on the host."""
+    profile = profile_graph_io(graph)
+    output_bytes = costed = dispatched = large_flop = small_flop = 0
+    for node in graph.nodes:
+        dispatched += node.op not in ("input", "param")
+        if node.op in ("input", "param", "constant"):
+            continue
+        costed += 1
+        if node.op == "matmul":
+            multiply_adds = _matmul_multiply_adds(graph, node)
+            small_flop += 2 * multiply_adds * (multiply_adds < SMALL_SGEMM)
+            large_flop += 2 * multiply_adds * (multiply_adds >= SMALL_SGEMM)
+        elif node.op == "attention":
+            large_flop += _attention_flop(graph, node)
+        else:
+            output_bytes += node.elements * _COSTED_ELEMENT_BYTES
+    return GraphWork(
+        profile,
+        profile.host_readback_bytes(unified_memory=False),
+        output_bytes,
+        costed,
+        dispatched,
+        large_flop,
+        small_flop,
+    )
+
+
+def io_cost_ns(profile: GraphIoProfile, row: BackendCoefficients) -> Nanoseconds:
+    """Return what a profile's launches, syncs and bytes take on a backend, in ns, `[*batch]`.
+
+    `roundtrip + launches * dispatch + sync_points * roundtrip + traffic / max(memory_bw, 1)
+    + readback / max(readback_bw, 1)` (SPEC, section 3).
+
+    Raises:
+        ValueError: a negative or NaN count.
+
+    Examples:
+        >>> print(io_cost_ns(GraphIoProfile(3, 0, 128, 6272), backend_coefficients("cpu")))
+        4165.6
+    """
+    for field in dataclasses.fields(profile):
+        check_nonnegative(getattr(profile, field.name), field.name)
+    readback = as_float(profile.host_readback_bytes(unified_memory=False), "host_readback_bytes")
+    return _io_cost_ns(float_counts(profile), readback, row)
+
+
+def graph_cost_ns(graph: Graph, row: BackendCoefficients) -> Nanoseconds:
+    """Return the cost of a graph with the coefficients of a row, in ns, `[*batch]` of the row.
+
+    `roundtrip + sum(node costs) + traffic / max(memory_bw, 1) + readback / max(readback_bw, 1)
+    + sync_points * roundtrip` (SPEC, section 3).
+    """
+    return _graph_cost_ns(float_counts(graph_work(graph)), row)
+
+
+def device_cost_ns(graph: Graph, device: str, coefficients: str = "arch") -> Nanoseconds:
+    """Return what a graph takes on a device, in ns: `graph_cost_ns` with the backend's row.
+
+    Where the set has no row for the device (the discrete fallback), the estimate is
+    `io_cost_ns + dispatch * (nodes that are neither input nor param)` instead.
+
+    Raises:
+        ValueError: an unknown device or set.
+    """
+    row = backend_coefficients(device, coefficients)
+    member = None if device == "cpu-apple" else Device.parse(device)
+    falls_back = member is not None and row_names(coefficients)[member] == FALLBACK_ROW
+    return _device_cost_ns(float_counts(graph_work(graph)), row, float(falls_back))
+
+
+def float_counts(counts):
+    """Return a pytree of counts as floats, each named in errors by its place."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, count: as_float(count, jax.tree_util.keystr(path).lstrip(".")), counts
+    )
+
+
+def node_work_ns(work: GraphWork, row: BackendCoefficients) -> Nanoseconds:
+    """Return the sum of the node costs."""
+    return (
+        work.output_bytes / jnp.maximum(row.memory_bw, 1.0)
+        + times(work.costed_nodes, row.dispatch_ns)
+        + work.sgemm_flop / (jnp.asarray(row.sgemm_gflops) + 1.0)
+        + work.small_sgemm_flop / (jnp.asarray(row.small_sgemm_gflops) + 1.0)
+    )
+
+
+@jax.jit
+def _io_cost_ns(profile: GraphIoProfile, discrete_readback, row: BackendCoefficients) -> Nanoseconds:
+    unified = jnp.asarray(row.unified_memory) >= 0.5
+    readback = jnp.where(unified, profile.host_output_bytes, discrete_readback)
+    return (
+        row.roundtrip_ns
+        + times(profile.kernel_launches, row.dispatch_ns)
+        + times(profile.sync_points, row.roundtrip_ns)
+        + profile.device_traffic_bytes / jnp.maximum(row.memory_bw, 1.0)
+        + readback / jnp.maximum(row.readback_bw, 1.0)
+    )
+
+
+@jax.jit
+def _graph_cost_ns(work: GraphWork, row: BackendCoefficients) -> Nanoseconds:
+    launches = dataclasses.replace(work.io, kernel_launches=0.0)
+    return node_work_ns(work, row) + _io_cost_ns(launches, work.readback_bytes, row)
+
+
+@jax.jit
+def _device_cost_ns(work: GraphWork, row: BackendCoefficients, falls_back) -> Nanoseconds:
+    fallback = _io_cost_ns(work.io, work.readback_bytes, row) + times(work.dispatched_nodes, row.dispatch_ns)
+    return jnp.where(jnp.asarray(falls_back) >= 0.5, fallback, _graph_cost_ns(work, row))
+
+
+work_cost_ns = _device_cost_ns
+
+
+def _matmul_multiply_adds(graph: Graph, node: Node) -> int:
+    if not node.inputs:
+        raise ValueError(f"node {node.id} (matmul): its cost needs the shape of its first operand")
+    shape = graph.nodes[node.inputs[0]].shape
+    return node.elements * (shape[-1] or 0 if shape else 1)
+
+
+def _attention_flop(graph: Graph, node: Node) -> int:
+    if len(node.shape) != 4:
+        raise ValueError(
+            f"node {node.id} (attention): its cost needs a shape [batch, heads, seq, head_dim], "
+            f"got {node.shape}"
+        )
+    batch, heads, seq, head_dim = (dim or 0 for dim in node.shape)
+    return 2 * batch * heads * seq**2 * head_dim

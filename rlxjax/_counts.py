@@ -1,0 +1,128 @@
+"""Exact integer counts on the host, and the one place where a count becomes a float."""
+
+import math
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._typing import Count, RealLike
+
+#: Counts saturate here, as unsigned 64-bit integers do in the reference.
+MAX_COUNT = 2**64 - 1
+
+_NARROWED = ("int32", "uint32")
+
+
+def saturate(count: int) -> int:
+    """Return `count`, at most `2**64 - 1`."""
+    return min(count, MAX_COUNT)
+
+
+def is_traced(*values: object) -> bool:
+    """Whether any of the values is being traced by a JAX transformation."""
+    return any(isinstance(value, jax.core.Tracer) for value in values)
+
+
+def is_exact(value: object) -> bool:
+    """Whether the value is an integer, or an array of them, that the host can read."""
+    if is_traced(value):
+        return False
+    return isinstance(value, int) or np.issubdtype(np.asarray(value).dtype, np.integer)
+
+
+def exact(value: Count) -> int | np.ndarray:
+    """Return a readable integer count as a Python integer, or an array of them as Python objects."""
+    if isinstance(value, int):
+        return value
+    array = np.asarray(value)
+    return int(array) if array.ndim == 0 else array.astype(object)
+
+
+def packed(value: int | np.ndarray) -> int | np.ndarray:
+    """Return exact counts in the smallest NumPy form that holds them: int64, uint64, else float64."""
+    if isinstance(value, int):
+        return value
+    for dtype in (np.int64, np.uint64):
+        limits = np.iinfo(dtype)
+        if all(limits.min <= count <= limits.max for count in value.flat):
+            return value.astype(dtype)
+    return value.astype(np.float64)
+
+
+def difference(before: Count, after: Count, name: str) -> Count:
+    """Return `before - after`: exactly on the host, in floats inside traced code."""
+    if is_exact(before) and is_exact(after):
+        return packed(exact(before) - exact(after))
+    return as_float(before, name) - as_float(after, name)
+
+
+def as_float(value: RealLike, name: str) -> jax.Array | float:
+    """Return a count or a real number as a float, of JAX's default precision unless it is one already.
+
+    Raises:
+        ValueError: a traced count came as a 32-bit integer while JAX's 64-bit mode is off. JAX narrows
+            a 64-bit integer to this type at the edge of a transformation without a word, so its value
+            cannot be trusted.
+    """
+    if isinstance(value, (bool, int, float)):
+        return _finite_float(value)
+    if is_traced(value):
+        dtype = value.dtype
+        if jnp.issubdtype(dtype, jnp.floating):
+            return value
+        weak = getattr(value, "weak_type", False)
+        if not jax.config.jax_enable_x64 and dtype.name in _NARROWED and not weak:
+            raise ValueError(
+                f"{name}: expected a float count inside traced code, got {dtype.name}; with 64-bit mode "
+                "off JAX narrows 64-bit integers to this type without saying so. Convert before "
+                "tracing (`benefit.astype(float)`), or turn jax_enable_x64 on."
+            )
+        return jnp.asarray(value, jnp.result_type(float))
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
+        return value
+    array = np.asarray(value)
+    if array.dtype == object:
+        array = array.astype(np.float64)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{name}: expected real numbers, got an array of {array.dtype}")
+    if array.dtype.kind != "f":
+        array = array.astype(np.float64)
+    return jnp.asarray(array, None if array.dtype != np.float64 else jnp.result_type(float))
+
+
+def size_as_float(value: RealLike, name: str) -> jax.Array | float:
+    """Return a size (batch, n_fft, k) as a float; traced 32-bit integers are what sizes come as."""
+    if is_traced(value) and jnp.issubdtype(value.dtype, jnp.integer):
+        return jnp.asarray(value, jnp.result_type(float))
+    return as_float(value, name)
+
+
+def check_nonnegative(value: RealLike, name: str, what: str = "count") -> None:
+    """Refuse NaN and negative numbers where the host can read them."""
+    if is_traced(value):
+        return
+    array = np.asarray(value)
+    bad = ~(array >= 0) if array.dtype != object else np.array([not v >= 0 for v in array.flat])
+    if np.any(bad):
+        first = array.reshape(-1)[np.flatnonzero(np.asarray(bad).reshape(-1))[0]]
+        raise ValueError(f"{name}: expected a {what} of at least 0, got {first}")
+
+
+def as_index(value: object, name: str, *, at_least: int = 0) -> int:
+    """Return a Python integer, or say what was expected."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name}: expected an integer, got {value!r}") from None
+    if number < at_least:
+        raise ValueError(f"{name}: expected an integer of at least {at_least}, got {number}")
+    return number
+
+
+def _finite_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf

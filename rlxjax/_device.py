@@ -1,0 +1,295 @@
+"""Devices, gate targets, and the built-in coefficient rows with their provenance."""
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._counts import check_nonnegative, is_traced
+from ._typing import Code, RealLike
+
+_Row = TypeVar("_Row")
+
+
+def normalised(name: object) -> str:
+    """Return a name as it is compared: lower case, `-` for `_`, no outer space."""
+    return str(name).strip().lower().replace("_", "-")
+
+
+class NamedCode(enum.StrEnum):
+    """Names with an integer code, their position, for tables and traced code."""
+
+    @property
+    def code(self) -> int:
+        """The position of this member in its enum."""
+        return list(type(self)).index(self)
+
+    @classmethod
+    def parse(cls, name: object) -> Self:
+        """Return the member of this name, in any case.
+
+        Raises:
+            ValueError: no member has this name.
+        """
+        wanted = normalised(name)
+        for member in cls:
+            if normalised(member) == wanted:
+                return member
+        raise ValueError(f"unknown {cls.__name__.lower()} {name!r}; expected one of {', '.join(cls)}")
+
+    @classmethod
+    def codes(cls, value: "str | Code") -> Code | int:
+        """Return the integer code of a name, or integer codes (checked where the host can read them).
+
+        Raises:
+            ValueError: an unknown name, a code outside the enum, or an array that holds no integers.
+        """
+        if isinstance(value, str):
+            return cls.parse(value).code
+        array = value if is_traced(value) else np.asarray(value)
+        if array.dtype.kind in "UO":
+            return np.array([cls.parse(name).code for name in array.flat], np.int32).reshape(array.shape)
+        if not jnp.issubdtype(array.dtype, jnp.integer):
+            raise ValueError(f"{cls.__name__.lower()}: expected a name or integer codes, got {array.dtype}")
+        if not is_traced(value) and np.any((array < 0) | (array >= len(cls))):
+            raise ValueError(f"{cls.__name__.lower()}: expected codes from 0 to {len(cls) - 1}, got {array}")
+        return value
+
+
+class Device(NamedCode):
+    """Where a graph may run. `gpu` is the wgpu default adapter."""
+
+    CPU = "cpu"
+    METAL = "metal"
+    MLX = "mlx"
+    ANE = "ane"
+    CUDA = "cuda"
+    ROCM = "rocm"
+    GPU = "gpu"
+    VULKAN = "vulkan"
+    WEBGPU = "webgpu"
+    DIRECTX = "directx"
+    OPENGL = "opengl"
+    TPU = "tpu"
+
+    @classmethod
+    def parse(cls, name: object) -> "Device":
+        """Return the device of this name, in any case; `wgpu` is `gpu`."""
+        return cls.GPU if normalised(name) == "wgpu" else super().parse(name)
+
+
+class Target(NamedCode):
+    """What a fusion gate is tabulated for."""
+
+    METAL = "metal"
+    MLX = "mlx"
+    CUDA = "cuda"
+    ROCM = "rocm"
+    WGPU = "wgpu"
+    TPU = "tpu"
+    CPU = "cpu"
+
+
+class Provenance(enum.StrEnum):
+    """Where a coefficient comes from."""
+
+    MEASURED = "measured"
+    ARCH_DEFAULT = "arch default"
+    UNCALIBRATED = "uncalibrated"
+
+
+WGPU_FAMILY = (Device.GPU, Device.VULKAN, Device.WEBGPU, Device.DIRECTX, Device.OPENGL)
+
+_TARGET: Mapping[Device, Target] = MappingProxyType(
+    {
+        Device.CPU: Target.CPU,
+        Device.METAL: Target.METAL,
+        Device.MLX: Target.MLX,
+        Device.ANE: Target.MLX,
+        Device.CUDA: Target.CUDA,
+        Device.ROCM: Target.ROCM,
+        Device.TPU: Target.TPU,
+        **dict.fromkeys(WGPU_FAMILY, Target.WGPU),
+    }
+)
+
+
+def fusion_target(device: "str | Code") -> "Target | Code":
+    """Return the gate target of a device: a `Target` for a name, codes for codes.
+
+    Raises:
+        ValueError: an unknown device.
+
+    Examples:
+        >>> print(fusion_target("ane"))
+        mlx
+    """
+    if isinstance(device, str):
+        return _TARGET[Device.parse(device)]
+    table = jnp.asarray([_TARGET[member].code for member in Device])
+    return table[Device.codes(device)]
+
+
+def is_gpu_device(device: "str | Code") -> bool | jax.Array:
+    """Whether a device is a GPU device: every one but cpu. Codes give an array."""
+    if isinstance(device, str):
+        return Device.parse(device) is not Device.CPU
+    return jnp.asarray(Device.codes(device)) != Device.CPU.code
+
+
+def is_fused_viable(device: "str | Code") -> bool | jax.Array:
+    """Whether the fused strategy can pay on a device: every one but cpu and tpu. Codes give an array."""
+    if isinstance(device, str):
+        return Device.parse(device) not in (Device.CPU, Device.TPU)
+    codes = jnp.asarray(Device.codes(device))
+    return (codes != Device.CPU.code) & (codes != Device.TPU.code)
+
+
+def as_leaf(value: Any) -> Any:
+    """Return integers and booleans as floats, so that a whole coefficient set has a gradient."""
+    if isinstance(value, (bool, int)):
+        return float(value)
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biu":
+        return value.astype(np.float64)
+    if isinstance(value, jax.Array) and not jnp.issubdtype(value.dtype, jnp.inexact):
+        return value.astype(jnp.result_type(float)) if not is_traced(value) else value
+    return value
+
+
+class Coefficients:
+    """Base of the coefficient pytrees: frozen dataclasses whose leaves are floats, `[*batch]` each."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
+            object.__setattr__(self, field.name, as_leaf(getattr(self, field.name)))
+
+    @classmethod
+    def checked(cls, **values: Any) -> Self:
+        """Build from values that came from outside; the plain constructor checks nothing.
+
+        Raises:
+            ValueError: a negative or NaN coefficient, with its name.
+        """
+        for name, value in values.items():
+            if not isinstance(value, str):
+                check_nonnegative(value, name, "number")
+        return cls(**values)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BackendCoefficients(Coefficients):
+    """What a backend's launches, syncs and bytes cost; every field `[*batch]`.
+
+    Attributes:
+        dispatch_ns: one kernel launch.
+        roundtrip_ns: one synchronisation of host and device.
+        memory_bw: device memory, bytes per nanosecond.
+        readback_bw: device to host, bytes per nanosecond.
+        unified_memory: 1 where host and device share memory, else 0.
+        sgemm_gflops: float32 matrix products, FLOP per nanosecond.
+        small_sgemm_gflops: the same where `m * k * n < 32768`.
+        provenance: of every coefficient in the row; one a device in a table.
+    """
+
+    dispatch_ns: RealLike
+    roundtrip_ns: RealLike
+    memory_bw: RealLike
+    readback_bw: RealLike
+    unified_memory: RealLike
+    sgemm_gflops: RealLike
+    small_sgemm_gflops: RealLike
+    provenance: str | tuple[str, ...] = dataclasses.field(
+        default=Provenance.UNCALIBRATED, metadata={"static": True}
+    )
+
+
+#: Matrix products with fewer multiply-adds run at `small_sgemm_gflops`.
+SMALL_SGEMM = 32_768
+
+_DEFAULT, _GUESS = Provenance.ARCH_DEFAULT, Provenance.UNCALIBRATED
+
+#: Built-in rows by name (SPEC, section 3), in the order of the fields.
+BACKEND_ROWS: Mapping[str, BackendCoefficients] = MappingProxyType(
+    {
+        "cpu": BackendCoefficients(300, 3_000, 30, 30, False, 200, 200, _DEFAULT),
+        "cpu-apple": BackendCoefficients(500, 5_000, 50, 50, False, 1_000, 1_000, _DEFAULT),
+        "metal": BackendCoefficients(2_000, 5_000, 200, 200, True, 5_000, 5_000, _DEFAULT),
+        "mlx": BackendCoefficients(2_000, 5_000, 200, 200, False, 5_000, 500, _GUESS),
+        "cuda": BackendCoefficients(3_000, 35_000, 900, 900, False, 12_000, 12_000, _GUESS),
+        "rocm": BackendCoefficients(3_000, 40_000, 800, 800, False, 10_000, 10_000, _GUESS),
+        "wgpu": BackendCoefficients(5_000, 80_000, 120, 120, False, 2_500, 2_500, _GUESS),
+        "discrete": BackendCoefficients(2_000, 20_000, 800, 50, False, 800, 800, _GUESS),
+    }
+)
+
+FALLBACK_ROW = "discrete"
+
+#: Row name of each device in each built-in set.
+_SET_ROWS: Mapping[str, Mapping[Device, str]] = MappingProxyType(
+    {
+        "arch": {
+            **dict.fromkeys(Device, FALLBACK_ROW),
+            Device.CPU: "cpu",
+            Device.METAL: "metal",
+            Device.CUDA: "cuda",
+            Device.ROCM: "rocm",
+            **dict.fromkeys(WGPU_FAMILY, "wgpu"),
+        },
+        "portable": {**dict.fromkeys(Device, FALLBACK_ROW), Device.CPU: "cpu"},
+    }
+)
+
+COEFFICIENT_SETS = tuple(_SET_ROWS)
+
+
+def row_names(coefficients: str = "arch") -> dict[Device, str]:
+    """Return the row name of every device in a built-in set.
+
+    Raises:
+        ValueError: an unknown set.
+    """
+    name = normalised(coefficients)
+    if name not in _SET_ROWS:
+        raise ValueError(f"coefficients: expected one of {', '.join(_SET_ROWS)}, got {coefficients!r}")
+    return dict(_SET_ROWS[name])
+
+
+def backend_coefficients(device: "str | Code", coefficients: str = "arch") -> BackendCoefficients:
+    """Return the built-in row of a device, or a row of arrays for device codes.
+
+    `cpu-apple` names the row of Apple's arm64 processors. The row named mlx, which no device has
+    because it is for a machine with MLX, is `BACKEND_ROWS["mlx"]`.
+
+    Raises:
+        ValueError: an unknown device or set.
+
+    Examples:
+        >>> row = backend_coefficients("cuda")
+        >>> row.dispatch_ns, str(row.provenance)
+        (3000.0, 'uncalibrated')
+    """
+    names = row_names(coefficients)
+    if isinstance(device, str):
+        if normalised(device) == "cpu-apple":
+            return BACKEND_ROWS["cpu-apple"]
+        return BACKEND_ROWS[names[Device.parse(device)]]
+    provenance = tuple(str(BACKEND_ROWS[names[member]].provenance) for member in Device)
+    rows = [dataclasses.replace(BACKEND_ROWS[names[member]], provenance=provenance) for member in Device]
+    return take_row(stack_rows(rows), Device.codes(device))
+
+
+def stack_rows(rows: Sequence[_Row]) -> _Row:
+    """Return rows (pytrees of scalars) as one row of arrays."""
+    return jax.tree.map(lambda *leaves: np.array(leaves), *rows)
+
+
+def take_row(table: _Row, codes: Code | int) -> _Row:
+    """Return the entries of a table (a row of arrays over codes) at integer codes."""
+    index = jnp.asarray(codes)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], table)

@@ -1,0 +1,196 @@
+"""Every smooth or gradient-unsafe primitive, each with the wrong derivative that it prevents.
+
+A relaxation of temperature `T` equals the hard choice in the limit `T -> 0`. `Exact` and `Smooth`
+offer the same five choices, so that a formula is written once and read with either.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ._typing import RealLike
+
+#: Standard deviation of a logistic distribution of temperature 1.
+LOGISTIC_SD = math.pi / math.sqrt(3.0)
+
+
+@jax.custom_jvp
+def times(count: RealLike, coefficient: RealLike) -> Array:
+    """Return `count * coefficient`, where a count of zero wins over an infinite coefficient.
+
+    Prevents: NaN from `0 * inf`, forward and backward; the derivative by the count is taken as 0
+    where the coefficient is infinite. The select also keeps compilers from contracting the product
+    and a following sum into one rounding, so compiled and eager scores agree to the last bit.
+    """
+    return jnp.where(count == 0, jnp.zeros_like(count * coefficient), count * coefficient)
+
+
+@times.defjvp
+def _times_jvp(primals, tangents):
+    count, coefficient = primals
+    count_dot, coefficient_dot = tangents
+    slope = jnp.where(jnp.isfinite(coefficient), coefficient, jnp.zeros_like(coefficient))
+    return times(count, coefficient), slope * count_dot + count * coefficient_dot
+
+
+@jax.custom_jvp
+def logistic(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Return `1 / (1 + exp(-x))`.
+
+    Prevents: the derivative `p * (1 - p)`, which is exactly zero in float32 from `x = 17` on; here
+    it is `p(x) * p(-x)`, which keeps its relative accuracy until `p(-x)` itself underflows.
+    """
+    return jax.nn.sigmoid(x)
+
+
+@logistic.defjvp
+def _logistic_jvp(primals, tangents):
+    (x,) = primals
+    (x_dot,) = tangents
+    return logistic(x), logistic(x) * logistic(-x) * x_dot
+
+
+def soft_step(x: RealLike, temperature: RealLike) -> Array:
+    """Return the smooth twin of `x >= 0`: the logistic of `x / temperature`."""
+    return logistic(jnp.asarray(x) / temperature)
+
+
+def log_soft_step(x: RealLike, temperature: RealLike) -> Array:
+    """Return the logarithm of `soft_step`, without underflow at very negative `x`."""
+    return -jax.nn.softplus(-jnp.asarray(x) / temperature)
+
+
+def soft_at_least(x: RealLike, threshold: RealLike, temperature: RealLike) -> Array:
+    """Return the smooth twin of `x >= threshold` whose limit at the tie is 1, as the hard one's is.
+
+    The logistic is shifted by `sqrt(temperature)`, which vanishes with it: a plain logistic stays at
+    one half at the tie however small the temperature.
+    """
+    return logistic((jnp.asarray(x) - threshold) / temperature + 1 / jnp.sqrt(temperature))
+
+
+def soft_relu(x: RealLike, temperature: RealLike) -> Array:
+    """Return the smooth twin of `max(x, 0)`: `temperature * softplus(x / temperature)`."""
+    return temperature * jax.nn.softplus(jnp.asarray(x) / temperature)
+
+
+def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
+    """Return the smooth twin of `max(x, y)`: a logsumexp of temperature `temperature`."""
+    return y + soft_relu(x - y, temperature)
+
+
+def soft_minimum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
+    """Return the smooth twin of `min(x, y)`."""
+    return y - soft_relu(y - x, temperature)
+
+
+def soft_clip(x: RealLike, low: RealLike, high: RealLike, temperature: RealLike) -> Array:
+    """Return the smooth twin of `clip(x, low, high)`."""
+    return soft_minimum(soft_maximum(x, low, temperature), high, temperature)
+
+
+def soft_roofline(x: RealLike, y: RealLike, sharpness: RealLike) -> Array:
+    """Return `(x**p + y**p)**(1/p)` of positive times: their maximum as `p` grows, their sum at 1.
+
+    Prevents: overflow of the powers of nanoseconds, by working with logarithms.
+    """
+    return jnp.exp(jnp.logaddexp(sharpness * jnp.log(x), sharpness * jnp.log(y)) / sharpness)
+
+
+@jax.custom_jvp
+def straight_through(hard: Array, soft: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Return the value of `hard` with the derivative of `soft`.
+
+    Prevents: the rounding, and the `inf - inf`, of the usual `soft + stop_gradient(hard - soft)`.
+    """
+    return jnp.asarray(hard, jnp.result_type(soft))
+
+
+@straight_through.defjvp
+def _straight_through_jvp(primals, tangents):
+    hard, soft = primals
+    return straight_through(hard, soft), jnp.broadcast_to(tangents[1], jnp.shape(soft))
+
+
+def log_softmin(
+    costs: Float[Array, "*batch n"], temperature: RealLike, log_availability: RealLike = 0.0
+) -> Float[Array, "*batch n"]:
+    """Return the log-weights of a softmin over the last axis.
+
+    Log-weight = `-cost / temperature + log_availability`, normalised. An entry with an infinite cost
+    or a log-availability of minus infinity has log-weight minus infinity; if no entry is possible,
+    all have.
+
+    Prevents: NaN gradients from `inf - inf` at impossible entries, the temperature's included.
+    """
+    temperature = jnp.asarray(temperature)[..., None]
+    log_availability = jnp.broadcast_to(jnp.asarray(log_availability, costs.dtype), costs.shape)
+    possible = jnp.isfinite(costs) & jnp.isfinite(log_availability)
+    costs = jnp.where(possible, costs, 0.0)
+    log_availability = jnp.where(possible, log_availability, 0.0)
+    best = jax.lax.stop_gradient(jnp.min(jnp.where(possible, costs, jnp.inf), -1, keepdims=True))
+    best = jnp.where(jnp.isfinite(best), best, 0.0)
+    logits = -(costs - best) / temperature + log_availability
+    peak = jax.lax.stop_gradient(jnp.max(jnp.where(possible, logits, -jnp.inf), -1, keepdims=True))
+    peak = jnp.where(jnp.isfinite(peak), peak, 0.0)
+    exponentials = jnp.where(possible, jnp.exp(jnp.where(possible, logits - peak, 0.0)), 0.0)
+    total = jnp.sum(exponentials, -1, keepdims=True)
+    log_total = peak + jnp.log(jnp.where(total > 0, total, 1.0))
+    return jnp.where(possible, logits - log_total, -jnp.inf)
+
+
+def temperature_from_sd(sd: RealLike) -> RealLike:
+    """Return the temperature at which a logistic has standard deviation `sd`: `sd * sqrt(3) / pi`.
+
+    Examples:
+        >>> round(float(temperature_from_sd(1.814)), 3)
+        1.0
+    """
+    return sd / LOGISTIC_SD
+
+
+@dataclasses.dataclass(frozen=True)
+class Exact:
+    """The hard choices. Every method ignores the scale of its relaxation."""
+
+    def relu(self, x, scale=1.0):
+        del scale
+        return jnp.maximum(x, 0.0)
+
+    def maximum(self, x, y, scale=1.0):
+        del scale
+        return jnp.maximum(x, y)
+
+    def clip(self, x, low, high, scale=1.0):
+        del scale
+        return jnp.clip(x, low, high)
+
+    def at_least(self, x, threshold, scale=1.0):
+        del scale
+        return jnp.where(jnp.asarray(x) >= threshold, 1.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Smooth:
+    """The same choices, relaxed by a temperature in nanoseconds.
+
+    Dimensionless quantities divide it by `scale`, the cost in nanoseconds that one unit of them is
+    worth.
+    """
+
+    temperature_ns: RealLike
+
+    def relu(self, x, scale=1.0):
+        return soft_relu(x, self.temperature_ns / scale)
+
+    def maximum(self, x, y, scale=1.0):
+        return soft_maximum(x, y, self.temperature_ns / scale)
+
+    def clip(self, x, low, high, scale=1.0):
+        return soft_clip(x, low, high, self.temperature_ns / scale)
+
+    def at_least(self, x, threshold, scale=1.0):
+        return soft_at_least(x, threshold, self.temperature_ns / scale)

@@ -1,0 +1,21 @@
+"""The axis vocabulary of the annotations.
+
+`*batch` is any leading batch shape, the same for every argument of a call up to broadcasting. A
+*count* is exact on the host (Python integers or NumPy integer arrays) and a float inside traced code.
+"""
+
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Num as Num
+
+#: A real number or an array of them; what every numeric argument may be.
+RealLike: TypeAlias = float | int | np.ndarray | Array
+
+Nanoseconds: TypeAlias = Float[Array, "*batch"]
+Count: TypeAlias = int | np.ndarray | Array
+Probability: TypeAlias = Float[Array, "*batch"]
+Decision: TypeAlias = Bool[Array, "*batch"]
+Code: TypeAlias = Int[Array, "*batch"]
+StrategyWeights: TypeAlias = Float[Array, "*batch 4"]

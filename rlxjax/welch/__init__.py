@@ -1,0 +1,32 @@
+"""The Welch-peaks workload: parameters, the paths that run it, its graphs and its strategy costs."""
+
+from ._coefficients import CoefficientSet as CoefficientSet
+from ._coefficients import StrategyCoefficients as StrategyCoefficients
+from ._coefficients import coefficient_set as coefficient_set
+from ._costs import SoftWelchPeaksCosts as SoftWelchPeaksCosts
+from ._costs import WelchPeaksCostEstimates as WelchPeaksCostEstimates
+from ._costs import WelchPeaksGateBreakdown as WelchPeaksGateBreakdown
+from ._costs import algorithm_bandwidth_gbps as algorithm_bandwidth_gbps
+from ._costs import block_graph_ns as block_graph_ns
+from ._costs import estimate_welch_peaks_costs as estimate_welch_peaks_costs
+from ._costs import fused_graph_ns as fused_graph_ns
+from ._costs import host_path_ns as host_path_ns
+from ._costs import soft_estimate_welch_peaks_costs as soft_estimate_welch_peaks_costs
+from ._costs import soft_fused_graph_ns as soft_fused_graph_ns
+from ._costs import welch_peaks_fusion_gate_breakdown as welch_peaks_fusion_gate_breakdown
+from ._graphs import host_fft_profile as host_fft_profile
+from ._graphs import useful_bytes_touched as useful_bytes_touched
+from ._graphs import welch_peaks_graph as welch_peaks_graph
+from ._params import FAST_SEGMENTS as FAST_SEGMENTS
+from ._params import ULTRA_SEGMENTS as ULTRA_SEGMENTS
+from ._params import WelchPeakParams as WelchPeakParams
+from ._pick import pick_weights as pick_weights
+from ._pick import pick_welch_peaks_strategy as pick_welch_peaks_strategy
+from ._pick import soft_pick_welch_peaks_strategy as soft_pick_welch_peaks_strategy
+from ._run import aligned_zeros as aligned_zeros
+from ._run import jax_device as jax_device
+from ._run import padded_batch as padded_batch
+from ._run import welch_peaks as welch_peaks
+from ._strategy import Path as Path
+from ._strategy import Strategy as Strategy
+from ._strategy import parse_welch_peaks_strategy as parse_welch_peaks_strategy

@@ -1,0 +1,329 @@
+"""Strategy costs and the gate breakdown: what comes in, the compiled calls, and what goes out."""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlxjax._counts import as_float, check_nonnegative, is_traced, size_as_float
+from rlxjax._device import Device, normalised
+from rlxjax._gate import fusion_benefit
+from rlxjax._numerics import Exact, Smooth, log_soft_step
+from rlxjax._typing import Code, Count, Decision, Nanoseconds, RealLike, StrategyWeights
+
+from ._coefficients import CoefficientSet, coefficient_set
+from ._formulas import Learned, block_ns, decisions, fused_ns, gather, host_ns, strategy_terms
+from ._graphs import pack_profile, welch_graph_work
+from ._params import FAST_SEGMENTS
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WelchPeaksCostEstimates:
+    """Cost of each strategy in ns, `[*batch]`; infinite where the strategy is not to be used."""
+
+    ultra_ns: Nanoseconds
+    fast_ns: Nanoseconds
+    rlx_ns: Nanoseconds
+    learned_ns: Nanoseconds
+
+    def stack(self) -> StrategyWeights:
+        """Return the four costs along a new last axis, in the order of `Strategy`."""
+        fields = (self.ultra_ns, self.fast_ns, self.rlx_ns, self.learned_ns)
+        return jnp.stack(jnp.broadcast_arrays(*fields), -1)
+
+    def pick_index(self) -> Code:
+        """Return the code of the cheapest strategy, the earlier of equals, `[*batch]`."""
+        return jnp.argmin(self.stack(), -1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SoftWelchPeaksCosts:
+    """Smooth twin of the estimates, `[*batch]`: finite costs, and what stands for the infinities.
+
+    Attributes:
+        costs: the relaxed costs, all finite.
+        log_fuse_probability: log-probability that the gate and the compute floor let the run fuse.
+        log_keep_probability: of the contrary.
+        available: 1.0 or 0.0 for each strategy, `[*batch, 4]`: what is impossible stays impossible.
+    """
+
+    costs: WelchPeaksCostEstimates
+    log_fuse_probability: Nanoseconds
+    log_keep_probability: Nanoseconds
+    available: StrategyWeights
+
+    def log_availability(self) -> StrategyWeights:
+        """Return each strategy's log-availability: for rlx and learned, the log fuse probability."""
+        fuse = self.log_fuse_probability[..., None] * jnp.array([0.0, 0.0, 1.0, 1.0], self.available.dtype)
+        return jnp.where(self.available > 0.5, fuse, -jnp.inf)
+
+
+class WelchPeaksGateBreakdown(NamedTuple):
+    """Why a run fuses or not; every field `[*batch]`."""
+
+    score_ns: Nanoseconds
+    min_gain_ns: Nanoseconds
+    readback_saved_bytes: Count
+    sync_points_saved: Count
+    should_fuse_io: Decision
+    should_fuse: Decision
+    compute_floor_ok: Decision
+
+
+def estimate_welch_peaks_costs(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    learned_available: RealLike = False,
+    learned_active_gates: RealLike | None = None,
+    learned_total_gates: RealLike = 0,
+    coefficients: str | CoefficientSet = "arch",
+) -> WelchPeaksCostEstimates:
+    """Return what each strategy costs, by the reference's formulas (SPEC, section 5).
+
+    Every argument but `coefficients` is a scalar or an array `[*batch]`; a mixed table is one call.
+
+    Args:
+        device: a name, or device codes.
+        batch: rows of the signal.
+        n_fft: samples of a segment.
+        k: peaks of a row.
+        learned_available: whether a learned FFT is at hand.
+        learned_active_gates: its gates that are on; None, or a negative number, is unknown.
+        learned_total_gates: all its gates.
+        coefficients: "arch", "portable", or a set of your own (differentiable as a whole).
+
+    Raises:
+        ValueError: an unknown device or set, an odd n_fft, a k or n_fft that is too small, a negative
+            batch.
+
+    Examples:
+        >>> costs = estimate_welch_peaks_costs("cuda", 8192, 256, 16)
+        >>> int(costs.pick_index())
+        2
+    """
+    inputs = cost_inputs(device, batch, n_fft, k, coefficients)
+    return hard_costs(*inputs, learned_inputs(learned_available, learned_active_gates, learned_total_gates))
+
+
+def soft_estimate_welch_peaks_costs(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    learned_available: RealLike = False,
+    learned_active_gates: RealLike | None = None,
+    learned_total_gates: RealLike = 0,
+    coefficients: str | CoefficientSet = "arch",
+    *,
+    temperature_ns: RealLike,
+) -> SoftWelchPeaksCosts:
+    """Return the smooth twin of `estimate_welch_peaks_costs` at a temperature in ns, `[*batch]`.
+
+    Batch thresholds are relaxed in rows, with the temperature relative to the cost that they act on.
+    """
+    inputs = cost_inputs(device, batch, n_fft, k, coefficients)
+    learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
+    return soft_costs(*inputs, learned, temperature_ns)
+
+
+def welch_peaks_fusion_gate_breakdown(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    coefficients: str | CoefficientSet = "arch",
+) -> WelchPeaksGateBreakdown:
+    """Return why a run of two segments fuses or not, every field `[*batch]`.
+
+    Examples:
+        >>> b = welch_peaks_fusion_gate_breakdown("cuda", 8192, 256, 16)
+        >>> bool(b.should_fuse), b.readback_saved_bytes, int(b.sync_points_saved)
+        (True, 32505856, 0)
+    """
+    codes, set_, batch_float, n_fft_float, k_float = cost_inputs(device, batch, n_fft, k, coefficients)
+    parts = _breakdown(codes, set_, batch_float, n_fft_float, k_float)
+    profiles = [pack_profile(welch_graph_work(batch, n_fft, k, FAST_SEGMENTS, f).io) for f in (False, True)]
+    saved = fusion_benefit(*profiles).host_readback_bytes_saved
+    return WelchPeaksGateBreakdown(parts[0], parts[1], saved, *parts[2:])
+
+
+def fused_graph_ns(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    scale: RealLike = 1.0,
+    coefficients: str | CoefficientSet = "arch",
+    n_segments: RealLike = FAST_SEGMENTS,
+) -> Nanoseconds:
+    """Return the estimate of the fused graph in ns, `[*batch]` (SPEC, section 5)."""
+    inputs = cost_inputs(device, batch, n_fft, k, coefficients)
+    return _fused_graph_ns(*inputs, as_float(scale, "scale"), size_as_float(n_segments, "n_segments"), None)
+
+
+def soft_fused_graph_ns(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    scale: RealLike = 1.0,
+    coefficients: str | CoefficientSet = "arch",
+    n_segments: RealLike = FAST_SEGMENTS,
+    *,
+    temperature_ns: RealLike,
+) -> Nanoseconds:
+    """Return the smooth twin of `fused_graph_ns`."""
+    inputs = cost_inputs(device, batch, n_fft, k, coefficients)
+    scale, n_segments = as_float(scale, "scale"), size_as_float(n_segments, "n_segments")
+    return _fused_graph_ns(*inputs, scale, n_segments, temperature_ns)
+
+
+def block_graph_ns(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    coefficients: str | CoefficientSet = "arch",
+    n_segments: RealLike = FAST_SEGMENTS,
+) -> Nanoseconds:
+    """Return the estimate of the block form (spectrum read back, top-k on the host) in ns, `[*batch]`."""
+    inputs = cost_inputs(device, batch, n_fft, k, coefficients)
+    return _block_graph_ns(*inputs, size_as_float(n_segments, "n_segments"))
+
+
+def host_path_ns(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    coefficients: str | CoefficientSet = "arch",
+    n_segments: RealLike = FAST_SEGMENTS,
+) -> Nanoseconds:
+    """Return the estimate of the host path in ns, `[*batch]`; `adjust(host(params))` in the SPEC."""
+    inputs = cost_inputs(device, batch, n_fft, k, coefficients)
+    return _host_path_ns(*inputs, size_as_float(n_segments, "n_segments"))
+
+
+def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.Array:
+    """Return useful bytes over time in GB/s, `[*batch]`; 0 where the time is not positive.
+
+    Examples:
+        >>> print(algorithm_bandwidth_gbps(2176, 1000.0))
+        2.176
+    """
+    useful_bytes, time_ns = as_float(useful_bytes, "useful_bytes"), as_float(time_ns, "time_ns")
+    positive = jnp.asarray(time_ns) > 0
+    return jnp.where(positive, useful_bytes / jnp.where(positive, time_ns, 1.0), 0.0)
+
+
+@jax.jit
+def hard_costs(codes, set_, batch, n_fft, k, learned: Learned) -> WelchPeaksCostEstimates:
+    row = gather(set_, codes)
+    terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
+    io, floor_ok = decisions(row, terms)
+    fuses = io & floor_ok & (row.strategy.is_fused_viable >= 0.5)
+    costs = (
+        jnp.where(terms.ultra_possible, terms.ultra_ns, jnp.inf),
+        terms.fast_ns,
+        jnp.where(fuses, terms.fused_ns, jnp.inf),
+        jnp.where(fuses & terms.learned_possible, terms.learned_ns, jnp.inf),
+    )
+    return WelchPeaksCostEstimates(*jnp.broadcast_arrays(*costs))
+
+
+@jax.jit
+def soft_costs(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -> SoftWelchPeaksCosts:
+    row = gather(set_, codes)
+    terms = strategy_terms(row, batch, n_fft, k, learned, Smooth(temperature_ns))
+    viable = row.strategy.is_fused_viable >= 0.5
+    io_margin = terms.score_ns - row.gate.min_gain_ns
+    # P(floor ok) = 1 - applies * P(margin < 0), in logarithms.
+    log_floor_ok = jnp.logaddexp(
+        jnp.log(jnp.where(terms.floor_applies < 1.0, 1.0 - terms.floor_applies, 1.0))
+        + jnp.where(terms.floor_applies < 1.0, 0.0, -jnp.inf),
+        jnp.log(jnp.where(terms.floor_applies > 0.0, terms.floor_applies, 1.0))
+        + jnp.where(terms.floor_applies > 0.0, 0.0, -jnp.inf)
+        + log_soft_step(terms.floor_margin_ns, temperature_ns),
+    )
+    log_fuse = log_soft_step(io_margin, temperature_ns) + log_floor_ok
+    costs = (terms.ultra_ns, terms.fast_ns, terms.fused_ns, terms.learned_ns, log_fuse)
+    *costs, log_fuse = jnp.broadcast_arrays(*costs)
+    possible = (terms.ultra_possible, True, viable, terms.learned_possible)
+    available = jnp.stack([jnp.broadcast_to(p, log_fuse.shape) for p in possible], -1).astype(log_fuse.dtype)
+    return SoftWelchPeaksCosts(
+        WelchPeaksCostEstimates(*costs), log_fuse, _log_complement(log_fuse), available
+    )
+
+
+@jax.jit
+def _breakdown(codes, set_, batch, n_fft, k):
+    row = gather(set_, codes)
+    terms = strategy_terms(row, batch, n_fft, k, Learned(0.0, -1.0, 0.0), Exact())
+    io, floor_ok = decisions(row, terms)
+    syncs = row.strategy.has_native_kernel * Exact().at_least(batch, 2048.0) - 1.0
+    return terms.score_ns, row.gate.min_gain_ns, syncs.astype(int), io, io & floor_ok, floor_ok
+
+
+@jax.jit
+def _fused_graph_ns(codes, set_, batch, n_fft, k, scale, n_segments, temperature_ns):
+    rules = Exact() if temperature_ns is None else Smooth(temperature_ns)
+    return fused_ns(gather(set_, codes), batch, n_fft, k, n_segments, scale, rules)
+
+
+@jax.jit
+def _block_graph_ns(codes, set_, batch, n_fft, k, n_segments):
+    return block_ns(gather(set_, codes), batch, n_fft, k, n_segments)
+
+
+@jax.jit
+def _host_path_ns(codes, set_, batch, n_fft, k, n_segments):
+    return host_ns(gather(set_, codes), batch, n_fft, k, n_segments, Exact())
+
+
+def _log_complement(log_p: Nanoseconds) -> Nanoseconds:
+    """Return `log(1 - exp(log_p))`; minus infinity at 0, accurate at both ends."""
+    log_p = jnp.minimum(log_p, -jnp.finfo(log_p.dtype).tiny)
+    near_one = log_p > -math.log(2.0)
+    return jnp.where(
+        near_one,
+        jnp.log(-jnp.expm1(jnp.where(near_one, log_p, -1.0))),
+        jnp.log1p(-jnp.exp(jnp.where(near_one, -1.0, log_p))),
+    )
+
+
+def cost_inputs(device, batch, n_fft, k, coefficients) -> tuple:
+    cpu = "cpu"
+    if isinstance(device, str) and normalised(device) == "cpu-apple":
+        device, cpu = Device.CPU, "cpu-apple"
+    if isinstance(coefficients, str):
+        coefficients = coefficient_set(coefficients, cpu)
+    for value, name, least in ((batch, "batch", 0), (n_fft, "n_fft", 2), (k, "k", 1)):
+        if is_traced(value):
+            continue
+        check_nonnegative(value, name, "size")
+        if np.any(np.asarray(value) < least):
+            raise ValueError(f"{name}: expected at least {least}, got {value}")
+    if not is_traced(n_fft) and np.any(np.asarray(n_fft) % 2):
+        raise ValueError(f"n_fft: expected an even number, got {n_fft}")
+    sizes = (size_as_float(v, name) for v, name in ((batch, "batch"), (n_fft, "n_fft"), (k, "k")))
+    return Device.codes(device), coefficients, *sizes
+
+
+def learned_inputs(available, active_gates, total_gates) -> Learned:
+    active_gates = -1.0 if active_gates is None else active_gates
+    names = ("learned_available", "learned_active_gates", "learned_total_gates")
+    values = (available, active_gates, total_gates)
+    return Learned(*(_flag_or_size(value, name) for value, name in zip(values, names, strict=True)))
+
+
+def _flag_or_size(value, name):
+    if getattr(value, "dtype", None) == np.dtype(bool):
+        return value.astype(float)
+    return size_as_float(value, name)

@@ -1,0 +1,121 @@
+"""The formulas of the strategy costs, written once for hard and for relaxed choices (SPEC, section 5)."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from rlxjax._cost import float_counts, io_cost_ns, work_cost_ns
+from rlxjax._device import BackendCoefficients, take_row
+from rlxjax._gate import FusionBenefit, IoFusionGate, gate_score_ns
+from rlxjax._numerics import Exact, Smooth
+from rlxjax._typing import Decision, Nanoseconds, RealLike
+
+from ._coefficients import CoefficientSet, StrategyCoefficients
+from ._graphs import host_profile, welch_graph_work
+from ._params import FAST_SEGMENTS, ULTRA_SEGMENTS
+
+ULTRA_MAX_GPU_BATCH = 128
+LEARNED_BASE, LEARNED_PER_GATE = 0.30, 0.70
+MIN_SCALE, MAX_SCALE = 0.25, 1.0
+
+
+class Learned(NamedTuple):
+    available: RealLike
+    active_gates: RealLike
+    total_gates: RealLike
+
+
+class Row(NamedTuple):
+    """The coefficients of one device, and the host's."""
+
+    host: BackendCoefficients
+    backend: BackendCoefficients
+    gate: IoFusionGate
+    strategy: StrategyCoefficients
+
+
+class Terms(NamedTuple):
+    ultra_ns: Nanoseconds
+    fast_ns: Nanoseconds
+    fused_ns: Nanoseconds
+    learned_ns: Nanoseconds
+    block_ns: Nanoseconds
+    score_ns: Nanoseconds
+    floor_margin_ns: Nanoseconds
+    floor_applies: RealLike
+    learned_possible: Decision
+    ultra_possible: Decision
+
+
+def gather(set_: CoefficientSet, codes) -> Row:
+    return Row(set_.host, *(take_row(part, codes) for part in (set_.backend, set_.gate, set_.strategy)))
+
+
+def host_ns(row: Row, batch, n_fft, k, n_segments, rules) -> Nanoseconds:
+    ns = io_cost_ns(host_profile(batch, n_fft, k, n_segments), row.host)
+    rows = jnp.maximum(batch, 1.0)
+    gentle = rules.relu(jnp.log(rows / 512.0), scale=ns)
+    steep = rules.relu(jnp.log2(rows / 2048.0), scale=ns)
+    return ns * (1.0 + row.strategy.log_batch_slope * gentle) * (1.0 + row.strategy.log2_batch_slope * steep)
+
+
+def fused_ns(row: Row, batch, n_fft, k, n_segments, scale, rules) -> Nanoseconds:
+    io_ns = _graph_ns(row, batch, n_fft, k, n_segments, fused=True)
+    factor = row.strategy.fused_scale * rules.clip(scale, MIN_SCALE, MAX_SCALE, scale=io_ns)
+    few_rows = 1.0 - rules.at_least(batch, 512.0, scale=io_ns)
+    floor = row.strategy.fused_floor_ns * row.strategy.is_gpu * few_rows
+    # The clip's own relaxation would pull a scale of exactly 1 below the threshold: the hard factor decides.
+    hard_factor = row.strategy.fused_scale * jnp.clip(scale, MIN_SCALE, MAX_SCALE)
+    floor = floor + rules.at_least(hard_factor, 1.0, scale=io_ns) * io_ns
+    return rules.maximum(io_ns * factor, floor)
+
+
+def block_ns(row: Row, batch, n_fft, k, n_segments) -> Nanoseconds:
+    io_ns = _graph_ns(row, batch, n_fft, k, n_segments, fused=False)
+    on_gpu = io_ns * row.strategy.block_scale + row.strategy.block_peak_ns * (batch * k)
+    return jnp.where(row.strategy.is_gpu >= 0.5, on_gpu, io_ns)
+
+
+def _graph_ns(row: Row, batch, n_fft, k, n_segments, fused: bool) -> Nanoseconds:
+    work = float_counts(welch_graph_work(batch, n_fft, k, n_segments, fused))
+    return work_cost_ns(work, row.backend, row.strategy.falls_back)
+
+
+def _gate_benefit(row: Row, batch, n_fft, k, rules, scale) -> FusionBenefit:
+    keep, fuse = (welch_graph_work(batch, n_fft, k, FAST_SEGMENTS, fused).io for fused in (False, True))
+    native = row.strategy.has_native_kernel * rules.at_least(batch, 2048.0, scale=scale)
+    return FusionBenefit(
+        float(keep.kernel_launches - fuse.kernel_launches),
+        native - 1.0,
+        keep.host_output_bytes - fuse.host_output_bytes,
+        keep.device_traffic_bytes - fuse.device_traffic_bytes,
+    )
+
+
+def strategy_terms(row: Row, batch, n_fft, k, learned: Learned, rules: Exact | Smooth) -> Terms:
+    fused = fused_ns(row, batch, n_fft, k, FAST_SEGMENTS, 1.0, rules)
+    block = block_ns(row, batch, n_fft, k, FAST_SEGMENTS)
+    benefit = _gate_benefit(row, batch, n_fft, k, rules, block)
+    many = rules.at_least(batch, 8192.0, scale=block)
+    slack = (1.0 - many) * row.strategy.slack + many * row.strategy.large_slack
+    known = (learned.active_gates >= 0) & (learned.total_gates > 0)
+    share = jnp.where(known, learned.active_gates / jnp.where(known, learned.total_gates, 1.0), 1.0)
+    scale = jnp.where(known, LEARNED_BASE + LEARNED_PER_GATE * share, 1.0)
+    sparse = known & (4.0 * learned.active_gates < learned.total_gates)
+    return Terms(
+        ultra_ns=host_ns(row, batch, n_fft, k, ULTRA_SEGMENTS, rules),
+        fast_ns=host_ns(row, batch, n_fft, k, FAST_SEGMENTS, rules),
+        fused_ns=fused,
+        learned_ns=fused_ns(row, batch, n_fft, k, FAST_SEGMENTS, scale, rules),
+        block_ns=block,
+        score_ns=gate_score_ns(row.gate, benefit, rules),
+        floor_margin_ns=block * slack - fused,
+        floor_applies=row.strategy.is_fused_viable * rules.at_least(batch, 2048.0, scale=block),
+        learned_possible=(learned.available >= 0.5) & sparse & (row.strategy.is_fused_viable >= 0.5),
+        ultra_possible=~((row.strategy.is_gpu >= 0.5) & (batch > ULTRA_MAX_GPU_BATCH)),
+    )
+
+
+def decisions(row: Row, terms: Terms) -> tuple[Decision, Decision]:
+    io = terms.score_ns >= row.gate.min_gain_ns
+    return io, (terms.floor_applies < 0.5) | (terms.floor_margin_ns >= 0.0)

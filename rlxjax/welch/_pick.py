@@ -1,0 +1,149 @@
+"""The pick among strategies: hard, by softmin, and by the reference's older thresholds."""
+
+import jax
+import jax.numpy as jnp
+
+from rlxjax._counts import is_traced
+from rlxjax._device import Device
+from rlxjax._numerics import log_softmin, straight_through
+from rlxjax._typing import Code, RealLike, StrategyWeights
+
+from ._coefficients import CoefficientSet
+from ._costs import (
+    WelchPeaksCostEstimates,
+    cost_inputs,
+    estimate_welch_peaks_costs,
+    hard_costs,
+    learned_inputs,
+    soft_costs,
+)
+from ._formulas import Learned
+from ._strategy import Strategy
+
+
+def pick_welch_peaks_strategy(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    learned_available: RealLike = False,
+    learned_active_gates: RealLike | None = None,
+    learned_total_gates: RealLike = 0,
+    coefficients: str | CoefficientSet = "arch",
+    legacy: bool = False,
+) -> Strategy | Code:
+    """Return the cheapest strategy, the earlier of ultra, fast, rlx, learned on ties.
+
+    A scalar workload on the host gives a `Strategy`; arrays and traced values give codes, `[*batch]`.
+    With `legacy`, the strategy is picked by thresholds instead of costs.
+
+    Examples:
+        >>> print(pick_welch_peaks_strategy("metal", 8192, 256, 16))
+        rlx
+    """
+    arguments = (device, batch, n_fft, k, learned_available, learned_active_gates, learned_total_gates)
+    if legacy:
+        inputs = cost_inputs(device, batch, n_fft, k, coefficients)
+        index = _legacy_index(
+            inputs[0], inputs[2], learned_inputs(learned_available, learned_active_gates, learned_total_gates)
+        )
+    else:
+        index = estimate_welch_peaks_costs(*arguments, coefficients=coefficients).pick_index()
+    return index if is_traced(index) or index.ndim else list(Strategy)[int(index)]
+
+
+def soft_pick_welch_peaks_strategy(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    learned_available: RealLike = False,
+    learned_active_gates: RealLike | None = None,
+    learned_total_gates: RealLike = 0,
+    coefficients: str | CoefficientSet = "arch",
+    *,
+    temperature_ns: RealLike,
+    straight_through_gradient: bool = False,
+) -> StrategyWeights:
+    """Return the weight of each strategy, `[*batch, 4]` in the order of `Strategy`.
+
+    The law of total probability over the fuse decision: with probability `p` the run may fuse and the
+    weights are the softmin over all available strategies; otherwise over those that need no fusion. Its
+    limit is the hard pick everywhere. The single softmin with `log(p)` as log-availability is
+    `pick_weights(costs, log_availability=...)`; its limit differs where a run that may not fuse would
+    be cheaper by more than its gate misses.
+
+    Args:
+        device: a name, or device codes.
+        batch: rows of the signal.
+        n_fft: samples of a segment.
+        k: peaks of a row.
+        learned_available: whether a learned FFT is at hand.
+        learned_active_gates: its gates that are on; None, or a negative number, is unknown.
+        learned_total_gates: all its gates.
+        coefficients: "arch", "portable", or a set of your own.
+        temperature_ns: the temperature in ns.
+        straight_through_gradient: return the hard pick as a one-hot row, with this gradient.
+    """
+    inputs = cost_inputs(device, batch, n_fft, k, coefficients)
+    learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
+    weights = _soft_pick(*inputs, learned, temperature_ns)
+    if not straight_through_gradient:
+        return weights
+    hard = jax.nn.one_hot(hard_costs(*inputs, learned).pick_index(), len(Strategy), dtype=weights.dtype)
+    return straight_through(hard, weights)
+
+
+def pick_weights(
+    costs: WelchPeaksCostEstimates | jax.Array,
+    *,
+    temperature_ns: RealLike,
+    log_availability: RealLike = 0.0,
+) -> jax.Array:
+    """Return the softmin of costs over the last axis: `exp(-cost / temperature) * availability`.
+
+    Args:
+        costs: estimates, or an array `[*batch, n]` of costs in ns. An infinite cost has weight 0, and
+            neither its value nor its gradient is NaN; if all are infinite, all weights are 0.
+        temperature_ns: scalar or `[*batch]`.
+        log_availability: `[*batch, n]`; minus infinity is impossible.
+
+    Examples:
+        >>> pick_weights(jnp.array([1.0, jnp.inf, 1.0]), temperature_ns=5.0).tolist()
+        [0.5, 0.0, 0.5]
+    """
+    stacked = costs.stack() if isinstance(costs, WelchPeaksCostEstimates) else jnp.asarray(costs)
+    if not jnp.issubdtype(stacked.dtype, jnp.floating):
+        stacked = stacked.astype(jnp.result_type(float))
+    return jnp.exp(log_softmin(stacked, temperature_ns, log_availability))
+
+
+@jax.jit
+def _soft_pick(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -> StrategyWeights:
+    soft = soft_costs(codes, set_, batch, n_fft, k, learned, temperature_ns)
+    costs = soft.costs.stack()
+    anything = jnp.where(soft.available > 0.5, 0.0, -jnp.inf)
+    unfused = jnp.where(jnp.array([True, True, False, False]), anything, -jnp.inf)
+    fuse, keep = (
+        jnp.exp(log_p[..., None]) * jnp.exp(log_softmin(costs, temperature_ns, availability))
+        for log_p, availability in (
+            (soft.log_fuse_probability, anything),
+            (soft.log_keep_probability, unfused),
+        )
+    )
+    return fuse + keep
+
+
+@jax.jit
+def _legacy_index(codes, batch, learned: Learned):
+    is_gpu = jnp.asarray(codes) != Device.CPU.code
+    sparse = (
+        (learned.active_gates >= 0)
+        & (learned.total_gates > 0)
+        & (4 * learned.active_gates < learned.total_gates)
+    )
+    large = is_gpu & (batch >= 8192)
+    ultra = batch <= jnp.where(is_gpu, 128, 256)
+    choice = jnp.where(ultra, Strategy.ULTRA.code, Strategy.FAST.code)
+    choice = jnp.where(large, Strategy.RLX.code, choice)
+    return jnp.where(large & sparse & (learned.available >= 0.5), Strategy.LEARNED.code, choice)

@@ -1,0 +1,61 @@
+"""The strategies of a Welch-peaks run, and the names that a person may type for them."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from rlxjax._device import NamedCode, normalised
+
+
+class Strategy(NamedCode):
+    """The strategies of the reference, in the order in which ties are resolved."""
+
+    ULTRA = "ultra"
+    FAST = "fast"
+    RLX = "rlx"
+    LEARNED = "learned"
+
+
+class Path(NamedCode):
+    """How a result is computed; the number of segments is the parameters' business.
+
+    `host` uses no device, `fused` reads back peaks only, `block` reads back the spectrum, `learned` is
+    fused with a pruned learned FFT.
+    """
+
+    HOST = "host"
+    FUSED = "fused"
+    BLOCK = "block"
+    LEARNED = "learned"
+
+
+AUTO = "auto"
+
+_ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("", AUTO), AUTO),
+        **dict.fromkeys(("ultra", "ultra-fast", "ultra-fast-rustfft", "1seg"), Strategy.ULTRA),
+        **dict.fromkeys(
+            ("fast", "streaming", "fast-streaming", "fast-streaming-rustfft", "rustfft", "2seg"),
+            Strategy.FAST,
+        ),
+        **dict.fromkeys(("rlx", "rlx-compiled", "compiled", "gpu", "fused"), Strategy.RLX),
+        **dict.fromkeys(("learned", "learned-compiled"), Strategy.LEARNED),
+    }
+)
+
+
+def parse_welch_peaks_strategy(name: str) -> str:
+    """Return the strategy that a name means, or "auto". Case and `-`/`_` do not matter.
+
+    Raises:
+        ValueError: a name that means none.
+
+    Examples:
+        >>> print(parse_welch_peaks_strategy("Ultra_Fast"), parse_welch_peaks_strategy(""))
+        ultra auto
+    """
+    strategy = _ALIASES.get(normalised(name))
+    if strategy is None:
+        known = ", ".join(alias for alias in _ALIASES if alias)
+        raise ValueError(f"strategy: expected one of {known}, got {name!r}")
+    return strategy
