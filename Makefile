@@ -1,0 +1,30 @@
+# Two commands for a fresh machine: `make calibrate` and `make test`. Both make the environment first.
+# PYTHON chooses the interpreter (3.11 or newer); BUDGET the seconds of the calibrate job.
+PYTHON ?= python3
+BUDGET ?= 60
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: calibrate test venv lint clean
+
+calibrate: venv
+	$(BIN)/rlxjax calibrate --budget $(BUDGET)
+
+test: venv
+	$(BIN)/python -m pytest -n auto
+
+venv: $(VENV)/ready
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+lint: venv
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

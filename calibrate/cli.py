@@ -1,0 +1,166 @@
+"""The commands. Bad input is one line on standard error and exit status 2, never a traceback."""
+
+import functools
+import json
+import shlex
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path as FilePath
+from typing import Annotated, Any
+
+_STARTED_S = time.perf_counter()
+
+import typer  # noqa: E402
+from rich.console import Console  # noqa: E402
+
+app = typer.Typer(
+    help="Decide, with numbers measured on this machine, whether fusing work on a device pays.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+BAD_INPUT_STATUS = 2
+
+
+def _one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn a refusal into one line and an exit status."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("default")
+                warnings.showwarning = _warn
+                command(*args, **kwargs)
+        except (ValueError, OSError) as error:
+            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(BAD_INPUT_STATUS) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted; samples already taken are kept: go on with --resume", err=True)
+            raise typer.Exit(130) from None
+
+    return wrapped
+
+
+@app.command()
+@_one_line_errors
+def calibrate(
+    device: Annotated[
+        str | None, typer.Option(help="JAX platform to calibrate: cpu, gpu, cuda, rocm or tpu.")
+    ] = None,
+    budget: Annotated[
+        float, typer.Option(help="Seconds for all of it, compiling and fitting included.")
+    ] = 60.0,
+    out: Annotated[
+        FilePath | None, typer.Option(help="The calibration file; by default where rlxjax looks for it.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the samples of an earlier run.")
+    ] = False,
+) -> None:
+    """Measure this machine, fit the latency model, and write the calibration file."""
+    _set_up_jax(device)
+    from .job import run
+    from .report import Progress, print_outcome
+
+    outcome = run(
+        started_s=_STARTED_S,
+        budget_s=budget,
+        out=out,
+        resume=resume,
+        command=_command(device, budget, out, resume),
+        progress=Progress(Console(stderr=True)),
+    )
+    print_outcome(outcome, Console(width=None if sys.stdout.isatty() else 110))
+
+
+@app.command()
+@_one_line_errors
+def validate(file: Annotated[FilePath, typer.Argument(help="A calibration file.")]) -> None:
+    """Check a calibration file against its schema, and say what it holds and where it was made."""
+    _set_up_jax(None)
+    from rlxjax._calibration_file import read_calibration_file, warn_if_elsewhere
+
+    content = read_calibration_file(file)
+    warn_if_elsewhere(content, file)
+    typer.echo(
+        f"{file}: valid (schema {content.schema_version}, formula {content.formula_version}), "
+        f"{len(content.coefficients)} coefficients from {content.samples.timings} timings "
+        f"on {content.fingerprint.device_kind}, made {content.created}"
+    )
+
+
+@app.command()
+@_one_line_errors
+def predict(
+    file: Annotated[FilePath, typer.Argument(help="A calibration file.")],
+    batch: Annotated[int, typer.Option(min=1, help="Rows of the signal.")],
+    n_fft: Annotated[int, typer.Option(help="Samples of a segment, even.")] = 256,
+    k: Annotated[int, typer.Option(help="Peaks of a row.")] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Predict what each strategy takes for a workload, and pick the cheapest of the same result."""
+    _set_up_jax(None)
+    from rlxjax import WelchPeakParams, load_calibration
+
+    params = WelchPeakParams.fast(n_fft, k)
+    calibration = load_calibration(file)
+    predicted = {
+        strategy: float(calibration.predict_ns(strategy, batch, params.n_fft, params.k))
+        for strategy in ("ultra", "fast", "fused", "block")
+    }
+    pick = calibration.pick(batch, params.n_fft, params.k)
+    inside = calibration.in_domain(batch, params.n_fft, params.k)
+    if as_json:
+        workload = {"batch": batch, "n_fft": params.n_fft, "k": params.k}
+        typer.echo(json.dumps({**workload, "predicted_ns": predicted, "pick": pick, "in_domain": inside}))
+        return
+    for strategy, time_ns in predicted.items():
+        typer.echo(f"{strategy:6} {time_ns / 1e3:12,.1f} us{'  <- pick' if strategy == pick else ''}")
+    if not inside:
+        typer.echo("outside the calibrated domain: an extrapolation")
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def calibrate_main() -> None:
+    """Run the calibrate job itself."""
+    job = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    job.command(name="calibrate")(calibrate)
+    job()
+
+
+def _set_up_jax(device: str | None) -> None:
+    """Choose the platform, before JAX starts one, and turn float64 on for this process."""
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    if device is None:
+        return
+    known = ("cpu", "gpu", "cuda", "rocm", "tpu")
+    if device.lower() not in known:
+        raise ValueError(f"--device: expected one of {', '.join(known)}, got {device!r}")
+    jax.config.update("jax_platforms", "cuda" if device.lower() == "gpu" else device.lower())
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"--device {device}: JAX finds no such device here ({reason})") from None
+
+
+def _command(device: str | None, budget: float, out: FilePath | None, resume: bool) -> str:
+    parts = ["rlxjax", "calibrate", "--budget", f"{budget:g}"]
+    parts += ["--device", device] if device else []
+    parts += ["--out", str(out)] if out else []
+    return shlex.join([*parts, "--resume"] if resume else parts)
+
+
+def _warn(message, category, filename, lineno, file=None, line=None) -> None:
+    del category, filename, lineno, file, line
+    typer.echo(f"warning: {message}", err=True)

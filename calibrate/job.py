@@ -1,0 +1,336 @@
+"""The calibrate job: measure, fit, judge, write. Every phase is bounded by one budget."""
+
+import dataclasses
+import datetime
+import os
+import time
+from pathlib import Path as FilePath
+
+import jax
+import numpy as np
+
+from rlxjax import Calibration, IoFusionGate, LatencyPrior, Provenance, fit_latency, typical_prior
+from rlxjax._calibration_file import (
+    FORMULA_VERSION,
+    SCHEMA_VERSION,
+    CalibrationFile,
+    FitSummary,
+    FittedCoefficient,
+    GateCoefficient,
+    Samples,
+    current_fingerprint,
+    default_calibration_path,
+    sha256_of,
+    write_calibration_file,
+)
+from rlxjax._fit import MIN_TIMINGS, FitResult
+from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
+
+from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro, warm_up
+from .report import SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT, Progress
+from .samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside, timings_of
+from .validate import error_summaries, measured_domain, noise_floor, predictions_ns
+from .workloads import Cell, Grid, Signals, split_by_memory
+
+DEFAULT_BUDGET_S = 60.0
+MIN_BUDGET_S = 10.0
+#: Seconds, and share of the budget, kept back for two fits (one compilation), judging and writing.
+FIT_RESERVE_S, FIT_RESERVE_SHARE = 4.0, 0.1
+#: Share of the time before the fit that compiling and warming up may take.
+WARM_UP_SHARE = 0.5
+#: Rounds that have to fit in the remaining time; cells are left out until they do, down to so many.
+MIN_ROUNDS, MIN_CELLS = 4, 24
+#: Share of the free memory that one run may use.
+MEMORY_SHARE = 0.25
+#: Standard deviation of the logarithm of a coefficient that a micro-benchmark measured by itself.
+MICRO_LOG_SD = 0.3
+#: The same for bandwidths: a run moves other sizes, in another state of the caches.
+TRANSFER_LOG_SD = 1.0
+#: Latency coefficients that a micro-benchmark measures by itself, whatever the timed runs show of them.
+MICRO_MEASURED = ("dispatch_ns", "roundtrip_ns", "upload_bytes_per_ns", "readback_bytes_per_ns")
+
+GATE_UNITS = {
+    "dispatch_ns": "ns",
+    "roundtrip_ns": "ns",
+    "memory_bw": "bytes/ns",
+    "host_readback_bw": "bytes/ns",
+    "unified_memory": "1",
+    "host_thunk_penalty_ns": "ns",
+    "min_gain_ns": "ns",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a job found, for the report.
+
+    Attributes:
+        path: the calibration file.
+        samples_path: the raw samples.
+        calibration: what the file holds.
+        content: the file's content.
+        cells: the workloads measured.
+        measured_ns: minimum over the rounds, `[cells]`.
+        predicted_ns: by the coefficients in the file, `[cells]`.
+        skipped: workloads that were not measured, by reason.
+        rates: what the micro-benchmarks say.
+        notes: sentences that a person should read.
+    """
+
+    path: FilePath
+    samples_path: FilePath
+    calibration: Calibration
+    content: CalibrationFile
+    cells: list[Cell]
+    measured_ns: np.ndarray
+    predicted_ns: np.ndarray
+    skipped: dict[str, list[str]]
+    rates: MicroRates
+    notes: list[str]
+
+
+def run(
+    *,
+    started_s: float,
+    budget_s: float,
+    out: FilePath | None,
+    resume: bool,
+    command: str,
+    progress: Progress,
+    grid: Grid | None = None,
+    seed: int | None = None,
+) -> Outcome:
+    """Run the whole job.
+
+    Args:
+        started_s: `time.perf_counter()` when the command began; the budget counts from there.
+        budget_s: seconds for everything, compilation and fitting included.
+        out: the calibration file; the default place unless given.
+        resume: go on with the samples that an earlier run left beside `out`.
+        command: how the job was called, for the file.
+        progress: shows the phases.
+        grid: the workloads; the default grid unless given.
+        seed: of the order of measuring; from the system unless given.
+
+    Raises:
+        ValueError: a budget that is too short, samples that cannot be resumed, or too few samples to fit.
+    """
+    if not budget_s >= MIN_BUDGET_S:
+        raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
+    grid = Grid() if grid is None else grid
+    path = default_calibration_path() if out is None else out
+    path.parent.mkdir(parents=True, exist_ok=True)
+    samples_path = path.with_suffix(".samples.jsonl")
+    fit_at_s = started_s + budget_s - max(FIT_RESERVE_S, FIT_RESERVE_SHARE * budget_s)
+    cells, too_large = split_by_memory(grid.cells(), memory_limit_bytes())
+    skipped = {"would not fit in memory": [str(cell) for cell in too_large]} if too_large else {}
+    here, notes = current_fingerprint(), []
+
+    if resume:
+        log = read_samples(samples_path, mend_tail=True)
+        check_resumable(log, samples_path, cells, here)
+    else:
+        log = SampleLog(here)
+        if aside := set_aside(samples_path):
+            notes.append(f"Earlier samples were kept as {aside}.")
+
+    rng, deadline = np.random.default_rng(seed), Deadline(fit_at_s)
+    with SampleWriter(samples_path, log, append=resume) as writer:
+        if not log.micro:
+            with progress.phase("micro-benchmarks"):
+                time_micro(writer)
+        chosen, left_out, signals = _prepare(log, cells, rng, deadline, progress)
+        if not log.cells:
+            writer.cells(chosen)
+        with progress.phase("measuring", deadline) as advance:
+            measure_rounds(log, writer, signals, deadline, rng, advance)
+    skipped |= left_out
+    if deadline.interrupted:
+        notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
+    with progress.phase("fitting"):
+        return _fit_and_write(log, grid, path, samples_path, command, skipped, notes)
+
+
+def memory_limit_bytes() -> int:
+    """Return the bytes that the arrays of one run may take on host and device."""
+    limits = []
+    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        limits.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    if stats := jax.devices()[0].memory_stats():
+        limits.append(stats.get("bytes_limit", 2**34) - stats.get("bytes_in_use", 0))
+    return int(MEMORY_SHARE * min(limits, default=2**33))
+
+
+def _prepare(
+    log: SampleLog,
+    cells: list[Cell],
+    rng: np.random.Generator,
+    deadline: Deadline,
+    progress: Progress,
+) -> tuple[list[Cell], dict[str, list[str]], Signals]:
+    """Compile and warm up; return the cells that there is time to measure, and the others by name."""
+    wanted = list(log.cells) if log.cells else cells
+    signals = Signals(wanted)
+    now, share = time.perf_counter(), 1.0 if log.cells else WARM_UP_SHARE
+    warm_deadline = Deadline(now + share * deadline.left_s())
+    order = preparation_order(wanted, rng)
+    with progress.phase("compiling", total=len(order)) as advance:
+        warm = warm_up(order, signals, warm_deadline, advance, at_least=MIN_CELLS)
+    if log.cells:
+        return wanted, {}, signals
+    budget_ns = 1e9 * max(deadline.left_s(), 0.0)
+    too_slow = []
+    while len(warm) > MIN_CELLS and MIN_ROUNDS * sum(warm.values()) > budget_ns:
+        slowest = max(warm, key=lambda cell: warm[cell])
+        del warm[slowest]
+        too_slow.append(slowest)
+    left_out = {
+        "no time to compile them within the budget": [
+            c for c in wanted if c not in warm and c not in too_slow
+        ],
+        "too slow for the budget": too_slow,
+    }
+    named = {reason: [str(cell) for cell in out] for reason, out in left_out.items() if out}
+    return [cell for cell in wanted if cell in warm], named, signals
+
+
+def preparation_order(cells: list[Cell], rng: np.random.Generator) -> list[Cell]:
+    """Return the cells in the order in which they are compiled, in case time runs out.
+
+    All strategies of a workload come together, those of the table that is printed first, the others at
+    random.
+    """
+    workloads: dict[tuple[int, int, int], list[Cell]] = {}
+    for cell in cells:
+        workloads.setdefault((cell.batch, cell.n_fft, cell.k), []).append(cell)
+    keys = [list(workloads)[i] for i in rng.permutation(len(workloads))]
+    keys.sort(key=lambda key: not (key[0] in SHOWN_BATCHES and key[1:] == (SHOWN_N_FFT, SHOWN_K)))
+    return [cell for key in keys for cell in workloads[key]]
+
+
+def _fit_and_write(
+    log: SampleLog,
+    grid: Grid,
+    path: FilePath,
+    samples_path: FilePath,
+    command: str,
+    skipped: dict[str, list[str]],
+    notes: list[str],
+) -> Outcome:
+    times_ns = log.times_ns()
+    if not len(times_ns):
+        raise ValueError(f"no round was finished; the samples are in {samples_path}: go on with --resume")
+    cells, measured_ns = log.cells, times_ns.min(0).astype(float)
+    noise = noise_floor(times_ns)
+    if np.isnan(noise).any():
+        notes.append("A single round says nothing of the noise: the noise floor is given as 0.")
+        noise = np.zeros_like(noise)
+    timings = timings_of(cells, measured_ns)
+    rates = micro_rates(log)
+    prior = micro_prior(rates)
+    # Two fits: the held-out errors are those of a fit that never saw these workloads; the file gets the
+    # coefficients of the same fit of all of them.
+    final = fit_latency(timings, prior)
+    seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
+    if MIN_TIMINGS <= seen.sum() < len(cells):
+        blind = fit_latency(timings, prior, seen.astype(float))
+    else:
+        blind, seen = final, np.ones_like(seen)
+        notes.append("Too few workloads were measured to hold any out: there is no held-out error.")
+    predicted_blind_ns = predictions_ns(blind.coefficients, cells)
+    summaries = error_summaries(cells, measured_ns, predicted_blind_ns, noise, grid, seen)
+    content = CalibrationFile(
+        schema_version=SCHEMA_VERSION,
+        formula_version=FORMULA_VERSION,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        command=command,
+        units={"time": "ns", "size": "bytes", "bandwidth": "bytes/ns", "throughput": "FLOP/ns"},
+        fingerprint=log.fingerprint,
+        coefficients=_fitted(final),
+        gate=_gate(measured_gate(rates)),
+        noise_floor=float(noise.mean()),
+        held_out=dict(summaries),
+        domain=measured_domain(cells),
+        samples=Samples(
+            file=samples_path.name,
+            sha256=sha256_of(samples_path),
+            timings=sum(len(measured) for measured in log.rounds),
+            rounds=len(times_ns),
+            workloads=len(cells),
+        ),
+        fit=FitSummary(converged=final.converged, loss=final.loss, message=final.message),
+        skipped=[f"{name}: {reason}" for reason, names in skipped.items() for name in names],
+    )
+    if not final.converged:
+        notes.append(final.message)
+    write_calibration_file(content, path)
+    predicted_ns = predictions_ns(final.coefficients, cells)
+    return Outcome(
+        path,
+        samples_path,
+        Calibration.from_file(content),
+        content,
+        cells,
+        measured_ns,
+        predicted_ns,
+        skipped,
+        rates,
+        notes,
+    )
+
+
+def micro_prior(rates: MicroRates) -> LatencyPrior:
+    """Return the wide prior, narrowed where a micro-benchmark measured a coefficient by itself."""
+    waits = {"dispatch_ns": rates.dispatch_ns, "roundtrip_ns": rates.roundtrip_ns}
+    transfers = {
+        "far_bytes_per_ns": rates.memory_bytes_per_ns,
+        "upload_bytes_per_ns": rates.upload_bytes_per_ns,
+        "readback_bytes_per_ns": rates.readback_bytes_per_ns,
+    }
+    prior = typical_prior()
+    log_sds = dict.fromkeys(waits, MICRO_LOG_SD) | dict.fromkeys(transfers, TRANSFER_LOG_SD)
+    return LatencyPrior(
+        dataclasses.replace(prior.median, **waits, **transfers), dataclasses.replace(prior.log_sd, **log_sds)
+    )
+
+
+def measured_gate(rates: MicroRates) -> IoFusionGate:
+    """Return the IO gate with this machine's rates.
+
+    A readback is charged at its measured bandwidth, whatever the memory; an added sync point costs its
+    round trip and no penalty on top; any gain counts.
+    """
+    return IoFusionGate.checked(
+        dispatch_ns=rates.dispatch_ns,
+        roundtrip_ns=rates.roundtrip_ns,
+        memory_bw=rates.memory_bytes_per_ns,
+        host_readback_bw=rates.readback_bytes_per_ns,
+        unified_memory=False,
+        host_thunk_penalty_ns=0.0,
+        min_gain_ns=0.0,
+    )
+
+
+def _fitted(result: FitResult) -> dict[str, FittedCoefficient]:
+    def provenance(name: str) -> Provenance:
+        measured = result.informed[name] or name in MICRO_MEASURED
+        return Provenance.MEASURED if measured else Provenance.UNCALIBRATED
+
+    return {
+        name: FittedCoefficient(
+            value=getattr(result.coefficients, name), unit=coefficient_unit(name), provenance=provenance(name)
+        )
+        for name in COEFFICIENT_NAMES
+    }
+
+
+def _gate(gate: IoFusionGate) -> dict[str, GateCoefficient]:
+    chosen = ("unified_memory", "host_thunk_penalty_ns", "min_gain_ns")
+    return {
+        name: GateCoefficient(
+            value=float(getattr(gate, name)),
+            unit=unit,
+            provenance=Provenance.ARCH_DEFAULT if name in chosen else Provenance.MEASURED,
+        )
+        for name, unit in GATE_UNITS.items()
+    }

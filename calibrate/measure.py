@@ -1,0 +1,201 @@
+"""The clock: micro-benchmarks, warming up, and rounds of randomly interleaved cells.
+
+Protocol: every program is compiled and run before it is timed; each round measures every cell once, in a
+new random order, so that a slow spell of the machine hits all alike; the same number of rounds counts
+for every cell, because a minimum is biased by its count; every repeat is kept.
+"""
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlxjax import welch_peaks
+from rlxjax.welch import aligned_zeros
+
+from .samples import SampleLog, SampleWriter
+from .workloads import Cell, Signals
+
+#: Launches in one repeat of the launch benchmark.
+LAUNCHES = 64
+#: Float32 elements of the arrays that are uploaded and read back, and, far beyond any cache, copied.
+TRANSFER_ELEMENTS, COPY_ELEMENTS = 2**22, 2**25
+MICRO_REPEATS = 15
+ELEMENT_BYTES = 4
+
+
+class Deadline:
+    """A point in time that a phase has to end by, and whether the user asked to stop."""
+
+    def __init__(self, at_s: float):
+        self.at_s = at_s
+        self.interrupted = False
+
+    def left_s(self) -> float:
+        """Seconds until the deadline; 0 once the user has asked to stop."""
+        return 0.0 if self.interrupted else self.at_s - time.perf_counter()
+
+
+class MicroRates(NamedTuple):
+    """What the micro-benchmarks say of the device.
+
+    Attributes:
+        dispatch_ns: one launch, without waiting for it.
+        roundtrip_ns: waiting for one launched program, beyond the launch.
+        memory_bytes_per_ns: device memory, bytes read and written.
+        upload_bytes_per_ns: host to device.
+        readback_bytes_per_ns: device to host.
+    """
+
+    dispatch_ns: float
+    roundtrip_ns: float
+    memory_bytes_per_ns: float
+    upload_bytes_per_ns: float
+    readback_bytes_per_ns: float
+
+
+@contextlib.contextmanager
+def quiet_collector() -> Iterator[None]:
+    """Keep the garbage collector out of timed code."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def time_micro(writer: SampleWriter, repeats: int = MICRO_REPEATS) -> None:
+    """Time launch, round trip, device copy, upload and readback, interleaved, and keep every repeat."""
+    benchmarks = _micro_benchmarks()
+    for run in benchmarks.values():
+        run()
+    with quiet_collector():
+        for _ in range(repeats):
+            for name, run in benchmarks.items():
+                writer.micro(name, run())
+
+
+def micro_rates(log: SampleLog) -> MicroRates:
+    """Return the rates that the minimum of each benchmark's repeats gives."""
+    best = {name: min(times) for name, times in log.micro.items()}
+    transfer_bytes, copy_bytes = TRANSFER_ELEMENTS * ELEMENT_BYTES, COPY_ELEMENTS * ELEMENT_BYTES
+    dispatch_ns = best["launch"] / LAUNCHES
+    return MicroRates(
+        dispatch_ns=dispatch_ns,
+        roundtrip_ns=max(best["roundtrip"] - dispatch_ns, 1.0),
+        memory_bytes_per_ns=2 * copy_bytes / best["copy"],
+        upload_bytes_per_ns=transfer_bytes / best["upload"],
+        readback_bytes_per_ns=transfer_bytes / best["readback"],
+    )
+
+
+def warm_up(
+    cells: Sequence[Cell],
+    signals: Signals,
+    deadline: Deadline,
+    advance: Callable[[], None],
+    at_least: int = 0,
+) -> dict[Cell, int]:
+    """Compile and run cells until the deadline, but so many at least; return each one's second time in ns."""
+    warm: dict[Cell, int] = {}
+    for cell in cells:
+        if deadline.left_s() <= 0 and len(warm) >= at_least:
+            break
+        time_cell(cell, signals)
+        warm[cell] = time_cell(cell, signals)
+        advance()
+    return warm
+
+
+def measure_rounds(
+    log: SampleLog,
+    writer: SampleWriter,
+    signals: Signals,
+    deadline: Deadline,
+    rng: np.random.Generator,
+    advance: Callable[[], None],
+) -> None:
+    """Measure rounds until the deadline, one at least; an unfinished round of an earlier run comes first.
+
+    Ctrl-C ends the measuring, not the job.
+    """
+    has_round = bool(log.complete_rounds())
+    unfinished = [i for i, measured in enumerate(log.rounds) if 0 < len(measured) < len(log.cells)]
+    try:
+        with quiet_collector():
+            while deadline.left_s() > 0 or not has_round:
+                round_ = unfinished.pop(0) if unfinished else len(log.rounds)
+                done = log.rounds[round_] if round_ < len(log.rounds) else {}
+                for index in rng.permutation(len(log.cells)):
+                    cell = log.cells[index]
+                    if cell in done:
+                        continue
+                    if has_round and deadline.left_s() <= 0:
+                        return
+                    writer.timing(round_, cell, time_cell(cell, signals))
+                has_round = True
+                advance()
+    except KeyboardInterrupt:
+        deadline.interrupted = True
+
+
+def time_cell(cell: Cell, signals: Signals) -> int:
+    """Return the time in ns of one run, from a NumPy signal on the host to NumPy peaks on the host."""
+    signal, params, path = signals.of(cell), cell.params, str(cell.path)
+    start = time.perf_counter_ns()
+    welch_peaks(signal, params, path)
+    return time.perf_counter_ns() - start
+
+
+def _micro_benchmarks() -> dict[str, Callable[[], float]]:
+    increment = jax.jit(lambda x: x + 1.0)
+    small = jnp.zeros((8,), jnp.float32)
+    medium = jax.block_until_ready(jnp.zeros((TRANSFER_ELEMENTS,), jnp.float32))
+    large = jax.block_until_ready(jnp.zeros((COPY_ELEMENTS,), jnp.float32))
+    on_host = aligned_zeros((TRANSFER_ELEMENTS,))
+
+    def launch() -> None:
+        x = small
+        for _ in range(LAUNCHES):
+            x = increment(x)
+        pending.append(x)
+
+    def finish() -> None:
+        jax.block_until_ready(pending.pop())
+
+    pending: list[jax.Array] = []
+    fresh = [medium]
+    return {
+        "launch": lambda: _timed(launch, then=finish),
+        "roundtrip": lambda: _timed(lambda: increment(small).block_until_ready()),
+        "copy": lambda: _timed(lambda: increment(large).block_until_ready()),
+        "upload": lambda: _timed(lambda: jax.device_put(on_host).block_until_ready()),
+        # An array remembers the host copy that it gave out: every repeat reads a new one.
+        "readback": lambda: _timed(
+            lambda: np.asarray(fresh[0]), before=lambda: _replace(fresh, increment(medium))
+        ),
+    }
+
+
+def _replace(box: list[jax.Array], array: jax.Array) -> None:
+    box[0] = jax.block_until_ready(array)
+
+
+def _timed(
+    run: Callable[[], object],
+    before: Callable[[], object] = lambda: None,
+    then: Callable[[], object] = lambda: None,
+) -> float:
+    before()
+    start = time.perf_counter_ns()
+    run()
+    taken = time.perf_counter_ns() - start
+    then()
+    return float(max(taken, 1))

@@ -1,0 +1,190 @@
+"""What a person reads: progress while the job runs, and tables when it is done."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich import progress as rich_progress
+from rich.console import Console
+from rich.table import Table
+
+from rlxjax import WelchPeakParams, fusion_benefit, profile_graph_io, welch_peaks_graph
+from rlxjax.welch import FAST_SEGMENTS
+
+from .measure import Deadline
+
+if TYPE_CHECKING:
+    from .job import Outcome
+
+#: The workloads of the table at the end, where they were measured.
+SHOWN_BATCHES, SHOWN_N_FFT, SHOWN_K = (1, 64, 1024, 8192), 256, 16
+SKIPPED_SHOWN = 4
+
+
+class Progress:
+    """Shows which phase the job is in, and how far."""
+
+    def __init__(self, console: Console):
+        self._console = console
+
+    @contextlib.contextmanager
+    def phase(
+        self, name: str, deadline: Deadline | None = None, total: int | None = None
+    ) -> Iterator[Callable[[], None]]:
+        """Show a phase; yield what to call at each step. With a deadline, the bar shows time."""
+        begun, steps = time.perf_counter(), 0
+        if not self._console.is_terminal:
+            yield lambda: None
+            self._console.print(f"{name}: {time.perf_counter() - begun:.1f} s", highlight=False)
+            return
+        columns = (
+            rich_progress.TextColumn("{task.description:10}"),
+            rich_progress.BarColumn(),
+            rich_progress.TextColumn("{task.fields[steps]}"),
+            rich_progress.TimeElapsedColumn(),
+        )
+        span = None if deadline is None else max(deadline.left_s(), 0.1)
+        with rich_progress.Progress(*columns, console=self._console, transient=True) as bar:
+            task = bar.add_task(name, total=total if span is None else span, steps="")
+
+            def advance() -> None:
+                nonlocal steps
+                steps += 1
+                done = steps if span is None else time.perf_counter() - begun
+                unit = f"{steps}/{total}" if total else f"{steps} rounds"
+                bar.update(task, completed=done, steps=unit)
+
+            yield advance
+        self._console.print(f"{name}: {time.perf_counter() - begun:.1f} s", highlight=False)
+
+
+def print_outcome(outcome: "Outcome", console: Console) -> None:
+    """Print the errors, the coefficients, and a few workloads with their decisions."""
+    console.print(_error_table(outcome))
+    console.print(_coefficient_table(outcome))
+    console.print(_decision_table(outcome))
+    console.print(_micro_line(outcome), highlight=False)
+    for reason, names in outcome.skipped.items():
+        shown = ", ".join(names[:SKIPPED_SHOWN])
+        more = (
+            ""
+            if len(names) <= SKIPPED_SHOWN
+            else f" and {len(names) - SKIPPED_SHOWN} more, named in the file"
+        )
+        console.print(f"skipped, {reason}: {shown}{more}", highlight=False)
+    for text in outcome.notes:
+        console.print(text, highlight=False)
+    samples = outcome.content.samples
+    console.print(
+        f"{samples.timings} timings ({samples.workloads} workloads, {samples.rounds} rounds) in "
+        f"{outcome.samples_path}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(f"calibration: {outcome.path}", highlight=False, soft_wrap=True)
+
+
+def _error_table(outcome: "Outcome") -> Table:
+    table = Table(title="Mean absolute error of predictions, per cent")
+    table.add_column("strategy")
+    for heading in (
+        "noise floor",
+        "seen",
+        "held out",
+        "interior",
+        "edge",
+        "cells held out",
+        "built-in constants",
+    ):
+        table.add_column(heading, justify="right")
+    for strategy, summary in outcome.content.held_out.items():
+        table.add_row(
+            strategy,
+            _percent(summary.noise_floor),
+            _percent(summary.fit),
+            _percent(summary.held_out),
+            _percent(summary.interior),
+            _percent(summary.edge),
+            str(summary.held_out_cells),
+            _percent(summary.built_in),
+        )
+    return table
+
+
+def _coefficient_table(outcome: "Outcome") -> Table:
+    table = Table(title="Coefficients")
+    table.add_column("coefficient")
+    table.add_column("value", justify="right")
+    table.add_column("unit")
+    table.add_column("provenance")
+    for name, entry in outcome.content.coefficients.items():
+        table.add_row(
+            name,
+            f"{entry.value:,.3g}" if entry.value < 1e4 else f"{entry.value:,.0f}",
+            entry.unit,
+            entry.provenance,
+        )
+    return table
+
+
+def _decision_table(outcome: "Outcome") -> Table:
+    table = Table(
+        title=f"n_fft {SHOWN_N_FFT}, k {SHOWN_K}, {FAST_SEGMENTS} segments: predicted / measured, us"
+    )
+    table.add_column("batch", justify="right")
+    for strategy in ("fast", "fused", "block"):
+        table.add_column(strategy, justify="right")
+    table.add_column("picked")
+    table.add_column("fastest")
+    table.add_column("gate score, us", justify="right")
+    by_cell = dict(
+        zip(outcome.cells, zip(outcome.predicted_ns, outcome.measured_ns, strict=True), strict=True)
+    )
+    for batch in SHOWN_BATCHES:
+        row = {
+            cell.strategy: pair
+            for cell, pair in by_cell.items()
+            if (cell.batch, cell.n_fft, cell.k) == (batch, SHOWN_N_FFT, SHOWN_K) and cell.strategy != "ultra"
+        }
+        if not row:
+            continue
+        score = float(outcome.calibration.gate.score_ns(_benefit(batch)))
+        table.add_row(
+            str(batch),
+            *(
+                f"{row[s][0] / 1e3:,.0f} / {row[s][1] / 1e3:,.0f}" if s in row else "-"
+                for s in ("fast", "fused", "block")
+            ),
+            outcome.calibration.pick(batch, SHOWN_N_FFT, SHOWN_K),
+            min(row, key=lambda s: row[s][1]),
+            f"{score / 1e3:,.1f}",
+        )
+    return table
+
+
+def _micro_line(outcome: "Outcome") -> str:
+    rates = outcome.rates
+    bandwidths = {
+        "device memory": rates.memory_bytes_per_ns,
+        "upload": rates.upload_bytes_per_ns,
+        "readback": rates.readback_bytes_per_ns,
+    }
+    shown = ", ".join(f"{name} {_number(bandwidth)} GB/s" for name, bandwidth in bandwidths.items())
+    waits = f"launch {rates.dispatch_ns / 1e3:.1f} us, round trip {rates.roundtrip_ns / 1e3:.1f} us"
+    return f"micro-benchmarks: {waits}, {shown}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _benefit(batch: int):
+    params = WelchPeakParams.fast(SHOWN_N_FFT, SHOWN_K)
+    before, after = (profile_graph_io(welch_peaks_graph(batch, params, fused)) for fused in (False, True))
+    return fusion_benefit(before, after)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None or np.isnan(share) else f"{100 * share:.1f}"

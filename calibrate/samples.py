@@ -1,0 +1,173 @@
+"""The raw samples: one JSON line each, appended and flushed as it is taken, never rewritten."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+from typing import Any, Self
+
+import numpy as np
+
+from rlxjax import Timings
+from rlxjax._calibration_file import Fingerprint, fingerprint_differences
+
+from .workloads import STRATEGIES, Cell
+
+SAMPLES_VERSION = 1
+
+
+@dataclasses.dataclass
+class SampleLog:
+    """The samples of one campaign.
+
+    Attributes:
+        fingerprint: of the machine they were taken on.
+        cells: the workloads that every round measures; none until they are chosen.
+        rounds: per round, the time in ns of each cell measured so far.
+        micro: per micro-benchmark, all its repeats in ns.
+    """
+
+    fingerprint: Fingerprint
+    cells: list[Cell] = dataclasses.field(default_factory=list)
+    rounds: list[dict[Cell, int]] = dataclasses.field(default_factory=list)
+    micro: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+
+    def complete_rounds(self) -> list[dict[Cell, int]]:
+        """Return the rounds in which every cell was measured."""
+        return [measured for measured in self.rounds if len(measured) == len(self.cells)]
+
+    def times_ns(self) -> np.ndarray:
+        """Return the times of the complete rounds, int64 `[rounds, cells]`."""
+        rows = [[measured[cell] for cell in self.cells] for measured in self.complete_rounds()]
+        return np.array(rows, np.int64).reshape(len(rows), len(self.cells))
+
+
+class SampleWriter:
+    """Appends to a samples file; every line is handed to the system before the next sample is taken."""
+
+    def __init__(self, path: FilePath, log: SampleLog, *, append: bool):
+        self._file = open(path, "a" if append else "x", encoding="utf-8")  # noqa: SIM115
+        self._log = log
+        if not append:
+            header = {"version": SAMPLES_VERSION, "fingerprint": log.fingerprint.model_dump()}
+            self._write({"kind": "header", **header})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def cells(self, cells: Sequence[Cell]) -> None:
+        """Keep which workloads every round measures."""
+        self._write({"kind": "cells", "cells": [list(cell) for cell in cells]})
+        self._log.cells = list(cells)
+
+    def micro(self, name: str, time_ns: float) -> None:
+        """Keep one repeat of a micro-benchmark."""
+        self._write({"kind": "micro", "name": name, "time_ns": time_ns})
+        self._log.micro.setdefault(name, []).append(time_ns)
+
+    def timing(self, round_: int, cell: Cell, time_ns: int) -> None:
+        """Keep one timed run."""
+        sample = {**cell._asdict(), "n_segments": cell.n_segments, "time_ns": time_ns}
+        self._write({"kind": "timing", "round": round_, **sample})
+        while len(self._log.rounds) <= round_:
+            self._log.rounds.append({})
+        self._log.rounds[round_][cell] = time_ns
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+
+def read_samples(path: FilePath, *, mend_tail: bool = False) -> SampleLog:
+    """Read a samples file; a last line that was cut short is left out.
+
+    Args:
+        path: the file.
+        mend_tail: also cut such a line off the file, so that appending goes on cleanly.
+
+    Raises:
+        ValueError: no such file, or one that is no samples file; one line that names the place.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"{path}: cannot be read ({error.strerror}); leave out --resume to start anew"
+        ) from None
+    whole = content[: content.rfind(b"\n") + 1]
+    log: SampleLog | None = None
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            log = _add_line(log, json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path}: line {number}: not a sample of this job ({error}); leave out --resume to start anew"
+            ) from None
+    if log is None:
+        raise ValueError(f"{path}: holds no header; leave out --resume to start anew")
+    if mend_tail and len(whole) < len(content):
+        os.truncate(path, len(whole))
+    return log
+
+
+def check_resumable(log: SampleLog, path: FilePath, cells: Sequence[Cell], here: Fingerprint) -> None:
+    """Refuse to go on with samples of another machine or another grid."""
+    if differences := fingerprint_differences(log.fingerprint, here):
+        raise ValueError(
+            f"{path}: was taken elsewhere ({'; '.join(differences)}); leave out --resume to start anew"
+        )
+    if unknown := set(log.cells) - set(cells):
+        raise ValueError(
+            f"{path}: holds workloads of another grid ({min(unknown)}, ...); leave out --resume to start anew"
+        )
+
+
+def set_aside(path: FilePath) -> FilePath | None:
+    """Rename an existing file to the next free numbered name; return that, or None if there was none."""
+    if not path.exists():
+        return None
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    path.rename(aside)
+    return aside
+
+
+def timings_of(cells: Sequence[Cell], time_ns: np.ndarray) -> Timings:
+    """Return the timings `[cells]` that the fit takes."""
+    return Timings.checked(
+        path=[str(cell.path) for cell in cells],
+        batch=[cell.batch for cell in cells],
+        n_fft=[cell.n_fft for cell in cells],
+        k=[cell.k for cell in cells],
+        n_segments=[cell.n_segments for cell in cells],
+        time_ns=time_ns,
+    )
+
+
+def _add_line(log: SampleLog | None, line: dict[str, Any]) -> SampleLog:
+    kind = line["kind"]
+    if kind == "header":
+        if line["version"] != SAMPLES_VERSION:
+            raise ValueError(f"version {line['version']}, expected {SAMPLES_VERSION}")
+        return SampleLog(Fingerprint.model_validate(line["fingerprint"]))
+    if log is None:
+        raise ValueError("a header was expected first")
+    if kind == "cells":
+        log.cells = [Cell(*cell) for cell in line["cells"]]
+    elif kind == "micro":
+        log.micro.setdefault(line["name"], []).append(float(line["time_ns"]))
+    elif kind == "timing":
+        if line["strategy"] not in STRATEGIES or line["time_ns"] <= 0:
+            raise ValueError("unknown strategy or a time that is not positive")
+        cell = Cell(line["strategy"], line["batch"], line["n_fft"], line["k"])
+        while len(log.rounds) <= line["round"]:
+            log.rounds.append({})
+        log.rounds[line["round"]][cell] = line["time_ns"]
+    else:
+        raise ValueError(f"unknown kind {kind!r}")
+    return log

@@ -1,0 +1,105 @@
+"""What a fit is worth: the noise floor of the timings, and the errors on what the fit never saw."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rlxjax import LatencyCoefficients, block_graph_ns, fused_graph_ns, host_path_ns, predict_latency_ns
+from rlxjax._calibration_file import Domain, ErrorSummary, Range
+from rlxjax.welch import Path, jax_device
+
+from .workloads import STRATEGIES, Cell, Grid
+
+_BUILT_IN_NS = {Path.HOST: host_path_ns, Path.FUSED: fused_graph_ns, Path.BLOCK: block_graph_ns}
+
+
+def noise_floor(times_ns: np.ndarray) -> np.ndarray:
+    """Return, per cell, the relative difference of the minima of two disjoint halves of the rounds.
+
+    Even against odd rounds, each half as many; `[cells]` from `[rounds, cells]`. With a single round
+    nothing can be said: NaN.
+    """
+    half = len(times_ns) // 2
+    if half == 0:
+        return np.full(times_ns.shape[1], np.nan)
+    even, odd = times_ns[0 : 2 * half : 2].min(0), times_ns[1 : 2 * half : 2].min(0)
+    return np.abs(np.log(even / odd))
+
+
+def predictions_ns(coefficients: LatencyCoefficients, cells: Sequence[Cell]) -> np.ndarray:
+    """Return the predicted latency of each cell in ns, `[cells]`."""
+    codes = np.array([cell.path.code for cell in cells])
+    sizes = np.array([(cell.batch, cell.n_fft, cell.k, cell.n_segments) for cell in cells], float).T
+    return np.asarray(predict_latency_ns(coefficients, codes, *sizes))
+
+
+def built_in_ns(cells: Sequence[Cell]) -> np.ndarray:
+    """Return what the reference's built-in constants say of each cell in ns, `[cells]`."""
+    device = jax_device()
+    result = np.zeros(len(cells))
+    for strategy, (path, n_segments) in STRATEGIES.items():
+        chosen = np.array([cell.strategy == strategy for cell in cells])
+        if not chosen.any():
+            continue
+        batch, n_fft, k = np.array(
+            [(cell.batch, cell.n_fft, cell.k) for cell in cells if cell.strategy == strategy], float
+        ).T
+        result[chosen] = _BUILT_IN_NS[path](device, batch, n_fft, k, n_segments=n_segments)
+    return result
+
+
+def error_summaries(
+    cells: Sequence[Cell],
+    measured_ns: np.ndarray,
+    predicted_ns: np.ndarray,
+    noise: np.ndarray,
+    grid: Grid,
+    seen: np.ndarray,
+) -> Mapping[str, ErrorSummary]:
+    """Return per strategy the mean absolute relative error where the fit saw the workload, and where not.
+
+    Args:
+        cells: the workloads.
+        measured_ns: `[cells]`.
+        predicted_ns: `[cells]`, by a fit of the seen ones.
+        noise: relative noise, `[cells]`.
+        grid: says whether an unseen workload lies inside the grid or at its edge.
+        seen: `[cells]`, whether the fit saw the workload.
+    """
+    errors = np.abs(predicted_ns / measured_ns - 1.0)
+    built_in = np.abs(built_in_ns(cells) / measured_ns - 1.0)
+    places = np.where(seen, "fit", [grid.place(cell.batch, cell.n_fft) for cell in cells])
+    summaries = {}
+    for strategy in STRATEGIES:
+        mine = np.array([cell.strategy == strategy for cell in cells])
+        if not mine.any():
+            continue
+        out = mine & (places != "fit")
+        summaries[strategy] = ErrorSummary(
+            fit=_mean(errors[mine & (places == "fit")]),
+            interior=_mean(errors[mine & (places == "interior")]),
+            edge=_mean(errors[mine & (places == "edge")]),
+            held_out=_mean(errors[out]),
+            held_out_cells=int(out.sum()),
+            noise_floor=float(noise[mine].mean()),
+            built_in=float(built_in[out if out.any() else mine].mean()),
+        )
+    return summaries
+
+
+def measured_domain(cells: Sequence[Cell]) -> Domain:
+    """Return the hull of the cells."""
+
+    def hull(values: Sequence[int]) -> Range:
+        return Range(low=float(min(values)), high=float(max(values)))
+
+    return Domain(
+        batch=hull([cell.batch for cell in cells]),
+        n_fft=hull([cell.n_fft for cell in cells]),
+        k=hull([cell.k for cell in cells]),
+        samples=hull([cell.batch * cell.n_fft for cell in cells]),
+    )
+
+
+def _mean(values: np.ndarray) -> float | None:
+    return float(values.mean()) if values.size else None

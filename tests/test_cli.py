@@ -1,0 +1,153 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from calibrate.cli import app
+from calibrate.job import GATE_UNITS
+from rlxjax import load_calibration, typical_prior
+from rlxjax._calibration_file import (
+    FORMULA_VERSION,
+    SCHEMA_VERSION,
+    CalibrationFile,
+    FitSummary,
+    Samples,
+    current_fingerprint,
+    write_calibration_file,
+)
+from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A calibration file of this machine, with the prior's coefficients."""
+    path = tmp_path / "calibration.json"
+    content = CalibrationFile.model_validate(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "formula_version": FORMULA_VERSION,
+            "created": "2026-01-01T00:00:00+00:00",
+            "command": "a test",
+            "units": {"time": "ns"},
+            "fingerprint": current_fingerprint().model_dump(),
+            "coefficients": {
+                name: {
+                    "value": getattr(typical_prior().median, name),
+                    "unit": coefficient_unit(name),
+                    "provenance": "measured",
+                }
+                for name in COEFFICIENT_NAMES
+            },
+            "gate": {n: {"value": 1.0, "unit": u, "provenance": "measured"} for n, u in GATE_UNITS.items()},
+            "noise_floor": 0.05,
+            "held_out": {},
+            "domain": {
+                "batch": {"low": 1.0, "high": 8192.0},
+                "n_fft": {"low": 64.0, "high": 4096.0},
+                "k": {"low": 4.0, "high": 16.0},
+                "samples": {"low": 64.0, "high": 2.0**21},
+            },
+            "samples": Samples(file="x", sha256="0", timings=1, rounds=1, workloads=1).model_dump(),
+            "fit": FitSummary(converged=True, loss=1.0, message="A test.").model_dump(),
+            "skipped": [],
+        }
+    )
+    write_calibration_file(content, path)
+    return path
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_predict_prints_what_the_library_predicts(file):
+    result = invoke("predict", file, "--batch", 512, "--n-fft", 128, "--k", 8, "--json")
+    assert result.exit_code == 0
+    printed, calibration = json.loads(result.stdout), load_calibration(file)
+    for strategy, time_ns in printed["predicted_ns"].items():
+        assert time_ns == pytest.approx(float(calibration.predict_ns(strategy, 512, 128, 8)), rel=1e-12)
+    assert printed["pick"] == calibration.pick(512, 128, 8)
+    assert printed["in_domain"] is True
+
+
+def test_predict_marks_the_pick_and_an_extrapolation(file):
+    result = invoke("predict", file, "--batch", 100_000)
+    assert result.exit_code == 0
+    assert result.stdout.count("<- pick") == 1
+    assert "outside the calibrated domain" in result.stdout
+
+
+def test_validate_accepts_a_valid_file(file):
+    result = invoke("validate", file)
+    assert result.exit_code == 0
+    assert "valid (schema 1" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field"),
+    [
+        (lambda c: c["coefficients"]["dispatch_ns"].update(value=-1.0), "coefficients.dispatch_ns.value"),
+        (lambda c: c["coefficients"].pop("host_call_ns"), "coefficients.host_call_ns"),
+        (lambda c: c["coefficients"]["cache_bytes"].update(value=float("nan")), "coefficients.cache_bytes"),
+        (lambda c: c.update(schema_version=2), "schema_version"),
+        (lambda c: c.pop("domain"), "domain"),
+    ],
+)
+@pytest.mark.parametrize("command", [("validate",), ("predict", "--batch", "8")])
+def test_a_spoilt_file_is_refused_in_one_line_with_status_2(file, spoil, field, command):
+    content = json.loads(file.read_text())
+    spoil(content)
+    file.write_text(json.dumps(content))
+    before = file.read_bytes()
+    result = invoke(command[0], file, *command[1:])
+    assert result.exit_code == 2
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert str(file) in result.stderr
+    assert field in result.stderr
+    assert "Traceback" not in result.output
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("calibrate", "--budget", "1"), "at least 10 seconds, got 1"),
+        (("calibrate", "--device", "abacus"), "expected one of cpu, gpu, cuda, rocm, tpu, got 'abacus'"),
+        (("predict", "no-such-file", "--batch", "1"), "no such file"),
+        (("validate", "no-such-file"), "no such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_an_odd_n_fft_is_refused(file):
+    result = invoke("predict", file, "--batch", 8, "--n-fft", 255)
+    assert result.exit_code == 2
+    assert "expected an even number, got 255" in result.stderr
+
+
+def test_a_file_of_another_machine_is_used_with_a_warning(file):
+    content = json.loads(file.read_text())
+    content["fingerprint"]["cores"] += 1
+    file.write_text(json.dumps(content))
+    result = invoke("predict", file, "--batch", 8)
+    assert result.exit_code == 0
+    assert result.stderr.startswith("warning: ")
+    assert "cores" in result.stderr
+
+
+@pytest.mark.parametrize("command", [[sys.executable, "-m", "calibrate"], ["rlxjax", "calibrate"]])
+def test_the_job_is_a_module_and_a_command(command):
+    bin_folder = os.path.dirname(sys.executable)
+    environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "PATH": bin_folder}
+    result = subprocess.run([*command, "--help"], capture_output=True, text=True, env=environment, check=True)
+    for option in ("--device", "--budget", "--out", "--resume"):
+        assert option in result.stdout

@@ -1,0 +1,172 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from calibrate import job
+from calibrate.report import Progress, print_outcome
+from calibrate.samples import read_samples, timings_of
+from calibrate.validate import error_summaries, noise_floor, predictions_ns
+from calibrate.workloads import Grid
+from rlxjax import fit_latency, load_calibration
+from rlxjax._calibration_file import read_calibration_file, sha256_of
+
+GRID = Grid(
+    batches=(1, 8, 32, 64, 256),
+    n_ffts=(64, 128, 256),
+    ks=(4,),
+    held_out_batches=(32, 256),
+    held_out_n_ffts=(128,),
+)
+LONG_JOB = """
+import sys, time
+started_s = time.perf_counter()
+import jax
+jax.config.update("jax_enable_x64", True)
+from pathlib import Path
+from rich.console import Console
+from calibrate.job import run
+from calibrate.report import Progress
+from calibrate.workloads import Grid
+grid = Grid(batches=(1, 8, 32, 64, 256), n_ffts=(64, 128, 256), ks=(4,),
+            held_out_batches=(32, 256), held_out_n_ffts=(128,))
+outcome = run(started_s=started_s, budget_s=120.0, out=Path(sys.argv[1]), resume=False, command="test",
+              progress=Progress(Console(file=sys.stderr)), grid=grid)
+print(outcome.notes)
+"""
+
+
+def run_job(path, *, resume=False, budget_s=job.MIN_BUDGET_S, grid=GRID):
+    with open(os.devnull, "w") as nowhere:
+        return job.run(
+            started_s=time.perf_counter(),
+            budget_s=budget_s,
+            out=path,
+            resume=resume,
+            command="a test",
+            progress=Progress(Console(file=nowhere)),
+            grid=grid,
+            seed=0,
+        )
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    return run_job(tmp_path_factory.mktemp("job") / "calibration.json")
+
+
+def start_long_job(path):
+    """Start a job in a process of its own; return it once it has taken a few rounds of samples."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LONG_JOB, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    samples = path.with_suffix(".samples.jsonl")
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up and process.poll() is None:
+        if samples.exists() and samples.read_bytes().count(b'"timing"') > 4 * len(GRID.cells()):
+            return process, samples
+        time.sleep(0.05)
+    process.kill()
+    raise AssertionError("the job took no samples")
+
+
+def test_the_file_is_valid_and_loads_as_what_the_job_reports(outcome):
+    content = read_calibration_file(outcome.path)
+    assert content == outcome.content
+    assert load_calibration(outcome.path) == outcome.calibration
+
+
+def test_the_file_describes_the_samples_behind_it(outcome):
+    log, recorded = read_samples(outcome.samples_path), outcome.content.samples
+    assert recorded.sha256 == sha256_of(outcome.samples_path)
+    assert recorded.timings == sum(map(len, log.rounds))
+    assert recorded.rounds == len(log.complete_rounds()) >= 1
+    assert recorded.workloads == len(log.cells) == len(GRID.cells())
+
+
+def test_measured_times_are_minima_over_the_same_number_of_rounds(outcome):
+    times = read_samples(outcome.samples_path).times_ns()
+    np.testing.assert_array_equal(outcome.measured_ns, times.min(0))
+
+
+def test_refitting_the_samples_gives_the_coefficients_in_the_file(outcome):
+    log = read_samples(outcome.samples_path)
+    times = log.times_ns()
+    prior = job.micro_prior(job.micro_rates(log))
+    timings = timings_of(log.cells, times.min(0))
+    again = fit_latency(timings, prior)
+    assert again.coefficients == outcome.calibration.coefficients
+    seen = np.array([GRID.place(cell.batch, cell.n_fft) == "fit" for cell in log.cells])
+    blind = fit_latency(timings, prior, seen.astype(float))
+    predicted = predictions_ns(blind.coefficients, log.cells)
+    summaries = error_summaries(log.cells, times.min(0), predicted, noise_floor(times), GRID, seen)
+    assert dict(summaries) == outcome.content.held_out
+
+
+def test_the_fit_beats_the_built_in_constants_where_it_never_looked(outcome):
+    for summary in outcome.content.held_out.values():
+        assert summary.held_out < summary.built_in
+
+
+def test_the_report_shows_predictions_decisions_and_errors(outcome):
+    console = Console(record=True, width=120, file=open(os.devnull, "w"))  # noqa: SIM115
+    print_outcome(outcome, console)
+    text = console.export_text()
+    for words in ("held out", "noise floor", "built-in constants", "picked", "gate score", "host_call_ns"):
+        assert words in text
+
+
+def test_the_gate_in_the_file_has_the_micro_benchmarks_rates(outcome):
+    rates, gate = outcome.rates, outcome.calibration.gate
+    assert gate.dispatch_ns == rates.dispatch_ns
+    assert gate.roundtrip_ns == rates.roundtrip_ns
+    assert gate.memory_bw == rates.memory_bytes_per_ns
+    assert gate.host_readback_bw == rates.readback_bytes_per_ns
+
+
+def test_cells_that_do_not_fit_in_memory_are_skipped_and_named(tmp_path, monkeypatch):
+    limit = max(cell.working_bytes for cell in GRID.cells()) - 1
+    monkeypatch.setattr(job, "memory_limit_bytes", lambda: limit)
+    outcome = run_job(tmp_path / "calibration.json")
+    expected = [str(cell) for cell in GRID.cells() if cell.working_bytes > limit]
+    assert outcome.skipped["would not fit in memory"] == expected
+    assert all(any(name in line for line in outcome.content.skipped) for name in expected)
+    assert not set(expected) & {str(cell) for cell in outcome.cells}
+
+
+def test_a_budget_that_is_too_short_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="--budget: expected at least 10 seconds, got 3"):
+        run_job(tmp_path / "calibration.json", budget_s=3.0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_run_is_resumed_with_all_its_samples(tmp_path):
+    path = tmp_path / "calibration.json"
+    process, samples = start_long_job(path)
+    process.kill()
+    process.wait()
+    before = samples.read_bytes()
+    before = before[: before.rfind(b"\n") + 1]
+    outcome = run_job(path, resume=True)
+    assert samples.read_bytes().startswith(before)
+    taken_before = before.count(b'"timing"')
+    assert outcome.content.samples.timings > taken_before
+    assert outcome.content.samples.rounds * len(GRID.cells()) >= taken_before - len(GRID.cells())
+
+
+def test_ctrl_c_fits_what_was_measured(tmp_path):
+    path = tmp_path / "calibration.json"
+    process, _ = start_long_job(path)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "interrupted" in output
+    assert read_calibration_file(path).samples.rounds >= 4

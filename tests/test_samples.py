@@ -1,0 +1,122 @@
+import json
+
+import numpy as np
+import pytest
+
+from calibrate.samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside, timings_of
+from calibrate.workloads import Cell
+from rlxjax._calibration_file import current_fingerprint
+
+CELLS = [Cell("fast", 4, 64, 4), Cell("fused", 4, 64, 4)]
+
+
+@pytest.fixture
+def written(tmp_path):
+    path = tmp_path / "a.samples.jsonl"
+    log = SampleLog(current_fingerprint())
+    with SampleWriter(path, log, append=False) as writer:
+        writer.cells(CELLS)
+        writer.micro("launch", 10.0)
+        for round_, times in enumerate([(5, 7), (4, 9)]):
+            for cell, time_ns in zip(CELLS, times, strict=True):
+                writer.timing(round_, cell, time_ns)
+        writer.timing(2, CELLS[0], 3)
+    return path, log
+
+
+def test_what_is_written_is_read_back(written):
+    path, log = written
+    assert read_samples(path) == log
+
+
+def test_every_line_is_on_disk_before_the_next_sample(tmp_path):
+    path = tmp_path / "b.samples.jsonl"
+    with SampleWriter(path, SampleLog(current_fingerprint()), append=False) as writer:
+        writer.cells(CELLS)
+        for count in range(1, 4):
+            writer.timing(0, CELLS[0], count)
+            assert len(path.read_text().splitlines()) == 2 + count
+
+
+def test_only_complete_rounds_count(written):
+    _, log = written
+    np.testing.assert_array_equal(log.times_ns(), [[5, 7], [4, 9]])
+
+
+def test_a_file_cut_anywhere_after_its_header_loses_at_most_one_sample(written):
+    path, _ = written
+    content = path.read_bytes()
+    header_end = content.index(b"\n", content.index(b"\n") + 1) + 1
+    for length in range(header_end, len(content)):
+        path.write_bytes(content[:length])
+        whole_lines = content[:length].count(b"\n")
+        log = read_samples(path, mend_tail=True)
+        kept = sum(len(measured) for measured in log.rounds) + sum(map(len, log.micro.values()))
+        assert kept == whole_lines - 2
+        assert path.read_bytes() == content[:length][: content[:length].rfind(b"\n") + 1]
+
+
+def test_appending_goes_on_where_a_cut_file_ended(written):
+    path, _ = written
+    path.write_bytes(path.read_bytes()[:-9])
+    log = read_samples(path, mend_tail=True)
+    with SampleWriter(path, log, append=True) as writer:
+        writer.timing(2, CELLS[1], 11)
+    assert read_samples(path) == log
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "no header"),
+        (b'{"kind":"timing"}\n', "line 1"),
+        (b"not json\n", "line 1"),
+        (b'{"kind":"header","version":99}\n', "version 99"),
+    ],
+)
+def test_what_is_no_samples_file_is_refused_in_one_line(tmp_path, content, said):
+    path = tmp_path / "c.samples.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=said) as refusal:
+        read_samples(path)
+    assert str(path) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert path.read_bytes() == content
+
+
+def test_a_time_that_is_not_positive_is_refused(written):
+    path, _ = written
+    line = json.dumps({"kind": "timing", "round": 0, **CELLS[0]._asdict(), "time_ns": 0})
+    with path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ValueError, match="not positive"):
+        read_samples(path)
+
+
+def test_samples_of_another_machine_or_grid_are_not_resumed(written):
+    path, log = written
+    here = current_fingerprint()
+    check_resumable(log, path, CELLS, here)
+    with pytest.raises(ValueError, match="jax '0.1' there|jax '.*' there, '0.1' here"):
+        check_resumable(log, path, CELLS, here.model_copy(update={"jax": "0.1"}))
+    with pytest.raises(ValueError, match="another grid"):
+        check_resumable(log, path, CELLS[:1], here)
+
+
+def test_an_earlier_file_is_set_aside_and_never_overwritten(tmp_path):
+    path = tmp_path / "d.samples.jsonl"
+    assert set_aside(path) is None
+    kept = []
+    for text in ("first", "second"):
+        path.write_text(text)
+        kept.append(set_aside(path))
+    assert [aside.read_text() for aside in kept] == ["first", "second"]
+    assert not path.exists()
+
+
+def test_timings_carry_the_path_and_segments_of_each_cell():
+    cells = [Cell("ultra", 4, 64, 4), Cell("fast", 8, 64, 4), Cell("block", 16, 128, 8)]
+    timings = timings_of(cells, np.array([1.0, 2.0, 3.0]))
+    np.testing.assert_array_equal(timings.n_segments, [1, 2, 2])
+    np.testing.assert_array_equal(timings.path, [cell.path.code for cell in cells])
+    np.testing.assert_array_equal(timings.batch, [4, 8, 16])

@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+
+from calibrate.validate import built_in_ns, error_summaries, measured_domain, noise_floor, predictions_ns
+from calibrate.workloads import STRATEGIES, Cell, Grid
+from rlxjax import block_graph_ns, fused_graph_ns, host_path_ns, predict_latency_ns, typical_prior
+
+GRID = Grid()
+CELLS = GRID.cells()
+
+
+def test_noise_floor_compares_the_minima_of_even_and_odd_rounds():
+    times = np.array([[4.0, 9.0], [8.0, 3.0], [2.0, 9.0], [6.0, 9.0], [1.0, 1.0]])
+    np.testing.assert_allclose(noise_floor(times), np.log([6.0 / 2.0, 9.0 / 3.0]))
+
+
+def test_noise_floor_of_a_single_round_is_not_a_number():
+    assert np.isnan(noise_floor(np.ones((1, 3)))).all()
+
+
+def test_predictions_are_those_of_the_latency_model_cell_by_cell():
+    coefficients = typical_prior().median
+    some = CELLS[::37]
+    one_by_one = [
+        predict_latency_ns(coefficients, str(c.path), c.batch, c.n_fft, c.k, c.n_segments) for c in some
+    ]
+    np.testing.assert_allclose(predictions_ns(coefficients, some), one_by_one, rtol=1e-12)
+
+
+def test_built_in_predictions_are_the_references_formulas():
+    formulas = {"ultra": host_path_ns, "fast": host_path_ns, "fused": fused_graph_ns, "block": block_graph_ns}
+    some = CELLS[::23]
+    expected = [formulas[c.strategy]("cpu", *c[1:], n_segments=c.n_segments) for c in some]
+    np.testing.assert_allclose(built_in_ns(some), expected, rtol=1e-12)
+
+
+def test_errors_are_means_over_the_cells_of_each_place():
+    measured = np.full(len(CELLS), 100.0)
+    off = {"fit": 1.0, "interior": 2.0, "edge": 4.0}
+    predicted = np.array([100.0 + off[GRID.place(c.batch, c.n_fft)] for c in CELLS])
+    noise = np.linspace(0.0, 0.1, len(CELLS))
+    seen = np.array([GRID.place(c.batch, c.n_fft) == "fit" for c in CELLS])
+    summaries = error_summaries(CELLS, measured, predicted, noise, GRID, seen)
+    assert list(summaries) == list(STRATEGIES)
+    for strategy, summary in summaries.items():
+        mine = [c for c in CELLS if c.strategy == strategy]
+        out = [GRID.place(c.batch, c.n_fft) for c in mine if GRID.place(c.batch, c.n_fft) != "fit"]
+        assert summary.fit == pytest.approx(0.01)
+        assert summary.interior == pytest.approx(0.02)
+        assert summary.edge == pytest.approx(0.04)
+        assert summary.held_out == pytest.approx(np.mean([off[place] / 100 for place in out]))
+        assert summary.held_out_cells == len(out)
+        assert summary.noise_floor == pytest.approx(noise[[c.strategy == strategy for c in CELLS]].mean())
+
+
+def test_a_place_without_cells_has_no_error_rather_than_zero():
+    cells = [Cell("fast", 1, 64, 4), Cell("fast", 4, 64, 4)]
+    summary = error_summaries(cells, np.ones(2), np.ones(2), np.zeros(2), GRID, np.ones(2, bool))["fast"]
+    assert (summary.interior, summary.edge, summary.held_out, summary.held_out_cells) == (None, None, None, 0)
+
+
+def test_the_domain_is_the_hull_of_the_cells():
+    domain = measured_domain([Cell("fast", 2, 64, 4), Cell("fast", 8, 32, 16)])
+    assert (domain.batch.low, domain.batch.high) == (2, 8)
+    assert (domain.n_fft.low, domain.n_fft.high) == (32, 64)
+    assert (domain.k.low, domain.k.high) == (4, 16)
+    assert (domain.samples.low, domain.samples.high) == (128, 256)

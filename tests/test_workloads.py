@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+
+from calibrate.workloads import STRATEGIES, Cell, Grid, Signals, split_by_memory
+
+GRID = Grid()
+
+
+def test_every_strategy_measures_the_same_workloads():
+    workloads = {s: {c[1:] for c in GRID.cells() if c.strategy == s} for s in STRATEGIES}
+    assert len({frozenset(cells) for cells in workloads.values()}) == 1
+
+
+def test_no_cell_exceeds_the_bound_on_samples():
+    assert max(cell.batch * cell.n_fft for cell in GRID.cells()) <= GRID.max_samples
+
+
+@pytest.mark.parametrize("place", ["fit", "interior", "edge"])
+def test_the_grid_has_workloads_of_every_place(place):
+    assert any(GRID.place(cell.batch, cell.n_fft) == place for cell in GRID.cells())
+
+
+@pytest.mark.parametrize(
+    ("values", "held_out"),
+    [(GRID.batches, GRID.held_out_batches), (GRID.n_ffts, GRID.held_out_n_ffts)],
+)
+def test_whole_values_are_held_out_inside_the_range_and_at_its_edge(values, held_out):
+    assert set(held_out) < set(values)
+    assert any(min(values) < value < max(values) for value in held_out)
+    assert any(value in (min(values), max(values)) for value in held_out)
+
+
+def test_a_workload_is_fitted_exactly_if_neither_of_its_values_is_held_out():
+    for cell in GRID.cells():
+        out = cell.batch in GRID.held_out_batches or cell.n_fft in GRID.held_out_n_ffts
+        assert (GRID.place(cell.batch, cell.n_fft) == "fit") == (not out)
+
+
+def test_memory_splits_cells_at_the_limit_and_loses_none():
+    cells = GRID.cells()
+    limit = sorted(cell.working_bytes for cell in cells)[len(cells) // 2]
+    fitting, too_large = split_by_memory(cells, limit)
+    assert sorted(fitting + too_large) == sorted(cells)
+    assert all(cell.working_bytes <= limit for cell in fitting)
+    assert all(cell.working_bytes > limit for cell in too_large)
+
+
+def test_signals_are_aligned_float32_rows_of_the_cell():
+    cells = [Cell("ultra", 3, 64, 4), Cell("fast", 5, 64, 4), Cell("fused", 2, 128, 4)]
+    signals = Signals(cells)
+    for cell in cells:
+        signal = signals.of(cell)
+        assert signal.shape == (cell.batch, cell.params.frame_len)
+        assert signal.dtype == np.float32
+        assert signal.flags.c_contiguous
+        assert signal.ctypes.data % 64 == 0
+        assert np.isfinite(signal).all()
+
+
+def test_signals_repeat_with_the_same_seed():
+    cell = Cell("fast", 4, 64, 4)
+    first, again, other = (Signals([cell], seed).of(cell) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
