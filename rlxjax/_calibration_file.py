@@ -7,12 +7,11 @@ import platform
 import sys
 import tempfile
 import warnings
+from importlib import metadata
 from pathlib import Path as FilePath
 from typing import Annotated, Literal
 
 import jax
-import jaxlib
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ._calibration import CalibrationFileError, MachineMismatchWarning
@@ -163,9 +162,9 @@ def current_fingerprint() -> Fingerprint:
         cpu_model=_cpu_model(),
         cores=len(affinity(0)) if affinity else os.cpu_count() or 1,
         thread_flags={name: os.environ[name] for name in _THREAD_FLAGS if name in os.environ},
-        jax=jax.__version__,
-        jaxlib=jaxlib.__version__,
-        numpy=np.__version__,
+        jax=metadata.version("jax"),
+        jaxlib=metadata.version("jaxlib"),
+        numpy=metadata.version("numpy"),
         python=platform.python_version(),
     )
 

@@ -120,7 +120,7 @@ def float_counts(counts):
 
 def node_work_ns(work: GraphWork, row: BackendCoefficients) -> Nanoseconds:
     """Return the sum of the node costs."""
-    return (
+    return jnp.asarray(
         work.output_bytes / jnp.maximum(row.memory_bw, 1.0)
         + times(work.costed_nodes, row.dispatch_ns)
         + work.sgemm_flop / (jnp.asarray(row.sgemm_gflops) + 1.0)
@@ -132,7 +132,7 @@ def node_work_ns(work: GraphWork, row: BackendCoefficients) -> Nanoseconds:
 def _io_cost_ns(profile: GraphIoProfile, discrete_readback, row: BackendCoefficients) -> Nanoseconds:
     unified = jnp.asarray(row.unified_memory) >= 0.5
     readback = jnp.where(unified, profile.host_output_bytes, discrete_readback)
-    return (
+    return jnp.asarray(
         row.roundtrip_ns
         + times(profile.kernel_launches, row.dispatch_ns)
         + times(profile.sync_points, row.roundtrip_ns)

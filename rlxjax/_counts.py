@@ -4,6 +4,7 @@ import math
 import operator
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -68,12 +69,12 @@ def as_float(value: RealLike, name: str) -> jax.Array | float:
     """
     if isinstance(value, (bool, int, float)):
         return _finite_float(value)
-    if is_traced(value):
+    if isinstance(value, jax.core.Tracer):
         dtype = value.dtype
         if jnp.issubdtype(dtype, jnp.floating):
-            return value
+            return jnp.asarray(value)
         weak = getattr(value, "weak_type", False)
-        if not jax.config.jax_enable_x64 and dtype.name in _NARROWED and not weak:
+        if jnp.result_type(int) == jnp.int32 and dtype.name in _NARROWED and not weak:
             raise ValueError(
                 f"{name}: expected a float count inside traced code, got {dtype.name}; with 64-bit mode "
                 "off JAX narrows 64-bit integers to this type without saying so. Convert before "
@@ -94,7 +95,7 @@ def as_float(value: RealLike, name: str) -> jax.Array | float:
 
 def size_as_float(value: RealLike, name: str) -> jax.Array | float:
     """Return a size (batch, n_fft, k) as a float; traced 32-bit integers are what sizes come as."""
-    if is_traced(value) and jnp.issubdtype(value.dtype, jnp.integer):
+    if isinstance(value, jax.core.Tracer) and jnp.issubdtype(value.dtype, jnp.integer):
         return jnp.asarray(value, jnp.result_type(float))
     return as_float(value, name)
 
@@ -113,7 +114,7 @@ def check_nonnegative(value: RealLike, name: str, what: str = "count") -> None:
 def as_index(value: object, name: str, *, at_least: int = 0) -> int:
     """Return a Python integer, or say what was expected."""
     try:
-        number = operator.index(value)
+        number = operator.index(value)  # pyright: ignore[reportArgumentType]
     except TypeError:
         raise ValueError(f"{name}: expected an integer, got {value!r}") from None
     if number < at_least:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -43,7 +44,7 @@ class NamedCode(enum.StrEnum):
         raise ValueError(f"unknown {cls.__name__.lower()} {name!r}; expected one of {', '.join(cls)}")
 
     @classmethod
-    def codes(cls, value: "str | Code") -> Code | int:
+    def codes(cls, value: "str | Code") -> Code:
         """Return the integer code of a name, or integer codes (checked where the host can read them).
 
         Raises:
@@ -51,13 +52,18 @@ class NamedCode(enum.StrEnum):
         """
         if isinstance(value, str):
             return cls.parse(value).code
-        array = value if is_traced(value) else np.asarray(value)
+        what = cls.__name__.lower()
+        if isinstance(value, jax.core.Tracer):
+            if not jnp.issubdtype(value.dtype, jnp.integer):
+                raise ValueError(f"{what}: expected integer codes in traced code, got {value.dtype}")
+            return value
+        array = np.asarray(value)
         if array.dtype.kind in "UO":
             return np.array([cls.parse(name).code for name in array.flat], np.int32).reshape(array.shape)
-        if not jnp.issubdtype(array.dtype, jnp.integer):
-            raise ValueError(f"{cls.__name__.lower()}: expected a name or integer codes, got {array.dtype}")
-        if not is_traced(value) and np.any((array < 0) | (array >= len(cls))):
-            raise ValueError(f"{cls.__name__.lower()}: expected codes from 0 to {len(cls) - 1}, got {array}")
+        if array.dtype.kind not in "iu":
+            raise ValueError(f"{what}: expected a name or integer codes, got {array.dtype}")
+        if np.any((array < 0) | (array >= len(cls))):
+            raise ValueError(f"{what}: expected codes from 0 to {len(cls) - 1}, got {array}")
         return value
 
 
@@ -289,7 +295,7 @@ def stack_rows(rows: Sequence[_Row]) -> _Row:
     return jax.tree.map(lambda *leaves: np.array(leaves), *rows)
 
 
-def take_row(table: _Row, codes: Code | int) -> _Row:
+def take_row(table: _Row, codes: Code) -> _Row:
     """Return the entries of a table (a row of arrays over codes) at integer codes."""
     index = jnp.asarray(codes)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], table)

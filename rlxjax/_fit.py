@@ -35,12 +35,12 @@ class Timings:
         time_ns: the time of one run, the minimum over repeats say.
     """
 
-    path: Int[Array, "n"]
-    batch: Float[Array, "n"]
-    n_fft: Float[Array, "n"]
-    k: Float[Array, "n"]
-    n_segments: Float[Array, "n"]
-    time_ns: Float[Array, "n"]
+    path: np.ndarray | Int[Array, "n"]
+    batch: np.ndarray | Float[Array, "n"]
+    n_fft: np.ndarray | Float[Array, "n"]
+    k: np.ndarray | Float[Array, "n"]
+    n_segments: np.ndarray | Float[Array, "n"]
+    time_ns: np.ndarray | Float[Array, "n"]
 
     @classmethod
     def checked(cls, *, path, batch, n_fft, k, n_segments, time_ns) -> Self:
@@ -136,7 +136,7 @@ def typical_prior() -> LatencyPrior:
 
 
 def fit_latency(
-    timings: Timings, prior: LatencyPrior | None = None, weights: Float[Array, "n"] | None = None
+    timings: Timings, prior: LatencyPrior | None = None, weights: np.ndarray | Float[Array, "n"] | None = None
 ) -> FitResult:
     """Fit the latency model to timings: robust, positive, with log-normal priors.
 

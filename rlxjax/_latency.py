@@ -240,7 +240,7 @@ def _ceil_jvp(primals, tangents):
     return _ceil(*primals), tangents[0]
 
 
-def _path_codes(path: str | Code) -> Code | int:
+def _path_codes(path: str | Code) -> Code:
     codes = Path.codes(path)
     if not is_traced(codes) and np.any(np.asarray(codes) == Path.LEARNED.code):
         raise ValueError("path: expected host, fused or block, got learned: no learned model was timed")

@@ -74,17 +74,17 @@ def soft_at_least(x: RealLike, threshold: RealLike, temperature: RealLike) -> Ar
 
 def soft_relu(x: RealLike, temperature: RealLike) -> Array:
     """Return the smooth twin of `max(x, 0)`: `temperature * softplus(x / temperature)`."""
-    return temperature * jax.nn.softplus(jnp.asarray(x) / temperature)
+    return jnp.asarray(temperature) * jax.nn.softplus(jnp.asarray(x) / temperature)
 
 
 def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
     """Return the smooth twin of `max(x, y)`: a logsumexp of temperature `temperature`."""
-    return y + soft_relu(x - y, temperature)
+    return jnp.asarray(y) + soft_relu(x - y, temperature)
 
 
 def soft_minimum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
     """Return the smooth twin of `min(x, y)`."""
-    return y - soft_relu(y - x, temperature)
+    return jnp.asarray(y) - soft_relu(y - x, temperature)
 
 
 def soft_clip(x: RealLike, low: RealLike, high: RealLike, temperature: RealLike) -> Array:
@@ -156,19 +156,19 @@ def temperature_from_sd(sd: RealLike) -> RealLike:
 class Exact:
     """The hard choices. Every method ignores the scale of its relaxation."""
 
-    def relu(self, x, scale=1.0):
+    def relu(self, x, scale: RealLike = 1.0):
         del scale
         return jnp.maximum(x, 0.0)
 
-    def maximum(self, x, y, scale=1.0):
+    def maximum(self, x, y, scale: RealLike = 1.0):
         del scale
         return jnp.maximum(x, y)
 
-    def clip(self, x, low, high, scale=1.0):
+    def clip(self, x, low, high, scale: RealLike = 1.0):
         del scale
         return jnp.clip(x, low, high)
 
-    def at_least(self, x, threshold, scale=1.0):
+    def at_least(self, x, threshold, scale: RealLike = 1.0):
         del scale
         return jnp.where(jnp.asarray(x) >= threshold, 1.0, 0.0)
 
@@ -183,14 +183,14 @@ class Smooth:
 
     temperature_ns: RealLike
 
-    def relu(self, x, scale=1.0):
+    def relu(self, x, scale: RealLike = 1.0):
         return soft_relu(x, self.temperature_ns / scale)
 
-    def maximum(self, x, y, scale=1.0):
+    def maximum(self, x, y, scale: RealLike = 1.0):
         return soft_maximum(x, y, self.temperature_ns / scale)
 
-    def clip(self, x, low, high, scale=1.0):
+    def clip(self, x, low, high, scale: RealLike = 1.0):
         return soft_clip(x, low, high, self.temperature_ns / scale)
 
-    def at_least(self, x, threshold, scale=1.0):
+    def at_least(self, x, threshold, scale: RealLike = 1.0):
         return soft_at_least(x, threshold, self.temperature_ns / scale)

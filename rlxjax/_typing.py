@@ -8,14 +8,13 @@ from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-from jaxtyping import Num as Num
 
 #: A real number or an array of them; what every numeric argument may be.
 RealLike: TypeAlias = float | int | np.ndarray | Array
 
 Nanoseconds: TypeAlias = Float[Array, "*batch"]
-Count: TypeAlias = int | np.ndarray | Array
+Count: TypeAlias = int | float | np.ndarray | Array
 Probability: TypeAlias = Float[Array, "*batch"]
 Decision: TypeAlias = Bool[Array, "*batch"]
-Code: TypeAlias = Int[Array, "*batch"]
+Code: TypeAlias = int | np.ndarray | Int[Array, "*batch"]
 StrategyWeights: TypeAlias = Float[Array, "*batch 4"]

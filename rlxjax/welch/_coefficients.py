@@ -20,7 +20,7 @@ from rlxjax._device import (
     row_names,
     stack_rows,
 )
-from rlxjax._gate import GATES, IoFusionGate
+from rlxjax._gate import IoFusionGate, io_fusion_gate_for_target
 from rlxjax._typing import RealLike
 
 _APPLE = (Device.METAL, Device.MLX, Device.ANE)
@@ -107,7 +107,7 @@ def coefficient_set(name: str = "arch", cpu: str = "cpu") -> CoefficientSet:
     return CoefficientSet(
         host,
         backend,
-        stack_rows([GATES[fusion_target(device)] for device in Device]),
+        stack_rows([io_fusion_gate_for_target(fusion_target(device)) for device in Device]),
         stack_rows([_strategy_coefficients(device, names[device]) for device in Device]),
     )
 

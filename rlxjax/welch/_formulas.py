@@ -48,7 +48,9 @@ class Terms(NamedTuple):
 
 
 def gather(set_: CoefficientSet, codes) -> Row:
-    return Row(set_.host, *(take_row(part, codes) for part in (set_.backend, set_.gate, set_.strategy)))
+    return Row(
+        set_.host, take_row(set_.backend, codes), take_row(set_.gate, codes), take_row(set_.strategy, codes)
+    )
 
 
 def host_ns(row: Row, batch, n_fft, k, n_segments, rules) -> Nanoseconds:
@@ -98,10 +100,10 @@ def strategy_terms(row: Row, batch, n_fft, k, learned: Learned, rules: Exact | S
     benefit = _gate_benefit(row, batch, n_fft, k, rules, block)
     many = rules.at_least(batch, 8192.0, scale=block)
     slack = (1.0 - many) * row.strategy.slack + many * row.strategy.large_slack
-    known = (learned.active_gates >= 0) & (learned.total_gates > 0)
+    known = (jnp.asarray(learned.active_gates) >= 0) & (jnp.asarray(learned.total_gates) > 0)
     share = jnp.where(known, learned.active_gates / jnp.where(known, learned.total_gates, 1.0), 1.0)
     scale = jnp.where(known, LEARNED_BASE + LEARNED_PER_GATE * share, 1.0)
-    sparse = known & (4.0 * learned.active_gates < learned.total_gates)
+    sparse = known & jnp.asarray(4.0 * learned.active_gates < learned.total_gates)
     return Terms(
         ultra_ns=host_ns(row, batch, n_fft, k, ULTRA_SEGMENTS, rules),
         fast_ns=host_ns(row, batch, n_fft, k, FAST_SEGMENTS, rules),
@@ -111,11 +113,13 @@ def strategy_terms(row: Row, batch, n_fft, k, learned: Learned, rules: Exact | S
         score_ns=gate_score_ns(row.gate, benefit, rules),
         floor_margin_ns=block * slack - fused,
         floor_applies=row.strategy.is_fused_viable * rules.at_least(batch, 2048.0, scale=block),
-        learned_possible=(learned.available >= 0.5) & sparse & (row.strategy.is_fused_viable >= 0.5),
+        learned_possible=sparse
+        & (jnp.asarray(learned.available) >= 0.5)
+        & (row.strategy.is_fused_viable >= 0.5),
         ultra_possible=~((row.strategy.is_gpu >= 0.5) & (batch > ULTRA_MAX_GPU_BATCH)),
     )
 
 
 def decisions(row: Row, terms: Terms) -> tuple[Decision, Decision]:
     io = terms.score_ns >= row.gate.min_gain_ns
-    return io, (terms.floor_applies < 0.5) | (terms.floor_margin_ns >= 0.0)
+    return io, (jnp.asarray(terms.floor_applies) < 0.5) | (terms.floor_margin_ns >= 0.0)

@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ._params import WelchPeakParams
 
@@ -59,7 +60,7 @@ def host_peaks(signal: np.ndarray, params: WelchPeakParams) -> np.ndarray:
     return peaks
 
 
-def spectrum_peaks(spectrum: np.ndarray, params: WelchPeakParams) -> np.ndarray:
+def spectrum_peaks(spectrum: NDArray[np.complexfloating], params: WelchPeakParams) -> np.ndarray:
     """Return the peaks of one-sided spectra, complex64 `[batch, n_segments, n_bins]`."""
     batch = spectrum.shape[0]
     peaks = np.zeros((batch, params.k, 2), np.float32)
@@ -70,7 +71,7 @@ def spectrum_peaks(spectrum: np.ndarray, params: WelchPeakParams) -> np.ndarray:
     return peaks
 
 
-def mean_power(spectrum: np.ndarray, params: WelchPeakParams) -> np.ndarray:
+def mean_power(spectrum: NDArray[np.complexfloating], params: WelchPeakParams) -> np.ndarray:
     """Return the mean one-sided power `[batch, n_bins]` of `[batch, n_segments, n_bins]`."""
     power = np.square(spectrum.real)
     power += np.square(spectrum.imag)

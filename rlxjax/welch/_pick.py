@@ -49,7 +49,7 @@ def pick_welch_peaks_strategy(
         )
     else:
         index = estimate_welch_peaks_costs(*arguments, coefficients=coefficients).pick_index()
-    return index if is_traced(index) or index.ndim else list(Strategy)[int(index)]
+    return index if is_traced(index) or jnp.ndim(index) else list(Strategy)[int(index)]
 
 
 def soft_pick_welch_peaks_strategy(

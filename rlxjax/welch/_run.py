@@ -76,7 +76,7 @@ def welch_peaks(
     if traced:
         if path is not Path.FUSED:
             raise ValueError(f"strategy: expected 'fused' inside traced code, got {strategy!r}: {_why(path)}")
-        return fused_peaks(signal, params)
+        return fused_peaks(jnp.asarray(signal), params)
     if path is Path.LEARNED:
         raise ValueError("strategy: 'learned' needs a learned FFT model, and none was given")
     peaks = _RUN[path](signal, params)
