@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._counts import is_traced
+from ._checks import is_traced
 from ._device import Provenance, normalised
 from ._gate import IoFusionGate
 from ._latency import COEFFICIENT_NAMES, LatencyCoefficients, LatencyTerms, latency_terms_ns

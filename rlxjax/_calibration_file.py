@@ -210,6 +210,8 @@ def read_calibration_file(path: str | os.PathLike) -> CalibrationFile:
         raise CalibrationFileError(
             f"{path}: line {error.lineno}: not whole JSON ({error.msg}); the file may be truncated: {mend}"
         ) from None
+    except (ValueError, RecursionError) as error:
+        raise CalibrationFileError(f"{path}: not a calibration ({error}); {mend}") from None
     if not isinstance(content, dict):
         raise CalibrationFileError(f"{path}: expected a JSON object; {mend}")
     for field, known in (("schema_version", SCHEMA_VERSION), ("formula_version", FORMULA_VERSION)):
@@ -226,7 +228,8 @@ def read_calibration_file(path: str | os.PathLike) -> CalibrationFile:
         field = ".".join(str(part) for part in first["loc"]) or "content"
         reason = first["msg"].removeprefix("Value error, ")
         shown = "" if first["type"] in ("missing", "value_error") else f", got {first['input']!r}"
-        raise CalibrationFileError(f"{path}: {field}: {reason}{shown}; {mend}") from None
+        line = " ".join(f"{path}: {field}: {reason}{shown}; {mend}".split())
+        raise CalibrationFileError(line) from None
 
 
 def write_calibration_file(content: CalibrationFile, path: str | os.PathLike) -> None:

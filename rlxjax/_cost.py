@@ -5,8 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from ._counts import as_float, check_nonnegative
-from ._device import FALLBACK_ROW, SMALL_SGEMM, BackendCoefficients, Device, backend_coefficients, row_names
+from ._checks import check_at_least
+from ._counts import as_float
+from ._device import BACKEND_ROWS, FALLBACK_ROW, SMALL_SGEMM, BackendCoefficients, backend_coefficients
 from ._graph import Graph, Node
 from ._numerics import times
 from ._profile import GraphIoProfile, profile_graph_io
@@ -82,7 +83,7 @@ def io_cost_ns(profile: GraphIoProfile, row: BackendCoefficients) -> Nanoseconds
         4165.6
     """
     for field in dataclasses.fields(profile):
-        check_nonnegative(getattr(profile, field.name), field.name)
+        check_at_least(getattr(profile, field.name), field.name)
     readback = as_float(profile.host_readback_bytes(unified_memory=False), "host_readback_bytes")
     return _io_cost_ns(float_counts(profile), readback, row)
 
@@ -106,8 +107,7 @@ def device_cost_ns(graph: Graph, device: str, coefficients: str = "arch") -> Nan
         ValueError: an unknown device or set.
     """
     row = backend_coefficients(device, coefficients)
-    member = None if device == "cpu-apple" else Device.parse(device)
-    falls_back = member is not None and row_names(coefficients)[member] == FALLBACK_ROW
+    falls_back = row is BACKEND_ROWS[FALLBACK_ROW]
     return _device_cost_ns(float_counts(graph_work(graph)), row, float(falls_back))
 
 

@@ -1,13 +1,13 @@
 """Exact integer counts on the host, and the one place where a count becomes a float."""
 
 import math
-import operator
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from ._checks import is_traced
 from ._typing import Count, RealLike
 
 #: Counts saturate here, as unsigned 64-bit integers do in the reference.
@@ -19,11 +19,6 @@ _NARROWED = ("int32", "uint32")
 def saturate(count: int) -> int:
     """Return `count`, at most `2**64 - 1`."""
     return min(count, MAX_COUNT)
-
-
-def is_traced(*values: object) -> bool:
-    """Whether any of the values is being traced by a JAX transformation."""
-    return any(isinstance(value, jax.core.Tracer) for value in values)
 
 
 def is_exact(value: object) -> bool:
@@ -98,28 +93,6 @@ def size_as_float(value: RealLike, name: str) -> jax.Array | float:
     if isinstance(value, jax.core.Tracer) and jnp.issubdtype(value.dtype, jnp.integer):
         return jnp.asarray(value, jnp.result_type(float))
     return as_float(value, name)
-
-
-def check_nonnegative(value: RealLike, name: str, what: str = "count") -> None:
-    """Refuse NaN and negative numbers where the host can read them."""
-    if is_traced(value):
-        return
-    array = np.asarray(value)
-    bad = ~(array >= 0) if array.dtype != object else np.array([not v >= 0 for v in array.flat])
-    if np.any(bad):
-        first = array.reshape(-1)[np.flatnonzero(np.asarray(bad).reshape(-1))[0]]
-        raise ValueError(f"{name}: expected a {what} of at least 0, got {first}")
-
-
-def as_index(value: object, name: str, *, at_least: int = 0) -> int:
-    """Return a Python integer, or say what was expected."""
-    try:
-        number = operator.index(value)  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        raise ValueError(f"{name}: expected an integer, got {value!r}") from None
-    if number < at_least:
-        raise ValueError(f"{name}: expected an integer of at least {at_least}, got {number}")
-    return number
 
 
 def _finite_float(value: float) -> float:

@@ -11,7 +11,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ._counts import check_nonnegative, is_traced
+from ._checks import check_at_least, is_traced
 from ._typing import Code, RealLike
 
 _Row = TypeVar("_Row")
@@ -59,7 +59,7 @@ class NamedCode(enum.StrEnum):
             return value
         array = np.asarray(value)
         if array.dtype.kind in "UO":
-            return np.array([cls.parse(name).code for name in array.flat], np.int32).reshape(array.shape)
+            return np.array([cls.parse(str(name)).code for name in array.flat], np.int32).reshape(array.shape)
         if array.dtype.kind not in "iu":
             raise ValueError(f"{what}: expected a name or integer codes, got {array.dtype}")
         if np.any((array < 0) | (array >= len(cls))):
@@ -183,7 +183,7 @@ class Coefficients:
         """
         for name, value in values.items():
             if not isinstance(value, str):
-                check_nonnegative(value, name, "number")
+                check_at_least(value, name, what="number")
         return cls(**values)
 
 
@@ -280,14 +280,17 @@ def backend_coefficients(device: "str | Code", coefficients: str = "arch") -> Ba
         >>> row.dispatch_ns, str(row.provenance)
         (3000.0, 'uncalibrated')
     """
-    names = row_names(coefficients)
     if isinstance(device, str):
-        if normalised(device) == "cpu-apple":
-            return BACKEND_ROWS["cpu-apple"]
-        return BACKEND_ROWS[names[Device.parse(device)]]
-    provenance = tuple(str(BACKEND_ROWS[names[member]].provenance) for member in Device)
-    rows = [dataclasses.replace(BACKEND_ROWS[names[member]], provenance=provenance) for member in Device]
-    return take_row(stack_rows(rows), Device.codes(device))
+        apple = normalised(device) == "cpu-apple"
+        return BACKEND_ROWS["cpu-apple" if apple else row_names(coefficients)[Device.parse(device)]]
+    return take_row(backend_table(row_names(coefficients)), Device.codes(device))
+
+
+def backend_table(names: Mapping[Device, str]) -> BackendCoefficients:
+    """Return the named rows of all devices as one row of NumPy arrays, `[12]`."""
+    rows = [BACKEND_ROWS[names[device]] for device in Device]
+    provenance = tuple(str(row.provenance) for row in rows)
+    return stack_rows([dataclasses.replace(row, provenance=provenance) for row in rows])
 
 
 def stack_rows(rows: Sequence[_Row]) -> _Row:

@@ -59,6 +59,10 @@ class Timings:
         codes = np.asarray(Path.codes(np.asarray(path)), np.int32)
         if codes.ndim != 1:
             raise ValueError(f"path: expected one axis, got shape {codes.shape}")
+        if np.any(codes == Path.LEARNED.code):
+            raise ValueError(
+                "path: expected host, fused or block, got learned, which the model has no terms for"
+            )
         floats = {}
         for name, values in columns.items():
             array = np.asarray(values, np.float64)
@@ -246,6 +250,10 @@ def _coefficients(logs: Float[Array, "c"]) -> LatencyCoefficients:
 
 
 def _check_enough(timings: Timings, weights: np.ndarray) -> None:
+    if weights.shape != np.shape(timings.time_ns):
+        raise ValueError(f"weights: expected shape {np.shape(timings.time_ns)}, got {weights.shape}")
+    if not np.all(np.isfinite(weights) & (weights >= 0)):
+        raise ValueError("weights: expected finite numbers of at least 0")
     count = int(np.sum(weights > 0))
     if count < MIN_TIMINGS:
         raise ValueError(f"timings: expected at least {MIN_TIMINGS} that count, got {count}")

@@ -7,7 +7,8 @@ from types import MappingProxyType
 import jax
 import jax.numpy as jnp
 
-from ._counts import as_float, check_nonnegative, difference
+from ._checks import check_at_least, check_positive, check_shapes
+from ._counts import as_float, difference
 from ._device import Coefficients, Target, stack_rows, take_row
 from ._numerics import Exact, Smooth, log_soft_step, soft_step, straight_through, times
 from ._profile import GraphIoProfile
@@ -26,11 +27,11 @@ class FusionBenefit:
 
     def score_ns(self, gate: "IoFusionGate") -> Nanoseconds:
         """Return the time saved in ns by the gate's rates, without the penalty for added sync points."""
-        return _benefit_score_ns(gate, _floats(self))
+        return _benefit_score_ns(gate, _floats(self, gate))
 
     def should_fuse(self, gate: "IoFusionGate") -> Decision:
         """Whether that time reaches the gate's minimum gain."""
-        return _benefit_score_ns(gate, _floats(self)) >= gate.min_gain_ns
+        return self.score_ns(gate) >= gate.min_gain_ns
 
     def astype(self, dtype: jax.typing.DTypeLike) -> "FusionBenefit":
         """Return the counts as floats of a dtype (`float` is JAX's default), ready for traced code.
@@ -65,8 +66,9 @@ def fusion_benefit(before: GraphIoProfile, after: GraphIoProfile) -> FusionBenef
     counts = []
     for field in dataclasses.fields(GraphIoProfile):
         first, second = getattr(before, field.name), getattr(after, field.name)
-        check_nonnegative(first, f"before.{field.name}")
-        check_nonnegative(second, f"after.{field.name}")
+        check_at_least(first, f"before.{field.name}")
+        check_at_least(second, f"after.{field.name}")
+        check_shapes(**{f"before.{field.name}": first, f"after.{field.name}": second})
         counts.append(difference(first, second, field.name))
     return FusionBenefit(*counts)
 
@@ -109,10 +111,10 @@ class IoFusionGate(Coefficients):
             >>> gate = io_fusion_gate_for_target("metal")
             >>> before = GraphIoProfile(3, 0, 33554432, 184549376)
             >>> after = GraphIoProfile(4, 1, 1048576, 219152384)
-            >>> print(f"{gate.score_ns(before, after):.0f}", gate.should_fuse(before, after))
-            30327340 True
+            >>> print(f"{gate.score_ns(before, after):.4g} ns", gate.should_fuse(before, after))
+            3.033e+07 ns True
         """
-        return _score_ns(self, _floats(_benefit(before, after)))
+        return _score_ns(self, _floats(_benefit(before, after), self))
 
     def should_fuse(
         self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None
@@ -128,7 +130,8 @@ class IoFusionGate(Coefficients):
         temperature_ns: RealLike,
     ) -> Nanoseconds:
         """Return the score with the penalty's threshold and the bandwidth floors relaxed."""
-        return _soft_score_ns(self, _floats(_benefit(before, after)), temperature_ns)
+        check_positive(temperature_ns, "temperature_ns")
+        return _soft_score_ns(self, _floats(_benefit(before, after), self), temperature_ns)
 
     def fuse_log_odds(
         self,
@@ -138,6 +141,7 @@ class IoFusionGate(Coefficients):
         temperature_ns: RealLike,
     ) -> Nanoseconds:
         """Return `(score - min_gain) / temperature`, what losses use: it has no underflow."""
+        check_positive(temperature_ns, "temperature_ns")
         return (self.score_ns(before, after) - self.min_gain_ns) / temperature_ns
 
     def fuse_probability(
@@ -148,6 +152,7 @@ class IoFusionGate(Coefficients):
         temperature_ns: RealLike,
     ) -> Probability:
         """Return the smooth twin of `should_fuse`: the logistic of the log-odds, `[*batch]`."""
+        check_positive(temperature_ns, "temperature_ns")
         return soft_step(self.score_ns(before, after) - self.min_gain_ns, temperature_ns)
 
     def fuse_log_probability(
@@ -158,6 +163,7 @@ class IoFusionGate(Coefficients):
         temperature_ns: RealLike,
     ) -> Nanoseconds:
         """Return the logarithm of `fuse_probability`, without underflow."""
+        check_positive(temperature_ns, "temperature_ns")
         return log_soft_step(self.score_ns(before, after) - self.min_gain_ns, temperature_ns)
 
     def soft_should_fuse(
@@ -168,6 +174,7 @@ class IoFusionGate(Coefficients):
         temperature_ns: RealLike,
     ) -> Probability:
         """Return the hard decision, as 0 or 1, with the derivative of `fuse_probability`."""
+        check_positive(temperature_ns, "temperature_ns")
         score = self.score_ns(before, after)
         return straight_through(
             score >= self.min_gain_ns, soft_step(score - self.min_gain_ns, temperature_ns)
@@ -205,9 +212,12 @@ def io_fusion_gate_for_target(target: "str | Code") -> IoFusionGate:
 
 def gate_score_ns(gate: IoFusionGate, benefit: FusionBenefit, rules: Exact | Smooth) -> Nanoseconds:
     """Return the gate's score of float counts, with hard or relaxed choices."""
-    saved_ns = _base_ns(gate, benefit, rules)
-    added = times(-benefit.sync_points_saved, gate.host_thunk_penalty_ns)
-    return saved_ns - rules.relu(added)
+    penalty_ns = jnp.asarray(gate.host_thunk_penalty_ns)
+    # An infinite penalty must meet an exact count: what a relaxation leaves of zero would be infinite.
+    is_finite = jnp.isfinite(penalty_ns)
+    soft = rules.relu(-benefit.sync_points_saved, scale=jnp.where(is_finite, penalty_ns, 1.0))
+    added_syncs = jnp.where(is_finite, soft, jnp.maximum(-benefit.sync_points_saved, 0.0))
+    return _base_ns(gate, benefit, rules) - times(added_syncs, penalty_ns)
 
 
 def _base_ns(gate: IoFusionGate, benefit: FusionBenefit, rules: Exact | Smooth) -> Nanoseconds:
@@ -246,6 +256,7 @@ def _benefit(first: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None
     return fusion_benefit(first, after)
 
 
-def _floats(benefit: FusionBenefit) -> FusionBenefit:
-    fields = dataclasses.fields(FusionBenefit)
-    return FusionBenefit(*(as_float(getattr(benefit, field.name), field.name) for field in fields))
+def _floats(benefit: FusionBenefit, gate: IoFusionGate) -> FusionBenefit:
+    counts = {field.name: getattr(benefit, field.name) for field in dataclasses.fields(FusionBenefit)}
+    check_shapes(**counts, **{field.name: getattr(gate, field.name) for field in dataclasses.fields(gate)})
+    return FusionBenefit(**{name: as_float(count, name) for name, count in counts.items()})

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ._counts import as_index, saturate
+from ._checks import as_index
+from ._counts import saturate
 
 Shape = tuple[int | None, ...]
 

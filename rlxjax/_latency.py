@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._counts import check_nonnegative, is_traced, size_as_float
+from ._checks import check_shapes, check_sizes, is_traced
+from ._counts import size_as_float
 from ._device import Coefficients
 from ._numerics import soft_roofline
 from ._typing import Code, Nanoseconds, RealLike
@@ -148,11 +149,10 @@ def latency_terms_ns(
         ValueError: an unknown path, a negative or NaN size, or a path the model has no terms for.
     """
     codes = _path_codes(path)
-    sizes = []
-    for name, value in (("batch", batch), ("n_fft", n_fft), ("k", k), ("n_segments", n_segments)):
-        check_nonnegative(value, name, "size")
-        sizes.append(size_as_float(value, name))
-    return _terms_ns(coefficients, codes, *sizes)
+    sizes = {"batch": batch, "n_fft": n_fft, "k": k, "n_segments": n_segments}
+    check_sizes(**sizes)
+    check_shapes(path=codes, **sizes)
+    return _terms_ns(coefficients, codes, *(size_as_float(value, name) for name, value in sizes.items()))
 
 
 def predict_latency_ns(
@@ -219,8 +219,8 @@ def _terms_ns(c: LatencyCoefficients, path, batch, n_fft, k, n_segments) -> Late
 @jax.custom_jvp
 def _padded(batch: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Return `padded_batch` of a float batch. Prevents: the zero slope of a staircase."""
-    octave = jnp.ceil(jnp.log2(jnp.maximum(batch, 1.0)) - 1e-6)
-    step = jnp.maximum(1.0, jnp.round(jnp.exp2(octave - 3.0)))
+    _, bits = jnp.frexp(jnp.maximum(batch, 1.0) - 1.0)
+    step = jnp.ldexp(jnp.ones_like(batch), jnp.maximum(bits - 3, 0))
     return jnp.ceil(batch / step) * step
 
 

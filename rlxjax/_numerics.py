@@ -22,10 +22,13 @@ def times(count: RealLike, coefficient: RealLike) -> Array:
     """Return `count * coefficient`, where a count of zero wins over an infinite coefficient.
 
     Prevents: NaN from `0 * inf`, forward and backward; the derivative by the count is taken as 0
-    where the coefficient is infinite. The select also keeps compilers from contracting the product
-    and a following sum into one rounding, so compiled and eager scores agree to the last bit.
+    where the coefficient is infinite. The maximum changes no finite product: it keeps compilers from
+    contracting the product and a following sum into one rounding, so that scores are the same to the
+    last bit however they are compiled.
     """
-    return jnp.where(count == 0, jnp.zeros_like(count * coefficient), count * coefficient)
+    product = jnp.asarray(count * coefficient)
+    product = jnp.where(jnp.asarray(count) == 0, jnp.zeros_like(product), product)
+    return jnp.where(jnp.isneginf(product), product, jnp.maximum(product, jnp.finfo(product.dtype).min))
 
 
 @times.defjvp
@@ -53,14 +56,24 @@ def _logistic_jvp(primals, tangents):
     return logistic(x), logistic(x) * logistic(-x) * x_dot
 
 
+def bounded(x: RealLike) -> Array:
+    """Return `x`, held to magnitudes whose quotients and squares stay finite.
+
+    Prevents: the `0 * inf` in the derivative by a temperature of a saturated function of infinity.
+    """
+    x = jnp.asarray(x, jnp.result_type(x, float) if isinstance(x, (int, float)) else None)
+    limit = math.sqrt(float(jnp.finfo(x.dtype).max))
+    return jnp.clip(x, -limit, limit)
+
+
 def soft_step(x: RealLike, temperature: RealLike) -> Array:
     """Return the smooth twin of `x >= 0`: the logistic of `x / temperature`."""
-    return logistic(jnp.asarray(x) / temperature)
+    return logistic(bounded(x) / temperature)
 
 
 def log_soft_step(x: RealLike, temperature: RealLike) -> Array:
     """Return the logarithm of `soft_step`, without underflow at very negative `x`."""
-    return -jax.nn.softplus(-jnp.asarray(x) / temperature)
+    return -jax.nn.softplus(-bounded(x) / temperature)
 
 
 def soft_at_least(x: RealLike, threshold: RealLike, temperature: RealLike) -> Array:
@@ -74,7 +87,8 @@ def soft_at_least(x: RealLike, threshold: RealLike, temperature: RealLike) -> Ar
 
 def soft_relu(x: RealLike, temperature: RealLike) -> Array:
     """Return the smooth twin of `max(x, 0)`: `temperature * softplus(x / temperature)`."""
-    return jnp.asarray(temperature) * jax.nn.softplus(jnp.asarray(x) / temperature)
+    soft = jnp.asarray(temperature) * jax.nn.softplus(bounded(x) / temperature)
+    return jnp.where(jnp.isposinf(x), jnp.inf, soft)
 
 
 def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
@@ -83,7 +97,7 @@ def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
 
 
 def soft_minimum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth twin of `min(x, y)`."""
+    """Return the smooth twin of `min(x, y)`: a negated logsumexp of temperature `temperature`."""
     return jnp.asarray(y) - soft_relu(y - x, temperature)
 
 
@@ -126,7 +140,7 @@ def log_softmin(
 
     Prevents: NaN gradients from `inf - inf` at impossible entries, the temperature's included.
     """
-    temperature = jnp.asarray(temperature)[..., None]
+    temperature = jnp.broadcast_to(jnp.asarray(temperature), costs.shape[:-1])[..., None]
     log_availability = jnp.broadcast_to(jnp.asarray(log_availability, costs.dtype), costs.shape)
     possible = jnp.isfinite(costs) & jnp.isfinite(log_availability)
     costs = jnp.where(possible, costs, 0.0)
@@ -156,19 +170,19 @@ def temperature_from_sd(sd: RealLike) -> RealLike:
 class Exact:
     """The hard choices. Every method ignores the scale of its relaxation."""
 
-    def relu(self, x, scale: RealLike = 1.0):
+    def relu(self, x, scale: RealLike | None = None):
         del scale
         return jnp.maximum(x, 0.0)
 
-    def maximum(self, x, y, scale: RealLike = 1.0):
+    def maximum(self, x, y, scale: RealLike | None = None):
         del scale
         return jnp.maximum(x, y)
 
-    def clip(self, x, low, high, scale: RealLike = 1.0):
+    def clip(self, x, low, high, scale: RealLike | None = None):
         del scale
         return jnp.clip(x, low, high)
 
-    def at_least(self, x, threshold, scale: RealLike = 1.0):
+    def at_least(self, x, threshold, scale: RealLike | None = None):
         del scale
         return jnp.where(jnp.asarray(x) >= threshold, 1.0, 0.0)
 
@@ -177,20 +191,26 @@ class Exact:
 class Smooth:
     """The same choices, relaxed by a temperature in nanoseconds.
 
-    Dimensionless quantities divide it by `scale`, the cost in nanoseconds that one unit of them is
-    worth.
+    `maximum` compares nanoseconds unless a scale is given. Quantities of another unit are relaxed by
+    `temperature / (temperature + scale)`, where `scale` is the cost in nanoseconds that they act on: it
+    vanishes with the temperature and stays below 1 however hot it gets.
     """
 
     temperature_ns: RealLike
 
-    def relu(self, x, scale: RealLike = 1.0):
-        return soft_relu(x, self.temperature_ns / scale)
+    def relu(self, x, scale: RealLike | None = None):
+        return soft_relu(x, self._temperature(scale))
 
-    def maximum(self, x, y, scale: RealLike = 1.0):
-        return soft_maximum(x, y, self.temperature_ns / scale)
+    def maximum(self, x, y, scale: RealLike | None = None):
+        return soft_maximum(x, y, self._temperature(scale))
 
-    def clip(self, x, low, high, scale: RealLike = 1.0):
-        return soft_clip(x, low, high, self.temperature_ns / scale)
+    def clip(self, x, low, high, scale: RealLike | None = None):
+        return soft_clip(x, low, high, self._temperature(scale))
 
-    def at_least(self, x, threshold, scale: RealLike = 1.0):
-        return soft_at_least(x, threshold, self.temperature_ns / scale)
+    def at_least(self, x, threshold, scale: RealLike | None = None):
+        return soft_at_least(x, threshold, self._temperature(scale))
+
+    def _temperature(self, scale: RealLike | None) -> RealLike:
+        if scale is None:
+            return self.temperature_ns
+        return self.temperature_ns / (self.temperature_ns + scale)

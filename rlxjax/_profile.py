@@ -5,10 +5,12 @@ from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from ._counts import as_float, as_index, check_nonnegative, exact, is_exact, packed, saturate
+from ._checks import as_index, check_at_least, is_traced
+from ._counts import as_float, exact, is_exact, packed, saturate
 from ._graph import OPS, Graph, Node
-from ._typing import Count
+from ._typing import Count, RealLike
 
 #: Bytes of one selected output element, whatever its dtype.
 _SELECTED_ELEMENT_BYTES = 4
@@ -41,39 +43,42 @@ class GraphIoProfile:
             ValueError: a negative or NaN count.
         """
         for name, count in counts.items():
-            check_nonnegative(count, name)
+            check_at_least(count, name)
         return cls(**counts)
 
-    def host_readback_bytes(self, unified_memory: bool) -> Count:
+    def host_readback_bytes(self, unified_memory: RealLike) -> Count:
         """Return the bytes that have to come back to the host, shape `[*batch]`.
 
         `host_output_bytes` under unified memory, else a quarter of the device traffic (rounded down) on
-        top of it, saturating at `2**64 - 1`.
+        top of it, saturating at `2**64 - 1`. Exact unless `unified_memory` is an array or traced.
 
         Examples:
             >>> GraphIoProfile(1, 0, 100, 41).host_readback_bytes(unified_memory=False)
             110
         """
+        if is_traced(unified_memory) or np.ndim(unified_memory):
+            discrete = as_float(self.host_readback_bytes(False), "host_readback_bytes")
+            unified = as_float(self.host_output_bytes, "host_output_bytes")
+            return jnp.where(jnp.asarray(unified_memory) >= 0.5, unified, discrete)
         if unified_memory:
             return self.host_output_bytes
         if is_exact(self.host_output_bytes) and is_exact(self.device_traffic_bytes):
             total = exact(self.host_output_bytes) + exact(self.device_traffic_bytes) // 4
             if isinstance(total, int):
                 return saturate(total)
-            total[...] = [saturate(count) for count in total.flat]
-            return packed(total)
+            saturated = np.array([saturate(count) for count in total.flat], object)
+            return packed(saturated.reshape(total.shape))
         traffic = as_float(self.device_traffic_bytes, "device_traffic_bytes")
         return as_float(self.host_output_bytes, "host_output_bytes") + jnp.floor(traffic / 4)
 
 
 def node_io_bytes(graph: Graph, node: Node) -> int:
-    """Return the bytes that a node reads (with repetition) and writes, saturating at `2**64 - 1`."""
+    """Return the bytes that a node of a graph reads (with repetition) and writes, at most `2**64 - 1`."""
     return saturate(sum(graph.nodes[i].bytes for i in node.inputs) + node.bytes)
 
 
 def profile_graph_io(
     graph: Graph,
-    *,
     fft_host_sync: bool = False,
     output_indices: Iterable[int] | None = None,
     output_ids: Iterable[int] | None = None,

@@ -89,7 +89,7 @@ def test_the_file_describes_the_samples_behind_it(outcome):
     assert recorded.sha256 == sha256_of(outcome.samples_path)
     assert recorded.timings == sum(map(len, log.rounds))
     assert recorded.rounds == len(log.complete_rounds()) >= 1
-    assert recorded.workloads == len(log.cells) == len(GRID.cells())
+    assert recorded.workloads == len(log.cells) >= job.MIN_CELLS
 
 
 def test_measured_times_are_minima_over_the_same_number_of_rounds(outcome):

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._device import (
@@ -13,7 +14,7 @@ from rlxjax._device import (
     BackendCoefficients,
     Coefficients,
     Device,
-    backend_coefficients,
+    backend_table,
     fusion_target,
     is_fused_viable,
     is_gpu_device,
@@ -79,9 +80,8 @@ class CoefficientSet:
     strategy: StrategyCoefficients
 
 
-@functools.cache
 def coefficient_set(name: str = "arch", cpu: str = "cpu") -> CoefficientSet:
-    """Return a built-in coefficient set.
+    """Return a built-in coefficient set, in JAX's default precision.
 
     Args:
         name: "arch" or "portable".
@@ -94,22 +94,21 @@ def coefficient_set(name: str = "arch", cpu: str = "cpu") -> CoefficientSet:
         >>> float(coefficient_set("portable").backend.dispatch_ns[0])
         300.0
     """
+    return _coefficient_set(name, cpu, jnp.result_type(float))
+
+
+@functools.cache
+def _coefficient_set(name: str, cpu: str, dtype: np.dtype) -> CoefficientSet:
     if cpu not in ("cpu", "cpu-apple"):
         raise ValueError(f"cpu: expected 'cpu' or 'cpu-apple', got {cpu!r}")
-    codes = np.arange(len(Device))
-    names = row_names(name)
-    host = BACKEND_ROWS[cpu]
-    backend = backend_coefficients(codes, name)
-    backend = jax.tree.map(lambda leaf: np.array(leaf, np.float64), backend)
-    for field in dataclasses.fields(host):
-        if field.name != "provenance":
-            getattr(backend, field.name)[Device.CPU.code] = getattr(host, field.name)
-    return CoefficientSet(
-        host,
-        backend,
+    names = row_names(name) | {Device.CPU: cpu}
+    tables = (
+        backend_table(names),
         stack_rows([io_fusion_gate_for_target(fusion_target(device)) for device in Device]),
         stack_rows([_strategy_coefficients(device, names[device]) for device in Device]),
     )
+    # One set a precision: JAX remembers NumPy arguments by identity, whatever precision they meet later.
+    return CoefficientSet(BACKEND_ROWS[cpu], *jax.tree.map(lambda leaf: leaf.astype(dtype), tables))
 
 
 def _strategy_coefficients(device: Device, row_name: str) -> StrategyCoefficients:

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._counts import as_float, check_nonnegative, is_traced, size_as_float
-from rlxjax._device import Device, normalised
+from rlxjax._checks import check_positive, check_shapes, check_sizes
+from rlxjax._counts import as_float, size_as_float
+from rlxjax._device import Device, Provenance, normalised
 from rlxjax._gate import fusion_benefit
 from rlxjax._numerics import Exact, Smooth, log_soft_step
 from rlxjax._typing import Code, Count, Decision, Nanoseconds, RealLike, StrategyWeights
@@ -59,8 +60,8 @@ class SoftWelchPeaksCosts:
 
     def log_availability(self) -> StrategyWeights:
         """Return each strategy's log-availability: for rlx and learned, the log fuse probability."""
-        fuse = self.log_fuse_probability[..., None] * jnp.array([0.0, 0.0, 1.0, 1.0], self.available.dtype)
-        return jnp.where(self.available > 0.5, fuse, -jnp.inf)
+        fuse, always = self.log_fuse_probability, jnp.zeros_like(self.log_fuse_probability)
+        return jnp.where(self.available > 0.5, jnp.stack([always, always, fuse, fuse], -1), -jnp.inf)
 
 
 class WelchPeaksGateBreakdown(NamedTuple):
@@ -130,6 +131,7 @@ def soft_estimate_welch_peaks_costs(
     """
     inputs = cost_inputs(device, batch, n_fft, k, coefficients)
     learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
+    check_positive(temperature_ns, "temperature_ns")
     return soft_costs(*inputs, learned, temperature_ns)
 
 
@@ -163,7 +165,24 @@ def fused_graph_ns(
     coefficients: str | CoefficientSet = "arch",
     n_segments: RealLike = FAST_SEGMENTS,
 ) -> Nanoseconds:
-    """Return the estimate of the fused graph in ns, `[*batch]` (SPEC, section 5)."""
+    """Return the estimate of the fused graph in ns, `[*batch]` (SPEC, section 5).
+
+    Args:
+        device: a name, or device codes.
+        batch: rows of the signal.
+        n_fft: samples of a segment.
+        k: peaks of a row.
+        scale: of the device's work; below 1 for a pruned learned FFT.
+        coefficients: "arch", "portable", or a set of your own.
+        n_segments: segments of a row.
+
+    Raises:
+        ValueError: an unknown device or set, or a size that cannot be.
+
+    Examples:
+        >>> print(fused_graph_ns("cpu", 1, 256, 16).round(2))
+        8664.53
+    """
     inputs = cost_inputs(device, batch, n_fft, k, coefficients)
     return _fused_graph_ns(*inputs, as_float(scale, "scale"), size_as_float(n_segments, "n_segments"), None)
 
@@ -179,9 +198,21 @@ def soft_fused_graph_ns(
     *,
     temperature_ns: RealLike,
 ) -> Nanoseconds:
-    """Return the smooth twin of `fused_graph_ns`."""
+    """Return the smooth twin of `fused_graph_ns`; the other arguments are as there.
+
+    Args:
+        device: a name, or device codes.
+        batch: rows of the signal.
+        n_fft: samples of a segment.
+        k: peaks of a row.
+        scale: of the device's work.
+        coefficients: "arch", "portable", or a set of your own.
+        n_segments: segments of a row.
+        temperature_ns: the temperature in ns.
+    """
     inputs = cost_inputs(device, batch, n_fft, k, coefficients)
     scale, n_segments = as_float(scale, "scale"), size_as_float(n_segments, "n_segments")
+    check_positive(temperature_ns, "temperature_ns")
     return _fused_graph_ns(*inputs, scale, n_segments, temperature_ns)
 
 
@@ -193,7 +224,23 @@ def block_graph_ns(
     coefficients: str | CoefficientSet = "arch",
     n_segments: RealLike = FAST_SEGMENTS,
 ) -> Nanoseconds:
-    """Return the estimate of the block form (spectrum read back, top-k on the host) in ns, `[*batch]`."""
+    """Return the estimate of the block form (spectrum read back, top-k on the host) in ns, `[*batch]`.
+
+    Args:
+        device: a name, or device codes.
+        batch: rows of the signal.
+        n_fft: samples of a segment.
+        k: peaks of a row.
+        coefficients: "arch", "portable", or a set of your own.
+        n_segments: segments of a row.
+
+    Raises:
+        ValueError: an unknown device or set, or a size that cannot be.
+
+    Examples:
+        >>> bool(block_graph_ns("cpu", 1, 256, 16) < fused_graph_ns("cpu", 1, 256, 16))
+        True
+    """
     inputs = cost_inputs(device, batch, n_fft, k, coefficients)
     return _block_graph_ns(*inputs, size_as_float(n_segments, "n_segments"))
 
@@ -206,7 +253,23 @@ def host_path_ns(
     coefficients: str | CoefficientSet = "arch",
     n_segments: RealLike = FAST_SEGMENTS,
 ) -> Nanoseconds:
-    """Return the estimate of the host path in ns, `[*batch]`; `adjust(host(params))` in the SPEC."""
+    """Return the estimate of the host path in ns, `[*batch]`: `adjust(host(params))` (SPEC, section 5).
+
+    Args:
+        device: a name, or device codes.
+        batch: rows of the signal.
+        n_fft: samples of a segment.
+        k: peaks of a row.
+        coefficients: "arch", "portable", or a set of your own.
+        n_segments: segments of a row.
+
+    Raises:
+        ValueError: an unknown device or set, or a size that cannot be.
+
+    Examples:
+        >>> print(host_path_ns("cpu", 1, 256, 16).round(1))
+        4165.6
+    """
     inputs = cost_inputs(device, batch, n_fft, k, coefficients)
     return _host_path_ns(*inputs, size_as_float(n_segments, "n_segments"))
 
@@ -304,16 +367,21 @@ def cost_inputs(device, batch, n_fft, k, coefficients) -> tuple:
         device, cpu = Device.CPU, "cpu-apple"
     if isinstance(coefficients, str):
         coefficients = coefficient_set(coefficients, cpu)
-    for value, name, least in ((batch, "batch", 0), (n_fft, "n_fft", 2), (k, "k", 1)):
-        if is_traced(value):
-            continue
-        check_nonnegative(value, name, "size")
-        if np.any(np.asarray(value) < least):
-            raise ValueError(f"{name}: expected at least {least}, got {value}")
-    if not is_traced(n_fft) and np.any(np.asarray(n_fft) % 2):
-        raise ValueError(f"n_fft: expected an even number, got {n_fft}")
+    coefficients = _without_provenance(coefficients)
+    check_sizes(batch=batch, n_fft=n_fft, k=k)
+    codes = Device.codes(device)
+    check_shapes(device=codes, batch=batch, n_fft=n_fft, k=k)
     sizes = (size_as_float(v, name) for v, name in ((batch, "batch"), (n_fft, "n_fft"), (k, "k")))
-    return Device.codes(device), coefficients, *sizes
+    return codes, coefficients, *sizes
+
+
+def _without_provenance(coefficients: CoefficientSet) -> CoefficientSet:
+    """Return a set whose structure is that of any other, so that all share their compiled programs."""
+    host, backend = (
+        dataclasses.replace(row, provenance=Provenance.UNCALIBRATED)
+        for row in (coefficients.host, coefficients.backend)
+    )
+    return dataclasses.replace(coefficients, host=host, backend=backend)
 
 
 def learned_inputs(available, active_gates, total_gates) -> Learned:

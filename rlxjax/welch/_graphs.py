@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from rlxjax._checks import as_index
 from rlxjax._cost import GraphWork
-from rlxjax._counts import as_index, exact, is_exact, packed, size_as_float
+from rlxjax._counts import exact, is_exact, packed, size_as_float
 from rlxjax._graph import Graph
 from rlxjax._profile import GraphIoProfile
 from rlxjax._typing import Count, RealLike

@@ -73,10 +73,11 @@ def spectrum_peaks(spectrum: NDArray[np.complexfloating], params: WelchPeakParam
 
 def mean_power(spectrum: NDArray[np.complexfloating], params: WelchPeakParams) -> np.ndarray:
     """Return the mean one-sided power `[batch, n_bins]` of `[batch, n_segments, n_bins]`."""
-    power = np.square(spectrum.real)
-    power += np.square(spectrum.imag)
-    total = power[:, 0] if params.n_segments == 1 else power.sum(axis=1)
-    total *= one_sided_weights(params)
+    with np.errstate(over="ignore", invalid="ignore"):  # as on a device: inf and NaN are results
+        power = np.square(spectrum.real)
+        power += np.square(spectrum.imag)
+        total = power[:, 0] if params.n_segments == 1 else power.sum(axis=1)
+        total *= one_sided_weights(params)
     return total
 
 

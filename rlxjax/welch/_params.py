@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from rlxjax._counts import as_index
+from rlxjax._checks import as_index
 
 #: Segments of the presets.
 ULTRA_SEGMENTS, FAST_SEGMENTS, REFERENCE_SEGMENTS = 1, 2, 8

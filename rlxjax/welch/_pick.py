@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from rlxjax._counts import is_traced
+from rlxjax._checks import check_positive, is_traced
 from rlxjax._device import Device
 from rlxjax._numerics import log_softmin, straight_through
 from rlxjax._typing import Code, RealLike, StrategyWeights
@@ -87,6 +87,7 @@ def soft_pick_welch_peaks_strategy(
     """
     inputs = cost_inputs(device, batch, n_fft, k, coefficients)
     learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
+    check_positive(temperature_ns, "temperature_ns")
     weights = _soft_pick(*inputs, learned, temperature_ns)
     if not straight_through_gradient:
         return weights
@@ -112,6 +113,7 @@ def pick_weights(
         >>> pick_weights(jnp.array([1.0, jnp.inf, 1.0]), temperature_ns=5.0).tolist()
         [0.5, 0.0, 0.5]
     """
+    check_positive(temperature_ns, "temperature_ns")
     stacked = costs.stack() if isinstance(costs, WelchPeaksCostEstimates) else jnp.asarray(costs)
     if not jnp.issubdtype(stacked.dtype, jnp.floating):
         stacked = stacked.astype(jnp.result_type(float))
@@ -123,7 +125,8 @@ def _soft_pick(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -
     soft = soft_costs(codes, set_, batch, n_fft, k, learned, temperature_ns)
     costs = soft.costs.stack()
     anything = jnp.where(soft.available > 0.5, 0.0, -jnp.inf)
-    unfused = jnp.where(jnp.array([True, True, False, False]), anything, -jnp.inf)
+    needs_fusion = jnp.arange(len(Strategy)) >= Strategy.RLX.code
+    unfused = jnp.where(jnp.broadcast_to(needs_fusion, costs.shape), -jnp.inf, anything)
     fuse, keep = (
         jnp.exp(log_p[..., None]) * jnp.exp(log_softmin(costs, temperature_ns, availability))
         for log_p, availability in (

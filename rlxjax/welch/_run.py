@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._counts import is_traced
+from rlxjax._checks import as_index, is_traced
 from rlxjax._device import Device, normalised
 
 from ._costs import block_graph_ns, fused_graph_ns, host_path_ns
@@ -79,7 +79,9 @@ def welch_peaks(
         return fused_peaks(jnp.asarray(signal), params)
     if path is Path.LEARNED:
         raise ValueError("strategy: 'learned' needs a learned FFT model, and none was given")
-    peaks = _RUN[path](signal, params)
+    # A constant inside a caller's jit is not traced, and is computed at once.
+    with jax.ensure_compile_time_eval():
+        peaks = _RUN[path](signal, params)
     return jnp.asarray(peaks) if isinstance(signal, jax.Array) else np.asarray(peaks)
 
 
@@ -90,7 +92,8 @@ def padded_batch(batch: int) -> int:
         >>> [padded_batch(batch) for batch in (0, 3, 9, 33, 8192)]
         [0, 3, 10, 40, 8192]
     """
-    step = max(1, 1 << max(0, (batch - 1).bit_length() - 3)) if batch > 0 else 1
+    batch = as_index(batch, "batch")
+    step = 1 << max(0, (batch - 1).bit_length() - 3) if batch > 0 else 1
     return -(-batch // step) * step
 
 
@@ -151,11 +154,11 @@ def _cheapest_built_in(
     batch: int, params: WelchPeakParams, candidates: tuple[Path, ...], device: Device
 ) -> Path:
     def cost(path: Path) -> float:
-        return float(
-            _BUILT_IN_COSTS_NS[path](device, batch, params.n_fft, params.k, n_segments=params.n_segments)
-        )
+        built_in = _BUILT_IN_COSTS_NS[path]
+        return float(built_in(device, batch, params.n_fft, params.k, n_segments=params.n_segments))
 
-    return min(candidates, key=cost)
+    with jax.ensure_compile_time_eval():
+        return min(candidates, key=cost)
 
 
 def _run_host(signal, params: WelchPeakParams):

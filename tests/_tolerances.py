@@ -1,0 +1,57 @@
+"""Every numeric tolerance of the tests, and the finite difference that the gradient ones belong to."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+#: Agreement of float64 and float32 results with a float64 reference.
+FLOAT64_RTOL = 1e-12
+FLOAT32_RTOL = 1e-5
+
+#: Agreement of a gradient with a fourth-order central difference of this relative step.
+GRADIENT_RTOL = 1e-6
+GRADIENT_STEP = 1e-4
+#: Rounding that the difference quotient amplifies: this many ulps of the value, over the step.
+GRADIENT_ULPS = 16
+
+#: A relaxation at temperature T is within this many T of the hard choice.
+LIMIT_TEMPERATURES = 10.0
+#: What is left of a weight or a probability whose margin is 40 temperatures.
+SATURATED_ATOL = 1e-12
+
+
+def assert_gradient_is_the_finite_difference(f, tree, *, scale=None, kinks=()):
+    """Check `jax.grad` of a row-wise function, one leaf at a time, in float64.
+
+    `f` maps a pytree of leaves `[rows, ...]` to values `[rows]`, row i from entry i of every leaf. A
+    leaf is moved along itself (along 1 where it is 0), so that quantities of any size are tested
+    alike. Rows whose value is infinite need a finite gradient and are not compared. `scale` is the
+    size of what cancels in a value; leaves named in `kinks` sit on a step of `f` and have no gradient.
+    """
+    value = np.asarray(f(tree))
+    finite = np.isfinite(value)
+    assert finite.any()
+    assert not np.isnan(value).any()
+    scale = np.abs(value) if scale is None else np.asarray(scale)
+    gradient = jax.tree.leaves(jax.grad(lambda t: jnp.sum(f(t)))(tree))
+    paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(tree), strict=True)
+    structure = jax.tree.structure(tree)
+    for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
+        name = jax.tree_util.keystr(path)
+        assert np.isfinite(gradient[i]).all(), f"{name}: the gradient is not finite"
+        if name in kinks:
+            continue
+        leaf = np.asarray(leaf, np.float64)
+        direction = np.where(leaf == 0, 1.0, np.abs(leaf))
+
+        def moved(steps, i=i, leaf=leaf, direction=direction):
+            changed = leaf + steps * GRADIENT_STEP * direction
+            return np.asarray(f(structure.unflatten([*leaves[:i], changed, *leaves[i + 1 :]])))[finite]
+
+        difference = 8 * (moved(1) - moved(-1)) - (moved(2) - moved(-2))
+        expected = difference / (12 * GRADIENT_STEP)
+        along = (np.asarray(gradient[i]) * direction).reshape(len(value), -1).sum(1)[finite]
+        rounding = GRADIENT_ULPS * np.finfo(np.float64).eps * scale[finite] / GRADIENT_STEP
+        error = np.abs(along - expected) - GRADIENT_RTOL * np.abs(expected) - rounding
+        worst = int(np.argmax(error))
+        assert error[worst] <= 0, f"{name}: row {worst} has {along[worst]}, differences {expected[worst]}"

@@ -1,0 +1,274 @@
+"""The public names, their documentation, and what importing the package does not do."""
+
+import dataclasses
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+import rlxjax as rx
+
+PUBLIC_NAMES = [
+    "BACKEND_ROWS",
+    "BackendCoefficients",
+    "Calibration",
+    "CalibrationFileError",
+    "CoefficientSet",
+    "Device",
+    "FitResult",
+    "FusionBenefit",
+    "Graph",
+    "GraphIoProfile",
+    "IoFusionGate",
+    "LatencyCoefficients",
+    "LatencyPrior",
+    "LatencyTerms",
+    "MachineMismatchWarning",
+    "Node",
+    "Path",
+    "Provenance",
+    "SoftWelchPeaksCosts",
+    "Strategy",
+    "StrategyCoefficients",
+    "Target",
+    "Timings",
+    "WelchPeakParams",
+    "WelchPeaksCostEstimates",
+    "WelchPeaksGateBreakdown",
+    "algorithm_bandwidth_gbps",
+    "backend_coefficients",
+    "block_graph_ns",
+    "coefficient_set",
+    "device_cost_ns",
+    "estimate_welch_peaks_costs",
+    "fit_latency",
+    "fused_graph_ns",
+    "fusion_benefit",
+    "fusion_target",
+    "graph_cost_ns",
+    "host_fft_profile",
+    "host_path_ns",
+    "io_cost_ns",
+    "io_fusion_gate_for_target",
+    "is_fused_viable",
+    "is_gpu_device",
+    "latency_terms_ns",
+    "load_calibration",
+    "node_io_bytes",
+    "padded_batch",
+    "parse_welch_peaks_strategy",
+    "pick_weights",
+    "pick_welch_peaks_strategy",
+    "predict_latency_ns",
+    "profile_graph_io",
+    "soft_estimate_welch_peaks_costs",
+    "soft_fused_graph_ns",
+    "soft_maximum",
+    "soft_minimum",
+    "soft_pick_welch_peaks_strategy",
+    "soft_relu",
+    "soft_step",
+    "straight_through",
+    "temperature_from_sd",
+    "tensor_bytes",
+    "typical_prior",
+    "useful_bytes_touched",
+    "welch_peaks",
+    "welch_peaks_fusion_gate_breakdown",
+    "welch_peaks_graph",
+]
+
+#: What people who know the reference look for (SPEC, section 11), as far as it is here, and their methods.
+SPECIFIED = {
+    "Graph": "input param constant add set_outputs",
+    "GraphIoProfile": "host_readback_bytes",
+    "FusionBenefit": "score_ns should_fuse",
+    "IoFusionGate": "score_ns should_fuse fuse_probability",
+    "WelchPeakParams": "ultra fast reference",
+    "Calibration": "predict_ns pick",
+    "load_calibration": "",
+    "profile_graph_io": "",
+    "fusion_benefit": "",
+    "io_fusion_gate_for_target": "",
+    "welch_peaks_graph": "",
+    "welch_peaks": "",
+    "estimate_welch_peaks_costs": "",
+    "WelchPeaksCostEstimates": "",
+    "welch_peaks_fusion_gate_breakdown": "",
+    "pick_welch_peaks_strategy": "",
+    "parse_welch_peaks_strategy": "",
+    "fused_graph_ns": "",
+    "block_graph_ns": "",
+    "host_fft_profile": "",
+    "useful_bytes_touched": "",
+    "algorithm_bandwidth_gbps": "",
+    "io_cost_ns": "",
+    "graph_cost_ns": "",
+    "backend_coefficients": "",
+    "fusion_target": "",
+    "is_fused_viable": "",
+    "pick_weights": "",
+}
+
+#: Fields of the records.
+FIELDS = {
+    "GraphIoProfile": "kernel_launches sync_points host_output_bytes device_traffic_bytes",
+    "FusionBenefit": "launches_saved sync_points_saved host_readback_bytes_saved device_traffic_bytes_saved",
+    "IoFusionGate": "dispatch_ns roundtrip_ns memory_bw host_readback_bw unified_memory "
+    "host_thunk_penalty_ns min_gain_ns",
+    "WelchPeaksCostEstimates": "ultra_ns fast_ns rlx_ns learned_ns",
+    "WelchPeaksGateBreakdown": "score_ns min_gain_ns readback_saved_bytes sync_points_saved "
+    "should_fuse_io should_fuse compute_floor_ok",
+}
+
+CLASSES = [name for name in PUBLIC_NAMES if inspect.isclass(getattr(rx, name))]
+FUNCTIONS = [name for name in PUBLIC_NAMES if callable(getattr(rx, name)) and name not in CLASSES]
+
+
+def is_pytree(class_):
+    return not jax.tree_util.all_leaves([_filled(class_)])
+
+
+def _filled(class_):
+    """Return an instance with 1.0, 2.0, ... in the fields that hold data."""
+    fields = dataclasses.fields(class_)
+    static = {field.name for field in fields if field.metadata.get("static")}
+    values = {f.name: float(i) for i, f in enumerate(fields, 1) if f.name not in static}
+    instance = object.__new__(class_)
+    for field in fields:
+        object.__setattr__(instance, field.name, values.get(field.name, "unused"))
+    return instance
+
+
+DATACLASSES = [name for name in CLASSES if dataclasses.is_dataclass(getattr(rx, name))]
+PYTREES = [name for name in DATACLASSES if is_pytree(getattr(rx, name))]
+
+
+def test_the_public_names_are_these():
+    names = (name for name, value in vars(rx).items() if not inspect.ismodule(value))
+    assert sorted(name for name in names if not name.startswith("_")) == PUBLIC_NAMES
+
+
+@pytest.mark.parametrize(("name", "members"), SPECIFIED.items())
+def test_every_specified_name_is_public(name, members):
+    assert name in PUBLIC_NAMES
+    assert all(callable(getattr(getattr(rx, name), member)) for member in members.split())
+
+
+@pytest.mark.parametrize(("name", "fields"), FIELDS.items())
+def test_records_have_the_specified_fields(name, fields):
+    class_ = getattr(rx, name)
+    present = getattr(class_, "_fields", None) or [field.name for field in dataclasses.fields(class_)]
+    assert set(fields.split()) <= set(present)
+
+
+LEARNED = "learned_available learned_active_gates learned_total_gates"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("welch_peaks", "signal params strategy"),
+        ("welch_peaks_graph", "batch params fused"),
+        ("profile_graph_io", "graph fft_host_sync output_indices output_ids"),
+        ("fused_graph_ns", "device batch n_fft k scale coefficients"),
+        ("backend_coefficients", "device coefficients"),
+        ("estimate_welch_peaks_costs", f"device batch n_fft k {LEARNED} coefficients"),
+        ("pick_welch_peaks_strategy", f"device batch n_fft k {LEARNED} coefficients legacy"),
+        ("welch_peaks_fusion_gate_breakdown", "device batch n_fft k coefficients"),
+        ("pick_weights", "costs temperature_ns"),
+    ],
+)
+def test_specified_parameters_come_first_and_in_order(name, parameters):
+    present = " ".join(inspect.signature(getattr(rx, name)).parameters)
+    assert present.startswith(parameters)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS + CLASSES)
+def test_every_name_is_documented_by_a_line_of_its_own(name):
+    summary, *rest = inspect.getdoc(getattr(rx, name)).splitlines()
+    assert getattr(rx, name).__doc__ is not getattr(rx, name).__class__.__doc__
+    assert not summary.startswith(f"{name}(")
+    assert summary.rstrip().endswith((".", ":", "`"))
+    assert not rest or rest[0] == ""
+
+
+def explains_its_arguments(name):
+    """Whether a docstring has a section that shows the arguments, or speaks of every one of them."""
+    text = inspect.getdoc(getattr(rx, name))
+    has_section = any(section in text for section in ("Args:", "Raises:", "Examples:"))
+    spoken_of = set(re.findall(r"\w+", text))
+    return has_section or set(inspect.signature(getattr(rx, name)).parameters) <= spoken_of
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_explain_their_arguments_or_name_the_function_that_does(name):
+    others = set(re.findall(r"`(\w+)`", inspect.getdoc(getattr(rx, name)))) & set(FUNCTIONS) - {name}
+    assert explains_its_arguments(name) or any(explains_its_arguments(other) for other in others)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS + DATACLASSES)
+def test_no_parameter_switches_the_precision(name):
+    assert "x64" not in inspect.signature(getattr(rx, name)).parameters
+
+
+def test_the_pytrees_are_these_at_least():
+    coefficients = {"BackendCoefficients", "IoFusionGate", "StrategyCoefficients", "LatencyCoefficients"}
+    records = {"CoefficientSet", "GraphIoProfile", "FusionBenefit", "LatencyTerms", "Timings"}
+    assert coefficients | records <= set(PYTREES)
+
+
+@pytest.mark.parametrize("name", DATACLASSES)
+def test_dataclasses_are_frozen(name):
+    instance = _filled(getattr(rx, name))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(instance, dataclasses.fields(instance)[0].name, 0.0)
+
+
+@pytest.mark.parametrize("name", PYTREES)
+def test_pytrees_survive_flattening(name):
+    instance = _filled(getattr(rx, name))
+    leaves, structure = jax.tree.flatten(instance)
+    data = [field.name for field in dataclasses.fields(instance) if not field.metadata.get("static")]
+    assert leaves == [getattr(instance, name) for name in data]
+    rebuilt = jax.tree.unflatten(structure, leaves)
+    assert type(rebuilt) is type(instance)
+    assert vars(rebuilt) == vars(instance)
+    doubled = jax.tree.map(lambda leaf: 2 * leaf, instance)
+    assert [getattr(doubled, name) for name in data] == [2 * leaf for leaf in leaves]
+
+
+def run_python(code):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(rx.__file__).parents[1],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_loads_no_library_that_only_some_calls_need():
+    loaded = set(run_python("import sys, rlxjax; print(*sys.modules)").split())
+    assert {"jax", "numpy", "rlxjax"} <= loaded
+    assert loaded.isdisjoint({"optax", "pydantic", "typer", "rich", "matplotlib", "scipy", "calibrate"})
+
+
+def test_importing_changes_no_jax_configuration_and_starts_no_backend():
+    run_python(
+        "import os; os.environ['JAX_PLATFORMS'] = 'no_such_platform'; import jax;"
+        "before = dict(jax.config.values); import rlxjax; assert jax.config.values == before"
+    )
+
+
+def test_the_first_call_of_a_process_may_be_traced():
+    run_python(
+        "import jax, rlxjax as rx;"
+        "costs = lambda batch: rx.estimate_welch_peaks_costs('cuda', batch, 256, 16).fast_ns;"
+        "assert jax.jit(costs)(64.0) > 0"
+    )

@@ -1,0 +1,380 @@
+"""The IO gate: exact subtraction, the score in closed form, its laws, its relaxations, and refusals."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _tolerances import (
+    FLOAT32_RTOL,
+    FLOAT64_RTOL,
+    LIMIT_TEMPERATURES,
+    SATURATED_ATOL,
+    assert_gradient_is_the_finite_difference,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rlxjax as rx
+from rlxjax import _gate
+
+INF = float("inf")
+FIELDS = tuple(field.name for field in dataclasses.fields(rx.IoFusionGate))
+GATE = rx.IoFusionGate(700.0, 9_000.0, 150.0, 30.0, False, 4e6, 2_500.0)
+SPEC = {
+    "metal": (500, 5_000, 200, 200, 1, 2e6, 1_000),
+    "mlx": (500, 5_000, 200, 200, 1, 2e6, 1_000),
+    "cuda": (2_000, 20_000, 800, 50, 0, 15e6, 5_000),
+    "rocm": (2_000, 20_000, 800, 50, 0, 15e6, 5_000),
+    "wgpu": (3_000, 30_000, 100, 40, 0, 25e6, 10_000),
+    "tpu": (3_000, 30_000, 100, 40, 0, 25e6, 10_000),
+    "cpu": (50, 0, 50, 50, 1, 0, 0),
+}
+
+
+def closed_form(gate, benefit, penalty=True):
+    """Return SPEC 2, written out."""
+    launches, syncs, readback, traffic = vars(benefit).values()
+    readback_bw = max(0 if gate.unified_memory else gate.host_readback_bw, 1)
+    base = launches * gate.dispatch_ns + syncs * gate.roundtrip_ns
+    base += traffic / max(gate.memory_bw, 1) + readback / readback_bw
+    return base - (max(-syncs, 0) * gate.host_thunk_penalty_ns if penalty and syncs < 0 else 0)
+
+
+def table(n=64, seed=0):
+    """Return gates and benefits with the signs and sizes that a graph's have."""
+    rng = np.random.default_rng(seed)
+    gate = rx.IoFusionGate(
+        *(10 ** rng.uniform(low, low + 2, n) for low in (2, 3, 0.5, 0.5)), *rng.uniform(0, 1e6, (3, n))
+    )
+    gate = dataclasses.replace(gate, unified_memory=rng.integers(0, 2, n))
+    small, large = rng.integers(-5, 6, (2, n)), rng.integers(-(2**30), 2**30, (2, n))
+    return gate, rx.FusionBenefit(*small, *large)
+
+
+def rows(tree):
+    n = len(jax.tree.leaves(tree)[0])
+    return [jax.tree.map(lambda leaf, i=i: leaf[i].item(), tree) for i in range(n)]
+
+
+counts = st.integers(0, 2**40)
+signed = st.integers(-(2**40), 2**40)
+profiles = st.builds(rx.GraphIoProfile, *[counts] * 4)
+benefits = st.builds(rx.FusionBenefit, st.integers(-99, 99), st.integers(-99, 99), signed, signed)
+gates = st.builds(
+    rx.IoFusionGate,
+    *[st.floats(0, 1e6)] * 2,
+    *[st.floats(0, 1e4)] * 2,
+    st.booleans(),
+    *[st.floats(0, 1e8)] * 2,
+)
+lawful = settings(deadline=None, max_examples=50)
+
+
+def terms_size(gate, benefit):
+    positive = rx.FusionBenefit(*(abs(count) for count in vars(benefit).values()))
+    return closed_form(gate, positive) + abs(benefit.sync_points_saved) * gate.host_thunk_penalty_ns
+
+
+# --- The exact subtraction -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2**52, 2**53, 2**63, 2**64 - 2])
+def test_a_difference_of_one_survives_at_any_size(size):
+    before, after = rx.GraphIoProfile(*[size + 1] * 4), rx.GraphIoProfile(*[size] * 4)
+    assert rx.fusion_benefit(before, after) == rx.FusionBenefit(1, 1, 1, 1)
+    assert rx.fusion_benefit(after, before) == rx.FusionBenefit(-1, -1, -1, -1)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "saved", "dtype"),
+    [
+        (np.array([2**53 + 1, 0]), np.array([2**53, 3]), [1, -3], np.int64),
+        (np.array([2**63 - 1]), np.array([0]), [2**63 - 1], np.int64),
+        (np.array([0], np.uint64), np.array([1], np.uint64), [-1], np.int64),
+        (np.array([2**64 - 1], np.uint64), np.array([2**64 - 2], np.uint64), [1], np.int64),
+        (np.array([2**64 - 1], np.uint64), np.array([5], np.uint64), [2**64 - 6], np.uint64),
+        (np.array([2**63], np.uint64), np.array([1]), [2**63 - 1], np.int64),
+        (np.array([0, 2**64 - 1], np.uint64), np.array([2**64 - 1, 0], np.uint64), None, np.float64),
+        (np.uint8(3), np.uint8(5), -2, int),
+        (np.uint64(2**64 - 1), 1, 2**64 - 2, int),
+    ],
+)
+def test_numpy_counts_subtract_without_wrapping(before, after, saved, dtype):
+    benefit = rx.fusion_benefit(rx.GraphIoProfile(0, 0, before), rx.GraphIoProfile(0, 0, after))
+    difference = benefit.host_readback_bytes_saved
+    assert isinstance(difference, int) if dtype is int else difference.dtype == dtype
+    np.testing.assert_array_equal(difference, [-(2.0**64), 2.0**64] if saved is None else saved)
+
+
+def test_the_exact_difference_and_not_that_of_floats_is_scored():
+    unit = rx.IoFusionGate(1, 1, 1, 1, False, 0, 0)
+    before, after = rx.GraphIoProfile(0, 0, 2**63 + 3, 2**52 + 2), rx.GraphIoProfile(0, 0, 2**63, 2**52 + 1)
+    assert unit.score_ns(before, after) == 3 + 1
+    with jax.enable_x64(False):
+        assert unit.score_ns(before, after) == 3 + 1
+
+
+@pytest.mark.parametrize("count", [-1, float("nan"), np.array([3, -2])])
+@pytest.mark.parametrize("which", ["before", "after"])
+def test_a_negative_or_nan_count_is_refused_by_name(count, which):
+    profiles = {"before": rx.GraphIoProfile(), "after": rx.GraphIoProfile()}
+    profiles[which] = rx.GraphIoProfile(sync_points=count)
+    with pytest.raises(ValueError, match=f"{which}.sync_points: expected a count of at least 0, got"):
+        rx.fusion_benefit(**profiles)
+
+
+# --- The score -----------------------------------------------------------------------------------
+
+
+@lawful
+@given(gates, benefits)
+def test_a_score_is_the_closed_form(gate, benefit):
+    atol = FLOAT64_RTOL * terms_size(gate, benefit)
+    np.testing.assert_allclose(gate.score_ns(benefit), closed_form(gate, benefit), rtol=0, atol=atol)
+    base = closed_form(gate, benefit, penalty=False)
+    np.testing.assert_allclose(benefit.score_ns(gate), base, rtol=0, atol=atol)
+    assert bool(gate.should_fuse(benefit)) == (gate.score_ns(benefit) >= gate.min_gain_ns)
+    assert bool(benefit.should_fuse(gate)) == (benefit.score_ns(gate) >= gate.min_gain_ns)
+
+
+@pytest.mark.parametrize("target", SPEC)
+def test_a_built_in_gate_is_the_row_of_the_specification(target):
+    gate = rx.io_fusion_gate_for_target(target)
+    assert dataclasses.astuple(gate) == SPEC[target]
+    assert (
+        rx.io_fusion_gate_for_target(target.upper())
+        == rx.io_fusion_gate_for_target(rx.Target(target))
+        == gate
+    )
+
+
+def test_target_codes_give_a_gate_of_arrays():
+    codes = rx.Target.codes(np.array([["cpu", "cuda"], ["wgpu", "metal"]]))
+    gate = jax.jit(rx.io_fusion_gate_for_target)(codes)
+    expected = np.array([SPEC["cpu"], SPEC["cuda"], SPEC["wgpu"], SPEC["metal"]]).reshape(2, 2, 7)
+    np.testing.assert_array_equal(np.stack(dataclasses.astuple(gate), -1), expected)
+
+
+@pytest.mark.parametrize("target", ["gpu", "", 99, np.array([-1]), np.array([1.0])])
+def test_an_unknown_target_is_refused(target):
+    with pytest.raises(ValueError, match="target"):
+        rx.io_fusion_gate_for_target(target)
+
+
+def test_the_case_of_metal_and_wgpu():
+    before, after = (3, 0, 33554432, 184549376), (4, 1, 1048576, 219152384)
+    profiles = rx.GraphIoProfile(*before), rx.GraphIoProfile(*after)
+    metal, wgpu = (rx.io_fusion_gate_for_target(target) for target in ("metal", "wgpu"))
+    np.testing.assert_allclose(metal.score_ns(*profiles), 30_327_340.96, rtol=FLOAT64_RTOL)
+    np.testing.assert_allclose(wgpu.score_ns(*profiles), -24_566_383.68, rtol=FLOAT64_RTOL)
+    assert metal.should_fuse(*profiles)
+    assert not wgpu.should_fuse(*profiles)
+
+
+def test_a_benefit_stands_for_its_two_profiles():
+    before, after = rx.GraphIoProfile(2, 1, 8192, 16384), rx.GraphIoProfile(1, 1, 512, 16384)
+    benefit = rx.fusion_benefit(before, after)
+    assert benefit == rx.FusionBenefit(1, 0, 7680, 0)
+    assert GATE.score_ns(benefit) == GATE.score_ns(before, after) == 700 + 7680 / 30
+    for name in (
+        "soft_score_ns",
+        "fuse_log_odds",
+        "fuse_probability",
+        "fuse_log_probability",
+        "soft_should_fuse",
+    ):
+        method = getattr(GATE, name)
+        assert method(benefit, temperature_ns=9.0) == method(before, after, temperature_ns=9.0)
+
+
+def test_half_a_pair_or_more_than_one_is_refused():
+    with pytest.raises(ValueError, match="after: expected a profile.*got None"):
+        GATE.score_ns(rx.GraphIoProfile())
+    with pytest.raises(ValueError, match="after: expected nothing beside a FusionBenefit"):
+        GATE.should_fuse(rx.FusionBenefit(), rx.GraphIoProfile())
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("value", [-1.0, float("nan")])
+def test_a_checked_gate_refuses_a_negative_or_nan_coefficient(name, value):
+    assert rx.IoFusionGate.checked(**{name: INF}) == rx.IoFusionGate(**{name: INF})
+    with pytest.raises(ValueError, match=f"{name}: expected a number of at least 0"):
+        rx.IoFusionGate.checked(**{name: value})
+
+
+# --- Laws ----------------------------------------------------------------------------------------
+
+
+@lawful
+@given(gates, profiles, profiles, profiles)
+def test_the_base_is_antisymmetric_and_additive(gate, a, b, c):
+    def base(x, y):
+        return float(rx.fusion_benefit(x, y).score_ns(gate))
+
+    assert base(a, b) == -base(b, a)
+    size = sum(terms_size(gate, rx.fusion_benefit(x, y)) for x, y in ((a, b), (b, c), (a, c)))
+    np.testing.assert_allclose(base(a, b) + base(b, c), base(a, c), rtol=0, atol=FLOAT64_RTOL * size)
+
+
+@lawful
+@given(gates, benefits, st.integers(-8, 8))
+def test_a_score_scales_with_the_unit_of_time(gate, benefit, exponent):
+    unit = 2.0**exponent
+    gate = dataclasses.replace(
+        gate, memory_bw=gate.memory_bw + 256, host_readback_bw=gate.host_readback_bw + 256
+    )
+    gate = dataclasses.replace(gate, unified_memory=0.0)
+    scaled = rx.IoFusionGate(
+        **{name: value / unit if "bw" in name else value * unit for name, value in vars(gate).items()}
+    )
+    np.testing.assert_array_equal(scaled.score_ns(benefit), gate.score_ns(benefit) * unit)
+    np.testing.assert_array_equal(scaled.should_fuse(benefit), gate.should_fuse(benefit))
+
+
+@lawful
+@given(gates, benefits, st.sampled_from(list(vars(rx.FusionBenefit()))), st.integers(1, 2**30))
+def test_saving_more_never_scores_less(gate, benefit, name, more):
+    better = dataclasses.replace(benefit, **{name: getattr(benefit, name) + more})
+    slack = FLOAT64_RTOL * terms_size(gate, better)
+    assert gate.score_ns(better) >= gate.score_ns(benefit) - slack
+    assert better.score_ns(gate) >= benefit.score_ns(gate) - slack
+
+
+# --- Infinite and zero penalties -----------------------------------------------------------------
+
+PENALISED = dataclasses.replace(GATE, host_thunk_penalty_ns=INF)
+SOFT = ("soft_score_ns", "fuse_probability", "fuse_log_probability", "soft_should_fuse")
+
+
+@pytest.mark.parametrize("syncs", [0, 1, 3])
+def test_an_infinite_penalty_is_absent_without_added_sync_points(syncs):
+    benefit = rx.FusionBenefit(1, syncs, 7680, 0)
+    assert PENALISED.score_ns(benefit) == GATE.score_ns(benefit) == benefit.score_ns(GATE)
+    gradient = jax.grad(lambda gate: gate.score_ns(benefit))(PENALISED)
+    assert gradient == jax.grad(lambda gate: gate.score_ns(benefit))(GATE)
+
+
+@pytest.mark.parametrize("syncs", [-2, 0, 2])
+@pytest.mark.parametrize("name", ["score_ns", *SOFT])
+def test_an_infinite_penalty_makes_no_nan(syncs, name):
+    benefit = rx.FusionBenefit(1, syncs, 7680, 0).astype(float)
+
+    def f(gate, temperature, benefit):
+        options = {} if name == "score_ns" else {"temperature_ns": temperature}
+        return getattr(gate, name)(benefit, **options)
+
+    gradients = jax.grad(f, (0, 1, 2))(PENALISED, 1e4, benefit)
+    assert not any(np.isnan(leaf) for leaf in jax.tree.leaves((f(PENALISED, 1e4, benefit), gradients)))
+    if syncs < 0:
+        assert PENALISED.score_ns(benefit) == -INF
+        assert not PENALISED.should_fuse(benefit)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 1e6])
+@pytest.mark.parametrize("syncs", [-2, 0, 2])
+def test_a_gradient_is_the_count_that_a_coefficient_multiplies(penalty, syncs):
+    gate = dataclasses.replace(GATE, host_thunk_penalty_ns=penalty)
+    gradient = jax.grad(lambda gate: gate.score_ns(rx.FusionBenefit(3, syncs, 7680, -900)))(gate)
+    expected = (3, syncs, 900 / 150**2, -7680 / 30**2, 0, -max(-syncs, 0), 0)
+    np.testing.assert_allclose(dataclasses.astuple(gradient), expected, rtol=FLOAT64_RTOL)
+
+
+# --- Relaxations and transformations -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["score_ns", *SOFT[:3], "fuse_log_odds"])
+def test_a_whole_gate_has_a_gradient(name):
+    gate, benefit = table()
+    margin = np.abs(gate.score_ns(benefit) - gate.min_gain_ns)
+    options = {} if name == "score_ns" else {"temperature_ns": margin}
+    size = np.array([terms_size(*row) for row in zip(rows(gate), rows(benefit), strict=True)])
+    scale = size if name in ("score_ns", "soft_score_ns") else size / margin
+    f = jax.jit(lambda gate: getattr(gate, name)(benefit, **options))
+    assert_gradient_is_the_finite_difference(f, gate, scale=scale)
+
+
+def test_a_relaxation_tends_to_the_hard_decision():
+    gate, benefit = table()
+    hard, score = gate.should_fuse(benefit), gate.score_ns(benefit)
+    margin = np.abs(score - gate.min_gain_ns)
+    soft = gate.fuse_probability(benefit, temperature_ns=margin / 40)
+    np.testing.assert_allclose(soft, hard, rtol=0, atol=SATURATED_ATOL)
+    relaxed = gate.soft_score_ns(benefit, temperature_ns=1e-3)
+    assert (np.abs(relaxed - score) <= LIMIT_TEMPERATURES * 1e-3).all()
+    through = gate.soft_should_fuse(benefit, temperature_ns=margin)
+    np.testing.assert_array_equal(through, hard)
+    by_through, by_soft = (
+        jax.grad(lambda g, name=name: getattr(g, name)(benefit, temperature_ns=margin).sum())(gate)
+        for name in ("soft_should_fuse", "fuse_probability")
+    )
+    jax.tree.map(np.testing.assert_array_equal, by_through, by_soft)
+
+
+def test_odds_probability_and_log_probability_agree_and_the_log_has_no_underflow():
+    benefit = rx.FusionBenefit(1, -3, 0, 0)
+    odds, p, log_p = (
+        getattr(GATE, name)(benefit, temperature_ns=1e6)
+        for name in ("fuse_log_odds", "fuse_probability", "fuse_log_probability")
+    )
+    np.testing.assert_allclose(p, 1 / (1 + np.exp(-odds)), rtol=FLOAT64_RTOL)
+    np.testing.assert_allclose(log_p, np.log(p), rtol=FLOAT64_RTOL)
+    far = GATE.fuse_log_probability(benefit, temperature_ns=1.0)
+    assert far == GATE.fuse_log_odds(benefit, temperature_ns=1.0) < -1e7
+
+
+@pytest.mark.parametrize("x64", [True, False])
+def test_compiled_scores_equal_eager_ones_to_the_last_bit(x64):
+    with jax.enable_x64(x64):
+        gate, benefit = table(1000)
+        benefit = benefit.astype(float)
+        for f in (rx.IoFusionGate.score_ns, rx.IoFusionGate.should_fuse):
+            np.testing.assert_array_equal(jax.jit(f)(gate, benefit), f(gate, benefit))
+        base = rx.FusionBenefit.score_ns
+        np.testing.assert_array_equal(jax.jit(base)(benefit, gate), base(benefit, gate))
+
+
+def test_vmap_is_a_loop_and_so_is_a_table():
+    gate, benefit = table(1000)
+    loop = [g.score_ns(b) for g, b in zip(rows(gate), rows(benefit), strict=True)]
+    np.testing.assert_array_equal(gate.score_ns(benefit), loop)
+    np.testing.assert_array_equal(jax.vmap(rx.IoFusionGate.score_ns)(gate, benefit), loop)
+
+
+def test_a_table_in_float32_agrees():
+    gate, benefit = table()
+    exact = gate.score_ns(benefit)
+    with jax.enable_x64(False):
+        score = gate.score_ns(benefit)
+    assert score.dtype == jnp.float32
+    size = [terms_size(*row) for row in zip(rows(gate), rows(benefit), strict=True)]
+    assert (np.abs(score - exact) <= FLOAT32_RTOL * np.array(size)).all()
+
+
+def test_new_values_are_not_traced_again():
+    def everything(gate, benefit, t):
+        gate.score_ns(benefit), gate.soft_score_ns(benefit, temperature_ns=t), benefit.score_ns(gate)
+
+    compiled = (_gate._score_ns, _gate._soft_score_ns, _gate._benefit_score_ns)
+    everything(GATE, rx.FusionBenefit(1, 2, 3, 4), 5.0)
+    before = [f._cache_size() for f in compiled]
+    everything(PENALISED, rx.FusionBenefit(-9, 0, 2**60, 2**50), 7.0)
+    everything(rx.io_fusion_gate_for_target("cpu"), rx.FusionBenefit(), 0.1)
+    assert [f._cache_size() for f in compiled] == before
+
+
+def test_a_traced_integer_that_may_have_been_narrowed_is_refused():
+    benefit = rx.FusionBenefit(*(np.array([2**40]) for _ in range(4)))
+    score = jax.jit(lambda benefit: GATE.score_ns(benefit))
+    expected = score(benefit)
+    with jax.enable_x64(False):
+        with pytest.raises(ValueError, match="launches_saved: expected a float count.*int32.*jax_enable_x64"):
+            score(benefit)
+        floats = score(benefit.astype(float))
+    np.testing.assert_allclose(floats, expected, rtol=FLOAT32_RTOL)
+
+
+def test_a_traced_uint32_profile_is_refused_too():
+    with jax.enable_x64(False), pytest.raises(ValueError, match="kernel_launches.*uint32"):
+        jax.jit(rx.fusion_benefit)(*[rx.GraphIoProfile(*(np.array([5], np.uint32),) * 4)] * 2)

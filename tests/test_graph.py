@@ -1,0 +1,228 @@
+"""The graph: the op table, shape inference, and what is refused."""
+
+import pytest
+
+import rlxjax as rx
+from rlxjax._graph import DTYPE_BYTES, OPS
+
+SOURCES = {"input", "param", "constant"}
+VIEWS = {"reshape", "transpose", "narrow"}
+UNARY = {"relu", "sigmoid", "tanh", "gelu", "sqrt", "rsqrt", "exp", "log", "neg", "abs", "cast"}
+BINARY = {"add", "sub", "mul", "div", "max", "min", "pow"}
+REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_mean"}
+MEMORY = {"load", "store", "copy"}
+SHAPED = {"broadcast", "concat", "matmul", "attention", "fft"}
+HOST_SYNC = {"log_mel", "log_mel_backward", "custom", "welch_peaks"}
+
+
+def with_inputs(*shapes, dtype="f32"):
+    graph = rx.Graph("test")
+    return graph, [graph.input(f"x{i}", shape, dtype) for i, shape in enumerate(shapes)]
+
+
+def added(op, *shapes, operands="f32", **options):
+    graph, ids = with_inputs(*shapes, dtype=operands)
+    node_id = graph.add(op, ids, **options)
+    return graph.nodes[node_id]
+
+
+# --- The op table --------------------------------------------------------------------------------
+
+
+def test_the_op_table_holds_the_ops_of_the_specification():
+    assert set(OPS) == SOURCES | VIEWS | UNARY | BINARY | REDUCTIONS | MEMORY | SHAPED | HOST_SYNC
+
+
+@pytest.mark.parametrize(
+    ("flag", "names"),
+    [
+        ("metadata", SOURCES | VIEWS),
+        ("host_sync", HOST_SYNC),
+        ("elementwise", UNARY | BINARY),
+        ("source", SOURCES),
+    ],
+)
+def test_a_flag_marks_exactly_its_ops(flag, names):
+    assert {name for name, op in OPS.items() if getattr(op, flag)} == names
+
+
+def test_arity_is_none_one_or_two_by_kind():
+    assert {OPS[name].arity for name in SOURCES} == {0}
+    assert {OPS[name].arity for name in UNARY | REDUCTIONS | MEMORY | VIEWS} == {1}
+    assert {OPS[name].arity for name in BINARY | {"matmul"}} == {2}
+
+
+@pytest.mark.parametrize("table", [OPS, DTYPE_BYTES])
+def test_the_tables_cannot_be_changed(table):
+    with pytest.raises(TypeError):
+        table["new"] = 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [
+        *[(dtype, 1) for dtype in ("i8", "u8", "bool")],
+        *[(dtype, 2) for dtype in ("f16", "bf16")],
+        *[(dtype, 4) for dtype in ("f32", "i32")],
+        *[(dtype, 8) for dtype in ("f64", "i64", "c64")],
+        ("c128", 16),
+    ],
+)
+def test_tensor_bytes_are_elements_times_the_size_of_the_dtype(dtype, size):
+    assert rx.tensor_bytes((3, 5, 7), dtype) == 105 * size
+    assert rx.tensor_bytes((), dtype) == size
+    assert rx.tensor_bytes((3, None), dtype) == 0
+    assert rx.tensor_bytes((3, 0), dtype) == 0
+    assert rx.tensor_bytes((2**32, 2**32), dtype) == 2**64 - 1
+
+
+# --- Adding --------------------------------------------------------------------------------------
+
+
+def test_ids_count_from_zero_in_order_of_adding():
+    graph = rx.Graph("ids")
+    ids = [graph.input("x", (2,)), graph.param("w", (2,)), graph.constant("c", (2,))]
+    ids += [graph.add("add", ids[:2]), graph.add("relu", [3])]
+    assert ids == [node.id for node in graph.nodes] == [0, 1, 2, 3, 4]
+    assert [node.op for node in graph.nodes] == ["input", "param", "constant", "add", "relu"]
+    assert graph.nodes[3].inputs == (0, 1)
+    assert graph.name == "ids"
+
+
+def test_outputs_are_kept_in_order_with_repetition():
+    graph, ids = with_inputs((2,), (3,))
+    assert graph.outputs == ()
+    graph.set_outputs([ids[1], ids[0], ids[1]])
+    assert graph.outputs == (1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attributes", "expected"),
+    [
+        *[(op, [(3, 5)], {}, (3, 5)) for op in sorted((UNARY - {"cast"}) | MEMORY)],
+        *[(op, [(3, 5), (3, 5)], {}, (3, 5)) for op in sorted(BINARY)],
+        *[(op, [(3, 5)], {}, (1,)) for op in sorted(REDUCTIONS)],
+        ("transpose", [(2, 3, 5)], {}, (5, 3, 2)),
+        ("transpose", [(2, 3, 5)], {"permutation": (1, 0, 2)}, (3, 2, 5)),
+        ("narrow", [(8, 6)], {"axis": 1, "start": 2, "length": 4}, (8, 4)),
+        ("narrow", [(8, None)], {"axis": -1, "length": 4}, (8, 4)),
+        ("concat", [(2, 3), (2, 5), (2, 1)], {"axis": 1}, (2, 9)),
+        ("concat", [(2, 3), (4, 3)], {"axis": -2}, (6, 3)),
+        ("concat", [(2, 3), (2, None)], {"axis": 1}, (2, None)),
+        ("matmul", [(4, 3), (3, 5)], {}, (4, 5)),
+        ("matmul", [(7, 4, 3), (7, 3, 5)], {}, (7, 4, 5)),
+        ("attention", [(2, 8, 16, 4)] * 3, {}, (2, 8, 16, 4)),
+        ("fft", [(8, 512)], {}, (8, 512)),
+        ("welch_peaks", [(8, 512)], {"k": 16, "n_segments": 2}, (4, 16, 2)),
+        ("welch_peaks", [(None, 512)], {"k": 16, "n_segments": 2}, (None, 16, 2)),
+        ("relu", [(None, 5)], {}, (None, 5)),
+    ],
+)
+def test_a_shape_is_inferred(op, shapes, attributes, expected):
+    node = added(op, *shapes, **attributes)
+    assert (node.shape, node.dtype) == (expected, "f32")
+
+
+@pytest.mark.parametrize(
+    ("op", "options", "expected"),
+    [
+        ("relu", {}, "f16"),
+        ("reduce_sum", {}, "f16"),
+        ("cast", {"to": "i32"}, "i32"),
+        ("cast", {"to": "i32", "shape": (8, 512)}, "i32"),
+        ("relu", {"dtype": "F64"}, "f64"),
+        ("custom", {"shape": (8,)}, "f16"),
+        ("custom", {"shape": (8,), "dtype": "i8"}, "i8"),
+        ("welch_peaks", {"k": 1, "n_segments": 1}, "f32"),
+        ("welch_peaks", {"shape": (8, 1, 2)}, "f32"),
+    ],
+)
+def test_a_dtype_is_the_first_operands_unless_given_or_known(op, options, expected):
+    assert added(op, (8, 512), operands="f16", **options).dtype == expected
+
+
+def test_a_complex_fft_may_have_an_odd_length():
+    assert added("fft", (8, 3), operands="c64").shape == (8, 3)
+
+
+@pytest.mark.parametrize("op", sorted(OPS))
+@pytest.mark.parametrize("operands", [0, 1, 3])
+def test_a_given_shape_is_taken_as_given_whatever_the_operands(op, operands):
+    node = added(op, *[(3, 3)] * operands, shape=[7, None, 0], dtype="i8")
+    assert (node.shape, node.dtype, node.inputs) == ((7, None, 0), "i8", tuple(range(operands)))
+
+
+def test_an_unknown_dimension_makes_no_elements_and_no_bytes():
+    node = added("relu", (None, 5))
+    assert (node.elements, node.bytes) == (0, 0)
+    assert added("relu", (4, 5)).elements == 20
+
+
+# --- What is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "options", "says"),
+    [
+        ("relu", [(2,), (2,)], {}, "expected 1 operand.*got 2"),
+        ("add", [(2,)], {}, "expected 2 operand.*got 1"),
+        ("attention", [(2, 2, 2, 2)], {}, "expected 3 operand.*got 1"),
+        ("concat", [], {"axis": 0}, "expected at least 1 operand.*got 0"),
+        ("add", [(2,), (3,)], {}, "one shape.*2.*3"),
+        ("reshape", [(2,)], {}, "shape has to be given"),
+        ("broadcast", [(2,)], {}, "shape has to be given"),
+        ("custom", [(2,)], {}, "shape has to be given"),
+        ("log_mel", [(2,)], {}, "shape has to be given"),
+        ("cast", [(2,)], {}, "'to' has to be given"),
+        ("cast", [(2,)], {"to": "float"}, "unknown dtype 'float'"),
+        ("transpose", [(2, 3)], {"permutation": (0, 0)}, "permutation"),
+        ("narrow", [(2, 3)], {"axis": 1}, "'length' has to be given"),
+        ("narrow", [(2, 3)], {"length": 1}, "'axis' has to be given"),
+        ("narrow", [(2, 3)], {"axis": 2, "length": 1}, "axis has to be an axis"),
+        ("narrow", [(2, 3)], {"axis": 1, "start": 2, "length": 2}, "at most 3, got 2 . 2"),
+        ("narrow", [(2, 3)], {"axis": 1, "length": -1}, "length: expected an integer of at least 0"),
+        ("concat", [(2, 3), (3, 3)], {"axis": 1}, "agree but along axis 1"),
+        ("concat", [(2, 3), (2,)], {"axis": 0}, "agree but along axis 0"),
+        ("concat", [(2, 3)], {}, "'axis' has to be given"),
+        ("matmul", [(2, 3), (4, 5)], {}, "m, k.*k, n"),
+        ("matmul", [(3,), (3,)], {}, "m, k.*k, n"),
+        ("attention", [(2, 2)] * 3, {}, "batch, heads, seq, head_dim"),
+        ("fft", [(8, 511)], {}, "even last axis"),
+        ("welch_peaks", [(8, 512)], {"k": 16}, "'n_segments' has to be given"),
+        ("welch_peaks", [(8, 512)], {"k": 0, "n_segments": 2}, "k: expected an integer of at least 1"),
+        ("welch_peaks", [(9, 512)], {"k": 16, "n_segments": 2}, "batch . 2"),
+        ("relu", [(2,)], {"shape": (2, -1)}, "dimension: expected an integer of at least 0, got -1"),
+        ("relu", [(2,)], {"shape": (2.5,)}, "dimension: expected an integer, got 2.5"),
+        ("relu", [(2,)], {"dtype": "f8"}, "unknown dtype 'f8'; expected one of i8"),
+        ("input", [], {}, "shape has to be given"),
+    ],
+)
+def test_a_bad_node_is_refused_by_name(op, shapes, options, says):
+    graph, ids = with_inputs(*shapes)
+    with pytest.raises(ValueError, match=rf"node {len(shapes)} \({op}\): .*{says}"):
+        graph.add(op, ids, **options)
+    assert len(graph.nodes) == len(shapes)
+
+
+@pytest.mark.parametrize(("op", "hint"), [("RELU", "'relu'"), ("reduce_summ", "'reduce_sum'")])
+def test_an_unknown_op_is_refused_with_the_nearest_one(op, hint):
+    with pytest.raises(ValueError, match=f"unknown op '{op}'.*did you mean {hint}.*expected one of input"):
+        rx.Graph().add(op, [])
+
+
+@pytest.mark.parametrize("node_id", [1, 7])
+def test_a_forward_reference_is_refused_by_name(node_id):
+    graph, _ = with_inputs((2,))
+    with pytest.raises(ValueError, match=rf"node 1 \(relu\): no node {node_id} yet; the graph has 1 nodes"):
+        graph.add("relu", [node_id])
+    with pytest.raises(ValueError, match=f"outputs: no node {node_id} yet"):
+        graph.set_outputs([node_id])
+
+
+@pytest.mark.parametrize("node_id", [-1, 0.5, "x", None])
+def test_what_is_no_node_id_is_refused_by_name(node_id):
+    graph, _ = with_inputs((2,))
+    with pytest.raises(ValueError, match=r"node 1 \(relu\): node id: expected an integer"):
+        graph.add("relu", [node_id])
+    with pytest.raises(ValueError, match="outputs: node id: expected an integer"):
+        graph.set_outputs([node_id])

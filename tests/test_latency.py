@@ -1,0 +1,216 @@
+"""The calibrated latency model: its terms, derivatives, laws and errors."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, GRADIENT_RTOL, GRADIENT_STEP
+
+import rlxjax as rx
+from rlxjax import _latency
+from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
+
+PATHS = ("host", "fused", "block")
+MEDIAN = rx.typical_prior().median
+#: Columns (path, batch, n_fft, k, n_segments) of workloads that reach every branch of the formula.
+WORKLOADS = tuple(
+    np.array(column)
+    for column in zip(
+        *itertools.product(range(3), (1, 9, 100, 8192), (2, 64, 1000, 4096), (1, 16, 50), (1, 2, 8)),
+        strict=True,
+    )
+)
+
+each_path = pytest.mark.parametrize("path", PATHS)
+
+
+def coefficients(seed):
+    """Return a machine whose coefficients are a few times more or less than the typical ones."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda median: float(median * np.exp(rng.normal())), MEDIAN)
+
+
+def predict(machine, workloads=WORKLOADS):
+    return rx.predict_latency_ns(machine, *workloads)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_terms_are_not_negative_and_sum_to_the_prediction(seed):
+    terms = rx.latency_terms_ns(coefficients(seed), *WORKLOADS)
+    parts = [np.asarray(getattr(terms, field.name)) for field in dataclasses.fields(terms)]
+    assert all(part.shape == WORKLOADS[0].shape for part in parts)
+    assert all(np.all(np.isfinite(part) & (part >= 0)) for part in parts)
+    on_device = WORKLOADS[0] != rx.Path.HOST.code
+    assert all(np.all(part[on_device] > 0) for part in parts)
+    np.testing.assert_allclose(sum(parts), predict(coefficients(seed)), rtol=FLOAT64_RTOL)
+    np.testing.assert_allclose(terms.total_ns(), predict(coefficients(seed)), rtol=0)
+
+
+def test_the_host_path_waits_for_no_device():
+    terms = rx.latency_terms_ns(MEDIAN, "host", 64, 256, 16, 2)
+    assert [terms.launch_and_sync_ns, terms.upload_ns, terms.readback_ns] == [0, 0, 0]
+
+
+@each_path
+def test_a_path_depends_on_the_coefficients_of_its_own_work_alone(path):
+    gradient = jax.grad(lambda c: rx.predict_latency_ns(c, path, 100, 1000, 16, 2))(MEDIAN)
+    named = {name for name in COEFFICIENT_NAMES if getattr(gradient, name) != 0}
+    host_selection = {"host_chunk_ns", "host_bytes_per_ns", "select_bin_ns", "select_peak_ns"}
+    host = {name for name in COEFFICIENT_NAMES if name.startswith(("host_", "select_"))}
+    fused = set(COEFFICIENT_NAMES) - host
+    block = (fused - {"topk_bin_ns", "topk_update_ns"}) | host_selection
+    assert named == {"host": host, "fused": fused, "block": block}[path]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", COEFFICIENT_NAMES)
+def test_gradient_equals_finite_differences_of_every_coefficient(name, seed):
+    machine, step = coefficients(seed), GRADIENT_STEP
+
+    def log_prediction(log_change):
+        changed = getattr(machine, name) * jnp.exp(log_change)
+        return jnp.log(predict(dataclasses.replace(machine, **{name: changed})))
+
+    _, gradient = jax.jvp(log_prediction, (0.0,), (1.0,))
+    difference = (log_prediction(step) - log_prediction(-step)) / (2 * step)
+    assert np.any(np.abs(gradient) > 1e-6)
+    np.testing.assert_allclose(gradient, difference, rtol=GRADIENT_RTOL, atol=1e-9)
+
+
+def test_reverse_gradient_over_the_whole_set_equals_forward():
+    def mean_log(machine):
+        return jnp.mean(jnp.log(predict(machine)))
+
+    machine = coefficients(0)
+    forward, reverse = jax.jacfwd(mean_log)(machine), jax.grad(mean_log)(machine)
+    assert all(np.isfinite(leaf) for leaf in jax.tree.leaves(reverse))
+    np.testing.assert_allclose(jax.tree.leaves(reverse), jax.tree.leaves(forward), rtol=1e-9)
+
+
+@each_path
+@pytest.mark.parametrize("argument", [1, 2, 3, 4])
+def test_prediction_grows_with_every_size(path, argument):
+    sizes = [path, 64, 256, 8, 2]
+    column = (
+        np.unique([rx.padded_batch(batch) for batch in range(1, 5001)])
+        if argument == 1
+        else 2 ** np.arange(8)
+    )
+    sizes[argument] = 2 * column if argument == 2 else column
+    for seed in range(3):
+        assert np.all(np.diff(rx.predict_latency_ns(coefficients(seed), *sizes)) > 0)
+
+
+@each_path
+@pytest.mark.parametrize("batch", [1.0, 9.0, 100.0])
+def test_the_gradient_by_batch_is_no_staircase(path, batch):
+    slope = jax.grad(lambda b: rx.predict_latency_ns(MEDIAN, path, b, 256, 16, 2))(batch)
+    assert np.isfinite(slope)
+    assert slope > 0
+
+
+def test_an_empty_batch_has_a_finite_prediction():
+    assert np.all(np.isfinite(rx.predict_latency_ns(MEDIAN, np.arange(3), 0, 256, 16, 2)))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 7.0])
+def test_a_slower_clock_scales_the_prediction(scale):
+    power = {"ns": 1, "bytes/ns": -1, "FLOP/ns": -1, "bytes": 0, "1": 0}
+    machine = coefficients(1)
+    slower = {
+        name: getattr(machine, name) * scale ** power[coefficient_unit(name)] for name in COEFFICIENT_NAMES
+    }
+    np.testing.assert_allclose(
+        predict(rx.LatencyCoefficients(**slower)), scale * np.asarray(predict(machine)), rtol=FLOAT64_RTOL
+    )
+
+
+def test_jit_vmap_and_loop_equal_one_call_of_arrays():
+    machine = coefficients(2)
+    together = predict(machine)
+    columns = tuple(jnp.asarray(column) for column in WORKLOADS)
+    np.testing.assert_allclose(jax.jit(predict)(machine, columns), together, rtol=FLOAT64_RTOL)
+    one = jax.vmap(lambda *sizes: rx.predict_latency_ns(machine, *sizes))
+    np.testing.assert_allclose(one(*columns), together, rtol=FLOAT64_RTOL)
+    machines = [coefficients(seed) for seed in range(3)]
+    stacked = jax.tree.map(lambda *leaves: jnp.array(leaves), *machines)
+    np.testing.assert_allclose(jax.vmap(predict)(stacked), [predict(m) for m in machines], rtol=FLOAT64_RTOL)
+
+
+def test_scalars_names_and_mixed_codes_equal_arrays():
+    together = predict(MEDIAN)
+    rows = list(zip(*(column.tolist() for column in WORKLOADS), strict=True))
+    alone = [rx.predict_latency_ns(MEDIAN, PATHS[path], *sizes) for path, *sizes in rows[::17]]
+    np.testing.assert_allclose(alone, together[::17], rtol=FLOAT64_RTOL)
+    names = np.array(PATHS)[WORKLOADS[0]]
+    np.testing.assert_array_equal(predict(MEDIAN, (names, *WORKLOADS[1:])), together)
+    grid = rx.predict_latency_ns(MEDIAN, np.arange(3)[:, None], np.array([[1, 9, 100, 8192]]), 64, 16, 2)
+    assert grid.shape == (3, 4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_float32_is_within_1e_5_of_float64(seed):
+    exact = np.asarray(predict(coefficients(seed)))
+    with jax.enable_x64(False):
+        single = predict(coefficients(seed))
+        assert single.dtype == np.float32
+        np.testing.assert_allclose(single, exact, rtol=FLOAT32_RTOL)
+
+
+def test_new_values_compile_nothing():
+    predict(coefficients(0))
+    rx.predict_latency_ns(MEDIAN, "host", 1, 64, 1, 1)
+    compiled = _latency._terms_ns._cache_size()
+    for seed, path in enumerate(PATHS):
+        predict(coefficients(seed), tuple(column[::-1] for column in WORKLOADS))
+        rx.predict_latency_ns(coefficients(seed), path, 2 + seed, 128, 3, 2)
+    assert _latency._terms_ns._cache_size() == compiled
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("first", [1, *(2**power - 4 for power in range(13, 24))])
+def test_padding_in_the_model_is_that_of_the_run(first, dtype):
+    batch = np.arange(first, first + (5000 if first == 1 else 9))
+    expected = [rx.padded_batch(int(size)) for size in batch]
+    np.testing.assert_array_equal(_latency._padded(jnp.asarray(batch, dtype)), expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("device", 1, 64, 1, 1), "unknown path 'device'; expected one of host, fused, block"),
+        (("learned", 1, 64, 1, 1), "path: expected host, fused or block, got learned"),
+        ((np.array([0, 3]), 1, 64, 1, 1), "path: expected host, fused or block, got learned"),
+        ((np.array([0, 4]), 1, 64, 1, 1), "path: expected codes from 0 to 3"),
+        (("host", -1, 64, 1, 1), "batch: expected a size of at least 0, got -1"),
+        (("host", 1, np.nan, 1, 1), "n_fft: expected a size of at least 2, got nan"),
+        (("fused", 1, 64, np.array([1, -2]), 1), "k: expected a size of at least 1, got -2"),
+        (("block", 1, 64, 1, jnp.array([np.nan])), "n_segments: expected a size of at least 1, got nan"),
+    ],
+)
+def test_a_workload_without_a_prediction_is_refused(arguments, message):
+    for function in (rx.predict_latency_ns, rx.latency_terms_ns):
+        with pytest.raises(ValueError, match=message):
+            function(MEDIAN, *arguments)
+
+
+@pytest.mark.parametrize("name", COEFFICIENT_NAMES)
+def test_a_coefficient_says_its_unit_in_its_name(name):
+    suffix = {"bytes/ns": "_bytes_per_ns", "FLOP/ns": "_flop_per_ns", "ns": "_ns", "bytes": "_bytes"}
+    unit = coefficient_unit(name)
+    if unit == "1":
+        assert name == "thread_gain"
+    else:
+        assert name.endswith(suffix[unit])
+        assert (unit == "ns") == (name.endswith("_ns") and "_per_" not in name)
+
+
+@pytest.mark.parametrize("bad", [-1.0, np.nan])
+def test_checked_coefficients_are_numbers_of_at_least_zero(bad):
+    values = {name: getattr(MEDIAN, name) for name in COEFFICIENT_NAMES}
+    assert rx.LatencyCoefficients.checked(**values) == MEDIAN
+    with pytest.raises(ValueError, match="dispatch_ns: expected a number of at least 0"):
+        rx.LatencyCoefficients.checked(**{**values, "dispatch_ns": bad})

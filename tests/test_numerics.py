@@ -1,0 +1,258 @@
+"""Smooth and gradient-unsafe primitives: value, gradient, singular points, and the limit T -> 0."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+from _tolerances import (
+    FLOAT32_RTOL,
+    FLOAT64_RTOL,
+    GRADIENT_RTOL,
+    LIMIT_TEMPERATURES,
+    SATURATED_ATOL,
+    assert_gradient_is_the_finite_difference,
+)
+
+from rlxjax import _numerics as num
+
+INF = np.inf
+X = np.array([-700.0, -30.0, -3.0, -0.25, 0.5, 2.0, 40.0, 650.0])
+Y = np.array([2.0, 31.0, -4.0, -0.25, 0.75, -2.0, 60.0, 640.0])
+T = np.array([1.0, 5.0, 0.5, 2.0, 3.0, 0.125, 10.0, 30.0])
+
+
+def log_sum_exp(x, y, t):
+    return t * np.logaddexp(x / t, y / t)
+
+
+#: name: (function, arguments, the same in NumPy and SciPy)
+CLOSED_FORMS = {
+    "times": (num.times, (X, Y), lambda x, y: x * y),
+    "logistic": (num.logistic, (X,), scipy.special.expit),
+    "soft_step": (num.soft_step, (X, T), lambda x, t: scipy.special.expit(x / t)),
+    "log_soft_step": (num.log_soft_step, (X, T), lambda x, t: scipy.special.log_expit(x / t)),
+    "soft_at_least": (
+        num.soft_at_least,
+        (X, Y, T),
+        lambda x, y, t: scipy.special.expit((x - y) / t + t**-0.5),
+    ),
+    "soft_relu": (num.soft_relu, (X, T), lambda x, t: log_sum_exp(x, 0, t)),
+    "soft_maximum": (num.soft_maximum, (X, Y, T), log_sum_exp),
+    "soft_minimum": (num.soft_minimum, (X, Y, T), lambda x, y, t: -log_sum_exp(-x, -y, t)),
+    "soft_clip": (
+        lambda x, y, t: num.soft_clip(x, y, y + 3, t),
+        (X, Y, T),
+        lambda x, y, t: -log_sum_exp(-log_sum_exp(x, y, t), -y - 3, t),
+    ),
+    "soft_roofline": (
+        num.soft_roofline,
+        (np.exp(X / 400), np.exp(Y / 400), T),
+        lambda x, y, p: (x**p + y**p) ** (1 / p),
+    ),
+    "temperature_from_sd": (num.temperature_from_sd, (T,), lambda sd: sd * np.sqrt(3) / np.pi),
+}
+cases = pytest.mark.parametrize("name", CLOSED_FORMS)
+
+
+@cases
+def test_value_is_the_closed_form(name):
+    f, arguments, expected = CLOSED_FORMS[name]
+    np.testing.assert_allclose(f(*arguments), expected(*arguments), rtol=FLOAT64_RTOL, atol=0)
+
+
+@cases
+def test_value_in_float32_is_the_closed_form(name):
+    f, arguments, expected = CLOSED_FORMS[name]
+    arguments = [np.clip(argument, -60, 60) for argument in arguments]
+    with jax.enable_x64(False):
+        value = f(*(jnp.asarray(argument, jnp.float32) for argument in arguments))
+    assert value.dtype == jnp.float32
+    np.testing.assert_allclose(value, expected(*arguments), rtol=FLOAT32_RTOL, atol=1e-38)
+
+
+@cases
+def test_gradient_is_the_finite_difference(name):
+    f, arguments, _ = CLOSED_FORMS[name]
+    size = np.abs(f(*arguments)) + sum(np.abs(argument) for argument in arguments)
+    assert_gradient_is_the_finite_difference(lambda tree: f(*tree), list(arguments), scale=size)
+
+
+@cases
+def test_jit_is_eager_and_vmap_is_a_loop(name):
+    f, arguments, _ = CLOSED_FORMS[name]
+    eager = f(*arguments)
+    loop = [f(*(argument[i] for argument in arguments)) for i in range(len(eager))]
+    for other in (jax.jit(f)(*arguments), jax.vmap(f)(*arguments), loop):
+        np.testing.assert_allclose(other, eager, rtol=FLOAT64_RTOL, atol=0)
+
+
+POINTS = np.array([-1e6, -3.0, -1e-3, 0.0, 1e-3, 2.0, 3.0, 1e6])
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard"),
+    [
+        (num.soft_relu, lambda x: np.maximum(x, 0)),
+        (lambda x, t: num.soft_maximum(x, 2.0, t), lambda x: np.maximum(x, 2)),
+        (lambda x, t: num.soft_minimum(x, 2.0, t), lambda x: np.minimum(x, 2)),
+        (lambda x, t: num.soft_clip(x, -3.0, 2.0, t), lambda x: np.clip(x, -3, 2)),
+    ],
+)
+@pytest.mark.parametrize("temperature", [1e-5, 1e-8])
+def test_a_relaxation_is_within_its_temperature_of_the_hard_choice(soft, hard, temperature):
+    error = np.abs(soft(POINTS, temperature) - hard(POINTS))
+    assert (error <= LIMIT_TEMPERATURES * temperature).all()
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-8])
+def test_a_step_tends_to_the_hard_step_and_only_at_least_does_at_the_tie(temperature):
+    at_least = num.soft_at_least(POINTS, 2.0, temperature)
+    np.testing.assert_allclose(at_least, POINTS >= 2, rtol=0, atol=SATURATED_ATOL)
+    away = POINTS[POINTS != 0]
+    np.testing.assert_allclose(num.soft_step(away, temperature), away >= 0, rtol=0, atol=SATURATED_ATOL)
+    assert num.soft_step(0.0, temperature) == 0.5
+
+
+def test_a_count_of_zero_wins_over_an_infinite_coefficient():
+    count, coefficient = jnp.array([0.0, 0.0, 2.0, -2.0]), jnp.array([INF, -INF, INF, INF])
+    np.testing.assert_array_equal(num.times(count, coefficient), [0, 0, INF, -INF])
+    by_count, by_coefficient = jax.vmap(jax.grad(num.times, (0, 1)))(count, coefficient)
+    np.testing.assert_array_equal(by_count, 0)
+    np.testing.assert_array_equal(by_coefficient, count)
+
+
+def test_a_compiled_product_and_sum_round_as_eager_ones_do():
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.standard_normal(1000) * 1e9 for _ in range(3))
+
+    def f(a, b, c):
+        return c + num.times(a, b)
+
+    np.testing.assert_array_equal(jax.jit(f)(a, b, c), c + a * b)
+
+
+@pytest.mark.parametrize("x", [17.0, 40.0, 80.0])
+def test_the_logistic_keeps_its_slope_where_it_rounds_to_one(x):
+    with jax.enable_x64(False):
+        slope = jax.grad(num.logistic)(jnp.float32(x))
+    exact = scipy.special.expit(x) * scipy.special.expit(-x)
+    np.testing.assert_allclose(slope, exact, rtol=FLOAT32_RTOL)
+    assert num.logistic(jnp.float32(x)) == 1
+    assert jax.grad(num.logistic)(-x) == jax.grad(num.logistic)(x)
+
+
+def test_the_logistic_has_a_second_derivative():
+    p = scipy.special.expit(1.5)
+    curvature = jax.grad(jax.grad(num.logistic))(1.5)
+    np.testing.assert_allclose(curvature, p * (1 - p) * (1 - 2 * p), rtol=FLOAT64_RTOL)
+
+
+def test_the_log_of_a_step_does_not_underflow():
+    value, slope = jax.value_and_grad(num.log_soft_step)(-1e6, 1.0)
+    assert (value, slope) == (-1e6, 1.0)
+    assert num.soft_step(-1e6, 1.0) == 0
+
+
+def test_the_roofline_is_the_sum_at_one_and_the_maximum_at_infinity():
+    x, y = np.array([3.0, 1e9, 1e-3]), np.array([4.0, 2e9, 1e3])
+    np.testing.assert_allclose(num.soft_roofline(x, y, 1.0), x + y, rtol=FLOAT64_RTOL)
+    np.testing.assert_allclose(num.soft_roofline(x, y, 1e6), np.maximum(x, y), rtol=GRADIENT_RTOL)
+    with jax.enable_x64(False):  # powers of 100 would overflow
+        value = num.soft_roofline(jnp.float32(1e9), jnp.float32(1e9), 100.0)
+    np.testing.assert_allclose(value, 1e9 * 2**0.01, rtol=FLOAT32_RTOL)
+
+
+def test_the_temperature_of_an_uncertainty_gives_a_logistic_of_that_spread():
+    spread = scipy.stats.logistic(scale=num.temperature_from_sd(0.7)).std()
+    np.testing.assert_allclose(spread, 0.7, rtol=FLOAT64_RTOL)
+
+
+@pytest.mark.parametrize("hard", [3.0, 0.1 + 0.2, INF, -INF])
+def test_straight_through_has_the_value_of_one_and_the_slope_of_the_other(hard):
+    value, slope = jax.value_and_grad(lambda x: num.straight_through(hard + 0 * x, x**2))(1e17)
+    assert (value, slope) == (hard, 2e17)
+    chosen = num.straight_through(jnp.array([True, False]), jnp.array([0.9, 0.2]))
+    assert chosen.dtype == float
+    np.testing.assert_array_equal(chosen, [1, 0])
+
+
+COSTS = np.array([[1.0, 2.0, 4.0], [3.0, INF, 3.0], [INF, 7.0, INF], [INF, INF, INF], [1e9, 1e9, 1e9]])
+SOFTMIN_T = np.array([0.5, 2.0, 1e-3, 1.0, 1e5])
+
+
+def test_log_softmin_is_a_log_softmax_over_the_possible_entries():
+    log_availability = np.log([[0.5, 0.25, 1.0]] * 5)
+    weights = num.log_softmin(COSTS, SOFTMIN_T, log_availability)
+    for row, costs, t, log_a in zip(weights, COSTS, SOFTMIN_T, log_availability, strict=True):
+        logits = -costs / t + log_a
+        expected = scipy.special.log_softmax(logits) if np.isfinite(costs).any() else logits
+        np.testing.assert_allclose(row, expected, rtol=1e-9)
+
+
+def test_log_softmin_takes_one_temperature_for_a_table():
+    table = num.log_softmin(COSTS, 2.0)
+    np.testing.assert_array_equal(table, [num.log_softmin(costs, 2.0) for costs in COSTS])
+
+
+def test_log_softmin_leaves_out_what_is_not_available():
+    log_availability = np.array([0.0, -INF, 0.0])
+    weights = num.log_softmin(np.array([5.0, 1.0, 5.0]), 1.0, log_availability)
+    np.testing.assert_allclose(weights, [-np.log(2), -INF, -np.log(2)], rtol=FLOAT64_RTOL)
+    nothing = num.log_softmin(np.array([5.0, 1.0, 5.0]), 1.0, np.full(3, -INF))
+    np.testing.assert_array_equal(nothing, -INF)
+
+
+def test_log_softmin_has_its_gradients_and_none_that_is_not_finite():
+    mix, log_availability = np.array([0.3, -1.0, 2.0]), np.log([[0.5, 0.25, 1.0]] * 5)
+    arguments = {"costs": COSTS, "temperature": SOFTMIN_T, "log_a": log_availability}
+
+    @jax.jit
+    def f(tree):
+        weights = jnp.exp(num.log_softmin(tree["costs"], tree["temperature"], tree["log_a"]))
+        return weights @ mix
+
+    gradient = jax.grad(lambda tree: f(tree).sum())(arguments)
+    assert all(np.isfinite(leaf).all() for leaf in gradient.values())
+    np.testing.assert_array_equal(gradient["costs"][np.isinf(COSTS)], 0)
+    finite = {name: leaf[[0, 4]] for name, leaf in arguments.items()}
+    scale = (np.abs(COSTS).max(1) / SOFTMIN_T)[[0, 4]]
+    assert_gradient_is_the_finite_difference(f, finite, scale=scale)
+    masked = np.array([0.0, -INF, 0.0])
+    slope = jax.grad(lambda a: (jnp.exp(num.log_softmin(COSTS[0], 1.0, a)) * mix).sum())(masked)
+    assert np.isfinite(slope).all()
+
+
+def test_log_softmin_under_jit_and_vmap_is_a_loop():
+    loop = [num.log_softmin(costs, t) for costs, t in zip(COSTS, SOFTMIN_T, strict=True)]
+    for f in (num.log_softmin, jax.jit(num.log_softmin), jax.vmap(num.log_softmin)):
+        np.testing.assert_allclose(f(COSTS, SOFTMIN_T), loop, rtol=FLOAT64_RTOL, atol=0)
+
+
+def test_log_softmin_tends_to_the_first_of_the_cheapest():
+    weights = np.exp(num.log_softmin(COSTS[:3], np.full(3, 1e-9)))
+    np.testing.assert_array_equal(weights, [[1, 0, 0], [0.5, 0, 0.5], [0, 1, 0]])
+
+
+def choices(rules):
+    return {name: f for name, f in inspect.getmembers(rules, callable) if not name.startswith("_")}
+
+
+def test_exact_and_smooth_offer_the_same_choices():
+    exact, smooth = choices(num.Exact()), choices(num.Smooth(1.0))
+    assert exact.keys() == smooth.keys() == {"relu", "maximum", "clip", "at_least"}
+    for name in exact:
+        assert inspect.signature(exact[name]) == inspect.signature(smooth[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "others"), [("relu", ()), ("maximum", (2.0,)), ("clip", (-3.0, 2.0)), ("at_least", (2.0,))]
+)
+def test_smooth_tends_to_exact_with_its_temperature_or_with_its_scale(name, others):
+    exact = getattr(num.Exact(), name)(POINTS, *others)
+    for rules, scale in ((num.Smooth(1e-8), 1.0), (num.Smooth(1e-2), 1e6)):
+        smooth = getattr(rules, name)(POINTS, *others, scale=scale)
+        np.testing.assert_allclose(smooth, exact, rtol=0, atol=LIMIT_TEMPERATURES * 1e-8)

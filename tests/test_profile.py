@@ -1,0 +1,232 @@
+"""The IO profile: SPEC 1 in closed form, selections, saturation, and its laws."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rlxjax as rx
+
+MAX = 2**64 - 1
+METADATA = {"input", "param", "constant", "reshape", "transpose", "narrow"}
+HOST_SYNC = {"log_mel", "log_mel_backward", "custom", "welch_peaks"}
+SIZE = {"f16": 2, "f32": 4, "f64": 8, "i8": 1, "c64": 8, "c128": 16, "bool": 1}
+OTHERS = {"relu", "add", "reduce_sum", "matmul", "fft", "concat", "copy", "attention", "broadcast"}
+
+
+@st.composite
+def descriptions(draw, max_nodes=8):
+    """Draw a graph as a list of (op, inputs, shape, dtype) and its outputs."""
+    nodes = []
+    for i in range(draw(st.integers(1, max_nodes))):
+        op = draw(st.sampled_from(sorted(METADATA | HOST_SYNC | OTHERS))) if i else "input"
+        inputs = draw(st.lists(st.integers(0, i - 1), max_size=3)) if i else []
+        dims = st.one_of(st.integers(0, 50), st.none() if draw(st.booleans()) else st.integers(1, 2**20))
+        shape = draw(st.lists(dims, max_size=3))
+        nodes.append((op, inputs, shape, draw(st.sampled_from(sorted(SIZE)))))
+    outputs = draw(st.lists(st.integers(0, len(nodes) - 1), max_size=4))
+    return nodes, outputs
+
+
+def built(nodes, outputs):
+    graph = rx.Graph()
+    for op, inputs, shape, dtype in nodes:
+        graph.add(op, inputs, shape=shape, dtype=dtype)
+    graph.set_outputs(outputs)
+    return graph
+
+
+def elements(node):
+    return 0 if None in node[2] else math.prod(node[2])
+
+
+def expected(nodes, outputs, fft_host_sync=False, positions=None):
+    """Return SPEC 1, written out."""
+    size = [elements(node) * SIZE[node[3]] for node in nodes]
+    counted = [i for i, node in enumerate(nodes) if node[0] not in METADATA]
+    syncs = sum(nodes[i][0] in HOST_SYNC or (fft_host_sync and nodes[i][0] == "fft") for i in counted)
+    host = sum(size[i] for i in counted if i in outputs)
+    if positions is not None:
+        host = sum(4 * elements(nodes[outputs[p]]) for p in set(positions))
+    traffic = sum(size[i] + sum(size[j] for j in nodes[i][1]) for i in counted)
+    return rx.GraphIoProfile(len(counted), syncs, min(host, MAX), min(traffic, MAX))
+
+
+@settings(deadline=None)
+@given(descriptions(), st.booleans(), st.data())
+def test_a_profile_is_the_closed_form(description, fft_host_sync, data):
+    nodes, outputs = description
+    graph = built(nodes, outputs)
+    assert rx.profile_graph_io(graph) == expected(nodes, outputs)
+    option = {"fft_host_sync": fft_host_sync}
+    assert rx.profile_graph_io(graph, **option) == expected(nodes, outputs, fft_host_sync)
+    positions = data.draw(st.lists(st.integers(0, len(outputs) - 1))) if outputs else []
+    selected = rx.profile_graph_io(graph, output_indices=positions, **option)
+    assert selected == expected(nodes, outputs, fft_host_sync, positions)
+    ids = data.draw(st.lists(st.integers(0, len(nodes) - 1)))
+    assert rx.profile_graph_io(graph, output_ids=ids, **option) == expected(nodes, ids, fft_host_sync)
+
+
+@settings(deadline=None)
+@given(descriptions(), descriptions())
+def test_disjoint_graphs_add(first, second):
+    shift = len(first[0])
+    nodes = first[0] + [(op, [i + shift for i in inputs], *rest) for op, inputs, *rest in second[0]]
+    both = rx.profile_graph_io(built(nodes, first[1] + [i + shift for i in second[1]]))
+    parts = [rx.profile_graph_io(built(*description)) for description in (first, second)]
+    for name, count in vars(both).items():
+        assert count == min(getattr(parts[0], name) + getattr(parts[1], name), MAX)
+
+
+@settings(deadline=None)
+@given(descriptions(), st.data())
+def test_a_larger_graph_counts_no_less(description, data):
+    nodes, outputs = description
+    small = rx.profile_graph_io(built(nodes, outputs))
+    i = data.draw(st.integers(0, len(nodes) - 1))
+    op, inputs, shape, dtype = nodes[i]
+    wider = [*nodes[:i], (op, inputs, [dim and dim + 1 for dim in shape], dtype), *nodes[i + 1 :]]
+    longer = [*nodes, ("custom", [i], [3], "f32")]
+    for larger in (wider, longer):
+        profile = rx.profile_graph_io(built(larger, outputs))
+        assert all(getattr(profile, name) >= count for name, count in vars(small).items())
+    assert rx.profile_graph_io(built(longer, outputs)).kernel_launches == small.kernel_launches + 1
+
+
+def chain(*ops, shape=(8, 4), dtype="f32"):
+    """Return a graph of unary ops, one after the other."""
+    return built([(op, [i - 1] if i else [], shape, dtype) for i, op in enumerate(ops)], [len(ops) - 1])
+
+
+@pytest.mark.parametrize("op", sorted(METADATA))
+def test_a_metadata_op_is_never_counted(op):
+    assert rx.profile_graph_io(chain("input", op)) == rx.GraphIoProfile()
+
+
+@pytest.mark.parametrize("op", sorted(HOST_SYNC))
+def test_a_host_sync_op_is_one_sync_point(op):
+    assert rx.profile_graph_io(chain("input", op, "relu", op)).sync_points == 2
+
+
+def test_every_fft_is_one_more_sync_point_when_asked_for():
+    graph = chain("input", "fft", "custom", "fft")
+    assert rx.profile_graph_io(graph).sync_points == 1
+    assert rx.profile_graph_io(graph, fft_host_sync=True).sync_points == 3
+
+
+def test_profiles_default_to_zeros():
+    assert rx.profile_graph_io(rx.Graph()) == rx.GraphIoProfile(0, 0, 0, 0) == rx.GraphIoProfile()
+
+
+def test_node_bytes_count_repeated_inputs():
+    graph = built([("input", [], (10,), "f64"), ("add", [0, 0], (3,), "i8")], [1])
+    assert rx.node_io_bytes(graph, graph.nodes[1]) == 2 * 80 + 3
+
+
+def test_an_output_listed_twice_is_read_once():
+    graph = chain("input", "relu")
+    graph.set_outputs([1, 1])
+    assert rx.profile_graph_io(graph).host_output_bytes == 8 * 4 * 4
+
+
+# --- Selections ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("positions", "host_bytes"),
+    [([], 0), ([0], 4 * 10), ([0, 0], 4 * 10), ([1, 2], 2 * 4 * 20), ([0, 1, 2], 4 * 50)],
+)
+def test_a_selected_position_counts_four_bytes_an_element_once(positions, host_bytes):
+    graph = built([("input", [], (10,), "f64"), ("relu", [0], (20,), "i8")], [0, 1, 1])
+    profile = rx.profile_graph_io(graph, output_indices=iter(positions))
+    assert profile == rx.GraphIoProfile(1, 0, host_bytes, 80 + 20)
+
+
+@pytest.mark.parametrize(("ids", "host_bytes"), [([], 0), ([0], 0), ([1, 1], 20), ([1, 2], 20 + 30)])
+def test_a_selected_node_counts_its_own_bytes_unless_metadata(ids, host_bytes):
+    graph = built([("input", [], (10,), "f64"), ("abs", [0], (20,), "i8"), ("abs", [0], (30,), "i8")], [2])
+    assert rx.profile_graph_io(graph, output_ids=iter(ids)).host_output_bytes == host_bytes
+
+
+@pytest.mark.parametrize(
+    ("selection", "says"),
+    [
+        ({"output_indices": [0], "output_ids": [0]}, "output_indices and output_ids: .*one of the two"),
+        ({"output_indices": [], "output_ids": []}, "one of the two"),
+        ({"output_indices": [1]}, "output_indices: no position 1; the graph has 1 outputs"),
+        ({"output_indices": [-1]}, "output_indices: expected an integer of at least 0, got -1"),
+        ({"output_indices": [0.0]}, "output_indices: expected an integer, got 0.0"),
+        ({"output_ids": [2]}, "output_ids: no node 2; the graph has 2 nodes"),
+        ({"output_ids": [-1]}, "output_ids: expected an integer of at least 0, got -1"),
+    ],
+)
+def test_a_selection_that_the_graph_does_not_have_is_refused(selection, says):
+    with pytest.raises(ValueError, match=says):
+        rx.profile_graph_io(chain("input", "relu"), **selection)
+
+
+# --- Saturation and readback ---------------------------------------------------------------------
+
+
+def test_every_byte_count_saturates():
+    huge = built([("input", [], (2**40, 2**40), "f32"), ("relu", [0], (2**40, 2**40), "f32")], [1, 0])
+    assert huge.nodes[0].bytes == MAX
+    assert rx.node_io_bytes(huge, huge.nodes[1]) == MAX
+    assert rx.profile_graph_io(huge) == rx.GraphIoProfile(1, 0, MAX, MAX)
+    assert rx.profile_graph_io(huge, output_indices=[0, 1]).host_output_bytes == MAX
+    assert rx.profile_graph_io(huge).host_readback_bytes(unified_memory=False) == MAX
+
+
+def test_counts_below_saturation_are_exact():
+    side = 2**30
+    big = built([("input", [], (side, side), "i8"), ("relu", [0], (side, side - 1), "i8")], [1])
+    assert rx.profile_graph_io(big) == rx.GraphIoProfile(1, 0, side * (side - 1), side * (2 * side - 1))
+
+
+@given(st.integers(0, MAX), st.integers(0, MAX))
+def test_readback_is_host_output_and_a_quarter_of_the_traffic_where_memory_is_discrete(host, traffic):
+    profile = rx.GraphIoProfile(0, 0, host, traffic)
+    assert profile.host_readback_bytes(True) == host
+    assert profile.host_readback_bytes(False) == min(host + traffic // 4, MAX)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1), (2, 2), (1, 2, 2)])
+def test_readback_of_a_table_is_that_of_its_rows(shape):
+    host, traffic = [0, 7, 2**63, MAX], [3, 2**53 + 5, MAX, 1]
+    table = rx.GraphIoProfile(0, 0, *(np.array(x, np.uint64).reshape(shape) for x in (host, traffic)))
+    bytes_back = table.host_readback_bytes(unified_memory=False)
+    assert (bytes_back.dtype, bytes_back.shape) == (np.uint64, shape)
+    assert bytes_back.ravel().tolist() == [min(h + t // 4, MAX) for h, t in zip(host, traffic, strict=True)]
+
+
+def test_readback_in_traced_code_is_rounded_down_too():
+    readback = jax.jit(lambda p: p.host_readback_bytes(False))(rx.GraphIoProfile(0, 0, 100.0, 43.0))
+    assert readback == 110
+
+
+@pytest.mark.parametrize("count", [-1, float("nan"), np.array([0, -3])])
+@pytest.mark.parametrize("name", ["kernel_launches", "device_traffic_bytes"])
+def test_a_checked_profile_refuses_what_is_no_count(name, count):
+    assert rx.GraphIoProfile.checked(**{name: 5}) == rx.GraphIoProfile(**{name: 5})
+    with pytest.raises(ValueError, match=f"{name}: expected a count of at least 0"):
+        rx.GraphIoProfile.checked(**{name: count})
+
+
+# --- Cases of the specification ------------------------------------------------------------------
+
+
+def test_a_real_fft_of_8_rows_reads_back_its_spectrum():
+    graph = rx.welch_peaks_graph(4, rx.WelchPeakParams.fast(512, 16), fused=False)
+    profile = rx.profile_graph_io(graph)
+    assert graph.nodes[0].shape == (8, 512)
+    assert profile.host_output_bytes == 32_768
+    assert profile.kernel_launches >= 3
+
+
+def test_peaks_of_4_rows_are_256_bytes_of_two_segments_each():
+    graph = built([("input", [], (4, 512), "f32")], [])
+    graph.set_outputs([graph.add("welch_peaks", [0], k=16, n_segments=2)])
+    assert rx.profile_graph_io(graph).host_output_bytes == 256
