@@ -21,8 +21,6 @@ from rlxjax.welch import aligned_zeros
 from .samples import SampleLog, SampleWriter
 from .workloads import Cell, Signals
 
-#: Launches in one repeat of the launch benchmark.
-LAUNCHES = 64
 #: Float32 elements of the arrays that are uploaded and read back, and, far beyond any cache, copied.
 TRANSFER_ELEMENTS, COPY_ELEMENTS = 2**22, 2**25
 MICRO_REPEATS = 15
@@ -46,7 +44,7 @@ class MicroRates(NamedTuple):
 
     Attributes:
         dispatch_ns: one launch, without waiting for it.
-        roundtrip_ns: waiting for one launched program, beyond the launch.
+        roundtrip_ns: waiting for a program of no work, once it is launched.
         memory_bytes_per_ns: device memory, bytes read and written.
         upload_bytes_per_ns: host to device.
         readback_bytes_per_ns: device to host.
@@ -86,10 +84,9 @@ def micro_rates(log: SampleLog) -> MicroRates:
     """Return the rates that the minimum of each benchmark's repeats gives."""
     best = {name: min(times) for name, times in log.micro.items()}
     transfer_bytes, copy_bytes = TRANSFER_ELEMENTS * ELEMENT_BYTES, COPY_ELEMENTS * ELEMENT_BYTES
-    dispatch_ns = best["launch"] / LAUNCHES
     return MicroRates(
-        dispatch_ns=dispatch_ns,
-        roundtrip_ns=max(best["roundtrip"] - dispatch_ns, 1.0),
+        dispatch_ns=best["launch"],
+        roundtrip_ns=best["roundtrip"],
         memory_bytes_per_ns=2 * copy_bytes / best["copy"],
         upload_bytes_per_ns=transfer_bytes / best["upload"],
         readback_bytes_per_ns=transfer_bytes / best["readback"],
@@ -161,31 +158,23 @@ def _micro_benchmarks() -> dict[str, Callable[[], float]]:
     large = jax.block_until_ready(jnp.zeros((COPY_ELEMENTS,), jnp.float32))
     on_host = aligned_zeros((TRANSFER_ELEMENTS,))
 
-    def launch() -> None:
-        x = small
-        for _ in range(LAUNCHES):
-            x = increment(x)
-        pending.append(x)
+    box = [medium]
 
-    def finish() -> None:
-        jax.block_until_ready(pending.pop())
+    def fill(array: jax.Array) -> None:
+        box[0] = array
 
-    pending: list[jax.Array] = []
-    fresh = [medium]
     return {
-        "launch": lambda: _timed(launch, then=finish),
-        "roundtrip": lambda: _timed(lambda: increment(small).block_until_ready()),
+        "launch": lambda: _timed(lambda: fill(increment(small)), then=lambda: box[0].block_until_ready()),
+        "roundtrip": lambda: _timed(
+            lambda: box[0].block_until_ready(), before=lambda: fill(increment(small))
+        ),
         "copy": lambda: _timed(lambda: increment(large).block_until_ready()),
         "upload": lambda: _timed(lambda: jax.device_put(on_host).block_until_ready()),
         # An array remembers the host copy that it gave out: every repeat reads a new one.
         "readback": lambda: _timed(
-            lambda: np.asarray(fresh[0]), before=lambda: _replace(fresh, increment(medium))
+            lambda: np.asarray(box[0]), before=lambda: fill(increment(medium).block_until_ready())
         ),
     }
-
-
-def _replace(box: list[jax.Array], array: jax.Array) -> None:
-    box[0] = jax.block_until_ready(array)
 
 
 def _timed(

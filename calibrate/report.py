@@ -120,12 +120,7 @@ def _coefficient_table(outcome: "Outcome") -> Table:
     table.add_column("unit")
     table.add_column("provenance")
     for name, entry in outcome.content.coefficients.items():
-        table.add_row(
-            name,
-            f"{entry.value:,.3g}" if entry.value < 1e4 else f"{entry.value:,.0f}",
-            entry.unit,
-            entry.provenance,
-        )
+        table.add_row(name, _number(entry.value), entry.unit, entry.provenance)
     return table
 
 
@@ -177,7 +172,7 @@ def _micro_line(outcome: "Outcome") -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def _benefit(batch: int):
