@@ -141,8 +141,7 @@ class IoFusionGate(Coefficients):
         temperature_ns: RealLike,
     ) -> Nanoseconds:
         """Return `(score - min_gain) / temperature`, what losses use: it has no underflow."""
-        check_positive(temperature_ns, "temperature_ns")
-        return (self.score_ns(before, after) - self.min_gain_ns) / temperature_ns
+        return self._margin_ns(before, after, temperature_ns) / temperature_ns
 
     def fuse_probability(
         self,
@@ -152,8 +151,7 @@ class IoFusionGate(Coefficients):
         temperature_ns: RealLike,
     ) -> Probability:
         """Return the smooth twin of `should_fuse`: the logistic of the log-odds, `[*batch]`."""
-        check_positive(temperature_ns, "temperature_ns")
-        return soft_step(self.score_ns(before, after) - self.min_gain_ns, temperature_ns)
+        return soft_step(self._margin_ns(before, after, temperature_ns), temperature_ns)
 
     def fuse_log_probability(
         self,
@@ -163,8 +161,7 @@ class IoFusionGate(Coefficients):
         temperature_ns: RealLike,
     ) -> Nanoseconds:
         """Return the logarithm of `fuse_probability`, without underflow."""
-        check_positive(temperature_ns, "temperature_ns")
-        return log_soft_step(self.score_ns(before, after) - self.min_gain_ns, temperature_ns)
+        return log_soft_step(self._margin_ns(before, after, temperature_ns), temperature_ns)
 
     def soft_should_fuse(
         self,
@@ -174,11 +171,17 @@ class IoFusionGate(Coefficients):
         temperature_ns: RealLike,
     ) -> Probability:
         """Return the hard decision, as 0 or 1, with the derivative of `fuse_probability`."""
+        soft = soft_step(self._margin_ns(before, after, temperature_ns), temperature_ns)
+        return straight_through(self.should_fuse(before, after), soft)
+
+    def _margin_ns(
+        self,
+        before: GraphIoProfile | FusionBenefit,
+        after: GraphIoProfile | None,
+        temperature_ns: RealLike,
+    ) -> Nanoseconds:
         check_positive(temperature_ns, "temperature_ns")
-        score = self.score_ns(before, after)
-        return straight_through(
-            score >= self.min_gain_ns, soft_step(score - self.min_gain_ns, temperature_ns)
-        )
+        return self.score_ns(before, after) - self.min_gain_ns
 
 
 #: Built-in gates (SPEC, section 2), in the order of the fields.
