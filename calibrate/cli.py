@@ -17,12 +17,14 @@ from rich.console import Console  # noqa: E402
 
 app = typer.Typer(
     help="Decide, with numbers measured on this machine, whether fusing work on a device pays.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-BAD_INPUT_STATUS = 2
+#: What every mistake in a command's arguments derives from.
+_UsageError: Any = typer.BadParameter.__base__
+
+BAD_INPUT_STATUS, INTERRUPTED_STATUS = 2, 130
 
 
 def _one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
@@ -38,9 +40,9 @@ def _one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
         except (ValueError, OSError) as error:
             typer.echo(f"error: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(BAD_INPUT_STATUS) from None
-        except KeyboardInterrupt:
-            typer.echo("interrupted; samples already taken are kept: go on with --resume", err=True)
-            raise typer.Exit(130) from None
+        except KeyboardInterrupt as interrupt:
+            typer.echo("; ".join(["interrupted", *map(str, interrupt.args)]), err=True)
+            raise typer.Exit(INTERRUPTED_STATUS) from None
 
     return wrapped
 
@@ -97,7 +99,7 @@ def validate(file: Annotated[FilePath, typer.Argument(help="A calibration file."
 @_one_line_errors
 def predict(
     file: Annotated[FilePath, typer.Argument(help="A calibration file.")],
-    batch: Annotated[int, typer.Option(min=1, help="Rows of the signal.")],
+    batch: Annotated[int, typer.Option(help="Rows of the signal.")],
     n_fft: Annotated[int, typer.Option(help="Samples of a segment, even.")] = 256,
     k: Annotated[int, typer.Option(help="Peaks of a row.")] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -126,14 +128,26 @@ def predict(
 
 def main() -> None:
     """Run the command line."""
-    app()
+    _run(app, sys.argv[1:] or ["--help"])
 
 
 def calibrate_main() -> None:
     """Run the calibrate job itself."""
     job = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     job.command(name="calibrate")(calibrate)
-    job()
+    _run(job, sys.argv[1:])
+
+
+def _run(commands: typer.Typer, arguments: list[str]) -> None:
+    """Run a command line; a mistake in its arguments is one line, as any other bad input."""
+    try:
+        status = commands(arguments, standalone_mode=False)
+    except _UsageError as error:
+        typer.echo(f"error: {' '.join(error.format_message().split())}", err=True)
+        status = BAD_INPUT_STATUS
+    except typer.Abort:
+        status = INTERRUPTED_STATUS
+    sys.exit(status)
 
 
 def _set_up_jax(device: str | None) -> None:
@@ -141,17 +155,17 @@ def _set_up_jax(device: str | None) -> None:
     import jax
 
     jax.config.update("jax_enable_x64", True)
-    if device is None:
-        return
-    known = ("cpu", "gpu", "cuda", "rocm", "tpu")
-    if device.lower() not in known:
-        raise ValueError(f"--device: expected one of {', '.join(known)}, got {device!r}")
-    jax.config.update("jax_platforms", "cuda" if device.lower() == "gpu" else device.lower())
+    if device is not None:
+        known = ("cpu", "gpu", "cuda", "rocm", "tpu")
+        if device.lower() not in known:
+            raise ValueError(f"--device: expected one of {', '.join(known)}, got {device!r}")
+        jax.config.update("jax_platforms", "cuda" if device.lower() == "gpu" else device.lower())
     try:
         jax.devices()
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"--device {device}: JAX finds no such device here ({reason})") from None
+    except (RuntimeError, AssertionError) as error:
+        reason = (str(error).splitlines() or ["it failed to start"])[0]
+        asked = f"--device {device}" if device else "JAX_PLATFORMS"
+        raise ValueError(f"{asked}: JAX finds no such device here ({reason})") from None
 
 
 def _command(device: str | None, budget: float, out: FilePath | None, resume: bool) -> str:

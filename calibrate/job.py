@@ -5,6 +5,7 @@ import datetime
 import os
 import time
 from pathlib import Path as FilePath
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -12,7 +13,9 @@ import numpy as np
 from rlxjax import Calibration, IoFusionGate, LatencyPrior, Provenance, fit_latency, typical_prior
 from rlxjax._calibration_file import (
     FORMULA_VERSION,
+    GATE_UNITS,
     SCHEMA_VERSION,
+    UNITS,
     CalibrationFile,
     FitSummary,
     FittedCoefficient,
@@ -48,16 +51,6 @@ MICRO_LOG_SD = 0.3
 TRANSFER_LOG_SD = 1.0
 #: Latency coefficients that a micro-benchmark measures by itself, whatever the timed runs show of them.
 MICRO_MEASURED = ("dispatch_ns", "roundtrip_ns", "upload_bytes_per_ns", "readback_bytes_per_ns")
-
-GATE_UNITS = {
-    "dispatch_ns": "ns",
-    "roundtrip_ns": "ns",
-    "memory_bw": "bytes/ns",
-    "host_readback_bw": "bytes/ns",
-    "unified_memory": "1",
-    "host_thunk_penalty_ns": "ns",
-    "min_gain_ns": "ns",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,10 +108,12 @@ def run(
     Raises:
         ValueError: a budget that is too short, samples that cannot be resumed, or too few samples to fit.
     """
-    if not budget_s >= MIN_BUDGET_S:
+    if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
     grid = Grid() if grid is None else grid
     path = default_calibration_path() if out is None else out
+    if path.is_dir():
+        raise ValueError(f"--out: expected a file, got the folder {path}")
     path.parent.mkdir(parents=True, exist_ok=True)
     samples_path = path.with_suffix(".samples.jsonl")
     fit_at_s = started_s + budget_s - max(FIT_RESERVE_S, FIT_RESERVE_SHARE * budget_s)
@@ -128,7 +123,7 @@ def run(
 
     if resume:
         log = read_samples(samples_path, mend_tail=True)
-        check_resumable(log, samples_path, cells, here)
+        check_resumable(log, samples_path, grid.cells(), here)
     else:
         log = SampleLog(here)
         if aside := set_aside(samples_path):
@@ -136,15 +131,20 @@ def run(
 
     rng, deadline = np.random.default_rng(seed), Deadline(fit_at_s)
     with SampleWriter(samples_path, log, append=resume) as writer:
-        if not log.micro:
+        try:
             with progress.phase("micro-benchmarks"):
-                time_micro(writer)
-        chosen, left_out, signals = _prepare(log, cells, rng, deadline, progress)
-        if not log.cells:
-            writer.cells(chosen)
-        with progress.phase("measuring", deadline) as advance:
-            measure_rounds(log, writer, signals, deadline, rng, advance)
-    skipped |= left_out
+                time_micro(log, writer)
+            plan = _prepare(log, cells, rng, deadline, progress)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"samples so far are in {samples_path}: go on with --resume") from None
+        if plan.cells != log.cells:
+            writer.cells(plan.cells)
+        if plan.is_ready:
+            with progress.phase("measuring", deadline) as advance:
+                measure_rounds(log, writer, plan.signals, deadline, rng, advance)
+        else:
+            notes.append("No time was left to measure more: this is the fit of the earlier samples.")
+    skipped |= plan.left_out
     if deadline.interrupted:
         notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
     with progress.phase("fitting"):
@@ -161,37 +161,49 @@ def memory_limit_bytes() -> int:
     return int(MEMORY_SHARE * min(limits, default=2**33))
 
 
+class _Plan(NamedTuple):
+    """What will be measured; not ready if earlier samples are all that there is time for."""
+
+    cells: list[Cell]
+    left_out: dict[str, list[str]]
+    signals: Signals
+    is_ready: bool
+
+
 def _prepare(
     log: SampleLog,
     cells: list[Cell],
     rng: np.random.Generator,
     deadline: Deadline,
     progress: Progress,
-) -> tuple[list[Cell], dict[str, list[str]], Signals]:
-    """Compile and warm up; return the cells that there is time to measure, and the others by name."""
-    wanted = list(log.cells) if log.cells else cells
+) -> _Plan:
+    """Compile and warm up, and choose the cells that there is time to measure.
+
+    A resumed campaign that has a whole round keeps its cells, so that all have as many rounds.
+    """
+    fixed = bool(log.complete_rounds())
+    wanted = log.cells or cells
+    outside = [str(cell) for cell in cells if cell not in set(wanted)]
+    left_out = {"not in the campaign that was resumed": outside} if outside else {}
     signals = Signals(wanted)
-    now, share = time.perf_counter(), 1.0 if log.cells else WARM_UP_SHARE
-    warm_deadline = Deadline(now + share * deadline.left_s())
+    share = 1.0 if fixed else WARM_UP_SHARE
+    warm_deadline = Deadline(time.perf_counter() + share * deadline.left_s())
     order = preparation_order(wanted, rng)
     with progress.phase("compiling", total=len(order)) as advance:
-        warm = warm_up(order, signals, warm_deadline, advance, at_least=MIN_CELLS)
-    if log.cells:
-        return wanted, {}, signals
+        warm = warm_up(order, signals, warm_deadline, advance, at_least=0 if fixed else MIN_CELLS)
+    if fixed:
+        return _Plan(wanted, left_out, signals, is_ready=len(warm) == len(wanted))
     budget_ns = 1e9 * max(deadline.left_s(), 0.0)
     too_slow = []
     while len(warm) > MIN_CELLS and MIN_ROUNDS * sum(warm.values()) > budget_ns:
         slowest = max(warm, key=lambda cell: warm[cell])
         del warm[slowest]
         too_slow.append(slowest)
-    left_out = {
-        "no time to compile them within the budget": [
-            c for c in wanted if c not in warm and c not in too_slow
-        ],
-        "too slow for the budget": too_slow,
-    }
-    named = {reason: [str(cell) for cell in out] for reason, out in left_out.items() if out}
-    return [cell for cell in wanted if cell in warm], named, signals
+    not_compiled = [cell for cell in wanted if cell not in warm and cell not in too_slow]
+    for reason, out in (("no time to compile", not_compiled), ("too slow for the budget", too_slow)):
+        if out:
+            left_out[reason] = [str(cell) for cell in out]
+    return _Plan([cell for cell in wanted if cell in warm], left_out, signals, is_ready=True)
 
 
 def preparation_order(cells: list[Cell], rng: np.random.Generator) -> list[Cell]:
@@ -217,14 +229,20 @@ def _fit_and_write(
     skipped: dict[str, list[str]],
     notes: list[str],
 ) -> Outcome:
-    times_ns = log.times_ns()
+    cells, times_ns = log.cells, log.times_ns()
     if not len(times_ns):
-        raise ValueError(f"no round was finished; the samples are in {samples_path}: go on with --resume")
-    cells, measured_ns = log.cells, times_ns.min(0).astype(float)
-    noise = noise_floor(times_ns)
+        fullest = max(log.rounds, key=len, default={})
+        cells = [cell for cell in log.cells if cell in fullest]
+        if len(cells) < MIN_TIMINGS:
+            raise ValueError(
+                f"only {len(cells)} workloads were measured, too few to fit; they are in {samples_path}: "
+                "go on with --resume"
+            )
+        times_ns = np.array([[fullest[cell] for cell in cells]], np.int64)
+        notes.append("No round was finished: every workload counts once, and some are missing.")
+    measured_ns, noise = times_ns.min(0).astype(float), noise_floor(times_ns)
     if np.isnan(noise).any():
-        notes.append("A single round says nothing of the noise: the noise floor is given as 0.")
-        noise = np.zeros_like(noise)
+        notes.append("A single round says nothing of the noise.")
     timings = timings_of(cells, measured_ns)
     rates = micro_rates(log)
     prior = micro_prior(rates)
@@ -244,11 +262,11 @@ def _fit_and_write(
         formula_version=FORMULA_VERSION,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         command=command,
-        units={"time": "ns", "size": "bytes", "bandwidth": "bytes/ns", "throughput": "FLOP/ns"},
+        units=UNITS,
         fingerprint=log.fingerprint,
         coefficients=_fitted(final),
         gate=_gate(measured_gate(rates)),
-        noise_floor=float(noise.mean()),
+        noise_floor=None if np.isnan(noise).any() else float(noise.mean()),
         held_out=dict(summaries),
         domain=measured_domain(cells),
         samples=Samples(

@@ -69,15 +69,19 @@ def quiet_collector() -> Iterator[None]:
             gc.enable()
 
 
-def time_micro(writer: SampleWriter, repeats: int = MICRO_REPEATS) -> None:
-    """Time launch, round trip, device copy, upload and readback, interleaved, and keep every repeat."""
+def time_micro(log: SampleLog, writer: SampleWriter, repeats: int = MICRO_REPEATS) -> None:
+    """Time launch, round trip, device copy, upload and readback, interleaved, and keep every repeat.
+
+    What an earlier run left is filled up to the same number of repeats.
+    """
     benchmarks = _micro_benchmarks()
     for run in benchmarks.values():
         run()
     with quiet_collector():
-        for _ in range(repeats):
+        for repeat in range(repeats):
             for name, run in benchmarks.items():
-                writer.micro(name, run())
+                if len(log.micro.get(name, ())) <= repeat:
+                    writer.micro(name, run())
 
 
 def micro_rates(log: SampleLog) -> MicroRates:
@@ -124,7 +128,8 @@ def measure_rounds(
     Ctrl-C ends the measuring, not the job.
     """
     has_round = bool(log.complete_rounds())
-    unfinished = [i for i, measured in enumerate(log.rounds) if 0 < len(measured) < len(log.cells)]
+    cells = set(log.cells)
+    unfinished = [i for i, measured in enumerate(log.rounds) if measured and not cells <= measured.keys()]
     try:
         with quiet_collector():
             while deadline.left_s() > 0 or not has_round:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
 from rich import progress as rich_progress
 from rich.console import Console
 from rich.table import Table
@@ -152,7 +151,7 @@ def _decision_table(outcome: "Outcome") -> Table:
                 f"{row[s][0] / 1e3:,.0f} / {row[s][1] / 1e3:,.0f}" if s in row else "-"
                 for s in ("fast", "fused", "block")
             ),
-            outcome.calibration.pick(batch, SHOWN_N_FFT, SHOWN_K),
+            str(outcome.calibration.pick(batch, SHOWN_N_FFT, SHOWN_K)),
             min(row, key=lambda s: row[s][1]),
             f"{score / 1e3:,.1f}",
         )
@@ -182,4 +181,4 @@ def _benefit(batch: int):
 
 
 def _percent(share: float | None) -> str:
-    return "-" if share is None or np.isnan(share) else f"{100 * share:.1f}"
+    return "-" if share is None else f"{100 * share:.1f}"

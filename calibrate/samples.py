@@ -34,8 +34,9 @@ class SampleLog:
     micro: dict[str, list[float]] = dataclasses.field(default_factory=dict)
 
     def complete_rounds(self) -> list[dict[Cell, int]]:
-        """Return the rounds in which every cell was measured."""
-        return [measured for measured in self.rounds if len(measured) == len(self.cells)]
+        """Return the rounds in which every cell was measured; none before cells are chosen."""
+        cells = set(self.cells)
+        return [measured for measured in self.rounds if cells and cells <= measured.keys()]
 
     def times_ns(self) -> np.ndarray:
         """Return the times of the complete rounds, int64 `[rounds, cells]`."""
@@ -162,8 +163,8 @@ def _add_line(log: SampleLog | None, line: dict[str, Any]) -> SampleLog:
     elif kind == "micro":
         log.micro.setdefault(line["name"], []).append(float(line["time_ns"]))
     elif kind == "timing":
-        if line["strategy"] not in STRATEGIES or line["time_ns"] <= 0:
-            raise ValueError("unknown strategy or a time that is not positive")
+        if line["strategy"] not in STRATEGIES or line["time_ns"] <= 0 or line["round"] < 0:
+            raise ValueError("unknown strategy, a negative round, or a time that is not positive")
         cell = Cell(line["strategy"], line["batch"], line["n_fft"], line["k"])
         while len(log.rounds) <= line["round"]:
             log.rounds.append({})

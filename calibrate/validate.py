@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlxjax import LatencyCoefficients, block_graph_ns, fused_graph_ns, host_path_ns, predict_latency_ns
+from rlxjax import LatencyCoefficients, predict_latency_ns
 from rlxjax._calibration_file import Domain, ErrorSummary, Range
-from rlxjax.welch import Path, jax_device
+from rlxjax.welch import BUILT_IN_COSTS_NS, jax_device
 
 from .workloads import STRATEGIES, Cell, Grid
-
-_BUILT_IN_NS = {Path.HOST: host_path_ns, Path.FUSED: fused_graph_ns, Path.BLOCK: block_graph_ns}
 
 
 def noise_floor(times_ns: np.ndarray) -> np.ndarray:
@@ -44,7 +42,7 @@ def built_in_ns(cells: Sequence[Cell]) -> np.ndarray:
         batch, n_fft, k = np.array(
             [(cell.batch, cell.n_fft, cell.k) for cell in cells if cell.strategy == strategy], float
         ).T
-        result[chosen] = _BUILT_IN_NS[path](device, batch, n_fft, k, n_segments=n_segments)
+        result[chosen] = BUILT_IN_COSTS_NS[path](device, batch, n_fft, k, n_segments=n_segments)
     return result
 
 
@@ -81,7 +79,7 @@ def error_summaries(
             edge=_mean(errors[mine & (places == "edge")]),
             held_out=_mean(errors[out]),
             held_out_cells=int(out.sum()),
-            noise_floor=float(noise[mine].mean()),
+            noise_floor=None if np.isnan(noise[mine]).any() else float(noise[mine].mean()),
             built_in=float(built_in[out if out.any() else mine].mean()),
         )
     return summaries

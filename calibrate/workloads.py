@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlxjax.welch import FAST_SEGMENTS, ULTRA_SEGMENTS, Path, WelchPeakParams, aligned_zeros
+from rlxjax._calibration import STRATEGIES as ALL_STRATEGIES
+from rlxjax.welch import FAST_SEGMENTS, Path, WelchPeakParams, aligned_zeros
 
-#: How each strategy of a calibration runs: the path, and the segments of its parameters.
+#: What is timed of each workload: the path, and the segments of its parameters.
 STRATEGIES: Mapping[str, tuple[Path, int]] = MappingProxyType(
     {
-        "ultra": (Path.HOST, ULTRA_SEGMENTS),
-        "fast": (Path.HOST, FAST_SEGMENTS),
-        "fused": (Path.FUSED, FAST_SEGMENTS),
-        "block": (Path.BLOCK, FAST_SEGMENTS),
+        name: (path, n_segments or FAST_SEGMENTS)
+        for name, (path, n_segments) in ALL_STRATEGIES.items()
+        if name in ("ultra", "fast", "fused", "block")
     }
 )
 

@@ -11,6 +11,8 @@ from ._calibration import load_calibration as load_calibration
 from ._cost import device_cost_ns as device_cost_ns
 from ._cost import graph_cost_ns as graph_cost_ns
 from ._cost import io_cost_ns as io_cost_ns
+from ._cost import soft_graph_cost_ns as soft_graph_cost_ns
+from ._cost import soft_io_cost_ns as soft_io_cost_ns
 from ._device import BACKEND_ROWS as BACKEND_ROWS
 from ._device import BackendCoefficients as BackendCoefficients
 from ._device import Device as Device

@@ -5,9 +5,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ._checks import is_traced
+from ._checks import LEAST_SIZES, as_index, is_traced
 from ._device import Provenance, normalised
 from ._gate import IoFusionGate
 from ._latency import COEFFICIENT_NAMES, LatencyCoefficients, LatencyTerms, latency_terms_ns
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from ._calibration_file import CalibrationFile
 
 #: Strategy name -> (path, the number of segments that its name implies).
-_STRATEGIES: Mapping[str, tuple[Path, int | None]] = {
+STRATEGIES: Mapping[str, tuple[Path, int | None]] = {
     "ultra": (Path.HOST, ULTRA_SEGMENTS),
     "fast": (Path.HOST, FAST_SEGMENTS),
     "host": (Path.HOST, None),
@@ -45,7 +47,7 @@ class Calibration:
         coefficients: of the latency model, a pytree of floats.
         gate: the IO gate with this machine's measured rates, a pytree of floats.
         provenance: of each latency coefficient.
-        noise_floor: mean relative difference of two halves of the same campaign.
+        noise_floor: mean relative difference of two halves of the same campaign; None for a single round.
         held_out: per strategy, the errors of workloads that the fit did and did not see.
         domain: per quantity, the smallest and largest value measured.
         fingerprint: of the machine and software.
@@ -54,10 +56,11 @@ class Calibration:
     coefficients: LatencyCoefficients
     gate: IoFusionGate
     provenance: Mapping[str, Provenance]
-    noise_floor: float
+    noise_floor: float | None
     held_out: Mapping[str, Mapping[str, Any]]
     domain: Mapping[str, tuple[float, float]]
     fingerprint: Mapping[str, Any]
+    _picks: dict[tuple, Path] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def from_file(cls, content: "CalibrationFile") -> "Calibration":
@@ -100,44 +103,65 @@ class Calibration:
         path, segments = _path_and_segments(strategy, n_segments)
         return latency_terms_ns(self.coefficients, path, batch, n_fft, k, segments)
 
-    def pick(self, batch: int, n_fft: int, k: int, n_segments: int = FAST_SEGMENTS) -> str:
+    def pick(
+        self, batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike = FAST_SEGMENTS
+    ) -> str | Code:
         """Return the strategy with the lowest prediction among those that give the same result.
 
-        "ultra", "fast" or "host" (by the number of segments), "fused" or "block".
+        Args:
+            batch: rows of the signal, scalar or `[*batch]`, as the other sizes.
+            n_fft: samples of a segment.
+            k: peaks of a row.
+            n_segments: segments of a row.
+
+        Returns:
+            For sizes that are integers on the host, a name: "ultra", "fast" or "host" (by the number of
+            segments), "fused" or "block". For arrays and traced sizes, codes of `Path`, `[*batch]`.
         """
-        path = self.pick_path(batch, n_fft, k, n_segments)
+        values = (batch, n_fft, k, n_segments)
+        if is_traced(*values) or any(np.ndim(value) for value in values):
+            return self.pick_index(batch, n_fft, k, n_segments)
+        rows, length, peaks, segments = (
+            as_index(value, name) for name, value in zip(LEAST_SIZES, values, strict=True)
+        )
+        path = self.pick_path(rows, length, peaks, segments)
         if path is not Path.HOST:
             return path.value
-        return {ULTRA_SEGMENTS: "ultra", FAST_SEGMENTS: "fast"}.get(n_segments, "host")
+        return {ULTRA_SEGMENTS: "ultra", FAST_SEGMENTS: "fast"}.get(segments, "host")
 
     def pick_path(
         self, batch: int, n_fft: int, k: int, n_segments: int, candidates: Sequence[Path] = _TIMED_PATHS
     ) -> Path:
-        """Return the path with the lowest prediction among candidates, the earlier of equals."""
-        codes = np.array([path.code for path in candidates])
-        predicted = latency_terms_ns(self.coefficients, codes, batch, n_fft, k, n_segments).total_ns()
-        return candidates[int(np.argmin(np.asarray(predicted)))]
+        """Return the path with the lowest prediction among candidates, the earlier of equals.
+
+        Scalar sizes only; picks are remembered.
+        """
+        key = (batch, n_fft, k, n_segments, tuple(candidates))
+        if key not in self._picks:
+            codes = np.array([path.code for path in candidates])
+            with jax.ensure_compile_time_eval():
+                terms = latency_terms_ns(self.coefficients, codes, batch, n_fft, k, n_segments)
+                self._picks[key] = candidates[int(np.argmin(np.asarray(terms.total_ns())))]
+        return self._picks[key]
 
     def pick_index(
         self, batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike = FAST_SEGMENTS
     ) -> Code:
         """Return the code of the `Path` with the lowest prediction, `[*batch]`; traces."""
-        import jax.numpy as jnp
-
         predicted = [
             latency_terms_ns(self.coefficients, path, batch, n_fft, k, n_segments).total_ns()
             for path in _TIMED_PATHS
         ]
         return jnp.argmin(jnp.stack(predicted, -1), -1)
 
-    def in_domain(self, batch: RealLike, n_fft: RealLike, k: RealLike) -> bool | np.ndarray:
+    def in_domain(self, batch: RealLike, n_fft: RealLike, k: RealLike) -> bool | jax.Array:
         """Whether workloads lie within the values that were measured."""
-        quantities = {"batch": batch, "n_fft": n_fft, "k": k, "samples": np.asarray(batch, float) * n_fft}
-        inside = np.asarray(True)
-        for name, value in quantities.items():
+        samples = jnp.asarray(batch, jnp.result_type(float)) * n_fft
+        inside = jnp.asarray(True)
+        for name, value in {"batch": batch, "n_fft": n_fft, "k": k, "samples": samples}.items():
             low, high = self.domain[name]
-            inside = inside & (np.asarray(value) >= low) & (np.asarray(value) <= high)
-        return inside if inside.ndim else bool(inside)
+            inside = inside & (jnp.asarray(value) >= low) & (jnp.asarray(value) <= high)
+        return inside if is_traced(inside) or inside.ndim else bool(inside)
 
 
 def load_calibration(path: str | os.PathLike | None = None) -> Calibration:
@@ -160,9 +184,9 @@ def load_calibration(path: str | os.PathLike | None = None) -> Calibration:
 
 def _path_and_segments(strategy: str, n_segments: RealLike | None) -> tuple[Path, RealLike]:
     name = normalised(strategy)
-    if name not in _STRATEGIES:
-        raise ValueError(f"strategy: expected one of {', '.join(_STRATEGIES)}, got {strategy!r}")
-    path, implied = _STRATEGIES[name]
+    if name not in STRATEGIES:
+        raise ValueError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    path, implied = STRATEGIES[name]
     if path is Path.LEARNED:
         raise ValueError("strategy: 'learned' was not timed: the calibrate job was given no learned model")
     if n_segments is None:

@@ -1,5 +1,6 @@
 """The calibration file: its schema on one screen, and the only reading and writing that the library does."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -16,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ._calibration import CalibrationFileError, MachineMismatchWarning
 from ._device import Provenance
-from ._latency import COEFFICIENT_NAMES, FORMULA_VERSION
+from ._gate import IoFusionGate
+from ._latency import COEFFICIENT_NAMES, FORMULA_VERSION, coefficient_unit
 
 SCHEMA_VERSION = 1
 
@@ -68,7 +70,7 @@ class ErrorSummary(_Strict):
     edge: NotNegative | None
     held_out: NotNegative | None
     held_out_cells: int
-    noise_floor: NotNegative
+    noise_floor: NotNegative | None
     built_in: NotNegative
 
 
@@ -77,6 +79,12 @@ class Range(_Strict):
 
     low: Positive
     high: Positive
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Range":
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}")
+        return self
 
 
 class Domain(_Strict):
@@ -117,7 +125,7 @@ class CalibrationFile(_Strict):
     fingerprint: Fingerprint
     coefficients: dict[str, FittedCoefficient]
     gate: dict[str, GateCoefficient]
-    noise_floor: NotNegative
+    noise_floor: NotNegative | None
     held_out: dict[str, ErrorSummary]
     domain: Domain
     samples: Samples
@@ -126,25 +134,29 @@ class CalibrationFile(_Strict):
 
     @model_validator(mode="after")
     def _all_coefficients(self) -> "CalibrationFile":
-        for section, names in (("coefficients", COEFFICIENT_NAMES), ("gate", GATE_NAMES)):
-            present = set(getattr(self, section))
-            for name in names:
-                if name not in present:
+        for section, units in (("coefficients", COEFFICIENT_UNITS), ("gate", GATE_UNITS)):
+            entries = getattr(self, section)
+            for name, unit in units.items():
+                if name not in entries:
                     raise ValueError(f"{section}.{name} is missing")
-            if unknown := present - set(names):
+                if entries[name].unit != unit:
+                    raise ValueError(f"{section}.{name}.unit: expected {unit!r}, got {entries[name].unit!r}")
+            if unknown := set(entries) - set(units):
                 raise ValueError(f"{section}.{min(unknown)} is no coefficient of this schema")
+        if self.units != UNITS:
+            raise ValueError(f"units: expected {UNITS}, got {self.units}")
+        if self.gate["unified_memory"].value not in (0.0, 1.0):
+            raise ValueError(f"gate.unified_memory: expected 0 or 1, got {self.gate['unified_memory'].value}")
         return self
 
 
-GATE_NAMES = (
-    "dispatch_ns",
-    "roundtrip_ns",
-    "memory_bw",
-    "host_readback_bw",
-    "unified_memory",
-    "host_thunk_penalty_ns",
-    "min_gain_ns",
-)
+UNITS = {"time": "ns", "size": "bytes", "bandwidth": "bytes/ns", "throughput": "FLOP/ns"}
+COEFFICIENT_UNITS = {name: coefficient_unit(name) for name in COEFFICIENT_NAMES}
+#: The gate's names are the reference's; its bandwidths carry no unit in them.
+GATE_UNITS = {
+    field.name: "bytes/ns" if field.name.endswith("_bw") else coefficient_unit(field.name)
+    for field in dataclasses.fields(IoFusionGate)
+}
 
 
 _THREAD_FLAGS = ("XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "JAX_ENABLE_X64")
@@ -216,6 +228,8 @@ def read_calibration_file(path: str | os.PathLike) -> CalibrationFile:
         raise CalibrationFileError(f"{path}: expected a JSON object; {mend}")
     for field, known in (("schema_version", SCHEMA_VERSION), ("formula_version", FORMULA_VERSION)):
         version = content.get(field)
+        if isinstance(version, bool):
+            raise CalibrationFileError(f"{path}: {field}: expected {known}, got {version}; {mend}")
         if isinstance(version, int) and version > known:
             raise CalibrationFileError(
                 f"{path}: {field}: {version} is newer than {known}, the newest that this rlxjax reads; "

@@ -3,6 +3,7 @@
 Nothing can be said of a traced value; every check passes it.
 """
 
+import dataclasses
 import operator
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -23,25 +24,43 @@ def is_traced(*values: object) -> bool:
 
 
 def check_at_least(value: RealLike, name: str, least: float = 0, what: str = "count") -> None:
-    """Refuse NaN and numbers below `least`.
+    """Refuse NaN, numbers below `least`, and what is no number.
 
     Raises:
         ValueError: with the first such number.
     """
     if is_traced(value):
         return
-    flat = np.asarray(value).reshape(-1)
-    if flat.dtype.kind not in "biufO":
-        raise ValueError(f"{name}: expected a {what}, got {value!r}")
+    flat = _numbers(value, name, what)
     bad = [not number >= least for number in flat] if flat.dtype == object else ~(flat >= least)
     if np.any(bad):
         raise ValueError(f"{name}: expected a {what} of at least {least}, got {flat[np.argmax(bad)]}")
 
 
 def check_positive(value: RealLike, name: str) -> None:
-    """Refuse NaN, zero and negative numbers."""
-    if not is_traced(value) and not np.all(np.asarray(value) > 0):
+    """Refuse NaN, zero, negative numbers, and what is no number."""
+    if not is_traced(value) and not np.all(_numbers(value, name, "positive number") > 0):
         raise ValueError(f"{name}: expected positive numbers, got {value}")
+
+
+def check_not_nan(value: RealLike, name: str) -> None:
+    """Refuse NaN in what the host holds; an array on a device is not fetched for it."""
+    if isinstance(value, jax.Array) or is_traced(value):
+        return
+    flat = _numbers(value, name, "number")
+    if flat.dtype.kind == "f" and np.any(np.isnan(flat)):
+        raise ValueError(f"{name}: expected numbers, got NaN")
+
+
+def _numbers(value: RealLike, name: str, what: str) -> np.ndarray:
+    try:
+        flat = np.asarray(value).reshape(-1)
+    except ValueError as error:
+        raise ValueError(f"{name}: expected a {what}, got {value!r} ({error})") from None
+    is_number = flat.dtype.kind in "biuf" or str(flat.dtype) == "bfloat16"
+    if not is_number and not (flat.dtype == object and all(isinstance(number, int) for number in flat)):
+        raise ValueError(f"{name}: expected a {what}, got {value!r}")
+    return flat
 
 
 def check_sizes(**sizes: RealLike) -> None:
@@ -66,6 +85,12 @@ def check_shapes(**values: RealLike) -> None:
     except ValueError:
         shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items() if shape)
         raise ValueError(f"expected shapes that broadcast together, got {shown}") from None
+
+
+def fields_of(record: object, prefix: str = "") -> dict[str, RealLike]:
+    """Return the numeric fields of a coefficient or count record by name, for `check_shapes`."""
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}  # pyright: ignore
+    return {prefix + name: value for name, value in values.items() if name != "provenance"}
 
 
 def as_index(value: object, name: str, *, at_least: int = 0) -> int:

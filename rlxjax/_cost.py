@@ -5,13 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from ._checks import check_at_least
-from ._counts import as_float
+from ._checks import check_at_least, check_shapes, fields_of
+from ._counts import as_float, as_temperature
 from ._device import BACKEND_ROWS, FALLBACK_ROW, SMALL_SGEMM, BackendCoefficients, backend_coefficients
 from ._graph import Graph, Node
-from ._numerics import times
+from ._numerics import Exact, Smooth, rules_at, times
 from ._profile import GraphIoProfile, profile_graph_io
-from ._typing import Count, Nanoseconds
+from ._typing import Count, Nanoseconds, RealLike
 
 #: Bytes that the cost of a plain node counts per output element, whatever its dtype.
 _COSTED_ELEMENT_BYTES = 4
@@ -76,16 +76,20 @@ def io_cost_ns(profile: GraphIoProfile, row: BackendCoefficients) -> Nanoseconds
     + readback / max(readback_bw, 1)` (SPEC, section 3).
 
     Raises:
-        ValueError: a negative or NaN count.
+        ValueError: a negative or NaN count, or shapes that do not agree.
 
     Examples:
         >>> print(io_cost_ns(GraphIoProfile(3, 0, 128, 6272), backend_coefficients("cpu")))
         4165.6
     """
-    for field in dataclasses.fields(profile):
-        check_at_least(getattr(profile, field.name), field.name)
-    readback = as_float(profile.host_readback_bytes(unified_memory=False), "host_readback_bytes")
-    return _io_cost_ns(float_counts(profile), readback, row)
+    return _io_cost_ns(*_io_inputs(profile, row), row, None)
+
+
+def soft_io_cost_ns(
+    profile: GraphIoProfile, row: BackendCoefficients, *, temperature_ns: RealLike
+) -> Nanoseconds:
+    """Return the smooth twin of `io_cost_ns`: the floors of the bandwidths are relaxed."""
+    return _io_cost_ns(*_io_inputs(profile, row), row, as_temperature(temperature_ns))
 
 
 def graph_cost_ns(graph: Graph, row: BackendCoefficients) -> Nanoseconds:
@@ -93,8 +97,20 @@ def graph_cost_ns(graph: Graph, row: BackendCoefficients) -> Nanoseconds:
 
     `roundtrip + sum(node costs) + traffic / max(memory_bw, 1) + readback / max(readback_bw, 1)
     + sync_points * roundtrip` (SPEC, section 3).
+
+    Examples:
+        >>> g = Graph()
+        >>> x = g.input("x", (1000,), "f32")
+        >>> g.set_outputs([g.add("relu", [x])])
+        >>> print(graph_cost_ns(g, backend_coefficients("cpu")).round(1))
+        3900.0
     """
-    return _graph_cost_ns(float_counts(graph_work(graph)), row)
+    return _graph_cost_ns(float_counts(graph_work(graph)), row, None)
+
+
+def soft_graph_cost_ns(graph: Graph, row: BackendCoefficients, *, temperature_ns: RealLike) -> Nanoseconds:
+    """Return the smooth twin of `graph_cost_ns`: the floors of the bandwidths are relaxed."""
+    return _graph_cost_ns(float_counts(graph_work(graph)), row, as_temperature(temperature_ns))
 
 
 def device_cost_ns(graph: Graph, device: str, coefficients: str = "arch") -> Nanoseconds:
@@ -105,10 +121,17 @@ def device_cost_ns(graph: Graph, device: str, coefficients: str = "arch") -> Nan
 
     Raises:
         ValueError: an unknown device or set.
+
+    Examples:
+        >>> g = Graph()
+        >>> x = g.input("x", (1000,), "f32")
+        >>> g.set_outputs([g.add("relu", [x])])
+        >>> bool(device_cost_ns(g, "cpu") < device_cost_ns(g, "tpu"))
+        True
     """
     row = backend_coefficients(device, coefficients)
-    falls_back = row is BACKEND_ROWS[FALLBACK_ROW]
-    return _device_cost_ns(float_counts(graph_work(graph)), row, float(falls_back))
+    falls_back = float(row is BACKEND_ROWS[FALLBACK_ROW])
+    return _device_cost_ns(float_counts(graph_work(graph)), row, falls_back)
 
 
 def float_counts(counts):
@@ -118,42 +141,72 @@ def float_counts(counts):
     )
 
 
-def node_work_ns(work: GraphWork, row: BackendCoefficients) -> Nanoseconds:
-    """Return the sum of the node costs."""
-    return jnp.asarray(
-        work.output_bytes / jnp.maximum(row.memory_bw, 1.0)
-        + times(work.costed_nodes, row.dispatch_ns)
-        + work.sgemm_flop / (jnp.asarray(row.sgemm_gflops) + 1.0)
-        + work.small_sgemm_flop / (jnp.asarray(row.small_sgemm_gflops) + 1.0)
-    )
+def profile_cost_ns(
+    profile: GraphIoProfile, discrete_readback: RealLike, row: BackendCoefficients, rules: Exact | Smooth
+) -> Nanoseconds:
+    """Return the io cost of float counts, with hard or relaxed choices.
 
-
-@jax.jit
-def _io_cost_ns(profile: GraphIoProfile, discrete_readback, row: BackendCoefficients) -> Nanoseconds:
+    Args:
+        profile: float counts.
+        discrete_readback: the profile's readback bytes without unified memory.
+        row: the backend.
+        rules: hard or relaxed.
+    """
     unified = jnp.asarray(row.unified_memory) >= 0.5
     readback = jnp.where(unified, profile.host_output_bytes, discrete_readback)
     return jnp.asarray(
         row.roundtrip_ns
         + times(profile.kernel_launches, row.dispatch_ns)
         + times(profile.sync_points, row.roundtrip_ns)
-        + profile.device_traffic_bytes / jnp.maximum(row.memory_bw, 1.0)
-        + readback / jnp.maximum(row.readback_bw, 1.0)
+        + _transfer_ns(profile.device_traffic_bytes, row.memory_bw, rules)
+        + _transfer_ns(readback, row.readback_bw, rules)
     )
 
 
+def work_cost_ns(
+    work: GraphWork, row: BackendCoefficients, falls_back: RealLike, rules: Exact | Smooth
+) -> Nanoseconds:
+    """Return the device cost of float counts: the graph cost, or the fallback's estimate."""
+    fallback = profile_cost_ns(work.io, work.readback_bytes, row, rules)
+    fallback = fallback + times(work.dispatched_nodes, row.dispatch_ns)
+    return jnp.where(jnp.asarray(falls_back) >= 0.5, fallback, _nodes_cost_ns(work, row, rules))
+
+
+def _nodes_cost_ns(work: GraphWork, row: BackendCoefficients, rules: Exact | Smooth) -> Nanoseconds:
+    node_ns = (
+        _transfer_ns(work.output_bytes, row.memory_bw, rules)
+        + times(work.costed_nodes, row.dispatch_ns)
+        + work.sgemm_flop / (jnp.asarray(row.sgemm_gflops) + 1.0)
+        + work.small_sgemm_flop / (jnp.asarray(row.small_sgemm_gflops) + 1.0)
+    )
+    without_launches = dataclasses.replace(work.io, kernel_launches=0.0)
+    return jnp.asarray(node_ns) + profile_cost_ns(without_launches, work.readback_bytes, row, rules)
+
+
+def _transfer_ns(count_bytes: RealLike, bandwidth: RealLike, rules: Exact | Smooth) -> Nanoseconds:
+    return jnp.asarray(count_bytes / rules.maximum(bandwidth, 1.0, scale=count_bytes + 1.0))
+
+
+def _io_inputs(profile: GraphIoProfile, row: BackendCoefficients) -> tuple:
+    for name, count in fields_of(profile).items():
+        check_at_least(count, name)
+    check_shapes(**fields_of(profile), **fields_of(row, "row."))
+    return float_counts(profile), as_float(profile.host_readback_bytes(False), "host_readback_bytes")
+
+
 @jax.jit
-def _graph_cost_ns(work: GraphWork, row: BackendCoefficients) -> Nanoseconds:
-    launches = dataclasses.replace(work.io, kernel_launches=0.0)
-    return node_work_ns(work, row) + _io_cost_ns(launches, work.readback_bytes, row)
+def _io_cost_ns(profile, discrete_readback, row: BackendCoefficients, temperature_ns) -> Nanoseconds:
+    return profile_cost_ns(profile, discrete_readback, row, rules_at(temperature_ns))
+
+
+@jax.jit
+def _graph_cost_ns(work: GraphWork, row: BackendCoefficients, temperature_ns) -> Nanoseconds:
+    return _nodes_cost_ns(work, row, rules_at(temperature_ns))
 
 
 @jax.jit
 def _device_cost_ns(work: GraphWork, row: BackendCoefficients, falls_back) -> Nanoseconds:
-    fallback = _io_cost_ns(work.io, work.readback_bytes, row) + times(work.dispatched_nodes, row.dispatch_ns)
-    return jnp.where(jnp.asarray(falls_back) >= 0.5, fallback, _graph_cost_ns(work, row))
-
-
-work_cost_ns = _device_cost_ns
+    return work_cost_ns(work, row, falls_back, Exact())
 
 
 def _matmul_multiply_adds(graph: Graph, node: Node) -> int:

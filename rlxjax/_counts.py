@@ -7,7 +7,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ._checks import is_traced
+from ._checks import check_positive, is_traced
 from ._typing import Count, RealLike
 
 #: Counts saturate here, as unsigned 64-bit integers do in the reference.
@@ -37,7 +37,7 @@ def exact(value: Count) -> int | np.ndarray:
 
 
 def packed(value: int | np.ndarray) -> int | np.ndarray:
-    """Return exact counts in the smallest NumPy form that holds them: int64, uint64, else float64."""
+    """Return exact counts as int64 or uint64, or correctly rounded float64 where neither holds them all."""
     if isinstance(value, int):
         return value
     for dtype in (np.int64, np.uint64):
@@ -89,9 +89,22 @@ def as_float(value: RealLike, name: str) -> jax.Array | float:
 
 
 def size_as_float(value: RealLike, name: str) -> jax.Array | float:
-    """Return a size (batch, n_fft, k) as a float; traced 32-bit integers are what sizes come as."""
+    """Return a size (batch, n_fft, k) as a float.
+
+    Unlike a count, a traced 32-bit integer is taken as it is: sizes fit, and arrays of them come so.
+    """
     if isinstance(value, jax.core.Tracer) and jnp.issubdtype(value.dtype, jnp.integer):
         return jnp.asarray(value, jnp.result_type(float))
+    return as_float(value, name)
+
+
+def as_temperature(value: RealLike, name: str = "temperature_ns") -> jax.Array | float:
+    """Return a temperature as a float.
+
+    Raises:
+        ValueError: one that is not positive.
+    """
+    check_positive(value, name)
     return as_float(value, name)
 
 

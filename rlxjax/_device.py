@@ -160,6 +160,8 @@ def as_leaf(value: Any) -> Any:
     """Return integers and booleans as floats, so that a whole coefficient set has a gradient."""
     if isinstance(value, (bool, int)):
         return float(value)
+    if isinstance(value, (list, tuple)) and not any(isinstance(item, str) for item in value):
+        return np.asarray(value, np.float64)
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biu":
         return value.astype(np.float64)
     if isinstance(value, jax.Array) and not jnp.issubdtype(value.dtype, jnp.inexact):
@@ -182,7 +184,9 @@ class Coefficients:
             ValueError: a negative or NaN coefficient, with its name.
         """
         for name, value in values.items():
-            if not isinstance(value, str):
+            if name == "provenance":
+                Provenance(value)
+            else:
                 check_at_least(value, name, what="number")
         return cls(**values)
 

@@ -65,13 +65,19 @@ class Timings:
             )
         floats = {}
         for name, values in columns.items():
-            array = np.asarray(values, np.float64)
+            try:
+                array = np.asarray(values, np.float64)
+            except (TypeError, ValueError):
+                raise ValueError(f"{name}: expected numbers, got {values!r}") from None
             if array.shape != codes.shape:
                 raise ValueError(f"{name}: expected shape {codes.shape}, as path has, got {array.shape}")
             bad = ~(np.isfinite(array) & (array > 0))
             if bad.any():
                 index = int(np.flatnonzero(bad)[0])
                 raise ValueError(f"{name}[{index}]: expected a positive finite number, got {array[index]}")
+            if name != "time_ns" and np.any(array % (2 if name == "n_fft" else 1)):
+                wanted = "even whole numbers" if name == "n_fft" else "whole numbers"
+                raise ValueError(f"{name}: expected {wanted}, got {array[np.argmax(array % 2 > 0)]}")
             floats[name] = array
         return cls(codes, **floats)
 

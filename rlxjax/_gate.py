@@ -7,8 +7,8 @@ from types import MappingProxyType
 import jax
 import jax.numpy as jnp
 
-from ._checks import check_at_least, check_positive, check_shapes
-from ._counts import as_float, difference
+from ._checks import check_at_least, check_not_nan, check_shapes, fields_of
+from ._counts import as_float, as_temperature, difference
 from ._device import Coefficients, Target, stack_rows, take_row
 from ._numerics import Exact, Smooth, log_soft_step, soft_step, straight_through, times
 from ._profile import GraphIoProfile
@@ -64,11 +64,11 @@ def fusion_benefit(before: GraphIoProfile, after: GraphIoProfile) -> FusionBenef
                       device_traffic_bytes_saved=0)
     """
     counts = []
+    check_shapes(**fields_of(before, "before."), **fields_of(after, "after."))
     for field in dataclasses.fields(GraphIoProfile):
         first, second = getattr(before, field.name), getattr(after, field.name)
         check_at_least(first, f"before.{field.name}")
         check_at_least(second, f"after.{field.name}")
-        check_shapes(**{f"before.{field.name}": first, f"after.{field.name}": second})
         counts.append(difference(first, second, field.name))
     return FusionBenefit(*counts)
 
@@ -130,7 +130,7 @@ class IoFusionGate(Coefficients):
         temperature_ns: RealLike,
     ) -> Nanoseconds:
         """Return the score with the penalty's threshold and the bandwidth floors relaxed."""
-        check_positive(temperature_ns, "temperature_ns")
+        temperature_ns = as_temperature(temperature_ns)
         return _soft_score_ns(self, _floats(_benefit(before, after), self), temperature_ns)
 
     def fuse_log_odds(
@@ -141,7 +141,8 @@ class IoFusionGate(Coefficients):
         temperature_ns: RealLike,
     ) -> Nanoseconds:
         """Return `(score - min_gain) / temperature`, what losses use: it has no underflow."""
-        return self._margin_ns(before, after, temperature_ns) / temperature_ns
+        temperature_ns = as_temperature(temperature_ns)
+        return (self.score_ns(before, after) - self.min_gain_ns) / temperature_ns
 
     def fuse_probability(
         self,
@@ -149,9 +150,25 @@ class IoFusionGate(Coefficients):
         after: GraphIoProfile | None = None,
         *,
         temperature_ns: RealLike,
+        straight_through_gradient: bool = False,
     ) -> Probability:
-        """Return the smooth twin of `should_fuse`: the logistic of the log-odds, `[*batch]`."""
-        return soft_step(self._margin_ns(before, after, temperature_ns), temperature_ns)
+        """Return the smooth twin of `should_fuse`: the logistic of the log-odds, `[*batch]`.
+
+        Args:
+            before: a benefit, or the profile without fusion.
+            after: the profile with fusion, unless a benefit is given.
+            temperature_ns: scalar or `[*batch]`.
+            straight_through_gradient: return the hard decision as 0 or 1, with this gradient.
+
+        Examples:
+            >>> gate = IoFusionGate(dispatch_ns=500.0, min_gain_ns=1_000.0)
+            >>> print(gate.fuse_probability(FusionBenefit(launches_saved=2), temperature_ns=100.0))
+            0.5
+        """
+        temperature_ns = as_temperature(temperature_ns)
+        margin_ns = self.score_ns(before, after) - self.min_gain_ns
+        soft = soft_step(margin_ns, temperature_ns)
+        return straight_through(margin_ns >= 0.0, soft) if straight_through_gradient else soft
 
     def fuse_log_probability(
         self,
@@ -161,27 +178,8 @@ class IoFusionGate(Coefficients):
         temperature_ns: RealLike,
     ) -> Nanoseconds:
         """Return the logarithm of `fuse_probability`, without underflow."""
-        return log_soft_step(self._margin_ns(before, after, temperature_ns), temperature_ns)
-
-    def soft_should_fuse(
-        self,
-        before: GraphIoProfile | FusionBenefit,
-        after: GraphIoProfile | None = None,
-        *,
-        temperature_ns: RealLike,
-    ) -> Probability:
-        """Return the hard decision, as 0 or 1, with the derivative of `fuse_probability`."""
-        soft = soft_step(self._margin_ns(before, after, temperature_ns), temperature_ns)
-        return straight_through(self.should_fuse(before, after), soft)
-
-    def _margin_ns(
-        self,
-        before: GraphIoProfile | FusionBenefit,
-        after: GraphIoProfile | None,
-        temperature_ns: RealLike,
-    ) -> Nanoseconds:
-        check_positive(temperature_ns, "temperature_ns")
-        return self.score_ns(before, after) - self.min_gain_ns
+        temperature_ns = as_temperature(temperature_ns)
+        return log_soft_step(self.score_ns(before, after) - self.min_gain_ns, temperature_ns)
 
 
 #: Built-in gates (SPEC, section 2), in the order of the fields.
@@ -260,6 +258,8 @@ def _benefit(first: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None
 
 
 def _floats(benefit: FusionBenefit, gate: IoFusionGate) -> FusionBenefit:
-    counts = {field.name: getattr(benefit, field.name) for field in dataclasses.fields(FusionBenefit)}
-    check_shapes(**counts, **{field.name: getattr(gate, field.name) for field in dataclasses.fields(gate)})
+    counts = fields_of(benefit)
+    for name, count in counts.items():
+        check_not_nan(count, name)
+    check_shapes(**counts, **fields_of(gate))
     return FusionBenefit(**{name: as_float(count, name) for name, count in counts.items()})

@@ -45,19 +45,21 @@ class Node:
     @property
     def bytes(self) -> int:
         """Bytes of the output; 0 where a dimension is unknown."""
-        return tensor_bytes(self.shape, self.dtype)
+        return saturate(self.elements * DTYPE_BYTES[self.dtype])
 
 
 def tensor_bytes(shape: Sequence[int | None], dtype: str) -> int:
     """Return `elements * size of the dtype`, 0 where a dimension is unknown.
 
+    Raises:
+        ValueError: a dimension that is no size, or an unknown dtype.
+
     Examples:
         >>> tensor_bytes((8, 512), "f32"), tensor_bytes((None, 3), "f32")
         (16384, 0)
     """
-    if None in shape:
-        return 0
-    return saturate(math.prod(dim for dim in shape if dim is not None) * DTYPE_BYTES[dtype])
+    size, dims = DTYPE_BYTES[_dtype(dtype)], _shape(shape)
+    return 0 if None in dims else saturate(math.prod(dim for dim in dims if dim is not None) * size)
 
 
 # --- Shape rules: (operands, attributes) -> (shape, dtype) ---------------------------------------
@@ -87,7 +89,7 @@ def _to_given_shape(operands: list[Node], attributes: dict[str, Any]) -> tuple[S
 
 def _transpose(operands: list[Node], attributes: dict[str, Any]) -> tuple[Shape, str]:
     shape = operands[0].shape
-    order = tuple(attributes.get("permutation", reversed(range(len(shape)))))
+    order = tuple(_listed(attributes.get("permutation", reversed(range(len(shape)))), "permutation"))
     if sorted(order) != list(range(len(shape))):
         raise ValueError(f"permutation has to order the axes 0 to {len(shape) - 1}, got {order}")
     return tuple(shape[axis] for axis in order), operands[0].dtype
@@ -274,7 +276,7 @@ class Graph:
             raise ValueError(f"unknown op {op!r}{hint}; expected one of {', '.join(OPS)}")
         id_ = len(self._nodes)
         where = f"node {id_} ({op})"
-        operands = [self._nodes[self._known(i, where)] for i in inputs]
+        operands = [self._nodes[self._known(i, where)] for i in _listed(inputs, f"{where}: inputs")]
         if shape is None:
             arity = rule.arity
             if len(operands) != arity if arity is not None else not operands:
@@ -292,7 +294,7 @@ class Graph:
                 id_,
                 op,
                 tuple(operand.id for operand in operands),
-                tuple(None if dim is None else as_index(dim, "dimension") for dim in shape),
+                _shape(shape),
                 _dtype(inferred if dtype is None else dtype),
                 MappingProxyType(attributes),
             )
@@ -307,7 +309,7 @@ class Graph:
         Raises:
             ValueError: an id that is not in the graph.
         """
-        self._outputs = tuple(self._known(i, "outputs") for i in ids)
+        self._outputs = tuple(self._known(i, "outputs") for i in _listed(ids, "outputs"))
 
     def _known(self, node_id: int, where: str) -> int:
         index = as_index(node_id, f"{where}: node id")
@@ -323,10 +325,21 @@ def _required(attributes: Mapping[str, Any], name: str) -> Any:
 
 
 def _axis(attributes: Mapping[str, Any], shape: Sequence[int | None]) -> int:
-    axis = _required(attributes, "axis")
-    if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+    axis = as_index(_required(attributes, "axis"), "axis", at_least=-len(shape))
+    if axis >= len(shape):
         raise ValueError(f"axis has to be an axis of {tuple(shape)}, got {axis!r}")
     return axis % len(shape)
+
+
+def _listed(values: Any, name: str) -> list[Any]:
+    try:
+        return list(values)
+    except TypeError:
+        raise ValueError(f"{name}: expected a list, got {values!r}") from None
+
+
+def _shape(shape: Any) -> Shape:
+    return tuple(None if dim is None else as_index(dim, "dimension") for dim in _listed(shape, "shape"))
 
 
 def _dtype(dtype: str) -> str:

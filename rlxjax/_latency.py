@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._checks import check_shapes, check_sizes, is_traced
+from ._checks import check_shapes, check_sizes, fields_of, is_traced
 from ._counts import size_as_float
 from ._device import Coefficients
 from ._numerics import soft_roofline
@@ -151,7 +151,7 @@ def latency_terms_ns(
     codes = _path_codes(path)
     sizes = {"batch": batch, "n_fft": n_fft, "k": k, "n_segments": n_segments}
     check_sizes(**sizes)
-    check_shapes(path=codes, **sizes)
+    check_shapes(path=codes, **sizes, **fields_of(coefficients))
     return _terms_ns(coefficients, codes, *(size_as_float(value, name) for name, value in sizes.items()))
 
 

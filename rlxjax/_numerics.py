@@ -56,49 +56,109 @@ def _logistic_jvp(primals, tangents):
     return logistic(x), logistic(x) * logistic(-x) * x_dot
 
 
-def bounded(x: RealLike) -> Array:
-    """Return `x`, held to magnitudes whose quotients and squares stay finite.
-
-    Prevents: the `0 * inf` in the derivative by a temperature of a saturated function of infinity.
-    """
-    x = jnp.asarray(x, jnp.result_type(x, float) if isinstance(x, (int, float)) else None)
-    limit = math.sqrt(float(jnp.finfo(x.dtype).max))
-    return jnp.clip(x, -limit, limit)
-
-
 def soft_step(x: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth twin of `x >= 0`: the logistic of `x / temperature`."""
-    return logistic(bounded(x) / temperature)
+    """Return the smooth twin of `x >= 0`: the logistic of `x / temperature`.
+
+    Examples:
+        >>> print(soft_step(0.0, 2.0))
+        0.5
+    """
+    return _step(*_floats(x, temperature))
+
+
+@jax.custom_jvp
+def _step(x: Array, temperature: Array) -> Array:
+    """Prevents: `0 * inf` where the step is saturated and its quotient or that one's slope is infinite."""
+    return logistic(x / temperature)
+
+
+@_step.defjvp
+def _step_jvp(primals, tangents):
+    x, temperature = primals
+    z = _held_ratio(x, temperature)
+    slope = logistic(z) * logistic(-z) * (jnp.abs(z) < _saturation(z))
+    return _step(x, temperature), slope / temperature * (tangents[0] - z * tangents[1])
 
 
 def log_soft_step(x: RealLike, temperature: RealLike) -> Array:
     """Return the logarithm of `soft_step`, without underflow at very negative `x`."""
-    return -jax.nn.softplus(-bounded(x) / temperature)
+    return _log_step(*_floats(x, temperature))
+
+
+@jax.custom_jvp
+def _log_step(x: Array, temperature: Array) -> Array:
+    """Prevents: `0 * inf` in the derivative by the temperature."""
+    return jnp.minimum(x, 0.0) / temperature - _log1p_exp(-jnp.abs(x / temperature))
+
+
+@_log_step.defjvp
+def _log_step_jvp(primals, tangents):
+    x, temperature = primals
+    largest = jnp.finfo(x.dtype).max
+    slope = _step(-x, temperature) / temperature
+    by_temperature = jnp.clip(slope * jnp.clip(x / temperature, -largest, largest), -largest, largest)
+    by_temperature = jnp.where(slope > 0, by_temperature, 0.0)
+    return _log_step(x, temperature), slope * tangents[0] - by_temperature * tangents[1]
 
 
 def soft_at_least(x: RealLike, threshold: RealLike, temperature: RealLike) -> Array:
     """Return the smooth twin of `x >= threshold` whose limit at the tie is 1, as the hard one's is.
 
-    The logistic is shifted by `sqrt(temperature)`, which vanishes with it: a plain logistic stays at
-    one half at the tie however small the temperature.
+    The logistic is shifted by the root of the temperature, which vanishes with it: a plain logistic stays
+    at one half at the tie however small the temperature.
     """
-    return logistic((jnp.asarray(x) - threshold) / temperature + 1 / jnp.sqrt(temperature))
-
-
-def soft_relu(x: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth twin of `max(x, 0)`: `temperature * softplus(x / temperature)`."""
-    soft = jnp.asarray(temperature) * jax.nn.softplus(bounded(x) / temperature)
-    return jnp.where(jnp.isposinf(x), jnp.inf, soft)
+    x, temperature = _floats(x, temperature)
+    return _step(x - threshold + jnp.sqrt(temperature), temperature)
 
 
 def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth twin of `max(x, y)`: a logsumexp of temperature `temperature`."""
-    return jnp.asarray(y) + soft_relu(x - y, temperature)
+    """Return the smooth twin of `max(x, y)`: a logsumexp of temperature `temperature`.
+
+    Examples:
+        >>> float(soft_maximum(3.0, 1e9, temperature=1.0))
+        1000000000.0
+    """
+    x, temperature = _floats(x, temperature)
+    return _maximum(x, jnp.asarray(y, jnp.result_type(x, y)), temperature)
+
+
+@jax.custom_jvp
+def _maximum(x: Array, y: Array, temperature: Array) -> Array:
+    """Prevents: cancellation between the larger and the difference, and `inf - inf`."""
+    gap = jnp.where(x == y, 0.0, x - y)
+    return jnp.maximum(x, y) + temperature * _log1p_exp(-jnp.abs(gap / temperature))
+
+
+@_maximum.defjvp
+def _maximum_jvp(primals, tangents):
+    x, y, temperature = primals
+    gap = jnp.where(x == y, 0.0, x - y)
+    z = jnp.abs(_held_ratio(gap, temperature))
+    by_temperature = _log1p_exp(-z) + z * logistic(-z) * (z < _saturation(z))
+    by_x, by_y = _step(gap, temperature), _step(-gap, temperature)
+    return _maximum(x, y, temperature), by_x * tangents[0] + by_y * tangents[1] + by_temperature * tangents[2]
+
+
+def soft_relu(x: RealLike, temperature: RealLike) -> Array:
+    """Return the smooth twin of `max(x, 0)`: `temperature * softplus(x / temperature)`.
+
+    Examples:
+        >>> print(soft_relu(0.0, temperature=1.0).round(4))
+        0.6931
+    """
+    x, temperature = _floats(x, temperature)
+    return _maximum(x, jnp.zeros_like(x), temperature)
 
 
 def soft_minimum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth twin of `min(x, y)`: a negated logsumexp of temperature `temperature`."""
-    return jnp.asarray(y) - soft_relu(y - x, temperature)
+    """Return the smooth twin of `min(x, y)`: a negated logsumexp of temperature `temperature`.
+
+    Examples:
+        >>> print(soft_minimum(3.0, 1e9, temperature=1.0))
+        3.0
+    """
+    x, temperature = _floats(x, temperature)
+    return -_maximum(-x, -jnp.asarray(y, jnp.result_type(x, y)), temperature)
 
 
 def soft_clip(x: RealLike, low: RealLike, high: RealLike, temperature: RealLike) -> Array:
@@ -136,20 +196,20 @@ def log_softmin(
 
     Log-weight = `-cost / temperature + log_availability`, normalised. An entry with an infinite cost
     or a log-availability of minus infinity has log-weight minus infinity; if no entry is possible,
-    all have.
+    all have. NaN in, NaN out.
 
     Prevents: NaN gradients from `inf - inf` at impossible entries, the temperature's included.
     """
-    temperature = jnp.broadcast_to(jnp.asarray(temperature), costs.shape[:-1])[..., None]
+    temperature = jnp.broadcast_to(_held(jnp.asarray(temperature)), costs.shape[:-1])[..., None]
     log_availability = jnp.broadcast_to(jnp.asarray(log_availability, costs.dtype), costs.shape)
-    possible = jnp.isfinite(costs) & jnp.isfinite(log_availability)
+    possible = ~(jnp.isposinf(costs) | jnp.isneginf(log_availability))
     costs = jnp.where(possible, costs, 0.0)
     log_availability = jnp.where(possible, log_availability, 0.0)
     best = jax.lax.stop_gradient(jnp.min(jnp.where(possible, costs, jnp.inf), -1, keepdims=True))
-    best = jnp.where(jnp.isfinite(best), best, 0.0)
+    best = jnp.where(jnp.isposinf(best), 0.0, best)
     logits = -(costs - best) / temperature + log_availability
     peak = jax.lax.stop_gradient(jnp.max(jnp.where(possible, logits, -jnp.inf), -1, keepdims=True))
-    peak = jnp.where(jnp.isfinite(peak), peak, 0.0)
+    peak = jnp.where(jnp.isneginf(peak), 0.0, peak)
     exponentials = jnp.where(possible, jnp.exp(jnp.where(possible, logits - peak, 0.0)), 0.0)
     total = jnp.sum(exponentials, -1, keepdims=True)
     log_total = peak + jnp.log(jnp.where(total > 0, total, 1.0))
@@ -164,6 +224,35 @@ def temperature_from_sd(sd: RealLike) -> RealLike:
         1.0
     """
     return sd / LOGISTIC_SD
+
+
+def _floats(x: RealLike, temperature: RealLike) -> tuple[Array, Array]:
+    """Return a value and its temperature as floats of one precision, the temperature held in range."""
+    dtype = jnp.result_type(x, temperature, float if isinstance(x, int) else x)
+    dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.result_type(float)
+    return jnp.asarray(x, dtype), _held(jnp.asarray(temperature, dtype))
+
+
+def _held(temperature: Array) -> Array:
+    """Return a temperature that can be squared and divided by without leaving the floats."""
+    if not jnp.issubdtype(temperature.dtype, jnp.floating):
+        temperature = temperature.astype(jnp.result_type(float))
+    limits = jnp.finfo(temperature.dtype)
+    return jnp.clip(temperature, float(limits.tiny) ** 0.25, float(limits.max) ** 0.5)
+
+
+def _saturation(z: Array) -> float:
+    """Return the argument from which on `exp(-z)` counts as nothing."""
+    return 0.9 * math.log(float(jnp.finfo(z.dtype).max))
+
+
+def _held_ratio(x: Array, temperature: Array) -> Array:
+    limit = _saturation(x)
+    return jnp.clip(x / temperature, -limit, limit)
+
+
+def _log1p_exp(z: Array) -> Array:
+    return jnp.log1p(jnp.exp(z))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,3 +303,8 @@ class Smooth:
         if scale is None:
             return self.temperature_ns
         return self.temperature_ns / (self.temperature_ns + scale)
+
+
+def rules_at(temperature_ns: RealLike | None) -> Exact | Smooth:
+    """Return the hard choices for None, else those of a temperature."""
+    return Exact() if temperature_ns is None else Smooth(temperature_ns)

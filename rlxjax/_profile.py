@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._checks import as_index, check_at_least, is_traced
+from ._checks import as_index, check_at_least, check_not_nan, is_traced
 from ._counts import as_float, exact, is_exact, packed, saturate
 from ._graph import OPS, Graph, Node
 from ._typing import Count, RealLike
@@ -50,16 +50,21 @@ class GraphIoProfile:
         """Return the bytes that have to come back to the host, shape `[*batch]`.
 
         `host_output_bytes` under unified memory, else a quarter of the device traffic (rounded down) on
-        top of it, saturating at `2**64 - 1`. Exact unless `unified_memory` is an array or traced.
+        top of it, saturating at `2**64 - 1`. Exact where counts and flag can be read on the host.
 
         Examples:
             >>> GraphIoProfile(1, 0, 100, 41).host_readback_bytes(unified_memory=False)
             110
         """
+        for name in ("host_output_bytes", "device_traffic_bytes"):
+            check_at_least(getattr(self, name), name)
         if is_traced(unified_memory) or np.ndim(unified_memory):
-            discrete = as_float(self.host_readback_bytes(False), "host_readback_bytes")
-            unified = as_float(self.host_output_bytes, "host_output_bytes")
-            return jnp.where(jnp.asarray(unified_memory) >= 0.5, unified, discrete)
+            unified, discrete = self.host_output_bytes, self.host_readback_bytes(False)
+            if not is_traced(unified_memory) and is_exact(unified) and is_exact(discrete):
+                return packed(np.where(np.asarray(unified_memory) > 0, exact(unified), exact(discrete)))
+            unified, discrete = as_float(unified, "host_output_bytes"), as_float(discrete, "readback")
+            return jnp.where(jnp.asarray(unified_memory) > 0, unified, discrete)
+        check_not_nan(unified_memory, "unified_memory")
         if unified_memory:
             return self.host_output_bytes
         if is_exact(self.host_output_bytes) and is_exact(self.device_traffic_bytes):
@@ -109,6 +114,9 @@ def profile_graph_io(
     if output_indices is not None and output_ids is not None:
         raise ValueError("output_indices and output_ids: expected one of the two, got both")
     nodes = graph.nodes
+    for name, chosen in (("output_indices", output_indices), ("output_ids", output_ids)):
+        if chosen is not None and not isinstance(chosen, Iterable):
+            raise ValueError(f"{name}: expected a list, got {chosen!r}")
     outputs = graph.outputs if output_ids is None else [_output_id(graph, i) for i in output_ids]
     wanted = set(outputs)
     launches = syncs = host_bytes = traffic = 0

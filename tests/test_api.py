@@ -67,6 +67,8 @@ PUBLIC_NAMES = [
     "profile_graph_io",
     "soft_estimate_welch_peaks_costs",
     "soft_fused_graph_ns",
+    "soft_graph_cost_ns",
+    "soft_io_cost_ns",
     "soft_maximum",
     "soft_minimum",
     "soft_pick_welch_peaks_strategy",

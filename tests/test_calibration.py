@@ -18,7 +18,7 @@ from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
 from rlxjax.welch import _run
 
 MEDIAN = rx.typical_prior().median
-GATE = {name: 100.0 + index for index, name in enumerate(file_module.GATE_NAMES)}
+GATE = {name: 100.0 + index for index, name in enumerate(file_module.GATE_UNITS)} | {"unified_memory": 1.0}
 SLOW = 1e12
 
 
@@ -35,10 +35,10 @@ def content(**fingerprint):
         "formula_version": 1,
         "created": "2024-05-01T12:00:00+00:00",
         "command": "rlxjax calibrate --budget 60",
-        "units": {"time": "ns"},
+        "units": file_module.UNITS,
         "fingerprint": {**here, **fingerprint},
         "coefficients": {n: entry(getattr(MEDIAN, n), coefficient_unit(n)) for n in COEFFICIENT_NAMES},
-        "gate": {name: entry(value, "ns") for name, value in GATE.items()},
+        "gate": {name: entry(value, file_module.GATE_UNITS[name]) for name, value in GATE.items()},
         "noise_floor": 0.01,
         "held_out": {"fused": {**errors, "noise_floor": 0.01, "built_in": 4.0}},
         "domain": {
@@ -363,3 +363,30 @@ def test_the_default_file_lies_with_the_users_data_otherwise(tmp_path, monkeypat
     monkeypatch.delenv("RLXJAX_HOME", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert "rlxjax" in file_module.default_calibration_path("cpu").parts
+
+
+def test_a_pick_of_arrays_and_traced_sizes_is_codes_and_of_scalars_a_name():
+    cal = calibration()
+    batches = np.array([1, 64, 1024, 8192])
+    codes = cal.pick(batches, 256, 16)
+    np.testing.assert_array_equal(codes, [cal.pick_path(int(b), 256, 16, 2).code for b in batches])
+    np.testing.assert_array_equal(jax.jit(lambda b: cal.pick(b, 256, 16))(batches), codes)
+    inside = jax.jit(lambda x: x + rx.Path.parse(cal.pick_path(8, 256, 16, 2)).code)(0)
+    assert inside == cal.pick_path(8, 256, 16, 2).code
+    with pytest.raises(ValueError, match="batch: expected an integer, got 1.5"):
+        cal.pick(1.5, 256, 16)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("coefficients.dispatch_ns.unit", "us"),
+        ("units.time", "s"),
+        ("gate.unified_memory.value", 7.0),
+        ("domain.batch.low", 1e9),
+        ("schema_version", True),
+    ],
+)
+def test_a_file_that_would_be_misread_is_refused(path, field, value):
+    with pytest.raises(rx.CalibrationFileError, match=field.split(".")[0]):
+        loaded(json.dumps(changed(content(), field, value)), path)

@@ -7,11 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from calibrate.cli import app
-from calibrate.job import GATE_UNITS
 from rlxjax import load_calibration, typical_prior
 from rlxjax._calibration_file import (
     FORMULA_VERSION,
+    GATE_UNITS,
     SCHEMA_VERSION,
+    UNITS,
     CalibrationFile,
     FitSummary,
     Samples,
@@ -31,7 +32,7 @@ def file(tmp_path):
             "formula_version": FORMULA_VERSION,
             "created": "2026-01-01T00:00:00+00:00",
             "command": "a test",
-            "units": {"time": "ns"},
+            "units": UNITS,
             "fingerprint": current_fingerprint().model_dump(),
             "coefficients": {
                 name: {
@@ -151,3 +152,25 @@ def test_the_job_is_a_module_and_a_command(command):
     result = subprocess.run([*command, "--help"], capture_output=True, text=True, env=environment, check=True)
     for option in ("--device", "--budget", "--out", "--resume"):
         assert option in result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nope"], ["predict"], ["predict", "x", "--batch", "many"], ["calibrate", "--nope"], ["validate"]],
+)
+def test_a_mistake_in_the_arguments_is_one_line_too(arguments):
+    command = [sys.executable, "-c", "from calibrate.cli import main; main()", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize("platform", ["nonsense", "tpu"])
+def test_a_platform_that_jax_has_not_is_one_line(platform):
+    environment = {**os.environ, "JAX_PLATFORMS": platform}
+    command = [sys.executable, "-m", "calibrate", "--budget", "1"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert result.stderr.strip().splitlines()[-1].startswith("error: ")

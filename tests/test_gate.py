@@ -183,7 +183,6 @@ def test_a_benefit_stands_for_its_two_profiles():
         "fuse_log_odds",
         "fuse_probability",
         "fuse_log_probability",
-        "soft_should_fuse",
     ):
         method = getattr(GATE, name)
         assert method(benefit, temperature_ns=9.0) == method(before, after, temperature_ns=9.0)
@@ -245,7 +244,7 @@ def test_saving_more_never_scores_less(gate, benefit, name, more):
 # --- Infinite and zero penalties -----------------------------------------------------------------
 
 PENALISED = dataclasses.replace(GATE, host_thunk_penalty_ns=INF)
-SOFT = ("soft_score_ns", "fuse_probability", "fuse_log_probability", "soft_should_fuse")
+SOFT = ("soft_score_ns", "fuse_probability", "fuse_log_probability")
 
 
 @pytest.mark.parametrize("syncs", [0, 1, 3])
@@ -303,11 +302,15 @@ def test_a_relaxation_tends_to_the_hard_decision():
     np.testing.assert_allclose(soft, hard, rtol=0, atol=SATURATED_ATOL)
     relaxed = gate.soft_score_ns(benefit, temperature_ns=1e-3)
     assert (np.abs(relaxed - score) <= LIMIT_TEMPERATURES * 1e-3).all()
-    through = gate.soft_should_fuse(benefit, temperature_ns=margin)
+    through = gate.fuse_probability(benefit, temperature_ns=margin, straight_through_gradient=True)
     np.testing.assert_array_equal(through, hard)
     by_through, by_soft = (
-        jax.grad(lambda g, name=name: getattr(g, name)(benefit, temperature_ns=margin).sum())(gate)
-        for name in ("soft_should_fuse", "fuse_probability")
+        jax.grad(
+            lambda g, flag=flag: g.fuse_probability(
+                benefit, temperature_ns=margin, straight_through_gradient=flag
+            ).sum()
+        )(gate)
+        for flag in (True, False)
     )
     jax.tree.map(np.testing.assert_array_equal, by_through, by_soft)
 

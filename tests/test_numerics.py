@@ -256,3 +256,39 @@ def test_smooth_tends_to_exact_with_its_temperature_or_with_its_scale(name, othe
     for rules, scale in ((num.Smooth(1e-8), 1.0), (num.Smooth(1e-2), 1e6)):
         smooth = getattr(rules, name)(POINTS, *others, scale=scale)
         np.testing.assert_allclose(smooth, exact, rtol=0, atol=LIMIT_TEMPERATURES * 1e-8)
+
+
+@pytest.mark.parametrize("x64", [True, False])
+def test_no_temperature_makes_a_nan(x64):
+    """Neither a value nor a gradient, from the coldest to the hottest float of either precision."""
+    with jax.enable_x64(x64):
+        dtype = jnp.result_type(float)
+        limits = jnp.finfo(dtype)
+        edges = np.array([limits.tiny, 1e-30, 1e-10, 1.0, 1e10, 1e30, limits.max], dtype)
+        x, t = (jnp.asarray(a, dtype) for a in np.meshgrid([-np.inf, -1e9, -1, 0, 1, 1e9, np.inf], edges))
+        for name in ("soft_step", "log_soft_step", "soft_relu"):
+            f = getattr(num, name)
+            assert not np.isnan(f(x, t)).any(), name
+            for gradient in jax.grad(lambda x, t, f=f: jnp.sum(f(x, t)), (0, 1))(x, t):
+                assert not np.isnan(gradient).any(), name
+        for name in ("soft_maximum", "soft_minimum"):
+            f = getattr(num, name)
+            assert not np.isnan(f(x, 1.0, t)).any(), name
+            for gradient in jax.grad(lambda x, t, f=f: jnp.sum(f(x, 1.0, t)), (0, 1))(x, t):
+                assert not np.isnan(gradient).any(), name
+        costs = jnp.asarray([[1.0, jnp.inf, 1e9]] * len(edges), dtype)
+        weights = jnp.exp(num.log_softmin(costs, edges))
+        np.testing.assert_array_equal(weights[:, 1], 0)
+        assert not np.isnan(weights).any()
+        weigh = jax.grad(lambda c, t: jnp.sum(jnp.exp(num.log_softmin(c, t))[:, 0]), (0, 1))
+        assert not any(np.isnan(gradient).any() for gradient in weigh(costs, jnp.asarray(edges)))
+
+
+@pytest.mark.parametrize("x64", [True, False])
+def test_smooth_extremes_keep_the_smaller_of_very_different_numbers(x64):
+    with jax.enable_x64(x64):
+        for other in (1e9, 1e20, np.inf):
+            assert num.soft_minimum(1.0, other, 1e-3) == num.soft_minimum(other, 1.0, 1e-3) == 1.0
+            assert num.soft_maximum(1.0, -other, 1e-3) == num.soft_maximum(-other, 1.0, 1e-3) == 1.0
+        assert num.soft_relu(1e25, 1.0) == np.asarray(1e25, num.soft_relu(1e25, 1.0).dtype)
+        assert (num.soft_relu(np.arange(3), 1e-6) >= np.arange(3)).all()

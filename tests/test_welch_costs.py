@@ -343,3 +343,29 @@ def test_a_bad_workload_is_refused_by_name(f, change, says):
 def test_an_unknown_cpu_is_refused():
     with pytest.raises(ValueError, match="cpu: expected 'cpu' or 'cpu-apple', got 'z80'"):
         rx.coefficient_set("arch", "z80")
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: rx.fused_graph_ns("cuda", 8, 256, 16, n_segments=0), "n_segments"),
+        (lambda: rx.host_path_ns("cuda", 8, 256, 16, n_segments=np.nan), "n_segments"),
+        (lambda: rx.fused_graph_ns("cuda", 8, 256, 16, scale=-3.0), "scale"),
+        (lambda: rx.fused_graph_ns("cuda", [8, 9], 256, 16, scale=[1.0, 1.0, 1.0]), "broadcast"),
+        (lambda: rx.host_fft_profile(-3, rx.WelchPeakParams.fast(256, 16)), "batch"),
+        (lambda: rx.useful_bytes_touched(None, rx.WelchPeakParams.fast(256, 16)), "batch"),
+        (lambda: rx.algorithm_bandwidth_gbps(-5, 3.0), "useful_bytes"),
+        (lambda: rx.estimate_welch_peaks_costs("cuda", 8, 256, 16, coefficients=None), "coefficients"),
+        (lambda: rx.estimate_welch_peaks_costs("cuda", 8, 256, 16, True, 1, -4), "learned_total_gates"),
+        (lambda: rx.pick_weights(3.0, temperature_ns=1.0), "costs"),
+        (lambda: rx.pick_weights([3.0], temperature_ns="a"), "temperature_ns"),
+        (lambda: rx.pick_weights([3.0], temperature_ns=0.0), "temperature_ns"),
+    ],
+)
+def test_what_has_no_cost_is_refused_by_name(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+def test_a_nan_cost_is_not_mistaken_for_an_impossible_one():
+    assert np.isnan(rx.pick_weights([1.0, np.nan, np.inf], temperature_ns=1.0)[:2]).all()

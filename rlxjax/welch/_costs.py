@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._checks import check_positive, check_shapes, check_sizes
-from rlxjax._counts import as_float, size_as_float
+from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes
+from rlxjax._counts import as_float, as_temperature, size_as_float
 from rlxjax._device import Device, Provenance, normalised
 from rlxjax._gate import fusion_benefit
-from rlxjax._numerics import Exact, Smooth, log_soft_step
+from rlxjax._numerics import Exact, Smooth, log_soft_step, rules_at
 from rlxjax._typing import Code, Count, Decision, Nanoseconds, RealLike, StrategyWeights
 
 from ._coefficients import CoefficientSet, coefficient_set
@@ -131,8 +131,7 @@ def soft_estimate_welch_peaks_costs(
     """
     inputs = cost_inputs(device, batch, n_fft, k, coefficients)
     learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
-    check_positive(temperature_ns, "temperature_ns")
-    return soft_costs(*inputs, learned, temperature_ns)
+    return soft_costs(*inputs, learned, as_temperature(temperature_ns))
 
 
 def welch_peaks_fusion_gate_breakdown(
@@ -183,8 +182,8 @@ def fused_graph_ns(
         >>> print(fused_graph_ns("cpu", 1, 256, 16).round(2))
         8664.53
     """
-    inputs = cost_inputs(device, batch, n_fft, k, coefficients)
-    return _fused_graph_ns(*inputs, as_float(scale, "scale"), size_as_float(n_segments, "n_segments"), None)
+    inputs = cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments, scale=scale)
+    return _fused_graph_ns(*inputs, None)
 
 
 def soft_fused_graph_ns(
@@ -210,10 +209,8 @@ def soft_fused_graph_ns(
         n_segments: segments of a row.
         temperature_ns: the temperature in ns.
     """
-    inputs = cost_inputs(device, batch, n_fft, k, coefficients)
-    scale, n_segments = as_float(scale, "scale"), size_as_float(n_segments, "n_segments")
-    check_positive(temperature_ns, "temperature_ns")
-    return _fused_graph_ns(*inputs, scale, n_segments, temperature_ns)
+    inputs = cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments, scale=scale)
+    return _fused_graph_ns(*inputs, as_temperature(temperature_ns))
 
 
 def block_graph_ns(
@@ -241,8 +238,7 @@ def block_graph_ns(
         >>> bool(block_graph_ns("cpu", 1, 256, 16) < fused_graph_ns("cpu", 1, 256, 16))
         True
     """
-    inputs = cost_inputs(device, batch, n_fft, k, coefficients)
-    return _block_graph_ns(*inputs, size_as_float(n_segments, "n_segments"))
+    return _block_graph_ns(*cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments))
 
 
 def host_path_ns(
@@ -270,8 +266,7 @@ def host_path_ns(
         >>> print(host_path_ns("cpu", 1, 256, 16).round(1))
         4165.6
     """
-    inputs = cost_inputs(device, batch, n_fft, k, coefficients)
-    return _host_path_ns(*inputs, size_as_float(n_segments, "n_segments"))
+    return _host_path_ns(*cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments))
 
 
 def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.Array:
@@ -282,6 +277,8 @@ def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.A
         2.176
     """
     useful_bytes, time_ns = as_float(useful_bytes, "useful_bytes"), as_float(time_ns, "time_ns")
+    check_at_least(useful_bytes, "useful_bytes")
+    check_not_nan(time_ns, "time_ns")
     positive = jnp.asarray(time_ns) > 0
     return jnp.where(positive, useful_bytes / jnp.where(positive, time_ns, 1.0), 0.0)
 
@@ -335,14 +332,14 @@ def _breakdown(codes, set_, batch, n_fft, k):
 
 
 @jax.jit
-def _fused_graph_ns(codes, set_, batch, n_fft, k, scale, n_segments, temperature_ns):
-    rules = Exact() if temperature_ns is None else Smooth(temperature_ns)
+def _fused_graph_ns(codes, set_, batch, n_fft, k, n_segments, scale, temperature_ns):
+    rules = rules_at(temperature_ns)
     return fused_ns(gather(set_, codes), batch, n_fft, k, n_segments, scale, rules)
 
 
 @jax.jit
 def _block_graph_ns(codes, set_, batch, n_fft, k, n_segments):
-    return block_ns(gather(set_, codes), batch, n_fft, k, n_segments)
+    return block_ns(gather(set_, codes), batch, n_fft, k, n_segments, Exact())
 
 
 @jax.jit
@@ -361,18 +358,27 @@ def _log_complement(log_p: Nanoseconds) -> Nanoseconds:
     )
 
 
-def cost_inputs(device, batch, n_fft, k, coefficients) -> tuple:
+def cost_inputs(device, batch, n_fft, k, coefficients, n_segments=None, scale=None) -> tuple:
+    """Return checked codes, coefficients and sizes, and what else is given, as the programs take them."""
     cpu = "cpu"
     if isinstance(device, str) and normalised(device) == "cpu-apple":
         device, cpu = Device.CPU, "cpu-apple"
     if isinstance(coefficients, str):
         coefficients = coefficient_set(coefficients, cpu)
-    coefficients = _without_provenance(coefficients)
-    check_sizes(batch=batch, n_fft=n_fft, k=k)
+    if not isinstance(coefficients, CoefficientSet):
+        raise ValueError(f"coefficients: expected a name or a CoefficientSet, got {coefficients!r}")
+    sizes = {"batch": batch, "n_fft": n_fft, "k": k}
+    if n_segments is not None:
+        sizes["n_segments"] = n_segments
+    check_sizes(**sizes)
     codes = Device.codes(device)
-    check_shapes(device=codes, batch=batch, n_fft=n_fft, k=k)
-    sizes = (size_as_float(v, name) for v, name in ((batch, "batch"), (n_fft, "n_fft"), (k, "k")))
-    return codes, coefficients, *sizes
+    inputs = [size_as_float(value, name) for name, value in sizes.items()]
+    if scale is not None:
+        check_at_least(scale, "scale", what="number")
+        inputs.append(as_float(scale, "scale"))
+        sizes["scale"] = scale
+    check_shapes(device=codes, **sizes)
+    return codes, _without_provenance(coefficients), *inputs
 
 
 def _without_provenance(coefficients: CoefficientSet) -> CoefficientSet:
@@ -386,6 +392,8 @@ def _without_provenance(coefficients: CoefficientSet) -> CoefficientSet:
 
 def learned_inputs(available, active_gates, total_gates) -> Learned:
     active_gates = -1.0 if active_gates is None else active_gates
+    check_not_nan(active_gates, "learned_active_gates")
+    check_at_least(total_gates, "learned_total_gates")
     names = ("learned_available", "learned_active_gates", "learned_total_gates")
     values = (available, active_gates, total_gates)
     return Learned(*(_flag_or_size(value, name) for value, name in zip(values, names, strict=True)))

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from rlxjax._cost import float_counts, io_cost_ns, work_cost_ns
+from rlxjax._cost import float_counts, profile_cost_ns, work_cost_ns
 from rlxjax._device import BackendCoefficients, take_row
 from rlxjax._gate import FusionBenefit, IoFusionGate, gate_score_ns
 from rlxjax._numerics import Exact, Smooth
@@ -20,9 +20,21 @@ MIN_SCALE, MAX_SCALE = 0.25, 1.0
 
 
 class Learned(NamedTuple):
+    """What is known of a learned FFT; unknown active gates are negative."""
+
     available: RealLike
     active_gates: RealLike
     total_gates: RealLike
+
+    @property
+    def known(self) -> Decision:
+        return (jnp.asarray(self.active_gates) >= 0) & (jnp.asarray(self.total_gates) > 0)
+
+    @property
+    def usable(self) -> Decision:
+        """Available, and with fewer than a quarter of its gates on."""
+        sparse = jnp.asarray(4.0 * self.active_gates < self.total_gates)
+        return self.known & sparse & (jnp.asarray(self.available) >= 0.5)
 
 
 class Row(NamedTuple):
@@ -54,7 +66,9 @@ def gather(set_: CoefficientSet, codes) -> Row:
 
 
 def host_ns(row: Row, batch, n_fft, k, n_segments, rules) -> Nanoseconds:
-    ns = io_cost_ns(host_profile(batch, n_fft, k, n_segments), row.host)
+    profile = float_counts(host_profile(batch, n_fft, k, n_segments))
+    quarter_traffic = 3.0 * batch * n_segments * n_fft + 2.0 * batch * k
+    ns = profile_cost_ns(profile, profile.host_output_bytes + quarter_traffic, row.host, rules)
     rows = jnp.maximum(batch, 1.0)
     gentle = rules.relu(jnp.log(rows / 512.0), scale=ns)
     steep = rules.relu(jnp.log2(rows / 2048.0), scale=ns)
@@ -62,7 +76,7 @@ def host_ns(row: Row, batch, n_fft, k, n_segments, rules) -> Nanoseconds:
 
 
 def fused_ns(row: Row, batch, n_fft, k, n_segments, scale, rules) -> Nanoseconds:
-    io_ns = _graph_ns(row, batch, n_fft, k, n_segments, fused=True)
+    io_ns = _graph_ns(row, batch, n_fft, k, n_segments, True, rules)
     factor = row.strategy.fused_scale * rules.clip(scale, MIN_SCALE, MAX_SCALE, scale=io_ns)
     few_rows = 1.0 - rules.at_least(batch, 512.0, scale=io_ns)
     floor = row.strategy.fused_floor_ns * row.strategy.is_gpu * few_rows
@@ -72,15 +86,15 @@ def fused_ns(row: Row, batch, n_fft, k, n_segments, scale, rules) -> Nanoseconds
     return rules.maximum(io_ns * factor, floor)
 
 
-def block_ns(row: Row, batch, n_fft, k, n_segments) -> Nanoseconds:
-    io_ns = _graph_ns(row, batch, n_fft, k, n_segments, fused=False)
+def block_ns(row: Row, batch, n_fft, k, n_segments, rules) -> Nanoseconds:
+    io_ns = _graph_ns(row, batch, n_fft, k, n_segments, False, rules)
     on_gpu = io_ns * row.strategy.block_scale + row.strategy.block_peak_ns * (batch * k)
     return jnp.where(row.strategy.is_gpu >= 0.5, on_gpu, io_ns)
 
 
-def _graph_ns(row: Row, batch, n_fft, k, n_segments, fused: bool) -> Nanoseconds:
+def _graph_ns(row: Row, batch, n_fft, k, n_segments, fused: bool, rules) -> Nanoseconds:
     work = float_counts(welch_graph_work(batch, n_fft, k, n_segments, fused))
-    return work_cost_ns(work, row.backend, row.strategy.falls_back)
+    return work_cost_ns(work, row.backend, row.strategy.falls_back, rules)
 
 
 def _gate_benefit(row: Row, batch, n_fft, k, rules, scale) -> FusionBenefit:
@@ -96,14 +110,14 @@ def _gate_benefit(row: Row, batch, n_fft, k, rules, scale) -> FusionBenefit:
 
 def strategy_terms(row: Row, batch, n_fft, k, learned: Learned, rules: Exact | Smooth) -> Terms:
     fused = fused_ns(row, batch, n_fft, k, FAST_SEGMENTS, 1.0, rules)
-    block = block_ns(row, batch, n_fft, k, FAST_SEGMENTS)
+    block = block_ns(row, batch, n_fft, k, FAST_SEGMENTS, rules)
     benefit = _gate_benefit(row, batch, n_fft, k, rules, block)
     many = rules.at_least(batch, 8192.0, scale=block)
     slack = (1.0 - many) * row.strategy.slack + many * row.strategy.large_slack
-    known = (jnp.asarray(learned.active_gates) >= 0) & (jnp.asarray(learned.total_gates) > 0)
-    share = jnp.where(known, learned.active_gates / jnp.where(known, learned.total_gates, 1.0), 1.0)
-    scale = jnp.where(known, LEARNED_BASE + LEARNED_PER_GATE * share, 1.0)
-    sparse = known & jnp.asarray(4.0 * learned.active_gates < learned.total_gates)
+    share = jnp.where(
+        learned.known, learned.active_gates / jnp.where(learned.known, learned.total_gates, 1.0), 1.0
+    )
+    scale = jnp.where(learned.known, LEARNED_BASE + LEARNED_PER_GATE * share, 1.0)
     return Terms(
         ultra_ns=host_ns(row, batch, n_fft, k, ULTRA_SEGMENTS, rules),
         fast_ns=host_ns(row, batch, n_fft, k, FAST_SEGMENTS, rules),
@@ -113,9 +127,7 @@ def strategy_terms(row: Row, batch, n_fft, k, learned: Learned, rules: Exact | S
         score_ns=gate_score_ns(row.gate, benefit, rules),
         floor_margin_ns=block * slack - fused,
         floor_applies=row.strategy.is_fused_viable * rules.at_least(batch, 2048.0, scale=block),
-        learned_possible=sparse
-        & (jnp.asarray(learned.available) >= 0.5)
-        & (row.strategy.is_fused_viable >= 0.5),
+        learned_possible=learned.usable & (row.strategy.is_fused_viable >= 0.5),
         ultra_possible=~((row.strategy.is_gpu >= 0.5) & (batch > ULTRA_MAX_GPU_BATCH)),
     )
 

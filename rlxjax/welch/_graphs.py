@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rlxjax._checks import as_index
+from rlxjax._checks import as_index, check_sizes
 from rlxjax._cost import GraphWork
 from rlxjax._counts import exact, is_exact, packed, size_as_float
 from rlxjax._graph import Graph
@@ -63,6 +63,7 @@ def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile
         >>> host_fft_profile(1, WelchPeakParams.fast(256, 16)).device_traffic_bytes
         6272
     """
+    check_sizes(batch=batch)
     return pack_profile(host_profile(batch, params.n_fft, params.k, params.n_segments))
 
 
@@ -80,6 +81,7 @@ def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:
         >>> useful_bytes_touched(1, WelchPeakParams.fast(256, 16))
         2176
     """
+    check_sizes(batch=batch)
     batch, n_fft, k, n_segments = sizes(batch, params.n_fft, params.k, params.n_segments)
     return _pack(4 * batch * n_segments * n_fft + 8 * batch * k)
 

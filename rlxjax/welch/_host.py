@@ -52,11 +52,12 @@ def host_peaks(signal: np.ndarray, params: WelchPeakParams) -> np.ndarray:
     peaks = np.zeros((batch, params.k, 2), np.float32)
     window = hann_window(params.n_fft)
     step = max(1, CHUNK_SAMPLES // (params.n_segments * params.n_fft))
-    for start in range(0, batch, step):
-        rows = signal[start : start + step, : params.frame_len].astype(np.float32, copy=False)
-        segments = np.lib.stride_tricks.sliding_window_view(rows, params.n_fft, axis=1)[:, :: params.hop]
-        spectrum = np.fft.rfft(segments * window)
-        select_peaks(mean_power(spectrum, params), params, out=peaks[start : start + step])
+    with np.errstate(all="ignore"):  # as on a device: inf and NaN are results
+        for start in range(0, batch, step):
+            rows = signal[start : start + step, : params.frame_len].astype(np.float32, copy=False)
+            segments = np.lib.stride_tricks.sliding_window_view(rows, params.n_fft, axis=1)
+            spectrum = np.fft.rfft(segments[:, :: params.hop] * window)
+            select_peaks(mean_power(spectrum, params), params, out=peaks[start : start + step])
     return peaks
 
 
@@ -73,7 +74,7 @@ def spectrum_peaks(spectrum: NDArray[np.complexfloating], params: WelchPeakParam
 
 def mean_power(spectrum: NDArray[np.complexfloating], params: WelchPeakParams) -> np.ndarray:
     """Return the mean one-sided power `[batch, n_bins]` of `[batch, n_segments, n_bins]`."""
-    with np.errstate(over="ignore", invalid="ignore"):  # as on a device: inf and NaN are results
+    with np.errstate(all="ignore"):
         power = np.square(spectrum.real)
         power += np.square(spectrum.imag)
         total = power[:, 0] if params.n_segments == 1 else power.sum(axis=1)

@@ -2,9 +2,10 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 
-from rlxjax._checks import as_index
+from rlxjax._checks import as_index, check_positive
 
 #: Segments of the presets.
 ULTRA_SEGMENTS, FAST_SEGMENTS, REFERENCE_SEGMENTS = 1, 2, 8
@@ -70,11 +71,15 @@ class WelchPeakParams:
         """Bins of the one-sided spectrum, DC and Nyquist included."""
         return self.n_fft // 2 + 1
 
-    def bin_frequencies_hz(self, bins: np.ndarray, sample_rate_hz: float) -> np.ndarray:
+    def bin_frequencies_hz(
+        self, bins: np.ndarray | jax.Array, sample_rate_hz: float
+    ) -> np.ndarray | jax.Array:
         """Return the centre frequencies in Hz of bins, in their shape.
 
         Examples:
             >>> float(WelchPeakParams.fast(256, 1).bin_frequencies_hz(32, 16_000.0))
             2000.0
         """
-        return np.asarray(bins) * (float(sample_rate_hz) / self.n_fft)
+        check_positive(sample_rate_hz, "sample_rate_hz")
+        bins = bins if isinstance(bins, jax.Array) else np.asarray(bins)
+        return bins * (sample_rate_hz / self.n_fft)

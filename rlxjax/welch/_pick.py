@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from rlxjax._checks import check_positive, is_traced
+from rlxjax._checks import is_traced
+from rlxjax._counts import as_temperature
 from rlxjax._device import Device
 from rlxjax._numerics import log_softmin, straight_through
 from rlxjax._typing import Code, RealLike, StrategyWeights
@@ -87,7 +88,7 @@ def soft_pick_welch_peaks_strategy(
     """
     inputs = cost_inputs(device, batch, n_fft, k, coefficients)
     learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
-    check_positive(temperature_ns, "temperature_ns")
+    temperature_ns = as_temperature(temperature_ns)
     weights = _soft_pick(*inputs, learned, temperature_ns)
     if not straight_through_gradient:
         return weights
@@ -113,8 +114,10 @@ def pick_weights(
         >>> pick_weights(jnp.array([1.0, jnp.inf, 1.0]), temperature_ns=5.0).tolist()
         [0.5, 0.0, 0.5]
     """
-    check_positive(temperature_ns, "temperature_ns")
+    temperature_ns = as_temperature(temperature_ns)
     stacked = costs.stack() if isinstance(costs, WelchPeaksCostEstimates) else jnp.asarray(costs)
+    if stacked.ndim == 0:
+        raise ValueError(f"costs: expected at least one axis, that of the strategies, got {costs}")
     if not jnp.issubdtype(stacked.dtype, jnp.floating):
         stacked = stacked.astype(jnp.result_type(float))
     return jnp.exp(log_softmin(stacked, temperature_ns, log_availability))
@@ -140,13 +143,8 @@ def _soft_pick(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -
 @jax.jit
 def _legacy_index(codes, batch, learned: Learned):
     is_gpu = jnp.asarray(codes) != Device.CPU.code
-    sparse = (
-        (learned.active_gates >= 0)
-        & (learned.total_gates > 0)
-        & (4 * learned.active_gates < learned.total_gates)
-    )
     large = is_gpu & (batch >= 8192)
     ultra = batch <= jnp.where(is_gpu, 128, 256)
     choice = jnp.where(ultra, Strategy.ULTRA.code, Strategy.FAST.code)
     choice = jnp.where(large, Strategy.RLX.code, choice)
-    return jnp.where(large & sparse & (learned.available >= 0.5), Strategy.LEARNED.code, choice)
+    return jnp.where(large & learned.usable, Strategy.LEARNED.code, choice)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: Host buffers start at a multiple of this, so that a CPU device can use them where they are.
 ALIGNMENT_BYTES = 64
 
-_BUILT_IN_COSTS_NS = {Path.HOST: host_path_ns, Path.FUSED: fused_graph_ns, Path.BLOCK: block_graph_ns}
+BUILT_IN_COSTS_NS = {Path.HOST: host_path_ns, Path.FUSED: fused_graph_ns, Path.BLOCK: block_graph_ns}
 
 
 def welch_peaks(
@@ -119,9 +119,7 @@ def _check_signal(signal, params: WelchPeakParams) -> None:
         raise ValueError(f"params: expected WelchPeakParams, got {type(params).__name__}")
     if signal.ndim != 2:
         raise ValueError(f"signal: expected [batch, length] or [length], got shape {signal.shape}")
-    if not (jnp.issubdtype(signal.dtype, jnp.number) or signal.dtype == bool) or jnp.issubdtype(
-        signal.dtype, jnp.complexfloating
-    ):
+    if signal.dtype.kind not in "biuf" and not jnp.issubdtype(signal.dtype, jnp.floating):
         raise ValueError(f"signal: expected a real dtype, got {signal.dtype}")
     if signal.shape[1] < params.frame_len:
         raise ValueError(
@@ -145,6 +143,8 @@ def _choose_path(strategy: str, batch: int, params: WelchPeakParams, calibration
         return Path.FUSED
     candidates = (Path.FUSED, Path.BLOCK) if parsed == Strategy.RLX else (Path.HOST, Path.FUSED, Path.BLOCK)
     if calibration is not None:
+        if not hasattr(calibration, "pick_path"):
+            raise ValueError(f"calibration: expected a Calibration (load_calibration), got {calibration!r}")
         return calibration.pick_path(batch, params.n_fft, params.k, params.n_segments, candidates)
     return _cheapest_built_in(batch, params, candidates, jax_device())
 
@@ -154,7 +154,7 @@ def _cheapest_built_in(
     batch: int, params: WelchPeakParams, candidates: tuple[Path, ...], device: Device
 ) -> Path:
     def cost(path: Path) -> float:
-        built_in = _BUILT_IN_COSTS_NS[path]
+        built_in = BUILT_IN_COSTS_NS[path]
         return float(built_in(device, batch, params.n_fft, params.k, n_segments=params.n_segments))
 
     with jax.ensure_compile_time_eval():
@@ -189,7 +189,7 @@ def _first_rows(peaks: jax.Array, signal):
 
 
 def _padded(signal, params: WelchPeakParams):
-    """Return `[padded_batch, frame_len]` float32 on the device that the signal lives on."""
+    """Return `[padded_batch, frame_len]` float32; where the signal lives, or on the host for a CPU's."""
     batch, rows = signal.shape[0], padded_batch(signal.shape[0])
     if isinstance(signal, jax.Array) and not _is_on_cpu(signal):
         prefix = signal[:, : params.frame_len].astype(jnp.float32)
