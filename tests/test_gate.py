@@ -381,3 +381,26 @@ def test_a_traced_integer_that_may_have_been_narrowed_is_refused():
 def test_a_traced_uint32_profile_is_refused_too():
     with jax.enable_x64(False), pytest.raises(ValueError, match="kernel_launches.*uint32"):
         jax.jit(rx.fusion_benefit)(*[rx.GraphIoProfile(*(np.array([5], np.uint32),) * 4)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: rx.IoFusionGate.checked(memory_bw="fast"), "memory_bw"),
+        (lambda: rx.IoFusionGate.checked(memory_bw=-1.0), "memory_bw"),
+        (lambda: rx.IoFusionGate.checked(dispatch_ns=None), "dispatch_ns"),
+        (lambda: GATE.score_ns(rx.FusionBenefit(float("nan"), 0, 0, 0)), "launches_saved"),
+        (lambda: GATE.score_ns(rx.FusionBenefit([1, 2], [1, 2, 3], 0, 0)), "broadcast"),
+        (lambda: rx.GraphIoProfile(1, 0, -100, 41).host_readback_bytes(False), "host_output_bytes"),
+        (lambda: rx.GraphIoProfile(1, 0, 1, 1).host_readback_bytes("yes"), "unified_memory"),
+        (lambda: rx.io_cost_ns(rx.GraphIoProfile([1, 2], [1, 2, 3]), rx.BACKEND_ROWS["cpu"]), "broadcast"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_by_name(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+def test_coefficients_may_be_lists():
+    gate = rx.IoFusionGate(dispatch_ns=[500, 600], memory_bw=[1.0, 1.0])
+    np.testing.assert_array_equal(gate.score_ns(rx.FusionBenefit(2, 0, 0, 0)), [1000, 1200])

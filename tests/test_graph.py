@@ -226,3 +226,20 @@ def test_what_is_no_node_id_is_refused_by_name(node_id):
         graph.add("relu", [node_id])
     with pytest.raises(ValueError, match="outputs: node id: expected an integer"):
         graph.set_outputs([node_id])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda g: g.add("relu", 0),
+        lambda g: g.input("x", 8),
+        lambda g: g.set_outputs(1),
+        lambda g: g.add("relu", [], shape=(2.5,)),
+        lambda g: rx.profile_graph_io(g, output_indices=0),
+        lambda g: rx.tensor_bytes((-8,), "f32"),
+        lambda g: rx.tensor_bytes((8,), "f33"),
+    ],
+)
+def test_what_is_no_list_or_size_is_a_value_error(call):
+    with pytest.raises(ValueError, match="expected"):
+        call(rx.Graph())
