@@ -2,12 +2,8 @@
 
 import dataclasses
 import datetime
-import os
-import time
 from pathlib import Path as FilePath
-from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from rlxjax import Calibration, IoFusionGate, LatencyPrior, Provenance, fit_latency, typical_prior
@@ -29,22 +25,17 @@ from rlxjax._calibration_file import (
 from rlxjax._fit import MIN_TIMINGS, FitResult
 from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
 
-from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro, warm_up
-from .report import SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT, Progress
+from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro
+from .plan import memory_limit_bytes, prepare
+from .report import Progress
 from .samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside, timings_of
 from .validate import error_summaries, measured_domain, noise_floor, predictions_ns
-from .workloads import Cell, Grid, Signals, split_by_memory
+from .workloads import Cell, Grid, split_by_memory
 
 DEFAULT_BUDGET_S = 60.0
 MIN_BUDGET_S = 10.0
 #: Seconds, and share of the budget, kept back for two fits (one compilation), judging and writing.
 FIT_RESERVE_S, FIT_RESERVE_SHARE = 4.0, 0.1
-#: Share of the time before the fit that compiling and warming up may take.
-WARM_UP_SHARE = 0.5
-#: Rounds that have to fit in the remaining time; cells are left out until they do, down to so many.
-MIN_ROUNDS, MIN_CELLS = 4, 24
-#: Share of the free memory that one run may use.
-MEMORY_SHARE = 0.25
 #: Standard deviation of the logarithm of a coefficient that a micro-benchmark measured by itself.
 MICRO_LOG_SD = 0.3
 #: The same for bandwidths: a run moves other sizes, in another state of the caches.
@@ -134,7 +125,7 @@ def run(
         try:
             with progress.phase("micro-benchmarks"):
                 time_micro(log, writer)
-            plan = _prepare(log, cells, rng, deadline, progress)
+            plan = prepare(log, cells, rng, deadline, progress)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"samples so far are in {samples_path}: go on with --resume") from None
         if plan.cells != log.cells:
@@ -149,75 +140,6 @@ def run(
         notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
     with progress.phase("fitting"):
         return _fit_and_write(log, grid, path, samples_path, command, skipped, notes)
-
-
-def memory_limit_bytes() -> int:
-    """Return the bytes that the arrays of one run may take on host and device."""
-    limits = []
-    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        limits.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    if stats := jax.devices()[0].memory_stats():
-        limits.append(stats.get("bytes_limit", 2**34) - stats.get("bytes_in_use", 0))
-    return int(MEMORY_SHARE * min(limits, default=2**33))
-
-
-class _Plan(NamedTuple):
-    """What will be measured; not ready if earlier samples are all that there is time for."""
-
-    cells: list[Cell]
-    left_out: dict[str, list[str]]
-    signals: Signals
-    is_ready: bool
-
-
-def _prepare(
-    log: SampleLog,
-    cells: list[Cell],
-    rng: np.random.Generator,
-    deadline: Deadline,
-    progress: Progress,
-) -> _Plan:
-    """Compile and warm up, and choose the cells that there is time to measure.
-
-    A resumed campaign that has a whole round keeps its cells, so that all have as many rounds.
-    """
-    fixed = bool(log.complete_rounds())
-    wanted = log.cells or cells
-    outside = [str(cell) for cell in cells if cell not in set(wanted)]
-    left_out = {"not in the campaign that was resumed": outside} if outside else {}
-    signals = Signals(wanted)
-    share = 1.0 if fixed else WARM_UP_SHARE
-    warm_deadline = Deadline(time.perf_counter() + share * deadline.left_s())
-    order = preparation_order(wanted, rng)
-    with progress.phase("compiling", total=len(order)) as advance:
-        warm = warm_up(order, signals, warm_deadline, advance, at_least=0 if fixed else MIN_CELLS)
-    if fixed:
-        return _Plan(wanted, left_out, signals, is_ready=len(warm) == len(wanted))
-    budget_ns = 1e9 * max(deadline.left_s(), 0.0)
-    too_slow = []
-    while len(warm) > MIN_CELLS and MIN_ROUNDS * sum(warm.values()) > budget_ns:
-        slowest = max(warm, key=lambda cell: warm[cell])
-        del warm[slowest]
-        too_slow.append(slowest)
-    not_compiled = [cell for cell in wanted if cell not in warm and cell not in too_slow]
-    for reason, out in (("no time to compile", not_compiled), ("too slow for the budget", too_slow)):
-        if out:
-            left_out[reason] = [str(cell) for cell in out]
-    return _Plan([cell for cell in wanted if cell in warm], left_out, signals, is_ready=True)
-
-
-def preparation_order(cells: list[Cell], rng: np.random.Generator) -> list[Cell]:
-    """Return the cells in the order in which they are compiled, in case time runs out.
-
-    All strategies of a workload come together, those of the table that is printed first, the others at
-    random.
-    """
-    workloads: dict[tuple[int, int, int], list[Cell]] = {}
-    for cell in cells:
-        workloads.setdefault((cell.batch, cell.n_fft, cell.k), []).append(cell)
-    keys = [list(workloads)[i] for i in rng.permutation(len(workloads))]
-    keys.sort(key=lambda key: not (key[0] in SHOWN_BATCHES and key[1:] == (SHOWN_N_FFT, SHOWN_K)))
-    return [cell for key in keys for cell in workloads[key]]
 
 
 def _fit_and_write(

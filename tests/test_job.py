@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from calibrate import job
+from calibrate import job, plan
 from calibrate.measure import MICRO_REPEATS
 from calibrate.report import Progress, print_outcome
 from calibrate.samples import read_samples, timings_of
@@ -90,7 +90,7 @@ def test_the_file_describes_the_samples_behind_it(outcome):
     assert recorded.sha256 == sha256_of(outcome.samples_path)
     assert recorded.timings == sum(map(len, log.rounds))
     assert recorded.rounds == len(log.complete_rounds()) >= 1
-    assert recorded.workloads == len(log.cells) >= job.MIN_CELLS
+    assert recorded.workloads == len(log.cells) >= plan.MIN_CELLS
 
 
 def test_measured_times_are_minima_over_the_same_number_of_rounds(outcome):

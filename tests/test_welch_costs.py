@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import rlxjax as rx
 from rlxjax._cost import graph_work
-from rlxjax.welch import _costs
+from rlxjax.welch import _costs, _path_costs
 from rlxjax.welch._graphs import welch_graph_work
 
 INF = math.inf
@@ -230,12 +230,18 @@ def test_new_values_are_not_traced_again():
         rx.fused_graph_ns(device, batch, n_fft, k)
         rx.block_graph_ns(device, batch, n_fft, k)
 
-    names = ("hard_costs", "soft_costs", "_breakdown", "_fused_graph_ns", "_block_graph_ns")
+    programs = (
+        _costs.hard_costs,
+        _costs.soft_costs,
+        _costs._breakdown,
+        _path_costs._fused_graph_ns,
+        _path_costs._block_graph_ns,
+    )
     everything("metal", 8192, 256, 16, 3)
-    before = [getattr(_costs, name)._cache_size() for name in names]
+    before = [program._cache_size() for program in programs]
     everything("cpu", 17, 2048, 5, 900)
     everything("webgpu", 2**40, 4, 1, 0)
-    assert [getattr(_costs, name)._cache_size() for name in names] == before
+    assert [program._cache_size() for program in programs] == before
 
 
 # --- Coefficient sets ----------------------------------------------------------------------------

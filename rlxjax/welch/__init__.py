@@ -7,12 +7,8 @@ from ._costs import SoftWelchPeaksCosts as SoftWelchPeaksCosts
 from ._costs import WelchPeaksCostEstimates as WelchPeaksCostEstimates
 from ._costs import WelchPeaksGateBreakdown as WelchPeaksGateBreakdown
 from ._costs import algorithm_bandwidth_gbps as algorithm_bandwidth_gbps
-from ._costs import block_graph_ns as block_graph_ns
 from ._costs import estimate_welch_peaks_costs as estimate_welch_peaks_costs
-from ._costs import fused_graph_ns as fused_graph_ns
-from ._costs import host_path_ns as host_path_ns
 from ._costs import soft_estimate_welch_peaks_costs as soft_estimate_welch_peaks_costs
-from ._costs import soft_fused_graph_ns as soft_fused_graph_ns
 from ._costs import welch_peaks_fusion_gate_breakdown as welch_peaks_fusion_gate_breakdown
 from ._graphs import host_fft_profile as host_fft_profile
 from ._graphs import useful_bytes_touched as useful_bytes_touched
@@ -20,6 +16,10 @@ from ._graphs import welch_peaks_graph as welch_peaks_graph
 from ._params import FAST_SEGMENTS as FAST_SEGMENTS
 from ._params import ULTRA_SEGMENTS as ULTRA_SEGMENTS
 from ._params import WelchPeakParams as WelchPeakParams
+from ._path_costs import block_graph_ns as block_graph_ns
+from ._path_costs import fused_graph_ns as fused_graph_ns
+from ._path_costs import host_path_ns as host_path_ns
+from ._path_costs import soft_fused_graph_ns as soft_fused_graph_ns
 from ._pick import pick_weights as pick_weights
 from ._pick import pick_welch_peaks_strategy as pick_welch_peaks_strategy
 from ._pick import soft_pick_welch_peaks_strategy as soft_pick_welch_peaks_strategy

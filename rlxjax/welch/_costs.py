@@ -12,11 +12,11 @@ from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_si
 from rlxjax._counts import as_float, as_temperature, size_as_float
 from rlxjax._device import Device, Provenance, normalised
 from rlxjax._gate import fusion_benefit
-from rlxjax._numerics import Exact, Smooth, log_soft_step, rules_at
+from rlxjax._numerics import Exact, Smooth, log_soft_step
 from rlxjax._typing import Code, Count, Decision, Nanoseconds, RealLike, StrategyWeights
 
 from ._coefficients import CoefficientSet, coefficient_set
-from ._formulas import Learned, block_ns, decisions, fused_ns, gather, host_ns, strategy_terms
+from ._formulas import Learned, decisions, gather, strategy_terms
 from ._graphs import pack_profile, welch_graph_work
 from ._params import FAST_SEGMENTS
 
@@ -155,120 +155,6 @@ def welch_peaks_fusion_gate_breakdown(
     return WelchPeaksGateBreakdown(parts[0], parts[1], saved, *parts[2:])
 
 
-def fused_graph_ns(
-    device: str | Code,
-    batch: RealLike,
-    n_fft: RealLike,
-    k: RealLike,
-    scale: RealLike = 1.0,
-    coefficients: str | CoefficientSet = "arch",
-    n_segments: RealLike = FAST_SEGMENTS,
-) -> Nanoseconds:
-    """Return the estimate of the fused graph in ns, `[*batch]` (SPEC, section 5).
-
-    Args:
-        device: a name, or device codes.
-        batch: rows of the signal.
-        n_fft: samples of a segment.
-        k: peaks of a row.
-        scale: of the device's work; below 1 for a pruned learned FFT.
-        coefficients: "arch", "portable", or a set of your own.
-        n_segments: segments of a row.
-
-    Raises:
-        ValueError: an unknown device or set, or a size that cannot be.
-
-    Examples:
-        >>> print(fused_graph_ns("cpu", 1, 256, 16).round(2))
-        8664.53
-    """
-    inputs = cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments, scale=scale)
-    return _fused_graph_ns(*inputs, None)
-
-
-def soft_fused_graph_ns(
-    device: str | Code,
-    batch: RealLike,
-    n_fft: RealLike,
-    k: RealLike,
-    scale: RealLike = 1.0,
-    coefficients: str | CoefficientSet = "arch",
-    n_segments: RealLike = FAST_SEGMENTS,
-    *,
-    temperature_ns: RealLike,
-) -> Nanoseconds:
-    """Return the smooth twin of `fused_graph_ns`; the other arguments are as there.
-
-    Args:
-        device: a name, or device codes.
-        batch: rows of the signal.
-        n_fft: samples of a segment.
-        k: peaks of a row.
-        scale: of the device's work.
-        coefficients: "arch", "portable", or a set of your own.
-        n_segments: segments of a row.
-        temperature_ns: the temperature in ns.
-    """
-    inputs = cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments, scale=scale)
-    return _fused_graph_ns(*inputs, as_temperature(temperature_ns))
-
-
-def block_graph_ns(
-    device: str | Code,
-    batch: RealLike,
-    n_fft: RealLike,
-    k: RealLike,
-    coefficients: str | CoefficientSet = "arch",
-    n_segments: RealLike = FAST_SEGMENTS,
-) -> Nanoseconds:
-    """Return the estimate of the block form (spectrum read back, top-k on the host) in ns, `[*batch]`.
-
-    Args:
-        device: a name, or device codes.
-        batch: rows of the signal.
-        n_fft: samples of a segment.
-        k: peaks of a row.
-        coefficients: "arch", "portable", or a set of your own.
-        n_segments: segments of a row.
-
-    Raises:
-        ValueError: an unknown device or set, or a size that cannot be.
-
-    Examples:
-        >>> bool(block_graph_ns("cpu", 1, 256, 16) < fused_graph_ns("cpu", 1, 256, 16))
-        True
-    """
-    return _block_graph_ns(*cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments))
-
-
-def host_path_ns(
-    device: str | Code,
-    batch: RealLike,
-    n_fft: RealLike,
-    k: RealLike,
-    coefficients: str | CoefficientSet = "arch",
-    n_segments: RealLike = FAST_SEGMENTS,
-) -> Nanoseconds:
-    """Return the estimate of the host path in ns, `[*batch]`: `adjust(host(params))` (SPEC, section 5).
-
-    Args:
-        device: a name, or device codes.
-        batch: rows of the signal.
-        n_fft: samples of a segment.
-        k: peaks of a row.
-        coefficients: "arch", "portable", or a set of your own.
-        n_segments: segments of a row.
-
-    Raises:
-        ValueError: an unknown device or set, or a size that cannot be.
-
-    Examples:
-        >>> print(host_path_ns("cpu", 1, 256, 16).round(1))
-        4165.6
-    """
-    return _host_path_ns(*cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments))
-
-
 def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.Array:
     """Return useful bytes over time in GB/s, `[*batch]`; 0 where the time is not positive.
 
@@ -329,22 +215,6 @@ def _breakdown(codes, set_, batch, n_fft, k):
     io, floor_ok = decisions(row, terms)
     syncs = row.strategy.has_native_kernel * Exact().at_least(batch, 2048.0) - 1.0
     return terms.score_ns, row.gate.min_gain_ns, syncs.astype(int), io, io & floor_ok, floor_ok
-
-
-@jax.jit
-def _fused_graph_ns(codes, set_, batch, n_fft, k, n_segments, scale, temperature_ns):
-    rules = rules_at(temperature_ns)
-    return fused_ns(gather(set_, codes), batch, n_fft, k, n_segments, scale, rules)
-
-
-@jax.jit
-def _block_graph_ns(codes, set_, batch, n_fft, k, n_segments):
-    return block_ns(gather(set_, codes), batch, n_fft, k, n_segments, Exact())
-
-
-@jax.jit
-def _host_path_ns(codes, set_, batch, n_fft, k, n_segments):
-    return host_ns(gather(set_, codes), batch, n_fft, k, n_segments, Exact())
 
 
 def _log_complement(log_p: Nanoseconds) -> Nanoseconds:

@@ -10,10 +10,10 @@ import numpy as np
 from rlxjax._checks import as_index, is_traced
 from rlxjax._device import Device, normalised
 
-from ._costs import block_graph_ns, fused_graph_ns, host_path_ns
 from ._device_programs import fused_peaks, segment_spectra
 from ._host import host_peaks, spectrum_peaks
 from ._params import WelchPeakParams
+from ._path_costs import block_graph_ns, fused_graph_ns, host_path_ns
 from ._strategy import AUTO, Path, Strategy, parse_welch_peaks_strategy
 
 if TYPE_CHECKING:

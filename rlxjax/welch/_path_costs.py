@@ -1,0 +1,142 @@
+"""What each path of a run costs by the built-in formulas, whatever the gate says of it."""
+
+import jax
+
+from rlxjax._counts import as_temperature
+from rlxjax._numerics import Exact, rules_at
+from rlxjax._typing import Code, Nanoseconds, RealLike
+
+from ._coefficients import CoefficientSet
+from ._costs import cost_inputs
+from ._formulas import block_ns, fused_ns, gather, host_ns
+from ._params import FAST_SEGMENTS
+
+
+def fused_graph_ns(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    scale: RealLike = 1.0,
+    coefficients: str | CoefficientSet = "arch",
+    n_segments: RealLike = FAST_SEGMENTS,
+) -> Nanoseconds:
+    """Return the estimate of the fused graph in ns, `[*batch]` (SPEC, section 5).
+
+    Args:
+        device: a name, or device codes.
+        batch: rows of the signal.
+        n_fft: samples of a segment.
+        k: peaks of a row.
+        scale: of the device's work; below 1 for a pruned learned FFT.
+        coefficients: "arch", "portable", or a set of your own.
+        n_segments: segments of a row.
+
+    Raises:
+        ValueError: an unknown device or set, or a size that cannot be.
+
+    Examples:
+        >>> print(fused_graph_ns("cpu", 1, 256, 16).round(2))
+        8664.53
+    """
+    inputs = cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments, scale=scale)
+    return _fused_graph_ns(*inputs, None)
+
+
+def soft_fused_graph_ns(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    scale: RealLike = 1.0,
+    coefficients: str | CoefficientSet = "arch",
+    n_segments: RealLike = FAST_SEGMENTS,
+    *,
+    temperature_ns: RealLike,
+) -> Nanoseconds:
+    """Return the smooth twin of `fused_graph_ns`; the other arguments are as there.
+
+    Args:
+        device: a name, or device codes.
+        batch: rows of the signal.
+        n_fft: samples of a segment.
+        k: peaks of a row.
+        scale: of the device's work.
+        coefficients: "arch", "portable", or a set of your own.
+        n_segments: segments of a row.
+        temperature_ns: the temperature in ns.
+    """
+    inputs = cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments, scale=scale)
+    return _fused_graph_ns(*inputs, as_temperature(temperature_ns))
+
+
+def block_graph_ns(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    coefficients: str | CoefficientSet = "arch",
+    n_segments: RealLike = FAST_SEGMENTS,
+) -> Nanoseconds:
+    """Return the estimate of the block form (spectrum read back, top-k on the host) in ns, `[*batch]`.
+
+    Args:
+        device: a name, or device codes.
+        batch: rows of the signal.
+        n_fft: samples of a segment.
+        k: peaks of a row.
+        coefficients: "arch", "portable", or a set of your own.
+        n_segments: segments of a row.
+
+    Raises:
+        ValueError: an unknown device or set, or a size that cannot be.
+
+    Examples:
+        >>> bool(block_graph_ns("cpu", 1, 256, 16) < fused_graph_ns("cpu", 1, 256, 16))
+        True
+    """
+    return _block_graph_ns(*cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments))
+
+
+def host_path_ns(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    coefficients: str | CoefficientSet = "arch",
+    n_segments: RealLike = FAST_SEGMENTS,
+) -> Nanoseconds:
+    """Return the estimate of the host path in ns, `[*batch]`: `adjust(host(params))` (SPEC, section 5).
+
+    Args:
+        device: a name, or device codes.
+        batch: rows of the signal.
+        n_fft: samples of a segment.
+        k: peaks of a row.
+        coefficients: "arch", "portable", or a set of your own.
+        n_segments: segments of a row.
+
+    Raises:
+        ValueError: an unknown device or set, or a size that cannot be.
+
+    Examples:
+        >>> print(host_path_ns("cpu", 1, 256, 16).round(1))
+        4165.6
+    """
+    return _host_path_ns(*cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments))
+
+
+@jax.jit
+def _fused_graph_ns(codes, set_, batch, n_fft, k, n_segments, scale, temperature_ns):
+    rules = rules_at(temperature_ns)
+    return fused_ns(gather(set_, codes), batch, n_fft, k, n_segments, scale, rules)
+
+
+@jax.jit
+def _block_graph_ns(codes, set_, batch, n_fft, k, n_segments):
+    return block_ns(gather(set_, codes), batch, n_fft, k, n_segments, Exact())
+
+
+@jax.jit
+def _host_path_ns(codes, set_, batch, n_fft, k, n_segments):
+    return host_ns(gather(set_, codes), batch, n_fft, k, n_segments, Exact())
