@@ -32,7 +32,6 @@ from .samples import SampleLog, SampleWriter, check_resumable, read_samples, set
 from .validate import error_summaries, measured_domain, noise_floor, predictions_ns
 from .workloads import Cell, Grid, split_by_memory
 
-DEFAULT_BUDGET_S = 60.0
 MIN_BUDGET_S = 10.0
 #: Seconds, and share of the budget, kept back for two fits (one compilation), judging and writing.
 FIT_RESERVE_S, FIT_RESERVE_SHARE = 4.0, 0.1

@@ -255,8 +255,6 @@ _SET_ROWS: Mapping[str, Mapping[Device, str]] = MappingProxyType(
     }
 )
 
-COEFFICIENT_SETS = tuple(_SET_ROWS)
-
 
 def row_names(coefficients: str = "arch") -> dict[Device, str]:
     """Return the row name of every device in a built-in set.

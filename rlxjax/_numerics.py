@@ -1,7 +1,7 @@
 """Every smooth or gradient-unsafe primitive, each with the wrong derivative that it prevents.
 
 A relaxation of temperature `T` equals the hard choice in the limit `T -> 0`. `Exact` and `Smooth`
-offer the same five choices, so that a formula is written once and read with either.
+offer the same four choices, so that a formula is written once and read with either.
 """
 
 import dataclasses
