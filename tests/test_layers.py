@@ -14,6 +14,7 @@ LAYERS = [
     {"_typing"},
     {"_checks"},
     {"_numerics", "_counts"},
+    {"_ops"},
     {"_graph"},
     {"_profile"},
     {"_device"},

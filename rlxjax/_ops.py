@@ -1,0 +1,202 @@
+"""The op table: what each op is, and the shape rule that infers its output."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from ._checks import as_index
+
+Shape = tuple[int | None, ...]
+
+DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(("i8", "u8", "bool"), 1),
+        **dict.fromkeys(("f16", "bf16"), 2),
+        **dict.fromkeys(("f32", "i32"), 4),
+        **dict.fromkeys(("f64", "i64", "c64"), 8),
+        "c128": 16,
+    }
+)
+
+
+class Operand(Protocol):
+    """What a shape rule reads of an operand."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+
+# --- Shape rules: (operands, attributes) -> (shape, dtype) ---------------------------------------
+
+Rule = Callable[[Sequence[Operand], dict[str, Any]], tuple[Shape, str]]
+
+
+def _same_shape(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+    first = operands[0]
+    for other in operands[1:]:
+        if other.shape != first.shape:
+            raise ValueError(f"operands of one shape are needed, got {first.shape} and {other.shape}")
+    return first.shape, first.dtype
+
+
+def _cast(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+    return operands[0].shape, parse_dtype(_required(attributes, "to"))
+
+
+def _to_one_element(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+    return (1,), operands[0].dtype
+
+
+def _to_given_shape(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+    raise ValueError("its output shape has to be given (shape=...)")
+
+
+def _transpose(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+    shape = operands[0].shape
+    order = tuple(listed(attributes.get("permutation", reversed(range(len(shape)))), "permutation"))
+    if sorted(order) != list(range(len(shape))):
+        raise ValueError(f"permutation has to order the axes 0 to {len(shape) - 1}, got {order}")
+    return tuple(shape[axis] for axis in order), operands[0].dtype
+
+
+def _narrow(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+    shape = list(operands[0].shape)
+    axis, length = _axis(attributes, shape), as_index(_required(attributes, "length"), "length")
+    start, dim = as_index(attributes.get("start", 0), "start"), shape[axis]
+    if dim is not None and start + length > dim:
+        raise ValueError(f"start + length has to be at most {dim}, got {start} + {length}")
+    shape[axis] = length
+    return tuple(shape), operands[0].dtype
+
+
+def _concat(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+    shape = list(operands[0].shape)
+    axis = _axis(attributes, shape)
+    total: int | None = 0
+    for operand in operands:
+        rest = operand.shape[:axis] + operand.shape[axis + 1 :]
+        if len(operand.shape) != len(shape) or rest != tuple(shape[:axis] + shape[axis + 1 :]):
+            raise ValueError(f"shapes have to agree but along axis {axis}, got {[o.shape for o in operands]}")
+        dim = operand.shape[axis]
+        total = None if total is None or dim is None else total + dim
+    shape[axis] = total
+    return tuple(shape), operands[0].dtype
+
+
+def _matmul(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+    a, b = operands
+    if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+        raise ValueError(f"shapes [..., m, k] and [..., k, n] are needed, got {a.shape} and {b.shape}")
+    return (*a.shape[:-1], b.shape[-1]), a.dtype
+
+
+def _attention(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+    if any(len(operand.shape) != 4 for operand in operands):
+        raise ValueError(
+            f"shapes [batch, heads, seq, head_dim] are needed, got {[operand.shape for operand in operands]}"
+        )
+    return _same_shape(operands, attributes)
+
+
+def _fft(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+    (operand,) = operands
+    last = operand.shape[-1] if operand.shape else 1
+    if not operand.dtype.startswith("c") and (last is None or last % 2):
+        raise ValueError(
+            "a real operand holds n real columns, then n imaginary ones: an even last axis is needed, "
+            f"got {operand.shape}"
+        )
+    return operand.shape, operand.dtype
+
+
+def _welch_peaks(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+    k = as_index(_required(attributes, "k"), "k", at_least=1)
+    n_segments = as_index(_required(attributes, "n_segments"), "n_segments", at_least=1)
+    shape = operands[0].shape
+    if len(shape) != 2 or (shape[0] is not None and shape[0] % n_segments):
+        raise ValueError(f"an operand [batch * {n_segments}, 2 * n_fft] is needed, got {shape}")
+    return (None if shape[0] is None else shape[0] // n_segments, k, 2), "f32"
+
+
+# --- The table -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """What the model knows of an op.
+
+    Attributes:
+        arity: number of operands where a shape is inferred; None is one or more.
+        infer: the shape rule.
+        metadata: never counted in a profile.
+        host_sync: one sync point each.
+        elementwise: unary or binary, of one shape in and out.
+        source: has no operands.
+    """
+
+    arity: int | None
+    infer: Rule = _to_given_shape
+    metadata: bool = False
+    host_sync: bool = False
+    elementwise: bool = False
+    source: bool = False
+
+
+_UNARY = ("relu", "sigmoid", "tanh", "gelu", "sqrt", "rsqrt", "exp", "log", "neg", "abs")
+_BINARY = ("add", "sub", "mul", "div", "max", "min", "pow")
+
+OPS: Mapping[str, Op] = MappingProxyType(
+    {
+        **dict.fromkeys(("input", "param", "constant"), Op(0, metadata=True, source=True)),
+        "reshape": Op(1, metadata=True),
+        "transpose": Op(1, _transpose, metadata=True),
+        "narrow": Op(1, _narrow, metadata=True),
+        **dict.fromkeys(_UNARY, Op(1, _same_shape, elementwise=True)),
+        "cast": Op(1, _cast, elementwise=True),
+        **dict.fromkeys(_BINARY, Op(2, _same_shape, elementwise=True)),
+        **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_mean"), Op(1, _to_one_element)),
+        **dict.fromkeys(("load", "store", "copy"), Op(1, _same_shape)),
+        "broadcast": Op(1),
+        "concat": Op(None, _concat),
+        "matmul": Op(2, _matmul),
+        "attention": Op(3, _attention),
+        "fft": Op(1, _fft),
+        "welch_peaks": Op(1, _welch_peaks, host_sync=True),
+        **dict.fromkeys(("log_mel", "log_mel_backward", "custom"), Op(None, host_sync=True)),
+    }
+)
+
+
+def _required(attributes: Mapping[str, Any], name: str) -> Any:
+    if name not in attributes:
+        raise ValueError(f"the attribute {name!r} has to be given")
+    return attributes[name]
+
+
+def _axis(attributes: Mapping[str, Any], shape: Sequence[int | None]) -> int:
+    axis = as_index(_required(attributes, "axis"), "axis", at_least=-len(shape))
+    if axis >= len(shape):
+        raise ValueError(f"axis has to be an axis of {tuple(shape)}, got {axis!r}")
+    return axis % len(shape)
+
+
+def listed(values: Any, name: str) -> list[Any]:
+    try:
+        return list(values)
+    except TypeError:
+        raise ValueError(f"{name}: expected a list, got {values!r}") from None
+
+
+def parse_shape(shape: Any) -> Shape:
+    return tuple(None if dim is None else as_index(dim, "dimension") for dim in listed(shape, "shape"))
+
+
+def parse_dtype(dtype: str) -> str:
+    name = str(dtype).lower()
+    if name not in DTYPE_BYTES:
+        raise ValueError(f"unknown dtype {dtype!r}; expected one of {', '.join(DTYPE_BYTES)}")
+    return name
