@@ -6,7 +6,8 @@ import numpy as np
 
 from rlxjax import LatencyCoefficients, predict_latency_ns
 from rlxjax._calibration_file import Domain, ErrorSummary, Range
-from rlxjax.welch import BUILT_IN_COSTS_NS, jax_device
+from rlxjax._device import jax_device
+from rlxjax.welch import BUILT_IN_COSTS_NS
 
 from .workloads import STRATEGIES, Cell, Grid
 

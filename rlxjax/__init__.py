@@ -47,6 +47,15 @@ from ._numerics import temperature_from_sd as temperature_from_sd
 from ._profile import GraphIoProfile as GraphIoProfile
 from ._profile import node_io_bytes as node_io_bytes
 from ._profile import profile_graph_io as profile_graph_io
+from .fusion import REWRITES as REWRITES
+from .fusion import FusedKernel as FusedKernel
+from .fusion import FusionEdge as FusionEdge
+from .fusion import FusionPlan as FusionPlan
+from .fusion import execute_kernel as execute_kernel
+from .fusion import execute_plan as execute_plan
+from .fusion import plan_fusion as plan_fusion
+from .fusion import rewrite_graph as rewrite_graph
+from .fusion import select_peaks_only_outputs as select_peaks_only_outputs
 from .welch import CoefficientSet as CoefficientSet
 from .welch import Path as Path
 from .welch import SoftWelchPeaksCosts as SoftWelchPeaksCosts

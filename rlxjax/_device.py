@@ -125,6 +125,15 @@ _TARGET: Mapping[Device, Target] = MappingProxyType(
 )
 
 
+def jax_device() -> Device:
+    """Return the name that coefficient tables know JAX's default device by."""
+    device = jax.devices()[0]
+    if device.platform == "gpu":
+        is_rocm = "rocm" in getattr(device.client, "platform_version", "").lower()
+        return Device.ROCM if is_rocm else Device.CUDA
+    return Device.TPU if device.platform == "tpu" else Device.CPU
+
+
 def fusion_target(device: "str | Code") -> "Target | Code":
     """Return the gate target of a device: a `Target` for a name, codes for codes.
 

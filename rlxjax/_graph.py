@@ -68,6 +68,28 @@ class Graph:
         self._nodes: list[Node] = []
         self._outputs: tuple[int, ...] = ()
 
+    @classmethod
+    def from_nodes(cls, nodes: Iterable[Node], outputs: Iterable[int] = (), name: str = "graph") -> "Graph":
+        """Build a graph from its nodes, in topological order, with ids 0, 1, 2, ...
+
+        Raises:
+            ValueError: naming the node: an id that came before or is out of order, an unknown op or dtype,
+                an input that does not come before its node (a forward reference, a cycle, an unknown id).
+
+        Examples:
+            >>> Graph.from_nodes([Node(0, "input", (), (4,), "f32"), Node(1, "relu", (0,), (4,), "f32")], [1])
+            Graph('graph', 2 nodes, outputs=[1])
+        """
+        graph = cls(name)
+        for node in nodes:
+            expected = len(graph._nodes)
+            if node.id != expected:
+                what = "this id came before" if node.id in range(expected) else f"expected id {expected}"
+                raise ValueError(f"node {node.id} ({node.op}): {what}; ids are 0, 1, 2, ... in order")
+            graph.add(node.op, node.inputs, shape=node.shape, dtype=node.dtype, **node.attributes)
+        graph.set_outputs(outputs)
+        return graph
+
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes, in order of their ids."""

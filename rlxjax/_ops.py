@@ -44,6 +44,8 @@ def _same_shape(operands: Sequence[Operand], attributes: dict[str, Any]) -> tupl
 
 
 def _cast(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+    if attributes.get("from", operands[0].dtype) != operands[0].dtype:
+        raise ValueError(f"it casts from {attributes['from']}, but its operand is {operands[0].dtype}")
     return operands[0].shape, parse_dtype(_required(attributes, "to"))
 
 
@@ -135,7 +137,10 @@ class Op:
         metadata: never counted in a profile.
         host_sync: one sync point each.
         elementwise: unary or binary, of one shape in and out.
-        source: has no operands.
+        reduction: over everything, to one element.
+        fusable: may share a kernel with others.
+        may_be_source: without operands it is a source, fed by its own id.
+        source: never has operands.
     """
 
     arity: int | None
@@ -143,11 +148,21 @@ class Op:
     metadata: bool = False
     host_sync: bool = False
     elementwise: bool = False
+    reduction: bool = False
+    fusable: bool = False
+    may_be_source: bool = False
     source: bool = False
 
 
 _UNARY = ("relu", "sigmoid", "tanh", "gelu", "sqrt", "rsqrt", "exp", "log", "neg", "abs")
 _BINARY = ("add", "sub", "mul", "div", "max", "min", "pow")
+_REDUCE = ("reduce_sum", "reduce_max", "reduce_min", "reduce_mean")
+_MEMORY = ("load", "store", "copy")
+
+
+def _unary(infer: Rule) -> Op:
+    return Op(1, infer, elementwise=True, fusable=True, may_be_source=True)
+
 
 OPS: Mapping[str, Op] = MappingProxyType(
     {
@@ -155,12 +170,12 @@ OPS: Mapping[str, Op] = MappingProxyType(
         "reshape": Op(1, metadata=True),
         "transpose": Op(1, _transpose, metadata=True),
         "narrow": Op(1, _narrow, metadata=True),
-        **dict.fromkeys(_UNARY, Op(1, _same_shape, elementwise=True)),
-        "cast": Op(1, _cast, elementwise=True),
-        **dict.fromkeys(_BINARY, Op(2, _same_shape, elementwise=True)),
-        **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_mean"), Op(1, _to_one_element)),
-        **dict.fromkeys(("load", "store", "copy"), Op(1, _same_shape)),
-        "broadcast": Op(1),
+        **dict.fromkeys(_UNARY, _unary(_same_shape)),
+        "cast": _unary(_cast),
+        **dict.fromkeys(_BINARY, Op(2, _same_shape, elementwise=True, fusable=True)),
+        **dict.fromkeys(_REDUCE, Op(1, _to_one_element, reduction=True, fusable=True)),
+        **dict.fromkeys(_MEMORY, Op(1, _same_shape, fusable=True, may_be_source=True)),
+        "broadcast": Op(1, fusable=True),
         "concat": Op(None, _concat),
         "matmul": Op(2, _matmul),
         "attention": Op(3, _attention),

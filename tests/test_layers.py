@@ -20,6 +20,7 @@ LAYERS = [
     {"_device"},
     {"_gate"},
     {"_cost"},
+    {"fusion"},
     {"welch"},
     {"_latency"},
     {"_fit"},

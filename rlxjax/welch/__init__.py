@@ -25,7 +25,6 @@ from ._pick import pick_welch_peaks_strategy as pick_welch_peaks_strategy
 from ._pick import soft_pick_welch_peaks_strategy as soft_pick_welch_peaks_strategy
 from ._run import BUILT_IN_COSTS_NS as BUILT_IN_COSTS_NS
 from ._run import aligned_zeros as aligned_zeros
-from ._run import jax_device as jax_device
 from ._run import padded_batch as padded_batch
 from ._run import welch_peaks as welch_peaks
 from ._strategy import Path as Path

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._checks import as_index, is_traced
-from rlxjax._device import Device, normalised
+from rlxjax._device import Device, jax_device, normalised
 
 from ._device_programs import fused_peaks, segment_spectra
 from ._host import host_peaks, spectrum_peaks
@@ -103,15 +103,6 @@ def aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
     raw = np.zeros(count * 4 + ALIGNMENT_BYTES, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT_BYTES
     return raw[start : start + count * 4].view(np.float32).reshape(shape)
-
-
-def jax_device() -> Device:
-    """Return the name that coefficient tables know JAX's default device by."""
-    device = jax.devices()[0]
-    if device.platform == "gpu":
-        is_rocm = "rocm" in getattr(device.client, "platform_version", "").lower()
-        return Device.ROCM if is_rocm else Device.CUDA
-    return Device.TPU if device.platform == "tpu" else Device.CPU
 
 
 def _check_signal(signal, params: WelchPeakParams) -> None:

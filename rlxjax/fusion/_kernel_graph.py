@@ -1,0 +1,166 @@
+"""What planning reads of a graph: its kernel nodes, who reads whom, and what may share a kernel."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from rlxjax._graph import Graph, Node
+from rlxjax._ops import OPS
+
+#: Nodes that are no kernels: their values are given.
+GIVEN_OPS = ("input", "param", "constant")
+#: Loop of a node that shares its kernel with no other, and of nodes of one element.
+ALONE, ONE_ELEMENT = -1, 0
+
+Partition = list[list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelGraph:
+    """The nodes that run, numbered 0, 1, ... by position in topological order.
+
+    A kernel loops over one shape; nodes of one element ride along in any, and a broadcast may follow a
+    reduction of its own kernel whatever its shape.
+
+    Attributes:
+        nodes: all nodes of the graph, by id.
+        members: the nodes that run, by position.
+        reads: ids that each one reads, without repetition.
+        producers: positions whose values each one reads.
+        consumers: positions that read each one's value.
+        is_needed: whether the value leaves whatever kernel computes it: an output of the graph, or read
+            by nobody.
+        loops: number of the shape that each one loops over, `ONE_ELEMENT` or `ALONE`.
+        loop_shapes: the shapes, by number.
+        links: the broadcasts that follow each reduction, and the reduction before each broadcast: these
+            may share a kernel although they loop over different shapes.
+        launches: 0 for a view, else 1.
+        sizes: bytes of each value, by id.
+    """
+
+    nodes: tuple[Node, ...]
+    members: list[Node]
+    reads: list[tuple[int, ...]]
+    producers: list[list[int]]
+    consumers: list[list[int]]
+    is_needed: list[bool]
+    loops: list[int]
+    loop_shapes: list[tuple[int | None, ...]]
+    links: list[list[int]]
+    launches: list[int]
+    sizes: list[int]
+
+    @classmethod
+    def of(cls, graph: Graph) -> "KernelGraph":
+        """Read a graph."""
+        nodes = graph.nodes
+        members = [node for node in nodes if node.op not in GIVEN_OPS]
+        position = {node.id: i for i, node in enumerate(members)}
+        reads = [tuple(dict.fromkeys(node.inputs)) for node in members]
+        producers = [[position[i] for i in ids if i in position] for ids in reads]
+        consumers: list[list[int]] = [[] for _ in members]
+        for i, mine in enumerate(producers):
+            for producer in mine:
+                consumers[producer].append(i)
+        links: list[list[int]] = [[] for _ in members]
+        for i, node in enumerate(members):
+            for producer in producers[i]:
+                if node.op == "broadcast" and OPS[members[producer].op].reduction:
+                    links[producer].append(i)
+                    links[i].append(producer)
+        outputs = set(graph.outputs)
+        numbers: dict[tuple[int | None, ...], int] = {(1,): ONE_ELEMENT}
+        return cls(
+            nodes=nodes,
+            members=members,
+            reads=reads,
+            producers=producers,
+            consumers=consumers,
+            is_needed=[node.id in outputs or not consumers[i] for i, node in enumerate(members)],
+            loops=[_loop(node, nodes, numbers) for node in members],
+            loop_shapes=list(numbers),
+            links=links,
+            launches=[int(not OPS[node.op].metadata) for node in members],
+            sizes=[node.bytes for node in nodes],
+        )
+
+    def may_share(self, group: Sequence[int]) -> bool:
+        """Whether the nodes may share a kernel, but for the order of kernels."""
+        if len(group) == 1:
+            return True
+        loops = {self.loops[i] for i in group} - {ONE_ELEMENT}
+        if ALONE in loops:
+            return False
+        if len(loops) < 2:
+            return True
+        inside, joined = set(group), {}
+        for i in group:
+            for j in inside.intersection(self.links[i]):
+                joined.setdefault(self.loops[i], set()).add(self.loops[j])
+        reached, frontier = set(), [next(iter(loops))]
+        while frontier:
+            loop = frontier.pop()
+            if loop not in reached:
+                reached.add(loop)
+                frontier.extend(joined.get(loop, ()))
+        return loops <= reached
+
+    def exports(self, group: Sequence[int]) -> list[int]:
+        """Return the positions in a kernel whose values leave it."""
+        inside = set(group)
+        return [i for i in group if self.is_needed[i] or any(j not in inside for j in self.consumers[i])]
+
+    def external_reads(self, group: Sequence[int]) -> list[int]:
+        """Return the ids that a kernel reads from outside, without repetition, in order."""
+        inside = {self.members[i].id for i in group}
+        return list(dict.fromkeys(id_ for i in group for id_ in self.reads[i] if id_ not in inside))
+
+    def traffic_bytes(self, group: Sequence[int]) -> int:
+        """Return the bytes that a kernel reads and writes; a view moves none."""
+        if not any(self.launches[i] for i in group):
+            return 0
+        read = sum(self.sizes[id_] for id_ in self.external_reads(group))
+        return read + sum(self.sizes[self.members[i].id] for i in self.exports(group))
+
+    def in_order(self, partition: Iterable[Sequence[int]]) -> Partition | None:
+        """Return the kernels so that each comes after those it reads from; None if they form a cycle."""
+        groups = [sorted(group) for group in partition]
+        owner = {i: number for number, group in enumerate(groups) for i in group}
+        after: list[set[int]] = [set() for _ in groups]
+        waiting = [0] * len(groups)
+        for number, group in enumerate(groups):
+            before = {owner[producer] for i in group for producer in self.producers[i]} - {number}
+            waiting[number] = len(before)
+            for other in before:
+                after[other].add(number)
+        ready = sorted(
+            (number for number in range(len(groups)) if not waiting[number]), key=lambda k: -groups[k][0]
+        )
+        ordered: Partition = []
+        while ready:
+            number = ready.pop()
+            ordered.append(groups[number])
+            freed = []
+            for other in after[number]:
+                waiting[other] -= 1
+                if not waiting[other]:
+                    freed.append(other)
+            ready.extend(sorted(freed, key=lambda k: -groups[k][0]))
+        return ordered if len(ordered) == len(groups) else None
+
+
+def _loop(node: Node, nodes: tuple[Node, ...], numbers: dict[tuple[int | None, ...], int]) -> int:
+    rule = OPS[node.op]
+    if not rule.fusable:
+        return ALONE
+    shape = nodes[node.inputs[0]].shape if rule.reduction and node.inputs else node.shape
+    if None not in shape and node_elements(shape) == 1:
+        return ONE_ELEMENT
+    return numbers.setdefault(shape, len(numbers))
+
+
+def node_elements(shape: Sequence[int | None]) -> int:
+    """Return the number of elements of a shape, 0 where a dimension is unknown."""
+    elements = 1
+    for dim in shape:
+        elements *= dim or 0
+    return elements

@@ -1,0 +1,263 @@
+"""What each op computes, and a kernel as one jitted function."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from rlxjax._graph import Node
+from rlxjax._ops import Shape
+
+_JAX_DTYPES = MappingProxyType(
+    {
+        "f16": jnp.float16,
+        "bf16": jnp.bfloat16,
+        "f32": jnp.float32,
+        "f64": jnp.float64,
+        "i8": jnp.int8,
+        "i32": jnp.int32,
+        "i64": jnp.int64,
+        "u8": jnp.uint8,
+        "bool": jnp.bool_,
+        "c64": jnp.complex64,
+        "c128": jnp.complex128,
+    }
+)
+
+#: Constants of the tanh form of gelu (SPEC, section 8).
+_GELU_SCALE, _GELU_CUBIC = 0.7978845608, 0.044715
+
+
+class Step(NamedTuple):
+    """One node of a kernel, without its id, so that equal kernels are compiled once.
+
+    Attributes:
+        op: the op.
+        operands: each a number: of an argument where negative (-1 the first), else of an earlier step.
+        shape: of the result.
+        dtype: of the result.
+        attributes: what the op needs, sorted.
+    """
+
+    op: str
+    operands: tuple[int, ...]
+    shape: Shape
+    dtype: str
+    attributes: tuple[tuple[str, Any], ...]
+
+
+class StepError(ValueError):
+    """A step that cannot be computed: its number, and why."""
+
+    def __init__(self, step: int, reason: str):
+        super().__init__(reason)
+        self.step = step
+
+
+def jax_dtype(name: str) -> Any:
+    """Return the JAX dtype of a name of the dtype table.
+
+    Raises:
+        ValueError: a dtype of 64 bits a number while JAX's 64-bit mode is off.
+    """
+    dtype = jnp.dtype(_JAX_DTYPES[name])
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise ValueError(f"{name} needs 64-bit mode: turn jax_enable_x64 on")
+    return dtype
+
+
+def kernel_function(
+    nodes: Sequence[Node], argument_nodes: Sequence[Node], output_ids: Sequence[int]
+) -> Callable[..., list[Array]]:
+    """Return the jitted function of a kernel: its arguments in, the values of its outputs out.
+
+    A node without operands reads the argument of its own id. Equal kernels get the same function.
+
+    Raises:
+        StepError: while it is traced: unequal shapes, a dtype that JAX has turned off, an op that no kernel
+            computes.
+    """
+    arguments = {node.id: -1 - number for number, node in enumerate(argument_nodes)}
+    numbers = {node.id: number for number, node in enumerate(nodes)}
+    steps = []
+    for number, node in enumerate(nodes):
+        if node.op not in OP_FUNCTIONS:
+            raise StepError(
+                number, f"no kernel computes this op; those that run are {', '.join(OP_FUNCTIONS)}"
+            )
+        operands = [numbers[i] if i in numbers else arguments[i] for i in node.inputs]
+        attributes = sorted((key, _hashable(value)) for key, value in node.attributes.items())
+        operands = tuple(operands or [arguments[node.id]])
+        steps.append(Step(node.op, operands, node.shape, node.dtype, tuple(attributes)))
+    outputs = tuple(numbers[id_] for id_ in output_ids)
+    return _compiled(tuple(steps), tuple(node.dtype for node in argument_nodes), outputs)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(
+    steps: tuple[Step, ...], argument_dtypes: tuple[str, ...], outputs: tuple[int, ...]
+) -> Callable[..., list[Array]]:
+    @jax.jit
+    def kernel(*arguments: Array) -> list[Array]:
+        given = [jnp.asarray(x).astype(jax_dtype(d)) for x, d in zip(arguments, argument_dtypes, strict=True)]
+        values: list[Array] = []
+        for number, step in enumerate(steps):
+            operands = [values[i] if i >= 0 else given[-1 - i] for i in step.operands]
+            try:
+                values.append(_computed(step, operands))
+            except ValueError as error:
+                raise StepError(number, str(error)) from None
+        return [values[i] for i in outputs]
+
+    return kernel
+
+
+def agrees(shape: Sequence[int], declared: Shape) -> bool:
+    """Whether a shape is the declared one, whose unknown dimensions are None."""
+    return len(shape) == len(declared) and all(b in (None, a) for a, b in zip(shape, declared, strict=True))
+
+
+def _computed(step: Step, operands: list[Array]) -> Array:
+    if step.op in _SAME_SHAPE and len({operand.shape for operand in operands}) > 1:
+        raise ValueError(f"operands of one shape are needed, got {', '.join(str(x.shape) for x in operands)}")
+    value = OP_FUNCTIONS[step.op](step, *operands)
+    if not agrees(value.shape, step.shape):
+        raise ValueError(f"its shape is {step.shape} in the graph, but its operands give {value.shape}")
+    return _converted(value, jax_dtype(step.dtype))
+
+
+def _converted(value: Array, dtype: Any) -> Array:
+    """Return a value as a dtype, really rounded to it.
+
+    Compilers keep intermediate results in more bits than were asked for unless the rounding is said.
+    """
+    narrower = jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(value.dtype, jnp.floating)
+    narrower = narrower and jnp.finfo(dtype).bits < jnp.finfo(value.dtype).bits
+    converted = value.astype(dtype)
+    if not narrower:
+        return converted
+    bits = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(converted, exponent_bits=bits.nexp, mantissa_bits=bits.nmant)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(_hashable(item) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+# --- What the ops compute ------------------------------------------------------------------------
+
+
+def _real(x: Array) -> Array:
+    """Return integers as JAX's default floats: exp, log and the like have no integer form."""
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.result_type(float))
+
+
+def _gelu(x: Array) -> Array:
+    x = _real(x)
+    return 0.5 * x * (1.0 + jnp.tanh(_GELU_SCALE * (x + _GELU_CUBIC * x * x * x)))
+
+
+def _relu(x: Array) -> Array:
+    """Return `x` where it is above zero, else 0; the relu of NaN is 0."""
+    return jnp.where(x > 0, x, jnp.zeros_like(x))
+
+
+def _number_of_two(choose: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """Return a maximum or minimum that takes the other operand where one is NaN."""
+
+    def chosen(x: Array, y: Array) -> Array:
+        return jnp.where(jnp.isnan(x), y, jnp.where(jnp.isnan(y), x, choose(x, y)))
+
+    return chosen
+
+
+def _reduced(reduce: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Return a reduction over everything to one element; nothing gives 0."""
+
+    def reduced(x: Array) -> Array:
+        return jnp.zeros((1,), x.dtype) if x.size == 0 else reduce(x).reshape(1)
+
+    return reduced
+
+
+def _extreme(reduce: Callable[..., Array], neutral: float) -> Callable[[Array], Array]:
+    """Return a maximum or minimum over the numbers; NaN where there is none."""
+
+    def extreme(x: Array) -> Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return reduce(x)
+        is_nan = jnp.isnan(x)
+        return jnp.where(jnp.all(is_nan), jnp.nan, reduce(jnp.where(is_nan, neutral, x))).astype(x.dtype)
+
+    return extreme
+
+
+def _broadcast(step: Step, x: Array) -> Array:
+    if None in step.shape:
+        raise ValueError(f"its output shape has an unknown dimension: {step.shape}")
+    shape = tuple(dim for dim in step.shape if dim is not None)
+    if x.size == 1:
+        x = x.reshape(())
+    return jnp.broadcast_to(x, shape)
+
+
+def _reshape(step: Step, x: Array) -> Array:
+    return x.reshape([-1 if dim is None else dim for dim in step.shape])
+
+
+def _narrow(step: Step, x: Array) -> Array:
+    attributes = dict(step.attributes)
+    start = attributes.get("start", 0)
+    return jax.lax.slice_in_dim(x, start, start + attributes["length"], axis=attributes["axis"])
+
+
+def _plain(function: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda step, *operands: function(*operands)
+
+
+_UNARY: Mapping[str, Callable[[Array], Array]] = {
+    "relu": _relu,
+    "sigmoid": lambda x: jax.nn.sigmoid(_real(x)),
+    "tanh": lambda x: jnp.tanh(_real(x)),
+    "gelu": _gelu,
+    "sqrt": lambda x: jnp.sqrt(_real(x)),
+    "rsqrt": lambda x: jax.lax.rsqrt(_real(x)),
+    "exp": lambda x: jnp.exp(_real(x)),
+    "log": lambda x: jnp.log(_real(x)),
+    "neg": jnp.negative,
+    "abs": jnp.abs,
+    **dict.fromkeys(("cast", "load", "store", "copy"), lambda x: x),
+}
+_BINARY: Mapping[str, Callable[[Array, Array], Array]] = {
+    "add": jnp.add,
+    "sub": jnp.subtract,
+    "mul": jnp.multiply,
+    "div": jnp.divide,
+    "max": _number_of_two(jnp.maximum),
+    "min": _number_of_two(jnp.minimum),
+    "pow": jnp.power,
+}
+_REDUCE: Mapping[str, Callable[[Array], Array]] = {
+    "reduce_sum": _reduced(jnp.sum),
+    "reduce_max": _reduced(_extreme(jnp.max, -jnp.inf)),
+    "reduce_min": _reduced(_extreme(jnp.min, jnp.inf)),
+    "reduce_mean": _reduced(jnp.mean),
+}
+_SAME_SHAPE = frozenset(_BINARY)
+
+#: What the ops compute, from a step and its operands.
+OP_FUNCTIONS: Mapping[str, Callable[..., Array]] = MappingProxyType(
+    {
+        **{op: _plain(function) for op, function in (_UNARY | _BINARY | _REDUCE).items()},
+        "broadcast": _broadcast,
+        "reshape": _reshape,
+        "transpose": lambda step, x: jnp.transpose(x, dict(step.attributes).get("permutation")),
+        "narrow": _narrow,
+        "concat": lambda step, *xs: jnp.concatenate(xs, axis=dict(step.attributes)["axis"]),
+        "matmul": _plain(jnp.matmul),
+    }
+)

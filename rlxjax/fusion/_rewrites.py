@@ -1,0 +1,107 @@
+"""Rewrites: named steps from one graph to another that gives the same or fewer outputs for less."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from rlxjax._device import Target
+from rlxjax._gate import fusion_benefit, io_fusion_gate_for_target
+from rlxjax._graph import Graph
+from rlxjax._profile import profile_graph_io
+
+Rewrite = Callable[[Graph, Target], Graph]
+
+
+def select_peaks_only_outputs(graph: Graph, target: str) -> Graph:
+    """Return a graph that reads back peaks in place of the spectra that they are computed from.
+
+    Where an fft's spectrum is an output and a welch_peaks node reads it, the spectrum is dropped if the
+    peaks are an output already; if not, the peaks take its place when the target's gate says that it pays
+    (the profile with the spectrum out, against that with the peaks out). Never on the cpu. Other outputs
+    stay in order. Nodes that then reach no output are removed, and the rest numbered anew; a graph without
+    such a spectrum comes back as it is (SPEC, section 6).
+
+    Args:
+        graph: the graph.
+        target: of the gate, a name or a member of `Target`.
+
+    Raises:
+        ValueError: an unknown target.
+
+    Examples:
+        >>> g = Graph()
+        >>> s = g.add("fft", [g.input("x", (8192, 512))])
+        >>> p = g.add("welch_peaks", [s], k=16, n_segments=2)
+        >>> g.set_outputs([s])
+        >>> select_peaks_only_outputs(g, "metal").outputs, select_peaks_only_outputs(g, "cpu").outputs
+        ((2,), (1,))
+    """
+    selected = _peaks_only_outputs(graph, Target.parse(target))
+    return graph if selected.outputs == graph.outputs else _without_dead_nodes(selected, Target.parse(target))
+
+
+def rewrite_graph(graph: Graph, target: str, rewrites: Sequence[str] | None = None) -> Graph:
+    """Apply rewrites by name, in order; all of `REWRITES` unless told.
+
+    Raises:
+        ValueError: an unknown rewrite or target.
+
+    Examples:
+        >>> g = Graph()
+        >>> x = g.input("x", (4,))
+        >>> dead, live = g.add("exp", [x]), g.add("relu", [x])
+        >>> g.set_outputs([live])
+        >>> [node.op for node in rewrite_graph(g, "cuda", ["dead_nodes"]).nodes]
+        ['input', 'relu']
+    """
+    parsed = Target.parse(target)
+    for name in REWRITES if rewrites is None else rewrites:
+        if name not in REWRITES:
+            raise ValueError(f"rewrites: expected some of {', '.join(REWRITES)}, got {name!r}")
+        graph = REWRITES[name](graph, parsed)
+    return graph
+
+
+def _peaks_only_outputs(graph: Graph, target: Target) -> Graph:
+    if target is Target.CPU:
+        return graph
+    nodes, outputs = graph.nodes, list(graph.outputs)
+    for spectrum in dict.fromkeys(graph.outputs):
+        readers = [node.id for node in nodes if node.op == "welch_peaks" and spectrum in node.inputs]
+        if nodes[spectrum].op != "fft" or not readers:
+            continue
+        if any(reader in outputs for reader in readers):
+            outputs = [id_ for id_ in outputs if id_ != spectrum]
+            continue
+        replaced = [readers[0] if id_ == spectrum else id_ for id_ in outputs]
+        before = profile_graph_io(graph, output_ids=outputs)
+        after = profile_graph_io(graph, output_ids=replaced)
+        if io_fusion_gate_for_target(target).should_fuse(fusion_benefit(before, after)):
+            outputs = replaced
+    if tuple(outputs) == graph.outputs:
+        return graph
+    return Graph.from_nodes(nodes, outputs, graph.name)
+
+
+def _without_dead_nodes(graph: Graph, target: Target) -> Graph:
+    """Keep what reaches an output, and the inputs; a graph without outputs stays as it is."""
+    del target
+    if not graph.outputs:
+        return graph
+    live = set(graph.outputs)
+    for node in reversed(graph.nodes):
+        if node.id in live:
+            live.update(node.inputs)
+    kept = Graph(graph.name)
+    number: dict[int, int] = {}
+    for node in graph.nodes:
+        if node.id in live or node.op == "input":
+            inputs = [number[i] for i in node.inputs]
+            number[node.id] = kept.add(node.op, inputs, shape=node.shape, dtype=node.dtype, **node.attributes)
+    kept.set_outputs(number[id_] for id_ in graph.outputs)
+    return graph if len(number) == len(graph.nodes) else kept
+
+
+#: Every rewrite by name, in the order in which they are applied.
+REWRITES: Mapping[str, Rewrite] = MappingProxyType(
+    {"peaks_only_outputs": _peaks_only_outputs, "dead_nodes": _without_dead_nodes}
+)

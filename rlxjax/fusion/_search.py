@@ -1,0 +1,204 @@
+"""The search of the cost plan: which nodes share a kernel, so that launches and bytes cost least.
+
+Every kernel that shares saves launches and bytes; what has to be decided is which of the fusions that
+exclude each other to take, because kernels have to run in some order. The search runs the graph kernel
+by kernel, each taking all that is ready and may share it (a beam over which shape comes next, forward
+and backward), then moves single nodes and merges whole kernels while that saves anything.
+"""
+
+import dataclasses
+import heapq
+from collections.abc import Sequence
+
+from ._kernel_graph import ALONE, ONE_ELEMENT, KernelGraph, Partition
+from ._moves import improved
+
+#: The beam is as wide as this allows for the number of nodes, within its limits.
+BEAM_NODES, MAX_BEAM = 1_500, 24
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearCost:
+    """What a launch and a byte of traffic cost in ns."""
+
+    launch_ns: float
+    byte_ns: float
+
+    def of_kernel(self, graph: KernelGraph, group: Sequence[int]) -> float:
+        """Return the cost of one kernel."""
+        launched = any(graph.launches[i] for i in group)
+        return self.launch_ns * launched + self.byte_ns * graph.traffic_bytes(group)
+
+    def of(self, graph: KernelGraph, partition: Partition) -> float:
+        """Return the cost of all kernels."""
+        return sum(self.of_kernel(graph, group) for group in partition)
+
+
+def cheapest_partition(graph: KernelGraph, cost: LinearCost, starts: Sequence[Partition] = ()) -> Partition:
+    """Return the cheapest partition found, its kernels in an order that can run.
+
+    Args:
+        graph: the nodes.
+        cost: of launches and bytes.
+        starts: partitions to begin from as well; the result is at most as dear as each of them that can
+            run.
+    """
+    if not graph.members:
+        return []
+    alone: Partition = [[i] for i in range(len(graph.members))]
+    found = [*_beam(graph, cost, backward=False), *_beam(graph, cost, backward=True)]
+    candidates = [
+        partition for start in (*found, *starts) if (partition := graph.in_order(start)) is not None
+    ]
+    candidates.sort(key=lambda partition: cost.of(graph, partition))
+    better = [improved(graph, cost, partition) for partition in candidates[: _width(graph)]]
+    best = min([*better, *candidates, alone], key=lambda partition: cost.of(graph, partition))
+    ordered = graph.in_order(_apart_without_gain(graph, cost, best))
+    assert ordered is not None
+    return ordered
+
+
+def _width(graph: KernelGraph) -> int:
+    return max(1, min(MAX_BEAM, BEAM_NODES // len(graph.members)))
+
+
+class _Run:
+    """A graph being run kernel by kernel: what has run, and what is ready, by the shape it loops over."""
+
+    def __init__(self, graph: KernelGraph, backward: bool):
+        self.graph = graph
+        self.backward = backward
+        self.after = graph.producers if backward else graph.consumers
+        before = graph.consumers if backward else graph.producers
+        self.waiting = [len(others) for others in before]
+        self.ready: dict[int, list[int]] = {}
+        self.groups: Partition = []
+        self.done = 0
+        self.saved_ns = 0.0
+        for i, count in enumerate(self.waiting):
+            if not count:
+                self.ready.setdefault(graph.loops[i], []).append(i)
+
+    def copy(self) -> "_Run":
+        other = object.__new__(_Run)
+        other.__dict__.update(self.__dict__)
+        other.waiting = self.waiting.copy()
+        other.ready = {loop: nodes.copy() for loop, nodes in self.ready.items()}
+        other.groups = self.groups.copy()
+        return other
+
+    def run_alone(self) -> list[int]:
+        """Run all that shares no kernel and is ready; return it."""
+        ran = []
+        while self.ready.get(ALONE):
+            i = self.ready[ALONE].pop()
+            self.groups.append([i])
+            ran.append(i)
+            for j in self._freed(i):
+                self.ready.setdefault(self.graph.loops[j], []).append(j)
+        return ran
+
+    def run_kernel(self, loop: int) -> list[int]:
+        """Run one kernel over a shape, with all that is ready and may share it; return its nodes."""
+        loops, group = {loop, ONE_ELEMENT}, []
+        stack = self.ready.pop(loop)
+        stack += self.ready.pop(ONE_ELEMENT, ())
+        while stack:
+            i = stack.pop()
+            group.append(i)
+            for j in self._freed(i):
+                its_loop = self.graph.loops[j]
+                if its_loop in loops:
+                    stack.append(j)
+                elif j in self.graph.links[i]:
+                    loops.add(its_loop)
+                    stack.append(j)
+                    stack += self.ready.pop(its_loop, ())
+                else:
+                    self.ready.setdefault(its_loop, []).append(j)
+        self.groups.append(group)
+        return group
+
+    def _freed(self, i: int) -> list[int]:
+        freed = []
+        for j in self.after[i]:
+            self.waiting[j] -= 1
+            if not self.waiting[j]:
+                freed.append(j)
+        return freed
+
+
+def _beam(graph: KernelGraph, cost: LinearCost, *, backward: bool) -> list[Partition]:
+    width = _width(graph)
+    depths = _mean_depths(graph, backward)
+    alone_ns = [cost.of_kernel(graph, [i]) for i in range(len(graph.members))] if width > 1 else []
+    states, finished = [_Run(graph, backward)], []
+    states[0].run_alone()
+    while states:
+        following: dict[int, _Run] = {}
+        for state in states:
+            loops = [loop for loop, nodes in state.ready.items() if nodes]
+            if not loops:
+                finished.append(state.groups)
+                continue
+            shaped = [loop for loop in loops if loop != ONE_ELEMENT] or loops
+            for loop in heapq.nsmallest(width, shaped, key=depths.__getitem__):
+                child = state.copy() if width > 1 else state
+                group = child.run_kernel(loop)
+                if width > 1:
+                    child.saved_ns += sum(alone_ns[i] for i in group) - cost.of_kernel(graph, group)
+                    for i in (*group, *child.run_alone()):
+                        child.done |= 1 << i
+                    known = following.get(child.done)
+                    if known is None or child.saved_ns > known.saved_ns:
+                        following[child.done] = child
+                else:
+                    child.run_alone()
+                    following[0] = child
+        states = heapq.nlargest(width, following.values(), key=lambda state: state.saved_ns)
+    return finished
+
+
+def _mean_depths(graph: KernelGraph, backward: bool) -> list[float]:
+    """Return, per loop, the mean number of changes of shape on the longest way to its nodes."""
+    order = range(len(graph.members))
+    before = graph.consumers if backward else graph.producers
+    depth = [0] * len(graph.members)
+    sums, counts = [0.0] * len(graph.loop_shapes), [0] * len(graph.loop_shapes)
+    for i in reversed(order) if backward else order:
+        loop = graph.loops[i]
+        for j in before[i]:
+            apart = ALONE in (loop, graph.loops[j]) or loop != graph.loops[j]
+            depth[i] = max(depth[i], depth[j] + apart)
+        if loop != ALONE:
+            sums[loop] += depth[i]
+            counts[loop] += 1
+    return [total / max(count, 1) for total, count in zip(sums, counts, strict=True)]
+
+
+def _apart_without_gain(graph: KernelGraph, cost: LinearCost, partition: Partition) -> Partition:
+    """Part nodes that save nothing by sharing: without a cost of launches, those that share no value."""
+    if cost.launch_ns > 0:
+        return partition
+    return [part for group in partition for part in _connected(graph, group, cost.byte_ns > 0)]
+
+
+def _connected(graph: KernelGraph, group: Sequence[int], by_values: bool) -> Partition:
+    root = {i: i for i in group}
+
+    def find(i: int) -> int:
+        while root[i] != i:
+            root[i] = root[root[i]]
+            i = root[i]
+        return i
+
+    first_with: dict[int, int] = {}
+    if by_values:
+        for i in group:
+            for id_ in (graph.members[i].id, *graph.reads[i]):
+                if graph.sizes[id_]:
+                    root[find(i)] = find(first_with.setdefault(id_, i))
+    parts: dict[int, list[int]] = {}
+    for i in group:
+        parts.setdefault(find(i), []).append(i)
+    return list(parts.values())
