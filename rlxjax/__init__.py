@@ -47,6 +47,8 @@ from ._numerics import temperature_from_sd as temperature_from_sd
 from ._profile import GraphIoProfile as GraphIoProfile
 from ._profile import node_io_bytes as node_io_bytes
 from ._profile import profile_graph_io as profile_graph_io
+from ._ranking import DeviceRanking as DeviceRanking
+from ._ranking import rank_devices as rank_devices
 from .fusion import REWRITES as REWRITES
 from .fusion import FusedKernel as FusedKernel
 from .fusion import FusionEdge as FusionEdge

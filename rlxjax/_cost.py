@@ -129,9 +129,13 @@ def device_cost_ns(graph: Graph, device: str, coefficients: str = "arch") -> Nan
         >>> bool(device_cost_ns(g, "cpu") < device_cost_ns(g, "tpu"))
         True
     """
-    row = backend_coefficients(device, coefficients)
+    return backend_cost_ns(graph_work(graph), backend_coefficients(device, coefficients))
+
+
+def backend_cost_ns(work: GraphWork, row: BackendCoefficients) -> Nanoseconds:
+    """Return what work takes with a row, in ns; with the row of the discrete fallback, its estimate."""
     falls_back = float(row is BACKEND_ROWS[FALLBACK_ROW])
-    return _device_cost_ns(float_counts(graph_work(graph)), row, falls_back)
+    return _device_cost_ns(float_counts(work), row, falls_back)
 
 
 def float_counts(counts):

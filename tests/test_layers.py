@@ -20,7 +20,7 @@ LAYERS = [
     {"_device"},
     {"_gate"},
     {"_cost"},
-    {"fusion"},
+    {"fusion", "_ranking"},
     {"welch"},
     {"_latency"},
     {"_fit"},
