@@ -19,9 +19,8 @@ from rlxjax._calibration_file import (
     Samples,
     current_fingerprint,
     default_calibration_path,
-    sha256_of,
-    write_calibration_file,
 )
+from rlxjax._files import sha256_of, write_json_file
 from rlxjax._fit import MIN_TIMINGS, FitResult
 from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
 
@@ -202,7 +201,7 @@ def _fit_and_write(
     )
     if not final.converged:
         notes.append(final.message)
-    write_calibration_file(content, path)
+    write_json_file(content, path)
     predicted_ns = predictions_ns(final.coefficients, cells)
     return Outcome(
         path,

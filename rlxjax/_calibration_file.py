@@ -1,22 +1,20 @@
-"""The calibration file: its schema on one screen, and the only reading and writing that the library does."""
+"""The calibration file: its schema on one screen, and the machine that it belongs to."""
 
 import dataclasses
-import hashlib
-import json
 import os
 import platform
 import sys
-import tempfile
 import warnings
 from importlib import metadata
 from pathlib import Path as FilePath
 from typing import Annotated, Literal
 
 import jax
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from ._calibration import CalibrationFileError, MachineMismatchWarning
 from ._device import Provenance
+from ._files import Strict, read_json_file
 from ._gate import IoFusionGate
 from ._latency import COEFFICIENT_NAMES, FORMULA_VERSION, coefficient_unit
 
@@ -26,11 +24,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class Fingerprint(_Strict):
+class Fingerprint(Strict):
     """The machine and software that timings belong to."""
 
     platform: str
@@ -46,7 +40,7 @@ class Fingerprint(_Strict):
     python: str
 
 
-class FittedCoefficient(_Strict):
+class FittedCoefficient(Strict):
     """One latency coefficient."""
 
     value: Positive
@@ -54,7 +48,7 @@ class FittedCoefficient(_Strict):
     provenance: Provenance = Field(strict=False)
 
 
-class GateCoefficient(_Strict):
+class GateCoefficient(Strict):
     """One coefficient of the measured gate."""
 
     value: NotNegative
@@ -62,7 +56,7 @@ class GateCoefficient(_Strict):
     provenance: Provenance = Field(strict=False)
 
 
-class ErrorSummary(_Strict):
+class ErrorSummary(Strict):
     """Mean absolute relative error of one strategy, where the fit saw the workload and where it did not."""
 
     fit: NotNegative | None
@@ -74,7 +68,7 @@ class ErrorSummary(_Strict):
     built_in: NotNegative
 
 
-class Range(_Strict):
+class Range(Strict):
     """Smallest and largest value measured."""
 
     low: Positive
@@ -87,7 +81,7 @@ class Range(_Strict):
         return self
 
 
-class Domain(_Strict):
+class Domain(Strict):
     """The hull of the workloads measured, `batch * n_fft` included."""
 
     batch: Range
@@ -96,7 +90,7 @@ class Domain(_Strict):
     samples: Range
 
 
-class Samples(_Strict):
+class Samples(Strict):
     """The raw samples behind the file."""
 
     file: str
@@ -106,7 +100,7 @@ class Samples(_Strict):
     workloads: int
 
 
-class FitSummary(_Strict):
+class FitSummary(Strict):
     """How the fit ended."""
 
     converged: bool
@@ -114,7 +108,7 @@ class FitSummary(_Strict):
     message: str
 
 
-class CalibrationFile(_Strict):
+class CalibrationFile(Strict):
     """The schema, version 1."""
 
     schema_version: Literal[1]
@@ -208,60 +202,14 @@ def read_calibration_file(path: str | os.PathLike) -> CalibrationFile:
         CalibrationFileError: the file is missing, truncated, of another schema, or has a missing,
             negative or NaN coefficient. The file is left as it was.
     """
-    path = FilePath(path)
-    mend = f"make a new one with `rlxjax calibrate --out {path}`"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise CalibrationFileError(f"{path}: no such file; {mend}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CalibrationFileError(f"{path}: cannot be read ({error}); {mend}") from None
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise CalibrationFileError(
-            f"{path}: line {error.lineno}: not whole JSON ({error.msg}); the file may be truncated: {mend}"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise CalibrationFileError(f"{path}: not a calibration ({error}); {mend}") from None
-    if not isinstance(content, dict):
-        raise CalibrationFileError(f"{path}: expected a JSON object; {mend}")
-    for field, known in (("schema_version", SCHEMA_VERSION), ("formula_version", FORMULA_VERSION)):
-        version = content.get(field)
-        if isinstance(version, bool):
-            raise CalibrationFileError(f"{path}: {field}: expected {known}, got {version}; {mend}")
-        if isinstance(version, int) and version > known:
-            raise CalibrationFileError(
-                f"{path}: {field}: {version} is newer than {known}, the newest that this rlxjax reads; "
-                "install a newer rlxjax"
-            )
-    try:
-        return CalibrationFile.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "content"
-        reason = first["msg"].removeprefix("Value error, ")
-        shown = "" if first["type"] in ("missing", "value_error") else f", got {first['input']!r}"
-        line = " ".join(f"{path}: {field}: {reason}{shown}; {mend}".split())
-        raise CalibrationFileError(line) from None
-
-
-def write_calibration_file(content: CalibrationFile, path: str | os.PathLike) -> None:
-    """Write a calibration file so that a reader sees either the old one or the new one, whole."""
-    path = FilePath(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = content.model_dump_json(indent=2) + "\n"
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        FilePath(temporary).unlink(missing_ok=True)
-        raise
+    return read_json_file(
+        path,
+        CalibrationFile,
+        {"schema_version": SCHEMA_VERSION, "formula_version": FORMULA_VERSION},
+        CalibrationFileError,
+        mend=f"make a new one with `rlxjax calibrate --out {path}`",
+        what="a calibration",
+    )
 
 
 def warn_if_elsewhere(content: CalibrationFile, path: str | os.PathLike) -> None:
@@ -274,11 +222,6 @@ def warn_if_elsewhere(content: CalibrationFile, path: str | os.PathLike) -> None
             MachineMismatchWarning,
             stacklevel=3,
         )
-
-
-def sha256_of(path: str | os.PathLike) -> str:
-    """Return the hexadecimal SHA-256 of a file."""
-    return hashlib.sha256(FilePath(path).read_bytes()).hexdigest()
 
 
 def _cpu_model() -> str:

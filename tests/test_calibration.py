@@ -13,7 +13,8 @@ import pytest
 
 import rlxjax as rx
 from rlxjax import _calibration_file as file_module
-from rlxjax._calibration_file import CalibrationFile, write_calibration_file
+from rlxjax._calibration_file import CalibrationFile
+from rlxjax._files import write_json_file
 from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
 from rlxjax.welch import _run
 
@@ -92,7 +93,7 @@ each_cheapest = pytest.mark.parametrize("cheapest", CHEAPEST)
 
 def test_what_is_written_is_what_is_loaded(path):
     written = CalibrationFile.model_validate(content())
-    write_calibration_file(written, path)
+    write_json_file(written, path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = rx.load_calibration(str(path))
@@ -103,7 +104,7 @@ def test_what_is_written_is_what_is_loaded(path):
     assert found.domain["samples"] == (64.0, 2.0**21)
     assert found.held_out["fused"]["edge"] is None
     first = path.read_bytes()
-    write_calibration_file(file_module.read_calibration_file(path), path)
+    write_json_file(file_module.read_calibration_file(path), path)
     assert path.read_bytes() == first
 
 
@@ -328,7 +329,7 @@ def test_a_write_that_fails_leaves_the_old_file_whole_and_nothing_else(step, exi
 
     monkeypatch.setattr(os, step, fail)
     with pytest.raises(OSError, match="disk full"):
-        write_calibration_file(CalibrationFile.model_validate(content()), path)
+        write_json_file(CalibrationFile.model_validate(content()), path)
     assert [p.name for p in path.parent.iterdir()] == [path.name] * existed
     assert not existed or path.read_text() == "the old file"
 
@@ -343,7 +344,7 @@ def test_the_new_file_replaces_the_old_in_one_step(path, monkeypatch):
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", watched)
-    write_calibration_file(CalibrationFile.model_validate(content()), path)
+    write_json_file(CalibrationFile.model_validate(content()), path)
     assert seen == [("the old file", 1)]
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
@@ -355,7 +356,7 @@ def test_the_default_file_lies_in_rlxjax_home(tmp_path, monkeypatch):
     assert file_module.default_calibration_path("tpu") == tmp_path / "home" / "calibration-tpu.json"
     with pytest.raises(rx.CalibrationFileError, match=f"{default}: no such file"):
         rx.load_calibration()
-    write_calibration_file(CalibrationFile.model_validate(content()), default)
+    write_json_file(CalibrationFile.model_validate(content()), default)
     assert rx.load_calibration().coefficients == MEDIAN
 
 

@@ -17,8 +17,8 @@ from rlxjax._calibration_file import (
     FitSummary,
     Samples,
     current_fingerprint,
-    write_calibration_file,
 )
+from rlxjax._files import write_json_file
 from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
 
 
@@ -56,7 +56,7 @@ def file(tmp_path):
             "skipped": [],
         }
     )
-    write_calibration_file(content, path)
+    write_json_file(content, path)
     return path
 
 

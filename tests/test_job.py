@@ -15,7 +15,8 @@ from calibrate.samples import read_samples, timings_of
 from calibrate.validate import error_summaries, noise_floor, predictions_ns
 from calibrate.workloads import Grid
 from rlxjax import fit_latency, load_calibration
-from rlxjax._calibration_file import read_calibration_file, sha256_of
+from rlxjax._calibration_file import read_calibration_file
+from rlxjax._files import sha256_of
 
 GRID = Grid(
     batches=(1, 8, 32, 64, 256),

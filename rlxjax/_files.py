@@ -1,0 +1,103 @@
+"""Files on disk: all reading and writing that the library does.
+
+A file is whole JSON of its schema, or refused in one line.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+_Content = TypeVar("_Content", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """Base of the schemas: no conversions, no unknown fields, no changes."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+def read_json_file(
+    path: str | os.PathLike,
+    schema: type[_Content],
+    versions: Mapping[str, int],
+    error: type[ValueError],
+    mend: str,
+    what: str,
+) -> _Content:
+    """Return the validated content of a file, which is left as it was.
+
+    Args:
+        path: the file.
+        schema: of its content.
+        versions: the newest version that is known, by field.
+        error: what is raised.
+        mend: how to make a good file, for messages.
+        what: what the file should be, for messages.
+
+    Raises:
+        ValueError: of the type given, one line with the file, the field and the mend: a file that is
+            missing, truncated, of a newer version, or against the schema.
+    """
+    path = FilePath(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise error(f"{path}: no such file; {mend}") from None
+    except (OSError, UnicodeDecodeError) as reason:
+        raise error(f"{path}: cannot be read ({reason}); {mend}") from None
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as reason:
+        raise error(
+            f"{path}: line {reason.lineno}: not whole JSON ({reason.msg}); the file may be truncated: {mend}"
+        ) from None
+    except (ValueError, RecursionError) as reason:
+        raise error(f"{path}: not {what} ({reason}); {mend}") from None
+    if not isinstance(content, dict):
+        raise error(f"{path}: expected a JSON object; {mend}")
+    for field, known in versions.items():
+        version = content.get(field)
+        if isinstance(version, bool):
+            raise error(f"{path}: {field}: expected {known}, got {version}; {mend}")
+        if isinstance(version, int) and version > known:
+            raise error(
+                f"{path}: {field}: {version} is newer than {known}, the newest that this rlxjax reads; "
+                "install a newer rlxjax"
+            )
+    try:
+        return schema.model_validate(content)
+    except ValidationError as reason:
+        first = reason.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "content"
+        said = first["msg"].removeprefix("Value error, ")
+        shown = "" if first["type"] in ("missing", "value_error") else f", got {first['input']!r}"
+        raise error(" ".join(f"{path}: {field}: {said}{shown}; {mend}".split())) from None
+
+
+def write_json_file(content: BaseModel, path: str | os.PathLike, indent: int | None = 2) -> None:
+    """Write a file so that a reader sees either the old one or the new one, whole."""
+    path = FilePath(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = content.model_dump_json(indent=indent) + "\n"
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        FilePath(temporary).unlink(missing_ok=True)
+        raise
+
+
+def sha256_of(path: str | os.PathLike) -> str:
+    """Return the hexadecimal SHA-256 of a file."""
+    return hashlib.sha256(FilePath(path).read_bytes()).hexdigest()
