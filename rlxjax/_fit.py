@@ -1,15 +1,25 @@
-"""The fit: timings in, latency coefficients and diagnostics out. Pure: no clock, no files."""
+"""The fit: timings in, latency coefficients and diagnostics out. Pure: no clock, no files.
+
+`fit_coefficients` fits any prediction that is a function of (coefficients, timings); `fit_latency` is that
+of the Welch-peaks model.
+"""
 
 import dataclasses
-from typing import NamedTuple, Self
+import functools
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ._latency import COEFFICIENT_NAMES, LatencyCoefficients, predict_latency_ns
+from ._device import Coefficients
+from ._latency import LatencyCoefficients, predict_latency_ns
+from ._typing import Nanoseconds
 from .welch import Path
+
+C = TypeVar("C", bound=Coefficients)
 
 #: Relative error at which the loss turns from quadratic to linear is `HUBER_DELTA * RELATIVE_SD`.
 RELATIVE_SD = 0.05
@@ -63,33 +73,48 @@ class Timings:
             raise ValueError(
                 "path: expected host, fused or block, got learned, which the model has no terms for"
             )
-        floats = {}
-        for name, values in columns.items():
-            try:
-                array = np.asarray(values, np.float64)
-            except (TypeError, ValueError):
-                raise ValueError(f"{name}: expected numbers, got {values!r}") from None
-            if array.shape != codes.shape:
-                raise ValueError(f"{name}: expected shape {codes.shape}, as path has, got {array.shape}")
-            bad = ~(np.isfinite(array) & (array > 0))
-            if bad.any():
-                index = int(np.flatnonzero(bad)[0])
-                raise ValueError(f"{name}[{index}]: expected a positive finite number, got {array[index]}")
-            if name != "time_ns" and np.any(array % (2 if name == "n_fft" else 1)):
-                wanted = "even whole numbers" if name == "n_fft" else "whole numbers"
-                raise ValueError(f"{name}: expected {wanted}, got {array[np.argmax(array % 2 > 0)]}")
-            floats[name] = array
-        return cls(codes, **floats)
+        return cls(codes, **checked_columns("path", codes.shape, columns))
 
 
-class LatencyPrior(NamedTuple):
+def checked_columns(first: str, shape: tuple[int, ...], columns: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return columns of timings as float64 arrays of a shape.
+
+    Args:
+        first: the name of the column that has the shape, for the message.
+        shape: of every column.
+        columns: sizes of a workload, and `time_ns`.
+
+    Raises:
+        ValueError: as `Timings.checked`.
+    """
+    floats = {}
+    for name, values in columns.items():
+        try:
+            array = np.asarray(values, np.float64)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name}: expected numbers, got {values!r}") from None
+        if array.shape != shape:
+            raise ValueError(f"{name}: expected shape {shape}, as {first} has, got {array.shape}")
+        bad = ~(np.isfinite(array) & (array > 0))
+        if bad.any():
+            index = int(np.flatnonzero(bad)[0])
+            raise ValueError(f"{name}[{index}]: expected a positive finite number, got {array[index]}")
+        left_over = array % (2 if name == "n_fft" else 1)
+        if name != "time_ns" and np.any(left_over):
+            wanted = "even whole numbers" if name == "n_fft" else "whole numbers"
+            raise ValueError(f"{name}: expected {wanted}, got {array[np.argmax(left_over > 0)]}")
+        floats[name] = array
+    return floats
+
+
+class LatencyPrior(NamedTuple, Generic[C]):
     """Log-normal prior of every coefficient: median, and standard deviation of its logarithm."""
 
-    median: LatencyCoefficients
-    log_sd: LatencyCoefficients
+    median: C
+    log_sd: C
 
 
-class FitResult(NamedTuple):
+class FitResult(NamedTuple, Generic[C]):
     """What a fit found; a fit that did not converge is a result that says so.
 
     Attributes:
@@ -103,12 +128,12 @@ class FitResult(NamedTuple):
         message: all that in a sentence.
     """
 
-    coefficients: LatencyCoefficients
+    coefficients: C
     loss: float
     gradient_norm: float
     steps: int
     converged: bool
-    sensitivity: LatencyCoefficients
+    sensitivity: C
     informed: dict[str, bool]
     message: str
 
@@ -140,14 +165,21 @@ _TYPICAL = LatencyCoefficients(
 _WIDE_LOG_SD = 2.0
 
 
-def typical_prior() -> LatencyPrior:
+def wide_prior(median: C) -> LatencyPrior[C]:
+    """Return the prior that knows each coefficient's order of magnitude and no more."""
+    return LatencyPrior(median, jax.tree.map(lambda _: _WIDE_LOG_SD, median))
+
+
+def typical_prior() -> LatencyPrior[LatencyCoefficients]:
     """Return the wide prior that `fit_latency` starts from."""
-    return LatencyPrior(_TYPICAL, jax.tree.map(lambda _: _WIDE_LOG_SD, _TYPICAL))
+    return wide_prior(_TYPICAL)
 
 
 def fit_latency(
-    timings: Timings, prior: LatencyPrior | None = None, weights: np.ndarray | Float[Array, "n"] | None = None
-) -> FitResult:
+    timings: Timings,
+    prior: LatencyPrior[LatencyCoefficients] | None = None,
+    weights: np.ndarray | Float[Array, "n"] | None = None,
+) -> FitResult[LatencyCoefficients]:
     """Fit the latency model to timings: robust, positive, with log-normal priors.
 
     Minimises `sum(w * huber(log(predicted / measured) / 0.05)) + sum((log(c / median) / log_sd)**2) / 2`
@@ -172,12 +204,40 @@ def fit_latency(
         >>> bool(abs(predicted / (4e4 + 10.0 * 64 * 256) - 1) < 0.1)
         True
     """
-    prior = typical_prior() if prior is None else prior
+    return fit_coefficients(predicted_ns, timings, typical_prior() if prior is None else prior, weights)
+
+
+def predicted_ns(coefficients: LatencyCoefficients, timings: Timings) -> Nanoseconds:
+    """Return what the latency model says of each timing, `[n]`."""
+    return predict_latency_ns(
+        coefficients, timings.path, timings.batch, timings.n_fft, timings.k, timings.n_segments
+    )
+
+
+def fit_coefficients(
+    predict: Callable[[C, Any], Nanoseconds],
+    timings: Any,
+    prior: LatencyPrior[C],
+    weights: np.ndarray | Float[Array, "n"] | None = None,
+) -> FitResult[C]:
+    """Fit the coefficients of any prediction; the objective is that of `fit_latency`.
+
+    Args:
+        predict: a function of (coefficients, timings), times in ns `[n]`; the same function, timings of
+            the same shape: nothing is compiled anew.
+        timings: a dataclass pytree of columns `[n]`, one of them `time_ns`.
+        prior: of the coefficients, which the result has the type of.
+        weights: `[n]`, 0 leaves an entry out.
+
+    Raises:
+        ValueError: fewer than 8 timings that count, or all of one workload.
+    """
     counted = np.ones(timings.time_ns.shape) if weights is None else np.asarray(weights, np.float64)
     _check_enough(timings, counted)
-    logs, loss, gradient, steps, shares = _minimise(timings, jnp.asarray(counted), prior)
-    coefficients = LatencyCoefficients(*(float(value) for value in np.exp(np.asarray(logs))))
-    sensitivity = LatencyCoefficients(*(float(share) for share in shares))
+    logs, loss, gradient, steps, shares = _minimise(timings, jnp.asarray(counted), prior, predict)
+    structure = jax.tree.structure(prior.median)
+    coefficients = structure.unflatten([float(value) for value in np.exp(np.asarray(logs))])
+    sensitivity = structure.unflatten([float(share) for share in shares])
     gradient_norm = float(np.max(np.abs(gradient)))
     converged = bool(np.isfinite(float(loss)) and gradient_norm < GRADIENT_TOLERANCE * max(1.0, float(loss)))
     ending = "converged" if converged else "did not converge"
@@ -188,7 +248,7 @@ def fit_latency(
         steps=int(steps),
         converged=converged,
         sensitivity=sensitivity,
-        informed={n: getattr(sensitivity, n) > INFORMED_SENSITIVITY for n in COEFFICIENT_NAMES},
+        informed={name: share > INFORMED_SENSITIVITY for name, share in vars(sensitivity).items()},
         message=(
             f"The fit of {int(np.sum(counted > 0))} timings {ending} in {int(steps)} steps "
             f"(loss {float(loss):.4g}, largest gradient {gradient_norm:.2g})."
@@ -196,30 +256,18 @@ def fit_latency(
     )
 
 
-def log_ratios(coefficients: LatencyCoefficients, timings: Timings) -> Float[Array, "n"]:
-    """Return `log(predicted / measured)` of each timing."""
-    predicted = predict_latency_ns(
-        coefficients, timings.path, timings.batch, timings.n_fft, timings.k, timings.n_segments
-    )
-    return jnp.log(predicted / timings.time_ns)
-
-
-def _objective(logs: Float[Array, "c"], timings: Timings, weights, prior: LatencyPrior) -> Float[Array, ""]:
-    import optax
-
-    ratios = log_ratios(_coefficients(logs), timings) / RELATIVE_SD
-    misfit = jnp.sum(weights * optax.losses.huber_loss(ratios, delta=HUBER_DELTA))
-    surprise = (logs - jnp.log(_vector(prior.median))) / _vector(prior.log_sd)
-    return misfit + jnp.sum(surprise**2) / 2
-
-
 # The optimiser works on one vector of logarithms: a history of 21 scalar leaves takes seconds to compile.
-@jax.jit
-def _minimise(timings: Timings, weights, prior: LatencyPrior):
+@functools.partial(jax.jit, static_argnames="predict")
+def _minimise(timings: Any, weights, prior: LatencyPrior, predict: Callable = predicted_ns):
     import optax
+
+    def log_ratios(logs):
+        return jnp.log(predict(_coefficients(logs, prior.median), timings) / timings.time_ns)
 
     def objective(logs):
-        return _objective(logs, timings, weights, prior)
+        misfit = optax.losses.huber_loss(log_ratios(logs) / RELATIVE_SD, delta=HUBER_DELTA)
+        surprise = (logs - jnp.log(_vector(prior.median))) / _vector(prior.log_sd)
+        return jnp.sum(weights * misfit) + jnp.sum(surprise**2) / 2
 
     optimiser = optax.lbfgs()
     value_and_gradient = optax.value_and_grad_from_state(objective)
@@ -242,20 +290,20 @@ def _minimise(timings: Timings, weights, prior: LatencyPrior):
     first = (start, optimiser.init(start), jnp.full_like(start, jnp.inf), jnp.asarray(0))
     logs, state, gradient, steps = jax.lax.while_loop(unfinished, advance, first)
     loss = optax.tree.get(state, "value")
-    jacobian = jax.jacfwd(lambda logs: log_ratios(_coefficients(logs), timings))(logs)
+    jacobian = jax.jacfwd(log_ratios)(logs)
     sensitivity = jnp.max(jnp.abs(jacobian) * (weights > 0)[:, None], axis=0)
     return logs, loss, gradient, steps, sensitivity
 
 
-def _vector(coefficients: LatencyCoefficients) -> Float[Array, "c"]:
+def _vector(coefficients: Coefficients) -> Float[Array, "c"]:
     return jnp.stack([jnp.asarray(leaf, jnp.result_type(float)) for leaf in jax.tree.leaves(coefficients)])
 
 
-def _coefficients(logs: Float[Array, "c"]) -> LatencyCoefficients:
-    return LatencyCoefficients(*jnp.exp(logs))
+def _coefficients(logs: Float[Array, "c"], like: C = _TYPICAL) -> C:
+    return jax.tree.unflatten(jax.tree.structure(like), list(jnp.exp(logs)))
 
 
-def _check_enough(timings: Timings, weights: np.ndarray) -> None:
+def _check_enough(timings: Any, weights: np.ndarray) -> None:
     if weights.shape != np.shape(timings.time_ns):
         raise ValueError(f"weights: expected shape {np.shape(timings.time_ns)}, got {weights.shape}")
     if not np.all(np.isfinite(weights) & (weights >= 0)):
@@ -263,7 +311,7 @@ def _check_enough(timings: Timings, weights: np.ndarray) -> None:
     count = int(np.sum(weights > 0))
     if count < MIN_TIMINGS:
         raise ValueError(f"timings: expected at least {MIN_TIMINGS} that count, got {count}")
-    columns = (timings.path, timings.batch, timings.n_fft, timings.k, timings.n_segments)
+    columns = [column for name, column in vars(timings).items() if name != "time_ns"]
     cells = np.stack([np.asarray(column)[weights > 0] for column in columns], -1)
     if len(np.unique(cells, axis=0)) < 2:
         raise ValueError("timings: expected several workloads, got one: vary batch and n_fft")

@@ -6,6 +6,7 @@ parallel execution. All coefficients are positive and shared by the paths as far
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -98,10 +99,11 @@ def coefficient_unit(name: str) -> str:
         ('bytes/ns', '1')
     """
     for suffix, unit in (
-        ("_bytes_per_ns", "bytes/ns"),
-        ("_flop_per_ns", "FLOP/ns"),
+        ("bytes_per_ns", "bytes/ns"),
+        ("flop_per_ns", "FLOP/ns"),
         ("_ns", "ns"),
         ("_bytes", "bytes"),
+        ("_rows", "rows"),
     ):
         if name.endswith(suffix):
             return unit
@@ -167,13 +169,60 @@ def predict_latency_ns(
     return latency_terms_ns(coefficients, path, batch, n_fft, k, n_segments).total_ns()
 
 
+def fft_flop(rows: Float[Array, "*batch"], n_fft: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Return the operations of `rows` real transforms: `2.5 n log2 n` each, as a real FFT is counted."""
+    return 2.5 * (rows * n_fft) * jnp.log2(n_fft)
+
+
+def device_work_ns(
+    rows: Float[Array, "*batch"],
+    n_fft: Float[Array, "*batch"],
+    *,
+    row_ns: RealLike,
+    flop_per_ns: RealLike,
+    bytes_per_ns: RealLike,
+    far_bytes_per_ns: RealLike = math.inf,
+    cache_bytes: RealLike = 1.0,
+    speedup: RealLike = 1.0,
+) -> Nanoseconds:
+    """Return a device's time for `rows` transforms: a smooth roofline of compute and memory time.
+
+    Args:
+        rows: transforms, `[*batch]`.
+        n_fft: samples of each.
+        row_ns: cost of a transform, apart from its operations.
+        flop_per_ns: operations.
+        bytes_per_ns: memory while the traffic stays in cache.
+        far_bytes_per_ns: what traffic beyond the cache costs on top; infinite where memory has one level.
+        cache_bytes: traffic at which half of it is charged that.
+        speedup: divides the compute time; memory is no faster for it.
+    """
+    traffic = jnp.maximum(DEVICE_BYTES_PER_SAMPLE * (rows * n_fft), 1.0)
+    beyond_cache = jax.nn.sigmoid(CACHE_SHARPNESS * jnp.log(traffic / cache_bytes))
+    memory_ns = traffic / bytes_per_ns + traffic * beyond_cache / far_bytes_per_ns
+    compute_ns = jnp.maximum(fft_flop(rows, n_fft), 1.0) / flop_per_ns + rows * row_ns
+    return soft_roofline(compute_ns / speedup, memory_ns, ROOFLINE_SHARPNESS)
+
+
+def threaded_ns(work_ns: RealLike, thread_gain: RealLike, thread_onset_ns: RealLike) -> Nanoseconds:
+    """Return the time of device work, `[*batch]`: small work runs alone, large work in parallel."""
+    return jnp.asarray(work_ns / (1.0 + thread_gain * work_ns / (work_ns + thread_onset_ns)))
+
+
+def top_k_ns(c: LatencyCoefficients, rows: RealLike, bins: RealLike, k: RealLike) -> Nanoseconds:
+    """Return the time of the device's selection, `[*batch]`: a scan of the bins, and a heap's updates."""
+    peaks = jnp.minimum(k, bins)
+    updates = rows * (peaks * jnp.log2(peaks + 1.0)) * jnp.log(bins / peaks + 1.0)
+    return jnp.asarray(rows * bins * c.topk_bin_ns + updates * c.topk_update_ns)
+
+
 @jax.jit
 def _terms_ns(c: LatencyCoefficients, path, batch, n_fft, k, n_segments) -> LatencyTerms:
     on_host, is_fused = path == Path.HOST.code, path == Path.FUSED.code
-    run_rows = jnp.where(on_host, batch, _padded(batch))
+    run_rows = jnp.where(on_host, batch, padded_rows(batch))
     rows, bins = run_rows * n_segments, n_fft / 2 + 1
     samples = rows * n_fft
-    flop = 2.5 * samples * jnp.log2(n_fft)
+    flop = fft_flop(rows, n_fft)
     peaks = jnp.minimum(k, bins)
     sorting = peaks * jnp.log2(peaks + 1.0)
     spectrum_bytes = 8.0 * rows * bins
@@ -190,16 +239,17 @@ def _terms_ns(c: LatencyCoefficients, path, batch, n_fft, k, n_segments) -> Late
         + flop / c.host_flop_per_ns
     )
 
-    traffic = jnp.maximum(DEVICE_BYTES_PER_SAMPLE * samples, 1.0)
-    beyond_cache = jax.nn.sigmoid(CACHE_SHARPNESS * jnp.log(traffic / c.cache_bytes))
-    memory_ns = traffic / c.device_bytes_per_ns + traffic * beyond_cache / c.far_bytes_per_ns
-    compute_ns = jnp.maximum(flop, 1.0) / c.device_flop_per_ns + rows * c.device_row_ns
-    work_ns = soft_roofline(compute_ns, memory_ns, ROOFLINE_SHARPNESS)
-    device_transform_ns = work_ns / (1.0 + c.thread_gain * work_ns / (work_ns + c.thread_onset_ns))
-    updates = run_rows * sorting * jnp.log(bins / peaks + 1.0)
-    device_selection_ns = (
-        run_rows * bins * c.topk_bin_ns + updates * c.topk_update_ns + spectrum_bytes / c.device_bytes_per_ns
+    work_ns = device_work_ns(
+        rows,
+        n_fft,
+        row_ns=c.device_row_ns,
+        flop_per_ns=c.device_flop_per_ns,
+        bytes_per_ns=c.device_bytes_per_ns,
+        far_bytes_per_ns=c.far_bytes_per_ns,
+        cache_bytes=c.cache_bytes,
     )
+    device_transform_ns = threaded_ns(work_ns, c.thread_gain, c.thread_onset_ns)
+    device_selection_ns = top_k_ns(c, run_rows, bins, k) + spectrum_bytes / c.device_bytes_per_ns
     upload_ns = 4.0 * run_rows * n_fft * (n_segments + 1.0) / 2.0 / c.upload_bytes_per_ns
     readback_bytes = jnp.where(is_fused, 8.0 * run_rows * k, spectrum_bytes)
 
@@ -217,16 +267,16 @@ def _terms_ns(c: LatencyCoefficients, path, batch, n_fft, k, n_segments) -> Late
 
 
 @jax.custom_jvp
-def _padded(batch: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+def padded_rows(batch: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Return `padded_batch` of a float batch. Prevents: the zero slope of a staircase."""
     _, bits = jnp.frexp(jnp.maximum(batch, 1.0) - 1.0)
     step = jnp.ldexp(jnp.ones_like(batch), jnp.maximum(bits - 3, 0))
     return jnp.ceil(batch / step) * step
 
 
-@_padded.defjvp
+@padded_rows.defjvp
 def _padded_jvp(primals, tangents):
-    return _padded(*primals), tangents[0]
+    return padded_rows(*primals), tangents[0]
 
 
 @jax.custom_jvp

@@ -175,7 +175,7 @@ def test_new_values_compile_nothing():
 def test_padding_in_the_model_is_that_of_the_run(first, dtype):
     batch = np.arange(first, first + (5000 if first == 1 else 9))
     expected = [rx.padded_batch(int(size)) for size in batch]
-    np.testing.assert_array_equal(_latency._padded(jnp.asarray(batch, dtype)), expected)
+    np.testing.assert_array_equal(_latency.padded_rows(jnp.asarray(batch, dtype)), expected)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,196 @@
+"""The fit of `fit_fft_latency` against published latencies, cell by cell: each predicted from all the others.
+
+    python benchmarks/published_latency.py [FILE.csv] [--json FILE]
+
+The table has the columns device (the execution path), n_fft, batch and ms. No device is timed here.
+"""
+
+import argparse
+import csv
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import rlxjax as rx
+from rlxjax._latency import coefficient_unit
+
+PUBLISHED = Path(__file__).parent.parent / "tests" / "golden" / "published_fft_latency.csv"
+#: A cell is an outlier if its prediction from the others is off by more than this share of its latency.
+OUTLIER_ERROR = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class PathReport:
+    """What the fit makes of one execution path.
+
+    Attributes:
+        path: its name in the table.
+        timings: the published cells, `[n]`.
+        fit: of all cells.
+        left_out_ns: what each cell is predicted to take by the fit of the others, `[n]`.
+        converged: whether every one of these fits did.
+    """
+
+    path: str
+    timings: rx.FftTimings
+    fit: rx.FitResult[rx.FftLatencyCoefficients]
+    left_out_ns: np.ndarray
+    converged: bool
+
+    def errors(self) -> np.ndarray:
+        """Return the relative error of each left-out cell, `[n]`."""
+        return self.left_out_ns / self.timings.time_ns - 1.0
+
+    def contradicts(self, index: int) -> list[str]:
+        """Return the cells that are larger and yet faster than this one, or smaller and yet slower.
+
+        No model that grows with the batch and with n_fft meets both of such a pair.
+        """
+        batch, n_fft, time_ns = self.timings.batch, self.timings.n_fft, self.timings.time_ns
+        larger = (batch >= batch[index]) & (n_fft >= n_fft[index]) & (time_ns < time_ns[index])
+        smaller = (batch <= batch[index]) & (n_fft <= n_fft[index]) & (time_ns > time_ns[index])
+        return [self.cell(int(other)) for other in np.flatnonzero(larger | smaller)]
+
+    def cell(self, index: int) -> str:
+        """Return a cell's name, `n_fft x batch`."""
+        return f"{self.timings.n_fft[index]:.0f} x {self.timings.batch[index]:.0f}"
+
+
+def read_timings(path: Path) -> dict[str, rx.FftTimings]:
+    """Return the timings of each execution path in a table, in its order."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    if missing := {"device", "n_fft", "batch", "ms"} - set(rows[0] if rows else ()):
+        raise ValueError(
+            f"{path}: expected the columns device, n_fft, batch and ms; missing {sorted(missing)}"
+        )
+    timings = {}
+    for device in dict.fromkeys(row["device"] for row in rows):
+        own = [row for row in rows if row["device"] == device]
+        timings[device] = rx.FftTimings.checked(
+            batch=[row["batch"] for row in own],
+            n_fft=[row["n_fft"] for row in own],
+            time_ns=[float(row["ms"]) * 1e6 for row in own],
+        )
+    return timings
+
+
+def leave_one_out(path: str, timings: rx.FftTimings) -> PathReport:
+    """Fit all cells, and all but each; a weight of zero leaves one out, so that all fits are one program."""
+    count = len(timings.time_ns)
+    fits = [rx.fit_fft_latency(timings, weights=weights) for weights in 1.0 - np.eye(count)]
+    left_out_ns = [
+        float(rx.fft_latency_ns(fit.coefficients, batch, n_fft))
+        for fit, batch, n_fft in zip(fits, timings.batch, timings.n_fft, strict=True)
+    ]
+    final = rx.fit_fft_latency(timings, weights=np.ones(count))
+    converged = all(fit.converged for fit in (*fits, final))
+    return PathReport(path, timings, final, np.array(left_out_ns), converged)
+
+
+def summary(report: PathReport) -> dict:
+    """Return a report as JSON content."""
+    errors = np.abs(report.errors())
+    return {
+        "path": report.path,
+        "cells": len(errors),
+        "median_error": float(np.median(errors)),
+        "mean_error": float(np.mean(errors)),
+        "worst_error": float(np.max(errors)),
+        "median_error_of_the_fit": float(np.median(np.abs(_fitted_ns(report) / report.timings.time_ns - 1))),
+        "converged": report.converged,
+        "coefficients": {
+            name: {
+                "value": value,
+                "unit": coefficient_unit(name),
+                "informed": report.fit.informed[name],
+            }
+            for name, value in vars(report.fit.coefficients).items()
+        },
+        "rows": [
+            {
+                "n_fft": int(report.timings.n_fft[i]),
+                "batch": int(report.timings.batch[i]),
+                "published_ns": float(report.timings.time_ns[i]),
+                "left_out_ns": float(report.left_out_ns[i]),
+                "is_outlier": bool(errors[i] > OUTLIER_ERROR),
+                "contradicts": report.contradicts(i),
+            }
+            for i in range(len(errors))
+        ],
+    }
+
+
+def text(reports: list[PathReport]) -> str:
+    """Return the tables as Markdown."""
+    lines = [
+        "| path | cells | median, % | mean, % | worst, % | outliers | median of the fit, % |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for found in map(summary, reports):
+        outliers = sum(row["is_outlier"] for row in found["rows"])
+        shown = [100 * found[f"{name}_error"] for name in ("median", "mean", "worst")]
+        figures = " | ".join(f"{figure:.1f}" for figure in shown)
+        fitted = 100 * found["median_error_of_the_fit"]
+        lines.append(f"| {found['path']} | {found['cells']} | {figures} | {outliers} | {fitted:.1f} |")
+    names = list(vars(reports[0].fit.coefficients))
+    units = " | ".join(f"{name}, {coefficient_unit(name)}" for name in names)
+    lines += ["", f"| path | {units} |", "|---" * (len(names) + 1) + "|"]
+    for report in reports:
+        values = vars(report.fit.coefficients)
+        stars = ("" if report.fit.informed[name] else " *" for name in names)
+        shown = " | ".join(f"{_number(values[name])}{star}" for name, star in zip(names, stars, strict=True))
+        lines.append(f"| {report.path} | {shown} |")
+    lines += [
+        "",
+        "| outlier | published, ms | predicted, ms | error, % | contradicts |",
+        "|---|---|---|---|---|",
+    ]
+    for report in reports:
+        for index in map(int, np.flatnonzero(np.abs(report.errors()) > OUTLIER_ERROR)):
+            published, predicted = report.timings.time_ns[index] / 1e6, report.left_out_ns[index] / 1e6
+            lines.append(
+                f"| {report.path} {report.cell(index)} | {published:.2g} | {predicted:.2g} "
+                f"| {100 * report.errors()[index]:+.0f} | {', '.join(report.contradicts(index))} |"
+            )
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    """Return three digits, without an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _fitted_ns(report: PathReport) -> np.ndarray:
+    return np.asarray(rx.fft_latency_ns(report.fit.coefficients, report.timings.batch, report.timings.n_fft))
+
+
+def main() -> None:
+    """Fit and print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("csv", type=Path, nargs="?", default=PUBLISHED)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    try:
+        timings = read_timings(arguments.csv)
+        reports = [leave_one_out(path, own) for path, own in timings.items()]
+    except (OSError, ValueError) as error:
+        parser.exit(2, f"{arguments.csv}: {error}\n")
+    sys.stdout.write(text(reports) + "\n")
+    if arguments.json:
+        content = {
+            "command": "python benchmarks/published_latency.py",
+            "jax": jax.__version__,
+            "outlier_error": OUTLIER_ERROR,
+            "paths": [summary(report) for report in reports],
+        }
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
