@@ -62,6 +62,9 @@ def calibrate(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the samples of an earlier run.")
     ] = False,
+    model: Annotated[
+        list[FilePath] | None, typer.Option(help="A learned FFT to time as well; may be given again.")
+    ] = None,
 ) -> None:
     """Measure this machine, fit the latency model, and write the calibration file."""
     _set_up_jax(device)
@@ -73,7 +76,8 @@ def calibrate(
         budget_s=budget,
         out=out,
         resume=resume,
-        command=_command(device, budget, out, resume),
+        models=model or [],
+        command=_command(device, budget, out, resume, model or []),
         progress=Progress(Console(stderr=True)),
     )
     print_outcome(outcome, Console(width=None if sys.stdout.isatty() else 110))
@@ -112,7 +116,7 @@ def predict(
     calibration = load_calibration(file)
     predicted = {
         strategy: float(calibration.predict_ns(strategy, batch, params.n_fft, params.k))
-        for strategy in ("ultra", "fast", "fused", "block")
+        for strategy in ("ultra", "fast", "fused", "block", *calibration.learned_strategies(params.n_fft))
     }
     pick = calibration.pick(batch, params.n_fft, params.k)
     inside = calibration.in_domain(batch, params.n_fft, params.k)
@@ -121,7 +125,7 @@ def predict(
         typer.echo(json.dumps({**workload, "predicted_ns": predicted, "pick": pick, "in_domain": inside}))
         return
     for strategy, time_ns in predicted.items():
-        typer.echo(f"{strategy:6} {time_ns / 1e3:12,.1f} us{'  <- pick' if strategy == pick else ''}")
+        typer.echo(f"{strategy:7} {time_ns / 1e3:12,.1f} us{'  <- pick' if strategy == pick else ''}")
     if not inside:
         typer.echo("outside the calibrated domain: an extrapolation")
 
@@ -168,10 +172,13 @@ def _set_up_jax(device: str | None) -> None:
         raise ValueError(f"{asked}: JAX finds no such device here ({reason})") from None
 
 
-def _command(device: str | None, budget: float, out: FilePath | None, resume: bool) -> str:
+def _command(
+    device: str | None, budget: float, out: FilePath | None, resume: bool, models: list[FilePath]
+) -> str:
     parts = ["rlxjax", "calibrate", "--budget", f"{budget:g}"]
     parts += ["--device", device] if device else []
     parts += ["--out", str(out)] if out else []
+    parts += [part for model in models for part in ("--model", str(model))]
     return shlex.join([*parts, "--resume"] if resume else parts)
 
 

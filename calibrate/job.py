@@ -2,11 +2,12 @@
 
 import dataclasses
 import datetime
+from collections.abc import Sequence
 from pathlib import Path as FilePath
 
 import numpy as np
 
-from rlxjax import Calibration, IoFusionGate, LatencyPrior, Provenance, fit_latency, typical_prior
+from rlxjax import Calibration, IoFusionGate, Provenance
 from rlxjax._calibration_file import (
     FORMULA_VERSION,
     GATE_UNITS,
@@ -16,28 +17,28 @@ from rlxjax._calibration_file import (
     FitSummary,
     FittedCoefficient,
     GateCoefficient,
+    Learned,
+    LearnedModel,
     Samples,
     current_fingerprint,
     default_calibration_path,
 )
 from rlxjax._files import sha256_of, write_json_file
 from rlxjax._fit import MIN_TIMINGS, FitResult
-from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
+from rlxjax._latency import coefficient_unit
+from rlxjax._learned_latency import LearnedLatencyCoefficients
 
+from .fits import fit_twice, micro_prior
 from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro
 from .plan import memory_limit_bytes, prepare
 from .report import Progress
-from .samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside, timings_of
-from .validate import error_summaries, measured_domain, noise_floor, predictions_ns
-from .workloads import Cell, Grid, split_by_memory
+from .samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside
+from .validate import error_summaries, measured_domain, noise_floor
+from .workloads import Cell, Grid, Models, TimedModel, split_by_memory
 
 MIN_BUDGET_S = 10.0
 #: Seconds, and share of the budget, kept back for two fits (one compilation), judging and writing.
 FIT_RESERVE_S, FIT_RESERVE_SHARE = 4.0, 0.1
-#: Standard deviation of the logarithm of a coefficient that a micro-benchmark measured by itself.
-MICRO_LOG_SD = 0.3
-#: The same for bandwidths: a run moves other sizes, in another state of the caches.
-TRANSFER_LOG_SD = 1.0
 #: Latency coefficients that a micro-benchmark measures by itself, whatever the timed runs show of them.
 MICRO_MEASURED = ("dispatch_ns", "roundtrip_ns", "upload_bytes_per_ns", "readback_bytes_per_ns")
 
@@ -79,6 +80,7 @@ def run(
     resume: bool,
     command: str,
     progress: Progress,
+    models: Sequence[FilePath] = (),
     grid: Grid | None = None,
     seed: int | None = None,
 ) -> Outcome:
@@ -91,11 +93,13 @@ def run(
         resume: go on with the samples that an earlier run left beside `out`.
         command: how the job was called, for the file.
         progress: shows the phases.
+        models: files of learned FFTs to time, each of another segment length.
         grid: the workloads; the default grid unless given.
         seed: of the order of measuring; from the system unless given.
 
     Raises:
-        ValueError: a budget that is too short, samples that cannot be resumed, or too few samples to fit.
+        ValueError: a budget that is too short, a file that holds no model, two models of one segment length,
+            samples that cannot be resumed, or too few samples to fit.
     """
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
@@ -103,16 +107,19 @@ def run(
     path = default_calibration_path() if out is None else out
     if path.is_dir():
         raise ValueError(f"--out: expected a file, got the folder {path}")
+    timed_models = _loaded(models)
     path.parent.mkdir(parents=True, exist_ok=True)
     samples_path = path.with_suffix(".samples.jsonl")
     fit_at_s = started_s + budget_s - max(FIT_RESERVE_S, FIT_RESERVE_SHARE * budget_s)
-    cells, too_large = split_by_memory(grid.cells(), memory_limit_bytes())
+    wanted = grid.cells(timed_models)
+    cells, too_large = split_by_memory(wanted, memory_limit_bytes())
+    digests = {n_fft: timed.sha256 for n_fft, timed in timed_models.items()}
     skipped = {"would not fit in memory": [str(cell) for cell in too_large]} if too_large else {}
     here, notes = current_fingerprint(), []
 
     if resume:
         log = read_samples(samples_path, mend_tail=True)
-        check_resumable(log, samples_path, grid.cells(), here)
+        check_resumable(log, samples_path, wanted, here, digests)
     else:
         log = SampleLog(here)
         if aside := set_aside(samples_path):
@@ -120,10 +127,12 @@ def run(
 
     rng, deadline = np.random.default_rng(seed), Deadline(fit_at_s)
     with SampleWriter(samples_path, log, append=resume) as writer:
+        if digests != log.models:
+            writer.models(digests)
         try:
             with progress.phase("micro-benchmarks"):
                 time_micro(log, writer)
-            plan = prepare(log, cells, rng, deadline, progress)
+            plan = prepare(log, cells, timed_models, rng, deadline, progress)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"samples so far are in {samples_path}: go on with --resume") from None
         if plan.cells != log.cells:
@@ -137,12 +146,13 @@ def run(
     if deadline.interrupted:
         notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
     with progress.phase("fitting"):
-        return _fit_and_write(log, grid, path, samples_path, command, skipped, notes)
+        return _fit_and_write(log, grid, timed_models, path, samples_path, command, skipped, notes)
 
 
 def _fit_and_write(
     log: SampleLog,
     grid: Grid,
+    models: Models,
     path: FilePath,
     samples_path: FilePath,
     command: str,
@@ -163,20 +173,15 @@ def _fit_and_write(
     measured_ns, noise = times_ns.min(0).astype(float), noise_floor(times_ns)
     if np.isnan(noise).any():
         notes.append("A single round says nothing of the noise.")
-    timings = timings_of(cells, measured_ns)
     rates = micro_rates(log)
-    prior = micro_prior(rates)
-    # Two fits: the held-out errors are those of a fit that never saw these workloads; the file gets the
-    # coefficients of the same fit of all of them.
-    final = fit_latency(timings, prior)
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
-    if MIN_TIMINGS <= seen.sum() < len(cells):
-        blind = fit_latency(timings, prior, seen.astype(float))
-    else:
-        blind, seen = final, np.ones_like(seen)
+    if not MIN_TIMINGS <= seen.sum() < len(cells):
+        seen = np.ones_like(seen)
         notes.append("Too few workloads were measured to hold any out: there is no held-out error.")
-    predicted_blind_ns = predictions_ns(blind.coefficients, cells)
-    summaries = error_summaries(cells, measured_ns, predicted_blind_ns, noise, grid, seen)
+    fitted = fit_twice(cells, measured_ns, seen, micro_prior(rates), models)
+    final = fitted.shared
+    notes += [result.message for result in (final, fitted.learned) if result and not result.converged]
+    summaries = error_summaries(cells, measured_ns, fitted.predicted_blind_ns, noise, grid, seen, models)
     content = CalibrationFile(
         schema_version=SCHEMA_VERSION,
         formula_version=FORMULA_VERSION,
@@ -184,7 +189,7 @@ def _fit_and_write(
         command=command,
         units=UNITS,
         fingerprint=log.fingerprint,
-        coefficients=_fitted(final),
+        coefficients=_fitted(final, MICRO_MEASURED),
         gate=_gate(measured_gate(rates)),
         noise_floor=None if np.isnan(noise).any() else float(noise.mean()),
         held_out=dict(summaries),
@@ -196,13 +201,11 @@ def _fit_and_write(
             rounds=len(times_ns),
             workloads=len(cells),
         ),
-        fit=FitSummary(converged=final.converged, loss=final.loss, message=final.message),
+        fit=_summary(final),
         skipped=[f"{name}: {reason}" for reason, names in skipped.items() for name in names],
+        learned=_learned(fitted.learned, models) if fitted.learned else None,
     )
-    if not final.converged:
-        notes.append(final.message)
     write_json_file(content, path)
-    predicted_ns = predictions_ns(final.coefficients, cells)
     return Outcome(
         path,
         samples_path,
@@ -210,25 +213,10 @@ def _fit_and_write(
         content,
         cells,
         measured_ns,
-        predicted_ns,
+        fitted.predicted_ns,
         skipped,
         rates,
         notes,
-    )
-
-
-def micro_prior(rates: MicroRates) -> LatencyPrior:
-    """Return the wide prior, narrowed where a micro-benchmark measured a coefficient by itself."""
-    waits = {"dispatch_ns": rates.dispatch_ns, "roundtrip_ns": rates.roundtrip_ns}
-    transfers = {
-        "far_bytes_per_ns": rates.memory_bytes_per_ns,
-        "upload_bytes_per_ns": rates.upload_bytes_per_ns,
-        "readback_bytes_per_ns": rates.readback_bytes_per_ns,
-    }
-    prior = typical_prior()
-    log_sds = dict.fromkeys(waits, MICRO_LOG_SD) | dict.fromkeys(transfers, TRANSFER_LOG_SD)
-    return LatencyPrior(
-        dataclasses.replace(prior.median, **waits, **transfers), dataclasses.replace(prior.log_sd, **log_sds)
     )
 
 
@@ -249,16 +237,46 @@ def measured_gate(rates: MicroRates) -> IoFusionGate:
     )
 
 
-def _fitted(result: FitResult) -> dict[str, FittedCoefficient]:
+def _loaded(files: Sequence[FilePath]) -> dict[int, TimedModel]:
+    models: dict[int, TimedModel] = {}
+    for file in files:
+        timed = TimedModel.load(file)
+        if timed.model.n_fft in models:
+            raise ValueError(
+                f"--model: {models[timed.model.n_fft].file} and {file} are both for n_fft {timed.model.n_fft}"
+            )
+        models[timed.model.n_fft] = timed
+    return models
+
+
+def _learned(result: FitResult[LearnedLatencyCoefficients], models: Models) -> Learned:
+    described = [
+        LearnedModel(
+            n_fft=n_fft,
+            flop=float(timed.work.flop),
+            live_bins=int(timed.work.live_bins),
+            active_gates=timed.model.active_gates,
+            total_gates=timed.model.total_gates,
+            file=timed.file.name,
+            sha256=timed.sha256,
+        )
+        for n_fft, timed in models.items()
+    ]
+    return Learned(coefficients=_fitted(result), models=described, fit=_summary(result))
+
+
+def _summary(result: FitResult) -> FitSummary:
+    return FitSummary(converged=result.converged, loss=result.loss, message=result.message)
+
+
+def _fitted(result: FitResult, measured_alone: Sequence[str] = ()) -> dict[str, FittedCoefficient]:
     def provenance(name: str) -> Provenance:
-        measured = result.informed[name] or name in MICRO_MEASURED
+        measured = result.informed[name] or name in measured_alone
         return Provenance.MEASURED if measured else Provenance.UNCALIBRATED
 
     return {
-        name: FittedCoefficient(
-            value=getattr(result.coefficients, name), unit=coefficient_unit(name), provenance=provenance(name)
-        )
-        for name in COEFFICIENT_NAMES
+        name: FittedCoefficient(value=value, unit=coefficient_unit(name), provenance=provenance(name))
+        for name, value in vars(result.coefficients).items()
     }
 
 

@@ -150,9 +150,9 @@ def measure_rounds(
 
 def time_cell(cell: Cell, signals: Signals) -> int:
     """Return the time in ns of one run, from a NumPy signal on the host to NumPy peaks on the host."""
-    signal, params, path = signals.of(cell), cell.params, str(cell.path)
+    signal, params, path, model = signals.of(cell), cell.params, str(cell.path), signals.model_of(cell)
     start = time.perf_counter_ns()
-    welch_peaks(signal, params, path)
+    welch_peaks(signal, params, path, model=model)
     return time.perf_counter_ns() - start
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from .measure import Deadline, warm_up
 from .report import SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT, Progress
 from .samples import SampleLog
-from .workloads import Cell, Signals
+from .workloads import Cell, Models, Signals
 
 #: Share of the time before the fit that compiling and warming up may take.
 WARM_UP_SHARE = 0.5
@@ -32,6 +32,7 @@ class Plan(NamedTuple):
 def prepare(
     log: SampleLog,
     cells: list[Cell],
+    models: Models,
     rng: np.random.Generator,
     deadline: Deadline,
     progress: Progress,
@@ -44,7 +45,7 @@ def prepare(
     wanted = log.cells or cells
     outside = [str(cell) for cell in cells if cell not in set(wanted)]
     left_out = {"not in the campaign that was resumed": outside} if outside else {}
-    signals = Signals(wanted)
+    signals = Signals(wanted, models=models)
     share = 1.0 if fixed else WARM_UP_SHARE
     warm_deadline = Deadline(time.perf_counter() + share * deadline.left_s())
     order = preparation_order(wanted, rng)

@@ -118,7 +118,8 @@ def _coefficient_table(outcome: "Outcome") -> Table:
     table.add_column("value", justify="right")
     table.add_column("unit")
     table.add_column("provenance")
-    for name, entry in outcome.content.coefficients.items():
+    learned = outcome.content.learned.coefficients if outcome.content.learned else {}
+    for name, entry in (outcome.content.coefficients | learned).items():
         table.add_row(name, _number(entry.value), entry.unit, entry.provenance)
     return table
 
@@ -128,7 +129,8 @@ def _decision_table(outcome: "Outcome") -> Table:
         title=f"n_fft {SHOWN_N_FFT}, k {SHOWN_K}, {FAST_SEGMENTS} segments: predicted / measured, us"
     )
     table.add_column("batch", justify="right")
-    for strategy in ("fast", "fused", "block"):
+    strategies = ("fast", "fused", "block", *outcome.calibration.learned_strategies(SHOWN_N_FFT))
+    for strategy in strategies:
         table.add_column(strategy, justify="right")
     table.add_column("picked")
     table.add_column("fastest")
@@ -147,10 +149,7 @@ def _decision_table(outcome: "Outcome") -> Table:
         score = float(outcome.calibration.gate.score_ns(_benefit(batch)))
         table.add_row(
             str(batch),
-            *(
-                f"{row[s][0] / 1e3:,.0f} / {row[s][1] / 1e3:,.0f}" if s in row else "-"
-                for s in ("fast", "fused", "block")
-            ),
+            *(f"{row[s][0] / 1e3:,.0f} / {row[s][1] / 1e3:,.0f}" if s in row else "-" for s in strategies),
             str(outcome.calibration.pick(batch, SHOWN_N_FFT, SHOWN_K)),
             min(row, key=lambda s: row[s][1]),
             f"{score / 1e3:,.1f}",

@@ -3,8 +3,9 @@
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -26,12 +27,14 @@ class SampleLog:
         cells: the workloads that every round measures; none until they are chosen.
         rounds: per round, the time in ns of each cell measured so far.
         micro: per micro-benchmark, all its repeats in ns.
+        models: of the learned FFTs that were timed, the SHA-256 of the file, by segment length.
     """
 
     fingerprint: Fingerprint
     cells: list[Cell] = dataclasses.field(default_factory=list)
     rounds: list[dict[Cell, int]] = dataclasses.field(default_factory=list)
     micro: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    models: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def complete_rounds(self) -> list[dict[Cell, int]]:
         """Return the rounds in which every cell was measured; none before cells are chosen."""
@@ -64,6 +67,11 @@ class SampleWriter:
         """Keep which workloads every round measures."""
         self._write({"kind": "cells", "cells": [list(cell) for cell in cells]})
         self._log.cells = list(cells)
+
+    def models(self, models: Mapping[int, str]) -> None:
+        """Keep which learned FFTs are timed."""
+        self._write({"kind": "models", "models": [[n_fft, sha256] for n_fft, sha256 in models.items()]})
+        self._log.models = dict(models)
 
     def micro(self, name: str, time_ns: float) -> None:
         """Keep one repeat of a micro-benchmark."""
@@ -115,11 +123,22 @@ def read_samples(path: FilePath, *, mend_tail: bool = False) -> SampleLog:
     return log
 
 
-def check_resumable(log: SampleLog, path: FilePath, cells: Sequence[Cell], here: Fingerprint) -> None:
-    """Refuse to go on with samples of another machine or another grid."""
+def check_resumable(
+    log: SampleLog,
+    path: FilePath,
+    cells: Sequence[Cell],
+    here: Fingerprint,
+    models: Mapping[int, str] = MappingProxyType({}),
+) -> None:
+    """Refuse to go on with samples of another machine, another grid or other models."""
     if differences := fingerprint_differences(log.fingerprint, here):
         raise ValueError(
             f"{path}: was taken elsewhere ({'; '.join(differences)}); leave out --resume to start anew"
+        )
+    if log.models != models:
+        raise ValueError(
+            f"{path}: holds runs of other learned models; give the same --model files, or leave out --resume "
+            "to start anew"
         )
     if unknown := set(log.cells) - set(cells):
         raise ValueError(
@@ -160,6 +179,8 @@ def _add_line(log: SampleLog | None, line: dict[str, Any]) -> SampleLog:
         raise ValueError("a header was expected first")
     if kind == "cells":
         log.cells = [Cell(*cell) for cell in line["cells"]]
+    elif kind == "models":
+        log.models = {int(n_fft): str(sha256) for n_fft, sha256 in line["models"]}
     elif kind == "micro":
         log.micro.setdefault(line["name"], []).append(float(line["time_ns"]))
     elif kind == "timing":

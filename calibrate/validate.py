@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlxjax import LatencyCoefficients, predict_latency_ns
+from rlxjax import LatencyCoefficients, fused_graph_ns, predict_latency_ns
 from rlxjax._calibration_file import Domain, ErrorSummary, Range
 from rlxjax._device import jax_device
-from rlxjax.welch import BUILT_IN_COSTS_NS
+from rlxjax._learned_latency import LearnedLatencyCoefficients, learned_terms_ns
+from rlxjax.welch import BUILT_IN_COSTS_NS, Path
+from rlxjax.welch._formulas import Learned
 
-from .workloads import STRATEGIES, Cell, Grid
+from .workloads import NO_MODELS, STRATEGIES, Cell, Grid, Models
 
 
 def noise_floor(times_ns: np.ndarray) -> np.ndarray:
@@ -26,24 +28,52 @@ def noise_floor(times_ns: np.ndarray) -> np.ndarray:
 
 
 def predictions_ns(coefficients: LatencyCoefficients, cells: Sequence[Cell]) -> np.ndarray:
-    """Return the predicted latency of each cell in ns, `[cells]`."""
+    """Return the predicted latency of each cell that runs no model in ns, `[cells]`."""
     codes = np.array([cell.path.code for cell in cells])
-    sizes = np.array([(cell.batch, cell.n_fft, cell.k, cell.n_segments) for cell in cells], float).T
-    return np.asarray(predict_latency_ns(coefficients, codes, *sizes))
+    return np.asarray(predict_latency_ns(coefficients, codes, *sizes_of(cells)))
 
 
-def built_in_ns(cells: Sequence[Cell]) -> np.ndarray:
-    """Return what the reference's built-in constants say of each cell in ns, `[cells]`."""
+def learned_predictions_ns(
+    learned: LearnedLatencyCoefficients, shared: LatencyCoefficients, cells: Sequence[Cell], models: Models
+) -> np.ndarray:
+    """Return the predicted latency of each cell that runs a model in ns, `[cells]`."""
+    terms = learned_terms_ns(learned, shared, *works_of(cells, models), *sizes_of(cells))
+    return np.asarray(terms.total_ns())
+
+
+def sizes_of(cells: Sequence[Cell]) -> np.ndarray:
+    """Return batch, n_fft, k and n_segments of each cell, `[4, cells]`."""
+    return np.array([(cell.batch, cell.n_fft, cell.k, cell.n_segments) for cell in cells], float).T
+
+
+def works_of(cells: Sequence[Cell], models: Models) -> np.ndarray:
+    """Return the operations for one segment and the live bins of each cell's model, `[2, cells]`."""
+    works = {n_fft: timed.work for n_fft, timed in models.items()}
+    return np.array([tuple(works[cell.n_fft]) for cell in cells], float).T
+
+
+def built_in_ns(cells: Sequence[Cell], models: Models = NO_MODELS) -> np.ndarray:
+    """Return what the reference's built-in constants say of each cell in ns, `[cells]`.
+
+    A learned path is scaled by the gates that are on, be they a quarter or more.
+    """
     device = jax_device()
     result = np.zeros(len(cells))
     for strategy, (path, n_segments) in STRATEGIES.items():
         chosen = np.array([cell.strategy == strategy for cell in cells])
         if not chosen.any():
             continue
-        batch, n_fft, k = np.array(
-            [(cell.batch, cell.n_fft, cell.k) for cell in cells if cell.strategy == strategy], float
-        ).T
-        result[chosen] = BUILT_IN_COSTS_NS[path](device, batch, n_fft, k, n_segments=n_segments)
+        mine = [cell for cell in cells if cell.strategy == strategy]
+        batch, n_fft, k, _ = sizes_of(mine)
+        if path is Path.LEARNED:
+            gates = [
+                (models[cell.n_fft].model.active_gates, models[cell.n_fft].model.total_gates) for cell in mine
+            ]
+            active, total = np.array(gates, float).T
+            scale = Learned(True, active, total).scale
+            result[chosen] = fused_graph_ns(device, batch, n_fft, k, scale, n_segments=n_segments)
+        else:
+            result[chosen] = BUILT_IN_COSTS_NS[path](device, batch, n_fft, k, n_segments=n_segments)
     return result
 
 
@@ -54,6 +84,7 @@ def error_summaries(
     noise: np.ndarray,
     grid: Grid,
     seen: np.ndarray,
+    models: Models = NO_MODELS,
 ) -> Mapping[str, ErrorSummary]:
     """Return per strategy the mean absolute relative error where the fit saw the workload, and where not.
 
@@ -64,9 +95,10 @@ def error_summaries(
         noise: relative noise, `[cells]`.
         grid: says whether an unseen workload lies inside the grid or at its edge.
         seen: `[cells]`, whether the fit saw the workload.
+        models: that learned cells run.
     """
     errors = np.abs(predicted_ns / measured_ns - 1.0)
-    built_in = np.abs(built_in_ns(cells) / measured_ns - 1.0)
+    built_in = np.abs(built_in_ns(cells, models) / measured_ns - 1.0)
     places = np.where(seen, "fit", [grid.place(cell.batch, cell.n_fft) for cell in cells])
     summaries = {}
     for strategy in STRATEGIES:

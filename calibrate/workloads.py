@@ -2,22 +2,56 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
+from rlxjax import LearnedFft, load_learned_fft
 from rlxjax._calibration import STRATEGIES as ALL_STRATEGIES
-from rlxjax.welch import FAST_SEGMENTS, Path, WelchPeakParams, aligned_zeros
+from rlxjax._files import sha256_of
+from rlxjax.welch import FAST_SEGMENTS, LearnedWork, Path, WelchPeakParams, aligned_zeros, learned_program
 
 #: What is timed of each workload: the path, and the segments of its parameters.
 STRATEGIES: Mapping[str, tuple[Path, int]] = MappingProxyType(
     {
         name: (path, n_segments or FAST_SEGMENTS)
         for name, (path, n_segments) in ALL_STRATEGIES.items()
-        if name in ("ultra", "fast", "fused", "block")
+        if name != "host"
     }
 )
+#: Those that need no model.
+WITHOUT_MODEL = tuple(name for name, (path, _) in STRATEGIES.items() if path is not Path.LEARNED)
+
+
+@dataclasses.dataclass(frozen=True)
+class TimedModel:
+    """A learned FFT that the job was given, and the file that it came from."""
+
+    model: LearnedFft
+    file: FilePath
+    sha256: str
+
+    @classmethod
+    def load(cls, file: FilePath) -> "TimedModel":
+        """Load a model file.
+
+        Raises:
+            LearnedFftFileError: a file that holds no model.
+        """
+        return cls(load_learned_fft(file), file, sha256_of(file))
+
+    @property
+    def work(self) -> LearnedWork:
+        """What a run of the model's program takes for one segment."""
+        params = WelchPeakParams.fast(self.model.n_fft, 1)
+        return learned_program(self.model, params).work
+
+
+#: Models by segment length.
+Models = Mapping[int, TimedModel]
+NO_MODELS: Models = MappingProxyType({})
 
 
 class Cell(NamedTuple):
@@ -68,13 +102,14 @@ class Grid:
     held_out_n_ffts: tuple[int, ...] = (128, 4096)
     max_samples: int = 2**21
 
-    def cells(self, strategies: Iterable[str] = tuple(STRATEGIES)) -> list[Cell]:
-        """Return every cell of the grid, in a fixed order."""
+    def cells(self, model_n_ffts: Iterable[int] = ()) -> list[Cell]:
+        """Return every cell of the grid, in a fixed order; learned ones for the segment lengths of models."""
+        n_ffts = dict.fromkeys(WITHOUT_MODEL, self.n_ffts) | {"learned": tuple(model_n_ffts)}
         return [
             Cell(strategy, batch, n_fft, k)
-            for strategy in strategies
+            for strategy in STRATEGIES
             for batch in self.batches
-            for n_fft in self.n_ffts
+            for n_fft in n_ffts[strategy]
             for k in self.ks
             if batch * n_fft <= self.max_samples
         ]
@@ -98,9 +133,10 @@ def split_by_memory(cells: Iterable[Cell], limit_bytes: int) -> tuple[list[Cell]
 
 
 class Signals:
-    """Signals of the cells: aligned float32 rows of tones in noise; cells of one row length share theirs."""
+    """What the cells run on: aligned float32 rows of tones in noise, shared by row length, and the models."""
 
-    def __init__(self, cells: Iterable[Cell], seed: int = 0):
+    def __init__(self, cells: Iterable[Cell], seed: int = 0, models: Models = NO_MODELS):
+        self._models = models
         rows: dict[int, int] = {}
         for cell in cells:
             length = cell.params.frame_len
@@ -111,6 +147,10 @@ class Signals:
     def of(self, cell: Cell) -> np.ndarray:
         """Return the signal `[batch, frame_len]` of a cell."""
         return self._buffers[cell.params.frame_len][: cell.batch]
+
+    def model_of(self, cell: Cell) -> LearnedFft | None:
+        """Return the model that a cell runs."""
+        return self._models[cell.n_fft].model if cell.path is Path.LEARNED else None
 
 
 def _tones_in_noise(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:

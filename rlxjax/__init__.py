@@ -22,6 +22,11 @@ from ._device import backend_coefficients as backend_coefficients
 from ._device import fusion_target as fusion_target
 from ._device import is_fused_viable as is_fused_viable
 from ._device import is_gpu_device as is_gpu_device
+from ._fft_latency import FftLatencyCoefficients as FftLatencyCoefficients
+from ._fft_latency import FftTimings as FftTimings
+from ._fft_latency import fft_latency_ns as fft_latency_ns
+from ._fft_latency import fit_fft_latency as fit_fft_latency
+from ._fft_latency import typical_fft_prior as typical_fft_prior
 from ._fit import FitResult as FitResult
 from ._fit import LatencyPrior as LatencyPrior
 from ._fit import Timings as Timings
@@ -38,6 +43,9 @@ from ._latency import LatencyCoefficients as LatencyCoefficients
 from ._latency import LatencyTerms as LatencyTerms
 from ._latency import latency_terms_ns as latency_terms_ns
 from ._latency import predict_latency_ns as predict_latency_ns
+from ._learned_file import LearnedFftFileError as LearnedFftFileError
+from ._learned_file import load_learned_fft as load_learned_fft
+from ._learned_file import save_learned_fft as save_learned_fft
 from ._numerics import soft_maximum as soft_maximum
 from ._numerics import soft_minimum as soft_minimum
 from ._numerics import soft_relu as soft_relu
@@ -59,6 +67,7 @@ from .fusion import plan_fusion as plan_fusion
 from .fusion import rewrite_graph as rewrite_graph
 from .fusion import select_peaks_only_outputs as select_peaks_only_outputs
 from .welch import CoefficientSet as CoefficientSet
+from .welch import LearnedFft as LearnedFft
 from .welch import Path as Path
 from .welch import SoftWelchPeaksCosts as SoftWelchPeaksCosts
 from .welch import Strategy as Strategy
@@ -73,6 +82,8 @@ from .welch import estimate_welch_peaks_costs as estimate_welch_peaks_costs
 from .welch import fused_graph_ns as fused_graph_ns
 from .welch import host_fft_profile as host_fft_profile
 from .welch import host_path_ns as host_path_ns
+from .welch import learned_path_ns as learned_path_ns
+from .welch import learned_spectrum as learned_spectrum
 from .welch import padded_batch as padded_batch
 from .welch import parse_welch_peaks_strategy as parse_welch_peaks_strategy
 from .welch import pick_weights as pick_weights

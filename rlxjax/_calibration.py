@@ -13,8 +13,9 @@ from ._checks import LEAST_SIZES, as_index, is_traced
 from ._device import Provenance, normalised
 from ._gate import IoFusionGate
 from ._latency import COEFFICIENT_NAMES, LatencyCoefficients, LatencyTerms, latency_terms_ns
+from ._learned_latency import LEARNED_COEFFICIENT_NAMES, LearnedLatencyCoefficients, learned_terms_ns
 from ._typing import Code, Nanoseconds, RealLike
-from .welch import FAST_SEGMENTS, ULTRA_SEGMENTS, Path
+from .welch import FAST_SEGMENTS, ULTRA_SEGMENTS, LearnedWork, Path
 
 if TYPE_CHECKING:
     from ._calibration_file import CalibrationFile
@@ -35,6 +36,19 @@ class CalibrationFileError(ValueError):
     """A calibration file that cannot be used: one line with the file, the field and the mend."""
 
 
+@dataclasses.dataclass(frozen=True)
+class LearnedCalibration:
+    """What was found of learned FFTs, if the calibrate job was given models.
+
+    Attributes:
+        coefficients: of the pruned transform, a pytree of floats.
+        works: of the models that were timed, by `n_fft`.
+    """
+
+    coefficients: LearnedLatencyCoefficients
+    works: Mapping[int, LearnedWork]
+
+
 class MachineMismatchWarning(UserWarning):
     """A calibration was made on another machine, or with other software."""
 
@@ -51,6 +65,7 @@ class Calibration:
         held_out: per strategy, the errors of workloads that the fit did and did not see.
         domain: per quantity, the smallest and largest value measured.
         fingerprint: of the machine and software.
+        learned: of the learned path; None if no model was timed.
     """
 
     coefficients: LatencyCoefficients
@@ -60,6 +75,7 @@ class Calibration:
     held_out: Mapping[str, Mapping[str, Any]]
     domain: Mapping[str, tuple[float, float]]
     fingerprint: Mapping[str, Any]
+    learned: LearnedCalibration | None = None
     _picks: dict[tuple, Path] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -67,6 +83,15 @@ class Calibration:
         """Build from the content of a calibration file."""
         values = {name: content.coefficients[name].value for name in COEFFICIENT_NAMES}
         gate = {name: entry.value for name, entry in content.gate.items()}
+        learned = None
+        if content.learned is not None:
+            entries = content.learned.coefficients
+            learned = LearnedCalibration(
+                LearnedLatencyCoefficients(
+                    **{name: entries[name].value for name in LEARNED_COEFFICIENT_NAMES}
+                ),
+                {model.n_fft: LearnedWork(model.flop, model.live_bins) for model in content.learned.models},
+            )
         return cls(
             coefficients=LatencyCoefficients(**values),
             gate=IoFusionGate(**gate),
@@ -77,6 +102,7 @@ class Calibration:
                 name: (entry["low"], entry["high"]) for name, entry in content.domain.model_dump().items()
             },
             fingerprint=content.fingerprint.model_dump(),
+            learned=learned,
         )
 
     def predict_ns(
@@ -85,14 +111,16 @@ class Calibration:
         """Return the predicted latency of one run in ns, from a NumPy signal to NumPy peaks, `[*batch]`.
 
         Args:
-            strategy: "ultra" (host, 1 segment), "fast" (host, 2 segments), "host", "fused" or "block".
+            strategy: "ultra" (host, 1 segment), "fast" (host, 2 segments), "host", "fused", "block", or
+                "learned", where the job timed a model of this `n_fft`.
             batch: rows of the signal, scalar or `[*batch]`, as the other sizes.
             n_fft: samples of a segment.
             k: peaks of a row.
             n_segments: segments of a row; 2 unless the strategy or this says otherwise.
 
         Raises:
-            ValueError: an unknown strategy, one that was not timed, or a contradicting `n_segments`.
+            ValueError: an unknown strategy, one that was not timed, or a contradicting `n_segments`. A traced
+                `n_fft` without a timed model is infinitely slow instead.
         """
         return self.terms_ns(strategy, batch, n_fft, k, n_segments).total_ns()
 
@@ -101,7 +129,18 @@ class Calibration:
     ) -> LatencyTerms:
         """Return the parts of `predict_ns`; arguments as there."""
         path, segments = _path_and_segments(strategy, n_segments)
+        if path is Path.LEARNED:
+            work = self._learned_work(n_fft)
+            if not is_traced(work.flop) and np.any(np.isinf(work.flop)):
+                raise ValueError(
+                    f"strategy: 'learned' was not timed at n_fft {n_fft}: {self._learned_timed()}"
+                )
+            return self._learned_terms_ns(work, batch, n_fft, k, segments)
         return latency_terms_ns(self.coefficients, path, batch, n_fft, k, segments)
+
+    def learned_strategies(self, n_fft: int) -> tuple[str, ...]:
+        """Return "learned" where a model of this segment length was timed, else nothing."""
+        return ("learned",) if self.learned is not None and n_fft in self.learned.works else ()
 
     def pick(
         self, batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike = FAST_SEGMENTS
@@ -116,7 +155,8 @@ class Calibration:
 
         Returns:
             For sizes that are integers on the host, a name: "ultra", "fast" or "host" (by the number of
-            segments), "fused" or "block". For arrays and traced sizes, codes of `Path`, `[*batch]`.
+            segments), "fused", "block", or "learned" where a model of this `n_fft` was timed. For arrays and
+            traced sizes, codes of `Path`, `[*batch]`.
         """
         values = (batch, n_fft, k, n_segments)
         if is_traced(*values) or any(np.ndim(value) for value in values):
@@ -130,29 +170,61 @@ class Calibration:
         return {ULTRA_SEGMENTS: "ultra", FAST_SEGMENTS: "fast"}.get(segments, "host")
 
     def pick_path(
-        self, batch: int, n_fft: int, k: int, n_segments: int, candidates: Sequence[Path] = _TIMED_PATHS
+        self,
+        batch: int,
+        n_fft: int,
+        k: int,
+        n_segments: int,
+        candidates: Sequence[Path] = tuple(Path),
+        work: LearnedWork | None = None,
     ) -> Path:
         """Return the path with the lowest prediction among candidates, the earlier of equals.
 
-        Scalar sizes only; picks are remembered.
+        Scalar sizes only; picks are remembered. `work` is that of the model at hand, else of the one that
+        was timed; without either, or without timings of any model, learned is no candidate.
         """
-        key = (batch, n_fft, k, n_segments, tuple(candidates))
+        key = (batch, n_fft, k, n_segments, tuple(candidates), work)
         if key not in self._picks:
-            codes = np.array([path.code for path in candidates])
             with jax.ensure_compile_time_eval():
-                terms = latency_terms_ns(self.coefficients, codes, batch, n_fft, k, n_segments)
-                self._picks[key] = candidates[int(np.argmin(np.asarray(terms.total_ns())))]
+                sizes = (batch, n_fft, k, n_segments)
+                timed = [path for path in candidates if path is not Path.LEARNED]
+                codes = np.array([path.code for path in timed])
+                predicted = list(np.asarray(latency_terms_ns(self.coefficients, codes, *sizes).total_ns()))
+                if Path.LEARNED in candidates and self.learned is not None:
+                    terms = self._learned_terms_ns(work or self._learned_work(n_fft), *sizes)
+                    timed.append(Path.LEARNED)
+                    predicted.append(terms.total_ns())
+                self._picks[key] = timed[int(np.argmin(np.asarray(predicted, float)))]
         return self._picks[key]
 
     def pick_index(
         self, batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike = FAST_SEGMENTS
     ) -> Code:
         """Return the code of the `Path` with the lowest prediction, `[*batch]`; traces."""
-        predicted = [
-            latency_terms_ns(self.coefficients, path, batch, n_fft, k, n_segments).total_ns()
-            for path in _TIMED_PATHS
-        ]
-        return jnp.argmin(jnp.stack(predicted, -1), -1)
+        sizes = (batch, n_fft, k, n_segments)
+        predicted = [latency_terms_ns(self.coefficients, path, *sizes).total_ns() for path in _TIMED_PATHS]
+        if self.learned is not None:
+            predicted.append(self._learned_terms_ns(self._learned_work(n_fft), *sizes).total_ns())
+        return jnp.argmin(jnp.stack(jnp.broadcast_arrays(*predicted), -1), -1)
+
+    def _learned_work(self, n_fft: RealLike) -> LearnedWork:
+        """Return the work of the timed models, `[*batch]`; infinite where none was timed."""
+        works = {} if self.learned is None else self.learned.works
+        flop, live_bins = jnp.asarray(jnp.inf), jnp.asarray(1.0)
+        for length, work in works.items():
+            flop = jnp.where(jnp.asarray(n_fft) == length, work.flop, flop)
+            live_bins = jnp.where(jnp.asarray(n_fft) == length, work.live_bins, live_bins)
+        return LearnedWork(flop, live_bins)
+
+    def _learned_terms_ns(self, work: LearnedWork, batch, n_fft, k, n_segments) -> LatencyTerms:
+        assert self.learned is not None
+        own = self.learned.coefficients
+        return learned_terms_ns(own, self.coefficients, *work, batch, n_fft, k, n_segments)
+
+    def _learned_timed(self) -> str:
+        if self.learned is None:
+            return "the calibrate job was given no learned model"
+        return f"models were timed for n_fft {', '.join(map(str, self.learned.works))}"
 
     def in_domain(self, batch: RealLike, n_fft: RealLike, k: RealLike) -> bool | jax.Array:
         """Whether workloads lie within the values that were measured."""
@@ -187,8 +259,6 @@ def _path_and_segments(strategy: str, n_segments: RealLike | None) -> tuple[Path
     if name not in STRATEGIES:
         raise ValueError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
     path, implied = STRATEGIES[name]
-    if path is Path.LEARNED:
-        raise ValueError("strategy: 'learned' was not timed: the calibrate job was given no learned model")
     if n_segments is None:
         return path, FAST_SEGMENTS if implied is None else implied
     if implied is not None and not is_traced(n_segments) and np.any(np.asarray(n_segments) != implied):

@@ -5,9 +5,10 @@ import os
 import platform
 import sys
 import warnings
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path as FilePath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 from pydantic import Field, model_validator
@@ -17,6 +18,7 @@ from ._device import Provenance
 from ._files import Strict, read_json_file
 from ._gate import IoFusionGate
 from ._latency import COEFFICIENT_NAMES, FORMULA_VERSION, coefficient_unit
+from ._learned_latency import LEARNED_COEFFICIENT_NAMES
 
 SCHEMA_VERSION = 1
 
@@ -108,6 +110,34 @@ class FitSummary(Strict):
     message: str
 
 
+class LearnedModel(Strict):
+    """A learned FFT that was timed.
+
+    `flop` is of the pruned program for one segment, `live_bins` the bins that are not masked.
+    """
+
+    n_fft: int
+    flop: Positive
+    live_bins: int
+    active_gates: int
+    total_gates: int
+    file: str
+    sha256: str
+
+
+class Learned(Strict):
+    """The learned path, if the job was given models."""
+
+    coefficients: dict[str, FittedCoefficient]
+    models: list[LearnedModel]
+    fit: FitSummary
+
+    @model_validator(mode="after")
+    def _all_coefficients(self) -> "Learned":
+        _check_entries("coefficients", self.coefficients, LEARNED_COEFFICIENT_UNITS)
+        return self
+
+
 class CalibrationFile(Strict):
     """The schema, version 1."""
 
@@ -125,18 +155,12 @@ class CalibrationFile(Strict):
     samples: Samples
     fit: FitSummary
     skipped: list[str]
+    learned: Learned | None = None
 
     @model_validator(mode="after")
     def _all_coefficients(self) -> "CalibrationFile":
-        for section, units in (("coefficients", COEFFICIENT_UNITS), ("gate", GATE_UNITS)):
-            entries = getattr(self, section)
-            for name, unit in units.items():
-                if name not in entries:
-                    raise ValueError(f"{section}.{name} is missing")
-                if entries[name].unit != unit:
-                    raise ValueError(f"{section}.{name}.unit: expected {unit!r}, got {entries[name].unit!r}")
-            if unknown := set(entries) - set(units):
-                raise ValueError(f"{section}.{min(unknown)} is no coefficient of this schema")
+        _check_entries("coefficients", self.coefficients, COEFFICIENT_UNITS)
+        _check_entries("gate", self.gate, GATE_UNITS)
         if self.units != UNITS:
             raise ValueError(f"units: expected {UNITS}, got {self.units}")
         if self.gate["unified_memory"].value not in (0.0, 1.0):
@@ -144,8 +168,19 @@ class CalibrationFile(Strict):
         return self
 
 
+def _check_entries(section: str, entries: Mapping[str, Any], units: Mapping[str, str]) -> None:
+    for name, unit in units.items():
+        if name not in entries:
+            raise ValueError(f"{section}.{name} is missing")
+        if entries[name].unit != unit:
+            raise ValueError(f"{section}.{name}.unit: expected {unit!r}, got {entries[name].unit!r}")
+    if unknown := set(entries) - set(units):
+        raise ValueError(f"{section}.{min(unknown)} is no coefficient of this schema")
+
+
 UNITS = {"time": "ns", "size": "bytes", "bandwidth": "bytes/ns", "throughput": "FLOP/ns"}
 COEFFICIENT_UNITS = {name: coefficient_unit(name) for name in COEFFICIENT_NAMES}
+LEARNED_COEFFICIENT_UNITS = {name: coefficient_unit(name) for name in LEARNED_COEFFICIENT_NAMES}
 #: The gate's names are the reference's; its bandwidths carry no unit in them.
 GATE_UNITS = {
     field.name: "bytes/ns" if field.name.endswith("_bw") else coefficient_unit(field.name)

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from calibrate import job
+from calibrate import fits, job
 from calibrate.samples import read_samples, timings_of
 from calibrate.validate import error_summaries, noise_floor, predictions_ns
 from calibrate.workloads import Grid
@@ -37,7 +37,7 @@ def test_refitting_the_samples_gives_the_errors_in_the_calibration_and_the_readm
     content, grid, times = read_calibration_file(CALIBRATION), Grid(), log.times_ns()
     measured = times.min(0).astype(float)
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in log.cells])
-    prior = job.micro_prior(job.micro_rates(log))
+    prior = fits.micro_prior(job.micro_rates(log))
     blind = fit_latency(timings_of(log.cells, measured), prior, seen.astype(float))
     predicted = predictions_ns(blind.coefficients, log.cells)
     summaries = error_summaries(log.cells, measured, predicted, noise_floor(times), grid, seen)

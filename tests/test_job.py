@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from calibrate import job, plan
+from calibrate import fits, job, plan
 from calibrate.measure import MICRO_REPEATS
 from calibrate.report import Progress, print_outcome
 from calibrate.samples import read_samples, timings_of
@@ -102,7 +102,7 @@ def test_measured_times_are_minima_over_the_same_number_of_rounds(outcome):
 def test_refitting_the_samples_gives_the_coefficients_in_the_file(outcome):
     log = read_samples(outcome.samples_path)
     times = log.times_ns()
-    prior = job.micro_prior(job.micro_rates(log))
+    prior = fits.micro_prior(job.micro_rates(log))
     timings = timings_of(log.cells, times.min(0))
     again = fit_latency(timings, prior)
     assert again.coefficients == outcome.calibration.coefficients

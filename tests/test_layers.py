@@ -24,6 +24,9 @@ LAYERS = [
     {"welch"},
     {"_latency"},
     {"_fit"},
+    {"_fft_latency"},
+    {"_learned_latency", "_learned_schema"},
+    {"_learned_file"},
     {"_calibration", "_calibration_file"},
     {"__init__"},
 ]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from calibrate.validate import built_in_ns, error_summaries, measured_domain, noise_floor, predictions_ns
-from calibrate.workloads import STRATEGIES, Cell, Grid
+from calibrate.workloads import WITHOUT_MODEL, Cell, Grid
 from rlxjax import block_graph_ns, fused_graph_ns, host_path_ns, predict_latency_ns, typical_prior
 
 GRID = Grid()
@@ -41,7 +41,7 @@ def test_errors_are_means_over_the_cells_of_each_place():
     noise = np.linspace(0.0, 0.1, len(CELLS))
     seen = np.array([GRID.place(c.batch, c.n_fft) == "fit" for c in CELLS])
     summaries = error_summaries(CELLS, measured, predicted, noise, GRID, seen)
-    assert list(summaries) == list(STRATEGIES)
+    assert list(summaries) == list(WITHOUT_MODEL)
     for strategy, summary in summaries.items():
         mine = [c for c in CELLS if c.strategy == strategy]
         out = [GRID.place(c.batch, c.n_fft) for c in mine if GRID.place(c.batch, c.n_fft) != "fit"]

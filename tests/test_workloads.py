@@ -1,14 +1,27 @@
 import numpy as np
 import pytest
 
-from calibrate.workloads import STRATEGIES, Cell, Grid, Signals, split_by_memory
+from calibrate.workloads import STRATEGIES, WITHOUT_MODEL, Cell, Grid, Signals, split_by_memory
 
 GRID = Grid()
 
 
-def test_every_strategy_measures_the_same_workloads():
-    workloads = {s: {c[1:] for c in GRID.cells() if c.strategy == s} for s in STRATEGIES}
-    assert len({frozenset(cells) for cells in workloads.values()}) == 1
+def workloads_of(cells, strategy):
+    return {cell[1:] for cell in cells if cell.strategy == strategy}
+
+
+def test_every_strategy_that_needs_no_model_measures_the_same_workloads():
+    assert {*WITHOUT_MODEL, "learned"} == set(STRATEGIES)
+    assert len({frozenset(workloads_of(GRID.cells(), strategy)) for strategy in WITHOUT_MODEL}) == 1
+    assert not workloads_of(GRID.cells(), "learned")
+
+
+def test_models_are_measured_at_their_segment_length_and_nowhere_else():
+    cells = GRID.cells([256, 2048])
+    assert {cell.n_fft for cell in cells if cell.strategy == "learned"} == {256, 2048}
+    same = {workload for workload in workloads_of(cells, "fused") if workload[1] == 256}
+    assert {workload for workload in workloads_of(cells, "learned") if workload[1] == 256} == same
+    assert [cell for cell in cells if cell.strategy != "learned"] == GRID.cells()
 
 
 def test_no_cell_exceeds_the_bound_on_samples():

@@ -36,6 +36,12 @@ class Learned(NamedTuple):
         sparse = jnp.asarray(4.0 * self.active_gates < self.total_gates)
         return self.known & sparse & (jnp.asarray(self.available) >= 0.5)
 
+    @property
+    def scale(self) -> RealLike:
+        """What is left of the fused graph's work; all where the gates are unknown."""
+        share = self.active_gates / jnp.where(self.known, self.total_gates, 1.0)
+        return jnp.where(self.known, LEARNED_BASE + LEARNED_PER_GATE * share, 1.0)
+
 
 class Row(NamedTuple):
     """The coefficients of one device, and the host's."""
@@ -114,15 +120,11 @@ def strategy_terms(row: Row, batch, n_fft, k, learned: Learned, rules: Exact | S
     benefit = _gate_benefit(row, batch, n_fft, k, rules, block)
     many = rules.at_least(batch, 8192.0, scale=block)
     slack = (1.0 - many) * row.strategy.slack + many * row.strategy.large_slack
-    share = jnp.where(
-        learned.known, learned.active_gates / jnp.where(learned.known, learned.total_gates, 1.0), 1.0
-    )
-    scale = jnp.where(learned.known, LEARNED_BASE + LEARNED_PER_GATE * share, 1.0)
     return Terms(
         ultra_ns=host_ns(row, batch, n_fft, k, ULTRA_SEGMENTS, rules),
         fast_ns=host_ns(row, batch, n_fft, k, FAST_SEGMENTS, rules),
         fused_ns=fused,
-        learned_ns=fused_ns(row, batch, n_fft, k, FAST_SEGMENTS, scale, rules),
+        learned_ns=fused_ns(row, batch, n_fft, k, FAST_SEGMENTS, learned.scale, rules),
         block_ns=block,
         score_ns=gate_score_ns(row.gate, benefit, rules),
         floor_margin_ns=block * slack - fused,

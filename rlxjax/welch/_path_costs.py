@@ -1,14 +1,15 @@
 """What each path of a run costs by the built-in formulas, whatever the gate says of it."""
 
 import jax
+import jax.numpy as jnp
 
 from rlxjax._counts import as_temperature
 from rlxjax._numerics import Exact, rules_at
 from rlxjax._typing import Code, Nanoseconds, RealLike
 
 from ._coefficients import CoefficientSet
-from ._costs import cost_inputs
-from ._formulas import block_ns, fused_ns, gather, host_ns
+from ._costs import cost_inputs, learned_inputs
+from ._formulas import Learned, block_ns, fused_ns, gather, host_ns
 from ._params import FAST_SEGMENTS
 
 
@@ -126,10 +127,53 @@ def host_path_ns(
     return _host_path_ns(*cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments))
 
 
+def learned_path_ns(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    active_gates: RealLike,
+    total_gates: RealLike,
+    coefficients: str | CoefficientSet = "arch",
+    n_segments: RealLike = FAST_SEGMENTS,
+) -> Nanoseconds:
+    """Return the estimate of the learned path in ns, `[*batch]`: the fused graph, scaled by the active gates.
+
+    Infinite unless fewer than a quarter of the gates are on (SPEC, section 5).
+
+    Args:
+        device: a name, or device codes.
+        batch: rows of the signal.
+        n_fft: samples of a segment.
+        k: peaks of a row.
+        active_gates: gates of the model that are on.
+        total_gates: all its gates.
+        coefficients: "arch", "portable", or a set of your own.
+        n_segments: segments of a row.
+
+    Raises:
+        ValueError: an unknown device or set, or a size that cannot be.
+
+    Examples:
+        >>> bool(learned_path_ns("cuda", 8192, 256, 16, 100, 1024) < fused_graph_ns("cuda", 8192, 256, 16))
+        True
+        >>> float(learned_path_ns("cuda", 8192, 256, 16, 256, 1024))
+        inf
+    """
+    inputs = cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments)
+    return _learned_path_ns(*inputs, learned_inputs(True, active_gates, total_gates))
+
+
 @jax.jit
 def _fused_graph_ns(codes, set_, batch, n_fft, k, n_segments, scale, temperature_ns):
     rules = rules_at(temperature_ns)
     return fused_ns(gather(set_, codes), batch, n_fft, k, n_segments, scale, rules)
+
+
+@jax.jit
+def _learned_path_ns(codes, set_, batch, n_fft, k, n_segments, learned: Learned):
+    ns = fused_ns(gather(set_, codes), batch, n_fft, k, n_segments, learned.scale, Exact())
+    return jnp.where(learned.usable, ns, jnp.inf)
 
 
 @jax.jit

@@ -1,6 +1,7 @@
 """`welch_peaks`: checks what comes in, chooses the path, pads, runs, and gives back what was asked."""
 
 import functools
+import weakref
 from typing import TYPE_CHECKING
 
 import jax
@@ -12,8 +13,10 @@ from rlxjax._device import Device, jax_device, normalised
 
 from ._device_programs import fused_peaks, segment_spectra
 from ._host import host_peaks, spectrum_peaks
+from ._learned_fft import LearnedFft
+from ._learned_program import LearnedProgram, learned_peaks, learned_program
 from ._params import WelchPeakParams
-from ._path_costs import block_graph_ns, fused_graph_ns, host_path_ns
+from ._path_costs import block_graph_ns, fused_graph_ns, host_path_ns, learned_path_ns
 from ._strategy import AUTO, Path, Strategy, parse_welch_peaks_strategy
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ def welch_peaks(
     strategy: str = AUTO,
     *,
     calibration: "Calibration | None" = None,
+    model: LearnedFft | None = None,
 ) -> np.ndarray | jax.Array:
     """Return the k strongest bins of each row's mean windowed power spectrum.
 
@@ -42,11 +46,14 @@ def welch_peaks(
             first `params.frame_len` samples are used.
         params: segments, segment length and number of peaks: they alone decide the result.
         strategy: how it is computed. "host" (NumPy, no device), "fused" (one program on the device, only
-            peaks come back), "block" (the spectrum comes back, the host selects), "auto" (the cheapest
-            by the calibration, else by the built-in coefficients), or any name that
-            `parse_welch_peaks_strategy` knows (ultra and fast mean host, rlx the cheaper of fused and
-            block). Inside a caller's own jit, grad or vmap only fused can run, and auto means fused.
+            peaks come back), "block" (the spectrum comes back, the host selects), "learned" (fused, with
+            the pruned program of `model`, whose peaks are approximate), "auto" (the cheapest by the
+            calibration, else by the built-in coefficients; learned among them if a model is given), or
+            any name that `parse_welch_peaks_strategy` knows (ultra and fast mean host, rlx the cheaper of
+            fused and block). Inside a caller's own jit, grad or vmap only fused and learned can run, and
+            auto means fused.
         calibration: a calibration of this machine, for auto and rlx.
+        model: a learned FFT for `params.n_fft`.
 
     Returns:
         float32 `[batch, k, 2]` of (bin, power), descending by power; equal powers keep the lower bin
@@ -55,7 +62,8 @@ def welch_peaks(
 
     Raises:
         ValueError: a complex signal, one of three or more axes or shorter than `frame_len`, an unknown
-            strategy, or a path that cannot run inside traced code.
+            strategy, a path that cannot run inside traced code, "learned" without a model, or a model for
+            another segment length.
 
     Batches that a program has not seen are padded with rows of zeros to the next of four sizes an
     octave (`padded_batch`), so that varying batches compile a bounded number of programs.
@@ -71,17 +79,25 @@ def welch_peaks(
     if signal.ndim == 1:
         signal = signal[None]
     _check_signal(signal, params)
+    _check_model(model, params)
     traced = is_traced(signal)
-    path = _choose_path(strategy, signal.shape[0], params, calibration, traced)
+    path = _choose_path(strategy, signal.shape[0], params, calibration, model, traced)
+    if path is Path.LEARNED and model is None:
+        raise ValueError("strategy: 'learned' needs a learned FFT (model=), and none was given")
     if traced:
+        if path is Path.LEARNED:
+            return learned_peaks(jnp.asarray(signal), _program(model, params), params)
         if path is not Path.FUSED:
-            raise ValueError(f"strategy: expected 'fused' inside traced code, got {strategy!r}: {_why(path)}")
+            raise ValueError(f"strategy: expected 'fused' inside traced code, got {strategy!r}: {_WHY[path]}")
         return fused_peaks(jnp.asarray(signal), params)
-    if path is Path.LEARNED:
-        raise ValueError("strategy: 'learned' needs a learned FFT model, and none was given")
     # A constant inside a caller's jit is not traced, and is computed at once.
     with jax.ensure_compile_time_eval():
-        peaks = _RUN[path](signal, params)
+        if path is Path.LEARNED:
+            peaks = _first_rows(
+                _learned_program(_padded(signal, params), _program(model, params), params), signal
+            )
+        else:
+            peaks = _RUN[path](signal, params)
     return jnp.asarray(peaks) if isinstance(signal, jax.Array) else np.asarray(peaks)
 
 
@@ -119,7 +135,29 @@ def _check_signal(signal, params: WelchPeakParams) -> None:
         )
 
 
-def _choose_path(strategy: str, batch: int, params: WelchPeakParams, calibration, traced: bool) -> Path:
+def _check_model(model: LearnedFft | None, params: WelchPeakParams) -> None:
+    if model is None:
+        return
+    if not isinstance(model, LearnedFft):
+        raise ValueError(f"model: expected a LearnedFft (load_learned_fft), got {type(model).__name__}")
+    if model.n_fft != params.n_fft:
+        raise ValueError(
+            f"model: expected one for n_fft {params.n_fft} as in params, got n_fft {model.n_fft}"
+        )
+    if is_traced(*jax.tree.leaves(model)):
+        raise ValueError(
+            "model: its gates decide the program, so they cannot be traced; use learned_spectrum"
+        )
+
+
+def _choose_path(
+    strategy: str,
+    batch: int,
+    params: WelchPeakParams,
+    calibration: "Calibration | None",
+    model: LearnedFft | None,
+    traced: bool,
+) -> Path:
     if normalised(strategy) in (Path.HOST, Path.FUSED, Path.BLOCK):
         return Path.parse(strategy)
     try:
@@ -132,24 +170,47 @@ def _choose_path(strategy: str, batch: int, params: WelchPeakParams, calibration
         return Path.HOST
     if traced:
         return Path.FUSED
-    candidates = (Path.FUSED, Path.BLOCK) if parsed == Strategy.RLX else (Path.HOST, Path.FUSED, Path.BLOCK)
+    candidates = (Path.FUSED, Path.BLOCK)
+    if parsed != Strategy.RLX:
+        candidates = (Path.HOST, *candidates) if model is None else (Path.HOST, *candidates, Path.LEARNED)
     if calibration is not None:
         if not hasattr(calibration, "pick_path"):
             raise ValueError(f"calibration: expected a Calibration (load_calibration), got {calibration!r}")
-        return calibration.pick_path(batch, params.n_fft, params.k, params.n_segments, candidates)
-    return _cheapest_built_in(batch, params, candidates, jax_device())
+        work = None if model is None else _program(model, params).work
+        return calibration.pick_path(batch, params.n_fft, params.k, params.n_segments, candidates, work)
+    gates = None if model is None else (model.active_gates, model.total_gates)
+    return _cheapest_built_in(batch, params, candidates, gates, jax_device())
 
 
 @functools.lru_cache(maxsize=4096)
 def _cheapest_built_in(
-    batch: int, params: WelchPeakParams, candidates: tuple[Path, ...], device: Device
+    batch: int,
+    params: WelchPeakParams,
+    candidates: tuple[Path, ...],
+    gates: tuple[int, int] | None,
+    device: Device,
 ) -> Path:
     def cost(path: Path) -> float:
-        built_in = BUILT_IN_COSTS_NS[path]
-        return float(built_in(device, batch, params.n_fft, params.k, n_segments=params.n_segments))
+        arguments = (device, batch, params.n_fft, params.k)
+        if path is Path.LEARNED:
+            return float(learned_path_ns(*arguments, *(gates or (0, 0)), n_segments=params.n_segments))
+        return float(BUILT_IN_COSTS_NS[path](*arguments, n_segments=params.n_segments))
 
     with jax.ensure_compile_time_eval():
         return min(candidates, key=cost)
+
+
+#: The program of each model and its parameters; a model that is gone takes its programs with it.
+_programs: "weakref.WeakKeyDictionary[LearnedFft, dict[WelchPeakParams, LearnedProgram]]"
+_programs = weakref.WeakKeyDictionary()
+
+
+def _program(model: LearnedFft | None, params: WelchPeakParams) -> LearnedProgram:
+    assert model is not None
+    known = _programs.setdefault(model, {})
+    if params not in known:
+        known[params] = learned_program(model, params)
+    return known[params]
 
 
 def _run_host(signal, params: WelchPeakParams):
@@ -169,6 +230,7 @@ def _run_block(signal, params: WelchPeakParams):
 _RUN = {Path.HOST: _run_host, Path.FUSED: _run_fused, Path.BLOCK: _run_block}
 _fused_program = jax.jit(fused_peaks, static_argnames="params")
 _spectrum_program = jax.jit(segment_spectra, static_argnames="params")
+_learned_program = jax.jit(learned_peaks, static_argnames="params")
 
 
 def _first_rows(peaks: jax.Array, signal):
@@ -197,9 +259,7 @@ def _is_on_cpu(signal: jax.Array) -> bool:
     return all(device.platform == "cpu" for device in signal.devices())
 
 
-def _why(path: Path) -> str:
-    return {
-        Path.HOST: "the host path is NumPy and reads the signal's values",
-        Path.BLOCK: "the block path brings the spectrum back to the host",
-        Path.LEARNED: "the learned path needs a model",
-    }[path]
+_WHY = {
+    Path.HOST: "the host path is NumPy and reads the signal's values",
+    Path.BLOCK: "the block path brings the spectrum back to the host",
+}

@@ -1,0 +1,93 @@
+"""Saving and loading a learned FFT."""
+
+import os
+
+import numpy as np
+
+from ._checks import as_index
+from .welch import LearnedFft
+
+
+class LearnedFftFileError(ValueError):
+    """A model file that cannot be used: one line with the file, the field and the mend."""
+
+
+def save_learned_fft(model: LearnedFft, path: str | os.PathLike, note: str = "") -> None:
+    """Write a model to a file; a reader sees either the old file or the new one, whole.
+
+    Args:
+        model: the model; its leaves are kept in single precision.
+        path: the file.
+        note: how it was trained, for a reader.
+
+    Raises:
+        ValueError: a model with gates outside [0, 1], or leaves that are not finite or of wrong shapes.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_learned_fft(LearnedFft.exact(8), f"{folder}/model.json")
+        ...     load_learned_fft(f"{folder}/model.json", n_fft=8).active_gates
+        12
+    """
+    from pydantic import ValidationError
+
+    from ._files import write_json_file
+    from ._learned_schema import SCHEMA_VERSION, LearnedFftFile
+
+    leaves = {name: np.asarray(getattr(model, name), np.float32) for name in ("twiddles", "gates", "mask")}
+    whole = LearnedFft.checked(**leaves)
+    short = {name: _short(leaf) for name, leaf in leaves.items()}
+    try:
+        content = LearnedFftFile(
+            schema_version=SCHEMA_VERSION,
+            kind="learned_fft",
+            n_fft=whole.n_fft,
+            active_gates=whole.active_gates,
+            total_gates=whole.total_gates,
+            note=note,
+            twiddles=short["twiddles"],
+            gates=short["gates"],
+            mask=short["mask"],
+        )
+    except ValidationError as error:
+        raise ValueError(f"model: {error.errors()[0]['msg']}") from None
+    write_json_file(content, path, indent=None)
+
+
+def load_learned_fft(path: str | os.PathLike, n_fft: int | None = None) -> LearnedFft:
+    """Load a model that `save_learned_fft` wrote.
+
+    Args:
+        path: the file.
+        n_fft: the segment length that it has to be for, if that matters already.
+
+    Raises:
+        LearnedFftFileError: a file that is missing, truncated, of a future schema, has gates outside [0, 1]
+            or another value that is no model's, or is a model for another `n_fft`; one line that names the
+            file, the field and the mend.
+    """
+    from ._files import read_json_file
+    from ._learned_schema import SCHEMA_VERSION, LearnedFftFile
+
+    mend = "train one with train_learned_fft and save_learned_fft"
+    content = read_json_file(
+        path,
+        LearnedFftFile,
+        {"schema_version": SCHEMA_VERSION},
+        LearnedFftFileError,
+        mend=mend,
+        what="a learned FFT",
+    )
+    if n_fft is not None and content.n_fft != as_index(n_fft, "n_fft"):
+        raise LearnedFftFileError(
+            f"{path}: n_fft: expected a model for n_fft {n_fft}, got one for {content.n_fft}; {mend}"
+        )
+    return content.model()
+
+
+def _short(leaf: np.ndarray) -> list:
+    """Return nested lists of the shortest decimals that give the same single-precision numbers."""
+    if leaf.ndim > 1:
+        return [_short(row) for row in leaf]
+    return [float(str(number)) for number in leaf]

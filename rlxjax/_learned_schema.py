@@ -1,0 +1,50 @@
+"""The schema of a learned FFT's file, on one screen."""
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from ._files import Strict
+from .welch import LearnedFft
+
+SCHEMA_VERSION = 1
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class LearnedFftFile(Strict):
+    """The schema, version 1.
+
+    Stage by stage, and in a stage butterfly by butterfly; the order is that of `LearnedFft`.
+    """
+
+    schema_version: Literal[1]
+    kind: Literal["learned_fft"]
+    n_fft: int
+    active_gates: int
+    total_gates: int
+    note: str
+    twiddles: list[list[list[Finite]]]
+    gates: list[list[Finite]]
+    mask: list[Finite]
+
+    @model_validator(mode="after")
+    def _is_a_model(self) -> "LearnedFftFile":
+        model = self.model()
+        for name in ("n_fft", "active_gates", "total_gates"):
+            if getattr(self, name) != getattr(model, name):
+                raise ValueError(f"{name}: the arrays say {getattr(model, name)}, got {getattr(self, name)}")
+        return self
+
+    def model(self) -> LearnedFft:
+        """Return the model, its leaves float32 on the host.
+
+        Raises:
+            ValueError: arrays that are no model.
+        """
+        try:
+            twiddles, gates = np.array(self.twiddles, np.float32), np.array(self.gates, np.float32)
+        except ValueError:
+            raise ValueError("twiddles, gates: expected stages of equal length") from None
+        return LearnedFft.checked(twiddles=twiddles, gates=gates, mask=np.array(self.mask, np.float32))

@@ -1,0 +1,229 @@
+"""The learned FFT: a butterfly network whose twiddles, gates and mask are parameters (SPEC, section 7)."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Complex, Float, Real
+
+from rlxjax._checks import as_index
+
+#: A gate of at least this much is on in hard use.
+GATE_ON = 0.5
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class LearnedFft:
+    """A gated radix-2 decimation-in-time FFT; a pytree, which checks nothing when it is built.
+
+    Samples enter in bit-reversed order. Stage `s` (0 is the first) works on places `0 .. n_fft - 1` in
+    blocks of `2 * half` with `half = 2**s`; its butterfly `j = block * half + t`, `t < half`, takes
+    `a` from place `2 * half * block + t` and `b` from the place `half` further, and leaves there
+
+        `gate * (a + w*b, a - w*b) + (1 - gate) * (a, b)`, `w = twiddles[s, j]`.
+
+    So a stage's gates are its blocks side by side, block 0 of every stage ends in bins `0 .. half`, and
+    the only block of the last stage makes the bins from two halves: the transforms of the even and of
+    the odd samples.
+
+    Attributes:
+        twiddles: real and imaginary parts, `[stages, n_fft/2, 2]`; `exp(-2i*pi * t / (2*half))` is exact.
+        gates: `[stages, n_fft/2]`, from 0 to 1; 1 is exact.
+        mask: factor of each one-sided bin, `[n_fft/2 + 1]`; 1 is exact.
+
+    Examples:
+        >>> model = LearnedFft.exact(8)
+        >>> model.stages, model.total_gates, model.active_gates
+        (3, 12, 12)
+        >>> print(learned_spectrum(model, jnp.ones(8)).real)
+        [8. 0. 0. 0. 0.]
+    """
+
+    twiddles: Float[Array, "stages half_n 2"] | np.ndarray
+    gates: Float[Array, "stages half_n"] | np.ndarray
+    mask: Float[Array, "n_bins"] | np.ndarray
+
+    @classmethod
+    def exact(cls, n_fft: int) -> "LearnedFft":
+        """Return the model that is the exact transform, with float64 leaves on the host.
+
+        Args:
+            n_fft: samples of a segment, a power of two of at least 2.
+
+        Raises:
+            ValueError: an `n_fft` that is none.
+        """
+        n_fft = as_index(n_fft, "n_fft")
+        if n_fft < 2 or n_fft & (n_fft - 1):
+            raise ValueError(f"n_fft: expected a power of two of at least 2 (2, 4, 8, ...), got {n_fft}")
+        stages = n_fft.bit_length() - 1
+        half = 2 ** np.arange(stages)[:, None]
+        angles = -np.pi * (np.arange(n_fft // 2)[None] % half) / half
+        twiddles = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+        return cls(twiddles, np.ones((stages, n_fft // 2)), np.ones(n_fft // 2 + 1))
+
+    @classmethod
+    def checked(
+        cls, *, twiddles: Array | np.ndarray, gates: Array | np.ndarray, mask: Array | np.ndarray
+    ) -> "LearnedFft":
+        """Build from values that came from outside; the plain constructor checks nothing.
+
+        Args:
+            twiddles: `[stages, n_fft/2, 2]`, finite.
+            gates: `[stages, n_fft/2]`, from 0 to 1; their number of columns decides `n_fft`.
+            mask: `[n_fft/2 + 1]`, finite.
+
+        Raises:
+            ValueError: shapes of no model, a gate that is NaN or outside [0, 1], or another value that is
+                not finite.
+        """
+        leaves = {"twiddles": twiddles, "gates": gates, "mask": mask}
+        arrays = {name: _as_floats(leaf, name) for name, leaf in leaves.items()}
+        shape = arrays["gates"].shape
+        if len(shape) != 2 or shape[1] != 2 ** (shape[0] - 1):
+            raise ValueError(f"gates: expected shape (log2(n_fft), n_fft/2), say (8, 128), got {shape}")
+        for name, expected in (("twiddles", (*shape, 2)), ("mask", (shape[1] + 1,))):
+            if arrays[name].shape != expected:
+                raise ValueError(
+                    f"{name}: expected shape {expected} beside gates of shape {shape}, "
+                    f"got {arrays[name].shape}"
+                )
+            if not np.all(np.isfinite(arrays[name])):
+                raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
+        outside = ~((arrays["gates"] >= 0) & (arrays["gates"] <= 1))
+        if np.any(outside):
+            stage, j = np.argwhere(outside)[0]
+            raise ValueError(
+                f"gates: expected numbers from 0 to 1, got {arrays['gates'][stage, j]} at stage {stage}, "
+                f"butterfly {j}"
+            )
+        return cls(**arrays)
+
+    @property
+    def stages(self) -> int:
+        """Stages of the network, `log2(n_fft)`."""
+        return self.gates.shape[-2]
+
+    @property
+    def n_fft(self) -> int:
+        """Samples of a segment."""
+        return 2 * self.gates.shape[-1]
+
+    @property
+    def n_bins(self) -> int:
+        """Bins of the one-sided spectrum."""
+        return self.n_fft // 2 + 1
+
+    @property
+    def total_gates(self) -> int:
+        """Gates of the network, `log2(n_fft) * n_fft/2`."""
+        return self.stages * self.n_fft // 2
+
+    @property
+    def active_gates(self) -> int:
+        """Gates of at least 0.5, counted on the host."""
+        return int(np.sum(np.asarray(self.gates) >= GATE_ON))
+
+    def hardened(self) -> "LearnedFft":
+        """Return the model for hard use: gates 0 or 1, those that reach no unmasked bin 0; on the host.
+
+        Its spectrum is that of the gates at 0 or 1, whichever of them no bin depends on.
+
+        Examples:
+            >>> model = LearnedFft.exact(8)
+            >>> low = dataclasses.replace(model, mask=np.array([1.0, 1.0, 0.0, 0.0, 0.0]))
+            >>> low.active_gates, low.hardened().active_gates
+            (12, 10)
+        """
+        arrays = {field.name: np.asarray(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        live = live_gates(arrays["gates"] >= GATE_ON, arrays["mask"] != 0)
+        return LearnedFft(arrays["twiddles"], live.astype(arrays["gates"].dtype), arrays["mask"])
+
+
+def learned_spectrum(
+    model: LearnedFft, segments: Real[Array, "*batch n_fft"]
+) -> Complex[Array, "*batch n_bins"]:
+    """Return the one-sided spectra that a model makes of segments, whatever its gates, hard or not.
+
+    Args:
+        model: the network; its leaves are taken in the precision of the segments.
+        segments: real, `[*batch, n_fft]`, windowed by the caller; whole numbers become float32.
+
+    Returns:
+        complex `[*batch, n_fft/2 + 1]`: what the network leaves at places `0 .. n_fft/2`, times the mask.
+
+    Raises:
+        ValueError: segments of another length.
+    """
+    segments = jnp.asarray(segments)
+    if segments.ndim < 1 or segments.shape[-1] != model.n_fft:
+        raise ValueError(f"segments: expected {model.n_fft} samples each, got shape {segments.shape}")
+    dtype = segments.dtype if jnp.issubdtype(segments.dtype, jnp.floating) else jnp.float32
+    model = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model)
+    twiddles = jax.lax.complex(model.twiddles[..., 0], model.twiddles[..., 1])
+    # Rows come last, so that the places of a block stay whole vectors in every stage.
+    rows = segments.astype(dtype).reshape(-1, model.n_fft).T[bit_reversal(model.n_fft)]
+    places = jax.lax.complex(rows, jnp.zeros_like(rows))
+    for stage in range(model.stages):
+        half, blocks = 2**stage, model.n_fft // 2 ** (stage + 1)
+        gate, twiddle = (leaf[stage].reshape(blocks, half, 1) for leaf in (model.gates, twiddles))
+        pairs = places.reshape(blocks, 2, half, rows.shape[1])
+        places = gated_butterfly(pairs[:, 0], pairs[:, 1], twiddle, gate).reshape(rows.shape)
+    spectrum = places[: model.n_bins] * model.mask[:, None]
+    return spectrum.T.reshape(*segments.shape[:-1], model.n_bins)
+
+
+def gated_butterfly(a: Array, b: Array, twiddle: Array, gate: Array) -> Array:
+    """Return `gate * (a + w*b, a - w*b) + (1 - gate) * (a, b)`, the two stacked along axis 1."""
+    turned = twiddle * b
+    return jnp.stack([a + gate * turned, gate * (a - turned) + (1 - gate) * b], axis=1)
+
+
+@functools.cache
+def bit_reversal(n_fft: int) -> np.ndarray:
+    """Return the sample that enters at each place: the place with its bits reversed, `[n_fft]`.
+
+    Examples:
+        >>> bit_reversal(8).tolist()
+        [0, 4, 2, 6, 1, 5, 3, 7]
+    """
+    order = np.zeros(1, np.int64)
+    while len(order) < n_fft:
+        order = np.concatenate([2 * order, 2 * order + 1])
+    order.flags.writeable = False
+    return order
+
+
+def live_gates(on: np.ndarray, unmasked: np.ndarray) -> np.ndarray:
+    """Return the hard gates that some unmasked bin depends on.
+
+    Args:
+        on: hard gates, bool `[stages, n_fft/2]`.
+        unmasked: bins that are wanted, bool `[n_fft/2 + 1]`.
+
+    Returns:
+        bool `[stages, n_fft/2]`, a part of `on`.
+    """
+    stages, half_n = on.shape
+    wanted = np.zeros(2 * half_n, bool)
+    wanted[: half_n + 1] = unmasked
+    live = np.zeros_like(on)
+    for stage in reversed(range(stages)):
+        pairs = wanted.reshape(-1, 2, 2**stage)
+        used = on[stage].reshape(-1, 2**stage) & pairs.any(axis=1)
+        live[stage] = used.reshape(-1)
+        wanted = (pairs | used[:, None]).reshape(-1)
+    return live
+
+
+def _as_floats(leaf: Array | np.ndarray, name: str) -> np.ndarray:
+    try:
+        array = np.asarray(leaf)
+    except ValueError as error:
+        raise ValueError(f"{name}: expected an array of numbers, got {leaf!r} ({error})") from None
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{name}: expected an array of real numbers, got dtype {array.dtype}")
+    return array if array.dtype.kind == "f" else array.astype(np.float64)

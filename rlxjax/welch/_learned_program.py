@@ -1,0 +1,327 @@
+"""The compiled form of a pruned learned FFT: what its gates and mask switch off is not in the program.
+
+A hard network is a linear map of the samples. Each bin depends on a cone of samples; bins of one cone
+are one real matrix of `[cone, 2 * bins]`, window, mask and power weight folded in. Where few samples and bins
+are left, matrices are the faster form, because a matrix product runs many times more FLOP per
+nanosecond than butterflies do; where many are left, the live butterflies are run stage by stage.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Real
+
+from rlxjax._typing import RealLike
+
+from ._host import hann_window, one_sided_weights
+from ._learned_fft import LearnedFft, bit_reversal
+from ._params import WelchPeakParams
+
+#: What the choice of form goes by, on the cores of a small CPU: FLOP per nanosecond of a matrix product,
+#: the time of one more matrix in the same FLOP a row, and nanoseconds to carry a place through a stage.
+MATRIX_FLOP_PER_NS, MATRIX_OVERHEAD_FLOP, PLACE_NS = 75.0, 3_000.0, 2.5
+
+
+class LearnedWork(NamedTuple):
+    """What a program costs, for latency models.
+
+    Attributes:
+        flop: operations for one segment.
+        live_bins: bins that are not masked.
+    """
+
+    flop: RealLike
+    live_bins: RealLike
+
+
+_Cone = tuple[np.ndarray, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Which entries of an axis a step takes; hashable, so that it is part of a program's structure.
+
+    Attributes:
+        packed: the indices as int32 bytes.
+    """
+
+    packed: bytes
+
+    @classmethod
+    def of(cls, indices: np.ndarray) -> "Places":
+        return cls(np.asarray(indices, np.int32).tobytes())
+
+    @property
+    def indices(self) -> np.ndarray:
+        return np.frombuffer(self.packed, np.int32)
+
+    def take(self, array: Array, axis: int) -> Array:
+        """Return the entries: by a strided slice where the indices progress evenly, else by a gather."""
+        indices = self.indices
+        steps = np.unique(np.diff(indices))
+        if not len(indices):
+            return jax.lax.slice_in_dim(array, 0, 0, axis=axis)
+        if len(steps) == 0 or (len(steps) == 1 and steps[0] > 0):
+            step = int(steps[0]) if len(steps) else 1
+            return jax.lax.slice_in_dim(array, int(indices[0]), int(indices[-1]) + 1, step, axis)
+        return jnp.take(array, indices, axis=axis, mode="clip")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """The live butterflies of one stage: where `a`, `b` and what passes by are found in the array so far.
+
+    What leaves the stage is the new `a`, the new `b` and what passed by, one after the other.
+    """
+
+    a: Places
+    b: Places
+    passing: Places
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LearnedProgram:
+    """What `learned_peaks` runs: arrays as leaves, everything that shapes the program static.
+
+    Attributes:
+        matrices: in matrix form, `[cone, 2 * bins]` a cone: real parts, then imaginary ones; else empty.
+        window: in butterfly form, of the samples that are used, `[samples]`.
+        twiddles: in butterfly form, `[butterflies, 2]` a stage; `(0, 0)` rows are none.
+        scales: in butterfly form, of the live bins, `[bins]`.
+        samples: taken by each matrix, or by the network.
+        stages: in butterfly form, those with a live butterfly.
+        order: where the live bins, ascending, are found in what the matrices or the network leave.
+        bins: live bins, ascending.
+        n_fft: samples of a segment.
+    """
+
+    matrices: tuple[Float[Array, "cone outputs"] | np.ndarray, ...]
+    window: Float[Array, "samples"] | np.ndarray
+    twiddles: tuple[Float[Array, "butterflies 2"] | np.ndarray, ...]
+    scales: Float[Array, "bins"] | np.ndarray
+    samples: tuple[Places, ...] = dataclasses.field(metadata={"static": True})
+    stages: tuple[Stage, ...] = dataclasses.field(metadata={"static": True})
+    order: Places = dataclasses.field(metadata={"static": True})
+    bins: Places = dataclasses.field(metadata={"static": True})
+    n_fft: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def work(self) -> LearnedWork:
+        """The operations for one segment (2 an entry of a matrix, 10 a butterfly), and the live bins."""
+        products = sum(2.0 * np.size(matrix) for matrix in self.matrices)
+        butterflies = sum(10.0 * len(twiddles) for twiddles in self.twiddles)
+        return LearnedWork(max(products + butterflies, 1.0), len(self.bins.indices))
+
+
+def learned_program(model: LearnedFft, params: WelchPeakParams, form: str | None = None) -> LearnedProgram:
+    """Return the program of a model, its gates hardened, on the host.
+
+    Args:
+        model: the network.
+        params: segment length and number of segments.
+        form: "cones" (one matrix a cone), "matrix" (one for all samples and bins that are left) or
+            "butterflies"; the cheapest by estimate if None.
+
+    Returns:
+        A pytree with float32 leaves. Programs of models that are pruned alike have one structure, and
+        so share one compilation of a function that takes the program as an argument.
+
+    Raises:
+        ValueError: a model of another segment length, or an unknown form.
+
+    Examples:
+        >>> params = WelchPeakParams.fast(64, k=4)
+        >>> model = dataclasses.replace(LearnedFft.exact(64), mask=np.arange(33) < 8.0)
+        >>> program = learned_program(model, params)
+        >>> [matrix.shape for matrix in program.matrices]
+        [(64, 16)]
+    """
+    if model.n_fft != params.n_fft:
+        raise ValueError(f"model: expected n_fft {params.n_fft} as in params, got {model.n_fft}")
+    hard = model.hardened()
+    on, mask = np.asarray(hard.gates) > 0, np.asarray(hard.mask, np.float64)
+    bins = np.flatnonzero(mask)
+    scale = mask[bins] * np.sqrt(one_sided_weights(params)[bins].astype(np.float64))
+    cones = _cones(on, bins)
+    merged = [(np.unique(np.concatenate([samples for samples, _ in cones])), bins)] if len(bins) else []
+    costs = {
+        "cones": _matrices_ns(cones),
+        "matrix": _matrices_ns(merged),
+        "butterflies": _butterflies_ns(on, bins),
+    }
+    form = min(costs, key=costs.__getitem__) if form is None else form
+    if form not in costs:
+        raise ValueError(f"form: expected one of {', '.join(costs)}, got {form!r}")
+    if form == "butterflies" or not len(bins):
+        return _butterfly_form(hard, on, bins, scale)
+    return _matrix_form(hard, cones if form == "cones" else merged, bins, scale)
+
+
+def learned_peaks(
+    signal: Real[Array, "batch length"], program: LearnedProgram, params: WelchPeakParams
+) -> Float[Array, "batch k 2"]:
+    """Return the peaks that a learned FFT finds in rows of samples, as one program.
+
+    The same selection as the exact path's: masked bins have power 0, equal powers keep the lower bin first,
+    NaN powers come last, slots beyond the bins are (0, 0.0). Samples that no live bin depends on are not
+    read, so a NaN there is not seen.
+
+    Args:
+        signal: `[batch, length]`, real, `length >= frame_len`; each row's prefix is used.
+        program: of `learned_program`, made for these params.
+        params: the parameters.
+
+    Returns:
+        float32 `[batch, k, 2]` of (bin, power).
+
+    Raises:
+        ValueError: params of another segment length than the program's.
+    """
+    if program.n_fft != params.n_fft:
+        raise ValueError(f"params: expected n_fft {program.n_fft} as in the program, got {params.n_fft}")
+    signal = signal.astype(jnp.float32)
+    starts = range(0, params.n_segments * params.hop, params.hop)
+    run = _run_matrices if program.matrices else _run_butterflies
+    power = sum(run(signal[:, start : start + params.n_fft], program) for start in starts)
+    return _select(jnp.asarray(power), program.bins.indices, params)
+
+
+def _select(power: Float[Array, "batch live"], bins: np.ndarray, params: WelchPeakParams) -> Array:
+    """Return the peaks of live bins and of as many masked ones, the lowest, as could be among them."""
+    k = min(params.k, params.n_bins)
+    masked = np.setdiff1d(np.arange(params.n_bins), bins)[:k]
+    candidates = np.union1d(bins, masked)
+    if len(masked):
+        # Ascending bins, so that top_k, which keeps the lower place among equals, keeps the lower bin.
+        power = jnp.pad(power, ((0, 0), (0, 1)))
+        place = np.where(np.isin(candidates, bins), np.searchsorted(bins, candidates), len(bins))
+        power = jnp.take(power, place, axis=1, mode="clip")
+    ranked, places = jax.lax.top_k(jnp.where(jnp.isnan(power), -1.0, power), k)
+    powers = jnp.where(ranked < 0, jnp.nan, ranked)
+    found = jnp.take(jnp.asarray(candidates, jnp.float32), places, mode="clip")
+    return jnp.pad(jnp.stack([found, powers], axis=-1), ((0, 0), (0, params.k - k), (0, 0)))
+
+
+def _run_matrices(segment: Float[Array, "batch n_fft"], program: LearnedProgram) -> Array:
+    powers = []
+    for samples, matrix in zip(program.samples, program.matrices, strict=True):
+        parts = jnp.square(samples.take(segment, 1) @ matrix)
+        half = matrix.shape[1] // 2
+        powers.append(parts[:, :half] + parts[:, half:])
+    return program.order.take(jnp.concatenate(powers, axis=1) if len(powers) > 1 else powers[0], 1)
+
+
+def _run_butterflies(segment: Float[Array, "batch n_fft"], program: LearnedProgram) -> Array:
+    real = program.samples[0].take(segment, 1).T * program.window[:, None]
+    imag = jnp.zeros_like(real)
+    for stage, twiddles in zip(program.stages, program.twiddles, strict=True):
+        cos, sin = twiddles[:, :1], twiddles[:, 1:]
+        a_real, a_imag = stage.a.take(real, 0), stage.a.take(imag, 0)
+        b_real, b_imag = stage.b.take(real, 0), stage.b.take(imag, 0)
+        turned_real, turned_imag = cos * b_real - sin * b_imag, cos * b_imag + sin * b_real
+        passing = stage.passing
+        real = jnp.concatenate([a_real + turned_real, a_real - turned_real, passing.take(real, 0)])
+        imag = jnp.concatenate([a_imag + turned_imag, a_imag - turned_imag, passing.take(imag, 0)])
+    power = jnp.square(program.order.take(real, 0)) + jnp.square(program.order.take(imag, 0))
+    return (power * jnp.square(program.scales)[:, None]).T
+
+
+def _cones(on: np.ndarray, bins: np.ndarray) -> list[_Cone]:
+    """Return (samples, bins) of every cone: the bins that depend on the same samples, through hard gates."""
+    order = bit_reversal(2 * on.shape[1])
+    cones = [1 << int(sample) for sample in order]
+    for stage, gates in enumerate(on):
+        for j in np.flatnonzero(gates):
+            a = 2 * 2**stage * (j >> stage) + j % 2**stage
+            cones[a] = cones[a + 2**stage] = cones[a] | cones[a + 2**stage]
+    members: dict[int, list[int]] = {}
+    for bin_ in bins:
+        members.setdefault(cones[bin_], []).append(int(bin_))
+    n_bytes = -(-len(order) // 8)
+    samples = [
+        np.flatnonzero(
+            np.unpackbits(np.frombuffer(cone.to_bytes(n_bytes, "little"), np.uint8), bitorder="little")
+        )
+        for cone in members
+    ]
+    return list(zip(samples, (np.array(found) for found in members.values()), strict=True))
+
+
+def _matrices_ns(partition: list[_Cone]) -> float:
+    """Return the estimate for one segment: two FLOP an entry."""
+    flop = sum(4.0 * len(samples) * len(bins) + MATRIX_OVERHEAD_FLOP for samples, bins in partition)
+    return flop / MATRIX_FLOP_PER_NS
+
+
+def _butterflies_ns(on: np.ndarray, bins: np.ndarray) -> float:
+    """Return the estimate for one segment: the places that are left, stage by stage."""
+    counts = [wanted.sum() for wanted in _wanted(on, bins)[:-1]]
+    return PLACE_NS * float(sum(count for count, gates in zip(counts, on, strict=True) if gates.any()))
+
+
+def _matrix_form(
+    hard: LearnedFft, partition: list[_Cone], bins: np.ndarray, scale: np.ndarray
+) -> LearnedProgram:
+    n_fft = hard.n_fft
+    twiddles = np.asarray(hard.twiddles, np.float64) @ np.array([1.0, 1.0j])
+    places = np.diag(hann_window(n_fft).astype(np.float64))[bit_reversal(n_fft)].astype(complex)
+    for stage, gates in enumerate(np.asarray(hard.gates) > 0):
+        half = 2**stage
+        j = np.flatnonzero(gates)
+        a = 2 * half * (j // half) + j % half
+        turned = twiddles[stage, j][:, None] * places[a + half]
+        places[a], places[a + half] = places[a] + turned, places[a] - turned
+    places = places[bins] * scale[:, None]
+    matrices, found = [], []
+    for samples, members in partition:
+        rows = places[np.searchsorted(bins, members)][:, samples].T
+        matrices.append(np.concatenate([np.real(rows), np.imag(rows)], axis=1).astype(np.float32))
+        found.extend(members)
+    empty = np.zeros(0, np.float32)
+    samples = tuple(Places.of(samples) for samples, _ in partition)
+    order = Places.of(np.argsort(found) if found else np.zeros(0))
+    return LearnedProgram(tuple(matrices), empty, (), empty, samples, (), order, Places.of(bins), n_fft)
+
+
+def _butterfly_form(hard: LearnedFft, on: np.ndarray, bins: np.ndarray, scale: np.ndarray) -> LearnedProgram:
+    n_fft = hard.n_fft
+    wanted_after = _wanted(on, bins)
+    place_of = np.full(n_fft, -1)
+    first = np.flatnonzero(wanted_after[0])
+    place_of[first] = np.arange(len(first))
+    samples = bit_reversal(n_fft)[first]
+    stages, twiddles = [], []
+    for stage in np.flatnonzero(on.any(axis=1)):
+        half = 2**stage
+        j = np.flatnonzero(on[stage])
+        a = 2 * half * (j // half) + j % half
+        passing = np.setdiff1d(np.flatnonzero(wanted_after[stage + 1]), np.concatenate([a, a + half]))
+        stages.append(Stage(*(Places.of(place_of[places]) for places in (a, a + half, passing))))
+        twiddles.append(np.asarray(hard.twiddles, np.float32)[stage, j])
+        left = np.concatenate([a, a + half, passing])
+        place_of = np.full(n_fft, -1)
+        place_of[left] = np.arange(len(left))
+    return LearnedProgram(
+        (),
+        hann_window(n_fft)[samples],
+        tuple(twiddles),
+        scale.astype(np.float32),
+        (Places.of(samples),),
+        tuple(stages),
+        Places.of(place_of[bins]),
+        Places.of(bins),
+        n_fft,
+    )
+
+
+def _wanted(on: np.ndarray, bins: np.ndarray) -> list[np.ndarray]:
+    """Return which places some bin depends on before stage 0, 1, ..., and after the last."""
+    wanted = [np.isin(np.arange(2 * on.shape[1]), bins)]
+    for stage in reversed(range(len(on))):
+        pairs = wanted[0].reshape(-1, 2, 2**stage)
+        wanted.insert(0, (pairs | on[stage].reshape(-1, 1, 2**stage)).reshape(-1))
+    return wanted
