@@ -72,6 +72,8 @@ from .welch import Path as Path
 from .welch import SoftWelchPeaksCosts as SoftWelchPeaksCosts
 from .welch import Strategy as Strategy
 from .welch import StrategyCoefficients as StrategyCoefficients
+from .welch import ToneSignals as ToneSignals
+from .welch import TrainingResult as TrainingResult
 from .welch import WelchPeakParams as WelchPeakParams
 from .welch import WelchPeaksCostEstimates as WelchPeaksCostEstimates
 from .welch import WelchPeaksGateBreakdown as WelchPeaksGateBreakdown
@@ -86,11 +88,13 @@ from .welch import learned_path_ns as learned_path_ns
 from .welch import learned_spectrum as learned_spectrum
 from .welch import padded_batch as padded_batch
 from .welch import parse_welch_peaks_strategy as parse_welch_peaks_strategy
+from .welch import peak_recall as peak_recall
 from .welch import pick_weights as pick_weights
 from .welch import pick_welch_peaks_strategy as pick_welch_peaks_strategy
 from .welch import soft_estimate_welch_peaks_costs as soft_estimate_welch_peaks_costs
 from .welch import soft_fused_graph_ns as soft_fused_graph_ns
 from .welch import soft_pick_welch_peaks_strategy as soft_pick_welch_peaks_strategy
+from .welch import train_learned_fft as train_learned_fft
 from .welch import useful_bytes_touched as useful_bytes_touched
 from .welch import welch_peaks as welch_peaks
 from .welch import welch_peaks_fusion_gate_breakdown as welch_peaks_fusion_gate_breakdown

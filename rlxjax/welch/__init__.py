@@ -19,6 +19,10 @@ from ._learned_program import LearnedProgram as LearnedProgram
 from ._learned_program import LearnedWork as LearnedWork
 from ._learned_program import learned_peaks as learned_peaks
 from ._learned_program import learned_program as learned_program
+from ._learned_signals import ToneSignals as ToneSignals
+from ._learned_signals import peak_recall as peak_recall
+from ._learned_training import TrainingResult as TrainingResult
+from ._learned_training import train_learned_fft as train_learned_fft
 from ._params import FAST_SEGMENTS as FAST_SEGMENTS
 from ._params import ULTRA_SEGMENTS as ULTRA_SEGMENTS
 from ._params import WelchPeakParams as WelchPeakParams

@@ -209,7 +209,9 @@ def _select(power: Float[Array, "batch live"], bins: np.ndarray, params: WelchPe
 def _run_matrices(segment: Float[Array, "batch n_fft"], program: LearnedProgram) -> Array:
     powers = []
     for samples, matrix in zip(program.samples, program.matrices, strict=True):
-        parts = jnp.square(samples.take(segment, 1) @ matrix)
+        # Some devices multiply in fewer bits than single precision unless told.
+        spectra = jnp.matmul(samples.take(segment, 1), matrix, precision=jax.lax.Precision.HIGHEST)
+        parts = jnp.square(spectra)
         half = matrix.shape[1] // 2
         powers.append(parts[:, :half] + parts[:, half:])
     return program.order.take(jnp.concatenate(powers, axis=1) if len(powers) > 1 else powers[0], 1)

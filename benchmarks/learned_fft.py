@@ -1,0 +1,159 @@
+"""Train learned FFTs and set them beside the exact path: recall of unseen peaks, XLA's FLOP, time of a call.
+
+python benchmarks/learned_fft.py [--quick] [--n-fft 256 1024] [--out FOLDER] writes `learned-fft.json` and one
+model file a model. Times are ratios to the exact fused path within one run: every
+round runs all programs of one n_fft once, in a random order, and the minimum over the rounds counts.
+"""
+
+import argparse
+import dataclasses
+import json
+import platform
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from rlxjax import (
+    LearnedFft,
+    ToneSignals,
+    WelchPeakParams,
+    peak_recall,
+    save_learned_fft,
+    train_learned_fft,
+)
+from rlxjax.welch._device_programs import fused_peaks
+from rlxjax.welch._learned_program import learned_peaks, learned_program
+from rlxjax.welch._learned_training import magnitude_gates, random_gates
+
+BANDS = {"full": ToneSignals(), "low": ToneSignals(high=0.125)}
+SHARES = (0.5, 0.25, 0.15)
+BATCH = {256: 2048, 1024: 512}
+K, TEST_ROWS, MAGNITUDE_ROWS, RANDOM_DRAWS = 16, 2048, 512, 5
+TEST_SEED, MAGNITUDE_SEED = 10_001, 10_002
+
+
+def recalls(model: LearnedFft, signals: ToneSignals, seed: int) -> dict[str, float]:
+    """Return the recall of a model and of what has as many gates, on tones that no training saw."""
+    n_fft, active = model.n_fft, model.active_gates
+    test = signals.sample(jax.random.key(TEST_SEED), TEST_ROWS, n_fft)
+    seen = signals.sample(jax.random.key(MAGNITUDE_SEED), MAGNITUDE_ROWS, n_fft)
+    draws = [random_gates(n_fft, active, key) for key in jax.random.split(jax.random.key(seed), RANDOM_DRAWS)]
+    recall = jax.jit(peak_recall, static_argnames="k")
+
+    def mean(models: list[LearnedFft]) -> float:
+        return float(np.mean([recall(one, test, k=K) for one in models]))
+
+    no_gates = dataclasses.replace(model, gates=np.zeros_like(model.gates))
+    return {
+        "trained": mean([model]),
+        "random": mean(draws),
+        "magnitude": mean([magnitude_gates(n_fft, active, seen)]),
+        "random_with_trained_mask": mean([dataclasses.replace(one, mask=model.mask) for one in draws]),
+        "trained_mask_alone": mean([no_gates]),
+    }
+
+
+def timed(n_fft: int, models: dict[str, LearnedFft], rounds: int) -> dict[str, dict[str, float | str]]:
+    """Return form, FLOP a row, ns a row and time over the exact path's for each model's program."""
+    params, batch = WelchPeakParams.fast(n_fft, K), BATCH.get(n_fft, 2**19 // n_fft)
+    rows = np.random.default_rng(0).standard_normal((batch, params.frame_len))
+    signal = jax.device_put(rows.astype(np.float32))
+    pruned, exact = (jax.jit(peaks, static_argnames="params") for peaks in (learned_peaks, fused_peaks))
+    calls: dict[str, tuple[Any, tuple, str]] = {"exact": (exact.lower(signal, params).compile(), (), "rfft")}
+    for name, model in models.items():
+        program = jax.device_put(learned_program(model, params))
+        form = f"{len(program.matrices)} matrices" if program.matrices else f"{len(program.stages)} stages"
+        calls[name] = (pruned.lower(signal, program, params).compile(), (program,), form)
+    best = dict.fromkeys(calls, float("inf"))
+    for name in [*calls, *(n for _ in range(rounds) for n in random.sample(list(calls), len(calls)))]:
+        compiled, arguments, _ = calls[name]
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(signal, *arguments))
+        best[name] = min(best[name], time.perf_counter() - start)
+    return {
+        name: {
+            "form": form,
+            "xla_flop_per_row": compiled.cost_analysis()["flops"] / batch,
+            "ns_per_row": 1e9 * best[name] / batch,
+            "time_over_exact": best[name] / best["exact"],
+        }
+        for name, (compiled, _, form) in calls.items()
+    }
+
+
+def run(n_fft: int, args: argparse.Namespace) -> list[dict]:
+    """Train, judge and time every model of one segment length; return its rows of the table."""
+    rows, models = [], {"dense": LearnedFft.exact(n_fft)}
+    for band, signals in BANDS.items():
+        for share in SHARES[1:2] if args.quick else SHARES:
+            start = time.perf_counter()
+            result = train_learned_fft(n_fft, signals=signals, active_share=share, k=K, seed=args.seed)
+            seconds, model, name = time.perf_counter() - start, result.model, f"{band}-{share}"
+            models[name] = model
+            note = f"{result.message} {signals}, active_share {share}, k {K}, seed {args.seed}"
+            save_learned_fft(model, args.out / f"learned-fft-{n_fft}-{name}.json", note)
+            rows.append(
+                {
+                    "name": name,
+                    "n_fft": n_fft,
+                    "band": [signals.low, signals.high],
+                    "active_gates": model.active_gates,
+                    "total_gates": model.total_gates,
+                    "unmasked_bins": int(np.sum(np.asarray(model.mask) != 0)),
+                    "recall_at_16": recalls(model, signals, args.seed),
+                    "training_s": seconds,
+                    "message": result.message,
+                }
+            )
+    times = timed(n_fft, models, args.rounds)
+    for row in rows:
+        row.update(times[row["name"]])
+    others = [{"name": name, "n_fft": n_fft, **times[name]} for name in ("exact", "dense")]
+    return [*others, *rows]
+
+
+def shown(row: dict) -> str:
+    """Return a row of the table as it is printed."""
+    recall = row.get("recall_at_16", {})
+    gates = f"{row['active_gates']}/{row['total_gates']}" if recall else ""
+    columns = ("trained", "random", "magnitude", "trained_mask_alone")
+    found = " | ".join(f"{recall[column]:.3f}" if recall else "" for column in columns)
+    training = f"{row['training_s']:.0f}" if recall else ""
+    return (
+        f"| {row['n_fft']} | {row['name']} | {gates} | {found} | {training} | {row['form']} "
+        f"| {row['xla_flop_per_row']:,.0f} | {row['ns_per_row']:,.0f} | {row['time_over_exact']:.2f} |"
+    )
+
+
+def main() -> None:
+    """Run the benchmark and write what it found."""
+    parser = argparse.ArgumentParser(description="Train learned FFTs and set them beside the exact path.")
+    parser.add_argument("--quick", action="store_true", help="one sparsity a band and few rounds")
+    parser.add_argument("--n-fft", type=int, nargs="+", default=[256, 1024])
+    parser.add_argument("--rounds", type=int, default=None, help="timing rounds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    args = parser.parse_args()
+    args.rounds = args.rounds or (10 if args.quick else 40)
+    args.out.mkdir(parents=True, exist_ok=True)
+    random.seed(args.seed)
+    rows = [row for n_fft in args.n_fft for row in run(n_fft, args)]
+    print(
+        "| n_fft | model | gates | trained | random | magnitude | mask alone | training, s | program ", end=""
+    )
+    print("| XLA FLOP/row | ns/row | time / exact |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    print("\n".join(shown(row) for row in rows))
+    slower = [f"{row['name']} at {row['n_fft']}" for row in rows if row["time_over_exact"] > 1]
+    print("slower than the exact path: " + (", ".join(slower) or "none"))
+    machine = {"python": platform.python_version(), "jax": jax.__version__, "device": str(jax.devices()[0])}
+    report = {"machine": machine, "k": K, "batch": BATCH, "seed": args.seed, "rows": rows}
+    (args.out / "learned-fft.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Training of the learned FFT: what it must beat, what it keeps, and the signals and measures it goes by."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _tolerances import GRADIENT_RTOL
+
+from rlxjax.welch._host import hann_window
+from rlxjax.welch._learned_fft import LearnedFft
+from rlxjax.welch._learned_signals import ToneSignals, peak_loss, peak_recall
+from rlxjax.welch._learned_training import magnitude_gates, random_gates, train_learned_fft
+
+N_FFT, K, SHARE = 64, 4, 0.25
+LOW = ToneSignals(high=0.125, tones=(1, 3))
+loss_of = jax.jit(peak_loss, static_argnames="k")
+recall_of = jax.jit(peak_recall, static_argnames="k")
+
+
+def train(**arguments):
+    return train_learned_fft(
+        N_FFT, **{"signals": LOW, "k": K, "steps": 300, "fine_tuning_steps": 60, **arguments}
+    )
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return train()
+
+
+@pytest.fixture(scope="module")
+def unseen():
+    return LOW.sample(jax.random.key(999), 512, N_FFT)
+
+
+def test_training_beats_as_many_gates_kept_at_random_or_by_magnitude_twice_over(trained, unseen):
+    model = trained.model
+    active = model.active_gates
+    assert 0 < active < SHARE * model.total_gates
+    recall = recall_of(model, unseen, K)
+    drawn = [random_gates(N_FFT, active, jax.random.key(seed)) for seed in range(5)]
+    by_magnitude = magnitude_gates(N_FFT, active, LOW.sample(jax.random.key(5), 256, N_FFT))
+    assert {one.active_gates for one in [*drawn, by_magnitude]} == {active}
+    assert recall > 2 * np.mean([recall_of(one, unseen, K) for one in drawn])
+    assert recall > 2 * recall_of(by_magnitude, unseen, K)
+
+
+def test_the_trained_model_is_hardened_and_a_model(trained):
+    model = trained.model
+    LearnedFft.checked(twiddles=model.twiddles, gates=model.gates, mask=model.mask)
+    assert set(np.unique(model.gates)) == {0.0, 1.0}
+    np.testing.assert_array_equal(model.hardened().gates, model.gates)
+    assert {leaf.dtype for leaf in jax.tree.leaves(model)} == {np.dtype(np.float32)}
+
+
+def test_the_history_tells_of_every_round_and_the_message_of_the_outcome(trained):
+    history = trained.history
+    assert np.all(np.diff([item.step for item in history]) > 0)
+    assert history[0].active_gates == trained.model.total_gates
+    assert history[-1].active_gates == trained.model.active_gates
+    assert np.isfinite([item.loss for item in history]).all()
+    assert f"{trained.model.active_gates} of {trained.model.total_gates} gates" in trained.message
+
+
+def test_the_same_seed_gives_the_same_model(trained):
+    again = train()
+    assert jax.tree.all(jax.tree.map(np.array_equal, trained.model, again.model))
+    assert again.history == trained.history
+
+
+def test_gates_are_dropped_to_the_share_when_the_steps_run_out():
+    share = 0.3
+    result = train_learned_fft(8, signals=LOW, k=2, steps=3, fine_tuning_steps=0, active_share=share)
+    assert result.model.active_gates < share * result.model.total_gates
+    assert "the smallest dropped" in result.message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"active_share": 0.0}, "active_share: expected a share above 0 and at most 1, got 0.0"),
+        ({"active_share": 1.5}, "active_share: expected a share"),
+        ({"active_share": np.nan}, "active_share: expected a share"),
+        ({"k": 0}, "k: expected an integer of at least 1"),
+        ({"steps": 0}, "steps: expected an integer of at least 1"),
+        ({"fine_tuning_steps": -1}, "fine_tuning_steps: expected an integer of at least 0"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        train(**arguments)
+    with pytest.raises(ValueError, match="n_fft: expected a power of two"):
+        train_learned_fft(48)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"low": -0.1}, "low, high: expected 0 <= low < high <= 0.5"),
+        ({"high": 0.6}, "low, high: expected"),
+        ({"low": 0.3, "high": 0.3}, "low, high: expected"),
+        ({"low": np.nan}, "low, high: expected"),
+        ({"tones": (0, 3)}, "tones: expected an integer of at least 1"),
+        ({"tones": (4, 3)}, "tones: expected .least, greatest."),
+        ({"amplitude": (0.0, 1.0)}, "amplitude: expected"),
+        ({"amplitude": (2.0, 1.0)}, "amplitude: expected"),
+        ({"noise_sd": -1.0}, "noise_sd: expected"),
+    ],
+)
+def test_signals_that_cannot_be_are_refused(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        ToneSignals(**arguments)
+
+
+def test_tones_stay_in_their_band_and_have_their_power():
+    signals = ToneSignals(low=0.125, high=0.25, tones=(2, 4), amplitude=(1.0, 1.0), noise_sd=0.0)
+    rows = signals.sample(jax.random.key(0), 4000, 256)
+    assert rows.shape == (4000, 256)
+    assert rows.dtype == jnp.float32
+    power = np.abs(np.fft.rfft(np.asarray(rows) * hann_window(256))) ** 2
+    # The main lobe of the Hann window is two bins to either side.
+    assert power[:, 30:67].sum() > 0.999 * power.sum()
+    assert np.mean(np.square(rows)) == pytest.approx(3 * 0.5, rel=0.05)
+    np.testing.assert_array_equal(rows, signals.sample(jax.random.key(0), 4000, 256))
+
+
+def test_noise_has_its_standard_deviation():
+    silent = ToneSignals(amplitude=(1e-6, 1e-6), noise_sd=2.0).sample(jax.random.key(1), 500, 64)
+    assert np.std(silent) == pytest.approx(2.0, rel=0.02)
+
+
+def test_recall_is_the_share_of_common_bins(unseen):
+    exact = LearnedFft.exact(N_FFT)
+    assert recall_of(exact, unseen, K) == 1.0
+    assert recall_of(exact, unseen, 10 * N_FFT) == 1.0
+    power = np.abs(np.fft.rfft(np.asarray(unseen) * hann_window(N_FFT))) ** 2
+    power[:, 1:-1] *= 2
+    wanted = np.argsort(-power, axis=1)[:, :K]
+    kept = np.array([1, 2, 3])
+    masked = dataclasses.replace(exact, mask=np.isin(np.arange(33), kept).astype(float))
+    # Masked bins tie at power 0, so the model's fourth peak is bin 0.
+    expected = np.mean(np.isin(wanted, [0, 1, 2, 3]))
+    assert recall_of(masked, unseen, K) == pytest.approx(expected)
+
+
+def test_the_loss_does_not_see_scale_and_is_least_for_the_peaks_themselves(unseen):
+    exact = LearnedFft.exact(N_FFT)
+    loss = loss_of(exact, unseen, K)
+    louder = dataclasses.replace(exact, mask=3.0 * exact.mask)
+    np.testing.assert_allclose(loss_of(louder, unseen, K), loss, rtol=1e-5)
+    np.testing.assert_allclose(loss_of(exact, 3.0 * unseen, K), loss, rtol=1e-5)
+    assert loss < loss_of(magnitude_gates(N_FFT, 48, unseen), unseen, K)
+    assert np.isfinite(loss_of(exact, jnp.zeros((2, N_FFT)), K))
+
+
+def test_the_gradient_of_the_loss_is_the_finite_difference():
+    rows = np.asarray(LOW.sample(jax.random.key(3), 8, 16), np.float64)
+    rng, exact = np.random.default_rng(0), LearnedFft.exact(16)
+    model = LearnedFft(exact.twiddles, rng.uniform(0.3, 0.9, exact.gates.shape), rng.uniform(0.5, 1.5, 9))
+    direction = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape), model)
+    gradient = jax.jit(jax.grad(peak_loss), static_argnames="k")(model, rows, k=2)
+    slope = sum(jax.tree.leaves(jax.tree.map(lambda g, d: jnp.sum(g * d), gradient, direction)))
+
+    def at(step):
+        return loss_of(jax.tree.map(lambda leaf, d: leaf + step * d, model, direction), rows, k=2)
+
+    step = 1e-4
+    difference = (8 * (at(step) - at(-step)) - (at(2 * step) - at(-2 * step))) / (12 * step)
+    np.testing.assert_allclose(slope, difference, rtol=10 * GRADIENT_RTOL)
+
+
+def test_random_gates_are_a_uniform_draw():
+    draws = [random_gates(8, 5, jax.random.key(seed)).gates for seed in range(400)]
+    assert {draw.sum() for draw in draws} == {5.0}
+    assert np.abs(np.mean(draws, axis=0) - 5 / 12).max() < 5 * np.sqrt(5 / 12 * 7 / 12 / 400)
+
+
+def test_magnitude_gates_are_those_that_the_largest_values_pass():
+    # A constant flows through butterfly 0 of every block of the first stages alone, and on to bin 0.
+    rows = np.ones((3, 16)) / np.where(hann_window(16) > 0, hann_window(16), np.inf)
+    model = magnitude_gates(16, 4, rows)
+    assert model.active_gates == 4
+    assert model.gates[3, 0] == 1
+    assert magnitude_gates(16, 32, rows).active_gates == 32
+    with pytest.raises(ValueError, match="active: expected at most 32 gates, got 33"):
+        magnitude_gates(16, 33, rows)
