@@ -1,6 +1,6 @@
 """Fused kernels against kernel by kernel: five graphs, three sizes, measured in one process, interleaved.
 
-    python benchmarks/fused_kernels.py [--rounds 60] [--json FILE]
+python benchmarks/fused_kernels.py [--rounds 60] [--json FILE]
 """
 
 import argparse
