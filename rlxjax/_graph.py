@@ -90,6 +90,12 @@ class Graph:
         graph.set_outputs(outputs)
         return graph
 
+    def copy(self) -> "Graph":
+        """Return a graph of its own with the same nodes and outputs."""
+        other = Graph(self.name)
+        other._nodes, other._outputs = self._nodes.copy(), self._outputs
+        return other
+
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes, in order of their ids."""

@@ -1,6 +1,7 @@
 """Why two nodes of which one reads the other share a kernel, or do not."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ class FusionEdge:
 
 
 def explained_edges(
-    graph: KernelGraph, kernels: Sequence[Sequence[int]], cost: "LinearCost"
+    graph: KernelGraph, kernels: Sequence[Sequence[int]], cost: "LinearCost", kind: str
 ) -> tuple[FusionEdge, ...]:
     """Return every edge between nodes that run, in order of the consumers.
 
@@ -38,99 +39,73 @@ def explained_edges(
         graph: the nodes.
         kernels: the ids of each kernel's nodes.
         cost: of launches and bytes.
+        kind: how the plan was made.
     """
-    position = {node.id: i for i, node in enumerate(graph.members)}
-    groups = [[position[id_] for id_ in kernel] for kernel in kernels]
-    owner = {i: number for number, group in enumerate(groups) for i in group}
-    between = _Between(graph, groups, owner)
-    return tuple(
-        _edge(graph, cost, groups, owner, between, i, j)
-        for j, producers in enumerate(graph.producers)
-        for i in producers
-    )
+    explained = _Explained(graph, kernels, cost, kind)
+    pairs = ((i, j) for j, producers in enumerate(graph.producers) for i in producers)
+    return tuple(explained.edge(i, j) for i, j in pairs)
 
 
-def _edge(
-    graph: KernelGraph,
-    cost: "LinearCost",
-    groups: list[list[int]],
-    owner: dict[int, int],
-    between: "_Between",
-    i: int,
-    j: int,
-) -> FusionEdge:
-    first, second = graph.members[i], graph.members[j]
-    a, b = owner[i], owner[j]
-    apart_bytes = graph.traffic_bytes([i]) + graph.traffic_bytes([j])
-    saved_bytes = apart_bytes - graph.traffic_bytes([i, j])
-    launches = graph.launches[i] + graph.launches[j] - 1
-    gain_ns = cost.launch_ns * max(launches, 0) + cost.byte_ns * saved_bytes
-    if a == b:
-        written = (
-            "its value still leaves the kernel" if i in between.exported(a) else "its value stays inside"
-        )
-        reason = f"one kernel saves {launches} launch and {saved_bytes} bytes, {gain_ns:.4g} ns; {written}"
-    else:
-        reason = _reason_apart(graph, groups, between, i, j, a, b, gain_ns)
-    return FusionEdge(first.id, second.id, a == b, gain_ns, reason)
+class _Explained:
+    """A plan whose edges are asked for; what two kernels have to do with each other is found once."""
 
-
-def _reason_apart(
-    graph: KernelGraph,
-    groups: list[list[int]],
-    between: "_Between",
-    i: int,
-    j: int,
-    a: int,
-    b: int,
-    gain_ns: float,
-) -> str:
-    for k in (i, j):
-        if graph.loops[k] == ALONE:
-            node = graph.members[k]
-            return f"node {node.id} ({node.op}) runs alone: its op shares no kernel"
-    if not graph.may_share([*groups[a], *groups[b]]):
-        return (
-            f"kernel {a} loops over {_shapes(graph, groups[a])}, kernel {b} over {_shapes(graph, groups[b])}"
-        )
-    through = between.kernel_between(a, b)
-    if through is not None:
-        return f"kernels {a} and {b} as one would read from and be read by kernel {through}: a cycle"
-    if gain_ns <= 0:
-        return "one kernel would save nothing"
-    return f"one kernel would save {gain_ns:.4g} ns, but the search ended before it was found"
-
-
-def _shapes(graph: KernelGraph, group: Sequence[int]) -> str:
-    loops = sorted({graph.loops[i] for i in group} - {ONE_ELEMENT})
-    return " and ".join(str(graph.loop_shapes[loop]) for loop in loops) or "one element"
-
-
-class _Between:
-    """Which kernels lie on the way from one kernel to another."""
-
-    def __init__(self, graph: KernelGraph, groups: list[list[int]], owner: dict[int, int]):
-        self._graph, self._groups = graph, groups
-        self._after = [
-            {owner[j] for i in group for j in graph.consumers[i]} - {number}
-            for number, group in enumerate(groups)
+    def __init__(self, graph: KernelGraph, kernels: Sequence[Sequence[int]], cost: "LinearCost", kind: str):
+        position = {node.id: i for i, node in enumerate(graph.members)}
+        self.graph, self.cost, self.kind = graph, cost, kind
+        self.groups = [[position[id_] for id_ in kernel] for kernel in kernels]
+        self.owner = {i: number for number, group in enumerate(self.groups) for i in group}
+        self.after = [
+            {self.owner[j] for i in group for j in graph.consumers[i]} - {number}
+            for number, group in enumerate(self.groups)
         ]
-        self._exported: dict[int, set[int]] = {}
+        self.exported = functools.cache(lambda number: set(graph.exports(self.groups[number])))
+        self.reason_apart = functools.cache(self._reason_apart)
 
-    def exported(self, number: int) -> set[int]:
-        """Return the positions whose values leave a kernel."""
-        if number not in self._exported:
-            self._exported[number] = set(self._graph.exports(self._groups[number]))
-        return self._exported[number]
+    def edge(self, i: int, j: int) -> FusionEdge:
+        """Return the edge from one position to another."""
+        graph, a, b = self.graph, self.owner[i], self.owner[j]
+        saved_bytes = graph.traffic_bytes([i]) + graph.traffic_bytes([j]) - graph.traffic_bytes([i, j])
+        launches = max(0, graph.launches[i] + graph.launches[j] - 1)
+        gain_ns = self.cost.launch_ns * launches + self.cost.byte_ns * saved_bytes
+        alone = [graph.members[k] for k in (i, j) if graph.loops[k] == ALONE]
+        if a == b:
+            place = "still leaves the kernel" if i in self.exported(a) else "stays inside"
+            reason = f"together they save {launches} launch and {saved_bytes} bytes, {gain_ns:.4g} ns; "
+            reason += f"the value {place}"
+        elif alone:
+            reason = f"node {alone[0].id} ({alone[0].op}) runs alone: its op shares no kernel"
+        else:
+            reason = self.reason_apart(a, b) or self._missed(gain_ns)
+        return FusionEdge(graph.members[i].id, graph.members[j].id, a == b, gain_ns, reason)
 
-    def kernel_between(self, start: int, end: int) -> int | None:
+    def _missed(self, gain_ns: float) -> str:
+        if gain_ns <= 0:
+            return "together they would save nothing"
+        if self.kind == "cost":
+            return f"together they would save {gain_ns:.4g} ns, but the search ended before it was found"
+        return f"together they would save {gain_ns:.4g} ns; a plan of kind {self.kind!r} leaves them apart"
+
+    def _reason_apart(self, a: int, b: int) -> str | None:
+        """Return why two kernels cannot be one, if they cannot."""
+        if not self.graph.may_share([*self.groups[a], *self.groups[b]]):
+            return f"kernel {a} loops over {self._shapes(a)}, kernel {b} over {self._shapes(b)}"
+        through = self._kernel_between(a, b)
+        if through is not None:
+            return f"kernels {a} and {b} as one would read from and be read by kernel {through}: a cycle"
+        return None
+
+    def _shapes(self, number: int) -> str:
+        loops = sorted({self.graph.loops[i] for i in self.groups[number]} - {ONE_ELEMENT})
+        return " and ".join(str(self.graph.loop_shapes[loop]) for loop in loops) or "one element"
+
+    def _kernel_between(self, start: int, end: int) -> int | None:
         """Return the last kernel on a way of several steps; None if there is no such way."""
         seen, stack = {start}, [start]
         while stack:
             number = stack.pop()
-            if number != start and end in self._after[number]:
+            if number != start and end in self.after[number]:
                 return number
-            fresh = self._after[number] - seen - {end}
+            fresh = self.after[number] - seen - {end}
             seen |= fresh
             stack.extend(fresh)
         return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -10,7 +10,7 @@ from rlxjax._checks import as_index
 from rlxjax._graph import Node
 
 from ._kernel_graph import GIVEN_OPS
-from ._kernels import StepError, agrees
+from ._kernels import StepError, agrees, jax_dtype
 from ._plan import FusedKernel, FusionPlan
 
 Arrays = Mapping[int, "np.ndarray | Array"]
@@ -20,7 +20,9 @@ def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
     """Run a plan and return the values that leave its kernels.
 
     Each kernel is one jitted function, compiled once for its ops, shapes and dtypes: equal kernels share
-    it, within a plan and among plans. Works under `jit`, `vmap` and `grad`.
+    it, within a plan and among plans. Works under `jit`, `vmap` and `grad`. Whatever the plan, a node gives
+    what it gives when it runs by itself, but that compilers may contract a product and a sum into one
+    rounding.
 
     Args:
         plan: the plan.
@@ -30,7 +32,7 @@ def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
 
     Returns:
         The values of every kernel's external outputs, and of outputs of the graph that are given, by node
-        id.
+        id. (A greedy plan keeps all but the last value of a chain inside, outputs of the graph too.)
 
     Raises:
         ValueError: naming the node: a missing array, one of another shape than the graph says, operands of
@@ -46,7 +48,7 @@ def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
         >>> print(rx.execute_plan(plan, {x: np.array([-1.0, 0, 1, 2]), y: np.full(4, 10.0)})[3])
         [10. 10. 11. 12.]
     """
-    nodes = plan.graph.nodes
+    nodes = plan.checked_nodes
     arrays = {as_index(id_, "inputs: node id"): array for id_, array in inputs.items()}
     given = {node.id for node in nodes if node.op in GIVEN_OPS}
     values = {id_: array for id_, array in arrays.items() if id_ in given}
@@ -63,7 +65,7 @@ def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
         results.update(computed)
     for id_ in plan.graph.outputs:
         if id_ in given:
-            results[id_] = jax.numpy.asarray(_given(nodes[id_], values))
+            results[id_] = jnp.asarray(_given(nodes[id_], values))
     return results
 
 
@@ -92,17 +94,19 @@ def execute_kernel(kernel: FusedKernel, inputs: Arrays) -> dict[int, Array]:
 def _run(kernel: FusedKernel, values: Arrays, own: Arrays) -> dict[int, Array]:
     """Run a kernel on the values that it reads, and the arrays of its nodes without operands."""
     fed = set(kernel.fed_nodes)
-    arguments = [_given(node, own if node.id in fed else values) for node in kernel.argument_nodes]
     try:
-        outputs = kernel.function(*arguments)
+        function = kernel.function
+        arguments = [_given(node, own if node.id in fed else values) for node in kernel.argument_nodes]
+        outputs = function(*arguments)
     except StepError as error:
         node = kernel.graph_nodes[kernel.nodes[error.step]]
         raise ValueError(f"node {node.id} ({node.op}): {error}") from None
     return dict(zip(kernel.external_outputs, outputs, strict=True))
 
 
-def _given(node: Node, arrays: Arrays):
-    """Return the array of a node, of the shape that the graph says."""
+def _given(node: Node, arrays: Arrays) -> "np.ndarray | Array":
+    """Return the array of a node, of the shape and dtype that the graph says."""
+    where = f"node {node.id} ({node.op})"
     if node.id not in arrays:
         name = f" {node.attributes['name']!r}" if "name" in node.attributes else ""
         raise ValueError(f"node {node.id} ({node.op}{name}): no array was given for it")
@@ -110,7 +114,9 @@ def _given(node: Node, arrays: Arrays):
     if not hasattr(array, "shape"):
         array = np.asarray(array)
     if not agrees(array.shape, node.shape):
-        raise ValueError(
-            f"node {node.id} ({node.op}): expected an array of shape {node.shape}, got {array.shape}"
-        )
-    return array
+        raise ValueError(f"{where}: expected an array of shape {node.shape}, got {array.shape}")
+    try:
+        dtype = jax_dtype(node.dtype)
+        return array if array.dtype == dtype else jnp.asarray(array).astype(dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None

@@ -61,14 +61,16 @@ class KernelGraph:
         for i, mine in enumerate(producers):
             for producer in mine:
                 consumers[producer].append(i)
+        numbers: dict[tuple[int | None, ...], int] = {(1,): ONE_ELEMENT}
+        loops = [_loop(node, nodes, numbers) for node in members]
         links: list[list[int]] = [[] for _ in members]
         for i, node in enumerate(members):
             for producer in producers[i]:
-                if node.op == "broadcast" and OPS[members[producer].op].reduction:
+                follows = node.op == "broadcast" and OPS[members[producer].op].reduction
+                if follows and ONE_ELEMENT not in (loops[i], loops[producer]):
                     links[producer].append(i)
                     links[i].append(producer)
         outputs = set(graph.outputs)
-        numbers: dict[tuple[int | None, ...], int] = {(1,): ONE_ELEMENT}
         return cls(
             nodes=nodes,
             members=members,
@@ -76,7 +78,7 @@ class KernelGraph:
             producers=producers,
             consumers=consumers,
             is_needed=[node.id in outputs or not consumers[i] for i, node in enumerate(members)],
-            loops=[_loop(node, nodes, numbers) for node in members],
+            loops=loops,
             loop_shapes=list(numbers),
             links=links,
             launches=[int(not OPS[node.op].metadata) for node in members],

@@ -43,7 +43,7 @@ class Step(NamedTuple):
         operands: each a number: of an argument where negative (-1 the first), else of an earlier step.
         shape: of the result.
         dtype: of the result.
-        attributes: what the op needs, sorted.
+        attributes: what the op reads of the node's.
     """
 
     op: str
@@ -93,26 +93,28 @@ def kernel_function(
                 number, f"no kernel computes this op; those that run are {', '.join(OP_FUNCTIONS)}"
             )
         operands = [numbers[i] if i in numbers else arguments[i] for i in node.inputs]
-        attributes = sorted((key, _hashable(value)) for key, value in node.attributes.items())
         operands = tuple(operands or [arguments[node.id]])
-        steps.append(Step(node.op, operands, node.shape, node.dtype, tuple(attributes)))
-    outputs = tuple(numbers[id_] for id_ in output_ids)
-    return _compiled(tuple(steps), tuple(node.dtype for node in argument_nodes), outputs)
+        given = [name for name in _ATTRIBUTES.get(node.op, ()) if name in node.attributes]
+        try:
+            attributes = tuple((name, _attribute(node, name)) for name in given)
+        except (TypeError, ValueError) as error:
+            raise StepError(number, f"its attributes {', '.join(given)}: {error}") from None
+        steps.append(Step(node.op, operands, node.shape, node.dtype, attributes))
+    return _compiled(tuple(steps), tuple(numbers[id_] for id_ in output_ids))
 
 
 @functools.lru_cache(maxsize=4096)
-def _compiled(
-    steps: tuple[Step, ...], argument_dtypes: tuple[str, ...], outputs: tuple[int, ...]
-) -> Callable[..., list[Array]]:
+def _compiled(steps: tuple[Step, ...], outputs: tuple[int, ...]) -> Callable[..., list[Array]]:
     @jax.jit
     def kernel(*arguments: Array) -> list[Array]:
-        given = [jnp.asarray(x).astype(jax_dtype(d)) for x, d in zip(arguments, argument_dtypes, strict=True)]
         values: list[Array] = []
         for number, step in enumerate(steps):
-            operands = [values[i] if i >= 0 else given[-1 - i] for i in step.operands]
+            operands = [values[i] if i >= 0 else arguments[-1 - i] for i in step.operands]
             try:
                 values.append(_computed(step, operands))
-            except ValueError as error:
+            except KeyError as error:
+                raise StepError(number, f"the attribute {error} has to be given") from None
+            except (TypeError, ValueError) as error:
                 raise StepError(number, str(error)) from None
         return [values[i] for i in outputs]
 
@@ -130,25 +132,24 @@ def _computed(step: Step, operands: list[Array]) -> Array:
     value = OP_FUNCTIONS[step.op](step, *operands)
     if not agrees(value.shape, step.shape):
         raise ValueError(f"its shape is {step.shape} in the graph, but its operands give {value.shape}")
-    return _converted(value, jax_dtype(step.dtype))
+    return _rounded(value.astype(jax_dtype(step.dtype)))
 
 
-def _converted(value: Array, dtype: Any) -> Array:
-    """Return a value as a dtype, really rounded to it.
+def _rounded(value: Array) -> Array:
+    """Return a value, said to be rounded to its dtype.
 
-    Compilers keep intermediate results in more bits than were asked for unless the rounding is said.
+    Compilers simplify across the ops of a kernel unless a rounding stands between: `log(exp(100))` would
+    be 100 where the ops one by one give infinity, and a narrow intermediate result would be kept wide.
     """
-    narrower = jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(value.dtype, jnp.floating)
-    narrower = narrower and jnp.finfo(dtype).bits < jnp.finfo(value.dtype).bits
-    converted = value.astype(dtype)
-    if not narrower:
-        return converted
-    bits = jnp.finfo(dtype)
-    return jax.lax.reduce_precision(converted, exponent_bits=bits.nexp, mantissa_bits=bits.nmant)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        return value
+    bits = jnp.finfo(value.dtype)
+    return jax.lax.reduce_precision(value, exponent_bits=bits.nexp, mantissa_bits=bits.nmant)
 
 
-def _hashable(value: Any) -> Any:
-    return tuple(_hashable(item) for item in value) if isinstance(value, (list, tuple)) else value
+def _attribute(node: Node, name: str) -> Any:
+    value = node.attributes[name]
+    return tuple(int(item) for item in value) if name == "permutation" else int(value)
 
 
 # --- What the ops compute ------------------------------------------------------------------------
@@ -251,6 +252,7 @@ _REDUCE: Mapping[str, Callable[[Array], Array]] = {
     "reduce_mean": _reduced(jnp.mean),
 }
 _SAME_SHAPE = frozenset(_BINARY)
+_ATTRIBUTES = {"transpose": ("permutation",), "narrow": ("axis", "start", "length"), "concat": ("axis",)}
 
 #: What the ops compute, from a step and its operands.
 OP_FUNCTIONS: Mapping[str, Callable[..., Array]] = MappingProxyType(

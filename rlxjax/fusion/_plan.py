@@ -2,13 +2,16 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Array
 
+from rlxjax._checks import check_at_least, is_traced
 from rlxjax._cost import io_cost_ns
+from rlxjax._counts import saturate
 from rlxjax._device import (
     BackendCoefficients,
     backend_coefficients,
@@ -84,20 +87,22 @@ class FusionPlan:
         memory_saved: bytes of the values that never reach memory.
         original_kernel_count: kernels if every node ran by itself.
         kernel_reduction: the share of kernels saved, 0 for none.
-        graph: what is planned.
+        kind: how the plan was made: "cost", "greedy" or "unfused".
+        graph: what was planned, as it was then.
         coefficients: the backend whose costs the plan was made by.
     """
 
     kernels: Sequence[FusedKernel]
     memory_saved: int
     original_kernel_count: int
-    kernel_reduction: float | None = None
+    kernel_reduction: float = math.nan
+    kind: str = "cost"
     graph: Graph = dataclasses.field(default_factory=Graph, repr=False, compare=False)
     coefficients: BackendCoefficients | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kernels", tuple(self.kernels))
-        if self.kernel_reduction is None:
+        if math.isnan(self.kernel_reduction):
             count = self.original_kernel_count
             share = 1.0 - len(self.kernels) / count if count else 0.0
             object.__setattr__(self, "kernel_reduction", share)
@@ -111,7 +116,7 @@ class FusionPlan:
         """Return one line for a person."""
         return (
             f"Fusion: {self.original_kernel_count} → {self.fused_kernel_count} kernels "
-            f"({100 * (self.kernel_reduction or 0.0):.0f}% reduction), "
+            f"({100 * self.kernel_reduction:.0f}% reduction), "
             f"{self.memory_saved / 1024:.1f}KB memory saved"
         )
 
@@ -145,7 +150,17 @@ class FusionPlan:
         from ._edges import explained_edges
 
         kernels = [list(kernel.nodes) for kernel in self.kernels]
-        return explained_edges(self._kernel_graph, kernels, linear_cost(self._row))
+        return explained_edges(self._kernel_graph, kernels, linear_cost(self._row), self.kind)
+
+    @functools.cached_property
+    def checked_nodes(self) -> tuple[Node, ...]:
+        """The graph's nodes, each with as many operands as its op takes.
+
+        Raises:
+            ValueError: naming a node that has not.
+        """
+        check_operand_counts(self.graph.nodes)
+        return self.graph.nodes
 
     @functools.cached_property
     def _kernel_graph(self) -> KernelGraph:
@@ -164,12 +179,14 @@ class FusionPlan:
         return GraphIoProfile(
             kernel_launches=sum(any(graph.launches[i] for i in group) for group in partition),
             sync_points=sum(rule.host_sync for rule in rules),
-            host_output_bytes=sum(
-                node.bytes
-                for node, rule in zip(graph.members, rules, strict=True)
-                if node.id in outputs and not rule.metadata
+            host_output_bytes=saturate(
+                sum(
+                    node.bytes
+                    for node, rule in zip(graph.members, rules, strict=True)
+                    if node.id in outputs and not rule.metadata
+                )
             ),
-            device_traffic_bytes=sum(graph.traffic_bytes(group) for group in partition),
+            device_traffic_bytes=saturate(sum(graph.traffic_bytes(group) for group in partition)),
         )
 
 
@@ -185,16 +202,17 @@ def plan_fusion(
     ops, reductions, `load`, `store`, `copy` and `broadcast` may share; every other op runs alone.
 
     Args:
-        graph: the graph. Without outputs set, the values that nothing reads are the outputs.
+        graph: the graph, as it is now. Values that nothing reads leave their kernel as outputs do.
         plan: "cost", the cheapest plan found by launches and bytes: kernels in an order that can run,
             every needed value exported, inputs without repetition. "greedy", the reference's chains (SPEC,
             section 8), which may be in an order that cannot run. "unfused", every node by itself.
         coefficients: what a launch and a byte cost: a built-in set ("arch", "portable": the row of JAX's
-            default device), a device name, a row, a gate, or a calibration (its measured gate).
+            default device), a device name, a row, a gate (its rates; least gain and penalty are for
+            `should_fuse`), or a calibration (its measured gate).
 
     Raises:
-        ValueError: an unknown plan, device or set, coefficients that are arrays, or (plan "cost") a node
-            with a wrong number of operands.
+        ValueError: an unknown plan, device or set, coefficients that are arrays, traced, negative or NaN,
+            or (plan "cost") a node with a wrong number of operands.
 
     Examples:
         >>> g = Graph()
@@ -207,13 +225,14 @@ def plan_fusion(
         >>> plan.kernels[0].external_inputs, plan.kernels[0].external_outputs
         ((0,), (3,))
     """
+    graph = graph.copy()
     row, kernel_graph = backend_row(coefficients), KernelGraph.of(graph)
     makers = {"cost": _cost_kernels, "greedy": _greedy_kernels, "unfused": _unfused_kernels}
     if plan not in makers:
         raise ValueError(f"plan: expected one of {', '.join(makers)}, got {plan!r}")
     kernels = makers[plan](kernel_graph, row)
     saved = sum(kernel.memory_saved for kernel in kernels)
-    return FusionPlan(kernels, saved, len(kernel_graph.members), None, graph, row)
+    return FusionPlan(kernels, saved, len(kernel_graph.members), kind=plan, graph=graph, coefficients=row)
 
 
 def backend_row(
@@ -245,8 +264,13 @@ def backend_row(
             "coefficients: expected a set, a device, BackendCoefficients, an IoFusionGate or a Calibration, "
             f"got {coefficients!r}"
         )
-    if any(np.ndim(leaf) for leaf in (chosen.dispatch_ns, chosen.memory_bw, chosen.readback_bw)):
-        raise ValueError("coefficients: expected one backend, got arrays of several")
+    for name in ("dispatch_ns", "roundtrip_ns", "memory_bw", "readback_bw", "unified_memory"):
+        value = getattr(chosen, name)
+        if is_traced(value):
+            raise ValueError("coefficients: a plan is made on the host, so they cannot be traced")
+        if np.ndim(value):
+            raise ValueError("coefficients: expected one backend, got arrays of several")
+        check_at_least(value, f"coefficients: {name}", what="number")
     return chosen
 
 
@@ -266,9 +290,10 @@ def check_operand_counts(nodes: Sequence[Node]) -> None:
     """
     for node in nodes:
         rule, count = OPS[node.op], len(node.inputs)
-        if rule.arity is None or count == rule.arity or (rule.may_be_source and not count):
+        if count == rule.arity or (rule.arity is None and count) or (rule.may_be_source and not count):
             continue
-        raise ValueError(f"node {node.id} ({node.op}): expected {rule.arity} operand(s), got {count}")
+        wanted = "at least 1" if rule.arity is None else rule.arity
+        raise ValueError(f"node {node.id} ({node.op}): expected {wanted} operand(s), got {count}")
 
 
 def _cost_kernels(graph: KernelGraph, row: BackendCoefficients) -> list[FusedKernel]:

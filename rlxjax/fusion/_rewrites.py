@@ -36,7 +36,7 @@ def select_peaks_only_outputs(graph: Graph, target: str) -> Graph:
         ((2,), (1,))
     """
     selected = _peaks_only_outputs(graph, Target.parse(target))
-    return graph if selected.outputs == graph.outputs else _without_dead_nodes(selected, Target.parse(target))
+    return graph if selected.outputs == graph.outputs else _without_dead_nodes(selected)
 
 
 def rewrite_graph(graph: Graph, target: str, rewrites: Sequence[str] | None = None) -> Graph:
@@ -54,6 +54,8 @@ def rewrite_graph(graph: Graph, target: str, rewrites: Sequence[str] | None = No
         ['input', 'relu']
     """
     parsed = Target.parse(target)
+    if isinstance(rewrites, str):
+        raise ValueError(f"rewrites: expected a list of names, got {rewrites!r}")
     for name in REWRITES if rewrites is None else rewrites:
         if name not in REWRITES:
             raise ValueError(f"rewrites: expected some of {', '.join(REWRITES)}, got {name!r}")
@@ -82,9 +84,8 @@ def _peaks_only_outputs(graph: Graph, target: Target) -> Graph:
     return Graph.from_nodes(nodes, outputs, graph.name)
 
 
-def _without_dead_nodes(graph: Graph, target: Target) -> Graph:
+def _without_dead_nodes(graph: Graph) -> Graph:
     """Keep what reaches an output, and the inputs; a graph without outputs stays as it is."""
-    del target
     if not graph.outputs:
         return graph
     live = set(graph.outputs)
@@ -103,5 +104,8 @@ def _without_dead_nodes(graph: Graph, target: Target) -> Graph:
 
 #: Every rewrite by name, in the order in which they are applied.
 REWRITES: Mapping[str, Rewrite] = MappingProxyType(
-    {"peaks_only_outputs": _peaks_only_outputs, "dead_nodes": _without_dead_nodes}
+    {
+        "peaks_only_outputs": _peaks_only_outputs,
+        "dead_nodes": lambda graph, target: _without_dead_nodes(graph),
+    }
 )

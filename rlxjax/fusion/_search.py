@@ -193,11 +193,13 @@ def _connected(graph: KernelGraph, group: Sequence[int], by_values: bool) -> Par
         return i
 
     first_with: dict[int, int] = {}
-    if by_values:
-        for i in group:
-            for id_ in (graph.members[i].id, *graph.reads[i]):
-                if graph.sizes[id_]:
-                    root[find(i)] = find(first_with.setdefault(id_, i))
+    for i in group if by_values else ():
+        for j in graph.producers[i]:
+            if j in root:
+                root[find(i)] = find(j)
+        for id_ in graph.reads[i]:
+            if graph.sizes[id_]:
+                root[find(i)] = find(first_with.setdefault(id_, i))
     parts: dict[int, list[int]] = {}
     for i in group:
         parts.setdefault(find(i), []).append(i)

@@ -1,0 +1,307 @@
+"""Plans: what every one of them keeps to, that the cheapest is found, and by which costs it is chosen."""
+
+import random
+import types
+
+import _fusion_model as model
+import pytest
+from _fusion_model import COEFFICIENTS, INFINITY
+from _random_graphs import SHAPES, graphs, random_graph
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rlxjax as rx
+
+each_coefficients = pytest.mark.parametrize("coefficients", COEFFICIENTS.values(), ids=COEFFICIENTS)
+any_coefficients = st.sampled_from(list(COEFFICIENTS.values()))
+any_plan = st.sampled_from(["cost", "cost", "unfused"])
+
+
+def close(value):
+    return pytest.approx(value, rel=1e-12, abs=1e-9)
+
+
+def kernels_of(plan):
+    return [kernel.nodes for kernel in plan.kernels]
+
+
+# --- What every plan keeps to --------------------------------------------------------------------
+
+
+@settings(max_examples=1_000, deadline=None)
+@given(graphs(), any_plan, any_coefficients)
+def test_every_node_runs_once_and_kernels_say_what_they_read_write_and_save(graph, name, coefficients):
+    plan = rx.plan_fusion(graph, name, coefficients)
+    assert sorted(id_ for kernel in plan.kernels for id_ in kernel.nodes) == model.running(graph)
+    assert [kernel.id for kernel in plan.kernels] == list(range(len(plan.kernels)))
+    known = {node.id for node in graph.nodes} - set(model.running(graph))
+    for kernel in plan.kernels:
+        assert list(kernel.nodes) == sorted(kernel.nodes)
+        assert known.issuperset(kernel.external_inputs), "a kernel runs before what it reads"
+        known.update(kernel.external_outputs)
+        assert list(kernel.external_inputs) == model.reads(graph, kernel.nodes)
+        assert list(kernel.external_outputs) == model.writes(graph, kernel.nodes)
+        inner = set(kernel.nodes) - set(kernel.external_outputs)
+        assert kernel.memory_saved == sum(graph.nodes[id_].bytes for id_ in inner)
+        assert kernel.buffers_eliminated == len(inner)
+    assert plan.memory_saved == sum(kernel.memory_saved for kernel in plan.kernels)
+    assert plan.original_kernel_count == len(model.running(graph))
+    assert plan.fused_kernel_count == len(plan.kernels)
+    assert plan.kernel_reduction == 1 - len(plan.kernels) / plan.original_kernel_count
+
+
+@settings(max_examples=1_000, deadline=None)
+@given(graphs(), any_coefficients)
+def test_every_kernel_loops_over_one_shape_or_over_shapes_that_a_reduction_joins(graph, coefficients):
+    for kernel in rx.plan_fusion(graph, "cost", coefficients).kernels:
+        assert model.is_legal(graph, kernel.nodes), kernel.nodes
+
+
+@settings(max_examples=500, deadline=None)
+@given(graphs(), st.sampled_from(["cost", "greedy", "unfused"]), any_coefficients)
+def test_profiles_and_costs_are_those_of_the_kernels(graph, name, coefficients):
+    plan = rx.plan_fusion(graph, name, coefficients)
+    alone = [[id_] for id_ in model.running(graph)]
+    syncs = sum(graph.nodes[id_].op in ("custom", "log_mel") for (id_,) in alone)
+    on_host = rx.profile_graph_io(graph).host_output_bytes
+    for profile, kernels in ((plan.before, alone), (plan.after, kernels_of(plan))):
+        assert profile == rx.GraphIoProfile(
+            kernel_launches=sum(model.launches(graph, ids) for ids in kernels),
+            sync_points=syncs,
+            host_output_bytes=on_host,
+            device_traffic_bytes=sum(model.traffic(graph, ids) for ids in kernels),
+        )
+    assert plan.cost_ns == close(float(rx.io_cost_ns(plan.after, plan.coefficients)))
+    assert plan.unfused_cost_ns == close(float(rx.io_cost_ns(plan.before, plan.coefficients)))
+    benefit = rx.fusion_benefit(plan.before, plan.after)
+    assert benefit.sync_points_saved == benefit.host_readback_bytes_saved == 0
+    assert benefit.launches_saved >= 0
+    assert benefit.device_traffic_bytes_saved >= 0
+
+
+@settings(max_examples=500, deadline=None)
+@given(graphs(), any_coefficients)
+def test_the_cost_plan_is_at_most_as_dear_as_the_others_that_run(graph, coefficients):
+    plans = {name: rx.plan_fusion(graph, name, coefficients) for name in ("cost", "greedy", "unfused")}
+    most = plans["unfused"].cost_ns * (1 + 1e-12) + 1e-9
+    assert plans["unfused"].cost_ns == close(plans["cost"].unfused_cost_ns)
+    assert plans["cost"].cost_ns <= most
+    if model.is_acyclic(graph, kernels_of(plans["greedy"])):
+        assert plans["cost"].cost_ns <= plans["greedy"].cost_ns * (1 + 1e-12) + 1e-9
+
+
+SAYS = {
+    "saved": "together they save",
+    "alone": "runs alone: its op shares no kernel",
+    "shapes": "loops over",
+    "cycle": "a cycle",
+    "nothing": "would save",
+}
+
+
+def reason_for(graph, kernels, first, second):
+    """Return why an edge is inside a kernel or between two: a key of `SAYS`."""
+    a, b = ([ids for ids in kernels if id_ in ids][0] for id_ in (first, second))
+    if a == b:
+        return "saved"
+    if any(graph.nodes[id_].op not in model.SHARES for id_ in (first, second)):
+        return "alone"
+    if not model.is_legal(graph, [*a, *b]):
+        return "shapes"
+    merged = [ids for ids in kernels if ids not in (a, b)]
+    return "nothing" if model.is_acyclic(graph, [*merged, (*a, *b)]) else "cycle"
+
+
+@settings(max_examples=500, deadline=None)
+@given(graphs(), any_plan, any_coefficients)
+def test_every_edge_is_explained(graph, name, coefficients):
+    plan = rx.plan_fusion(graph, name, coefficients)
+    ids = model.running(graph)
+    pairs = [(x, i) for i in ids for x in dict.fromkeys(graph.nodes[i].inputs) if x in ids]
+    assert [(edge.producer, edge.consumer) for edge in plan.edges] == pairs
+    for edge in plan.edges:
+        pair = edge.producer, edge.consumer
+        assert edge.is_fused == any(set(pair) <= set(kernel.nodes) for kernel in plan.kernels)
+        gain = sum(model.cost(graph, [id_], plan.coefficients) for id_ in pair)
+        gain -= model.cost(graph, pair, plan.coefficients)
+        assert edge.gain_ns == close(gain)
+        reason = reason_for(graph, kernels_of(plan), *pair)
+        assert [key for key, says in SAYS.items() if says in edge.reason] == [reason], edge
+        if name == "cost" and reason == "nothing":
+            assert edge.gain_ns == close(0.0), "two kernels that may be one would save as one"
+
+
+# --- The cheapest plan ---------------------------------------------------------------------------
+
+SIZES = [(10,), (30,), (10, 10), (1_000,), (100, 100), (100_000,), (1_000_000,)]
+#: Kinds of nodes among which fusions often exclude each other.
+HARD = ("unary", *("binary",) * 3, *("reduce",) * 2, *("broadcast",) * 2, "alone", "view", "cast")
+
+
+def hard_graph(seed, most_nodes=8):
+    """Return a graph of few nodes and of one to four shapes, 10 to 1e6 elements and one element."""
+    rng = random.Random(seed)
+    while True:
+        shapes = [(1,), *rng.sample(SIZES, rng.randint(1, 4))]
+        graph = random_graph(rng, most_nodes, shapes, kinds=HARD)
+        if 5 <= len(model.running(graph)) <= most_nodes:
+            return graph
+
+
+@each_coefficients
+def test_the_cost_plan_is_nearly_always_the_best_of_all(coefficients):
+    near = []
+    for seed in range(150):
+        graph = hard_graph(seed)
+        plan = rx.plan_fusion(graph, "cost", coefficients)
+        spent = sum(model.cost(graph, ids, plan.coefficients) for ids in kernels_of(plan))
+        near.append(spent <= 1.01 * model.best_cost(graph, plan.coefficients))
+    assert sum(near) >= 0.95 * len(near)
+
+
+def blocks(count):
+    """Return a graph of blocks of ten nodes: two operands, a reduction and its broadcast, a matmul."""
+    graph = rx.Graph()
+    x = graph.input("x", (16, 16))
+    for _ in range(count):
+        y = x
+        for op in ("tanh", "exp", "neg"):
+            y = graph.add(op, [y])
+        total = graph.add("broadcast", [graph.add("reduce_max", [y])], shape=(16, 16))
+        y = graph.add("sub", [y, total])
+        y = graph.add("add", [graph.add("abs", [y]), x])
+        x = graph.add("relu", [graph.add("matmul", [y, x])])
+    graph.set_outputs([x])
+    return graph
+
+
+def test_a_plan_of_ten_thousand_nodes_is_that_of_its_blocks():
+    few, many = (rx.plan_fusion(blocks(count), coefficients="cuda") for count in (10, 1_000))
+    assert many.original_kernel_count == 10_000
+    # A block is one kernel and a matmul; the relu after the last matmul is a kernel of its own.
+    for plan, count in ((few, 10), (many, 1_000)):
+        assert plan.after.kernel_launches == 2 * count + 1
+    per_block = (many.after.device_traffic_bytes - few.after.device_traffic_bytes) / 990
+    # The kernel reads a product, and writes its relu and the other operand of the next product.
+    assert per_block == (3 + 3) * 1024
+
+
+# --- What decides --------------------------------------------------------------------------------
+
+
+def gate(dispatch_ns, memory_bw):
+    return rx.IoFusionGate(dispatch_ns=dispatch_ns, memory_bw=memory_bw, unified_memory=True)
+
+
+def test_without_a_cost_of_launches_nodes_that_share_no_value_stay_apart():
+    graph = rx.Graph()
+    x, y = graph.input("x", (64,)), graph.input("y", (64,))
+    graph.add("relu", [x])
+    graph.add("exp", [y])
+    graph.add("neg", [y])
+    assert kernels_of(rx.plan_fusion(graph, coefficients=gate(0.0, 10.0))) == [(2,), (3, 4)]
+    assert kernels_of(rx.plan_fusion(graph, coefficients=gate(1.0, 10.0))) == [(2, 3, 4)]
+    assert kernels_of(rx.plan_fusion(graph, coefficients=gate(0.0, INFINITY))) == [(2,), (3,), (4,)]
+
+
+@pytest.mark.parametrize("shape", [(4,), (0,), (None,)])
+def test_without_a_cost_of_launches_values_of_no_bytes_close_no_cycle(shape):
+    graph = rx.Graph()
+    v = graph.param("v", (1,))
+    wide = graph.add("relu", [graph.add("broadcast", [v], shape=shape)])
+    graph.add("add", [graph.add("reduce_max", [wide]), v])
+    plan = rx.plan_fusion(graph, coefficients=gate(0.0, 10.0))
+    assert model.is_acyclic(graph, kernels_of(plan))
+
+
+def exclusive():
+    """Return a graph where two big nodes share a kernel, or two pairs of small ones do, but not all three.
+
+    The first big node comes before a small one of each pair, and after it the other; so one big kernel
+    would lie on both sides of a small one.
+    """
+    graph = rx.Graph()
+    big = graph.input("big", (100_000,))
+    first = graph.add("relu", [big])
+    last, pairs = big, []
+    for shape in ((10,), (20,)):
+        small = graph.input("small", shape)
+        after_big = graph.add("add", [graph.add("custom", [first], shape=shape), small])
+        before_big = graph.add("exp", [small])
+        last = graph.add("add", [last, graph.add("custom", [before_big], shape=(100_000,))])
+        graph.add("custom", [after_big], shape=(1,))
+        pairs.append({after_big, before_big})
+    return graph, first, last, pairs
+
+
+@pytest.mark.parametrize(("dispatch_ns", "memory_bw", "saves"), [(1.0, 1.0, "bytes"), (1e6, 1e3, "launches")])
+def test_the_coefficients_decide_which_of_two_fusions_is_made(dispatch_ns, memory_bw, saves):
+    graph, first, last, pairs = exclusive()
+    plan = rx.plan_fusion(graph, coefficients=gate(dispatch_ns, memory_bw))
+    together = [set(kernel.nodes) for kernel in plan.kernels]
+    assert any({first, last} <= nodes for nodes in together) == (saves == "bytes")
+    assert all(pair in together for pair in pairs) == (saves == "launches")
+
+
+def test_coefficients_may_be_a_set_a_device_a_row_a_gate_or_what_has_a_gate():
+    graph = random_graph(random.Random(0))
+    cuda = rx.backend_coefficients("cuda")
+    assert rx.plan_fusion(graph, coefficients="cuda").coefficients == cuda
+    assert rx.plan_fusion(graph, coefficients=cuda).coefficients == cuda
+    for name in ("arch", "portable", "PORTABLE"):
+        row = rx.plan_fusion(graph, coefficients=name).coefficients
+        assert any(row == rx.backend_coefficients(device, name) for device in rx.Device)
+    assert rx.plan_fusion(graph).coefficients == rx.plan_fusion(graph, coefficients="arch").coefficients
+    metal = rx.io_fusion_gate_for_target("metal")
+    for given_gate in (metal, types.SimpleNamespace(gate=metal)):
+        row = rx.plan_fusion(graph, coefficients=given_gate).coefficients
+        assert (row.dispatch_ns, row.roundtrip_ns, row.memory_bw, row.readback_bw, row.unified_memory) == (
+            *(metal.dispatch_ns, metal.roundtrip_ns, metal.memory_bw, metal.host_readback_bw),
+            metal.unified_memory,
+        )
+
+
+# --- What is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"plan": "best"}, "plan: expected one of cost, greedy, unfused, got 'best'"),
+        ({"coefficients": "abacus"}, "unknown device 'abacus'"),
+        ({"coefficients": 3.0}, "coefficients: expected a set, a device.*got 3.0"),
+        ({"coefficients": None}, "coefficients: expected a set, a device.*got None"),
+        ({"coefficients": rx.backend_coefficients([0, 1])}, "one backend, got arrays"),
+        ({"coefficients": rx.io_fusion_gate_for_target([0, 1])}, "one backend, got arrays"),
+        ({"coefficients": rx.IoFusionGate(dispatch_ns=[1.0, 2.0])}, "one backend, got arrays"),
+        ({"coefficients": rx.IoFusionGate(unified_memory=[0.0, 1.0])}, "one backend, got arrays"),
+    ],
+)
+def test_a_bad_plan_or_bad_coefficients_are_refused(options, says):
+    with pytest.raises(ValueError, match=says):
+        rx.plan_fusion(rx.Graph(), **options)
+
+
+@pytest.mark.parametrize(
+    ("op", "count", "expected"),
+    [
+        ("add", 1, 2),
+        ("add", 0, 2),
+        ("relu", 2, 1),
+        ("reduce_sum", 0, 1),
+        ("broadcast", 0, 1),
+        ("matmul", 3, 2),
+    ]
+    + [("concat", 0, "at least 1"), ("input", 1, 0)],
+)
+def test_a_wrong_number_of_operands_is_refused_by_the_name_of_the_node(op, count, expected):
+    graph = rx.Graph()
+    x = graph.input("x", SHAPES[3])
+    graph.add(op, [x] * count, shape=SHAPES[3], axis=0)
+    with pytest.raises(ValueError, match=rf"node 1 \({op}\): expected {expected} operand.*got {count}"):
+        rx.plan_fusion(graph)
+    for name in ("greedy", "unfused"):
+        plan = rx.plan_fusion(graph, name)
+        assert plan.original_kernel_count == (op != "input")
+        with pytest.raises(ValueError, match=rf"node 1 \({op}\): expected {expected}"):
+            rx.execute_plan(plan, {x: [1.0] * 5})
