@@ -1,6 +1,6 @@
 """Local improvement of a partition: move single nodes, merge whole kernels, while that saves time."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -111,7 +111,7 @@ def _move(graph: KernelGraph, cost: "LinearCost", partition: Partition) -> Parti
             continue
         best_ns, best = state.least_gain_ns, None
         for target in state.targets(i):
-            if state.fits(i, target) and (gain_ns := state.gain_ns(i, target)) > best_ns:
+            if (gain_ns := state.gain_ns(i, target)) > best_ns:
                 best_ns, best = gain_ns, target
         if best is not None:
             state.move(i, best)
@@ -132,28 +132,30 @@ class _Placed:
         self.readers = [Counter(id_ for i in group for id_ in graph.reads[i]) for group in partition]
         #: Per kernel, how many of its nodes loop over a shape; those of one element ride along in any.
         self.loops = [_shapes(graph, group) for group in partition]
+        #: The kernels that loop over a shape; under `ONE_ELEMENT` those that loop over none.
+        self.with_loop: defaultdict[int, set[int]] = defaultdict(set)
+        for number in range(len(partition)):
+            self._note_loops(number)
         total = cost.of(graph, partition)
         self.least_gain_ns = 1e-9 * total
 
     def targets(self, i: int) -> list[int]:
-        """Return the kernels that a node may move to as far as the order of kernels goes, near ones only."""
-        graph, owner = self.graph, self.owner
+        """Return the kernels that a node may move to: near ones, as far as order and shapes go.
+
+        A node that joins two shapes stays.
+        """
+        graph, owner, loop = self.graph, self.owner, self.graph.loops[i]
+        linked = {owner[j] for j in graph.links[i]}
+        if owner[i] in linked and len(self.loops[owner[i]]) > 1:
+            return []
         low = max((owner[j] for j in graph.producers[i]), default=0)
         high = min((owner[j] for j in graph.consumers[i]), default=len(self.groups) - 1)
         near = {*range(low, min(high, low + NEAR) + 1), *range(max(low, high - NEAR), high + 1)}
-        return sorted(number for number in near - {owner[i]} if self.groups[number])
-
-    def fits(self, i: int, target: int) -> bool:
-        """Whether both kernels may still share after a move; nodes that join two shapes stay."""
-        loop, links, source = self.graph.loops[i], self.graph.links[i], self.owner[i]
-        there = self.loops[target]
-        if ALONE in there:
-            return False
-        if len(self.loops[source]) > 1 and any(self.owner[j] == source for j in links):
-            return False
-        return (
-            loop == ONE_ELEMENT or not there or loop in there or any(self.owner[j] == target for j in links)
-        )
+        if loop == ONE_ELEMENT:
+            fitting = near - self.with_loop[ALONE]
+        else:
+            fitting = near & (self.with_loop[loop] | self.with_loop[ONE_ELEMENT] | linked)
+        return sorted(number for number in fitting - {owner[i]} if self.groups[number])
 
     def gain_ns(self, i: int, target: int) -> float:
         """Return what a move saves."""
@@ -189,8 +191,17 @@ class _Placed:
         for number, step in ((source, -1), (target, 1)):
             for id_ in self.graph.reads[i]:
                 self.readers[number][id_] += step
+        for number in (source, target):
+            for loop in self.loops[number] or (ONE_ELEMENT,):
+                self.with_loop[loop].discard(number)
         self.loops[source] -= _shapes(self.graph, [i])
         self.loops[target] += _shapes(self.graph, [i])
+        self._note_loops(source)
+        self._note_loops(target)
+
+    def _note_loops(self, number: int) -> None:
+        for loop in self.loops[number] or (ONE_ELEMENT,):
+            self.with_loop[loop].add(number)
 
 
 def _shapes(graph: KernelGraph, group: Iterable[int]) -> Counter[int]:
