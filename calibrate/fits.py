@@ -10,12 +10,11 @@ from rlxjax import LatencyPrior, fit_latency, typical_prior
 from rlxjax._fit import MIN_TIMINGS, FitResult
 from rlxjax._latency import LatencyCoefficients
 from rlxjax._learned_latency import LearnedLatencyCoefficients, fit_learned
-from rlxjax.welch import Path
 
 from .measure import MicroRates
 from .samples import timings_of
 from .validate import learned_predictions_ns, predictions_ns, sizes_of, works_of
-from .workloads import Cell, Models
+from .workloads import Cell, Models, runs_model
 
 #: Standard deviation of the logarithm of a coefficient that a micro-benchmark measured by itself.
 MICRO_LOG_SD = 0.3
@@ -29,8 +28,8 @@ class Fitted(NamedTuple):
     Attributes:
         shared: the machine's coefficients, fitted to all workloads that run no model.
         learned: those of the pruned transform, fitted to the workloads that do; None if too few do.
-        predicted_ns: by these, `[cells]`.
-        predicted_blind_ns: by the same fits without the held-out workloads, `[cells]`.
+        predicted_ns: by these, `[cells]`; NaN where too few run a model.
+        predicted_blind_ns: by the same fits without the held-out workloads, `[cells]`; NaN likewise.
     """
 
     shared: FitResult[LatencyCoefficients]
@@ -55,34 +54,38 @@ def fit_twice(
         prior: of the machine's coefficients.
         models: that learned cells run.
     """
-    is_learned = np.array([cell.path is Path.LEARNED for cell in cells])
-    shared_cells = [cell for cell in cells if cell.path is not Path.LEARNED]
-    learned_cells = [cell for cell in cells if cell.path is Path.LEARNED]
+    everything = np.ones(len(cells))
+    shared, learned, predicted_ns = _fit(cells, measured_ns, everything, prior, models)
+    if seen.all():
+        return Fitted(shared, learned, predicted_ns, predicted_ns)
+    *_, predicted_blind_ns = _fit(cells, measured_ns, seen.astype(float), prior, models)
+    return Fitted(shared, learned, predicted_ns, predicted_blind_ns)
+
+
+def _fit(
+    cells: Sequence[Cell],
+    measured_ns: np.ndarray,
+    weights: np.ndarray,
+    prior: LatencyPrior[LatencyCoefficients],
+    models: Models,
+) -> tuple[FitResult[LatencyCoefficients], FitResult[LearnedLatencyCoefficients] | None, np.ndarray]:
+    """Return the machine's fit, the pruned transform's on top of it, and the predictions of both."""
+    is_learned = np.array([runs_model(cell) for cell in cells])
+    shared_cells = [cell for cell in cells if not runs_model(cell)]
+    learned_cells = [cell for cell in cells if runs_model(cell)]
     timings = timings_of(shared_cells, measured_ns[~is_learned])
-    results, predictions = [], []
-    for weights in (np.ones(len(cells)), seen.astype(float)):
-        if results and seen.all():
-            results, predictions = results * 2, predictions * 2
-            break
-        shared = fit_latency(timings, prior, weights[~is_learned])
-        predicted = np.full(len(cells), np.nan)
-        predicted[~is_learned] = predictions_ns(shared.coefficients, shared_cells)
-        learned = None
-        if np.sum(weights[is_learned] > 0) >= MIN_TIMINGS:
-            flop, live_bins = works_of(learned_cells, models)
-            learned = fit_learned(
-                shared.coefficients,
-                flop,
-                live_bins,
-                sizes_of(learned_cells),
-                measured_ns[is_learned],
-                weights[is_learned],
-            )
-            own = learned.coefficients
-            predicted[is_learned] = learned_predictions_ns(own, shared.coefficients, learned_cells, models)
-        results.append((shared, learned))
-        predictions.append(predicted)
-    return Fitted(*results[0], *predictions)
+    shared = fit_latency(timings, prior, weights[~is_learned])
+    predicted_ns = np.full(len(cells), np.nan)
+    predicted_ns[~is_learned] = predictions_ns(shared.coefficients, shared_cells)
+    if np.sum(weights[is_learned] > 0) < MIN_TIMINGS:
+        return shared, None, predicted_ns
+    flop, live_bins = works_of(learned_cells, models)
+    sizes, times_ns = sizes_of(learned_cells), measured_ns[is_learned]
+    learned = fit_learned(shared.coefficients, flop, live_bins, sizes, times_ns, weights[is_learned])
+    predicted_ns[is_learned] = learned_predictions_ns(
+        learned.coefficients, shared.coefficients, learned_cells, models
+    )
+    return shared, learned, predicted_ns
 
 
 def micro_prior(rates: MicroRates) -> LatencyPrior:

@@ -17,8 +17,8 @@ from rlxjax._calibration_file import (
     FitSummary,
     FittedCoefficient,
     GateCoefficient,
-    Learned,
     LearnedModel,
+    LearnedSection,
     Samples,
     current_fingerprint,
     default_calibration_path,
@@ -34,7 +34,7 @@ from .plan import memory_limit_bytes, prepare
 from .report import Progress
 from .samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside
 from .validate import error_summaries, measured_domain, noise_floor
-from .workloads import Cell, Grid, Models, TimedModel, split_by_memory
+from .workloads import Cell, Grid, Models, TimedModel, runs_model, split_by_memory
 
 MIN_BUDGET_S = 10.0
 #: Seconds, and share of the budget, kept back for two fits (one compilation), judging and writing.
@@ -163,23 +163,31 @@ def _fit_and_write(
     if not len(times_ns):
         fullest = max(log.rounds, key=len, default={})
         cells = [cell for cell in log.cells if cell in fullest]
-        if len(cells) < MIN_TIMINGS:
-            raise ValueError(
-                f"only {len(cells)} workloads were measured, too few to fit; they are in {samples_path}: "
-                "go on with --resume"
-            )
         times_ns = np.array([[fullest[cell] for cell in cells]], np.int64)
         notes.append("No round was finished: every workload counts once, and some are missing.")
     measured_ns, noise = times_ns.min(0).astype(float), noise_floor(times_ns)
     if np.isnan(noise).any():
         notes.append("A single round says nothing of the noise.")
     rates = micro_rates(log)
+    without_model = np.array([not runs_model(cell) for cell in cells])
+    if without_model.sum() < MIN_TIMINGS:
+        raise ValueError(
+            f"only {without_model.sum()} workloads that run no model were measured, too few to fit; they are "
+            f"in {samples_path}: go on with --resume"
+        )
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
-    if not MIN_TIMINGS <= seen.sum() < len(cells):
+    if not MIN_TIMINGS <= (seen & without_model).sum() < without_model.sum():
         seen = np.ones_like(seen)
         notes.append("Too few workloads were measured to hold any out: there is no held-out error.")
     fitted = fit_twice(cells, measured_ns, seen, micro_prior(rates), models)
     final = fitted.shared
+    if np.isnan(fitted.predicted_ns).any():
+        notes.append(f"Fewer than {MIN_TIMINGS} learned workloads were measured: they were not fitted.")
+    elif np.isnan(fitted.predicted_blind_ns).any():
+        notes.append(
+            f"The fit that gives the held-out errors saw fewer than {MIN_TIMINGS} learned workloads: "
+            "learned has none."
+        )
     notes += [result.message for result in (final, fitted.learned) if result and not result.converged]
     summaries = error_summaries(cells, measured_ns, fitted.predicted_blind_ns, noise, grid, seen, models)
     content = CalibrationFile(
@@ -193,7 +201,7 @@ def _fit_and_write(
         gate=_gate(measured_gate(rates)),
         noise_floor=None if np.isnan(noise).any() else float(noise.mean()),
         held_out=dict(summaries),
-        domain=measured_domain(cells),
+        domain=measured_domain([cell for cell in cells if not runs_model(cell)]),
         samples=Samples(
             file=samples_path.name,
             sha256=sha256_of(samples_path),
@@ -249,7 +257,7 @@ def _loaded(files: Sequence[FilePath]) -> dict[int, TimedModel]:
     return models
 
 
-def _learned(result: FitResult[LearnedLatencyCoefficients], models: Models) -> Learned:
+def _learned(result: FitResult[LearnedLatencyCoefficients], models: Models) -> LearnedSection:
     described = [
         LearnedModel(
             n_fft=n_fft,
@@ -262,7 +270,7 @@ def _learned(result: FitResult[LearnedLatencyCoefficients], models: Models) -> L
         )
         for n_fft, timed in models.items()
     ]
-    return Learned(coefficients=_fitted(result), models=described, fit=_summary(result))
+    return LearnedSection(coefficients=_fitted(result), models=described, fit=_summary(result))
 
 
 def _summary(result: FitResult) -> FitSummary:

@@ -15,7 +15,7 @@ from rlxjax._calibration_file import Fingerprint, fingerprint_differences
 
 from .workloads import STRATEGIES, Cell
 
-SAMPLES_VERSION = 1
+SAMPLES_VERSION = 2
 
 
 @dataclasses.dataclass
@@ -135,7 +135,7 @@ def check_resumable(
         raise ValueError(
             f"{path}: was taken elsewhere ({'; '.join(differences)}); leave out --resume to start anew"
         )
-    if log.models != models:
+    if log.cells and log.models != models:
         raise ValueError(
             f"{path}: holds runs of other learned models; give the same --model files, or leave out --resume "
             "to start anew"
@@ -172,8 +172,8 @@ def timings_of(cells: Sequence[Cell], time_ns: np.ndarray) -> Timings:
 def _add_line(log: SampleLog | None, line: dict[str, Any]) -> SampleLog:
     kind = line["kind"]
     if kind == "header":
-        if line["version"] != SAMPLES_VERSION:
-            raise ValueError(f"version {line['version']}, expected {SAMPLES_VERSION}")
+        if line["version"] not in range(1, SAMPLES_VERSION + 1):
+            raise ValueError(f"version {line['version']}, expected at most {SAMPLES_VERSION}")
         return SampleLog(Fingerprint.model_validate(line["fingerprint"]))
     if log is None:
         raise ValueError("a header was expected first")

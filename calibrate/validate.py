@@ -8,8 +8,7 @@ from rlxjax import LatencyCoefficients, fused_graph_ns, predict_latency_ns
 from rlxjax._calibration_file import Domain, ErrorSummary, Range
 from rlxjax._device import jax_device
 from rlxjax._learned_latency import LearnedLatencyCoefficients, learned_terms_ns
-from rlxjax.welch import BUILT_IN_COSTS_NS, Path
-from rlxjax.welch._formulas import Learned
+from rlxjax.welch import BUILT_IN_COSTS_NS, Path, learned_scale
 
 from .workloads import NO_MODELS, STRATEGIES, Cell, Grid, Models
 
@@ -70,7 +69,7 @@ def built_in_ns(cells: Sequence[Cell], models: Models = NO_MODELS) -> np.ndarray
                 (models[cell.n_fft].model.active_gates, models[cell.n_fft].model.total_gates) for cell in mine
             ]
             active, total = np.array(gates, float).T
-            scale = Learned(True, active, total).scale
+            scale = learned_scale(active, total)
             result[chosen] = fused_graph_ns(device, batch, n_fft, k, scale, n_segments=n_segments)
         else:
             result[chosen] = BUILT_IN_COSTS_NS[path](device, batch, n_fft, k, n_segments=n_segments)
@@ -111,7 +110,7 @@ def error_summaries(
             interior=_mean(errors[mine & (places == "interior")]),
             edge=_mean(errors[mine & (places == "edge")]),
             held_out=_mean(errors[out]),
-            held_out_cells=int(out.sum()),
+            held_out_cells=int((out & ~np.isnan(errors)).sum()),
             noise_floor=None if np.isnan(noise[mine]).any() else float(noise[mine].mean()),
             built_in=float(built_in[out if out.any() else mine].mean()),
         )
@@ -133,4 +132,6 @@ def measured_domain(cells: Sequence[Cell]) -> Domain:
 
 
 def _mean(values: np.ndarray) -> float | None:
+    """Return the mean of what was predicted; None of nothing."""
+    values = values[~np.isnan(values)]
     return float(values.mean()) if values.size else None

@@ -1,6 +1,7 @@
 """What the job measures: a grid of workloads, the part that is kept out of the fit, and the signals."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 from types import MappingProxyType
@@ -42,7 +43,7 @@ class TimedModel:
         """
         return cls(load_learned_fft(file), file, sha256_of(file))
 
-    @property
+    @functools.cached_property
     def work(self) -> LearnedWork:
         """What a run of the model's program takes for one segment."""
         params = WelchPeakParams.fast(self.model.n_fft, 1)
@@ -85,6 +86,11 @@ class Cell(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.strategy} {self.batch}x{self.n_fft} k{self.k}"
+
+
+def runs_model(cell: Cell) -> bool:
+    """Whether a cell runs a learned FFT."""
+    return cell.path is Path.LEARNED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +156,7 @@ class Signals:
 
     def model_of(self, cell: Cell) -> LearnedFft | None:
         """Return the model that a cell runs."""
-        return self._models[cell.n_fft].model if cell.path is Path.LEARNED else None
+        return self._models[cell.n_fft].model if runs_model(cell) else None
 
 
 def _tones_in_noise(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:

@@ -29,7 +29,7 @@ STRATEGIES: Mapping[str, tuple[Path, int | None]] = {
     "block": (Path.BLOCK, None),
     "learned": (Path.LEARNED, None),
 }
-_TIMED_PATHS = (Path.HOST, Path.FUSED, Path.BLOCK)
+_WITHOUT_MODEL = (Path.HOST, Path.FUSED, Path.BLOCK)
 
 
 class CalibrationFileError(ValueError):
@@ -76,7 +76,7 @@ class Calibration:
     domain: Mapping[str, tuple[float, float]]
     fingerprint: Mapping[str, Any]
     learned: LearnedCalibration | None = None
-    _picks: dict[tuple, Path] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    _picks: dict[tuple, Path] = dataclasses.field(init=False, default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def from_file(cls, content: "CalibrationFile") -> "Calibration":
@@ -130,12 +130,8 @@ class Calibration:
         """Return the parts of `predict_ns`; arguments as there."""
         path, segments = _path_and_segments(strategy, n_segments)
         if path is Path.LEARNED:
-            work = self._learned_work(n_fft)
-            if not is_traced(work.flop) and np.any(np.isinf(work.flop)):
-                raise ValueError(
-                    f"strategy: 'learned' was not timed at n_fft {n_fft}: {self._learned_timed()}"
-                )
-            return self._learned_terms_ns(work, batch, n_fft, k, segments)
+            self._check_learned(n_fft)
+            return self._learned_terms_ns(None, batch, n_fft, k, segments)
         return latency_terms_ns(self.coefficients, path, batch, n_fft, k, segments)
 
     def learned_strategies(self, n_fft: int) -> tuple[str, ...]:
@@ -146,6 +142,8 @@ class Calibration:
         self, batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike = FAST_SEGMENTS
     ) -> str | Code:
         """Return the strategy with the lowest prediction among those that give the same result.
+
+        Learned, whose peaks are approximate, is among them where the job was given a model of this `n_fft`.
 
         Args:
             batch: rows of the signal, scalar or `[*batch]`, as the other sizes.
@@ -178,7 +176,7 @@ class Calibration:
         candidates: Sequence[Path] = tuple(Path),
         work: LearnedWork | None = None,
     ) -> Path:
-        """Return the path with the lowest prediction among candidates, the earlier of equals.
+        """Return the path with the lowest prediction among candidates; of equals the earlier, learned last.
 
         Scalar sizes only; picks are remembered. `work` is that of the model at hand, else of the one that
         was timed; without either, or without timings of any model, learned is no candidate.
@@ -188,13 +186,14 @@ class Calibration:
             with jax.ensure_compile_time_eval():
                 sizes = (batch, n_fft, k, n_segments)
                 timed = [path for path in candidates if path is not Path.LEARNED]
-                codes = np.array([path.code for path in timed])
+                codes = np.array([path.code for path in timed], np.int32)
                 predicted = list(np.asarray(latency_terms_ns(self.coefficients, codes, *sizes).total_ns()))
                 if Path.LEARNED in candidates and self.learned is not None:
-                    terms = self._learned_terms_ns(work or self._learned_work(n_fft), *sizes)
                     timed.append(Path.LEARNED)
-                    predicted.append(terms.total_ns())
-                self._picks[key] = timed[int(np.argmin(np.asarray(predicted, float)))]
+                    predicted.append(float(self._learned_terms_ns(work, *sizes).total_ns()))
+                if not timed:
+                    raise ValueError(f"candidates: expected a path that was timed, got {list(candidates)}")
+                self._picks[key] = timed[int(np.argmin(predicted))]
         return self._picks[key]
 
     def pick_index(
@@ -202,29 +201,38 @@ class Calibration:
     ) -> Code:
         """Return the code of the `Path` with the lowest prediction, `[*batch]`; traces."""
         sizes = (batch, n_fft, k, n_segments)
-        predicted = [latency_terms_ns(self.coefficients, path, *sizes).total_ns() for path in _TIMED_PATHS]
+        predicted = [latency_terms_ns(self.coefficients, path, *sizes).total_ns() for path in _WITHOUT_MODEL]
         if self.learned is not None:
-            predicted.append(self._learned_terms_ns(self._learned_work(n_fft), *sizes).total_ns())
+            predicted.append(self._learned_terms_ns(None, *sizes).total_ns())
         return jnp.argmin(jnp.stack(jnp.broadcast_arrays(*predicted), -1), -1)
 
-    def _learned_work(self, n_fft: RealLike) -> LearnedWork:
-        """Return the work of the timed models, `[*batch]`; infinite where none was timed."""
-        works = {} if self.learned is None else self.learned.works
-        flop, live_bins = jnp.asarray(jnp.inf), jnp.asarray(1.0)
-        for length, work in works.items():
-            flop = jnp.where(jnp.asarray(n_fft) == length, work.flop, flop)
-            live_bins = jnp.where(jnp.asarray(n_fft) == length, work.live_bins, live_bins)
-        return LearnedWork(flop, live_bins)
-
-    def _learned_terms_ns(self, work: LearnedWork, batch, n_fft, k, n_segments) -> LatencyTerms:
+    def _learned_terms_ns(self, work: LearnedWork | None, batch, n_fft, k, n_segments) -> LatencyTerms:
+        """Return the terms of a model at hand, or of those that were timed: infinite where none was."""
         assert self.learned is not None
-        own = self.learned.coefficients
-        return learned_terms_ns(own, self.coefficients, *work, batch, n_fft, k, n_segments)
+        own, shared, sizes = self.learned.coefficients, self.coefficients, (batch, n_fft, k, n_segments)
+        if work is not None:
+            return learned_terms_ns(own, shared, *work, *sizes)
+        flop, live_bins, is_timed = 1.0, 1.0, False
+        for length, timed in self.learned.works.items():
+            is_this = jnp.asarray(n_fft) == length
+            flop = jnp.where(is_this, timed.flop, flop)
+            live_bins = jnp.where(is_this, timed.live_bins, live_bins)
+            is_timed = is_timed | is_this
+        terms = learned_terms_ns(own, shared, flop, live_bins, *sizes)
+        return dataclasses.replace(terms, transform_ns=jnp.where(is_timed, terms.transform_ns, jnp.inf))
 
-    def _learned_timed(self) -> str:
+    def _check_learned(self, n_fft: RealLike) -> None:
         if self.learned is None:
-            return "the calibrate job was given no learned model"
-        return f"models were timed for n_fft {', '.join(map(str, self.learned.works))}"
+            raise ValueError(
+                "strategy: 'learned' was not timed: the calibrate job was given no learned model"
+            )
+        lengths = list(self.learned.works)
+        if is_traced(n_fft):
+            return
+        untimed = np.setdiff1d(np.asarray(n_fft), lengths)
+        if untimed.size:
+            known = ", ".join(map(str, lengths))
+            raise ValueError(f"strategy: 'learned' was not timed at n_fft {untimed[0]}, but at n_fft {known}")
 
     def in_domain(self, batch: RealLike, n_fft: RealLike, k: RealLike) -> bool | jax.Array:
         """Whether workloads lie within the values that were measured."""

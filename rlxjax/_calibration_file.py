@@ -20,7 +20,7 @@ from ._gate import IoFusionGate
 from ._latency import COEFFICIENT_NAMES, FORMULA_VERSION, coefficient_unit
 from ._learned_latency import LEARNED_COEFFICIENT_NAMES
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -124,8 +124,17 @@ class LearnedModel(Strict):
     file: str
     sha256: str
 
+    @model_validator(mode="after")
+    def _possible(self) -> "LearnedModel":
+        if self.n_fft < 2 or self.n_fft & (self.n_fft - 1):
+            raise ValueError(f"n_fft: expected a power of two of at least 2, got {self.n_fft}")
+        for name, most in (("live_bins", self.n_fft // 2 + 1), ("active_gates", self.total_gates)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"{name}: expected 0 to {most}, got {getattr(self, name)}")
+        return self
 
-class Learned(Strict):
+
+class LearnedSection(Strict):
     """The learned path, if the job was given models."""
 
     coefficients: dict[str, FittedCoefficient]
@@ -133,15 +142,18 @@ class Learned(Strict):
     fit: FitSummary
 
     @model_validator(mode="after")
-    def _all_coefficients(self) -> "Learned":
-        _check_entries("coefficients", self.coefficients, LEARNED_COEFFICIENT_UNITS)
+    def _all_coefficients(self) -> "LearnedSection":
+        _check_entries("learned.coefficients", self.coefficients, LEARNED_COEFFICIENT_UNITS)
+        lengths = [model.n_fft for model in self.models]
+        if not lengths or len(set(lengths)) < len(lengths):
+            raise ValueError(f"learned.models: expected models of different n_fft, got n_fft {lengths}")
         return self
 
 
 class CalibrationFile(Strict):
-    """The schema, version 1."""
+    """The schema, version 2: version 1 knew no learned section."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[1, 2]
     formula_version: Literal[1]
     created: str
     command: str
@@ -155,7 +167,7 @@ class CalibrationFile(Strict):
     samples: Samples
     fit: FitSummary
     skipped: list[str]
-    learned: Learned | None = None
+    learned: LearnedSection | None = None
 
     @model_validator(mode="after")
     def _all_coefficients(self) -> "CalibrationFile":

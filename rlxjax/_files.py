@@ -13,6 +13,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+#: Of a value that is refused, for a message.
+SHOWN_CHARACTERS = 80
+
 _Content = TypeVar("_Content", bound=BaseModel)
 
 
@@ -76,7 +79,9 @@ def read_json_file(
         first = reason.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "content"
         said = first["msg"].removeprefix("Value error, ")
-        shown = "" if first["type"] in ("missing", "value_error") else f", got {first['input']!r}"
+        got = repr(first["input"])
+        got = got if len(got) <= SHOWN_CHARACTERS else f"{got[:SHOWN_CHARACTERS]}..."
+        shown = "" if first["type"] in ("missing", "value_error") else f", got {got}"
         raise error(" ".join(f"{path}: {field}: {said}{shown}; {mend}".split())) from None
 
 

@@ -70,9 +70,7 @@ class Timings:
         if codes.ndim != 1:
             raise ValueError(f"path: expected one axis, got shape {codes.shape}")
         if np.any(codes == Path.LEARNED.code):
-            raise ValueError(
-                "path: expected host, fused or block, got learned, which the model has no terms for"
-            )
+            raise ValueError("path: expected host, fused or block, got learned, which depends on its model")
         return cls(codes, **checked_columns("path", codes.shape, columns))
 
 

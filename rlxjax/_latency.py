@@ -293,5 +293,7 @@ def _ceil_jvp(primals, tangents):
 def _path_codes(path: str | Code) -> Code:
     codes = Path.codes(path)
     if not is_traced(codes) and np.any(np.asarray(codes) == Path.LEARNED.code):
-        raise ValueError("path: expected host, fused or block, got learned: no learned model was timed")
+        raise ValueError(
+            "path: expected host, fused or block, got learned, which depends on its model; see Calibration"
+        )
     return codes

@@ -21,7 +21,8 @@ def save_learned_fft(model: LearnedFft, path: str | os.PathLike, note: str = "")
         note: how it was trained, for a reader.
 
     Raises:
-        ValueError: a model with gates outside [0, 1], or leaves that are not finite or of wrong shapes.
+        ValueError: something that is no model, one with gates outside [0, 1], leaves that are not finite or
+            of wrong shapes.
 
     Examples:
         >>> import tempfile
@@ -30,28 +31,26 @@ def save_learned_fft(model: LearnedFft, path: str | os.PathLike, note: str = "")
         ...     load_learned_fft(f"{folder}/model.json", n_fft=8).active_gates
         12
     """
-    from pydantic import ValidationError
-
     from ._files import write_json_file
-    from ._learned_schema import SCHEMA_VERSION, LearnedFftFile
+    from ._learned_schema import SCHEMA_VERSION, LearnedFftFile, single_precision
 
-    leaves = {name: np.asarray(getattr(model, name), np.float32) for name in ("twiddles", "gates", "mask")}
-    whole = LearnedFft.checked(**leaves)
-    short = {name: _short(leaf) for name, leaf in leaves.items()}
-    try:
-        content = LearnedFftFile(
-            schema_version=SCHEMA_VERSION,
-            kind="learned_fft",
-            n_fft=whole.n_fft,
-            active_gates=whole.active_gates,
-            total_gates=whole.total_gates,
-            note=note,
-            twiddles=short["twiddles"],
-            gates=short["gates"],
-            mask=short["mask"],
-        )
-    except ValidationError as error:
-        raise ValueError(f"model: {error.errors()[0]['msg']}") from None
+    if not isinstance(model, LearnedFft):
+        raise ValueError(f"model: expected a LearnedFft, got {type(model).__name__}")
+    if not isinstance(note, str):
+        raise ValueError(f"note: expected a string, got {note!r}")
+    names = ("twiddles", "gates", "mask")
+    whole = LearnedFft.checked(**{name: single_precision(getattr(model, name)) for name in names})
+    content = LearnedFftFile(
+        schema_version=SCHEMA_VERSION,
+        kind="learned_fft",
+        n_fft=whole.n_fft,
+        active_gates=whole.active_gates,
+        total_gates=whole.total_gates,
+        note=note,
+        twiddles=_short(np.asarray(whole.twiddles)),
+        gates=_short(np.asarray(whole.gates)),
+        mask=_short(np.asarray(whole.mask)),
+    )
     write_json_file(content, path, indent=None)
 
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ._checks import check_shapes, check_sizes, fields_of
+from ._counts import as_float, size_as_float
 from ._device import Coefficients
 from ._fit import FitResult, LatencyPrior, fit_coefficients, wide_prior
 from ._latency import (
@@ -77,7 +79,19 @@ def learned_terms_ns(
         n_fft: samples of a segment.
         k: peaks of a row.
         n_segments: segments of a row.
+
+    Raises:
+        ValueError: a size that cannot be, or shapes that do not agree.
     """
+    sizes = {"batch": batch, "n_fft": n_fft, "k": k, "n_segments": n_segments}
+    check_sizes(**sizes)
+    check_shapes(flop=flop, live_bins=live_bins, **sizes, **fields_of(own), **fields_of(shared))
+    floats = [size_as_float(value, name) for name, value in sizes.items()]
+    return _terms_ns(own, shared, as_float(flop, "flop"), as_float(live_bins, "live_bins"), *floats)
+
+
+@jax.jit
+def _terms_ns(own, shared, flop, live_bins, batch, n_fft, k, n_segments) -> LatencyTerms:
     parts = _parts(shared, flop, live_bins, batch, n_fft, k, n_segments)
     transform_ns = _transform_ns(
         own, parts.segments, parts.flop, parts.memory_ns, shared.thread_gain, shared.thread_onset_ns

@@ -1,6 +1,6 @@
 """The schema of a learned FFT's file, on one screen."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -43,8 +43,16 @@ class LearnedFftFile(Strict):
         Raises:
             ValueError: arrays that are no model.
         """
-        try:
-            twiddles, gates = np.array(self.twiddles, np.float32), np.array(self.gates, np.float32)
-        except ValueError:
-            raise ValueError("twiddles, gates: expected stages of equal length") from None
-        return LearnedFft.checked(twiddles=twiddles, gates=gates, mask=np.array(self.mask, np.float32))
+        leaves = {}
+        for name in ("twiddles", "gates", "mask"):
+            try:
+                leaves[name] = single_precision(getattr(self, name))
+            except ValueError:
+                raise ValueError(f"{name}: expected stages of equal length") from None
+        return LearnedFft.checked(**leaves)
+
+
+def single_precision(values: Any) -> np.ndarray:
+    """Return numbers in single precision; what lies beyond it is infinite, which no model takes."""
+    with np.errstate(over="ignore"):
+        return np.asarray(values, np.float32)

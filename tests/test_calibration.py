@@ -32,7 +32,7 @@ def content(**fingerprint):
     here = file_module.current_fingerprint().model_dump()
     errors = {"fit": 0.03, "interior": 0.05, "edge": None, "held_out": 0.05, "held_out_cells": 7}
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "formula_version": 1,
         "created": "2024-05-01T12:00:00+00:00",
         "command": "rlxjax calibrate --budget 60",
@@ -201,7 +201,9 @@ def test_the_domain_is_closed_and_bounds_the_product_too():
 def test_welch_peaks_runs_the_path_that_the_calibration_picks(strategy, cheapest, monkeypatch):
     ran = []
     for name in (rx.Path.HOST, rx.Path.FUSED, rx.Path.BLOCK):
-        monkeypatch.setitem(_run._RUN, name, lambda signal, params, name=name: ran.append(name) or signal)
+        monkeypatch.setitem(
+            _run._RUN, name, lambda signal, params, model, name=name: ran.append(name) or signal
+        )
     machine, params = calibration(**CHEAPEST[cheapest]), rx.WelchPeakParams.fast(64, 4)
     rx.welch_peaks(np.zeros((8, 96)), params, strategy, calibration=machine)
     device = min(("fused", "block"), key=lambda name: float(machine.predict_ns(name, 8, 64, 4)))
@@ -231,7 +233,7 @@ def test_a_truncated_file_is_refused(length, path):
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("schema_version", 2, "install a newer rlxjax"),
+        ("schema_version", 3, "install a newer rlxjax"),
         ("formula_version", 2, "install a newer rlxjax"),
         ("schema_version", 0, "rlxjax calibrate"),
         ("schema_version", "1", "rlxjax calibrate"),
@@ -345,7 +347,7 @@ def test_the_new_file_replaces_the_old_in_one_step(path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", watched)
     write_json_file(CalibrationFile.model_validate(content()), path)
-    assert seen == [("the old file", 1)]
+    assert seen == [("the old file", 2)]
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 

@@ -84,7 +84,7 @@ def test_predict_marks_the_pick_and_an_extrapolation(file):
 def test_validate_accepts_a_valid_file(file):
     result = invoke("validate", file)
     assert result.exit_code == 0
-    assert "valid (schema 1" in result.stdout
+    assert "valid (schema 2" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_validate_accepts_a_valid_file(file):
         (lambda c: c["coefficients"]["dispatch_ns"].update(value=-1.0), "coefficients.dispatch_ns.value"),
         (lambda c: c["coefficients"].pop("host_call_ns"), "coefficients.host_call_ns"),
         (lambda c: c["coefficients"]["cache_bytes"].update(value=float("nan")), "coefficients.cache_bytes"),
-        (lambda c: c.update(schema_version=2), "schema_version"),
+        (lambda c: c.update(schema_version=3), "schema_version"),
         (lambda c: c.pop("domain"), "domain"),
     ],
 )

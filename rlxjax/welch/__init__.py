@@ -10,6 +10,7 @@ from ._costs import algorithm_bandwidth_gbps as algorithm_bandwidth_gbps
 from ._costs import estimate_welch_peaks_costs as estimate_welch_peaks_costs
 from ._costs import soft_estimate_welch_peaks_costs as soft_estimate_welch_peaks_costs
 from ._costs import welch_peaks_fusion_gate_breakdown as welch_peaks_fusion_gate_breakdown
+from ._formulas import learned_scale as learned_scale
 from ._graphs import host_fft_profile as host_fft_profile
 from ._graphs import useful_bytes_touched as useful_bytes_touched
 from ._graphs import welch_peaks_graph as welch_peaks_graph

@@ -39,8 +39,13 @@ class Learned(NamedTuple):
     @property
     def scale(self) -> RealLike:
         """What is left of the fused graph's work; all where the gates are unknown."""
-        share = self.active_gates / jnp.where(self.known, self.total_gates, 1.0)
-        return jnp.where(self.known, LEARNED_BASE + LEARNED_PER_GATE * share, 1.0)
+        total = jnp.where(self.known, self.total_gates, 1.0)
+        return jnp.where(self.known, learned_scale(self.active_gates, total), 1.0)
+
+
+def learned_scale(active_gates: RealLike, total_gates: RealLike) -> RealLike:
+    """Return what a pruned learned FFT leaves of the fused graph's work (SPEC, section 5)."""
+    return LEARNED_BASE + LEARNED_PER_GATE * active_gates / total_gates
 
 
 class Row(NamedTuple):

@@ -19,6 +19,8 @@ GATE_ON = 0.5
 class LearnedFft:
     """A gated radix-2 decimation-in-time FFT; a pytree, which checks nothing when it is built.
 
+    Its arrays are not to be changed in place: programs that were made of a model stay as they are.
+
     Samples enter in bit-reversed order. Stage `s` (0 is the first) works on places `0 .. n_fft - 1` in
     blocks of `2 * half` with `half = 2**s`; its butterfly `j = block * half + t`, `t < half`, takes
     `a` from place `2 * half * block + t` and `b` from the place `half` further, and leaves there

@@ -9,22 +9,20 @@ import numpy as np
 from jaxtyping import Array, Real
 
 from rlxjax._checks import as_index
-from rlxjax._numerics import straight_through
 
 from ._host import hann_window
-from ._learned_fft import GATE_ON, LearnedFft, bit_reversal, live_gates
+from ._learned_fft import LearnedFft, bit_reversal
 from ._learned_signals import ToneSignals, peak_loss, peak_recall
 
-#: Rows of one training step, and of the rows that choose among fine-tuned models.
-TRAINING_ROWS, VALIDATION_ROWS = 64, 512
-#: The gates' weight in the loss at the start and at least, its factor up or down after a round, and the
-#: steps of a round. It falls faster than it rises, so that gates do not go all at once.
-LEAST_GATE_WEIGHT, GATE_WEIGHT_UP, GATE_WEIGHT_DOWN, ROUND_STEPS = 0.15, 1.1, 0.5, 10
-#: Share of the pruning steps by whose end the gates are meant to be within the budget, and how many
-#: rounds pruning goes on once they are.
-SCHEDULE_SHARE, ROUNDS_WITHIN = 0.9, 10
-#: Step sizes of Adam while pruning (gates and mask) and at the start of fine-tuning (twiddles and mask).
-PRUNING_RATE, FINE_TUNING_RATE = 0.01, 0.002
+#: Rows of one training step, of those that choose a cut, of those that say which bins are wanted, and of
+#: those that choose among models.
+TRAINING_ROWS, CUT_ROWS, MASK_ROWS, VALIDATION_ROWS = 64, 256, 2048, 512
+#: A bin wanted less often than this share of how often the most wanted bin is, is masked.
+LEAST_WANTED = 0.01
+#: Rounds of growth, and the weight of the mean gate in its loss.
+GROWTH_ROUNDS, GATE_WEIGHT = 10, 0.02
+#: Step size of Adam at the start of fine-tuning (twiddles and mask).
+FINE_TUNING_RATE = 0.002
 #: Fine-tuned models are compared this many times.
 COMPARISONS = 10
 
@@ -34,9 +32,9 @@ class TrainingRound:
     """What one round of steps ended with.
 
     Attributes:
-        step: steps done, pruning and fine-tuning together.
-        loss: mean loss of the round's steps, the gates' term included while pruning.
-        gate_weight: weight of the gates in that loss; 0 while fine-tuning.
+        step: steps done, pruning and fine-tuning together; a cut is one step.
+        loss: loss on the rows that chose a cut, or mean loss of the round's steps, the gates' term included.
+        gate_weight: weight of the mean gate in that loss; 0 for cuts and while fine-tuning.
         active_gates: gates of the hardened model.
         recall: share of the reference's peaks found on the validation rows; None while over the budget.
     """
@@ -75,12 +73,15 @@ def train_learned_fft(
 ) -> TrainingResult:
     """Prune the exact transform to a share of its gates and train what is left to find the same peaks.
 
-    *Pruning.* The gates of a (stage, block) share one number. Forward they are hard, backward their
-    derivative is that of the soft gate (straight through), and each step is clipped to [0, 1]. The loss is
-    `peak_loss` plus a weight times the mean gate. The weight grows while more gates are on than a
-    schedule allows, which falls to the budget, and shrinks otherwise; twiddles stay exact. It ends a few
-    rounds after the gates that reach a bin are within the budget; of these rounds the one with the best
-    recall on validation rows is kept. If the steps run out first, the smallest gates are dropped.
+    *Mask.* Bins that are next to never among the k strongest of training rows are masked.
+    *Cuts.* The places of the network are halved along the bits of their address: a cut keeps one value of
+    one bit and switches off every butterfly of every stage that touches a place with the other value. All
+    values of all bits left are tried on training rows, and the one that keeps the greatest recall stays,
+    until the gates that reach a bin are within the budget.
+    *Growth.* What is left of the budget is filled with single gates in equal rounds. Of the loss, `peak_loss`
+    plus a weight times the mean gate, each round averages the derivative by every gate over its steps,
+    at hard gates (straight through), and the gates that would lower it most are switched on. The
+    gates of the best recall on validation rows are kept, those before growth included.
     *Fine-tuning.* With those gates fixed, twiddles and mask descend `peak_loss`; again the best is kept,
     the model before included.
 
@@ -89,7 +90,7 @@ def train_learned_fft(
         signals: what to train on; tones over the full band by default.
         active_share: the active gates stay strictly below this share of all, above 0 and at most 1.
         k: peaks to match, at least 1.
-        steps: most steps of pruning, at least 1.
+        steps: steps of pruning, at least 1: the cuts, which are never left out, and then growth.
         fine_tuning_steps: steps of fine-tuning.
         seed: of the training and validation rows; the same seed gives the same model.
 
@@ -110,87 +111,96 @@ def train_learned_fft(
         raise ValueError(f"active_share: expected a share above 0 and at most 1, got {active_share}")
     signals = ToneSignals() if signals is None else signals
     budget = math.ceil(active_share * exact.total_gates) - 1
-    keys = jax.random.split(jax.random.key(seed), 3)
+    keys = jax.random.split(jax.random.key(seed), 4)
     validation = signals.sample(keys[2], VALIDATION_ROWS, n_fft)
-    pruned, pruning = _prune(exact, signals, validation, budget, k, steps, keys[0])
-    dropped = pruned.hardened().active_gates > budget
-    model = _within_budget(pruned, budget)
-    model, tuning = _fine_tune(model, signals, validation, k, fine_tuning_steps, keys[1])
-    done = pruning[-1].step
-    history = (*pruning, *(dataclasses.replace(item, step=item.step + done) for item in tuning))
+    cut, cuts = _cut(exact, signals.sample(keys[3], MASK_ROWS, n_fft), budget, k)
+    grown, growth = _grow(cut, signals, validation, budget, k, max(steps - cuts[-1].step, 0), keys[0])
+    model, tuning = _fine_tune(grown, signals, validation, k, fine_tuning_steps, keys[1])
+    history = list(cuts)
+    for part in (growth, tuning):
+        done = history[-1].step
+        history += [dataclasses.replace(item, step=item.step + done) for item in part]
     share = model.active_gates / model.total_gates
     message = (
-        f"{model.active_gates} of {model.total_gates} gates ({share:.1%}) are on after {done} pruning steps"
+        f"{model.active_gates} of {model.total_gates} gates ({share:.1%}) are on: {cut.active_gates} that "
+        f"{cuts[-1].step} cuts left and {model.active_gates - cut.active_gates} grown."
     )
-    message += ", the smallest dropped because the steps ran out." if dropped else "."
-    return TrainingResult(model, history, message)
+    return TrainingResult(model, tuple(history), message)
 
 
-def _prune(
-    exact: LearnedFft, signals: ToneSignals, validation: Array, budget: int, k: int, steps: int, key: Array
+def _cut(exact: LearnedFft, rows: Array, budget: int, k: int) -> tuple[LearnedFft, list[TrainingRound]]:
+    """Return the model, masked and cut until its gates are within the budget, and the history."""
+    recall_of, loss_of = (jax.jit(of, static_argnames="k") for of in (peak_recall, peak_loss))
+    stages, half_n = exact.gates.shape
+    half = 2 ** np.arange(stages)[:, None]
+    butterfly = np.arange(half_n)[None]
+    first_place = 2 * half * (butterfly // half) + butterfly % half
+
+    def after(model: LearnedFft, bit: int, value: int) -> LearnedFft:
+        # A stage's butterflies join the two values of its own bit.
+        kept = ((first_place >> bit) & 1 == value) & (np.arange(stages)[:, None] != bit)
+        return dataclasses.replace(model, gates=np.where(kept, model.gates, 0)).hardened()
+
+    often = _times_wanted(rows, k)
+    rows = rows[:CUT_ROWS]
+    history = [TrainingRound(0, float(loss_of(exact, rows, k=k)), 0.0, exact.total_gates)]
+    mask = np.where(often >= LEAST_WANTED * often.max(), exact.mask, 0)
+    model, bits = dataclasses.replace(exact, mask=mask).hardened(), list(range(stages))
+    while model.active_gates > budget:
+        choices = [(after(model, bit, value), bit) for bit in bits for value in (0, 1)]
+        model, bit = max(choices, key=lambda choice: float(recall_of(choice[0], rows, k=k)))
+        bits.remove(bit)
+        loss = float(loss_of(model, rows, k=k))
+        history.append(TrainingRound(len(history), loss, 0.0, model.active_gates))
+    return model, history
+
+
+def _times_wanted(rows: Array, k: int) -> np.ndarray:
+    """Return how many rows have each bin among their k strongest."""
+    power = jnp.abs(jnp.fft.rfft(rows * hann_window(rows.shape[1])[None])) ** 2
+    power = power.at[:, 1:-1].multiply(2.0)
+    _, bins = jax.lax.top_k(power, min(k, power.shape[1]))
+    return np.bincount(np.asarray(bins).reshape(-1), minlength=power.shape[1])
+
+
+def _grow(
+    model: LearnedFft, signals: ToneSignals, validation: Array, budget: int, k: int, steps: int, key: Array
 ) -> tuple[LearnedFft, list[TrainingRound]]:
-    """Return the soft model of the best round within the budget (else of the last), and the history."""
-    import optax
+    """Return the model with the gates of the best round, the one before growth included, and the history."""
 
-    optimiser = optax.adam(PRUNING_RATE)
-
-    def soft_model(state) -> LearnedFft:
-        blocks, mask = state
-        rows = [jnp.repeat(gates, 2**stage) for stage, gates in enumerate(blocks)]
-        return LearnedFft(exact.twiddles, jnp.stack(rows), mask)
-
-    def loss(state, segments, gate_weight):
-        soft = soft_model(state)
-        hard = jnp.where(soft.gates >= GATE_ON, 1.0, 0.0).astype(soft.gates.dtype)
-        model = dataclasses.replace(soft, gates=straight_through(hard, soft.gates))
-        return peak_loss(model, segments, k) + gate_weight * jnp.mean(soft.gates)
-
-    def step(carry, key, gate_weight):
-        state, moments = carry
-        segments = signals.sample(key, TRAINING_ROWS, exact.n_fft)
-        value, gradient = jax.value_and_grad(loss)(state, segments, gate_weight)
-        updates, moments = optimiser.update(gradient, moments)
-        state = jax.tree.map(lambda leaf, update: jnp.clip(leaf + update, 0.0, 1.0), state, updates)
-        return (state, moments), value
+    def loss(gates: Array, segments: Array) -> Array:
+        return peak_loss(dataclasses.replace(model, gates=gates), segments, k) + GATE_WEIGHT * jnp.mean(gates)
 
     @jax.jit
-    def run(carry, keys, gate_weight):
-        carry, losses = jax.lax.scan(lambda carry, key: step(carry, key, gate_weight), carry, keys)
-        return carry, jnp.mean(losses), soft_model(carry[0])
+    def run(gates: Array, keys: Array) -> tuple[Array, Array]:
+        def step(total, key):
+            segments = signals.sample(key, TRAINING_ROWS, model.n_fft)
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(gates, segments)), None
 
-    blocks = [jnp.ones(exact.n_fft // 2 ** (stage + 1), jnp.float32) for stage in range(exact.stages)]
-    state = (blocks, jnp.asarray(exact.mask))
-    carry, weight, history = (state, optimiser.init(state)), LEAST_GATE_WEIGHT, []
-    model = soft_model(state)
-    recall_of, best, best_recall, rounds_within = jax.jit(peak_recall, static_argnames="k"), None, -1.0, 0
-    for done in range(ROUND_STEPS, steps + ROUND_STEPS, ROUND_STEPS):
-        done = min(done, steps)
-        keys = jax.random.split(jax.random.fold_in(key, done), ROUND_STEPS)
-        carry, value, model = run(carry, keys, np.float32(weight))
-        hard = model.hardened()
-        recall = None
-        if hard.active_gates <= budget:
-            rounds_within += 1
-            recall = float(recall_of(hard, validation, k=k))
-            if recall > best_recall:
-                best, best_recall = model, recall
-        history.append(TrainingRound(done, float(value), weight, hard.active_gates, recall))
-        if rounds_within > ROUNDS_WITHIN:
-            break
-        left = max(0.0, 1.0 - done / (SCHEDULE_SHARE * steps))
-        allowed = budget + (exact.total_gates - budget) * left**2
-        factor = GATE_WEIGHT_UP if hard.active_gates > allowed else GATE_WEIGHT_DOWN
-        weight = max(weight * factor, LEAST_GATE_WEIGHT)
-    return (model if best is None else best), history
+        total, _ = jax.lax.scan(step, (jnp.zeros(()), jnp.zeros_like(gates)), keys)
+        return total[0] / len(keys), total[1] / len(keys)
 
-
-def _within_budget(model: LearnedFft, budget: int) -> LearnedFft:
-    """Return the hardened model; where it has too many gates, the smallest are dropped as far as needed."""
-    gates, unmasked = np.asarray(model.gates), np.asarray(model.mask) != 0
-    for least in np.unique(gates[gates >= GATE_ON]):
-        if live_gates(gates >= least, unmasked).sum() <= budget:
-            return dataclasses.replace(model, gates=np.where(gates >= least, gates, 0)).hardened()
-    return dataclasses.replace(model, gates=np.zeros_like(gates)).hardened()
+    recall_of = jax.jit(peak_recall, static_argnames="k")
+    best, best_recall = model, float(recall_of(model, validation, k=k))
+    gates, history = np.asarray(model.gates), []
+    spare, round_steps = budget - model.active_gates, max(steps // GROWTH_ROUNDS, 1)
+    rounds = min(GROWTH_ROUNDS, steps, spare)
+    for done in range(1, rounds + 1):
+        keys = jax.random.split(jax.random.fold_in(key, done), round_steps)
+        value, slope = run(jnp.asarray(gates), keys)
+        slope = np.where(gates > 0, np.inf, np.asarray(slope)).reshape(-1)
+        wanted = model.active_gates + spare * done // rounds - int(gates.sum())
+        added = np.argsort(slope, kind="stable")[:wanted]
+        gates = gates.copy()
+        gates.reshape(-1)[added[slope[added] < 0]] = 1.0
+        grown = dataclasses.replace(model, gates=gates).hardened()
+        recall = float(recall_of(grown, validation, k=k))
+        history.append(
+            TrainingRound(done * round_steps, float(value), GATE_WEIGHT, grown.active_gates, recall)
+        )
+        if recall > best_recall:
+            best, best_recall = grown, recall
+    return best, history
 
 
 def _fine_tune(
@@ -213,6 +223,8 @@ def _fine_tune(
         twiddles, mask = jax.tree.map(jnp.add, state, updates)
         # A masked bin stays masked: its gates may be gone.
         mask = jnp.where(model.mask != 0, jnp.maximum(mask, 0.0), 0.0)
+        # The loss does not see the scale, but power below the smallest number would be the end.
+        mask = mask / jnp.max(mask)
         return ((twiddles, mask), moments), value
 
     @jax.jit

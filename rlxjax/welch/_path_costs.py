@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from rlxjax._checks import check_shapes
 from rlxjax._counts import as_temperature
 from rlxjax._numerics import Exact, rules_at
 from rlxjax._typing import Code, Nanoseconds, RealLike
@@ -160,6 +161,7 @@ def learned_path_ns(
         >>> float(learned_path_ns("cuda", 8192, 256, 16, 256, 1024))
         inf
     """
+    check_shapes(batch=batch, n_fft=n_fft, k=k, active_gates=active_gates, total_gates=total_gates)
     inputs = cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments)
     return _learned_path_ns(*inputs, learned_inputs(True, active_gates, total_gates))
 

@@ -84,20 +84,14 @@ def welch_peaks(
     path = _choose_path(strategy, signal.shape[0], params, calibration, model, traced)
     if path is Path.LEARNED and model is None:
         raise ValueError("strategy: 'learned' needs a learned FFT (model=), and none was given")
+    if traced and path not in _RUN_TRACED:
+        reason = f"got {strategy!r}: {_WHY[path]}"
+        raise ValueError(f"strategy: expected 'fused' or 'learned' inside traced code, {reason}")
     if traced:
-        if path is Path.LEARNED:
-            return learned_peaks(jnp.asarray(signal), _program(model, params), params)
-        if path is not Path.FUSED:
-            raise ValueError(f"strategy: expected 'fused' inside traced code, got {strategy!r}: {_WHY[path]}")
-        return fused_peaks(jnp.asarray(signal), params)
+        return _RUN_TRACED[path](signal, params, model)
     # A constant inside a caller's jit is not traced, and is computed at once.
     with jax.ensure_compile_time_eval():
-        if path is Path.LEARNED:
-            peaks = _first_rows(
-                _learned_program(_padded(signal, params), _program(model, params), params), signal
-            )
-        else:
-            peaks = _RUN[path](signal, params)
+        peaks = _RUN[path](signal, params, model)
     return jnp.asarray(peaks) if isinstance(signal, jax.Array) else np.asarray(peaks)
 
 
@@ -178,7 +172,7 @@ def _choose_path(
             raise ValueError(f"calibration: expected a Calibration (load_calibration), got {calibration!r}")
         work = None if model is None else _program(model, params).work
         return calibration.pick_path(batch, params.n_fft, params.k, params.n_segments, candidates, work)
-    gates = None if model is None else (model.active_gates, model.total_gates)
+    gates = (0, 0) if model is None else (model.active_gates, model.total_gates)
     return _cheapest_built_in(batch, params, candidates, gates, jax_device())
 
 
@@ -187,13 +181,13 @@ def _cheapest_built_in(
     batch: int,
     params: WelchPeakParams,
     candidates: tuple[Path, ...],
-    gates: tuple[int, int] | None,
+    gates: tuple[int, int],
     device: Device,
 ) -> Path:
     def cost(path: Path) -> float:
         arguments = (device, batch, params.n_fft, params.k)
         if path is Path.LEARNED:
-            return float(learned_path_ns(*arguments, *(gates or (0, 0)), n_segments=params.n_segments))
+            return float(learned_path_ns(*arguments, *gates, n_segments=params.n_segments))
         return float(BUILT_IN_COSTS_NS[path](*arguments, n_segments=params.n_segments))
 
     with jax.ensure_compile_time_eval():
@@ -205,29 +199,42 @@ _programs: "weakref.WeakKeyDictionary[LearnedFft, dict[WelchPeakParams, LearnedP
 _programs = weakref.WeakKeyDictionary()
 
 
-def _program(model: LearnedFft | None, params: WelchPeakParams) -> LearnedProgram:
-    assert model is not None
+def _program(model: LearnedFft, params: WelchPeakParams) -> LearnedProgram:
+    """Return the program of a model, its arrays on the device."""
     known = _programs.setdefault(model, {})
     if params not in known:
-        known[params] = learned_program(model, params)
+        with jax.ensure_compile_time_eval():
+            known[params] = jax.device_put(learned_program(model, params))
     return known[params]
 
 
-def _run_host(signal, params: WelchPeakParams):
+def _run_host(signal, params: WelchPeakParams, model: LearnedFft | None):
     return host_peaks(np.asarray(signal), params)
 
 
-def _run_fused(signal, params: WelchPeakParams):
-    peaks = _fused_program(_padded(signal, params), params)
-    return _first_rows(peaks, signal)
+def _run_fused(signal, params: WelchPeakParams, model: LearnedFft | None):
+    return _first_rows(_fused_program(_padded(signal, params), params), signal)
 
 
-def _run_block(signal, params: WelchPeakParams):
+def _run_block(signal, params: WelchPeakParams, model: LearnedFft | None):
     spectrum = np.asarray(_spectrum_program(_padded(signal, params), params))
     return spectrum_peaks(spectrum[: signal.shape[0]], params)
 
 
-_RUN = {Path.HOST: _run_host, Path.FUSED: _run_fused, Path.BLOCK: _run_block}
+def _run_learned(signal, params: WelchPeakParams, model: LearnedFft):
+    return _first_rows(_learned_program(_padded(signal, params), _program(model, params), params), signal)
+
+
+_RUN = {
+    Path.HOST: _run_host,
+    Path.FUSED: _run_fused,
+    Path.BLOCK: _run_block,
+    Path.LEARNED: _run_learned,
+}
+_RUN_TRACED = {
+    Path.FUSED: lambda signal, params, model: fused_peaks(signal, params),
+    Path.LEARNED: lambda signal, params, model: learned_peaks(signal, _program(model, params), params),
+}
 _fused_program = jax.jit(fused_peaks, static_argnames="params")
 _spectrum_program = jax.jit(segment_spectra, static_argnames="params")
 _learned_program = jax.jit(learned_peaks, static_argnames="params")
