@@ -32,11 +32,11 @@ class TrainingRound:
     """What one round of steps ended with.
 
     Attributes:
-        step: steps done, pruning and fine-tuning together; a cut is one step.
-        loss: loss on the rows that chose a cut, or mean loss of the round's steps, the gates' term included.
-        gate_weight: weight of the mean gate in that loss; 0 for cuts and while fine-tuning.
+        step: steps done, pruning and fine-tuning together; the mask and a cut are one step each.
+        loss: on the rows that choose cuts, or the mean of the round's steps, the gates' term included.
+        gate_weight: weight of the mean gate in that loss; 0 but for growth.
         active_gates: gates of the hardened model.
-        recall: share of the reference's peaks found on the validation rows; None while over the budget.
+        recall: share of the reference's peaks found on the validation rows; None for mask and cuts.
     """
 
     step: int
@@ -52,7 +52,7 @@ class TrainingResult:
 
     Attributes:
         model: hardened, with float32 leaves on the host.
-        history: one record a round.
+        history: one record for the exact transform, for the mask, and for each cut and round.
         message: a sentence on the outcome.
     """
 
@@ -90,7 +90,7 @@ def train_learned_fft(
         signals: what to train on; tones over the full band by default.
         active_share: the active gates stay strictly below this share of all, above 0 and at most 1.
         k: peaks to match, at least 1.
-        steps: steps of pruning, at least 1: the cuts, which are never left out, and then growth.
+        steps: steps of pruning, at least 1: mask and cuts, which are never left out, and then growth.
         fine_tuning_steps: steps of fine-tuning.
         seed: of the training and validation rows; the same seed gives the same model.
 
@@ -123,7 +123,7 @@ def train_learned_fft(
     share = model.active_gates / model.total_gates
     message = (
         f"{model.active_gates} of {model.total_gates} gates ({share:.1%}) are on: {cut.active_gates} that "
-        f"{cuts[-1].step} cuts left and {model.active_gates - cut.active_gates} grown."
+        f"the mask and {cuts[-1].step - 1} cuts left and {model.active_gates - cut.active_gates} grown."
     )
     return TrainingResult(model, tuple(history), message)
 
@@ -143,15 +143,21 @@ def _cut(exact: LearnedFft, rows: Array, budget: int, k: int) -> tuple[LearnedFf
 
     often = _times_wanted(rows, k)
     rows = rows[:CUT_ROWS]
-    history = [TrainingRound(0, float(loss_of(exact, rows, k=k)), 0.0, exact.total_gates)]
+    history = []
+
+    def record(model: LearnedFft) -> None:
+        loss = float(loss_of(model, rows, k=k))
+        history.append(TrainingRound(len(history), loss, 0.0, model.active_gates))
+
+    record(exact)
     mask = np.where(often >= LEAST_WANTED * often.max(), exact.mask, 0)
     model, bits = dataclasses.replace(exact, mask=mask).hardened(), list(range(stages))
+    record(model)
     while model.active_gates > budget:
         choices = [(after(model, bit, value), bit) for bit in bits for value in (0, 1)]
         model, bit = max(choices, key=lambda choice: float(recall_of(choice[0], rows, k=k)))
         bits.remove(bit)
-        loss = float(loss_of(model, rows, k=k))
-        history.append(TrainingRound(len(history), loss, 0.0, model.active_gates))
+        record(model)
     return model, history
 
 
