@@ -20,9 +20,9 @@ from ._host import hann_window, one_sided_weights
 from ._learned_fft import LearnedFft, bit_reversal
 from ._params import WelchPeakParams
 
-#: What the choice of form goes by, on the cores of a small CPU: FLOP per nanosecond of a matrix product,
-#: the time of one more matrix in the same FLOP a row, and nanoseconds to carry a place through a stage.
-MATRIX_FLOP_PER_NS, MATRIX_OVERHEAD_FLOP, PLACE_NS = 75.0, 3_000.0, 2.5
+#: What the choice of form goes by, as measured on two cores: FLOP per nanosecond of a matrix product, and
+#: nanoseconds a row for one more matrix, to gather one sample or bin, to carry a place through a stage.
+MATRIX_FLOP_PER_NS, MATRIX_NS, GATHER_NS, PLACE_NS = 150.0, 40.0, 2.8, 1.1
 
 
 class LearnedWork(NamedTuple):
@@ -38,6 +38,12 @@ class LearnedWork(NamedTuple):
 
 
 _Cone = tuple[np.ndarray, np.ndarray]
+
+
+def _is_even(indices: np.ndarray) -> bool:
+    """Whether indices progress upward by one step, so that a strided slice takes them."""
+    steps = np.unique(np.diff(indices))
+    return len(steps) == 0 or (len(steps) == 1 and steps[0] > 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +67,10 @@ class Places:
     def take(self, array: Array, axis: int) -> Array:
         """Return the entries: by a strided slice where the indices progress evenly, else by a gather."""
         indices = self.indices
-        steps = np.unique(np.diff(indices))
         if not len(indices):
             return jax.lax.slice_in_dim(array, 0, 0, axis=axis)
-        if len(steps) == 0 or (len(steps) == 1 and steps[0] > 0):
-            step = int(steps[0]) if len(steps) else 1
+        if _is_even(indices):
+            step = int(indices[1] - indices[0]) if len(indices) > 1 else 1
             return jax.lax.slice_in_dim(array, int(indices[0]), int(indices[-1]) + 1, step, axis)
         return jnp.take(array, indices, axis=axis, mode="clip")
 
@@ -254,9 +259,12 @@ def _cones(on: np.ndarray, bins: np.ndarray) -> list[_Cone]:
 
 
 def _matrices_ns(partition: list[_Cone]) -> float:
-    """Return the estimate for one segment: two FLOP an entry."""
-    flop = sum(4.0 * len(samples) * len(bins) + MATRIX_OVERHEAD_FLOP for samples, bins in partition)
-    return flop / MATRIX_FLOP_PER_NS
+    """Return the estimate for one segment: two FLOP an entry, and what has to be gathered."""
+    flop = sum(4.0 * len(samples) * len(bins) for samples, bins in partition)
+    gathered = sum(len(samples) for samples, _ in partition if not _is_even(samples))
+    if len(partition) > 1:
+        gathered += sum(len(bins) for _, bins in partition)
+    return flop / MATRIX_FLOP_PER_NS + GATHER_NS * gathered + MATRIX_NS * len(partition)
 
 
 def _butterflies_ns(on: np.ndarray, bins: np.ndarray) -> float:
