@@ -10,7 +10,7 @@ import numpy as np
 from .measure import Deadline, warm_up
 from .report import SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT, Progress
 from .samples import SampleLog
-from .workloads import Cell, Models, Signals
+from .workloads import Cell, Models, Signals, runs_model
 
 #: Share of the time before the fit that compiling and warming up may take.
 WARM_UP_SHARE = 0.5
@@ -69,14 +69,19 @@ def prepare(
 def preparation_order(cells: list[Cell], rng: np.random.Generator) -> list[Cell]:
     """Return the cells in the order in which they are compiled, in case time runs out.
 
-    All strategies of a workload come together, those of the table that is printed first, the others at
-    random.
+    All strategies of a workload come together, those of the table that is printed first, then those that
+    run a model, the others at random.
     """
     workloads: dict[tuple[int, int, int], list[Cell]] = {}
     for cell in cells:
         workloads.setdefault((cell.batch, cell.n_fft, cell.k), []).append(cell)
     keys = [list(workloads)[i] for i in rng.permutation(len(workloads))]
-    keys.sort(key=lambda key: not (key[0] in SHOWN_BATCHES and key[1:] == (SHOWN_N_FFT, SHOWN_K)))
+
+    def place(key: tuple[int, int, int]) -> tuple[bool, bool]:
+        is_shown = key[0] in SHOWN_BATCHES and key[1:] == (SHOWN_N_FFT, SHOWN_K)
+        return not is_shown, not any(runs_model(cell) for cell in workloads[key])
+
+    keys.sort(key=place)
     return [cell for key in keys for cell in workloads[key]]
 
 
