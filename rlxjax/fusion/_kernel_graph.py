@@ -154,15 +154,5 @@ def _loop(node: Node, nodes: tuple[Node, ...], numbers: dict[tuple[int | None, .
     rule = OPS[node.op]
     if not rule.fusable:
         return ALONE
-    shape = nodes[node.inputs[0]].shape if rule.reduction and node.inputs else node.shape
-    if None not in shape and node_elements(shape) == 1:
-        return ONE_ELEMENT
-    return numbers.setdefault(shape, len(numbers))
-
-
-def node_elements(shape: Sequence[int | None]) -> int:
-    """Return the number of elements of a shape, 0 where a dimension is unknown."""
-    elements = 1
-    for dim in shape:
-        elements *= dim or 0
-    return elements
+    looped = nodes[node.inputs[0]] if rule.reduction and node.inputs else node
+    return ONE_ELEMENT if looped.elements == 1 else numbers.setdefault(looped.shape, len(numbers))

@@ -67,7 +67,6 @@ class _Run:
 
     def __init__(self, graph: KernelGraph, backward: bool):
         self.graph = graph
-        self.backward = backward
         self.after = graph.producers if backward else graph.consumers
         before = graph.consumers if backward else graph.producers
         self.waiting = [len(others) for others in before]
