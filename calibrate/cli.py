@@ -130,6 +130,65 @@ def predict(
         typer.echo("outside the calibrated domain: an extrapolation")
 
 
+@app.command()
+@_one_line_errors
+def bench(
+    n_fft: Annotated[
+        list[int] | None, typer.Option(help="Samples of a segment, even; may be given again.")
+    ] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Rows of the signal; may be given again.")] = None,
+    k: Annotated[list[int] | None, typer.Option(help="Peaks of a row; may be given again.")] = None,
+    segments: Annotated[int, typer.Option(help="Segments of a row.")] = 2,
+    contender: Annotated[
+        list[str] | None, typer.Option(help="Who takes part, all by default; may be given again.")
+    ] = None,
+    budget: Annotated[float, typer.Option(help="Seconds for each workload.")] = 5.0,
+    device: Annotated[
+        str | None, typer.Option(help="JAX platform to run on: cpu, gpu, cuda, rocm or tpu.")
+    ] = None,
+    calibration: Annotated[FilePath | None, typer.Option(help="The calibration that auto picks by.")] = None,
+    out: Annotated[FilePath | None, typer.Option(help="A JSON file for every time.")] = None,
+) -> None:
+    """Time Welch peaks against the naive form and every peer that is installed, and print the ratios."""
+    _set_up_jax(device)
+    import jax
+
+    from rlxjax import load_calibration
+
+    from .bench import bench_cells, run_bench
+    from .bench_report import print_bench
+    from .report import Progress
+
+    cells = bench_cells(n_fft or (), batch or (), k or (), segments)
+    options = {
+        "--n-fft": n_fft,
+        "--batch": batch,
+        "--k": k,
+        "--segments": [segments],
+        "--contender": contender,
+    }
+    options |= {"--budget": [f"{budget:g}"], "--device": device and [device]}
+    options |= {"--calibration": calibration and [calibration], "--out": out and [out]}
+    given = [
+        str(part) for name, values in options.items() for value in values or () for part in (name, value)
+    ]
+    with jax.enable_x64(False):
+        auto_by = None if calibration is None else load_calibration(calibration)
+    with Progress(Console(stderr=True)).phase("measuring", total=len(cells)) as advance:
+        content = run_bench(
+            cells,
+            budget_s=budget,
+            command=shlex.join(["rlxjax", "bench", *given]),
+            names=contender or (),
+            out=out,
+            calibration=auto_by,
+            advance=advance,
+        )
+    print_bench(content, Console(width=None if sys.stdout.isatty() else 120))
+    if out is not None:
+        typer.echo(f"every time: {out}")
+
+
 def main() -> None:
     """Run the command line."""
     _run(app, sys.argv[1:] or ["--help"])
@@ -155,7 +214,7 @@ def _run(commands: typer.Typer, arguments: list[str]) -> None:
 
 
 def _set_up_jax(device: str | None) -> None:
-    """Choose the platform, before JAX starts one, and turn float64 on for this process."""
+    """Choose the platform, before JAX starts one, turn float64 on, and keep what is compiled."""
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -170,6 +229,9 @@ def _set_up_jax(device: str | None) -> None:
         reason = (str(error).splitlines() or ["it failed to start"])[0]
         asked = f"--device {device}" if device else "JAX_PLATFORMS"
         raise ValueError(f"{asked}: JAX finds no such device here ({reason})") from None
+    from .compiled import keep_compiled_programs
+
+    keep_compiled_programs()
 
 
 def _command(

@@ -4,22 +4,26 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from rlxjax import LatencyPrior, fit_latency, typical_prior
 from rlxjax._fit import MIN_TIMINGS, FitResult
 from rlxjax._latency import LatencyCoefficients
+from rlxjax._latency_formulas import maxima_ns, top_k_ns
 from rlxjax._learned_latency import LearnedLatencyCoefficients, fit_learned
 
-from .measure import MicroRates
+from .measure import DEEP_SELECTION, WIDE_SELECTION, MicroRates
 from .samples import timings_of
 from .validate import learned_predictions_ns, predictions_ns, sizes_of, works_of
 from .workloads import Cell, Models, runs_model
 
 #: Standard deviation of the logarithm of a coefficient that a micro-benchmark measured by itself.
 MICRO_LOG_SD = 0.3
-#: The same for bandwidths: a run moves other sizes, in another state of the caches.
+#: The same for bandwidths and selections: a run has other sizes, in another state of the caches.
 TRANSFER_LOG_SD = 1.0
+#: The two coefficients of each form of selection that are told apart by a wide and a deep one.
+MAXIMA_RATES, TOP_K_RATES = ("maxima_key_ns", "maxima_bin_ns"), ("topk_bin_ns", "topk_update_ns")
 
 
 class Fitted(NamedTuple):
@@ -73,7 +77,7 @@ def _fit(
     is_learned = np.array([runs_model(cell) for cell in cells])
     shared_cells = [cell for cell in cells if not runs_model(cell)]
     learned_cells = [cell for cell in cells if runs_model(cell)]
-    timings = timings_of(shared_cells, measured_ns[~is_learned])
+    timings = timings_of(shared_cells, measured_ns[~is_learned], jax.default_backend())
     shared = fit_latency(timings, prior, weights[~is_learned])
     predicted_ns = np.full(len(cells), np.nan)
     predicted_ns[~is_learned] = predictions_ns(shared.coefficients, shared_cells)
@@ -97,7 +101,35 @@ def micro_prior(rates: MicroRates) -> LatencyPrior:
         "readback_bytes_per_ns": rates.readback_bytes_per_ns,
     }
     prior = typical_prior()
-    log_sds = dict.fromkeys(waits, MICRO_LOG_SD) | dict.fromkeys(transfers, TRANSFER_LOG_SD)
+    selections = _selection_rates(rates, prior.median)
+    log_sds = dict.fromkeys(waits, MICRO_LOG_SD) | dict.fromkeys(transfers | selections, TRANSFER_LOG_SD)
     return LatencyPrior(
-        dataclasses.replace(prior.median, **waits, **transfers), dataclasses.replace(prior.log_sd, **log_sds)
+        dataclasses.replace(prior.median, **waits, **transfers, **selections),
+        dataclasses.replace(prior.log_sd, **log_sds),
     )
+
+
+def _selection_rates(rates: MicroRates, typical: LatencyCoefficients) -> dict[str, float]:
+    """Return the coefficients of each form of selection: two micro-benchmarks give two equations."""
+    found = {}
+    for form, (first, second) in {"maxima": MAXIMA_RATES, "top_k": TOP_K_RATES}.items():
+        if form not in rates.selection_ns:
+            continue
+        names = (first, second)
+        columns = [_selection_column(form, name, typical) for name in names]
+        matrix = np.stack(columns, axis=1)
+        times_ns = np.array(rates.selection_ns[form]) - rates.dispatch_ns - rates.roundtrip_ns
+        solved = np.linalg.solve(matrix, times_ns)
+        # A time may be all launch, or noise: what is no rate says nothing.
+        found |= {name: float(value) for name, value in zip(names, solved, strict=True) if value > 0}
+    return found
+
+
+def _selection_column(form: str, name: str, typical: LatencyCoefficients) -> np.ndarray:
+    """Return what a unit of one coefficient adds to the wide and the deep selection, in ns."""
+    only = jax.tree.map(lambda _: 0.0, typical)
+    only = dataclasses.replace(only, **{name: 1.0})
+    shapes = (WIDE_SELECTION, DEEP_SELECTION)
+    if form == "maxima":
+        return np.array([float(maxima_ns(only, rows, float(bins), k)[0]) for rows, bins, k in shapes])
+    return np.array([float(top_k_ns(only, rows, bins, k)) for rows, bins, k in shapes])

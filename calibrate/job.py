@@ -28,7 +28,7 @@ from rlxjax._fit import MIN_TIMINGS, FitResult
 from rlxjax._latency import coefficient_unit
 from rlxjax._learned_latency import LearnedLatencyCoefficients
 
-from .fits import fit_twice, micro_prior
+from .fits import MAXIMA_RATES, TOP_K_RATES, fit_twice, micro_prior
 from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro
 from .plan import memory_limit_bytes, prepare
 from .report import Progress
@@ -40,7 +40,14 @@ MIN_BUDGET_S = 10.0
 #: Seconds, and share of the budget, kept back for two fits (one compilation), judging and writing.
 FIT_RESERVE_S, FIT_RESERVE_SHARE = 4.0, 0.1
 #: Latency coefficients that a micro-benchmark measures by itself, whatever the timed runs show of them.
-MICRO_MEASURED = ("dispatch_ns", "roundtrip_ns", "upload_bytes_per_ns", "readback_bytes_per_ns")
+MICRO_MEASURED = (
+    "dispatch_ns",
+    "roundtrip_ns",
+    "upload_bytes_per_ns",
+    "readback_bytes_per_ns",
+    *MAXIMA_RATES,
+    *TOP_K_RATES,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,10 @@ for every cell, because a minimum is biased by its count; every repeat is kept.
 """
 
 import contextlib
+import functools
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ import numpy as np
 
 from rlxjax import welch_peaks
 from rlxjax.welch import aligned_zeros
+from rlxjax.welch._selection import SELECTIONS, selected_peaks
 
 from .samples import SampleLog, SampleWriter
 from .workloads import Cell, Signals
@@ -24,6 +26,8 @@ from .workloads import Cell, Signals
 #: Float32 elements of the arrays that are uploaded and read back, and, far beyond any cache, copied.
 TRANSFER_ELEMENTS, COPY_ELEMENTS = 2**22, 2**25
 MICRO_REPEATS = 15
+#: Rows, bins and k of two selections of peaks: one scans many bins, the other ranks many peaks.
+WIDE_SELECTION, DEEP_SELECTION = (64, 2049, 1), (256, 129, 64)
 ELEMENT_BYTES = 4
 
 
@@ -48,6 +52,7 @@ class MicroRates(NamedTuple):
         memory_bytes_per_ns: device memory, bytes read and written.
         upload_bytes_per_ns: host to device.
         readback_bytes_per_ns: device to host.
+        selection_ns: the wide and the deep selection, for each form of it.
     """
 
     dispatch_ns: float
@@ -55,6 +60,7 @@ class MicroRates(NamedTuple):
     memory_bytes_per_ns: float
     upload_bytes_per_ns: float
     readback_bytes_per_ns: float
+    selection_ns: Mapping[str, tuple[float, float]]
 
 
 @contextlib.contextmanager
@@ -74,7 +80,9 @@ def time_micro(log: SampleLog, writer: SampleWriter, repeats: int = MICRO_REPEAT
 
     What an earlier run left is filled up to the same number of repeats.
     """
-    benchmarks = _micro_benchmarks()
+    benchmarks = {
+        name: run for name, run in _micro_benchmarks().items() if len(log.micro.get(name, ())) < repeats
+    }
     for run in benchmarks.values():
         run()
     with quiet_collector():
@@ -94,6 +102,11 @@ def micro_rates(log: SampleLog) -> MicroRates:
         memory_bytes_per_ns=2 * copy_bytes / best["copy"],
         upload_bytes_per_ns=transfer_bytes / best["upload"],
         readback_bytes_per_ns=transfer_bytes / best["readback"],
+        selection_ns={
+            form: (best[f"{form} wide"], best[f"{form} deep"])
+            for form in SELECTIONS
+            if f"{form} wide" in best and f"{form} deep" in best
+        },
     )
 
 
@@ -185,7 +198,23 @@ def _micro_benchmarks() -> dict[str, Callable[[], float]]:
         "readback": lambda: _timed(
             lambda: np.asarray(box[0]), before=lambda: fill(increment(medium).block_until_ready())
         ),
+        **_selection_benchmarks(),
     }
+
+
+def _selection_benchmarks() -> dict[str, Callable[[], float]]:
+    rng = np.random.default_rng(0)
+    benchmarks = {}
+    for name, (rows, bins, k) in {"wide": WIDE_SELECTION, "deep": DEEP_SELECTION}.items():
+        power = jax.device_put(rng.exponential(size=(rows, bins)).astype(np.float32))
+        for form in SELECTIONS:
+            program = jax.jit(functools.partial(selected_peaks, k=k, selection=form))
+
+            def run(program=program, power=power) -> None:
+                program(power).block_until_ready()
+
+            benchmarks[f"{form} {name}"] = functools.partial(_timed, run)
+    return benchmarks
 
 
 def _timed(

@@ -157,7 +157,7 @@ def set_aside(path: FilePath) -> FilePath | None:
     return aside
 
 
-def timings_of(cells: Sequence[Cell], time_ns: np.ndarray) -> Timings:
+def timings_of(cells: Sequence[Cell], time_ns: np.ndarray, platform: str = "cpu") -> Timings:
     """Return the timings `[cells]` that the fit takes."""
     return Timings.checked(
         path=[str(cell.path) for cell in cells],
@@ -166,6 +166,7 @@ def timings_of(cells: Sequence[Cell], time_ns: np.ndarray) -> Timings:
         k=[cell.k for cell in cells],
         n_segments=[cell.n_segments for cell in cells],
         time_ns=time_ns,
+        platform=platform,
     )
 
 

@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
+import jax
 import numpy as np
 
-from rlxjax import LatencyCoefficients, fused_graph_ns, predict_latency_ns
+from rlxjax import LatencyCoefficients, fused_graph_ns
 from rlxjax._calibration_file import Domain, ErrorSummary, Range
 from rlxjax._device import jax_device
+from rlxjax._fit import predicted_ns
 from rlxjax._learned_latency import LearnedLatencyCoefficients, learned_terms_ns
 from rlxjax.welch import BUILT_IN_COSTS_NS, Path, learned_scale
 
+from .samples import timings_of
 from .workloads import NO_MODELS, STRATEGIES, Cell, Grid, Models
 
 
@@ -28,8 +31,8 @@ def noise_floor(times_ns: np.ndarray) -> np.ndarray:
 
 def predictions_ns(coefficients: LatencyCoefficients, cells: Sequence[Cell]) -> np.ndarray:
     """Return the predicted latency of each cell that runs no model in ns, `[cells]`."""
-    codes = np.array([cell.path.code for cell in cells])
-    return np.asarray(predict_latency_ns(coefficients, codes, *sizes_of(cells)))
+    timings = timings_of(cells, np.ones(len(cells)), jax.default_backend())
+    return np.asarray(predicted_ns(coefficients, timings))
 
 
 def learned_predictions_ns(

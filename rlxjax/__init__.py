@@ -33,6 +33,7 @@ from ._fit import Timings as Timings
 from ._fit import fit_latency as fit_latency
 from ._fit import typical_prior as typical_prior
 from ._gate import FusionBenefit as FusionBenefit
+from ._gate import GateEvaluation as GateEvaluation
 from ._gate import IoFusionGate as IoFusionGate
 from ._gate import fusion_benefit as fusion_benefit
 from ._gate import io_fusion_gate_for_target as io_fusion_gate_for_target
@@ -76,11 +77,13 @@ from .welch import ToneSignals as ToneSignals
 from .welch import TrainingResult as TrainingResult
 from .welch import WelchPeakParams as WelchPeakParams
 from .welch import WelchPeaksCostEstimates as WelchPeaksCostEstimates
+from .welch import WelchPeaksEvaluation as WelchPeaksEvaluation
 from .welch import WelchPeaksGateBreakdown as WelchPeaksGateBreakdown
 from .welch import algorithm_bandwidth_gbps as algorithm_bandwidth_gbps
 from .welch import block_graph_ns as block_graph_ns
 from .welch import coefficient_set as coefficient_set
 from .welch import estimate_welch_peaks_costs as estimate_welch_peaks_costs
+from .welch import evaluate_welch_peaks as evaluate_welch_peaks
 from .welch import fused_graph_ns as fused_graph_ns
 from .welch import host_fft_profile as host_fft_profile
 from .welch import host_path_ns as host_path_ns
@@ -94,6 +97,7 @@ from .welch import pick_welch_peaks_strategy as pick_welch_peaks_strategy
 from .welch import soft_estimate_welch_peaks_costs as soft_estimate_welch_peaks_costs
 from .welch import soft_fused_graph_ns as soft_fused_graph_ns
 from .welch import soft_pick_welch_peaks_strategy as soft_pick_welch_peaks_strategy
+from .welch import stream_welch_peaks as stream_welch_peaks
 from .welch import train_learned_fft as train_learned_fft
 from .welch import useful_bytes_touched as useful_bytes_touched
 from .welch import welch_peaks as welch_peaks

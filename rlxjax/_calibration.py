@@ -16,6 +16,7 @@ from ._latency import COEFFICIENT_NAMES, LatencyCoefficients, LatencyTerms, late
 from ._learned_latency import LEARNED_COEFFICIENT_NAMES, LearnedLatencyCoefficients, learned_terms_ns
 from ._typing import Code, Nanoseconds, RealLike
 from .welch import FAST_SEGMENTS, ULTRA_SEGMENTS, LearnedWork, Path
+from .welch._selection import SELECTIONS
 
 if TYPE_CHECKING:
     from ._calibration_file import CalibrationFile
@@ -76,7 +77,7 @@ class Calibration:
     domain: Mapping[str, tuple[float, float]]
     fingerprint: Mapping[str, Any]
     learned: LearnedCalibration | None = None
-    _picks: dict[tuple, Path] = dataclasses.field(init=False, default_factory=dict, compare=False, repr=False)
+    _picks: dict[tuple, Any] = dataclasses.field(init=False, default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def from_file(cls, content: "CalibrationFile") -> "Calibration":
@@ -194,6 +195,18 @@ class Calibration:
                 if not timed:
                     raise ValueError(f"candidates: expected a path that was timed, got {list(candidates)}")
                 self._picks[key] = timed[int(np.argmin(predicted))]
+        return self._picks[key]
+
+    def pick_selection(self, batch: int, n_fft: int, k: int, n_segments: int = FAST_SEGMENTS) -> str:
+        """Return how the fused path selects peaks fastest, "maxima" or "top_k"; scalar sizes only."""
+        key = ("selection", batch, n_fft, k, n_segments)
+        if key not in self._picks:
+            with jax.ensure_compile_time_eval():
+                codes = np.arange(len(SELECTIONS))
+                terms = latency_terms_ns(
+                    self.coefficients, Path.FUSED, batch, n_fft, k, n_segments, selection=codes
+                )
+                self._picks[key] = list(SELECTIONS)[int(np.argmin(np.asarray(terms.total_ns())))]
         return self._picks[key]
 
     def pick_index(

@@ -154,7 +154,7 @@ class CalibrationFile(Strict):
     """The schema, version 2: version 1 knew no learned section."""
 
     schema_version: Literal[1, 2]
-    formula_version: Literal[1]
+    formula_version: Literal[2]
     created: str
     command: str
     units: dict[str, str]

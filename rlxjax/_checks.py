@@ -4,12 +4,14 @@ Nothing can be said of a traced value; every check passes it.
 """
 
 import dataclasses
+import math
 import operator
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import jax
 import jax.core
+import jax.numpy as jnp
 import numpy as np
 
 from ._typing import RealLike
@@ -23,6 +25,13 @@ def is_traced(*values: object) -> bool:
     return any(isinstance(value, jax.core.Tracer) for value in values)
 
 
+def is_on_device(value: object, kind: jax.typing.DTypeLike) -> bool:
+    """Whether the value is an array of a kind of numbers that a device holds: its programs may check it."""
+    if is_traced(value) or not isinstance(value, jax.Array):
+        return False
+    return value.ndim > 0 and jnp.issubdtype(value.dtype, kind)
+
+
 def check_at_least(value: RealLike, name: str, least: float = 0, what: str = "count") -> None:
     """Refuse NaN, numbers below `least`, and what is no number.
 
@@ -32,14 +41,17 @@ def check_at_least(value: RealLike, name: str, least: float = 0, what: str = "co
     if is_traced(value):
         return
     flat = _numbers(value, name, what)
-    bad = [not number >= least for number in flat] if flat.dtype == object else ~(flat >= least)
-    if np.any(bad):
-        raise ValueError(f"{name}: expected a {what} of at least {least}, got {flat[np.argmax(bad)]}")
+    if flat.size and not _minimum(flat) >= least:
+        bad = next(number for number in flat.tolist() if not number >= least)
+        raise ValueError(f"{name}: expected a {what} of at least {least}, got {bad}")
 
 
 def check_positive(value: RealLike, name: str) -> None:
     """Refuse NaN, zero, negative numbers, and what is no number."""
-    if not is_traced(value) and not np.all(_numbers(value, name, "positive number") > 0):
+    if is_traced(value):
+        return
+    flat = _numbers(value, name, "positive number")
+    if flat.size and not _minimum(flat) > 0:
         raise ValueError(f"{name}: expected positive numbers, got {value}")
 
 
@@ -48,8 +60,14 @@ def check_not_nan(value: RealLike, name: str) -> None:
     if isinstance(value, jax.Array) or is_traced(value):
         return
     flat = _numbers(value, name, "number")
-    if flat.dtype.kind == "f" and np.any(np.isnan(flat)):
+    if flat.dtype.kind == "f" and flat.size and math.isnan(_minimum(flat)):
         raise ValueError(f"{name}: expected numbers, got NaN")
+
+
+def _minimum(flat: np.ndarray) -> float:
+    """Return the least number, NaN if any is NaN, in one pass."""
+    with np.errstate(invalid="ignore"):
+        return flat.min().item() if flat.dtype != object else min(flat)
 
 
 def _numbers(value: RealLike, name: str, what: str) -> np.ndarray:
@@ -72,9 +90,17 @@ def check_sizes(**sizes: RealLike) -> None:
     for name, value in sizes.items():
         check_at_least(value, name, LEAST_SIZES[name], "size")
     n_fft = sizes.get("n_fft")
-    if n_fft is not None and not is_traced(n_fft) and np.any(np.asarray(n_fft) % 2):
+    if n_fft is not None and not is_traced(n_fft) and not _all_even(np.asarray(n_fft)):
         raise ValueError(f"n_fft: expected an even number, got {n_fft}")
     check_shapes(**sizes)
+
+
+def _all_even(numbers: np.ndarray) -> bool:
+    if numbers.dtype.kind != "f":
+        return not np.any(numbers % 2)
+    halves = 0.5 * numbers  # a remainder of floats takes ten times as long
+    with np.errstate(invalid="ignore"):
+        return bool(np.all(halves - np.floor(halves) == 0))
 
 
 def check_shapes(**values: RealLike) -> None:

@@ -1,15 +1,23 @@
 """Io cost and graph cost: what a profile, or a graph, takes on a backend in nanoseconds."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 
 from ._checks import check_at_least, check_shapes, fields_of
 from ._counts import as_float, as_temperature
-from ._device import BACKEND_ROWS, FALLBACK_ROW, SMALL_SGEMM, BackendCoefficients, backend_coefficients
+from ._device import (
+    BACKEND_ROWS,
+    FALLBACK_ROW,
+    SMALL_SGEMM,
+    BackendCoefficients,
+    backend_coefficients,
+    without_provenance,
+)
 from ._graph import Graph, Node
-from ._numerics import Exact, Smooth, rules_at, times
+from ._numerics import Exact, Smooth, along, rules_at, times
 from ._profile import GraphIoProfile, profile_graph_io
 from ._typing import Count, Nanoseconds, RealLike
 
@@ -82,14 +90,14 @@ def io_cost_ns(profile: GraphIoProfile, row: BackendCoefficients) -> Nanoseconds
         >>> print(io_cost_ns(GraphIoProfile(3, 0, 128, 6272), backend_coefficients("cpu")))
         4165.6
     """
-    return _io_cost_ns(*_io_inputs(profile, row), row, None)
+    return _io_cost_ns(*_io_inputs(profile, row), None)
 
 
 def soft_io_cost_ns(
     profile: GraphIoProfile, row: BackendCoefficients, *, temperature_ns: RealLike
 ) -> Nanoseconds:
     """Return the smooth twin of `io_cost_ns`: the floors of the bandwidths are relaxed."""
-    return _io_cost_ns(*_io_inputs(profile, row), row, as_temperature(temperature_ns))
+    return _io_cost_ns(*_io_inputs(profile, row), as_temperature(temperature_ns))
 
 
 def graph_cost_ns(graph: Graph, row: BackendCoefficients) -> Nanoseconds:
@@ -105,12 +113,13 @@ def graph_cost_ns(graph: Graph, row: BackendCoefficients) -> Nanoseconds:
         >>> print(graph_cost_ns(g, backend_coefficients("cpu")).round(1))
         3900.0
     """
-    return _graph_cost_ns(float_counts(graph_work(graph)), row, None)
+    return _graph_cost_ns(float_counts(graph_work(graph)), without_provenance(row), None)
 
 
 def soft_graph_cost_ns(graph: Graph, row: BackendCoefficients, *, temperature_ns: RealLike) -> Nanoseconds:
     """Return the smooth twin of `graph_cost_ns`: the floors of the bandwidths are relaxed."""
-    return _graph_cost_ns(float_counts(graph_work(graph)), row, as_temperature(temperature_ns))
+    temperature_ns = as_temperature(temperature_ns)
+    return _graph_cost_ns(float_counts(graph_work(graph)), without_provenance(row), temperature_ns)
 
 
 def device_cost_ns(graph: Graph, device: str, coefficients: str = "arch") -> Nanoseconds:
@@ -135,7 +144,7 @@ def device_cost_ns(graph: Graph, device: str, coefficients: str = "arch") -> Nan
 def backend_cost_ns(work: GraphWork, row: BackendCoefficients) -> Nanoseconds:
     """Return what work takes with a row, in ns; with the row of the discrete fallback, its estimate."""
     falls_back = float(row is BACKEND_ROWS[FALLBACK_ROW])
-    return _device_cost_ns(float_counts(work), row, falls_back)
+    return _device_cost_ns(float_counts(work), without_provenance(row), falls_back)
 
 
 def float_counts(counts):
@@ -156,46 +165,111 @@ def profile_cost_ns(
         row: the backend.
         rules: hard or relaxed.
     """
+    readbacks = [profile.host_output_bytes, discrete_readback]
+    if isinstance(rules, Exact):
+        rates_ns = [row.dispatch_ns, row.roundtrip_ns]
+        rates_ns += [1.0 / rules.maximum(bandwidth, 1.0) for bandwidth in (row.memory_bw, row.readback_bw)]
+        counts = [profile.kernel_launches, profile.sync_points, profile.device_traffic_bytes]
+        arrays = jax.tree.map(jnp.asarray, (rates_ns, counts, readbacks, row.unified_memory))
+        return _exact_cost_ns(*arrays)
     unified = jnp.asarray(row.unified_memory) >= 0.5
-    readback = jnp.where(unified, profile.host_output_bytes, discrete_readback)
     return jnp.asarray(
         row.roundtrip_ns
         + times(profile.kernel_launches, row.dispatch_ns)
         + times(profile.sync_points, row.roundtrip_ns)
         + _transfer_ns(profile.device_traffic_bytes, row.memory_bw, rules)
-        + _transfer_ns(readback, row.readback_bw, rules)
+        + _transfer_ns(jnp.where(unified, *readbacks), row.readback_bw, rules)
     )
+
+
+@jax.custom_jvp
+def _exact_cost_ns(
+    rates_ns: list[Nanoseconds],
+    counts: list[Nanoseconds],
+    readbacks: list[Nanoseconds],
+    unified_memory: Nanoseconds,
+) -> Nanoseconds:
+    """Prevents: a derivative in as many passes over the rows as the formula has operations.
+
+    The cost is linear in the rates of a launch, a sync point, a byte of traffic and a readback byte; its
+    transposed derivative is one sum over the rows for each. The selection stands last so that XLA
+    makes one kernel of the value.
+    """
+    launches, syncs, traffic = map(times, counts, rates_ns[:3])
+    without_readback = rates_ns[1] + launches + syncs + traffic
+    unified, discrete = (without_readback + times(readback, rates_ns[3]) for readback in readbacks)
+    return jnp.where(unified_memory >= 0.5, unified, discrete)
+
+
+@functools.partial(_exact_cost_ns.defjvp, symbolic_zeros=True)
+def _exact_cost_jvp(primals, tangents):
+    rates_ns, counts, readbacks, unified_memory = primals
+    is_unified = unified_memory >= 0.5
+    # Where a rate is infinite the derivative by its count is 0, as in `times`.
+    slopes_ns = [jnp.where(jnp.isfinite(rate), rate, 0.0) for rate in rates_ns]
+    by_rates = [counts[0], counts[1] + 1.0, counts[2], jnp.where(is_unified, *readbacks)]
+    by_readbacks = [jnp.where(is_unified, slopes_ns[3], 0.0), jnp.where(is_unified, 0.0, slopes_ns[3])]
+    cost_ns = _exact_cost_ns(*primals)
+    slopes = [*by_rates, *slopes_ns[:3], *by_readbacks]
+    return cost_ns, along(cost_ns, slopes, [*tangents[0], *tangents[1], *tangents[2]])
 
 
 def work_cost_ns(
     work: GraphWork, row: BackendCoefficients, falls_back: RealLike, rules: Exact | Smooth
 ) -> Nanoseconds:
-    """Return the device cost of float counts: the graph cost, or the fallback's estimate."""
-    fallback = profile_cost_ns(work.io, work.readback_bytes, row, rules)
-    fallback = fallback + times(work.dispatched_nodes, row.dispatch_ns)
-    return jnp.where(jnp.asarray(falls_back) >= 0.5, fallback, _nodes_cost_ns(work, row, rules))
+    """Return the device cost of float counts: the graph cost, or the fallback's estimate.
+
+    They differ in what they count, so the counts are chosen and the cost is computed once.
+    """
+    is_fallback = jnp.asarray(falls_back) >= 0.5
+
+    def count(in_fallback: RealLike, in_graph: RealLike) -> RealLike:
+        if _is_none(in_fallback) and _is_none(in_graph):
+            return 0.0
+        return jnp.where(is_fallback, in_fallback, in_graph)
+
+    launches = count(work.io.kernel_launches, 0.0)
+    work = dataclasses.replace(
+        work,
+        io=dataclasses.replace(work.io, kernel_launches=launches),
+        output_bytes=count(0.0, work.output_bytes),
+        costed_nodes=count(work.dispatched_nodes, work.costed_nodes),
+        sgemm_flop=count(0.0, work.sgemm_flop),
+        small_sgemm_flop=count(0.0, work.small_sgemm_flop),
+    )
+    return _nodes_cost_ns(work, row, rules)
+
+
+def _is_none(count: RealLike) -> bool:
+    """Whether a count is zero in whatever the formulas are compiled for."""
+    return isinstance(count, (int, float)) and count == 0
 
 
 def _nodes_cost_ns(work: GraphWork, row: BackendCoefficients, rules: Exact | Smooth) -> Nanoseconds:
-    node_ns = (
-        _transfer_ns(work.output_bytes, row.memory_bw, rules)
-        + times(work.costed_nodes, row.dispatch_ns)
-        + work.sgemm_flop / (jnp.asarray(row.sgemm_gflops) + 1.0)
-        + work.small_sgemm_flop / (jnp.asarray(row.small_sgemm_gflops) + 1.0)
+    """Return the cost of the nodes, and of the profile, its launches included."""
+    node_ns = _transfer_ns(work.output_bytes, row.memory_bw, rules) + times(
+        work.costed_nodes, row.dispatch_ns
     )
-    without_launches = dataclasses.replace(work.io, kernel_launches=0.0)
-    return jnp.asarray(node_ns) + profile_cost_ns(without_launches, work.readback_bytes, row, rules)
+    products = (work.sgemm_flop, row.sgemm_gflops), (work.small_sgemm_flop, row.small_sgemm_gflops)
+    for flop, gflops in products:
+        if not _is_none(flop):
+            node_ns += flop / (jnp.asarray(gflops) + 1.0)
+    return jnp.asarray(node_ns) + profile_cost_ns(work.io, work.readback_bytes, row, rules)
 
 
 def _transfer_ns(count_bytes: RealLike, bandwidth: RealLike, rules: Exact | Smooth) -> Nanoseconds:
-    return jnp.asarray(count_bytes / rules.maximum(bandwidth, 1.0, scale=count_bytes + 1.0))
+    floored = rules.maximum(bandwidth, 1.0, scale=count_bytes + 1.0)
+    if isinstance(rules, Exact):
+        return times(count_bytes, 1.0 / floored)
+    return jnp.asarray(count_bytes / floored)
 
 
 def _io_inputs(profile: GraphIoProfile, row: BackendCoefficients) -> tuple:
     for name, count in fields_of(profile).items():
         check_at_least(count, name)
     check_shapes(**fields_of(profile), **fields_of(row, "row."))
-    return float_counts(profile), as_float(profile.host_readback_bytes(False), "host_readback_bytes")
+    discrete_readback = as_float(profile.host_readback_bytes(False), "host_readback_bytes")
+    return float_counts(profile), discrete_readback, without_provenance(row)
 
 
 @jax.jit
@@ -205,7 +279,7 @@ def _io_cost_ns(profile, discrete_readback, row: BackendCoefficients, temperatur
 
 @jax.jit
 def _graph_cost_ns(work: GraphWork, row: BackendCoefficients, temperature_ns) -> Nanoseconds:
-    return _nodes_cost_ns(work, row, rules_at(temperature_ns))
+    return work_cost_ns(work, row, False, rules_at(temperature_ns))
 
 
 @jax.jit

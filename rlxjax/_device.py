@@ -62,7 +62,7 @@ class NamedCode(enum.StrEnum):
             return np.array([cls.parse(str(name)).code for name in array.flat], np.int32).reshape(array.shape)
         if array.dtype.kind not in "iu":
             raise ValueError(f"{what}: expected a name or integer codes, got {array.dtype}")
-        if np.any((array < 0) | (array >= len(cls))):
+        if array.size and not 0 <= array.min() <= array.max() < len(cls):
             raise ValueError(f"{what}: expected codes from 0 to {len(cls) - 1}, got {array}")
         return value
 
@@ -228,6 +228,11 @@ class BackendCoefficients(Coefficients):
     )
 
 
+def without_provenance(row: BackendCoefficients) -> BackendCoefficients:
+    """Return a row whose structure is that of any other, so that all share their compiled programs."""
+    return dataclasses.replace(row, provenance=Provenance.UNCALIBRATED)
+
+
 #: Matrix products with fewer multiply-adds run at `small_sgemm_gflops`.
 SMALL_SGEMM = 32_768
 
@@ -312,4 +317,31 @@ def stack_rows(rows: Sequence[_Row]) -> _Row:
 def take_row(table: _Row, codes: Code) -> _Row:
     """Return the entries of a table (a row of arrays over codes) at integer codes."""
     index = jnp.asarray(codes)
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], table)
+    leaves, structure = jax.tree.flatten(table)
+    columns = [jnp.asarray(leaf) for leaf in leaves]
+    if index.ndim == 0:
+        return structure.unflatten([column[index] for column in columns])
+    return structure.unflatten(_select_entries(columns, index))
+
+
+@jax.custom_jvp
+def _select_entries(columns: list[jax.Array], index: jax.Array) -> list[jax.Array]:
+    """Return the entry of each column `[codes]` at an array of codes, by comparisons.
+
+    Prevents: a derivative with a pass over the rows for every code. The value is not gathered since
+    comparisons run in step with the formulas around them, and a gather row by row.
+    """
+
+    def select(column: jax.Array) -> jax.Array:
+        found = jnp.broadcast_to(column[0], index.shape)
+        for code in range(1, len(column)):
+            found = jnp.where(index == code, column[code], found)
+        return found
+
+    return [select(column) for column in columns]
+
+
+@_select_entries.defjvp
+def _select_entries_jvp(primals, tangents):
+    columns, index = primals
+    return _select_entries(columns, index), [tangent[index] for tangent in tangents[0]]

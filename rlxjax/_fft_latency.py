@@ -12,7 +12,7 @@ from ._checks import check_shapes, check_sizes, fields_of
 from ._counts import size_as_float
 from ._device import Coefficients
 from ._fit import FitResult, LatencyPrior, checked_columns, fit_coefficients, wide_prior
-from ._latency import device_work_ns
+from ._latency_formulas import device_work_ns
 from ._typing import Nanoseconds, RealLike
 
 #: Compute time falls with the batch as `(1 + batch / onset_rows)**-BATCH_EXPONENT`; below 1, so that more

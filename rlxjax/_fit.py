@@ -18,6 +18,7 @@ from ._device import Coefficients
 from ._latency import LatencyCoefficients, predict_latency_ns
 from ._typing import Nanoseconds
 from .welch import Path
+from .welch._selection import SELECTIONS, default_selection
 
 C = TypeVar("C", bound=Coefficients)
 
@@ -43,6 +44,7 @@ class Timings:
         k: peaks of a row.
         n_segments: segments of a row.
         time_ns: the time of one run, the minimum over repeats say.
+        selection: codes of the forms of selection of fused runs, in the order of `SELECTIONS`.
     """
 
     path: np.ndarray | Int[Array, "n"]
@@ -51,10 +53,13 @@ class Timings:
     k: np.ndarray | Float[Array, "n"]
     n_segments: np.ndarray | Float[Array, "n"]
     time_ns: np.ndarray | Float[Array, "n"]
+    selection: np.ndarray | Int[Array, "n"]
 
     @classmethod
-    def checked(cls, *, path, batch, n_fft, k, n_segments, time_ns) -> Self:
+    def checked(cls, *, path, batch, n_fft, k, n_segments, time_ns, platform: str = "cpu") -> Self:
         """Build from lists or arrays; `path` may hold names.
+
+        Fused runs are taken to select as `welch_peaks` does by itself on the platform.
 
         Raises:
             ValueError: columns of unequal length, an unknown path, a size or time that is not positive
@@ -71,7 +76,10 @@ class Timings:
             raise ValueError(f"path: expected one axis, got shape {codes.shape}")
         if np.any(codes == Path.LEARNED.code):
             raise ValueError("path: expected host, fused or block, got learned, which depends on its model")
-        return cls(codes, **checked_columns("path", codes.shape, columns))
+        floats = checked_columns("path", codes.shape, columns)
+        forms = [default_selection(int(n) // 2 + 1, platform) for n in floats["n_fft"]]
+        selection = np.array([list(SELECTIONS).index(form) for form in forms], np.int32)
+        return cls(codes, selection=selection, **floats)
 
 
 def checked_columns(first: str, shape: tuple[int, ...], columns: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -145,6 +153,7 @@ _TYPICAL = LatencyCoefficients(
     host_flop_per_ns=10.0,
     select_bin_ns=1.0,
     select_peak_ns=1.0,
+    host_chunk_gain=0.7,
     device_call_ns=4e4,
     dispatch_ns=1e4,
     roundtrip_ns=1e4,
@@ -157,6 +166,10 @@ _TYPICAL = LatencyCoefficients(
     cache_bytes=3e7,
     thread_gain=1.0,
     thread_onset_ns=3e5,
+    device_chunk_gain=0.4,
+    maxima_key_ns=3.0,
+    maxima_bin_ns=0.3,
+    maxima_pass_ns=2e3,
     topk_bin_ns=1.0,
     topk_update_ns=5.0,
 )
@@ -207,9 +220,8 @@ def fit_latency(
 
 def predicted_ns(coefficients: LatencyCoefficients, timings: Timings) -> Nanoseconds:
     """Return what the latency model says of each timing, `[n]`."""
-    return predict_latency_ns(
-        coefficients, timings.path, timings.batch, timings.n_fft, timings.k, timings.n_segments
-    )
+    sizes = (timings.batch, timings.n_fft, timings.k, timings.n_segments)
+    return predict_latency_ns(coefficients, timings.path, *sizes, selection=timings.selection)
 
 
 def fit_coefficients(

@@ -1,16 +1,20 @@
 """The IO fusion gate: does what fusing saves exceed what it costs?"""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from ._checks import check_at_least, check_not_nan, check_shapes, fields_of
-from ._counts import as_float, as_temperature, difference
+from ._checks import check_at_least, check_not_nan, check_shapes, fields_of, is_on_device, is_traced
+from ._counts import as_float, as_temperature, difference, is_exact
 from ._device import Coefficients, Target, stack_rows, take_row
-from ._numerics import Exact, Smooth, log_soft_step, soft_step, straight_through, times
+from ._gate_formulas import base_score_ns, gate_score_ns
+from ._numerics import Exact, Smooth, log_odds, log_soft_step, soft_step, straight_through
+from ._one_loop import in_one_loop
 from ._profile import GraphIoProfile
 from ._typing import Code, Count, Decision, Nanoseconds, Probability, RealLike
 
@@ -140,9 +144,9 @@ class IoFusionGate(Coefficients):
         *,
         temperature_ns: RealLike,
     ) -> Nanoseconds:
-        """Return `(score - min_gain) / temperature`, what losses use: it has no underflow."""
+        """Return `(score - min_gain) / temperature`, what losses use: it is finite where the score is."""
         temperature_ns = as_temperature(temperature_ns)
-        return (self.score_ns(before, after) - self.min_gain_ns) / temperature_ns
+        return log_odds(self.score_ns(before, after) - self.min_gain_ns, temperature_ns)
 
     def fuse_probability(
         self,
@@ -181,6 +185,59 @@ class IoFusionGate(Coefficients):
         temperature_ns = as_temperature(temperature_ns)
         return log_soft_step(self.score_ns(before, after) - self.min_gain_ns, temperature_ns)
 
+    def evaluate(
+        self,
+        before: GraphIoProfile | FusionBenefit,
+        after: GraphIoProfile | None = None,
+        *,
+        temperature_ns: RealLike,
+    ) -> "GateEvaluation":
+        """Return benefit, score, decision and probability of a whole table in one program.
+
+        Every field is what `fusion_benefit`, `score_ns`, `should_fuse` and `fuse_probability` return,
+        to the last bit.
+
+        Args:
+            before: a benefit, or the profile without fusion.
+            after: the profile with fusion, unless a benefit is given.
+            temperature_ns: of the probability, scalar or `[*batch]`.
+
+        Examples:
+            >>> gate = IoFusionGate(dispatch_ns=500.0, min_gain_ns=1_000.0)
+            >>> table = gate.evaluate(FusionBenefit(launches_saved=jnp.arange(3.0)), temperature_ns=100.0)
+            >>> table.score_ns.tolist(), table.should_fuse.tolist()
+            ([0.0, 500.0, 1000.0], [False, False, True])
+        """
+        temperature_ns = as_temperature(temperature_ns)
+        if isinstance(before, FusionBenefit) or after is None:
+            benefit = _benefit(before, after)
+            counts = fields_of(_floats(benefit, self))
+            return GateEvaluation(benefit, *_evaluate(self, counts, temperature_ns, False)[1:4])
+        is_checked = not is_traced(*jax.tree.leaves((self, before, after, temperature_ns)))
+        benefit, counts = _benefit_and_counts(before, after, self, is_checked)
+        saved, *result, is_valid = _evaluate(self, counts, temperature_ns, is_checked)
+        if is_valid is not None and (is_traced(is_valid) or not np.asarray(is_valid).all()):
+            fusion_benefit(before, after)  # says which count is none
+        return GateEvaluation(dataclasses.replace(benefit, **saved), *result)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GateEvaluation:
+    """What a gate says of a table of fusions; every field `[*batch]`.
+
+    Attributes:
+        benefit: what each fusion saves.
+        score_ns: the time that it saves, penalty included.
+        should_fuse: whether the score reaches the minimum gain.
+        fuse_probability: the smooth twin of that decision.
+    """
+
+    benefit: FusionBenefit
+    score_ns: Nanoseconds
+    should_fuse: Decision
+    fuse_probability: Probability
+
 
 #: Built-in gates (SPEC, section 2), in the order of the fields.
 GATES: Mapping[Target, IoFusionGate] = MappingProxyType(
@@ -211,35 +268,32 @@ def io_fusion_gate_for_target(target: "str | Code") -> IoFusionGate:
     return take_row(stack_rows([GATES[member] for member in Target]), Target.codes(target))
 
 
-def gate_score_ns(gate: IoFusionGate, benefit: FusionBenefit, rules: Exact | Smooth) -> Nanoseconds:
-    """Return the gate's score of float counts, with hard or relaxed choices."""
-    penalty_ns = jnp.asarray(gate.host_thunk_penalty_ns)
-    # An infinite penalty must meet an exact count: what a relaxation leaves of zero would be infinite.
-    is_finite = jnp.isfinite(penalty_ns)
-    soft = rules.relu(-benefit.sync_points_saved, scale=jnp.where(is_finite, penalty_ns, 1.0))
-    added_syncs = jnp.where(is_finite, soft, jnp.maximum(-benefit.sync_points_saved, 0.0))
-    return _base_ns(gate, benefit, rules) - times(added_syncs, penalty_ns)
-
-
-def _base_ns(gate: IoFusionGate, benefit: FusionBenefit, rules: Exact | Smooth) -> Nanoseconds:
-    readback_bw = jnp.where(jnp.asarray(gate.unified_memory) >= 0.5, 0.0, gate.host_readback_bw)
-    traffic, readback = benefit.device_traffic_bytes_saved, benefit.host_readback_bytes_saved
-    return (
-        times(benefit.launches_saved, gate.dispatch_ns)
-        + times(benefit.sync_points_saved, gate.roundtrip_ns)
-        + traffic / rules.maximum(gate.memory_bw, 1.0, scale=jnp.abs(traffic) + 1)
-        + readback / rules.maximum(readback_bw, 1.0, scale=jnp.abs(readback) + 1)
-    )
-
-
 @jax.jit
 def _benefit_score_ns(gate: IoFusionGate, benefit: FusionBenefit) -> Nanoseconds:
-    return _base_ns(gate, benefit, Exact())
+    return base_score_ns(gate, benefit)
 
 
 @jax.jit
 def _score_ns(gate: IoFusionGate, benefit: FusionBenefit) -> Nanoseconds:
     return gate_score_ns(gate, benefit, Exact())
+
+
+@functools.partial(jax.jit, static_argnames="is_checked")
+def _evaluate(gate: IoFusionGate, counts: dict, temperature_ns: RealLike, is_checked: bool) -> tuple:
+    """Return differences, score, decision, probability, and whether every count of a profile is one."""
+
+    @in_one_loop
+    def evaluate(_, rows: tuple[IoFusionGate, dict, RealLike]) -> tuple:
+        gate, counts, temperature_ns = rows
+        pairs = {name: pair for name, pair in counts.items() if isinstance(pair, tuple)}
+        saved = {name: before - after for name, (before, after) in pairs.items()}
+        score_ns = gate_score_ns(gate, FusionBenefit(**{**counts, **saved}), Exact())
+        probability = soft_step(score_ns - gate.min_gain_ns, temperature_ns)
+        is_count = [(before >= 0) & (after >= 0) for before, after in pairs.values()]
+        is_valid = functools.reduce(jnp.logical_and, is_count) if is_checked and pairs else None
+        return saved, score_ns, score_ns >= gate.min_gain_ns, probability, is_valid
+
+    return evaluate((), (gate, counts, temperature_ns))
 
 
 @jax.jit
@@ -263,3 +317,29 @@ def _floats(benefit: FusionBenefit, gate: IoFusionGate) -> FusionBenefit:
         check_not_nan(count, name)
     check_shapes(**counts, **fields_of(gate))
     return FusionBenefit(**{name: as_float(count, name) for name, count in counts.items()})
+
+
+def _benefit_and_counts(
+    before: GraphIoProfile, after: GraphIoProfile, gate: IoFusionGate, is_checked_later: bool
+) -> tuple[FusionBenefit, dict[str, RealLike | tuple[RealLike, RealLike]]]:
+    """Return what the host subtracts, and floats for the program: of a field, or the pair to subtract.
+
+    If the program checks its input, floats that a device holds pass here.
+    """
+    check_shapes(**fields_of(before, "before."), **fields_of(after, "after."), **fields_of(gate))
+    benefit, counts = {}, {}
+    names = [field.name for field in dataclasses.fields(FusionBenefit)]
+    for saved, field in zip(names, dataclasses.fields(GraphIoProfile), strict=True):
+        pair = getattr(before, field.name), getattr(after, field.name)
+        for value, side in zip(pair, ("before", "after"), strict=True):
+            if not (is_checked_later and is_on_device(value, jnp.floating)):
+                check_at_least(value, f"{side}.{field.name}")
+        if not any(is_on_device(value, jnp.floating) for value in pair) and all(map(is_exact, pair)):
+            benefit[saved] = difference(*pair, field.name)
+            counts[saved] = as_float(benefit[saved], saved)
+            continue
+        first, second = (as_float(value, field.name) for value in pair)
+        counts[saved] = first, second
+        if isinstance(first, float) and isinstance(second, float):
+            benefit[saved] = counts[saved] = first - second
+    return FusionBenefit(**benefit), counts

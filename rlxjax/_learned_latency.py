@@ -13,14 +13,15 @@ from ._checks import check_shapes, check_sizes, fields_of
 from ._counts import as_float, size_as_float
 from ._device import Coefficients
 from ._fit import FitResult, LatencyPrior, fit_coefficients, wide_prior
-from ._latency import (
-    CACHE_SHARPNESS,
+from ._latency import LatencyCoefficients, LatencyTerms
+from ._latency_formulas import (
     ROOFLINE_SHARPNESS,
-    LatencyCoefficients,
-    LatencyTerms,
-    padded_rows,
+    chunk_rows_of,
+    chunked_ns,
+    device_rows,
+    far_ns,
+    maxima_ns,
     threaded_ns,
-    top_k_ns,
 )
 from ._numerics import soft_roofline
 from ._typing import Nanoseconds, RealLike
@@ -46,9 +47,10 @@ _TYPICAL = LearnedLatencyCoefficients(learned_segment_ns=50.0, learned_flop_per_
 
 
 class _Parts(NamedTuple):
-    """A run but for the pruned transform's own coefficients, `[*batch]`."""
+    """A run but for the pruned transform's own coefficients, `[*batch]`; work is that of its first chunk."""
 
     without_transform: LatencyTerms
+    all_over_first_chunk: RealLike
     segments: RealLike
     flop: RealLike
     memory_ns: RealLike
@@ -93,7 +95,7 @@ def learned_terms_ns(
 @jax.jit
 def _terms_ns(own, shared, flop, live_bins, batch, n_fft, k, n_segments) -> LatencyTerms:
     parts = _parts(shared, flop, live_bins, batch, n_fft, k, n_segments)
-    transform_ns = _transform_ns(
+    transform_ns = parts.all_over_first_chunk * _transform_ns(
         own, parts.segments, parts.flop, parts.memory_ns, shared.thread_gain, shared.thread_onset_ns
     )
     terms = dataclasses.replace(parts.without_transform, transform_ns=transform_ns)
@@ -133,6 +135,7 @@ def fit_learned(
 
     timings = _Runs(
         fixed_ns=column(sum(np.asarray(part) for part in fixed)),
+        all_over_first_chunk=column(parts.all_over_first_chunk),
         segments=column(parts.segments),
         flop=column(parts.flop),
         memory_ns=column(parts.memory_ns),
@@ -150,6 +153,7 @@ class _Runs:
     """Runs of the learned path, `[n]`."""
 
     fixed_ns: np.ndarray | Float[Array, "n"]
+    all_over_first_chunk: np.ndarray | Float[Array, "n"]
     segments: np.ndarray | Float[Array, "n"]
     flop: np.ndarray | Float[Array, "n"]
     memory_ns: np.ndarray | Float[Array, "n"]
@@ -162,7 +166,7 @@ def _predicted_ns(own: LearnedLatencyCoefficients, runs: _Runs) -> Nanoseconds:
     transform_ns = _transform_ns(
         own, runs.segments, runs.flop, runs.memory_ns, runs.thread_gain, runs.thread_onset_ns
     )
-    return jnp.asarray(runs.fixed_ns + transform_ns)
+    return jnp.asarray(runs.fixed_ns + runs.all_over_first_chunk * transform_ns)
 
 
 def _transform_ns(own, segments, flop, memory_ns, thread_gain, thread_onset_ns) -> Nanoseconds:
@@ -174,19 +178,25 @@ def _parts(shared, flop, live_bins, batch, n_fft, k, n_segments) -> _Parts:
     floats = (jnp.asarray(size, jnp.result_type(float)) for size in (batch, n_fft, k, n_segments))
     batch, n_fft, k, n_segments = floats
     live_bins = jnp.asarray(live_bins, jnp.result_type(float))
-    rows, bins = padded_rows(batch), n_fft / 2 + 1
-    segments = rows * n_segments
-    signal_bytes = 4.0 * rows * n_fft * (n_segments + 1.0) / 2.0
-    traffic = jnp.maximum(signal_bytes + 8.0 * segments * live_bins, 1.0)
-    beyond_cache = jax.nn.sigmoid(CACHE_SHARPNESS * jnp.log(traffic / shared.cache_bytes))
-    memory_ns = traffic / shared.device_bytes_per_ns + traffic * beyond_cache / shared.far_bytes_per_ns
+    bins, chunk_rows = n_fft / 2 + 1, chunk_rows_of(n_fft, n_segments)
+    rows = device_rows(batch, chunk_rows)
+    first, all_of_it = (
+        jnp.minimum(rows, chunk_rows),
+        chunked_ns(1.0, rows, chunk_rows, shared.device_chunk_gain),
+    )
+    row_bytes = 4.0 * n_fft * (n_segments + 1.0) / 2.0
+    segments = first * n_segments
+    traffic = jnp.maximum(first * row_bytes + 8.0 * segments * live_bins, 1.0)
     ranked = jnp.maximum(live_bins + jnp.minimum(k, bins - live_bins), 1.0)
+    bins_ns, passes_ns = maxima_ns(shared, first, ranked, k)
+    selection_ns = threaded_ns(bins_ns, shared.thread_gain, shared.thread_onset_ns) + passes_ns
     terms = LatencyTerms(
         call_ns=jnp.asarray(shared.device_call_ns),
-        launch_and_sync_ns=jnp.asarray(shared.dispatch_ns + shared.roundtrip_ns),
-        upload_ns=signal_bytes / shared.upload_bytes_per_ns,
+        launch_and_sync_ns=jnp.asarray(all_of_it * (shared.dispatch_ns + shared.roundtrip_ns)),
+        upload_ns=rows * row_bytes / shared.upload_bytes_per_ns + far_ns(shared, rows * row_bytes),
         transform_ns=jnp.zeros(()),
-        selection_ns=top_k_ns(shared, rows, ranked, k),
+        selection_ns=jnp.asarray(all_of_it * selection_ns),
         readback_ns=8.0 * rows * k / shared.readback_bytes_per_ns,
     )
-    return _Parts(terms, segments, jnp.maximum(segments * flop, 1.0), memory_ns)
+    memory_ns = traffic / shared.device_bytes_per_ns
+    return _Parts(terms, all_of_it, segments, jnp.maximum(segments * flop, 1.0), memory_ns)

@@ -5,10 +5,13 @@ offer the same four choices, so that a formula is written once and read with eit
 """
 
 import dataclasses
+import functools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from ._typing import RealLike
@@ -22,13 +25,13 @@ def times(count: RealLike, coefficient: RealLike) -> Array:
     """Return `count * coefficient`, where a count of zero wins over an infinite coefficient.
 
     Prevents: NaN from `0 * inf`, forward and backward; the derivative by the count is taken as 0
-    where the coefficient is infinite. The maximum changes no finite product: it keeps compilers from
+    where the coefficient is infinite. The last selection changes nothing: it keeps compilers from
     contracting the product and a following sum into one rounding, so that scores are the same to the
     last bit however they are compiled.
     """
     product = jnp.asarray(count * coefficient)
     product = jnp.where(jnp.asarray(count) == 0, jnp.zeros_like(product), product)
-    return jnp.where(jnp.isneginf(product), product, jnp.maximum(product, jnp.finfo(product.dtype).min))
+    return jnp.where(product >= jnp.finfo(product.dtype).min, product, product + product)
 
 
 @times.defjvp
@@ -66,18 +69,44 @@ def soft_step(x: RealLike, temperature: RealLike) -> Array:
     return _step(*_floats(x, temperature))
 
 
+def log_odds(x: RealLike, temperature: RealLike) -> Array:
+    """Return `x / temperature`, the log-odds of `soft_step`; finite where `x` is."""
+    return _ratio(*_floats(x, temperature))
+
+
+@jax.custom_jvp
+def _ratio(x: Array, temperature: Array) -> Array:
+    """Prevents: an infinite quotient of finite numbers, and `inf - inf` in what a loss makes of it.
+
+    The divisor being an array of rows, compilers divide once and keep the quotients: by a scalar they
+    would multiply, and compute `x` again wherever its quotient is used.
+    """
+    limits = jnp.finfo(x.dtype)
+    least = jnp.minimum(jnp.abs(x), limits.max) * limits.tiny
+    return x / jnp.maximum(temperature, least)
+
+
+@functools.partial(_ratio.defjvp, symbolic_zeros=True)
+def _ratio_jvp(primals, tangents):
+    x, temperature = primals
+    ratio = _ratio(x, temperature)
+    return ratio, along(ratio, (1.0 / temperature, -ratio / temperature), tangents)
+
+
 @jax.custom_jvp
 def _step(x: Array, temperature: Array) -> Array:
-    """Prevents: `0 * inf` where the step is saturated and its quotient or that one's slope is infinite."""
-    return logistic(x / temperature)
+    """Prevents: `0 * inf` where the step is saturated, and a slope of 0 where it only nearly is."""
+    return jax.nn.sigmoid(_ratio(x, temperature))
 
 
-@_step.defjvp
+@functools.partial(_step.defjvp, symbolic_zeros=True)
 def _step_jvp(primals, tangents):
     x, temperature = primals
     z = _held_ratio(x, temperature)
-    slope = logistic(z) * logistic(-z) * (jnp.abs(z) < _saturation(z))
-    return _step(x, temperature), slope / temperature * (tangents[0] - z * tangents[1])
+    decay = jnp.exp(-jnp.abs(z))
+    slope = decay / jnp.square(1.0 + decay) * (jnp.abs(z) < _saturation(z)) / temperature
+    step = _step(x, temperature)
+    return step, along(step, (slope, -slope * z), tangents)
 
 
 def log_soft_step(x: RealLike, temperature: RealLike) -> Array:
@@ -88,17 +117,29 @@ def log_soft_step(x: RealLike, temperature: RealLike) -> Array:
 @jax.custom_jvp
 def _log_step(x: Array, temperature: Array) -> Array:
     """Prevents: `0 * inf` in the derivative by the temperature."""
-    return jnp.minimum(x, 0.0) / temperature - _log1p_exp(-jnp.abs(x / temperature))
+    ratio = _ratio(x, temperature)
+    return jnp.minimum(ratio, 0.0) - _log1p_exp(-jnp.abs(ratio))
 
 
-@_log_step.defjvp
+@functools.partial(_log_step.defjvp, symbolic_zeros=True)
 def _log_step_jvp(primals, tangents):
     x, temperature = primals
     largest = jnp.finfo(x.dtype).max
-    slope = _step(-x, temperature) / temperature
-    by_temperature = jnp.clip(slope * jnp.clip(x / temperature, -largest, largest), -largest, largest)
+    ratio = _ratio(x, temperature)
+    slope = jax.nn.sigmoid(-ratio) / temperature
+    by_temperature = jnp.clip(slope * jnp.clip(ratio, -largest, largest), -largest, largest)
     by_temperature = jnp.where(slope > 0, by_temperature, 0.0)
-    return _log_step(x, temperature), slope * tangents[0] - by_temperature * tangents[1]
+    log_step = _log_step(x, temperature)
+    return log_step, along(log_step, (slope, -by_temperature), tangents)
+
+
+def along(value: Array, slopes: Sequence[Array], tangents: Sequence) -> Array:
+    """Return the sum of slopes times tangents, of the value's shape; zeros by structure cost nothing."""
+    total = jnp.zeros_like(value)
+    for slope, tangent in zip(slopes, tangents, strict=True):
+        if not isinstance(tangent, SymbolicZero):
+            total = total + slope * tangent
+    return total
 
 
 def soft_at_least(x: RealLike, threshold: RealLike, temperature: RealLike) -> Array:
@@ -248,7 +289,7 @@ def _saturation(z: Array) -> float:
 
 def _held_ratio(x: Array, temperature: Array) -> Array:
     limit = _saturation(x)
-    return jnp.clip(x / temperature, -limit, limit)
+    return jnp.clip(_ratio(x, temperature), -limit, limit)
 
 
 def _log1p_exp(z: Array) -> Array:

@@ -10,8 +10,10 @@ import pytest
 from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, GRADIENT_RTOL, GRADIENT_STEP
 
 import rlxjax as rx
-from rlxjax import _latency
+from rlxjax import _latency, _latency_formulas
 from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
+from rlxjax.welch._device_programs import chunk_rows
+from rlxjax.welch._selection import SELECTIONS
 
 PATHS = ("host", "fused", "block")
 MEDIAN = rx.typical_prior().median
@@ -33,8 +35,12 @@ def coefficients(seed):
     return jax.tree.map(lambda median: float(median * np.exp(rng.normal())), MEDIAN)
 
 
-def predict(machine, workloads=WORKLOADS):
-    return rx.predict_latency_ns(machine, *workloads)
+#: Both forms of the fused path's selection, where the gradient must not meet the cheaper one's switch.
+SELECTION = np.arange(len(WORKLOADS[0])) // 2 % 2
+
+
+def predict(machine, workloads=WORKLOADS, selection=None):
+    return rx.predict_latency_ns(machine, *workloads, selection=selection)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -55,14 +61,40 @@ def test_the_host_path_waits_for_no_device():
 
 
 @each_path
-def test_a_path_depends_on_the_coefficients_of_its_own_work_alone(path):
-    gradient = jax.grad(lambda c: rx.predict_latency_ns(c, path, 100, 1000, 16, 2))(MEDIAN)
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_a_path_depends_on_the_coefficients_of_its_own_work_alone(path, selection):
+    """1000 rows of 1000 samples are more than a chunk on either side."""
+    gradient = jax.grad(lambda c: rx.predict_latency_ns(c, path, 1000, 1000, 16, 2, selection))(MEDIAN)
     named = {name for name in COEFFICIENT_NAMES if getattr(gradient, name) != 0}
-    host_selection = {"host_chunk_ns", "host_bytes_per_ns", "select_bin_ns", "select_peak_ns"}
+    host_selection = {
+        "host_chunk_ns",
+        "host_chunk_gain",
+        "host_bytes_per_ns",
+        "select_bin_ns",
+        "select_peak_ns",
+    }
     host = {name for name in COEFFICIENT_NAMES if name.startswith(("host_", "select_"))}
-    fused = set(COEFFICIENT_NAMES) - host
-    block = (fused - {"topk_bin_ns", "topk_update_ns"}) | host_selection
-    assert named == {"host": host, "fused": fused, "block": block}[path]
+    forms = {
+        form: {name for name in COEFFICIENT_NAMES if name.startswith(form.replace("_", "") + "_")}
+        for form in SELECTIONS
+    }
+    device = set(COEFFICIENT_NAMES) - host - set.union(*forms.values())
+    own = {"host": host, "fused": device | forms[selection], "block": device | host_selection}
+    assert named == own[path]
+
+
+@each_path
+def test_the_selection_is_the_cheaper_one_unless_it_is_given(path):
+    for seed in range(4):
+        machine, sizes = coefficients(seed), WORKLOADS[1:]
+        both = [rx.predict_latency_ns(machine, path, *sizes, form) for form in SELECTIONS]
+        np.testing.assert_allclose(
+            rx.predict_latency_ns(machine, path, *sizes), np.minimum(*both), rtol=FLOAT64_RTOL
+        )
+        by_code = rx.predict_latency_ns(machine, path, *sizes, SELECTION)
+        np.testing.assert_array_equal(by_code, np.where(SELECTION == 0, *both))
+    with pytest.raises(ValueError, match="selection: expected one of maxima, top_k, got 'heap'"):
+        rx.predict_latency_ns(MEDIAN, path, 1, 64, 1, 1, "heap")
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -72,7 +104,7 @@ def test_gradient_equals_finite_differences_of_every_coefficient(name, seed):
 
     def log_prediction(log_change):
         changed = getattr(machine, name) * jnp.exp(log_change)
-        return jnp.log(predict(dataclasses.replace(machine, **{name: changed})))
+        return jnp.log(predict(dataclasses.replace(machine, **{name: changed}), selection=SELECTION))
 
     _, gradient = jax.jvp(log_prediction, (0.0,), (1.0,))
     difference = (log_prediction(step) - log_prediction(-step)) / (2 * step)
@@ -175,7 +207,19 @@ def test_new_values_compile_nothing():
 def test_padding_in_the_model_is_that_of_the_run(first, dtype):
     batch = np.arange(first, first + (5000 if first == 1 else 9))
     expected = [rx.padded_batch(int(size)) for size in batch]
-    np.testing.assert_array_equal(_latency.padded_rows(jnp.asarray(batch, dtype)), expected)
+    np.testing.assert_array_equal(_latency_formulas.padded_rows(jnp.asarray(batch, dtype)), expected)
+
+
+@pytest.mark.parametrize("n_segments", [1, 2, 8])
+@pytest.mark.parametrize("n_fft", [64, 256, 4096])
+def test_rows_in_the_model_are_those_of_the_run(n_fft, n_segments):
+    chunk = chunk_rows(rx.WelchPeakParams(n_fft, n_segments, 1), "cpu")
+    assert _latency_formulas.chunk_rows_of(float(n_fft), float(n_segments)) == chunk
+    batch = np.arange(1, 3 * chunk + 2, max(1, chunk // 97))
+    run = np.array([size // chunk * chunk + rx.padded_batch(int(size % chunk)) for size in batch])
+    found = _latency_formulas.device_rows(jnp.asarray(batch, float), float(chunk))
+    np.testing.assert_array_equal(found[batch <= chunk], run[batch <= chunk])
+    assert np.all((batch <= found) & (found <= run))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +246,7 @@ def test_a_coefficient_says_its_unit_in_its_name(name):
     suffix = {"bytes/ns": "_bytes_per_ns", "FLOP/ns": "_flop_per_ns", "ns": "_ns", "bytes": "_bytes"}
     unit = coefficient_unit(name)
     if unit == "1":
-        assert name == "thread_gain"
+        assert name.endswith("_gain")
     else:
         assert name.endswith(suffix[unit])
         assert (unit == "ns") == (name.endswith("_ns") and "_per_" not in name)

@@ -103,7 +103,7 @@ def made_up(path, models):
                 if cell.strategy == "learned":
                     terms = learned_terms_ns(OWN, shared, *timed[cell.n_fft].work, *sizes)
                 else:
-                    terms = rx.latency_terms_ns(shared, cell.path.value, *sizes)
+                    terms = rx.latency_terms_ns(shared, cell.path.value, *sizes, selection="maxima")
                 writer.timing(round_, cell, int(terms.total_ns() * np.exp(rng.normal(0.02, 0.01))))
     return timed
 

@@ -12,7 +12,7 @@ import pytest
 from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, assert_gradient_is_the_finite_difference
 
 import rlxjax as rx
-from rlxjax.welch import _path_costs, _run
+from rlxjax.welch import _launch, _path_costs, _run
 from rlxjax.welch._host import hann_window
 from rlxjax.welch._learned_program import learned_peaks, learned_program
 
@@ -236,7 +236,7 @@ def test_models_are_collected_with_their_programs():
     models = [pruned(), pruned(bins=5)]
     for model in models:
         rx.welch_peaks(noise(2), FAST, "learned", model=model)
-    programs = weakref.ref(_run._program(models[0], FAST))
+    programs = weakref.ref(_launch.program_of(models[0], FAST))
     gone = [*map(weakref.ref, models), programs]
     del model, models
     gc.collect()
@@ -245,20 +245,20 @@ def test_models_are_collected_with_their_programs():
 
 def test_a_model_is_compiled_once_for_signals_of_one_padded_shape(monkeypatch):
     built = []
-    monkeypatch.setattr(_run, "learned_program", lambda *given: built.append(1) or learned_program(*given))
+    monkeypatch.setattr(_launch, "learned_program", lambda *given: built.append(1) or learned_program(*given))
     model, params = pruned(bins=6), dataclasses.replace(FAST, k=3)
     rx.welch_peaks(noise(40, params), params, "learned", model=model)
-    compiled = _run._learned_program._cache_size()
+    compiled = _launch._learned_program._cache_size()
     for batch in (33, 37, 40):
         signal = noise(batch, params, seed=batch)
         for same in (signal, signal.astype(np.float64), jnp.asarray(signal)):
             rx.welch_peaks(same, params, "learned", model=model)
     assert len(built) == 1
-    assert _run._learned_program._cache_size() == compiled
+    assert _launch._learned_program._cache_size() == compiled
     retrained = dataclasses.replace(model, twiddles=model.twiddles * 0.9)
     rx.welch_peaks(noise(40, params), params, "learned", model=retrained)
     assert len(built) == 2
-    assert _run._learned_program._cache_size() == compiled, "models pruned alike share a program"
+    assert _launch._learned_program._cache_size() == compiled, "models pruned alike share a program"
 
 
 # Columns (device, batch, n_fft, k, active, total) that reach every branch.

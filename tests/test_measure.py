@@ -111,9 +111,13 @@ def test_micro_benchmarks_are_kept_repeat_by_repeat(tmp_path, monkeypatch):
         writer.cells(CELLS)
         time_micro(log, writer, repeats=3)
     assert {name: len(times) for name, times in read_samples(path).micro.items()} == dict.fromkeys(
-        ("launch", "roundtrip", "copy", "upload", "readback"), 3
+        ("launch", "roundtrip", "copy", "upload", "readback")
+        + ("maxima wide", "top_k wide", "maxima deep", "top_k deep"),
+        3,
     )
-    assert all(rate > 0 and np.isfinite(rate) for rate in micro_rates(log))
+    *rates, selection_ns = micro_rates(log)
+    assert set(selection_ns) == {"maxima", "top_k"}
+    assert all(rate > 0 and np.isfinite(rate) for rate in [*rates, *np.ravel(list(selection_ns.values()))])
 
 
 def test_rates_follow_from_the_fastest_repeats():

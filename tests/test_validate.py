@@ -22,7 +22,8 @@ def test_predictions_are_those_of_the_latency_model_cell_by_cell():
     coefficients = typical_prior().median
     some = CELLS[::37]
     one_by_one = [
-        predict_latency_ns(coefficients, str(c.path), c.batch, c.n_fft, c.k, c.n_segments) for c in some
+        predict_latency_ns(coefficients, str(c.path), c.batch, c.n_fft, c.k, c.n_segments, "maxima")
+        for c in some
     ]
     np.testing.assert_allclose(predictions_ns(coefficients, some), one_by_one, rtol=1e-12)
 

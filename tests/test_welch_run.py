@@ -1,11 +1,11 @@
 """Peaks of the three paths against float64, and what `welch_peaks` accepts, refuses and compiles."""
 
+import dataclasses
 import functools
 import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import rlxjax as rx
-from rlxjax.welch import _coefficients, _device_programs, _host, _run
+from rlxjax.welch import _coefficients, _host, _launch, _run, _selection
+from rlxjax.welch._device_programs import mean_power
 from rlxjax.welch._host import CHUNK_SAMPLES
 
 PATHS = ("host", "fused", "block")
@@ -141,6 +142,7 @@ def selection_by_sorting(power, k):
     return peaks
 
 
+selected_peaks_of = jax.jit(_selection.selected_peaks, static_argnames=("k", "selection"))
 positive_float32 = st.floats(width=32).map(abs)
 
 
@@ -158,12 +160,109 @@ def test_host_selection_is_a_sort_by_power_then_bin(power, k):
 )
 def test_paths_select_the_same_bins_of_the_same_spectrum(spectrum, k):
     params = rx.WelchPeakParams.fast(16, k)
-    with mock.patch.object(_device_programs, "segment_spectra", lambda signal, params: signal):
-        fused = _device_programs.fused_peaks(jnp.asarray(spectrum), params)
     power = (np.square(spectrum.real) + np.square(spectrum.imag)).sum(1) / 2
     power[:, 1:-1] *= 2
-    np.testing.assert_array_equal(fused, selection_by_sorting(power, k))
-    np.testing.assert_array_equal(_host.spectrum_peaks(spectrum, params), fused)
+    expected = selection_by_sorting(power, k)
+    np.testing.assert_array_equal(_host.spectrum_peaks(spectrum, params), expected)
+    for selection in _selection.SELECTIONS:
+        np.testing.assert_array_equal(selected_peaks_of(power, k, selection), expected)
+
+
+@pytest.mark.parametrize("path", [*PATHS, "learned"])
+@pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray], ids=["NumPy", "JAX"])
+def test_peaks_are_the_same_however_they_are_selected(path, as_array):
+    signal = noise(9, FAST)
+    signal[2], signal[3, 40], signal[4] = 0, np.nan, np.eye(1, FAST.frame_len, 32)
+    for k in (1, 5, 40):
+        params = dataclasses.replace(FAST, k=k)
+        run = functools.partial(rx.welch_peaks, params=params, strategy=path, model=rx.LearnedFft.exact(64))
+        maxima, top_k, default = (run(as_array(signal), selection=form) for form in ("maxima", "top_k", None))
+        np.testing.assert_array_equal(maxima[..., 0], top_k[..., 0])
+        # Another program around the same transform may round its powers otherwise.
+        np.testing.assert_allclose(maxima, top_k, rtol=FLOAT32_RTOL)
+        assert any(np.array_equal(default, form, equal_nan=True) for form in (maxima, top_k))
+
+
+@pytest.mark.parametrize("transform", [lambda run: run, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("strategy", ["host", "fused", "block", "auto"])
+@pytest.mark.parametrize("selection", ["heap", "", "MAXIMA", 1])
+def test_an_unknown_selection_is_refused_in_one_sentence(selection, strategy, transform):
+    with pytest.raises(ValueError, match="^selection: expected one of maxima, top_k, got ") as caught:
+        transform(lambda x: rx.welch_peaks(x, FAST, strategy, selection=selection))(jnp.zeros((1, 96)))
+    assert repr(selection) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+mean_power_of = jax.jit(mean_power, static_argnames="params")
+
+
+@pytest.mark.parametrize("n_segments", range(1, 9))
+@pytest.mark.parametrize("n_fft", [2, 4, 6, 16, 30, 250, 4096])
+def test_the_mean_power_of_packed_segments_is_that_of_float64(n_fft, n_segments):
+    params = rx.WelchPeakParams(n_fft, n_segments, 1)
+    signal = noise(4, params)
+    power = reference_power(signal, params)
+    error = np.abs(mean_power_of(signal, params) - power)
+    assert np.all(error <= FLOAT32_RTOL * power.max(1, keepdims=True))
+
+
+@pytest.mark.parametrize("n_segments", [2, 3, 4])
+@pytest.mark.parametrize("loud", [0, 1, 2, 3])
+@pytest.mark.parametrize("factor", [1e-12, 1e-4, 1e4, 1e12])
+def test_a_loud_or_quiet_segment_has_its_share_of_the_mean_power(factor, loud, n_segments):
+    params = rx.WelchPeakParams(64, n_segments, 1)
+    signal = noise(3, params)
+    signal[:, loud * params.hop : loud * params.hop + 64] *= factor
+    power = reference_power(signal, params)
+    error = np.abs(mean_power_of(signal, params) - power)
+    assert np.all(error <= FLOAT32_RTOL * power.max(1, keepdims=True))
+
+
+@pytest.mark.parametrize("n_segments", [1, 2, 3])
+def test_the_mean_power_overflows_no_sooner_than_the_sum_over_segments(n_segments):
+    params = rx.WelchPeakParams(64, n_segments, 1)
+    shape = np.cos(2 * np.pi * 10 * np.arange(params.frame_len) / 64)[None].astype(np.float32)
+    per_square = reference_power(shape, params).max()
+    highest = np.finfo(np.float32).max
+    largest_sum = 0.999 * highest / max(1, n_segments / 2)
+    signal = shape * np.float32(np.sqrt(largest_sum / per_square))
+    power = mean_power_of(signal, params)
+    assert np.all(np.isfinite(power))
+    np.testing.assert_allclose(power.max(), largest_sum, rtol=1e-4)
+    assert np.isinf(mean_power_of(signal * np.float32(1.1 * np.sqrt(max(1, n_segments / 2))), params)[0, 10])
+
+
+@each_path
+@pytest.mark.parametrize("n_segments", [1, 2, 3, 8])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_sample_that_is_not_finite_leaves_no_finite_power_in_its_row_and_other_rows_alone(
+    path, n_segments, bad
+):
+    params = rx.WelchPeakParams(64, n_segments, k=33)
+    clean = noise(params.frame_len + 1, params)
+    clean_peaks = rx.welch_peaks(clean, params, path)
+    signal = clean.copy()
+    np.fill_diagonal(signal, bad)
+    peaks = rx.welch_peaks(signal, params, path)
+    np.testing.assert_array_equal(peaks[-1], clean_peaks[-1])
+    assert not np.any(np.isfinite(peaks[:-1, :, 1]))
+    if np.isnan(bad):
+        assert np.all(np.isnan(peaks[:-1, :, 1]))
+        np.testing.assert_array_equal(peaks[:-1, :, 0], np.tile(np.arange(33), (params.frame_len, 1)))
+
+
+@pytest.mark.parametrize("selection", ["maxima", "top_k"])
+@pytest.mark.parametrize("n_segments", [1, 3])
+def test_the_gradient_is_the_same_however_peaks_are_selected(selection, n_segments):
+    params = rx.WelchPeakParams(32, n_segments, k=3)
+    signal, direction = noise(2, params), noise(2, params, seed=1)
+    total = jax.jit(lambda x: jnp.sum(rx.welch_peaks(x, params, selection=selection)[..., 1]))
+    # A quadratic form while the bins stay, so a central difference is exact up to rounding.
+    power = [reference_power(signal + sign * 2.0**-10 * direction.astype(float), params) for sign in (1, -1)]
+    largest = np.argsort(-reference_power(signal, params), axis=1)[:, :3]
+    ends = [np.take_along_axis(each, largest, 1).sum() for each in power]
+    slope = jnp.sum(jax.grad(total)(jnp.asarray(signal)) * direction)
+    np.testing.assert_allclose(slope, (ends[0] - ends[1]) * 2.0**9, rtol=10 * FLOAT32_RTOL)
 
 
 def signal_like(kind):
@@ -350,7 +449,7 @@ def test_padded_batches_are_monotone_and_at_most_four_an_octave():
 @pytest.mark.parametrize(("path", "program"), [("fused", "_fused_program"), ("block", "_spectrum_program")])
 def test_batches_of_one_padded_size_and_new_values_compile_once(path, program):
     params = rx.WelchPeakParams(48, 3, k=6)
-    compiled = getattr(_run, program)._cache_size
+    compiled = getattr(_launch, program)._cache_size
     rx.welch_peaks(noise(80, params), params, path)
     once = compiled()
     for batch in (65, 66, 71, 79, 80):

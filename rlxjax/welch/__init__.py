@@ -10,10 +10,14 @@ from ._costs import algorithm_bandwidth_gbps as algorithm_bandwidth_gbps
 from ._costs import estimate_welch_peaks_costs as estimate_welch_peaks_costs
 from ._costs import soft_estimate_welch_peaks_costs as soft_estimate_welch_peaks_costs
 from ._costs import welch_peaks_fusion_gate_breakdown as welch_peaks_fusion_gate_breakdown
+from ._evaluation import WelchPeaksEvaluation as WelchPeaksEvaluation
+from ._evaluation import evaluate_welch_peaks as evaluate_welch_peaks
 from ._formulas import learned_scale as learned_scale
 from ._graphs import host_fft_profile as host_fft_profile
 from ._graphs import useful_bytes_touched as useful_bytes_touched
 from ._graphs import welch_peaks_graph as welch_peaks_graph
+from ._launch import aligned_zeros as aligned_zeros
+from ._launch import padded_batch as padded_batch
 from ._learned_fft import LearnedFft as LearnedFft
 from ._learned_fft import learned_spectrum as learned_spectrum
 from ._learned_program import LearnedProgram as LearnedProgram
@@ -36,8 +40,7 @@ from ._pick import pick_weights as pick_weights
 from ._pick import pick_welch_peaks_strategy as pick_welch_peaks_strategy
 from ._pick import soft_pick_welch_peaks_strategy as soft_pick_welch_peaks_strategy
 from ._run import BUILT_IN_COSTS_NS as BUILT_IN_COSTS_NS
-from ._run import aligned_zeros as aligned_zeros
-from ._run import padded_batch as padded_batch
+from ._run import stream_welch_peaks as stream_welch_peaks
 from ._run import welch_peaks as welch_peaks
 from ._strategy import Path as Path
 from ._strategy import Strategy as Strategy

@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes
+from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes, is_on_device
 from rlxjax._counts import as_float, as_temperature, size_as_float
-from rlxjax._device import Device, Provenance, normalised
+from rlxjax._device import Device, normalised, without_provenance
 from rlxjax._gate import fusion_benefit
 from rlxjax._numerics import Exact, Smooth, log_soft_step
 from rlxjax._typing import Code, Count, Decision, Nanoseconds, RealLike, StrategyWeights
 
 from ._coefficients import CoefficientSet, coefficient_set
-from ._formulas import Learned, decisions, gather, strategy_terms
+from ._formulas import Learned, Row, Terms, decisions, gather, strategy_terms
 from ._graphs import pack_profile, welch_graph_work
 from ._params import FAST_SEGMENTS
 
@@ -173,7 +173,11 @@ def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.A
 def hard_costs(codes, set_, batch, n_fft, k, learned: Learned) -> WelchPeaksCostEstimates:
     row = gather(set_, codes)
     terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
-    io, floor_ok = decisions(row, terms)
+    return estimates_of(row, terms, *decisions(row, terms))
+
+
+def estimates_of(row: Row, terms: Terms, io: Decision, floor_ok: Decision) -> WelchPeaksCostEstimates:
+    """Return the four costs, infinite where a strategy is not to be used."""
     fuses = io & floor_ok & (row.strategy.is_fused_viable >= 0.5)
     costs = (
         jnp.where(terms.ultra_possible, terms.ultra_ns, jnp.inf),
@@ -228,8 +232,13 @@ def _log_complement(log_p: Nanoseconds) -> Nanoseconds:
     )
 
 
-def cost_inputs(device, batch, n_fft, k, coefficients, n_segments=None, scale=None) -> tuple:
-    """Return checked codes, coefficients and sizes, and what else is given, as the programs take them."""
+def cost_inputs(
+    device, batch, n_fft, k, coefficients, n_segments=None, scale=None, *, is_checked_later=False
+) -> tuple:
+    """Return checked codes, coefficients and sizes, and what else is given, as the programs take them.
+
+    If the program checks its input, codes and floats that a device holds pass here.
+    """
     cpu = "cpu"
     if isinstance(device, str) and normalised(device) == "cpu-apple":
         device, cpu = Device.CPU, "cpu-apple"
@@ -240,24 +249,21 @@ def cost_inputs(device, batch, n_fft, k, coefficients, n_segments=None, scale=No
     sizes = {"batch": batch, "n_fft": n_fft, "k": k}
     if n_segments is not None:
         sizes["n_segments"] = n_segments
-    check_sizes(**sizes)
-    codes = Device.codes(device)
+    later = {name for name, size in sizes.items() if is_checked_later and is_on_device(size, jnp.floating)}
+    check_sizes(**{name: size for name, size in sizes.items() if name not in later})
+    codes = device if is_checked_later and is_on_device(device, jnp.integer) else Device.codes(device)
     inputs = [size_as_float(value, name) for name, value in sizes.items()]
     if scale is not None:
         check_at_least(scale, "scale", what="number")
         inputs.append(as_float(scale, "scale"))
         sizes["scale"] = scale
-    check_shapes(device=codes, **sizes)
+    check_shapes(device=codes, **sizes)  # pyright: ignore[reportArgumentType]
     return codes, _without_provenance(coefficients), *inputs
 
 
 def _without_provenance(coefficients: CoefficientSet) -> CoefficientSet:
-    """Return a set whose structure is that of any other, so that all share their compiled programs."""
-    host, backend = (
-        dataclasses.replace(row, provenance=Provenance.UNCALIBRATED)
-        for row in (coefficients.host, coefficients.backend)
-    )
-    return dataclasses.replace(coefficients, host=host, backend=backend)
+    rows = {name: without_provenance(getattr(coefficients, name)) for name in ("host", "backend")}
+    return dataclasses.replace(coefficients, **rows)
 
 
 def learned_inputs(available, active_gates, total_gates) -> Learned:

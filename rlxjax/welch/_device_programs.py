@@ -2,10 +2,40 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jaxtyping import Array, Complex, Float, Real
 
 from ._host import hann_window, one_sided_weights
 from ._params import WelchPeakParams
+from ._selection import TILE_ROWS, default_selection, selected_peaks
+
+#: Samples that a chunk of rows transforms at a time: on CPUs its arrays stay in cache, elsewhere memory
+#: bounds them.
+CHUNK_SAMPLES = {"cpu": 2**20, "other": 2**26}
+#: Rows of a chunk are a multiple of this: the selection works in whole tiles, and each chunk of an aligned
+#: signal is aligned.
+CHUNK_ROWS_MULTIPLE = TILE_ROWS
+
+
+def padding_step(batch: int) -> int:
+    """Return what padding makes a batch a multiple of: four sizes an octave."""
+    return 1 << max(0, (batch - 1).bit_length() - 3) if batch > 0 else 1
+
+
+def chunk_rows(params: WelchPeakParams, platform: str) -> int:
+    """Return the rows that a device transforms at a time: they, not the batch, decide what memory it takes.
+
+    They are a size that padding leaves as it is.
+
+    Examples:
+        >>> chunk_rows(WelchPeakParams.fast(256, 16), "cpu")
+        2048
+    """
+    samples = CHUNK_SAMPLES.get(platform, CHUNK_SAMPLES["other"])
+    rows = max(CHUNK_ROWS_MULTIPLE, samples // (params.n_segments * params.n_fft))
+    step = max(CHUNK_ROWS_MULTIPLE, padding_step(rows))
+    return rows // step * step
 
 
 def segment_spectra(
@@ -13,19 +43,62 @@ def segment_spectra(
 ) -> Complex[Array, "batch n_segments n_bins"]:
     """Return the one-sided spectra of the windowed segments, complex64."""
     signal = signal.astype(jnp.float32)
+    window = hann_window(params.n_fft)[None]
+    return jnp.fft.rfft(jnp.stack([segment * window for segment in _segments(signal, params)], axis=1))
+
+
+def mean_power(signal: Real[Array, "batch length"], params: WelchPeakParams) -> Float[Array, "batch n_bins"]:
+    """Return the mean one-sided power of the windowed segments.
+
+    Two real segments are one complex transform: `|X1[b]|^2 + |X2[b]|^2 = (|Z[b]|^2 + |Z[n-b]|^2) / 2`
+    with `Z` that of `x1 + i x2`. An odd one out is transformed alone.
+    """
+    signal = signal.astype(jnp.float32)
+    window, segments = hann_window(params.n_fft)[None], _segments(signal, params)
+    power = np.float32(0)
+    if pairs := list(zip(segments[::2], segments[1::2], strict=False)):
+        half = window * np.float32(0.5)  # so that a pair's sum is its mean, and overflows no sooner
+        packed = jnp.stack([lax.complex(one * half, two * half) for one, two in pairs], axis=1)
+        two_sided = jnp.sum(_squared_magnitude(jnp.fft.fft(packed)), axis=1)
+        mirrored = jnp.concatenate([two_sided[:, :1], two_sided[:, : params.hop - 1 : -1]], axis=1)
+        power = 2.0 * (two_sided[:, : params.n_bins] + mirrored)
+    if params.n_segments % 2:
+        power = power + _squared_magnitude(jnp.fft.rfft(segments[-1] * window))
+    return jnp.multiply(power, one_sided_weights(params)[None])
+
+
+def fused_peaks(
+    signal: Real[Array, "batch length"], params: WelchPeakParams, selection: str | None = None
+) -> Float[Array, "batch k 2"]:
+    """Return the peaks of rows of samples as one program: only (bin, power) pairs leave it.
+
+    Rows beyond a chunk are computed chunk by chunk.
+
+    Args:
+        signal: `[batch, length]`, real; each row's prefix is used.
+        params: the parameters.
+        selection: "maxima" or "top_k"; by default the one that is faster on JAX's default platform.
+    """
+    platform = jax.default_backend()
+    if selection is None:
+        selection = default_selection(params.n_bins, platform)
+    batch, rows = signal.shape[0], chunk_rows(params, platform)
+    if batch <= rows:
+        return _peaks(signal, params, selection)
+    n_chunks, rest = divmod(batch, rows)
+    chunks = signal[: n_chunks * rows].reshape(n_chunks, rows, -1)
+    peaks = lax.map(lambda chunk: _peaks(chunk, params, selection), chunks).reshape(-1, params.k, 2)
+    return jnp.concatenate([peaks, _peaks(signal[-rest:], params, selection)]) if rest else peaks
+
+
+def _peaks(signal, params: WelchPeakParams, selection: str) -> Float[Array, "batch k 2"]:
+    return selected_peaks(mean_power(signal, params), params.k, selection)
+
+
+def _segments(signal: Float[Array, "batch length"], params: WelchPeakParams) -> list[Array]:
     starts = range(0, params.n_segments * params.hop, params.hop)
-    segments = jnp.stack([signal[:, s : s + params.n_fft] for s in starts], axis=1)
-    return jnp.fft.rfft(segments * hann_window(params.n_fft)[None, None])
+    return [signal[:, start : start + params.n_fft] for start in starts]
 
 
-def fused_peaks(signal: Real[Array, "batch length"], params: WelchPeakParams) -> Float[Array, "batch k 2"]:
-    """Return the peaks of rows of samples as one program: only (bin, power) pairs leave it."""
-    spectrum = segment_spectra(signal, params)
-    power = jnp.square(spectrum.real) + jnp.square(spectrum.imag)
-    power = jnp.sum(power, axis=1) * one_sided_weights(params)[None]
-    k = min(params.k, params.n_bins)
-    # top_k keeps the lower index first among equals, but takes NaN for the largest: a NaN becomes -1.
-    ranked, bins = jax.lax.top_k(jnp.where(jnp.isnan(power), -1.0, power), k)
-    powers = jnp.where(ranked < 0, jnp.nan, ranked)
-    peaks = jnp.stack([bins.astype(jnp.float32), powers], axis=-1)
-    return jnp.pad(peaks, ((0, 0), (0, params.k - k), (0, 0)))
+def _squared_magnitude(spectrum: Complex[Array, "*batch"]) -> Float[Array, "*batch"]:
+    return jnp.square(spectrum.real) + jnp.square(spectrum.imag)

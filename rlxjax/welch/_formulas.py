@@ -1,12 +1,14 @@
 """The formulas of the strategy costs, written once for hard and for relaxed choices (SPEC, section 5)."""
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from rlxjax._cost import float_counts, profile_cost_ns, work_cost_ns
 from rlxjax._device import BackendCoefficients, take_row
-from rlxjax._gate import FusionBenefit, IoFusionGate, gate_score_ns
+from rlxjax._gate import FusionBenefit, IoFusionGate
+from rlxjax._gate_formulas import gate_score_ns
 from rlxjax._numerics import Exact, Smooth
 from rlxjax._typing import Decision, Nanoseconds, RealLike
 
@@ -81,8 +83,9 @@ def host_ns(row: Row, batch, n_fft, k, n_segments, rules) -> Nanoseconds:
     quarter_traffic = 3.0 * batch * n_segments * n_fft + 2.0 * batch * k
     ns = profile_cost_ns(profile, profile.host_output_bytes + quarter_traffic, row.host, rules)
     rows = jnp.maximum(batch, 1.0)
-    gentle = rules.relu(jnp.log(rows / 512.0), scale=ns)
-    steep = rules.relu(jnp.log2(rows / 2048.0), scale=ns)
+    log_rows = jnp.log(rows / 512.0)
+    gentle = rules.relu(log_rows, scale=ns)
+    steep = rules.relu((log_rows - math.log(4.0)) / math.log(2.0), scale=ns)  # log2(rows / 2048)
     return ns * (1.0 + row.strategy.log_batch_slope * gentle) * (1.0 + row.strategy.log2_batch_slope * steep)
 
 
@@ -108,7 +111,8 @@ def _graph_ns(row: Row, batch, n_fft, k, n_segments, fused: bool, rules) -> Nano
     return work_cost_ns(work, row.backend, row.strategy.falls_back, rules)
 
 
-def _gate_benefit(row: Row, batch, n_fft, k, rules, scale) -> FusionBenefit:
+def gate_benefit(row: Row, batch, n_fft, k, rules, scale) -> FusionBenefit:
+    """Return what fusing two segments saves, in floats (SPEC, section 5)."""
     keep, fuse = (welch_graph_work(batch, n_fft, k, FAST_SEGMENTS, fused).io for fused in (False, True))
     native = row.strategy.has_native_kernel * rules.at_least(batch, 2048.0, scale=scale)
     return FusionBenefit(
@@ -122,7 +126,7 @@ def _gate_benefit(row: Row, batch, n_fft, k, rules, scale) -> FusionBenefit:
 def strategy_terms(row: Row, batch, n_fft, k, learned: Learned, rules: Exact | Smooth) -> Terms:
     fused = fused_ns(row, batch, n_fft, k, FAST_SEGMENTS, 1.0, rules)
     block = block_ns(row, batch, n_fft, k, FAST_SEGMENTS, rules)
-    benefit = _gate_benefit(row, batch, n_fft, k, rules, block)
+    benefit = gate_benefit(row, batch, n_fft, k, rules, block)
     many = rules.at_least(batch, 8192.0, scale=block)
     slack = (1.0 - many) * row.strategy.slack + many * row.strategy.large_slack
     return Terms(

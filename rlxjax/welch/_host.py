@@ -5,6 +5,8 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
+from rlxjax._chunks import for_each_chunk
+
 from ._params import WelchPeakParams
 
 #: Samples that one chunk of rows transforms at a time, so that its arrays stay in a core's cache.
@@ -38,6 +40,11 @@ def one_sided_weights(params: WelchPeakParams) -> np.ndarray:
     return weights
 
 
+def host_chunk_rows(params: WelchPeakParams) -> int:
+    """Return the rows of a chunk on the host."""
+    return max(1, CHUNK_SAMPLES // (params.n_segments * params.n_fft))
+
+
 def host_peaks(signal: np.ndarray, params: WelchPeakParams) -> np.ndarray:
     """Return the peaks of rows of samples.
 
@@ -48,27 +55,28 @@ def host_peaks(signal: np.ndarray, params: WelchPeakParams) -> np.ndarray:
     Returns:
         float32 `[batch, k, 2]` of (bin, power).
     """
-    batch = signal.shape[0]
-    peaks = np.zeros((batch, params.k, 2), np.float32)
+    peaks = np.zeros((signal.shape[0], params.k, 2), np.float32)
     window = hann_window(params.n_fft)
-    step = max(1, CHUNK_SAMPLES // (params.n_segments * params.n_fft))
-    with np.errstate(all="ignore"):  # as on a device: inf and NaN are results
-        for start in range(0, batch, step):
-            rows = signal[start : start + step, : params.frame_len].astype(np.float32, copy=False)
+
+    def run(start: int, stop: int) -> None:
+        with np.errstate(all="ignore"):  # as on a device: inf and NaN are results
+            rows = signal[start:stop, : params.frame_len].astype(np.float32, copy=False)
             segments = np.lib.stride_tricks.sliding_window_view(rows, params.n_fft, axis=1)
             spectrum = np.fft.rfft(segments[:, :: params.hop] * window)
-            select_peaks(mean_power(spectrum, params), params, out=peaks[start : start + step])
+            select_peaks(mean_power(spectrum, params), params, out=peaks[start:stop])
+
+    for_each_chunk(run, signal.shape[0], host_chunk_rows(params))
     return peaks
 
 
 def spectrum_peaks(spectrum: NDArray[np.complexfloating], params: WelchPeakParams) -> np.ndarray:
     """Return the peaks of one-sided spectra, complex64 `[batch, n_segments, n_bins]`."""
-    batch = spectrum.shape[0]
-    peaks = np.zeros((batch, params.k, 2), np.float32)
-    step = max(1, CHUNK_SAMPLES // (params.n_segments * params.n_fft))
-    for start in range(0, batch, step):
-        power = mean_power(spectrum[start : start + step], params)
-        select_peaks(power, params, out=peaks[start : start + step])
+    peaks = np.zeros((spectrum.shape[0], params.k, 2), np.float32)
+
+    def run(start: int, stop: int) -> None:
+        select_peaks(mean_power(spectrum[start:stop], params), params, out=peaks[start:stop])
+
+    for_each_chunk(run, spectrum.shape[0], host_chunk_rows(params))
     return peaks
 
 

@@ -164,10 +164,15 @@ def learned_spectrum(
     if segments.ndim < 1 or segments.shape[-1] != model.n_fft:
         raise ValueError(f"segments: expected {model.n_fft} samples each, got shape {segments.shape}")
     dtype = segments.dtype if jnp.issubdtype(segments.dtype, jnp.floating) else jnp.float32
-    model = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model)
+    return _spectrum(jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model), segments.astype(dtype))
+
+
+# Operation by operation, a first call would compile for seconds.
+@jax.jit
+def _spectrum(model: LearnedFft, segments: Array) -> Array:
     twiddles = jax.lax.complex(model.twiddles[..., 0], model.twiddles[..., 1])
     # Rows come last, so that the places of a block stay whole vectors in every stage.
-    rows = segments.astype(dtype).reshape(-1, model.n_fft).T[bit_reversal(model.n_fft)]
+    rows = segments.reshape(-1, model.n_fft).T[bit_reversal(model.n_fft)]
     places = jax.lax.complex(rows, jnp.zeros_like(rows))
     for stage in range(model.stages):
         half, blocks = 2**stage, model.n_fft // 2 ** (stage + 1)

@@ -19,6 +19,7 @@ from rlxjax._typing import RealLike
 from ._host import hann_window, one_sided_weights
 from ._learned_fft import LearnedFft, bit_reversal
 from ._params import WelchPeakParams
+from ._selection import default_selection, selected_peaks
 
 #: What the choice of form goes by, as measured on two cores: FLOP per nanosecond of a matrix product, and
 #: nanoseconds a row for one more matrix, to gather one sample or bin, to carry a place through a stage.
@@ -167,7 +168,10 @@ def learned_program(model: LearnedFft, params: WelchPeakParams, form: str | None
 
 
 def learned_peaks(
-    signal: Real[Array, "batch length"], program: LearnedProgram, params: WelchPeakParams
+    signal: Real[Array, "batch length"],
+    program: LearnedProgram,
+    params: WelchPeakParams,
+    selection: str | None = None,
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks that a learned FFT finds in rows of samples, as one program.
 
@@ -179,6 +183,7 @@ def learned_peaks(
         signal: `[batch, length]`, real, `length >= frame_len`; each row's prefix is used.
         program: of `learned_program`, made for these params.
         params: the parameters.
+        selection: "maxima" or "top_k"; by default the one that is faster on JAX's default platform.
 
     Returns:
         float32 `[batch, k, 2]` of (bin, power).
@@ -192,23 +197,24 @@ def learned_peaks(
     starts = range(0, params.n_segments * params.hop, params.hop)
     run = _run_matrices if program.matrices else _run_butterflies
     power = sum(run(signal[:, start : start + params.n_fft], program) for start in starts)
-    return _select(jnp.asarray(power), program.bins.indices, params)
+    if selection is None:
+        selection = default_selection(params.n_bins, jax.default_backend())
+    return _select(jnp.asarray(power), program.bins.indices, params, selection)
 
 
-def _select(power: Float[Array, "batch live"], bins: np.ndarray, params: WelchPeakParams) -> Array:
+def _select(
+    power: Float[Array, "batch live"], bins: np.ndarray, params: WelchPeakParams, selection: str
+) -> Array:
     """Return the peaks of live bins and of as many masked ones, the lowest, as could be among them."""
     k = min(params.k, params.n_bins)
     masked = np.setdiff1d(np.arange(params.n_bins), bins)[:k]
     candidates = np.union1d(bins, masked)
     if len(masked):
-        # Ascending bins, so that top_k, which keeps the lower place among equals, keeps the lower bin.
+        # Ascending bins, so that the lower place among equals is the lower bin.
         power = jnp.pad(power, ((0, 0), (0, 1)))
         place = np.where(np.isin(candidates, bins), np.searchsorted(bins, candidates), len(bins))
         power = jnp.take(power, place, axis=1, mode="clip")
-    ranked, places = jax.lax.top_k(jnp.where(jnp.isnan(power), -1.0, power), k)
-    powers = jnp.where(ranked < 0, jnp.nan, ranked)
-    found = jnp.take(jnp.asarray(candidates, jnp.float32), places, mode="clip")
-    return jnp.pad(jnp.stack([found, powers], axis=-1), ((0, 0), (0, params.k - k), (0, 0)))
+    return selected_peaks(power, params.k, selection, jnp.asarray(candidates, jnp.float32))
 
 
 def _run_matrices(segment: Float[Array, "batch n_fft"], program: LearnedProgram) -> Array:

@@ -1,29 +1,26 @@
-"""`welch_peaks`: checks what comes in, chooses the path, pads, runs, and gives back what was asked."""
+"""`welch_peaks`: checks what comes in, chooses the path, and gives back what was asked."""
 
 import functools
-import weakref
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._checks import as_index, is_traced
+from rlxjax._checks import is_traced
+from rlxjax._chunks import background
 from rlxjax._device import Device, jax_device, normalised
 
-from ._device_programs import fused_peaks, segment_spectra
-from ._host import host_peaks, spectrum_peaks
+from ._launch import program_of, run_path, run_traced
 from ._learned_fft import LearnedFft
-from ._learned_program import LearnedProgram, learned_peaks, learned_program
 from ._params import WelchPeakParams
 from ._path_costs import block_graph_ns, fused_graph_ns, host_path_ns, learned_path_ns
+from ._selection import SELECTIONS
 from ._strategy import AUTO, Path, Strategy, parse_welch_peaks_strategy
 
 if TYPE_CHECKING:
     from rlxjax._calibration import Calibration
-
-#: Host buffers start at a multiple of this, so that a CPU device can use them where they are.
-ALIGNMENT_BYTES = 64
 
 BUILT_IN_COSTS_NS = {Path.HOST: host_path_ns, Path.FUSED: fused_graph_ns, Path.BLOCK: block_graph_ns}
 
@@ -35,6 +32,7 @@ def welch_peaks(
     *,
     calibration: "Calibration | None" = None,
     model: LearnedFft | None = None,
+    selection: str | None = None,
 ) -> np.ndarray | jax.Array:
     """Return the k strongest bins of each row's mean windowed power spectrum.
 
@@ -54,19 +52,23 @@ def welch_peaks(
             auto means fused.
         calibration: a calibration of this machine, for auto and rlx.
         model: a learned FFT for `params.n_fft`.
+        selection: how a device selects peaks, "maxima" or "top_k"; the peaks are the same. By default the
+            one that is faster, by the calibration or as measured on such devices.
 
     Returns:
         float32 `[batch, k, 2]` of (bin, power), descending by power; equal powers keep the lower bin
-        first, NaN powers come last, and slots beyond the bins are (0, 0.0). NumPy for a NumPy signal,
-        a JAX array for a JAX one.
+        first, NaN powers come last, and slots beyond the bins are (0, 0.0). Of infinite samples come
+        infinite and NaN powers; which bin has which depends on the path. NumPy for a NumPy signal, a JAX
+        array for a JAX one.
 
     Raises:
         ValueError: a complex signal, one of three or more axes or shorter than `frame_len`, an unknown
-            strategy, a path that cannot run inside traced code, "learned" without a model, or a model for
-            another segment length.
+            strategy or selection, a path that cannot run inside traced code, "learned" without a model, or
+            a model for another segment length.
 
-    Batches that a program has not seen are padded with rows of zeros to the next of four sizes an
-    octave (`padded_batch`), so that varying batches compile a bounded number of programs.
+    Rows are computed in chunks, on every processor: memory beyond the signal and the peaks follows from the
+    chunk. Fewer rows than a chunk are padded with rows of zeros to the next of four sizes an octave
+    (`padded_batch`), so that varying batches compile a bounded number of programs.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=256, k=1)
@@ -80,39 +82,82 @@ def welch_peaks(
         signal = signal[None]
     _check_signal(signal, params)
     _check_model(model, params)
+    _check_selection(selection)
     traced = is_traced(signal)
     path = _choose_path(strategy, signal.shape[0], params, calibration, model, traced)
     if path is Path.LEARNED and model is None:
         raise ValueError("strategy: 'learned' needs a learned FFT (model=), and none was given")
-    if traced and path not in _RUN_TRACED:
+    if traced and path in _WHY:
         reason = f"got {strategy!r}: {_WHY[path]}"
         raise ValueError(f"strategy: expected 'fused' or 'learned' inside traced code, {reason}")
+    if selection is None and calibration is not None and path is Path.FUSED:
+        selection = calibration.pick_selection(signal.shape[0], params.n_fft, params.k, params.n_segments)
     if traced:
-        return _RUN_TRACED[path](signal, params, model)
+        return run_traced(path, signal, params, model, selection)
     # A constant inside a caller's jit is not traced, and is computed at once.
     with jax.ensure_compile_time_eval():
-        peaks = _RUN[path](signal, params, model)
-    return jnp.asarray(peaks) if isinstance(signal, jax.Array) else np.asarray(peaks)
+        peaks = run_path(path, signal, params, model, selection)
+        # `jnp.asarray` would compile a copy for every number of rows.
+        return jax.device_put(peaks) if isinstance(signal, jax.Array) else np.asarray(peaks)
 
 
-def padded_batch(batch: int) -> int:
-    """Return the number of rows that a device program runs for a batch: four sizes an octave.
+def stream_welch_peaks(
+    signals: Iterable[np.ndarray | jax.Array],
+    params: WelchPeakParams,
+    strategy: str = AUTO,
+    *,
+    calibration: "Calibration | None" = None,
+    model: LearnedFft | None = None,
+    selection: str | None = None,
+) -> Iterator[np.ndarray | jax.Array]:
+    """Yield the peaks of each signal of a stream, in order, while the next signal is being made or read.
+
+    Two signals are held at a time: one that is computed, and the next one. A NumPy signal is held as a copy,
+    made before the next one is asked for, so a source may fill the same buffer again.
+
+    Args:
+        signals: each as `welch_peaks` takes it; their numbers of rows may differ.
+        params: as the other arguments, those of `welch_peaks`.
+        strategy: how each is computed.
+        calibration: a calibration of this machine.
+        model: a learned FFT.
+        selection: how a device selects peaks.
+
+    Yields:
+        What `welch_peaks` returns for each signal.
+
+    Raises:
+        ValueError: as `welch_peaks`, or a traced signal.
+        Exception: what the source raised.
+
+    Errors are raised once the signal's turn has come: the peaks of those before it are given first.
 
     Examples:
-        >>> [padded_batch(batch) for batch in (0, 3, 9, 33, 8192)]
-        [0, 3, 10, 40, 8192]
+        >>> params = WelchPeakParams.fast(n_fft=64, k=1)
+        >>> tones = (np.sin(2 * np.pi * bin_ / 64 * np.arange(96)) for bin_ in (5, 9))
+        >>> [int(peaks[0, 0, 0]) for peaks in stream_welch_peaks(tones, params)]
+        [5, 9]
     """
-    batch = as_index(batch, "batch")
-    step = 1 << max(0, (batch - 1).bit_length() - 3) if batch > 0 else 1
-    return -(-batch // step) * step
+    arguments = {"calibration": calibration, "model": model, "selection": selection}
+    source, call, failure = iter(signals), None, None
+    with background() as start:
+        while failure is None:
+            try:
+                following = start(welch_peaks, _held(next(source)), params, strategy, **arguments)
+            except Exception as error:  # noqa: BLE001 - raised below, when its turn has come
+                following, failure = None, error
+            if call is not None:
+                yield call.result()
+            call = following
+    if not isinstance(failure, StopIteration):
+        raise failure
 
 
-def aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
-    """Return a float32 array of zeros whose first element is aligned for a CPU device."""
-    count = int(np.prod(shape))
-    raw = np.zeros(count * 4 + ALIGNMENT_BYTES, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT_BYTES
-    return raw[start : start + count * 4].view(np.float32).reshape(shape)
+def _held(signal) -> np.ndarray | jax.Array:
+    """Return a signal that its source does not change."""
+    if is_traced(signal):
+        raise ValueError("signals: expected concrete ones, got a traced one; use welch_peaks in traced code")
+    return signal if isinstance(signal, jax.Array) else np.array(signal)
 
 
 def _check_signal(signal, params: WelchPeakParams) -> None:
@@ -170,10 +215,15 @@ def _choose_path(
     if calibration is not None:
         if not hasattr(calibration, "pick_path"):
             raise ValueError(f"calibration: expected a Calibration (load_calibration), got {calibration!r}")
-        work = None if model is None else _program(model, params).work
+        work = None if model is None else program_of(model, params).work
         return calibration.pick_path(batch, params.n_fft, params.k, params.n_segments, candidates, work)
     gates = (0, 0) if model is None else (model.active_gates, model.total_gates)
     return _cheapest_built_in(batch, params, candidates, gates, jax_device())
+
+
+def _check_selection(selection: str | None) -> None:
+    if selection is not None and selection not in SELECTIONS:
+        raise ValueError(f"selection: expected one of {', '.join(SELECTIONS)}, got {selection!r}")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -192,78 +242,6 @@ def _cheapest_built_in(
 
     with jax.ensure_compile_time_eval():
         return min(candidates, key=cost)
-
-
-#: The program of each model and its parameters; a model that is gone takes its programs with it.
-_programs: "weakref.WeakKeyDictionary[LearnedFft, dict[WelchPeakParams, LearnedProgram]]"
-_programs = weakref.WeakKeyDictionary()
-
-
-def _program(model: LearnedFft, params: WelchPeakParams) -> LearnedProgram:
-    """Return the program of a model, its arrays on the device."""
-    known = _programs.setdefault(model, {})
-    if params not in known:
-        with jax.ensure_compile_time_eval():
-            known[params] = jax.device_put(learned_program(model, params))
-    return known[params]
-
-
-def _run_host(signal, params: WelchPeakParams, model: LearnedFft | None):
-    return host_peaks(np.asarray(signal), params)
-
-
-def _run_fused(signal, params: WelchPeakParams, model: LearnedFft | None):
-    return _first_rows(_fused_program(_padded(signal, params), params), signal)
-
-
-def _run_block(signal, params: WelchPeakParams, model: LearnedFft | None):
-    spectrum = np.asarray(_spectrum_program(_padded(signal, params), params))
-    return spectrum_peaks(spectrum[: signal.shape[0]], params)
-
-
-def _run_learned(signal, params: WelchPeakParams, model: LearnedFft):
-    return _first_rows(_learned_program(_padded(signal, params), _program(model, params), params), signal)
-
-
-_RUN = {
-    Path.HOST: _run_host,
-    Path.FUSED: _run_fused,
-    Path.BLOCK: _run_block,
-    Path.LEARNED: _run_learned,
-}
-_RUN_TRACED = {
-    Path.FUSED: lambda signal, params, model: fused_peaks(signal, params),
-    Path.LEARNED: lambda signal, params, model: learned_peaks(signal, _program(model, params), params),
-}
-_fused_program = jax.jit(fused_peaks, static_argnames="params")
-_spectrum_program = jax.jit(segment_spectra, static_argnames="params")
-_learned_program = jax.jit(learned_peaks, static_argnames="params")
-
-
-def _first_rows(peaks: jax.Array, signal):
-    """Return the rows that were asked for; on the host for a host signal."""
-    batch = signal.shape[0]
-    if not isinstance(signal, jax.Array):
-        return np.asarray(peaks)[:batch]
-    return peaks if peaks.shape[0] == batch else peaks[:batch]
-
-
-def _padded(signal, params: WelchPeakParams):
-    """Return `[padded_batch, frame_len]` float32; where the signal lives, or on the host for a CPU's."""
-    batch, rows = signal.shape[0], padded_batch(signal.shape[0])
-    if isinstance(signal, jax.Array) and not _is_on_cpu(signal):
-        prefix = signal[:, : params.frame_len].astype(jnp.float32)
-        return prefix if rows == batch else jnp.pad(prefix, ((0, rows - batch), (0, 0)))
-    signal = np.asarray(signal)
-    if rows == batch and signal.dtype == np.float32 and signal.shape[1] == params.frame_len:
-        return signal
-    buffer = aligned_zeros((rows, params.frame_len))
-    buffer[:batch] = signal[:, : params.frame_len]
-    return buffer
-
-
-def _is_on_cpu(signal: jax.Array) -> bool:
-    return all(device.platform == "cpu" for device in signal.devices())
 
 
 _WHY = {

@@ -1,0 +1,253 @@
+"""What starting costs: the import, and the first call of every public function that computes something.
+
+python benchmarks/startup.py [--repeats 3] [--json FILE]
+"""
+
+import argparse
+import dataclasses
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rlxjax as rx
+
+ROOT = Path(__file__).parents[1]
+CALIBRATION = ROOT / "notebooks" / "data" / "calibration-cpu.json"
+IMPORTS = {"jax": "import jax", "jax and rlxjax": "import jax, rlxjax"}
+#: Batch, segment length and peaks at which the device programs are timed.
+WORKLOADS = ((64, 256, 16), (1024, 256, 16), (8192, 256, 16), (1024, 4096, 16))
+
+#: A call with values that depend on its turn, 0 or 1; the shapes never do.
+Call = Callable[[int], object]
+
+compilations: list[str] = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, duration, **_: (
+        compilations.append(event) if event.startswith("/jax/core/compile/") else None
+    )
+)
+
+
+def a_graph() -> rx.Graph:
+    """Three elementwise ops and a reduction."""
+    graph = rx.Graph("chain")
+    x = graph.input("x", (4096,))
+    graph.set_outputs([graph.add("reduce_sum", [graph.add("exp", [graph.add("mul", [x, x])])])])
+    return graph
+
+
+def low_band_model(n_fft: int, turn: int = 0) -> rx.LearnedFft:
+    """Return the exact transform with the upper half of its bins masked, which prunes part of it."""
+    exact = rx.LearnedFft.exact(n_fft)
+    mask = np.where(np.arange(exact.n_bins) <= n_fft // 4, 1.0 + turn / 8, 0.0)
+    return dataclasses.replace(exact, mask=mask)
+
+
+def signal_of(batch: int, params: rx.WelchPeakParams, turn: int) -> np.ndarray:
+    """Return white noise."""
+    return np.random.default_rng(turn).standard_normal((batch, params.frame_len), np.float32)
+
+
+def timings(turn: int) -> dict[str, np.ndarray]:
+    """Return sizes and times that a latency model fits."""
+    batch, n_fft = (grid.ravel() for grid in np.meshgrid(2.0 ** np.arange(8), [256.0, 1024.0, 4096.0]))
+    return {"batch": batch, "n_fft": n_fft, "time_ns": (4e4 + 10 * batch * n_fft) * (1 + turn)}
+
+
+def fit_latency(turn: int) -> rx.FitResult:
+    """Fit the latency model of the host path."""
+    columns = timings(turn)
+    others = {"path": ["host"] * 24, "k": np.full(24, 16.0), "n_segments": np.full(24, 2.0)}
+    return rx.fit_latency(rx.Timings.checked(**columns, **others))
+
+
+def public_calls() -> dict[str, Call]:
+    """Return a call of every public function, and of the methods that compute, by name."""
+    graph, params = a_graph(), rx.WelchPeakParams.fast(256, 16)
+    row, gate = rx.backend_coefficients("cuda"), rx.io_fusion_gate_for_target("cuda")
+    plan, other_plan = (rx.plan_fusion(graph, coefficients="cuda", plan=name) for name in ("cost", "unfused"))
+    before, after = other_plan.before, plan.after
+    median, fft_median = rx.typical_prior().median, rx.typical_fft_prior().median
+    segments = np.random.default_rng(0).standard_normal((2, 8, 64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rx.MachineMismatchWarning)
+        calibration = rx.load_calibration(CALIBRATION)
+
+    def sizes(turn: int) -> tuple[int, int, int]:
+        return (512, 1024)[turn], (256, 512)[turn], (16, 8)[turn]
+
+    def profile(turn: int) -> rx.GraphIoProfile:
+        return rx.GraphIoProfile(3 + turn, 1, 4096 * (1 + turn), 10**6)
+
+    def benefit(turn: int) -> rx.FusionBenefit:
+        return rx.fusion_benefit(rx.GraphIoProfile(9 + turn, 4, 10**6, 10**7), profile(turn))
+
+    def number(turn: int) -> jax.Array:
+        return jnp.full((3,), 1.5 + turn)
+
+    def kernel_inputs(turn: int) -> dict[int, np.ndarray]:
+        return {node.id: np.full(4096, 0.5 + turn, np.float32) for node in graph.nodes if node.op == "input"}
+
+    soft = {"temperature_ns": 1e4}
+    calls: dict[str, Call] = {
+        "algorithm_bandwidth_gbps": lambda turn: rx.algorithm_bandwidth_gbps(2176 + turn, 1000.0 + turn),
+        "backend_coefficients": lambda turn: rx.backend_coefficients(("cuda", "metal")[turn]),
+        "block_graph_ns": lambda turn: rx.block_graph_ns(("cuda", "metal")[turn], *sizes(turn)),
+        "coefficient_set": lambda turn: rx.coefficient_set(("arch", "portable")[turn]),
+        "device_cost_ns": lambda turn: rx.device_cost_ns(graph, ("cuda", "metal")[turn]),
+        "estimate_welch_peaks_costs": lambda turn: rx.estimate_welch_peaks_costs("cuda", *sizes(turn)),
+        "evaluate_welch_peaks": lambda turn: rx.evaluate_welch_peaks("cuda", *sizes(turn), **soft),
+        "execute_kernel": lambda turn: rx.execute_kernel(plan.kernels[0], kernel_inputs(turn)),
+        "execute_plan": lambda turn: rx.execute_plan(plan, kernel_inputs(turn)),
+        "fft_latency_ns": lambda turn: rx.fft_latency_ns(fft_median, *sizes(turn)[:2]),
+        "fit_fft_latency": lambda turn: rx.fit_fft_latency(rx.FftTimings.checked(**timings(turn))),
+        "fit_latency": fit_latency,
+        "fused_graph_ns": lambda turn: rx.fused_graph_ns("cuda", *sizes(turn)),
+        "fusion_benefit": benefit,
+        "graph_cost_ns": lambda turn: rx.graph_cost_ns(
+            graph, rx.backend_coefficients(("cuda", "metal")[turn])
+        ),
+        "host_fft_profile": lambda turn: rx.host_fft_profile(sizes(turn)[0], params),
+        "host_path_ns": lambda turn: rx.host_path_ns("cuda", *sizes(turn)),
+        "io_cost_ns": lambda turn: rx.io_cost_ns(profile(turn), row),
+        "io_fusion_gate_for_target": lambda turn: rx.io_fusion_gate_for_target(("cuda", "metal")[turn]),
+        "latency_terms_ns": lambda turn: rx.latency_terms_ns(median, "fused", *sizes(turn), 2),
+        "learned_path_ns": lambda turn: rx.learned_path_ns("cuda", *sizes(turn), 100 + turn, 1024),
+        "learned_spectrum": lambda turn: rx.learned_spectrum(low_band_model(64, turn), segments[turn]),
+        "peak_recall": lambda turn: rx.peak_recall(low_band_model(64, turn), segments[turn], 4),
+        "pick_weights": lambda turn: rx.pick_weights(number(turn), **soft),
+        "pick_welch_peaks_strategy": lambda turn: rx.pick_welch_peaks_strategy("cuda", *sizes(turn)),
+        "plan_fusion": lambda turn: rx.plan_fusion(graph, coefficients=("cuda", "metal")[turn]),
+        "predict_latency_ns": lambda turn: rx.predict_latency_ns(median, "block", *sizes(turn), 2),
+        "rank_devices": lambda turn: rx.rank_devices(profile(turn)),
+        "soft_estimate_welch_peaks_costs": lambda turn: rx.soft_estimate_welch_peaks_costs(
+            "cuda", *sizes(turn), **soft
+        ),
+        "soft_fused_graph_ns": lambda turn: rx.soft_fused_graph_ns("cuda", *sizes(turn), **soft),
+        "soft_graph_cost_ns": lambda turn: rx.soft_graph_cost_ns(graph, row, temperature_ns=1e4 + turn),
+        "soft_io_cost_ns": lambda turn: rx.soft_io_cost_ns(profile(turn), row, **soft),
+        "soft_maximum": lambda turn: rx.soft_maximum(number(turn), 1.0 + turn, 0.5),
+        "soft_minimum": lambda turn: rx.soft_minimum(number(turn), 1.0 + turn, 0.5),
+        "soft_pick_welch_peaks_strategy": lambda turn: rx.soft_pick_welch_peaks_strategy(
+            "cuda", *sizes(turn), **soft
+        ),
+        "soft_relu": lambda turn: rx.soft_relu(number(turn), 0.5 + turn),
+        "soft_step": lambda turn: rx.soft_step(number(turn), 0.5 + turn),
+        "straight_through": lambda turn: rx.straight_through(number(turn) > 2, number(turn)),
+        "temperature_from_sd": lambda turn: rx.temperature_from_sd(number(turn)),
+        "useful_bytes_touched": lambda turn: rx.useful_bytes_touched(sizes(turn)[0], params),
+        "welch_peaks_fusion_gate_breakdown": lambda turn: rx.welch_peaks_fusion_gate_breakdown(
+            "cuda", *sizes(turn)
+        ),
+        "Calibration.in_domain": lambda turn: calibration.in_domain(*sizes(turn)),
+        "Calibration.pick": lambda turn: calibration.pick(*sizes(turn)),
+        "Calibration.pick_index": lambda turn: calibration.pick_index(*sizes(turn)),
+        "Calibration.predict_ns": lambda turn: calibration.predict_ns("fused", *sizes(turn)),
+        "IoFusionGate.fuse_log_odds": lambda turn: gate.fuse_log_odds(benefit(turn), **soft),
+        "IoFusionGate.fuse_probability": lambda turn: gate.fuse_probability(benefit(turn), **soft),
+        "IoFusionGate.score_ns": lambda turn: gate.score_ns(benefit(turn)),
+        "IoFusionGate.should_fuse": lambda turn: gate.should_fuse(before, after),
+        "IoFusionGate.soft_score_ns": lambda turn: gate.soft_score_ns(benefit(turn), **soft),
+    }
+    return calls | welch_calls(WORKLOADS[:1])
+
+
+def welch_calls(workloads: tuple[tuple[int, int, int], ...]) -> dict[str, Call]:
+    """Return a call of `welch_peaks` a path and workload."""
+    calls: dict[str, Call] = {}
+    for path in ("host", "fused", "block", "learned"):
+        for batch, n_fft, k in workloads:
+            params = rx.WelchPeakParams.fast(n_fft, k)
+
+            def call(turn: int, path=path, batch=batch, params=params) -> object:
+                model = low_band_model(params.n_fft, turn) if path == "learned" else None
+                return rx.welch_peaks(signal_of(batch, params, turn), params, path, model=model)
+
+            calls[f"welch_peaks {path} {batch}x{n_fft}"] = call
+    return calls
+
+
+def measure_imports(processes: int) -> dict[str, dict[str, float]]:
+    """Return the smallest and the median time of each import over interleaved fresh processes."""
+    times_s: dict[str, list[float]] = {name: [] for name in IMPORTS}
+    for turn in range(processes + 1):
+        for name, statement in IMPORTS.items():
+            code = f"import time; t = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
+            command = [sys.executable, "-c", code]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+            if turn:  # The first one writes byte code.
+                times_s[name].append(float(done.stdout))
+    return {
+        name: {"min_s": min(times), "median_s": statistics.median(times)} for name, times in times_s.items()
+    }
+
+
+def measure_calls(calls: dict[str, Call], repeats: int) -> list[dict]:
+    """Return a row per call: the first after JAX forgot all that it compiled, and another with new values."""
+    rows = []
+    for name, call in calls.items():
+        first_s, again_s, compiled = [], [], 0
+        for _ in range(repeats):
+            jax.clear_caches()
+            first_s.append(seconds(call, 0))
+            compilations.clear()
+            again_s.append(seconds(call, 1))
+            compiled = max(compiled, len(compilations))
+        rows.append(
+            {"call": name, "first_s": min(first_s), "again_s": min(again_s), "compile_events_again": compiled}
+        )
+    return rows
+
+
+def seconds(call: Call, turn: int) -> float:
+    """Return what a call takes, its result computed."""
+    start = time.perf_counter()
+    jax.block_until_ready(call(turn))
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Measure and print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="of every call; of an import, four times as many"
+    )
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    imports = measure_imports(4 * arguments.repeats)
+    added_s = imports["jax and rlxjax"]["min_s"] - imports["jax"]["min_s"]
+    rows = measure_calls(public_calls() | welch_calls(WORKLOADS), arguments.repeats)
+    print("| import | smallest, s | median, s |\n|---|---|---|")
+    for name, figures in imports.items():
+        print(f"| {name} | {figures['min_s']:.3f} | {figures['median_s']:.3f} |")
+    print(f"\nrlxjax adds {added_s:.3f} s\n")
+    print("| call | first, ms | again with new values, ms | compile events again |\n|---|---|---|---|")
+    for row in rows:
+        first_ms, again_ms = 1e3 * row["first_s"], 1e3 * row["again_s"]
+        print(f"| {row['call']} | {first_ms:,.1f} | {again_ms:,.2f} | {row['compile_events_again']} |")
+    if arguments.json:
+        device = jax.devices()[0]
+        content = {
+            "command": f"python benchmarks/startup.py --repeats {arguments.repeats}",
+            "device": f"{device.platform} {device.device_kind}",
+            "machine": platform.machine(),
+            "jax": jax.__version__,
+            "imports": imports,
+            "rlxjax_adds_s": added_s,
+            "calls": rows,
+        }
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

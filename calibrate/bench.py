@@ -1,0 +1,209 @@
+"""The benchmark: ours, the naive form and every peer in one process, a workload at a time."""
+
+import datetime
+from collections.abc import Callable, Sequence
+from pathlib import Path as FilePath
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from rlxjax import Calibration, WelchPeakParams
+from rlxjax._calibration_file import current_fingerprint
+from rlxjax._files import write_json_file
+from rlxjax.welch import FAST_SEGMENTS, aligned_zeros
+
+from .bench_file import (
+    BENCH_SCHEMA_VERSION,
+    BenchFile,
+    CellResult,
+    Result,
+    copy_shares,
+    growth,
+    mean_ratios,
+    minima,
+    ratios,
+)
+from .bench_rounds import PROTOCOL, time_contenders
+from .peers import contenders
+from .plan import memory_limit_bytes
+
+N_FFTS, BATCHES, K = (64, 256, 1024, 4096), (1, 32, 256, 1024, 8192, 65536, 131072), 16
+#: Of batch * n_fft, where the batch is not asked for.
+MAX_SAMPLES = 2**27
+#: Where the number of peaks varies, if nothing is asked for.
+OTHER_KS, OTHER_KS_BATCH, OTHER_KS_N_FFT = (1, 64), 1024, 256
+#: A benchmark holds one cell at a time, and so may take more of the memory than a run of the calibrate job.
+MEMORY_FACTOR = 2
+SIGNAL_CHUNK_ROWS = 4096
+
+
+class BenchCell(NamedTuple):
+    """One workload."""
+
+    n_fft: int
+    batch: int
+    k: int
+    n_segments: int = FAST_SEGMENTS
+
+    @property
+    def params(self) -> WelchPeakParams:
+        """The parameters of the run."""
+        return WelchPeakParams(self.n_fft, self.n_segments, self.k)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes of the samples and of the peaks."""
+        return 4 * self.batch * (self.params.frame_len + 2 * self.k)
+
+    @property
+    def working_bytes(self) -> int:
+        """Bytes that a contender holds at once: segments, their windowed copy and spectra, and powers."""
+        return self.bytes_moved + 16 * self.batch * self.n_segments * self.n_fft
+
+    def __str__(self) -> str:
+        return f"n_fft {self.n_fft}, batch {self.batch}, k {self.k}"
+
+
+def bench_cells(
+    n_ffts: Sequence[int] = (),
+    batches: Sequence[int] = (),
+    ks: Sequence[int] = (),
+    n_segments: int = FAST_SEGMENTS,
+) -> list[BenchCell]:
+    """Return the product of what is asked for, with sensible values of what is not.
+
+    Raises:
+        ValueError: a segment length, batch, number of peaks or of segments that no run can have.
+    """
+    if wrong := [batch for batch in batches if batch < 1]:
+        raise ValueError(f"--batch: expected at least 1, got {wrong[0]}")
+    cells = [
+        BenchCell(n_fft, batch, k, n_segments)
+        for n_fft in sorted(set(n_ffts or N_FFTS))
+        for k in sorted(set(ks or (K,)))
+        for batch in sorted(set(batches or BATCHES))
+        if batches or batch * n_fft <= MAX_SAMPLES
+    ]
+    if not (n_ffts or batches or ks):
+        cells += [BenchCell(OTHER_KS_N_FFT, OTHER_KS_BATCH, k, n_segments) for k in OTHER_KS]
+    for cell in cells:
+        _ = cell.params  # refuses values out of range
+    return cells
+
+
+def run_bench(
+    cells: Sequence[BenchCell],
+    *,
+    budget_s: float,
+    command: str,
+    names: Sequence[str] = (),
+    out: FilePath | None = None,
+    calibration: Calibration | None = None,
+    advance: Callable[[], None] = lambda: None,
+    seed: int | None = None,
+) -> BenchFile:
+    """Measure, and write the file after every cell if one is wanted; Ctrl-C keeps what was measured.
+
+    Everything runs under JAX's default configuration, float32, whatever the process has.
+
+    Args:
+        cells: the workloads; those of one row length come best together, as they share their samples.
+        budget_s: seconds of a cell; each contender is timed three times even so.
+        command: how the benchmark was called, for the file.
+        names: the contenders; all unless given.
+        out: the JSON file.
+        calibration: what `auto` decides by.
+        advance: called at each cell.
+        seed: of the samples and of the order of measuring; from the system unless given.
+
+    Raises:
+        ValueError: a budget that is not positive, an unknown contender, none that can run, or a folder as
+            the file.
+    """
+    if not 0 < budget_s < float("inf"):
+        raise ValueError(f"--budget: expected a positive number of seconds, got {budget_s:g}")
+    if out is not None and out.is_dir():
+        raise ValueError(f"--out: expected a file, got the folder {out}")
+    rng, done, interrupted = np.random.default_rng(seed), [], False
+    with jax.enable_x64(False):
+        taking_part, skipped = contenders(calibration, names)
+        if not taking_part:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+            raise ValueError(f"--contender: none can run here: {reasons}")
+        ours = [contender.name for contender in taking_part if contender.is_ours]
+        content = BenchFile(
+            bench_schema_version=BENCH_SCHEMA_VERSION,
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            command=command,
+            protocol=PROTOCOL,
+            fingerprint=current_fingerprint(),
+            versions={contender.name: contender.version() for contender in taking_part},
+            ours=ours,
+            skipped=skipped,
+            interrupted=False,
+            cells=[],
+            growth=[],
+            mean_ratios={},
+        )
+        signal = np.zeros((0, 0), np.float32)
+        for cell in cells:
+            limit = MEMORY_FACTOR * memory_limit_bytes()
+            if cell.working_bytes > limit:
+                skipped[str(cell)] = f"takes {cell.working_bytes:,} bytes, and may take {limit:,}"
+            else:
+                try:
+                    if len(signal) < cell.batch or signal.shape[1] != cell.params.frame_len:
+                        signal = _tones_in_noise(rng, _rows_like(cell, cells, limit), cell.params.frame_len)
+                    rows = signal[: cell.batch]
+                    results, interrupted = time_contenders(taking_part, rows, cell.params, rng, budget_s)
+                except KeyboardInterrupt:
+                    results, interrupted = {}, True
+                if results:
+                    done.append(_cell_result(cell, results, ours))
+            content = content.model_copy(
+                update={
+                    "cells": list(done),
+                    "growth": growth(done),
+                    "mean_ratios": mean_ratios(done),
+                    "skipped": dict(skipped),
+                    "interrupted": interrupted,
+                }
+            )
+            if out is not None:
+                write_json_file(content, out, indent=None)
+            if interrupted:
+                break
+            advance()
+    return content
+
+
+def _cell_result(cell: BenchCell, results: dict[str, Result], ours: Sequence[str]) -> CellResult:
+    best = minima(results)
+    return CellResult(
+        n_fft=cell.n_fft,
+        n_segments=cell.n_segments,
+        batch=cell.batch,
+        k=cell.k,
+        bytes_moved=cell.bytes_moved,
+        results=results,
+        ratios=ratios(best, ours),
+        copy_share=copy_shares(best),
+    )
+
+
+def _rows_like(cell: BenchCell, cells: Sequence[BenchCell], limit_bytes: int) -> int:
+    """Return the rows that the cells with rows of this length take at most."""
+    length = cell.params.frame_len
+    alike = (c for c in cells if c.params.frame_len == length and c.working_bytes <= limit_bytes)
+    return max(c.batch for c in alike)
+
+
+def _tones_in_noise(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:
+    """Return aligned float32 `[rows, length]`: a tone of random frequency in each row of noise."""
+    signal, time = aligned_zeros((rows, length)), np.arange(length, dtype=np.float32)
+    for start in range(0, rows, SIGNAL_CHUNK_ROWS):
+        chunk = signal[start : start + SIGNAL_CHUNK_ROWS]
+        radians = 2 * np.pi * rng.uniform(0.02, 0.48, (len(chunk), 1)).astype(np.float32)
+        chunk[:] = rng.standard_normal(chunk.shape, np.float32) + 2 * np.sin(radians * time)
+    return signal

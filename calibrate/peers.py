@@ -1,0 +1,233 @@
+"""Who takes part in the benchmark: this library, the naive form, and every peer that is installed.
+
+A run goes from samples to finished peaks (bins and powers) and returns when they are there. On a CPU the
+samples are a NumPy array. Where JAX runs on another device, the samples are on it before the clock starts for
+ours (but for `host`), naive, jax.scipy, torch and cupy alike, and the peaks stay there; the other peers work
+on the host from NumPy arrays as ever.
+"""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlxjax import Calibration, WelchPeakParams, welch_peaks
+
+from .bench_c import CWelch, c_unavailable, c_version, cores
+from .bench_numpy import (
+    CHUNK_SAMPLES,
+    chunk_rows,
+    mkl_fft_run,
+    peaks_kept,
+    power_weights,
+    pyfftw_run,
+    scipy_run,
+    welch_arguments,
+    welch_window,
+)
+
+#: Returns peaks: one array `[batch, k, 2]` of (bin, power), or two of bins and of powers `[batch, k]`.
+Run = Callable[[], object]
+Build = Callable[[np.ndarray, WelchPeakParams], Run]
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """One that takes part.
+
+    Attributes:
+        name: what it is called in tables.
+        build: does all that is done once (plans, uploads, compiling); the run that it returns is timed.
+        unavailable: why it cannot run here, a sentence, or None.
+        version: of what it runs.
+        is_ours: whether it is a path of this library.
+        has_result: whether it computes peaks; the copy of as many bytes does not.
+    """
+
+    name: str
+    build: Build
+    unavailable: Callable[[], str | None] = lambda: None
+    version: Callable[[], str] = lambda: f"jax {jax.__version__}"
+    is_ours: bool = False
+    has_result: bool = True
+
+
+def contenders(
+    calibration: Calibration | None = None, names: Sequence[str] = ()
+) -> tuple[list[Contender], dict[str, str]]:
+    """Return those that can run here, and of the others the reason by name.
+
+    Args:
+        calibration: what `auto` decides by; the built-in coefficients unless given.
+        names: those wanted; all unless given.
+
+    Raises:
+        ValueError: a name that nobody has.
+    """
+    known = _contenders(calibration)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--contender: expected one of {', '.join(known)}, got {name!r}")
+    wanted = [known[name] for name in known if not names or name in names]
+    reasons = {contender.name: contender.unavailable() for contender in wanted}
+    skipped = {name: reason for name, reason in reasons.items() if reason is not None}
+    return [contender for contender in wanted if contender.name not in skipped], skipped
+
+
+def _contenders(calibration: Calibration | None) -> Mapping[str, Contender]:
+    ours = functools.partial(Contender, is_ours=True)
+    listed = (
+        ours("fused", functools.partial(_ours, "fused", None)),
+        ours("host", functools.partial(_ours, "host", None), version=lambda: f"numpy {np.__version__}"),
+        ours("auto", functools.partial(_ours, "auto", calibration)),
+        Contender("naive", _naive),
+        Contender("jax.scipy", _jax_scipy),
+        _peer("scipy", scipy_run, "scipy", "scipy.signal"),
+        _peer("pyfftw", pyfftw_run, "pyfftw", "pyfftw"),
+        _peer("mkl_fft", mkl_fft_run, "mkl_fft", "mkl_fft"),
+        _peer("torch", _torch, "torch", "torch", also=_torch_lacks_the_device),
+        Contender("c-fftw", CWelch, c_unavailable, c_version),
+        _peer("cupy", _cupy, "cupy", "cupy", also=_cupy_lacks_a_device),
+        Contender("copy", _copy, has_result=False),
+    )
+    return {contender.name: contender for contender in listed}
+
+
+def _peer(
+    name: str, build: Build, distribution: str, module: str, also: Callable[[], str | None] = lambda: None
+) -> Contender:
+    def unavailable() -> str | None:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError:
+            return f"not installed: pip install {distribution}"
+        except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
+            return f"cannot be imported: {' '.join(str(error).split())}"
+        return also()
+
+    def version() -> str:
+        try:
+            return f"{distribution} {metadata.version(distribution)}"
+        except metadata.PackageNotFoundError:  # cupy comes as cupy-cuda12x and the like
+            return f"{distribution} {importlib.import_module(module).__version__}"
+
+    return Contender(name, build, unavailable, version)
+
+
+def on_cpu() -> bool:
+    """Whether JAX runs on the CPU."""
+    return jax.default_backend() == "cpu"
+
+
+def _placed(signal: np.ndarray) -> np.ndarray | jax.Array:
+    """Return the samples where a JAX contender finds them."""
+    return signal if on_cpu() else jax.block_until_ready(jax.device_put(signal))
+
+
+def _ours(strategy: str, calibration: Calibration | None, signal: np.ndarray, params: WelchPeakParams) -> Run:
+    placed = signal if strategy == "host" else _placed(signal)
+    return lambda: jax.block_until_ready(welch_peaks(placed, params, strategy, calibration=calibration))
+
+
+def _naive(signal: np.ndarray, params: WelchPeakParams) -> Run:
+    """What one writes first."""
+    window, weights, hop = welch_window(params.n_fft), power_weights(params), params.hop
+
+    @jax.jit
+    def program(rows):
+        segments = jnp.stack([rows[:, s * hop : s * hop + params.n_fft] for s in range(params.n_segments)], 1)
+        spectrum = jnp.fft.rfft(segments * window[None, None])
+        power = (jnp.square(spectrum.real) + jnp.square(spectrum.imag)).sum(1) * weights[None]
+        return jax.lax.top_k(power, peaks_kept(params))
+
+    return _jitted(program, signal)
+
+
+def _jax_scipy(signal: np.ndarray, params: WelchPeakParams) -> Run:
+    window = welch_window(params.n_fft)
+
+    @jax.jit
+    def program(rows):
+        _, power = jax.scipy.signal.welch(rows, **welch_arguments(params, jnp.asarray(window)))
+        return jax.lax.top_k(power * window.sum() ** 2, peaks_kept(params))
+
+    return _jitted(program, signal)
+
+
+def _jitted(program: Callable, signal: np.ndarray) -> Run:
+    placed = _placed(signal)
+
+    def run() -> object:
+        values, bins = program(placed)
+        return (np.asarray(bins), np.asarray(values)) if on_cpu() else jax.block_until_ready((bins, values))
+
+    return run
+
+
+def _torch(signal: np.ndarray, params: WelchPeakParams) -> Run:
+    """On a CPU in chunks of rows, which is faster there."""
+    torch = importlib.import_module("torch")
+    device = torch.device("cpu" if on_cpu() else "cuda")
+    samples, window, weights = (
+        torch.from_numpy(array).to(device)
+        for array in (signal, welch_window(params.n_fft), power_weights(params))
+    )
+    step = chunk_rows(params, len(signal), CHUNK_SAMPLES * cores()) if on_cpu() else len(signal)
+    k = peaks_kept(params)
+
+    @torch.inference_mode()
+    def run() -> object:
+        found = []
+        for rows in samples[:, : params.frame_len].split(step):
+            spectrum = torch.fft.rfft(rows.unfold(1, params.n_fft, params.hop) * window)
+            power = torch.view_as_real(spectrum).square().sum((1, 3)).mul_(weights)
+            found.append(torch.topk(power, k))
+        values, bins = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
+        if not on_cpu():
+            torch.cuda.synchronize()
+        return bins, values
+
+    return run
+
+
+def _torch_lacks_the_device() -> str | None:
+    lacks = not on_cpu() and not importlib.import_module("torch").cuda.is_available()
+    return "the installed torch finds no GPU, which JAX runs on" if lacks else None
+
+
+def _cupy(signal: np.ndarray, params: WelchPeakParams) -> Run:
+    cupy = importlib.import_module("cupy")
+    samples, window, weights = map(cupy.asarray, (signal, welch_window(params.n_fft), power_weights(params)))
+    k = peaks_kept(params)
+
+    def run() -> object:
+        view = cupy.lib.stride_tricks.sliding_window_view(
+            samples[:, : params.frame_len], params.n_fft, axis=1
+        )
+        spectrum = cupy.fft.rfft(view[:, :: params.hop] * window)
+        power = (cupy.square(spectrum.real) + cupy.square(spectrum.imag)).sum(1) * weights
+        bins = cupy.argpartition(power, params.n_bins - k, axis=1)[:, params.n_bins - k :]
+        values = cupy.take_along_axis(power, bins, axis=1)
+        order = cupy.argsort(-values, axis=1)
+        peaks = cupy.take_along_axis(bins, order, axis=1), cupy.take_along_axis(values, order, axis=1)
+        cupy.cuda.get_current_stream().synchronize()
+        return peaks
+
+    return run
+
+
+def _cupy_lacks_a_device() -> str | None:
+    return "runs on a GPU only, and JAX runs on the CPU" if on_cpu() else None
+
+
+def _copy(signal: np.ndarray, params: WelchPeakParams) -> Run:
+    """Copy on the device what reads and writes as many bytes as samples and peaks are."""
+    elements = len(signal) * (params.frame_len + 2 * params.k) // 2
+    source = jax.block_until_ready(jnp.zeros((elements,), jnp.float32))
+    program = jax.jit(lambda array: array + 1.0)
+    return lambda: program(source).block_until_ready()

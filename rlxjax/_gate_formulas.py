@@ -1,0 +1,89 @@
+"""The formulas of the gate, written once for hard and for relaxed choices (SPEC, section 2)."""
+
+import functools
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from ._numerics import Exact, Smooth, along, times
+from ._typing import Nanoseconds, RealLike
+
+if TYPE_CHECKING:
+    from ._gate import FusionBenefit, IoFusionGate
+
+
+def gate_score_ns(gate: "IoFusionGate", benefit: "FusionBenefit", rules: Exact | Smooth) -> Nanoseconds:
+    """Return the gate's score of float counts, with hard or relaxed choices."""
+    if isinstance(rules, Exact):
+        return _exact_score_ns(_rates_ns(gate), jnp.asarray(gate.host_thunk_penalty_ns), _counts(benefit))
+    penalty_ns = jnp.asarray(gate.host_thunk_penalty_ns)
+    # An infinite penalty must meet an exact count: what a relaxation leaves of zero would be infinite.
+    is_finite = jnp.isfinite(penalty_ns)
+    soft = rules.relu(-benefit.sync_points_saved, scale=jnp.where(is_finite, penalty_ns, 1.0))
+    added_syncs = jnp.where(is_finite, soft, jnp.maximum(-benefit.sync_points_saved, 0.0))
+    traffic, readback = benefit.device_traffic_bytes_saved, benefit.host_readback_bytes_saved
+    return (
+        times(benefit.launches_saved, gate.dispatch_ns)
+        + times(benefit.sync_points_saved, gate.roundtrip_ns)
+        + traffic / rules.maximum(gate.memory_bw, 1.0, scale=jnp.abs(traffic) + 1)
+        + readback / rules.maximum(_readback_bw(gate), 1.0, scale=jnp.abs(readback) + 1)
+    ) - times(added_syncs, penalty_ns)
+
+
+def base_score_ns(gate: "IoFusionGate", benefit: "FusionBenefit") -> Nanoseconds:
+    """Return the hard score of float counts without the penalty for added sync points."""
+    return _base_ns(_rates_ns(gate), _counts(benefit))
+
+
+def _readback_bw(gate: "IoFusionGate") -> RealLike:
+    return jnp.where(jnp.asarray(gate.unified_memory) >= 0.5, 0.0, gate.host_readback_bw)
+
+
+def _rates_ns(gate: "IoFusionGate") -> list[Nanoseconds]:
+    """Return what a launch, a sync point, a byte of traffic and a readback byte are worth."""
+    bandwidths = (jnp.maximum(gate.memory_bw, 1.0), jnp.maximum(_readback_bw(gate), 1.0))
+    return [jnp.asarray(gate.dispatch_ns), jnp.asarray(gate.roundtrip_ns), *(1.0 / bw for bw in bandwidths)]
+
+
+def _counts(benefit: "FusionBenefit") -> list[Nanoseconds]:
+    """Return the counts in the order of the rates."""
+    counts = (
+        benefit.launches_saved,
+        benefit.sync_points_saved,
+        benefit.device_traffic_bytes_saved,
+        benefit.host_readback_bytes_saved,
+    )
+    return [jnp.asarray(count) for count in counts]
+
+
+def _base_ns(rates_ns: list[Nanoseconds], counts: list[Nanoseconds]) -> Nanoseconds:
+    launches, syncs, traffic, readback = map(times, counts, rates_ns)
+    return launches + syncs + traffic + readback
+
+
+@jax.custom_jvp
+def _exact_score_ns(
+    rates_ns: list[Nanoseconds], penalty_ns: Nanoseconds, counts: list[Nanoseconds]
+) -> Nanoseconds:
+    """Prevents: a derivative in as many passes over the rows as the formula has operations.
+
+    The score is linear in rates and penalty, so the derivative is one sum of products; transposed, one
+    sum over the rows for each coefficient. The selection stands last so that XLA makes one kernel of it.
+    """
+    base_ns, syncs = _base_ns(rates_ns, counts), counts[1]
+    return jnp.where(syncs < 0, base_ns - times(-syncs, penalty_ns), base_ns)
+
+
+@functools.partial(_exact_score_ns.defjvp, symbolic_zeros=True)
+def _exact_score_jvp(primals, tangents):
+    rates_ns, penalty_ns, counts = primals
+    syncs = counts[1]
+    slopes_ns = [rates_ns[0], jnp.where(syncs < 0, rates_ns[1] + penalty_ns, rates_ns[1]), *rates_ns[2:]]
+    # Where a coefficient is infinite the derivative by its count is 0, as in `times`.
+    slopes_ns = [jnp.where(jnp.isfinite(slope), slope, 0.0) for slope in slopes_ns]
+    # Of the sync points the negative ones; a minimum with 0 would be written out before the sum.
+    added_syncs = 0.5 * (syncs - jnp.abs(syncs))
+    factors = [*counts, added_syncs, *slopes_ns]
+    score_ns = _exact_score_ns(*primals)
+    return score_ns, along(score_ns, factors, [*tangents[0], tangents[1], *tangents[2]])

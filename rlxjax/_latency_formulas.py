@@ -1,0 +1,140 @@
+"""The parts of the latency model: work of the device, chunks, the two forms of selection, padding."""
+
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ._numerics import soft_roofline
+from ._typing import Nanoseconds, RealLike
+from .welch._device_programs import CHUNK_ROWS_MULTIPLE, CHUNK_SAMPLES
+
+if TYPE_CHECKING:
+    from ._latency import LatencyCoefficients
+
+#: How sharply the larger of compute and memory time decides; 1 would be their sum.
+ROOFLINE_SHARPNESS = 2.0
+#: How sharply traffic beyond the cache is charged the second level's rate.
+CACHE_SHARPNESS = 4.0
+#: Bytes that the device's FFT stage moves for one sample: read and window, transform, square.
+DEVICE_BYTES_PER_SAMPLE = 20.0
+
+
+def fft_flop(rows: Float[Array, "*batch"], n_fft: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Return the operations of `rows` real transforms: `2.5 n log2 n` each, as a real FFT is counted."""
+    return 2.5 * (rows * n_fft) * jnp.log2(n_fft)
+
+
+def device_work_ns(
+    rows: Float[Array, "*batch"],
+    n_fft: Float[Array, "*batch"],
+    *,
+    row_ns: RealLike,
+    flop_per_ns: RealLike,
+    bytes_per_ns: RealLike,
+    far_bytes_per_ns: RealLike = math.inf,
+    cache_bytes: RealLike = 1.0,
+    speedup: RealLike = 1.0,
+) -> Nanoseconds:
+    """Return a device's time for `rows` transforms: a smooth roofline of compute and memory time.
+
+    Args:
+        rows: transforms, `[*batch]`.
+        n_fft: samples of each.
+        row_ns: cost of a transform, apart from its operations.
+        flop_per_ns: operations.
+        bytes_per_ns: memory while the traffic stays in cache.
+        far_bytes_per_ns: what traffic beyond the cache costs on top; infinite where memory has one level.
+        cache_bytes: traffic at which half of it is charged that.
+        speedup: divides the compute time; memory is no faster for it.
+    """
+    traffic = jnp.maximum(DEVICE_BYTES_PER_SAMPLE * (rows * n_fft), 1.0)
+    beyond_cache = jax.nn.sigmoid(CACHE_SHARPNESS * jnp.log(traffic / cache_bytes))
+    memory_ns = traffic / bytes_per_ns + traffic * beyond_cache / far_bytes_per_ns
+    compute_ns = jnp.maximum(fft_flop(rows, n_fft), 1.0) / flop_per_ns + rows * row_ns
+    return soft_roofline(compute_ns / speedup, memory_ns, ROOFLINE_SHARPNESS)
+
+
+def threaded_ns(work_ns: RealLike, thread_gain: RealLike, thread_onset_ns: RealLike) -> Nanoseconds:
+    """Return the time of device work, `[*batch]`: small work runs alone, large work in parallel."""
+    return jnp.asarray(work_ns / (1.0 + thread_gain * work_ns / (work_ns + thread_onset_ns)))
+
+
+def chunked_ns(chunk_ns: RealLike, rows: RealLike, chunk_rows: RealLike, gain: RealLike) -> Nanoseconds:
+    """Return the time of all rows, `[*batch]`, given that of one chunk: further chunks share the processors.
+
+    Args:
+        chunk_ns: the first chunk, or all rows if they are fewer.
+        rows: all rows.
+        chunk_rows: rows of a chunk.
+        gain: speed-up of several chunks at a time, less 1.
+    """
+    further_chunks = jnp.maximum(rows / chunk_rows - 1.0, 0.0)
+    return jnp.asarray(chunk_ns * (1.0 + further_chunks / (1.0 + gain)))
+
+
+def far_ns(c: "LatencyCoefficients", traffic_bytes: RealLike) -> Nanoseconds:
+    """Return what traffic costs on top of its near rate because it lies beyond the cache, `[*batch]`."""
+    traffic_bytes = jnp.maximum(traffic_bytes, 1.0)
+    beyond = jax.nn.sigmoid(CACHE_SHARPNESS * jnp.log(traffic_bytes / c.cache_bytes))
+    return jnp.asarray(traffic_bytes * beyond / c.far_bytes_per_ns)
+
+
+def maxima_ns(
+    c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike
+) -> tuple[Nanoseconds, Nanoseconds]:
+    """Return the time of selection by successive maxima, `[*batch]`: of its bins, and of starting its passes.
+
+    A key is made of every bin; each pass compares all keys; there is one for each peak, and for the spare
+    candidates (`welch._selection`).
+    """
+    _, place_bits = jnp.frexp(jnp.maximum(bins - 1.0, 1.0))
+    spare = 2.0 + jnp.floor(jnp.maximum(place_bits - 8.0, 0.0) / 2.0)
+    passes = jnp.minimum(jnp.minimum(k, bins) + spare, bins)
+    bins_ns = rows * bins * (c.maxima_key_ns + passes * c.maxima_bin_ns)
+    return jnp.asarray(bins_ns), jnp.asarray(passes * c.maxima_pass_ns)
+
+
+def top_k_ns(c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike) -> Nanoseconds:
+    """Return the time of the device's selection, `[*batch]`: a scan of the bins, and a heap's updates."""
+    peaks = jnp.minimum(k, bins)
+    updates = rows * (peaks * jnp.log2(peaks + 1.0)) * jnp.log(bins / peaks + 1.0)
+    return jnp.asarray(rows * bins * c.topk_bin_ns + updates * c.topk_update_ns)
+
+
+@jax.custom_jvp
+def padded_rows(batch: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Return `padded_batch` of a float batch. Prevents: the zero slope of a staircase."""
+    _, bits = jnp.frexp(jnp.maximum(batch, 1.0) - 1.0)
+    step = jnp.ldexp(jnp.ones_like(batch), jnp.maximum(bits - 3, 0))
+    return jnp.ceil(batch / step) * step
+
+
+@padded_rows.defjvp
+def _padded_jvp(primals, tangents):
+    return padded_rows(*primals), tangents[0]
+
+
+@jax.custom_jvp
+def ceil(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Return `ceil(x)`. Prevents: the zero slope of a staircase."""
+    return jnp.ceil(x)
+
+
+@ceil.defjvp
+def _ceil_jvp(primals, tangents):
+    return ceil(*primals), tangents[0]
+
+
+def chunk_rows_of(
+    n_fft: Float[Array, "*batch"], n_segments: Float[Array, "*batch"]
+) -> Float[Array, "*batch"]:
+    """Return the rows of a chunk as a CPU runs them, but not rounded to whole tiles."""
+    return jnp.maximum(CHUNK_SAMPLES["cpu"] / (n_segments * n_fft), CHUNK_ROWS_MULTIPLE)
+
+
+def device_rows(batch: Float[Array, "*batch"], chunk_rows: RealLike) -> Float[Array, "*batch"]:
+    """Return the rows that a device runs: padded up to a chunk; the padding of a rest beyond is left out."""
+    return jnp.maximum(batch, jnp.minimum(padded_rows(batch), chunk_rows))

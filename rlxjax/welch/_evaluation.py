@@ -1,0 +1,124 @@
+"""Gate and strategy costs of a whole table of workloads, in one program."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlxjax._checks import LEAST_SIZES, is_traced
+from rlxjax._counts import as_temperature
+from rlxjax._device import Device
+from rlxjax._gate import FusionBenefit
+from rlxjax._numerics import Exact, soft_step
+from rlxjax._one_loop import in_one_loop
+from rlxjax._typing import Code, Decision, Nanoseconds, Probability, RealLike
+
+from ._coefficients import CoefficientSet
+from ._costs import WelchPeaksCostEstimates, cost_inputs, estimates_of, learned_inputs
+from ._formulas import Learned, decisions, gate_benefit, gather, strategy_terms
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WelchPeaksEvaluation:
+    """What gate and costs say of a table of runs of two segments; every field `[*batch]`.
+
+    Attributes:
+        benefit: what fusing saves, in floats.
+        score_ns: the gate's score of it.
+        should_fuse_io: whether the score reaches the gate's minimum gain.
+        should_fuse: whether the compute floor allows it too.
+        compute_floor_ok: whether it does.
+        fuse_probability: the smooth twin of `should_fuse_io`.
+        costs: of each strategy, infinite where it is not to be used.
+    """
+
+    benefit: FusionBenefit
+    score_ns: Nanoseconds
+    should_fuse_io: Decision
+    should_fuse: Decision
+    compute_floor_ok: Decision
+    fuse_probability: Probability
+    costs: WelchPeaksCostEstimates
+
+
+def evaluate_welch_peaks(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    learned_available: RealLike = False,
+    learned_active_gates: RealLike | None = None,
+    learned_total_gates: RealLike = 0,
+    coefficients: str | CoefficientSet = "arch",
+    *,
+    temperature_ns: RealLike,
+) -> WelchPeaksEvaluation:
+    """Return the gate's breakdown, its probability and all strategy costs of a table in one program.
+
+    The fields are those of `welch_peaks_fusion_gate_breakdown` and `estimate_welch_peaks_costs`, to the
+    last bit. Counts come as floats, since exact ones would be made row by row on the host.
+
+    Args:
+        device: a name, or device codes.
+        batch: rows of the signal.
+        n_fft: samples of a segment.
+        k: peaks of a row.
+        learned_available: whether a learned FFT is at hand.
+        learned_active_gates: its gates that are on; None, or a negative number, is unknown.
+        learned_total_gates: all its gates.
+        coefficients: "arch", "portable", or a set of your own (differentiable as a whole).
+        temperature_ns: of the probability, scalar or `[*batch]`.
+
+    Raises:
+        ValueError: what `estimate_welch_peaks_costs` refuses, or a temperature that is not positive.
+
+    Examples:
+        >>> table = evaluate_welch_peaks("cuda", jnp.array([64, 8192]), 256, 16, temperature_ns=1e6)
+        >>> table.should_fuse.tolist(), table.costs.pick_index().tolist()
+        ([False, True], [0, 2])
+    """
+    temperature_ns = as_temperature(temperature_ns)
+    learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
+    sizes = (device, batch, n_fft, k, coefficients)
+    is_checked = not is_traced(*jax.tree.leaves((sizes, learned, temperature_ns)))
+    inputs = cost_inputs(*sizes, is_checked_later=is_checked)
+    result, is_valid = _evaluate(*inputs, learned, temperature_ns, is_checked)
+    if is_checked and (is_traced(is_valid) or not np.asarray(is_valid).all()):
+        cost_inputs(*sizes)  # says which size is none
+    return result
+
+
+@functools.partial(jax.jit, static_argnames="is_checked")
+def _evaluate(
+    codes, set_, batch, n_fft, k, learned: Learned, temperature_ns, is_checked: bool
+) -> tuple[WelchPeaksEvaluation, Decision | None]:
+    """Return the table, and whether each row is a workload."""
+
+    @in_one_loop
+    def evaluate(set_, rows) -> tuple[WelchPeaksEvaluation, Decision | None]:
+        codes, batch, n_fft, k, learned, temperature_ns = rows
+        row, rules = gather(set_, codes), Exact()
+        terms = strategy_terms(row, batch, n_fft, k, learned, rules)
+        io, floor_ok = decisions(row, terms)
+        benefit = gate_benefit(row, batch, n_fft, k, rules, terms.block_ns)
+        probability = soft_step(terms.score_ns - row.gate.min_gain_ns, temperature_ns)
+        costs = estimates_of(row, terms, io, floor_ok)
+        result = WelchPeaksEvaluation(
+            benefit, terms.score_ns, io, io & floor_ok, floor_ok, probability, costs
+        )
+        shape = jnp.broadcast_shapes(*(jnp.shape(leaf) for leaf in jax.tree.leaves(result)))
+        result = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), result)
+        return result, _is_workload(codes, batch, n_fft, k) if is_checked else None
+
+    return evaluate(set_, (codes, batch, n_fft, k, learned, temperature_ns))
+
+
+def _is_workload(codes, batch, n_fft, k) -> Decision:
+    is_code = (jnp.asarray(codes) >= 0) & (jnp.asarray(codes) < len(Device))
+    half = 0.5 * jnp.asarray(n_fft)
+    sizes = {"batch": batch, "n_fft": n_fft, "k": k}
+    is_large = [jnp.asarray(size) >= LEAST_SIZES[name] for name, size in sizes.items()]
+    return functools.reduce(jnp.logical_and, is_large, is_code & (half - jnp.floor(half) == 0))

@@ -1,0 +1,165 @@
+"""How the paths run: programs, padding, and batches beyond a chunk."""
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlxjax._checks import as_index
+from rlxjax._chunks import for_each_chunk
+
+from ._device_programs import chunk_rows, fused_peaks, padding_step, segment_spectra
+from ._host import host_peaks, spectrum_peaks
+from ._learned_fft import LearnedFft
+from ._learned_program import LearnedProgram, learned_peaks, learned_program
+from ._params import WelchPeakParams
+from ._selection import default_selection
+from ._strategy import Path
+
+#: Host buffers start at a multiple of this, so that a CPU device can use them where they are.
+ALIGNMENT_BYTES = 64
+#: Chunks under way at a time on a device other than a CPU: one computes while the next one is sent.
+CHUNKS_IN_FLIGHT = 2
+
+_fused_program = jax.jit(fused_peaks, static_argnames=("params", "selection"))
+_spectrum_program = jax.jit(segment_spectra, static_argnames="params")
+_learned_program = jax.jit(learned_peaks, static_argnames=("params", "selection"))
+
+
+def padded_batch(batch: int) -> int:
+    """Return the number of rows that a device program runs for a batch: four sizes an octave.
+
+    Examples:
+        >>> [padded_batch(batch) for batch in (0, 3, 9, 33, 8192)]
+        [0, 3, 10, 40, 8192]
+    """
+    batch = as_index(batch, "batch")
+    step = padding_step(batch)
+    return -(-batch // step) * step
+
+
+def aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
+    """Return a float32 array of zeros whose first element is aligned for a CPU device."""
+    count = int(np.prod(shape))
+    raw = np.zeros(count * 4 + ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[start : start + count * 4].view(np.float32).reshape(shape)
+
+
+def run_path(
+    path: Path,
+    signal: np.ndarray | jax.Array,
+    params: WelchPeakParams,
+    model: LearnedFft | None,
+    selection: str | None,
+) -> np.ndarray | jax.Array:
+    """Return the peaks of concrete rows by a path, `[batch, k, 2]`, where the path leaves them."""
+    if path is Path.HOST:
+        return host_peaks(np.asarray(signal), params)
+    platform = jax.default_backend()
+    selection = default_selection(params.n_bins, platform) if selection is None else selection
+    launch = _LAUNCH[path](params, model, selection)
+    if isinstance(signal, jax.Array) and _is_on_cpu(signal):
+        signal = np.asarray(signal)
+    batch, rows = signal.shape[0], chunk_rows(params, platform)
+    if batch <= rows:
+        return _first_rows(launch(_padded(signal, params)), signal)
+    if platform == "cpu":
+        peaks = np.empty((batch, params.k, 2), np.float32)
+
+        def run(start: int, stop: int) -> None:
+            # As in the caller's thread, so that both run the same compilation of a program.
+            with jax.ensure_compile_time_eval():
+                found = launch(_padded(signal[start:stop], params))
+            peaks[start:stop] = np.asarray(found)[: stop - start]
+
+        for_each_chunk(run, batch, rows)
+        return peaks
+    return _in_flight(lambda chunk: launch(_padded(chunk, params)), signal, rows)
+
+
+def run_traced(
+    path: Path, signal, params: WelchPeakParams, model: LearnedFft | None, selection: str | None
+) -> jax.Array:
+    """Return the peaks of traced rows; fused and learned only."""
+    if path is Path.FUSED:
+        return fused_peaks(signal, params, selection)
+    assert model is not None
+    return learned_peaks(signal, program_of(model, params), params, selection)
+
+
+#: The program of each model and its parameters; a model that is gone takes its programs with it.
+_programs: "weakref.WeakKeyDictionary[LearnedFft, dict[WelchPeakParams, LearnedProgram]]"
+_programs = weakref.WeakKeyDictionary()
+
+
+def program_of(model: LearnedFft, params: WelchPeakParams) -> LearnedProgram:
+    """Return the program of a model, its arrays on the device."""
+    known = _programs.setdefault(model, {})
+    if params not in known:
+        with jax.ensure_compile_time_eval():
+            known[params] = jax.device_put(learned_program(model, params))
+    return known[params]
+
+
+def _launch_fused(params: WelchPeakParams, model: LearnedFft | None, selection: str):
+    return lambda rows: _fused_program(rows, params, selection)
+
+
+def _launch_block(params: WelchPeakParams, model: LearnedFft | None, selection: str):
+    return lambda rows: spectrum_peaks(np.asarray(_spectrum_program(rows, params)), params)
+
+
+def _launch_learned(params: WelchPeakParams, model: LearnedFft, selection: str):
+    program = program_of(model, params)
+    return lambda rows: _learned_program(rows, program, params, selection)
+
+
+#: For each path, what makes the function from padded rows to their peaks.
+_LAUNCH: dict[Path, Callable[..., Callable[[Any], Any]]] = {
+    Path.FUSED: _launch_fused,
+    Path.BLOCK: _launch_block,
+    Path.LEARNED: _launch_learned,
+}
+
+
+def _in_flight(launch: Callable[[Any], Any], signal, rows: int):
+    """Return the peaks of a signal chunk by chunk, the next one under way while one is waited for."""
+    finished, pending = [], deque()
+    for start in range(0, signal.shape[0], rows):
+        chunk = signal[start : start + rows]
+        pending.append((launch(chunk), chunk))
+        if len(pending) == CHUNKS_IN_FLIGHT:
+            finished.append(jax.block_until_ready(_first_rows(*pending.popleft())))
+    finished += [_first_rows(*each) for each in pending]
+    on_device = isinstance(signal, jax.Array) and all(isinstance(peaks, jax.Array) for peaks in finished)
+    return jnp.concatenate(finished) if on_device else np.concatenate(finished)
+
+
+def _first_rows(peaks, signal):
+    """Return the rows that were asked for; on the host for a host signal."""
+    batch = signal.shape[0]
+    if not isinstance(signal, jax.Array):
+        return np.asarray(peaks)[:batch]
+    return peaks if peaks.shape[0] == batch else peaks[:batch]
+
+
+def _padded(signal, params: WelchPeakParams):
+    """Return `[padded_batch, frame_len]` float32, where the signal lives."""
+    batch, rows = signal.shape[0], padded_batch(signal.shape[0])
+    if isinstance(signal, jax.Array):
+        prefix = signal[:, : params.frame_len].astype(jnp.float32)
+        return prefix if rows == batch else jnp.pad(prefix, ((0, rows - batch), (0, 0)))
+    if rows == batch and signal.dtype == np.float32 and signal.shape[1] == params.frame_len:
+        return signal
+    buffer = aligned_zeros((rows, params.frame_len))
+    buffer[:batch] = signal[:, : params.frame_len]
+    return buffer
+
+
+def _is_on_cpu(signal: jax.Array) -> bool:
+    return all(device.platform == "cpu" for device in signal.devices())

@@ -1,0 +1,361 @@
+"""Rows in chunks on threads: what a chunk sees, what reaches the caller, and peaks beyond a chunk."""
+
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _tolerances import FLOAT32_RTOL
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rlxjax as rx
+from benchmarks.startup import compilations
+from rlxjax import _chunks
+from rlxjax.welch import _device_programs, _host, _launch
+from rlxjax.welch._device_programs import CHUNK_ROWS_MULTIPLE, chunk_rows, fused_peaks
+
+PARAMS = rx.WelchPeakParams(16, 3, k=4)
+MODEL = rx.LearnedFft.exact(16)
+ROWS = CHUNK_ROWS_MULTIPLE
+PATHS = ("host", "fused", "block", "learned")
+#: A program for other numbers of rows may round a power otherwise; NumPy and a spectrum alone do not.
+RTOL_OF_OTHER_CHUNKS = {"host": 0, "block": 0, "fused": FLOAT32_RTOL, "learned": FLOAT32_RTOL}
+
+each_path = pytest.mark.parametrize("path", PATHS)
+each_device_path = pytest.mark.parametrize("path", PATHS[1:])
+each_worker_count = pytest.mark.parametrize("workers", [1, 2, 5])
+
+
+def noise(batch, params=PARAMS, seed=0):
+    return np.random.default_rng(seed).standard_normal((batch, params.frame_len)).astype(np.float32)
+
+
+def peaks_of(signal, path, params=PARAMS, **given):
+    return rx.welch_peaks(signal, params, path, model=MODEL, **given)
+
+
+def use_workers(monkeypatch, workers):
+    monkeypatch.setattr(_chunks, "worker_count", lambda: workers)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Make chunks as small as they can be: `ROWS` rows on a device, seven on the host."""
+    monkeypatch.setattr(_device_programs, "CHUNK_SAMPLES", {"cpu": 1, "other": 1})
+    monkeypatch.setattr(_host, "CHUNK_SAMPLES", 7 * PARAMS.n_segments * PARAMS.n_fft)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Record the shape and type of every array that a device program is given."""
+    shapes = []
+    for name in ("_fused_program", "_spectrum_program", "_learned_program"):
+        program = getattr(_launch, name)
+
+        def recorded(rows, *arguments, program=program):
+            shapes.append((rows.shape, np.dtype(rows.dtype)))
+            return program(rows, *arguments)
+
+        monkeypatch.setattr(_launch, name, recorded)
+    return shapes
+
+
+@each_worker_count
+@pytest.mark.parametrize(("n_rows", "rows"), [(0, 3), (1, 3), (3, 3), (4, 3), (100, 7), (100, 1), (5, 100)])
+def test_chunks_are_all_rows_once_and_none_is_larger_than_said(workers, n_rows, rows, monkeypatch):
+    use_workers(monkeypatch, workers)
+    calls = []
+    _chunks.for_each_chunk(lambda start, stop: calls.append((start, stop)), n_rows, rows)
+    assert sorted(calls) == [(start, min(start + rows, n_rows)) for start in range(0, n_rows, rows)]
+
+
+def test_as_many_chunks_run_at_a_time_as_there_are_workers(monkeypatch):
+    use_workers(monkeypatch, 3)
+    together = threading.Barrier(3, timeout=30)
+    _chunks.for_each_chunk(lambda start, stop: together.wait(), 9, 1)
+
+
+def test_there_is_a_processor():
+    assert _chunks.worker_count() >= 1
+
+
+@each_worker_count
+@pytest.mark.parametrize("error", [ValueError("row 3"), KeyboardInterrupt()])
+def test_what_a_chunk_raises_reaches_the_caller_and_later_chunks_are_left_out(workers, error, monkeypatch):
+    use_workers(monkeypatch, workers)
+    begun, failed = [], threading.Event()
+
+    def run(start, stop):
+        begun.append(start)
+        if start == 0:
+            failed.set()
+            raise error
+        failed.wait(30)
+        time.sleep(0.02)
+
+    n_threads = threading.active_count()
+    with pytest.raises(type(error)) as caught:
+        _chunks.for_each_chunk(run, 300, 1)
+    assert caught.value is error
+    assert len(begun) < 300
+    assert threading.active_count() == n_threads, "no thread is left behind"
+
+
+@pytest.mark.parametrize("has_x64", [True, False])
+@pytest.mark.parametrize("device", [None, "cpu", jax.devices("cpu")[0]], ids=["none", "name", "device"])
+def test_the_callers_settings_hold_in_chunks_and_in_the_background(has_x64, device, monkeypatch):
+    use_workers(monkeypatch, 2)
+    seen = []
+
+    def run(start, stop):
+        seen.append((jnp.asarray(np.zeros(1)).dtype, jax.config.jax_default_device))
+
+    with jax.enable_x64(has_x64), jax.default_device(device), _chunks.background() as start:
+        _chunks.for_each_chunk(run, 4, 1)
+        start(run, 0, 1).result()
+        start(_chunks.for_each_chunk, run, 4, 1).result()
+        expected = jax.config.jax_default_device
+    assert seen == [(np.float64 if has_x64 else np.float32, expected)] * 9
+
+
+def test_chunks_within_a_chunk_start_no_threads_and_those_in_the_background_do(monkeypatch):
+    use_workers(monkeypatch, 2)
+    threads = []
+
+    def run(start, stop):
+        outer, inner = threading.get_ident(), []
+        _chunks.for_each_chunk(lambda *_: inner.append(threading.get_ident()), 4, 1)
+        threads.append((outer, inner))
+
+    _chunks.for_each_chunk(run, 4, 1)
+    assert len(threads) == 4
+    assert all(inner == [outer] * 4 for outer, inner in threads)
+    together = threading.Barrier(2, timeout=30)
+    with _chunks.background() as start:
+        start(_chunks.for_each_chunk, lambda *_: together.wait(), 2, 1).result()
+
+
+@given(
+    st.integers(1, 5000).map(lambda half: 2 * half),
+    st.integers(1, 40),
+    st.sampled_from(["cpu", "gpu", "tpu"]),
+)
+def test_a_chunk_is_whole_tiles_and_padding_leaves_it_as_it_is(n_fft, n_segments, platform):
+    params = rx.WelchPeakParams(n_fft, n_segments, 1)
+    rows = chunk_rows(params, platform)
+    samples = _device_programs.CHUNK_SAMPLES.get(platform, _device_programs.CHUNK_SAMPLES["other"])
+    fitting = samples / (n_segments * n_fft)
+    assert rows % CHUNK_ROWS_MULTIPLE == 0
+    assert rx.padded_batch(rows) == rows
+    assert rows <= max(fitting, CHUNK_ROWS_MULTIPLE)
+    assert rows == CHUNK_ROWS_MULTIPLE or rows > fitting / 1.25 - CHUNK_ROWS_MULTIPLE
+
+
+@each_path
+@each_worker_count
+@pytest.mark.parametrize("batch", [ROWS, ROWS + 1, 3 * ROWS, 5 * ROWS - 3])
+def test_peaks_do_not_depend_on_chunks_or_threads(path, workers, batch, monkeypatch, small_chunks):
+    signal = noise(batch)
+    use_workers(monkeypatch, workers)
+    peaks = peaks_of(signal, path)
+    rows = [peaks_of(signal[start : start + ROWS], path) for start in range(0, batch, ROWS)]
+    np.testing.assert_array_equal(peaks, np.concatenate(rows))
+
+
+@each_path
+def test_peaks_beyond_a_chunk_are_those_of_one_chunk(path, small_chunks, monkeypatch):
+    signal = noise(4 * ROWS + 5)
+    in_chunks = peaks_of(signal, path)
+    monkeypatch.undo()
+    together = peaks_of(signal, path)
+    np.testing.assert_array_equal(in_chunks[..., 0], together[..., 0])
+    np.testing.assert_allclose(in_chunks, together, rtol=RTOL_OF_OTHER_CHUNKS[path])
+
+
+@each_device_path
+@pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray], ids=["NumPy", "JAX"])
+def test_a_program_is_given_at_most_a_chunk_of_the_samples_that_count(path, as_array, small_chunks, launched):
+    signal = np.pad(noise(7 * ROWS + 5).astype(np.float64), ((0, 0), (0, 300)))
+    peaks_of(as_array(signal), path)
+    assert len(launched) == 8
+    assert sorted(launched)[1:] == [((ROWS, PARAMS.frame_len), np.float32)] * 7
+    assert sorted(launched)[0] == ((rx.padded_batch(5), PARAMS.frame_len), np.float32)
+
+
+@pytest.mark.parametrize(("n_fft", "n_segments"), [(250, 3), (1000, 1), (48, 5)])
+def test_a_full_chunk_is_not_padded(n_fft, n_segments, launched, monkeypatch):
+    monkeypatch.setattr(_device_programs, "CHUNK_SAMPLES", {"cpu": 2**16, "other": 1})
+    params = rx.WelchPeakParams(n_fft, n_segments, 2)
+    rows = chunk_rows(params, "cpu")
+    rx.welch_peaks(noise(2 * rows, params), params, "fused", selection="top_k")
+    assert [shape for shape, _ in launched] == [(rows, params.frame_len)] * 2
+
+
+@each_path
+def test_the_host_transforms_at_most_a_chunk(path, small_chunks, monkeypatch):
+    selected = []
+    select = _host.select_peaks
+    monkeypatch.setattr(
+        _host,
+        "select_peaks",
+        lambda power, *rest, out: selected.append(len(power)) or select(power, *rest, out),
+    )
+    peaks_of(noise(2 * ROWS), path)
+    if path in ("host", "block"):
+        assert sum(selected) == 2 * ROWS
+        assert max(selected) == 7
+    else:
+        assert not selected
+
+
+def signal_like(kind, batch):
+    counts = np.random.default_rng(1).integers(0, 100, (batch, PARAMS.frame_len))
+    raw = np.zeros(batch * PARAMS.frame_len * 4 + 1, np.uint8)
+    unaligned = raw[1:].view(np.float32).reshape(batch, -1)
+    unaligned[:] = noise(batch)
+    read_only = noise(batch)
+    read_only.flags.writeable = False
+    return {
+        "strided": noise(2 * batch)[::2, ::-1],
+        "column major": np.asfortranarray(noise(batch)),
+        "longer rows": np.pad(noise(batch), ((0, 0), (0, 50)), constant_values=99.0),
+        "one row many times": np.broadcast_to(noise(1), (batch, PARAMS.frame_len)),
+        "read only": read_only,
+        "unaligned": unaligned,
+        "big endian": noise(batch).astype(">f4"),
+        "bool": counts > 50,
+        **{name: counts.astype(name) for name in ("int16", "uint8", "float16", "float64")},
+    }[kind]
+
+
+@each_path
+@pytest.mark.parametrize(
+    "kind",
+    ["strided", "column major", "longer rows", "one row many times", "read only", "unaligned", "big endian"]
+    + ["bool", "int16", "uint8", "float16", "float64"],
+)
+def test_any_real_signal_beyond_a_chunk_counts_as_its_float32_prefix(path, kind, small_chunks):
+    signal = signal_like(kind, 2 * ROWS + 3)
+    before = signal.copy()
+    plain = np.ascontiguousarray(signal[:, : PARAMS.frame_len], np.float32)
+    peaks = peaks_of(signal, path)
+    assert isinstance(peaks, np.ndarray)
+    np.testing.assert_array_equal(peaks, peaks_of(plain, path))
+    np.testing.assert_array_equal(signal, before)
+
+
+@each_path
+def test_a_jax_signal_beyond_a_chunk_has_jax_peaks(path, small_chunks):
+    signal = noise(2 * ROWS + 3)
+    peaks = peaks_of(jnp.asarray(signal), path)
+    assert isinstance(peaks, jax.Array)
+    np.testing.assert_array_equal(peaks, peaks_of(signal, path))
+
+
+@each_path
+@pytest.mark.parametrize("has_x64", [True, False])
+def test_peaks_beyond_a_chunk_are_float32_in_either_precision_mode(path, has_x64, small_chunks):
+    signal = noise(2 * ROWS + 3).astype(np.float64)
+    with jax.enable_x64(has_x64), jax.default_device(jax.devices()[0]):
+        peaks = peaks_of(signal, path)
+    assert peaks.dtype == np.float32
+    np.testing.assert_array_equal(peaks, peaks_of(signal, path))
+
+
+@each_path
+def test_a_constant_signal_beyond_a_chunk_inside_jit_has_its_peaks(path, small_chunks):
+    for signal in (noise(2 * ROWS + 3), jnp.asarray(noise(2 * ROWS + 3))):
+        inside = jax.jit(lambda scale, signal=signal: scale * peaks_of(signal, path))(1.0)
+        np.testing.assert_allclose(inside, peaks_of(signal, path), rtol=FLOAT32_RTOL)
+
+
+@each_device_path
+def test_an_error_in_a_chunk_reaches_the_caller(path, small_chunks, monkeypatch):
+    def fail(*_):
+        raise MemoryError("no room")
+
+    for name in ("_fused_program", "_spectrum_program", "_learned_program"):
+        monkeypatch.setattr(_launch, name, fail)
+    with pytest.raises(MemoryError, match="no room"):
+        peaks_of(noise(2 * ROWS), path)
+
+
+@each_device_path
+@pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray], ids=["NumPy", "JAX"])
+def test_a_chunk_runs_the_programs_that_small_batches_have_compiled(path, as_array, small_chunks):
+    params = rx.WelchPeakParams(16, 3, k=7)
+    signal = as_array(noise(9 * ROWS + 5))
+    for batch in (ROWS, 5):
+        peaks_of(signal[:batch], path, params)
+    compilations.clear()
+    peaks_of(signal, path, params)
+    assert not compilations
+
+
+@each_device_path
+@pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray], ids=["NumPy", "JAX"])
+@pytest.mark.parametrize("batch", [1, ROWS, ROWS + 1, 4 * ROWS, 5 * ROWS - 1])
+def test_chunks_in_flight_give_the_same_peaks_where_the_signal_lives(path, as_array, batch):
+    signal = as_array(noise(batch))
+    launch = _launch._LAUNCH[rx.Path.parse(path)](PARAMS, MODEL, "top_k")
+    waiting, most = [], []
+
+    def counted(rows):
+        waiting.append(len(rows))
+        most.append(len(waiting))
+        return launch(_launch._padded(rows, PARAMS))
+
+    ready = jax.block_until_ready
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "block_until_ready", lambda peaks: waiting.pop(0) and ready(peaks))
+        peaks = _launch._in_flight(counted, signal, ROWS)
+    assert isinstance(peaks, type(signal) if path != "block" else np.ndarray)
+    expected = peaks_of(signal, path)
+    np.testing.assert_array_equal(peaks[..., 0], expected[..., 0])
+    np.testing.assert_allclose(peaks, expected, rtol=RTOL_OF_OTHER_CHUNKS[path])
+    assert max(most) <= _launch.CHUNKS_IN_FLIGHT
+
+
+@each_device_path
+def test_a_platform_without_threads_runs_chunks_in_flight(path, small_chunks, monkeypatch):
+    signal = noise(3 * ROWS + 7)
+    expected = peaks_of(signal, path)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(_launch, "for_each_chunk", None)
+    np.testing.assert_array_equal(peaks_of(signal, path)[..., 0], expected[..., 0])
+    np.testing.assert_allclose(peaks_of(signal, path), expected, rtol=FLOAT32_RTOL)
+    on_cpu = peaks_of(jnp.asarray(signal), path)
+    assert isinstance(on_cpu, jax.Array)
+    np.testing.assert_allclose(on_cpu, expected, rtol=FLOAT32_RTOL)
+    monkeypatch.setattr(_launch, "_is_on_cpu", lambda signal: False)
+    on_device = peaks_of(jnp.asarray(signal), path)
+    assert isinstance(on_device, jax.Array)
+    np.testing.assert_allclose(on_device, expected, rtol=FLOAT32_RTOL)
+
+
+@pytest.mark.parametrize("selection", ["maxima", "top_k"])
+@pytest.mark.parametrize("batch", [2 * ROWS, 2 * ROWS + 5])
+def test_traced_rows_beyond_a_chunk_have_the_peaks_and_gradient_of_one_chunk(
+    selection, batch, small_chunks, monkeypatch
+):
+    signal = jnp.asarray(noise(batch))
+
+    def run(signal):
+        def total(signal):
+            peaks = fused_peaks(signal, PARAMS, selection)
+            return jnp.sum(jnp.sin(peaks[..., 1])), peaks
+
+        return jax.grad(total, has_aux=True)(signal)
+
+    gradient, peaks = jax.jit(run)(signal)
+    jaxpr = str(jax.make_jaxpr(run)(signal))
+    assert "scan" in jaxpr
+    monkeypatch.undo()
+    whole_gradient, whole = jax.jit(lambda signal: run(signal))(signal)
+    np.testing.assert_array_equal(peaks[..., 0], whole[..., 0])
+    np.testing.assert_allclose(peaks[..., 1], whole[..., 1], rtol=FLOAT32_RTOL)
+    scale = np.abs(whole_gradient).max()
+    np.testing.assert_allclose(gradient, whole_gradient, rtol=0, atol=10 * FLOAT32_RTOL * scale)

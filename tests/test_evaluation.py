@@ -1,0 +1,413 @@
+"""Batch evaluation is what the separate functions return; gradients are those of plain formulas."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, assert_gradient_is_the_finite_difference
+from test_gate import GATE, INF, closed_form, table
+from test_gate import rows as rows_of
+
+import rlxjax as rx
+from rlxjax import _gate, _numerics
+from rlxjax._one_loop import in_one_loop
+from rlxjax.welch import _evaluation
+
+TEMPERATURE_NS = 1e5
+both_precisions = pytest.mark.parametrize("x64", [True, False])
+
+
+def profiles(n=500, seed=0):
+    rng = np.random.default_rng(seed)
+    sides = [[rng.integers(0, most, n) for most in (20, 4, 2**28, 2**40)] for _ in range(2)]
+    return [rx.GraphIoProfile(*counts) for counts in sides]
+
+
+def workloads(n=500, seed=0):
+    """Return device codes, batch, n_fft and k that cross every threshold of the formulas."""
+    rng = np.random.default_rng(seed)
+    batch = rng.choice([0, 1, 128, 129, 256, 511, 512, 513, 2047, 2048, 4096, 8191, 8192, 16384], n)
+    return rng.integers(0, len(rx.Device), n), batch, 2 ** rng.integers(1, 13, n), rng.integers(1, 40, n)
+
+
+def floats(tree):
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree)
+
+
+def assert_same(first, second):
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+# --- The gate ------------------------------------------------------------------------------------
+
+
+@both_precisions
+@pytest.mark.parametrize("temperature_ns", [1e-3, 1e5, np.geomspace(1e2, 1e9, 500)])
+def test_an_evaluation_is_what_the_separate_methods_return(x64, temperature_ns):
+    with jax.enable_x64(x64):
+        gate, options = rx.io_fusion_gate_for_target("cuda"), {"temperature_ns": temperature_ns}
+        for pair in (profiles(), [floats(profile) for profile in profiles()]):
+            result = gate.evaluate(*pair, **options)
+            assert_same(result.benefit, rx.fusion_benefit(*pair))
+            np.testing.assert_array_equal(result.score_ns, gate.score_ns(*pair))
+            np.testing.assert_array_equal(result.should_fuse, gate.should_fuse(*pair))
+            np.testing.assert_array_equal(result.fuse_probability, gate.fuse_probability(*pair, **options))
+            assert_same(gate.evaluate(result.benefit, **options), result)
+
+
+@both_precisions
+def test_a_compiled_evaluation_is_an_eager_one_and_a_mapped_one_a_loop(x64):
+    with jax.enable_x64(x64):
+        gate, benefit = floats(table(300))
+
+        def f(gate, benefit):
+            return gate.evaluate(benefit, temperature_ns=TEMPERATURE_NS)
+
+        expected = f(gate, benefit)
+        assert_same(jax.jit(f)(gate, benefit), expected)
+        assert_same(jax.vmap(f)(gate, benefit), expected)
+        one = f(*jax.tree.map(lambda leaf: leaf[7], (gate, benefit)))
+        assert_same(one, jax.tree.map(lambda leaf: leaf[7], expected))
+        before, after = map(floats, profiles())
+        compiled = jax.jit(lambda *pair: GATE.evaluate(*pair, temperature_ns=TEMPERATURE_NS))(before, after)
+        assert_same(compiled, GATE.evaluate(before, after, temperature_ns=TEMPERATURE_NS))
+
+
+def test_an_evaluation_of_new_values_is_not_traced_again():
+    GATE.evaluate(*profiles(seed=1), temperature_ns=3.0)
+    GATE.evaluate(*map(floats, profiles(seed=1)), temperature_ns=3.0)
+    size = _gate._evaluate._cache_size()
+    for pair in (profiles(seed=2), map(floats, profiles(seed=2))):
+        rx.io_fusion_gate_for_target("metal").evaluate(*pair, temperature_ns=4.0)
+    assert _gate._evaluate._cache_size() == size
+
+
+@pytest.mark.parametrize(
+    "shapes", [[(7,), ()], [(), (7,)], [(2, 1, 5), (1, 3, 1)], [(0,), (0,)], [(129,), (129,)]]
+)
+def test_an_evaluation_broadcasts(shapes):
+    before, after = (
+        rx.GraphIoProfile(
+            *(np.float64(np.asarray(np.resize(counts, shape))) for counts in vars(side).values())
+        )
+        for side, shape in zip(profiles(200), shapes, strict=True)
+    )
+    gains = np.linspace(0.0, 1e6, 5).reshape(1, 1, 5) if shapes[0][-1:] == (5,) else 1e3
+    gate = dataclasses.replace(GATE, min_gain_ns=gains)
+    shape = np.broadcast_shapes(*shapes, np.shape(gate.min_gain_ns))
+    expected = gate.score_ns(rx.fusion_benefit(before, after))
+    for pair in ((before, after), (floats(before), floats(after)), (before, floats(after))):
+        result = gate.evaluate(*pair, temperature_ns=TEMPERATURE_NS)
+        np.testing.assert_array_equal(result.score_ns, expected)
+        assert result.should_fuse.shape == result.fuse_probability.shape == shape
+        assert_same(result.benefit, rx.fusion_benefit(*pair))
+
+
+@pytest.mark.parametrize("bad", [-1.0, np.nan, -INF])
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_bad_count_on_a_device_is_refused(bad, side):
+    pair = dict(zip(("before", "after"), map(floats, profiles(100)), strict=True))
+    counts = pair[side].host_output_bytes.at[99].set(bad)
+    pair[side] = dataclasses.replace(pair[side], host_output_bytes=counts)
+    says = f"{side}.host_output_bytes: expected a count of at least 0, got {bad}"
+    with pytest.raises(ValueError, match=says):
+        GATE.evaluate(**pair, temperature_ns=TEMPERATURE_NS)
+    with pytest.raises(ValueError, match=says):
+        jax.jit(lambda: GATE.evaluate(**pair, temperature_ns=TEMPERATURE_NS))()
+    with pytest.raises(ValueError, match=says):
+        jax.jit(lambda t: GATE.evaluate(**pair, temperature_ns=t))(TEMPERATURE_NS)
+    pair[side] = dataclasses.replace(pair[side], host_output_bytes=np.asarray(counts))
+    with pytest.raises(ValueError, match=says):
+        GATE.evaluate(**pair, temperature_ns=TEMPERATURE_NS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "temperature_ns", "says"),
+    [
+        ((rx.GraphIoProfile(),), 1.0, "after: expected a profile.*got None"),
+        ((rx.FusionBenefit(), rx.GraphIoProfile()), 1.0, "after: expected nothing beside"),
+        ((rx.FusionBenefit(float("nan")),), 1.0, "launches_saved: expected numbers, got NaN"),
+        ((rx.FusionBenefit([1, 2], [1, 2, 3]),), 1.0, "broadcast"),
+        ((rx.GraphIoProfile(0, -1), rx.GraphIoProfile()), 1.0, "before.sync_points.*at least 0, got -1"),
+        ((rx.FusionBenefit(),), 0.0, "temperature_ns: expected positive numbers, got 0.0"),
+        ((rx.FusionBenefit(),), float("nan"), "temperature_ns: expected positive numbers"),
+    ],
+)
+def test_an_evaluation_refuses_what_its_parts_refuse(arguments, temperature_ns, says):
+    with pytest.raises(ValueError, match=says):
+        GATE.evaluate(*arguments, temperature_ns=temperature_ns)
+
+
+# --- Strategy costs ------------------------------------------------------------------------------
+
+LEARNED = {"learned_available": True, "learned_active_gates": 100.0, "learned_total_gates": 1024.0}
+
+
+@both_precisions
+@pytest.mark.parametrize("coefficients", ["arch", "portable"])
+def test_a_table_of_runs_is_what_the_separate_functions_return(x64, coefficients):
+    with jax.enable_x64(x64):
+        for sizes in (workloads(), [np.asarray(size, np.float32) for size in workloads()[1:]]):
+            device = () if len(sizes) == 4 else ("cuda",)
+            result = rx.evaluate_welch_peaks(
+                *device, *sizes, **LEARNED, coefficients=coefficients, temperature_ns=TEMPERATURE_NS
+            )
+            costs = rx.estimate_welch_peaks_costs(*device, *sizes, **LEARNED, coefficients=coefficients)
+            why = rx.welch_peaks_fusion_gate_breakdown(*device, *sizes, coefficients=coefficients)
+            assert_same(result.costs, costs)
+            for name in ("score_ns", "should_fuse_io", "should_fuse", "compute_floor_ok"):
+                np.testing.assert_array_equal(getattr(result, name), getattr(why, name))
+            np.testing.assert_array_equal(result.benefit.sync_points_saved, why.sync_points_saved)
+            rtol = FLOAT64_RTOL if x64 else FLOAT32_RTOL
+            readback = result.benefit.host_readback_bytes_saved
+            np.testing.assert_allclose(readback, why.readback_saved_bytes, rtol=rtol)
+            codes = rx.Device.codes(sizes[0] if not device else "cuda")
+            gate = rx.io_fusion_gate_for_target(rx.fusion_target(jnp.asarray(codes)))
+            by_gate = gate.fuse_probability(result.benefit, temperature_ns=TEMPERATURE_NS)
+            np.testing.assert_array_equal(result.fuse_probability, by_gate)
+
+
+@both_precisions
+def test_a_compiled_table_of_runs_is_an_eager_one_and_a_mapped_one_a_loop(x64):
+    with jax.enable_x64(x64):
+        device, *sizes = workloads(200)
+        arguments = [jnp.asarray(device), *floats(sizes)]
+
+        def f(*arguments):
+            return rx.evaluate_welch_peaks(*arguments, temperature_ns=TEMPERATURE_NS)
+
+        expected = f(*arguments)
+        assert_same(jax.jit(f)(*arguments), expected)
+        assert_same(jax.vmap(f)(*arguments), expected)
+        assert_same(f(*[argument[3] for argument in arguments]), jax.tree.map(lambda leaf: leaf[3], expected))
+
+
+def test_every_field_of_a_table_has_its_shape():
+    result = rx.evaluate_welch_peaks(
+        np.array([[0], [4]]), np.array([[64, 512, 8192]]), 256, 16, temperature_ns=1.0
+    )
+    assert {leaf.shape for leaf in jax.tree.leaves(result)} == {(2, 3)}
+    one = rx.evaluate_welch_peaks("cuda", 64, 256, 16, temperature_ns=1.0)
+    assert {leaf.shape for leaf in jax.tree.leaves(one)} == {()}
+
+
+def test_a_table_of_new_values_is_not_traced_again():
+    rx.evaluate_welch_peaks(*workloads(seed=1), temperature_ns=3.0)
+    size = _evaluation._evaluate._cache_size()
+    rx.evaluate_welch_peaks(*workloads(seed=2), coefficients="portable", temperature_ns=4.0)
+    assert _evaluation._evaluate._cache_size() == size
+
+
+BAD_SIZES = [
+    ("batch", -1.0, "batch: expected a size of at least 0, got -1.0"),
+    ("batch", np.nan, "batch: expected a size of at least 0, got nan"),
+    ("n_fft", 7.0, "n_fft: expected an even number"),
+    ("n_fft", 2.5, "n_fft: expected an even number"),
+    ("n_fft", INF, "n_fft: expected an even number"),
+    ("k", 0.0, "k: expected a size of at least 1, got 0.0"),
+    ("device", 12, "device: expected codes from 0 to 11"),
+    ("device", -1, "device: expected codes from 0 to 11"),
+]
+
+
+@pytest.mark.parametrize(("name", "bad", "says"), BAD_SIZES)
+def test_a_bad_size_on_a_device_is_refused(name, bad, says):
+    device, *sizes = workloads(65)
+    columns = dict(zip(("batch", "n_fft", "k"), floats(sizes), strict=True)) | {"device": jnp.asarray(device)}
+    rx.evaluate_welch_peaks(**columns, temperature_ns=TEMPERATURE_NS)
+    columns[name] = columns[name].at[64].set(bad)
+    with pytest.raises(ValueError, match=says):
+        rx.evaluate_welch_peaks(**columns, temperature_ns=TEMPERATURE_NS)
+    with pytest.raises(ValueError, match=says):
+        jax.jit(lambda: rx.evaluate_welch_peaks(**columns, temperature_ns=TEMPERATURE_NS))()
+    with pytest.raises(ValueError, match=says):
+        jax.jit(lambda t: rx.evaluate_welch_peaks(**columns, temperature_ns=t))(TEMPERATURE_NS)
+
+
+# --- One loop ------------------------------------------------------------------------------------
+
+
+def everything(shared, rows):
+    """Return outputs of many types and shapes, with every special number."""
+    x, y, code = rows["x"], rows["y"], rows["code"]
+    quotient = x / y
+    return {
+        "floats": (x * shared, quotient, jnp.negative(x)),
+        "half": (x + y).astype(jnp.float16),
+        "flag": quotient > 1,
+        "code": (code - 200).astype(jnp.int32),
+        "unsigned": code.astype(jnp.uint8),
+        "narrow": y + 1.0,
+        "scalar": shared + 1.0,
+    }
+
+
+@both_precisions
+@pytest.mark.parametrize("shapes", [[(), ()], [(7,), (7,)], [(3, 1), (1, 5)], [(0,), (0,)], [(4, 33), ()]])
+def test_one_loop_returns_what_the_function_returns(x64, shapes):
+    with jax.enable_x64(x64):
+        special = np.array([1.0, -0.0, 0.0, np.nan, INF, -INF, 3e-3, -1.7e30])
+        x, y = (jnp.asarray(np.resize(special[i:], shape), float) for i, shape in enumerate(shapes))
+        rows = {"x": x, "y": y, "code": jnp.arange(x.size).reshape(x.shape)}
+        expected, got = (jax.jit(f)(2.5, rows) for f in (everything, in_one_loop(everything)))
+        assert_same(got, expected)
+        assert {a.dtype for a in jax.tree.leaves(got)} == {a.dtype for a in jax.tree.leaves(expected)}
+        for a, b in zip(jax.tree.leaves(got["floats"]), jax.tree.leaves(expected["floats"]), strict=True):
+            np.testing.assert_array_equal(np.signbit(a), np.signbit(b))
+        if x.ndim and x.shape == y.shape:
+            assert_same(
+                jax.vmap(in_one_loop(everything), (None, 0))(2.5, rows),
+                jax.vmap(everything, (None, 0))(2.5, rows),
+            )
+
+
+def test_one_loop_has_the_derivatives_of_the_function():
+    def f(shared, rows):
+        return {"product": shared * rows**2, "flag": rows > 1}
+
+    rows = jnp.linspace(0.0, 2.0, 9)
+    for transform in (jax.grad, jax.jacfwd, jax.hessian):
+        ours, plain = (
+            transform(lambda *x, g=g: jnp.sum(jnp.sin(g(*x)["product"])), (0, 1))(3.0, rows)
+            for g in (in_one_loop(f), f)
+        )
+        for got, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA makes of it on a CPU")
+def test_an_evaluation_is_one_loop_on_a_cpu():
+    rows = 4099
+    before, after = map(floats, profiles(rows))
+    compiled = jax.jit(lambda *pair: GATE.evaluate(*pair, temperature_ns=TEMPERATURE_NS)).lower(before, after)
+    text = compiled.compile().as_text()
+    entry = text[text.index("ENTRY") :].splitlines()
+    loops = [line for line in entry if "fusion(" in line.partition("calls=")[0] and f"[{rows}" in line]
+    assert len(loops) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "temperature_ns", "says"),
+    [
+        (("toaster", 1, 256, 16), 1.0, "unknown device 'toaster'"),
+        ((np.array([12]), 1, 256, 16), 1.0, "device: expected codes from 0 to 11"),
+        ((np.array([-1]), 1, 256, 16), 1.0, "device: expected codes from 0 to 11"),
+        (("cuda", -1, 256, 16), 1.0, "batch: expected a size of at least 0, got -1"),
+        (("cuda", 1, 255, 16), 1.0, "n_fft: expected an even number"),
+        (("cuda", 1, np.array([2.0, 7.0]), 16), 1.0, "n_fft: expected an even number"),
+        (("cuda", 1, np.array([2.0, INF]), 16), 1.0, "n_fft: expected an even number"),
+        (("cuda", 1, np.array([2.0, np.nan]), 16), 1.0, "n_fft: expected a size of at least 2, got nan"),
+        (("cuda", 1, 256, 16), -1.0, "temperature_ns: expected positive numbers"),
+    ],
+)
+def test_a_table_refuses_what_its_parts_refuse(arguments, temperature_ns, says):
+    with pytest.raises(ValueError, match=says):
+        rx.evaluate_welch_peaks(*arguments, temperature_ns=temperature_ns)
+
+
+# --- Gradients -----------------------------------------------------------------------------------
+
+
+def plain_score_ns(gate, benefit):
+    """Return SPEC 2 in plain operations, to be differentiated by JAX alone."""
+    launches, syncs, readback, traffic = vars(benefit).values()
+    readback_bw = jnp.maximum(jnp.where(gate.unified_memory >= 0.5, 0.0, gate.host_readback_bw), 1.0)
+    base = launches * gate.dispatch_ns + syncs * gate.roundtrip_ns
+    base += traffic / jnp.maximum(gate.memory_bw, 1.0) + readback / readback_bw
+    return base - jnp.where(syncs < 0, -syncs, 0.0) * gate.host_thunk_penalty_ns
+
+
+def loss_of(score, gate, benefit):
+    log_odds = (score(gate, benefit) - gate.min_gain_ns) / 1e7
+    return jnp.mean(jax.nn.softplus(log_odds) - 0.3 * log_odds)
+
+
+@both_precisions
+@pytest.mark.parametrize("per_row", [True, False])
+def test_the_gradient_of_a_loss_is_that_of_the_plain_formula(x64, per_row):
+    with jax.enable_x64(x64):
+        gate, benefit = floats(table(200))
+        gate = gate if per_row else jax.tree.map(lambda leaf: leaf[3], gate)
+        ours, plain = (
+            jax.value_and_grad(lambda *x, score=score: loss_of(score, *x), (0, 1))(gate, benefit)
+            for score in (rx.IoFusionGate.score_ns, plain_score_ns)
+        )
+        for got, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
+            scale = np.max(np.abs(expected))
+            rtol = FLOAT64_RTOL if x64 else FLOAT32_RTOL
+            np.testing.assert_allclose(got, expected, rtol=10 * rtol, atol=rtol * scale)
+
+
+def test_reverse_forward_and_second_derivatives_agree():
+    gate, benefit = floats(table(50))
+    gate = jax.tree.map(lambda leaf: leaf[3], gate)
+
+    def f(gate):
+        return loss_of(rx.IoFusionGate.score_ns, gate, benefit)
+
+    forward, reverse = jax.jacfwd(f)(gate), jax.grad(f)(gate)
+    for got, expected in zip(jax.tree.leaves(forward), jax.tree.leaves(reverse), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-10)
+    plain = jax.hessian(lambda gate: loss_of(plain_score_ns, gate, benefit))(gate)
+    for hessian in (jax.hessian(f), jax.jacrev(jax.grad(f))):
+        for got, expected in zip(jax.tree.leaves(hessian(gate)), jax.tree.leaves(plain), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-300)
+
+
+@pytest.mark.parametrize("unified", [0.0, 1.0])
+@pytest.mark.parametrize("penalty", [0.0, 1e6, INF])
+@pytest.mark.parametrize("memory_bw", [0.0, 0.5, 150.0])
+@pytest.mark.parametrize("syncs", [-2.0, 0.0, 2.0])
+def test_a_gradient_at_a_singular_point_is_the_count(unified, penalty, memory_bw, syncs):
+    gate = dataclasses.replace(
+        GATE, unified_memory=unified, host_thunk_penalty_ns=penalty, memory_bw=memory_bw
+    )
+    benefit = rx.FusionBenefit(3.0, syncs, 7680.0, -900.0)
+    by_gate, by_benefit = jax.grad(lambda *x: rx.IoFusionGate.score_ns(*x), (0, 1))(gate, benefit)
+    by_memory_bw = 900 / memory_bw**2 if memory_bw > 1 else 0.0
+    by_readback_bw = 0.0 if unified else -7680 / 30**2
+    expected = (3, syncs, by_memory_bw, by_readback_bw, 0, min(syncs, 0.0), 0)
+    np.testing.assert_allclose(dataclasses.astuple(by_gate), expected, rtol=FLOAT64_RTOL)
+    by_syncs = 9_000.0 + (penalty if syncs < 0 else 0.0)
+    expected = (700, by_syncs if np.isfinite(by_syncs) else 0.0, 1.0 if unified else 1 / 30)
+    expected = (*expected, 1 / max(memory_bw, 1.0))
+    np.testing.assert_allclose(dataclasses.astuple(by_benefit), expected, rtol=FLOAT64_RTOL)
+    assert float(gate.score_ns(benefit)) == pytest.approx(closed_form(gate, benefit))
+
+
+def test_a_saturated_probability_has_a_finite_gradient_and_its_log_odds_are_finite():
+    gate = dataclasses.replace(GATE, min_gain_ns=0.0)
+    for launches in (1e300, -1e300, INF, -INF):
+        benefit = rx.FusionBenefit(launches_saved=launches)
+        for name in ("fuse_probability", "fuse_log_probability"):
+            f = lambda t, name=name, benefit=benefit: getattr(gate, name)(benefit, temperature_ns=t)  # noqa: E731
+            assert np.isfinite(jax.grad(f)(1e-3))
+        log_odds = gate.fuse_log_odds(benefit, temperature_ns=1e-30)
+        assert np.isfinite(log_odds) == np.isfinite(launches)
+        assert np.sign(log_odds) == np.sign(launches)
+
+
+def test_log_odds_and_the_step_have_the_derivatives_of_finite_differences():
+    tree = {"x": np.array([-30.0, -1.0, 0.5, 4.0, 30.0]), "t": np.array([2.0, 0.5, 1.0, 3.0, 1.5])}
+    for f in (_numerics.log_odds, _numerics.soft_step, _numerics.log_soft_step):
+        assert_gradient_is_the_finite_difference(lambda tree, f=f: f(tree["x"], tree["t"]), tree)
+
+
+def test_a_mixed_table_has_the_gradient_of_its_rows():
+    set_ = floats(rx.coefficient_set("arch"))
+    device, *sizes = workloads(40)
+
+    def loss(set_, device, *sizes):
+        costs = rx.estimate_welch_peaks_costs(device, *sizes, coefficients=set_)
+        return jnp.sum(jnp.log1p(jnp.where(jnp.isfinite(costs.stack()), costs.stack(), 0.0)))
+
+    table_gradient = jax.grad(loss)(set_, jnp.asarray(device), *floats(sizes))
+    total = jax.tree.map(jnp.zeros_like, set_)
+    gradient = jax.jit(jax.grad(loss))
+    for code, *row in rows_of((device, *sizes)):
+        total = jax.tree.map(jnp.add, total, gradient(set_, code, *map(float, row)))
+    for got, expected in zip(jax.tree.leaves(table_gradient), jax.tree.leaves(total), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-300)

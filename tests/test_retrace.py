@@ -1,0 +1,59 @@
+"""A second call with other values of the same shapes compiles nothing, whichever public function it is."""
+
+import inspect
+
+import numpy as np
+import pytest
+from test_api import PUBLIC_NAMES
+
+import rlxjax as rx
+from benchmarks.startup import compilations, public_calls
+
+CALLS = public_calls()
+
+#: Public functions that compute no numbers with JAX.
+EXEMPT = {
+    "fusion_target": "names in, a name out",
+    "is_fused_viable": "names in, a truth value out",
+    "is_gpu_device": "names in, a truth value out",
+    "load_calibration": "reads a file",
+    "load_learned_fft": "reads a file",
+    "node_io_bytes": "exact integers on the host",
+    "padded_batch": "exact integers on the host",
+    "parse_welch_peaks_strategy": "names in, a name out",
+    "profile_graph_io": "exact integers on the host",
+    "rewrite_graph": "a graph in, a graph out",
+    "save_learned_fft": "writes a file",
+    "select_peaks_only_outputs": "a graph in, a graph out",
+    "tensor_bytes": "exact integers on the host",
+    "train_learned_fft": "a job of minutes, whose programs depend on the gates that it finds",
+    "typical_fft_prior": "takes nothing",
+    "typical_prior": "takes nothing",
+    "welch_peaks_graph": "a graph out",
+}
+
+
+def is_function(name):
+    return callable(getattr(rx, name)) and not inspect.isclass(getattr(rx, name))
+
+
+def test_every_public_function_is_called_here_or_exempt():
+    called = {name.split(" ")[0].split(".")[0] for name in CALLS}
+    functions = {name for name in PUBLIC_NAMES if is_function(name)}
+    assert called.isdisjoint(EXEMPT)
+    assert functions <= called | set(EXEMPT)
+    assert called | set(EXEMPT) <= set(PUBLIC_NAMES)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_new_values_compile_nothing(name):
+    CALLS[name](0)
+    compilations.clear()
+    CALLS[name](1)
+    assert not compilations
+
+
+def test_the_counter_sees_what_is_compiled():
+    compilations.clear()
+    rx.soft_relu(np.ones((2, 3, 5, 7)), 0.5)
+    assert compilations

@@ -1,0 +1,228 @@
+"""A stream of signals: the peaks of each, in order, whatever the source does."""
+
+import gc
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlxjax as rx
+from rlxjax.welch import _device_programs, _host, _run
+
+PARAMS = rx.WelchPeakParams.fast(n_fft=16, k=4)
+MODEL = rx.LearnedFft.exact(16)
+PATHS = ("host", "fused", "block", "learned", "auto")
+
+each_path = pytest.mark.parametrize("path", PATHS)
+each_array = pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray], ids=["NumPy", "JAX"])
+
+
+def noise(batch, seed=0):
+    return np.random.default_rng(seed).standard_normal((batch, PARAMS.frame_len)).astype(np.float32)
+
+
+def stream(signals, path="host", **given):
+    return rx.stream_welch_peaks(signals, PARAMS, path, model=MODEL, **given)
+
+
+def assert_same_peaks(found, signals, path="host"):
+    found = list(found)
+    assert len(found) == len(signals)
+    for peaks, signal in zip(found, signals, strict=True):
+        assert isinstance(peaks, np.ndarray if isinstance(signal, np.ndarray) else jax.Array)
+        np.testing.assert_array_equal(peaks, rx.welch_peaks(signal, PARAMS, path, model=MODEL))
+
+
+@each_array
+@each_path
+def test_peaks_are_those_of_each_signal_in_order(path, as_array):
+    signals = [as_array(noise(batch, batch)) for batch in (3, 1, 0, 17, 3, 40)]
+    assert_same_peaks(stream(signals, path), signals, path)
+
+
+@pytest.mark.parametrize("selection", ["maxima", "top_k"])
+@each_path
+def test_signals_beyond_a_chunk_are_those_of_welch_peaks(path, selection, monkeypatch):
+    monkeypatch.setattr(_device_programs, "CHUNK_SAMPLES", {"cpu": 1, "other": 1})
+    monkeypatch.setattr(_host, "CHUNK_SAMPLES", 200)
+    signals = [noise(batch, batch) for batch in (70, 33, 100)]
+    assert_same_peaks(stream(signals, path, selection=selection), signals, path)
+
+
+def test_a_stream_of_one_kind_after_the_other_keeps_each_kind():
+    signals = [noise(2), jnp.asarray(noise(3)), noise(1)[0], jnp.asarray(noise(1)[0])]
+    assert_same_peaks(stream(signals), signals)
+
+
+def test_an_empty_stream_has_no_peaks():
+    assert list(stream([])) == []
+    assert list(stream(iter(()))) == []
+
+
+@each_path
+def test_a_source_may_fill_one_buffer_again_and_again(path):
+    signals, buffer = [noise(9, seed) for seed in range(6)], np.zeros((9, PARAMS.frame_len), np.float32)
+
+    def source():
+        for signal in signals:
+            buffer[:] = signal
+            yield buffer
+            buffer[:] = np.nan
+
+    assert_same_peaks(stream(source(), path), signals, path)
+
+
+def test_nothing_is_read_or_computed_before_it_is_asked_for():
+    read = []
+    peaks = stream(read.append(seed) or noise(2, seed) for seed in range(5))
+    assert read == []
+    for asked in range(5):
+        next(peaks)
+        assert len(read) == min(asked + 2, 5)
+    with pytest.raises(StopIteration):
+        next(peaks)
+
+
+def test_a_signal_is_computed_while_the_next_one_is_made(monkeypatch):
+    computing, made = threading.Event(), threading.Event()
+
+    def run(signal, *arguments, **given):
+        computing.set()
+        assert made.wait(30), "the next signal is made meanwhile"
+        return rx.welch_peaks(signal, *arguments, **given)
+
+    monkeypatch.setattr(_run, "welch_peaks", run)
+
+    def source():
+        yield noise(2)
+        assert computing.wait(30), "the first signal is computed meanwhile"
+        made.set()
+        yield noise(3)
+
+    assert [len(peaks) for peaks in stream(source())] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        (np.zeros((2, PARAMS.frame_len - 1)), ValueError, "at least 24 samples.*got 23"),
+        (np.zeros((1, 1, 24)), ValueError, r"got shape \(1, 1, 24\)"),
+        (np.zeros((1, 24), complex), ValueError, "expected a real dtype, got complex128"),
+        ([[1.0, 2.0], [3.0]], ValueError, "inhomogeneous"),
+    ],
+)
+@pytest.mark.parametrize("position", [0, 1, 3])
+def test_an_invalid_signal_raises_when_its_turn_has_come(bad, error, message, position):
+    signals = [noise(2, seed) for seed in range(5)]
+    peaks = stream([*signals[:position], bad, *signals[position:]])
+    assert_same_peaks([next(peaks) for _ in range(position)], signals[:position])
+    with pytest.raises(error, match=message):
+        next(peaks)
+    assert list(peaks) == []
+
+
+@pytest.mark.parametrize("position", [0, 1, 3])
+def test_what_the_source_raises_comes_after_the_peaks_of_the_signals_before(position):
+    signals, error = [noise(2, seed) for seed in range(position)], OSError("the file ends here")
+
+    def source():
+        yield from signals
+        raise error
+
+    peaks = stream(source())
+    assert_same_peaks([next(peaks) for _ in signals], signals)
+    with pytest.raises(OSError, match="the file ends here") as caught:
+        next(peaks)
+    assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"strategy": "fastest"}, "expected one of .*got 'fastest'"),
+        ({"selection": "heap"}, "selection: expected one of maxima, top_k, got 'heap'"),
+        ({"strategy": "learned"}, "needs a learned FFT"),
+    ],
+)
+def test_arguments_that_welch_peaks_refuses_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        next(rx.stream_welch_peaks([noise(1)], PARAMS, **given))
+
+
+def test_a_traced_signal_is_refused_with_the_function_that_takes_one():
+    with pytest.raises(ValueError, match="concrete.*use welch_peaks"):
+        jax.jit(lambda signal: next(stream([signal], "fused")))(noise(2))
+
+
+@each_path
+def test_constant_signals_inside_jit_have_their_peaks(path):
+    signals = [noise(2), noise(3)]
+    inside = jax.jit(lambda scale: [scale * peaks for peaks in stream(signals, path)])(1.0)
+    for peaks, signal in zip(inside, signals, strict=True):
+        expected = rx.welch_peaks(signal, PARAMS, path, model=MODEL)
+        np.testing.assert_allclose(peaks, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("n_taken", [0, 1, 3])
+def test_a_stream_that_is_closed_early_leaves_no_thread_behind(n_taken):
+    before = set(threading.enumerate())
+    peaks = stream(noise(2, seed) for seed in range(1000))
+    for _ in range(n_taken):
+        next(peaks)
+    peaks.close()
+    assert not set(threading.enumerate()) - before
+    assert list(peaks) == []
+
+
+def test_a_stream_that_is_dropped_leaves_no_thread_behind():
+    before = set(threading.enumerate())
+    peaks = stream(noise(2, seed) for seed in range(1000))
+    next(peaks)
+    del peaks
+    gc.collect()
+    assert not set(threading.enumerate()) - before
+
+
+class Signal(np.ndarray):
+    """An array that a weak reference can follow."""
+
+
+@each_array
+def test_at_most_two_signals_are_held(as_array, monkeypatch):
+    held, made = [], []
+
+    def run(signal, *arguments, **given):
+        held.append(weakref.ref(signal))
+        return rx.welch_peaks(signal, *arguments, **given)
+
+    monkeypatch.setattr(_run, "welch_peaks", run)
+
+    def source():
+        for seed in range(6):
+            signal = as_array(noise(2, seed))
+            signal = signal.view(Signal) if isinstance(signal, np.ndarray) else signal
+            made.append(weakref.ref(signal))
+            yield signal
+            del signal
+
+    def alive(references):
+        return sum(reference() is not None for reference in references)
+
+    for _ in stream(source()):
+        assert alive(held) <= 2
+        # Of NumPy signals that which the source itself holds: a copy is computed.
+        assert alive(made) <= (1 if as_array is np.asarray else 2)
+
+
+@pytest.mark.parametrize("has_x64", [True, False])
+def test_the_settings_of_whoever_asks_hold_in_the_background(has_x64, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        _run, "welch_peaks", lambda signal, *_, **__: seen.append(jnp.asarray(np.zeros(1)).dtype)
+    )
+    with jax.enable_x64(has_x64):
+        assert list(stream([noise(1)] * 3)) == [None] * 3
+    assert seen == [np.float64 if has_x64 else np.float32] * 3
