@@ -4,7 +4,7 @@
  * goes with zeros, as FFTW's real FFT is no faster; a row stays in a core's cache from samples to peaks; rows
  * are shared out among threads that live as long as the plan. Signals are finite.
  *
- * cc -O3 -march=native -ffast-math -shared -fPIC welch_fftw.c -o libwelch_fftw.so -lfftw3f -lm -pthread
+ * cc -O3 -march=native -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros -shared -fPIC welch_fftw.c -o libwelch_fftw.so -lfftw3f -lm -pthread
  */
 #define _GNU_SOURCE
 #include <fftw3.h>

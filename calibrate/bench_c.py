@@ -14,7 +14,16 @@ import numpy as np
 from rlxjax import WelchPeakParams
 
 SOURCE = FilePath(__file__).parent.parent / "benchmarks" / "welch_fftw.c"
-FLAGS = ("-O3", "-march=native", "-ffast-math", "-shared", "-fPIC")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fassociative-math",
+    "-fno-signed-zeros",
+    "-shared",
+    "-fPIC",
+)
 LIBRARIES = ("-lfftw3f", "-lm", "-pthread")
 COMPILE_TIMEOUT_S = 120
 

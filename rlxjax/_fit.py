@@ -77,7 +77,8 @@ class Timings:
         if np.any(codes == Path.LEARNED.code):
             raise ValueError("path: expected host, fused or block, got learned, which depends on its model")
         floats = checked_columns("path", codes.shape, columns)
-        forms = [default_selection(int(n) // 2 + 1, platform) for n in floats["n_fft"]]
+        sizes = zip(floats["batch"], floats["n_fft"], strict=True)
+        forms = [default_selection(int(rows), int(n) // 2 + 1, platform) for rows, n in sizes]
         selection = np.array([list(SELECTIONS).index(form) for form in forms], np.int32)
         return cls(codes, selection=selection, **floats)
 

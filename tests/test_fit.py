@@ -10,7 +10,8 @@ import pytest
 
 import rlxjax as rx
 from rlxjax import _fit
-from rlxjax._latency import COEFFICIENT_NAMES
+from rlxjax._latency import COEFFICIENT_NAMES, MAXIMA, TOP_K
+from rlxjax.welch._selection import FEW_ROWS
 
 PRIOR = rx.typical_prior()
 #: Columns (path, batch, n_fft, k, n_segments): one compiled shape serves every test.
@@ -21,10 +22,12 @@ WORKLOADS = tuple(
         strict=True,
     )
 )
+#: How fused runs of these select by themselves: few rows by a heap.
+SELECTION = np.where(WORKLOADS[1] <= FEW_ROWS, TOP_K, MAXIMA)
 SIZE_NAMES = ("path", "batch", "n_fft", "k", "n_segments")
 COUNT = len(WORKLOADS[0])
 IS_FUSED = WORKLOADS[0] == rx.Path.FUSED.code
-FUSED_ALONE = {name for name in COEFFICIENT_NAMES if not name.startswith(("host_", "select_", "topk_"))}
+FUSED_ALONE = {name for name in COEFFICIENT_NAMES if not name.startswith(("host_", "select_"))}
 
 
 def machine():
@@ -34,7 +37,7 @@ def machine():
 
 
 def predictions(coefficients):
-    return np.asarray(rx.predict_latency_ns(coefficients, *WORKLOADS, selection="maxima"))
+    return np.asarray(rx.predict_latency_ns(coefficients, *WORKLOADS, selection=SELECTION))
 
 
 def timings(factor):

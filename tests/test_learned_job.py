@@ -28,6 +28,7 @@ from rlxjax._learned_latency import (
     learned_terms_ns,
 )
 from rlxjax.welch._learned_program import learned_program
+from rlxjax.welch._selection import default_selection
 
 GRID = Grid(
     batches=(1, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
@@ -103,7 +104,8 @@ def made_up(path, models):
                 if cell.strategy == "learned":
                     terms = learned_terms_ns(OWN, shared, *timed[cell.n_fft].work, *sizes)
                 else:
-                    terms = rx.latency_terms_ns(shared, cell.path.value, *sizes, selection="maxima")
+                    form = default_selection(cell.batch, cell.params.n_bins, "cpu")
+                    terms = rx.latency_terms_ns(shared, cell.path.value, *sizes, selection=form)
                 writer.timing(round_, cell, int(terms.total_ns() * np.exp(rng.normal(0.02, 0.01))))
     return timed
 

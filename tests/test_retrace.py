@@ -25,6 +25,7 @@ EXEMPT = {
     "rewrite_graph": "a graph in, a graph out",
     "save_learned_fft": "writes a file",
     "select_peaks_only_outputs": "a graph in, a graph out",
+    "stream_welch_peaks": "runs welch_peaks",
     "tensor_bytes": "exact integers on the host",
     "train_learned_fft": "a job of minutes, whose programs depend on the gates that it finds",
     "typical_fft_prior": "takes nothing",

@@ -4,6 +4,7 @@ import pytest
 from calibrate.validate import built_in_ns, error_summaries, measured_domain, noise_floor, predictions_ns
 from calibrate.workloads import WITHOUT_MODEL, Cell, Grid
 from rlxjax import block_graph_ns, fused_graph_ns, host_path_ns, predict_latency_ns, typical_prior
+from rlxjax.welch._selection import default_selection
 
 GRID = Grid()
 CELLS = GRID.cells()
@@ -18,11 +19,15 @@ def test_noise_floor_of_a_single_round_is_not_a_number():
     assert np.isnan(noise_floor(np.ones((1, 3)))).all()
 
 
+def form(cell):
+    return default_selection(cell.batch, cell.params.n_bins, "cpu")
+
+
 def test_predictions_are_those_of_the_latency_model_cell_by_cell():
     coefficients = typical_prior().median
     some = CELLS[::37]
     one_by_one = [
-        predict_latency_ns(coefficients, str(c.path), c.batch, c.n_fft, c.k, c.n_segments, "maxima")
+        predict_latency_ns(coefficients, str(c.path), c.batch, c.n_fft, c.k, c.n_segments, form(c))
         for c in some
     ]
     np.testing.assert_allclose(predictions_ns(coefficients, some), one_by_one, rtol=1e-12)

@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from rlxjax.welch import _selection
 from rlxjax.welch._selection import (
+    FEW_ROWS,
     MAX_BINS_OF_KEYS,
     SELECTIONS,
     TILE_ROWS,
@@ -189,12 +190,12 @@ def test_the_gradient_of_the_powers_is_one_at_the_peaks_and_none_elsewhere(selec
 
 
 def test_maxima_are_the_default_on_cpus_while_keys_tell_bins_apart():
-    assert [default_selection(bins, "cpu") for bins in (1, MAX_BINS_OF_KEYS, MAX_BINS_OF_KEYS + 1)] == [
+    assert [default_selection(64, bins, "cpu") for bins in (1, MAX_BINS_OF_KEYS, MAX_BINS_OF_KEYS + 1)] == [
         "maxima",
         "maxima",
         "top_k",
     ]
-    assert {default_selection(bins, platform) for bins in (1, 9999) for platform in ("gpu", "tpu")} == {
+    assert {default_selection(64, bins, platform) for bins in (1, 9999) for platform in ("gpu", "tpu")} == {
         "top_k"
     }
 
@@ -205,3 +206,11 @@ def test_the_selection_is_the_same_in_single_and_double_precision_mode(has_x64):
     with jax.enable_x64(has_x64):
         assert_places_are_sorted(power, 9, quick_places_of)
         assert quick_peaks_of(power, 70, "maxima").dtype == np.float32
+
+
+def test_few_rows_take_the_heap():
+    assert [default_selection(rows, 129, "cpu") for rows in (1, FEW_ROWS, FEW_ROWS + 1)] == [
+        "top_k",
+        "top_k",
+        "maxima",
+    ]

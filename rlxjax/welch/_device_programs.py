@@ -80,9 +80,9 @@ def fused_peaks(
         selection: "maxima" or "top_k"; by default the one that is faster on JAX's default platform.
     """
     platform = jax.default_backend()
-    if selection is None:
-        selection = default_selection(params.n_bins, platform)
     batch, rows = signal.shape[0], chunk_rows(params, platform)
+    if selection is None:
+        selection = default_selection(batch, params.n_bins, platform)
     if batch <= rows:
         return _peaks(signal, params, selection)
     n_chunks, rest = divmod(batch, rows)

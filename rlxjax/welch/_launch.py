@@ -61,7 +61,8 @@ def run_path(
     if path is Path.HOST:
         return host_peaks(np.asarray(signal), params)
     platform = jax.default_backend()
-    selection = default_selection(params.n_bins, platform) if selection is None else selection
+    if selection is None:
+        selection = default_selection(padded_batch(signal.shape[0]), params.n_bins, platform)
     launch = _LAUNCH[path](params, model, selection)
     if isinstance(signal, jax.Array) and _is_on_cpu(signal):
         signal = np.asarray(signal)

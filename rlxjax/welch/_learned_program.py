@@ -198,7 +198,7 @@ def learned_peaks(
     run = _run_matrices if program.matrices else _run_butterflies
     power = sum(run(signal[:, start : start + params.n_fft], program) for start in starts)
     if selection is None:
-        selection = default_selection(params.n_bins, jax.default_backend())
+        selection = default_selection(signal.shape[0], params.n_bins, jax.default_backend())
     return _select(jnp.asarray(power), program.bins.indices, params, selection)
 
 

@@ -15,6 +15,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 #: Most bins of a row of which a key still keeps enough bits of the power to tell most apart.
 MAX_BINS_OF_KEYS = 4097
+#: Most rows for which a heap is about as fast as maxima.
+FEW_ROWS = 4
 #: Rows whose keys lie side by side: few enough that turning them on their side stays in the first cache.
 TILE_ROWS = 32
 #: Least width of a block of bins; the widths that XLA's CPU compiler turns into vector code.
@@ -105,14 +107,17 @@ SELECTIONS: Mapping[str, Callable[[Float[Array, "batch bins"], int], Int[Array, 
 )
 
 
-def default_selection(n_bins: int, platform: str) -> str:
-    """Return the form that was measured to be faster: maxima on CPUs while keys tell bins apart, else top_k.
+def default_selection(rows: int, n_bins: int, platform: str) -> str:
+    """Return the form to use where no calibration says: maxima on CPUs while keys tell bins apart.
+
+    Few rows fill no vector: a heap is about as fast then, and compiles in a tenth of the time.
 
     Examples:
-        >>> default_selection(129, "cpu"), default_selection(129, "gpu")
+        >>> default_selection(64, 129, "cpu"), default_selection(1, 129, "cpu")
         ('maxima', 'top_k')
     """
-    return "maxima" if platform == "cpu" and n_bins <= MAX_BINS_OF_KEYS else "top_k"
+    pays = platform == "cpu" and rows > FEW_ROWS and n_bins <= MAX_BINS_OF_KEYS
+    return "maxima" if pays else "top_k"
 
 
 def _ranked_bits(power: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
