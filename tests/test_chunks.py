@@ -156,7 +156,7 @@ def test_a_chunk_is_whole_tiles_and_padding_leaves_it_as_it_is(n_fft, n_segments
 
 @each_path
 @each_worker_count
-@pytest.mark.parametrize("batch", [ROWS, ROWS + 1, 3 * ROWS, 5 * ROWS - 3])
+@pytest.mark.parametrize("batch", [ROWS + 1, 5 * ROWS - 3])
 def test_peaks_do_not_depend_on_chunks_or_threads(path, workers, batch, monkeypatch, small_chunks):
     signal = noise(batch)
     use_workers(monkeypatch, workers)
@@ -297,7 +297,7 @@ def test_a_chunk_runs_the_programs_that_small_batches_have_compiled(path, as_arr
 
 @each_device_path
 @pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray], ids=["NumPy", "JAX"])
-@pytest.mark.parametrize("batch", [1, ROWS, ROWS + 1, 4 * ROWS, 5 * ROWS - 1])
+@pytest.mark.parametrize("batch", [1, 4 * ROWS, 5 * ROWS - 1])
 def test_chunks_in_flight_give_the_same_peaks_where_the_signal_lives(path, as_array, batch):
     signal = as_array(noise(batch))
     launch = _launch._LAUNCH[rx.Path.parse(path)](PARAMS, MODEL, "top_k")

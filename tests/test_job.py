@@ -19,10 +19,10 @@ from rlxjax._calibration_file import read_calibration_file
 from rlxjax._files import sha256_of
 
 GRID = Grid(
-    batches=(1, 8, 32, 64, 256),
+    batches=(1, 2, 3, 4, 64),
     n_ffts=(64, 128, 256),
     ks=(4,),
-    held_out_batches=(32, 256),
+    held_out_batches=(3, 64),
     held_out_n_ffts=(128,),
 )
 LONG_JOB = """
@@ -35,8 +35,8 @@ from rich.console import Console
 from calibrate.job import run
 from calibrate.report import Progress
 from calibrate.workloads import Grid
-grid = Grid(batches=(1, 8, 32, 64, 256), n_ffts=(64, 128, 256), ks=(4,),
-            held_out_batches=(32, 256), held_out_n_ffts=(128,))
+grid = Grid(batches=(1, 2, 3, 4, 64), n_ffts=(64, 128, 256), ks=(4,),
+            held_out_batches=(3, 64), held_out_n_ffts=(128,))
 outcome = run(started_s=started_s, budget_s=120.0, out=Path(sys.argv[1]), resume=False, command="test",
               progress=Progress(Console(file=sys.stderr)), grid=grid)
 print(outcome.notes)

@@ -72,7 +72,7 @@ def test_places_are_a_sort_of_any_powers(power, k):
     assert_places_are_sorted(power, k)
 
 
-@pytest.mark.parametrize("n_bins", [*range(1, 20), *range(31, 36), *range(47, 50), *range(63, 67), 70])
+@pytest.mark.parametrize("n_bins", [1, 2, 3, 4, 15, 16, 17, 32, 33, 65, 70])
 def test_places_are_a_sort_for_every_number_of_bins(n_bins):
     power = kinds_of_rows(21, n_bins)
     k = 1 + (7 * n_bins) % min(n_bins, 9)
@@ -86,7 +86,7 @@ def test_places_are_a_sort_for_one_peak_as_for_all_bins(n_bins):
         assert_places_are_sorted(power, k, quick_places_of)
 
 
-@pytest.mark.parametrize("n_bins", [129, 513, 2049, 4097, 8193])
+@pytest.mark.parametrize("n_bins", [129, 2049, 8193])
 def test_places_are_a_sort_of_many_bins(n_bins):
     for k in (1, 16):
         assert_places_are_sorted(kinds_of_rows(14, n_bins), k)
@@ -119,7 +119,7 @@ ULP = 2.0**-23
         (np.where(np.arange(100) < 4, 9, 1 + np.arange(100) * ULP), 4, False),
     ],
 )
-@pytest.mark.parametrize("n_rows", [1, TILE_ROWS, TILE_ROWS + 1])
+@pytest.mark.parametrize("n_rows", [TILE_ROWS, TILE_ROWS + 1])
 def test_keys_decide_unless_a_bin_left_out_could_outrank_the_last_peak(row, k, falls_back, n_rows):
     rows = np.tile(np.linspace(1, 2, 100), (n_rows, 1)).astype(np.float32)
     rows[n_rows // 2] = row
@@ -127,7 +127,7 @@ def test_keys_decide_unless_a_bin_left_out_could_outrank_the_last_peak(row, k, f
     np.testing.assert_array_equal(places_of(rows, k, "maxima"), sorted_places(rows, k))
 
 
-@pytest.mark.parametrize("n_tied", [1, 3, 4, 5, 6, 7, 8, 40])
+@pytest.mark.parametrize("n_tied", [1, 4, 5, 6, 40])
 @pytest.mark.parametrize("step", [0, ULP])
 def test_a_boundary_of_equal_or_nearly_equal_powers_is_cut_as_by_a_sort(n_tied, step):
     rng = np.random.default_rng(n_tied)
@@ -138,7 +138,7 @@ def test_a_boundary_of_equal_or_nearly_equal_powers_is_cut_as_by_a_sort(n_tied, 
         assert_places_are_sorted(power.astype(np.float32), k)
 
 
-@pytest.mark.parametrize("n_rows", [0, 1, 31, 32, 33, 64, 96])
+@pytest.mark.parametrize("n_rows", [0, 1, 31, 32, 96])
 def test_rows_are_selected_each_on_its_own(n_rows):
     power = kinds_of_rows(n_rows, 33) if n_rows else np.zeros((0, 33), np.float32)
     assert_places_are_sorted(power, 5, quick_places_of)
