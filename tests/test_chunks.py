@@ -337,7 +337,7 @@ def test_a_platform_without_threads_runs_chunks_in_flight(path, small_chunks, mo
 
 
 @pytest.mark.parametrize("selection", ["maxima", "top_k"])
-@pytest.mark.parametrize("batch", [2 * ROWS, 2 * ROWS + 5])
+@pytest.mark.parametrize("batch", [2 * ROWS + 5])
 def test_traced_rows_beyond_a_chunk_have_the_peaks_and_gradient_of_one_chunk(
     selection, batch, small_chunks, monkeypatch
 ):

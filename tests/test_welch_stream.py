@@ -43,7 +43,7 @@ def test_peaks_are_those_of_each_signal_in_order(path, as_array):
     assert_same_peaks(stream(signals, path), signals, path)
 
 
-@pytest.mark.parametrize("selection", ["maxima", "top_k"])
+@pytest.mark.parametrize("selection", ["maxima"])
 @each_path
 def test_signals_beyond_a_chunk_are_those_of_welch_peaks(path, selection, monkeypatch):
     monkeypatch.setattr(_device_programs, "CHUNK_SAMPLES", {"cpu": 1, "other": 1})
