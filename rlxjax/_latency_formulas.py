@@ -117,17 +117,6 @@ def _padded_jvp(primals, tangents):
     return padded_rows(*primals), tangents[0]
 
 
-@jax.custom_jvp
-def ceil(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-    """Return `ceil(x)`. Prevents: the zero slope of a staircase."""
-    return jnp.ceil(x)
-
-
-@ceil.defjvp
-def _ceil_jvp(primals, tangents):
-    return ceil(*primals), tangents[0]
-
-
 def chunk_rows_of(
     n_fft: Float[Array, "*batch"], n_segments: Float[Array, "*batch"]
 ) -> Float[Array, "*batch"]:
