@@ -1,10 +1,11 @@
 """Rows in chunks, chunks on threads: memory follows from the chunk, not from the batch."""
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import jax
@@ -16,7 +17,9 @@ _thread = threading.local()
 
 
 def worker_count() -> int:
-    """Return the processors that this process may use."""
+    """Return the processors that the calling thread may use: one within a chunk."""
+    if hasattr(_thread, "is_worker"):
+        return 1
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -25,7 +28,8 @@ def worker_count() -> int:
 def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int) -> None:
     """Call `run(start, stop)` for chunks that together are all the rows, on as many threads as processors.
 
-    Within a chunk, one after the other: its thread is one of as many already.
+    The caller's thread is one of them; the others stay for later calls, as a new thread begins with no
+    memory of its own. Within a chunk, one after the other: its thread is one of as many already.
 
     Args:
         run: does the work of rows `start` to `stop`; releases the interpreter for most of it.
@@ -41,15 +45,46 @@ def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int
         for start in starts:
             run(start, min(start + chunk_rows, n_rows))
         return
-    run_as_caller = _with_callers_settings(run)
-    with ThreadPoolExecutor(n_workers, "rlxjax", lambda: setattr(_thread, "is_worker", True)) as pool:
-        calls = [pool.submit(run_as_caller, start, min(start + chunk_rows, n_rows)) for start in starts]
+    left = iter(starts)
+    lock = threading.Lock()
+
+    def next_start() -> int | None:
+        with lock:
+            return next(left, None)
+
+    def work() -> None:
+        nonlocal left
+        _thread.is_worker = True
         try:
-            for call in calls:
-                call.result()
+            while (start := next_start()) is not None:
+                run(start, min(start + chunk_rows, n_rows))
         except BaseException:
-            pool.shutdown(cancel_futures=True)
+            left = iter(())
             raise
+        finally:
+            del _thread.is_worker
+
+    work_as_caller = _with_callers_settings(work)
+    others = [_helpers(worker_count() - 1).submit(work_as_caller) for _ in range(n_workers - 1)]
+    try:
+        work()
+    finally:
+        # Those that have not begun, as other callers keep the threads busy, have nothing left to do.
+        begun = [other for other in others if not other.cancel()]
+        wait(begun)
+    for other in begun:
+        other.result()
+
+
+@functools.cache
+def _helpers(count: int) -> ThreadPoolExecutor:
+    """Return so many threads beside the caller's own."""
+    return ThreadPoolExecutor(count, "rlxjax")
+
+
+if hasattr(os, "register_at_fork"):
+    # The threads do not come along.
+    os.register_at_fork(after_in_child=_helpers.cache_clear)
 
 
 @contextlib.contextmanager

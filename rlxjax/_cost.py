@@ -17,7 +17,8 @@ from ._device import (
     without_provenance,
 )
 from ._graph import Graph, Node
-from ._numerics import Exact, Smooth, along, rules_at, times
+from ._numerics import Exact, Smooth, rules_at, times
+from ._one_loop import along
 from ._profile import GraphIoProfile, profile_graph_io
 from ._typing import Count, Nanoseconds, RealLike
 

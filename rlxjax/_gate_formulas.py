@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from ._numerics import Exact, Smooth, along, times
+from ._numerics import Exact, Smooth, times
+from ._one_loop import along
 from ._typing import Nanoseconds, RealLike
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def gate_score_ns(gate: "IoFusionGate", benefit: "FusionBenefit", rules: Exact | Smooth) -> Nanoseconds:
     """Return the gate's score of float counts, with hard or relaxed choices."""
     if isinstance(rules, Exact):
-        return _exact_score_ns(_rates_ns(gate), jnp.asarray(gate.host_thunk_penalty_ns), _counts(benefit))
+        return _exact_margin_ns(*_exact_arguments(gate, benefit), jnp.asarray(0.0))
     penalty_ns = jnp.asarray(gate.host_thunk_penalty_ns)
     # An infinite penalty must meet an exact count: what a relaxation leaves of zero would be infinite.
     is_finite = jnp.isfinite(penalty_ns)
@@ -29,6 +30,11 @@ def gate_score_ns(gate: "IoFusionGate", benefit: "FusionBenefit", rules: Exact |
         + traffic / rules.maximum(gate.memory_bw, 1.0, scale=jnp.abs(traffic) + 1)
         + readback / rules.maximum(_readback_bw(gate), 1.0, scale=jnp.abs(readback) + 1)
     ) - times(added_syncs, penalty_ns)
+
+
+def gate_margin_ns(gate: "IoFusionGate", benefit: "FusionBenefit") -> Nanoseconds:
+    """Return by how much the hard score of float counts exceeds the gate's minimum gain."""
+    return _exact_margin_ns(*_exact_arguments(gate, benefit), jnp.asarray(gate.min_gain_ns))
 
 
 def base_score_ns(gate: "IoFusionGate", benefit: "FusionBenefit") -> Nanoseconds:
@@ -57,33 +63,37 @@ def _counts(benefit: "FusionBenefit") -> list[Nanoseconds]:
     return [jnp.asarray(count) for count in counts]
 
 
+def _exact_arguments(gate: "IoFusionGate", benefit: "FusionBenefit") -> tuple:
+    return _rates_ns(gate), jnp.asarray(gate.host_thunk_penalty_ns), _counts(benefit)
+
+
 def _base_ns(rates_ns: list[Nanoseconds], counts: list[Nanoseconds]) -> Nanoseconds:
     launches, syncs, traffic, readback = map(times, counts, rates_ns)
     return launches + syncs + traffic + readback
 
 
 @jax.custom_jvp
-def _exact_score_ns(
-    rates_ns: list[Nanoseconds], penalty_ns: Nanoseconds, counts: list[Nanoseconds]
+def _exact_margin_ns(
+    rates_ns: list[Nanoseconds], penalty_ns: Nanoseconds, counts: list[Nanoseconds], least_ns: Nanoseconds
 ) -> Nanoseconds:
     """Prevents: a derivative in as many passes over the rows as the formula has operations.
 
-    The score is linear in rates and penalty, so the derivative is one sum of products; transposed, one
-    sum over the rows for each coefficient. The selection stands last so that XLA makes one kernel of it.
+    The score less what is subtracted from it is linear in rates, penalty and that, so the derivative is one
+    sum of products; transposed, sums over the rows, all in one loop.
     """
     base_ns, syncs = _base_ns(rates_ns, counts), counts[1]
-    return jnp.where(syncs < 0, base_ns - times(-syncs, penalty_ns), base_ns)
+    return jnp.where(syncs < 0, base_ns - times(-syncs, penalty_ns), base_ns) - least_ns
 
 
-@functools.partial(_exact_score_ns.defjvp, symbolic_zeros=True)
-def _exact_score_jvp(primals, tangents):
-    rates_ns, penalty_ns, counts = primals
+@functools.partial(_exact_margin_ns.defjvp, symbolic_zeros=True)
+def _exact_margin_jvp(primals, tangents):
+    rates_ns, penalty_ns, counts, _ = primals
     syncs = counts[1]
     slopes_ns = [rates_ns[0], jnp.where(syncs < 0, rates_ns[1] + penalty_ns, rates_ns[1]), *rates_ns[2:]]
     # Where a coefficient is infinite the derivative by its count is 0, as in `times`.
     slopes_ns = [jnp.where(jnp.isfinite(slope), slope, 0.0) for slope in slopes_ns]
     # Of the sync points the negative ones; a minimum with 0 would be written out before the sum.
     added_syncs = 0.5 * (syncs - jnp.abs(syncs))
-    factors = [*counts, added_syncs, *slopes_ns]
-    score_ns = _exact_score_ns(*primals)
-    return score_ns, along(score_ns, factors, [*tangents[0], tangents[1], *tangents[2]])
+    margin_ns = _exact_margin_ns(*primals)
+    factors = [*counts, added_syncs, *slopes_ns, -jnp.ones_like(margin_ns)]
+    return margin_ns, along(margin_ns, factors, [*tangents[0], tangents[1], *tangents[2], tangents[3]])

@@ -7,13 +7,12 @@ offer the same four choices, so that a formula is written once and read with eit
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
+from ._one_loop import along
 from ._typing import RealLike
 
 #: Standard deviation of a logistic distribution of temperature 1.
@@ -131,15 +130,6 @@ def _log_step_jvp(primals, tangents):
     by_temperature = jnp.where(slope > 0, by_temperature, 0.0)
     log_step = _log_step(x, temperature)
     return log_step, along(log_step, (slope, -by_temperature), tangents)
-
-
-def along(value: Array, slopes: Sequence[Array], tangents: Sequence) -> Array:
-    """Return the sum of slopes times tangents, of the value's shape; zeros by structure cost nothing."""
-    total = jnp.zeros_like(value)
-    for slope, tangent in zip(slopes, tangents, strict=True):
-        if not isinstance(tangent, SymbolicZero):
-            total = total + slope * tangent
-    return total
 
 
 def soft_at_least(x: RealLike, threshold: RealLike, temperature: RealLike) -> Array:

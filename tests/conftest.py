@@ -1,9 +1,24 @@
+import gc
 import os
 
 # Commands that run inside the tests' process keep no compiled programs for others.
 os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Tracing makes many objects that live on: looking through them all again and again takes a while.
+gc.set_threshold(50_000, 20, 50)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Keep the tests of a file on one worker: they share programs and fixtures."""
+    if config.getvalue("dist") == "load":  # what -n means unless --dist says otherwise
+        from xdist.scheduler import LoadFileScheduling
+
+        config.option.loadscopereorder = False  # the last files, the modules' examples, are short
+        return LoadFileScheduling(config, log)
+    return None

@@ -33,8 +33,9 @@ def noise(batch, params=PARAMS, seed=0):
     return np.random.default_rng(seed).standard_normal((batch, params.frame_len)).astype(np.float32)
 
 
-def peaks_of(signal, path, params=PARAMS, **given):
-    return rx.welch_peaks(signal, params, path, model=MODEL, **given)
+def peaks_of(signal, path, params=PARAMS, selection="top_k"):
+    """Return the peaks by the form of the selection that compiles sooner."""
+    return rx.welch_peaks(signal, params, path, model=MODEL, selection=selection)
 
 
 def use_workers(monkeypatch, workers):
@@ -78,6 +79,21 @@ def test_as_many_chunks_run_at_a_time_as_there_are_workers(monkeypatch):
     _chunks.for_each_chunk(lambda start, stop: together.wait(), 9, 1)
 
 
+def test_several_callers_at_a_time_share_the_threads(monkeypatch):
+    use_workers(monkeypatch, 3)
+    done = []
+
+    def call():
+        _chunks.for_each_chunk(lambda start, stop: (time.sleep(0.001), done.append(start)), 30, 1)
+
+    callers = [threading.Thread(target=call) for _ in range(6)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert sorted(done) == sorted(6 * list(range(30)))
+
+
 def test_there_is_a_processor():
     assert _chunks.worker_count() >= 1
 
@@ -96,12 +112,13 @@ def test_what_a_chunk_raises_reaches_the_caller_and_later_chunks_are_left_out(wo
         failed.wait(30)
         time.sleep(0.02)
 
+    _chunks.for_each_chunk(lambda start, stop: time.sleep(0.01), 300, 1)
     n_threads = threading.active_count()
     with pytest.raises(type(error)) as caught:
         _chunks.for_each_chunk(run, 300, 1)
     assert caught.value is error
     assert len(begun) < 300
-    assert threading.active_count() == n_threads, "no thread is left behind"
+    assert threading.active_count() == n_threads, "later calls take the same threads"
 
 
 @pytest.mark.parametrize("has_x64", [True, False])
@@ -166,11 +183,12 @@ def test_peaks_do_not_depend_on_chunks_or_threads(path, workers, batch, monkeypa
 
 
 @each_path
-def test_peaks_beyond_a_chunk_are_those_of_one_chunk(path, small_chunks, monkeypatch):
+@pytest.mark.parametrize("selection", ["maxima", "top_k"])
+def test_peaks_beyond_a_chunk_are_those_of_one_chunk(path, selection, small_chunks, monkeypatch):
     signal = noise(4 * ROWS + 5)
-    in_chunks = peaks_of(signal, path)
+    in_chunks = peaks_of(signal, path, selection=selection)
     monkeypatch.undo()
-    together = peaks_of(signal, path)
+    together = peaks_of(signal, path, selection=selection)
     np.testing.assert_array_equal(in_chunks[..., 0], together[..., 0])
     np.testing.assert_allclose(in_chunks, together, rtol=RTOL_OF_OTHER_CHUNKS[path])
 

@@ -1,12 +1,13 @@
 """Batch evaluation is what the separate functions return; gradients are those of plain formulas."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, assert_gradient_is_the_finite_difference
+from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, QUICKLY, assert_gradient_is_the_finite_difference
 from test_gate import GATE, INF, closed_form, table
 from test_gate import rows as rows_of
 
@@ -16,6 +17,7 @@ from rlxjax._one_loop import in_one_loop
 from rlxjax.welch import _evaluation
 
 TEMPERATURE_NS = 1e5
+quickly = functools.partial(jax.jit, compiler_options=QUICKLY)
 both_precisions = pytest.mark.parametrize("x64", [True, False])
 
 
@@ -173,7 +175,7 @@ def test_a_table_of_runs_is_what_the_separate_functions_return(x64, coefficients
 @both_precisions
 def test_a_compiled_table_of_runs_is_an_eager_one_and_a_mapped_one_a_loop(x64):
     with jax.enable_x64(x64):
-        device, *sizes = workloads(200)
+        device, *sizes = workloads()
         arguments = [jnp.asarray(device), *floats(sizes)]
 
         def f(*arguments):
@@ -271,7 +273,7 @@ def test_one_loop_has_the_derivatives_of_the_function():
     rows = jnp.linspace(0.0, 2.0, 9)
     for transform in (jax.grad, jax.jacfwd, jax.hessian):
         ours, plain = (
-            transform(lambda *x, g=g: jnp.sum(jnp.sin(g(*x)["product"])), (0, 1))(3.0, rows)
+            quickly(transform(lambda *x, g=g: jnp.sum(jnp.sin(g(*x)["product"])), (0, 1)))(3.0, rows)
             for g in (in_one_loop(f), f)
         )
         for got, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
@@ -332,13 +334,39 @@ def test_the_gradient_of_a_loss_is_that_of_the_plain_formula(x64, per_row):
         gate, benefit = floats(table(200))
         gate = gate if per_row else jax.tree.map(lambda leaf: leaf[3], gate)
         ours, plain = (
-            jax.value_and_grad(lambda *x, score=score: loss_of(score, *x), (0, 1))(gate, benefit)
+            jax.jit(jax.value_and_grad(lambda *x, score=score: loss_of(score, *x), (0, 1)))(gate, benefit)
             for score in (rx.IoFusionGate.score_ns, plain_score_ns)
         )
         for got, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
             scale = np.max(np.abs(expected))
             rtol = FLOAT64_RTOL if x64 else FLOAT32_RTOL
             np.testing.assert_allclose(got, expected, rtol=10 * rtol, atol=rtol * scale)
+
+
+@both_precisions
+@pytest.mark.parametrize("rows", [1, 2 * 8 * 2048, 40_003])
+def test_a_long_table_is_summed_in_blocks_to_the_same_gradient(x64, rows):
+    with jax.enable_x64(x64):
+        gate, benefit = floats(table(200))
+        gate = jax.tree.map(lambda leaf: leaf[3], gate)
+        benefit = jax.tree.map(lambda leaf: jnp.resize(leaf, (rows,)), benefit)
+        ours, plain = (
+            jax.jit(jax.grad(lambda gate, score=score: loss_of(score, gate, benefit)))(gate)
+            for score in (rx.IoFusionGate.score_ns, plain_score_ns)
+        )
+        for got, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-10 if x64 else 1e-4, atol=1e-300)
+
+
+def test_a_gradient_of_many_gates_is_a_loop_over_them():
+    gates, benefit = floats(table(20))
+    gates = jax.tree.map(lambda leaf: leaf[:4], gates)
+    for gradient in (jax.grad, jax.hessian):
+        f = gradient(lambda gate: loss_of(rx.IoFusionGate.score_ns, gate, benefit))
+        mapped, loop = jax.vmap(f)(gates), [f(gate) for gate in rows_of(gates)]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *loop)
+        for got, expected in zip(jax.tree.leaves(mapped), jax.tree.leaves(stacked), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-300)
 
 
 def test_reverse_forward_and_second_derivatives_agree():
@@ -348,12 +376,13 @@ def test_reverse_forward_and_second_derivatives_agree():
     def f(gate):
         return loss_of(rx.IoFusionGate.score_ns, gate, benefit)
 
-    forward, reverse = jax.jacfwd(f)(gate), jax.grad(f)(gate)
+    forward, reverse = quickly(jax.jacfwd(f))(gate), quickly(jax.grad(f))(gate)
     for got, expected in zip(jax.tree.leaves(forward), jax.tree.leaves(reverse), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-10)
-    plain = jax.hessian(lambda gate: loss_of(plain_score_ns, gate, benefit))(gate)
+    plain = quickly(jax.hessian(lambda gate: loss_of(plain_score_ns, gate, benefit)))(gate)
     for hessian in (jax.hessian(f), jax.jacrev(jax.grad(f))):
-        for got, expected in zip(jax.tree.leaves(hessian(gate)), jax.tree.leaves(plain), strict=True):
+        second = quickly(hessian)(gate)
+        for got, expected in zip(jax.tree.leaves(second), jax.tree.leaves(plain), strict=True):
             np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-300)
 
 
@@ -404,9 +433,9 @@ def test_a_mixed_table_has_the_gradient_of_its_rows():
         costs = rx.estimate_welch_peaks_costs(device, *sizes, coefficients=set_)
         return jnp.sum(jnp.log1p(jnp.where(jnp.isfinite(costs.stack()), costs.stack(), 0.0)))
 
-    table_gradient = jax.grad(loss)(set_, jnp.asarray(device), *floats(sizes))
+    gradient = quickly(jax.grad(loss))
+    table_gradient = gradient(set_, jnp.asarray(device), *floats(sizes))
     total = jax.tree.map(jnp.zeros_like, set_)
-    gradient = jax.jit(jax.grad(loss))
     for code, *row in rows_of((device, *sizes)):
         total = jax.tree.map(jnp.add, total, gradient(set_, code, *map(float, row)))
     for got, expected in zip(jax.tree.leaves(table_gradient), jax.tree.leaves(total), strict=True):

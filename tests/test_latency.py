@@ -1,13 +1,14 @@
 """The calibrated latency model: its terms, derivatives, laws and errors."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, GRADIENT_RTOL, GRADIENT_STEP
+from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, GRADIENT_RTOL, GRADIENT_STEP, QUICKLY
 
 import rlxjax as rx
 from rlxjax import _latency, _latency_formulas
@@ -97,19 +98,30 @@ def test_the_selection_is_the_cheaper_one_unless_it_is_given(path):
         rx.predict_latency_ns(MEDIAN, path, 1, 64, 1, 1, "heap")
 
 
+DIRECTIONS = np.eye(len(COEFFICIENT_NAMES))
+
+
+@functools.partial(jax.jit, compiler_options=QUICKLY)
+@functools.partial(jax.vmap, in_axes=(None, 0, None))
+def log_predictions_and_slopes(machine, direction, workloads):
+    """Return how the log of predictions changes along each direction of logs, and differences of that."""
+
+    def log_prediction(step):
+        logs = jnp.stack([jnp.log(getattr(machine, name)) for name in COEFFICIENT_NAMES]) + step * direction
+        changed = rx.LatencyCoefficients(**dict(zip(COEFFICIENT_NAMES, jnp.exp(logs), strict=True)))
+        return jnp.log(predict(changed, workloads, SELECTION))
+
+    _, slope = jax.jvp(log_prediction, (0.0,), (1.0,))
+    difference = log_prediction(GRADIENT_STEP) - log_prediction(-GRADIENT_STEP)
+    return slope, difference / (2 * GRADIENT_STEP)
+
+
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", COEFFICIENT_NAMES)
-def test_gradient_equals_finite_differences_of_every_coefficient(name, seed):
-    machine, step = coefficients(seed), GRADIENT_STEP
-
-    def log_prediction(log_change):
-        changed = getattr(machine, name) * jnp.exp(log_change)
-        return jnp.log(predict(dataclasses.replace(machine, **{name: changed}), selection=SELECTION))
-
-    _, gradient = jax.jvp(log_prediction, (0.0,), (1.0,))
-    difference = (log_prediction(step) - log_prediction(-step)) / (2 * step)
-    assert np.any(np.abs(gradient) > 1e-6)
-    np.testing.assert_allclose(gradient, difference, rtol=GRADIENT_RTOL, atol=1e-9)
+def test_gradient_equals_finite_differences_of_every_coefficient(seed):
+    slopes, differences = log_predictions_and_slopes(coefficients(seed), DIRECTIONS, WORKLOADS)
+    for name, slope, difference in zip(COEFFICIENT_NAMES, slopes, differences, strict=True):
+        assert np.any(np.abs(slope) > 1e-6), name
+        np.testing.assert_allclose(slope, difference, rtol=GRADIENT_RTOL, atol=1e-9, err_msg=name)
 
 
 def test_reverse_gradient_over_the_whole_set_equals_forward():
@@ -117,7 +129,8 @@ def test_reverse_gradient_over_the_whole_set_equals_forward():
         return jnp.mean(jnp.log(predict(machine)))
 
     machine = coefficients(0)
-    forward, reverse = jax.jacfwd(mean_log)(machine), jax.grad(mean_log)(machine)
+    both = jax.jit(lambda m: (jax.jacfwd(mean_log)(m), jax.grad(mean_log)(m)), compiler_options=QUICKLY)
+    forward, reverse = both(machine)
     assert all(np.isfinite(leaf) for leaf in jax.tree.leaves(reverse))
     np.testing.assert_allclose(jax.tree.leaves(reverse), jax.tree.leaves(forward), rtol=1e-9)
 
@@ -210,14 +223,18 @@ def test_padding_in_the_model_is_that_of_the_run(first, dtype):
     np.testing.assert_array_equal(_latency_formulas.padded_rows(jnp.asarray(batch, dtype)), expected)
 
 
+device_rows = jax.jit(_latency_formulas.device_rows)
+
+
 @pytest.mark.parametrize("n_segments", [1, 2, 8])
 @pytest.mark.parametrize("n_fft", [64, 256, 4096])
 def test_rows_in_the_model_are_those_of_the_run(n_fft, n_segments):
     chunk = chunk_rows(rx.WelchPeakParams(n_fft, n_segments, 1), "cpu")
     assert _latency_formulas.chunk_rows_of(float(n_fft), float(n_segments)) == chunk
-    batch = np.arange(1, 3 * chunk + 2, max(1, chunk // 97))
+    # As many batches of every chunk, so that one program serves all.
+    batch = np.unique(np.linspace(1, 3 * chunk + 1, 97).astype(int))
     run = np.array([size // chunk * chunk + rx.padded_batch(int(size % chunk)) for size in batch])
-    found = _latency_formulas.device_rows(jnp.asarray(batch, float), float(chunk))
+    found = device_rows(jnp.asarray(batch, float), float(chunk))
     np.testing.assert_array_equal(found[batch <= chunk], run[batch <= chunk])
     assert np.all((batch <= found) & (found <= run))
 

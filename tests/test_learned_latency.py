@@ -87,6 +87,12 @@ def test_the_prediction_grows_with_every_size(name, seed):
     assert np.all(steps > 0)
 
 
+def cost_ns(t, batch, n_fft):
+    return learned_terms_ns(
+        t["own"], t["shared"], t["flop"], t["live_bins"], batch, n_fft, t["k"], t["n_segments"]
+    ).total_ns()
+
+
 @each_seed
 def test_the_gradient_is_the_finite_difference(seed):
     own, shared = machine(seed)
@@ -96,14 +102,9 @@ def test_the_gradient_is_the_finite_difference(seed):
     flop, live_bins, batch, n_fft, _, _ = runs
     smooth = {"flop": np.maximum(flop, 100.0), "live_bins": np.clip(live_bins, 1, n_fft / 4)}
 
-    def cost(t):
-        return learned_terms_ns(
-            t["own"], t["shared"], t["flop"], t["live_bins"], batch, n_fft, t["k"], t["n_segments"]
-        ).total_ns()
-
     # Whole numbers of segments give chunks of exactly a batch, where two branches meet.
     tree = {"own": own, "shared": shared, **smooth, "k": np.full(rows, 3.0), "n_segments": runs[5] + 0.25}
-    assert_gradient_is_the_finite_difference(jax.jit(cost), tree)
+    assert_gradient_is_the_finite_difference(cost_ns, tree, batch, n_fft)
     slope = jax.grad(lambda b: predict((OWN, SHARED), (SIZES | {"batch": b}).values()))(9.0)
     assert slope > 0, "no staircase"
 

@@ -85,7 +85,7 @@ def assert_peaks_of(power, peaks, params):
 @each_form
 def test_peaks_are_those_of_the_hard_network(form, seed, gates_on, unmasked, k):
     params = dataclasses.replace(PARAMS, k=k)
-    model, signal = random_model(16, seed, gates_on, unmasked), noise(6, params, seed)
+    model, signal = random_model(16, seed, gates_on, unmasked), noise(4, params, seed)
     peaks = peaks_of(signal, learned_program(model, params, form), params)
     assert_peaks_of(power_of(model, signal, params), peaks, params)
 
@@ -94,7 +94,7 @@ def test_peaks_are_those_of_the_hard_network(form, seed, gates_on, unmasked, k):
 @pytest.mark.parametrize(("n_fft", "n_segments", "k"), [(2, 1, 3), (64, 3, 16), (256, 2, 16)])
 def test_the_dense_program_gives_the_exact_peaks(form, n_fft, n_segments, k):
     params = WelchPeakParams(n_fft, n_segments, k)
-    model, signal = LearnedFft.exact(n_fft), noise(5, params)
+    model, signal = LearnedFft.exact(n_fft), noise(4, params)
     peaks = peaks_of(signal, learned_program(model, params, form), params)
     assert_peaks_of(power_of(model, signal, params), peaks, params)
     assert_peaks_of(power_of(model, signal, params), exact_peaks_of(signal, params), params)
@@ -124,7 +124,7 @@ def test_masked_bins_have_power_0_and_rank_above_nan(form):
     np.testing.assert_array_equal(peaks, expected)
 
 
-def flops(model, params, form, batch=32):
+def flops(model, params, form, batch=4):
     program = learned_program(model, params, form)
     signal = jax.ShapeDtypeStruct((batch, params.frame_len), jnp.float32)
     return peaks_of.lower(signal, program, params).compile().cost_analysis()["flops"]

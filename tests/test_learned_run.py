@@ -43,8 +43,10 @@ def test_the_sparse_model_is_one_that_the_reference_would_use():
 
 
 @each_array
-@pytest.mark.parametrize("name", ["learned", "LEARNED", "learned_compiled", "Learned-Compiled"])
-@pytest.mark.parametrize("batch", [0, 1, 2, 9, 33])
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    [("learned", 0), ("LEARNED", 1), ("learned_compiled", 2), ("Learned-Compiled", 3), ("learned", 33)],
+)
 def test_the_run_is_that_of_the_program(name, batch, as_array):
     signal = as_array(noise(batch))
     peaks = rx.welch_peaks(signal, FAST, name, model=SPARSE)
@@ -59,11 +61,11 @@ def test_the_run_is_that_of_the_program(name, batch, as_array):
 @pytest.mark.parametrize(("n_segments", "k"), [(1, 33), (2, 1), (8, 40)])
 def test_segments_and_k_beyond_the_bins_are_those_of_the_parameters(k, n_segments, as_array):
     params = rx.WelchPeakParams(N_FFT, n_segments, k)
-    signal = noise(5, params)
+    signal = noise(4, params)
     peaks = np.asarray(rx.welch_peaks(as_array(signal), params, "learned", model=SPARSE))
     expected = np.asarray(compiled_peaks(signal, learned_program(SPARSE, params), params))
     live = SPARSE.mask.sum()
-    assert peaks.shape == (5, k, 2)
+    assert peaks.shape == (4, k, 2)
     np.testing.assert_array_equal(peaks[..., 0], expected[..., 0])
     np.testing.assert_allclose(peaks[..., 1], expected[..., 1], rtol=FLOAT32_RTOL)
     np.testing.assert_array_equal(peaks[:, int(live) :, 1], 0)
@@ -94,7 +96,7 @@ def test_any_real_signal_counts_as_its_float32_prefix(dtype, as_array):
 @pytest.mark.parametrize(("n_fft", "n_segments"), [(2, 1), (64, 2), (64, 8), (1024, 2)])
 def test_the_exact_model_has_the_accuracy_of_the_fused_path(n_fft, n_segments):
     params = rx.WelchPeakParams(n_fft, n_segments, k=min(16, n_fft // 2 + 1))
-    signal = noise(5, params)
+    signal = noise(4, params)
     window = 0.5 * (1 - np.cos(2 * np.pi * np.arange(n_fft) / (n_fft - 1)))
     starts = range(0, n_segments * params.hop, params.hop)
     segments = np.stack([signal[:, start : start + n_fft].astype(float) for start in starts], 1)
@@ -127,10 +129,10 @@ def test_jit_and_vmap_equal_eager_and_gradients_are_finite():
     for transformed in (jax.jit(run)(signal), jax.vmap(run)(signal)[:, 0]):
         np.testing.assert_array_equal(transformed[..., 0], eager[..., 0])
         np.testing.assert_allclose(transformed[..., 1], eager[..., 1], rtol=FLOAT32_RTOL)
-    for rows in (signal, jnp.zeros_like(signal)):
-        gradient = jax.grad(lambda x: run(x)[..., 1].sum())(rows)
-        assert np.all(np.isfinite(gradient))
-    assert np.any(jax.grad(lambda x: run(x)[..., 1].sum())(signal) != 0)
+    gradient = jax.jit(jax.grad(lambda x: run(x)[..., 1].sum()))
+    assert np.all(np.isfinite(gradient(jnp.zeros_like(signal))))
+    assert np.all(np.isfinite(gradient(signal)))
+    assert np.any(gradient(signal) != 0)
 
 
 @pytest.mark.parametrize("leaves", [np.asarray, jnp.asarray], ids=["NumPy leaves", "JAX leaves"])

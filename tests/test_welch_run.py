@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import scipy.signal
 from _tolerances import FLOAT32_RTOL
+from _welch_reference import assert_peaks_of, noise, reference_power
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import rlxjax as rx
 from rlxjax.welch import _coefficients, _host, _launch, _run, _selection
-from rlxjax.welch._device_programs import mean_power
 from rlxjax.welch._host import CHUNK_SAMPLES
 
 PATHS = ("host", "fused", "block")
@@ -28,38 +28,9 @@ FAST = rx.WelchPeakParams.fast(n_fft=64, k=5)
 each_path = pytest.mark.parametrize("path", PATHS)
 
 
-def noise(batch, params, seed=0):
-    return np.random.default_rng(seed).standard_normal((batch, params.frame_len)).astype(np.float32)
-
-
-def reference_power(signal, params):
-    """Return the mean one-sided power `[batch, n_bins]` in float64."""
-    window = 0.5 * (1 - np.cos(2 * np.pi * np.arange(params.n_fft) / (params.n_fft - 1)))
-    starts = np.arange(params.n_segments) * params.hop
-    segments = np.stack([signal[:, s : s + params.n_fft] for s in starts], 1).astype(np.float64)
-    power = np.abs(np.fft.rfft(segments * window)) ** 2
-    power[..., 1:-1] *= 2
-    return power.mean(1)
-
-
-def assert_peaks_of(power, peaks, params):
-    k = min(params.k, params.n_bins)
-    assert peaks.shape == (len(power), params.k, 2)
-    assert peaks.dtype == np.float32
-    np.testing.assert_array_equal(peaks[:, k:], 0.0)
-    bins, powers = peaks[:, :k, 0].astype(int), peaks[:, :k, 1]
-    assert all(len(set(row)) == k for row in bins)
-    tolerance = FLOAT32_RTOL * power.max(1, keepdims=True)
-    true = np.take_along_axis(power, bins, 1)
-    best = -np.sort(-power, axis=1)[:, :k]
-    assert np.all(np.abs(powers - true) <= tolerance)
-    assert np.all(np.abs(true - best) <= tolerance), "other bins than those of the largest powers"
-    assert np.all(np.diff(powers) <= 0)
-
-
 @each_path
 @pytest.mark.parametrize("n_segments", [1, 2, 8])
-@pytest.mark.parametrize("n_fft", [2, 4, 6, 30, 256, 1000, 4096])
+@pytest.mark.parametrize("n_fft", [2, 6, 30, 256, 4096])
 def test_peaks_of_noise_are_those_of_float64(path, n_fft, n_segments):
     params = rx.WelchPeakParams(n_fft, n_segments, k=16)
     signal = noise(3, params)
@@ -89,9 +60,7 @@ def test_powers_are_those_of_scipy(path, n_segments):
 
 
 @each_path
-@pytest.mark.parametrize(
-    ("batch", "n_fft"), [(1, 64), (7, 64), (33, 64), (2 * CHUNK_SAMPLES // 8192 + 1, 1024)]
-)
+@pytest.mark.parametrize(("batch", "n_fft"), [(1, 64), (7, 64), (2 * CHUNK_SAMPLES // 8192 + 1, 1024)])
 def test_peaks_of_any_batch_and_of_rows_beyond_a_chunk_are_those_of_float64(path, batch, n_fft):
     params = rx.WelchPeakParams.reference(n_fft, k=4)
     signal = noise(batch, params)
@@ -173,7 +142,7 @@ def test_paths_select_the_same_bins_of_the_same_spectrum(spectrum, k):
 def test_peaks_are_the_same_however_they_are_selected(path, as_array):
     signal = noise(9, FAST)
     signal[2], signal[3, 40], signal[4] = 0, np.nan, np.eye(1, FAST.frame_len, 32)
-    for k in (1, 5, 40):
+    for k in (5, 40):
         params = dataclasses.replace(FAST, k=k)
         run = functools.partial(rx.welch_peaks, params=params, strategy=path, model=rx.LearnedFft.exact(64))
         maxima, top_k, default = (run(as_array(signal), selection=form) for form in ("maxima", "top_k", None))
@@ -193,45 +162,6 @@ def test_an_unknown_selection_is_refused_in_one_sentence(selection, strategy, tr
     assert "\n" not in str(caught.value)
 
 
-mean_power_of = jax.jit(mean_power, static_argnames="params")
-
-
-@pytest.mark.parametrize("n_segments", range(1, 9))
-@pytest.mark.parametrize("n_fft", [2, 4, 6, 16, 30, 250, 4096])
-def test_the_mean_power_of_packed_segments_is_that_of_float64(n_fft, n_segments):
-    params = rx.WelchPeakParams(n_fft, n_segments, 1)
-    signal = noise(4, params)
-    power = reference_power(signal, params)
-    error = np.abs(mean_power_of(signal, params) - power)
-    assert np.all(error <= FLOAT32_RTOL * power.max(1, keepdims=True))
-
-
-@pytest.mark.parametrize("n_segments", [2, 3, 4])
-@pytest.mark.parametrize("loud", [0, 1, 2, 3])
-@pytest.mark.parametrize("factor", [1e-12, 1e-4, 1e4, 1e12])
-def test_a_loud_or_quiet_segment_has_its_share_of_the_mean_power(factor, loud, n_segments):
-    params = rx.WelchPeakParams(64, n_segments, 1)
-    signal = noise(3, params)
-    signal[:, loud * params.hop : loud * params.hop + 64] *= factor
-    power = reference_power(signal, params)
-    error = np.abs(mean_power_of(signal, params) - power)
-    assert np.all(error <= FLOAT32_RTOL * power.max(1, keepdims=True))
-
-
-@pytest.mark.parametrize("n_segments", [1, 2, 3])
-def test_the_mean_power_overflows_no_sooner_than_the_sum_over_segments(n_segments):
-    params = rx.WelchPeakParams(64, n_segments, 1)
-    shape = np.cos(2 * np.pi * 10 * np.arange(params.frame_len) / 64)[None].astype(np.float32)
-    per_square = reference_power(shape, params).max()
-    highest = np.finfo(np.float32).max
-    largest_sum = 0.999 * highest / max(1, n_segments / 2)
-    signal = shape * np.float32(np.sqrt(largest_sum / per_square))
-    power = mean_power_of(signal, params)
-    assert np.all(np.isfinite(power))
-    np.testing.assert_allclose(power.max(), largest_sum, rtol=1e-4)
-    assert np.isinf(mean_power_of(signal * np.float32(1.1 * np.sqrt(max(1, n_segments / 2))), params)[0, 10])
-
-
 @each_path
 @pytest.mark.parametrize("n_segments", [1, 2, 3, 8])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -249,20 +179,6 @@ def test_a_sample_that_is_not_finite_leaves_no_finite_power_in_its_row_and_other
     if np.isnan(bad):
         assert np.all(np.isnan(peaks[:-1, :, 1]))
         np.testing.assert_array_equal(peaks[:-1, :, 0], np.tile(np.arange(33), (params.frame_len, 1)))
-
-
-@pytest.mark.parametrize("selection", ["maxima", "top_k"])
-@pytest.mark.parametrize("n_segments", [1, 3])
-def test_the_gradient_is_the_same_however_peaks_are_selected(selection, n_segments):
-    params = rx.WelchPeakParams(32, n_segments, k=3)
-    signal, direction = noise(2, params), noise(2, params, seed=1)
-    total = jax.jit(lambda x: jnp.sum(rx.welch_peaks(x, params, selection=selection)[..., 1]))
-    # A quadratic form while the bins stay, so a central difference is exact up to rounding.
-    power = [reference_power(signal + sign * 2.0**-10 * direction.astype(float), params) for sign in (1, -1)]
-    largest = np.argsort(-reference_power(signal, params), axis=1)[:, :3]
-    ends = [np.take_along_axis(each, largest, 1).sum() for each in power]
-    slope = jnp.sum(jax.grad(total)(jnp.asarray(signal)) * direction)
-    np.testing.assert_allclose(slope, (ends[0] - ends[1]) * 2.0**9, rtol=10 * FLOAT32_RTOL)
 
 
 def signal_like(kind):
@@ -321,26 +237,6 @@ def test_a_constant_signal_inside_jit_has_its_peaks(strategy):
     np.testing.assert_allclose(inside, rx.welch_peaks(signal, FAST, "fused"), rtol=FLOAT32_RTOL)
 
 
-@pytest.mark.parametrize("n_segments", [1, 2])
-def test_gradient_of_powers_is_that_of_float64_finite_differences(n_segments):
-    params = rx.WelchPeakParams(32, n_segments, k=2)
-    time = np.arange(params.frame_len) / 32
-    signal = 2 * np.cos(2 * np.pi * 5 * time) + np.cos(2 * np.pi * 11 * time)
-
-    def two_powers(rows):
-        return np.sort(reference_power(rows, params))[:, -2:].sum(1)
-
-    steps = 1e-4 * np.eye(params.frame_len)
-    expected = (two_powers(signal + steps) - two_powers(signal - steps)) / 2e-4
-    gradient = jax.grad(lambda x: rx.welch_peaks(x, params)[..., 1].sum())(jnp.asarray(signal))
-    np.testing.assert_allclose(gradient, expected, rtol=0, atol=FLOAT32_RTOL * np.abs(expected).max())
-
-
-def test_gradient_at_silence_is_zero():
-    gradient = jax.grad(lambda x: rx.welch_peaks(x, FAST)[..., 1].sum())(jnp.zeros((2, FAST.frame_len)))
-    np.testing.assert_array_equal(gradient, 0)
-
-
 @pytest.mark.parametrize(
     ("strategy", "reason"),
     [("host", "NumPy"), ("ultra", "NumPy"), ("2seg", "NumPy"), ("block", "spectrum")],
@@ -373,32 +269,6 @@ def test_an_unknown_strategy_is_refused_with_the_known_ones():
         rx.welch_peaks(noise(1, FAST), 256)
 
 
-ALIASES = {
-    "auto": ("auto", "", " AUTO "),
-    "ultra": ("ultra", "ultra_fast", "Ultra-Fast", "ultra_fast_rustfft", "1seg"),
-    "fast": ("fast", "streaming", "fast_streaming", "FAST-streaming_rustfft", "rustfft", "2SEG"),
-    "rlx": ("rlx", "rlx_compiled", "RLX-compiled", "compiled", "gpu", "fused"),
-    "learned": ("learned", "learned_compiled", "Learned-Compiled"),
-}
-
-
-@pytest.mark.parametrize(("meaning", "name"), [(m, name) for m, names in ALIASES.items() for name in names])
-def test_every_alias_is_parsed_and_runs_with_the_segments_of_the_parameters(meaning, name):
-    assert rx.parse_welch_peaks_strategy(name) == meaning
-    signal = noise(3, FAST)
-    if meaning == "learned":
-        with pytest.raises(ValueError, match="model"):
-            rx.welch_peaks(signal, FAST, name)
-    else:
-        assert_peaks_of(reference_power(signal, FAST), rx.welch_peaks(signal, FAST, name), FAST)
-
-
-@pytest.mark.parametrize("name", ["host", "block", "fastest", "1 seg", "ultra fast"])
-def test_the_parser_refuses_other_names(name):
-    with pytest.raises(ValueError, match=f"expected one of auto, ultra.*got '{name}'"):
-        rx.parse_welch_peaks_strategy(name)
-
-
 @pytest.mark.parametrize("n_fft", [64, 4096])
 @pytest.mark.parametrize("batch", [1, 100, 20_000])
 def test_auto_and_rlx_run_the_path_of_least_built_in_cost(batch, n_fft):
@@ -412,38 +282,6 @@ def test_auto_and_rlx_run_the_path_of_least_built_in_cost(batch, n_fft):
     assert _run._choose_path("auto", batch, params, None, None, False) is min(costs, key=costs.get)
     del costs[rx.Path.HOST]
     assert _run._choose_path("rlx", batch, params, None, None, False) is min(costs, key=costs.get)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ((255, 2, 4), "n_fft: expected an even number, got 255"),
-        ((0, 2, 4), "n_fft: expected an integer of at least 2, got 0"),
-        ((64, 0, 4), "n_segments: expected an integer of at least 1, got 0"),
-        ((64, 2, 0), "k: expected an integer of at least 1, got 0"),
-        ((64, 2, 1.5), "k: expected an integer, got 1.5"),
-    ],
-)
-def test_parameters_of_no_run_are_refused(sizes, message):
-    with pytest.raises(ValueError, match=message):
-        rx.WelchPeakParams(*sizes)
-
-
-def test_bins_divide_the_sample_rate():
-    frequencies = FAST.bin_frequencies_hz(np.arange(FAST.n_bins), 48_000.0)
-    np.testing.assert_allclose(frequencies, np.fft.rfftfreq(FAST.n_fft, 1 / 48_000.0), rtol=1e-15)
-
-
-def test_padded_batches_are_monotone_and_at_most_four_an_octave():
-    padded = np.array([rx.padded_batch(batch) for batch in range(5001)])
-    batches = np.arange(5001)
-    assert np.all(padded >= batches)
-    assert np.all(padded <= 1.25 * batches)
-    assert np.all(np.diff(padded) >= 0)
-    assert all(rx.padded_batch(int(size)) == size for size in padded)
-    for octave in 2 ** np.arange(12):
-        assert len({size for size in padded if octave < size <= 2 * octave}) <= 4
-    assert rx.padded_batch(np.int64(9)) == rx.padded_batch(9)
 
 
 @pytest.mark.parametrize(("path", "program"), [("fused", "_fused_program"), ("block", "_spectrum_program")])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _tolerances import QUICKLY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -25,7 +26,6 @@ from rlxjax.welch._selection import (
 each_selection = pytest.mark.parametrize("selection", SELECTIONS)
 places_of = jax.jit(top_bins, static_argnames=("k", "selection"))
 #: Compiled in less time, for tests of many shapes.
-QUICKLY = {"xla_backend_optimization_level": 0}
 quick_places_of = jax.jit(top_bins, static_argnames=("k", "selection"), compiler_options=QUICKLY)
 quick_peaks_of = jax.jit(selected_peaks, static_argnames=("k", "selection"), compiler_options=QUICKLY)
 
@@ -72,7 +72,7 @@ def test_places_are_a_sort_of_any_powers(power, k):
     assert_places_are_sorted(power, k)
 
 
-@pytest.mark.parametrize("n_bins", [1, 2, 3, 4, 15, 16, 17, 32, 33, 65, 70])
+@pytest.mark.parametrize("n_bins", [1, 2, 3, 16, 17, 32, 33, 70])
 def test_places_are_a_sort_for_every_number_of_bins(n_bins):
     power = kinds_of_rows(21, n_bins)
     k = 1 + (7 * n_bins) % min(n_bins, 9)
@@ -92,7 +92,7 @@ def test_places_are_a_sort_of_many_bins(n_bins):
         assert_places_are_sorted(kinds_of_rows(14, n_bins), k)
 
 
-@functools.partial(jax.jit, static_argnames="k")
+@functools.partial(jax.jit, static_argnames="k", compiler_options=QUICKLY)
 def maxima_alone(power, k):
     """Return the places of `by_maxima`, -1 where it leaves them to `by_top_k`."""
     with pytest.MonkeyPatch.context() as patch:
@@ -124,7 +124,7 @@ def test_keys_decide_unless_a_bin_left_out_could_outrank_the_last_peak(row, k, f
     rows = np.tile(np.linspace(1, 2, 100), (n_rows, 1)).astype(np.float32)
     rows[n_rows // 2] = row
     np.testing.assert_array_equal(maxima_alone(rows, k), -1 if falls_back else sorted_places(rows, k))
-    np.testing.assert_array_equal(places_of(rows, k, "maxima"), sorted_places(rows, k))
+    np.testing.assert_array_equal(quick_places_of(rows, k, "maxima"), sorted_places(rows, k))
 
 
 @pytest.mark.parametrize("n_tied", [1, 4, 5, 6, 40])

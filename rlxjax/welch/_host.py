@@ -1,16 +1,25 @@
 """The host path: NumPy only, no device involved."""
 
 import functools
+import math
+import threading
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlxjax._chunks import for_each_chunk
+from rlxjax._chunks import for_each_chunk, worker_count
 
 from ._params import WelchPeakParams
 
-#: Samples that one chunk of rows transforms at a time, so that its arrays stay in a core's cache.
-CHUNK_SAMPLES = 2**17
+#: Most samples that one chunk of rows transforms at a time, so that its arrays stay in a core's cache.
+CHUNK_SAMPLES = 2**18
+#: Fewer samples are not worth another thread.
+LEAST_CHUNK_SAMPLES = 2**17
+#: Smaller arrays are quick to get anew; larger ones, of rows longer than a chunk, are not kept.
+LEAST_SCRATCH_SIZE, MOST_SCRATCH_SIZE = 2**12, 4 * CHUNK_SAMPLES
+
+#: Arrays that each thread keeps, by role.
+_thread = threading.local()
 
 
 @functools.cache
@@ -40,9 +49,11 @@ def one_sided_weights(params: WelchPeakParams) -> np.ndarray:
     return weights
 
 
-def host_chunk_rows(params: WelchPeakParams) -> int:
-    """Return the rows of a chunk on the host."""
-    return max(1, CHUNK_SAMPLES // (params.n_segments * params.n_fft))
+def host_chunk_rows(params: WelchPeakParams, batch: int) -> int:
+    """Return the rows of a chunk on the host: those of one processor, but neither too few nor too many."""
+    row_samples = params.n_segments * params.n_fft
+    least, most = (max(1, samples // row_samples) for samples in (LEAST_CHUNK_SAMPLES, CHUNK_SAMPLES))
+    return min(max(-(-batch // worker_count()), least), most)
 
 
 def host_peaks(signal: np.ndarray, params: WelchPeakParams) -> np.ndarray:
@@ -61,11 +72,13 @@ def host_peaks(signal: np.ndarray, params: WelchPeakParams) -> np.ndarray:
     def run(start: int, stop: int) -> None:
         with np.errstate(all="ignore"):  # as on a device: inf and NaN are results
             rows = signal[start:stop, : params.frame_len].astype(np.float32, copy=False)
-            segments = np.lib.stride_tricks.sliding_window_view(rows, params.n_fft, axis=1)
-            spectrum = np.fft.rfft(segments[:, :: params.hop] * window)
+            segments = _segments(rows, params)
+            windowed = np.multiply(segments, window, out=_scratch("windowed", segments.shape, np.float32))
+            shape = (*segments.shape[:-1], params.n_bins)
+            spectrum = np.fft.rfft(windowed, out=_scratch("spectrum", shape, np.complex64))
             select_peaks(mean_power(spectrum, params), params, out=peaks[start:stop])
 
-    for_each_chunk(run, signal.shape[0], host_chunk_rows(params))
+    for_each_chunk(run, len(signal), host_chunk_rows(params, len(signal)))
     return peaks
 
 
@@ -76,16 +89,22 @@ def spectrum_peaks(spectrum: NDArray[np.complexfloating], params: WelchPeakParam
     def run(start: int, stop: int) -> None:
         select_peaks(mean_power(spectrum[start:stop], params), params, out=peaks[start:stop])
 
-    for_each_chunk(run, spectrum.shape[0], host_chunk_rows(params))
+    for_each_chunk(run, len(spectrum), host_chunk_rows(params, len(spectrum)))
     return peaks
 
 
 def mean_power(spectrum: NDArray[np.complexfloating], params: WelchPeakParams) -> np.ndarray:
-    """Return the mean one-sided power `[batch, n_bins]` of `[batch, n_segments, n_bins]`."""
+    """Return the mean one-sided power `[batch, n_bins]` of `[batch, n_segments, n_bins]`.
+
+    The array is this thread's scratch: it holds until the next call.
+    """
     with np.errstate(all="ignore"):
-        power = np.square(spectrum.real)
-        power += np.square(spectrum.imag)
-        total = power[:, 0] if params.n_segments == 1 else power.sum(axis=1)
+        power = np.square(spectrum.real, out=_scratch("power", spectrum.shape, np.float32))
+        power += np.square(spectrum.imag, out=_scratch("square", spectrum.shape, np.float32))
+        if params.n_segments == 1:
+            total = power[:, 0]
+        else:
+            total = np.sum(power, axis=1, out=_scratch("total", (len(power), params.n_bins), np.float32))
         total *= one_sided_weights(params)
     return total
 
@@ -98,11 +117,41 @@ def select_peaks(power: np.ndarray, params: WelchPeakParams, out: np.ndarray) ->
     lower bin. A NaN is given the bits -1, below all others, which are those of a NaN again.
     """
     n_bins, k = params.n_bins, min(params.k, params.n_bins)
-    bits = power.view(np.int32).astype(np.int64)
-    bits[np.isnan(power)] = -1
-    keys = (bits << 32) + np.arange(n_bins - 1, -1, -1)
+    keys = _scratch("keys", power.shape, np.int64)
+    keys[:] = power.view(np.int32)
+    keys[np.isnan(power, out=_scratch("is_nan", power.shape, np.bool_))] = -1
+    keys <<= 32
+    keys += np.arange(n_bins - 1, -1, -1)
     if k < n_bins:
-        keys = np.partition(keys, n_bins - k, axis=1)[:, n_bins - k :]
-    keys = np.sort(keys, axis=1)[:, ::-1]
-    out[:, :k, 0] = n_bins - 1 - (keys & 0xFFFFFFFF)
-    out[:, :k, 1] = (keys >> 32).astype(np.int32).view(np.float32)
+        keys.partition(n_bins - k, axis=1)
+    largest = _scratch("largest", (len(power), k), np.int64)
+    largest[:] = keys[:, n_bins - k :]
+    largest.sort(axis=1)
+    words = largest[:, ::-1]
+    places = np.bitwise_and(words, 0xFFFFFFFF, out=_scratch("places", words.shape, np.int64))
+    np.subtract(n_bins - 1, places, out=out[:, :k, 0], casting="unsafe")
+    places = np.right_shift(words, 32, out=places)
+    out[:, :k, 1].view(np.int32)[:] = places
+
+
+def _segments(rows: NDArray[np.float32], params: WelchPeakParams) -> NDArray[np.float32]:
+    """Return the overlapping segments as a view, `[rows, n_segments, n_fft]`."""
+    shape = (len(rows), params.n_segments, params.n_fft)
+    row_bytes, sample_bytes = rows.strides
+    strides = (row_bytes, params.hop * sample_bytes, sample_bytes)
+    return np.lib.stride_tricks.as_strided(rows, shape, strides, writeable=False)
+
+
+def _scratch(role: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """Return this thread's uninitialised array for a role, in the same memory at each call.
+
+    Memory that is new to a process comes page by page from the system, which takes longer than the work.
+    """
+    size = math.prod(shape)
+    if not LEAST_SCRATCH_SIZE <= size <= MOST_SCRATCH_SIZE:
+        return np.empty(shape, dtype)
+    n_bytes = size * np.dtype(dtype).itemsize
+    buffers = vars(_thread)
+    if role not in buffers or buffers[role].nbytes < n_bytes:
+        buffers[role] = np.empty(n_bytes, np.uint8)
+    return buffers[role][:n_bytes].view(dtype).reshape(shape)

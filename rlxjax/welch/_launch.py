@@ -10,9 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._checks import as_index
-from rlxjax._chunks import for_each_chunk
+from rlxjax._chunks import for_each_chunk, worker_count
 
-from ._device_programs import chunk_rows, fused_peaks, padding_step, segment_spectra
+from ._device_programs import (
+    CHUNK_ROWS_MULTIPLE,
+    chunk_rows,
+    fused_peaks,
+    padding_step,
+    segment_spectra,
+)
 from ._host import host_peaks, spectrum_peaks
 from ._learned_fft import LearnedFft
 from ._learned_program import LearnedProgram, learned_peaks, learned_program
@@ -22,6 +28,8 @@ from ._strategy import Path
 
 #: Host buffers start at a multiple of this, so that a CPU device can use them where they are.
 ALIGNMENT_BYTES = 64
+#: Fewer samples are one program for all processors.
+LEAST_CHUNK_SAMPLES = 2**18
 #: Chunks under way at a time on a device other than a CPU: one computes while the next one is sent.
 CHUNKS_IN_FLIGHT = 2
 
@@ -66,7 +74,8 @@ def run_path(
     launch = _LAUNCH[path](params, model, selection)
     if isinstance(signal, jax.Array) and _is_on_cpu(signal):
         signal = np.asarray(signal)
-    batch, rows = signal.shape[0], chunk_rows(params, platform)
+    batch = signal.shape[0]
+    rows = _processor_rows(batch, params) if platform == "cpu" else chunk_rows(params, platform)
     if batch <= rows:
         return _first_rows(launch(_padded(signal, params)), signal)
     if platform == "cpu":
@@ -81,6 +90,17 @@ def run_path(
         for_each_chunk(run, batch, rows)
         return peaks
     return _in_flight(lambda chunk: launch(_padded(chunk, params)), signal, rows)
+
+
+def _processor_rows(batch: int, params: WelchPeakParams) -> int:
+    """Return the rows that a processor runs at a time: its share, but neither too few nor more than a chunk.
+
+    They are a size that padding leaves as it is.
+    """
+    least = max(CHUNK_ROWS_MULTIPLE, LEAST_CHUNK_SAMPLES // (params.n_segments * params.n_fft))
+    share = max(-(-batch // worker_count()), least)
+    step = max(CHUNK_ROWS_MULTIPLE, padding_step(share))
+    return min(-(-share // step) * step, chunk_rows(params, "cpu"))
 
 
 def run_traced(
