@@ -1,13 +1,16 @@
-"""The fit of `fit_fft_latency` against published latencies, cell by cell: each predicted from all the others.
+"""The fit of `fit_fft_latency` against published latencies: each cell predicted from all others of its path.
 
-    python benchmarks/published_latency.py [FILE.csv] [--json FILE]
+    python benchmarks/published_latency.py [FILE.csv] [--cells N] [--json FILE]
 
-The table has the columns device (the execution path), n_fft, batch and ms. No device is timed here.
+With several paths, also each path from N of its cells alone (5 unless given), every choice of them, with a
+wide prior and with the prior that the other paths make likely. The table has the columns device (the
+execution path), n_fft, batch and ms. No device is timed here.
 """
 
 import argparse
 import csv
 import dataclasses
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -21,6 +24,8 @@ from rlxjax._latency import coefficient_unit
 PUBLISHED = Path(__file__).parent.parent / "tests" / "golden" / "published_fft_latency.csv"
 #: A cell is an outlier if its prediction from the others is off by more than this share of its latency.
 OUTLIER_ERROR = 0.25
+#: Cells that a new path is given, and rounds of fitting and pooling the others.
+FEW_CELLS, POOLING_ROUNDS = 5, 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +112,8 @@ def summary(report: PathReport) -> dict:
             name: {
                 "value": value,
                 "unit": coefficient_unit(name),
-                "informed": report.fit.informed[name],
+                "log_sd": getattr(report.fit.log_sd, name),
+                "measured": report.fit.measured[name],
             }
             for name, value in vars(report.fit.coefficients).items()
         },
@@ -142,7 +148,7 @@ def text(reports: list[PathReport]) -> str:
     lines += ["", f"| path | {units} |", "|---" * (len(names) + 1) + "|"]
     for report in reports:
         values = vars(report.fit.coefficients)
-        stars = ("" if report.fit.informed[name] else " *" for name in names)
+        stars = ("" if report.fit.measured[name] else " *" for name in names)
         shown = " | ".join(f"{_number(values[name])}{star}" for name, star in zip(names, stars, strict=True))
         lines.append(f"| {report.path} | {shown} |")
     lines += [
@@ -160,6 +166,91 @@ def text(reports: list[PathReport]) -> str:
     return "\n".join(lines)
 
 
+def pooled(timings: rx.FftTimings, weights: np.ndarray) -> rx.LatencyPrior[rx.FftLatencyCoefficients]:
+    """Return the prior of a further path, from timings `[paths, n]`: fitted and pooled in turn."""
+    wide = prior = rx.typical_fft_prior()
+    for _ in range(POOLING_ROUNDS):
+        prior = rx.pooled_prior(rx.fit_fft_devices(timings, prior, weights), wide)
+    return prior
+
+
+def few_cells(timings: dict[str, rx.FftTimings], cells: int = FEW_CELLS, stride: int = 1) -> dict:
+    """Predict each path from choices of a few of its cells, alone and with the others' prior.
+
+    An error is `abs(log(predicted / published))` of the cells that were not chosen.
+
+    Args:
+        timings: of every path.
+        cells: of a choice.
+        stride: every so many of all choices, in lexicographic order; 1 takes all.
+
+    Returns:
+        JSON content.
+    """
+    stacked, weights = rx.stack_timings(list(timings.values()))
+    paths = []
+    for index, (path, own) in enumerate(timings.items()):
+        others = np.arange(len(timings)) != index
+        prior = pooled(jax.tree.map(lambda column, others=others: column[others], stacked), weights[others])
+        choices = np.array(list(itertools.combinations(range(len(own.time_ns)), cells))[::stride])
+        row = {
+            "path": path,
+            "choices": len(choices),
+            "median": {name: float(value) for name, value in vars(prior.median).items()},
+            "log_sd": {name: float(value) for name, value in vars(prior.log_sd).items()},
+        }
+        priors = {"alone": rx.typical_fft_prior(), "pooled": prior}
+        padded = jax.tree.map(lambda column, index=index: column[index], stacked)
+        errors = {name: _few_errors(padded, weights[index], choices, prior) for name, prior in priors.items()}
+        paths.append(row | errors)
+    return {"cells": cells, "stride": stride, "paths": paths}
+
+
+def _few_errors(
+    timings: rx.FftTimings, weights: np.ndarray, choices: np.ndarray, prior: rx.LatencyPrior
+) -> dict:
+    """Return the errors of the cells that count and were not chosen: over all choices, and of the worst."""
+    count, n = len(choices), len(timings.time_ns)
+    seen = np.zeros((count, n))
+    np.put_along_axis(seen, choices, 1.0, 1)
+    each = jax.tree.map(lambda column: np.broadcast_to(column, (count, n)), timings)
+    fits = rx.fit_fft_devices(each, prior, seen, min_timings=choices.shape[1])
+    coefficients = jax.tree.map(lambda leaf: leaf[:, None], fits.coefficients)
+    predicted = np.asarray(rx.fft_latency_ns(coefficients, timings.batch[None], timings.n_fft[None]))
+    left_out = np.abs(np.log(predicted / timings.time_ns))[weights > seen].reshape(count, -1)
+    return {
+        "median_error": float(np.median(left_out)),
+        "mean_error": float(np.mean(left_out)),
+        "tenth_worst_error": float(np.quantile(left_out.mean(1), 0.9)),
+        "worst_error": float(np.max(left_out.mean(1))),
+        "converged_share": float(np.mean(fits.converged)),
+    }
+
+
+def few_text(found: dict) -> str:
+    """Return the table as Markdown, in per cent."""
+    names = ("median_error", "mean_error", "tenth_worst_error", "worst_error")
+    lines = [
+        f"| path, {found['cells']} cells given | choices "
+        + "".join(
+            f"| {how}: {what} " for what in ("median", "mean", "90th", "worst") for how in ("alone", "pooled")
+        )
+        + "|",
+        "|---" * 10 + "|",
+    ]
+
+    def row(path: str, choices: object, figures: list[float]) -> str:
+        return f"| {path} | {choices} | " + " | ".join(f"{100 * figure:.1f}" for figure in figures) + " |"
+
+    table = [[path[how][name] for name in names for how in ("alone", "pooled")] for path in found["paths"]]
+    lines += [
+        row(path["path"], path["choices"], figures)
+        for path, figures in zip(found["paths"], table, strict=True)
+    ]
+    lines.append(row("mean of the paths", "", list(np.mean(table, 0))))
+    return "\n".join(lines)
+
+
 def _number(value: float) -> str:
     """Return three digits, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -173,21 +264,26 @@ def main() -> None:
     """Fit and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("csv", type=Path, nargs="?", default=PUBLISHED)
+    parser.add_argument("--cells", type=int, default=FEW_CELLS)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     try:
         timings = read_timings(arguments.csv)
         reports = [leave_one_out(path, own) for path, own in timings.items()]
+        few = few_cells(timings, arguments.cells) if len(timings) > 1 else None
     except (OSError, ValueError) as error:
         parser.exit(2, f"{arguments.csv}: {error}\n")
     sys.stdout.write(text(reports) + "\n")
+    if few:
+        sys.stdout.write("\n" + few_text(few) + "\n")
     if arguments.json:
         content = {
             "command": "python benchmarks/published_latency.py",
             "jax": jax.__version__,
             "outlier_error": OUTLIER_ERROR,
             "paths": [summary(report) for report in reports],
+            "few_cells": few,
         }
         arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

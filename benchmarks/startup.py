@@ -71,6 +71,21 @@ def fit_latency(turn: int) -> rx.FitResult:
     return rx.fit_latency(rx.Timings.checked(**columns, **others))
 
 
+def two_devices(turn: int) -> list[rx.FftTimings]:
+    """Return the timings of a batched FFT on two devices."""
+    columns = timings(turn)
+    times_ns = columns.pop("time_ns")
+    return [rx.FftTimings.checked(**columns, time_ns=factor * times_ns) for factor in (1.0, 3.0)]
+
+
+def fit_devices(turn: int) -> rx.DeviceFits:
+    """Fit the latency model of the host path to two devices."""
+    columns, times_ns = timings(turn), np.array([[1.0], [3.0]]) * timings(turn)["time_ns"]
+    one = rx.Timings.checked(path=["host"] * 24, k=np.full(24, 16.0), n_segments=np.full(24, 2.0), **columns)
+    both = jax.tree.map(lambda column: np.stack([column, column]), one)
+    return rx.fit_devices(dataclasses.replace(both, time_ns=times_ns))
+
+
 def public_calls() -> dict[str, Call]:
     """Return a call of every public function, and of the methods that compute, by name."""
     graph, params = a_graph(), rx.WelchPeakParams.fast(256, 16)
@@ -110,6 +125,8 @@ def public_calls() -> dict[str, Call]:
         "execute_kernel": lambda turn: rx.execute_kernel(plan.kernels[0], kernel_inputs(turn)),
         "execute_plan": lambda turn: rx.execute_plan(plan, kernel_inputs(turn)),
         "fft_latency_ns": lambda turn: rx.fft_latency_ns(fft_median, *sizes(turn)[:2]),
+        "fit_devices": fit_devices,
+        "fit_fft_devices": lambda turn: rx.fit_fft_devices(rx.stack_timings(two_devices(turn))[0]),
         "fit_fft_latency": lambda turn: rx.fit_fft_latency(rx.FftTimings.checked(**timings(turn))),
         "fit_latency": fit_latency,
         "fused_graph_ns": lambda turn: rx.fused_graph_ns("cuda", *sizes(turn)),
@@ -128,6 +145,9 @@ def public_calls() -> dict[str, Call]:
         "pick_weights": lambda turn: rx.pick_weights(number(turn), **soft),
         "pick_welch_peaks_strategy": lambda turn: rx.pick_welch_peaks_strategy("cuda", *sizes(turn)),
         "plan_fusion": lambda turn: rx.plan_fusion(graph, coefficients=("cuda", "metal")[turn]),
+        "pooled_prior": lambda turn: rx.pooled_prior(
+            [rx.fit_fft_latency(own) for own in two_devices(turn)], rx.typical_fft_prior()
+        ),
         "predict_latency_ns": lambda turn: rx.predict_latency_ns(median, "block", *sizes(turn), 2),
         "rank_devices": lambda turn: rx.rank_devices(profile(turn)),
         "soft_estimate_welch_peaks_costs": lambda turn: rx.soft_estimate_welch_peaks_costs(
@@ -143,6 +163,7 @@ def public_calls() -> dict[str, Call]:
         ),
         "soft_relu": lambda turn: rx.soft_relu(number(turn), 0.5 + turn),
         "soft_step": lambda turn: rx.soft_step(number(turn), 0.5 + turn),
+        "stack_timings": lambda turn: rx.stack_timings(two_devices(turn)),
         "straight_through": lambda turn: rx.straight_through(number(turn) > 2, number(turn)),
         "temperature_from_sd": lambda turn: rx.temperature_from_sd(number(turn)),
         "useful_bytes_touched": lambda turn: rx.useful_bytes_touched(sizes(turn)[0], params),

@@ -22,7 +22,7 @@ from rlxjax._files import Strict, write_json_file
 from rlxjax.welch import aligned_zeros
 from rlxjax.welch._device_programs import fused_peaks, mean_power, segment_spectra
 from rlxjax.welch._host import hann_window, one_sided_weights
-from rlxjax.welch._selection import selected_peaks
+from rlxjax.welch._selection import selected_peaks, tile_rows
 
 
 class Report(Strict):
@@ -68,7 +68,7 @@ def prefixes(params: WelchPeakParams) -> dict[str, dict[str, Callable[[jax.Array
         "fused": {
             "window and pack": lambda signal: packed(signal, params),
             "complex transform": lambda signal: jnp.fft.fft(packed(signal, params)),
-            "power": lambda signal: mean_power(signal, params),
+            "power": lambda signal: mean_power(signal, params, tile_rows(len(signal))),
             "selection by maxima": lambda signal: fused_peaks(signal, params, "maxima"),
         },
     }

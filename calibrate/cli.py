@@ -24,7 +24,7 @@ app = typer.Typer(
 #: What every mistake in a command's arguments derives from.
 _UsageError: Any = typer.BadParameter.__base__
 
-BAD_INPUT_STATUS, INTERRUPTED_STATUS = 2, 130
+NOT_WRITTEN_STATUS, BAD_INPUT_STATUS, INTERRUPTED_STATUS = 1, 2, 130
 
 
 def _one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
@@ -65,8 +65,14 @@ def calibrate(
     model: Annotated[
         list[FilePath] | None, typer.Option(help="A learned FFT to time as well; may be given again.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the file even if the fit did not converge.")
+    ] = False,
 ) -> None:
-    """Measure this machine, fit the latency model, and write the calibration file."""
+    """Measure this machine, fit the latency model, and write the calibration file.
+
+    Exit status 1: the fit did not converge and nothing was written; 2: bad input.
+    """
     _set_up_jax(device)
     from .job import run
     from .report import Progress, print_outcome
@@ -77,26 +83,34 @@ def calibrate(
         out=out,
         resume=resume,
         models=model or [],
-        command=_command(device, budget, out, resume, model or []),
+        command=_command(device, budget, out, resume, model or [], force),
         progress=Progress(Console(stderr=True)),
+        force=force,
     )
     print_outcome(outcome, Console(width=None if sys.stdout.isatty() else 110))
+    if not outcome.is_written:
+        raise typer.Exit(NOT_WRITTEN_STATUS)
 
 
 @app.command()
 @_one_line_errors
-def validate(file: Annotated[FilePath, typer.Argument(help="A calibration file.")]) -> None:
-    """Check a calibration file against its schema, and say what it holds and where it was made."""
-    _set_up_jax(None)
-    from rlxjax._calibration_file import read_calibration_file, warn_if_elsewhere
+def validate(
+    file: Annotated[FilePath, typer.Argument(help="A calibration file.")],
+    budget: Annotated[float, typer.Option(help="Seconds for all of it, compiling included.")] = 20.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check that a calibration file is sound and still holds here, by timing a few runs again.
 
-    content = read_calibration_file(file)
-    warn_if_elsewhere(content, file)
-    typer.echo(
-        f"{file}: valid (schema {content.schema_version}, formula {content.formula_version}), "
-        f"{len(content.coefficients)} coefficients from {content.samples.timings} timings "
-        f"on {content.fingerprint.device_kind}, made {content.created}"
-    )
+    Exit status 0: good; 1: drifted; 2: not this machine, or a file that cannot be used.
+    """
+    _set_up_jax(None)
+    from .report import Progress
+    from .staleness import check
+
+    progress = Progress(Console(stderr=True))
+    verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=progress)
+    typer.echo(json.dumps(verdict.as_json(file)) if as_json else "\n".join(verdict.sentences(file)))
+    raise typer.Exit(verdict.status)
 
 
 @app.command()
@@ -114,20 +128,46 @@ def predict(
 
     params = WelchPeakParams.fast(n_fft, k)
     calibration = load_calibration(file)
-    predicted = {
-        strategy: float(calibration.predict_ns(strategy, batch, params.n_fft, params.k))
-        for strategy in ("ultra", "fast", "fused", "block", *calibration.learned_strategies(params.n_fft))
-    }
-    pick = calibration.pick(batch, params.n_fft, params.k)
-    inside = calibration.in_domain(batch, params.n_fft, params.k)
+    sizes = (batch, params.n_fft, params.k)
+    strategies = ("ultra", "fast", "fused", "block", *calibration.learned_strategies(params.n_fft))
+    predicted = {name: float(calibration.predict_ns(name, *sizes)) for name in strategies}
+    intervals = {name: [float(end) for end in calibration.interval_ns(name, *sizes)] for name in strategies}
+    pick, inside = calibration.pick(*sizes), bool(calibration.in_domain(*sizes))
     if as_json:
         workload = {"batch": batch, "n_fft": params.n_fft, "k": params.k}
-        typer.echo(json.dumps({**workload, "predicted_ns": predicted, "pick": pick, "in_domain": inside}))
+        decided = {"pick": pick, "in_domain": inside, "extrapolated": not inside}
+        typer.echo(json.dumps({**workload, "predicted_ns": predicted, "interval_ns": intervals, **decided}))
         return
     for strategy, time_ns in predicted.items():
-        typer.echo(f"{strategy:7} {time_ns / 1e3:12,.1f} us{'  <- pick' if strategy == pick else ''}")
+        low, high = (f"{end / 1e3:,.1f}" for end in intervals[strategy])
+        marks = "" if inside else "  extrapolated"
+        marks += "  <- pick" if strategy == pick else ""
+        typer.echo(f"{strategy:7} {time_ns / 1e3:12,.1f} us  (90 %: {low} to {high}){marks}")
     if not inside:
         typer.echo("outside the calibrated domain: an extrapolation")
+
+
+@app.command()
+@_one_line_errors
+def explain(
+    file: Annotated[FilePath, typer.Argument(help="A calibration file.")],
+    batch: Annotated[int, typer.Option(help="Rows of the signal.")],
+    n_fft: Annotated[int, typer.Option(help="Samples of a segment, even.")] = 256,
+    k: Annotated[int, typer.Option(help="Peaks of a row.")] = 16,
+    segments: Annotated[int, typer.Option(help="Segments of a row.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say why a strategy is picked: the parts of its time, the margin, and what would change the choice."""
+    _set_up_jax(None)
+    from rlxjax import load_calibration
+
+    explanation = load_calibration(file).explain(batch, n_fft, k, segments)
+    if as_json:
+        typer.echo(json.dumps(explanation.as_dict()))
+        return
+    from .explanation import print_explanation
+
+    print_explanation(explanation, Console(width=None if sys.stdout.isatty() else 110))
 
 
 @app.command()
@@ -235,13 +275,19 @@ def _set_up_jax(device: str | None) -> None:
 
 
 def _command(
-    device: str | None, budget: float, out: FilePath | None, resume: bool, models: list[FilePath]
+    device: str | None,
+    budget: float,
+    out: FilePath | None,
+    resume: bool,
+    models: list[FilePath],
+    force: bool,
 ) -> str:
     parts = ["rlxjax", "calibrate", "--budget", f"{budget:g}"]
     parts += ["--device", device] if device else []
     parts += ["--out", str(out)] if out else []
     parts += [part for model in models for part in ("--model", str(model))]
-    return shlex.join([*parts, "--resume"] if resume else parts)
+    parts += ["--resume"] * resume + ["--force"] * force
+    return shlex.join(parts)
 
 
 def _warn(message, category, filename, lineno, file=None, line=None) -> None:

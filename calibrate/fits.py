@@ -2,20 +2,23 @@
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path as FilePath
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from rlxjax import LatencyPrior, fit_latency, typical_prior
-from rlxjax._fit import MIN_TIMINGS, FitResult
+from rlxjax import LatencyPrior, typical_prior
+from rlxjax._fit import MIN_TIMINGS, FitResult, predicted_ns
 from rlxjax._latency import LatencyCoefficients
 from rlxjax._latency_formulas import maxima_ns, top_k_ns
 from rlxjax._learned_latency import LearnedLatencyCoefficients, fit_learned
+from rlxjax._posterior import LEAST_SPREAD, LatencyEstimate, PosteriorFit, fit_posterior
 
 from .measure import DEEP_SELECTION, WIDE_SELECTION, MicroRates
 from .samples import timings_of
-from .validate import learned_predictions_ns, predictions_ns, sizes_of, works_of
+from .validate import estimates, learned_predictions_ns, sizes_of, works_of
 from .workloads import Cell, Models, runs_model
 
 #: Standard deviation of the logarithm of a coefficient that a micro-benchmark measured by itself.
@@ -30,16 +33,38 @@ class Fitted(NamedTuple):
     """What the fits found.
 
     Attributes:
-        shared: the machine's coefficients, fitted to all workloads that run no model.
-        learned: those of the pruned transform, fitted to the workloads that do; None if too few do.
-        predicted_ns: by these, `[cells]`; NaN where too few run a model.
-        predicted_blind_ns: by the same fits without the held-out workloads, `[cells]`; NaN likewise.
+        shared: the machine's, fitted to all workloads that run no model.
+        learned: that of the pruned transform, fitted to the workloads that do; None if too few do.
+        estimate: of each workload by these; NaN where too few run a model.
+        blind: the same by fits without the held-out workloads.
+        blind_terms_ns: the blind fit's prediction without the correction, `[cells]`.
     """
 
-    shared: FitResult[LatencyCoefficients]
+    shared: PosteriorFit
     learned: FitResult[LearnedLatencyCoefficients] | None
-    predicted_ns: np.ndarray
-    predicted_blind_ns: np.ndarray
+    estimate: LatencyEstimate
+    blind: LatencyEstimate
+    blind_terms_ns: np.ndarray
+
+
+def check_fittable(cells: Sequence[Cell], samples_path: FilePath) -> None:
+    """Check that runs without a model make a fit.
+
+    Raises:
+        ValueError: too few of them, or all of one batch and n_fft; one line that says what is missing.
+    """
+    kept = f"the samples are in {samples_path}: go on with --resume"
+    if len(cells) < MIN_TIMINGS:
+        raise ValueError(
+            f"only {len(cells)} workloads that run no model were measured, too few to fit, which takes at "
+            f"least {MIN_TIMINGS}; {kept}"
+        )
+    if len(sizes := {(cell.batch, cell.n_fft) for cell in cells}) == 1:
+        batch, n_fft = sizes.pop()
+        raise ValueError(
+            f"all {len(cells)} workloads measured have batch {batch} and n_fft {n_fft}: a fit needs others "
+            f"as well; {kept}"
+        )
 
 
 def fit_twice(
@@ -59,11 +84,11 @@ def fit_twice(
         models: that learned cells run.
     """
     everything = np.ones(len(cells))
-    shared, learned, predicted_ns = _fit(cells, measured_ns, everything, prior, models)
+    shared, learned, found, terms_ns = _fit(cells, measured_ns, everything, prior, models)
     if seen.all():
-        return Fitted(shared, learned, predicted_ns, predicted_ns)
-    *_, predicted_blind_ns = _fit(cells, measured_ns, seen.astype(float), prior, models)
-    return Fitted(shared, learned, predicted_ns, predicted_blind_ns)
+        return Fitted(shared, learned, found, found, terms_ns)
+    *_, blind, blind_terms_ns = _fit(cells, measured_ns, seen.astype(float), prior, models)
+    return Fitted(shared, learned, found, blind, blind_terms_ns)
 
 
 def _fit(
@@ -72,24 +97,39 @@ def _fit(
     weights: np.ndarray,
     prior: LatencyPrior[LatencyCoefficients],
     models: Models,
-) -> tuple[FitResult[LatencyCoefficients], FitResult[LearnedLatencyCoefficients] | None, np.ndarray]:
-    """Return the machine's fit, the pruned transform's on top of it, and the predictions of both."""
+) -> tuple[PosteriorFit, FitResult[LearnedLatencyCoefficients] | None, LatencyEstimate, np.ndarray]:
+    """Return the machine's fit, the pruned transform's on top of it, and what both say of the cells."""
     is_learned = np.array([runs_model(cell) for cell in cells])
     shared_cells = [cell for cell in cells if not runs_model(cell)]
     learned_cells = [cell for cell in cells if runs_model(cell)]
-    timings = timings_of(shared_cells, measured_ns[~is_learned], jax.default_backend())
-    shared = fit_latency(timings, prior, weights[~is_learned])
-    predicted_ns = np.full(len(cells), np.nan)
-    predicted_ns[~is_learned] = predictions_ns(shared.coefficients, shared_cells)
-    if np.sum(weights[is_learned] > 0) < MIN_TIMINGS:
-        return shared, None, predicted_ns
-    flop, live_bins = works_of(learned_cells, models)
-    sizes, times_ns = sizes_of(learned_cells), measured_ns[is_learned]
-    learned = fit_learned(shared.coefficients, flop, live_bins, sizes, times_ns, weights[is_learned])
-    predicted_ns[is_learned] = learned_predictions_ns(
-        learned.coefficients, shared.coefficients, learned_cells, models
-    )
-    return shared, learned, predicted_ns
+    timings = timings_of(shared_cells, measured_ns[~is_learned])
+    shared = fit_posterior(timings, prior, weights[~is_learned])
+    found = estimates(shared.posterior, shared_cells)
+    terms_ns = np.full(len(cells), np.nan)
+    terms_ns[~is_learned] = predicted_ns(shared.terms.coefficients, timings)
+    if not learned_cells:
+        return shared, None, found, terms_ns
+    learned, learned_ns, spread = None, np.full(len(learned_cells), np.nan), np.nan
+    if np.sum(weights[is_learned] > 0) >= MIN_TIMINGS:
+        flop, live_bins = works_of(learned_cells, models)
+        sizes, times_ns = sizes_of(learned_cells), measured_ns[is_learned]
+        coefficients = shared.terms.coefficients
+        learned = fit_learned(coefficients, flop, live_bins, sizes, times_ns, weights[is_learned])
+        learned_ns = learned_predictions_ns(learned.coefficients, coefficients, learned_cells, models)
+        spread = learned_spread(learned)
+    terms_ns[is_learned] = learned_ns
+    time_ns, spreads = np.full(len(cells), np.nan), np.full(len(cells), spread)
+    scores = np.zeros((len(cells), found.scores.shape[1]))
+    for whole, part in ((time_ns, found.time_ns), (scores, found.scores), (spreads, found.spread)):
+        whole[~is_learned] = part
+    time_ns[is_learned] = learned_ns
+    whole = LatencyEstimate(*map(jnp.asarray, (time_ns, scores, spreads)))
+    return shared, learned, whole, terms_ns
+
+
+def learned_spread(learned: FitResult[LearnedLatencyCoefficients]) -> float:
+    """Return the standard deviation of the logarithm of a learned run's time around its prediction."""
+    return max(LEAST_SPREAD, learned.noise_sd)
 
 
 def micro_prior(rates: MicroRates) -> LatencyPrior:

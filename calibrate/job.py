@@ -2,7 +2,7 @@
 
 import dataclasses
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 
 import numpy as np
@@ -20,6 +20,7 @@ from rlxjax._calibration_file import (
     LearnedModel,
     LearnedSection,
     Samples,
+    Uncertainty,
     current_fingerprint,
     default_calibration_path,
 )
@@ -28,12 +29,12 @@ from rlxjax._fit import MIN_TIMINGS, FitResult
 from rlxjax._latency import coefficient_unit
 from rlxjax._learned_latency import LearnedLatencyCoefficients
 
-from .fits import MAXIMA_RATES, TOP_K_RATES, fit_twice, micro_prior
+from .fits import MAXIMA_RATES, TOP_K_RATES, check_fittable, fit_twice, learned_spread, micro_prior
 from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro
 from .plan import memory_limit_bytes, prepare
-from .report import Progress
+from .report import Progress, shortened
 from .samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside
-from .validate import error_summaries, measured_domain, noise_floor
+from .validate import OUTLIER_FACTOR, error_summaries, measured_domain, noise_floor, outliers
 from .workloads import Cell, Grid, Models, TimedModel, runs_model, split_by_memory
 
 MIN_BUDGET_S = 10.0
@@ -56,6 +57,7 @@ class Outcome:
 
     Attributes:
         path: the calibration file.
+        is_written: whether it was written: not where a fit did not converge, unless that was asked for.
         samples_path: the raw samples.
         calibration: what the file holds.
         content: the file's content.
@@ -68,6 +70,7 @@ class Outcome:
     """
 
     path: FilePath
+    is_written: bool
     samples_path: FilePath
     calibration: Calibration
     content: CalibrationFile
@@ -90,6 +93,7 @@ def run(
     models: Sequence[FilePath] = (),
     grid: Grid | None = None,
     seed: int | None = None,
+    force: bool = False,
 ) -> Outcome:
     """Run the whole job.
 
@@ -103,10 +107,11 @@ def run(
         models: files of learned FFTs to time, each of another segment length.
         grid: the workloads; the default grid unless given.
         seed: of the order of measuring; from the system unless given.
+        force: write a calibration even if a fit did not converge.
 
     Raises:
         ValueError: a budget that is too short, a file that holds no model, two models of one segment length,
-            samples that cannot be resumed, or too few samples to fit.
+            samples that cannot be resumed, too few samples to fit, or all of one batch and n_fft.
     """
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
@@ -139,7 +144,8 @@ def run(
         try:
             with progress.phase("micro-benchmarks"):
                 time_micro(log, writer)
-            plan = prepare(log, cells, timed_models, rng, deadline, progress)
+            prior = micro_prior(micro_rates(log))
+            plan = prepare(log, cells, timed_models, grid, prior, rng, deadline, progress)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"samples so far are in {samples_path}: go on with --resume") from None
         if plan.cells != log.cells:
@@ -153,7 +159,7 @@ def run(
     if deadline.interrupted:
         notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
     with progress.phase("fitting"):
-        return _fit_and_write(log, grid, timed_models, path, samples_path, command, skipped, notes)
+        return _fit_and_write(log, grid, timed_models, path, samples_path, command, skipped, notes, force)
 
 
 def _fit_and_write(
@@ -165,6 +171,7 @@ def _fit_and_write(
     command: str,
     skipped: dict[str, list[str]],
     notes: list[str],
+    force: bool,
 ) -> Outcome:
     cells, times_ns = log.cells, log.times_ns()
     if not len(times_ns):
@@ -177,26 +184,38 @@ def _fit_and_write(
         notes.append("A single round says nothing of the noise.")
     rates = micro_rates(log)
     without_model = np.array([not runs_model(cell) for cell in cells])
-    if without_model.sum() < MIN_TIMINGS:
-        raise ValueError(
-            f"only {without_model.sum()} workloads that run no model were measured, too few to fit; they are "
-            f"in {samples_path}: go on with --resume"
-        )
+    check_fittable([cell for cell in cells if not runs_model(cell)], samples_path)
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
     if not MIN_TIMINGS <= (seen & without_model).sum() < without_model.sum():
         seen = np.ones_like(seen)
         notes.append("Too few workloads were measured to hold any out: there is no held-out error.")
     fitted = fit_twice(cells, measured_ns, seen, micro_prior(rates), models)
-    final = fitted.shared
-    if np.isnan(fitted.predicted_ns).any():
+    final = fitted.shared.terms
+    if np.isnan(fitted.estimate.time_ns).any():
         notes.append(f"Fewer than {MIN_TIMINGS} learned workloads were measured: they were not fitted.")
-    elif np.isnan(fitted.predicted_blind_ns).any():
+    elif np.isnan(fitted.blind.time_ns).any():
         notes.append(
             f"The fit that gives the held-out errors saw fewer than {MIN_TIMINGS} learned workloads: "
             "learned has none."
         )
-    notes += [result.message for result in (final, fitted.learned) if result and not result.converged]
-    summaries = error_summaries(cells, measured_ns, fitted.predicted_blind_ns, noise, grid, seen, models)
+    predicted_ns = np.asarray(fitted.estimate.time_ns)
+    far_off = outliers(cells, measured_ns, predicted_ns)
+    if far_off:
+        notes.append(
+            f"{len(far_off)} of {len(cells)} workloads are off by more than {OUTLIER_FACTOR:g} times and "
+            f"counted little in the fit: {shortened(list(far_off.values()))}."
+        )
+    unfinished = [result.message for result in (final, fitted.learned) if result and not result.converged]
+    is_written = force or not unfinished
+    notes += unfinished
+    if not is_written:
+        notes.append(
+            f"No calibration was written. Go on with --resume and a larger --budget (the samples are in "
+            f"{samples_path}), or take it as it is with --resume --force."
+        )
+    summaries = error_summaries(
+        cells, measured_ns, fitted.blind, fitted.blind_terms_ns, noise, grid, seen, models
+    )
     content = CalibrationFile(
         schema_version=SCHEMA_VERSION,
         formula_version=FORMULA_VERSION,
@@ -205,7 +224,9 @@ def _fit_and_write(
         units=UNITS,
         fingerprint=log.fingerprint,
         coefficients=_fitted(final, MICRO_MEASURED),
+        uncertainty=Uncertainty.of(fitted.shared.posterior),
         gate=_gate(measured_gate(rates)),
+        canary_ns={name: min(times) for name, times in log.micro.items()},
         noise_floor=None if np.isnan(noise).any() else float(noise.mean()),
         held_out=dict(summaries),
         domain=measured_domain([cell for cell in cells if not runs_model(cell)]),
@@ -216,19 +237,21 @@ def _fit_and_write(
             rounds=len(times_ns),
             workloads=len(cells),
         ),
-        fit=_summary(final),
+        fit=_summary(final, [text for cell, text in far_off.items() if not runs_model(cell)]),
         skipped=[f"{name}: {reason}" for reason, names in skipped.items() for name in names],
-        learned=_learned(fitted.learned, models) if fitted.learned else None,
+        learned=_learned(fitted.learned, models, far_off) if fitted.learned else None,
     )
-    write_json_file(content, path)
+    if is_written:
+        write_json_file(content, path)
     return Outcome(
         path,
+        is_written,
         samples_path,
         Calibration.from_file(content),
         content,
         cells,
         measured_ns,
-        fitted.predicted_ns,
+        predicted_ns,
         skipped,
         rates,
         notes,
@@ -264,7 +287,9 @@ def _loaded(files: Sequence[FilePath]) -> dict[int, TimedModel]:
     return models
 
 
-def _learned(result: FitResult[LearnedLatencyCoefficients], models: Models) -> LearnedSection:
+def _learned(
+    result: FitResult[LearnedLatencyCoefficients], models: Models, far_off: Mapping[Cell, str]
+) -> LearnedSection:
     described = [
         LearnedModel(
             n_fft=n_fft,
@@ -277,20 +302,36 @@ def _learned(result: FitResult[LearnedLatencyCoefficients], models: Models) -> L
         )
         for n_fft, timed in models.items()
     ]
-    return LearnedSection(coefficients=_fitted(result), models=described, fit=_summary(result))
+    return LearnedSection(
+        coefficients=_fitted(result),
+        spread=learned_spread(result),
+        models=described,
+        fit=_summary(result, [text for cell, text in far_off.items() if runs_model(cell)]),
+    )
 
 
-def _summary(result: FitResult) -> FitSummary:
-    return FitSummary(converged=result.converged, loss=result.loss, message=result.message)
+def _summary(result: FitResult, far_off: list[str]) -> FitSummary:
+    return FitSummary(
+        converged=result.converged,
+        loss=result.loss,
+        message=result.message,
+        inseparable=result.inseparable,
+        outliers=far_off,
+    )
 
 
 def _fitted(result: FitResult, measured_alone: Sequence[str] = ()) -> dict[str, FittedCoefficient]:
     def provenance(name: str) -> Provenance:
-        measured = result.informed[name] or name in measured_alone
+        measured = result.measured[name] or name in measured_alone
         return Provenance.MEASURED if measured else Provenance.UNCALIBRATED
 
     return {
-        name: FittedCoefficient(value=value, unit=coefficient_unit(name), provenance=provenance(name))
+        name: FittedCoefficient(
+            value=value,
+            log_sd=getattr(result.log_sd, name),
+            unit=coefficient_unit(name),
+            provenance=provenance(name),
+        )
         for name, value in vars(result.coefficients).items()
     }
 

@@ -2,20 +2,28 @@
 
 import os
 import time
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from rlxjax import LatencyPosterior, LatencyPrior, fit_posterior
+from rlxjax._fit import MIN_TIMINGS
+
+from .design import by_workload, design_posterior, preparation_order
 from .measure import Deadline, warm_up
-from .report import SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT, Progress
-from .samples import SampleLog
-from .workloads import Cell, Models, Signals, runs_model
+from .report import Progress
+from .samples import SampleLog, timings_of
+from .workloads import Cell, Grid, Models, Signals, runs_model
 
 #: Share of the time before the fit that compiling and warming up may take.
 WARM_UP_SHARE = 0.5
 #: Rounds that have to fit in the remaining time; cells are left out until they do, down to so many.
 MIN_ROUNDS, MIN_CELLS = 4, 24
+#: Workloads after which the order of the others follows what was found, and the seconds that have to be left
+#: for compiling the fit that says so.
+WORKLOADS_BEFORE_REFIT, REFIT_RESERVE_S = 12, 15.0
 #: Share of the free memory that one run may use.
 MEMORY_SHARE = 0.25
 
@@ -33,13 +41,16 @@ def prepare(
     log: SampleLog,
     cells: list[Cell],
     models: Models,
+    grid: Grid,
+    prior: LatencyPrior,
     rng: np.random.Generator,
     deadline: Deadline,
     progress: Progress,
 ) -> Plan:
     """Compile and warm up, and choose the cells that there is time to measure.
 
-    A resumed campaign that has a whole round keeps its cells, so that all have as many rounds.
+    The order is that of `preparation_order`, by the prior at first, then by a fit of the first workloads'
+    times. A resumed campaign that has a whole round keeps its cells, so that all have as many rounds.
     """
     fixed = bool(log.complete_rounds())
     wanted = log.cells or cells
@@ -48,9 +59,17 @@ def prepare(
     signals = Signals(wanted, models=models)
     share = 1.0 if fixed else WARM_UP_SHARE
     warm_deadline = Deadline(time.perf_counter() + share * deadline.left_s())
-    order = preparation_order(wanted, rng)
+    at_least = 0 if fixed else MIN_CELLS
+    order = wanted if fixed else preparation_order(wanted, grid, design_posterior(prior), rng)
+    blocks = list(by_workload(order).values())
+    first = [cell for block in blocks[:WORKLOADS_BEFORE_REFIT] for cell in block]
     with progress.phase("compiling", total=len(order)) as advance:
-        warm = warm_up(order, signals, warm_deadline, advance, at_least=0 if fixed else MIN_CELLS)
+        warm = warm_up(first, signals, warm_deadline, advance, at_least)
+        others = order[len(first) :]
+        is_refit = bool(others) and not fixed and warm_deadline.left_s() > REFIT_RESERVE_S
+        if is_refit and (found := posterior_so_far(wanted, warm, prior)):
+            others = preparation_order(others, grid, design_posterior(prior, found), rng, timed=list(warm))
+        warm |= warm_up(others, signals, warm_deadline, advance, at_least - len(warm))
     if fixed:
         return Plan(wanted, left_out, signals, is_ready=len(warm) == len(wanted))
     budget_ns = 1e9 * max(deadline.left_s(), 0.0)
@@ -66,23 +85,19 @@ def prepare(
     return Plan([cell for cell in wanted if cell in warm], left_out, signals, is_ready=True)
 
 
-def preparation_order(cells: list[Cell], rng: np.random.Generator) -> list[Cell]:
-    """Return the cells in the order in which they are compiled, in case time runs out.
+def posterior_so_far(
+    cells: Sequence[Cell], times_ns: Mapping[Cell, int], prior: LatencyPrior
+) -> LatencyPosterior | None:
+    """Return what the times of some of the cells say, or None if they are too few.
 
-    All strategies of a workload come together, those of the table that is printed first, then those that
-    run a model, the others at random.
+    The others have weight 0, so that the fit of a whole campaign finds the program compiled.
     """
-    workloads: dict[tuple[int, int, int], list[Cell]] = {}
-    for cell in cells:
-        workloads.setdefault((cell.batch, cell.n_fft, cell.k), []).append(cell)
-    keys = [list(workloads)[i] for i in rng.permutation(len(workloads))]
-
-    def place(key: tuple[int, int, int]) -> tuple[bool, bool]:
-        is_shown = key[0] in SHOWN_BATCHES and key[1:] == (SHOWN_N_FFT, SHOWN_K)
-        return not is_shown, not any(runs_model(cell) for cell in workloads[key])
-
-    keys.sort(key=place)
-    return [cell for key in keys for cell in workloads[key]]
+    without_model = [cell for cell in cells if not runs_model(cell)]
+    is_timed = np.array([cell in times_ns for cell in without_model])
+    if is_timed.sum() < MIN_TIMINGS:
+        return None
+    timings = timings_of(without_model, np.array([float(times_ns.get(cell, 1)) for cell in without_model]))
+    return fit_posterior(timings, prior, is_timed.astype(float)).posterior
 
 
 def memory_limit_bytes() -> int:

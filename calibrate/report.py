@@ -1,8 +1,9 @@
 """What a person reads: progress while the job runs, and tables when it is done."""
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich import progress as rich_progress
@@ -13,6 +14,7 @@ from rlxjax import WelchPeakParams, fusion_benefit, profile_graph_io, welch_peak
 from rlxjax.welch import FAST_SEGMENTS
 
 from .measure import Deadline
+from .workloads import SAME_RESULT
 
 if TYPE_CHECKING:
     from .job import Outcome
@@ -66,13 +68,7 @@ def print_outcome(outcome: "Outcome", console: Console) -> None:
     console.print(_decision_table(outcome))
     console.print(_micro_line(outcome), highlight=False)
     for reason, names in outcome.skipped.items():
-        shown = ", ".join(names[:SKIPPED_SHOWN])
-        more = (
-            ""
-            if len(names) <= SKIPPED_SHOWN
-            else f" and {len(names) - SKIPPED_SHOWN} more, named in the file"
-        )
-        console.print(f"skipped, {reason}: {shown}{more}", highlight=False)
+        console.print(f"skipped, {reason}: {shortened(names)}", highlight=False)
     for text in outcome.notes:
         console.print(text, highlight=False)
     samples = outcome.content.samples
@@ -82,18 +78,27 @@ def print_outcome(outcome: "Outcome", console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    console.print(f"calibration: {outcome.path}", highlight=False, soft_wrap=True)
+    written = outcome.path if outcome.is_written else "not written"
+    console.print(f"calibration: {written}", highlight=False, soft_wrap=True)
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return names, the first few of many."""
+    more = len(names) - SKIPPED_SHOWN
+    return ", ".join(names[:SKIPPED_SHOWN]) + (f" and {more} more, named in the file" if more > 0 else "")
 
 
 def _error_table(outcome: "Outcome") -> Table:
     table = Table(title="Mean absolute error of predictions, per cent")
-    table.add_column("strategy")
+    table.add_column("strategy", no_wrap=True)
     for heading in (
         "noise floor",
         "seen",
         "held out",
         "interior",
         "edge",
+        "terms alone",
+        "in interval of 90",
         "cells held out",
         "built-in constants",
     ):
@@ -106,6 +111,8 @@ def _error_table(outcome: "Outcome") -> Table:
             _percent(summary.held_out),
             _percent(summary.interior),
             _percent(summary.edge),
+            _percent(summary.terms_alone),
+            _percent(summary.covered),
             str(summary.held_out_cells),
             _percent(summary.built_in),
         )
@@ -116,11 +123,12 @@ def _coefficient_table(outcome: "Outcome") -> Table:
     table = Table(title="Coefficients")
     table.add_column("coefficient")
     table.add_column("value", justify="right")
+    table.add_column("give or take", justify="right")
     table.add_column("unit")
     table.add_column("provenance")
     learned = outcome.content.learned.coefficients if outcome.content.learned else {}
     for name, entry in (outcome.content.coefficients | learned).items():
-        table.add_row(name, _number(entry.value), entry.unit, entry.provenance)
+        table.add_row(name, _number(entry.value), _give_or_take(entry.log_sd), entry.unit, entry.provenance)
     return table
 
 
@@ -129,10 +137,11 @@ def _decision_table(outcome: "Outcome") -> Table:
         title=f"n_fft {SHOWN_N_FFT}, k {SHOWN_K}, {FAST_SEGMENTS} segments: predicted / measured, us"
     )
     table.add_column("batch", justify="right")
-    strategies = ("fast", "fused", "block", *outcome.calibration.learned_strategies(SHOWN_N_FFT))
+    strategies = (*SAME_RESULT, *outcome.calibration.learned_strategies(SHOWN_N_FFT))
     for strategy in strategies:
         table.add_column(strategy, justify="right")
     table.add_column("picked")
+    table.add_column("fused is faster")
     table.add_column("fastest")
     table.add_column("gate score, us", justify="right")
     by_cell = dict(
@@ -146,11 +155,13 @@ def _decision_table(outcome: "Outcome") -> Table:
         }
         if not row:
             continue
+        decided = outcome.calibration.decide(batch, SHOWN_N_FFT, SHOWN_K)
         score = float(outcome.calibration.gate.score_ns(_benefit(batch)))
         table.add_row(
             str(batch),
             *(f"{row[s][0] / 1e3:,.0f} / {row[s][1] / 1e3:,.0f}" if s in row else "-" for s in strategies),
             str(outcome.calibration.pick(batch, SHOWN_N_FFT, SHOWN_K)),
+            f"{100 * float(decided.probability):.0f} %: {decided.verdict()}",
             min(row, key=lambda s: row[s][1]),
             f"{score / 1e3:,.1f}",
         )
@@ -171,6 +182,11 @@ def _micro_line(outcome: "Outcome") -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+
+
+def _give_or_take(log_sd: float) -> str:
+    """Return one standard deviation, in per cent where it is small, else as a factor."""
+    return f"{100 * log_sd:.0f} %" if log_sd < 0.5 else f"x {math.exp(log_sd):.1f}"
 
 
 def _benefit(batch: int):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
@@ -12,10 +13,11 @@ import numpy as np
 
 from rlxjax import Timings
 from rlxjax._calibration_file import Fingerprint, fingerprint_differences
+from rlxjax.welch._selection import SELECTIONS
 
 from .workloads import STRATEGIES, Cell
 
-SAMPLES_VERSION = 2
+SAMPLES_VERSION = 3
 
 
 @dataclasses.dataclass
@@ -25,7 +27,7 @@ class SampleLog:
     Attributes:
         fingerprint: of the machine they were taken on.
         cells: the workloads that every round measures; none until they are chosen.
-        rounds: per round, the time in ns of each cell measured so far.
+        rounds: per round, the least time in ns of each cell measured so far.
         micro: per micro-benchmark, all its repeats in ns.
         models: of the learned FFTs that were timed, the SHA-256 of the file, by segment length.
     """
@@ -78,13 +80,13 @@ class SampleWriter:
         self._write({"kind": "micro", "name": name, "time_ns": time_ns})
         self._log.micro.setdefault(name, []).append(time_ns)
 
-    def timing(self, round_: int, cell: Cell, time_ns: int) -> None:
-        """Keep one timed run."""
-        sample = {**cell._asdict(), "n_segments": cell.n_segments, "time_ns": time_ns}
+    def timing(self, round_: int, cell: Cell, times_ns: Sequence[int]) -> None:
+        """Keep the timed runs of one visit."""
+        sample = {**cell._asdict(), "n_segments": cell.n_segments, "times_ns": list(times_ns)}
         self._write({"kind": "timing", "round": round_, **sample})
         while len(self._log.rounds) <= round_:
             self._log.rounds.append({})
-        self._log.rounds[round_][cell] = time_ns
+        self._log.rounds[round_][cell] = min(times_ns)
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
@@ -157,24 +159,26 @@ def set_aside(path: FilePath) -> FilePath | None:
     return aside
 
 
-def timings_of(cells: Sequence[Cell], time_ns: np.ndarray, platform: str = "cpu") -> Timings:
+def timings_of(cells: Sequence[Cell], time_ns: np.ndarray) -> Timings:
     """Return the timings `[cells]` that the fit takes."""
-    return Timings.checked(
+    timings = Timings.checked(
         path=[str(cell.path) for cell in cells],
         batch=[cell.batch for cell in cells],
         n_fft=[cell.n_fft for cell in cells],
         k=[cell.k for cell in cells],
         n_segments=[cell.n_segments for cell in cells],
         time_ns=time_ns,
-        platform=platform,
     )
+    forms = list(SELECTIONS)
+    selection = [forms.index(cell.selection) if cell.selection else 0 for cell in cells]
+    return dataclasses.replace(timings, selection=np.array(selection, np.int32))
 
 
 def _add_line(log: SampleLog | None, line: dict[str, Any]) -> SampleLog:
     kind = line["kind"]
     if kind == "header":
-        if line["version"] not in range(1, SAMPLES_VERSION + 1):
-            raise ValueError(f"version {line['version']}, expected at most {SAMPLES_VERSION}")
+        if line["version"] != SAMPLES_VERSION:
+            raise ValueError(f"version {line['version']}, expected {SAMPLES_VERSION}")
         return SampleLog(Fingerprint.model_validate(line["fingerprint"]))
     if log is None:
         raise ValueError("a header was expected first")
@@ -183,14 +187,19 @@ def _add_line(log: SampleLog | None, line: dict[str, Any]) -> SampleLog:
     elif kind == "models":
         log.models = {int(n_fft): str(sha256) for n_fft, sha256 in line["models"]}
     elif kind == "micro":
+        if not 0 < line["time_ns"] < math.inf:
+            raise ValueError(f"a time of {line['time_ns']}, which is not positive and finite")
         log.micro.setdefault(line["name"], []).append(float(line["time_ns"]))
     elif kind == "timing":
-        if line["strategy"] not in STRATEGIES or line["time_ns"] <= 0 or line["round"] < 0:
-            raise ValueError("unknown strategy, a negative round, or a time that is not positive")
+        times_ns = line["times_ns"]
+        if line["strategy"] not in STRATEGIES or line["round"] < 0 or not times_ns:
+            raise ValueError("unknown strategy, a negative round, or no times")
+        if not all(isinstance(time_ns, int) and time_ns > 0 for time_ns in times_ns):
+            raise ValueError(f"times of {times_ns}, of which one is no whole number of ns that is positive")
         cell = Cell(line["strategy"], line["batch"], line["n_fft"], line["k"])
         while len(log.rounds) <= line["round"]:
             log.rounds.append({})
-        log.rounds[line["round"]][cell] = line["time_ns"]
+        log.rounds[line["round"]][cell] = min(times_ns)
     else:
         raise ValueError(f"unknown kind {kind!r}")
     return log

@@ -8,12 +8,15 @@ import numpy as np
 from rlxjax import LatencyCoefficients, fused_graph_ns
 from rlxjax._calibration_file import Domain, ErrorSummary, Range
 from rlxjax._device import jax_device
-from rlxjax._fit import predicted_ns
 from rlxjax._learned_latency import LearnedLatencyCoefficients, learned_terms_ns
+from rlxjax._posterior import COVERED_SDS, LatencyEstimate, LatencyPosterior, estimate
 from rlxjax.welch import BUILT_IN_COSTS_NS, Path, learned_scale
 
 from .samples import timings_of
 from .workloads import NO_MODELS, STRATEGIES, Cell, Grid, Models
+
+#: A time so many times longer or shorter than its prediction is an outlier.
+OUTLIER_FACTOR = 3.0
 
 
 def noise_floor(times_ns: np.ndarray) -> np.ndarray:
@@ -29,10 +32,11 @@ def noise_floor(times_ns: np.ndarray) -> np.ndarray:
     return np.abs(np.log(even / odd))
 
 
-def predictions_ns(coefficients: LatencyCoefficients, cells: Sequence[Cell]) -> np.ndarray:
-    """Return the predicted latency of each cell that runs no model in ns, `[cells]`."""
-    timings = timings_of(cells, np.ones(len(cells)), jax.default_backend())
-    return np.asarray(predicted_ns(coefficients, timings))
+def estimates(posterior: LatencyPosterior, cells: Sequence[Cell]) -> LatencyEstimate:
+    """Return what a posterior says of each cell that runs no model."""
+    timings = timings_of(cells, np.ones(len(cells)))
+    sizes = (timings.batch, timings.n_fft, timings.k, timings.n_segments)
+    return jax.tree.map(np.asarray, estimate(posterior, timings.path, *sizes, timings.selection))
 
 
 def learned_predictions_ns(
@@ -61,7 +65,7 @@ def built_in_ns(cells: Sequence[Cell], models: Models = NO_MODELS) -> np.ndarray
     """
     device = jax_device()
     result = np.zeros(len(cells))
-    for strategy, (path, n_segments) in STRATEGIES.items():
+    for strategy, (path, n_segments, _) in STRATEGIES.items():
         chosen = np.array([cell.strategy == strategy for cell in cells])
         if not chosen.any():
             continue
@@ -82,7 +86,8 @@ def built_in_ns(cells: Sequence[Cell], models: Models = NO_MODELS) -> np.ndarray
 def error_summaries(
     cells: Sequence[Cell],
     measured_ns: np.ndarray,
-    predicted_ns: np.ndarray,
+    blind: LatencyEstimate,
+    blind_terms_ns: np.ndarray,
     noise: np.ndarray,
     grid: Grid,
     seen: np.ndarray,
@@ -93,13 +98,16 @@ def error_summaries(
     Args:
         cells: the workloads.
         measured_ns: `[cells]`.
-        predicted_ns: `[cells]`, by a fit of the seen ones.
+        blind: of each cell, by a fit of the seen ones.
+        blind_terms_ns: `[cells]`, the prediction of that fit's terms alone.
         noise: relative noise, `[cells]`.
         grid: says whether an unseen workload lies inside the grid or at its edge.
         seen: `[cells]`, whether the fit saw the workload.
         models: that learned cells run.
     """
-    errors = np.abs(predicted_ns / measured_ns - 1.0)
+    errors = np.abs(blind.time_ns / measured_ns - 1.0)
+    terms_errors = np.abs(blind_terms_ns / measured_ns - 1.0)
+    covered = np.abs(np.log(measured_ns / blind.time_ns)) <= COVERED_SDS * np.asarray(blind.log_sd())
     built_in = np.abs(built_in_ns(cells, models) / measured_ns - 1.0)
     places = np.where(seen, "fit", [grid.place(cell.batch, cell.n_fft) for cell in cells])
     summaries = {}
@@ -108,16 +116,30 @@ def error_summaries(
         if not mine.any():
             continue
         out = mine & (places != "fit")
+        predicted = out & ~np.isnan(errors)
         summaries[strategy] = ErrorSummary(
             fit=_mean(errors[mine & (places == "fit")]),
             interior=_mean(errors[mine & (places == "interior")]),
             edge=_mean(errors[mine & (places == "edge")]),
             held_out=_mean(errors[out]),
-            held_out_cells=int((out & ~np.isnan(errors)).sum()),
+            terms_alone=_mean(terms_errors[out]),
+            covered=_mean(covered[predicted].astype(float)),
+            held_out_cells=int(predicted.sum()),
             noise_floor=None if np.isnan(noise[mine]).any() else float(noise[mine].mean()),
             built_in=float(built_in[out if out.any() else mine].mean()),
         )
     return summaries
+
+
+def outliers(cells: Sequence[Cell], measured_ns: np.ndarray, predicted_ns: np.ndarray) -> dict[Cell, str]:
+    """Return the cells whose times are far off their predictions, with a phrase, the farthest first."""
+    ratios = measured_ns / predicted_ns
+    distances = np.nan_to_num(np.abs(np.log(ratios)))
+    return {
+        cells[index]: f"{cells[index]} took {ratios[index]:.3g} times its prediction"
+        for index in np.argsort(-distances, kind="stable")
+        if distances[index] > np.log(OUTLIER_FACTOR)
+    }
 
 
 def measured_domain(cells: Sequence[Cell]) -> Domain:

@@ -10,20 +10,40 @@ from typing import NamedTuple
 import numpy as np
 
 from rlxjax import LearnedFft, load_learned_fft
-from rlxjax._calibration import STRATEGIES as ALL_STRATEGIES
 from rlxjax._files import sha256_of
-from rlxjax.welch import FAST_SEGMENTS, LearnedWork, Path, WelchPeakParams, aligned_zeros, learned_program
+from rlxjax.welch import (
+    FAST_SEGMENTS,
+    ULTRA_SEGMENTS,
+    LearnedWork,
+    Path,
+    WelchPeakParams,
+    aligned_zeros,
+    learned_program,
+)
 
-#: What is timed of each workload: the path, and the segments of its parameters.
-STRATEGIES: Mapping[str, tuple[Path, int]] = MappingProxyType(
+
+class Strategy(NamedTuple):
+    """What is timed of each workload: the path, the segments of its parameters, the form of its selection."""
+
+    path: Path
+    n_segments: int
+    selection: str | None = None
+
+
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {
-        name: (path, n_segments or FAST_SEGMENTS)
-        for name, (path, n_segments) in ALL_STRATEGIES.items()
-        if name != "host"
+        "ultra": Strategy(Path.HOST, ULTRA_SEGMENTS),
+        "fast": Strategy(Path.HOST, FAST_SEGMENTS),
+        "fused-maxima": Strategy(Path.FUSED, FAST_SEGMENTS, "maxima"),
+        "fused-top_k": Strategy(Path.FUSED, FAST_SEGMENTS, "top_k"),
+        "block": Strategy(Path.BLOCK, FAST_SEGMENTS),
+        "learned": Strategy(Path.LEARNED, FAST_SEGMENTS),
     }
 )
 #: Those that need no model.
-WITHOUT_MODEL = tuple(name for name, (path, _) in STRATEGIES.items() if path is not Path.LEARNED)
+WITHOUT_MODEL = tuple(name for name, strategy in STRATEGIES.items() if strategy.path is not Path.LEARNED)
+#: Those that give the same peaks, of which the fastest is wanted.
+SAME_RESULT = ("fast", "fused-maxima", "fused-top_k", "block")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +86,17 @@ class Cell(NamedTuple):
     @property
     def n_segments(self) -> int:
         """Segments of a row."""
-        return STRATEGIES[self.strategy][1]
+        return STRATEGIES[self.strategy].n_segments
 
     @property
     def path(self) -> Path:
         """The path that computes it."""
-        return STRATEGIES[self.strategy][0]
+        return STRATEGIES[self.strategy].path
+
+    @property
+    def selection(self) -> str | None:
+        """The form of the selection of a fused run."""
+        return STRATEGIES[self.strategy].selection
 
     @property
     def params(self) -> WelchPeakParams:
@@ -101,9 +126,9 @@ class Grid:
     `batch * n_fft` so that a round of all cells stays short.
     """
 
-    batches: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 8192)
-    n_ffts: tuple[int, ...] = (64, 128, 256, 512, 1024, 4096)
-    ks: tuple[int, ...] = (4, 16)
+    batches: tuple[int, ...] = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    n_ffts: tuple[int, ...] = (64, 128, 256, 384, 512, 1024, 2048, 4096)
+    ks: tuple[int, ...] = (4, 16, 64)
     held_out_batches: tuple[int, ...] = (128, 8192)
     held_out_n_ffts: tuple[int, ...] = (128, 4096)
     max_samples: int = 2**21
@@ -114,11 +139,17 @@ class Grid:
         return [
             Cell(strategy, batch, n_fft, k)
             for strategy in STRATEGIES
-            for batch in self.batches
-            for n_fft in n_ffts[strategy]
-            for k in self.ks
+            for row, batch in enumerate(self.batches)
+            for column, n_fft in enumerate(n_ffts[strategy])
+            for k in self._ks_of(row + column)
             if batch * n_fft <= self.max_samples
         ]
+
+    def _ks_of(self, place: int) -> list[int]:
+        """Return the middle value of k for every batch and n_fft, and one of the others in turn."""
+        middle = self.ks[len(self.ks) // 2]
+        others = [k for k in self.ks if k != middle]
+        return sorted({middle, *(others[place % len(others)] for _ in others[:1])})
 
     def place(self, batch: int, n_fft: int) -> str:
         """Return "fit", "interior" or "edge": whether the fit sees a workload, and else where it lies."""

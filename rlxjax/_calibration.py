@@ -9,11 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._checks import LEAST_SIZES, as_index, is_traced
+from ._checks import LEAST_SIZES, as_index, check_sizes, is_traced
+from ._decision import Decision, decision
 from ._device import Provenance, normalised
+from ._explanation import Explanation, explain
 from ._gate import IoFusionGate
-from ._latency import COEFFICIENT_NAMES, LatencyCoefficients, LatencyTerms, latency_terms_ns
+from ._latency import COEFFICIENT_NAMES, MAXIMA, TOP_K, LatencyCoefficients, LatencyTerms
 from ._learned_latency import LEARNED_COEFFICIENT_NAMES, LearnedLatencyCoefficients, learned_terms_ns
+from ._posterior import LatencyEstimate, LatencyPosterior, corrected_terms_ns, estimate
 from ._typing import Code, Nanoseconds, RealLike
 from .welch import FAST_SEGMENTS, ULTRA_SEGMENTS, LearnedWork, Path
 from .welch._selection import SELECTIONS
@@ -44,10 +47,12 @@ class LearnedCalibration:
     Attributes:
         coefficients: of the pruned transform, a pytree of floats.
         works: of the models that were timed, by `n_fft`.
+        spread: standard deviation of the logarithm of a run's time around its prediction.
     """
 
     coefficients: LearnedLatencyCoefficients
     works: Mapping[int, LearnedWork]
+    spread: float
 
 
 class MachineMismatchWarning(UserWarning):
@@ -59,7 +64,7 @@ class Calibration:
     """What a calibrate job found on one machine.
 
     Attributes:
-        coefficients: of the latency model, a pytree of floats.
+        posterior: of the latency model: coefficients, correction and how sure they are.
         gate: the IO gate with this machine's measured rates, a pytree of floats.
         provenance: of each latency coefficient.
         noise_floor: mean relative difference of two halves of the same campaign; None for a single round.
@@ -69,7 +74,7 @@ class Calibration:
         learned: of the learned path; None if no model was timed.
     """
 
-    coefficients: LatencyCoefficients
+    posterior: LatencyPosterior
     gate: IoFusionGate
     provenance: Mapping[str, Provenance]
     noise_floor: float | None
@@ -78,6 +83,11 @@ class Calibration:
     fingerprint: Mapping[str, Any]
     learned: LearnedCalibration | None = None
     _picks: dict[tuple, Any] = dataclasses.field(init=False, default_factory=dict, compare=False, repr=False)
+
+    @property
+    def coefficients(self) -> LatencyCoefficients:
+        """Of the latency model, a pytree of floats."""
+        return self.posterior.coefficients
 
     @classmethod
     def from_file(cls, content: "CalibrationFile") -> "Calibration":
@@ -92,9 +102,10 @@ class Calibration:
                     **{name: entries[name].value for name in LEARNED_COEFFICIENT_NAMES}
                 ),
                 {model.n_fft: LearnedWork(model.flop, model.live_bins) for model in content.learned.models},
+                content.learned.spread,
             )
         return cls(
-            coefficients=LatencyCoefficients(**values),
+            posterior=content.uncertainty.posterior(LatencyCoefficients(**values)),
             gate=IoFusionGate(**gate),
             provenance={name: content.coefficients[name].provenance for name in COEFFICIENT_NAMES},
             noise_floor=content.noise_floor,
@@ -133,7 +144,97 @@ class Calibration:
         if path is Path.LEARNED:
             self._check_learned(n_fft)
             return self._learned_terms_ns(None, batch, n_fft, k, segments)
-        return latency_terms_ns(self.coefficients, path, batch, n_fft, k, segments)
+        return self._terms_ns(path, batch, n_fft, k, segments)
+
+    def interval_ns(
+        self,
+        strategy: str,
+        batch: RealLike,
+        n_fft: RealLike,
+        k: RealLike,
+        n_segments: RealLike | None = None,
+        level: float = 0.9,
+    ) -> tuple[Nanoseconds, Nanoseconds]:
+        """Return the bounds in ns between which a run's time lies with a probability, `[*batch]` each.
+
+        The time is what the calibrate job takes for one, the least of interleaved repeats. It is log-normal
+        around the prediction, with the variance of the fit and that of a workload's own.
+
+        Args:
+            strategy: as in `predict_ns`, like the sizes.
+            batch: rows of the signal.
+            n_fft: samples of a segment.
+            k: peaks of a row.
+            n_segments: segments of a row.
+            level: the probability.
+
+        Raises:
+            ValueError: as `predict_ns`, or a level that is not between 0 and 1.
+        """
+        if not 0.0 < level < 1.0:
+            raise ValueError(f"level: expected a probability between 0 and 1, got {level}")
+        run = self.estimate(strategy, batch, n_fft, k, n_segments)
+        reach = jnp.exp(jax.scipy.special.ndtri((1.0 + level) / 2.0) * run.log_sd())
+        return run.time_ns / reach, run.time_ns * reach
+
+    def estimate(
+        self, strategy: str, batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike | None = None
+    ) -> LatencyEstimate:
+        """Return the prediction with its uncertainty, `[*batch]`; arguments as in `predict_ns`."""
+        path, segments = _path_and_segments(strategy, n_segments)
+        sizes = (batch, n_fft, k, segments)
+        if path is Path.LEARNED:
+            self._check_learned(n_fft)
+            assert self.learned is not None
+            time_ns = self._learned_terms_ns(None, *sizes).total_ns()
+            scores = jnp.zeros((*jnp.shape(time_ns), len(self.posterior.factor)), jnp.result_type(float))
+            return LatencyEstimate(time_ns, scores, jnp.full_like(time_ns, self.learned.spread))
+        check_sizes(batch=batch, n_fft=n_fft, k=k, n_segments=segments)
+        if path is not Path.FUSED:
+            return estimate(self.posterior, path.code, *sizes, MAXIMA)
+        forms = [estimate(self.posterior, path.code, *sizes, code) for code in (MAXIMA, TOP_K)]
+        is_first = forms[0].time_ns <= forms[1].time_ns
+
+        def cheaper(one: jax.Array, other: jax.Array) -> jax.Array:
+            return jnp.where(is_first[..., None] if one.ndim > is_first.ndim else is_first, one, other)
+
+        return jax.tree.map(cheaper, *forms)
+
+    def decide(
+        self,
+        batch: RealLike,
+        n_fft: RealLike,
+        k: RealLike,
+        n_segments: RealLike = FAST_SEGMENTS,
+        fused: str = "fused",
+        kept: str = "host",
+    ) -> Decision:
+        """Return whether the fused path is faster than another one, and how sure that is, `[*batch]`.
+
+        Args:
+            batch: rows of the signal, scalar or `[*batch]`, as the other sizes.
+            n_fft: samples of a segment.
+            k: peaks of a row.
+            n_segments: segments of a row.
+            fused: the strategy to take if it is faster.
+            kept: the strategy to keep otherwise.
+        """
+        sizes = (batch, n_fft, k, n_segments)
+        return decision(self.estimate(fused, *sizes), self.estimate(kept, *sizes))
+
+    def explain(self, batch: int, n_fft: int, k: int, n_segments: int = FAST_SEGMENTS) -> Explanation:
+        """Return why a strategy is picked: parts of the times, margin, what would flip the choice, crossover.
+
+        Args:
+            batch: rows of the signal, at least 1.
+            n_fft: samples of a segment.
+            k: peaks of a row.
+            n_segments: segments of a row.
+
+        Raises:
+            ValueError: a size that cannot be.
+        """
+        return explain(self, batch, n_fft, k, n_segments)
 
     def learned_strategies(self, n_fft: int) -> tuple[str, ...]:
         """Return "learned" where a model of this segment length was timed, else nothing."""
@@ -188,7 +289,7 @@ class Calibration:
                 sizes = (batch, n_fft, k, n_segments)
                 timed = [path for path in candidates if path is not Path.LEARNED]
                 codes = np.array([path.code for path in timed], np.int32)
-                predicted = list(np.asarray(latency_terms_ns(self.coefficients, codes, *sizes).total_ns()))
+                predicted = list(np.asarray(self._terms_ns(codes, *sizes).total_ns()))
                 if Path.LEARNED in candidates and self.learned is not None:
                     timed.append(Path.LEARNED)
                     predicted.append(float(self._learned_terms_ns(work, *sizes).total_ns()))
@@ -203,9 +304,8 @@ class Calibration:
         if key not in self._picks:
             with jax.ensure_compile_time_eval():
                 codes = np.arange(len(SELECTIONS))
-                terms = latency_terms_ns(
-                    self.coefficients, Path.FUSED, batch, n_fft, k, n_segments, selection=codes
-                )
+                sizes = (batch, n_fft, k, n_segments)
+                terms = corrected_terms_ns(self.posterior, Path.FUSED.code, *sizes, codes)
                 self._picks[key] = list(SELECTIONS)[int(np.argmin(np.asarray(terms.total_ns())))]
         return self._picks[key]
 
@@ -214,10 +314,18 @@ class Calibration:
     ) -> Code:
         """Return the code of the `Path` with the lowest prediction, `[*batch]`; traces."""
         sizes = (batch, n_fft, k, n_segments)
-        predicted = [latency_terms_ns(self.coefficients, path, *sizes).total_ns() for path in _WITHOUT_MODEL]
+        predicted = [self._terms_ns(path.code, *sizes).total_ns() for path in _WITHOUT_MODEL]
         if self.learned is not None:
             predicted.append(self._learned_terms_ns(None, *sizes).total_ns())
         return jnp.argmin(jnp.stack(jnp.broadcast_arrays(*predicted), -1), -1)
+
+    def _terms_ns(self, path: Path | Code, batch, n_fft, k, n_segments) -> LatencyTerms:
+        """Return the terms of a path or of codes of paths; fused ones of the cheaper form of selection."""
+        code, sizes = path.code if isinstance(path, Path) else path, (batch, n_fft, k, n_segments)
+        check_sizes(batch=batch, n_fft=n_fft, k=k, n_segments=n_segments)
+        forms = [corrected_terms_ns(self.posterior, code, *sizes, form) for form in (MAXIMA, TOP_K)]
+        is_first = (forms[0].total_ns() <= forms[1].total_ns()) | (jnp.asarray(code) != Path.FUSED.code)
+        return jax.tree.map(lambda one, other: jnp.where(is_first, one, other), *forms)
 
     def _learned_terms_ns(self, work: LearnedWork | None, batch, n_fft, k, n_segments) -> LatencyTerms:
         """Return the terms of a model at hand, or of those that were timed: infinite where none was."""

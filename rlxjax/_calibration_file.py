@@ -1,26 +1,30 @@
 """The calibration file: its schema on one screen, and the machine that it belongs to."""
 
 import dataclasses
+import math
 import os
 import platform
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 import jax
+import numpy as np
 from pydantic import Field, model_validator
 
 from ._calibration import CalibrationFileError, MachineMismatchWarning
+from ._correction import KINDS, N_FEATURES
 from ._device import Provenance
 from ._files import Strict, read_json_file
 from ._gate import IoFusionGate
-from ._latency import COEFFICIENT_NAMES, FORMULA_VERSION, coefficient_unit
+from ._latency import COEFFICIENT_NAMES, FORMULA_VERSION, LatencyCoefficients, coefficient_unit
 from ._learned_latency import LEARNED_COEFFICIENT_NAMES
+from ._posterior import LatencyPosterior
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -43,9 +47,10 @@ class Fingerprint(Strict):
 
 
 class FittedCoefficient(Strict):
-    """One latency coefficient."""
+    """One latency coefficient, and the standard deviation of its logarithm."""
 
     value: Positive
+    log_sd: Positive
     unit: str
     provenance: Provenance = Field(strict=False)
 
@@ -59,9 +64,15 @@ class GateCoefficient(Strict):
 
 
 class ErrorSummary(Strict):
-    """Mean absolute relative error of one strategy, where the fit saw the workload and where it did not."""
+    """Mean absolute relative error of one strategy, where the fit saw the workload and where it did not.
+
+    `terms_alone` is that of the terms without the correction, held out; `covered` the share of held-out times
+    within their interval of 90 %.
+    """
 
     fit: NotNegative | None
+    terms_alone: NotNegative | None
+    covered: NotNegative | None
     interior: NotNegative | None
     edge: NotNegative | None
     held_out: NotNegative | None
@@ -103,11 +114,65 @@ class Samples(Strict):
 
 
 class FitSummary(Strict):
-    """How the fit ended."""
+    """How the fit ended; `outliers` are the workloads far off their prediction, which counted little."""
 
     converged: bool
     loss: float = Field(allow_inf_nan=False)
     message: str
+    inseparable: list[dict[str, float]]
+    outliers: list[str] = []
+
+
+class Uncertainty(Strict):
+    """The correction, and how sure the calibration is; see `LatencyPosterior`.
+
+    By kind of run: the weights of the correction, and the spread. The factor of the covariance by rows of its
+    lower triangle.
+    """
+
+    correction: dict[str, list[float]]
+    spread: dict[str, Positive]
+    covariance_factor: list[list[float]]
+
+    @model_validator(mode="after")
+    def _of_these_shapes(self) -> "Uncertainty":
+        for name, entries in (("correction", self.correction), ("spread", self.spread)):
+            if set(entries) != set(KINDS):
+                raise ValueError(f"uncertainty.{name}: expected {', '.join(KINDS)}, got {', '.join(entries)}")
+        for kind, weights in self.correction.items():
+            if len(weights) != N_FEATURES:
+                raise ValueError(f"uncertainty.correction.{kind}: expected {N_FEATURES} weights")
+        expected = list(range(1, len(COEFFICIENT_NAMES) + len(KINDS) * N_FEATURES + 1))
+        if [len(row) for row in self.covariance_factor] != expected:
+            raise ValueError(f"uncertainty.covariance_factor: expected rows of 1 to {expected[-1]} numbers")
+        numbers = [*self.correction.values(), *self.covariance_factor]
+        if not all(math.isfinite(number) for row in numbers for number in row):
+            raise ValueError("uncertainty: expected finite numbers")
+        return self
+
+    @classmethod
+    def of(cls, posterior: LatencyPosterior) -> "Uncertainty":
+        """Return the section of a posterior, its numbers with six digits."""
+        factor = [
+            [_rounded(number) for number in row[: place + 1]]
+            for place, row in enumerate(np.asarray(posterior.factor))
+        ]
+        weights = np.asarray(posterior.weights).tolist()
+        return cls(
+            correction={kind: [_rounded(w) for w in row] for kind, row in zip(KINDS, weights, strict=True)},
+            spread=dict(zip(KINDS, np.asarray(posterior.spread).tolist(), strict=True)),
+            covariance_factor=factor,
+        )
+
+    def posterior(self, coefficients: LatencyCoefficients) -> LatencyPosterior:
+        """Return the posterior with these coefficients."""
+        factor = np.zeros((len(self.covariance_factor),) * 2)
+        for place, row in enumerate(self.covariance_factor):
+            factor[place, : place + 1] = row
+        weights = np.array([self.correction[kind] for kind in KINDS])
+        return LatencyPosterior(
+            coefficients, weights, factor, np.array([self.spread[kind] for kind in KINDS])
+        )
 
 
 class LearnedModel(Strict):
@@ -138,6 +203,7 @@ class LearnedSection(Strict):
     """The learned path, if the job was given models."""
 
     coefficients: dict[str, FittedCoefficient]
+    spread: Positive
     models: list[LearnedModel]
     fit: FitSummary
 
@@ -151,16 +217,21 @@ class LearnedSection(Strict):
 
 
 class CalibrationFile(Strict):
-    """The schema, version 2: version 1 knew no learned section."""
+    """The schema, version 3: earlier ones knew no uncertainty.
 
-    schema_version: Literal[1, 2]
-    formula_version: Literal[2]
+    `canary_ns` are the times of the micro-benchmarks, by which a machine that has changed is known.
+    """
+
+    schema_version: Literal[3]
+    formula_version: Literal[3]
     created: str
     command: str
     units: dict[str, str]
     fingerprint: Fingerprint
     coefficients: dict[str, FittedCoefficient]
+    uncertainty: Uncertainty
     gate: dict[str, GateCoefficient]
+    canary_ns: dict[str, Positive]
     noise_floor: NotNegative | None
     held_out: dict[str, ErrorSummary]
     domain: Domain
@@ -178,6 +249,10 @@ class CalibrationFile(Strict):
         if self.gate["unified_memory"].value not in (0.0, 1.0):
             raise ValueError(f"gate.unified_memory: expected 0 or 1, got {self.gate['unified_memory'].value}")
         return self
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.6g}")
 
 
 def _check_entries(section: str, entries: Mapping[str, Any], units: Mapping[str, str]) -> None:
@@ -222,11 +297,13 @@ def current_fingerprint() -> Fingerprint:
     )
 
 
-def fingerprint_differences(made_on: Fingerprint, here: Fingerprint) -> list[str]:
+def fingerprint_differences(
+    made_on: Fingerprint, here: Fingerprint, names: Iterable[str] = tuple(Fingerprint.model_fields)
+) -> list[str]:
     """Return a phrase for every field that differs."""
     return [
         f"{name} {getattr(made_on, name)!r} there, {getattr(here, name)!r} here"
-        for name in Fingerprint.model_fields
+        for name in names
         if getattr(made_on, name) != getattr(here, name)
     ]
 

@@ -11,8 +11,10 @@ from jaxtyping import Array, Float
 from ._checks import check_shapes, check_sizes, fields_of
 from ._counts import size_as_float
 from ._device import Coefficients
-from ._fit import FitResult, LatencyPrior, checked_columns, fit_coefficients, wide_prior
+from ._device_fits import DeviceFits, fit_coefficients_of_devices
+from ._fit import FitResult, LatencyPrior, fit_coefficients, wide_prior
 from ._latency_formulas import device_work_ns
+from ._timings import MIN_TIMINGS, checked_columns
 from ._typing import Nanoseconds, RealLike
 
 #: Compute time falls with the batch as `(1 + batch / onset_rows)**-BATCH_EXPONENT`; below 1, so that more
@@ -127,6 +129,7 @@ def fit_fft_latency(
     timings: FftTimings,
     prior: LatencyPrior[FftLatencyCoefficients] | None = None,
     weights: np.ndarray | Float[Array, "n"] | None = None,
+    min_timings: int = MIN_TIMINGS,
 ) -> FitResult[FftLatencyCoefficients]:
     """Fit the latency of one execution path's batched FFT, by the fit that `fit_latency` is.
 
@@ -134,9 +137,10 @@ def fit_fft_latency(
         timings: one entry a workload, `[n]`.
         prior: what is believed beforehand; a wide prior unless given.
         weights: `[n]`, 0 leaves an entry out (and keeps the shapes, so nothing is compiled anew).
+        min_timings: fewer that count are refused; a prior from other paths (`pooled_prior`) does with few.
 
     Raises:
-        ValueError: fewer than 8 timings that count, or all of one workload.
+        ValueError: fewer than `min_timings` timings that count, or all of one workload.
 
     Examples:
         >>> import numpy as np
@@ -147,7 +151,39 @@ def fit_fft_latency(
         >>> bool(abs(predicted / (2e4 + 12.0 * 1024 * 512) - 1) < 0.1)
         True
     """
-    return fit_coefficients(_predicted_ns, timings, typical_fft_prior() if prior is None else prior, weights)
+    prior = typical_fft_prior() if prior is None else prior
+    return fit_coefficients(_predicted_ns, timings, prior, weights, min_timings)
+
+
+def fit_fft_devices(
+    timings: FftTimings,
+    prior: LatencyPrior[FftLatencyCoefficients] | None = None,
+    weights: np.ndarray | Float[Array, "devices n"] | None = None,
+    min_timings: int = MIN_TIMINGS,
+) -> DeviceFits[FftLatencyCoefficients]:
+    """Fit the batched FFT of many devices or paths at once: `fit_fft_latency` of each, as `fit_devices` does.
+
+    Args:
+        timings: every column `[devices, n]`; `stack_timings` makes them of several.
+        prior: of every device, or with leaves `[devices]`; a wide prior unless given.
+        weights: `[devices, n]`, 0 leaves an entry out.
+        min_timings: fewer of a device that count are refused.
+
+    Raises:
+        ValueError: as `fit_devices`.
+
+    Examples:
+        >>> import numpy as np
+        >>> batch, n_fft = np.repeat([32, 256, 2048], 4), np.tile([64, 256, 1024, 4096], 3)
+        >>> timings = [FftTimings.checked(batch=batch, n_fft=n_fft, time_ns=2e4 + rate * batch * n_fft)
+        ...            for rate in (3.0, 12.0)]
+        >>> fits = fit_fft_devices(jax.tree.map(lambda *columns: np.stack(columns), *timings))
+        >>> times = np.asarray(fft_latency_ns(fits.coefficients, 1024, 512))
+        >>> bool(np.all(abs(times / (2e4 + np.array([3.0, 12.0]) * 1024 * 512) - 1) < 0.1))
+        True
+    """
+    prior = typical_fft_prior() if prior is None else prior
+    return fit_coefficients_of_devices(_predicted_ns, timings, prior, weights, min_timings)
 
 
 def _predicted_ns(coefficients: FftLatencyCoefficients, timings: FftTimings) -> Nanoseconds:

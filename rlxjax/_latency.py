@@ -6,6 +6,7 @@ parallel execution. All coefficients are positive and shared by the paths as far
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,26 +16,36 @@ from ._checks import check_shapes, check_sizes, fields_of, is_traced
 from ._counts import size_as_float
 from ._device import Coefficients
 from ._latency_formulas import (
+    CACHE_SHARPNESS,
+    ROOFLINE_SHARPNESS,
+    SHARE_SHARPNESS,
     chunk_rows_of,
-    chunked_ns,
     device_rows,
     device_work_ns,
     far_ns,
     fft_flop,
+    least_rows_of,
     maxima_ns,
+    shared_work,
     threaded_ns,
     top_k_ns,
 )
+from ._numerics import soft_roofline
 from ._typing import Code, Nanoseconds, RealLike
 from .welch import Path
-from .welch._host import CHUNK_SAMPLES
+from .welch._device_programs import CHUNK_ROWS_MULTIPLE
+from .welch._host import CHUNK_SAMPLES as HOST_CHUNK_SAMPLES
+from .welch._host import LEAST_CHUNK_SAMPLES as LEAST_HOST_CHUNK_SAMPLES
+from .welch._launch import LEAST_CHUNK_SAMPLES
 from .welch._selection import SELECTIONS
 
 #: Changes whenever the same coefficients would give another prediction.
-FORMULA_VERSION = 2
+FORMULA_VERSION = 3
 
 #: Bytes that the host path moves for one sample.
 HOST_BYTES_PER_SAMPLE = 8.0
+#: Bytes of the arrays that the host keeps for each sample of a chunk.
+HOST_CHUNK_BYTES_PER_SAMPLE = 16.0
 #: Codes of the forms of the device's selection, in the order of `SELECTIONS`, and of the cheaper of the two.
 MAXIMA, TOP_K, CHEAPER = range(3)
 
@@ -47,45 +58,52 @@ class LatencyCoefficients(Coefficients):
     Units stand in the names: ns, bytes per ns (GB/s), FLOP per ns (GFLOP/s).
 
     Attributes:
-        host_call_ns: one call of the host path.
-        host_chunk_ns: one chunk of rows on the host (its NumPy calls).
+        host_call_ns: one call of NumPy code: the host path, or the block path's selection.
         host_row_ns: one segment's transform on the host, apart from its operations.
         host_bytes_per_ns: samples and spectra that the host path moves.
         host_flop_per_ns: FFT operations on the host.
+        host_far_bytes_per_ns: what a chunk's arrays cost on top beyond a core's cache.
+        host_cache_bytes: arrays of a chunk at which half of them is charged that.
         select_bin_ns: one bin scanned by the host's selection.
         select_peak_ns: one comparison of the host's final sort.
-        host_chunk_gain: speed-up of several chunks on the host at a time, less 1.
+        host_parallel_gain: speed-up by all processors on the host, less 1.
+        threads_ns: having other threads join in.
         device_call_ns: one call of a device path: checks, padding, argument handling.
         dispatch_ns: one program launch.
         roundtrip_ns: one wait of the host for the device.
+        overlap_ns: work of the host after a launch, while the device computes.
         upload_bytes_per_ns: host to device.
         readback_bytes_per_ns: device to host.
         device_row_ns: one segment's transform on the device, apart from its operations.
-        device_flop_per_ns: FFT operations on the device, before parallel execution sets in.
+        device_flop_per_ns: FFT operations on the device.
         device_bytes_per_ns: device memory, within a chunk.
         far_bytes_per_ns: what a signal beyond the cache costs on top.
         cache_bytes: signal at which half of it is charged that.
-        thread_gain: speed-up of large device work, less 1.
-        thread_onset_ns: device work at which half of the gain is reached.
-        device_chunk_gain: speed-up of several chunks on the device at a time, less 1.
+        thread_gain: speed-up of one large program by the device's own threads, less 1.
+        thread_onset_ns: work at which half of that gain is reached.
+        device_parallel_gain: speed-up by programs on all processors at a time, less 1.
         maxima_key_ns: one bin's key, in the selection by maxima.
         maxima_bin_ns: one bin compared in one of its passes.
+        maxima_peak_ns: one candidate gathered and put in order.
         maxima_pass_ns: one pass over a chunk, apart from its bins.
         topk_bin_ns: one bin scanned by the selection by a heap.
         topk_update_ns: one comparison of that heap.
     """
 
     host_call_ns: RealLike
-    host_chunk_ns: RealLike
     host_row_ns: RealLike
     host_bytes_per_ns: RealLike
     host_flop_per_ns: RealLike
+    host_far_bytes_per_ns: RealLike
+    host_cache_bytes: RealLike
     select_bin_ns: RealLike
     select_peak_ns: RealLike
-    host_chunk_gain: RealLike
+    host_parallel_gain: RealLike
+    threads_ns: RealLike
     device_call_ns: RealLike
     dispatch_ns: RealLike
     roundtrip_ns: RealLike
+    overlap_ns: RealLike
     upload_bytes_per_ns: RealLike
     readback_bytes_per_ns: RealLike
     device_row_ns: RealLike
@@ -95,12 +113,27 @@ class LatencyCoefficients(Coefficients):
     cache_bytes: RealLike
     thread_gain: RealLike
     thread_onset_ns: RealLike
-    device_chunk_gain: RealLike
+    device_parallel_gain: RealLike
     maxima_key_ns: RealLike
     maxima_bin_ns: RealLike
+    maxima_peak_ns: RealLike
     maxima_pass_ns: RealLike
     topk_bin_ns: RealLike
     topk_update_ns: RealLike
+
+
+class DeviceWork(NamedTuple):
+    """What a device path does of its own, `[*batch]`.
+
+    Attributes:
+        transform_ns: the transform of all rows by one processor.
+        ranked_bins: bins of a row that the selection ranks.
+        spectrum_bytes: of a row, that the block path reads back.
+    """
+
+    transform_ns: Nanoseconds
+    ranked_bins: RealLike
+    spectrum_bytes: RealLike
 
 
 COEFFICIENT_NAMES = tuple(field.name for field in dataclasses.fields(LatencyCoefficients))
@@ -128,7 +161,10 @@ def coefficient_unit(name: str) -> str:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LatencyTerms:
-    """The parts of a predicted latency in ns, `[*batch]`; their sum is the prediction."""
+    """The parts of a predicted latency in ns, `[*batch]`; their sum is the prediction.
+
+    The correction, of either sign, is a calibration's; the terms alone have none.
+    """
 
     call_ns: Nanoseconds
     launch_and_sync_ns: Nanoseconds
@@ -136,6 +172,7 @@ class LatencyTerms:
     transform_ns: Nanoseconds
     selection_ns: Nanoseconds
     readback_ns: Nanoseconds
+    correction_ns: Nanoseconds | float = 0.0
 
     def total_ns(self) -> Nanoseconds:
         """Return the prediction."""
@@ -194,68 +231,106 @@ def predict_latency_ns(
 @jax.jit
 def _terms_ns(c: LatencyCoefficients, path, selection, batch, n_fft, k, n_segments) -> LatencyTerms:
     on_host, is_fused = path == Path.HOST.code, path == Path.FUSED.code
-    bins = n_fft / 2 + 1
-    peaks = jnp.minimum(k, bins)
-    sorting = peaks * jnp.log2(peaks + 1.0)
-    host_chunk = jnp.maximum(1.0, jnp.floor(CHUNK_SAMPLES / (n_segments * n_fft)))
-    device_chunk = chunk_rows_of(n_fft, n_segments)
-    run_rows = device_rows(batch, device_chunk)
-
-    def host_chunks(rows):
-        """Return the rows of a first chunk on the host, and the time of all rows over that of these."""
-        return jnp.minimum(rows, host_chunk), chunked_ns(1.0, rows, host_chunk, c.host_chunk_gain)
-
-    def host_selection_ns(rows):
-        first, all_of_it = host_chunks(rows)
-        spectrum_ns = n_segments * bins * 8.0 / c.host_bytes_per_ns
-        row_ns = spectrum_ns + bins * c.select_bin_ns + sorting * c.select_peak_ns
-        return all_of_it * first * row_ns
-
-    first, all_of_it = host_chunks(batch)
-    segment_ns = (
-        c.host_row_ns
-        + n_fft * HOST_BYTES_PER_SAMPLE / c.host_bytes_per_ns
-        + fft_flop(jnp.ones_like(n_fft), n_fft) / c.host_flop_per_ns
-    )
-    host_transform_ns = all_of_it * first * n_segments * segment_ns
-
-    first = jnp.minimum(run_rows, device_chunk)
-    all_of_it = chunked_ns(1.0, run_rows, device_chunk, c.device_chunk_gain)
-    transform_ns = device_work_ns(
-        first * n_segments,
-        n_fft,
-        row_ns=c.device_row_ns,
-        flop_per_ns=c.device_flop_per_ns,
-        bytes_per_ns=c.device_bytes_per_ns,
-    )
-    # The transform and the maxima are vector loops that share the processors; a heap is one row's own.
-    by_maxima, passes_ns = maxima_ns(c, first, bins, k)
-    together_ns = threaded_ns(transform_ns + by_maxima, c.thread_gain, c.thread_onset_ns)
-    alone_ns = threaded_ns(transform_ns, c.thread_gain, c.thread_onset_ns)
-    heap_ns = top_k_ns(c, first, bins, k)
-    is_cheaper = together_ns + passes_ns <= alone_ns + heap_ns
-    takes_maxima = is_fused & jnp.where(selection == CHEAPER, is_cheaper, selection == MAXIMA)
-    share = together_ns / (transform_ns + by_maxima)
-    fused_selection_ns = jnp.where(takes_maxima, share * by_maxima + passes_ns, heap_ns)
-    device_transform_ns = all_of_it * jnp.where(takes_maxima, share * transform_ns, alone_ns)
-    block_selection_ns = c.host_chunk_ns + host_selection_ns(first)
-
-    signal_bytes = 4.0 * run_rows * n_fft * (n_segments + 1.0) / 2.0
-    spectrum_bytes = 8.0 * run_rows * n_segments * bins
-    upload_ns = signal_bytes / c.upload_bytes_per_ns + far_ns(c, signal_bytes)
-    readback_bytes = jnp.where(is_fused, 8.0 * run_rows * k, spectrum_bytes)
-    device_selection_ns = all_of_it * jnp.where(is_fused, fused_selection_ns, block_selection_ns)
-    host_call_ns = c.host_call_ns + c.host_chunk_ns * chunked_ns(1.0, batch, host_chunk, c.host_chunk_gain)
-    terms = LatencyTerms(
-        call_ns=jnp.where(on_host, host_call_ns, c.device_call_ns),
-        launch_and_sync_ns=jnp.where(on_host, 0.0, all_of_it * (c.dispatch_ns + c.roundtrip_ns)),
-        upload_ns=jnp.where(on_host, 0.0, upload_ns),
-        transform_ns=jnp.where(on_host, host_transform_ns, device_transform_ns),
-        selection_ns=jnp.where(on_host, host_selection_ns(batch), device_selection_ns),
-        readback_ns=jnp.where(on_host, 0.0, readback_bytes / c.readback_bytes_per_ns),
-    )
+    host = _host_terms_ns(c, batch, n_fft, k, n_segments)
+    device = device_terms_ns(c, is_fused, selection, batch, n_fft, k, n_segments)
+    terms = jax.tree.map(lambda mine, other: jnp.where(on_host, mine, other), host, device)
     leaves, treedef = jax.tree.flatten(terms)
     return treedef.unflatten(jnp.broadcast_arrays(*leaves))
+
+
+def _host_terms_ns(c: LatencyCoefficients, batch, n_fft, k, n_segments) -> LatencyTerms:
+    transform_ns, selection_ns = _host_work_ns(c, batch, n_fft, k, n_segments)
+    least = least_rows_of(LEAST_HOST_CHUNK_SAMPLES, n_fft, n_segments)
+    is_shared, share = shared_work(batch, least, c.host_parallel_gain)
+    nothing = jnp.zeros_like(transform_ns)
+    return LatencyTerms(
+        call_ns=jnp.asarray(c.host_call_ns + jnp.where(is_shared, c.threads_ns, 0.0)),
+        launch_and_sync_ns=nothing,
+        upload_ns=nothing,
+        transform_ns=share * transform_ns,
+        selection_ns=share * selection_ns,
+        readback_ns=nothing,
+    )
+
+
+def _host_work_ns(c: LatencyCoefficients, rows, n_fft, k, n_segments) -> tuple[Nanoseconds, Nanoseconds]:
+    """Return what transform and selection of rows take one processor of the host."""
+    bins = n_fft / 2 + 1
+    peaks = jnp.minimum(k, bins)
+    samples = rows * n_segments * n_fft
+    chunk_bytes = HOST_CHUNK_BYTES_PER_SAMPLE * jnp.minimum(samples, HOST_CHUNK_SAMPLES)
+    beyond_cache = jax.nn.sigmoid(
+        CACHE_SHARPNESS * jnp.log(jnp.maximum(chunk_bytes, 1.0) / c.host_cache_bytes)
+    )
+    transform_ns = (
+        rows * n_segments * c.host_row_ns
+        + samples * HOST_BYTES_PER_SAMPLE / c.host_bytes_per_ns
+        + fft_flop(rows * n_segments, n_fft) / c.host_flop_per_ns
+        + HOST_CHUNK_BYTES_PER_SAMPLE * samples * beyond_cache / c.host_far_bytes_per_ns
+    )
+    row_ns = (
+        n_segments * bins * 8.0 / c.host_bytes_per_ns
+        + bins * c.select_bin_ns
+        + peaks * jnp.log2(peaks + 1.0) * c.select_peak_ns
+    )
+    return transform_ns, rows * row_ns
+
+
+def device_terms_ns(
+    c: LatencyCoefficients, is_fused, selection, batch, n_fft, k, n_segments, work: DeviceWork | None = None
+) -> LatencyTerms:
+    """Return the parts of a run on the device; `work` is that of a path with its own transform."""
+    bins = n_fft / 2 + 1
+    most = chunk_rows_of(n_fft, n_segments)
+    least = least_rows_of(LEAST_CHUNK_SAMPLES, n_fft, n_segments, CHUNK_ROWS_MULTIPLE)
+    rows = device_rows(batch, most)
+    if work is None:
+        transform_ns = device_work_ns(
+            rows * n_segments,
+            n_fft,
+            row_ns=c.device_row_ns,
+            flop_per_ns=c.device_flop_per_ns,
+            bytes_per_ns=c.device_bytes_per_ns,
+        )
+        work = DeviceWork(transform_ns, bins, 8.0 * n_segments * bins)
+    is_shared, share = shared_work(rows, least, c.device_parallel_gain)
+    further = jnp.maximum(rows, 1.0) / most / (1.0 + c.device_parallel_gain)
+    launches = soft_roofline(1.0, further, SHARE_SHARPNESS)
+    # Transform and maxima are vector loops that the device's own threads share; a heap is a row's own.
+    maxima, passes_ns = maxima_ns(c, rows, work.ranked_bins, k)
+    heap_ns = top_k_ns(c, rows, work.ranked_bins, k)
+
+    def alone(work_ns):
+        return jnp.where(is_shared, share * work_ns, threaded_ns(work_ns, c.thread_gain, c.thread_onset_ns))
+
+    by_maxima_ns = alone(work.transform_ns + maxima) + passes_ns * launches
+    by_heap_ns = alone(work.transform_ns) + share * heap_ns
+    takes_maxima = is_fused & jnp.where(selection == CHEAPER, by_maxima_ns <= by_heap_ns, selection == MAXIMA)
+    on_device_ns = jnp.where(
+        is_fused, jnp.where(takes_maxima, by_maxima_ns, by_heap_ns), alone(work.transform_ns)
+    )
+    vector_ns = work.transform_ns + jnp.where(takes_maxima, maxima, 0.0)
+    transform_ns = alone(vector_ns) * work.transform_ns / vector_ns
+
+    host_least = least_rows_of(LEAST_HOST_CHUNK_SAMPLES, n_fft, n_segments)
+    on_host_shared, host_share = shared_work(rows, host_least, c.host_parallel_gain)
+    on_host_shared = on_host_shared & ~is_shared
+    block_ns = jnp.where(is_shared, share, host_share) * _host_work_ns(c, rows, n_fft, k, n_segments)[1]
+    joins = is_shared | (~is_fused & on_host_shared)
+    numpy_ns = jnp.where(is_fused, 0.0, c.host_call_ns) + jnp.where(joins, c.threads_ns, 0.0)
+
+    signal_bytes = 4.0 * rows * n_fft * (n_segments + 1.0) / 2.0
+    readback_bytes = jnp.where(is_fused, 8.0 * rows * k, rows * work.spectrum_bytes)
+    # What the host does after a launch takes no time of its own while the device is busy.
+    visible_ns = soft_roofline(on_device_ns, c.overlap_ns, ROOFLINE_SHARPNESS) - on_device_ns
+    return LatencyTerms(
+        call_ns=jnp.asarray(c.device_call_ns + numpy_ns),
+        launch_and_sync_ns=launches * (c.dispatch_ns + c.roundtrip_ns) + visible_ns,
+        upload_ns=signal_bytes / c.upload_bytes_per_ns + far_ns(c, signal_bytes),
+        transform_ns=transform_ns,
+        selection_ns=jnp.where(is_fused, on_device_ns - transform_ns, block_ns),
+        readback_ns=readback_bytes / c.readback_bytes_per_ns,
+    )
 
 
 def _path_codes(path: str | Code) -> Code:

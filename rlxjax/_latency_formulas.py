@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ._numerics import soft_roofline
 from ._typing import Nanoseconds, RealLike
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 ROOFLINE_SHARPNESS = 2.0
 #: How sharply traffic beyond the cache is charged the second level's rate.
 CACHE_SHARPNESS = 4.0
+#: How sharply a piece of the least size, rather than the processors, decides the time of shared work.
+SHARE_SHARPNESS = 8.0
 #: Bytes that the device's FFT stage moves for one sample: read and window, transform, square.
 DEVICE_BYTES_PER_SAMPLE = 20.0
 
@@ -62,17 +64,28 @@ def threaded_ns(work_ns: RealLike, thread_gain: RealLike, thread_onset_ns: RealL
     return jnp.asarray(work_ns / (1.0 + thread_gain * work_ns / (work_ns + thread_onset_ns)))
 
 
-def chunked_ns(chunk_ns: RealLike, rows: RealLike, chunk_rows: RealLike, gain: RealLike) -> Nanoseconds:
-    """Return the time of all rows, `[*batch]`, given that of one chunk: further chunks share the processors.
+def shared_work(
+    rows: RealLike, least_rows: RealLike, gain: RealLike
+) -> tuple[Bool[Array, "*batch"], Float[Array, "*batch"]]:
+    """Return whether processors share the work of rows, and the share of the time that it takes one.
 
     Args:
-        chunk_ns: the first chunk, or all rows if they are fewer.
         rows: all rows.
-        chunk_rows: rows of a chunk.
-        gain: speed-up of several chunks at a time, less 1.
+        least_rows: rows that are worth a processor of their own.
+        gain: speed-up of many rows, less 1.
     """
-    further_chunks = jnp.maximum(rows / chunk_rows - 1.0, 0.0)
-    return jnp.asarray(chunk_ns * (1.0 + further_chunks / (1.0 + gain)))
+    is_shared = jnp.asarray(rows > least_rows)
+    share = soft_roofline(
+        jnp.asarray(least_rows / jnp.maximum(rows, 1.0)), 1.0 / (1.0 + gain), SHARE_SHARPNESS
+    )
+    return is_shared, jnp.where(is_shared, share, 1.0)
+
+
+def least_rows_of(
+    samples: float, n_fft: RealLike, n_segments: RealLike, least: float = 1.0
+) -> Float[Array, "*batch"]:
+    """Return the rows that have so many samples, but at least so many."""
+    return jnp.maximum(samples / (jnp.asarray(n_segments) * n_fft), least)
 
 
 def far_ns(c: "LatencyCoefficients", traffic_bytes: RealLike) -> Nanoseconds:
@@ -88,12 +101,12 @@ def maxima_ns(
     """Return the time of selection by successive maxima, `[*batch]`: of its bins, and of starting its passes.
 
     A key is made of every bin; each pass compares all keys; there is one for each peak, and for the spare
-    candidates (`welch._selection`).
+    candidates (`welch._selection`), which are put in their exact order afterwards.
     """
     _, place_bits = jnp.frexp(jnp.maximum(bins - 1.0, 1.0))
     spare = 2.0 + jnp.floor(jnp.maximum(place_bits - 8.0, 0.0) / 2.0)
     passes = jnp.minimum(jnp.minimum(k, bins) + spare, bins)
-    bins_ns = rows * bins * (c.maxima_key_ns + passes * c.maxima_bin_ns)
+    bins_ns = rows * bins * (c.maxima_key_ns + passes * c.maxima_bin_ns) + rows * passes * c.maxima_peak_ns
     return jnp.asarray(bins_ns), jnp.asarray(passes * c.maxima_pass_ns)
 
 

@@ -10,17 +10,27 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from _tolerances import FLOAT64_RTOL
 
 import rlxjax as rx
 from rlxjax import _calibration_file as file_module
-from rlxjax._calibration_file import CalibrationFile
+from rlxjax._calibration_file import CalibrationFile, Uncertainty
+from rlxjax._correction import KINDS, N_FEATURES
 from rlxjax._files import write_json_file
 from rlxjax._latency import COEFFICIENT_NAMES, FORMULA_VERSION, coefficient_unit
+from rlxjax._posterior import LatencyPosterior
 from rlxjax.welch import _run
 
 MEDIAN = rx.typical_prior().median
 GATE = {name: 100.0 + index for index, name in enumerate(file_module.GATE_UNITS)} | {"unified_memory": 1.0}
 SLOW = 1e12
+#: Without a correction, so that predictions are those of the terms.
+POSTERIOR = LatencyPosterior(
+    MEDIAN,
+    np.zeros((len(KINDS), N_FEATURES)),
+    0.05 * np.eye(len(COEFFICIENT_NAMES) + len(KINDS) * N_FEATURES),
+    np.array([0.02, 0.04, 0.06, 0.08]),
+)
 
 
 def content(**fingerprint):
@@ -29,17 +39,23 @@ def content(**fingerprint):
     def entry(value, unit):
         return {"value": value, "unit": unit, "provenance": "measured"}
 
+    def fitted(name):
+        return entry(getattr(MEDIAN, name), coefficient_unit(name)) | {"log_sd": 0.1}
+
     here = file_module.current_fingerprint().model_dump()
     errors = {"fit": 0.03, "interior": 0.05, "edge": None, "held_out": 0.05, "held_out_cells": 7}
+    errors |= {"terms_alone": 0.07, "covered": 0.9}
     return {
-        "schema_version": 2,
+        "schema_version": 3,
         "formula_version": FORMULA_VERSION,
         "created": "2024-05-01T12:00:00+00:00",
         "command": "rlxjax calibrate --budget 60",
         "units": file_module.UNITS,
         "fingerprint": {**here, **fingerprint},
-        "coefficients": {n: entry(getattr(MEDIAN, n), coefficient_unit(n)) for n in COEFFICIENT_NAMES},
+        "coefficients": {name: fitted(name) for name in COEFFICIENT_NAMES},
+        "uncertainty": Uncertainty.of(POSTERIOR).model_dump(),
         "gate": {name: entry(value, file_module.GATE_UNITS[name]) for name, value in GATE.items()},
+        "canary_ns": {"launch": 1e4, "copy": 2e7},
         "noise_floor": 0.01,
         "held_out": {"fused": {**errors, "noise_floor": 0.01, "built_in": 4.0}},
         "domain": {
@@ -49,7 +65,13 @@ def content(**fingerprint):
             "samples": {"low": 64.0, "high": 2.0**21},
         },
         "samples": {"file": "samples.csv", "sha256": "0" * 64, "timings": 90, "rounds": 3, "workloads": 30},
-        "fit": {"converged": True, "loss": 12.5, "message": "The fit of 90 timings converged."},
+        "fit": {
+            "converged": True,
+            "loss": 12.5,
+            "message": "The fit of 90 timings converged.",
+            "inseparable": [{"host_row_ns": 0.8, "host_flop_per_ns": -0.6}],
+            "outliers": [],
+        },
         "skipped": [],
     }
 
@@ -80,13 +102,25 @@ def loaded(text, path):
 def calibration(**coefficients):
     """Return a calibration of the typical machine with some coefficients replaced."""
     whole = rx.Calibration.from_file(CalibrationFile.model_validate(content()))
-    return dataclasses.replace(whole, coefficients=dataclasses.replace(MEDIAN, **coefficients))
+    return with_coefficients(whole, dataclasses.replace(MEDIAN, **coefficients))
+
+
+def with_coefficients(whole, coefficients):
+    return dataclasses.replace(
+        whole, posterior=dataclasses.replace(whole.posterior, coefficients=coefficients)
+    )
+
+
+def assert_same(found, expected):
+    """Check that two calibrations are equal, their arrays too."""
+    jax.tree.map(np.testing.assert_array_equal, found.posterior, expected.posterior)
+    assert dataclasses.replace(found, posterior=expected.posterior) == expected
 
 
 CHEAPEST = {
     "host": {"device_call_ns": SLOW},
-    "fused": {"host_call_ns": SLOW, "host_chunk_ns": SLOW},
-    "block": {"host_call_ns": SLOW, "topk_bin_ns": SLOW, "maxima_key_ns": SLOW},
+    "fused": {"host_call_ns": SLOW},
+    "block": {"host_row_ns": SLOW, "topk_bin_ns": SLOW, "maxima_key_ns": SLOW},
 }
 each_cheapest = pytest.mark.parametrize("cheapest", CHEAPEST)
 
@@ -97,7 +131,7 @@ def test_what_is_written_is_what_is_loaded(path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = rx.load_calibration(str(path))
-    assert found == rx.Calibration.from_file(written)
+    assert_same(found, rx.Calibration.from_file(written))
     assert found.coefficients == MEDIAN
     assert found.gate == rx.IoFusionGate(**GATE)
     assert set(found.provenance.values()) == {rx.Provenance.MEASURED}
@@ -121,9 +155,35 @@ def test_what_is_written_is_what_is_loaded(path):
 def test_predictions_are_those_of_the_latency_model(strategy, path_name, n_segments):
     machine, batch = calibration(), np.array([1, 64, 4096])
     expected = rx.predict_latency_ns(MEDIAN, path_name, batch, 256, 16, n_segments)
-    np.testing.assert_array_equal(machine.predict_ns(strategy, batch, 256, 16), expected)
-    np.testing.assert_array_equal(machine.predict_ns(strategy, batch, 256, 16, n_segments), expected)
-    np.testing.assert_array_equal(machine.terms_ns(strategy, batch, 256, 16).total_ns(), expected)
+    for found in (
+        machine.predict_ns(strategy, batch, 256, 16),
+        machine.predict_ns(strategy, batch, 256, 16, n_segments),
+        machine.terms_ns(strategy, batch, 256, 16).total_ns(),
+        machine.estimate(strategy, batch, 256, 16).time_ns,
+    ):
+        np.testing.assert_allclose(found, expected, rtol=FLOAT64_RTOL)
+
+
+@pytest.mark.parametrize("strategy", ["fast", "fused", "block"])
+def test_an_interval_is_log_normal_around_the_prediction(strategy):
+    machine, batch = calibration(), np.array([1, 64, 4096])
+    run = machine.estimate(strategy, batch, 256, 16)
+    for level, sds in ((0.6826894921, 1.0), (0.9544997361, 2.0)):
+        low, high = machine.interval_ns(strategy, batch, 256, 16, level=level)
+        np.testing.assert_allclose(np.log(high / low), 2 * sds * run.log_sd(), rtol=1e-8)
+        np.testing.assert_allclose(np.sqrt(low * high), run.time_ns, rtol=FLOAT64_RTOL)
+    assert np.all(np.asarray(run.log_sd()) > np.asarray(run.spread))
+    with pytest.raises(ValueError, match="level: expected a probability between 0 and 1, got 1"):
+        machine.interval_ns(strategy, 1, 256, 16, level=1.0)
+
+
+def test_a_decision_follows_the_predictions():
+    for cheapest, verdict in (("fused", "fuse"), ("host", "keep")):
+        machine = calibration(**CHEAPEST[cheapest])
+        assert machine.decide(64, 256, 16).verdict() == verdict
+    machine = calibration()
+    same = machine.decide(64, 256, 16, fused="block", kept="block")
+    assert (float(same.margin_ns), float(same.probability), same.verdict()) == (0.0, 0.5, "undecided")
 
 
 @pytest.mark.parametrize("n_segments", [1, 2, 8])
@@ -149,7 +209,7 @@ def test_equal_predictions_pick_the_earlier_path():
     machine, paths = calibration(), (rx.Path.FUSED, rx.Path.BLOCK)
     free = {"topk_bin_ns": 0.0, "topk_update_ns": 0.0, "select_bin_ns": 0.0, "select_peak_ns": 0.0}
     fast = {"readback_bytes_per_ns": np.inf, "device_bytes_per_ns": np.inf, "host_bytes_per_ns": np.inf}
-    machine = calibration(**free, **fast, host_chunk_ns=0.0)
+    machine = calibration(**free, **fast, host_call_ns=0.0)
     assert machine.predict_ns("fused", 4, 64, 4) == machine.predict_ns("block", 4, 64, 4)
     assert machine.pick_path(4, 64, 4, 2, paths) is rx.Path.FUSED
     assert machine.pick_path(4, 64, 4, 2, paths[::-1]) is rx.Path.BLOCK
@@ -164,9 +224,9 @@ def test_pick_index_takes_arrays_and_traces():
 
 def test_predictions_have_a_gradient_by_the_calibrated_coefficients():
     def cost(coefficients):
-        return dataclasses.replace(calibration(), coefficients=coefficients).predict_ns("fused", 64, 256, 16)
+        return with_coefficients(calibration(), coefficients).predict_ns("fused", 64, 256, 16)
 
-    assert jax.grad(cost)(MEDIAN).dispatch_ns == 1
+    assert jax.grad(cost)(MEDIAN).dispatch_ns == pytest.approx(1.0, rel=FLOAT64_RTOL)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +290,8 @@ def test_a_truncated_file_is_refused(length, path):
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("schema_version", 3, "install a newer rlxjax"),
+        ("schema_version", 4, "install a newer rlxjax"),
+        ("schema_version", 2, "rlxjax calibrate"),
         ("formula_version", FORMULA_VERSION + 1, "install a newer rlxjax"),
         ("schema_version", 0, "rlxjax calibrate"),
         ("schema_version", "1", "rlxjax calibrate"),
@@ -248,6 +309,14 @@ def test_a_truncated_file_is_refused(length, path):
         ),
         ("coefficients.dispatch_ns.provenance", "guessed", "rlxjax calibrate"),
         ("coefficients.dispatch_ns.note", "hand-made", "rlxjax calibrate"),
+        ("coefficients.dispatch_ns.log_sd", 0.0, "rlxjax calibrate"),
+        ("uncertainty", None, "rlxjax calibrate"),
+        ("uncertainty.spread.host", 0.0, "rlxjax calibrate"),
+        ("uncertainty.correction.host", [0.0], "rlxjax calibrate"),
+        ("uncertainty.covariance_factor", [[1.0]], "rlxjax calibrate"),
+        ("canary_ns", None, "rlxjax calibrate"),
+        ("canary_ns.launch", 0.0, "rlxjax calibrate"),
+        ("fit.outliers", ["one", 2], "rlxjax calibrate"),
         ("domain.batch.low", 0.0, "rlxjax calibrate"),
         ("fingerprint.cores", "many", "rlxjax calibrate"),
         ("surprise", 1, "rlxjax calibrate"),
@@ -344,7 +413,7 @@ def test_the_new_file_replaces_the_old_in_one_step(path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", watched)
     write_json_file(CalibrationFile.model_validate(content()), path)
-    assert seen == [("the old file", 2)]
+    assert seen == [("the old file", 3)]
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 

@@ -13,6 +13,7 @@ from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, GRADIENT_RTOL, GRADIENT_STEP
 import rlxjax as rx
 from rlxjax import _latency, _latency_formulas
 from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
+from rlxjax.welch import _host, _launch
 from rlxjax.welch._device_programs import chunk_rows
 from rlxjax.welch._selection import SELECTIONS
 
@@ -47,7 +48,8 @@ def predict(machine, workloads=WORKLOADS, selection=None):
 @pytest.mark.parametrize("seed", range(3))
 def test_terms_are_not_negative_and_sum_to_the_prediction(seed):
     terms = rx.latency_terms_ns(coefficients(seed), *WORKLOADS)
-    parts = [np.asarray(getattr(terms, field.name)) for field in dataclasses.fields(terms)]
+    parts = [np.asarray(part) for name, part in vars(terms).items() if name != "correction_ns"]
+    assert np.all(np.asarray(terms.correction_ns) == 0.0)
     assert all(part.shape == WORKLOADS[0].shape for part in parts)
     assert all(np.all(np.isfinite(part) & (part >= 0)) for part in parts)
     on_device = WORKLOADS[0] != rx.Path.HOST.code
@@ -61,27 +63,90 @@ def test_the_host_path_waits_for_no_device():
     assert [terms.launch_and_sync_ns, terms.upload_ns, terms.readback_ns] == [0, 0, 0]
 
 
+#: Batch, n_fft, k and segments: one piece of work on either side, and several that processors share.
+ALONE, SHARED = (4, 64, 16, 2), (1000, 1000, 16, 2)
+
+
 @each_path
 @pytest.mark.parametrize("selection", SELECTIONS)
-def test_a_path_depends_on_the_coefficients_of_its_own_work_alone(path, selection):
-    """1000 rows of 1000 samples are more than a chunk on either side."""
-    gradient = jax.grad(lambda c: rx.predict_latency_ns(c, path, 1000, 1000, 16, 2, selection))(MEDIAN)
+@pytest.mark.parametrize("sizes", [ALONE, SHARED], ids=["alone", "shared"])
+def test_a_path_depends_on_the_coefficients_of_its_own_work_alone(path, selection, sizes):
+    gradient = jax.grad(lambda c: rx.predict_latency_ns(c, path, *sizes, selection))(MEDIAN)
     named = {name for name in COEFFICIENT_NAMES if getattr(gradient, name) != 0}
-    host_selection = {
-        "host_chunk_ns",
-        "host_chunk_gain",
-        "host_bytes_per_ns",
-        "select_bin_ns",
-        "select_peak_ns",
-    }
-    host = {name for name in COEFFICIENT_NAMES if name.startswith(("host_", "select_"))}
+    sharing = {"host_parallel_gain", "device_parallel_gain", "threads_ns"}
+    threads = {"thread_gain", "thread_onset_ns"}
+    host = {name for name in COEFFICIENT_NAMES if name.startswith(("host_", "select_"))} - sharing
+    host_selection = {"host_call_ns", "host_bytes_per_ns", "select_bin_ns", "select_peak_ns"}
     forms = {
         form: {name for name in COEFFICIENT_NAMES if name.startswith(form.replace("_", "") + "_")}
         for form in SELECTIONS
     }
-    device = set(COEFFICIENT_NAMES) - host - set.union(*forms.values())
+    device = set(COEFFICIENT_NAMES) - host - sharing - threads - set.union(*forms.values())
+    device |= {"device_parallel_gain", "threads_ns"} if sizes == SHARED else threads
+    host |= {"host_parallel_gain", "threads_ns"} if sizes == SHARED else set()
     own = {"host": host, "fused": device | forms[selection], "block": device | host_selection}
     assert named == own[path]
+
+
+def terms_of(path, batch, n_fft=64, k=4, n_segments=2, selection="maxima", **replaced):
+    machine = dataclasses.replace(MEDIAN, **replaced)
+    return rx.latency_terms_ns(machine, path, batch, n_fft, k, n_segments, selection)
+
+
+@pytest.mark.parametrize("gain", [0.5, 7.0])
+def test_processors_of_the_host_share_work_beyond_its_least_piece(gain):
+    """A piece that processors share takes no less than the least piece, or its share of the whole."""
+    least = _host.LEAST_CHUNK_SAMPLES // 128
+    rows = least * np.array([0.5, 1.0, 1.5, 4.0, 100.0])
+    free = {"host_far_bytes_per_ns": 1e30}  # what is left grows with the rows alone
+    shared = terms_of("host", rows, host_parallel_gain=gain, **free)
+    alone = terms_of("host", rows, host_parallel_gain=1e-300, **free)
+    share = np.where(rows > least, np.maximum(least / rows, 1 / (1 + gain)), 1.0)
+    for name in ("transform_ns", "selection_ns"):
+        np.testing.assert_allclose(
+            getattr(shared, name), share * np.asarray(getattr(alone, name)), rtol=FLOAT64_RTOL
+        )
+    joined = np.where(rows > least, MEDIAN.threads_ns, 0.0)
+    np.testing.assert_allclose(shared.call_ns, MEDIAN.host_call_ns + joined, rtol=FLOAT64_RTOL)
+
+
+@pytest.mark.parametrize("gain", [0.5, 7.0])
+def test_processors_share_the_device_s_work_beyond_its_least_piece_instead_of_its_own_threads(gain):
+    least = _launch.LEAST_CHUNK_SAMPLES // 128
+    rows = least * np.array([1.25, 4.0, 64.0])
+    shared, alone = (
+        terms_of("block", rows, device_parallel_gain=g, thread_gain=1e9, overlap_ns=1e-9)
+        for g in (gain, 1e-300)
+    )
+    share = np.maximum(least / rows, 1 / (1 + gain))
+    for name in ("transform_ns", "selection_ns"):
+        np.testing.assert_allclose(
+            getattr(shared, name), share * np.asarray(getattr(alone, name)), rtol=FLOAT64_RTOL
+        )
+    within = [terms_of("block", least, thread_gain=own).transform_ns for own in (1e-9, 0.5, 1e9)]
+    assert np.all(np.diff(within) < 0)
+
+
+@pytest.mark.parametrize("gain", [0.5, 3.0])
+def test_launches_are_counted_by_chunks_that_follow_each_other(gain):
+    chunk = chunk_rows(rx.WelchPeakParams(64, 2, 4), "cpu")
+    free = {"overlap_ns": 1e-9, "device_parallel_gain": gain}
+    rows = chunk * np.array([1.0, 1.0 + gain, 20.0])
+    found = terms_of("block", rows, **free).launch_and_sync_ns
+    launches = np.maximum(1.0, rows / chunk / (1.0 + gain))
+    # What sticks out of the host's own work beside the device is a rounding error here.
+    np.testing.assert_allclose(found, launches * (MEDIAN.dispatch_ns + MEDIAN.roundtrip_ns), rtol=1e-6)
+
+
+@pytest.mark.parametrize("path", ["fused", "block"])
+def test_the_host_s_work_beside_the_device_shows_only_where_the_device_is_quick(path):
+    batch = 4 * 2 ** np.arange(10)
+    waits = MEDIAN.dispatch_ns + MEDIAN.roundtrip_ns
+    visible = np.asarray(terms_of(path, batch).launch_and_sync_ns) - waits
+    assert np.all((visible > 0) & (visible < MEDIAN.overlap_ns))
+    assert np.all(np.diff(visible) < 0)
+    nearly_all = terms_of(path, 1, overlap_ns=1e9).launch_and_sync_ns - waits
+    assert nearly_all == pytest.approx(1e9, rel=1e-2)
 
 
 @each_path

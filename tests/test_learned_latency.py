@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, assert_gradient_is_the_finite_difference
-from test_calibration import changed, content
+from test_calibration import assert_same, changed, content, with_coefficients
 
 import rlxjax as rx
 from rlxjax._calibration import LearnedCalibration
@@ -57,17 +57,18 @@ def predict(coefficients, runs=RUNS):
 @each_seed
 def test_terms_are_positive_and_sum_to_the_prediction(seed):
     terms = jax.jit(learned_terms_ns)(*machine(seed), *RUNS)
-    parts = [np.asarray(getattr(terms, field.name)) for field in dataclasses.fields(terms)]
+    parts = [np.asarray(part) for name, part in vars(terms).items() if name != "correction_ns"]
+    assert np.all(terms.correction_ns == 0.0)
     assert all(part.shape == RUNS[0].shape for part in parts)
     assert all(np.all(np.isfinite(part) & (part > 0)) for part in parts)
     np.testing.assert_allclose(sum(parts), predict(machine(seed)), rtol=FLOAT64_RTOL)
 
 
-def test_all_but_transform_and_selection_are_the_fused_path_s():
+def test_all_but_the_device_s_work_and_what_it_hides_are_the_fused_path_s():
     own, shared = machine(0)
     learned = learned_terms_ns(own, shared, *RUNS)
     fused = rx.latency_terms_ns(shared, "fused", *RUNS[2:])
-    for name in ("call_ns", "launch_and_sync_ns", "upload_ns", "readback_ns"):
+    for name in ("call_ns", "upload_ns", "readback_ns"):
         np.testing.assert_allclose(getattr(learned, name), getattr(fused, name), rtol=FLOAT64_RTOL)
 
 
@@ -164,7 +165,7 @@ def test_the_fit_finds_known_coefficients(seed):
     found = predict((result.coefficients, shared), TIMED)
     np.testing.assert_allclose(found, predict((own, shared), TIMED), rtol=0.03)
     for name in LEARNED_COEFFICIENT_NAMES:
-        assert result.informed[name]
+        assert result.measured[name]
         assert getattr(result.coefficients, name) == pytest.approx(getattr(own, name), rel=0.1)
 
 
@@ -185,14 +186,20 @@ def section(**models):
     facts = {"live_bins": 8, "active_gates": 20, "total_gates": 192, "file": "m.json", "sha256": "0" * 64}
     return {
         "coefficients": {
-            name: {"value": getattr(OWN, name), "unit": unit, "provenance": "measured"}
+            name: {"value": getattr(OWN, name), "log_sd": 0.1, "unit": unit, "provenance": "measured"}
             for name, unit in units.items()
         },
         "models": [
             {"n_fft": 64, "flop": 1000.0, **facts, **models},
             {"n_fft": 1024, "flop": 3e5, **facts},
         ],
-        "fit": {"converged": True, "loss": 1.5, "message": "The fit of 30 timings converged."},
+        "spread": 0.07,
+        "fit": {
+            "converged": True,
+            "loss": 1.5,
+            "message": "The fit of 30 timings converged.",
+            "inseparable": [],
+        },
     }
 
 
@@ -201,7 +208,7 @@ def calibration(shared=None, **own):
     whole = rx.Calibration.from_file(CalibrationFile.model_validate(content() | {"learned": section()}))
     learned = dataclasses.replace(whole.learned, coefficients=dataclasses.replace(OWN, **own))
     coefficients = dataclasses.replace(SHARED, **(shared or {}))
-    return dataclasses.replace(whole, coefficients=coefficients, learned=learned)
+    return with_coefficients(dataclasses.replace(whole, learned=learned), coefficients)
 
 
 def test_predictions_are_those_of_the_formula_at_the_timed_work():
@@ -306,7 +313,12 @@ def test_the_section_is_written_and_loaded(tmp_path):
     write_json_file(written, tmp_path / "c.json")
     assert read_calibration_file(tmp_path / "c.json") == written
     works = {64: LearnedWork(1000.0, 8), 1024: LearnedWork(3e5, 8)}
-    assert rx.load_calibration(tmp_path / "c.json").learned == LearnedCalibration(OWN, works)
+    found = rx.load_calibration(tmp_path / "c.json")
+    assert found.learned == LearnedCalibration(OWN, works, 0.07)
+    assert_same(found, rx.Calibration.from_file(written))
+    run = found.estimate("learned", 64, np.array([64, 1024]), 16)
+    np.testing.assert_array_equal(run.time_ns, found.predict_ns("learned", 64, np.array([64, 1024]), 16))
+    np.testing.assert_allclose(run.log_sd(), 0.07)
 
 
 def test_files_without_the_section_load_and_say_that_nothing_was_timed(tmp_path):
@@ -336,6 +348,7 @@ def test_files_without_the_section_load_and_say_that_nothing_was_timed(tmp_path)
         ("learned.models", section(n_fft=63)["models"]),
         ("learned.models", section(active_gates=193)["models"]),
         ("learned.models", section(surprise=1)["models"]),
+        ("learned.spread", 0.0),
         ("learned.fit", None),
     ],
 )

@@ -19,6 +19,7 @@ from rlxjax._latency import coefficient_unit
 
 ROOT = Path(__file__).parent.parent
 TIMINGS = published_latency.read_timings(published_latency.PUBLISHED)
+STACKED, WEIGHTS = rx.stack_timings(list(TIMINGS.values()))
 MEDIAN = rx.typical_fft_prior().median
 NAMES = [field.name for field in dataclasses.fields(rx.FftLatencyCoefficients)]
 BATCH, N_FFT = (np.ravel(a) for a in np.meshgrid([0, 1, 32, 2048, 131072], [2, 64, 1000, 4096]))
@@ -46,8 +47,8 @@ def test_a_published_latency_is_predicted_from_the_others_within_12_per_cent(pat
 def test_every_fit_converges_to_positive_coefficients(path, reports):
     assert reports[path].converged
     assert all(np.isfinite(value) and value > 0 for value in vars(reports[path].fit.coefficients).values())
-    assert reports[path].fit.informed["call_ns"]
-    assert reports[path].fit.informed["flop_per_ns"]
+    assert reports[path].fit.measured["call_ns"]
+    assert reports[path].fit.measured["flop_per_ns"] or reports[path].fit.measured["bytes_per_ns"]
 
 
 def test_the_cell_that_contradicts_a_larger_one_is_named(reports):
@@ -61,13 +62,24 @@ def test_the_cell_that_contradicts_a_larger_one_is_named(reports):
 @each_path
 def test_the_documentation_states_the_median_error_and_the_coefficients(path, reports):
     page = (ROOT / "docs" / "published-latencies.md").read_text(encoding="utf-8")
-    table, coefficients = [line for line in page.splitlines() if line.startswith(f"| {path} |")]
+    table, coefficients, _ = [line for line in page.splitlines() if line.startswith(f"| {path} |")]
     cells = [cell.strip() for cell in table.split("|")[1:-1]]
     assert float(cells[2]) / 100 == pytest.approx(np.median(np.abs(reports[path].errors())), abs=0.005)
     for name, shown in zip(NAMES, coefficients.split("|")[2:-1], strict=True):
         stated = float(shown.strip(" *").replace(",", ""))
-        if reports[path].fit.informed[name]:
+        if reports[path].fit.measured[name]:
             assert getattr(reports[path].fit.coefficients, name) == pytest.approx(stated, rel=0.05)
+
+
+def test_the_documentation_states_the_errors_from_few_cells_that_were_kept():
+    page = (ROOT / "docs" / "published-latencies.md").read_text(encoding="utf-8")
+    kept = json.loads((ROOT / "docs" / "evidence" / "published-latency.json").read_text(encoding="utf-8"))
+    assert published_latency.few_text(kept["few_cells"]) in page
+    assert [row["choices"] for row in kept["few_cells"]["paths"]] == [3003] * 5 + [462]
+    alone, pooled = (
+        np.mean([row[how]["mean_error"] for row in kept["few_cells"]["paths"]]) for how in ("alone", "pooled")
+    )
+    assert f"from {100 * alone:.1f} to {100 * pooled:.1f} %" in page
 
 
 def test_the_fit_recovers_a_machine():
@@ -99,16 +111,8 @@ def test_new_values_priors_and_weights_compile_nothing(reports):
 
 
 def test_every_path_at_once_equals_one_after_the_other(reports):
-    timings = [own for own in TIMINGS.values() if len(own.time_ns) == 15]
-    stacked = jax.tree.map(lambda *columns: jnp.stack(columns), *timings)
-
-    def fit_one(own):
-        return _fit._minimise(own, jnp.ones(15), rx.typical_fft_prior(), _fft_latency._predicted_ns)
-
-    logs, losses, *_ = jax.vmap(fit_one)(stacked)
-    assert logs.shape == (5, 5)
-    alone = [reports[path].fit.loss for path, own in TIMINGS.items() if len(own.time_ns) == 15]
-    np.testing.assert_allclose(losses, alone, rtol=1e-3)
+    many = rx.fit_fft_devices(STACKED, weights=WEIGHTS)
+    np.testing.assert_allclose(many.loss, [reports[path].fit.loss for path in TIMINGS], rtol=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(3))

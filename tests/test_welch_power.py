@@ -12,7 +12,7 @@ from rlxjax.welch._device_programs import mean_power
 
 FAST = rx.WelchPeakParams.fast(n_fft=64, k=5)
 
-mean_power_of = jax.jit(mean_power, static_argnames="params")
+mean_power_of = jax.jit(mean_power, static_argnames=("params", "tile_rows"))
 
 
 @pytest.mark.parametrize("n_segments", [1, 2, 3, 4, 7])
@@ -23,6 +23,18 @@ def test_the_mean_power_of_packed_segments_is_that_of_float64(n_fft, n_segments)
     power = reference_power(signal, params)
     error = np.abs(mean_power_of(signal, params) - power)
     assert np.all(error <= FLOAT32_RTOL * power.max(1, keepdims=True))
+
+
+@pytest.mark.parametrize("n_segments", [1, 2, 3])
+@pytest.mark.parametrize("n_fft", [2, 32])
+def test_the_mean_power_is_the_same_in_tiles_of_any_rows(n_fft, n_segments):
+    params = rx.WelchPeakParams(n_fft, n_segments, 1)
+    signal = noise(6, params)
+    power = mean_power_of(signal, params)
+    assert power.shape == (6, params.n_bins)
+    for tile_rows in (2, 3, 6):
+        tiled = mean_power_of(signal, params, tile_rows)
+        np.testing.assert_allclose(tiled, power, rtol=4e-7, atol=1e-7 * power.max())
 
 
 @pytest.mark.parametrize("n_segments", [2, 3, 4])

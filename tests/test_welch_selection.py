@@ -127,6 +127,25 @@ def test_keys_decide_unless_a_bin_left_out_could_outrank_the_last_peak(row, k, f
     np.testing.assert_array_equal(quick_places_of(rows, k, "maxima"), sorted_places(rows, k))
 
 
+def test_neighbours_that_share_a_key_are_put_in_order_wherever_they_are():
+    rows = np.tile(np.linspace(2, 1, 100), (2 * TILE_ROWS, 1)).astype(np.float32)
+    for row, powers in enumerate(rows):
+        powers[row + 1] = powers[row] * (1 + 2 * ULP)  # so the later bin is the larger one
+    for k in (1, 4, 12):
+        np.testing.assert_array_equal(maxima_alone(rows, k), sorted_places(rows, k))
+
+
+@pytest.mark.parametrize("n_shared", [3, 4, 7])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_more_than_two_that_share_a_key_are_put_in_order(n_shared, seed):
+    rng = np.random.default_rng(seed)
+    rows = np.tile(np.linspace(1, 2, 100), (2 * TILE_ROWS, 1)).astype(np.float32)
+    for powers in rows:
+        powers[rng.permutation(100)[:n_shared]] = 3 + 2 * ULP * rng.integers(0, 4, n_shared)
+    k = n_shared + 2
+    np.testing.assert_array_equal(maxima_alone(rows, k), sorted_places(rows, k))
+
+
 @pytest.mark.parametrize("n_tied", [1, 4, 5, 6, 40])
 @pytest.mark.parametrize("step", [0, ULP])
 def test_a_boundary_of_equal_or_nearly_equal_powers_is_cut_as_by_a_sort(n_tied, step):

@@ -1,5 +1,7 @@
 """The device programs: what the fused and the block path jit."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from jaxtyping import Array, Complex, Float, Real
 
 from ._host import hann_window, one_sided_weights
 from ._params import WelchPeakParams
-from ._selection import TILE_ROWS, default_selection, selected_peaks
+from ._selection import TILE_ROWS, default_selection, from_tiles, selected_peaks, tile_rows, to_tiles
 
 #: Samples that a chunk of rows transforms at a time: on CPUs its arrays stay in cache, elsewhere memory
 #: bounds them.
@@ -47,24 +49,40 @@ def segment_spectra(
     return jnp.fft.rfft(jnp.stack([segment * window for segment in _segments(signal, params)], axis=1))
 
 
-def mean_power(signal: Real[Array, "batch length"], params: WelchPeakParams) -> Float[Array, "batch n_bins"]:
+def mean_power(
+    signal: Real[Array, "batch length"], params: WelchPeakParams, tile_rows: int = 1
+) -> Float[Array, "batch n_bins"]:
     """Return the mean one-sided power of the windowed segments.
 
     Two real segments are one complex transform: `|X1[b]|^2 + |X2[b]|^2 = (|Z[b]|^2 + |Z[n-b]|^2) / 2`
     with `Z` that of `x1 + i x2`. An odd one out is transformed alone.
+
+    Args:
+        signal: each row's prefix is used.
+        params: the parameters.
+        tile_rows: rows of the tiles in which powers are computed.
     """
     signal = signal.astype(jnp.float32)
-    window, segments = hann_window(params.n_fft)[None], _segments(signal, params)
-    power = np.float32(0)
+    hop, window, segments = params.hop, hann_window(params.n_fft)[None], _segments(signal, params)
+    # DC, the bins between, Nyquist
+    parts: list[Any] = [0, 0, 0]
     if pairs := list(zip(segments[::2], segments[1::2], strict=False)):
         half = window * np.float32(0.5)  # so that a pair's sum is its mean, and overflows no sooner
         packed = jnp.stack([lax.complex(one * half, two * half) for one, two in pairs], axis=1)
-        two_sided = jnp.sum(_squared_magnitude(jnp.fft.fft(packed)), axis=1)
-        mirrored = jnp.concatenate([two_sided[:, :1], two_sided[:, : params.hop - 1 : -1]], axis=1)
-        power = 2.0 * (two_sided[:, : params.n_bins] + mirrored)
+        power = to_tiles(jnp.sum(_squared_magnitude(jnp.fft.fft(packed)), axis=1), tile_rows)
+        mirrored = power[:, :hop:-1]
+        parts = [4.0 * power[:, :1], 2.0 * (power[:, 1:hop] + mirrored), 4.0 * power[:, hop : hop + 1]]
     if params.n_segments % 2:
-        power = power + _squared_magnitude(jnp.fft.rfft(segments[-1] * window))
-    return jnp.multiply(power, one_sided_weights(params)[None])
+        power = to_tiles(_squared_magnitude(jnp.fft.rfft(segments[-1] * window)), tile_rows)
+        parts = [
+            part + power[:, each]
+            for part, each in zip(parts, (np.s_[:1], np.s_[1:hop], np.s_[hop:]), strict=True)
+        ]
+    weights = np.split(one_sided_weights(params)[None, :, None], [1, hop], axis=1)
+    # Joined last: XLA computes a concatenation once, but would compute a product anew for all who use it.
+    return from_tiles(
+        jnp.concatenate([part * weight for part, weight in zip(parts, weights, strict=True)], axis=1)
+    )
 
 
 def fused_peaks(
@@ -92,7 +110,8 @@ def fused_peaks(
 
 
 def _peaks(signal, params: WelchPeakParams, selection: str) -> Float[Array, "batch k 2"]:
-    return selected_peaks(mean_power(signal, params), params.k, selection)
+    rows = tile_rows(signal.shape[0]) if selection == "maxima" else 1
+    return selected_peaks(mean_power(signal, params, rows), params.k, selection)
 
 
 def _segments(signal: Float[Array, "batch length"], params: WelchPeakParams) -> list[Array]:

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from rlxjax._chunks import for_each_chunk, worker_count
+from rlxjax._chunks import for_each_chunk, rows_of_a_processor
 
 from ._params import WelchPeakParams
 
@@ -50,10 +50,9 @@ def one_sided_weights(params: WelchPeakParams) -> np.ndarray:
 
 
 def host_chunk_rows(params: WelchPeakParams, batch: int) -> int:
-    """Return the rows of a chunk on the host: those of one processor, but neither too few nor too many."""
+    """Return the rows of a chunk on the host."""
     row_samples = params.n_segments * params.n_fft
-    least, most = (max(1, samples // row_samples) for samples in (LEAST_CHUNK_SAMPLES, CHUNK_SAMPLES))
-    return min(max(-(-batch // worker_count()), least), most)
+    return rows_of_a_processor(batch, LEAST_CHUNK_SAMPLES // row_samples, CHUNK_SAMPLES // row_samples)
 
 
 def host_peaks(signal: np.ndarray, params: WelchPeakParams) -> np.ndarray:

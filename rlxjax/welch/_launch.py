@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._checks import as_index
-from rlxjax._chunks import for_each_chunk, worker_count
+from rlxjax._chunks import for_each_chunk, rows_of_a_processor
 
 from ._device_programs import (
     CHUNK_ROWS_MULTIPLE,
@@ -98,9 +98,10 @@ def _processor_rows(batch: int, params: WelchPeakParams) -> int:
     They are a size that padding leaves as it is.
     """
     least = max(CHUNK_ROWS_MULTIPLE, LEAST_CHUNK_SAMPLES // (params.n_segments * params.n_fft))
-    share = max(-(-batch // worker_count()), least)
-    step = max(CHUNK_ROWS_MULTIPLE, padding_step(share))
-    return min(-(-share // step) * step, chunk_rows(params, "cpu"))
+    most = chunk_rows(params, "cpu")
+    rows = rows_of_a_processor(batch, least, most)
+    step = max(CHUNK_ROWS_MULTIPLE, padding_step(rows))
+    return min(-(-rows // step) * step, most)
 
 
 def run_traced(

@@ -11,18 +11,19 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped, UInt
 
 #: Most bins of a row of which a key still keeps enough bits of the power to tell most apart.
 MAX_BINS_OF_KEYS = 4097
 #: Most rows for which a heap is about as fast as maxima.
 FEW_ROWS = 4
-#: Rows whose keys lie side by side: few enough that turning them on their side stays in the first cache.
-TILE_ROWS = 32
+#: Rows of a tile, whose powers of a bin lie side by side: a vector, and few enough that turning rows on their
+#: side costs next to nothing.
+TILE_ROWS = 8
 #: Least width of a block of bins; the widths that XLA's CPU compiler turns into vector code.
 MIN_BLOCK_BINS = 16
 
-_LOWEST, _HIGHEST = np.int32(-(2**31)), np.int32(2**31 - 1)
+_HIGHEST = np.uint32(2**32 - 1)
 
 
 def selected_peaks(
@@ -71,40 +72,82 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
     decides instead.
     """
     batch, n_bins = power.shape
-    place_bits = (1 << (n_bins - 1).bit_length()) - 1
+    n_places = 1 << (n_bins - 1).bit_length()
     n_candidates = min(k + _spare_candidates(n_bins), n_bins)
-    tile_rows = TILE_ROWS if batch % TILE_ROWS == 0 else batch
-    backward = np.arange(n_bins, dtype=np.int32)[None, ::-1]
-    keys = (_ranked_bits(power) & ~place_bits) | backward
-    keys = keys.reshape(batch // tile_rows, tile_rows, n_bins).transpose(0, 2, 1)
+    tiles = to_tiles(power, tile_rows(batch))
+    n_tiles, _, n_rows = tiles.shape
+    backward = np.arange(n_bins, dtype=np.uint32)[None, ::-1, None]
+    keys = _leading_bits(_ranked_bits(tiles), n_places) + backward
 
-    def next_lower(key: Int[Array, "tiles rows"], _: None) -> tuple[Array, Array]:
+    def next_lower(key: UInt[Array, "tiles rows"], _: None) -> tuple[Array, Array]:
         key = _largest_below(keys, key)
         return key, key
 
-    highest: Any = np.full((keys.shape[0], tile_rows), _HIGHEST)
+    highest: Any = np.full((n_tiles, n_rows), _HIGHEST)
     _, found = lax.scan(next_lower, highest, None, length=n_candidates)
-    found = found.reshape(n_candidates, batch)
-    places = n_bins - 1 - (found & place_bits)
-    exact = _ranked_bits(jnp.take_along_axis(power, places.T, axis=1, mode="promise_in_bounds").T)
-    exact, places = _sorted_candidates(exact, places)
-    last_key, least_key = found[k - 1] & ~place_bits, found[-1] & ~place_bits
-    is_clear = (n_candidates == n_bins) | jnp.all(last_key != least_key)
+    places = n_bins - 1 - (found % n_places).astype(jnp.int32)
+    tile, row = np.arange(n_tiles)[:, None], np.arange(n_rows)[None]
+    bits = _ranked_bits(tiles.at[tile, places, row].get(mode="promise_in_bounds"))
+    leading = found - found % n_places
+    is_tied = leading[k - 1] == leading[-1]
+    # Keys rank the lower of equal bins first: only of three that share a key and are not all equal, more than
+    # neighbours may be out of order.
+    shares_key = leading[2:] == leading[:-2]
+    differs = (bits[2:] != bits[1:-1]) | (bits[1:-1] != bits[:-2])
+    is_nearly_in_order = ~jnp.any(shares_key & differs)
+    is_clear = (n_candidates == n_bins) | ~jnp.any(is_tied)
 
     def all_tie_with_the_last() -> Bool[Array, ""]:
-        # Bins that share the boundary's key in power too are in order, as keys rank the lower one first.
-        bits = _ranked_bits(power)
-        shares_key = (bits & ~place_bits) == last_key[:, None]
-        return ~jnp.any((last_key == least_key)[:, None] & shares_key & (bits != exact[k - 1][:, None]))
+        # Bins that share the boundary's bits in full are in order.
+        all_bits = _ranked_bits(tiles)
+        shares_key = _leading_bits(all_bits, n_places) == leading[k - 1][:, None]
+        return ~jnp.any(is_tied[:, None] & shares_key & (all_bits != bits[k - 1][:, None]))
 
-    is_proven = lax.cond(is_clear, lambda: np.True_, all_tie_with_the_last)
-    return lax.cond(is_proven, lambda: places[:k].T, lambda: by_top_k(power, k))
+    def neighbours_swapped() -> Int[Array, "k tiles rows"]:
+        return _with_neighbours_in_order(bits, places)[:k]
+
+    def in_order() -> Int[Array, "k tiles rows"]:
+        return lax.cond(
+            is_nearly_in_order,
+            neighbours_swapped,
+            lambda: lax.sort((~bits, places), dimension=0, num_keys=2)[1][:k],
+        )
+
+    def by_heaps() -> Int[Array, "k tiles rows"]:
+        # The barrier keeps the compiler from turning tiles into rows whether or not they are needed.
+        heaps = by_top_k(from_tiles(lax.optimization_barrier(tiles)), k)
+        return heaps.T.reshape(k, n_tiles, n_rows)
+
+    # One branch for all that is seldom needed: what leads to its parts is computed in it alone.
+    chosen = lax.cond(
+        is_clear & is_nearly_in_order,
+        neighbours_swapped,
+        lambda: lax.cond(is_clear | all_tie_with_the_last(), in_order, by_heaps),
+    )
+    return chosen.reshape(k, batch).T
 
 
 #: The forms of the selection, by name.
 SELECTIONS: Mapping[str, Callable[[Float[Array, "batch bins"], int], Int[Array, "batch k"]]] = (
     MappingProxyType({"maxima": by_maxima, "top_k": by_top_k})
 )
+
+
+def tile_rows(batch: int) -> int:
+    """Return the rows of a tile of a batch: all of them where they are not a multiple of whole tiles."""
+    return TILE_ROWS if batch % TILE_ROWS == 0 else batch
+
+
+def to_tiles(rows: Shaped[Array, "batch bins"], tile_rows: int) -> Shaped[Array, "tiles bins tile_rows"]:
+    """Return rows as tiles of some rows, whose values of a bin lie side by side."""
+    batch, n_bins = rows.shape
+    return rows.reshape(batch // max(tile_rows, 1), tile_rows, n_bins).swapaxes(1, 2)
+
+
+def from_tiles(tiles: Shaped[Array, "tiles bins tile_rows"]) -> Shaped[Array, "batch bins"]:
+    """Return the rows of tiles."""
+    n_tiles, n_bins, n_rows = tiles.shape
+    return tiles.swapaxes(1, 2).reshape(n_tiles * n_rows, n_bins)
 
 
 def default_selection(rows: int, n_bins: int, platform: str) -> str:
@@ -125,31 +168,37 @@ def _ranked_bits(power: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
     return jnp.where(jnp.isnan(power), -1, lax.bitcast_convert_type(power, jnp.int32))
 
 
+def _leading_bits(bits: Int[Array, "*batch"], n_places: int) -> UInt[Array, "*batch"]:
+    """Return what a key holds of ranked bits: multiples of the number of places, 0 for NaN only."""
+    unsigned = lax.bitcast_convert_type(bits, jnp.uint32) << 1  # no sign to keep
+    return (unsigned & np.uint32(2**32 - n_places)) + np.uint32(n_places)
+
+
 def _spare_candidates(n_bins: int) -> int:
     """Return how many candidates beyond k are found, so that the least one seldom has the k-th one's key.
 
     The fewer bits of the power a key keeps, the more powers share one.
     """
-    return 2 + max(0, (n_bins - 1).bit_length() - 8) // 2
+    return 2 + max(0, (n_bins - 1).bit_length() - 9) // 2
 
 
 def _largest_below(
-    keys: Int[Array, "tiles bins rows"], limit: Int[Array, "tiles rows"]
-) -> Int[Array, "tiles rows"]:
-    """Return the largest key below a limit, the lowest integer if there is none.
+    keys: UInt[Array, "tiles bins rows"], limit: UInt[Array, "tiles rows"]
+) -> UInt[Array, "tiles rows"]:
+    """Return the largest key below a limit, for which there is one.
 
-    The tree of maxima is written out over blocks of about the root of the bins: a program of two loops
-    without a branch, where CPUs get no vector code for a plain reduction over the bins.
+    A key less the limit wraps around if it is below: the largest difference is that of the nearest one. The
+    tree of maxima is written out over blocks of about the root of the bins: a program of two loops without a
+    branch, where CPUs get no vector code for a plain reduction over the bins.
     """
     n_bins = keys.shape[1]
     width = min(n_bins, max(MIN_BLOCK_BINS, 1 << ((n_bins - 1).bit_length() + 1) // 2))
     # The last block overlaps the one before: a maximum may see a key twice.
     starts = [min(start, n_bins - width) for start in range(0, n_bins, width)]
-    blocks = (keys[:, start : start + width] for start in starts)
-    largest = _maximum([jnp.where(block < limit[:, None], block, _LOWEST) for block in blocks])
+    largest = _maximum([keys[:, start : start + width] - limit[:, None] for start in starts])
     # Keeps the compiler from computing the blocks anew for each of their bins.
     largest = lax.optimization_barrier(largest)
-    return _maximum([largest[:, place] for place in range(width)])
+    return _maximum([largest[:, place] for place in range(width)]) + limit
 
 
 def _maximum(arrays: Sequence[Array]) -> Array:
@@ -161,34 +210,14 @@ def _maximum(arrays: Sequence[Array]) -> Array:
     return functools.reduce(jnp.maximum, arrays)
 
 
-def _is_before(bits: Array, places: Array, other_bits: Array, other_places: Array) -> Bool[Array, "..."]:
-    """Whether a bin ranks before another."""
-    return (bits > other_bits) | ((bits == other_bits) & (places < other_places))
-
-
-def _sorted_candidates(
-    bits: Int[Array, "candidates batch"], places: Int[Array, "candidates batch"]
-) -> tuple[Int[Array, "candidates batch"], Int[Array, "candidates batch"]]:
-    """Return candidates in their exact order; they come in that of their keys, which is nearly the same.
-
-    Neighbours are swapped, pairs from the even places and pairs from the odd ones in turn, until all rows
-    are in order.
-    """
-    rank = jnp.arange(bits.shape[0], dtype=jnp.int32)[:, None]
-
-    def is_unsorted(state: tuple[Array, Array]) -> Bool[Array, ""]:
-        _, (bits, places) = state
-        return jnp.any(_is_before(bits[1:], places[1:], bits[:-1], places[:-1]))
-
-    def swap_neighbours(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        offset, own = state
-        is_first = (rank + offset) % 2 == 0
-        other = jnp.where(is_first[None], jnp.roll(own, -1, 1), jnp.roll(own, 1, 1))
-        swaps = jnp.where(is_first, _is_before(*other, *own), _is_before(*own, *other))
-        has_other = jnp.where(is_first, rank + 1 < bits.shape[0], rank > 0)
-        return 1 - offset, jnp.where((swaps & has_other)[None], other, own)
-
-    _, (bits, places) = lax.while_loop(
-        is_unsorted, swap_neighbours, (jnp.int32(0), jnp.stack([bits, places]))
-    )
-    return bits, places
+def _with_neighbours_in_order(
+    bits: Int[Array, "candidates tiles rows"], places: Int[Array, "candidates tiles rows"]
+) -> Int[Array, "candidates tiles rows"]:
+    """Return the places of candidates of which no more than two neighbours each are out of order."""
+    if len(places) == 1:
+        return places
+    swaps = (bits[1:] > bits[:-1]) | ((bits[1:] == bits[:-1]) & (places[1:] < places[:-1]))
+    between = jnp.where(swaps[1:], places[2:], jnp.where(swaps[:-1], places[:-2], places[1:-1]))
+    first = jnp.where(swaps[:1], places[1:2], places[:1])
+    last = jnp.where(swaps[-1:], places[-2:-1], places[-1:])
+    return jnp.concatenate([first, between, last])

@@ -1,0 +1,326 @@
+"""What a calibration is worth, from the samples of campaigns: errors, decisions, probabilities, intervals.
+
+python benchmarks/calibration_evidence.py SAMPLES [SAMPLES ...] [--json FILE] [--markdown FILE]
+
+Each campaign is fitted without the held-out workloads and judged on them; beside it, simpler predictions of
+the same timings. Campaigns of one machine, in the order they were taken in, are compared each with the next.
+`--markdown` replaces the part of a page between the two comments that mark it.
+"""
+
+import argparse
+import gzip
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from calibrate import baselines, metrics
+from calibrate.fits import micro_prior
+from calibrate.measure import micro_rates
+from calibrate.samples import SampleLog, read_samples, timings_of
+from calibrate.validate import built_in_ns, error_summaries, estimates, noise_floor
+from calibrate.workloads import SAME_RESULT, Cell, Grid, runs_model
+from rlxjax import typical_prior
+from rlxjax._decision import SURE
+from rlxjax._fit import predicted_ns
+from rlxjax._posterior import LatencyEstimate, fit_posterior
+from rlxjax._regret import cross_validated_regret, refine_for_decisions
+
+EVIDENCE = Path("docs/evidence/calibration-evidence-cpu.json")
+BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
+#: The rows of the table of methods that are judged by an estimate, with its probability.
+FIT, BUILT_IN = "the fit", "built-in constants"
+
+
+class Prediction(NamedTuple):
+    """What a method says of all cells, and how sure it is if it says that too."""
+
+    time_ns: np.ndarray
+    found: LatencyEstimate | None = None
+
+
+class Campaign(NamedTuple):
+    """The samples of a campaign, those that ran a model left out."""
+
+    cells: list[Cell]
+    times_ns: np.ndarray
+    log: SampleLog
+
+
+def read_campaign(path: Path) -> Campaign:
+    """Read a samples file, compressed or not."""
+    if path.suffix == ".gz":
+        with tempfile.TemporaryDirectory() as folder:
+            plain = Path(folder) / path.stem
+            plain.write_bytes(gzip.decompress(path.read_bytes()))
+            log = read_samples(plain)
+    else:
+        log = read_samples(path)
+    kept = np.array([not runs_model(cell) for cell in log.cells])
+    cells = [cell for cell, keep in zip(log.cells, kept, strict=True) if keep]
+    return Campaign(cells, log.times_ns()[:, kept].astype(float), log)
+
+
+def evidence(campaign: Campaign, grid: Grid) -> tuple[dict[str, Any], LatencyEstimate]:
+    """Return all that is said of one campaign, and its full fit's estimate of the grid."""
+    cells, times_ns, log = campaign
+    measured, noise = times_ns.min(0), noise_floor(times_ns)
+    seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
+    timings, weights = timings_of(cells, measured), seen.astype(float)
+    prior = micro_prior(micro_rates(log)) if log.micro else typical_prior()
+    blind = fit_posterior(timings, prior, weights)
+    refined = refine_for_decisions(blind.posterior, timings, None, weights)
+    found, of_refined = (estimates(one, cells) for one in (blind.posterior, refined.posterior))
+    terms_ns = np.asarray(predicted_ns(blind.terms.coefficients, timings))
+    greedy = baselines.fit_greedily(cells, measured, seen, prior)
+    methods = {
+        BUILT_IN: Prediction(built_in_ns(cells)),
+        "a constant a strategy": Prediction(baselines.geometric_means_ns(cells, measured, seen)),
+        "non-negative least squares": Prediction(baselines.fit_linear(cells, measured, seen).time_ns),
+        "greedy coordinate search": Prediction(np.asarray(predicted_ns(greedy.coefficients, timings))),
+        "terms alone": Prediction(terms_ns),
+        FIT: Prediction(np.asarray(found.time_ns), found),
+        "the fit, refined": Prediction(np.asarray(of_refined.time_ns), of_refined),
+    }
+    names = np.array([cell.strategy for cell in cells])
+    of_strategy = {name: noise[names == name].mean() for name in np.unique(names)}
+    judge = Judge(cells, measured, np.array([of_strategy[name] for name in names]), ~seen)
+    # What noise alone does to picks: those of half the rounds, judged by the others.
+    by_halves = Judge(cells, times_ns[1::2].min(0), judge.noise, ~seen)
+    rows = {name: judge.row(prediction) for name, prediction in methods.items()}
+    rows["half of the rounds, by the other half"] = by_halves.row(Prediction(times_ns[0::2].min(0)))
+
+    def one_stage(some: np.ndarray):
+        return fit_posterior(timings, prior, some).posterior
+
+    def two_stages(some: np.ndarray):
+        return refine_for_decisions(one_stage(some), timings, None, some).posterior
+
+    folds = cross_validated_regret([one_stage, two_stages], timings, None, weights)
+    summaries = error_summaries(cells, measured, found, terms_ns, noise, grid, seen)
+    said = {
+        "workloads": len(cells),
+        "rounds": len(times_ns),
+        "held_out_timings": int((~seen).sum()),
+        "held_out_choices": len(judge.workloads.sizes),
+        "errors": {name: summary.model_dump() for name, summary in summaries.items()},
+        "methods": rows,
+        "reliability": {
+            name: [entry._asdict() for entry in judge.reliability(methods[name])] for name in (BUILT_IN, FIT)
+        },
+        "coverage": metrics.coverage(part_of(found, ~seen), measured[~seen])._asdict(),
+        "refined": {
+            "regret_seen_before": refined.regret_before,
+            "regret_seen_after": refined.regret,
+            "moved": refined.moved,
+            "regret_left_out_before": float(folds[0]),
+            "regret_left_out_after": float(folds[1]),
+        },
+        "largest_regrets": judge.largest_regrets(methods[FIT]),
+    }
+    return said, estimates(fit_posterior(timings, prior).posterior, grid.cells())
+
+
+class Judge:
+    """Judges predictions of all cells by timings of the held-out ones."""
+
+    def __init__(
+        self, cells: Sequence[Cell], measured_ns: np.ndarray, noise: np.ndarray, held_out: np.ndarray
+    ):
+        self.cells = [cell for cell, out in zip(cells, held_out, strict=True) if out]
+        self.measured_ns, self.noise, self._held_out = measured_ns[held_out], noise, held_out
+        self.workloads = metrics.workloads_of(self.cells)
+        self._table = self.workloads.table(self.measured_ns)
+        self._pairs = metrics.pairs_of(self._table)
+        one, other = self._pairs.of(self._table)
+        self._is_faster = one < other
+
+    def row(self, prediction: Prediction) -> dict[str, float]:
+        """Return the row of a method in the table of methods."""
+        mine = prediction.time_ns[self._held_out]
+        said, noise = self.workloads.table(mine), self.workloads.table(self.noise[self._held_out])
+        regret = metrics.Spread.of(metrics.regrets(said, self._table))
+        order = metrics.ordering(said, self._table, noise)
+        rank = metrics.rank_correlation(said, self._table)
+        errors = metrics.errors_by_strategy(self.cells, mine, self.measured_ns)
+        return {
+            "error": float(np.mean(list(errors.values()))),
+            "regret_mean": regret.mean,
+            "regret_p95": regret.percentile_95,
+            "regret_max": regret.maximum,
+            "ordered": order.share,
+            "pairs": order.pairs,
+            "rank_all": rank.all_cells,
+            "rank_within": rank.within,
+            "brier": metrics.brier_score(self._probability(prediction), self._is_faster),
+        }
+
+    def reliability(self, prediction: Prediction) -> list[metrics.ReliabilityBin]:
+        """Return the reliability table of a method."""
+        return metrics.reliability(self._probability(prediction), self._is_faster)
+
+    def largest_regrets(self, prediction: Prediction, count: int = 5) -> list[dict[str, Any]]:
+        """Return the workloads whose pick costs most."""
+        said = self.workloads.table(prediction.time_ns[self._held_out])
+        regret = metrics.regrets(said, self._table)
+        return [
+            {
+                "batch_n_fft_k": self.workloads.sizes[row].tolist(),
+                "regret": float(regret[row]),
+                "measured_ns": dict(zip(SAME_RESULT, self._table[row].tolist(), strict=True)),
+                "predicted_ns": dict(zip(SAME_RESULT, said[row].tolist(), strict=True)),
+            }
+            for row in np.argsort(-regret)[:count]
+        ]
+
+    def _probability(self, prediction: Prediction) -> np.ndarray:
+        if prediction.found is not None:
+            mine = part_of(prediction.found, self._held_out)
+            return metrics.faster_probability(mine, self.workloads, self._pairs)
+        one, other = self._pairs.of(self.workloads.table(prediction.time_ns[self._held_out]))
+        return np.where(one == other, 0.5, one < other)
+
+
+def part_of(found: LatencyEstimate, kept: np.ndarray) -> LatencyEstimate:
+    """Return the estimate of some of the cells."""
+    return LatencyEstimate(*(part[kept] for part in found))
+
+
+def in_a_row(found: Mapping[str, LatencyEstimate], grid: Grid) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield how the picks of each campaign differ from those of the one before."""
+    workloads = metrics.workloads_of(grid.cells())
+    names = list(found)
+    for one, next_one in zip(names, names[1:], strict=False):
+        change = metrics.pick_change(found[one], found[next_one], workloads, SURE)
+        wrongly_sure = change.probability >= SURE
+        yield (
+            f"{one}, {next_one}",
+            {
+                "choices": len(workloads.sizes),
+                "differ": change.share,
+                "undecided": change.undecided,
+                "probability_mean": float(np.mean(change.probability)) if change.share else None,
+                "probability_max": float(np.max(change.probability, initial=0.0)),
+                "sure_and_differ": int(wrongly_sure.sum()),
+                "workloads": [
+                    [*map(int, workloads.sizes[row]), round(float(probability), 3)]
+                    for row, probability in zip(change.workloads, change.probability, strict=True)
+                ],
+            },
+        )
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """Return a share in per cent; a dash for none."""
+    return "-" if value is None or np.isnan(value) else f"{100 * value:.{digits}f}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def campaign_tables(name: str, said: Mapping[str, Any]) -> list[str]:
+    """Return what the page says of one campaign."""
+    errors = [
+        [strategy, *(percent(summary[key]) for key in ERROR_COLUMNS), summary["held_out_cells"]]
+        for strategy, summary in said["errors"].items()
+    ]
+    methods = [
+        [method, *(percent(row[key]) for key in ("error", "regret_mean", "regret_p95", "regret_max"))]
+        + [f"{percent(row['ordered'])} of {row['pairs']}", f"{row['rank_all']:.4f}"]
+        + [f"{row['rank_within']:.3f}", f"{row['brier']:.3f}"]
+        for method, row in said["methods"].items()
+    ]
+    bins = [
+        [method, f"{entry['low']:g} to {entry['high']:g}", entry["decisions"]]
+        + [f"{entry['said']:.3f}", f"{entry['happened']:.3f}"]
+        for method, entries in said["reliability"].items()
+        for entry in entries
+    ]
+    covered = said["coverage"]
+    before, after, out_before, out_after = (percent(said["refined"][key], 2) for key in REFINED)
+    worst = [
+        ["x".join(map(str, entry["batch_n_fft_k"])), percent(entry["regret"])]
+        + [f"{entry['measured_ns'][s] / 1e3:.0f} ({entry['predicted_ns'][s] / 1e3:.0f})" for s in SAME_RESULT]
+        for entry in said["largest_regrets"]
+    ]
+    return [
+        f"## {name}",
+        f"{said['workloads']} timings, {said['rounds']} rounds; held out: {said['held_out_timings']} "
+        f"timings, {said['held_out_choices']} choices among {', '.join(SAME_RESULT)}.",
+        "Mean absolute relative error, per cent:",
+        table(["strategy", *(key.replace("_", " ") for key in ERROR_COLUMNS), "timings"], errors),
+        "Held-out decisions, per cent but for correlations and Brier score:",
+        table(METHOD_COLUMNS, methods),
+        "Reliability: of held-out pairs, the probability that the one said to be faster is.",
+        table(["by", "probability", "pairs", "said", "so"], bins),
+        f"90 % intervals hold {percent(covered['share'])} % of {covered['timings']} held-out timings "
+        f"(binomial test: p = {covered['p_value']:.2f}).",
+        f"The second stage takes the regret of what it sees from {before} % to {after} %; where a batch or "
+        f"n_fft is left out, from {out_before} % to {out_after} %.",
+        "The largest regrets, with measured (predicted) times in µs:",
+        table(["batch x n_fft x k", "regret", *SAME_RESULT], worst),
+    ]
+
+
+def row_tables(changes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what the page says of campaigns in a row."""
+    head = [
+        "campaigns",
+        "choices",
+        "differ, %",
+        "undecided, %",
+        "mean probability",
+        "largest",
+        "sure, differ",
+    ]
+    rows = [
+        [names, change["choices"], percent(change["differ"]), percent(change["undecided"])]
+        + [percent(change["probability_mean"]), percent(change["probability_max"]), change["sure_and_differ"]]
+        for names, change in changes.items()
+    ]
+    return ["## In a row", table(head, rows)] if rows else []
+
+
+ERROR_COLUMNS = ("fit", "held_out", "interior", "edge", "terms_alone", "noise_floor", "built_in")
+REFINED = ("regret_seen_before", "regret_seen_after", "regret_left_out_before", "regret_left_out_after")
+METHOD_COLUMNS = (
+    *("method", "error", "regret, mean", "95th percentile", "largest", "ordered"),
+    *("rank, all", "rank within", "Brier"),
+)
+
+
+def main() -> None:
+    """Judge, print, write."""
+    parser = argparse.ArgumentParser(description="Judge calibrations by the samples of campaigns.")
+    parser.add_argument("samples", nargs="+", type=Path)
+    parser.add_argument("--json", type=Path, default=EVIDENCE)
+    parser.add_argument("--markdown", type=Path, help="a page to put the tables into")
+    options = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    grid = Grid()
+    found: dict[str, LatencyEstimate] = {}
+    content: dict[str, Any] = {"campaigns": {}}
+    for path in options.samples:
+        name = path.name.split(".")[0]
+        content["campaigns"][name], found[name] = evidence(read_campaign(path), grid)
+    content["in_a_row"] = dict(in_a_row(found, grid))
+    parts = [part for name, said in content["campaigns"].items() for part in campaign_tables(name, said)]
+    text = "\n\n".join([*parts, *row_tables(content["in_a_row"])])
+    print(text)
+    options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if options.markdown:
+        page = options.markdown.read_text(encoding="utf-8")
+        before, rest = page.split(BEGIN, 1)
+        after = rest.split(END, 1)[1]
+        options.markdown.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""What predictions are worth for decisions: error, regret, ordering, probabilities, intervals.
+
+Tables are `[workloads, alternatives]`, the strategies of the same result of each workload in the order of
+`SAME_RESULT`, NaN where one was not timed.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+from rlxjax._decision import decision
+from rlxjax._posterior import COVERED, COVERED_SDS, LatencyEstimate
+
+from .workloads import SAME_RESULT, Cell
+
+#: Pairs closer than this, or than so many times the noise, have no order worth getting right.
+LEAST_DISTANCE, NOISES = 0.03, 2.0
+#: Edges of the bins of a reliability table: the probability of the alternative that is said to be faster.
+RELIABILITY_EDGES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+
+
+class Workloads(NamedTuple):
+    """Which cells are alternatives of which workload.
+
+    Attributes:
+        sizes: batch, n_fft and k, `[workloads, 3]`.
+        place: of the cell, `[workloads, alternatives]`; -1 where there is none.
+    """
+
+    sizes: np.ndarray
+    place: np.ndarray
+
+    def table(self, values: np.ndarray) -> np.ndarray:
+        """Return values of the cells as a table, `[workloads, alternatives]`."""
+        return np.where(self.place >= 0, np.asarray(values, float)[self.place], np.nan)
+
+
+def workloads_of(cells: Sequence[Cell]) -> Workloads:
+    """Return the workloads of which at least two alternatives are among the cells."""
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for number, cell in enumerate(cells):
+        if cell.strategy in SAME_RESULT:
+            row = found.setdefault((cell.batch, cell.n_fft, cell.k), [-1] * len(SAME_RESULT))
+            row[SAME_RESULT.index(cell.strategy)] = number
+    kept = {sizes: row for sizes, row in found.items() if sum(number >= 0 for number in row) > 1}
+    place = np.array(list(kept.values()), int).reshape(len(kept), len(SAME_RESULT))
+    return Workloads(np.array(list(kept), int).reshape(len(kept), 3), place)
+
+
+def errors_by_strategy(
+    cells: Sequence[Cell], predicted_ns: np.ndarray, measured_ns: np.ndarray
+) -> dict[str, float]:
+    """Return the mean absolute relative error of each strategy among the cells."""
+    errors = np.abs(predicted_ns / measured_ns - 1.0)
+    names = np.array([cell.strategy for cell in cells])
+    return {str(name): float(errors[names == name].mean()) for name in dict.fromkeys(names)}
+
+
+def picks(predicted: np.ndarray) -> np.ndarray:
+    """Return the alternative that is predicted to be the fastest, `[workloads]`; the first of equals."""
+    return np.nanargmin(predicted, axis=1)
+
+
+def regrets(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    """Return what the pick takes over the fastest, minus 1, `[workloads]`."""
+    picked = np.take_along_axis(measured, picks(predicted)[:, None], axis=1)[:, 0]
+    return picked / np.nanmin(measured, axis=1) - 1.0
+
+
+class Spread(NamedTuple):
+    """Mean, 95th percentile and maximum."""
+
+    mean: float
+    percentile_95: float
+    maximum: float
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> "Spread":
+        """Summarise values, `[n]`."""
+        return cls(float(values.mean()), float(np.percentile(values, 95)), float(values.max()))
+
+
+class Pairs(NamedTuple):
+    """Two alternatives of one workload each, `[pairs]`: every pair that was timed, once.
+
+    Attributes:
+        workload: its row.
+        one: the first alternative's column.
+        other: the second's.
+    """
+
+    workload: np.ndarray
+    one: np.ndarray
+    other: np.ndarray
+
+    def of(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the values of both in a table, `[pairs]` each."""
+        return table[self.workload, self.one], table[self.workload, self.other]
+
+
+def pairs_of(measured: np.ndarray) -> Pairs:
+    """Return the pairs of alternatives that were both timed."""
+    found = [
+        (row, one, other)
+        for row, times in enumerate(measured)
+        for one, other in itertools.combinations(np.flatnonzero(np.isfinite(times)), 2)
+    ]
+    return Pairs(*np.array(found, int).reshape(-1, 3).T)
+
+
+class Ordering(NamedTuple):
+    """Share of pairs that predictions order as the timings do, and how many there are."""
+
+    share: float
+    pairs: int
+
+
+def ordering(predicted: np.ndarray, measured: np.ndarray, noise: np.ndarray) -> Ordering:
+    """Compare the order of alternatives further apart than both 3 % and twice the noise of the noisier.
+
+    Args:
+        predicted: `[workloads, alternatives]`.
+        measured: the same shape.
+        noise: relative, the same shape.
+    """
+    pairs = pairs_of(measured)
+    one, other = pairs.of(measured)
+    reach = np.maximum(LEAST_DISTANCE, NOISES * np.maximum(*pairs.of(noise)))
+    apart = np.maximum(one, other) / np.minimum(one, other) - 1.0 > reach
+    said_one, said_other = pairs.of(predicted)
+    right = (said_one < said_other) == (one < other)
+    # A tie orders nothing.
+    right &= said_one != said_other
+    return Ordering(float(right[apart].mean()) if apart.any() else float("nan"), int(apart.sum()))
+
+
+class RankCorrelation(NamedTuple):
+    """Spearman's correlation of all entries of a table, and its mean within workloads of three or more."""
+
+    all_cells: float
+    within: float
+
+
+def rank_correlation(predicted: np.ndarray, measured: np.ndarray) -> RankCorrelation:
+    """Return the rank correlations of predictions and timings; constant predictions have 0."""
+    there = np.isfinite(measured)
+    rows = [
+        _spearman(mine[kept], timed[kept])
+        for mine, timed, kept in zip(predicted, measured, there, strict=True)
+        if kept.sum() > 2
+    ]
+    return RankCorrelation(
+        _spearman(predicted[there], measured[there]), float(np.mean(rows)) if rows else float("nan")
+    )
+
+
+def faster_probability(found: LatencyEstimate, workloads: Workloads, pairs: Pairs) -> np.ndarray:
+    """Return the probability that the first of each pair is the faster, `[pairs]`.
+
+    Args:
+        found: of each cell.
+        workloads: of the same cells.
+        pairs: of their alternatives.
+    """
+    place = workloads.place
+    one, other = place[pairs.workload, pairs.one], place[pairs.workload, pairs.other]
+    chosen = [LatencyEstimate(*(jnp.asarray(part)[which] for part in found)) for which in (one, other)]
+    return np.asarray(decision(*chosen).probability)
+
+
+def brier_score(probability: np.ndarray, happened: np.ndarray) -> float:
+    """Return the mean square of probability minus outcome: 0 at best, 1/4 if 1/2 is always said."""
+    return float(np.mean((probability - happened) ** 2))
+
+
+class ReliabilityBin(NamedTuple):
+    """Decisions of similar probability: bounds, how many, what was said on average, and what was so."""
+
+    low: float
+    high: float
+    decisions: int
+    said: float
+    happened: float
+
+
+def reliability(
+    probability: np.ndarray, happened: np.ndarray, edges: Sequence[float] = RELIABILITY_EDGES
+) -> list[ReliabilityBin]:
+    """Return the bins that hold decisions, by the probability of the side that is said to be likelier.
+
+    Args:
+        probability: of an outcome, `[decisions]`.
+        happened: whether it came, `[decisions]`.
+        edges: of the bins, from 1/2 to 1; each holds its lower one, the last both.
+    """
+    likelier = np.maximum(probability, 1.0 - probability)
+    right = np.where(probability >= 0.5, happened, ~np.asarray(happened, bool))
+    place = np.clip(np.searchsorted(edges, likelier, side="right") - 1, 0, len(edges) - 2)
+    return [
+        ReliabilityBin(
+            edges[number],
+            edges[number + 1],
+            int(mine.sum()),
+            float(likelier[mine].mean()),
+            float(right[mine].mean()),
+        )
+        for number in range(len(edges) - 1)
+        if (mine := place == number).any()
+    ]
+
+
+class Coverage(NamedTuple):
+    """Share of timings in their intervals; the p-value of the two-sided binomial test that it is 90 %."""
+
+    share: float
+    timings: int
+    p_value: float
+
+
+def coverage(found: LatencyEstimate, measured_ns: np.ndarray) -> Coverage:
+    """Return how often the 90 % interval held a timing, `[cells]` each."""
+    off = np.abs(np.log(measured_ns / np.asarray(found.time_ns)))
+    inside = off <= COVERED_SDS * np.asarray(found.log_sd())
+    test = stats.binomtest(int(inside.sum()), inside.size, COVERED)
+    return Coverage(float(inside.mean()), inside.size, float(test.pvalue))
+
+
+class PickChange(NamedTuple):
+    """How the picks of two calibrations differ.
+
+    Attributes:
+        share: of the workloads whose picks differ.
+        probability: that the first's pick beats the second's, by the first, `[changed]`.
+        undecided: share of all workloads whose pick is not sure to beat the runner-up, by the first.
+        workloads: rows of those that changed, `[changed]`.
+    """
+
+    share: float
+    probability: np.ndarray
+    undecided: float
+    workloads: np.ndarray
+
+
+def pick_change(
+    first: LatencyEstimate, second: LatencyEstimate, workloads: Workloads, sure: float
+) -> PickChange:
+    """Compare the picks of two calibrations of one machine.
+
+    Args:
+        first: of each cell.
+        second: of the same cells.
+        workloads: of the same cells.
+        sure: the probability from which on a decision is one.
+    """
+    predicted, again = (workloads.table(np.asarray(found.time_ns)) for found in (first, second))
+    picked, repicked = picks(predicted), picks(again)
+    rows = np.arange(len(picked))
+    beaten = np.array(predicted)
+    beaten[rows, picked] = np.inf
+    over_runner_up = faster_probability(first, workloads, Pairs(rows, picked, picks(beaten)))
+    changed = np.flatnonzero(picked != repicked)
+    probability = faster_probability(first, workloads, Pairs(changed, picked[changed], repicked[changed]))
+    return PickChange(
+        float(np.mean(picked != repicked)), probability, float(np.mean(over_runner_up < sure)), changed
+    )
+
+
+def _spearman(one: np.ndarray, other: np.ndarray) -> float:
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
+        return 0.0
+    return float(np.corrcoef(stats.rankdata(one), stats.rankdata(other))[0, 1])

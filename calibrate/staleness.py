@@ -1,0 +1,295 @@
+"""Whether a calibration still holds: its machine, and a few runs timed again by the job's own protocol."""
+
+import dataclasses
+import itertools
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlxjax import Calibration
+from rlxjax._calibration_file import (
+    CalibrationFile,
+    current_fingerprint,
+    fingerprint_differences,
+    read_calibration_file,
+)
+from rlxjax._posterior import LatencyEstimate
+
+from .measure import MICRO_REPEATS, Deadline, measure_rounds, time_micro, warm_up
+from .plan import memory_limit_bytes
+from .report import Progress
+from .samples import SampleLog, SampleWriter
+from .validate import estimates, noise_floor
+from .workloads import WITHOUT_MODEL, Cell, Signals, split_by_memory
+
+GOOD, DRIFTED, NOT_THIS_MACHINE = "good", "drifted", "not this machine"
+#: Exit statuses; a file that cannot be used has that of another machine.
+STATUSES = {GOOD: 0, DRIFTED: 1, NOT_THIS_MACHINE: 2}
+MIN_BUDGET_S = 5.0
+#: What makes it another machine; other differences are named and decide nothing.
+MACHINE_FIELDS = ("platform", "device_kind", "machine", "cpu_model", "cores")
+
+#: A drift has to be larger than this, in the logarithm, and than so many standard deviations of a mean.
+LEAST_DRIFT, SURE_SDS = 0.05, 2.0
+#: The minimum of a few rounds lies above that of a long campaign; so much is taken for that.
+SHORT_CAMPAIGN = 0.10
+#: Relative noise of a run that was timed in one round only.
+UNKNOWN_NOISE = 0.1
+#: A micro-benchmark, alone, varies by such a factor.
+CANARY_FACTOR = 1.5
+
+#: Where in the logarithmic range of n_fft and of the batch the workloads lie.
+N_FFT_PLACES, BATCH_PLACES = (0.25, 0.75), (0.5, 0.1, 0.9)
+#: Share of the time left that compiling may take, but for so many workloads, and seconds left for measuring.
+WARM_UP_SHARE, LEAST_WORKLOADS, LEAST_MEASURING_S = 0.5, 2, 4.0
+#: Seconds kept back for the micro-benchmarks at the end.
+RESERVE_S = 2.0
+#: What the micro-benchmarks time.
+CANARIES = {
+    "launch": "one launch",
+    "roundtrip": "one wait for the device",
+    "copy": "device memory",
+    "upload": "host to device",
+    "readback": "device to host",
+    "maxima": "selection by maxima",
+    "top_k": "selection by a heap",
+}
+
+
+class Drift(NamedTuple):
+    """How many times longer something takes than the calibration says, and between what it may be chance."""
+
+    factor: float
+    low: float
+    high: float
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it is more than chance."""
+        return not self.low <= self.factor <= self.high
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What a check found.
+
+    Attributes:
+        word: "good", "drifted" or "not this machine".
+        overall: of all runs; None if none was timed.
+        strategies: of each strategy's runs.
+        canaries: of each micro-benchmark.
+        elsewhere: differences that make it another machine.
+        software: other differences.
+        runs: runs and workloads that were timed.
+    """
+
+    word: str
+    overall: Drift | None = None
+    strategies: Mapping[str, Drift] = dataclasses.field(default_factory=dict)
+    canaries: Mapping[str, Drift] = dataclasses.field(default_factory=dict)
+    elsewhere: Sequence[str] = ()
+    software: Sequence[str] = ()
+    runs: tuple[int, int] = (0, 0)
+
+    @property
+    def status(self) -> int:
+        """Exit status of the command."""
+        return STATUSES[self.word]
+
+    def sentences(self, file: str | os.PathLike) -> list[str]:
+        """Return what a person reads."""
+        said = [f"{self.word}: {'; '.join(self._reasons())}."]
+        off = {name: drift for name, drift in self.canaries.items() if drift.is_off}
+        if off:
+            said.append(f"micro-benchmarks: {'; '.join(_canary_phrase(*item) for item in off.items())}.")
+        if off and self.word == GOOD:
+            said.append(
+                "The runs take what was predicted all the same: the predictions hold where they were timed."
+            )
+        if self.software:
+            said.append(f"It was made with other software: {'; '.join(self.software)}.")
+        if self.word == DRIFTED:
+            said.append("If something else ran meanwhile, check again once it has ended.")
+        if self.word != GOOD:
+            said.append(f"Make a new one: {renewal(file)}")
+        return said
+
+    def as_json(self, file: str | os.PathLike) -> dict[str, Any]:
+        """Return what a program reads."""
+
+        def plain(drift: Drift) -> dict[str, Any]:
+            return {**drift._asdict(), "is_off": drift.is_off}
+
+        return {
+            "verdict": self.word,
+            "overall": plain(self.overall) if self.overall else None,
+            "strategies": {name: plain(drift) for name, drift in self.strategies.items()},
+            "canaries": {name: plain(drift) for name, drift in self.canaries.items()},
+            "elsewhere": list(self.elsewhere),
+            "software": list(self.software),
+            "timed": dict(zip(("runs", "workloads"), self.runs, strict=True)),
+            "renewal": None if self.word == GOOD else renewal(file),
+        }
+
+    def _reasons(self) -> list[str]:
+        if self.overall is None:
+            return list(self.elsewhere)
+        runs, workloads = self.runs
+        whole, off = self.overall, [name for name, drift in self.strategies.items() if drift.is_off]
+        timed = (
+            f"{runs} runs of {workloads} workloads take {whole.factor:.2f} times what is predicted "
+            f"{_chance_phrase(whole)}"
+        )
+        if self.word == GOOD:
+            return [timed]
+        if whole.is_off:
+            return [timed, ", ".join(f"{n} {drift.factor:.2f}" for n, drift in self.strategies.items())]
+        named = [f"{n} {self.strategies[n].factor:.2f} {_chance_phrase(self.strategies[n])}" for n in off]
+        return [timed, ", ".join(named + ["the others as predicted"] * (len(off) < len(self.strategies)))]
+
+
+def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progress) -> Verdict:
+    """Return whether a calibration file is good here, timing a few runs if it is of this machine.
+
+    Args:
+        file: the calibration file.
+        started_s: `time.perf_counter()` when the command began; the budget counts from there.
+        budget_s: seconds for everything, compilation included.
+        progress: shows the phases.
+
+    Raises:
+        ValueError: a budget that is too short, or a file that cannot be used.
+    """
+    if not MIN_BUDGET_S <= budget_s < float("inf"):
+        raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
+    content, here = read_calibration_file(file), current_fingerprint()
+    elsewhere = fingerprint_differences(content.fingerprint, here, MACHINE_FIELDS)
+    software = [text for text in fingerprint_differences(content.fingerprint, here) if text not in elsewhere]
+    if elsewhere:
+        return Verdict(NOT_THIS_MACHINE, elsewhere=elsewhere, software=software)
+    log = _time_again(content, Deadline(started_s + budget_s - RESERVE_S), progress)
+    calibration, times_ns = Calibration.from_file(content), log.times_ns()
+    verdict = judge(
+        log.cells,
+        times_ns.min(0),
+        estimates(calibration.posterior, log.cells),
+        noise_floor(times_ns),
+        {name: min(times) for name, times in log.micro.items()},
+        content.canary_ns,
+    )
+    return dataclasses.replace(verdict, software=software)
+
+
+def judge(
+    cells: Sequence[Cell],
+    measured_ns: np.ndarray,
+    expected: LatencyEstimate,
+    noise: np.ndarray,
+    canary_ns: Mapping[str, float],
+    canary_then_ns: Mapping[str, float],
+) -> Verdict:
+    """Return the verdict on timings of a few runs and of the micro-benchmarks.
+
+    The median of `log(measured / predicted)`, of all runs and of each strategy, is held against what the
+    calibration's own standard deviations and the noise of the timings make likely of a mean, and against a
+    tolerance: 5 per cent, and 10 more above for the few rounds. A micro-benchmark alone decides nothing.
+
+    Args:
+        cells: the runs, by any strategies that need no model.
+        measured_ns: the least time of each, `[cells]`.
+        expected: what the calibration says of each.
+        noise: relative noise of each time; NaN where nothing is known of it, `[cells]`.
+        canary_ns: the least time of each micro-benchmark.
+        canary_then_ns: the same, as the calibration has it.
+    """
+    log_ratios = np.log(measured_ns / np.asarray(expected.time_ns))
+    scores = np.asarray(expected.scores)
+    own = np.asarray(expected.spread) ** 2 + np.where(np.isnan(noise), UNKNOWN_NOISE, noise) ** 2
+
+    def drift_of(mine: np.ndarray) -> Drift:
+        shared = np.sum(scores[mine].mean(0) ** 2)
+        doubt = LEAST_DRIFT + SURE_SDS * np.sqrt(shared + own[mine].sum() / mine.sum() ** 2)
+        bounds = np.exp([np.median(log_ratios[mine]), -doubt, SHORT_CAMPAIGN + doubt])
+        return Drift(*bounds.tolist())
+
+    names = np.array([cell.strategy for cell in cells])
+    overall = drift_of(np.ones(len(cells), bool))
+    strategies = {name: drift_of(names == name) for name in dict.fromkeys(names.tolist())}
+    canaries = {
+        name: Drift(canary_ns[name] / then_ns, 1.0 / CANARY_FACTOR, CANARY_FACTOR)
+        for name, then_ns in canary_then_ns.items()
+        if name in canary_ns
+    }
+    is_off = overall.is_off or any(drift.is_off for drift in strategies.values())
+    workloads = len({cell[1:] for cell in cells})
+    return Verdict(DRIFTED if is_off else GOOD, overall, strategies, canaries, runs=(len(cells), workloads))
+
+
+def chosen_cells(domain: Mapping[str, tuple[float, float]]) -> list[Cell]:
+    """Return up to six workloads spread over a domain, each by every strategy that needs no model."""
+    k = round(_between(*domain["k"], 0.5))
+    workloads = []
+    for batch_place, n_fft_place in itertools.product(BATCH_PLACES, N_FFT_PLACES):
+        n_fft = _segment_length(*domain["n_fft"], n_fft_place)
+        low, high = (samples / n_fft for samples in domain["samples"])
+        low, high = max(low, domain["batch"][0]), min(high, domain["batch"][1])
+        batch = int(np.clip(round(_between(low, high, batch_place)), np.ceil(low), np.floor(high)))
+        workloads.append((batch, n_fft, k))
+    return [Cell(strategy, *sizes) for sizes in dict.fromkeys(workloads) for strategy in WITHOUT_MODEL]
+
+
+def renewal(file: str | os.PathLike) -> str:
+    """Return the command that makes a calibration anew."""
+    return shlex.join(["rlxjax", "calibrate", "--out", str(file)])
+
+
+def _time_again(content: CalibrationFile, deadline: Deadline, progress: Progress) -> SampleLog:
+    """Return timings of the micro-benchmarks and of a few runs, of one round at least."""
+    domain = {name: (entry["low"], entry["high"]) for name, entry in content.domain.model_dump().items()}
+    cells, _ = split_by_memory(chosen_cells(domain), memory_limit_bytes())
+    if not cells:
+        raise ValueError("there is no memory for any workload of the calibration's domain")
+    log, signals = SampleLog(content.fingerprint), Signals(cells)
+    with SampleWriter(FilePath(os.devnull), log, append=True) as writer:
+        # Half of the repeats come last: a slow spell does not hit all of them.
+        with progress.phase("micro-benchmarks"):
+            time_micro(log, writer, MICRO_REPEATS // 2)
+        warm_deadline = Deadline(time.perf_counter() + WARM_UP_SHARE * deadline.left_s())
+        with progress.phase("compiling", total=len(cells)) as advance:
+            least = LEAST_WORKLOADS * len(WITHOUT_MODEL)
+            warm = warm_up(cells, signals, warm_deadline, advance, at_least=least)
+        whole = len(warm) // len(WITHOUT_MODEL) * len(WITHOUT_MODEL)
+        writer.cells(list(warm)[:whole] if whole else list(warm))
+        measuring = Deadline(max(deadline.at_s, time.perf_counter() + LEAST_MEASURING_S))
+        with progress.phase("measuring", measuring) as advance:
+            measure_rounds(log, writer, signals, measuring, np.random.default_rng(), advance)
+        if not log.complete_rounds():
+            raise KeyboardInterrupt
+        with progress.phase("micro-benchmarks again"):
+            time_micro(log, writer)
+    return log
+
+
+def _segment_length(low: float, high: float, place: float) -> int:
+    """Return a power of two in a range, near a place of its logarithm; an even number where there is none."""
+    wanted = _between(low, high, place)
+    power = 2 ** round(np.log2(wanted))
+    return power if low <= power <= high else 2 * round(wanted / 2)
+
+
+def _between(low: float, high: float, place: float) -> float:
+    return float(low * (high / low) ** place)
+
+
+def _chance_phrase(drift: Drift) -> str:
+    return f"({drift.low:.2f} to {drift.high:.2f} would be chance)"
+
+
+def _canary_phrase(name: str, drift: Drift) -> str:
+    meaning = next((words for start, words in CANARIES.items() if name.startswith(start)), name)
+    return f"{name} ({meaning}) takes {drift.factor:.2f} times as long as then"

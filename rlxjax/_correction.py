@@ -1,0 +1,55 @@
+"""The correction: what the terms of the latency model miss, a small smooth factor of the sizes.
+
+A linear model of the logarithm: piecewise linear in the logarithms of samples, rows and segment length, with
+its own weights for each kind of run, each with the prior `N(0, CORRECTION_SD**2)`.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from ._latency import MAXIMA
+from ._typing import Code, RealLike
+from .welch import Path
+
+#: Kinds of runs that differ by more than their sizes.
+KINDS = ("host", "maxima", "top_k", "block")
+#: Prior standard deviation of a weight: the correction is meant to be small.
+CORRECTION_SD = 0.05
+#: log2 of the first and the last knot, and their distance, in samples, rows and samples of a segment.
+KNOTS = ((6.0, 24.0, 2.0), (0.0, 14.0, 2.0), (6.0, 14.0, 2.0))
+#: k at which its slope adds nothing, and the octaves that one unit of it spans.
+CENTRE_K, OCTAVES_OF_K = 16.0, 2.0
+
+N_FEATURES = sum(round((last - first) / step) + 1 for first, last, step in KNOTS) + 1
+
+
+def kind_codes(path: Code, selection: Code) -> Int[Array, "*batch"]:
+    """Return the place in `KINDS` of runs of a path with a form of the selection."""
+    by_form = jnp.where(jnp.asarray(selection) == MAXIMA, 1, 2)
+    on_device = jnp.where(jnp.asarray(path) == Path.BLOCK.code, 3, by_form)
+    return jnp.where(jnp.asarray(path) == Path.HOST.code, 0, on_device)
+
+
+def correction_features(
+    batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike
+) -> Float[Array, "*batch features"]:
+    """Return what the weights of a kind multiply: for each knot 1 at it and 0 from the next one on.
+
+    Beyond the last knots a correction stays as it is there.
+    """
+    sizes = [jnp.maximum(jnp.asarray(size, jnp.result_type(float)), 1.0) for size in (batch, n_fft, k)]
+    rows, length, peaks = jnp.broadcast_arrays(*sizes)
+    columns = []
+    for size, (first, last, step) in zip((rows * length * n_segments, rows, length), KNOTS, strict=True):
+        count = round((last - first) / step) + 1
+        place = jnp.clip((jnp.log2(size) - first) / step, 0.0, count - 1.0)
+        columns.append(jax.nn.relu(1.0 - jnp.abs(place[..., None] - along_last(count, place.ndim))))
+    columns.append((jnp.log2(peaks / CENTRE_K) / OCTAVES_OF_K)[..., None])
+    return jnp.concatenate(columns, axis=-1)
+
+
+def along_last(count: int, n_axes: int) -> np.ndarray:
+    """Return 0 to count - 1 along an axis after so many others, `[1, ..., 1, count]`."""
+    return np.arange(count).reshape((1,) * n_axes + (count,))

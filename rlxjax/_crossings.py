@@ -1,0 +1,140 @@
+"""Where two runs change places: the nearest change of which one is faster, along every input and coefficient.
+
+Along each axis one quantity is multiplied by factors. The first of a grid of them from which on the other run
+is the faster one is found, then a grid between it and its neighbour, and so on: all axes at a time, in one
+compiled program. Predictions need not meet there: padding and the onset of sharing make them jump.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from ._latency import MAXIMA, TOP_K, LatencyCoefficients
+from ._learned_latency import LearnedLatencyCoefficients, learned_terms_ns
+from ._posterior import LatencyPosterior, corrected_terms_ns
+from .welch import LearnedWork, Path
+
+#: Grids of which each divides an interval of the one before.
+REFINEMENTS = 6
+
+
+class Pair(NamedTuple):
+    """Two runs, and what stays as it is while something else moves.
+
+    Attributes:
+        codes: of their paths, the faster run first.
+        posterior: of the machine; its coefficients are those of the quantities.
+        work: of the model, if one of the runs is learned.
+        n_segments: segments of a row.
+    """
+
+    codes: Int[np.ndarray, "2"]
+    posterior: LatencyPosterior
+    work: LearnedWork | None
+    n_segments: float
+
+
+class Quantities(NamedTuple):
+    """All that can be moved: every leaf has an axis of its own, in this order."""
+
+    coefficients: LatencyCoefficients
+    learned: LearnedLatencyCoefficients | None
+    batch: float
+    n_fft: float
+    k: float
+
+
+class Crossings(NamedTuple):
+    """The nearest change along each axis, `[axes]`.
+
+    Attributes:
+        log_factor: on the far side of it; NaN where there is none.
+        is_jump: whether the predictions jump past each other there.
+        log_ratio: logarithm of the second run's time over the first's on the grid, `[axes, grid]`.
+    """
+
+    log_factor: Float[Array, "axes"]
+    is_jump: Bool[Array, "axes"]
+    log_ratio: Float[Array, "axes grid"]
+
+
+@jax.jit
+def nearest_crossings(
+    pair: Pair, quantities: Quantities, axes: Int[Array, "axes"], grid: Float[Array, "axes grid"]
+) -> Crossings:
+    """Return the nearest factor of each axis from which on the first run is no more the faster one.
+
+    Args:
+        pair: the runs, the faster one first.
+        quantities: as they are.
+        axes: places among the leaves of the quantities.
+        grid: logarithms of the factors to try, ascending along each axis.
+    """
+    grid = jnp.asarray(grid, jnp.result_type(float))
+    share, last = jnp.linspace(0.0, 1.0, grid.shape[1])[None], grid.shape[1] - 1
+
+    def refine(index, state):
+        points, inner, outer, gap, first = state
+        log_ratio = log_ratios(pair, quantities, axes, points)
+
+        def entry(values, places):
+            return jnp.take_along_axis(values, jnp.clip(places, 0, last)[:, None], 1)
+
+        upward, downward = (log_ratio < 0.0) & (points > 0.0), (log_ratio < 0.0) & (points < 0.0)
+        up, down = jnp.argmax(upward, 1), last - jnp.argmax(downward[:, ::-1], 1)
+        reach_up = jnp.where(upward.any(1, keepdims=True), entry(points, up), jnp.inf)
+        reach_down = jnp.where(downward.any(1, keepdims=True), -entry(points, down), jnp.inf)
+        is_up, is_found = reach_up <= reach_down, jnp.isfinite(jnp.minimum(reach_up, reach_down))
+        found = jnp.where(is_up[:, 0], up, down)
+        before = jnp.where(is_up[:, 0], up - 1, down + 1)
+        nearer = entry(points, before)
+        nearer = jnp.where(is_up, jnp.maximum(nearer, 0.0), jnp.minimum(nearer, 0.0))
+        # At the level of rounding a change may be lost again: what was found then stays.
+        inner = jnp.where(is_found, nearer, inner)
+        outer = jnp.where(is_found, entry(points, found), outer)
+        gap = jnp.where(is_found, entry(log_ratio, before) - entry(log_ratio, found), gap)
+        finer = jnp.where(share < 1.0, inner + (outer - inner) * share, outer)
+        finer = jnp.where(outer < 0.0, finer[:, ::-1], finer)
+        return finer, inner, outer, gap, jnp.where(index == 0, log_ratio, first)
+
+    nothing = jnp.full_like(grid[:, :1], jnp.nan)
+    state = (grid, nothing, nothing, nothing, grid)
+    _, _, outer, gap, first = jax.lax.fori_loop(0, REFINEMENTS, refine, state)
+    # Where the predictions meet, what is left of their difference is rounding.
+    is_jump = gap > jnp.sqrt(jnp.finfo(grid.dtype).eps)
+    return Crossings(outer[:, 0], is_jump[:, 0], first)
+
+
+@jax.jit
+def log_batch_slope(pair: Pair, quantities: Quantities) -> Float[Array, ""]:
+    """Return the derivative of `log(second / first)` by the logarithm of the batch, padding as its trend."""
+    here = jnp.zeros((1, 1), jnp.result_type(float))
+    on_batch = jnp.array([len(jax.tree.leaves(quantities)) - 3])
+    return jax.jvp(lambda x: log_ratios(pair, quantities, on_batch, x)[0, 0], (here,), (here + 1.0,))[1]
+
+
+def log_ratios(
+    pair: Pair, quantities: Quantities, axes: Int[Array, "axes"], log_factor: Float[Array, "axes steps"]
+) -> Float[Array, "axes steps"]:
+    """Return `log(second / first)` where the quantity of each axis is multiplied by factors."""
+    leaves, treedef = jax.tree.flatten(quantities)
+    # Both runs and both forms of selection are leading axes, so that all is one evaluation.
+    moved = [
+        leaf * jnp.exp(jnp.where(axes[:, None] == place, log_factor, 0.0))[None, None]
+        for place, leaf in enumerate(leaves)
+    ]
+    own: Quantities = treedef.unflatten(moved)
+    sizes = (own.batch, own.n_fft, own.k, pair.n_segments)
+    path = jnp.asarray(pair.codes)[:, None, None, None]
+    forms = jnp.array([MAXIMA, TOP_K])[None, :, None, None]
+    posterior = dataclasses.replace(pair.posterior, coefficients=own.coefficients)
+    time_ns = corrected_terms_ns(posterior, path, *sizes, forms).total_ns().min(1)
+    if own.learned is not None:
+        assert pair.work is not None
+        by_model = learned_terms_ns(own.learned, own.coefficients, *pair.work, *sizes).total_ns()
+        time_ns = jnp.where(path[:, 0] == Path.LEARNED.code, by_model[0], time_ns)
+    return jnp.log(time_ns[1]) - jnp.log(time_ns[0])

@@ -1,0 +1,66 @@
+"""Decisions with a probability: whether one run is faster than another, and how sure that is."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ._posterior import LatencyEstimate
+from ._typing import Nanoseconds
+
+#: A decision is one way or the other from this probability on, and undecided below.
+SURE = 0.9
+#: Standard deviations over temperature: a logistic variable of temperature T has pi / sqrt(3) T.
+LOGISTIC_SD = float(np.pi / np.sqrt(3.0))
+
+
+class Decision(NamedTuple):
+    """Whether fusing pays, `[*batch]`.
+
+    Attributes:
+        fused_ns: predicted latency if fused.
+        kept_ns: predicted latency if not.
+        margin_ns: what fusing saves, negative if it costs.
+        margin_sd_ns: standard deviation of that.
+        probability: that the fused run is the faster one: `sigmoid(margin_ns / temperature_ns)`.
+    """
+
+    fused_ns: Nanoseconds
+    kept_ns: Nanoseconds
+    margin_ns: Nanoseconds
+    margin_sd_ns: Nanoseconds
+    probability: Float[Array, "*batch"]
+
+    @property
+    def temperature_ns(self) -> Nanoseconds:
+        """Of a sigmoid with the margin's standard deviation (SPEC, section 9): `sd * sqrt(3) / pi`."""
+        return self.margin_sd_ns / LOGISTIC_SD
+
+    def verdict(self, sure: float = SURE) -> str | np.ndarray:
+        """Return "fuse", "keep" or "undecided"; an array of these for arrays.
+
+        Args:
+            sure: the probability from which on it is decided, more than a half.
+
+        Raises:
+            ValueError: a probability that is none, or too small to tell.
+        """
+        if not 0.5 < sure <= 1.0:
+            raise ValueError(f"sure: expected a probability above 0.5, got {sure}")
+        probability = np.asarray(self.probability)
+        words = np.where(
+            probability >= sure, "fuse", np.where(probability <= 1.0 - sure, "keep", "undecided")
+        )
+        return words if words.ndim else str(words)
+
+
+def decision(fused: LatencyEstimate, kept: LatencyEstimate) -> Decision:
+    """Return the decision between two estimates of one machine: what they share cancels."""
+    margin_ns = kept.time_ns - fused.time_ns
+    shared = kept.time_ns[..., None] * kept.scores - fused.time_ns[..., None] * fused.scores
+    own = (kept.time_ns * kept.spread) ** 2 + (fused.time_ns * fused.spread) ** 2
+    sd_ns = jnp.sqrt(jnp.sum(shared**2, -1) + own)
+    probability = jax.nn.sigmoid(margin_ns / sd_ns * LOGISTIC_SD)
+    return Decision(fused.time_ns, kept.time_ns, margin_ns, sd_ns, probability)

@@ -1,0 +1,182 @@
+"""The next best measurement: which runs to time so that the timings say most, from the model's derivatives.
+
+A workload is timed by a block of runs, all its strategies say: the rows of an estimate `[workloads, runs]`.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from ._posterior import LatencyEstimate
+
+
+class Design(NamedTuple):
+    """Workloads in the order in which to time them, and what each is expected to bring.
+
+    Attributes:
+        order: indices of the candidates, `[n]`.
+        gain: of each in nats, once those before it are timed, `[n]`; per second where seconds were given.
+    """
+
+    order: Int[np.ndarray, "n"]
+    gain: Float[np.ndarray, "n"]
+
+
+def information_gain(candidates: LatencyEstimate) -> Float[Array, "*batch"]:
+    """Return how much timing blocks of runs is expected to say of the unknowns, in nats, `[*batch]`.
+
+    For runs of scores `J L` (the unknowns' covariance is `L @ L.T`) and spreads `s`, this is
+
+        logdet(I + diag(1 / s) J L L^T J^T diag(1 / s)) / 2,
+
+    by which the entropy of the unknowns falls (Bayesian D-optimality; Chaloner and Verdinelli 1995).
+
+    Args:
+        candidates: estimates `[*batch, runs]`; a run of infinite spread is not timed.
+
+    Raises:
+        ValueError: an estimate of single runs, without an axis of runs.
+
+    References:
+        K. Chaloner, I. Verdinelli, Bayesian Experimental Design: A Review, Statistical Science 10, 1995.
+
+    Examples:
+        >>> one = LatencyEstimate(jnp.ones((1,)), jnp.full((1, 1), 0.3), jnp.full((1,), 0.1))
+        >>> round(float(information_gain(one)), 4) == round(float(np.log(10.0) / 2), 4)
+        True
+    """
+    return _information(_scaled(candidates))
+
+
+def next_measurements(
+    candidates: LatencyEstimate,
+    n: int,
+    *,
+    seconds: np.ndarray | Float[Array, "workloads"] | None = None,
+    targets: LatencyEstimate | None = None,
+    timed: LatencyEstimate | None = None,
+) -> Design:
+    """Choose the workloads to time next, one after the other, each the best after those before it.
+
+    The best has the largest `information_gain`; with targets, the largest mean over them of what it says of
+    a run's time, `log(variance before / variance after) / 2` (MacKay's mean marginal information). After
+    each choice the unknowns' covariance is that which timing the workload would leave, whatever the times
+    turn out to be: a second workload like the first brings little. None is chosen twice.
+
+    Args:
+        candidates: estimates `[workloads, runs]` by `prior_posterior` before there are timings, and by
+            `fit_posterior` then; a run of infinite spread is not timed.
+        n: how many to choose.
+        seconds: that each takes, compilation included; the best then brings most per second.
+        targets: runs `[*batch]` that predictions are wanted of; the unknowns themselves unless given.
+        timed: runs `[*batch]` that will be timed in any case, or were since the posterior was fitted.
+
+    Raises:
+        ValueError: no candidates or fewer than `n`; `n` below 1; another shape than above; seconds that
+            are not positive.
+
+    References:
+        K. Chaloner, I. Verdinelli, Bayesian Experimental Design: A Review, Statistical Science 10, 1995.
+        D. J. C. MacKay, Information-Based Objective Functions for Active Data Selection, Neural
+        Computation 4, 1992.
+
+    Examples:
+        >>> from ._fit import typical_prior
+        >>> from ._posterior import estimate, prior_posterior
+        >>> batch, n_fft = np.meshgrid([1.0, 64.0, 4096.0], [128.0, 1024.0])
+        >>> paths = np.array([0, 1, 2])  # host, fused and block runs of each of the six workloads
+        >>> sizes = (batch.reshape(-1, 1), n_fft.reshape(-1, 1), 16, 2)
+        >>> candidates = estimate(prior_posterior(typical_prior()), paths, *sizes, 0)
+        >>> design = next_measurements(candidates, 3)
+        >>> len(set(design.order.tolist())), bool(np.all(np.diff(design.gain) <= 0))
+        (3, True)
+    """
+    scaled = _scaled(candidates)
+    if scaled.ndim != 3:
+        raise ValueError(f"candidates: expected scores [workloads, runs, unknowns], got shape {scaled.shape}")
+    count, _, unknowns = scaled.shape
+    if not 1 <= n <= count:
+        raise ValueError(f"n: expected at least 1 and at most as many as candidates ({count}), got {n}")
+    cost = np.ones(count) if seconds is None else np.asarray(seconds, np.float64)
+    if cost.shape != (count,) or not np.all(np.isfinite(cost) & (cost > 0)):
+        raise ValueError(f"seconds: expected {count} positive finite numbers, one a candidate, got {seconds}")
+    wanted = None if targets is None else _rows("targets", _scaled(targets), unknowns)
+    if timed is not None:
+        block = _rows("timed", _scaled(timed), unknowns)
+        scaled, wanted = jax.tree.map(lambda scores: _after(scores, block), (scaled, wanted))
+    order, gain = _greedy(scaled, jnp.asarray(cost, scaled.dtype), wanted, n)
+    return Design(np.asarray(order), np.asarray(gain))
+
+
+@functools.partial(jax.jit, static_argnames="n")
+def _greedy(scaled, cost, targets, n: int):
+    """Return the order and the gains; scores are in units of the runs' spreads."""
+
+    def choose(state, _):
+        scaled, targets, is_left = state
+        left = _variances(scaled)
+        if targets is None:
+            gain = _information(scaled)
+        else:
+            # What a block takes off the targets' variances, all but their own spread: `[workloads, targets]`.
+            shared = jnp.linalg.solve(jnp.linalg.cholesky(left), scaled @ targets.T)
+            share = jnp.sum(shared**2, -2) / (jnp.sum(targets**2, -1) + 1.0)[None]
+            gain = -jnp.mean(jnp.log1p(-share), -1) / 2
+        gain = gain / cost
+        best = jnp.argmax(jnp.where(is_left, gain, -jnp.inf))
+        block = scaled[best]
+        scaled = _after(scaled, block)
+        targets = None if targets is None else _after(targets, block)
+        return (scaled, targets, is_left.at[best].set(False)), (best, gain[best])
+
+    state = (scaled, targets, jnp.ones(len(scaled), bool))
+    return jax.lax.scan(choose, state, length=n)[1]
+
+
+@jax.jit
+def _information(scaled: Float[Array, "*batch runs u"]) -> Float[Array, "*batch"]:
+    return jnp.linalg.slogdet(_variances(scaled))[1] / 2
+
+
+def _variances(scaled: Float[Array, "*batch runs u"]) -> Float[Array, "*batch runs runs"]:
+    """Return the covariance of what the runs of blocks will show, in units of their spreads."""
+    gram = scaled @ jnp.swapaxes(scaled, -2, -1)
+    return gram + jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=gram.dtype), gram.shape)
+
+
+def _after(scores, block):
+    """Return scores by the unknowns that are independent once the runs of a block, `[runs, u]`, are timed.
+
+    The product of two is what `I - B^T (I + B B^T)^-1 B` gives: its symmetric square root is
+    `I - B^T U diag((1 - (1 + e)**-0.5) / e) U^T B`, with `B B^T = U diag(e) U^T`.
+    """
+    # A block of many runs has no more directions than there are unknowns; the others have eigenvalue 0.
+    values, vectors = jnp.linalg.eigh(block @ block.T)
+    root = jnp.sqrt(1.0 + jnp.maximum(values, 0.0))
+    along = vectors.T @ block
+    return scores - (scores @ along.T) @ (along / (root * (1.0 + root))[:, None])
+
+
+def _rows(name: str, scores, unknowns: int) -> Float[Array, "runs unknowns"]:
+    """Return scores of some runs, one a row."""
+    rows = jnp.asarray(scores).reshape(-1, np.shape(scores)[-1])
+    if rows.shape[1] != unknowns or not len(rows):
+        raise ValueError(
+            f"{name}: expected at least one run, with scores of {unknowns} unknowns, got {np.shape(scores)}"
+        )
+    return rows
+
+
+def _scaled(estimate: LatencyEstimate) -> Float[Array, "*batch runs unknowns"]:
+    """Return scores in units of the runs' spreads."""
+    scores, spread = jnp.asarray(estimate.scores), jnp.asarray(estimate.spread)
+    if spread.ndim < 1 or scores.shape[:-1] != spread.shape:
+        raise ValueError(
+            "candidates: expected scores [..., runs, unknowns] and spreads [..., runs], "
+            f"got {scores.shape} and {spread.shape}"
+        )
+    return scores / spread[..., None]

@@ -1,0 +1,277 @@
+"""What timings say of latencies, and how sure they are: the fit, the correction, and their covariance."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from ._correction import (
+    CORRECTION_SD,
+    KINDS,
+    N_FEATURES,
+    along_last,
+    correction_features,
+    kind_codes,
+)
+from ._fit import FitResult, LatencyPrior, Timings, fit_latency, predicted_ns, typical_prior
+from ._latency import LatencyCoefficients, LatencyTerms, latency_terms_ns, predict_latency_ns
+from ._typing import Code, Nanoseconds, RealLike
+
+#: Relative error of timings that the weights of the correction are fitted with.
+CORRECTION_NOISE_SD = 0.04
+#: Rounds of reweighting against outliers, and the error beyond which one counts less.
+REWEIGHTINGS, KNEE = 4, 0.1
+#: Share of errors that the spread is chosen to cover, and a normal variable's bound for it.
+COVERED, COVERED_SDS = 0.9, 1.6449
+#: A run is never taken to be known better than this, relative.
+LEAST_SPREAD = 0.01
+#: The same of a kind that was not timed, and of all kinds before any was.
+UNKNOWN_SPREAD, PRIOR_SPREAD = 0.5, 0.05
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LatencyPosterior:
+    """The calibrated latency of runs, and how sure it is: `log time ~ N(log prediction, sd**2)`.
+
+    The unknowns are the logarithms of the coefficients, then the weights of the correction by kind.
+
+    Attributes:
+        coefficients: of the latency model.
+        weights: of the correction, `[kinds, features]`.
+        factor: lower triangular `L` with `L @ L.T` the covariance of the unknowns, `[unknowns, unknowns]`.
+        spread: standard deviation of the logarithm of what a workload takes beyond all that the unknowns
+            explain, timing noise included, by kind, `[kinds]`.
+    """
+
+    coefficients: LatencyCoefficients
+    weights: Float[Array, "kinds features"] | np.ndarray
+    factor: Float[Array, "unknowns unknowns"] | np.ndarray
+    spread: Float[Array, "kinds"] | np.ndarray
+
+
+class LatencyEstimate(NamedTuple):
+    """What a posterior says of runs, `[*batch]`.
+
+    Attributes:
+        time_ns: the prediction.
+        scores: derivatives of its logarithm by the unknowns, times `L`: `[*batch, unknowns]`. The product
+            of two runs' scores is the covariance of their logarithms.
+        spread: standard deviation of the logarithm that is a run's own.
+    """
+
+    time_ns: Nanoseconds
+    scores: Float[Array, "*batch unknowns"]
+    spread: Float[Array, "*batch"]
+
+    def log_sd(self) -> Float[Array, "*batch"]:
+        """Return the standard deviation of the logarithm of a new workload's time."""
+        return jnp.sqrt(jnp.sum(self.scores**2, -1) + self.spread**2)
+
+
+@jax.jit
+def corrected_terms_ns(
+    posterior: LatencyPosterior, path: Code, batch, n_fft, k, n_segments, selection: Code
+) -> LatencyTerms:
+    """Return the parts of runs' predicted latency, the correction among them, `[*batch]`."""
+    path, batch, n_fft, k, n_segments, selection = _together(path, batch, n_fft, k, n_segments, selection)
+    arguments = [jnp.asarray(value) for value in (path, batch, n_fft, k, n_segments, selection)]
+    path, batch, n_fft, k, n_segments, selection = jnp.broadcast_arrays(*arguments)
+    terms = latency_terms_ns(posterior.coefficients, path, batch, n_fft, k, n_segments, selection)
+    features = correction_features(batch, n_fft, k, n_segments)
+    weights = jnp.asarray(posterior.weights)[kind_codes(path, selection)]
+    factor = jnp.expm1(jnp.sum(features * weights, -1))
+    return dataclasses.replace(terms, correction_ns=terms.total_ns() * factor)
+
+
+@jax.jit
+def estimate(
+    posterior: LatencyPosterior,
+    path: Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    n_segments: RealLike,
+    selection: Code,
+) -> LatencyEstimate:
+    """Return the estimate of runs with a given form of the selection, `[*batch]`.
+
+    Args:
+        posterior: of the machine.
+        path: codes of `Path`.
+        batch: rows, scalar or `[*batch]`, as the other sizes.
+        n_fft: samples of a segment.
+        k: peaks of a row.
+        n_segments: segments of a row.
+        selection: codes of the forms of selection.
+    """
+    path, batch, n_fft, k, n_segments, selection = _together(path, batch, n_fft, k, n_segments, selection)
+    log_ns, jacobian = log_prediction_and_jacobian(
+        posterior.coefficients, path, batch, n_fft, k, n_segments, selection
+    )
+    features = correction_features(batch, n_fft, k, n_segments)
+    kind = kind_codes(path, selection)
+    log_factor = jnp.sum(features * jnp.asarray(posterior.weights)[kind], -1)
+    unknowns = joint_jacobian(jacobian, features, kind)
+    scores = unknowns @ jnp.asarray(posterior.factor)
+    return LatencyEstimate(jnp.exp(log_ns + log_factor), scores, jnp.asarray(posterior.spread)[kind])
+
+
+def _together(*arguments: RealLike) -> list[Array]:
+    return jnp.broadcast_arrays(*(jnp.asarray(argument) for argument in arguments))
+
+
+def log_prediction_and_jacobian(
+    coefficients: LatencyCoefficients, path, batch, n_fft, k, n_segments, selection
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch c"]]:
+    """Return the logarithm of the terms' prediction, and its derivatives by those of the coefficients."""
+    leaves, treedef = jax.tree.flatten(coefficients)
+    logs = jnp.log(jnp.stack([jnp.asarray(leaf, jnp.result_type(float)) for leaf in leaves]))
+
+    def log_ns(logs_of_each):
+        own = treedef.unflatten(list(jnp.exp(jnp.moveaxis(logs_of_each, -1, 0))))
+        return jnp.log(predict_latency_ns(own, path, batch, n_fft, k, n_segments, selection))
+
+    # Every run gets coefficients of its own, so that one pull-back gives all rows of the Jacobian.
+    value, pull_back = jax.vjp(log_ns, jnp.broadcast_to(logs, (*jnp.shape(batch), logs.size)))
+    return value, pull_back(jnp.ones_like(value))[0]
+
+
+def joint_jacobian(jacobian, features, kind) -> Float[Array, "*batch unknowns"]:
+    """Return the derivatives by the coefficients' logarithms, then by the weights of every kind."""
+    own = kind[..., None] == along_last(len(KINDS), jnp.ndim(kind))
+    by_kind = jnp.where(own[..., None], features[..., None, :], 0.0)
+    return jnp.concatenate([jacobian, by_kind.reshape(*by_kind.shape[:-2], -1)], axis=-1)
+
+
+class PosteriorFit(NamedTuple):
+    """What `fit_posterior` found.
+
+    Attributes:
+        posterior: of the machine.
+        terms: the fit of the terms alone.
+        left_out_error: mean absolute relative error of each kind where its values were left out, `[kinds]`;
+            NaN for kinds without timings.
+    """
+
+    posterior: LatencyPosterior
+    terms: FitResult[LatencyCoefficients]
+    left_out_error: np.ndarray
+
+
+def prior_posterior(
+    prior: LatencyPrior[LatencyCoefficients] | None = None,
+    spread: float = PRIOR_SPREAD,
+    correction_sd: float = CORRECTION_SD,
+) -> LatencyPosterior:
+    """Return what is known before any timing: the medians of the prior, and no correction.
+
+    Their covariance is diagonal: `log_sd**2` of coefficients' logarithms, `correction_sd**2` of weights.
+
+    Args:
+        prior: of the coefficients; a wide prior unless given.
+        spread: that the runs of every kind are expected to have.
+        correction_sd: prior standard deviation of the correction's weights.
+
+    Examples:
+        >>> posterior = prior_posterior(spread=0.1)
+        >>> found = estimate(posterior, 0, [64, 4096], 256, 16, 2, 0)  # the host's path
+        >>> bool(jnp.all(found.log_sd() > 0.1))
+        True
+    """
+    prior = typical_prior() if prior is None else prior
+    weights = np.zeros((len(KINDS), N_FEATURES))
+    spreads = np.full(len(KINDS), float(spread))
+    return LatencyPosterior(prior.median, weights, np.diag(_prior_sd(prior, correction_sd)), spreads)
+
+
+def fit_posterior(
+    timings: Timings,
+    prior: LatencyPrior[LatencyCoefficients] | None = None,
+    weights: np.ndarray | None = None,
+) -> PosteriorFit:
+    """Fit terms, correction and spread to timings.
+
+    The terms are fitted first, by `fit_latency`; the correction's weights to what they leave, by reweighted
+    ridge regression. The covariance of all unknowns follows from the curvature of both misfits and priors
+    (Laplace's approximation). The spread is such that nine tenths of the errors are covered where one value
+    of the batch or of n_fft at a time is left out of the regression.
+
+    Args:
+        timings: one entry a workload, `[n]`.
+        prior: of the coefficients; a wide prior unless given.
+        weights: `[n]`, 0 leaves an entry out.
+
+    Raises:
+        ValueError: as `fit_latency`.
+    """
+    prior = typical_prior() if prior is None else prior
+    counted = np.ones(np.shape(timings.time_ns)) if weights is None else np.asarray(weights, np.float64)
+    terms = fit_latency(timings, prior, counted)
+    sizes = (timings.batch, timings.n_fft, timings.k, timings.n_segments)
+    _, jacobian = map(
+        np.asarray, _log_prediction_and_jacobian(terms.coefficients, timings.path, *sizes, timings.selection)
+    )
+    left = np.log(timings.time_ns / np.asarray(predicted_ns(terms.coefficients, timings)))
+    features = np.asarray(correction_features(*sizes))
+    kind = np.asarray(kind_codes(timings.path, timings.selection))
+
+    found, influence = np.zeros((len(KINDS), N_FEATURES)), counted.copy()
+    spread, left_out_error = np.full(len(KINDS), UNKNOWN_SPREAD), np.full(len(KINDS), np.nan)
+    for code in range(len(KINDS)):
+        mine = (kind == code) & (counted > 0)
+        if not mine.any():
+            continue
+        found[code], influence[mine] = _robust_ridge(features[mine], left[mine], counted[mine])
+        groups = (np.asarray(timings.batch)[mine], np.asarray(timings.n_fft)[mine])
+        errors = np.abs(_left_out_errors(features[mine], left[mine], influence[mine], groups))
+        spread[code] = max(LEAST_SPREAD, float(np.quantile(errors, COVERED)) / COVERED_SDS)
+        left_out_error[code] = float(np.mean(np.expm1(errors)))
+
+    joint = np.asarray(joint_jacobian(jacobian, features, kind))
+    prior_sd = _prior_sd(prior)
+    scaled = joint * (np.sqrt(influence) / spread[kind])[:, None]
+    factor = np.linalg.cholesky(np.linalg.inv(scaled.T @ scaled + np.diag(prior_sd**-2.0)))
+    return PosteriorFit(LatencyPosterior(terms.coefficients, found, factor, spread), terms, left_out_error)
+
+
+def _prior_sd(prior: LatencyPrior[LatencyCoefficients], correction_sd: float = CORRECTION_SD) -> np.ndarray:
+    """Return the standard deviations of the unknowns, `[unknowns]`."""
+    of_weights = np.full(len(KINDS) * N_FEATURES, float(correction_sd))
+    return np.concatenate([np.array(jax.tree.leaves(prior.log_sd), float), of_weights])
+
+
+_log_prediction_and_jacobian = jax.jit(log_prediction_and_jacobian)
+
+
+def _ridge(features: np.ndarray, left: np.ndarray, influence: np.ndarray) -> np.ndarray:
+    penalty = (CORRECTION_NOISE_SD / CORRECTION_SD) ** 2 * np.eye(features.shape[1])
+    weighted = features * influence[:, None]
+    return np.linalg.solve(features.T @ weighted + penalty, weighted.T @ left)
+
+
+def _robust_ridge(
+    features: np.ndarray, left: np.ndarray, counted: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weights, and how much each timing counted."""
+    influence = counted
+    for _ in range(REWEIGHTINGS):
+        errors = np.abs(left - features @ _ridge(features, left, influence))
+        influence = counted * np.minimum(1.0, KNEE / np.maximum(errors, KNEE))
+    return _ridge(features, left, influence), influence
+
+
+def _left_out_errors(
+    features: np.ndarray, left: np.ndarray, influence: np.ndarray, groups: tuple[np.ndarray, ...]
+) -> np.ndarray:
+    """Return the errors where each value of a group is left out, `[groups * n]`."""
+    errors = []
+    for values in groups:
+        for value in np.unique(values):
+            out: Bool[np.ndarray, "n"] = values == value
+            weights = _ridge(features, left, np.where(out, 0.0, influence))
+            errors.append(left[out] - features[out] @ weights)
+    return np.concatenate(errors)
