@@ -16,8 +16,8 @@ from .workloads import WITHOUT_MODEL, Cell, Grid, runs_model
 SEEN_PER_HELD_OUT = 2
 #: Spread of runs and size of the correction that the design supposes, whatever a fit of few timings says.
 DESIGN_SPREAD, DESIGN_CORRECTION_SD = 0.05, 0.1
-#: Workloads for the sake of the unknowns; those after them are for that of the times of all workloads.
-FOR_UNKNOWNS = 5
+#: Workloads for the sake of the unknowns; so many after them are for that of the times of all workloads.
+FOR_UNKNOWNS, FOR_TIMES = 5, 32
 #: Seconds that a cell takes before its first timing, compilation included, and the runs expected of it.
 COMPILE_S, EXPECTED_RUNS = 0.2, 20
 
@@ -67,23 +67,23 @@ def preparation_order(
 
     All strategies of a workload come together, those of the table that is printed first, then those that
     run a model. Of the others, what the fit sees comes in the order in which it says most for its time
-    (`next_measurements`), of the unknowns first and then of the times of all workloads; each third place is
-    a held-out workload's, in random order.
+    (`next_measurements`), of the unknowns first and then of the times of all workloads, and beyond these in
+    random order; each third place is a held-out workload's, in random order.
 
     Args:
         cells: to be put in order.
         grid: says which workloads are held out.
         posterior: `design_posterior`.
-        rng: chooses among the held-out workloads.
+        rng: chooses where the design does not.
         timed: cells that come before these.
     """
     workloads = by_workload(cells)
     first = [key for key in workloads if _is_shown(key)]
     first += [key for key in workloads if key not in first and any(map(runs_model, workloads[key]))]
     others = [key for key in workloads if key not in first]
+    others = [others[i] for i in rng.permutation(len(others))]
     seen = [key for key in others if grid.place(*key[:2]) == "fit"]
     held_out = [key for key in others if grid.place(*key[:2]) != "fit"]
-    held_out = [held_out[i] for i in rng.permutation(len(held_out))]
     if seen:
         before = [*(workloads[key] for key in first), *by_workload(timed).values()]
         out = [workloads[key] for key in held_out]
@@ -101,14 +101,14 @@ def _design(
     before: Sequence[Collection[Cell]],
     held_out: Sequence[Collection[Cell]],
 ) -> list[int]:
-    """Return the order of blocks that says most for their seconds once those before them are timed."""
+    """Return an order of blocks: those first that say most for their seconds once those before are timed."""
     count = len(blocks)
     whole = block_estimates(posterior, [*blocks, *before, *held_out])
     is_run = np.isfinite(whole.spread[:count])
     seconds = np.where(is_run, COMPILE_S + EXPECTED_RUNS * whole.time_ns[:count] / 1e9, 0.0).sum(1)
     taken = list(range(count, count + len(before)))
     chosen: list[int] = []
-    for n, targets in ((max(0, min(count, FOR_UNKNOWNS - len(before))), None), (count, whole)):
+    for n, targets in ((max(0, min(count, FOR_UNKNOWNS - len(before))), None), (FOR_TIMES, whole)):
         left = [i for i in range(count) if i not in chosen]
         if n_left := min(n, len(left)):
             timed = _part(whole, [*taken, *chosen]) if taken or chosen else None
@@ -117,7 +117,7 @@ def _design(
                 candidates, n_left, seconds=seconds[left], targets=targets, timed=timed
             )
             chosen += [left[i] for i in design.order]
-    return chosen
+    return chosen + [i for i in range(count) if i not in chosen]
 
 
 def _is_shown(key: Workload) -> bool:

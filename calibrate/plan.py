@@ -23,7 +23,7 @@ WARM_UP_SHARE = 0.5
 MIN_ROUNDS, MIN_CELLS = 4, 24
 #: Workloads after which the order of the others follows what was found, and the seconds that have to be left
 #: for compiling the fit that says so.
-WORKLOADS_BEFORE_REFIT, REFIT_RESERVE_S = 12, 15.0
+WORKLOADS_BEFORE_REFIT, REFIT_RESERVE_S = 12, 30.0
 #: Share of the free memory that one run may use.
 MEMORY_SHARE = 0.25
 

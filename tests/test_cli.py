@@ -4,59 +4,20 @@ import subprocess
 import sys
 
 import pytest
+from test_calibration import content
 from typer.testing import CliRunner
 
 from calibrate.cli import app
-from rlxjax import load_calibration, typical_prior
-from rlxjax._calibration_file import (
-    FORMULA_VERSION,
-    GATE_UNITS,
-    SCHEMA_VERSION,
-    UNITS,
-    CalibrationFile,
-    FitSummary,
-    Samples,
-    current_fingerprint,
-)
+from rlxjax import load_calibration
+from rlxjax._calibration_file import CalibrationFile
 from rlxjax._files import write_json_file
-from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
 
 
 @pytest.fixture
 def file(tmp_path):
     """A calibration file of this machine, with the prior's coefficients."""
     path = tmp_path / "calibration.json"
-    content = CalibrationFile.model_validate(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "formula_version": FORMULA_VERSION,
-            "created": "2026-01-01T00:00:00+00:00",
-            "command": "a test",
-            "units": UNITS,
-            "fingerprint": current_fingerprint().model_dump(),
-            "coefficients": {
-                name: {
-                    "value": getattr(typical_prior().median, name),
-                    "unit": coefficient_unit(name),
-                    "provenance": "measured",
-                }
-                for name in COEFFICIENT_NAMES
-            },
-            "gate": {n: {"value": 1.0, "unit": u, "provenance": "measured"} for n, u in GATE_UNITS.items()},
-            "noise_floor": 0.05,
-            "held_out": {},
-            "domain": {
-                "batch": {"low": 1.0, "high": 8192.0},
-                "n_fft": {"low": 64.0, "high": 4096.0},
-                "k": {"low": 4.0, "high": 16.0},
-                "samples": {"low": 64.0, "high": 2.0**21},
-            },
-            "samples": Samples(file="x", sha256="0", timings=1, rounds=1, workloads=1).model_dump(),
-            "fit": FitSummary(converged=True, loss=1.0, message="A test.").model_dump(),
-            "skipped": [],
-        }
-    )
-    write_json_file(content, path)
+    write_json_file(CalibrationFile.model_validate(content()), path)
     return path
 
 
@@ -81,19 +42,13 @@ def test_predict_marks_the_pick_and_an_extrapolation(file):
     assert "outside the calibrated domain" in result.stdout
 
 
-def test_validate_accepts_a_valid_file(file):
-    result = invoke("validate", file)
-    assert result.exit_code == 0
-    assert "valid (schema 2" in result.stdout
-
-
 @pytest.mark.parametrize(
     ("spoil", "field"),
     [
         (lambda c: c["coefficients"]["dispatch_ns"].update(value=-1.0), "coefficients.dispatch_ns.value"),
         (lambda c: c["coefficients"].pop("host_call_ns"), "coefficients.host_call_ns"),
         (lambda c: c["coefficients"]["cache_bytes"].update(value=float("nan")), "coefficients.cache_bytes"),
-        (lambda c: c.update(schema_version=3), "schema_version"),
+        (lambda c: c.update(schema_version=4), "schema_version"),
         (lambda c: c.pop("domain"), "domain"),
     ],
 )
@@ -150,7 +105,7 @@ def test_the_job_is_a_module_and_a_command(command):
     bin_folder = os.path.dirname(sys.executable)
     environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "PATH": bin_folder}
     result = subprocess.run([*command, "--help"], capture_output=True, text=True, env=environment, check=True)
-    for option in ("--device", "--budget", "--out", "--resume"):
+    for option in ("--device", "--budget", "--out", "--resume", "--force"):
         assert option in result.stdout
 
 

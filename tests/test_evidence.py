@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 from calibrate import fits, job
-from calibrate.samples import read_samples, timings_of
-from calibrate.validate import error_summaries, noise_floor, predictions_ns
+from calibrate.samples import read_samples
+from calibrate.validate import error_summaries, noise_floor
 from calibrate.workloads import Grid
-from rlxjax import fit_latency
 from rlxjax._calibration_file import read_calibration_file
 
 ROOT = pathlib.Path(__file__).parent.parent
 CALIBRATION = ROOT / "notebooks" / "data" / "calibration-cpu.json"
-SAMPLES = ROOT / "docs" / "evidence" / "calibration-cpu.samples.jsonl.gz"
+SAMPLES = ROOT / "docs" / "evidence" / "campaign-1-cpu.samples.jsonl.gz"
 #: Another JAX may stop the fit a step earlier or later.
 ERROR_ATOL = 0.005
 
@@ -37,15 +36,16 @@ def test_refitting_the_samples_gives_the_errors_in_the_calibration_and_the_readm
     content, grid, times = read_calibration_file(CALIBRATION), Grid(), log.times_ns()
     measured = times.min(0).astype(float)
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in log.cells])
-    prior = fits.micro_prior(job.micro_rates(log))
-    blind = fit_latency(timings_of(log.cells, measured), prior, seen.astype(float))
-    predicted = predictions_ns(blind.coefficients, log.cells)
-    summaries = error_summaries(log.cells, measured, predicted, noise_floor(times), grid, seen)
+    fitted = fits.fit_twice(log.cells, measured, seen, fits.micro_prior(job.micro_rates(log)), {})
+    summaries = error_summaries(
+        log.cells, measured, fitted.blind, fitted.blind_terms_ns, noise_floor(times), grid, seen
+    )
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for strategy, summary in summaries.items():
         stated = content.held_out[strategy]
-        for name in ("fit", "interior", "edge", "held_out", "noise_floor", "built_in"):
+        for name in ("fit", "interior", "edge", "held_out", "terms_alone", "noise_floor", "built_in"):
             assert getattr(summary, name) == pytest.approx(getattr(stated, name), abs=ERROR_ATOL)
+        assert summary.covered == pytest.approx(stated.covered, abs=0.05)
         row = next(line for line in readme.splitlines() if line.startswith(f"│ {strategy} "))
         assert f"{100 * stated.held_out:.1f}" in row
         assert f"{100 * stated.built_in:.1f}" in row

@@ -7,14 +7,15 @@ import time
 import numpy as np
 import pytest
 from rich.console import Console
+from test_calibration import assert_same
 
 from calibrate import fits, job, plan
 from calibrate.measure import MICRO_REPEATS
 from calibrate.report import Progress, print_outcome
-from calibrate.samples import read_samples, timings_of
-from calibrate.validate import error_summaries, noise_floor, predictions_ns
-from calibrate.workloads import Grid
-from rlxjax import fit_latency, load_calibration
+from calibrate.samples import read_samples
+from calibrate.validate import error_summaries, noise_floor
+from calibrate.workloads import WITHOUT_MODEL, Grid
+from rlxjax import load_calibration
 from rlxjax._calibration_file import read_calibration_file
 from rlxjax._files import sha256_of
 
@@ -41,7 +42,7 @@ from pathlib import Path
 from rich.console import Console
 from calibrate.job import run
 from calibrate.report import Progress
-from calibrate.workloads import Grid
+from calibrate.workloads import WITHOUT_MODEL, Grid
 grid = Grid(batches=(1, 2, 3, 4), n_ffts=(64, 128, 256), ks=(4,),
             held_out_batches=(2, 4), held_out_n_ffts=(128,))
 outcome = run(started_s=started_s, budget_s=120.0, out=Path(sys.argv[1]), resume=False, command="test",
@@ -107,7 +108,8 @@ def start_long_job(path):
 def test_the_file_is_valid_and_loads_as_what_the_job_reports(outcome):
     content = read_calibration_file(outcome.path)
     assert content == outcome.content
-    assert load_calibration(outcome.path) == outcome.calibration
+    assert outcome.is_written
+    assert_same(load_calibration(outcome.path), outcome.calibration)
 
 
 def test_the_file_describes_the_samples_behind_it(outcome):
@@ -127,14 +129,20 @@ def test_refitting_the_samples_gives_the_coefficients_in_the_file(outcome):
     log = read_samples(outcome.samples_path)
     times = log.times_ns()
     prior = fits.micro_prior(job.micro_rates(log))
-    timings = timings_of(log.cells, times.min(0))
-    again = fit_latency(timings, prior)
-    assert again.coefficients == outcome.calibration.coefficients
     seen = np.array([GRID.place(cell.batch, cell.n_fft) == "fit" for cell in log.cells])
-    blind = fit_latency(timings, prior, seen.astype(float))
-    predicted = predictions_ns(blind.coefficients, log.cells)
-    summaries = error_summaries(log.cells, times.min(0), predicted, noise_floor(times), GRID, seen)
+    again = fits.fit_twice(log.cells, times.min(0), seen, prior, {})
+    assert again.shared.terms.coefficients == outcome.calibration.coefficients
+    np.testing.assert_array_equal(again.estimate.time_ns, outcome.predicted_ns)
+    judged = (again.blind, again.blind_terms_ns, noise_floor(times))
+    summaries = error_summaries(log.cells, times.min(0), *judged, GRID, seen)
     assert dict(summaries) == outcome.content.held_out
+    assert set(summaries) == set(WITHOUT_MODEL)
+
+
+def test_the_micro_benchmarks_are_kept_as_canaries(outcome):
+    log = read_samples(outcome.samples_path)
+    assert outcome.content.canary_ns == {name: min(times) for name, times in log.micro.items()}
+    assert {len(times) for times in log.micro.values()} == {MICRO_REPEATS}
 
 
 def test_the_report_shows_predictions_decisions_and_errors(outcome):

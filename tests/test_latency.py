@@ -13,6 +13,7 @@ from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, GRADIENT_RTOL, GRADIENT_STEP
 import rlxjax as rx
 from rlxjax import _latency, _latency_formulas
 from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
+from rlxjax._latency_formulas import SHARE_SHARPNESS
 from rlxjax.welch import _host, _launch
 from rlxjax.welch._device_programs import chunk_rows
 from rlxjax.welch._selection import SELECTIONS
@@ -73,7 +74,7 @@ ALONE, SHARED = (4, 64, 16, 2), (1000, 1000, 16, 2)
 def test_a_path_depends_on_the_coefficients_of_its_own_work_alone(path, selection, sizes):
     gradient = jax.grad(lambda c: rx.predict_latency_ns(c, path, *sizes, selection))(MEDIAN)
     named = {name for name in COEFFICIENT_NAMES if getattr(gradient, name) != 0}
-    sharing = {"host_parallel_gain", "device_parallel_gain", "threads_ns"}
+    sharing = {"host_parallel_gain", "threads_ns"}
     threads = {"thread_gain", "thread_onset_ns"}
     host = {name for name in COEFFICIENT_NAMES if name.startswith(("host_", "select_"))} - sharing
     host_selection = {"host_call_ns", "host_bytes_per_ns", "select_bin_ns", "select_peak_ns"}
@@ -82,7 +83,7 @@ def test_a_path_depends_on_the_coefficients_of_its_own_work_alone(path, selectio
         for form in SELECTIONS
     }
     device = set(COEFFICIENT_NAMES) - host - sharing - threads - set.union(*forms.values())
-    device |= {"device_parallel_gain", "threads_ns"} if sizes == SHARED else threads
+    device |= {"threads_ns"} if sizes == SHARED else threads
     host |= {"host_parallel_gain", "threads_ns"} if sizes == SHARED else set()
     own = {"host": host, "fused": device | forms[selection], "block": device | host_selection}
     assert named == own[path]
@@ -93,15 +94,28 @@ def terms_of(path, batch, n_fft=64, k=4, n_segments=2, selection="maxima", **rep
     return rx.latency_terms_ns(machine, path, batch, n_fft, k, n_segments, selection)
 
 
+def smooth_maximum(one, other):
+    return np.sum(np.array(np.broadcast_arrays(one, other)) ** SHARE_SHARPNESS, 0) ** (1 / SHARE_SHARPNESS)
+
+
+def share_of(rows, least, gain):
+    """Return the share of the work's time that rows take whose pieces are no smaller than the least."""
+    return np.where(rows > least, smooth_maximum(least / rows, 1 / (1 + gain)), 1.0)
+
+
+def test_a_share_is_that_of_the_least_piece_or_of_many_rows_in_the_limits():
+    found = [share_of(np.array([100.0 + 1e-9, 1e9]), 100.0, gain) for gain in (1e3, 1.0)]
+    np.testing.assert_allclose([found[0][0], found[1][1]], [1.0, 0.5], rtol=1e-6)
+
+
 @pytest.mark.parametrize("gain", [0.5, 7.0])
 def test_processors_of_the_host_share_work_beyond_its_least_piece(gain):
-    """A piece that processors share takes no less than the least piece, or its share of the whole."""
+    """What processors share takes, smoothly, no less than the least piece, or than a share of the whole."""
     least = _host.LEAST_CHUNK_SAMPLES // 128
     rows = least * np.array([0.5, 1.0, 1.5, 4.0, 100.0])
     free = {"host_far_bytes_per_ns": 1e30}  # what is left grows with the rows alone
-    shared = terms_of("host", rows, host_parallel_gain=gain, **free)
-    alone = terms_of("host", rows, host_parallel_gain=1e-300, **free)
-    share = np.where(rows > least, np.maximum(least / rows, 1 / (1 + gain)), 1.0)
+    shared, alone = (terms_of("host", rows, host_parallel_gain=g, **free) for g in (gain, 1e-300))
+    share = share_of(rows, least, gain) / share_of(rows, least, 0.0)
     for name in ("transform_ns", "selection_ns"):
         np.testing.assert_allclose(
             getattr(shared, name), share * np.asarray(getattr(alone, name)), rtol=FLOAT64_RTOL
@@ -118,7 +132,7 @@ def test_processors_share_the_device_s_work_beyond_its_least_piece_instead_of_it
         terms_of("block", rows, device_parallel_gain=g, thread_gain=1e9, overlap_ns=1e-9)
         for g in (gain, 1e-300)
     )
-    share = np.maximum(least / rows, 1 / (1 + gain))
+    share = share_of(rows, least, gain) / share_of(rows, least, 0.0)
     for name in ("transform_ns", "selection_ns"):
         np.testing.assert_allclose(
             getattr(shared, name), share * np.asarray(getattr(alone, name)), rtol=FLOAT64_RTOL
@@ -133,16 +147,16 @@ def test_launches_are_counted_by_chunks_that_follow_each_other(gain):
     free = {"overlap_ns": 1e-9, "device_parallel_gain": gain}
     rows = chunk * np.array([1.0, 1.0 + gain, 20.0])
     found = terms_of("block", rows, **free).launch_and_sync_ns
-    launches = np.maximum(1.0, rows / chunk / (1.0 + gain))
+    launches = smooth_maximum(1.0, rows / chunk / (1.0 + gain))
     # What sticks out of the host's own work beside the device is a rounding error here.
     np.testing.assert_allclose(found, launches * (MEDIAN.dispatch_ns + MEDIAN.roundtrip_ns), rtol=1e-6)
 
 
 @pytest.mark.parametrize("path", ["fused", "block"])
 def test_the_host_s_work_beside_the_device_shows_only_where_the_device_is_quick(path):
-    batch = 4 * 2 ** np.arange(10)
-    waits = MEDIAN.dispatch_ns + MEDIAN.roundtrip_ns
-    visible = np.asarray(terms_of(path, batch).launch_and_sync_ns) - waits
+    batch, waits = 4 * 2 ** np.arange(8), MEDIAN.dispatch_ns + MEDIAN.roundtrip_ns
+    hidden, shown = (terms_of(path, batch, overlap_ns=ns) for ns in (1e-9, MEDIAN.overlap_ns))
+    visible = np.asarray(shown.launch_and_sync_ns - hidden.launch_and_sync_ns)
     assert np.all((visible > 0) & (visible < MEDIAN.overlap_ns))
     assert np.all(np.diff(visible) < 0)
     nearly_all = terms_of(path, 1, overlap_ns=1e9).launch_and_sync_ns - waits

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from calibrate.samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside, timings_of
-from calibrate.workloads import Cell
+from calibrate.workloads import WITHOUT_MODEL, Cell
 from rlxjax._calibration_file import current_fingerprint
 
-CELLS = [Cell("fast", 4, 64, 4), Cell("fused", 4, 64, 4)]
+CELLS = [Cell("fast", 4, 64, 4), Cell("fused-maxima", 4, 64, 4)]
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def written(tmp_path):
         writer.micro("launch", 10.0)
         for round_, times in enumerate([(5, 7), (4, 9)]):
             for cell, time_ns in zip(CELLS, times, strict=True):
-                writer.timing(round_, cell, time_ns)
-        writer.timing(2, CELLS[0], 3)
+                writer.timing(round_, cell, [time_ns + 2, time_ns])
+        writer.timing(2, CELLS[0], [3])
     return path, log
 
 
@@ -34,8 +34,21 @@ def test_every_line_is_on_disk_before_the_next_sample(tmp_path):
     with SampleWriter(path, SampleLog(current_fingerprint()), append=False) as writer:
         writer.cells(CELLS)
         for count in range(1, 4):
-            writer.timing(0, CELLS[0], count)
+            writer.timing(0, CELLS[0], [count])
             assert len(path.read_text().splitlines()) == 2 + count
+
+
+def test_every_run_of_a_visit_is_on_disk_and_the_least_counts(written):
+    path, log = written
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["times_ns"] for line in lines if line["kind"] == "timing"] == [
+        [7, 5],
+        [9, 7],
+        [6, 4],
+        [11, 9],
+        [3],
+    ]
+    assert log.rounds[0] == dict(zip(CELLS, (5, 7), strict=True))
 
 
 def test_only_complete_rounds_count(written):
@@ -61,7 +74,7 @@ def test_appending_goes_on_where_a_cut_file_ended(written):
     path.write_bytes(path.read_bytes()[:-9])
     log = read_samples(path, mend_tail=True)
     with SampleWriter(path, log, append=True) as writer:
-        writer.timing(2, CELLS[1], 11)
+        writer.timing(2, CELLS[1], [11])
     assert read_samples(path) == log
 
 
@@ -71,7 +84,8 @@ def test_appending_goes_on_where_a_cut_file_ended(written):
         (b"", "no header"),
         (b'{"kind":"timing"}\n', "line 1"),
         (b"not json\n", "line 1"),
-        (b'{"kind":"header","version":99}\n', "version 99"),
+        (b'{"kind":"header","version":99}\n', "version 99, expected 3"),
+        (b'{"kind":"header","version":2}\n', "version 2, expected 3"),
     ],
 )
 def test_what_is_no_samples_file_is_refused_in_one_line(tmp_path, content, said):
@@ -84,13 +98,19 @@ def test_what_is_no_samples_file_is_refused_in_one_line(tmp_path, content, said)
     assert path.read_bytes() == content
 
 
-def test_a_time_that_is_not_positive_is_refused(written):
+@pytest.mark.parametrize("bad", [0, -5, float("nan"), float("inf"), 1.5, "7", None])
+@pytest.mark.parametrize("kind", ["timing", "micro"])
+def test_a_time_that_is_no_positive_number_is_refused_with_its_line(kind, bad, written):
+    if (kind, bad) == ("micro", 1.5):
+        return
     path, _ = written
-    line = json.dumps({"kind": "timing", "round": 0, **CELLS[0]._asdict(), "time_ns": 0})
+    before = len(path.read_text().splitlines())
+    line = {"timing": {"round": 0, **CELLS[0]._asdict(), "times_ns": [7, bad]}, "micro": {"name": "launch"}}
     with path.open("a") as file:
-        file.write(line + "\n")
-    with pytest.raises(ValueError, match="not positive"):
+        file.write(json.dumps({"kind": kind, "time_ns": bad, **line[kind]}) + "\n")
+    with pytest.raises(ValueError, match=f"line {before + 1}: not a sample of this job") as refusal:
         read_samples(path)
+    assert "\n" not in str(refusal.value)
 
 
 def test_samples_of_another_machine_or_grid_are_not_resumed(written):
@@ -115,8 +135,10 @@ def test_an_earlier_file_is_set_aside_and_never_overwritten(tmp_path):
 
 
 def test_timings_carry_the_path_and_segments_of_each_cell():
-    cells = [Cell("ultra", 4, 64, 4), Cell("fast", 8, 64, 4), Cell("block", 16, 128, 8)]
-    timings = timings_of(cells, np.array([1.0, 2.0, 3.0]))
-    np.testing.assert_array_equal(timings.n_segments, [1, 2, 2])
+    cells = [Cell(strategy, 4 * (1 + place), 64, 4) for place, strategy in enumerate(WITHOUT_MODEL)]
+    timings = timings_of(cells, np.arange(1.0, 6.0))
+    assert WITHOUT_MODEL == ("ultra", "fast", "fused-maxima", "fused-top_k", "block")
+    np.testing.assert_array_equal(timings.n_segments, [1, 2, 2, 2, 2])
     np.testing.assert_array_equal(timings.path, [cell.path.code for cell in cells])
-    np.testing.assert_array_equal(timings.batch, [4, 8, 16])
+    np.testing.assert_array_equal(timings.selection[2:4], [0, 1])
+    np.testing.assert_array_equal(timings.batch, [4, 8, 12, 16, 20])
