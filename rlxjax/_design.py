@@ -118,12 +118,13 @@ def _greedy(scaled, cost, targets, n: int):
 
     def choose(state, _):
         scaled, targets, is_left = state
-        left = _variances(scaled)
         if targets is None:
             gain = _information(scaled)
         else:
             # What a block takes off the targets' variances, all but their own spread: `[workloads, targets]`.
-            shared = jnp.linalg.solve(jnp.linalg.cholesky(left), scaled @ targets.T)
+            values, vectors = jnp.linalg.eigh(_variances(scaled))
+            along = jnp.swapaxes(vectors, -2, -1) @ scaled
+            shared = (along / jnp.sqrt(values)[..., None]) @ targets.T
             share = jnp.sum(shared**2, -2) / (jnp.sum(targets**2, -1) + 1.0)[None]
             gain = -jnp.mean(jnp.log1p(-share), -1) / 2
         gain = gain / cost

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from test_calibration import assert_same
 
-from calibrate import fits, job, plan
+from calibrate import fits, job, measure, plan
 from calibrate.measure import MICRO_REPEATS
 from calibrate.report import Progress, print_outcome
 from calibrate.samples import read_samples
@@ -146,7 +146,7 @@ def test_the_micro_benchmarks_are_kept_as_canaries(outcome):
 
 
 def test_the_report_shows_predictions_decisions_and_errors(outcome):
-    console = Console(record=True, width=120, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(record=True, width=160, file=open(os.devnull, "w"))  # noqa: SIM115
     print_outcome(outcome, console)
     text = console.export_text()
     for words in ("held out", "noise floor", "built-in constants", "picked", "gate score", "host_call_ns"):
@@ -195,15 +195,15 @@ def test_a_killed_run_is_resumed_with_all_its_samples(interrupted, tmp_path):
 
 
 def test_ctrl_c_in_the_first_round_fits_what_was_measured(tmp_path, monkeypatch):
-    taken = []
+    visited = []
 
-    def interrupted_after_a_while(cell, signals, real=job.measure_rounds.__globals__["time_cell"]):
-        taken.append(cell)
-        if len(taken) > 2 * len(GRID.cells()) + N_FITTING:  # warming up runs each cell twice
+    def interrupted_after_a_while(cell, signals, real=measure.visit):
+        visited.append(cell)
+        if len(visited) > N_FITTING:
             raise KeyboardInterrupt
         return real(cell, signals)
 
-    monkeypatch.setitem(job.measure_rounds.__globals__, "time_cell", interrupted_after_a_while)
+    monkeypatch.setattr(measure, "visit", interrupted_after_a_while)
     outcome = run_job(tmp_path / "calibration.json", budget_s=60.0)
     assert outcome.content.samples.timings == N_FITTING
     assert outcome.content.noise_floor is None

@@ -31,7 +31,7 @@ from rlxjax._learned_latency import (
 from rlxjax.welch._learned_program import learned_program
 
 #: Of few rows, whose programs compile soonest.
-GRID = Grid(batches=(1, 2, 3, 4), n_ffts=(64,), ks=(2, 4, 8), held_out_batches=(3,), held_out_n_ffts=())
+GRID = Grid(batches=(1, 2, 3, 4, 5), n_ffts=(64,), ks=(2, 4, 8), held_out_batches=(3,), held_out_n_ffts=())
 #: Of a campaign whose times are made up; a length of a model's own lies outside or is held out.
 WIDE = Grid((1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096), (64, 128, 256), (4,), (32, 4096), (128,))
 MICRO_NS = {"launch": 1e4, "roundtrip": 1e4, "copy": 1e7, "upload": 1e6, "readback": 1e6}
@@ -136,12 +136,12 @@ def test_the_file_is_valid_and_describes_the_model(outcome, model_file):
 
 def test_learned_runs_have_errors_of_their_own(outcome):
     learned = outcome.content.held_out["learned"]
-    assert learned.fit is not None
-    assert learned.held_out_cells == 3
+    assert learned.fit is not None, outcome.notes
+    assert learned.held_out_cells == sum((c.strategy, c.batch) == ("learned", 3) for c in outcome.cells) == 2
     assert learned.held_out == learned.interior
     assert learned.built_in > 0
-    assert [str(cell) for cell in outcome.cells if cell.strategy == "learned"] == [
-        f"learned {batch}x64 k{k}" for batch in GRID.batches for k in GRID.ks
+    assert [cell for cell in outcome.cells if cell.strategy == "learned"] == [
+        cell for cell in GRID.cells([64]) if cell.strategy == "learned"
     ]
     assert np.all(np.isfinite(outcome.predicted_ns) & (outcome.predicted_ns > 0))
 

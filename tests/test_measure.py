@@ -34,6 +34,7 @@ def campaign(tmp_path, monkeypatch):
         return next(ticks)
 
     monkeypatch.setattr(measure, "time_cell", run)
+    monkeypatch.setattr(measure, "MOST_REPEATS", 1)
     log = SampleLog(current_fingerprint())
     with SampleWriter(tmp_path / "x.samples.jsonl", log, append=False) as writer:
         writer.cells(CELLS)
@@ -133,3 +134,12 @@ def test_rates_follow_from_the_fastest_repeats():
     assert rates.roundtrip_ns == 5e3
     assert rates.memory_bytes_per_ns == 2 * 4 * measure.COPY_ELEMENTS / 1e6
     assert rates.upload_bytes_per_ns == 2 * rates.readback_bytes_per_ns == 4 * measure.TRANSFER_ELEMENTS / 2e6
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "expected"),
+    [(10, measure.MOST_REPEATS), (measure.VISIT_NS, 1), (measure.VISIT_NS // 3 + 1, 3)],
+)
+def test_a_visit_repeats_a_short_run(time_ns, expected, monkeypatch):
+    monkeypatch.setattr(measure, "time_cell", lambda cell, signals: time_ns)
+    assert measure.visit(CELLS[0], None) == [time_ns] * expected

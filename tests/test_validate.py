@@ -1,10 +1,17 @@
 import numpy as np
 import pytest
 
-from calibrate.validate import built_in_ns, error_summaries, measured_domain, noise_floor, predictions_ns
+from calibrate.validate import built_in_ns, error_summaries, estimates, measured_domain, noise_floor
 from calibrate.workloads import WITHOUT_MODEL, Cell, Grid
-from rlxjax import block_graph_ns, fused_graph_ns, host_path_ns, predict_latency_ns, typical_prior
-from rlxjax.welch._selection import default_selection
+from rlxjax import (
+    LatencyEstimate,
+    block_graph_ns,
+    fused_graph_ns,
+    host_path_ns,
+    predict_latency_ns,
+    prior_posterior,
+    typical_prior,
+)
 
 GRID = Grid()
 CELLS = GRID.cells()
@@ -19,25 +26,26 @@ def test_noise_floor_of_a_single_round_is_not_a_number():
     assert np.isnan(noise_floor(np.ones((1, 3)))).all()
 
 
-def form(cell):
-    return default_selection(cell.batch, cell.params.n_bins, "cpu")
-
-
-def test_predictions_are_those_of_the_latency_model_cell_by_cell():
-    coefficients = typical_prior().median
+def test_estimates_are_those_of_the_latency_model_cell_by_cell():
+    prior = typical_prior()
     some = CELLS[::37]
     one_by_one = [
-        predict_latency_ns(coefficients, str(c.path), c.batch, c.n_fft, c.k, c.n_segments, form(c))
+        predict_latency_ns(prior.median, str(c.path), c.batch, c.n_fft, c.k, c.n_segments, c.selection)
         for c in some
     ]
-    np.testing.assert_allclose(predictions_ns(coefficients, some), one_by_one, rtol=1e-12)
+    np.testing.assert_allclose(estimates(prior_posterior(prior), some).time_ns, one_by_one, rtol=1e-12)
 
 
 def test_built_in_predictions_are_the_references_formulas():
-    formulas = {"ultra": host_path_ns, "fast": host_path_ns, "fused": fused_graph_ns, "block": block_graph_ns}
+    formulas = {"host": host_path_ns, "fused": fused_graph_ns, "block": block_graph_ns}
     some = CELLS[::23]
-    expected = [formulas[c.strategy]("cpu", *c[1:], n_segments=c.n_segments) for c in some]
+    expected = [formulas[c.path.value]("cpu", *c[1:], n_segments=c.n_segments) for c in some]
     np.testing.assert_allclose(built_in_ns(some), expected, rtol=1e-12)
+
+
+def known(times_ns, spread):
+    """Return an estimate whose uncertainty is each run's own."""
+    return LatencyEstimate(times_ns, np.zeros((len(times_ns), 1)), np.full(len(times_ns), spread))
 
 
 def test_errors_are_means_over_the_cells_of_each_place():
@@ -46,7 +54,8 @@ def test_errors_are_means_over_the_cells_of_each_place():
     predicted = np.array([100.0 + off[GRID.place(c.batch, c.n_fft)] for c in CELLS])
     noise = np.linspace(0.0, 0.1, len(CELLS))
     seen = np.array([GRID.place(c.batch, c.n_fft) == "fit" for c in CELLS])
-    summaries = error_summaries(CELLS, measured, predicted, noise, GRID, seen)
+    terms_alone = measured * 1.08
+    summaries = error_summaries(CELLS, measured, known(predicted, 0.03), terms_alone, noise, GRID, seen)
     assert list(summaries) == list(WITHOUT_MODEL)
     for strategy, summary in summaries.items():
         mine = [c for c in CELLS if c.strategy == strategy]
@@ -56,12 +65,16 @@ def test_errors_are_means_over_the_cells_of_each_place():
         assert summary.edge == pytest.approx(0.04)
         assert summary.held_out == pytest.approx(np.mean([off[place] / 100 for place in out]))
         assert summary.held_out_cells == len(out)
+        assert summary.terms_alone == pytest.approx(0.08)
+        # 4.9 % either way hold nine tenths of what has a standard deviation of 3 %.
+        assert summary.covered == 1.0
         assert summary.noise_floor == pytest.approx(noise[[c.strategy == strategy for c in CELLS]].mean())
 
 
 def test_a_place_without_cells_has_no_error_rather_than_zero():
     cells = [Cell("fast", 1, 64, 4), Cell("fast", 4, 64, 4)]
-    summary = error_summaries(cells, np.ones(2), np.ones(2), np.zeros(2), GRID, np.ones(2, bool))["fast"]
+    ones = np.ones(2)
+    summary = error_summaries(cells, ones, known(ones, 0.1), ones, np.zeros(2), GRID, ones > 0)["fast"]
     assert (summary.interior, summary.edge, summary.held_out, summary.held_out_cells) == (None, None, None, 0)
 
 
