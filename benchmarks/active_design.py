@@ -78,8 +78,8 @@ class Campaign:
         errors = np.abs(estimates(posterior, self.cells).time_ns / self.measured_ns - 1)
         return float(errors[self.is_held_out].mean())
 
-    def active(self, criterion: Criterion) -> Iterator[list]:
-        """Yield the workloads chosen so far, a few more each time."""
+    def active(self, criterion: Criterion) -> Iterator[tuple[list, rx.LatencyPosterior]]:
+        """Yield the workloads chosen so far, a few more each time, and their fit."""
         prior = rx.prior_posterior(self.prior, DESIGN_SPREAD, criterion.correction_sd)
         posterior, chosen = prior, []
         while len(chosen) + STEP <= len(self.seen):
@@ -98,15 +98,15 @@ class Campaign:
             )
             chosen = chosen + [keys[index] for index in design.order]
             posterior = self.fit(chosen)
-            yield chosen
+            yield chosen, posterior
 
 
 def active_errors(campaign: Campaign, criterion: Criterion, counts: list[int]) -> tuple[list[float], list]:
     """Return the errors at each count, and the workloads of the last one."""
     errors, chosen = [], []
-    for chosen in campaign.active(criterion):
+    for chosen, posterior in campaign.active(criterion):
         if len(chosen) in counts:
-            errors.append(campaign.error(campaign.fit(chosen)))
+            errors.append(campaign.error(posterior))
         if len(chosen) >= max(counts):
             break
     return errors, chosen

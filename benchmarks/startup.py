@@ -71,6 +71,19 @@ def fit_latency(turn: int) -> rx.FitResult:
     return rx.fit_latency(rx.Timings.checked(**columns, **others))
 
 
+def fit_posterior(turn: int) -> rx.PosteriorFit:
+    """Fit the latency model of the host path, its correction and its covariance."""
+    columns = timings(turn)
+    others = {"path": ["host"] * 24, "k": np.full(24, 16.0), "n_segments": np.full(24, 2.0)}
+    return rx.fit_posterior(rx.Timings.checked(**columns, **others))
+
+
+def candidates(turn: int) -> rx.LatencyEstimate:
+    """Return what is known of four workloads on two paths before any timing."""
+    batch = np.array([[1.0], [16.0], [256.0], [4096.0]]) * (1 + turn)
+    return rx.estimate(rx.prior_posterior(), np.array([[0, 1]]), batch, 256.0, 16.0, 2.0, 0)
+
+
 def two_devices(turn: int) -> list[rx.FftTimings]:
     """Return the timings of a batched FFT on two devices."""
     columns = timings(turn)
@@ -120,6 +133,7 @@ def public_calls() -> dict[str, Call]:
         "block_graph_ns": lambda turn: rx.block_graph_ns(("cuda", "metal")[turn], *sizes(turn)),
         "coefficient_set": lambda turn: rx.coefficient_set(("arch", "portable")[turn]),
         "device_cost_ns": lambda turn: rx.device_cost_ns(graph, ("cuda", "metal")[turn]),
+        "estimate": candidates,
         "estimate_welch_peaks_costs": lambda turn: rx.estimate_welch_peaks_costs("cuda", *sizes(turn)),
         "evaluate_welch_peaks": lambda turn: rx.evaluate_welch_peaks("cuda", *sizes(turn), **soft),
         "execute_kernel": lambda turn: rx.execute_kernel(plan.kernels[0], kernel_inputs(turn)),
@@ -129,6 +143,7 @@ def public_calls() -> dict[str, Call]:
         "fit_fft_devices": lambda turn: rx.fit_fft_devices(rx.stack_timings(two_devices(turn))[0]),
         "fit_fft_latency": lambda turn: rx.fit_fft_latency(rx.FftTimings.checked(**timings(turn))),
         "fit_latency": fit_latency,
+        "fit_posterior": fit_posterior,
         "fused_graph_ns": lambda turn: rx.fused_graph_ns("cuda", *sizes(turn)),
         "fusion_benefit": benefit,
         "graph_cost_ns": lambda turn: rx.graph_cost_ns(
@@ -136,11 +151,13 @@ def public_calls() -> dict[str, Call]:
         ),
         "host_fft_profile": lambda turn: rx.host_fft_profile(sizes(turn)[0], params),
         "host_path_ns": lambda turn: rx.host_path_ns("cuda", *sizes(turn)),
+        "information_gain": lambda turn: rx.information_gain(candidates(turn)),
         "io_cost_ns": lambda turn: rx.io_cost_ns(profile(turn), row),
         "io_fusion_gate_for_target": lambda turn: rx.io_fusion_gate_for_target(("cuda", "metal")[turn]),
         "latency_terms_ns": lambda turn: rx.latency_terms_ns(median, "fused", *sizes(turn), 2),
         "learned_path_ns": lambda turn: rx.learned_path_ns("cuda", *sizes(turn), 100 + turn, 1024),
         "learned_spectrum": lambda turn: rx.learned_spectrum(low_band_model(64, turn), segments[turn]),
+        "next_measurements": lambda turn: rx.next_measurements(candidates(turn), 2),
         "peak_recall": lambda turn: rx.peak_recall(low_band_model(64, turn), segments[turn], 4),
         "pick_weights": lambda turn: rx.pick_weights(number(turn), **soft),
         "pick_welch_peaks_strategy": lambda turn: rx.pick_welch_peaks_strategy("cuda", *sizes(turn)),
@@ -149,6 +166,7 @@ def public_calls() -> dict[str, Call]:
             [rx.fit_fft_latency(own) for own in two_devices(turn)], rx.typical_fft_prior()
         ),
         "predict_latency_ns": lambda turn: rx.predict_latency_ns(median, "block", *sizes(turn), 2),
+        "prior_posterior": lambda turn: rx.prior_posterior(spread=0.05 + turn / 100),
         "rank_devices": lambda turn: rx.rank_devices(profile(turn)),
         "soft_estimate_welch_peaks_costs": lambda turn: rx.soft_estimate_welch_peaks_costs(
             "cuda", *sizes(turn), **soft
@@ -170,7 +188,9 @@ def public_calls() -> dict[str, Call]:
         "welch_peaks_fusion_gate_breakdown": lambda turn: rx.welch_peaks_fusion_gate_breakdown(
             "cuda", *sizes(turn)
         ),
+        "Calibration.decide": lambda turn: calibration.decide(*sizes(turn)),
         "Calibration.in_domain": lambda turn: calibration.in_domain(*sizes(turn)),
+        "Calibration.interval_ns": lambda turn: calibration.interval_ns("fused", *sizes(turn)),
         "Calibration.pick": lambda turn: calibration.pick(*sizes(turn)),
         "Calibration.pick_index": lambda turn: calibration.pick_index(*sizes(turn)),
         "Calibration.predict_ns": lambda turn: calibration.predict_ns("fused", *sizes(turn)),
