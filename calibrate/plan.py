@@ -21,6 +21,8 @@ from .workloads import Cell, Grid, Models, Signals, runs_model
 WARM_UP_SHARE = 0.5
 #: Rounds that have to fit in the remaining time; cells are left out until they do, down to so many.
 MIN_ROUNDS, MIN_CELLS = 4, 24
+#: Cells that take less time to compile than to put in order.
+FEW_CELLS = 100
 #: Workloads after which the order of the others follows what was found, and the seconds that have to be left
 #: for compiling the fit that says so.
 WORKLOADS_BEFORE_REFIT, REFIT_RESERVE_S = 12, 30.0
@@ -60,7 +62,8 @@ def prepare(
     share = 1.0 if fixed else WARM_UP_SHARE
     warm_deadline = Deadline(time.perf_counter() + share * deadline.left_s())
     at_least = 0 if fixed else MIN_CELLS
-    order = wanted if fixed else preparation_order(wanted, grid, design_posterior(prior), rng)
+    is_ordered = not fixed and len(wanted) > FEW_CELLS
+    order = preparation_order(wanted, grid, design_posterior(prior), rng) if is_ordered else wanted
     blocks = list(by_workload(order).values())
     first = [cell for block in blocks[:WORKLOADS_BEFORE_REFIT] for cell in block]
     with progress.phase("compiling", total=len(order)) as advance:

@@ -243,17 +243,6 @@ def test_predict_shows_learned_where_a_model_was_timed_and_picks_what_it_shows(o
         assert printed["predicted_ns"]["learned"] == pytest.approx(float(predicted), rel=1e-12)
 
 
-def test_a_job_without_a_model_writes_a_file_without_the_section(tmp_path):
-    path = tmp_path / "calibration.json"
-    made_up(path, [])
-    outcome = fitted(path, [])
-    assert outcome.content.learned is None
-    assert outcome.calibration.learned is None
-    assert "learned" not in outcome.content.held_out
-    assert json.loads(path.read_text()).get("learned") is None
-    assert b"models" not in outcome.samples_path.read_bytes()
-
-
 def test_a_made_up_campaign_of_two_models_is_fitted(tmp_path):
     path, models = tmp_path / "calibration.json", [saved(tmp_path), saved(tmp_path, 256, 20)]
     made_up(path, models)
