@@ -109,6 +109,8 @@ def test_the_file_is_valid_and_loads_as_what_the_job_reports(outcome):
     content = read_calibration_file(outcome.path)
     assert content == outcome.content
     assert outcome.is_written
+    assert content.learned is None
+    assert "learned" not in content.held_out
     assert_same(load_calibration(outcome.path), outcome.calibration)
 
 
