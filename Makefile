@@ -5,13 +5,16 @@ BUDGET ?= 60
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: calibrate test venv lint clean
+.PHONY: calibrate test test-all venv lint clean
 
 calibrate: venv
 	$(BIN)/rlxjax calibrate --budget $(BUDGET)
 
 test: venv
 	$(BIN)/python -m pytest -n auto
+
+test-all: venv
+	$(BIN)/python -m pytest -n auto -m ""
 
 venv: $(VENV)/ready
 

@@ -30,6 +30,9 @@ from rlxjax._learned_latency import (
 )
 from rlxjax.welch._learned_program import learned_program
 
+#: Takes long: `make test-all` runs it.
+pytestmark = pytest.mark.slow
+
 #: Of few rows, whose programs compile soonest.
 GRID = Grid(batches=(1, 2, 3, 4, 5), n_ffts=(64,), ks=(2, 4, 8), held_out_batches=(3,), held_out_n_ffts=())
 #: Of a campaign whose times are made up; a length of a model's own lies outside or is held out.

@@ -13,6 +13,9 @@ from rlxjax.welch._learned_fft import LearnedFft
 from rlxjax.welch._learned_signals import ToneSignals, peak_loss, peak_recall
 from rlxjax.welch._learned_training import magnitude_gates, random_gates, train_learned_fft
 
+#: Takes long: `make test-all` runs it.
+pytestmark = pytest.mark.slow
+
 N_FFT, K, SHARE = 64, 4, 0.25
 LOW = ToneSignals(high=0.125, tones=(1, 3))
 loss_of = jax.jit(peak_loss, static_argnames="k")

@@ -8,6 +8,9 @@ from calibrate.validate import estimates
 from calibrate.workloads import WITHOUT_MODEL, Cell, Grid, runs_model
 from rlxjax import next_measurements, typical_prior
 
+#: Takes long: `make test-all` runs it.
+pytestmark = pytest.mark.slow
+
 GRID = Grid(
     batches=(1, 16, 64, 128, 1024),
     n_ffts=(64, 128, 256, 1024),
