@@ -7,13 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ._numerics import temperature_from_sd
 from ._posterior import LatencyEstimate
 from ._typing import Nanoseconds
 
 #: A decision is one way or the other from this probability on, and undecided below.
 SURE = 0.9
-#: Standard deviations over temperature: a logistic variable of temperature T has pi / sqrt(3) T.
-LOGISTIC_SD = float(np.pi / np.sqrt(3.0))
 
 
 class Decision(NamedTuple):
@@ -36,7 +35,7 @@ class Decision(NamedTuple):
     @property
     def temperature_ns(self) -> Nanoseconds:
         """Of a sigmoid with the margin's standard deviation (SPEC, section 9): `sd * sqrt(3) / pi`."""
-        return self.margin_sd_ns / LOGISTIC_SD
+        return jnp.asarray(temperature_from_sd(self.margin_sd_ns))
 
     def verdict(self, sure: float = SURE) -> str | np.ndarray:
         """Return "fuse", "keep" or "undecided"; an array of these for arrays.
@@ -62,5 +61,5 @@ def decision(fused: LatencyEstimate, kept: LatencyEstimate) -> Decision:
     shared = kept.time_ns[..., None] * kept.scores - fused.time_ns[..., None] * fused.scores
     own = (kept.time_ns * kept.spread) ** 2 + (fused.time_ns * fused.spread) ** 2
     sd_ns = jnp.sqrt(jnp.sum(shared**2, -1) + own)
-    probability = jax.nn.sigmoid(margin_ns / sd_ns * LOGISTIC_SD)
+    probability = jax.nn.sigmoid(margin_ns / temperature_from_sd(sd_ns))
     return Decision(fused.time_ns, kept.time_ns, margin_ns, sd_ns, probability)

@@ -78,8 +78,6 @@ def corrected_terms_ns(
 ) -> LatencyTerms:
     """Return the parts of runs' predicted latency, the correction among them, `[*batch]`."""
     path, batch, n_fft, k, n_segments, selection = _together(path, batch, n_fft, k, n_segments, selection)
-    arguments = [jnp.asarray(value) for value in (path, batch, n_fft, k, n_segments, selection)]
-    path, batch, n_fft, k, n_segments, selection = jnp.broadcast_arrays(*arguments)
     terms = latency_terms_ns(posterior.coefficients, path, batch, n_fft, k, n_segments, selection)
     features = correction_features(batch, n_fft, k, n_segments)
     weights = jnp.asarray(posterior.weights)[kind_codes(path, selection)]

@@ -11,7 +11,7 @@ from _tolerances import assert_gradient_is_the_finite_difference
 import rlxjax as rx
 from rlxjax import _posterior
 from rlxjax._correction import KINDS, KNOTS, N_FEATURES, correction_features, kind_codes
-from rlxjax._decision import LOGISTIC_SD, decision
+from rlxjax._decision import decision
 from rlxjax._latency import COEFFICIENT_NAMES, MAXIMA, TOP_K
 from rlxjax._posterior import LatencyEstimate, LatencyPosterior, corrected_terms_ns, estimate, fit_posterior
 
@@ -123,11 +123,6 @@ def test_verdicts_follow_the_probability():
     assert decision(exact, other).verdict().tolist() == ["fuse", "undecided", "keep"]
     with pytest.raises(ValueError, match="sure: expected a probability above 0.5, got 0.5"):
         decision(exact, other).verdict(0.5)
-
-
-def test_a_logistic_variable_of_the_temperature_has_the_standard_deviation():
-    uniform = (np.arange(200_000) + 0.5) / 200_000
-    np.testing.assert_allclose(np.std(np.log(uniform / (1 - uniform))), LOGISTIC_SD, rtol=1e-3)
 
 
 @pytest.fixture(scope="module")
