@@ -117,14 +117,18 @@ def _minimise_all(columns: Any, devices: int, predict: Callable) -> Minimum:
     """Return the minima of devices, from their timings, weights and priors."""
     float_type = jnp.zeros(()).dtype
     logs = np.log(np.stack(jax.tree.leaves(columns[-1].median), -1)).astype(float_type)
-    starts = Start(logs, np.full(devices, FIRST_DAMPING, float_type), np.zeros(devices, int))
+    damping, excess = (
+        np.full(devices, FIRST_DAMPING, float_type),
+        np.zeros((*logs.shape, logs.shape[-1]), float_type),
+    )
+    starts = Start(logs, damping, np.zeros(devices, int), excess)
     chunk_devices = min(CHUNK_DEVICES, 1 << (devices - 1).bit_length())
     left, most_steps = np.arange(devices), min(FIRST_STEPS, MAX_STEPS)
     minima = _minimise_some(columns, starts, left, chunk_devices, most_steps, predict)
     while (left := np.flatnonzero(~minima.is_finished())).size:
         # A round's unfinished devices share the chunks of the next.
         most_steps = min(2 * most_steps, MAX_STEPS)
-        starts = Start(minima.logs, minima.damping, minima.steps)
+        starts = Start(minima.logs, minima.damping, minima.steps, minima.excess)
         found = _minimise_some(columns, starts, left, chunk_devices, most_steps, predict)
         minima = jax.tree.map(functools.partial(_replaced, left), minima, found)
     return minima

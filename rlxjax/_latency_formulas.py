@@ -104,7 +104,7 @@ def maxima_ns(
     candidates (`welch._selection`), which are put in their exact order afterwards.
     """
     _, place_bits = jnp.frexp(jnp.maximum(bins - 1.0, 1.0))
-    spare = 2.0 + jnp.floor(jnp.maximum(place_bits - 9.0, 0.0) / 2.0)
+    spare = 2.0 + jnp.floor(jnp.maximum(place_bits - 8.0, 0.0) / 2.0)
     passes = jnp.minimum(jnp.minimum(k, bins) + spare, bins)
     bins_ns = rows * bins * (c.maxima_key_ns + passes * c.maxima_bin_ns) + rows * passes * c.maxima_peak_ns
     return jnp.asarray(bins_ns), jnp.asarray(passes * c.maxima_pass_ns)

@@ -13,9 +13,12 @@ HUBER_DELTA = 2.0
 MAX_STEPS = 200
 #: Steps end once one promises to lower the objective by no more, or by no more than this share of it: both
 #: below the half that a parameter off by one standard deviation costs, the second as timings are noisier.
-CONVERGED_DECREASE, CONVERGED_SHARE = 0.02, 2e-4
+CONVERGED_DECREASE, CONVERGED_SHARE = 1e-3, 1e-5
 #: First damping of a step, relative to the curvature, and the largest.
 FIRST_DAMPING, MOST_DAMPING = 1e-2, 1e8
+#: The curvature that residuals bend by is learned from moves along which the gradient rises by this share of
+#: what the squares alone make it rise.
+LEAST_RISE = 1e-3
 #: What is believed of the noise beforehand counts as so many residuals of `RELATIVE_SD`.
 PRIOR_RESIDUALS = 4.0
 #: Residuals are never taken to be more exact than this: a clock and a machine are not.
@@ -34,6 +37,7 @@ class Minimum(NamedTuple):
         curvature: of the misfit in the parameters, `[c, c]`, at the noise that `noise_sd`, what is believed
             of it beforehand and the parameters that the residuals paid for make likely.
         damping: of a further step.
+        excess: what steps have shown the objective's curvature to be beyond that of its squares, `[c, c]`.
     """
 
     logs: Any
@@ -43,6 +47,7 @@ class Minimum(NamedTuple):
     noise_sd: Any
     curvature: Any
     damping: Any
+    excess: Any
 
     def is_converged(self):
         """Return whether the last step promised too little for a further one."""
@@ -59,16 +64,29 @@ class Start(NamedTuple):
     logs: Any
     damping: Any
     steps: Any
+    excess: Any
+
+
+class _Point(NamedTuple):
+    """Parameters, and what the objective and its model are there."""
+
+    logs: Any
+    loss: Any
+    residuals: Any
+    jacobian: Any
+    gradient: Any
+    curvature: Any
+    excess: Any
 
 
 class _State(NamedTuple):
-    logs: Any
-    residuals: Any
-    jacobian: Any
-    loss: Any
+    best: _Point
+    candidate: Any
+    promised: Any
     damping: Any
     expected_decrease: Any
     step: Any
+    is_first: Any
 
 
 def least_squares(
@@ -81,7 +99,8 @@ def least_squares(
 ) -> Minimum:
     """Return the minimum of `sum(w * huber(residual / 0.05)) + sum(((logs - centre) / sd)**2) / 2`.
 
-    Levenberg and Marquardt's steps on reweighted squares, with Nielsen's damping.
+    Levenberg and Marquardt's steps on reweighted squares, with Nielsen's damping, and with what those squares
+    leave out of the curvature learned from the steps taken: residuals stay large, and without it steps crawl.
 
     Args:
         residuals_of: residual i from row i of its argument alone.
@@ -92,59 +111,117 @@ def least_squares(
         most_steps: steps, those of the start included, after which the minimum is given as it is.
 
     References:
+        J. E. Dennis, D. M. Gay, R. E. Welsch, An Adaptive Nonlinear Least-Squares Algorithm, 1981.
         K. Madsen, H. B. Nielsen, O. Tingleff, Methods for Non-Linear Least Squares Problems, 2004, 3.2.
     """
     n, knee = weights.size, HUBER_DELTA * RELATIVE_SD
 
-    def residuals_and_jacobian(logs):
+    def point(logs, excess) -> _Point:
         # Every residual has parameters of its own, so that one pull-back gives all rows of the Jacobian.
         residuals, pull_back = jax.vjp(residuals_of, jnp.broadcast_to(logs, (n, logs.size)))
-        return residuals, pull_back(jnp.ones_like(residuals))[0]
-
-    def objective(residuals, logs):
-        size = jnp.abs(residuals)
+        jacobian = pull_back(jnp.ones_like(residuals))[0]
+        size, from_centre = jnp.abs(residuals), (logs - centre) / sd
         misfit = jnp.where(size < knee, size**2 / 2, knee * (size - knee / 2)) / RELATIVE_SD**2
-        return jnp.sum(weights * misfit) + jnp.sum(((logs - centre) / sd) ** 2) / 2
+        influences = influence(residuals) / RELATIVE_SD**2
+        return _Point(
+            logs=logs,
+            loss=jnp.sum(weights * misfit) + jnp.sum(from_centre**2) / 2,
+            residuals=residuals,
+            jacobian=jacobian,
+            gradient=jacobian.T @ (influences * residuals) + from_centre / sd,
+            curvature=jacobian.T @ (jacobian * influences[:, None]) + jnp.diag(sd**-2),
+            excess=excess,
+        )
 
     def influence(residuals):
         return weights * jnp.minimum(1.0, knee / jnp.maximum(jnp.abs(residuals), knee))
 
     def advance(state: _State) -> _State:
-        influences = influence(state.residuals) / RELATIVE_SD**2
-        curvature = state.jacobian.T @ (state.jacobian * influences[:, None]) + jnp.diag(sd**-2)
-        gradient = state.jacobian.T @ (influences * state.residuals) + (state.logs - centre) / sd**2
-        damped = curvature + state.damping * jnp.diag(jnp.diag(curvature))
-        both = jax.vmap(_solved, (0, None))(jnp.stack([damped, curvature]), gradient[:, None])
+        # The start is a candidate too, so that the residuals are in the program once.
+        best, is_first = state.best, state.is_first
+        new = point(state.candidate, best.excess)
+        gain = (best.loss - new.loss) / jnp.maximum(state.promised, jnp.finfo(new.loss).tiny)
+        is_lower = new.loss < best.loss
+        factor = jnp.where(is_lower, jnp.clip(1 - (2 * gain - 1) ** 3, 0.1, 3.0), 4.0)
+        damping = state.damping * jnp.where(is_first, 1.0, factor)
+        learned = _sized(best.excess, new.logs - best.logs, new.gradient - best.gradient, new.curvature)
+        new = new._replace(excess=jnp.where(is_first, best.excess, learned))
+        best = jax.tree.map(lambda mine, other: jnp.where(is_first | is_lower, mine, other), new, best)
+
+        full_curvature = best.curvature + best.excess
+        damped = full_curvature + damping * jnp.diag(jnp.diag(best.curvature))
+        both = jax.vmap(_solved, (0, None))(jnp.stack([damped, best.curvature]), best.gradient[:, None])
         move, undamped_move = -both[..., 0]
-        promised = -(gradient @ move) - move @ curvature @ move / 2
-        # A damped step promises little wherever it is: what an undamped one would shows how far the end is.
-        expected = -(gradient @ undamped_move) / 2
-        logs = state.logs + move
-        residuals, jacobian = residuals_and_jacobian(logs)
-        loss = objective(residuals, logs)
-        gain = (state.loss - loss) / jnp.maximum(promised, jnp.finfo(loss).tiny)
-        lower = loss < state.loss
-        damping = state.damping * jnp.where(lower, jnp.clip(1 - (2 * gain - 1) ** 3, 0.1, 3.0), 4.0)
-        taken = (logs, residuals, jacobian, loss)
-        kept = (state.logs, state.residuals, state.jacobian, state.loss)
-        best = [jnp.where(lower, new, old) for new, old in zip(taken, kept, strict=True)]
-        return _State(best[0], best[1], best[2], best[3], damping, expected, state.step + 1)
+        return _State(
+            best=best,
+            candidate=best.logs + move,
+            promised=-(best.gradient @ move) - move @ full_curvature @ move / 2,
+            damping=damping,
+            # What an undamped step promises: a damped one promises little wherever it is.
+            expected_decrease=-(best.gradient @ undamped_move) / 2,
+            step=state.step + ~is_first,
+            is_first=jnp.zeros_like(is_first),
+        )
 
     def is_unfinished(state: _State):
         has_means = (state.step < most_steps) & (state.damping < MOST_DAMPING)
-        return has_means & ~_is_converged(state.expected_decrease, state.loss)
+        return has_means & ~_is_converged(state.expected_decrease, state.best.loss)
 
-    start = Start(centre, FIRST_DAMPING, 0) if start is None else start
-    residuals, jacobian = residuals_and_jacobian(start.logs)
-    loss = objective(residuals, start.logs)
-    damping, never = jnp.full_like(loss, start.damping), jnp.full_like(loss, jnp.inf)
-    first = _State(start.logs, residuals, jacobian, loss, damping, never, jnp.asarray(start.steps))
-    last = jax.lax.while_loop(is_unfinished, advance, first)
-    noise_sd = _robust_sd(last.residuals, weights)
-    curvature = last.jacobian.T @ (last.jacobian * influence(last.residuals)[:, None])
+    start = first_start(centre) if start is None else start
+    nowhere = jax.tree.map(jnp.zeros_like, jax.eval_shape(point, start.logs, start.excess))
+    nowhere = nowhere._replace(loss=jnp.full_like(nowhere.loss, jnp.inf), excess=start.excess)
+    last = jax.lax.while_loop(
+        is_unfinished,
+        advance,
+        _State(
+            best=nowhere,
+            candidate=start.logs,
+            promised=jnp.zeros_like(nowhere.loss),
+            damping=jnp.full_like(nowhere.loss, start.damping),
+            expected_decrease=nowhere.loss,
+            step=jnp.asarray(start.steps),
+            is_first=jnp.asarray(True),
+        ),
+    )
+    best = last.best
+    noise_sd = _robust_sd(best.residuals, weights)
+    curvature = best.jacobian.T @ (best.jacobian * influence(best.residuals)[:, None])
     likely_sd = _likely_sd(noise_sd, jnp.sum(weights), curvature, sd)
-    curvature = curvature / likely_sd**2
-    return Minimum(last.logs, last.loss, last.expected_decrease, last.step, noise_sd, curvature, last.damping)
+    return Minimum(
+        logs=best.logs,
+        loss=best.loss,
+        expected_decrease=last.expected_decrease,
+        steps=last.step,
+        noise_sd=noise_sd,
+        curvature=curvature / likely_sd**2,
+        damping=last.damping,
+        excess=best.excess,
+    )
+
+
+def first_start(logs: Float[Array, "c"]) -> Start:
+    """Return where steps begin that begin anew."""
+    return Start(logs, FIRST_DAMPING, 0, jnp.zeros((logs.size, logs.size), logs.dtype))
+
+
+def _sized(
+    excess: Float[Array, "c c"],
+    move: Float[Array, "c"],
+    change: Float[Array, "c"],
+    curvature: Float[Array, "c c"],
+) -> Float[Array, "c c"]:
+    """Return the excess such that curvature and excess explain how a move changed the gradient.
+
+    Dennis, Gay and Welsch's sized secant update; where the gradient did not rise along the move, as before.
+    """
+    tiny = jnp.finfo(change.dtype).tiny
+    own, rise = change - curvature @ move, move @ change
+    along = jnp.maximum(jnp.abs(move @ excess @ move), tiny)
+    excess = jnp.minimum(1.0, jnp.abs(move @ own) / along) * excess
+    missed, unit = own - excess @ move, change / jnp.maximum(rise, tiny)
+    cross = jnp.outer(missed, unit)
+    updated = excess + cross + cross.T - (move @ missed) * jnp.outer(unit, unit)
+    return jnp.where(rise > LEAST_RISE * (move @ curvature @ move), updated, excess)
 
 
 def _solved(matrix: Float[Array, "c c"], right: Float[Array, "c m"]) -> Float[Array, "c m"]:

@@ -116,7 +116,8 @@ def refine_for_decisions(
     No part of `fit_posterior`: whether it helps depends on the timings (`cross_validated_regret` says).
     Minimises `mean(smoothed_regret) + d**2 / (2 n)` by Adam, as the temperature falls: `d` is the Mahalanobis
     distance of the weights from the posterior's, by its covariance, `n` the number of timings that count.
-    Predictions are log-linear in the weights, so that the terms are evaluated once.
+    Predictions are log-linear in the weights, so that the terms are evaluated once. Where the picks are no
+    better for it, the weights stay.
 
     Args:
         posterior: of the first stage.
@@ -236,8 +237,15 @@ def _descent(posterior, timings, timing, is_one, count, steps: int):
 
     temperatures = jnp.geomspace(FIRST_TEMPERATURE, LAST_TEMPERATURE, steps)
     (place, _), _ = jax.lax.scan(advance, (first, optimiser.init(first)), temperatures)
-    regrets = [mean(pick_regret(log_ns(at), measured, is_one)) for at in (first, place)]
-    return start + (root @ place).reshape(start.shape), *regrets, jnp.linalg.norm(place)
+    before, after = [mean(pick_regret(log_ns(at), measured, is_one)) for at in (first, place)]
+    # A softmin may swap picks that were right by a hair.
+    place = jnp.where(after < before, place, first)
+    return (
+        start + (root @ place).reshape(start.shape),
+        before,
+        jnp.minimum(before, after),
+        jnp.linalg.norm(place),
+    )
 
 
 _compiled_descent = jax.jit(_descent, static_argnames="steps")

@@ -126,8 +126,8 @@ def test_numbers_of_workloads_are_those_of_equal_sizes():
 def test_weights_stay_where_the_picks_are_right():
     timings = world()
     found = refine_for_decisions(posterior_of(NONE), timings)
-    assert found[1:3] == pytest.approx((0.0, 0.0), abs=FLOAT64_RTOL)
-    np.testing.assert_allclose(estimated_ns(found.posterior, timings), timings.time_ns, rtol=0.03)
+    assert found[1:] == pytest.approx((0.0, 0.0, 0.0), abs=FLOAT64_RTOL)
+    np.testing.assert_allclose(estimated_ns(found.posterior, timings), timings.time_ns, rtol=FLOAT64_RTOL)
 
 
 def test_refining_lowers_the_regret_where_the_first_stage_errs():

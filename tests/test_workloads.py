@@ -19,7 +19,7 @@ def test_every_strategy_that_needs_no_model_measures_the_same_workloads():
 def test_models_are_measured_at_their_segment_length_and_nowhere_else():
     cells = GRID.cells([256, 2048])
     assert {cell.n_fft for cell in cells if cell.strategy == "learned"} == {256, 2048}
-    same = {workload for workload in workloads_of(cells, "fused") if workload[1] == 256}
+    same = {workload for workload in workloads_of(cells, "fused-maxima") if workload[1] == 256}
     assert {workload for workload in workloads_of(cells, "learned") if workload[1] == 256} == same
     assert [cell for cell in cells if cell.strategy != "learned"] == GRID.cells()
 
@@ -59,7 +59,7 @@ def test_memory_splits_cells_at_the_limit_and_loses_none():
 
 
 def test_signals_are_aligned_float32_rows_of_the_cell():
-    cells = [Cell("ultra", 3, 64, 4), Cell("fast", 5, 64, 4), Cell("fused", 2, 128, 4)]
+    cells = [Cell("ultra", 3, 64, 4), Cell("fast", 5, 64, 4), Cell("fused-top_k", 2, 128, 4)]
     signals = Signals(cells)
     for cell in cells:
         signal = signals.of(cell)

@@ -104,14 +104,10 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
         return ~jnp.any(is_tied[:, None] & shares_key & (all_bits != bits[k - 1][:, None]))
 
     def neighbours_swapped() -> Int[Array, "k tiles rows"]:
-        return _with_neighbours_in_order(bits, places)[:k]
+        return _swapped(places, _out_of_order(bits, places))[:k]
 
     def in_order() -> Int[Array, "k tiles rows"]:
-        return lax.cond(
-            is_nearly_in_order,
-            neighbours_swapped,
-            lambda: lax.sort((~bits, places), dimension=0, num_keys=2)[1][:k],
-        )
+        return lax.cond(is_nearly_in_order, neighbours_swapped, lambda: _in_order(bits, places)[:k])
 
     def by_heaps() -> Int[Array, "k tiles rows"]:
         # The barrier keeps the compiler from turning tiles into rows whether or not they are needed.
@@ -179,7 +175,7 @@ def _spare_candidates(n_bins: int) -> int:
 
     The fewer bits of the power a key keeps, the more powers share one.
     """
-    return 2 + max(0, (n_bins - 1).bit_length() - 9) // 2
+    return 2 + max(0, (n_bins - 1).bit_length() - 8) // 2
 
 
 def _largest_below(
@@ -210,14 +206,35 @@ def _maximum(arrays: Sequence[Array]) -> Array:
     return functools.reduce(jnp.maximum, arrays)
 
 
-def _with_neighbours_in_order(
+def _out_of_order(
+    bits: Int[Array, "candidates tiles rows"], places: Int[Array, "candidates tiles rows"]
+) -> Bool[Array, "pairs tiles rows"]:
+    """Return whether each candidate belongs behind the next one."""
+    return (bits[1:] > bits[:-1]) | ((bits[1:] == bits[:-1]) & (places[1:] < places[:-1]))
+
+
+def _swapped(
+    values: Int[Array, "candidates tiles rows"], swaps: Bool[Array, "pairs tiles rows"]
+) -> Int[Array, "candidates tiles rows"]:
+    """Return values with the neighbours swapped that are to be; none of them with both of its own."""
+    if len(values) == 1:
+        return values
+    between = jnp.where(swaps[1:], values[2:], jnp.where(swaps[:-1], values[:-2], values[1:-1]))
+    first = jnp.where(swaps[:1], values[1:2], values[:1])
+    last = jnp.where(swaps[-1:], values[-2:-1], values[-1:])
+    return jnp.concatenate([first, between, last])
+
+
+def _in_order(
     bits: Int[Array, "candidates tiles rows"], places: Int[Array, "candidates tiles rows"]
 ) -> Int[Array, "candidates tiles rows"]:
-    """Return the places of candidates of which no more than two neighbours each are out of order."""
-    if len(places) == 1:
-        return places
-    swaps = (bits[1:] > bits[:-1]) | ((bits[1:] == bits[:-1]) & (places[1:] < places[:-1]))
-    between = jnp.where(swaps[1:], places[2:], jnp.where(swaps[:-1], places[:-2], places[1:-1]))
-    first = jnp.where(swaps[:1], places[1:2], places[:1])
-    last = jnp.where(swaps[-1:], places[-2:-1], places[-1:])
-    return jnp.concatenate([first, between, last])
+    """Return the places of candidates in order: neighbours are swapped, at even and odd places in turn."""
+    evens = (np.arange(len(places) - 1) % 2 == 0)[:, None, None]
+
+    def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        bits, places, turn = state
+        swaps = _out_of_order(bits, places) & turn
+        return _swapped(bits, swaps), _swapped(places, swaps), ~turn
+
+    start = bits, places, jnp.asarray(evens)
+    return lax.while_loop(lambda state: jnp.any(_out_of_order(*state[:2])), step, start)[1]
