@@ -105,7 +105,9 @@ def test_the_loss_is_that_of_the_documentation_and_no_step_lowers_it(fitted):
 
 def test_a_fit_that_was_stopped_is_a_result_that_says_so(fitted):
     logs, size = np.log(jax.tree.leaves(fitted.coefficients)), len(COEFFICIENT_NAMES)
-    found = _least_squares.Minimum(logs, 12.0, 0.5, 3, 0.02, np.zeros((size, size)), 1.0, np.zeros((size, size)))
+    found = _least_squares.Minimum(
+        logs, 12.0, 0.5, 3, 0.02, np.zeros((size, size)), 1.0, np.zeros((size, size))
+    )
     result = _fit._result(found, PRIOR, COUNT)
     assert not result.converged
     assert "did not converge in 3 steps" in result.message
