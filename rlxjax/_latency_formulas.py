@@ -19,7 +19,7 @@ ROOFLINE_SHARPNESS = 2.0
 #: How sharply traffic beyond the cache is charged the second level's rate.
 CACHE_SHARPNESS = 4.0
 #: How sharply a piece of the least size, rather than the processors, decides the time of shared work.
-SHARE_SHARPNESS = 8.0
+SHARE_SHARPNESS = 16.0
 #: Bytes that the device's FFT stage moves for one sample: read and window, transform, square.
 DEVICE_BYTES_PER_SAMPLE = 20.0
 

@@ -53,14 +53,16 @@ def small_chunks(monkeypatch):
 def launched(monkeypatch):
     """Record the shape and type of every array that a device program is given."""
     shapes = []
-    for name in ("_fused_program", "_spectrum_program", "_learned_program"):
-        program = getattr(_launch, name)
+    program_of = _launch.program
 
-        def recorded(rows, *arguments, program=program):
+    def recording(function, platform):
+        def recorded(rows, *arguments):
             shapes.append((rows.shape, np.dtype(rows.dtype)))
-            return program(rows, *arguments)
+            return program_of(function, platform)(rows, *arguments)
 
-        monkeypatch.setattr(_launch, name, recorded)
+        return recorded
+
+    monkeypatch.setattr(_launch, "program", recording)
     return shapes
 
 
@@ -295,8 +297,7 @@ def test_an_error_in_a_chunk_reaches_the_caller(path, small_chunks, monkeypatch)
     def fail(*_):
         raise MemoryError("no room")
 
-    for name in ("_fused_program", "_spectrum_program", "_learned_program"):
-        monkeypatch.setattr(_launch, name, fail)
+    monkeypatch.setattr(_launch, "program", lambda function, platform: fail)
     with pytest.raises(MemoryError, match="no room"):
         peaks_of(noise(2 * ROWS), path)
 
@@ -318,7 +319,7 @@ def test_a_chunk_runs_the_programs_that_small_batches_have_compiled(path, as_arr
 @pytest.mark.parametrize("batch", [1, 4 * ROWS, 5 * ROWS - 1])
 def test_chunks_in_flight_give_the_same_peaks_where_the_signal_lives(path, as_array, batch):
     signal = as_array(noise(batch))
-    launch = _launch._LAUNCH[rx.Path.parse(path)](PARAMS, MODEL, "top_k")
+    launch = _launch._LAUNCH[rx.Path.parse(path)](PARAMS, MODEL, "top_k", "cpu")
     waiting, most = [], []
 
     def counted(rows):

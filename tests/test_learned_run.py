@@ -250,17 +250,18 @@ def test_a_model_is_compiled_once_for_signals_of_one_padded_shape(monkeypatch):
     monkeypatch.setattr(_launch, "learned_program", lambda *given: built.append(1) or learned_program(*given))
     model, params = pruned(bins=6), dataclasses.replace(FAST, k=3)
     rx.welch_peaks(noise(40, params), params, "learned", model=model)
-    compiled = _launch._learned_program._cache_size()
+    compiled_programs = _launch.program(learned_peaks, "cpu")._cache_size
+    compiled = compiled_programs()
     for batch in (33, 37, 40):
         signal = noise(batch, params, seed=batch)
         for same in (signal, signal.astype(np.float64), jnp.asarray(signal)):
             rx.welch_peaks(same, params, "learned", model=model)
     assert len(built) == 1
-    assert _launch._learned_program._cache_size() == compiled
+    assert compiled_programs() == compiled
     retrained = dataclasses.replace(model, twiddles=model.twiddles * 0.9)
     rx.welch_peaks(noise(40, params), params, "learned", model=retrained)
     assert len(built) == 2
-    assert _launch._learned_program._cache_size() == compiled, "models pruned alike share a program"
+    assert compiled_programs() == compiled, "models pruned alike share a program"
 
 
 # Columns (device, batch, n_fft, k, active, total) that reach every branch.

@@ -20,6 +20,7 @@ from hypothesis.extra.numpy import arrays
 
 import rlxjax as rx
 from rlxjax.welch import _coefficients, _host, _launch, _run, _selection
+from rlxjax.welch._device_programs import fused_peaks, segment_spectra
 from rlxjax.welch._host import CHUNK_SAMPLES
 
 PATHS = ("host", "fused", "block")
@@ -284,10 +285,10 @@ def test_auto_and_rlx_run_the_path_of_least_built_in_cost(batch, n_fft):
     assert _run._choose_path("rlx", batch, params, None, None, False) is min(costs, key=costs.get)
 
 
-@pytest.mark.parametrize(("path", "program"), [("fused", "_fused_program"), ("block", "_spectrum_program")])
+@pytest.mark.parametrize(("path", "program"), [("fused", fused_peaks), ("block", segment_spectra)])
 def test_batches_of_one_padded_size_and_new_values_compile_once(path, program):
     params = rx.WelchPeakParams(48, 3, k=6)
-    compiled = getattr(_launch, program)._cache_size
+    compiled = _launch.program(program, "cpu")._cache_size
     rx.welch_peaks(noise(80, params), params, path)
     once = compiled()
     for batch in (65, 66, 71, 79, 80):

@@ -1,5 +1,7 @@
 """How the paths run: programs, padding, and batches beyond a chunk."""
 
+import functools
+import inspect
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -28,14 +30,17 @@ from ._strategy import Path
 
 #: Host buffers start at a multiple of this, so that a CPU device can use them where they are.
 ALIGNMENT_BYTES = 64
-#: Fewer samples are one program for all processors.
-LEAST_CHUNK_SAMPLES = 2**18
+#: Samples that are worth a processor of their own.
+LEAST_CHUNK_SAMPLES = 2**17
 #: Chunks under way at a time on a device other than a CPU: one computes while the next one is sent.
 CHUNKS_IN_FLIGHT = 2
 
-_fused_program = jax.jit(fused_peaks, static_argnames=("params", "selection"))
-_spectrum_program = jax.jit(segment_spectra, static_argnames="params")
-_learned_program = jax.jit(learned_peaks, static_argnames=("params", "selection"))
+#: A program on a CPU runs on one thread, and rows are shared among processors here: where programs share out
+#: their loops themselves, threads wait for one another at the end of each.
+ON_ONE_THREAD = {
+    "xla_cpu_multi_thread_eigen": False,  # the Fourier transform
+    "xla_disable_hlo_passes": "cpu-parallel-task-assigner",  # all other loops
+}
 
 
 def padded_batch(batch: int) -> int:
@@ -58,6 +63,14 @@ def aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
     return raw[start : start + count * 4].view(np.float32).reshape(shape)
 
 
+@functools.cache
+def program(function: Callable, platform: str) -> Callable:
+    """Return the program of a path on a platform."""
+    static = [name for name in ("params", "selection") if name in inspect.signature(function).parameters]
+    options = ON_ONE_THREAD if platform == "cpu" else None
+    return jax.jit(function, static_argnames=static, compiler_options=options)
+
+
 def run_path(
     path: Path,
     signal: np.ndarray | jax.Array,
@@ -71,7 +84,7 @@ def run_path(
     platform = jax.default_backend()
     if selection is None:
         selection = default_selection(padded_batch(signal.shape[0]), params.n_bins, platform)
-    launch = _LAUNCH[path](params, model, selection)
+    launch = _LAUNCH[path](params, model, selection, platform)
     if isinstance(signal, jax.Array) and _is_on_cpu(signal):
         signal = np.asarray(signal)
     batch = signal.shape[0]
@@ -114,7 +127,7 @@ def run_traced(
     return learned_peaks(signal, program_of(model, params), params, selection)
 
 
-#: The program of each model and its parameters; a model that is gone takes its programs with it.
+#: The arrays of each model's program by its parameters; a model that is gone takes its programs with it.
 _programs: "weakref.WeakKeyDictionary[LearnedFft, dict[WelchPeakParams, LearnedProgram]]"
 _programs = weakref.WeakKeyDictionary()
 
@@ -128,17 +141,19 @@ def program_of(model: LearnedFft, params: WelchPeakParams) -> LearnedProgram:
     return known[params]
 
 
-def _launch_fused(params: WelchPeakParams, model: LearnedFft | None, selection: str):
-    return lambda rows: _fused_program(rows, params, selection)
+def _launch_fused(params: WelchPeakParams, model: LearnedFft | None, selection: str, platform: str):
+    run = program(fused_peaks, platform)
+    return lambda rows: run(rows, params, selection)
 
 
-def _launch_block(params: WelchPeakParams, model: LearnedFft | None, selection: str):
-    return lambda rows: spectrum_peaks(np.asarray(_spectrum_program(rows, params)), params)
+def _launch_block(params: WelchPeakParams, model: LearnedFft | None, selection: str, platform: str):
+    run = program(segment_spectra, platform)
+    return lambda rows: spectrum_peaks(np.asarray(run(rows, params)), params)
 
 
-def _launch_learned(params: WelchPeakParams, model: LearnedFft, selection: str):
-    program = program_of(model, params)
-    return lambda rows: _learned_program(rows, program, params, selection)
+def _launch_learned(params: WelchPeakParams, model: LearnedFft, selection: str, platform: str):
+    run, arrays = program(learned_peaks, platform), program_of(model, params)
+    return lambda rows: run(rows, arrays, params, selection)
 
 
 #: For each path, what makes the function from padded rows to their peaks.
