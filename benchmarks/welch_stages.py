@@ -3,8 +3,8 @@
     python benchmarks/welch_stages.py [--n-fft 256] [--batch 1024] [--k 16] [--rounds 60] [--json FILE]
 
 Each prefix is a program of its own that ends after one more stage; a stage's time is the difference of two
-prefixes, so that what XLA fuses across stages is counted once. One chunk of rows, random interleaving,
-minima.
+prefixes, so that what XLA fuses across stages is counted once. One chunk of rows on one thread of a CPU,
+random interleaving, minima.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from rlxjax._files import Strict, write_json_file
 from rlxjax.welch import aligned_zeros
 from rlxjax.welch._device_programs import fused_peaks, mean_power, segment_spectra
 from rlxjax.welch._host import hann_window, one_sided_weights
+from rlxjax.welch._launch import ON_ONE_THREAD
 from rlxjax.welch._selection import selected_peaks, tile_rows
 
 
@@ -86,8 +87,11 @@ def main() -> None:
     signal = aligned_zeros((args.batch, params.frame_len))
     signal[:] = rng.standard_normal(signal.shape)
     forms = prefixes(params)
+    options = ON_ONE_THREAD if jax.default_backend() == "cpu" else None
     programs = {
-        (form, stage): jax.jit(run) for form, stages in forms.items() for stage, run in stages.items()
+        (form, stage): jax.jit(run, compiler_options=options)
+        for form, stages in forms.items()
+        for stage, run in stages.items()
     }
     best = dict.fromkeys(programs, np.inf)
     for program in programs.values():
