@@ -22,7 +22,7 @@ from rlxjax._files import Strict, write_json_file
 from rlxjax.welch import aligned_zeros
 from rlxjax.welch._device_programs import fused_peaks, mean_power, segment_spectra
 from rlxjax.welch._host import hann_window, one_sided_weights
-from rlxjax.welch._launch import ON_ONE_THREAD
+from rlxjax.welch._launch import compiler_options
 from rlxjax.welch._selection import selected_peaks, tile_rows
 
 
@@ -87,7 +87,7 @@ def main() -> None:
     signal = aligned_zeros((args.batch, params.frame_len))
     signal[:] = rng.standard_normal(signal.shape)
     forms = prefixes(params)
-    options = ON_ONE_THREAD if jax.default_backend() == "cpu" else None
+    options = compiler_options(jax.default_backend())
     programs = {
         (form, stage): jax.jit(run, compiler_options=options)
         for form, stages in forms.items()

@@ -18,6 +18,7 @@ import numpy as np
 
 from rlxjax import welch_peaks
 from rlxjax.welch import aligned_zeros
+from rlxjax.welch._launch import compiler_options
 from rlxjax.welch._selection import SELECTIONS, selected_peaks
 
 from .samples import SampleLog, SampleWriter
@@ -218,12 +219,13 @@ def _micro_benchmarks() -> dict[str, Callable[[], float]]:
 
 
 def _selection_benchmarks() -> dict[str, Callable[[], float]]:
-    rng = np.random.default_rng(0)
+    rng, options = np.random.default_rng(0), compiler_options(jax.default_backend())
     benchmarks = {}
     for name, (rows, bins, k) in {"wide": WIDE_SELECTION, "deep": DEEP_SELECTION}.items():
         power = jax.device_put(rng.exponential(size=(rows, bins)).astype(np.float32))
         for form in SELECTIONS:
-            program = jax.jit(functools.partial(selected_peaks, k=k, selection=form))
+            select = functools.partial(selected_peaks, k=k, selection=form)
+            program = jax.jit(select, compiler_options=options)
 
             def run(program=program, power=power) -> None:
                 program(power).block_until_ready()

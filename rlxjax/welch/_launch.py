@@ -37,7 +37,7 @@ CHUNKS_IN_FLIGHT = 2
 
 #: A program on a CPU runs on one thread, and rows are shared among processors here: where programs share out
 #: their loops themselves, threads wait for one another at the end of each.
-ON_ONE_THREAD = {
+_ON_ONE_THREAD = {
     "xla_cpu_multi_thread_eigen": False,  # the Fourier transform
     "xla_disable_hlo_passes": "cpu-parallel-task-assigner",  # all other loops
 }
@@ -67,8 +67,12 @@ def aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
 def program(function: Callable, platform: str) -> Callable:
     """Return the program of a path on a platform."""
     static = [name for name in ("params", "selection") if name in inspect.signature(function).parameters]
-    options = ON_ONE_THREAD if platform == "cpu" else None
-    return jax.jit(function, static_argnames=static, compiler_options=options)
+    return jax.jit(function, static_argnames=static, compiler_options=compiler_options(platform))
+
+
+def compiler_options(platform: str) -> dict[str, Any] | None:
+    """Return what programs of the paths are compiled with."""
+    return _ON_ONE_THREAD if platform == "cpu" else None
 
 
 def run_path(
