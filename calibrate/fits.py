@@ -12,11 +12,11 @@ import numpy as np
 from rlxjax import LatencyPrior, typical_prior
 from rlxjax._fit import MIN_TIMINGS, FitResult, predicted_ns
 from rlxjax._latency import LatencyCoefficients
-from rlxjax._latency_formulas import maxima_ns, top_k_ns
+from rlxjax._latency_formulas import TRANSFORM_BYTES_PER_SAMPLE, fft_flop, maxima_ns, top_k_ns
 from rlxjax._learned_latency import LearnedLatencyCoefficients, fit_learned
 from rlxjax._posterior import LEAST_SPREAD, LatencyEstimate, PosteriorFit, fit_posterior
 
-from .measure import DEEP_SELECTION, WIDE_SELECTION, MicroRates
+from .measure import DEEP_SELECTION, LONG_TRANSFORM, SHORT_TRANSFORM, WIDE_SELECTION, MicroRates
 from .samples import timings_of
 from .validate import estimates, learned_predictions_ns, sizes_of, works_of
 from .workloads import Cell, Models, runs_model
@@ -25,6 +25,8 @@ from .workloads import Cell, Models, runs_model
 MICRO_LOG_SD = 0.3
 #: The same for bandwidths and selections: a run has other sizes, in another state of the caches.
 TRANSFER_LOG_SD = 1.0
+#: The same for the size of a processor's first cache, of which there are few.
+FIRST_CACHE_LOG_SD = 0.3
 #: The two coefficients of each form of selection that are told apart by a wide and a deep one.
 MAXIMA_RATES, TOP_K_RATES = ("maxima_key_ns", "maxima_bin_ns"), ("topk_bin_ns", "topk_update_ns")
 
@@ -142,11 +144,30 @@ def micro_prior(rates: MicroRates) -> LatencyPrior:
     }
     prior = typical_prior()
     selections = _selection_rates(rates, prior.median)
-    log_sds = dict.fromkeys(waits, MICRO_LOG_SD) | dict.fromkeys(transfers | selections, TRANSFER_LOG_SD)
+    transforms = _transform_rates(rates)
+    log_sds = dict.fromkeys(waits, MICRO_LOG_SD) | {"row_cache_bytes": FIRST_CACHE_LOG_SD}
+    log_sds |= dict.fromkeys(transfers | selections | transforms, TRANSFER_LOG_SD)
     return LatencyPrior(
-        dataclasses.replace(prior.median, **waits, **transfers, **selections),
+        dataclasses.replace(prior.median, **waits, **transfers, **selections, **transforms),
         dataclasses.replace(prior.log_sd, **log_sds),
     )
+
+
+def _transform_rates(rates: MicroRates) -> dict[str, float]:
+    """Return what a transform costs, and on top where its rows are long: of the short and the long one."""
+    if not rates.transform_ns:
+        return {}
+    short_ns, long_ns = np.array(rates.transform_ns) - rates.dispatch_ns - rates.roundtrip_ns
+    # A complex row is two segments.
+    short_flop, long_flop = (float(fft_flop(2.0 * rows, n)) for rows, n in (SHORT_TRANSFORM, LONG_TRANSFORM))
+    found, on_top_ns = (
+        {"device_flop_per_ns": short_flop / short_ns},
+        long_ns - short_ns * long_flop / short_flop,
+    )
+    long_bytes = 2 * TRANSFORM_BYTES_PER_SAMPLE * np.prod(LONG_TRANSFORM)
+    found["row_far_bytes_per_ns"] = long_bytes / on_top_ns
+    # A time may be all launch, or noise: what is no rate says nothing.
+    return {name: float(value) for name, value in found.items() if value > 0}
 
 
 def _selection_rates(rates: MicroRates, typical: LatencyCoefficients) -> dict[str, float]:

@@ -31,6 +31,8 @@ MICRO_REPEATS = 15
 VISIT_NS, MOST_REPEATS = 2_000_000, 8
 #: Rows, bins and k of two selections of peaks: one scans many bins, the other ranks many peaks.
 WIDE_SELECTION, DEEP_SELECTION = (64, 2049, 1), (256, 129, 64)
+#: Rows and samples of two complex transforms: rows within a processor's first cache, and beyond.
+SHORT_TRANSFORM, LONG_TRANSFORM = (64, 1024), (8, 8192)
 ELEMENT_BYTES = 4
 
 
@@ -56,6 +58,7 @@ class MicroRates(NamedTuple):
         upload_bytes_per_ns: host to device.
         readback_bytes_per_ns: device to host.
         selection_ns: the wide and the deep selection, for each form of it.
+        transform_ns: the short and the long transform; empty of samples that have none.
     """
 
     dispatch_ns: float
@@ -64,6 +67,7 @@ class MicroRates(NamedTuple):
     upload_bytes_per_ns: float
     readback_bytes_per_ns: float
     selection_ns: Mapping[str, tuple[float, float]]
+    transform_ns: tuple[float, ...]
 
 
 @contextlib.contextmanager
@@ -110,6 +114,7 @@ def micro_rates(log: SampleLog) -> MicroRates:
             for form in SELECTIONS
             if f"{form} wide" in best and f"{form} deep" in best
         },
+        transform_ns=tuple(best[name] for name in ("short transform", "long transform") if name in best),
     )
 
 
@@ -215,6 +220,7 @@ def _micro_benchmarks() -> dict[str, Callable[[], float]]:
             lambda: np.asarray(box[0]), before=lambda: fill(increment(medium).block_until_ready())
         ),
         **_selection_benchmarks(),
+        **_transform_benchmarks(),
     }
 
 
@@ -231,6 +237,15 @@ def _selection_benchmarks() -> dict[str, Callable[[], float]]:
                 program(power).block_until_ready()
 
             benchmarks[f"{form} {name}"] = functools.partial(_timed, run)
+    return benchmarks
+
+
+def _transform_benchmarks() -> dict[str, Callable[[], float]]:
+    transform = jax.jit(jnp.fft.fft, compiler_options=compiler_options(jax.default_backend()))
+    benchmarks = {}
+    for name, shape in {"short transform": SHORT_TRANSFORM, "long transform": LONG_TRANSFORM}.items():
+        rows = jax.block_until_ready(jnp.ones(shape, jnp.complex64))
+        benchmarks[name] = functools.partial(_timed, lambda rows=rows: transform(rows).block_until_ready())
     return benchmarks
 
 

@@ -18,7 +18,7 @@ from ._latency import LatencyCoefficients, predict_latency_ns
 from ._least_squares import MAX_STEPS, Minimum, Start, least_squares
 from ._timings import MIN_TIMINGS as MIN_TIMINGS
 from ._timings import Timings as Timings
-from ._timings import check_enough
+from ._timings import check_enough, filled_up
 from ._timings import checked_columns as checked_columns
 from ._typing import Nanoseconds
 
@@ -90,6 +90,8 @@ _TYPICAL = LatencyCoefficients(
     device_row_ns=50.0,
     device_flop_per_ns=10.0,
     device_bytes_per_ns=20.0,
+    row_far_bytes_per_ns=20.0,
+    row_cache_bytes=4.5e4,
     far_bytes_per_ns=10.0,
     cache_bytes=3e7,
     thread_gain=0.5,
@@ -167,8 +169,8 @@ def fit_coefficients(
     """Fit the coefficients of any prediction; the objective is that of `fit_latency`.
 
     Args:
-        predict: a function of (coefficients, timings), times in ns `[n]`; the same function, timings of
-            the same shape: nothing is compiled anew.
+        predict: a function of (coefficients, timings), times in ns `[n]`, each from its own row; the same
+            function and about as many timings: nothing is compiled anew.
         timings: a dataclass pytree of columns `[n]`, one of them `time_ns`.
         prior: of the coefficients, which the result has the type of.
         weights: `[n]`, 0 leaves an entry out.
@@ -179,7 +181,8 @@ def fit_coefficients(
     """
     counted = np.ones(timings.time_ns.shape) if weights is None else np.asarray(weights, np.float64)
     check_enough(timings, counted, min_timings)
-    found = jax.tree.map(np.asarray, _minimise(timings, jnp.asarray(counted), prior, predict))
+    filled, influences = filled_up(timings, counted)
+    found = jax.tree.map(np.asarray, _minimise(filled, jnp.asarray(influences), prior, predict))
     return _result(found, prior, int(np.sum(counted > 0)))
 
 

@@ -19,12 +19,14 @@ from ._latency_formulas import (
     CACHE_SHARPNESS,
     ROOFLINE_SHARPNESS,
     SHARE_SHARPNESS,
+    TRANSFORM_BYTES_PER_SAMPLE,
     chunk_rows_of,
     device_rows,
     device_work_ns,
     far_ns,
     fft_flop,
     least_rows_of,
+    long_rows_ns,
     maxima_ns,
     shared_work,
     threaded_ns,
@@ -77,6 +79,8 @@ class LatencyCoefficients(Coefficients):
         device_row_ns: one segment's transform on the device, apart from its operations.
         device_flop_per_ns: FFT operations on the device.
         device_bytes_per_ns: device memory, within a chunk.
+        row_far_bytes_per_ns: what a transform costs on top beyond a processor's first cache.
+        row_cache_bytes: a row's transform at which half of it is charged that.
         far_bytes_per_ns: what a signal beyond the cache costs on top.
         cache_bytes: signal at which half of it is charged that.
         thread_gain: speed-up of one large program by the device's own threads, less 1.
@@ -109,6 +113,8 @@ class LatencyCoefficients(Coefficients):
     device_row_ns: RealLike
     device_flop_per_ns: RealLike
     device_bytes_per_ns: RealLike
+    row_far_bytes_per_ns: RealLike
+    row_cache_bytes: RealLike
     far_bytes_per_ns: RealLike
     cache_bytes: RealLike
     thread_gain: RealLike
@@ -292,6 +298,9 @@ def device_terms_ns(
             flop_per_ns=c.device_flop_per_ns,
             bytes_per_ns=c.device_bytes_per_ns,
         )
+        # A row of the fused path is two segments as one complex signal.
+        row_bytes = jnp.where(is_fused, 2.0, 1.0) * TRANSFORM_BYTES_PER_SAMPLE
+        transform_ns = transform_ns + long_rows_ns(c, rows * n_segments * n_fft, n_fft, row_bytes)
         work = DeviceWork(transform_ns, bins, 8.0 * n_segments * bins)
     is_shared, share = shared_work(rows, least, c.device_parallel_gain)
     further = jnp.maximum(rows, 1.0) / most / (1.0 + c.device_parallel_gain)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float
 from ._numerics import soft_roofline
 from ._typing import Nanoseconds, RealLike
 from .welch._device_programs import CHUNK_ROWS_MULTIPLE, CHUNK_SAMPLES
+from .welch._selection import MIN_BLOCK_BINS, MIN_BLOCKS
 
 if TYPE_CHECKING:
     from ._latency import LatencyCoefficients
@@ -22,6 +23,9 @@ CACHE_SHARPNESS = 4.0
 SHARE_SHARPNESS = 16.0
 #: Bytes that the device's FFT stage moves for one sample: read and window, transform, square.
 DEVICE_BYTES_PER_SAMPLE = 20.0
+#: Bytes that a transform reads and writes for one sample of a segment: a real segment's spectrum is half as
+#: long, and two packed segments are one complex row.
+TRANSFORM_BYTES_PER_SAMPLE = 8.0
 
 
 def fft_flop(rows: Float[Array, "*batch"], n_fft: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
@@ -57,6 +61,22 @@ def device_work_ns(
     memory_ns = traffic / bytes_per_ns + traffic * beyond_cache / far_bytes_per_ns
     compute_ns = jnp.maximum(fft_flop(rows, n_fft), 1.0) / flop_per_ns + rows * row_ns
     return soft_roofline(compute_ns / speedup, memory_ns, ROOFLINE_SHARPNESS)
+
+
+def long_rows_ns(
+    c: "LatencyCoefficients", samples: RealLike, n_fft: RealLike, bytes_per_sample: RealLike
+) -> Nanoseconds:
+    """Return what transforms cost on top because a row leaves a processor's first cache, `[*batch]`.
+
+    Args:
+        c: the coefficients.
+        samples: of all rows.
+        n_fft: samples of a row.
+        bytes_per_sample: that a transform reads and writes.
+    """
+    row_bytes = jnp.maximum(bytes_per_sample * n_fft, 1.0)
+    beyond = jax.nn.sigmoid(CACHE_SHARPNESS * jnp.log(row_bytes / c.row_cache_bytes))
+    return jnp.asarray(TRANSFORM_BYTES_PER_SAMPLE * samples * beyond / c.row_far_bytes_per_ns)
 
 
 def threaded_ns(work_ns: RealLike, thread_gain: RealLike, thread_onset_ns: RealLike) -> Nanoseconds:
@@ -106,8 +126,11 @@ def maxima_ns(
     _, place_bits = jnp.frexp(jnp.maximum(bins - 1.0, 1.0))
     spare = 2.0 + jnp.floor(jnp.maximum(place_bits - 8.0, 0.0) / 2.0)
     passes = jnp.minimum(jnp.minimum(k, bins) + spare, bins)
-    bins_ns = rows * bins * (c.maxima_key_ns + passes * c.maxima_bin_ns) + rows * passes * c.maxima_peak_ns
-    return jnp.asarray(bins_ns), jnp.asarray(passes * c.maxima_pass_ns)
+    compared = jnp.maximum(bins, MIN_BLOCKS * MIN_BLOCK_BINS)
+    pass_ns = compared * c.maxima_bin_ns + c.maxima_peak_ns
+    return jnp.asarray(rows * (bins * c.maxima_key_ns + passes * pass_ns)), jnp.asarray(
+        passes * c.maxima_pass_ns
+    )
 
 
 def top_k_ns(c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike) -> Nanoseconds:

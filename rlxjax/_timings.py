@@ -8,13 +8,15 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from .welch import Path
+from .welch import Path, padded_batch
 from .welch._selection import SELECTIONS, default_selection
 
 T = TypeVar("T")
 
 #: Timings that a fit needs unless its caller says that its prior needs fewer.
 MIN_TIMINGS = 8
+#: Fits are compiled for so many timings at least.
+LEAST_FILLED = 128
 
 
 @jax.tree_util.register_dataclass
@@ -130,6 +132,17 @@ def stack_timings(timings: Sequence[T]) -> tuple[T, Float[np.ndarray, "devices n
         return np.stack([np.asarray(c)[np.where(k, entries, 0)] for c, k in zip(columns, kept, strict=True)])
 
     return jax.tree.map(stacked, *timings), kept.astype(np.float64)
+
+
+def filled_up(timings: T, weights: Float[np.ndarray, "n"]) -> tuple[T, Float[np.ndarray, "m"]]:
+    """Return timings and their weights filled up with copies of the first entry, of weight 0.
+
+    To one of four sizes an octave, so that other numbers of timings seldom compile a fit anew.
+    """
+    n = len(weights)
+    entries = np.arange(max(LEAST_FILLED, padded_batch(n)))
+    filled = jax.tree.map(lambda column: np.asarray(column)[np.where(entries < n, entries, 0)], timings)
+    return filled, np.where(entries < n, weights[np.minimum(entries, n - 1)], 0.0)
 
 
 def check_enough(timings: Any, weights: np.ndarray, min_timings: int) -> None:

@@ -113,12 +113,15 @@ def test_micro_benchmarks_are_kept_repeat_by_repeat(tmp_path, monkeypatch):
         time_micro(log, writer, repeats=3)
     assert {name: len(times) for name, times in read_samples(path).micro.items()} == dict.fromkeys(
         ("launch", "roundtrip", "copy", "upload", "readback")
-        + ("maxima wide", "top_k wide", "maxima deep", "top_k deep"),
+        + ("maxima wide", "top_k wide", "maxima deep", "top_k deep")
+        + ("short transform", "long transform"),
         3,
     )
-    *rates, selection_ns = micro_rates(log)
+    *rates, selection_ns, transform_ns = micro_rates(log)
     assert set(selection_ns) == {"maxima", "top_k"}
-    assert all(rate > 0 and np.isfinite(rate) for rate in [*rates, *np.ravel(list(selection_ns.values()))])
+    assert len(transform_ns) == 2
+    rates += [*transform_ns, *np.ravel(list(selection_ns.values()))]
+    assert all(rate > 0 and np.isfinite(rate) for rate in rates)
 
 
 def test_rates_follow_from_the_fastest_repeats():

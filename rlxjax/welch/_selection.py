@@ -22,6 +22,8 @@ FEW_ROWS = 4
 TILE_ROWS = 8
 #: Least width of a block of bins; the widths that XLA's CPU compiler turns into vector code.
 MIN_BLOCK_BINS = 16
+#: Least number of blocks: of fewer, the compiler writes out every bin, and what it writes is no vector code.
+MIN_BLOCKS = 9
 
 _HIGHEST = np.uint32(2**32 - 1)
 
@@ -59,7 +61,13 @@ def top_bins(power: Float[Array, "batch bins"], k: int, selection: str) -> Int[A
 def by_top_k(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"]:
     """Return the places by `lax.top_k`: a heap for each row on CPUs."""
     # top_k keeps the lower place first among equals, but takes NaN for the largest: a NaN becomes -1.
-    return lax.top_k(jnp.where(jnp.isnan(power), -1.0, power), k)[1]
+    ranked, n_bins = jnp.where(jnp.isnan(power), -1.0, power), power.shape[1]
+    if k < n_bins or k == 1:
+        return lax.top_k(ranked, k)[1]
+    # For all it would sort, which takes more than twice as long: the last one is what the others leave.
+    places = lax.top_k(ranked, k - 1)[1]
+    last = n_bins * (n_bins - 1) // 2 - jnp.sum(places, axis=1, keepdims=True, dtype=places.dtype)
+    return jnp.concatenate([places, last], axis=1)
 
 
 def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"]:
@@ -189,8 +197,9 @@ def _largest_below(
     """
     n_bins = keys.shape[1]
     width = min(n_bins, max(MIN_BLOCK_BINS, 1 << ((n_bins - 1).bit_length() + 1) // 2))
-    # The last block overlaps the one before: a maximum may see a key twice.
-    starts = [min(start, n_bins - width) for start in range(0, n_bins, width)]
+    # Blocks overlap: a maximum may see a key twice.
+    n_blocks = max(MIN_BLOCKS, -(-n_bins // width))
+    starts = sorted({round(start) for start in np.linspace(0, n_bins - width, n_blocks).tolist()})
     largest = _maximum([keys[:, start : start + width] - limit[:, None] for start in starts])
     # Keeps the compiler from computing the blocks anew for each of their bins.
     largest = lax.optimization_barrier(largest)
