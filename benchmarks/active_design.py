@@ -24,7 +24,7 @@ import rlxjax as rx
 from calibrate.design import DESIGN_CORRECTION_SD, DESIGN_SPREAD, FOR_UNKNOWNS, block_estimates, by_workload
 from calibrate.fits import micro_prior
 from calibrate.measure import micro_rates
-from calibrate.samples import SampleLog, read_samples, timings_of
+from calibrate.samples import SampleLog, quartile_ns, read_samples, timings_of
 from calibrate.validate import estimates
 from calibrate.workloads import Cell, Grid, runs_model
 
@@ -60,7 +60,7 @@ class Campaign:
         grid = Grid()
         without_model = np.array([not runs_model(cell) for cell in log.cells])
         self.cells = [cell for cell in log.cells if not runs_model(cell)]
-        self.measured_ns = times_ns.min(0)[without_model].astype(float)
+        self.measured_ns = quartile_ns(times_ns)[without_model]
         self.prior = micro_prior(micro_rates(log)) if log.micro else rx.typical_prior()
         self.timings = timings_of(self.cells, self.measured_ns)
         self.blocks = by_workload(self.cells)

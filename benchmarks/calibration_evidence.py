@@ -21,7 +21,7 @@ import numpy as np
 from calibrate import baselines, metrics
 from calibrate.fits import micro_prior
 from calibrate.measure import micro_rates
-from calibrate.samples import SampleLog, read_samples, timings_of
+from calibrate.samples import SampleLog, quartile_ns, read_samples, timings_of
 from calibrate.validate import built_in_ns, error_summaries, estimates, noise_floor
 from calibrate.workloads import SAME_RESULT, Cell, Grid, runs_model
 from rlxjax import typical_prior
@@ -68,7 +68,7 @@ def read_campaign(path: Path) -> Campaign:
 def evidence(campaign: Campaign, grid: Grid) -> tuple[dict[str, Any], LatencyEstimate]:
     """Return all that is said of one campaign, and its full fit's estimate of the grid."""
     cells, times_ns, log = campaign
-    measured, noise = times_ns.min(0), noise_floor(times_ns)
+    measured, noise = quartile_ns(times_ns), noise_floor(times_ns)
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
     timings, weights = timings_of(cells, measured), seen.astype(float)
     prior = micro_prior(micro_rates(log)) if log.micro else typical_prior()
@@ -90,9 +90,9 @@ def evidence(campaign: Campaign, grid: Grid) -> tuple[dict[str, Any], LatencyEst
     of_strategy = {name: noise[names == name].mean() for name in np.unique(names)}
     judge = Judge(cells, measured, np.array([of_strategy[name] for name in names]), ~seen)
     # What noise alone does to picks: those of half the rounds, judged by the others.
-    by_halves = Judge(cells, times_ns[1::2].min(0), judge.noise, ~seen)
+    by_halves = Judge(cells, quartile_ns(times_ns[1::2]), judge.noise, ~seen)
     rows = {name: judge.row(prediction) for name, prediction in methods.items()}
-    rows["half of the rounds, by the other half"] = by_halves.row(Prediction(times_ns[0::2].min(0)))
+    rows["half of the rounds, by the other half"] = by_halves.row(Prediction(quartile_ns(times_ns[0::2])))
 
     def one_stage(some: np.ndarray):
         return fit_posterior(timings, prior, some).posterior

@@ -33,7 +33,7 @@ from .fits import MAXIMA_RATES, TOP_K_RATES, check_fittable, fit_twice, learned_
 from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro
 from .plan import memory_limit_bytes, prepare
 from .report import Progress, shortened
-from .samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside
+from .samples import SampleLog, SampleWriter, check_resumable, quartile_ns, read_samples, set_aside
 from .validate import OUTLIER_FACTOR, error_summaries, measured_domain, noise_floor, outliers
 from .workloads import Cell, Grid, Models, TimedModel, runs_model, split_by_memory
 
@@ -62,7 +62,7 @@ class Outcome:
         calibration: what the file holds.
         content: the file's content.
         cells: the workloads measured.
-        measured_ns: minimum over the rounds, `[cells]`.
+        measured_ns: of the rounds (`quartile_ns`), `[cells]`.
         predicted_ns: by the coefficients in the file, `[cells]`.
         skipped: workloads that were not measured, by reason.
         rates: what the micro-benchmarks say.
@@ -179,7 +179,7 @@ def _fit_and_write(
         cells = [cell for cell in log.cells if cell in fullest]
         times_ns = np.array([[fullest[cell] for cell in cells]], np.int64)
         notes.append("No round was finished: every workload counts once, and some are missing.")
-    measured_ns, noise = times_ns.min(0).astype(float), noise_floor(times_ns)
+    measured_ns, noise = quartile_ns(times_ns), noise_floor(times_ns)
     if np.isnan(noise).any():
         notes.append("A single round says nothing of the noise.")
     rates = micro_rates(log)

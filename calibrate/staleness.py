@@ -23,7 +23,7 @@ from rlxjax._posterior import LatencyEstimate
 from .measure import MICRO_REPEATS, Deadline, measure_rounds, time_micro, warm_up
 from .plan import memory_limit_bytes
 from .report import Progress
-from .samples import SampleLog, SampleWriter
+from .samples import SampleLog, SampleWriter, quartile_ns
 from .validate import estimates, noise_floor
 from .workloads import WITHOUT_MODEL, Cell, Signals, split_by_memory
 
@@ -36,7 +36,7 @@ MACHINE_FIELDS = ("platform", "device_kind", "machine", "cpu_model", "cores")
 
 #: A drift has to be larger than this, in the logarithm, and than so many standard deviations of a mean.
 LEAST_DRIFT, SURE_SDS = 0.05, 2.0
-#: The minimum of a few rounds lies above that of a long campaign; so much is taken for that.
+#: A few rounds are slower than a long campaign's quick ones; so much is taken for that.
 SHORT_CAMPAIGN = 0.10
 #: Relative noise of a run that was timed in one round only.
 UNKNOWN_NOISE = 0.1
@@ -176,7 +176,7 @@ def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progre
     calibration, times_ns = Calibration.from_file(content), log.times_ns()
     verdict = judge(
         log.cells,
-        times_ns.min(0),
+        quartile_ns(times_ns),
         estimates(calibration.posterior, log.cells),
         noise_floor(times_ns),
         {name: min(times) for name, times in log.micro.items()},

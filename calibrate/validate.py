@@ -12,7 +12,7 @@ from rlxjax._learned_latency import LearnedLatencyCoefficients, learned_terms_ns
 from rlxjax._posterior import COVERED_SDS, LatencyEstimate, LatencyPosterior, estimate
 from rlxjax.welch import BUILT_IN_COSTS_NS, Path, learned_scale
 
-from .samples import timings_of
+from .samples import quartile_ns, timings_of
 from .workloads import NO_MODELS, STRATEGIES, Cell, Grid, Models
 
 #: A time so many times longer or shorter than its prediction is an outlier.
@@ -20,7 +20,7 @@ OUTLIER_FACTOR = 3.0
 
 
 def noise_floor(times_ns: np.ndarray) -> np.ndarray:
-    """Return, per cell, the relative difference of the minima of two disjoint halves of the rounds.
+    """Return, per cell, the relative difference of the quartiles of two disjoint halves of the rounds.
 
     Even against odd rounds, each half as many; `[cells]` from `[rounds, cells]`. With a single round
     nothing can be said: NaN.
@@ -28,7 +28,7 @@ def noise_floor(times_ns: np.ndarray) -> np.ndarray:
     half = len(times_ns) // 2
     if half == 0:
         return np.full(times_ns.shape[1], np.nan)
-    even, odd = times_ns[0 : 2 * half : 2].min(0), times_ns[1 : 2 * half : 2].min(0)
+    even, odd = quartile_ns(times_ns[0 : 2 * half : 2]), quartile_ns(times_ns[1 : 2 * half : 2])
     return np.abs(np.log(even / odd))
 
 

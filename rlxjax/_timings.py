@@ -30,7 +30,7 @@ class Timings:
         n_fft: samples of a segment.
         k: peaks of a row.
         n_segments: segments of a row.
-        time_ns: the time of one run, the minimum over repeats say.
+        time_ns: the time of one run, a quartile over repeats say.
         selection: codes of the forms of selection of fused runs, in the order of `SELECTIONS`.
     """
 

@@ -14,7 +14,7 @@ import rlxjax as rx
 from rlxjax import _latency, _latency_formulas
 from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
 from rlxjax._latency_formulas import SHARE_SHARPNESS
-from rlxjax.welch import _host, _launch
+from rlxjax.welch import _host, _launch, _selection
 from rlxjax.welch._device_programs import chunk_rows
 from rlxjax.welch._selection import SELECTIONS
 
@@ -139,6 +139,25 @@ def test_processors_share_the_device_s_work_beyond_its_least_piece_instead_of_it
         )
     within = [terms_of("block", least, thread_gain=own).transform_ns for own in (1e-9, 0.5, 1e9)]
     assert np.all(np.diff(within) < 0)
+
+
+@pytest.mark.parametrize(("path", "bytes_per_sample"), [("fused", 16.0), ("block", 8.0)])
+def test_rows_beyond_the_first_cache_pay_its_rate_on_top(path, bytes_per_sample):
+    batch, n_fft, rate, far = 4, 1024, 5.0, {"thread_gain": 1e-300}
+    without = terms_of(path, batch, n_fft, row_far_bytes_per_ns=1e300, **far).transform_ns
+    for size, share in ((1e-3, 1.0), (1.0, 0.5), (1e3, 0.0)):
+        cache = {"row_cache_bytes": size * bytes_per_sample * n_fft, "row_far_bytes_per_ns": rate}
+        on_top = terms_of(path, batch, n_fft, **cache, **far).transform_ns - without
+        assert on_top == pytest.approx(share * 8.0 * batch * 2 * n_fft / rate, rel=1e-9, abs=1e-6)
+
+
+def test_few_bins_cost_a_pass_of_maxima_what_a_vector_loop_of_the_least_blocks_does():
+    """65 and 129 bins are the same blocks, so that a pass differs by nothing but what it is of."""
+    least = _selection.MIN_BLOCKS * _selection.MIN_BLOCK_BINS
+    only = dataclasses.replace(jax.tree.map(lambda _: 0.0, MEDIAN), maxima_bin_ns=1.0)
+    for bins, compared in ((65, least), (129, least), (257, 257)):
+        passes = [_latency_formulas.maxima_ns(only, 1.0, float(bins), k)[0] for k in (4, 5)]
+        assert passes[1] - passes[0] == compared
 
 
 @pytest.mark.parametrize("gain", [0.5, 3.0])
