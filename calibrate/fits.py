@@ -147,6 +147,8 @@ def micro_prior(rates: MicroRates) -> LatencyPrior:
     transforms = _transform_rates(rates)
     log_sds = dict.fromkeys(waits, MICRO_LOG_SD) | {"row_cache_bytes": FIRST_CACHE_LOG_SD}
     log_sds |= dict.fromkeys(transfers | selections | transforms, TRANSFER_LOG_SD)
+    if "row_far_bytes_per_ns" in transforms:
+        log_sds["row_far_bytes_per_ns"] = MICRO_LOG_SD
     return LatencyPrior(
         dataclasses.replace(prior.median, **waits, **transfers, **selections, **transforms),
         dataclasses.replace(prior.log_sd, **log_sds),
@@ -158,7 +160,7 @@ def _transform_rates(rates: MicroRates) -> dict[str, float]:
     if not rates.transform_ns:
         return {}
     short_ns, long_ns = np.array(rates.transform_ns) - rates.dispatch_ns - rates.roundtrip_ns
-    # A complex row is two segments.
+    # A row is two segments.
     short_flop, long_flop = (float(fft_flop(2.0 * rows, n)) for rows, n in (SHORT_TRANSFORM, LONG_TRANSFORM))
     found, on_top_ns = (
         {"device_flop_per_ns": short_flop / short_ns},

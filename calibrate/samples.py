@@ -208,7 +208,7 @@ def _add_line(log: SampleLog | None, line: dict[str, Any]) -> SampleLog:
 
 
 def quartile_ns(times_ns: np.ndarray) -> np.ndarray:
-    """Return what each cell takes, float64 `[cells]`: the lower quartile of its rounds, at a quick round's pace.
+    """Return what each cell takes, float64 `[cells]`: the lower quartile of rounds, at a quick round's pace.
 
     A round's pace is the median over the cells of how much slower they are than that. It is taken out first:
     neither a slow spell of the machine nor a rare quick one then tells anything of the cells that it met.

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 ROOFLINE_SHARPNESS = 2.0
 #: How sharply traffic beyond the cache is charged the second level's rate.
 CACHE_SHARPNESS = 4.0
+#: The same of a processor's first cache, which a row fits in or does not.
+FIRST_CACHE_SHARPNESS = 8.0
 #: How sharply a piece of the least size, rather than the processors, decides the time of shared work.
 SHARE_SHARPNESS = 16.0
 #: Bytes that the device's FFT stage moves for one sample: read and window, transform, square.
@@ -75,7 +77,7 @@ def long_rows_ns(
         bytes_per_sample: that a transform reads and writes.
     """
     row_bytes = jnp.maximum(bytes_per_sample * n_fft, 1.0)
-    beyond = jax.nn.sigmoid(CACHE_SHARPNESS * jnp.log(row_bytes / c.row_cache_bytes))
+    beyond = jax.nn.sigmoid(FIRST_CACHE_SHARPNESS * jnp.log(row_bytes / c.row_cache_bytes))
     return jnp.asarray(TRANSFORM_BYTES_PER_SAMPLE * samples * beyond / c.row_far_bytes_per_ns)
 
 
