@@ -61,7 +61,7 @@ class MicroRates(NamedTuple):
         upload_bytes_per_ns: host to device.
         readback_bytes_per_ns: device to host.
         selection_ns: the wide and the deep selection, for each form of it.
-        transform_ns: the short and the long transform; empty of samples that have none.
+        transform_ns: the short and the long powers; empty of samples that have none.
     """
 
     dispatch_ns: float
@@ -122,10 +122,10 @@ def micro_rates(log: SampleLog) -> MicroRates:
 
 
 def _transforms_ns(log: SampleLog) -> tuple[float, ...]:
-    """Return the times of the short and the long transform: their ratio is that of repeats side by side."""
-    if not {"short transform", "long transform"} <= log.micro.keys():
+    """Return the times of the short and the long powers: their ratio is that of repeats side by side."""
+    if not {"short powers", "long powers"} <= log.micro.keys():
         return ()
-    short, long = (log.micro[name] for name in ("short transform", "long transform"))
+    short, long = (log.micro[name] for name in ("short powers", "long powers"))
     ratios = [one / other for one, other in zip(long, short, strict=False)]
     return min(short), min(short) * float(np.median(ratios))
 
@@ -255,7 +255,7 @@ def _selection_benchmarks() -> dict[str, Callable[[], float]]:
 def _transform_benchmarks() -> dict[str, Callable[[], float]]:
     rng, options = np.random.default_rng(0), compiler_options(jax.default_backend())
     benchmarks = {}
-    for name, (rows, n_fft) in {"short transform": SHORT_TRANSFORM, "long transform": LONG_TRANSFORM}.items():
+    for name, (rows, n_fft) in {"short powers": SHORT_TRANSFORM, "long powers": LONG_TRANSFORM}.items():
         params = WelchPeakParams.fast(n_fft, 1)
         signal = jax.device_put(rng.standard_normal((rows, params.frame_len), np.float32))
         transform = functools.partial(mean_power, params=params, tile_rows=TILE_ROWS)

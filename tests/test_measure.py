@@ -114,7 +114,7 @@ def test_micro_benchmarks_are_kept_repeat_by_repeat(tmp_path, monkeypatch):
     assert {name: len(times) for name, times in read_samples(path).micro.items()} == dict.fromkeys(
         ("launch", "roundtrip", "copy", "upload", "readback")
         + ("maxima wide", "top_k wide", "maxima deep", "top_k deep")
-        + ("short transform", "long transform"),
+        + ("short powers", "long powers"),
         3,
     )
     *rates, selection_ns, transform_ns = micro_rates(log)

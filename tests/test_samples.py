@@ -3,7 +3,15 @@ import json
 import numpy as np
 import pytest
 
-from calibrate.samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside, timings_of
+from calibrate.samples import (
+    SampleLog,
+    SampleWriter,
+    check_resumable,
+    quartile_ns,
+    read_samples,
+    set_aside,
+    timings_of,
+)
 from calibrate.workloads import WITHOUT_MODEL, Cell
 from rlxjax._calibration_file import current_fingerprint
 
@@ -142,3 +150,30 @@ def test_timings_carry_the_path_and_segments_of_each_cell():
     np.testing.assert_array_equal(timings.path, [cell.path.code for cell in cells])
     np.testing.assert_array_equal(timings.selection[2:4], [0, 1])
     np.testing.assert_array_equal(timings.batch, [4, 8, 12, 16, 20])
+
+
+CELL_NS = np.array([1e4, 3e5, 2e6, 5e3, 7e4])
+
+
+def test_a_constant_pace_gives_the_times_and_a_scale_scales_them():
+    np.testing.assert_allclose(quartile_ns(np.tile(CELL_NS, (6, 1))), CELL_NS, rtol=1e-12)
+    times = CELL_NS * np.random.default_rng(0).lognormal(0.0, 0.1, (40, 5))
+    np.testing.assert_allclose(quartile_ns(3.0 * times), 3.0 * quartile_ns(times), rtol=1e-12)
+
+
+def test_one_round_is_itself():
+    np.testing.assert_allclose(quartile_ns(CELL_NS[None]), CELL_NS, rtol=1e-12)
+
+
+def test_slow_and_quick_rounds_change_no_cell_against_another():
+    """Whatever pace a round has, it is the same for all of its cells."""
+    pace = np.random.default_rng(1).lognormal(0.0, 0.5, (41, 1))
+    found = quartile_ns(pace * CELL_NS)
+    np.testing.assert_allclose(found, CELL_NS * np.exp(np.quantile(np.log(pace), 0.25)), rtol=1e-9)
+
+
+def test_rare_quick_and_rare_slow_times_of_a_cell_say_nothing():
+    times = np.tile(CELL_NS, (50, 1))
+    times[::10, 2] *= 0.5
+    times[5::10, 2] *= 1000.0
+    np.testing.assert_allclose(quartile_ns(times), CELL_NS, rtol=1e-12)
