@@ -39,6 +39,7 @@ GRID = Grid(batches=(1, 2, 3, 4, 5), n_ffts=(64,), ks=(2, 4, 8), held_out_batche
 WIDE = Grid((1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096), (64, 128, 256), (4,), (32, 4096), (128,))
 MICRO_NS = {"launch": 1e4, "roundtrip": 1e4, "copy": 1e7, "upload": 1e6, "readback": 1e6}
 MICRO_NS |= {"maxima wide": 5e5, "maxima deep": 6e5, "top_k wide": 4e5, "top_k deep": 2e6}
+MICRO_NS |= {"short powers": 3.5e5, "long powers": 5e5}
 OWN = LearnedLatencyCoefficients(learned_segment_ns=30.0, learned_flop_per_ns=20.0)
 FAR_FROM_NOW_S = 1e4
 

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from calibrate.samples import quartile_ns
 from calibrate.validate import built_in_ns, error_summaries, estimates, measured_domain, noise_floor
 from calibrate.workloads import WITHOUT_MODEL, Cell, Grid
 from rlxjax import (
@@ -17,9 +18,12 @@ GRID = Grid()
 CELLS = GRID.cells()
 
 
-def test_noise_floor_compares_the_minima_of_even_and_odd_rounds():
-    times = np.array([[4.0, 9.0], [8.0, 3.0], [2.0, 9.0], [6.0, 9.0], [1.0, 1.0]])
-    np.testing.assert_allclose(noise_floor(times), np.log([6.0 / 2.0, 9.0 / 3.0]))
+def test_noise_floor_compares_even_and_odd_rounds_as_many_of_each():
+    times = np.array([[4.0, 9.0, 5.0], [8.0, 3.0, 6.0], [2.0, 9.0, 5.0], [6.0, 9.0, 7.0], [1.0, 1.0, 1.0]])
+    expected = np.abs(np.log(quartile_ns(times[[0, 2]]) / quartile_ns(times[[1, 3]])))
+    assert np.all(expected > 0)
+    np.testing.assert_allclose(noise_floor(times), expected, rtol=1e-12)
+    np.testing.assert_array_equal(noise_floor(np.repeat(times, 2, axis=0)), 0.0)
 
 
 def test_noise_floor_of_a_single_round_is_not_a_number():
