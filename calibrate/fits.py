@@ -161,13 +161,13 @@ def _transform_rates(rates: MicroRates) -> dict[str, float]:
         return {}
     short_ns, long_ns = np.array(rates.transform_ns) - rates.dispatch_ns - rates.roundtrip_ns
     # A row is two segments.
-    short_flop, long_flop = (float(fft_flop(2.0 * rows, n)) for rows, n in (SHORT_TRANSFORM, LONG_TRANSFORM))
-    found, on_top_ns = (
-        {"device_flop_per_ns": short_flop / short_ns},
-        long_ns - short_ns * long_flop / short_flop,
-    )
-    long_bytes = 2 * TRANSFORM_BYTES_PER_SAMPLE * np.prod(LONG_TRANSFORM)
-    found["row_far_bytes_per_ns"] = long_bytes / on_top_ns
+    shapes = jnp.array([SHORT_TRANSFORM, LONG_TRANSFORM], float)
+    short_flop, long_flop = fft_flop(2.0 * shapes[:, 0], shapes[:, 1]).tolist()
+    on_top_ns = long_ns - short_ns * long_flop / short_flop
+    found = {
+        "device_flop_per_ns": short_flop / short_ns,
+        "row_far_bytes_per_ns": 2.0 * TRANSFORM_BYTES_PER_SAMPLE * np.prod(LONG_TRANSFORM) / on_top_ns,
+    }
     # A time may be all launch, or noise: what is no rate says nothing.
     return {name: float(value) for name, value in found.items() if value > 0}
 

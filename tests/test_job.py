@@ -183,6 +183,7 @@ def test_ctrl_c_fits_what_was_measured(interrupted):
     assert read_calibration_file(path).samples.rounds >= 4
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_resumed_with_all_its_samples(interrupted, tmp_path):
     """Samples are flushed one by one: at any time the file is what a killed run leaves."""
     path, samples = tmp_path / "calibration.json", tmp_path / "calibration.samples.jsonl"
@@ -213,6 +214,7 @@ def test_ctrl_c_in_the_first_round_fits_what_was_measured(tmp_path, monkeypatch)
     assert any("No round was finished" in note for note in outcome.notes)
 
 
+@pytest.mark.slow
 def test_a_campaign_without_a_round_is_resumed_and_only_warm_cells_are_timed(tmp_path, outcome):
     path = tmp_path / "calibration.json"
     samples = path.with_suffix(".samples.jsonl")
