@@ -58,6 +58,8 @@ CANARIES = {
     "readback": "device to host",
     "maxima": "selection by maxima",
     "top_k": "selection by a heap",
+    "short powers": "powers of short rows",
+    "long powers": "powers of long rows",
 }
 
 
