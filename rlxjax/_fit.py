@@ -197,8 +197,8 @@ def _minimise(
 ) -> Minimum:
     """Return the minimum of the objective of `fit_latency`, or how far the most steps come towards it."""
 
-    def log_ratios(logs_of_each):
-        coefficients = _coefficients(logs_of_each.T, prior.median)
+    def log_ratios(columns):
+        coefficients = jax.tree.structure(prior.median).unflatten(columns)
         return jnp.log(predict(coefficients, timings) / timings.time_ns)
 
     centre, sd = jnp.log(vector(prior.median)), vector(prior.log_sd)

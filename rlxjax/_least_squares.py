@@ -73,9 +73,8 @@ class _Point(NamedTuple):
     logs: Any
     loss: Any
     residuals: Any
-    jacobian: Any
     gradient: Any
-    curvature: Any
+    squares: Any
     excess: Any
 
 
@@ -90,7 +89,7 @@ class _State(NamedTuple):
 
 
 def least_squares(
-    residuals_of: Callable[[Float[Array, "n c"]], Float[Array, "n"]],
+    residuals_of: Callable[[list[Float[Array, "n"]]], Float[Array, "n"]],
     weights: Float[Array, "n"],
     centre: Float[Array, "c"],
     sd: Float[Array, "c"],
@@ -103,7 +102,7 @@ def least_squares(
     leave out of the curvature learned from the steps taken: residuals stay large, and without it steps crawl.
 
     Args:
-        residuals_of: residual i from row i of its argument alone.
+        residuals_of: of a column for each coefficient; residual i from the columns' entries i alone.
         weights: of the residuals, 0 leaves one out.
         centre: of the prior.
         sd: of the prior, the standard deviations.
@@ -115,21 +114,24 @@ def least_squares(
         K. Madsen, H. B. Nielsen, O. Tingleff, Methods for Non-Linear Least Squares Problems, 2004, 3.2.
     """
     n, knee = weights.size, HUBER_DELTA * RELATIVE_SD
+    prior_curvature = jnp.diag(sd**-2)
 
     def point(logs, excess) -> _Point:
-        # Every residual has parameters of its own, so that one pull-back gives all rows of the Jacobian.
-        residuals, pull_back = jax.vjp(residuals_of, jnp.broadcast_to(logs, (n, logs.size)))
-        jacobian = pull_back(jnp.ones_like(residuals))[0]
+        # Every residual has coefficients of its own, so that one pull-back gives all of the Jacobian.
+        coefficients = jnp.exp(logs)
+        columns = list(jnp.broadcast_to(coefficients[:, None], (logs.size, n)))
+        residuals, pull_back = jax.vjp(residuals_of, columns)
+        jacobian = jnp.stack(pull_back(jnp.ones_like(residuals))[0]) * coefficients[:, None]
         size, from_centre = jnp.abs(residuals), (logs - centre) / sd
         misfit = jnp.where(size < knee, size**2 / 2, knee * (size - knee / 2)) / RELATIVE_SD**2
-        influences = influence(residuals) / RELATIVE_SD**2
+        both = jnp.concatenate([jacobian, residuals[None]])
+        products = (jacobian * (influence(residuals) / RELATIVE_SD**2)) @ both.T
         return _Point(
             logs=logs,
             loss=jnp.sum(weights * misfit) + jnp.sum(from_centre**2) / 2,
             residuals=residuals,
-            jacobian=jacobian,
-            gradient=jacobian.T @ (influences * residuals) + from_centre / sd,
-            curvature=jacobian.T @ (jacobian * influences[:, None]) + jnp.diag(sd**-2),
+            gradient=products[:, -1] + from_centre / sd,
+            squares=products[:, :-1],
             excess=excess,
         )
 
@@ -144,13 +146,15 @@ def least_squares(
         is_lower = new.loss < best.loss
         factor = jnp.where(is_lower, jnp.clip(1 - (2 * gain - 1) ** 3, 0.1, 3.0), 4.0)
         damping = state.damping * jnp.where(is_first, 1.0, factor)
-        learned = _sized(best.excess, new.logs - best.logs, new.gradient - best.gradient, new.curvature)
+        curvature = new.squares + prior_curvature
+        learned = _sized(best.excess, new.logs - best.logs, new.gradient - best.gradient, curvature)
         new = new._replace(excess=jnp.where(is_first, best.excess, learned))
         best = jax.tree.map(lambda mine, other: jnp.where(is_first | is_lower, mine, other), new, best)
 
-        full_curvature = best.curvature + best.excess
-        damped = full_curvature + damping * jnp.diag(jnp.diag(best.curvature))
-        both = jax.vmap(_solved, (0, None))(jnp.stack([damped, best.curvature]), best.gradient[:, None])
+        curvature = best.squares + prior_curvature
+        full_curvature = curvature + best.excess
+        damped = full_curvature + damping * jnp.diag(jnp.diag(curvature))
+        both = jax.vmap(_solved, (0, None))(jnp.stack([damped, curvature]), best.gradient[:, None])
         move, undamped_move = -both[..., 0]
         return _State(
             best=best,
@@ -185,15 +189,14 @@ def least_squares(
     )
     best = last.best
     noise_sd = _robust_sd(best.residuals, weights)
-    curvature = best.jacobian.T @ (best.jacobian * influence(best.residuals)[:, None])
-    likely_sd = _likely_sd(noise_sd, jnp.sum(weights), curvature, sd)
+    likely_sd = _likely_sd(noise_sd, jnp.sum(weights), best.squares, sd)
     return Minimum(
         logs=best.logs,
         loss=best.loss,
         expected_decrease=last.expected_decrease,
         steps=last.step,
         noise_sd=noise_sd,
-        curvature=curvature / likely_sd**2,
+        curvature=best.squares * (RELATIVE_SD / likely_sd) ** 2,
         damping=last.damping,
         excess=best.excess,
     )
@@ -257,7 +260,7 @@ def _robust_sd(residuals, weights):
 
 def _likely_sd(noise_sd, count, squares, prior_sd):
     """Return the noise that few residuals make likely: those that parameters absorbed say nothing of it."""
-    in_prior_units = squares * jnp.outer(prior_sd, prior_sd) / RELATIVE_SD**2
+    in_prior_units = squares * jnp.outer(prior_sd, prior_sd)
     absorbed = jnp.trace(_solved(in_prior_units + jnp.eye(prior_sd.size), in_prior_units))
     seen = count * noise_sd**2 + PRIOR_RESIDUALS * RELATIVE_SD**2
     left = jnp.maximum(count - absorbed, 0.0) + PRIOR_RESIDUALS
