@@ -11,9 +11,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ._chunks import for_each_chunk
 from ._device import Coefficients
-from ._fit import LatencyPrior, _minimise, posterior, predicted_ns, typical_prior
+from ._fit import LatencyPrior, minimise, posterior, predicted_ns, typical_prior
 from ._latency import LatencyCoefficients
 from ._least_squares import FIRST_DAMPING, MAX_STEPS, Minimum, Start
+from ._programs import quick_jit
 from ._timings import MIN_TIMINGS, Timings, check_enough
 from ._typing import Nanoseconds
 
@@ -150,12 +151,14 @@ def _minimise_some(columns, starts: Start, chosen, chunk_devices: int, most_step
     return jax.tree.map(lambda *chunks: np.concatenate(chunks), *found)
 
 
-@functools.partial(jax.jit, static_argnames="predict")
-def _minimise_each(timings: Any, weights, priors: LatencyPrior, starts, most_steps, predict: Callable):
-    def minimise(own, own_weights, prior, start):
-        return _minimise(own, own_weights, prior, predict, start, most_steps)
+def _each(timings: Any, weights, priors: LatencyPrior, starts, most_steps, predict: Callable) -> Minimum:
+    def one(own, own_weights, prior, start):
+        return minimise(own, own_weights, prior, predict, start, most_steps)
 
-    return jax.vmap(minimise)(timings, weights, priors, starts)
+    return jax.vmap(one)(timings, weights, priors, starts)
+
+
+_minimise_each = quick_jit(_each, ["predict"])
 
 
 def _replaced(index: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarray:

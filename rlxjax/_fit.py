@@ -4,7 +4,6 @@
 of the Welch-peaks model.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -16,6 +15,7 @@ from jaxtyping import Array, Float
 from ._device import Coefficients
 from ._latency import LatencyCoefficients, predict_latency_ns
 from ._least_squares import MAX_STEPS, Minimum, Start, least_squares
+from ._programs import quick_jit
 from ._timings import MIN_TIMINGS as MIN_TIMINGS
 from ._timings import Timings as Timings
 from ._timings import check_enough, filled_up
@@ -186,8 +186,7 @@ def fit_coefficients(
     return _result(found, prior, int(np.sum(counted > 0)))
 
 
-@functools.partial(jax.jit, static_argnames="predict")
-def _minimise(
+def minimise(
     timings: Any,
     weights,
     prior: LatencyPrior,
@@ -203,6 +202,9 @@ def _minimise(
 
     centre, sd = jnp.log(vector(prior.median)), vector(prior.log_sd)
     return least_squares(log_ratios, weights, centre, sd, start, most_steps)
+
+
+_minimise = quick_jit(minimise, ["predict"])
 
 
 def _result(found: Minimum, prior: LatencyPrior[C], count: int) -> FitResult[C]:
@@ -282,7 +284,3 @@ def _named_shares(direction: np.ndarray, names: list[str]) -> dict[str, float]:
 def vector(coefficients: Coefficients) -> Float[Array, "c"]:
     """Return coefficients as one vector, in the order of their fields."""
     return jnp.stack([jnp.asarray(leaf, jnp.result_type(float)) for leaf in jax.tree.leaves(coefficients)])
-
-
-def _coefficients(logs: Float[Array, "c"], like: C = _TYPICAL) -> C:
-    return jax.tree.unflatten(jax.tree.structure(like), list(jnp.exp(logs)))

@@ -33,6 +33,7 @@ from ._latency_formulas import (
     top_k_ns,
 )
 from ._numerics import soft_roofline
+from ._programs import quick_jit
 from ._typing import Code, Nanoseconds, RealLike
 from .welch import Path
 from .welch._device_programs import CHUNK_ROWS_MULTIPLE
@@ -234,7 +235,7 @@ def predict_latency_ns(
     return latency_terms_ns(coefficients, path, batch, n_fft, k, n_segments, selection).total_ns()
 
 
-@jax.jit
+@quick_jit
 def _terms_ns(c: LatencyCoefficients, path, selection, batch, n_fft, k, n_segments) -> LatencyTerms:
     on_host, is_fused = path == Path.HOST.code, path == Path.FUSED.code
     host = _host_terms_ns(c, batch, n_fft, k, n_segments)

@@ -117,11 +117,8 @@ def least_squares(
     prior_curvature = jnp.diag(sd**-2)
 
     def point(logs, excess) -> _Point:
-        # Every residual has coefficients of its own, so that one pull-back gives all of the Jacobian.
-        coefficients = jnp.exp(logs)
-        columns = list(jnp.broadcast_to(coefficients[:, None], (logs.size, n)))
-        residuals, pull_back = jax.vjp(residuals_of, columns)
-        jacobian = jnp.stack(pull_back(jnp.ones_like(residuals))[0]) * coefficients[:, None]
+        residuals, slopes = with_slopes(residuals_of, jnp.exp(logs), (n,))
+        jacobian = jnp.stack(slopes)
         size, from_centre = jnp.abs(residuals), (logs - centre) / sd
         misfit = jnp.where(size < knee, size**2 / 2, knee * (size - knee / 2)) / RELATIVE_SD**2
         both = jnp.concatenate([jacobian, residuals[None]])
@@ -200,6 +197,25 @@ def least_squares(
         damping=last.damping,
         excess=best.excess,
     )
+
+
+def with_slopes(
+    values_of: Callable[[list[Float[Array, "*batch"]]], Float[Array, "*batch"]],
+    coefficients: Float[Array, "c"],
+    shape: tuple[int, ...],
+) -> tuple[Float[Array, "*batch"], list[Float[Array, "*batch"]]]:
+    """Return values, and their derivatives by the logarithm of each coefficient.
+
+    Args:
+        values_of: of a column for each coefficient; each value from the columns' entries in its place alone.
+        coefficients: positive.
+        shape: of the columns.
+    """
+    # Every value has coefficients of its own, so that one pull-back gives all the derivatives.
+    columns = [jnp.broadcast_to(coefficient, shape) for coefficient in coefficients]
+    values, pull_back = jax.vjp(values_of, columns)
+    slopes = pull_back(jnp.ones_like(values))[0]
+    return values, [slope * column for slope, column in zip(slopes, columns, strict=True)]
 
 
 def first_start(logs: Float[Array, "c"]) -> Start:

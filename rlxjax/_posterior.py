@@ -16,8 +16,10 @@ from ._correction import (
     correction_features,
     kind_codes,
 )
-from ._fit import FitResult, LatencyPrior, Timings, fit_latency, predicted_ns, typical_prior
+from ._fit import FitResult, LatencyPrior, Timings, fit_latency, predicted_ns, typical_prior, vector
 from ._latency import LatencyCoefficients, LatencyTerms, latency_terms_ns, predict_latency_ns
+from ._least_squares import with_slopes
+from ._programs import quick_jit
 from ._typing import Code, Nanoseconds, RealLike
 
 #: Relative error of timings that the weights of the correction are fitted with.
@@ -72,7 +74,7 @@ class LatencyEstimate(NamedTuple):
         return jnp.sqrt(jnp.sum(self.scores**2, -1) + self.spread**2)
 
 
-@jax.jit
+@quick_jit
 def corrected_terms_ns(
     posterior: LatencyPosterior, path: Code, batch, n_fft, k, n_segments, selection: Code
 ) -> LatencyTerms:
@@ -85,7 +87,7 @@ def corrected_terms_ns(
     return dataclasses.replace(terms, correction_ns=terms.total_ns() * factor)
 
 
-@jax.jit
+@quick_jit
 def estimate(
     posterior: LatencyPosterior,
     path: Code,
@@ -126,16 +128,14 @@ def log_prediction_and_jacobian(
     coefficients: LatencyCoefficients, path, batch, n_fft, k, n_segments, selection
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch c"]]:
     """Return the logarithm of the terms' prediction, and its derivatives by those of the coefficients."""
-    leaves, treedef = jax.tree.flatten(coefficients)
-    logs = jnp.log(jnp.stack([jnp.asarray(leaf, jnp.result_type(float)) for leaf in leaves]))
+    treedef = jax.tree.structure(coefficients)
 
-    def log_ns(logs_of_each):
-        own = treedef.unflatten(list(jnp.exp(jnp.moveaxis(logs_of_each, -1, 0))))
+    def log_ns(columns):
+        own = treedef.unflatten(columns)
         return jnp.log(predict_latency_ns(own, path, batch, n_fft, k, n_segments, selection))
 
-    # Every run gets coefficients of its own, so that one pull-back gives all rows of the Jacobian.
-    value, pull_back = jax.vjp(log_ns, jnp.broadcast_to(logs, (*jnp.shape(batch), logs.size)))
-    return value, pull_back(jnp.ones_like(value))[0]
+    value, slopes = with_slopes(log_ns, vector(coefficients), jnp.shape(batch))
+    return value, jnp.stack(slopes, -1)
 
 
 def joint_jacobian(jacobian, features, kind) -> Float[Array, "*batch unknowns"]:
@@ -242,7 +242,7 @@ def _prior_sd(prior: LatencyPrior[LatencyCoefficients], correction_sd: float = C
     return np.concatenate([np.array(jax.tree.leaves(prior.log_sd), float), of_weights])
 
 
-_log_prediction_and_jacobian = jax.jit(log_prediction_and_jacobian)
+_log_prediction_and_jacobian = quick_jit(log_prediction_and_jacobian)
 
 
 def _ridge(features: np.ndarray, left: np.ndarray, influence: np.ndarray) -> np.ndarray:

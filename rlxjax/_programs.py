@@ -1,0 +1,27 @@
+"""Programs of many small loops, compiled in half the time on a CPU."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._checks import is_traced
+
+#: Loops written in XLA's older way: that takes half the time, and they run as fast.
+_WITHOUT_EMITTERS = {"xla_cpu_use_fusion_emitters": False}
+
+
+def quick_jit(function: Callable[..., Any], static_argnames: Sequence[str] = ()) -> Callable[..., Any]:
+    """Return what `jax.jit` does, compiled in half the time where it is a program of its own on a CPU."""
+    part = jax.jit(function, static_argnames=static_argnames)
+    whole = jax.jit(function, static_argnames=static_argnames, compiler_options=_WITHOUT_EMITTERS)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # While JAX traces a caller, whatever it computes is traced.
+        is_part = is_traced(jnp.zeros(()), *jax.tree.leaves((args, kwargs)))
+        return (part if is_part or jax.default_backend() != "cpu" else whole)(*args, **kwargs)
+
+    return call
