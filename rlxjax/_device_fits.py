@@ -153,7 +153,8 @@ def _minimise_some(columns, starts: Start, chosen, chunk_devices: int, most_step
 
 def _each(timings: Any, weights, priors: LatencyPrior, starts, most_steps, predict: Callable) -> Minimum:
     def one(own, own_weights, prior, start):
-        return minimise(own, own_weights, prior, predict, start, most_steps)
+        found = minimise(own, own_weights, prior, predict, start, most_steps)
+        return found._replace(residuals=None, jacobian=None)
 
     return jax.vmap(one)(timings, weights, priors, starts)
 

@@ -179,11 +179,25 @@ def fit_coefficients(
     Raises:
         ValueError: fewer than `min_timings` timings that count, or all of one workload.
     """
+    return minimum_and_result(predict, timings, prior, weights, min_timings)[1]
+
+
+def minimum_and_result(
+    predict: Callable[[C, Any], Nanoseconds],
+    timings: Any,
+    prior: LatencyPrior[C],
+    weights: np.ndarray | Float[Array, "n"] | None = None,
+    min_timings: int = MIN_TIMINGS,
+) -> tuple[Minimum, FitResult[C]]:
+    """Return the minimum, of NumPy arrays, and what `fit_coefficients` makes of it; arguments as there."""
     counted = np.ones(timings.time_ns.shape) if weights is None else np.asarray(weights, np.float64)
     check_enough(timings, counted, min_timings)
     filled, influences = filled_up(timings, counted)
     found = jax.tree.map(np.asarray, _minimise(filled, jnp.asarray(influences), prior, predict))
-    return _result(found, prior, int(np.sum(counted > 0)))
+    found = found._replace(
+        residuals=found.residuals[: len(counted)], jacobian=found.jacobian[:, : len(counted)]
+    )
+    return found, _result(found, prior, int(np.sum(counted > 0)))
 
 
 def minimise(

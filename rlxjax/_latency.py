@@ -313,14 +313,12 @@ def device_terms_ns(
     def alone(work_ns):
         return jnp.where(is_shared, share * work_ns, threaded_ns(work_ns, c.thread_gain, c.thread_onset_ns))
 
-    by_maxima_ns = alone(work.transform_ns + maxima) + passes_ns * launches
-    by_heap_ns = alone(work.transform_ns) + share * heap_ns
+    alone_ns, with_maxima_ns = alone(work.transform_ns), alone(work.transform_ns + maxima)
+    by_maxima_ns, by_heap_ns = with_maxima_ns + passes_ns * launches, alone_ns + share * heap_ns
     takes_maxima = is_fused & jnp.where(selection == CHEAPER, by_maxima_ns <= by_heap_ns, selection == MAXIMA)
-    on_device_ns = jnp.where(
-        is_fused, jnp.where(takes_maxima, by_maxima_ns, by_heap_ns), alone(work.transform_ns)
-    )
-    vector_ns = work.transform_ns + jnp.where(takes_maxima, maxima, 0.0)
-    transform_ns = alone(vector_ns) * work.transform_ns / vector_ns
+    on_device_ns = jnp.where(is_fused, jnp.where(takes_maxima, by_maxima_ns, by_heap_ns), alone_ns)
+    own_share = work.transform_ns / (work.transform_ns + maxima)
+    transform_ns = jnp.where(takes_maxima, with_maxima_ns * own_share, alone_ns)
 
     host_least = least_rows_of(LEAST_HOST_CHUNK_SAMPLES, n_fft, n_segments)
     on_host_shared, host_share = shared_work(rows, host_least, c.host_parallel_gain)

@@ -38,6 +38,8 @@ class Minimum(NamedTuple):
             of it beforehand and the parameters that the residuals paid for make likely.
         damping: of a further step.
         excess: what steps have shown the objective's curvature to be beyond that of its squares, `[c, c]`.
+        residuals: `[n]`.
+        jacobian: of the residuals in the parameters, `[c, n]`.
     """
 
     logs: Any
@@ -48,6 +50,8 @@ class Minimum(NamedTuple):
     curvature: Any
     damping: Any
     excess: Any
+    residuals: Any = None
+    jacobian: Any = None
 
     def is_converged(self):
         """Return whether the last step promised too little for a further one."""
@@ -73,6 +77,7 @@ class _Point(NamedTuple):
     logs: Any
     loss: Any
     residuals: Any
+    jacobian: Any
     gradient: Any
     squares: Any
     excess: Any
@@ -122,11 +127,12 @@ def least_squares(
         size, from_centre = jnp.abs(residuals), (logs - centre) / sd
         misfit = jnp.where(size < knee, size**2 / 2, knee * (size - knee / 2)) / RELATIVE_SD**2
         both = jnp.concatenate([jacobian, residuals[None]])
-        products = (jacobian * (influence(residuals) / RELATIVE_SD**2)) @ both.T
+        products = (jacobian * (influence(residuals) / RELATIVE_SD**2)[None]) @ both.T
         return _Point(
             logs=logs,
             loss=jnp.sum(weights * misfit) + jnp.sum(from_centre**2) / 2,
             residuals=residuals,
+            jacobian=jacobian,
             gradient=products[:, -1] + from_centre / sd,
             squares=products[:, :-1],
             excess=excess,
@@ -169,17 +175,17 @@ def least_squares(
         return has_means & ~_is_converged(state.expected_decrease, state.best.loss)
 
     start = first_start(centre) if start is None else start
-    nowhere = jax.tree.map(jnp.zeros_like, jax.eval_shape(point, start.logs, start.excess))
-    nowhere = nowhere._replace(loss=jnp.full_like(nowhere.loss, jnp.inf), excess=start.excess)
+    zeros, infinity = jnp.zeros((centre.size, n), centre.dtype), jnp.full((), jnp.inf, centre.dtype)
+    nowhere = _Point(start.logs, infinity, zeros[0], zeros, zeros[:, 0], start.excess, start.excess)
     last = jax.lax.while_loop(
         is_unfinished,
         advance,
         _State(
             best=nowhere,
             candidate=start.logs,
-            promised=jnp.zeros_like(nowhere.loss),
-            damping=jnp.full_like(nowhere.loss, start.damping),
-            expected_decrease=nowhere.loss,
+            promised=infinity,
+            damping=jnp.full_like(infinity, start.damping),
+            expected_decrease=infinity,
             step=jnp.asarray(start.steps),
             is_first=jnp.asarray(True),
         ),
@@ -196,6 +202,8 @@ def least_squares(
         curvature=best.squares * (RELATIVE_SD / likely_sd) ** 2,
         damping=last.damping,
         excess=best.excess,
+        residuals=best.residuals,
+        jacobian=best.jacobian,
     )
 
 

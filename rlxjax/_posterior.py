@@ -16,7 +16,15 @@ from ._correction import (
     correction_features,
     kind_codes,
 )
-from ._fit import FitResult, LatencyPrior, Timings, fit_latency, predicted_ns, typical_prior, vector
+from ._fit import (
+    FitResult,
+    LatencyPrior,
+    Timings,
+    minimum_and_result,
+    predicted_ns,
+    typical_prior,
+    vector,
+)
 from ._latency import LatencyCoefficients, LatencyTerms, latency_terms_ns, predict_latency_ns
 from ._least_squares import with_slopes
 from ._programs import quick_jit
@@ -208,14 +216,9 @@ def fit_posterior(
     """
     prior = typical_prior() if prior is None else prior
     counted = np.ones(np.shape(timings.time_ns)) if weights is None else np.asarray(weights, np.float64)
-    terms = fit_latency(timings, prior, counted)
-    sizes = (timings.batch, timings.n_fft, timings.k, timings.n_segments)
-    _, jacobian = map(
-        np.asarray, _log_prediction_and_jacobian(terms.coefficients, timings.path, *sizes, timings.selection)
-    )
-    left = np.log(timings.time_ns / np.asarray(predicted_ns(terms.coefficients, timings)))
-    features = np.asarray(correction_features(*sizes))
-    kind = np.asarray(kind_codes(timings.path, timings.selection))
+    minimum, terms = minimum_and_result(predicted_ns, timings, prior, counted)
+    left = -minimum.residuals
+    features, kind = map(np.asarray, _features_and_kinds(timings))
 
     found, influence = np.zeros((len(KINDS), N_FEATURES)), counted.copy()
     spread, left_out_error = np.full(len(KINDS), UNKNOWN_SPREAD), np.full(len(KINDS), np.nan)
@@ -229,7 +232,7 @@ def fit_posterior(
         spread[code] = max(LEAST_SPREAD, float(np.quantile(errors, COVERED)) / COVERED_SDS)
         left_out_error[code] = float(np.mean(np.expm1(errors)))
 
-    joint = np.asarray(joint_jacobian(jacobian, features, kind))
+    joint = np.asarray(_joint_jacobian(minimum.jacobian.T, features, kind))
     prior_sd = _prior_sd(prior)
     scaled = joint * (np.sqrt(influence) / spread[kind])[:, None]
     factor = np.linalg.cholesky(np.linalg.inv(scaled.T @ scaled + np.diag(prior_sd**-2.0)))
@@ -242,7 +245,13 @@ def _prior_sd(prior: LatencyPrior[LatencyCoefficients], correction_sd: float = C
     return np.concatenate([np.array(jax.tree.leaves(prior.log_sd), float), of_weights])
 
 
-_log_prediction_and_jacobian = quick_jit(log_prediction_and_jacobian)
+_joint_jacobian = jax.jit(joint_jacobian)
+
+
+@jax.jit
+def _features_and_kinds(timings: Timings):
+    sizes = (timings.batch, timings.n_fft, timings.k, timings.n_segments)
+    return correction_features(*sizes), kind_codes(timings.path, timings.selection)
 
 
 def _ridge(features: np.ndarray, left: np.ndarray, influence: np.ndarray) -> np.ndarray:

@@ -14,8 +14,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ._correction import correction_features, kind_codes
+from ._fit import predicted_ns
 from ._numerics import log_softmin
-from ._posterior import LatencyPosterior, log_prediction_and_jacobian
+from ._posterior import LatencyPosterior
 from ._timings import Timings
 from ._typing import Nanoseconds, RealLike
 
@@ -192,9 +193,7 @@ def _losses(measured_ns, is_one):
 def _parts(posterior: LatencyPosterior, timings: Timings):
     """Return the logarithm of the terms, the correction's features and the kind of each timing."""
     sizes = (timings.batch, timings.n_fft, timings.k, timings.n_segments)
-    log_terms, _ = log_prediction_and_jacobian(
-        posterior.coefficients, timings.path, *sizes, timings.selection
-    )
+    log_terms = jnp.log(predicted_ns(posterior.coefficients, timings))
     return log_terms, correction_features(*sizes), kind_codes(timings.path, timings.selection)
 
 

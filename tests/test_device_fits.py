@@ -9,6 +9,7 @@ import pytest
 
 import rlxjax as rx
 from benchmarks import published_latency
+from benchmarks.startup import compilations
 from rlxjax import _device_fits
 
 #: Takes long: `make test-all` runs it.
@@ -103,10 +104,11 @@ def test_devices_may_have_priors_of_their_own(fitted):
 
 def test_new_values_compile_nothing_and_nor_do_more_chunks(fitted):
     _, weights, _ = fitted
-    size = _device_fits._minimise_each._cache_size()
-    rx.fit_fft_devices(fft_timings(machines(DEVICES, 5), 6), WIDE, weights[::-1], min_timings=1)
-    rx.fit_fft_devices(fft_timings(machines(DEVICES + 30, 7)), weights=np.ones((DEVICES + 30, COUNT)))
-    assert _device_fits._minimise_each._cache_size() == size
+    others, more = fft_timings(machines(DEVICES, 5), 6), fft_timings(machines(DEVICES + 30, 7))
+    compilations.clear()
+    rx.fit_fft_devices(others, WIDE, weights[::-1], min_timings=1)
+    rx.fit_fft_devices(more, weights=np.ones((DEVICES + 30, COUNT)))
+    assert not compilations
 
 
 def test_float32_fits_the_same_predictions(fitted):

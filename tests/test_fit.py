@@ -185,8 +185,8 @@ def test_the_posterior_is_the_normal_one_where_the_prediction_is_a_power_law():
     centre, sd = np.zeros(3), np.array([1.0, 0.1, 2.0])
     values = powers @ scale + rng.normal(0, 0.01, 40)
 
-    def residuals_of(logs):
-        return jnp.sum(logs * powers, -1) - values
+    def residuals_of(coefficients):
+        return jnp.sum(jnp.log(jnp.stack(coefficients, -1)) * powers, -1) - values
 
     found = least_squares(residuals_of, 40, centre, sd)
     precision = powers.T @ powers / _least_squares.RELATIVE_SD**2
@@ -204,8 +204,8 @@ def test_the_posterior_is_the_normal_one_where_the_prediction_is_a_power_law():
 def test_combinations_that_the_timings_do_not_settle_are_named():
     """Only the product of two coefficients shows: their ratio is as open as before."""
 
-    def residuals_of(logs):
-        return logs[:, 0] + logs[:, 1] - 1.0
+    def residuals_of(coefficients):
+        return jnp.log(coefficients[0] * coefficients[1]) - 1.0
 
     found = least_squares(residuals_of, 20, np.zeros(2), np.full(2, 2.0))
     left = _fit.posterior(found, np.full(2, 2.0))

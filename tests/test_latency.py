@@ -11,7 +11,8 @@ import pytest
 from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, GRADIENT_RTOL, GRADIENT_STEP, QUICKLY
 
 import rlxjax as rx
-from rlxjax import _latency, _latency_formulas
+from benchmarks.startup import compilations
+from rlxjax import _latency_formulas
 from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
 from rlxjax._latency_formulas import SHARE_SHARPNESS
 from rlxjax.welch import _host, _launch, _selection
@@ -306,11 +307,11 @@ def test_float32_is_within_1e_5_of_float64(seed):
 def test_new_values_compile_nothing():
     predict(coefficients(0))
     rx.predict_latency_ns(MEDIAN, "host", 1, 64, 1, 1)
-    compiled = _latency._terms_ns._cache_size()
+    compilations.clear()
     for seed, path in enumerate(PATHS):
         predict(coefficients(seed), tuple(column[::-1] for column in WORKLOADS))
         rx.predict_latency_ns(coefficients(seed), path, 2 + seed, 128, 3, 2)
-    assert _latency._terms_ns._cache_size() == compiled
+    assert not compilations
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
