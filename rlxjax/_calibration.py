@@ -173,9 +173,10 @@ class Calibration:
         """
         if not 0.0 < level < 1.0:
             raise ValueError(f"level: expected a probability between 0 and 1, got {level}")
+        from statistics import NormalDist  # only this needs it
+
         run = self.estimate(strategy, batch, n_fft, k, n_segments)
-        reach = jnp.exp(jax.scipy.special.ndtri((1.0 + level) / 2.0) * run.log_sd())
-        return run.time_ns / reach, run.time_ns * reach
+        return _bounds(run, NormalDist().inv_cdf((1.0 + level) / 2.0))
 
     def estimate(
         self, strategy: str, batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike | None = None
@@ -193,12 +194,7 @@ class Calibration:
         if path is not Path.FUSED:
             return estimate(self.posterior, path.code, *sizes, MAXIMA)
         forms = [estimate(self.posterior, path.code, *sizes, code) for code in (MAXIMA, TOP_K)]
-        is_first = forms[0].time_ns <= forms[1].time_ns
-
-        def cheaper(one: jax.Array, other: jax.Array) -> jax.Array:
-            return jnp.where(is_first[..., None] if one.ndim > is_first.ndim else is_first, one, other)
-
-        return jax.tree.map(cheaper, *forms)
+        return _cheaper(*forms)
 
     def decide(
         self,
@@ -363,6 +359,23 @@ class Calibration:
             low, high = self.domain[name]
             inside = inside & (jnp.asarray(value) >= low) & (jnp.asarray(value) <= high)
         return inside if is_traced(inside) or inside.ndim else bool(inside)
+
+
+@jax.jit
+def _cheaper(one: LatencyEstimate, other: LatencyEstimate) -> LatencyEstimate:
+    is_first = one.time_ns <= other.time_ns
+
+    def choose(mine: jax.Array, others: jax.Array) -> jax.Array:
+        return jnp.where(is_first[..., None] if mine.ndim > is_first.ndim else is_first, mine, others)
+
+    return jax.tree.map(choose, one, other)
+
+
+@jax.jit
+def _bounds(run: LatencyEstimate, sds: RealLike) -> tuple[Nanoseconds, Nanoseconds]:
+    """Return the times of a run that lie so many standard deviations of its logarithm below and above."""
+    reach = jnp.exp(sds * run.log_sd())
+    return run.time_ns / reach, run.time_ns * reach
 
 
 def load_calibration(path: str | os.PathLike | None = None) -> Calibration:

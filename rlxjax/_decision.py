@@ -55,6 +55,7 @@ class Decision(NamedTuple):
         return words if words.ndim else str(words)
 
 
+@jax.jit
 def decision(fused: LatencyEstimate, kept: LatencyEstimate) -> Decision:
     """Return the decision between two estimates of one machine: what they share cancels."""
     margin_ns = kept.time_ns - fused.time_ns
