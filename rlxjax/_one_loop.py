@@ -67,8 +67,11 @@ def _if_finite(result: jax.Array, change: jax.Array) -> jax.Array:
 
 
 def _twice(leaf: jax.Array | float) -> jax.Array:
+    """Return rows held twice; what the compiler moved ahead of that, a logarithm say, would be written out."""
     leaf = jnp.asarray(leaf)
-    return jnp.broadcast_to(leaf[..., None], (*leaf.shape, 2)) if leaf.ndim else leaf
+    if leaf.ndim == 0:
+        return leaf
+    return jax.lax.optimization_barrier(jnp.broadcast_to(leaf[..., None], (*leaf.shape, 2)))
 
 
 def _once(outputs: list[jax.Array]) -> list[jax.Array]:
@@ -126,7 +129,7 @@ def by_slopes(f: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
             value = sloped(*primals)
             slopes = [functools.partial(slope, place) for place in range(len(primals))]
-            return value, _along(value, slopes, tangents, primals)
+            return value, _along(value, slopes, tangents, primals, is_anew=True)
 
         return sloped(*map(jnp.asarray, leaves))
 
@@ -144,7 +147,8 @@ def along(value: jax.Array, slopes: Sequence[jax.Array], tangents: Sequence[Any]
         tangents: one a slope: an array of such a shape, or a symbolic zero.
     """
     picks = [functools.partial(_entry, place) for place in range(len(slopes))]
-    return _along(value, picks, tangents, [jnp.broadcast_to(slope, value.shape) for slope in slopes])
+    operands = [jnp.broadcast_to(slope, value.shape) for slope in slopes]
+    return _along(value, picks, tangents, operands, is_anew=False)
 
 
 def _entry(place: int, slopes: Sequence[jax.Array]) -> jax.Array:
@@ -152,9 +156,17 @@ def _entry(place: int, slopes: Sequence[jax.Array]) -> jax.Array:
 
 
 def _along(
-    value: jax.Array, slopes: Sequence[Callable], tangents: Sequence[Any], operands: Sequence[jax.Array]
+    value: jax.Array,
+    slopes: Sequence[Callable],
+    tangents: Sequence[Any],
+    operands: Sequence[jax.Array],
+    *,
+    is_anew: bool,
 ) -> jax.Array:
-    """Return the sum of slopes, each a function of the operands, times tangents."""
+    """Return the sum of slopes, each a function of the operands, times tangents.
+
+    `is_anew`: whether the slopes are computed from the operands rather than being some of them.
+    """
     total, chosen, weights = jnp.zeros_like(value), [], []
     for slope, tangent in zip(slopes, tangents, strict=True):
         if isinstance(tangent, SymbolicZero):
@@ -167,7 +179,7 @@ def _along(
     if not chosen:
         return total
     rows = [jnp.broadcast_to(operand, value.shape) if operand.ndim else operand for operand in operands]
-    return total + _weigh.bind(*rows, *weights, slopes=tuple(chosen), is_sum=False)[0]
+    return total + _weigh.bind(*rows, *weights, slopes=tuple(chosen), is_sum=False, is_anew=is_anew)[0]
 
 
 #: Rows `[*batch]`, slopes of the operands, weighed by scalars and added, or, its transpose, all slopes times
@@ -180,7 +192,7 @@ def _products(slopes: tuple[Callable, ...], operands: Sequence[jax.Array], weigh
     return [slope(operands) * weight for slope, weight in zip(slopes, weights, strict=True)]
 
 
-def _weighed(*operands: jax.Array, slopes: tuple[Callable, ...], is_sum: bool) -> list[jax.Array]:
+def _weighed(*operands: jax.Array, slopes: tuple[Callable, ...], is_sum: bool, **_: bool) -> list[jax.Array]:
     if is_sum:
         *rows, last = operands
         return [jnp.sum(product) for product in _products(slopes, rows, [last] * len(slopes))]
@@ -189,11 +201,16 @@ def _weighed(*operands: jax.Array, slopes: tuple[Callable, ...], is_sum: bool) -
     return [jnp.broadcast_to(total, jnp.broadcast_shapes(*map(jnp.shape, operands)))]
 
 
-def _weighed_in_one_loop(*operands: jax.Array, slopes: tuple[Callable, ...], is_sum: bool) -> list[jax.Array]:
-    """Return the same, the sums in one loop: over parts of the rows in step, then over what they add up to."""
+def _weighed_in_one_loop(
+    *operands: jax.Array, slopes: tuple[Callable, ...], is_sum: bool, is_anew: bool
+) -> list[jax.Array]:
+    """Return the same, the sums in one loop, over parts of the rows in step."""
     size = operands[-1].size // _PARTS
     if not is_sum or size == 0:
         return _weighed(*operands, slopes=slopes, is_sum=is_sum)
+
+    if is_anew:  # Else what the last operand is made of, divisions among it, is written out array by array.
+        operands = *operands[:-1], *_once([_twice(operands[-1])])
 
     def cut(start: int, stop: int | None) -> list[jax.Array]:
         return [operand.reshape(-1)[start:stop] if operand.ndim else operand for operand in operands]
@@ -210,40 +227,45 @@ def _weighed_in_one_loop(*operands: jax.Array, slopes: tuple[Callable, ...], is_
     return [total + left for total, left in zip(totals, rest, strict=True)]
 
 
-def _weighed_shapes(*operands, slopes: tuple, is_sum: bool) -> list:
+def _weighed_shapes(*operands, slopes: tuple, is_sum: bool, **_: bool) -> list:
     if is_sum:
         return [operands[-1].update(shape=())] * len(slopes)
     shape = jnp.broadcast_shapes(*(operand.shape for operand in operands))
     return [operands[-1].update(shape=shape)]
 
 
-def _weigh_jvp(operands: list, tangents: list, *, slopes: tuple, is_sum: bool) -> tuple[list, list]:
+def _weigh_jvp(
+    operands: list, tangents: list, *, slopes: tuple, is_sum: bool, is_anew: bool
+) -> tuple[list, list]:
     """The results are linear in the weights; those come last."""
     count = len(operands) - (1 if is_sum else len(slopes))
-    weigh = functools.partial(_weigh.bind, slopes=slopes, is_sum=is_sum)
+    weigh = functools.partial(_weigh.bind, slopes=slopes, is_sum=is_sum, is_anew=is_anew)
     results, changes = weigh(*operands), []
     if any(type(tangent) is not ad.Zero for tangent in tangents[count:]):
         changes.append(weigh(*operands[:count], *map(ad.instantiate_zeros, tangents[count:])))
     if any(type(tangent) is not ad.Zero for tangent in tangents[:count]):
-        still = [SymbolicZero(ad.Zero(tangent.aval)) if type(tangent) is ad.Zero else tangent for tangent in tangents]
-        of_rows = [*still[:count], *map(SymbolicZero, operands[count:])]
-        plain = functools.partial(_weighed, slopes=slopes, is_sum=is_sum)
-        changes.append(_jvp(plain, tuple(operands), tuple(of_rows))[1])
+
+        def of_rows(*rows: jax.Array) -> list[jax.Array]:
+            return _weighed(*rows, *operands[count:], slopes=slopes, is_sum=is_sum)
+
+        of_zero = [SymbolicZero(t.aval) if type(t) is ad.Zero else t for t in tangents[:count]]
+        changes.append(_jvp(of_rows, tuple(operands[:count]), tuple(of_zero))[1])
     return results, [functools.reduce(jnp.add, change) for change in zip(*changes, strict=True)]
 
 
-def _weigh_transpose(cotangents: list, *operands, slopes: tuple, is_sum: bool) -> list:
+def _weigh_transpose(cotangents: list, *operands, slopes: tuple, is_sum: bool, is_anew: bool) -> list:
     given = [place for place, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
     count = len(operands) - (1 if is_sum else len(slopes))
     if not given:
         return [None] * len(operands)
     slopes = tuple(slopes[place] for place in given) if is_sum else slopes
     weights = [cotangents[place] for place in given]
-    return [None] * count + _weigh.bind(*operands[:count], *weights, slopes=slopes, is_sum=not is_sum)
+    results = _weigh.bind(*operands[:count], *weights, slopes=slopes, is_sum=not is_sum, is_anew=is_anew)
+    return [None] * count + results
 
 
-def _weigh_batch(operands: tuple, axes: tuple, *, slopes: tuple, is_sum: bool) -> tuple[list, list]:
-    results = jax.vmap(functools.partial(_weighed, slopes=slopes, is_sum=is_sum), axes)(*operands)
+def _weigh_batch(operands: tuple, axes: tuple, **parameters: Any) -> tuple[list, list]:
+    results = jax.vmap(functools.partial(_weighed, **parameters), axes)(*operands)
     return results, [0] * len(results)
 
 
