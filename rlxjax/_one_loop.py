@@ -59,7 +59,8 @@ def _jvp(f: Callable[..., Any], primals: tuple, tangents: tuple) -> tuple[Any, A
         moving = dict(zip(moved, values, strict=True))
         return f(*structure.unflatten([moving.get(place, leaf) for place, leaf in enumerate(leaves)]))
 
-    return jax.jvp(at, *([part[place] for place in moved] for part in (leaves, directions)))
+    values, changes = ([part[place] for place in moved] for part in (leaves, directions))
+    return jax.jvp(at, values, changes)
 
 
 def _if_finite(result: jax.Array, change: jax.Array) -> jax.Array:
@@ -67,7 +68,7 @@ def _if_finite(result: jax.Array, change: jax.Array) -> jax.Array:
 
 
 def _twice(leaf: jax.Array | float) -> jax.Array:
-    """Return rows held twice; what the compiler moved ahead of that, a logarithm say, would be written out."""
+    """Return rows held twice; what the compiler moves ahead of that, say a logarithm, it writes out."""
     leaf = jnp.asarray(leaf)
     if leaf.ndim == 0:
         return leaf

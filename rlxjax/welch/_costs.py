@@ -173,15 +173,17 @@ def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.A
 @jax.jit
 def hard_costs(codes, set_, batch, n_fft, k, learned: Learned) -> WelchPeaksCostEstimates:
     def costs(_, rows) -> WelchPeaksCostEstimates:
-        terms = strategy_terms(*rows, Exact())
-        return estimates_of(rows[0], terms, *decisions(rows[0], terms))
+        row, batch, n_fft, k, learned = rows
+        terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
+        return estimates_of(row, terms, *decisions(row, terms))
 
-    def costs_of_any(_, rows) -> WelchPeaksCostEstimates:
-        terms = strategy_terms(*rows, Exact())
+    def finite_costs(_, rows) -> WelchPeaksCostEstimates:
+        row, batch, n_fft, k, learned = rows
+        terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
         fields = (terms.ultra_ns, terms.fast_ns, terms.fused_ns, terms.learned_ns)
         return WelchPeaksCostEstimates(*jnp.broadcast_arrays(*fields))
 
-    return in_one_loop(costs, costs_of_any)((), (gather(set_, codes), batch, n_fft, k, learned))
+    return in_one_loop(costs, finite_costs)((), (gather(set_, codes), batch, n_fft, k, learned))
 
 
 def estimates_of(row: Row, terms: Terms, io: Decision, floor_ok: Decision) -> WelchPeaksCostEstimates:
