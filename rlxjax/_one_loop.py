@@ -10,23 +10,23 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-#: A sum over rows on a CPU first adds this many rows that lie `_LANES` apart: few enough that the compiler
-#: unrolls them, and with that makes vector operations of the loop.
-_ADDENDS, _LANES = 8, 2048
+#: A sum over rows on a CPU first adds so many parts of them.
+_PARTS = 8
 
 
-def in_one_loop(f: Callable[..., Any]) -> Callable[..., Any]:
+def in_one_loop(f: Callable[..., Any], where_finite: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """Return `f` with all its outputs computed in one loop on a CPU; elsewhere, `f`.
 
     XLA's CPU compiler writes a loop for each output array, and reads or computes again what several outputs
     need. It writes one loop for a reduction with several results, whatever goes into it. So every row is
     held twice along a new last axis, and what comes out is the maximum of two equal numbers: the same to
     the last bit. The compiler sees that they are equal, and nothing is computed twice. Derivatives are those
-    of `f`.
+    of `f`, or those of `where_finite` where the result is finite, and 0 elsewhere.
 
     Args:
         f: `f(shared, rows)` returns arrays, each of whose rows depends on the same row of `rows` alone, up to
             broadcasting. `shared` is used as it is.
+        where_finite: returns the floats that `f` returns where those are finite.
     """
 
     def one_loop(shared: Any, rows: Any) -> Any:
@@ -39,16 +39,40 @@ def in_one_loop(f: Callable[..., Any]) -> Callable[..., Any]:
             return f(shared, rows)
         return jax.lax.platform_dependent(shared, rows, cpu=one_loop, default=f)
 
-    @call.defjvp
+    @functools.partial(call.defjvp, symbolic_zeros=True)
     def _(primals: tuple, tangents: tuple) -> tuple[Any, Any]:
-        return jax.jvp(f, primals, tangents)
+        if where_finite is None:
+            return _jvp(f, primals, tangents)
+        results, changes = call(*primals), _jvp(where_finite, primals, tangents)[1]
+        return results, jax.tree.map(_if_finite, results, changes)
 
     return functools.wraps(f)(call)
 
 
+def _jvp(f: Callable[..., Any], primals: tuple, tangents: tuple) -> tuple[Any, Any]:
+    """Return results and tangents of `f`, by the leaves whose tangents are not zero by structure."""
+    leaves, structure = jax.tree.flatten(primals)
+    directions = jax.tree.leaves(tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
+    moved = [place for place, tangent in enumerate(directions) if not isinstance(tangent, SymbolicZero)]
+
+    def at(*values: jax.Array) -> Any:
+        moving = dict(zip(moved, values, strict=True))
+        return f(*structure.unflatten([moving.get(place, leaf) for place, leaf in enumerate(leaves)]))
+
+    values, changes = ([part[place] for place in moved] for part in (leaves, directions))
+    return jax.jvp(at, values, changes)
+
+
+def _if_finite(result: jax.Array, change: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(result), change, jnp.zeros_like(change))
+
+
 def _twice(leaf: jax.Array | float) -> jax.Array:
+    """Return rows held twice; what the compiler moves ahead of that, say a logarithm, it writes out."""
     leaf = jnp.asarray(leaf)
-    return jnp.broadcast_to(leaf[..., None], (*leaf.shape, 2)) if leaf.ndim else leaf
+    if leaf.ndim == 0:
+        return leaf
+    return jax.lax.optimization_barrier(jnp.broadcast_to(leaf[..., None], (*leaf.shape, 2)))
 
 
 def _once(outputs: list[jax.Array]) -> list[jax.Array]:
@@ -81,6 +105,38 @@ def _least(dtype: jnp.dtype) -> jax.Array:
     return jnp.asarray(jnp.iinfo(dtype).min if dtype.kind in "iu" else -jnp.inf, dtype)
 
 
+def by_slopes(f: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Return `f` with a derivative that is the sum of its slopes times the tangents.
+
+    Reverse mode sums over the rows for all the arguments that are scalars in one loop on a CPU, which
+    computes the slopes anew: nothing but the arguments is kept for it.
+
+    Args:
+        f: of pytrees of arrays, each of which broadcasts to the shape of the result; each row of it depends
+            on the same row of the arrays alone.
+    """
+
+    def call(*arguments: Any) -> jax.Array:
+        leaves, structure = jax.tree.flatten(arguments)
+        sloped = jax.custom_jvp(lambda *leaves: f(*structure.unflatten(leaves)))
+
+        @functools.partial(sloped.defjvp, symbolic_zeros=True)
+        def _(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+            def slope(place: int, primals: Sequence[jax.Array]) -> jax.Array:
+                def of_one(x: jax.Array) -> jax.Array:
+                    return sloped.fun(*primals[:place], x, *primals[place + 1 :])
+
+                return jax.jvp(of_one, [primals[place]], [jnp.ones_like(primals[place])])[1]
+
+            value = sloped(*primals)
+            slopes = [functools.partial(slope, place) for place in range(len(primals))]
+            return value, _along(value, slopes, tangents, primals, is_anew=True)
+
+        return sloped(*map(jnp.asarray, leaves))
+
+    return functools.wraps(f)(call)
+
+
 def along(value: jax.Array, slopes: Sequence[jax.Array], tangents: Sequence[Any]) -> jax.Array:
     """Return the sum of slopes times tangents, of the value's shape; zeros by structure cost nothing.
 
@@ -91,83 +147,126 @@ def along(value: jax.Array, slopes: Sequence[jax.Array], tangents: Sequence[Any]
         slopes: each of a shape that broadcasts to the value's.
         tangents: one a slope: an array of such a shape, or a symbolic zero.
     """
-    total = jnp.zeros_like(value)
-    operands: tuple[list, list] = [], []
+    picks = [functools.partial(_entry, place) for place in range(len(slopes))]
+    operands = [jnp.broadcast_to(slope, value.shape) for slope in slopes]
+    return _along(value, picks, tangents, operands, is_anew=False)
+
+
+def _entry(place: int, slopes: Sequence[jax.Array]) -> jax.Array:
+    return slopes[place]
+
+
+def _along(
+    value: jax.Array,
+    slopes: Sequence[Callable],
+    tangents: Sequence[Any],
+    operands: Sequence[jax.Array],
+    *,
+    is_anew: bool,
+) -> jax.Array:
+    """Return the sum of slopes, each a function of the operands, times tangents.
+
+    `is_anew`: whether the slopes are computed from the operands rather than being some of them.
+    """
+    total, chosen, weights = jnp.zeros_like(value), [], []
     for slope, tangent in zip(slopes, tangents, strict=True):
         if isinstance(tangent, SymbolicZero):
             continue
         if value.ndim == 0 or tangent.ndim > 0:
-            total = total + slope * tangent
+            total = total + slope(operands) * tangent
         else:
-            operands[0].append(jnp.broadcast_to(slope, value.shape).astype(value.dtype))
-            operands[1].append(tangent.astype(value.dtype))
-    return total + _weigh.bind(*operands[0], *operands[1], is_sum=False)[0] if operands[0] else total
+            chosen.append(slope)
+            weights.append(tangent.astype(value.dtype))
+    if not chosen:
+        return total
+    rows = [jnp.broadcast_to(operand, value.shape) if operand.ndim else operand for operand in operands]
+    return total + _weigh.bind(*rows, *weights, slopes=tuple(chosen), is_sum=False, is_anew=is_anew)[0]
 
 
-#: Rows `[*batch]` weighed by scalars and added, or, its transpose, all rows times the last ones and summed.
+#: Rows `[*batch]`, slopes of the operands, weighed by scalars and added, or, its transpose, all slopes times
+#: the last operand and summed.
 _weigh = Primitive("weigh_rows")
 _weigh.multiple_results = True
 
 
-def _sums(arrays: list[jax.Array]) -> list[jax.Array]:
-    return [jnp.sum(array) for array in arrays]
+def _products(slopes: tuple[Callable, ...], operands: Sequence[jax.Array], weights: Sequence[jax.Array]):
+    return [slope(operands) * weight for slope, weight in zip(slopes, weights, strict=True)]
 
 
-def _sums_in_one_loop(arrays: list[jax.Array]) -> list[jax.Array]:
-    """Return the sum of each array, all of one shape, by a reduction with several results."""
-    size = arrays[0].size
-    whole = size - size % (_ADDENDS * _LANES)
-    if whole == 0:
-        return _sums(arrays)
-    arrays = [array.reshape(-1) for array in arrays]
-    blocks = [array[:whole].reshape(-1, _ADDENDS, _LANES) for array in arrays]
-    zeros = [jnp.zeros((), array.dtype) for array in arrays]
-    parts = jax.lax.reduce(blocks, zeros, lambda x, y: [a + b for a, b in zip(x, y, strict=True)], (1,))
-    if whole == size:
-        return _sums(parts)
-    return [jnp.sum(part) + jnp.sum(array[whole:]) for part, array in zip(parts, arrays, strict=True)]
-
-
-def _weighed(*operands: jax.Array, is_sum: bool, sums: Callable = _sums) -> list[jax.Array]:
+def _weighed(*operands: jax.Array, slopes: tuple[Callable, ...], is_sum: bool, **_: bool) -> list[jax.Array]:
     if is_sum:
-        return sums([slope * operands[-1] for slope in operands[:-1]])
-    half = len(operands) // 2
-    products = [slope * weight for slope, weight in zip(operands[:half], operands[half:], strict=True)]
-    return [functools.reduce(jnp.add, products)]
+        *rows, last = operands
+        return [jnp.sum(product) for product in _products(slopes, rows, [last] * len(slopes))]
+    rows, weights = operands[: -len(slopes)], operands[-len(slopes) :]
+    total = functools.reduce(jnp.add, _products(slopes, rows, weights))
+    return [jnp.broadcast_to(total, jnp.broadcast_shapes(*map(jnp.shape, operands)))]
 
 
-def _weighed_shapes(*operands, is_sum: bool) -> list:
+def _weighed_in_one_loop(
+    *operands: jax.Array, slopes: tuple[Callable, ...], is_sum: bool, is_anew: bool
+) -> list[jax.Array]:
+    """Return the same, the sums in one loop, over parts of the rows in step."""
+    size = operands[-1].size // _PARTS
+    if not is_sum or size == 0:
+        return _weighed(*operands, slopes=slopes, is_sum=is_sum)
+
+    if is_anew:  # Else what the last operand is made of, divisions among it, is written out array by array.
+        operands = *operands[:-1], *_once([_twice(operands[-1])])
+
+    def cut(start: int, stop: int | None) -> list[jax.Array]:
+        return [operand.reshape(-1)[start:stop] if operand.ndim else operand for operand in operands]
+
+    def add(_, parts: list[list[jax.Array]]) -> list[jax.Array]:
+        products = [_products(slopes, rows, [last] * len(slopes)) for *rows, last in parts]
+        return [functools.reduce(jnp.add, addends) for addends in zip(*products, strict=True)]
+
+    parts = [cut(part * size, (part + 1) * size) for part in range(_PARTS)]
+    totals = [jnp.sum(total) for total in in_one_loop(add)((), parts)]
+    if _PARTS * size == operands[-1].size:
+        return totals
+    rest = _weighed(*cut(_PARTS * size, None), slopes=slopes, is_sum=True)
+    return [total + left for total, left in zip(totals, rest, strict=True)]
+
+
+def _weighed_shapes(*operands, slopes: tuple, is_sum: bool, **_: bool) -> list:
     if is_sum:
-        return [slope.update(shape=()) for slope in operands[:-1]]
-    return [operands[0]]
+        return [operands[-1].update(shape=())] * len(slopes)
+    shape = jnp.broadcast_shapes(*(operand.shape for operand in operands))
+    return [operands[-1].update(shape=shape)]
 
 
-def _weigh_jvp(operands: list, tangents: list, *, is_sum: bool) -> tuple[list, list]:
-    """Both parts are linear: the tangents of the weights come first, those of the slopes after them."""
-    count = len(operands) - 1 if is_sum else len(operands) // 2
-    results, changes = _weigh.bind(*operands, is_sum=is_sum), []
-    of_slopes, of_weights = (
-        [*map(ad.instantiate_zeros, part)] for part in (tangents[:count], tangents[count:])
-    )
+def _weigh_jvp(
+    operands: list, tangents: list, *, slopes: tuple, is_sum: bool, is_anew: bool
+) -> tuple[list, list]:
+    """The results are linear in the weights; those come last."""
+    count = len(operands) - (1 if is_sum else len(slopes))
+    weigh = functools.partial(_weigh.bind, slopes=slopes, is_sum=is_sum, is_anew=is_anew)
+    results, changes = weigh(*operands), []
     if any(type(tangent) is not ad.Zero for tangent in tangents[count:]):
-        changes.append(_weigh.bind(*operands[:count], *of_weights, is_sum=is_sum))
+        changes.append(weigh(*operands[:count], *map(ad.instantiate_zeros, tangents[count:])))
     if any(type(tangent) is not ad.Zero for tangent in tangents[:count]):
-        changes.append(_weighed(*of_slopes, *operands[count:], is_sum=is_sum))
+
+        def of_rows(*rows: jax.Array) -> list[jax.Array]:
+            return _weighed(*rows, *operands[count:], slopes=slopes, is_sum=is_sum)
+
+        of_zero = [SymbolicZero(t.aval) if type(t) is ad.Zero else t for t in tangents[:count]]
+        changes.append(_jvp(of_rows, tuple(operands[:count]), tuple(of_zero))[1])
     return results, [functools.reduce(jnp.add, change) for change in zip(*changes, strict=True)]
 
 
-def _weigh_transpose(cotangents: list, *operands, is_sum: bool) -> list:
+def _weigh_transpose(cotangents: list, *operands, slopes: tuple, is_sum: bool, is_anew: bool) -> list:
     given = [place for place, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
-    count = len(operands) - 1 if is_sum else len(operands) // 2
+    count = len(operands) - (1 if is_sum else len(slopes))
     if not given:
         return [None] * len(operands)
-    slopes = [operands[place] for place in given] if is_sum else operands[:count]
-    results = _weigh.bind(*slopes, *[cotangents[place] for place in given], is_sum=not is_sum)
+    slopes = tuple(slopes[place] for place in given) if is_sum else slopes
+    weights = [cotangents[place] for place in given]
+    results = _weigh.bind(*operands[:count], *weights, slopes=slopes, is_sum=not is_sum, is_anew=is_anew)
     return [None] * count + results
 
 
-def _weigh_batch(operands: tuple, axes: tuple, *, is_sum: bool) -> tuple[list, list]:
-    results = jax.vmap(functools.partial(_weighed, is_sum=is_sum), axes)(*operands)
+def _weigh_batch(operands: tuple, axes: tuple, **parameters: Any) -> tuple[list, list]:
+    results = jax.vmap(functools.partial(_weighed, **parameters), axes)(*operands)
     return results, [0] * len(results)
 
 
@@ -177,5 +276,4 @@ ad.primitive_jvps[_weigh] = _weigh_jvp
 ad.primitive_transposes[_weigh] = _weigh_transpose
 batching.primitive_batchers[_weigh] = _weigh_batch
 mlir.register_lowering(_weigh, mlir.lower_fun(_weighed, multiple_results=True))
-_lower_on_cpu = functools.partial(_weighed, sums=_sums_in_one_loop)
-mlir.register_lowering(_weigh, mlir.lower_fun(_lower_on_cpu, multiple_results=True), platform="cpu")
+mlir.register_lowering(_weigh, mlir.lower_fun(_weighed_in_one_loop, multiple_results=True), platform="cpu")

@@ -13,6 +13,7 @@ from rlxjax._counts import as_float, as_temperature, size_as_float
 from rlxjax._device import Device, normalised, without_provenance
 from rlxjax._gate import fusion_benefit
 from rlxjax._numerics import Exact, Smooth, log_soft_step
+from rlxjax._one_loop import in_one_loop
 from rlxjax._typing import Code, Count, Decision, Nanoseconds, RealLike, StrategyWeights
 
 from ._coefficients import CoefficientSet, coefficient_set
@@ -171,9 +172,18 @@ def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.A
 
 @jax.jit
 def hard_costs(codes, set_, batch, n_fft, k, learned: Learned) -> WelchPeaksCostEstimates:
-    row = gather(set_, codes)
-    terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
-    return estimates_of(row, terms, *decisions(row, terms))
+    def costs(_, rows) -> WelchPeaksCostEstimates:
+        row, batch, n_fft, k, learned = rows
+        terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
+        return estimates_of(row, terms, *decisions(row, terms))
+
+    def finite_costs(_, rows) -> WelchPeaksCostEstimates:
+        row, batch, n_fft, k, learned = rows
+        terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
+        fields = (terms.ultra_ns, terms.fast_ns, terms.fused_ns, terms.learned_ns)
+        return WelchPeaksCostEstimates(*jnp.broadcast_arrays(*fields))
+
+    return in_one_loop(costs, finite_costs)((), (gather(set_, codes), batch, n_fft, k, learned))
 
 
 def estimates_of(row: Row, terms: Terms, io: Decision, floor_ok: Decision) -> WelchPeaksCostEstimates:

@@ -1,8 +1,11 @@
 """The formulas of the strategy costs, written once for hard and for relaxed choices (SPEC, section 5)."""
 
+import dataclasses
+import functools
 import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from rlxjax._cost import float_counts, profile_cost_ns, work_cost_ns
@@ -10,6 +13,7 @@ from rlxjax._device import BackendCoefficients, take_row
 from rlxjax._gate import FusionBenefit, IoFusionGate
 from rlxjax._gate_formulas import gate_score_ns
 from rlxjax._numerics import Exact, Smooth
+from rlxjax._one_loop import by_slopes
 from rlxjax._typing import Decision, Nanoseconds, RealLike
 
 from ._coefficients import CoefficientSet, StrategyCoefficients
@@ -79,36 +83,66 @@ def gather(set_: CoefficientSet, codes) -> Row:
 
 
 def host_ns(row: Row, batch, n_fft, k, n_segments, rules) -> Nanoseconds:
+    slopes = row.strategy.log_batch_slope, row.strategy.log2_batch_slope
+    cost_ns = _with_slopes(_host_ns, rules)
+    return cost_ns(_linear(row.host), slopes, batch, n_fft, k, n_segments)
+
+
+def _with_slopes(f, rules):
+    """Return a formula with its rules; of hard choices the derivative is one pass over the rows."""
+    f = functools.partial(f, rules=rules)
+    return by_slopes(f) if isinstance(rules, Exact) else f
+
+
+def _linear(row: BackendCoefficients) -> BackendCoefficients:
+    """Return a row of which only the coefficients that these graphs cost by have a derivative."""
+    unified_memory = jax.lax.stop_gradient(row.unified_memory)
+    return dataclasses.replace(row, unified_memory=unified_memory, sgemm_gflops=1.0, small_sgemm_gflops=1.0)
+
+
+def _host_ns(host: BackendCoefficients, slopes, batch, n_fft, k, n_segments, *, rules) -> Nanoseconds:
     profile = float_counts(host_profile(batch, n_fft, k, n_segments))
     quarter_traffic = 3.0 * batch * n_segments * n_fft + 2.0 * batch * k
-    ns = profile_cost_ns(profile, profile.host_output_bytes + quarter_traffic, row.host, rules)
+    ns = profile_cost_ns(profile, profile.host_output_bytes + quarter_traffic, host, rules)
     rows = jnp.maximum(batch, 1.0)
     log_rows = jnp.log(rows / 512.0)
     gentle = rules.relu(log_rows, scale=ns)
     steep = rules.relu((log_rows - math.log(4.0)) / math.log(2.0), scale=ns)  # log2(rows / 2048)
-    return ns * (1.0 + row.strategy.log_batch_slope * gentle) * (1.0 + row.strategy.log2_batch_slope * steep)
+    return ns * (1.0 + slopes[0] * gentle) * (1.0 + slopes[1] * steep)
 
 
 def fused_ns(row: Row, batch, n_fft, k, n_segments, scale, rules) -> Nanoseconds:
-    io_ns = _graph_ns(row, batch, n_fft, k, n_segments, True, rules)
-    factor = row.strategy.fused_scale * rules.clip(scale, MIN_SCALE, MAX_SCALE, scale=io_ns)
+    falls_back = jax.lax.stop_gradient(row.strategy.falls_back)
+    fused = row.strategy.fused_scale, row.strategy.fused_floor_ns, row.strategy.is_gpu
+    cost_ns = _with_slopes(_fused_ns, rules)
+    return cost_ns(_linear(row.backend), falls_back, fused, batch, n_fft, k, n_segments, scale)
+
+
+def _fused_ns(
+    backend: BackendCoefficients, falls_back, fused, batch, n_fft, k, n_segments, scale, *, rules
+) -> Nanoseconds:
+    fused_scale, fused_floor_ns, is_gpu = fused
+    io_ns = _graph_ns(backend, falls_back, batch, n_fft, k, n_segments, True, rules)
+    factor = fused_scale * rules.clip(scale, MIN_SCALE, MAX_SCALE, scale=io_ns)
     few_rows = 1.0 - rules.at_least(batch, 512.0, scale=io_ns)
-    floor = row.strategy.fused_floor_ns * row.strategy.is_gpu * few_rows
+    floor = fused_floor_ns * is_gpu * few_rows
     # The clip's own relaxation would pull a scale of exactly 1 below the threshold: the hard factor decides.
-    hard_factor = row.strategy.fused_scale * jnp.clip(scale, MIN_SCALE, MAX_SCALE)
+    hard_factor = fused_scale * jnp.clip(scale, MIN_SCALE, MAX_SCALE)
     floor = floor + rules.at_least(hard_factor, 1.0, scale=io_ns) * io_ns
     return rules.maximum(io_ns * factor, floor)
 
 
 def block_ns(row: Row, batch, n_fft, k, n_segments, rules) -> Nanoseconds:
-    io_ns = _graph_ns(row, batch, n_fft, k, n_segments, False, rules)
+    io_ns = _graph_ns(row.backend, row.strategy.falls_back, batch, n_fft, k, n_segments, False, rules)
     on_gpu = io_ns * row.strategy.block_scale + row.strategy.block_peak_ns * (batch * k)
     return jnp.where(row.strategy.is_gpu >= 0.5, on_gpu, io_ns)
 
 
-def _graph_ns(row: Row, batch, n_fft, k, n_segments, fused: bool, rules) -> Nanoseconds:
+def _graph_ns(
+    backend: BackendCoefficients, falls_back, batch, n_fft, k, n_segments, fused: bool, rules
+) -> Nanoseconds:
     work = float_counts(welch_graph_work(batch, n_fft, k, n_segments, fused))
-    return work_cost_ns(work, row.backend, row.strategy.falls_back, rules)
+    return work_cost_ns(work, backend, falls_back, rules)
 
 
 def gate_benefit(row: Row, batch, n_fft, k, rules, scale) -> FusionBenefit:
