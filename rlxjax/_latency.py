@@ -43,12 +43,14 @@ from .welch._launch import LEAST_CHUNK_SAMPLES
 from .welch._selection import SELECTIONS
 
 #: Changes whenever the same coefficients would give another prediction.
-FORMULA_VERSION = 3
+FORMULA_VERSION = 4
 
 #: Bytes that the host path moves for one sample.
 HOST_BYTES_PER_SAMPLE = 8.0
-#: Bytes of the arrays that the host keeps for each sample of a chunk.
-HOST_CHUNK_BYTES_PER_SAMPLE = 16.0
+#: Bytes that NumPy's transform reads and writes for one sample: window product, spectrum, work array, factors.
+HOST_ROW_BYTES_PER_SAMPLE = 32.0
+#: NumPy's partition sorts at most 256 numbers by a network; of more, about half as many are left for it.
+SORTED_BINS = 128.0
 #: Codes of the forms of the device's selection, in the order of `SELECTIONS`, and of the cheaper of the two.
 MAXIMA, TOP_K, CHEAPER = range(3)
 
@@ -65,9 +67,9 @@ class LatencyCoefficients(Coefficients):
         host_row_ns: one segment's transform on the host, apart from its operations.
         host_bytes_per_ns: samples and spectra that the host path moves.
         host_flop_per_ns: FFT operations on the host.
-        host_far_bytes_per_ns: what a chunk's arrays cost on top beyond a core's cache.
-        host_cache_bytes: arrays of a chunk at which half of them is charged that.
+        host_row_far_bytes_per_ns: what a transform on the host costs on top beyond a processor's first cache.
         select_bin_ns: one bin scanned by the host's selection.
+        select_sort_ns: one of the bins, at most 128, that its partition sorts.
         select_peak_ns: one comparison of the host's final sort.
         host_parallel_gain: speed-up by all processors on the host, less 1.
         threads_ns: having other threads join in.
@@ -90,7 +92,6 @@ class LatencyCoefficients(Coefficients):
         maxima_key_ns: one bin's key, in the selection by maxima.
         maxima_bin_ns: one bin compared in one of its passes.
         maxima_peak_ns: one candidate gathered and put in order.
-        maxima_pass_ns: one pass over a chunk, apart from its bins.
         topk_bin_ns: one bin scanned by the selection by a heap.
         topk_update_ns: one comparison of that heap.
     """
@@ -99,9 +100,9 @@ class LatencyCoefficients(Coefficients):
     host_row_ns: RealLike
     host_bytes_per_ns: RealLike
     host_flop_per_ns: RealLike
-    host_far_bytes_per_ns: RealLike
-    host_cache_bytes: RealLike
+    host_row_far_bytes_per_ns: RealLike
     select_bin_ns: RealLike
+    select_sort_ns: RealLike
     select_peak_ns: RealLike
     host_parallel_gain: RealLike
     threads_ns: RealLike
@@ -124,7 +125,6 @@ class LatencyCoefficients(Coefficients):
     maxima_key_ns: RealLike
     maxima_bin_ns: RealLike
     maxima_peak_ns: RealLike
-    maxima_pass_ns: RealLike
     topk_bin_ns: RealLike
     topk_update_ns: RealLike
 
@@ -265,19 +265,16 @@ def _host_work_ns(c: LatencyCoefficients, rows, n_fft, k, n_segments) -> tuple[N
     bins = n_fft / 2 + 1
     peaks = jnp.minimum(k, bins)
     samples = rows * n_segments * n_fft
-    chunk_bytes = HOST_CHUNK_BYTES_PER_SAMPLE * jnp.minimum(samples, HOST_CHUNK_SAMPLES)
-    beyond_cache = jax.nn.sigmoid(
-        CACHE_SHARPNESS * jnp.log(jnp.maximum(chunk_bytes, 1.0) / c.host_cache_bytes)
-    )
     transform_ns = (
         rows * n_segments * c.host_row_ns
         + samples * HOST_BYTES_PER_SAMPLE / c.host_bytes_per_ns
         + fft_flop(rows * n_segments, n_fft) / c.host_flop_per_ns
-        + HOST_CHUNK_BYTES_PER_SAMPLE * samples * beyond_cache / c.host_far_bytes_per_ns
+        + long_rows_ns(samples, HOST_ROW_BYTES_PER_SAMPLE * n_fft, c.row_cache_bytes, c.host_row_far_bytes_per_ns)
     )
     row_ns = (
         n_segments * bins * 8.0 / c.host_bytes_per_ns
         + bins * c.select_bin_ns
+        + jnp.minimum(bins, SORTED_BINS) * c.select_sort_ns
         + peaks * jnp.log2(peaks + 1.0) * c.select_peak_ns
     )
     return transform_ns, rows * row_ns
@@ -300,32 +297,36 @@ def device_terms_ns(
             bytes_per_ns=c.device_bytes_per_ns,
         )
         # A row of the fused path is two segments as one complex signal.
-        row_bytes = jnp.where(is_fused, 2.0, 1.0) * TRANSFORM_BYTES_PER_SAMPLE
-        transform_ns = transform_ns + long_rows_ns(c, rows * n_segments * n_fft, n_fft, row_bytes)
+        row_bytes = jnp.where(is_fused, 2.0, 1.0) * TRANSFORM_BYTES_PER_SAMPLE * n_fft
+        transform_ns = transform_ns + long_rows_ns(
+            rows * n_segments * n_fft, row_bytes, c.row_cache_bytes, c.row_far_bytes_per_ns
+        )
         work = DeviceWork(transform_ns, bins, 8.0 * n_segments * bins)
     is_shared, share = shared_work(rows, least, c.device_parallel_gain)
     further = jnp.maximum(rows, 1.0) / most / (1.0 + c.device_parallel_gain)
     launches = soft_roofline(1.0, further, SHARE_SHARPNESS)
     # Transform and maxima are vector loops that the device's own threads share; a heap is a row's own.
-    maxima, passes_ns = maxima_ns(c, rows, work.ranked_bins, k)
+    maxima = maxima_ns(c, rows, work.ranked_bins, k)
     heap_ns = top_k_ns(c, rows, work.ranked_bins, k)
 
     def alone(work_ns):
         return jnp.where(is_shared, share * work_ns, threaded_ns(work_ns, c.thread_gain, c.thread_onset_ns))
 
-    alone_ns, with_maxima_ns = alone(work.transform_ns), alone(work.transform_ns + maxima)
-    by_maxima_ns, by_heap_ns = with_maxima_ns + passes_ns * launches, alone_ns + share * heap_ns
+    alone_ns, by_maxima_ns = alone(work.transform_ns), alone(work.transform_ns + maxima)
+    by_heap_ns = alone_ns + share * heap_ns
     takes_maxima = is_fused & jnp.where(selection == CHEAPER, by_maxima_ns <= by_heap_ns, selection == MAXIMA)
     on_device_ns = jnp.where(is_fused, jnp.where(takes_maxima, by_maxima_ns, by_heap_ns), alone_ns)
     own_share = work.transform_ns / (work.transform_ns + maxima)
-    transform_ns = jnp.where(takes_maxima, with_maxima_ns * own_share, alone_ns)
+    transform_ns = jnp.where(takes_maxima, by_maxima_ns * own_share, alone_ns)
 
-    host_least = least_rows_of(LEAST_HOST_CHUNK_SAMPLES, n_fft, n_segments)
-    on_host_shared, host_share = shared_work(rows, host_least, c.host_parallel_gain)
-    on_host_shared = on_host_shared & ~is_shared
-    block_ns = jnp.where(is_shared, share, host_share) * _host_work_ns(c, rows, n_fft, k, n_segments)[1]
-    joins = is_shared | (~is_fused & on_host_shared)
-    numpy_ns = jnp.where(is_fused, 0.0, c.host_call_ns) + jnp.where(joins, c.threads_ns, 0.0)
+    # A processor that runs programs selects from their spectra as well.
+    host_least = jnp.where(is_shared, least, least_rows_of(LEAST_HOST_CHUNK_SAMPLES, n_fft, n_segments))
+    is_host_shared, host_share = shared_work(rows, host_least, c.host_parallel_gain)
+    block_ns = host_share * _host_work_ns(c, rows, n_fft, k, n_segments)[1]
+    # NumPy's calls hold the interpreter: those of several processors take turns.
+    host_calls = jnp.where(is_shared, 1.0 + c.host_parallel_gain, 1.0)
+    joins = jnp.where(is_fused, is_shared, is_host_shared)
+    numpy_ns = jnp.where(is_fused, 0.0, host_calls * c.host_call_ns) + jnp.where(joins, c.threads_ns, 0.0)
 
     signal_bytes = 4.0 * rows * n_fft * (n_segments + 1.0) / 2.0
     readback_bytes = jnp.where(is_fused, 8.0 * rows * k, rows * work.spectrum_bytes)
@@ -334,10 +335,10 @@ def device_terms_ns(
     return LatencyTerms(
         call_ns=jnp.asarray(c.device_call_ns + numpy_ns),
         launch_and_sync_ns=launches * (c.dispatch_ns + c.roundtrip_ns) + visible_ns,
-        upload_ns=signal_bytes / c.upload_bytes_per_ns + far_ns(c, signal_bytes),
+        upload_ns=share * signal_bytes / c.upload_bytes_per_ns + far_ns(c, signal_bytes),
         transform_ns=transform_ns,
         selection_ns=jnp.where(is_fused, on_device_ns - transform_ns, block_ns),
-        readback_ns=readback_bytes / c.readback_bytes_per_ns,
+        readback_ns=share * readback_bytes / c.readback_bytes_per_ns,
     )
 
 

@@ -66,19 +66,18 @@ def device_work_ns(
 
 
 def long_rows_ns(
-    c: "LatencyCoefficients", samples: RealLike, n_fft: RealLike, bytes_per_sample: RealLike
+    samples: RealLike, row_bytes: RealLike, cache_bytes: RealLike, far_bytes_per_ns: RealLike
 ) -> Nanoseconds:
     """Return what transforms cost on top because a row leaves a processor's first cache, `[*batch]`.
 
     Args:
-        c: the coefficients.
         samples: of all rows.
-        n_fft: samples of a row.
-        bytes_per_sample: that a transform reads and writes.
+        row_bytes: that the transform of one row reads and writes.
+        cache_bytes: of a row, at which half of it is charged that.
+        far_bytes_per_ns: what it costs.
     """
-    row_bytes = jnp.maximum(bytes_per_sample * n_fft, 1.0)
-    beyond = jax.nn.sigmoid(FIRST_CACHE_SHARPNESS * jnp.log(row_bytes / c.row_cache_bytes))
-    return jnp.asarray(TRANSFORM_BYTES_PER_SAMPLE * samples * beyond / c.row_far_bytes_per_ns)
+    beyond = jax.nn.sigmoid(FIRST_CACHE_SHARPNESS * jnp.log(jnp.maximum(row_bytes, 1.0) / cache_bytes))
+    return jnp.asarray(TRANSFORM_BYTES_PER_SAMPLE * samples * beyond / far_bytes_per_ns)
 
 
 def threaded_ns(work_ns: RealLike, thread_gain: RealLike, thread_onset_ns: RealLike) -> Nanoseconds:
@@ -117,10 +116,8 @@ def far_ns(c: "LatencyCoefficients", traffic_bytes: RealLike) -> Nanoseconds:
     return jnp.asarray(traffic_bytes * beyond / c.far_bytes_per_ns)
 
 
-def maxima_ns(
-    c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike
-) -> tuple[Nanoseconds, Nanoseconds]:
-    """Return the time of selection by successive maxima, `[*batch]`: of its bins, and of starting its passes.
+def maxima_ns(c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike) -> Nanoseconds:
+    """Return the time of selection by successive maxima, `[*batch]`.
 
     A key is made of every bin; each pass compares all keys; there is one for each peak, and for the spare
     candidates (`welch._selection`), which are put in their exact order afterwards.
@@ -130,9 +127,7 @@ def maxima_ns(
     passes = jnp.minimum(jnp.minimum(k, bins) + spare, bins)
     compared = jnp.maximum(bins, MIN_BLOCKS * MIN_BLOCK_BINS)
     pass_ns = compared * c.maxima_bin_ns + c.maxima_peak_ns
-    return jnp.asarray(rows * (bins * c.maxima_key_ns + passes * pass_ns)), jnp.asarray(
-        passes * c.maxima_pass_ns
-    )
+    return jnp.asarray(rows * (bins * c.maxima_key_ns + passes * pass_ns))
 
 
 def top_k_ns(c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike) -> Nanoseconds:
