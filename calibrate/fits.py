@@ -25,8 +25,6 @@ from .workloads import Cell, Models, runs_model
 MICRO_LOG_SD = 0.3
 #: The same for bandwidths and selections: a run has other sizes, in another state of the caches.
 TRANSFER_LOG_SD = 1.0
-#: The same for the size of a processor's first cache, of which there are few.
-FIRST_CACHE_LOG_SD = 0.3
 #: The two coefficients of each form of selection that are told apart by a wide and a deep one.
 MAXIMA_RATES, TOP_K_RATES = ("maxima_key_ns", "maxima_bin_ns"), ("topk_bin_ns", "topk_update_ns")
 
@@ -145,7 +143,7 @@ def micro_prior(rates: MicroRates) -> LatencyPrior:
     prior = typical_prior()
     selections = _selection_rates(rates, prior.median)
     transforms = _transform_rates(rates)
-    log_sds = dict.fromkeys(waits, MICRO_LOG_SD) | {"row_cache_bytes": FIRST_CACHE_LOG_SD}
+    log_sds = dict.fromkeys(waits, MICRO_LOG_SD)
     log_sds |= dict.fromkeys(transfers | selections | transforms, TRANSFER_LOG_SD)
     if "row_far_bytes_per_ns" in transforms:
         log_sds["row_far_bytes_per_ns"] = MICRO_LOG_SD

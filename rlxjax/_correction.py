@@ -1,7 +1,8 @@
 """The correction: what the terms of the latency model miss, a small smooth factor of the sizes.
 
 A linear model of the logarithm: piecewise linear in the logarithms of samples, rows and segment length, with
-its own weights for each kind of run, each with the prior `N(0, CORRECTION_SD**2)`.
+its own weights for each kind of run, each with the prior `N(0, CORRECTION_SD**2)`. The weights are the level in
+the middle and the rises from knot to knot, so that it stays level where nothing was timed.
 """
 
 import jax
@@ -15,14 +16,14 @@ from .welch import Path
 
 #: Kinds of runs that differ by more than their sizes.
 KINDS = ("host", "maxima", "top_k", "block")
-#: Prior standard deviation of a weight: the correction is meant to be small.
+#: Prior standard deviation of a weight: the correction is meant to be small, and to change little.
 CORRECTION_SD = 0.05
 #: log2 of the first and the last knot, and their distance, in samples, rows and samples of a segment.
 KNOTS = ((6.0, 24.0, 2.0), (0.0, 14.0, 2.0), (6.0, 14.0, 2.0))
 #: k at which its slope adds nothing, and the octaves that one unit of it spans.
 CENTRE_K, OCTAVES_OF_K = 16.0, 2.0
 
-N_FEATURES = sum(round((last - first) / step) + 1 for first, last, step in KNOTS) + 1
+N_FEATURES = sum(round((last - first) / step) for first, last, step in KNOTS) + 2
 
 
 def kind_codes(path: Code, selection: Code) -> Int[Array, "*batch"]:
@@ -35,18 +36,20 @@ def kind_codes(path: Code, selection: Code) -> Int[Array, "*batch"]:
 def correction_features(
     batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike
 ) -> Float[Array, "*batch features"]:
-    """Return what the weights of a kind multiply: for each knot 1 at it and 0 from the next one on.
+    """Return what the weights of a kind multiply: the rises between knots, the slope in k, and the level.
 
-    Beyond the last knots a correction stays as it is there.
+    A rise goes from 0 at one knot to 1 at the next one, before the middle knot from -1 to 0. Beyond the last
+    knots a correction stays as it is there.
     """
     sizes = [jnp.maximum(jnp.asarray(size, jnp.result_type(float)), 1.0) for size in (batch, n_fft, k)]
     rows, length, peaks = jnp.broadcast_arrays(*sizes)
     columns = []
     for size, (first, last, step) in zip((rows * length * n_segments, rows, length), KNOTS, strict=True):
-        count = round((last - first) / step) + 1
-        place = jnp.clip((jnp.log2(size) - first) / step, 0.0, count - 1.0)
-        columns.append(jax.nn.relu(1.0 - jnp.abs(place[..., None] - along_last(count, place.ndim))))
-    columns.append((jnp.log2(peaks / CENTRE_K) / OCTAVES_OF_K)[..., None])
+        count = round((last - first) / step)
+        place = jnp.clip((jnp.log2(size) - first) / step, 0.0, float(count))
+        rises = jnp.clip(place[..., None] - along_last(count, place.ndim), 0.0, 1.0)
+        columns.append(rises - (along_last(count, place.ndim) < count // 2))
+    columns += [(jnp.log2(peaks / CENTRE_K) / OCTAVES_OF_K)[..., None], jnp.ones_like(peaks)[..., None]]
     return jnp.concatenate(columns, axis=-1)
 
 

@@ -4,6 +4,7 @@
 of the Welch-peaks model.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -104,6 +105,8 @@ _TYPICAL = LatencyCoefficients(
     topk_update_ns=5.0,
 )
 _WIDE_LOG_SD = 2.0
+#: First caches are of a few sizes. With a wide prior, where rows leave them may stray to a size that no row has.
+_FIRST_CACHE_LOG_SD = 0.3
 
 
 def wide_prior(median: C) -> LatencyPrior[C]:
@@ -112,8 +115,10 @@ def wide_prior(median: C) -> LatencyPrior[C]:
 
 
 def typical_prior() -> LatencyPrior[LatencyCoefficients]:
-    """Return the wide prior that `fit_latency` starts from."""
-    return wide_prior(_TYPICAL)
+    """Return the prior that `fit_latency` starts from: wide, but for the size of a processor's first cache."""
+    prior = wide_prior(_TYPICAL)
+    log_sd = dataclasses.replace(prior.log_sd, row_cache_bytes=_FIRST_CACHE_LOG_SD)
+    return LatencyPrior(prior.median, log_sd)
 
 
 def fit_latency(

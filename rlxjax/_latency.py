@@ -16,7 +16,6 @@ from ._checks import check_shapes, check_sizes, fields_of, is_traced
 from ._counts import size_as_float
 from ._device import Coefficients
 from ._latency_formulas import (
-    CACHE_SHARPNESS,
     ROOFLINE_SHARPNESS,
     SHARE_SHARPNESS,
     TRANSFORM_BYTES_PER_SAMPLE,
@@ -37,7 +36,6 @@ from ._programs import quick_jit
 from ._typing import Code, Nanoseconds, RealLike
 from .welch import Path
 from .welch._device_programs import CHUNK_ROWS_MULTIPLE
-from .welch._host import CHUNK_SAMPLES as HOST_CHUNK_SAMPLES
 from .welch._host import LEAST_CHUNK_SAMPLES as LEAST_HOST_CHUNK_SAMPLES
 from .welch._launch import LEAST_CHUNK_SAMPLES
 from .welch._selection import SELECTIONS
@@ -49,6 +47,9 @@ FORMULA_VERSION = 4
 HOST_BYTES_PER_SAMPLE = 8.0
 #: Bytes that NumPy's transform reads and writes for one sample: window product, spectrum, work array, factors.
 HOST_ROW_BYTES_PER_SAMPLE = 32.0
+#: Bytes that a call reads from memory for each sample of a segment, however many rows it has: window, factors
+#: and work arrays, which are no longer in the caches.
+BYTES_READ_ANEW_PER_SAMPLE = 32.0
 #: NumPy's partition sorts at most 256 numbers by a network; of more, about half as many are left for it.
 SORTED_BINS = 128.0
 #: Codes of the forms of the device's selection, in the order of `SELECTIONS`, and of the cheaper of the two.
@@ -84,7 +85,7 @@ class LatencyCoefficients(Coefficients):
         device_bytes_per_ns: device memory, within a chunk.
         row_far_bytes_per_ns: what a transform costs on top beyond a processor's first cache.
         row_cache_bytes: a row's transform at which half of it is charged that.
-        far_bytes_per_ns: what a signal beyond the cache costs on top.
+        far_bytes_per_ns: memory: what a signal beyond the cache costs on top, and what each call reads anew.
         cache_bytes: signal at which half of it is charged that.
         thread_gain: speed-up of one large program by the device's own threads, less 1.
         thread_onset_ns: work at which half of that gain is reached.
@@ -251,7 +252,7 @@ def _host_terms_ns(c: LatencyCoefficients, batch, n_fft, k, n_segments) -> Laten
     is_shared, share = shared_work(batch, least, c.host_parallel_gain)
     nothing = jnp.zeros_like(transform_ns)
     return LatencyTerms(
-        call_ns=jnp.asarray(c.host_call_ns + jnp.where(is_shared, c.threads_ns, 0.0)),
+        call_ns=c.host_call_ns + _read_anew_ns(c, n_fft) + jnp.where(is_shared, c.threads_ns, 0.0),
         launch_and_sync_ns=nothing,
         upload_ns=nothing,
         transform_ns=share * transform_ns,
@@ -269,7 +270,9 @@ def _host_work_ns(c: LatencyCoefficients, rows, n_fft, k, n_segments) -> tuple[N
         rows * n_segments * c.host_row_ns
         + samples * HOST_BYTES_PER_SAMPLE / c.host_bytes_per_ns
         + fft_flop(rows * n_segments, n_fft) / c.host_flop_per_ns
-        + long_rows_ns(samples, HOST_ROW_BYTES_PER_SAMPLE * n_fft, c.row_cache_bytes, c.host_row_far_bytes_per_ns)
+        + long_rows_ns(
+            samples, HOST_ROW_BYTES_PER_SAMPLE * n_fft, c.row_cache_bytes, c.host_row_far_bytes_per_ns
+        )
     )
     row_ns = (
         n_segments * bins * 8.0 / c.host_bytes_per_ns
@@ -278,6 +281,10 @@ def _host_work_ns(c: LatencyCoefficients, rows, n_fft, k, n_segments) -> tuple[N
         + peaks * jnp.log2(peaks + 1.0) * c.select_peak_ns
     )
     return transform_ns, rows * row_ns
+
+
+def _read_anew_ns(c: LatencyCoefficients, n_fft) -> Nanoseconds:
+    return jnp.asarray(BYTES_READ_ANEW_PER_SAMPLE * n_fft / c.far_bytes_per_ns)
 
 
 def device_terms_ns(
@@ -326,14 +333,14 @@ def device_terms_ns(
     # NumPy's calls hold the interpreter: those of several processors take turns.
     host_calls = jnp.where(is_shared, 1.0 + c.host_parallel_gain, 1.0)
     joins = jnp.where(is_fused, is_shared, is_host_shared)
-    numpy_ns = jnp.where(is_fused, 0.0, host_calls * c.host_call_ns) + jnp.where(joins, c.threads_ns, 0.0)
+    numpy_ns = jnp.where(is_fused, 0.0, host_calls * c.host_call_ns + _read_anew_ns(c, n_fft))
 
     signal_bytes = 4.0 * rows * n_fft * (n_segments + 1.0) / 2.0
     readback_bytes = jnp.where(is_fused, 8.0 * rows * k, rows * work.spectrum_bytes)
     # What the host does after a launch takes no time of its own while the device is busy.
     visible_ns = soft_roofline(on_device_ns, c.overlap_ns, ROOFLINE_SHARPNESS) - on_device_ns
     return LatencyTerms(
-        call_ns=jnp.asarray(c.device_call_ns + numpy_ns),
+        call_ns=c.device_call_ns + _read_anew_ns(c, n_fft) + numpy_ns + jnp.where(joins, c.threads_ns, 0.0),
         launch_and_sync_ns=launches * (c.dispatch_ns + c.roundtrip_ns) + visible_ns,
         upload_ns=share * signal_bytes / c.upload_bytes_per_ns + far_ns(c, signal_bytes),
         transform_ns=transform_ns,

@@ -78,13 +78,16 @@ def test_a_path_depends_on_the_coefficients_of_its_own_work_alone(path, selectio
     sharing = {"host_parallel_gain", "threads_ns"}
     threads = {"thread_gain", "thread_onset_ns"}
     host = {name for name in COEFFICIENT_NAMES if name.startswith(("host_", "select_"))} - sharing
-    host_selection = {"host_call_ns", "host_bytes_per_ns", "select_bin_ns", "select_peak_ns"}
+    host_selection = {"host_call_ns", "host_bytes_per_ns"}
+    host_selection |= {name for name in COEFFICIENT_NAMES if name.startswith("select_")}
+    host_selection |= {"host_parallel_gain"} if sizes == SHARED else set()
     forms = {
         form: {name for name in COEFFICIENT_NAMES if name.startswith(form.replace("_", "") + "_")}
         for form in SELECTIONS
     }
     device = set(COEFFICIENT_NAMES) - host - sharing - threads - set.union(*forms.values())
     device |= {"threads_ns"} if sizes == SHARED else threads
+    host |= {"row_cache_bytes", "far_bytes_per_ns"}
     host |= {"host_parallel_gain", "threads_ns"} if sizes == SHARED else set()
     own = {"host": host, "fused": device | forms[selection], "block": device | host_selection}
     assert named == own[path]
@@ -114,32 +117,56 @@ def test_processors_of_the_host_share_work_beyond_its_least_piece(gain):
     """What processors share takes, smoothly, no less than the least piece, or than a share of the whole."""
     least = _host.LEAST_CHUNK_SAMPLES // 128
     rows = least * np.array([0.5, 1.0, 1.5, 4.0, 100.0])
-    free = {"host_far_bytes_per_ns": 1e30}  # what is left grows with the rows alone
-    shared, alone = (terms_of("host", rows, host_parallel_gain=g, **free) for g in (gain, 1e-300))
+    shared, alone = (terms_of("host", rows, host_parallel_gain=g) for g in (gain, 1e-300))
     share = share_of(rows, least, gain) / share_of(rows, least, 0.0)
     for name in ("transform_ns", "selection_ns"):
         np.testing.assert_allclose(
             getattr(shared, name), share * np.asarray(getattr(alone, name)), rtol=FLOAT64_RTOL
         )
     joined = np.where(rows > least, MEDIAN.threads_ns, 0.0)
-    np.testing.assert_allclose(shared.call_ns, MEDIAN.host_call_ns + joined, rtol=FLOAT64_RTOL)
+    np.testing.assert_allclose(shared.call_ns, alone.call_ns[0] + joined, rtol=FLOAT64_RTOL)
 
 
 @pytest.mark.parametrize("gain", [0.5, 7.0])
 def test_processors_share_the_device_s_work_beyond_its_least_piece_instead_of_its_own_threads(gain):
     least = _launch.LEAST_CHUNK_SAMPLES // 128
     rows = least * np.array([1.25, 4.0, 64.0])
+    near = {"cache_bytes": 1e30}  # memory is shared by all of them
     shared, alone = (
-        terms_of("block", rows, device_parallel_gain=g, thread_gain=1e9, overlap_ns=1e-9)
+        terms_of("fused", rows, device_parallel_gain=g, thread_gain=1e9, overlap_ns=1e-9, **near)
         for g in (gain, 1e-300)
     )
     share = share_of(rows, least, gain) / share_of(rows, least, 0.0)
-    for name in ("transform_ns", "selection_ns"):
+    for name in ("transform_ns", "selection_ns", "upload_ns", "readback_ns"):
         np.testing.assert_allclose(
             getattr(shared, name), share * np.asarray(getattr(alone, name)), rtol=FLOAT64_RTOL
         )
     within = [terms_of("block", least, thread_gain=own).transform_ns for own in (1e-9, 0.5, 1e9)]
     assert np.all(np.diff(within) < 0)
+
+
+def test_processors_that_run_programs_select_from_their_spectra_and_take_turns_at_calls():
+    least, gain = _launch.LEAST_CHUNK_SAMPLES // 128, 0.5
+    rows = least * np.array([1.0, 1.25, 64.0])
+    found, alone = (terms_of("block", rows, host_parallel_gain=g) for g in (gain, 1e-300))
+    share = share_of(rows, least, gain) / share_of(rows, least, 0.0)
+    np.testing.assert_allclose(found.selection_ns, share * np.asarray(alone.selection_ns), rtol=FLOAT64_RTOL)
+    further_calls = np.where(rows > least, gain * MEDIAN.host_call_ns, 0.0)
+    np.testing.assert_allclose(found.call_ns - alone.call_ns, further_calls, rtol=1e-9, atol=1e-6)
+
+
+def test_a_partition_sorts_few_bins_whole_and_of_many_as_many():
+    only = {name: 0.0 for name in COEFFICIENT_NAMES if name.startswith("select_")} | {"select_sort_ns": 1.0}
+    free = {"host_bytes_per_ns": np.inf}
+    for n_fft, sorted_bins in ((64, 33), (128, 65), (512, 128), (1024, 128)):
+        found = terms_of("host", 3, n_fft, **only, **free).selection_ns
+        assert found == pytest.approx(3 * sorted_bins, rel=FLOAT64_RTOL)
+
+
+def test_each_call_reads_anew_from_memory_what_follows_from_the_segment_s_length():
+    for path, bytes_per_sample in (("host", 32.0), ("fused", 32.0), ("block", 64.0)):
+        slow, quick = (terms_of(path, 4, 1024, far_bytes_per_ns=rate).call_ns for rate in (2.0, np.inf))
+        assert slow - quick == pytest.approx(bytes_per_sample * 1024 / 2.0, rel=1e-9)
 
 
 @pytest.mark.parametrize(("path", "bytes_per_sample"), [("fused", 16.0), ("block", 8.0)])
@@ -157,7 +184,7 @@ def test_few_bins_cost_a_pass_of_maxima_what_a_vector_loop_of_the_least_blocks_d
     least = _selection.MIN_BLOCKS * _selection.MIN_BLOCK_BINS
     only = dataclasses.replace(jax.tree.map(lambda _: 0.0, MEDIAN), maxima_bin_ns=1.0)
     for bins, compared in ((65, least), (129, least), (257, 257)):
-        passes = [_latency_formulas.maxima_ns(only, 1.0, float(bins), k)[0] for k in (4, 5)]
+        passes = [_latency_formulas.maxima_ns(only, 1.0, float(bins), k) for k in (4, 5)]
         assert passes[1] - passes[0] == compared
 
 

@@ -50,20 +50,29 @@ def unknowns():
     return np.concatenate([np.log(jax.tree.leaves(POSTERIOR.coefficients)), np.ravel(POSTERIOR.weights)])
 
 
-def test_features_are_one_for_each_quantity_and_a_slope():
+def test_features_are_the_knots_passed_of_each_size_a_slope_and_a_level():
     features = np.asarray(correction_features(*RUNS[1:5]))
     assert features.shape == (len(RUNS[0]), N_FEATURES)
-    counts = [round((last - first) / step) + 1 for first, last, step in KNOTS]
-    for place, count in zip(np.cumsum([0, *counts[:-1]]), counts, strict=True):
-        np.testing.assert_allclose(features[:, place : place + count].sum(-1), 1.0)
-    np.testing.assert_allclose(features[:, -1], np.log2(RUNS[3] / 16) / 2)
+    batch, n_fft, k, n_segments = RUNS[1:5]
+    start = 0
+    for size, (first, last, step) in zip((batch * n_fft * n_segments, batch, n_fft), KNOTS, strict=True):
+        count = round((last - first) / step)
+        knots = np.clip((np.log2(size) - first) / step, 0, count)
+        np.testing.assert_allclose(features[:, start : start + count].sum(-1), knots - count // 2, atol=1e-12)
+        start += count
+    np.testing.assert_allclose(features[:, -2], np.log2(k / 16) / 2)
+    np.testing.assert_array_equal(features[:, -1], 1.0)
 
 
-def test_a_correction_is_its_weight_at_a_knot_and_halfway_the_mean():
-    (first, _, step), *_ = KNOTS
-    samples = 2.0 ** (first + step * np.array([1.0, 2.0, 1.5]))
-    features = np.asarray(correction_features(samples / 64, 64.0, 16.0, 1.0))[:, :4]
-    np.testing.assert_allclose(features, [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0.5, 0.5, 0]], atol=1e-12)
+def test_a_correction_rises_by_its_weight_from_knot_to_knot_and_stays_level_beyond_the_last():
+    (first, last, step), *_ = KNOTS
+    count = round((last - first) / step)
+    places = np.array([-1.0, 0.0, 1.0, 1.5, count, count + 1.0])
+    samples = 2.0 ** (first + step * places)
+    features = np.asarray(correction_features(samples / 64, 64.0, 16.0, 1.0))[:, :count]
+    from_first = features - features[1]
+    np.testing.assert_allclose(from_first[[0, 4, 5]], np.array([[0.0], [1.0], [1.0]]) * np.ones(count))
+    np.testing.assert_allclose(from_first[[2, 3], :3], [[1, 0, 0], [1, 0.5, 0]], atol=1e-12)
 
 
 def test_kinds_tell_forms_of_the_selection_apart_on_the_fused_path_alone():
