@@ -1,11 +1,10 @@
 """The correction: what the terms of the latency model miss, a small smooth factor of the sizes.
 
 A linear model of the logarithm: piecewise linear in the logarithms of samples, rows and segment length, with
-its own weights for each kind of run, each with the prior `N(0, CORRECTION_SD**2)`. The weights are the level in
-the middle and the rises from knot to knot, so that it stays level where nothing was timed.
+its own weights for each kind of run, each with the prior `N(0, CORRECTION_SD**2)`. The weights are the level
+in the middle and the rises from knot to knot, so that it stays level where nothing was timed.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int

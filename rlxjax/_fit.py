@@ -105,7 +105,7 @@ _TYPICAL = LatencyCoefficients(
     topk_update_ns=5.0,
 )
 _WIDE_LOG_SD = 2.0
-#: First caches are of a few sizes. With a wide prior, where rows leave them may stray to a size that no row has.
+#: First caches are of a few sizes; with a wide prior, the fit may put theirs where no row is so short.
 _FIRST_CACHE_LOG_SD = 0.3
 
 
@@ -115,7 +115,7 @@ def wide_prior(median: C) -> LatencyPrior[C]:
 
 
 def typical_prior() -> LatencyPrior[LatencyCoefficients]:
-    """Return the prior that `fit_latency` starts from: wide, but for the size of a processor's first cache."""
+    """Return the prior that `fit_latency` starts from: wide, but for a first cache's size."""
     prior = wide_prior(_TYPICAL)
     log_sd = dataclasses.replace(prior.log_sd, row_cache_bytes=_FIRST_CACHE_LOG_SD)
     return LatencyPrior(prior.median, log_sd)

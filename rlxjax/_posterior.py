@@ -228,9 +228,11 @@ def fit_posterior(
             continue
         found[code], influence[mine] = _robust_ridge(features[mine], left[mine], counted[mine])
         groups = (np.asarray(timings.batch)[mine], np.asarray(timings.n_fft)[mine])
-        errors = np.abs(_left_out_errors(features[mine], left[mine], influence[mine], groups))
-        spread[code] = max(LEAST_SPREAD, float(np.quantile(errors, COVERED)) / COVERED_SDS)
-        left_out_error[code] = float(np.mean(np.expm1(errors)))
+        errors, variances = _left_out_errors(features[mine], left[mine], influence[mine], groups)
+        # What an error needs beside its prediction's own variance to be within its interval.
+        needed = np.sqrt(np.maximum((errors / COVERED_SDS) ** 2 - variances, 0.0))
+        spread[code] = max(LEAST_SPREAD, float(np.quantile(needed, COVERED)))
+        left_out_error[code] = float(np.mean(np.expm1(np.abs(errors))))
 
     joint = np.asarray(_joint_jacobian(minimum.jacobian.T, features, kind))
     prior_sd = _prior_sd(prior)
@@ -254,10 +256,12 @@ def _features_and_kinds(timings: Timings):
     return correction_features(*sizes), kind_codes(timings.path, timings.selection)
 
 
-def _ridge(features: np.ndarray, left: np.ndarray, influence: np.ndarray) -> np.ndarray:
-    penalty = (CORRECTION_NOISE_SD / CORRECTION_SD) ** 2 * np.eye(features.shape[1])
-    weighted = features * influence[:, None]
-    return np.linalg.solve(features.T @ weighted + penalty, weighted.T @ left)
+def _ridge(features: np.ndarray, left: np.ndarray, influence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weights and their covariance."""
+    weighted = features * influence[:, None] / CORRECTION_NOISE_SD**2
+    precision = features.T @ weighted + np.eye(features.shape[1]) / CORRECTION_SD**2
+    covariance = np.linalg.inv(precision)
+    return covariance @ (weighted.T @ left), covariance
 
 
 def _robust_ridge(
@@ -266,19 +270,20 @@ def _robust_ridge(
     """Return the weights, and how much each timing counted."""
     influence = counted
     for _ in range(REWEIGHTINGS):
-        errors = np.abs(left - features @ _ridge(features, left, influence))
+        errors = np.abs(left - features @ _ridge(features, left, influence)[0])
         influence = counted * np.minimum(1.0, KNEE / np.maximum(errors, KNEE))
-    return _ridge(features, left, influence), influence
+    return _ridge(features, left, influence)[0], influence
 
 
 def _left_out_errors(
     features: np.ndarray, left: np.ndarray, influence: np.ndarray, groups: tuple[np.ndarray, ...]
-) -> np.ndarray:
-    """Return the errors where each value of a group is left out, `[groups * n]`."""
-    errors = []
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return errors where each value of a group is left out, and predictions' variances, `[groups * n]`."""
+    errors, variances = [], []
     for values in groups:
         for value in np.unique(values):
             out: Bool[np.ndarray, "n"] = values == value
-            weights = _ridge(features, left, np.where(out, 0.0, influence))
+            weights, covariance = _ridge(features, left, np.where(out, 0.0, influence))
             errors.append(left[out] - features[out] @ weights)
-    return np.concatenate(errors)
+            variances.append(np.sum(features[out] @ covariance * features[out], axis=1))
+    return np.concatenate(errors), np.concatenate(variances)
