@@ -77,7 +77,8 @@ LEARNED = calibration(
         0.05,
     )
 )
-WORKLOADS = [(TYPICAL, 1, 256), (TYPICAL, 64, 256), (TYPICAL, 64, 1024), (LEARNED, 8192, 256)]
+#: At 16 rows the device just wins, which pads 17 to 20.
+WORKLOADS = [(TYPICAL, 1, 256), (TYPICAL, 64, 256), (TYPICAL, 16, 1024), (LEARNED, 8192, 256)]
 each_workload = pytest.mark.parametrize("which", range(len(WORKLOADS)))
 
 
