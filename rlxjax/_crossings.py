@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ._latency import MAXIMA, TOP_K, LatencyCoefficients
 from ._learned_latency import LearnedLatencyCoefficients, learned_terms_ns
 from ._posterior import LatencyPosterior, corrected_terms_ns
+from ._programs import quick_jit
 from .welch import LearnedWork, Path
 
 #: Grids of which each divides an interval of the one before.
@@ -62,7 +63,7 @@ class Crossings(NamedTuple):
     log_ratio: Float[Array, "axes grid"]
 
 
-@jax.jit
+@quick_jit
 def nearest_crossings(
     pair: Pair, quantities: Quantities, axes: Int[Array, "axes"], grid: Float[Array, "axes grid"]
 ) -> Crossings:
@@ -109,7 +110,7 @@ def nearest_crossings(
     return Crossings(outer[:, 0], is_jump[:, 0], first)
 
 
-@jax.jit
+@quick_jit
 def log_batch_slope(pair: Pair, quantities: Quantities) -> Float[Array, ""]:
     """Return the derivative of `log(second / first)` by the logarithm of the batch, padding as its trend."""
     here = jnp.zeros((1, 1), jnp.result_type(float))

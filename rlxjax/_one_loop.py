@@ -12,6 +12,8 @@ from jax.interpreters import ad, batching, mlir
 
 #: A sum over rows on a CPU first adds so many parts of them.
 _PARTS = 8
+#: Whether XLA takes barriers away before it writes loops: later ones write an array for each.
+_BARRIERS_END = jax.__version_info__ < (0, 11, 1)
 
 
 def in_one_loop(f: Callable[..., Any], where_finite: Callable[..., Any] | None = None) -> Callable[..., Any]:
@@ -72,7 +74,8 @@ def _twice(leaf: jax.Array | float) -> jax.Array:
     leaf = jnp.asarray(leaf)
     if leaf.ndim == 0:
         return leaf
-    return jax.lax.optimization_barrier(jnp.broadcast_to(leaf[..., None], (*leaf.shape, 2)))
+    twice = jnp.broadcast_to(leaf[..., None], (*leaf.shape, 2))
+    return jax.lax.optimization_barrier(twice) if _BARRIERS_END else twice
 
 
 def _once(outputs: list[jax.Array]) -> list[jax.Array]:

@@ -12,9 +12,6 @@ from benchmarks import published_latency
 from benchmarks.startup import compilations
 from rlxjax import _device_fits
 
-#: Takes long: `make test-all` runs it.
-pytestmark = pytest.mark.slow
-
 WIDE = rx.typical_fft_prior()
 MEDIAN = np.log(jax.tree.leaves(WIDE.median))
 NAMES = [field.name for field in dataclasses.fields(rx.FftLatencyCoefficients)]

@@ -291,6 +291,14 @@ def test_an_evaluation_is_one_loop_on_a_cpu():
     assert len(loops) == 1
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA makes of it on a CPU")
+def test_a_table_of_strategies_writes_out_no_more_than_two_columns_of_its_own_on_a_cpu():
+    columns = [jnp.full(4099, size, float) for size in (64.0, 256.0, 16.0)]
+    table = jax.jit(lambda *sizes: rx.evaluate_welch_peaks("cuda", *sizes, temperature_ns=TEMPERATURE_NS))
+    written_bytes = table.lower(*columns).compile().memory_analysis().temp_size_in_bytes
+    assert written_bytes // columns[0].nbytes <= 2  # and a few bytes for their alignment
+
+
 @pytest.mark.parametrize(
     ("arguments", "temperature_ns", "says"),
     [

@@ -21,9 +21,6 @@ from rlxjax._learned_latency import LearnedLatencyCoefficients
 from rlxjax._posterior import COVERED_SDS, LatencyPosterior
 from rlxjax.welch import LearnedWork
 
-#: Takes long: `make test-all` runs it.
-pytestmark = pytest.mark.slow
-
 MEDIAN = rx.typical_prior().median
 N_UNKNOWNS = len(COEFFICIENT_NAMES) + len(KINDS) * N_FEATURES
 DOMAIN = {"batch": (1.0, 8192.0), "n_fft": (64.0, 4096.0), "k": (4.0, 16.0), "samples": (64.0, 2.0**21)}
@@ -77,7 +74,8 @@ LEARNED = calibration(
         0.05,
     )
 )
-WORKLOADS = [(TYPICAL, 1, 256), (TYPICAL, 64, 256), (TYPICAL, 64, 1024), (LEARNED, 8192, 256)]
+#: At 16 rows the device just wins, which pads 17 to 20.
+WORKLOADS = [(TYPICAL, 1, 256), (TYPICAL, 64, 256), (TYPICAL, 16, 1024), (LEARNED, 8192, 256)]
 each_workload = pytest.mark.parametrize("which", range(len(WORKLOADS)))
 
 
