@@ -45,7 +45,7 @@ FORMULA_VERSION = 4
 
 #: Bytes that the host path moves for one sample.
 HOST_BYTES_PER_SAMPLE = 8.0
-#: Bytes that NumPy's transform reads and writes for one sample: window product, spectrum, work array, factors.
+#: Bytes that NumPy's transform reads and writes for one sample: window product, spectrum, work, factors.
 HOST_ROW_BYTES_PER_SAMPLE = 32.0
 #: Bytes that a call reads from memory for each sample of a segment, however many rows it has: window, factors
 #: and work arrays, which are no longer in the caches.
@@ -252,7 +252,9 @@ def _host_terms_ns(c: LatencyCoefficients, batch, n_fft, k, n_segments) -> Laten
     is_shared, share = shared_work(batch, least, c.host_parallel_gain)
     nothing = jnp.zeros_like(transform_ns)
     return LatencyTerms(
-        call_ns=c.host_call_ns + _read_anew_ns(c, n_fft) + jnp.where(is_shared, c.threads_ns, 0.0),
+        call_ns=jnp.asarray(
+            c.host_call_ns + _read_anew_ns(c, n_fft) + jnp.where(is_shared, c.threads_ns, 0.0)
+        ),
         launch_and_sync_ns=nothing,
         upload_ns=nothing,
         transform_ns=share * transform_ns,
@@ -334,13 +336,14 @@ def device_terms_ns(
     host_calls = jnp.where(is_shared, 1.0 + c.host_parallel_gain, 1.0)
     joins = jnp.where(is_fused, is_shared, is_host_shared)
     numpy_ns = jnp.where(is_fused, 0.0, host_calls * c.host_call_ns + _read_anew_ns(c, n_fft))
+    joining_ns = jnp.where(joins, c.threads_ns, 0.0)
 
     signal_bytes = 4.0 * rows * n_fft * (n_segments + 1.0) / 2.0
     readback_bytes = jnp.where(is_fused, 8.0 * rows * k, rows * work.spectrum_bytes)
     # What the host does after a launch takes no time of its own while the device is busy.
     visible_ns = soft_roofline(on_device_ns, c.overlap_ns, ROOFLINE_SHARPNESS) - on_device_ns
     return LatencyTerms(
-        call_ns=c.device_call_ns + _read_anew_ns(c, n_fft) + numpy_ns + jnp.where(joins, c.threads_ns, 0.0),
+        call_ns=jnp.asarray(c.device_call_ns + _read_anew_ns(c, n_fft) + numpy_ns + joining_ns),
         launch_and_sync_ns=launches * (c.dispatch_ns + c.roundtrip_ns) + visible_ns,
         upload_ns=share * signal_bytes / c.upload_bytes_per_ns + far_ns(c, signal_bytes),
         transform_ns=transform_ns,

@@ -29,7 +29,7 @@ def selections(machine):
     kept = {name: getattr(machine, name) for name in (*MAXIMA_RATES, *TOP_K_RATES)}
     only, shapes = dataclasses.replace(only, **kept), (WIDE_SELECTION, DEEP_SELECTION)
     return {
-        "maxima": [float(maxima_ns(only, rows, float(bins), k)[0]) for rows, bins, k in shapes],
+        "maxima": [float(maxima_ns(only, rows, float(bins), k)) for rows, bins, k in shapes],
         "top_k": [float(top_k_ns(only, rows, float(bins), k)) for rows, bins, k in shapes],
     }
 
