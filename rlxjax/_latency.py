@@ -324,7 +324,7 @@ def device_terms_ns(
     on_host_shared, host_share = shared_work(rows, host_least, c.host_parallel_gain)
     on_host_shared = on_host_shared & ~is_shared
     block_ns = jnp.where(is_shared, share, host_share) * _host_work_ns(c, rows, n_fft, k, n_segments)[1]
-    joins = is_shared | (~is_fused & on_host_shared)
+    joins = is_shared | (jnp.logical_not(is_fused) & on_host_shared)
     numpy_ns = jnp.where(is_fused, 0.0, c.host_call_ns) + jnp.where(joins, c.threads_ns, 0.0)
 
     signal_bytes = 4.0 * rows * n_fft * (n_segments + 1.0) / 2.0
