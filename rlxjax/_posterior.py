@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from ._correction import (
     CORRECTION_SD,
@@ -30,6 +30,8 @@ from ._least_squares import with_slopes
 from ._programs import quick_jit
 from ._typing import Code, Nanoseconds, RealLike
 
+#: Rounds in which the spread and the variances that depend on it settle.
+SPREAD_ROUNDS = 8
 #: Relative error of timings that the weights of the correction are fitted with.
 CORRECTION_NOISE_SD = 0.04
 #: Rounds of reweighting against outliers, and the error beyond which one counts less.
@@ -228,10 +230,7 @@ def fit_posterior(
             continue
         found[code], influence[mine] = _robust_ridge(features[mine], left[mine], counted[mine])
         groups = (np.asarray(timings.batch)[mine], np.asarray(timings.n_fft)[mine])
-        errors, variances = _left_out_errors(features[mine], left[mine], influence[mine], groups)
-        # What an error needs beside its prediction's own variance to be within its interval.
-        needed = np.sqrt(np.maximum((errors / COVERED_SDS) ** 2 - variances, 0.0))
-        spread[code] = max(LEAST_SPREAD, float(np.quantile(needed, COVERED)))
+        spread[code], errors = _spread_and_errors(features[mine], left[mine], influence[mine], groups)
         left_out_error[code] = float(np.mean(np.expm1(np.abs(errors))))
 
     joint = np.asarray(_joint_jacobian(minimum.jacobian.T, features, kind))
@@ -256,9 +255,11 @@ def _features_and_kinds(timings: Timings):
     return correction_features(*sizes), kind_codes(timings.path, timings.selection)
 
 
-def _ridge(features: np.ndarray, left: np.ndarray, influence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _ridge(
+    features: np.ndarray, left: np.ndarray, influence: np.ndarray, noise_sd: float = CORRECTION_NOISE_SD
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the weights and their covariance."""
-    weighted = features * influence[:, None] / CORRECTION_NOISE_SD**2
+    weighted = features * influence[:, None] / noise_sd**2
     precision = features.T @ weighted + np.eye(features.shape[1]) / CORRECTION_SD**2
     covariance = np.linalg.inv(precision)
     return covariance @ (weighted.T @ left), covariance
@@ -275,15 +276,28 @@ def _robust_ridge(
     return _ridge(features, left, influence)[0], influence
 
 
-def _left_out_errors(
+def _spread_and_errors(
     features: np.ndarray, left: np.ndarray, influence: np.ndarray, groups: tuple[np.ndarray, ...]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return errors where each value of a group is left out, and predictions' variances, `[groups * n]`."""
-    errors, variances = [], []
-    for values in groups:
-        for value in np.unique(values):
-            out: Bool[np.ndarray, "n"] = values == value
-            weights, covariance = _ridge(features, left, np.where(out, 0.0, influence))
-            errors.append(left[out] - features[out] @ weights)
-            variances.append(np.sum(features[out] @ covariance * features[out], axis=1))
-    return np.concatenate(errors), np.concatenate(variances)
+) -> tuple[float, np.ndarray]:
+    """Return the spread with which intervals cover, and the errors where each value of a group is left out.
+
+    What an error needs, beside its prediction's own variance, to be within its interval; that variance
+    follows from the spread in turn. No less than what the regression leaves of the timings that it is given,
+    for its degrees of freedom.
+    """
+    weights, covariance = _ridge(features, left, influence)
+    freedom = np.sum(features @ covariance * features * influence[:, None]) / CORRECTION_NOISE_SD**2
+    rest = np.abs(left - features @ weights) * np.sqrt(len(left) / max(len(left) - freedom, 1.0))
+    least = max(LEAST_SPREAD, float(np.quantile(rest, COVERED)) / COVERED_SDS)
+    outs = [values == value for values in groups for value in np.unique(values)]
+    errors = [left[out] - features[out] @ _ridge(features, left, influence * ~out)[0] for out in outs]
+    squares, spread = (np.concatenate(errors) / COVERED_SDS) ** 2, CORRECTION_NOISE_SD
+    for _ in range(SPREAD_ROUNDS):
+        covariances = [_ridge(features, left, influence * ~out, spread)[1] for out in outs]
+        variances = [
+            np.sum(features[out] @ covariance * features[out], axis=1)
+            for out, covariance in zip(outs, covariances, strict=True)
+        ]
+        needed = np.sqrt(np.maximum(squares - np.concatenate(variances), 0.0))
+        spread = max(least, float(np.quantile(needed, COVERED)))
+    return spread, np.concatenate(errors)

@@ -20,6 +20,7 @@ from rlxjax._latency import COEFFICIENT_NAMES
 from rlxjax._learned_latency import LearnedLatencyCoefficients
 from rlxjax._posterior import COVERED_SDS, LatencyPosterior
 from rlxjax.welch import LearnedWork
+from rlxjax.welch._device_programs import chunk_rows
 
 MEDIAN = rx.typical_prior().median
 N_UNKNOWNS = len(COEFFICIENT_NAMES) + len(KINDS) * N_FEATURES
@@ -74,8 +75,8 @@ LEARNED = calibration(
         0.05,
     )
 )
-#: At 16 rows the device just wins, which pads 17 to 20.
-WORKLOADS = [(TYPICAL, 1, 256), (TYPICAL, 64, 256), (TYPICAL, 16, 1024), (LEARNED, 8192, 256)]
+#: At 24 rows the device just wins, which pads 25 to 28.
+WORKLOADS = [(TYPICAL, 1, 256), (TYPICAL, 64, 256), (TYPICAL, 24, 512), (LEARNED, 8192, 256)]
 each_workload = pytest.mark.parametrize("which", range(len(WORKLOADS)))
 
 
@@ -181,7 +182,7 @@ def test_a_crossover_at_a_jump_is_said_to_be_one(explained):
     # Padding makes the next batch longer for a device; no strategy is at its equal in between.
     before, after = int(crossover.batch), int(crossover.batch) + 1
     times = {
-        name: [float(whole.predict_ns(name, batch, 1024, 16)) for batch in (before, after)]
+        name: [float(whole.predict_ns(name, batch, explanation.n_fft, 16)) for batch in (before, after)]
         for name in crossover.strategies
     }
     assert times[crossover.below][0] < times[crossover.above][0]
@@ -200,11 +201,11 @@ def test_without_a_crossover_there_is_a_sentence():
 
 def test_the_error_bar_of_the_crossover_is_what_draws_of_the_unknowns_give():
     # Beyond a chunk nothing is padded, so that the predictions are smooth.
-    sd, spread, n_fft = 0.01, 0.01, 1024
-    whole = calibration(sd=sd, spread=spread, device_call_ns=3e6)
+    sd, spread, n_fft = 0.005, 0.005, 2048
+    whole = calibration(sd=sd, spread=spread, device_call_ns=1.5e6)
     crossover = whole.explain(2048, n_fft, 16).crossover
     assert not crossover.is_jump
-    assert crossover.batch > 512
+    assert crossover.batch > chunk_rows(rx.WelchPeakParams(n_fft, 2, 16), "cpu")
     random = np.random.default_rng(0)
     unknowns = sd * random.standard_normal((DRAWS, N_UNKNOWNS))
     own = spread * random.standard_normal((DRAWS, 2))
