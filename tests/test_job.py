@@ -190,7 +190,7 @@ def test_a_killed_run_is_resumed_with_all_its_samples(interrupted, tmp_path):
     *_, before = interrupted
     before = before[: before.rfind(b"\n") + 1]
     samples.write_bytes(before + b'{"kind": "timing", "rou')
-    outcome = run_job(path, resume=True, begun_s_ago=2.0)
+    outcome = run_job(path, resume=True, budget_s=25.0)
     assert samples.read_bytes().startswith(before)
     taken_before = before.count(b'"timing"')
     assert outcome.content.samples.timings > taken_before
