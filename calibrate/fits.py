@@ -158,14 +158,13 @@ def _transform_rates(rates: MicroRates) -> dict[str, float]:
     if not rates.transform_ns:
         return {}
     short_ns, long_ns = np.array(rates.transform_ns) - rates.dispatch_ns - rates.roundtrip_ns
-    # A row is two segments.
-    shapes = jnp.array([SHORT_TRANSFORM, LONG_TRANSFORM], float)
-    short_flop = float(fft_flop(2.0 * shapes[0, 0], shapes[0, 1]))
+    (rows, n_fft), long_samples = SHORT_TRANSFORM, np.prod(LONG_TRANSFORM)
     # In the cache, a sample takes as long in a long row as in a short one: longer rows make fewer passes.
-    on_top_ns = long_ns - short_ns * np.prod(LONG_TRANSFORM) / np.prod(SHORT_TRANSFORM)
+    on_top_ns = long_ns - short_ns * long_samples / (rows * n_fft)
+    # A row is two segments.
     found = {
-        "device_flop_per_ns": short_flop / short_ns,
-        "row_far_bytes_per_ns": 2.0 * TRANSFORM_BYTES_PER_SAMPLE * np.prod(LONG_TRANSFORM) / on_top_ns,
+        "device_flop_per_ns": float(fft_flop(2.0 * rows, float(n_fft))) / short_ns,
+        "row_far_bytes_per_ns": 2.0 * TRANSFORM_BYTES_PER_SAMPLE * long_samples / on_top_ns,
     }
     # A time may be all launch, or noise: what is no rate says nothing.
     return {name: float(value) for name, value in found.items() if value > 0}
