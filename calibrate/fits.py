@@ -163,7 +163,7 @@ def _transform_rates(rates: MicroRates) -> dict[str, float]:
     on_top_ns = long_ns - short_ns * long_samples / (rows * n_fft)
     # A row is two segments.
     found = {
-        "device_flop_per_ns": float(fft_flop(2.0 * rows, float(n_fft))) / short_ns,
+        "device_flop_per_ns": float(fft_flop(jnp.array(2.0 * rows), jnp.array(float(n_fft)))) / short_ns,
         "row_far_bytes_per_ns": 2.0 * TRANSFORM_BYTES_PER_SAMPLE * long_samples / on_top_ns,
     }
     # A time may be all launch, or noise: what is no rate says nothing.
