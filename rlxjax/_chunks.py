@@ -10,6 +10,11 @@ from typing import Any, TypeVar
 
 import jax
 
+try:
+    from jaxlib.xla_client import execution_stream_id
+except ImportError:  # Programs then run one after the other.
+    execution_stream_id = contextlib.nullcontext
+
 R = TypeVar("R")
 
 #: Says of its own thread whether it computes a chunk.
@@ -36,6 +41,18 @@ def rows_of_a_processor(n_rows: int, least: int, most: int) -> int:
     n_chunks = -(-n_chunks // worker_count()) * worker_count()
     share = -(-n_rows // max(1, n_chunks))
     return max(1, min(most, max(least, share)))
+
+
+def in_stream(number: int) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which JAX launches a thread's programs into a stream of a CPU device's own.
+
+    A CPU runs what one thread launches one after the other, but streams side by side. That takes no thread
+    of Python's, which would have to be woken and handed the interpreter before it could launch.
+
+    Args:
+        number: of the stream, from 0 on.
+    """
+    return execution_stream_id(1 + number)
 
 
 def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int) -> None:

@@ -41,7 +41,7 @@ from .welch._launch import LEAST_CHUNK_SAMPLES
 from .welch._selection import SELECTIONS
 
 #: Changes whenever the same coefficients would give another prediction.
-FORMULA_VERSION = 4
+FORMULA_VERSION = 5
 
 #: Bytes that the host path moves for one sample.
 HOST_BYTES_PER_SAMPLE = 8.0
@@ -73,7 +73,7 @@ class LatencyCoefficients(Coefficients):
         select_sort_ns: one of the bins, at most 128, that its partition sorts.
         select_peak_ns: one comparison of the host's final sort.
         host_parallel_gain: speed-up by all processors on the host, less 1.
-        threads_ns: having other threads join in.
+        threads_ns: having other threads of Python's join in.
         device_call_ns: one call of a device path: checks, padding, argument handling.
         dispatch_ns: one program launch.
         roundtrip_ns: one wait of the host for the device.
@@ -295,7 +295,8 @@ def device_terms_ns(
     """Return the parts of a run on the device; `work` is that of a path with its own transform."""
     bins = n_fft / 2 + 1
     most = chunk_rows_of(n_fft, n_segments)
-    least = least_rows_of(LEAST_CHUNK_SAMPLES, n_fft, n_segments, CHUNK_ROWS_MULTIPLE)
+    least_samples = jnp.where(is_fused, 1.0 * LEAST_CHUNK_SAMPLES, 1.0 * LEAST_HOST_CHUNK_SAMPLES)
+    least = least_rows_of(least_samples, n_fft, n_segments, CHUNK_ROWS_MULTIPLE)
     rows = device_rows(batch, most)
     if work is None:
         transform_ns = device_work_ns(
@@ -328,15 +329,16 @@ def device_terms_ns(
     own_share = work.transform_ns / (work.transform_ns + maxima)
     transform_ns = jnp.where(takes_maxima, by_maxima_ns * own_share, alone_ns)
 
-    # A processor that runs programs selects from their spectra as well.
-    host_least = jnp.where(is_shared, least, least_rows_of(LEAST_HOST_CHUNK_SAMPLES, n_fft, n_segments))
-    is_host_shared, host_share = shared_work(rows, host_least, c.host_parallel_gain)
+    # A processor that runs the block path's programs selects from their spectra as well.
+    _, host_share = shared_work(rows, least, c.host_parallel_gain)
     block_ns = host_share * _host_work_ns(c, rows, n_fft, k, n_segments)[1]
     # NumPy's calls hold the interpreter: those of several processors take turns.
     host_calls = jnp.where(is_shared, 1.0 + c.host_parallel_gain, 1.0)
-    joins = jnp.where(is_fused, is_shared, is_host_shared)
     numpy_ns = jnp.where(is_fused, 0.0, host_calls * c.host_call_ns + _read_anew_ns(c, n_fft))
-    joining_ns = jnp.where(joins, c.threads_ns, 0.0)
+    # One thread launches a program for each processor; other threads wake while those run.
+    waking_ns = soft_roofline(on_device_ns, c.threads_ns, ROOFLINE_SHARPNESS) - on_device_ns
+    joining_ns = jnp.where(is_fused, c.device_parallel_gain * c.dispatch_ns, waking_ns)
+    joining_ns = jnp.where(is_shared, joining_ns, 0.0)
 
     signal_bytes = 4.0 * rows * n_fft * (n_segments + 1.0) / 2.0
     readback_bytes = jnp.where(is_fused, 8.0 * rows * k, rows * work.spectrum_bytes)

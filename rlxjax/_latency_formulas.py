@@ -103,7 +103,7 @@ def shared_work(
 
 
 def least_rows_of(
-    samples: float, n_fft: RealLike, n_segments: RealLike, least: float = 1.0
+    samples: RealLike, n_fft: RealLike, n_segments: RealLike, least: float = 1.0
 ) -> Float[Array, "*batch"]:
     """Return the rows that have so many samples, but at least so many."""
     return jnp.maximum(samples / (jnp.asarray(n_segments) * n_fft), least)

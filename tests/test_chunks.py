@@ -1,5 +1,6 @@
 """Rows in chunks on threads: what a chunk sees, what reaches the caller, and peaks beyond a chunk."""
 
+import contextlib
 import threading
 import time
 
@@ -314,28 +315,39 @@ def test_a_chunk_runs_the_programs_that_small_batches_have_compiled(path, as_arr
     assert not compilations
 
 
-@each_device_path
-@pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray], ids=["NumPy", "JAX"])
-@pytest.mark.parametrize("batch", [1, 4 * ROWS, 5 * ROWS - 1])
-def test_chunks_in_flight_give_the_same_peaks_where_the_signal_lives(path, as_array, batch):
-    signal = as_array(noise(batch))
-    launch = _launch._LAUNCH[rx.Path.parse(path)](PARAMS, MODEL, "top_k", "cpu")
-    waiting, most = [], []
+@pytest.mark.skipif(
+    _chunks.execution_stream_id is contextlib.nullcontext, reason="this JAX has no streams on a CPU"
+)
+def test_programs_that_a_thread_launches_into_streams_run_side_by_side():
+    x = jnp.ones(100_000)  # what is cheap runs before its launch returns
+    steps = jax.jit(lambda count: jax.lax.fori_loop(0, count, lambda i, x: jnp.sin(x + i), x))
+    jax.block_until_ready(steps(1))
+    with _chunks.in_stream(0):
+        long = steps(1000)
+    with _chunks.in_stream(1):
+        short = steps(1)
+    jax.block_until_ready(short)
+    assert not long.is_ready(), "the short one did not wait for the long one"
+    jax.block_until_ready(long)
 
-    def counted(rows):
-        waiting.append(len(rows))
-        most.append(len(waiting))
-        return launch(_launch._padded(rows, PARAMS))
 
-    ready = jax.block_until_ready
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "block_until_ready", lambda peaks: waiting.pop(0) and ready(peaks))
-        peaks = _launch._in_flight(counted, signal, ROWS)
-    assert isinstance(peaks, type(signal) if path != "block" else np.ndarray)
-    expected = peaks_of(signal, path)
-    np.testing.assert_array_equal(peaks[..., 0], expected[..., 0])
-    np.testing.assert_allclose(peaks, expected, rtol=RTOL_OF_OTHER_CHUNKS[path])
-    assert max(most) <= _launch.CHUNKS_IN_FLIGHT
+@pytest.mark.parametrize("n_streams", [1, 3])
+@pytest.mark.parametrize("batch", [0, 1, 4 * ROWS, 20 * ROWS - 1])
+def test_chunks_are_launched_in_order_into_streams_in_turn_and_so_many_are_under_way(
+    n_streams, batch, monkeypatch
+):
+    streams, launched = [], []
+    monkeypatch.setattr(_launch, "in_stream", lambda number: contextlib.nullcontext(streams.append(number)))
+    signal = noise(batch)
+    found = _launch._in_flight(
+        lambda rows: launched.append(len(rows)) or len(rows), signal, PARAMS, ROWS, n_streams
+    )
+    for place, (start, rows) in enumerate(found):
+        assert start == place * ROWS
+        assert rows == rx.padded_batch(min(ROWS, batch - start))
+        assert len(launched) - place <= _launch.CHUNKS_IN_FLIGHT * n_streams
+    assert len(launched) == -(-batch // ROWS)
+    assert streams == ([number % n_streams for number in range(len(launched))] if n_streams > 1 else [])
 
 
 @each_device_path

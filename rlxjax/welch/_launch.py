@@ -1,10 +1,12 @@
 """How the paths run: programs, padding, and batches beyond a chunk."""
 
+import contextlib
 import functools
 import inspect
+import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -12,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._checks import as_index
-from rlxjax._chunks import for_each_chunk, rows_of_a_processor
+from rlxjax._chunks import for_each_chunk, in_stream, rows_of_a_processor, worker_count
 
 from ._device_programs import (
     CHUNK_ROWS_MULTIPLE,
@@ -21,6 +23,7 @@ from ._device_programs import (
     padding_step,
     segment_spectra,
 )
+from ._host import LEAST_CHUNK_SAMPLES as LEAST_HOST_CHUNK_SAMPLES
 from ._host import host_peaks, spectrum_peaks
 from ._learned_fft import LearnedFft
 from ._learned_program import LearnedProgram, learned_peaks, learned_program
@@ -30,9 +33,9 @@ from ._strategy import Path
 
 #: Host buffers start at a multiple of this, so that a CPU device can use them where they are.
 ALIGNMENT_BYTES = 64
-#: Samples that are worth a processor of their own.
-LEAST_CHUNK_SAMPLES = 2**17
-#: Chunks under way at a time on a device other than a CPU: one computes while the next one is sent.
+#: Samples that are worth a processor's program of their own.
+LEAST_CHUNK_SAMPLES = 2**16
+#: Chunks under way at a time, for each processor of a CPU: one computes while the next one waits, or is sent.
 CHUNKS_IN_FLIGHT = 2
 
 #: A program on a CPU runs on one thread, and rows are shared among processors here: where programs share out
@@ -88,33 +91,64 @@ def run_path(
     platform = jax.default_backend()
     if selection is None:
         selection = default_selection(padded_batch(signal.shape[0]), params.n_bins, platform)
-    launch = _LAUNCH[path](params, model, selection, platform)
+    launch, finish = _LAUNCH[path](params, model, selection, platform)
     if isinstance(signal, jax.Array) and _is_on_cpu(signal):
         signal = np.asarray(signal)
     batch = signal.shape[0]
-    rows = _processor_rows(batch, params) if platform == "cpu" else chunk_rows(params, platform)
+    rows = _processor_rows(path, batch, params) if platform == "cpu" else chunk_rows(params, platform)
     if batch <= rows:
-        return _first_rows(launch(_padded(signal, params)), signal)
-    if platform == "cpu":
-        peaks = np.empty((batch, params.k, 2), np.float32)
+        peaks = _first_rows(finish(launch(_padded(signal, params))), batch)
+        return peaks if isinstance(signal, jax.Array) else np.asarray(peaks)
+    found = _in_flight(launch, signal, params, rows, worker_count() if platform == "cpu" else 1)
+    if isinstance(signal, jax.Array) and path is not Path.BLOCK:
+        return jnp.concatenate(
+            [jax.block_until_ready(_first_rows(each, batch - start)) for start, each in found]
+        )
+    peaks = np.empty((batch, params.k, 2), np.float32)
+    if platform == "cpu" and path is Path.BLOCK:
+        _finish_on_threads(found, finish, peaks, rows)
+    else:
+        for start, each in found:
+            peaks[start : start + rows] = _first_rows(finish(each), batch - start)
+    return peaks
 
-        def run(start: int, stop: int) -> None:
-            # As in the caller's thread, so that both run the same compilation of a program.
-            with jax.ensure_compile_time_eval():
-                found = launch(_padded(signal[start:stop], params))
-            peaks[start:stop] = np.asarray(found)[: stop - start]
 
-        for_each_chunk(run, batch, rows)
-        return peaks
-    return _in_flight(lambda chunk: launch(_padded(chunk, params)), signal, rows)
+def _in_flight(
+    launch: Callable[[Any], Any], signal, params: WelchPeakParams, rows: int, n_streams: int
+) -> Iterator[tuple[int, Any]]:
+    """Yield the first row of each chunk and what was launched for it, the next ones under way meanwhile."""
+    under_way = deque()
+    for number, start in enumerate(range(0, signal.shape[0], rows)):
+        with in_stream(number % n_streams) if n_streams > 1 else contextlib.nullcontext():
+            under_way.append((start, launch(_padded(signal[start : start + rows], params))))
+        if len(under_way) == CHUNKS_IN_FLIGHT * n_streams:
+            yield under_way.popleft()
+    yield from under_way
 
 
-def _processor_rows(batch: int, params: WelchPeakParams) -> int:
+def _finish_on_threads(
+    found: Iterator[tuple[int, Any]], finish: Callable[[Any], Any], peaks: np.ndarray, rows: int
+) -> None:
+    """Write the peaks of chunks: NumPy's work on what each brings back is shared among threads."""
+    lock = threading.Lock()
+
+    def run(*_: int) -> None:
+        # As in the caller's thread, so that both run the same compilation of a program.
+        with lock, jax.ensure_compile_time_eval():
+            start, each = next(found, (None, None))
+        if start is not None:  # else another thread's launch has failed
+            peaks[start : start + rows] = finish(each)[: len(peaks) - start]
+
+    for_each_chunk(run, len(peaks), rows)
+
+
+def _processor_rows(path: Path, batch: int, params: WelchPeakParams) -> int:
     """Return the rows that a processor runs at a time: its share, but neither too few nor more than a chunk.
 
     They are a size that padding leaves as it is.
     """
-    least = max(CHUNK_ROWS_MULTIPLE, LEAST_CHUNK_SAMPLES // (params.n_segments * params.n_fft))
+    samples = LEAST_HOST_CHUNK_SAMPLES if path is Path.BLOCK else LEAST_CHUNK_SAMPLES
+    least = max(CHUNK_ROWS_MULTIPLE, samples // (params.n_segments * params.n_fft))
     most = chunk_rows(params, "cpu")
     rows = rows_of_a_processor(batch, least, most)
     step = max(CHUNK_ROWS_MULTIPLE, padding_step(rows))
@@ -145,48 +179,35 @@ def program_of(model: LearnedFft, params: WelchPeakParams) -> LearnedProgram:
     return known[params]
 
 
-def _launch_fused(params: WelchPeakParams, model: LearnedFft | None, selection: str, platform: str):
+#: What launches the program of padded rows, and what makes their peaks of what it brings.
+Launch = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+
+
+def _launch_fused(params: WelchPeakParams, model: LearnedFft | None, selection: str, platform: str) -> Launch:
     run = program(fused_peaks, platform)
-    return lambda rows: run(rows, params, selection)
+    return lambda rows: run(rows, params, selection), lambda peaks: peaks
 
 
-def _launch_block(params: WelchPeakParams, model: LearnedFft | None, selection: str, platform: str):
+def _launch_block(params: WelchPeakParams, model: LearnedFft | None, selection: str, platform: str) -> Launch:
     run = program(segment_spectra, platform)
-    return lambda rows: spectrum_peaks(np.asarray(run(rows, params)), params)
+    return lambda rows: run(rows, params), lambda spectra: spectrum_peaks(np.asarray(spectra), params)
 
 
-def _launch_learned(params: WelchPeakParams, model: LearnedFft, selection: str, platform: str):
+def _launch_learned(params: WelchPeakParams, model: LearnedFft, selection: str, platform: str) -> Launch:
     run, arrays = program(learned_peaks, platform), program_of(model, params)
-    return lambda rows: run(rows, arrays, params, selection)
+    return lambda rows: run(rows, arrays, params, selection), lambda peaks: peaks
 
 
-#: For each path, what makes the function from padded rows to their peaks.
-_LAUNCH: dict[Path, Callable[..., Callable[[Any], Any]]] = {
+_LAUNCH: dict[Path, Callable[..., Launch]] = {
     Path.FUSED: _launch_fused,
     Path.BLOCK: _launch_block,
     Path.LEARNED: _launch_learned,
 }
 
 
-def _in_flight(launch: Callable[[Any], Any], signal, rows: int):
-    """Return the peaks of a signal chunk by chunk, the next one under way while one is waited for."""
-    finished, pending = [], deque()
-    for start in range(0, signal.shape[0], rows):
-        chunk = signal[start : start + rows]
-        pending.append((launch(chunk), chunk))
-        if len(pending) == CHUNKS_IN_FLIGHT:
-            finished.append(jax.block_until_ready(_first_rows(*pending.popleft())))
-    finished += [_first_rows(*each) for each in pending]
-    on_device = isinstance(signal, jax.Array) and all(isinstance(peaks, jax.Array) for peaks in finished)
-    return jnp.concatenate(finished) if on_device else np.concatenate(finished)
-
-
-def _first_rows(peaks, signal):
-    """Return the rows that were asked for; on the host for a host signal."""
-    batch = signal.shape[0]
-    if not isinstance(signal, jax.Array):
-        return np.asarray(peaks)[:batch]
-    return peaks if peaks.shape[0] == batch else peaks[:batch]
+def _first_rows(peaks, batch: int):
+    """Return the rows that were asked for."""
+    return peaks if peaks.shape[0] <= batch else peaks[:batch]
 
 
 def _padded(signal, params: WelchPeakParams):
