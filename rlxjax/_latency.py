@@ -17,7 +17,6 @@ from ._counts import size_as_float
 from ._device import Coefficients
 from ._latency_formulas import (
     ROOFLINE_SHARPNESS,
-    SHARE_SHARPNESS,
     TRANSFORM_BYTES_PER_SAMPLE,
     chunk_rows_of,
     device_rows,
@@ -37,7 +36,7 @@ from ._typing import Code, Nanoseconds, RealLike
 from .welch import Path
 from .welch._device_programs import CHUNK_ROWS_MULTIPLE
 from .welch._host import LEAST_CHUNK_SAMPLES as LEAST_HOST_CHUNK_SAMPLES
-from .welch._launch import LEAST_CHUNK_SAMPLES
+from .welch._launch import MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK
 from .welch._selection import SELECTIONS
 
 #: Changes whenever the same coefficients would give another prediction.
@@ -249,7 +248,7 @@ def _terms_ns(c: LatencyCoefficients, path, selection, batch, n_fft, k, n_segmen
 def _host_terms_ns(c: LatencyCoefficients, batch, n_fft, k, n_segments) -> LatencyTerms:
     transform_ns, selection_ns = _host_work_ns(c, batch, n_fft, k, n_segments)
     least = least_rows_of(LEAST_HOST_CHUNK_SAMPLES, n_fft, n_segments)
-    is_shared, share = shared_work(batch, least, c.host_parallel_gain)
+    is_shared, share = shared_work(batch, least, least, c.host_parallel_gain)
     nothing = jnp.zeros_like(transform_ns)
     return LatencyTerms(
         call_ns=jnp.asarray(
@@ -295,8 +294,11 @@ def device_terms_ns(
     """Return the parts of a run on the device; `work` is that of a path with its own transform."""
     bins = n_fft / 2 + 1
     most = chunk_rows_of(n_fft, n_segments)
-    least_samples = jnp.where(is_fused, 1.0 * LEAST_CHUNK_SAMPLES, 1.0 * LEAST_HOST_CHUNK_SAMPLES)
-    least = least_rows_of(least_samples, n_fft, n_segments, CHUNK_ROWS_MULTIPLE)
+    unshared_samples = jnp.where(is_fused, 1.0 * MOST_UNSHARED_SAMPLES, 1.0 * MOST_UNSHARED_SAMPLES_OF_BLOCK)
+    unshared, least = (
+        least_rows_of(samples, n_fft, n_segments, CHUNK_ROWS_MULTIPLE)
+        for samples in (unshared_samples, unshared_samples / 2)
+    )
     rows = device_rows(batch, most)
     if work is None:
         transform_ns = device_work_ns(
@@ -312,9 +314,7 @@ def device_terms_ns(
             rows * n_segments * n_fft, row_bytes, c.row_cache_bytes, c.row_far_bytes_per_ns
         )
         work = DeviceWork(transform_ns, bins, 8.0 * n_segments * bins)
-    is_shared, share = shared_work(rows, least, c.device_parallel_gain)
-    further = jnp.maximum(rows, 1.0) / most / (1.0 + c.device_parallel_gain)
-    launches = soft_roofline(1.0, further, SHARE_SHARPNESS)
+    is_shared, share = shared_work(rows, unshared, least, c.device_parallel_gain)
     # Transform and maxima are vector loops that the device's own threads share; a heap is a row's own.
     maxima = maxima_ns(c, rows, work.ranked_bins, k)
     heap_ns = top_k_ns(c, rows, work.ranked_bins, k)
@@ -330,12 +330,13 @@ def device_terms_ns(
     transform_ns = jnp.where(takes_maxima, by_maxima_ns * own_share, alone_ns)
 
     # A processor that runs the block path's programs selects from their spectra as well.
-    _, host_share = shared_work(rows, least, c.host_parallel_gain)
+    _, host_share = shared_work(rows, unshared, least, c.host_parallel_gain)
     block_ns = host_share * _host_work_ns(c, rows, n_fft, k, n_segments)[1]
     # NumPy's calls hold the interpreter: those of several processors take turns.
     host_calls = jnp.where(is_shared, 1.0 + c.host_parallel_gain, 1.0)
     numpy_ns = jnp.where(is_fused, 0.0, host_calls * c.host_call_ns + _read_anew_ns(c, n_fft))
-    # One thread launches a program for each processor; other threads wake while those run.
+    # One thread launches a program for each processor, and further ones while those run. Other threads, for
+    # the block path, wake meanwhile.
     waking_ns = soft_roofline(on_device_ns, c.threads_ns, ROOFLINE_SHARPNESS) - on_device_ns
     joining_ns = jnp.where(is_fused, c.device_parallel_gain * c.dispatch_ns, waking_ns)
     joining_ns = jnp.where(is_shared, joining_ns, 0.0)
@@ -346,7 +347,7 @@ def device_terms_ns(
     visible_ns = soft_roofline(on_device_ns, c.overlap_ns, ROOFLINE_SHARPNESS) - on_device_ns
     return LatencyTerms(
         call_ns=jnp.asarray(c.device_call_ns + _read_anew_ns(c, n_fft) + numpy_ns + joining_ns),
-        launch_and_sync_ns=launches * (c.dispatch_ns + c.roundtrip_ns) + visible_ns,
+        launch_and_sync_ns=jnp.asarray(c.dispatch_ns + c.roundtrip_ns + visible_ns),
         upload_ns=share * signal_bytes / c.upload_bytes_per_ns + far_ns(c, signal_bytes),
         transform_ns=transform_ns,
         selection_ns=jnp.where(is_fused, on_device_ns - transform_ns, block_ns),

@@ -86,16 +86,17 @@ def threaded_ns(work_ns: RealLike, thread_gain: RealLike, thread_onset_ns: RealL
 
 
 def shared_work(
-    rows: RealLike, least_rows: RealLike, gain: RealLike
+    rows: RealLike, unshared_rows: RealLike, least_rows: RealLike, gain: RealLike
 ) -> tuple[Bool[Array, "*batch"], Float[Array, "*batch"]]:
     """Return whether processors share the work of rows, and the share of the time that it takes one.
 
     Args:
         rows: all rows.
-        least_rows: rows that are worth a processor of their own.
+        unshared_rows: most rows that one processor runs alone.
+        least_rows: of a processor's share.
         gain: speed-up of many rows, less 1.
     """
-    is_shared = jnp.asarray(rows > least_rows)
+    is_shared = jnp.asarray(rows > unshared_rows)
     share = soft_roofline(
         jnp.asarray(least_rows / jnp.maximum(rows, 1.0)), 1.0 / (1.0 + gain), SHARE_SHARPNESS
     )

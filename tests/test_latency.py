@@ -80,13 +80,13 @@ def test_a_path_depends_on_the_coefficients_of_its_own_work_alone(path, selectio
     host = {name for name in COEFFICIENT_NAMES if name.startswith(("host_", "select_"))} - sharing
     host_selection = {"host_call_ns", "host_bytes_per_ns"}
     host_selection |= {name for name in COEFFICIENT_NAMES if name.startswith("select_")}
-    host_selection |= {"host_parallel_gain"} if sizes == SHARED else set()
+    host_selection |= sharing if sizes == SHARED else set()
     forms = {
         form: {name for name in COEFFICIENT_NAMES if name.startswith(form.replace("_", "") + "_")}
         for form in SELECTIONS
     }
     device = set(COEFFICIENT_NAMES) - host - sharing - threads - set.union(*forms.values())
-    device |= {"threads_ns"} if sizes == SHARED else threads
+    device |= set() if sizes == SHARED else threads
     host |= {"row_cache_bytes", "far_bytes_per_ns"}
     host |= {"host_parallel_gain", "threads_ns"} if sizes == SHARED else set()
     own = {"host": host, "fused": device | forms[selection], "block": device | host_selection}
@@ -146,7 +146,7 @@ def test_processors_share_the_device_s_work_beyond_its_least_piece_instead_of_it
 
 
 def test_processors_that_run_programs_select_from_their_spectra_and_take_turns_at_calls():
-    least, gain = _launch.LEAST_CHUNK_SAMPLES // 128, 0.5
+    least, gain = _host.LEAST_CHUNK_SAMPLES // 128, 0.5
     rows = least * np.array([1.0, 1.25, 64.0])
     found, alone = (terms_of("block", rows, host_parallel_gain=g) for g in (gain, 1e-300))
     share = share_of(rows, least, gain) / share_of(rows, least, 0.0)
@@ -188,15 +188,33 @@ def test_few_bins_cost_a_pass_of_maxima_what_a_vector_loop_of_the_least_blocks_d
         assert passes[1] - passes[0] == compared
 
 
-@pytest.mark.parametrize("gain", [0.5, 3.0])
-def test_launches_are_counted_by_chunks_that_follow_each_other(gain):
-    chunk = chunk_rows(rx.WelchPeakParams(64, 2, 4), "cpu")
-    free = {"overlap_ns": 1e-9, "device_parallel_gain": gain}
-    rows = chunk * np.array([1.0, 1.0 + gain, 20.0])
-    found = terms_of("block", rows, **free).launch_and_sync_ns
-    launches = smooth_maximum(1.0, rows / chunk / (1.0 + gain))
+@pytest.mark.parametrize("path", ["fused", "block"])
+def test_a_run_waits_for_one_launch_as_the_further_ones_are_made_while_it_runs(path):
+    rows = chunk_rows(rx.WelchPeakParams(64, 2, 4), "cpu") * np.array([0.01, 1.0, 2.0, 40.0])
+    found = terms_of(path, rows, overlap_ns=1e-9).launch_and_sync_ns
     # What sticks out of the host's own work beside the device is a rounding error here.
-    np.testing.assert_allclose(found, launches * (MEDIAN.dispatch_ns + MEDIAN.roundtrip_ns), rtol=1e-6)
+    np.testing.assert_allclose(found, MEDIAN.dispatch_ns + MEDIAN.roundtrip_ns, rtol=1e-6)
+
+
+@pytest.mark.parametrize("gain", [0.5, 3.0])
+def test_a_shared_run_of_one_thread_launches_a_program_for_each_further_processor(gain):
+    least = _launch.LEAST_CHUNK_SAMPLES // 128
+    rows = least * np.array([1.0, 1.25, 64.0])
+    call_ns = terms_of("fused", rows, device_parallel_gain=gain).call_ns
+    launches = np.where(rows > least, gain * MEDIAN.dispatch_ns, 0.0)
+    np.testing.assert_allclose(call_ns - call_ns[0], launches, rtol=1e-9, atol=1e-6)
+
+
+def test_threads_that_join_the_block_path_show_only_where_its_programs_are_quick():
+    least = _host.LEAST_CHUNK_SAMPLES // 128
+    rows = least * np.array([1.0, 1.25, 4.0, 64.0])
+    gone, slow = (terms_of("block", rows, threads_ns=ns).call_ns for ns in (1e-9, 1e5))
+    visible = np.asarray(slow - gone)
+    assert visible[0] == 0
+    assert np.all((visible[1:] > 0) & (visible[1:] < 1e5))
+    assert np.all(np.diff(visible[1:]) < 0)
+    nearly_all = terms_of("block", rows[1:], threads_ns=1e12).call_ns - gone[1:]
+    np.testing.assert_allclose(nearly_all, 1e12, rtol=1e-3)
 
 
 @pytest.mark.parametrize("path", ["fused", "block"])

@@ -23,7 +23,6 @@ from ._device_programs import (
     padding_step,
     segment_spectra,
 )
-from ._host import LEAST_CHUNK_SAMPLES as LEAST_HOST_CHUNK_SAMPLES
 from ._host import host_peaks, spectrum_peaks
 from ._learned_fft import LearnedFft
 from ._learned_program import LearnedProgram, learned_peaks, learned_program
@@ -33,8 +32,9 @@ from ._strategy import Path
 
 #: Host buffers start at a multiple of this, so that a CPU device can use them where they are.
 ALIGNMENT_BYTES = 64
-#: Samples that are worth a processor's program of their own.
-LEAST_CHUNK_SAMPLES = 2**16
+#: Most samples of which a CPU's processors take no share each; a share is at least half of that. Another
+#: program costs tens of microseconds, a thread for NumPy's part of the block path some hundreds.
+MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK = 2**16, 2**17
 #: Chunks under way at a time, for each processor of a CPU: one computes while the next one waits, or is sent.
 CHUNKS_IN_FLIGHT = 2
 
@@ -147,9 +147,12 @@ def _processor_rows(path: Path, batch: int, params: WelchPeakParams) -> int:
 
     They are a size that padding leaves as it is.
     """
-    samples = LEAST_HOST_CHUNK_SAMPLES if path is Path.BLOCK else LEAST_CHUNK_SAMPLES
-    least = max(CHUNK_ROWS_MULTIPLE, samples // (params.n_segments * params.n_fft))
+    row_samples = params.n_segments * params.n_fft
+    unshared = MOST_UNSHARED_SAMPLES_OF_BLOCK if path is Path.BLOCK else MOST_UNSHARED_SAMPLES
     most = chunk_rows(params, "cpu")
+    if batch <= min(most, unshared // row_samples):
+        return batch
+    least = max(CHUNK_ROWS_MULTIPLE, unshared // 2 // row_samples)
     rows = rows_of_a_processor(batch, least, most)
     step = max(CHUNK_ROWS_MULTIPLE, padding_step(rows))
     return min(-(-rows // step) * step, most)
