@@ -102,14 +102,15 @@ def smooth_maximum(one, other):
     return np.sum(np.array(np.broadcast_arrays(one, other)) ** SHARE_SHARPNESS, 0) ** (1 / SHARE_SHARPNESS)
 
 
-def share_of(rows, least, gain):
-    """Return the share of the work's time that rows take whose pieces are no smaller than the least."""
-    return np.where(rows > least, smooth_maximum(least / rows, 1 / (1 + gain)), 1.0)
+def share_of(rows, unshared, least, gain):
+    """Return the share of the work's time that rows take, one processor's no smaller than the least."""
+    return np.where(rows > unshared, smooth_maximum(least / rows, 1 / (1 + gain)), 1.0)
 
 
 def test_a_share_is_that_of_the_least_piece_or_of_many_rows_in_the_limits():
-    found = [share_of(np.array([100.0 + 1e-9, 1e9]), 100.0, gain) for gain in (1e3, 1.0)]
-    np.testing.assert_allclose([found[0][0], found[1][1]], [1.0, 0.5], rtol=1e-6)
+    rows = np.array([100.0, 100.0 + 1e-9, 1e9])
+    found = [share_of(rows, 100.0, 50.0, gain) for gain in (1e3, 1.0)]
+    np.testing.assert_allclose([found[0][0], found[0][1], found[1][2]], [1.0, 0.5, 0.5], rtol=1e-6)
 
 
 @pytest.mark.parametrize("gain", [0.5, 7.0])
@@ -118,7 +119,7 @@ def test_processors_of_the_host_share_work_beyond_its_least_piece(gain):
     least = _host.LEAST_CHUNK_SAMPLES // 128
     rows = least * np.array([0.5, 1.0, 1.5, 4.0, 100.0])
     shared, alone = (terms_of("host", rows, host_parallel_gain=g) for g in (gain, 1e-300))
-    share = share_of(rows, least, gain) / share_of(rows, least, 0.0)
+    share = share_of(rows, least, least, gain) / share_of(rows, least, least, 0.0)
     for name in ("transform_ns", "selection_ns"):
         np.testing.assert_allclose(
             getattr(shared, name), share * np.asarray(getattr(alone, name)), rtol=FLOAT64_RTOL
@@ -129,29 +130,29 @@ def test_processors_of_the_host_share_work_beyond_its_least_piece(gain):
 
 @pytest.mark.parametrize("gain", [0.5, 7.0])
 def test_processors_share_the_device_s_work_beyond_its_least_piece_instead_of_its_own_threads(gain):
-    least = _launch.LEAST_CHUNK_SAMPLES // 128
-    rows = least * np.array([1.25, 4.0, 64.0])
+    unshared = _launch.MOST_UNSHARED_SAMPLES // 128
+    rows = unshared * np.array([1.25, 4.0, 64.0])
     near = {"cache_bytes": 1e30}  # memory is shared by all of them
     shared, alone = (
         terms_of("fused", rows, device_parallel_gain=g, thread_gain=1e9, overlap_ns=1e-9, **near)
         for g in (gain, 1e-300)
     )
-    share = share_of(rows, least, gain) / share_of(rows, least, 0.0)
+    share = share_of(rows, unshared, unshared / 2, gain) / share_of(rows, unshared, unshared / 2, 0.0)
     for name in ("transform_ns", "selection_ns", "upload_ns", "readback_ns"):
         np.testing.assert_allclose(
             getattr(shared, name), share * np.asarray(getattr(alone, name)), rtol=FLOAT64_RTOL
         )
-    within = [terms_of("block", least, thread_gain=own).transform_ns for own in (1e-9, 0.5, 1e9)]
+    within = [terms_of("block", unshared, thread_gain=own).transform_ns for own in (1e-9, 0.5, 1e9)]
     assert np.all(np.diff(within) < 0)
 
 
 def test_processors_that_run_programs_select_from_their_spectra_and_take_turns_at_calls():
-    least, gain = _host.LEAST_CHUNK_SAMPLES // 128, 0.5
-    rows = least * np.array([1.0, 1.25, 64.0])
+    unshared, gain = _launch.MOST_UNSHARED_SAMPLES_OF_BLOCK // 128, 0.5
+    rows = unshared * np.array([1.0, 1.25, 64.0])
     found, alone = (terms_of("block", rows, host_parallel_gain=g) for g in (gain, 1e-300))
-    share = share_of(rows, least, gain) / share_of(rows, least, 0.0)
+    share = share_of(rows, unshared, unshared / 2, gain) / share_of(rows, unshared, unshared / 2, 0.0)
     np.testing.assert_allclose(found.selection_ns, share * np.asarray(alone.selection_ns), rtol=FLOAT64_RTOL)
-    further_calls = np.where(rows > least, gain * MEDIAN.host_call_ns, 0.0)
+    further_calls = np.where(rows > unshared, gain * MEDIAN.host_call_ns, 0.0)
     np.testing.assert_allclose(found.call_ns - alone.call_ns, further_calls, rtol=1e-9, atol=1e-6)
 
 
@@ -198,16 +199,16 @@ def test_a_run_waits_for_one_launch_as_the_further_ones_are_made_while_it_runs(p
 
 @pytest.mark.parametrize("gain", [0.5, 3.0])
 def test_a_shared_run_of_one_thread_launches_a_program_for_each_further_processor(gain):
-    least = _launch.LEAST_CHUNK_SAMPLES // 128
-    rows = least * np.array([1.0, 1.25, 64.0])
+    unshared = _launch.MOST_UNSHARED_SAMPLES // 128
+    rows = unshared * np.array([1.0, 1.25, 64.0])
     call_ns = terms_of("fused", rows, device_parallel_gain=gain).call_ns
-    launches = np.where(rows > least, gain * MEDIAN.dispatch_ns, 0.0)
+    launches = np.where(rows > unshared, gain * MEDIAN.dispatch_ns, 0.0)
     np.testing.assert_allclose(call_ns - call_ns[0], launches, rtol=1e-9, atol=1e-6)
 
 
 def test_threads_that_join_the_block_path_show_only_where_its_programs_are_quick():
-    least = _host.LEAST_CHUNK_SAMPLES // 128
-    rows = least * np.array([1.0, 1.25, 4.0, 64.0])
+    unshared = _launch.MOST_UNSHARED_SAMPLES_OF_BLOCK // 128
+    rows = unshared * np.array([1.0, 1.25, 4.0, 64.0])
     gone, slow = (terms_of("block", rows, threads_ns=ns).call_ns for ns in (1e-9, 1e5))
     visible = np.asarray(slow - gone)
     assert visible[0] == 0
