@@ -108,7 +108,7 @@ def _step_jvp(primals, tangents):
     x, temperature = primals
     z = _held_ratio(x, temperature)
     decay = jnp.exp(-jnp.abs(z))
-    slope = decay / jnp.square(1.0 + decay) * (jnp.abs(z) < _saturation(z)) / temperature
+    slope = decay / jnp.square(1.0 + decay) * ((jnp.abs(z) < _saturation(z)) * (1.0 / temperature))
     step = _step(x, temperature)
     return step, along(step, (slope, -slope * z), tangents)
 
