@@ -24,10 +24,10 @@ def times(count: RealLike, coefficient: RealLike) -> Array:
     """Return `count * coefficient`, where a count of zero wins over an infinite coefficient.
 
     Prevents: NaN from `0 * inf`, forward and backward; the derivative by the count is taken as 0
-    where the coefficient is infinite. The selection, and where the count is a constant the zero, also
-    keep compilers from contracting the product and a following sum into one rounding, so that scores are
-    the same to the last bit however they are compiled: no compiler knows that it is zero, and contracting
-    the product with it changes nothing.
+    where the coefficient is infinite. The selection also keeps compilers from contracting the product
+    and a following sum into one rounding, so that scores are the same to the last bit however they are
+    compiled. Where the count is a constant, nothing is left of the selection, and the zero does that:
+    compilers do not know that it is one, and contracting the product with it changes nothing.
     """
     zero = 0.0 * jnp.where(jnp.isfinite(coefficient), coefficient, 0.0)
     product = jnp.asarray(count * coefficient) + zero
