@@ -82,7 +82,7 @@ def _exact_margin_ns(
     sum of products; transposed, sums over the rows, all in one loop.
     """
     base_ns, syncs = _base_ns(rates_ns, counts), counts[1]
-    return jnp.where(syncs < 0, base_ns - times(-syncs, penalty_ns), base_ns) - least_ns
+    return jnp.where(syncs < 0, base_ns + times(syncs, penalty_ns), base_ns) - least_ns
 
 
 @functools.partial(_exact_margin_ns.defjvp, symbolic_zeros=True)

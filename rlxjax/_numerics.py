@@ -24,13 +24,14 @@ def times(count: RealLike, coefficient: RealLike) -> Array:
     """Return `count * coefficient`, where a count of zero wins over an infinite coefficient.
 
     Prevents: NaN from `0 * inf`, forward and backward; the derivative by the count is taken as 0
-    where the coefficient is infinite. The last selection changes nothing: it keeps compilers from
-    contracting the product and a following sum into one rounding, so that scores are the same to the
-    last bit however they are compiled.
+    where the coefficient is infinite. The selection also keeps compilers from contracting the product
+    and a following sum into one rounding, so that scores are the same to the last bit however they are
+    compiled. Where the count is a constant, nothing is left of the selection, and the zero does that:
+    compilers do not know that it is one, and contracting the product with it changes nothing.
     """
-    product = jnp.asarray(count * coefficient)
-    product = jnp.where(jnp.asarray(count) == 0, jnp.zeros_like(product), product)
-    return jnp.where(product >= jnp.finfo(product.dtype).min, product, product + product)
+    zero = 0.0 * jnp.where(jnp.isfinite(coefficient), coefficient, 0.0)
+    product = jnp.asarray(count * coefficient) + zero
+    return jnp.where(jnp.asarray(count) == 0, jnp.zeros_like(product), product)
 
 
 @times.defjvp
@@ -94,8 +95,12 @@ def _ratio_jvp(primals, tangents):
 
 @jax.custom_jvp
 def _step(x: Array, temperature: Array) -> Array:
-    """Prevents: `0 * inf` where the step is saturated, and a slope of 0 where it only nearly is."""
-    return jax.nn.sigmoid(_ratio(x, temperature))
+    """Prevents: `0 * inf` where the step is saturated, and a slope of 0 where it only nearly is.
+
+    A table is multiplied by one reciprocal rather than divided row by row. The step of a product that
+    overflows is that of its infinity.
+    """
+    return jax.nn.sigmoid(x * (1.0 / temperature))
 
 
 @functools.partial(_step.defjvp, symbolic_zeros=True)
@@ -103,7 +108,7 @@ def _step_jvp(primals, tangents):
     x, temperature = primals
     z = _held_ratio(x, temperature)
     decay = jnp.exp(-jnp.abs(z))
-    slope = decay / jnp.square(1.0 + decay) * (jnp.abs(z) < _saturation(z)) / temperature
+    slope = decay / jnp.square(1.0 + decay) * ((jnp.abs(z) < _saturation(z)) * (1.0 / temperature))
     step = _step(x, temperature)
     return step, along(step, (slope, -slope * z), tangents)
 
@@ -279,7 +284,7 @@ def _saturation(z: Array) -> float:
 
 def _held_ratio(x: Array, temperature: Array) -> Array:
     limit = _saturation(x)
-    return jnp.clip(_ratio(x, temperature), -limit, limit)
+    return jnp.clip(x * (1.0 / temperature), -limit, limit)
 
 
 def _log1p_exp(z: Array) -> Array:

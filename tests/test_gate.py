@@ -337,6 +337,11 @@ def test_compiled_scores_equal_eager_ones_to_the_last_bit(x64):
             np.testing.assert_array_equal(jax.jit(f)(gate, benefit), f(gate, benefit))
         base = rx.FusionBenefit.score_ns
         np.testing.assert_array_equal(jax.jit(base)(benefit, gate), base(benefit, gate))
+        # Constants let compilers drop what keeps products from being contracted with sums.
+        one = jax.tree.map(lambda leaf: float(leaf[7]), gate)
+        score_ns = one.score_ns(benefit)
+        np.testing.assert_array_equal(jax.jit(one.score_ns)(benefit), score_ns)
+        np.testing.assert_array_equal(jax.jit(lambda gate: gate.score_ns(benefit))(one), score_ns)
 
 
 def test_vmap_is_a_loop_and_so_is_a_table():

@@ -133,6 +133,10 @@ def test_a_compiled_product_and_sum_round_as_eager_ones_do():
         return c + num.times(a, b)
 
     np.testing.assert_array_equal(jax.jit(f)(a, b, c), c + a * b)
+    # Compilers know of a constant that it is not zero.
+    np.testing.assert_array_equal(jax.jit(lambda b, c: f(a[0], b, c))(b, c), c + a[0] * b)
+    np.testing.assert_array_equal(jax.jit(lambda a, c: f(a, b[0], c))(a, c), c + a * b[0])
+    np.testing.assert_array_equal(jax.jit(lambda b, c: f(a, b, c))(b[0], c), c + a * b[0])
 
 
 @pytest.mark.parametrize("x", [17.0, 40.0, 80.0])
