@@ -23,7 +23,6 @@ from ._fit import (
     minimum_and_result,
     predicted_ns,
     typical_prior,
-    vector,
 )
 from ._latency import LatencyCoefficients, LatencyTerms, latency_terms_ns, predict_latency_ns
 from ._least_squares import with_slopes
@@ -138,14 +137,15 @@ def log_prediction_and_jacobian(
     coefficients: LatencyCoefficients, path, batch, n_fft, k, n_segments, selection
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch c"]]:
     """Return the logarithm of the terms' prediction, and its derivatives by those of the coefficients."""
-    treedef = jax.tree.structure(coefficients)
+    leaves, treedef = jax.tree.flatten(coefficients)
+    values = [jnp.asarray(leaf, jnp.result_type(float)) for leaf in leaves]
 
-    def log_ns(columns):
+    def predicted(columns):
         own = treedef.unflatten(columns)
         return jnp.log(predict_latency_ns(own, path, batch, n_fft, k, n_segments, selection))
 
-    value, slopes = with_slopes(log_ns, vector(coefficients), jnp.shape(batch))
-    return value, jnp.stack(slopes, -1)
+    log_ns, slopes = with_slopes(predicted, values, jnp.shape(batch))
+    return log_ns, jnp.stack([slope * value for slope, value in zip(slopes, values, strict=True)], -1)
 
 
 def joint_jacobian(jacobian, features, kind) -> Float[Array, "*batch unknowns"]:
