@@ -144,7 +144,7 @@ def _minimise_some(columns, starts: Start, chosen, chunk_devices: int, most_step
         rows = chosen[np.minimum(np.arange(begin, begin + chunk_devices), end - 1)]
         (timings, weights, priors), own = jax.tree.map(lambda column: column[rows], (columns, starts))
         weights[end - begin :] = 0.0
-        minima = _minimise_each(timings, jnp.asarray(weights), priors, own, most_steps, predict)
+        minima = _minimise_each(timings, weights, priors, own, most_steps, predict)
         found[begin // chunk_devices] = jax.tree.map(lambda leaf: np.asarray(leaf)[: end - begin], minima)
 
     for_each_chunk(fit_chunk, chosen.size, chunk_devices)

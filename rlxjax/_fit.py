@@ -201,7 +201,7 @@ def minimum_and_result(
     counted = np.ones(timings.time_ns.shape) if weights is None else np.asarray(weights, np.float64)
     check_enough(timings, counted, min_timings)
     filled, influences = filled_up(timings, counted)
-    found = jax.tree.map(np.asarray, _minimise(filled, jnp.asarray(influences), prior, predict))
+    found = jax.tree.map(np.asarray, _minimise(filled, influences, prior, predict))
     found = found._replace(
         residuals=found.residuals[: len(counted)], jacobian=found.jacobian[:, : len(counted)]
     )

@@ -220,7 +220,7 @@ def fit_posterior(
     counted = np.ones(np.shape(timings.time_ns)) if weights is None else np.asarray(weights, np.float64)
     minimum, terms = minimum_and_result(predicted_ns, timings, prior, counted)
     left = -minimum.residuals
-    features, kind = map(np.asarray, _features_and_kinds(timings))
+    features, kind, joint = map(np.asarray, _features_kinds_and_jacobian(timings, minimum.jacobian))
 
     found, influence = np.zeros((len(KINDS), N_FEATURES)), counted.copy()
     spread, left_out_error = np.full(len(KINDS), UNKNOWN_SPREAD), np.full(len(KINDS), np.nan)
@@ -233,7 +233,6 @@ def fit_posterior(
         spread[code], errors = _spread_and_errors(features[mine], left[mine], influence[mine], groups)
         left_out_error[code] = float(np.mean(np.expm1(np.abs(errors))))
 
-    joint = np.asarray(_joint_jacobian(minimum.jacobian.T, features, kind))
     prior_sd = _prior_sd(prior)
     scaled = joint * (np.sqrt(influence) / spread[kind])[:, None]
     factor = np.linalg.cholesky(np.linalg.inv(scaled.T @ scaled + np.diag(prior_sd**-2.0)))
@@ -246,13 +245,11 @@ def _prior_sd(prior: LatencyPrior[LatencyCoefficients], correction_sd: float = C
     return np.concatenate([np.array(jax.tree.leaves(prior.log_sd), float), of_weights])
 
 
-_joint_jacobian = jax.jit(joint_jacobian)
-
-
-@jax.jit
-def _features_and_kinds(timings: Timings):
-    sizes = (timings.batch, timings.n_fft, timings.k, timings.n_segments)
-    return correction_features(*sizes), kind_codes(timings.path, timings.selection)
+@quick_jit
+def _features_kinds_and_jacobian(timings: Timings, jacobian: Float[Array, "c n"]):
+    features = correction_features(timings.batch, timings.n_fft, timings.k, timings.n_segments)
+    kind = kind_codes(timings.path, timings.selection)
+    return features, kind, joint_jacobian(jacobian.T, features, kind)
 
 
 def _ridge(
