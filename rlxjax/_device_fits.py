@@ -111,7 +111,7 @@ def fit_coefficients_of_devices(
     devices = shape[0]
     priors = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf, np.float64), devices), prior)
     minima = _minimise_all(jax.tree.map(np.asarray, (timings, counted, priors)), devices, predict)
-    return _results(minima, priors)
+    return _results(minima, counted, priors)
 
 
 def _minimise_all(columns: Any, devices: int, predict: Callable) -> Minimum:
@@ -144,7 +144,7 @@ def _minimise_some(columns, starts: Start, chosen, chunk_devices: int, most_step
         rows = chosen[np.minimum(np.arange(begin, begin + chunk_devices), end - 1)]
         (timings, weights, priors), own = jax.tree.map(lambda column: column[rows], (columns, starts))
         weights[end - begin :] = 0.0
-        minima = _minimise_each(timings, jnp.asarray(weights), priors, own, most_steps, predict)
+        minima = _minimise_each(timings, weights, priors, own, most_steps, predict)
         found[begin // chunk_devices] = jax.tree.map(lambda leaf: np.asarray(leaf)[: end - begin], minima)
 
     for_each_chunk(fit_chunk, chosen.size, chunk_devices)
@@ -153,8 +153,7 @@ def _minimise_some(columns, starts: Start, chosen, chunk_devices: int, most_step
 
 def _each(timings: Any, weights, priors: LatencyPrior, starts, most_steps, predict: Callable) -> Minimum:
     def one(own, own_weights, prior, start):
-        found = minimise(own, own_weights, prior, predict, start, most_steps)
-        return found._replace(residuals=None, jacobian=None)
+        return minimise(own, own_weights, prior, predict, start, most_steps)._replace(jacobian=None)
 
     return jax.vmap(one)(timings, weights, priors, starts)
 
@@ -168,17 +167,17 @@ def _replaced(index: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarray
     return changed
 
 
-def _results(minima, priors: LatencyPrior[C]) -> DeviceFits[C]:
+def _results(minima: Minimum, weights: np.ndarray, priors: LatencyPrior[C]) -> DeviceFits[C]:
     structure = jax.tree.structure(priors.median)
     names = list(vars(priors.median))
-    left = posterior(minima, np.stack(jax.tree.leaves(priors.log_sd), -1))
+    left = posterior(minima, weights, np.stack(jax.tree.leaves(priors.log_sd), -1))
     return DeviceFits(
         coefficients=structure.unflatten(list(np.exp(minima.logs).T)),
         loss=minima.loss,
         expected_decrease=minima.expected_decrease,
         steps=minima.steps,
         converged=left.converged,
-        noise_sd=minima.noise_sd,
+        noise_sd=left.noise_sd,
         log_sd=structure.unflatten(list(left.log_sd.T)),
         measured=dict(zip(names, left.measured.T, strict=True)),
         covariance=left.covariance,

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from ._device import Coefficients
 from ._latency import LatencyCoefficients, predict_latency_ns
-from ._least_squares import MAX_STEPS, Minimum, Start, least_squares
+from ._least_squares import MAX_STEPS, RELATIVE_SD, Minimum, Start, least_squares
 from ._programs import quick_jit
 from ._timings import MIN_TIMINGS as MIN_TIMINGS
 from ._timings import Timings as Timings
@@ -28,6 +28,10 @@ C = TypeVar("C", bound=Coefficients)
 #: A coefficient is measured if the timings leave its logarithm no more standard deviation than the first (a
 #: third more or less), and took at least this share of its prior's variance.
 MEASURED_LOG_SD, MEASURED_SHARE = 0.3, 0.5
+#: What is believed of the noise beforehand counts as so many residuals of `RELATIVE_SD`.
+PRIOR_RESIDUALS = 4.0
+#: Residuals are never taken to be more exact than this: a clock and a machine are not.
+LEAST_NOISE_SD = 0.005
 
 
 class LatencyPrior(NamedTuple, Generic[C]):
@@ -197,11 +201,11 @@ def minimum_and_result(
     counted = np.ones(timings.time_ns.shape) if weights is None else np.asarray(weights, np.float64)
     check_enough(timings, counted, min_timings)
     filled, influences = filled_up(timings, counted)
-    found = jax.tree.map(np.asarray, _minimise(filled, jnp.asarray(influences), prior, predict))
+    found = jax.tree.map(np.asarray, _minimise(filled, influences, prior, predict))
     found = found._replace(
         residuals=found.residuals[: len(counted)], jacobian=found.jacobian[:, : len(counted)]
     )
-    return found, _result(found, prior, int(np.sum(counted > 0)))
+    return found, _result(found, prior, counted)
 
 
 def minimise(
@@ -225,18 +229,18 @@ def minimise(
 _minimise = quick_jit(minimise, ["predict"])
 
 
-def _result(found: Minimum, prior: LatencyPrior[C], count: int) -> FitResult[C]:
+def _result(found: Minimum, prior: LatencyPrior[C], weights: np.ndarray) -> FitResult[C]:
     structure = jax.tree.structure(prior.median)
     names = list(vars(prior.median))
-    left = posterior(found, np.asarray(vector(prior.log_sd)))
-    ending = "converged" if left.converged else "did not converge"
+    left = posterior(found, weights, np.array(jax.tree.leaves(prior.log_sd), float))
+    count, ending = int(np.sum(weights > 0)), "converged" if left.converged else "did not converge"
     return FitResult(
         coefficients=structure.unflatten([float(value) for value in np.exp(found.logs)]),
         loss=float(found.loss),
         expected_decrease=float(found.expected_decrease),
         steps=int(found.steps),
         converged=bool(left.converged),
-        noise_sd=float(found.noise_sd),
+        noise_sd=float(left.noise_sd),
         log_sd=structure.unflatten([float(value) for value in left.log_sd]),
         measured=dict(zip(names, left.measured.tolist(), strict=True)),
         covariance=left.covariance,
@@ -261,6 +265,7 @@ class Posterior(NamedTuple):
         measured: `[c]`.
         squares: information along each direction, in units of the prior's, ascending `[c]`.
         directions: one a column, in units of the prior's standard deviations, `[c, c]`.
+        noise_sd: robust standard deviation of the residuals.
         converged: whether the fit did.
     """
 
@@ -269,16 +274,25 @@ class Posterior(NamedTuple):
     measured: np.ndarray
     squares: np.ndarray
     directions: np.ndarray
+    noise_sd: np.ndarray
     converged: np.ndarray
 
 
-def posterior(found: Minimum, prior_sd: Float[np.ndarray, "*devices c"]) -> Posterior:
-    """Return what timings leave unknown, by the curvature at the minimum (Laplace's approximation)."""
+def posterior(
+    found: Minimum, weights: Float[np.ndarray, "*devices n"], prior_sd: Float[np.ndarray, "*devices c"]
+) -> Posterior:
+    """Return what timings leave unknown, by the curvature at the minimum (Laplace's approximation).
+
+    The curvature is that at the noise which the residuals, what is believed of it beforehand and the
+    parameters that the residuals paid for make likely.
+    """
     # In units of the prior, the posterior's precision is 1 + s**2 along each singular vector.
     scale = prior_sd[..., :, None] * prior_sd[..., None, :]
-    finite = np.isfinite(found.curvature).all((-2, -1), keepdims=True)
-    squares, directions = np.linalg.eigh(np.where(finite, found.curvature, 0.0) * scale)
+    finite = np.isfinite(found.squares).all((-2, -1), keepdims=True)
+    squares, directions = np.linalg.eigh(np.where(finite, found.squares, 0.0) * scale)
     squares = np.maximum(squares, 0.0)
+    noise_sd, absorbed = _robust_sd(found.residuals, weights), np.sum(squares / (1.0 + squares), -1)
+    squares *= (RELATIVE_SD / _likely_sd(noise_sd, weights.sum(-1), absorbed)[..., None]) ** 2
     left = (directions / (1.0 + squares[..., None, :])) @ np.swapaxes(directions, -2, -1)
     shares = np.diagonal(left, axis1=-2, axis2=-1)
     log_sd = prior_sd * np.sqrt(shares)
@@ -288,8 +302,26 @@ def posterior(found: Minimum, prior_sd: Float[np.ndarray, "*devices c"]) -> Post
         measured=(log_sd <= MEASURED_LOG_SD) & (shares <= 1.0 - MEASURED_SHARE),
         squares=squares,
         directions=directions,
+        noise_sd=noise_sd,
         converged=np.isfinite(found.loss) & found.is_converged(),
     )
+
+
+def _robust_sd(residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return 1.4826 times the weighted median of absolute values, the standard deviation of normal ones."""
+    size = np.abs(residuals)
+    order = np.argsort(size, -1)
+    below = np.cumsum(np.take_along_axis(weights, order, -1), -1)
+    middle = np.argmax(below >= below[..., -1:] / 2, -1)[..., None]
+    return 1.4826 * np.take_along_axis(size, np.take_along_axis(order, middle, -1), -1)[..., 0]
+
+
+def _likely_sd(noise_sd: np.ndarray, count: np.ndarray, absorbed: np.ndarray) -> np.ndarray:
+    """Return the noise that few residuals make likely: those that parameters absorbed say nothing of it."""
+    seen = count * noise_sd**2 + PRIOR_RESIDUALS * RELATIVE_SD**2
+    left = np.maximum(count - absorbed, 0.0) + PRIOR_RESIDUALS
+    # Residuals that are not finite say nothing.
+    return np.where(np.isfinite(noise_sd), np.maximum(np.sqrt(seen / left), LEAST_NOISE_SD), np.inf)
 
 
 def _named_shares(direction: np.ndarray, names: list[str]) -> dict[str, float]:

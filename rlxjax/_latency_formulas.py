@@ -1,13 +1,12 @@
 """The parts of the latency model: work of the device, chunks, the two forms of selection, padding."""
 
-import math
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ._numerics import soft_roofline
+from ._numerics import soft_excess, soft_roofline
 from ._typing import Nanoseconds, RealLike
 from .welch._device_programs import CHUNK_ROWS_MULTIPLE, CHUNK_SAMPLES
 from .welch._selection import MIN_BLOCK_BINS, MIN_BLOCKS
@@ -16,13 +15,13 @@ if TYPE_CHECKING:
     from ._latency import LatencyCoefficients
 
 #: How sharply the larger of compute and memory time decides; 1 would be their sum.
-ROOFLINE_SHARPNESS = 2.0
+ROOFLINE_SHARPNESS = 2
 #: How sharply traffic beyond the cache is charged the second level's rate.
-CACHE_SHARPNESS = 4.0
+CACHE_SHARPNESS = 4
 #: The same of a processor's first cache, which a row fits in or does not.
-FIRST_CACHE_SHARPNESS = 8.0
+FIRST_CACHE_SHARPNESS = 8
 #: How sharply a piece of the least size, rather than the processors, decides the time of shared work.
-SHARE_SHARPNESS = 16.0
+SHARE_SHARPNESS = 16
 #: Bytes that the device's FFT stage moves for one sample: read and window, transform, square.
 DEVICE_BYTES_PER_SAMPLE = 20.0
 #: Bytes that a transform reads and writes for one sample of a segment: a real segment's spectrum is half as
@@ -42,8 +41,6 @@ def device_work_ns(
     row_ns: RealLike,
     flop_per_ns: RealLike,
     bytes_per_ns: RealLike,
-    far_bytes_per_ns: RealLike = math.inf,
-    cache_bytes: RealLike = 1.0,
     speedup: RealLike = 1.0,
 ) -> Nanoseconds:
     """Return a device's time for `rows` transforms: a smooth roofline of compute and memory time.
@@ -53,16 +50,12 @@ def device_work_ns(
         n_fft: samples of each.
         row_ns: cost of a transform, apart from its operations.
         flop_per_ns: operations.
-        bytes_per_ns: memory while the traffic stays in cache.
-        far_bytes_per_ns: what traffic beyond the cache costs on top; infinite where memory has one level.
-        cache_bytes: traffic at which half of it is charged that.
+        bytes_per_ns: memory.
         speedup: divides the compute time; memory is no faster for it.
     """
     traffic = jnp.maximum(DEVICE_BYTES_PER_SAMPLE * (rows * n_fft), 1.0)
-    beyond_cache = jax.nn.sigmoid(CACHE_SHARPNESS * jnp.log(traffic / cache_bytes))
-    memory_ns = traffic / bytes_per_ns + traffic * beyond_cache / far_bytes_per_ns
     compute_ns = jnp.maximum(fft_flop(rows, n_fft), 1.0) / flop_per_ns + rows * row_ns
-    return soft_roofline(compute_ns / speedup, memory_ns, ROOFLINE_SHARPNESS)
+    return soft_roofline(compute_ns / speedup, traffic / bytes_per_ns, ROOFLINE_SHARPNESS)
 
 
 def long_rows_ns(
@@ -76,7 +69,7 @@ def long_rows_ns(
         cache_bytes: of a row, at which half of it is charged that.
         far_bytes_per_ns: what it costs.
     """
-    beyond = jax.nn.sigmoid(FIRST_CACHE_SHARPNESS * jnp.log(jnp.maximum(row_bytes, 1.0) / cache_bytes))
+    beyond = soft_excess(jnp.maximum(row_bytes, 1.0), cache_bytes, FIRST_CACHE_SHARPNESS)
     return jnp.asarray(TRANSFORM_BYTES_PER_SAMPLE * samples * beyond / far_bytes_per_ns)
 
 
@@ -113,7 +106,7 @@ def least_rows_of(
 def far_ns(c: "LatencyCoefficients", traffic_bytes: RealLike) -> Nanoseconds:
     """Return what traffic costs on top of its near rate because it lies beyond the cache, `[*batch]`."""
     traffic_bytes = jnp.maximum(traffic_bytes, 1.0)
-    beyond = jax.nn.sigmoid(CACHE_SHARPNESS * jnp.log(traffic_bytes / c.cache_bytes))
+    beyond = soft_excess(traffic_bytes, c.cache_bytes, CACHE_SHARPNESS)
     return jnp.asarray(traffic_bytes * beyond / c.far_bytes_per_ns)
 
 

@@ -1,6 +1,6 @@
 """Robust nonlinear least squares with a normal prior, by Levenberg and Marquardt's method: traced code."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,10 +19,6 @@ FIRST_DAMPING, MOST_DAMPING = 1e-2, 1e8
 #: The curvature that residuals bend by is learned from moves along which the gradient rises by this share of
 #: what the squares alone make it rise.
 LEAST_RISE = 1e-3
-#: What is believed of the noise beforehand counts as so many residuals of `RELATIVE_SD`.
-PRIOR_RESIDUALS = 4.0
-#: Residuals are never taken to be more exact than this: a clock and a machine are not.
-LEAST_NOISE_SD = 0.005
 
 
 class Minimum(NamedTuple):
@@ -33,9 +29,7 @@ class Minimum(NamedTuple):
         loss: the objective.
         expected_decrease: what the last step promised to take off it, undamped.
         steps: taken.
-        noise_sd: robust standard deviation of the residuals.
-        curvature: of the misfit in the parameters, `[c, c]`, at the noise that `noise_sd`, what is believed
-            of it beforehand and the parameters that the residuals paid for make likely.
+        squares: curvature of the misfit in the parameters at a noise of `RELATIVE_SD`, `[c, c]`.
         damping: of a further step.
         excess: what steps have shown the objective's curvature to be beyond that of its squares, `[c, c]`.
         residuals: `[n]`.
@@ -46,11 +40,10 @@ class Minimum(NamedTuple):
     loss: Any
     expected_decrease: Any
     steps: Any
-    noise_sd: Any
-    curvature: Any
+    squares: Any
     damping: Any
     excess: Any
-    residuals: Any = None
+    residuals: Any
     jacobian: Any = None
 
     def is_converged(self):
@@ -119,11 +112,12 @@ def least_squares(
         K. Madsen, H. B. Nielsen, O. Tingleff, Methods for Non-Linear Least Squares Problems, 2004, 3.2.
     """
     n, knee = weights.size, HUBER_DELTA * RELATIVE_SD
-    prior_curvature = jnp.diag(sd**-2)
+    diagonal = jnp.eye(centre.size)
+    prior_curvature = diagonal * (sd**-2)[None]
 
     def point(logs, excess) -> _Point:
         residuals, slopes = with_slopes(residuals_of, jnp.exp(logs), (n,))
-        jacobian = jnp.stack(slopes)
+        jacobian = jnp.stack(slopes) * jnp.exp(logs)[:, None]
         size, from_centre = jnp.abs(residuals), (logs - centre) / sd
         misfit = jnp.where(size < knee, size**2 / 2, knee * (size - knee / 2)) / RELATIVE_SD**2
         both = jnp.concatenate([jacobian, residuals[None]])
@@ -156,13 +150,13 @@ def least_squares(
 
         curvature = best.squares + prior_curvature
         full_curvature = curvature + best.excess
-        damped = full_curvature + damping * jnp.diag(jnp.diag(curvature))
+        damped = full_curvature + damping * (diagonal * curvature)
         both = jax.vmap(_solved, (0, None))(jnp.stack([damped, curvature]), best.gradient[:, None])
         move, undamped_move = -both[..., 0]
         return _State(
             best=best,
             candidate=best.logs + move,
-            promised=-(best.gradient @ move) - move @ full_curvature @ move / 2,
+            promised=-(best.gradient @ move) - move @ _product(full_curvature, move) / 2,
             damping=damping,
             # What an undamped step promises: a damped one promises little wherever it is.
             expected_decrease=-(best.gradient @ undamped_move) / 2,
@@ -191,15 +185,12 @@ def least_squares(
         ),
     )
     best = last.best
-    noise_sd = _robust_sd(best.residuals, weights)
-    likely_sd = _likely_sd(noise_sd, jnp.sum(weights), best.squares, sd)
     return Minimum(
         logs=best.logs,
         loss=best.loss,
         expected_decrease=last.expected_decrease,
         steps=last.step,
-        noise_sd=noise_sd,
-        curvature=best.squares * (RELATIVE_SD / likely_sd) ** 2,
+        squares=best.squares,
         damping=last.damping,
         excess=best.excess,
         residuals=best.residuals,
@@ -209,21 +200,20 @@ def least_squares(
 
 def with_slopes(
     values_of: Callable[[list[Float[Array, "*batch"]]], Float[Array, "*batch"]],
-    coefficients: Float[Array, "c"],
+    coefficients: Iterable[Float[Array, ""]],
     shape: tuple[int, ...],
 ) -> tuple[Float[Array, "*batch"], list[Float[Array, "*batch"]]]:
-    """Return values, and their derivatives by the logarithm of each coefficient.
+    """Return values, and their derivatives by each coefficient.
 
     Args:
         values_of: of a column for each coefficient; each value from the columns' entries in its place alone.
-        coefficients: positive.
+        coefficients: the same for every value.
         shape: of the columns.
     """
     # Every value has coefficients of its own, so that one pull-back gives all the derivatives.
     columns = [jnp.broadcast_to(coefficient, shape) for coefficient in coefficients]
     values, pull_back = jax.vjp(values_of, columns)
-    slopes = pull_back(jnp.ones_like(values))[0]
-    return values, [slope * column for slope, column in zip(slopes, columns, strict=True)]
+    return values, pull_back(jnp.ones_like(values))[0]
 
 
 def first_start(logs: Float[Array, "c"]) -> Start:
@@ -242,13 +232,18 @@ def _sized(
     Dennis, Gay and Welsch's sized secant update; where the gradient did not rise along the move, as before.
     """
     tiny = jnp.finfo(change.dtype).tiny
-    own, rise = change - curvature @ move, move @ change
-    along = jnp.maximum(jnp.abs(move @ excess @ move), tiny)
-    excess = jnp.minimum(1.0, jnp.abs(move @ own) / along) * excess
-    missed, unit = own - excess @ move, change / jnp.maximum(rise, tiny)
+    by_squares, by_excess, rise = _product(curvature, move), _product(excess, move), move @ change
+    own = change - by_squares
+    size = jnp.minimum(1.0, jnp.abs(move @ own) / jnp.maximum(jnp.abs(move @ by_excess), tiny))
+    missed, unit = own - size * by_excess, change / jnp.maximum(rise, tiny)
     cross = jnp.outer(missed, unit)
-    updated = excess + cross + cross.T - (move @ missed) * jnp.outer(unit, unit)
-    return jnp.where(rise > LEAST_RISE * (move @ curvature @ move), updated, excess)
+    updated = size * excess + cross + cross.T - (move @ missed) * jnp.outer(unit, unit)
+    return jnp.where(rise > LEAST_RISE * (move @ by_squares), updated, size * excess)
+
+
+def _product(matrix: Float[Array, "c c"], vector: Float[Array, "c"]) -> Float[Array, "c"]:
+    """Return their product; XLA's own of them compiles in five times as long as this loop."""
+    return jnp.sum(matrix * vector[None], -1)
 
 
 def _solved(matrix: Float[Array, "c c"], right: Float[Array, "c m"]) -> Float[Array, "c m"]:
@@ -257,7 +252,7 @@ def _solved(matrix: Float[Array, "c c"], right: Float[Array, "c m"]) -> Float[Ar
     LAPACK's solver of several systems waits for XLA's threads: programs that run at the same time on all of
     them would wait for one another for ever.
     """
-    scale = jax.lax.rsqrt(jnp.diag(matrix))
+    scale = jax.lax.rsqrt(jnp.sum(matrix * jnp.eye(len(matrix)), -1))
     rows = jnp.concatenate([matrix * jnp.outer(scale, scale), right * scale[:, None]], 1)
 
     def eliminate(k, rows):
@@ -271,21 +266,3 @@ def _solved(matrix: Float[Array, "c c"], right: Float[Array, "c m"]) -> Float[Ar
 
 def _is_converged(expected_decrease, loss):
     return expected_decrease < CONVERGED_DECREASE + CONVERGED_SHARE * loss
-
-
-def _robust_sd(residuals, weights):
-    """Return 1.4826 times the weighted median of absolute values, the standard deviation of normal ones."""
-    size = jnp.abs(residuals)
-    order = jnp.argsort(size)
-    below = jnp.cumsum(weights[order])
-    median = size[order][jnp.argmax(below >= below[-1] / 2)]
-    return 1.4826 * median
-
-
-def _likely_sd(noise_sd, count, squares, prior_sd):
-    """Return the noise that few residuals make likely: those that parameters absorbed say nothing of it."""
-    in_prior_units = squares * jnp.outer(prior_sd, prior_sd)
-    absorbed = jnp.trace(_solved(in_prior_units + jnp.eye(prior_sd.size), in_prior_units))
-    seen = count * noise_sd**2 + PRIOR_RESIDUALS * RELATIVE_SD**2
-    left = jnp.maximum(count - absorbed, 0.0) + PRIOR_RESIDUALS
-    return jnp.maximum(jnp.sqrt(seen / left), LEAST_NOISE_SD)

@@ -202,12 +202,57 @@ def soft_clip(x: RealLike, low: RealLike, high: RealLike, temperature: RealLike)
     return soft_minimum(soft_maximum(x, low, temperature), high, temperature)
 
 
-def soft_roofline(x: RealLike, y: RealLike, sharpness: RealLike) -> Array:
-    """Return `(x**p + y**p)**(1/p)` of positive times: their maximum as `p` grows, their sum at 1.
+def soft_roofline(x: RealLike, y: RealLike, sharpness: float) -> Array:
+    """Return `(x**p + y**p)**(1/p)` of times of at least 0: their maximum as `p` grows, their sum at 1.
 
-    Prevents: overflow of the powers of nanoseconds, by working with logarithms.
+    Not both are 0. The sharpness is a number, not an array; a whole one costs no logarithm for its powers.
     """
-    return jnp.exp(jnp.logaddexp(sharpness * jnp.log(x), sharpness * jnp.log(y)) / sharpness)
+    dtype = jnp.result_type(float, x, y)
+    return _roofline(jnp.asarray(x, dtype), jnp.asarray(y, dtype), sharpness)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _roofline(x: Array, y: Array, sharpness: float) -> Array:
+    """Prevents: overflow of the powers of nanoseconds, by powers of their ratios, which are at most 1."""
+    larger = jnp.maximum(x, y)
+    power = 1.0 + (jnp.minimum(x, y) / larger) ** sharpness
+    return larger * (jnp.sqrt(power) if sharpness == 2 else jnp.exp(jnp.log(power) / sharpness))
+
+
+@_roofline.defjvp
+def _roofline_jvp(sharpness, primals, tangents):
+    x, y = primals
+    roofline = _roofline(x, y, sharpness)
+    by_x, by_y = ((time / roofline) ** (sharpness - 1) for time in (x, y))
+    return roofline, by_x * tangents[0] + by_y * tangents[1]
+
+
+def soft_excess(x: RealLike, threshold: RealLike, sharpness: float) -> Array:
+    """Return `x**p / (x**p + threshold**p)` of positive numbers: from 0 far below a threshold to 1 far above.
+
+    The logistic of `p * log(x / threshold)`. The sharpness is as that of `soft_roofline`.
+    """
+    dtype = jnp.result_type(float, x, threshold)
+    return _excess(jnp.asarray(x, dtype), jnp.asarray(threshold, dtype), sharpness)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _excess(x: Array, threshold: Array, sharpness: float) -> Array:
+    """Prevents: overflow of the powers, and `inf / inf` in the slope."""
+    power = _power_of_ratio(x, threshold, sharpness)
+    return jnp.where(x > threshold, 1.0, power) / (1.0 + power)
+
+
+@_excess.defjvp
+def _excess_jvp(sharpness, primals, tangents):
+    x, threshold = primals
+    power = _power_of_ratio(x, threshold, sharpness)
+    slope = sharpness * power / jnp.square(1.0 + power)
+    return _excess(x, threshold, sharpness), slope * (tangents[0] / x - tangents[1] / threshold)
+
+
+def _power_of_ratio(x: Array, y: Array, sharpness: float) -> Array:
+    return (jnp.minimum(x, y) / jnp.maximum(x, y)) ** sharpness
 
 
 @jax.custom_jvp

@@ -23,7 +23,6 @@ from ._fit import (
     minimum_and_result,
     predicted_ns,
     typical_prior,
-    vector,
 )
 from ._latency import LatencyCoefficients, LatencyTerms, latency_terms_ns, predict_latency_ns
 from ._least_squares import with_slopes
@@ -138,14 +137,15 @@ def log_prediction_and_jacobian(
     coefficients: LatencyCoefficients, path, batch, n_fft, k, n_segments, selection
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch c"]]:
     """Return the logarithm of the terms' prediction, and its derivatives by those of the coefficients."""
-    treedef = jax.tree.structure(coefficients)
+    leaves, treedef = jax.tree.flatten(coefficients)
+    values = [jnp.asarray(leaf, jnp.result_type(float)) for leaf in leaves]
 
-    def log_ns(columns):
+    def predicted(columns):
         own = treedef.unflatten(columns)
         return jnp.log(predict_latency_ns(own, path, batch, n_fft, k, n_segments, selection))
 
-    value, slopes = with_slopes(log_ns, vector(coefficients), jnp.shape(batch))
-    return value, jnp.stack(slopes, -1)
+    log_ns, slopes = with_slopes(predicted, values, jnp.shape(batch))
+    return log_ns, jnp.stack([slope * value for slope, value in zip(slopes, values, strict=True)], -1)
 
 
 def joint_jacobian(jacobian, features, kind) -> Float[Array, "*batch unknowns"]:
@@ -220,7 +220,7 @@ def fit_posterior(
     counted = np.ones(np.shape(timings.time_ns)) if weights is None else np.asarray(weights, np.float64)
     minimum, terms = minimum_and_result(predicted_ns, timings, prior, counted)
     left = -minimum.residuals
-    features, kind = map(np.asarray, _features_and_kinds(timings))
+    features, kind, joint = map(np.asarray, _features_kinds_and_jacobian(timings, minimum.jacobian))
 
     found, influence = np.zeros((len(KINDS), N_FEATURES)), counted.copy()
     spread, left_out_error = np.full(len(KINDS), UNKNOWN_SPREAD), np.full(len(KINDS), np.nan)
@@ -233,7 +233,6 @@ def fit_posterior(
         spread[code], errors = _spread_and_errors(features[mine], left[mine], influence[mine], groups)
         left_out_error[code] = float(np.mean(np.expm1(np.abs(errors))))
 
-    joint = np.asarray(_joint_jacobian(minimum.jacobian.T, features, kind))
     prior_sd = _prior_sd(prior)
     scaled = joint * (np.sqrt(influence) / spread[kind])[:, None]
     factor = np.linalg.cholesky(np.linalg.inv(scaled.T @ scaled + np.diag(prior_sd**-2.0)))
@@ -246,13 +245,11 @@ def _prior_sd(prior: LatencyPrior[LatencyCoefficients], correction_sd: float = C
     return np.concatenate([np.array(jax.tree.leaves(prior.log_sd), float), of_weights])
 
 
-_joint_jacobian = jax.jit(joint_jacobian)
-
-
-@jax.jit
-def _features_and_kinds(timings: Timings):
-    sizes = (timings.batch, timings.n_fft, timings.k, timings.n_segments)
-    return correction_features(*sizes), kind_codes(timings.path, timings.selection)
+@quick_jit
+def _features_kinds_and_jacobian(timings: Timings, jacobian: Float[Array, "c n"]):
+    features = correction_features(timings.batch, timings.n_fft, timings.k, timings.n_segments)
+    kind = kind_codes(timings.path, timings.selection)
+    return features, kind, joint_jacobian(jacobian.T, features, kind)
 
 
 def _ridge(

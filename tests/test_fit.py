@@ -107,9 +107,9 @@ def test_the_loss_is_that_of_the_documentation_and_no_step_lowers_it(fitted):
 def test_a_fit_that_was_stopped_is_a_result_that_says_so(fitted):
     logs, size = np.log(jax.tree.leaves(fitted.coefficients)), len(COEFFICIENT_NAMES)
     found = _least_squares.Minimum(
-        logs, 12.0, 0.5, 3, 0.02, np.zeros((size, size)), 1.0, np.zeros((size, size))
+        logs, 12.0, 0.5, 3, np.zeros((size, size)), 1.0, np.zeros((size, size)), np.full(COUNT, 0.02)
     )
-    result = _fit._result(found, PRIOR, COUNT)
+    result = _fit._result(found, PRIOR, np.ones(COUNT))
     assert not result.converged
     assert "did not converge in 3 steps" in result.message
     assert not any(result.measured.values())
@@ -193,10 +193,14 @@ def test_the_posterior_is_the_normal_one_where_the_prediction_is_a_power_law():
     precision = powers.T @ powers / _least_squares.RELATIVE_SD**2
     mean = np.linalg.solve(precision + np.diag(sd**-2), powers.T @ values / _least_squares.RELATIVE_SD**2)
     np.testing.assert_allclose(found.logs, mean, rtol=1e-3, atol=1e-4)
-    ratio = found.curvature / precision
-    np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-9)
-    left = _fit.posterior(found, sd)
-    expected = np.linalg.inv(found.curvature + np.diag(sd**-2))
+    np.testing.assert_allclose(found.squares, precision, rtol=1e-9)
+    left = _fit.posterior(found, np.ones(40), sd)
+    noise_sd = 1.4826 * np.median(np.abs(found.residuals))
+    assert left.noise_sd == pytest.approx(noise_sd, rel=0.1)
+    absorbed = np.trace(np.linalg.solve(precision + np.diag(sd**-2), precision))
+    prior_squares = _fit.PRIOR_RESIDUALS * _least_squares.RELATIVE_SD**2
+    likely = (40 * left.noise_sd**2 + prior_squares) / (40 - absorbed + _fit.PRIOR_RESIDUALS)
+    expected = np.linalg.inv(precision * _least_squares.RELATIVE_SD**2 / likely + np.diag(sd**-2))
     np.testing.assert_allclose(left.covariance, expected, rtol=1e-6, atol=1e-12)
     # A prior that is as sharp as the timings measured nothing of its coefficient.
     assert left.measured.tolist() == [True, bool(expected[1, 1] <= sd[1] ** 2 / 2), True]
@@ -209,7 +213,7 @@ def test_combinations_that_the_timings_do_not_settle_are_named():
         return jnp.log(coefficients[0] * coefficients[1]) - 1.0
 
     found = least_squares(residuals_of, 20, np.zeros(2), np.full(2, 2.0))
-    left = _fit.posterior(found, np.full(2, 2.0))
+    left = _fit.posterior(found, np.ones(20), np.full(2, 2.0))
     np.testing.assert_allclose(found.logs, 0.5, atol=1e-3)
     assert left.squares[0] == pytest.approx(0, abs=1e-9)
     np.testing.assert_allclose(

@@ -1,5 +1,6 @@
 """Smooth and gradient-unsafe primitives: value, gradient, singular points, and the limit T -> 0."""
 
+import functools
 import inspect
 
 import jax
@@ -48,11 +49,22 @@ CLOSED_FORMS = {
         (X, Y, T),
         lambda x, y, t: -log_sum_exp(-log_sum_exp(x, y, t), -y - 3, t),
     ),
-    "soft_roofline": (
-        num.soft_roofline,
-        (np.exp(X / 400), np.exp(Y / 400), T),
-        lambda x, y, p: (x**p + y**p) ** (1 / p),
-    ),
+    **{
+        f"soft_roofline of sharpness {p}": (
+            lambda x, y, p=p: num.soft_roofline(x, y, p),
+            (np.exp(X / 400), np.exp(Y / 400)),
+            lambda x, y, p=p: (x**p + y**p) ** (1 / p),
+        )
+        for p in (1, 2, 2.5, 16)
+    },
+    **{
+        f"soft_excess of sharpness {p}": (
+            lambda x, y, p=p: num.soft_excess(x, y, p),
+            (np.exp(X / 400), np.exp(Y / 400)),
+            lambda x, y, p=p: x**p / (x**p + y**p),
+        )
+        for p in (1, 2.5, 4, 8)
+    },
     "temperature_from_sd": (num.temperature_from_sd, (T,), lambda sd: sd * np.sqrt(3) / np.pi),
 }
 cases = pytest.mark.parametrize("name", CLOSED_FORMS)
@@ -168,6 +180,26 @@ def test_the_roofline_is_the_sum_at_one_and_the_maximum_at_infinity():
     with jax.enable_x64(False):  # powers of 100 would overflow
         value = num.soft_roofline(jnp.float32(1e9), jnp.float32(1e9), 100.0)
     np.testing.assert_allclose(value, 1e9 * 2**0.01, rtol=FLOAT32_RTOL)
+
+
+@pytest.mark.parametrize("sharpness", [2, 4, 8, 16])
+@pytest.mark.parametrize("name", ["soft_roofline", "soft_excess"])
+def test_powers_of_ratios_keep_value_and_slopes_over_the_range_of_float32(name, sharpness):
+    x, y = np.logspace(-12, 24, 400), 3e6
+    log_x, log_y = sharpness * np.log(x), sharpness * np.log(y)
+    of_x, of_y = scipy.special.expit(log_x - log_y), scipy.special.expit(log_y - log_x)
+    if name == "soft_roofline":
+        value = np.exp(np.logaddexp(log_x, log_y) / sharpness)
+        by_x, by_y = of_x * value / x, of_y * value / y
+    else:
+        value, slope = of_x, sharpness * of_x * of_y
+        by_x, by_y = slope / x, -slope / y
+    f = functools.partial(getattr(num, name), sharpness=sharpness)
+    with jax.enable_x64(False):
+        x = x.astype(np.float32)
+        found = f(x, y), *jax.vmap(jax.grad(f, (0, 1)), (0, None))(x, y)
+    for own, exact in zip(found, (value, by_x, by_y), strict=True):
+        np.testing.assert_allclose(own, exact, rtol=sharpness * FLOAT32_RTOL, atol=1e-34)
 
 
 def test_the_temperature_of_an_uncertainty_gives_a_logistic_of_that_spread():
