@@ -27,7 +27,6 @@ from ._latency_formulas import (
     long_rows_ns,
     maxima_ns,
     shared_work,
-    threaded_ns,
     top_k_ns,
 )
 from ._numerics import soft_roofline
@@ -86,8 +85,6 @@ class LatencyCoefficients(Coefficients):
         row_cache_bytes: a row's transform at which half of it is charged that.
         far_bytes_per_ns: memory: what a signal beyond the cache costs on top, and what each call reads anew.
         cache_bytes: signal at which half of it is charged that.
-        thread_gain: speed-up of one large program by the device's own threads, less 1.
-        thread_onset_ns: work at which half of that gain is reached.
         device_parallel_gain: speed-up by programs on all processors at a time, less 1.
         maxima_key_ns: one bin's key, in the selection by maxima.
         maxima_bin_ns: one bin compared in one of its passes.
@@ -119,8 +116,6 @@ class LatencyCoefficients(Coefficients):
     row_cache_bytes: RealLike
     far_bytes_per_ns: RealLike
     cache_bytes: RealLike
-    thread_gain: RealLike
-    thread_onset_ns: RealLike
     device_parallel_gain: RealLike
     maxima_key_ns: RealLike
     maxima_bin_ns: RealLike
@@ -150,7 +145,7 @@ def coefficient_unit(name: str) -> str:
     """Return the unit of a latency coefficient, as its name says.
 
     Examples:
-        >>> coefficient_unit("upload_bytes_per_ns"), coefficient_unit("thread_gain")
+        >>> coefficient_unit("upload_bytes_per_ns"), coefficient_unit("host_parallel_gain")
         ('bytes/ns', '1')
     """
     for suffix, unit in (
@@ -315,19 +310,12 @@ def device_terms_ns(
         )
         work = DeviceWork(transform_ns, bins, 8.0 * n_segments * bins)
     is_shared, share = shared_work(rows, unshared, least, c.device_parallel_gain)
-    # Transform and maxima are vector loops that the device's own threads share; a heap is a row's own.
-    maxima = maxima_ns(c, rows, work.ranked_bins, k)
-    heap_ns = top_k_ns(c, rows, work.ranked_bins, k)
-
-    def alone(work_ns):
-        return jnp.where(is_shared, share * work_ns, threaded_ns(work_ns, c.thread_gain, c.thread_onset_ns))
-
-    alone_ns, by_maxima_ns = alone(work.transform_ns), alone(work.transform_ns + maxima)
-    by_heap_ns = alone_ns + share * heap_ns
-    takes_maxima = is_fused & jnp.where(selection == CHEAPER, by_maxima_ns <= by_heap_ns, selection == MAXIMA)
-    on_device_ns = jnp.where(is_fused, jnp.where(takes_maxima, by_maxima_ns, by_heap_ns), alone_ns)
-    own_share = work.transform_ns / (work.transform_ns + maxima)
-    transform_ns = jnp.where(takes_maxima, by_maxima_ns * own_share, alone_ns)
+    transform_ns = share * work.transform_ns
+    by_maxima_ns = share * maxima_ns(c, rows, work.ranked_bins, k)
+    by_heap_ns = share * top_k_ns(c, rows, work.ranked_bins, k)
+    takes_maxima = jnp.where(selection == CHEAPER, by_maxima_ns <= by_heap_ns, selection == MAXIMA)
+    selection_ns = jnp.where(is_fused, jnp.where(takes_maxima, by_maxima_ns, by_heap_ns), 0.0)
+    on_device_ns = transform_ns + selection_ns
 
     # A processor that runs the block path's programs selects from their spectra as well.
     _, host_share = shared_work(rows, unshared, least, c.host_parallel_gain)
@@ -350,7 +338,7 @@ def device_terms_ns(
         launch_and_sync_ns=jnp.asarray(c.dispatch_ns + c.roundtrip_ns + visible_ns),
         upload_ns=share * signal_bytes / c.upload_bytes_per_ns + far_ns(c, signal_bytes),
         transform_ns=transform_ns,
-        selection_ns=jnp.where(is_fused, on_device_ns - transform_ns, block_ns),
+        selection_ns=jnp.where(is_fused, selection_ns, block_ns),
         readback_ns=share * readback_bytes / c.readback_bytes_per_ns,
     )
 

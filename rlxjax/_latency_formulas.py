@@ -73,11 +73,6 @@ def long_rows_ns(
     return jnp.asarray(TRANSFORM_BYTES_PER_SAMPLE * samples * beyond / far_bytes_per_ns)
 
 
-def threaded_ns(work_ns: RealLike, thread_gain: RealLike, thread_onset_ns: RealLike) -> Nanoseconds:
-    """Return the time of device work, `[*batch]`: small work runs alone, large work in parallel."""
-    return jnp.asarray(work_ns / (1.0 + thread_gain * work_ns / (work_ns + thread_onset_ns)))
-
-
 def shared_work(
     rows: RealLike, unshared_rows: RealLike, least_rows: RealLike, gain: RealLike
 ) -> tuple[Bool[Array, "*batch"], Float[Array, "*batch"]]:

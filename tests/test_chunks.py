@@ -174,6 +174,26 @@ def test_a_chunk_is_whole_tiles_and_padding_leaves_it_as_it_is(n_fft, n_segments
     assert rows == CHUNK_ROWS_MULTIPLE or rows > fitting / 1.25 - CHUNK_ROWS_MULTIPLE
 
 
+@each_worker_count
+@pytest.mark.parametrize(("path", "unshared"), [("fused", 2**16), ("learned", 2**16), ("block", 2**17)])
+@given(batch=st.integers(0, 10**6), n_fft=st.integers(1, 3000).map(lambda half: 2 * half))
+def test_processors_share_rows_equally_from_some_samples_on(path, unshared, workers, batch, n_fft):
+    params = rx.WelchPeakParams(n_fft, 2, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        use_workers(patch, workers)
+        rows = _launch._processor_rows(rx.Path.parse(path), batch, params)
+    most = chunk_rows(params, "cpu")
+    if batch <= most and batch * 2 * n_fft <= unshared:
+        assert rows == batch
+        return
+    least = unshared // 2 // (2 * n_fft)
+    assert rows % CHUNK_ROWS_MULTIPLE == 0
+    assert rows == rx.padded_batch(rows)
+    assert min(least, most) <= rows <= most
+    # A padded size is at most a quarter more, or a tile.
+    assert rows <= max(least, batch / workers, 1) * 1.25 + 2 * CHUNK_ROWS_MULTIPLE
+
+
 @each_path
 @each_worker_count
 @pytest.mark.parametrize("batch", [ROWS + 1, 5 * ROWS - 3])

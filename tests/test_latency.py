@@ -76,7 +76,6 @@ def test_a_path_depends_on_the_coefficients_of_its_own_work_alone(path, selectio
     gradient = jax.grad(lambda c: rx.predict_latency_ns(c, path, *sizes, selection))(MEDIAN)
     named = {name for name in COEFFICIENT_NAMES if getattr(gradient, name) != 0}
     sharing = {"host_parallel_gain", "threads_ns"}
-    threads = {"thread_gain", "thread_onset_ns"}
     host = {name for name in COEFFICIENT_NAMES if name.startswith(("host_", "select_"))} - sharing
     host_selection = {"host_call_ns", "host_bytes_per_ns"}
     host_selection |= {name for name in COEFFICIENT_NAMES if name.startswith("select_")}
@@ -85,8 +84,8 @@ def test_a_path_depends_on_the_coefficients_of_its_own_work_alone(path, selectio
         form: {name for name in COEFFICIENT_NAMES if name.startswith(form.replace("_", "") + "_")}
         for form in SELECTIONS
     }
-    device = set(COEFFICIENT_NAMES) - host - sharing - threads - set.union(*forms.values())
-    device |= set() if sizes == SHARED else threads
+    device = set(COEFFICIENT_NAMES) - host - sharing - set.union(*forms.values())
+    device -= {"device_parallel_gain"} if sizes == ALONE else set()
     host |= {"row_cache_bytes", "far_bytes_per_ns"}
     host |= {"host_parallel_gain", "threads_ns"} if sizes == SHARED else set()
     own = {"host": host, "fused": device | forms[selection], "block": device | host_selection}
@@ -129,21 +128,18 @@ def test_processors_of_the_host_share_work_beyond_its_least_piece(gain):
 
 
 @pytest.mark.parametrize("gain", [0.5, 7.0])
-def test_processors_share_the_device_s_work_beyond_its_least_piece_instead_of_its_own_threads(gain):
+def test_processors_share_the_device_s_work_beyond_its_least_piece(gain):
     unshared = _launch.MOST_UNSHARED_SAMPLES // 128
     rows = unshared * np.array([1.25, 4.0, 64.0])
     near = {"cache_bytes": 1e30}  # memory is shared by all of them
     shared, alone = (
-        terms_of("fused", rows, device_parallel_gain=g, thread_gain=1e9, overlap_ns=1e-9, **near)
-        for g in (gain, 1e-300)
+        terms_of("fused", rows, device_parallel_gain=g, overlap_ns=1e-9, **near) for g in (gain, 1e-300)
     )
     share = share_of(rows, unshared, unshared / 2, gain) / share_of(rows, unshared, unshared / 2, 0.0)
     for name in ("transform_ns", "selection_ns", "upload_ns", "readback_ns"):
         np.testing.assert_allclose(
             getattr(shared, name), share * np.asarray(getattr(alone, name)), rtol=FLOAT64_RTOL
         )
-    within = [terms_of("block", unshared, thread_gain=own).transform_ns for own in (1e-9, 0.5, 1e9)]
-    assert np.all(np.diff(within) < 0)
 
 
 def test_processors_that_run_programs_select_from_their_spectra_and_take_turns_at_calls():
@@ -172,11 +168,11 @@ def test_each_call_reads_anew_from_memory_what_follows_from_the_segment_s_length
 
 @pytest.mark.parametrize(("path", "bytes_per_sample"), [("fused", 16.0), ("block", 8.0)])
 def test_rows_beyond_the_first_cache_pay_its_rate_on_top(path, bytes_per_sample):
-    batch, n_fft, rate, far = 4, 1024, 5.0, {"thread_gain": 1e-300}
-    without = terms_of(path, batch, n_fft, row_far_bytes_per_ns=1e300, **far).transform_ns
+    batch, n_fft, rate = 4, 1024, 5.0
+    without = terms_of(path, batch, n_fft, row_far_bytes_per_ns=1e300).transform_ns
     for size, share in ((1e-3, 1.0), (1.0, 0.5), (1e3, 0.0)):
         cache = {"row_cache_bytes": size * bytes_per_sample * n_fft, "row_far_bytes_per_ns": rate}
-        on_top = terms_of(path, batch, n_fft, **cache, **far).transform_ns - without
+        on_top = terms_of(path, batch, n_fft, **cache).transform_ns - without
         assert on_top == pytest.approx(share * 8.0 * batch * 2 * n_fft / rate, rel=1e-9, abs=1e-6)
 
 
