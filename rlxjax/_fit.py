@@ -98,17 +98,19 @@ _TYPICAL = LatencyCoefficients(
     row_far_bytes_per_ns=20.0,
     row_cache_bytes=4.5e4,
     far_bytes_per_ns=10.0,
-    cache_bytes=3e7,
+    cache_bytes=1e6,
     device_parallel_gain=0.7,
     maxima_key_ns=1.0,
     maxima_bin_ns=0.1,
     maxima_peak_ns=1.0,
+    maxima_pass_ns=300.0,
     topk_bin_ns=1.0,
     topk_update_ns=5.0,
+    topk_parallel_gain=0.7,
 )
 _WIDE_LOG_SD = 2.0
-#: First caches are of a few sizes; with a wide prior, the fit may put theirs where no row is so short.
-_FIRST_CACHE_LOG_SD = 0.3
+#: Caches are of a few sizes; with a wide prior, a fit may put them where no timing is.
+_FIRST_CACHE_LOG_SD, _CACHE_LOG_SD = 0.3, 1.0
 
 
 def wide_prior(median: C) -> LatencyPrior[C]:
@@ -117,9 +119,9 @@ def wide_prior(median: C) -> LatencyPrior[C]:
 
 
 def typical_prior() -> LatencyPrior[LatencyCoefficients]:
-    """Return the prior that `fit_latency` starts from: wide, but for a first cache's size."""
+    """Return the prior that `fit_latency` starts from: wide, but for the sizes of caches."""
     prior = wide_prior(_TYPICAL)
-    log_sd = dataclasses.replace(prior.log_sd, row_cache_bytes=_FIRST_CACHE_LOG_SD)
+    log_sd = dataclasses.replace(prior.log_sd, row_cache_bytes=_FIRST_CACHE_LOG_SD, cache_bytes=_CACHE_LOG_SD)
     return LatencyPrior(prior.median, log_sd)
 
 

@@ -89,8 +89,10 @@ class LatencyCoefficients(Coefficients):
         maxima_key_ns: one bin's key, in the selection by maxima.
         maxima_bin_ns: one bin compared in one of its passes.
         maxima_peak_ns: one candidate gathered and put in order.
+        maxima_pass_ns: one of those passes, however many rows it has.
         topk_bin_ns: one bin scanned by the selection by a heap.
         topk_update_ns: one comparison of that heap.
+        topk_parallel_gain: speed-up of heaps on all processors at a time, less 1.
     """
 
     host_call_ns: RealLike
@@ -120,8 +122,10 @@ class LatencyCoefficients(Coefficients):
     maxima_key_ns: RealLike
     maxima_bin_ns: RealLike
     maxima_peak_ns: RealLike
+    maxima_pass_ns: RealLike
     topk_bin_ns: RealLike
     topk_update_ns: RealLike
+    topk_parallel_gain: RealLike
 
 
 class DeviceWork(NamedTuple):
@@ -312,7 +316,9 @@ def device_terms_ns(
     is_shared, share = shared_work(rows, unshared, least, c.device_parallel_gain)
     transform_ns = share * work.transform_ns
     by_maxima_ns = share * maxima_ns(c, rows, work.ranked_bins, k)
-    by_heap_ns = share * top_k_ns(c, rows, work.ranked_bins, k)
+    # A heap is code of one row's own, which processors that share units for vectors gain more by.
+    _, heap_share = shared_work(rows, unshared, least, c.topk_parallel_gain)
+    by_heap_ns = heap_share * top_k_ns(c, rows, work.ranked_bins, k)
     takes_maxima = jnp.where(selection == CHEAPER, by_maxima_ns <= by_heap_ns, selection == MAXIMA)
     selection_ns = jnp.where(is_fused, jnp.where(takes_maxima, by_maxima_ns, by_heap_ns), 0.0)
     on_device_ns = transform_ns + selection_ns

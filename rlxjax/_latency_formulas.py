@@ -109,20 +109,25 @@ def maxima_ns(c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealL
     """Return the time of selection by successive maxima, `[*batch]`.
 
     A key is made of every bin; each pass compares all keys; there is one for each peak, and for the spare
-    candidates (`welch._selection`), which are put in their exact order afterwards.
+    candidates (`welch._selection`), which are put in their exact order afterwards. A pass over one row alone
+    is a vector loop over its bins; over tiles of several, it is a longer program.
     """
     _, place_bits = jnp.frexp(jnp.maximum(bins - 1.0, 1.0))
     spare = 2.0 + jnp.floor(jnp.maximum(place_bits - 8.0, 0.0) / 2.0)
     passes = jnp.minimum(jnp.minimum(k, bins) + spare, bins)
     compared = jnp.maximum(bins, MIN_BLOCKS * MIN_BLOCK_BINS)
-    pass_ns = compared * c.maxima_bin_ns + c.maxima_peak_ns
-    return jnp.asarray(rows * (bins * c.maxima_key_ns + passes * pass_ns))
+    row_ns = bins * c.maxima_key_ns + passes * (compared * c.maxima_bin_ns + c.maxima_peak_ns)
+    return jnp.asarray(rows * row_ns + jnp.where(rows > 1, passes, 0.0) * c.maxima_pass_ns)
 
 
 def top_k_ns(c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike) -> Nanoseconds:
-    """Return the time of the device's selection, `[*batch]`: a scan of the bins, and a heap's updates."""
+    """Return the time of the device's selection, `[*batch]`: a scan of the bins, and a heap's updates.
+
+    Of bins in any order, `k (1 + ln(bins / k))` enter a heap of k (D. E. Knuth, The Art of Computer
+    Programming, vol. 1, 1.2.10: how often a running maximum changes), each by `log2(k + 1)` comparisons.
+    """
     peaks = jnp.minimum(k, bins)
-    updates = rows * (peaks * jnp.log2(peaks + 1.0)) * jnp.log(bins / peaks + 1.0)
+    updates = rows * (peaks * jnp.log2(peaks + 1.0)) * (jnp.log(bins / peaks) + 1.0)
     return jnp.asarray(rows * bins * c.topk_bin_ns + updates * c.topk_update_ns)
 
 

@@ -85,7 +85,9 @@ def test_a_path_depends_on_the_coefficients_of_its_own_work_alone(path, selectio
         for form in SELECTIONS
     }
     device = set(COEFFICIENT_NAMES) - host - sharing - set.union(*forms.values())
-    device -= {"device_parallel_gain"} if sizes == ALONE else set()
+    if sizes == ALONE:
+        device -= {"device_parallel_gain"}
+        forms["top_k"] -= {"topk_parallel_gain"}
     host |= {"row_cache_bytes", "far_bytes_per_ns"}
     host |= {"host_parallel_gain", "threads_ns"} if sizes == SHARED else set()
     own = {"host": host, "fused": device | forms[selection], "block": device | host_selection}
@@ -174,6 +176,34 @@ def test_rows_beyond_the_first_cache_pay_its_rate_on_top(path, bytes_per_sample)
         cache = {"row_cache_bytes": size * bytes_per_sample * n_fft, "row_far_bytes_per_ns": rate}
         on_top = terms_of(path, batch, n_fft, **cache).transform_ns - without
         assert on_top == pytest.approx(share * 8.0 * batch * 2 * n_fft / rate, rel=1e-9, abs=1e-6)
+
+
+@pytest.mark.parametrize("gain", [0.5, 7.0])
+def test_heaps_are_shared_with_a_gain_of_their_own(gain):
+    unshared = _launch.MOST_UNSHARED_SAMPLES // 128
+    rows = unshared * np.array([1.0, 1.25, 4.0, 64.0])
+    shared, alone = (terms_of("fused", rows, selection="top_k", topk_parallel_gain=g) for g in (gain, 1e-300))
+    share = share_of(rows, unshared, unshared / 2, gain) / share_of(rows, unshared, unshared / 2, 0.0)
+    np.testing.assert_allclose(shared.selection_ns, share * np.asarray(alone.selection_ns), rtol=FLOAT64_RTOL)
+    np.testing.assert_array_equal(shared.transform_ns, alone.transform_ns)
+
+
+def test_a_pass_over_several_rows_costs_something_of_its_own():
+    only = dataclasses.replace(jax.tree.map(lambda _: 0.0, MEDIAN), maxima_pass_ns=1.0)
+    rows, k = np.array([1.0, 2.0, 500.0]), 4
+    spare = {65: 2, 129: 2, 257: 2, 513: 3}
+    for bins, more in spare.items():
+        found = _latency_formulas.maxima_ns(only, rows, float(bins), k)
+        np.testing.assert_array_equal(found, [0.0, k + more, k + more])
+
+
+def test_as_many_bins_enter_a_heap_as_the_running_maxima_of_random_ones_change():
+    """Of numbers in random order, the i-th enters a heap of k with probability `min(1, k / i)`."""
+    only = dataclasses.replace(jax.tree.map(lambda _: 0.0, MEDIAN), topk_update_ns=1.0)
+    for bins, k in ((65, 16), (2049, 64), (33, 33)):
+        entering = sum(min(1.0, k / i) for i in range(1, bins + 1))
+        found = _latency_formulas.top_k_ns(only, 1.0, float(bins), float(k)) / np.log2(k + 1)
+        assert found == pytest.approx(entering, rel=0.02)
 
 
 def test_few_bins_cost_a_pass_of_maxima_what_a_vector_loop_of_the_least_blocks_does():
