@@ -76,7 +76,7 @@ LEARNED = calibration(
     )
 )
 #: At 24 rows the device just wins, which pads 25 to 28.
-WORKLOADS = [(TYPICAL, 1, 256), (TYPICAL, 64, 256), (TYPICAL, 24, 512), (LEARNED, 8192, 256)]
+WORKLOADS = [(TYPICAL, 1, 256), (TYPICAL, 64, 256), (TYPICAL, 24, 1024), (LEARNED, 8192, 256)]
 each_workload = pytest.mark.parametrize("which", range(len(WORKLOADS)))
 
 

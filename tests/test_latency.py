@@ -317,7 +317,11 @@ def test_prediction_grows_with_every_size(path, argument):
     )
     sizes[argument] = 2 * column if argument == 2 else column
     for seed in range(3):
-        assert np.all(np.diff(rx.predict_latency_ns(coefficients(seed), *sizes)) > 0)
+        growth = np.diff(rx.predict_latency_ns(coefficients(seed), *sizes))
+        # Where processors begin to share, it takes less.
+        samples = np.broadcast_to(sizes[1] * sizes[2] * sizes[4], column.shape)
+        is_unshared = samples <= {"fused": 2**16, "block": 2**17}.get(path, np.inf)
+        assert np.all(growth[is_unshared[1:] == is_unshared[:-1]] > 0)
 
 
 @each_path
