@@ -210,7 +210,7 @@ def test_equal_predictions_pick_the_earlier_path():
     selections = ("topk_bin", "topk_update", "select_bin", "select_sort", "select_peak")
     free = {f"{name}_ns": 0.0 for name in selections}
     fast = {"readback_bytes_per_ns": np.inf, "device_bytes_per_ns": np.inf, "host_bytes_per_ns": np.inf}
-    fast |= {"far_bytes_per_ns": np.inf}
+    fast |= {"far_bytes_per_ns": np.inf, "row_far_bytes_per_ns": np.inf}
     machine = calibration(**free, **fast, host_call_ns=0.0)
     assert machine.predict_ns("fused", 4, 64, 4) == machine.predict_ns("block", 4, 64, 4)
     assert machine.pick_path(4, 64, 4, 2, paths) is rx.Path.FUSED
