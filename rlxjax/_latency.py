@@ -23,6 +23,7 @@ from ._latency_formulas import (
     device_work_ns,
     far_ns,
     fft_flop,
+    fused_transform_bytes,
     least_rows_of,
     long_rows_ns,
     maxima_ns,
@@ -39,7 +40,7 @@ from .welch._launch import MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK
 from .welch._selection import SELECTIONS
 
 #: Changes whenever the same coefficients would give another prediction.
-FORMULA_VERSION = 5
+FORMULA_VERSION = 6
 
 #: Bytes that the host path moves for one sample.
 HOST_BYTES_PER_SAMPLE = 8.0
@@ -307,8 +308,9 @@ def device_terms_ns(
             flop_per_ns=c.device_flop_per_ns,
             bytes_per_ns=c.device_bytes_per_ns,
         )
-        # A row of the fused path is two segments as one complex signal.
-        row_bytes = jnp.where(is_fused, 2.0, 1.0) * TRANSFORM_BYTES_PER_SAMPLE * n_fft
+        row_bytes = jnp.where(
+            is_fused, fused_transform_bytes(rows, n_fft, n_segments), TRANSFORM_BYTES_PER_SAMPLE * n_fft
+        )
         transform_ns = transform_ns + long_rows_ns(
             rows * n_segments * n_fft, row_bytes, c.row_cache_bytes, c.row_far_bytes_per_ns
         )

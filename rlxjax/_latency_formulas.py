@@ -8,7 +8,13 @@ from jaxtyping import Array, Bool, Float
 
 from ._numerics import soft_excess, soft_roofline
 from ._typing import Nanoseconds, RealLike
-from .welch._device_programs import CHUNK_ROWS_MULTIPLE, CHUNK_SAMPLES
+from .welch._device_programs import (
+    CHUNK_ROWS_MULTIPLE,
+    CHUNK_SAMPLES,
+    LEAST_SPLIT_N_FFT,
+    LEAST_SPLIT_SAMPLES,
+    SPLIT_RADIX,
+)
 from .welch._selection import MIN_BLOCK_BINS, MIN_BLOCKS
 
 if TYPE_CHECKING:
@@ -71,6 +77,16 @@ def long_rows_ns(
     """
     beyond = soft_excess(jnp.maximum(row_bytes, 1.0), cache_bytes, FIRST_CACHE_SHARPNESS)
     return jnp.asarray(TRANSFORM_BYTES_PER_SAMPLE * samples * beyond / far_bytes_per_ns)
+
+
+def fused_transform_bytes(rows: RealLike, n_fft: RealLike, n_segments: RealLike) -> Float[Array, "*batch"]:
+    """Return what one of the fused path's transforms reads and writes: two segments as one complex row.
+
+    Many rows of long ones are taken apart (`welch._device_programs.transform_radix`).
+    """
+    is_split = (jnp.asarray(n_fft) >= LEAST_SPLIT_N_FFT) & (rows * n_fft >= LEAST_SPLIT_SAMPLES)
+    radix = jnp.where(is_split & (jnp.asarray(n_segments) % 2 == 0), SPLIT_RADIX, 1.0)
+    return 2.0 * TRANSFORM_BYTES_PER_SAMPLE * n_fft / radix
 
 
 def shared_work(

@@ -99,12 +99,20 @@ def _once(outputs: list[jax.Array]) -> list[jax.Array]:
 
 
 def _maxima(first: list[jax.Array], second: list[jax.Array]) -> list[jax.Array]:
-    return [jax.lax.max(x, y) for x, y in zip(first, second, strict=True)]
+    return [_larger(x, y) for x, y in zip(first, second, strict=True)]
+
+
+def _larger(x: jax.Array, y: jax.Array) -> jax.Array:
+    if x.dtype.kind == "c":  # the larger part of each, that is, of two equal numbers, one of them
+        return jax.lax.complex(jax.lax.max(x.real, y.real), jax.lax.max(x.imag, y.imag))
+    return jax.lax.max(x, y)
 
 
 def _least(dtype: jnp.dtype) -> jax.Array:
     if dtype.kind == "b":
         return jnp.asarray(False)
+    if dtype.kind == "c":
+        return jnp.asarray(complex(-jnp.inf, -jnp.inf), dtype)
     return jnp.asarray(jnp.iinfo(dtype).min if dtype.kind in "iu" else -jnp.inf, dtype)
 
 

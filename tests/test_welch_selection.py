@@ -20,13 +20,13 @@ from rlxjax.welch._selection import (
     by_maxima,
     default_selection,
     selected_peaks,
-    top_bins,
+    top_places,
 )
 
 each_selection = pytest.mark.parametrize("selection", SELECTIONS)
-places_of = jax.jit(top_bins, static_argnames=("k", "selection"))
+places_of = jax.jit(top_places, static_argnames=("k", "selection"))
 #: Compiled in less time, for tests of many shapes.
-quick_places_of = jax.jit(top_bins, static_argnames=("k", "selection"), compiler_options=QUICKLY)
+quick_places_of = jax.jit(top_places, static_argnames=("k", "selection"), compiler_options=QUICKLY)
 quick_peaks_of = jax.jit(selected_peaks, static_argnames=("k", "selection"), compiler_options=QUICKLY)
 
 
@@ -96,7 +96,7 @@ def test_places_are_a_sort_of_many_bins(n_bins):
 def maxima_alone(power, k):
     """Return the places of `by_maxima`, -1 where it leaves them to `by_top_k`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_selection, "by_top_k", lambda power, k: jnp.full((len(power), k), -1, jnp.int32))
+        patch.setattr(_selection, "by_top_k", lambda power, k, _: jnp.full((len(power), k), -1, jnp.int32))
         return by_maxima(power, k)
 
 
@@ -172,23 +172,32 @@ def test_peaks_are_the_places_with_their_powers_and_zeros_beyond_the_bins(select
     expected = np.zeros((14, k, 2), np.float32)
     expected[:, :9, 0], expected[:, :9, 1] = places, np.take_along_axis(power, places, 1)
     np.testing.assert_array_equal(peaks, expected)
-    numbers = np.arange(9, dtype=np.float32) * 3 + 1
-    named = np.asarray(quick_peaks_of(power, k, selection, numbers))
+    numbers = np.arange(9) * 3 + 1
+    named = np.asarray(jax.jit(lambda power: selected_peaks(power, k, selection, numbers))(power))
     np.testing.assert_array_equal(named[:, :9, 0], numbers[places])
     np.testing.assert_array_equal(named[..., 1], expected[..., 1])
 
 
 @each_selection
+@pytest.mark.parametrize(("n_rows", "n_bins", "k"), [(14, 40, 7), (21, 513, 16), (5, 9, 9)])
+def test_peaks_of_bins_in_any_order_are_those_of_bins_in_their_own(selection, n_rows, n_bins, k):
+    power = kinds_of_rows(n_rows, n_bins)
+    bins = np.random.default_rng(n_bins).permutation(n_bins)
+    run = jax.jit(functools.partial(selected_peaks, k=k, selection=selection, bins=bins))
+    np.testing.assert_array_equal(run(power[:, bins]), quick_peaks_of(power, k, selection))
+
+
+@each_selection
 def test_jit_equals_eager(selection):
     power = kinds_of_rows(3, 20)
-    np.testing.assert_array_equal(top_bins(jnp.asarray(power), 4, selection), sorted_places(power, 4))
+    np.testing.assert_array_equal(top_places(jnp.asarray(power), 4, selection), sorted_places(power, 4))
 
 
 @each_selection
 @pytest.mark.parametrize(("n_rows", "axis"), [(1, 0), (3, 1), (32, 0)])
 def test_vmap_equals_a_loop(selection, n_rows, axis):
     power = np.stack([kinds_of_rows(n_rows, 40, seed) for seed in range(3)])
-    run = jax.vmap(functools.partial(top_bins, k=6, selection=selection), in_axes=axis)
+    run = jax.vmap(functools.partial(top_places, k=6, selection=selection), in_axes=axis)
     together = jax.jit(run, compiler_options=QUICKLY)(np.moveaxis(power, 0, axis))
     np.testing.assert_array_equal(together, sorted_places(power, 6))
 

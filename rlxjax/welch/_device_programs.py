@@ -8,6 +8,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Complex, Float, Real
 
+from rlxjax._one_loop import in_one_loop
+
 from ._host import hann_window, one_sided_weights
 from ._params import WelchPeakParams
 from ._selection import TILE_ROWS, default_selection, from_tiles, selected_peaks, tile_rows, to_tiles
@@ -18,6 +20,8 @@ CHUNK_SAMPLES = {"cpu": 2**20, "other": 2**26}
 #: Rows of a chunk are a multiple of this: the selection works in whole tiles, and each chunk of an aligned
 #: signal is aligned.
 CHUNK_ROWS_MULTIPLE = TILE_ROWS
+#: Into how many transforms a CPU's is taken apart, of segments and of rows of segments of so many samples.
+SPLIT_RADIX, LEAST_SPLIT_N_FFT, LEAST_SPLIT_SAMPLES = 4, 512, 2**14
 
 
 def padding_step(batch: int) -> int:
@@ -49,10 +53,33 @@ def segment_spectra(
     return jnp.fft.rfft(jnp.stack([segment * window for segment in _segments(signal, params)], axis=1))
 
 
+def transform_radix(rows: int, params: WelchPeakParams, platform: str) -> int:
+    """Return into how many transforms that of a pair of segments is taken apart.
+
+    XLA's transform on CPUs takes 8 rows at a time, and less for a sample if these fit a core's first cache.
+    Of few rows the programs that are started in addition cost more.
+
+    Examples:
+        >>> [transform_radix(1024, WelchPeakParams.fast(n_fft, 16), "cpu") for n_fft in (256, 1024)]
+        [1, 4]
+    """
+    is_long = params.n_fft >= LEAST_SPLIT_N_FFT and params.n_fft % (2 * SPLIT_RADIX) == 0
+    is_split = is_long and params.n_segments % 2 == 0 and rows * params.n_fft >= LEAST_SPLIT_SAMPLES
+    return SPLIT_RADIX if platform == "cpu" and is_split else 1
+
+
+def bin_order(params: WelchPeakParams, radix: int) -> np.ndarray | None:
+    """Return the bin at each place of `mean_power`, None where that is the place itself."""
+    if radix == 1:
+        return None
+    between = np.arange(1, params.hop)
+    return np.concatenate([[0], between[np.argsort(between % radix, kind="stable")], [params.hop]])
+
+
 def mean_power(
-    signal: Real[Array, "batch length"], params: WelchPeakParams, tile_rows: int = 1
+    signal: Real[Array, "batch length"], params: WelchPeakParams, tile_rows: int = 1, radix: int = 1
 ) -> Float[Array, "batch n_bins"]:
-    """Return the mean one-sided power of the windowed segments.
+    """Return the mean one-sided power of the windowed segments, the bins in their order or in `bin_order`.
 
     Two real segments are one complex transform: `|X1[b]|^2 + |X2[b]|^2 = (|Z[b]|^2 + |Z[n-b]|^2) / 2`
     with `Z` that of `x1 + i x2`. An odd one out is transformed alone.
@@ -61,28 +88,59 @@ def mean_power(
         signal: each row's prefix is used.
         params: the parameters.
         tile_rows: rows of the tiles in which powers are computed.
+        radix: as of `transform_radix`; 1 for an odd number of segments.
     """
     signal = signal.astype(jnp.float32)
-    hop, window, segments = params.hop, hann_window(params.n_fft)[None], _segments(signal, params)
-    # DC, the bins between, Nyquist
-    parts: list[Any] = [0, 0, 0]
+    window, segments = hann_window(params.n_fft), _segments(signal, params)
+    # DC, the bins between by what they leave when divided by the radix, Nyquist
+    parts: list[Any] = [0] * (radix + 2)
     if pairs := list(zip(segments[::2], segments[1::2], strict=False)):
         half = window * np.float32(0.5)  # so that a pair's sum is its mean, and overflows no sooner
-        packed = jnp.stack([lax.complex(one * half, two * half) for one, two in pairs], axis=1)
-        power = to_tiles(jnp.sum(_squared_magnitude(jnp.fft.fft(packed)), axis=1), tile_rows)
-        mirrored = power[:, :hop:-1]
-        parts = [4.0 * power[:, :1], 2.0 * (power[:, 1:hop] + mirrored), 4.0 * power[:, hop : hop + 1]]
+        taken_apart = [_taken_apart(one, two, half, radix) for one, two in pairs]
+        transforms = [jnp.fft.fft(jnp.stack(samples, axis=1)) for samples in zip(*taken_apart, strict=True)]
+        powers = [to_tiles(jnp.sum(_squared_magnitude(each), axis=1), tile_rows) for each in transforms]
+        nyquist = params.hop // radix
+        parts = [4.0 * powers[0][:, :1], 2.0 * (powers[0][:, 1:nyquist] + powers[0][:, :nyquist:-1])]
+        for rest in range(1, radix):  # the mirrored bin leaves -rest
+            parts.append(2.0 * (powers[rest][:, :nyquist] + powers[-rest][:, : nyquist - 1 : -1]))
+        parts.append(4.0 * powers[0][:, nyquist : nyquist + 1])
     if params.n_segments % 2:
-        power = to_tiles(_squared_magnitude(jnp.fft.rfft(segments[-1] * window)), tile_rows)
-        parts = [
-            part + power[:, each]
-            for part, each in zip(parts, (np.s_[:1], np.s_[1:hop], np.s_[hop:]), strict=True)
-        ]
-    weights = np.split(one_sided_weights(params)[None, :, None], [1, hop], axis=1)
+        power = to_tiles(_squared_magnitude(jnp.fft.rfft(segments[-1] * window[None])), tile_rows)
+        ends = (np.s_[:1], np.s_[1 : params.hop], np.s_[params.hop :])
+        parts = [part + power[:, each] for part, each in zip(parts, ends, strict=True)]
+    at_dc, between, at_nyquist = one_sided_weights(params)[[0, 1, -1]]
+    weights = [at_dc, *[between] * radix, at_nyquist]
     # Joined last: XLA computes a concatenation once, but would compute a product anew for all who use it.
     return from_tiles(
         jnp.concatenate([part * weight for part, weight in zip(parts, weights, strict=True)], axis=1)
     )
+
+
+def _taken_apart(
+    one: Float[Array, "batch n_fft"], two: Float[Array, "batch n_fft"], window: np.ndarray, radix: int
+) -> list[Complex[Array, "batch n"]]:
+    """Return samples whose transforms together are that of windowed `x = one + i two`: the r-th `Z[4 q + r]`.
+
+    A step of decimation in frequency, in one loop with the window:
+    `y_r[j] = w^(r j) sum_m (-i)^(r m) x[j + m n/4]` with `w = exp(-2 pi i / n)`.
+    """
+    if radix == 1:
+        return [lax.complex(one * window[None], two * window[None])]
+    n_fft, n = len(window), len(window) // radix
+
+    def step(_: tuple, quarters: list[list[Array]]) -> list[Array]:
+        def by_row(factors: np.ndarray) -> np.ndarray:
+            return factors.reshape(1, n, *[1] * (quarters[0][0].ndim - 2))
+
+        windows = [by_row(part) for part in np.split(window, radix)]
+        x = [lax.complex(a * part, b * part) for a, b, part in zip(*quarters, windows, strict=True)]
+        twiddles = np.exp(-2j * np.pi / n_fft * np.outer(np.arange(radix), np.arange(n))).astype(np.complex64)
+        even, odd, even_less, odd_less = x[0] + x[2], x[1] + x[3], x[0] - x[2], x[1] - x[3]
+        turned = lax.complex(odd_less.imag, -odd_less.real)
+        sums = [even + odd, even_less + turned, even - odd, even_less - turned]
+        return sums[:1] + [by_row(each) * y for each, y in zip(twiddles[1:], sums[1:], strict=True)]
+
+    return in_one_loop(step)((), [jnp.split(each, radix, axis=1) for each in (one, two)])
 
 
 def fused_peaks(
@@ -111,7 +169,9 @@ def fused_peaks(
 
 def _peaks(signal, params: WelchPeakParams, selection: str) -> Float[Array, "batch k 2"]:
     rows = tile_rows(signal.shape[0]) if selection == "maxima" else 1
-    return selected_peaks(mean_power(signal, params, rows), params.k, selection)
+    radix = transform_radix(signal.shape[0], params, jax.default_backend())
+    power = mean_power(signal, params, rows, radix)
+    return selected_peaks(power, params.k, selection, bin_order(params, radix))
 
 
 def _segments(signal: Float[Array, "batch length"], params: WelchPeakParams) -> list[Array]:

@@ -214,7 +214,7 @@ def _select(
         power = jnp.pad(power, ((0, 0), (0, 1)))
         place = np.where(np.isin(candidates, bins), np.searchsorted(bins, candidates), len(bins))
         power = jnp.take(power, place, axis=1, mode="clip")
-    return selected_peaks(power, params.k, selection, jnp.asarray(candidates, jnp.float32))
+    return selected_peaks(power, params.k, selection, candidates)
 
 
 def _run_matrices(segment: Float[Array, "batch n_fft"], program: LearnedProgram) -> Array:

@@ -29,7 +29,7 @@ _HIGHEST = np.uint32(2**32 - 1)
 
 
 def selected_peaks(
-    power: Float[Array, "batch bins"], k: int, selection: str, bins: Float[Array, "bins"] | None = None
+    power: Float[Array, "batch bins"], k: int, selection: str, bins: np.ndarray | None = None
 ) -> Float[Array, "batch k 2"]:
     """Return (bin, power) of the k largest powers; slots beyond the bins are (0, 0.0).
 
@@ -37,29 +37,45 @@ def selected_peaks(
         power: each zero or more, or NaN.
         k: slots.
         selection: a form of the selection.
-        bins: ascending number of each place; the place itself unless given.
+        bins: the bin at each place, in any order; the place itself unless given.
     """
     found = min(k, power.shape[1])
-    places = top_bins(power, found, selection)
+    places = top_places(power, found, selection, bins)
     powers = jnp.take_along_axis(power, places, axis=1, mode="promise_in_bounds")
-    numbers = places.astype(jnp.float32) if bins is None else bins[places]
-    return jnp.pad(jnp.stack([numbers, powers], axis=-1), ((0, 0), (0, k - found), (0, 0)))
+    numbers = places if bins is None else jnp.asarray(bins)[places]
+    peaks = jnp.stack([numbers.astype(jnp.float32), powers], axis=-1)
+    return jnp.pad(peaks, ((0, 0), (0, k - found), (0, 0)))
 
 
-def top_bins(power: Float[Array, "batch bins"], k: int, selection: str) -> Int[Array, "batch k"]:
+def top_places(
+    power: Float[Array, "batch bins"], k: int, selection: str, bins: np.ndarray | None = None
+) -> Int[Array, "batch k"]:
     """Return the places of the k largest powers of each row, in order.
 
     Args:
         power: float32, each zero or more, or NaN.
         k: at most the number of bins.
         selection: a key of `SELECTIONS`.
+        bins: the bin at each place; the place itself unless given.
     """
+    by_bin = np.argsort(bins).astype(np.int32) if bins is not None and np.any(np.diff(bins) < 0) else None
     # Places are integers: what depends on them gathers, and the gradient takes the gather's way.
-    return SELECTIONS[selection](lax.stop_gradient(power), k)
+    found = SELECTIONS[selection](lax.stop_gradient(power), k, by_bin)
+    return found if by_bin is None else jnp.asarray(by_bin)[found]
 
 
-def by_top_k(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"]:
-    """Return the places by `lax.top_k`: a heap for each row on CPUs."""
+def by_top_k(
+    power: Float[Array, "batch bins"], k: int, by_bin: np.ndarray | None = None
+) -> Int[Array, "batch k"]:
+    """Return the bins, counted in their order, by `lax.top_k`: a heap for each row on CPUs.
+
+    Args:
+        power: `[batch, n_bins]`.
+        k: at most the number of bins.
+        by_bin: the places in the order of their bins, where that is not the order of places.
+    """
+    if by_bin is not None:
+        power = power[:, by_bin]
     # top_k keeps the lower place first among equals, but takes NaN for the largest: a NaN becomes -1.
     ranked, n_bins = jnp.where(jnp.isnan(power), -1.0, power), power.shape[1]
     if k < n_bins or k == 1:
@@ -70,22 +86,29 @@ def by_top_k(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"]
     return jnp.concatenate([places, last], axis=1)
 
 
-def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"]:
-    """Return the places by k successive maxima: each the largest key below the last one.
+def by_maxima(
+    power: Float[Array, "batch bins"], k: int, by_bin: np.ndarray | None = None
+) -> Int[Array, "batch k"]:
+    """Return the bins, counted in their order, by k successive maxima: each the largest key below the last.
 
-    A key holds a power's leading bits and its place, so that keys are unique and a maximum brings its place
+    A key holds a power's leading bits and its bin, so that keys are unique and a maximum brings its bin
     along; many rows share a vector instruction. What the keys' missing bits leave open is settled from the
     powers themselves: candidates are put in their exact order, and that no bin was left out is proven for
     every row. Where it cannot be (more near-equal powers than there are spare candidates), `by_top_k`
     decides instead.
+
+    Args:
+        power: `[batch, n_bins]`.
+        k: at most the number of bins.
+        by_bin: the places in the order of their bins, where that is not the order of places.
     """
     batch, n_bins = power.shape
     n_places = 1 << (n_bins - 1).bit_length()
     n_candidates = min(k + _spare_candidates(n_bins), n_bins)
     tiles = to_tiles(power, tile_rows(batch))
     n_tiles, _, n_rows = tiles.shape
-    backward = np.arange(n_bins, dtype=np.uint32)[None, ::-1, None]
-    keys = _leading_bits(_ranked_bits(tiles), n_places) + backward
+    counted = np.argsort(np.arange(n_bins) if by_bin is None else by_bin).astype(np.uint32)
+    keys = _leading_bits(_ranked_bits(tiles), n_places) + (n_bins - 1 - counted)[None, :, None]
 
     def next_lower(key: UInt[Array, "tiles rows"], _: None) -> tuple[Array, Array]:
         key = _largest_below(keys, key)
@@ -93,7 +116,8 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
 
     highest: Any = np.full((n_tiles, n_rows), _HIGHEST)
     _, found = lax.scan(next_lower, highest, None, length=n_candidates)
-    places = n_bins - 1 - (found % n_places).astype(jnp.int32)
+    bins = n_bins - 1 - (found % n_places).astype(jnp.int32)
+    places = bins if by_bin is None else jnp.asarray(by_bin)[bins]
     tile, row = np.arange(n_tiles)[:, None], np.arange(n_rows)[None]
     bits = _ranked_bits(tiles.at[tile, places, row].get(mode="promise_in_bounds"))
     leading = found - found % n_places
@@ -112,14 +136,14 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
         return ~jnp.any(is_tied[:, None] & shares_key & (all_bits != bits[k - 1][:, None]))
 
     def neighbours_swapped() -> Int[Array, "k tiles rows"]:
-        return _swapped(places, _out_of_order(bits, places))[:k]
+        return _swapped(bins, _out_of_order(bits, bins))[:k]
 
     def in_order() -> Int[Array, "k tiles rows"]:
-        return lax.cond(is_nearly_in_order, neighbours_swapped, lambda: _in_order(bits, places)[:k])
+        return lax.cond(is_nearly_in_order, neighbours_swapped, lambda: _in_order(bits, bins)[:k])
 
     def by_heaps() -> Int[Array, "k tiles rows"]:
         # The barrier keeps the compiler from turning tiles into rows whether or not they are needed.
-        heaps = by_top_k(from_tiles(lax.optimization_barrier(tiles)), k)
+        heaps = by_top_k(from_tiles(lax.optimization_barrier(tiles)), k, by_bin)
         return heaps.T.reshape(k, n_tiles, n_rows)
 
     # One branch for all that is seldom needed: what leads to its parts is computed in it alone.
@@ -132,8 +156,8 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
 
 
 #: The forms of the selection, by name.
-SELECTIONS: Mapping[str, Callable[[Float[Array, "batch bins"], int], Int[Array, "batch k"]]] = (
-    MappingProxyType({"maxima": by_maxima, "top_k": by_top_k})
+SELECTIONS: Mapping[str, Callable[..., Int[Array, "batch k"]]] = MappingProxyType(
+    {"maxima": by_maxima, "top_k": by_top_k}
 )
 
 
@@ -216,10 +240,10 @@ def _maximum(arrays: Sequence[Array]) -> Array:
 
 
 def _out_of_order(
-    bits: Int[Array, "candidates tiles rows"], places: Int[Array, "candidates tiles rows"]
+    bits: Int[Array, "candidates tiles rows"], bins: Int[Array, "candidates tiles rows"]
 ) -> Bool[Array, "pairs tiles rows"]:
     """Return whether each candidate belongs behind the next one."""
-    return (bits[1:] > bits[:-1]) | ((bits[1:] == bits[:-1]) & (places[1:] < places[:-1]))
+    return (bits[1:] > bits[:-1]) | ((bits[1:] == bits[:-1]) & (bins[1:] < bins[:-1]))
 
 
 def _swapped(
@@ -235,15 +259,15 @@ def _swapped(
 
 
 def _in_order(
-    bits: Int[Array, "candidates tiles rows"], places: Int[Array, "candidates tiles rows"]
+    bits: Int[Array, "candidates tiles rows"], bins: Int[Array, "candidates tiles rows"]
 ) -> Int[Array, "candidates tiles rows"]:
-    """Return the places of candidates in order: neighbours are swapped, at even and odd places in turn."""
-    evens = (np.arange(len(places) - 1) % 2 == 0)[:, None, None]
+    """Return the bins of candidates in order: neighbours are swapped, at even and odd places in turn."""
+    evens = (np.arange(len(bins) - 1) % 2 == 0)[:, None, None]
 
     def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        bits, places, turn = state
-        swaps = _out_of_order(bits, places) & turn
-        return _swapped(bits, swaps), _swapped(places, swaps), ~turn
+        bits, bins, turn = state
+        swaps = _out_of_order(bits, bins) & turn
+        return _swapped(bits, swaps), _swapped(bins, swaps), ~turn
 
-    start = bits, places, jnp.asarray(evens)
+    start = bits, bins, jnp.asarray(evens)
     return lax.while_loop(lambda state: jnp.any(_out_of_order(*state[:2])), step, start)[1]
