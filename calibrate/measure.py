@@ -18,7 +18,7 @@ import numpy as np
 
 from rlxjax import welch_peaks
 from rlxjax.welch import WelchPeakParams, aligned_zeros
-from rlxjax.welch._device_programs import mean_power, transform_radix
+from rlxjax.welch._device_programs import mean_power
 from rlxjax.welch._launch import compiler_options
 from rlxjax.welch._selection import SELECTIONS, TILE_ROWS, selected_peaks
 
@@ -258,8 +258,7 @@ def _transform_benchmarks() -> dict[str, Callable[[], float]]:
     for name, (rows, n_fft) in {"short powers": SHORT_TRANSFORM, "long powers": LONG_TRANSFORM}.items():
         params = WelchPeakParams.fast(n_fft, 1)
         signal = jax.device_put(rng.standard_normal((rows, params.frame_len), np.float32))
-        radix = transform_radix(rows, params, jax.default_backend())
-        transform = functools.partial(mean_power, params=params, tile_rows=TILE_ROWS, radix=radix)
+        transform = functools.partial(mean_power, params=params, tile_rows=TILE_ROWS)
         program = jax.jit(transform, compiler_options=options)
 
         def run(program=program, signal=signal) -> None:
