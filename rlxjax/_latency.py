@@ -300,6 +300,7 @@ def device_terms_ns(
         for samples in (unshared_samples, unshared_samples / 2)
     )
     rows = device_rows(batch, most)
+    is_shared, share = shared_work(rows, unshared, least, c.device_parallel_gain)
     if work is None:
         transform_ns = device_work_ns(
             rows * n_segments,
@@ -308,14 +309,12 @@ def device_terms_ns(
             flop_per_ns=c.device_flop_per_ns,
             bytes_per_ns=c.device_bytes_per_ns,
         )
-        row_bytes = jnp.where(
-            is_fused, fused_transform_bytes(rows, n_fft, n_segments), TRANSFORM_BYTES_PER_SAMPLE * n_fft
-        )
+        packed_bytes = fused_transform_bytes(rows, n_fft, n_segments, is_shared)
+        row_bytes = jnp.where(is_fused, packed_bytes, TRANSFORM_BYTES_PER_SAMPLE * n_fft)
         transform_ns = transform_ns + long_rows_ns(
             rows * n_segments * n_fft, row_bytes, c.row_cache_bytes, c.row_far_bytes_per_ns
         )
         work = DeviceWork(transform_ns, bins, 8.0 * n_segments * bins)
-    is_shared, share = shared_work(rows, unshared, least, c.device_parallel_gain)
     transform_ns = share * work.transform_ns
     by_maxima_ns = share * maxima_ns(c, rows, work.ranked_bins, k)
     # A heap is code of one row's own, which processors that share units for vectors gain more by.

@@ -54,7 +54,7 @@ def test_rows_enough_of_long_segments_in_pairs_are_taken_apart_on_cpus():
     assert transform_radix(2**12, fast(1024, 1), "cpu") == 4
     assert transform_radix(2**12, fast(1024, 1), "gpu") == 1
     for rows, params in [
-        (8, fast(1024, 1)),
+        (31, fast(1024, 1)),
         (2**12, fast(256, 1)),
         (2**12, fast(1028, 1)),
         (2**12, rx.WelchPeakParams(1024, 3, 1)),
@@ -64,8 +64,8 @@ def test_rows_enough_of_long_segments_in_pairs_are_taken_apart_on_cpus():
 
 def test_of_a_transform_taken_apart_vmap_equals_a_loop_and_gradients_are_the_same():
     params = rx.WelchPeakParams.fast(512, 4)
-    signals = np.stack([noise(32, params), noise(32, params) + 1])
-    assert transform_radix(32, params, jax.default_backend()) == (4 if jax.default_backend() == "cpu" else 1)
+    signals = np.stack([noise(64, params), noise(64, params) + 1])
+    assert transform_radix(64, params, jax.default_backend()) == (4 if jax.default_backend() == "cpu" else 1)
     peaks_of = jax.jit(lambda signal: fused_peaks(signal, params, "top_k"))
     for peaks, signal in zip(jax.jit(jax.vmap(peaks_of))(signals), signals, strict=True):
         np.testing.assert_array_equal(peaks[..., 0], peaks_of(signal)[..., 0])

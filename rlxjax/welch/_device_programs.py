@@ -20,8 +20,8 @@ CHUNK_SAMPLES = {"cpu": 2**20, "other": 2**26}
 #: Rows of a chunk are a multiple of this: the selection works in whole tiles, and each chunk of an aligned
 #: signal is aligned.
 CHUNK_ROWS_MULTIPLE = TILE_ROWS
-#: Into how many transforms a CPU's is taken apart, of segments and of rows of segments of so many samples.
-SPLIT_RADIX, LEAST_SPLIT_N_FFT, LEAST_SPLIT_SAMPLES = 4, 512, 2**14
+#: Into how many transforms a CPU's is taken apart, from so many samples of a segment and of all rows on.
+SPLIT_RADIX, LEAST_SPLIT_N_FFT, LEAST_SPLIT_SAMPLES = 4, 512, 2**16
 
 
 def padding_step(batch: int) -> int:
@@ -64,8 +64,9 @@ def transform_radix(rows: int, params: WelchPeakParams, platform: str) -> int:
         [1, 4]
     """
     is_long = params.n_fft >= LEAST_SPLIT_N_FFT and params.n_fft % (2 * SPLIT_RADIX) == 0
-    is_split = is_long and params.n_segments % 2 == 0 and rows * params.n_fft >= LEAST_SPLIT_SAMPLES
-    return SPLIT_RADIX if platform == "cpu" and is_split else 1
+    has_rows = rows * params.n_segments * params.n_fft >= LEAST_SPLIT_SAMPLES
+    is_split = platform == "cpu" and is_long and params.n_segments % 2 == 0 and has_rows
+    return SPLIT_RADIX if is_split else 1
 
 
 def bin_order(params: WelchPeakParams, radix: int) -> np.ndarray | None:
