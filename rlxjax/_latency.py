@@ -316,7 +316,7 @@ def device_terms_ns(
         )
         work = DeviceWork(transform_ns, bins, 8.0 * n_segments * bins)
     transform_ns = share * work.transform_ns
-    by_maxima_ns = share * maxima_ns(c, rows, work.ranked_bins, k)
+    by_maxima_ns = maxima_ns(c, rows, work.ranked_bins, k, share)
     # A heap is code of one row's own, which processors that share units for vectors gain more by.
     _, heap_share = shared_work(rows, unshared, least, c.topk_parallel_gain)
     by_heap_ns = heap_share * top_k_ns(c, rows, work.ranked_bins, k)

@@ -125,19 +125,22 @@ def far_ns(c: "LatencyCoefficients", traffic_bytes: RealLike) -> Nanoseconds:
     return jnp.asarray(traffic_bytes * beyond / c.far_bytes_per_ns)
 
 
-def maxima_ns(c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike) -> Nanoseconds:
+def maxima_ns(
+    c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike, share: RealLike = 1.0
+) -> Nanoseconds:
     """Return the time of selection by successive maxima, `[*batch]`.
 
     A key is made of every bin; each pass compares all keys; there is one for each peak, and for the spare
     candidates (`welch._selection`), which are put in their exact order afterwards. A pass over one row alone
-    is a vector loop over its bins; over tiles of several, it is a longer program.
+    is a vector loop over its bins; over tiles of several, it is a longer program. Each of several processors
+    makes all passes, over its share of the rows.
     """
     _, place_bits = jnp.frexp(jnp.maximum(bins - 1.0, 1.0))
     spare = 2.0 + jnp.floor(jnp.maximum(place_bits - 8.0, 0.0) / 2.0)
     passes = jnp.minimum(jnp.minimum(k, bins) + spare, bins)
     compared = jnp.maximum(bins, MIN_BLOCKS * MIN_BLOCK_BINS)
     row_ns = bins * c.maxima_key_ns + passes * (compared * c.maxima_bin_ns + c.maxima_peak_ns)
-    return jnp.asarray(rows * row_ns + jnp.where(rows > 1, passes, 0.0) * c.maxima_pass_ns)
+    return jnp.asarray(share * rows * row_ns + jnp.where(rows > 1, passes, 0.0) * c.maxima_pass_ns)
 
 
 def top_k_ns(c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike) -> Nanoseconds:
