@@ -15,7 +15,7 @@ from benchmarks.startup import compilations
 from rlxjax import _latency_formulas
 from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
 from rlxjax._latency_formulas import SHARE_SHARPNESS
-from rlxjax.welch import _host, _launch, _selection
+from rlxjax.welch import _device_programs, _host, _launch, _selection
 from rlxjax.welch._device_programs import chunk_rows
 from rlxjax.welch._selection import SELECTIONS
 
@@ -135,7 +135,8 @@ def test_processors_share_the_device_s_work_beyond_its_least_piece(gain):
     rows = unshared * np.array([1.25, 4.0, 64.0])
     near = {"cache_bytes": 1e30}  # memory is shared by all of them
     shared, alone = (
-        terms_of("fused", rows, device_parallel_gain=g, overlap_ns=1e-9, **near) for g in (gain, 1e-300)
+        terms_of("fused", rows, device_parallel_gain=g, overlap_ns=1e-9, maxima_pass_ns=0.0, **near)
+        for g in (gain, 1e-300)
     )
     share = share_of(rows, unshared, unshared / 2, gain) / share_of(rows, unshared, unshared / 2, 0.0)
     for name in ("transform_ns", "selection_ns", "upload_ns", "readback_ns"):
@@ -195,6 +196,31 @@ def test_a_pass_over_several_rows_costs_something_of_its_own():
     for bins, more in spare.items():
         found = _latency_formulas.maxima_ns(only, rows, float(bins), k)
         np.testing.assert_array_equal(found, [0.0, k + more, k + more])
+    # Each of several processors makes all of them.
+    assert _latency_formulas.maxima_ns(only, 500.0, 65.0, k, 0.5) == k + 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "n_fft", "n_segments", "parts"),
+    [(31, 1024, 2, 1), (32, 1024, 2, 4), (64, 1024, 2, 4), (48, 1024, 2, 1), (64, 512, 2, 4)]
+    + [(4096, 256, 2, 1), (4096, 1024, 3, 1), (4096, 1024, 4, 4)],
+)
+def test_a_row_is_one_of_the_parts_that_the_program_takes_transforms_apart_into(
+    batch, n_fft, n_segments, parts
+):
+    params = rx.WelchPeakParams(n_fft, n_segments, 4)
+    is_shared = batch * n_segments * n_fft > _launch.MOST_UNSHARED_SAMPLES
+    assert _device_programs.transform_radix(batch // 2 if is_shared else batch, params, "cpu") == parts
+    without, everywhere, at_half = (
+        float(terms_of("fused", batch, n_fft, 4, n_segments, **charged).transform_ns)
+        for charged in (
+            {"row_far_bytes_per_ns": 1e300},
+            {"row_far_bytes_per_ns": 5.0, "row_cache_bytes": 1e-3},
+            {"row_far_bytes_per_ns": 5.0, "row_cache_bytes": 16.0 * n_fft / parts},
+        )
+    )
+    assert everywhere > without
+    assert at_half - without == pytest.approx((everywhere - without) / 2, rel=1e-6)
 
 
 def test_as_many_bins_enter_a_heap_as_the_running_maxima_of_random_ones_change():
