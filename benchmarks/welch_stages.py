@@ -20,7 +20,13 @@ import numpy as np
 from rlxjax import WelchPeakParams
 from rlxjax._files import Strict, write_json_file
 from rlxjax.welch import aligned_zeros
-from rlxjax.welch._device_programs import fused_peaks, mean_power, segment_spectra
+from rlxjax.welch._device_programs import (
+    fused_peaks,
+    mean_power,
+    segment_spectra,
+    taken_apart,
+    transform_radix,
+)
 from rlxjax.welch._host import hann_window, one_sided_weights
 from rlxjax.welch._launch import compiler_options
 from rlxjax.welch._selection import selected_peaks, tile_rows
@@ -51,9 +57,15 @@ def windowed(signal: jax.Array, params: WelchPeakParams) -> list[jax.Array]:
     return [signal[:, start : start + params.n_fft] * hann_window(params.n_fft) for start in starts]
 
 
-def packed(signal: jax.Array, params: WelchPeakParams) -> jax.Array:
-    """Return two windowed segments as one complex signal."""
-    return jax.lax.complex(*windowed(signal, params))
+def packed(signal: jax.Array, params: WelchPeakParams) -> list[jax.Array]:
+    """Return two windowed segments as the complex signals that are transformed."""
+    one, two = (signal[:, start : start + params.n_fft] for start in (0, params.hop))
+    return taken_apart(one, two, hann_window(params.n_fft), radix_of(signal, params))
+
+
+def radix_of(signal: jax.Array, params: WelchPeakParams) -> int:
+    """Return into how many transforms that of the rows is taken apart."""
+    return transform_radix(len(signal), params, jax.default_backend())
 
 
 def prefixes(params: WelchPeakParams) -> dict[str, dict[str, Callable[[jax.Array], jax.Array]]]:
@@ -68,8 +80,10 @@ def prefixes(params: WelchPeakParams) -> dict[str, dict[str, Callable[[jax.Array
         },
         "fused": {
             "window and pack": lambda signal: packed(signal, params),
-            "complex transform": lambda signal: jnp.fft.fft(packed(signal, params)),
-            "power": lambda signal: mean_power(signal, params, tile_rows(len(signal))),
+            "complex transform": lambda signal: list(map(jnp.fft.fft, packed(signal, params))),
+            "power": lambda signal: mean_power(
+                signal, params, tile_rows(len(signal)), radix_of(signal, params)
+            ),
             "selection by maxima": lambda signal: fused_peaks(signal, params, "maxima"),
         },
     }

@@ -97,8 +97,8 @@ def mean_power(
     parts: list[Any] = [0] * (radix + 2)
     if pairs := list(zip(segments[::2], segments[1::2], strict=False)):
         half = window * np.float32(0.5)  # so that a pair's sum is its mean, and overflows no sooner
-        taken_apart = [_taken_apart(one, two, half, radix) for one, two in pairs]
-        transforms = [jnp.fft.fft(jnp.stack(samples, axis=1)) for samples in zip(*taken_apart, strict=True)]
+        by_pair = [taken_apart(one, two, half, radix) for one, two in pairs]
+        transforms = [jnp.fft.fft(jnp.stack(samples, axis=1)) for samples in zip(*by_pair, strict=True)]
         powers = [to_tiles(jnp.sum(_squared_magnitude(each), axis=1), tile_rows) for each in transforms]
         nyquist = params.hop // radix
         parts = [4.0 * powers[0][:, :1], 2.0 * (powers[0][:, 1:nyquist] + powers[0][:, :nyquist:-1])]
@@ -117,7 +117,7 @@ def mean_power(
     )
 
 
-def _taken_apart(
+def taken_apart(
     one: Float[Array, "batch n_fft"], two: Float[Array, "batch n_fft"], window: np.ndarray, radix: int
 ) -> list[Complex[Array, "batch n"]]:
     """Return samples whose transforms together are that of windowed `x = one + i two`: the r-th `Z[4 q + r]`.
