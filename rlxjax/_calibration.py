@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import eval_context
 
 from ._checks import LEAST_SIZES, as_index, check_sizes, is_traced
 from ._decision import Decision, decision
@@ -281,7 +282,7 @@ class Calibration:
         """
         key = (batch, n_fft, k, n_segments, tuple(candidates), work)
         if key not in self._picks:
-            with jax.ensure_compile_time_eval():
+            with eval_context():
                 sizes = (batch, n_fft, k, n_segments)
                 timed = [path for path in candidates if path is not Path.LEARNED]
                 codes = np.array([path.code for path in timed], np.int32)
@@ -298,7 +299,7 @@ class Calibration:
         """Return how the fused path selects peaks fastest, "maxima" or "top_k"; scalar sizes only."""
         key = ("selection", batch, n_fft, k, n_segments)
         if key not in self._picks:
-            with jax.ensure_compile_time_eval():
+            with eval_context():
                 codes = np.arange(len(SELECTIONS))
                 sizes = (batch, n_fft, k, n_segments)
                 terms = corrected_terms_ns(self.posterior, Path.FUSED.code, *sizes, codes)

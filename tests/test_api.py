@@ -206,8 +206,20 @@ PYTREES = [name for name in DATACLASSES if is_pytree(getattr(rx, name))]
 
 
 def test_the_public_names_are_these():
-    names = (name for name, value in vars(rx).items() if not inspect.ismodule(value))
+    names = (name for name in dir(rx) if not inspect.ismodule(getattr(rx, name)))
     assert sorted(name for name in names if not name.startswith("_")) == PUBLIC_NAMES
+
+
+def test_the_public_names_can_be_imported_together():
+    everything = {}
+    exec("from rlxjax import *", everything)
+    assert {"fusion", "welch", *PUBLIC_NAMES} <= set(everything)
+    assert everything["welch"].welch_peaks is rx.welch_peaks
+
+
+def test_another_name_is_no_attribute():
+    with pytest.raises(AttributeError, match="'rlxjax' has no attribute 'welch_peak'"):
+        _ = rx.welch_peak
 
 
 @pytest.mark.parametrize(("name", "members"), SPECIFIED.items())
@@ -311,7 +323,7 @@ def run_python(code):
 
 
 def test_importing_loads_no_library_that_only_some_calls_need():
-    loaded = set(run_python("import sys, rlxjax; print(*sys.modules)").split())
+    loaded = set(run_python("import sys; from rlxjax import *; print(*sys.modules)").split())
     assert {"jax", "numpy", "rlxjax"} <= loaded
     assert loaded.isdisjoint({"optax", "pydantic", "typer", "rich", "matplotlib", "scipy", "calibrate"})
 
@@ -319,7 +331,7 @@ def test_importing_loads_no_library_that_only_some_calls_need():
 def test_importing_changes_no_jax_configuration_and_starts_no_backend():
     run_python(
         "import os; os.environ['JAX_PLATFORMS'] = 'no_such_platform'; import jax;"
-        "before = dict(jax.config.values); import rlxjax; assert jax.config.values == before"
+        "before = dict(jax.config.values); from rlxjax import *; assert jax.config.values == before"
     )
 
 

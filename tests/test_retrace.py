@@ -2,6 +2,7 @@
 
 import inspect
 
+import jax
 import numpy as np
 import pytest
 from test_api import PUBLIC_NAMES
@@ -52,6 +53,15 @@ def test_new_values_compile_nothing(name):
     compilations.clear()
     CALLS[name](1)
     assert not compilations
+
+
+@pytest.mark.parametrize("path", ["fused", "block", "learned"])
+def test_the_first_call_of_a_path_compiles_one_program(path):
+    # Constants computed apart, each a program of its own, took a quarter of the first call.
+    jax.clear_caches()
+    compilations.clear()
+    CALLS[f"welch_peaks {path} 64x256"](0)
+    assert sum("backend_compile" in event for event in compilations) == 1
 
 
 def test_the_counter_sees_what_is_compiled():

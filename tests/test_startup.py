@@ -56,15 +56,23 @@ def files_of(folder):
     return {path for path in folder.rglob("*") if path.is_file()}
 
 
-def test_importing_loads_what_every_call_needs_and_no_more():
-    heavy = "optax pydantic typer rich matplotlib scipy platformdirs filelock pandas jax.experimental.pallas"
-    loaded = set(
-        run_python(
-            "import sys, jax; before = set(sys.modules); import rlxjax;print(*set(sys.modules) - before)"
-        ).stdout.split()
-    )
-    assert "rlxjax" in loaded
+def loaded_by(statement):
+    """Return the modules that a statement loads after JAX."""
+    code = f"import sys, jax; before = set(sys.modules); {statement}; print(*set(sys.modules) - before)"
+    return set(run_python(code).stdout.split())
+
+
+def test_all_names_load_what_every_call_needs_and_no_more():
+    heavy = "optax pydantic typer rich matplotlib scipy platformdirs filelock pandas jax._src.pallas"
+    loaded = loaded_by("from rlxjax import *")
+    assert {"rlxjax._calibration", "rlxjax._design", "rlxjax.welch", "rlxjax.fusion"} <= loaded
     assert loaded.isdisjoint({*heavy.split(), "calibrate"})
+
+
+def test_a_name_loads_its_own_part():
+    assert loaded_by("import rlxjax") == {"rlxjax"}
+    assert loaded_by("import rlxjax; rlxjax.Graph").isdisjoint({"rlxjax.welch", "rlxjax._latency"})
+    assert loaded_by("from rlxjax import welch_peaks").isdisjoint({"rlxjax._calibration", "rlxjax._fit"})
 
 
 def test_importing_compiles_nothing_and_starts_no_backend():
@@ -72,7 +80,7 @@ def test_importing_compiles_nothing_and_starts_no_backend():
         "import jax; events = [];"
         "jax.monitoring.register_event_duration_secs_listener(lambda event, _, **__: events.append(event));"
         "jax.monitoring.register_event_listener(lambda event, **_: events.append(event));"
-        "import rlxjax, calibrate.cli; assert not events, events",
+        "import calibrate.cli; from rlxjax import *; assert not events, events",
         JAX_PLATFORMS="no_such_platform",
     )
 

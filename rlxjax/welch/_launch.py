@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import eval_context
 
 from rlxjax._checks import as_index
 from rlxjax._chunks import for_each_chunk, in_stream, rows_of_a_processor, worker_count
@@ -133,8 +134,7 @@ def _finish_on_threads(
     lock = threading.Lock()
 
     def run(*_: int) -> None:
-        # As in the caller's thread, so that both run the same compilation of a program.
-        with lock, jax.ensure_compile_time_eval():
+        with lock:
             start, each = next(found, (None, None))
         if start is not None:  # else another thread's launch has failed
             peaks[start : start + rows] = finish(each)[: len(peaks) - start]
@@ -177,7 +177,7 @@ def program_of(model: LearnedFft, params: WelchPeakParams) -> LearnedProgram:
     """Return the program of a model, its arrays on the device."""
     known = _programs.setdefault(model, {})
     if params not in known:
-        with jax.ensure_compile_time_eval():
+        with eval_context():
             known[params] = jax.device_put(learned_program(model, params))
     return known[params]
 

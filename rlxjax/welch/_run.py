@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import eval_context
 
 from rlxjax._checks import is_traced
 from rlxjax._chunks import background
@@ -95,7 +96,7 @@ def welch_peaks(
     if traced:
         return run_traced(path, signal, params, model, selection)
     # A constant inside a caller's jit is not traced, and is computed at once.
-    with jax.ensure_compile_time_eval():
+    with eval_context():
         peaks = run_path(path, signal, params, model, selection)
         # `jnp.asarray` would compile a copy for every number of rows.
         return jax.device_put(peaks) if isinstance(signal, jax.Array) else np.asarray(peaks)
@@ -240,7 +241,7 @@ def _cheapest_built_in(
             return float(learned_path_ns(*arguments, *gates, n_segments=params.n_segments))
         return float(BUILT_IN_COSTS_NS[path](*arguments, n_segments=params.n_segments))
 
-    with jax.ensure_compile_time_eval():
+    with eval_context():
         return min(candidates, key=cost)
 
 
