@@ -180,10 +180,18 @@ class Signals:
             rows[length] = max(rows.get(length, 0), cell.batch)
         rng = np.random.default_rng(seed)
         self._buffers = {length: _tones_in_noise(rng, count, length) for length, count in rows.items()}
+        self._first_row: dict[Cell, int] = {}
 
     def of(self, cell: Cell) -> np.ndarray:
-        """Return the signal `[batch, frame_len]` of a cell."""
-        return self._buffers[cell.params.frame_len][: cell.batch]
+        """Return a signal `[batch, frame_len]` of a cell: other rows than last time, as far as there are more.
+
+        A processor that gets few rows again and again has learnt their branches: 16 rows of 256 samples take a
+        heap's program 67 us then, where new ones, as a caller has them, take 88.
+        """
+        buffer = self._buffers[cell.params.frame_len]
+        first = self._first_row.get(cell, 0)
+        self._first_row[cell] = first + cell.batch if first + 2 * cell.batch <= len(buffer) else 0
+        return buffer[first : first + cell.batch]
 
     def model_of(self, cell: Cell) -> LearnedFft | None:
         """Return the model that a cell runs."""

@@ -70,6 +70,15 @@ def test_signals_are_aligned_float32_rows_of_the_cell():
         assert np.isfinite(signal).all()
 
 
+def test_a_cell_gets_other_rows_each_time_until_all_have_been_used():
+    few, many = Cell("fast", 3, 64, 4), Cell("fast", 8, 64, 4)
+    signals = Signals([few, many])
+    rows = signals.of(many)
+    for first in (0, 3, 0, 3):
+        np.testing.assert_array_equal(signals.of(few), rows[first : first + 3])
+    assert signals.of(many) is not rows and np.array_equal(signals.of(many), rows)
+
+
 def test_signals_repeat_with_the_same_seed():
     cell = Cell("fast", 4, 64, 4)
     first, again, other = (Signals([cell], seed).of(cell) for seed in (0, 0, 1))
