@@ -309,7 +309,7 @@ def device_terms_ns(
             flop_per_ns=c.device_flop_per_ns,
             bytes_per_ns=c.device_bytes_per_ns,
         )
-        packed_bytes = fused_transform_bytes(rows, n_fft, n_segments, is_shared)
+        packed_bytes = fused_transform_bytes(n_fft, n_segments)
         row_bytes = jnp.where(is_fused, packed_bytes, TRANSFORM_BYTES_PER_SAMPLE * n_fft)
         transform_ns = transform_ns + long_rows_ns(
             rows * n_segments * n_fft, row_bytes, c.row_cache_bytes, c.row_far_bytes_per_ns

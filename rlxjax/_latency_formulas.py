@@ -12,7 +12,6 @@ from .welch._device_programs import (
     CHUNK_ROWS_MULTIPLE,
     CHUNK_SAMPLES,
     LEAST_SPLIT_N_FFT,
-    LEAST_SPLIT_SAMPLES,
     SPLIT_RADIX,
 )
 from .welch._selection import MIN_BLOCK_BINS, MIN_BLOCKS
@@ -79,18 +78,14 @@ def long_rows_ns(
     return jnp.asarray(TRANSFORM_BYTES_PER_SAMPLE * samples * beyond / far_bytes_per_ns)
 
 
-def fused_transform_bytes(
-    rows: RealLike, n_fft: RealLike, n_segments: RealLike, is_shared: Bool[Array, "*batch"]
-) -> Float[Array, "*batch"]:
+def fused_transform_bytes(n_fft: RealLike, n_segments: RealLike) -> Float[Array, "*batch"]:
     """Return what one of the fused path's transforms reads and writes: two segments as one complex row.
 
-    Many rows of long ones are taken apart (`welch._device_programs.transform_radix`), here as two processors
-    would run them.
+    Long ones are taken apart where there are many (`welch._device_programs.transform_radix`); few rows are
+    not transformed eight at a time, so that they do not crowd the cache.
     """
-    samples = rows * n_segments * n_fft * jnp.where(is_shared, 0.5, 1.0)
-    is_long = (jnp.asarray(n_fft) >= LEAST_SPLIT_N_FFT) & (jnp.asarray(n_segments) % 2 == 0)
-    radix = jnp.where(is_long & (samples >= LEAST_SPLIT_SAMPLES), SPLIT_RADIX, 1.0)
-    return 2.0 * TRANSFORM_BYTES_PER_SAMPLE * n_fft / radix
+    is_split = (jnp.asarray(n_fft) >= LEAST_SPLIT_N_FFT) & (jnp.asarray(n_segments) % 2 == 0)
+    return 2.0 * TRANSFORM_BYTES_PER_SAMPLE * n_fft / jnp.where(is_split, SPLIT_RADIX, 1.0)
 
 
 def shared_work(
