@@ -227,13 +227,12 @@ def test_as_many_bins_enter_a_heap_as_the_running_maxima_of_random_ones_change()
         assert found == pytest.approx(entering, rel=0.02)
 
 
-def test_few_bins_cost_a_pass_of_maxima_what_a_vector_loop_of_the_least_blocks_does():
-    """65 and 129 bins are the same blocks, so that a pass differs by nothing but what it is of."""
-    least = _selection.MIN_BLOCKS * _selection.MIN_BLOCK_BINS
+@pytest.mark.parametrize("bins", [8, 33, 65, 129, 193, 257, 513, 1025, 2049, 4097])
+def test_a_pass_of_maxima_compares_the_blocks_as_they_are_written_and_their_places(bins):
+    width, n_blocks = _selection.blocks_of(bins)
     only = dataclasses.replace(jax.tree.map(lambda _: 0.0, MEDIAN), maxima_bin_ns=1.0)
-    for bins, compared in ((65, least), (129, least), (257, 257)):
-        passes = [_latency_formulas.maxima_ns(only, 1.0, float(bins), k) for k in (4, 5)]
-        assert passes[1] - passes[0] == compared
+    passes = [_latency_formulas.maxima_ns(only, 1.0, float(bins), k) for k in (4, 5)]
+    assert passes[1] - passes[0] == width * (n_blocks + 1)
 
 
 @pytest.mark.parametrize("path", ["fused", "block"])

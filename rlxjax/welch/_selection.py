@@ -210,6 +210,17 @@ def _spare_candidates(n_bins: int) -> int:
     return 2 + max(0, (n_bins - 1).bit_length() - 8) // 2
 
 
+def blocks_of(n_bins: int) -> tuple[int, int]:
+    """Return the width and the number of blocks of bins, which overlap: a maximum may see a key twice.
+
+    Examples:
+        >>> blocks_of(129), blocks_of(2049)
+        ((16, 9), (64, 33))
+    """
+    width = min(n_bins, max(MIN_BLOCK_BINS, 1 << ((n_bins - 1).bit_length() + 1) // 2))
+    return width, max(MIN_BLOCKS, -(-n_bins // width))
+
+
 def _largest_below(
     keys: UInt[Array, "tiles bins rows"], limit: UInt[Array, "tiles rows"]
 ) -> UInt[Array, "tiles rows"]:
@@ -220,9 +231,7 @@ def _largest_below(
     branch, where CPUs get no vector code for a plain reduction over the bins.
     """
     n_bins = keys.shape[1]
-    width = min(n_bins, max(MIN_BLOCK_BINS, 1 << ((n_bins - 1).bit_length() + 1) // 2))
-    # Blocks overlap: a maximum may see a key twice.
-    n_blocks = max(MIN_BLOCKS, -(-n_bins // width))
+    width, n_blocks = blocks_of(n_bins)
     starts = sorted({round(start) for start in np.linspace(0, n_bins - width, n_blocks).tolist()})
     largest = _maximum([keys[:, start : start + width] - limit[:, None] for start in starts])
     # Keeps the compiler from computing the blocks anew for each of their bins.
