@@ -14,7 +14,7 @@ from ._counts import as_float, as_temperature, difference, is_exact
 from ._device import Coefficients, Target, stack_rows, take_row
 from ._gate_formulas import base_score_ns, gate_margin_ns, gate_score_ns
 from ._numerics import Exact, Smooth, log_odds, log_soft_step, soft_step, straight_through
-from ._one_loop import in_one_loop
+from ._one_loop import by_slopes, in_one_loop
 from ._profile import GraphIoProfile
 from ._typing import Code, Count, Decision, Nanoseconds, Probability, RealLike
 
@@ -170,10 +170,9 @@ class IoFusionGate(Coefficients):
             0.5
         """
         temperature_ns = as_temperature(temperature_ns)
-        # Not `_margin_ns`: with it the gradient's program takes twice as long (docs/evaluation.md).
-        margin_ns = self.score_ns(before, after) - self.min_gain_ns
-        soft = soft_step(margin_ns, temperature_ns)
-        return straight_through(margin_ns >= 0.0, soft) if straight_through_gradient else soft
+        benefit = _benefit(before, after)
+        soft = _fuse_probability(self, _floats(benefit, self), temperature_ns)
+        return straight_through(self.should_fuse(benefit), soft) if straight_through_gradient else soft
 
     def fuse_log_probability(
         self,
@@ -280,6 +279,16 @@ def _score_ns(gate: IoFusionGate, benefit: FusionBenefit) -> Nanoseconds:
 
 
 _margin_ns = jax.jit(gate_margin_ns)
+
+
+@jax.jit
+def _fuse_probability(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike) -> Probability:
+    gate = dataclasses.replace(gate, unified_memory=jax.lax.stop_gradient(gate.unified_memory))
+    return by_slopes(_probability)(gate, benefit, temperature_ns)
+
+
+def _probability(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike) -> Probability:
+    return soft_step(gate_score_ns(gate, benefit, Exact()) - gate.min_gain_ns, temperature_ns)
 
 
 @functools.partial(jax.jit, static_argnames="is_checked")

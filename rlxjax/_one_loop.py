@@ -2,15 +2,18 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.interpreters import ad, batching, mlir
 
 #: A sum over rows on a CPU first adds so many parts of them.
 _PARTS = 8
+#: Parts of fewer rows are summed as usual.
+_FEW = 2**16
 #: Whether XLA takes barriers away before it writes loops: later ones write an array for each.
 _BARRIERS_END = jax.__version_info__ < (0, 11, 1)
 
@@ -119,7 +122,7 @@ def by_slopes(f: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Return `f` with a derivative that is the sum of its slopes times the tangents.
 
     Reverse mode sums over the rows for all the arguments that are scalars in one loop on a CPU, which
-    computes the slopes anew: nothing but the arguments is kept for it.
+    computes the slopes anew, by reverse mode row by row: nothing but the arguments is kept for it.
 
     Args:
         f: of pytrees of arrays, each of which broadcasts to the shape of the result; each row of it depends
@@ -132,15 +135,17 @@ def by_slopes(f: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
         @functools.partial(sloped.defjvp, symbolic_zeros=True)
         def _(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-            def slope(place: int, primals: Sequence[jax.Array]) -> jax.Array:
-                def of_one(x: jax.Array) -> jax.Array:
-                    return sloped.fun(*primals[:place], x, *primals[place + 1 :])
-
-                return jax.jvp(of_one, [primals[place]], [jnp.ones_like(primals[place])])[1]
-
             value = sloped(*primals)
-            slopes = [functools.partial(slope, place) for place in range(len(primals))]
-            return value, _along(value, slopes, tangents, primals, is_anew=True)
+            moved = {
+                place: tangent
+                for place, tangent in enumerate(tangents)
+                if not isinstance(tangent, SymbolicZero)
+            }
+            scalars = [place for place in moved if value.ndim > 0 and moved[place].ndim == 0]
+            weights = [moved.pop(place) for place in scalars]
+            change = _change(sloped.fun, primals, moved) if moved else jnp.zeros_like(value)
+            rows = [jnp.broadcast_to(x, value.shape) if x.ndim else x for x in primals]
+            return value, change + _weigh_rows(value, _Anew(sloped.fun, tuple(scalars)), rows, weights)
 
         return sloped(*map(jnp.asarray, leaves))
 
@@ -157,40 +162,82 @@ def along(value: jax.Array, slopes: Sequence[jax.Array], tangents: Sequence[Any]
         slopes: each of a shape that broadcasts to the value's.
         tangents: one a slope: an array of such a shape, or a symbolic zero.
     """
-    picks = [functools.partial(_entry, place) for place in range(len(slopes))]
-    operands = [jnp.broadcast_to(slope, value.shape) for slope in slopes]
-    return _along(value, picks, tangents, operands, is_anew=False)
-
-
-def _entry(place: int, slopes: Sequence[jax.Array]) -> jax.Array:
-    return slopes[place]
-
-
-def _along(
-    value: jax.Array,
-    slopes: Sequence[Callable],
-    tangents: Sequence[Any],
-    operands: Sequence[jax.Array],
-    *,
-    is_anew: bool,
-) -> jax.Array:
-    """Return the sum of slopes, each a function of the operands, times tangents.
-
-    `is_anew`: whether the slopes are computed from the operands rather than being some of them.
-    """
-    total, chosen, weights = jnp.zeros_like(value), [], []
+    total, rows, weights = jnp.zeros_like(value), [], []
     for slope, tangent in zip(slopes, tangents, strict=True):
         if isinstance(tangent, SymbolicZero):
             continue
         if value.ndim == 0 or tangent.ndim > 0:
-            total = total + slope(operands) * tangent
+            total = total + slope * tangent
         else:
-            chosen.append(slope)
-            weights.append(tangent.astype(value.dtype))
-    if not chosen:
-        return total
-    rows = [jnp.broadcast_to(operand, value.shape) if operand.ndim else operand for operand in operands]
-    return total + _weigh.bind(*rows, *weights, slopes=tuple(chosen), is_sum=False, is_anew=is_anew)[0]
+            rows.append(jnp.broadcast_to(slope, value.shape))
+            weights.append(tangent)
+    return total + _weigh_rows(value, _Kept(tuple(range(len(rows)))), rows, weights)
+
+
+def _change(f: Callable, values: Sequence[jax.Array], tangents: dict[int, jax.Array]) -> jax.Array:
+    """Return the change of `f` with some of its arguments."""
+    places = tuple(tangents)
+    return jax.jvp(_of(f, values, places), [values[place] for place in places], [*tangents.values()])[1]
+
+
+def _of(f: Callable, values: Sequence[jax.Array], places: tuple[int, ...]) -> Callable:
+    """Return `f` as a function of some of its arguments."""
+
+    def of(*moving: jax.Array) -> jax.Array:
+        moved = dict(zip(places, moving, strict=True))
+        return f(*(moved.get(place, value) for place, value in enumerate(values)))
+
+    return of
+
+
+class _Kept(NamedTuple):
+    """Slopes that are among the rows, at these places."""
+
+    places: tuple[int, ...]
+
+    def change(self, rows: Sequence[jax.Array], weights: Sequence[jax.Array]) -> jax.Array:
+        """Return the slopes times weights, added."""
+        return functools.reduce(jnp.add, self.products(rows, weights))
+
+    def pulled(self, rows: Sequence[jax.Array], last: jax.Array) -> list[jax.Array]:
+        """Return each slope times the last rows."""
+        return self.products(rows, [last] * len(self.places))
+
+    def products(self, rows: Sequence[jax.Array], factors: Sequence[jax.Array]) -> list[jax.Array]:
+        return [rows[place] * factor for place, factor in zip(self.places, factors, strict=True)]
+
+
+class _Anew(NamedTuple):
+    """Slopes of a function of rows and scalars by those scalars that stand at these places."""
+
+    f: Callable
+    places: tuple[int, ...]
+
+    def change(self, rows: Sequence[jax.Array], weights: Sequence[jax.Array]) -> jax.Array:
+        """Return the slopes times weights, added."""
+        weights = [
+            weight.astype(rows[place].dtype) for place, weight in zip(self.places, weights, strict=True)
+        ]
+        return _change(self.f, rows, dict(zip(self.places, weights, strict=True)))
+
+    def pulled(self, rows: Sequence[jax.Array], last: jax.Array) -> list[jax.Array]:
+        """Return each slope times the last rows."""
+
+        def of_row(row: list[jax.Array], last: jax.Array) -> tuple[jax.Array, ...]:
+            scalars = [row[place].astype(last.dtype) for place in self.places]
+            return jax.vjp(_of(self.f, row, self.places), *scalars)[1](last)
+
+        for _ in range(last.ndim):
+            of_row = jax.vmap(of_row, ([0 if row.ndim else None for row in rows], 0))
+        return [*of_row([*rows], last)]
+
+
+def _weigh_rows(value: jax.Array, slopes: Any, rows: list, weights: list) -> jax.Array:
+    if not weights:
+        return jnp.zeros_like(value)
+    return _weigh.bind(
+        *rows, *(weight.astype(value.dtype) for weight in weights), slopes=slopes, is_sum=False
+    )[0]
 
 
 #: Rows `[*batch]`, slopes of the operands, weighed by scalars and added, or, its transpose, all slopes times
@@ -200,58 +247,67 @@ _weigh = type(jax.lax.add_p)("weigh_rows")
 _weigh.multiple_results = True
 
 
-def _products(slopes: tuple[Callable, ...], operands: Sequence[jax.Array], weights: Sequence[jax.Array]):
-    return [slope(operands) * weight for slope, weight in zip(slopes, weights, strict=True)]
-
-
-def _weighed(*operands: jax.Array, slopes: tuple[Callable, ...], is_sum: bool, **_: bool) -> list[jax.Array]:
+def _weighed(*operands: jax.Array, slopes: _Kept | _Anew, is_sum: bool) -> list[jax.Array]:
     if is_sum:
-        *rows, last = operands
-        return [jnp.sum(product) for product in _products(slopes, rows, [last] * len(slopes))]
-    rows, weights = operands[: -len(slopes)], operands[-len(slopes) :]
-    total = functools.reduce(jnp.add, _products(slopes, rows, weights))
+        return [jnp.sum(product) for product in slopes.pulled(operands[:-1], operands[-1])]
+    count = len(operands) - len(slopes.places)
+    total = slopes.change(operands[:count], operands[count:])
     return [jnp.broadcast_to(total, jnp.broadcast_shapes(*map(jnp.shape, operands)))]
 
 
-def _weighed_in_one_loop(
-    *operands: jax.Array, slopes: tuple[Callable, ...], is_sum: bool, is_anew: bool
-) -> list[jax.Array]:
-    """Return the same, the sums in one loop, over parts of the rows in step."""
-    size = operands[-1].size // _PARTS
-    if not is_sum or size == 0:
+def _weighed_in_one_loop(*operands: jax.Array, slopes: _Kept | _Anew, is_sum: bool) -> list[jax.Array]:
+    """Return the same, the sums in one loop."""
+    if not is_sum:
         return _weighed(*operands, slopes=slopes, is_sum=is_sum)
 
-    if is_anew:  # Else what the last operand is made of, divisions among it, is written out array by array.
-        operands = *operands[:-1], *_once([_twice(operands[-1])])
+    def products(*operands: jax.Array) -> list[jax.Array]:
+        return slopes.pulled(operands[:-1], operands[-1])
+
+    def sums(*operands: jax.Array) -> list[jax.Array]:
+        with set_xla_metadata(inlineable="true"):
+            return _sums(products, operands)
+
+    if isinstance(slopes, _Kept):
+        return _sums(products, operands)
+    # A program of its own: else what the last operand is made of, divisions among it, is written out array
+    # by array.
+    with set_xla_metadata(inlineable="false"):
+        return jax.jit(sums)(*operands)
+
+
+def _sums(products: Callable[..., Sequence[jax.Array]], operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return the sums of products of rows, over parts of the rows in step, and again over parts of those."""
+    count = max(operand.size for operand in operands)
+    size = count // _PARTS
+    if size < _FEW:
+        return [jnp.sum(product) for product in products(*operands)]
 
     def cut(start: int, stop: int | None) -> list[jax.Array]:
         return [operand.reshape(-1)[start:stop] if operand.ndim else operand for operand in operands]
 
     def add(_, parts: list[list[jax.Array]]) -> list[jax.Array]:
-        products = [_products(slopes, rows, [last] * len(slopes)) for *rows, last in parts]
-        return [functools.reduce(jnp.add, addends) for addends in zip(*products, strict=True)]
+        addends = zip(*(products(*part) for part in parts), strict=True)
+        return [functools.reduce(jnp.add, addend) for addend in addends]
 
     parts = [cut(part * size, (part + 1) * size) for part in range(_PARTS)]
-    totals = [jnp.sum(total) for total in in_one_loop(add)((), parts)]
-    if _PARTS * size == operands[-1].size:
+    totals = _sums(lambda *rows: rows, in_one_loop(add)((), parts))
+    if _PARTS * size == count:
         return totals
-    rest = _weighed(*cut(_PARTS * size, None), slopes=slopes, is_sum=True)
-    return [total + left for total, left in zip(totals, rest, strict=True)]
+    rest = products(*cut(_PARTS * size, None))
+    return [total + jnp.sum(left) for total, left in zip(totals, rest, strict=True)]
 
 
-def _weighed_shapes(*operands, slopes: tuple, is_sum: bool, **_: bool) -> list:
+def _weighed_shapes(*operands, slopes: _Kept | _Anew, is_sum: bool) -> list:
     if is_sum:
-        return [operands[-1].update(shape=())] * len(slopes)
+        return [operands[-1].update(shape=())] * len(slopes.places)
     shape = jnp.broadcast_shapes(*(operand.shape for operand in operands))
     return [operands[-1].update(shape=shape)]
 
 
-def _weigh_jvp(
-    operands: list, tangents: list, *, slopes: tuple, is_sum: bool, is_anew: bool
-) -> tuple[list, list]:
+def _weigh_jvp(operands: list, tangents: list, *, slopes: _Kept | _Anew, is_sum: bool) -> tuple[list, list]:
     """The results are linear in the weights; those come last."""
-    count = len(operands) - (1 if is_sum else len(slopes))
-    weigh = functools.partial(_weigh.bind, slopes=slopes, is_sum=is_sum, is_anew=is_anew)
+    count = len(operands) - (1 if is_sum else len(slopes.places))
+    weigh = functools.partial(_weigh.bind, slopes=slopes, is_sum=is_sum)
     results, changes = weigh(*operands), []
     if any(type(tangent) is not ad.Zero for tangent in tangents[count:]):
         changes.append(weigh(*operands[:count], *map(ad.instantiate_zeros, tangents[count:])))
@@ -265,14 +321,15 @@ def _weigh_jvp(
     return results, [functools.reduce(jnp.add, change) for change in zip(*changes, strict=True)]
 
 
-def _weigh_transpose(cotangents: list, *operands, slopes: tuple, is_sum: bool, is_anew: bool) -> list:
+def _weigh_transpose(cotangents: list, *operands, slopes: _Kept | _Anew, is_sum: bool) -> list:
     given = [place for place, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
-    count = len(operands) - (1 if is_sum else len(slopes))
+    count = len(operands) - (1 if is_sum else len(slopes.places))
     if not given:
         return [None] * len(operands)
-    slopes = tuple(slopes[place] for place in given) if is_sum else slopes
+    if is_sum:
+        slopes = slopes._replace(places=tuple(slopes.places[place] for place in given))
     weights = [cotangents[place] for place in given]
-    results = _weigh.bind(*operands[:count], *weights, slopes=slopes, is_sum=not is_sum, is_anew=is_anew)
+    results = _weigh.bind(*operands[:count], *weights, slopes=slopes, is_sum=not is_sum)
     return [None] * count + results
 
 
