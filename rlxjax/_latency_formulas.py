@@ -85,7 +85,7 @@ def fused_transform_bytes(n_fft: RealLike, n_segments: RealLike) -> Float[Array,
     not transformed eight at a time, so that they do not crowd the cache.
     """
     is_split = (jnp.asarray(n_fft) >= LEAST_SPLIT_N_FFT) & (jnp.asarray(n_segments) % 2 == 0)
-    return 2.0 * TRANSFORM_BYTES_PER_SAMPLE * n_fft / jnp.where(is_split, SPLIT_RADIX, 1.0)
+    return jnp.asarray(2.0 * TRANSFORM_BYTES_PER_SAMPLE * n_fft / jnp.where(is_split, SPLIT_RADIX, 1.0))
 
 
 def shared_work(

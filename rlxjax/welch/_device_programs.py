@@ -1,5 +1,6 @@
 """The device programs: what the fused and the block path jit."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -119,14 +120,14 @@ def mean_power(
 
 def taken_apart(
     one: Float[Array, "batch n_fft"], two: Float[Array, "batch n_fft"], window: np.ndarray, radix: int
-) -> list[Complex[Array, "batch n"]]:
+) -> Sequence[Complex[Array, "batch n"]]:
     """Return samples whose transforms together are that of windowed `x = one + i two`: the r-th `Z[4 q + r]`.
 
     A step of decimation in frequency, in one loop with the window:
     `y_r[j] = w^(r j) sum_m (-i)^(r m) x[j + m n/4]` with `w = exp(-2 pi i / n)`.
     """
     if radix == 1:
-        return [lax.complex(one * window[None], two * window[None])]
+        return [jnp.asarray(lax.complex(one * window[None], two * window[None]))]
     n_fft, n = len(window), len(window) // radix
 
     def step(_: tuple, quarters: list[list[Array]]) -> list[Array]:
