@@ -130,7 +130,7 @@ def taken_apart(
         return [jnp.asarray(lax.complex(one * window[None], two * window[None]))]
     n_fft, n = len(window), len(window) // radix
 
-    def step(_: tuple, quarters: list[list[Array]]) -> list[Array]:
+    def step(_: tuple, quarters: list[list[Array]]) -> list[Any]:
         def by_row(factors: np.ndarray) -> np.ndarray:
             return factors.reshape(1, n, *[1] * (quarters[0][0].ndim - 2))
 
