@@ -133,9 +133,9 @@ def maxima_ns(
     _, place_bits = jnp.frexp(jnp.maximum(bins - 1.0, 1.0))
     spare = 2.0 + jnp.floor(jnp.maximum(place_bits - 8.0, 0.0) / 2.0)
     passes = jnp.minimum(jnp.minimum(k, bins) + spare, bins)
-    # The blocks' maximum, and that of its places.
+    # The blocks, as if they did not overlap but where they are as few as may be, and the places of one.
     width = jnp.minimum(jnp.maximum(jnp.ldexp(1.0, (place_bits + 1) // 2), MIN_BLOCK_BINS), bins)
-    compared = width * (jnp.maximum(jnp.ceil(bins / width), MIN_BLOCKS) + 1.0)
+    compared = jnp.maximum(bins, width * MIN_BLOCKS) + width
     row_ns = bins * c.maxima_key_ns + passes * (compared * c.maxima_bin_ns + c.maxima_peak_ns)
     return jnp.asarray(share * rows * row_ns + jnp.where(rows > 1, passes, 0.0) * c.maxima_pass_ns)
 
