@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from rlxjax.welch import (
     aligned_zeros,
     learned_program,
 )
+from rlxjax.welch._launch import ALIGNMENT_BYTES
 
 
 class Strategy(NamedTuple):
@@ -190,7 +192,9 @@ class Signals:
         """
         buffer = self._buffers[cell.params.frame_len]
         first = self._first_row.get(cell, 0)
-        self._first_row[cell] = first + cell.batch if first + 2 * cell.batch <= len(buffer) else 0
+        aligned = ALIGNMENT_BYTES // math.gcd(ALIGNMENT_BYTES, buffer.strides[0])
+        following = first + math.ceil(cell.batch / aligned) * aligned
+        self._first_row[cell] = following if following + cell.batch <= len(buffer) else 0
         return buffer[first : first + cell.batch]
 
     def model_of(self, cell: Cell) -> LearnedFft | None:

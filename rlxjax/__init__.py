@@ -5,9 +5,9 @@
 """
 
 import importlib as _importlib
-from typing import TYPE_CHECKING
+import typing as _typing
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from ._calibration import Calibration as Calibration
     from ._calibration import CalibrationFileError as CalibrationFileError
     from ._calibration import MachineMismatchWarning as MachineMismatchWarning

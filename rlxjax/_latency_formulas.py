@@ -82,7 +82,7 @@ def fused_transform_bytes(n_fft: RealLike, n_segments: RealLike) -> Float[Array,
     """Return what one of the fused path's transforms reads and writes: two segments as one complex row.
 
     Long ones are taken apart where there are many (`welch._device_programs.transform_radix`); few rows are
-    not transformed eight at a time, so that they do not crowd the cache.
+    not transformed eight at a time, so that they do not crowd the cache. Lengths count as multiples of 8.
     """
     is_split = (jnp.asarray(n_fft) >= LEAST_SPLIT_N_FFT) & (jnp.asarray(n_segments) % 2 == 0)
     return jnp.asarray(2.0 * TRANSFORM_BYTES_PER_SAMPLE * n_fft / jnp.where(is_split, SPLIT_RADIX, 1.0))

@@ -208,6 +208,8 @@ PYTREES = [name for name in DATACLASSES if is_pytree(getattr(rx, name))]
 def test_the_public_names_are_these():
     names = (name for name in dir(rx) if not inspect.ismodule(getattr(rx, name)))
     assert sorted(name for name in names if not name.startswith("_")) == PUBLIC_NAMES
+    held = {name for name, value in vars(rx).items() if not inspect.ismodule(value)}
+    assert {name for name in held if not name.startswith("_")} <= set(PUBLIC_NAMES)
 
 
 def test_the_public_names_can_be_imported_together():

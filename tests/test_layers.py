@@ -118,6 +118,10 @@ def test_the_package_file_imports_each_public_name_from_the_module_that_the_tabl
         for alias in node.names
     }
     assert imported == rlxjax._MODULES
+    kinds = {type(node) for node in tree.body[1:]}  # the docstring is the first
+    assert kinds == {ast.Import, ast.If, ast.Assign}, (
+        "nothing but imports, the table of names and the version"
+    )
 
 
 def test_only_the_files_module_touches_files_but_for_the_name_of_the_processor():

@@ -44,6 +44,12 @@ def test_a_transform_taken_apart_has_the_same_powers_in_their_order(n_fft, n_seg
     signal, order = noise(8, params), bin_order(params, 4)
     assert sorted(order) == list(range(params.n_bins))
     power = reference_power(signal, params)
+    for bad, kind in ((np.nan, np.isnan), (np.inf, lambda power: ~np.isfinite(power))):
+        spoilt = signal.copy()
+        spoilt[3, n_fft // 2 + 1] = bad
+        found = np.asarray(mean_power_of(spoilt, params, 8, 4))
+        assert kind(found[3]).all()
+        assert np.isfinite(np.delete(found, 3, axis=0)).all()
     for tile_rows in (1, 8):
         error = np.abs(mean_power_of(signal, params, tile_rows, 4) - power[:, order])
         assert np.all(error <= FLOAT32_RTOL * power.max(1, keepdims=True))

@@ -60,8 +60,9 @@ def test_memory_splits_cells_at_the_limit_and_loses_none():
 
 def test_signals_are_aligned_float32_rows_of_the_cell():
     cells = [Cell("ultra", 3, 64, 4), Cell("fast", 5, 64, 4), Cell("fused-top_k", 2, 128, 4)]
+    cells += [Cell("fast", batch, 66, 4) for batch in (3, 40)]
     signals = Signals(cells)
-    for cell in cells:
+    for cell in cells * 5:
         signal = signals.of(cell)
         assert signal.shape == (cell.batch, cell.params.frame_len)
         assert signal.dtype == np.float32
