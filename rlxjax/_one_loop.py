@@ -12,8 +12,6 @@ from jax.interpreters import ad, batching, mlir
 
 #: A sum over rows on a CPU first adds so many parts of them.
 _PARTS = 8
-#: Parts of fewer rows are summed as usual.
-_FEW = 2**16
 #: Whether XLA takes barriers away before it writes loops: later ones write an array for each.
 _BARRIERS_END = jax.__version_info__ < (0, 11, 1)
 
@@ -276,10 +274,10 @@ def _weighed_in_one_loop(*operands: jax.Array, slopes: _Kept | _Anew, is_sum: bo
 
 
 def _sums(products: Callable[..., Sequence[jax.Array]], operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """Return the sums of products of rows, over parts of the rows in step, and again over parts of those."""
+    """Return the sums of products of rows, over parts of the rows in step."""
     count = max(operand.size for operand in operands)
     size = count // _PARTS
-    if size < _FEW:
+    if size == 0:
         return [jnp.sum(product) for product in products(*operands)]
 
     def cut(start: int, stop: int | None) -> list[jax.Array]:
@@ -290,7 +288,7 @@ def _sums(products: Callable[..., Sequence[jax.Array]], operands: Sequence[jax.A
         return [functools.reduce(jnp.add, addend) for addend in addends]
 
     parts = [cut(part * size, (part + 1) * size) for part in range(_PARTS)]
-    totals = _sums(lambda *rows: rows, in_one_loop(add)((), parts))
+    totals = [jnp.sum(total) for total in in_one_loop(add)((), parts)]
     if _PARTS * size == count:
         return totals
     rest = products(*cut(_PARTS * size, None))
