@@ -17,7 +17,7 @@ from ._selection import TILE_ROWS, default_selection, from_tiles, selected_peaks
 
 #: Samples that a chunk of rows transforms at a time: on CPUs its arrays stay in cache, elsewhere memory
 #: bounds them.
-CHUNK_SAMPLES = {"cpu": 2**20, "other": 2**26}
+CHUNK_SAMPLES = {"cpu": 2**19, "other": 2**26}
 #: Rows of a chunk are a multiple of this: the selection works in whole tiles, and each chunk of an aligned
 #: signal is aligned.
 CHUNK_ROWS_MULTIPLE = TILE_ROWS
@@ -37,7 +37,7 @@ def chunk_rows(params: WelchPeakParams, platform: str) -> int:
 
     Examples:
         >>> chunk_rows(WelchPeakParams.fast(256, 16), "cpu")
-        2048
+        1024
     """
     samples = CHUNK_SAMPLES.get(platform, CHUNK_SAMPLES["other"])
     rows = max(CHUNK_ROWS_MULTIPLE, samples // (params.n_segments * params.n_fft))
