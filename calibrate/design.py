@@ -15,7 +15,7 @@ from .workloads import WITHOUT_MODEL, Cell, Grid, runs_model
 #: Workloads that the fit sees for each held-out one.
 SEEN_PER_HELD_OUT = 2
 #: Spread of runs and size of the correction that the design supposes, whatever a fit of few timings says.
-DESIGN_SPREAD, DESIGN_CORRECTION_SD = 0.05, 0.2
+DESIGN_SPREAD, DESIGN_CORRECTION_SD = 0.05, 0.025
 #: Workloads for the sake of the unknowns; so many after them are for that of the times of all workloads.
 FOR_UNKNOWNS, FOR_TIMES = 10, 32
 #: Seconds that a cell takes before its first timing, compilation included, and the runs expected of it.

@@ -89,7 +89,6 @@ _TYPICAL = LatencyCoefficients(
     device_call_ns=4e4,
     dispatch_ns=1e4,
     roundtrip_ns=1e4,
-    overlap_ns=2e4,
     upload_bytes_per_ns=20.0,
     readback_bytes_per_ns=20.0,
     device_row_ns=50.0,
@@ -106,6 +105,7 @@ _TYPICAL = LatencyCoefficients(
     maxima_pass_ns=300.0,
     topk_bin_ns=1.0,
     topk_update_ns=5.0,
+    maxima_parallel_gain=0.7,
     topk_parallel_gain=0.7,
 )
 _WIDE_LOG_SD = 2.0

@@ -16,7 +16,6 @@ from ._checks import check_shapes, check_sizes, fields_of, is_traced
 from ._counts import size_as_float
 from ._device import Coefficients
 from ._latency_formulas import (
-    ROOFLINE_SHARPNESS,
     TRANSFORM_BYTES_PER_SAMPLE,
     chunk_rows_of,
     device_rows,
@@ -28,9 +27,9 @@ from ._latency_formulas import (
     long_rows_ns,
     maxima_ns,
     shared_work,
+    signal_bytes,
     top_k_ns,
 )
-from ._numerics import soft_roofline
 from ._programs import quick_jit
 from ._typing import Code, Nanoseconds, RealLike
 from .welch import Path
@@ -40,7 +39,7 @@ from .welch._launch import MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK
 from .welch._selection import SELECTIONS
 
 #: Changes whenever the same coefficients would give another prediction.
-FORMULA_VERSION = 6
+FORMULA_VERSION = 7
 
 #: Bytes that the host path moves for one sample.
 HOST_BYTES_PER_SAMPLE = 8.0
@@ -76,7 +75,6 @@ class LatencyCoefficients(Coefficients):
         device_call_ns: one call of a device path: checks, padding, argument handling.
         dispatch_ns: one program launch.
         roundtrip_ns: one wait of the host for the device.
-        overlap_ns: work of the host after a launch, while the device computes.
         upload_bytes_per_ns: host to device.
         readback_bytes_per_ns: device to host.
         device_row_ns: one segment's transform on the device, apart from its operations.
@@ -91,6 +89,7 @@ class LatencyCoefficients(Coefficients):
         maxima_bin_ns: one bin compared in one of its passes.
         maxima_peak_ns: one candidate gathered and put in order.
         maxima_pass_ns: one of those passes, however many rows it has.
+        maxima_parallel_gain: speed-up of those passes by all processors at a time, less 1.
         topk_bin_ns: one bin scanned by the selection by a heap.
         topk_update_ns: one comparison of that heap.
         topk_parallel_gain: speed-up of heaps on all processors at a time, less 1.
@@ -109,7 +108,6 @@ class LatencyCoefficients(Coefficients):
     device_call_ns: RealLike
     dispatch_ns: RealLike
     roundtrip_ns: RealLike
-    overlap_ns: RealLike
     upload_bytes_per_ns: RealLike
     readback_bytes_per_ns: RealLike
     device_row_ns: RealLike
@@ -124,6 +122,7 @@ class LatencyCoefficients(Coefficients):
     maxima_bin_ns: RealLike
     maxima_peak_ns: RealLike
     maxima_pass_ns: RealLike
+    maxima_parallel_gain: RealLike
     topk_bin_ns: RealLike
     topk_update_ns: RealLike
     topk_parallel_gain: RealLike
@@ -256,7 +255,7 @@ def _host_terms_ns(c: LatencyCoefficients, batch, n_fft, k, n_segments) -> Laten
         ),
         launch_and_sync_ns=nothing,
         upload_ns=nothing,
-        transform_ns=share * transform_ns,
+        transform_ns=share * transform_ns + far_ns(c, signal_bytes(batch, n_fft, n_segments)),
         selection_ns=share * selection_ns,
         readback_ns=nothing,
     )
@@ -316,13 +315,14 @@ def device_terms_ns(
         )
         work = DeviceWork(transform_ns, bins, 8.0 * n_segments * bins)
     transform_ns = share * work.transform_ns
-    by_maxima_ns = maxima_ns(c, rows, work.ranked_bins, k, share)
-    # A heap is code of one row's own, which processors that share units for vectors gain more by.
+    # Each form gains by processors on its own: a heap stays in a processor's first cache, the keys that
+    # maxima pass over again and again do not.
+    _, maxima_share = shared_work(rows, unshared, least, c.maxima_parallel_gain)
+    by_maxima_ns = maxima_ns(c, rows, work.ranked_bins, k, maxima_share)
     _, heap_share = shared_work(rows, unshared, least, c.topk_parallel_gain)
     by_heap_ns = heap_share * top_k_ns(c, rows, work.ranked_bins, k)
     takes_maxima = jnp.where(selection == CHEAPER, by_maxima_ns <= by_heap_ns, selection == MAXIMA)
     selection_ns = jnp.where(is_fused, jnp.where(takes_maxima, by_maxima_ns, by_heap_ns), 0.0)
-    on_device_ns = transform_ns + selection_ns
 
     # A processor that runs the block path's programs selects from their spectra as well.
     _, host_share = shared_work(rows, unshared, least, c.host_parallel_gain)
@@ -330,20 +330,19 @@ def device_terms_ns(
     # NumPy's calls hold the interpreter: those of several processors take turns.
     host_calls = jnp.where(is_shared, 1.0 + c.host_parallel_gain, 1.0)
     numpy_ns = jnp.where(is_fused, 0.0, host_calls * c.host_call_ns + _read_anew_ns(c, n_fft))
-    # One thread launches a program for each processor, and further ones while those run. Other threads, for
-    # the block path, wake meanwhile.
-    waking_ns = soft_roofline(on_device_ns, c.threads_ns, ROOFLINE_SHARPNESS) - on_device_ns
-    joining_ns = jnp.where(is_fused, c.device_parallel_gain * c.dispatch_ns, waking_ns)
+    # One thread launches a program for each processor, and further ones while those run; for the block path,
+    # other threads join in.
+    joining_ns = jnp.where(is_fused, c.device_parallel_gain * c.dispatch_ns, c.threads_ns)
     joining_ns = jnp.where(is_shared, joining_ns, 0.0)
 
-    signal_bytes = 4.0 * rows * n_fft * (n_segments + 1.0) / 2.0
-    readback_bytes = jnp.where(is_fused, 8.0 * rows * k, rows * work.spectrum_bytes)
-    # What the host does after a launch takes no time of its own while the device is busy.
-    visible_ns = soft_roofline(on_device_ns, c.overlap_ns, ROOFLINE_SHARPNESS) - on_device_ns
+    uploaded_bytes = signal_bytes(rows, n_fft, n_segments)
+    # The spectra of each processor's later chunks lie where those of its first one did.
+    first_rows = jnp.minimum(rows, (1.0 + c.device_parallel_gain) * most)
+    readback_bytes = jnp.where(is_fused, 8.0 * rows * k, first_rows * work.spectrum_bytes)
     return LatencyTerms(
         call_ns=jnp.asarray(c.device_call_ns + _read_anew_ns(c, n_fft) + numpy_ns + joining_ns),
-        launch_and_sync_ns=jnp.asarray(c.dispatch_ns + c.roundtrip_ns + visible_ns),
-        upload_ns=share * signal_bytes / c.upload_bytes_per_ns + far_ns(c, signal_bytes),
+        launch_and_sync_ns=jnp.asarray(c.dispatch_ns + c.roundtrip_ns),
+        upload_ns=share * uploaded_bytes / c.upload_bytes_per_ns + far_ns(c, uploaded_bytes),
         transform_ns=transform_ns,
         selection_ns=jnp.where(is_fused, selection_ns, block_ns),
         readback_ns=share * readback_bytes / c.readback_bytes_per_ns,

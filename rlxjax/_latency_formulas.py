@@ -1,9 +1,11 @@
 """The parts of the latency model: work of the device, chunks, the two forms of selection, padding."""
 
+import math
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import gammaln
 from jaxtyping import Array, Bool, Float
 
 from ._numerics import soft_excess, soft_roofline
@@ -113,6 +115,11 @@ def least_rows_of(
     return jnp.maximum(samples / (jnp.asarray(n_segments) * n_fft), least)
 
 
+def signal_bytes(rows: RealLike, n_fft: RealLike, n_segments: RealLike) -> Float[Array, "*batch"]:
+    """Return the bytes of rows of overlapping segments, as float32."""
+    return jnp.asarray(2.0 * rows * n_fft * (n_segments + 1.0))
+
+
 def far_ns(c: "LatencyCoefficients", traffic_bytes: RealLike) -> Nanoseconds:
     """Return what traffic costs on top of its near rate because it lies beyond the cache, `[*batch]`."""
     traffic_bytes = jnp.maximum(traffic_bytes, 1.0)
@@ -143,12 +150,14 @@ def maxima_ns(
 def top_k_ns(c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike) -> Nanoseconds:
     """Return the time of the device's selection, `[*batch]`: a scan of the bins, and a heap's updates.
 
-    Of bins in any order, `k (1 + ln(bins / k))` enter a heap of k (D. E. Knuth, The Art of Computer
-    Programming, vol. 1, 1.2.10: how often a running maximum changes), each by `log2(k + 1)` comparisons.
+    Of bins in any order, `k ln(bins / k)` enter a heap of k that is full (D. E. Knuth, The Art of Computer
+    Programming, vol. 1, 1.2.10: how often a running maximum changes), each by `log2(k + 1)` comparisons. What
+    it holds is then taken out one by one, by `log2(k!)` in all, as it gets smaller.
     """
     peaks = jnp.minimum(k, bins)
-    updates = rows * (peaks * jnp.log2(peaks + 1.0)) * (jnp.log(bins / peaks) + 1.0)
-    return jnp.asarray(rows * bins * c.topk_bin_ns + updates * c.topk_update_ns)
+    entries = peaks * jnp.log(bins / peaks)
+    comparisons = entries * jnp.log2(peaks + 1.0) + gammaln(peaks + 1.0) / math.log(2.0)
+    return jnp.asarray(rows * (bins * c.topk_bin_ns + comparisons * c.topk_update_ns))
 
 
 @jax.custom_jvp
