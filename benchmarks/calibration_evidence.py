@@ -62,7 +62,7 @@ def read_campaign(path: Path) -> Campaign:
         log = read_samples(path)
     kept = np.array([not runs_model(cell) for cell in log.cells])
     cells = [cell for cell, keep in zip(log.cells, kept, strict=True) if keep]
-    return Campaign(cells, log.times_ns()[:, kept].astype(float), log)
+    return Campaign(cells, log.times_ns()[..., kept], log)
 
 
 def evidence(campaign: Campaign, grid: Grid) -> tuple[dict[str, Any], LatencyEstimate]:

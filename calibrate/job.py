@@ -177,7 +177,7 @@ def _fit_and_write(
     if not len(times_ns):
         fullest = max(log.rounds, key=len, default={})
         cells = [cell for cell in log.cells if cell in fullest]
-        times_ns = np.array([[fullest[cell] for cell in cells]], np.int64)
+        times_ns = np.array([[fullest[cell][0] for cell in cells]], float)
         notes.append("No round was finished: every workload counts once, and some are missing.")
     measured_ns, noise = quartile_ns(times_ns), noise_floor(times_ns)
     if np.isnan(noise).any():
@@ -233,7 +233,7 @@ def _fit_and_write(
         samples=Samples(
             file=samples_path.name,
             sha256=sha256_of(samples_path),
-            timings=sum(len(measured) for measured in log.rounds),
+            timings=sum(len(visits) for measured in log.rounds for visits in measured.values()),
             rounds=len(times_ns),
             workloads=len(cells),
         ),

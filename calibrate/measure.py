@@ -1,8 +1,8 @@
 """The clock: micro-benchmarks, warming up, and rounds of randomly interleaved cells.
 
-Protocol: every program is compiled and run before it is timed; each round measures every cell once, in a
-new random order, so that a slow spell of the machine hits all alike; the same number of rounds counts
-for every cell; every repeat is kept.
+Protocol: every program is compiled and run before it is timed; each round visits every cell, those of short
+runs several times, in a new random order, so that a slow spell of the machine hits all alike; the same
+number of rounds counts for every cell; every repeat is kept.
 """
 
 import contextlib
@@ -31,7 +31,10 @@ MICRO_REPEATS = 15
 #: Runs of a micro-benchmark whose difference to another tells of the caches.
 RUNS_IN_A_ROW = 10
 #: A visit of a cell repeats its run until they took so long together, but no more often than that.
-VISIT_NS, MOST_REPEATS = 2_000_000, 8
+VISIT_NS, MOST_REPEATS = 2_000_000, 4
+#: Visits in a round of a cell whose runs take less than that: they differ by a fifth from one visit to the
+#: next, by little within one.
+VISITS, SHORT_NS = 4, 250_000
 #: Rows, bins and k of two selections of peaks: one scans many bins, the other ranks many peaks.
 WIDE_SELECTION, DEEP_SELECTION = (64, 2049, 1), (256, 129, 64)
 #: Rows and n_fft of two transforms, from signal to powers: within a processor's first cache, and beyond.
@@ -167,11 +170,7 @@ def measure_rounds(
         with quiet_collector():
             while deadline.left_s() > 0 or not has_round:
                 round_ = unfinished.pop(0) if unfinished else len(log.rounds)
-                done = log.rounds[round_] if round_ < len(log.rounds) else {}
-                for index in rng.permutation(len(log.cells)):
-                    cell = log.cells[index]
-                    if cell in done:
-                        continue
+                for cell in _visits_left(log, round_, rng):
                     if has_round and deadline.left_s() <= 0:
                         return
                     writer.timing(round_, cell, visit(cell, signals))
@@ -179,6 +178,15 @@ def measure_rounds(
                 advance()
     except KeyboardInterrupt:
         deadline.interrupted = True
+
+
+def _visits_left(log: SampleLog, round_: int, rng: np.random.Generator) -> list[Cell]:
+    """Return the visits that a round still lacks, in random order."""
+    done = log.rounds[round_] if round_ < len(log.rounds) else {}
+    last = next(reversed(log.complete_rounds()), {})
+    due = [VISITS if cell in last and min(last[cell]) < SHORT_NS else 1 for cell in log.cells]
+    left = [max(0, n - len(done.get(cell, ()))) for n, cell in zip(due, log.cells, strict=True)]
+    return [log.cells[index] for index in rng.permutation(np.repeat(np.arange(len(left)), left))]
 
 
 def visit(cell: Cell, signals: Signals) -> list[int]:

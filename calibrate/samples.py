@@ -29,26 +29,31 @@ class SampleLog:
     Attributes:
         fingerprint: of the machine they were taken on.
         cells: the workloads that every round measures; none until they are chosen.
-        rounds: per round, the least time in ns of each cell measured so far.
+        rounds: per round, of each cell measured so far the least time in ns of each of its visits.
         micro: per micro-benchmark, all its repeats in ns.
         models: of the learned FFTs that were timed, the SHA-256 of the file, by segment length.
     """
 
     fingerprint: Fingerprint
     cells: list[Cell] = dataclasses.field(default_factory=list)
-    rounds: list[dict[Cell, int]] = dataclasses.field(default_factory=list)
+    rounds: list[dict[Cell, list[int]]] = dataclasses.field(default_factory=list)
     micro: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     models: dict[int, str] = dataclasses.field(default_factory=dict)
 
-    def complete_rounds(self) -> list[dict[Cell, int]]:
+    def complete_rounds(self) -> list[dict[Cell, list[int]]]:
         """Return the rounds in which every cell was measured; none before cells are chosen."""
         cells = set(self.cells)
         return [measured for measured in self.rounds if cells and cells <= measured.keys()]
 
     def times_ns(self) -> np.ndarray:
-        """Return the times of the complete rounds, int64 `[rounds, cells]`."""
-        rows = [[measured[cell] for cell in self.cells] for measured in self.complete_rounds()]
-        return np.array(rows, np.int64).reshape(len(rows), len(self.cells))
+        """Return the complete rounds, float64 `[rounds, visits, cells]`, NaN where a cell had fewer."""
+        rounds = self.complete_rounds()
+        visits = max((len(times_ns) for measured in rounds for times_ns in measured.values()), default=1)
+        table = np.full((len(rounds), visits, len(self.cells)), np.nan)
+        for row, measured in zip(table, rounds, strict=True):
+            for column, cell in enumerate(self.cells):
+                row[: len(measured[cell]), column] = measured[cell]
+        return table
 
 
 class SampleWriter:
@@ -88,7 +93,7 @@ class SampleWriter:
         self._write({"kind": "timing", "round": round_, **sample})
         while len(self._log.rounds) <= round_:
             self._log.rounds.append({})
-        self._log.rounds[round_][cell] = min(times_ns)
+        self._log.rounds[round_].setdefault(cell, []).append(min(times_ns))
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
@@ -201,24 +206,25 @@ def _add_line(log: SampleLog | None, line: dict[str, Any]) -> SampleLog:
         cell = Cell(line["strategy"], line["batch"], line["n_fft"], line["k"])
         while len(log.rounds) <= line["round"]:
             log.rounds.append({})
-        log.rounds[line["round"]][cell] = min(times_ns)
+        log.rounds[line["round"]].setdefault(cell, []).append(min(times_ns))
     else:
         raise ValueError(f"unknown kind {kind!r}")
     return log
 
 
 def quartile_ns(times_ns: np.ndarray) -> np.ndarray:
-    """Return what each cell takes, float64 `[cells]`: the lower quartile of rounds, at a quick round's pace.
+    """Return what each cell takes, float64 `[cells]`: the lower quartile of visits, at a quick round's pace.
 
     A round's pace is the median over the cells of how much slower they are than that. It is taken out first:
     neither a slow spell of the machine nor a rare quick one then tells anything of the cells that it met.
 
     Args:
-        times_ns: `[rounds, cells]`, positive.
+        times_ns: `[rounds, cells]` or `[rounds, visits, cells]`, positive, or NaN where there was no visit.
     """
     logs = np.log(np.asarray(times_ns, np.float64))
-    pace = np.zeros((len(logs), 1))
+    logs = logs.reshape(len(logs), -1, logs.shape[-1])
+    pace = np.zeros((len(logs), 1, 1))
     for _ in range(PACE_STEPS):
-        quartile = np.quantile(logs - pace, QUARTILE, axis=0)
-        pace = np.median(logs - quartile, axis=1, keepdims=True)
-    return np.exp(np.quantile(logs - pace, QUARTILE, axis=0) + np.quantile(pace, QUARTILE))
+        quartile = np.nanquantile(logs - pace, QUARTILE, axis=(0, 1))
+        pace = np.nanmedian(logs - quartile, axis=(1, 2), keepdims=True)
+    return np.exp(np.nanquantile(logs - pace, QUARTILE, axis=(0, 1)) + np.quantile(pace, QUARTILE))

@@ -22,12 +22,12 @@ OUTLIER_FACTOR = 3.0
 def noise_floor(times_ns: np.ndarray) -> np.ndarray:
     """Return, per cell, the relative difference of the quartiles of two disjoint halves of the rounds.
 
-    Even against odd rounds, each half as many; `[cells]` from `[rounds, cells]`. With a single round
+    Even against odd rounds, each half as many; `[cells]` from what `quartile_ns` takes. With a single round
     nothing can be said: NaN.
     """
     half = len(times_ns) // 2
     if half == 0:
-        return np.full(times_ns.shape[1], np.nan)
+        return np.full(times_ns.shape[-1], np.nan)
     even, odd = quartile_ns(times_ns[0 : 2 * half : 2]), quartile_ns(times_ns[1 : 2 * half : 2])
     return np.abs(np.log(even / odd))
 

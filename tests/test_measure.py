@@ -35,6 +35,7 @@ def campaign(tmp_path, monkeypatch):
 
     monkeypatch.setattr(measure, "time_cell", run)
     monkeypatch.setattr(measure, "MOST_REPEATS", 1)
+    monkeypatch.setattr(measure, "SHORT_NS", 0)
     log = SampleLog(current_fingerprint())
     with SampleWriter(tmp_path / "x.samples.jsonl", log, append=False) as writer:
         writer.cells(CELLS)
@@ -51,7 +52,29 @@ def test_every_round_measures_every_cell_once_in_a_new_order(campaign):
     rounds = [tuple(order[i : i + len(CELLS)]) for i in range(0, len(order), len(CELLS))]
     assert all(sorted(measured) == sorted(CELLS) for measured in rounds)
     assert len(set(rounds)) > 1
-    assert log.times_ns().shape == (6, len(CELLS))
+    assert log.times_ns().shape == (6, 1, len(CELLS))
+
+
+def test_cells_of_short_runs_are_visited_more_often_once_they_are_known_to_be_short(campaign, monkeypatch):
+    log, writer, order = campaign
+    monkeypatch.setattr(measure, "time_cell", lambda cell, _: order.append(cell) or 10 * cell.batch)
+    monkeypatch.setattr(measure, "SHORT_NS", 35)
+    visits = dict.fromkeys(CELLS[:3], measure.VISITS) | dict.fromkeys(CELLS[3:], 1)
+    run_rounds(log, writer, StepsLeft(1 + 2 * (1 + sum(visits.values()))))
+    assert collections.Counter(order[: len(CELLS)]) == dict.fromkeys(CELLS, 1)
+    times_ns = log.times_ns()
+    assert times_ns.shape == (3, measure.VISITS, len(CELLS))
+    n_timed = np.isfinite(times_ns).sum(1)
+    np.testing.assert_array_equal(n_timed, [[1] * 5, [*visits.values()], [*visits.values()]])
+    assert order[len(CELLS) :] != sorted(order[len(CELLS) :])
+
+
+def test_an_unfinished_round_gets_the_visits_that_it_lacks(campaign, monkeypatch):
+    log, writer, order = campaign
+    monkeypatch.setattr(measure, "SHORT_NS", 1000)
+    run_rounds(log, writer, StepsLeft(1 + 1 + 2))
+    run_rounds(log, writer, StepsLeft(1 + measure.VISITS * len(CELLS) - 2), seed=1)
+    assert collections.Counter(order[len(CELLS) :]) == dict.fromkeys(CELLS, measure.VISITS)
 
 
 def test_measuring_stops_at_the_deadline_within_a_round(campaign):

@@ -56,12 +56,12 @@ def test_every_run_of_a_visit_is_on_disk_and_the_least_counts(written):
         [11, 9],
         [3],
     ]
-    assert log.rounds[0] == dict(zip(CELLS, (5, 7), strict=True))
+    assert log.rounds[0] == dict(zip(CELLS, ([5], [7]), strict=True))
 
 
 def test_only_complete_rounds_count(written):
     _, log = written
-    np.testing.assert_array_equal(log.times_ns(), [[5, 7], [4, 9]])
+    np.testing.assert_array_equal(log.times_ns(), [[[5, 7]], [[4, 9]]])
 
 
 def test_a_file_cut_anywhere_after_its_header_loses_at_most_one_sample(written):
@@ -177,3 +177,18 @@ def test_rare_quick_and_rare_slow_times_of_a_cell_say_nothing():
     times[::10, 2] *= 0.5
     times[5::10, 2] *= 1000.0
     np.testing.assert_allclose(quartile_ns(times), CELL_NS, rtol=1e-12)
+
+
+def test_visits_share_the_pace_of_their_round_whether_or_not_all_cells_have_as_many():
+    pace = np.random.default_rng(2).lognormal(0.0, 0.5, (41, 1, 1))
+    times = np.broadcast_to(pace * CELL_NS, (41, 4, 5)).copy()
+    times[:, 1:, 3:] = np.nan
+    expected = CELL_NS * np.exp(np.quantile(np.log(pace), 0.25))
+    np.testing.assert_allclose(quartile_ns(times), expected, rtol=1e-9)
+    np.testing.assert_array_equal(quartile_ns(times[:, :1]), quartile_ns(times[:, 0]))
+
+
+def test_the_quartile_is_that_of_all_visits_of_a_cell():
+    visits = np.random.default_rng(3).lognormal(0.0, 0.2, (30, 4))
+    times = np.stack([visits, *[np.ones((30, 4))] * 4], axis=-1)  # cells that say that the pace is constant
+    assert quartile_ns(times)[0] == pytest.approx(np.exp(np.quantile(np.log(visits), 0.25)), rel=1e-9)
