@@ -280,8 +280,11 @@ def _spread_and_errors(
 
     What an error needs, beside its prediction's own variance, to be within its interval; that variance
     follows from the spread in turn. No less than what the regression leaves of the timings that it is given,
-    for its degrees of freedom.
+    for its degrees of freedom. Errors of one value go together, so that the spread is known from as many as
+    there are values: it is widened as Student's distribution is beside the normal one.
     """
+    from scipy.special import stdtrit  # loaded when first used
+
     weights, covariance = _ridge(features, left, influence)
     freedom = np.sum(features @ covariance * features * influence[:, None]) / CORRECTION_NOISE_SD**2
     rest = np.abs(left - features @ weights) * np.sqrt(len(left) / max(len(left) - freedom, 1.0))
@@ -297,4 +300,5 @@ def _spread_and_errors(
         ]
         needed = np.sqrt(np.maximum(squares - np.concatenate(variances), 0.0))
         spread = max(least, float(np.quantile(needed, COVERED)))
-    return spread, np.concatenate(errors)
+    widened = stdtrit(max(len(outs) - 1, 1), (1.0 + COVERED) / 2.0) / COVERED_SDS
+    return spread * float(widened), np.concatenate(errors)
