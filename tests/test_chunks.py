@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import rlxjax as rx
 from benchmarks.startup import compilations
 from rlxjax import _chunks
-from rlxjax.welch import _device_programs, _host, _launch
+from rlxjax.welch import _device_programs, _host, _launch, aligned_zeros
 from rlxjax.welch._device_programs import CHUNK_ROWS_MULTIPLE, chunk_rows, fused_peaks
 
 PARAMS = rx.WelchPeakParams(16, 3, k=4)
@@ -235,6 +235,35 @@ def test_a_full_chunk_is_not_padded(n_fft, n_segments, launched, monkeypatch):
     assert [shape for shape, _ in launched] == [(rows, params.frame_len)] * 2
 
 
+@each_device_path
+@pytest.mark.parametrize("n_rows", [4 * ROWS, 4 * ROWS + 5])
+def test_rows_behind_an_allocator_s_header_are_used_where_they_are_and_the_header_is_not(
+    path, n_rows, small_chunks, launched, monkeypatch
+):
+    signal = noise(n_rows)
+    raw = np.full(signal.size + 64, np.nan, np.float32)
+    start = (-raw.ctypes.data % _launch.ALIGNMENT_BYTES + _launch.HEADER_BYTES) // raw.itemsize
+    mapped = raw[start : start + signal.size].reshape(signal.shape)
+    mapped[:] = signal
+    expected = peaks_of(aligned(signal), path)
+    launched.clear()
+    monkeypatch.setattr(_launch, "LEAST_MAPPED_BYTES", mapped.nbytes)
+    np.testing.assert_array_equal(peaks_of(mapped, path), expected)
+    header, in_chunks = _launch.HEADER_BYTES // raw.itemsize, [ROWS] * 4 + [5] * (n_rows > 4 * ROWS)
+    assert [shape for shape, _ in launched] == [(header + rows * PARAMS.frame_len,) for rows in in_chunks]
+    monkeypatch.setattr(_launch, "LEAST_MAPPED_BYTES", mapped.nbytes + 1)
+    launched.clear()
+    np.testing.assert_array_equal(peaks_of(mapped, path), expected)
+    assert all(len(shape) == 2 for shape, _ in launched)
+
+
+def aligned(signal):
+    """Return the same rows where a device can use them."""
+    rows = aligned_zeros(signal.shape)
+    rows[:] = signal
+    return rows
+
+
 @each_path
 def test_the_host_transforms_at_most_a_chunk(path, small_chunks, monkeypatch):
     selected = []
@@ -360,11 +389,11 @@ def test_chunks_are_launched_in_order_into_streams_in_turn_and_so_many_are_under
     monkeypatch.setattr(_launch, "in_stream", lambda number: contextlib.nullcontext(streams.append(number)))
     signal = noise(batch)
     found = _launch._in_flight(
-        lambda rows: launched.append(len(rows)) or len(rows), signal, PARAMS, ROWS, n_streams
+        lambda chunk: launched.append(len(chunk)) or len(chunk), signal, ROWS, n_streams
     )
     for place, (start, rows) in enumerate(found):
         assert start == place * ROWS
-        assert rows == rx.padded_batch(min(ROWS, batch - start))
+        assert rows == min(ROWS, batch - start)
         assert len(launched) - place <= _launch.CHUNKS_IN_FLIGHT * n_streams
     assert len(launched) == -(-batch // ROWS)
     assert streams == ([number % n_streams for number in range(len(launched))] if n_streams > 1 else [])

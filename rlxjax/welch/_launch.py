@@ -33,6 +33,9 @@ from ._strategy import Path
 
 #: Host buffers start at a multiple of this, so that a CPU device can use them where they are.
 ALIGNMENT_BYTES = 64
+#: Arrays of at least so many bytes are memory of their own from the system, behind so many of the
+#: allocator's: a CPU device is handed them from where these start, and its programs leave them out.
+LEAST_MAPPED_BYTES, HEADER_BYTES = 2**22, 16
 #: Most samples of which a CPU's processors take no share each; a share is at least half of that. Another
 #: program costs tens of microseconds, a thread for NumPy's part of the block path some hundreds.
 MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK = 2**16, 2**17
@@ -69,9 +72,16 @@ def aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
 
 @functools.cache
 def program(function: Callable, platform: str) -> Callable:
-    """Return the program of a path on a platform."""
-    static = [name for name in ("params", "selection") if name in inspect.signature(function).parameters]
-    return jax.jit(function, static_argnames=static, compiler_options=compiler_options(platform))
+    """Return the program of a path on a platform: of rows, or of a line that ends in them."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def of_rows(signal: jax.Array, *args: Any) -> jax.Array:
+        params = signature.bind(signal, *args).arguments["params"]
+        return function(_rows_of(signal, params), *args)
+
+    static = [name for name in ("params", "selection") if name in signature.parameters]
+    return jax.jit(of_rows, static_argnames=static, compiler_options=compiler_options(platform))
 
 
 def compiler_options(platform: str) -> dict[str, Any] | None:
@@ -100,7 +110,10 @@ def run_path(
     if batch <= rows:
         peaks = _first_rows(finish(launch(_padded(signal, params))), batch)
         return peaks if isinstance(signal, jax.Array) else np.asarray(peaks)
-    found = _in_flight(launch, signal, params, rows, worker_count() if platform == "cpu" else 1)
+    is_mapped = platform == "cpu" and isinstance(signal, np.ndarray) and signal.nbytes >= LEAST_MAPPED_BYTES
+    prepare = _line_or_padded if is_mapped else _padded
+    n_streams = worker_count() if platform == "cpu" else 1
+    found = _in_flight(lambda chunk: launch(prepare(chunk, params)), signal, rows, n_streams)
     if isinstance(signal, jax.Array) and path is not Path.BLOCK:
         return jnp.concatenate(
             [jax.block_until_ready(_first_rows(each, batch - start)) for start, each in found]
@@ -114,14 +127,12 @@ def run_path(
     return peaks
 
 
-def _in_flight(
-    launch: Callable[[Any], Any], signal, params: WelchPeakParams, rows: int, n_streams: int
-) -> Iterator[tuple[int, Any]]:
+def _in_flight(launch: Callable[[Any], Any], signal, rows: int, n_streams: int) -> Iterator[tuple[int, Any]]:
     """Yield the first row of each chunk and what was launched for it, the next ones under way meanwhile."""
     under_way = deque()
     for number, start in enumerate(range(0, signal.shape[0], rows)):
         with in_stream(number % n_streams) if n_streams > 1 else contextlib.nullcontext():
-            under_way.append((start, launch(_padded(signal[start : start + rows], params))))
+            under_way.append((start, launch(signal[start : start + rows])))
         if len(under_way) == CHUNKS_IN_FLIGHT * n_streams:
             yield under_way.popleft()
     yield from under_way
@@ -224,6 +235,41 @@ def _padded(signal, params: WelchPeakParams):
     buffer = aligned_zeros((rows, params.frame_len))
     buffer[:batch] = signal[:, : params.frame_len]
     return buffer
+
+
+def _line_or_padded(rows: np.ndarray, params: WelchPeakParams) -> np.ndarray | jax.Array:
+    """Return the memory of rows from the header before them on as one line, where they need nothing else.
+
+    JAX would copy rows that are not aligned. The header is never read.
+    """
+    is_whole = rows.dtype == np.float32 and rows.flags.c_contiguous and rows.shape[1] == params.frame_len
+    address, header = rows.ctypes.data, HEADER_BYTES // rows.itemsize
+    is_behind_header = address % ALIGNMENT_BYTES == HEADER_BYTES and header < params.frame_len
+    if not is_whole or not is_behind_header or padded_batch(len(rows)) != len(rows):
+        return _padded(rows, params)
+    return np.asarray(_Memory(rows, address - HEADER_BYTES, header + rows.size))
+
+
+class _Memory:
+    """Floats from an address on, which an array owns; NumPy reads the interface."""
+
+    def __init__(self, owner: np.ndarray, address: int, size: int):
+        self.owner = owner
+        is_read_only = True
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (address, is_read_only),
+            "shape": (size,),
+            "typestr": owner.dtype.str,
+        }
+
+
+def _rows_of(signal: jax.Array, params: WelchPeakParams) -> jax.Array:
+    """Return rows; of a line, those that it ends in."""
+    if signal.ndim == 2:
+        return signal
+    n_rows = signal.shape[0] // params.frame_len
+    return signal[signal.shape[0] - n_rows * params.frame_len :].reshape(n_rows, params.frame_len)
 
 
 def _is_on_cpu(signal: jax.Array) -> bool:
