@@ -292,6 +292,21 @@ def test_an_evaluation_is_one_loop_on_a_cpu():
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA makes of it on a CPU")
+@pytest.mark.parametrize("leaf", range(13))
+def test_one_result_used_alone_holds_no_row_twice_on_a_cpu(leaf):
+    rows = 4099
+    columns = [jnp.full(rows, size, float) for size in (64.0, 256.0, 16.0)]
+
+    def one(*sizes):
+        return jax.tree.leaves(rx.evaluate_welch_peaks("cuda", *sizes, temperature_ns=TEMPERATURE_NS))[leaf]
+
+    text = jax.jit(one).lower(*columns).compile().as_text()
+    entry = text[text.index("ENTRY") :]
+    assert f"[{rows}]" in entry
+    assert f"[{rows},2]" not in entry
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA makes of it on a CPU")
 def test_a_table_of_strategies_writes_out_no_more_than_two_columns_of_its_own_on_a_cpu():
     columns = [jnp.full(4099, size, float) for size in (64.0, 256.0, 16.0)]
     table = jax.jit(lambda *sizes: rx.evaluate_welch_peaks("cuda", *sizes, temperature_ns=TEMPERATURE_NS))
