@@ -108,8 +108,8 @@ def run_path(
     batch = signal.shape[0]
     rows = _processor_rows(path, batch, params) if platform == "cpu" else chunk_rows(params, platform)
     if batch <= rows:
-        peaks = _first_rows(finish(launch(_padded(signal, params))), batch)
-        return peaks if isinstance(signal, jax.Array) else np.asarray(peaks)
+        peaks = finish(launch(_padded(signal, params)))
+        return _first_rows(peaks if isinstance(signal, jax.Array) else np.asarray(peaks), batch)
     is_mapped = platform == "cpu" and isinstance(signal, np.ndarray) and signal.nbytes >= LEAST_MAPPED_BYTES
     prepare = _line_or_padded if is_mapped else _padded
     n_streams = worker_count() if platform == "cpu" else 1
@@ -123,7 +123,7 @@ def run_path(
         _finish_on_threads(found, finish, peaks, rows)
     else:
         for start, each in found:
-            peaks[start : start + rows] = _first_rows(finish(each), batch - start)
+            peaks[start : start + rows] = np.asarray(finish(each))[: batch - start]
     return peaks
 
 
