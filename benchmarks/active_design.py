@@ -1,10 +1,12 @@
 """Held-out error against the number of timed workloads, chosen by the design or at random.
 
-    python benchmarks/active_design.py FILE.samples.jsonl[.gz] [--seeds N] [--json FILE] [--picture FILE]
+    python benchmarks/active_design.py FILE.samples.jsonl[.gz] [--prior FILE] [--seeds N] [--json FILE]
+        [--picture FILE]
 
-FILE is a campaign of the full grid; "timing" a workload looks its strategies' times up in it. After every few
-workloads the model is fitted anew, and the design chooses the next ones by that fit. The error is the mean
-absolute relative one over all strategies of all held-out workloads, which no fit sees.
+FILE is a campaign of the full grid; "timing" a workload looks its strategies' times up in it. `--prior` is a
+calibration of another machine or day to start from. After every few workloads the model is fitted anew, and
+the design chooses the next ones by that fit. The error is the mean absolute relative one over all strategies
+of all held-out workloads, which no fit sees.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from calibrate.measure import micro_rates
 from calibrate.samples import SampleLog, quartile_ns, read_samples, timings_of
 from calibrate.validate import estimates
 from calibrate.workloads import Cell, Grid, runs_model
+from rlxjax._calibration_file import read_calibration_file
 
 COUNTS = (5, 10, 15, 20, 25, 30, 40, 60, 80)
 #: Workloads chosen at a time, between fits.
@@ -56,12 +59,13 @@ CRITERIA = {
 class Campaign:
     """A measured grid, from which any workloads can be fitted."""
 
-    def __init__(self, log: SampleLog, times_ns: np.ndarray):
+    def __init__(self, log: SampleLog, times_ns: np.ndarray, prior: rx.LatencyPrior | None = None):
         grid = Grid()
         without_model = np.array([not runs_model(cell) for cell in log.cells])
         self.cells = [cell for cell in log.cells if not runs_model(cell)]
         self.measured_ns = quartile_ns(times_ns)[without_model]
-        self.prior = micro_prior(micro_rates(log)) if log.micro else rx.typical_prior()
+        known = rx.typical_prior() if prior is None else prior
+        self.prior = micro_prior(micro_rates(log), known) if log.micro else known
         self.timings = timings_of(self.cells, self.measured_ns)
         self.blocks = by_workload(self.cells)
         self.seen = [key for key in self.blocks if grid.place(*key[:2]) == "fit"]
@@ -149,6 +153,7 @@ def main() -> None:
     """Run the experiment, and print and keep the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("samples", type=Path)
+    parser.add_argument("--prior", type=Path)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--halves", type=int, default=5, help="repeats with half of the rounds each")
     parser.add_argument("--json", type=Path)
@@ -161,20 +166,23 @@ def main() -> None:
         unpacked = Path(folder) / "samples.jsonl"
         unpacked.write_bytes(content_bytes)
         log = read_samples(unpacked)
-    times_ns = log.times_ns()
-    campaign = Campaign(log, times_ns)
+    times_ns, prior = log.times_ns(), None
+    if arguments.prior:
+        calibration = rx.Calibration.from_file(read_calibration_file(arguments.prior))
+        prior = rx.transferred_prior(calibration.posterior)
+    campaign = Campaign(log, times_ns, prior)
     counts = [count for count in COUNTS if count <= len(campaign.seen)]
     full = campaign.error(campaign.fit(campaign.seen))
     found = {name: active_errors(campaign, criterion, counts) for name, criterion in CRITERIA.items()}
     by_halves = []
     for half in range(arguments.halves):
         rounds = np.random.default_rng(half).permutation(len(times_ns))[: max(1, len(times_ns) // 2)]
-        part = Campaign(log, times_ns[rounds])
+        part = Campaign(log, times_ns[rounds], prior)
         errors = {name: active_errors(part, criterion, counts)[0] for name, criterion in CRITERIA.items()}
         by_halves.append({"full_grid": part.error(part.fit(part.seen)), **errors})
     content = {
         "command": f"python benchmarks/active_design.py {arguments.samples} --seeds {arguments.seeds} "
-        f"--halves {arguments.halves}",
+        f"--halves {arguments.halves}" + (f" --prior {arguments.prior}" if arguments.prior else ""),
         "samples": arguments.samples.name,
         "sha256": hashlib.sha256(content_bytes).hexdigest(),
         "rounds": len(times_ns),

@@ -190,6 +190,7 @@ def public_calls() -> dict[str, Call]:
         "stack_timings": lambda turn: rx.stack_timings(two_devices(turn)),
         "straight_through": lambda turn: rx.straight_through(number(turn) > 2, number(turn)),
         "temperature_from_sd": lambda turn: rx.temperature_from_sd(number(turn)),
+        "transferred_prior": lambda turn: rx.transferred_prior(rx.prior_posterior(spread=0.05 + turn / 100)),
         "useful_bytes_touched": lambda turn: rx.useful_bytes_touched(sizes(turn)[0], params),
         "welch_peaks_fusion_gate_breakdown": lambda turn: rx.welch_peaks_fusion_gate_breakdown(
             "cuda", *sizes(turn)

@@ -65,6 +65,10 @@ def calibrate(
     model: Annotated[
         list[FilePath] | None, typer.Option(help="A learned FFT to time as well; may be given again.")
     ] = None,
+    prior: Annotated[
+        FilePath | None,
+        typer.Option(help="A calibration to start from, of another machine or day: few timings then do."),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Write the file even if the fit did not converge.")
     ] = False,
@@ -83,9 +87,10 @@ def calibrate(
         out=out,
         resume=resume,
         models=model or [],
-        command=_command(device, budget, out, resume, model or [], force),
+        command=_command(device, budget, out, resume, model or [], prior, force),
         progress=Progress(Console(stderr=True)),
         force=force,
+        prior=prior,
     )
     print_outcome(outcome, Console(width=None if sys.stdout.isatty() else 110))
     if not outcome.is_written:
@@ -280,12 +285,14 @@ def _command(
     out: FilePath | None,
     resume: bool,
     models: list[FilePath],
+    prior: FilePath | None,
     force: bool,
 ) -> str:
     parts = ["rlxjax", "calibrate", "--budget", f"{budget:g}"]
     parts += ["--device", device] if device else []
     parts += ["--out", str(out)] if out else []
     parts += [part for model in models for part in ("--model", str(model))]
+    parts += ["--prior", str(prior)] if prior else []
     parts += ["--resume"] * resume + ["--force"] * force
     return shlex.join(parts)
 

@@ -132,24 +132,31 @@ def learned_spread(learned: FitResult[LearnedLatencyCoefficients]) -> float:
     return max(LEAST_SPREAD, learned.noise_sd)
 
 
-def micro_prior(rates: MicroRates) -> LatencyPrior:
-    """Return the wide prior, narrowed where a micro-benchmark measured a coefficient by itself."""
+def micro_prior(
+    rates: MicroRates, prior: LatencyPrior[LatencyCoefficients] | None = None
+) -> LatencyPrior[LatencyCoefficients]:
+    """Return a prior with its own values where a micro-benchmark measured a coefficient by itself.
+
+    Args:
+        rates: what micro-benchmarks say.
+        prior: of the rest; the wide one unless given.
+    """
     waits = {"dispatch_ns": rates.dispatch_ns, "roundtrip_ns": rates.roundtrip_ns}
     transfers = {
         "far_bytes_per_ns": rates.memory_bytes_per_ns,
         "upload_bytes_per_ns": rates.upload_bytes_per_ns,
         "readback_bytes_per_ns": rates.readback_bytes_per_ns,
     }
-    prior = typical_prior()
+    prior = typical_prior() if prior is None else prior
     selections = _selection_rates(rates, prior.median)
     transforms = _transform_rates(rates)
     log_sds = dict.fromkeys(waits, MICRO_LOG_SD)
     log_sds |= dict.fromkeys(transfers | selections | transforms, TRANSFER_LOG_SD)
     if "row_far_bytes_per_ns" in transforms:
         log_sds["row_far_bytes_per_ns"] = MICRO_LOG_SD
-    return LatencyPrior(
-        dataclasses.replace(prior.median, **waits, **transfers, **selections, **transforms),
-        dataclasses.replace(prior.log_sd, **log_sds),
+    return prior._replace(
+        median=dataclasses.replace(prior.median, **waits, **transfers, **selections, **transforms),
+        log_sd=dataclasses.replace(prior.log_sd, **log_sds),
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path as FilePath
 
 import numpy as np
 
-from rlxjax import Calibration, IoFusionGate, Provenance
+from rlxjax import Calibration, IoFusionGate, LatencyCoefficients, LatencyPrior, Provenance, transferred_prior
 from rlxjax._calibration_file import (
     FORMULA_VERSION,
     GATE_UNITS,
@@ -23,6 +23,7 @@ from rlxjax._calibration_file import (
     Uncertainty,
     current_fingerprint,
     default_calibration_path,
+    read_calibration_file,
 )
 from rlxjax._files import sha256_of, write_json_file
 from rlxjax._fit import MIN_TIMINGS, FitResult
@@ -94,6 +95,7 @@ def run(
     grid: Grid | None = None,
     seed: int | None = None,
     force: bool = False,
+    prior: FilePath | None = None,
 ) -> Outcome:
     """Run the whole job.
 
@@ -108,10 +110,12 @@ def run(
         grid: the workloads; the default grid unless given.
         seed: of the order of measuring; from the system unless given.
         force: write a calibration even if a fit did not converge.
+        prior: a calibration file to start from, of any machine.
 
     Raises:
-        ValueError: a budget that is too short, a file that holds no model, two models of one segment length,
-            samples that cannot be resumed, too few samples to fit, or all of one batch and n_fft.
+        ValueError: a budget that is too short, a prior that is no calibration, a file that holds no model,
+            two models of one segment length, samples that cannot be resumed, too few samples to fit, or all
+            of one batch and n_fft.
     """
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
@@ -120,6 +124,9 @@ def run(
     if path.is_dir():
         raise ValueError(f"--out: expected a file, got the folder {path}")
     timed_models = _loaded(models)
+    known = None
+    if prior is not None:
+        known = transferred_prior(Calibration.from_file(read_calibration_file(prior)).posterior)
     path.parent.mkdir(parents=True, exist_ok=True)
     samples_path = path.with_suffix(".samples.jsonl")
     fit_at_s = started_s + budget_s - max(FIT_RESERVE_S, FIT_RESERVE_SHARE * budget_s)
@@ -144,8 +151,8 @@ def run(
         try:
             with progress.phase("micro-benchmarks"):
                 time_micro(log, writer)
-            prior = micro_prior(micro_rates(log))
-            plan = prepare(log, cells, timed_models, grid, prior, rng, deadline, progress)
+            start = micro_prior(micro_rates(log), known)
+            plan = prepare(log, cells, timed_models, grid, start, rng, deadline, progress)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"samples so far are in {samples_path}: go on with --resume") from None
         if plan.cells != log.cells:
@@ -159,7 +166,9 @@ def run(
     if deadline.interrupted:
         notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
     with progress.phase("fitting"):
-        return _fit_and_write(log, grid, timed_models, path, samples_path, command, skipped, notes, force)
+        return _fit_and_write(
+            log, grid, timed_models, path, samples_path, command, skipped, notes, force, known
+        )
 
 
 def _fit_and_write(
@@ -172,6 +181,7 @@ def _fit_and_write(
     skipped: dict[str, list[str]],
     notes: list[str],
     force: bool,
+    known: LatencyPrior[LatencyCoefficients] | None,
 ) -> Outcome:
     cells, times_ns = log.cells, log.times_ns()
     if not len(times_ns):
@@ -189,7 +199,7 @@ def _fit_and_write(
     if not MIN_TIMINGS <= (seen & without_model).sum() < without_model.sum():
         seen = np.ones_like(seen)
         notes.append("Too few workloads were measured to hold any out: there is no held-out error.")
-    fitted = fit_twice(cells, measured_ns, seen, micro_prior(rates), models)
+    fitted = fit_twice(cells, measured_ns, seen, micro_prior(rates, known), models)
     final = fitted.shared.terms
     if np.isnan(fitted.estimate.time_ns).any():
         notes.append(f"Fewer than {MIN_TIMINGS} learned workloads were measured: they were not fitted.")

@@ -73,6 +73,7 @@ if _typing.TYPE_CHECKING:
     from ._posterior import estimate as estimate
     from ._posterior import fit_posterior as fit_posterior
     from ._posterior import prior_posterior as prior_posterior
+    from ._posterior import transferred_prior as transferred_prior
     from ._profile import GraphIoProfile as GraphIoProfile
     from ._profile import node_io_bytes as node_io_bytes
     from ._profile import profile_graph_io as profile_graph_io
@@ -148,7 +149,10 @@ else:
         "_learned_file": "LearnedFftFileError load_learned_fft save_learned_fft",
         "_numerics": "soft_maximum soft_minimum soft_relu soft_step straight_through temperature_from_sd",
         "_pooling": "pooled_prior",
-        "_posterior": "LatencyEstimate LatencyPosterior PosteriorFit estimate fit_posterior prior_posterior",
+        "_posterior": (
+            "LatencyEstimate LatencyPosterior PosteriorFit estimate fit_posterior prior_posterior "
+            "transferred_prior"
+        ),
         "_profile": "GraphIoProfile node_io_bytes profile_graph_io",
         "_ranking": "DeviceRanking rank_devices",
         "_timings": "Timings stack_timings",

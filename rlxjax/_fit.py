@@ -35,10 +35,18 @@ LEAST_NOISE_SD = 0.005
 
 
 class LatencyPrior(NamedTuple, Generic[C]):
-    """Log-normal prior of every coefficient: median, and standard deviation of its logarithm."""
+    """What is believed before timings: a log-normal prior of every coefficient, and of the correction.
+
+    Attributes:
+        median: of the coefficients.
+        log_sd: standard deviation of each coefficient's logarithm.
+        correction: prior mean of the correction's weights, `[kinds, features]`, or 0 for none; the terms
+            alone have no use for it.
+    """
 
     median: C
     log_sd: C
+    correction: Float[np.ndarray, "kinds features"] | float = 0.0
 
 
 class FitResult(NamedTuple, Generic[C]):

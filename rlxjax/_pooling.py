@@ -55,7 +55,7 @@ def pooled_prior(fits: DeviceFits[C] | Sequence[FitResult[C]], prior: LatencyPri
     if not is_used.any():
         raise ValueError("fits: expected one at least that converged, got none")
     structure = jax.tree.structure(prior.median)
-    median, log_sd = (np.array(jax.tree.leaves(part), np.float64) for part in prior)
+    median, log_sd = (np.array(jax.tree.leaves(part), np.float64) for part in prior[:2])
     means = np.vstack([means[is_used], np.log(median)])
     variances = np.vstack([variances[is_used], log_sd**2])
     mean = means.mean(0)

@@ -41,6 +41,10 @@ COVERED, COVERED_SDS = 0.9, 1.6449
 LEAST_SPREAD = 0.01
 #: The same of a kind that was not timed, and of all kinds before any was.
 UNKNOWN_SPREAD, PRIOR_SPREAD = 0.5, 0.05
+#: What one machine says of another: a standard deviation of the logarithm of coefficients, and the share of
+#: the correction that is expected there too; chosen on two processors, each by the other
+#: (docs/active-design.md).
+TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
 
 
 @jax.tree_util.register_dataclass
@@ -175,7 +179,7 @@ def prior_posterior(
     spread: float = PRIOR_SPREAD,
     correction_sd: float = CORRECTION_SD,
 ) -> LatencyPosterior:
-    """Return what is known before any timing: the medians of the prior, and no correction.
+    """Return what is known before any timing: the medians of the prior, and its correction.
 
     Their covariance is diagonal: `log_sd**2` of coefficients' logarithms, `correction_sd**2` of weights.
 
@@ -191,9 +195,30 @@ def prior_posterior(
         True
     """
     prior = typical_prior() if prior is None else prior
-    weights = np.zeros((len(KINDS), N_FEATURES))
     spreads = np.full(len(KINDS), float(spread))
-    return LatencyPosterior(prior.median, weights, np.diag(_prior_sd(prior, correction_sd)), spreads)
+    return LatencyPosterior(
+        prior.median, _prior_weights(prior), np.diag(_prior_sd(prior, correction_sd)), spreads
+    )
+
+
+def transferred_prior(posterior: LatencyPosterior) -> LatencyPrior[LatencyCoefficients]:
+    """Return what the calibration of one machine says of another, or of the same on another day.
+
+    What the terms miss belongs to the programs as well as to the machine: of an EPYC and a Xeon the weights
+    of the correction correlate by 0.65, those of maxima and heaps by 0.8. A calibration of few timings gains
+    most (docs/active-design.md has the figures).
+
+    Args:
+        posterior: of the other machine.
+
+    Examples:
+        >>> other = prior_posterior()
+        >>> prior = transferred_prior(other)
+        >>> prior.median == other.coefficients, prior.log_sd.dispatch_ns, prior.correction.shape
+        (True, 1.0, (4, 22))
+    """
+    log_sd = jax.tree.map(lambda sd: min(sd, TRANSFERRED_LOG_SD), typical_prior().log_sd)
+    return LatencyPrior(posterior.coefficients, log_sd, TRANSFERRED_SHARE * np.asarray(posterior.weights))
 
 
 def fit_posterior(
@@ -203,20 +228,24 @@ def fit_posterior(
 ) -> PosteriorFit:
     """Fit terms, correction and spread to timings.
 
-    The terms are fitted first, by `fit_latency`; the correction's weights to what they leave, by reweighted
-    ridge regression. The covariance of all unknowns follows from the curvature of both misfits and priors
-    (Laplace's approximation). The spread is such that nine tenths of the errors are covered where one value
-    of the batch or of n_fft at a time is left out of the regression.
+    The terms are fitted first, by `fit_latency`, to times less the prior's correction; the correction's
+    weights to what they leave, by reweighted ridge regression. The covariance of all unknowns follows from
+    the curvature of both misfits and priors (Laplace's approximation). The spread is such that nine tenths of
+    the errors are covered where one value of the batch or of n_fft at a time is left out of the regression.
 
     Args:
         timings: one entry a workload, `[n]`.
-        prior: of the coefficients; a wide prior unless given.
+        prior: of the coefficients and the correction; a wide prior unless given.
         weights: `[n]`, 0 leaves an entry out.
 
     Raises:
         ValueError: as `fit_latency`.
     """
     prior = typical_prior() if prior is None else prior
+    known = _prior_weights(prior)
+    if known.any():
+        without = np.asarray(timings.time_ns) * np.exp(-_log_factors(timings, known))
+        timings, prior = dataclasses.replace(timings, time_ns=without), prior._replace(correction=0.0)
     counted = np.ones(np.shape(timings.time_ns)) if weights is None else np.asarray(weights, np.float64)
     minimum, terms = minimum_and_result(predicted_ns, timings, prior, counted)
     left = -minimum.residuals
@@ -236,13 +265,26 @@ def fit_posterior(
     prior_sd = _prior_sd(prior)
     scaled = joint * (np.sqrt(influence) / spread[kind])[:, None]
     factor = np.linalg.cholesky(np.linalg.inv(scaled.T @ scaled + np.diag(prior_sd**-2.0)))
-    return PosteriorFit(LatencyPosterior(terms.coefficients, found, factor, spread), terms, left_out_error)
+    posterior = LatencyPosterior(terms.coefficients, known + found, factor, spread)
+    return PosteriorFit(posterior, terms, left_out_error)
 
 
 def _prior_sd(prior: LatencyPrior[LatencyCoefficients], correction_sd: float = CORRECTION_SD) -> np.ndarray:
     """Return the standard deviations of the unknowns, `[unknowns]`."""
     of_weights = np.full(len(KINDS) * N_FEATURES, float(correction_sd))
     return np.concatenate([np.array(jax.tree.leaves(prior.log_sd), float), of_weights])
+
+
+def _prior_weights(prior: LatencyPrior) -> np.ndarray:
+    """Return the prior mean of the correction's weights."""
+    return np.broadcast_to(np.asarray(prior.correction, np.float64), (len(KINDS), N_FEATURES))
+
+
+@quick_jit
+def _log_factors(timings: Timings, weights: Float[Array, "kinds features"]) -> Float[Array, "n"]:
+    """Return the logarithm of what a correction multiplies each time by."""
+    features = correction_features(timings.batch, timings.n_fft, timings.k, timings.n_segments)
+    return jnp.sum(features * weights[kind_codes(timings.path, timings.selection)], -1)
 
 
 @quick_jit

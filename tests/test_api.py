@@ -124,6 +124,7 @@ PUBLIC_NAMES = [
     "temperature_from_sd",
     "tensor_bytes",
     "train_learned_fft",
+    "transferred_prior",
     "typical_fft_prior",
     "typical_prior",
     "useful_bytes_touched",

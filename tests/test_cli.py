@@ -105,7 +105,7 @@ def test_the_job_is_a_module_and_a_command(command):
     bin_folder = os.path.dirname(sys.executable)
     environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "PATH": bin_folder}
     result = subprocess.run([*command, "--help"], capture_output=True, text=True, env=environment, check=True)
-    for option in ("--device", "--budget", "--out", "--resume", "--force"):
+    for option in ("--device", "--budget", "--out", "--resume", "--prior", "--force"):
         assert option in result.stdout
 
 

@@ -15,7 +15,7 @@ from calibrate.report import Progress, print_outcome
 from calibrate.samples import quartile_ns, read_samples
 from calibrate.validate import error_summaries, noise_floor
 from calibrate.workloads import WITHOUT_MODEL, Grid
-from rlxjax import load_calibration
+from rlxjax import load_calibration, transferred_prior
 from rlxjax._calibration_file import read_calibration_file
 from rlxjax._files import sha256_of
 
@@ -51,7 +51,7 @@ print(outcome.notes)
 """
 
 
-def run_job(path, *, resume=False, budget_s=job.MIN_BUDGET_S, begun_s_ago=0.0, grid=GRID):
+def run_job(path, *, resume=False, budget_s=job.MIN_BUDGET_S, begun_s_ago=0.0, grid=GRID, prior=None):
     with open(os.devnull, "w") as nowhere:
         return job.run(
             started_s=time.perf_counter() - begun_s_ago,
@@ -62,6 +62,7 @@ def run_job(path, *, resume=False, budget_s=job.MIN_BUDGET_S, begun_s_ago=0.0, g
             progress=Progress(Console(file=nowhere)),
             grid=grid,
             seed=0,
+            prior=prior,
         )
 
 
@@ -139,6 +140,28 @@ def test_refitting_the_samples_gives_the_coefficients_in_the_file(outcome):
     summaries = error_summaries(log.cells, quartile_ns(times), *judged, GRID, seen)
     assert dict(summaries) == outcome.content.held_out
     assert set(summaries) == set(WITHOUT_MODEL)
+
+
+def test_a_job_starts_from_what_another_calibration_says(outcome, tmp_path):
+    samples = tmp_path / "calibration.samples.jsonl"
+    samples.write_bytes(outcome.samples_path.read_bytes())
+    found = run_job(tmp_path / "calibration.json", resume=True, begun_s_ago=1e4, prior=outcome.path)
+    log = read_samples(samples)
+    known = transferred_prior(outcome.calibration.posterior)
+    prior = fits.micro_prior(job.micro_rates(log), known)
+    np.testing.assert_array_equal(prior.correction, known.correction)
+    again = fits.fit_twice(found.cells, found.measured_ns, np.ones(len(found.cells), bool), prior, {})
+    assert again.shared.terms.coefficients == found.calibration.coefficients
+    weights = found.calibration.posterior.weights  # of which the file keeps six digits
+    np.testing.assert_allclose(again.shared.posterior.weights, weights, atol=1e-6)
+    assert found.calibration.coefficients != outcome.calibration.coefficients
+
+
+def test_a_prior_that_is_no_calibration_is_refused_before_anything_is_written(tmp_path):
+    prior = tmp_path / "other.json"
+    with pytest.raises(ValueError, match="other.json"):
+        run_job(tmp_path / "calibration.json", prior=prior)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_micro_benchmarks_are_kept_as_canaries(outcome):

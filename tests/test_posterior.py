@@ -178,6 +178,38 @@ def test_intervals_cover_what_they_say(timings, fitted):
     assert 0.85 <= np.mean(np.abs(z) <= _posterior.COVERED_SDS) <= 0.99
 
 
+def test_a_known_correction_is_taken_off_the_times_and_added_to_what_is_found(timings):
+    measured, _ = timings
+    known = rx.transferred_prior(POSTERIOR)
+    path, *sizes, form = runs_of(measured)
+    features = np.asarray(correction_features(*sizes))
+    factors = np.exp(np.sum(features * known.correction[np.asarray(kind_codes(path, form))], -1))
+    shifted = dataclasses.replace(measured, time_ns=measured.time_ns / factors)
+    found = fit_posterior(measured, known)
+    plain = fit_posterior(shifted, known._replace(correction=0.0))
+    np.testing.assert_allclose(found.posterior.weights, plain.posterior.weights + known.correction, atol=1e-9)
+    np.testing.assert_allclose(
+        jax.tree.leaves(found.posterior.coefficients),
+        jax.tree.leaves(plain.posterior.coefficients),
+        rtol=1e-9,
+    )
+    np.testing.assert_allclose(found.posterior.factor, plain.posterior.factor, atol=1e-9)
+    np.testing.assert_array_equal(rx.prior_posterior(known).weights, known.correction)
+
+
+def test_few_timings_do_better_with_what_a_like_machine_says(timings):
+    measured, truth = timings
+    weights = np.zeros(len(truth))
+    weights[np.random.default_rng(3).permutation(len(truth))[:24]] = 1.0
+    errors = [
+        np.abs(np.asarray(estimate(fit.posterior, *runs_of(measured)).time_ns) / truth - 1)[weights == 0]
+        for fit in (
+            fit_posterior(measured, prior, weights) for prior in (None, rx.transferred_prior(POSTERIOR))
+        )
+    ]
+    assert errors[1].mean() < 0.7 * errors[0].mean()
+
+
 def test_left_out_timings_change_nothing(timings):
     measured, _ = timings
     weights = np.where(measured.batch == 64, 0.0, 1.0)
