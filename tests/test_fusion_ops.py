@@ -93,6 +93,16 @@ def test_a_float64_is_rounded_to_half_precision_once():
     assert run(cast_plan("f64", "f16"), value)[0] == 1 + 2**-10 == value.astype(np.float16)[0]
 
 
+def test_float64_near_every_tie_of_half_precision_is_rounded_as_by_numpy():
+    halves = np.arange(2**15 - 2**10, dtype=np.uint16).view(np.float16)  # all finite ones from 0 on
+    ties = (halves[:-1].astype(np.float64) + halves[1:].astype(np.float64)) / 2
+    steps = (0.0, 2.0**-40, -(2.0**-40), 2.0**-20, -(2.0**-20))
+    values = np.concatenate([sign * ties * (1 + step) for sign in (1, -1) for step in steps])
+    values = np.concatenate([values, [65504.0, 65519.99, 65520.0, 1e300, -1e300, 1e-300, -0.0]])
+    with np.errstate(over="ignore"):
+        assert_identical(run(cast_plan("f64", "f16"), values), values.astype(np.float16))
+
+
 @pytest.mark.parametrize(("first", "second"), list(itertools.permutations(FLOATS, 2)))
 def test_a_cast_keeps_what_is_no_number(first, second):
     values = np.array([NAN, INFINITY, -INFINITY]).astype(DTYPES[first])
