@@ -24,12 +24,11 @@ import numpy as np
 
 import rlxjax as rx
 from calibrate.design import DESIGN_CORRECTION_SD, DESIGN_SPREAD, FOR_UNKNOWNS, block_estimates, by_workload
-from calibrate.fits import micro_prior
+from calibrate.fits import micro_prior, prior_from
 from calibrate.measure import micro_rates
 from calibrate.samples import SampleLog, quartile_ns, read_samples, timings_of
 from calibrate.validate import estimates
 from calibrate.workloads import Cell, Grid, runs_model
-from rlxjax._calibration_file import read_calibration_file
 
 COUNTS = (5, 10, 15, 20, 25, 30, 40, 60, 80)
 #: Workloads chosen at a time, between fits.
@@ -166,10 +165,8 @@ def main() -> None:
         unpacked = Path(folder) / "samples.jsonl"
         unpacked.write_bytes(content_bytes)
         log = read_samples(unpacked)
-    times_ns, prior = log.times_ns(), None
-    if arguments.prior:
-        calibration = rx.Calibration.from_file(read_calibration_file(arguments.prior))
-        prior = rx.transferred_prior(calibration.posterior)
+    times_ns = log.times_ns()
+    prior = prior_from(arguments.prior) if arguments.prior else None
     campaign = Campaign(log, times_ns, prior)
     counts = [count for count in COUNTS if count <= len(campaign.seen)]
     full = campaign.error(campaign.fit(campaign.seen))

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax import LatencyPrior, typical_prior
+from rlxjax import Calibration, LatencyPrior, transferred_prior, typical_prior
+from rlxjax._calibration_file import read_calibration_file
 from rlxjax._fit import MIN_TIMINGS, FitResult, predicted_ns
 from rlxjax._latency import LatencyCoefficients
 from rlxjax._latency_formulas import TRANSFORM_BYTES_PER_SAMPLE, fft_flop, maxima_ns, top_k_ns
@@ -130,6 +131,15 @@ def _fit(
 def learned_spread(learned: FitResult[LearnedLatencyCoefficients]) -> float:
     """Return the standard deviation of the logarithm of a learned run's time around its prediction."""
     return max(LEAST_SPREAD, learned.noise_sd)
+
+
+def prior_from(file: FilePath) -> LatencyPrior[LatencyCoefficients]:
+    """Return what a calibration file, of any machine, says of this one.
+
+    Raises:
+        CalibrationFileError: a file that is no calibration.
+    """
+    return transferred_prior(Calibration.from_file(read_calibration_file(file)).posterior)
 
 
 def micro_prior(

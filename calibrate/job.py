@@ -7,7 +7,7 @@ from pathlib import Path as FilePath
 
 import numpy as np
 
-from rlxjax import Calibration, IoFusionGate, LatencyCoefficients, LatencyPrior, Provenance, transferred_prior
+from rlxjax import Calibration, IoFusionGate, LatencyCoefficients, LatencyPrior, Provenance
 from rlxjax._calibration_file import (
     FORMULA_VERSION,
     GATE_UNITS,
@@ -23,20 +23,27 @@ from rlxjax._calibration_file import (
     Uncertainty,
     current_fingerprint,
     default_calibration_path,
-    read_calibration_file,
 )
 from rlxjax._files import sha256_of, write_json_file
 from rlxjax._fit import MIN_TIMINGS, FitResult
 from rlxjax._latency import coefficient_unit
 from rlxjax._learned_latency import LearnedLatencyCoefficients
 
-from .fits import MAXIMA_RATES, TOP_K_RATES, check_fittable, fit_twice, learned_spread, micro_prior
+from .fits import (
+    MAXIMA_RATES,
+    TOP_K_RATES,
+    check_fittable,
+    fit_twice,
+    learned_spread,
+    micro_prior,
+    prior_from,
+)
 from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro
 from .plan import memory_limit_bytes, prepare
 from .report import Progress, shortened
 from .samples import SampleLog, SampleWriter, check_resumable, quartile_ns, read_samples, set_aside
 from .validate import OUTLIER_FACTOR, error_summaries, measured_domain, noise_floor, outliers
-from .workloads import Cell, Grid, Models, TimedModel, runs_model, split_by_memory
+from .workloads import Cell, Grid, Models, load_models, runs_model, split_by_memory
 
 MIN_BUDGET_S = 10.0
 #: Seconds, and share of the budget, kept back for two fits (one compilation), judging and writing.
@@ -113,9 +120,8 @@ def run(
         prior: a calibration file to start from, of any machine.
 
     Raises:
-        ValueError: a budget that is too short, a prior that is no calibration, a file that holds no model,
-            two models of one segment length, samples that cannot be resumed, too few samples to fit, or all
-            of one batch and n_fft.
+        ValueError: a budget that is too short, a prior or a model that is none, two models of one segment
+            length, samples that cannot be resumed, too few samples to fit, or all of one batch and n_fft.
     """
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
@@ -123,10 +129,8 @@ def run(
     path = default_calibration_path() if out is None else out
     if path.is_dir():
         raise ValueError(f"--out: expected a file, got the folder {path}")
-    timed_models = _loaded(models)
-    known = None
-    if prior is not None:
-        known = transferred_prior(Calibration.from_file(read_calibration_file(prior)).posterior)
+    timed_models = load_models(models)
+    known = None if prior is None else prior_from(prior)
     path.parent.mkdir(parents=True, exist_ok=True)
     samples_path = path.with_suffix(".samples.jsonl")
     fit_at_s = started_s + budget_s - max(FIT_RESERVE_S, FIT_RESERVE_SHARE * budget_s)
@@ -283,18 +287,6 @@ def measured_gate(rates: MicroRates) -> IoFusionGate:
         host_thunk_penalty_ns=0.0,
         min_gain_ns=0.0,
     )
-
-
-def _loaded(files: Sequence[FilePath]) -> dict[int, TimedModel]:
-    models: dict[int, TimedModel] = {}
-    for file in files:
-        timed = TimedModel.load(file)
-        if timed.model.n_fft in models:
-            raise ValueError(
-                f"--model: {models[timed.model.n_fft].file} and {file} are both for n_fft {timed.model.n_fft}"
-            )
-        models[timed.model.n_fft] = timed
-    return models
 
 
 def _learned(

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import NamedTuple
@@ -75,6 +75,23 @@ class TimedModel:
 #: Models by segment length.
 Models = Mapping[int, TimedModel]
 NO_MODELS: Models = MappingProxyType({})
+
+
+def load_models(files: Sequence[FilePath]) -> dict[int, TimedModel]:
+    """Load model files, by segment length.
+
+    Raises:
+        ValueError: a file that holds no model, or two of one segment length.
+    """
+    models: dict[int, TimedModel] = {}
+    for file in files:
+        timed = TimedModel.load(file)
+        if timed.model.n_fft in models:
+            raise ValueError(
+                f"--model: {models[timed.model.n_fft].file} and {file} are both for n_fft {timed.model.n_fft}"
+            )
+        models[timed.model.n_fft] = timed
+    return models
 
 
 class Cell(NamedTuple):

@@ -18,8 +18,8 @@ from ._device import (
 )
 from ._graph import Graph, Node
 from ._numerics import Exact, Smooth, rules_at, times
-from ._one_loop import along
 from ._profile import GraphIoProfile, profile_graph_io
+from ._slopes import along
 from ._typing import Count, Nanoseconds, RealLike
 
 #: Bytes that the cost of a plain node counts per output element, whatever its dtype.

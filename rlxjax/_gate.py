@@ -14,8 +14,9 @@ from ._counts import as_float, as_temperature, difference, is_exact
 from ._device import Coefficients, Target, stack_rows, take_row
 from ._gate_formulas import base_score_ns, gate_margin_ns, gate_score_ns
 from ._numerics import Exact, Smooth, log_odds, log_soft_step, soft_step, straight_through
-from ._one_loop import by_slopes, in_one_loop
+from ._one_loop import in_one_loop
 from ._profile import GraphIoProfile
+from ._slopes import by_slopes
 from ._typing import Code, Count, Decision, Nanoseconds, Probability, RealLike
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ._numerics import Exact, Smooth, times
-from ._one_loop import along
+from ._slopes import along
 from ._typing import Nanoseconds, RealLike
 
 if TYPE_CHECKING:

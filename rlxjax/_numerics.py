@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ._one_loop import along
+from ._slopes import along
 from ._typing import RealLike
 
 #: Standard deviation of a logistic distribution of temperature 1.

@@ -13,7 +13,7 @@ from test_calibration import assert_same
 from typer.testing import CliRunner
 
 import rlxjax as rx
-from calibrate import fits, job, plan
+from calibrate import fits, job, plan, workloads
 from calibrate.cli import app
 from calibrate.measure import MICRO_REPEATS
 from calibrate.report import Progress, print_outcome
@@ -91,7 +91,7 @@ def outcome(tmp_path_factory, model_file):
 
 def made_up(path, models):
     """Write the samples of a finished campaign on a known machine; return the models by segment length."""
-    timed = job._loaded(models)
+    timed = workloads.load_models(models)
     log, shared = SampleLog(current_fingerprint()), rx.typical_prior().median
     rng, cells = np.random.default_rng(0), WIDE.cells(timed)
     with SampleWriter(path.with_suffix(".samples.jsonl"), log, append=False) as writer:
@@ -169,7 +169,7 @@ def test_the_samples_name_the_models_and_refitting_them_gives_the_coefficients(o
 
 def test_learned_runs_do_not_touch_the_machine_s_coefficients(outcome, model_file):
     log = read_samples(outcome.samples_path)
-    measured, models = quartile_ns(log.times_ns()), job._loaded([model_file])
+    measured, models = quartile_ns(log.times_ns()), workloads.load_models([model_file])
     prior = fits.micro_prior(job.micro_rates(log))
     without = np.array([cell.strategy != "learned" for cell in log.cells])
     seen = np.array([GRID.place(cell.batch, cell.n_fft) == "fit" for cell in log.cells])

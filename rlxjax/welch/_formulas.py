@@ -13,7 +13,7 @@ from rlxjax._device import BackendCoefficients, take_row
 from rlxjax._gate import FusionBenefit, IoFusionGate
 from rlxjax._gate_formulas import gate_score_ns
 from rlxjax._numerics import Exact, Smooth
-from rlxjax._one_loop import by_slopes
+from rlxjax._slopes import by_slopes
 from rlxjax._typing import Decision, Nanoseconds, RealLike
 
 from ._coefficients import CoefficientSet, StrategyCoefficients
