@@ -223,7 +223,7 @@ class CalibrationFile(Strict):
     """
 
     schema_version: Literal[3]
-    formula_version: Literal[7]
+    formula_version: Literal[8]
     created: str
     command: str
     units: dict[str, str]

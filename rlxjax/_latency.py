@@ -20,9 +20,11 @@ from ._latency_formulas import (
     chunk_rows_of,
     device_rows,
     device_work_ns,
+    far_keys_ns,
     far_ns,
     fft_flop,
     fused_transform_bytes,
+    is_taken_apart,
     least_rows_of,
     long_rows_ns,
     maxima_ns,
@@ -33,13 +35,13 @@ from ._latency_formulas import (
 from ._programs import quick_jit
 from ._typing import Code, Nanoseconds, RealLike
 from .welch import Path
-from .welch._device_programs import CHUNK_ROWS_MULTIPLE
+from .welch._device_programs import CHUNK_ROWS_MULTIPLE, SPLIT_RADIX
 from .welch._host import LEAST_CHUNK_SAMPLES as LEAST_HOST_CHUNK_SAMPLES
 from .welch._launch import MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK
 from .welch._selection import SELECTIONS
 
 #: Changes whenever the same coefficients would give another prediction.
-FORMULA_VERSION = 7
+FORMULA_VERSION = 8
 
 #: Bytes that the host path moves for one sample.
 HOST_BYTES_PER_SAMPLE = 8.0
@@ -75,11 +77,13 @@ class LatencyCoefficients(Coefficients):
         device_call_ns: one call of a device path: checks, padding, argument handling.
         dispatch_ns: one program launch.
         roundtrip_ns: one wait of the host for the device.
+        streams_ns: having the programs of other processors run beside the first one.
         upload_bytes_per_ns: host to device.
         readback_bytes_per_ns: device to host.
         device_row_ns: one segment's transform on the device, apart from its operations.
         device_flop_per_ns: FFT operations on the device.
         device_bytes_per_ns: device memory, within a chunk.
+        split_sample_ns: one sample of the step that takes long transforms apart.
         row_far_bytes_per_ns: what a transform costs on top beyond a processor's first cache.
         row_cache_bytes: a row's transform at which half of it is charged that.
         far_bytes_per_ns: memory: what a signal beyond the cache costs on top, and what each call reads anew.
@@ -89,6 +93,8 @@ class LatencyCoefficients(Coefficients):
         maxima_bin_ns: one bin compared in one of its passes.
         maxima_peak_ns: one candidate gathered and put in order.
         maxima_pass_ns: one of those passes, however many rows it has.
+        maxima_far_bytes_per_ns: what keys cost on top in each pass beyond a processor's second cache.
+        maxima_cache_bytes: keys of a program's rows at which half of them are charged that.
         maxima_parallel_gain: speed-up of those passes by all processors at a time, less 1.
         topk_bin_ns: one bin scanned by the selection by a heap.
         topk_update_ns: one comparison of that heap.
@@ -108,11 +114,13 @@ class LatencyCoefficients(Coefficients):
     device_call_ns: RealLike
     dispatch_ns: RealLike
     roundtrip_ns: RealLike
+    streams_ns: RealLike
     upload_bytes_per_ns: RealLike
     readback_bytes_per_ns: RealLike
     device_row_ns: RealLike
     device_flop_per_ns: RealLike
     device_bytes_per_ns: RealLike
+    split_sample_ns: RealLike
     row_far_bytes_per_ns: RealLike
     row_cache_bytes: RealLike
     far_bytes_per_ns: RealLike
@@ -122,6 +130,8 @@ class LatencyCoefficients(Coefficients):
     maxima_bin_ns: RealLike
     maxima_peak_ns: RealLike
     maxima_pass_ns: RealLike
+    maxima_far_bytes_per_ns: RealLike
+    maxima_cache_bytes: RealLike
     maxima_parallel_gain: RealLike
     topk_bin_ns: RealLike
     topk_update_ns: RealLike
@@ -300,18 +310,23 @@ def device_terms_ns(
     )
     rows = device_rows(batch, most)
     is_shared, share = shared_work(rows, unshared, least, c.device_parallel_gain)
+    program_rows = jnp.minimum(share * rows, most)
+    samples = rows * n_segments * n_fft
     if work is None:
+        is_apart = is_fused & is_taken_apart(program_rows, n_fft, n_segments)
         transform_ns = device_work_ns(
             rows * n_segments,
             n_fft,
             row_ns=c.device_row_ns,
             flop_per_ns=c.device_flop_per_ns,
             bytes_per_ns=c.device_bytes_per_ns,
+            parts=jnp.where(is_apart, SPLIT_RADIX, 1.0),
         )
+        transform_ns = transform_ns + jnp.where(is_apart, samples * c.split_sample_ns, 0.0)
         packed_bytes = fused_transform_bytes(n_fft, n_segments)
         row_bytes = jnp.where(is_fused, packed_bytes, TRANSFORM_BYTES_PER_SAMPLE * n_fft)
         transform_ns = transform_ns + long_rows_ns(
-            rows * n_segments * n_fft, row_bytes, c.row_cache_bytes, c.row_far_bytes_per_ns
+            samples, row_bytes, c.row_cache_bytes, c.row_far_bytes_per_ns
         )
         work = DeviceWork(transform_ns, bins, 8.0 * n_segments * bins)
     transform_ns = share * work.transform_ns
@@ -319,6 +334,7 @@ def device_terms_ns(
     # maxima pass over again and again do not.
     _, maxima_share = shared_work(rows, unshared, least, c.maxima_parallel_gain)
     by_maxima_ns = maxima_ns(c, rows, work.ranked_bins, k, maxima_share)
+    by_maxima_ns = by_maxima_ns + share * far_keys_ns(c, rows, work.ranked_bins, k, program_rows)
     _, heap_share = shared_work(rows, unshared, least, c.topk_parallel_gain)
     by_heap_ns = heap_share * top_k_ns(c, rows, work.ranked_bins, k)
     takes_maxima = jnp.where(selection == CHEAPER, by_maxima_ns <= by_heap_ns, selection == MAXIMA)
@@ -332,8 +348,7 @@ def device_terms_ns(
     numpy_ns = jnp.where(is_fused, 0.0, host_calls * c.host_call_ns + _read_anew_ns(c, n_fft))
     # One thread launches a program for each processor, and further ones while those run; for the block path,
     # other threads join in.
-    joining_ns = jnp.where(is_fused, c.device_parallel_gain * c.dispatch_ns, c.threads_ns)
-    joining_ns = jnp.where(is_shared, joining_ns, 0.0)
+    joining_ns = jnp.where(is_shared, jnp.where(is_fused, c.streams_ns, c.threads_ns), 0.0)
 
     uploaded_bytes = signal_bytes(rows, n_fft, n_segments)
     # The spectra of each processor's later chunks lie where those of its first one did.

@@ -14,6 +14,7 @@ from .welch._device_programs import (
     CHUNK_ROWS_MULTIPLE,
     CHUNK_SAMPLES,
     LEAST_SPLIT_N_FFT,
+    LEAST_SPLIT_SAMPLES,
     SPLIT_RADIX,
 )
 from .welch._selection import MIN_BLOCK_BINS, MIN_BLOCKS
@@ -29,6 +30,10 @@ CACHE_SHARPNESS = 4
 FIRST_CACHE_SHARPNESS = 8
 #: How sharply a piece of the least size, rather than the processors, decides the time of shared work.
 SHARE_SHARPNESS = 16
+#: The same of a processor's second cache, which the keys of a program's rows fit in or do not.
+SECOND_CACHE_SHARPNESS = 4
+#: Bytes of a bin's key, which each pass of maxima reads.
+KEY_BYTES = 4.0
 #: Bytes that the device's FFT stage moves for one sample: read and window, transform, square.
 DEVICE_BYTES_PER_SAMPLE = 20.0
 #: Bytes that a transform reads and writes for one sample of a segment: a real segment's spectrum is half as
@@ -49,6 +54,7 @@ def device_work_ns(
     flop_per_ns: RealLike,
     bytes_per_ns: RealLike,
     speedup: RealLike = 1.0,
+    parts: RealLike = 1.0,
 ) -> Nanoseconds:
     """Return a device's time for `rows` transforms: a smooth roofline of compute and memory time.
 
@@ -59,9 +65,10 @@ def device_work_ns(
         flop_per_ns: operations.
         bytes_per_ns: memory.
         speedup: divides the compute time; memory is no faster for it.
+        parts: transforms that each is taken apart into, whose operations are counted.
     """
     traffic = jnp.maximum(DEVICE_BYTES_PER_SAMPLE * (rows * n_fft), 1.0)
-    compute_ns = jnp.maximum(fft_flop(rows, n_fft), 1.0) / flop_per_ns + rows * row_ns
+    compute_ns = jnp.maximum(fft_flop(rows * parts, n_fft / parts), 1.0) / flop_per_ns + rows * row_ns
     return soft_roofline(compute_ns / speedup, traffic / bytes_per_ns, ROOFLINE_SHARPNESS)
 
 
@@ -86,8 +93,18 @@ def fused_transform_bytes(n_fft: RealLike, n_segments: RealLike) -> Float[Array,
     Long ones are taken apart where there are many (`welch._device_programs.transform_radix`); few rows are
     not transformed eight at a time, so that they do not crowd the cache. Lengths count as multiples of 8.
     """
-    is_split = (jnp.asarray(n_fft) >= LEAST_SPLIT_N_FFT) & (jnp.asarray(n_segments) % 2 == 0)
-    return jnp.asarray(2.0 * TRANSFORM_BYTES_PER_SAMPLE * n_fft / jnp.where(is_split, SPLIT_RADIX, 1.0))
+    parts = jnp.where(_is_long(n_fft, n_segments), SPLIT_RADIX, 1.0)
+    return jnp.asarray(2.0 * TRANSFORM_BYTES_PER_SAMPLE * n_fft / parts)
+
+
+def is_taken_apart(program_rows: RealLike, n_fft: RealLike, n_segments: RealLike) -> Bool[Array, "*batch"]:
+    """Return whether a fused program of so many rows takes its transforms apart (`transform_radix`)."""
+    has_rows = jnp.asarray(program_rows) * n_segments * n_fft >= LEAST_SPLIT_SAMPLES
+    return _is_long(n_fft, n_segments) & has_rows
+
+
+def _is_long(n_fft: RealLike, n_segments: RealLike) -> Bool[Array, "*batch"]:
+    return (jnp.asarray(n_fft) >= LEAST_SPLIT_N_FFT) & (jnp.asarray(n_segments) % 2 == 0)
 
 
 def shared_work(
@@ -137,14 +154,40 @@ def maxima_ns(
     is a vector loop over its bins; over tiles of several, it is a longer program. Each of several processors
     makes all passes, over its share of the rows.
     """
-    _, place_bits = jnp.frexp(jnp.maximum(bins - 1.0, 1.0))
-    spare = 2.0 + jnp.floor(jnp.maximum(place_bits - 8.0, 0.0) / 2.0)
-    passes = jnp.minimum(jnp.minimum(k, bins) + spare, bins)
+    place_bits, passes = _place_bits(bins), maxima_passes(bins, k)
     # The blocks, as if they did not overlap but where they are as few as may be, and the places of one.
     width = jnp.minimum(jnp.maximum(jnp.ldexp(1.0, (place_bits + 1) // 2), MIN_BLOCK_BINS), bins)
     compared = jnp.maximum(bins, width * MIN_BLOCKS) + width
     row_ns = bins * c.maxima_key_ns + passes * (compared * c.maxima_bin_ns + c.maxima_peak_ns)
     return jnp.asarray(share * rows * row_ns + jnp.where(rows > 1, passes, 0.0) * c.maxima_pass_ns)
+
+
+def maxima_passes(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
+    """Return the passes of the selection by maxima: one for each candidate (`welch._selection`)."""
+    spare = 2.0 + jnp.floor(jnp.maximum(_place_bits(bins) - 8.0, 0.0) / 2.0)
+    return jnp.minimum(jnp.minimum(k, bins) + spare, bins)
+
+
+def _place_bits(bins: RealLike) -> Float[Array, "*batch"]:
+    return jnp.frexp(jnp.maximum(bins - 1.0, 1.0))[1]
+
+
+def far_keys_ns(
+    c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike, program_rows: RealLike
+) -> Nanoseconds:
+    """Return what the passes of maxima cost on top because a program's keys leave the second cache.
+
+    Args:
+        c: of the machine.
+        rows: all rows, `[*batch]`.
+        bins: of a row.
+        k: peaks of a row.
+        program_rows: of one processor's program, whose keys all of its passes read.
+    """
+    program_bytes = jnp.maximum(KEY_BYTES * program_rows * bins, 1.0)
+    beyond = soft_excess(program_bytes, c.maxima_cache_bytes, SECOND_CACHE_SHARPNESS)
+    read_bytes = KEY_BYTES * rows * bins * maxima_passes(bins, k)
+    return jnp.asarray(read_bytes * beyond / c.maxima_far_bytes_per_ns)
 
 
 def top_k_ns(c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike) -> Nanoseconds:

@@ -86,12 +86,20 @@ def test_a_path_depends_on_the_coefficients_of_its_own_work_alone(path, selectio
         for form in SELECTIONS
     }
     device = set(COEFFICIENT_NAMES) - host - sharing - set.union(*forms.values())
+    device_alone = {
+        "streams_ns",
+        "split_sample_ns",
+    }  # block's transforms are whole, and threads join in there
     if sizes == ALONE:
-        device -= {"device_parallel_gain"}
+        device -= {"device_parallel_gain", *device_alone}
         forms = {form: names - {f"{form.replace('_', '')}_parallel_gain"} for form, names in forms.items()}
     host |= {"row_cache_bytes", "far_bytes_per_ns", "cache_bytes"}
     host |= {"host_parallel_gain", "threads_ns"} if sizes == SHARED else set()
-    own = {"host": host, "fused": device | forms[selection], "block": device | host_selection}
+    own = {
+        "host": host,
+        "fused": device | forms[selection],
+        "block": (device - device_alone) | host_selection,
+    }
     assert named == own[path]
 
 
@@ -135,7 +143,8 @@ def test_processors_of_the_host_share_work_beyond_its_least_piece(gain):
 def test_processors_share_the_device_s_work_beyond_its_least_piece(gain):
     unshared = _launch.MOST_UNSHARED_SAMPLES // 128
     rows = unshared * np.array([1.25, 4.0, 64.0])
-    near = {"cache_bytes": 1e30}  # memory is shared by all of them
+    # Memory is shared by all of them, and how many keys a program has depends on their number.
+    near = {"cache_bytes": 1e30, "maxima_far_bytes_per_ns": np.inf}
     shared, alone = (terms_of("fused", rows, device_parallel_gain=g, **near) for g in (gain, 1e-300))
     share = share_of(rows, unshared, unshared / 2, gain) / share_of(rows, unshared, unshared / 2, 0.0)
     for name in ("transform_ns", "upload_ns", "readback_ns"):
@@ -196,8 +205,9 @@ def test_each_form_of_the_selection_is_shared_with_a_gain_of_its_own(selection, 
     unshared = _launch.MOST_UNSHARED_SAMPLES // 128
     rows = unshared * np.array([1.0, 1.25, 4.0, 64.0])
     named = f"{selection.replace('_', '')}_parallel_gain"
+    apart = {"maxima_pass_ns": 0.0, "maxima_far_bytes_per_ns": np.inf}  # these each processor has of its own
     shared, alone = (
-        terms_of("fused", rows, selection=selection, maxima_pass_ns=0.0, **{named: g}) for g in (gain, 1e-300)
+        terms_of("fused", rows, selection=selection, **apart, **{named: g}) for g in (gain, 1e-300)
     )
     share = share_of(rows, unshared, unshared / 2, gain) / share_of(rows, unshared, unshared / 2, 0.0)
     np.testing.assert_allclose(shared.selection_ns, share * np.asarray(alone.selection_ns), rtol=FLOAT64_RTOL)
@@ -243,6 +253,49 @@ def test_a_row_is_one_of_the_parts_that_the_program_takes_transforms_apart_into(
     assert at_half - without == pytest.approx((everywhere - without) / 2, rel=1e-6)
 
 
+def test_a_program_takes_long_transforms_apart_where_it_has_rows_enough():
+    """What it does then: a step for each sample, and the operations of transforms of a quarter."""
+    rate, step = 7.0, {"split_sample_ns": 0.5}
+    alone = {"device_row_ns": 0.0, "device_flop_per_ns": rate, "device_bytes_per_ns": 1e300}
+    alone |= {"row_far_bytes_per_ns": 1e300, "device_parallel_gain": 1.0}
+    unshared = _launch.MOST_UNSHARED_SAMPLES
+    for n_fft, n_segments, rows in itertools.product((256, 512, 1024), (1, 2), (4, 16, 32, 64, 4096)):
+        params = rx.WelchPeakParams(n_fft, n_segments, 4)
+        samples = rows * n_segments * n_fft
+        # Two processors share what is more than a piece.
+        of_a_program = min(rows // 2 if samples > unshared else rows, chunk_rows(params, "cpu"))
+        parts = _device_programs.transform_radix(of_a_program, params, "cpu")
+        found = terms_of("fused", rows, n_fft, 4, n_segments, **alone, **step).transform_ns
+        one_processor_ns = 2.5 * samples * np.log2(n_fft / parts) / rate + (
+            samples * 0.5 if parts > 1 else 0.0
+        )
+        share = share_of(samples, unshared, unshared / 2, 1.0)
+        assert found == pytest.approx(one_processor_ns * share, rel=1e-6)
+
+
+@pytest.mark.parametrize("gain", [1.0, 1e-300])
+def test_keys_beyond_the_second_cache_pay_its_rate_in_each_pass(gain):
+    """Those of a processor's program, which has no more rows than a chunk."""
+    n_fft, bins, k, rate = 256, 129, 16, 50.0
+    chunk = chunk_rows(rx.WelchPeakParams(n_fft, 2, k), "cpu")
+    for rows in (chunk, 64 * chunk):
+        share = share_of(rows * 2 * n_fft, 2**16, 2**15, gain)
+        keys_bytes = 4.0 * min(rows * share, chunk) * bins
+        without, at_half, beyond = (
+            terms_of("fused", rows, n_fft, k, device_parallel_gain=gain, **cache).selection_ns
+            for cache in (
+                {"maxima_far_bytes_per_ns": 1e300},
+                {"maxima_far_bytes_per_ns": rate, "maxima_cache_bytes": keys_bytes},
+                {"maxima_far_bytes_per_ns": rate, "maxima_cache_bytes": 1e-3 * keys_bytes},
+            )
+        )
+        read_ns = share * 4.0 * rows * bins * (k + 2) / rate
+        assert at_half - without == pytest.approx(read_ns / 2, rel=1e-6)
+        assert beyond - without == pytest.approx(read_ns, rel=1e-6)
+    heap = (terms_of("fused", chunk, n_fft, k, selection="top_k", maxima_cache_bytes=c) for c in (1.0, 1e30))
+    np.testing.assert_array_equal(*(np.asarray(terms.selection_ns) for terms in heap))
+
+
 def test_a_heap_takes_in_what_the_running_maxima_of_random_bins_are_and_is_emptied_as_it_gets_smaller():
     """Of numbers in random order, the i-th enters a heap of k that is full with probability `k / i`."""
     only = dataclasses.replace(jax.tree.map(lambda _: 0.0, MEDIAN), topk_update_ns=1.0)
@@ -271,12 +324,11 @@ def test_a_run_waits_for_one_launch_as_the_further_ones_are_made_while_it_runs(p
 
 
 @pytest.mark.parametrize("gain", [0.5, 3.0])
-def test_a_shared_run_of_one_thread_launches_a_program_for_each_further_processor(gain):
+def test_programs_of_other_processors_take_their_time_to_run_beside_the_first_one(gain):
     unshared = _launch.MOST_UNSHARED_SAMPLES // 128
     rows = unshared * np.array([1.0, 1.25, 64.0])
-    call_ns = terms_of("fused", rows, device_parallel_gain=gain).call_ns
-    launches = np.where(rows > unshared, gain * MEDIAN.dispatch_ns, 0.0)
-    np.testing.assert_allclose(call_ns - call_ns[0], launches, rtol=1e-9, atol=1e-6)
+    call_ns = terms_of("fused", rows, device_parallel_gain=gain, streams_ns=3e4).call_ns
+    np.testing.assert_allclose(call_ns - call_ns[0], [0.0, 3e4, 3e4], rtol=1e-9, atol=1e-6)
 
 
 def test_threads_join_the_block_path_where_processors_share():
