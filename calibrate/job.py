@@ -170,12 +170,12 @@ def run(
     if deadline.interrupted:
         notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
     with progress.phase("fitting"):
-        return _fit_and_write(
+        return fit_and_write(
             log, grid, timed_models, path, samples_path, command, skipped, notes, force, known
         )
 
 
-def _fit_and_write(
+def fit_and_write(
     log: SampleLog,
     grid: Grid,
     models: Models,
@@ -187,6 +187,7 @@ def _fit_and_write(
     force: bool,
     known: LatencyPrior[LatencyCoefficients] | None,
 ) -> Outcome:
+    """Fit samples, of whatever machine they are, judge the fit, and write the calibration of that machine."""
     cells, times_ns = log.cells, log.times_ns()
     if not len(times_ns):
         fullest = max(log.rounds, key=len, default={})

@@ -52,6 +52,15 @@ def correction_features(
     return jnp.concatenate(columns, axis=-1)
 
 
+def correction_log_factor(
+    features: Float[Array, "*batch features"],
+    weights: Float[Array, "kinds features"] | np.ndarray,
+    kind: Int[Array, "*batch"],
+) -> Float[Array, "*batch"]:
+    """Return the logarithm of what the correction multiplies predictions by."""
+    return jnp.sum(features * jnp.asarray(weights)[kind], -1)
+
+
 def along_last(count: int, n_axes: int) -> np.ndarray:
     """Return 0 to count - 1 along an axis after so many others, `[1, ..., 1, count]`."""
     return np.arange(count).reshape((1,) * n_axes + (count,))

@@ -14,6 +14,7 @@ from ._correction import (
     N_FEATURES,
     along_last,
     correction_features,
+    correction_log_factor,
     kind_codes,
 )
 from ._fit import (
@@ -95,8 +96,7 @@ def corrected_terms_ns(
     path, batch, n_fft, k, n_segments, selection = _together(path, batch, n_fft, k, n_segments, selection)
     terms = latency_terms_ns(posterior.coefficients, path, batch, n_fft, k, n_segments, selection)
     features = correction_features(batch, n_fft, k, n_segments)
-    weights = jnp.asarray(posterior.weights)[kind_codes(path, selection)]
-    factor = jnp.expm1(jnp.sum(features * weights, -1))
+    factor = jnp.expm1(correction_log_factor(features, posterior.weights, kind_codes(path, selection)))
     return dataclasses.replace(terms, correction_ns=terms.total_ns() * factor)
 
 
@@ -127,7 +127,7 @@ def estimate(
     )
     features = correction_features(batch, n_fft, k, n_segments)
     kind = kind_codes(path, selection)
-    log_factor = jnp.sum(features * jnp.asarray(posterior.weights)[kind], -1)
+    log_factor = correction_log_factor(features, posterior.weights, kind)
     unknowns = joint_jacobian(jacobian, features, kind)
     scores = unknowns @ jnp.asarray(posterior.factor)
     return LatencyEstimate(jnp.exp(log_ns + log_factor), scores, jnp.asarray(posterior.spread)[kind])
@@ -205,7 +205,7 @@ def transferred_prior(posterior: LatencyPosterior) -> LatencyPrior[LatencyCoeffi
     """Return what the calibration of one machine says of another, or of the same on another day.
 
     What the terms miss belongs to the programs as well as to the machine: of an EPYC and a Xeon the weights
-    of the correction correlate by 0.65, those of maxima and heaps by 0.8. A calibration of few timings gains
+    of the correction correlate by 0.54, those of maxima by 0.73. A calibration of few timings gains
     most (docs/active-design.md has the figures).
 
     Args:
@@ -284,7 +284,7 @@ def _prior_weights(prior: LatencyPrior) -> np.ndarray:
 def _log_factors(timings: Timings, weights: Float[Array, "kinds features"]) -> Float[Array, "n"]:
     """Return the logarithm of what a correction multiplies each time by."""
     features = correction_features(timings.batch, timings.n_fft, timings.k, timings.n_segments)
-    return jnp.sum(features * weights[kind_codes(timings.path, timings.selection)], -1)
+    return correction_log_factor(features, weights, kind_codes(timings.path, timings.selection))
 
 
 @quick_jit

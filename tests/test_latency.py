@@ -86,10 +86,8 @@ def test_a_path_depends_on_the_coefficients_of_its_own_work_alone(path, selectio
         for form in SELECTIONS
     }
     device = set(COEFFICIENT_NAMES) - host - sharing - set.union(*forms.values())
-    device_alone = {
-        "streams_ns",
-        "split_sample_ns",
-    }  # block's transforms are whole, and threads join in there
+    # Block's transforms are whole, and threads join in there.
+    device_alone = {"streams_ns", "split_sample_ns"}
     if sizes == ALONE:
         device -= {"device_parallel_gain", *device_alone}
         forms = {form: names - {f"{form.replace('_', '')}_parallel_gain"} for form, names in forms.items()}
@@ -266,9 +264,7 @@ def test_a_program_takes_long_transforms_apart_where_it_has_rows_enough():
         of_a_program = min(rows // 2 if samples > unshared else rows, chunk_rows(params, "cpu"))
         parts = _device_programs.transform_radix(of_a_program, params, "cpu")
         found = terms_of("fused", rows, n_fft, 4, n_segments, **alone, **step).transform_ns
-        one_processor_ns = 2.5 * samples * np.log2(n_fft / parts) / rate + (
-            samples * 0.5 if parts > 1 else 0.0
-        )
+        one_processor_ns = samples * (2.5 * np.log2(n_fft / parts) / rate + 0.5 * (parts > 1))
         share = share_of(samples, unshared, unshared / 2, 1.0)
         assert found == pytest.approx(one_processor_ns * share, rel=1e-6)
 
