@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -155,31 +156,55 @@ def float_counts(counts):
     )
 
 
+class Rates(NamedTuple):
+    """What the io cost with hard choices is linear in, of a backend; every field `[*batch]`."""
+
+    dispatch_ns: RealLike
+    roundtrip_ns: RealLike
+    traffic_ns_per_byte: RealLike
+    readback_ns_per_byte: RealLike
+    unified_memory: RealLike
+
+
+def rates_of(row: BackendCoefficients | Rates) -> Rates:
+    """Return a backend's rates; of rates, themselves. Whether memory is unified has no derivative.
+
+    Of a table of devices they cost nothing; of rows that were selected from it, two divisions a row.
+    """
+    if isinstance(row, Rates):
+        return row
+    traffic_ns, readback_ns = (1.0 / Exact().maximum(bw, 1.0) for bw in (row.memory_bw, row.readback_bw))
+    unified_memory = jax.lax.stop_gradient(row.unified_memory)
+    return Rates(row.dispatch_ns, row.roundtrip_ns, traffic_ns, readback_ns, unified_memory)
+
+
 def profile_cost_ns(
-    profile: GraphIoProfile, discrete_readback: RealLike, row: BackendCoefficients, rules: Exact | Smooth
+    profile: GraphIoProfile,
+    discrete_readback: RealLike,
+    row: BackendCoefficients | Rates,
+    rules: Exact | Smooth,
 ) -> Nanoseconds:
     """Return the io cost of float counts, with hard or relaxed choices.
 
     Args:
         profile: float counts.
         discrete_readback: the profile's readback bytes without unified memory.
-        row: the backend.
+        row: the backend, or with hard choices its rates.
         rules: hard or relaxed.
     """
     readbacks = [profile.host_output_bytes, discrete_readback]
     if isinstance(rules, Exact):
-        rates_ns = [row.dispatch_ns, row.roundtrip_ns]
-        rates_ns += [1.0 / rules.maximum(bandwidth, 1.0) for bandwidth in (row.memory_bw, row.readback_bw)]
+        *rates_ns, unified_memory = rates_of(row)
         counts = [profile.kernel_launches, profile.sync_points, profile.device_traffic_bytes]
-        arrays = jax.tree.map(jnp.asarray, (rates_ns, counts, readbacks, row.unified_memory))
-        return _exact_cost_ns(*arrays)
+        return _exact_cost_ns(*jax.tree.map(jnp.asarray, (rates_ns, counts, readbacks, unified_memory)))
+    assert isinstance(row, BackendCoefficients)
     unified = jnp.asarray(row.unified_memory) >= 0.5
     return jnp.asarray(
         row.roundtrip_ns
         + times(profile.kernel_launches, row.dispatch_ns)
         + times(profile.sync_points, row.roundtrip_ns)
-        + _transfer_ns(profile.device_traffic_bytes, row.memory_bw, rules)
-        + _transfer_ns(jnp.where(unified, *readbacks), row.readback_bw, rules)
+        + _soft_transfer_ns(profile.device_traffic_bytes, row.memory_bw, rules)
+        + _soft_transfer_ns(jnp.where(unified, *readbacks), row.readback_bw, rules)
     )
 
 
@@ -216,7 +241,7 @@ def _exact_cost_jvp(primals, tangents):
 
 
 def work_cost_ns(
-    work: GraphWork, row: BackendCoefficients, falls_back: RealLike, rules: Exact | Smooth
+    work: GraphWork, row: BackendCoefficients | Rates, falls_back: RealLike, rules: Exact | Smooth
 ) -> Nanoseconds:
     """Return the device cost of float counts: the graph cost, or the fallback's estimate.
 
@@ -246,23 +271,22 @@ def _is_none(count: RealLike) -> bool:
     return isinstance(count, (int, float)) and count == 0
 
 
-def _nodes_cost_ns(work: GraphWork, row: BackendCoefficients, rules: Exact | Smooth) -> Nanoseconds:
-    """Return the cost of the nodes, and of the profile, its launches included."""
-    node_ns = _transfer_ns(work.output_bytes, row.memory_bw, rules) + times(
-        work.costed_nodes, row.dispatch_ns
-    )
-    products = (work.sgemm_flop, row.sgemm_gflops), (work.small_sgemm_flop, row.small_sgemm_gflops)
-    for flop, gflops in products:
-        if not _is_none(flop):
-            node_ns += flop / (jnp.asarray(gflops) + 1.0)
+def _nodes_cost_ns(work: GraphWork, row: BackendCoefficients | Rates, rules: Exact | Smooth) -> Nanoseconds:
+    """Return the cost of the nodes, and of the profile, its launches included; rates have no products'."""
+    if isinstance(rules, Exact):
+        node_ns = times(work.output_bytes, rates_of(row).traffic_ns_per_byte)
+    else:
+        assert isinstance(row, BackendCoefficients)
+        node_ns = _soft_transfer_ns(work.output_bytes, row.memory_bw, rules)
+    node_ns += times(work.costed_nodes, row.dispatch_ns)
+    for name in ("sgemm", "small_sgemm"):
+        if not _is_none(flop := getattr(work, f"{name}_flop")):
+            node_ns += flop / (jnp.asarray(getattr(row, f"{name}_gflops")) + 1.0)
     return jnp.asarray(node_ns) + profile_cost_ns(work.io, work.readback_bytes, row, rules)
 
 
-def _transfer_ns(count_bytes: RealLike, bandwidth: RealLike, rules: Exact | Smooth) -> Nanoseconds:
-    floored = rules.maximum(bandwidth, 1.0, scale=count_bytes + 1.0)
-    if isinstance(rules, Exact):
-        return times(count_bytes, 1.0 / floored)
-    return jnp.asarray(count_bytes / floored)
+def _soft_transfer_ns(count_bytes: RealLike, bandwidth: RealLike, rules: Smooth) -> Nanoseconds:
+    return jnp.asarray(count_bytes / rules.maximum(bandwidth, 1.0, scale=count_bytes + 1.0))
 
 
 def _io_inputs(profile: GraphIoProfile, row: BackendCoefficients) -> tuple:

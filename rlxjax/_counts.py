@@ -25,7 +25,16 @@ def is_exact(value: object) -> bool:
     """Whether the value is an integer, or an array of them, that the host can read."""
     if is_traced(value):
         return False
-    return isinstance(value, int) or np.issubdtype(np.asarray(value).dtype, np.integer)
+    if isinstance(value, int):
+        return True
+    dtype = value.dtype if isinstance(value, jax.Array) else np.asarray(value).dtype
+    return np.issubdtype(dtype, np.integer)
+
+
+def is_subtracted_on_host(before: Count, after: Count) -> bool:
+    """Whether `difference` subtracts on the host: what it holds, and exact counts wherever they are."""
+    is_held = not isinstance(before, jax.Array) and not isinstance(after, jax.Array)
+    return is_held or (is_exact(before) and is_exact(after))
 
 
 def exact(value: Count) -> int | np.ndarray:
@@ -38,20 +47,48 @@ def exact(value: Count) -> int | np.ndarray:
 
 def packed(value: int | np.ndarray) -> int | np.ndarray:
     """Return exact counts as int64 or uint64, or correctly rounded float64 where neither holds them all."""
-    if isinstance(value, int):
+    if isinstance(value, int) or value.dtype == np.int64:
         return value
+    least, most = (value.min(), value.max()) if value.size else (0, 0)
     for dtype in (np.int64, np.uint64):
         limits = np.iinfo(dtype)
-        if all(limits.min <= count <= limits.max for count in value.flat):
+        if limits.min <= least and most <= limits.max:
             return value.astype(dtype)
     return value.astype(np.float64)
 
 
 def difference(before: Count, after: Count, name: str) -> Count:
-    """Return `before - after`: exactly on the host, in floats inside traced code."""
+    """Return `before - after`: exactly of integers on the host, in floats inside traced code.
+
+    Floats that the host holds are subtracted there, and narrowed to JAX's default precision after that.
+    """
     if is_exact(before) and is_exact(after):
-        return packed(exact(before) - exact(after))
-    return as_float(before, name) - as_float(after, name)
+        saved = _difference_in_64_bits(np.asarray(before), np.asarray(after))
+        return packed(exact(before) - exact(after) if saved is None else saved)
+    if not is_subtracted_on_host(before, after):
+        return as_float(before, name) - as_float(after, name)
+    first, second = _held_float(before, name), _held_float(after, name)
+    if isinstance(first, float) and isinstance(second, float):
+        return first - second
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _narrowed(np.asarray(first - second))
+
+
+def _difference_in_64_bits(before: np.ndarray, after: np.ndarray) -> np.ndarray | None:
+    """Return the difference of columns by NumPy, None unless their extremes say that 64 bits hold it.
+
+    It is taken modulo 2**64, so that operands of any integer type give what fits.
+    """
+    is_column = before.ndim > 0 or after.ndim > 0
+    if not is_column or not before.size or not after.size or object in (before.dtype, after.dtype):
+        return None
+    least = int(before.min()) - int(after.max())
+    most = int(before.max()) - int(after.min())
+    for dtype in (np.int64, np.uint64):
+        limits = np.iinfo(dtype)
+        if limits.min <= least and most <= limits.max:
+            return np.subtract(before, after, dtype=dtype, casting="unsafe")
+    return None
 
 
 def as_float(value: RealLike, name: str) -> jax.Array | float:
@@ -78,14 +115,8 @@ def as_float(value: RealLike, name: str) -> jax.Array | float:
         return jnp.asarray(value, jnp.result_type(float))
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
         return value
-    array = np.asarray(value)
-    if array.dtype == object:
-        array = array.astype(np.float64)
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"{name}: expected real numbers, got an array of {array.dtype}")
-    if array.dtype.kind != "f":
-        array = array.astype(np.float64)
-    return jnp.asarray(array, None if array.dtype != np.float64 else jnp.result_type(float))
+    held = _held_float(value, name)
+    return _narrowed(held) if isinstance(held, np.ndarray) else held
 
 
 def size_as_float(value: RealLike, name: str) -> jax.Array | float:
@@ -106,6 +137,25 @@ def as_temperature(value: RealLike, name: str = "temperature_ns") -> jax.Array |
     """
     check_positive(value, name)
     return as_float(value, name)
+
+
+def _held_float(value: RealLike, name: str) -> np.ndarray | float:
+    """Return numbers that the host can read as floats, of double precision unless they are floats already."""
+    if isinstance(value, (bool, int, float)):
+        return _finite_float(value)
+    array = np.asarray(value)
+    if array.dtype == object:
+        array = array.astype(np.float64)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{name}: expected real numbers, got an array of {array.dtype}")
+    if array.dtype.kind != "f":
+        array = array.astype(np.float64)
+    return array
+
+
+def _narrowed(array: np.ndarray) -> jax.Array:
+    """Return NumPy's floats as JAX's: double precision as the default precision, others as they are."""
+    return jnp.asarray(array, None if array.dtype != np.float64 else jnp.result_type(float))
 
 
 def _finite_float(value: float) -> float:

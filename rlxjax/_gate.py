@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._checks import check_at_least, check_not_nan, check_shapes, fields_of, is_on_device, is_traced
-from ._counts import as_float, as_temperature, difference, is_exact
+from ._counts import as_float, as_temperature, difference, is_subtracted_on_host
 from ._device import Coefficients, Target, stack_rows, take_row
 from ._gate_formulas import base_score_ns, gate_margin_ns, gate_score_ns
 from ._numerics import Exact, Smooth, log_odds, log_soft_step, soft_step, straight_through
@@ -53,7 +53,8 @@ def fusion_benefit(before: GraphIoProfile, after: GraphIoProfile) -> FusionBenef
     """Return what going from one profile to the other saves.
 
     The subtraction is exact: Python integers, or NumPy integers in the smallest 64-bit type that holds
-    the result.
+    the result. Floats that NumPy holds are subtracted in their own precision, and narrowed to JAX's default
+    one after that.
 
     Args:
         before: the profile without fusion, fields `[*batch]`.
@@ -136,7 +137,7 @@ class IoFusionGate(Coefficients):
     ) -> Nanoseconds:
         """Return the score with the penalty's threshold and the bandwidth floors relaxed."""
         temperature_ns = as_temperature(temperature_ns)
-        return _soft_score_ns(self, _floats(_benefit(before, after), self), temperature_ns)
+        return _soft_score_ns(self, _floats(_benefit(before, after), self, temperature_ns), temperature_ns)
 
     def fuse_log_odds(
         self,
@@ -147,7 +148,8 @@ class IoFusionGate(Coefficients):
     ) -> Nanoseconds:
         """Return `(score - min_gain) / temperature`, what losses use: it is finite where the score is."""
         temperature_ns = as_temperature(temperature_ns)
-        return log_odds(_margin_ns(self, _floats(_benefit(before, after), self)), temperature_ns)
+        counts = _floats(_benefit(before, after), self, temperature_ns)
+        return log_odds(_margin_ns(self, counts), temperature_ns)
 
     def fuse_probability(
         self,
@@ -172,8 +174,10 @@ class IoFusionGate(Coefficients):
         """
         temperature_ns = as_temperature(temperature_ns)
         benefit = _benefit(before, after)
-        soft = _fuse_probability(self, _floats(benefit, self), temperature_ns)
-        return straight_through(self.should_fuse(benefit), soft) if straight_through_gradient else soft
+        soft = _fuse_probability(self, _floats(benefit, self, temperature_ns), temperature_ns)
+        if not straight_through_gradient:
+            return soft
+        return straight_through(jnp.broadcast_to(self.should_fuse(benefit), soft.shape), soft)
 
     def fuse_log_probability(
         self,
@@ -184,7 +188,8 @@ class IoFusionGate(Coefficients):
     ) -> Nanoseconds:
         """Return the logarithm of `fuse_probability`, without underflow."""
         temperature_ns = as_temperature(temperature_ns)
-        return log_soft_step(_margin_ns(self, _floats(_benefit(before, after), self)), temperature_ns)
+        counts = _floats(_benefit(before, after), self, temperature_ns)
+        return log_soft_step(_margin_ns(self, counts), temperature_ns)
 
     def evaluate(
         self,
@@ -212,10 +217,10 @@ class IoFusionGate(Coefficients):
         temperature_ns = as_temperature(temperature_ns)
         if isinstance(before, FusionBenefit) or after is None:
             benefit = _benefit(before, after)
-            counts = fields_of(_floats(benefit, self))
+            counts = fields_of(_floats(benefit, self, temperature_ns))
             return GateEvaluation(benefit, *_evaluate(self, counts, temperature_ns, False)[1:4])
         is_checked = not is_traced(*jax.tree.leaves((self, before, after, temperature_ns)))
-        benefit, counts = _benefit_and_counts(before, after, self, is_checked)
+        benefit, counts = _benefit_and_counts(before, after, self, temperature_ns, is_checked)
         saved, *result, is_valid = _evaluate(self, counts, temperature_ns, is_checked)
         if is_valid is not None and (is_traced(is_valid) or not np.asarray(is_valid).all()):
             fusion_benefit(before, after)  # says which count is none
@@ -325,22 +330,27 @@ def _benefit(first: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None
     return fusion_benefit(first, after)
 
 
-def _floats(benefit: FusionBenefit, gate: IoFusionGate) -> FusionBenefit:
+def _floats(benefit: FusionBenefit, gate: IoFusionGate, temperature_ns: RealLike = 1.0) -> FusionBenefit:
     counts = fields_of(benefit)
     for name, count in counts.items():
         check_not_nan(count, name)
-    check_shapes(**counts, **fields_of(gate))
+    check_shapes(**counts, **fields_of(gate), temperature_ns=temperature_ns)
     return FusionBenefit(**{name: as_float(count, name) for name, count in counts.items()})
 
 
 def _benefit_and_counts(
-    before: GraphIoProfile, after: GraphIoProfile, gate: IoFusionGate, is_checked_later: bool
+    before: GraphIoProfile,
+    after: GraphIoProfile,
+    gate: IoFusionGate,
+    temperature_ns: RealLike,
+    is_checked_later: bool,
 ) -> tuple[FusionBenefit, dict[str, RealLike | tuple[RealLike, RealLike]]]:
     """Return what the host subtracts, and floats for the program: of a field, or the pair to subtract.
 
     If the program checks its input, floats that a device holds pass here.
     """
-    check_shapes(**fields_of(before, "before."), **fields_of(after, "after."), **fields_of(gate))
+    profiles = fields_of(before, "before.") | fields_of(after, "after.")
+    check_shapes(**profiles, **fields_of(gate), temperature_ns=temperature_ns)
     benefit, counts = {}, {}
     names = [field.name for field in dataclasses.fields(FusionBenefit)]
     for saved, field in zip(names, dataclasses.fields(GraphIoProfile), strict=True):
@@ -348,12 +358,10 @@ def _benefit_and_counts(
         for value, side in zip(pair, ("before", "after"), strict=True):
             if not (is_checked_later and is_on_device(value, jnp.floating)):
                 check_at_least(value, f"{side}.{field.name}")
-        if not any(is_on_device(value, jnp.floating) for value in pair) and all(map(is_exact, pair)):
+        if is_subtracted_on_host(*pair):
             benefit[saved] = difference(*pair, field.name)
             counts[saved] = as_float(benefit[saved], saved)
-            continue
-        first, second = (as_float(value, field.name) for value in pair)
-        counts[saved] = first, second
-        if isinstance(first, float) and isinstance(second, float):
-            benefit[saved] = counts[saved] = first - second
+        else:
+            first, second = (as_float(value, field.name) for value in pair)
+            counts[saved] = first, second
     return FusionBenefit(**benefit), counts

@@ -1,7 +1,7 @@
 """The formulas of the gate, written once for hard and for relaxed choices (SPEC, section 2)."""
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,36 @@ if TYPE_CHECKING:
     from ._gate import FusionBenefit, IoFusionGate
 
 
-def gate_score_ns(gate: "IoFusionGate", benefit: "FusionBenefit", rules: Exact | Smooth) -> Nanoseconds:
-    """Return the gate's score of float counts, with hard or relaxed choices."""
+class GateRates(NamedTuple):
+    """What the score with hard choices is linear in, and the gate's minimum gain; every field `[*batch]`."""
+
+    dispatch_ns: RealLike
+    roundtrip_ns: RealLike
+    traffic_ns_per_byte: RealLike
+    readback_ns_per_byte: RealLike
+    host_thunk_penalty_ns: RealLike
+    min_gain_ns: RealLike
+
+
+def gate_rates(gate: "IoFusionGate | GateRates") -> GateRates:
+    """Return a gate's rates; of rates, themselves.
+
+    Of a table of gates they cost nothing; of rows that were selected from it, two divisions a row.
+    """
+    if isinstance(gate, GateRates):
+        return gate
+    traffic_ns, readback_ns = (1.0 / jnp.maximum(bw, 1.0) for bw in (gate.memory_bw, _readback_bw(gate)))
+    waits_ns = gate.dispatch_ns, gate.roundtrip_ns
+    return GateRates(*waits_ns, traffic_ns, readback_ns, gate.host_thunk_penalty_ns, gate.min_gain_ns)
+
+
+def gate_score_ns(
+    gate: "IoFusionGate | GateRates", benefit: "FusionBenefit", rules: Exact | Smooth
+) -> Nanoseconds:
+    """Return the gate's score of float counts, with hard or relaxed choices; those take no rates."""
     if isinstance(rules, Exact):
         return _exact_margin_ns(*_exact_arguments(gate, benefit), jnp.asarray(0.0))
+    assert not isinstance(gate, GateRates)
     penalty_ns = jnp.asarray(gate.host_thunk_penalty_ns)
     # An infinite penalty must meet an exact count: what a relaxation leaves of zero would be infinite.
     is_finite = jnp.isfinite(penalty_ns)
@@ -39,17 +65,11 @@ def gate_margin_ns(gate: "IoFusionGate", benefit: "FusionBenefit") -> Nanosecond
 
 def base_score_ns(gate: "IoFusionGate", benefit: "FusionBenefit") -> Nanoseconds:
     """Return the hard score of float counts without the penalty for added sync points."""
-    return _base_ns(_rates_ns(gate), _counts(benefit))
+    return _base_ns(_exact_arguments(gate, benefit)[0], _counts(benefit))
 
 
 def _readback_bw(gate: "IoFusionGate") -> RealLike:
     return jnp.where(jnp.asarray(gate.unified_memory) >= 0.5, 0.0, gate.host_readback_bw)
-
-
-def _rates_ns(gate: "IoFusionGate") -> list[Nanoseconds]:
-    """Return what a launch, a sync point, a byte of traffic and a readback byte are worth."""
-    bandwidths = (jnp.maximum(gate.memory_bw, 1.0), jnp.maximum(_readback_bw(gate), 1.0))
-    return [jnp.asarray(gate.dispatch_ns), jnp.asarray(gate.roundtrip_ns), *(1.0 / bw for bw in bandwidths)]
 
 
 def _counts(benefit: "FusionBenefit") -> list[Nanoseconds]:
@@ -63,8 +83,9 @@ def _counts(benefit: "FusionBenefit") -> list[Nanoseconds]:
     return [jnp.asarray(count) for count in counts]
 
 
-def _exact_arguments(gate: "IoFusionGate", benefit: "FusionBenefit") -> tuple:
-    return _rates_ns(gate), jnp.asarray(gate.host_thunk_penalty_ns), _counts(benefit)
+def _exact_arguments(gate: "IoFusionGate | GateRates", benefit: "FusionBenefit") -> tuple:
+    *rates_ns, penalty_ns, _ = map(jnp.asarray, gate_rates(gate))
+    return rates_ns, penalty_ns, _counts(benefit)
 
 
 def _base_ns(rates_ns: list[Nanoseconds], counts: list[Nanoseconds]) -> Nanoseconds:

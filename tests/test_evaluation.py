@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -312,6 +313,20 @@ def test_a_table_of_strategies_writes_out_no_more_than_two_columns_of_its_own_on
     table = jax.jit(lambda *sizes: rx.evaluate_welch_peaks("cuda", *sizes, temperature_ns=TEMPERATURE_NS))
     written_bytes = table.lower(*columns).compile().memory_analysis().temp_size_in_bytes
     assert written_bytes // columns[0].nbytes <= 2  # and a few bytes for their alignment
+
+
+def test_a_table_of_mixed_devices_divides_no_more_often_than_that_of_one_device():
+    rows = 4099
+    columns = [jnp.full(rows, size, float) for size in (64.0, 256.0, 16.0)]
+
+    def divisions_of_rows(device):
+        def table(device, *sizes):
+            return rx.evaluate_welch_peaks(device, *sizes, temperature_ns=TEMPERATURE_NS)
+
+        program = str(jax.make_jaxpr(table)(device, *columns))
+        return len(re.findall(rf"\[{rows}[,\d]*\] = div ", program))
+
+    assert divisions_of_rows(jnp.zeros(rows, int)) == divisions_of_rows(jnp.zeros((), int)) > 0
 
 
 @pytest.mark.parametrize(

@@ -410,3 +410,47 @@ def test_what_cannot_be_scored_is_refused_by_name(call, says):
 def test_coefficients_may_be_lists():
     gate = rx.IoFusionGate(dispatch_ns=[500, 600], memory_bw=[1.0, 1.0])
     np.testing.assert_array_equal(gate.score_ns(rx.FusionBenefit(2, 0, 0, 0)), [1000, 1200])
+
+
+# --- Shapes --------------------------------------------------------------------------------------
+
+TAKE_A_TEMPERATURE = (*SOFT, "fuse_log_odds", "evaluate")
+PAIR = (
+    rx.GraphIoProfile(np.array([9, 5, 1]), 1, 2**30, 2**31),
+    rx.GraphIoProfile(3, np.array([2, 1, 0]), 2**20, 2**31),
+)
+
+
+@pytest.mark.parametrize("temperature_ns", [np.array([1e5, 1e6]), jnp.array([1e5, 1e6]), [1e5, 1e6]])
+@pytest.mark.parametrize("arguments", [PAIR, (rx.fusion_benefit(*PAIR),)])
+@pytest.mark.parametrize("name", TAKE_A_TEMPERATURE)
+def test_a_temperature_whose_shape_does_not_agree_is_named(name, arguments, temperature_ns):
+    says = r"expected shapes that broadcast together, got .* \(3,\), temperature_ns \(2,\)$"
+    with pytest.raises(ValueError, match=says):
+        getattr(GATE, name)(*arguments, temperature_ns=temperature_ns)
+
+
+@pytest.mark.parametrize("name", TAKE_A_TEMPERATURE)
+def test_temperatures_beside_a_table_are_a_loop_over_both(name):
+    launches, temperatures_ns = np.array([[9.0, 5.0, 1.0]]), np.array([[1e3], [1e6]])
+
+    def last_leaf(launches, temperature_ns):
+        benefit = rx.FusionBenefit(launches, -1, 2**20, 0)
+        return jax.tree.leaves(getattr(GATE, name)(benefit, temperature_ns=temperature_ns))[-1]
+
+    loop = [[last_leaf(x, t) for x in launches[0].tolist()] for t in temperatures_ns[:, 0].tolist()]
+    np.testing.assert_allclose(last_leaf(launches, temperatures_ns), loop, rtol=FLOAT64_RTOL)
+
+
+def test_a_decision_with_its_soft_gradient_has_the_shape_of_the_soft_one():
+    launches, temperatures_ns = np.array([[9.0, 5.0, 1.0]]), np.array([[1e3], [1e6]])
+
+    def probability(launches, through):
+        options = {"temperature_ns": temperatures_ns, "straight_through_gradient": through}
+        return GATE.fuse_probability(rx.FusionBenefit(launches), **options)
+
+    np.testing.assert_array_equal(probability(launches, True), [[1.0, 1.0, 0.0]] * 2)
+    by_through, by_soft = (
+        jax.grad(lambda x, flag=flag: jnp.sum(probability(x, flag)))(launches) for flag in (True, False)
+    )
+    np.testing.assert_array_equal(by_through, by_soft)

@@ -1,6 +1,7 @@
 """Strategy costs: profiles in closed form, SPEC 5 written out, tables, gradients, and refusals."""
 
 import dataclasses
+import functools
 import math
 import subprocess
 import sys
@@ -383,3 +384,63 @@ def test_what_has_no_cost_is_refused_by_name(call, says):
 
 def test_a_nan_cost_is_not_mistaken_for_an_impossible_one():
     assert np.isnan(rx.pick_weights([1.0, np.nan, np.inf], temperature_ns=1.0)[:2]).all()
+
+
+# --- Shapes --------------------------------------------------------------------------------------
+
+MODEL = {"learned_available": True, "learned_active_gates": 10, "learned_total_gates": 1024}
+TAKE_A_MODEL = {
+    "costs": rx.estimate_welch_peaks_costs,
+    "pick": rx.pick_welch_peaks_strategy,
+    "legacy pick": functools.partial(rx.pick_welch_peaks_strategy, legacy=True),
+}
+TAKE_A_TEMPERATURE = {
+    "soft costs": rx.soft_estimate_welch_peaks_costs,
+    "soft pick": rx.soft_pick_welch_peaks_strategy,
+    "straight-through pick": functools.partial(
+        rx.soft_pick_welch_peaks_strategy, straight_through_gradient=True
+    ),
+    "evaluation": rx.evaluate_welch_peaks,
+}
+
+
+@pytest.mark.parametrize("form", [np.asarray, jnp.asarray, np.ndarray.tolist])
+@pytest.mark.parametrize(
+    ("f", "name"),
+    [
+        *((f, name) for f in TAKE_A_MODEL for name in MODEL),
+        *((f, name) for f in TAKE_A_TEMPERATURE for name in (*MODEL, "temperature_ns")),
+    ],
+)
+def test_a_shape_that_does_not_agree_is_named(f, name, form):
+    call = (TAKE_A_MODEL | TAKE_A_TEMPERATURE)[f]
+    options = MODEL | ({"temperature_ns": 1e5} if f in TAKE_A_TEMPERATURE else {})
+    options[name] = form(np.ones(2))
+    with pytest.raises(ValueError, match=rf"broadcast together, got batch \(3,\), {name} \(2,\)$"):
+        call("cuda", form(np.array([64.0, 512.0, 8192.0])), 256, 16, **options)
+
+
+@pytest.mark.parametrize("f", TAKE_A_TEMPERATURE)
+@pytest.mark.parametrize("name", ["temperature_ns", "learned_active_gates"])
+def test_what_stands_beside_a_table_is_a_loop_over_both(f, name):
+    batches, values = np.array([[64.0, 512.0, 8192.0]]), np.array([[1e2], [1e5]])
+
+    def leaves(batch, value):
+        options = MODEL | {"temperature_ns": 1e4, name: value}
+        return jax.tree.leaves(TAKE_A_TEMPERATURE[f]("cuda", batch, 256, 16, **options))
+
+    loop = [[leaves(x, y) for x in batches[0].tolist()] for y in values[:, 0].tolist()]
+    for place, leaf in enumerate(leaves(batches, values)):
+        expected = [[one[place] for one in row] for row in loop]
+        np.testing.assert_allclose(leaf, expected, rtol=FLOAT64_RTOL, atol=FLOAT64_RTOL)
+
+
+def test_weights_take_the_shapes_that_broadcast_and_name_those_that_do_not():
+    costs, temperatures_ns = np.array([[[1.0, 2.0, 4.0], [3.0, 3.0, INF]]]), np.array([[1.0], [5.0]])
+    weights = rx.pick_weights(costs, temperature_ns=temperatures_ns)
+    loop = [[rx.pick_weights(row, temperature_ns=t) for row in costs[0]] for t in (1.0, 5.0)]
+    np.testing.assert_allclose(weights, loop, rtol=FLOAT64_RTOL)
+    with pytest.raises(ValueError, match=r"got rows of costs \(1, 2\), temperature_ns \(3,\)"):
+        rx.pick_weights(costs, temperature_ns=np.ones(3))
+    with pytest.raises(ValueError, match=r"got costs \(1, 2, 3\), log_availability \(4,\)"):
+        rx.pick_weights(costs, temperature_ns=1.0, log_availability=np.zeros(4))

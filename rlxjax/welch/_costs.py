@@ -110,8 +110,8 @@ def estimate_welch_peaks_costs(
         >>> int(costs.pick_index())
         2
     """
-    inputs = cost_inputs(device, batch, n_fft, k, coefficients)
-    return hard_costs(*inputs, learned_inputs(learned_available, learned_active_gates, learned_total_gates))
+    learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
+    return hard_costs(*cost_inputs(device, batch, n_fft, k, coefficients, learned=learned), learned)
 
 
 def soft_estimate_welch_peaks_costs(
@@ -130,9 +130,12 @@ def soft_estimate_welch_peaks_costs(
 
     Batch thresholds are relaxed in rows, with the temperature relative to the cost that they act on.
     """
-    inputs = cost_inputs(device, batch, n_fft, k, coefficients)
     learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
-    return soft_costs(*inputs, learned, as_temperature(temperature_ns))
+    temperature_ns = as_temperature(temperature_ns)
+    inputs = cost_inputs(
+        device, batch, n_fft, k, coefficients, learned=learned, temperature_ns=temperature_ns
+    )
+    return soft_costs(*inputs, learned, temperature_ns)
 
 
 def welch_peaks_fusion_gate_breakdown(
@@ -183,7 +186,7 @@ def hard_costs(codes, set_, batch, n_fft, k, learned: Learned) -> WelchPeaksCost
         fields = (terms.ultra_ns, terms.fast_ns, terms.fused_ns, terms.learned_ns)
         return WelchPeaksCostEstimates(*jnp.broadcast_arrays(*fields))
 
-    return in_one_loop(costs, finite_costs)((), (gather(set_, codes), batch, n_fft, k, learned))
+    return in_one_loop(costs, finite_costs)((), (gather(set_, codes, Exact()), batch, n_fft, k, learned))
 
 
 def estimates_of(row: Row, terms: Terms, io: Decision, floor_ok: Decision) -> WelchPeaksCostEstimates:
@@ -200,8 +203,9 @@ def estimates_of(row: Row, terms: Terms, io: Decision, floor_ok: Decision) -> We
 
 @jax.jit
 def soft_costs(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -> SoftWelchPeaksCosts:
-    row = gather(set_, codes)
-    terms = strategy_terms(row, batch, n_fft, k, learned, Smooth(temperature_ns))
+    rules = Smooth(temperature_ns)
+    row = gather(set_, codes, rules)
+    terms = strategy_terms(row, batch, n_fft, k, learned, rules)
     viable = row.strategy.is_fused_viable >= 0.5
     io_margin = terms.score_ns - row.gate.min_gain_ns
     # P(floor ok) = 1 - applies * P(margin < 0), in logarithms.
@@ -224,10 +228,11 @@ def soft_costs(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -
 
 @jax.jit
 def _breakdown(codes, set_, batch, n_fft, k):
-    row = gather(set_, codes)
-    terms = strategy_terms(row, batch, n_fft, k, Learned(0.0, -1.0, 0.0), Exact())
+    rules = Exact()
+    row = gather(set_, codes, rules)
+    terms = strategy_terms(row, batch, n_fft, k, Learned(0.0, -1.0, 0.0), rules)
     io, floor_ok = decisions(row, terms)
-    syncs = row.strategy.has_native_kernel * Exact().at_least(batch, 2048.0) - 1.0
+    syncs = row.strategy.has_native_kernel * rules.at_least(batch, 2048.0) - 1.0
     return terms.score_ns, row.gate.min_gain_ns, syncs.astype(int), io, io & floor_ok, floor_ok
 
 
@@ -243,11 +248,22 @@ def _log_complement(log_p: Nanoseconds) -> Nanoseconds:
 
 
 def cost_inputs(
-    device, batch, n_fft, k, coefficients, n_segments=None, scale=None, *, is_checked_later=False
+    device,
+    batch,
+    n_fft,
+    k,
+    coefficients,
+    n_segments=None,
+    scale=None,
+    *,
+    is_checked_later=False,
+    learned=None,
+    temperature_ns=None,
 ) -> tuple:
     """Return checked codes, coefficients and sizes, and what else is given, as the programs take them.
 
     If the program checks its input, codes and floats that a device holds pass here.
+    Of `learned` and `temperature_ns` the shapes alone are checked, together with those of the sizes.
     """
     cpu = "cpu"
     if isinstance(device, str) and normalised(device) == "cpu-apple":
@@ -267,7 +283,9 @@ def cost_inputs(
         check_at_least(scale, "scale", what="number")
         inputs.append(as_float(scale, "scale"))
         sizes["scale"] = scale
-    check_shapes(device=codes, **sizes)  # pyright: ignore[reportArgumentType]
+    if learned is not None:
+        sizes |= {f"learned_{name}": value for name, value in learned._asdict().items()}
+    check_shapes(device=codes, **sizes, temperature_ns=temperature_ns)  # pyright: ignore[reportArgumentType]
     return codes, _without_provenance(coefficients), *inputs
 
 

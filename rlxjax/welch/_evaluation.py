@@ -84,7 +84,7 @@ def evaluate_welch_peaks(
     learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
     sizes = (device, batch, n_fft, k, coefficients)
     is_checked = not is_traced(*jax.tree.leaves((sizes, learned, temperature_ns)))
-    inputs = cost_inputs(*sizes, is_checked_later=is_checked)
+    inputs = cost_inputs(*sizes, is_checked_later=is_checked, learned=learned, temperature_ns=temperature_ns)
     result, is_valid = _evaluate(*inputs, learned, temperature_ns, is_checked)
     if is_checked and (is_traced(is_valid) or not np.asarray(is_valid).all()):
         cost_inputs(*sizes)  # says which size is none
@@ -100,7 +100,8 @@ def _evaluate(
     @in_one_loop
     def evaluate(set_, rows) -> tuple[WelchPeaksEvaluation, Decision | None]:
         codes, batch, n_fft, k, learned, temperature_ns = rows
-        row, rules = gather(set_, codes), Exact()
+        rules = Exact()
+        row = gather(set_, codes, rules)
         terms = strategy_terms(row, batch, n_fft, k, learned, rules)
         io, floor_ok = decisions(row, terms)
         benefit = gate_benefit(row, batch, n_fft, k, rules, terms.block_ns)

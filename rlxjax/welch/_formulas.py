@@ -1,6 +1,5 @@
 """The formulas of the strategy costs, written once for hard and for relaxed choices (SPEC, section 5)."""
 
-import dataclasses
 import functools
 import math
 from typing import NamedTuple
@@ -8,10 +7,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlxjax._cost import float_counts, profile_cost_ns, work_cost_ns
+from rlxjax._cost import Rates, float_counts, profile_cost_ns, rates_of, work_cost_ns
 from rlxjax._device import BackendCoefficients, take_row
 from rlxjax._gate import FusionBenefit, IoFusionGate
-from rlxjax._gate_formulas import gate_score_ns
+from rlxjax._gate_formulas import GateRates, gate_rates, gate_score_ns
 from rlxjax._numerics import Exact, Smooth
 from rlxjax._slopes import by_slopes
 from rlxjax._typing import Decision, Nanoseconds, RealLike
@@ -55,11 +54,11 @@ def learned_scale(active_gates: RealLike, total_gates: RealLike) -> RealLike:
 
 
 class Row(NamedTuple):
-    """The coefficients of one device, and the host's."""
+    """The coefficients of one device, and the host's; with hard choices, the rates that they make."""
 
-    host: BackendCoefficients
-    backend: BackendCoefficients
-    gate: IoFusionGate
+    host: BackendCoefficients | Rates
+    backend: BackendCoefficients | Rates
+    gate: IoFusionGate | GateRates
     strategy: StrategyCoefficients
 
 
@@ -76,16 +75,17 @@ class Terms(NamedTuple):
     ultra_possible: Decision
 
 
-def gather(set_: CoefficientSet, codes) -> Row:
-    return Row(
-        set_.host, take_row(set_.backend, codes), take_row(set_.gate, codes), take_row(set_.strategy, codes)
-    )
+def gather(set_: CoefficientSet, codes, rules: Exact | Smooth) -> Row:
+    host, backend, gate = set_.host, set_.backend, set_.gate
+    if isinstance(rules, Exact):
+        host, backend, gate = rates_of(host), rates_of(backend), gate_rates(gate)
+    return Row(host, take_row(backend, codes), take_row(gate, codes), take_row(set_.strategy, codes))
 
 
 def host_ns(row: Row, batch, n_fft, k, n_segments, rules) -> Nanoseconds:
     slopes = row.strategy.log_batch_slope, row.strategy.log2_batch_slope
     cost_ns = _with_slopes(_host_ns, rules)
-    return cost_ns(_linear(row.host), slopes, batch, n_fft, k, n_segments)
+    return cost_ns(row.host, slopes, batch, n_fft, k, n_segments)
 
 
 def _with_slopes(f, rules):
@@ -94,13 +94,7 @@ def _with_slopes(f, rules):
     return by_slopes(f) if isinstance(rules, Exact) else f
 
 
-def _linear(row: BackendCoefficients) -> BackendCoefficients:
-    """Return a row of which only the coefficients that these graphs cost by have a derivative."""
-    unified_memory = jax.lax.stop_gradient(row.unified_memory)
-    return dataclasses.replace(row, unified_memory=unified_memory, sgemm_gflops=1.0, small_sgemm_gflops=1.0)
-
-
-def _host_ns(host: BackendCoefficients, slopes, batch, n_fft, k, n_segments, *, rules) -> Nanoseconds:
+def _host_ns(host: BackendCoefficients | Rates, slopes, batch, n_fft, k, n_segments, *, rules) -> Nanoseconds:
     profile = float_counts(host_profile(batch, n_fft, k, n_segments))
     quarter_traffic = 3.0 * batch * n_segments * n_fft + 2.0 * batch * k
     ns = profile_cost_ns(profile, profile.host_output_bytes + quarter_traffic, host, rules)
@@ -115,11 +109,11 @@ def fused_ns(row: Row, batch, n_fft, k, n_segments, scale, rules) -> Nanoseconds
     falls_back = jax.lax.stop_gradient(row.strategy.falls_back)
     fused = row.strategy.fused_scale, row.strategy.fused_floor_ns, row.strategy.is_gpu
     cost_ns = _with_slopes(_fused_ns, rules)
-    return cost_ns(_linear(row.backend), falls_back, fused, batch, n_fft, k, n_segments, scale)
+    return cost_ns(row.backend, falls_back, fused, batch, n_fft, k, n_segments, scale)
 
 
 def _fused_ns(
-    backend: BackendCoefficients, falls_back, fused, batch, n_fft, k, n_segments, scale, *, rules
+    backend: BackendCoefficients | Rates, falls_back, fused, batch, n_fft, k, n_segments, scale, *, rules
 ) -> Nanoseconds:
     fused_scale, fused_floor_ns, is_gpu = fused
     io_ns = _graph_ns(backend, falls_back, batch, n_fft, k, n_segments, True, rules)
@@ -139,7 +133,7 @@ def block_ns(row: Row, batch, n_fft, k, n_segments, rules) -> Nanoseconds:
 
 
 def _graph_ns(
-    backend: BackendCoefficients, falls_back, batch, n_fft, k, n_segments, fused: bool, rules
+    backend: BackendCoefficients | Rates, falls_back, batch, n_fft, k, n_segments, fused: bool, rules
 ) -> Nanoseconds:
     work = float_counts(welch_graph_work(batch, n_fft, k, n_segments, fused))
     return work_cost_ns(work, backend, falls_back, rules)

@@ -169,20 +169,23 @@ def learned_path_ns(
 @jax.jit
 def _fused_graph_ns(codes, set_, batch, n_fft, k, n_segments, scale, temperature_ns):
     rules = rules_at(temperature_ns)
-    return fused_ns(gather(set_, codes), batch, n_fft, k, n_segments, scale, rules)
+    return fused_ns(gather(set_, codes, rules), batch, n_fft, k, n_segments, scale, rules)
 
 
 @jax.jit
 def _learned_path_ns(codes, set_, batch, n_fft, k, n_segments, learned: Learned):
-    ns = fused_ns(gather(set_, codes), batch, n_fft, k, n_segments, learned.scale, Exact())
+    rules = Exact()
+    ns = fused_ns(gather(set_, codes, rules), batch, n_fft, k, n_segments, learned.scale, rules)
     return jnp.where(learned.usable, ns, jnp.inf)
 
 
 @jax.jit
 def _block_graph_ns(codes, set_, batch, n_fft, k, n_segments):
-    return block_ns(gather(set_, codes), batch, n_fft, k, n_segments, Exact())
+    rules = Exact()
+    return block_ns(gather(set_, codes, rules), batch, n_fft, k, n_segments, rules)
 
 
 @jax.jit
 def _host_path_ns(codes, set_, batch, n_fft, k, n_segments):
-    return host_ns(gather(set_, codes), batch, n_fft, k, n_segments, Exact())
+    rules = Exact()
+    return host_ns(gather(set_, codes, rules), batch, n_fft, k, n_segments, rules)

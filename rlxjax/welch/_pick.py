@@ -2,8 +2,9 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from rlxjax._checks import is_traced
+from rlxjax._checks import check_shapes, is_traced
 from rlxjax._counts import as_temperature
 from rlxjax._device import Device
 from rlxjax._numerics import log_softmin, straight_through
@@ -44,10 +45,9 @@ def pick_welch_peaks_strategy(
     """
     arguments = (device, batch, n_fft, k, learned_available, learned_active_gates, learned_total_gates)
     if legacy:
-        inputs = cost_inputs(device, batch, n_fft, k, coefficients)
-        index = _legacy_index(
-            inputs[0], inputs[2], learned_inputs(learned_available, learned_active_gates, learned_total_gates)
-        )
+        learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
+        inputs = cost_inputs(device, batch, n_fft, k, coefficients, learned=learned)
+        index = _legacy_index(inputs[0], inputs[2], learned)
     else:
         index = estimate_welch_peaks_costs(*arguments, coefficients=coefficients).pick_index()
     return index if is_traced(index) or jnp.ndim(index) else list(Strategy)[int(index)]
@@ -86,14 +86,16 @@ def soft_pick_welch_peaks_strategy(
         temperature_ns: the temperature in ns.
         straight_through_gradient: return the hard pick as a one-hot row, with this gradient.
     """
-    inputs = cost_inputs(device, batch, n_fft, k, coefficients)
     learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
     temperature_ns = as_temperature(temperature_ns)
+    inputs = cost_inputs(
+        device, batch, n_fft, k, coefficients, learned=learned, temperature_ns=temperature_ns
+    )
     weights = _soft_pick(*inputs, learned, temperature_ns)
     if not straight_through_gradient:
         return weights
     hard = jax.nn.one_hot(hard_costs(*inputs, learned).pick_index(), len(Strategy), dtype=weights.dtype)
-    return straight_through(hard, weights)
+    return straight_through(jnp.broadcast_to(hard, weights.shape), weights)
 
 
 def pick_weights(
@@ -120,6 +122,11 @@ def pick_weights(
         raise ValueError(f"costs: expected at least one axis, that of the strategies, got {costs}")
     if not jnp.issubdtype(stacked.dtype, jnp.floating):
         stacked = stacked.astype(jnp.result_type(float))
+    check_shapes(costs=stacked, log_availability=log_availability)
+    *rows, n = np.broadcast_shapes(stacked.shape, np.shape(log_availability))
+    check_shapes(**{"rows of costs": np.broadcast_to(0.0, rows)}, temperature_ns=temperature_ns)
+    rows = np.broadcast_shapes(rows, np.shape(temperature_ns))
+    stacked = jnp.broadcast_to(stacked, (*rows, n))
     return jnp.exp(log_softmin(stacked, temperature_ns, log_availability))
 
 

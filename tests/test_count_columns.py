@@ -1,0 +1,177 @@
+"""Columns of counts: their differences are those of Python's numbers, whatever NumPy type they come in."""
+
+import dataclasses
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import rlxjax as rx
+from rlxjax._counts import difference, packed
+
+INTEGERS = (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64)
+FLOATS = (np.float16, np.float32, np.float64)
+SHAPES = ((), (1,), (3,), (0,), (2, 1), (1, 3))
+POWERS = [sign * 2**power for power in (0, 7, 31, 53, 63, 64) for sign in (1, -1)]
+EDGES = sorted({power + step for power in POWERS for step in (-1, 0, 1)})
+GATE = rx.io_fusion_gate_for_target("cuda")
+lawful = settings(deadline=None, max_examples=300)
+both_precisions = pytest.mark.parametrize("x64", [True, False])
+numbers = st.sampled_from([*EDGES, 2**70, -(2**70), 2**200]) | st.integers(-(2**66), 2**66) | st.booleans()
+
+
+def of_the_other_byte_order(column):
+    return column.astype(column.dtype.newbyteorder())
+
+
+def as_list(column):
+    """Return a list, unless NumPy would not take it for one of integers."""
+    is_of_integers = np.asarray(column.tolist()).dtype.kind in "iu"
+    return column.tolist() if is_of_integers else column
+
+
+@st.composite
+def columns(draw):
+    """Draw integers of any type, shape and form, the edges of the type among them."""
+    dtype, shape = np.dtype(draw(st.sampled_from(INTEGERS))), draw(st.sampled_from(SHAPES))
+    least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    edges = [count for count in sorted({*EDGES, least, most}) if least <= count <= most]
+    size = int(np.prod(shape))
+    counts = draw(st.lists(st.sampled_from(edges) | st.integers(least, most), min_size=size, max_size=size))
+    form = draw(st.sampled_from([np.asarray, jnp.asarray, as_list, of_the_other_byte_order]))
+    return form(np.array(counts, dtype).reshape(shape))
+
+
+def pythons_difference(before, after):
+    """Return the difference by Python's integers, in the smaller 64-bit type that holds all of it."""
+    before, after = np.broadcast_arrays(np.asarray(before), np.asarray(after))
+    saved = [int(x) - int(y) for x, y in zip(before.ravel(), after.ravel(), strict=True)]
+    if before.ndim == 0:
+        return saved[0]
+    for dtype in (np.int64, np.uint64):
+        if all(np.iinfo(dtype).min <= count <= np.iinfo(dtype).max for count in saved):
+            return np.array(saved, dtype).reshape(before.shape)
+    return np.array([float(count) for count in saved]).reshape(before.shape)
+
+
+def assert_same_count(got, expected):
+    assert type(got) is type(expected)
+    if isinstance(expected, np.ndarray):
+        assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_array_equal(got, expected)
+
+
+@lawful
+@given(columns(), columns() | numbers)
+def test_a_difference_of_integers_is_that_of_pythons(column, other):
+    assume({np.shape(column)[-1:], np.shape(other)[-1:]} != {(3,), (0,)})
+    assert_same_count(difference(column, other, "count"), pythons_difference(column, other))
+    assert_same_count(difference(other, column, "count"), pythons_difference(other, column))
+
+
+@lawful
+@given(st.lists(numbers, max_size=4))
+def test_exact_counts_are_packed_into_the_smaller_type_that_holds_them(counts):
+    counts = np.array(counts, object)
+    assert_same_count(packed(counts), pythons_difference(counts, [0]))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "dtype"),
+    [
+        (np.int64(2**62), np.int64(5), np.int64),
+        (np.uint64(2**64 - 1), np.uint64(2**63), np.int64),
+        (np.uint64(2**64 - 1), np.int64(5), np.uint64),
+        (np.int32(2**31 - 1), np.uint64(2**40), np.int64),
+    ],
+)
+def test_columns_are_subtracted_without_an_object_for_each_row(before, after, dtype):
+    rows = 2**16
+    pair = [rx.GraphIoProfile(*(np.full(rows, count) for _ in range(4))) for count in (before, after)]
+    tracemalloc.start()
+    benefit = rx.fusion_benefit(*pair)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    saved = jax.tree.leaves(benefit)
+    assert {column.dtype for column in saved} == {np.dtype(dtype)}
+    assert peak_bytes < 1.5 * sum(column.nbytes for column in saved)
+
+
+# --- Floats --------------------------------------------------------------------------------------
+
+
+@both_precisions
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (np.array([2.0**40 + 4096]), np.array([2.0**40])),
+        (np.array([2.0**40 + 4096]), 2.0**40),
+        (2.0**40 + 4096, np.array([2.0**40])),
+        (np.array([2.0**40 + 4096]), np.array([2**40])),
+        (np.array([2**40 + 4096], object), np.array([2.0**40])),
+        ([2.0**40 + 4096], [2.0**40]),
+    ],
+)
+def test_what_the_host_holds_is_subtracted_before_it_is_narrowed(before, after, x64):
+    pair = rx.GraphIoProfile(*[before] * 4), rx.GraphIoProfile(*[after] * 4)
+    with jax.enable_x64(x64):
+        benefit, result = rx.fusion_benefit(*pair), GATE.evaluate(*pair, temperature_ns=1e5)
+        assert {leaf.dtype for leaf in jax.tree.leaves(benefit)} == {jnp.result_type(float)}
+        np.testing.assert_array_equal(jax.tree.leaves(benefit), np.full((4, 1), 4096.0))
+        jax.tree.map(np.testing.assert_array_equal, result.benefit, benefit)
+        by_pythons_floats = GATE.score_ns(rx.FusionBenefit(4096.0, 4096.0, 4096.0, 4096.0))
+        for score_ns in (GATE.score_ns(*pair), result.score_ns):
+            np.testing.assert_array_equal(score_ns, [by_pythons_floats])
+
+
+@both_precisions
+def test_a_table_of_numpys_floats_is_what_the_separate_methods_return(x64):
+    before = rx.GraphIoProfile(*np.random.default_rng(0).uniform(0, 2.0**50, (4, 500)))
+    after = dataclasses.replace(
+        before, sync_points=before.sync_points + 1, device_traffic_bytes=0.9999 * before.device_traffic_bytes
+    )
+    with jax.enable_x64(x64):
+        options = {"temperature_ns": 1e7}
+        result, benefit = GATE.evaluate(before, after, **options), rx.fusion_benefit(before, after)
+        np.testing.assert_array_equal(benefit.sync_points_saved, -1.0)
+        assert len(np.unique(result.should_fuse)) == 2
+        jax.tree.map(np.testing.assert_array_equal, result.benefit, benefit)
+        for arguments in ((before, after), (benefit,)):
+            np.testing.assert_array_equal(result.score_ns, GATE.score_ns(*arguments))
+            np.testing.assert_array_equal(result.should_fuse, GATE.should_fuse(*arguments))
+            by_method = GATE.fuse_probability(*arguments, **options)
+            np.testing.assert_array_equal(result.fuse_probability, by_method)
+
+
+def alone(side):
+    """Return what JAX makes of one side: NumPy's floats are narrowed, others are of its default precision."""
+    if isinstance(side, float):
+        return side
+    return jnp.asarray(side if side.dtype.kind == "f" else side.astype(float))
+
+
+@both_precisions
+@pytest.mark.parametrize("first", [*FLOATS, bool, object])
+@pytest.mark.parametrize("second", [*FLOATS, bool, object, np.int64, float])
+def test_a_difference_on_the_host_has_the_type_of_one_on_a_device(first, second, x64):
+    before = np.array([0, 1, 0, 1]).astype(first)
+    after = 1.0 if second is float else np.array([0, 0, 1, 1]).astype(second)
+    with jax.enable_x64(x64):
+        for pair in ((before, after), (after, before)):
+            on_host, on_device = difference(*pair, "count"), alone(pair[0]) - alone(pair[1])
+            assert isinstance(on_host, jax.Array)
+            assert on_host.dtype == on_device.dtype
+            np.testing.assert_array_equal(on_host, on_device)
+
+
+@both_precisions
+def test_what_a_device_holds_is_subtracted_there(x64):
+    with jax.enable_x64(x64):
+        before, after = jnp.array([2.0**40 + 4096]), jnp.array([2.0**40])
+        for pair in ((before, after), (np.asarray(before), after), (before, np.asarray(after))):
+            np.testing.assert_array_equal(difference(*pair, "count"), before - after)
+            np.testing.assert_array_equal(jax.jit(lambda *x: difference(*x, "count"))(*pair), before - after)
