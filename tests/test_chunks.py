@@ -318,6 +318,18 @@ def test_any_real_signal_beyond_a_chunk_counts_as_its_float32_prefix(path, kind,
 
 
 @each_path
+@pytest.mark.parametrize("batch", [0, 1, ROWS - 3, ROWS, ROWS + 1, 5 * ROWS + 3])
+def test_peaks_of_a_numpy_signal_are_the_callers_own_to_write_to(path, batch, small_chunks):
+    signal = noise(batch)
+    for given_signal in (signal, signal.astype(np.float64)):
+        peaks = peaks_of(given_signal, path)
+        assert peaks.flags.writeable
+        expected = peaks.copy()
+        peaks[..., 0] *= 0.5
+        np.testing.assert_array_equal(peaks_of(given_signal, path), expected)
+
+
+@each_path
 def test_a_jax_signal_beyond_a_chunk_has_jax_peaks(path, small_chunks):
     signal = noise(2 * ROWS + 3)
     peaks = peaks_of(jnp.asarray(signal), path)
@@ -439,3 +451,55 @@ def test_traced_rows_beyond_a_chunk_have_the_peaks_and_gradient_of_one_chunk(
     np.testing.assert_allclose(peaks[..., 1], whole[..., 1], rtol=FLOAT32_RTOL)
     scale = np.abs(whole_gradient).max()
     np.testing.assert_allclose(gradient, whole_gradient, rtol=0, atol=10 * FLOAT32_RTOL * scale)
+
+
+def traced_peaks_of(signal, path):
+    """Return the peaks by what runs in traced code, whatever earlier calls have traced."""
+    if path == "fused":
+        return fused_peaks(signal, PARAMS, "top_k")
+    return _launch._learned_in_chunks(signal, _launch.program_of(MODEL, PARAMS), PARAMS, "top_k")
+
+
+@pytest.mark.parametrize("path", ["fused", "learned"])
+@pytest.mark.parametrize("batch", [3 * ROWS, 2 * ROWS + 5])
+def test_traced_rows_beyond_a_chunk_have_in_vmap_the_peaks_and_gradient_of_one_chunk(
+    path, batch, small_chunks, monkeypatch
+):
+    signals = jnp.stack([jnp.asarray(noise(batch, seed=seed)) for seed in range(2)])
+
+    def run(signal):
+        def total(signal):
+            peaks = traced_peaks_of(signal, path)
+            return jnp.sum(jnp.sin(peaks[..., 1])), peaks
+
+        return jax.grad(total, has_aux=True)(signal)
+
+    gradients, peaks = jax.jit(jax.vmap(run))(signals)
+    monkeypatch.undo()
+    whole_run = jax.jit(lambda signal: run(signal))
+    for signal, gradient, found in zip(signals, gradients, peaks, strict=True):
+        whole_gradient, whole = whole_run(signal)
+        np.testing.assert_array_equal(found[..., 0], whole[..., 0])
+        np.testing.assert_allclose(found[..., 1], whole[..., 1], rtol=FLOAT32_RTOL)
+        scale = np.abs(whole_gradient).max()
+        np.testing.assert_allclose(gradient, whole_gradient, rtol=0, atol=10 * FLOAT32_RTOL * scale)
+
+
+@pytest.mark.parametrize("path", ["fused", "learned"])
+def test_traced_code_writes_out_no_copy_of_the_signal(path):
+    params, model = rx.WelchPeakParams.fast(256, 4), rx.LearnedFft.exact(256)
+    chunk = chunk_rows(params, jax.default_backend())
+
+    def peaks(signal):
+        return rx.welch_peaks(signal, params, path, model=model, selection="top_k")
+
+    def temporary_bytes(run, batch):
+        signal = jax.ShapeDtypeStruct((batch, params.frame_len), np.float32)
+        return jax.jit(run).lower(signal).compile().memory_analysis().temp_size_in_bytes
+
+    signal_bytes = 32 * chunk * params.frame_len * 4
+    whole, with_rest = (temporary_bytes(peaks, 32 * chunk + rest) for rest in (0, 5))
+    assert max(whole, with_rest) < signal_bytes / 4
+    gradient = jax.grad(lambda signal: peaks(signal)[..., 1].sum())
+    whole, with_rest = (temporary_bytes(gradient, 32 * chunk + rest) for rest in (0, 5))
+    assert with_rest < whole + signal_bytes / 4

@@ -3,6 +3,7 @@
 import inspect
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_api import PUBLIC_NAMES
@@ -52,6 +53,22 @@ def test_new_values_compile_nothing(name):
     CALLS[name](0)
     compilations.clear()
     CALLS[name](1)
+    assert not compilations
+
+
+@pytest.mark.parametrize("transform", [jax.grad, jax.vmap])
+@pytest.mark.parametrize("path", ["fused", "learned"])
+def test_new_values_compile_nothing_in_grad_or_vmap_without_a_jit_of_the_callers(path, transform):
+    params, model = rx.WelchPeakParams(32, 3, k=4), rx.LearnedFft.exact(32)
+    shape = (9, params.frame_len) if transform is jax.grad else (2, 9, params.frame_len)
+
+    def call(turn):
+        signal = jnp.asarray(np.random.default_rng(turn).standard_normal(shape, np.float32))
+        return transform(lambda x: rx.welch_peaks(x, params, path, model=model)[..., 1].sum())(signal)
+
+    call(0)
+    compilations.clear()
+    jax.block_until_ready(call(1))
     assert not compilations
 
 

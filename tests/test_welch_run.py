@@ -22,6 +22,7 @@ import rlxjax as rx
 from rlxjax.welch import _coefficients, _host, _launch, _run, _selection
 from rlxjax.welch._device_programs import fused_peaks, segment_spectra
 from rlxjax.welch._host import CHUNK_SAMPLES
+from rlxjax.welch._learned_program import learned_peaks
 
 PATHS = ("host", "fused", "block")
 FAST = rx.WelchPeakParams.fast(n_fft=64, k=5)
@@ -238,6 +239,16 @@ def test_a_constant_signal_inside_jit_has_its_peaks(strategy):
     np.testing.assert_allclose(inside, rx.welch_peaks(signal, FAST, "fused"), rtol=FLOAT32_RTOL)
 
 
+@pytest.mark.parametrize("path", ["fused", "learned"])
+def test_in_a_callers_jit_the_program_is_part_of_his_own(path):
+    model, signal = rx.LearnedFft.exact(64), jnp.asarray(noise(9, FAST))
+    program = _launch.program_of(model, FAST)
+    plain = {"fused": lambda x: fused_peaks(x, FAST), "learned": lambda x: learned_peaks(x, program, FAST)}
+    traced = functools.partial(rx.welch_peaks, params=FAST, strategy=path, model=model)
+    assert str(jax.make_jaxpr(traced)(signal)) == str(jax.make_jaxpr(plain[path])(signal))
+    np.testing.assert_array_equal(jax.jit(traced)(signal), jax.jit(plain[path])(signal))
+
+
 @pytest.mark.parametrize(
     ("strategy", "reason"),
     [("host", "NumPy"), ("ultra", "NumPy"), ("2seg", "NumPy"), ("block", "spectrum")],
@@ -268,6 +279,22 @@ def test_an_unknown_strategy_is_refused_with_the_known_ones():
         rx.welch_peaks(noise(1, FAST), FAST, "fastest")
     with pytest.raises(ValueError, match="params: expected WelchPeakParams, got int"):
         rx.welch_peaks(noise(1, FAST), 256)
+
+
+@pytest.mark.parametrize("transform", [lambda run: run, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("strategy", ["host", "ultra", "fused", "block", "learned", "auto", "rlx"])
+@pytest.mark.parametrize("calibration", ["calibration.json", Path("calibration.json"), {}, 0])
+def test_what_is_no_calibration_is_refused_in_one_sentence_whatever_the_strategy(
+    calibration, strategy, transform
+):
+    arguments = {"calibration": calibration, "model": rx.LearnedFft.exact(64)}
+    run = transform(lambda x: rx.welch_peaks(x, FAST, strategy, **arguments))
+    streamed = rx.stream_welch_peaks([np.zeros(96)], FAST, strategy, **arguments)
+    for refused in (lambda: run(jnp.zeros((1, 96))), lambda: next(streamed)):
+        with pytest.raises(ValueError, match="^calibration: expected a Calibration ") as caught:
+            refused()
+        said = f"calibration: expected a Calibration (load_calibration), got {type(calibration).__name__}"
+        assert str(caught.value) == said
 
 
 @pytest.mark.parametrize("n_fft", [64, 4096])

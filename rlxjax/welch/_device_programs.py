@@ -1,13 +1,14 @@
 """The device programs: what the fused and the block path jit."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Complex, Float, Real
+from jaxtyping import Array, Complex, Float, Int, Real
 
 from rlxjax._one_loop import in_one_loop
 
@@ -150,23 +151,38 @@ def fused_peaks(
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks of rows of samples as one program: only (bin, power) pairs leave it.
 
-    Rows beyond a chunk are computed chunk by chunk.
+    Rows beyond a chunk are computed `in_chunks`, one after the other.
 
     Args:
         signal: `[batch, length]`, real; each row's prefix is used.
         params: the parameters.
         selection: "maxima" or "top_k"; by default the one that is faster on JAX's default platform.
     """
-    platform = jax.default_backend()
-    batch, rows = signal.shape[0], chunk_rows(params, platform)
     if selection is None:
-        selection = default_selection(batch, params.n_bins, platform)
+        selection = default_selection(signal.shape[0], params.n_bins, jax.default_backend())
+    return in_chunks(functools.partial(_peaks, params=params, selection=selection), signal, params)
+
+
+def in_chunks(
+    peaks_of: Callable[[Real[Array, "rows length"]], Float[Array, "rows k 2"]],
+    signal: Real[Array, "batch length"],
+    params: WelchPeakParams,
+) -> Float[Array, "batch k 2"]:
+    """Return the peaks that a function finds in rows, in one chunk after the other and then in what is left.
+
+    The loop is over where chunks start: one over the chunks themselves takes them as an array of their own,
+    which XLA writes out if rows are left.
+    """
+    batch, rows = signal.shape[0], chunk_rows(params, jax.default_backend())
     if batch <= rows:
-        return _peaks(signal, params, selection)
+        return peaks_of(signal)
     n_chunks, rest = divmod(batch, rows)
-    chunks = signal[: n_chunks * rows].reshape(n_chunks, rows, -1)
-    peaks = lax.map(lambda chunk: _peaks(chunk, params, selection), chunks).reshape(-1, params.k, 2)
-    return jnp.concatenate([peaks, _peaks(signal[-rest:], params, selection)]) if rest else peaks
+
+    def peaks_from(start: Int[Array, ""]) -> Float[Array, "rows k 2"]:
+        return peaks_of(lax.dynamic_slice(signal, (start, 0), (rows, params.frame_len)))
+
+    peaks = lax.map(peaks_from, rows * jnp.arange(n_chunks)).reshape(-1, params.k, 2)
+    return jnp.concatenate([peaks, peaks_of(signal[-rest:])]) if rest else peaks
 
 
 def _peaks(signal, params: WelchPeakParams, selection: str) -> Float[Array, "batch k 2"]:

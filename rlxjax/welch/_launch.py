@@ -21,6 +21,7 @@ from ._device_programs import (
     CHUNK_ROWS_MULTIPLE,
     chunk_rows,
     fused_peaks,
+    in_chunks,
     padding_step,
     segment_spectra,
 )
@@ -174,9 +175,26 @@ def run_traced(
 ) -> jax.Array:
     """Return the peaks of traced rows; fused and learned only."""
     if path is Path.FUSED:
-        return fused_peaks(signal, params, selection)
+        return _traced_fused(signal, params, selection)
     assert model is not None
-    return learned_peaks(signal, program_of(model, params), params, selection)
+    return _traced_learned(signal, program_of(model, params), params, selection)
+
+
+def _learned_in_chunks(
+    signal, arrays: LearnedProgram, params: WelchPeakParams, selection: str | None
+) -> jax.Array:
+    """Return the peaks that a learned FFT finds in any number of rows."""
+    if selection is None:
+        selection = default_selection(signal.shape[0], params.n_bins, jax.default_backend())
+    return in_chunks(lambda rows: learned_peaks(rows, arrays, params, selection), signal, params)
+
+
+#: What traced code runs. In a caller's `grad` or `vmap` alone each is a program, compiled once for its
+#: shapes; in his own `jit` it is part of his program, compiled as he says.
+_traced_fused, _traced_learned = (
+    jax.jit(function, static_argnames=("params", "selection"), inline=True)
+    for function in (fused_peaks, _learned_in_chunks)
+)
 
 
 #: The arrays of each model's program by its parameters; a model that is gone takes its programs with it.

@@ -23,6 +23,7 @@ from ._strategy import AUTO, Path, Strategy, parse_welch_peaks_strategy
 if TYPE_CHECKING:
     from rlxjax._calibration import Calibration
 
+_ASKED_OF_CALIBRATIONS = ("pick_path", "pick_selection")
 BUILT_IN_COSTS_NS = {Path.HOST: host_path_ns, Path.FUSED: fused_graph_ns, Path.BLOCK: block_graph_ns}
 
 
@@ -59,17 +60,20 @@ def welch_peaks(
     Returns:
         float32 `[batch, k, 2]` of (bin, power), descending by power; equal powers keep the lower bin
         first, NaN powers come last, and slots beyond the bins are (0, 0.0). Of infinite samples come
-        infinite and NaN powers; which bin has which depends on the path. NumPy for a NumPy signal, a JAX
-        array for a JAX one.
+        infinite and NaN powers; which bin has which depends on the path. NumPy, the caller's own to write
+        to, for a NumPy signal, a JAX array for a JAX one.
 
     Raises:
         ValueError: a complex signal, one of three or more axes or shorter than `frame_len`, an unknown
-            strategy or selection, a path that cannot run inside traced code, "learned" without a model, or
-            a model for another segment length.
+            strategy or selection, a path that cannot run inside traced code, "learned" without a model, a
+            model for another segment length, or a calibration that is none.
 
     Rows are computed in chunks, on every processor: memory beyond the signal and the peaks follows from the
     chunk. Fewer rows than a chunk are padded with rows of zeros to the next of four sizes an octave
     (`padded_batch`), so that varying batches compile a bounded number of programs.
+
+    In traced code no rows are padded, and chunks are computed one after the other, each read from where the
+    signal lies; a gradient keeps the transforms of all of them.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=256, k=1)
@@ -83,6 +87,7 @@ def welch_peaks(
         signal = signal[None]
     _check_signal(signal, params)
     _check_model(model, params)
+    _check_calibration(calibration)
     _check_selection(selection)
     traced = is_traced(signal)
     path = _choose_path(strategy, signal.shape[0], params, calibration, model, traced)
@@ -99,7 +104,7 @@ def welch_peaks(
     with eval_context():
         peaks = run_path(path, signal, params, model, selection)
         # `jnp.asarray` would compile a copy for every number of rows.
-        return jax.device_put(peaks) if isinstance(signal, jax.Array) else np.asarray(peaks)
+        return jax.device_put(peaks) if isinstance(signal, jax.Array) else _writeable(np.asarray(peaks))
 
 
 def stream_welch_peaks(
@@ -190,6 +195,18 @@ def _check_model(model: LearnedFft | None, params: WelchPeakParams) -> None:
         )
 
 
+def _check_calibration(calibration: "Calibration | None") -> None:
+    # By what is asked of it: its class is in a layer above.
+    if calibration is not None and not all(hasattr(calibration, name) for name in _ASKED_OF_CALIBRATIONS):
+        given = type(calibration).__name__
+        raise ValueError(f"calibration: expected a Calibration (load_calibration), got {given}")
+
+
+def _writeable(peaks: np.ndarray) -> np.ndarray:
+    """Return peaks that may be written to: those of one chunk are a view of the device's own memory."""
+    return peaks if peaks.flags.writeable else peaks.copy()
+
+
 def _choose_path(
     strategy: str,
     batch: int,
@@ -214,8 +231,6 @@ def _choose_path(
     if parsed != Strategy.RLX:
         candidates = (Path.HOST, *candidates) if model is None else (Path.HOST, *candidates, Path.LEARNED)
     if calibration is not None:
-        if not hasattr(calibration, "pick_path"):
-            raise ValueError(f"calibration: expected a Calibration (load_calibration), got {calibration!r}")
         work = None if model is None else program_of(model, params).work
         return calibration.pick_path(batch, params.n_fft, params.k, params.n_segments, candidates, work)
     gates = (0, 0) if model is None else (model.active_gates, model.total_gates)
