@@ -166,7 +166,7 @@ def main() -> None:
         unpacked.write_bytes(content_bytes)
         log = read_samples(unpacked)
     times_ns = log.times_ns()
-    prior = prior_from(arguments.prior) if arguments.prior else None
+    prior = prior_from(arguments.prior)[0] if arguments.prior else None
     campaign = Campaign(log, times_ns, prior)
     counts = [count for count in COUNTS if count <= len(campaign.seen)]
     full = campaign.error(campaign.fit(campaign.seen))

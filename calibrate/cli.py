@@ -108,7 +108,7 @@ def validate(
 
     Exit status 0: good; 1: drifted; 2: not this machine, or a file that cannot be used.
     """
-    _set_up_jax(None)
+    _set_up_jax_as(file)
     from .report import Progress
     from .staleness import check
 
@@ -125,28 +125,43 @@ def predict(
     batch: Annotated[int, typer.Option(help="Rows of the signal.")],
     n_fft: Annotated[int, typer.Option(help="Samples of a segment, even.")] = 256,
     k: Annotated[int, typer.Option(help="Peaks of a row.")] = 16,
+    segments: Annotated[int, typer.Option(help="Segments of a row.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Predict what each strategy takes for a workload, and pick the cheapest of the same result."""
-    _set_up_jax(None)
+    """Predict what each strategy takes for a workload, and pick the cheapest of the same result.
+
+    With two segments, ultra is shown as well: the host's path with one, another result.
+    """
+    _set_up_jax_as(file)
     from rlxjax import WelchPeakParams, load_calibration
 
-    params = WelchPeakParams.fast(n_fft, k)
+    params = WelchPeakParams(n_fft, segments, k)
     calibration = load_calibration(file)
     sizes = (batch, params.n_fft, params.k)
-    strategies = ("ultra", "fast", "fused", "block", *calibration.learned_strategies(params.n_fft))
-    predicted = {name: float(calibration.predict_ns(name, *sizes)) for name in strategies}
-    intervals = {name: [float(end) for end in calibration.interval_ns(name, *sizes)] for name in strategies}
-    pick, inside = calibration.pick(*sizes), bool(calibration.in_domain(*sizes))
+    host = {1: "ultra", 2: "fast"}.get(params.n_segments, "host")
+    candidates = (host, "fused", "block", *calibration.learned_strategies(params.n_fft))
+    runs = dict.fromkeys(candidates, (*sizes, params.n_segments))
+    if host == "fast":
+        runs = {"ultra": (*sizes, 1), **runs}
+    predicted = {name: float(calibration.predict_ns(name, *run)) for name, run in runs.items()}
+    intervals = {name: [float(end) for end in calibration.interval_ns(name, *r)] for name, r in runs.items()}
+    pick, next_best = sorted(candidates, key=predicted.__getitem__)[:2]  # of equals the earlier one
+    decided = calibration.decide(*runs[pick], fused=pick, kept=next_best)
+    inside, probability = bool(decided.in_domain), float(decided.probability)
+    verdict = pick if decided.verdict() == "fuse" else "undecided"
     if as_json:
-        workload = {"batch": batch, "n_fft": params.n_fft, "k": params.k}
-        decided = {"pick": pick, "in_domain": inside, "extrapolated": not inside}
-        typer.echo(json.dumps({**workload, "predicted_ns": predicted, "interval_ns": intervals, **decided}))
+        found = {"predicted_ns": predicted, "interval_ns": intervals}
+        found |= {"pick": pick, "next_best": next_best, "probability": probability, "verdict": verdict}
+        found |= {"in_domain": inside, "extrapolated": not inside}
+        workload = {"batch": batch, "n_fft": params.n_fft, "k": params.k, "n_segments": params.n_segments}
+        typer.echo(json.dumps({**workload, **found}))
         return
     for strategy, time_ns in predicted.items():
         low, high = (f"{end / 1e3:,.1f}" for end in intervals[strategy])
         marks = "" if inside else "  extrapolated"
-        marks += "  <- pick" if strategy == pick else ""
+        if strategy == pick:
+            sure = ", undecided" if verdict == "undecided" else ""
+            marks += f"  <- pick, faster than {next_best} with {100 * probability:.0f} %{sure}"
         typer.echo(f"{strategy:7} {time_ns / 1e3:12,.1f} us  (90 %: {low} to {high}){marks}")
     if not inside:
         typer.echo("outside the calibrated domain: an extrapolation")
@@ -163,7 +178,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say why a strategy is picked: the parts of its time, the margin, and what would change the choice."""
-    _set_up_jax(None)
+    _set_up_jax_as(file)
     from rlxjax import load_calibration
 
     explanation = load_calibration(file).explain(batch, n_fft, k, segments)
@@ -256,6 +271,13 @@ def _run(commands: typer.Typer, arguments: list[str]) -> None:
     except typer.Abort:
         status = INTERRUPTED_STATUS
     sys.exit(status)
+
+
+def _set_up_jax_as(file: FilePath) -> None:
+    """Choose the platform of a calibration: the processor also where JAX would take an accelerator."""
+    from rlxjax._calibration_file import read_calibration_file
+
+    _set_up_jax("cpu" if read_calibration_file(file).fingerprint.platform == "cpu" else None)
 
 
 def _set_up_jax(device: str | None) -> None:

@@ -39,6 +39,7 @@ class Fitted(NamedTuple):
         estimate: of each workload by these; NaN where too few run a model.
         blind: the same by fits without the held-out workloads.
         blind_terms_ns: the blind fit's prediction without the correction, `[cells]`.
+        blind_converged: whether that fit did.
     """
 
     shared: PosteriorFit
@@ -46,6 +47,7 @@ class Fitted(NamedTuple):
     estimate: LatencyEstimate
     blind: LatencyEstimate
     blind_terms_ns: np.ndarray
+    blind_converged: bool
 
 
 def check_fittable(cells: Sequence[Cell], samples_path: FilePath) -> None:
@@ -87,9 +89,9 @@ def fit_twice(
     everything = np.ones(len(cells))
     shared, learned, found, terms_ns = _fit(cells, measured_ns, everything, prior, models)
     if seen.all():
-        return Fitted(shared, learned, found, found, terms_ns)
-    *_, blind, blind_terms_ns = _fit(cells, measured_ns, seen.astype(float), prior, models)
-    return Fitted(shared, learned, found, blind, blind_terms_ns)
+        return Fitted(shared, learned, found, found, terms_ns, shared.terms.converged)
+    blind, _, blind_found, blind_terms_ns = _fit(cells, measured_ns, seen.astype(float), prior, models)
+    return Fitted(shared, learned, found, blind_found, blind_terms_ns, blind.terms.converged)
 
 
 def _fit(
@@ -133,13 +135,14 @@ def learned_spread(learned: FitResult[LearnedLatencyCoefficients]) -> float:
     return max(LEAST_SPREAD, learned.noise_sd)
 
 
-def prior_from(file: FilePath) -> LatencyPrior[LatencyCoefficients]:
-    """Return what a calibration file, of any machine, says of this one.
+def prior_from(file: FilePath) -> tuple[LatencyPrior[LatencyCoefficients], str]:
+    """Return what a calibration file, of any machine, says of this one, and the platform that it is of.
 
     Raises:
         CalibrationFileError: a file that is no calibration.
     """
-    return transferred_prior(Calibration.from_file(read_calibration_file(file)).posterior)
+    content = read_calibration_file(file)
+    return transferred_prior(Calibration.from_file(content).posterior), content.fingerprint.platform
 
 
 def micro_prior(

@@ -7,7 +7,7 @@ from pathlib import Path as FilePath
 
 import numpy as np
 
-from rlxjax import Calibration, IoFusionGate, LatencyCoefficients, LatencyPrior, Provenance
+from rlxjax import Calibration, IoFusionGate, LatencyCoefficients, LatencyPrior, Provenance, typical_prior
 from rlxjax._calibration_file import (
     FORMULA_VERSION,
     GATE_UNITS,
@@ -24,14 +24,14 @@ from rlxjax._calibration_file import (
     current_fingerprint,
     default_calibration_path,
 )
+from rlxjax._device import Coefficients
 from rlxjax._files import sha256_of, write_json_file
-from rlxjax._fit import MIN_TIMINGS, FitResult
+from rlxjax._fit import MIN_TIMINGS, FitResult, is_measured
 from rlxjax._latency import coefficient_unit
 from rlxjax._learned_latency import LearnedLatencyCoefficients
+from rlxjax._posterior import LatencyPosterior
 
 from .fits import (
-    MAXIMA_RATES,
-    TOP_K_RATES,
     check_fittable,
     fit_twice,
     learned_spread,
@@ -48,15 +48,6 @@ from .workloads import Cell, Grid, Models, load_models, runs_model, split_by_mem
 MIN_BUDGET_S = 10.0
 #: Seconds, and share of the budget, kept back for two fits (one compilation), judging and writing.
 FIT_RESERVE_S, FIT_RESERVE_SHARE = 4.0, 0.1
-#: Latency coefficients that a micro-benchmark measures by itself, whatever the timed runs show of them.
-MICRO_MEASURED = (
-    "dispatch_ns",
-    "roundtrip_ns",
-    "upload_bytes_per_ns",
-    "readback_bytes_per_ns",
-    *MAXIMA_RATES,
-    *TOP_K_RATES,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +121,12 @@ def run(
     if path.is_dir():
         raise ValueError(f"--out: expected a file, got the folder {path}")
     timed_models = load_models(models)
-    known = None if prior is None else prior_from(prior)
+    here, notes = current_fingerprint(), []
+    known = None
+    if prior is not None:
+        known, platform = prior_from(prior)
+        if platform != here.platform:
+            notes.append(f"The prior is of another platform: {platform!r}, and this is {here.platform!r}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     samples_path = path.with_suffix(".samples.jsonl")
     fit_at_s = started_s + budget_s - max(FIT_RESERVE_S, FIT_RESERVE_SHARE * budget_s)
@@ -138,8 +134,6 @@ def run(
     cells, too_large = split_by_memory(wanted, memory_limit_bytes())
     digests = {n_fft: timed.sha256 for n_fft, timed in timed_models.items()}
     skipped = {"would not fit in memory": [str(cell) for cell in too_large]} if too_large else {}
-    here, notes = current_fingerprint(), []
-
     if resume:
         log = read_samples(samples_path, mend_tail=True)
         check_resumable(log, samples_path, wanted, here, digests)
@@ -220,6 +214,8 @@ def fit_and_write(
             f"{len(far_off)} of {len(cells)} workloads are off by more than {OUTLIER_FACTOR:g} times and "
             f"counted little in the fit: {shortened(list(far_off.values()))}."
         )
+    if not fitted.blind_converged:
+        notes.append("The fit that gives the held-out errors did not converge.")
     unfinished = [result.message for result in (final, fitted.learned) if result and not result.converged]
     is_written = force or not unfinished
     notes += unfinished
@@ -238,9 +234,9 @@ def fit_and_write(
         command=command,
         units=UNITS,
         fingerprint=log.fingerprint,
-        coefficients=_fitted(final, MICRO_MEASURED),
+        coefficients=_shared(fitted.shared.posterior, typical_prior() if known is None else known),
         uncertainty=Uncertainty.of(fitted.shared.posterior),
-        gate=_gate(measured_gate(rates)),
+        gate=_gate(measured_gate(rates), log.fingerprint.platform),
         canary_ns={name: min(times) for name, times in log.micro.items()},
         noise_floor=None if np.isnan(noise).any() else float(noise.mean()),
         held_out=dict(summaries),
@@ -306,7 +302,9 @@ def _learned(
         for n_fft, timed in models.items()
     ]
     return LearnedSection(
-        coefficients=_fitted(result),
+        coefficients=_entries(
+            result.coefficients, result.log_sd, [result.measured[name] for name in vars(result.coefficients)]
+        ),
         spread=learned_spread(result),
         models=described,
         fit=_summary(result, [text for cell, text in far_off.items() if runs_model(cell)]),
@@ -323,29 +321,37 @@ def _summary(result: FitResult, far_off: list[str]) -> FitSummary:
     )
 
 
-def _fitted(result: FitResult, measured_alone: Sequence[str] = ()) -> dict[str, FittedCoefficient]:
-    def provenance(name: str) -> Provenance:
-        measured = result.measured[name] or name in measured_alone
-        return Provenance.MEASURED if measured else Provenance.UNCALIBRATED
+def _shared(
+    posterior: LatencyPosterior, before: LatencyPrior[LatencyCoefficients]
+) -> dict[str, FittedCoefficient]:
+    """Return the machine's coefficients, as sure as the intervals take them to be.
 
+    Measured are those of which runs and micro-benchmarks together say more than what was believed before.
+    """
+    log_sd = posterior.coefficient_log_sd()
+    log_sds, before_sds = (np.array(list(vars(part).values())) for part in (log_sd, before.log_sd))
+    return _entries(posterior.coefficients, log_sd, is_measured(log_sds, before_sds).tolist())
+
+
+def _entries(coefficients: Coefficients, log_sd: Coefficients, measured: Sequence[bool]):
     return {
         name: FittedCoefficient(
             value=value,
-            log_sd=getattr(result.log_sd, name),
+            log_sd=getattr(log_sd, name),
             unit=coefficient_unit(name),
-            provenance=provenance(name),
+            provenance=Provenance.MEASURED if is_one else Provenance.UNCALIBRATED,
         )
-        for name, value in vars(result.coefficients).items()
+        for (name, value), is_one in zip(vars(coefficients).items(), measured, strict=True)
     }
 
 
-def _gate(gate: IoFusionGate) -> dict[str, GateCoefficient]:
+def _gate(gate: IoFusionGate, platform: str) -> dict[str, GateCoefficient]:
     chosen = ("unified_memory", "host_thunk_penalty_ns", "min_gain_ns")
+    provenance = dict.fromkeys(GATE_UNITS, Provenance.MEASURED)
+    provenance |= dict.fromkeys(chosen, Provenance.ARCH_DEFAULT)
+    if platform == "cpu":  # what the host reads is where it is: a view's time says nothing of a readback
+        provenance["host_readback_bw"] = Provenance.UNCALIBRATED
     return {
-        name: GateCoefficient(
-            value=float(getattr(gate, name)),
-            unit=unit,
-            provenance=Provenance.ARCH_DEFAULT if name in chosen else Provenance.MEASURED,
-        )
+        name: GateCoefficient(value=float(getattr(gate, name)), unit=unit, provenance=provenance[name])
         for name, unit in GATE_UNITS.items()
     }

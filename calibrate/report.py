@@ -10,7 +10,6 @@ from rich import progress as rich_progress
 from rich.console import Console
 from rich.table import Table
 
-from rlxjax import WelchPeakParams, fusion_benefit, profile_graph_io, welch_peaks_graph
 from rlxjax.welch import FAST_SEGMENTS
 
 from .measure import Deadline
@@ -143,7 +142,6 @@ def _decision_table(outcome: "Outcome") -> Table:
     table.add_column("picked")
     table.add_column("fused is faster")
     table.add_column("fastest")
-    table.add_column("gate score, us", justify="right")
     by_cell = dict(
         zip(outcome.cells, zip(outcome.predicted_ns, outcome.measured_ns, strict=True), strict=True)
     )
@@ -156,14 +154,12 @@ def _decision_table(outcome: "Outcome") -> Table:
         if not row:
             continue
         decided = outcome.calibration.decide(batch, SHOWN_N_FFT, SHOWN_K)
-        score = float(outcome.calibration.gate.score_ns(_benefit(batch)))
         table.add_row(
             str(batch),
             *(f"{row[s][0] / 1e3:,.0f} / {row[s][1] / 1e3:,.0f}" if s in row else "-" for s in strategies),
             str(outcome.calibration.pick(batch, SHOWN_N_FFT, SHOWN_K)),
             f"{100 * float(decided.probability):.0f} %: {decided.verdict()}",
             min(row, key=lambda s: row[s][1]),
-            f"{score / 1e3:,.1f}",
         )
     return table
 
@@ -187,12 +183,6 @@ def _number(value: float) -> str:
 def _give_or_take(log_sd: float) -> str:
     """Return one standard deviation, in per cent where it is small, else as a factor."""
     return f"{100 * log_sd:.0f} %" if log_sd < 0.5 else f"x {math.exp(log_sd):.1f}"
-
-
-def _benefit(batch: int):
-    params = WelchPeakParams.fast(SHOWN_N_FFT, SHOWN_K)
-    before, after = (profile_graph_io(welch_peaks_graph(batch, params, fused)) for fused in (False, True))
-    return fusion_benefit(before, after)
 
 
 def _percent(share: float | None) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from rlxjax import Calibration
 from rlxjax._calibration_file import (
+    MACHINE_FIELDS,
     CalibrationFile,
     current_fingerprint,
     fingerprint_differences,
@@ -31,8 +32,6 @@ GOOD, DRIFTED, NOT_THIS_MACHINE = "good", "drifted", "not this machine"
 #: Exit statuses; a file that cannot be used has that of another machine.
 STATUSES = {GOOD: 0, DRIFTED: 1, NOT_THIS_MACHINE: 2}
 MIN_BUDGET_S = 5.0
-#: What makes it another machine; other differences are named and decide nothing.
-MACHINE_FIELDS = ("platform", "device_kind", "machine", "cpu_model", "cores")
 
 #: A drift has to be larger than this, in the logarithm, and than so many standard deviations of a mean.
 LEAST_DRIFT, SURE_SDS = 0.05, 2.0
@@ -47,6 +46,8 @@ CANARY_FACTOR = 1.5
 N_FFT_PLACES, BATCH_PLACES = (0.25, 0.75), (0.5, 0.1, 0.9)
 #: Share of the time left that compiling may take, but for so many workloads, and seconds left for measuring.
 WARM_UP_SHARE, LEAST_WORKLOADS, LEAST_MEASURING_S = 0.5, 2, 4.0
+#: Options of the job that are given again where a calibration is made anew.
+KEPT_OPTIONS = ("--budget", "--device", "--model")
 #: Seconds kept back for the micro-benchmarks at the end.
 RESERVE_S = 2.0
 #: What the micro-benchmarks time.
@@ -88,6 +89,8 @@ class Verdict:
         elsewhere: differences that make it another machine.
         software: other differences.
         runs: runs and workloads that were timed.
+        models: files of the learned FFTs that were timed for the calibration, and are not again.
+        command: that made the calibration.
     """
 
     word: str
@@ -97,6 +100,8 @@ class Verdict:
     elsewhere: Sequence[str] = ()
     software: Sequence[str] = ()
     runs: tuple[int, int] = (0, 0)
+    models: Sequence[str] = ()
+    command: str = ""
 
     @property
     def status(self) -> int:
@@ -113,12 +118,14 @@ class Verdict:
             said.append(
                 "The runs take what was predicted all the same: the predictions hold where they were timed."
             )
+        if self.overall and self.models:
+            said.append(f"The learned path was not timed again: that takes {', '.join(self.models)}.")
         if self.software:
             said.append(f"It was made with other software: {'; '.join(self.software)}.")
         if self.word == DRIFTED:
             said.append("If something else ran meanwhile, check again once it has ended.")
         if self.word != GOOD:
-            said.append(f"Make a new one: {renewal(file)}")
+            said.append(f"Make a new one: {renewal(file, self.command)}")
         return said
 
     def as_json(self, file: str | os.PathLike) -> dict[str, Any]:
@@ -135,7 +142,8 @@ class Verdict:
             "elsewhere": list(self.elsewhere),
             "software": list(self.software),
             "timed": dict(zip(("runs", "workloads"), self.runs, strict=True)),
-            "renewal": None if self.word == GOOD else renewal(file),
+            "models_not_timed_again": list(self.models),
+            "renewal": None if self.word == GOOD else renewal(file, self.command),
         }
 
     def _reasons(self) -> list[str]:
@@ -172,8 +180,10 @@ def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progre
     content, here = read_calibration_file(file), current_fingerprint()
     elsewhere = fingerprint_differences(content.fingerprint, here, MACHINE_FIELDS)
     software = [text for text in fingerprint_differences(content.fingerprint, here) if text not in elsewhere]
+    models = [model.file for model in content.learned.models] if content.learned else []
+    of_file = {"software": software, "models": models, "command": content.command}
     if elsewhere:
-        return Verdict(NOT_THIS_MACHINE, elsewhere=elsewhere, software=software)
+        return Verdict(NOT_THIS_MACHINE, elsewhere=elsewhere, **of_file)
     log = _time_again(content, Deadline(started_s + budget_s - RESERVE_S), progress)
     calibration, times_ns = Calibration.from_file(content), log.times_ns()
     verdict = judge(
@@ -184,7 +194,7 @@ def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progre
         {name: min(times) for name, times in log.micro.items()},
         content.canary_ns,
     )
-    return dataclasses.replace(verdict, software=software)
+    return dataclasses.replace(verdict, **of_file)
 
 
 def judge(
@@ -203,7 +213,7 @@ def judge(
 
     Args:
         cells: the runs, by any strategies that need no model.
-        measured_ns: the least time of each, `[cells]`.
+        measured_ns: of a few rounds (`quartile_ns`), `[cells]`.
         expected: what the calibration says of each.
         noise: relative noise of each time; NaN where nothing is known of it, `[cells]`.
         canary_ns: the least time of each micro-benchmark.
@@ -245,9 +255,18 @@ def chosen_cells(domain: Mapping[str, tuple[float, float]]) -> list[Cell]:
     return [Cell(strategy, *sizes) for sizes in dict.fromkeys(workloads) for strategy in WITHOUT_MODEL]
 
 
-def renewal(file: str | os.PathLike) -> str:
-    """Return the command that makes a calibration anew."""
-    return shlex.join(["rlxjax", "calibrate", "--out", str(file)])
+def renewal(file: str | os.PathLike, command: str = "") -> str:
+    """Return the command that makes a calibration anew, with the options of the one that made it.
+
+    Examples:
+        >>> renewal("a.json", "rlxjax calibrate --budget 60 --device cpu --out b.json --resume")
+        'rlxjax calibrate --budget 60 --device cpu --out a.json'
+    """
+    job, given, options = ["rlxjax", "calibrate"], shlex.split(command), []
+    if given[:2] == job:
+        pairs = zip(given[2:], given[3:], strict=False)
+        options = [part for pair in pairs if pair[0] in KEPT_OPTIONS for part in pair]
+    return shlex.join([*job, *options, "--out", str(file)])
 
 
 def _time_again(content: CalibrationFile, deadline: Deadline, progress: Progress) -> SampleLog:

@@ -152,6 +152,7 @@ def measured_domain(cells: Sequence[Cell]) -> Domain:
         batch=hull([cell.batch for cell in cells]),
         n_fft=hull([cell.n_fft for cell in cells]),
         k=hull([cell.k for cell in cells]),
+        n_segments=hull([cell.n_segments for cell in cells]),
         samples=hull([cell.batch * cell.n_fft for cell in cells]),
     )
 

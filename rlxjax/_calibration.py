@@ -66,7 +66,8 @@ class Calibration:
 
     Attributes:
         posterior: of the latency model: coefficients, correction and how sure they are.
-        gate: the IO gate with this machine's measured rates, a pytree of floats.
+        gate: the IO gate with this machine's measured rates, a pytree of floats. It scores launches, waits
+            and bytes alone, as the reference does; `decide` has what timed runs say, and how surely.
         provenance: of each latency coefficient.
         noise_floor: mean relative difference of two halves of the same campaign; None for a single round.
         held_out: per strategy, the errors of workloads that the fit did and did not see.
@@ -158,7 +159,8 @@ class Calibration:
     ) -> tuple[Nanoseconds, Nanoseconds]:
         """Return the bounds in ns between which a run's time lies with a probability, `[*batch]` each.
 
-        The time is what the calibrate job takes for one, the least of interleaved repeats. It is log-normal
+        The time is what the calibrate job takes for one, the lower quartile of interleaved visits at the
+        pace of a quick round. It is log-normal
         around the prediction, with the variance of the fit and that of a workload's own.
 
         Args:
@@ -217,7 +219,8 @@ class Calibration:
             kept: the strategy to keep otherwise.
         """
         sizes = (batch, n_fft, k, n_segments)
-        return decision(self.estimate(fused, *sizes), self.estimate(kept, *sizes))
+        decided = decision(self.estimate(fused, *sizes), self.estimate(kept, *sizes))
+        return decided._replace(in_domain=self.in_domain(*sizes))
 
     def explain(self, batch: int, n_fft: int, k: int, n_segments: int = FAST_SEGMENTS) -> Explanation:
         """Return why a strategy is picked: parts of the times, margin, what would flip the choice, crossover.
@@ -352,11 +355,14 @@ class Calibration:
             known = ", ".join(map(str, lengths))
             raise ValueError(f"strategy: 'learned' was not timed at n_fft {untimed[0]}, but at n_fft {known}")
 
-    def in_domain(self, batch: RealLike, n_fft: RealLike, k: RealLike) -> bool | jax.Array:
-        """Whether workloads lie within the values that were measured."""
+    def in_domain(
+        self, batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike = FAST_SEGMENTS
+    ) -> bool | jax.Array:
+        """Whether workloads lie within the values that were measured, of all strategies together."""
         samples = jnp.asarray(batch, jnp.result_type(float)) * n_fft
+        sizes = {"batch": batch, "n_fft": n_fft, "k": k, "n_segments": n_segments, "samples": samples}
         inside = jnp.asarray(True)
-        for name, value in {"batch": batch, "n_fft": n_fft, "k": k, "samples": samples}.items():
+        for name, value in sizes.items():
             low, high = self.domain[name]
             inside = inside & (jnp.asarray(value) >= low) & (jnp.asarray(value) <= high)
         return inside if is_traced(inside) or inside.ndim else bool(inside)

@@ -24,6 +24,8 @@ class Decision(NamedTuple):
         margin_ns: what fusing saves, negative if it costs.
         margin_sd_ns: standard deviation of that.
         probability: that the fused run is the faster one: `sigmoid(margin_ns / temperature_ns)`.
+        in_domain: whether the workload lies within what was measured; if not, all of this is extrapolated.
+            None where that was not asked.
     """
 
     fused_ns: Nanoseconds
@@ -31,6 +33,7 @@ class Decision(NamedTuple):
     margin_ns: Nanoseconds
     margin_sd_ns: Nanoseconds
     probability: Float[Array, "*batch"]
+    in_domain: bool | Array | None = None
 
     @property
     def temperature_ns(self) -> Nanoseconds:

@@ -11,11 +11,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ._chunks import for_each_chunk
 from ._device import Coefficients
-from ._fit import LatencyPrior, minimise, posterior, predicted_ns, typical_prior
+from ._fit import LatencyPrior, check_prior, minimise, posterior, predicted_ns, typical_prior
 from ._latency import LatencyCoefficients
 from ._least_squares import FIRST_DAMPING, MAX_STEPS, Minimum, Start
 from ._programs import quick_jit
-from ._timings import MIN_TIMINGS, Timings, check_enough
+from ._timings import MIN_TIMINGS, Timings, check_enough, with_counted_rows
 from ._typing import Nanoseconds
 
 C = TypeVar("C", bound=Coefficients)
@@ -58,7 +58,7 @@ def fit_devices(
     weights: np.ndarray | Float[Array, "devices n"] | None = None,
     min_timings: int = MIN_TIMINGS,
 ) -> DeviceFits[LatencyCoefficients]:
-    """Fit the latency model to each of many devices' timings: `fit_latency` of each, at once.
+    """Fit the latency model to each of many devices' timings: `fit_latency` of each at once, from one start.
 
     Args:
         timings: every column `[devices, n]`; `stack_timings` makes them of several devices'.
@@ -68,7 +68,7 @@ def fit_devices(
 
     Raises:
         ValueError: columns without these two axes, or a device with fewer than `min_timings` timings that
-            count, or with those of one workload alone.
+            count, or with those of one workload alone; what `fit_latency` refuses.
 
     Examples:
         >>> import numpy as np
@@ -79,7 +79,8 @@ def fit_devices(
         >>> fits.coefficients.host_bytes_per_ns.shape, fits.converged.tolist()
         ((2,), [True, True])
     """
-    prior = typical_prior() if prior is None else prior
+    # The terms alone have no use for a correction.
+    prior = typical_prior() if prior is None else prior._replace(correction=0.0)
     return fit_coefficients_of_devices(predicted_ns, timings, prior, weights, min_timings)
 
 
@@ -107,7 +108,9 @@ def fit_coefficients_of_devices(
     if len(shape) != 2 or not shape[0]:
         raise ValueError(f"timings: expected columns [devices, n], got time_ns of shape {shape}")
     counted = np.ones(shape) if weights is None else np.asarray(weights, np.float64)
+    check_prior(prior)
     check_enough(timings, counted, min_timings)
+    timings = with_counted_rows(timings, counted)
     devices = shape[0]
     priors = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf, np.float64), devices), prior)
     minima = _minimise_all(jax.tree.map(np.asarray, (timings, counted, priors)), devices, predict)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from ._checks import as_index
+from ._checks import LEAST_SIZES, as_index
 from ._crossings import Crossings, Pair, Quantities, log_batch_slope, nearest_crossings
 from ._decision import decision
 from ._latency import COEFFICIENT_NAMES, coefficient_unit
@@ -183,7 +183,7 @@ def explain(
         crossover = crossover if elsewhere.batch is None else elsewhere
     return Explanation(
         *sizes,
-        in_domain=bool(calibration.in_domain(*sizes[:3])),
+        in_domain=bool(calibration.in_domain(*sizes)),
         strategies=tuple(strategies),
         pick=pick,
         runner_up=runner_up,
@@ -235,8 +235,7 @@ def _search(calibration: "Calibration", names: tuple[str, str], sizes: tuple[int
 
 def _flips(calibration: "Calibration", search: _Search, sizes: tuple[int, ...]) -> tuple[Flip, ...]:
     """Return the flip of every input and coefficient, the smallest changes first."""
-    log_sds = np.sqrt(np.sum(np.asarray(calibration.posterior.factor) ** 2, -1))
-    sd_of = dict(zip(COEFFICIENT_NAMES, log_sds.tolist(), strict=False))
+    sd_of = vars(calibration.posterior.coefficient_log_sd())
     values = jax.tree.leaves(search.quantities)
     flips = []
     for name, value, log_factor, is_jump in zip(
@@ -244,7 +243,7 @@ def _flips(calibration: "Calibration", search: _Search, sizes: tuple[int, ...]) 
     ):
         is_input, is_flip, log_sd = name in INPUTS, bool(np.isfinite(log_factor)), sd_of.get(name)
         factor = math.exp(log_factor) if is_flip else None
-        changed = dict(zip(INPUTS, map(float, sizes), strict=False))
+        changed = dict(zip(LEAST_SIZES, map(float, sizes), strict=True))
         if is_input and factor is not None:
             changed[name] *= factor
         flips.append(
@@ -292,7 +291,7 @@ def _crossover(calibration: "Calibration", search: _Search, sizes: tuple[int, ..
     else:
         reach = min(COVERED_SDS * log_sd, grid[-1] - grid[0])
         low, high = max(1.0, at * math.exp(-reach)), min(float(batches[-1]), at * math.exp(reach))
-    inside = bool(calibration.in_domain(at, *others[:2]))
+    inside = bool(calibration.in_domain(at, *others))
     how = "the predictions jump past each other" if is_jump else "the predictions are equal"
     words = f"{how} at batch {at:,.1f}: {below} is faster just below it, {above} just above"
     words += "" if inside else " (extrapolated)"

@@ -5,17 +5,18 @@ of the Welch-peaks model.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ._device import Coefficients
 from ._latency import LatencyCoefficients, predict_latency_ns
-from ._least_squares import MAX_STEPS, RELATIVE_SD, Minimum, Start, least_squares
+from ._least_squares import MAX_STEPS, RELATIVE_SD, Minimum, Start, first_start, least_squares
 from ._programs import quick_jit
 from ._timings import MIN_TIMINGS as MIN_TIMINGS
 from ._timings import Timings as Timings
@@ -28,8 +29,14 @@ C = TypeVar("C", bound=Coefficients)
 #: A coefficient is measured if the timings leave its logarithm no more standard deviation than the first (a
 #: third more or less), and took at least this share of its prior's variance.
 MEASURED_LOG_SD, MEASURED_SHARE = 0.3, 0.5
+ROUNDING = 1e-6
 #: What is believed of the noise beforehand counts as so many residuals of `RELATIVE_SD`.
 PRIOR_RESIDUALS = 4.0
+#: The latency model is fitted from so many starts: the prior's medians, and around them by this share of the
+#: prior's standard deviations. From one, a fit may end where the caches are not.
+STARTS, START_SHARE = 5, 0.25
+#: The minimum from a further start is another one if it is lower by this.
+LEAST_GAIN = 0.1
 #: Residuals are never taken to be more exact than this: a clock and a machine are not.
 LEAST_NOISE_SD = 0.005
 
@@ -47,6 +54,19 @@ class LatencyPrior(NamedTuple, Generic[C]):
     median: C
     log_sd: C
     correction: Float[np.ndarray, "kinds features"] | float = 0.0
+
+
+def check_prior(prior: LatencyPrior) -> None:
+    """Check that medians and standard deviations are positive and finite.
+
+    Raises:
+        ValueError: one that is not, by its name.
+    """
+    for part in ("median", "log_sd"):
+        for name, value in vars(getattr(prior, part)).items():
+            numbers = np.asarray(value, np.float64)
+            if not np.all(np.isfinite(numbers) & (numbers > 0)):
+                raise ValueError(f"prior.{part}.{name}: expected positive finite numbers, got {value}")
 
 
 class FitResult(NamedTuple, Generic[C]):
@@ -151,7 +171,8 @@ def fit_latency(
     """Fit the latency model to timings: robust, positive, with log-normal priors.
 
     Minimises `sum(w * huber(log(predicted / measured) / 0.05)) + sum((log(c / median) / log_sd)**2) / 2`
-    over the logarithms of the coefficients, by Levenberg and Marquardt's method with reweighting.
+    over the logarithms of the coefficients, by Levenberg and Marquardt's method with reweighting, from five
+    starts, of whose ends the lowest is taken.
 
     Args:
         timings: one entry a workload, `[n]`.
@@ -160,7 +181,8 @@ def fit_latency(
         min_timings: fewer that count are refused; a prior from other devices (`pooled_prior`) does with few.
 
     Raises:
-        ValueError: fewer than `min_timings` timings that count, or all of one workload.
+        ValueError: fewer than `min_timings` timings that count, all of one workload, one that is not positive
+            and finite, or a prior with such a number.
 
     Examples:
         >>> import numpy as np
@@ -173,9 +195,8 @@ def fit_latency(
         >>> bool(abs(predicted / (4e4 + 10.0 * 64 * 256) - 1) < 0.1)
         True
     """
-    return fit_coefficients(
-        predicted_ns, timings, typical_prior() if prior is None else prior, weights, min_timings
-    )
+    prior = typical_prior() if prior is None else prior
+    return minimum_and_result(predicted_ns, timings, prior, weights, min_timings, STARTS)[1]
 
 
 def predicted_ns(coefficients: LatencyCoefficients, timings: Timings) -> Nanoseconds:
@@ -191,7 +212,7 @@ def fit_coefficients(
     weights: np.ndarray | Float[Array, "n"] | None = None,
     min_timings: int = MIN_TIMINGS,
 ) -> FitResult[C]:
-    """Fit the coefficients of any prediction; the objective is that of `fit_latency`.
+    """Fit the coefficients of any prediction, from one start; the objective is that of `fit_latency`.
 
     Args:
         predict: a function of (coefficients, timings), times in ns `[n]`, each from its own row; the same
@@ -202,7 +223,7 @@ def fit_coefficients(
         min_timings: fewer that count are refused.
 
     Raises:
-        ValueError: fewer than `min_timings` timings that count, or all of one workload.
+        ValueError: as `fit_latency`.
     """
     return minimum_and_result(predict, timings, prior, weights, min_timings)[1]
 
@@ -213,12 +234,19 @@ def minimum_and_result(
     prior: LatencyPrior[C],
     weights: np.ndarray | Float[Array, "n"] | None = None,
     min_timings: int = MIN_TIMINGS,
+    starts: int = 1,
 ) -> tuple[Minimum, FitResult[C]]:
-    """Return the minimum, of NumPy arrays, and what `fit_coefficients` makes of it; arguments as there."""
+    """Return the minimum, of NumPy arrays, and what `fit_coefficients` makes of it; arguments as there.
+
+    Of so many starts the lowest minimum is taken.
+    """
     counted = np.ones(timings.time_ns.shape) if weights is None else np.asarray(weights, np.float64)
+    check_prior(prior)
     check_enough(timings, counted, min_timings)
     filled, influences = filled_up(timings, counted)
-    found = jax.tree.map(np.asarray, _minimise(filled, influences, prior, predict))
+    ends = [_minimise(filled, influences, prior, predict, start) for start in _starts(prior, starts)]
+    lowest = functools.reduce(lambda one, other: other if other.loss < one.loss - LEAST_GAIN else one, ends)
+    found = jax.tree.map(np.asarray, lowest)
     found = found._replace(
         residuals=found.residuals[: len(counted)], jacobian=found.jacobian[:, : len(counted)]
     )
@@ -244,6 +272,17 @@ def minimise(
 
 
 _minimise = quick_jit(minimise, ["predict"])
+
+
+def _starts(prior: LatencyPrior, count: int) -> list[Start]:
+    """Return where fits begin: at the medians, then around them, the same places each time."""
+    median, sd = (
+        np.array(jax.tree.leaves(part), np.result_type(jnp.result_type(float))) for part in prior[:2]
+    )
+    around = np.random.default_rng(0).standard_normal((count - 1, median.size)).astype(sd.dtype)
+    return [
+        first_start(jnp.asarray(np.log(median) + move)) for move in (0.0 * sd, *(START_SHARE * sd * around))
+    ]
 
 
 def _result(found: Minimum, prior: LatencyPrior[C], weights: np.ndarray) -> FitResult[C]:
@@ -316,12 +355,26 @@ def posterior(
     return Posterior(
         covariance=left * scale,
         log_sd=log_sd,
-        measured=(log_sd <= MEASURED_LOG_SD) & (shares <= 1.0 - MEASURED_SHARE),
+        measured=is_measured(log_sd, prior_sd),
         squares=squares,
         directions=directions,
         noise_sd=noise_sd,
         converged=np.isfinite(found.loss) & found.is_converged(),
     )
+
+
+def is_measured(
+    log_sd: Float[np.ndarray, "*batch"], prior_sd: Float[np.ndarray, "*batch"]
+) -> Bool[np.ndarray, "*batch"]:
+    """Return whether measurements, rather than what was believed before them, say what coefficients are.
+
+    Args:
+        log_sd: standard deviations of their logarithms.
+        prior_sd: the same before any measurement.
+    """
+    least_taken = 1.0 - MEASURED_SHARE
+    # A coefficient that nothing but a micro-benchmark measured has the bound to the last digits.
+    return (log_sd <= MEASURED_LOG_SD * (1.0 + ROUNDING)) & ((log_sd / prior_sd) ** 2 <= least_taken)
 
 
 def _robust_sd(residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ from ._correction import (
     kind_codes,
 )
 from ._fit import (
+    STARTS,
     FitResult,
     LatencyPrior,
     Timings,
@@ -67,6 +68,12 @@ class LatencyPosterior:
     weights: Float[Array, "kinds features"] | np.ndarray
     factor: Float[Array, "unknowns unknowns"] | np.ndarray
     spread: Float[Array, "kinds"] | np.ndarray
+
+    def coefficient_log_sd(self) -> LatencyCoefficients:
+        """Return the standard deviation of each coefficient's logarithm, whatever the correction is."""
+        leaves, structure = jax.tree.flatten(self.coefficients)
+        factor = np.asarray(self.factor)[: len(leaves)]
+        return structure.unflatten(np.sqrt(np.sum(factor**2, -1)).tolist())
 
 
 class LatencyEstimate(NamedTuple):
@@ -247,7 +254,7 @@ def fit_posterior(
         without = np.asarray(timings.time_ns) * np.exp(-_log_factors(timings, known))
         timings, prior = dataclasses.replace(timings, time_ns=without), prior._replace(correction=0.0)
     counted = np.ones(np.shape(timings.time_ns)) if weights is None else np.asarray(weights, np.float64)
-    minimum, terms = minimum_and_result(predicted_ns, timings, prior, counted)
+    minimum, terms = minimum_and_result(predicted_ns, timings, prior, counted, starts=STARTS)
     left = -minimum.residuals
     features, kind, joint = map(np.asarray, _features_kinds_and_jacobian(timings, minimum.jacobian))
 

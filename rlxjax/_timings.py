@@ -141,16 +141,25 @@ def filled_up(timings: T, weights: Float[np.ndarray, "n"]) -> tuple[T, Float[np.
     """
     n = len(weights)
     entries = np.arange(max(LEAST_FILLED, padded_batch(n)))
-    filled = jax.tree.map(lambda column: np.asarray(column)[np.where(entries < n, entries, 0)], timings)
+    counted = with_counted_rows(timings, weights)
+    filled = jax.tree.map(lambda column: column[np.where(entries < n, entries, 0)], counted)
     return filled, np.where(entries < n, weights[np.minimum(entries, n - 1)], 0.0)
+
+
+def with_counted_rows(timings: T, weights: Float[np.ndarray, "*devices n"]) -> T:
+    """Return timings with the first one that counts in place of those of weight 0, which may be anything."""
+    counted = weights > 0
+    rows = np.where(counted, np.arange(counted.shape[-1]), np.argmax(counted, -1)[..., None])
+    return jax.tree.map(lambda column: np.take_along_axis(np.asarray(column), rows, -1), timings)
 
 
 def check_enough(timings: Any, weights: np.ndarray, min_timings: int) -> None:
     """Check that timings, `[n]` or `[devices, n]`, and their weights make a fit.
 
     Raises:
-        ValueError: weights of another shape, negative or not finite; a column of another shape; for any
-            device fewer timings that count than `min_timings`, or all of one workload.
+        ValueError: weights of another shape, negative or not finite; a column of another shape; a time that
+            counts and is not positive and finite; for any device fewer timings that count than `min_timings`,
+            or all of one workload.
     """
     shape = np.shape(timings.time_ns)
     if weights.shape != shape:
@@ -163,7 +172,12 @@ def check_enough(timings: Any, weights: np.ndarray, min_timings: int) -> None:
     for name, column in columns.items():
         if np.shape(column) != shape:
             raise ValueError(f"{name}: expected shape {shape}, as time_ns has, got {np.shape(column)}")
-    counted = weights > 0
+    counted, times_ns = weights > 0, np.asarray(timings.time_ns)
+    bad = counted & ~(np.isfinite(times_ns) & (times_ns > 0))
+    if bad.any():
+        index = tuple(np.argwhere(bad)[0].tolist())
+        place = ", ".join(map(str, index))
+        raise ValueError(f"time_ns[{place}]: expected a positive finite number, got {times_ns[index]}")
     count = counted.sum(-1)
     if np.any(count < min_timings):
         found, where = _first(count, count < min_timings)

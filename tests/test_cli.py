@@ -7,6 +7,7 @@ import pytest
 from test_calibration import content
 from typer.testing import CliRunner
 
+from calibrate import cli
 from calibrate.cli import app
 from rlxjax import load_calibration
 from rlxjax._calibration_file import CalibrationFile
@@ -33,6 +34,35 @@ def test_predict_prints_what_the_library_predicts(file):
         assert time_ns == pytest.approx(float(calibration.predict_ns(strategy, 512, 128, 8)), rel=1e-12)
     assert printed["pick"] == calibration.pick(512, 128, 8)
     assert printed["in_domain"] is True
+    decided = calibration.decide(512, 128, 8, fused=printed["pick"], kept=printed["next_best"])
+    assert printed["probability"] == pytest.approx(float(decided.probability), rel=1e-12)
+    assert printed["probability"] >= 0.5
+    assert printed["verdict"] == (printed["pick"] if printed["probability"] >= 0.9 else "undecided")
+
+
+@pytest.mark.parametrize(("segments", "host"), [(1, "ultra"), (2, "fast"), (8, "host")])
+def test_predict_and_explain_agree_for_any_number_of_segments(segments, host, file):
+    sizes = ("--batch", 8, "--n-fft", 128, "--k", 8, "--segments", segments, "--json")
+    results = [invoke(command, file, *sizes) for command in ("predict", "explain")]
+    predicted, explained = (json.loads(result.stdout) for result in results)
+    for name in ("pick", "verdict", "in_domain", "n_segments"):
+        assert predicted[name] == explained[name]
+    assert predicted["probability"] == pytest.approx(explained["probability"], rel=1e-9)
+    times_ns = {one["strategy"]: one["time_ns"] for one in explained["strategies"]}
+    assert host in times_ns
+    assert {name: predicted["predicted_ns"][name] for name in times_ns} == pytest.approx(times_ns, rel=1e-9)
+
+
+def test_a_calibration_of_the_processor_starts_it_where_jax_would_take_another(file, monkeypatch):
+    started = []
+    monkeypatch.setattr(cli, "_set_up_jax", started.append)
+    for command in (("predict", file, "--batch", 8), ("explain", file, "--batch", 8), ("validate", file)):
+        invoke(*command, *(("--budget", 1) if command[0] == "validate" else ()))
+    other = json.loads(file.read_text())
+    other["fingerprint"]["platform"] = "gpu"
+    file.write_text(json.dumps(other))
+    invoke("predict", file, "--batch", 8)
+    assert started == ["cpu", "cpu", "cpu", None]
 
 
 def test_predict_marks_the_pick_and_an_extrapolation(file):

@@ -11,6 +11,7 @@ import rlxjax as rx
 from benchmarks import published_latency
 from benchmarks.startup import compilations
 from rlxjax import _device_fits
+from rlxjax._posterior import prior_posterior
 
 WIDE = rx.typical_fft_prior()
 MEDIAN = np.log(jax.tree.leaves(WIDE.median))
@@ -114,6 +115,25 @@ def test_float32_fits_the_same_predictions(fitted):
         single = rx.fit_fft_devices(timings, weights=weights, min_timings=1)
     assert single.converged.mean() > 0.9
     np.testing.assert_allclose(single.loss, many.loss, rtol=0.01, atol=0.01)
+
+
+def test_a_prior_with_a_correction_and_times_of_weight_zero_that_are_none_fit_devices_too():
+    sizes = {"batch": 2.0 ** np.arange(10), "n_fft": [256.0] * 10, "k": [16] * 10, "n_segments": [2] * 10}
+    times_ns = 4e4 + 20.0 * 256 * sizes["batch"]
+    one = rx.Timings.checked(path=["host"] * 10, time_ns=times_ns, **sizes)
+    both, weights = rx.stack_timings([one, one])
+    weights[1, 3] = 0.0
+    prior = rx.transferred_prior(prior_posterior())
+    expected = rx.fit_devices(both, prior._replace(correction=0.0), weights)
+    both.time_ns[1, 3] = np.nan
+    found = rx.fit_devices(both, prior, weights)
+    assert found.converged.all()
+    jax.tree.map(np.testing.assert_array_equal, found.coefficients, expected.coefficients)
+    with pytest.raises(ValueError, match=r"time_ns\[1, 3\]: expected a positive finite number, got nan"):
+        rx.fit_devices(both, prior)
+    spoilt = prior._replace(log_sd=dataclasses.replace(prior.log_sd, dispatch_ns=0.0))
+    with pytest.raises(ValueError, match=r"prior\.log_sd\.dispatch_ns: expected positive finite numbers"):
+        rx.fit_devices(both, spoilt, weights)
 
 
 def test_stacked_timings_are_filled_up_with_weight_zero():

@@ -13,6 +13,7 @@ from _tolerances import FLOAT64_RTOL, QUICKLY
 from typer.testing import CliRunner
 
 import rlxjax as rx
+from calibrate import cli
 from calibrate.cli import app
 from rlxjax._calibration import LearnedCalibration
 from rlxjax._correction import KINDS, N_FEATURES
@@ -24,7 +25,13 @@ from rlxjax.welch._device_programs import chunk_rows
 
 MEDIAN = rx.typical_prior().median
 N_UNKNOWNS = len(COEFFICIENT_NAMES) + len(KINDS) * N_FEATURES
-DOMAIN = {"batch": (1.0, 8192.0), "n_fft": (64.0, 4096.0), "k": (4.0, 16.0), "samples": (64.0, 2.0**21)}
+DOMAIN = {
+    "batch": (1.0, 8192.0),
+    "n_fft": (64.0, 4096.0),
+    "k": (4.0, 16.0),
+    "n_segments": (1.0, 2.0),
+    "samples": (64.0, 2.0**21),
+}
 #: Agreement of two predictions where the search says that they meet.
 MEET_RTOL = 1e-9
 #: Draws of the Monte Carlo, and how far its standard deviation may be from the linear one.
@@ -234,6 +241,7 @@ def test_the_error_bar_of_the_crossover_is_what_draws_of_the_unknowns_give():
 def invoke(monkeypatch):
     """Run a command with the typical calibration whatever the file."""
     monkeypatch.setattr(rx, "load_calibration", lambda file: TYPICAL)
+    monkeypatch.setattr(cli, "_set_up_jax_as", lambda file: cli._set_up_jax(None))
     return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 

@@ -1,5 +1,6 @@
 """The fit recovers predictions from timings, withstands outliers, and says what it could not learn."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 from _tolerances import QUICKLY
 
 import rlxjax as rx
-from rlxjax import _fit, _least_squares
+from rlxjax import _fit, _least_squares, _posterior
 from rlxjax._latency import COEFFICIENT_NAMES, MAXIMA, TOP_K
 from rlxjax.welch._selection import FEW_ROWS
 
@@ -58,6 +59,35 @@ def errors(result, where=slice(None)):
 @pytest.fixture(scope="module")
 def fitted():
     return rx.fit_latency(timings(noise()))
+
+
+@pytest.mark.parametrize("left_out", [np.nan, 0.0, -1.0, np.inf])
+def test_a_time_of_weight_zero_may_be_anything(left_out, fitted):
+    one, times_ns = timings(noise()), timings(noise()).time_ns
+    weights = np.ones(COUNT)
+    weights[::9] = 0.0
+    hidden = dataclasses.replace(one, time_ns=np.where(weights > 0, times_ns, left_out))
+    assert rx.fit_latency(hidden, weights=weights).coefficients == (
+        rx.fit_latency(one, weights=weights).coefficients
+    )
+
+
+@pytest.mark.parametrize("bad", [np.nan, 0.0, -1.0, np.inf])
+@pytest.mark.parametrize("fit", [rx.fit_latency, _posterior.fit_posterior])
+def test_a_time_that_counts_and_is_none_is_named(fit, bad):
+    one = timings(noise())
+    spoilt = dataclasses.replace(one, time_ns=np.where(np.arange(COUNT) == 5, bad, one.time_ns))
+    with pytest.raises(ValueError, match=r"time_ns\[5\]: expected a positive finite number, got "):
+        fit(spoilt)
+
+
+@pytest.mark.parametrize("bad", [np.nan, 0.0, -1.0, np.inf])
+@pytest.mark.parametrize("part", ["median", "log_sd"])
+@pytest.mark.parametrize("fit", [rx.fit_latency, _posterior.fit_posterior])
+def test_a_prior_that_is_none_is_named(fit, part, bad):
+    spoilt = dataclasses.replace(getattr(PRIOR, part), dispatch_ns=bad)
+    with pytest.raises(ValueError, match=rf"prior\.{part}\.dispatch_ns: expected positive finite numbers"):
+        fit(timings(noise()), PRIOR._replace(**{part: spoilt}))
 
 
 @pytest.fixture(scope="module")

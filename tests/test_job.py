@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 from rich.console import Console
@@ -15,7 +16,7 @@ from calibrate.report import Progress, print_outcome
 from calibrate.samples import quartile_ns, read_samples
 from calibrate.validate import error_summaries, noise_floor
 from calibrate.workloads import WITHOUT_MODEL, Grid
-from rlxjax import load_calibration, transferred_prior
+from rlxjax import load_calibration, transferred_prior, typical_prior
 from rlxjax._calibration_file import read_calibration_file
 from rlxjax._files import sha256_of
 
@@ -174,8 +175,36 @@ def test_the_report_shows_predictions_decisions_and_errors(outcome):
     console = Console(record=True, width=160, file=open(os.devnull, "w"))  # noqa: SIM115
     print_outcome(outcome, console)
     text = console.export_text()
-    for words in ("held out", "noise floor", "built-in constants", "picked", "gate score", "host_call_ns"):
+    for words in ("held out", "noise floor", "built-in constants", "fused is faster", "host_call_ns"):
         assert words in text
+
+
+def test_the_coefficients_in_the_file_are_as_sure_as_the_intervals_take_them_to_be(outcome):
+    sds = outcome.calibration.posterior.coefficient_log_sd()
+    before = typical_prior().log_sd
+    for name, entry in outcome.content.coefficients.items():
+        assert entry.log_sd == pytest.approx(getattr(sds, name), rel=1e-4)  # the factor has six digits
+        takes_half = entry.log_sd**2 <= 0.5 * getattr(before, name) ** 2
+        assert (entry.provenance == "measured") == (entry.log_sd <= 0.3 * (1 + 1e-6) and takes_half)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what a CPU cannot measure")
+def test_a_cpu_measures_no_transfer_between_host_and_device(outcome):
+    coefficients, gate = outcome.content.coefficients, outcome.content.gate
+    for way in ("upload", "readback"):
+        assert coefficients[f"{way}_bytes_per_ns"].provenance == "uncalibrated"
+    assert gate["host_readback_bw"].provenance == "uncalibrated"
+    assert gate["memory_bw"].provenance == "measured"
+
+
+def test_a_prior_of_another_platform_is_named(outcome, tmp_path):
+    text = outcome.path.read_text(encoding="utf-8")
+    prior = tmp_path / "other.json"
+    prior.write_text(text.replace(f'"platform": "{jax.default_backend()}"', '"platform": "abacus"'))
+    samples = tmp_path / "calibration.samples.jsonl"
+    samples.write_bytes(outcome.samples_path.read_bytes())
+    found = run_job(tmp_path / "calibration.json", resume=True, begun_s_ago=1e4, prior=prior)
+    assert any("'abacus'" in note for note in found.notes)
 
 
 def test_the_gate_in_the_file_has_the_micro_benchmarks_rates(outcome):

@@ -50,6 +50,12 @@ def unknowns():
     return np.concatenate([np.log(jax.tree.leaves(POSTERIOR.coefficients)), np.ravel(POSTERIOR.weights)])
 
 
+def test_coefficients_are_as_sure_as_the_covariance_of_all_unknowns_says():
+    covariance = POSTERIOR.factor @ POSTERIOR.factor.T
+    expected = np.sqrt(np.diag(covariance)[: len(COEFFICIENT_NAMES)])
+    np.testing.assert_allclose(jax.tree.leaves(POSTERIOR.coefficient_log_sd()), expected, rtol=1e-12)
+
+
 def test_features_are_the_knots_passed_of_each_size_a_slope_and_a_level():
     features = np.asarray(correction_features(*RUNS[1:5]))
     assert features.shape == (len(RUNS[0]), N_FEATURES)

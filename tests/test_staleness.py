@@ -1,5 +1,6 @@
 """Whether a calibration still holds: the verdict on made-up timings, and what the command says of it."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -155,7 +156,7 @@ def test_the_command_says_the_verdict_and_exits_with_its_status(factor, word, st
     result = invoke(path)
     assert result.exit_code == status, result.stderr
     assert result.stdout.startswith(f"{word}: 30 runs of 6 workloads take {factor:.2f} times")
-    assert (f"rlxjax calibrate --out {path}" in result.stdout) == (word == "drifted")
+    assert (f"rlxjax calibrate --budget 60 --out {path}" in result.stdout) == (word == "drifted")
     printed = json.loads(invoke(path, "--json").stdout)
     assert printed["verdict"] == word
     assert printed["overall"]["factor"] == pytest.approx(factor, rel=1e-4)
@@ -179,7 +180,7 @@ def test_another_machine_is_not_this_one_and_nothing_is_timed(name, value, file,
     result = invoke(path)
     assert result.exit_code == 2
     assert result.stdout.startswith(f"not this machine: {name} {value!r} there, ")
-    assert f"rlxjax calibrate --out {path}" in result.stdout
+    assert f"rlxjax calibrate --budget 60 --out {path}" in result.stdout
     assert json.loads(invoke(path, "--json").stdout)["verdict"] == "not this machine"
 
 
@@ -188,6 +189,22 @@ def test_other_software_is_named_and_does_not_decide(file):
     assert result.exit_code == 0
     assert "It was made with other software: thread_flags" in result.stdout
     assert "jax '0.0.1' there" in result.stdout
+
+
+def test_a_calibration_is_made_anew_as_it_was_made():
+    made = (
+        "rlxjax calibrate --budget 30 --resume --device cpu --model 'a b.npz' --model c.npz --out x --force"
+    )
+    expected = "rlxjax calibrate --budget 30 --device cpu --model 'a b.npz' --model c.npz --out y.json"
+    assert staleness.renewal("y.json", made) == expected
+    for other in ("", "python benchmarks/refit.py --device gpu"):
+        assert staleness.renewal("y.json", other) == "rlxjax calibrate --out y.json"
+
+
+def test_a_learned_path_that_is_not_timed_again_is_named():
+    verdict = dataclasses.replace(judged(), models=["m.npz"])
+    assert any("learned path was not timed again" in text for text in verdict.sentences("c.json"))
+    assert verdict.as_json("c.json")["models_not_timed_again"] == ["m.npz"]
 
 
 @pytest.mark.parametrize("budget", ["4", "nan", "inf", "-1"])
