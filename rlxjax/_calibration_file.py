@@ -23,6 +23,7 @@ from ._gate import IoFusionGate
 from ._latency import COEFFICIENT_NAMES, FORMULA_VERSION, LatencyCoefficients, coefficient_unit
 from ._learned_latency import LEARNED_COEFFICIENT_NAMES
 from ._posterior import LatencyPosterior
+from .welch import FAST_SEGMENTS, ULTRA_SEGMENTS
 
 SCHEMA_VERSION = 3
 
@@ -95,11 +96,15 @@ class Range(Strict):
 
 
 class Domain(Strict):
-    """The hull of the workloads measured, `batch * n_fft` included."""
+    """The hull of the workloads measured, `batch * n_fft` included.
+
+    Files of before did not say how many segments: the job timed 1 and 2.
+    """
 
     batch: Range
     n_fft: Range
     k: Range
+    n_segments: Range = Range(low=ULTRA_SEGMENTS, high=FAST_SEGMENTS)
     samples: Range
 
 
@@ -223,7 +228,7 @@ class CalibrationFile(Strict):
     """
 
     schema_version: Literal[3]
-    formula_version: Literal[8]
+    formula_version: Literal[9]
     created: str
     command: str
     units: dict[str, str]
@@ -275,7 +280,9 @@ GATE_UNITS = {
 }
 
 
-_THREAD_FLAGS = ("XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "JAX_ENABLE_X64")
+_THREAD_FLAGS = ("XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+#: What makes it another machine; the rest is software.
+MACHINE_FIELDS = ("platform", "device_kind", "machine", "cpu_model", "cores")
 
 
 def current_fingerprint() -> Fingerprint:
@@ -337,12 +344,14 @@ def read_calibration_file(path: str | os.PathLike) -> CalibrationFile:
 
 
 def warn_if_elsewhere(content: CalibrationFile, path: str | os.PathLike) -> None:
-    """Warn where a calibration was made on another machine, saying what differs."""
-    differences = fingerprint_differences(content.fingerprint, current_fingerprint())
-    if differences:
+    """Warn where a calibration was made on another machine, or with other software, saying what differs."""
+    here = current_fingerprint()
+    if differences := fingerprint_differences(content.fingerprint, here):
+        is_elsewhere = fingerprint_differences(content.fingerprint, here, MACHINE_FIELDS)
+        how = "elsewhere" if is_elsewhere else "with other software"
         warnings.warn(
-            f"{path} was made elsewhere: {'; '.join(differences)}. Its predictions may not hold here; "
-            "`rlxjax calibrate` makes one that does.",
+            f"{path} was made {how}: {'; '.join(differences)}. Its predictions may not hold here; "
+            "`rlxjax calibrate` makes one that does, `rlxjax validate` says whether these still do.",
             MachineMismatchWarning,
             stacklevel=3,
         )

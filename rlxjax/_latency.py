@@ -41,7 +41,7 @@ from .welch._launch import MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK
 from .welch._selection import SELECTIONS
 
 #: Changes whenever the same coefficients would give another prediction.
-FORMULA_VERSION = 8
+FORMULA_VERSION = 9
 
 #: Bytes that the host path moves for one sample.
 HOST_BYTES_PER_SAMPLE = 8.0

@@ -32,7 +32,7 @@ FIRST_CACHE_SHARPNESS = 8
 SHARE_SHARPNESS = 16
 #: The same of a processor's second cache, which the keys of a program's rows fit in or do not.
 SECOND_CACHE_SHARPNESS = 4
-#: Bytes of a bin's key, which each pass of maxima reads.
+#: Bytes of a bin's key, and of what a pass of maxima leaves of each place of a block.
 KEY_BYTES = 4.0
 #: Bytes that the device's FFT stage moves for one sample: read and window, transform, square.
 DEVICE_BYTES_PER_SAMPLE = 20.0
@@ -154,11 +154,8 @@ def maxima_ns(
     is a vector loop over its bins; over tiles of several, it is a longer program. Each of several processors
     makes all passes, over its share of the rows.
     """
-    place_bits, passes = _place_bits(bins), maxima_passes(bins, k)
-    # The blocks, as if they did not overlap but where they are as few as may be, and the places of one.
-    width = jnp.minimum(jnp.maximum(jnp.ldexp(1.0, (place_bits + 1) // 2), MIN_BLOCK_BINS), bins)
-    compared = jnp.maximum(bins, width * MIN_BLOCKS) + width
-    row_ns = bins * c.maxima_key_ns + passes * (compared * c.maxima_bin_ns + c.maxima_peak_ns)
+    passes = maxima_passes(bins, k)
+    row_ns = bins * c.maxima_key_ns + passes * (compared_places(bins) * c.maxima_bin_ns + c.maxima_peak_ns)
     return jnp.asarray(share * rows * row_ns + jnp.where(rows > 1, passes, 0.0) * c.maxima_pass_ns)
 
 
@@ -166,6 +163,20 @@ def maxima_passes(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
     """Return the passes of the selection by maxima: one for each candidate (`welch._selection`)."""
     spare = 2.0 + jnp.floor(jnp.maximum(_place_bits(bins) - 8.0, 0.0) / 2.0)
     return jnp.minimum(jnp.minimum(k, bins) + spare, bins)
+
+
+def compared_places(bins: RealLike) -> Float[Array, "*batch"]:
+    """Return the places that a pass of maxima compares: those of all blocks, then those of one.
+
+    As if blocks did not overlap, but where they are as few as may be (`welch._selection.blocks_of`).
+    """
+    width = _block_width(bins)
+    return jnp.maximum(bins, width * MIN_BLOCKS) + width
+
+
+def _block_width(bins: RealLike) -> Float[Array, "*batch"]:
+    width = jnp.ldexp(1.0, (_place_bits(bins) + 1) // 2)
+    return jnp.minimum(jnp.maximum(width, MIN_BLOCK_BINS), bins)
 
 
 def _place_bits(bins: RealLike) -> Float[Array, "*batch"]:
@@ -177,6 +188,9 @@ def far_keys_ns(
 ) -> Nanoseconds:
     """Return what the passes of maxima cost on top because a program's keys leave the second cache.
 
+    Beside the keys a pass has the maxima of the blocks' places; it costs what it compares, short rows' blocks
+    as often as they overlap.
+
     Args:
         c: of the machine.
         rows: all rows, `[*batch]`.
@@ -184,9 +198,9 @@ def far_keys_ns(
         k: peaks of a row.
         program_rows: of one processor's program, whose keys all of its passes read.
     """
-    program_bytes = jnp.maximum(KEY_BYTES * program_rows * bins, 1.0)
+    program_bytes = jnp.maximum(KEY_BYTES * program_rows * (bins + _block_width(bins)), 1.0)
     beyond = soft_excess(program_bytes, c.maxima_cache_bytes, SECOND_CACHE_SHARPNESS)
-    read_bytes = KEY_BYTES * rows * bins * maxima_passes(bins, k)
+    read_bytes = KEY_BYTES * rows * compared_places(bins) * maxima_passes(bins, k)
     return jnp.asarray(read_bytes * beyond / c.maxima_far_bytes_per_ns)
 
 

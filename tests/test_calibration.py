@@ -62,6 +62,7 @@ def content(**fingerprint):
             "batch": {"low": 1.0, "high": 8192.0},
             "n_fft": {"low": 64.0, "high": 4096.0},
             "k": {"low": 4.0, "high": 16.0},
+            "n_segments": {"low": 1.0, "high": 2.0},
             "samples": {"low": 64.0, "high": 2.0**21},
         },
         "samples": {"file": "samples.csv", "sha256": "0" * 64, "timings": 90, "rounds": 3, "workloads": 30},
@@ -256,6 +257,19 @@ def test_the_domain_is_closed_and_bounds_the_product_too():
         np.array([1, 1, 1, 9000, 1]), np.array([32, 4096, 8192, 64, 64]), [4, 16, 4, 4, 17]
     )
     assert inside.tolist() == [False, True, False, False, False]
+    assert machine.in_domain(64, 256, 16, np.array([1, 2, 3, 8])).tolist() == [True, True, False, False]
+
+
+def test_a_file_that_does_not_say_how_many_segments_has_those_that_jobs_timed(path):
+    machine = loaded(json.dumps(changed(content(), "domain.n_segments")), path)
+    assert machine.domain["n_segments"] == (1.0, 2.0)
+
+
+def test_a_decision_and_an_explanation_say_whether_they_are_extrapolated():
+    machine = calibration()
+    batches, segments = np.array([8, 8, 9000]), np.array([2, 8, 2])
+    assert machine.decide(batches, 64, 4, segments).in_domain.tolist() == [True, False, False]
+    assert [machine.explain(8, 64, 4, n).in_domain for n in (1, 2, 8)] == [True, True, False]
 
 
 @each_cheapest
@@ -384,6 +398,8 @@ def test_a_file_of_another_machine_loads_with_a_warning_that_says_what_differs(n
     assert found.coefficients == MEDIAN
     (warning,) = caught
     assert f"{name} {value!r} there, {here!r} here" in str(warning.message)
+    is_software = name in ("jax", "thread_flags")
+    assert ("was made with other software" if is_software else "was made elsewhere") in str(warning.message)
     assert str(path) in str(warning.message)
     assert warning.filename == __file__
 

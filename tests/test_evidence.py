@@ -2,11 +2,13 @@
 
 import gzip
 import hashlib
+import json
 import pathlib
 
 import numpy as np
 import pytest
 
+from benchmarks.calibration_evidence import FIT, evidence, read_campaign
 from calibrate import fits, job
 from calibrate.samples import quartile_ns, read_samples
 from calibrate.validate import error_summaries, noise_floor
@@ -15,9 +17,12 @@ from rlxjax._calibration_file import read_calibration_file
 
 ROOT = pathlib.Path(__file__).parent.parent
 CALIBRATION = ROOT / "notebooks" / "data" / "calibration-cpu.json"
-SAMPLES = ROOT / "docs" / "evidence" / "campaign-1-cpu.samples.jsonl.gz"
+EVIDENCE = ROOT / "docs" / "evidence"
+SAMPLES = EVIDENCE / "campaign-1-cpu.samples.jsonl.gz"
 #: Another JAX may stop the fit a step earlier or later.
 ERROR_ATOL = 0.005
+#: The same of what few choices decide: one in 56 of the largest, two timings in 280, a few pairs in 300.
+REGRET_ATOL, COVERED_ATOL, ORDERED_ATOL = 0.03, 0.01, 0.01
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +54,24 @@ def test_refitting_the_samples_gives_the_errors_in_the_calibration_and_the_readm
         row = next(line for line in readme.splitlines() if line.startswith(f"│ {strategy} "))
         assert f"{100 * stated.held_out:.1f}" in row
         assert f"{100 * stated.built_in:.1f}" in row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["cpu", "epyc"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_the_timings_of_every_campaign_give_the_figures_of_its_evidence(machine, number):
+    name = f"campaign-{number}-{machine}"
+    stated = json.loads((EVIDENCE / f"calibration-evidence-{machine}.json").read_text(encoding="utf-8"))
+    expected = stated["campaigns"][name]
+    found, _ = evidence(read_campaign(EVIDENCE / f"{name}.samples.jsonl.gz"), Grid())
+    for strategy, errors in expected["errors"].items():
+        for kind in ("held_out", "terms_alone", "noise_floor"):
+            assert found["errors"][strategy][kind] == pytest.approx(errors[kind], abs=ERROR_ATOL)
+    for method in ("built-in constants", "non-negative least squares", FIT):
+        mine, its = found["methods"][method], expected["methods"][method]
+        assert mine["error"] == pytest.approx(its["error"], abs=ERROR_ATOL)
+        assert mine["regret_mean"] == pytest.approx(its["regret_mean"], abs=ERROR_ATOL)
+        assert mine["regret_max"] == pytest.approx(its["regret_max"], abs=REGRET_ATOL)
+        assert mine["ordered"] == pytest.approx(its["ordered"], abs=ORDERED_ATOL)
+        assert mine["brier"] == pytest.approx(its["brier"], abs=ERROR_ATOL)
+    assert found["coverage"]["share"] == pytest.approx(expected["coverage"]["share"], abs=COVERED_ATOL)

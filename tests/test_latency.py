@@ -269,14 +269,16 @@ def test_a_program_takes_long_transforms_apart_where_it_has_rows_enough():
         assert found == pytest.approx(one_processor_ns * share, rel=1e-6)
 
 
+@pytest.mark.parametrize(("n_fft", "width", "n_blocks"), [(256, 16, 9), (64, 16, 9)])
 @pytest.mark.parametrize("gain", [1.0, 1e-300])
-def test_keys_beyond_the_second_cache_pay_its_rate_in_each_pass(gain):
-    """Those of a processor's program, which has no more rows than a chunk."""
-    n_fft, bins, k, rate = 256, 129, 16, 50.0
+def test_keys_beyond_the_second_cache_pay_its_rate_for_what_each_pass_compares(gain, n_fft, width, n_blocks):
+    """Those of a processor's program, which has no more rows than a chunk, and its blocks' maxima."""
+    bins, k, rate = n_fft // 2 + 1, 16, 50.0
+    assert _selection.blocks_of(bins) == (width, n_blocks)
     chunk = chunk_rows(rx.WelchPeakParams(n_fft, 2, k), "cpu")
     for rows in (chunk, 64 * chunk):
         share = share_of(rows * 2 * n_fft, 2**16, 2**15, gain)
-        keys_bytes = 4.0 * min(rows * share, chunk) * bins
+        keys_bytes = 4.0 * min(rows * share, chunk) * (bins + width)
         without, at_half, beyond = (
             terms_of("fused", rows, n_fft, k, device_parallel_gain=gain, **cache).selection_ns
             for cache in (
@@ -285,7 +287,7 @@ def test_keys_beyond_the_second_cache_pay_its_rate_in_each_pass(gain):
                 {"maxima_far_bytes_per_ns": rate, "maxima_cache_bytes": 1e-3 * keys_bytes},
             )
         )
-        read_ns = share * 4.0 * rows * bins * (k + 2) / rate
+        read_ns = share * 4.0 * rows * (width * n_blocks + width) * (k + 2) / rate
         assert at_half - without == pytest.approx(read_ns / 2, rel=1e-6)
         assert beyond - without == pytest.approx(read_ns, rel=1e-6)
     heap = (terms_of("fused", chunk, n_fft, k, selection="top_k", maxima_cache_bytes=c) for c in (1.0, 1e30))
