@@ -99,7 +99,8 @@ def soft_io_cost_ns(
     profile: GraphIoProfile, row: BackendCoefficients, *, temperature_ns: RealLike
 ) -> Nanoseconds:
     """Return the smooth twin of `io_cost_ns`: the floors of the bandwidths are relaxed."""
-    return _io_cost_ns(*_io_inputs(profile, row), as_temperature(temperature_ns))
+    temperature_ns = as_temperature(temperature_ns)
+    return _io_cost_ns(*_io_inputs(profile, row, temperature_ns=temperature_ns), temperature_ns)
 
 
 def graph_cost_ns(graph: Graph, row: BackendCoefficients) -> Nanoseconds:
@@ -121,6 +122,7 @@ def graph_cost_ns(graph: Graph, row: BackendCoefficients) -> Nanoseconds:
 def soft_graph_cost_ns(graph: Graph, row: BackendCoefficients, *, temperature_ns: RealLike) -> Nanoseconds:
     """Return the smooth twin of `graph_cost_ns`: the floors of the bandwidths are relaxed."""
     temperature_ns = as_temperature(temperature_ns)
+    check_shapes(**fields_of(row, "row."), temperature_ns=temperature_ns)
     return _graph_cost_ns(float_counts(graph_work(graph)), without_provenance(row), temperature_ns)
 
 
@@ -289,10 +291,10 @@ def _soft_transfer_ns(count_bytes: RealLike, bandwidth: RealLike, rules: Smooth)
     return jnp.asarray(count_bytes / rules.maximum(bandwidth, 1.0, scale=count_bytes + 1.0))
 
 
-def _io_inputs(profile: GraphIoProfile, row: BackendCoefficients) -> tuple:
+def _io_inputs(profile: GraphIoProfile, row: BackendCoefficients, **others: RealLike) -> tuple:
     for name, count in fields_of(profile).items():
         check_at_least(count, name)
-    check_shapes(**fields_of(profile), **fields_of(row, "row."))
+    check_shapes(**fields_of(profile), **fields_of(row, "row."), **others)
     discrete_readback = as_float(profile.host_readback_bytes(False), "host_readback_bytes")
     return float_counts(profile), discrete_readback, without_provenance(row)
 

@@ -62,7 +62,8 @@ class GraphIoProfile:
         if is_traced(unified_memory) or np.ndim(unified_memory):
             unified, discrete = self.host_output_bytes, self.host_readback_bytes(False)
             if not is_traced(unified_memory) and is_exact(unified) and is_exact(discrete):
-                return packed(np.where(np.asarray(unified_memory) > 0, exact(unified), exact(discrete)))
+                counts = (np.asarray(exact(count), object) for count in (unified, discrete))
+                return packed(np.where(np.asarray(unified_memory) > 0, *counts))
             unified, discrete = as_float(unified, "host_output_bytes"), as_float(discrete, "readback")
             return jnp.where(jnp.asarray(unified_memory) > 0, unified, discrete)
         check_not_nan(unified_memory, "unified_memory")

@@ -193,6 +193,14 @@ def test_readback_is_host_output_and_a_quarter_of_the_traffic_where_memory_is_di
     assert profile.host_readback_bytes(False) == min(host + traffic // 4, MAX)
 
 
+@pytest.mark.parametrize("host", [5, 2**62, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("traffic", [0, 7, 2**64 - 1])
+def test_readback_by_flags_is_that_of_each_flag(host, traffic):
+    profile = rx.GraphIoProfile(0, 0, host, traffic)
+    found = profile.host_readback_bytes(np.array([True, False]))
+    assert found.tolist() == [profile.host_readback_bytes(flag) for flag in (True, False)]
+
+
 @pytest.mark.parametrize("shape", [(4,), (4, 1), (2, 2), (1, 2, 2)])
 def test_readback_of_a_table_is_that_of_its_rows(shape):
     host, traffic = [0, 7, 2**63, MAX], [3, 2**53 + 5, MAX, 1]

@@ -444,3 +444,36 @@ def test_weights_take_the_shapes_that_broadcast_and_name_those_that_do_not():
         rx.pick_weights(costs, temperature_ns=np.ones(3))
     with pytest.raises(ValueError, match=r"got costs \(1, 2, 3\), log_availability \(4,\)"):
         rx.pick_weights(costs, temperature_ns=1.0, log_availability=np.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (
+            lambda: rx.soft_fused_graph_ns("cuda", [1, 2, 3], 256, 16, temperature_ns=[1.0, 2.0]),
+            "temperature_ns",
+        ),
+        (lambda: rx.learned_path_ns("cuda", [1, 2, 3], 256, 16, [1, 2], 1024), "active_gates"),
+        (lambda: rx.learned_path_ns(np.array([0, 1, 2]), 1, 256, 16, [1, 2], 1024), "active_gates"),
+        (lambda: rx.learned_path_ns("cuda", 1, 256, 16, [1, 2, 3], 1024, n_segments=[1, 2]), "n_segments"),
+        (
+            lambda: rx.soft_io_cost_ns(
+                rx.GraphIoProfile([1, 2, 3], 0, 0, 0),
+                rx.backend_coefficients("cpu"),
+                temperature_ns=[1.0, 2.0],
+            ),
+            "temperature_ns",
+        ),
+        (
+            lambda: rx.soft_graph_cost_ns(
+                rx.welch_peaks_graph(8, rx.WelchPeakParams.fast(64, 4), True),
+                rx.backend_coefficients([0, 1, 2]),
+                temperature_ns=[1.0, 2.0],
+            ),
+            "temperature_ns",
+        ),
+    ],
+)
+def test_a_shape_that_does_not_agree_with_a_paths_is_named(call, named):
+    with pytest.raises(ValueError, match=rf"broadcast together, got .*{named} \(2,\)"):
+        call()

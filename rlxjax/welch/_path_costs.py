@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from rlxjax._checks import check_shapes
+from rlxjax._checks import LEAST_SIZES, check_shapes
 from rlxjax._counts import as_temperature
 from rlxjax._numerics import Exact, rules_at
 from rlxjax._typing import Code, Nanoseconds, RealLike
@@ -68,8 +68,10 @@ def soft_fused_graph_ns(
         n_segments: segments of a row.
         temperature_ns: the temperature in ns.
     """
-    inputs = cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments, scale=scale)
-    return _fused_graph_ns(*inputs, as_temperature(temperature_ns))
+    temperature_ns = as_temperature(temperature_ns)
+    others = {"n_segments": n_segments, "scale": scale, "temperature_ns": temperature_ns}
+    inputs = cost_inputs(device, batch, n_fft, k, coefficients, **others)
+    return _fused_graph_ns(*inputs, temperature_ns)
 
 
 def block_graph_ns(
@@ -161,8 +163,9 @@ def learned_path_ns(
         >>> float(learned_path_ns("cuda", 8192, 256, 16, 256, 1024))
         inf
     """
-    check_shapes(batch=batch, n_fft=n_fft, k=k, active_gates=active_gates, total_gates=total_gates)
     inputs = cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments)
+    sizes = dict(zip(("device", *LEAST_SIZES), (inputs[0], *inputs[2:]), strict=True))
+    check_shapes(**sizes, active_gates=active_gates, total_gates=total_gates)
     return _learned_path_ns(*inputs, learned_inputs(True, active_gates, total_gates))
 
 
