@@ -134,11 +134,12 @@ def predict(
     """
     _set_up_jax_as(file)
     from rlxjax import WelchPeakParams, load_calibration
+    from rlxjax._explanation import host_strategy
 
     params = WelchPeakParams(n_fft, segments, k)
     calibration = load_calibration(file)
     sizes = (batch, params.n_fft, params.k)
-    host = {1: "ultra", 2: "fast"}.get(params.n_segments, "host")
+    host = host_strategy(params.n_segments)
     candidates = (host, "fused", "block", *calibration.learned_strategies(params.n_fft))
     runs = dict.fromkeys(candidates, (*sizes, params.n_segments))
     if host == "fast":

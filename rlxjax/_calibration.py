@@ -13,7 +13,7 @@ from jax.core import eval_context
 from ._checks import LEAST_SIZES, as_index, check_sizes, is_traced
 from ._decision import Decision, decision
 from ._device import Provenance, normalised
-from ._explanation import Explanation, explain
+from ._explanation import Explanation, explain, host_strategy
 from ._gate import IoFusionGate
 from ._latency import COEFFICIENT_NAMES, MAXIMA, TOP_K, LatencyCoefficients, LatencyTerms
 from ._learned_latency import LEARNED_COEFFICIENT_NAMES, LearnedLatencyCoefficients, learned_terms_ns
@@ -160,8 +160,8 @@ class Calibration:
         """Return the bounds in ns between which a run's time lies with a probability, `[*batch]` each.
 
         The time is what the calibrate job takes for one, the lower quartile of interleaved visits at the
-        pace of a quick round. It is log-normal
-        around the prediction, with the variance of the fit and that of a workload's own.
+        pace of a quick round. It is log-normal around the prediction, with the variance of the fit and that
+        of a workload's own.
 
         Args:
             strategy: as in `predict_ns`, like the sizes.
@@ -267,7 +267,7 @@ class Calibration:
         path = self.pick_path(rows, length, peaks, segments)
         if path is not Path.HOST:
             return path.value
-        return {ULTRA_SEGMENTS: "ultra", FAST_SEGMENTS: "fast"}.get(segments, "host")
+        return host_strategy(segments)
 
     def pick_path(
         self,

@@ -98,7 +98,7 @@ class Range(Strict):
 class Domain(Strict):
     """The hull of the workloads measured, `batch * n_fft` included.
 
-    Files of before did not say how many segments: the job timed 1 and 2.
+    Where a file does not say how many segments, they are those that the job times.
     """
 
     batch: Range

@@ -168,7 +168,7 @@ def explain(
     batch = as_index(batch, "batch", at_least=1)
     params = WelchPeakParams(n_fft, n_segments, k)
     sizes = (batch, params.n_fft, params.k, params.n_segments)
-    host = {ULTRA_SEGMENTS: "ultra", FAST_SEGMENTS: "fast"}.get(params.n_segments, "host")
+    host = host_strategy(params.n_segments)
     names = (host, "fused", "block", *calibration.learned_strategies(params.n_fft))
     # Of equals the earlier one, as `pick` has it.
     strategies = sorted((_strategy(calibration, name, sizes) for name in names), key=lambda s: s.time_ns)
@@ -303,6 +303,16 @@ def _reach(is_unsure: np.ndarray, batches: np.ndarray, at: float, is_beyond: np.
     decided = np.flatnonzero(is_beyond & ~is_unsure)
     nearest = batches[is_beyond][: None if not decided.size else np.sum(is_beyond[: decided[0]])]
     return float(nearest[-1]) if nearest.size else at
+
+
+def host_strategy(n_segments: int) -> str:
+    """Return what the host's path is called with so many segments.
+
+    Examples:
+        >>> [host_strategy(n_segments) for n_segments in (1, 2, 8)]
+        ['ultra', 'fast', 'host']
+    """
+    return {ULTRA_SEGMENTS: "ultra", FAST_SEGMENTS: "fast"}.get(n_segments, "host")
 
 
 def _path(name: str) -> Path:
