@@ -14,11 +14,13 @@ from hypothesis.extra.numpy import arrays
 from rlxjax.welch import _selection
 from rlxjax.welch._selection import (
     FEW_ROWS,
+    GROUP_KEYS,
     MAX_BINS_OF_KEYS,
     SELECTIONS,
     TILE_ROWS,
     by_maxima,
     default_selection,
+    group_tiles,
     selected_peaks,
     top_places,
 )
@@ -161,6 +163,22 @@ def test_a_boundary_of_equal_or_nearly_equal_powers_is_cut_as_by_a_sort(n_tied, 
 def test_rows_are_selected_each_on_its_own(n_rows):
     power = kinds_of_rows(n_rows, 33) if n_rows else np.zeros((0, 33), np.float32)
     assert_places_are_sorted(power, 5, quick_places_of)
+
+
+@pytest.mark.parametrize(("n_rows", "n_bins"), [(256, 257), (112, 513), (488, 513), (24, 2049), (40, 4097)])
+def test_rows_in_groups_of_tiles_are_selected_each_on_its_own(n_rows, n_bins):
+    power = kinds_of_rows(n_rows, n_bins)
+    np.testing.assert_array_equal(quick_places_of(power, 5, "maxima"), sorted_places(power, 5))
+    noise = np.repeat(power[:1], n_rows, axis=0)
+    np.testing.assert_array_equal(maxima_alone(noise, 5), sorted_places(noise, 5))
+
+
+@pytest.mark.parametrize("n_bins", [1, 33, 129, 513, 2049, 5000])
+def test_groups_are_equal_parts_of_the_tiles_and_stay_in_a_cache_unless_they_would_be_small(n_bins):
+    for n_tiles in range(70):
+        count = group_tiles(n_tiles, n_bins)
+        most = max(1, GROUP_KEYS // (TILE_ROWS * n_bins))
+        assert count == n_tiles or (n_tiles % count == 0 and most <= 2 * count <= 2 * most + 2)
 
 
 @each_selection

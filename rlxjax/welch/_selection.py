@@ -20,6 +20,8 @@ FEW_ROWS = 4
 #: Rows of a tile, whose powers of a bin lie side by side: a vector, and few enough that turning rows on their
 #: side costs next to nothing.
 TILE_ROWS = 8
+#: Keys of the tiles that all passes go over before those of the next tiles.
+GROUP_KEYS = 2**14
 #: Least width of a block of bins; the widths that XLA's CPU compiler turns into vector code.
 MIN_BLOCK_BINS = 16
 #: Least number of blocks: of fewer, the compiler writes out every bin, and what it writes is no vector code.
@@ -108,14 +110,12 @@ def by_maxima(
     tiles = to_tiles(power, tile_rows(batch))
     n_tiles, _, n_rows = tiles.shape
     counted = np.argsort(np.arange(n_bins) if by_bin is None else by_bin).astype(np.uint32)
-    keys = _leading_bits(_ranked_bits(tiles), n_places) + (n_bins - 1 - counted)[None, :, None]
 
-    def next_lower(key: UInt[Array, "tiles rows"], _: None) -> tuple[Array, Array]:
-        key = _largest_below(keys, key)
-        return key, key
+    def largest_keys(tiles: Float[Array, "some_tiles bins rows"]) -> UInt[Array, "candidates some_tiles rows"]:
+        keys = _leading_bits(_ranked_bits(tiles), n_places) + (n_bins - 1 - counted)[None, :, None]
+        return _in_descent(keys, n_candidates)
 
-    highest: Any = np.full((n_tiles, n_rows), _HIGHEST)
-    _, found = lax.scan(next_lower, highest, None, length=n_candidates)
+    found = _by_group(largest_keys, tiles, group_tiles(n_tiles, n_bins))
     bins = n_bins - 1 - (found % n_places).astype(jnp.int32)
     places = bins if by_bin is None else jnp.asarray(by_bin)[bins]
     tile, row = np.arange(n_tiles)[:, None], np.arange(n_rows)[None]
@@ -166,6 +166,21 @@ def tile_rows(batch: int) -> int:
     return TILE_ROWS if batch % TILE_ROWS == 0 else batch
 
 
+def group_tiles(n_tiles: int, n_bins: int) -> int:
+    """Return the tiles whose keys all passes go over before those of others.
+
+    As many as stay in a processor's first caches, of those that divide all tiles; all tiles where these are
+    fewer than half as many, as each group takes programs of its own.
+
+    Examples:
+        >>> group_tiles(128, 129), group_tiles(64, 513), group_tiles(61, 513)
+        (16, 4, 61)
+    """
+    most = max(1, GROUP_KEYS // (TILE_ROWS * max(1, n_bins - 1)))
+    counts = [count for count in range(1, min(most, n_tiles) + 1) if n_tiles % count == 0]
+    return counts[-1] if counts and 2 * counts[-1] >= most else n_tiles
+
+
 def to_tiles(rows: Shaped[Array, "batch bins"], tile_rows: int) -> Shaped[Array, "tiles bins tile_rows"]:
     """Return rows as tiles of some rows, whose values of a bin lie side by side."""
     batch, n_bins = rows.shape
@@ -208,6 +223,36 @@ def _spare_candidates(n_bins: int) -> int:
     The fewer bits of the power a key keeps, the more powers share one.
     """
     return 2 + max(0, (n_bins - 1).bit_length() - 8) // 2
+
+
+def _by_group(
+    function: Callable[[Shaped[Array, "some_tiles bins rows"]], Shaped[Array, "results some_tiles rows"]],
+    tiles: Shaped[Array, "tiles bins rows"],
+    count: int,
+) -> Shaped[Array, "results tiles rows"]:
+    """Return what a function makes of tiles, so many of them at a time."""
+    n_tiles, _, n_rows = tiles.shape
+    if count >= n_tiles:
+        return function(tiles)
+
+    def of_group(start: Int[Array, ""]) -> Shaped[Array, "results some_tiles rows"]:
+        return function(lax.dynamic_slice_in_dim(tiles, start, count))
+
+    results = lax.map(of_group, count * jnp.arange(n_tiles // count))
+    return results.swapaxes(0, 1).reshape(-1, n_tiles, n_rows)
+
+
+def _in_descent(
+    keys: UInt[Array, "tiles bins rows"], n_candidates: int
+) -> UInt[Array, "candidates tiles rows"]:
+    """Return the largest keys of each row, from one to the next lower one."""
+
+    def next_lower(key: UInt[Array, "tiles rows"], _: None) -> tuple[Array, Array]:
+        key = _largest_below(keys, key)
+        return key, key
+
+    highest: Any = np.full((keys.shape[0], keys.shape[2]), _HIGHEST)
+    return lax.scan(next_lower, highest, None, length=n_candidates)[1]
 
 
 def blocks_of(n_bins: int) -> tuple[int, int]:
