@@ -111,7 +111,9 @@ def by_maxima(
     n_tiles, _, n_rows = tiles.shape
     counted = np.argsort(np.arange(n_bins) if by_bin is None else by_bin).astype(np.uint32)
 
-    def largest_keys(tiles: Float[Array, "some_tiles bins rows"]) -> UInt[Array, "candidates some_tiles rows"]:
+    def largest_keys(
+        tiles: Float[Array, "some_tiles bins rows"],
+    ) -> UInt[Array, "candidates some_tiles rows"]:
         keys = _leading_bits(_ranked_bits(tiles), n_places) + (n_bins - 1 - counted)[None, :, None]
         return _in_descent(keys, n_candidates)
 
