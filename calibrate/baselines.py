@@ -10,8 +10,9 @@ from jaxtyping import Array, Float
 from scipy import optimize
 
 from rlxjax import Timings
-from rlxjax._fit import LatencyPrior, predicted_ns, vector
+from rlxjax._fit import predicted_ns, vector
 from rlxjax._latency import LatencyCoefficients
+from rlxjax._prior import LatencyPrior
 
 from .samples import timings_of
 from .validate import sizes_of

@@ -26,7 +26,8 @@ from rlxjax._calibration_file import (
 )
 from rlxjax._device import Coefficients
 from rlxjax._files import sha256_of, write_json_file
-from rlxjax._fit import MIN_TIMINGS, FitResult, is_measured
+from rlxjax._fit import MIN_TIMINGS, FitResult
+from rlxjax._laplace import is_measured
 from rlxjax._latency import coefficient_unit
 from rlxjax._learned_latency import LearnedLatencyCoefficients
 from rlxjax._posterior import LatencyPosterior

@@ -42,9 +42,7 @@ if _typing.TYPE_CHECKING:
     from ._fft_latency import fit_fft_latency as fit_fft_latency
     from ._fft_latency import typical_fft_prior as typical_fft_prior
     from ._fit import FitResult as FitResult
-    from ._fit import LatencyPrior as LatencyPrior
     from ._fit import fit_latency as fit_latency
-    from ._fit import typical_prior as typical_prior
     from ._gate import FusionBenefit as FusionBenefit
     from ._gate import GateEvaluation as GateEvaluation
     from ._gate import IoFusionGate as IoFusionGate
@@ -74,6 +72,8 @@ if _typing.TYPE_CHECKING:
     from ._posterior import fit_posterior as fit_posterior
     from ._posterior import prior_posterior as prior_posterior
     from ._posterior import transferred_prior as transferred_prior
+    from ._prior import LatencyPrior as LatencyPrior
+    from ._prior import typical_prior as typical_prior
     from ._profile import GraphIoProfile as GraphIoProfile
     from ._profile import node_io_bytes as node_io_bytes
     from ._profile import profile_graph_io as profile_graph_io
@@ -142,7 +142,7 @@ else:
             "FftLatencyCoefficients FftTimings fft_latency_ns fit_fft_devices fit_fft_latency "
             "typical_fft_prior"
         ),
-        "_fit": "FitResult LatencyPrior fit_latency typical_prior",
+        "_fit": "FitResult fit_latency",
         "_gate": "FusionBenefit GateEvaluation IoFusionGate fusion_benefit io_fusion_gate_for_target",
         "_graph": "Graph Node tensor_bytes",
         "_latency": "LatencyCoefficients LatencyTerms latency_terms_ns predict_latency_ns",
@@ -153,6 +153,7 @@ else:
             "LatencyEstimate LatencyPosterior PosteriorFit estimate fit_posterior prior_posterior "
             "transferred_prior"
         ),
+        "_prior": "LatencyPrior typical_prior",
         "_profile": "GraphIoProfile node_io_bytes profile_graph_io",
         "_ranking": "DeviceRanking rank_devices",
         "_timings": "Timings stack_timings",

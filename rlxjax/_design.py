@@ -85,8 +85,8 @@ def next_measurements(
         Computation 4, 1992.
 
     Examples:
-        >>> from ._fit import typical_prior
         >>> from ._posterior import estimate, prior_posterior
+        >>> from ._prior import typical_prior
         >>> batch, n_fft = np.meshgrid([1.0, 64.0, 4096.0], [128.0, 1024.0])
         >>> paths = np.array([0, 1, 2])  # host, fused and block runs of each of the six workloads
         >>> sizes = (batch.reshape(-1, 1), n_fft.reshape(-1, 1), 16, 2)

@@ -11,9 +11,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ._chunks import for_each_chunk
 from ._device import Coefficients
-from ._fit import LatencyPrior, check_prior, minimise, posterior, predicted_ns, typical_prior
+from ._fit import minimise, predicted_ns
+from ._laplace import laplace_approximation
 from ._latency import LatencyCoefficients
 from ._least_squares import FIRST_DAMPING, MAX_STEPS, Minimum, Start
+from ._prior import LatencyPrior, check_prior, typical_prior
 from ._programs import quick_jit
 from ._timings import MIN_TIMINGS, Timings, check_enough, with_counted_rows
 from ._typing import Nanoseconds
@@ -173,7 +175,7 @@ def _replaced(index: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarray
 def _results(minima: Minimum, weights: np.ndarray, priors: LatencyPrior[C]) -> DeviceFits[C]:
     structure = jax.tree.structure(priors.median)
     names = list(vars(priors.median))
-    left = posterior(minima, weights, np.stack(jax.tree.leaves(priors.log_sd), -1))
+    left = laplace_approximation(minima, weights, np.stack(jax.tree.leaves(priors.log_sd), -1))
     return DeviceFits(
         coefficients=structure.unflatten(list(np.exp(minima.logs).T)),
         loss=minima.loss,

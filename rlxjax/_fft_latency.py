@@ -12,8 +12,9 @@ from ._checks import check_shapes, check_sizes, fields_of
 from ._counts import size_as_float
 from ._device import Coefficients
 from ._device_fits import DeviceFits, fit_coefficients_of_devices
-from ._fit import FitResult, LatencyPrior, fit_coefficients, wide_prior
+from ._fit import FitResult, fit_coefficients
 from ._latency_formulas import device_work_ns
+from ._prior import LatencyPrior, wide_prior
 from ._timings import MIN_TIMINGS, checked_columns
 from ._typing import Nanoseconds, RealLike
 

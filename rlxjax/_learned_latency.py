@@ -11,10 +11,11 @@ from jaxtyping import Array, Float
 from ._checks import check_shapes, check_sizes, fields_of
 from ._counts import as_float, size_as_float
 from ._device import Coefficients
-from ._fit import FitResult, LatencyPrior, fit_coefficients, wide_prior
+from ._fit import FitResult, fit_coefficients
 from ._latency import MAXIMA, DeviceWork, LatencyCoefficients, LatencyTerms, device_terms_ns
 from ._latency_formulas import ROOFLINE_SHARPNESS, chunk_rows_of, device_rows
 from ._numerics import soft_roofline
+from ._prior import LatencyPrior, wide_prior
 from ._typing import Nanoseconds, RealLike
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from ._device import Coefficients
 from ._device_fits import DeviceFits
-from ._fit import FitResult, LatencyPrior
+from ._fit import FitResult
+from ._prior import LatencyPrior
 
 C = TypeVar("C", bound=Coefficients)
 

@@ -20,14 +20,13 @@ from ._correction import (
 from ._fit import (
     STARTS,
     FitResult,
-    LatencyPrior,
     Timings,
     minimum_and_result,
     predicted_ns,
-    typical_prior,
 )
 from ._latency import LatencyCoefficients, LatencyTerms, latency_terms_ns, predict_latency_ns
 from ._least_squares import with_slopes
+from ._prior import LatencyPrior, typical_prior
 from ._programs import quick_jit
 from ._typing import Code, Nanoseconds, RealLike
 

@@ -5,7 +5,8 @@ from calibrate import baselines
 from calibrate.samples import timings_of
 from calibrate.workloads import WITHOUT_MODEL, Cell, Grid
 from rlxjax import typical_prior
-from rlxjax._fit import predicted_ns, wide_prior
+from rlxjax._fit import predicted_ns
+from rlxjax._prior import wide_prior
 
 GRID = Grid(batches=(1, 64, 512, 4096), n_ffts=(64, 256, 1024), ks=(4, 16))
 CELLS = GRID.cells()

@@ -10,7 +10,7 @@ import pytest
 from _tolerances import QUICKLY
 
 import rlxjax as rx
-from rlxjax import _fit, _least_squares, _posterior
+from rlxjax import _fit, _laplace, _least_squares, _posterior
 from rlxjax._latency import COEFFICIENT_NAMES, MAXIMA, TOP_K
 from rlxjax.welch._selection import FEW_ROWS
 
@@ -193,7 +193,7 @@ def test_what_is_measured_has_little_left_of_its_prior(fitted, fitted_to_fused_a
         ):
             prior_variance = getattr(PRIOR.log_sd, name) ** 2
             assert variance <= prior_variance * (1 + 1e-9)
-            is_sharp = log_sd <= _fit.MEASURED_LOG_SD
+            is_sharp = log_sd <= _laplace.MEASURED_LOG_SD
             assert result.measured[name] == (is_sharp and variance <= prior_variance / 2)
 
 
@@ -224,12 +224,12 @@ def test_the_posterior_is_the_normal_one_where_the_prediction_is_a_power_law():
     mean = np.linalg.solve(precision + np.diag(sd**-2), powers.T @ values / _least_squares.RELATIVE_SD**2)
     np.testing.assert_allclose(found.logs, mean, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(found.squares, precision, rtol=1e-9)
-    left = _fit.posterior(found, np.ones(40), sd)
+    left = _laplace.laplace_approximation(found, np.ones(40), sd)
     noise_sd = 1.4826 * np.median(np.abs(found.residuals))
     assert left.noise_sd == pytest.approx(noise_sd, rel=0.1)
     absorbed = np.trace(np.linalg.solve(precision + np.diag(sd**-2), precision))
-    prior_squares = _fit.PRIOR_RESIDUALS * _least_squares.RELATIVE_SD**2
-    likely = (40 * left.noise_sd**2 + prior_squares) / (40 - absorbed + _fit.PRIOR_RESIDUALS)
+    prior_squares = _laplace.PRIOR_RESIDUALS * _least_squares.RELATIVE_SD**2
+    likely = (40 * left.noise_sd**2 + prior_squares) / (40 - absorbed + _laplace.PRIOR_RESIDUALS)
     expected = np.linalg.inv(precision * _least_squares.RELATIVE_SD**2 / likely + np.diag(sd**-2))
     np.testing.assert_allclose(left.covariance, expected, rtol=1e-6, atol=1e-12)
     # A prior that is as sharp as the timings measured nothing of its coefficient.
@@ -243,13 +243,13 @@ def test_combinations_that_the_timings_do_not_settle_are_named():
         return jnp.log(coefficients[0] * coefficients[1]) - 1.0
 
     found = least_squares(residuals_of, 20, np.zeros(2), np.full(2, 2.0))
-    left = _fit.posterior(found, np.ones(20), np.full(2, 2.0))
+    left = _laplace.laplace_approximation(found, np.ones(20), np.full(2, 2.0))
     np.testing.assert_allclose(found.logs, 0.5, atol=1e-3)
     assert left.squares[0] == pytest.approx(0, abs=1e-9)
     np.testing.assert_allclose(
         left.directions[:, 0] * np.sign(left.directions[0, 0]), [0.5**0.5, -(0.5**0.5)]
     )
-    assert _fit._named_shares(left.directions[:, 0], ["a", "b"]).keys() == {"a", "b"}
+    assert _laplace.named_shares(left.directions[:, 0], ["a", "b"]).keys() == {"a", "b"}
     assert not left.measured.any()
 
 

@@ -27,6 +27,7 @@ LAYERS = [
     {"welch"},
     {"_latency", "_latency_formulas"},
     {"_timings", "_least_squares"},
+    {"_prior", "_laplace"},
     {"_fit"},
     {"_device_fits"},
     {"_pooling"},
