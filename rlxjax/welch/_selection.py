@@ -20,8 +20,8 @@ FEW_ROWS = 4
 #: Rows of a tile, whose powers of a bin lie side by side: a vector, and few enough that turning rows on their
 #: side costs next to nothing.
 TILE_ROWS = 8
-#: Keys of the tiles that all passes go over before those of the next tiles.
-GROUP_KEYS = 2**14
+#: Keys of a group of tiles, which all of the selection goes over before the next one.
+GROUP_KEYS = 2**15
 #: Least width of a block of bins; the widths that XLA's CPU compiler turns into vector code.
 MIN_BLOCK_BINS = 16
 #: Least number of blocks: of fewer, the compiler writes out every bin, and what it writes is no vector code.
@@ -105,19 +105,27 @@ def by_maxima(
         by_bin: the places in the order of their bins, where that is not the order of places.
     """
     batch, n_bins = power.shape
+    tiles = to_tiles(power, tile_rows(batch))
+    of_group = functools.partial(_by_maxima_of_tiles, k=k, by_bin=by_bin)
+    return _by_group(of_group, tiles, group_tiles(len(tiles), n_bins)).reshape(k, batch).T
+
+
+def _by_maxima_of_tiles(
+    tiles: Float[Array, "tiles bins rows"], k: int, by_bin: np.ndarray | None
+) -> Int[Array, "k tiles rows"]:
+    """Return what `by_maxima` says of tiles."""
+    n_tiles, n_bins, n_rows = tiles.shape
     n_places = 1 << (n_bins - 1).bit_length()
     n_candidates = min(k + _spare_candidates(n_bins), n_bins)
-    tiles = to_tiles(power, tile_rows(batch))
-    n_tiles, _, n_rows = tiles.shape
     counted = np.argsort(np.arange(n_bins) if by_bin is None else by_bin).astype(np.uint32)
+    keys = _leading_bits(_ranked_bits(tiles), n_places) + (n_bins - 1 - counted)[None, :, None]
 
-    def largest_keys(
-        tiles: Float[Array, "some_tiles bins rows"],
-    ) -> UInt[Array, "candidates some_tiles rows"]:
-        keys = _leading_bits(_ranked_bits(tiles), n_places) + (n_bins - 1 - counted)[None, :, None]
-        return _in_descent(keys, n_candidates)
+    def next_lower(key: UInt[Array, "tiles rows"], _: None) -> tuple[Array, Array]:
+        key = _largest_below(keys, key)
+        return key, key
 
-    found = _by_group(largest_keys, tiles, group_tiles(n_tiles, n_bins))
+    highest: Any = np.full((n_tiles, n_rows), _HIGHEST)
+    _, found = lax.scan(next_lower, highest, None, length=n_candidates)
     bins = n_bins - 1 - (found % n_places).astype(jnp.int32)
     places = bins if by_bin is None else jnp.asarray(by_bin)[bins]
     tile, row = np.arange(n_tiles)[:, None], np.arange(n_rows)[None]
@@ -149,12 +157,11 @@ def by_maxima(
         return heaps.T.reshape(k, n_tiles, n_rows)
 
     # One branch for all that is seldom needed: what leads to its parts is computed in it alone.
-    chosen = lax.cond(
+    return lax.cond(
         is_clear & is_nearly_in_order,
         neighbours_swapped,
         lambda: lax.cond(is_clear | all_tie_with_the_last(), in_order, by_heaps),
     )
-    return chosen.reshape(k, batch).T
 
 
 #: The forms of the selection, by name.
@@ -176,7 +183,7 @@ def group_tiles(n_tiles: int, n_bins: int) -> int:
 
     Examples:
         >>> group_tiles(128, 129), group_tiles(64, 513), group_tiles(61, 513)
-        (16, 4, 61)
+        (32, 8, 61)
     """
     most = max(1, GROUP_KEYS // (TILE_ROWS * max(1, n_bins - 1)))
     counts = [count for count in range(1, min(most, n_tiles) + 1) if n_tiles % count == 0]
@@ -242,19 +249,6 @@ def _by_group(
 
     results = lax.map(of_group, count * jnp.arange(n_tiles // count))
     return results.swapaxes(0, 1).reshape(-1, n_tiles, n_rows)
-
-
-def _in_descent(
-    keys: UInt[Array, "tiles bins rows"], n_candidates: int
-) -> UInt[Array, "candidates tiles rows"]:
-    """Return the largest keys of each row, from one to the next lower one."""
-
-    def next_lower(key: UInt[Array, "tiles rows"], _: None) -> tuple[Array, Array]:
-        key = _largest_below(keys, key)
-        return key, key
-
-    highest: Any = np.full((keys.shape[0], keys.shape[2]), _HIGHEST)
-    return lax.scan(next_lower, highest, None, length=n_candidates)[1]
 
 
 def blocks_of(n_bins: int) -> tuple[int, int]:
