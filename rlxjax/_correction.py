@@ -1,8 +1,9 @@
 """The correction: what the terms of the latency model miss, a small smooth factor of the sizes.
 
 A linear model of the logarithm: piecewise linear in the logarithms of samples, rows and segment length, with
-its own weights for each kind of run, each with the prior `N(0, CORRECTION_SD**2)`. The weights are the level
-in the middle and the rises from knot to knot, so that it stays level where nothing was timed.
+a step where processors begin to share the work and a slope in that of k. Each kind of run has its own
+weights, each with the prior `N(0, CORRECTION_SD**2)`: the level in the middle and the rises from knot to
+knot, so that it stays level where nothing was timed.
 """
 
 import jax.numpy as jnp
@@ -10,8 +11,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ._latency import MAXIMA
+from ._latency_formulas import least_rows_of
 from ._typing import Code, RealLike
 from .welch import Path
+from .welch._device_programs import CHUNK_ROWS_MULTIPLE
+from .welch._host import LEAST_CHUNK_SAMPLES as LEAST_HOST_CHUNK_SAMPLES
+from .welch._launch import MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK
 
 #: Kinds of runs that differ by more than their sizes.
 KINDS = ("host", "maxima", "top_k", "block")
@@ -21,8 +26,18 @@ CORRECTION_SD = 0.05
 KNOTS = ((6.0, 24.0, 2.0), (0.0, 14.0, 2.0), (6.0, 14.0, 2.0))
 #: k at which its slope adds nothing, and the octaves that one unit of it spans.
 CENTRE_K, OCTAVES_OF_K = 16.0, 2.0
+#: Most samples of each kind that one processor runs alone, and the least such rows.
+UNSHARED_SAMPLES = (
+    LEAST_HOST_CHUNK_SAMPLES,
+    MOST_UNSHARED_SAMPLES,
+    MOST_UNSHARED_SAMPLES,
+    MOST_UNSHARED_SAMPLES_OF_BLOCK,
+)
+UNSHARED_ROWS = (1, CHUNK_ROWS_MULTIPLE, CHUNK_ROWS_MULTIPLE, CHUNK_ROWS_MULTIPLE)
+#: The octaves below these samples over which the correction may rise on its own.
+OCTAVES_BEFORE_SHARING = 2.0
 
-N_FEATURES = sum(round((last - first) / step) for first, last, step in KNOTS) + 2
+N_FEATURES = sum(round((last - first) / step) for first, last, step in KNOTS) + 6
 
 
 def kind_codes(path: Code, selection: Code) -> Int[Array, "*batch"]:
@@ -33,23 +48,38 @@ def kind_codes(path: Code, selection: Code) -> Int[Array, "*batch"]:
 
 
 def correction_features(
-    batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike
+    kind: Int[Array, "*batch"], batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike
 ) -> Float[Array, "*batch features"]:
-    """Return what the weights of a kind multiply: the rises between knots, the slope in k, and the level.
+    """Return what the weights of a kind multiply.
+
+    They are the rises between knots; the rise towards the most samples that one processor runs alone, and the
+    level beyond them; the slope in k, and how much larger it is for more and for longer rows; and the level.
 
     A rise goes from 0 at one knot to 1 at the next one, before the middle knot from -1 to 0. Beyond the last
     knots a correction stays as it is there.
     """
-    sizes = [jnp.maximum(jnp.asarray(size, jnp.result_type(float)), 1.0) for size in (batch, n_fft, k)]
-    rows, length, peaks = jnp.broadcast_arrays(*sizes)
-    columns = []
-    for size, (first, last, step) in zip((rows * length * n_segments, rows, length), KNOTS, strict=True):
+    sizes = (batch, n_fft, k, n_segments)
+    rows, length, peaks, segments = (
+        jnp.maximum(size, 1.0)
+        for size in jnp.broadcast_arrays(*(jnp.asarray(size, jnp.result_type(float)) for size in sizes))
+    )
+    columns, sides = [], []
+    for size, (first, last, step) in zip((rows * length * segments, rows, length), KNOTS, strict=True):
         count = round((last - first) / step)
         place = jnp.clip((jnp.log2(size) - first) / step, 0.0, float(count))
         rises = jnp.clip(place[..., None] - along_last(count, place.ndim), 0.0, 1.0)
         columns.append(rises - (along_last(count, place.ndim) < count // 2))
-    columns += [(jnp.log2(peaks / CENTRE_K) / OCTAVES_OF_K)[..., None], jnp.ones_like(peaks)[..., None]]
-    return jnp.concatenate(columns, axis=-1)
+        sides.append(2.0 * place / count - 1.0)  # from -1 at the first knot to 1 at the last one
+    unshared_samples, least_rows = (
+        jnp.asarray(table, jnp.result_type(float))[kind] for table in (UNSHARED_SAMPLES, UNSHARED_ROWS)
+    )
+    filled = rows / least_rows_of(unshared_samples, length, segments, least_rows)
+    is_shared = filled > 1.0
+    rise = jnp.clip(1.0 + jnp.log2(filled) / OCTAVES_BEFORE_SHARING, 0.0, 1.0)
+    octaves_of_k = jnp.log2(peaks / CENTRE_K) / OCTAVES_OF_K
+    slopes = [octaves_of_k, octaves_of_k * sides[1], octaves_of_k * sides[2]]
+    last = [jnp.where(is_shared, 0.0, rise), 1.0 * is_shared, *slopes, jnp.ones_like(peaks)]
+    return jnp.concatenate([*columns, jnp.stack(jnp.broadcast_arrays(*last), -1)], axis=-1)
 
 
 def correction_log_factor(

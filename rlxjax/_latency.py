@@ -20,7 +20,6 @@ from ._latency_formulas import (
     chunk_rows_of,
     device_rows,
     device_work_ns,
-    far_keys_ns,
     far_ns,
     fft_flop,
     fused_transform_bytes,
@@ -37,11 +36,11 @@ from ._typing import Code, Nanoseconds, RealLike
 from .welch import Path
 from .welch._device_programs import CHUNK_ROWS_MULTIPLE, SPLIT_RADIX
 from .welch._host import LEAST_CHUNK_SAMPLES as LEAST_HOST_CHUNK_SAMPLES
-from .welch._launch import MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK
+from .welch._launch import LEAST_MAPPED_BYTES, MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK
 from .welch._selection import SELECTIONS
 
 #: Changes whenever the same coefficients would give another prediction.
-FORMULA_VERSION = 9
+FORMULA_VERSION = 10
 
 #: Bytes that the host path moves for one sample.
 HOST_BYTES_PER_SAMPLE = 8.0
@@ -69,6 +68,7 @@ class LatencyCoefficients(Coefficients):
         host_bytes_per_ns: samples and spectra that the host path moves.
         host_flop_per_ns: FFT operations on the host.
         host_row_far_bytes_per_ns: what a transform on the host costs on top beyond a processor's first cache.
+        select_row_ns: one row of the host's selection, however many bins it has.
         select_bin_ns: one bin scanned by the host's selection.
         select_sort_ns: one of the bins, at most 128, that its partition sorts.
         select_peak_ns: one comparison of the host's final sort.
@@ -79,6 +79,7 @@ class LatencyCoefficients(Coefficients):
         roundtrip_ns: one wait of the host for the device.
         streams_ns: having the programs of other processors run beside the first one.
         upload_bytes_per_ns: host to device.
+        staging_bytes_per_ns: the copy of a signal below 4 MiB, on its way to where a device takes it from.
         readback_bytes_per_ns: device to host.
         device_row_ns: one segment's transform on the device, apart from its operations.
         device_flop_per_ns: FFT operations on the device.
@@ -93,8 +94,6 @@ class LatencyCoefficients(Coefficients):
         maxima_bin_ns: one bin compared in one of its passes.
         maxima_peak_ns: one candidate gathered and put in order.
         maxima_pass_ns: one of those passes, however many rows it has.
-        maxima_far_bytes_per_ns: what keys cost on top in each pass beyond a processor's second cache.
-        maxima_cache_bytes: keys of a program's rows at which half of them are charged that.
         maxima_parallel_gain: speed-up of those passes by all processors at a time, less 1.
         topk_bin_ns: one bin scanned by the selection by a heap.
         topk_update_ns: one comparison of that heap.
@@ -106,6 +105,7 @@ class LatencyCoefficients(Coefficients):
     host_bytes_per_ns: RealLike
     host_flop_per_ns: RealLike
     host_row_far_bytes_per_ns: RealLike
+    select_row_ns: RealLike
     select_bin_ns: RealLike
     select_sort_ns: RealLike
     select_peak_ns: RealLike
@@ -116,6 +116,7 @@ class LatencyCoefficients(Coefficients):
     roundtrip_ns: RealLike
     streams_ns: RealLike
     upload_bytes_per_ns: RealLike
+    staging_bytes_per_ns: RealLike
     readback_bytes_per_ns: RealLike
     device_row_ns: RealLike
     device_flop_per_ns: RealLike
@@ -130,8 +131,6 @@ class LatencyCoefficients(Coefficients):
     maxima_bin_ns: RealLike
     maxima_peak_ns: RealLike
     maxima_pass_ns: RealLike
-    maxima_far_bytes_per_ns: RealLike
-    maxima_cache_bytes: RealLike
     maxima_parallel_gain: RealLike
     topk_bin_ns: RealLike
     topk_update_ns: RealLike
@@ -286,6 +285,7 @@ def _host_work_ns(c: LatencyCoefficients, rows, n_fft, k, n_segments) -> tuple[N
     )
     row_ns = (
         n_segments * bins * 8.0 / c.host_bytes_per_ns
+        + c.select_row_ns
         + bins * c.select_bin_ns
         + jnp.minimum(bins, SORTED_BINS) * c.select_sort_ns
         + peaks * jnp.log2(peaks + 1.0) * c.select_peak_ns
@@ -334,7 +334,6 @@ def device_terms_ns(
     # maxima pass over again and again do not.
     _, maxima_share = shared_work(rows, unshared, least, c.maxima_parallel_gain)
     by_maxima_ns = maxima_ns(c, rows, work.ranked_bins, k, maxima_share)
-    by_maxima_ns = by_maxima_ns + share * far_keys_ns(c, rows, work.ranked_bins, k, program_rows)
     _, heap_share = shared_work(rows, unshared, least, c.topk_parallel_gain)
     by_heap_ns = heap_share * top_k_ns(c, rows, work.ranked_bins, k)
     takes_maxima = jnp.where(selection == CHEAPER, by_maxima_ns <= by_heap_ns, selection == MAXIMA)
@@ -351,13 +350,15 @@ def device_terms_ns(
     joining_ns = jnp.where(is_shared, jnp.where(is_fused, c.streams_ns, c.threads_ns), 0.0)
 
     uploaded_bytes = signal_bytes(rows, n_fft, n_segments)
+    staged_bytes = jnp.where(uploaded_bytes < LEAST_MAPPED_BYTES, uploaded_bytes, 0.0)
+    upload_ns = uploaded_bytes / c.upload_bytes_per_ns + staged_bytes / c.staging_bytes_per_ns
     # The spectra of each processor's later chunks lie where those of its first one did.
     first_rows = jnp.minimum(rows, (1.0 + c.device_parallel_gain) * most)
     readback_bytes = jnp.where(is_fused, 8.0 * rows * k, first_rows * work.spectrum_bytes)
     return LatencyTerms(
         call_ns=jnp.asarray(c.device_call_ns + _read_anew_ns(c, n_fft) + numpy_ns + joining_ns),
         launch_and_sync_ns=jnp.asarray(c.dispatch_ns + c.roundtrip_ns),
-        upload_ns=share * uploaded_bytes / c.upload_bytes_per_ns + far_ns(c, uploaded_bytes),
+        upload_ns=share * upload_ns + far_ns(c, uploaded_bytes),
         transform_ns=transform_ns,
         selection_ns=jnp.where(is_fused, selection_ns, block_ns),
         readback_ns=share * readback_bytes / c.readback_bytes_per_ns,

@@ -30,10 +30,6 @@ CACHE_SHARPNESS = 4
 FIRST_CACHE_SHARPNESS = 8
 #: How sharply a piece of the least size, rather than the processors, decides the time of shared work.
 SHARE_SHARPNESS = 16
-#: The same of a processor's second cache, which the keys of a program's rows fit in or do not.
-SECOND_CACHE_SHARPNESS = 4
-#: Bytes of a bin's key, and of what a pass of maxima leaves of each place of a block.
-KEY_BYTES = 4.0
 #: Bytes that the device's FFT stage moves for one sample: read and window, transform, square.
 DEVICE_BYTES_PER_SAMPLE = 20.0
 #: Bytes that a transform reads and writes for one sample of a segment: a real segment's spectrum is half as
@@ -181,27 +177,6 @@ def _block_width(bins: RealLike) -> Float[Array, "*batch"]:
 
 def _place_bits(bins: RealLike) -> Float[Array, "*batch"]:
     return jnp.frexp(jnp.maximum(bins - 1.0, 1.0))[1]
-
-
-def far_keys_ns(
-    c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike, program_rows: RealLike
-) -> Nanoseconds:
-    """Return what the passes of maxima cost on top because a program's keys leave the second cache.
-
-    Beside the keys a pass has the maxima of the blocks' places; it costs what it compares, short rows' blocks
-    as often as they overlap.
-
-    Args:
-        c: of the machine.
-        rows: all rows, `[*batch]`.
-        bins: of a row.
-        k: peaks of a row.
-        program_rows: of one processor's program, whose keys all of its passes read.
-    """
-    program_bytes = jnp.maximum(KEY_BYTES * program_rows * (bins + _block_width(bins)), 1.0)
-    beyond = soft_excess(program_bytes, c.maxima_cache_bytes, SECOND_CACHE_SHARPNESS)
-    read_bytes = KEY_BYTES * rows * compared_places(bins) * maxima_passes(bins, k)
-    return jnp.asarray(read_bytes * beyond / c.maxima_far_bytes_per_ns)
 
 
 def top_k_ns(c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike) -> Nanoseconds:

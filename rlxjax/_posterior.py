@@ -101,8 +101,9 @@ def corrected_terms_ns(
     """Return the parts of runs' predicted latency, the correction among them, `[*batch]`."""
     path, batch, n_fft, k, n_segments, selection = _together(path, batch, n_fft, k, n_segments, selection)
     terms = latency_terms_ns(posterior.coefficients, path, batch, n_fft, k, n_segments, selection)
-    features = correction_features(batch, n_fft, k, n_segments)
-    factor = jnp.expm1(correction_log_factor(features, posterior.weights, kind_codes(path, selection)))
+    kind = kind_codes(path, selection)
+    features = correction_features(kind, batch, n_fft, k, n_segments)
+    factor = jnp.expm1(correction_log_factor(features, posterior.weights, kind))
     return dataclasses.replace(terms, correction_ns=terms.total_ns() * factor)
 
 
@@ -131,8 +132,8 @@ def estimate(
     log_ns, jacobian = log_prediction_and_jacobian(
         posterior.coefficients, path, batch, n_fft, k, n_segments, selection
     )
-    features = correction_features(batch, n_fft, k, n_segments)
     kind = kind_codes(path, selection)
+    features = correction_features(kind, batch, n_fft, k, n_segments)
     log_factor = correction_log_factor(features, posterior.weights, kind)
     unknowns = joint_jacobian(jacobian, features, kind)
     scores = unknowns @ jnp.asarray(posterior.factor)
@@ -221,7 +222,7 @@ def transferred_prior(posterior: LatencyPosterior) -> LatencyPrior[LatencyCoeffi
         >>> other = prior_posterior()
         >>> prior = transferred_prior(other)
         >>> prior.median == other.coefficients, prior.log_sd.dispatch_ns, prior.correction.shape
-        (True, 1.0, (4, 22))
+        (True, 1.0, (4, 26))
     """
     log_sd = jax.tree.map(lambda sd: min(sd, TRANSFERRED_LOG_SD), typical_prior().log_sd)
     return LatencyPrior(posterior.coefficients, log_sd, TRANSFERRED_SHARE * np.asarray(posterior.weights))
@@ -289,14 +290,15 @@ def _prior_weights(prior: LatencyPrior) -> np.ndarray:
 @quick_jit
 def _log_factors(timings: Timings, weights: Float[Array, "kinds features"]) -> Float[Array, "n"]:
     """Return the logarithm of what a correction multiplies each time by."""
-    features = correction_features(timings.batch, timings.n_fft, timings.k, timings.n_segments)
-    return correction_log_factor(features, weights, kind_codes(timings.path, timings.selection))
+    kind = kind_codes(timings.path, timings.selection)
+    features = correction_features(kind, timings.batch, timings.n_fft, timings.k, timings.n_segments)
+    return correction_log_factor(features, weights, kind)
 
 
 @quick_jit
 def _features_kinds_and_jacobian(timings: Timings, jacobian: Float[Array, "c n"]):
-    features = correction_features(timings.batch, timings.n_fft, timings.k, timings.n_segments)
     kind = kind_codes(timings.path, timings.selection)
+    features = correction_features(kind, timings.batch, timings.n_fft, timings.k, timings.n_segments)
     return features, kind, joint_jacobian(jacobian.T, features, kind)
 
 

@@ -19,6 +19,7 @@ _TYPICAL = LatencyCoefficients(
     host_bytes_per_ns=8.0,
     host_flop_per_ns=10.0,
     host_row_far_bytes_per_ns=10.0,
+    select_row_ns=100.0,
     select_bin_ns=1.0,
     select_sort_ns=1.0,
     select_peak_ns=1.0,
@@ -29,6 +30,7 @@ _TYPICAL = LatencyCoefficients(
     roundtrip_ns=1e4,
     streams_ns=5e4,
     upload_bytes_per_ns=20.0,
+    staging_bytes_per_ns=20.0,
     readback_bytes_per_ns=20.0,
     device_row_ns=50.0,
     device_flop_per_ns=10.0,
@@ -43,8 +45,6 @@ _TYPICAL = LatencyCoefficients(
     maxima_bin_ns=0.1,
     maxima_peak_ns=1.0,
     maxima_pass_ns=300.0,
-    maxima_far_bytes_per_ns=100.0,
-    maxima_cache_bytes=4e5,
     topk_bin_ns=1.0,
     topk_update_ns=5.0,
     maxima_parallel_gain=0.7,
@@ -54,9 +54,7 @@ _WIDE_LOG_SD = 2.0
 #: Caches are of a few sizes, and processors not very many: with a wide prior, a fit may end where no timing
 #: is, with a cache of 70 MB or a gain of 42 by two processors.
 _FIRST_CACHE_LOG_SD, _NARROWER_LOG_SD = 0.3, 1.0
-_NARROWER = ("cache_bytes", "maxima_far_bytes_per_ns", "maxima_cache_bytes") + tuple(
-    f"{work}_parallel_gain" for work in ("host", "device", "maxima", "topk")
-)
+_NARROWER = ("cache_bytes",) + tuple(f"{work}_parallel_gain" for work in ("host", "device", "maxima", "topk"))
 
 
 class LatencyPrior(NamedTuple, Generic[C]):

@@ -194,7 +194,8 @@ def _parts(posterior: LatencyPosterior, timings: Timings):
     """Return the logarithm of the terms, the correction's features and the kind of each timing."""
     sizes = (timings.batch, timings.n_fft, timings.k, timings.n_segments)
     log_terms = jnp.log(predicted_ns(posterior.coefficients, timings))
-    return log_terms, correction_features(*sizes), kind_codes(timings.path, timings.selection)
+    kind = kind_codes(timings.path, timings.selection)
+    return log_terms, correction_features(kind, *sizes), kind
 
 
 @jax.jit

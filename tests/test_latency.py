@@ -67,7 +67,7 @@ def test_the_host_path_waits_for_no_device():
 
 
 #: Batch, n_fft, k and segments: one piece of work on either side, and several that processors share.
-ALONE, SHARED = (4, 64, 16, 2), (1000, 1000, 16, 2)
+ALONE, SHARED = (4, 64, 16, 2), (500, 1000, 16, 2)
 
 
 @each_path
@@ -141,8 +141,7 @@ def test_processors_of_the_host_share_work_beyond_its_least_piece(gain):
 def test_processors_share_the_device_s_work_beyond_its_least_piece(gain):
     unshared = _launch.MOST_UNSHARED_SAMPLES // 128
     rows = unshared * np.array([1.25, 4.0, 64.0])
-    # Memory is shared by all of them, and how many keys a program has depends on their number.
-    near = {"cache_bytes": 1e30, "maxima_far_bytes_per_ns": np.inf}
+    near = {"cache_bytes": 1e30}  # memory is shared by all of them
     shared, alone = (terms_of("fused", rows, device_parallel_gain=g, **near) for g in (gain, 1e-300))
     share = share_of(rows, unshared, unshared / 2, gain) / share_of(rows, unshared, unshared / 2, 0.0)
     for name in ("transform_ns", "upload_ns", "readback_ns"):
@@ -150,6 +149,21 @@ def test_processors_share_the_device_s_work_beyond_its_least_piece(gain):
             getattr(shared, name), share * np.asarray(getattr(alone, name)), rtol=FLOAT64_RTOL
         )
     np.testing.assert_array_equal(shared.selection_ns, alone.selection_ns)
+
+
+@pytest.mark.parametrize("path", ["fused", "block"])
+def test_a_signal_is_copied_on_its_way_to_a_device_unless_it_is_used_where_it_is(path):
+    rows = _launch.LEAST_MAPPED_BYTES / (4.0 * 96.0)  # as many bytes, of rows of two segments of 64
+    rate, gain = 7.0, 1.0
+    for batch in (64.0, 0.75 * rows, 1.5 * rows):
+        copied, not_copied = (
+            terms_of(path, batch, device_parallel_gain=gain, staging_bytes_per_ns=each).upload_ns
+            for each in (rate, np.inf)
+        )
+        unshared = getattr(_launch, "MOST_UNSHARED_SAMPLES" + "_OF_BLOCK" * (path == "block")) / 128
+        share = share_of(batch, unshared, unshared / 2, gain)
+        expected = share * 4.0 * 96.0 * batch / rate if batch < rows else 0.0
+        assert copied - not_copied == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 @each_path
@@ -203,7 +217,7 @@ def test_each_form_of_the_selection_is_shared_with_a_gain_of_its_own(selection, 
     unshared = _launch.MOST_UNSHARED_SAMPLES // 128
     rows = unshared * np.array([1.0, 1.25, 4.0, 64.0])
     named = f"{selection.replace('_', '')}_parallel_gain"
-    apart = {"maxima_pass_ns": 0.0, "maxima_far_bytes_per_ns": np.inf}  # these each processor has of its own
+    apart = {"maxima_pass_ns": 0.0}  # of its own each processor has these
     shared, alone = (
         terms_of("fused", rows, selection=selection, **apart, **{named: g}) for g in (gain, 1e-300)
     )
@@ -267,31 +281,6 @@ def test_a_program_takes_long_transforms_apart_where_it_has_rows_enough():
         one_processor_ns = samples * (2.5 * np.log2(n_fft / parts) / rate + 0.5 * (parts > 1))
         share = share_of(samples, unshared, unshared / 2, 1.0)
         assert found == pytest.approx(one_processor_ns * share, rel=1e-6)
-
-
-@pytest.mark.parametrize(("n_fft", "width", "n_blocks"), [(256, 16, 9), (64, 16, 9)])
-@pytest.mark.parametrize("gain", [1.0, 1e-300])
-def test_keys_beyond_the_second_cache_pay_its_rate_for_what_each_pass_compares(gain, n_fft, width, n_blocks):
-    """Those of a processor's program, which has no more rows than a chunk, and its blocks' maxima."""
-    bins, k, rate = n_fft // 2 + 1, 16, 50.0
-    assert _selection.blocks_of(bins) == (width, n_blocks)
-    chunk = chunk_rows(rx.WelchPeakParams(n_fft, 2, k), "cpu")
-    for rows in (chunk, 64 * chunk):
-        share = share_of(rows * 2 * n_fft, 2**16, 2**15, gain)
-        keys_bytes = 4.0 * min(rows * share, chunk) * (bins + width)
-        without, at_half, beyond = (
-            terms_of("fused", rows, n_fft, k, device_parallel_gain=gain, **cache).selection_ns
-            for cache in (
-                {"maxima_far_bytes_per_ns": 1e300},
-                {"maxima_far_bytes_per_ns": rate, "maxima_cache_bytes": keys_bytes},
-                {"maxima_far_bytes_per_ns": rate, "maxima_cache_bytes": 1e-3 * keys_bytes},
-            )
-        )
-        read_ns = share * 4.0 * rows * (width * n_blocks + width) * (k + 2) / rate
-        assert at_half - without == pytest.approx(read_ns / 2, rel=1e-6)
-        assert beyond - without == pytest.approx(read_ns, rel=1e-6)
-    heap = (terms_of("fused", chunk, n_fft, k, selection="top_k", maxima_cache_bytes=c) for c in (1.0, 1e30))
-    np.testing.assert_array_equal(*(np.asarray(terms.selection_ns) for terms in heap))
 
 
 def test_a_heap_takes_in_what_the_running_maxima_of_random_bins_are_and_is_emptied_as_it_gets_smaller():

@@ -23,7 +23,7 @@ from rlxjax._learned_latency import (
     learned_terms_ns,
 )
 from rlxjax.welch import LearnedWork
-from rlxjax.welch._launch import MOST_UNSHARED_SAMPLES
+from rlxjax.welch._launch import LEAST_MAPPED_BYTES, MOST_UNSHARED_SAMPLES
 
 SHARED = rx.typical_prior().median
 OWN = LearnedLatencyCoefficients(learned_segment_ns=40.0, learned_flop_per_ns=25.0)
@@ -87,8 +87,10 @@ def test_the_prediction_grows_with_every_size(name, seed):
     runs = dict(SIZES, live_bins=513.0 if name == "k" else 20.0) | {name: columns[name]}
     steps = np.diff(jax.jit(predict)(machine(seed), list(runs.values())))
     samples = np.broadcast_to(runs["batch"] * runs["n_fft"] * runs["n_segments"], columns[name].shape)
-    is_shared = samples > MOST_UNSHARED_SAMPLES  # where it begins, a run takes less
-    assert np.all(steps[is_shared[1:] == is_shared[:-1]] > 0)
+    signal_bytes = 2.0 * samples * (1.0 + 1.0 / runs["n_segments"])
+    # Where sharing begins, and where signals are no longer copied, a run takes less.
+    regime = 1 * (samples > MOST_UNSHARED_SAMPLES) + 2 * (signal_bytes >= LEAST_MAPPED_BYTES)
+    assert np.all(steps[regime[1:] == regime[:-1]] > 0)
 
 
 def cost_ns(t, batch, n_fft):

@@ -32,6 +32,7 @@ RUNS = (
     np.array([2.0, 2.0, 1.0, 2.0, 4.0, 2.0]),
     np.array([MAXIMA, MAXIMA, TOP_K, MAXIMA, TOP_K, MAXIMA]),
 )
+KIND = kind_codes(RUNS[0], RUNS[5])
 
 
 def log_ns(unknowns, run):
@@ -56,8 +57,8 @@ def test_coefficients_are_as_sure_as_the_covariance_of_all_unknowns_says():
     np.testing.assert_allclose(jax.tree.leaves(POSTERIOR.coefficient_log_sd()), expected, rtol=1e-12)
 
 
-def test_features_are_the_knots_passed_of_each_size_a_slope_and_a_level():
-    features = np.asarray(correction_features(*RUNS[1:5]))
+def test_features_are_the_knots_passed_of_each_size_slopes_in_k_and_a_level():
+    features = np.asarray(correction_features(KIND, *RUNS[1:5]))
     assert features.shape == (len(RUNS[0]), N_FEATURES)
     batch, n_fft, k, n_segments = RUNS[1:5]
     start = 0
@@ -66,8 +67,23 @@ def test_features_are_the_knots_passed_of_each_size_a_slope_and_a_level():
         knots = np.clip((np.log2(size) - first) / step, 0, count)
         np.testing.assert_allclose(features[:, start : start + count].sum(-1), knots - count // 2, atol=1e-12)
         start += count
-    np.testing.assert_allclose(features[:, -2], np.log2(k / 16) / 2)
-    np.testing.assert_array_equal(features[:, -1], 1.0)
+    slope, of_rows, of_length, level = features[:, -4:].T
+    np.testing.assert_allclose(slope, np.log2(k / 16) / 2)
+    np.testing.assert_allclose(of_rows, slope * (np.clip(np.log2(batch), 0, 14) / 7 - 1), atol=1e-12)
+    np.testing.assert_allclose(of_length, slope * (np.clip(np.log2(n_fft), 6, 14) / 4 - 2.5), atol=1e-12)
+    np.testing.assert_array_equal(level, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "least_shared"), [("host", 2**17), ("maxima", 2**16), ("top_k", 2**16), ("block", 2**17)]
+)
+def test_a_correction_rises_towards_the_onset_of_sharing_and_has_a_level_beyond(kind, least_shared):
+    samples = least_shared * np.array([1e-3, 0.25, 0.5, 1.0, 1.01, 64.0])
+    features = np.asarray(correction_features(KINDS.index(kind), samples / 512, 256.0, 16.0, 2.0))
+    np.testing.assert_allclose(features[:, -6], [0, 0, 0.5, 1, 0, 0], atol=1e-12)
+    np.testing.assert_array_equal(features[:, -5], [0, 0, 0, 0, 1, 1])
+    few_rows = correction_features(KINDS.index(kind), 8.0, 2.0**20, 16.0, 2.0)
+    assert few_rows[-5] == (kind == "host")  # a device's tile of rows is not shared, however long they are
 
 
 def test_a_correction_rises_by_its_weight_from_knot_to_knot_and_stays_level_beyond_the_last():
@@ -75,7 +91,7 @@ def test_a_correction_rises_by_its_weight_from_knot_to_knot_and_stays_level_beyo
     count = round((last - first) / step)
     places = np.array([-1.0, 0.0, 1.0, 1.5, count, count + 1.0])
     samples = 2.0 ** (first + step * places)
-    features = np.asarray(correction_features(samples / 64, 64.0, 16.0, 1.0))[:, :count]
+    features = np.asarray(correction_features(0, samples / 64, 64.0, 16.0, 1.0))[:, :count]
     from_first = features - features[1]
     np.testing.assert_allclose(from_first[[0, 4, 5]], np.array([[0.0], [1.0], [1.0]]) * np.ones(count))
     np.testing.assert_allclose(from_first[[2, 3], :3], [[1, 0, 0], [1, 0.5, 0]], atol=1e-12)
@@ -91,7 +107,7 @@ def test_the_parts_sum_to_the_prediction_and_the_correction_is_a_factor_of_the_t
     terms = corrected_terms_ns(POSTERIOR, *RUNS)
     alone = rx.predict_latency_ns(POSTERIOR.coefficients, *RUNS)
     weights = POSTERIOR.weights[np.asarray(kind_codes(RUNS[0], RUNS[5]))]
-    factor = np.exp(np.sum(np.asarray(correction_features(*RUNS[1:5])) * weights, -1))
+    factor = np.exp(np.sum(np.asarray(correction_features(KIND, *RUNS[1:5])) * weights, -1))
     np.testing.assert_allclose(terms.total_ns(), alone * factor, rtol=1e-12)
     np.testing.assert_allclose(estimate(POSTERIOR, *RUNS).time_ns, alone * factor, rtol=1e-12)
 
@@ -188,7 +204,7 @@ def test_a_known_correction_is_taken_off_the_times_and_added_to_what_is_found(ti
     measured, _ = timings
     known = rx.transferred_prior(POSTERIOR)
     path, *sizes, form = runs_of(measured)
-    features = np.asarray(correction_features(*sizes))
+    features = np.asarray(correction_features(kind_codes(path, form), *sizes))
     factors = np.exp(np.sum(features * known.correction[np.asarray(kind_codes(path, form))], -1))
     shifted = dataclasses.replace(measured, time_ns=measured.time_ns / factors)
     found = fit_posterior(measured, known)
