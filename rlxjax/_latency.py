@@ -27,7 +27,7 @@ from ._latency_formulas import (
     least_rows_of,
     long_rows_ns,
     maxima_ns,
-    shared_work,
+    share_of_work,
     signal_bytes,
     top_k_ns,
 )
@@ -256,7 +256,8 @@ def _terms_ns(c: LatencyCoefficients, path, selection, batch, n_fft, k, n_segmen
 def _host_terms_ns(c: LatencyCoefficients, batch, n_fft, k, n_segments) -> LatencyTerms:
     transform_ns, selection_ns = _host_work_ns(c, batch, n_fft, k, n_segments)
     least = least_rows_of(LEAST_HOST_CHUNK_SAMPLES, n_fft, n_segments)
-    is_shared, share = shared_work(batch, least, least, c.host_parallel_gain)
+    is_shared = jnp.asarray(batch > least)
+    share = share_of_work(is_shared, batch, least, c.host_parallel_gain)
     nothing = jnp.zeros_like(transform_ns)
     return LatencyTerms(
         call_ns=jnp.asarray(
@@ -308,8 +309,8 @@ def device_terms_ns(
         least_rows_of(samples, n_fft, n_segments, CHUNK_ROWS_MULTIPLE)
         for samples in (unshared_samples, unshared_samples / 2)
     )
-    rows = device_rows(batch, most)
-    is_shared, share = shared_work(rows, unshared, least, c.device_parallel_gain)
+    rows, is_shared = device_rows(batch, most), jnp.asarray(batch > unshared)
+    share = share_of_work(is_shared, rows, least, c.device_parallel_gain)
     program_rows = jnp.minimum(share * rows, most)
     samples = rows * n_segments * n_fft
     if work is None:
@@ -332,15 +333,15 @@ def device_terms_ns(
     transform_ns = share * work.transform_ns
     # Each form gains by processors on its own: a heap stays in a processor's first cache, the keys that
     # maxima pass over again and again do not.
-    _, maxima_share = shared_work(rows, unshared, least, c.maxima_parallel_gain)
+    maxima_share = share_of_work(is_shared, rows, least, c.maxima_parallel_gain)
     by_maxima_ns = maxima_ns(c, rows, work.ranked_bins, k, maxima_share)
-    _, heap_share = shared_work(rows, unshared, least, c.topk_parallel_gain)
+    heap_share = share_of_work(is_shared, rows, least, c.topk_parallel_gain)
     by_heap_ns = heap_share * top_k_ns(c, rows, work.ranked_bins, k)
     takes_maxima = jnp.where(selection == CHEAPER, by_maxima_ns <= by_heap_ns, selection == MAXIMA)
     selection_ns = jnp.where(is_fused, jnp.where(takes_maxima, by_maxima_ns, by_heap_ns), 0.0)
 
     # A processor that runs the block path's programs selects from their spectra as well.
-    _, host_share = shared_work(rows, unshared, least, c.host_parallel_gain)
+    host_share = share_of_work(is_shared, rows, least, c.host_parallel_gain)
     block_ns = host_share * _host_work_ns(c, rows, n_fft, k, n_segments)[1]
     # NumPy's calls hold the interpreter: those of several processors take turns.
     host_calls = jnp.where(is_shared, 1.0 + c.host_parallel_gain, 1.0)

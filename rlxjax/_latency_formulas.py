@@ -103,22 +103,19 @@ def _is_long(n_fft: RealLike, n_segments: RealLike) -> Bool[Array, "*batch"]:
     return (jnp.asarray(n_fft) >= LEAST_SPLIT_N_FFT) & (jnp.asarray(n_segments) % 2 == 0)
 
 
-def shared_work(
-    rows: RealLike, unshared_rows: RealLike, least_rows: RealLike, gain: RealLike
-) -> tuple[Bool[Array, "*batch"], Float[Array, "*batch"]]:
-    """Return whether processors share the work of rows, and the share of the time that it takes one.
+def share_of_work(
+    is_shared: Bool[Array, "*batch"], rows: RealLike, least_rows: RealLike, gain: RealLike
+) -> Float[Array, "*batch"]:
+    """Return the share of the time of work on rows that it takes all processors.
 
     Args:
+        is_shared: whether they share it.
         rows: all rows.
-        unshared_rows: most rows that one processor runs alone.
         least_rows: of a processor's share.
         gain: speed-up of many rows, less 1.
     """
-    is_shared = jnp.asarray(rows > unshared_rows)
-    share = soft_roofline(
-        jnp.asarray(least_rows / jnp.maximum(rows, 1.0)), 1.0 / (1.0 + gain), SHARE_SHARPNESS
-    )
-    return is_shared, jnp.where(is_shared, share, 1.0)
+    least_share = jnp.asarray(least_rows / jnp.maximum(rows, 1.0))
+    return jnp.where(is_shared, soft_roofline(least_share, 1.0 / (1.0 + gain), SHARE_SHARPNESS), 1.0)
 
 
 def least_rows_of(
