@@ -11,12 +11,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ._latency import MAXIMA
-from ._latency_formulas import least_rows_of
+from ._latency_formulas import unshared_rows_of
 from ._typing import Code, RealLike
 from .welch import Path
-from .welch._device_programs import CHUNK_ROWS_MULTIPLE
-from .welch._host import LEAST_CHUNK_SAMPLES as LEAST_HOST_CHUNK_SAMPLES
-from .welch._launch import MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK
 
 #: Kinds of runs that differ by more than their sizes.
 KINDS = ("host", "maxima", "top_k", "block")
@@ -26,15 +23,7 @@ CORRECTION_SD = 0.05
 KNOTS = ((6.0, 24.0, 2.0), (0.0, 14.0, 2.0), (6.0, 14.0, 2.0))
 #: k at which its slope adds nothing, and the octaves that one unit of it spans.
 CENTRE_K, OCTAVES_OF_K = 16.0, 2.0
-#: Most samples of each kind that one processor runs alone, and the least such rows.
-UNSHARED_SAMPLES = (
-    LEAST_HOST_CHUNK_SAMPLES,
-    MOST_UNSHARED_SAMPLES,
-    MOST_UNSHARED_SAMPLES,
-    MOST_UNSHARED_SAMPLES_OF_BLOCK,
-)
-UNSHARED_ROWS = (1, CHUNK_ROWS_MULTIPLE, CHUNK_ROWS_MULTIPLE, CHUNK_ROWS_MULTIPLE)
-#: The octaves below these samples over which the correction may rise on its own.
+#: The octaves below the most samples that one processor runs alone, over which a correction may rise.
 OCTAVES_BEFORE_SHARING = 2.0
 
 N_FEATURES = sum(round((last - first) / step) for first, last, step in KNOTS) + 6
@@ -56,13 +45,12 @@ def correction_features(
     level beyond them; the slope in k, and how much larger it is for more and for longer rows; and the level.
 
     A rise goes from 0 at one knot to 1 at the next one, before the middle knot from -1 to 0. Beyond the last
-    knots a correction stays as it is there.
+    knots of samples, rows and length a correction stays as it is there.
     """
-    sizes = (batch, n_fft, k, n_segments)
-    rows, length, peaks, segments = (
-        jnp.maximum(size, 1.0)
-        for size in jnp.broadcast_arrays(*(jnp.asarray(size, jnp.result_type(float)) for size in sizes))
+    sizes = (
+        jnp.maximum(jnp.asarray(size, jnp.result_type(float)), 1.0) for size in (batch, n_fft, k, n_segments)
     )
+    kind, rows, length, peaks, segments = jnp.broadcast_arrays(kind, *sizes)
     columns, sides = [], []
     for size, (first, last, step) in zip((rows * length * segments, rows, length), KNOTS, strict=True):
         count = round((last - first) / step)
@@ -70,16 +58,14 @@ def correction_features(
         rises = jnp.clip(place[..., None] - along_last(count, place.ndim), 0.0, 1.0)
         columns.append(rises - (along_last(count, place.ndim) < count // 2))
         sides.append(2.0 * place / count - 1.0)  # from -1 at the first knot to 1 at the last one
-    unshared_samples, least_rows = (
-        jnp.asarray(table, jnp.result_type(float))[kind] for table in (UNSHARED_SAMPLES, UNSHARED_ROWS)
-    )
-    filled = rows / least_rows_of(unshared_samples, length, segments, least_rows)
+    is_host, is_block = kind == KINDS.index("host"), kind == KINDS.index("block")
+    filled = rows / unshared_rows_of(is_host, ~is_block, length, segments)
     is_shared = filled > 1.0
     rise = jnp.clip(1.0 + jnp.log2(filled) / OCTAVES_BEFORE_SHARING, 0.0, 1.0)
     octaves_of_k = jnp.log2(peaks / CENTRE_K) / OCTAVES_OF_K
     slopes = [octaves_of_k, octaves_of_k * sides[1], octaves_of_k * sides[2]]
     last = [jnp.where(is_shared, 0.0, rise), 1.0 * is_shared, *slopes, jnp.ones_like(peaks)]
-    return jnp.concatenate([*columns, jnp.stack(jnp.broadcast_arrays(*last), -1)], axis=-1)
+    return jnp.concatenate([*columns, jnp.stack(last, -1)], axis=-1)
 
 
 def correction_log_factor(

@@ -2,7 +2,8 @@
 
 Along each axis one quantity is multiplied by factors. The first of a grid of them from which on the other run
 is the faster one is found, then a grid between it and its neighbour, and so on: all axes at a time, in one
-compiled program. Predictions need not meet there: padding and the onset of sharing make them jump.
+compiled program. Predictions need not meet there: padding, the onset of sharing, and signals that are large
+enough to be used where they are, make them jump.
 """
 
 import dataclasses

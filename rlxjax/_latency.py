@@ -24,19 +24,18 @@ from ._latency_formulas import (
     fft_flop,
     fused_transform_bytes,
     is_taken_apart,
-    least_rows_of,
     long_rows_ns,
     maxima_ns,
     share_of_work,
     signal_bytes,
     top_k_ns,
+    unshared_rows_of,
 )
 from ._programs import quick_jit
 from ._typing import Code, Nanoseconds, RealLike
 from .welch import Path
 from .welch._device_programs import CHUNK_ROWS_MULTIPLE, SPLIT_RADIX
-from .welch._host import LEAST_CHUNK_SAMPLES as LEAST_HOST_CHUNK_SAMPLES
-from .welch._launch import LEAST_MAPPED_BYTES, MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK
+from .welch._launch import LEAST_MAPPED_BYTES
 from .welch._selection import SELECTIONS
 
 #: Changes whenever the same coefficients would give another prediction.
@@ -255,9 +254,9 @@ def _terms_ns(c: LatencyCoefficients, path, selection, batch, n_fft, k, n_segmen
 
 def _host_terms_ns(c: LatencyCoefficients, batch, n_fft, k, n_segments) -> LatencyTerms:
     transform_ns, selection_ns = _host_work_ns(c, batch, n_fft, k, n_segments)
-    least = least_rows_of(LEAST_HOST_CHUNK_SAMPLES, n_fft, n_segments)
-    is_shared = jnp.asarray(batch > least)
-    share = share_of_work(is_shared, batch, least, c.host_parallel_gain)
+    unshared = unshared_rows_of(True, False, n_fft, n_segments)
+    is_shared = jnp.asarray(batch > unshared)
+    share = share_of_work(is_shared, batch, unshared, c.host_parallel_gain)
     nothing = jnp.zeros_like(transform_ns)
     return LatencyTerms(
         call_ns=jnp.asarray(
@@ -304,11 +303,8 @@ def device_terms_ns(
     """Return the parts of a run on the device; `work` is that of a path with its own transform."""
     bins = n_fft / 2 + 1
     most = chunk_rows_of(n_fft, n_segments)
-    unshared_samples = jnp.where(is_fused, 1.0 * MOST_UNSHARED_SAMPLES, 1.0 * MOST_UNSHARED_SAMPLES_OF_BLOCK)
-    unshared, least = (
-        least_rows_of(samples, n_fft, n_segments, CHUNK_ROWS_MULTIPLE)
-        for samples in (unshared_samples, unshared_samples / 2)
-    )
+    unshared = unshared_rows_of(False, is_fused, n_fft, n_segments)
+    least = jnp.maximum(unshared / 2, CHUNK_ROWS_MULTIPLE)
     rows, is_shared = device_rows(batch, most), jnp.asarray(batch > unshared)
     share = share_of_work(is_shared, rows, least, c.device_parallel_gain)
     program_rows = jnp.minimum(share * rows, most)

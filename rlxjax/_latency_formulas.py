@@ -17,6 +17,8 @@ from .welch._device_programs import (
     LEAST_SPLIT_SAMPLES,
     SPLIT_RADIX,
 )
+from .welch._host import LEAST_CHUNK_SAMPLES as LEAST_HOST_CHUNK_SAMPLES
+from .welch._launch import MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK
 from .welch._selection import MIN_BLOCK_BINS, MIN_BLOCKS
 
 if TYPE_CHECKING:
@@ -118,8 +120,17 @@ def share_of_work(
     return jnp.where(is_shared, soft_roofline(least_share, 1.0 / (1.0 + gain), SHARE_SHARPNESS), 1.0)
 
 
+def unshared_rows_of(
+    is_host: RealLike, is_fused: RealLike, n_fft: RealLike, n_segments: RealLike
+) -> Float[Array, "*batch"]:
+    """Return the most rows that one processor runs alone, on the host, of the fused or of the block path."""
+    on_device = jnp.where(is_fused, 1.0 * MOST_UNSHARED_SAMPLES, 1.0 * MOST_UNSHARED_SAMPLES_OF_BLOCK)
+    samples = jnp.where(is_host, 1.0 * LEAST_HOST_CHUNK_SAMPLES, on_device)
+    return least_rows_of(samples, n_fft, n_segments, jnp.where(is_host, 1.0, CHUNK_ROWS_MULTIPLE))
+
+
 def least_rows_of(
-    samples: RealLike, n_fft: RealLike, n_segments: RealLike, least: float = 1.0
+    samples: RealLike, n_fft: RealLike, n_segments: RealLike, least: RealLike = 1.0
 ) -> Float[Array, "*batch"]:
     """Return the rows that have so many samples, but at least so many."""
     return jnp.maximum(samples / (jnp.asarray(n_segments) * n_fft), least)
@@ -145,7 +156,8 @@ def maxima_ns(
     A key is made of every bin; each pass compares all keys; there is one for each peak, and for the spare
     candidates (`welch._selection`), which are put in their exact order afterwards. A pass over one row alone
     is a vector loop over its bins; over tiles of several, it is a longer program. Each of several processors
-    makes all passes, over its share of the rows.
+    makes all passes, over its share of the rows. That it makes them for each group of tiles adds nothing that
+    timings show.
     """
     passes = maxima_passes(bins, k)
     row_ns = bins * c.maxima_key_ns + passes * (compared_places(bins) * c.maxima_bin_ns + c.maxima_peak_ns)

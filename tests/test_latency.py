@@ -151,6 +151,24 @@ def test_processors_share_the_device_s_work_beyond_its_least_piece(gain):
     np.testing.assert_array_equal(shared.selection_ns, alone.selection_ns)
 
 
+def test_a_row_of_the_host_s_selection_costs_the_same_whatever_its_bins_are():
+    for path, n_fft in itertools.product(("host", "block"), (64, 1024)):
+        with_it, without = (
+            terms_of(path, 8.0, n_fft, select_row_ns=each).selection_ns for each in (3.0, 0.0)
+        )
+        assert with_it - without == pytest.approx(8.0 * 3.0, rel=1e-6)
+
+
+def test_whether_processors_share_is_asked_of_the_rows_before_they_are_padded():
+    """Of 768 samples a row, 85 rows are no more than 2^16 samples, and run as 96."""
+    assert rx.padded_batch(85) == 96
+    for batch, streams in ((85, 0.0), (86, MEDIAN.streams_ns)):
+        both = (
+            terms_of("fused", batch, 256, 4, 3, streams_ns=each).call_ns for each in (MEDIAN.streams_ns, 0.0)
+        )
+        assert -np.subtract.reduce([*both][::-1]) == pytest.approx(streams, rel=1e-6)
+
+
 @pytest.mark.parametrize("path", ["fused", "block"])
 def test_a_signal_is_copied_on_its_way_to_a_device_unless_it_is_used_where_it_is(path):
     rows = _launch.LEAST_MAPPED_BYTES / (4.0 * 96.0)  # as many bytes, of rows of two segments of 64
@@ -217,7 +235,7 @@ def test_each_form_of_the_selection_is_shared_with_a_gain_of_its_own(selection, 
     unshared = _launch.MOST_UNSHARED_SAMPLES // 128
     rows = unshared * np.array([1.0, 1.25, 4.0, 64.0])
     named = f"{selection.replace('_', '')}_parallel_gain"
-    apart = {"maxima_pass_ns": 0.0}  # of its own each processor has these
+    apart = {"maxima_pass_ns": 0.0}  # each processor makes all passes
     shared, alone = (
         terms_of("fused", rows, selection=selection, **apart, **{named: g}) for g in (gain, 1e-300)
     )
@@ -388,10 +406,12 @@ def test_prediction_grows_with_every_size(path, argument):
     sizes[argument] = 2 * column if argument == 2 else column
     for seed in range(3):
         growth = np.diff(rx.predict_latency_ns(coefficients(seed), *sizes))
-        # Where processors begin to share, it takes less.
+        # Where processors begin to share, and where signals are no longer copied, it takes less.
         samples = np.broadcast_to(sizes[1] * sizes[2] * sizes[4], column.shape)
-        is_unshared = samples <= {"fused": 2**16, "block": 2**17}.get(path, np.inf)
-        assert np.all(growth[is_unshared[1:] == is_unshared[:-1]] > 0)
+        is_shared = samples > {"fused": 2**16, "block": 2**17}.get(path, np.inf)
+        signal_bytes = 2.0 * samples * (1.0 + 1.0 / np.asarray(sizes[4]))
+        regime = 1 * is_shared + 2 * (signal_bytes >= _launch.LEAST_MAPPED_BYTES)
+        assert np.all(growth[regime[1:] == regime[:-1]] > 0)
 
 
 @each_path

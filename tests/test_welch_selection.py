@@ -169,16 +169,27 @@ def test_rows_are_selected_each_on_its_own(n_rows):
 def test_rows_in_groups_of_tiles_are_selected_each_on_its_own(n_rows, n_bins):
     power = kinds_of_rows(n_rows, n_bins)
     np.testing.assert_array_equal(quick_places_of(power, 5, "maxima"), sorted_places(power, 5))
-    noise = np.repeat(power[:1], n_rows, axis=0)
-    np.testing.assert_array_equal(maxima_alone(noise, 5), sorted_places(noise, 5))
+
+
+@pytest.mark.parametrize(("n_rows", "n_bins"), [(256, 513), (112, 1025)])
+def test_a_heap_decides_for_the_group_alone_in_which_keys_cannot(n_rows, n_bins):
+    power = np.square(np.random.default_rng(n_bins).standard_normal((n_rows, n_bins))).astype(np.float32)
+    power[n_rows - 1] = 1 + np.arange(n_bins) * ULP
+    count = TILE_ROWS * group_tiles(n_rows // TILE_ROWS, n_bins)
+    assert count <= n_rows // 2
+    found, expected = maxima_alone(power, 5), sorted_places(power, 5)
+    np.testing.assert_array_equal(found[:-count], expected[:-count])
+    np.testing.assert_array_equal(found[-count:], -1)
+    np.testing.assert_array_equal(quick_places_of(power, 5, "maxima"), expected)
 
 
 @pytest.mark.parametrize("n_bins", [1, 33, 129, 513, 2049, 5000])
 def test_groups_are_equal_parts_of_the_tiles_and_stay_in_a_cache_unless_they_would_be_small(n_bins):
     for n_tiles in range(70):
-        count = group_tiles(n_tiles, n_bins)
-        most = max(1, GROUP_KEYS // (TILE_ROWS * n_bins))
-        assert count == n_tiles or (n_tiles % count == 0 and most <= 2 * count <= 2 * most + 2)
+        most = max(1, GROUP_KEYS // (TILE_ROWS * max(1, n_bins - 1)))
+        parts = [count for count in range(1, most + 1) if n_tiles % count == 0 and count <= n_tiles]
+        large = [count for count in parts if count >= most / 2]
+        assert group_tiles(n_tiles, n_bins) == max(large, default=n_tiles)
 
 
 @each_selection
@@ -197,7 +208,7 @@ def test_peaks_are_the_places_with_their_powers_and_zeros_beyond_the_bins(select
 
 
 @each_selection
-@pytest.mark.parametrize(("n_rows", "n_bins", "k"), [(14, 40, 7), (21, 513, 16), (5, 9, 9)])
+@pytest.mark.parametrize(("n_rows", "n_bins", "k"), [(14, 40, 7), (21, 513, 16), (5, 9, 9), (256, 513, 5)])
 def test_peaks_of_bins_in_any_order_are_those_of_bins_in_their_own(selection, n_rows, n_bins, k):
     power = kinds_of_rows(n_rows, n_bins)
     bins = np.random.default_rng(n_bins).permutation(n_bins)

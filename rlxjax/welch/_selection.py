@@ -97,7 +97,7 @@ def by_maxima(
     along; many rows share a vector instruction. What the keys' missing bits leave open is settled from the
     powers themselves: candidates are put in their exact order, and that no bin was left out is proven for
     every row. Where it cannot be (more near-equal powers than there are spare candidates), `by_top_k`
-    decides instead.
+    decides instead, for that group of tiles.
 
     Args:
         power: `[batch, n_bins]`.
@@ -178,8 +178,8 @@ def tile_rows(batch: int) -> int:
 def group_tiles(n_tiles: int, n_bins: int) -> int:
     """Return the tiles whose keys all passes go over before those of others.
 
-    As many as stay in a processor's first caches, of those that divide all tiles; all tiles where these are
-    fewer than half as many, as each group takes programs of its own.
+    As many as stay in a processor's second cache, of those that divide all tiles; all tiles where these are
+    fewer than half as many, as each group makes all passes anew. Rows that are no whole tiles are one tile.
 
     Examples:
         >>> group_tiles(128, 129), group_tiles(64, 513), group_tiles(61, 513)
