@@ -212,8 +212,8 @@ def transferred_prior(posterior: LatencyPosterior) -> LatencyPrior[LatencyCoeffi
     """Return what the calibration of one machine says of another, or of the same on another day.
 
     What the terms miss belongs to the programs as well as to the machine: of an EPYC and a Xeon the weights
-    of the correction correlated by 0.54, those of maxima by 0.73 (version 9). A calibration of few timings gains
-    most (docs/active-design.md has the figures).
+    of the correction correlated by 0.54, those of maxima by 0.73 (version 9). A calibration of few timings
+    gains most (docs/active-design.md has the figures).
 
     Args:
         posterior: of the other machine.
