@@ -208,7 +208,7 @@ def test_the_pick_of_two_segments_is_the_default_and_follows_the_coefficients(ch
 
 def test_equal_predictions_pick_the_earlier_path():
     machine, paths = calibration(), (rx.Path.FUSED, rx.Path.BLOCK)
-    selections = ("topk_bin", "topk_update", "select_bin", "select_sort", "select_peak")
+    selections = ("topk_bin", "topk_update", "select_row", "select_bin", "select_sort", "select_peak")
     free = {f"{name}_ns": 0.0 for name in selections}
     fast = {"readback_bytes_per_ns": np.inf, "device_bytes_per_ns": np.inf, "host_bytes_per_ns": np.inf}
     fast |= {"far_bytes_per_ns": np.inf, "row_far_bytes_per_ns": np.inf}
