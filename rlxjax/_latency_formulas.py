@@ -175,13 +175,9 @@ def compared_places(bins: RealLike) -> Float[Array, "*batch"]:
 
     As if blocks did not overlap, but where they are as few as may be (`welch._selection.blocks_of`).
     """
-    width = _block_width(bins)
-    return jnp.maximum(bins, width * MIN_BLOCKS) + width
-
-
-def _block_width(bins: RealLike) -> Float[Array, "*batch"]:
     width = jnp.ldexp(1.0, (_place_bits(bins) + 1) // 2)
-    return jnp.minimum(jnp.maximum(width, MIN_BLOCK_BINS), bins)
+    width = jnp.minimum(jnp.maximum(width, MIN_BLOCK_BINS), bins)
+    return jnp.maximum(bins, width * MIN_BLOCKS) + width
 
 
 def _place_bits(bins: RealLike) -> Float[Array, "*batch"]:

@@ -17,13 +17,7 @@ from ._correction import (
     correction_log_factor,
     kind_codes,
 )
-from ._fit import (
-    STARTS,
-    FitResult,
-    Timings,
-    minimum_and_result,
-    predicted_ns,
-)
+from ._fit import STARTS, FitResult, Timings, minimum_and_result, predicted_ns
 from ._latency import LatencyCoefficients, LatencyTerms, latency_terms_ns, predict_latency_ns
 from ._least_squares import with_slopes
 from ._prior import LatencyPrior, typical_prior
