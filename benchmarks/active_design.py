@@ -26,8 +26,9 @@ import rlxjax as rx
 from calibrate.design import DESIGN_CORRECTION_SD, DESIGN_SPREAD, FOR_UNKNOWNS, block_estimates, by_workload
 from calibrate.fits import micro_prior, prior_from
 from calibrate.measure import micro_rates
-from calibrate.samples import SampleLog, quartile_ns, read_samples, timings_of
+from calibrate.samples import SampleLog, read_samples, timings_of
 from calibrate.validate import estimates
+from calibrate.visits import Visits, quartile_ns
 from calibrate.workloads import Cell, Grid, runs_model
 
 COUNTS = (5, 10, 15, 20, 25, 30, 40, 60, 80)
@@ -58,11 +59,11 @@ CRITERIA = {
 class Campaign:
     """A measured grid, from which any workloads can be fitted."""
 
-    def __init__(self, log: SampleLog, times_ns: np.ndarray, prior: rx.LatencyPrior | None = None):
+    def __init__(self, log: SampleLog, visits: Visits, prior: rx.LatencyPrior | None = None):
         grid = Grid()
         without_model = np.array([not runs_model(cell) for cell in log.cells])
         self.cells = [cell for cell in log.cells if not runs_model(cell)]
-        self.measured_ns = quartile_ns(times_ns)[without_model]
+        self.measured_ns = quartile_ns(visits)[without_model]
         known = rx.typical_prior() if prior is None else prior
         self.prior = micro_prior(micro_rates(log), known) if log.micro else known
         self.timings = timings_of(self.cells, self.measured_ns)
@@ -165,16 +166,17 @@ def main() -> None:
         unpacked = Path(folder) / "samples.jsonl"
         unpacked.write_bytes(content_bytes)
         log = read_samples(unpacked)
-    times_ns = log.times_ns()
+    visits = log.visits()
+    numbers = visits.rounds()
     prior = prior_from(arguments.prior)[0] if arguments.prior else None
-    campaign = Campaign(log, times_ns, prior)
+    campaign = Campaign(log, visits, prior)
     counts = [count for count in COUNTS if count <= len(campaign.seen)]
     full = campaign.error(campaign.fit(campaign.seen))
     found = {name: active_errors(campaign, criterion, counts) for name, criterion in CRITERIA.items()}
     by_halves = []
     for half in range(arguments.halves):
-        rounds = np.random.default_rng(half).permutation(len(times_ns))[: max(1, len(times_ns) // 2)]
-        part = Campaign(log, times_ns[rounds], prior)
+        rounds = np.random.default_rng(half).permutation(numbers)[: max(1, len(numbers) // 2)]
+        part = Campaign(log, visits.in_rounds(rounds), prior)
         errors = {name: active_errors(part, criterion, counts)[0] for name, criterion in CRITERIA.items()}
         by_halves.append({"full_grid": part.error(part.fit(part.seen)), **errors})
     content = {
@@ -182,7 +184,7 @@ def main() -> None:
         f"--halves {arguments.halves}" + (f" --prior {arguments.prior}" if arguments.prior else ""),
         "samples": arguments.samples.name,
         "sha256": hashlib.sha256(content_bytes).hexdigest(),
-        "rounds": len(times_ns),
+        "rounds": len(numbers),
         "held_out_cells": int(campaign.is_held_out.sum()),
         "full_grid": {"workloads": len(campaign.seen), "error": full},
         "workloads": counts,

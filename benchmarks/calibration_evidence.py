@@ -21,8 +21,9 @@ import numpy as np
 from calibrate import baselines, metrics
 from calibrate.fits import micro_prior
 from calibrate.measure import micro_rates
-from calibrate.samples import SampleLog, quartile_ns, read_samples, timings_of
-from calibrate.validate import built_in_ns, error_summaries, estimates, noise_floor
+from calibrate.samples import SampleLog, read_samples, timings_of
+from calibrate.validate import built_in_ns, error_summaries, estimates
+from calibrate.visits import Visits, noise_floor, quartile_ns
 from calibrate.workloads import SAME_RESULT, Cell, Grid, runs_model
 from rlxjax import typical_prior
 from rlxjax._decision import SURE
@@ -47,7 +48,7 @@ class Campaign(NamedTuple):
     """The samples of a campaign, those that ran a model left out."""
 
     cells: list[Cell]
-    times_ns: np.ndarray
+    visits: Visits
     log: SampleLog
 
 
@@ -62,13 +63,13 @@ def read_campaign(path: Path) -> Campaign:
         log = read_samples(path)
     kept = np.array([not runs_model(cell) for cell in log.cells])
     cells = [cell for cell, keep in zip(log.cells, kept, strict=True) if keep]
-    return Campaign(cells, log.times_ns()[..., kept], log)
+    return Campaign(cells, log.visits().of_cells(kept), log)
 
 
 def evidence(campaign: Campaign, grid: Grid) -> tuple[dict[str, Any], LatencyEstimate]:
     """Return all that is said of one campaign, and its full fit's estimate of the grid."""
-    cells, times_ns, log = campaign
-    measured, noise = quartile_ns(times_ns), noise_floor(times_ns)
+    cells, visits, log = campaign
+    measured, noise = quartile_ns(visits), noise_floor(visits)
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
     timings, weights = timings_of(cells, measured), seen.astype(float)
     prior = micro_prior(micro_rates(log)) if log.micro else typical_prior()
@@ -90,9 +91,10 @@ def evidence(campaign: Campaign, grid: Grid) -> tuple[dict[str, Any], LatencyEst
     of_strategy = {name: noise[names == name].mean() for name in np.unique(names)}
     judge = Judge(cells, measured, np.array([of_strategy[name] for name in names]), ~seen)
     # What noise alone does to picks: those of half the rounds, judged by the others.
-    by_halves = Judge(cells, quartile_ns(times_ns[1::2]), judge.noise, ~seen)
+    even_ns, odd_ns = (quartile_ns(visits.in_rounds(visits.rounds()[first::2])) for first in (0, 1))
+    by_halves = Judge(cells, odd_ns, judge.noise, ~seen)
     rows = {name: judge.row(prediction) for name, prediction in methods.items()}
-    rows["half of the rounds, by the other half"] = by_halves.row(Prediction(quartile_ns(times_ns[0::2])))
+    rows["half of the rounds, by the other half"] = by_halves.row(Prediction(even_ns))
 
     def one_stage(some: np.ndarray):
         return fit_posterior(timings, prior, some).posterior
@@ -104,7 +106,7 @@ def evidence(campaign: Campaign, grid: Grid) -> tuple[dict[str, Any], LatencyEst
     summaries = error_summaries(cells, measured, found, terms_ns, noise, grid, seen)
     said = {
         "workloads": len(cells),
-        "rounds": len(times_ns),
+        "rounds": len(visits.rounds()),
         "held_out_timings": int((~seen).sum()),
         "held_out_choices": len(judge.workloads.sizes),
         "errors": {name: summary.model_dump() for name, summary in summaries.items()},

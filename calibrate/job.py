@@ -42,8 +42,9 @@ from .fits import (
 from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro
 from .plan import memory_limit_bytes, prepare
 from .report import Progress, shortened
-from .samples import SampleLog, SampleWriter, check_resumable, quartile_ns, read_samples, set_aside
-from .validate import OUTLIER_FACTOR, error_summaries, measured_domain, noise_floor, outliers
+from .samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside
+from .validate import OUTLIER_FACTOR, error_summaries, measured_domain, outliers
+from .visits import Visits, noise_floor, quartile_ns
 from .workloads import Cell, Grid, Models, load_models, runs_model, split_by_memory
 
 MIN_BUDGET_S = 10.0
@@ -62,7 +63,7 @@ class Outcome:
         calibration: what the file holds.
         content: the file's content.
         cells: the workloads measured.
-        measured_ns: of the rounds (`quartile_ns`), `[cells]`.
+        measured_ns: of the visits (`quartile_ns`), `[cells]`.
         predicted_ns: by the coefficients in the file, `[cells]`.
         skipped: workloads that were not measured, by reason.
         rates: what the micro-benchmarks say.
@@ -183,18 +184,18 @@ def fit_and_write(
     known: LatencyPrior[LatencyCoefficients] | None,
 ) -> Outcome:
     """Fit samples, of whatever machine they are, judge the fit, and write the calibration of that machine."""
-    cells, times_ns = log.cells, log.times_ns()
-    if not len(times_ns):
-        fullest = max(log.rounds, key=len, default={})
-        cells = [cell for cell in log.cells if cell in fullest]
-        times_ns = np.array([[fullest[cell][0] for cell in cells]], float)
+    cells, visits = log.cells, log.visits()
+    if not len(visits.rounds()):
+        time_ns = dict(max(log.rounds, key=len, default=[]))
+        cells = [cell for cell in log.cells if cell in time_ns]
+        visits = Visits.of_rounds(np.array([[time_ns[cell] for cell in cells]], float))
         notes.append("No round was finished: every workload counts once, and some are missing.")
-    measured_ns, noise = quartile_ns(times_ns), noise_floor(times_ns)
+    check_fittable([cell for cell in cells if not runs_model(cell)], samples_path)
+    measured_ns, noise = quartile_ns(visits), noise_floor(visits)
     if np.isnan(noise).any():
         notes.append("A single round says nothing of the noise.")
     rates = micro_rates(log)
     without_model = np.array([not runs_model(cell) for cell in cells])
-    check_fittable([cell for cell in cells if not runs_model(cell)], samples_path)
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
     if not MIN_TIMINGS <= (seen & without_model).sum() < without_model.sum():
         seen = np.ones_like(seen)
@@ -245,8 +246,8 @@ def fit_and_write(
         samples=Samples(
             file=samples_path.name,
             sha256=sha256_of(samples_path),
-            timings=sum(len(visits) for measured in log.rounds for visits in measured.values()),
-            rounds=len(times_ns),
+            timings=sum(len(round_) for round_ in log.rounds),
+            rounds=len(visits.rounds()),
             workloads=len(cells),
         ),
         fit=_summary(final, [text for cell, text in far_off.items() if not runs_model(cell)]),

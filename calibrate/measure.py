@@ -9,6 +9,7 @@ import contextlib
 import functools
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -164,8 +165,7 @@ def measure_rounds(
     Ctrl-C ends the measuring, not the job.
     """
     has_round = bool(log.complete_rounds())
-    cells = set(log.cells)
-    unfinished = [i for i, measured in enumerate(log.rounds) if measured and not cells <= measured.keys()]
+    unfinished = [i for i, visits in enumerate(log.rounds) if visits and not log.is_complete(visits)]
     try:
         with quiet_collector():
             while deadline.left_s() > 0 or not has_round:
@@ -182,10 +182,10 @@ def measure_rounds(
 
 def _visits_left(log: SampleLog, round_: int, rng: np.random.Generator) -> list[Cell]:
     """Return the visits that a round still lacks, in random order."""
-    done = log.rounds[round_] if round_ < len(log.rounds) else {}
-    last = next(reversed(log.complete_rounds()), {})
-    due = [VISITS if cell in last and min(last[cell]) < SHORT_NS else 1 for cell in log.cells]
-    left = [max(0, n - len(done.get(cell, ()))) for n, cell in zip(due, log.cells, strict=True)]
+    done = Counter(cell for cell, _ in log.rounds[round_]) if round_ < len(log.rounds) else Counter()
+    last = next(filter(log.is_complete, reversed(log.rounds)), [])
+    short = {cell for cell, time_ns in last if time_ns < SHORT_NS}
+    left = [max(0, (VISITS if cell in short else 1) - done[cell]) for cell in log.cells]
     return [log.cells[index] for index in rng.permutation(np.repeat(np.arange(len(left)), left))]
 
 

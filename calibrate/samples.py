@@ -15,11 +15,10 @@ from rlxjax import Timings
 from rlxjax._calibration_file import Fingerprint, fingerprint_differences
 from rlxjax.welch._selection import SELECTIONS
 
+from .visits import Visits
 from .workloads import STRATEGIES, Cell
 
 SAMPLES_VERSION = 3
-#: Of the rounds, the share that a cell's time is not below; and steps that tell it from the rounds' pace.
-QUARTILE, PACE_STEPS = 0.25, 3
 
 
 @dataclasses.dataclass
@@ -29,31 +28,43 @@ class SampleLog:
     Attributes:
         fingerprint: of the machine they were taken on.
         cells: the workloads that every round measures; none until they are chosen.
-        rounds: per round, of each cell measured so far the least time in ns of each of its visits.
+        rounds: per round, its visits so far in the order they were made: the cell and the least time in ns.
         micro: per micro-benchmark, all its repeats in ns.
         models: of the learned FFTs that were timed, the SHA-256 of the file, by segment length.
     """
 
     fingerprint: Fingerprint
     cells: list[Cell] = dataclasses.field(default_factory=list)
-    rounds: list[dict[Cell, list[int]]] = dataclasses.field(default_factory=list)
+    rounds: list[list[tuple[Cell, int]]] = dataclasses.field(default_factory=list)
     micro: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     models: dict[int, str] = dataclasses.field(default_factory=dict)
 
-    def complete_rounds(self) -> list[dict[Cell, list[int]]]:
-        """Return the rounds in which every cell was measured; none before cells are chosen."""
-        cells = set(self.cells)
-        return [measured for measured in self.rounds if cells and cells <= measured.keys()]
+    def is_complete(self, round_: Sequence[tuple[Cell, int]]) -> bool:
+        """Return whether every cell was measured in a round; none is before cells are chosen."""
+        return bool(self.cells) and set(self.cells) <= {cell for cell, _ in round_}
 
-    def times_ns(self) -> np.ndarray:
-        """Return the complete rounds, float64 `[rounds, visits, cells]`, NaN where a cell had fewer."""
-        rounds = self.complete_rounds()
-        visits = max((len(times_ns) for measured in rounds for times_ns in measured.values()), default=1)
-        table = np.full((len(rounds), visits, len(self.cells)), np.nan)
-        for row, measured in zip(table, rounds, strict=True):
-            for column, cell in enumerate(self.cells):
-                row[: len(measured[cell]), column] = measured[cell]
-        return table
+    def complete_rounds(self) -> list[list[tuple[Cell, int]]]:
+        """Return the rounds in which every cell was measured."""
+        return [round_ for round_ in self.rounds if self.is_complete(round_)]
+
+    def visits(self) -> Visits:
+        """Return the visits of the complete rounds, which are numbered from 0."""
+        places = {cell: place for place, cell in enumerate(self.cells)}
+        # A first round that was not finished may hold cells that were dropped when it was resumed.
+        made = [
+            (number, places[cell], time_ns)
+            for number, round_ in enumerate(self.complete_rounds())
+            for cell, time_ns in round_
+            if cell in places
+        ]
+        round_, cell, time_ns = np.array(made, np.int64).reshape(-1, 3).T
+        return Visits(round_, cell, time_ns, len(self.cells))
+
+    def add(self, round_: int, cell: Cell, times_ns: Sequence[int]) -> None:
+        """Keep the timed runs of one visit, of which the least counts."""
+        while len(self.rounds) <= round_:
+            self.rounds.append([])
+        self.rounds[round_].append((cell, min(times_ns)))
 
 
 class SampleWriter:
@@ -91,9 +102,7 @@ class SampleWriter:
         """Keep the timed runs of one visit."""
         sample = {**cell._asdict(), "n_segments": cell.n_segments, "times_ns": list(times_ns)}
         self._write({"kind": "timing", "round": round_, **sample})
-        while len(self._log.rounds) <= round_:
-            self._log.rounds.append({})
-        self._log.rounds[round_].setdefault(cell, []).append(min(times_ns))
+        self._log.add(round_, cell, times_ns)
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
@@ -203,28 +212,7 @@ def _add_line(log: SampleLog | None, line: dict[str, Any]) -> SampleLog:
             raise ValueError("unknown strategy, a negative round, or no times")
         if not all(isinstance(time_ns, int) and time_ns > 0 for time_ns in times_ns):
             raise ValueError(f"times of {times_ns}, of which one is no whole number of ns that is positive")
-        cell = Cell(line["strategy"], line["batch"], line["n_fft"], line["k"])
-        while len(log.rounds) <= line["round"]:
-            log.rounds.append({})
-        log.rounds[line["round"]].setdefault(cell, []).append(min(times_ns))
+        log.add(line["round"], Cell(line["strategy"], line["batch"], line["n_fft"], line["k"]), times_ns)
     else:
         raise ValueError(f"unknown kind {kind!r}")
     return log
-
-
-def quartile_ns(times_ns: np.ndarray) -> np.ndarray:
-    """Return what each cell takes, float64 `[cells]`: the lower quartile of visits, at a quick round's pace.
-
-    A round's pace is the median over the cells of how much slower they are than that. It is taken out first:
-    neither a slow spell of the machine nor a rare quick one then tells anything of the cells that it met.
-
-    Args:
-        times_ns: `[rounds, cells]` or `[rounds, visits, cells]`, positive, or NaN where there was no visit.
-    """
-    logs = np.log(np.asarray(times_ns, np.float64))
-    logs = logs.reshape(len(logs), -1, logs.shape[-1])
-    pace = np.zeros((len(logs), 1, 1))
-    for _ in range(PACE_STEPS):
-        quartile = np.nanquantile(logs - pace, QUARTILE, axis=(0, 1))
-        pace = np.nanmedian(logs - quartile, axis=(1, 2), keepdims=True)
-    return np.exp(np.nanquantile(logs - pace, QUARTILE, axis=(0, 1)) + np.quantile(pace, QUARTILE))

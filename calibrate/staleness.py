@@ -24,8 +24,9 @@ from rlxjax._posterior import LatencyEstimate
 from .measure import MICRO_REPEATS, Deadline, measure_rounds, time_micro, warm_up
 from .plan import memory_limit_bytes
 from .report import Progress
-from .samples import SampleLog, SampleWriter, quartile_ns
-from .validate import estimates, noise_floor
+from .samples import SampleLog, SampleWriter
+from .validate import estimates
+from .visits import noise_floor, quartile_ns
 from .workloads import WITHOUT_MODEL, Cell, Signals, split_by_memory
 
 GOOD, DRIFTED, NOT_THIS_MACHINE = "good", "drifted", "not this machine"
@@ -185,12 +186,12 @@ def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progre
     if elsewhere:
         return Verdict(NOT_THIS_MACHINE, elsewhere=elsewhere, **of_file)
     log = _time_again(content, Deadline(started_s + budget_s - RESERVE_S), progress)
-    calibration, times_ns = Calibration.from_file(content), log.times_ns()
+    calibration, visits = Calibration.from_file(content), log.visits()
     verdict = judge(
         log.cells,
-        quartile_ns(times_ns),
+        quartile_ns(visits),
         estimates(calibration.posterior, log.cells),
-        noise_floor(times_ns),
+        noise_floor(visits),
         {name: min(times) for name, times in log.micro.items()},
         content.canary_ns,
     )

@@ -12,24 +12,11 @@ from rlxjax._learned_latency import LearnedLatencyCoefficients, learned_terms_ns
 from rlxjax._posterior import COVERED_SDS, LatencyEstimate, LatencyPosterior, estimate
 from rlxjax.welch import BUILT_IN_COSTS_NS, Path, learned_scale
 
-from .samples import quartile_ns, timings_of
+from .samples import timings_of
 from .workloads import NO_MODELS, STRATEGIES, Cell, Grid, Models
 
 #: A time so many times longer or shorter than its prediction is an outlier.
 OUTLIER_FACTOR = 3.0
-
-
-def noise_floor(times_ns: np.ndarray) -> np.ndarray:
-    """Return, per cell, the relative difference of the quartiles of two disjoint halves of the rounds.
-
-    Even against odd rounds, each half as many; `[cells]` from what `quartile_ns` takes. With a single round
-    nothing can be said: NaN.
-    """
-    half = len(times_ns) // 2
-    if half == 0:
-        return np.full(times_ns.shape[-1], np.nan)
-    even, odd = quartile_ns(times_ns[0 : 2 * half : 2]), quartile_ns(times_ns[1 : 2 * half : 2])
-    return np.abs(np.log(even / odd))
 
 
 def estimates(posterior: LatencyPosterior, cells: Sequence[Cell]) -> LatencyEstimate:

@@ -159,8 +159,8 @@ class Calibration:
     ) -> tuple[Nanoseconds, Nanoseconds]:
         """Return the bounds in ns between which a run's time lies with a probability, `[*batch]` each.
 
-        The time is what the calibrate job takes for one, the lower quartile of interleaved visits at the
-        pace of a quick round. It is log-normal around the prediction, with the variance of the fit and that
+        The time is what the calibrate job takes for one, the lower quartile of interleaved visits at one
+        pace of the machine. It is log-normal around the prediction, with the variance of the fit and that
         of a workload's own.
 
         Args:

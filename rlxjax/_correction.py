@@ -1,10 +1,12 @@
 """The correction: what the terms of the latency model miss, a small smooth factor of the sizes.
 
 A linear model of the logarithm: piecewise linear in the logarithms of samples, rows and segment length, with
-a step where processors begin to share the work and a slope in that of k. Each kind of run has its own
-weights, each with the prior `N(0, CORRECTION_SD**2)`: the level in the middle and the rises from knot to
-knot, so that it stays level where nothing was timed.
+a step where processors begin to share the work and a slope in that of k, which rows and length change. Each
+kind of run has its own weights, each with the prior `N(0, CORRECTION_SD**2)`: the level in the middle and the
+rises from knot to knot, so that it stays level where nothing was timed.
 """
+
+from itertools import pairwise
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,10 +25,12 @@ CORRECTION_SD = 0.05
 KNOTS = ((6.0, 24.0, 2.0), (0.0, 14.0, 2.0), (6.0, 14.0, 2.0))
 #: k at which its slope adds nothing, and the octaves that one unit of it spans.
 CENTRE_K, OCTAVES_OF_K = 16.0, 2.0
+#: log2 of the rows between which that slope changes.
+SLOPE_KNOTS = (0.0, 2.0, 6.0, 10.0, 13.0)
 #: The octaves below the most samples that one processor runs alone, over which a correction may rise.
 OCTAVES_BEFORE_SHARING = 2.0
 
-N_FEATURES = sum(round((last - first) / step) for first, last, step in KNOTS) + 6
+N_FEATURES = sum(round((last - first) / step) for first, last, step in KNOTS) + len(SLOPE_KNOTS) + 4
 
 
 def kind_codes(path: Code, selection: Code) -> Int[Array, "*batch"]:
@@ -42,7 +46,8 @@ def correction_features(
     """Return what the weights of a kind multiply.
 
     They are the rises between knots; the rise towards the most samples that one processor runs alone, and the
-    level beyond them; the slope in k, and how much larger it is for more and for longer rows; and the level.
+    level beyond them; the slope in k of one row, its rises from knot to knot of rows, and how much larger it
+    is for longer rows; and the level.
 
     A rise goes from 0 at one knot to 1 at the next one, before the middle knot from -1 to 0. Beyond the last
     knots of samples, rows and length a correction stays as it is there.
@@ -51,19 +56,20 @@ def correction_features(
         jnp.maximum(jnp.asarray(size, jnp.result_type(float)), 1.0) for size in (batch, n_fft, k, n_segments)
     )
     kind, rows, length, peaks, segments = jnp.broadcast_arrays(kind, *sizes)
-    columns, sides = [], []
+    columns = []
     for size, (first, last, step) in zip((rows * length * segments, rows, length), KNOTS, strict=True):
         count = round((last - first) / step)
         place = jnp.clip((jnp.log2(size) - first) / step, 0.0, float(count))
         rises = jnp.clip(place[..., None] - along_last(count, place.ndim), 0.0, 1.0)
         columns.append(rises - (along_last(count, place.ndim) < count // 2))
-        sides.append(2.0 * place / count - 1.0)  # from -1 at the first knot to 1 at the last one
     is_host, is_block = kind == KINDS.index("host"), kind == KINDS.index("block")
     filled = rows / unshared_rows_of(is_host, ~is_block, length, segments)
     is_shared = filled > 1.0
     rise = jnp.clip(1.0 + jnp.log2(filled) / OCTAVES_BEFORE_SHARING, 0.0, 1.0)
     octaves_of_k = jnp.log2(peaks / CENTRE_K) / OCTAVES_OF_K
-    slopes = [octaves_of_k, octaves_of_k * sides[1], octaves_of_k * sides[2]]
+    of_rows = [way_between(rows, low, high) for low, high in pairwise(SLOPE_KNOTS)]
+    of_length = 2.0 * way_between(length, *KNOTS[2][:2]) - 1.0
+    slopes = [octaves_of_k * change for change in (1.0, *of_rows, of_length)]
     last = [jnp.where(is_shared, 0.0, rise), 1.0 * is_shared, *slopes, jnp.ones_like(peaks)]
     return jnp.concatenate([*columns, jnp.stack(last, -1)], axis=-1)
 
@@ -75,6 +81,11 @@ def correction_log_factor(
 ) -> Float[Array, "*batch"]:
     """Return the logarithm of what the correction multiplies predictions by."""
     return jnp.sum(features * jnp.asarray(weights)[kind], -1)
+
+
+def way_between(size: Float[Array, "*batch"], low: float, high: float) -> Float[Array, "*batch"]:
+    """Return how far a size is from `2**low` to `2**high` in its logarithm, 0 and 1 beyond them."""
+    return jnp.clip((jnp.log2(size) - low) / (high - low), 0.0, 1.0)
 
 
 def along_last(count: int, n_axes: int) -> np.ndarray:

@@ -39,7 +39,7 @@ from .welch._launch import LEAST_MAPPED_BYTES
 from .welch._selection import SELECTIONS
 
 #: Changes whenever the same coefficients would give another prediction.
-FORMULA_VERSION = 10
+FORMULA_VERSION = 11
 
 #: Bytes that the host path moves for one sample.
 HOST_BYTES_PER_SAMPLE = 8.0
@@ -307,7 +307,10 @@ def device_terms_ns(
     least = jnp.maximum(unshared / 2, CHUNK_ROWS_MULTIPLE)
     rows, is_shared = device_rows(batch, most), jnp.asarray(batch > unshared)
     share = share_of_work(is_shared, rows, least, c.device_parallel_gain)
-    program_rows = jnp.minimum(share * rows, most)
+    # Taken for that of a whole number of processors, two at least: so it steps halfway between two of them,
+    # not at 1, where fits of two processors end.
+    processors = jnp.where(is_shared, 1.0 + jnp.maximum(jnp.round(c.device_parallel_gain), 1.0), 1.0)
+    program_rows = jnp.clip(rows / processors, jnp.minimum(rows, least), most)
     samples = rows * n_segments * n_fft
     if work is None:
         is_apart = is_fused & is_taken_apart(program_rows, n_fft, n_segments)

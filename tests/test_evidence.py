@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks.calibration_evidence import FIT, evidence, read_campaign
 from calibrate import fits, job
-from calibrate.samples import quartile_ns, read_samples
-from calibrate.validate import error_summaries, noise_floor
+from calibrate.samples import read_samples
+from calibrate.validate import error_summaries
+from calibrate.visits import noise_floor, quartile_ns
 from calibrate.workloads import Grid
 from rlxjax._calibration_file import read_calibration_file
 
@@ -38,12 +39,12 @@ def test_the_samples_are_those_that_the_calibration_names():
 
 
 def test_refitting_the_samples_gives_the_errors_in_the_calibration_and_the_readme(log):
-    content, grid, times = read_calibration_file(CALIBRATION), Grid(), log.times_ns()
-    measured = quartile_ns(times)
+    content, grid, visits = read_calibration_file(CALIBRATION), Grid(), log.visits()
+    measured = quartile_ns(visits)
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in log.cells])
     fitted = fits.fit_twice(log.cells, measured, seen, fits.micro_prior(job.micro_rates(log)), {})
     summaries = error_summaries(
-        log.cells, measured, fitted.blind, fitted.blind_terms_ns, noise_floor(times), grid, seen
+        log.cells, measured, fitted.blind, fitted.blind_terms_ns, noise_floor(visits), grid, seen
     )
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for strategy, summary in summaries.items():

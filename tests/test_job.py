@@ -13,8 +13,9 @@ from test_calibration import assert_same
 from calibrate import fits, job, measure, plan
 from calibrate.measure import MICRO_REPEATS, VISITS
 from calibrate.report import Progress, print_outcome
-from calibrate.samples import quartile_ns, read_samples
-from calibrate.validate import error_summaries, noise_floor
+from calibrate.samples import read_samples
+from calibrate.validate import error_summaries
+from calibrate.visits import noise_floor, quartile_ns
 from calibrate.workloads import WITHOUT_MODEL, Grid
 from rlxjax import load_calibration, transferred_prior, typical_prior
 from rlxjax._calibration_file import read_calibration_file
@@ -125,20 +126,20 @@ def test_the_file_describes_the_samples_behind_it(outcome):
 
 
 def test_measured_times_are_of_the_same_number_of_rounds(outcome):
-    times = read_samples(outcome.samples_path).times_ns()
-    np.testing.assert_array_equal(outcome.measured_ns, quartile_ns(times))
+    visits = read_samples(outcome.samples_path).visits()
+    np.testing.assert_array_equal(outcome.measured_ns, quartile_ns(visits))
 
 
 def test_refitting_the_samples_gives_the_coefficients_in_the_file(outcome):
     log = read_samples(outcome.samples_path)
-    times = log.times_ns()
+    visits = log.visits()
     prior = fits.micro_prior(job.micro_rates(log))
     seen = np.array([GRID.place(cell.batch, cell.n_fft) == "fit" for cell in log.cells])
-    again = fits.fit_twice(log.cells, quartile_ns(times), seen, prior, {})
+    again = fits.fit_twice(log.cells, quartile_ns(visits), seen, prior, {})
     assert again.shared.terms.coefficients == outcome.calibration.coefficients
     np.testing.assert_array_equal(again.estimate.time_ns, outcome.predicted_ns)
-    judged = (again.blind, again.blind_terms_ns, noise_floor(times))
-    summaries = error_summaries(log.cells, quartile_ns(times), *judged, GRID, seen)
+    judged = (again.blind, again.blind_terms_ns, noise_floor(visits))
+    summaries = error_summaries(log.cells, quartile_ns(visits), *judged, GRID, seen)
     assert dict(summaries) == outcome.content.held_out
     assert set(summaries) == set(WITHOUT_MODEL)
 
@@ -248,7 +249,7 @@ def test_a_killed_run_is_resumed_with_all_its_samples(interrupted, tmp_path):
     assert samples.read_bytes().startswith(before)
     taken_before = before.count(b'"timing"')
     assert outcome.content.samples.timings > taken_before
-    counted = np.isfinite(read_samples(samples).times_ns()).sum()
+    counted = len(read_samples(samples).visits().time_ns)
     assert counted >= taken_before - VISITS * len(GRID.cells())
 
 
@@ -267,6 +268,15 @@ def test_ctrl_c_in_the_first_round_fits_what_was_measured(tmp_path, monkeypatch)
     assert outcome.content.noise_floor is None
     assert len(outcome.cells) == N_FITTING
     assert any("No round was finished" in note for note in outcome.notes)
+
+
+def test_ctrl_c_in_the_first_visit_says_what_is_missing(tmp_path, monkeypatch):
+    def interrupted(cell, signals):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "visit", interrupted)
+    with pytest.raises(ValueError, match="only 0 workloads .* were measured"):
+        run_job(tmp_path / "calibration.json", budget_s=60.0)
 
 
 @pytest.mark.slow

@@ -283,22 +283,33 @@ def test_a_row_is_one_of_the_parts_that_the_program_takes_transforms_apart_into(
     assert at_half - without == pytest.approx((everywhere - without) / 2, rel=1e-6)
 
 
-def test_a_program_takes_long_transforms_apart_where_it_has_rows_enough():
+@pytest.mark.parametrize(("gain", "processors"), [(0.2, 2), (0.9, 2), (1.0, 2), (3.0, 4), (2.7, 4)])
+def test_a_program_takes_long_transforms_apart_where_it_has_rows_enough(gain, processors):
     """What it does then: a step for each sample, and the operations of transforms of a quarter."""
     rate, step = 7.0, {"split_sample_ns": 0.5}
     alone = {"device_row_ns": 0.0, "device_flop_per_ns": rate, "device_bytes_per_ns": 1e300}
-    alone |= {"row_far_bytes_per_ns": 1e300, "device_parallel_gain": 1.0}
+    alone |= {"row_far_bytes_per_ns": 1e300, "device_parallel_gain": gain}
     unshared = _launch.MOST_UNSHARED_SAMPLES
     for n_fft, n_segments, rows in itertools.product((256, 512, 1024), (1, 2), (4, 16, 32, 64, 4096)):
         params = rx.WelchPeakParams(n_fft, n_segments, 4)
         samples = rows * n_segments * n_fft
-        # Two processors share what is more than a piece.
-        of_a_program = min(rows // 2 if samples > unshared else rows, chunk_rows(params, "cpu"))
+        # Processors share what is more than a piece, but no less than half of one each.
+        shared_rows = max(rows // processors, unshared // 2 // (n_segments * n_fft))
+        of_a_program = min(shared_rows if samples > unshared else rows, chunk_rows(params, "cpu"))
         parts = _device_programs.transform_radix(of_a_program, params, "cpu")
         found = terms_of("fused", rows, n_fft, 4, n_segments, **alone, **step).transform_ns
         one_processor_ns = samples * (2.5 * np.log2(n_fft / parts) / rate + 0.5 * (parts > 1))
-        share = share_of(samples, unshared, unshared / 2, 1.0)
+        share = share_of(samples, unshared, unshared / 2, gain)
         assert found == pytest.approx(one_processor_ns * share, rel=1e-6)
+
+
+def test_no_prediction_steps_with_a_gain_of_two_processors():
+    """Fits would end where it steps."""
+    gains = np.linspace(0.2, 1.4, 1201)
+    n_fft, batch = np.array([512, 1024, 2048])[:, None, None], 2 ** np.arange(14)[None, :, None]
+    machine = dataclasses.replace(MEDIAN, device_parallel_gain=gains[None, None])
+    changes = np.diff(np.log(rx.predict_latency_ns(machine, "fused", batch, n_fft, 16, 2)), axis=-1)
+    assert np.max(np.abs(changes)) < 2e-3
 
 
 def test_a_heap_takes_in_what_the_running_maxima_of_random_bins_are_and_is_emptied_as_it_gets_smaller():

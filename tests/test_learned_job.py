@@ -17,7 +17,8 @@ from calibrate import fits, job, plan, workloads
 from calibrate.cli import app
 from calibrate.measure import MICRO_REPEATS
 from calibrate.report import Progress, print_outcome
-from calibrate.samples import SampleLog, SampleWriter, quartile_ns, read_samples
+from calibrate.samples import SampleLog, SampleWriter, read_samples
+from calibrate.visits import quartile_ns
 from calibrate.workloads import WITHOUT_MODEL, Grid, TimedModel
 from rlxjax._calibration_file import current_fingerprint, read_calibration_file
 from rlxjax._files import sha256_of
@@ -153,7 +154,7 @@ def test_learned_runs_have_errors_of_their_own(outcome):
 def test_the_samples_name_the_models_and_refitting_them_gives_the_coefficients(outcome, model_file):
     log = read_samples(outcome.samples_path)
     assert log.models == {64: sha256_of(model_file)}
-    measured, (flop, live_bins) = quartile_ns(log.times_ns()), TimedModel.load(model_file).work
+    measured, (flop, live_bins) = quartile_ns(log.visits()), TimedModel.load(model_file).work
     mine = np.array([cell.strategy == "learned" for cell in log.cells])
     sizes = np.array([(c.batch, c.n_fft, c.k, 2) for c in log.cells if c.strategy == "learned"]).T
     count = mine.sum()
@@ -169,7 +170,7 @@ def test_the_samples_name_the_models_and_refitting_them_gives_the_coefficients(o
 
 def test_learned_runs_do_not_touch_the_machine_s_coefficients(outcome, model_file):
     log = read_samples(outcome.samples_path)
-    measured, models = quartile_ns(log.times_ns()), workloads.load_models([model_file])
+    measured, models = quartile_ns(log.visits()), workloads.load_models([model_file])
     prior = fits.micro_prior(job.micro_rates(log))
     without = np.array([cell.strategy != "learned" for cell in log.cells])
     seen = np.array([GRID.place(cell.batch, cell.n_fft) == "fit" for cell in log.cells])

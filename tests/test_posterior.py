@@ -10,7 +10,7 @@ from _tolerances import assert_gradient_is_the_finite_difference
 
 import rlxjax as rx
 from rlxjax import _posterior
-from rlxjax._correction import KINDS, KNOTS, N_FEATURES, correction_features, kind_codes
+from rlxjax._correction import KINDS, KNOTS, N_FEATURES, SLOPE_KNOTS, correction_features, kind_codes
 from rlxjax._decision import decision
 from rlxjax._latency import COEFFICIENT_NAMES, MAXIMA, TOP_K
 from rlxjax._posterior import LatencyEstimate, LatencyPosterior, corrected_terms_ns, estimate, fit_posterior
@@ -47,6 +47,10 @@ def single_precision(column):
     return column.astype(np.int32 if column.dtype.kind == "i" else np.float32)
 
 
+#: Where the features of shared work stand, before the slopes in k and the level.
+TOWARDS_SHARING, SHARED = N_FEATURES - len(SLOPE_KNOTS) - 4, N_FEATURES - len(SLOPE_KNOTS) - 3
+
+
 def unknowns():
     return np.concatenate([np.log(jax.tree.leaves(POSTERIOR.coefficients)), np.ravel(POSTERIOR.weights)])
 
@@ -67,9 +71,10 @@ def test_features_are_the_knots_passed_of_each_size_slopes_in_k_and_a_level():
         knots = np.clip((np.log2(size) - first) / step, 0, count)
         np.testing.assert_allclose(features[:, start : start + count].sum(-1), knots - count // 2, atol=1e-12)
         start += count
-    slope, of_rows, of_length, level = features[:, -4:].T
+    slope, *of_rows, of_length, level = features[:, start + 2 :].T
     np.testing.assert_allclose(slope, np.log2(k / 16) / 2)
-    np.testing.assert_allclose(of_rows, slope * (np.clip(np.log2(batch), 0, 14) / 7 - 1), atol=1e-12)
+    for found, low, high in zip(of_rows, SLOPE_KNOTS, SLOPE_KNOTS[1:], strict=False):
+        np.testing.assert_allclose(found, slope * np.interp(np.log2(batch), [low, high], [0, 1]), atol=1e-12)
     np.testing.assert_allclose(of_length, slope * (np.clip(np.log2(n_fft), 6, 14) / 4 - 2.5), atol=1e-12)
     np.testing.assert_array_equal(level, 1.0)
 
@@ -80,10 +85,12 @@ def test_features_are_the_knots_passed_of_each_size_slopes_in_k_and_a_level():
 def test_a_correction_rises_towards_the_onset_of_sharing_and_has_a_level_beyond(kind, least_shared):
     samples = least_shared * np.array([1e-3, 0.25, 0.5, 1.0, 1.01, 64.0])
     features = np.asarray(correction_features(KINDS.index(kind), samples / 512, 256.0, 16.0, 2.0))
-    np.testing.assert_allclose(features[:, -6], [0, 0, 0.5, 1, 0, 0], atol=1e-12)
-    np.testing.assert_array_equal(features[:, -5], [0, 0, 0, 0, 1, 1])
+    np.testing.assert_allclose(features[:, TOWARDS_SHARING], [0, 0, 0.5, 1, 0, 0], atol=1e-12)
+    np.testing.assert_array_equal(features[:, SHARED], [0, 0, 0, 0, 1, 1])
     few_rows = correction_features(KINDS.index(kind), 8.0, 2.0**20, 16.0, 2.0)
-    assert few_rows[-5] == (kind == "host")  # a device's tile of rows is not shared, however long they are
+    assert few_rows[SHARED] == (
+        kind == "host"
+    )  # a device's tile of rows is not shared, however long they are
 
 
 def test_a_correction_rises_by_its_weight_from_knot_to_knot_and_stays_level_beyond_the_last():

@@ -7,7 +7,6 @@ from calibrate.samples import (
     SampleLog,
     SampleWriter,
     check_resumable,
-    quartile_ns,
     read_samples,
     set_aside,
     timings_of,
@@ -56,12 +55,48 @@ def test_every_run_of_a_visit_is_on_disk_and_the_least_counts(written):
         [11, 9],
         [3],
     ]
-    assert log.rounds[0] == dict(zip(CELLS, ([5], [7]), strict=True))
+    assert log.rounds == [list(zip(CELLS, times, strict=False)) for times in ([5, 7], [4, 9], [3])]
 
 
 def test_only_complete_rounds_count(written):
     _, log = written
-    np.testing.assert_array_equal(log.times_ns(), [[[5, 7]], [[4, 9]]])
+    visits = log.visits()
+    np.testing.assert_array_equal(visits.round, [0, 0, 1, 1])
+    np.testing.assert_array_equal(visits.cell, [0, 1, 0, 1])
+    np.testing.assert_array_equal(visits.time_ns, [5, 7, 4, 9])
+    assert visits.n_cells == 2
+
+
+def test_visits_stand_in_the_order_in_which_they_were_made(tmp_path):
+    path = tmp_path / "e.samples.jsonl"
+    order = [1, 0, 1, 1, 0]
+    with SampleWriter(path, SampleLog(current_fingerprint()), append=False) as writer:
+        writer.cells(CELLS)
+        writer.timing(0, CELLS[0], [1])
+        for time_ns, place in enumerate(order, 1):
+            writer.timing(1, CELLS[place], [time_ns])
+    visits = read_samples(path).visits()
+    np.testing.assert_array_equal(visits.cell, order)
+    np.testing.assert_array_equal(visits.time_ns, [1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(visits.rounds(), [0])
+
+
+def test_cells_that_were_dropped_after_an_unfinished_round_are_left_out(tmp_path):
+    path = tmp_path / "f.samples.jsonl"
+    with SampleWriter(path, SampleLog(current_fingerprint()), append=False) as writer:
+        writer.cells(CELLS)
+        writer.timing(0, CELLS[1], [1])
+        writer.cells(CELLS[:1])
+        writer.timing(0, CELLS[0], [2])
+    visits = read_samples(path).visits()
+    np.testing.assert_array_equal(visits.time_ns, [2])
+    assert visits.n_cells == 1
+
+
+def test_without_cells_no_round_is_whole():
+    log = SampleLog(current_fingerprint())
+    assert not log.is_complete([])
+    assert log.visits().rounds().size == 0
 
 
 def test_a_file_cut_anywhere_after_its_header_loses_at_most_one_sample(written):
@@ -72,7 +107,7 @@ def test_a_file_cut_anywhere_after_its_header_loses_at_most_one_sample(written):
         path.write_bytes(content[:length])
         whole_lines = content[:length].count(b"\n")
         log = read_samples(path, mend_tail=True)
-        kept = sum(len(measured) for measured in log.rounds) + sum(map(len, log.micro.values()))
+        kept = sum(map(len, log.rounds)) + sum(map(len, log.micro.values()))
         assert kept == whole_lines - 2
         assert path.read_bytes() == content[:length][: content[:length].rfind(b"\n") + 1]
 
@@ -150,45 +185,3 @@ def test_timings_carry_the_path_and_segments_of_each_cell():
     np.testing.assert_array_equal(timings.path, [cell.path.code for cell in cells])
     np.testing.assert_array_equal(timings.selection[2:4], [0, 1])
     np.testing.assert_array_equal(timings.batch, [4, 8, 12, 16, 20])
-
-
-CELL_NS = np.array([1e4, 3e5, 2e6, 5e3, 7e4])
-
-
-def test_a_constant_pace_gives_the_times_and_a_scale_scales_them():
-    np.testing.assert_allclose(quartile_ns(np.tile(CELL_NS, (6, 1))), CELL_NS, rtol=1e-12)
-    times = CELL_NS * np.random.default_rng(0).lognormal(0.0, 0.1, (40, 5))
-    np.testing.assert_allclose(quartile_ns(3.0 * times), 3.0 * quartile_ns(times), rtol=1e-12)
-
-
-def test_one_round_is_itself():
-    np.testing.assert_allclose(quartile_ns(CELL_NS[None]), CELL_NS, rtol=1e-12)
-
-
-def test_slow_and_quick_rounds_change_no_cell_against_another():
-    """Whatever pace a round has, it is the same for all of its cells."""
-    pace = np.random.default_rng(1).lognormal(0.0, 0.5, (41, 1))
-    found = quartile_ns(pace * CELL_NS)
-    np.testing.assert_allclose(found, CELL_NS * np.exp(np.quantile(np.log(pace), 0.25)), rtol=1e-9)
-
-
-def test_rare_quick_and_rare_slow_times_of_a_cell_say_nothing():
-    times = np.tile(CELL_NS, (50, 1))
-    times[::10, 2] *= 0.5
-    times[5::10, 2] *= 1000.0
-    np.testing.assert_allclose(quartile_ns(times), CELL_NS, rtol=1e-12)
-
-
-def test_visits_share_the_pace_of_their_round_whether_or_not_all_cells_have_as_many():
-    pace = np.random.default_rng(2).lognormal(0.0, 0.5, (41, 1, 1))
-    times = np.broadcast_to(pace * CELL_NS, (41, 4, 5)).copy()
-    times[:, 1:, 3:] = np.nan
-    expected = CELL_NS * np.exp(np.quantile(np.log(pace), 0.25))
-    np.testing.assert_allclose(quartile_ns(times), expected, rtol=1e-9)
-    np.testing.assert_array_equal(quartile_ns(times[:, :1]), quartile_ns(times[:, 0]))
-
-
-def test_the_quartile_is_that_of_all_visits_of_a_cell():
-    visits = np.random.default_rng(3).lognormal(0.0, 0.2, (30, 4))
-    times = np.stack([visits, *[np.ones((30, 4))] * 4], axis=-1)  # cells that say that the pace is constant
-    assert quartile_ns(times)[0] == pytest.approx(np.exp(np.quantile(np.log(visits), 0.25)), rel=1e-9)

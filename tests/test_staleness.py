@@ -136,7 +136,7 @@ def file(tmp_path, monkeypatch):
             cells = chosen_cells({name: (r["low"], r["high"]) for name, r in content()["domain"].items()})
             posterior = rx.Calibration.from_file(read).posterior
             times = np.rint(factor * np.asarray(estimates(posterior, cells).time_ns)).astype(int)
-            rounds = [dict(zip(cells, times[:, None].tolist(), strict=True))] * 3
+            rounds = [list(zip(cells, times.tolist(), strict=True))] * 3
             micro = {name: [time_ns] for name, time_ns in read.canary_ns.items()}
             return SampleLog(current_fingerprint(), cells, rounds, micro)
 

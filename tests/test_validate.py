@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from calibrate.samples import quartile_ns
-from calibrate.validate import built_in_ns, error_summaries, estimates, measured_domain, noise_floor
+from calibrate.validate import built_in_ns, error_summaries, estimates, measured_domain
 from calibrate.workloads import WITHOUT_MODEL, Cell, Grid
 from rlxjax import (
     LatencyEstimate,
@@ -16,18 +15,6 @@ from rlxjax import (
 
 GRID = Grid()
 CELLS = GRID.cells()
-
-
-def test_noise_floor_compares_even_and_odd_rounds_as_many_of_each():
-    times = np.array([[4.0, 9.0, 5.0], [8.0, 3.0, 6.0], [2.0, 9.0, 5.0], [6.0, 9.0, 7.0], [1.0, 1.0, 1.0]])
-    expected = np.abs(np.log(quartile_ns(times[[0, 2]]) / quartile_ns(times[[1, 3]])))
-    assert np.all(expected > 0)
-    np.testing.assert_allclose(noise_floor(times), expected, rtol=1e-12)
-    np.testing.assert_array_equal(noise_floor(np.repeat(times, 2, axis=0)), 0.0)
-
-
-def test_noise_floor_of_a_single_round_is_not_a_number():
-    assert np.isnan(noise_floor(np.ones((1, 3)))).all()
 
 
 def test_estimates_are_those_of_the_latency_model_cell_by_cell():

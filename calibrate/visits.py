@@ -1,0 +1,95 @@
+"""Timed visits of cells in the order they were made, and what each cell takes by them."""
+
+import dataclasses
+from typing import Self
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+#: Of a cell's visits, the share that its time is not below; and steps that tell it from the machine's pace.
+QUARTILE, PACE_STEPS = 0.25, 3
+#: Visits in a row whose median is the pace in the middle of them, odd.
+PACE_VISITS = 21
+
+
+@dataclasses.dataclass(frozen=True)
+class Visits:
+    """Visits in the order they were made.
+
+    Attributes:
+        round: of which round each is, `[visits]`.
+        cell: of which cell, from 0 to `n_cells` less 1, `[visits]`; each cell has one at least.
+        time_ns: how long it took, `[visits]`, positive.
+        n_cells: how many cells there are.
+    """
+
+    round: np.ndarray
+    cell: np.ndarray
+    time_ns: np.ndarray
+    n_cells: int
+
+    @classmethod
+    def of_rounds(cls, times_ns: np.ndarray) -> Self:
+        """Return rounds of one visit a cell, in the order of cells, from `[rounds, cells]`."""
+        times_ns = np.asarray(times_ns, np.float64)
+        n_rounds, n_cells = times_ns.shape
+        round_, cell = np.divmod(np.arange(times_ns.size), n_cells)
+        return cls(round_, cell, times_ns.ravel(), n_cells)
+
+    def rounds(self) -> np.ndarray:
+        """Return the numbers of the rounds, ascending."""
+        return np.unique(self.round)
+
+    def in_rounds(self, rounds: np.ndarray) -> Self:
+        """Return all visits of the rounds of these numbers."""
+        return self._where(np.isin(self.round, rounds))
+
+    def of_cells(self, kept: np.ndarray) -> Self:
+        """Return the visits of some cells, bool `[cells]`, which are numbered anew."""
+        some = self._where(kept[self.cell])
+        return dataclasses.replace(some, cell=(np.cumsum(kept) - 1)[some.cell], n_cells=int(np.sum(kept)))
+
+    def _where(self, kept: np.ndarray) -> Self:
+        columns = (self.round[kept], self.cell[kept], self.time_ns[kept])
+        return type(self)(*columns, self.n_cells)
+
+
+def quartile_ns(visits: Visits) -> np.ndarray:
+    """Return what each cell takes in ns, float64 `[cells]`: the lower quartile of its visits at one pace.
+
+    The pace of a visit is the median, over the `PACE_VISITS` of those given around it, of how much slower
+    they were than their cells' quartiles. It is taken out: which slow and quick spells of the machine a cell
+    met then tells little of the cell. The times are as long, in the geometric mean over cells, as the
+    quartiles of the visits as they were.
+    """
+    logs = np.log(visits.time_ns)
+    of_cell = as_they_were = _quartiles(logs, visits)
+    for _ in range(PACE_STEPS):
+        of_cell = _quartiles(logs - _running_median(logs - of_cell[visits.cell]), visits)
+    return np.exp(of_cell - of_cell.mean() + as_they_were.mean())
+
+
+def noise_floor(visits: Visits) -> np.ndarray:
+    """Return, per cell, the relative difference of the times that two disjoint halves of the rounds give.
+
+    Even against odd rounds, each half as many; `[cells]`. With a single round nothing can be said: NaN.
+    """
+    rounds = visits.rounds()
+    half = len(rounds) // 2
+    if half == 0:
+        return np.full(visits.n_cells, np.nan)
+    even, odd = (quartile_ns(visits.in_rounds(rounds[first : 2 * half : 2])) for first in (0, 1))
+    return np.abs(np.log(even / odd))
+
+
+def _quartiles(logs: np.ndarray, visits: Visits) -> np.ndarray:
+    """Return the lower quartile over the visits of each cell, `[cells]`."""
+    order = np.argsort(visits.cell, kind="stable")
+    starts = np.searchsorted(visits.cell[order], np.arange(1, visits.n_cells))
+    return np.array([np.quantile(one, QUARTILE) for one in np.split(logs[order], starts)])
+
+
+def _running_median(values: np.ndarray) -> np.ndarray:
+    """Return the median of each value and those around it; beyond both ends it is mirrored."""
+    padded = np.pad(values, PACE_VISITS // 2, mode="symmetric")
+    return np.median(sliding_window_view(padded, PACE_VISITS), axis=-1)
