@@ -228,7 +228,7 @@ class CalibrationFile(Strict):
     """
 
     schema_version: Literal[3]
-    formula_version: Literal[11]
+    formula_version: Literal[12]
     created: str
     command: str
     units: dict[str, str]

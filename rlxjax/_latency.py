@@ -26,6 +26,7 @@ from ._latency_formulas import (
     is_taken_apart,
     long_rows_ns,
     maxima_ns,
+    partition_work,
     share_of_work,
     signal_bytes,
     top_k_ns,
@@ -39,7 +40,7 @@ from .welch._launch import LEAST_MAPPED_BYTES
 from .welch._selection import SELECTIONS
 
 #: Changes whenever the same coefficients would give another prediction.
-FORMULA_VERSION = 11
+FORMULA_VERSION = 12
 
 #: Bytes that the host path moves for one sample.
 HOST_BYTES_PER_SAMPLE = 8.0
@@ -48,8 +49,6 @@ HOST_ROW_BYTES_PER_SAMPLE = 32.0
 #: Bytes that a call reads from memory for each sample of a segment, however many rows it has: window, factors
 #: and work arrays, which are no longer in the caches.
 BYTES_READ_ANEW_PER_SAMPLE = 32.0
-#: NumPy's partition sorts at most 256 numbers by a network; of more, about half as many are left for it.
-SORTED_BINS = 128.0
 #: Codes of the forms of the device's selection, in the order of `SELECTIONS`, and of the cheaper of the two.
 MAXIMA, TOP_K, CHEAPER = range(3)
 
@@ -69,7 +68,7 @@ class LatencyCoefficients(Coefficients):
         host_row_far_bytes_per_ns: what a transform on the host costs on top beyond a processor's first cache.
         select_row_ns: one row of the host's selection, however many bins it has.
         select_bin_ns: one bin scanned by the host's selection.
-        select_sort_ns: one of the bins, at most 128, that its partition sorts.
+        select_sort_ns: one place of the network by which its partition sorts; a pass over a bin, half of it.
         select_peak_ns: one comparison of the host's final sort.
         host_parallel_gain: speed-up by all processors on the host, less 1.
         threads_ns: having other threads of Python's join in.
@@ -287,7 +286,7 @@ def _host_work_ns(c: LatencyCoefficients, rows, n_fft, k, n_segments) -> tuple[N
         n_segments * bins * 8.0 / c.host_bytes_per_ns
         + c.select_row_ns
         + bins * c.select_bin_ns
-        + jnp.minimum(bins, SORTED_BINS) * c.select_sort_ns
+        + partition_work(bins, k) * c.select_sort_ns
         + peaks * jnp.log2(peaks + 1.0) * c.select_peak_ns
     )
     return transform_ns, rows * row_ns

@@ -15,7 +15,7 @@ import rlxjax as rx
 from benchmarks.startup import compilations
 from rlxjax import _latency_formulas
 from rlxjax._latency import COEFFICIENT_NAMES, coefficient_unit
-from rlxjax._latency_formulas import SHARE_SHARPNESS
+from rlxjax._latency_formulas import PLACES_OF_A_PASS, SHARE_SHARPNESS, partition_work
 from rlxjax.welch import _device_programs, _host, _launch, _selection
 from rlxjax.welch._device_programs import chunk_rows
 from rlxjax.welch._selection import SELECTIONS
@@ -205,12 +205,28 @@ def test_processors_that_run_programs_select_from_their_spectra_and_take_turns_a
     np.testing.assert_allclose(found.call_ns - alone.call_ns, further_calls, rtol=1e-9, atol=1e-6)
 
 
-def test_a_partition_sorts_few_bins_whole_and_of_many_as_many():
+def test_a_partition_sorts_few_bins_by_a_network_and_none_where_all_are_peaks():
     only = {name: 0.0 for name in COEFFICIENT_NAMES if name.startswith("select_")} | {"select_sort_ns": 1.0}
     free = {"host_bytes_per_ns": np.inf}
-    for n_fft, sorted_bins in ((64, 33), (128, 65), (512, 128), (1024, 128)):
-        found = terms_of("host", 3, n_fft, **only, **free).selection_ns
-        assert found == pytest.approx(3 * sorted_bins, rel=FLOAT64_RTOL)
+    for n_fft, k, places in ((30, 4, 16), (32, 4, 32), (64, 4, 64), (126, 32, 64), (64, 32, 64), (64, 33, 0)):
+        found = terms_of("host", 3, n_fft, k, **only, **free).selection_ns
+        assert found == pytest.approx(3 * places, rel=FLOAT64_RTOL, abs=1e-9)
+
+
+@pytest.mark.parametrize(("bins", "k"), [(513, 64), (1025, 64), (4097, 16), (4097, 2048)])
+def test_a_partition_of_many_bins_passes_over_them_as_hoare_s_find(bins, k):
+    harmonic = np.cumsum(1.0 / np.arange(1, bins + 1))
+    rest = bins + 1 - k
+    comparisons = (bins + 1) * harmonic[-1] - (rest + 2) * harmonic[rest - 1] - (k + 2) * harmonic[k - 1]
+    passes = 2.0 * (comparisons + bins + 3)  # D. E. Knuth, Mathematical Analysis of Algorithms, 1971
+    per_place = (partition_work(float(bins), float(k)) - 64.0) / passes
+    assert per_place == pytest.approx(PLACES_OF_A_PASS / 2.0, rel=0.04)
+
+
+def test_the_gradient_of_a_partition_is_finite_where_all_bins_are_peaks():
+    for bins, k in ((33.0, 33.0), (33.0, 64.0), (129.0, 129.0), (129.0, 0.0)):
+        slopes = jax.grad(partition_work, (0, 1))(bins, k)
+        assert slopes == (0.0, 0.0)
 
 
 def test_each_call_reads_anew_from_memory_what_follows_from_the_segment_s_length():
