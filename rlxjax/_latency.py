@@ -26,7 +26,7 @@ from ._latency_formulas import (
     is_taken_apart,
     long_rows_ns,
     maxima_ns,
-    partition_work,
+    partition_places,
     share_of_work,
     signal_bytes,
     top_k_ns,
@@ -286,7 +286,7 @@ def _host_work_ns(c: LatencyCoefficients, rows, n_fft, k, n_segments) -> tuple[N
         n_segments * bins * 8.0 / c.host_bytes_per_ns
         + c.select_row_ns
         + bins * c.select_bin_ns
-        + partition_work(bins, k) * c.select_sort_ns
+        + partition_places(bins, k) * c.select_sort_ns
         + peaks * jnp.log2(peaks + 1.0) * c.select_peak_ns
     )
     return transform_ns, rows * row_ns

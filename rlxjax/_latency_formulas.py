@@ -32,7 +32,7 @@ CACHE_SHARPNESS = 4
 FIRST_CACHE_SHARPNESS = 8
 #: How sharply a piece of the least size, rather than the processors, decides the time of shared work.
 SHARE_SHARPNESS = 16
-#: Most numbers that NumPy's partition sorts by a network.
+#: Most numbers that NumPy's partition sorts by a network with AVX2; 256 with AVX-512, where 64 fit as well.
 MOST_NETWORK_PLACES = 64.0
 #: What a pass over one number, two comparisons there, costs in places of that network.
 PLACES_OF_A_PASS = 0.5
@@ -152,13 +152,13 @@ def far_ns(c: "LatencyCoefficients", traffic_bytes: RealLike) -> Nanoseconds:
     return jnp.asarray(traffic_bytes * beyond / c.far_bytes_per_ns)
 
 
-def partition_work(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
-    """Return what NumPy's partition of a row's bins around the k largest costs, in places of a network.
+def partition_places(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
+    """Return what NumPy's partition of bins around the k largest costs, in places of a network, `[*batch]`.
 
-    Few numbers are sorted by a network of a power of two, `[*batch]`. More are split around a pivot first,
-    again and again: in the mean over all orders by `2 n (1 + H(k / n))` comparisons, where H is the entropy
-    in nats (D. E. Knuth, Mathematical Analysis of Algorithms, 1971, of Hoare's FIND). Where all bins are
-    peaks, there is no partition.
+    Few numbers are sorted by a network of a power of two. More are split around a pivot first, again and
+    again: in the mean over all orders by `2 n (1 + H(k / n))` comparisons, where H is the entropy in nats
+    (D. E. Knuth, Mathematical Analysis of Algorithms, 1971, of Hoare's FIND). Where all bins are peaks,
+    there is no partition.
     """
     is_partial = (jnp.asarray(k) > 0) & (jnp.asarray(k) < bins)
     share = jnp.where(is_partial, k / bins, 0.5)
