@@ -30,15 +30,15 @@ def worker_count() -> int:
     return os.cpu_count() or 1
 
 
-def rows_of_a_processor(n_rows: int, least: int, most: int) -> int:
+def rows_of_a_processor(n_rows: int, least: int, most: int, n_processors: int) -> int:
     """Return the rows of a chunk such that all processors have as many, between a least and a most number.
 
     Examples:
-        >>> rows_of_a_processor(100, least=100, most=200)
-        100
+        >>> rows_of_a_processor(100, least=20, most=200, n_processors=4)
+        25
     """
     n_chunks = -(-n_rows // max(1, most))
-    n_chunks = -(-n_chunks // worker_count()) * worker_count()
+    n_chunks = -(-n_chunks // n_processors) * n_processors
     share = -(-n_rows // max(1, n_chunks))
     return max(1, min(most, max(least, share)))
 

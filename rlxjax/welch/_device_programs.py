@@ -178,8 +178,14 @@ def in_chunks(
         return peaks_of(signal)
     n_chunks, rest = divmod(batch, rows)
 
+    def no_peaks(_: Array) -> Float[Array, "rows k 2"]:
+        return jnp.zeros((rows, params.k, 2), jnp.float32)
+
     def peaks_from(start: Int[Array, ""]) -> Float[Array, "rows k 2"]:
-        return peaks_of(lax.dynamic_slice(signal, (start, 0), (rows, params.frame_len)))
+        chunk = lax.dynamic_slice(signal, (start, 0), (rows, params.frame_len))
+        # What a branch is given is written out first. Loops that cut the chunk themselves read its start for
+        # every sample, and XLA's CPU compiler makes no vector code of that.
+        return lax.cond(start >= 0, peaks_of, no_peaks, chunk)
 
     peaks = lax.map(peaks_from, rows * jnp.arange(n_chunks)).reshape(-1, params.k, 2)
     return jnp.concatenate([peaks, peaks_of(signal[-rest:])]) if rest else peaks

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from rlxjax._chunks import for_each_chunk, rows_of_a_processor
+from rlxjax._chunks import for_each_chunk, rows_of_a_processor, worker_count
 
 from ._params import WelchPeakParams
 
@@ -52,7 +52,8 @@ def one_sided_weights(params: WelchPeakParams) -> np.ndarray:
 def host_chunk_rows(params: WelchPeakParams, batch: int) -> int:
     """Return the rows of a chunk on the host."""
     row_samples = params.n_segments * params.n_fft
-    return rows_of_a_processor(batch, LEAST_CHUNK_SAMPLES // row_samples, CHUNK_SAMPLES // row_samples)
+    least, most = LEAST_CHUNK_SAMPLES // row_samples, CHUNK_SAMPLES // row_samples
+    return rows_of_a_processor(batch, least, most, worker_count())
 
 
 def host_peaks(signal: np.ndarray, params: WelchPeakParams) -> np.ndarray:

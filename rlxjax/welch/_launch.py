@@ -37,6 +37,7 @@ ALIGNMENT_BYTES = 64
 #: Arrays of at least so many bytes are memory of their own from the system, behind so many of the
 #: allocator's: a CPU device is handed them from where these start, and its programs leave them out.
 LEAST_MAPPED_BYTES, HEADER_BYTES = 2**22, 16
+HEADER_FLOATS = HEADER_BYTES // 4
 #: Most samples of which a CPU's processors take no share each; a share is at least half of that. Another
 #: program costs tens of microseconds, a thread for NumPy's part of the block path some hundreds.
 MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK = 2**16, 2**17
@@ -100,21 +101,25 @@ def run_path(
     """Return the peaks of concrete rows by a path, `[batch, k, 2]`, where the path leaves them."""
     if path is Path.HOST:
         return host_peaks(np.asarray(signal), params)
-    platform = jax.default_backend()
-    if selection is None:
-        selection = default_selection(padded_batch(signal.shape[0]), params.n_bins, platform)
-    launch, finish = _LAUNCH[path](params, model, selection, platform)
+    platform, batch = jax.default_backend(), signal.shape[0]
+    n_streams = worker_count() if platform == "cpu" else 1
+    default, rows = _plan(path, batch, params, platform, n_streams)
+    launch, finish = _LAUNCH[path](params, model, selection or default, platform)
     if isinstance(signal, jax.Array) and _is_on_cpu(signal):
         signal = np.asarray(signal)
-    batch = signal.shape[0]
-    rows = _processor_rows(path, batch, params) if platform == "cpu" else chunk_rows(params, platform)
     if batch <= rows:
         peaks = finish(launch(_padded(signal, params)))
         return _first_rows(peaks if isinstance(signal, jax.Array) else np.asarray(peaks), batch)
-    is_mapped = platform == "cpu" and isinstance(signal, np.ndarray) and signal.nbytes >= LEAST_MAPPED_BYTES
-    prepare = _line_or_padded if is_mapped else _padded
-    n_streams = worker_count() if platform == "cpu" else 1
-    found = _in_flight(lambda chunk: launch(prepare(chunk, params)), signal, rows, n_streams)
+    line = _line_from_header(signal, params, rows) if platform == "cpu" else None
+    length = params.frame_len
+
+    def launch_from(start: int) -> Any:
+        stop = min(start + rows, batch)
+        if line is None or padded_batch(stop - start) != stop - start:
+            return launch(_padded(signal[start:stop], params))
+        return launch(line[start * length : stop * length + HEADER_FLOATS])
+
+    found = _in_flight(launch_from, batch, rows, n_streams)
     if isinstance(signal, jax.Array) and path is not Path.BLOCK:
         return jnp.concatenate(
             [jax.block_until_ready(_first_rows(each, batch - start)) for start, each in found]
@@ -128,12 +133,14 @@ def run_path(
     return peaks
 
 
-def _in_flight(launch: Callable[[Any], Any], signal, rows: int, n_streams: int) -> Iterator[tuple[int, Any]]:
+def _in_flight(
+    launch_from: Callable[[int], Any], batch: int, rows: int, n_streams: int
+) -> Iterator[tuple[int, Any]]:
     """Yield the first row of each chunk and what was launched for it, the next ones under way meanwhile."""
     under_way = deque()
-    for number, start in enumerate(range(0, signal.shape[0], rows)):
+    for number, start in enumerate(range(0, batch, rows)):
         with in_stream(number % n_streams) if n_streams > 1 else contextlib.nullcontext():
-            under_way.append((start, launch(signal[start : start + rows])))
+            under_way.append((start, launch_from(start)))
         if len(under_way) == CHUNKS_IN_FLIGHT * n_streams:
             yield under_way.popleft()
     yield from under_way
@@ -154,7 +161,21 @@ def _finish_on_threads(
     for_each_chunk(run, len(peaks), rows)
 
 
-def _processor_rows(path: Path, batch: int, params: WelchPeakParams) -> int:
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    path: Path, batch: int, params: WelchPeakParams, platform: str, n_processors: int
+) -> tuple[str, int]:
+    """Return the selection of a batch where none is asked for, and the rows of a chunk.
+
+    Remembered: what is computed before the first program starts is computed while all processors wait.
+    """
+    selection = default_selection(padded_batch(batch), params.n_bins, platform)
+    if platform == "cpu":
+        return selection, _processor_rows(path, batch, params, n_processors)
+    return selection, chunk_rows(params, platform)
+
+
+def _processor_rows(path: Path, batch: int, params: WelchPeakParams, n_processors: int) -> int:
     """Return the rows that a processor runs at a time: its share, but neither too few nor more than a chunk.
 
     They are a size that padding leaves as it is.
@@ -165,7 +186,7 @@ def _processor_rows(path: Path, batch: int, params: WelchPeakParams) -> int:
     if batch <= min(most, unshared // row_samples):
         return batch
     least = max(CHUNK_ROWS_MULTIPLE, unshared // 2 // row_samples)
-    rows = rows_of_a_processor(batch, least, most)
+    rows = rows_of_a_processor(batch, least, most, n_processors)
     step = max(CHUNK_ROWS_MULTIPLE, padding_step(rows))
     return min(-(-rows // step) * step, most)
 
@@ -255,17 +276,22 @@ def _padded(signal, params: WelchPeakParams):
     return buffer
 
 
-def _line_or_padded(rows: np.ndarray, params: WelchPeakParams) -> np.ndarray | jax.Array:
-    """Return the memory of rows from the header before them on as one line, where they need nothing else.
+def _line_from_header(
+    signal: np.ndarray | jax.Array, params: WelchPeakParams, rows: int
+) -> np.ndarray | None:
+    """Return the memory of a large signal as one line from the header before it on, where chunks fit in.
 
-    JAX would copy rows that are not aligned. The header is never read.
+    JAX would copy chunks that are not aligned. The header is never read.
     """
-    is_whole = rows.dtype == np.float32 and rows.flags.c_contiguous and rows.shape[1] == params.frame_len
-    address, header = rows.ctypes.data, HEADER_BYTES // rows.itemsize
-    is_behind_header = address % ALIGNMENT_BYTES == HEADER_BYTES and header < params.frame_len
-    if not is_whole or not is_behind_header or padded_batch(len(rows)) != len(rows):
-        return _padded(rows, params)
-    return np.asarray(_Memory(rows, address - HEADER_BYTES, header + rows.size))
+    length = params.frame_len
+    if not isinstance(signal, np.ndarray) or signal.nbytes < LEAST_MAPPED_BYTES or length <= HEADER_FLOATS:
+        return None
+    is_whole = signal.dtype == np.float32 and signal.flags.c_contiguous and signal.shape[1] == length
+    address = signal.__array_interface__["data"][0]
+    is_behind_header = address % ALIGNMENT_BYTES == HEADER_BYTES
+    if not is_whole or not is_behind_header or rows * length * signal.itemsize % ALIGNMENT_BYTES:
+        return None
+    return np.asarray(_Memory(signal, address - HEADER_BYTES, HEADER_FLOATS + signal.size))
 
 
 class _Memory:

@@ -23,6 +23,7 @@ from ._strategy import AUTO, Path, Strategy, parse_welch_peaks_strategy
 if TYPE_CHECKING:
     from rlxjax._calibration import Calibration
 
+_NAMED = {path.value: path for path in (Path.HOST, Path.FUSED, Path.BLOCK)}
 _ASKED_OF_CALIBRATIONS = ("pick_path", "pick_selection")
 BUILT_IN_COSTS_NS = {Path.HOST: host_path_ns, Path.FUSED: fused_graph_ns, Path.BLOCK: block_graph_ns}
 
@@ -81,7 +82,7 @@ def welch_peaks(
         >>> int(welch_peaks(tone, params, "host")[0, 0, 0])
         32
     """
-    if not is_traced(signal) and not isinstance(signal, jax.Array):
+    if not isinstance(signal, jax.Array):
         signal = np.asarray(signal)
     if signal.ndim == 1:
         signal = signal[None]
@@ -215,8 +216,8 @@ def _choose_path(
     model: LearnedFft | None,
     traced: bool,
 ) -> Path:
-    if normalised(strategy) in (Path.HOST, Path.FUSED, Path.BLOCK):
-        return Path.parse(strategy)
+    if (named := _NAMED.get(normalised(strategy))) is not None:
+        return named
     try:
         parsed = parse_welch_peaks_strategy(strategy)
     except ValueError as error:
