@@ -23,6 +23,7 @@ from rlxjax.welch import aligned_zeros
 from rlxjax.welch._device_programs import (
     fused_peaks,
     mean_power,
+    rows_of,
     segment_spectra,
     taken_apart,
     transform_radix,
@@ -59,8 +60,9 @@ def windowed(signal: jax.Array, params: WelchPeakParams) -> list[jax.Array]:
 
 def packed(signal: jax.Array, params: WelchPeakParams) -> list[jax.Array]:
     """Return two windowed segments as the complex signals that are transformed."""
-    one, two = (signal[:, start : start + params.n_fft] for start in (0, params.hop))
-    return taken_apart(one, two, hann_window(params.n_fft), radix_of(signal, params))
+    radix, starts = radix_of(signal, params), (0, params.hop)
+    one, two = (jnp.split(signal[:, start : start + params.n_fft], radix, axis=1) for start in starts)
+    return taken_apart(one, two, hann_window(params.n_fft))
 
 
 def radix_of(signal: jax.Array, params: WelchPeakParams) -> int:
@@ -82,7 +84,7 @@ def prefixes(params: WelchPeakParams) -> dict[str, dict[str, Callable[[jax.Array
             "window and pack": lambda signal: packed(signal, params),
             "complex transform": lambda signal: list(map(jnp.fft.fft, packed(signal, params))),
             "power": lambda signal: mean_power(
-                signal, params, tile_rows(len(signal)), radix_of(signal, params)
+                rows_of(signal), params, tile_rows(len(signal)), radix_of(signal, params)
             ),
             "selection by maxima": lambda signal: fused_peaks(signal, params, "maxima"),
         },

@@ -16,7 +16,7 @@ import rlxjax as rx
 from benchmarks.startup import compilations
 from rlxjax import _chunks
 from rlxjax.welch import _device_programs, _host, _launch, aligned_zeros
-from rlxjax.welch._device_programs import CHUNK_ROWS_MULTIPLE, chunk_rows, fused_peaks
+from rlxjax.welch._device_programs import CHUNK_ROWS_MULTIPLE, chunk_rows, fused_peaks, piece_rows
 
 PARAMS = rx.WelchPeakParams(16, 3, k=4)
 MODEL = rx.LearnedFft.exact(16)
@@ -51,8 +51,9 @@ def use_chunks_of(monkeypatch, samples):
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    """Make chunks as small as they can be: `ROWS` rows on a device, seven on the host."""
+    """Make chunks and pieces as small as they can be: `ROWS` rows on a device, seven on the host."""
     use_chunks_of(monkeypatch, 1)
+    monkeypatch.setattr(_device_programs, "PIECE_SAMPLES", 1)
     monkeypatch.setattr(_host, "CHUNK_SAMPLES", 7 * PARAMS.n_segments * PARAMS.n_fft)
 
 
@@ -178,6 +179,39 @@ def test_a_chunk_is_whole_tiles_and_padding_leaves_it_as_it_is(n_fft, n_segments
     assert rx.padded_batch(rows) == rows
     assert rows <= max(fitting, CHUNK_ROWS_MULTIPLE)
     assert rows == CHUNK_ROWS_MULTIPLE or rows > fitting / 1.25 - CHUNK_ROWS_MULTIPLE
+
+
+@given(batch=st.integers(0, 10**6), n_fft=st.integers(1, 3000).map(lambda half: 2 * half))
+def test_a_piece_is_all_rows_or_whole_tiles_of_so_many_samples(batch, n_fft):
+    params = rx.WelchPeakParams(n_fft, 2, 1)
+    rows = piece_rows(batch, params, "cpu")
+    fitting = _device_programs.PIECE_SAMPLES / (2 * n_fft)
+    if batch <= fitting:
+        assert rows == batch
+        return
+    assert rows % CHUNK_ROWS_MULTIPLE == 0
+    assert fitting / 2 - CHUNK_ROWS_MULTIPLE < rows <= max(fitting, CHUNK_ROWS_MULTIPLE)
+
+
+@pytest.mark.parametrize("n_fft", [64, 250, 256, 1000, 1024, 4096])
+def test_pieces_leave_no_rows_of_a_chunk_or_of_a_processors_share(n_fft):
+    params = rx.WelchPeakParams(n_fft, 2, 1)
+    chunk = chunk_rows(params, "cpu")
+    assert chunk % piece_rows(chunk, params, "cpu") == 0
+    for rows in range(CHUNK_ROWS_MULTIPLE, chunk, CHUNK_ROWS_MULTIPLE):
+        padded = _launch._processor_rows(rx.Path.FUSED, 2 * rows, params, 2)
+        assert padded % piece_rows(padded, params, "cpu") == 0
+
+
+@pytest.mark.parametrize("selection", ["maxima", "top_k"])
+@pytest.mark.parametrize("batch", [4 * ROWS, 5 * ROWS])
+def test_a_program_in_pieces_has_the_peaks_of_one_that_is_none(selection, batch, monkeypatch):
+    params, signal = rx.WelchPeakParams(64, 3, k=5), noise(batch, rx.WelchPeakParams(64, 3, k=5))
+    whole = jax.jit(lambda signal: fused_peaks(signal, params, selection))(signal)
+    monkeypatch.setattr(_device_programs, "PIECE_SAMPLES", 2 * ROWS * 3 * 64)
+    found = jax.jit(lambda signal: fused_peaks(signal, params, selection))(signal)
+    np.testing.assert_array_equal(found[..., 0], whole[..., 0])
+    np.testing.assert_allclose(found, whole, rtol=FLOAT32_RTOL)
 
 
 @each_worker_count
@@ -433,7 +467,7 @@ def test_a_platform_without_threads_runs_chunks_in_flight(path, small_chunks, mo
 
 @pytest.mark.parametrize("selection", ["maxima", "top_k"])
 @pytest.mark.parametrize("batch", [2 * ROWS + 5])
-def test_traced_rows_beyond_a_chunk_have_the_peaks_and_gradient_of_one_chunk(
+def test_traced_rows_beyond_a_piece_have_the_peaks_and_gradient_of_one_piece(
     selection, batch, small_chunks, monkeypatch
 ):
     signal = jnp.asarray(noise(batch))
@@ -448,9 +482,6 @@ def test_traced_rows_beyond_a_chunk_have_the_peaks_and_gradient_of_one_chunk(
     gradient, peaks = jax.jit(run)(signal)
     jaxpr = str(jax.make_jaxpr(run)(signal))
     assert "scan" in jaxpr
-    if jax.default_backend() == "cpu":
-        # XLA keeps the branch whose argument is written out.
-        assert "conditional(" in jax.jit(run).lower(signal).compile().as_text()
     monkeypatch.undo()
     whole_gradient, whole = jax.jit(lambda signal: run(signal))(signal)
     np.testing.assert_array_equal(peaks[..., 0], whole[..., 0])
@@ -463,12 +494,12 @@ def traced_peaks_of(signal, path):
     """Return the peaks by what runs in traced code, whatever earlier calls have traced."""
     if path == "fused":
         return fused_peaks(signal, PARAMS, "top_k")
-    return _launch._learned_in_chunks(signal, _launch.program_of(MODEL, PARAMS), PARAMS, "top_k")
+    return _launch._learned_in_pieces(signal, _launch.program_of(MODEL, PARAMS), PARAMS, "top_k")
 
 
 @pytest.mark.parametrize("path", ["fused", "learned"])
 @pytest.mark.parametrize("batch", [3 * ROWS, 2 * ROWS + 5])
-def test_traced_rows_beyond_a_chunk_have_in_vmap_the_peaks_and_gradient_of_one_chunk(
+def test_traced_rows_beyond_a_piece_have_in_vmap_the_peaks_and_gradient_of_one_piece(
     path, batch, small_chunks, monkeypatch
 ):
     signals = jnp.stack([jnp.asarray(noise(batch, seed=seed)) for seed in range(2)])
@@ -494,7 +525,7 @@ def test_traced_rows_beyond_a_chunk_have_in_vmap_the_peaks_and_gradient_of_one_c
 @pytest.mark.parametrize("path", ["fused", "learned"])
 def test_traced_code_writes_out_no_copy_of_the_signal(path):
     params, model = rx.WelchPeakParams.fast(256, 4), rx.LearnedFft.exact(256)
-    chunk = chunk_rows(params, jax.default_backend())
+    piece = piece_rows(2**20, params, jax.default_backend())
 
     def peaks(signal):
         return rx.welch_peaks(signal, params, path, model=model, selection="top_k")
@@ -503,9 +534,9 @@ def test_traced_code_writes_out_no_copy_of_the_signal(path):
         signal = jax.ShapeDtypeStruct((batch, params.frame_len), np.float32)
         return jax.jit(run).lower(signal).compile().memory_analysis().temp_size_in_bytes
 
-    signal_bytes = 32 * chunk * params.frame_len * 4
-    whole, with_rest = (temporary_bytes(peaks, 32 * chunk + rest) for rest in (0, 5))
+    signal_bytes = 128 * piece * params.frame_len * 4
+    whole, with_rest = (temporary_bytes(peaks, 128 * piece + rest) for rest in (0, 5))
     assert max(whole, with_rest) < signal_bytes / 4
     gradient = jax.grad(lambda signal: peaks(signal)[..., 1].sum())
-    whole, with_rest = (temporary_bytes(gradient, 32 * chunk + rest) for rest in (0, 5))
+    whole, with_rest = (temporary_bytes(gradient, 128 * piece + rest) for rest in (0, 5))
     assert with_rest < whole + signal_bytes / 4

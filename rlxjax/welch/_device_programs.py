@@ -1,5 +1,6 @@
 """The device programs: what the fused and the block path jit."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,11 +15,21 @@ from rlxjax._one_loop import in_one_loop
 
 from ._host import hann_window, one_sided_weights
 from ._params import WelchPeakParams
-from ._selection import TILE_ROWS, default_selection, from_tiles, selected_peaks, tile_rows, to_tiles
+from ._selection import (
+    TILE_ROWS,
+    default_selection,
+    divisor_near,
+    from_tiles,
+    selected_peaks,
+    tile_rows,
+    to_tiles,
+)
 
 #: Samples that a chunk of rows transforms at a time: on CPUs its arrays stay in cache, elsewhere memory
 #: bounds them.
 CHUNK_SAMPLES = {"cpu": 2**19, "other": 2**26}
+#: Samples that a program on a CPU transforms at a time: its arrays stay in a core's second cache.
+PIECE_SAMPLES = 2**17
 #: Rows of a chunk are a multiple of this: the selection works in whole tiles, and each chunk of an aligned
 #: signal is aligned.
 CHUNK_ROWS_MULTIPLE = TILE_ROWS
@@ -46,13 +57,62 @@ def chunk_rows(params: WelchPeakParams, platform: str) -> int:
     return rows // step * step
 
 
+def piece_rows(batch: int, params: WelchPeakParams, platform: str) -> int:
+    """Return the rows that a program transforms at a time; on a CPU such that none are left, if they can.
+
+    Examples:
+        >>> [piece_rows(batch, WelchPeakParams.fast(4096, 16), "cpu") for batch in (16, 24, 56, 57)]
+        [16, 8, 8, 16]
+    """
+    if platform != "cpu":
+        return chunk_rows(params, platform)
+    most = PIECE_SAMPLES // (params.n_segments * params.n_fft)
+    if batch <= most:
+        return batch
+    most_tiles, (n_tiles, rest) = max(1, most // TILE_ROWS), divmod(batch, TILE_ROWS)
+    tiles = None if rest else divisor_near(n_tiles, most_tiles)
+    return TILE_ROWS * (tiles or most_tiles)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Some rows of a signal, whose columns are cut out a block at a time.
+
+    In a loop over pieces, where the first row is known at run time alone, XLA's CPU compiler makes vector
+    code of what reads such blocks. Of what reads parts of rows that were cut out first it makes none: that
+    reads the number of the first row for every sample.
+
+    Attributes:
+        signal: `[batch, length]`, real.
+        count: how many.
+        start: the first one's place; None for all rows.
+    """
+
+    signal: Real[Array, "batch length"]
+    count: int
+    start: Int[Array, ""] | None = None
+
+    def columns(self, first: int, last: int) -> Float[Array, "count columns"]:
+        """Return a block of columns, float32."""
+        if self.start is None:
+            block = self.signal[:, first:last]
+        else:
+            block = lax.dynamic_slice(self.signal, (self.start, first), (self.count, last - first))
+        return block.astype(jnp.float32)
+
+
+def rows_of(signal: Real[Array, "batch length"]) -> Rows:
+    """Return all rows of a signal."""
+    return Rows(signal, signal.shape[0])
+
+
 def segment_spectra(
     signal: Real[Array, "batch length"], params: WelchPeakParams
 ) -> Complex[Array, "batch n_segments n_bins"]:
     """Return the one-sided spectra of the windowed segments, complex64."""
-    signal = signal.astype(jnp.float32)
     window = hann_window(params.n_fft)[None]
-    return jnp.fft.rfft(jnp.stack([segment * window for segment in _segments(signal, params)], axis=1))
+    segments = [segment * window for (segment,) in _segments(rows_of(signal), params)]
+    return jnp.fft.rfft(jnp.stack(segments, axis=1))
 
 
 def transform_radix(rows: int, params: WelchPeakParams, platform: str) -> int:
@@ -80,7 +140,7 @@ def bin_order(params: WelchPeakParams, radix: int) -> np.ndarray | None:
 
 
 def mean_power(
-    signal: Real[Array, "batch length"], params: WelchPeakParams, tile_rows: int = 1, radix: int = 1
+    rows: Rows, params: WelchPeakParams, tile_rows: int = 1, radix: int = 1
 ) -> Float[Array, "batch n_bins"]:
     """Return the mean one-sided power of the windowed segments, the bins in their order or in `bin_order`.
 
@@ -88,18 +148,17 @@ def mean_power(
     with `Z` that of `x1 + i x2`. An odd one out is transformed alone.
 
     Args:
-        signal: each row's prefix is used.
+        rows: each one's prefix is used.
         params: the parameters.
         tile_rows: rows of the tiles in which powers are computed.
         radix: as of `transform_radix`; 1 for an odd number of segments.
     """
-    signal = signal.astype(jnp.float32)
-    window, segments = hann_window(params.n_fft), _segments(signal, params)
+    window, segments = hann_window(params.n_fft), _segments(rows, params, radix)
     # DC, the bins between by what they leave when divided by the radix, Nyquist
     parts: list[Any] = [0] * (radix + 2)
     if pairs := list(zip(segments[::2], segments[1::2], strict=False)):
         half = window * np.float32(0.5)  # so that a pair's sum is its mean, and overflows no sooner
-        by_pair = [taken_apart(one, two, half, radix) for one, two in pairs]
+        by_pair = [taken_apart(one, two, half) for one, two in pairs]
         transforms = [jnp.fft.fft(jnp.stack(samples, axis=1)) for samples in zip(*by_pair, strict=True)]
         powers = [to_tiles(jnp.sum(_squared_magnitude(each), axis=1), tile_rows) for each in transforms]
         nyquist = params.hop // radix
@@ -108,7 +167,7 @@ def mean_power(
             parts.append(2.0 * (powers[rest][:, :nyquist] + powers[-rest][:, : nyquist - 1 : -1]))
         parts.append(4.0 * powers[0][:, nyquist : nyquist + 1])
     if params.n_segments % 2:
-        power = to_tiles(_squared_magnitude(jnp.fft.rfft(segments[-1] * window[None])), tile_rows)
+        power = to_tiles(_squared_magnitude(jnp.fft.rfft(segments[-1][0] * window[None])), tile_rows)
         ends = (np.s_[:1], np.s_[1 : params.hop], np.s_[params.hop :])
         parts = [part + power[:, each] for part, each in zip(parts, ends, strict=True)]
     at_dc, between, at_nyquist = one_sided_weights(params)[[0, 1, -1]]
@@ -120,15 +179,21 @@ def mean_power(
 
 
 def taken_apart(
-    one: Float[Array, "batch n_fft"], two: Float[Array, "batch n_fft"], window: np.ndarray, radix: int
+    one: Sequence[Float[Array, "batch n"]], two: Sequence[Float[Array, "batch n"]], window: np.ndarray
 ) -> Sequence[Complex[Array, "batch n"]]:
     """Return samples whose transforms together are that of windowed `x = one + i two`: the r-th `Z[4 q + r]`.
 
     A step of decimation in frequency, in one loop with the window:
     `y_r[j] = w^(r j) sum_m (-i)^(r m) x[j + m n/4]` with `w = exp(-2 pi i / n)`.
+
+    Args:
+        one: a segment whole, or its quarters.
+        two: the other one, as many parts.
+        window: of a segment.
     """
+    radix = len(one)
     if radix == 1:
-        return [jnp.asarray(lax.complex(one * window[None], two * window[None]))]
+        return [jnp.asarray(lax.complex(one[0] * window[None], two[0] * window[None]))]
     n_fft, n = len(window), len(window) // radix
 
     def step(_: tuple, quarters: list[list[Array]]) -> list[Any]:
@@ -143,7 +208,7 @@ def taken_apart(
         sums = [even + odd, even_less + turned, even - odd, even_less - turned]
         return sums[:1] + [by_row(each) * y for each, y in zip(twiddles[1:], sums[1:], strict=True)]
 
-    return in_one_loop(step)((), [jnp.split(each, radix, axis=1) for each in (one, two)])
+    return in_one_loop(step)((), [list(one), list(two)])
 
 
 def fused_peaks(
@@ -151,7 +216,7 @@ def fused_peaks(
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks of rows of samples as one program: only (bin, power) pairs leave it.
 
-    Rows beyond a chunk are computed `in_chunks`, one after the other.
+    Rows beyond a piece are computed `in_pieces`, one after the other.
 
     Args:
         signal: `[batch, length]`, real; each row's prefix is used.
@@ -160,47 +225,42 @@ def fused_peaks(
     """
     if selection is None:
         selection = default_selection(signal.shape[0], params.n_bins, jax.default_backend())
-    return in_chunks(functools.partial(_peaks, params=params, selection=selection), signal, params)
+    return in_pieces(functools.partial(_peaks, params=params, selection=selection), signal, params)
 
 
-def in_chunks(
-    peaks_of: Callable[[Real[Array, "rows length"]], Float[Array, "rows k 2"]],
+def in_pieces(
+    peaks_of: Callable[[Rows], Float[Array, "rows k 2"]],
     signal: Real[Array, "batch length"],
     params: WelchPeakParams,
 ) -> Float[Array, "batch k 2"]:
-    """Return the peaks that a function finds in rows, in one chunk after the other and then in what is left.
+    """Return the peaks that a function finds in rows, in one piece after the other and then in what is left.
 
-    The loop is over where chunks start: one over the chunks themselves takes them as an array of their own,
+    The loop is over where pieces start: one over the pieces themselves takes them as an array of their own,
     which XLA writes out if rows are left.
     """
-    batch, rows = signal.shape[0], chunk_rows(params, jax.default_backend())
+    batch, rows = signal.shape[0], piece_rows(signal.shape[0], params, jax.default_backend())
     if batch <= rows:
-        return peaks_of(signal)
-    n_chunks, rest = divmod(batch, rows)
-
-    def no_peaks(_: Array) -> Float[Array, "rows k 2"]:
-        return jnp.zeros((rows, params.k, 2), jnp.float32)
-
-    def peaks_from(start: Int[Array, ""]) -> Float[Array, "rows k 2"]:
-        chunk = lax.dynamic_slice(signal, (start, 0), (rows, params.frame_len))
-        # What a branch is given is written out first. Loops that cut the chunk themselves read its start for
-        # every sample, and XLA's CPU compiler makes no vector code of that.
-        return lax.cond(start >= 0, peaks_of, no_peaks, chunk)
-
-    peaks = lax.map(peaks_from, rows * jnp.arange(n_chunks)).reshape(-1, params.k, 2)
-    return jnp.concatenate([peaks, peaks_of(signal[-rest:])]) if rest else peaks
+        return peaks_of(rows_of(signal))
+    n_pieces, rest = divmod(batch, rows)
+    starts = rows * jnp.arange(n_pieces)
+    peaks = lax.map(lambda start: peaks_of(Rows(signal, rows, start)), starts).reshape(-1, params.k, 2)
+    return jnp.concatenate([peaks, peaks_of(rows_of(signal[-rest:]))]) if rest else peaks
 
 
-def _peaks(signal, params: WelchPeakParams, selection: str) -> Float[Array, "batch k 2"]:
-    rows = tile_rows(signal.shape[0]) if selection == "maxima" else 1
-    radix = transform_radix(signal.shape[0], params, jax.default_backend())
-    power = mean_power(signal, params, rows, radix)
+def _peaks(rows: Rows, params: WelchPeakParams, selection: str) -> Float[Array, "batch k 2"]:
+    tile = tile_rows(rows.count) if selection == "maxima" else 1
+    radix = transform_radix(rows.count, params, jax.default_backend())
+    power = mean_power(rows, params, tile, radix)
     return selected_peaks(power, params.k, selection, bin_order(params, radix))
 
 
-def _segments(signal: Float[Array, "batch length"], params: WelchPeakParams) -> list[Array]:
+def _segments(rows: Rows, params: WelchPeakParams, parts: int = 1) -> list[list[Array]]:
+    """Return the segments, each in parts of its columns."""
+    n = params.n_fft // parts
     starts = range(0, params.n_segments * params.hop, params.hop)
-    return [signal[:, start : start + params.n_fft] for start in starts]
+    return [
+        [rows.columns(start + n * part, start + n * (part + 1)) for part in range(parts)] for start in starts
+    ]
 
 
 def _squared_magnitude(spectrum: Complex[Array, "*batch"]) -> Float[Array, "*batch"]:

@@ -19,9 +19,10 @@ from rlxjax._chunks import for_each_chunk, in_stream, rows_of_a_processor, worke
 
 from ._device_programs import (
     CHUNK_ROWS_MULTIPLE,
+    Rows,
     chunk_rows,
     fused_peaks,
-    in_chunks,
+    in_pieces,
     padding_step,
     segment_spectra,
 )
@@ -201,20 +202,24 @@ def run_traced(
     return _traced_learned(signal, program_of(model, params), params, selection)
 
 
-def _learned_in_chunks(
+def _learned_in_pieces(
     signal, arrays: LearnedProgram, params: WelchPeakParams, selection: str | None
 ) -> jax.Array:
     """Return the peaks that a learned FFT finds in any number of rows."""
     if selection is None:
         selection = default_selection(signal.shape[0], params.n_bins, jax.default_backend())
-    return in_chunks(lambda rows: learned_peaks(rows, arrays, params, selection), signal, params)
+
+    def peaks_of(rows: Rows) -> jax.Array:
+        return learned_peaks(rows.columns(0, params.frame_len), arrays, params, selection)
+
+    return in_pieces(peaks_of, signal, params)
 
 
 #: What traced code runs. In a caller's `grad` or `vmap` alone each is a program, compiled once for its
 #: shapes; in his own `jit` it is part of his program, compiled as he says.
 _traced_fused, _traced_learned = (
     jax.jit(function, static_argnames=("params", "selection"), inline=True)
-    for function in (fused_peaks, _learned_in_chunks)
+    for function in (fused_peaks, _learned_in_pieces)
 )
 
 

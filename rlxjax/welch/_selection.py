@@ -186,8 +186,19 @@ def group_tiles(n_tiles: int, n_bins: int) -> int:
         (32, 8, 61)
     """
     most = max(1, GROUP_KEYS // (TILE_ROWS * max(1, n_bins - 1)))
-    counts = [count for count in range(1, min(most, n_tiles) + 1) if n_tiles % count == 0]
-    return counts[-1] if counts and 2 * counts[-1] >= most else n_tiles
+    return divisor_near(n_tiles, most) or n_tiles
+
+
+def divisor_near(number: int, most: int) -> int | None:
+    """Return the largest divisor that is at most `most`, and at least half of it, if there is one.
+
+    Examples:
+        >>> divisor_near(96, 40), divisor_near(61, 40)
+        (32, None)
+    """
+    divisors = (divisor for divisor in range(min(most, number), 0, -1) if number % divisor == 0)
+    largest = next(divisors, 0)
+    return largest if 2 * largest >= most else None
 
 
 def to_tiles(rows: Shaped[Array, "batch bins"], tile_rows: int) -> Shaped[Array, "tiles bins tile_rows"]:
