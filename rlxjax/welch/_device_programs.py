@@ -106,12 +106,20 @@ def rows_of(signal: Real[Array, "batch length"]) -> Rows:
     return Rows(signal, signal.shape[0])
 
 
+def as_signal(signal: Real[Array, "*shape"], params: WelchPeakParams) -> Real[Array, "batch length"]:
+    """Return a signal `[batch, length]`; of a line, the rows that it ends in."""
+    if signal.ndim == 2:
+        return signal
+    n_rows = signal.shape[0] // params.frame_len
+    return signal[signal.shape[0] - n_rows * params.frame_len :].reshape(n_rows, params.frame_len)
+
+
 def segment_spectra(
-    signal: Real[Array, "batch length"], params: WelchPeakParams
+    signal: Real[Array, "*shape"], params: WelchPeakParams
 ) -> Complex[Array, "batch n_segments n_bins"]:
-    """Return the one-sided spectra of the windowed segments, complex64."""
-    window = hann_window(params.n_fft)[None]
-    segments = [segment * window for (segment,) in _segments(rows_of(signal), params)]
+    """Return the one-sided spectra of the windowed segments, complex64; `signal` as `as_signal` takes it."""
+    window, rows = hann_window(params.n_fft)[None], rows_of(as_signal(signal, params))
+    segments = [segment * window for (segment,) in _segments(rows, params)]
     return jnp.fft.rfft(jnp.stack(segments, axis=1))
 
 
@@ -212,25 +220,26 @@ def taken_apart(
 
 
 def fused_peaks(
-    signal: Real[Array, "batch length"], params: WelchPeakParams, selection: str | None = None
+    signal: Real[Array, "*shape"], params: WelchPeakParams, selection: str | None = None
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks of rows of samples as one program: only (bin, power) pairs leave it.
 
     Rows beyond a piece are computed `in_pieces`, one after the other.
 
     Args:
-        signal: `[batch, length]`, real; each row's prefix is used.
+        signal: real `[batch, length]`, each row's prefix is used; or a line, the rows that it ends in.
         params: the parameters.
         selection: "maxima" or "top_k"; by default the one that is faster on JAX's default platform.
     """
     if selection is None:
-        selection = default_selection(signal.shape[0], params.n_bins, jax.default_backend())
+        batch = as_signal(signal, params).shape[0]
+        selection = default_selection(batch, params.n_bins, jax.default_backend())
     return in_pieces(functools.partial(_peaks, params=params, selection=selection), signal, params)
 
 
 def in_pieces(
     peaks_of: Callable[[Rows], Float[Array, "rows k 2"]],
-    signal: Real[Array, "batch length"],
+    signal: Real[Array, "*shape"],
     params: WelchPeakParams,
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks that a function finds in rows, in one piece after the other and then in what is left.
@@ -238,13 +247,21 @@ def in_pieces(
     The loop is over where pieces start: one over the pieces themselves takes them as an array of their own,
     which XLA writes out if rows are left.
     """
-    batch, rows = signal.shape[0], piece_rows(signal.shape[0], params, jax.default_backend())
+    whole = as_signal(signal, params)
+    batch, rows = whole.shape[0], piece_rows(whole.shape[0], params, jax.default_backend())
     if batch <= rows:
-        return peaks_of(rows_of(signal))
+        return peaks_of(rows_of(whole))
     n_pieces, rest = divmod(batch, rows)
-    starts = rows * jnp.arange(n_pieces)
-    peaks = lax.map(lambda start: peaks_of(Rows(signal, rows, start)), starts).reshape(-1, params.k, 2)
-    return jnp.concatenate([peaks, peaks_of(rows_of(signal[-rest:]))]) if rest else peaks
+
+    def peaks_from(start: Int[Array, ""]) -> Float[Array, "rows k 2"]:
+        if signal.ndim == 2:
+            return peaks_of(Rows(signal, rows, start))
+        # The barrier keeps XLA from cutting the rows out of a line ahead of the loop, and writing them out.
+        line, start = lax.optimization_barrier((signal, start))
+        return peaks_of(Rows(as_signal(line, params), rows, start))
+
+    peaks = lax.map(peaks_from, rows * jnp.arange(n_pieces)).reshape(-1, params.k, 2)
+    return jnp.concatenate([peaks, peaks_of(rows_of(whole[-rest:]))]) if rest else peaks
 
 
 def _peaks(rows: Rows, params: WelchPeakParams, selection: str) -> Float[Array, "batch k 2"]:

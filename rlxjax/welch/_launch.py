@@ -76,15 +76,9 @@ def aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
 @functools.cache
 def program(function: Callable, platform: str) -> Callable:
     """Return the program of a path on a platform: of rows, or of a line that ends in them."""
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def of_rows(signal: jax.Array, *args: Any) -> jax.Array:
-        params = signature.bind(signal, *args).arguments["params"]
-        return function(_rows_of(signal, params), *args)
-
-    static = [name for name in ("params", "selection") if name in signature.parameters]
-    return jax.jit(of_rows, static_argnames=static, compiler_options=compiler_options(platform))
+    names = inspect.signature(function).parameters
+    static = [name for name in ("params", "selection") if name in names]
+    return jax.jit(function, static_argnames=static, compiler_options=compiler_options(platform))
 
 
 def compiler_options(platform: str) -> dict[str, Any] | None:
@@ -311,14 +305,6 @@ class _Memory:
             "shape": (size,),
             "typestr": owner.dtype.str,
         }
-
-
-def _rows_of(signal: jax.Array, params: WelchPeakParams) -> jax.Array:
-    """Return rows; of a line, those that it ends in."""
-    if signal.ndim == 2:
-        return signal
-    n_rows = signal.shape[0] // params.frame_len
-    return signal[signal.shape[0] - n_rows * params.frame_len :].reshape(n_rows, params.frame_len)
 
 
 def _is_on_cpu(signal: jax.Array) -> bool:

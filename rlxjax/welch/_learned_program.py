@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Real
 
 from rlxjax._typing import RealLike
 
+from ._device_programs import as_signal
 from ._host import hann_window, one_sided_weights
 from ._learned_fft import LearnedFft, bit_reversal
 from ._params import WelchPeakParams
@@ -168,7 +169,7 @@ def learned_program(model: LearnedFft, params: WelchPeakParams, form: str | None
 
 
 def learned_peaks(
-    signal: Real[Array, "batch length"],
+    signal: Real[Array, "*shape"],
     program: LearnedProgram,
     params: WelchPeakParams,
     selection: str | None = None,
@@ -180,7 +181,8 @@ def learned_peaks(
     read, so a NaN there is not seen.
 
     Args:
-        signal: `[batch, length]`, real, `length >= frame_len`; each row's prefix is used.
+        signal: real `[batch, length]`, `length >= frame_len`, each row's prefix is used; or a line, the rows that
+            it ends in.
         program: of `learned_program`, made for these params.
         params: the parameters.
         selection: "maxima" or "top_k"; by default the one that is faster on JAX's default platform.
@@ -193,7 +195,7 @@ def learned_peaks(
     """
     if program.n_fft != params.n_fft:
         raise ValueError(f"params: expected n_fft {program.n_fft} as in the program, got {params.n_fft}")
-    signal = signal.astype(jnp.float32)
+    signal = as_signal(signal, params).astype(jnp.float32)
     starts = range(0, params.n_segments * params.hop, params.hop)
     run = _run_matrices if program.matrices else _run_butterflies
     power = sum(run(signal[:, start : start + params.n_fft], program) for start in starts)

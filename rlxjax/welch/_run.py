@@ -73,7 +73,7 @@ def welch_peaks(
     chunk. Fewer rows than a chunk are padded with rows of zeros to the next of four sizes an octave
     (`padded_batch`), so that varying batches compile a bounded number of programs.
 
-    In traced code no rows are padded, and chunks are computed one after the other, each read from where the
+    In traced code no rows are padded, and pieces are computed one after the other, each read from where the
     signal lies; a gradient keeps the transforms of all of them.
 
     Examples:
