@@ -46,6 +46,7 @@ def use_workers(monkeypatch, workers):
 
 def use_chunks_of(monkeypatch, samples):
     monkeypatch.setattr(_device_programs, "CHUNK_SAMPLES", {"cpu": samples, "other": 1})
+    monkeypatch.setattr(_launch, "PROGRAM_SAMPLES", samples)
     monkeypatch.setattr(_launch, "_plan", _launch._plan.__wrapped__)  # what is remembered has other chunks
 
 
@@ -201,6 +202,26 @@ def test_pieces_leave_no_rows_of_a_chunk_or_of_a_processors_share(n_fft):
     for rows in range(CHUNK_ROWS_MULTIPLE, chunk, CHUNK_ROWS_MULTIPLE):
         padded = _launch._processor_rows(rx.Path.FUSED, 2 * rows, params, 2)
         assert padded % piece_rows(padded, params, "cpu") == 0
+
+
+@each_worker_count
+@given(batch=st.integers(0, 10**6), n_fft=st.sampled_from([64, 250, 1024, 4096]))
+def test_a_program_goes_through_as_many_chunks_as_leave_all_processors_equally_many(workers, batch, n_fft):
+    params = rx.WelchPeakParams(n_fft, 2, 1)
+    chunk = _launch._processor_rows(rx.Path.FUSED, batch, params, workers)
+    rows = _launch._program_rows(chunk, batch, params, workers)
+    if batch <= chunk:
+        assert rows == chunk
+        return
+    times, rest = divmod(rows, chunk)
+    assert rest == 0
+    assert times == 1 or rows * 2 * n_fft <= _launch.PROGRAM_SAMPLES
+    n_chunks = -(-batch // chunk)
+    assert n_chunks % times == 0
+    assert times == 1 or n_chunks // times % workers == 0
+    can_double = n_chunks % (2 * times * workers) == 0
+    assert not can_double or 2 * rows * 2 * n_fft > _launch.PROGRAM_SAMPLES
+    assert rx.padded_batch(rows) == rows
 
 
 @pytest.mark.parametrize("selection", ["maxima", "top_k"])

@@ -42,6 +42,9 @@ HEADER_FLOATS = HEADER_BYTES // 4
 #: Most samples of which a CPU's processors take no share each; a share is at least half of that. Another
 #: program costs tens of microseconds, a thread for NumPy's part of the block path some hundreds.
 MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK = 2**16, 2**17
+#: Most samples of the chunks that one program of the fused path on a CPU goes through: launching another one
+#: takes tens of microseconds from a processor.
+PROGRAM_SAMPLES = 2**21
 #: Chunks under way at a time, for each processor of a CPU: one computes while the next one waits, or is sent.
 CHUNKS_IN_FLIGHT = 2
 
@@ -160,14 +163,15 @@ def _finish_on_threads(
 def _plan(
     path: Path, batch: int, params: WelchPeakParams, platform: str, n_processors: int
 ) -> tuple[str, int]:
-    """Return the selection of a batch where none is asked for, and the rows of a chunk.
+    """Return the selection of a batch where none is asked for, and the rows of a program.
 
     Remembered: what is computed before the first program starts is computed while all processors wait.
     """
     selection = default_selection(padded_batch(batch), params.n_bins, platform)
-    if platform == "cpu":
-        return selection, _processor_rows(path, batch, params, n_processors)
-    return selection, chunk_rows(params, platform)
+    if platform != "cpu":
+        return selection, chunk_rows(params, platform)
+    rows = _processor_rows(path, batch, params, n_processors)
+    return selection, _program_rows(rows, batch, params, n_processors) if path is Path.FUSED else rows
 
 
 def _processor_rows(path: Path, batch: int, params: WelchPeakParams, n_processors: int) -> int:
@@ -184,6 +188,20 @@ def _processor_rows(path: Path, batch: int, params: WelchPeakParams, n_processor
     rows = rows_of_a_processor(batch, least, most, n_processors)
     step = max(CHUNK_ROWS_MULTIPLE, padding_step(rows))
     return min(-(-rows // step) * step, most)
+
+
+def _program_rows(rows: int, batch: int, params: WelchPeakParams, n_processors: int) -> int:
+    """Return the rows of 1, 2, 4, ... chunks: as many as leave all processors equally many programs.
+
+    Examples:
+        >>> params = WelchPeakParams.fast(1024, 16)
+        >>> [_program_rows(256, batch, params, n_processors=2) for batch in (512, 1024, 1536, 8192)]
+        [256, 512, 256, 1024]
+    """
+    n_chunks, most = -(-batch // max(rows, 1)), PROGRAM_SAMPLES // (params.n_segments * params.n_fft)
+    while n_chunks % (2 * n_processors) == 0 and 0 < 2 * rows <= most:
+        rows, n_chunks = 2 * rows, n_chunks // 2
+    return rows
 
 
 def run_traced(

@@ -181,8 +181,8 @@ def learned_peaks(
     read, so a NaN there is not seen.
 
     Args:
-        signal: real `[batch, length]`, `length >= frame_len`, each row's prefix is used; or a line, the rows that
-            it ends in.
+        signal: real `[batch, length]`, `length >= frame_len`, each row's prefix is used; or a line, the rows
+            that it ends in.
         program: of `learned_program`, made for these params.
         params: the parameters.
         selection: "maxima" or "top_k"; by default the one that is faster on JAX's default platform.
