@@ -19,7 +19,7 @@ import numpy as np
 
 from rlxjax import welch_peaks
 from rlxjax.welch import WelchPeakParams, aligned_zeros
-from rlxjax.welch._device_programs import mean_power
+from rlxjax.welch._device_programs import mean_power, rows_of
 from rlxjax.welch._launch import compiler_options
 from rlxjax.welch._selection import SELECTIONS, TILE_ROWS, selected_peaks
 
@@ -266,8 +266,11 @@ def _transform_benchmarks() -> dict[str, Callable[[], float]]:
     for name, (rows, n_fft) in {"short powers": SHORT_TRANSFORM, "long powers": LONG_TRANSFORM}.items():
         params = WelchPeakParams.fast(n_fft, 1)
         signal = jax.device_put(rng.standard_normal((rows, params.frame_len), np.float32))
-        transform = functools.partial(mean_power, params=params, tile_rows=TILE_ROWS)
-        program = jax.jit(transform, compiler_options=options)
+
+        def powers(signal: jax.Array, params: WelchPeakParams = params) -> jax.Array:
+            return mean_power(rows_of(signal), params, TILE_ROWS)
+
+        program = jax.jit(powers, compiler_options=options)
 
         def run(program=program, signal=signal) -> None:
             program(signal).block_until_ready()
