@@ -235,6 +235,81 @@ def test_a_program_in_pieces_has_the_peaks_of_one_that_is_none(selection, batch,
     np.testing.assert_allclose(found, whole, rtol=FLOAT32_RTOL)
 
 
+def line_of(signal):
+    """Return rows behind what is never read."""
+    return np.concatenate([np.full(_launch.HEADER_FLOATS, np.nan, np.float32), signal.ravel()])
+
+
+@pytest.mark.parametrize("selection", ["maxima", "top_k"])
+@pytest.mark.parametrize(("n_fft", "batch"), [(64, 4 * ROWS), (64, 5 * ROWS), (512, 9 * ROWS)])
+def test_a_line_in_pieces_has_the_peaks_of_its_rows(selection, n_fft, batch, monkeypatch):
+    params = rx.WelchPeakParams.fast(n_fft, 5)
+    signal = noise(batch, params)
+    whole = jax.jit(lambda signal: fused_peaks(signal, params, selection, "cpu"))(signal)
+    monkeypatch.setattr(_device_programs, "PIECE_SAMPLES", 2 * ROWS * 2 * n_fft)
+    found = jax.jit(lambda line: fused_peaks(line, params, selection, "cpu"))(line_of(signal))
+    np.testing.assert_array_equal(found[..., 0], whole[..., 0])
+    np.testing.assert_allclose(found, whole, rtol=FLOAT32_RTOL)
+
+
+def test_all_pieces_of_a_program_take_their_transforms_apart_as_the_program_does():
+    params, batch = rx.WelchPeakParams.fast(552, 4), 168
+    rows = piece_rows(batch, params, "cpu")
+    assert rows < batch
+    assert _device_programs.transform_radix(rows, params, "cpu") == 1, "a piece alone would not be"
+    assert _device_programs.transform_radix(batch, params, "cpu") == 4
+    run = jax.make_jaxpr(lambda signal: fused_peaks(signal, params, "top_k", "cpu"))
+    text = str(run(noise(batch, params)))
+    assert "fft_lengths=(138,)" in text
+    assert "fft_lengths=(552,)" not in text
+
+
+def test_a_program_is_traced_for_its_platform():
+    params, signal = rx.WelchPeakParams.fast(1024, 4), noise(128, rx.WelchPeakParams.fast(1024, 4))
+    is_loop = {}
+    for platform in ("cpu", "gpu"):
+        lowered = _launch.program(fused_peaks, platform).lower(signal, params, "top_k", platform)
+        is_loop[platform] = "stablehlo.while" in lowered.as_text()
+    assert is_loop == {"cpu": True, "gpu": False}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("selection", ["maxima", "top_k"])
+def test_a_large_signal_is_used_where_it_is_by_programs_of_many_chunks_in_pieces(
+    workers, selection, monkeypatch, launched
+):
+    tile_samples = ROWS * PARAMS.n_segments * PARAMS.n_fft
+    use_workers(monkeypatch, workers)
+    use_chunks_of(monkeypatch, 2 * tile_samples)
+    monkeypatch.setattr(_launch, "PROGRAM_SAMPLES", 8 * tile_samples)
+    monkeypatch.setattr(_device_programs, "PIECE_SAMPLES", tile_samples)
+    jax.clear_caches()  # programs of these shapes may have been traced with other pieces
+    signal = noise(8 * workers * ROWS)
+    raw = np.full(signal.size + 64, np.nan, np.float32)
+    start = (-raw.ctypes.data % _launch.ALIGNMENT_BYTES + _launch.HEADER_BYTES) // raw.itemsize
+    mapped = raw[start : start + signal.size].reshape(signal.shape)
+    mapped[:] = signal
+    monkeypatch.setattr(_launch, "LEAST_MAPPED_BYTES", mapped.nbytes)
+    peaks = peaks_of(mapped, "fused", selection=selection)
+    assert [shape for shape, _ in launched] == workers * [
+        (_launch.HEADER_FLOATS + 8 * ROWS * PARAMS.frame_len,)
+    ]
+    monkeypatch.undo()
+    jax.clear_caches()
+    expected = peaks_of(signal, "fused", selection=selection)
+    np.testing.assert_array_equal(peaks[..., 0], expected[..., 0])
+    np.testing.assert_allclose(peaks, expected, rtol=FLOAT32_RTOL)
+
+
+@pytest.mark.parametrize("rest", [0, 5])
+def test_a_program_writes_out_no_copy_of_a_line(rest):
+    params = rx.WelchPeakParams.fast(256, 4)
+    batch = 128 * piece_rows(2**20, params, "cpu") + rest
+    line = jax.ShapeDtypeStruct((_launch.HEADER_FLOATS + batch * params.frame_len,), np.float32)
+    compiled = _launch.program(fused_peaks, "cpu").lower(line, params, "top_k", "cpu").compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * line.size / 4
+
+
 @each_worker_count
 @pytest.mark.parametrize(("path", "unshared"), [("fused", 2**16), ("learned", 2**16), ("block", 2**17)])
 @given(batch=st.integers(0, 10**6), n_fft=st.integers(1, 3000).map(lambda half: 2 * half))
@@ -464,7 +539,7 @@ def test_chunks_are_launched_in_order_into_streams_in_turn_and_so_many_are_under
     for place, (start, rows) in enumerate(found):
         assert start == place * ROWS
         assert rows == min(ROWS, batch - start)
-        assert len(launched) - place <= _launch.CHUNKS_IN_FLIGHT * n_streams
+        assert len(launched) - place <= _launch.PROGRAMS_IN_FLIGHT * n_streams
     assert len(launched) == -(-batch // ROWS)
     assert streams == ([number % n_streams for number in range(len(launched))] if n_streams > 1 else [])
 
@@ -515,7 +590,7 @@ def traced_peaks_of(signal, path):
     """Return the peaks by what runs in traced code, whatever earlier calls have traced."""
     if path == "fused":
         return fused_peaks(signal, PARAMS, "top_k")
-    return _launch._learned_in_pieces(signal, _launch.program_of(MODEL, PARAMS), PARAMS, "top_k")
+    return _launch._learned_in_pieces(signal, _launch.program_of(MODEL, PARAMS), PARAMS, "top_k", "cpu")
 
 
 @pytest.mark.parametrize("path", ["fused", "learned"])

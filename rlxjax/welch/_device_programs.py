@@ -1,7 +1,6 @@
 """The device programs: what the fused and the block path jit."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,10 +24,10 @@ from ._selection import (
     to_tiles,
 )
 
-#: Samples that a chunk of rows transforms at a time: on CPUs its arrays stay in cache, elsewhere memory
-#: bounds them.
+#: Most samples of a chunk of rows: on CPUs what a processor is given at a time, elsewhere what memory holds.
 CHUNK_SAMPLES = {"cpu": 2**19, "other": 2**26}
-#: Samples that a program on a CPU transforms at a time: its arrays stay in a core's second cache.
+#: Most samples that the fused path's program on a CPU transforms at a time, and any that traced code runs
+#: there: arrays of a piece stay in a core's second cache.
 PIECE_SAMPLES = 2**17
 #: Rows of a chunk are a multiple of this: the selection works in whole tiles, and each chunk of an aligned
 #: signal is aligned.
@@ -43,7 +42,7 @@ def padding_step(batch: int) -> int:
 
 
 def chunk_rows(params: WelchPeakParams, platform: str) -> int:
-    """Return the rows that a device transforms at a time: they, not the batch, decide what memory it takes.
+    """Return the rows of a chunk: they, not the batch, decide what memory a device takes.
 
     They are a size that padding leaves as it is.
 
@@ -58,7 +57,8 @@ def chunk_rows(params: WelchPeakParams, platform: str) -> int:
 
 
 def piece_rows(batch: int, params: WelchPeakParams, platform: str) -> int:
-    """Return the rows that a program transforms at a time; on a CPU such that none are left, if they can.
+    """Return the rows of a piece, which a program transforms at a time; on a CPU such that none are left,
+    if they can.
 
     Examples:
         >>> [piece_rows(batch, WelchPeakParams.fast(4096, 16), "cpu") for batch in (16, 24, 56, 57)]
@@ -110,8 +110,13 @@ def as_signal(signal: Real[Array, "*shape"], params: WelchPeakParams) -> Real[Ar
     """Return a signal `[batch, length]`; of a line, the rows that it ends in."""
     if signal.ndim == 2:
         return signal
-    n_rows = signal.shape[0] // params.frame_len
+    n_rows = batch_of(signal, params)
     return signal[signal.shape[0] - n_rows * params.frame_len :].reshape(n_rows, params.frame_len)
+
+
+def batch_of(signal: Real[Array, "*shape"], params: WelchPeakParams) -> int:
+    """Return the rows of a signal, or of a line."""
+    return signal.shape[0] if signal.ndim == 2 else signal.shape[0] // params.frame_len
 
 
 def segment_spectra(
@@ -161,6 +166,7 @@ def mean_power(
         tile_rows: rows of the tiles in which powers are computed.
         radix: as of `transform_radix`; 1 for an odd number of segments.
     """
+    assert radix == 1 or params.n_segments % 2 == 0
     window, segments = hann_window(params.n_fft), _segments(rows, params, radix)
     # DC, the bins between by what they leave when divided by the radix, Nyquist
     parts: list[Any] = [0] * (radix + 2)
@@ -220,7 +226,10 @@ def taken_apart(
 
 
 def fused_peaks(
-    signal: Real[Array, "*shape"], params: WelchPeakParams, selection: str | None = None
+    signal: Real[Array, "*shape"],
+    params: WelchPeakParams,
+    selection: str | None = None,
+    platform: str | None = None,
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks of rows of samples as one program: only (bin, power) pairs leave it.
 
@@ -229,46 +238,45 @@ def fused_peaks(
     Args:
         signal: real `[batch, length]`, each row's prefix is used; or a line, the rows that it ends in.
         params: the parameters.
-        selection: "maxima" or "top_k"; by default the one that is faster on JAX's default platform.
+        selection: "maxima" or "top_k"; by default the one that is faster on the platform.
+        platform: what the program is for; by default what JAX's default device is.
     """
-    if selection is None:
-        batch = as_signal(signal, params).shape[0]
-        selection = default_selection(batch, params.n_bins, jax.default_backend())
-    return in_pieces(functools.partial(_peaks, params=params, selection=selection), signal, params)
+    batch = batch_of(signal, params)
+    platform = platform or jax.default_backend()
+    selection = selection or default_selection(batch, params.n_bins, platform)
+    radix = transform_radix(batch, params, platform)
+
+    def peaks_of(rows: Rows) -> Float[Array, "rows k 2"]:
+        tile = tile_rows(rows.count) if selection == "maxima" else 1
+        power = mean_power(rows, params, tile, radix)
+        return selected_peaks(power, params.k, selection, bin_order(params, radix))
+
+    return in_pieces(peaks_of, signal, params, platform)
 
 
 def in_pieces(
     peaks_of: Callable[[Rows], Float[Array, "rows k 2"]],
     signal: Real[Array, "*shape"],
     params: WelchPeakParams,
+    platform: str,
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks that a function finds in rows, in one piece after the other and then in what is left.
 
     The loop is over where pieces start: one over the pieces themselves takes them as an array of their own,
-    which XLA writes out if rows are left.
+    which XLA writes out if rows are left. A line's rows are found within the loop: those that were found
+    ahead of it XLA writes out too.
     """
-    whole = as_signal(signal, params)
-    batch, rows = whole.shape[0], piece_rows(whole.shape[0], params, jax.default_backend())
+    batch = batch_of(signal, params)
+    rows = piece_rows(batch, params, platform)
     if batch <= rows:
-        return peaks_of(rows_of(whole))
+        return peaks_of(rows_of(as_signal(signal, params)))
     n_pieces, rest = divmod(batch, rows)
 
     def peaks_from(start: Int[Array, ""]) -> Float[Array, "rows k 2"]:
-        if signal.ndim == 2:
-            return peaks_of(Rows(signal, rows, start))
-        # The barrier keeps XLA from cutting the rows out of a line ahead of the loop, and writing them out.
-        line, start = lax.optimization_barrier((signal, start))
-        return peaks_of(Rows(as_signal(line, params), rows, start))
+        return peaks_of(Rows(as_signal(signal, params), rows, start))
 
     peaks = lax.map(peaks_from, rows * jnp.arange(n_pieces)).reshape(-1, params.k, 2)
-    return jnp.concatenate([peaks, peaks_of(rows_of(whole[-rest:]))]) if rest else peaks
-
-
-def _peaks(rows: Rows, params: WelchPeakParams, selection: str) -> Float[Array, "batch k 2"]:
-    tile = tile_rows(rows.count) if selection == "maxima" else 1
-    radix = transform_radix(rows.count, params, jax.default_backend())
-    power = mean_power(rows, params, tile, radix)
-    return selected_peaks(power, params.k, selection, bin_order(params, radix))
+    return jnp.concatenate([peaks, peaks_of(rows_of(as_signal(signal, params)[-rest:]))]) if rest else peaks
 
 
 def _segments(rows: Rows, params: WelchPeakParams, parts: int = 1) -> list[list[Array]]:

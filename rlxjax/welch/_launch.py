@@ -45,8 +45,9 @@ MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK = 2**16, 2**17
 #: Most samples of the chunks that one program of the fused path on a CPU goes through: launching another one
 #: takes tens of microseconds from a processor.
 PROGRAM_SAMPLES = 2**21
-#: Chunks under way at a time, for each processor of a CPU: one computes while the next one waits, or is sent.
-CHUNKS_IN_FLIGHT = 2
+#: Programs under way at a time, for each processor of a CPU: one computes while the next one waits, or is
+#: sent. Of rows that a device cannot use where they are, so many programs' are copied at a time.
+PROGRAMS_IN_FLIGHT = 2
 
 #: A program on a CPU runs on one thread, and rows are shared among processors here: where programs share out
 #: their loops themselves, threads wait for one another at the end of each.
@@ -54,6 +55,10 @@ _ON_ONE_THREAD = {
     "xla_cpu_multi_thread_eigen": False,  # the Fourier transform
     "xla_disable_hlo_passes": "cpu-parallel-task-assigner",  # all other loops
 }
+
+
+#: What shapes the programs of the paths, among their arguments.
+_STATIC = ("params", "selection", "platform")
 
 
 def padded_batch(batch: int) -> int:
@@ -80,7 +85,7 @@ def aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
 def program(function: Callable, platform: str) -> Callable:
     """Return the program of a path on a platform: of rows, or of a line that ends in them."""
     names = inspect.signature(function).parameters
-    static = [name for name in ("params", "selection") if name in names]
+    static = [name for name in _STATIC if name in names]
     return jax.jit(function, static_argnames=static, compiler_options=compiler_options(platform))
 
 
@@ -105,18 +110,18 @@ def run_path(
     launch, finish = _LAUNCH[path](params, model, selection or default, platform)
     if isinstance(signal, jax.Array) and _is_on_cpu(signal):
         signal = np.asarray(signal)
-    if batch <= rows:
-        peaks = finish(launch(_padded(signal, params)))
-        return _first_rows(peaks if isinstance(signal, jax.Array) else np.asarray(peaks), batch)
     line = _line_from_header(signal, params, rows) if platform == "cpu" else None
     length = params.frame_len
 
     def launch_from(start: int) -> Any:
         stop = min(start + rows, batch)
-        if line is None or padded_batch(stop - start) != stop - start:
-            return launch(_padded(signal[start:stop], params))
-        return launch(line[start * length : stop * length + HEADER_FLOATS])
+        if line is not None and padded_batch(stop - start) == stop - start:
+            return launch(line[start * length : stop * length + HEADER_FLOATS])
+        return launch(_padded(signal if stop - start == batch else signal[start:stop], params))
 
+    if batch <= rows:
+        peaks = finish(launch_from(0))
+        return _first_rows(peaks if isinstance(signal, jax.Array) else np.asarray(peaks), batch)
     found = _in_flight(launch_from, batch, rows, n_streams)
     if isinstance(signal, jax.Array) and path is not Path.BLOCK:
         return jnp.concatenate(
@@ -134,12 +139,12 @@ def run_path(
 def _in_flight(
     launch_from: Callable[[int], Any], batch: int, rows: int, n_streams: int
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the first row of each chunk and what was launched for it, the next ones under way meanwhile."""
+    """Yield the first row of each program and what was launched for it, the next ones under way meanwhile."""
     under_way = deque()
     for number, start in enumerate(range(0, batch, rows)):
         with in_stream(number % n_streams) if n_streams > 1 else contextlib.nullcontext():
             under_way.append((start, launch_from(start)))
-        if len(under_way) == CHUNKS_IN_FLIGHT * n_streams:
+        if len(under_way) == PROGRAMS_IN_FLIGHT * n_streams:
             yield under_way.popleft()
     yield from under_way
 
@@ -208,29 +213,29 @@ def run_traced(
     path: Path, signal, params: WelchPeakParams, model: LearnedFft | None, selection: str | None
 ) -> jax.Array:
     """Return the peaks of traced rows; fused and learned only."""
+    platform = jax.default_backend()
     if path is Path.FUSED:
-        return _traced_fused(signal, params, selection)
+        return _traced_fused(signal, params, selection, platform)
     assert model is not None
-    return _traced_learned(signal, program_of(model, params), params, selection)
+    return _traced_learned(signal, program_of(model, params), params, selection, platform)
 
 
 def _learned_in_pieces(
-    signal, arrays: LearnedProgram, params: WelchPeakParams, selection: str | None
+    signal, arrays: LearnedProgram, params: WelchPeakParams, selection: str | None, platform: str
 ) -> jax.Array:
-    """Return the peaks that a learned FFT finds in any number of rows."""
-    if selection is None:
-        selection = default_selection(signal.shape[0], params.n_bins, jax.default_backend())
+    """Return the peaks that a learned FFT finds in any number of rows; it takes a row's samples by indices."""
+    selection = selection or default_selection(signal.shape[0], params.n_bins, platform)
 
     def peaks_of(rows: Rows) -> jax.Array:
         return learned_peaks(rows.columns(0, params.frame_len), arrays, params, selection)
 
-    return in_pieces(peaks_of, signal, params)
+    return in_pieces(peaks_of, signal, params, platform)
 
 
 #: What traced code runs. In a caller's `grad` or `vmap` alone each is a program, compiled once for its
 #: shapes; in his own `jit` it is part of his program, compiled as he says.
 _traced_fused, _traced_learned = (
-    jax.jit(function, static_argnames=("params", "selection"), inline=True)
+    jax.jit(function, static_argnames=_STATIC, inline=True)
     for function in (fused_peaks, _learned_in_pieces)
 )
 
@@ -255,7 +260,7 @@ Launch = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 def _launch_fused(params: WelchPeakParams, model: LearnedFft | None, selection: str, platform: str) -> Launch:
     run = program(fused_peaks, platform)
-    return lambda rows: run(rows, params, selection), lambda peaks: peaks
+    return lambda rows: run(rows, params, selection, platform), lambda peaks: peaks
 
 
 def _launch_block(params: WelchPeakParams, model: LearnedFft | None, selection: str, platform: str) -> Launch:
