@@ -1,10 +1,11 @@
 """Where the time of the fused Welch-peaks program goes: prefixes of it, the naive form beside the one in use.
 
-    python benchmarks/welch_stages.py [--n-fft 256] [--batch 1024] [--k 16] [--rounds 60] [--json FILE]
+    python benchmarks/welch_stages.py [--n-fft 256] [--batch ROWS] [--k 16] [--rounds 200] [--json FILE]
 
 Each prefix is a program of its own that ends after one more stage; a stage's time is the difference of two
-prefixes, so that what XLA fuses across stages is counted once. One chunk of rows on one thread of a CPU,
-random interleaving, minima.
+prefixes, so that what XLA fuses across stages is counted once. At most a piece of rows (`piece_rows`), which
+is what the program transforms at a time, on one thread of a CPU, random interleaving, minima. The first
+prefix computes nothing: what it takes is the call.
 """
 
 import argparse
@@ -21,8 +22,10 @@ from rlxjax import WelchPeakParams
 from rlxjax._files import Strict, write_json_file
 from rlxjax.welch import aligned_zeros
 from rlxjax.welch._device_programs import (
-    fused_peaks,
+    LEAST_SPLIT_SAMPLES,
+    bin_order,
     mean_power,
+    piece_rows,
     rows_of,
     segment_spectra,
     taken_apart,
@@ -60,33 +63,40 @@ def windowed(signal: jax.Array, params: WelchPeakParams) -> list[jax.Array]:
 
 def packed(signal: jax.Array, params: WelchPeakParams) -> list[jax.Array]:
     """Return two windowed segments as the complex signals that are transformed."""
-    radix, starts = radix_of(signal, params), (0, params.hop)
+    radix, starts = radix_of(params), (0, params.hop)
     one, two = (jnp.split(signal[:, start : start + params.n_fft], radix, axis=1) for start in starts)
     return taken_apart(one, two, hann_window(params.n_fft))
 
 
-def radix_of(signal: jax.Array, params: WelchPeakParams) -> int:
-    """Return into how many transforms that of the rows is taken apart."""
-    return transform_radix(len(signal), params, jax.default_backend())
+def radix_of(params: WelchPeakParams) -> int:
+    """Return into how many transforms that of a piece is taken apart where there are many pieces."""
+    return transform_radix(LEAST_SPLIT_SAMPLES, params, jax.default_backend())
 
 
 def prefixes(params: WelchPeakParams) -> dict[str, dict[str, Callable[[jax.Array], jax.Array]]]:
     """Return the prefixes of both forms, in order; the last one is the whole."""
     naive_selection = functools.partial(selected_peaks, k=params.k, selection="top_k")
+
+    def power(signal: jax.Array) -> jax.Array:
+        return mean_power(rows_of(signal), params, tile_rows(len(signal)), radix_of(params))
+
+    def maxima(signal: jax.Array) -> jax.Array:
+        return selected_peaks(power(signal), params.k, "maxima", bin_order(params, radix_of(params)))
+
     return {
         "naive": {
+            "call": lambda signal: signal[:, 0],
             "window": lambda signal: jnp.stack(windowed(signal, params), axis=1),
             "real transforms": lambda signal: segment_spectra(signal, params),
             "power": lambda signal: naive_power(signal, params),
             "top_k": lambda signal: naive_selection(naive_power(signal, params)),
         },
         "fused": {
+            "call": lambda signal: signal[:, 0],
             "window and pack": lambda signal: packed(signal, params),
             "complex transform": lambda signal: list(map(jnp.fft.fft, packed(signal, params))),
-            "power": lambda signal: mean_power(
-                rows_of(signal), params, tile_rows(len(signal)), radix_of(signal, params)
-            ),
-            "selection by maxima": lambda signal: fused_peaks(signal, params, "maxima"),
+            "power": power,
+            "selection by maxima": maxima,
         },
     }
 
@@ -94,13 +104,18 @@ def prefixes(params: WelchPeakParams) -> dict[str, dict[str, Callable[[jax.Array
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("n-fft", 256), ("batch", 1024), ("k", 16), ("rounds", 60)):
+    for name, default in (("n-fft", 256), ("k", 16), ("rounds", 200)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--batch", type=int, help="rows; a piece unless given, and at most that")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     params = WelchPeakParams.fast(args.n_fft, args.k)
+    most = piece_rows(2**30, params, jax.default_backend())
+    batch = most if args.batch is None else args.batch
+    if not 1 <= batch <= most:
+        parser.error(f"--batch: expected 1 to {most} rows, which are a piece, got {batch}")
     rng = np.random.default_rng(0)
-    signal = aligned_zeros((args.batch, params.frame_len))
+    signal = aligned_zeros((batch, params.frame_len))
     signal[:] = rng.standard_normal(signal.shape)
     forms = prefixes(params)
     options = compiler_options(jax.default_backend())
@@ -120,16 +135,16 @@ def main() -> None:
             best[name] = min(best[name], 1e3 * (time.perf_counter() - start))
     for form, stages in forms.items():
         before = 0.0
-        print(f"{form}: {args.batch} rows, n_fft {args.n_fft}, k {args.k}")
+        print(f"{form}: {batch} rows, n_fft {args.n_fft}, k {args.k}")
         for stage in stages:
             now = best[form, stage]
-            print(f"  {stage:22} {now - before:8.3f} ms   up to here {now:8.3f} ms")
+            print(f"  {stage:22} {now - before:8.4f} ms   up to here {now:8.4f} ms")
             before = now
     if args.json:
         naive, fused = ({stage: best[form, stage] for stage in forms[form]} for form in ("naive", "fused"))
         report = Report(
             n_fft=args.n_fft,
-            batch=args.batch,
+            batch=batch,
             k=args.k,
             rounds=args.rounds,
             jax=jax.__version__,

@@ -57,8 +57,7 @@ def chunk_rows(params: WelchPeakParams, platform: str) -> int:
 
 
 def piece_rows(batch: int, params: WelchPeakParams, platform: str) -> int:
-    """Return the rows of a piece, which a program transforms at a time; on a CPU such that none are left,
-    if they can.
+    """Return the rows that a program transforms at a time, a piece; on a CPU none are left, if that can be.
 
     Examples:
         >>> [piece_rows(batch, WelchPeakParams.fast(4096, 16), "cpu") for batch in (16, 24, 56, 57)]

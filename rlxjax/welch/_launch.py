@@ -223,7 +223,7 @@ def run_traced(
 def _learned_in_pieces(
     signal, arrays: LearnedProgram, params: WelchPeakParams, selection: str | None, platform: str
 ) -> jax.Array:
-    """Return the peaks that a learned FFT finds in any number of rows; it takes a row's samples by indices."""
+    """Return the peaks that a learned FFT finds in any number of rows, whose samples it takes by indices."""
     selection = selection or default_selection(signal.shape[0], params.n_bins, platform)
 
     def peaks_of(rows: Rows) -> jax.Array:
@@ -235,8 +235,7 @@ def _learned_in_pieces(
 #: What traced code runs. In a caller's `grad` or `vmap` alone each is a program, compiled once for its
 #: shapes; in his own `jit` it is part of his program, compiled as he says.
 _traced_fused, _traced_learned = (
-    jax.jit(function, static_argnames=_STATIC, inline=True)
-    for function in (fused_peaks, _learned_in_pieces)
+    jax.jit(function, static_argnames=_STATIC, inline=True) for function in (fused_peaks, _learned_in_pieces)
 )
 
 
