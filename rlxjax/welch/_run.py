@@ -70,8 +70,9 @@ def welch_peaks(
             model for another segment length, or a calibration that is none.
 
     Rows are computed in chunks, on every processor: memory beyond the signal and the peaks follows from the
-    chunk. Fewer rows than a chunk are padded with rows of zeros to the next of four sizes an octave
-    (`padded_batch`), so that varying batches compile a bounded number of programs.
+    chunk and from how many processors there are. Fewer rows than a chunk are padded with rows of zeros to
+    the next of four sizes an octave (`padded_batch`), so that varying batches compile a bounded number of
+    programs.
 
     In traced code no rows are padded, and pieces are computed one after the other, each read from where the
     signal lies; a gradient keeps the transforms of all of them.
