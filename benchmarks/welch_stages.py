@@ -26,13 +26,13 @@ from rlxjax.welch._device_programs import (
     bin_order,
     mean_power,
     piece_rows,
-    rows_of,
     segment_spectra,
     taken_apart,
     transform_radix,
 )
 from rlxjax.welch._host import hann_window, one_sided_weights
 from rlxjax.welch._launch import compiler_options
+from rlxjax.welch._rows import rows_of
 from rlxjax.welch._selection import selected_peaks, tile_rows
 
 

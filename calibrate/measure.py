@@ -19,8 +19,9 @@ import numpy as np
 
 from rlxjax import welch_peaks
 from rlxjax.welch import WelchPeakParams, aligned_zeros
-from rlxjax.welch._device_programs import mean_power, rows_of
+from rlxjax.welch._device_programs import mean_power
 from rlxjax.welch._launch import compiler_options
+from rlxjax.welch._rows import rows_of
 from rlxjax.welch._selection import SELECTIONS, TILE_ROWS, selected_peaks
 
 from .samples import SampleLog, SampleWriter

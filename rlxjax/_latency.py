@@ -36,7 +36,7 @@ from ._programs import quick_jit
 from ._typing import Code, Nanoseconds, RealLike
 from .welch import Path
 from .welch._device_programs import CHUNK_ROWS_MULTIPLE, SPLIT_RADIX
-from .welch._launch import LEAST_MAPPED_BYTES
+from .welch._launch import LEAST_IN_PLACE_BYTES
 from .welch._selection import SELECTIONS
 
 #: Changes whenever the same coefficients would give another prediction.
@@ -349,7 +349,7 @@ def device_terms_ns(
     joining_ns = jnp.where(is_shared, jnp.where(is_fused, c.streams_ns, c.threads_ns), 0.0)
 
     uploaded_bytes = signal_bytes(rows, n_fft, n_segments)
-    staged_bytes = jnp.where(uploaded_bytes < LEAST_MAPPED_BYTES, uploaded_bytes, 0.0)
+    staged_bytes = jnp.where(uploaded_bytes < LEAST_IN_PLACE_BYTES, uploaded_bytes, 0.0)
     upload_ns = uploaded_bytes / c.upload_bytes_per_ns + staged_bytes / c.staging_bytes_per_ns
     # The spectra of each processor's later chunks lie where those of its first one did.
     first_rows = jnp.minimum(rows, (1.0 + c.device_parallel_gain) * most)

@@ -17,6 +17,7 @@ from benchmarks.startup import compilations
 from rlxjax import _chunks
 from rlxjax.welch import _device_programs, _host, _launch, aligned_zeros
 from rlxjax.welch._device_programs import CHUNK_ROWS_MULTIPLE, chunk_rows, fused_peaks, piece_rows
+from rlxjax.welch._rows import LINE_MARGIN, Line, Rows, rows_of
 
 PARAMS = rx.WelchPeakParams(16, 3, k=4)
 MODEL = rx.LearnedFft.exact(16)
@@ -58,15 +59,31 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(_host, "CHUNK_SAMPLES", 7 * PARAMS.n_segments * PARAMS.n_fft)
 
 
+def placed(signal, first):
+    """Return the same rows so many samples behind an aligned address, NaN around them."""
+    raw = aligned_zeros((signal.size + 2 * LINE_MARGIN,))
+    raw[:] = np.nan
+    rows = raw[first : first + signal.size].reshape(signal.shape)
+    rows[:] = signal
+    return rows
+
+
+def line_of(signal, first):
+    """Return rows as a line, NaN around them."""
+    samples = np.full(LINE_MARGIN + signal.size, np.nan, np.float32)
+    samples[first : first + signal.size] = signal.ravel()
+    return Line(samples, np.int32(first), signal.shape[1])
+
+
 @pytest.fixture
 def launched(monkeypatch):
-    """Record the shape and type of every array that a device program is given."""
+    """Record the shape and type of whatever a device program is given."""
     shapes = []
     program_of = _launch.program
 
     def recording(function, platform):
         def recorded(rows, *arguments):
-            shapes.append((rows.shape, np.dtype(rows.dtype)))
+            shapes.append((rows.shape, Line if isinstance(rows, Line) else np.dtype(rows.dtype)))
             return program_of(function, platform)(rows, *arguments)
 
         return recorded
@@ -235,19 +252,15 @@ def test_a_program_in_pieces_has_the_peaks_of_one_that_is_none(selection, batch,
     np.testing.assert_allclose(found, whole, rtol=FLOAT32_RTOL)
 
 
-def line_of(signal):
-    """Return rows behind what is never read."""
-    return np.concatenate([np.full(_launch.HEADER_FLOATS, np.nan, np.float32), signal.ravel()])
-
-
 @pytest.mark.parametrize("selection", ["maxima", "top_k"])
 @pytest.mark.parametrize(("n_fft", "batch"), [(64, 4 * ROWS), (64, 5 * ROWS), (512, 9 * ROWS)])
-def test_a_line_in_pieces_has_the_peaks_of_its_rows(selection, n_fft, batch, monkeypatch):
+@pytest.mark.parametrize("first", [0, 1, 15])
+def test_a_line_in_pieces_has_the_peaks_of_its_rows(first, selection, n_fft, batch, monkeypatch):
     params = rx.WelchPeakParams.fast(n_fft, 5)
     signal = noise(batch, params)
     whole = jax.jit(lambda signal: fused_peaks(signal, params, selection, "cpu"))(signal)
     monkeypatch.setattr(_device_programs, "PIECE_SAMPLES", 2 * ROWS * 2 * n_fft)
-    found = jax.jit(lambda line: fused_peaks(line, params, selection, "cpu"))(line_of(signal))
+    found = jax.jit(lambda line: fused_peaks(line, params, selection, "cpu"))(line_of(signal, first))
     np.testing.assert_array_equal(found[..., 0], whole[..., 0])
     np.testing.assert_allclose(found, whole, rtol=FLOAT32_RTOL)
 
@@ -285,15 +298,10 @@ def test_a_large_signal_is_used_where_it_is_by_programs_of_many_chunks_in_pieces
     monkeypatch.setattr(_device_programs, "PIECE_SAMPLES", tile_samples)
     jax.clear_caches()  # programs of these shapes may have been traced with other pieces
     signal = noise(8 * workers * ROWS)
-    raw = np.full(signal.size + 64, np.nan, np.float32)
-    start = (-raw.ctypes.data % _launch.ALIGNMENT_BYTES + _launch.HEADER_BYTES) // raw.itemsize
-    mapped = raw[start : start + signal.size].reshape(signal.shape)
-    mapped[:] = signal
-    monkeypatch.setattr(_launch, "LEAST_MAPPED_BYTES", mapped.nbytes)
-    peaks = peaks_of(mapped, "fused", selection=selection)
-    assert [shape for shape, _ in launched] == workers * [
-        (_launch.HEADER_FLOATS + 8 * ROWS * PARAMS.frame_len,)
-    ]
+    monkeypatch.setattr(_launch, "LEAST_IN_PLACE_BYTES", signal.nbytes)
+    monkeypatch.setattr(_launch, "PAGE_BYTES", 2**62)
+    peaks = peaks_of(placed(signal, 4), "fused", selection=selection)
+    assert launched == workers * [((8 * ROWS, PARAMS.frame_len), Line)]
     monkeypatch.undo()
     jax.clear_caches()
     expected = peaks_of(signal, "fused", selection=selection)
@@ -305,9 +313,64 @@ def test_a_large_signal_is_used_where_it_is_by_programs_of_many_chunks_in_pieces
 def test_a_program_writes_out_no_copy_of_a_line(rest):
     params = rx.WelchPeakParams.fast(256, 4)
     batch = 128 * piece_rows(2**20, params, "cpu") + rest
-    line = jax.ShapeDtypeStruct((_launch.HEADER_FLOATS + batch * params.frame_len,), np.float32)
+    samples = jax.ShapeDtypeStruct((LINE_MARGIN + batch * params.frame_len,), np.float32)
+    line = Line(samples, np.int32(4), params.frame_len)  # pyright: ignore[reportArgumentType]
     compiled = _launch.program(fused_peaks, "cpu").lower(line, params, "top_k", "cpu").compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < 4 * line.size / 4
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * samples.size / 4
+
+
+@given(
+    first=st.integers(0, LINE_MARGIN - 1),
+    length=st.integers(2 * LINE_MARGIN, 70),
+    columns=st.tuples(st.integers(0, 70), st.integers(0, 70)),
+    start=st.integers(0, 5),
+    is_traced=st.booleans(),
+)
+def test_columns_of_a_line_are_those_of_its_rows(first, length, columns, start, is_traced):
+    signal = np.arange(6 * length, dtype=np.float32).reshape(6, length)
+    begin, end = sorted(min(place, length) for place in columns)
+    line = line_of(signal, first)
+    assert line.shape == signal.shape
+    assert rows_of(line).count == 6
+    some = Rows(line, 6 - start, jnp.asarray(start) if is_traced else start)
+    np.testing.assert_array_equal(some.columns(begin, end), signal[start:, begin:end])
+
+
+@each_device_path
+def test_a_signal_elsewhere_in_memory_compiles_nothing(path, monkeypatch):
+    params, model = rx.WelchPeakParams.fast(64, 4), rx.LearnedFft.exact(64)
+    signal = noise(4 * ROWS, params)
+    use_chunks_of(monkeypatch, ROWS * 2 * 64)
+    monkeypatch.setattr(_launch, "LEAST_IN_PLACE_BYTES", signal.nbytes)
+    monkeypatch.setattr(_launch, "PAGE_BYTES", 2**62)
+    expected = rx.welch_peaks(placed(signal, 4), params, path, model=model, selection="top_k")
+    compilations.clear()
+    for first in range(LINE_MARGIN):
+        found = rx.welch_peaks(placed(signal, first), params, path, model=model, selection="top_k")
+        np.testing.assert_array_equal(found, expected)
+    assert not compilations
+
+
+def test_a_line_leaves_no_page_that_its_rows_are_on():
+    params = rx.WelchPeakParams.fast(64, 4)
+    batch = _launch.LEAST_IN_PLACE_BYTES // (4 * params.frame_len) + ROWS
+    raw = np.zeros(batch * params.frame_len + _launch.PAGE_BYTES, np.float32)
+    found = set()
+    for start in range(_launch.PAGE_BYTES // 4):
+        signal = raw[start : start + batch * params.frame_len].reshape(batch, -1)
+        line = _launch._line_of(signal, params, ROWS)
+        last = signal.ctypes.data + signal.nbytes - 1
+        found.add(line is None)
+        if line is None:
+            assert last % _launch.PAGE_BYTES >= _launch.PAGE_BYTES - _launch.ALIGNMENT_BYTES
+            continue
+        assert isinstance(line.samples, np.ndarray)
+        assert line.samples.ctypes.data % _launch.ALIGNMENT_BYTES == 0
+        assert line.samples.ctypes.data + 4 * int(line.first) == signal.ctypes.data
+        end = line.samples.ctypes.data + line.samples.nbytes - 1
+        assert end // _launch.PAGE_BYTES == last // _launch.PAGE_BYTES
+        assert line.shape == signal.shape
+    assert found == {True, False}
 
 
 @each_worker_count
@@ -371,24 +434,23 @@ def test_a_full_chunk_is_not_padded(n_fft, n_segments, launched, monkeypatch):
 
 @each_device_path
 @pytest.mark.parametrize("n_rows", [4 * ROWS, 4 * ROWS + 5])
-def test_rows_behind_an_allocator_s_header_are_used_where_they_are_and_the_header_is_not(
-    path, n_rows, small_chunks, launched, monkeypatch
+@pytest.mark.parametrize("first", [0, 4, 7])
+def test_large_signals_are_used_where_they_are_and_what_is_around_them_is_not(
+    path, n_rows, first, small_chunks, launched, monkeypatch
 ):
     signal = noise(n_rows)
-    raw = np.full(signal.size + 64, np.nan, np.float32)
-    start = (-raw.ctypes.data % _launch.ALIGNMENT_BYTES + _launch.HEADER_BYTES) // raw.itemsize
-    mapped = raw[start : start + signal.size].reshape(signal.shape)
-    mapped[:] = signal
+    large = placed(signal, first)
     expected = peaks_of(aligned(signal), path)
     launched.clear()
-    monkeypatch.setattr(_launch, "LEAST_MAPPED_BYTES", mapped.nbytes)
-    np.testing.assert_array_equal(peaks_of(mapped, path), expected)
-    header, in_chunks = _launch.HEADER_BYTES // raw.itemsize, [ROWS] * 4 + [5] * (n_rows > 4 * ROWS)
-    assert [shape for shape, _ in launched] == [(header + rows * PARAMS.frame_len,) for rows in in_chunks]
-    monkeypatch.setattr(_launch, "LEAST_MAPPED_BYTES", mapped.nbytes + 1)
+    monkeypatch.setattr(_launch, "LEAST_IN_PLACE_BYTES", large.nbytes)
+    monkeypatch.setattr(_launch, "PAGE_BYTES", 2**62)
+    np.testing.assert_array_equal(peaks_of(large, path), expected)
+    in_chunks = [ROWS] * 4 + [5] * (n_rows > 4 * ROWS)
+    assert launched == [((rows, PARAMS.frame_len), Line) for rows in in_chunks]
+    monkeypatch.setattr(_launch, "LEAST_IN_PLACE_BYTES", large.nbytes + 1)
     launched.clear()
-    np.testing.assert_array_equal(peaks_of(mapped, path), expected)
-    assert all(len(shape) == 2 for shape, _ in launched)
+    np.testing.assert_array_equal(peaks_of(large, path), expected)
+    assert Line not in [kind for _, kind in launched]
 
 
 def aligned(signal):

@@ -22,7 +22,7 @@ from rlxjax._learned_latency import LearnedLatencyCoefficients
 from rlxjax._posterior import COVERED_SDS, LatencyPosterior
 from rlxjax.welch import LearnedWork
 from rlxjax.welch._device_programs import chunk_rows
-from rlxjax.welch._launch import LEAST_MAPPED_BYTES
+from rlxjax.welch._launch import LEAST_IN_PLACE_BYTES
 
 MEDIAN = rx.typical_prior().median
 N_UNKNOWNS = len(COEFFICIENT_NAMES) + len(KINDS) * N_FEATURES
@@ -213,7 +213,7 @@ def test_the_error_bar_of_the_crossover_is_what_draws_of_the_unknowns_give():
     whole = calibration(sd=sd, spread=spread, device_call_ns=3e6)
     crossover = whole.explain(2048, n_fft, 16).crossover
     assert not crossover.is_jump
-    assert crossover.batch * np.exp(-5.0 * crossover.log_sd) * 6.0 * n_fft > LEAST_MAPPED_BYTES
+    assert crossover.batch * np.exp(-5.0 * crossover.log_sd) * 6.0 * n_fft > LEAST_IN_PLACE_BYTES
     assert crossover.batch > chunk_rows(rx.WelchPeakParams(n_fft, 2, 16), "cpu")
     random = np.random.default_rng(0)
     unknowns = sd * random.standard_normal((DRAWS, N_UNKNOWNS))

@@ -171,7 +171,7 @@ def test_whether_processors_share_is_asked_of_the_rows_before_they_are_padded():
 
 @pytest.mark.parametrize("path", ["fused", "block"])
 def test_a_signal_is_copied_on_its_way_to_a_device_unless_it_is_used_where_it_is(path):
-    rows = _launch.LEAST_MAPPED_BYTES / (4.0 * 96.0)  # as many bytes, of rows of two segments of 64
+    rows = _launch.LEAST_IN_PLACE_BYTES / (4.0 * 96.0)  # as many bytes, of rows of two segments of 64
     rate, gain = 7.0, 1.0
     for batch in (64.0, 0.75 * rows, 1.5 * rows):
         copied, not_copied = (
@@ -438,7 +438,7 @@ def test_prediction_grows_with_every_size(path, argument):
         samples = np.broadcast_to(sizes[1] * sizes[2] * sizes[4], column.shape)
         is_shared = samples > {"fused": 2**16, "block": 2**17}.get(path, np.inf)
         signal_bytes = 2.0 * samples * (1.0 + 1.0 / np.asarray(sizes[4]))
-        regime = 1 * is_shared + 2 * (signal_bytes >= _launch.LEAST_MAPPED_BYTES)
+        regime = 1 * is_shared + 2 * (signal_bytes >= _launch.LEAST_IN_PLACE_BYTES)
         assert np.all(growth[regime[1:] == regime[:-1]] > 0)
 
 

@@ -23,7 +23,7 @@ from rlxjax._learned_latency import (
     learned_terms_ns,
 )
 from rlxjax.welch import LearnedWork
-from rlxjax.welch._launch import LEAST_MAPPED_BYTES, MOST_UNSHARED_SAMPLES
+from rlxjax.welch._launch import LEAST_IN_PLACE_BYTES, MOST_UNSHARED_SAMPLES
 
 SHARED = rx.typical_prior().median
 OWN = LearnedLatencyCoefficients(learned_segment_ns=40.0, learned_flop_per_ns=25.0)
@@ -89,7 +89,7 @@ def test_the_prediction_grows_with_every_size(name, seed):
     samples = np.broadcast_to(runs["batch"] * runs["n_fft"] * runs["n_segments"], columns[name].shape)
     signal_bytes = 2.0 * samples * (1.0 + 1.0 / runs["n_segments"])
     # Where sharing begins, and where signals are no longer copied, a run takes less.
-    regime = 1 * (samples > MOST_UNSHARED_SAMPLES) + 2 * (signal_bytes >= LEAST_MAPPED_BYTES)
+    regime = 1 * (samples > MOST_UNSHARED_SAMPLES) + 2 * (signal_bytes >= LEAST_IN_PLACE_BYTES)
     assert np.all(steps[regime[1:] == regime[:-1]] > 0)
 
 

@@ -10,7 +10,8 @@ from _tolerances import FLOAT32_RTOL
 from _welch_reference import noise, reference_power
 
 import rlxjax as rx
-from rlxjax.welch._device_programs import bin_order, fused_peaks, mean_power, rows_of, transform_radix
+from rlxjax.welch._device_programs import bin_order, fused_peaks, mean_power, transform_radix
+from rlxjax.welch._rows import rows_of
 
 FAST = rx.WelchPeakParams.fast(n_fft=64, k=5)
 

@@ -1,6 +1,5 @@
 """The device programs: what the fused and the block path jit."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from rlxjax._one_loop import in_one_loop
 
 from ._host import hann_window, one_sided_weights
 from ._params import WelchPeakParams
+from ._rows import Line, Rows, rows_of
 from ._selection import (
     TILE_ROWS,
     default_selection,
@@ -73,57 +73,12 @@ def piece_rows(batch: int, params: WelchPeakParams, platform: str) -> int:
     return TILE_ROWS * (tiles or most_tiles)
 
 
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Some rows of a signal, whose columns are cut out a block at a time.
-
-    In a loop over pieces, where the first row is known at run time alone, XLA's CPU compiler makes vector
-    code of what reads such blocks. Of what reads parts of rows that were cut out first it makes none: that
-    reads the number of the first row for every sample.
-
-    Attributes:
-        signal: `[batch, length]`, real.
-        count: how many.
-        start: the first one's place; None for all rows.
-    """
-
-    signal: Real[Array, "batch length"]
-    count: int
-    start: Int[Array, ""] | None = None
-
-    def columns(self, first: int, last: int) -> Float[Array, "count columns"]:
-        """Return a block of columns, float32."""
-        if self.start is None:
-            block = self.signal[:, first:last]
-        else:
-            block = lax.dynamic_slice(self.signal, (self.start, first), (self.count, last - first))
-        return block.astype(jnp.float32)
-
-
-def rows_of(signal: Real[Array, "batch length"]) -> Rows:
-    """Return all rows of a signal."""
-    return Rows(signal, signal.shape[0])
-
-
-def as_signal(signal: Real[Array, "*shape"], params: WelchPeakParams) -> Real[Array, "batch length"]:
-    """Return a signal `[batch, length]`; of a line, the rows that it ends in."""
-    if signal.ndim == 2:
-        return signal
-    n_rows = batch_of(signal, params)
-    return signal[signal.shape[0] - n_rows * params.frame_len :].reshape(n_rows, params.frame_len)
-
-
-def batch_of(signal: Real[Array, "*shape"], params: WelchPeakParams) -> int:
-    """Return the rows of a signal, or of a line."""
-    return signal.shape[0] if signal.ndim == 2 else signal.shape[0] // params.frame_len
-
-
 def segment_spectra(
-    signal: Real[Array, "*shape"], params: WelchPeakParams
+    signal: Real[Array, "batch length"] | Line, params: WelchPeakParams
 ) -> Complex[Array, "batch n_segments n_bins"]:
-    """Return the one-sided spectra of the windowed segments, complex64; `signal` as `as_signal` takes it."""
-    window, rows = hann_window(params.n_fft)[None], rows_of(as_signal(signal, params))
-    segments = [segment * window for (segment,) in _segments(rows, params)]
+    """Return the one-sided spectra of the windowed segments, complex64."""
+    window = hann_window(params.n_fft)[None]
+    segments = [segment * window for (segment,) in _segments(rows_of(signal), params)]
     return jnp.fft.rfft(jnp.stack(segments, axis=1))
 
 
@@ -225,7 +180,7 @@ def taken_apart(
 
 
 def fused_peaks(
-    signal: Real[Array, "*shape"],
+    signal: Real[Array, "batch length"] | Line,
     params: WelchPeakParams,
     selection: str | None = None,
     platform: str | None = None,
@@ -235,12 +190,12 @@ def fused_peaks(
     Rows beyond a piece are computed `in_pieces`, one after the other.
 
     Args:
-        signal: real `[batch, length]`, each row's prefix is used; or a line, the rows that it ends in.
+        signal: real `[batch, length]`, each row's prefix is used.
         params: the parameters.
         selection: "maxima" or "top_k"; by default the one that is faster on the platform.
         platform: what the program is for; by default what JAX's default device is.
     """
-    batch = batch_of(signal, params)
+    batch = signal.shape[0]
     platform = platform or jax.default_backend()
     selection = selection or default_selection(batch, params.n_bins, platform)
     radix = transform_radix(batch, params, platform)
@@ -255,27 +210,26 @@ def fused_peaks(
 
 def in_pieces(
     peaks_of: Callable[[Rows], Float[Array, "rows k 2"]],
-    signal: Real[Array, "*shape"],
+    signal: Real[Array, "batch length"] | Line,
     params: WelchPeakParams,
     platform: str,
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks that a function finds in rows, in one piece after the other and then in what is left.
 
     The loop is over where pieces start: one over the pieces themselves takes them as an array of their own,
-    which XLA writes out if rows are left. A line's rows are found within the loop: those that were found
-    ahead of it XLA writes out too.
+    which XLA writes out if rows are left.
     """
-    batch = batch_of(signal, params)
+    batch = signal.shape[0]
     rows = piece_rows(batch, params, platform)
     if batch <= rows:
-        return peaks_of(rows_of(as_signal(signal, params)))
+        return peaks_of(rows_of(signal))
     n_pieces, rest = divmod(batch, rows)
 
     def peaks_from(start: Int[Array, ""]) -> Float[Array, "rows k 2"]:
-        return peaks_of(Rows(as_signal(signal, params), rows, start))
+        return peaks_of(Rows(signal, rows, start))
 
     peaks = lax.map(peaks_from, rows * jnp.arange(n_pieces)).reshape(-1, params.k, 2)
-    return jnp.concatenate([peaks, peaks_of(rows_of(as_signal(signal, params)[-rest:]))]) if rest else peaks
+    return jnp.concatenate([peaks, peaks_of(Rows(signal, rest, batch - rest))]) if rest else peaks
 
 
 def _segments(rows: Rows, params: WelchPeakParams, parts: int = 1) -> list[list[Array]]:

@@ -19,7 +19,6 @@ from rlxjax._chunks import for_each_chunk, in_stream, rows_of_a_processor, worke
 
 from ._device_programs import (
     CHUNK_ROWS_MULTIPLE,
-    Rows,
     chunk_rows,
     fused_peaks,
     in_pieces,
@@ -30,15 +29,16 @@ from ._host import host_peaks, spectrum_peaks
 from ._learned_fft import LearnedFft
 from ._learned_program import LearnedProgram, learned_peaks, learned_program
 from ._params import WelchPeakParams
+from ._rows import LINE_MARGIN, Line, Rows
 from ._selection import default_selection
 from ._strategy import Path
 
 #: Host buffers start at a multiple of this, so that a CPU device can use them where they are.
 ALIGNMENT_BYTES = 64
-#: Arrays of at least so many bytes are memory of their own from the system, behind so many of the
-#: allocator's: a CPU device is handed them from where these start, and its programs leave them out.
-LEAST_MAPPED_BYTES, HEADER_BYTES = 2**22, 16
-HEADER_FLOATS = HEADER_BYTES // 4
+#: Least bytes of a signal that a CPU device uses where it is.
+LEAST_IN_PLACE_BYTES = 2**22
+#: The least size of a page of memory. What is behind a signal on its last one is memory too.
+PAGE_BYTES = 2**12
 #: Most samples of which a CPU's processors take no share each; a share is at least half of that. Another
 #: program costs tens of microseconds, a thread for NumPy's part of the block path some hundreds.
 MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK = 2**16, 2**17
@@ -83,7 +83,7 @@ def aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
 
 @functools.cache
 def program(function: Callable, platform: str) -> Callable:
-    """Return the program of a path on a platform: of rows, or of a line that ends in them."""
+    """Return the program of a path on a platform: of an array of rows, or of a line."""
     names = inspect.signature(function).parameters
     static = [name for name in _STATIC if name in names]
     return jax.jit(function, static_argnames=static, compiler_options=compiler_options(platform))
@@ -110,13 +110,13 @@ def run_path(
     launch, finish = _LAUNCH[path](params, model, selection or default, platform)
     if isinstance(signal, jax.Array) and _is_on_cpu(signal):
         signal = np.asarray(signal)
-    line = _line_from_header(signal, params, rows) if platform == "cpu" else None
-    length = params.frame_len
+    line = _line_of(signal, params, rows) if platform == "cpu" else None
 
     def launch_from(start: int) -> Any:
         stop = min(start + rows, batch)
         if line is not None and padded_batch(stop - start) == stop - start:
-            return launch(line[start * length : stop * length + HEADER_FLOATS])
+            part = slice(start * line.length, stop * line.length + LINE_MARGIN)
+            return launch(Line(line.samples[part], line.first, line.length))
         return launch(_padded(signal if stop - start == batch else signal[start:stop], params))
 
     if batch <= rows:
@@ -297,22 +297,31 @@ def _padded(signal, params: WelchPeakParams):
     return buffer
 
 
-def _line_from_header(
-    signal: np.ndarray | jax.Array, params: WelchPeakParams, rows: int
-) -> np.ndarray | None:
-    """Return the memory of a large signal as one line from the header before it on, where chunks fit in.
+def _line_of(signal: np.ndarray | jax.Array, params: WelchPeakParams, rows: int) -> Line | None:
+    """Return the line of a large signal's rows, where a device can use each program's part of it.
 
-    JAX would copy chunks that are not aligned. The header is never read.
+    Else JAX would copy what is not aligned, and run another program for it than for what is.
     """
     length = params.frame_len
-    if not isinstance(signal, np.ndarray) or signal.nbytes < LEAST_MAPPED_BYTES or length <= HEADER_FLOATS:
+    if not isinstance(signal, np.ndarray) or signal.nbytes < LEAST_IN_PLACE_BYTES or length < 2 * LINE_MARGIN:
         return None
-    is_whole = signal.dtype == np.float32 and signal.flags.c_contiguous and signal.shape[1] == length
+    is_dense = signal.flags.c_contiguous and signal.flags.aligned and signal.shape[1] == length
+    if signal.dtype != np.float32 or not is_dense or rows * length * signal.itemsize % ALIGNMENT_BYTES:
+        return None
     address = signal.__array_interface__["data"][0]
-    is_behind_header = address % ALIGNMENT_BYTES == HEADER_BYTES
-    if not is_whole or not is_behind_header or rows * length * signal.itemsize % ALIGNMENT_BYTES:
+    first, size = address % ALIGNMENT_BYTES // signal.itemsize, LINE_MARGIN + signal.size
+    start = address - first * signal.itemsize
+    last_byte, last_byte_of_line = address + signal.nbytes - 1, start + size * signal.itemsize - 1
+    if last_byte // PAGE_BYTES != last_byte_of_line // PAGE_BYTES:
         return None
-    return np.asarray(_Memory(signal, address - HEADER_BYTES, HEADER_FLOATS + signal.size))
+    return Line(np.asarray(_Memory(signal, start, size)), _on_device(first), length)
+
+
+@functools.cache
+def _on_device(place: int) -> jax.Array:
+    """Return a place below `LINE_MARGIN`, brought to the device once rather than for each launch."""
+    with eval_context():
+        return jnp.asarray(place, jnp.int32)
 
 
 class _Memory:

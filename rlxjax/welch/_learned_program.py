@@ -16,10 +16,10 @@ from jaxtyping import Array, Float, Real
 
 from rlxjax._typing import RealLike
 
-from ._device_programs import as_signal
 from ._host import hann_window, one_sided_weights
 from ._learned_fft import LearnedFft, bit_reversal
 from ._params import WelchPeakParams
+from ._rows import Line, rows_of
 from ._selection import default_selection, selected_peaks
 
 #: What the choice of form goes by, as measured on two cores: FLOP per nanosecond of a matrix product, and
@@ -169,7 +169,7 @@ def learned_program(model: LearnedFft, params: WelchPeakParams, form: str | None
 
 
 def learned_peaks(
-    signal: Real[Array, "*shape"],
+    signal: Real[Array, "batch length"] | Line,
     program: LearnedProgram,
     params: WelchPeakParams,
     selection: str | None = None,
@@ -181,8 +181,7 @@ def learned_peaks(
     read, so a NaN there is not seen.
 
     Args:
-        signal: real `[batch, length]`, `length >= frame_len`, each row's prefix is used; or a line, the rows
-            that it ends in.
+        signal: real `[batch, length]`, `length >= frame_len`, each row's prefix is used.
         program: of `learned_program`, made for these params.
         params: the parameters.
         selection: "maxima" or "top_k"; by default the one that is faster on JAX's default platform.
@@ -195,10 +194,10 @@ def learned_peaks(
     """
     if program.n_fft != params.n_fft:
         raise ValueError(f"params: expected n_fft {program.n_fft} as in the program, got {params.n_fft}")
-    signal = as_signal(signal, params).astype(jnp.float32)
+    rows = rows_of(signal)
     starts = range(0, params.n_segments * params.hop, params.hop)
     run = _run_matrices if program.matrices else _run_butterflies
-    power = sum(run(signal[:, start : start + params.n_fft], program) for start in starts)
+    power = sum(run(rows.columns(start, start + params.n_fft), program) for start in starts)
     if selection is None:
         selection = default_selection(signal.shape[0], params.n_bins, jax.default_backend())
     return _select(jnp.asarray(power), program.bins.indices, params, selection)
