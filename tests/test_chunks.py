@@ -1,6 +1,7 @@
 """Rows in chunks on threads: what a chunk sees, what reaches the caller, and peaks beyond a chunk."""
 
 import contextlib
+import mmap
 import threading
 import time
 
@@ -299,7 +300,6 @@ def test_a_large_signal_is_used_where_it_is_by_programs_of_many_chunks_in_pieces
     jax.clear_caches()  # programs of these shapes may have been traced with other pieces
     signal = noise(8 * workers * ROWS)
     monkeypatch.setattr(_launch, "LEAST_IN_PLACE_BYTES", signal.nbytes)
-    monkeypatch.setattr(_launch, "PAGE_BYTES", 2**62)
     peaks = peaks_of(placed(signal, 4), "fused", selection=selection)
     assert launched == workers * [((8 * ROWS, PARAMS.frame_len), Line)]
     monkeypatch.undo()
@@ -336,41 +336,61 @@ def test_columns_of_a_line_are_those_of_its_rows(first, length, columns, start, 
     np.testing.assert_array_equal(some.columns(begin, end), signal[start:, begin:end])
 
 
+def rows_elsewhere(signal):
+    """Yield the same rows at addresses of all kinds, and as arrays that no device uses where they are."""
+    for first in range(LINE_MARGIN):
+        yield placed(signal, first)
+    n_bytes = -(-signal.nbytes // _launch.PAGE_BYTES) * _launch.PAGE_BYTES
+    for start in (0, n_bytes + _launch.PAGE_BYTES - signal.nbytes, 2):
+        pages = mmap.mmap(-1, n_bytes + _launch.PAGE_BYTES)  # what follows the last one need not be memory
+        rows = np.frombuffer(pages, np.float32, signal.size, start).reshape(signal.shape)
+        rows[:] = signal
+        yield rows
+    yield signal.astype(np.float64)
+    yield np.asfortranarray(signal)
+    yield np.pad(signal, ((0, 0), (0, 3)), constant_values=np.nan)
+    yield np.asarray(jnp.asarray(signal))
+
+
 @each_device_path
-def test_a_signal_elsewhere_in_memory_compiles_nothing(path, monkeypatch):
+def test_a_large_signal_elsewhere_in_memory_compiles_nothing(path, monkeypatch, launched):
     params, model = rx.WelchPeakParams.fast(64, 4), rx.LearnedFft.exact(64)
     signal = noise(4 * ROWS, params)
+    assert signal.nbytes % _launch.PAGE_BYTES == 0, "so that rows end with a page"
     use_chunks_of(monkeypatch, ROWS * 2 * 64)
     monkeypatch.setattr(_launch, "LEAST_IN_PLACE_BYTES", signal.nbytes)
-    monkeypatch.setattr(_launch, "PAGE_BYTES", 2**62)
     expected = rx.welch_peaks(placed(signal, 4), params, path, model=model, selection="top_k")
+    elsewhere = list(rows_elsewhere(signal))
     compilations.clear()
-    for first in range(LINE_MARGIN):
-        found = rx.welch_peaks(placed(signal, first), params, path, model=model, selection="top_k")
+    for rows in elsewhere:
+        found = rx.welch_peaks(rows, params, path, model=model, selection="top_k")
         np.testing.assert_array_equal(found, expected)
     assert not compilations
+    assert {kind for _, kind in launched} == {Line}
 
 
-def test_a_line_leaves_no_page_that_its_rows_are_on():
+def test_a_line_is_its_signals_memory_and_leaves_no_page_that_the_signal_is_on():
     params = rx.WelchPeakParams.fast(64, 4)
     batch = _launch.LEAST_IN_PLACE_BYTES // (4 * params.frame_len) + ROWS
     raw = np.zeros(batch * params.frame_len + _launch.PAGE_BYTES, np.float32)
-    found = set()
+    has_margin = set()
     for start in range(_launch.PAGE_BYTES // 4):
         signal = raw[start : start + batch * params.frame_len].reshape(batch, -1)
         line = _launch._line_of(signal, params, ROWS)
-        last = signal.ctypes.data + signal.nbytes - 1
-        found.add(line is None)
-        if line is None:
-            assert last % _launch.PAGE_BYTES >= _launch.PAGE_BYTES - _launch.ALIGNMENT_BYTES
-            continue
+        assert line is not None
         assert isinstance(line.samples, np.ndarray)
-        assert line.samples.ctypes.data % _launch.ALIGNMENT_BYTES == 0
-        assert line.samples.ctypes.data + 4 * int(line.first) == signal.ctypes.data
-        end = line.samples.ctypes.data + line.samples.nbytes - 1
-        assert end // _launch.PAGE_BYTES == last // _launch.PAGE_BYTES
-        assert line.shape == signal.shape
-    assert found == {True, False}
+        address, end = line.samples.ctypes.data, line.samples.ctypes.data + line.samples.nbytes
+        assert address % _launch.ALIGNMENT_BYTES == 0
+        assert address + 4 * int(line.first) == signal.ctypes.data
+        last_byte = signal.ctypes.data + signal.nbytes - 1
+        assert end > last_byte
+        assert (end - 1) // _launch.PAGE_BYTES == last_byte // _launch.PAGE_BYTES
+        has_margin.add(line.samples.size == LINE_MARGIN + signal.size)
+        part = _launch._part_of(line, signal, 0, batch - 1)
+        assert np.shares_memory(part.samples, signal)
+        last = _launch._part_of(line, signal, batch - 1, batch)
+        assert np.shares_memory(last.samples, signal) == (line.samples.size == LINE_MARGIN + signal.size)
+    assert has_margin == {True, False}
 
 
 @each_worker_count
@@ -443,7 +463,6 @@ def test_large_signals_are_used_where_they_are_and_what_is_around_them_is_not(
     expected = peaks_of(aligned(signal), path)
     launched.clear()
     monkeypatch.setattr(_launch, "LEAST_IN_PLACE_BYTES", large.nbytes)
-    monkeypatch.setattr(_launch, "PAGE_BYTES", 2**62)
     np.testing.assert_array_equal(peaks_of(large, path), expected)
     in_chunks = [ROWS] * 4 + [5] * (n_rows > 4 * ROWS)
     assert launched == [((rows, PARAMS.frame_len), Line) for rows in in_chunks]

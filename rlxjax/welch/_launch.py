@@ -37,7 +37,7 @@ from ._strategy import Path
 ALIGNMENT_BYTES = 64
 #: Least bytes of a signal that a CPU device uses where it is.
 LEAST_IN_PLACE_BYTES = 2**22
-#: The least size of a page of memory. What is behind a signal on its last one is memory too.
+#: The least size of a page of memory.
 PAGE_BYTES = 2**12
 #: Most samples of which a CPU's processors take no share each; a share is at least half of that. Another
 #: program costs tens of microseconds, a thread for NumPy's part of the block path some hundreds.
@@ -115,8 +115,8 @@ def run_path(
     def launch_from(start: int) -> Any:
         stop = min(start + rows, batch)
         if line is not None and padded_batch(stop - start) == stop - start:
-            part = slice(start * line.length, stop * line.length + LINE_MARGIN)
-            return launch(Line(line.samples[part], line.first, line.length))
+            assert isinstance(signal, np.ndarray)
+            return launch(_part_of(line, signal, start, stop))
         return launch(_padded(signal if stop - start == batch else signal[start:stop], params))
 
     if batch <= rows:
@@ -298,34 +298,39 @@ def _padded(signal, params: WelchPeakParams):
 
 
 def _line_of(signal: np.ndarray | jax.Array, params: WelchPeakParams, rows: int) -> Line | None:
-    """Return the line of a large signal's rows, where a device can use each program's part of it.
+    """Return the line of a large signal, as far as a device can use it where it is; None of a small one.
 
-    Else JAX would copy what is not aligned, and run another program for it than for what is.
+    Which it is follows from the shape: programs of lines are others, and an address is to compile none.
     """
-    length = params.frame_len
-    if not isinstance(signal, np.ndarray) or signal.nbytes < LEAST_IN_PLACE_BYTES or length < 2 * LINE_MARGIN:
+    batch, length = signal.shape[0], params.frame_len
+    is_large = 4 * batch * length >= LEAST_IN_PLACE_BYTES and length >= 2 * LINE_MARGIN
+    if not isinstance(signal, np.ndarray) or not is_large or 4 * rows * length % ALIGNMENT_BYTES:
         return None
     is_dense = signal.flags.c_contiguous and signal.flags.aligned and signal.shape[1] == length
-    if signal.dtype != np.float32 or not is_dense or rows * length * signal.itemsize % ALIGNMENT_BYTES:
-        return None
+    if signal.dtype != np.float32 or not is_dense:
+        return Line(np.zeros(0, np.float32), np.int32(0), length)
     address = signal.__array_interface__["data"][0]
-    first, size = address % ALIGNMENT_BYTES // signal.itemsize, LINE_MARGIN + signal.size
-    start = address - first * signal.itemsize
-    last_byte, last_byte_of_line = address + signal.nbytes - 1, start + size * signal.itemsize - 1
-    if last_byte // PAGE_BYTES != last_byte_of_line // PAGE_BYTES:
-        return None
-    return Line(np.asarray(_Memory(signal, start, size)), _on_device(first), length)
+    first = address % ALIGNMENT_BYTES // 4
+    start, end = address - 4 * first, address + signal.nbytes
+    # A page is memory as a whole: so is what is before the signal, and what is behind it on its last one.
+    end_of_line = start + 4 * LINE_MARGIN + signal.nbytes
+    size = (end_of_line if (end_of_line - 1) // PAGE_BYTES == (end - 1) // PAGE_BYTES else end) - start
+    return Line(np.asarray(_Memory(signal, start, size // 4)), np.int32(first), length)
 
 
-@functools.cache
-def _on_device(place: int) -> jax.Array:
-    """Return a place below `LINE_MARGIN`, brought to the device once rather than for each launch."""
-    with eval_context():
-        return jnp.asarray(place, jnp.int32)
+def _part_of(line: Line, signal: np.ndarray, start: int, stop: int) -> Line:
+    """Return the line of some rows; a copy of those whose own, or whose margin, is left out."""
+    samples = line.samples[start * line.length : stop * line.length + LINE_MARGIN]
+    n_samples = (stop - start) * line.length
+    if len(samples) == n_samples + LINE_MARGIN:
+        return Line(samples, line.first, line.length)
+    samples = aligned_zeros((n_samples + LINE_MARGIN,))
+    samples[:n_samples].reshape(-1, line.length)[:] = signal[start:stop, : line.length]
+    return Line(samples, np.int32(0), line.length)
 
 
 class _Memory:
-    """Floats from an address on, which an array owns; NumPy reads the interface."""
+    """Floats from an address on, around an array that is kept; NumPy reads the interface."""
 
     def __init__(self, owner: np.ndarray, address: int, size: int):
         self.owner = owner

@@ -18,10 +18,11 @@ class Line:
     """Rows one after the other in memory, from somewhere among the first samples of a line on.
 
     A CPU device uses an array where it is if it begins at a multiple of 64 bytes. A line does, wherever the
-    allocator has put the rows: a program of lines runs for all signals of a shape, and none is copied.
+    allocator has put the rows, and one program runs for all lines of a shape.
 
     Attributes:
-        samples: `[LINE_MARGIN + batch * length]`, float32; what is before and behind the rows is not read.
+        samples: `[LINE_MARGIN + batch * length]`, float32; nothing follows from what is before and behind
+            the rows, which may be anything.
         first: the place of the first row's first sample, below `LINE_MARGIN`.
         length: samples of a row, at least `2 * LINE_MARGIN`.
     """
@@ -67,7 +68,7 @@ class Rows:
     def _columns_of_line(self, line: Line, first: int, last: int) -> Float[Array, "count columns"]:
         """Return a block of columns, of a matrix that begins with the line or a margin later.
 
-        In neither may the first row begin, but the columns of all rows lie in it as a block.
+        Rows begin somewhere in a row of that matrix, but these columns of every row are one block of it.
         """
         batch, length = line.shape
         if first < LINE_MARGIN and last > length - LINE_MARGIN:
