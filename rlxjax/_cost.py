@@ -239,7 +239,9 @@ def _exact_cost_jvp(primals, tangents):
     by_readbacks = [jnp.where(is_unified, slopes_ns[3], 0.0), jnp.where(is_unified, 0.0, slopes_ns[3])]
     cost_ns = _exact_cost_ns(*primals)
     slopes = [*by_rates, *slopes_ns[:3], *by_readbacks]
-    return cost_ns, along(cost_ns, slopes, [*tangents[0], *tangents[1], *tangents[2]])
+    # A loss of costs is one of ratios or logarithms: it divides by them.
+    changes = [*tangents[0], *tangents[1], *tangents[2]]
+    return cost_ns, along(cost_ns, slopes, changes, takes_in=True)
 
 
 def work_cost_ns(

@@ -62,7 +62,7 @@ def jvp_of_moved(f: Callable[..., Any], primals: tuple, tangents: tuple) -> tupl
 
 
 def _if_finite(result: jax.Array, change: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(result), change, jnp.zeros_like(change))
+    return jnp.where(jnp.isfinite(result), change, 0.0).astype(result.dtype)
 
 
 def _twice(leaf: jax.Array | float) -> jax.Array:

@@ -16,41 +16,74 @@ from ._one_loop import in_one_loop, jvp_of_moved
 _RUNS, _RUN_ROWS = 8, 16
 
 
-def by_slopes(f: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def by_slopes(f: Callable[..., Any]) -> Callable[..., Any]:
     """Return `f` with a derivative that is the sum of its slopes times the tangents.
 
-    Reverse mode sums over the rows for all the arguments that are scalars in one loop on a CPU, which
-    computes the slopes anew, by reverse mode row by row: nothing but the arguments is kept for it.
+    Reverse mode sums over the rows for all the arguments that are scalars, whichever results they move, in
+    one loop on a CPU, which computes the slopes anew, by reverse mode row by row: nothing but the arguments
+    is kept for it.
 
     Args:
-        f: of pytrees of arrays, each of which broadcasts to the shape of the result; each row of it depends
-            on the same row of the arrays alone.
+        f: of pytrees of arrays, each of which broadcasts to the one shape of all results; each row of them
+            depends on the same row of the arrays alone.
     """
 
-    def call(*arguments: Any) -> jax.Array:
+    def call(*arguments: Any) -> Any:
         leaves, structure = jax.tree.flatten(arguments)
         sloped = jax.custom_jvp(lambda *leaves: f(*structure.unflatten(leaves)))
 
         @functools.partial(sloped.defjvp, symbolic_zeros=True)
-        def _(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-            value = sloped(*primals)
+        def _(primals: tuple, tangents: tuple) -> tuple[Any, Any]:
+            results = sloped(*primals)
+            values, results_structure = jax.tree.flatten(results)
+            widest = jnp.result_type(*values)
+
+            def of_leaves(*leaves: jax.Array) -> list[jax.Array]:
+                return [value.astype(widest) for value in jax.tree.leaves(sloped.fun(*leaves))]
+
             moved = {
                 place: tangent
                 for place, tangent in enumerate(tangents)
                 if not isinstance(tangent, SymbolicZero)
             }
-            scalars = [place for place in moved if value.ndim > 0 and moved[place].ndim == 0]
+            shape = values[0].shape
+            scalars = [place for place in moved if shape and moved[place].ndim == 0]
             weights = [moved.pop(place) for place in scalars]
-            change = _change(sloped.fun, primals, moved) if moved else jnp.zeros_like(value)
-            rows = [jnp.broadcast_to(x, value.shape) if x.ndim else x for x in primals]
-            return value, change + _weigh_rows(value, _Anew(sloped.fun, tuple(scalars)), rows, weights)
+            changes = [jnp.zeros(shape, widest) for _ in values]
+            if moved:
+                changes = _changes(of_leaves, primals, moved)
+            if weights:
+                rows = [jnp.broadcast_to(x, shape) if x.ndim else x for x in primals]
+                slopes = _Anew(of_leaves, tuple(scalars), tuple(range(len(values))))
+                changes = map(jnp.add, changes, _weigh_rows(slopes, rows, weights, widest))
+            changes = [change.astype(value.dtype) for change, value in zip(changes, values, strict=True)]
+            return results, results_structure.unflatten(changes)
 
         return sloped(*map(jnp.asarray, leaves))
 
     return functools.wraps(f)(call)
 
 
-def along(value: jax.Array, slopes: Sequence[jax.Array], tangents: Sequence[Any]) -> jax.Array:
+def with_derivative_of(
+    twin: Callable[..., jax.Array], f: Callable[..., jax.Array]
+) -> Callable[..., jax.Array]:
+    """Return `f` with the derivative of its twin, which returns the same but for rounding."""
+
+    @jax.custom_jvp
+    def call(*arguments: Any) -> jax.Array:
+        return f(*arguments)
+
+    @functools.partial(call.defjvp, symbolic_zeros=True)
+    def _(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+        value, change = call(*primals), jvp_of_moved(twin, primals, tangents)[1]
+        return value, change.astype(value.dtype)
+
+    return call
+
+
+def along(
+    value: jax.Array, slopes: Sequence[jax.Array], tangents: Sequence[Any], *, takes_in: bool = False
+) -> jax.Array:
     """Return the sum of slopes times tangents, of the value's shape; zeros by structure cost nothing.
 
     Reverse mode sums over the rows for all the tangents that are scalars in one loop on a CPU.
@@ -59,6 +92,8 @@ def along(value: jax.Array, slopes: Sequence[jax.Array], tangents: Sequence[Any]
         value: `[*batch]`, what the slopes are the derivatives of.
         slopes: each of a shape that broadcasts to the value's.
         tangents: one a slope: an array of such a shape, or a symbolic zero.
+        takes_in: whether the loop may compute what the rows are multiplied by, say by a division of the
+            value, which is written out for it otherwise.
     """
     total, rows, weights = jnp.zeros_like(value), [], []
     for slope, tangent in zip(slopes, tangents, strict=True):
@@ -69,11 +104,13 @@ def along(value: jax.Array, slopes: Sequence[jax.Array], tangents: Sequence[Any]
         else:
             rows.append(jnp.broadcast_to(slope, value.shape))
             weights.append(tangent)
-    return total + _weigh_rows(value, _Kept(tuple(range(len(rows)))), rows, weights)
+    if weights:
+        total += _weigh_rows(_Kept(tuple(range(len(rows))), takes_in), rows, weights, value.dtype)[0]
+    return total
 
 
-def _change(f: Callable, values: Sequence[jax.Array], tangents: dict[int, jax.Array]) -> jax.Array:
-    """Return the change of `f` with some of its arguments."""
+def _changes(f: Callable, values: Sequence[jax.Array], tangents: dict[int, jax.Array]) -> list[jax.Array]:
+    """Return the changes of the results of `f` with some of its arguments."""
     places = tuple(tangents)
     return jax.jvp(_of(f, values, places), [values[place] for place in places], [*tangents.values()])[1]
 
@@ -89,68 +126,92 @@ def _of(f: Callable, values: Sequence[jax.Array], places: tuple[int, ...]) -> Ca
 
 
 class _Kept(NamedTuple):
-    """Slopes that are among the rows, at these places."""
+    """Slopes of one result that are among the rows, at these places."""
 
     places: tuple[int, ...]
+    takes_in: bool
+    results: tuple[int, ...] = (0,)
 
-    def change(self, rows: Sequence[jax.Array], weights: Sequence[jax.Array]) -> jax.Array:
+    def changes(self, rows: Sequence[jax.Array], weights: Sequence[jax.Array]) -> list[jax.Array]:
         """Return the slopes times weights, added."""
-        return functools.reduce(jnp.add, self.products(rows, weights))
+        return [functools.reduce(jnp.add, self.products(rows, weights))]
 
-    def pulled(self, rows: Sequence[jax.Array], last: jax.Array) -> list[jax.Array]:
+    def pulled(self, rows: Sequence[jax.Array], lasts: Sequence[jax.Array]) -> list[jax.Array]:
         """Return each slope times the last rows."""
-        return self.products(rows, [last] * len(self.places))
+        return self.products(rows, [*lasts] * len(self.places))
+
+    def needed(self, rows: Sequence[jax.Array]) -> tuple[int, ...]:
+        """Return the places."""
+        del rows
+        return self.places
 
     def products(self, rows: Sequence[jax.Array], factors: Sequence[jax.Array]) -> list[jax.Array]:
         return [rows[place] * factor for place, factor in zip(self.places, factors, strict=True)]
 
 
 class _Anew(NamedTuple):
-    """Slopes of a function of rows and scalars by those scalars that stand at these places."""
+    """Slopes of results of a function of rows and scalars by those scalars that stand at these places."""
 
     f: Callable
     places: tuple[int, ...]
+    results: tuple[int, ...]
 
-    def change(self, rows: Sequence[jax.Array], weights: Sequence[jax.Array]) -> jax.Array:
-        """Return the slopes times weights, added."""
+    def changes(self, rows: Sequence[jax.Array], weights: Sequence[jax.Array]) -> list[jax.Array]:
+        """Return the slopes of each result times weights, added."""
         weights = [
             weight.astype(rows[place].dtype) for place, weight in zip(self.places, weights, strict=True)
         ]
-        return _change(self.f, rows, dict(zip(self.places, weights, strict=True)))
+        return _changes(self.chosen, rows, dict(zip(self.places, weights, strict=True)))
 
-    def pulled(self, rows: Sequence[jax.Array], last: jax.Array) -> list[jax.Array]:
-        """Return each slope times the last rows."""
+    def pulled(self, rows: Sequence[jax.Array], lasts: Sequence[jax.Array]) -> list[jax.Array]:
+        """Return the slopes by each scalar times the last rows, one array of those a result, added."""
 
-        def of_row(row: list[jax.Array], last: jax.Array) -> tuple[jax.Array, ...]:
-            scalars = [row[place].astype(last.dtype) for place in self.places]
-            return jax.vjp(_of(self.f, row, self.places), *scalars)[1](last)
+        def of_row(row: list[jax.Array], lasts: list[jax.Array]) -> tuple[jax.Array, ...]:
+            scalars = [row[place].astype(lasts[0].dtype) for place in self.places]
+            return jax.vjp(_of(self.chosen, row, self.places), *scalars)[1](lasts)
 
-        for _ in range(last.ndim):
+        for _ in range(lasts[0].ndim):
             of_row = jax.vmap(of_row, ([0 if row.ndim else None for row in rows], 0))
-        return [*of_row([*rows], last)]
+        return [*of_row([*rows], [*lasts])]
+
+    def chosen(self, *leaves: jax.Array) -> list[jax.Array]:
+        values = self.f(*leaves)
+        return [values[place] for place in self.results]
+
+    def needed(self, rows: Sequence[jax.Array]) -> tuple[int, ...]:
+        """Return the places of those scalars that the results depend on."""
+        leaves = [jax.ShapeDtypeStruct((), row.dtype) for row in rows]
+        jaxpr = jax.make_jaxpr(self.chosen)(*leaves).jaxpr
+        needed = {*map(id, jaxpr.outvars)}
+        for equation in reversed(jaxpr.eqns):
+            if not needed.isdisjoint(map(id, equation.outvars)):
+                needed.update(map(id, equation.invars))
+        return tuple(place for place in self.places if id(jaxpr.invars[place]) in needed)
 
 
-def _weigh_rows(value: jax.Array, slopes: Any, rows: list, weights: list) -> jax.Array:
-    if not weights:
-        return jnp.zeros_like(value)
-    return _weigh.bind(
-        *rows, *(weight.astype(value.dtype) for weight in weights), slopes=slopes, is_sum=False
-    )[0]
+def _weigh_rows(slopes: Any, rows: list, weights: list, dtype: jnp.dtype) -> list[jax.Array]:
+    return _weigh.bind(*rows, *(weight.astype(dtype) for weight in weights), slopes=slopes, is_sum=False)
 
 
-#: Rows `[*batch]`, slopes of the operands, weighed by scalars and added, or, its transpose, all slopes times
-#: the last operand and summed.
+#: Rows `[*batch]`, slopes of the operands, weighed by scalars and added, one array a result, or, its
+#: transpose, the slopes by each scalar times the last operands, one a result, and summed.
 #: Its class by an instance of it: `jax.extend.core`, where it is public, imports Pallas, which takes 15 ms.
 _weigh = type(jax.lax.add_p)("weigh_rows")
 _weigh.multiple_results = True
 
 
+def _cut(operands: Sequence, slopes: _Kept | _Anew, is_sum: bool) -> tuple[Sequence, Sequence]:
+    """Return the rows, and the weights or the last operands."""
+    count = len(operands) - len(slopes.results if is_sum else slopes.places)
+    return operands[:count], operands[count:]
+
+
 def _weighed(*operands: jax.Array, slopes: _Kept | _Anew, is_sum: bool) -> list[jax.Array]:
+    rows, others = _cut(operands, slopes, is_sum)
     if is_sum:
-        return [jnp.sum(product) for product in slopes.pulled(operands[:-1], operands[-1])]
-    count = len(operands) - len(slopes.places)
-    total = slopes.change(operands[:count], operands[count:])
-    return [jnp.broadcast_to(total, jnp.broadcast_shapes(*map(jnp.shape, operands)))]
+        return [jnp.sum(product) for product in slopes.pulled(rows, others)]
+    shape = jnp.broadcast_shapes(*map(jnp.shape, rows))
+    return [jnp.broadcast_to(change, shape) for change in slopes.changes(rows, others)]
 
 
 def _weighed_in_one_loop(*operands: jax.Array, slopes: _Kept | _Anew, is_sum: bool) -> list[jax.Array]:
@@ -159,21 +220,23 @@ def _weighed_in_one_loop(*operands: jax.Array, slopes: _Kept | _Anew, is_sum: bo
         return _weighed(*operands, slopes=slopes, is_sum=is_sum)
 
     def products(*operands: jax.Array) -> list[jax.Array]:
-        return slopes.pulled(operands[:-1], operands[-1])
+        return slopes.pulled(*_cut(operands, slopes, is_sum))
 
     def sums(*operands: jax.Array) -> list[jax.Array]:
         with set_xla_metadata(inlineable="true"):
-            return _sums(products, operands)
+            return _sums(products, operands, takes_in=False)
 
     if isinstance(slopes, _Kept):
-        return _sums(products, operands)
+        return _sums(products, operands, slopes.takes_in)
     # A program of its own: else what the last operand is made of, divisions among it, is written out array
     # by array.
     with set_xla_metadata(inlineable="false"):
         return jax.jit(sums)(*operands)
 
 
-def _sums(products: Callable[..., Sequence[jax.Array]], operands: Sequence[jax.Array]) -> list[jax.Array]:
+def _sums(
+    products: Callable[..., Sequence[jax.Array]], operands: Sequence[jax.Array], takes_in: bool
+) -> list[jax.Array]:
     """Return the sums of products of rows; runs of rows are added first, row by row."""
     count = max(operand.size for operand in operands)
     whole = count - count % (_RUNS * _RUN_ROWS)
@@ -183,31 +246,48 @@ def _sums(products: Callable[..., Sequence[jax.Array]], operands: Sequence[jax.A
     def cut(start: int, stop: int | None) -> list[jax.Array]:
         return [operand.reshape(-1)[start:stop] if operand.ndim else operand for operand in operands]
 
-    def run(place: int) -> list[jax.Array]:
-        grouped = [rows.reshape(-1, _RUNS, _RUN_ROWS) if rows.ndim else rows for rows in cut(0, whole)]
-        return [rows[:, place] if rows.ndim else rows for rows in grouped]
-
-    def add(_, runs: list[list[jax.Array]]) -> list[jax.Array]:
-        addends = zip(*(products(*rows) for rows in runs), strict=True)
-        return [functools.reduce(jnp.add, addend) for addend in addends]
-
-    totals = [jnp.sum(total) for total in in_one_loop(add)((), [run(place) for place in range(_RUNS)])]
+    add_runs = _runs_reduced if takes_in else _runs_in_one_loop
+    totals = [jnp.sum(total) for total in add_runs(products, cut(0, whole))]
     if whole == count:
         return totals
     rest = products(*cut(whole, None))
     return [total + jnp.sum(left) for total, left in zip(totals, rest, strict=True)]
 
 
+def _runs_in_one_loop(products: Callable, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return sums of neighbouring runs, however long the products are; of operands that are written out."""
+
+    def run(place: int) -> list[jax.Array]:
+        grouped = [rows.reshape(-1, _RUNS, _RUN_ROWS) if rows.ndim else rows for rows in operands]
+        return [rows[:, place] if rows.ndim else rows for rows in grouped]
+
+    def add(_, runs: list[list[jax.Array]]) -> list[jax.Array]:
+        addends = zip(*(products(*rows) for rows in runs), strict=True)
+        return [functools.reduce(jnp.add, addend) for addend in addends]
+
+    return in_one_loop(add)((), [run(place) for place in range(_RUNS)])
+
+
+def _runs_reduced(products: Callable, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return sums of neighbouring runs, in a loop that computes the operands too, if that is not long.
+
+    The compiler vectorises it while a run's products are some 40 operations.
+    """
+    grouped = [product.reshape(-1, _RUNS, _RUN_ROWS) for product in products(*operands)]
+    zeros = [jnp.zeros((), group.dtype) for group in grouped]
+    return jax.lax.reduce(grouped, zeros, lambda sums, runs: [*map(jnp.add, sums, runs)], (1,))
+
+
 def _weighed_shapes(*operands, slopes: _Kept | _Anew, is_sum: bool) -> list:
     if is_sum:
         return [operands[-1].update(shape=())] * len(slopes.places)
     shape = jnp.broadcast_shapes(*(operand.shape for operand in operands))
-    return [operands[-1].update(shape=shape)]
+    return [operands[-1].update(shape=shape)] * len(slopes.results)
 
 
 def _weigh_jvp(operands: list, tangents: list, *, slopes: _Kept | _Anew, is_sum: bool) -> tuple[list, list]:
-    """The results are linear in the weights; those come last."""
-    count = len(operands) - (1 if is_sum else len(slopes.places))
+    """The results are linear in the operands that come last."""
+    count = len(_cut(operands, slopes, is_sum)[0])
     weigh = functools.partial(_weigh.bind, slopes=slopes, is_sum=is_sum)
     results, changes = weigh(*operands), []
     if any(type(tangent) is not ad.Zero for tangent in tangents[count:]):
@@ -223,15 +303,20 @@ def _weigh_jvp(operands: list, tangents: list, *, slopes: _Kept | _Anew, is_sum:
 
 
 def _weigh_transpose(cotangents: list, *operands, slopes: _Kept | _Anew, is_sum: bool) -> list:
+    rows, others = _cut(operands, slopes, is_sum)
     given = [place for place, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
-    count = len(operands) - (1 if is_sum else len(slopes.places))
-    if not given:
-        return [None] * len(operands)
-    if is_sum:
-        slopes = slopes._replace(places=tuple(slopes.places[place] for place in given))
     weights = [cotangents[place] for place in given]
-    results = _weigh.bind(*operands[:count], *weights, slopes=slopes, is_sum=not is_sum)
-    return [None] * count + results
+    pulled: list = [None] * len(others)
+    if is_sum and given:
+        slopes = slopes._replace(places=tuple(slopes.places[place] for place in given))
+        pulled = _weigh.bind(*rows, *weights, slopes=slopes, is_sum=False)
+    elif given:
+        slopes = slopes._replace(results=tuple(slopes.results[place] for place in given))
+        needed = slopes.needed(rows)
+        slopes_of_sum = slopes._replace(places=needed)
+        sums = _weigh.bind(*rows, *weights, slopes=slopes_of_sum, is_sum=True) if needed else []
+        pulled = list(map(dict(zip(needed, sums, strict=True)).get, slopes.places))
+    return [None] * len(rows) + pulled
 
 
 def _weigh_batch(operands: tuple, axes: tuple, **parameters: Any) -> tuple[list, list]:

@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, QUICKLY, assert_gradient_is_the_finite_difference
-from test_gate import GATE, INF, closed_form, table
-from test_gate import rows as rows_of
+from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, QUICKLY
+from test_gate import GATE, INF, table
 
 import rlxjax as rx
-from rlxjax import _gate, _numerics
+from rlxjax import _gate
 from rlxjax._one_loop import in_one_loop
 from rlxjax.welch import _evaluation
 
@@ -346,135 +345,3 @@ def test_a_table_of_mixed_devices_divides_no_more_often_than_that_of_one_device(
 def test_a_table_refuses_what_its_parts_refuse(arguments, temperature_ns, says):
     with pytest.raises(ValueError, match=says):
         rx.evaluate_welch_peaks(*arguments, temperature_ns=temperature_ns)
-
-
-# --- Gradients -----------------------------------------------------------------------------------
-
-
-def plain_score_ns(gate, benefit):
-    """Return SPEC 2 in plain operations, to be differentiated by JAX alone."""
-    launches, syncs, readback, traffic = vars(benefit).values()
-    readback_bw = jnp.maximum(jnp.where(gate.unified_memory >= 0.5, 0.0, gate.host_readback_bw), 1.0)
-    base = launches * gate.dispatch_ns + syncs * gate.roundtrip_ns
-    base += traffic / jnp.maximum(gate.memory_bw, 1.0) + readback / readback_bw
-    return base - jnp.where(syncs < 0, -syncs, 0.0) * gate.host_thunk_penalty_ns
-
-
-def loss_of(score, gate, benefit):
-    log_odds = (score(gate, benefit) - gate.min_gain_ns) / 1e7
-    return jnp.mean(jax.nn.softplus(log_odds) - 0.3 * log_odds)
-
-
-@both_precisions
-@pytest.mark.parametrize("per_row", [True, False])
-def test_the_gradient_of_a_loss_is_that_of_the_plain_formula(x64, per_row):
-    with jax.enable_x64(x64):
-        gate, benefit = floats(table(200))
-        gate = gate if per_row else jax.tree.map(lambda leaf: leaf[3], gate)
-        ours, plain = (
-            jax.jit(jax.value_and_grad(lambda *x, score=score: loss_of(score, *x), (0, 1)))(gate, benefit)
-            for score in (rx.IoFusionGate.score_ns, plain_score_ns)
-        )
-        for got, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
-            scale = np.max(np.abs(expected))
-            rtol = FLOAT64_RTOL if x64 else FLOAT32_RTOL
-            np.testing.assert_allclose(got, expected, rtol=10 * rtol, atol=rtol * scale)
-
-
-@both_precisions
-@pytest.mark.parametrize("rows", [1, 2 * 8 * 2048, 40_003])
-def test_a_long_table_is_summed_in_blocks_to_the_same_gradient(x64, rows):
-    with jax.enable_x64(x64):
-        gate, benefit = floats(table(200))
-        gate = jax.tree.map(lambda leaf: leaf[3], gate)
-        benefit = jax.tree.map(lambda leaf: jnp.resize(leaf, (rows,)), benefit)
-        ours, plain = (
-            jax.jit(jax.grad(lambda gate, score=score: loss_of(score, gate, benefit)))(gate)
-            for score in (rx.IoFusionGate.score_ns, plain_score_ns)
-        )
-        for got, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
-            np.testing.assert_allclose(got, expected, rtol=1e-10 if x64 else 1e-4, atol=1e-300)
-
-
-def test_a_gradient_of_many_gates_is_a_loop_over_them():
-    gates, benefit = floats(table(20))
-    gates = jax.tree.map(lambda leaf: leaf[:4], gates)
-    for gradient in (jax.grad, jax.hessian):
-        f = gradient(lambda gate: loss_of(rx.IoFusionGate.score_ns, gate, benefit))
-        mapped, loop = jax.vmap(f)(gates), [f(gate) for gate in rows_of(gates)]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *loop)
-        for got, expected in zip(jax.tree.leaves(mapped), jax.tree.leaves(stacked), strict=True):
-            np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-300)
-
-
-def test_reverse_forward_and_second_derivatives_agree():
-    gate, benefit = floats(table(50))
-    gate = jax.tree.map(lambda leaf: leaf[3], gate)
-
-    def f(gate):
-        return loss_of(rx.IoFusionGate.score_ns, gate, benefit)
-
-    forward, reverse = quickly(jax.jacfwd(f))(gate), quickly(jax.grad(f))(gate)
-    for got, expected in zip(jax.tree.leaves(forward), jax.tree.leaves(reverse), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-10)
-    plain = quickly(jax.hessian(lambda gate: loss_of(plain_score_ns, gate, benefit)))(gate)
-    for hessian in (jax.hessian(f), jax.jacrev(jax.grad(f))):
-        second = quickly(hessian)(gate)
-        for got, expected in zip(jax.tree.leaves(second), jax.tree.leaves(plain), strict=True):
-            np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-300)
-
-
-@pytest.mark.parametrize("unified", [0.0, 1.0])
-@pytest.mark.parametrize("penalty", [0.0, 1e6, INF])
-@pytest.mark.parametrize("memory_bw", [0.0, 0.5, 150.0])
-@pytest.mark.parametrize("syncs", [-2.0, 0.0, 2.0])
-def test_a_gradient_at_a_singular_point_is_the_count(unified, penalty, memory_bw, syncs):
-    gate = dataclasses.replace(
-        GATE, unified_memory=unified, host_thunk_penalty_ns=penalty, memory_bw=memory_bw
-    )
-    benefit = rx.FusionBenefit(3.0, syncs, 7680.0, -900.0)
-    by_gate, by_benefit = jax.grad(lambda *x: rx.IoFusionGate.score_ns(*x), (0, 1))(gate, benefit)
-    by_memory_bw = 900 / memory_bw**2 if memory_bw > 1 else 0.0
-    by_readback_bw = 0.0 if unified else -7680 / 30**2
-    expected = (3, syncs, by_memory_bw, by_readback_bw, 0, min(syncs, 0.0), 0)
-    np.testing.assert_allclose(dataclasses.astuple(by_gate), expected, rtol=FLOAT64_RTOL)
-    by_syncs = 9_000.0 + (penalty if syncs < 0 else 0.0)
-    expected = (700, by_syncs if np.isfinite(by_syncs) else 0.0, 1.0 if unified else 1 / 30)
-    expected = (*expected, 1 / max(memory_bw, 1.0))
-    np.testing.assert_allclose(dataclasses.astuple(by_benefit), expected, rtol=FLOAT64_RTOL)
-    assert float(gate.score_ns(benefit)) == pytest.approx(closed_form(gate, benefit))
-
-
-def test_a_saturated_probability_has_a_finite_gradient_and_its_log_odds_are_finite():
-    gate = dataclasses.replace(GATE, min_gain_ns=0.0)
-    for launches in (1e300, -1e300, INF, -INF):
-        benefit = rx.FusionBenefit(launches_saved=launches)
-        for name in ("fuse_probability", "fuse_log_probability"):
-            f = lambda t, name=name, benefit=benefit: getattr(gate, name)(benefit, temperature_ns=t)  # noqa: E731
-            assert np.isfinite(jax.grad(f)(1e-3))
-        log_odds = gate.fuse_log_odds(benefit, temperature_ns=1e-30)
-        assert np.isfinite(log_odds) == np.isfinite(launches)
-        assert np.sign(log_odds) == np.sign(launches)
-
-
-def test_log_odds_and_the_step_have_the_derivatives_of_finite_differences():
-    tree = {"x": np.array([-30.0, -1.0, 0.5, 4.0, 30.0]), "t": np.array([2.0, 0.5, 1.0, 3.0, 1.5])}
-    for f in (_numerics.log_odds, _numerics.soft_step, _numerics.log_soft_step):
-        assert_gradient_is_the_finite_difference(lambda tree, f=f: f(tree["x"], tree["t"]), tree)
-
-
-def test_a_mixed_table_has_the_gradient_of_its_rows():
-    set_ = floats(rx.coefficient_set("arch"))
-    device, *sizes = workloads(40)
-
-    def loss(set_, device, *sizes):
-        costs = rx.estimate_welch_peaks_costs(device, *sizes, coefficients=set_)
-        return jnp.sum(jnp.log1p(jnp.where(jnp.isfinite(costs.stack()), costs.stack(), 0.0)))
-
-    gradient = quickly(jax.grad(loss))
-    table_gradient = gradient(set_, jnp.asarray(device), *floats(sizes))
-    total = jax.tree.map(jnp.zeros_like, set_)
-    for code, *row in rows_of((device, *sizes)):
-        total = jax.tree.map(jnp.add, total, gradient(set_, code, *map(float, row)))
-    for got, expected in zip(jax.tree.leaves(table_gradient), jax.tree.leaves(total), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-300)

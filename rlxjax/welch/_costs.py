@@ -17,7 +17,7 @@ from rlxjax._one_loop import in_one_loop
 from rlxjax._typing import Code, Count, Decision, Nanoseconds, RealLike, StrategyWeights
 
 from ._coefficients import CoefficientSet, coefficient_set
-from ._formulas import Learned, Row, Terms, decisions, gather, strategy_terms
+from ._formulas import Learned, Row, Terms, costs_ns_by_terms, decisions, gather, strategy_terms
 from ._graphs import pack_profile, welch_graph_work
 from ._params import FAST_SEGMENTS
 
@@ -181,10 +181,7 @@ def hard_costs(codes, set_, batch, n_fft, k, learned: Learned) -> WelchPeaksCost
         return estimates_of(row, terms, *decisions(row, terms))
 
     def finite_costs(_, rows) -> WelchPeaksCostEstimates:
-        row, batch, n_fft, k, learned = rows
-        terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
-        fields = (terms.ultra_ns, terms.fast_ns, terms.fused_ns, terms.learned_ns)
-        return WelchPeaksCostEstimates(*jnp.broadcast_arrays(*fields))
+        return WelchPeaksCostEstimates(*costs_ns_by_terms(*rows))
 
     return in_one_loop(costs, finite_costs)((), (gather(set_, codes, Exact()), batch, n_fft, k, learned))
 

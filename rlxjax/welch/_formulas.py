@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from rlxjax._device import BackendCoefficients, take_row
 from rlxjax._gate import FusionBenefit, IoFusionGate
 from rlxjax._gate_formulas import GateRates, gate_rates, gate_score_ns
 from rlxjax._numerics import Exact, Smooth
-from rlxjax._slopes import by_slopes
+from rlxjax._slopes import by_slopes, with_derivative_of
 from rlxjax._typing import Decision, Nanoseconds, RealLike
 
 from ._coefficients import CoefficientSet, StrategyCoefficients
@@ -82,48 +83,149 @@ def gather(set_: CoefficientSet, codes, rules: Exact | Smooth) -> Row:
     return Row(host, take_row(backend, codes), take_row(gate, codes), take_row(set_.strategy, codes))
 
 
+class IoTerms(NamedTuple):
+    """What an io cost with hard choices is made of; every field a scalar or `[*batch]`."""
+
+    fixed_ns: Nanoseconds
+    ns_per_sample: Nanoseconds
+    ns_per_peak: Nanoseconds
+    ns_per_row: Nanoseconds | None
+
+    def at(self, batch, n_fft, k) -> Nanoseconds:
+        ns_per_row = self.ns_per_sample * n_fft + self.ns_per_peak * k
+        if self.ns_per_row is not None:
+            ns_per_row += self.ns_per_row
+        return self.fixed_ns + batch * ns_per_row
+
+
+def _io_terms(io_ns: Callable[..., Nanoseconds], rates: Rates, *, of_rows: bool) -> IoTerms:
+    """Return the terms of `io_ns(batch, n_fft, k)`, its derivatives; 0 for those that are not finite.
+
+    Args:
+        io_ns: sizes may be scalars, whatever the rates are.
+        rates: what it is linear in.
+        of_rows: whether it has a term of the rows alone.
+    """
+    none, one = (jnp.asarray(size, jnp.result_type(*rates[:-1])) for size in (0.0, 1.0))
+    fixed_ns, ns_per_row = jax.jvp(lambda batch: io_ns(batch, none, none), [none], [one])
+    _, ns_per_sample = jax.jvp(lambda n_fft: io_ns(one, n_fft, none), [none], [one])
+    _, ns_per_peak = jax.jvp(lambda k: io_ns(one, none, k), [none], [one])
+    terms = IoTerms(fixed_ns, ns_per_sample, ns_per_peak, ns_per_row if of_rows else None)
+    return jax.tree.map(lambda term: jnp.where(jnp.isfinite(term), term, 0.0), terms)
+
+
 def host_ns(row: Row, batch, n_fft, k, n_segments, rules) -> Nanoseconds:
-    slopes = row.strategy.log_batch_slope, row.strategy.log2_batch_slope
-    cost_ns = _with_slopes(_host_ns, rules)
-    return cost_ns(row.host, slopes, batch, n_fft, k, n_segments)
+    cost_ns = _with_rules(_host_ns, rules, twin=_host_ns_by_terms)
+    return cost_ns(row.host, _batch_slopes(row), batch, n_fft, k, n_segments)
 
 
-def _with_slopes(f, rules):
-    """Return a formula with its rules; of hard choices the derivative is one pass over the rows."""
-    f = functools.partial(f, rules=rules)
-    return by_slopes(f) if isinstance(rules, Exact) else f
+def _batch_slopes(row: Row) -> tuple:
+    return row.strategy.log_batch_slope, row.strategy.log2_batch_slope
 
 
 def _host_ns(host: BackendCoefficients | Rates, slopes, batch, n_fft, k, n_segments, *, rules) -> Nanoseconds:
+    return _adjusted_ns(_host_io_ns(host, batch, n_fft, k, n_segments, rules), slopes, batch, rules)
+
+
+def _host_ns_by_terms(host: Rates, slopes, batch, n_fft, k, n_segments) -> Nanoseconds:
+    return by_slopes(_host_ns_of_terms)(_host_terms(host, n_segments), slopes, batch, n_fft, k)
+
+
+def _host_terms(host: BackendCoefficients | Rates, n_segments) -> IoTerms:
+    def io_ns(batch, n_fft, k) -> Nanoseconds:
+        return _host_io_ns(rates, batch, n_fft, k, n_segments, Exact())
+
+    rates = rates_of(host)
+    return _io_terms(io_ns, rates, of_rows=True)
+
+
+def _host_ns_of_terms(terms: IoTerms, slopes, batch, n_fft, k) -> Nanoseconds:
+    return _adjusted_ns(terms.at(batch, n_fft, k), slopes, batch, Exact())
+
+
+def _host_io_ns(host: BackendCoefficients | Rates, batch, n_fft, k, n_segments, rules) -> Nanoseconds:
     profile = float_counts(host_profile(batch, n_fft, k, n_segments))
     quarter_traffic = 3.0 * batch * n_segments * n_fft + 2.0 * batch * k
-    ns = profile_cost_ns(profile, profile.host_output_bytes + quarter_traffic, host, rules)
+    return profile_cost_ns(profile, profile.host_output_bytes + quarter_traffic, host, rules)
+
+
+def _adjusted_ns(ns: Nanoseconds, slopes, batch, rules) -> Nanoseconds:
     rows = jnp.maximum(batch, 1.0)
     log_rows = jnp.log(rows / 512.0)
     gentle = rules.relu(log_rows, scale=ns)
-    steep = rules.relu((log_rows - math.log(4.0)) / math.log(2.0), scale=ns)  # log2(rows / 2048)
+    steep = rules.relu((log_rows - math.log(4.0)) * (1.0 / math.log(2.0)), scale=ns)  # log2(rows / 2048)
     return ns * (1.0 + slopes[0] * gentle) * (1.0 + slopes[1] * steep)
 
 
 def fused_ns(row: Row, batch, n_fft, k, n_segments, scale, rules) -> Nanoseconds:
-    falls_back = jax.lax.stop_gradient(row.strategy.falls_back)
-    fused = row.strategy.fused_scale, row.strategy.fused_floor_ns, row.strategy.is_gpu
-    cost_ns = _with_slopes(_fused_ns, rules)
-    return cost_ns(row.backend, falls_back, fused, batch, n_fft, k, n_segments, scale)
+    cost_ns = _with_rules(_fused_ns, rules, twin=_fused_ns_by_terms)
+    return cost_ns(row.backend, _falls_back(row), _factor_and_floor(row), batch, n_fft, k, n_segments, scale)
+
+
+def _falls_back(row: Row) -> RealLike:
+    return jax.lax.stop_gradient(row.strategy.falls_back)
+
+
+def _factor_and_floor(row: Row) -> tuple:
+    return row.strategy.fused_scale, row.strategy.fused_floor_ns * row.strategy.is_gpu
 
 
 def _fused_ns(
     backend: BackendCoefficients | Rates, falls_back, fused, batch, n_fft, k, n_segments, scale, *, rules
 ) -> Nanoseconds:
-    fused_scale, fused_floor_ns, is_gpu = fused
     io_ns = _graph_ns(backend, falls_back, batch, n_fft, k, n_segments, True, rules)
+    return _floored_ns(io_ns, fused, batch, scale, rules)
+
+
+def _fused_ns_by_terms(backend: Rates, falls_back, fused, batch, n_fft, k, n_segments, scale) -> Nanoseconds:
+    terms = _fused_terms(backend, falls_back, n_segments)
+    return by_slopes(_fused_ns_of_terms)(terms, fused, batch, n_fft, k, scale)
+
+
+def _fused_terms(backend: BackendCoefficients | Rates, falls_back, n_segments) -> IoTerms:
+    def io_ns(batch, n_fft, k) -> Nanoseconds:
+        return _graph_ns(rates, falls_back, batch, n_fft, k, n_segments, True, Exact())
+
+    rates = rates_of(backend)
+    return _io_terms(io_ns, rates, of_rows=False)
+
+
+def _fused_ns_of_terms(terms: IoTerms, fused, batch, n_fft, k, scale) -> Nanoseconds:
+    return _floored_ns(terms.at(batch, n_fft, k), fused, batch, scale, Exact())
+
+
+def _floored_ns(io_ns: Nanoseconds, fused, batch, scale, rules) -> Nanoseconds:
+    fused_scale, fused_floor_ns = fused
     factor = fused_scale * rules.clip(scale, MIN_SCALE, MAX_SCALE, scale=io_ns)
-    few_rows = 1.0 - rules.at_least(batch, 512.0, scale=io_ns)
-    floor = fused_floor_ns * is_gpu * few_rows
+    floor = fused_floor_ns * (1.0 - rules.at_least(batch, 512.0, scale=io_ns))
     # The clip's own relaxation would pull a scale of exactly 1 below the threshold: the hard factor decides.
     hard_factor = fused_scale * jnp.clip(scale, MIN_SCALE, MAX_SCALE)
     floor = floor + rules.at_least(hard_factor, 1.0, scale=io_ns) * io_ns
     return rules.maximum(io_ns * factor, floor)
+
+
+def _with_rules(f, rules, *, twin):
+    """Return a formula with its rules; with hard choices it has the derivative of its twin."""
+    f = functools.partial(f, rules=rules)
+    return with_derivative_of(twin, f) if isinstance(rules, Exact) else f
+
+
+def costs_ns_by_terms(row: Row, batch, n_fft, k, learned: Learned) -> list[Nanoseconds]:
+    """Return the costs of all strategies as if each were possible, but for rounding.
+
+    Their derivative is one pass over the rows for all of them.
+    """
+
+    @by_slopes
+    def costs_ns(terms, slopes, fused, batch, n_fft, k, scale) -> list[Nanoseconds]:
+        *on_host, on_device = terms
+        costs = [_host_ns_of_terms(of_host, slopes, batch, n_fft, k) for of_host in on_host]
+        costs += [_fused_ns_of_terms(on_device, fused, batch, n_fft, k, part) for part in (1.0, scale)]
+        return jnp.broadcast_arrays(*costs)
+
+    terms = [_host_terms(row.host, n_segments) for n_segments in (ULTRA_SEGMENTS, FAST_SEGMENTS)]
+    terms.append(_fused_terms(row.backend, _falls_back(row), FAST_SEGMENTS))
+    return costs_ns(terms, _batch_slopes(row), _factor_and_floor(row), batch, n_fft, k, learned.scale)
 
 
 def block_ns(row: Row, batch, n_fft, k, n_segments, rules) -> Nanoseconds:

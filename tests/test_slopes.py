@@ -1,0 +1,371 @@
+"""Derivatives by slopes are those of plain formulas, summed over the rows in one loop."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, assert_gradient_is_the_finite_difference
+from test_evaluation import both_precisions, floats, quickly, workloads
+from test_gate import GATE, INF, closed_form, table
+from test_gate import rows as rows_of
+
+import rlxjax as rx
+from rlxjax import _numerics
+from rlxjax._cost import graph_work
+from rlxjax._slopes import by_slopes
+
+on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA makes of it on a CPU")
+
+
+def assert_close(got, expected, rtol):
+    """Compare trees; what cancels is as large as the largest of a leaf."""
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for first, second in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        largest = np.max(np.abs(second), initial=0.0)
+        np.testing.assert_allclose(first, second, rtol=10 * rtol, atol=rtol * largest)
+
+
+# --- Functions of rows and scalars ---------------------------------------------------------------
+
+
+def two_results(coefficients, row):
+    a, b, _ = coefficients
+    return {"first": a * row + jnp.sin(b * row), "second": jnp.exp(a * row)}
+
+
+def loss_of_results(f, names, coefficients, row):
+    results = f(coefficients, row)
+    return sum(jnp.sum(jnp.square(results[name])) for name in names)
+
+
+@both_precisions
+@pytest.mark.parametrize("names", [("first",), ("second",), ("first", "second")])
+@pytest.mark.parametrize("rows", [(), (1,), (127,), (3, 400)])
+def test_slopes_of_several_results_are_those_of_the_plain_function(x64, names, rows):
+    with jax.enable_x64(x64):
+        coefficients = tuple(map(jnp.asarray, (0.3, -1.2, 5.0)))
+        row = jnp.asarray(np.random.default_rng(0).uniform(-1, 1, rows), float)
+        for transform in (jax.grad, jax.jacfwd):
+            ours, plain = (
+                quickly(transform(functools.partial(loss_of_results, f, names), (0, 1)))(coefficients, row)
+                for f in (by_slopes(two_results), two_results)
+            )
+            assert_close(ours, plain, FLOAT64_RTOL if x64 else FLOAT32_RTOL)
+
+
+def test_slopes_of_several_results_have_second_derivatives_and_are_mapped_as_a_loop():
+    coefficients, row = tuple(map(jnp.asarray, (0.3, -1.2, 5.0))), jnp.linspace(-1.0, 1.0, 300)
+    names = ("first", "second")
+    for transform in (jax.hessian, lambda f: jax.jacrev(jax.grad(f))):
+        ours, plain = (
+            quickly(transform(functools.partial(loss_of_results, f, names)))(coefficients, row)
+            for f in (by_slopes(two_results), two_results)
+        )
+        assert_close(ours, plain, FLOAT64_RTOL)
+    gradient = jax.grad(functools.partial(loss_of_results, by_slopes(two_results), names))
+    several = jax.tree.map(lambda leaf: leaf * jnp.linspace(0.5, 2.0, 5), coefficients)
+    mapped = jax.vmap(gradient, (0, None))(several, row)
+    loop = [gradient(one, row) for one in rows_of(several)]
+    assert_close(mapped, jax.tree.map(lambda *leaves: jnp.stack(leaves), *loop), FLOAT64_RTOL)
+
+
+def test_a_scalar_that_no_used_result_depends_on_is_not_summed():
+    coefficients, row = tuple(map(jnp.asarray, (0.3, -1.2, 5.0))), jnp.linspace(-1.0, 1.0, 300)
+
+    def sums(names):
+        f = functools.partial(loss_of_results, by_slopes(two_results), names)
+        return [
+            len(equation.outvars)
+            for equation in jax.make_jaxpr(jax.grad(f))(coefficients, row).eqns
+            if equation.primitive.name == "weigh_rows" and equation.params["is_sum"]
+        ]
+
+    assert sums(("second",)) == [1]
+    assert sums(("first", "second")) == [2]
+
+
+# --- The gate ------------------------------------------------------------------------------------
+
+
+def plain_score_ns(gate, benefit):
+    """Return SPEC 2 in plain operations, to be differentiated by JAX alone."""
+    launches, syncs, readback, traffic = vars(benefit).values()
+    readback_bw = jnp.maximum(jnp.where(gate.unified_memory >= 0.5, 0.0, gate.host_readback_bw), 1.0)
+    base = launches * gate.dispatch_ns + syncs * gate.roundtrip_ns
+    base += traffic / jnp.maximum(gate.memory_bw, 1.0) + readback / readback_bw
+    return base - jnp.where(syncs < 0, -syncs, 0.0) * gate.host_thunk_penalty_ns
+
+
+def loss_of(score, gate, benefit):
+    log_odds = (score(gate, benefit) - gate.min_gain_ns) / 1e7
+    return jnp.mean(jax.nn.softplus(log_odds) - 0.3 * log_odds)
+
+
+@both_precisions
+@pytest.mark.parametrize("per_row", [True, False])
+def test_the_gradient_of_a_loss_is_that_of_the_plain_formula(x64, per_row):
+    with jax.enable_x64(x64):
+        gate, benefit = floats(table(200))
+        gate = gate if per_row else jax.tree.map(lambda leaf: leaf[3], gate)
+        ours, plain = (
+            jax.jit(jax.value_and_grad(lambda *x, score=score: loss_of(score, *x), (0, 1)))(gate, benefit)
+            for score in (rx.IoFusionGate.score_ns, plain_score_ns)
+        )
+        for got, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
+            scale = np.max(np.abs(expected))
+            rtol = FLOAT64_RTOL if x64 else FLOAT32_RTOL
+            np.testing.assert_allclose(got, expected, rtol=10 * rtol, atol=rtol * scale)
+
+
+@both_precisions
+@pytest.mark.parametrize("rows", [1, 2 * 8 * 2048, 40_003])
+def test_a_long_table_is_summed_in_blocks_to_the_same_gradient(x64, rows):
+    with jax.enable_x64(x64):
+        gate, benefit = floats(table(200))
+        gate = jax.tree.map(lambda leaf: leaf[3], gate)
+        benefit = jax.tree.map(lambda leaf: jnp.resize(leaf, (rows,)), benefit)
+        ours, plain = (
+            jax.jit(jax.grad(lambda gate, score=score: loss_of(score, gate, benefit)))(gate)
+            for score in (rx.IoFusionGate.score_ns, plain_score_ns)
+        )
+        for got, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-10 if x64 else 1e-4, atol=1e-300)
+
+
+def test_a_gradient_of_many_gates_is_a_loop_over_them():
+    gates, benefit = floats(table(20))
+    gates = jax.tree.map(lambda leaf: leaf[:4], gates)
+    for gradient in (jax.grad, jax.hessian):
+        f = gradient(lambda gate: loss_of(rx.IoFusionGate.score_ns, gate, benefit))
+        mapped, loop = jax.vmap(f)(gates), [f(gate) for gate in rows_of(gates)]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *loop)
+        for got, expected in zip(jax.tree.leaves(mapped), jax.tree.leaves(stacked), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-300)
+
+
+def test_reverse_forward_and_second_derivatives_agree():
+    gate, benefit = floats(table(50))
+    gate = jax.tree.map(lambda leaf: leaf[3], gate)
+
+    def f(gate):
+        return loss_of(rx.IoFusionGate.score_ns, gate, benefit)
+
+    forward, reverse = quickly(jax.jacfwd(f))(gate), quickly(jax.grad(f))(gate)
+    for got, expected in zip(jax.tree.leaves(forward), jax.tree.leaves(reverse), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-10)
+    plain = quickly(jax.hessian(lambda gate: loss_of(plain_score_ns, gate, benefit)))(gate)
+    for hessian in (jax.hessian(f), jax.jacrev(jax.grad(f))):
+        second = quickly(hessian)(gate)
+        for got, expected in zip(jax.tree.leaves(second), jax.tree.leaves(plain), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-300)
+
+
+@pytest.mark.parametrize("unified", [0.0, 1.0])
+@pytest.mark.parametrize("penalty", [0.0, 1e6, INF])
+@pytest.mark.parametrize("memory_bw", [0.0, 0.5, 150.0])
+@pytest.mark.parametrize("syncs", [-2.0, 0.0, 2.0])
+def test_a_gradient_at_a_singular_point_is_the_count(unified, penalty, memory_bw, syncs):
+    gate = dataclasses.replace(
+        GATE, unified_memory=unified, host_thunk_penalty_ns=penalty, memory_bw=memory_bw
+    )
+    benefit = rx.FusionBenefit(3.0, syncs, 7680.0, -900.0)
+    by_gate, by_benefit = jax.grad(lambda *x: rx.IoFusionGate.score_ns(*x), (0, 1))(gate, benefit)
+    by_memory_bw = 900 / memory_bw**2 if memory_bw > 1 else 0.0
+    by_readback_bw = 0.0 if unified else -7680 / 30**2
+    expected = (3, syncs, by_memory_bw, by_readback_bw, 0, min(syncs, 0.0), 0)
+    np.testing.assert_allclose(dataclasses.astuple(by_gate), expected, rtol=FLOAT64_RTOL)
+    by_syncs = 9_000.0 + (penalty if syncs < 0 else 0.0)
+    expected = (700, by_syncs if np.isfinite(by_syncs) else 0.0, 1.0 if unified else 1 / 30)
+    expected = (*expected, 1 / max(memory_bw, 1.0))
+    np.testing.assert_allclose(dataclasses.astuple(by_benefit), expected, rtol=FLOAT64_RTOL)
+    assert float(gate.score_ns(benefit)) == pytest.approx(closed_form(gate, benefit))
+
+
+def test_a_saturated_probability_has_a_finite_gradient_and_its_log_odds_are_finite():
+    gate = dataclasses.replace(GATE, min_gain_ns=0.0)
+    for launches in (1e300, -1e300, INF, -INF):
+        benefit = rx.FusionBenefit(launches_saved=launches)
+        for name in ("fuse_probability", "fuse_log_probability"):
+            f = lambda t, name=name, benefit=benefit: getattr(gate, name)(benefit, temperature_ns=t)  # noqa: E731
+            assert np.isfinite(jax.grad(f)(1e-3))
+        log_odds = gate.fuse_log_odds(benefit, temperature_ns=1e-30)
+        assert np.isfinite(log_odds) == np.isfinite(launches)
+        assert np.sign(log_odds) == np.sign(launches)
+
+
+def test_log_odds_and_the_step_have_the_derivatives_of_finite_differences():
+    tree = {"x": np.array([-30.0, -1.0, 0.5, 4.0, 30.0]), "t": np.array([2.0, 0.5, 1.0, 3.0, 1.5])}
+    for f in (_numerics.log_odds, _numerics.soft_step, _numerics.log_soft_step):
+        assert_gradient_is_the_finite_difference(lambda tree, f=f: f(tree["x"], tree["t"]), tree)
+
+
+# --- Costs ---------------------------------------------------------------------------------------
+
+
+def plain_io_cost_ns(row, profile):
+    """Return SPEC 3 in plain operations, to be differentiated by JAX alone."""
+    readback = jnp.where(
+        row.unified_memory >= 0.5, profile.host_output_bytes, profile.host_readback_bytes(False)
+    )
+    ns = row.roundtrip_ns * (1 + profile.sync_points) + profile.kernel_launches * row.dispatch_ns
+    ns += profile.device_traffic_bytes / jnp.maximum(row.memory_bw, 1.0)
+    return ns + readback / jnp.maximum(row.readback_bw, 1.0)
+
+
+LOSSES = {
+    "logarithm": lambda ns: jnp.mean(jnp.log(ns)),
+    "relative square": lambda ns: jnp.mean(jnp.square(ns / 3e4 - 1.0)),
+    "logistic": lambda ns: jnp.mean(jax.nn.softplus((ns - 3e4) / 1e4)),
+    "no rows alike": lambda ns: jnp.mean(jnp.sin(jnp.arange(ns.size)) * jax.scipy.special.gammaln(ns)),
+}
+
+
+@both_precisions
+@pytest.mark.parametrize("loss", list(LOSSES))
+@pytest.mark.parametrize(("rows", "unified"), [(128, 1.0), (40_003, 0.0)])
+def test_a_loss_of_io_costs_has_the_gradient_of_the_plain_formula(x64, loss, rows, unified):
+    with jax.enable_x64(x64):
+        rng = np.random.default_rng(0)
+        counts = [rng.integers(0, most, rows) for most in (20, 4, 2**18, 2**20)]
+        profile = floats(rx.GraphIoProfile(*counts))
+        row = dataclasses.replace(rx.backend_coefficients("cuda"), unified_memory=unified)
+        row = floats(row)
+        ours, plain = (
+            jax.jit(jax.grad(lambda *x, f=f: LOSSES[loss](f(*x)), (0, 1)))(row, profile)
+            for f in (lambda row, profile: rx.io_cost_ns(profile, row), plain_io_cost_ns)
+        )
+        assert_close(ours, plain, 1e-10 if x64 else 1e-4)
+
+
+def plain_costs_ns(device, set_, batch, n_fft, k, scale):
+    """Return SPEC 5 in plain operations: ultra, fast, fused and learned, as if each were possible."""
+    backend, strategy = (
+        jax.tree.map(lambda leaf: leaf[rx.Device.codes(device)], part)
+        for part in (set_.backend, set_.strategy)
+    )
+
+    def host_ns(segments):
+        peaks, samples = 8 * batch * k, batch * segments * n_fft
+        profile = rx.GraphIoProfile(batch * (segments + 1), 0 * batch, peaks, 12 * samples + peaks)
+        log_batch = jnp.log(jnp.maximum(batch, 1.0) / 512)
+        ns = plain_io_cost_ns(set_.host, profile)
+        ns *= 1 + strategy.log_batch_slope * jnp.maximum(log_batch, 0.0)
+        return ns * (
+            1 + strategy.log2_batch_slope * jnp.maximum((log_batch - math.log(4)) / math.log(2), 0.0)
+        )
+
+    works = [
+        graph_work(rx.welch_peaks_graph(int(b), rx.WelchPeakParams.fast(int(n), int(p)), True))
+        for b, n, p in zip(batch, n_fft, k, strict=True)
+    ]
+    work = jax.tree.map(lambda *leaves: jnp.asarray(leaves, float), *works)
+    falls_back = strategy.falls_back >= 0.5
+    launches = jnp.where(falls_back, work.io.kernel_launches, 0.0)
+    profile = dataclasses.replace(work.io, kernel_launches=launches)
+    nodes = jnp.where(falls_back, work.dispatched_nodes, work.costed_nodes)
+    io_ns = plain_io_cost_ns(backend, profile) + nodes * backend.dispatch_ns
+    io_ns += jnp.where(falls_back, 0.0, work.output_bytes / jnp.maximum(backend.memory_bw, 1.0))
+    floor_ns = jnp.where(batch < 512, strategy.fused_floor_ns * strategy.is_gpu, 0.0)
+
+    def fused_ns(scale):
+        factor = strategy.fused_scale * scale
+        return jnp.maximum(io_ns * factor, jnp.where(factor >= 1, io_ns + floor_ns, floor_ns))
+
+    return host_ns(1), host_ns(2), fused_ns(1.0), fused_ns(scale)
+
+
+@pytest.mark.parametrize(
+    "names", [("fast_ns",), ("rlx_ns",), ("fast_ns", "rlx_ns"), ("ultra_ns", "learned_ns")]
+)
+@pytest.mark.parametrize("device", ["cpu", "metal", "cuda", "vulkan", "tpu"])
+def test_a_loss_of_strategy_costs_has_the_gradient_of_the_plain_formula(device, names):
+    _, *sizes = workloads(300)
+    sizes = [np.maximum(size, 1) for size in sizes]
+    active, total = 10, 1024
+    set_ = floats(rx.coefficient_set("arch"))
+
+    def ours(set_):
+        return rx.estimate_welch_peaks_costs(
+            device, *map(jnp.asarray, sizes), True, active, total, coefficients=set_
+        )
+
+    possible = jax.tree.map(jnp.isfinite, ours(set_))
+
+    def plain(set_):
+        costs = plain_costs_ns(device, set_, *sizes, 0.30 + 0.70 * active / total)
+        return rx.WelchPeaksCostEstimates(*costs)
+
+    def loss(costs_ns, set_):
+        costs = costs_ns(set_)
+        return sum(
+            jnp.sum(jnp.where(getattr(possible, name), jnp.log(getattr(costs, name)), 0.0)) for name in names
+        )
+
+    value, gradient = jax.jit(jax.value_and_grad(functools.partial(loss, ours)))(set_)
+    expected, plain_gradient = jax.jit(jax.value_and_grad(functools.partial(loss, plain)))(set_)
+    np.testing.assert_allclose(value, expected, rtol=FLOAT64_RTOL)
+    assert_close(gradient, plain_gradient, 1e-10)
+
+
+@pytest.mark.parametrize("device", ["cuda", np.arange(12)])
+@pytest.mark.parametrize("cost", [rx.estimate_welch_peaks_costs, rx.host_path_ns, rx.fused_graph_ns])
+@pytest.mark.parametrize("of_set", [np.float32, np.float64])
+@pytest.mark.parametrize("of_batch", [np.float32, np.float64])
+def test_a_gradient_has_the_types_of_what_it_is_of(device, cost, of_set, of_batch):
+    set_ = jax.tree.map(lambda leaf: jnp.asarray(leaf, of_set), rx.coefficient_set("arch"))
+    batch = jnp.asarray(2.0 ** np.arange(12), of_batch)
+
+    def loss(set_, batch):
+        costs_ns = jax.tree.leaves(cost(device, batch, 256, 16, coefficients=set_))
+        return sum(jnp.sum(jnp.where(jnp.isfinite(ns), ns, 0.0)) for ns in costs_ns)
+
+    by_set, by_batch = quickly(jax.grad(loss, (0, 1)))(set_, batch)
+    assert {leaf.dtype for leaf in jax.tree.leaves(by_set)} == {np.dtype(of_set)}
+    assert by_batch.dtype == of_batch
+
+
+@on_cpu
+def test_a_loss_of_io_costs_writes_out_costs_alone_on_a_cpu():
+    profile = rx.GraphIoProfile(*(jnp.linspace(1.0, 2.0, 128 * 40) for _ in range(4)))
+    row = floats(rx.backend_coefficients("cuda"))
+    gradient = jax.value_and_grad(lambda row, profile: LOSSES["logarithm"](rx.io_cost_ns(profile, row)))
+    written_bytes = jax.jit(gradient).lower(row, profile).compile().memory_analysis().temp_size_in_bytes
+    columns = written_bytes / profile.kernel_launches.nbytes
+    assert columns < 1.8  # the costs, and an eighth of a column for each of five sums, not the quotients
+
+
+@on_cpu
+def test_both_costs_of_a_loss_are_summed_in_one_loop_on_a_cpu():
+    rows = 128 * 40
+    columns = [jnp.full(rows, size, float) for size in (64.0, 256.0, 16.0)]
+
+    def loss(set_, *sizes):
+        costs = rx.estimate_welch_peaks_costs("cuda", *sizes, coefficients=set_)
+        return jnp.mean(jnp.log(costs.fast_ns)) + jnp.mean(jnp.log(jnp.minimum(costs.rlx_ns, 1e30)))
+
+    text = jax.jit(jax.grad(loss)).lower(floats(rx.coefficient_set("arch")), *columns).compile().as_text()
+    results = [line.partition(" fusion(")[0] for line in text.splitlines() if " fusion(" in line]
+    loops = [result for result in results if f"[{rows // 128},16]" in result]
+    assert len(loops) == 1
+    assert loops[0].count(f"[{rows // 128},16]") == 11  # four terms and two slopes; three, factor and floor
+
+
+def test_a_mixed_table_has_the_gradient_of_its_rows():
+    set_ = floats(rx.coefficient_set("arch"))
+    device, *sizes = workloads(40)
+
+    def loss(set_, device, *sizes):
+        costs = rx.estimate_welch_peaks_costs(device, *sizes, coefficients=set_)
+        return jnp.sum(jnp.log1p(jnp.where(jnp.isfinite(costs.stack()), costs.stack(), 0.0)))
+
+    gradient = quickly(jax.grad(loss))
+    table_gradient = gradient(set_, jnp.asarray(device), *floats(sizes))
+    total = jax.tree.map(jnp.zeros_like, set_)
+    for code, *row in rows_of((device, *sizes)):
+        total = jax.tree.map(jnp.add, total, gradient(set_, code, *map(float, row)))
+    for got, expected in zip(jax.tree.leaves(table_gradient), jax.tree.leaves(total), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-300)
