@@ -1,19 +1,26 @@
 """Batch evaluation against a copy of the same bytes, and gradients against values, interleaved.
 
-python benchmarks/evaluation.py [--rows 4000000] [--rounds 15] [--json FILE]
+python benchmarks/evaluation.py [--rows 4000000] [--rounds 15] [--keep-pages] [--json FILE]
 
 The copy is a jitted program that reads as many arrays and writes as many of the same types, each output
 from its share of the inputs by an addition. Both allocate their outputs. The bytes are those of the
 arrays, so the share of the copy's bandwidth is the copy's time over the evaluation's.
+
+Whether an allocation is of pages that the process has, or of new ones that the system clears, is a matter
+of what was allocated before. Pages asked for are counted beside each time; with `--keep-pages` glibc
+returns none, so that after the first calls no program asks for any.
 """
 
 import argparse
 import json
 import os
 import platform
+import resource
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +29,16 @@ import numpy as np
 import rlxjax as rx
 
 TEMPERATURE_NS = 1e5
+
+#: glibc reads these when a process starts: one heap, which never shrinks, and nothing mapped beside it.
+KEEPS_PAGES = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+
+
+class Call(NamedTuple):
+    """The time of a call, and the pages that it asked the system for."""
+
+    time_ns: int
+    pages: int
 
 
 def copy_like(inputs: list[jax.Array], outputs: list[jax.Array]) -> Callable:
@@ -128,10 +145,10 @@ def losses(columns: dict[str, jax.Array]) -> dict[str, tuple[Callable, tuple]]:
     }
 
 
-def interleaved(runs: dict, rounds: int) -> dict[object, list[int]]:
-    """Return the times of each run in ns, all runs in every round, in an order drawn anew."""
+def interleaved(runs: dict, rounds: int) -> dict[str, list[Call]]:
+    """Return the calls of each run, all runs in every round, in an order drawn anew."""
     rng = np.random.default_rng(1)
-    times: dict[object, list[int]] = {key: [] for key in runs}
+    calls: dict[str, list[Call]] = {key: [] for key in runs}
     keys = list(runs)
     for f, arguments in runs.values():
         for _ in range(2):
@@ -139,11 +156,26 @@ def interleaved(runs: dict, rounds: int) -> dict[object, list[int]]:
     for _ in range(rounds):
         for index in rng.permutation(len(keys)):
             f, arguments = runs[keys[index]]
+            pages = _pages()
             start = time.perf_counter_ns()
             result = jax.block_until_ready(f(*arguments))
-            times[keys[index]].append(time.perf_counter_ns() - start)
+            calls[keys[index]].append(Call(time.perf_counter_ns() - start, _pages() - pages))
             del result
-    return times
+    return calls
+
+
+def _pages() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def summary(calls: dict[str, list[Call]]) -> dict[str, float]:
+    """Return the smallest and the median time of each run, and the median of the pages asked for."""
+    row = {}
+    for key, of_run in calls.items():
+        times_ns, pages = zip(*of_run, strict=True)
+        row |= {f"{key}_min_ns": min(times_ns), f"{key}_median_ns": float(np.median(times_ns))}
+        row[f"{key}_median_pages"] = float(np.median(pages))
+    return row
 
 
 def measure_evaluations(columns: dict[str, jax.Array], rounds: int) -> list[dict]:
@@ -155,10 +187,9 @@ def measure_evaluations(columns: dict[str, jax.Array], rounds: int) -> list[dict
         copy = copy_like(inputs, outputs)
         byte_count = sum(array.nbytes for array in (*inputs, *outputs))
         runs = {"compiled": compiled, "eager": evaluate, "copy": copy}
-        times = interleaved({key: (f, inputs) for key, f in runs.items()}, rounds)
+        calls = interleaved({key: (f, inputs) for key, f in runs.items()}, rounds)
         row: dict = {"evaluation": name, "inputs": len(inputs), "outputs": len(outputs), "bytes": byte_count}
-        for key, values in times.items():
-            row |= {f"{key}_min_ns": min(values), f"{key}_median_ns": float(np.median(values))}
+        row |= summary(calls)
         for key in ("compiled", "eager"):
             for which in ("min", "median"):
                 row[f"{key}_share_{which}"] = row[f"copy_{which}_ns"] / row[f"{key}_{which}_ns"]
@@ -171,10 +202,7 @@ def measure_gradients(columns: dict[str, jax.Array], rounds: int) -> list[dict]:
     rows = []
     for name, (loss, arguments) in losses(columns).items():
         runs = {"value": jax.jit(loss), "gradient": jax.jit(jax.value_and_grad(loss))}
-        times = interleaved({key: (f, arguments) for key, f in runs.items()}, rounds)
-        row: dict = {"loss": name}
-        for key, values in times.items():
-            row |= {f"{key}_min_ns": min(values), f"{key}_median_ns": float(np.median(values))}
+        row = {"loss": name, **summary(interleaved({k: (f, arguments) for k, f in runs.items()}, rounds))}
         for which in ("min", "median"):
             row[f"ratio_{which}"] = row[f"gradient_{which}_ns"] / row[f"value_{which}_ns"]
         rows.append(row)
@@ -186,32 +214,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--keep-pages", action="store_true", help="start anew with a heap that never shrinks")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if arguments.keep_pages and not os.environ.items() >= KEEPS_PAGES.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEPS_PAGES})
     columns = tables(arguments.rows)
     evaluated = measure_evaluations(columns, arguments.rounds)
-    print("| evaluation | arrays | copy, ms | compiled, ms | share, min (median) | eager, ms | its share |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| evaluation | arrays | copy, ms | compiled, ms | share, min (median) | eager, ms | its share "
+        "| pages asked for: copy, compiled, eager |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     for row in evaluated:
-        copy, compiled, eager = (row[f"{key}_min_ns"] / 1e6 for key in ("copy", "compiled", "eager"))
+        keys = ("copy", "compiled", "eager")
+        copy, compiled, eager = (row[f"{key}_min_ns"] / 1e6 for key in keys)
+        pages = ", ".join(f"{row[f'{key}_median_pages']:.0f}" for key in keys)
         print(
             f"| {row['evaluation']} | {row['inputs']} → {row['outputs']} | {copy:.2f} | {compiled:.2f} "
             f"| {row['compiled_share_min']:.2f} ({row['compiled_share_median']:.2f}) "
-            f"| {eager:.2f} | {row['eager_share_min']:.2f} ({row['eager_share_median']:.2f}) |"
+            f"| {eager:.2f} | {row['eager_share_min']:.2f} ({row['eager_share_median']:.2f}) | {pages} |"
         )
     differentiated = measure_gradients(columns, arguments.rounds)
-    print("\n| loss | value, ms | value and gradient, ms | ratio, min (median) |")
-    print("|---|---|---|---|")
+    print("\n| loss | value, ms | value and gradient, ms | ratio, min (median) | pages asked for: each |")
+    print("|---|---|---|---|---|")
     for row in differentiated:
         value, gradient = row["value_min_ns"] / 1e6, row["gradient_min_ns"] / 1e6
         print(
             f"| {row['loss']} | {value:.2f} | {gradient:.2f} "
-            f"| {row['ratio_min']:.2f} ({row['ratio_median']:.2f}) |"
+            f"| {row['ratio_min']:.2f} ({row['ratio_median']:.2f}) "
+            f"| {row['value_median_pages']:.0f}, {row['gradient_median_pages']:.0f} |"
         )
     if arguments.json:
         device = jax.devices()[0]
         content = {
-            "command": f"python benchmarks/evaluation.py --rows {arguments.rows} --rounds {arguments.rounds}",
+            "command": f"python benchmarks/evaluation.py --rows {arguments.rows} --rounds {arguments.rounds}"
+            + " --keep-pages" * arguments.keep_pages,
             "device": f"{device.platform} {device.device_kind}",
             "cores": os.cpu_count(),
             "machine": platform.machine(),
