@@ -234,7 +234,7 @@ def _exact_cost_jvp(primals, tangents):
     rates_ns, counts, readbacks, unified_memory = primals
     is_unified = unified_memory >= 0.5
     # Where a rate is infinite the derivative by its count is 0, as in `times`.
-    slopes_ns = [jnp.where(jnp.isfinite(rate), rate, 0.0) for rate in rates_ns]
+    slopes_ns = [jnp.where(jnp.isinf(rate), 0.0, rate) for rate in rates_ns]
     by_rates = [counts[0], counts[1] + 1.0, counts[2], jnp.where(is_unified, *readbacks)]
     by_readbacks = [jnp.where(is_unified, slopes_ns[3], 0.0), jnp.where(is_unified, 0.0, slopes_ns[3])]
     cost_ns = _exact_cost_ns(*primals)

@@ -112,7 +112,7 @@ def _exact_margin_jvp(primals, tangents):
     syncs = counts[1]
     slopes_ns = [rates_ns[0], jnp.where(syncs < 0, rates_ns[1] + penalty_ns, rates_ns[1]), *rates_ns[2:]]
     # Where a coefficient is infinite the derivative by its count is 0, as in `times`.
-    slopes_ns = [jnp.where(jnp.isfinite(slope), slope, 0.0) for slope in slopes_ns]
+    slopes_ns = [jnp.where(jnp.isinf(slope), 0.0, slope) for slope in slopes_ns]
     # Of the sync points the negative ones; a minimum with 0 would be written out before the sum.
     added_syncs = 0.5 * (syncs - jnp.abs(syncs))
     margin_ns = _exact_margin_ns(*primals)

@@ -38,7 +38,7 @@ def times(count: RealLike, coefficient: RealLike) -> Array:
 def _times_jvp(primals, tangents):
     count, coefficient = primals
     count_dot, coefficient_dot = tangents
-    slope = jnp.where(jnp.isfinite(coefficient), coefficient, jnp.zeros_like(coefficient))
+    slope = jnp.where(jnp.isinf(coefficient), jnp.zeros_like(coefficient), coefficient)
     return times(count, coefficient), slope * count_dot + count * coefficient_dot
 
 

@@ -67,7 +67,7 @@ def by_slopes(f: Callable[..., Any]) -> Callable[..., Any]:
 def with_derivative_of(
     twin: Callable[..., jax.Array], f: Callable[..., jax.Array]
 ) -> Callable[..., jax.Array]:
-    """Return `f` with the derivative of its twin, which returns the same but for rounding."""
+    """Return `f` with the derivative of its twin, which returns what it does where that is finite."""
 
     @jax.custom_jvp
     def call(*arguments: Any) -> jax.Array:

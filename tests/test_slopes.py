@@ -8,7 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, assert_gradient_is_the_finite_difference
+from _tolerances import (
+    FLOAT32_RTOL,
+    FLOAT64_RTOL,
+    GRADIENT_RTOL,
+    assert_gradient_is_the_finite_difference,
+)
 from test_evaluation import both_precisions, floats, quickly, workloads
 from test_gate import GATE, INF, closed_form, table
 from test_gate import rows as rows_of
@@ -309,6 +314,89 @@ def test_a_loss_of_strategy_costs_has_the_gradient_of_the_plain_formula(device, 
     expected, plain_gradient = jax.jit(jax.value_and_grad(functools.partial(loss, plain)))(set_)
     np.testing.assert_allclose(value, expected, rtol=FLOAT64_RTOL)
     assert_close(gradient, plain_gradient, 1e-10)
+
+
+@functools.cache
+def path_costs(name, device):
+    """Return a cost of rows, each with a set of its own, by sizes that may have derivatives."""
+
+    def costs_ns(tree):
+        options = {"n_segments": tree["n_segments"], "coefficients": tree["set"]}
+        sizes = [tree[size] for size in ("batch", "n_fft", "k")]
+        if name == "host_path_ns":
+            return rx.host_path_ns(device, *sizes, **options)
+        return rx.fused_graph_ns(device, *sizes, tree["scale"], **options)
+
+    return jax.vmap(costs_ns)
+
+
+@pytest.mark.parametrize("device", ["cuda", "metal", "tpu"])
+@pytest.mark.parametrize("name", ["host_path_ns", "fused_graph_ns"])
+def test_the_gradient_of_a_path_by_segments_and_scale_too_is_the_finite_difference(name, device):
+    segments, scale, batch = (x.ravel() for x in np.meshgrid([1, 2, 5], [0.1, 0.6, 1.4], [30, 700, 9000]))
+    n = len(batch)
+    set_ = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), rx.coefficient_set())
+    tree = {"set": set_, "batch": batch, "n_fft": np.full(n, 256), "k": np.full(n, 16)}
+    tree |= {"n_segments": segments, "scale": scale}
+    kinks = {"['set'].strategy.is_gpu", "['set'].strategy.falls_back"}
+    if device == "tpu":  # its factor of 1 is where the floor starts
+        kinks.add("['set'].strategy.fused_scale")
+    assert_gradient_is_the_finite_difference(path_costs(name, device), tree, kinks=kinks)
+
+
+@pytest.mark.parametrize("cost", [rx.host_path_ns, rx.fused_graph_ns])
+@pytest.mark.parametrize("segments", [1, 3, np.array([1, 2, 7] * 50)])
+def test_the_gradient_of_a_table_of_paths_is_that_of_its_rows(cost, segments):
+    set_ = floats(rx.coefficient_set("arch"))
+    _, *sizes = floats(workloads(150))
+    segments = jnp.broadcast_to(jnp.asarray(segments, float), 150)
+
+    def total_ns(set_, segments, *sizes):
+        return jnp.sum(cost("cuda", *sizes, coefficients=set_, n_segments=segments))
+
+    gradient = quickly(jax.grad(total_ns, (0, 1, 2, 3, 4)))
+    by_set, *by_sizes = gradient(set_, segments, *sizes)
+    rows = [gradient(set_, *row) for row in rows_of((segments, *sizes))]
+    assert_close(by_set, jax.tree.map(lambda *leaves: sum(leaves), *(row[0] for row in rows)), 1e-10)
+    assert_close(by_sizes, [jnp.stack([row[i] for row in rows]) for i in range(1, 5)], FLOAT64_RTOL)
+
+
+@pytest.mark.parametrize("value", [INF, math.nan])
+@pytest.mark.parametrize(("name", "count"), [("dispatch_ns", 300.0), ("roundtrip_ns", 1.0)])
+def test_the_derivative_by_an_infinite_rate_is_its_count_and_nan_stays_nan(name, count, value):
+    def cost_ns(rate_ns, batch):
+        set_ = rx.coefficient_set()
+        set_ = dataclasses.replace(set_, host=dataclasses.replace(set_.host, **{name: rate_ns}))
+        return rx.host_path_ns("cuda", batch, 256.0, 16.0, coefficients=set_)
+
+    by_rate, by_batch = jax.grad(cost_ns, (0, 1))(value, 100.0)
+    assert by_rate == count
+    assert np.isnan(by_batch) == np.isnan(value)
+
+
+def test_costs_of_many_sets_have_first_and_second_derivatives_as_a_loop():
+    set_ = floats(rx.coefficient_set("arch"))
+    sizes = [jnp.asarray(size, float) for size in ([64.0, 700.0, 8192.0], 256.0, 16.0)]
+
+    def loss(factors):
+        host = dataclasses.replace(set_.host, memory_bw=set_.host.memory_bw * factors[0])
+        scale, slope = set_.strategy.fused_scale * factors[1], set_.strategy.log_batch_slope * factors[2]
+        strategy = dataclasses.replace(set_.strategy, fused_scale=scale, log_batch_slope=slope)
+        changed = dataclasses.replace(set_, host=host, strategy=strategy)
+        costs = rx.estimate_welch_peaks_costs("cuda", *sizes, coefficients=changed)
+        return jnp.sum(jnp.log(costs.fast_ns)) + jnp.sum(jnp.log(jnp.minimum(costs.rlx_ns, 1e30)))
+
+    factors = jnp.array([[0.5, 0.6, 0.7], [1.0, 1.0, 1.0], [1.5, 2.0, 3.0]])
+    gradient, hessian = jax.grad(loss), jax.hessian(loss)
+    for f in (gradient, hessian):
+        mapped, one = quickly(jax.vmap(f))(factors), quickly(f)
+        assert_close(mapped, jnp.stack([one(row) for row in factors]), FLOAT64_RTOL)
+    by_reverse = quickly(jax.jacrev(gradient))(factors[0])
+    assert_close(by_reverse, quickly(hessian)(factors[0]), FLOAT64_RTOL)
+    moved = [[gradient(factors[0] + sign * move) for move in 1e-4 * jnp.eye(3)] for sign in (1, -1)]
+    difference = (jnp.stack(moved[0]) - jnp.stack(moved[1])) / 2e-4
+    assert_close(by_reverse, difference, GRADIENT_RTOL)
+    assert np.all(np.any(by_reverse != 0, axis=1))
 
 
 @pytest.mark.parametrize("device", ["cuda", np.arange(12)])

@@ -12,7 +12,7 @@ from rlxjax._cost import Rates, float_counts, profile_cost_ns, rates_of, work_co
 from rlxjax._device import BackendCoefficients, take_row
 from rlxjax._gate import FusionBenefit, IoFusionGate
 from rlxjax._gate_formulas import GateRates, gate_rates, gate_score_ns
-from rlxjax._numerics import Exact, Smooth
+from rlxjax._numerics import Exact, Smooth, straight_through
 from rlxjax._slopes import by_slopes, with_derivative_of
 from rlxjax._typing import Decision, Nanoseconds, RealLike
 
@@ -98,20 +98,27 @@ class IoTerms(NamedTuple):
         return self.fixed_ns + batch * ns_per_row
 
 
-def _io_terms(io_ns: Callable[..., Nanoseconds], rates: Rates, *, of_rows: bool) -> IoTerms:
-    """Return the terms of `io_ns(batch, n_fft, k)`, its derivatives; 0 for those that are not finite.
+def _io_terms(
+    io_ns: Callable[..., Nanoseconds], row: BackendCoefficients | Rates, *, of_rows: bool
+) -> IoTerms:
+    """Return the terms of an io cost, which is `fixed + batch * (row + sample * n_fft + peak * k)`.
+
+    Those of the samples and peaks are derivatives at a batch of one, the others value and derivative of no
+    rows. Infinite rates count as 0, with the derivatives of finite ones.
 
     Args:
-        io_ns: sizes may be scalars, whatever the rates are.
-        rates: what it is linear in.
+        io_ns: of rates, batch, n_fft and k.
+        row: the rates, each a scalar or `[*batch]`.
         of_rows: whether it has a term of the rows alone.
     """
-    none, one = (jnp.asarray(size, jnp.result_type(*rates[:-1])) for size in (0.0, 1.0))
-    fixed_ns, ns_per_row = jax.jvp(lambda batch: io_ns(batch, none, none), [none], [one])
-    _, ns_per_sample = jax.jvp(lambda n_fft: io_ns(one, n_fft, none), [none], [one])
-    _, ns_per_peak = jax.jvp(lambda k: io_ns(one, none, k), [none], [one])
-    terms = IoTerms(fixed_ns, ns_per_sample, ns_per_peak, ns_per_row if of_rows else None)
-    return jax.tree.map(lambda term: jnp.where(jnp.isfinite(term), term, 0.0), terms)
+    *rates, unified_memory = rates_of(row)
+    none, one = (jnp.asarray(size, jnp.result_type(*rates)) for size in (0.0, 1.0))
+    finite = [straight_through(jnp.where(jnp.isinf(rate), none, rate), jnp.asarray(rate)) for rate in rates]
+    io_ns_of = functools.partial(io_ns, Rates._make([*finite, unified_memory]))
+    fixed_ns, ns_per_row = jax.jvp(lambda batch: io_ns_of(batch, none, none), [none], [one])
+    _, ns_per_sample = jax.jvp(lambda n_fft: io_ns_of(one, n_fft, none), [none], [one])
+    _, ns_per_peak = jax.jvp(lambda k: io_ns_of(one, none, k), [none], [one])
+    return IoTerms(fixed_ns, ns_per_sample, ns_per_peak, ns_per_row if of_rows else None)
 
 
 def host_ns(row: Row, batch, n_fft, k, n_segments, rules) -> Nanoseconds:
@@ -132,11 +139,10 @@ def _host_ns_by_terms(host: Rates, slopes, batch, n_fft, k, n_segments) -> Nanos
 
 
 def _host_terms(host: BackendCoefficients | Rates, n_segments) -> IoTerms:
-    def io_ns(batch, n_fft, k) -> Nanoseconds:
+    def io_ns(rates: Rates, batch, n_fft, k) -> Nanoseconds:
         return _host_io_ns(rates, batch, n_fft, k, n_segments, Exact())
 
-    rates = rates_of(host)
-    return _io_terms(io_ns, rates, of_rows=True)
+    return _io_terms(io_ns, host, of_rows=True)
 
 
 def _host_ns_of_terms(terms: IoTerms, slopes, batch, n_fft, k) -> Nanoseconds:
@@ -183,11 +189,10 @@ def _fused_ns_by_terms(backend: Rates, falls_back, fused, batch, n_fft, k, n_seg
 
 
 def _fused_terms(backend: BackendCoefficients | Rates, falls_back, n_segments) -> IoTerms:
-    def io_ns(batch, n_fft, k) -> Nanoseconds:
+    def io_ns(rates: Rates, batch, n_fft, k) -> Nanoseconds:
         return _graph_ns(rates, falls_back, batch, n_fft, k, n_segments, True, Exact())
 
-    rates = rates_of(backend)
-    return _io_terms(io_ns, rates, of_rows=False)
+    return _io_terms(io_ns, backend, of_rows=False)
 
 
 def _fused_ns_of_terms(terms: IoTerms, fused, batch, n_fft, k, scale) -> Nanoseconds:
@@ -205,13 +210,13 @@ def _floored_ns(io_ns: Nanoseconds, fused, batch, scale, rules) -> Nanoseconds:
 
 
 def _with_rules(f, rules, *, twin):
-    """Return a formula with its rules; with hard choices it has the derivative of its twin."""
+    """Return a formula with its rules; with hard choices, the only ones of a twin, with its derivative."""
     f = functools.partial(f, rules=rules)
     return with_derivative_of(twin, f) if isinstance(rules, Exact) else f
 
 
 def costs_ns_by_terms(row: Row, batch, n_fft, k, learned: Learned) -> list[Nanoseconds]:
-    """Return the costs of all strategies as if each were possible, but for rounding.
+    """Return the costs of all strategies as if each were possible and no rate infinite, but for rounding.
 
     Their derivative is one pass over the rows for all of them.
     """
