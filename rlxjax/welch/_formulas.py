@@ -222,15 +222,16 @@ def costs_ns_by_terms(row: Row, batch, n_fft, k, learned: Learned) -> list[Nanos
     """
 
     @by_slopes
-    def costs_ns(terms, slopes, fused, batch, n_fft, k, scale) -> list[Nanoseconds]:
-        *on_host, on_device = terms
+    def costs_ns(slopes, on_host, fused, on_device, batch, n_fft, k, scale) -> list[Nanoseconds]:
         costs = [_host_ns_of_terms(of_host, slopes, batch, n_fft, k) for of_host in on_host]
         costs += [_fused_ns_of_terms(on_device, fused, batch, n_fft, k, part) for part in (1.0, scale)]
         return jnp.broadcast_arrays(*costs)
 
-    terms = [_host_terms(row.host, n_segments) for n_segments in (ULTRA_SEGMENTS, FAST_SEGMENTS)]
-    terms.append(_fused_terms(row.backend, _falls_back(row), FAST_SEGMENTS))
-    return costs_ns(terms, _batch_slopes(row), _factor_and_floor(row), batch, n_fft, k, learned.scale)
+    on_host = [_host_terms(row.host, n_segments) for n_segments in (ULTRA_SEGMENTS, FAST_SEGMENTS)]
+    on_device = _fused_terms(row.backend, _falls_back(row), FAST_SEGMENTS)
+    slopes, fused = _batch_slopes(row), _factor_and_floor(row)
+    # The sums are computed in this order: of what they share the loop then holds the least at a time.
+    return costs_ns(slopes, on_host, fused, on_device, batch, n_fft, k, learned.scale)
 
 
 def block_ns(row: Row, batch, n_fft, k, n_segments, rules) -> Nanoseconds:
