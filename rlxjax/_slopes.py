@@ -222,12 +222,13 @@ def _weighed_in_one_loop(*operands: jax.Array, slopes: _Kept | _Anew, is_sum: bo
     def products(*operands: jax.Array) -> list[jax.Array]:
         return slopes.pulled(*_cut(operands, slopes, is_sum))
 
+    if isinstance(slopes, _Kept):
+        return _sums(products, operands, slopes.takes_in)
+
     def sums(*operands: jax.Array) -> list[jax.Array]:
         with set_xla_metadata(inlineable="true"):
             return _sums(products, operands, takes_in=False)
 
-    if isinstance(slopes, _Kept):
-        return _sums(products, operands, slopes.takes_in)
     # A program of its own: else what the last operand is made of, divisions among it, is written out array
     # by array.
     with set_xla_metadata(inlineable="false"):
@@ -269,9 +270,9 @@ def _runs_in_one_loop(products: Callable, operands: Sequence[jax.Array]) -> list
 
 
 def _runs_reduced(products: Callable, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """Return sums of neighbouring runs, in a loop that computes the operands too, if that is not long.
+    """Return sums of neighbouring runs, in a loop that may compute the operands too.
 
-    The compiler vectorises it while a run's products are some 40 operations.
+    The compiler makes vector code of it as long as it unrolls it, which what is long it does not.
     """
     grouped = [product.reshape(-1, _RUNS, _RUN_ROWS) for product in products(*operands)]
     zeros = [jnp.zeros((), group.dtype) for group in grouped]

@@ -71,3 +71,11 @@ def assert_gradient_is_the_finite_difference(f, tree, *others, scale=None, kinks
         error = np.abs(along - expected) - GRADIENT_RTOL * np.abs(expected) - rounding
         worst = int(np.argmax(error))
         assert error[worst] <= 0, f"{name}: row {worst} has {along[worst]}, differences {expected[worst]}"
+
+
+def assert_close(got, expected, rtol):
+    """Compare trees; what cancels is as large as the largest of a leaf."""
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for first, second in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        largest = np.max(np.abs(second), initial=0.0)
+        np.testing.assert_allclose(first, second, rtol=10 * rtol, atol=rtol * largest)

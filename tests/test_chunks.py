@@ -17,11 +17,8 @@ from _chunked import (
     each_worker_count,
     noise,
     peaks_of,
-    placed,
-    use_chunks_of,
     use_workers,
 )
-from _chunked import launched as launched
 from _chunked import small_chunks as small_chunks
 from _tolerances import FLOAT32_RTOL
 from hypothesis import given
@@ -30,9 +27,8 @@ from hypothesis import strategies as st
 import rlxjax as rx
 from benchmarks.startup import compilations
 from rlxjax import _chunks
-from rlxjax.welch import _device_programs, _host, _launch, aligned_zeros
+from rlxjax.welch import _device_programs, _host, _launch
 from rlxjax.welch._device_programs import CHUNK_ROWS_MULTIPLE, chunk_rows
-from rlxjax.welch._rows import Line
 
 
 @each_worker_count
@@ -180,52 +176,6 @@ def test_peaks_beyond_a_chunk_are_those_of_one_chunk(path, selection, small_chun
     together = peaks_of(signal, path, selection=selection)
     np.testing.assert_array_equal(in_chunks[..., 0], together[..., 0])
     np.testing.assert_allclose(in_chunks, together, rtol=RTOL_OF_OTHER_CHUNKS[path])
-
-
-@each_device_path
-@pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray], ids=["NumPy", "JAX"])
-def test_a_program_is_given_at_most_a_chunk_of_the_samples_that_count(path, as_array, small_chunks, launched):
-    signal = np.pad(noise(7 * ROWS + 5).astype(np.float64), ((0, 0), (0, 300)))
-    peaks_of(as_array(signal), path)
-    assert len(launched) == 8
-    assert sorted(launched)[1:] == [((ROWS, PARAMS.frame_len), np.float32)] * 7
-    assert sorted(launched)[0] == ((rx.padded_batch(5), PARAMS.frame_len), np.float32)
-
-
-@pytest.mark.parametrize(("n_fft", "n_segments"), [(250, 3), (1000, 1), (48, 5)])
-def test_a_full_chunk_is_not_padded(n_fft, n_segments, launched, monkeypatch):
-    use_chunks_of(monkeypatch, 2**16)
-    params = rx.WelchPeakParams(n_fft, n_segments, 2)
-    rows = chunk_rows(params, "cpu")
-    rx.welch_peaks(noise(2 * rows, params), params, "fused", selection="top_k")
-    assert [shape for shape, _ in launched] == [(rows, params.frame_len)] * 2
-
-
-@each_device_path
-@pytest.mark.parametrize("n_rows", [4 * ROWS, 4 * ROWS + 5])
-@pytest.mark.parametrize("first", [0, 4, 7])
-def test_large_signals_are_used_where_they_are_and_what_is_around_them_is_not(
-    path, n_rows, first, small_chunks, launched, monkeypatch
-):
-    signal = noise(n_rows)
-    large = placed(signal, first)
-    expected = peaks_of(aligned(signal), path)
-    launched.clear()
-    monkeypatch.setattr(_launch, "LEAST_IN_PLACE_BYTES", large.nbytes)
-    np.testing.assert_array_equal(peaks_of(large, path), expected)
-    in_chunks = [ROWS] * 4 + [5] * (n_rows > 4 * ROWS)
-    assert launched == [((rows, PARAMS.frame_len), Line) for rows in in_chunks]
-    monkeypatch.setattr(_launch, "LEAST_IN_PLACE_BYTES", large.nbytes + 1)
-    launched.clear()
-    np.testing.assert_array_equal(peaks_of(large, path), expected)
-    assert Line not in [kind for _, kind in launched]
-
-
-def aligned(signal):
-    """Return the same rows where a device can use them."""
-    rows = aligned_zeros(signal.shape)
-    rows[:] = signal
-    return rows
 
 
 @each_path

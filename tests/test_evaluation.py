@@ -19,6 +19,7 @@ from rlxjax.welch import _evaluation
 TEMPERATURE_NS = 1e5
 quickly = functools.partial(jax.jit, compiler_options=QUICKLY)
 both_precisions = pytest.mark.parametrize("x64", [True, False])
+on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA makes of it on a CPU")
 
 
 def profiles(n=500, seed=0):
@@ -280,7 +281,7 @@ def test_one_loop_has_the_derivatives_of_the_function():
             np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA makes of it on a CPU")
+@on_cpu
 def test_an_evaluation_is_one_loop_on_a_cpu():
     rows = 4099
     before, after = map(floats, profiles(rows))
@@ -291,7 +292,7 @@ def test_an_evaluation_is_one_loop_on_a_cpu():
     assert len(loops) == 1
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA makes of it on a CPU")
+@on_cpu
 @pytest.mark.parametrize("leaf", range(13))
 def test_one_result_used_alone_holds_no_row_twice_on_a_cpu(leaf):
     rows = 4099
@@ -306,7 +307,7 @@ def test_one_result_used_alone_holds_no_row_twice_on_a_cpu(leaf):
     assert f"[{rows},2]" not in entry
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA makes of it on a CPU")
+@on_cpu
 def test_a_table_of_strategies_writes_out_no_more_than_two_columns_of_its_own_on_a_cpu():
     columns = [jnp.full(4099, size, float) for size in (64.0, 256.0, 16.0)]
     table = jax.jit(lambda *sizes: rx.evaluate_welch_peaks("cuda", *sizes, temperature_ns=TEMPERATURE_NS))
