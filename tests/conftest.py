@@ -4,11 +4,15 @@ import os
 # Commands that run inside the tests' process keep no compiled programs for others.
 os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
 
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# How long an example takes says what else the machine does, and whether it compiled something.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 # Tracing makes many objects that live on: looking through them all again and again takes a while.
 gc.set_threshold(50_000, 20, 50)
 

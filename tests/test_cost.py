@@ -20,7 +20,7 @@ PROFILES = [
     rx.GraphIoProfile(7, 2, 1001, 4003),
     rx.GraphIoProfile(24_576, 1, 2**40 + 1, 2**42 + 3),
 ]
-lawful = settings(deadline=None, max_examples=40)
+lawful = settings(max_examples=40)
 profiles = st.builds(rx.GraphIoProfile, *[st.integers(0, 2**20)] * 2, *[st.integers(0, 2**45)] * 2)
 
 

@@ -49,7 +49,7 @@ def softmax_of(shape=(3, 4)):
 # --- Results -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(graphs(15, RUN_SHAPES, runs=True), st.integers(0, 2**32 - 1))
 def test_the_cost_plan_gives_what_running_node_by_node_gives(graph, seed):
     arrays = arrays_for(graph, seed)

@@ -28,7 +28,7 @@ def kernels_of(plan):
 # --- What every plan keeps to --------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(graphs(), any_plan, any_coefficients)
 def test_every_node_runs_once_and_kernels_say_what_they_read_write_and_save(graph, name, coefficients):
     plan = rx.plan_fusion(graph, name, coefficients)
@@ -50,14 +50,14 @@ def test_every_node_runs_once_and_kernels_say_what_they_read_write_and_save(grap
     assert plan.kernel_reduction == 1 - len(plan.kernels) / plan.original_kernel_count
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(graphs(), any_coefficients)
 def test_every_kernel_loops_over_one_shape_or_over_shapes_that_a_reduction_joins(graph, coefficients):
     for kernel in rx.plan_fusion(graph, "cost", coefficients).kernels:
         assert model.is_legal(graph, kernel.nodes), kernel.nodes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(graphs(), st.sampled_from(["cost", "greedy", "unfused"]), any_coefficients)
 def test_profiles_and_costs_are_those_of_the_kernels(graph, name, coefficients):
     plan = rx.plan_fusion(graph, name, coefficients)
@@ -79,7 +79,7 @@ def test_profiles_and_costs_are_those_of_the_kernels(graph, name, coefficients):
     assert benefit.device_traffic_bytes_saved >= 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(graphs(), any_coefficients)
 def test_the_cost_plan_is_at_most_as_dear_as_the_others_that_run(graph, coefficients):
     plans = {name: rx.plan_fusion(graph, name, coefficients) for name in ("cost", "greedy", "unfused")}
@@ -112,7 +112,7 @@ def reason_for(graph, kernels, first, second):
     return "nothing" if model.is_acyclic(graph, [*merged, (*a, *b)]) else "cycle"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(graphs(), any_plan, any_coefficients)
 def test_every_edge_is_explained(graph, name, coefficients):
     plan = rx.plan_fusion(graph, name, coefficients)

@@ -70,7 +70,7 @@ gates = st.builds(
     st.booleans(),
     *[st.floats(0, 1e8, allow_subnormal=False)] * 2,
 )
-lawful = settings(deadline=None, max_examples=50)
+lawful = settings(max_examples=50)
 
 
 def terms_size(gate, benefit):

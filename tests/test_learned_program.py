@@ -75,7 +75,7 @@ def assert_peaks_of(power, peaks, params):
     assert np.all(np.diff(bins)[ties] > 0), "equal powers keep the lower bin first"
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(
     seed=st.integers(0, 1000),
     gates_on=st.sampled_from([0.0, 0.2, 0.7, 1.0]),

@@ -5,7 +5,7 @@ import math
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import rlxjax as rx
@@ -55,7 +55,6 @@ def expected(nodes, outputs, fft_host_sync=False, positions=None):
     return rx.GraphIoProfile(len(counted), syncs, min(host, MAX), min(traffic, MAX))
 
 
-@settings(deadline=None)
 @given(descriptions(), st.booleans(), st.data())
 def test_a_profile_is_the_closed_form(description, fft_host_sync, data):
     nodes, outputs = description
@@ -70,7 +69,6 @@ def test_a_profile_is_the_closed_form(description, fft_host_sync, data):
     assert rx.profile_graph_io(graph, output_ids=ids, **option) == expected(nodes, ids, fft_host_sync)
 
 
-@settings(deadline=None)
 @given(descriptions(), descriptions())
 def test_disjoint_graphs_add(first, second):
     shift = len(first[0])
@@ -81,7 +79,6 @@ def test_disjoint_graphs_add(first, second):
         assert count == min(getattr(parts[0], name) + getattr(parts[1], name), MAX)
 
 
-@settings(deadline=None)
 @given(descriptions(), st.data())
 def test_a_larger_graph_counts_no_less(description, data):
     nodes, outputs = description

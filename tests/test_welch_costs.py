@@ -20,7 +20,7 @@ from rlxjax.welch import _costs, _path_costs
 from rlxjax.welch._graphs import welch_graph_work
 
 INF = math.inf
-lawful = settings(deadline=None, max_examples=60)
+lawful = settings(max_examples=60)
 batches = st.one_of(st.integers(1, 2**17), st.sampled_from([128, 129, 511, 512, 2047, 2048, 8191, 8192]))
 even = st.integers(1, 2048).map(lambda half: 2 * half)
 devices = st.sampled_from(list(rx.Device))

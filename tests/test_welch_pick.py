@@ -32,7 +32,7 @@ MODELS = [
     (False, 1, 1024),
 ]
 BATCHES = [1, 128, 129, 256, 257, 1024, 8191, 8192, 65_536]
-lawful = settings(deadline=None, max_examples=60)
+lawful = settings(max_examples=60)
 devices = st.sampled_from(list(rx.Device))
 batches = st.one_of(st.integers(1, 2**17), st.sampled_from(BATCHES))
 models = st.sampled_from(MODELS)

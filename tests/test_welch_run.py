@@ -124,7 +124,7 @@ def test_host_selection_is_a_sort_by_power_then_bin(power, k):
     np.testing.assert_array_equal(out, selection_by_sorting(power, k))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     arrays(np.complex64, (2, 2, 9), elements=st.sampled_from([0, 1, 2, 3, np.inf, np.nan])),
     st.sampled_from([1, 4, 8, 9, 12]),

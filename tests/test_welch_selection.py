@@ -68,7 +68,7 @@ powers = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(arrays(np.float32, (3, 70), elements=powers, fill=st.just(1.0)), st.sampled_from([1, 2, 5, 70]))
 def test_places_are_a_sort_of_any_powers(power, k):
     assert_places_are_sorted(power, k)
