@@ -248,9 +248,9 @@ def test_both_costs_of_a_loss_are_summed_in_one_loop_on_a_cpu():
 
     text = jax.jit(jax.grad(loss)).lower(floats(rx.coefficient_set("arch")), *columns).compile().as_text()
     results = [line.partition(" fusion(")[0] for line in text.splitlines() if " fusion(" in line]
-    loops = [result for result in results if f"[{rows // 128},16]" in result]
+    loops = [result for result in results if f"[{rows // 128},8]" in result]
     assert len(loops) == 1
-    assert loops[0].count(f"[{rows // 128},16]") == 11  # four terms and two slopes; three, factor and floor
+    assert loops[0].count(f"[{rows // 128},8]") == 11  # four terms and two slopes; three, factor and floor
 
 
 def test_a_mixed_table_has_the_gradient_of_its_rows():

@@ -92,10 +92,9 @@ class IoTerms(NamedTuple):
     ns_per_row: Nanoseconds | None
 
     def at(self, batch, n_fft, k) -> Nanoseconds:
-        ns_per_row = self.ns_per_sample * n_fft + self.ns_per_peak * k
-        if self.ns_per_row is not None:
-            ns_per_row += self.ns_per_row
-        return self.fixed_ns + batch * ns_per_row
+        samples, peaks = batch * n_fft, batch * k  # of one table, the same for every cost of it
+        rows_ns = 0.0 if self.ns_per_row is None else self.ns_per_row * batch
+        return self.fixed_ns + rows_ns + self.ns_per_sample * samples + self.ns_per_peak * peaks
 
 
 def _io_terms(
@@ -156,9 +155,11 @@ def _host_io_ns(host: BackendCoefficients | Rates, batch, n_fft, k, n_segments, 
 
 
 def _adjusted_ns(ns: Nanoseconds, slopes, batch, rules) -> Nanoseconds:
-    rows = jnp.maximum(batch, 1.0)
-    log_rows = jnp.log(rows / 512.0)
-    gentle = rules.relu(log_rows, scale=ns)
+    if isinstance(rules, Exact):
+        gentle = log_rows = jnp.log(rules.maximum(batch / 512.0, 1.0))  # of what is below, 0 in both slopes
+    else:
+        log_rows = jnp.log(jnp.maximum(batch, 1.0) / 512.0)
+        gentle = rules.relu(log_rows, scale=ns)
     steep = rules.relu((log_rows - math.log(4.0)) * (1.0 / math.log(2.0)), scale=ns)  # log2(rows / 2048)
     return ns * (1.0 + slopes[0] * gentle) * (1.0 + slopes[1] * steep)
 
