@@ -35,8 +35,13 @@ def loss_of_results(f, names, coefficients, row):
 
 
 @both_precisions
-@pytest.mark.parametrize("names", [("first",), ("second",), ("first", "second")])
-@pytest.mark.parametrize("rows", [(), (1,), (127,), (3, 400)])
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        *((rows, ("first", "second")) for rows in [(), (1,), (127,), (3, 400)]),
+        *(((3, 400), names) for names in [("first",), ("second",)]),
+    ],
+)
 def test_slopes_of_several_results_are_those_of_the_plain_function(x64, names, rows):
     with jax.enable_x64(x64):
         coefficients = tuple(map(jnp.asarray, (0.3, -1.2, 5.0)))
