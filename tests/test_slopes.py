@@ -13,13 +13,13 @@ from _tolerances import (
     assert_close,
     assert_gradient_is_the_finite_difference,
 )
-from test_evaluation import both_precisions, floats, quickly
+from test_evaluation import both_precisions, floats, on_cpu, quickly
 from test_gate import GATE, INF, closed_form, table
 from test_gate import rows as rows_of
 
 import rlxjax as rx
 from rlxjax import _numerics
-from rlxjax._slopes import by_slopes
+from rlxjax._slopes import _ANEW_RUNS, _KEPT_RUNS, _sums, by_slopes
 
 # --- Functions of rows and scalars ---------------------------------------------------------------
 
@@ -131,6 +131,34 @@ def test_a_long_table_is_summed_in_blocks_to_the_same_gradient(x64, rows):
         )
         for got, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
             np.testing.assert_allclose(got, expected, rtol=1e-10 if x64 else 1e-4, atol=1e-300)
+
+
+@pytest.mark.parametrize(("runs", "takes_in"), [(_KEPT_RUNS, False), (_KEPT_RUNS, True), (_ANEW_RUNS, False)])
+def test_runs_of_any_number_of_rows_leave_none_out_and_count_none_twice(runs, takes_in):
+    counts = [100, 128, 247, 367, 368, 375, 376, 384]
+    columns = [jnp.arange(2 * count, dtype=float).reshape(2, count) for count in counts]
+
+    def sums(columns):
+        return [
+            _sums(lambda x, y, scale: [scale * x, x + y * y], [*pair, jnp.asarray(3.0)], runs, takes_in)
+            for pair in columns
+        ]
+
+    for (first, second), (scaled, others) in zip(columns, jax.jit(sums)(columns), strict=True):
+        assert scaled == 3 * np.sum(first)
+        assert others == np.sum(first) + np.sum(np.square(second))
+
+
+@on_cpu
+@pytest.mark.parametrize("count", [128 * 40, 128 * 40 + 64, 128 * 40 + 125])
+def test_runs_are_cut_from_columns_without_a_copy_on_a_cpu(count):
+    def sums(*columns):
+        return _sums(lambda *row: [x * jnp.log(y) for x in row for y in row], columns, _ANEW_RUNS, False)
+
+    columns = [jnp.ones(count) for _ in range(4)]
+    memory = jax.jit(sums).lower(*columns).compile().memory_analysis()
+    of_runs = 16 * columns[0].nbytes / _ANEW_RUNS.number  # for sixteen sums
+    assert memory.temp_size_in_bytes < of_runs + columns[0].nbytes
 
 
 def test_a_gradient_of_many_gates_is_a_loop_over_them():
