@@ -10,18 +10,8 @@ from jax.custom_derivatives import SymbolicZero
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.interpreters import ad, batching, mlir
 
-from ._one_loop import in_one_loop, jvp_of_moved
-
-
-class _Runs(NamedTuple):
-    """Sums over rows on a CPU first add so many neighbouring runs of so many rows."""
-
-    number: int
-    rows: int
-
-
-#: Eight float32 are a vector of most processors; but a loop over 8 of what is short is unrolled before that.
-_KEPT_RUNS, _ANEW_RUNS = _Runs(8, 16), _Runs(16, 8)
+from ._one_loop import jvp_of_moved
+from ._row_sums import LONG_LOOP, SHORT_LOOP, sums_of_rows
 
 
 def by_slopes(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -231,70 +221,16 @@ def _weighed_in_one_loop(*operands: jax.Array, slopes: _Kept | _Anew, is_sum: bo
         return slopes.pulled(*_cut(operands, slopes, is_sum))
 
     if isinstance(slopes, _Kept):
-        return _sums(products, operands, _KEPT_RUNS, slopes.takes_in)
+        return sums_of_rows(products, operands, SHORT_LOOP, slopes.takes_in)
 
     def sums(*operands: jax.Array) -> list[jax.Array]:
         with set_xla_metadata(inlineable="true"):
-            return _sums(products, operands, _ANEW_RUNS, takes_in=False)
+            return sums_of_rows(products, operands, LONG_LOOP, takes_in=False)
 
     # A program of its own: else what the last operand is made of, divisions among it, is written out array
     # by array.
     with set_xla_metadata(inlineable="false"):
         return jax.jit(sums)(*operands)
-
-
-def _sums(
-    products: Callable[..., Sequence[jax.Array]], operands: Sequence[jax.Array], runs: _Runs, takes_in: bool
-) -> list[jax.Array]:
-    """Return the sums of products of rows; runs of rows are added first, row by row."""
-    columns = [operand.reshape(-1) if operand.ndim else operand for operand in operands]
-    count, group = max(column.size for column in columns), runs.number * runs.rows
-    whole = count - count % group
-    if 0 < count - whole < group - runs.rows:  # each run is cut from as many rows, which start where it does
-        whole -= group
-    if whole <= 0:
-        return [jnp.sum(product) for product in products(*columns)]
-    add_runs = _runs_reduced if takes_in else _runs_in_one_loop
-    totals = [jnp.sum(total) for total in add_runs(products, columns, whole, runs)]
-    if whole == count:
-        return totals
-    rest = products(*(column[whole:] if column.ndim else column for column in columns))
-    return [total + jnp.sum(left) for total, left in zip(totals, rest, strict=True)]
-
-
-def _runs_in_one_loop(
-    products: Callable, columns: Sequence[jax.Array], whole: int, runs: _Runs
-) -> list[jax.Array]:
-    """Return sums of neighbouring runs, however long the products are; of columns that are written out."""
-    products = jax.jit(products)  # traced once, not for every run
-
-    def run(column: jax.Array, place: int) -> jax.Array:
-        if column.ndim == 0:
-            return column
-        if column.size == whole:
-            return column.reshape(-1, *runs)[:, place]
-        # Out of one slice for all runs the compiler makes a copy of the column.
-        start = place * runs.rows
-        return column[start : start + whole].reshape(-1, *runs)[:, 0]
-
-    def add(_, runs_of_columns: list[list[jax.Array]]) -> list[jax.Array]:
-        addends = zip(*(products(*run_of_each) for run_of_each in runs_of_columns), strict=True)
-        return [functools.reduce(jnp.add, addend) for addend in addends]
-
-    return in_one_loop(add)((), [[run(column, place) for column in columns] for place in range(runs.number)])
-
-
-def _runs_reduced(
-    products: Callable, columns: Sequence[jax.Array], whole: int, runs: _Runs
-) -> list[jax.Array]:
-    """Return sums of neighbouring runs, in a loop that may compute the columns too.
-
-    The compiler makes vector code of it as long as it unrolls it, which what is long it does not.
-    """
-    cut = (column[:whole] if column.ndim else column for column in columns)
-    grouped = [product.reshape(-1, *runs) for product in products(*cut)]
-    zeros = [jnp.zeros((), group.dtype) for group in grouped]
-    return jax.lax.reduce(grouped, zeros, lambda sums, runs: [*map(jnp.add, sums, runs)], (1,))
 
 
 def _weighed_shapes(*operands, slopes: _Kept | _Anew, is_sum: bool) -> list:

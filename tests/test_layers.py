@@ -13,6 +13,7 @@ PACKAGE = Path(rlxjax.__file__).parent
 LAYERS = [
     {"_typing", "_files"},
     {"_checks", "_chunks", "_one_loop"},
+    {"_row_sums"},
     {"_slopes"},
     {"_programs"},
     {"_numerics", "_counts"},

@@ -19,7 +19,8 @@ from test_gate import rows as rows_of
 
 import rlxjax as rx
 from rlxjax import _numerics
-from rlxjax._slopes import _ANEW_RUNS, _KEPT_RUNS, _sums, by_slopes
+from rlxjax._row_sums import LONG_LOOP, SHORT_LOOP, sums_of_rows
+from rlxjax._slopes import by_slopes
 
 # --- Functions of rows and scalars ---------------------------------------------------------------
 
@@ -133,14 +134,16 @@ def test_a_long_table_is_summed_in_blocks_to_the_same_gradient(x64, rows):
             np.testing.assert_allclose(got, expected, rtol=1e-10 if x64 else 1e-4, atol=1e-300)
 
 
-@pytest.mark.parametrize(("runs", "takes_in"), [(_KEPT_RUNS, False), (_KEPT_RUNS, True), (_ANEW_RUNS, False)])
+@pytest.mark.parametrize(("runs", "takes_in"), [(SHORT_LOOP, False), (SHORT_LOOP, True), (LONG_LOOP, False)])
 def test_runs_of_any_number_of_rows_leave_none_out_and_count_none_twice(runs, takes_in):
     counts = [100, 128, 247, 367, 368, 375, 376, 384]
     columns = [jnp.arange(2 * count, dtype=float).reshape(2, count) for count in counts]
 
     def sums(columns):
         return [
-            _sums(lambda x, y, scale: [scale * x, x + y * y], [*pair, jnp.asarray(3.0)], runs, takes_in)
+            sums_of_rows(
+                lambda x, y, scale: [scale * x, x + y * y], [*pair, jnp.asarray(3.0)], runs, takes_in
+            )
             for pair in columns
         ]
 
@@ -153,11 +156,13 @@ def test_runs_of_any_number_of_rows_leave_none_out_and_count_none_twice(runs, ta
 @pytest.mark.parametrize("count", [128 * 40, 128 * 40 + 64, 128 * 40 + 125])
 def test_runs_are_cut_from_columns_without_a_copy_on_a_cpu(count):
     def sums(*columns):
-        return _sums(lambda *row: [x * jnp.log(y) for x in row for y in row], columns, _ANEW_RUNS, False)
+        return sums_of_rows(
+            lambda *row: [x * jnp.log(y) for x in row for y in row], columns, LONG_LOOP, False
+        )
 
     columns = [jnp.ones(count) for _ in range(4)]
     memory = jax.jit(sums).lower(*columns).compile().memory_analysis()
-    of_runs = 16 * columns[0].nbytes / _ANEW_RUNS.number  # for sixteen sums
+    of_runs = 16 * columns[0].nbytes / LONG_LOOP.number  # for sixteen sums
     assert memory.temp_size_in_bytes < of_runs + columns[0].nbytes
 
 

@@ -1,0 +1,75 @@
+"""Sums over the rows of several products of columns, all in one loop on a CPU."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ._one_loop import in_one_loop
+
+
+class Runs(NamedTuple):
+    """So many neighbouring runs of so many rows are added first, row by row."""
+
+    number: int
+    rows: int
+
+
+#: Eight float32 are a vector of most processors; but a loop over 8 of what is short is unrolled before that.
+SHORT_LOOP, LONG_LOOP = Runs(8, 16), Runs(16, 8)
+
+
+def sums_of_rows(
+    products: Callable[..., Sequence[jax.Array]], operands: Sequence[jax.Array], runs: Runs, takes_in: bool
+) -> list[jax.Array]:
+    """Return the sums of products of rows; runs of rows are added first, row by row."""
+    columns = [operand.reshape(-1) if operand.ndim else operand for operand in operands]
+    count, group = max(column.size for column in columns), runs.number * runs.rows
+    whole = count - count % group
+    if 0 < count - whole < group - runs.rows:  # each run is cut from as many rows, which start where it does
+        whole -= group
+    if whole <= 0:
+        return [jnp.sum(product) for product in products(*columns)]
+    add_runs = _runs_reduced if takes_in else _runs_in_one_loop
+    totals = [jnp.sum(total) for total in add_runs(products, columns, whole, runs)]
+    if whole == count:
+        return totals
+    rest = products(*(column[whole:] if column.ndim else column for column in columns))
+    return [total + jnp.sum(left) for total, left in zip(totals, rest, strict=True)]
+
+
+def _runs_in_one_loop(
+    products: Callable, columns: Sequence[jax.Array], whole: int, runs: Runs
+) -> list[jax.Array]:
+    """Return sums of neighbouring runs, however long the products are; of columns that are written out."""
+    products = jax.jit(products)  # traced once, not for every run
+
+    def run(column: jax.Array, place: int) -> jax.Array:
+        if column.ndim == 0:
+            return column
+        if column.size == whole:
+            return column.reshape(-1, *runs)[:, place]
+        # Out of one slice for all runs the compiler makes a copy of the column.
+        start = place * runs.rows
+        return column[start : start + whole].reshape(-1, *runs)[:, 0]
+
+    def add(_, runs_of_columns: list[list[jax.Array]]) -> list[jax.Array]:
+        addends = zip(*(products(*run_of_each) for run_of_each in runs_of_columns), strict=True)
+        return [functools.reduce(jnp.add, addend) for addend in addends]
+
+    return in_one_loop(add)((), [[run(column, place) for column in columns] for place in range(runs.number)])
+
+
+def _runs_reduced(
+    products: Callable, columns: Sequence[jax.Array], whole: int, runs: Runs
+) -> list[jax.Array]:
+    """Return sums of neighbouring runs, in a loop that may compute the columns too.
+
+    The compiler makes vector code of it as long as it unrolls it, which what is long it does not.
+    """
+    cut = (column[:whole] if column.ndim else column for column in columns)
+    grouped = [product.reshape(-1, *runs) for product in products(*cut)]
+    zeros = [jnp.zeros((), group.dtype) for group in grouped]
+    return jax.lax.reduce(grouped, zeros, lambda sums, runs: [*map(jnp.add, sums, runs)], (1,))
