@@ -17,7 +17,7 @@ class Runs(NamedTuple):
     rows: int
 
 
-#: Eight float32 are a vector of most processors; but a loop over 8 of what is short is unrolled before that.
+#: For products of a few operations and for long ones, as measured (docs/evaluation.md).
 SHORT_LOOP, LONG_LOOP = Runs(8, 16), Runs(16, 8)
 
 
