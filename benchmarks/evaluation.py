@@ -132,6 +132,15 @@ def losses(columns: dict[str, jax.Array]) -> dict[str, tuple[Callable, tuple]]:
     def log_probability(gate, benefit):
         return -jnp.mean(gate.fuse_log_probability(benefit, temperature_ns=TEMPERATURE_NS))
 
+    def squares_of_table(gate, benefit, fuses):
+        table = gate.evaluate(benefit, temperature_ns=TEMPERATURE_NS)
+        return jnp.mean(jnp.square(table.fuse_probability - fuses))
+
+    def squares_of_runs(set_, *sizes_and_fuses):
+        *sizes, fuses = sizes_and_fuses
+        table = rx.evaluate_welch_peaks("cuda", *sizes, coefficients=set_, temperature_ns=TEMPERATURE_NS)
+        return jnp.mean(jnp.square(table.fuse_probability - fuses))
+
     def io_cost(row, profile):
         return jnp.mean(jnp.log(rx.io_cost_ns(profile, row)))
 
@@ -143,6 +152,8 @@ def losses(columns: dict[str, jax.Array]) -> dict[str, tuple[Callable, tuple]]:
         "cross entropy of fuse_log_odds": (cross_entropy, (gate, benefit, columns["fuses"])),
         "square of score_ns": (square_of_scores, (gate, benefit, columns["score"])),
         "square of fuse_probability": (square_of_probabilities, (gate, benefit, columns["fuses"])),
+        "square of evaluate's probability": (squares_of_table, (gate, benefit, columns["fuses"])),
+        "square of evaluate_welch_peaks's": (squares_of_runs, (set_, *workloads, columns["fuses"])),
         "fuse_log_probability": (log_probability, (gate, benefit)),
         "logarithm of io_cost_ns": (io_cost, (row, before)),
         "logarithm of two strategy costs": (strategy_costs, (set_, *workloads)),

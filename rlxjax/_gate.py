@@ -12,11 +12,10 @@ import numpy as np
 from ._checks import check_at_least, check_not_nan, check_shapes, fields_of, is_on_device, is_traced
 from ._counts import as_float, as_temperature, difference, is_subtracted_on_host
 from ._device import Coefficients, Target, stack_rows, take_row
-from ._gate_formulas import base_score_ns, gate_margin_ns, gate_score_ns
+from ._gate_formulas import base_score_ns, gate_margin_ns, gate_probability, gate_score_ns
 from ._numerics import Exact, Smooth, log_odds, log_soft_step, soft_step, straight_through
 from ._one_loop import in_one_loop
 from ._profile import GraphIoProfile
-from ._slopes import by_slopes
 from ._typing import Code, Count, Decision, Nanoseconds, Probability, RealLike
 
 
@@ -289,30 +288,34 @@ _margin_ns = jax.jit(gate_margin_ns)
 
 @jax.jit
 def _fuse_probability(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike) -> Probability:
-    gate = dataclasses.replace(gate, unified_memory=jax.lax.stop_gradient(gate.unified_memory))
-    return by_slopes(_probability)(gate, benefit, temperature_ns)
-
-
-def _probability(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike) -> Probability:
-    return soft_step(gate_score_ns(gate, benefit, Exact()) - gate.min_gain_ns, temperature_ns)
+    return gate_probability(gate, benefit, temperature_ns)
 
 
 @functools.partial(jax.jit, static_argnames="is_checked")
 def _evaluate(gate: IoFusionGate, counts: dict, temperature_ns: RealLike, is_checked: bool) -> tuple:
     """Return differences, score, decision, probability, and whether every count of a profile is one."""
+    pairs = {name: pair for name, pair in counts.items() if isinstance(pair, tuple)}
 
-    @in_one_loop
+    def differences(counts: dict) -> tuple[dict, FusionBenefit]:
+        saved = {name: counts[name][0] - counts[name][1] for name in pairs}
+        return saved, FusionBenefit(**{**counts, **saved})
+
     def evaluate(_, rows: tuple[IoFusionGate, dict, RealLike]) -> tuple:
         gate, counts, temperature_ns = rows
-        pairs = {name: pair for name, pair in counts.items() if isinstance(pair, tuple)}
-        saved = {name: before - after for name, (before, after) in pairs.items()}
-        score_ns = gate_score_ns(gate, FusionBenefit(**{**counts, **saved}), Exact())
+        saved, benefit = differences(counts)
+        score_ns = gate_score_ns(gate, benefit, Exact())
         probability = soft_step(score_ns - gate.min_gain_ns, temperature_ns)
-        is_count = [(before >= 0) & (after >= 0) for before, after in pairs.values()]
+        is_count = [(counts[name][0] >= 0) & (counts[name][1] >= 0) for name in pairs]
         is_valid = functools.reduce(jnp.logical_and, is_count) if is_checked and pairs else None
         return saved, score_ns, score_ns >= gate.min_gain_ns, probability, is_valid
 
-    return evaluate((), (gate, counts, temperature_ns))
+    def twin(results: tuple, _, rows: tuple[IoFusionGate, dict, RealLike]) -> tuple:
+        gate, counts, temperature_ns = rows
+        saved, benefit = differences(counts)
+        score_ns = gate_score_ns(gate, benefit, Exact())
+        return saved, score_ns, results[2], gate_probability(gate, benefit, temperature_ns), results[4]
+
+    return in_one_loop(evaluate, twin)((), (gate, counts, temperature_ns))
 
 
 @jax.jit

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._numerics import Exact, Smooth, times
-from ._slopes import along
-from ._typing import Nanoseconds, RealLike
+from ._numerics import Exact, Smooth, soft_step, times
+from ._slopes import along, by_slopes
+from ._typing import Nanoseconds, Probability, RealLike
 
 if TYPE_CHECKING:
     from ._gate import FusionBenefit, IoFusionGate
@@ -61,6 +61,18 @@ def gate_score_ns(
 def gate_margin_ns(gate: "IoFusionGate", benefit: "FusionBenefit") -> Nanoseconds:
     """Return by how much the hard score of float counts exceeds the gate's minimum gain."""
     return _exact_margin_ns(*_exact_arguments(gate, benefit), jnp.asarray(gate.min_gain_ns))
+
+
+def gate_probability(
+    gate: "IoFusionGate | GateRates", benefit: "FusionBenefit", temperature_ns: RealLike
+) -> Probability:
+    """Return the smooth step of that margin; its reverse mode is one pass over the rows."""
+
+    @by_slopes
+    def probability(rates: GateRates, benefit: "FusionBenefit", temperature_ns: RealLike) -> Probability:
+        return soft_step(gate_score_ns(rates, benefit, Exact()) - rates.min_gain_ns, temperature_ns)
+
+    return probability(gate_rates(gate), benefit, temperature_ns)
 
 
 def base_score_ns(gate: "IoFusionGate", benefit: "FusionBenefit") -> Nanoseconds:

@@ -12,19 +12,20 @@ from jax.custom_derivatives import SymbolicZero
 _BARRIERS_END = jax.__version_info__ < (0, 11, 1)
 
 
-def in_one_loop(f: Callable[..., Any], where_finite: Callable[..., Any] | None = None) -> Callable[..., Any]:
+def in_one_loop(f: Callable[..., Any], twin: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """Return `f` with all its outputs computed in one loop on a CPU; elsewhere, `f`.
 
     XLA's CPU compiler writes a loop for each output array, and reads or computes again what several outputs
     need. It writes one loop for a reduction with several results, whatever goes into it. So every row is
     held twice along a new last axis, and what comes out is the larger of two equal numbers: the same to
     the last bit. The compiler sees that they are equal, and nothing is computed twice. Derivatives are those
-    of `f`, or those of `where_finite` where the result is finite, and 0 elsewhere.
+    of the twin, if there is one.
 
     Args:
         f: `f(shared, rows)` returns arrays, each of whose rows depends on the same row of `rows` alone, up to
             broadcasting. `shared` is used as it is.
-        where_finite: returns the floats that `f` returns where those are finite.
+        twin: `twin(results, shared, rows)` returns as many arrays, whose derivatives `f` is to have. What `f`
+            returns is a constant to it.
     """
 
     def one_loop(shared: Any, rows: Any) -> Any:
@@ -39,10 +40,12 @@ def in_one_loop(f: Callable[..., Any], where_finite: Callable[..., Any] | None =
 
     @functools.partial(call.defjvp, symbolic_zeros=True)
     def _(primals: tuple, tangents: tuple) -> tuple[Any, Any]:
-        if where_finite is None:
+        if twin is None:
             return jvp_of_moved(f, primals, tangents)
-        results, changes = call(*primals), jvp_of_moved(where_finite, primals, tangents)[1]
-        return results, jax.tree.map(_if_finite, results, changes)
+        results = call(*primals)
+        of_results = functools.partial(twin, jax.tree.map(jax.lax.stop_gradient, results))
+        changes = jvp_of_moved(of_results, primals, tangents)[1]
+        return results, jax.tree.map(_as_tangent, results, changes)
 
     return functools.wraps(f)(call)
 
@@ -61,8 +64,13 @@ def jvp_of_moved(f: Callable[..., Any], primals: tuple, tangents: tuple) -> tupl
     return jax.jvp(at, values, changes)
 
 
-def _if_finite(result: jax.Array, change: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(result), change, 0.0).astype(result.dtype)
+def where_finite(result: jax.Array, twin: jax.Array) -> jax.Array:
+    """Return a twin that changes where the result is finite."""
+    return jnp.where(jnp.isfinite(result), twin, 0.0)
+
+
+def _as_tangent(result: jax.Array, change: jax.Array) -> jax.Array:
+    return change.astype(result.dtype) if jnp.issubdtype(result.dtype, jnp.inexact) else change
 
 
 def _twice(leaf: jax.Array | float) -> jax.Array:

@@ -13,11 +13,20 @@ from rlxjax._counts import as_float, as_temperature, size_as_float
 from rlxjax._device import Device, normalised, without_provenance
 from rlxjax._gate import fusion_benefit
 from rlxjax._numerics import Exact, Smooth, log_soft_step
-from rlxjax._one_loop import in_one_loop
+from rlxjax._one_loop import in_one_loop, where_finite
 from rlxjax._typing import Code, Count, Decision, Nanoseconds, RealLike, StrategyWeights
 
 from ._coefficients import CoefficientSet, coefficient_set
-from ._formulas import Learned, Row, Terms, costs_ns_by_terms, decisions, gather, strategy_terms
+from ._formulas import (
+    NATIVE_MIN_BATCH,
+    Learned,
+    Row,
+    Terms,
+    costs_ns_by_terms,
+    decisions,
+    gather,
+    strategy_terms,
+)
 from ._graphs import pack_profile, welch_graph_work
 from ._params import FAST_SEGMENTS
 
@@ -180,10 +189,18 @@ def hard_costs(codes, set_, batch, n_fft, k, learned: Learned) -> WelchPeaksCost
         terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
         return estimates_of(row, terms, *decisions(row, terms))
 
-    def finite_costs(_, rows) -> WelchPeaksCostEstimates:
-        return WelchPeaksCostEstimates(*costs_ns_by_terms(*rows))
+    def twin(results: WelchPeaksCostEstimates, _, rows) -> WelchPeaksCostEstimates:
+        return finite_costs(results, *rows)
 
-    return in_one_loop(costs, finite_costs)((), (gather(set_, codes, Exact()), batch, n_fft, k, learned))
+    return in_one_loop(costs, twin)((), (gather(set_, codes, Exact()), batch, n_fft, k, learned))
+
+
+def finite_costs(
+    costs: WelchPeaksCostEstimates, row: Row, batch, n_fft, k, learned: Learned
+) -> WelchPeaksCostEstimates:
+    """Return what has the derivative of the costs, which is 0 where they are infinite."""
+    costs_ns = costs_ns_by_terms(row, batch, n_fft, k, learned)
+    return jax.tree.map(where_finite, costs, WelchPeaksCostEstimates(*costs_ns))
 
 
 def estimates_of(row: Row, terms: Terms, io: Decision, floor_ok: Decision) -> WelchPeaksCostEstimates:
@@ -229,7 +246,7 @@ def _breakdown(codes, set_, batch, n_fft, k):
     row = gather(set_, codes, rules)
     terms = strategy_terms(row, batch, n_fft, k, Learned(0.0, -1.0, 0.0), rules)
     io, floor_ok = decisions(row, terms)
-    syncs = row.strategy.has_native_kernel * rules.at_least(batch, 2048.0) - 1.0
+    syncs = row.strategy.has_native_kernel * rules.at_least(batch, NATIVE_MIN_BATCH) - 1.0
     return terms.score_ns, row.gate.min_gain_ns, syncs.astype(int), io, io & floor_ok, floor_ok
 
 

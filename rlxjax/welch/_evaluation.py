@@ -16,8 +16,15 @@ from rlxjax._one_loop import in_one_loop
 from rlxjax._typing import Code, Decision, Nanoseconds, Probability, RealLike
 
 from ._coefficients import CoefficientSet
-from ._costs import WelchPeaksCostEstimates, cost_inputs, estimates_of, learned_inputs
-from ._formulas import Learned, decisions, gate_benefit, gather, strategy_terms
+from ._costs import WelchPeaksCostEstimates, cost_inputs, estimates_of, finite_costs, learned_inputs
+from ._formulas import (
+    Learned,
+    decisions,
+    gate_benefit,
+    gather,
+    score_and_probability_by_terms,
+    strategy_terms,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -97,14 +104,13 @@ def _evaluate(
 ) -> tuple[WelchPeaksEvaluation, Decision | None]:
     """Return the table, and whether each row is a workload."""
 
-    @in_one_loop
     def evaluate(set_, rows) -> tuple[WelchPeaksEvaluation, Decision | None]:
         codes, batch, n_fft, k, learned, temperature_ns = rows
         rules = Exact()
         row = gather(set_, codes, rules)
         terms = strategy_terms(row, batch, n_fft, k, learned, rules)
         io, floor_ok = decisions(row, terms)
-        benefit = gate_benefit(row, batch, n_fft, k, rules, terms.block_ns)
+        benefit = gate_benefit(row.strategy.has_native_kernel, batch, n_fft, k, rules)
         probability = soft_step(terms.score_ns - row.gate.min_gain_ns, temperature_ns)
         costs = estimates_of(row, terms, io, floor_ok)
         result = WelchPeaksEvaluation(
@@ -114,7 +120,20 @@ def _evaluate(
         result = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), result)
         return result, _is_workload(codes, batch, n_fft, k) if is_checked else None
 
-    return evaluate(set_, (codes, batch, n_fft, k, learned, temperature_ns))
+    def twin(results: tuple, set_, rows) -> tuple[WelchPeaksEvaluation, Decision | None]:
+        codes, batch, n_fft, k, learned, temperature_ns = rows
+        result, rules = results[0], Exact()
+        row = gather(set_, codes, rules)
+        costs = finite_costs(result.costs, row, batch, n_fft, k, learned)
+        benefit = gate_benefit(row.strategy.has_native_kernel, batch, n_fft, k, rules)
+        score_ns, probability = score_and_probability_by_terms(row, batch, n_fft, k, temperature_ns)
+        result = dataclasses.replace(
+            result, benefit=benefit, score_ns=score_ns, fuse_probability=probability, costs=costs
+        )
+        shape = results[0].score_ns.shape
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), result), results[1]
+
+    return in_one_loop(evaluate, twin)(set_, (codes, batch, n_fft, k, learned, temperature_ns))
 
 
 def _is_workload(codes, batch, n_fft, k) -> Decision:

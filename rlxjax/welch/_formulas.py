@@ -12,7 +12,7 @@ from rlxjax._cost import Rates, float_counts, profile_cost_ns, rates_of, work_co
 from rlxjax._device import BackendCoefficients, take_row
 from rlxjax._gate import FusionBenefit, IoFusionGate
 from rlxjax._gate_formulas import GateRates, gate_rates, gate_score_ns
-from rlxjax._numerics import Exact, Smooth, straight_through
+from rlxjax._numerics import Exact, Smooth, soft_step, straight_through
 from rlxjax._slopes import by_slopes, with_derivative_of
 from rlxjax._typing import Decision, Nanoseconds, RealLike
 
@@ -21,6 +21,8 @@ from ._graphs import host_profile, welch_graph_work
 from ._params import FAST_SEGMENTS, ULTRA_SEGMENTS
 
 ULTRA_MAX_GPU_BATCH = 128
+#: From so many rows on a native kernel saves its sync point.
+NATIVE_MIN_BATCH = 2048.0
 LEARNED_BASE, LEARNED_PER_GATE = 0.30, 0.70
 MIN_SCALE, MAX_SCALE = 0.25, 1.0
 
@@ -248,10 +250,10 @@ def _graph_ns(
     return work_cost_ns(work, backend, falls_back, rules)
 
 
-def gate_benefit(row: Row, batch, n_fft, k, rules, scale) -> FusionBenefit:
+def gate_benefit(has_native_kernel: RealLike, batch, n_fft, k, rules, scale=None) -> FusionBenefit:
     """Return what fusing two segments saves, in floats (SPEC, section 5)."""
     keep, fuse = (welch_graph_work(batch, n_fft, k, FAST_SEGMENTS, fused).io for fused in (False, True))
-    native = row.strategy.has_native_kernel * rules.at_least(batch, 2048.0, scale=scale)
+    native = has_native_kernel * rules.at_least(batch, NATIVE_MIN_BATCH, scale=scale)
     return FusionBenefit(
         float(keep.kernel_launches - fuse.kernel_launches),
         native - 1.0,
@@ -260,10 +262,47 @@ def gate_benefit(row: Row, batch, n_fft, k, rules, scale) -> FusionBenefit:
     )
 
 
+class ScoreTerms(NamedTuple):
+    """What the hard score of fusing two segments is made of; every field a scalar or `[*batch]`."""
+
+    few_rows_ns: Nanoseconds
+    many_rows_ns: Nanoseconds
+    ns_per_sample: Nanoseconds
+    ns_per_peak: Nanoseconds
+
+    def at(self, batch, n_fft, k) -> Nanoseconds:
+        fixed_ns = jnp.where(batch >= NATIVE_MIN_BATCH, self.many_rows_ns, self.few_rows_ns)
+        return fixed_ns + self.ns_per_sample * (batch * n_fft) + self.ns_per_peak * (batch * k)
+
+
+def score_and_probability_by_terms(row: Row, batch, n_fft, k, temperature_ns) -> list[Nanoseconds]:
+    """Return score and smooth step of its margin, but for rounding; their derivative is one pass."""
+
+    @by_slopes
+    def score_and_probability(terms: ScoreTerms, min_gain_ns, batch, n_fft, k, temperature_ns):
+        score_ns = terms.at(batch, n_fft, k)
+        return jnp.broadcast_arrays(score_ns, soft_step(score_ns - min_gain_ns, temperature_ns))
+
+    return score_and_probability(_score_terms(row), row.gate.min_gain_ns, batch, n_fft, k, temperature_ns)
+
+
+def _score_terms(row: Row) -> ScoreTerms:
+    """Return the terms of the score; those of samples and peaks are derivatives at a batch of one."""
+
+    def score_ns(batch, n_fft, k) -> Nanoseconds:
+        benefit = gate_benefit(row.strategy.has_native_kernel, batch, n_fft, k, Exact())
+        return gate_score_ns(row.gate, benefit, Exact())
+
+    none, one, many = (jnp.asarray(size, jnp.result_type(float)) for size in (0.0, 1.0, NATIVE_MIN_BATCH))
+    _, ns_per_sample = jax.jvp(lambda n_fft: score_ns(one, n_fft, none), [none], [one])
+    _, ns_per_peak = jax.jvp(lambda k: score_ns(one, none, k), [none], [one])
+    return ScoreTerms(score_ns(none, none, none), score_ns(many, none, none), ns_per_sample, ns_per_peak)
+
+
 def strategy_terms(row: Row, batch, n_fft, k, learned: Learned, rules: Exact | Smooth) -> Terms:
     fused = fused_ns(row, batch, n_fft, k, FAST_SEGMENTS, 1.0, rules)
     block = block_ns(row, batch, n_fft, k, FAST_SEGMENTS, rules)
-    benefit = gate_benefit(row, batch, n_fft, k, rules, block)
+    benefit = gate_benefit(row.strategy.has_native_kernel, batch, n_fft, k, rules, block)
     many = rules.at_least(batch, 8192.0, scale=block)
     slack = (1.0 - many) * row.strategy.slack + many * row.strategy.large_slack
     return Terms(
