@@ -291,9 +291,11 @@ def _score_terms(row: Row) -> ScoreTerms:
 
     def score_ns(batch, n_fft, k) -> Nanoseconds:
         benefit = gate_benefit(row.strategy.has_native_kernel, batch, n_fft, k, Exact())
-        return gate_score_ns(row.gate, benefit, Exact())
+        return gate_score_ns(rates, benefit, Exact())
 
-    none, one, many = (jnp.asarray(size, jnp.result_type(float)) for size in (0.0, 1.0, NATIVE_MIN_BATCH))
+    rates = gate_rates(row.gate)
+    dtype = jnp.result_type(*rates)
+    none, one, many = (jnp.asarray(size, dtype) for size in (0.0, 1.0, NATIVE_MIN_BATCH))
     _, ns_per_sample = jax.jvp(lambda n_fft: score_ns(one, n_fft, none), [none], [one])
     _, ns_per_peak = jax.jvp(lambda k: score_ns(one, none, k), [none], [one])
     return ScoreTerms(score_ns(none, none, none), score_ns(many, none, none), ns_per_sample, ns_per_peak)
