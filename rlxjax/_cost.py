@@ -20,6 +20,7 @@ from ._device import (
 from ._graph import Graph, Node
 from ._numerics import Exact, Smooth, rules_at, times
 from ._profile import GraphIoProfile, profile_graph_io
+from ._programs import formula_jit
 from ._slopes import along
 from ._typing import Count, Nanoseconds, RealLike
 
@@ -301,17 +302,17 @@ def _io_inputs(profile: GraphIoProfile, row: BackendCoefficients, **others: Real
     return float_counts(profile), discrete_readback, without_provenance(row)
 
 
-@jax.jit
+@formula_jit
 def _io_cost_ns(profile, discrete_readback, row: BackendCoefficients, temperature_ns) -> Nanoseconds:
     return profile_cost_ns(profile, discrete_readback, row, rules_at(temperature_ns))
 
 
-@jax.jit
+@formula_jit
 def _graph_cost_ns(work: GraphWork, row: BackendCoefficients, temperature_ns) -> Nanoseconds:
     return work_cost_ns(work, row, False, rules_at(temperature_ns))
 
 
-@jax.jit
+@formula_jit
 def _device_cost_ns(work: GraphWork, row: BackendCoefficients, falls_back) -> Nanoseconds:
     return work_cost_ns(work, row, falls_back, Exact())
 

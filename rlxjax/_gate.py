@@ -16,6 +16,7 @@ from ._gate_formulas import base_score_ns, gate_margin_ns, gate_probability, gat
 from ._numerics import Exact, Smooth, log_odds, log_soft_step, soft_step, straight_through
 from ._one_loop import in_one_loop
 from ._profile import GraphIoProfile
+from ._programs import formula_jit
 from ._typing import Code, Count, Decision, Nanoseconds, Probability, RealLike
 
 
@@ -273,25 +274,25 @@ def io_fusion_gate_for_target(target: "str | Code") -> IoFusionGate:
     return take_row(stack_rows([GATES[member] for member in Target]), Target.codes(target))
 
 
-@jax.jit
+@formula_jit
 def _benefit_score_ns(gate: IoFusionGate, benefit: FusionBenefit) -> Nanoseconds:
     return base_score_ns(gate, benefit)
 
 
-@jax.jit
+@formula_jit
 def _score_ns(gate: IoFusionGate, benefit: FusionBenefit) -> Nanoseconds:
     return gate_score_ns(gate, benefit, Exact())
 
 
-_margin_ns = jax.jit(gate_margin_ns)
+_margin_ns = formula_jit(gate_margin_ns)
 
 
-@jax.jit
+@formula_jit
 def _fuse_probability(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike) -> Probability:
     return gate_probability(gate, benefit, temperature_ns)
 
 
-@functools.partial(jax.jit, static_argnames="is_checked")
+@functools.partial(formula_jit, static_argnames="is_checked")
 def _evaluate(gate: IoFusionGate, counts: dict, temperature_ns: RealLike, is_checked: bool) -> tuple:
     """Return differences, score, decision, probability, and whether every count of a profile is one."""
     pairs = {name: pair for name, pair in counts.items() if isinstance(pair, tuple)}
@@ -318,7 +319,7 @@ def _evaluate(gate: IoFusionGate, counts: dict, temperature_ns: RealLike, is_che
     return in_one_loop(evaluate, twin)((), (gate, counts, temperature_ns))
 
 
-@jax.jit
+@formula_jit
 def _soft_score_ns(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike) -> Nanoseconds:
     return gate_score_ns(gate, benefit, Smooth(temperature_ns))
 

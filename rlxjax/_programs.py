@@ -18,6 +18,11 @@ if jax.__version_info__ < (0, 11, 1):
     _QUICKLY["xla_cpu_use_fusion_emitters"] = False
 
 
+#: `jax.jit` for formulas. Their operations stand in a caller's program itself, beside those of his loss: a
+#: derivative that is lowered there can tell a row of numbers from one number (`_slopes`).
+formula_jit = functools.partial(jax.jit, inline=True)
+
+
 def quick_jit(function: Callable[..., Any], static_argnames: Sequence[str] = ()) -> Callable[..., Any]:
     """Return what `jax.jit` does, compiled quickly where it is a program of its own on a CPU."""
     part = jax.jit(function, static_argnames=static_argnames)

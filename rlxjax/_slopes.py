@@ -168,8 +168,9 @@ class _Anew(NamedTuple):
             scalars = [row[place].astype(lasts[0].dtype) for place in self.places]
             return jax.vjp(_of(self.chosen, row, self.places), *scalars)[1](lasts)
 
-        for _ in range(lasts[0].ndim):
-            of_row = jax.vmap(of_row, ([0 if row.ndim else None for row in rows], 0))
+        for _ in range(max(operand.ndim for operand in (*rows, *lasts))):
+            axes = ([0 if operand.ndim else None for operand in part] for part in (rows, lasts))
+            of_row = jax.vmap(of_row, tuple(axes))
         return [*of_row([*rows], [*lasts])]
 
     def chosen(self, *leaves: jax.Array) -> list[jax.Array]:
@@ -233,6 +234,32 @@ def _weighed_in_one_loop(*operands: jax.Array, slopes: _Kept | _Anew, is_sum: bo
         return jax.jit(sums)(*operands)
 
 
+def _lower_in_one_loop(
+    ctx: mlir.LoweringRuleContext, *operands: Any, slopes: _Kept | _Anew, is_sum: bool
+) -> Sequence[Any]:
+    """Lower the same; last rows that are one scalar, broadcast, as those of a mean, are that scalar to it.
+
+    Prevents: a column of equal numbers that is written out for the program of the sums, and read.
+    """
+    shapes: list[Any] = list(ctx.avals_in)
+    rows, others = _cut(operands, slopes, is_sum)
+    scalars = [_scalar_of(other) for other in others]
+    if is_sum and any(shape.ndim for shape in shapes[: len(rows)]):
+        others = [other if scalar is None else scalar for other, scalar in zip(others, scalars, strict=True)]
+        for place, scalar in enumerate(scalars, len(rows)):
+            shapes[place] = shapes[place].update(shape=shapes[place].shape if scalar is None else ())
+    lower = mlir.lower_fun(_weighed_in_one_loop, multiple_results=True)
+    return lower(ctx.replace(avals_in=shapes), *rows, *others, slopes=slopes, is_sum=is_sum)
+
+
+def _scalar_of(operand: Any) -> Any:
+    """Return the scalar that a value of MLIR is broadcast from, or None."""
+    maker = operand.owner  # an operation, or the block that it is an argument of
+    if getattr(maker, "name", None) != "stablehlo.broadcast_in_dim":
+        return None
+    return maker.operands[0] if maker.operands[0].type.rank == 0 else None
+
+
 def _weighed_shapes(*operands, slopes: _Kept | _Anew, is_sum: bool) -> list:
     if is_sum:
         return [operands[-1].update(shape=())] * len(slopes.places)
@@ -285,4 +312,5 @@ ad.primitive_jvps[_weigh] = _weigh_jvp
 ad.primitive_transposes[_weigh] = _weigh_transpose
 batching.primitive_batchers[_weigh] = _weigh_batch
 mlir.register_lowering(_weigh, mlir.lower_fun(_weighed, multiple_results=True))
-mlir.register_lowering(_weigh, mlir.lower_fun(_weighed_in_one_loop, multiple_results=True), platform="cpu")
+# Not cached: what is lowered once for all places sees no operation that made an operand.
+mlir.register_lowering(_weigh, _lower_in_one_loop, platform="cpu", cacheable=False)

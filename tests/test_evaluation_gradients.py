@@ -165,7 +165,33 @@ def test_a_loss_of_an_evaluated_table_writes_out_little_more_than_two_columns():
     assert written_columns(probability, floats(rx.coefficient_set("arch")), *sizes) < 2.5
 
 
-def written_columns(f, *arguments):
-    gradient = jax.value_and_grad(lambda *x: jnp.mean(jnp.square(f(*x) - 0.3)))
+@on_cpu
+@pytest.mark.parametrize("name", ["method", "table", "table of runs"])
+def test_a_mean_of_probabilities_writes_out_no_column_of_the_constant_that_it_multiplies_by(name):
+    gate, set_ = floats(GATES["cuda"]), floats(rx.coefficient_set("arch"))
+    columns = [jnp.linspace(1.0, 2.0, ROWS) for _ in range(4)]
+    options = {"temperature_ns": TEMPERATURE_NS}
+
+    def of_runs(set_, *sizes):
+        return rx.evaluate_welch_peaks("cuda", *sizes, coefficients=set_, **options).fuse_probability
+
+    f, arguments = {
+        "method": (lambda gate, b: gate.fuse_probability(b, **options), (gate, rx.FusionBenefit(*columns))),
+        "table": (
+            lambda gate, b: gate.evaluate(b, **options).fuse_probability,
+            (gate, rx.FusionBenefit(*columns)),
+        ),
+        "table of runs": (of_runs, (set_, *(jnp.full(ROWS, size, float) for size in (64.0, 256.0, 16.0)))),
+    }[name]
+    # The probability, and a sixteenth of a column for each of the sums.
+    assert written_columns(f, *arguments, loss=jnp.mean) < 1.5
+
+
+def mean_square(probability):
+    return jnp.mean(jnp.square(probability - 0.3))
+
+
+def written_columns(f, *arguments, loss=mean_square):
+    gradient = jax.value_and_grad(lambda *x: loss(f(*x)))
     written = jax.jit(gradient).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
     return written / jax.tree.leaves(arguments)[-1].nbytes

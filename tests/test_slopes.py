@@ -55,6 +55,28 @@ def test_slopes_of_several_results_are_those_of_the_plain_function(x64, names, r
             assert_close(ours, plain, FLOAT64_RTOL if x64 else FLOAT32_RTOL)
 
 
+@both_precisions
+@pytest.mark.parametrize("rows", [(), (1,), (127,), (3, 400)])
+def test_slopes_times_one_scalar_for_all_rows_are_those_of_the_plain_function(x64, rows):
+    def mean_and_sum(f, coefficients, row):
+        results = f(coefficients, row)
+        return coefficients[2] * jnp.mean(results["first"]) + jnp.sum(results["second"])
+
+    def mean_and_squares(f, coefficients, row):
+        results = f(coefficients, row)
+        return jnp.mean(results["first"]) + jnp.sum(jnp.square(results["second"]))
+
+    with jax.enable_x64(x64):
+        coefficients = tuple(map(jnp.asarray, (0.3, -1.2, 5.0)))
+        row = jnp.asarray(np.random.default_rng(0).uniform(-1, 1, rows), float)
+        for loss in (mean_and_sum, mean_and_squares):
+            ours, plain = (
+                quickly(jax.grad(functools.partial(loss, f), (0, 1)))(coefficients, row)
+                for f in (by_slopes(two_results), two_results)
+            )
+            assert_close(ours, plain, FLOAT64_RTOL if x64 else FLOAT32_RTOL)
+
+
 def test_slopes_of_several_results_have_second_derivatives_and_are_mapped_as_a_loop():
     coefficients, row = tuple(map(jnp.asarray, (0.3, -1.2, 5.0))), jnp.linspace(-1.0, 1.0, 300)
     names = ("first", "second")

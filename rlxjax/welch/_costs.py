@@ -14,6 +14,7 @@ from rlxjax._device import Device, normalised, without_provenance
 from rlxjax._gate import fusion_benefit
 from rlxjax._numerics import Exact, Smooth, log_soft_step
 from rlxjax._one_loop import in_one_loop, where_finite
+from rlxjax._programs import formula_jit
 from rlxjax._typing import Code, Count, Decision, Nanoseconds, RealLike, StrategyWeights
 
 from ._coefficients import CoefficientSet, coefficient_set
@@ -182,7 +183,7 @@ def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.A
     return jnp.where(positive, useful_bytes / jnp.where(positive, time_ns, 1.0), 0.0)
 
 
-@jax.jit
+@formula_jit
 def hard_costs(codes, set_, batch, n_fft, k, learned: Learned) -> WelchPeaksCostEstimates:
     def costs(_, rows) -> WelchPeaksCostEstimates:
         row, batch, n_fft, k, learned = rows
@@ -215,7 +216,7 @@ def estimates_of(row: Row, terms: Terms, io: Decision, floor_ok: Decision) -> We
     return WelchPeaksCostEstimates(*jnp.broadcast_arrays(*costs))
 
 
-@jax.jit
+@formula_jit
 def soft_costs(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -> SoftWelchPeaksCosts:
     rules = Smooth(temperature_ns)
     row = gather(set_, codes, rules)

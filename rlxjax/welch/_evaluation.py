@@ -13,6 +13,7 @@ from rlxjax._device import Device
 from rlxjax._gate import FusionBenefit
 from rlxjax._numerics import Exact, soft_step
 from rlxjax._one_loop import in_one_loop
+from rlxjax._programs import formula_jit
 from rlxjax._typing import Code, Decision, Nanoseconds, Probability, RealLike
 
 from ._coefficients import CoefficientSet
@@ -98,7 +99,7 @@ def evaluate_welch_peaks(
     return result
 
 
-@functools.partial(jax.jit, static_argnames="is_checked")
+@functools.partial(formula_jit, static_argnames="is_checked")
 def _evaluate(
     codes, set_, batch, n_fft, k, learned: Learned, temperature_ns, is_checked: bool
 ) -> tuple[WelchPeaksEvaluation, Decision | None]:
