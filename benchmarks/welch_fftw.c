@@ -2,7 +2,8 @@
  *
  * Two segments are one complex FFT of FFTW (|X1|^2 + |X2|^2 = (|Z[b]|^2 + |Z[n-b]|^2) / 2), an odd one out
  * goes with zeros, as FFTW's real FFT is no faster; a row stays in a core's cache from samples to peaks; rows
- * are shared out among threads that live as long as the plan. Signals are finite.
+ * are shared out among threads that live as long as the plan. The k largest powers are found by insertion into
+ * a sorted list, or faster, by a threshold and ranks. Signals are finite.
  *
  * cc -O3 -march=native -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros -shared -fPIC welch_fftw.c -o libwelch_fftw.so -lfftw3f -lm -pthread
  */
@@ -34,7 +35,7 @@ typedef struct {
 } Worker;
 
 struct Welch {
-    int n, n_segments, n_bins, k, threads;
+    int n, n_segments, n_bins, k, threads, inserts;
     float *window, *zeros;
     fftwf_plan plan;
     Worker *workers; /* The first is the calling thread. */
@@ -123,15 +124,15 @@ static float threshold_of(const float *restrict power, int n_bins, int k, float 
     return threshold;
 }
 
-/* Keep a sorted list; for many candidates, as from a spectrum that is flat or falls. */
-static void insert_all(const float *value, const int *bin, int count, int k, float *out) {
+/* Keep a sorted list of (bin, power); without `bin` they are counted. */
+static void insert_all(const float *value, const int *bin, int count, int k, float *restrict out) {
     int kept = 0;
     for (int c = 0; c < count; c++) {
         if (kept == k && value[c] <= out[2 * k - 1]) continue;
         int slot = kept < k ? kept++ : k - 1;
         for (; slot > 0 && out[2 * slot - 1] < value[c]; slot--)
             memcpy(out + 2 * slot, out + 2 * slot - 2, 2 * sizeof(float));
-        out[2 * slot] = (float)bin[c], out[2 * slot + 1] = value[c];
+        out[2 * slot] = (float)(bin ? bin[c] : c), out[2 * slot + 1] = value[c];
     }
 }
 
@@ -151,7 +152,7 @@ static void top_k(Scratch *s, int n_bins, int k, float *restrict out) {
             count += power[c] >= threshold;
         }
     }
-    if (count > MAX_RANKED) {
+    if (count > MAX_RANKED) { /* As from a spectrum that is flat or falls. */
         insert_all(value, bin, count, k, out);
         return;
     }
@@ -176,7 +177,10 @@ static void run_row(const Welch *w, Scratch *s, const float *samples, float *out
     for (int b = 0; b < w->n_bins; b++) s->power[b] *= scale;
     s->power[0] *= 0.5f, s->power[w->n_bins - 1] *= 0.5f;
     for (int b = w->n_bins; b < rounded(w->n_bins, LANES); b++) s->power[b] = -1.0f;
-    top_k(s, w->n_bins, k, out);
+    if (w->inserts)
+        insert_all(s->power, NULL, w->n_bins, k, out);
+    else
+        top_k(s, w->n_bins, k, out);
     memset(out + 2 * k, 0, 2 * (w->k - k) * sizeof(float));
 }
 
@@ -218,11 +222,12 @@ static void wake(Welch *w) {
     pthread_mutex_unlock(&w->mutex);
 }
 
-/* Plan for one shape of row; NULL if there is no memory or no thread. */
-Welch *welch_new(int n_fft, int n_segments, int k, int threads) {
+/* Plan for one shape of row, selection by insertion or not; NULL if there is no memory or no thread. */
+Welch *welch_new(int n_fft, int n_segments, int k, int threads, int inserts) {
     Welch *w = calloc(1, sizeof(Welch));
     if (!w) return NULL;
     w->n = n_fft, w->n_segments = n_segments, w->n_bins = n_fft / 2 + 1, w->k = k, w->threads = threads;
+    w->inserts = inserts;
     w->window = scratch_of(n_fft, sizeof(float)), w->zeros = scratch_of(n_fft, sizeof(float));
     for (int i = 0; i < n_fft; i++) w->window[i] = 0.5 * (1.0 - cos(2.0 * M_PI * i / (n_fft - 1)));
     w->workers = calloc(threads, sizeof(Worker));

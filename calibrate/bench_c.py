@@ -46,12 +46,19 @@ def c_version() -> str:
 
 
 class CWelch:
-    """A plan of the C program for one signal; calling it returns the peaks `[batch, k, 2]`."""
+    """A plan of the C program for one signal; calling it returns the peaks `[batch, k, 2]`.
 
-    def __init__(self, signal: np.ndarray, params: WelchPeakParams):
+    Args:
+        signal: `[batch, samples]`, float32.
+        params: of the transform.
+        inserts: whether peaks are found by insertion into a sorted list, or by a threshold and ranks, which
+            is faster.
+    """
+
+    def __init__(self, signal: np.ndarray, params: WelchPeakParams, *, inserts: bool = False):
         self._library = _library()
         self._signal, self._peaks_shape = np.ascontiguousarray(signal), (len(signal), params.k, 2)
-        self._plan = self._library.welch_new(params.n_fft, params.n_segments, params.k, cores())
+        self._plan = self._library.welch_new(params.n_fft, params.n_segments, params.k, cores(), inserts)
         if not self._plan:
             raise MemoryError("the C program found no memory for its plan")
         weakref.finalize(self, self._library.welch_free, self._plan)
@@ -93,7 +100,7 @@ def _built() -> tuple[ctypes.CDLL | None, str | None]:
         except (OSError, subprocess.TimeoutExpired) as error:
             return None, f"{compiler} cannot compile it: {' '.join(str(error).split())}"
     pointer, integer, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
-    library.welch_new.argtypes, library.welch_new.restype = [integer] * 4, pointer
+    library.welch_new.argtypes, library.welch_new.restype = [integer] * 5, pointer
     library.welch_run.argtypes, library.welch_run.restype = [pointer, pointer, long, long, pointer], None
     library.welch_free.argtypes, library.welch_free.restype = [pointer], None
     return library, None

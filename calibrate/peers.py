@@ -92,6 +92,7 @@ def _contenders(calibration: Calibration | None) -> Mapping[str, Contender]:
         _peer("mkl_fft", mkl_fft_run, "mkl_fft", "mkl_fft"),
         _peer("torch", _torch, "torch", "torch", also=_torch_lacks_the_device),
         Contender("c-fftw", CWelch, c_unavailable, c_version),
+        Contender("c-fftw-insertion", functools.partial(CWelch, inserts=True), c_unavailable, c_version),
         _peer("cupy", _cupy, "cupy", "cupy", also=_cupy_lacks_a_device),
         Contender("copy", _copy, has_result=False),
     )

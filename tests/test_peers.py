@@ -12,7 +12,8 @@ from rlxjax import WelchPeakParams, welch_peaks
 
 #: Installed with the extra `bench`, which tests do without; scipy comes with the tests.
 OPTIONAL = ("pyfftw", "mkl_fft", "torch")
-NAMES = ("fused", "host", "auto", "naive", "jax.scipy", "scipy", *OPTIONAL, "c-fftw")
+IN_C = ("c-fftw", "c-fftw-insertion")
+NAMES = ("fused", "host", "auto", "naive", "jax.scipy", "scipy", *OPTIONAL, *IN_C)
 
 PARAMS = [
     WelchPeakParams(64, 1, 1),
@@ -39,7 +40,7 @@ def signal_of(params, batch=4, seed=0):
 def contender_called(name):
     if name in OPTIONAL:
         pytest.importorskip(name, reason=f"{name} comes with the extra `bench`")
-    if name == "c-fftw" and (reason := bench_c.c_unavailable()):
+    if name in IN_C and (reason := bench_c.c_unavailable()):
         pytest.skip(reason)
     found, skipped = contenders(names=[name])
     assert not skipped
@@ -55,7 +56,7 @@ def test_every_contender_agrees_with_float64(name, params):
     assert disagreement(run(), signal, params) is None
 
 
-@pytest.mark.parametrize("name", ["pyfftw", "mkl_fft", "torch", "c-fftw"])
+@pytest.mark.parametrize("name", ["pyfftw", "mkl_fft", "torch", *IN_C])
 def test_a_batch_of_several_chunks_agrees(name):
     params = WelchPeakParams(64, 2, 8)
     signal = signal_of(params, batch=5003)
@@ -64,12 +65,13 @@ def test_a_batch_of_several_chunks_agrees(name):
 
 @pytest.mark.parametrize("k", [1, 16, 40, 2049])
 @pytest.mark.parametrize("n_fft", [64, 4096])
-def test_the_c_program_selects_among_equal_and_sorted_powers(n_fft, k):
+@pytest.mark.parametrize("name", IN_C)
+def test_the_c_program_selects_among_equal_and_sorted_powers(name, n_fft, k):
     params = WelchPeakParams(n_fft, 2, k)
     time = np.arange(params.frame_len, dtype=np.float32)
     rows = [0 * time, 0 * time + 1, time, (time == 5) * 1.0, np.sin(time), np.exp(-time)]
     signal = np.array(rows, np.float32)
-    peaks = contender_called("c-fftw").build(signal, params)()
+    peaks = contender_called(name).build(signal, params)()
     assert disagreement(peaks, signal, params) is None
     np.testing.assert_array_equal(peaks[0], welch_peaks(signal[:1], params, "host")[0])
 
