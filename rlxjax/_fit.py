@@ -149,9 +149,11 @@ def minimum_and_result(
     check_prior(prior)
     check_enough(timings, counted, min_timings)
     filled, influences = filled_up(timings, counted)
-    ends = [_minimise(filled, influences, prior, predict, start) for start in _starts(prior, starts)]
-    lowest = functools.reduce(lambda one, other: other if other.loss < one.loss - LEAST_GAIN else one, ends)
-    found = jax.tree.map(np.asarray, lowest)
+    ends = [
+        jax.tree.map(np.asarray, _minimise(filled, influences, prior, predict, start))
+        for start in _starts(prior, starts)
+    ]
+    found = functools.reduce(lambda one, other: other if other.loss < one.loss - LEAST_GAIN else one, ends)
     found = found._replace(
         residuals=found.residuals[: len(counted)], jacobian=found.jacobian[:, : len(counted)]
     )
@@ -185,9 +187,7 @@ def _starts(prior: LatencyPrior, count: int) -> list[Start]:
         np.array(jax.tree.leaves(part), np.result_type(jnp.result_type(float))) for part in prior[:2]
     )
     around = np.random.default_rng(0).standard_normal((count - 1, median.size)).astype(sd.dtype)
-    return [
-        first_start(jnp.asarray(np.log(median) + move)) for move in (0.0 * sd, *(START_SHARE * sd * around))
-    ]
+    return [first_start(np.log(median) + move) for move in (0.0 * sd, *(START_SHARE * sd * around))]
 
 
 def _result(found: Minimum, prior: LatencyPrior[C], weights: np.ndarray) -> FitResult[C]:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 #: Residuals are expected of this standard deviation; beyond `HUBER_DELTA` of them the loss is linear.
@@ -216,9 +217,9 @@ def with_slopes(
     return values, pull_back(jnp.ones_like(values))[0]
 
 
-def first_start(logs: Float[Array, "c"]) -> Start:
-    """Return where steps begin that begin anew."""
-    return Start(logs, FIRST_DAMPING, 0, jnp.zeros((logs.size, logs.size), logs.dtype))
+def first_start(logs: np.ndarray | Float[Array, "c"]) -> Start:
+    """Return where steps begin that begin anew; outside a program nothing is compiled for it."""
+    return Start(logs, FIRST_DAMPING, 0, np.zeros((logs.size, logs.size), logs.dtype))
 
 
 def _sized(
