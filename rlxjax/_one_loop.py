@@ -66,7 +66,7 @@ def jvp_of_moved(f: Callable[..., Any], primals: tuple, tangents: tuple) -> tupl
 
 def where_finite(result: jax.Array, twin: jax.Array) -> jax.Array:
     """Return a twin that changes where the result is finite."""
-    return jnp.where(jnp.isfinite(result), twin, 0.0)
+    return jax.lax.select(jnp.isfinite(result), twin, jnp.zeros_like(twin))
 
 
 def _as_tangent(result: jax.Array, change: jax.Array) -> jax.Array:

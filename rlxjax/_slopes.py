@@ -11,6 +11,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.interpreters import ad, batching, mlir
 
 from ._one_loop import jvp_of_moved
+from ._recipes import recipe_of
 from ._row_sums import LONG_LOOP, SHORT_LOOP, sums_of_rows
 
 
@@ -213,14 +214,33 @@ def _weighed(*operands: jax.Array, slopes: _Kept | _Anew, is_sum: bool) -> list[
     return [jnp.broadcast_to(change, shape) for change in slopes.changes(rows, others)]
 
 
-def _weighed_in_one_loop(*operands: jax.Array, slopes: _Kept | _Anew, is_sum: bool) -> list[jax.Array]:
-    """Return the same, the sums in one loop."""
-    if not is_sum:
-        return _weighed(*operands, slopes=slopes, is_sum=is_sum)
+def _lower_in_one_loop(
+    ctx: mlir.LoweringRuleContext, *operands: Any, slopes: _Kept | _Anew, is_sum: bool
+) -> Sequence[Any]:
+    """Lower the same, the sums in one loop, which computes the last operands from what they are made of.
+
+    Prevents: a column of them that is written out and read, of one number for a mean, or of a cost's
+    reciprocals for its logarithm, where the cost is there to read.
+    """
+    rows, others = _cut(operands, slopes, is_sum)
+    shapes, shapes_of_others = _cut(ctx.avals_in, slopes, is_sum)
+    if not is_sum or not any(shape.ndim for shape in shapes):
+        return mlir.lower_fun(_weighed, multiple_results=True)(ctx, *operands, slopes=slopes, is_sum=is_sum)
+    recipes = [recipe_of(other) for other in others]
+    sources = [source for recipe in recipes for source in recipe.sources]
+    shape_of_last = shapes_of_others[0]
+    shapes = [*shapes, *(shape_of_last.update(shape=tuple(source.type.shape)) for source in sources)]
 
     def products(*operands: jax.Array) -> list[jax.Array]:
-        return slopes.pulled(*_cut(operands, slopes, is_sum))
+        remaining = iter(operands[len(rows) :])
+        lasts = [recipe([next(remaining) for _ in recipe.sources]) for recipe in recipes]
+        return slopes.pulled(operands[: len(rows)], lasts)
 
+    lower = mlir.lower_fun(functools.partial(_sums_in_one_loop, products, slopes), multiple_results=True)
+    return lower(ctx.replace(avals_in=shapes), *rows, *sources)
+
+
+def _sums_in_one_loop(products: Callable, slopes: _Kept | _Anew, *operands: jax.Array) -> list[jax.Array]:
     if isinstance(slopes, _Kept):
         return sums_of_rows(products, operands, SHORT_LOOP, slopes.takes_in)
 
@@ -232,32 +252,6 @@ def _weighed_in_one_loop(*operands: jax.Array, slopes: _Kept | _Anew, is_sum: bo
     # by array.
     with set_xla_metadata(inlineable="false"):
         return jax.jit(sums)(*operands)
-
-
-def _lower_in_one_loop(
-    ctx: mlir.LoweringRuleContext, *operands: Any, slopes: _Kept | _Anew, is_sum: bool
-) -> Sequence[Any]:
-    """Lower the same; last rows that are one scalar, broadcast, as those of a mean, are that scalar to it.
-
-    Prevents: a column of equal numbers that is written out for the program of the sums, and read.
-    """
-    shapes: list[Any] = list(ctx.avals_in)
-    rows, others = _cut(operands, slopes, is_sum)
-    scalars = [_scalar_of(other) for other in others]
-    if is_sum and any(shape.ndim for shape in shapes[: len(rows)]):
-        others = [other if scalar is None else scalar for other, scalar in zip(others, scalars, strict=True)]
-        for place, scalar in enumerate(scalars, len(rows)):
-            shapes[place] = shapes[place].update(shape=shapes[place].shape if scalar is None else ())
-    lower = mlir.lower_fun(_weighed_in_one_loop, multiple_results=True)
-    return lower(ctx.replace(avals_in=shapes), *rows, *others, slopes=slopes, is_sum=is_sum)
-
-
-def _scalar_of(operand: Any) -> Any:
-    """Return the scalar that a value of MLIR is broadcast from, or None."""
-    maker = operand.owner  # an operation, or the block that it is an argument of
-    if getattr(maker, "name", None) != "stablehlo.broadcast_in_dim":
-        return None
-    return maker.operands[0] if maker.operands[0].type.rank == 0 else None
 
 
 def _weighed_shapes(*operands, slopes: _Kept | _Anew, is_sum: bool) -> list:

@@ -77,6 +77,42 @@ def test_slopes_times_one_scalar_for_all_rows_are_those_of_the_plain_function(x6
             assert_close(ours, plain, FLOAT64_RTOL if x64 else FLOAT32_RTOL)
 
 
+#: What a loss may multiply a result by: of one column, of scalars, of shared parts, of two columns, and of
+#: what is no matter of a few operations.
+FACTORS = {
+    "arithmetic": lambda x, s, y: -x * 3.0 + x / (2.0 - x) - s,
+    "extremes": lambda x, s, y: jnp.minimum(x, s) + jnp.maximum(x, 0.2) * jnp.minimum(x, 0.5),
+    "finite": lambda x, s, y: jax.lax.select(jnp.isfinite(1.0 / (x - 0.25)), x, 7.0 + 0.0 * x),
+    "equal": lambda x, s, y: jax.lax.select(x == s, 9.0 * x, -x) + jax.lax.select(x != s, x, 5.0 * x),
+    "greater": lambda x, s, y: jax.lax.select(x > 0.1, x, 3.0 * x) + jax.lax.select(x >= s, x, x * x),
+    "less": lambda x, s, y: jax.lax.select(x < 0.1, x, 3.0 * x) + jax.lax.select(x <= s, x, x * x),
+    "powers": lambda x, s, y: functools.reduce(lambda p, _: p * p + x, range(60), 0.1 * x),
+    "scalars": lambda x, s, y: s * s - 2.0,
+    "two columns": lambda x, s, y: x * y - s,
+    "sine": lambda x, s, y: jnp.sin(x) + s,
+    "column": lambda x, s, y: x,
+}
+
+
+@both_precisions
+@pytest.mark.parametrize("name", list(FACTORS))
+def test_slopes_times_what_a_loss_makes_of_a_column_are_those_of_the_plain_function(x64, name):
+    def weighed(f, coefficients, row, other):
+        results = f(coefficients, row)
+        factor = FACTORS[name](row, coefficients[2], other)
+        return jnp.sum(jax.lax.stop_gradient(factor) * results["first"]) + jnp.sum(results["second"])
+
+    with jax.enable_x64(x64):
+        coefficients = tuple(map(jnp.asarray, (0.3, -0.7, 0.25)))
+        row, other = jnp.asarray(np.random.default_rng(0).uniform(-1, 1, (2, 3, 400)), float)
+        row = row.at[..., 7].set(0.25)
+        ours, plain = (
+            quickly(jax.grad(functools.partial(weighed, f)))(coefficients, row, other)
+            for f in (by_slopes(two_results), two_results)
+        )
+        assert_close(ours, plain, FLOAT64_RTOL if x64 else 10 * FLOAT32_RTOL)
+
+
 def test_slopes_of_several_results_have_second_derivatives_and_are_mapped_as_a_loop():
     coefficients, row = tuple(map(jnp.asarray, (0.3, -1.2, 5.0))), jnp.linspace(-1.0, 1.0, 300)
     names = ("first", "second")
