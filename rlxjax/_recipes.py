@@ -84,6 +84,8 @@ def _made_by(value: Any, column: Any) -> tuple[Callable[..., jax.Array] | None, 
         is_scalar = operands[0].type.rank == 0 and operands[0].type.element_type == column.element_type
         return None, operands if is_scalar else []
     if name == "stablehlo.compare":
+        if "compare_type" in maker.attributes and "TOTALORDER" in str(maker.attributes["compare_type"]):
+            return None, []
         direction = str(maker.attributes["comparison_direction"])
         return next(compare for word, compare in _COMPARISONS.items() if word in direction), operands
     operation = _OPERATIONS.get(name.removeprefix("stablehlo."))

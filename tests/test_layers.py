@@ -12,7 +12,7 @@ PACKAGE = Path(rlxjax.__file__).parent
 #: From the bottom up; a module imports from layers below its own, or from its own layer.
 LAYERS = [
     {"_typing", "_files"},
-    {"_checks", "_chunks", "_one_loop"},
+    {"_checks", "_chunks", "_one_loop", "_recipes"},
     {"_row_sums"},
     {"_slopes"},
     {"_programs"},

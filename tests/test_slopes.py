@@ -86,6 +86,7 @@ FACTORS = {
     "equal": lambda x, s, y: jax.lax.select(x == s, 9.0 * x, -x) + jax.lax.select(x != s, x, 5.0 * x),
     "greater": lambda x, s, y: jax.lax.select(x > 0.1, x, 3.0 * x) + jax.lax.select(x >= s, x, x * x),
     "less": lambda x, s, y: jax.lax.select(x < 0.1, x, 3.0 * x) + jax.lax.select(x <= s, x, x * x),
+    "total order": lambda x, s, y: jax.lax.select(jax.lax.lt_to_p.bind(-(x - s), s - x), x + 90.0, x),
     "powers": lambda x, s, y: functools.reduce(lambda p, _: p * p + x, range(60), 0.1 * x),
     "scalars": lambda x, s, y: s * s - 2.0,
     "two columns": lambda x, s, y: x * y - s,
