@@ -11,11 +11,11 @@ from ._checks import is_traced
 
 #: LLVM's last level of optimisation takes a third of the time that these programs compile for, and none of
 #: what they run for.
-_QUICKLY: dict[str, int | bool] = {"xla_backend_optimization_level": 2}
+QUICKLY: dict[str, int | bool] = {"xla_backend_optimization_level": 2}
 if jax.__version_info__ < (0, 11, 1):
     # Loops written in XLA's older way: that takes half the time, and they run as fast. XLA has it no more,
     # and takes no option for it, in later versions.
-    _QUICKLY["xla_cpu_use_fusion_emitters"] = False
+    QUICKLY["xla_cpu_use_fusion_emitters"] = False
 
 
 #: `jax.jit` for formulas. Their operations stand in a caller's program itself, beside those of his loss: a
@@ -26,7 +26,7 @@ formula_jit = functools.partial(jax.jit, inline=True)
 def quick_jit(function: Callable[..., Any], static_argnames: Sequence[str] = ()) -> Callable[..., Any]:
     """Return what `jax.jit` does, compiled quickly where it is a program of its own on a CPU."""
     part = jax.jit(function, static_argnames=static_argnames)
-    whole = jax.jit(function, static_argnames=static_argnames, compiler_options=_QUICKLY)
+    whole = jax.jit(function, static_argnames=static_argnames, compiler_options=QUICKLY)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
