@@ -8,12 +8,12 @@ rises from knot to knot, so that it stays level where nothing was timed.
 
 from itertools import pairwise
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ._latency import MAXIMA
 from ._latency_formulas import unshared_rows_of
+from ._numerics import namespace_of
 from ._typing import Code, RealLike
 from .welch import Path
 
@@ -35,9 +35,10 @@ N_FEATURES = sum(round((last - first) / step) for first, last, step in KNOTS) + 
 
 def kind_codes(path: Code, selection: Code) -> Int[Array, "*batch"]:
     """Return the place in `KINDS` of runs of a path with a form of the selection."""
-    by_form = jnp.where(jnp.asarray(selection) == MAXIMA, 1, 2)
-    on_device = jnp.where(jnp.asarray(path) == Path.BLOCK.code, 3, by_form)
-    return jnp.where(jnp.asarray(path) == Path.HOST.code, 0, on_device)
+    xp = namespace_of(path, selection)
+    by_form = xp.where(xp.asarray(selection) == MAXIMA, 1, 2)
+    on_device = xp.where(xp.asarray(path) == Path.BLOCK.code, 3, by_form)
+    return xp.where(xp.asarray(path) == Path.HOST.code, 0, on_device)
 
 
 def correction_features(
@@ -51,41 +52,45 @@ def correction_features(
 
     A rise goes from 0 at one knot to 1 at the next one, before the middle knot from -1 to 0. Beyond the last
     knots of samples, rows and length a correction stays as it is there.
+
+    Those of NumPy's arrays are NumPy's, in double precision: a fit compiles nothing for them.
     """
-    sizes = (
-        jnp.maximum(jnp.asarray(size, jnp.result_type(float)), 1.0) for size in (batch, n_fft, k, n_segments)
-    )
-    kind, rows, length, peaks, segments = jnp.broadcast_arrays(kind, *sizes)
+    xp = namespace_of(kind, batch, n_fft, k, n_segments)
+    sizes = (xp.asarray(size, xp.result_type(float)) for size in (batch, n_fft, k, n_segments))
+    kind, *sizes = xp.broadcast_arrays(kind, *sizes)
+    rows, length, peaks, segments = (xp.maximum(size, 1.0) for size in sizes)
     columns = []
     for size, (first, last, step) in zip((rows * length * segments, rows, length), KNOTS, strict=True):
         count = round((last - first) / step)
-        place = jnp.clip((jnp.log2(size) - first) / step, 0.0, float(count))
-        rises = jnp.clip(place[..., None] - along_last(count, place.ndim), 0.0, 1.0)
+        place = xp.clip((xp.log2(size) - first) / step, 0.0, float(count))
+        rises = xp.clip(place[..., None] - along_last(count, place.ndim), 0.0, 1.0)
         columns.append(rises - (along_last(count, place.ndim) < count // 2))
     is_host, is_block = kind == KINDS.index("host"), kind == KINDS.index("block")
     filled = rows / unshared_rows_of(is_host, ~is_block, length, segments)
     is_shared = filled > 1.0
-    rise = jnp.clip(1.0 + jnp.log2(filled) / OCTAVES_BEFORE_SHARING, 0.0, 1.0)
-    octaves_of_k = jnp.log2(peaks / CENTRE_K) / OCTAVES_OF_K
+    rise = xp.clip(1.0 + xp.log2(filled) / OCTAVES_BEFORE_SHARING, 0.0, 1.0)
+    octaves_of_k = xp.log2(peaks / CENTRE_K) / OCTAVES_OF_K
     of_rows = [way_between(rows, low, high) for low, high in pairwise(SLOPE_KNOTS)]
     of_length = 2.0 * way_between(length, *KNOTS[2][:2]) - 1.0
     slopes = [octaves_of_k * change for change in (1.0, *of_rows, of_length)]
-    last = [jnp.where(is_shared, 0.0, rise), 1.0 * is_shared, *slopes, jnp.ones_like(peaks)]
-    return jnp.concatenate([*columns, jnp.stack(last, -1)], axis=-1)
+    last = [xp.where(is_shared, 0.0, rise), 1.0 * is_shared, *slopes, xp.ones_like(peaks)]
+    return xp.concatenate([*columns, xp.stack(last, -1)], axis=-1)
 
 
 def correction_log_factor(
-    features: Float[Array, "*batch features"],
+    features: Float[Array, "*batch features"] | np.ndarray,
     weights: Float[Array, "kinds features"] | np.ndarray,
-    kind: Int[Array, "*batch"],
+    kind: Int[Array, "*batch"] | np.ndarray,
 ) -> Float[Array, "*batch"]:
     """Return the logarithm of what the correction multiplies predictions by."""
-    return jnp.sum(features * jnp.asarray(weights)[kind], -1)
+    xp = namespace_of(features, weights, kind)
+    return xp.sum(features * xp.asarray(weights)[kind], -1)
 
 
 def way_between(size: Float[Array, "*batch"], low: float, high: float) -> Float[Array, "*batch"]:
     """Return how far a size is from `2**low` to `2**high` in its logarithm, 0 and 1 beyond them."""
-    return jnp.clip((jnp.log2(size) - low) / (high - low), 0.0, 1.0)
+    xp = namespace_of(size)
+    return xp.clip((xp.log2(size) - low) / (high - low), 0.0, 1.0)
 
 
 def along_last(count: int, n_axes: int) -> np.ndarray:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.scipy.special import entr, gammaln
 from jaxtyping import Array, Bool, Float
 
-from ._numerics import soft_excess, soft_roofline
+from ._numerics import namespace_of, soft_excess, soft_roofline
 from ._typing import Nanoseconds, RealLike
 from .welch._device_programs import (
     CHUNK_ROWS_MULTIPLE,
@@ -128,16 +128,18 @@ def unshared_rows_of(
     is_host: RealLike, is_fused: RealLike, n_fft: RealLike, n_segments: RealLike
 ) -> Float[Array, "*batch"]:
     """Return the most rows that one processor runs alone, on the host, of the fused or of the block path."""
-    on_device = jnp.where(is_fused, 1.0 * MOST_UNSHARED_SAMPLES, 1.0 * MOST_UNSHARED_SAMPLES_OF_BLOCK)
-    samples = jnp.where(is_host, 1.0 * LEAST_HOST_CHUNK_SAMPLES, on_device)
-    return least_rows_of(samples, n_fft, n_segments, jnp.where(is_host, 1.0, CHUNK_ROWS_MULTIPLE))
+    xp = namespace_of(is_host, is_fused, n_fft, n_segments)
+    on_device = xp.where(is_fused, 1.0 * MOST_UNSHARED_SAMPLES, 1.0 * MOST_UNSHARED_SAMPLES_OF_BLOCK)
+    samples = xp.where(is_host, 1.0 * LEAST_HOST_CHUNK_SAMPLES, on_device)
+    return least_rows_of(samples, n_fft, n_segments, xp.where(is_host, 1.0, CHUNK_ROWS_MULTIPLE))
 
 
 def least_rows_of(
     samples: RealLike, n_fft: RealLike, n_segments: RealLike, least: RealLike = 1.0
 ) -> Float[Array, "*batch"]:
     """Return the rows that have so many samples, but at least so many."""
-    return jnp.maximum(samples / (jnp.asarray(n_segments) * n_fft), least)
+    xp = namespace_of(samples, n_fft, n_segments, least)
+    return xp.maximum(samples / (xp.asarray(n_segments) * n_fft), least)
 
 
 def signal_bytes(rows: RealLike, n_fft: RealLike, n_segments: RealLike) -> Float[Array, "*batch"]:

@@ -7,9 +7,11 @@ offer the same four choices, so that a formula is written once and read with eit
 import dataclasses
 import functools
 import math
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from ._slopes import along
@@ -17,6 +19,11 @@ from ._typing import RealLike
 
 #: Standard deviation of a logistic distribution of temperature 1.
 LOGISTIC_SD = math.pi / math.sqrt(3.0)
+
+
+def namespace_of(*arguments: RealLike) -> ModuleType:
+    """Return `jax.numpy` if one of the arguments is an array of JAX, else NumPy, which compiles nothing."""
+    return jnp if any(isinstance(argument, jax.Array) for argument in arguments) else np
 
 
 @jax.custom_jvp

@@ -20,6 +20,7 @@ from ._correction import (
 from ._fit import STARTS, FitResult, Timings, minimum_and_result, predicted_ns
 from ._latency import LatencyCoefficients, LatencyTerms, latency_terms_ns, predict_latency_ns
 from ._least_squares import with_slopes
+from ._numerics import namespace_of
 from ._prior import LatencyPrior, typical_prior
 from ._programs import quick_jit
 from ._typing import Code, Nanoseconds, RealLike
@@ -155,9 +156,10 @@ def log_prediction_and_jacobian(
 
 def joint_jacobian(jacobian, features, kind) -> Float[Array, "*batch unknowns"]:
     """Return the derivatives by the coefficients' logarithms, then by the weights of every kind."""
-    own = kind[..., None] == along_last(len(KINDS), jnp.ndim(kind))
-    by_kind = jnp.where(own[..., None], features[..., None, :], 0.0)
-    return jnp.concatenate([jacobian, by_kind.reshape(*by_kind.shape[:-2], -1)], axis=-1)
+    xp = namespace_of(jacobian, features, kind)
+    own = kind[..., None] == along_last(len(KINDS), kind.ndim)
+    by_kind = xp.where(own[..., None], features[..., None, :], 0.0)
+    return xp.concatenate([jacobian, by_kind.reshape(*by_kind.shape[:-2], -1)], axis=-1)
 
 
 class PosteriorFit(NamedTuple):
@@ -244,13 +246,14 @@ def fit_posterior(
     """
     prior = typical_prior() if prior is None else prior
     known = _prior_weights(prior)
+    features, kind = _features_and_kinds(timings)
     if known.any():
-        without = np.asarray(timings.time_ns) * np.exp(-_log_factors(timings, known))
+        without = np.asarray(timings.time_ns) * np.exp(-correction_log_factor(features, known, kind))
         timings, prior = dataclasses.replace(timings, time_ns=without), prior._replace(correction=0.0)
     counted = np.ones(np.shape(timings.time_ns)) if weights is None else np.asarray(weights, np.float64)
     minimum, terms = minimum_and_result(predicted_ns, timings, prior, counted, starts=STARTS)
     left = -minimum.residuals
-    features, kind, joint = map(np.asarray, _features_kinds_and_jacobian(timings, minimum.jacobian))
+    joint = joint_jacobian(np.asarray(minimum.jacobian).T, features, kind)
 
     found, influence = np.zeros((len(KINDS), N_FEATURES)), counted.copy()
     spread, left_out_error = np.full(len(KINDS), UNKNOWN_SPREAD), np.full(len(KINDS), np.nan)
@@ -281,19 +284,12 @@ def _prior_weights(prior: LatencyPrior) -> np.ndarray:
     return np.broadcast_to(np.asarray(prior.correction, np.float64), (len(KINDS), N_FEATURES))
 
 
-@quick_jit
-def _log_factors(timings: Timings, weights: Float[Array, "kinds features"]) -> Float[Array, "n"]:
-    """Return the logarithm of what a correction multiplies each time by."""
-    kind = kind_codes(timings.path, timings.selection)
-    features = correction_features(kind, timings.batch, timings.n_fft, timings.k, timings.n_segments)
-    return correction_log_factor(features, weights, kind)
-
-
-@quick_jit
-def _features_kinds_and_jacobian(timings: Timings, jacobian: Float[Array, "c n"]):
-    kind = kind_codes(timings.path, timings.selection)
-    features = correction_features(kind, timings.batch, timings.n_fft, timings.k, timings.n_segments)
-    return features, kind, joint_jacobian(jacobian.T, features, kind)
+def _features_and_kinds(timings: Timings) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the weights of the correction multiply, `[n, features]`, and the kinds of runs, `[n]`."""
+    own: Timings = jax.tree.map(np.asarray, timings)
+    kind = kind_codes(own.path, own.selection)
+    features = correction_features(kind, own.batch, own.n_fft, own.k, own.n_segments)
+    return np.asarray(features), np.asarray(kind)
 
 
 def _ridge(

@@ -104,6 +104,17 @@ def test_a_correction_rises_by_its_weight_from_knot_to_knot_and_stays_level_beyo
     np.testing.assert_allclose(from_first[[2, 3], :3], [[1, 0, 0], [1, 0.5, 0]], atol=1e-12)
 
 
+def test_features_of_numpys_arrays_are_numpys_and_equal_those_of_jaxs():
+    path, *sizes, selection = RUNS
+    kind, features = kind_codes(path, selection), correction_features(KIND, *sizes)
+    assert isinstance(kind, np.ndarray)
+    assert isinstance(features, np.ndarray)
+    traced_kind = jax.jit(kind_codes)(path, selection)
+    traced = jax.jit(correction_features)(traced_kind, *sizes)
+    np.testing.assert_array_equal(traced_kind, kind)
+    np.testing.assert_allclose(traced, features, atol=1e-12)
+
+
 def test_kinds_tell_forms_of_the_selection_apart_on_the_fused_path_alone():
     paths = [path.code for path in (rx.Path.HOST, rx.Path.FUSED, rx.Path.BLOCK)]
     for selection, fused in ((MAXIMA, "maxima"), (TOP_K, "top_k")):
