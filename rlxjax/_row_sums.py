@@ -1,6 +1,7 @@
 """Sums over the rows of several products of columns, all in one loop on a CPU."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -21,12 +22,16 @@ class Runs(NamedTuple):
 SHORT_LOOP, LONG_LOOP = Runs(8, 16), Runs(16, 8)
 
 
+#: What runs add up to is made piece by piece where it takes more bytes, and of a piece it takes no more than
+#: that: what is added to the columns of a program is then little, and nothing is asked of the system for it.
+MOST_BYTES, PIECE_BYTES = 2**23, 2**20
+
+
 def sums_of_rows(
     products: Callable[..., Sequence[jax.Array]], operands: Sequence[jax.Array], runs: Runs, takes_in: bool
 ) -> list[jax.Array]:
     """Return the sums of products of rows; runs of rows are added first, row by row."""
-    columns = [operand.reshape(-1) if operand.ndim else operand for operand in operands]
-    count, group = max(column.size for column in columns), runs.number * runs.rows
+    columns, count, group = _flat(operands), _count(operands), runs.number * runs.rows
     whole = count - count % group
     if 0 < count - whole < group - runs.rows:  # each run is cut from as many rows, which start where it does
         whole -= group
@@ -34,16 +39,58 @@ def sums_of_rows(
         return [jnp.sum(product) for product in products(*columns)]
     add_runs = _runs_reduced if takes_in else _runs_in_one_loop
     totals = [jnp.sum(total) for total in add_runs(products, columns, whole, runs)]
-    if whole == count:
+    return _with_rest(totals, products, columns, whole)
+
+
+def sums_of_pieces(
+    products: Callable[..., Sequence[jax.Array]], operands: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Return the sums of long products of rows, those of many rows piece by piece."""
+    columns, count, group = _flat(operands), _count(operands), LONG_LOOP.number * LONG_LOOP.rows
+    totals = jax.eval_shape(lambda *columns: [*map(jnp.sum, products(*columns))], *columns)
+    added_bytes = sum(total.dtype.itemsize for total in totals) * count / LONG_LOOP.number
+    pieces = math.ceil(added_bytes / PIECE_BYTES)
+    size = (count - group) // (group * pieces) * group
+    if added_bytes <= MOST_BYTES or size == 0:
+        return sums_of_rows(products, operands, LONG_LOOP, takes_in=False)
+
+    def add(piece: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
+        added = _runs_in_one_loop(products, columns, size, LONG_LOOP, piece * size)
+        return [total + jnp.sum(own) for total, own in zip(totals, added, strict=True)]
+
+    totals = jax.lax.fori_loop(0, pieces, add, [jnp.zeros((), total.dtype) for total in totals])
+    return _with_rest(totals, products, columns, pieces * size)
+
+
+def _flat(operands: Sequence[jax.Array]) -> list[jax.Array]:
+    return [operand.reshape(-1) if operand.ndim else operand for operand in operands]
+
+
+def _count(operands: Sequence[jax.Array]) -> int:
+    return max(operand.size for operand in operands)
+
+
+def _with_rest(
+    totals: list[jax.Array], products: Callable, columns: Sequence[jax.Array], whole: int
+) -> list[jax.Array]:
+    """Return totals with the rows that are left after so many."""
+    if whole == max(column.size for column in columns):
         return totals
     rest = products(*(column[whole:] if column.ndim else column for column in columns))
     return [total + jnp.sum(left) for total, left in zip(totals, rest, strict=True)]
 
 
 def _runs_in_one_loop(
-    products: Callable, columns: Sequence[jax.Array], whole: int, runs: Runs
+    products: Callable,
+    columns: Sequence[jax.Array],
+    whole: int,
+    runs: Runs,
+    first: jax.Array | int = 0,
 ) -> list[jax.Array]:
-    """Return sums of neighbouring runs, however long the products are; of columns that are written out."""
+    """Return sums of neighbouring runs, however long the products are; of columns that are written out.
+
+    Those of so many rows from the first on, as many as there are after it or fewer by a group of runs.
+    """
     products = jax.jit(products)  # traced once, not for every run
 
     def run(column: jax.Array, place: int) -> jax.Array:
@@ -52,8 +99,8 @@ def _runs_in_one_loop(
         if column.size == whole:
             return column.reshape(-1, *runs)[:, place]
         # Out of one slice for all runs the compiler makes a copy of the column.
-        start = place * runs.rows
-        return column[start : start + whole].reshape(-1, *runs)[:, 0]
+        start = first + place * runs.rows
+        return jax.lax.dynamic_slice_in_dim(column, start, whole).reshape(-1, *runs)[:, 0]
 
     def add(_, runs_of_columns: list[list[jax.Array]]) -> list[jax.Array]:
         addends = zip(*(products(*run_of_each) for run_of_each in runs_of_columns), strict=True)

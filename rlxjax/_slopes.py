@@ -12,7 +12,7 @@ from jax.interpreters import ad, batching, mlir
 
 from ._one_loop import jvp_of_moved
 from ._recipes import recipe_of
-from ._row_sums import LONG_LOOP, SHORT_LOOP, sums_of_rows
+from ._row_sums import SHORT_LOOP, sums_of_pieces, sums_of_rows
 
 
 def by_slopes(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -246,7 +246,7 @@ def _sums_in_one_loop(products: Callable, slopes: _Kept | _Anew, *operands: jax.
 
     def sums(*operands: jax.Array) -> list[jax.Array]:
         with set_xla_metadata(inlineable="true"):
-            return sums_of_rows(products, operands, LONG_LOOP, takes_in=False)
+            return sums_of_pieces(products, operands)
 
     # A program of its own: else what the last operand is made of, divisions among it, is written out array
     # by array.

@@ -18,8 +18,8 @@ from test_gate import GATE, INF, closed_form, table
 from test_gate import rows as rows_of
 
 import rlxjax as rx
-from rlxjax import _numerics
-from rlxjax._row_sums import LONG_LOOP, SHORT_LOOP, sums_of_rows
+from rlxjax import _numerics, _row_sums
+from rlxjax._row_sums import LONG_LOOP, PIECE_BYTES, SHORT_LOOP, sums_of_pieces, sums_of_rows
 from rlxjax._slopes import by_slopes
 
 # --- Functions of rows and scalars ---------------------------------------------------------------
@@ -223,6 +223,35 @@ def test_runs_are_cut_from_columns_without_a_copy_on_a_cpu(count):
     memory = jax.jit(sums).lower(*columns).compile().memory_analysis()
     of_runs = 16 * columns[0].nbytes / LONG_LOOP.number  # for sixteen sums
     assert memory.temp_size_in_bytes < of_runs + columns[0].nbytes
+
+
+@pytest.mark.parametrize(
+    ("count", "is_cut"), [(500, False), (1279, False), (1280, True), (1500, True), (4096, True), (4223, True)]
+)
+def test_pieces_of_any_number_of_rows_leave_none_out_and_count_none_twice(monkeypatch, count, is_cut):
+    monkeypatch.setattr(_row_sums, "MOST_BYTES", 100)
+    monkeypatch.setattr(_row_sums, "PIECE_BYTES", 150)
+    first, second = jnp.arange(2 * count, dtype=float).reshape(2, count)
+
+    def sums(*columns):
+        return sums_of_pieces(lambda x, y, scale: [scale * x, x + y * y], [*columns, jnp.asarray(3.0)])
+
+    # Too few rows for a group of runs in each piece are not cut.
+    assert ("scan" in str(jax.make_jaxpr(sums)(first, second))) == is_cut
+    scaled, others = jax.jit(sums)(first, second)
+    assert scaled == 3 * np.sum(first)
+    assert others == np.sum(first) + np.sum(np.square(second))
+
+
+@on_cpu
+@pytest.mark.parametrize("count", [2**20, 2**20 + 128, 2**21 + 77])
+def test_what_a_long_loop_adds_up_to_is_a_piece_at_a_time_where_it_is_much(count):
+    def sums(*columns):
+        return sums_of_pieces(lambda *row: [x * jnp.log(y) for x in row for y in row], columns)
+
+    columns = [jax.ShapeDtypeStruct((count,), float)] * 5
+    memory = jax.jit(sums).lower(*columns).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 1.1 * PIECE_BYTES  # and no column is copied for it
 
 
 def test_a_gradient_of_many_gates_is_a_loop_over_them():
