@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._numerics import temperature_from_sd
+from rlxjax._numerics import temperature_from_sd
+from rlxjax._typing import Nanoseconds
+
 from ._posterior import LatencyEstimate
-from ._typing import Nanoseconds
 
 #: A decision is one way or the other from this probability on, and undecided below.
 SURE = 0.9

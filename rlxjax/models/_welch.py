@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._checks import check_shapes, check_sizes, fields_of, is_traced
-from ._counts import size_as_float
-from ._device import Coefficients
-from ._latency_formulas import (
+from rlxjax._checks import check_shapes, check_sizes, fields_of, is_traced
+from rlxjax._counts import size_as_float
+from rlxjax._device import Coefficients
+from ._welch_terms import (
     TRANSFORM_BYTES_PER_SAMPLE,
     chunk_rows_of,
     device_rows,
@@ -32,12 +32,13 @@ from ._latency_formulas import (
     top_k_ns,
     unshared_rows_of,
 )
-from ._programs import quick_jit
-from ._typing import Code, Nanoseconds, RealLike
-from .welch import Path
-from .welch._device_programs import CHUNK_ROWS_MULTIPLE, SPLIT_RADIX
-from .welch._launch import LEAST_IN_PLACE_BYTES
-from .welch._selection import SELECTIONS
+from rlxjax._programs import quick_jit
+from rlxjax._typing import Code, Nanoseconds, RealLike
+from rlxjax.fit import Input, LatencyModel
+from rlxjax.welch import Path
+from rlxjax.welch._device_programs import CHUNK_ROWS_MULTIPLE, SPLIT_RADIX
+from rlxjax.welch._launch import LEAST_IN_PLACE_BYTES
+from rlxjax.welch._selection import SELECTIONS
 
 #: Changes whenever the same coefficients would give another prediction.
 FORMULA_VERSION = 12
@@ -381,3 +382,29 @@ def _selection_codes(selection: str | Code | None) -> Code:
     if selection not in SELECTIONS:
         raise ValueError(f"selection: expected one of {', '.join(SELECTIONS)}, got {selection!r}")
     return list(SELECTIONS).index(selection)
+
+
+class WelchModel(LatencyModel):
+    name, version = "welch", 12
+    inputs = {
+        "batch": Input("rows", least=0),
+        "n_fft": Input("samples", least=2, step=2),
+        "k": Input("peaks"),
+        "n_segments": Input("segments", default=2.0),
+    }
+    variants = ("host", "fused_maxima", "fused_top_k", "block")
+
+    @property
+    def prior(self):
+        from ._welch_prior import typical_prior
+        return typical_prior()
+
+    def terms_ns(self, coefficients, runs, facts):
+        path = jnp.asarray([0, 1, 1, 2])[runs.variant]
+        sel = jnp.asarray([0, 0, 1, 0])[runs.variant]
+        i = runs.inputs
+        t = _terms_ns(coefficients, path, sel, i["batch"], i["n_fft"], i["k"], i["n_segments"])
+        return vars(t)
+
+
+WELCH = WelchModel()

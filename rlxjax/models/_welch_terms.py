@@ -8,21 +8,21 @@ import jax.numpy as jnp
 from jax.scipy.special import entr, gammaln
 from jaxtyping import Array, Bool, Float
 
-from ._numerics import namespace_of, soft_excess, soft_roofline
-from ._typing import Nanoseconds, RealLike
-from .welch._device_programs import (
+from rlxjax._numerics import namespace_of, soft_excess, soft_roofline
+from rlxjax._typing import Nanoseconds, RealLike
+from rlxjax.welch._device_programs import (
     CHUNK_ROWS_MULTIPLE,
     CHUNK_SAMPLES,
     LEAST_SPLIT_N_FFT,
     LEAST_SPLIT_SAMPLES,
     SPLIT_RADIX,
 )
-from .welch._host import LEAST_CHUNK_SAMPLES as LEAST_HOST_CHUNK_SAMPLES
-from .welch._launch import MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK
-from .welch._selection import MIN_BLOCK_BINS, MIN_BLOCKS
+from rlxjax.welch._host import LEAST_CHUNK_SAMPLES as LEAST_HOST_CHUNK_SAMPLES
+from rlxjax.welch._launch import MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK
+from rlxjax.welch._selection import MIN_BLOCK_BINS, MIN_BLOCKS
 
 if TYPE_CHECKING:
-    from ._latency import LatencyCoefficients
+    from ._welch import LatencyCoefficients
 
 #: How sharply the larger of compute and memory time decides; 1 would be their sum.
 ROOFLINE_SHARPNESS = 2

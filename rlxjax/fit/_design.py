@@ -85,12 +85,12 @@ def next_measurements(
         Computation 4, 1992.
 
     Examples:
-        >>> from ._posterior import estimate, prior_posterior
-        >>> from ._prior import typical_prior
+        >>> from rlxjax.fit import Runs, estimate, prior_posterior
+        >>> from rlxjax.models import WELCH
         >>> batch, n_fft = np.meshgrid([1.0, 64.0, 4096.0], [128.0, 1024.0])
-        >>> paths = np.array([0, 1, 2])  # host, fused and block runs of each of the six workloads
-        >>> sizes = (batch.reshape(-1, 1), n_fft.reshape(-1, 1), 16, 2)
-        >>> candidates = estimate(prior_posterior(typical_prior()), paths, *sizes, 0)
+        >>> variants = np.array([0, 1, 3])  # three runs of each of the six workloads
+        >>> runs = Runs.checked(WELCH, variants, batch=batch.reshape(-1, 1), n_fft=n_fft.reshape(-1, 1), k=16)
+        >>> candidates = estimate(prior_posterior(WELCH), runs)
         >>> design = next_measurements(candidates, 3)
         >>> len(set(design.order.tolist())), bool(np.all(np.diff(design.gain) <= 0))
         (3, True)

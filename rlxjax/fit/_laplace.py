@@ -5,12 +5,16 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from ._least_squares import RELATIVE_SD, Minimum
+from ._minimise import RELATIVE_SD, Minimum
 
 #: A coefficient is measured if the timings leave its logarithm no more standard deviation than the first (a
 #: third more or less), and took at least this share of its prior's variance.
 MEASURED_LOG_SD, MEASURED_SHARE = 0.3, 0.5
 ROUNDING = 1e-6
+#: A fit has converged once a further step promises to lower the objective by no more, or by no more than this
+#: share of it: both below the half that a coefficient off by one standard deviation costs, the second as timings
+#: are noisier.
+CONVERGED_DECREASE, CONVERGED_SHARE = 1e-3, 1e-5
 #: What is believed of the noise beforehand counts as so many residuals of `RELATIVE_SD`.
 PRIOR_RESIDUALS = 4.0
 #: Residuals are never taken to be more exact than this: a clock and a machine are not.
@@ -64,7 +68,8 @@ def laplace_approximation(
         squares=squares,
         directions=directions,
         noise_sd=noise_sd,
-        converged=np.isfinite(found.loss) & found.is_converged(),
+        converged=np.isfinite(found.loss)
+        & (found.expected_decrease < CONVERGED_DECREASE + CONVERGED_SHARE * found.loss),
     )
 
 

@@ -6,12 +6,11 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from ._device import Coefficients
-from ._device_fits import DeviceFits
+from ._devices import DeviceFits
 from ._fit import FitResult
 from ._prior import LatencyPrior
 
-C = TypeVar("C", bound=Coefficients)
+C = TypeVar("C")
 
 
 def pooled_prior(fits: DeviceFits[C] | Sequence[FitResult[C]], prior: LatencyPrior[C]) -> LatencyPrior[C]:
@@ -31,7 +30,7 @@ def pooled_prior(fits: DeviceFits[C] | Sequence[FitResult[C]], prior: LatencyPri
 
     Args:
         fits: of the devices.
-        prior: what is believed without them, `typical_prior` say.
+        prior: what is believed without them, the model's own say.
 
     Raises:
         ValueError: no fit that converged.
@@ -40,16 +39,18 @@ def pooled_prior(fits: DeviceFits[C] | Sequence[FitResult[C]], prior: LatencyPri
         A. Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, chapter 5 and section 13.6.
 
     Examples:
-        >>> from ._fft_latency import FftTimings, fit_fft_latency, typical_fft_prior
+        >>> from rlxjax.fit import Timings, fit_latency
+        >>> from rlxjax.models import FFT
         >>> batch, n_fft = np.repeat([32, 256, 2048], 4), np.tile([64, 256, 1024, 4096], 3)
         >>> def timings(call_ns):
-        ...     return FftTimings.checked(batch=batch, n_fft=n_fft, time_ns=call_ns + 12.0 * batch * n_fft)
-        >>> fits = [fit_fft_latency(timings(call_ns)) for call_ns in (1e6, 2e6, 3e6)]
-        >>> pooled = pooled_prior(fits, typical_fft_prior())
+        ...     time_ns = call_ns + 12.0 * batch * n_fft
+        ...     return Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=time_ns)
+        >>> fits = [fit_latency(timings(call_ns)) for call_ns in (1e6, 2e6, 3e6)]
+        >>> pooled = pooled_prior(fits, FFT.prior)
         >>> bool(6e4 < pooled.median.call_ns < 3e6)
         True
         >>> few = jax.tree.map(lambda column: column[:3], timings(4e6))
-        >>> bool(abs(fit_fft_latency(few, pooled, min_timings=3).coefficients.call_ns / 4e6 - 1) < 0.1)
+        >>> bool(abs(fit_latency(few, pooled, min_timings=3).coefficients.call_ns / 4e6 - 1) < 0.1)
         True
     """
     means, variances, is_used = _moments(fits)

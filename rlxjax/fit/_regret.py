@@ -13,17 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ._correction import correction_features, kind_codes
-from ._fit import predicted_ns
-from ._numerics import log_softmin
+from rlxjax._numerics import log_softmin
+from rlxjax._typing import Nanoseconds, RealLike
+
+from ._correction import correction_log_factor
+from ._minimise import lbfgs
 from ._posterior import LatencyPosterior
+from ._predict import predicted_ns
 from ._timings import Timings
-from ._typing import Nanoseconds, RealLike
 
 #: Temperatures of the logarithm of predictions; colder ones than the timings' noise learn that by heart.
 FIRST_TEMPERATURE, LAST_TEMPERATURE = 0.2, 0.05
-#: Steps of Adam, and the first one's size in standard deviations of the first stage.
-STEPS, FIRST_STEP = 300, 0.05
+#: Temperatures in turn, at each of which a round of L-BFGS starts from where the one before it ended.
+ROUNDS = 8
 
 
 class Alternatives(NamedTuple):
@@ -56,7 +58,7 @@ class Refinement(NamedTuple):
 
 def workload_ids(timings: Timings) -> Int[np.ndarray, "n"]:
     """Return a number for each timing, the same for those of equal sizes."""
-    sizes = np.stack([timings.batch, timings.n_fft, timings.k, timings.n_segments], axis=1)
+    sizes = np.stack([np.asarray(column) for column in timings.runs.inputs.values()], axis=1)
     return np.unique(sizes, axis=0, return_inverse=True)[1].reshape(-1)
 
 
@@ -110,12 +112,11 @@ def refine_for_decisions(
     timings: Timings,
     ids: Int[np.ndarray, "n"] | None = None,
     weights: np.ndarray | None = None,
-    steps: int = STEPS,
 ) -> Refinement:
     """Move the correction's weights to lower the regret of picks.
 
     No part of `fit_posterior`: whether it helps depends on the timings (`cross_validated_regret` says).
-    Minimises `mean(smoothed_regret) + d**2 / (2 n)` by Adam, as the temperature falls: `d` is the Mahalanobis
+    Minimises `mean(smoothed_regret) + d**2 / (2 n)` by L-BFGS, as the temperature falls: `d` is the Mahalanobis
     distance of the weights from the posterior's, by its covariance, `n` the number of timings that count.
     Predictions are log-linear in the weights, so that the terms are evaluated once. Where the picks are no
     better for it, the weights stay.
@@ -125,7 +126,6 @@ def refine_for_decisions(
         timings: one entry a run, `[n]`.
         ids: numbers of the workloads, `[n]`, negative for no alternative of another; by size unless given.
         weights: `[n]`, 0 leaves an entry out (and compiles nothing anew).
-        steps: of the descent.
 
     Raises:
         ValueError: ids or weights of another shape.
@@ -139,17 +139,15 @@ def refine_for_decisions(
     is_one = groups.is_one & (counted > 0)[groups.timing]
     if not np.any(is_one.sum(-1) > 1):
         return Refinement(posterior, 0.0, 0.0, 0.0)
-    found = _compiled_descent(
-        posterior, timings, groups.timing, is_one, float(np.sum(counted > 0)), steps=steps
-    )
+    found = _descent(posterior, timings, groups.timing, is_one, float(np.sum(counted > 0)))
     moved, before, after, distance = jax.tree.map(np.asarray, found)
     refined = dataclasses.replace(posterior, weights=moved)
     return Refinement(refined, float(after), float(before), float(distance))
 
 
 def left_out_folds(timings: Timings, weights: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield, for each batch and each n_fft that counts, which counted timings have it, `[n]`."""
-    for column in (np.asarray(timings.batch), np.asarray(timings.n_fft)):
+    """Yield, for each value of the model's folds that counts, which counted timings have it, `[n]`."""
+    for column in timings.model.folds(timings.runs):
         for value in np.unique(column[weights > 0]):
             yield (weights > 0) & (column == value)
 
@@ -160,7 +158,7 @@ def cross_validated_regret(
     ids: Int[np.ndarray, "n"] | None = None,
     weights: np.ndarray | None = None,
 ) -> Float[np.ndarray, "fits"]:
-    """Return the mean regret of each fit's picks where a batch or an n_fft was left out of it.
+    """Return the mean regret of each fit's picks where a fold was left out of it.
 
     Args:
         fits: functions of the weights of the timings.
@@ -191,24 +189,22 @@ def _losses(measured_ns, is_one):
 
 
 def _parts(posterior: LatencyPosterior, timings: Timings):
-    """Return the logarithm of the terms, the correction's features and the kind of each timing."""
-    sizes = (timings.batch, timings.n_fft, timings.k, timings.n_segments)
-    log_terms = jnp.log(predicted_ns(posterior.coefficients, timings))
-    kind = kind_codes(timings.path, timings.selection)
-    return log_terms, correction_features(kind, *sizes), kind
+    """Return the logarithm of the terms, and the features and the variant of each timing."""
+    runs = timings.runs
+    log_terms = jnp.log(predicted_ns(posterior.coefficients, runs, posterior.facts))
+    return log_terms, jnp.asarray(posterior.model.features(runs, posterior.facts)), runs.variant
 
 
 @jax.jit
 def _log_predictions(posterior: LatencyPosterior, timings: Timings) -> Float[Array, "n"]:
-    log_terms, features, kind = _parts(posterior, timings)
-    return log_terms + jnp.sum(features * jnp.asarray(posterior.weights)[kind], -1)
+    log_terms, features, variant = _parts(posterior, timings)
+    return log_terms + correction_log_factor(features, posterior.weights, variant)
 
 
-def _descent(posterior, timings, timing, is_one, count, steps: int):
+@jax.jit
+def _descent(posterior, timings, timing, is_one, count):
     """Return the weights, the regret before and after, and the distance moved."""
-    import optax  # takes a while, and only this needs it
-
-    log_terms, features, kind = _parts(posterior, timings)
+    log_terms, features, variant = _parts(posterior, timings)
     start = jnp.asarray(posterior.weights)
     # Rows of the factor that belong to the weights: in its coordinates the distance is a norm.
     rows = jnp.asarray(posterior.factor)[-start.size :]
@@ -218,34 +214,24 @@ def _descent(posterior, timings, timing, is_one, count, steps: int):
 
     def log_ns(place):
         weights = start + (root @ place).reshape(start.shape)
-        return (log_terms + jnp.sum(features * weights[kind], -1))[timing]
+        return (log_terms + correction_log_factor(features, weights, variant))[timing]
 
     def mean(regret):
         return jnp.sum(jnp.where(judged, regret, 0.0)) / jnp.sum(judged)
 
-    def loss(place, temperature):
-        regret = mean(smoothed_regret(log_ns(place), measured, is_one, temperature))
-        return regret + jnp.sum(place**2) / (2.0 * count)
+    def descend(place, temperature):
+        def loss(place):
+            # In units of a nat, in which the distance has a curvature of 1.
+            regret = mean(smoothed_regret(log_ns(place), measured, is_one, temperature))
+            return count * regret + jnp.sum(place**2) / 2.0
 
-    optimiser = optax.adam(optax.cosine_decay_schedule(FIRST_STEP, steps))
-    first = jnp.zeros(start.size)
+        return lbfgs(loss, place, *jax.value_and_grad(loss)(place))[0], None
 
-    def advance(state, temperature):
-        place, own = state
-        updates, own = optimiser.update(jax.grad(loss)(place, temperature), own)
-        return (place + updates, own), None
-
-    temperatures = jnp.geomspace(FIRST_TEMPERATURE, LAST_TEMPERATURE, steps)
-    (place, _), _ = jax.lax.scan(advance, (first, optimiser.init(first)), temperatures)
+    temperatures = jnp.geomspace(FIRST_TEMPERATURE, LAST_TEMPERATURE, ROUNDS)
+    first = jnp.zeros(start.size, start.dtype)
+    place, _ = jax.lax.scan(descend, first, temperatures)
     before, after = [mean(pick_regret(log_ns(at), measured, is_one)) for at in (first, place)]
     # A softmin may swap picks that were right by a hair.
     place = jnp.where(after < before, place, first)
-    return (
-        start + (root @ place).reshape(start.shape),
-        before,
-        jnp.minimum(before, after),
-        jnp.linalg.norm(place),
-    )
-
-
-_compiled_descent = jax.jit(_descent, static_argnames="steps")
+    moved = start + (root @ place).reshape(start.shape)
+    return moved, before, jnp.minimum(before, after), jnp.linalg.norm(place)

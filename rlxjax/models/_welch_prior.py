@@ -1,16 +1,6 @@
-"""What is believed of coefficients before timings: log-normal priors."""
-
 import dataclasses
-from typing import Generic, NamedTuple, TypeVar
-
-import jax
-import numpy as np
-from jaxtyping import Float
-
-from ._device import Coefficients
-from ._latency import LatencyCoefficients
-
-C = TypeVar("C", bound=Coefficients)
+from rlxjax.fit import LatencyPrior, wide_prior
+from ._welch import LatencyCoefficients
 
 #: Orders of magnitude of a present-day machine; a log-sd of 2 lets data move them by a factor of 50.
 _TYPICAL = LatencyCoefficients(
@@ -55,39 +45,6 @@ _WIDE_LOG_SD = 2.0
 #: is, with a cache of 70 MB or a gain of 42 by two processors.
 _FIRST_CACHE_LOG_SD, _NARROWER_LOG_SD = 0.3, 1.0
 _NARROWER = ("cache_bytes",) + tuple(f"{work}_parallel_gain" for work in ("host", "device", "maxima", "topk"))
-
-
-class LatencyPrior(NamedTuple, Generic[C]):
-    """What is believed before timings: a log-normal prior of every coefficient, and of the correction.
-
-    Attributes:
-        median: of the coefficients.
-        log_sd: standard deviation of each coefficient's logarithm.
-        correction: prior mean of the correction's weights, `[kinds, features]`, or 0 for none; the terms
-            alone have no use for it.
-    """
-
-    median: C
-    log_sd: C
-    correction: Float[np.ndarray, "kinds features"] | float = 0.0
-
-
-def check_prior(prior: LatencyPrior) -> None:
-    """Check that medians and standard deviations are positive and finite.
-
-    Raises:
-        ValueError: one that is not, by its name.
-    """
-    for part in ("median", "log_sd"):
-        for name, value in vars(getattr(prior, part)).items():
-            numbers = np.asarray(value, np.float64)
-            if not np.all(np.isfinite(numbers) & (numbers > 0)):
-                raise ValueError(f"prior.{part}.{name}: expected positive finite numbers, got {value}")
-
-
-def wide_prior(median: C) -> LatencyPrior[C]:
-    """Return the prior that knows each coefficient's order of magnitude and no more."""
-    return LatencyPrior(median, jax.tree.map(lambda _: _WIDE_LOG_SD, median))
 
 
 def typical_prior() -> LatencyPrior[LatencyCoefficients]:

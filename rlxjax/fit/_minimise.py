@@ -1,0 +1,227 @@
+"""The minimum of a robust log posterior over coefficients' logarithms, by optax's L-BFGS.
+
+Many fits at once, in chunks on threads: those of many devices, or of one device from many starts. L-BFGS runs in
+rounds of few steps. The first round's unknowns are whitened by the prior, those of each further one by the posterior's
+curvature where the round before it ended: in such units the curvature is close to 1 along every direction.
+"""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from rlxjax._chunks import for_each_chunk
+
+from ._model import Facts
+from ._predict import log_prediction_and_jacobian, predicted_ns
+from ._prior import LatencyPrior, vector
+from ._timings import Timings
+
+#: Residuals are expected of this standard deviation; beyond `HUBER_DELTA` of them the loss is linear.
+RELATIVE_SD, HUBER_DELTA = 0.05, 2.0
+#: Steps of a round, and rounds.
+ROUND_STEPS, MAX_ROUNDS = 20, 30
+#: A fit ends once a further step promises to lower the objective by no more, in nats.
+LEAST_PROMISE = 1e-5
+#: It ends, too, where a round lowers the objective by no more than this share of it: then all is rounding.
+LEAST_GAIN_SHARE = 1e-7
+#: Fits of one program; of fewer, the next power of two.
+CHUNK_FITS = 32
+
+#: A step of 1 is tried first: the unknowns are whitened.
+_solver = optax.lbfgs(
+    memory_size=10,
+    linesearch=optax.scale_by_zoom_linesearch(max_linesearch_steps=20, initial_guess_strategy="one"),
+)
+
+
+class Minimum(NamedTuple):
+    """Where objectives are least; what a fit needs to say of them. Every field has a leading axis `[fits]`.
+
+    Attributes:
+        z: logarithms of the coefficients, from their prior medians in units of the prior's standard deviations, `[c]`.
+        logs: logarithms of the coefficients, `[c]`.
+        loss: the objective.
+        expected_decrease: what a further step, by Gauss and Newton, promises to take off it.
+        steps: of L-BFGS.
+        gradient: of the objective in `z`, `[c]`.
+        squares: curvature of the misfit in `logs` at a noise of `RELATIVE_SD` (Gauss and Newton's), `[c, c]`.
+        residuals: `log(predicted / measured)`, `[n]`.
+        jacobian: of the residuals in `logs`, `[n, c]`.
+    """
+
+    z: Any
+    logs: Any
+    loss: Any
+    expected_decrease: Any
+    steps: Any
+    gradient: Any
+    squares: Any
+    residuals: Any
+    jacobian: Any
+
+
+def minimise(
+    timings: Timings,
+    weights: Float[np.ndarray, "fits n"],
+    priors: LatencyPrior,
+    facts: Facts,
+    z: Float[np.ndarray, "fits c"],
+) -> Minimum:
+    """Return the minima of `sum(w * huber(log(predicted / measured) / 0.05)) + sum(z**2) / 2`.
+
+    The unknowns are `z = log(coefficients / median) / log_sd`.
+
+    Args:
+        timings: every column `[fits, n]`.
+        weights: of the timings, 0 leaves one out.
+        priors: every leaf `[fits]`.
+        facts: how the machines schedule.
+        z: where to begin.
+
+    References:
+        J. Nocedal, S. Wright, Numerical Optimization, 2nd edition, 2006, 3.5 and 7.2.
+    """
+    columns, sds = (timings, weights, priors), np.stack(jax.tree.leaves(priors.log_sd), -1)
+    # The size of a chunk stays as fits end, so that both programs are compiled once.
+    chunk = min(CHUNK_FITS, 1 << (len(z) - 1).bit_length())
+    look = functools.partial(_in_chunks, functools.partial(_minimum_each, facts=facts), chunk)
+    descend = functools.partial(_in_chunks, functools.partial(_descend_each, facts=facts), chunk)
+    found: Minimum = look((z, np.zeros(len(z), int), *columns))
+    left, roots = np.arange(len(z)), np.broadcast_to(np.eye(z.shape[-1]), (*z.shape, z.shape[-1]))
+    for _ in range(MAX_ROUNDS):
+        mine, own = jax.tree.map(operator.itemgetter(left), (columns, found))
+        ends: Minimum = look((*descend((own.z, own.steps, roots, own.loss, own.gradient, *mine)), *mine))
+        roots = _whitening(ends.squares * sds[left][:, :, None] * sds[left][:, None, :])
+        promise = np.sum(np.einsum("fij,fi->fj", roots, ends.gradient) ** 2, -1) / 2
+        ends = ends._replace(expected_decrease=np.where(np.isfinite(ends.loss), promise, np.inf))
+        goes_on = (promise > LEAST_PROMISE) & (own.loss - ends.loss > LEAST_GAIN_SHARE * np.abs(ends.loss))
+        found = jax.tree.map(functools.partial(_replaced, left), found, ends)
+        left, roots = left[goes_on], roots[goes_on]
+        if not left.size:
+            break
+    return found
+
+
+def _whitening(squares: Float[np.ndarray, "fits c c"]) -> Float[np.ndarray, "fits c c"]:
+    """Return `R` with `R @ R.T` the inverse of `1 + squares`."""
+    finite = np.where(np.isfinite(squares).all((-2, -1), keepdims=True), squares, 0.0)
+    lower = np.linalg.cholesky(np.eye(squares.shape[-1]) + finite)
+    return np.swapaxes(np.linalg.inv(lower), -2, -1)
+
+
+@jax.jit
+def _descend_each(z, steps, roots, loss, gradient, timings, weights, priors, facts: Facts) -> tuple:
+    z, roots, weights = _floats(z, roots, weights)
+    own = (z, steps, roots, *_floats(loss, gradient), timings, weights, priors)
+    return jax.vmap(functools.partial(_descent, facts=facts))(*own)
+
+
+def _descent(z, steps, root, loss, gradient, timings, weights, prior, facts: Facts) -> tuple:
+    """Return where a round of steps ends, and the steps taken in all: `z + root @ u` with `u` the unknowns."""
+
+    def objective(u):
+        residuals = jnp.log(predicted_ns(_coefficients(z + root @ u, prior), timings.runs, facts) / timings.time_ns)
+        return _objective(residuals, weights, z + root @ u)
+
+    u, taken = lbfgs(objective, jnp.zeros_like(z), loss, root.T @ gradient)
+    return z + root @ u, steps + taken
+
+
+def lbfgs(
+    objective: Callable[[Array], Array], start: Float[Array, "c"], value: Array, gradient: Float[Array, "c"]
+) -> tuple[Float[Array, "c"], Array]:
+    """Return where at most `ROUND_STEPS` steps of L-BFGS end, and how many were taken.
+
+    Args:
+        objective: of unknowns in units in which its curvature is close to 1.
+        start: the unknowns.
+        value: of the objective there.
+        gradient: of the objective there.
+    """
+
+    def goes_on(state):
+        _, solver, step = state
+        # Where the curvature is 1, half of the gradient's square is what a further step promises.
+        promise = jnp.sum(optax.tree.get(solver, "grad") ** 2) / 2
+        return (step < ROUND_STEPS) & ((step == 0) | (promise > 0.1 * LEAST_PROMISE))
+
+    def advance(state):
+        x, solver, step = state
+        # What the line search found at its end is the next step's beginning: nothing is evaluated twice.
+        value, gradient = (optax.tree.get(solver, name) for name in ("value", "grad"))
+        move, solver = _solver.update(gradient, solver, x, value=value, grad=gradient, value_fn=objective)
+        return optax.apply_updates(x, move), solver, step + 1
+
+    solver = optax.tree.set(_solver.init(start), value=value, grad=gradient)
+    end, _, taken = jax.lax.while_loop(goes_on, advance, (start, solver, 0))
+    return end, taken
+
+
+@jax.jit
+def _minimum_each(z, steps, timings, weights, priors, facts: Facts) -> Minimum:
+    z, weights = _floats(z, weights)
+    return jax.vmap(functools.partial(_minimum_at, facts=facts))(z, steps, timings, weights, priors)
+
+
+def _minimum_at(z, steps, timings: Timings, weights, prior: LatencyPrior, facts: Facts) -> Minimum:
+    predicted, jacobian = log_prediction_and_jacobian(_coefficients(z, prior), timings.runs, facts)
+    residuals = predicted - jnp.log(timings.time_ns)
+    knee = HUBER_DELTA * RELATIVE_SD
+    influence = weights * jnp.minimum(1.0, knee / jnp.maximum(jnp.abs(residuals), knee)) / RELATIVE_SD**2
+    weighted = jacobian * influence[:, None]
+    return Minimum(
+        z=z,
+        logs=_logs(z, prior),
+        loss=_objective(residuals, weights, z),
+        expected_decrease=jnp.inf,
+        steps=steps,
+        gradient=(weighted.T @ residuals) * vector(prior.log_sd) + z,
+        squares=weighted.T @ jacobian,
+        residuals=residuals,
+        jacobian=jacobian,
+    )
+
+
+def _objective(residuals, weights, z) -> Float[Array, ""]:
+    misfit = optax.losses.huber_loss(residuals / RELATIVE_SD, delta=HUBER_DELTA)
+    return jnp.sum(weights * misfit) + jnp.sum(z**2) / 2
+
+
+def _coefficients(z, prior: LatencyPrior) -> Any:
+    return jax.tree.structure(prior.median).unflatten(list(jnp.exp(_logs(z, prior))))
+
+
+def _logs(z, prior: LatencyPrior) -> Float[Array, "c"]:
+    return jnp.log(vector(prior.median)) + vector(prior.log_sd) * z
+
+
+def _floats(*columns) -> list[Array]:
+    return [jnp.asarray(column, jnp.result_type(float)) for column in columns]
+
+
+def _in_chunks(run: Callable[..., Any], chunk: int, columns: Any) -> Any:
+    """Return what a program of so many fits says of all, chunk by chunk, on threads."""
+    fits = len(jax.tree.leaves(columns)[0])
+    found: list[Any] = [None] * -(-fits // chunk)
+
+    def of_chunk(begin: int, end: int) -> None:
+        # The last chunk is filled up with its last fit.
+        rows = np.minimum(np.arange(begin, begin + chunk), end - 1)
+        out = run(*jax.tree.map(operator.itemgetter(rows), columns))
+        found[begin // chunk] = jax.tree.map(lambda leaf: np.asarray(leaf)[: end - begin], out)
+
+    for_each_chunk(of_chunk, fits, chunk)
+    return jax.tree.map(lambda *chunks: np.concatenate(chunks), *found)
+
+
+def _replaced(index: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    changed = np.array(old)
+    changed[index] = new
+    return changed

@@ -1,0 +1,66 @@
+"""What is believed of coefficients before timings: log-normal priors."""
+
+from collections.abc import Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ._model import coefficient_names
+
+C = TypeVar("C")
+
+#: A log-sd of 2 lets timings move a coefficient by a factor of 50.
+WIDE_LOG_SD = 2.0
+
+
+class LatencyPrior(NamedTuple, Generic[C]):
+    """What is believed before timings: a log-normal prior of every coefficient, and of the correction.
+
+    Attributes:
+        median: of the coefficients: a dictionary or dataclass of floats.
+        log_sd: standard deviation of each coefficient's logarithm, of the same structure.
+        correction: prior mean of the correction's weights, `[variants, features]`, or 0 for none; the terms
+            alone have no use for it.
+    """
+
+    median: C
+    log_sd: C
+    correction: Float[np.ndarray, "variants features"] | float = 0.0
+
+
+def wide_prior(median: C, **narrower: float) -> LatencyPrior[C]:
+    """Return the prior that knows each coefficient's order of magnitude and no more.
+
+    Args:
+        median: of the coefficients.
+        **narrower: standard deviations of the logarithms of some of them, by name.
+    """
+    names = coefficient_names(median)
+    sds = [narrower.get(name, WIDE_LOG_SD) for name in names]
+    return LatencyPrior(median, jax.tree.structure(median).unflatten(sds))
+
+
+def check_prior(prior: LatencyPrior) -> None:
+    """Check that medians and standard deviations are positive and finite.
+
+    Raises:
+        ValueError: one that is not, by its name.
+    """
+    for part in ("median", "log_sd"):
+        for name, value in named(getattr(prior, part)).items():
+            numbers = np.asarray(value, np.float64)
+            if not np.all(np.isfinite(numbers) & (numbers > 0)):
+                raise ValueError(f"prior.{part}.{name}: expected positive finite numbers, got {value}")
+
+
+def named(coefficients: Any) -> Mapping[str, Any]:
+    """Return coefficients by name."""
+    return dict(zip(coefficient_names(coefficients), jax.tree.leaves(coefficients), strict=True))
+
+
+def vector(coefficients: Any) -> Float[Array, "c"]:
+    """Return coefficients as one vector, in the order of their names."""
+    return jnp.stack([jnp.asarray(leaf, jnp.result_type(float)) for leaf in jax.tree.leaves(coefficients)])

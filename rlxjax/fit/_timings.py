@@ -1,0 +1,184 @@
+"""Measured runs: columns that a fit takes, checked where they enter."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Self
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from ._model import LatencyModel
+from ._runs import Runs, check_input, variant_codes
+
+#: Timings that a fit needs unless its caller says that its prior needs fewer.
+MIN_TIMINGS = 8
+#: Fits are compiled for so many timings at least.
+LEAST_FILLED = 128
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Timings:
+    """Measured runs of one model, one entry a workload; every column `[n]`, or `[devices, n]` of many devices.
+
+    Attributes:
+        runs: what was timed.
+        time_ns: the time of one run, a quartile over repeats say.
+    """
+
+    runs: Runs
+    time_ns: np.ndarray | Float[Array, "*devices n"]
+
+    @classmethod
+    def checked(cls, model: LatencyModel, *, variant, time_ns, **inputs) -> Self:
+        """Build from lists or arrays of one length.
+
+        Args:
+            model: whose runs were timed.
+            variant: names, or places in `model.variants`, `[n]`; one name is that of all.
+            time_ns: `[n]`.
+            **inputs: the sizes by the model's names, `[n]`; one with a default may be left out.
+
+        Raises:
+            ValueError: columns of unequal length, an unknown variant or input, a size that cannot be, or a time that
+                is not positive and finite.
+
+        Examples:
+            >>> from rlxjax.models import FFT
+            >>> Timings.checked(FFT, variant="fft", batch=[8, 64], n_fft=[256, 256], time_ns=[1e5, 2e5]).time_ns.shape
+            (2,)
+        """
+        times = _column("time_ns", time_ns, None)
+        if times.ndim != 1:
+            raise ValueError(f"time_ns: expected one axis, got shape {times.shape}")
+        bad = ~(np.isfinite(times) & (times > 0))
+        if bad.any():
+            index = int(np.argmax(bad))
+            raise ValueError(f"time_ns[{index}]: expected a positive finite number, got {times[index]}")
+        codes = np.asarray(variant_codes(model, np.asarray(variant)), np.int32)
+        columns = {name: _column(name, values, times.shape) for name, values in inputs.items()}
+        for name, column in columns.items():
+            if name in model.inputs:
+                entry = model.inputs[name]
+                check_input(column, name, max(entry.least, np.finfo(float).tiny), entry.step)
+        if codes.ndim and codes.shape != times.shape:
+            raise ValueError(f"variant: expected shape {times.shape}, as time_ns has, got {codes.shape}")
+        runs = Runs.checked(model, np.broadcast_to(codes, times.shape), **columns)
+        filled = {name: np.broadcast_to(np.asarray(v, float), times.shape) for name, v in runs.inputs.items()}
+        return cls(dataclasses.replace(runs, inputs=filled), times)
+
+    @property
+    def model(self) -> LatencyModel:
+        """Whose runs were timed."""
+        return self.runs.model
+
+
+def _column(name: str, values, shape: tuple[int, ...] | None) -> np.ndarray:
+    try:
+        array = np.asarray(values, np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: expected numbers, got {values!r}") from None
+    if shape is not None and array.shape != shape:
+        raise ValueError(f"{name}: expected shape {shape}, as time_ns has, got {array.shape}")
+    if not np.isfinite(array).all() and name != "time_ns":
+        raise ValueError(f"{name}: expected finite numbers, got {array[~np.isfinite(array)][0]}")
+    return array
+
+
+def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray, "devices n"]]:
+    """Return the timings of several devices as one, `[devices, n]`, and the weights that go with them.
+
+    Shorter columns are filled up with copies of their first entry, of weight 0.
+
+    Args:
+        timings: of one model, `[n_d]` each.
+
+    Raises:
+        ValueError: no devices, or one without timings.
+
+    Examples:
+        >>> from rlxjax.models import FFT
+        >>> two = Timings.checked(FFT, variant="fft", batch=[8, 64], n_fft=[256, 256], time_ns=[1e5, 4e5])
+        >>> one = jax.tree.map(lambda column: column[:1], two)
+        >>> both, weights = stack_timings([two, one])
+        >>> both.time_ns.shape, weights.tolist()
+        ((2, 2), [[1.0, 1.0], [1.0, 0.0]])
+    """
+    counts = [len(own.time_ns) for own in timings]
+    if not counts:
+        raise ValueError("timings: expected those of at least one device, got none")
+    if 0 in counts:
+        raise ValueError(f"timings: device {counts.index(0)} has none")
+    entries = np.arange(max(counts))
+    kept = entries < np.array(counts)[:, None]
+
+    def stacked(*columns):
+        return np.stack([np.asarray(c)[np.where(k, entries, 0)] for c, k in zip(columns, kept, strict=True)])
+
+    return jax.tree.map(stacked, *timings), kept.astype(np.float64)
+
+
+def filled_up(timings: Timings, weights: Float[np.ndarray, "n"]) -> tuple[Timings, Float[np.ndarray, "m"]]:
+    """Return timings and their weights filled up with copies of the first entry, of weight 0.
+
+    To one of four sizes an octave, so that other numbers of timings seldom compile a fit anew.
+    """
+    n = len(weights)
+    step = 1 << max(0, (n - 1).bit_length() - 3)
+    entries = np.arange(max(LEAST_FILLED, -(-n // step) * step))
+    counted = with_counted_rows(timings, weights)
+    filled = jax.tree.map(lambda column: column[np.where(entries < n, entries, 0)], counted)
+    return filled, np.where(entries < n, weights[np.minimum(entries, n - 1)], 0.0)
+
+
+def with_counted_rows(timings: Timings, weights: Float[np.ndarray, "*devices n"]) -> Timings:
+    """Return timings with the first one that counts in place of those of weight 0, which may be anything."""
+    counted = weights > 0
+    rows = np.where(counted, np.arange(counted.shape[-1]), np.argmax(counted, -1)[..., None])
+    return jax.tree.map(lambda column: np.take_along_axis(np.asarray(column), rows, -1), timings)
+
+
+def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> None:
+    """Check that timings, `[n]` or `[devices, n]`, and their weights make a fit.
+
+    Raises:
+        ValueError: weights of another shape, negative or not finite; a column of another shape; a time that
+            counts and is not positive and finite; for any device fewer timings that count than `min_timings`,
+            or all of one workload.
+    """
+    shape = np.shape(timings.time_ns)
+    if weights.shape != shape:
+        raise ValueError(f"weights: expected shape {shape}, got {weights.shape}")
+    if not np.all(np.isfinite(weights) & (weights >= 0)):
+        raise ValueError("weights: expected finite numbers of at least 0")
+    sizes = {"variant": timings.runs.variant, **timings.runs.inputs}
+    for name, column in sizes.items():
+        if np.shape(column) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, as time_ns has, got {np.shape(column)}")
+    counted, times_ns = weights > 0, np.asarray(timings.time_ns)
+    bad = counted & ~(np.isfinite(times_ns) & (times_ns > 0))
+    if bad.any():
+        index = tuple(np.argwhere(bad)[0].tolist())
+        place = ", ".join(map(str, index))
+        raise ValueError(f"time_ns[{place}]: expected a positive finite number, got {times_ns[index]}")
+    count = counted.sum(-1)
+    if np.any(count < min_timings):
+        found, where = _first(count, count < min_timings)
+        raise ValueError(f"timings: expected at least {min_timings} that count, got {found}{where}")
+    # A workload is another one than the first if any of its sizes is.
+    first = np.argmax(counted, -1)[..., None]
+    columns = [np.asarray(column) for column in sizes.values()]
+    differs = np.any([column != np.take_along_axis(column, first, -1) for column in columns], 0)
+    is_one = ~np.any(differs & counted, -1)
+    if min_timings > 1 and np.any(is_one):
+        _, where = _first(count, is_one)
+        raise ValueError(
+            f"timings: expected several workloads, got one{where}: vary {' and '.join(list(sizes)[1:3])}"
+        )
+
+
+def _first(count: np.ndarray, wrong: np.ndarray) -> tuple[int, str]:
+    """Return the count of the first device that is wrong, and which one that is."""
+    index = int(np.argmax(wrong))
+    return int(np.ravel(count)[index]), f" for device {index}" if np.ndim(count) else ""

@@ -1,0 +1,94 @@
+"""The latency of a batched FFT alone: for timings of machines that nobody here can run on."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from rlxjax._checks import check_shapes, fields_of
+from rlxjax._device import Coefficients
+from rlxjax._typing import Nanoseconds, RealLike
+from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, predicted_ns, wide_prior
+
+from ._welch_terms import device_work_ns
+
+#: Compute time falls with the batch as `(1 + batch / onset_rows)**-BATCH_EXPONENT`; below 1, so that more
+#: rows never take less time.
+BATCH_EXPONENT = 1 / 3
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FftLatencyCoefficients(Coefficients):
+    """What a batched FFT takes on one execution path; every field positive, `[*batch]`.
+
+    Attributes:
+        call_ns: one call, whatever its size.
+        row_ns: one transform, apart from its operations.
+        flop_per_ns: FFT operations of a small batch, `2.5 n log2 n` a row.
+        bytes_per_ns: memory, 20 bytes a sample; no batch is faster than this.
+        onset_rows: the batch from which more rows keep the device better occupied; very large where rows
+            are worked through one by one.
+    """
+
+    call_ns: RealLike
+    row_ns: RealLike
+    flop_per_ns: RealLike
+    bytes_per_ns: RealLike
+    onset_rows: RealLike
+
+
+def fft_latency_ns(coefficients: FftLatencyCoefficients, batch: RealLike, n_fft: RealLike) -> Nanoseconds:
+    """Return the predicted latency of `batch` FFTs of `n_fft` real samples, `[*batch]`.
+
+    `call_ns + roofline(compute / (1 + batch / onset_rows)**(1/3), memory)`, with the roofline, the counts
+    and the cost of a row of the Welch-peaks model.
+
+    Args:
+        coefficients: of the execution path.
+        batch: rows, a scalar or `[*batch]`.
+        n_fft: samples of a row, an even number, a scalar or `[*batch]`.
+
+    Raises:
+        ValueError: a negative or NaN size, an odd n_fft, or shapes that do not broadcast.
+
+    Examples:
+        >>> serial = FftLatencyCoefficients(
+        ...     call_ns=1e4, row_ns=50.0, flop_per_ns=2.0, bytes_per_ns=20.0, onset_rows=1e9)
+        >>> round(float(fft_latency_ns(serial, 2048, 1024)) / 1e6, 1)
+        26.4
+    """
+    check_shapes(batch=batch, n_fft=n_fft, **fields_of(coefficients))
+    return _predicted_ns(coefficients, Runs.checked(FFT, 0, batch=batch, n_fft=n_fft), {})
+
+
+class FftModel(LatencyModel):
+    """A batched FFT on one execution path."""
+
+    name, version = "fft", 1
+    inputs = {"batch": Input("rows"), "n_fft": Input("samples", least=2, step=2)}
+    variants = ("fft",)
+    prior: LatencyPrior[FftLatencyCoefficients] = wide_prior(
+        FftLatencyCoefficients(call_ns=6e4, row_ns=50.0, flop_per_ns=10.0, bytes_per_ns=20.0, onset_rows=1e3)
+    )
+
+    def terms_ns(
+        self, coefficients: FftLatencyCoefficients, runs: Runs, facts: Facts
+    ) -> Mapping[str, RealLike]:
+        """Return the call's and the transforms' part in ns, `[*batch]`."""
+        del facts
+        batch = jnp.asarray(runs.inputs["batch"])
+        work_ns = device_work_ns(
+            batch,
+            runs.inputs["n_fft"],
+            row_ns=coefficients.row_ns,
+            flop_per_ns=coefficients.flop_per_ns,
+            bytes_per_ns=coefficients.bytes_per_ns,
+            speedup=(1.0 + batch / coefficients.onset_rows) ** BATCH_EXPONENT,
+        )
+        return {"call_ns": coefficients.call_ns, "work_ns": work_ns}
+
+
+FFT = FftModel()
+_predicted_ns = jax.jit(predicted_ns)
