@@ -1,6 +1,7 @@
 """What is known of a machine's latencies, and how surely: coefficients, the correction, and their covariance."""
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -86,14 +87,15 @@ def corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> Mapping[str, 
 
 
 @jax.jit
-def _corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> dict[str, Nanoseconds]:
+def _corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> OrderedDict[str, Nanoseconds]:
     runs = runs.together()
     terms = posterior.model.terms_ns(posterior.coefficients, runs, posterior.facts)
     features = posterior.model.features(runs, posterior.facts)
     factor = jnp.expm1(correction_log_factor(features, posterior.weights, runs.variant))
     total_ns = sum(terms.values())
     parts = {**terms, TERM: jnp.asarray(total_ns) * factor}
-    return dict(zip(parts, jnp.broadcast_arrays(*parts.values()), strict=True))
+    # Of a plain dictionary JAX would sort the names.
+    return OrderedDict(zip(parts, jnp.broadcast_arrays(*parts.values()), strict=True))
 
 
 @jax.jit
