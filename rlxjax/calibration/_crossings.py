@@ -1,53 +1,42 @@
-"""Where two runs change places: the nearest change of which one is faster, along every input and coefficient.
+"""Where two strategies change places: the nearest change of which one is faster, along every input and coefficient.
 
-Along each axis one quantity is multiplied by factors. The first of a grid of them from which on the other run
-is the faster one is found, then a grid between it and its neighbour, and so on: all axes at a time, in one
-compiled program. Predictions need not meet there: padding, the onset of sharing, and signals that are large
-enough to be used where they are, make them jump.
+Along each axis one quantity is multiplied by factors. The first of a grid of them from which on the other strategy
+is the faster one is found, then a grid between it and its neighbour, and so on: all axes at a time, in one compiled
+program. Predictions need not meet there: steps in how a machine schedules make them jump.
 """
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ._latency import MAXIMA, TOP_K, LatencyCoefficients
-from ._learned_latency import LearnedLatencyCoefficients, learned_terms_ns
-from ._posterior import LatencyPosterior, corrected_terms_ns
-from ._programs import quick_jit
-from .welch import LearnedWork, Path
+from rlxjax.fit import LatencyPosterior, Runs, corrected_terms_ns
 
 #: Grids of which each divides an interval of the one before.
 REFINEMENTS = 6
 
 
 class Pair(NamedTuple):
-    """Two runs, and what stays as it is while something else moves.
+    """Two strategies, and what stays as it is while something else moves.
 
     Attributes:
-        codes: of their paths, the faster run first.
+        variants: places of the variants that each may run, the faster strategy first, `[2, most]`.
         posterior: of the machine; its coefficients are those of the quantities.
-        work: of the model, if one of the runs is learned.
-        n_segments: segments of a row.
     """
 
-    codes: Int[np.ndarray, "2"]
+    variants: Int[np.ndarray, "2 most"]
     posterior: LatencyPosterior
-    work: LearnedWork | None
-    n_segments: float
 
 
 class Quantities(NamedTuple):
-    """All that can be moved: every leaf has an axis of its own, in this order."""
+    """All that can be moved: every leaf has an axis of its own, in the order of the leaves."""
 
-    coefficients: LatencyCoefficients
-    learned: LearnedLatencyCoefficients | None
-    batch: float
-    n_fft: float
-    k: float
+    coefficients: Any
+    inputs: Mapping[str, float]
 
 
 class Crossings(NamedTuple):
@@ -56,7 +45,7 @@ class Crossings(NamedTuple):
     Attributes:
         log_factor: on the far side of it; NaN where there is none.
         is_jump: whether the predictions jump past each other there.
-        log_ratio: logarithm of the second run's time over the first's on the grid, `[axes, grid]`.
+        log_ratio: logarithm of the second strategy's time over the first's on the grid, `[axes, grid]`.
     """
 
     log_factor: Float[Array, "axes"]
@@ -64,14 +53,14 @@ class Crossings(NamedTuple):
     log_ratio: Float[Array, "axes grid"]
 
 
-@quick_jit
+@jax.jit
 def nearest_crossings(
     pair: Pair, quantities: Quantities, axes: Int[Array, "axes"], grid: Float[Array, "axes grid"]
 ) -> Crossings:
-    """Return the nearest factor of each axis from which on the first run is no more the faster one.
+    """Return the nearest factor of each axis from which on the first strategy is no more the faster one.
 
     Args:
-        pair: the runs, the faster one first.
+        pair: the strategies, the faster one first.
         quantities: as they are.
         axes: places among the leaves of the quantities.
         grid: logarithms of the factors to try, ascending along each axis.
@@ -111,12 +100,12 @@ def nearest_crossings(
     return Crossings(outer[:, 0], is_jump[:, 0], first)
 
 
-@quick_jit
-def log_batch_slope(pair: Pair, quantities: Quantities) -> Float[Array, ""]:
-    """Return the derivative of `log(second / first)` by the logarithm of the batch, padding as its trend."""
+@jax.jit
+def log_slope(pair: Pair, quantities: Quantities, place: Int[Array, ""]) -> Float[Array, ""]:
+    """Return the derivative of `log(second / first)` by the logarithm of the leaf at a place."""
     here = jnp.zeros((1, 1), jnp.result_type(float))
-    on_batch = jnp.array([len(jax.tree.leaves(quantities)) - 3])
-    return jax.jvp(lambda x: log_ratios(pair, quantities, on_batch, x)[0, 0], (here,), (here + 1.0,))[1]
+    axes = jnp.asarray(place)[None]
+    return jax.jvp(lambda x: log_ratios(pair, quantities, axes, x)[0, 0], (here,), (here + 1.0,))[1]
 
 
 def log_ratios(
@@ -124,19 +113,22 @@ def log_ratios(
 ) -> Float[Array, "axes steps"]:
     """Return `log(second / first)` where the quantity of each axis is multiplied by factors."""
     leaves, treedef = jax.tree.flatten(quantities)
-    # Both runs and both forms of selection are leading axes, so that all is one evaluation.
+    # Both strategies and their variants are leading axes, so that all is one evaluation.
     moved = [
         leaf * jnp.exp(jnp.where(axes[:, None] == place, log_factor, 0.0))[None, None]
         for place, leaf in enumerate(leaves)
     ]
     own: Quantities = treedef.unflatten(moved)
-    sizes = (own.batch, own.n_fft, own.k, pair.n_segments)
-    path = jnp.asarray(pair.codes)[:, None, None, None]
-    forms = jnp.array([MAXIMA, TOP_K])[None, :, None, None]
     posterior = dataclasses.replace(pair.posterior, coefficients=own.coefficients)
-    time_ns = corrected_terms_ns(posterior, path, *sizes, forms).total_ns().min(1)
-    if own.learned is not None:
-        assert pair.work is not None
-        by_model = learned_terms_ns(own.learned, own.coefficients, *pair.work, *sizes).total_ns()
-        time_ns = jnp.where(path[:, 0] == Path.LEARNED.code, by_model[0], time_ns)
+    runs = Runs(posterior.model, jnp.asarray(pair.variants)[:, :, None, None], own.inputs)
+    time_ns = total_ns(posterior, runs).min(1)
     return jnp.log(time_ns[1]) - jnp.log(time_ns[0])
+
+
+def total_ns(posterior: LatencyPosterior, runs: Runs) -> Float[Array, "*batch"]:
+    """Return the predictions in ns, infinite where a variant does not give the result that is asked for."""
+    time_ns = sum(corrected_terms_ns(posterior, runs).values())
+    model, variant = posterior.model, jnp.asarray(runs.variant)
+    is_same = jnp.asarray(model.same_result(runs, posterior.facts))
+    is_own = jnp.any(is_same & (variant[..., None] == np.arange(len(model.variants))), -1)
+    return jnp.where(is_own, time_ns, jnp.inf)

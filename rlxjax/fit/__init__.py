@@ -16,8 +16,10 @@ from ._model import Facts as Facts
 from ._model import Input as Input
 from ._model import LatencyModel as LatencyModel
 from ._model import Strategy as Strategy
+from ._model import all_inputs as all_inputs
 from ._model import alternatives_of as alternatives_of
 from ._model import coefficient_names as coefficient_names
+from ._model import strategy_of as strategy_of
 from ._model import unit_of as unit_of
 from ._pooling import pooled_prior as pooled_prior
 from ._posterior import LatencyEstimate as LatencyEstimate

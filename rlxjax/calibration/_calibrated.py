@@ -1,0 +1,272 @@
+"""One calibrated model of a machine: the predictions, decisions and picks that follow from its posterior."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from statistics import NormalDist
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from rlxjax._checks import is_traced
+from rlxjax._device import Provenance
+from rlxjax._typing import Code, Nanoseconds, RealLike
+from rlxjax.fit import (
+    Decision,
+    Facts,
+    LatencyEstimate,
+    LatencyModel,
+    LatencyPosterior,
+    Runs,
+    all_inputs,
+    alternatives_of,
+    corrected_terms_ns,
+    decision,
+    estimate,
+    strategy_of,
+)
+
+from ._crossings import total_ns
+from ._explanation import Explanation, explain
+
+
+@dataclasses.dataclass(frozen=True)
+class CalibratedModel:
+    """What a machine's timings say of one latency model.
+
+    In every method the inputs are those of the model, by place in its order or by name, scalars or `[*batch]`; what
+    a strategy's name implies, and what has a default, may be left out.
+
+    Attributes:
+        posterior: coefficients, correction and how sure they are.
+        provenance: of each coefficient.
+        held_out: per variant, the errors of workloads that the fit did and did not see.
+        domain: the smallest and largest value measured of each input, and of the product of each two ("a*b").
+        noise_floor: mean relative difference of two halves of the same campaign; None for a single round.
+    """
+
+    posterior: LatencyPosterior
+    provenance: Mapping[str, Provenance]
+    held_out: Mapping[str, Mapping[str, Any]]
+    domain: Mapping[str, tuple[float, float]]
+    noise_floor: float | None = None
+    _picks: dict[tuple, str] = dataclasses.field(init=False, default_factory=dict, compare=False, repr=False)
+
+    @property
+    def model(self) -> LatencyModel:
+        """Whose runs are predicted."""
+        return self.posterior.model
+
+    @property
+    def coefficients(self) -> Any:
+        """Of the model, a pytree of floats."""
+        return self.posterior.coefficients
+
+    def with_facts(self, **facts: Any) -> "CalibratedModel":
+        """Return the same with other facts of how the machine schedules, or of what it is given to run."""
+        posterior = dataclasses.replace(self.posterior, facts={**self.posterior.facts, **facts})
+        return dataclasses.replace(self, posterior=posterior)
+
+    def predict_ns(self, strategy: str, *inputs: RealLike, **named: RealLike | None) -> Nanoseconds:
+        """Return the predicted latency of one run in ns, `[*batch]`: of the cheapest variant of a strategy.
+
+        Raises:
+            ValueError: an unknown strategy, a missing or impossible input, one that the strategy's name contradicts, or
+                inputs for which it does not give the result (where the host can read them).
+        """
+        return self.estimate(strategy, *inputs, **named).time_ns
+
+    def terms_ns(
+        self, strategy: str, *inputs: RealLike, **named: RealLike | None
+    ) -> Mapping[str, Nanoseconds]:
+        """Return the parts of `predict_ns` by name in ns; arguments as there."""
+        each = [corrected_terms_ns(self.posterior, runs) for runs in self._runs(strategy, inputs, named)]
+        return functools.reduce(_cheaper_terms, each)
+
+    def estimate(self, strategy: str, *inputs: RealLike, **named: RealLike | None) -> LatencyEstimate:
+        """Return the prediction with its uncertainty, `[*batch]`; arguments as in `predict_ns`."""
+        each = [self._estimate(runs) for runs in self._runs(strategy, inputs, named)]
+        return functools.reduce(_cheaper, each)
+
+    def interval_ns(
+        self, strategy: str, *inputs: RealLike, level: float = 0.9, **named: RealLike | None
+    ) -> tuple[Nanoseconds, Nanoseconds]:
+        """Return the bounds in ns between which a run's time lies with a probability, `[*batch]` each.
+
+        The time is what the calibrate job takes for one, the lower quartile of interleaved visits at one
+        pace of the machine. It is log-normal around the prediction, with the variance of the fit and that
+        of a workload's own.
+
+        Raises:
+            ValueError: as `predict_ns`, or a level that is not between 0 and 1.
+        """
+        if not 0.0 < level < 1.0:
+            raise ValueError(f"level: expected a probability between 0 and 1, got {level}")
+        run = self.estimate(strategy, *inputs, **named)
+        return _bounds(run, NormalDist().inv_cdf((1.0 + level) / 2.0))
+
+    def decide(
+        self,
+        *inputs: RealLike,
+        fused: str | None = None,
+        kept: str | None = None,
+        **named: RealLike | None,
+    ) -> Decision:
+        """Return whether one strategy is faster than another, and how sure that is, `[*batch]`.
+
+        Args:
+            *inputs: by place.
+            fused: the strategy to take if it is faster; the model's second alternative unless given.
+            kept: the strategy to keep otherwise; the model's first alternative unless given.
+            **named: by name.
+        """
+        first, second, *_ = (*alternatives_of(self.model), None, None)
+        fused, kept = fused or second, kept or first
+        if fused is None or kept is None:
+            raise ValueError(f"{self.model.name}: expected two strategies to decide between, got one")
+        decided = decision(self.estimate(fused, *inputs, **named), self.estimate(kept, *inputs, **named))
+        return decided._replace(in_domain=self.in_domain(*inputs, **named))
+
+    def explain(self, *inputs: RealLike, **named: RealLike | None) -> Explanation:
+        """Return why a strategy is picked for one workload: parts of the times, margin, what would flip the choice.
+
+        Raises:
+            ValueError: an input that cannot be, or fewer than two strategies to choose among.
+        """
+        return explain(self, *inputs, **named)
+
+    def alternatives(self, *inputs: RealLike, **named: RealLike | None) -> tuple[str, ...]:
+        """Return the strategies that give the result of one workload, in the order in which ties are resolved."""
+        first = next(iter(self.model.strategies))
+        values = all_inputs(self.model, next(iter(alternatives_of(self.model)), first), inputs, named)
+        runs = Runs.checked(self.model, 0, **values)
+        is_same = np.asarray(self.model.same_result(runs, self.posterior.facts))
+        same = {name for name, is_one in zip(self.model.variants, is_same, strict=True) if is_one}
+        return tuple(name for name, s in alternatives_of(self.model).items() if same & set(s.variants))
+
+    def pick(
+        self, *inputs: RealLike, candidates: Sequence[str] | None = None, **named: RealLike | None
+    ) -> str | Code:
+        """Return the strategy with the lowest prediction among those that give the same result; of equals the first.
+
+        Args:
+            *inputs: by place.
+            candidates: strategies to choose among; all of `alternatives` unless given.
+            **named: by name.
+
+        Returns:
+            For scalars on the host a name: that which also implies the inputs, if there is one. For arrays and traced
+            sizes, places in the candidates, or in the strategies whose names imply no input, `[*batch]`.
+        """
+        values = (*inputs, *(value for value in named.values() if value is not None))
+        if is_traced(*values) or any(np.ndim(value) for value in values):
+            return self.pick_index(*inputs, candidates=candidates, **named)
+        chosen = self.alternatives(*inputs, **named) if candidates is None else tuple(candidates)
+        if not chosen:
+            raise ValueError("candidates: expected a strategy at least, got none")
+        key = (chosen, inputs, tuple(named.items()))
+        if key not in self._picks:
+            with jax.ensure_compile_time_eval():
+                times_ns = [float(self.predict_ns(name, *inputs, **named)) for name in chosen]
+            self._picks[key] = chosen[int(np.argmin(times_ns))]
+        return self.name_of(self._picks[key], *inputs, **named)
+
+    def pick_index(
+        self, *inputs: RealLike, candidates: Sequence[str] | None = None, **named: RealLike | None
+    ) -> Code:
+        """Return the place of the cheapest strategy, as `pick` of arrays does; traces."""
+        chosen = tuple(alternatives_of(self.model)) if candidates is None else tuple(candidates)
+        times_ns = []
+        for name in chosen:
+            values = all_inputs(self.model, name, inputs, named)
+            each = [
+                total_ns(self.posterior, Runs.checked(self.model, variant, **values))
+                for variant in strategy_of(self.model, name).variants
+            ]
+            times_ns.append(functools.reduce(jnp.minimum, each))
+        return jnp.argmin(jnp.stack(jnp.broadcast_arrays(*times_ns), -1), -1)
+
+    def variant_of(self, strategy: str, *inputs: RealLike, **named: RealLike | None) -> str:
+        """Return the variant that a strategy runs for one workload: the cheapest of its own."""
+        variants = strategy_of(self.model, strategy).variants
+        key = ("variant", strategy, inputs, tuple(named.items()))
+        if key not in self._picks:
+            with jax.ensure_compile_time_eval():
+                each = [self._estimate(runs).time_ns for runs in self._runs(strategy, inputs, named)]
+            self._picks[key] = variants[int(np.argmin(np.array(each)))]
+        return self._picks[key]
+
+    def name_of(self, strategy: str, *inputs: RealLike, **named: RealLike | None) -> str:
+        """Return what a strategy is called for these inputs: by the name that implies most of them."""
+        values, own = all_inputs(self.model, strategy, inputs, named), strategy_of(self.model, strategy)
+        names = [
+            name
+            for name, other in self.model.strategies.items()
+            if other.variants == own.variants
+            and all(np.all(np.asarray(values[key]) == value) for key, value in other.fixed.items())
+        ]
+        return max(names, key=lambda name: len(self.model.strategies[name].fixed))
+
+    def in_domain(self, *inputs: RealLike, **named: RealLike | None) -> bool | Array:
+        """Whether workloads lie within the values that were measured, of all strategies together, `[*batch]`."""
+        values = all_inputs(self.model, next(iter(alternatives_of(self.model))), inputs, named)
+        inside = jnp.asarray(True)
+        for name, value in extents({key: jnp.asarray(v, jnp.result_type(float)) for key, v in values.items()}):
+            low, high = self.domain[name]
+            inside = inside & (value >= low) & (value <= high)
+        return inside if is_traced(inside) or inside.ndim else bool(inside)
+
+    def _runs(self, strategy: str, inputs, named) -> list[Runs]:
+        """Return the runs of a strategy's variants that give the result."""
+        values = all_inputs(self.model, strategy, inputs, named)
+        variants = strategy_of(self.model, strategy).variants
+        runs = [Runs.checked(self.model, variant, **values) for variant in variants]
+        if not is_traced(*values.values()):
+            is_same = np.asarray(self.model.same_result(runs[0], self.posterior.facts))
+            places = [list(self.model.variants).index(variant) for variant in variants]
+            if not is_same[..., places].any(-1).all():
+                sizes = ", ".join(f"{name} {np.ravel(value)[0]}" for name, value in values.items())
+                raise ValueError(f"strategy: {strategy!r} was not timed for such work ({sizes})")
+        return runs
+
+    def _estimate(self, runs: Runs) -> LatencyEstimate:
+        found = estimate(self.posterior, runs)
+        is_same = jnp.asarray(self.model.same_result(runs, self.posterior.facts))[..., runs.variant]
+        return found._replace(time_ns=jnp.where(is_same, found.time_ns, jnp.inf))
+
+
+def extents(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return what a domain bounds: each input, and the product of each two, by name.
+
+    Examples:
+        >>> [name for name, _ in extents({"batch": 8.0, "n_fft": 256.0, "k": 16.0})]
+        ['batch', 'n_fft', 'k', 'batch*n_fft', 'batch*k', 'n_fft*k']
+    """
+    pairs = [(f"{one}*{other}", values[one] * values[other]) for one, other in combinations(values, 2)]
+    return [*values.items(), *pairs]
+
+
+def _cheaper_terms(one: Mapping[str, Nanoseconds], other: Mapping[str, Nanoseconds]):
+    is_first = sum(one.values()) <= sum(other.values())
+    return {name: jnp.where(is_first, value, other[name]) for name, value in one.items()}
+
+
+@jax.jit
+def _cheaper(one: LatencyEstimate, other: LatencyEstimate) -> LatencyEstimate:
+    is_first = one.time_ns <= other.time_ns
+
+    def choose(mine: Array, others: Array) -> Array:
+        return jnp.where(is_first[..., None] if mine.ndim > is_first.ndim else is_first, mine, others)
+
+    return jax.tree.map(choose, one, other)
+
+
+@jax.jit
+def _bounds(run: LatencyEstimate, sds: RealLike) -> tuple[Nanoseconds, Nanoseconds]:
+    """Return the times of a run that lie so many standard deviations of its logarithm below and above."""
+    reach = jnp.exp(sds * run.log_sd())
+    return run.time_ns / reach, run.time_ns * reach

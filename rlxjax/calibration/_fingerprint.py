@@ -1,0 +1,92 @@
+"""The machine and software that timings belong to."""
+
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Iterable
+from importlib import metadata
+
+import jax
+
+from rlxjax._files import Strict
+
+_THREAD_FLAGS = ("XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+#: What makes it another machine; the rest is software.
+MACHINE_FIELDS = ("platform", "device_kind", "machine", "cpu_model", "cores")
+
+
+class MachineMismatchWarning(UserWarning):
+    """A calibration was made on another machine, or with other software."""
+
+
+class Fingerprint(Strict):
+    """The machine and software that timings belong to."""
+
+    platform: str
+    device_kind: str
+    device_count: int
+    machine: str
+    cpu_model: str
+    cores: int
+    thread_flags: dict[str, str]
+    jax: str
+    jaxlib: str
+    numpy: str
+    python: str
+
+
+def current_fingerprint() -> Fingerprint:
+    """Return the fingerprint of this process."""
+    device = jax.devices()[0]
+    affinity = getattr(os, "sched_getaffinity", None)
+    return Fingerprint(
+        platform=device.platform,
+        device_kind=device.device_kind,
+        device_count=jax.device_count(),
+        machine=platform.machine(),
+        cpu_model=_cpu_model(),
+        cores=len(affinity(0)) if affinity else os.cpu_count() or 1,
+        thread_flags={name: os.environ[name] for name in _THREAD_FLAGS if name in os.environ},
+        jax=metadata.version("jax"),
+        jaxlib=metadata.version("jaxlib"),
+        numpy=metadata.version("numpy"),
+        python=platform.python_version(),
+    )
+
+
+def fingerprint_differences(
+    made_on: Fingerprint, here: Fingerprint, names: Iterable[str] = tuple(Fingerprint.model_fields)
+) -> list[str]:
+    """Return a phrase for every field that differs."""
+    return [
+        f"{name} {getattr(made_on, name)!r} there, {getattr(here, name)!r} here"
+        for name in names
+        if getattr(made_on, name) != getattr(here, name)
+    ]
+
+
+def warn_if_elsewhere(made_on: Fingerprint, path: str | os.PathLike) -> None:
+    """Warn where a calibration was made on another machine, or with other software, saying what differs."""
+    here = current_fingerprint()
+    if differences := fingerprint_differences(made_on, here):
+        is_elsewhere = fingerprint_differences(made_on, here, MACHINE_FIELDS)
+        how = "elsewhere" if is_elsewhere else "with other software"
+        warnings.warn(
+            f"{path} was made {how}: {'; '.join(differences)}. Its predictions may not hold here; "
+            "`rlxjax calibrate` makes one that does, `rlxjax validate` says whether these still do.",
+            MachineMismatchWarning,
+            stacklevel=3,
+        )
+
+
+def _cpu_model() -> str:
+    if sys.platform == "linux":
+        try:
+            with open("/proc/cpuinfo", encoding="utf-8") as file:
+                for line in file:
+                    if line.startswith("model name"):
+                        return line.partition(":")[2].strip()
+        except OSError:
+            pass
+    return platform.processor() or "unknown"

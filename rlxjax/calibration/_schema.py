@@ -1,0 +1,156 @@
+"""The calibration file's schema, on one screen: version 4, a section for each latency model."""
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from rlxjax._device import Provenance
+from rlxjax._files import Strict
+
+from ._fingerprint import Fingerprint
+
+SCHEMA_VERSION = 4
+UNITS = {"time": "ns", "size": "bytes", "bandwidth": "bytes/ns", "throughput": "FLOP/ns"}
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class FittedCoefficient(Strict):
+    """One coefficient of a latency model, and the standard deviation of its logarithm."""
+
+    value: Positive
+    log_sd: Positive
+    unit: str
+    provenance: Provenance = Field(strict=False)
+
+
+class GateCoefficient(Strict):
+    """One coefficient of the measured gate."""
+
+    value: NotNegative
+    unit: str
+    provenance: Provenance = Field(strict=False)
+
+
+class ErrorSummary(Strict):
+    """Mean absolute relative error of one variant, where the fit saw the workload and where it did not.
+
+    `terms_alone` is that of the terms without the correction, held out; `covered` the share of held-out times
+    within their interval of 90 %; `built_in` that of the reference's constants, where it has any.
+    """
+
+    fit: NotNegative | None
+    terms_alone: NotNegative | None
+    covered: NotNegative | None
+    interior: NotNegative | None
+    edge: NotNegative | None
+    held_out: NotNegative | None
+    held_out_cells: int
+    noise_floor: NotNegative | None
+    built_in: NotNegative | None
+
+
+class Range(Strict):
+    """Smallest and largest value measured."""
+
+    low: NotNegative
+    high: NotNegative
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Range":
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}")
+        return self
+
+
+class Samples(Strict):
+    """The raw samples behind the file; `runner` is the version of the programs that were timed."""
+
+    file: str
+    sha256: str
+    runner: int
+    timings: int
+    rounds: int
+    workloads: int
+
+
+class FitSummary(Strict):
+    """How the fit ended; `outliers` are the workloads far off their prediction, which counted little."""
+
+    converged: bool
+    loss: Finite
+    message: str
+    inseparable: list[dict[str, float]]
+    outliers: list[str] = []
+
+
+class Uncertainty(Strict):
+    """The correction, and how sure the calibration is; see `LatencyPosterior`.
+
+    By variant: the weights of the correction, and the spread. The factor of the covariance by rows of its
+    lower triangle.
+    """
+
+    correction: dict[str, list[Finite]]
+    spread: dict[str, Positive]
+    covariance_factor: list[list[Finite]]
+
+    @model_validator(mode="after")
+    def _of_these_shapes(self) -> "Uncertainty":
+        if [len(row) for row in self.covariance_factor] != list(range(1, len(self.covariance_factor) + 1)):
+            raise ValueError("covariance_factor: expected rows of 1, 2, 3, ... numbers")
+        return self
+
+
+class LearnedFftFile(Strict):
+    """The file of a learned FFT that was timed."""
+
+    n_fft: int
+    active_gates: int
+    total_gates: int
+    file: str
+    sha256: str
+
+
+class ModelSection(Strict):
+    """What timings say of one latency model. `facts`: how the machine schedules, and what it was given to run."""
+
+    model_version: int
+    facts: dict[str, Finite | list[Finite]]
+    coefficients: dict[str, FittedCoefficient]
+    uncertainty: Uncertainty
+    noise_floor: NotNegative | None
+    held_out: dict[str, ErrorSummary]
+    domain: dict[str, Range]
+    fit: FitSummary
+
+
+class CalibrationFile(Strict):
+    """The whole file. `canary_ns` are times of micro-benchmarks, by which a machine that has changed is known."""
+
+    schema_version: Literal[4]
+    created: str
+    command: str
+    units: dict[str, str]
+    fingerprint: Fingerprint
+    gate: dict[str, GateCoefficient]
+    canary_ns: dict[str, Positive]
+    samples: Samples
+    skipped: list[str]
+    learned_ffts: list[LearnedFftFile] = []
+    models: dict[str, ModelSection]
+
+    @model_validator(mode="after")
+    def _units(self) -> "CalibrationFile":
+        if self.units != UNITS:
+            raise ValueError(f"units: expected {UNITS}, got {self.units}")
+        return self
+
+
+def rounded(number: Any) -> float:
+    """Return a number with six digits, as the file keeps it."""
+    value = float(f"{float(number):.6g}")
+    return value if math.isfinite(value) else float(number)
