@@ -25,7 +25,7 @@ from rlxjax._calibration_file import (
     default_calibration_path,
 )
 from rlxjax._device import Coefficients
-from rlxjax._files import sha256_of, write_json_file
+from rlxjax._files import file_to_write, sha256_of, write_json_file
 from rlxjax._fit import MIN_TIMINGS, FitResult
 from rlxjax._laplace import is_measured
 from rlxjax._latency import coefficient_unit
@@ -113,15 +113,15 @@ def run(
         prior: a calibration file to start from, of any machine.
 
     Raises:
-        ValueError: a budget that is too short, a prior or a model that is none, two models of one segment
-            length, samples that cannot be resumed, too few samples to fit, or all of one batch and n_fft.
+        ValueError: a budget that is too short, an `out` that is no file, a prior or a model that is none,
+            two models of one segment length, samples that cannot be resumed, too few samples to fit, or all
+            of one batch and n_fft.
     """
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
     grid = Grid() if grid is None else grid
     path = default_calibration_path() if out is None else out
-    if path.is_dir():
-        raise ValueError(f"--out: expected a file, got the folder {path}")
+    file_to_write(path)
     timed_models = load_models(models)
     here, notes = current_fingerprint(), []
     known = None
