@@ -2,23 +2,76 @@
 
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
 
 from rlxjax import Timings
-from rlxjax._calibration_file import Fingerprint, fingerprint_differences
+from rlxjax._calibration_file import Fingerprint, Positive, fingerprint_differences
+from rlxjax._files import Strict, first_refusal
 from rlxjax.welch._selection import SELECTIONS
 
 from .visits import Visits
 from .workloads import STRATEGIES, Cell
 
 SAMPLES_VERSION = 3
+#: Largest size of a workload, and largest time in ns.
+MAX_SIZE, MAX_TIME_NS = 2**31 - 1, 2**63 - 1
+
+_Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+_TimeNs = Annotated[int, Field(ge=1, le=MAX_TIME_NS)]
+
+
+class _Header(Strict, extra="ignore"):
+    """The first line; a newer version may have other fields."""
+
+    kind: Literal["header"]
+    version: int
+    fingerprint: Fingerprint
+
+
+class _Cells(Strict):
+    """The workloads that every round measures from here on."""
+
+    kind: Literal["cells"]
+    cells: list[tuple[str, _Size, _Size, _Size]]
+
+
+class _Models(Strict):
+    """Of the learned FFTs that are timed, the n_fft and the SHA-256 of the file."""
+
+    kind: Literal["models"]
+    models: list[tuple[_Size, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]]
+
+
+class _Micro(Strict):
+    """One repeat of a micro-benchmark."""
+
+    kind: Literal["micro"]
+    name: Annotated[str, Field(max_length=64)]
+    time_ns: Positive
+
+
+class _Timing(Strict):
+    """The timed runs of one visit."""
+
+    kind: Literal["timing"]
+    round: Annotated[int, Field(ge=0)]
+    strategy: str
+    batch: _Size
+    n_fft: _Size
+    k: _Size
+    n_segments: _Size
+    times_ns: Annotated[list[_TimeNs], Field(min_length=1)]
+
+
+_Line = Annotated[_Header | _Cells | _Models | _Micro | _Timing, Field(discriminator="kind")]
+_LINE: TypeAdapter[_Line] = TypeAdapter(_Line)
 
 
 @dataclasses.dataclass
@@ -119,23 +172,27 @@ def read_samples(path: FilePath, *, mend_tail: bool = False) -> SampleLog:
     Raises:
         ValueError: no such file, or one that is no samples file; one line that names the place.
     """
+    mend = "leave out --resume to start anew"
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ValueError(
-            f"{path}: cannot be read ({error.strerror}); leave out --resume to start anew"
-        ) from None
+        raise ValueError(f"{path}: cannot be read ({error.strerror}); {mend}") from None
     whole = content[: content.rfind(b"\n") + 1]
     log: SampleLog | None = None
-    for number, line in enumerate(whole.splitlines(), 1):
+    for number, text in enumerate(whole.splitlines(), 1):
         try:
-            log = _add_line(log, json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path}: line {number}: not a sample of this job ({error}); leave out --resume to start anew"
-            ) from None
+            line = _LINE.validate_json(text)
+            if not isinstance(line, _Header):
+                _add_line(log, line)
+            elif log is None:
+                log = _begun(line)
+            else:
+                raise ValueError("a second header: a file holds the samples of one campaign")
+        except ValueError as error:
+            reason = first_refusal(error) if isinstance(error, ValidationError) else error
+            raise ValueError(f"{path}: line {number}: {reason}; {mend}") from None
     if log is None:
-        raise ValueError(f"{path}: holds no header; leave out --resume to start anew")
+        raise ValueError(f"{path}: holds no header; {mend}")
     if mend_tail and len(whole) < len(content):
         os.truncate(path, len(whole))
     return log
@@ -190,29 +247,46 @@ def timings_of(cells: Sequence[Cell], time_ns: np.ndarray) -> Timings:
     return dataclasses.replace(timings, selection=np.array(selection, np.int32))
 
 
-def _add_line(log: SampleLog | None, line: dict[str, Any]) -> SampleLog:
-    kind = line["kind"]
-    if kind == "header":
-        if line["version"] != SAMPLES_VERSION:
-            raise ValueError(f"version {line['version']}, expected {SAMPLES_VERSION}")
-        return SampleLog(Fingerprint.model_validate(line["fingerprint"]))
+def _begun(header: _Header) -> SampleLog:
+    """Return the samples of a header, none so far."""
+    if header.version > SAMPLES_VERSION:
+        raise ValueError(
+            f"header.version: {header.version} is newer than {SAMPLES_VERSION}, the newest that this rlxjax "
+            "reads"
+        )
+    if header.version != SAMPLES_VERSION:
+        raise ValueError(f"header.version: expected {SAMPLES_VERSION}, got {header.version}")
+    return SampleLog(header.fingerprint)
+
+
+def _add_line(log: SampleLog | None, line: _Cells | _Models | _Micro | _Timing) -> None:
+    """Add what a line says to the samples so far."""
     if log is None:
-        raise ValueError("a header was expected first")
-    if kind == "cells":
-        log.cells = [Cell(*cell) for cell in line["cells"]]
-    elif kind == "models":
-        log.models = {int(n_fft): str(sha256) for n_fft, sha256 in line["models"]}
-    elif kind == "micro":
-        if not 0 < line["time_ns"] < math.inf:
-            raise ValueError(f"a time of {line['time_ns']}, which is not positive and finite")
-        log.micro.setdefault(line["name"], []).append(float(line["time_ns"]))
-    elif kind == "timing":
-        times_ns = line["times_ns"]
-        if line["strategy"] not in STRATEGIES or line["round"] < 0 or not times_ns:
-            raise ValueError("unknown strategy, a negative round, or no times")
-        if not all(isinstance(time_ns, int) and time_ns > 0 for time_ns in times_ns):
-            raise ValueError(f"times of {times_ns}, of which one is no whole number of ns that is positive")
-        log.add(line["round"], Cell(line["strategy"], line["batch"], line["n_fft"], line["k"]), times_ns)
+        raise ValueError("expected a header first")
+    if isinstance(line, _Timing):
+        cell = _checked_cell(line.strategy, line.batch, line.n_fft, line.k)
+        if line.n_segments != cell.n_segments:
+            raise ValueError(
+                f"timing.n_segments: {cell.strategy} has {cell.n_segments}, got {line.n_segments}"
+            )
+        if line.round > len(log.rounds):
+            raise ValueError(
+                f"timing.round: expected at most {len(log.rounds)}, the one after the last, got {line.round}"
+            )
+        log.add(line.round, cell, line.times_ns)
+    elif isinstance(line, _Micro):
+        log.micro.setdefault(line.name, []).append(line.time_ns)
+    elif isinstance(line, _Models):
+        log.models = dict(line.models)
     else:
-        raise ValueError(f"unknown kind {kind!r}")
-    return log
+        log.cells = [_checked_cell(*cell) for cell in line.cells]
+        if len(set(log.cells)) < len(log.cells):
+            raise ValueError("cells: expected every workload once")
+
+
+def _checked_cell(strategy: str, batch: int, n_fft: int, k: int) -> Cell:
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    if n_fft % 2:
+        raise ValueError(f"n_fft: expected an even number, got {n_fft}")
+    return Cell(strategy, batch, n_fft, k)

@@ -85,13 +85,18 @@ def read_json_file(
     try:
         return schema.model_validate(content)
     except ValidationError as reason:
-        first = reason.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "content"
-        said = first["msg"].removeprefix("Value error, ")
-        got = repr(first["input"])
-        got = got if len(got) <= SHOWN_CHARACTERS else f"{got[:SHOWN_CHARACTERS]}..."
-        shown = "" if first["type"] in ("missing", "value_error") else f", got {got}"
-        raise error(" ".join(f"{path}: {field}: {said}{shown}; {mend}".split())) from None
+        raise error(f"{path}: {first_refusal(reason)}; {mend}") from None
+
+
+def first_refusal(reason: ValidationError) -> str:
+    """Return the first thing that a schema refused, in one line: the field, what was expected, what came."""
+    first = reason.errors()[0]
+    field = ".".join(str(part) for part in first["loc"]) or "content"
+    said = first["msg"].removeprefix("Value error, ")
+    got = repr(first["input"])
+    got = got if len(got) <= SHOWN_CHARACTERS else f"{got[:SHOWN_CHARACTERS]}..."
+    shown = "" if first["type"] in ("missing", "value_error") else f", got {got}"
+    return " ".join(f"{field}: {said}{shown}".split())
 
 
 def file_to_write(path: str | os.PathLike) -> FilePath:
