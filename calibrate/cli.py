@@ -21,6 +21,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+#: Largest size of a workload: what arrays of JAX are indexed by.
+MAX_SIZE = 2**31 - 1
+Batch = Annotated[int, typer.Option(help="Rows of the signal.", max=MAX_SIZE)]
+NFft = Annotated[int, typer.Option(help="Samples of a segment, even.", max=MAX_SIZE)]
+Peaks = Annotated[
+    int, typer.Option("--k", help="Peaks of a row; those beyond the bins are (0, 0.0).", max=MAX_SIZE)
+]
+Segments = Annotated[int, typer.Option(help="Segments of a row.", max=MAX_SIZE)]
+
 #: What every mistake in a command's arguments derives from.
 _UsageError: Any = typer.BadParameter.__base__
 
@@ -122,10 +131,10 @@ def validate(
 @_one_line_errors
 def predict(
     file: Annotated[FilePath, typer.Argument(help="A calibration file.")],
-    batch: Annotated[int, typer.Option(help="Rows of the signal.")],
-    n_fft: Annotated[int, typer.Option(help="Samples of a segment, even.")] = 256,
-    k: Annotated[int, typer.Option(help="Peaks of a row.")] = 16,
-    segments: Annotated[int, typer.Option(help="Segments of a row.")] = 2,
+    batch: Batch,
+    n_fft: NFft = 256,
+    k: Peaks = 16,
+    segments: Segments = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict what each strategy takes for a workload, and pick the cheapest of the same result.
@@ -172,10 +181,10 @@ def predict(
 @_one_line_errors
 def explain(
     file: Annotated[FilePath, typer.Argument(help="A calibration file.")],
-    batch: Annotated[int, typer.Option(help="Rows of the signal.")],
-    n_fft: Annotated[int, typer.Option(help="Samples of a segment, even.")] = 256,
-    k: Annotated[int, typer.Option(help="Peaks of a row.")] = 16,
-    segments: Annotated[int, typer.Option(help="Segments of a row.")] = 2,
+    batch: Batch,
+    n_fft: NFft = 256,
+    k: Peaks = 16,
+    segments: Segments = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say why a strategy is picked: the parts of its time, the margin, and what would change the choice."""
@@ -195,11 +204,15 @@ def explain(
 @_one_line_errors
 def bench(
     n_fft: Annotated[
-        list[int] | None, typer.Option(help="Samples of a segment, even; may be given again.")
+        list[int] | None, typer.Option(help="Samples of a segment, even; may be given again.", max=MAX_SIZE)
     ] = None,
-    batch: Annotated[list[int] | None, typer.Option(help="Rows of the signal; may be given again.")] = None,
-    k: Annotated[list[int] | None, typer.Option(help="Peaks of a row; may be given again.")] = None,
-    segments: Annotated[int, typer.Option(help="Segments of a row.")] = 2,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Rows of the signal; may be given again.", max=MAX_SIZE)
+    ] = None,
+    k: Annotated[
+        list[int] | None, typer.Option(help="Peaks of a row; may be given again.", max=MAX_SIZE)
+    ] = None,
+    segments: Segments = 2,
     contender: Annotated[
         list[str] | None, typer.Option(help="Who takes part, all by default; may be given again.")
     ] = None,
