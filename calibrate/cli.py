@@ -8,12 +8,15 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path as FilePath
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 _STARTED_S = time.perf_counter()
 
 import typer  # noqa: E402
 from rich.console import Console  # noqa: E402
+
+if TYPE_CHECKING:
+    from .job import Outcome
 
 app = typer.Typer(
     help="Decide, with numbers measured on this machine, whether fusing work on a device pays.",
@@ -88,7 +91,7 @@ def calibrate(
     """
     _set_up_jax(device)
     from .job import run
-    from .report import Progress, print_outcome
+    from .report import Progress
 
     outcome = run(
         started_s=_STARTED_S,
@@ -101,9 +104,53 @@ def calibrate(
         force=force,
         prior=prior,
     )
-    print_outcome(outcome, Console(width=None if sys.stdout.isatty() else 110))
-    if not outcome.is_written:
-        raise typer.Exit(NOT_WRITTEN_STATUS)
+    _print_outcome(outcome)
+
+
+@app.command()
+@_one_line_errors
+def refit(
+    samples: Annotated[
+        FilePath, typer.Argument(help="A samples file of calibrate, of any version or machine.")
+    ],
+    out: Annotated[
+        FilePath | None,
+        typer.Option(help="The calibration file; by default NAME.json beside NAME.samples.jsonl."),
+    ] = None,
+    model: Annotated[
+        list[FilePath] | None, typer.Option(help="A learned FFT that was timed; may be given again.")
+    ] = None,
+    prior: Annotated[
+        FilePath | None, typer.Option(help="A calibration to start from, of another machine or day.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the file even if the fit did not converge.")
+    ] = False,
+) -> None:
+    """Fit the latency model to kept samples again, and write the calibration of their machine.
+
+    For a calibration file that this version does not read, say. Nothing is measured.
+    Exit status 1: the fit did not converge and nothing was written; 2: bad input.
+    """
+    from .refit import refit as fit_again
+    from .report import Progress
+    from .samples import read_samples
+
+    log = read_samples(samples)
+    _set_up_jax("cpu" if log.fingerprint.platform == "cpu" else None)
+    options = [("--out", out), *(("--model", file) for file in model or ()), ("--prior", prior)]
+    given = [part for name, value in options if value for part in (name, str(value))]
+    outcome = fit_again(
+        log,
+        samples,
+        out=out,
+        command=shlex.join(["rlxjax", "refit", str(samples), *given, *["--force"] * force]),
+        progress=Progress(Console(stderr=True)),
+        models=model or [],
+        force=force,
+        prior=prior,
+    )
+    _print_outcome(outcome)
 
 
 @app.command()
@@ -285,6 +332,14 @@ def _run(commands: typer.Typer, arguments: list[str]) -> None:
     except typer.Abort:
         status = INTERRUPTED_STATUS
     sys.exit(status)
+
+
+def _print_outcome(outcome: "Outcome") -> None:
+    from .report import print_outcome
+
+    print_outcome(outcome, Console(width=None if sys.stdout.isatty() else 110))
+    if not outcome.is_written:
+        raise typer.Exit(NOT_WRITTEN_STATUS)
 
 
 def _set_up_jax_as(file: FilePath) -> None:

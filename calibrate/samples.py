@@ -1,77 +1,41 @@
 """The raw samples: one JSON line each, appended and flushed as it is taken, never rewritten."""
 
 import dataclasses
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from rlxjax import Timings
-from rlxjax._calibration_file import Fingerprint, Positive, fingerprint_differences
-from rlxjax._files import Strict, first_refusal
+from rlxjax._calibration_file import Fingerprint, fingerprint_differences
+from rlxjax._files import first_refusal
 from rlxjax.welch._selection import SELECTIONS
 
+from .sample_lines import (
+    EARLIER_LINE,
+    LINE,
+    SAMPLES_VERSION,
+    EarlierTiming,
+    Header,
+    Micro,
+    Models,
+    Other,
+    Timing,
+    Visit,
+    checked_cell,
+)
 from .visits import Visits
-from .workloads import STRATEGIES, Cell
+from .workloads import Cell
 
-SAMPLES_VERSION = 3
-#: Largest size of a workload, and largest time in ns.
-MAX_SIZE, MAX_TIME_NS = 2**31 - 1, 2**63 - 1
-
-_Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
-_TimeNs = Annotated[int, Field(ge=1, le=MAX_TIME_NS)]
-
-
-class _Header(Strict, extra="ignore"):
-    """The first line; a newer version may have other fields."""
-
-    kind: Literal["header"]
-    version: int
-    fingerprint: Fingerprint
-
-
-class _Cells(Strict):
-    """The workloads that every round measures from here on."""
-
-    kind: Literal["cells"]
-    cells: list[tuple[str, _Size, _Size, _Size]]
-
-
-class _Models(Strict):
-    """Of the learned FFTs that are timed, the n_fft and the SHA-256 of the file."""
-
-    kind: Literal["models"]
-    models: list[tuple[_Size, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]]
-
-
-class _Micro(Strict):
-    """One repeat of a micro-benchmark."""
-
-    kind: Literal["micro"]
-    name: Annotated[str, Field(max_length=64)]
-    time_ns: Positive
-
-
-class _Timing(Strict):
-    """The timed runs of one visit."""
-
-    kind: Literal["timing"]
-    round: Annotated[int, Field(ge=0)]
-    strategy: str
-    batch: _Size
-    n_fft: _Size
-    k: _Size
-    n_segments: _Size
-    times_ns: Annotated[list[_TimeNs], Field(min_length=1)]
-
-
-_Line = Annotated[_Header | _Cells | _Models | _Micro | _Timing, Field(discriminator="kind")]
-_LINE: TypeAdapter[_Line] = TypeAdapter(_Line)
+#: Version of the runner that is timed here.
+RUNNER_VERSION = 12
 
 
 @dataclasses.dataclass
@@ -84,6 +48,9 @@ class SampleLog:
         rounds: per round, its visits so far in the order they were made: the cell and the least time in ns.
         micro: per micro-benchmark, all its repeats in ns.
         models: of the learned FFTs that were timed, the SHA-256 of the file, by segment length.
+        version: of the file's format.
+        runner: version of the runner that was timed.
+        left_out: timings of `fused` that do not say which form of the selection ran.
     """
 
     fingerprint: Fingerprint
@@ -91,6 +58,9 @@ class SampleLog:
     rounds: list[list[tuple[Cell, int]]] = dataclasses.field(default_factory=list)
     micro: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     models: dict[int, str] = dataclasses.field(default_factory=dict)
+    version: int = SAMPLES_VERSION
+    runner: int = RUNNER_VERSION
+    left_out: int = 0
 
     def is_complete(self, round_: Sequence[tuple[Cell, int]]) -> bool:
         """Return whether every cell was measured in a round; none is before cells are chosen."""
@@ -127,8 +97,8 @@ class SampleWriter:
         self._file = open(path, "a" if append else "x", encoding="utf-8")  # noqa: SIM115
         self._log = log
         if not append:
-            header = {"version": SAMPLES_VERSION, "fingerprint": log.fingerprint.model_dump()}
-            self._write({"kind": "header", **header})
+            header = {"version": log.version, "runner": log.runner}
+            self._write({"kind": "header", **header, "fingerprint": log.fingerprint.model_dump()})
 
     def __enter__(self) -> Self:
         return self
@@ -162,30 +132,38 @@ class SampleWriter:
         self._file.flush()
 
 
-def read_samples(path: FilePath, *, mend_tail: bool = False) -> SampleLog:
-    """Read a samples file; a last line that was cut short is left out.
+def read_samples(
+    path: FilePath, *, mend: str = "take samples with `rlxjax calibrate`", mend_tail: bool = False
+) -> SampleLog:
+    """Read a samples file of any version, compressed if its name ends in `.gz`.
+
+    A last line that was cut short is left out.
 
     Args:
         path: the file.
+        mend: what to do about a file that cannot be read, for messages.
         mend_tail: also cut such a line off the file, so that appending goes on cleanly.
 
     Raises:
         ValueError: no such file, or one that is no samples file; one line that names the place.
     """
-    mend = "leave out --resume to start anew"
     try:
         content = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}); {mend}") from None
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{path}: cannot be read ({reason}); {mend}") from None
     whole = content[: content.rfind(b"\n") + 1]
-    log: SampleLog | None = None
+    log, adapter = None, LINE
     for number, text in enumerate(whole.splitlines(), 1):
         try:
-            line = _LINE.validate_json(text)
-            if not isinstance(line, _Header):
+            line = adapter.validate_json(text)
+            if not isinstance(line, Header):
                 _add_line(log, line)
             elif log is None:
                 log = _begun(line)
+                adapter = LINE if log.version == SAMPLES_VERSION else EARLIER_LINE
             else:
                 raise ValueError("a second header: a file holds the samples of one campaign")
         except ValueError as error:
@@ -205,7 +183,14 @@ def check_resumable(
     here: Fingerprint,
     models: Mapping[int, str] = MappingProxyType({}),
 ) -> None:
-    """Refuse to go on with samples of another machine, another grid or other models."""
+    """Refuse to go on with samples of another version, runner, machine or grid, or of other models."""
+    ours = {"version": SAMPLES_VERSION, "runner": RUNNER_VERSION}
+    for name, expected in ours.items():
+        if (got := getattr(log, name)) != expected:
+            raise ValueError(
+                f"{path}: holds samples of {name} {got}, and this is {name} {expected}; leave out --resume "
+                "to start anew"
+            )
     if differences := fingerprint_differences(log.fingerprint, here):
         raise ValueError(
             f"{path}: was taken elsewhere ({'; '.join(differences)}); leave out --resume to start anew"
@@ -247,46 +232,42 @@ def timings_of(cells: Sequence[Cell], time_ns: np.ndarray) -> Timings:
     return dataclasses.replace(timings, selection=np.array(selection, np.int32))
 
 
-def _begun(header: _Header) -> SampleLog:
+def _begun(header: Header) -> SampleLog:
     """Return the samples of a header, none so far."""
     if header.version > SAMPLES_VERSION:
         raise ValueError(
             f"header.version: {header.version} is newer than {SAMPLES_VERSION}, the newest that this rlxjax "
             "reads"
         )
-    if header.version != SAMPLES_VERSION:
-        raise ValueError(f"header.version: expected {SAMPLES_VERSION}, got {header.version}")
-    return SampleLog(header.fingerprint)
+    if header.version < 1:
+        raise ValueError(f"header.version: expected 1 to {SAMPLES_VERSION}, got {header.version}")
+    return SampleLog(header.fingerprint, version=header.version, runner=header.runner)
 
 
-def _add_line(log: SampleLog | None, line: _Cells | _Models | _Micro | _Timing) -> None:
+def _add_line(log: SampleLog | None, line: Other | Timing | EarlierTiming) -> None:
     """Add what a line says to the samples so far."""
     if log is None:
         raise ValueError("expected a header first")
-    if isinstance(line, _Timing):
-        cell = _checked_cell(line.strategy, line.batch, line.n_fft, line.k)
-        if line.n_segments != cell.n_segments:
-            raise ValueError(
-                f"timing.n_segments: {cell.strategy} has {cell.n_segments}, got {line.n_segments}"
-            )
+    if isinstance(line, Visit):
         if line.round > len(log.rounds):
             raise ValueError(
                 f"timing.round: expected at most {len(log.rounds)}, the one after the last, got {line.round}"
             )
+        cell = checked_cell(log.version, line.strategy, line.batch, line.n_fft, line.k)
+        if cell is None:
+            log.left_out += 1
+            return
+        if line.n_segments != cell.n_segments:
+            raise ValueError(
+                f"timing.n_segments: {cell.strategy} has {cell.n_segments}, got {line.n_segments}"
+            )
         log.add(line.round, cell, line.times_ns)
-    elif isinstance(line, _Micro):
+    elif isinstance(line, Micro):
         log.micro.setdefault(line.name, []).append(line.time_ns)
-    elif isinstance(line, _Models):
+    elif isinstance(line, Models):
         log.models = dict(line.models)
     else:
-        log.cells = [_checked_cell(*cell) for cell in line.cells]
+        cells = [checked_cell(log.version, *cell) for cell in line.cells]
+        log.cells = [cell for cell in cells if cell is not None]
         if len(set(log.cells)) < len(log.cells):
             raise ValueError("cells: expected every workload once")
-
-
-def _checked_cell(strategy: str, batch: int, n_fft: int, k: int) -> Cell:
-    if strategy not in STRATEGIES:
-        raise ValueError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
-    if n_fft % 2:
-        raise ValueError(f"n_fft: expected an even number, got {n_fft}")
-    return Cell(strategy, batch, n_fft, k)
