@@ -10,7 +10,7 @@ import numpy as np
 
 from rlxjax import Calibration, WelchPeakParams
 from rlxjax._calibration_file import current_fingerprint
-from rlxjax._files import write_json_file
+from rlxjax._files import file_to_write, write_json_file
 from rlxjax.welch import FAST_SEGMENTS, aligned_zeros
 
 from .bench_file import (
@@ -118,13 +118,13 @@ def run_bench(
         seed: of the samples and of the order of measuring; from the system unless given.
 
     Raises:
-        ValueError: a budget that is not positive, an unknown contender, none that can run, or a folder as
-            the file.
+        ValueError: a budget that is not positive, an unknown contender, none that can run, or an `out`
+            that is no file.
     """
     if not 0 < budget_s < float("inf"):
         raise ValueError(f"--budget: expected a positive number of seconds, got {budget_s:g}")
-    if out is not None and out.is_dir():
-        raise ValueError(f"--out: expected a file, got the folder {out}")
+    if out is not None:
+        file_to_write(out)
     rng, done, interrupted = np.random.default_rng(seed), [], False
     with jax.enable_x64(False):
         taking_part, skipped = contenders(calibration, names)

@@ -8,18 +8,30 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path as FilePath
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 _STARTED_S = time.perf_counter()
 
 import typer  # noqa: E402
 from rich.console import Console  # noqa: E402
 
+if TYPE_CHECKING:
+    from .job import Outcome
+
 app = typer.Typer(
     help="Decide, with numbers measured on this machine, whether fusing work on a device pays.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+#: Largest size of a workload: what arrays of JAX are indexed by.
+MAX_SIZE = 2**31 - 1
+Batch = Annotated[int, typer.Option(help="Rows of the signal.", max=MAX_SIZE)]
+NFft = Annotated[int, typer.Option(help="Samples of a segment, even.", max=MAX_SIZE)]
+Peaks = Annotated[
+    int, typer.Option("--k", help="Peaks of a row; those beyond the bins are (0, 0.0).", max=MAX_SIZE)
+]
+Segments = Annotated[int, typer.Option(help="Segments of a row.", max=MAX_SIZE)]
 
 #: What every mistake in a command's arguments derives from.
 _UsageError: Any = typer.BadParameter.__base__
@@ -79,7 +91,7 @@ def calibrate(
     """
     _set_up_jax(device)
     from .job import run
-    from .report import Progress, print_outcome
+    from .report import Progress
 
     outcome = run(
         started_s=_STARTED_S,
@@ -92,9 +104,53 @@ def calibrate(
         force=force,
         prior=prior,
     )
-    print_outcome(outcome, Console(width=None if sys.stdout.isatty() else 110))
-    if not outcome.is_written:
-        raise typer.Exit(NOT_WRITTEN_STATUS)
+    _print_outcome(outcome)
+
+
+@app.command()
+@_one_line_errors
+def refit(
+    samples: Annotated[
+        FilePath, typer.Argument(help="A samples file of calibrate, of any version or machine.")
+    ],
+    out: Annotated[
+        FilePath | None,
+        typer.Option(help="The calibration file; by default NAME.json beside NAME.samples.jsonl."),
+    ] = None,
+    model: Annotated[
+        list[FilePath] | None, typer.Option(help="A learned FFT that was timed; may be given again.")
+    ] = None,
+    prior: Annotated[
+        FilePath | None, typer.Option(help="A calibration to start from, of another machine or day.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the file even if the fit did not converge.")
+    ] = False,
+) -> None:
+    """Fit the latency model to kept samples again, and write the calibration of their machine.
+
+    For a calibration file that this version does not read, say. Nothing is measured.
+    Exit status 1: the fit did not converge and nothing was written; 2: bad input.
+    """
+    from .refit import refit as fit_again
+    from .report import Progress
+    from .samples import read_samples
+
+    log = read_samples(samples)
+    _set_up_jax("cpu" if log.fingerprint.platform == "cpu" else None)
+    options = [("--out", out), *(("--model", file) for file in model or ()), ("--prior", prior)]
+    given = [part for name, value in options if value for part in (name, str(value))]
+    outcome = fit_again(
+        log,
+        samples,
+        out=out,
+        command=shlex.join(["rlxjax", "refit", str(samples), *given, *["--force"] * force]),
+        progress=Progress(Console(stderr=True)),
+        models=model or [],
+        force=force,
+        prior=prior,
+    )
+    _print_outcome(outcome)
 
 
 @app.command()
@@ -122,10 +178,10 @@ def validate(
 @_one_line_errors
 def predict(
     file: Annotated[FilePath, typer.Argument(help="A calibration file.")],
-    batch: Annotated[int, typer.Option(help="Rows of the signal.")],
-    n_fft: Annotated[int, typer.Option(help="Samples of a segment, even.")] = 256,
-    k: Annotated[int, typer.Option(help="Peaks of a row.")] = 16,
-    segments: Annotated[int, typer.Option(help="Segments of a row.")] = 2,
+    batch: Batch,
+    n_fft: NFft = 256,
+    k: Peaks = 16,
+    segments: Segments = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict what each strategy takes for a workload, and pick the cheapest of the same result.
@@ -172,10 +228,10 @@ def predict(
 @_one_line_errors
 def explain(
     file: Annotated[FilePath, typer.Argument(help="A calibration file.")],
-    batch: Annotated[int, typer.Option(help="Rows of the signal.")],
-    n_fft: Annotated[int, typer.Option(help="Samples of a segment, even.")] = 256,
-    k: Annotated[int, typer.Option(help="Peaks of a row.")] = 16,
-    segments: Annotated[int, typer.Option(help="Segments of a row.")] = 2,
+    batch: Batch,
+    n_fft: NFft = 256,
+    k: Peaks = 16,
+    segments: Segments = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say why a strategy is picked: the parts of its time, the margin, and what would change the choice."""
@@ -195,11 +251,15 @@ def explain(
 @_one_line_errors
 def bench(
     n_fft: Annotated[
-        list[int] | None, typer.Option(help="Samples of a segment, even; may be given again.")
+        list[int] | None, typer.Option(help="Samples of a segment, even; may be given again.", max=MAX_SIZE)
     ] = None,
-    batch: Annotated[list[int] | None, typer.Option(help="Rows of the signal; may be given again.")] = None,
-    k: Annotated[list[int] | None, typer.Option(help="Peaks of a row; may be given again.")] = None,
-    segments: Annotated[int, typer.Option(help="Segments of a row.")] = 2,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Rows of the signal; may be given again.", max=MAX_SIZE)
+    ] = None,
+    k: Annotated[
+        list[int] | None, typer.Option(help="Peaks of a row; may be given again.", max=MAX_SIZE)
+    ] = None,
+    segments: Segments = 2,
     contender: Annotated[
         list[str] | None, typer.Option(help="Who takes part, all by default; may be given again.")
     ] = None,
@@ -272,6 +332,14 @@ def _run(commands: typer.Typer, arguments: list[str]) -> None:
     except typer.Abort:
         status = INTERRUPTED_STATUS
     sys.exit(status)
+
+
+def _print_outcome(outcome: "Outcome") -> None:
+    from .report import print_outcome
+
+    print_outcome(outcome, Console(width=None if sys.stdout.isatty() else 110))
+    if not outcome.is_written:
+        raise typer.Exit(NOT_WRITTEN_STATUS)
 
 
 def _set_up_jax_as(file: FilePath) -> None:

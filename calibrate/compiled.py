@@ -4,14 +4,18 @@ import hashlib
 import os
 import platform
 import re
+import stat
 import tempfile
+import warnings
 from importlib import metadata
 from pathlib import Path as FilePath
 
 import jax
 
-#: Of all that is kept; the oldest files go first.
+#: Of what is kept for one kind of processor; the oldest programs go first.
 MAX_BYTES = 2**28
+#: Names that JAX gives to the files of its cache: of a program, and of the time at which it was last used.
+_CACHE_FILE = re.compile(r".+-[0-9a-f]{64}-(cache|atime)")
 #: An earlier one prints an error for every CPU program that it loads (https://github.com/jax-ml/jax/issues/38445).
 _OLDEST_JAXLIB = (0, 10, 2)
 #: What /proc/cpuinfo says of the instructions and the tuning that XLA compiles for.
@@ -22,7 +26,8 @@ def keep_compiled_programs() -> None:
     """Let JAX keep what it compiles between runs; where that cannot be, it compiles again.
 
     A cache of the user's own (`JAX_COMPILATION_CACHE_DIR`) is used as it is, and
-    `JAX_ENABLE_COMPILATION_CACHE=0` turns caching off.
+    `JAX_ENABLE_COMPILATION_CACHE=0` turns caching off. A folder that is a symbolic link, or that others own
+    or may write, is not used, with a warning: JAX runs the programs that it finds.
     """
     version = tuple(int(part) for part in re.findall(r"\d+", metadata.version("jaxlib"))[:3])
     unsuitable = jax.default_backend() == "cpu" and version < _OLDEST_JAXLIB
@@ -32,10 +37,15 @@ def keep_compiled_programs() -> None:
         return
     folder = compiled_programs_path()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.parent.parent.mkdir(parents=True, exist_ok=True)
+        for private in (folder.parent, folder):
+            private.mkdir(mode=0o700, exist_ok=True)
+            if reason := _why_unsafe(private):
+                warnings.warn(f"{private}: {reason}: compiled programs are not kept there", stacklevel=2)
+                return
         with tempfile.TemporaryFile(dir=folder):
             pass
-        _remove_oldest(folder.parent, MAX_BYTES)
+        _remove_oldest(folder, MAX_BYTES)
     except OSError:
         return
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -62,12 +72,32 @@ def _processor() -> str:
     return "\n".join(line for line in first.splitlines() if line.startswith(_PROCESSOR_FIELDS))
 
 
+def _why_unsafe(folder: FilePath) -> str:
+    """Return why programs from a folder are not run, empty if they may be: somebody else could write them."""
+    status = folder.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        return "is a symbolic link"
+    if os.name != "posix":
+        return ""
+    if status.st_uid != os.geteuid():
+        return "belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "may be written by others (chmod go-w mends that)"
+    return ""
+
+
 def _remove_oldest(folder: FilePath, most_bytes: int) -> None:
-    files = [(path.stat(), path) for path in folder.rglob("*") if path.is_file()]
+    """Remove the oldest files that the cache wrote in its folder; nothing else is touched."""
+    with os.scandir(folder) as entries:
+        files = [
+            (entry.stat(follow_symlinks=False), entry.path)
+            for entry in entries
+            if _CACHE_FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+        ]
     files.sort(key=lambda file: file[0].st_mtime)
-    excess = sum(stat.st_size for stat, _ in files) - most_bytes
-    for stat, path in files:
+    excess = sum(status.st_size for status, _ in files) - most_bytes
+    for status, path in files:
         if excess <= 0:
             return
-        path.unlink(missing_ok=True)
-        excess -= stat.st_size
+        FilePath(path).unlink(missing_ok=True)
+        excess -= status.st_size

@@ -39,7 +39,7 @@ def check_fittable(cells: Sequence[Cell], samples_path: FilePath) -> None:
     Raises:
         ValueError: too few of them, or all of one batch and n_fft; one line that says what is missing.
     """
-    kept = f"the samples are in {samples_path}: go on with --resume"
+    kept = f"the samples are in {samples_path}: measure more with `rlxjax calibrate --resume`"
     if len(cells) < MIN_TIMINGS:
         raise ValueError(
             f"only {len(cells)} workloads were measured, too few to fit, which takes at least {MIN_TIMINGS}; {kept}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 
@@ -25,7 +26,7 @@ from rlxjax._calibration_file import (
     default_calibration_path,
 )
 from rlxjax._device import Coefficients
-from rlxjax._files import sha256_of, write_json_file
+from rlxjax._files import file_to_write, sha256_of, write_json_file
 from rlxjax._fit import MIN_TIMINGS, FitResult
 from rlxjax._laplace import is_measured
 from rlxjax._latency import coefficient_unit
@@ -42,7 +43,7 @@ from .fits import (
 from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro
 from .plan import memory_limit_bytes, prepare
 from .report import Progress, shortened
-from .samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside
+from .samples import RUNNER_VERSION, SampleLog, SampleWriter, check_resumable, read_samples, set_aside
 from .validate import OUTLIER_FACTOR, error_summaries, measured_domain, outliers
 from .visits import Visits, noise_floor, quartile_ns
 from .workloads import Cell, Grid, Models, load_models, runs_model, split_by_memory
@@ -113,15 +114,15 @@ def run(
         prior: a calibration file to start from, of any machine.
 
     Raises:
-        ValueError: a budget that is too short, a prior or a model that is none, two models of one segment
-            length, samples that cannot be resumed, too few samples to fit, or all of one batch and n_fft.
+        ValueError: a budget that is too short, an `out` that is no file, a prior or a model that is none,
+            two models of one segment length, samples that cannot be resumed, too few samples to fit, or all
+            of one batch and n_fft.
     """
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
     grid = Grid() if grid is None else grid
     path = default_calibration_path() if out is None else out
-    if path.is_dir():
-        raise ValueError(f"--out: expected a file, got the folder {path}")
+    file_to_write(path)
     timed_models = load_models(models)
     here, notes = current_fingerprint(), []
     known = None
@@ -137,7 +138,7 @@ def run(
     digests = {n_fft: timed.sha256 for n_fft, timed in timed_models.items()}
     skipped = {"would not fit in memory": [str(cell) for cell in too_large]} if too_large else {}
     if resume:
-        log = read_samples(samples_path, mend_tail=True)
+        log = read_samples(samples_path, mend="leave out --resume to start anew", mend_tail=True)
         check_resumable(log, samples_path, wanted, here, digests)
     else:
         log = SampleLog(here)
@@ -185,6 +186,16 @@ def fit_and_write(
 ) -> Outcome:
     """Fit samples, of whatever machine they are, judge the fit, and write the calibration of that machine."""
     cells, visits = log.cells, log.visits()
+    if log.runner != RUNNER_VERSION:
+        notes.append(
+            f"The samples are of runner {log.runner}, and this is runner {RUNNER_VERSION}: what is fitted to "
+            "them says what that one takes."
+        )
+    if log.left_out:
+        notes.append(
+            f"{log.left_out} timings of fused were left out, as samples of version {log.version} do not say "
+            "which form of the selection ran: what the calibration says of fused is guessed."
+        )
     if not len(visits.rounds()):
         time_ns = dict(max(log.rounds, key=len, default=[]))
         cells = [cell for cell in log.cells if cell in time_ns]
@@ -222,9 +233,10 @@ def fit_and_write(
     is_written = force or not unfinished
     notes += unfinished
     if not is_written:
+        taken = shlex.join(["rlxjax", "refit", str(samples_path), "--out", str(path), "--force"])
         notes.append(
-            f"No calibration was written. Go on with --resume and a larger --budget (the samples are in "
-            f"{samples_path}), or take it as it is with --resume --force."
+            "No calibration was written. Measure more with `rlxjax calibrate --resume` and a larger "
+            f"--budget, or take it as it is with `{taken}`."
         )
     summaries = error_summaries(
         cells, measured_ns, fitted.blind, fitted.blind_terms_ns, noise, grid, seen, models

@@ -30,6 +30,8 @@ from .workloads import Cell, Signals
 #: Float32 elements of the arrays that are uploaded and read back, and, far beyond any cache, copied.
 TRANSFER_ELEMENTS, COPY_ELEMENTS = 2**22, 2**25
 MICRO_REPEATS = 15
+#: Without these there is no gate, and nothing to start a fit from.
+NEEDED_MICRO = ("launch", "roundtrip", "copy", "upload", "readback")
 #: Runs of a micro-benchmark whose difference to another tells of the caches.
 RUNS_IN_A_ROW = 10
 #: A visit of a cell repeats its run until they took so long together, but no more often than that.
@@ -108,8 +110,17 @@ def time_micro(log: SampleLog, writer: SampleWriter, repeats: int = MICRO_REPEAT
 
 
 def micro_rates(log: SampleLog) -> MicroRates:
-    """Return the rates that the minimum of each benchmark's repeats gives."""
+    """Return the rates that the minimum of each benchmark's repeats gives.
+
+    Raises:
+        ValueError: samples without a benchmark of launches, round trips or transfers.
+    """
     best = {name: min(times) for name, times in log.micro.items()}
+    if missing := [name for name in NEEDED_MICRO if name not in best]:
+        raise ValueError(
+            f"the samples hold no micro-benchmark of {', '.join(missing)}: measure more with "
+            "`rlxjax calibrate --resume`"
+        )
     transfer_bytes, copy_bytes = TRANSFER_ELEMENTS * ELEMENT_BYTES, COPY_ELEMENTS * ELEMENT_BYTES
     return MicroRates(
         dispatch_ns=best["launch"],

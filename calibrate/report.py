@@ -65,20 +65,17 @@ def print_outcome(outcome: "Outcome", console: Console) -> None:
     console.print(_error_table(outcome))
     console.print(_coefficient_table(outcome))
     console.print(_decision_table(outcome))
-    console.print(_micro_line(outcome), highlight=False)
-    for reason, names in outcome.skipped.items():
-        console.print(f"skipped, {reason}: {shortened(names)}", highlight=False)
-    for text in outcome.notes:
-        console.print(text, highlight=False)
     samples = outcome.content.samples
-    console.print(
-        f"{samples.timings} timings ({samples.workloads} workloads, {samples.rounds} rounds) in "
-        f"{outcome.samples_path}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    written = outcome.path if outcome.is_written else "not written"
-    console.print(f"calibration: {written}", highlight=False, soft_wrap=True)
+    counts = f"{samples.timings} timings ({samples.workloads} workloads, {samples.rounds} rounds)"
+    for text in (
+        _micro_line(outcome),
+        *(f"skipped, {reason}: {shortened(names)}" for reason, names in outcome.skipped.items()),
+        *outcome.notes,
+        f"{counts} in {outcome.samples_path}",
+        f"calibration: {outcome.path if outcome.is_written else 'not written'}",
+    ):
+        # Names of files are printed as they are, and on one line: commands are copied.
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def shortened(names: Sequence[str]) -> str:

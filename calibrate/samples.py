@@ -1,24 +1,41 @@
 """The raw samples: one JSON line each, appended and flushed as it is taken, never rewritten."""
 
 import dataclasses
+import gzip
 import json
-import math
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
+from pydantic import ValidationError
 
 from rlxjax import Timings
 from rlxjax._calibration_file import Fingerprint, fingerprint_differences
+from rlxjax._files import first_refusal
 from rlxjax.welch._selection import SELECTIONS
 
+from .sample_lines import (
+    EARLIER_LINE,
+    LINE,
+    SAMPLES_VERSION,
+    EarlierTiming,
+    Header,
+    Micro,
+    Models,
+    Other,
+    Timing,
+    Visit,
+    checked_cell,
+)
 from .visits import Visits
-from .workloads import STRATEGIES, Cell
+from .workloads import Cell
 
-SAMPLES_VERSION = 3
+#: Version of the runner that is timed here.
+RUNNER_VERSION = 12
 
 
 @dataclasses.dataclass
@@ -31,6 +48,9 @@ class SampleLog:
         rounds: per round, its visits so far in the order they were made: the cell and the least time in ns.
         micro: per micro-benchmark, all its repeats in ns.
         models: of the learned FFTs that were timed, the SHA-256 of the file, by segment length.
+        version: of the file's format.
+        runner: version of the runner that was timed.
+        left_out: timings of `fused` that do not say which form of the selection ran.
     """
 
     fingerprint: Fingerprint
@@ -38,6 +58,9 @@ class SampleLog:
     rounds: list[list[tuple[Cell, int]]] = dataclasses.field(default_factory=list)
     micro: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     models: dict[int, str] = dataclasses.field(default_factory=dict)
+    version: int = SAMPLES_VERSION
+    runner: int = RUNNER_VERSION
+    left_out: int = 0
 
     def is_complete(self, round_: Sequence[tuple[Cell, int]]) -> bool:
         """Return whether every cell was measured in a round; none is before cells are chosen."""
@@ -74,8 +97,8 @@ class SampleWriter:
         self._file = open(path, "a" if append else "x", encoding="utf-8")  # noqa: SIM115
         self._log = log
         if not append:
-            header = {"version": SAMPLES_VERSION, "fingerprint": log.fingerprint.model_dump()}
-            self._write({"kind": "header", **header})
+            header = {"version": log.version, "runner": log.runner}
+            self._write({"kind": "header", **header, "fingerprint": log.fingerprint.model_dump()})
 
     def __enter__(self) -> Self:
         return self
@@ -109,11 +132,16 @@ class SampleWriter:
         self._file.flush()
 
 
-def read_samples(path: FilePath, *, mend_tail: bool = False) -> SampleLog:
-    """Read a samples file; a last line that was cut short is left out.
+def read_samples(
+    path: FilePath, *, mend: str = "take samples with `rlxjax calibrate`", mend_tail: bool = False
+) -> SampleLog:
+    """Read a samples file of any version, compressed if its name ends in `.gz`.
+
+    A last line that was cut short is left out.
 
     Args:
         path: the file.
+        mend: what to do about a file that cannot be read, for messages.
         mend_tail: also cut such a line off the file, so that appending goes on cleanly.
 
     Raises:
@@ -121,21 +149,28 @@ def read_samples(path: FilePath, *, mend_tail: bool = False) -> SampleLog:
     """
     try:
         content = path.read_bytes()
-    except OSError as error:
-        raise ValueError(
-            f"{path}: cannot be read ({error.strerror}); leave out --resume to start anew"
-        ) from None
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{path}: cannot be read ({reason}); {mend}") from None
     whole = content[: content.rfind(b"\n") + 1]
-    log: SampleLog | None = None
-    for number, line in enumerate(whole.splitlines(), 1):
+    log, adapter = None, LINE
+    for number, text in enumerate(whole.splitlines(), 1):
         try:
-            log = _add_line(log, json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path}: line {number}: not a sample of this job ({error}); leave out --resume to start anew"
-            ) from None
+            line = adapter.validate_json(text)
+            if not isinstance(line, Header):
+                _add_line(log, line)
+            elif log is None:
+                log = _begun(line)
+                adapter = LINE if log.version == SAMPLES_VERSION else EARLIER_LINE
+            else:
+                raise ValueError("a second header: a file holds the samples of one campaign")
+        except ValueError as error:
+            reason = first_refusal(error) if isinstance(error, ValidationError) else error
+            raise ValueError(f"{path}: line {number}: {reason}; {mend}") from None
     if log is None:
-        raise ValueError(f"{path}: holds no header; leave out --resume to start anew")
+        raise ValueError(f"{path}: holds no header; {mend}")
     if mend_tail and len(whole) < len(content):
         os.truncate(path, len(whole))
     return log
@@ -148,7 +183,14 @@ def check_resumable(
     here: Fingerprint,
     models: Mapping[int, str] = MappingProxyType({}),
 ) -> None:
-    """Refuse to go on with samples of another machine, another grid or other models."""
+    """Refuse to go on with samples of another version, runner, machine or grid, or of other models."""
+    ours = {"version": SAMPLES_VERSION, "runner": RUNNER_VERSION}
+    for name, expected in ours.items():
+        if (got := getattr(log, name)) != expected:
+            raise ValueError(
+                f"{path}: holds samples of {name} {got}, and this is {name} {expected}; leave out --resume "
+                "to start anew"
+            )
     if differences := fingerprint_differences(log.fingerprint, here):
         raise ValueError(
             f"{path}: was taken elsewhere ({'; '.join(differences)}); leave out --resume to start anew"
@@ -190,29 +232,42 @@ def timings_of(cells: Sequence[Cell], time_ns: np.ndarray) -> Timings:
     return dataclasses.replace(timings, selection=np.array(selection, np.int32))
 
 
-def _add_line(log: SampleLog | None, line: dict[str, Any]) -> SampleLog:
-    kind = line["kind"]
-    if kind == "header":
-        if line["version"] != SAMPLES_VERSION:
-            raise ValueError(f"version {line['version']}, expected {SAMPLES_VERSION}")
-        return SampleLog(Fingerprint.model_validate(line["fingerprint"]))
+def _begun(header: Header) -> SampleLog:
+    """Return the samples of a header, none so far."""
+    if header.version > SAMPLES_VERSION:
+        raise ValueError(
+            f"header.version: {header.version} is newer than {SAMPLES_VERSION}, the newest that this rlxjax "
+            "reads"
+        )
+    if header.version < 1:
+        raise ValueError(f"header.version: expected 1 to {SAMPLES_VERSION}, got {header.version}")
+    return SampleLog(header.fingerprint, version=header.version, runner=header.runner)
+
+
+def _add_line(log: SampleLog | None, line: Other | Timing | EarlierTiming) -> None:
+    """Add what a line says to the samples so far."""
     if log is None:
-        raise ValueError("a header was expected first")
-    if kind == "cells":
-        log.cells = [Cell(*cell) for cell in line["cells"]]
-    elif kind == "models":
-        log.models = {int(n_fft): str(sha256) for n_fft, sha256 in line["models"]}
-    elif kind == "micro":
-        if not 0 < line["time_ns"] < math.inf:
-            raise ValueError(f"a time of {line['time_ns']}, which is not positive and finite")
-        log.micro.setdefault(line["name"], []).append(float(line["time_ns"]))
-    elif kind == "timing":
-        times_ns = line["times_ns"]
-        if line["strategy"] not in STRATEGIES or line["round"] < 0 or not times_ns:
-            raise ValueError("unknown strategy, a negative round, or no times")
-        if not all(isinstance(time_ns, int) and time_ns > 0 for time_ns in times_ns):
-            raise ValueError(f"times of {times_ns}, of which one is no whole number of ns that is positive")
-        log.add(line["round"], Cell(line["strategy"], line["batch"], line["n_fft"], line["k"]), times_ns)
+        raise ValueError("expected a header first")
+    if isinstance(line, Visit):
+        if line.round > len(log.rounds):
+            raise ValueError(
+                f"timing.round: expected at most {len(log.rounds)}, the one after the last, got {line.round}"
+            )
+        cell = checked_cell(log.version, line.strategy, line.batch, line.n_fft, line.k)
+        if cell is None:
+            log.left_out += 1
+            return
+        if line.n_segments != cell.n_segments:
+            raise ValueError(
+                f"timing.n_segments: {cell.strategy} has {cell.n_segments}, got {line.n_segments}"
+            )
+        log.add(line.round, cell, line.times_ns)
+    elif isinstance(line, Micro):
+        log.micro.setdefault(line.name, []).append(line.time_ns)
+    elif isinstance(line, Models):
+        log.models = dict(line.models)
     else:
-        raise ValueError(f"unknown kind {kind!r}")
-    return log
+        cells = [checked_cell(log.version, *cell) for cell in line.cells]
+        log.cells = [cell for cell in cells if cell is not None]
+        if len(set(log.cells)) < len(log.cells):
+            raise ValueError("cells: expected every workload once")

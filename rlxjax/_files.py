@@ -6,6 +6,7 @@ A file is whole JSON of its schema, or refused in one line.
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path as FilePath
@@ -15,6 +16,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 #: Of a value that is refused, for a message.
 SHOWN_CHARACTERS = 80
+#: What stands at a path where a file was expected.
+_KINDS = {
+    stat.S_IFDIR: "folder",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+    stat.S_IFIFO: "named pipe",
+    stat.S_IFSOCK: "socket",
+}
 
 _Content = TypeVar("_Content", bound=BaseModel)
 
@@ -76,18 +85,46 @@ def read_json_file(
     try:
         return schema.model_validate(content)
     except ValidationError as reason:
-        first = reason.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "content"
-        said = first["msg"].removeprefix("Value error, ")
-        got = repr(first["input"])
-        got = got if len(got) <= SHOWN_CHARACTERS else f"{got[:SHOWN_CHARACTERS]}..."
-        shown = "" if first["type"] in ("missing", "value_error") else f", got {got}"
-        raise error(" ".join(f"{path}: {field}: {said}{shown}; {mend}".split())) from None
+        raise error(f"{path}: {first_refusal(reason)}; {mend}") from None
+
+
+def first_refusal(reason: ValidationError) -> str:
+    """Return the first thing that a schema refused, in one line: the field, what was expected, what came."""
+    first = reason.errors()[0]
+    field = ".".join(str(part) for part in first["loc"]) or "content"
+    said = first["msg"].removeprefix("Value error, ")
+    got = repr(first["input"])
+    got = got if len(got) <= SHOWN_CHARACTERS else f"{got[:SHOWN_CHARACTERS]}..."
+    shown = "" if first["type"] in ("missing", "value_error") else f", got {got}"
+    return " ".join(f"{field}: {said}{shown}".split())
+
+
+def file_to_write(path: str | os.PathLike) -> FilePath:
+    """Return the file that writing to a path makes or replaces: of a symbolic link, its target.
+
+    Raises:
+        ValueError: one line; what is there is no regular file, or cannot be reached.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        pass
+    except OSError as reason:
+        raise ValueError(f"{os.fspath(path)}: cannot be written ({reason.strerror})") from None
+    else:
+        if not stat.S_ISREG(mode):
+            kind = _KINDS.get(stat.S_IFMT(mode), "special file")
+            raise ValueError(f"expected a file to write, got the {kind} {os.fspath(path)}")
+    return FilePath(os.path.realpath(path))
 
 
 def write_json_file(content: BaseModel, path: str | os.PathLike, indent: int | None = 2) -> None:
-    """Write a file so that a reader sees either the old one or the new one, whole."""
-    path = FilePath(path)
+    """Write a file so that a reader sees either the old one or the new one, whole.
+
+    Raises:
+        ValueError: the path is that of a folder, a device or a named pipe.
+    """
+    path = file_to_write(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = content.model_dump_json(indent=indent) + "\n"
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")

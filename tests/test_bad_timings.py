@@ -81,7 +81,7 @@ def test_a_fit_that_did_not_converge_is_told_and_written_only_if_asked(tmp_path,
     assert path.read_text() == "an earlier calibration"
     assert path.with_suffix(".samples.jsonl").read_bytes() == samples
     assert any("did not converge in 200 steps" in note for note in outcome.notes)
-    assert "--resume --force" in outcome.notes[-1]
+    assert f"rlxjax refit {path.with_suffix('.samples.jsonl')} --out {path} --force" in outcome.notes[-1]
     forced = run_job(path, [], grid=WIDE, resume=True, begun_s_ago=1e4, force=True)
     assert forced.is_written
     assert read_calibration_file(path).fit.converged is False
@@ -141,5 +141,5 @@ def test_too_few_timings_or_those_of_one_workload_are_refused(fit):
 def test_a_campaign_that_makes_no_fit_is_refused_with_what_is_missing(cells, said, tmp_path):
     with pytest.raises(ValueError, match=said) as refusal:
         check_fittable(cells, tmp_path / "c.samples.jsonl")
-    assert "go on with --resume" in str(refusal.value)
+    assert "measure more with `rlxjax calibrate --resume`" in str(refusal.value)
     assert "\n" not in str(refusal.value)

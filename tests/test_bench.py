@@ -317,7 +317,7 @@ def test_the_report_shows_growth_and_what_was_refused(small_run):
         (("--segments", "0"), "n_segments: expected"),
         (("--device", "abacus"), "expected one of cpu, gpu, cuda, rocm, tpu, got 'abacus'"),
         (("--contender", "cupy"), "--contender: none can run here: cupy: "),
-        (("--out", "."), "--out: expected a file, got the folder ."),
+        (("--out", "."), "expected a file to write, got the folder ."),
         (("--calibration", "no-such-file"), "no such file"),
     ],
 )

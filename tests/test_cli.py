@@ -141,7 +141,14 @@ def test_the_job_is_a_module_and_a_command(command):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["nope"], ["predict"], ["predict", "x", "--batch", "many"], ["calibrate", "--nope"], ["validate"]],
+    [
+        ["nope"],
+        ["predict"],
+        ["predict", "x", "--batch", "many"],
+        ["predict", "x", "--batch", "99999999999999999999"],
+        ["calibrate", "--nope"],
+        ["validate"],
+    ],
 )
 def test_a_mistake_in_the_arguments_is_one_line_too(arguments):
     command = [sys.executable, "-c", "from calibrate.cli import main; main()", *arguments]
@@ -149,6 +156,30 @@ def test_a_mistake_in_the_arguments_is_one_line_too(arguments):
     assert result.returncode == 2
     assert len(result.stderr.strip().splitlines()) == 1
     assert result.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize("option", ["--batch", "--n-fft", "--k", "--segments"])
+def test_a_size_beyond_every_array_is_one_line(file, option):
+    for command in (("predict", file), ("explain", file), ("bench",)):
+        for size in (2**31, 10**20, -(10**20)):
+            sizes = {"--batch": 8, "--n-fft": 64, "--k": 4} | {option: size}
+            result = invoke(*command, *(part for pair in sizes.items() for part in pair))
+            assert result.exit_code == 2, (command, size)
+            assert option.strip("-").replace("-", "_") in result.output.replace("-", "_")
+
+
+@pytest.mark.parametrize("command", ["predict", "explain"])
+def test_the_largest_sizes_and_peaks_beyond_the_bins_have_a_prediction(file, command):
+    largest = str(2**31 - 1)
+    for sizes in (("8", "64", "5000", "2"), (largest, str(2**31 - 2), largest, largest)):
+        options = [
+            part
+            for pair in zip(("--batch", "--n-fft", "--k", "--segments"), sizes, strict=True)
+            for part in pair
+        ]
+        result = invoke(command, file, *options, "--json")
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout)["in_domain"] is False
 
 
 @pytest.mark.parametrize("platform", ["nonsense", "tpu"])

@@ -300,7 +300,7 @@ def test_a_campaign_without_a_round_is_resumed_and_only_warm_cells_are_timed(tmp
 
 
 def test_a_folder_is_no_calibration_file(tmp_path):
-    with pytest.raises(ValueError, match="--out: expected a file, got the folder"):
+    with pytest.raises(ValueError, match="expected a file to write, got the folder"):
         run_job(tmp_path)
     assert not list(tmp_path.iterdir())
 

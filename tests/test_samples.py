@@ -2,8 +2,12 @@ import json
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from calibrate.cli import app
+from calibrate.sample_lines import UNNAMED_RUNNER
 from calibrate.samples import (
+    RUNNER_VERSION,
     SampleLog,
     SampleWriter,
     check_resumable,
@@ -125,10 +129,12 @@ def test_appending_goes_on_where_a_cut_file_ended(written):
     ("content", "said"),
     [
         (b"", "no header"),
-        (b'{"kind":"timing"}\n', "line 1"),
-        (b"not json\n", "line 1"),
-        (b'{"kind":"header","version":99}\n', "version 99, expected 3"),
-        (b'{"kind":"header","version":2}\n', "version 2, expected 3"),
+        (b'{"kind":"timing"}\n', "line 1: timing.round: Field required"),
+        (b'{"kind":"micro","name":"launch","time_ns":1.0}\n', "line 1: expected a header first"),
+        (b"not json\n", "line 1: content: Invalid JSON"),
+        (b"\xff\n", "line 1: content: Invalid JSON"),
+        (b"[" * 100_000 + b"]" * 100_000 + b"\n", "line 1: content: Invalid JSON: recursion limit exceeded"),
+        (b'{"kind":"header","version":3}\n', "line 1: header.fingerprint: Field required"),
     ],
 )
 def test_what_is_no_samples_file_is_refused_in_one_line(tmp_path, content, said):
@@ -138,22 +144,147 @@ def test_what_is_no_samples_file_is_refused_in_one_line(tmp_path, content, said)
         read_samples(path)
     assert str(path) in str(refusal.value)
     assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 500
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("bad", [0, -5, float("nan"), float("inf"), 1.5, "7", None])
-@pytest.mark.parametrize("kind", ["timing", "micro"])
-def test_a_time_that_is_no_positive_number_is_refused_with_its_line(kind, bad, written):
-    if (kind, bad) == ("micro", 1.5):
-        return
+def test_samples_of_a_version_that_is_not_known_are_refused(written):
     path, _ = written
-    before = len(path.read_text().splitlines())
-    line = {"timing": {"round": 0, **CELLS[0]._asdict(), "times_ns": [7, bad]}, "micro": {"name": "launch"}}
-    with path.open("a") as file:
-        file.write(json.dumps({"kind": kind, "time_ns": bad, **line[kind]}) + "\n")
-    with pytest.raises(ValueError, match=f"line {before + 1}: not a sample of this job") as refusal:
+    for version, said in ((99, "99 is newer than 3, the newest that this rlxjax reads"), (0, "got 0")):
+        path.write_text(path.read_text().replace('"version":3', f'"version":{version}', 1))
+        with pytest.raises(ValueError, match=f"line 1: header.version: .*{said}"):
+            read_samples(path)
+        path.write_text(path.read_text().replace(f'"version":{version}', '"version":3', 1))
+
+
+@pytest.mark.parametrize(("version", "fused"), [(1, "fused-top_k"), (2, None)])
+def test_samples_of_an_earlier_version_are_read_where_they_say_what_ran(tmp_path, version, fused):
+    """Versions 1 and 2 hold one run of a visit, and of `fused` one form: which, version 2 does not say."""
+    path = tmp_path / "earlier.samples.jsonl"
+    visits = [("fast", 2, 7), ("fused", 2, 5), ("block", 2, 9)]
+    header = {"version": version, "fingerprint": current_fingerprint().model_dump()}
+    lines = [{"kind": "header", **header}, {"kind": "micro", "name": "launch", "time_ns": 10.0}]
+    lines += [{"kind": "cells", "cells": [[strategy, 4, 64, 4] for strategy, *_ in visits]}]
+    lines += [
+        {"kind": "timing", "round": round_, "strategy": strategy, "batch": 4, "n_fft": 64, "k": 4}
+        | {"n_segments": n_segments, "time_ns": time_ns + round_}
+        for round_ in range(2)
+        for strategy, n_segments, time_ns in visits
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    log = read_samples(path)
+    kept = [(fused if strategy == "fused" else strategy, time_ns) for strategy, _, time_ns in visits]
+    kept = [(Cell(strategy, 4, 64, 4), time_ns) for strategy, time_ns in kept if strategy]
+    assert log.cells == [cell for cell, _ in kept]
+    assert log.rounds == [[(cell, time_ns + round_) for cell, time_ns in kept] for round_ in range(2)]
+    assert (log.version, log.runner, log.left_out) == (version, 12, 0 if fused else 2)
+    with pytest.raises(ValueError, match=f"holds samples of version {version}, and this is version 3"):
+        check_resumable(log, path, log.cells, current_fingerprint())
+    path.write_text(path.read_text() + json.dumps({"kind": "timing", **TIMING}) + "\n")
+    with pytest.raises(ValueError, match=f"line {len(lines) + 1}: timing.time_ns: Field required"):
+        read_samples(path)
+
+
+def test_samples_name_the_runner_that_they_timed(written):
+    path, log = written
+    assert json.loads(path.read_text().splitlines()[0])["runner"] == RUNNER_VERSION == log.runner
+    text = path.read_text()
+    path.write_text(text.replace(f'"runner":{RUNNER_VERSION},', "", 1))
+    assert read_samples(path).runner == UNNAMED_RUNNER
+    other = RUNNER_VERSION + 1
+    path.write_text(text.replace(f'"runner":{RUNNER_VERSION}', f'"runner":{other}', 1))
+    again = read_samples(path)
+    assert again.runner == other
+    with pytest.raises(ValueError, match=f"runner {other}, and this is runner {RUNNER_VERSION}") as refusal:
+        check_resumable(again, path, CELLS, current_fingerprint())
+    assert "\n" not in str(refusal.value)
+    for bad in (0, -1, "12", 1.5, None):
+        path.write_text(text.replace(f'"runner":{RUNNER_VERSION}', f'"runner":{json.dumps(bad)}', 1))
+        with pytest.raises(ValueError, match="line 1: header.runner"):
+            read_samples(path)
+
+
+TIMING = {"round": 2, **CELLS[1]._asdict(), "n_segments": 2, "times_ns": [7, 9]}
+MICRO = {"name": "launch", "time_ns": 7.0}
+CELL = list(CELLS[0])
+HUGE, NO_NUMBERS = 10**30, ["x", [4], {}, None, True, 4.5]
+
+
+def lines_with(kind, good, field, values):
+    """Return one case a value: the kind, the line's fields, and the field that is to be named."""
+    return [(kind, good | {field: value}, field) for value in values]
+
+
+BAD_LINES = [
+    *lines_with("timing", TIMING, "round", [10_000_000, 4, -1, HUGE, *NO_NUMBERS]),
+    *lines_with("timing", TIMING, "strategy", ["abacus", "fused", ["fast"], 4, None]),
+    *(
+        case
+        for size in ("batch", "n_fft", "k")
+        for case in lines_with("timing", TIMING, size, [-5, 0, HUGE, 2**31, *NO_NUMBERS])
+    ),
+    *lines_with("timing", TIMING, "n_fft", [255]),
+    *lines_with("timing", TIMING, "n_segments", [1, 3]),
+    *(
+        ("timing", TIMING | {"times_ns": times}, "times_ns")
+        for times in ([], 7, None, *([7, bad] for bad in (0, -5, HUGE, float("nan"), *NO_NUMBERS)))
+    ),
+    *lines_with("timing", TIMING, "unheard_of", [1]),
+    *lines_with("micro", MICRO, "time_ns", [0, -5, float("nan"), float("inf"), 10**400, "7", [7], None]),
+    *lines_with("micro", MICRO, "name", [7, None, ["launch"], "x" * 1000]),
+    *lines_with("cells", {}, "cells", [None, 7, CELL, [CELL, CELL], [CELL[:3]], [[*CELL, 1]]]),
+    *lines_with("cells", {}, "cells", [[["fast", bad, 64, 4]] for bad in (-5, 0, HUGE, *NO_NUMBERS)]),
+    ("cells", {"cells": [["abacus", *CELL[1:]]]}, "strategy"),
+    ("cells", {"cells": [["fast", 4, 63, 4]]}, "n_fft"),
+    *lines_with("models", {}, "models", [None, [[256]], [[256, "x"]], [["x", "0" * 64]], [[-1, "0" * 64]]]),
+    ("abacus", {}, "kind"),
+    (None, {}, "kind"),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "named"), BAD_LINES)
+def test_a_line_that_cannot_be_is_refused_by_name(kind, fields, named, written):
+    path, _ = written
+    before = path.read_text()
+    number = len(before.splitlines()) + 1
+    path.write_text(before + json.dumps({"kind": kind, **fields}) + "\n")
+    with pytest.raises(ValueError, match=f"line {number}: .*{named}") as refusal:
         read_samples(path)
     assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 500
+
+
+def test_the_lines_that_the_bad_ones_are_made_from_are_good(written):
+    path, log = written
+    lines = [{"kind": "timing", **TIMING}, {"kind": "micro", **MICRO}, {"kind": "cells", "cells": [CELL]}]
+    path.write_text(path.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
+    again = read_samples(path)
+    assert again.rounds == [*log.rounds[:2], [*log.rounds[2], (CELLS[1], 7)]]
+    assert again.micro == {"launch": [10.0, 7.0]}
+    assert again.cells == CELLS[:1]
+
+
+def test_a_second_header_is_refused_as_it_would_discard_the_samples_before_it(written):
+    path, _ = written
+    text = path.read_text()
+    path.write_text(text + text)
+    with pytest.raises(ValueError, match=f"line {len(text.splitlines()) + 1}: a second header"):
+        read_samples(path)
+
+
+@pytest.mark.parametrize("bad", ['{"kind":"timing","round":10000000}', '{"kind":"timing","batch":[4]}'])
+def test_a_bad_line_ends_the_resumed_job_in_one_line(written, bad):
+    path, _ = written
+    content = path.read_text() + bad + "\n"
+    path.write_text(content)
+    out = path.with_name("a.json")
+    result = CliRunner().invoke(app, ["calibrate", "--resume", "--out", str(out)])
+    assert result.exit_code == 2
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert f"{path}: line {len(content.splitlines())}: timing." in result.stderr
+    assert "leave out --resume to start anew" in result.stderr
+    assert path.read_text() == content
+    assert not out.exists()
 
 
 def test_samples_of_another_machine_or_grid_are_not_resumed(written):

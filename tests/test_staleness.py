@@ -197,7 +197,7 @@ def test_a_calibration_is_made_anew_as_it_was_made():
     )
     expected = "rlxjax calibrate --budget 30 --device cpu --model 'a b.npz' --model c.npz --out y.json"
     assert staleness.renewal("y.json", made) == expected
-    for other in ("", "python benchmarks/refit.py --device gpu"):
+    for other in ("", "rlxjax refit a.samples.jsonl --model b.npz"):
         assert staleness.renewal("y.json", other) == "rlxjax calibrate --out y.json"
 
 

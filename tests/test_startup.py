@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from calibrate import compiled
 
 ROOT = Path(__file__).parents[1]
 CALIBRATION = ROOT / "notebooks" / "data" / "calibration-cpu.json"
+CACHE_SETTINGS = ("jax_enable_compilation_cache", "jax_compilation_cache_dir")
 
 #: A command, and how many programs JAX found in its cache and did not find.
 COUNTED_COMMAND = """
@@ -132,12 +134,87 @@ def test_another_processor_has_another_folder(monkeypatch):
     assert compiled.compiled_programs_path() != here
 
 
+def cache_file(folder, name):
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"jit_{name}-{'0123456789abcdef' * 4}-cache"
+
+
 @pytest.mark.parametrize(("most_bytes", "kept"), [(100, 4), (40, 4), (39, 3), (20, 2), (0, 0)])
 def test_the_oldest_programs_go_first(tmp_path, most_bytes, kept):
-    files = [tmp_path / "machine" / f"{age}-cache" for age in range(4)]
-    files[0].parent.mkdir()
+    files = [cache_file(tmp_path, age) for age in range(4)]
     for age, file in enumerate(files):
         file.write_bytes(bytes(10))
         os.utime(file, (1000 - age, 1000 - age))
     compiled._remove_oldest(tmp_path, most_bytes)
     assert files_of(tmp_path) == set(files[:kept])
+
+
+def test_only_what_the_cache_wrote_in_its_own_folder_is_removed(tmp_path):
+    folder, elsewhere = tmp_path / "compiled" / "machine", tmp_path / "elsewhere"
+    own = cache_file(folder, "own")
+    users = [folder / "data.bin", folder / "notes-cache", cache_file(folder / "below", "x")]
+    users += [cache_file(folder.parent, "x"), cache_file(folder.parent / "other", "x")]
+    users += [cache_file(elsewhere, "x")]
+    for file in [own, *users]:
+        file.write_bytes(bytes(10))
+    (folder / "link").symlink_to(elsewhere, target_is_directory=True)
+    cache_file(folder, "link").symlink_to(users[-1])
+    compiled._remove_oldest(folder, 0)
+    assert files_of(tmp_path) == {*users, cache_file(folder, "link")}
+
+
+@pytest.fixture
+def caching():
+    """Caching as commands find it, in the tests' process."""
+    before = {name: jax.config.values[name] for name in CACHE_SETTINGS}
+    jax.config.update("jax_enable_compilation_cache", True)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def made_writable(folder):
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+
+
+def made_a_link(folder):
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    target = cache_file(folder.parents[1] / "target", "x")
+    target.write_bytes(bytes(10))
+    folder.symlink_to(target.parent, target_is_directory=True)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of folders are those of POSIX")
+@pytest.mark.parametrize(
+    ("spoil", "said"), [(made_writable, "may be written by others"), (made_a_link, "symbolic link")]
+)
+@pytest.mark.parametrize("is_above", [True, False])
+def test_a_folder_that_others_could_write_programs_into_is_not_used(
+    tmp_path, monkeypatch, recwarn, caching, spoil, said, is_above
+):
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
+    monkeypatch.setattr(compiled, "MAX_BYTES", 0)
+    path = compiled.compiled_programs_path()
+    spoil(path.parent if is_above else path)
+    before = files_of(tmp_path), jax.config.values["jax_compilation_cache_dir"]
+    compiled.keep_compiled_programs()
+    assert (files_of(tmp_path), jax.config.values["jax_compilation_cache_dir"]) == before
+    assert [said in str(one.message) for one in recwarn] == [True]
+
+
+def test_a_folder_of_another_user_is_not_used(tmp_path, monkeypatch):
+    assert not compiled._why_unsafe(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    assert compiled._why_unsafe(tmp_path) == "belongs to another user"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of folders are those of POSIX")
+def test_the_folders_that_the_commands_make_are_private_whatever_the_umask(tmp_path):
+    home = tmp_path / "new" / "home"
+    code = f"import os; os.umask(0)\n{COUNTED_COMMAND}"
+    done = run_python(code, "predict", str(CALIBRATION), "--batch", "64", RLXJAX_HOME=str(home))
+    assert "kept" not in done.stderr
+    made = [home / "compiled", *(home / "compiled").iterdir()]
+    assert len(made) == 2
+    assert {folder.stat().st_mode & 0o777 for folder in made} == {0o700}

@@ -1,0 +1,91 @@
+"""A calibration of kept samples, of whatever machine and version they are."""
+
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+
+from rlxjax._files import file_to_write
+
+from .fits import prior_from
+from .job import Outcome, fit_and_write
+from .report import Progress
+from .samples import SampleLog
+from .workloads import Grid, Models, load_models, runs_model
+
+#: How the job names a samples file, compressed or not.
+SAMPLES_SUFFIXES = (".samples.jsonl", ".samples.jsonl.gz")
+
+
+def refit(
+    log: SampleLog,
+    samples_path: FilePath,
+    *,
+    out: FilePath | None,
+    command: str,
+    progress: Progress,
+    models: Sequence[FilePath] = (),
+    force: bool = False,
+    prior: FilePath | None = None,
+) -> Outcome:
+    """Fit the model to samples and write the calibration of the machine that they were taken on.
+
+    Args:
+        log: the samples.
+        samples_path: where they were read from.
+        out: the calibration file; that of the samples unless given, see `calibration_of`.
+        command: how this was called, for the file.
+        progress: shows the phase.
+        models: files of the learned FFTs that were timed; runs of others are left out.
+        force: write a calibration even if a fit did not converge.
+        prior: a calibration file to start from, of any machine.
+
+    Raises:
+        ValueError: an `out` that is no file or the samples themselves, a model that was not timed, a prior
+            that is none, or samples that make no fit.
+    """
+    path = calibration_of(samples_path) if out is None else out
+    if file_to_write(path) == file_to_write(samples_path):
+        raise ValueError(f"--out: expected a file for the calibration, got that of the samples: {path}")
+    timed_models = load_models(models)
+    check_models(log, timed_models)
+    notes = []
+    left_out = [cell for cell in log.cells if runs_model(cell) and cell.n_fft not in timed_models]
+    if left_out:
+        log.cells = [cell for cell in log.cells if cell not in left_out]
+        notes.append(
+            f"{len(left_out)} workloads of learned FFTs were left out: give the models that ran with --model."
+        )
+    known = None if prior is None else prior_from(prior)[0]
+    with progress.phase("fitting"):
+        return fit_and_write(log, Grid(), timed_models, path, samples_path, command, {}, notes, force, known)
+
+
+def calibration_of(samples_path: FilePath) -> FilePath:
+    """Return the calibration file that a samples file belongs to: beside it, of the same name.
+
+    Raises:
+        ValueError: a name that says of no such file.
+
+    Examples:
+        >>> calibration_of(FilePath("a.samples.jsonl.gz")).name
+        'a.json'
+    """
+    for suffix in SAMPLES_SUFFIXES:
+        if samples_path.name.endswith(suffix) and samples_path.name != suffix:
+            return samples_path.with_name(samples_path.name.removesuffix(suffix) + ".json")
+    raise ValueError(
+        f"--out: expected a file, as {samples_path} is not named like NAME{SAMPLES_SUFFIXES[0]}, which makes "
+        "NAME.json"
+    )
+
+
+def check_models(log: SampleLog, models: Models) -> None:
+    """Refuse a model that was not timed.
+
+    Raises:
+        ValueError: one line with the model's file.
+    """
+    for n_fft, timed in models.items():
+        if log.models.get(n_fft) != timed.sha256:
+            raise ValueError(
+                f"--model: {timed.file} is not the model that the samples timed for n_fft {n_fft}"
+            )

@@ -1,0 +1,137 @@
+"""`rlxjax refit`: a calibration of kept samples."""
+
+import gzip
+import json
+import shlex
+
+import pytest
+from test_learned_job import MICRO_NS, fitted, made_up, saved
+from typer.testing import CliRunner
+
+from calibrate import fits
+from calibrate.cli import app
+from calibrate.samples import RUNNER_VERSION
+from rlxjax._calibration_file import read_calibration_file
+from rlxjax._files import sha256_of
+from rlxjax._posterior import fit_posterior
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the samples of two campaigns: `c.samples.jsonl`, and `l.samples.jsonl` with a model."""
+    folder = tmp_path_factory.mktemp("re[fit]")  # rich takes brackets for markup
+    made_up(folder / "c.json", [])
+    made_up(folder / "l.json", [saved(folder)])
+    return folder
+
+
+def refit(*arguments):
+    return CliRunner().invoke(app, ["refit", *map(str, arguments)])
+
+
+def without_origin(content):
+    """Return what a calibration says of the machine."""
+    return content.model_dump(exclude={"created", "command", "samples", "held_out", "noise_floor"})
+
+
+def test_a_refit_says_what_the_job_says_of_the_same_samples(folder):
+    samples, job_path = folder / "c.samples.jsonl", folder / "job.json"
+    (folder / "job.samples.jsonl").write_bytes(samples.read_bytes())
+    fitted(job_path, [])
+    result = refit(samples)
+    assert result.exit_code == 0, result.stderr
+    content = read_calibration_file(folder / "c.json")
+    assert without_origin(content) == without_origin(read_calibration_file(job_path))
+    assert content.command == shlex.join(["rlxjax", "refit", str(samples)])
+    assert (content.samples.file, content.samples.sha256) == (samples.name, sha256_of(samples))
+    assert "The samples are of runner" not in result.stdout
+
+
+def test_compressed_samples_of_another_runner_are_fitted_and_marked(folder):
+    text = (folder / "c.samples.jsonl").read_text()
+    other = text.replace(f'"runner":{RUNNER_VERSION}', f'"runner":{RUNNER_VERSION + 1}', 1)
+    packed, out = folder / "other.samples.jsonl.gz", folder / "elsewhere.json"
+    packed.write_bytes(gzip.compress(other.encode()))
+    result = refit(packed, "--out", out)
+    assert result.exit_code == 0, result.stderr
+    assert (
+        f"The samples are of runner {RUNNER_VERSION + 1}, and this is runner {RUNNER_VERSION}"
+        in result.stdout
+    )
+    assert without_origin(read_calibration_file(out)) == without_origin(
+        read_calibration_file(folder / "c.json")
+    )
+    assert not (folder / "other.json").exists()
+
+
+def test_runs_of_a_learned_fft_take_part_where_its_model_is_given(folder):
+    samples, (model,) = folder / "l.samples.jsonl", folder.glob("model*")
+    result = refit(samples)
+    assert result.exit_code == 0, result.stderr
+    assert "workloads of learned FFTs were left out" in result.stdout
+    assert read_calibration_file(folder / "l.json").learned is None
+    result = refit(samples, "--model", model)
+    assert result.exit_code == 0, result.stderr
+    content = read_calibration_file(folder / "l.json")
+    assert [described.sha256 for described in content.learned.models] == [sha256_of(model)]
+    assert "learned" in content.held_out
+    refused = refit(folder / "c.samples.jsonl", "--model", model)
+    assert refused.exit_code == 2
+    assert f"--model: {model} is not the model that the samples timed for n_fft" in refused.stderr
+
+
+def test_a_fit_that_did_not_converge_is_written_only_if_asked(folder, monkeypatch):
+    def fit(*arguments):
+        found = fit_posterior(*arguments)
+        return found._replace(terms=found.terms._replace(converged=False, message="It did not converge."))
+
+    monkeypatch.setattr(fits, "fit_posterior", fit)
+    samples, out = folder / "c.samples.jsonl", folder / "unfinished.json"
+    for force, status in (((), 1), (("--force",), 0)):
+        result = refit(samples, "--out", out, *force)
+        assert result.exit_code == status, result.stderr
+        assert "It did not converge." in result.stdout
+        assert out.exists() == (status == 0)
+        said = shlex.join(["rlxjax", "refit", str(samples), "--out", str(out), "--force"])
+        assert (said in result.stdout) == (status == 1)
+
+
+def lines_without(folder, kind):
+    lines = (folder / "c.samples.jsonl").read_text().splitlines(keepends=True)
+    return "".join(line for line in lines if json.loads(line)["kind"] != kind)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "said"),
+    [
+        ("none.samples.jsonl", None, (), "none.samples.jsonl: cannot be read (No such file"),
+        ("a.samples.jsonl.gz", b"not packed", (), "cannot be read (Not a gzipped file"),
+        ("a.samples.jsonl.gz", gzip.compress(b"x" * 99)[:-20], (), "cannot be read ("),
+        ("a.samples.jsonl", b"not samples\n", (), "line 1: content: Invalid JSON"),
+        ("a.samples.jsonl.1", "whole", (), "--out: expected a file, as"),
+        ("a.samples.jsonl", "whole", ("--out", "a.samples.jsonl"), "got that of the samples"),
+        ("a.samples.jsonl", "whole", ("--out", "link"), "got that of the samples"),
+        ("a.samples.jsonl", "whole", ("--out", "."), "expected a file to write, got the folder"),
+        ("a.samples.jsonl", "whole", ("--prior", "none.json"), "none.json: no such file"),
+        ("a.samples.jsonl", "whole", ("--model", "none.json"), "none.json: no such file"),
+        ("a.samples.jsonl", "micro", (), f"no micro-benchmark of {', '.join(list(MICRO_NS)[:5])}"),
+        ("a.samples.jsonl", "timing", (), "only 0 workloads that run no model were measured"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+    folder, tmp_path, monkeypatch, name, content, options, said
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(name)
+    samples = tmp_path / name
+    if isinstance(content, str):
+        samples.write_text(lines_without(folder, content))
+    elif content is not None:
+        samples.write_bytes(content)
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()}
+    result = refit(name, *options)
+    assert result.exit_code == 2
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("fitting: ")]
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()} == before
