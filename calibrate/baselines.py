@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from scipy import optimize
-
-from rlxjax import Timings
 from rlxjax._fit import predicted_ns, vector
 from rlxjax._latency import LatencyCoefficients
 from rlxjax._prior import LatencyPrior
+from scipy import optimize
+
+from rlxjax import Timings
 
 from .samples import timings_of
 from .validate import sizes_of

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from rlxjax._calibration_file import current_fingerprint
 
 from rlxjax import Calibration, WelchPeakParams
-from rlxjax._calibration_file import current_fingerprint
 from rlxjax._files import file_to_write, write_json_file
 from rlxjax.welch import FAST_SEGMENTS, aligned_zeros
 

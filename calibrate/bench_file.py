@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-
 from rlxjax._calibration_file import Fingerprint
+
 from rlxjax._files import Strict
 
 BENCH_SCHEMA_VERSION = 1

@@ -190,15 +190,15 @@ def predict(
     """
     _set_up_jax_as(file)
     from rlxjax import WelchPeakParams, load_calibration
-    from rlxjax._explanation import host_strategy
+    from rlxjax.models import WELCH
 
     params = WelchPeakParams(n_fft, segments, k)
-    calibration = load_calibration(file)
+    calibration = load_calibration(file).of(WELCH.name)
     sizes = (batch, params.n_fft, params.k)
-    host = host_strategy(params.n_segments)
-    candidates = (host, "fused", "block", *calibration.learned_strategies(params.n_fft))
-    runs = dict.fromkeys(candidates, (*sizes, params.n_segments))
-    if host == "fast":
+    whole = (*sizes, params.n_segments)
+    candidates = [calibration.name_of(name, *whole) for name in calibration.alternatives(*whole)]
+    runs = dict.fromkeys(candidates, whole)
+    if "fast" in runs:
         runs = {"ultra": (*sizes, 1), **runs}
     predicted = {name: float(calibration.predict_ns(name, *run)) for name, run in runs.items()}
     intervals = {name: [float(end) for end in calibration.interval_ns(name, *r)] for name, r in runs.items()}
@@ -237,8 +237,9 @@ def explain(
     """Say why a strategy is picked: the parts of its time, the margin, and what would change the choice."""
     _set_up_jax_as(file)
     from rlxjax import load_calibration
+    from rlxjax.models import WELCH
 
-    explanation = load_calibration(file).explain(batch, n_fft, k, segments)
+    explanation = load_calibration(file).of(WELCH.name).explain(batch, n_fft, k, segments)
     if as_json:
         typer.echo(json.dumps(explanation.as_dict()))
         return
@@ -344,7 +345,7 @@ def _print_outcome(outcome: "Outcome") -> None:
 
 def _set_up_jax_as(file: FilePath) -> None:
     """Choose the platform of a calibration: the processor also where JAX would take an accelerator."""
-    from rlxjax._calibration_file import read_calibration_file
+    from rlxjax.calibration import read_calibration_file
 
     _set_up_jax("cpu" if read_calibration_file(file).fingerprint.platform == "cpu" else None)
 

@@ -3,13 +3,23 @@
 import dataclasses
 from collections.abc import Collection, Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax import LatencyEstimate, LatencyPosterior, LatencyPrior, next_measurements, prior_posterior
+from rlxjax import (
+    LatencyEstimate,
+    LatencyPosterior,
+    LatencyPrior,
+    estimate,
+    next_measurements,
+    prior_posterior,
+)
+from rlxjax.fit import Facts
+from rlxjax.models import WELCH
 
 from .report import SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT
-from .validate import estimates
+from .samples import timings_of
 from .workloads import WITHOUT_MODEL, Cell, Grid, runs_model
 
 #: Workloads that the fit sees for each held-out one.
@@ -32,6 +42,11 @@ def by_workload(cells: Sequence[Cell]) -> dict[Workload, list[Cell]]:
     return workloads
 
 
+def estimates(posterior: LatencyPosterior, cells: Sequence[Cell]) -> LatencyEstimate:
+    """Return what a posterior says of each cell, `[cells]`."""
+    return jax.tree.map(np.asarray, estimate(posterior, timings_of(cells, np.ones(len(cells))).runs))
+
+
 def block_estimates(posterior: LatencyPosterior, blocks: Sequence[Collection[Cell]]) -> LatencyEstimate:
     """Return what a posterior says of workloads, `[workloads, strategies]`.
 
@@ -48,9 +63,11 @@ def block_estimates(posterior: LatencyPosterior, blocks: Sequence[Collection[Cel
     )
 
 
-def design_posterior(prior: LatencyPrior, found: LatencyPosterior | None = None) -> LatencyPosterior:
+def design_posterior(
+    prior: LatencyPrior, facts: Facts, found: LatencyPosterior | None = None
+) -> LatencyPosterior:
     """Return what the design starts from: the prior's uncertainty, at the values found so far if any were."""
-    posterior = prior_posterior(prior, DESIGN_SPREAD, DESIGN_CORRECTION_SD)
+    posterior = prior_posterior(WELCH, prior, DESIGN_SPREAD, DESIGN_CORRECTION_SD, facts)
     if found is None:
         return posterior
     return dataclasses.replace(posterior, coefficients=found.coefficients, weights=found.weights)

@@ -26,9 +26,9 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
 
 def _waterfall(explanation: Explanation) -> Table:
     """Return a row a term; each bar begins where the one above it ends, all on one scale."""
-    sizes = f"batch {explanation.batch}, n_fft {explanation.n_fft}, k {explanation.k}"
+    sizes = ", ".join(f"{name} {value:g}" for name, value in explanation.inputs.items())
     mark = "" if explanation.in_domain else ", extrapolated"
-    table = Table(title=f"{sizes}, {explanation.n_segments} segments: predicted us{mark}")
+    table = Table(title=f"{sizes}: predicted us{mark}")
     table.add_column("term")
     longest = max(_longest(strategy.terms_ns.values()) for strategy in explanation.strategies)
     columns = []

@@ -3,50 +3,47 @@
 import dataclasses
 import datetime
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path as FilePath
 
 import numpy as np
 
-from rlxjax import Calibration, IoFusionGate, LatencyCoefficients, LatencyPrior, Provenance, typical_prior
-from rlxjax._calibration_file import (
-    FORMULA_VERSION,
+from rlxjax import Calibration, IoFusionGate, LatencyPrior, Provenance
+from rlxjax.calibration import (
     GATE_UNITS,
     SCHEMA_VERSION,
     UNITS,
     CalibrationFile,
-    FitSummary,
-    FittedCoefficient,
     GateCoefficient,
-    LearnedModel,
-    LearnedSection,
+    LearnedFftFile,
+    ModelSection,
     Samples,
-    Uncertainty,
     current_fingerprint,
     default_calibration_path,
+    file_to_write,
+    section_of,
+    sha256_of,
+    write_json_file,
 )
-from rlxjax._device import Coefficients
-from rlxjax._files import file_to_write, sha256_of, write_json_file
-from rlxjax._fit import MIN_TIMINGS, FitResult
-from rlxjax._laplace import is_measured
-from rlxjax._latency import coefficient_unit
-from rlxjax._learned_latency import LearnedLatencyCoefficients
-from rlxjax._posterior import LatencyPosterior
+from rlxjax.fit import MIN_TIMINGS, Facts
+from rlxjax.models import WELCH
 
-from .fits import (
-    check_fittable,
-    fit_twice,
-    learned_spread,
-    micro_prior,
-    prior_from,
-)
+from .fits import check_fittable, fit_twice, micro_prior, prior_from
 from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro
 from .plan import memory_limit_bytes, prepare
 from .report import Progress, shortened
-from .samples import RUNNER_VERSION, SampleLog, SampleWriter, check_resumable, read_samples, set_aside
-from .validate import OUTLIER_FACTOR, error_summaries, measured_domain, outliers
+from .samples import (
+    RUNNER_VERSION,
+    SampleLog,
+    SampleWriter,
+    check_resumable,
+    read_samples,
+    set_aside,
+    timings_of,
+)
+from .validate import OUTLIER_FACTOR, error_summaries, outliers
 from .visits import Visits, noise_floor, quartile_ns
-from .workloads import Cell, Grid, Models, load_models, runs_model, split_by_memory
+from .workloads import Cell, Grid, Models, load_models, split_by_memory
 
 MIN_BUDGET_S = 10.0
 #: Seconds, and share of the budget, kept back for two fits (one compilation), judging and writing.
@@ -63,6 +60,7 @@ class Outcome:
         samples_path: the raw samples.
         calibration: what the file holds.
         content: the file's content.
+        section: of it, what it says of Welch peaks.
         cells: the workloads measured.
         measured_ns: of the visits (`quartile_ns`), `[cells]`.
         predicted_ns: by the coefficients in the file, `[cells]`.
@@ -76,6 +74,7 @@ class Outcome:
     samples_path: FilePath
     calibration: Calibration
     content: CalibrationFile
+    section: ModelSection
     cells: list[Cell]
     measured_ns: np.ndarray
     predicted_ns: np.ndarray
@@ -152,8 +151,8 @@ def run(
         try:
             with progress.phase("micro-benchmarks"):
                 time_micro(log, writer)
-            start = micro_prior(micro_rates(log), known)
-            plan = prepare(log, cells, timed_models, grid, start, rng, deadline, progress)
+            start, facts = micro_prior(micro_rates(log), known), facts_of(timed_models)
+            plan = prepare(log, cells, timed_models, grid, start, facts, rng, deadline, progress)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"samples so far are in {samples_path}: go on with --resume") from None
         if plan.cells != log.cells:
@@ -182,7 +181,7 @@ def fit_and_write(
     skipped: dict[str, list[str]],
     notes: list[str],
     force: bool,
-    known: LatencyPrior[LatencyCoefficients] | None,
+    known: LatencyPrior | None,
 ) -> Outcome:
     """Fit samples, of whatever machine they are, judge the fit, and write the calibration of that machine."""
     cells, visits = log.cells, log.visits()
@@ -201,25 +200,18 @@ def fit_and_write(
         cells = [cell for cell in log.cells if cell in time_ns]
         visits = Visits.of_rounds(np.array([[time_ns[cell] for cell in cells]], float))
         notes.append("No round was finished: every workload counts once, and some are missing.")
-    check_fittable([cell for cell in cells if not runs_model(cell)], samples_path)
+    check_fittable(cells, samples_path)
     measured_ns, noise = quartile_ns(visits), noise_floor(visits)
     if np.isnan(noise).any():
         notes.append("A single round says nothing of the noise.")
     rates = micro_rates(log)
-    without_model = np.array([not runs_model(cell) for cell in cells])
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
-    if not MIN_TIMINGS <= (seen & without_model).sum() < without_model.sum():
+    if not MIN_TIMINGS <= seen.sum() < len(cells):
         seen = np.ones_like(seen)
         notes.append("Too few workloads were measured to hold any out: there is no held-out error.")
-    fitted = fit_twice(cells, measured_ns, seen, micro_prior(rates, known), models)
-    final = fitted.shared.terms
-    if np.isnan(fitted.estimate.time_ns).any():
-        notes.append(f"Fewer than {MIN_TIMINGS} learned workloads were measured: they were not fitted.")
-    elif np.isnan(fitted.blind.time_ns).any():
-        notes.append(
-            f"The fit that gives the held-out errors saw fewer than {MIN_TIMINGS} learned workloads: "
-            "learned has none."
-        )
+    timings, prior = timings_of(cells, measured_ns), micro_prior(rates, known)
+    fitted = fit_twice(timings, seen, prior, facts_of(models))
+    final = fitted.whole.terms
     predicted_ns = np.asarray(fitted.estimate.time_ns)
     far_off = outliers(cells, measured_ns, predicted_ns)
     if far_off:
@@ -229,9 +221,9 @@ def fit_and_write(
         )
     if not fitted.blind_converged:
         notes.append("The fit that gives the held-out errors did not converge.")
-    unfinished = [result.message for result in (final, fitted.learned) if result and not result.converged]
-    is_written = force or not unfinished
-    notes += unfinished
+    is_written = force or final.converged
+    if not final.converged:
+        notes.append(final.message)
     if not is_written:
         taken = shlex.join(["rlxjax", "refit", str(samples_path), "--out", str(path), "--force"])
         notes.append(
@@ -241,30 +233,33 @@ def fit_and_write(
     summaries = error_summaries(
         cells, measured_ns, fitted.blind, fitted.blind_terms_ns, noise, grid, seen, models
     )
+    section = section_of(
+        fitted.whole,
+        WELCH.prior if known is None else known,
+        summaries,
+        timings.runs,
+        None if np.isnan(noise).any() else float(noise.mean()),
+        list(far_off.values()),
+    )
     content = CalibrationFile(
         schema_version=SCHEMA_VERSION,
-        formula_version=FORMULA_VERSION,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         command=command,
         units=UNITS,
         fingerprint=log.fingerprint,
-        coefficients=_shared(fitted.shared.posterior, typical_prior() if known is None else known),
-        uncertainty=Uncertainty.of(fitted.shared.posterior),
         gate=_gate(measured_gate(rates), log.fingerprint.platform),
         canary_ns={name: min(times) for name, times in log.micro.items()},
-        noise_floor=None if np.isnan(noise).any() else float(noise.mean()),
-        held_out=dict(summaries),
-        domain=measured_domain([cell for cell in cells if not runs_model(cell)]),
         samples=Samples(
             file=samples_path.name,
             sha256=sha256_of(samples_path),
+            runner=log.runner,
             timings=sum(len(round_) for round_ in log.rounds),
             rounds=len(visits.rounds()),
             workloads=len(cells),
         ),
-        fit=_summary(final, [text for cell, text in far_off.items() if not runs_model(cell)]),
         skipped=[f"{name}: {reason}" for reason, names in skipped.items() for name in names],
-        learned=_learned(fitted.learned, models, far_off) if fitted.learned else None,
+        learned_ffts=_learned_ffts(models),
+        models={WELCH.name: section},
     )
     if is_written:
         write_json_file(content, path)
@@ -274,6 +269,7 @@ def fit_and_write(
         samples_path,
         Calibration.from_file(content),
         content,
+        section,
         cells,
         measured_ns,
         predicted_ns,
@@ -300,14 +296,21 @@ def measured_gate(rates: MicroRates) -> IoFusionGate:
     )
 
 
-def _learned(
-    result: FitResult[LearnedLatencyCoefficients], models: Models, far_off: Mapping[Cell, str]
-) -> LearnedSection:
-    described = [
-        LearnedModel(
+def facts_of(models: Models) -> Facts:
+    """Return how this machine schedules, and what the learned FFTs take that it was given."""
+    works = [timed.work for timed in models.values()]
+    return {
+        **WELCH.facts,
+        "learned_n_fft": np.array(list(models), float),
+        "learned_flop": np.array([work.flop for work in works], float),
+        "learned_live_bins": np.array([work.live_bins for work in works], float),
+    }
+
+
+def _learned_ffts(models: Models) -> list[LearnedFftFile]:
+    return [
+        LearnedFftFile(
             n_fft=n_fft,
-            flop=float(timed.work.flop),
-            live_bins=int(timed.work.live_bins),
             active_gates=timed.model.active_gates,
             total_gates=timed.model.total_gates,
             file=timed.file.name,
@@ -315,48 +318,6 @@ def _learned(
         )
         for n_fft, timed in models.items()
     ]
-    return LearnedSection(
-        coefficients=_entries(
-            result.coefficients, result.log_sd, [result.measured[name] for name in vars(result.coefficients)]
-        ),
-        spread=learned_spread(result),
-        models=described,
-        fit=_summary(result, [text for cell, text in far_off.items() if runs_model(cell)]),
-    )
-
-
-def _summary(result: FitResult, far_off: list[str]) -> FitSummary:
-    return FitSummary(
-        converged=result.converged,
-        loss=result.loss,
-        message=result.message,
-        inseparable=result.inseparable,
-        outliers=far_off,
-    )
-
-
-def _shared(
-    posterior: LatencyPosterior, before: LatencyPrior[LatencyCoefficients]
-) -> dict[str, FittedCoefficient]:
-    """Return the machine's coefficients, as sure as the intervals take them to be.
-
-    Measured are those of which runs and micro-benchmarks together say more than what was believed before.
-    """
-    log_sd = posterior.coefficient_log_sd()
-    log_sds, before_sds = (np.array(list(vars(part).values())) for part in (log_sd, before.log_sd))
-    return _entries(posterior.coefficients, log_sd, is_measured(log_sds, before_sds).tolist())
-
-
-def _entries(coefficients: Coefficients, log_sd: Coefficients, measured: Sequence[bool]):
-    return {
-        name: FittedCoefficient(
-            value=value,
-            log_sd=getattr(log_sd, name),
-            unit=coefficient_unit(name),
-            provenance=Provenance.MEASURED if is_one else Provenance.UNCALIBRATED,
-        )
-        for (name, value), is_one in zip(vars(coefficients).items(), measured, strict=True)
-    }
 
 
 def _gate(gate: IoFusionGate, platform: str) -> dict[str, GateCoefficient]:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from rlxjax._decision import decision
-from rlxjax._posterior import COVERED, COVERED_SDS, LatencyEstimate
+from rlxjax import LatencyEstimate, decision
+from rlxjax.fit import COVERED, COVERED_SDS
 
 from .workloads import SAME_RESULT, Cell
 

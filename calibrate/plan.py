@@ -9,13 +9,13 @@ import jax
 import numpy as np
 
 from rlxjax import LatencyPosterior, LatencyPrior, fit_posterior
-from rlxjax._fit import MIN_TIMINGS
+from rlxjax.fit import MIN_TIMINGS, Facts
 
 from .design import by_workload, design_posterior, preparation_order
 from .measure import Deadline, warm_up
 from .report import Progress
 from .samples import SampleLog, timings_of
-from .workloads import Cell, Grid, Models, Signals, runs_model
+from .workloads import Cell, Grid, Models, Signals
 
 #: Share of the time before the fit that compiling and warming up may take.
 WARM_UP_SHARE = 0.5
@@ -45,6 +45,7 @@ def prepare(
     models: Models,
     grid: Grid,
     prior: LatencyPrior,
+    facts: Facts,
     rng: np.random.Generator,
     deadline: Deadline,
     progress: Progress,
@@ -63,15 +64,16 @@ def prepare(
     warm_deadline = Deadline(time.perf_counter() + share * deadline.left_s())
     at_least = 0 if fixed else MIN_CELLS
     is_ordered = not fixed and len(wanted) > FEW_CELLS
-    order = preparation_order(wanted, grid, design_posterior(prior), rng) if is_ordered else wanted
+    order = preparation_order(wanted, grid, design_posterior(prior, facts), rng) if is_ordered else wanted
     blocks = list(by_workload(order).values())
     first = [cell for block in blocks[:WORKLOADS_BEFORE_REFIT] for cell in block]
     with progress.phase("compiling", total=len(order)) as advance:
         warm = warm_up(first, signals, warm_deadline, advance, at_least)
         others = order[len(first) :]
         is_refit = bool(others) and not fixed and warm_deadline.left_s() > REFIT_RESERVE_S
-        if is_refit and (found := posterior_so_far(wanted, warm, prior)):
-            others = preparation_order(others, grid, design_posterior(prior, found), rng, timed=list(warm))
+        if is_refit and (found := posterior_so_far(wanted, warm, prior, facts)):
+            start = design_posterior(prior, facts, found)
+            others = preparation_order(others, grid, start, rng, timed=list(warm))
         warm |= warm_up(others, signals, warm_deadline, advance, at_least - len(warm))
     if fixed:
         return Plan(wanted, left_out, signals, is_ready=len(warm) == len(wanted))
@@ -89,18 +91,17 @@ def prepare(
 
 
 def posterior_so_far(
-    cells: Sequence[Cell], times_ns: Mapping[Cell, int], prior: LatencyPrior
+    cells: Sequence[Cell], times_ns: Mapping[Cell, int], prior: LatencyPrior, facts: Facts
 ) -> LatencyPosterior | None:
     """Return what the times of some of the cells say, or None if they are too few.
 
     The others have weight 0, so that the fit of a whole campaign finds the program compiled.
     """
-    without_model = [cell for cell in cells if not runs_model(cell)]
-    is_timed = np.array([cell in times_ns for cell in without_model])
+    is_timed = np.array([cell in times_ns for cell in cells])
     if is_timed.sum() < MIN_TIMINGS:
         return None
-    timings = timings_of(without_model, np.array([float(times_ns.get(cell, 1)) for cell in without_model]))
-    return fit_posterior(timings, prior, is_timed.astype(float)).posterior
+    timings = timings_of(cells, np.array([float(times_ns.get(cell, 1)) for cell in cells]))
+    return fit_posterior(timings, prior, is_timed.astype(float), facts).posterior
 
 
 def memory_limit_bytes() -> int:

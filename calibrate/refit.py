@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path as FilePath
 
-from rlxjax._files import file_to_write
+from rlxjax.calibration import file_to_write
 
 from .fits import prior_from
 from .job import Outcome, fit_and_write

@@ -99,7 +99,7 @@ def _error_table(outcome: "Outcome") -> Table:
         "built-in constants",
     ):
         table.add_column(heading, justify="right")
-    for strategy, summary in outcome.content.held_out.items():
+    for strategy, summary in outcome.section.held_out.items():
         table.add_row(
             strategy,
             _percent(summary.noise_floor),
@@ -122,8 +122,7 @@ def _coefficient_table(outcome: "Outcome") -> Table:
     table.add_column("give or take", justify="right")
     table.add_column("unit")
     table.add_column("provenance")
-    learned = outcome.content.learned.coefficients if outcome.content.learned else {}
-    for name, entry in (outcome.content.coefficients | learned).items():
+    for name, entry in outcome.section.coefficients.items():
         table.add_row(name, _number(entry.value), _give_or_take(entry.log_sd), entry.unit, entry.provenance)
     return table
 
@@ -133,7 +132,8 @@ def _decision_table(outcome: "Outcome") -> Table:
         title=f"n_fft {SHOWN_N_FFT}, k {SHOWN_K}, {FAST_SEGMENTS} segments: predicted / measured, us"
     )
     table.add_column("batch", justify="right")
-    strategies = (*SAME_RESULT, *outcome.calibration.learned_strategies(SHOWN_N_FFT))
+    has_learned = any(model.n_fft == SHOWN_N_FFT for model in outcome.content.learned_ffts)
+    strategies = (*SAME_RESULT, *["learned"] * has_learned)
     for strategy in strategies:
         table.add_column(strategy, justify="right")
     table.add_column("picked")

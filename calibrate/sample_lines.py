@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from rlxjax._calibration_file import Fingerprint, Positive
-from rlxjax._files import Strict
+from rlxjax.calibration import Fingerprint, Positive, Strict
 
 from .workloads import STRATEGIES, Cell
 

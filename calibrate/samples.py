@@ -14,9 +14,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from rlxjax import Timings
-from rlxjax._calibration_file import Fingerprint, fingerprint_differences
-from rlxjax._files import first_refusal
-from rlxjax.welch._selection import SELECTIONS
+from rlxjax.calibration import Fingerprint, fingerprint_differences, first_refusal
+from rlxjax.models import WELCH
 
 from .sample_lines import (
     EARLIER_LINE,
@@ -219,17 +218,15 @@ def set_aside(path: FilePath) -> FilePath | None:
 
 def timings_of(cells: Sequence[Cell], time_ns: np.ndarray) -> Timings:
     """Return the timings `[cells]` that the fit takes."""
-    timings = Timings.checked(
-        path=[str(cell.path) for cell in cells],
+    return Timings.checked(
+        WELCH,
+        variant=[cell.variant for cell in cells],
         batch=[cell.batch for cell in cells],
         n_fft=[cell.n_fft for cell in cells],
         k=[cell.k for cell in cells],
         n_segments=[cell.n_segments for cell in cells],
         time_ns=time_ns,
     )
-    forms = list(SELECTIONS)
-    selection = [forms.index(cell.selection) if cell.selection else 0 for cell in cells]
-    return dataclasses.replace(timings, selection=np.array(selection, np.int32))
 
 
 def _begun(header: Header) -> SampleLog:

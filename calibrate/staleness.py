@@ -11,21 +11,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlxjax import Calibration
-from rlxjax._calibration_file import (
+from rlxjax import Calibration, LatencyEstimate
+from rlxjax.calibration import (
     MACHINE_FIELDS,
     CalibrationFile,
     current_fingerprint,
     fingerprint_differences,
     read_calibration_file,
 )
-from rlxjax._posterior import LatencyEstimate
+from rlxjax.models import WELCH
 
+from .design import estimates
 from .measure import MICRO_REPEATS, Deadline, measure_rounds, time_micro, warm_up
 from .plan import memory_limit_bytes
 from .report import Progress
 from .samples import SampleLog, SampleWriter
-from .validate import estimates
 from .visits import noise_floor, quartile_ns
 from .workloads import WITHOUT_MODEL, Cell, Signals, split_by_memory
 
@@ -181,7 +181,7 @@ def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progre
     content, here = read_calibration_file(file), current_fingerprint()
     elsewhere = fingerprint_differences(content.fingerprint, here, MACHINE_FIELDS)
     software = [text for text in fingerprint_differences(content.fingerprint, here) if text not in elsewhere]
-    models = [model.file for model in content.learned.models] if content.learned else []
+    models = [model.file for model in content.learned_ffts]
     of_file = {"software": software, "models": models, "command": content.command}
     if elsewhere:
         return Verdict(NOT_THIS_MACHINE, elsewhere=elsewhere, **of_file)
@@ -190,7 +190,7 @@ def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progre
     verdict = judge(
         log.cells,
         quartile_ns(visits),
-        estimates(calibration.posterior, log.cells),
+        estimates(calibration.of(WELCH.name).posterior, log.cells),
         noise_floor(visits),
         {name: min(times) for name, times in log.micro.items()},
         content.canary_ns,
@@ -249,7 +249,7 @@ def chosen_cells(domain: Mapping[str, tuple[float, float]]) -> list[Cell]:
     workloads = []
     for batch_place, n_fft_place in itertools.product(BATCH_PLACES, N_FFT_PLACES):
         n_fft = _segment_length(*domain["n_fft"], n_fft_place)
-        low, high = (samples / n_fft for samples in domain["samples"])
+        low, high = (samples / n_fft for samples in domain["batch*n_fft"])
         low, high = max(low, domain["batch"][0]), min(high, domain["batch"][1])
         batch = int(np.clip(round(_between(low, high, batch_place)), np.ceil(low), np.floor(high)))
         workloads.append((batch, n_fft, k))
@@ -272,7 +272,7 @@ def renewal(file: str | os.PathLike, command: str = "") -> str:
 
 def _time_again(content: CalibrationFile, deadline: Deadline, progress: Progress) -> SampleLog:
     """Return timings of the micro-benchmarks and of a few runs, of one round at least."""
-    domain = {name: (entry["low"], entry["high"]) for name, entry in content.domain.model_dump().items()}
+    domain = Calibration.from_file(content).of(WELCH.name).domain
     cells, _ = split_by_memory(chosen_cells(domain), memory_limit_bytes())
     if not cells:
         raise ValueError("there is no memory for any workload of the calibration's domain")

@@ -2,47 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 
-import jax
 import numpy as np
 
-from rlxjax import LatencyCoefficients, fused_graph_ns
-from rlxjax._calibration_file import Domain, ErrorSummary, Range
+from rlxjax import LatencyEstimate, fused_graph_ns
 from rlxjax._device import jax_device
-from rlxjax._learned_latency import LearnedLatencyCoefficients, learned_terms_ns
-from rlxjax._posterior import COVERED_SDS, LatencyEstimate, LatencyPosterior, estimate
+from rlxjax.calibration import ErrorSummary
+from rlxjax.fit import COVERED_SDS
 from rlxjax.welch import BUILT_IN_COSTS_NS, Path, learned_scale
 
-from .samples import timings_of
 from .workloads import NO_MODELS, STRATEGIES, Cell, Grid, Models
 
 #: A time so many times longer or shorter than its prediction is an outlier.
 OUTLIER_FACTOR = 3.0
 
 
-def estimates(posterior: LatencyPosterior, cells: Sequence[Cell]) -> LatencyEstimate:
-    """Return what a posterior says of each cell that runs no model."""
-    timings = timings_of(cells, np.ones(len(cells)))
-    sizes = (timings.batch, timings.n_fft, timings.k, timings.n_segments)
-    return jax.tree.map(np.asarray, estimate(posterior, timings.path, *sizes, timings.selection))
-
-
-def learned_predictions_ns(
-    learned: LearnedLatencyCoefficients, shared: LatencyCoefficients, cells: Sequence[Cell], models: Models
-) -> np.ndarray:
-    """Return the predicted latency of each cell that runs a model in ns, `[cells]`."""
-    terms = learned_terms_ns(learned, shared, *works_of(cells, models), *sizes_of(cells))
-    return np.asarray(terms.total_ns())
-
-
 def sizes_of(cells: Sequence[Cell]) -> np.ndarray:
     """Return batch, n_fft, k and n_segments of each cell, `[4, cells]`."""
     return np.array([(cell.batch, cell.n_fft, cell.k, cell.n_segments) for cell in cells], float).T
-
-
-def works_of(cells: Sequence[Cell], models: Models) -> np.ndarray:
-    """Return the operations for one segment and the live bins of each cell's model, `[2, cells]`."""
-    works = {n_fft: timed.work for n_fft, timed in models.items()}
-    return np.array([tuple(works[cell.n_fft]) for cell in cells], float).T
 
 
 def built_in_ns(cells: Sequence[Cell], models: Models = NO_MODELS) -> np.ndarray:
@@ -92,7 +68,7 @@ def error_summaries(
         seen: `[cells]`, whether the fit saw the workload.
         models: that learned cells run.
     """
-    errors = np.abs(blind.time_ns / measured_ns - 1.0)
+    errors = np.abs(np.asarray(blind.time_ns) / measured_ns - 1.0)
     terms_errors = np.abs(blind_terms_ns / measured_ns - 1.0)
     covered = np.abs(np.log(measured_ns / blind.time_ns)) <= COVERED_SDS * np.asarray(blind.log_sd())
     built_in = np.abs(built_in_ns(cells, models) / measured_ns - 1.0)
@@ -103,15 +79,14 @@ def error_summaries(
         if not mine.any():
             continue
         out = mine & (places != "fit")
-        predicted = out & ~np.isnan(errors)
         summaries[strategy] = ErrorSummary(
             fit=_mean(errors[mine & (places == "fit")]),
             interior=_mean(errors[mine & (places == "interior")]),
             edge=_mean(errors[mine & (places == "edge")]),
             held_out=_mean(errors[out]),
             terms_alone=_mean(terms_errors[out]),
-            covered=_mean(covered[predicted].astype(float)),
-            held_out_cells=int(predicted.sum()),
+            covered=_mean(covered[out].astype(float)),
+            held_out_cells=int(out.sum()),
             noise_floor=None if np.isnan(noise[mine]).any() else float(noise[mine].mean()),
             built_in=float(built_in[out if out.any() else mine].mean()),
         )
@@ -129,22 +104,6 @@ def outliers(cells: Sequence[Cell], measured_ns: np.ndarray, predicted_ns: np.nd
     }
 
 
-def measured_domain(cells: Sequence[Cell]) -> Domain:
-    """Return the hull of the cells."""
-
-    def hull(values: Sequence[int]) -> Range:
-        return Range(low=float(min(values)), high=float(max(values)))
-
-    return Domain(
-        batch=hull([cell.batch for cell in cells]),
-        n_fft=hull([cell.n_fft for cell in cells]),
-        k=hull([cell.k for cell in cells]),
-        n_segments=hull([cell.n_segments for cell in cells]),
-        samples=hull([cell.batch * cell.n_fft for cell in cells]),
-    )
-
-
 def _mean(values: np.ndarray) -> float | None:
-    """Return the mean of what was predicted; None of nothing."""
-    values = values[~np.isnan(values)]
+    """Return the mean; None of nothing."""
     return float(values.mean()) if values.size else None

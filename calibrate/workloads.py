@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlxjax import LearnedFft, load_learned_fft
-from rlxjax._files import sha256_of
+from rlxjax.calibration import sha256_of
 from rlxjax.welch import (
     FAST_SEGMENTS,
     ULTRA_SEGMENTS,
@@ -116,6 +116,12 @@ class Cell(NamedTuple):
     def selection(self) -> str | None:
         """The form of the selection of a fused run."""
         return STRATEGIES[self.strategy].selection
+
+    @property
+    def variant(self) -> str:
+        """What the latency model calls it."""
+        path, selection = self.path.value, self.selection
+        return path if selection is None else f"{path}_{selection}"
 
     @property
     def params(self) -> WelchPeakParams:

@@ -1,5 +1,11 @@
 """The artefact: what a calibrate job found of one machine, saved, loaded, asked and explained."""
 
+from rlxjax._files import Strict as Strict
+from rlxjax._files import file_to_write as file_to_write
+from rlxjax._files import first_refusal as first_refusal
+from rlxjax._files import sha256_of as sha256_of
+from rlxjax._files import write_json_file as write_json_file
+
 from ._calibrated import CalibratedModel as CalibratedModel
 from ._calibrated import extents as extents
 from ._calibration import Calibration as Calibration
@@ -26,5 +32,6 @@ from ._schema import FitSummary as FitSummary
 from ._schema import GateCoefficient as GateCoefficient
 from ._schema import LearnedFftFile as LearnedFftFile
 from ._schema import ModelSection as ModelSection
+from ._schema import Positive as Positive
 from ._schema import Range as Range
 from ._schema import Samples as Samples

@@ -17,7 +17,6 @@ from rlxjax._device import Provenance
 from rlxjax._typing import Code, Nanoseconds, RealLike
 from rlxjax.fit import (
     Decision,
-    Facts,
     LatencyEstimate,
     LatencyModel,
     LatencyPosterior,
@@ -38,8 +37,8 @@ from ._explanation import Explanation, explain
 class CalibratedModel:
     """What a machine's timings say of one latency model.
 
-    In every method the inputs are those of the model, by place in its order or by name, scalars or `[*batch]`; what
-    a strategy's name implies, and what has a default, may be left out.
+    In every method the inputs are those of the model, by place in its order or by name, scalars or
+    `[*batch]`; what a strategy's name implies, and what has a default, may be left out.
 
     Attributes:
         posterior: coefficients, correction and how sure they are.
@@ -75,14 +74,12 @@ class CalibratedModel:
         """Return the predicted latency of one run in ns, `[*batch]`: of the cheapest variant of a strategy.
 
         Raises:
-            ValueError: an unknown strategy, a missing or impossible input, one that the strategy's name contradicts, or
-                inputs for which it does not give the result (where the host can read them).
+            ValueError: an unknown strategy, a missing or impossible input, one that the strategy's name
+                contradicts, or inputs for which it does not give the result (where the host can read them).
         """
         return self.estimate(strategy, *inputs, **named).time_ns
 
-    def terms_ns(
-        self, strategy: str, *inputs: RealLike, **named: RealLike | None
-    ) -> Mapping[str, Nanoseconds]:
+    def terms_ns(self, strategy: str, *inputs: RealLike, **named: RealLike | None) -> Mapping[str, Nanoseconds]:
         """Return the parts of `predict_ns` by name in ns; arguments as there."""
         each = [corrected_terms_ns(self.posterior, runs) for runs in self._runs(strategy, inputs, named)]
         return functools.reduce(_cheaper_terms, each)
@@ -148,9 +145,7 @@ class CalibratedModel:
         same = {name for name, is_one in zip(self.model.variants, is_same, strict=True) if is_one}
         return tuple(name for name, s in alternatives_of(self.model).items() if same & set(s.variants))
 
-    def pick(
-        self, *inputs: RealLike, candidates: Sequence[str] | None = None, **named: RealLike | None
-    ) -> str | Code:
+    def pick(self, *inputs: RealLike, candidates: Sequence[str] | None = None, **named: RealLike | None) -> str | Code:
         """Return the strategy with the lowest prediction among those that give the same result; of equals the first.
 
         Args:
@@ -175,9 +170,7 @@ class CalibratedModel:
             self._picks[key] = chosen[int(np.argmin(times_ns))]
         return self.name_of(self._picks[key], *inputs, **named)
 
-    def pick_index(
-        self, *inputs: RealLike, candidates: Sequence[str] | None = None, **named: RealLike | None
-    ) -> Code:
+    def pick_index(self, *inputs: RealLike, candidates: Sequence[str] | None = None, **named: RealLike | None) -> Code:
         """Return the place of the cheapest strategy, as `pick` of arrays does; traces."""
         chosen = tuple(alternatives_of(self.model)) if candidates is None else tuple(candidates)
         times_ns = []

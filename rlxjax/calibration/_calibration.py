@@ -35,14 +35,10 @@ class Calibration:
     fingerprint: Mapping[str, Any]
 
     @classmethod
-    def from_file(
-        cls, content: CalibrationFile, models: Iterable[LatencyModel] | None = None
-    ) -> "Calibration":
+    def from_file(cls, content: CalibrationFile, models: Iterable[LatencyModel] | None = None) -> "Calibration":
         """Build from the content of a calibration file; arguments as in `load_calibration`."""
         known = {model.name: model for model in (BUILT_IN.values() if models is None else models)}
-        return cls(
-            calibrated_models(content, known), gate_of(content), fingerprint=content.fingerprint.model_dump()
-        )
+        return cls(calibrated_models(content, known), gate_of(content), fingerprint=content.fingerprint.model_dump())
 
     def of(self, model: str | None = None) -> CalibratedModel:
         """Return one calibrated model by its name; the first unless given.
@@ -107,15 +103,11 @@ class Calibration:
         """Return whether one strategy is faster than another, and how surely; see `CalibratedModel.decide`."""
         return self.of(model).decide(*inputs, fused=fused, kept=kept, **named)
 
-    def explain(
-        self, *inputs: RealLike, model: str | None = None, **named: RealLike | None
-    ) -> Explanation:
+    def explain(self, *inputs: RealLike, model: str | None = None, **named: RealLike | None) -> Explanation:
         """Return why a strategy is picked; see `CalibratedModel.explain`."""
         return self.of(model).explain(*inputs, **named)
 
-    def pick(
-        self, *inputs: RealLike, model: str | None = None, **named: RealLike | None
-    ) -> str | Code:
+    def pick(self, *inputs: RealLike, model: str | None = None, **named: RealLike | None) -> str | Code:
         """Return the strategy with the lowest prediction; see `CalibratedModel.pick`."""
         return self.of(model).pick(*inputs, **named)
 
@@ -131,15 +123,16 @@ def load_calibration(
 
     Args:
         path: of the file.
-        models: the latency models that the file may speak of, in the order in which they are asked; the built-in ones
-            (`rlxjax.models.BUILT_IN`) unless given. Sections of other models are left alone.
+        models: the latency models that the file may speak of, in the order in which they are asked; the
+            built-in ones (`rlxjax.models.BUILT_IN`) unless given. Sections of other models are left alone.
 
     Warns:
         MachineMismatchWarning: the file was made on another machine or with other software.
 
     Raises:
-        CalibrationFileError: a file that is missing, truncated, of another schema, of another version of a model, or
-            has a missing, negative or NaN coefficient; one line that names the file, the field and the mend.
+        CalibrationFileError: a file that is missing, truncated, of another schema, of another version of a
+            model, or has a missing, negative or NaN coefficient; one line that names the file, the field and
+            the mend.
     """
     path = default_calibration_path() if path is None else path
     known = list(BUILT_IN.values() if models is None else models)

@@ -1,7 +1,7 @@
 """Why a strategy is picked: the parts of each one's time, the margin, and what would change the choice.
 
-A choice between two strategies changes where their predictions cross. The crossover along the model's first input has
-an error bar: as `log a = log b` defines `log x`, its derivative by an unknown is
+A choice between two strategies changes where their predictions cross. The crossover along the model's first
+input has an error bar: as `log a = log b` defines `log x`, its derivative by an unknown is
 `-(d log a - d log b) / (d (log a - log b) / d log x)`, and so is its own by what is a workload's own.
 """
 
@@ -85,8 +85,8 @@ class Crossover:
     """The value of the model's first input, nearest to the asked one, at which two strategies change places.
 
     Attributes:
-        strategies: the two, the faster one at the asked value first: the best two, or the model's first two where
-            the best two change places nowhere.
+        strategies: the two, the faster one at the asked value first: the best two, or the model's first two
+            where the best two change places nowhere.
         input: the name of that input.
         value: where the predictions are equal, or jump past each other; None if nowhere.
         below: the strategy that is the faster one just below it.
@@ -202,9 +202,7 @@ def _strategy(calibrated: "CalibratedModel", name: str, sizes: Mapping[str, floa
     return StrategyExplanation(name, parts, sum(parts.values()), (float(low), float(high)))
 
 
-def _search(
-    calibrated: "CalibratedModel", names: tuple[str, str], sizes: Mapping[str, float]
-) -> _Search:
+def _search(calibrated: "CalibratedModel", names: tuple[str, str], sizes: Mapping[str, float]) -> _Search:
     """Return what changes the choice between two strategies, the first of which is the faster one."""
     model, first = calibrated.model, next(iter(calibrated.model.inputs))
     variants = [[model.variants.index(v) for v in strategy_of(model, name).variants] for name in names]
@@ -225,7 +223,10 @@ def _search(
     # The leaves of the inputs, a dictionary, are in the order of their names.
     leaves = [*coefficient_names(calibrated.coefficients), *sorted(sizes)]
     n_coefficients = len(leaves) - len(sizes)
-    places = [*range(n_coefficients), *(n_coefficients + sorted(sizes).index(name) for name in (*moved, first))]
+    places = [
+        *range(n_coefficients),
+        *(n_coefficients + sorted(sizes).index(name) for name in (*moved, first)),
+    ]
     found = jax.tree.map(np.asarray, nearest_crossings(pair, quantities, np.array(places), grid))
     return _Search(names, axes, pair, quantities, grid, found)
 
@@ -256,9 +257,7 @@ def _flips(calibrated: "CalibratedModel", search: _Search, sizes: Mapping[str, f
                 in_domain=bool(calibrated.in_domain(**changed)) if is_flip else None,
             )
         )
-    return tuple(
-        sorted(flips, key=lambda flip: math.inf if flip.factor is None else abs(math.log(flip.factor)))
-    )
+    return tuple(sorted(flips, key=lambda flip: math.inf if flip.factor is None else abs(math.log(flip.factor))))
 
 
 def _crossover(calibrated: "CalibratedModel", search: _Search, sizes: Mapping[str, float]) -> Crossover:

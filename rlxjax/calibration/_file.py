@@ -61,9 +61,7 @@ def default_calibration_path(platform_name: str | None = None) -> FilePath:
     return FilePath(home) / f"calibration-{platform_name or jax.default_backend()}.json"
 
 
-def read_calibration_file(
-    path: str | os.PathLike, models: Iterable[LatencyModel] | None = None
-) -> CalibrationFile:
+def read_calibration_file(path: str | os.PathLike, models: Iterable[LatencyModel] | None = None) -> CalibrationFile:
     """Return the validated content of a calibration file, which is left as it was.
 
     Args:
@@ -71,8 +69,8 @@ def read_calibration_file(
         models: whose sections are checked; the built-in ones unless given.
 
     Raises:
-        CalibrationFileError: the file is missing, truncated, of another schema or another version of a model, or has
-            a missing, negative or NaN coefficient.
+        CalibrationFileError: the file is missing, truncated, of another schema or another version of a model,
+            or has a missing, negative or NaN coefficient.
     """
     samples = FilePath(path).with_suffix(".samples.jsonl")
     refit = f"fit its raw timings again with `rlxjax refit {samples} --out {path}`"
@@ -138,9 +136,7 @@ def gate_of(content: CalibrationFile) -> IoFusionGate:
     return IoFusionGate(**{name: entry.value for name, entry in content.gate.items()})
 
 
-def calibrated_models(
-    content: CalibrationFile, models: Mapping[str, LatencyModel]
-) -> dict[str, CalibratedModel]:
+def calibrated_models(content: CalibrationFile, models: Mapping[str, LatencyModel]) -> dict[str, CalibratedModel]:
     """Return what a file says of each model that is known, in their order."""
     return {
         name: CalibratedModel(
@@ -185,8 +181,8 @@ def section_of(
 
     Args:
         found: by `fit_posterior`.
-        prior: what was believed before any timing or micro-benchmark: a coefficient of which more is known by now
-            is measured.
+        prior: what was believed before any timing or micro-benchmark: a coefficient of which more is known by
+            now is measured.
         held_out: per variant, the errors of workloads.
         runs: that were timed, `[n]`; the domain is their hull.
         noise_floor: of the timings.
@@ -215,9 +211,7 @@ def section_of(
         uncertainty=_uncertainty_of(posterior),
         noise_floor=noise_floor,
         held_out=dict(held_out),
-        domain={
-            name: Range(low=float(np.min(value)), high=float(np.max(value))) for name, value in extents(sizes)
-        },
+        domain={name: Range(low=float(np.min(value)), high=float(np.max(value))) for name, value in extents(sizes)},
         fit=FitSummary(
             converged=terms.converged,
             loss=terms.loss,
@@ -236,7 +230,5 @@ def _uncertainty_of(posterior: LatencyPosterior) -> Uncertainty:
             for name, row in zip(variants, np.asarray(posterior.weights), strict=True)
         },
         spread={name: float(sd) for name, sd in zip(variants, np.asarray(posterior.spread), strict=True)},
-        covariance_factor=[
-            [rounded(number) for number in row[: place + 1]] for place, row in enumerate(factor)
-        ],
+        covariance_factor=[[rounded(number) for number in row[: place + 1]] for place, row in enumerate(factor)],
     )

@@ -53,9 +53,7 @@ class Decision(NamedTuple):
         if not 0.5 < sure <= 1.0:
             raise ValueError(f"sure: expected a probability above 0.5, got {sure}")
         probability = np.asarray(self.probability)
-        words = np.where(
-            probability >= sure, "fuse", np.where(probability <= 1.0 - sure, "keep", "undecided")
-        )
+        words = np.where(probability >= sure, "fuse", np.where(probability <= 1.0 - sure, "keep", "undecided"))
         return words if words.ndim else str(words)
 
 

@@ -64,7 +64,8 @@ def fit_latency(
     """Fit a latency model to timings: robust, positive, with log-normal priors.
 
     Minimises `sum(w * huber(log(predicted / measured) / 0.05)) + sum((log(c / median) / log_sd)**2) / 2`
-    over the logarithms of the coefficients by `optax.lbfgs`, from eight starts, of whose ends the lowest is taken.
+    over the logarithms of the coefficients by `optax.lbfgs`, from eight starts, of whose ends the lowest is
+    taken.
 
     Args:
         timings: of a model, one entry a workload, `[n]`.
@@ -116,9 +117,7 @@ def minimum_and_result(
     return found, _result(found, prior, counted)
 
 
-def with_defaults(
-    timings: Timings, prior: LatencyPrior | None, facts: Facts | None
-) -> tuple[LatencyPrior, Facts]:
+def with_defaults(timings: Timings, prior: LatencyPrior | None, facts: Facts | None) -> tuple[LatencyPrior, Facts]:
     """Return the prior of the terms, checked, and the facts: the model's own where none are given."""
     prior = timings.model.prior if prior is None else prior
     check_prior(prior)

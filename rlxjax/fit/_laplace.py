@@ -12,8 +12,8 @@ from ._minimise import RELATIVE_SD, Minimum
 MEASURED_LOG_SD, MEASURED_SHARE = 0.3, 0.5
 ROUNDING = 1e-6
 #: A fit has converged once a further step promises to lower the objective by no more, or by no more than this
-#: share of it: both below the half that a coefficient off by one standard deviation costs, the second as timings
-#: are noisier.
+#: share of it: both below the half that a coefficient off by one standard deviation costs, the second as
+#: timings are noisier.
 CONVERGED_DECREASE, CONVERGED_SHARE = 1e-3, 1e-5
 #: What is believed of the noise beforehand counts as so many residuals of `RELATIVE_SD`.
 PRIOR_RESIDUALS = 4.0

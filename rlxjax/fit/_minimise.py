@@ -1,8 +1,9 @@
 """The minimum of a robust log posterior over coefficients' logarithms, by optax's L-BFGS.
 
-Many fits at once, in chunks on threads: those of many devices, or of one device from many starts. L-BFGS runs in
-rounds of few steps. The first round's unknowns are whitened by the prior, those of each further one by the posterior's
-curvature where the round before it ended: in such units the curvature is close to 1 along every direction.
+Many fits at once, in chunks on threads: those of many devices, or of one device from many starts. L-BFGS runs
+in rounds of few steps. The first round's unknowns are whitened by the prior, those of each further one by the
+posterior's curvature where the round before it ended: in such units the curvature is close to 1 along every
+direction.
 """
 
 import functools
@@ -45,7 +46,8 @@ class Minimum(NamedTuple):
     """Where objectives are least; what a fit needs to say of them. Every field has a leading axis `[fits]`.
 
     Attributes:
-        z: logarithms of the coefficients, from their prior medians in units of the prior's standard deviations, `[c]`.
+        z: logarithms of the coefficients, from their prior medians in units of the prior's standard
+            deviations, `[c]`.
         logs: logarithms of the coefficients, `[c]`.
         loss: the objective.
         expected_decrease: what a further step, by Gauss and Newton, promises to take off it.

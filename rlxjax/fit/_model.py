@@ -1,7 +1,7 @@
 """The interface of a latency model: what runs of one kind of work take on a machine, as a sum of named terms.
 
-Whatever is generic knows this interface and no model: fits, posteriors, design, decisions, explanations and the
-calibration file.
+Whatever is generic knows this interface and no model: fits, posteriors, design, decisions, explanations and
+the calibration file.
 """
 
 from collections.abc import Mapping, Sequence

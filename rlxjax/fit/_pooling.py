@@ -62,9 +62,7 @@ def pooled_prior(fits: DeviceFits[C] | Sequence[FitResult[C]], prior: LatencyPri
     variances = np.vstack([variances[is_used], log_sd**2])
     mean = means.mean(0)
     variance = np.mean((means - mean) ** 2 + variances, 0)
-    return LatencyPrior(
-        structure.unflatten(np.exp(mean).tolist()), structure.unflatten(np.sqrt(variance).tolist())
-    )
+    return LatencyPrior(structure.unflatten(np.exp(mean).tolist()), structure.unflatten(np.sqrt(variance).tolist()))
 
 
 def _moments(fits) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

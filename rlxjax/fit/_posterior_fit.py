@@ -87,9 +87,7 @@ def fit_posterior(
             continue
         found[code], influence[mine] = _robust_ridge(features[mine], left[mine], counted[mine])
         own = jax.tree.map(lambda column: column[mine], runs)  # noqa: B023 - used at once
-        spread[code], errors = _spread_and_errors(
-            features[mine], left[mine], influence[mine], tuple(model.folds(own))
-        )
+        spread[code], errors = _spread_and_errors(features[mine], left[mine], influence[mine], tuple(model.folds(own)))
         left_out_error[code] = float(np.mean(np.expm1(np.abs(errors))))
 
     sds = prior_sds(prior, known.size)
@@ -109,9 +107,7 @@ def _ridge(
     return covariance @ (weighted.T @ left), covariance
 
 
-def _robust_ridge(
-    features: np.ndarray, left: np.ndarray, counted: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _robust_ridge(features: np.ndarray, left: np.ndarray, counted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the weights, and how much each timing counted."""
     influence = counted
     for _ in range(REWEIGHTINGS):

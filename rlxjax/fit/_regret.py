@@ -116,10 +116,10 @@ def refine_for_decisions(
     """Move the correction's weights to lower the regret of picks.
 
     No part of `fit_posterior`: whether it helps depends on the timings (`cross_validated_regret` says).
-    Minimises `mean(smoothed_regret) + d**2 / (2 n)` by L-BFGS, as the temperature falls: `d` is the Mahalanobis
-    distance of the weights from the posterior's, by its covariance, `n` the number of timings that count.
-    Predictions are log-linear in the weights, so that the terms are evaluated once. Where the picks are no
-    better for it, the weights stay.
+    Minimises `mean(smoothed_regret) + d**2 / (2 n)` by L-BFGS, as the temperature falls: `d` is the
+    Mahalanobis distance of the weights from the posterior's, by its covariance, `n` the number of timings
+    that count. Predictions are log-linear in the weights, so that the terms are evaluated once. Where the
+    picks are no better for it, the weights stay.
 
     Args:
         posterior: of the first stage.

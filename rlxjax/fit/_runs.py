@@ -35,8 +35,8 @@ class Runs:
         """Build from names or codes of variants and from the sizes of the work.
 
         Raises:
-            ValueError: an unknown variant or input, a missing one, a size that cannot be, or shapes that do not
-                broadcast.
+            ValueError: an unknown variant or input, a missing one, a size that cannot be, or shapes that do
+                not broadcast.
 
         Examples:
             >>> from rlxjax.models import FFT
@@ -45,9 +45,7 @@ class Runs:
         """
         codes = variant_codes(model, variant)
         unknown = [name for name in inputs if name not in model.inputs]
-        missing = [
-            name for name, entry in model.inputs.items() if name not in inputs and entry.default is None
-        ]
+        missing = [name for name, entry in model.inputs.items() if name not in inputs and entry.default is None]
         if unknown or missing:
             wrong = f"got {unknown[0]!r}" if unknown else f"{missing[0]!r} is missing"
             raise ValueError(f"{model.name}: expected the inputs {', '.join(model.inputs)}; {wrong}")

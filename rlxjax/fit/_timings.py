@@ -173,9 +173,7 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
     is_one = ~np.any(differs & counted, -1)
     if min_timings > 1 and np.any(is_one):
         _, where = _first(count, is_one)
-        raise ValueError(
-            f"timings: expected several workloads, got one{where}: vary {' and '.join(list(sizes)[1:3])}"
-        )
+        raise ValueError(f"timings: expected several workloads, got one{where}: vary {' and '.join(list(sizes)[1:3])}")
 
 
 def _first(count: np.ndarray, wrong: np.ndarray) -> tuple[int, str]:
