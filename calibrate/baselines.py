@@ -1,7 +1,7 @@
 """Simpler ways to predict the same timings, from the same ones: what the fit has to beat."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -96,7 +96,7 @@ class GreedyFit(NamedTuple):
         moves: coefficients changed, one at a time.
     """
 
-    coefficients: LatencyCoefficients
+    coefficients: Any
     error: float
     moves: int
 
@@ -105,7 +105,7 @@ def fit_greedily(
     cells: Sequence[Cell],
     measured_ns: np.ndarray,
     seen: np.ndarray,
-    prior: LatencyPrior[LatencyCoefficients],
+    prior: LatencyPrior,
     factors: Sequence[float] = FACTORS,
     most_moves: int = MOST_MOVES,
 ) -> GreedyFit:
@@ -121,7 +121,7 @@ def fit_greedily(
     """
     timings, weights = timings_of(cells, measured_ns), seen / seen.sum()
     structure = jax.tree.structure(prior.median)
-    logs = np.log(np.asarray(vector(prior.median), float))
+    logs = np.log(np.array(jax.tree.leaves(prior.median), float))
     error, moves = float(_errors(logs[None], timings, weights, prior.median)[0]), 0
     for factor in factors:
         steps = np.log(factor) * np.concatenate([np.eye(logs.size), -np.eye(logs.size)])
@@ -137,12 +137,12 @@ def fit_greedily(
 
 @jax.jit
 def _errors(
-    logs: Float[Array, "moves c"], timings: Timings, weights: Float[Array, "n"], like: LatencyCoefficients
+    logs: Float[Array, "moves c"], timings: Timings, weights: Float[Array, "n"], like: Any
 ) -> Float[Array, "moves"]:
     """Return the mean absolute relative error of each vector of coefficients' logarithms."""
 
     def error(own):
         coefficients = jax.tree.unflatten(jax.tree.structure(like), list(jnp.exp(own)))
-        return jnp.sum(weights * jnp.abs(predicted_ns(coefficients, timings) / timings.time_ns - 1.0))
+        return jnp.sum(weights * jnp.abs(predicted_ns(coefficients, timings.runs, WELCH.facts) / timings.time_ns - 1.0))
 
     return jax.vmap(error)(logs)

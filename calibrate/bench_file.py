@@ -99,11 +99,7 @@ def minima(results: Mapping[str, Result]) -> dict[str, float]:
 def ratios(best_ns: Mapping[str, float], ours: Sequence[str]) -> dict[str, dict[str, float]]:
     """Return ours / peer by our path and by peer."""
     peers = [name for name in best_ns if name not in ours and name != COPY]
-    return {
-        own: {peer: best_ns[own] / best_ns[peer] for peer in peers}
-        for own in ours
-        if own in best_ns and peers
-    }
+    return {own: {peer: best_ns[own] / best_ns[peer] for peer in peers} for own in ours if own in best_ns and peers}
 
 
 def copy_shares(best_ns: Mapping[str, float]) -> dict[str, float]:

@@ -21,9 +21,7 @@ def print_bench(content: BenchFile, console: Console) -> None:
         where = f"n_fft {n_fft}, k {k}, {n_segments} segment{'s' if n_segments > 1 else ''}"
         console.print(_time_table(f"{where}: ms, minimum of all rounds", cells, list(content.versions)))
         ratios = [{f"/ {peer}": r for peer, r in cell.ratios.get(own or "", {}).items()} for cell in cells]
-        shares = [
-            {f"share of {COPY}": s for name, s in cell.copy_share.items() if name == own} for cell in cells
-        ]
+        shares = [{f"share of {COPY}": s for name, s in cell.copy_share.items() if name == own} for cell in cells]
         rows = {f"{cell.batch:,}": r | s for cell, r, s in zip(cells, ratios, shares, strict=True)}
         if any(rows.values()):
             title = f"{where}: {own} / peer, and its share of the bandwidth of a copy"
@@ -38,9 +36,7 @@ def print_bench(content: BenchFile, console: Console) -> None:
         for name, result in cell.results.items():
             if result.status != "measured":
                 where = f"n_fft {cell.n_fft}, batch {cell.batch}, k {cell.k}"
-                console.print(
-                    f"{name}, {where}: {result.status}: {result.note}", highlight=False, markup=False
-                )
+                console.print(f"{name}, {where}: {result.status}: {result.note}", highlight=False, markup=False)
     for name, reason in content.skipped.items():
         console.print(f"skipped {name}: {reason}", highlight=False, markup=False)
     if content.interrupted:

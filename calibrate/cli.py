@@ -28,9 +28,7 @@ app = typer.Typer(
 MAX_SIZE = 2**31 - 1
 Batch = Annotated[int, typer.Option(help="Rows of the signal.", max=MAX_SIZE)]
 NFft = Annotated[int, typer.Option(help="Samples of a segment, even.", max=MAX_SIZE)]
-Peaks = Annotated[
-    int, typer.Option("--k", help="Peaks of a row; those beyond the bins are (0, 0.0).", max=MAX_SIZE)
-]
+Peaks = Annotated[int, typer.Option("--k", help="Peaks of a row; those beyond the bins are (0, 0.0).", max=MAX_SIZE)]
 Segments = Annotated[int, typer.Option(help="Segments of a row.", max=MAX_SIZE)]
 
 #: What every mistake in a command's arguments derives from.
@@ -62,18 +60,12 @@ def _one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
 @app.command()
 @_one_line_errors
 def calibrate(
-    device: Annotated[
-        str | None, typer.Option(help="JAX platform to calibrate: cpu, gpu, cuda, rocm or tpu.")
-    ] = None,
-    budget: Annotated[
-        float, typer.Option(help="Seconds for all of it, compiling and fitting included.")
-    ] = 60.0,
+    device: Annotated[str | None, typer.Option(help="JAX platform to calibrate: cpu, gpu, cuda, rocm or tpu.")] = None,
+    budget: Annotated[float, typer.Option(help="Seconds for all of it, compiling and fitting included.")] = 60.0,
     out: Annotated[
         FilePath | None, typer.Option(help="The calibration file; by default where rlxjax looks for it.")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the samples of an earlier run.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the samples of an earlier run.")] = False,
     model: Annotated[
         list[FilePath] | None, typer.Option(help="A learned FFT to time as well; may be given again.")
     ] = None,
@@ -81,9 +73,7 @@ def calibrate(
         FilePath | None,
         typer.Option(help="A calibration to start from, of another machine or day: few timings then do."),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Write the file even if the fit did not converge.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write the file even if the fit did not converge.")] = False,
 ) -> None:
     """Measure this machine, fit the latency model, and write the calibration file.
 
@@ -110,9 +100,7 @@ def calibrate(
 @app.command()
 @_one_line_errors
 def refit(
-    samples: Annotated[
-        FilePath, typer.Argument(help="A samples file of calibrate, of any version or machine.")
-    ],
+    samples: Annotated[FilePath, typer.Argument(help="A samples file of calibrate, of any version or machine.")],
     out: Annotated[
         FilePath | None,
         typer.Option(help="The calibration file; by default NAME.json beside NAME.samples.jsonl."),
@@ -123,9 +111,7 @@ def refit(
     prior: Annotated[
         FilePath | None, typer.Option(help="A calibration to start from, of another machine or day.")
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Write the file even if the fit did not converge.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write the file even if the fit did not converge.")] = False,
 ) -> None:
     """Fit the latency model to kept samples again, and write the calibration of their machine.
 
@@ -257,17 +243,13 @@ def bench(
     batch: Annotated[
         list[int] | None, typer.Option(help="Rows of the signal; may be given again.", max=MAX_SIZE)
     ] = None,
-    k: Annotated[
-        list[int] | None, typer.Option(help="Peaks of a row; may be given again.", max=MAX_SIZE)
-    ] = None,
+    k: Annotated[list[int] | None, typer.Option(help="Peaks of a row; may be given again.", max=MAX_SIZE)] = None,
     segments: Segments = 2,
     contender: Annotated[
         list[str] | None, typer.Option(help="Who takes part, all by default; may be given again.")
     ] = None,
     budget: Annotated[float, typer.Option(help="Seconds for each workload.")] = 5.0,
-    device: Annotated[
-        str | None, typer.Option(help="JAX platform to run on: cpu, gpu, cuda, rocm or tpu.")
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="JAX platform to run on: cpu, gpu, cuda, rocm or tpu.")] = None,
     calibration: Annotated[FilePath | None, typer.Option(help="The calibration that auto picks by.")] = None,
     out: Annotated[FilePath | None, typer.Option(help="A JSON file for every time.")] = None,
 ) -> None:
@@ -291,9 +273,7 @@ def bench(
     }
     options |= {"--budget": [f"{budget:g}"], "--device": device and [device]}
     options |= {"--calibration": calibration and [calibration], "--out": out and [out]}
-    given = [
-        str(part) for name, values in options.items() for value in values or () for part in (name, value)
-    ]
+    given = [str(part) for name, values in options.items() for value in values or () for part in (name, value)]
     with jax.enable_x64(False):
         auto_by = None if calibration is None else load_calibration(calibration)
     with Progress(Console(stderr=True)).phase("measuring", total=len(cells)) as advance:

@@ -63,9 +63,7 @@ def block_estimates(posterior: LatencyPosterior, blocks: Sequence[Collection[Cel
     )
 
 
-def design_posterior(
-    prior: LatencyPrior, facts: Facts, found: LatencyPosterior | None = None
-) -> LatencyPosterior:
+def design_posterior(prior: LatencyPrior, facts: Facts, found: LatencyPosterior | None = None) -> LatencyPosterior:
     """Return what the design starts from: the prior's uncertainty, at the values found so far if any were."""
     posterior = prior_posterior(WELCH, prior, DESIGN_SPREAD, DESIGN_CORRECTION_SD, facts)
     if found is None:
@@ -130,9 +128,7 @@ def _design(
         if n_left := min(n, len(left)):
             timed = _part(whole, [*taken, *chosen]) if taken or chosen else None
             candidates = _part(whole, left)
-            design = next_measurements(
-                candidates, n_left, seconds=seconds[left], targets=targets, timed=timed
-            )
+            design = next_measurements(candidates, n_left, seconds=seconds[left], targets=targets, timed=timed)
             chosen += [left[i] for i in design.order]
     return chosen + [i for i in range(count) if i not in chosen]
 

@@ -93,9 +93,7 @@ def _flip_table(explanation: Explanation) -> Table:
         if flip.factor is not None:
             changed = _number(flip.value * flip.factor)
             sds = "known" if flip.kind == "input" else "-" if flip.sds is None else f"{flip.sds:.1f}"
-            table.add_row(
-                flip.name, _number(flip.value), _factor(flip.factor), changed, flip.unit, sds, _notes(flip)
-            )
+            table.add_row(flip.name, _number(flip.value), _factor(flip.factor), changed, flip.unit, sds, _notes(flip))
     return table
 
 

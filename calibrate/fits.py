@@ -63,9 +63,7 @@ def fit_twice(timings: Timings, seen: np.ndarray, prior: LatencyPrior, facts: Fa
     """
     whole = fit_posterior(timings, prior, facts=facts)
     blind = whole if seen.all() else fit_posterior(timings, prior, seen.astype(float), facts)
-    found, blind_found = (
-        jax.tree.map(np.asarray, estimate(fit.posterior, timings.runs)) for fit in (whole, blind)
-    )
+    found, blind_found = (jax.tree.map(np.asarray, estimate(fit.posterior, timings.runs)) for fit in (whole, blind))
     terms_ns = predicted_ns(blind.terms.coefficients, timings.runs, facts)
     return Fitted(whole, found, blind_found, np.asarray(terms_ns), blind.terms.converged)
 

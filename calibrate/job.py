@@ -166,9 +166,7 @@ def run(
     if deadline.interrupted:
         notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
     with progress.phase("fitting"):
-        return fit_and_write(
-            log, grid, timed_models, path, samples_path, command, skipped, notes, force, known
-        )
+        return fit_and_write(log, grid, timed_models, path, samples_path, command, skipped, notes, force, known)
 
 
 def fit_and_write(
@@ -230,9 +228,7 @@ def fit_and_write(
             "No calibration was written. Measure more with `rlxjax calibrate --resume` and a larger "
             f"--budget, or take it as it is with `{taken}`."
         )
-    summaries = error_summaries(
-        cells, measured_ns, fitted.blind, fitted.blind_terms_ns, noise, grid, seen, models
-    )
+    summaries = error_summaries(cells, measured_ns, fitted.blind, fitted.blind_terms_ns, noise, grid, seen, models)
     section = section_of(
         fitted.whole,
         WELCH.prior if known is None else known,

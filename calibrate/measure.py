@@ -97,9 +97,7 @@ def time_micro(log: SampleLog, writer: SampleWriter, repeats: int = MICRO_REPEAT
 
     What an earlier run left is filled up to the same number of repeats.
     """
-    benchmarks = {
-        name: run for name, run in _micro_benchmarks().items() if len(log.micro.get(name, ())) < repeats
-    }
+    benchmarks = {name: run for name, run in _micro_benchmarks().items() if len(log.micro.get(name, ())) < repeats}
     for run in benchmarks.values():
         run()
     with quiet_collector():

@@ -51,9 +51,7 @@ def workloads_of(cells: Sequence[Cell]) -> Workloads:
     return Workloads(np.array(list(kept), int).reshape(len(kept), 3), place)
 
 
-def errors_by_strategy(
-    cells: Sequence[Cell], predicted_ns: np.ndarray, measured_ns: np.ndarray
-) -> dict[str, float]:
+def errors_by_strategy(cells: Sequence[Cell], predicted_ns: np.ndarray, measured_ns: np.ndarray) -> dict[str, float]:
     """Return the mean absolute relative error of each strategy among the cells."""
     errors = np.abs(predicted_ns / measured_ns - 1.0)
     names = np.array([cell.strategy for cell in cells])
@@ -153,9 +151,7 @@ def rank_correlation(predicted: np.ndarray, measured: np.ndarray) -> RankCorrela
         for mine, timed, kept in zip(predicted, measured, there, strict=True)
         if kept.sum() > 2
     ]
-    return RankCorrelation(
-        _spearman(predicted[there], measured[there]), float(np.mean(rows)) if rows else float("nan")
-    )
+    return RankCorrelation(_spearman(predicted[there], measured[there]), float(np.mean(rows)) if rows else float("nan"))
 
 
 def faster_probability(found: LatencyEstimate, workloads: Workloads, pairs: Pairs) -> np.ndarray:
@@ -245,9 +241,7 @@ class PickChange(NamedTuple):
     workloads: np.ndarray
 
 
-def pick_change(
-    first: LatencyEstimate, second: LatencyEstimate, workloads: Workloads, sure: float
-) -> PickChange:
+def pick_change(first: LatencyEstimate, second: LatencyEstimate, workloads: Workloads, sure: float) -> PickChange:
     """Compare the picks of two calibrations of one machine.
 
     Args:
@@ -264,9 +258,7 @@ def pick_change(
     over_runner_up = faster_probability(first, workloads, Pairs(rows, picked, picks(beaten)))
     changed = np.flatnonzero(picked != repicked)
     probability = faster_probability(first, workloads, Pairs(changed, picked[changed], repicked[changed]))
-    return PickChange(
-        float(np.mean(picked != repicked)), probability, float(np.mean(over_runner_up < sure)), changed
-    )
+    return PickChange(float(np.mean(picked != repicked)), probability, float(np.mean(over_runner_up < sure)), changed)
 
 
 def _spearman(one: np.ndarray, other: np.ndarray) -> float:

@@ -175,8 +175,7 @@ def _torch(signal: np.ndarray, params: WelchPeakParams) -> Run:
     torch = importlib.import_module("torch")
     device = torch.device("cpu" if on_cpu() else "cuda")
     samples, window, weights = (
-        torch.from_numpy(array).to(device)
-        for array in (signal, welch_window(params.n_fft), power_weights(params))
+        torch.from_numpy(array).to(device) for array in (signal, welch_window(params.n_fft), power_weights(params))
     )
     step = chunk_rows(params, len(signal), CHUNK_SAMPLES * cores()) if on_cpu() else len(signal)
     k = peaks_kept(params)
@@ -207,9 +206,7 @@ def _cupy(signal: np.ndarray, params: WelchPeakParams) -> Run:
     k = peaks_kept(params)
 
     def run() -> object:
-        view = cupy.lib.stride_tricks.sliding_window_view(
-            samples[:, : params.frame_len], params.n_fft, axis=1
-        )
+        view = cupy.lib.stride_tricks.sliding_window_view(samples[:, : params.frame_len], params.n_fft, axis=1)
         spectrum = cupy.fft.rfft(view[:, :: params.hop] * window)
         power = (cupy.square(spectrum.real) + cupy.square(spectrum.imag)).sum(1) * weights
         bins = cupy.argpartition(power, params.n_bins - k, axis=1)[:, params.n_bins - k :]

@@ -51,9 +51,7 @@ def refit(
     left_out = [cell for cell in log.cells if runs_model(cell) and cell.n_fft not in timed_models]
     if left_out:
         log.cells = [cell for cell in log.cells if cell not in left_out]
-        notes.append(
-            f"{len(left_out)} workloads of learned FFTs were left out: give the models that ran with --model."
-        )
+        notes.append(f"{len(left_out)} workloads of learned FFTs were left out: give the models that ran with --model.")
     known = None if prior is None else prior_from(prior)[0]
     with progress.phase("fitting"):
         return fit_and_write(log, Grid(), timed_models, path, samples_path, command, {}, notes, force, known)
@@ -73,8 +71,7 @@ def calibration_of(samples_path: FilePath) -> FilePath:
         if samples_path.name.endswith(suffix) and samples_path.name != suffix:
             return samples_path.with_name(samples_path.name.removesuffix(suffix) + ".json")
     raise ValueError(
-        f"--out: expected a file, as {samples_path} is not named like NAME{SAMPLES_SUFFIXES[0]}, which makes "
-        "NAME.json"
+        f"--out: expected a file, as {samples_path} is not named like NAME{SAMPLES_SUFFIXES[0]}, which makes NAME.json"
     )
 
 
@@ -86,6 +83,4 @@ def check_models(log: SampleLog, models: Models) -> None:
     """
     for n_fft, timed in models.items():
         if log.models.get(n_fft) != timed.sha256:
-            raise ValueError(
-                f"--model: {timed.file} is not the model that the samples timed for n_fft {n_fft}"
-            )
+            raise ValueError(f"--model: {timed.file} is not the model that the samples timed for n_fft {n_fft}")

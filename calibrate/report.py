@@ -128,9 +128,7 @@ def _coefficient_table(outcome: "Outcome") -> Table:
 
 
 def _decision_table(outcome: "Outcome") -> Table:
-    table = Table(
-        title=f"n_fft {SHOWN_N_FFT}, k {SHOWN_K}, {FAST_SEGMENTS} segments: predicted / measured, us"
-    )
+    table = Table(title=f"n_fft {SHOWN_N_FFT}, k {SHOWN_K}, {FAST_SEGMENTS} segments: predicted / measured, us")
     table.add_column("batch", justify="right")
     has_learned = any(model.n_fft == SHOWN_N_FFT for model in outcome.content.learned_ffts)
     strategies = (*SAME_RESULT, *["learned"] * has_learned)
@@ -139,9 +137,7 @@ def _decision_table(outcome: "Outcome") -> Table:
     table.add_column("picked")
     table.add_column("fused is faster")
     table.add_column("fastest")
-    by_cell = dict(
-        zip(outcome.cells, zip(outcome.predicted_ns, outcome.measured_ns, strict=True), strict=True)
-    )
+    by_cell = dict(zip(outcome.cells, zip(outcome.predicted_ns, outcome.measured_ns, strict=True), strict=True))
     for batch in SHOWN_BATCHES:
         row = {
             cell.strategy: pair

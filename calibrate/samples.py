@@ -191,9 +191,7 @@ def check_resumable(
                 "to start anew"
             )
     if differences := fingerprint_differences(log.fingerprint, here):
-        raise ValueError(
-            f"{path}: was taken elsewhere ({'; '.join(differences)}); leave out --resume to start anew"
-        )
+        raise ValueError(f"{path}: was taken elsewhere ({'; '.join(differences)}); leave out --resume to start anew")
     if log.cells and log.models != models:
         raise ValueError(
             f"{path}: holds runs of other learned models; give the same --model files, or leave out --resume "
@@ -233,8 +231,7 @@ def _begun(header: Header) -> SampleLog:
     """Return the samples of a header, none so far."""
     if header.version > SAMPLES_VERSION:
         raise ValueError(
-            f"header.version: {header.version} is newer than {SAMPLES_VERSION}, the newest that this rlxjax "
-            "reads"
+            f"header.version: {header.version} is newer than {SAMPLES_VERSION}, the newest that this rlxjax reads"
         )
     if header.version < 1:
         raise ValueError(f"header.version: expected 1 to {SAMPLES_VERSION}, got {header.version}")
@@ -255,9 +252,7 @@ def _add_line(log: SampleLog | None, line: Other | Timing | EarlierTiming) -> No
             log.left_out += 1
             return
         if line.n_segments != cell.n_segments:
-            raise ValueError(
-                f"timing.n_segments: {cell.strategy} has {cell.n_segments}, got {line.n_segments}"
-            )
+            raise ValueError(f"timing.n_segments: {cell.strategy} has {cell.n_segments}, got {line.n_segments}")
         log.add(line.round, cell, line.times_ns)
     elif isinstance(line, Micro):
         log.micro.setdefault(line.name, []).append(line.time_ns)

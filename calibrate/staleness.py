@@ -116,9 +116,7 @@ class Verdict:
         if off:
             said.append(f"micro-benchmarks: {'; '.join(_canary_phrase(*item) for item in off.items())}.")
         if off and self.word == GOOD:
-            said.append(
-                "The runs take what was predicted all the same: the predictions hold where they were timed."
-            )
+            said.append("The runs take what was predicted all the same: the predictions hold where they were timed.")
         if self.overall and self.models:
             said.append(f"The learned path was not timed again: that takes {', '.join(self.models)}.")
         if self.software:

@@ -35,9 +35,7 @@ def built_in_ns(cells: Sequence[Cell], models: Models = NO_MODELS) -> np.ndarray
         mine = [cell for cell in cells if cell.strategy == strategy]
         batch, n_fft, k, _ = sizes_of(mine)
         if path is Path.LEARNED:
-            gates = [
-                (models[cell.n_fft].model.active_gates, models[cell.n_fft].model.total_gates) for cell in mine
-            ]
+            gates = [(models[cell.n_fft].model.active_gates, models[cell.n_fft].model.total_gates) for cell in mine]
             active, total = np.array(gates, float).T
             scale = learned_scale(active, total)
             result[chosen] = fused_graph_ns(device, batch, n_fft, k, scale, n_segments=n_segments)
