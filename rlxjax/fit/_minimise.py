@@ -96,11 +96,11 @@ def minimise(
     look = functools.partial(_in_chunks, functools.partial(_minimum_each, facts=facts), chunk)
     descend = functools.partial(_in_chunks, functools.partial(_descend_each, facts=facts), chunk)
     found: Minimum = look((z, np.zeros(len(z), int), *columns))
-    left, roots = np.arange(len(z)), np.broadcast_to(np.eye(z.shape[-1]), (*z.shape, z.shape[-1]))
+    left, roots = np.arange(len(z)), _whitening(found.squares, sds)
     for _ in range(MAX_ROUNDS):
         mine, own = jax.tree.map(operator.itemgetter(left), (columns, found))
         ends: Minimum = look((*descend((own.z, own.steps, roots, own.loss, own.gradient, *mine)), *mine))
-        roots = _whitening(ends.squares * sds[left][:, :, None] * sds[left][:, None, :])
+        roots = _whitening(ends.squares, sds[left])
         promise = np.sum(np.einsum("fij,fi->fj", roots, ends.gradient) ** 2, -1) / 2
         ends = ends._replace(expected_decrease=np.where(np.isfinite(ends.loss), promise, np.inf))
         goes_on = (promise > LEAST_PROMISE) & (own.loss - ends.loss > LEAST_GAIN_SHARE * np.abs(ends.loss))
@@ -111,10 +111,13 @@ def minimise(
     return found
 
 
-def _whitening(squares: Float[np.ndarray, "fits c c"]) -> Float[np.ndarray, "fits c c"]:
-    """Return `R` with `R @ R.T` the inverse of `1 + squares`."""
-    finite = np.where(np.isfinite(squares).all((-2, -1), keepdims=True), squares, 0.0)
-    lower = np.linalg.cholesky(np.eye(squares.shape[-1]) + finite)
+def _whitening(
+    squares: Float[np.ndarray, "fits c c"], sds: Float[np.ndarray, "fits c"]
+) -> Float[np.ndarray, "fits c c"]:
+    """Return `R` with `R @ R.T` the inverse of the posterior's curvature, in units of the prior's deviations."""
+    own = squares * sds[:, :, None] * sds[:, None, :]
+    finite = np.where(np.isfinite(own).all((-2, -1), keepdims=True), own, 0.0)
+    lower = np.linalg.cholesky(np.eye(sds.shape[-1]) + finite)
     return np.swapaxes(np.linalg.inv(lower), -2, -1)
 
 
