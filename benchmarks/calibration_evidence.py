@@ -3,15 +3,15 @@
 python benchmarks/calibration_evidence.py SAMPLES [SAMPLES ...] [--json FILE] [--markdown FILE]
 
 Each campaign is fitted without the held-out workloads and judged on them; beside it, simpler predictions of
-the same timings. Campaigns of one machine, in the order they were taken in, are compared each with the next.
-`--markdown` replaces the part of a page between the two comments that mark it.
+the same timings. All tables are printed; `--markdown` puts a summary with a column for each campaign between
+the two comments of a page that mark its place.
 """
 
 import argparse
 import gzip
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,15 +26,16 @@ from calibrate.validate import built_in_ns, error_summaries, estimates
 from calibrate.visits import Visits, noise_floor, quartile_ns
 from calibrate.workloads import SAME_RESULT, Cell, Grid, runs_model
 from rlxjax import typical_prior
-from rlxjax._decision import SURE
 from rlxjax._fit import predicted_ns
 from rlxjax._posterior import LatencyEstimate, fit_posterior
 from rlxjax._regret import cross_validated_regret, refine_for_decisions
 
-EVIDENCE = Path("docs/evidence/calibration-evidence-cpu.json")
+EVIDENCE = Path("docs/evidence/calibration-evidence.json")
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 #: The rows of the table of methods that are judged by an estimate, with its probability.
 FIT, BUILT_IN = "the fit", "built-in constants"
+#: The rows of the summary of methods.
+METHODS = (BUILT_IN, "non-negative least squares", "terms alone", FIT)
 
 
 class Prediction(NamedTuple):
@@ -66,8 +67,8 @@ def read_campaign(path: Path) -> Campaign:
     return Campaign(cells, log.visits().of_cells(kept), log)
 
 
-def evidence(campaign: Campaign, grid: Grid) -> tuple[dict[str, Any], LatencyEstimate]:
-    """Return all that is said of one campaign, and its full fit's estimate of the grid."""
+def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:
+    """Return all that is said of one campaign."""
     cells, visits, log = campaign
     measured, noise = quartile_ns(visits), noise_floor(visits)
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
@@ -104,7 +105,7 @@ def evidence(campaign: Campaign, grid: Grid) -> tuple[dict[str, Any], LatencyEst
 
     folds = cross_validated_regret([one_stage, two_stages], timings, None, weights)
     summaries = error_summaries(cells, measured, found, terms_ns, noise, grid, seen)
-    said = {
+    return {
         "workloads": len(cells),
         "rounds": len(visits.rounds()),
         "held_out_timings": int((~seen).sum()),
@@ -124,7 +125,6 @@ def evidence(campaign: Campaign, grid: Grid) -> tuple[dict[str, Any], LatencyEst
         },
         "largest_regrets": judge.largest_regrets(methods[FIT]),
     }
-    return said, estimates(fit_posterior(timings, prior).posterior, grid.cells())
 
 
 class Judge:
@@ -192,30 +192,6 @@ def part_of(found: LatencyEstimate, kept: np.ndarray) -> LatencyEstimate:
     return LatencyEstimate(*(part[kept] for part in found))
 
 
-def in_a_row(found: Mapping[str, LatencyEstimate], grid: Grid) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield how the picks of each campaign differ from those of the one before."""
-    workloads = metrics.workloads_of(grid.cells())
-    names = list(found)
-    for one, next_one in zip(names, names[1:], strict=False):
-        change = metrics.pick_change(found[one], found[next_one], workloads, SURE)
-        wrongly_sure = change.probability >= SURE
-        yield (
-            f"{one}, {next_one}",
-            {
-                "choices": len(workloads.sizes),
-                "differ": change.share,
-                "undecided": change.undecided,
-                "probability_mean": float(np.mean(change.probability)) if change.share else None,
-                "probability_max": float(np.max(change.probability, initial=0.0)),
-                "sure_and_differ": int(wrongly_sure.sum()),
-                "workloads": [
-                    [*map(int, workloads.sizes[row]), round(float(probability), 3)]
-                    for row, probability in zip(change.workloads, change.probability, strict=True)
-                ],
-            },
-        )
-
-
 def percent(value: float | None, digits: int = 1) -> str:
     """Return a share in per cent; a dash for none."""
     return "-" if value is None or np.isnan(value) else f"{100 * value:.{digits}f}"
@@ -271,23 +247,43 @@ def campaign_tables(name: str, said: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def row_tables(changes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return what the page says of campaigns in a row."""
-    head = [
-        "campaigns",
-        "choices",
-        "differ, %",
-        "undecided, %",
-        "mean probability",
-        "largest",
-        "sure, differ",
+def summary_tables(campaigns: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what a page says of all campaigns: a column each, in per cent but for the Brier score."""
+    first = next(iter(campaigns.values()))
+    strategies = [
+        [
+            strategy,
+            *(
+                f"{percent(errors[strategy]['held_out'])} ({percent(errors[strategy]['noise_floor'])})"
+                for errors in (said["errors"] for said in campaigns.values())
+            ),
+        ]
+        for strategy in first["errors"]
     ]
-    rows = [
-        [names, change["choices"], percent(change["differ"]), percent(change["undecided"])]
-        + [percent(change["probability_mean"]), percent(change["probability_max"]), change["sure_and_differ"]]
-        for names, change in changes.items()
+    fits = [said["methods"][FIT] for said in campaigns.values()]
+    decisions = [
+        ["pairs ordered as measured", *(f"{percent(fit['ordered'])} of {fit['pairs']}" for fit in fits)],
+        ["mean regret of a pick", *(percent(fit["regret_mean"], 2) for fit in fits)],
+        ["largest regret", *(percent(fit["regret_max"]) for fit in fits)],
+        ["times within their 90 % interval", *(percent(c["coverage"]["share"]) for c in campaigns.values())],
+        ["Brier score", *(f"{fit['brier']:.3f}" for fit in fits)],
     ]
-    return ["## In a row", table(head, rows)] if rows else []
+    methods = [
+        [method]
+        + [
+            f"{percent(row['error'])} / {percent(row['ordered'])} / {percent(row['regret_max'])}"
+            for row in rows
+        ]
+        for method in METHODS
+        for rows in [[said["methods"][method] for said in campaigns.values()]]
+    ]
+    return "\n\n".join(
+        [
+            table(["held-out error (noise floor)", *campaigns], strategies),
+            table(["held-out decisions", *campaigns], decisions),
+            table(["error / ordered / largest regret", *campaigns], methods),
+        ]
+    )
 
 
 ERROR_COLUMNS = ("fit", "held_out", "interior", "edge", "terms_alone", "noise_floor", "built_in")
@@ -306,22 +302,16 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="a page to put the tables into")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    grid = Grid()
-    found: dict[str, LatencyEstimate] = {}
-    content: dict[str, Any] = {"campaigns": {}}
-    for path in options.samples:
-        name = path.name.split(".")[0]
-        content["campaigns"][name], found[name] = evidence(read_campaign(path), grid)
-    content["in_a_row"] = dict(in_a_row(found, grid))
-    parts = [part for name, said in content["campaigns"].items() for part in campaign_tables(name, said)]
-    text = "\n\n".join([*parts, *row_tables(content["in_a_row"])])
+    campaigns = {path.name.split(".")[0]: evidence(read_campaign(path), Grid()) for path in options.samples}
+    text = "\n\n".join(part for name, said in campaigns.items() for part in campaign_tables(name, said))
     print(text)
-    options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    options.json.write_text(json.dumps({"campaigns": campaigns}, indent=1) + "\n", encoding="utf-8")
     if options.markdown:
         page = options.markdown.read_text(encoding="utf-8")
         before, rest = page.split(BEGIN, 1)
         after = rest.split(END, 1)[1]
-        options.markdown.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+        summary = summary_tables(campaigns)
+        options.markdown.write_text(f"{before}{BEGIN}\n\n{summary}\n\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -225,42 +225,6 @@ def coverage(found: LatencyEstimate, measured_ns: np.ndarray) -> Coverage:
     return Coverage(float(inside.mean()), inside.size, float(test.pvalue))
 
 
-class PickChange(NamedTuple):
-    """How the picks of two calibrations differ.
-
-    Attributes:
-        share: of the workloads whose picks differ.
-        probability: that the first's pick beats the second's, by the first, `[changed]`.
-        undecided: share of all workloads whose pick is not sure to beat the runner-up, by the first.
-        workloads: rows of those that changed, `[changed]`.
-    """
-
-    share: float
-    probability: np.ndarray
-    undecided: float
-    workloads: np.ndarray
-
-
-def pick_change(first: LatencyEstimate, second: LatencyEstimate, workloads: Workloads, sure: float) -> PickChange:
-    """Compare the picks of two calibrations of one machine.
-
-    Args:
-        first: of each cell.
-        second: of the same cells.
-        workloads: of the same cells.
-        sure: the probability from which on a decision is one.
-    """
-    predicted, again = (workloads.table(np.asarray(found.time_ns)) for found in (first, second))
-    picked, repicked = picks(predicted), picks(again)
-    rows = np.arange(len(picked))
-    beaten = np.array(predicted)
-    beaten[rows, picked] = np.inf
-    over_runner_up = faster_probability(first, workloads, Pairs(rows, picked, picks(beaten)))
-    changed = np.flatnonzero(picked != repicked)
-    probability = faster_probability(first, workloads, Pairs(changed, picked[changed], repicked[changed]))
-    return PickChange(float(np.mean(picked != repicked)), probability, float(np.mean(over_runner_up < sure)), changed)
-
-
 def _spearman(one: np.ndarray, other: np.ndarray) -> float:
     if np.ptp(one) == 0 or np.ptp(other) == 0:
         return 0.0

@@ -159,20 +159,3 @@ def test_coverage_counts_what_lies_within_the_bounds():
     found = estimate_of(np.zeros(4), np.zeros((4, 1)), np.full(4, 0.1))
     times_ns = np.exp(0.1 * COVERED_SDS * np.array([0.0, 0.99, -0.99, 1.01]))
     assert metrics.coverage(found, times_ns)[:2] == (0.75, 4)
-
-
-def test_a_calibration_does_not_differ_from_itself():
-    cells, found, _ = world(50)
-    change = metrics.pick_change(found, found, metrics.workloads_of(cells), 0.9)
-    assert change.share == 0.0
-    assert change.probability.size == 0
-
-
-def test_picks_that_differ_were_the_first_ones_with_a_probability():
-    cells = [Cell(name, batch, 64, 4) for batch in (1, 2) for name in ("fast", "block")]
-    first = estimate_of(np.log([100.0, 102.0, 100.0, 200.0]), np.zeros((4, 1)), np.full(4, 0.1))
-    second = estimate_of(np.log([103.0, 102.0, 100.0, 200.0]), np.zeros((4, 1)), np.full(4, 0.1))
-    change = metrics.pick_change(first, second, metrics.workloads_of(cells), 0.9)
-    assert change.share == change.undecided == 0.5
-    assert change.workloads.tolist() == [0]
-    assert 0.5 < change.probability[0] < 0.6

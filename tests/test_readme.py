@@ -1,30 +1,57 @@
+"""The Python in the README and the guides runs, their links lead somewhere, their commands exist."""
+
 import pathlib
 import re
 import shutil
 import warnings
 
+import pytest
+
 import rlxjax as rx
 
 ROOT = pathlib.Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
-def test_the_python_in_the_readme_runs(tmp_path, monkeypatch, capsys):
+def python_blocks(page):
+    """Return the Python of a page, but what a comment says is slow."""
+    quick = r"(?<!<!-- slow -->\n)^```python\n(.*?)^```"
+    return re.findall(quick, page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def anchors(page):
+    """Return the anchors of a page's headings, as forges make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=lambda page: page.stem)
+def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     shutil.copy(ROOT / "notebooks/data/calibration-cpu.json", tmp_path)
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    monkeypatch.chdir(ROOT)
     namespace = {}
     with warnings.catch_warnings():
         # The copied calibration is true of the machine that it was made on.
         warnings.simplefilter("ignore", rx.MachineMismatchWarning)
-        for block in blocks:
+        for block in python_blocks(page):
             exec(block, namespace)
-    assert namespace["peaks"].shape == (8192, 16, 2)
-    assert capsys.readouterr().out
+
+
+@each_page
+def test_every_relative_link_leads_to_a_file_and_a_heading(page):
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
 
 
 def test_the_readmes_commands_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for command in re.findall(r"^make (\w+)", README, re.MULTILINE):
-        assert re.search(rf"^{command}:", makefile, re.MULTILINE)
-    assert set(re.findall(r"^make (\w+)", README, re.MULTILINE)) == {"calibrate", "test"}
+    commands = set(re.findall(r"^make (\w+)", README.read_text(encoding="utf-8"), re.MULTILINE))
+    assert commands == {"calibrate", "test"}
+    assert all(re.search(rf"^{command}:", makefile, re.MULTILINE) for command in commands)
