@@ -1,12 +1,9 @@
 """The commands. Bad input is one line on standard error and exit status 2, never a traceback."""
 
-import functools
 import json
 import shlex
 import sys
 import time
-import warnings
-from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +12,19 @@ _STARTED_S = time.perf_counter()
 import typer  # noqa: E402
 from rich.console import Console  # noqa: E402
 
+import rlxjax  # noqa: E402
+
+from .refusals import NOT_WRITTEN_STATUS, one_line_errors, run  # noqa: E402
+
 if TYPE_CHECKING:
     from .job import Outcome
 
-app = typer.Typer(
-    help="Decide, with numbers measured on this machine, whether fusing work on a device pays.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+_TYPER: Any = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+app = typer.Typer(**_TYPER)
 
 #: Largest size of a workload: what arrays of JAX are indexed by.
 MAX_SIZE = 2**31 - 1
@@ -31,34 +33,25 @@ NFft = Annotated[int, typer.Option(help="Samples of a segment, even.", max=MAX_S
 Peaks = Annotated[int, typer.Option("--k", help="Peaks of a row; those beyond the bins are (0, 0.0).", max=MAX_SIZE)]
 Segments = Annotated[int, typer.Option(help="Segments of a row.", max=MAX_SIZE)]
 
-#: What every mistake in a command's arguments derives from.
-_UsageError: Any = typer.BadParameter.__base__
 
-NOT_WRITTEN_STATUS, BAD_INPUT_STATUS, INTERRUPTED_STATUS = 1, 2, 130
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"rlxjax {rlxjax.__version__}")
+        raise typer.Exit
 
 
-def _one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn a refusal into one line and an exit status."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("default")
-                warnings.showwarning = _warn
-                command(*args, **kwargs)
-        except (ValueError, OSError) as error:
-            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-            raise typer.Exit(BAD_INPUT_STATUS) from None
-        except KeyboardInterrupt as interrupt:
-            typer.echo("; ".join(["interrupted", *map(str, interrupt.args)]), err=True)
-            raise typer.Exit(INTERRUPTED_STATUS) from None
-
-    return wrapped
+@app.callback()
+def commands(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version),
+    ] = False,
+) -> None:
+    """Decide, with numbers measured on this machine, whether fusing work on a device pays."""
 
 
 @app.command()
-@_one_line_errors
+@one_line_errors
 def calibrate(
     device: Annotated[str | None, typer.Option(help="JAX platform to calibrate: cpu, gpu, cuda, rocm or tpu.")] = None,
     budget: Annotated[float, typer.Option(help="Seconds for all of it, compiling and fitting included.")] = 60.0,
@@ -80,10 +73,10 @@ def calibrate(
     Exit status 1: the fit did not converge and nothing was written; 2: bad input.
     """
     _set_up_jax(device)
-    from .job import run
+    from .job import run as run_job
     from .report import Progress
 
-    outcome = run(
+    outcome = run_job(
         started_s=_STARTED_S,
         budget_s=budget,
         out=out,
@@ -98,7 +91,7 @@ def calibrate(
 
 
 @app.command()
-@_one_line_errors
+@one_line_errors
 def refit(
     samples: Annotated[FilePath, typer.Argument(help="A samples file of calibrate, of any version or machine.")],
     out: Annotated[
@@ -140,7 +133,7 @@ def refit(
 
 
 @app.command()
-@_one_line_errors
+@one_line_errors
 def validate(
     file: Annotated[FilePath, typer.Argument(help="A calibration file.")],
     budget: Annotated[float, typer.Option(help="Seconds for all of it, compiling included.")] = 20.0,
@@ -161,7 +154,7 @@ def validate(
 
 
 @app.command()
-@_one_line_errors
+@one_line_errors
 def predict(
     file: Annotated[FilePath, typer.Argument(help="A calibration file.")],
     batch: Batch,
@@ -211,7 +204,7 @@ def predict(
 
 
 @app.command()
-@_one_line_errors
+@one_line_errors
 def explain(
     file: Annotated[FilePath, typer.Argument(help="A calibration file.")],
     batch: Batch,
@@ -235,7 +228,7 @@ def explain(
 
 
 @app.command()
-@_one_line_errors
+@one_line_errors
 def bench(
     n_fft: Annotated[
         list[int] | None, typer.Option(help="Samples of a segment, even; may be given again.", max=MAX_SIZE)
@@ -293,26 +286,14 @@ def bench(
 
 def main() -> None:
     """Run the command line."""
-    _run(app, sys.argv[1:] or ["--help"])
+    run(app, sys.argv[1:] or ["--help"])
 
 
 def calibrate_main() -> None:
     """Run the calibrate job itself."""
-    job = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    job = typer.Typer(**_TYPER)
     job.command(name="calibrate")(calibrate)
-    _run(job, sys.argv[1:])
-
-
-def _run(commands: typer.Typer, arguments: list[str]) -> None:
-    """Run a command line; a mistake in its arguments is one line, as any other bad input."""
-    try:
-        status = commands(arguments, standalone_mode=False)
-    except _UsageError as error:
-        typer.echo(f"error: {' '.join(error.format_message().split())}", err=True)
-        status = BAD_INPUT_STATUS
-    except typer.Abort:
-        status = INTERRUPTED_STATUS
-    sys.exit(status)
+    run(job, sys.argv[1:])
 
 
 def _print_outcome(outcome: "Outcome") -> None:
@@ -367,8 +348,3 @@ def _command(
     parts += ["--prior", str(prior)] if prior else []
     parts += ["--resume"] * resume + ["--force"] * force
     return shlex.join(parts)
-
-
-def _warn(message, category, filename, lineno, file=None, line=None) -> None:
-    del category, filename, lineno, file, line
-    typer.echo(f"warning: {message}", err=True)

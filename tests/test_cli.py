@@ -7,11 +7,14 @@ import pytest
 from test_calibration import content
 from typer.testing import CliRunner
 
+import rlxjax
 from calibrate import cli
 from calibrate.cli import app
 from rlxjax import load_calibration
 from rlxjax._calibration_file import CalibrationFile
 from rlxjax._files import write_json_file
+
+COMMANDS = ("calibrate", "refit", "validate", "predict", "explain", "bench")
 
 
 @pytest.fixture
@@ -137,6 +140,27 @@ def test_the_job_is_a_module_and_a_command(command):
     result = subprocess.run([*command, "--help"], capture_output=True, text=True, env=environment, check=True)
     for option in ("--device", "--budget", "--out", "--resume", "--prior", "--force"):
         assert option in result.stdout
+
+
+def run(*command):
+    environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+
+
+def test_the_package_is_the_command():
+    module = [sys.executable, "-m", "rlxjax"]
+    assert run(*module, "--version") == f"rlxjax {rlxjax.__version__}\n"
+    text = run(*module)
+    for command in COMMANDS:
+        assert f" {command} " in text
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+def test_help_has_a_short_option_everywhere(command):
+    short, long = (invoke(*command, option) for option in ("-h", "--help"))
+    assert short.exit_code == long.exit_code == 0
+    assert short.stdout == long.stdout
+    assert "Usage" in short.stdout
 
 
 @pytest.mark.parametrize(

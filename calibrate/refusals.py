@@ -1,0 +1,50 @@
+"""Bad input to a command is one line on standard error and an exit status, never a traceback."""
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+NOT_WRITTEN_STATUS, BAD_INPUT_STATUS, INTERRUPTED_STATUS = 1, 2, 130
+#: What every mistake in a command's arguments derives from.
+_UsageError: Any = typer.BadParameter.__base__
+
+
+def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn a refusal into one line and an exit status."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("default")
+                warnings.showwarning = _warn
+                command(*args, **kwargs)
+        except (ValueError, OSError) as error:
+            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(BAD_INPUT_STATUS) from None
+        except KeyboardInterrupt as interrupt:
+            typer.echo("; ".join(["interrupted", *map(str, interrupt.args)]), err=True)
+            raise typer.Exit(INTERRUPTED_STATUS) from None
+
+    return wrapped
+
+
+def run(commands: typer.Typer, arguments: list[str]) -> None:
+    """Run a command line; a mistake in its arguments is one line, as any other bad input."""
+    try:
+        status = commands(arguments, standalone_mode=False)
+    except _UsageError as error:
+        typer.echo(f"error: {' '.join(error.format_message().split())}", err=True)
+        status = BAD_INPUT_STATUS
+    except typer.Abort:
+        status = INTERRUPTED_STATUS
+    sys.exit(status)
+
+
+def _warn(message, category, filename, lineno, file=None, line=None) -> None:
+    del category, filename, lineno, file, line
+    typer.echo(f"warning: {message}", err=True)

@@ -1,0 +1,5 @@
+"""`python -m rlxjax` is the command `rlxjax`."""
+
+from calibrate.cli import main
+
+main()
