@@ -26,8 +26,8 @@ from rlxjax import (
     train_learned_fft,
 )
 from rlxjax.welch._device_programs import fused_peaks
-from rlxjax.welch._learned_program import learned_peaks, learned_program
-from rlxjax.welch._learned_training import magnitude_gates, random_gates
+from rlxjax.learned._program import learned_peaks, learned_program
+from rlxjax.learned._training import magnitude_gates, random_gates
 
 BANDS = {"full": ToneSignals(), "low": ToneSignals(high=0.125)}
 SHARES = (0.5, 0.25, 0.15)

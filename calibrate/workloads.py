@@ -12,14 +12,13 @@ import numpy as np
 
 from rlxjax import LearnedFft, load_learned_fft
 from rlxjax.calibration import sha256_of
+from rlxjax.learned import LearnedWork, learned_program
 from rlxjax.welch import (
     FAST_SEGMENTS,
     ULTRA_SEGMENTS,
-    LearnedWork,
     Path,
     WelchPeakParams,
     aligned_zeros,
-    learned_program,
 )
 from rlxjax.welch._launch import ALIGNMENT_BYTES
 

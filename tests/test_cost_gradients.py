@@ -20,7 +20,7 @@ from test_gate import INF
 from test_gate import rows as rows_of
 
 import rlxjax as rx
-from rlxjax._cost import graph_work
+from rlxjax.device._costs import graph_work
 
 
 def plain_io_cost_ns(row, profile):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rlxjax as rx
-from rlxjax._device import WGPU_FAMILY, as_leaf, row_names, stack_rows, take_row
+from rlxjax.device._devices import WGPU_FAMILY, as_leaf, row_names, stack_rows, take_row
 
 ARCH, GUESS = "arch default", "uncalibrated"
 #: SPEC 3: dispatch, roundtrip, memory_bw, readback_bw, unified, sgemm, sgemm of small products.

@@ -3,7 +3,7 @@
 import pytest
 
 import rlxjax as rx
-from rlxjax._ops import DTYPE_BYTES, OPS
+from rlxjax.graph._ops import DTYPE_BYTES, OPS
 
 SOURCES = {"input", "param", "constant"}
 VIEWS = {"reshape", "transpose", "narrow"}

@@ -155,7 +155,7 @@ def test_only_the_files_module_touches_files_but_for_the_name_of_the_processor()
         ("welch/_run.py", "from rlxjax import _calibration", {"_calibration"}),
         (
             "welch/_run.py",
-            "from . import _host\nfrom ._host import host_peaks\nfrom rlxjax._cost import x",
+            "from . import _host\nfrom ._host import host_peaks\nfrom rlxjax.device._costs import x",
             set(),
         ),
         ("_gate.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ._fit import x", set()),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, assert_gradient_is_the_finite_difference
 
-from rlxjax.welch._learned_fft import LearnedFft, learned_spectrum
+from rlxjax.learned._model import LearnedFft, learned_spectrum
 
 SIZES = [2, 8, 64, 1024]
 PRECISIONS = [(np.float64, FLOAT64_RTOL), (np.float32, FLOAT32_RTOL)]

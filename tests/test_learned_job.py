@@ -29,7 +29,7 @@ from rlxjax._learned_latency import (
     fit_learned,
     learned_terms_ns,
 )
-from rlxjax.welch._learned_program import learned_program
+from rlxjax.learned._program import learned_program
 
 #: Takes long: `make test-all` runs it.
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rlxjax.welch import WelchPeakParams
 from rlxjax.welch._device_programs import fused_peaks
 from rlxjax.welch._host import hann_window, select_peaks
-from rlxjax.welch._learned_fft import LearnedFft
-from rlxjax.welch._learned_program import learned_peaks, learned_program
+from rlxjax.learned._model import LearnedFft
+from rlxjax.learned._program import learned_peaks, learned_program
 
 FORMS = ("cones", "matrix", "butterflies")
 PARAMS = WelchPeakParams.fast(16, k=4)

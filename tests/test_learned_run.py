@@ -14,7 +14,7 @@ from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, assert_gradient_is_the_finit
 import rlxjax as rx
 from rlxjax.welch import _launch, _path_costs, _run
 from rlxjax.welch._host import hann_window
-from rlxjax.welch._learned_program import learned_peaks, learned_program
+from rlxjax.learned._program import learned_peaks, learned_program
 
 N_FFT = 64
 FAST = rx.WelchPeakParams.fast(N_FFT, k=5)

@@ -9,9 +9,9 @@ import pytest
 from _tolerances import GRADIENT_RTOL
 
 from rlxjax.welch._host import hann_window
-from rlxjax.welch._learned_fft import LearnedFft
-from rlxjax.welch._learned_signals import ToneSignals, peak_loss, peak_recall
-from rlxjax.welch._learned_training import magnitude_gates, random_gates, train_learned_fft
+from rlxjax.learned._model import LearnedFft
+from rlxjax.learned._signals import ToneSignals, peak_loss, peak_recall
+from rlxjax.learned._training import magnitude_gates, random_gates, train_learned_fft
 
 #: Takes long: `make test-all` runs it.
 pytestmark = pytest.mark.slow

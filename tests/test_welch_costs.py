@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlxjax as rx
-from rlxjax._cost import graph_work
+from rlxjax.device._costs import graph_work
 from rlxjax.welch import _costs, _path_costs
-from rlxjax.welch._graphs import welch_graph_work
+from rlxjax.welch.costs._graphs import welch_graph_work
 
 INF = math.inf
 lawful = settings(max_examples=60)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rlxjax._checks import is_traced
-from rlxjax._device import Provenance
+from rlxjax.device._devices import Provenance
 from rlxjax._typing import Code, Nanoseconds, RealLike
 from rlxjax.fit import (
     Decision,
@@ -33,7 +33,7 @@ from ._crossings import total_ns
 from ._explanation import Explanation, explain
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class CalibratedModel:
     """What a machine's timings say of one latency model.
 
@@ -163,12 +163,20 @@ class CalibratedModel:
         chosen = self.alternatives(*inputs, **named) if candidates is None else tuple(candidates)
         if not chosen:
             raise ValueError("candidates: expected a strategy at least, got none")
-        key = (chosen, inputs, tuple(named.items()))
+        return self.name_of(self.cheapest(chosen, *inputs, **named), *inputs, **named)
+
+    def cheapest(self, candidates: tuple[str, ...], *inputs: float, **named: float) -> str:
+        """Return the candidate with the lowest prediction for one workload, of equals the first; remembered.
+
+        Raises:
+            ValueError: as `predict_ns`.
+        """
+        key = (candidates, inputs, tuple(named.items()))
         if key not in self._picks:
             with jax.ensure_compile_time_eval():
-                times_ns = [float(self.predict_ns(name, *inputs, **named)) for name in chosen]
-            self._picks[key] = chosen[int(np.argmin(times_ns))]
-        return self.name_of(self._picks[key], *inputs, **named)
+                times_ns = [float(self.predict_ns(name, *inputs, **named)) for name in candidates]
+            self._picks[key] = candidates[int(np.argmin(times_ns))]
+        return self._picks[key]
 
     def pick_index(self, *inputs: RealLike, candidates: Sequence[str] | None = None, **named: RealLike | None) -> Code:
         """Return the place of the cheapest strategy, as `pick` of arrays does; traces."""

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlxjax._gate import IoFusionGate
+from rlxjax.device._gate import IoFusionGate
 from rlxjax._typing import Code, Nanoseconds, RealLike
 from rlxjax.fit import Decision, LatencyEstimate, LatencyModel, LatencyPosterior
 from rlxjax.models import BUILT_IN

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlxjax._device import Provenance
+from rlxjax.device._devices import Provenance
 from rlxjax._files import read_json_file
-from rlxjax._gate import IoFusionGate
+from rlxjax.device._gate import IoFusionGate
 from rlxjax.fit import (
     LatencyModel,
     LatencyPosterior,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlxjax._device import Provenance
+from rlxjax.device._devices import Provenance
 from rlxjax._files import Strict
 
 from ._fingerprint import Fingerprint

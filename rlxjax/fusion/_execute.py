@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rlxjax._checks import as_index
-from rlxjax._graph import Node
+from rlxjax.graph._graph import Node
 
 from ._kernel_graph import GIVEN_OPS
 from ._kernels import StepError, agrees, jax_dtype

@@ -1,6 +1,6 @@
 """The reference's plan: chains of elementwise nodes of one shape, in the order of their first nodes."""
 
-from rlxjax._ops import OPS
+from rlxjax.graph._ops import OPS
 
 from ._kernel_graph import KernelGraph, Partition
 

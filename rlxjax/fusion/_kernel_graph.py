@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from rlxjax._graph import Graph, Node
-from rlxjax._ops import OPS
+from rlxjax.graph._graph import Graph, Node
+from rlxjax.graph._ops import OPS
 
 #: Nodes that are no kernels: their values are given.
 GIVEN_OPS = ("input", "param", "constant")

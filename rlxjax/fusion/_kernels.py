@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rlxjax._graph import Node
-from rlxjax._ops import Shape
+from rlxjax.graph._graph import Node
+from rlxjax.graph._ops import Shape
 
 _JAX_DTYPES = MappingProxyType(
     {

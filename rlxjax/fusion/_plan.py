@@ -10,18 +10,18 @@ import numpy as np
 from jaxtyping import Array
 
 from rlxjax._checks import check_at_least, is_traced
-from rlxjax._cost import io_cost_ns
+from rlxjax.device._costs import io_cost_ns
 from rlxjax._counts import saturate
-from rlxjax._device import (
+from rlxjax.device._devices import (
     BackendCoefficients,
     backend_coefficients,
     jax_device,
     normalised,
 )
-from rlxjax._gate import IoFusionGate
-from rlxjax._graph import Graph, Node
-from rlxjax._ops import OPS
-from rlxjax._profile import GraphIoProfile
+from rlxjax.device._gate import IoFusionGate
+from rlxjax.graph._graph import Graph, Node
+from rlxjax.graph._ops import OPS
+from rlxjax.graph._profile import GraphIoProfile
 
 from ._greedy import greedy_partition
 from ._kernel_graph import KernelGraph, Partition

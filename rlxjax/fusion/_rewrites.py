@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from rlxjax._device import Target
-from rlxjax._gate import fusion_benefit, io_fusion_gate_for_target
-from rlxjax._graph import Graph
-from rlxjax._profile import profile_graph_io
+from rlxjax.device._devices import Target
+from rlxjax.device._gate import fusion_benefit, io_fusion_gate_for_target
+from rlxjax.graph._graph import Graph
+from rlxjax.graph._profile import profile_graph_io
 
 Rewrite = Callable[[Graph, Target], Graph]
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rlxjax._checks import check_shapes, fields_of
-from rlxjax._device import Coefficients
+from rlxjax.device._devices import Coefficients
 from rlxjax._typing import Nanoseconds, RealLike
 from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, predicted_ns, wide_prior
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlxjax._checks import check_shapes, check_sizes, fields_of, is_traced
 from rlxjax._counts import size_as_float
-from rlxjax._device import Coefficients
+from rlxjax.device._devices import Coefficients
 from ._welch_terms import (
     TRANSFORM_BYTES_PER_SAMPLE,
     chunk_rows_of,

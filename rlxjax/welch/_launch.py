@@ -4,7 +4,6 @@ import contextlib
 import functools
 import inspect
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,8 +25,7 @@ from ._device_programs import (
     segment_spectra,
 )
 from ._host import host_peaks, spectrum_peaks
-from ._learned_fft import LearnedFft
-from ._learned_program import LearnedProgram, learned_peaks, learned_program
+from ._models import ModelProgram, program_of
 from ._params import WelchPeakParams
 from ._rows import LINE_MARGIN, Line, Rows
 from ._selection import default_selection
@@ -98,7 +96,7 @@ def run_path(
     path: Path,
     signal: np.ndarray | jax.Array,
     params: WelchPeakParams,
-    model: LearnedFft | None,
+    model: object,
     selection: str | None,
 ) -> np.ndarray | jax.Array:
     """Return the peaks of concrete rows by a path, `[batch, k, 2]`, where the path leaves them."""
@@ -210,7 +208,7 @@ def _program_rows(rows: int, batch: int, params: WelchPeakParams, n_processors: 
 
 
 def run_traced(
-    path: Path, signal, params: WelchPeakParams, model: LearnedFft | None, selection: str | None
+    path: Path, signal, params: WelchPeakParams, model: object, selection: str | None
 ) -> jax.Array:
     """Return the peaks of traced rows; fused and learned only."""
     platform = jax.default_backend()
@@ -221,13 +219,13 @@ def run_traced(
 
 
 def _learned_in_pieces(
-    signal, arrays: LearnedProgram, params: WelchPeakParams, selection: str | None, platform: str
+    signal, arrays: ModelProgram, params: WelchPeakParams, selection: str | None, platform: str
 ) -> jax.Array:
     """Return the peaks that a learned FFT finds in any number of rows, whose samples it takes by indices."""
     selection = selection or default_selection(signal.shape[0], params.n_bins, platform)
 
     def peaks_of(rows: Rows) -> jax.Array:
-        return learned_peaks(rows.columns(0, params.frame_len), arrays, params, selection)
+        return arrays.peaks(rows.columns(0, params.frame_len), params, selection)
 
     return in_pieces(peaks_of, signal, params, platform)
 
@@ -239,36 +237,28 @@ _traced_fused, _traced_learned = (
 )
 
 
-#: The arrays of each model's program by its parameters; a model that is gone takes its programs with it.
-_programs: "weakref.WeakKeyDictionary[LearnedFft, dict[WelchPeakParams, LearnedProgram]]"
-_programs = weakref.WeakKeyDictionary()
-
-
-def program_of(model: LearnedFft, params: WelchPeakParams) -> LearnedProgram:
-    """Return the program of a model, its arrays on the device."""
-    known = _programs.setdefault(model, {})
-    if params not in known:
-        with eval_context():
-            known[params] = jax.device_put(learned_program(model, params))
-    return known[params]
+def _model_peaks(
+    rows: Any, arrays: ModelProgram, params: WelchPeakParams, selection: str | None = None
+) -> jax.Array:
+    return arrays.peaks(rows, params, selection)
 
 
 #: What launches the program of padded rows, and what makes their peaks of what it brings.
 Launch = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
-def _launch_fused(params: WelchPeakParams, model: LearnedFft | None, selection: str, platform: str) -> Launch:
+def _launch_fused(params: WelchPeakParams, model: object, selection: str, platform: str) -> Launch:
     run = program(fused_peaks, platform)
     return lambda rows: run(rows, params, selection, platform), lambda peaks: peaks
 
 
-def _launch_block(params: WelchPeakParams, model: LearnedFft | None, selection: str, platform: str) -> Launch:
+def _launch_block(params: WelchPeakParams, model: object, selection: str, platform: str) -> Launch:
     run = program(segment_spectra, platform)
     return lambda rows: run(rows, params), lambda spectra: spectrum_peaks(np.asarray(spectra), params)
 
 
-def _launch_learned(params: WelchPeakParams, model: LearnedFft, selection: str, platform: str) -> Launch:
-    run, arrays = program(learned_peaks, platform), program_of(model, params)
+def _launch_learned(params: WelchPeakParams, model: object, selection: str, platform: str) -> Launch:
+    run, arrays = program(_model_peaks, platform), program_of(model, params)
     return lambda rows: run(rows, arrays, params, selection), lambda peaks: peaks
 
 

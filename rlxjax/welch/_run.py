@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +11,19 @@ from jax.core import eval_context
 
 from rlxjax._checks import is_traced
 from rlxjax._chunks import background
-from rlxjax._device import Device, jax_device, normalised
+from rlxjax.calibration import CalibratedModel, Calibration
+from rlxjax.device._devices import Device, jax_device, normalised
 
-from ._launch import program_of, run_path, run_traced
-from ._learned_fft import LearnedFft
+from ._launch import run_path, run_traced
+from ._models import program_of
 from ._params import WelchPeakParams
-from ._path_costs import block_graph_ns, fused_graph_ns, host_path_ns, learned_path_ns
+from rlxjax.welch.costs._path_costs import block_graph_ns, fused_graph_ns, host_path_ns, learned_path_ns
 from ._selection import SELECTIONS
 from ._strategy import AUTO, Path, Strategy, parse_welch_peaks_strategy
 
-if TYPE_CHECKING:
-    from rlxjax._calibration import Calibration
-
 _NAMED = {path.value: path for path in (Path.HOST, Path.FUSED, Path.BLOCK)}
-_ASKED_OF_CALIBRATIONS = ("pick_path", "pick_selection")
+#: The name of this workload among a calibration's models.
+MODEL_NAME = "welch"
 BUILT_IN_COSTS_NS = {Path.HOST: host_path_ns, Path.FUSED: fused_graph_ns, Path.BLOCK: block_graph_ns}
 
 
@@ -33,8 +32,8 @@ def welch_peaks(
     params: WelchPeakParams,
     strategy: str = AUTO,
     *,
-    calibration: "Calibration | None" = None,
-    model: LearnedFft | None = None,
+    calibration: Calibration | None = None,
+    model: Any = None,
     selection: str | None = None,
 ) -> np.ndarray | jax.Array:
     """Return the k strongest bins of each row's mean windowed power spectrum.
@@ -99,7 +98,8 @@ def welch_peaks(
         reason = f"got {strategy!r}: {_WHY[path]}"
         raise ValueError(f"strategy: expected 'fused' or 'learned' inside traced code, {reason}")
     if selection is None and calibration is not None and path is Path.FUSED:
-        selection = calibration.pick_selection(signal.shape[0], params.n_fft, params.k, params.n_segments)
+        sizes = (signal.shape[0], params.n_fft, params.k, params.n_segments)
+        selection = calibration.of(MODEL_NAME).variant_of("fused", *sizes).removeprefix("fused_")
     if traced:
         return run_traced(path, signal, params, model, selection)
     # A constant inside a caller's jit is not traced, and is computed at once.
@@ -114,8 +114,8 @@ def stream_welch_peaks(
     params: WelchPeakParams,
     strategy: str = AUTO,
     *,
-    calibration: "Calibration | None" = None,
-    model: LearnedFft | None = None,
+    calibration: Calibration | None = None,
+    model: Any = None,
     selection: str | None = None,
 ) -> Iterator[np.ndarray | jax.Array]:
     """Yield the peaks of each signal of a stream, in order, while the next signal is being made or read.
@@ -182,10 +182,10 @@ def _check_signal(signal, params: WelchPeakParams) -> None:
         )
 
 
-def _check_model(model: LearnedFft | None, params: WelchPeakParams) -> None:
+def _check_model(model: Any, params: WelchPeakParams) -> None:
     if model is None:
         return
-    if not isinstance(model, LearnedFft):
+    if not hasattr(model, "n_fft"):
         raise ValueError(f"model: expected a LearnedFft (load_learned_fft), got {type(model).__name__}")
     if model.n_fft != params.n_fft:
         raise ValueError(
@@ -197,9 +197,8 @@ def _check_model(model: LearnedFft | None, params: WelchPeakParams) -> None:
         )
 
 
-def _check_calibration(calibration: "Calibration | None") -> None:
-    # By what is asked of it: its class is in a layer above.
-    if calibration is not None and not all(hasattr(calibration, name) for name in _ASKED_OF_CALIBRATIONS):
+def _check_calibration(calibration: Calibration | None) -> None:
+    if calibration is not None and not isinstance(calibration, Calibration):
         given = type(calibration).__name__
         raise ValueError(f"calibration: expected a Calibration (load_calibration), got {given}")
 
@@ -213,8 +212,8 @@ def _choose_path(
     strategy: str,
     batch: int,
     params: WelchPeakParams,
-    calibration: "Calibration | None",
-    model: LearnedFft | None,
+    calibration: Calibration | None,
+    model: Any,
     traced: bool,
 ) -> Path:
     if (named := _NAMED.get(normalised(strategy))) is not None:
@@ -233,10 +232,27 @@ def _choose_path(
     if parsed != Strategy.RLX:
         candidates = (Path.HOST, *candidates) if model is None else (Path.HOST, *candidates, Path.LEARNED)
     if calibration is not None:
-        work = None if model is None else program_of(model, params).work
-        return calibration.pick_path(batch, params.n_fft, params.k, params.n_segments, candidates, work)
+        return Path(_calibrated_pick(calibration, batch, params, tuple(map(str, candidates)), model))
     gates = (0, 0) if model is None else (model.active_gates, model.total_gates)
     return _cheapest_built_in(batch, params, candidates, gates, jax_device())
+
+
+def _calibrated_pick(
+    calibration: Calibration, batch: int, params: WelchPeakParams, candidates: tuple[str, ...], model: Any
+) -> str:
+    """Return the candidate with the lowest prediction, a model at hand by its own work."""
+    calibrated = calibration.of(MODEL_NAME)
+    sizes = (batch, params.n_fft, params.k, params.n_segments)
+    if model is not None:
+        # A model that takes what the timed one took, as the same model does, is predicted from the same facts.
+        calibrated = _with_work(calibrated, params.n_fft, program_of(model, params).work)
+    return calibrated.cheapest(candidates, *sizes)
+
+
+@functools.lru_cache(maxsize=16)
+def _with_work(calibrated: CalibratedModel, n_fft: int, work: Any) -> CalibratedModel:
+    facts = {"learned_n_fft": [n_fft], "learned_flop": [work.flop], "learned_live_bins": [work.live_bins]}
+    return calibrated.with_facts(**{name: np.array(values, float) for name, values in facts.items()})
 
 
 def _check_selection(selection: str | None) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 
 from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes, is_on_device
 from rlxjax._counts import as_float, as_temperature, size_as_float
-from rlxjax._device import Device, normalised, without_provenance
-from rlxjax._gate import fusion_benefit
+from rlxjax.device._devices import Device, normalised, without_provenance
+from rlxjax.device._gate import fusion_benefit
 from rlxjax._numerics import Exact, Smooth, log_soft_step
 from rlxjax._one_loop import in_one_loop, where_finite
 from rlxjax._programs import formula_jit
@@ -29,7 +29,7 @@ from ._formulas import (
     strategy_terms,
 )
 from ._graphs import pack_profile, welch_graph_work
-from ._params import FAST_SEGMENTS
+from rlxjax.welch._params import FAST_SEGMENTS
 
 
 @jax.tree_util.register_dataclass

@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 
-from ._checks import as_index
-from .welch import LearnedFft
+from rlxjax._checks import as_index
+from ._model import LearnedFft
 
 
 class LearnedFftFileError(ValueError):
@@ -31,8 +31,8 @@ def save_learned_fft(model: LearnedFft, path: str | os.PathLike, note: str = "")
         ...     load_learned_fft(f"{folder}/model.json", n_fft=8).active_gates
         12
     """
-    from ._files import write_json_file
-    from ._learned_schema import SCHEMA_VERSION, LearnedFftFile, single_precision
+    from rlxjax._files import write_json_file
+    from ._schema import SCHEMA_VERSION, LearnedFftFile, single_precision
 
     if not isinstance(model, LearnedFft):
         raise ValueError(f"model: expected a LearnedFft, got {type(model).__name__}")
@@ -66,8 +66,8 @@ def load_learned_fft(path: str | os.PathLike, n_fft: int | None = None) -> Learn
             or another value that is no model's, or is a model for another `n_fft`; one line that names the
             file, the field and the mend.
     """
-    from ._files import read_json_file
-    from ._learned_schema import SCHEMA_VERSION, LearnedFftFile
+    from rlxjax._files import read_json_file
+    from ._schema import SCHEMA_VERSION, LearnedFftFile
 
     mend = "train one with train_learned_fft and save_learned_fft"
     content = read_json_file(

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._checks import check_at_least, check_shapes, fields_of
-from ._counts import as_float, as_temperature
-from ._device import (
+from rlxjax._checks import check_at_least, check_shapes, fields_of
+from rlxjax._counts import as_float, as_temperature
+from ._devices import (
     BACKEND_ROWS,
     FALLBACK_ROW,
     SMALL_SGEMM,
@@ -17,12 +17,12 @@ from ._device import (
     backend_coefficients,
     without_provenance,
 )
-from ._graph import Graph, Node
-from ._numerics import Exact, Smooth, rules_at, times
-from ._profile import GraphIoProfile, profile_graph_io
-from ._programs import formula_jit
-from ._slopes import along
-from ._typing import Count, Nanoseconds, RealLike
+from rlxjax.graph._graph import Graph, Node
+from rlxjax._numerics import Exact, Smooth, rules_at, times
+from rlxjax.graph._profile import GraphIoProfile, profile_graph_io
+from rlxjax._programs import formula_jit
+from rlxjax._slopes import along
+from rlxjax._typing import Count, Nanoseconds, RealLike
 
 #: Bytes that the cost of a plain node counts per output element, whatever its dtype.
 _COSTED_ELEMENT_BYTES = 4

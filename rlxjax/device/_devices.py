@@ -11,8 +11,8 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ._checks import check_at_least, is_traced
-from ._typing import Code, RealLike
+from rlxjax._checks import check_at_least, is_traced
+from rlxjax._typing import Code, RealLike
 
 _Row = TypeVar("_Row")
 

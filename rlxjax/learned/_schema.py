@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from ._files import Strict
-from .welch import LearnedFft
+from rlxjax._files import Strict
+from rlxjax.welch import LearnedFft
 
 SCHEMA_VERSION = 1
 

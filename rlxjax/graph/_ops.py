@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from ._checks import as_index
+from rlxjax._checks import as_index
 
 Shape = tuple[int | None, ...]
 

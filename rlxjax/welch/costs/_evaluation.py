@@ -9,8 +9,8 @@ import numpy as np
 
 from rlxjax._checks import LEAST_SIZES, is_traced
 from rlxjax._counts import as_temperature
-from rlxjax._device import Device
-from rlxjax._gate import FusionBenefit
+from rlxjax.device._devices import Device
+from rlxjax.device._gate import FusionBenefit
 from rlxjax._numerics import Exact, soft_step
 from rlxjax._one_loop import in_one_loop
 from rlxjax._programs import formula_jit

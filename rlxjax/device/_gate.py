@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._checks import check_at_least, check_not_nan, check_shapes, fields_of, is_on_device, is_traced
-from ._counts import as_float, as_temperature, difference, is_subtracted_on_host
-from ._device import Coefficients, Target, stack_rows, take_row
+from rlxjax._checks import check_at_least, check_not_nan, check_shapes, fields_of, is_on_device, is_traced
+from rlxjax._counts import as_float, as_temperature, difference, is_subtracted_on_host
+from ._devices import Coefficients, Target, stack_rows, take_row
 from ._gate_formulas import base_score_ns, gate_margin_ns, gate_probability, gate_score_ns
-from ._numerics import Exact, Smooth, log_odds, log_soft_step, soft_step, straight_through
-from ._one_loop import in_one_loop
-from ._profile import GraphIoProfile
-from ._programs import formula_jit
-from ._typing import Code, Count, Decision, Nanoseconds, Probability, RealLike
+from rlxjax._numerics import Exact, Smooth, log_odds, log_soft_step, soft_step, straight_through
+from rlxjax._one_loop import in_one_loop
+from rlxjax.graph._profile import GraphIoProfile
+from rlxjax._programs import formula_jit
+from rlxjax._typing import Code, Count, Decision, Nanoseconds, Probability, RealLike
 
 
 @jax.tree_util.register_dataclass

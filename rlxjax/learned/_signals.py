@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, Real
 
 from rlxjax._checks import as_index
 
-from ._host import hann_window
-from ._learned_fft import LearnedFft, learned_spectrum
+from rlxjax.welch._host import hann_window
+from ._model import LearnedFft, learned_spectrum
 
 #: Bins on either side of a reference peak that belong to its band.
 BAND_HALF_WIDTH = 3

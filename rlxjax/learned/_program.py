@@ -7,6 +7,7 @@ nanosecond than butterflies do; where many are left, the live butterflies are ru
 """
 
 import dataclasses
+import weakref
 from typing import NamedTuple
 
 import jax
@@ -16,11 +17,12 @@ from jaxtyping import Array, Float, Real
 
 from rlxjax._typing import RealLike
 
-from ._host import hann_window, one_sided_weights
-from ._learned_fft import LearnedFft, bit_reversal
-from ._params import WelchPeakParams
-from ._rows import Line, rows_of
-from ._selection import default_selection, selected_peaks
+from rlxjax.welch._host import hann_window, one_sided_weights
+from ._model import LearnedFft, bit_reversal
+from rlxjax.welch._models import program_of
+from rlxjax.welch._params import WelchPeakParams
+from rlxjax.welch._rows import Line, rows_of
+from rlxjax.welch._selection import default_selection, selected_peaks
 
 #: What the choice of form goes by, as measured on two cores: FLOP per nanosecond of a matrix product, and
 #: nanoseconds a row for one more matrix, to gather one sample or bin, to carry a place through a stage.
@@ -116,6 +118,12 @@ class LearnedProgram:
     bins: Places = dataclasses.field(metadata={"static": True})
     n_fft: int = dataclasses.field(metadata={"static": True})
 
+    def peaks(
+        self, signal: Real[Array, "batch length"] | Line, params: WelchPeakParams, selection: str | None = None
+    ) -> Float[Array, "batch k 2"]:
+        """Return `learned_peaks` of rows of samples."""
+        return learned_peaks(signal, self, params, selection)
+
     @property
     def work(self) -> LearnedWork:
         """The operations for one segment (2 an entry of a matrix, 10 a butterfly), and the live bins."""
@@ -201,6 +209,20 @@ def learned_peaks(
     if selection is None:
         selection = default_selection(signal.shape[0], params.n_bins, jax.default_backend())
     return _select(jnp.asarray(power), program.bins.indices, params, selection)
+
+
+@program_of.register
+def _(model: LearnedFft, params: WelchPeakParams) -> LearnedProgram:
+    known = _programs.setdefault(model, {})
+    if params not in known:
+        with jax.ensure_compile_time_eval():
+            known[params] = jax.device_put(learned_program(model, params))
+    return known[params]
+
+
+#: The arrays of each model's program by its parameters; a model that is gone takes its programs with it.
+_programs: "weakref.WeakKeyDictionary[LearnedFft, dict[WelchPeakParams, LearnedProgram]]"
+_programs = weakref.WeakKeyDictionary()
 
 
 def _select(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._device import (
+from rlxjax.device._devices import (
     BACKEND_ROWS,
     FALLBACK_ROW,
     WGPU_FAMILY,
@@ -21,7 +21,7 @@ from rlxjax._device import (
     row_names,
     stack_rows,
 )
-from rlxjax._gate import IoFusionGate, io_fusion_gate_for_target
+from rlxjax.device._gate import IoFusionGate, io_fusion_gate_for_target
 from rlxjax._typing import RealLike
 
 _APPLE = (Device.METAL, Device.MLX, Device.ANE)

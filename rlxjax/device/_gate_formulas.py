@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._numerics import Exact, Smooth, soft_step, times
-from ._slopes import along, by_slopes
-from ._typing import Nanoseconds, Probability, RealLike
+from rlxjax._numerics import Exact, Smooth, soft_step, times
+from rlxjax._slopes import along, by_slopes
+from rlxjax._typing import Nanoseconds, Probability, RealLike
 
 if TYPE_CHECKING:
     from ._gate import FusionBenefit, IoFusionGate

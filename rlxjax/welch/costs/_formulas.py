@@ -8,17 +8,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlxjax._cost import Rates, float_counts, profile_cost_ns, rates_of, work_cost_ns
-from rlxjax._device import BackendCoefficients, take_row
-from rlxjax._gate import FusionBenefit, IoFusionGate
-from rlxjax._gate_formulas import GateRates, gate_rates, gate_score_ns
+from rlxjax.device._costs import Rates, float_counts, profile_cost_ns, rates_of, work_cost_ns
+from rlxjax.device._devices import BackendCoefficients, take_row
+from rlxjax.device._gate import FusionBenefit, IoFusionGate
+from rlxjax.device._gate_formulas import GateRates, gate_rates, gate_score_ns
 from rlxjax._numerics import Exact, Smooth, soft_step, straight_through
 from rlxjax._slopes import by_slopes, with_derivative_of
 from rlxjax._typing import Decision, Nanoseconds, RealLike
 
 from ._coefficients import CoefficientSet, StrategyCoefficients
 from ._graphs import host_profile, welch_graph_work
-from ._params import FAST_SEGMENTS, ULTRA_SEGMENTS
+from rlxjax.welch._params import FAST_SEGMENTS, ULTRA_SEGMENTS
 
 ULTRA_MAX_GPU_BATCH = 128
 #: From so many rows on a native kernel saves its sync point.

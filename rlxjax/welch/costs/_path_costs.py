@@ -11,7 +11,7 @@ from rlxjax._typing import Code, Nanoseconds, RealLike
 from ._coefficients import CoefficientSet
 from ._costs import cost_inputs, learned_inputs
 from ._formulas import Learned, block_ns, fused_ns, gather, host_ns
-from ._params import FAST_SEGMENTS
+from rlxjax.welch._params import FAST_SEGMENTS
 
 
 def fused_graph_ns(

@@ -10,9 +10,9 @@ from jaxtyping import Array, Real
 
 from rlxjax._checks import as_index
 
-from ._host import hann_window
-from ._learned_fft import LearnedFft, bit_reversal
-from ._learned_signals import ToneSignals, peak_loss, peak_recall
+from rlxjax.welch._host import hann_window
+from ._model import LearnedFft, bit_reversal
+from ._signals import ToneSignals, peak_loss, peak_recall
 
 #: Rows of one training step, of those that choose a cut, of those that say which bins are wanted, and of
 #: those that choose among models.

@@ -6,7 +6,7 @@ import numpy as np
 
 from rlxjax._checks import check_shapes, is_traced
 from rlxjax._counts import as_temperature
-from rlxjax._device import Device
+from rlxjax.device._devices import Device
 from rlxjax._numerics import log_softmin, straight_through
 from rlxjax._typing import Code, RealLike, StrategyWeights
 
@@ -20,7 +20,7 @@ from ._costs import (
     soft_costs,
 )
 from ._formulas import Learned
-from ._strategy import Strategy
+from rlxjax.welch._strategy import Strategy
 
 
 def pick_welch_peaks_strategy(

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ._checks import as_index
-from ._counts import saturate
+from rlxjax._checks import as_index
+from rlxjax._counts import saturate
 from ._ops import DTYPE_BYTES, OPS, Shape, listed, parse_dtype, parse_shape
 
 

@@ -3,13 +3,13 @@
 import numpy as np
 
 from rlxjax._checks import as_index, check_sizes
-from rlxjax._cost import GraphWork
+from rlxjax.device._costs import GraphWork
 from rlxjax._counts import exact, is_exact, packed, size_as_float
-from rlxjax._graph import Graph
-from rlxjax._profile import GraphIoProfile
+from rlxjax.graph._graph import Graph
+from rlxjax.graph._profile import GraphIoProfile
 from rlxjax._typing import Count, RealLike
 
-from ._params import WelchPeakParams
+from rlxjax.welch._params import WelchPeakParams
 
 
 def welch_peaks_graph(batch: int, params: WelchPeakParams, fused: bool = True) -> Graph:
