@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from rlxjax._fit import predicted_ns, vector
-from rlxjax._latency import LatencyCoefficients
+from rlxjax._fit import predicted_ns
 from rlxjax._prior import LatencyPrior
 from scipy import optimize
 

@@ -218,7 +218,7 @@ def explain(
     from rlxjax import load_calibration
     from rlxjax.models import WELCH
 
-    explanation = load_calibration(file).of(WELCH.name).explain(batch, n_fft, k, segments)
+    explanation = load_calibration(file).explain(batch, n_fft, k, segments, model=WELCH.name)
     if as_json:
         typer.echo(json.dumps(explanation.as_dict()))
         return

@@ -18,9 +18,8 @@ from rlxjax import (
 from rlxjax.fit import Facts
 from rlxjax.models import WELCH
 
-from .report import SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT
 from .samples import timings_of
-from .workloads import WITHOUT_MODEL, Cell, Grid, runs_model
+from .workloads import SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT, WITHOUT_MODEL, Cell, Grid, runs_model
 
 #: Workloads that the fit sees for each held-out one.
 SEEN_PER_HELD_OUT = 2

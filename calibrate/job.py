@@ -1,6 +1,5 @@
 """The calibrate job: measure, fit, judge, write. Every phase is bounded by one budget."""
 
-import dataclasses
 import datetime
 import shlex
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ from rlxjax.calibration import (
     CalibrationFile,
     GateCoefficient,
     LearnedFftFile,
-    ModelSection,
     Samples,
     current_fingerprint,
     default_calibration_path,
@@ -30,6 +28,7 @@ from rlxjax.models import WELCH
 
 from .fits import check_fittable, fit_twice, micro_prior, prior_from
 from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro
+from .outcome import Outcome
 from .plan import memory_limit_bytes, prepare
 from .report import Progress, shortened
 from .samples import (
@@ -43,44 +42,11 @@ from .samples import (
 )
 from .validate import OUTLIER_FACTOR, error_summaries, outliers
 from .visits import Visits, noise_floor, quartile_ns
-from .workloads import Cell, Grid, Models, load_models, split_by_memory
+from .workloads import Grid, Models, load_models, split_by_memory
 
 MIN_BUDGET_S = 10.0
 #: Seconds, and share of the budget, kept back for two fits (one compilation), judging and writing.
 FIT_RESERVE_S, FIT_RESERVE_SHARE = 4.0, 0.1
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What a job found, for the report.
-
-    Attributes:
-        path: the calibration file.
-        is_written: whether it was written: not where a fit did not converge, unless that was asked for.
-        samples_path: the raw samples.
-        calibration: what the file holds.
-        content: the file's content.
-        section: of it, what it says of Welch peaks.
-        cells: the workloads measured.
-        measured_ns: of the visits (`quartile_ns`), `[cells]`.
-        predicted_ns: by the coefficients in the file, `[cells]`.
-        skipped: workloads that were not measured, by reason.
-        rates: what the micro-benchmarks say.
-        notes: sentences that a person should read.
-    """
-
-    path: FilePath
-    is_written: bool
-    samples_path: FilePath
-    calibration: Calibration
-    content: CalibrationFile
-    section: ModelSection
-    cells: list[Cell]
-    measured_ns: np.ndarray
-    predicted_ns: np.ndarray
-    skipped: dict[str, list[str]]
-    rates: MicroRates
-    notes: list[str]
 
 
 def run(

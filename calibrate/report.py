@@ -4,7 +4,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from rich import progress as rich_progress
 from rich.console import Console
@@ -13,13 +12,9 @@ from rich.table import Table
 from rlxjax.welch import FAST_SEGMENTS
 
 from .measure import Deadline
-from .workloads import SAME_RESULT
+from .outcome import Outcome
+from .workloads import SAME_RESULT, SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT
 
-if TYPE_CHECKING:
-    from .job import Outcome
-
-#: The workloads of the table at the end, where they were measured.
-SHOWN_BATCHES, SHOWN_N_FFT, SHOWN_K = (1, 64, 1024, 8192), 256, 16
 SKIPPED_SHOWN = 4
 
 
@@ -60,7 +55,7 @@ class Progress:
         self._console.print(f"{name}: {time.perf_counter() - begun:.1f} s", highlight=False)
 
 
-def print_outcome(outcome: "Outcome", console: Console) -> None:
+def print_outcome(outcome: Outcome, console: Console) -> None:
     """Print the errors, the coefficients, and a few workloads with their decisions."""
     console.print(_error_table(outcome))
     console.print(_coefficient_table(outcome))
@@ -84,7 +79,7 @@ def shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:SKIPPED_SHOWN]) + (f" and {more} more, named in the file" if more > 0 else "")
 
 
-def _error_table(outcome: "Outcome") -> Table:
+def _error_table(outcome: Outcome) -> Table:
     table = Table(title="Mean absolute error of predictions, per cent")
     table.add_column("strategy", no_wrap=True)
     for heading in (
@@ -115,7 +110,7 @@ def _error_table(outcome: "Outcome") -> Table:
     return table
 
 
-def _coefficient_table(outcome: "Outcome") -> Table:
+def _coefficient_table(outcome: Outcome) -> Table:
     table = Table(title="Coefficients")
     table.add_column("coefficient")
     table.add_column("value", justify="right")
@@ -127,7 +122,7 @@ def _coefficient_table(outcome: "Outcome") -> Table:
     return table
 
 
-def _decision_table(outcome: "Outcome") -> Table:
+def _decision_table(outcome: Outcome) -> Table:
     table = Table(title=f"n_fft {SHOWN_N_FFT}, k {SHOWN_K}, {FAST_SEGMENTS} segments: predicted / measured, us")
     table.add_column("batch", justify="right")
     has_learned = any(model.n_fft == SHOWN_N_FFT for model in outcome.content.learned_ffts)
@@ -157,7 +152,7 @@ def _decision_table(outcome: "Outcome") -> Table:
     return table
 
 
-def _micro_line(outcome: "Outcome") -> str:
+def _micro_line(outcome: Outcome) -> str:
     rates = outcome.rates
     bandwidths = {
         "device memory": rates.memory_bytes_per_ns,

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlxjax import LatencyEstimate, fused_graph_ns
-from rlxjax.device._devices import jax_device
 from rlxjax.calibration import ErrorSummary
+from rlxjax.device._devices import jax_device
 from rlxjax.fit import COVERED_SDS
 from rlxjax.welch import BUILT_IN_COSTS_NS, Path, learned_scale
 

@@ -47,6 +47,10 @@ WITHOUT_MODEL = tuple(name for name, strategy in STRATEGIES.items() if strategy.
 SAME_RESULT = ("fast", "fused-maxima", "fused-top_k", "block")
 
 
+#: The workloads of the table at the end, where they were measured.
+SHOWN_BATCHES, SHOWN_N_FFT, SHOWN_K = (1, 64, 1024, 8192), 256, 16
+
+
 @dataclasses.dataclass(frozen=True)
 class TimedModel:
     """A learned FFT that the job was given, and the file that it came from."""

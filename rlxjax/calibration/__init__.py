@@ -14,6 +14,7 @@ from ._explanation import Crossover as Crossover
 from ._explanation import Explanation as Explanation
 from ._explanation import Flip as Flip
 from ._explanation import StrategyExplanation as StrategyExplanation
+from ._explanation import explain as explain
 from ._file import GATE_UNITS as GATE_UNITS
 from ._file import CalibrationFileError as CalibrationFileError
 from ._file import default_calibration_path as default_calibration_path

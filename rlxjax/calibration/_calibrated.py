@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array
 
 from rlxjax._checks import is_traced
-from rlxjax.device._devices import Provenance
 from rlxjax._typing import Code, Nanoseconds, RealLike
+from rlxjax.device._devices import Provenance
 from rlxjax.fit import (
     Decision,
     LatencyEstimate,
@@ -30,7 +30,6 @@ from rlxjax.fit import (
 )
 
 from ._crossings import total_ns
-from ._explanation import Explanation, explain
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -127,14 +126,6 @@ class CalibratedModel:
             raise ValueError(f"{self.model.name}: expected two strategies to decide between, got one")
         decided = decision(self.estimate(fused, *inputs, **named), self.estimate(kept, *inputs, **named))
         return decided._replace(in_domain=self.in_domain(*inputs, **named))
-
-    def explain(self, *inputs: RealLike, **named: RealLike | None) -> Explanation:
-        """Return why a strategy is picked for one workload: parts of the times, margin, what would flip the choice.
-
-        Raises:
-            ValueError: an input that cannot be, or fewer than two strategies to choose among.
-        """
-        return explain(self, *inputs, **named)
 
     def alternatives(self, *inputs: RealLike, **named: RealLike | None) -> tuple[str, ...]:
         """Return the strategies that give the result of one workload, in the order in which ties are resolved."""

@@ -5,13 +5,13 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlxjax.device._gate import IoFusionGate
 from rlxjax._typing import Code, Nanoseconds, RealLike
+from rlxjax.device._gate import IoFusionGate
 from rlxjax.fit import Decision, LatencyEstimate, LatencyModel, LatencyPosterior
 from rlxjax.models import BUILT_IN
 
 from ._calibrated import CalibratedModel
-from ._explanation import Explanation
+from ._explanation import Explanation, explain
 from ._file import calibrated_models, default_calibration_path, gate_of, read_calibration_file
 from ._fingerprint import warn_if_elsewhere
 from ._schema import CalibrationFile
@@ -104,8 +104,8 @@ class Calibration:
         return self.of(model).decide(*inputs, fused=fused, kept=kept, **named)
 
     def explain(self, *inputs: RealLike, model: str | None = None, **named: RealLike | None) -> Explanation:
-        """Return why a strategy is picked; see `CalibratedModel.explain`."""
-        return self.of(model).explain(*inputs, **named)
+        """Return why a strategy is picked; see `rlxjax.calibration.explain`."""
+        return explain(self.of(model), *inputs, **named)
 
     def pick(self, *inputs: RealLike, model: str | None = None, **named: RealLike | None) -> str | Code:
         """Return the strategy with the lowest prediction; see `CalibratedModel.pick`."""

@@ -8,7 +8,7 @@ input has an error bar: as `log a = log b` defines `log x`, its derivative by an
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,10 +25,8 @@ from rlxjax.fit import (
     unit_of,
 )
 
+from ._calibrated import CalibratedModel
 from ._crossings import Crossings, Pair, Quantities, log_slope, nearest_crossings
-
-if TYPE_CHECKING:
-    from ._calibrated import CalibratedModel
 
 #: Inputs and coefficients are moved up and down by at most this factor.
 LARGEST_FACTOR = 100.0
@@ -158,8 +156,17 @@ class _Search(NamedTuple):
     found: Crossings
 
 
-def explain(calibrated: "CalibratedModel", *inputs: float, **given: float | None) -> Explanation:
-    """Return why a strategy is picked; arguments as in `CalibratedModel.explain`."""
+def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) -> Explanation:
+    """Return why a strategy is picked for one workload: the parts of each time, the margin, what would change it.
+
+    Args:
+        calibrated: a model of one machine.
+        *inputs: the sizes of the work by place.
+        **given: the same by name.
+
+    Raises:
+        ValueError: an input that cannot be, or fewer than two strategies to choose among.
+    """
     model = calibrated.model
     names = calibrated.alternatives(*inputs, **given)
     if len(names) < 2:
@@ -196,13 +203,13 @@ def explain(calibrated: "CalibratedModel", *inputs: float, **given: float | None
     )
 
 
-def _strategy(calibrated: "CalibratedModel", name: str, sizes: Mapping[str, float]) -> StrategyExplanation:
+def _strategy(calibrated: CalibratedModel, name: str, sizes: Mapping[str, float]) -> StrategyExplanation:
     low, high = calibrated.interval_ns(name, **sizes)
     parts = {term: float(time_ns) for term, time_ns in calibrated.terms_ns(name, **sizes).items()}
     return StrategyExplanation(name, parts, sum(parts.values()), (float(low), float(high)))
 
 
-def _search(calibrated: "CalibratedModel", names: tuple[str, str], sizes: Mapping[str, float]) -> _Search:
+def _search(calibrated: CalibratedModel, names: tuple[str, str], sizes: Mapping[str, float]) -> _Search:
     """Return what changes the choice between two strategies, the first of which is the faster one."""
     model, first = calibrated.model, next(iter(calibrated.model.inputs))
     variants = [[model.variants.index(v) for v in strategy_of(model, name).variants] for name in names]
@@ -231,7 +238,7 @@ def _search(calibrated: "CalibratedModel", names: tuple[str, str], sizes: Mappin
     return _Search(names, axes, pair, quantities, grid, found)
 
 
-def _flips(calibrated: "CalibratedModel", search: _Search, sizes: Mapping[str, float]) -> tuple[Flip, ...]:
+def _flips(calibrated: CalibratedModel, search: _Search, sizes: Mapping[str, float]) -> tuple[Flip, ...]:
     """Return the flip of every input and coefficient, the smallest changes first."""
     sd_of = named(calibrated.posterior.coefficient_log_sd())
     values = {**named(calibrated.coefficients), **sizes}
@@ -260,7 +267,7 @@ def _flips(calibrated: "CalibratedModel", search: _Search, sizes: Mapping[str, f
     return tuple(sorted(flips, key=lambda flip: math.inf if flip.factor is None else abs(math.log(flip.factor))))
 
 
-def _crossover(calibrated: "CalibratedModel", search: _Search, sizes: Mapping[str, float]) -> Crossover:
+def _crossover(calibrated: CalibratedModel, search: _Search, sizes: Mapping[str, float]) -> Crossover:
     """Return the crossover that was found along the first input, with its error bar."""
     first = search.axes[-1]
     names, log_factor, grid = search.names, float(search.found.log_factor[-1]), search.grid[-1]

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlxjax.device._devices import Provenance
 from rlxjax._files import read_json_file
+from rlxjax.device._devices import Provenance
 from rlxjax.device._gate import IoFusionGate
 from rlxjax.fit import (
     LatencyModel,

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlxjax.device._devices import Provenance
 from rlxjax._files import Strict
+from rlxjax.device._devices import Provenance
 
 from ._fingerprint import Fingerprint
 

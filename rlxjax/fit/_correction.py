@@ -8,8 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from rlxjax._numerics import namespace_of
 
-from ._model import Facts, LatencyModel
-from ._runs import Runs
+from ._model import Facts, LatencyModel, Runs
 
 #: Prior standard deviation of a weight: the correction is meant to be small, and to change little.
 CORRECTION_SD = 0.05

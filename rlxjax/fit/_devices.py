@@ -9,7 +9,8 @@ from jaxtyping import Array, Bool, Float, Int
 from ._fit import with_defaults
 from ._laplace import laplace_approximation
 from ._minimise import Minimum, minimise
-from ._model import Facts, coefficient_names
+from ._model import Facts
+from ._names import coefficient_names
 from ._prior import LatencyPrior
 from ._timings import MIN_TIMINGS, Timings, check_enough, with_counted_rows
 

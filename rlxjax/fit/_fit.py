@@ -9,7 +9,8 @@ from jaxtyping import Array, Float
 
 from ._laplace import laplace_approximation, named_shares
 from ._minimise import Minimum, minimise
-from ._model import Facts, coefficient_names
+from ._model import Facts
+from ._names import coefficient_names
 from ._prior import LatencyPrior, check_prior
 from ._timings import MIN_TIMINGS, Timings, check_enough, filled_up, with_counted_rows
 

@@ -1,23 +1,24 @@
-"""The interface of a latency model: what runs of one kind of work take on a machine, as a sum of named terms.
+"""The interface of a latency model, and its runs: what runs of one kind of work take on a machine, as a sum of named terms.
 
 Whatever is generic knows this interface and no model: fits, posteriors, design, decisions, explanations and
 the calibration file.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from rlxjax._checks import is_traced
-from rlxjax._typing import RealLike
+from rlxjax._checks import check_at_least, check_shapes, is_traced
+from rlxjax._counts import size_as_float
+from rlxjax._typing import Code, RealLike
 
-if TYPE_CHECKING:
-    from ._prior import LatencyPrior
-    from ._runs import Runs
+from ._prior import LatencyPrior
 
 #: What a machine's schedule is to a model: numbers, or lists of numbers, by name.
 Facts = Mapping[str, Any]
@@ -86,7 +87,7 @@ class LatencyModel(Protocol):
     variants: tuple[str, ...]
 
     @property
-    def prior(self) -> "LatencyPrior":
+    def prior(self) -> LatencyPrior:
         """What is believed of the coefficients of a machine that was never timed."""
         ...
 
@@ -129,8 +130,6 @@ class LatencyModel(Protocol):
 
     def grid(self) -> "Runs":
         """Return the runs that a calibrate job may time, `[n]`: every variant on a few sizes unless a model says."""
-        from ._runs import Runs
-
         sizes = {
             name: (entry.default,) if entry.default is not None else _spaced(entry)
             for name, entry in self.inputs.items()
@@ -140,82 +139,97 @@ class LatencyModel(Protocol):
         return Runs.checked(self, variant, **dict(zip(sizes, inputs, strict=True)))
 
 
-def unit_of(name: str) -> str:
-    """Return the unit of a coefficient, as its name says.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """Runs of a model; every column a scalar or `[*batch]`.
 
-    Examples:
-        >>> unit_of("upload_bytes_per_ns"), unit_of("host_parallel_gain")
-        ('bytes/ns', '1')
+    Attributes:
+        model: whose runs they are.
+        variant: places in `model.variants`.
+        inputs: the sizes by name, floats.
     """
-    for suffix, unit in (
-        ("bytes_per_ns", "bytes/ns"),
-        ("flop_per_ns", "FLOP/ns"),
-        ("_ns", "ns"),
-        ("_bytes", "bytes"),
-        ("_rows", "rows"),
-    ):
-        if name.endswith(suffix):
-            return unit
-    return "1"
+
+    model: LatencyModel = dataclasses.field(metadata={"static": True})
+    variant: Code
+    inputs: Mapping[str, Any]
+
+    @classmethod
+    def checked(cls, model: LatencyModel, variant: str | Code, **inputs: RealLike) -> Self:
+        """Build from names or codes of variants and from the sizes of the work.
+
+        Raises:
+            ValueError: an unknown variant or input, a missing one, a size that cannot be, or shapes that do
+                not broadcast.
+
+        Examples:
+            >>> from rlxjax.models import FFT
+            >>> Runs.checked(FFT, "fft", batch=[8, 64], n_fft=256).shape
+            (2,)
+        """
+        codes = variant_codes(model, variant)
+        unknown = [name for name in inputs if name not in model.inputs]
+        missing = [name for name, entry in model.inputs.items() if name not in inputs and entry.default is None]
+        if unknown or missing:
+            wrong = f"got {unknown[0]!r}" if unknown else f"{missing[0]!r} is missing"
+            raise ValueError(f"{model.name}: expected the inputs {', '.join(model.inputs)}; {wrong}")
+        values = {name: inputs.get(name, entry.default) for name, entry in model.inputs.items()}
+        for name, entry in model.inputs.items():
+            # Predictions are smooth in sizes, so that a crossover may lie between whole numbers.
+            check_input(values[name], name, entry.least, entry.step if entry.step > 1 else 0)
+        check_shapes(variant=codes, **values)
+        return cls(model, codes, {name: size_as_float(value, name) for name, value in values.items()})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the columns broadcast to."""
+        return np.broadcast_shapes(np.shape(self.variant), *map(np.shape, self.inputs.values()))
+
+    def together(self) -> Self:
+        """Return the same runs with every column of the whole shape."""
+        variant, *inputs = jnp.broadcast_arrays(
+            jnp.asarray(self.variant), *(jnp.asarray(value) for value in self.inputs.values())
+        )
+        named = dict(zip(self.inputs, inputs, strict=True))
+        return dataclasses.replace(self, variant=variant, inputs=named)
 
 
-def coefficient_names(coefficients: Any) -> list[str]:
-    """Return the names of coefficients in the order of their leaves: of a dataclass its fields, of a dict its keys.
-
-    Examples:
-        >>> coefficient_names({"b_ns": 1.0, "a_ns": 2.0})
-        ['a_ns', 'b_ns']
-    """
-    paths = jax.tree_util.tree_leaves_with_path(coefficients)
-    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
-
-
-def alternatives_of(model: LatencyModel) -> dict[str, Strategy]:
-    """Return the strategies that a pick chooses among: those whose names imply no input."""
-    return {name: strategy for name, strategy in model.strategies.items() if not strategy.fixed}
-
-
-def strategy_of(model: LatencyModel, name: str) -> Strategy:
-    """Return a strategy by its name, in any case.
+def variant_codes(model: LatencyModel, variant: str | Code) -> Code:
+    """Return the places of variants in `model.variants`, given as names or as places.
 
     Raises:
-        ValueError: a name that the model does not know.
+        ValueError: an unknown name, or a place that is none.
     """
-    wanted = str(name).strip().lower().replace("-", "_")
-    if wanted not in model.strategies:
-        raise ValueError(f"strategy: expected one of {', '.join(model.strategies)}, got {name!r}")
-    return model.strategies[wanted]
+    if is_traced(variant):
+        return variant  # pyright: ignore[reportReturnType]
+    array, known = np.asarray(variant), list(model.variants)
+    if array.dtype.kind in "UO":
+        names = [str(name) for name in array.flat]
+        for name in names:
+            if name not in known:
+                raise ValueError(f"variant: expected one of {', '.join(known)}, got {name!r}")
+        codes = np.array([known.index(name) for name in names], np.int32).reshape(array.shape)
+        return int(codes) if codes.ndim == 0 else codes
+    if array.dtype.kind not in "iu" or (array.size and not 0 <= array.min() <= array.max() < len(known)):
+        raise ValueError(f"variant: expected names, or places from 0 to {len(known) - 1}, got {variant}")
+    return variant  # pyright: ignore[reportReturnType]
 
 
-def all_inputs(
-    model: LatencyModel, strategy: str, given: Sequence[RealLike], named: Mapping[str, RealLike | None]
-) -> dict[str, RealLike]:
-    """Return every input of a strategy's run: those given, by place or name, implied by its name, or the default.
+def check_input(value: RealLike, name: str, least: float, step: int) -> None:
+    """Check one size of runs, where the host can read it.
 
     Raises:
-        ValueError: an unknown or missing input, one given twice, or another value than the strategy's name implies.
+        ValueError: NaN, a size below the least, or no multiple of the step.
     """
-    fixed, names = strategy_of(model, strategy).fixed, list(model.inputs)
-    if len(given) > len(names):
-        raise ValueError(f"{model.name}: expected at most {len(names)} inputs ({', '.join(names)}), got {len(given)}")
-    values = dict(zip(names, given, strict=False))
-    for name, value in named.items():
-        if name not in names:
-            raise ValueError(f"{name}: not an input of {model.name}, which has {', '.join(names)}")
-        if name in values:
-            raise ValueError(f"{name}: given twice")
-        if value is not None:
-            values[name] = value
-    for name, value in fixed.items():
-        own = values.setdefault(name, value)
-        if not is_traced(own) and np.any(np.asarray(own) != value):
-            raise ValueError(f"{name}: {strategy!r} has {value:g}, got {own}")
-    for name, entry in model.inputs.items():
-        if name not in values:
-            if entry.default is None:
-                raise ValueError(f"{name}: expected a number of {entry.unit}, got none")
-            values[name] = entry.default
-    return {name: values[name] for name in names}
+    if is_traced(value):
+        return
+    check_at_least(value, name, least, "size")
+    if step:
+        flat = np.asarray(value, np.float64).reshape(-1)
+        wrong = flat[flat % step != 0]
+        if wrong.size:
+            wanted = {1: "a whole number", 2: "an even number"}.get(step, f"a multiple of {step}")
+            raise ValueError(f"{name}: expected {wanted}, got {wrong[0]:g}")
 
 
 def _spaced(entry: Input) -> tuple[float, ...]:

@@ -13,10 +13,10 @@ from jaxtyping import Array, Float
 from rlxjax._typing import Nanoseconds, RealLike
 
 from ._correction import CORRECTION_SD, TERM, correction_log_factor, joint_jacobian, weight_shape
-from ._model import Facts, LatencyModel
+from ._model import Facts, LatencyModel, Runs
+from ._names import vector
 from ._predict import log_prediction_and_jacobian
-from ._prior import LatencyPrior, vector
-from ._runs import Runs
+from ._prior import LatencyPrior
 
 #: The spread of the runs of every variant before any was timed.
 PRIOR_SPREAD = 0.05

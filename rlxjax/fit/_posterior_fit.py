@@ -8,10 +8,9 @@ import numpy as np
 
 from ._correction import CORRECTION_SD, correction_log_factor, joint_jacobian
 from ._fit import FitResult, minimum_and_result
-from ._model import Facts
+from ._model import Facts, Runs
 from ._posterior import LatencyPosterior, prior_sds, prior_weights
 from ._prior import LatencyPrior
-from ._runs import Runs
 from ._timings import Timings
 
 #: Rounds in which the spread and the variances that depend on it settle.

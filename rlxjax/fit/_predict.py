@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ._model import Facts
-from ._prior import vector
-from ._runs import Runs
+from ._model import Facts, Runs
+from ._names import vector
 
 
 def predicted_ns(coefficients: Any, runs: Runs, facts: Facts) -> Float[Array, "*batch"]:

@@ -1,14 +1,12 @@
 """What is believed of coefficients before timings: log-normal priors."""
 
-from collections.abc import Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from ._model import coefficient_names
+from ._names import coefficient_names, named
 
 C = TypeVar("C")
 
@@ -54,13 +52,3 @@ def check_prior(prior: LatencyPrior) -> None:
             numbers = np.asarray(value, np.float64)
             if not np.all(np.isfinite(numbers) & (numbers > 0)):
                 raise ValueError(f"prior.{part}.{name}: expected positive finite numbers, got {value}")
-
-
-def named(coefficients: Any) -> Mapping[str, Any]:
-    """Return coefficients by name."""
-    return dict(zip(coefficient_names(coefficients), jax.tree.leaves(coefficients), strict=True))
-
-
-def vector(coefficients: Any) -> Float[Array, "c"]:
-    """Return coefficients as one vector, in the order of their names."""
-    return jnp.stack([jnp.asarray(leaf, jnp.result_type(float)) for leaf in jax.tree.leaves(coefficients)])

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._model import LatencyModel
-from ._runs import Runs, check_input, variant_codes
+from ._model import LatencyModel, Runs, check_input, variant_codes
 
 #: Timings that a fit needs unless its caller says that its prior needs fewer.
 MIN_TIMINGS = 8

@@ -3,12 +3,9 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ._kernel_graph import ALONE, ONE_ELEMENT, KernelGraph
-
-if TYPE_CHECKING:
-    from ._search import LinearCost
+from ._linear_cost import LinearCost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +28,7 @@ class FusionEdge:
 
 
 def explained_edges(
-    graph: KernelGraph, kernels: Sequence[Sequence[int]], cost: "LinearCost", kind: str
+    graph: KernelGraph, kernels: Sequence[Sequence[int]], cost: LinearCost, kind: str
 ) -> tuple[FusionEdge, ...]:
     """Return every edge between nodes that run, in order of the consumers.
 
@@ -49,7 +46,7 @@ def explained_edges(
 class _Explained:
     """A plan whose edges are asked for; what two kernels have to do with each other is found once."""
 
-    def __init__(self, graph: KernelGraph, kernels: Sequence[Sequence[int]], cost: "LinearCost", kind: str):
+    def __init__(self, graph: KernelGraph, kernels: Sequence[Sequence[int]], cost: LinearCost, kind: str):
         position = {node.id: i for i, node in enumerate(graph.members)}
         self.graph, self.cost, self.kind = graph, cost, kind
         self.groups = [[position[id_] for id_ in kernel] for kernel in kernels]

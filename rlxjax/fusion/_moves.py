@@ -2,12 +2,9 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from ._kernel_graph import ALONE, ONE_ELEMENT, KernelGraph, Partition
-
-if TYPE_CHECKING:
-    from ._search import LinearCost
+from ._linear_cost import LinearCost
 
 MAX_ROUNDS = 4
 #: Kernels looked at, in all, when searching for a cycle that a merge would close.
@@ -16,7 +13,7 @@ SEARCH_LIMIT = 100_000
 NEAR = 16
 
 
-def improved(graph: KernelGraph, cost: "LinearCost", partition: Partition) -> Partition:
+def improved(graph: KernelGraph, cost: LinearCost, partition: Partition) -> Partition:
     """Return a partition that is no dearer, its kernels in an order that can run."""
     for _ in range(MAX_ROUNDS):
         merged = _merge(graph, partition)
@@ -103,7 +100,7 @@ def _joined_pairs(graph: KernelGraph, owner: dict[int, int]) -> dict[tuple[int, 
     return {pair: is_link for pair, is_link in pairs.items() if pair[0] != pair[1]}
 
 
-def _move(graph: KernelGraph, cost: "LinearCost", partition: Partition) -> Partition:
+def _move(graph: KernelGraph, cost: LinearCost, partition: Partition) -> Partition:
     """Move single nodes to another kernel between those they read from and those that read them."""
     state = _Placed(graph, cost, partition)
     for i, loop in enumerate(graph.loops):
@@ -123,7 +120,7 @@ def _move(graph: KernelGraph, cost: "LinearCost", partition: Partition) -> Parti
 class _Placed:
     """Nodes placed in kernels, with the counts from which the gain of a move follows at once."""
 
-    def __init__(self, graph: KernelGraph, cost: "LinearCost", partition: Partition):
+    def __init__(self, graph: KernelGraph, cost: LinearCost, partition: Partition):
         self.graph, self.cost = graph, cost
         self.groups = [set(group) for group in partition]
         self.owner = {i: number for number, group in enumerate(partition) for i in group}

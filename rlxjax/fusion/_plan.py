@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Array
 
 from rlxjax._checks import check_at_least, is_traced
-from rlxjax.device._costs import io_cost_ns
 from rlxjax._counts import saturate
+from rlxjax.device._costs import io_cost_ns
 from rlxjax.device._devices import (
     BackendCoefficients,
     backend_coefficients,
@@ -26,7 +26,8 @@ from rlxjax.graph._profile import GraphIoProfile
 from ._greedy import greedy_partition
 from ._kernel_graph import KernelGraph, Partition
 from ._kernels import kernel_function
-from ._search import LinearCost, cheapest_partition
+from ._linear_cost import LinearCost
+from ._search import cheapest_partition
 
 if TYPE_CHECKING:
     from rlxjax._calibration import Calibration

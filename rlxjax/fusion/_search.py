@@ -6,32 +6,15 @@ by kernel, each taking all that is ready and may share it (a beam over which sha
 and backward), then moves single nodes and merges whole kernels while that saves anything.
 """
 
-import dataclasses
 import heapq
 from collections.abc import Sequence
 
 from ._kernel_graph import ALONE, ONE_ELEMENT, KernelGraph, Partition
+from ._linear_cost import LinearCost
 from ._moves import improved
 
 #: The beam is as wide as this allows for the number of nodes, within its limits.
 BEAM_NODES, MAX_BEAM = 1_500, 24
-
-
-@dataclasses.dataclass(frozen=True)
-class LinearCost:
-    """What a launch and a byte of traffic cost in ns."""
-
-    launch_ns: float
-    byte_ns: float
-
-    def of_kernel(self, graph: KernelGraph, group: Sequence[int]) -> float:
-        """Return the cost of one kernel."""
-        launched = any(graph.launches[i] for i in group)
-        return self.launch_ns * launched + self.byte_ns * graph.traffic_bytes(group)
-
-    def of(self, graph: KernelGraph, partition: Partition) -> float:
-        """Return the cost of all kernels."""
-        return sum(self.of_kernel(graph, group) for group in partition)
 
 
 def cheapest_partition(graph: KernelGraph, cost: LinearCost, starts: Sequence[Partition] = ()) -> Partition:
