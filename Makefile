@@ -1,5 +1,6 @@
 # Two commands for a fresh machine: `make calibrate` and `make test`. Both make the environment first.
-# PYTHON chooses the interpreter (3.11 or newer); BUDGET the seconds of the calibrate job.
+# PYTHON chooses the interpreter (3.11 or newer), VENV the environment made with it; BUDGET is the seconds of
+# the calibrate job.
 PYTHON ?= python3
 BUDGET ?= 60
 VENV := .venv
@@ -30,4 +31,4 @@ lint: venv
 	$(BIN)/pyright
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf .venv .venv-newest build dist *.egg-info
