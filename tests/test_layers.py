@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 import rlxjax
 
 PACKAGE = Path(rlxjax.__file__).parent
@@ -46,7 +44,6 @@ LAYERS = [
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
-each_source = pytest.mark.parametrize("file", SOURCES)
 
 
 def layer_of(file):
@@ -101,15 +98,15 @@ def forbidden(source, file):
     return found
 
 
-@each_source
-def test_every_module_has_a_layer_and_imports_from_below(file):
-    assert layer_of(file) in LEVEL, f"{file}: give it a place in LAYERS"
-    assert not upward_imports(SOURCES[file], file)
+def test_every_module_has_a_layer_and_imports_from_below():
+    for file in SOURCES:
+        assert layer_of(file) in LEVEL, f"{file}: give it a place in LAYERS"
+        assert not upward_imports(SOURCES[file], file)
 
 
-@each_source
-def test_the_library_has_no_clock_no_printing_no_private_jax_and_no_job(file):
-    assert not forbidden(SOURCES[file], file)
+def test_the_library_has_no_clock_no_printing_no_private_jax_and_no_job():
+    for file in SOURCES:
+        assert not forbidden(SOURCES[file], file)
 
 
 def test_the_package_file_imports_each_public_name_from_the_module_that_the_table_says():
@@ -136,9 +133,8 @@ def test_only_the_files_module_touches_files_but_for_the_name_of_the_processor()
     assert {file for file in SOURCES if touches_files(file)} == {"_files.py", "_calibration_file.py"}
 
 
-@pytest.mark.parametrize(
-    ("file", "source", "found"),
-    [
+def test_the_check_finds_imports_from_above():
+    for file, source, found in [
         ("_gate.py", "from ._cost import io_cost_ns", {"_cost"}),
         ("_gate.py", "from . import _cost, _device", {"_cost"}),
         ("_gate.py", "import rlxjax._fit as fit", {"_fit"}),
@@ -152,15 +148,12 @@ def test_only_the_files_module_touches_files_but_for_the_name_of_the_processor()
             set(),
         ),
         ("_gate.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ._fit import x", set()),
-    ],
-)
-def test_the_check_finds_imports_from_above(file, source, found):
-    assert upward_imports(source, file) == found
+    ]:
+        assert upward_imports(source, file) == found
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_the_check_finds_what_is_forbidden():
+    for source in [
         "import time",
         "from time import perf_counter",
         "import calibrate.measure",
@@ -171,8 +164,6 @@ def test_the_check_finds_imports_from_above(file, source, found):
         "import jax\njax._src.core",
         "print(1)",
         "def f():\n    import datetime",
-    ],
-)
-def test_the_check_finds_what_is_forbidden(source):
-    assert forbidden(source, "_gate.py")
-    assert not forbidden("import timeit_like, jax, calibrated\nprinter(1)", "_gate.py")
+    ]:
+        assert forbidden(source, "_gate.py")
+        assert not forbidden("import timeit_like, jax, calibrated\nprinter(1)", "_gate.py")

@@ -24,8 +24,6 @@ MEDIAN = rx.typical_fft_prior().median
 NAMES = [field.name for field in dataclasses.fields(rx.FftLatencyCoefficients)]
 BATCH, N_FFT = (np.ravel(a) for a in np.meshgrid([0, 1, 32, 2048, 131072], [2, 64, 1000, 4096]))
 
-each_path = pytest.mark.parametrize("path", TIMINGS)
-
 
 def machine(seed):
     """Return coefficients a few times more or less than the typical ones."""
@@ -38,17 +36,19 @@ def reports():
     return {path: published_latency.leave_one_out(path, timings) for path, timings in TIMINGS.items()}
 
 
-@each_path
-def test_a_published_latency_is_predicted_from_the_others_within_12_per_cent(path, reports):
-    assert np.median(np.abs(reports[path].errors())) <= 0.12
+def test_a_published_latency_is_predicted_from_the_others_within_12_per_cent(reports):
+    for path in TIMINGS:
+        assert np.median(np.abs(reports[path].errors())) <= 0.12
 
 
-@each_path
-def test_every_fit_converges_to_positive_coefficients(path, reports):
-    assert reports[path].converged
-    assert all(np.isfinite(value) and value > 0 for value in vars(reports[path].fit.coefficients).values())
-    assert reports[path].fit.measured["call_ns"]
-    assert reports[path].fit.measured["flop_per_ns"] or reports[path].fit.measured["bytes_per_ns"]
+def test_every_fit_converges_to_positive_coefficients(reports):
+    for path in TIMINGS:
+        assert reports[path].converged
+        assert all(
+            np.isfinite(value) and value > 0 for value in vars(reports[path].fit.coefficients).values()
+        )
+        assert reports[path].fit.measured["call_ns"]
+        assert reports[path].fit.measured["flop_per_ns"] or reports[path].fit.measured["bytes_per_ns"]
 
 
 def test_the_cell_that_contradicts_a_larger_one_is_named(reports):
@@ -59,16 +59,16 @@ def test_the_cell_that_contradicts_a_larger_one_is_named(reports):
     assert "| metal 256 x 32 | 0.41 |" in published_latency.text(list(reports.values()))
 
 
-@each_path
-def test_the_documentation_states_the_median_error_and_the_coefficients(path, reports):
-    page = (ROOT / "docs" / "published-latencies.md").read_text(encoding="utf-8")
-    table, coefficients, _ = [line for line in page.splitlines() if line.startswith(f"| {path} |")]
-    cells = [cell.strip() for cell in table.split("|")[1:-1]]
-    assert float(cells[2]) / 100 == pytest.approx(np.median(np.abs(reports[path].errors())), abs=0.005)
-    for name, shown in zip(NAMES, coefficients.split("|")[2:-1], strict=True):
-        stated = float(shown.strip(" *").replace(",", ""))
-        if reports[path].fit.measured[name]:
-            assert getattr(reports[path].fit.coefficients, name) == pytest.approx(stated, rel=0.05)
+def test_the_documentation_states_the_median_error_and_the_coefficients(reports):
+    for path in TIMINGS:
+        page = (ROOT / "docs" / "published-latencies.md").read_text(encoding="utf-8")
+        table, coefficients, _ = [line for line in page.splitlines() if line.startswith(f"| {path} |")]
+        cells = [cell.strip() for cell in table.split("|")[1:-1]]
+        assert float(cells[2]) / 100 == pytest.approx(np.median(np.abs(reports[path].errors())), abs=0.005)
+        for name, shown in zip(NAMES, coefficients.split("|")[2:-1], strict=True):
+            stated = float(shown.strip(" *").replace(",", ""))
+            if reports[path].fit.measured[name]:
+                assert getattr(reports[path].fit.coefficients, name) == pytest.approx(stated, rel=0.05)
 
 
 def test_the_documentation_states_the_errors_from_few_cells_that_were_kept():
@@ -116,12 +116,13 @@ def test_every_path_at_once_equals_one_after_the_other(reports):
     np.testing.assert_allclose(many.loss, [reports[path].fit.loss for path in TIMINGS], rtol=1e-3)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_gradient_equals_finite_differences(seed):
-    rows = BATCH > 0
-    stacked = jax.tree.map(lambda value: np.full(rows.sum(), value), machine(seed))
-    tree = (stacked, BATCH[rows].astype(float))
-    assert_gradient_is_the_finite_difference(lambda t: rx.fft_latency_ns(t[0], t[1], N_FFT[rows]), tree)
+def test_gradient_equals_finite_differences():
+    rows, seeds = BATCH > 0, range(3)
+    n_fft = np.tile(N_FFT[rows], len(seeds))
+    machines = [jax.tree.map(lambda value: np.full(rows.sum(), value), machine(seed)) for seed in seeds]
+    stacked = jax.tree.map(lambda *leaves: np.concatenate(leaves), *machines)
+    tree = (stacked, np.tile(BATCH[rows].astype(float), len(seeds)))
+    assert_gradient_is_the_finite_difference(lambda t: rx.fft_latency_ns(t[0], t[1], n_fft), tree)
 
 
 def test_jit_vmap_and_a_loop_equal_one_call_of_arrays():
@@ -140,13 +141,13 @@ def test_jit_vmap_and_a_loop_equal_one_call_of_arrays():
     np.testing.assert_allclose(every, loop, rtol=FLOAT64_RTOL)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_latency_is_positive_and_grows_with_batch_and_n_fft(seed):
-    batch, n_fft = 2 ** np.arange(20)[:, None], 2 ** np.arange(1, 14)[None, :]
-    latency = np.asarray(rx.fft_latency_ns(machine(seed), batch, n_fft))
-    assert np.all(latency > machine(seed).call_ns)
-    assert np.all(np.diff(latency, axis=0) > 0)
-    assert np.all(np.diff(latency, axis=1) > 0)
+def test_the_latency_is_positive_and_grows_with_batch_and_n_fft():
+    for seed in range(3):
+        batch, n_fft = 2 ** np.arange(20)[:, None], 2 ** np.arange(1, 14)[None, :]
+        latency = np.asarray(rx.fft_latency_ns(machine(seed), batch, n_fft))
+        assert np.all(latency > machine(seed).call_ns)
+        assert np.all(np.diff(latency, axis=0) > 0)
+        assert np.all(np.diff(latency, axis=1) > 0)
 
 
 def test_each_coefficient_moves_the_latency_its_own_way():
@@ -155,14 +156,14 @@ def test_each_coefficient_moves_the_latency_its_own_way():
     assert signs == {"call_ns": 1, "row_ns": 1, "flop_per_ns": -1, "bytes_per_ns": -1, "onset_rows": 1}
 
 
-@pytest.mark.parametrize("scale", [1e-3, 7.0])
-def test_a_slower_clock_scales_the_prediction(scale):
-    power = {"ns": 1, "bytes/ns": -1, "FLOP/ns": -1, "rows": 0}
-    slower = {name: getattr(MEDIAN, name) * scale ** power[coefficient_unit(name)] for name in NAMES}
-    found = rx.fft_latency_ns(rx.FftLatencyCoefficients(**slower), BATCH, N_FFT)
-    np.testing.assert_allclose(
-        found, scale * np.asarray(rx.fft_latency_ns(MEDIAN, BATCH, N_FFT)), rtol=FLOAT64_RTOL
-    )
+def test_a_slower_clock_scales_the_prediction():
+    for scale in [1e-3, 7.0]:
+        power = {"ns": 1, "bytes/ns": -1, "FLOP/ns": -1, "rows": 0}
+        slower = {name: getattr(MEDIAN, name) * scale ** power[coefficient_unit(name)] for name in NAMES}
+        found = rx.fft_latency_ns(rx.FftLatencyCoefficients(**slower), BATCH, N_FFT)
+        np.testing.assert_allclose(
+            found, scale * np.asarray(rx.fft_latency_ns(MEDIAN, BATCH, N_FFT)), rtol=FLOAT64_RTOL
+        )
 
 
 def test_float32_is_within_1e_5_of_float64():
@@ -177,20 +178,17 @@ def columns(**changed):
     return {"batch": [32] * 10, "n_fft": [64] * 10, "time_ns": [1e5] * 10, **changed}
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
+def test_columns_that_no_run_has_are_refused():
+    for changed, message in [
         ({"batch": 32}, r"batch: expected one axis, got shape \(\)"),
         ({"n_fft": [64] * 9}, r"n_fft: expected shape \(10,\), as batch has, got \(9,\)"),
         ({"n_fft": [64] * 9 + [65]}, r"n_fft: expected even whole numbers, got 65"),
         ({"batch": [1] * 9 + [2.5]}, r"batch: expected whole numbers, got 2.5"),
         ({"time_ns": [1e5] * 9 + [0.0]}, r"time_ns\[9\]: expected a positive finite number, got 0"),
         ({"time_ns": ["fast"] * 10}, r"time_ns: expected numbers, got \['fast'"),
-    ],
-)
-def test_columns_that_no_run_has_are_refused(changed, message):
-    with pytest.raises(ValueError, match=message):
-        rx.FftTimings.checked(**columns(**changed))
+    ]:
+        with pytest.raises(ValueError, match=message):
+            rx.FftTimings.checked(**columns(**changed))
 
 
 def test_what_cannot_be_fitted_is_refused():
@@ -202,18 +200,15 @@ def test_what_cannot_be_fitted_is_refused():
         rx.fit_fft_latency(rx.FftTimings.checked(**columns()), weights=np.ones(9))
 
 
-@pytest.mark.parametrize(
-    ("batch", "n_fft", "message"),
-    [
+def test_a_workload_without_a_latency_is_refused():
+    for batch, n_fft, message in [
         (-1, 64, "batch: expected a size of at least 0, got -1"),
         (32, np.nan, "n_fft: expected a size of at least 2, got nan"),
         (32, 65, "n_fft: expected an even number, got 65"),
         (np.ones(2), 64 * np.ones(3), "shapes that broadcast"),
-    ],
-)
-def test_a_workload_without_a_latency_is_refused(batch, n_fft, message):
-    with pytest.raises(ValueError, match=message):
-        rx.fft_latency_ns(MEDIAN, batch, n_fft)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            rx.fft_latency_ns(MEDIAN, batch, n_fft)
 
 
 def test_the_command_writes_its_tables_and_refuses_other_files(tmp_path):
