@@ -115,7 +115,8 @@ def _step_jvp(primals, tangents):
     x, temperature = primals
     z = _held_ratio(x, temperature)
     decay = jnp.exp(-jnp.abs(z))
-    slope = decay / jnp.square(1.0 + decay) * ((jnp.abs(z) < _saturation(z)) * (1.0 / temperature))
+    steepness = jnp.where(jnp.abs(z) < _saturation(z), 1.0 / temperature, 0.0)
+    slope = decay / jnp.square(1.0 + decay) * steepness
     step = _step(x, temperature)
     return step, along(step, (slope, -slope * z), tangents)
 
@@ -177,7 +178,7 @@ def _maximum_jvp(primals, tangents):
     x, y, temperature = primals
     gap = jnp.where(x == y, 0.0, x - y)
     z = jnp.abs(_held_ratio(gap, temperature))
-    by_temperature = _log1p_exp(-z) + z * logistic(-z) * (z < _saturation(z))
+    by_temperature = _log1p_exp(-z) + jnp.where(z < _saturation(z), z * logistic(-z), 0.0)
     by_x, by_y = _step(gap, temperature), _step(-gap, temperature)
     return _maximum(x, y, temperature), by_x * tangents[0] + by_y * tangents[1] + by_temperature * tangents[2]
 

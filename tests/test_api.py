@@ -225,25 +225,24 @@ def test_another_name_is_no_attribute():
         _ = rx.welch_peak
 
 
-@pytest.mark.parametrize(("name", "members"), SPECIFIED.items())
-def test_every_specified_name_is_public(name, members):
-    assert name in PUBLIC_NAMES
-    assert all(callable(getattr(getattr(rx, name), member)) for member in members.split())
+def test_every_specified_name_is_public():
+    for name, members in SPECIFIED.items():
+        assert name in PUBLIC_NAMES
+        assert all(callable(getattr(getattr(rx, name), member)) for member in members.split())
 
 
-@pytest.mark.parametrize(("name", "fields"), FIELDS.items())
-def test_records_have_the_specified_fields(name, fields):
-    class_ = getattr(rx, name)
-    present = getattr(class_, "_fields", None) or [field.name for field in dataclasses.fields(class_)]
-    assert set(fields.split()) <= set(present)
+def test_records_have_the_specified_fields():
+    for name, fields in FIELDS.items():
+        class_ = getattr(rx, name)
+        present = getattr(class_, "_fields", None) or [field.name for field in dataclasses.fields(class_)]
+        assert set(fields.split()) <= set(present)
 
 
 LEARNED = "learned_available learned_active_gates learned_total_gates"
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
+def test_specified_parameters_come_first_and_in_order():
+    for name, parameters in [
         ("welch_peaks", "signal params strategy"),
         ("welch_peaks_graph", "batch params fused"),
         ("profile_graph_io", "graph fft_host_sync output_indices output_ids"),
@@ -253,20 +252,18 @@ LEARNED = "learned_available learned_active_gates learned_total_gates"
         ("pick_welch_peaks_strategy", f"device batch n_fft k {LEARNED} coefficients legacy"),
         ("welch_peaks_fusion_gate_breakdown", "device batch n_fft k coefficients"),
         ("pick_weights", "costs temperature_ns"),
-    ],
-)
-def test_specified_parameters_come_first_and_in_order(name, parameters):
-    present = " ".join(inspect.signature(getattr(rx, name)).parameters)
-    assert present.startswith(parameters)
+    ]:
+        present = " ".join(inspect.signature(getattr(rx, name)).parameters)
+        assert present.startswith(parameters)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS + CLASSES)
-def test_every_name_is_documented_by_a_line_of_its_own(name):
-    summary, *rest = inspect.getdoc(getattr(rx, name)).splitlines()
-    assert getattr(rx, name).__doc__ is not getattr(rx, name).__class__.__doc__
-    assert not summary.startswith(f"{name}(")
-    assert summary.rstrip().endswith((".", ":", "`"))
-    assert not rest or rest[0] == ""
+def test_every_name_is_documented_by_a_line_of_its_own():
+    for name in FUNCTIONS + CLASSES:
+        summary, *rest = inspect.getdoc(getattr(rx, name)).splitlines()
+        assert getattr(rx, name).__doc__ is not getattr(rx, name).__class__.__doc__
+        assert not summary.startswith(f"{name}(")
+        assert summary.rstrip().endswith((".", ":", "`"))
+        assert not rest or rest[0] == ""
 
 
 def explains_its_arguments(name):
@@ -277,15 +274,15 @@ def explains_its_arguments(name):
     return has_section or set(inspect.signature(getattr(rx, name)).parameters) <= spoken_of
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_explain_their_arguments_or_name_the_function_that_does(name):
-    others = set(re.findall(r"`(\w+)`", inspect.getdoc(getattr(rx, name)))) & set(FUNCTIONS) - {name}
-    assert explains_its_arguments(name) or any(explains_its_arguments(other) for other in others)
+def test_functions_explain_their_arguments_or_name_the_function_that_does():
+    for name in FUNCTIONS:
+        others = set(re.findall(r"`(\w+)`", inspect.getdoc(getattr(rx, name)))) & set(FUNCTIONS) - {name}
+        assert explains_its_arguments(name) or any(explains_its_arguments(other) for other in others)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS + DATACLASSES)
-def test_no_parameter_switches_the_precision(name):
-    assert "x64" not in inspect.signature(getattr(rx, name)).parameters
+def test_no_parameter_switches_the_precision():
+    for name in FUNCTIONS + DATACLASSES:
+        assert "x64" not in inspect.signature(getattr(rx, name)).parameters
 
 
 def test_the_pytrees_are_these_at_least():
@@ -294,24 +291,24 @@ def test_the_pytrees_are_these_at_least():
     assert coefficients | records <= set(PYTREES)
 
 
-@pytest.mark.parametrize("name", DATACLASSES)
-def test_dataclasses_are_frozen(name):
-    instance = _filled(getattr(rx, name))
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(instance, dataclasses.fields(instance)[0].name, 0.0)
+def test_dataclasses_are_frozen():
+    for name in DATACLASSES:
+        instance = _filled(getattr(rx, name))
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(instance, dataclasses.fields(instance)[0].name, 0.0)
 
 
-@pytest.mark.parametrize("name", PYTREES)
-def test_pytrees_survive_flattening(name):
-    instance = _filled(getattr(rx, name))
-    leaves, structure = jax.tree.flatten(instance)
-    data = [field.name for field in dataclasses.fields(instance) if not field.metadata.get("static")]
-    assert leaves == [getattr(instance, name) for name in data]
-    rebuilt = jax.tree.unflatten(structure, leaves)
-    assert type(rebuilt) is type(instance)
-    assert vars(rebuilt) == vars(instance)
-    doubled = jax.tree.map(lambda leaf: 2 * leaf, instance)
-    assert [getattr(doubled, name) for name in data] == [2 * leaf for leaf in leaves]
+def test_pytrees_survive_flattening():
+    for name in PYTREES:
+        instance = _filled(getattr(rx, name))
+        leaves, structure = jax.tree.flatten(instance)
+        data = [field.name for field in dataclasses.fields(instance) if not field.metadata.get("static")]
+        assert leaves == [getattr(instance, name) for name in data]
+        rebuilt = jax.tree.unflatten(structure, leaves)
+        assert type(rebuilt) is type(instance)
+        assert vars(rebuilt) == vars(instance)
+        doubled = jax.tree.map(lambda leaf: 2 * leaf, instance)
+        assert [getattr(doubled, name) for name in data] == [2 * leaf for leaf in leaves]
 
 
 def run_python(code):

@@ -40,11 +40,11 @@ def test_the_devices_and_targets_are_those_of_the_specification():
     assert list(rx.Provenance) == ["measured", ARCH, GUESS]
 
 
-@pytest.mark.parametrize("name", SPEC)
-def test_a_built_in_row_is_that_of_the_specification(name):
-    row = rx.BACKEND_ROWS[name]
-    assert (values(row), row.provenance) == SPEC[name]
-    assert all(isinstance(value, float) for value in values(row))
+def test_a_built_in_row_is_that_of_the_specification():
+    for name in SPEC:
+        row = rx.BACKEND_ROWS[name]
+        assert (values(row), row.provenance) == SPEC[name]
+        assert all(isinstance(value, float) for value in values(row))
 
 
 def test_there_are_no_other_rows_and_none_can_be_changed():
@@ -55,33 +55,33 @@ def test_there_are_no_other_rows_and_none_can_be_changed():
         rx.BACKEND_ROWS["cpu"].dispatch_ns = 1.0
 
 
-@pytest.mark.parametrize("coefficients", ROWS)
-@pytest.mark.parametrize("spelling", [str, str.upper, str.title, rx.Device])
-def test_a_device_has_its_row_in_each_set(coefficients, spelling):
-    for device, row in zip(DEVICES, ROWS[coefficients], strict=True):
-        assert rx.backend_coefficients(spelling(device), coefficients) is rx.BACKEND_ROWS[row]
-        assert row_names(coefficients)[rx.Device(device)] == row
+def test_a_device_has_its_row_in_each_set():
+    for coefficients in ROWS:
+        for spelling in [str, str.upper, str.title, rx.Device]:
+            for device, row in zip(DEVICES, ROWS[coefficients], strict=True):
+                assert rx.backend_coefficients(spelling(device), coefficients) is rx.BACKEND_ROWS[row]
+                assert row_names(coefficients)[rx.Device(device)] == row
 
 
 def test_arch_is_the_default_set():
     assert rx.backend_coefficients("cuda") is rx.BACKEND_ROWS["cuda"]
 
 
-@pytest.mark.parametrize("name", ["cpu-apple", "CPU_Apple", " cpu-apple "])
-@pytest.mark.parametrize("coefficients", ROWS)
-def test_the_apple_row_is_used_by_name_only(name, coefficients):
-    assert rx.backend_coefficients(name, coefficients) is rx.BACKEND_ROWS["cpu-apple"]
-    assert rx.backend_coefficients("cpu", coefficients) is rx.BACKEND_ROWS["cpu"]
+def test_the_apple_row_is_used_by_name_only():
+    for name in ["cpu-apple", "CPU_Apple", " cpu-apple "]:
+        for coefficients in ROWS:
+            assert rx.backend_coefficients(name, coefficients) is rx.BACKEND_ROWS["cpu-apple"]
+            assert rx.backend_coefficients("cpu", coefficients) is rx.BACKEND_ROWS["cpu"]
 
 
-@pytest.mark.parametrize("coefficients", ROWS)
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
-def test_device_codes_give_a_row_of_arrays(coefficients, transform):
-    codes = rx.Device.codes(np.array([DEVICES, DEVICES[::-1]]))
-    row = transform(lambda codes: rx.backend_coefficients(codes, coefficients))(codes)
-    expected = np.array([SPEC[name][0] for name in ROWS[coefficients]])
-    np.testing.assert_array_equal(np.stack(values(row), -1), [expected, expected[::-1]])
-    assert row.provenance == tuple(SPEC[name][1] for name in ROWS[coefficients])
+def test_device_codes_give_a_row_of_arrays():
+    for coefficients in ROWS:
+        for transform in [lambda f: f, jax.jit]:
+            codes = rx.Device.codes(np.array([DEVICES, DEVICES[::-1]]))
+            row = transform(lambda codes: rx.backend_coefficients(codes, coefficients))(codes)
+            expected = np.array([SPEC[name][0] for name in ROWS[coefficients]])
+            np.testing.assert_array_equal(np.stack(values(row), -1), [expected, expected[::-1]])
+            assert row.provenance == tuple(SPEC[name][1] for name in ROWS[coefficients])
 
 
 # --- Names and codes -----------------------------------------------------------------------------
@@ -92,14 +92,16 @@ def test_a_code_is_a_position():
     assert [rx.Device.codes(device) for device in DEVICES] == list(range(12))
 
 
-@pytest.mark.parametrize(
-    "value",
-    [["cpu", "TPU"], np.array(["Cpu", "tpu"]), np.array(["cpu", "tpu"], object), [rx.Device.CPU, "tpu"]],
-)
-def test_names_in_an_array_become_codes(value):
-    codes = rx.Device.codes(value)
-    assert codes.dtype == np.int32
-    assert codes.tolist() == [0, 11]
+def test_names_in_an_array_become_codes():
+    for value in [
+        ["cpu", "TPU"],
+        np.array(["Cpu", "tpu"]),
+        np.array(["cpu", "tpu"], object),
+        [rx.Device.CPU, "tpu"],
+    ]:
+        codes = rx.Device.codes(value)
+        assert codes.dtype == np.int32
+        assert codes.tolist() == [0, 11]
 
 
 def test_codes_stay_codes():
@@ -107,28 +109,29 @@ def test_codes_stay_codes():
         assert rx.Device.codes(codes) is codes
 
 
-@pytest.mark.parametrize("name", ["wgpu", "WGPU", "gpu"])
-def test_wgpu_is_the_gpu_device(name):
-    assert rx.Device.parse(name) is rx.Device.GPU
+def test_wgpu_is_the_gpu_device():
+    for name in ["wgpu", "WGPU", "gpu"]:
+        assert rx.Device.parse(name) is rx.Device.GPU
 
 
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
+def test_what_is_no_device_is_refused():
+    for value, says in [
         ("abacus", "unknown device 'abacus'; expected one of cpu, metal, .*tpu"),
         (["cpu", "abacus"], "unknown device .*abacus"),
         (12, "device: expected codes from 0 to 11, got 12"),
         (np.array([0, -1]), "device: expected codes from 0 to 11"),
         (np.array([0.0]), "device: expected a name or integer codes, got float64"),
         (None, "unknown device .*None"),
-    ],
-)
-@pytest.mark.parametrize(
-    "f", [rx.Device.codes, rx.fusion_target, rx.is_gpu_device, rx.is_fused_viable, rx.backend_coefficients]
-)
-def test_what_is_no_device_is_refused(f, value, says):
-    with pytest.raises(ValueError, match=says):
-        f(value)
+    ]:
+        for f in [
+            rx.Device.codes,
+            rx.fusion_target,
+            rx.is_gpu_device,
+            rx.is_fused_viable,
+            rx.backend_coefficients,
+        ]:
+            with pytest.raises(ValueError, match=says):
+                f(value)
 
 
 def test_an_unknown_set_is_refused():
@@ -137,17 +140,14 @@ def test_an_unknown_set_is_refused():
     assert row_names("ARCH") == row_names("arch")
 
 
-@pytest.mark.parametrize(
-    ("f", "expected"),
-    [
+def test_a_kind_of_device_is_the_same_by_name_and_by_code():
+    for f, expected in [
         (rx.is_gpu_device, [device != "cpu" for device in DEVICES]),
         (rx.is_fused_viable, [device not in ("cpu", "tpu") for device in DEVICES]),
-    ],
-)
-def test_a_kind_of_device_is_the_same_by_name_and_by_code(f, expected):
-    assert [f(device) for device in DEVICES] == expected
-    for transform in (lambda f: f, jax.jit, jax.vmap):
-        np.testing.assert_array_equal(transform(f)(np.arange(12)), expected)
+    ]:
+        assert [f(device) for device in DEVICES] == expected
+        for transform in (lambda f: f, jax.jit, jax.vmap):
+            np.testing.assert_array_equal(transform(f)(np.arange(12)), expected)
 
 
 def test_a_target_is_the_same_by_name_and_by_code():
@@ -161,11 +161,11 @@ def test_a_target_is_the_same_by_name_and_by_code():
 # --- Rows ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [True, 3, np.array([1, 2]), np.bool_(True), np.uint8(3), jnp.array([1, 2])])
-def test_a_leaf_is_a_float_of_the_same_value(value):
-    leaf = as_leaf(value)
-    assert np.asarray(leaf).dtype == np.float64
-    np.testing.assert_array_equal(leaf, value)
+def test_a_leaf_is_a_float_of_the_same_value():
+    for value in [True, 3, np.array([1, 2]), np.bool_(True), np.uint8(3), jnp.array([1, 2])]:
+        leaf = as_leaf(value)
+        assert np.asarray(leaf).dtype == np.float64
+        np.testing.assert_array_equal(leaf, value)
 
 
 def test_stacked_rows_can_be_taken_apart():
@@ -175,13 +175,13 @@ def test_stacked_rows_can_be_taken_apart():
         assert values(jax.tree.map(float, take_row(table, i))) == values(row)
 
 
-@pytest.mark.parametrize("name", [field for field in vars(rx.BACKEND_ROWS["cpu"]) if field != "provenance"])
-@pytest.mark.parametrize("value", [-1.0, float("nan"), np.array([1.0, -2.0])])
-def test_a_checked_row_refuses_a_negative_or_nan_coefficient(name, value):
-    good = vars(rx.BACKEND_ROWS["cpu"])
-    assert rx.BackendCoefficients.checked(**good) == rx.BACKEND_ROWS["cpu"]
-    with pytest.raises(ValueError, match=f"{name}: expected a number of at least 0, got"):
-        rx.BackendCoefficients.checked(**{**good, name: value})
+def test_a_checked_row_refuses_a_negative_or_nan_coefficient():
+    for name in [field for field in vars(rx.BACKEND_ROWS["cpu"]) if field != "provenance"]:
+        for value in [-1.0, float("nan"), np.array([1.0, -2.0])]:
+            good = vars(rx.BACKEND_ROWS["cpu"])
+            assert rx.BackendCoefficients.checked(**good) == rx.BACKEND_ROWS["cpu"]
+            with pytest.raises(ValueError, match=f"{name}: expected a number of at least 0, got"):
+                rx.BackendCoefficients.checked(**{**good, name: value})
 
 
 def test_provenance_is_no_leaf():

@@ -96,7 +96,7 @@ def test_every_greedy_plan_is_the_reference_s():
 
 
 def test_a_greedy_plan_runs_or_says_which_kernel_lacks_which_value():
-    cannot_run = ran = 0
+    cannot_run = runnable = 0
     for row in rows():
         graph = graph_of(row)
         plan, arrays = rx.plan_fusion(graph, plan="greedy"), arrays_for(graph)
@@ -108,14 +108,13 @@ def test_a_greedy_plan_runs_or_says_which_kernel_lacks_which_value():
         elif unequal_nodes(graph):
             with pytest.raises(ValueError, match="operands of one shape"):
                 rx.execute_plan(plan, arrays)
-        else:
-            ran += 1
+        elif (runnable := runnable + 1) % 4 == 1:  # each kernel is compiled for itself
             results = rx.execute_plan(plan, arrays)
             assert set(results) == {id_ for kernel in plan.kernels for id_ in kernel.external_outputs}
             whole = rx.execute_plan(rx.plan_fusion(graph, plan="unfused"), arrays)
             assert_nodes_agree_with_numpy(graph, arrays, whole | results)
     assert cannot_run == 16
-    assert ran == 120 - 16 - 8
+    assert runnable == 120 - 16 - 8
 
 
 # --- The cost plan -------------------------------------------------------------------------------
@@ -123,8 +122,8 @@ def test_a_greedy_plan_runs_or_says_which_kernel_lacks_which_value():
 
 def test_every_cost_plan_with_equal_lengths_runs_and_agrees_with_numpy():
     ran = compared = elements = 0
-    # Every other row: each kernel is compiled for itself.
-    for seed, row in list(enumerate(rows()))[::2]:
+    # Every fourth row: each kernel is compiled for itself.
+    for seed, row in list(enumerate(rows()))[::4]:
         graph = graph_of(row)
         if unequal_nodes(graph):
             continue
@@ -134,7 +133,7 @@ def test_every_cost_plan_with_equal_lengths_runs_and_agrees_with_numpy():
         assert set(results) == {node.id for node in graph.nodes}
         compared += assert_nodes_agree_with_numpy(graph, arrays, results)
         elements += sum(node.elements for node in graph.nodes)
-    assert ran == 54
+    assert ran == 27
     assert compared > 0.9 * elements
 
 
@@ -150,36 +149,36 @@ def test_every_cost_plan_with_unequal_lengths_is_refused_by_the_name_of_the_node
     assert refused == 11
 
 
-@pytest.mark.parametrize("coefficients", COEFFICIENTS.values(), ids=COEFFICIENTS)
-def test_no_cost_plan_is_dearer_than_a_greedy_one_that_runs(coefficients):
-    runnable = 0
-    for row in rows():
-        graph = graph_of(row)
-        cost, greedy = (rx.plan_fusion(graph, plan, coefficients) for plan in ("cost", "greedy"))
-        assert cost.cost_ns <= cost.unfused_cost_ns * (1 + 1e-12)
-        if lacking(row) is None:
-            runnable += 1
-            assert cost.cost_ns <= greedy.cost_ns * (1 + 1e-12)
-    assert runnable == 104
+def test_no_cost_plan_is_dearer_than_a_greedy_one_that_runs():
+    for coefficients in COEFFICIENTS.values():
+        runnable = 0
+        for row in rows():
+            graph = graph_of(row)
+            cost, greedy = (rx.plan_fusion(graph, plan, coefficients) for plan in ("cost", "greedy"))
+            assert cost.cost_ns <= cost.unfused_cost_ns * (1 + 1e-12)
+            if lacking(row) is None:
+                runnable += 1
+                assert cost.cost_ns <= greedy.cost_ns * (1 + 1e-12)
+        assert runnable == 104
 
 
 # --- Cases of the specification ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plan", ["greedy", "cost"])
-@pytest.mark.parametrize("has_input", [False, True])
-def test_three_unary_ops_are_one_kernel(plan, has_input):
-    graph = rx.Graph()
-    inputs = [graph.input("x", (1024,))] if has_input else []
-    first = graph.add("relu", inputs, shape=(1024,))
-    last = graph.add("neg", [graph.add("tanh", [first])])
-    fused = rx.plan_fusion(graph, plan=plan)
-    (kernel,) = fused.kernels
-    assert (kernel.nodes, kernel.external_inputs) == ((first, first + 1, last), tuple(inputs))
-    assert kernel.external_outputs == (last,)
-    assert kernel.memory_saved == fused.memory_saved == 8192
-    # The reference takes the inputs of a kernel from its count of buffers.
-    assert kernel.buffers_eliminated == (1 if plan == "greedy" and has_input else 2)
+def test_three_unary_ops_are_one_kernel():
+    for plan in ["greedy", "cost"]:
+        for has_input in [False, True]:
+            graph = rx.Graph()
+            inputs = [graph.input("x", (1024,))] if has_input else []
+            first = graph.add("relu", inputs, shape=(1024,))
+            last = graph.add("neg", [graph.add("tanh", [first])])
+            fused = rx.plan_fusion(graph, plan=plan)
+            (kernel,) = fused.kernels
+            assert (kernel.nodes, kernel.external_inputs) == ((first, first + 1, last), tuple(inputs))
+            assert kernel.external_outputs == (last,)
+            assert kernel.memory_saved == fused.memory_saved == 8192
+            # The reference takes the inputs of a kernel from its count of buffers.
+            assert kernel.buffers_eliminated == (1 if plan == "greedy" and has_input else 2)
 
 
 def test_a_reduction_breaks_a_greedy_chain_and_no_other():
@@ -191,14 +190,14 @@ def test_a_reduction_breaks_a_greedy_chain_and_no_other():
     assert [kernel.nodes for kernel in rx.plan_fusion(graph).kernels] == [(1, 2, 3, 4, 5)]
 
 
-@pytest.mark.parametrize("plan", ["greedy", "cost", "unfused"])
-def test_relu_then_add(plan):
-    graph = rx.Graph()
-    x, y = graph.input("x", (4,)), graph.input("y", (4,))
-    total = graph.add("add", [graph.add("relu", [x]), y])
-    graph.set_outputs([total])
-    results = rx.execute_plan(rx.plan_fusion(graph, plan=plan), {x: [-1.0, 0.0, 1.0, 2.0], y: [10.0] * 4})
-    assert results[total].tolist() == [10.0, 10.0, 11.0, 12.0]
+def test_relu_then_add():
+    for plan in ["greedy", "cost", "unfused"]:
+        graph = rx.Graph()
+        x, y = graph.input("x", (4,)), graph.input("y", (4,))
+        total = graph.add("add", [graph.add("relu", [x]), y])
+        graph.set_outputs([total])
+        results = rx.execute_plan(rx.plan_fusion(graph, plan=plan), {x: [-1.0, 0.0, 1.0, 2.0], y: [10.0] * 4})
+        assert results[total].tolist() == [10.0, 10.0, 11.0, 12.0]
 
 
 def test_a_plan_of_no_kernels_has_its_line():

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import pytest
 from _tolerances import FLOAT64_RTOL, assert_gradient_is_the_finite_difference
 
 import rlxjax as rx
@@ -67,24 +66,24 @@ def assert_identical(found, expected):
 # --- Casts ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.product(DTYPES, DTYPES)))
-def test_a_cast_is_numpy_s(first, second):
-    values = in_range(first)
-    assert_identical(run(cast_plan(first, second), values), values.astype(DTYPES[second]))
+def test_a_cast_is_numpy_s():
+    for first, second in list(itertools.product(DTYPES, DTYPES)):
+        values = in_range(first)
+        assert_identical(run(cast_plan(first, second), values), values.astype(DTYPES[second]))
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(DTYPES, 2)))
-def test_a_cast_there_and_back_in_one_kernel_rounds(first, second):
-    values = in_range(first)
-    expected = values.astype(DTYPES[second]).astype(DTYPES[first])
-    assert_identical(run(cast_plan(first, second, first), values), expected)
+def test_a_cast_there_and_back_in_one_kernel_rounds():
+    for first, second in list(itertools.permutations(DTYPES, 2)):
+        values = in_range(first)
+        expected = values.astype(DTYPES[second]).astype(DTYPES[first])
+        assert_identical(run(cast_plan(first, second, first), values), expected)
 
 
-@pytest.mark.parametrize(("second", "third"), list(itertools.permutations(["f16", "bf16", "f32", "i32"], 2)))
-def test_casts_in_a_row_round_one_after_the_other(second, third):
-    values = in_range("f64")
-    expected = values.astype(DTYPES[second]).astype(DTYPES[third]).astype(np.float64)
-    assert_identical(run(cast_plan("f64", second, third, "f64"), values), expected)
+def test_casts_in_a_row_round_one_after_the_other():
+    for second, third in list(itertools.permutations(["f16", "bf16", "f32", "i32"], 2)):
+        values = in_range("f64")
+        expected = values.astype(DTYPES[second]).astype(DTYPES[third]).astype(np.float64)
+        assert_identical(run(cast_plan("f64", second, third, "f64"), values), expected)
 
 
 def test_a_float64_is_rounded_to_half_precision_once():
@@ -103,29 +102,28 @@ def test_float64_near_every_tie_of_half_precision_is_rounded_as_by_numpy():
         assert_identical(run(cast_plan("f64", "f16"), values), values.astype(np.float16))
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(FLOATS, 2)))
-def test_a_cast_keeps_what_is_no_number(first, second):
-    values = np.array([NAN, INFINITY, -INFINITY]).astype(DTYPES[first])
-    results = run(cast_plan(first, second), values)
-    np.testing.assert_array_equal(np.asarray(results, np.float64), values.astype(np.float64))
+def test_a_cast_keeps_what_is_no_number():
+    for first, second in list(itertools.permutations(FLOATS, 2)):
+        values = np.array([NAN, INFINITY, -INFINITY]).astype(DTYPES[first])
+        results = run(cast_plan(first, second), values)
+        np.testing.assert_array_equal(np.asarray(results, np.float64), values.astype(np.float64))
 
 
-@pytest.mark.parametrize(("dtype", "largest"), [("f16", 65504.0), ("bf16", 3.3895e38)])
-def test_half_precision_arithmetic_overflows_inside_a_kernel_as_outside(dtype, largest):
-    graph = rx.Graph()
-    x = graph.input("x", (4,), dtype)
-    graph.set_outputs([graph.add("sub", [graph.add("add", [x, x]), x])])
-    for plan in ("cost", "unfused"):
-        results = run(rx.plan_fusion(graph, plan), np.full(4, largest))
-        assert np.isinf(np.asarray(results, np.float64)).all()
+def test_half_precision_arithmetic_overflows_inside_a_kernel_as_outside():
+    for dtype, largest in [("f16", 65504.0), ("bf16", 3.3895e38)]:
+        graph = rx.Graph()
+        x = graph.input("x", (4,), dtype)
+        graph.set_outputs([graph.add("sub", [graph.add("add", [x, x]), x])])
+        for plan in ("cost", "unfused"):
+            results = run(rx.plan_fusion(graph, plan), np.full(4, largest))
+            assert np.isinf(np.asarray(results, np.float64)).all()
 
 
 # --- NaN and ties --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("op", "arrays", "expected"),
-    [
+def test_nan_is_no_number_that_a_maximum_could_be():
+    for op, arrays, expected in [
         ("relu", [[NAN, -1.0, 0.0, 2.0]], [0.0, 0.0, 0.0, 2.0]),
         ("max", [[NAN, 1.0, NAN, 2.0], [3.0, NAN, NAN, 1.0]], [3.0, 1.0, NAN, 2.0]),
         ("min", [[NAN, 1.0, NAN, 2.0], [3.0, NAN, NAN, 1.0]], [3.0, 1.0, NAN, 1.0]),
@@ -136,22 +134,20 @@ def test_half_precision_arithmetic_overflows_inside_a_kernel_as_outside(dtype, l
         ("reduce_min", [[NAN] * 4], [NAN]),
         ("reduce_sum", [[NAN, 1.0, 2.0, 3.0]], [NAN]),
         ("pow", [[2.0, -2.0, 0.0, -8.0], [0.5, 3.0, 0.0, 1 / 3]], [2**0.5, -8.0, 1.0, NAN]),
-    ],
-)
-def test_nan_is_no_number_that_a_maximum_could_be(op, arrays, expected):
-    results = run(plan_of(op, len(arrays)), *arrays)
-    np.testing.assert_allclose(results, expected, rtol=FLOAT64_RTOL)
+    ]:
+        results = run(plan_of(op, len(arrays)), *arrays)
+        np.testing.assert_allclose(results, expected, rtol=FLOAT64_RTOL)
 
 
-@pytest.mark.parametrize("op", ["relu", "abs", "neg", "max", "min", "reduce_max", "reduce_min", "reduce_sum"])
-@pytest.mark.parametrize("dtype", ["i8", "i32"])
-def test_integers_stay_integers(op, dtype):
-    arrays = [np.array([-5, 3, 0, 7]), np.array([2, -9, 0, 7])][: 2 if op in ("max", "min") else 1]
-    expected = {"relu": [0, 3, 0, 7], "abs": [5, 3, 0, 7], "neg": [5, -3, 0, -7], "max": [2, 3, 0, 7]}
-    expected |= {"min": [-5, -9, 0, 7], "reduce_max": [7], "reduce_min": [-5], "reduce_sum": [5]}
-    results = run(plan_of(op, len(arrays), dtype=dtype), *arrays)
-    assert results.dtype == DTYPES[dtype]
-    assert results.tolist() == expected[op]
+def test_integers_stay_integers():
+    for op in ["relu", "abs", "neg", "max", "min", "reduce_max", "reduce_min", "reduce_sum"]:
+        for dtype in ["i8", "i32"]:
+            arrays = [np.array([-5, 3, 0, 7]), np.array([2, -9, 0, 7])][: 2 if op in ("max", "min") else 1]
+            expected = {"relu": [0, 3, 0, 7], "abs": [5, 3, 0, 7], "neg": [5, -3, 0, -7], "max": [2, 3, 0, 7]}
+            expected |= {"min": [-5, -9, 0, 7], "reduce_max": [7], "reduce_min": [-5], "reduce_sum": [5]}
+            results = run(plan_of(op, len(arrays), dtype=dtype), *arrays)
+            assert results.dtype == DTYPES[dtype]
+            assert results.tolist() == expected[op]
 
 
 # --- Gradients -----------------------------------------------------------------------------------
@@ -160,39 +156,36 @@ SMOOTH = ["sigmoid", "tanh", "gelu", "sqrt", "rsqrt", "exp", "log", "neg", "abs"
 SMOOTH += ["relu", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min"]
 
 
-@pytest.mark.parametrize(
-    ("op", "operands"), [(op, 1) for op in SMOOTH] + [(op, 2) for op in ("add", "sub", "mul", "div", "pow")]
-)
-def test_a_smooth_op_has_the_gradient_of_its_finite_difference(op, operands):
-    rng = np.random.default_rng(0)
-    tree = [rng.permutation(np.linspace(0.2, 3.0, 24)).reshape(6, 4) for _ in range(operands)]
-    plan = plan_of(op, operands)
-    assert_gradient_is_the_finite_difference(
-        jax.vmap(lambda arrays: jnp.sum(run(plan, *arrays) * jnp.array(1.5))), tree
-    )
+def test_a_smooth_op_has_the_gradient_of_its_finite_difference():
+    for op, operands in [(op, 1) for op in SMOOTH] + [(op, 2) for op in ("add", "sub", "mul", "div", "pow")]:
+        rng = np.random.default_rng(0)
+        tree = [rng.permutation(np.linspace(0.2, 3.0, 24)).reshape(6, 4) for _ in range(operands)]
+        plan = plan_of(op, operands)
+        assert_gradient_is_the_finite_difference(
+            jax.vmap(lambda arrays: jnp.sum(run(plan, *arrays) * jnp.array(1.5))), tree
+        )
 
 
-@pytest.mark.parametrize("name", ["cost", "unfused"])
-def test_a_fused_layer_has_the_gradient_of_its_finite_difference(name):
+def test_a_fused_layer_has_the_gradient_of_its_finite_difference():
     """Normalise, scale, squash: a reduction, its broadcast, and both sides of them."""
-    graph = rx.Graph()
-    x, w = graph.input("x", (3, 4), "f64"), graph.param("w", (3, 4), "f64")
-    square = graph.add("reduce_mean", [graph.add("mul", [x, x])])
-    scale = graph.add("broadcast", [graph.add("rsqrt", [square])], shape=(3, 4))
-    y = graph.add("gelu", [graph.add("mul", [graph.add("mul", [x, scale]), w])])
-    graph.set_outputs([graph.add("matmul", [y, graph.add("transpose", [x])])])
-    plan = rx.plan_fusion(graph, name)
-    rng = np.random.default_rng(1)
-    tree = [rng.normal(size=(5, 3, 4)), rng.normal(size=(5, 3, 4))]
-    weights = rng.uniform(1, 2, (3, 3))
-    assert_gradient_is_the_finite_difference(
-        jax.vmap(lambda arrays: jnp.sum(run(plan, *arrays) * weights)), tree, scale=np.full(5, 100.0)
-    )
+    for name in ["cost", "unfused"]:
+        graph = rx.Graph()
+        x, w = graph.input("x", (3, 4), "f64"), graph.param("w", (3, 4), "f64")
+        square = graph.add("reduce_mean", [graph.add("mul", [x, x])])
+        scale = graph.add("broadcast", [graph.add("rsqrt", [square])], shape=(3, 4))
+        y = graph.add("gelu", [graph.add("mul", [graph.add("mul", [x, scale]), w])])
+        graph.set_outputs([graph.add("matmul", [y, graph.add("transpose", [x])])])
+        plan = rx.plan_fusion(graph, name)
+        rng = np.random.default_rng(1)
+        tree = [rng.normal(size=(5, 3, 4)), rng.normal(size=(5, 3, 4))]
+        weights = rng.uniform(1, 2, (3, 3))
+        assert_gradient_is_the_finite_difference(
+            jax.vmap(lambda arrays: jnp.sum(run(plan, *arrays) * weights)), tree, scale=np.full(5, 100.0)
+        )
 
 
-@pytest.mark.parametrize(
-    ("op", "arrays", "expected"),
-    [
+def test_a_choice_has_a_gradient_only_where_it_chose():
+    for op, arrays, expected in [
         ("relu", [[-1.0, 0.0, 2.0, NAN]], [[0.0, 0.0, 1.0, 0.0]]),
         ("relu", [[INFINITY, -INFINITY, 1e-300, -0.0]], [[1.0, 0.0, 1.0, 0.0]]),
         ("max", [[1.0, 3.0, NAN, 2.0], [2.0, 1.0, 1.0, NAN]], [[0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]]),
@@ -200,21 +193,19 @@ def test_a_fused_layer_has_the_gradient_of_its_finite_difference(name):
         ("reduce_max", [[NAN, 3.0, 1.0, NAN]], [[0.0, 1.0, 0.0, 0.0]]),
         ("reduce_min", [[NAN, 3.0, 1.0, NAN]], [[0.0, 0.0, 1.0, 0.0]]),
         ("abs", [[-2.0, 3.0, -INFINITY, 1.0]], [[-1.0, 1.0, -1.0, 1.0]]),
-    ],
-)
-def test_a_choice_has_a_gradient_only_where_it_chose(op, arrays, expected):
-    plan = plan_of(op, len(arrays))
-    arrays = [jnp.array(array) for array in arrays]
-    gradients = jax.grad(lambda arrays: jnp.sum(run(plan, *arrays)))(arrays)
-    np.testing.assert_array_equal(np.stack(gradients), expected)
+    ]:
+        plan = plan_of(op, len(arrays))
+        arrays = [jnp.array(array) for array in arrays]
+        gradients = jax.grad(lambda arrays: jnp.sum(run(plan, *arrays)))(arrays)
+        np.testing.assert_array_equal(np.stack(gradients), expected)
 
 
-@pytest.mark.parametrize("op", ["max", "min"])
-def test_a_tie_shares_the_gradient(op):
-    plan, x = plan_of(op, 2), jnp.ones(4)
-    gradients = jax.grad(lambda arrays: jnp.sum(run(plan, *arrays)))([x, x])
-    np.testing.assert_array_equal(sum(gradients), np.ones(4))
-    assert all(((gradient >= 0) & (gradient <= 1)).all() for gradient in gradients)
-    whole = jax.grad(lambda x: run(plan_of(f"reduce_{op}"), x)[0])(x)
-    assert (whole >= 0).all()
-    np.testing.assert_allclose(whole.sum(), 1.0, rtol=FLOAT64_RTOL)
+def test_a_tie_shares_the_gradient():
+    for op in ["max", "min"]:
+        plan, x = plan_of(op, 2), jnp.ones(4)
+        gradients = jax.grad(lambda arrays: jnp.sum(run(plan, *arrays)))([x, x])
+        np.testing.assert_array_equal(sum(gradients), np.ones(4))
+        assert all(((gradient >= 0) & (gradient <= 1)).all() for gradient in gradients)
+        whole = jax.grad(lambda x: run(plan_of(f"reduce_{op}"), x)[0])(x)
+        assert (whole >= 0).all()
+        np.testing.assert_allclose(whole.sum(), 1.0, rtol=FLOAT64_RTOL)

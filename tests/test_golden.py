@@ -6,7 +6,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from _golden import close, close32, column, golden
 from _tolerances import (
     FLOAT32_RTOL,
@@ -31,19 +30,16 @@ def graph_of(row):
     return graph
 
 
-@pytest.mark.parametrize(
-    ("field", "options"),
-    [
+def test_every_graph_has_its_profile():
+    for field, options in [
         ("profile", lambda row: {}),
         ("profile_fft_host_sync", lambda row: {"fft_host_sync": True}),
         ("profile_selected", lambda row: {"output_indices": row["selected_output_indices"]}),
         ("profile_compile", lambda row: {"output_ids": row["outputs"]}),
-    ],
-)
-def test_every_graph_has_its_profile(field, options):
-    for row in golden("graph"):
-        profile = rx.profile_graph_io(graph_of(row), **options(row))
-        assert profile == rx.GraphIoProfile(**row[field]), row
+    ]:
+        for row in golden("graph"):
+            profile = rx.profile_graph_io(graph_of(row), **options(row))
+            assert profile == rx.GraphIoProfile(**row[field]), row
 
 
 def test_every_graph_has_its_readback_bytes():
@@ -95,29 +91,29 @@ def test_every_gate_score_and_decision_in_scalars():
             assert rx.io_fusion_gate_for_target(row["target"]) == gate
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
-def test_every_gate_score_and_decision_in_one_call(transform):
-    rows = golden("gate")
-    gate, before, after = gate_table()
-    benefit = rx.fusion_benefit(before, after)
-    close(transform(rx.IoFusionGate.score_ns)(gate, benefit), column(rows, "gate_score_ns"))
-    close(transform(rx.FusionBenefit.score_ns)(benefit, gate), column(rows, "benefit_score_ns"))
-    decision = transform(rx.IoFusionGate.should_fuse)(gate, benefit)
-    np.testing.assert_array_equal(decision, column(rows, "should_fuse"))
+def test_every_gate_score_and_decision_in_one_call():
+    for transform in [lambda f: f, jax.jit]:
+        rows = golden("gate")
+        gate, before, after = gate_table()
+        benefit = rx.fusion_benefit(before, after)
+        close(transform(rx.IoFusionGate.score_ns)(gate, benefit), column(rows, "gate_score_ns"))
+        close(transform(rx.FusionBenefit.score_ns)(benefit, gate), column(rows, "benefit_score_ns"))
+        decision = transform(rx.IoFusionGate.should_fuse)(gate, benefit)
+        np.testing.assert_array_equal(decision, column(rows, "should_fuse"))
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
-@pytest.mark.parametrize(("towards", "fuses"), [(-np.inf, True), (None, True), (np.inf, False)])
-def test_every_decision_turns_within_one_ulp_of_its_score(transform, towards, fuses):
-    gate, before, after = gate_table()
-    benefit = rx.fusion_benefit(before, after)
-    score = np.asarray(gate.score_ns(benefit))
-    min_gain = score if towards is None else np.nextafter(score, towards)
-    gate = dataclasses.replace(gate, min_gain_ns=min_gain)
-    np.testing.assert_array_equal(transform(rx.IoFusionGate.should_fuse)(gate, benefit), fuses)
-    for i in range(len(score)):
-        one_gate, one = jax.tree.map(lambda leaf, i=i: leaf[i].item(), (gate, benefit))
-        assert bool(transform(rx.IoFusionGate.should_fuse)(one_gate, one)) is fuses
+def test_every_decision_turns_within_one_ulp_of_its_score():
+    for transform in [lambda f: f, jax.jit]:
+        for towards, fuses in [(-np.inf, True), (None, True), (np.inf, False)]:
+            gate, before, after = gate_table()
+            benefit = rx.fusion_benefit(before, after)
+            score = np.asarray(gate.score_ns(benefit))
+            min_gain = score if towards is None else np.nextafter(score, towards)
+            gate = dataclasses.replace(gate, min_gain_ns=min_gain)
+            np.testing.assert_array_equal(transform(rx.IoFusionGate.should_fuse)(gate, benefit), fuses)
+            for i in range(len(score)):
+                one_gate, one = jax.tree.map(lambda leaf, i=i: leaf[i].item(), (gate, benefit))
+                assert bool(transform(rx.IoFusionGate.should_fuse)(one_gate, one)) is fuses
 
 
 def test_every_gate_in_float32():

@@ -33,17 +33,14 @@ def test_the_op_table_holds_the_ops_of_the_specification():
     assert set(OPS) == SOURCES | VIEWS | UNARY | BINARY | REDUCTIONS | MEMORY | SHAPED | HOST_SYNC
 
 
-@pytest.mark.parametrize(
-    ("flag", "names"),
-    [
+def test_a_flag_marks_exactly_its_ops():
+    for flag, names in [
         ("metadata", SOURCES | VIEWS),
         ("host_sync", HOST_SYNC),
         ("elementwise", UNARY | BINARY),
         ("source", SOURCES),
-    ],
-)
-def test_a_flag_marks_exactly_its_ops(flag, names):
-    assert {name for name, op in OPS.items() if getattr(op, flag)} == names
+    ]:
+        assert {name for name, op in OPS.items() if getattr(op, flag)} == names
 
 
 def test_arity_is_none_one_or_two_by_kind():
@@ -52,28 +49,25 @@ def test_arity_is_none_one_or_two_by_kind():
     assert {OPS[name].arity for name in BINARY | {"matmul"}} == {2}
 
 
-@pytest.mark.parametrize("table", [OPS, DTYPE_BYTES])
-def test_the_tables_cannot_be_changed(table):
-    with pytest.raises(TypeError):
-        table["new"] = 1
+def test_the_tables_cannot_be_changed():
+    for table in [OPS, DTYPE_BYTES]:
+        with pytest.raises(TypeError):
+            table["new"] = 1
 
 
-@pytest.mark.parametrize(
-    ("dtype", "size"),
-    [
+def test_tensor_bytes_are_elements_times_the_size_of_the_dtype():
+    for dtype, size in [
         *[(dtype, 1) for dtype in ("i8", "u8", "bool")],
         *[(dtype, 2) for dtype in ("f16", "bf16")],
         *[(dtype, 4) for dtype in ("f32", "i32")],
         *[(dtype, 8) for dtype in ("f64", "i64", "c64")],
         ("c128", 16),
-    ],
-)
-def test_tensor_bytes_are_elements_times_the_size_of_the_dtype(dtype, size):
-    assert rx.tensor_bytes((3, 5, 7), dtype) == 105 * size
-    assert rx.tensor_bytes((), dtype) == size
-    assert rx.tensor_bytes((3, None), dtype) == 0
-    assert rx.tensor_bytes((3, 0), dtype) == 0
-    assert rx.tensor_bytes((2**32, 2**32), dtype) == 2**64 - 1
+    ]:
+        assert rx.tensor_bytes((3, 5, 7), dtype) == 105 * size
+        assert rx.tensor_bytes((), dtype) == size
+        assert rx.tensor_bytes((3, None), dtype) == 0
+        assert rx.tensor_bytes((3, 0), dtype) == 0
+        assert rx.tensor_bytes((2**32, 2**32), dtype) == 2**64 - 1
 
 
 # --- Adding --------------------------------------------------------------------------------------
@@ -96,9 +90,8 @@ def test_outputs_are_kept_in_order_with_repetition():
     assert graph.outputs == (1, 0, 1)
 
 
-@pytest.mark.parametrize(
-    ("op", "shapes", "attributes", "expected"),
-    [
+def test_a_shape_is_inferred():
+    for op, shapes, attributes, expected in [
         *[(op, [(3, 5)], {}, (3, 5)) for op in sorted((UNARY - {"cast"}) | MEMORY)],
         *[(op, [(3, 5), (3, 5)], {}, (3, 5)) for op in sorted(BINARY)],
         *[(op, [(3, 5)], {}, (1,)) for op in sorted(REDUCTIONS)],
@@ -116,16 +109,13 @@ def test_outputs_are_kept_in_order_with_repetition():
         ("welch_peaks", [(8, 512)], {"k": 16, "n_segments": 2}, (4, 16, 2)),
         ("welch_peaks", [(None, 512)], {"k": 16, "n_segments": 2}, (None, 16, 2)),
         ("relu", [(None, 5)], {}, (None, 5)),
-    ],
-)
-def test_a_shape_is_inferred(op, shapes, attributes, expected):
-    node = added(op, *shapes, **attributes)
-    assert (node.shape, node.dtype) == (expected, "f32")
+    ]:
+        node = added(op, *shapes, **attributes)
+        assert (node.shape, node.dtype) == (expected, "f32")
 
 
-@pytest.mark.parametrize(
-    ("op", "options", "expected"),
-    [
+def test_a_dtype_is_the_first_operands_unless_given_or_known():
+    for op, options, expected in [
         ("relu", {}, "f16"),
         ("reduce_sum", {}, "f16"),
         ("cast", {"to": "i32"}, "i32"),
@@ -135,21 +125,19 @@ def test_a_shape_is_inferred(op, shapes, attributes, expected):
         ("custom", {"shape": (8,), "dtype": "i8"}, "i8"),
         ("welch_peaks", {"k": 1, "n_segments": 1}, "f32"),
         ("welch_peaks", {"shape": (8, 1, 2)}, "f32"),
-    ],
-)
-def test_a_dtype_is_the_first_operands_unless_given_or_known(op, options, expected):
-    assert added(op, (8, 512), operands="f16", **options).dtype == expected
+    ]:
+        assert added(op, (8, 512), operands="f16", **options).dtype == expected
 
 
 def test_a_complex_fft_may_have_an_odd_length():
     assert added("fft", (8, 3), operands="c64").shape == (8, 3)
 
 
-@pytest.mark.parametrize("op", sorted(OPS))
-@pytest.mark.parametrize("operands", [0, 1, 3])
-def test_a_given_shape_is_taken_as_given_whatever_the_operands(op, operands):
-    node = added(op, *[(3, 3)] * operands, shape=[7, None, 0], dtype="i8")
-    assert (node.shape, node.dtype, node.inputs) == ((7, None, 0), "i8", tuple(range(operands)))
+def test_a_given_shape_is_taken_as_given_whatever_the_operands():
+    for op in sorted(OPS):
+        for operands in [0, 1, 3]:
+            node = added(op, *[(3, 3)] * operands, shape=[7, None, 0], dtype="i8")
+            assert (node.shape, node.dtype, node.inputs) == ((7, None, 0), "i8", tuple(range(operands)))
 
 
 def test_an_unknown_dimension_makes_no_elements_and_no_bytes():
@@ -161,9 +149,8 @@ def test_an_unknown_dimension_makes_no_elements_and_no_bytes():
 # --- What is refused -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("op", "shapes", "options", "says"),
-    [
+def test_a_bad_node_is_refused_by_name():
+    for op, shapes, options, says in [
         ("relu", [(2,), (2,)], {}, "expected 1 operand.*got 2"),
         ("add", [(2,)], {}, "expected 2 operand.*got 1"),
         ("attention", [(2, 2, 2, 2)], {}, "expected 3 operand.*got 1"),
@@ -195,42 +182,43 @@ def test_an_unknown_dimension_makes_no_elements_and_no_bytes():
         ("relu", [(2,)], {"shape": (2.5,)}, "dimension: expected an integer, got 2.5"),
         ("relu", [(2,)], {"dtype": "f8"}, "unknown dtype 'f8'; expected one of i8"),
         ("input", [], {}, "shape has to be given"),
-    ],
-)
-def test_a_bad_node_is_refused_by_name(op, shapes, options, says):
-    graph, ids = with_inputs(*shapes)
-    with pytest.raises(ValueError, match=rf"node {len(shapes)} \({op}\): .*{says}"):
-        graph.add(op, ids, **options)
-    assert len(graph.nodes) == len(shapes)
+    ]:
+        graph, ids = with_inputs(*shapes)
+        with pytest.raises(ValueError, match=rf"node {len(shapes)} \({op}\): .*{says}"):
+            graph.add(op, ids, **options)
+        assert len(graph.nodes) == len(shapes)
 
 
-@pytest.mark.parametrize(("op", "hint"), [("RELU", "'relu'"), ("reduce_summ", "'reduce_sum'")])
-def test_an_unknown_op_is_refused_with_the_nearest_one(op, hint):
-    with pytest.raises(ValueError, match=f"unknown op '{op}'.*did you mean {hint}.*expected one of input"):
-        rx.Graph().add(op, [])
+def test_an_unknown_op_is_refused_with_the_nearest_one():
+    for op, hint in [("RELU", "'relu'"), ("reduce_summ", "'reduce_sum'")]:
+        with pytest.raises(
+            ValueError, match=f"unknown op '{op}'.*did you mean {hint}.*expected one of input"
+        ):
+            rx.Graph().add(op, [])
 
 
-@pytest.mark.parametrize("node_id", [1, 7])
-def test_a_forward_reference_is_refused_by_name(node_id):
-    graph, _ = with_inputs((2,))
-    with pytest.raises(ValueError, match=rf"node 1 \(relu\): no node {node_id} yet; the graph has 1 nodes"):
-        graph.add("relu", [node_id])
-    with pytest.raises(ValueError, match=f"outputs: no node {node_id} yet"):
-        graph.set_outputs([node_id])
+def test_a_forward_reference_is_refused_by_name():
+    for node_id in [1, 7]:
+        graph, _ = with_inputs((2,))
+        with pytest.raises(
+            ValueError, match=rf"node 1 \(relu\): no node {node_id} yet; the graph has 1 nodes"
+        ):
+            graph.add("relu", [node_id])
+        with pytest.raises(ValueError, match=f"outputs: no node {node_id} yet"):
+            graph.set_outputs([node_id])
 
 
-@pytest.mark.parametrize("node_id", [-1, 0.5, "x", None])
-def test_what_is_no_node_id_is_refused_by_name(node_id):
-    graph, _ = with_inputs((2,))
-    with pytest.raises(ValueError, match=r"node 1 \(relu\): node id: expected an integer"):
-        graph.add("relu", [node_id])
-    with pytest.raises(ValueError, match="outputs: node id: expected an integer"):
-        graph.set_outputs([node_id])
+def test_what_is_no_node_id_is_refused_by_name():
+    for node_id in [-1, 0.5, "x", None]:
+        graph, _ = with_inputs((2,))
+        with pytest.raises(ValueError, match=r"node 1 \(relu\): node id: expected an integer"):
+            graph.add("relu", [node_id])
+        with pytest.raises(ValueError, match="outputs: node id: expected an integer"):
+            graph.set_outputs([node_id])
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
+def test_what_is_no_list_or_size_is_a_value_error():
+    for call in [
         lambda g: g.add("relu", 0),
         lambda g: g.input("x", 8),
         lambda g: g.set_outputs(1),
@@ -238,8 +226,6 @@ def test_what_is_no_node_id_is_refused_by_name(node_id):
         lambda g: rx.profile_graph_io(g, output_indices=0),
         lambda g: rx.tensor_bytes((-8,), "f32"),
         lambda g: rx.tensor_bytes((8,), "f33"),
-    ],
-)
-def test_what_is_no_list_or_size_is_a_value_error(call):
-    with pytest.raises(ValueError, match="expected"):
-        call(rx.Graph())
+    ]:
+        with pytest.raises(ValueError, match="expected"):
+            call(rx.Graph())

@@ -46,19 +46,19 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(leaf.view(np.int32), getattr(expected, name).view(np.int32))
 
 
-@pytest.mark.parametrize("n_fft", [2, 16, 256])
-@pytest.mark.parametrize("as_path", [str, Path])
-def test_what_is_saved_is_what_is_loaded_bit_by_bit(n_fft, as_path, path):
-    model = random_model(n_fft)
-    rx.save_learned_fft(model, as_path(path), note="steps 300\nseed 4")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = rx.load_learned_fft(as_path(path))
-    assert_same(found, model)
-    assert (found.n_fft, found.active_gates) == (n_fft, model.active_gates)
-    first = path.read_bytes()
-    rx.save_learned_fft(rx.load_learned_fft(path, n_fft), path, note="steps 300\nseed 4")
-    assert path.read_bytes() == first
+def test_what_is_saved_is_what_is_loaded_bit_by_bit(path):
+    for n_fft in [2, 16, 256]:
+        for as_path in [str, Path]:
+            model = random_model(n_fft)
+            rx.save_learned_fft(model, as_path(path), note="steps 300\nseed 4")
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                found = rx.load_learned_fft(as_path(path))
+            assert_same(found, model)
+            assert (found.n_fft, found.active_gates) == (n_fft, model.active_gates)
+            first = path.read_bytes()
+            rx.save_learned_fft(rx.load_learned_fft(path, n_fft), path, note="steps 300\nseed 4")
+            assert path.read_bytes() == first
 
 
 def test_extreme_single_precision_numbers_come_back(path):
@@ -69,11 +69,11 @@ def test_extreme_single_precision_numbers_come_back(path):
     assert_same(rx.load_learned_fft(path.parent / "new" / path.name), model)
 
 
-@pytest.mark.parametrize("leaves", [lambda leaf: np.asarray(leaf, np.float64), jnp.asarray])
-def test_leaves_of_double_precision_or_of_jax_are_kept_in_single_precision(leaves, path):
-    model = random_model()
-    rx.save_learned_fft(jax.tree.map(leaves, model), path)
-    assert_same(rx.load_learned_fft(path), model)
+def test_leaves_of_double_precision_or_of_jax_are_kept_in_single_precision(path):
+    for leaves in [lambda leaf: np.asarray(leaf, np.float64), jnp.asarray]:
+        model = random_model()
+        rx.save_learned_fft(jax.tree.map(leaves, model), path)
+        assert_same(rx.load_learned_fft(path), model)
 
 
 def test_a_loaded_model_runs_as_the_saved_one(path):
@@ -92,41 +92,38 @@ def test_the_file_says_what_the_model_is(content):
     assert content["total_gates"] == model.total_gates == 32
 
 
-@pytest.mark.parametrize(
-    ("leaf", "value", "said"),
-    [
+def test_a_model_that_is_none_is_not_saved(path):
+    for leaf, value, said in [
         ("gates", 1.5, "gates: expected numbers from 0 to 1"),
         ("gates", -0.01, "gates: expected numbers from 0 to 1"),
         ("gates", np.nan, "gates: expected numbers from 0 to 1"),
         ("twiddles", np.inf, "twiddles: expected finite numbers"),
         ("mask", np.nan, "mask: expected finite numbers"),
-    ],
-)
-def test_a_model_that_is_none_is_not_saved(leaf, value, said, path):
-    path.write_text("the old file")
-    model = random_model()
-    values = getattr(model, leaf).copy()
-    values.flat[3] = value
-    with pytest.raises(ValueError, match=said):
-        rx.save_learned_fft(dataclasses.replace(model, **{leaf: values}), path)
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
-    assert path.read_text() == "the old file"
-
-
-@pytest.mark.parametrize("step", ["replace", "fsync", "chmod"])
-@pytest.mark.parametrize("existed", [True, False])
-def test_a_write_that_fails_leaves_the_old_file_whole_and_nothing_else(step, existed, path, monkeypatch):
-    if existed:
+    ]:
         path.write_text("the old file")
+        model = random_model()
+        values = getattr(model, leaf).copy()
+        values.flat[3] = value
+        with pytest.raises(ValueError, match=said):
+            rx.save_learned_fft(dataclasses.replace(model, **{leaf: values}), path)
+        assert [p.name for p in path.parent.iterdir()] == [path.name]
+        assert path.read_text() == "the old file"
 
+
+def test_a_write_that_fails_leaves_the_old_file_whole_and_nothing_else(path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(os, step, fail)
-    with pytest.raises(OSError, match="disk full"):
-        rx.save_learned_fft(random_model(), path)
-    assert [p.name for p in path.parent.iterdir()] == [path.name] * existed
-    assert not existed or path.read_text() == "the old file"
+    for existed in (False, True):
+        if existed:
+            path.write_text("the old file")
+        for step in ("replace", "fsync", "chmod"):
+            with monkeypatch.context() as broken:
+                broken.setattr(os, step, fail)
+                with pytest.raises(OSError, match="disk full"):
+                    rx.save_learned_fft(random_model(), path)
+            assert [p.name for p in path.parent.iterdir()] == [path.name] * existed
+            assert not existed or path.read_text() == "the old file"
 
 
 def test_the_new_file_replaces_the_old_in_one_step(path, monkeypatch):
@@ -162,15 +159,14 @@ def changed(content, **fields):
     return json.dumps({name: value for name, value in fields.items() if value is not ...})
 
 
-@pytest.mark.parametrize("share", np.linspace(0, 0.999, 12))
-def test_a_truncated_file_is_refused(share, content, path):
-    text = json.dumps(content)
-    assert_refused(text[: int(share * len(text))], path, "truncated", "line ", MEND)
+def test_a_truncated_file_is_refused(content, path):
+    for share in np.linspace(0, 0.999, 12):
+        text = json.dumps(content)
+        assert_refused(text[: int(share * len(text))], path, "truncated", "line ", MEND)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_no_model_is_refused(path):
+    for text in [
         b"\xff\xfe",
         "[]",
         "1",
@@ -179,11 +175,8 @@ def test_a_truncated_file_is_refused(share, content, path):
         '{"schema_version": ' + "9" * 5000 + "}",
         "[" * 100_000,
         "{}",
-    ],
-    ids=["not UTF-8", "list", "number", "null", "text", "huge number", "deep", "empty"],
-)
-def test_what_is_no_model_is_refused(text, path):
-    assert_refused(text, path, MEND)
+    ]:
+        assert_refused(text, path, MEND)
 
 
 def test_a_missing_file_or_a_folder_is_refused(path):
@@ -193,17 +186,23 @@ def test_a_missing_file_or_a_folder_is_refused(path):
     assert not list(path.parent.iterdir())
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["schema_version", "kind", "n_fft", "active_gates", "total_gates", "note", "twiddles", "gates", "mask"],
-)
-def test_a_missing_field_is_refused_by_name(name, content, path):
-    assert_refused(changed(content, **{name: ...}), path, name, MEND)
+def test_a_missing_field_is_refused_by_name(content, path):
+    for name in [
+        "schema_version",
+        "kind",
+        "n_fft",
+        "active_gates",
+        "total_gates",
+        "note",
+        "twiddles",
+        "gates",
+        "mask",
+    ]:
+        assert_refused(changed(content, **{name: ...}), path, name, MEND)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
+def test_a_field_that_is_wrong_is_refused_by_name(content, path):
+    for field, value, said in [
         ("schema_version", 2, "install a newer rlxjax"),
         ("schema_version", 0, MEND),
         ("schema_version", True, MEND),
@@ -228,24 +227,22 @@ def test_a_missing_field_is_refused_by_name(name, content, path):
         ("mask", [1.0] * 8 + [float("inf")], MEND),
         ("mask", [1.0] * 8 + ["1"], MEND),
         ("mask", [1.0] * 8 + [True], MEND),
-    ],
-)
-def test_a_field_that_is_wrong_is_refused_by_name(field, value, said, content, path):
-    assert_refused(changed(content, **{field: value}), path, " ".join(field.split()), said)
+    ]:
+        assert_refused(changed(content, **{field: value}), path, " ".join(field.split()), said)
 
 
-@pytest.mark.parametrize("value", [1.5, -0.1, float("nan"), float("inf"), -float("inf"), 1e300])
-def test_a_gate_outside_0_to_1_is_refused(value, content, path):
-    gates = json.loads(json.dumps(content["gates"]))
-    gates[2][3] = value
-    assert_refused(changed(content, gates=gates), path, "gates", MEND)
+def test_a_gate_outside_0_to_1_is_refused(content, path):
+    for value in [1.5, -0.1, float("nan"), float("inf"), -float("inf"), 1e300]:
+        gates = json.loads(json.dumps(content["gates"]))
+        gates[2][3] = value
+        assert_refused(changed(content, gates=gates), path, "gates", MEND)
 
 
-@pytest.mark.parametrize("field", ["twiddles", "mask"])
-def test_a_number_beyond_single_precision_is_refused(field, content, path):
-    values = json.loads(json.dumps(content[field]))
-    (values[0][0] if field == "twiddles" else values)[1] = 1e300
-    assert_refused(changed(content, **{field: values}), path, field, MEND)
+def test_a_number_beyond_single_precision_is_refused(content, path):
+    for field in ["twiddles", "mask"]:
+        values = json.loads(json.dumps(content[field]))
+        (values[0][0] if field == "twiddles" else values)[1] = 1e300
+        assert_refused(changed(content, **{field: values}), path, field, MEND)
 
 
 def test_ragged_lists_are_refused(content, path):
@@ -289,11 +286,11 @@ def test_a_model_for_another_length_is_refused(path):
     assert rx.load_learned_fft(path, np.int64(16)).n_fft == 16
 
 
-@pytest.mark.parametrize("model", ["model.json", None])
-def test_what_is_no_model_is_refused_by_what_it_is(model, path):
-    with pytest.raises(ValueError, match="model: expected a LearnedFft"):
-        rx.save_learned_fft(model, path)
-    assert not path.exists()
+def test_what_is_no_model_is_refused_by_what_it_is(path):
+    for model in ["model.json", None]:
+        with pytest.raises(ValueError, match="model: expected a LearnedFft"):
+            rx.save_learned_fft(model, path)
+        assert not path.exists()
 
 
 def test_importing_the_package_imports_no_schema_library():

@@ -207,20 +207,17 @@ def test_resuming_with_the_same_model_goes_on_and_with_another_is_refused(outcom
     assert again.content.learned.models == outcome.content.learned.models
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
+def test_models_that_cannot_be_timed_are_refused_before_anything_is_written(tmp_path):
+    for make, said in [
         (lambda folder: [saved(folder, bins=8), saved(folder, bins=5)], "both for n_fft 64"),
         (lambda folder: [folder / "missing.json"], "missing.json: no such file; train one"),
         (lambda folder: [folder], "cannot be read"),
-    ],
-)
-def test_models_that_cannot_be_timed_are_refused_before_anything_is_written(make, said, tmp_path):
-    models = make(tmp_path)
-    with pytest.raises(ValueError, match=said) as caught:
-        run_job(tmp_path / "new" / "calibration.json", models)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "new").exists()
+    ]:
+        models = make(tmp_path)
+        with pytest.raises(ValueError, match=said) as caught:
+            run_job(tmp_path / "new" / "calibration.json", models)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "new").exists()
 
 
 def test_the_command_refuses_a_missing_model_in_one_line(tmp_path):
@@ -233,19 +230,19 @@ def test_the_command_refuses_a_missing_model_in_one_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("n_fft", "timed"), [(64, True), (128, False), (100, False)])
-def test_predict_shows_learned_where_a_model_was_timed_and_picks_what_it_shows(outcome, n_fft, timed):
-    arguments = ["predict", str(outcome.path), "--batch", "512", "--n-fft", str(n_fft), "--k", "4"]
-    shown = CliRunner().invoke(app, arguments)
-    assert shown.exit_code == 0, shown.stderr
-    assert any(line.startswith("learned") for line in shown.stdout.splitlines()) == timed
-    assert shown.stdout.count("<- pick") == 1
-    printed = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
-    assert ("learned" in printed["predicted_ns"]) == timed
-    assert printed["pick"] in printed["predicted_ns"]
-    if timed:
-        predicted = outcome.calibration.predict_ns("learned", 512, n_fft, 4)
-        assert printed["predicted_ns"]["learned"] == pytest.approx(float(predicted), rel=1e-12)
+def test_predict_shows_learned_where_a_model_was_timed_and_picks_what_it_shows(outcome):
+    for n_fft, timed in [(64, True), (128, False), (100, False)]:
+        arguments = ["predict", str(outcome.path), "--batch", "512", "--n-fft", str(n_fft), "--k", "4"]
+        shown = CliRunner().invoke(app, arguments)
+        assert shown.exit_code == 0, shown.stderr
+        assert any(line.startswith("learned") for line in shown.stdout.splitlines()) == timed
+        assert shown.stdout.count("<- pick") == 1
+        printed = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+        assert ("learned" in printed["predicted_ns"]) == timed
+        assert printed["pick"] in printed["predicted_ns"]
+        if timed:
+            predicted = outcome.calibration.predict_ns("learned", 512, n_fft, 4)
+            assert printed["predicted_ns"]["learned"] == pytest.approx(float(predicted), rel=1e-12)
 
 
 def test_a_made_up_campaign_of_two_models_is_fitted(tmp_path):
@@ -259,13 +256,13 @@ def test_a_made_up_campaign_of_two_models_is_fitted(tmp_path):
     assert outcome.calibration.learned_strategies(256) == ("learned",)
 
 
-@pytest.mark.parametrize("n_fft", [128, 4096], ids=["a length that is held out", "seven workloads, too few"])
-def test_a_model_that_the_blind_fit_cannot_see_does_not_cost_the_whole_job(n_fft, tmp_path):
-    path, models = tmp_path / "calibration.json", [saved(tmp_path, n_fft)]
-    made_up(path, models)
-    outcome = fitted(path, models)
-    assert read_calibration_file(path) == outcome.content
-    assert set(WITHOUT_MODEL) <= set(outcome.content.held_out)
+def test_a_model_that_the_blind_fit_cannot_see_does_not_cost_the_whole_job(tmp_path):
+    for n_fft in [128, 4096]:
+        path, models = tmp_path / f"calibration-{n_fft}.json", [saved(tmp_path, n_fft)]
+        made_up(path, models)
+        outcome = fitted(path, models)
+        assert read_calibration_file(path) == outcome.content
+        assert set(WITHOUT_MODEL) <= set(outcome.content.held_out)
 
 
 def test_a_model_off_the_grid_does_not_widen_the_domain_of_the_other_paths(tmp_path):

@@ -42,7 +42,6 @@ RUNS = tuple(
 )
 SIZES = {"flop": 3e3, "live_bins": 20.0, "batch": 64.0, "n_fft": 1024.0, "k": 8.0, "n_segments": 2.0}
 MODELS, BATCHES, KS = ((64, 2e3, 8), (256, 1.5e4, 30), (1024, 9e4, 100)), (1, 16, 128, 1024, 8192), (4, 16)
-each_seed = pytest.mark.parametrize("seed", range(2))
 
 
 def machine(seed):
@@ -55,14 +54,14 @@ def predict(coefficients, runs=RUNS):
     return learned_terms_ns(*coefficients, *runs).total_ns()
 
 
-@each_seed
-def test_terms_are_positive_and_sum_to_the_prediction(seed):
-    terms = jax.jit(learned_terms_ns)(*machine(seed), *RUNS)
-    parts = [np.asarray(part) for name, part in vars(terms).items() if name != "correction_ns"]
-    assert np.all(terms.correction_ns == 0.0)
-    assert all(part.shape == RUNS[0].shape for part in parts)
-    assert all(np.all(np.isfinite(part) & (part > 0)) for part in parts)
-    np.testing.assert_allclose(sum(parts), predict(machine(seed)), rtol=FLOAT64_RTOL)
+def test_terms_are_positive_and_sum_to_the_prediction():
+    for seed in range(2):
+        terms = jax.jit(learned_terms_ns)(*machine(seed), *RUNS)
+        parts = [np.asarray(part) for name, part in vars(terms).items() if name != "correction_ns"]
+        assert np.all(terms.correction_ns == 0.0)
+        assert all(part.shape == RUNS[0].shape for part in parts)
+        assert all(np.all(np.isfinite(part) & (part > 0)) for part in parts)
+        np.testing.assert_allclose(sum(parts), predict(machine(seed)), rtol=FLOAT64_RTOL)
 
 
 def test_all_but_the_device_s_work_and_what_it_hides_are_the_fused_path_s():
@@ -73,24 +72,24 @@ def test_all_but_the_device_s_work_and_what_it_hides_are_the_fused_path_s():
         np.testing.assert_allclose(getattr(learned, name), getattr(fused, name), rtol=FLOAT64_RTOL)
 
 
-@each_seed
-@pytest.mark.parametrize("name", SIZES)
-def test_the_prediction_grows_with_every_size(name, seed):
-    columns = {
-        "flop": np.geomspace(1, 1e7, 40),
-        "live_bins": np.arange(514.0),
-        "batch": np.unique([rx.padded_batch(batch) for batch in range(1, 5001)]).astype(float),
-        "n_fft": 2.0 ** np.arange(6, 13),
-        "k": np.arange(1.0, 500.0),
-        "n_segments": np.arange(1.0, 9.0),
-    }
-    runs = dict(SIZES, live_bins=513.0 if name == "k" else 20.0) | {name: columns[name]}
-    steps = np.diff(jax.jit(predict)(machine(seed), list(runs.values())))
-    samples = np.broadcast_to(runs["batch"] * runs["n_fft"] * runs["n_segments"], columns[name].shape)
-    signal_bytes = 2.0 * samples * (1.0 + 1.0 / runs["n_segments"])
-    # Where sharing begins, and where signals are no longer copied, a run takes less.
-    regime = 1 * (samples > MOST_UNSHARED_SAMPLES) + 2 * (signal_bytes >= LEAST_IN_PLACE_BYTES)
-    assert np.all(steps[regime[1:] == regime[:-1]] > 0)
+def test_the_prediction_grows_with_every_size():
+    for seed in range(2):
+        for name in SIZES:
+            columns = {
+                "flop": np.geomspace(1, 1e7, 40),
+                "live_bins": np.arange(514.0),
+                "batch": np.unique([rx.padded_batch(batch) for batch in range(1, 5001)]).astype(float),
+                "n_fft": 2.0 ** np.arange(6, 13),
+                "k": np.arange(1.0, 500.0),
+                "n_segments": np.arange(1.0, 9.0),
+            }
+            runs = dict(SIZES, live_bins=513.0 if name == "k" else 20.0) | {name: columns[name]}
+            steps = np.diff(jax.jit(predict)(machine(seed), list(runs.values())))
+            samples = np.broadcast_to(runs["batch"] * runs["n_fft"] * runs["n_segments"], columns[name].shape)
+            signal_bytes = 2.0 * samples * (1.0 + 1.0 / runs["n_segments"])
+            # Where sharing begins, and where signals are no longer copied, a run takes less.
+            regime = 1 * (samples > MOST_UNSHARED_SAMPLES) + 2 * (signal_bytes >= LEAST_IN_PLACE_BYTES)
+            assert np.all(steps[regime[1:] == regime[:-1]] > 0)
 
 
 def cost_ns(t, batch, n_fft):
@@ -99,20 +98,20 @@ def cost_ns(t, batch, n_fft):
     ).total_ns()
 
 
-@each_seed
-def test_the_gradient_is_the_finite_difference(seed):
-    own, shared = machine(seed)
-    runs = [column[::11] for column in RUNS]
-    rows = len(runs[0])
-    own, shared = jax.tree.map(lambda value: np.full(rows, value), (own, shared))
-    flop, live_bins, batch, n_fft, _, _ = runs
-    smooth = {"flop": np.maximum(flop, 100.0), "live_bins": np.clip(live_bins, 1, n_fft / 4)}
+def test_the_gradient_is_the_finite_difference():
+    for seed in range(2):
+        own, shared = machine(seed)
+        runs = [column[::11] for column in RUNS]
+        rows = len(runs[0])
+        own, shared = jax.tree.map(lambda value: np.full(rows, value), (own, shared))
+        flop, live_bins, batch, n_fft, _, _ = runs
+        smooth = {"flop": np.maximum(flop, 100.0), "live_bins": np.clip(live_bins, 1, n_fft / 4)}
 
-    # Whole numbers of segments give chunks of exactly a batch, where two branches meet.
-    tree = {"own": own, "shared": shared, **smooth, "k": np.full(rows, 3.0), "n_segments": runs[5] + 0.25}
-    assert_gradient_is_the_finite_difference(cost_ns, tree, batch, n_fft)
-    slope = jax.grad(lambda b: predict((OWN, SHARED), (SIZES | {"batch": b}).values()))(9.0)
-    assert slope > 0, "no staircase"
+        # Whole numbers of segments give chunks of exactly a batch, where two branches meet.
+        tree = {"own": own, "shared": shared, **smooth, "k": np.full(rows, 3.0), "n_segments": runs[5] + 0.25}
+        assert_gradient_is_the_finite_difference(cost_ns, tree, batch, n_fft)
+        slope = jax.grad(lambda b: predict((OWN, SHARED), (SIZES | {"batch": b}).values()))(9.0)
+        assert slope > 0, "no staircase"
 
 
 def test_an_empty_batch_or_mask_has_a_finite_prediction():
@@ -142,13 +141,13 @@ def test_jit_vmap_and_loop_equal_one_call_of_arrays_and_new_values_are_not_trace
     np.testing.assert_allclose(jax.vmap(predict)(stacked), [predict(m) for m in machines], rtol=FLOAT64_RTOL)
 
 
-@each_seed
-def test_float32_is_within_1e_5_of_float64(seed):
-    exact = np.asarray(predict(machine(seed)))
-    with jax.enable_x64(False):
-        single = predict(machine(seed))
-        assert single.dtype == np.float32
-        np.testing.assert_allclose(single, exact, rtol=FLOAT32_RTOL)
+def test_float32_is_within_1e_5_of_float64():
+    for seed in range(2):
+        exact = np.asarray(predict(machine(seed)))
+        with jax.enable_x64(False):
+            single = predict(machine(seed))
+            assert single.dtype == np.float32
+            np.testing.assert_allclose(single, exact, rtol=FLOAT32_RTOL)
 
 
 #: Columns as above of runs of three models.
@@ -159,19 +158,19 @@ TIMED = tuple(
 )
 
 
-@each_seed
-def test_the_fit_finds_known_coefficients(seed):
-    own, shared = machine(seed)
-    noise = np.exp(np.random.default_rng(seed).normal(0, 0.01, len(TIMED[0])))
-    result = fit_learned(
-        shared, *TIMED[:2], np.stack(TIMED[2:]), np.asarray(predict((own, shared), TIMED)) * noise
-    )
-    assert result.converged, result.message
-    found = predict((result.coefficients, shared), TIMED)
-    np.testing.assert_allclose(found, predict((own, shared), TIMED), rtol=0.03)
-    for name in LEARNED_COEFFICIENT_NAMES:
-        assert result.measured[name]
-        assert getattr(result.coefficients, name) == pytest.approx(getattr(own, name), rel=0.1)
+def test_the_fit_finds_known_coefficients():
+    for seed in range(2):
+        own, shared = machine(seed)
+        noise = np.exp(np.random.default_rng(seed).normal(0, 0.01, len(TIMED[0])))
+        result = fit_learned(
+            shared, *TIMED[:2], np.stack(TIMED[2:]), np.asarray(predict((own, shared), TIMED)) * noise
+        )
+        assert result.converged, result.message
+        found = predict((result.coefficients, shared), TIMED)
+        np.testing.assert_allclose(found, predict((own, shared), TIMED), rtol=0.03)
+        for name in LEARNED_COEFFICIENT_NAMES:
+            assert result.measured[name]
+            assert getattr(result.coefficients, name) == pytest.approx(getattr(own, name), rel=0.1)
 
 
 def test_what_weighs_nothing_is_not_seen_and_too_few_timings_are_refused():
@@ -230,15 +229,13 @@ def test_predictions_are_those_of_the_formula_at_the_timed_work():
     assert cal.learned_strategies(256) == ()
 
 
-@pytest.mark.parametrize(
-    "n_fft", [256, np.int64(256), np.array([64, 256]), [64, 256], np.arange(64, 4096, 2)]
-)
-def test_a_length_that_was_not_timed_is_refused_with_those_that_were(n_fft):
-    cal = calibration()
-    for run in (cal.predict_ns, cal.terms_ns):
-        with pytest.raises(ValueError, match="but at n_fft 64, 1024") as caught:
-            run("learned", 8, n_fft, 4)
-        assert "\n" not in str(caught.value)
+def test_a_length_that_was_not_timed_is_refused_with_those_that_were():
+    for n_fft in [256, np.int64(256), np.array([64, 256]), [64, 256], np.arange(64, 4096, 2)]:
+        cal = calibration()
+        for run in (cal.predict_ns, cal.terms_ns):
+            with pytest.raises(ValueError, match="but at n_fft 64, 1024") as caught:
+                run("learned", 8, n_fft, 4)
+            assert "\n" not in str(caught.value)
 
 
 def test_a_length_that_was_not_timed_is_refused_inside_jit_where_it_is_known():
@@ -252,11 +249,11 @@ def test_a_traced_length_that_was_not_timed_is_infinitely_slow():
     assert found[1] == np.inf
 
 
-@pytest.mark.parametrize("sizes", [(-1, 64, 4), (np.nan, 64, 4), (1, 64, 0)])
-def test_sizes_that_cannot_be_are_refused_as_on_the_other_paths(sizes):
-    for strategy in ("fused", "learned"):
-        with pytest.raises(ValueError, match="expected a size of at least"):
-            calibration().predict_ns(strategy, *sizes)
+def test_sizes_that_cannot_be_are_refused_as_on_the_other_paths():
+    for sizes in [(-1, 64, 4), (np.nan, 64, 4), (1, 64, 0)]:
+        for strategy in ("fused", "learned"):
+            with pytest.raises(ValueError, match="expected a size of at least"):
+                calibration().predict_ns(strategy, *sizes)
 
 
 GRID = tuple(itertools.product((1, 64, 1024, 8192), (64, 256, 1024), (4, 16), (1, 2)))
@@ -336,9 +333,8 @@ def test_files_without_the_section_load_and_say_that_nothing_was_timed(tmp_path)
         assert found.pick_path(1, 64, 4, 2) is not rx.Path.LEARNED
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
+def test_a_bad_section_is_refused_in_one_line_that_names_the_field(tmp_path):
+    for field, value in [
         ("learned.coefficients.learned_segment_ns", None),
         ("learned.coefficients.learned_segment_ns.value", -1.0),
         ("learned.coefficients.learned_flop_per_ns.value", float("nan")),
@@ -355,14 +351,12 @@ def test_files_without_the_section_load_and_say_that_nothing_was_timed(tmp_path)
         ("learned.models", section(surprise=1)["models"]),
         ("learned.spread", 0.0),
         ("learned.fit", None),
-    ],
-)
-def test_a_bad_section_is_refused_in_one_line_that_names_the_field(field, value, tmp_path):
-    path = tmp_path / "c.json"
-    path.write_text(json.dumps(changed(content() | {"learned": section()}, field, value)))
-    with pytest.raises(rx.CalibrationFileError) as caught:
-        rx.load_calibration(path)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert message.startswith(f"{path}: learned")
-    assert field.split(".")[2 if field.count(".") > 1 else 1] in message
+    ]:
+        path = tmp_path / "c.json"
+        path.write_text(json.dumps(changed(content() | {"learned": section()}, field, value)))
+        with pytest.raises(rx.CalibrationFileError) as caught:
+            rx.load_calibration(path)
+        message = str(caught.value)
+        assert "\n" not in message
+        assert message.startswith(f"{path}: learned")
+        assert field.split(".")[2 if field.count(".") > 1 else 1] in message

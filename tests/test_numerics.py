@@ -6,7 +6,6 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import scipy.special
 import scipy.stats
 from _tolerances import (
@@ -67,66 +66,62 @@ CLOSED_FORMS = {
     },
     "temperature_from_sd": (num.temperature_from_sd, (T,), lambda sd: sd * np.sqrt(3) / np.pi),
 }
-cases = pytest.mark.parametrize("name", CLOSED_FORMS)
 
 
-@cases
-def test_value_is_the_closed_form(name):
-    f, arguments, expected = CLOSED_FORMS[name]
-    np.testing.assert_allclose(f(*arguments), expected(*arguments), rtol=FLOAT64_RTOL, atol=0)
+def test_value_is_the_closed_form():
+    for name in CLOSED_FORMS:
+        f, arguments, expected = CLOSED_FORMS[name]
+        np.testing.assert_allclose(f(*arguments), expected(*arguments), rtol=FLOAT64_RTOL, atol=0)
 
 
-@cases
-def test_value_in_float32_is_the_closed_form(name):
-    f, arguments, expected = CLOSED_FORMS[name]
-    arguments = [np.clip(argument, -60, 60) for argument in arguments]
-    with jax.enable_x64(False):
-        value = f(*(jnp.asarray(argument, jnp.float32) for argument in arguments))
-    assert value.dtype == jnp.float32
-    np.testing.assert_allclose(value, expected(*arguments), rtol=FLOAT32_RTOL, atol=1e-38)
+def test_value_in_float32_is_the_closed_form():
+    for name in CLOSED_FORMS:
+        f, arguments, expected = CLOSED_FORMS[name]
+        arguments = [np.clip(argument, -60, 60) for argument in arguments]
+        with jax.enable_x64(False):
+            value = f(*(jnp.asarray(argument, jnp.float32) for argument in arguments))
+        assert value.dtype == jnp.float32
+        np.testing.assert_allclose(value, expected(*arguments), rtol=FLOAT32_RTOL, atol=1e-38)
 
 
-@cases
-def test_gradient_is_the_finite_difference(name):
-    f, arguments, _ = CLOSED_FORMS[name]
-    size = np.abs(f(*arguments)) + sum(np.abs(argument) for argument in arguments)
-    assert_gradient_is_the_finite_difference(lambda tree: f(*tree), list(arguments), scale=size)
+def test_gradient_is_the_finite_difference():
+    for name in CLOSED_FORMS:
+        f, arguments, _ = CLOSED_FORMS[name]
+        size = np.abs(f(*arguments)) + sum(np.abs(argument) for argument in arguments)
+        assert_gradient_is_the_finite_difference(lambda tree: f(*tree), list(arguments), scale=size)
 
 
-@cases
-def test_jit_is_eager_and_vmap_is_a_loop(name):
-    f, arguments, _ = CLOSED_FORMS[name]
-    eager = f(*arguments)
-    loop = [f(*(argument[i] for argument in arguments)) for i in range(len(eager))]
-    for other in (jax.jit(f)(*arguments), jax.vmap(f)(*arguments), loop):
-        np.testing.assert_allclose(other, eager, rtol=FLOAT64_RTOL, atol=0)
+def test_jit_is_eager_and_vmap_is_a_loop():
+    for name in CLOSED_FORMS:
+        f, arguments, _ = CLOSED_FORMS[name]
+        eager = f(*arguments)
+        loop = [f(*(argument[i] for argument in arguments)) for i in range(len(eager))]
+        for other in (jax.jit(f)(*arguments), jax.vmap(f)(*arguments), loop):
+            np.testing.assert_allclose(other, eager, rtol=FLOAT64_RTOL, atol=0)
 
 
 POINTS = np.array([-1e6, -3.0, -1e-3, 0.0, 1e-3, 2.0, 3.0, 1e6])
 
 
-@pytest.mark.parametrize(
-    ("soft", "hard"),
-    [
+def test_a_relaxation_is_within_its_temperature_of_the_hard_choice():
+    for soft, hard in [
         (num.soft_relu, lambda x: np.maximum(x, 0)),
         (lambda x, t: num.soft_maximum(x, 2.0, t), lambda x: np.maximum(x, 2)),
         (lambda x, t: num.soft_minimum(x, 2.0, t), lambda x: np.minimum(x, 2)),
         (lambda x, t: num.soft_clip(x, -3.0, 2.0, t), lambda x: np.clip(x, -3, 2)),
-    ],
-)
-@pytest.mark.parametrize("temperature", [1e-5, 1e-8])
-def test_a_relaxation_is_within_its_temperature_of_the_hard_choice(soft, hard, temperature):
-    error = np.abs(soft(POINTS, temperature) - hard(POINTS))
-    assert (error <= LIMIT_TEMPERATURES * temperature).all()
+    ]:
+        for temperature in [1e-5, 1e-8]:
+            error = np.abs(soft(POINTS, temperature) - hard(POINTS))
+            assert (error <= LIMIT_TEMPERATURES * temperature).all()
 
 
-@pytest.mark.parametrize("temperature", [1e-5, 1e-8])
-def test_a_step_tends_to_the_hard_step_and_only_at_least_does_at_the_tie(temperature):
-    at_least = num.soft_at_least(POINTS, 2.0, temperature)
-    np.testing.assert_allclose(at_least, POINTS >= 2, rtol=0, atol=SATURATED_ATOL)
-    away = POINTS[POINTS != 0]
-    np.testing.assert_allclose(num.soft_step(away, temperature), away >= 0, rtol=0, atol=SATURATED_ATOL)
-    assert num.soft_step(0.0, temperature) == 0.5
+def test_a_step_tends_to_the_hard_step_and_only_at_least_does_at_the_tie():
+    for temperature in [1e-5, 1e-8]:
+        at_least = num.soft_at_least(POINTS, 2.0, temperature)
+        np.testing.assert_allclose(at_least, POINTS >= 2, rtol=0, atol=SATURATED_ATOL)
+        away = POINTS[POINTS != 0]
+        np.testing.assert_allclose(num.soft_step(away, temperature), away >= 0, rtol=0, atol=SATURATED_ATOL)
+        assert num.soft_step(0.0, temperature) == 0.5
 
 
 def test_a_count_of_zero_wins_over_an_infinite_coefficient():
@@ -151,14 +146,14 @@ def test_a_compiled_product_and_sum_round_as_eager_ones_do():
     np.testing.assert_array_equal(jax.jit(lambda b, c: f(a, b, c))(b[0], c), c + a * b[0])
 
 
-@pytest.mark.parametrize("x", [17.0, 40.0, 80.0])
-def test_the_logistic_keeps_its_slope_where_it_rounds_to_one(x):
-    with jax.enable_x64(False):
-        slope = jax.grad(num.logistic)(jnp.float32(x))
-    exact = scipy.special.expit(x) * scipy.special.expit(-x)
-    np.testing.assert_allclose(slope, exact, rtol=FLOAT32_RTOL)
-    assert num.logistic(jnp.float32(x)) == 1
-    assert jax.grad(num.logistic)(-x) == jax.grad(num.logistic)(x)
+def test_the_logistic_keeps_its_slope_where_it_rounds_to_one():
+    for x in [17.0, 40.0, 80.0]:
+        with jax.enable_x64(False):
+            slope = jax.grad(num.logistic)(jnp.float32(x))
+        exact = scipy.special.expit(x) * scipy.special.expit(-x)
+        np.testing.assert_allclose(slope, exact, rtol=FLOAT32_RTOL)
+        assert num.logistic(jnp.float32(x)) == 1
+        assert jax.grad(num.logistic)(-x) == jax.grad(num.logistic)(x)
 
 
 def test_the_logistic_has_a_second_derivative():
@@ -182,24 +177,24 @@ def test_the_roofline_is_the_sum_at_one_and_the_maximum_at_infinity():
     np.testing.assert_allclose(value, 1e9 * 2**0.01, rtol=FLOAT32_RTOL)
 
 
-@pytest.mark.parametrize("sharpness", [2, 4, 8, 16])
-@pytest.mark.parametrize("name", ["soft_roofline", "soft_excess"])
-def test_powers_of_ratios_keep_value_and_slopes_over_the_range_of_float32(name, sharpness):
-    x, y = np.logspace(-12, 24, 400), 3e6
-    log_x, log_y = sharpness * np.log(x), sharpness * np.log(y)
-    of_x, of_y = scipy.special.expit(log_x - log_y), scipy.special.expit(log_y - log_x)
-    if name == "soft_roofline":
-        value = np.exp(np.logaddexp(log_x, log_y) / sharpness)
-        by_x, by_y = of_x * value / x, of_y * value / y
-    else:
-        value, slope = of_x, sharpness * of_x * of_y
-        by_x, by_y = slope / x, -slope / y
-    f = functools.partial(getattr(num, name), sharpness=sharpness)
-    with jax.enable_x64(False):
-        x = x.astype(np.float32)
-        found = f(x, y), *jax.vmap(jax.grad(f, (0, 1)), (0, None))(x, y)
-    for own, exact in zip(found, (value, by_x, by_y), strict=True):
-        np.testing.assert_allclose(own, exact, rtol=sharpness * FLOAT32_RTOL, atol=1e-34)
+def test_powers_of_ratios_keep_value_and_slopes_over_the_range_of_float32():
+    for sharpness in [2, 4, 8, 16]:
+        for name in ["soft_roofline", "soft_excess"]:
+            x, y = np.logspace(-12, 24, 400), 3e6
+            log_x, log_y = sharpness * np.log(x), sharpness * np.log(y)
+            of_x, of_y = scipy.special.expit(log_x - log_y), scipy.special.expit(log_y - log_x)
+            if name == "soft_roofline":
+                value = np.exp(np.logaddexp(log_x, log_y) / sharpness)
+                by_x, by_y = of_x * value / x, of_y * value / y
+            else:
+                value, slope = of_x, sharpness * of_x * of_y
+                by_x, by_y = slope / x, -slope / y
+            f = functools.partial(getattr(num, name), sharpness=sharpness)
+            with jax.enable_x64(False):
+                x = x.astype(np.float32)
+                found = f(x, y), *jax.vmap(jax.grad(f, (0, 1)), (0, None))(x, y)
+            for own, exact in zip(found, (value, by_x, by_y), strict=True):
+                np.testing.assert_allclose(own, exact, rtol=sharpness * FLOAT32_RTOL, atol=1e-34)
 
 
 def test_the_temperature_of_an_uncertainty_gives_a_logistic_of_that_spread():
@@ -207,13 +202,13 @@ def test_the_temperature_of_an_uncertainty_gives_a_logistic_of_that_spread():
     np.testing.assert_allclose(spread, 0.7, rtol=FLOAT64_RTOL)
 
 
-@pytest.mark.parametrize("hard", [3.0, 0.1 + 0.2, INF, -INF])
-def test_straight_through_has_the_value_of_one_and_the_slope_of_the_other(hard):
-    value, slope = jax.value_and_grad(lambda x: num.straight_through(hard + 0 * x, x**2))(1e17)
-    assert (value, slope) == (hard, 2e17)
-    chosen = num.straight_through(jnp.array([True, False]), jnp.array([0.9, 0.2]))
-    assert chosen.dtype == float
-    np.testing.assert_array_equal(chosen, [1, 0])
+def test_straight_through_has_the_value_of_one_and_the_slope_of_the_other():
+    for hard in [3.0, 0.1 + 0.2, INF, -INF]:
+        value, slope = jax.value_and_grad(lambda x: num.straight_through(hard + 0 * x, x**2))(1e17)
+        assert (value, slope) == (hard, 2e17)
+        chosen = num.straight_through(jnp.array([True, False]), jnp.array([0.9, 0.2]))
+        assert chosen.dtype == float
+        np.testing.assert_array_equal(chosen, [1, 0])
 
 
 COSTS = np.array([[1.0, 2.0, 4.0], [3.0, INF, 3.0], [INF, 7.0, INF], [INF, INF, INF], [1e9, 1e9, 1e9]])
@@ -284,49 +279,49 @@ def test_exact_and_smooth_offer_the_same_choices():
         assert inspect.signature(exact[name]) == inspect.signature(smooth[name])
 
 
-@pytest.mark.parametrize(
-    ("name", "others"), [("relu", ()), ("maximum", (2.0,)), ("clip", (-3.0, 2.0)), ("at_least", (2.0,))]
-)
-def test_smooth_tends_to_exact_with_its_temperature_or_with_its_scale(name, others):
-    exact = getattr(num.Exact(), name)(POINTS, *others)
-    for rules, scale in ((num.Smooth(1e-8), 1.0), (num.Smooth(1e-2), 1e6)):
-        smooth = getattr(rules, name)(POINTS, *others, scale=scale)
-        np.testing.assert_allclose(smooth, exact, rtol=0, atol=LIMIT_TEMPERATURES * 1e-8)
+def test_smooth_tends_to_exact_with_its_temperature_or_with_its_scale():
+    for name, others in [("relu", ()), ("maximum", (2.0,)), ("clip", (-3.0, 2.0)), ("at_least", (2.0,))]:
+        exact = getattr(num.Exact(), name)(POINTS, *others)
+        for rules, scale in ((num.Smooth(1e-8), 1.0), (num.Smooth(1e-2), 1e6)):
+            smooth = getattr(rules, name)(POINTS, *others, scale=scale)
+            np.testing.assert_allclose(smooth, exact, rtol=0, atol=LIMIT_TEMPERATURES * 1e-8)
 
 
-@pytest.mark.parametrize("x64", [True, False])
-def test_no_temperature_makes_a_nan(x64):
+def test_no_temperature_makes_a_nan():
     """Neither a value nor a gradient, from the coldest to the hottest float of either precision."""
-    with jax.enable_x64(x64):
-        dtype = jnp.result_type(float)
-        limits = jnp.finfo(dtype)
-        edges = np.array([limits.tiny, 1e-30, 1e-10, 1.0, 1e10, 1e30, limits.max], dtype)
-        x, t = (jnp.asarray(a, dtype) for a in np.meshgrid([-np.inf, -1e9, -1, 0, 1, 1e9, np.inf], edges))
-        functions = {
-            **{name: getattr(num, name) for name in ("soft_step", "log_soft_step", "soft_relu")},
-            "soft_maximum": lambda x, t: num.soft_maximum(x, 1.0, t),
-            "soft_minimum": lambda x, t: num.soft_minimum(x, 1.0, t),
-        }
-        for name, f in functions.items():
+    for x64 in [True, False]:
+        with jax.enable_x64(x64):
+            dtype = jnp.result_type(float)
+            limits = jnp.finfo(dtype)
+            edges = np.array([limits.tiny, 1e-30, 1e-10, 1.0, 1e10, 1e30, limits.max], dtype)
+            x, t = (jnp.asarray(a, dtype) for a in np.meshgrid([-np.inf, -1e9, -1, 0, 1, 1e9, np.inf], edges))
+            functions = {
+                **{name: getattr(num, name) for name in ("soft_step", "log_soft_step", "soft_relu")},
+                "soft_maximum": lambda x, t: num.soft_maximum(x, 1.0, t),
+                "soft_minimum": lambda x, t: num.soft_minimum(x, 1.0, t),
+            }
+            for name, f in functions.items():
 
-            @jax.jit
-            def value_and_gradients(x, t, f=f):
-                return f(x, t), jax.grad(lambda x, t: jnp.sum(f(x, t)), (0, 1))(x, t)
+                @jax.jit
+                def value_and_gradients(x, t, f=f):
+                    return f(x, t), jax.grad(lambda x, t: jnp.sum(f(x, t)), (0, 1))(x, t)
 
-            assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(value_and_gradients(x, t))), name
-        costs = jnp.asarray([[1.0, jnp.inf, 1e9]] * len(edges), dtype)
-        weights = jnp.exp(num.log_softmin(costs, edges))
-        np.testing.assert_array_equal(weights[:, 1], 0)
-        assert not np.isnan(weights).any()
-        weigh = jax.jit(jax.grad(lambda c, t: jnp.sum(jnp.exp(num.log_softmin(c, t))[:, 0]), (0, 1)))
-        assert not any(np.isnan(gradient).any() for gradient in weigh(costs, jnp.asarray(edges)))
+                assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(value_and_gradients(x, t))), (
+                    name
+                )
+            costs = jnp.asarray([[1.0, jnp.inf, 1e9]] * len(edges), dtype)
+            weights = jnp.exp(num.log_softmin(costs, edges))
+            np.testing.assert_array_equal(weights[:, 1], 0)
+            assert not np.isnan(weights).any()
+            weigh = jax.jit(jax.grad(lambda c, t: jnp.sum(jnp.exp(num.log_softmin(c, t))[:, 0]), (0, 1)))
+            assert not any(np.isnan(gradient).any() for gradient in weigh(costs, jnp.asarray(edges)))
 
 
-@pytest.mark.parametrize("x64", [True, False])
-def test_smooth_extremes_keep_the_smaller_of_very_different_numbers(x64):
-    with jax.enable_x64(x64):
-        for other in (1e9, 1e20, np.inf):
-            assert num.soft_minimum(1.0, other, 1e-3) == num.soft_minimum(other, 1.0, 1e-3) == 1.0
-            assert num.soft_maximum(1.0, -other, 1e-3) == num.soft_maximum(-other, 1.0, 1e-3) == 1.0
-        assert num.soft_relu(1e25, 1.0) == np.asarray(1e25, num.soft_relu(1e25, 1.0).dtype)
-        assert (num.soft_relu(np.arange(3), 1e-6) >= np.arange(3)).all()
+def test_smooth_extremes_keep_the_smaller_of_very_different_numbers():
+    for x64 in [True, False]:
+        with jax.enable_x64(x64):
+            for other in (1e9, 1e20, np.inf):
+                assert num.soft_minimum(1.0, other, 1e-3) == num.soft_minimum(other, 1.0, 1e-3) == 1.0
+                assert num.soft_maximum(1.0, -other, 1e-3) == num.soft_maximum(-other, 1.0, 1e-3) == 1.0
+            assert num.soft_relu(1e25, 1.0) == np.asarray(1e25, num.soft_relu(1e25, 1.0).dtype)
+            assert (num.soft_relu(np.arange(3), 1e-6) >= np.arange(3)).all()

@@ -98,14 +98,14 @@ def chain(*ops, shape=(8, 4), dtype="f32"):
     return built([(op, [i - 1] if i else [], shape, dtype) for i, op in enumerate(ops)], [len(ops) - 1])
 
 
-@pytest.mark.parametrize("op", sorted(METADATA))
-def test_a_metadata_op_is_never_counted(op):
-    assert rx.profile_graph_io(chain("input", op)) == rx.GraphIoProfile()
+def test_a_metadata_op_is_never_counted():
+    for op in sorted(METADATA):
+        assert rx.profile_graph_io(chain("input", op)) == rx.GraphIoProfile()
 
 
-@pytest.mark.parametrize("op", sorted(HOST_SYNC))
-def test_a_host_sync_op_is_one_sync_point(op):
-    assert rx.profile_graph_io(chain("input", op, "relu", op)).sync_points == 2
+def test_a_host_sync_op_is_one_sync_point():
+    for op in sorted(HOST_SYNC):
+        assert rx.profile_graph_io(chain("input", op, "relu", op)).sync_points == 2
 
 
 def test_every_fft_is_one_more_sync_point_when_asked_for():
@@ -132,25 +132,29 @@ def test_an_output_listed_twice_is_read_once():
 # --- Selections ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("positions", "host_bytes"),
-    [([], 0), ([0], 4 * 10), ([0, 0], 4 * 10), ([1, 2], 2 * 4 * 20), ([0, 1, 2], 4 * 50)],
-)
-def test_a_selected_position_counts_four_bytes_an_element_once(positions, host_bytes):
-    graph = built([("input", [], (10,), "f64"), ("relu", [0], (20,), "i8")], [0, 1, 1])
-    profile = rx.profile_graph_io(graph, output_indices=iter(positions))
-    assert profile == rx.GraphIoProfile(1, 0, host_bytes, 80 + 20)
+def test_a_selected_position_counts_four_bytes_an_element_once():
+    for positions, host_bytes in [
+        ([], 0),
+        ([0], 4 * 10),
+        ([0, 0], 4 * 10),
+        ([1, 2], 2 * 4 * 20),
+        ([0, 1, 2], 4 * 50),
+    ]:
+        graph = built([("input", [], (10,), "f64"), ("relu", [0], (20,), "i8")], [0, 1, 1])
+        profile = rx.profile_graph_io(graph, output_indices=iter(positions))
+        assert profile == rx.GraphIoProfile(1, 0, host_bytes, 80 + 20)
 
 
-@pytest.mark.parametrize(("ids", "host_bytes"), [([], 0), ([0], 0), ([1, 1], 20), ([1, 2], 20 + 30)])
-def test_a_selected_node_counts_its_own_bytes_unless_metadata(ids, host_bytes):
-    graph = built([("input", [], (10,), "f64"), ("abs", [0], (20,), "i8"), ("abs", [0], (30,), "i8")], [2])
-    assert rx.profile_graph_io(graph, output_ids=iter(ids)).host_output_bytes == host_bytes
+def test_a_selected_node_counts_its_own_bytes_unless_metadata():
+    for ids, host_bytes in [([], 0), ([0], 0), ([1, 1], 20), ([1, 2], 20 + 30)]:
+        graph = built(
+            [("input", [], (10,), "f64"), ("abs", [0], (20,), "i8"), ("abs", [0], (30,), "i8")], [2]
+        )
+        assert rx.profile_graph_io(graph, output_ids=iter(ids)).host_output_bytes == host_bytes
 
 
-@pytest.mark.parametrize(
-    ("selection", "says"),
-    [
+def test_a_selection_that_the_graph_does_not_have_is_refused():
+    for selection, says in [
         ({"output_indices": [0], "output_ids": [0]}, "output_indices and output_ids: .*one of the two"),
         ({"output_indices": [], "output_ids": []}, "one of the two"),
         ({"output_indices": [1]}, "output_indices: no position 1; the graph has 1 outputs"),
@@ -158,11 +162,9 @@ def test_a_selected_node_counts_its_own_bytes_unless_metadata(ids, host_bytes):
         ({"output_indices": [0.0]}, "output_indices: expected an integer, got 0.0"),
         ({"output_ids": [2]}, "output_ids: no node 2; the graph has 2 nodes"),
         ({"output_ids": [-1]}, "output_ids: expected an integer of at least 0, got -1"),
-    ],
-)
-def test_a_selection_that_the_graph_does_not_have_is_refused(selection, says):
-    with pytest.raises(ValueError, match=says):
-        rx.profile_graph_io(chain("input", "relu"), **selection)
+    ]:
+        with pytest.raises(ValueError, match=says):
+            rx.profile_graph_io(chain("input", "relu"), **selection)
 
 
 # --- Saturation and readback ---------------------------------------------------------------------
@@ -190,21 +192,23 @@ def test_readback_is_host_output_and_a_quarter_of_the_traffic_where_memory_is_di
     assert profile.host_readback_bytes(False) == min(host + traffic // 4, MAX)
 
 
-@pytest.mark.parametrize("host", [5, 2**62, 2**63, 2**64 - 1])
-@pytest.mark.parametrize("traffic", [0, 7, 2**64 - 1])
-def test_readback_by_flags_is_that_of_each_flag(host, traffic):
-    profile = rx.GraphIoProfile(0, 0, host, traffic)
-    found = profile.host_readback_bytes(np.array([True, False]))
-    assert found.tolist() == [profile.host_readback_bytes(flag) for flag in (True, False)]
+def test_readback_by_flags_is_that_of_each_flag():
+    for host in [5, 2**62, 2**63, 2**64 - 1]:
+        for traffic in [0, 7, 2**64 - 1]:
+            profile = rx.GraphIoProfile(0, 0, host, traffic)
+            found = profile.host_readback_bytes(np.array([True, False]))
+            assert found.tolist() == [profile.host_readback_bytes(flag) for flag in (True, False)]
 
 
-@pytest.mark.parametrize("shape", [(4,), (4, 1), (2, 2), (1, 2, 2)])
-def test_readback_of_a_table_is_that_of_its_rows(shape):
-    host, traffic = [0, 7, 2**63, MAX], [3, 2**53 + 5, MAX, 1]
-    table = rx.GraphIoProfile(0, 0, *(np.array(x, np.uint64).reshape(shape) for x in (host, traffic)))
-    bytes_back = table.host_readback_bytes(unified_memory=False)
-    assert (bytes_back.dtype, bytes_back.shape) == (np.uint64, shape)
-    assert bytes_back.ravel().tolist() == [min(h + t // 4, MAX) for h, t in zip(host, traffic, strict=True)]
+def test_readback_of_a_table_is_that_of_its_rows():
+    for shape in [(4,), (4, 1), (2, 2), (1, 2, 2)]:
+        host, traffic = [0, 7, 2**63, MAX], [3, 2**53 + 5, MAX, 1]
+        table = rx.GraphIoProfile(0, 0, *(np.array(x, np.uint64).reshape(shape) for x in (host, traffic)))
+        bytes_back = table.host_readback_bytes(unified_memory=False)
+        assert (bytes_back.dtype, bytes_back.shape) == (np.uint64, shape)
+        assert bytes_back.ravel().tolist() == [
+            min(h + t // 4, MAX) for h, t in zip(host, traffic, strict=True)
+        ]
 
 
 def test_readback_in_traced_code_is_rounded_down_too():
@@ -212,12 +216,12 @@ def test_readback_in_traced_code_is_rounded_down_too():
     assert readback == 110
 
 
-@pytest.mark.parametrize("count", [-1, float("nan"), np.array([0, -3])])
-@pytest.mark.parametrize("name", ["kernel_launches", "device_traffic_bytes"])
-def test_a_checked_profile_refuses_what_is_no_count(name, count):
-    assert rx.GraphIoProfile.checked(**{name: 5}) == rx.GraphIoProfile(**{name: 5})
-    with pytest.raises(ValueError, match=f"{name}: expected a count of at least 0"):
-        rx.GraphIoProfile.checked(**{name: count})
+def test_a_checked_profile_refuses_what_is_no_count():
+    for count in [-1, float("nan"), np.array([0, -3])]:
+        for name in ["kernel_launches", "device_traffic_bytes"]:
+            assert rx.GraphIoProfile.checked(**{name: 5}) == rx.GraphIoProfile(**{name: 5})
+            with pytest.raises(ValueError, match=f"{name}: expected a count of at least 0"):
+                rx.GraphIoProfile.checked(**{name: count})
 
 
 # --- Cases of the specification ------------------------------------------------------------------

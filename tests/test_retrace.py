@@ -5,7 +5,6 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from test_api import PUBLIC_NAMES
 
 import rlxjax as rx
@@ -48,37 +47,39 @@ def test_every_public_function_is_called_here_or_exempt():
     assert called | set(EXEMPT) <= set(PUBLIC_NAMES)
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_new_values_compile_nothing(name):
-    CALLS[name](0)
+def compiles(call, turn):
+    """Return the names of what a call traced, lowered and compiled."""
     compilations.clear()
-    CALLS[name](1)
-    assert not compilations
+    jax.block_until_ready(call(turn))
+    return [event for event, _ in compilations]
 
 
-@pytest.mark.parametrize("transform", [jax.grad, jax.vmap])
-@pytest.mark.parametrize("path", ["fused", "learned"])
-def test_new_values_compile_nothing_in_grad_or_vmap_without_a_jit_of_the_callers(path, transform):
-    params, model = rx.WelchPeakParams(32, 3, k=4), rx.LearnedFft.exact(32)
-    shape = (9, params.frame_len) if transform is jax.grad else (2, 9, params.frame_len)
-
-    def call(turn):
-        signal = jnp.asarray(np.random.default_rng(turn).standard_normal(shape, np.float32))
-        return transform(lambda x: rx.welch_peaks(x, params, path, model=model)[..., 1].sum())(signal)
-
-    call(0)
-    compilations.clear()
-    jax.block_until_ready(call(1))
-    assert not compilations
+def test_new_values_compile_nothing():
+    for call in CALLS.values():
+        call(0)
+    assert [name for name, call in CALLS.items() if compiles(call, 1)] == []
 
 
-@pytest.mark.parametrize("path", ["fused", "block", "learned"])
-def test_the_first_call_of_a_path_compiles_one_program(path):
-    # Constants computed apart, each a program of its own, took a quarter of the first call.
-    jax.clear_caches()
-    compilations.clear()
-    CALLS[f"welch_peaks {path} 64x256"](0)
-    assert sum(event == COMPILE for event, _ in compilations) == 1
+def test_new_values_compile_nothing_in_grad_or_vmap_without_a_jit_of_the_callers():
+    params, model = rx.WelchPeakParams(16, 3, k=2), rx.LearnedFft.exact(16)
+    for transform, shape in ((jax.grad, (3, params.frame_len)), (jax.vmap, (2, 3, params.frame_len))):
+        for path in ("fused", "learned"):
+
+            def call(turn):
+                signal = jnp.asarray(np.random.default_rng(turn).standard_normal(shape, np.float32))
+                return transform(lambda x: rx.welch_peaks(x, params, path, model=model)[..., 1].sum())(signal)
+
+            call(0)
+            assert compiles(call, 1) == []
+
+
+def test_the_first_call_of_a_path_compiles_one_program():
+    # Sizes of which no other test runs anything.
+    params, model = rx.WelchPeakParams(32, 5, k=7), rx.LearnedFft.exact(32)
+    signal = np.ones((3, params.frame_len), np.float32)
+    for path in ("fused", "block", "learned"):
+        events = compiles(lambda _, path=path: rx.welch_peaks(signal, params, path, model=model), 0)
+        assert events.count(COMPILE) == 1, path
 
 
 def test_the_counter_sees_what_is_compiled():

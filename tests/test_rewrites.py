@@ -6,8 +6,6 @@ import pytest
 import rlxjax as rx
 
 GPU_TARGETS = [str(target) for target in rx.Target if target != "cpu"]
-each_gpu_target = pytest.mark.parametrize("target", GPU_TARGETS)
-each_target = pytest.mark.parametrize("target", [str(target) for target in rx.Target])
 PEAKS = {"k": 16, "n_segments": 2}
 
 
@@ -29,37 +27,37 @@ def ops_of(graph, ids=None):
 # --- Peaks only ----------------------------------------------------------------------------------
 
 
-@each_gpu_target
-@pytest.mark.parametrize("rows", [2, 8192])
-def test_a_spectrum_is_dropped_where_its_peaks_are_an_output_already(target, rows):
-    graph, (spectrum,), ((peaks,),) = spectrum_graph(rows)
-    for outputs in ([spectrum, peaks], [peaks, spectrum], [spectrum, peaks, spectrum]):
-        graph.set_outputs(outputs)
-        assert rx.select_peaks_only_outputs(graph, target).outputs == (peaks,)
+def test_a_spectrum_is_dropped_where_its_peaks_are_an_output_already():
+    for target in GPU_TARGETS:
+        for rows in [2, 8192]:
+            graph, (spectrum,), ((peaks,),) = spectrum_graph(rows)
+            for outputs in ([spectrum, peaks], [peaks, spectrum], [spectrum, peaks, spectrum]):
+                graph.set_outputs(outputs)
+                assert rx.select_peaks_only_outputs(graph, target).outputs == (peaks,)
 
 
-@each_target
-def test_without_peaks_among_the_outputs_the_gate_decides(target):
-    gate = rx.io_fusion_gate_for_target(target)
-    decisions = set()
-    for rows, columns in (
-        (2, 8),
-        (2, 64),
-        (2, 512),
-        (8, 512),
-        (32, 512),
-        (128, 512),
-        (1024, 512),
-        (8192, 512),
-    ):
-        graph, (spectrum,), ((peaks,),) = spectrum_graph(rows, columns=columns)
-        graph.set_outputs([spectrum])
-        profiles = [rx.profile_graph_io(graph, output_ids=[id_]) for id_ in (spectrum, peaks)]
-        pays = bool(gate.should_fuse(*profiles)) and target != "cpu"
-        selected = rx.select_peaks_only_outputs(graph, target)
-        assert selected.outputs == ((peaks,) if pays else (spectrum,)), (rows, columns)
-        decisions.add(pays)
-    assert decisions == ({False} if target == "cpu" else {False, True})
+def test_without_peaks_among_the_outputs_the_gate_decides():
+    for target in [str(target) for target in rx.Target]:
+        gate = rx.io_fusion_gate_for_target(target)
+        decisions = set()
+        for rows, columns in (
+            (2, 8),
+            (2, 64),
+            (2, 512),
+            (8, 512),
+            (32, 512),
+            (128, 512),
+            (1024, 512),
+            (8192, 512),
+        ):
+            graph, (spectrum,), ((peaks,),) = spectrum_graph(rows, columns=columns)
+            graph.set_outputs([spectrum])
+            profiles = [rx.profile_graph_io(graph, output_ids=[id_]) for id_ in (spectrum, peaks)]
+            pays = bool(gate.should_fuse(*profiles)) and target != "cpu"
+            selected = rx.select_peaks_only_outputs(graph, target)
+            assert selected.outputs == ((peaks,) if pays else (spectrum,)), (rows, columns)
+            decisions.add(pays)
+        assert decisions == ({False} if target == "cpu" else {False, True})
 
 
 def test_the_cpu_reads_spectra_back_whatever_they_cost():
@@ -69,87 +67,87 @@ def test_the_cpu_reads_spectra_back_whatever_they_cost():
         assert rx.select_peaks_only_outputs(graph, "CPU") is graph
 
 
-@each_gpu_target
-def test_other_outputs_stay_in_order(target):
-    graph, (spectrum,), ((peaks,),) = spectrum_graph()
-    first, last = graph.add("neg", [0]), graph.add("abs", [spectrum])
-    graph.set_outputs([last, spectrum, first, 0, last])
-    selected = rx.select_peaks_only_outputs(graph, target)
-    assert selected.outputs == (last, peaks, first, 0, last)
-    graph.set_outputs([last, spectrum, first, peaks])
-    assert rx.select_peaks_only_outputs(graph, target).outputs == (last, first, peaks)
-    # A spectrum that is listed twice is read back once, and so are its peaks.
-    graph.set_outputs([spectrum, first, spectrum])
-    selected = rx.select_peaks_only_outputs(graph, target)
-    assert ops_of(selected, selected.outputs) == ["welch_peaks", "neg", "welch_peaks"]
-
-
-@each_gpu_target
-def test_every_spectrum_is_decided_by_itself(target):
-    graph, (first, second), ((peaks,), (other,)) = spectrum_graph(spectra=2)
-    graph.set_outputs([second, first, other])
-    assert rx.select_peaks_only_outputs(graph, target).outputs == (peaks, other)
-    graph.set_outputs([second, first])
-    assert rx.select_peaks_only_outputs(graph, target).outputs == (other, peaks)
-    alone = graph.add("fft", [0])
-    graph.set_outputs([first, alone])
-    selected = rx.select_peaks_only_outputs(graph, target)
-    assert ops_of(selected, selected.outputs) == ["welch_peaks", "fft"]
-
-
-@each_gpu_target
-def test_of_two_peaks_of_a_spectrum_one_is_enough(target):
-    graph, (spectrum,), (peaks,) = spectrum_graph(readers=2)
-    for output in peaks:
-        graph.set_outputs([spectrum, output])
+def test_other_outputs_stay_in_order():
+    for target in GPU_TARGETS:
+        graph, (spectrum,), ((peaks,),) = spectrum_graph()
+        first, last = graph.add("neg", [0]), graph.add("abs", [spectrum])
+        graph.set_outputs([last, spectrum, first, 0, last])
         selected = rx.select_peaks_only_outputs(graph, target)
-        assert ops_of(selected, selected.outputs) == ["welch_peaks"]
-        assert len(selected.nodes) == 3
-    graph.set_outputs([spectrum])
-    selected = rx.select_peaks_only_outputs(graph, target)
-    assert ops_of(selected) == ["input", "fft", "welch_peaks"]
-    assert selected.outputs == (2,)
+        assert selected.outputs == (last, peaks, first, 0, last)
+        graph.set_outputs([last, spectrum, first, peaks])
+        assert rx.select_peaks_only_outputs(graph, target).outputs == (last, first, peaks)
+        # A spectrum that is listed twice is read back once, and so are its peaks.
+        graph.set_outputs([spectrum, first, spectrum])
+        selected = rx.select_peaks_only_outputs(graph, target)
+        assert ops_of(selected, selected.outputs) == ["welch_peaks", "neg", "welch_peaks"]
 
 
-@each_gpu_target
-def test_what_reaches_no_output_is_removed_and_the_rest_numbered_anew(target):
-    graph = rx.Graph("dead")
-    x = graph.input("x", (8192, 512))
-    graph.add("exp", [x])
-    unread = graph.param("unread", (3,))
-    spectrum = graph.add("fft", [x])
-    graph.add("neg", [unread])
-    second = graph.input("second", (2,))
-    peaks = graph.add("welch_peaks", [spectrum], **PEAKS)
-    graph.set_outputs([spectrum, second])
-    selected = rx.select_peaks_only_outputs(graph, target)
-    assert selected.name == "dead"
-    assert ops_of(selected) == ["input", "fft", "input", "welch_peaks"]
-    assert selected.outputs == (3, 2)
-    kept = [graph.nodes[id_] for id_ in (x, spectrum, second, peaks)]
-    for node, before in zip(selected.nodes, kept, strict=True):
-        assert (node.shape, node.dtype) == (before.shape, before.dtype)
-        assert dict(node.attributes) == dict(before.attributes)
-    assert [node.inputs for node in selected.nodes] == [(), (0,), (), (1,)]
-    assert len(graph.nodes) == 7
-    assert graph.outputs == (spectrum, second)
+def test_every_spectrum_is_decided_by_itself():
+    for target in GPU_TARGETS:
+        graph, (first, second), ((peaks,), (other,)) = spectrum_graph(spectra=2)
+        graph.set_outputs([second, first, other])
+        assert rx.select_peaks_only_outputs(graph, target).outputs == (peaks, other)
+        graph.set_outputs([second, first])
+        assert rx.select_peaks_only_outputs(graph, target).outputs == (other, peaks)
+        alone = graph.add("fft", [0])
+        graph.set_outputs([first, alone])
+        selected = rx.select_peaks_only_outputs(graph, target)
+        assert ops_of(selected, selected.outputs) == ["welch_peaks", "fft"]
 
 
-@each_target
-def test_a_graph_without_such_a_spectrum_comes_back_as_it_is(target):
-    graph, (spectrum,), ((peaks,),) = spectrum_graph()
-    dead = graph.add("neg", [spectrum])
-    for outputs in ([], [peaks], [dead], [0]):
-        graph.set_outputs(outputs)
-        assert rx.select_peaks_only_outputs(graph, target) is graph
-    unread = rx.Graph()
-    unread.set_outputs([unread.add("fft", [unread.input("x", (8192, 512))])])
-    assert rx.select_peaks_only_outputs(unread, target) is unread
-    squared = rx.Graph()
-    y = squared.add("mul", [squared.input("x", (8192, 512))] * 2)
-    squared.add("welch_peaks", [y], **PEAKS)
-    squared.set_outputs([y])
-    assert rx.select_peaks_only_outputs(squared, target) is squared
+def test_of_two_peaks_of_a_spectrum_one_is_enough():
+    for target in GPU_TARGETS:
+        graph, (spectrum,), (peaks,) = spectrum_graph(readers=2)
+        for output in peaks:
+            graph.set_outputs([spectrum, output])
+            selected = rx.select_peaks_only_outputs(graph, target)
+            assert ops_of(selected, selected.outputs) == ["welch_peaks"]
+            assert len(selected.nodes) == 3
+        graph.set_outputs([spectrum])
+        selected = rx.select_peaks_only_outputs(graph, target)
+        assert ops_of(selected) == ["input", "fft", "welch_peaks"]
+        assert selected.outputs == (2,)
+
+
+def test_what_reaches_no_output_is_removed_and_the_rest_numbered_anew():
+    for target in GPU_TARGETS:
+        graph = rx.Graph("dead")
+        x = graph.input("x", (8192, 512))
+        graph.add("exp", [x])
+        unread = graph.param("unread", (3,))
+        spectrum = graph.add("fft", [x])
+        graph.add("neg", [unread])
+        second = graph.input("second", (2,))
+        peaks = graph.add("welch_peaks", [spectrum], **PEAKS)
+        graph.set_outputs([spectrum, second])
+        selected = rx.select_peaks_only_outputs(graph, target)
+        assert selected.name == "dead"
+        assert ops_of(selected) == ["input", "fft", "input", "welch_peaks"]
+        assert selected.outputs == (3, 2)
+        kept = [graph.nodes[id_] for id_ in (x, spectrum, second, peaks)]
+        for node, before in zip(selected.nodes, kept, strict=True):
+            assert (node.shape, node.dtype) == (before.shape, before.dtype)
+            assert dict(node.attributes) == dict(before.attributes)
+        assert [node.inputs for node in selected.nodes] == [(), (0,), (), (1,)]
+        assert len(graph.nodes) == 7
+        assert graph.outputs == (spectrum, second)
+
+
+def test_a_graph_without_such_a_spectrum_comes_back_as_it_is():
+    for target in [str(target) for target in rx.Target]:
+        graph, (spectrum,), ((peaks,),) = spectrum_graph()
+        dead = graph.add("neg", [spectrum])
+        for outputs in ([], [peaks], [dead], [0]):
+            graph.set_outputs(outputs)
+            assert rx.select_peaks_only_outputs(graph, target) is graph
+        unread = rx.Graph()
+        unread.set_outputs([unread.add("fft", [unread.input("x", (8192, 512))])])
+        assert rx.select_peaks_only_outputs(unread, target) is unread
+        squared = rx.Graph()
+        y = squared.add("mul", [squared.input("x", (8192, 512))] * 2)
+        squared.add("welch_peaks", [y], **PEAKS)
+        squared.set_outputs([y])
+        assert rx.select_peaks_only_outputs(squared, target) is squared
 
 
 def test_the_rewritten_graph_has_the_profile_that_the_gate_decided_by():
@@ -179,20 +177,17 @@ def test_rewrites_are_applied_by_name_and_all_of_them_unless_told():
     assert ops_of(other_order) == ["input", "fft"]
 
 
-@pytest.mark.parametrize(
-    ("target", "rewrites", "says"),
-    [
+def test_an_unknown_rewrite_or_target_is_refused():
+    for target, rewrites, says in [
         ("cuda", ["dead_node"], "rewrites: expected some of peaks_only_outputs, dead_nodes, got 'dead_node'"),
         ("cuda", "dead_nodes", "rewrites: expected .*got 'dead_nodes'"),
         ("abacus", ["dead_nodes"], "unknown target 'abacus'"),
         ("abacus", [], "unknown target 'abacus'"),
-    ],
-)
-def test_an_unknown_rewrite_or_target_is_refused(target, rewrites, says):
-    with pytest.raises(ValueError, match=says):
-        rx.rewrite_graph(rx.Graph(), target, rewrites)
-    with pytest.raises(ValueError, match="unknown target 'abacus'"):
-        rx.select_peaks_only_outputs(rx.Graph(), "abacus")
+    ]:
+        with pytest.raises(ValueError, match=says):
+            rx.rewrite_graph(rx.Graph(), target, rewrites)
+        with pytest.raises(ValueError, match="unknown target 'abacus'"):
+            rx.select_peaks_only_outputs(rx.Graph(), "abacus")
 
 
 def test_the_rewrites_cannot_be_changed():
@@ -251,9 +246,8 @@ def test_a_graph_from_nodes_is_the_graph_of_those_nodes():
     assert rx.Graph.from_nodes([]).outputs == ()
 
 
-@pytest.mark.parametrize(
-    ("nodes", "says"),
-    [
+def test_bad_nodes_are_refused_by_name():
+    for nodes, says in [
         ([X, node(0)], r"node 0 \(relu\): this id came before"),
         ([X, node(1), node(1, "neg")], r"node 1 \(neg\): this id came before"),
         ([X, node(2)], r"node 2 \(relu\): expected id 1"),
@@ -265,11 +259,9 @@ def test_a_graph_from_nodes_is_the_graph_of_those_nodes():
         ([X, node(1, "relux")], "unknown op 'relux'"),
         ([X, node(1, dtype="f8")], r"node 1 \(relu\): unknown dtype 'f8'"),
         ([X, node(1, shape=(-1,))], r"node 1 \(relu\): dimension"),
-    ],
-)
-def test_bad_nodes_are_refused_by_name(nodes, says):
-    with pytest.raises(ValueError, match=says):
-        rx.Graph.from_nodes(nodes)
+    ]:
+        with pytest.raises(ValueError, match=says):
+            rx.Graph.from_nodes(nodes)
 
 
 def test_an_unknown_output_is_refused():
