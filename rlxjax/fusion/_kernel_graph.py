@@ -134,9 +134,7 @@ class KernelGraph:
             waiting[number] = len(before)
             for other in before:
                 after[other].add(number)
-        ready = sorted(
-            (number for number in range(len(groups)) if not waiting[number]), key=lambda k: -groups[k][0]
-        )
+        ready = sorted((number for number in range(len(groups)) if not waiting[number]), key=lambda k: -groups[k][0])
         ordered: Partition = []
         while ready:
             number = ready.pop()

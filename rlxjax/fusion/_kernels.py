@@ -89,9 +89,7 @@ def kernel_function(
     steps = []
     for number, node in enumerate(nodes):
         if node.op not in OP_FUNCTIONS:
-            raise StepError(
-                number, f"no kernel computes this op; those that run are {', '.join(OP_FUNCTIONS)}"
-            )
+            raise StepError(number, f"no kernel computes this op; those that run are {', '.join(OP_FUNCTIONS)}")
         operands = [numbers[i] if i in numbers else arguments[i] for i in node.inputs]
         operands = tuple(operands or [arguments[node.id]])
         given = [name for name in _ATTRIBUTES.get(node.op, ()) if name in node.attributes]

@@ -28,10 +28,7 @@ def _merge(graph: KernelGraph, partition: Partition) -> Partition:
     """Merge kernels that an edge or a shared operand joins where that closes no cycle."""
     groups = list(partition)
     owner = {i: number for number, group in enumerate(partition) for i in group}
-    after = [
-        {owner[j] for i in group for j in graph.consumers[i]} - {number}
-        for number, group in enumerate(partition)
-    ]
+    after = [{owner[j] for i in group for j in graph.consumers[i]} - {number} for number, group in enumerate(partition)]
     into = list(range(len(groups)))
 
     def current(number: int) -> int:

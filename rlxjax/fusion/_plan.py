@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Array
@@ -29,10 +29,17 @@ from ._kernels import kernel_function
 from ._linear_cost import LinearCost
 from ._search import cheapest_partition
 
-if TYPE_CHECKING:
-    from rlxjax._calibration import Calibration
+
+class HasGate(Protocol):
+    """What holds a measured gate, as a `Calibration` does."""
+
+    @property
+    def gate(self) -> IoFusionGate:
+        """The gate."""
+        ...
 
     from ._edges import FusionEdge
+
 
 #: Bytes that the reference's plan counts for an element, whatever its dtype.
 _GREEDY_ELEMENT_BYTES = 4
@@ -194,7 +201,7 @@ class FusionPlan:
 def plan_fusion(
     graph: Graph,
     plan: str = "cost",
-    coefficients: "str | BackendCoefficients | IoFusionGate | Calibration" = "arch",
+    coefficients: str | BackendCoefficients | IoFusionGate | HasGate = "arch",
 ) -> FusionPlan:
     """Decide which nodes of a graph run as one kernel.
 
@@ -237,7 +244,7 @@ def plan_fusion(
 
 
 def backend_row(
-    coefficients: "str | BackendCoefficients | IoFusionGate | Calibration",
+    coefficients: str | BackendCoefficients | IoFusionGate | HasGate,
 ) -> BackendCoefficients:
     """Return the backend whose costs decide.
 

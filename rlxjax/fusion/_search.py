@@ -30,9 +30,7 @@ def cheapest_partition(graph: KernelGraph, cost: LinearCost, starts: Sequence[Pa
         return []
     alone: Partition = [[i] for i in range(len(graph.members))]
     found = [*_beam(graph, cost, backward=False), *_beam(graph, cost, backward=True)]
-    candidates = [
-        partition for start in (*found, *starts) if (partition := graph.in_order(start)) is not None
-    ]
+    candidates = [partition for start in (*found, *starts) if (partition := graph.in_order(start)) is not None]
     candidates.sort(key=lambda partition: cost.of(graph, partition))
     better = [improved(graph, cost, partition) for partition in candidates[: _width(graph)]]
     best = min([*better, *candidates, alone], key=lambda partition: cost.of(graph, partition))
