@@ -23,6 +23,7 @@ from rlxjax.graph._graph import Graph, Node
 from rlxjax.graph._ops import OPS
 from rlxjax.graph._profile import GraphIoProfile
 
+from ._edges import FusionEdge, explained_edges
 from ._greedy import greedy_partition
 from ._kernel_graph import KernelGraph, Partition
 from ._kernels import kernel_function
@@ -37,8 +38,6 @@ class HasGate(Protocol):
     def gate(self) -> IoFusionGate:
         """The gate."""
         ...
-
-    from ._edges import FusionEdge
 
 
 #: Bytes that the reference's plan counts for an element, whatever its dtype.
@@ -153,10 +152,8 @@ class FusionPlan:
         return self._cost_ns(self.after)
 
     @functools.cached_property
-    def edges(self) -> "tuple[FusionEdge, ...]":
+    def edges(self) -> tuple[FusionEdge, ...]:
         """Every pair of nodes of which one reads the other: whether they share a kernel, and why."""
-        from ._edges import explained_edges
-
         kernels = [list(kernel.nodes) for kernel in self.kernels]
         return explained_edges(self._kernel_graph, kernels, linear_cost(self._row), self.kind)
 
