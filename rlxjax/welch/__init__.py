@@ -1,5 +1,16 @@
 """The Welch-peaks workload: parameters, the paths that run it, its graphs and its strategy costs."""
 
+from ._launch import aligned_zeros as aligned_zeros
+from ._launch import padded_batch as padded_batch
+from ._params import FAST_SEGMENTS as FAST_SEGMENTS
+from ._params import ULTRA_SEGMENTS as ULTRA_SEGMENTS
+from ._params import WelchPeakParams as WelchPeakParams
+from ._run import BUILT_IN_COSTS_NS as BUILT_IN_COSTS_NS
+from ._run import stream_welch_peaks as stream_welch_peaks
+from ._run import welch_peaks as welch_peaks
+from ._strategy import Path as Path
+from ._strategy import Strategy as Strategy
+from ._strategy import parse_welch_peaks_strategy as parse_welch_peaks_strategy
 from .costs._coefficients import CoefficientSet as CoefficientSet
 from .costs._coefficients import StrategyCoefficients as StrategyCoefficients
 from .costs._coefficients import coefficient_set as coefficient_set
@@ -16,11 +27,6 @@ from .costs._formulas import learned_scale as learned_scale
 from .costs._graphs import host_fft_profile as host_fft_profile
 from .costs._graphs import useful_bytes_touched as useful_bytes_touched
 from .costs._graphs import welch_peaks_graph as welch_peaks_graph
-from ._launch import aligned_zeros as aligned_zeros
-from ._launch import padded_batch as padded_batch
-from ._params import FAST_SEGMENTS as FAST_SEGMENTS
-from ._params import ULTRA_SEGMENTS as ULTRA_SEGMENTS
-from ._params import WelchPeakParams as WelchPeakParams
 from .costs._path_costs import block_graph_ns as block_graph_ns
 from .costs._path_costs import fused_graph_ns as fused_graph_ns
 from .costs._path_costs import host_path_ns as host_path_ns
@@ -29,9 +35,3 @@ from .costs._path_costs import soft_fused_graph_ns as soft_fused_graph_ns
 from .costs._pick import pick_weights as pick_weights
 from .costs._pick import pick_welch_peaks_strategy as pick_welch_peaks_strategy
 from .costs._pick import soft_pick_welch_peaks_strategy as soft_pick_welch_peaks_strategy
-from ._run import BUILT_IN_COSTS_NS as BUILT_IN_COSTS_NS
-from ._run import stream_welch_peaks as stream_welch_peaks
-from ._run import welch_peaks as welch_peaks
-from ._strategy import Path as Path
-from ._strategy import Strategy as Strategy
-from ._strategy import parse_welch_peaks_strategy as parse_welch_peaks_strategy

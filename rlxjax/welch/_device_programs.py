@@ -106,9 +106,7 @@ def bin_order(params: WelchPeakParams, radix: int) -> np.ndarray | None:
     return np.concatenate([[0], between[np.argsort(between % radix, kind="stable")], [params.hop]])
 
 
-def mean_power(
-    rows: Rows, params: WelchPeakParams, tile_rows: int = 1, radix: int = 1
-) -> Float[Array, "batch n_bins"]:
+def mean_power(rows: Rows, params: WelchPeakParams, tile_rows: int = 1, radix: int = 1) -> Float[Array, "batch n_bins"]:
     """Return the mean one-sided power of the windowed segments, the bins in their order or in `bin_order`.
 
     Two real segments are one complex transform: `|X1[b]|^2 + |X2[b]|^2 = (|Z[b]|^2 + |Z[n-b]|^2) / 2`
@@ -141,9 +139,7 @@ def mean_power(
     at_dc, between, at_nyquist = one_sided_weights(params)[[0, 1, -1]]
     weights = [at_dc, *[between] * radix, at_nyquist]
     # Joined last: XLA computes a concatenation once, but would compute a product anew for all who use it.
-    return from_tiles(
-        jnp.concatenate([part * weight for part, weight in zip(parts, weights, strict=True)], axis=1)
-    )
+    return from_tiles(jnp.concatenate([part * weight for part, weight in zip(parts, weights, strict=True)], axis=1))
 
 
 def taken_apart(
@@ -236,9 +232,7 @@ def _segments(rows: Rows, params: WelchPeakParams, parts: int = 1) -> list[list[
     """Return the segments, each in parts of its columns."""
     n = params.n_fft // parts
     starts = range(0, params.n_segments * params.hop, params.hop)
-    return [
-        [rows.columns(start + n * part, start + n * (part + 1)) for part in range(parts)] for start in starts
-    ]
+    return [[rows.columns(start + n * part, start + n * (part + 1)) for part in range(parts)] for start in starts]
 
 
 def _squared_magnitude(spectrum: Complex[Array, "*batch"]) -> Float[Array, "*batch"]:

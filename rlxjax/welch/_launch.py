@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import eval_context
 
 from rlxjax._checks import as_index
 from rlxjax._chunks import for_each_chunk, in_stream, rows_of_a_processor, worker_count
@@ -122,9 +121,7 @@ def run_path(
         return _first_rows(peaks if isinstance(signal, jax.Array) else np.asarray(peaks), batch)
     found = _in_flight(launch_from, batch, rows, n_streams)
     if isinstance(signal, jax.Array) and path is not Path.BLOCK:
-        return jnp.concatenate(
-            [jax.block_until_ready(_first_rows(each, batch - start)) for start, each in found]
-        )
+        return jnp.concatenate([jax.block_until_ready(_first_rows(each, batch - start)) for start, each in found])
     peaks = np.empty((batch, params.k, 2), np.float32)
     if platform == "cpu" and path is Path.BLOCK:
         _finish_on_threads(found, finish, peaks, rows)
@@ -134,9 +131,7 @@ def run_path(
     return peaks
 
 
-def _in_flight(
-    launch_from: Callable[[int], Any], batch: int, rows: int, n_streams: int
-) -> Iterator[tuple[int, Any]]:
+def _in_flight(launch_from: Callable[[int], Any], batch: int, rows: int, n_streams: int) -> Iterator[tuple[int, Any]]:
     """Yield the first row of each program and what was launched for it, the next ones under way meanwhile."""
     under_way = deque()
     for number, start in enumerate(range(0, batch, rows)):
@@ -163,9 +158,7 @@ def _finish_on_threads(
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(
-    path: Path, batch: int, params: WelchPeakParams, platform: str, n_processors: int
-) -> tuple[str, int]:
+def _plan(path: Path, batch: int, params: WelchPeakParams, platform: str, n_processors: int) -> tuple[str, int]:
     """Return the selection of a batch where none is asked for, and the rows of a program.
 
     Remembered: what is computed before the first program starts is computed while all processors wait.
@@ -207,9 +200,7 @@ def _program_rows(rows: int, batch: int, params: WelchPeakParams, n_processors: 
     return rows
 
 
-def run_traced(
-    path: Path, signal, params: WelchPeakParams, model: object, selection: str | None
-) -> jax.Array:
+def run_traced(path: Path, signal, params: WelchPeakParams, model: object, selection: str | None) -> jax.Array:
     """Return the peaks of traced rows; fused and learned only."""
     platform = jax.default_backend()
     if path is Path.FUSED:
@@ -237,9 +228,7 @@ _traced_fused, _traced_learned = (
 )
 
 
-def _model_peaks(
-    rows: Any, arrays: ModelProgram, params: WelchPeakParams, selection: str | None = None
-) -> jax.Array:
+def _model_peaks(rows: Any, arrays: ModelProgram, params: WelchPeakParams, selection: str | None = None) -> jax.Array:
     return arrays.peaks(rows, params, selection)
 
 

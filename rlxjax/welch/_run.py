@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +11,19 @@ from jax.core import eval_context
 
 from rlxjax._checks import is_traced
 from rlxjax._chunks import background
-from rlxjax.calibration import CalibratedModel, Calibration
 from rlxjax.device._devices import Device, jax_device, normalised
+from rlxjax.welch.costs._path_costs import block_graph_ns, fused_graph_ns, host_path_ns, learned_path_ns
 
 from ._launch import run_path, run_traced
 from ._models import program_of
 from ._params import WelchPeakParams
-from rlxjax.welch.costs._path_costs import block_graph_ns, fused_graph_ns, host_path_ns, learned_path_ns
 from ._selection import SELECTIONS
 from ._strategy import AUTO, Path, Strategy, parse_welch_peaks_strategy
 
 _NAMED = {path.value: path for path in (Path.HOST, Path.FUSED, Path.BLOCK)}
+if TYPE_CHECKING:  # loaded with a calibration, which most calls have none of
+    from rlxjax.calibration import CalibratedModel, Calibration
+
 #: The name of this workload among a calibration's models.
 MODEL_NAME = "welch"
 BUILT_IN_COSTS_NS = {Path.HOST: host_path_ns, Path.FUSED: fused_graph_ns, Path.BLOCK: block_graph_ns}
@@ -32,7 +34,7 @@ def welch_peaks(
     params: WelchPeakParams,
     strategy: str = AUTO,
     *,
-    calibration: Calibration | None = None,
+    calibration: "Calibration | None" = None,
     model: Any = None,
     selection: str | None = None,
 ) -> np.ndarray | jax.Array:
@@ -114,7 +116,7 @@ def stream_welch_peaks(
     params: WelchPeakParams,
     strategy: str = AUTO,
     *,
-    calibration: Calibration | None = None,
+    calibration: "Calibration | None" = None,
     model: Any = None,
     selection: str | None = None,
 ) -> Iterator[np.ndarray | jax.Array]:
@@ -188,17 +190,13 @@ def _check_model(model: Any, params: WelchPeakParams) -> None:
     if not hasattr(model, "n_fft"):
         raise ValueError(f"model: expected a LearnedFft (load_learned_fft), got {type(model).__name__}")
     if model.n_fft != params.n_fft:
-        raise ValueError(
-            f"model: expected one for n_fft {params.n_fft} as in params, got n_fft {model.n_fft}"
-        )
+        raise ValueError(f"model: expected one for n_fft {params.n_fft} as in params, got n_fft {model.n_fft}")
     if is_traced(*jax.tree.leaves(model)):
-        raise ValueError(
-            "model: its gates decide the program, so they cannot be traced; use learned_spectrum"
-        )
+        raise ValueError("model: its gates decide the program, so they cannot be traced; use learned_spectrum")
 
 
-def _check_calibration(calibration: Calibration | None) -> None:
-    if calibration is not None and not isinstance(calibration, Calibration):
+def _check_calibration(calibration: "Calibration | None") -> None:
+    if calibration is not None and not hasattr(calibration, "of"):
         given = type(calibration).__name__
         raise ValueError(f"calibration: expected a Calibration (load_calibration), got {given}")
 
@@ -212,7 +210,7 @@ def _choose_path(
     strategy: str,
     batch: int,
     params: WelchPeakParams,
-    calibration: Calibration | None,
+    calibration: "Calibration | None",
     model: Any,
     traced: bool,
 ) -> Path:
@@ -238,7 +236,7 @@ def _choose_path(
 
 
 def _calibrated_pick(
-    calibration: Calibration, batch: int, params: WelchPeakParams, candidates: tuple[str, ...], model: Any
+    calibration: "Calibration", batch: int, params: WelchPeakParams, candidates: tuple[str, ...], model: Any
 ) -> str:
     """Return the candidate with the lowest prediction, a model at hand by its own work."""
     calibrated = calibration.of(MODEL_NAME)
@@ -250,7 +248,7 @@ def _calibrated_pick(
 
 
 @functools.lru_cache(maxsize=16)
-def _with_work(calibrated: CalibratedModel, n_fft: int, work: Any) -> CalibratedModel:
+def _with_work(calibrated: "CalibratedModel", n_fft: int, work: Any) -> "CalibratedModel":
     facts = {"learned_n_fft": [n_fft], "learned_flop": [work.flop], "learned_live_bins": [work.live_bins]}
     return calibrated.with_facts(**{name: np.array(values, float) for name, values in facts.items()})
 

@@ -66,9 +66,7 @@ def top_places(
     return found if by_bin is None else jnp.asarray(by_bin)[found]
 
 
-def by_top_k(
-    power: Float[Array, "batch bins"], k: int, by_bin: np.ndarray | None = None
-) -> Int[Array, "batch k"]:
+def by_top_k(power: Float[Array, "batch bins"], k: int, by_bin: np.ndarray | None = None) -> Int[Array, "batch k"]:
     """Return the bins, counted in their order, by `lax.top_k`: a heap for each row on CPUs.
 
     Args:
@@ -88,9 +86,7 @@ def by_top_k(
     return jnp.concatenate([places, last], axis=1)
 
 
-def by_maxima(
-    power: Float[Array, "batch bins"], k: int, by_bin: np.ndarray | None = None
-) -> Int[Array, "batch k"]:
+def by_maxima(power: Float[Array, "batch bins"], k: int, by_bin: np.ndarray | None = None) -> Int[Array, "batch k"]:
     """Return the bins, counted in their order, by k successive maxima: each the largest key below the last.
 
     A key holds a power's leading bits and its bin, so that keys are unique and a maximum brings its bin
@@ -273,9 +269,7 @@ def blocks_of(n_bins: int) -> tuple[int, int]:
     return width, max(MIN_BLOCKS, -(-n_bins // width))
 
 
-def _largest_below(
-    keys: UInt[Array, "tiles bins rows"], limit: UInt[Array, "tiles rows"]
-) -> UInt[Array, "tiles rows"]:
+def _largest_below(keys: UInt[Array, "tiles bins rows"], limit: UInt[Array, "tiles rows"]) -> UInt[Array, "tiles rows"]:
     """Return the largest key below a limit, for which there is one.
 
     A key less the limit wraps around if it is below: the largest difference is that of the nearest one. The

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlxjax._typing import RealLike
 from rlxjax.device._devices import (
     BACKEND_ROWS,
     FALLBACK_ROW,
@@ -22,7 +23,6 @@ from rlxjax.device._devices import (
     stack_rows,
 )
 from rlxjax.device._gate import IoFusionGate, io_fusion_gate_for_target
-from rlxjax._typing import RealLike
 
 _APPLE = (Device.METAL, Device.MLX, Device.ANE)
 _DISCRETE = (Device.CUDA, Device.ROCM)

@@ -10,12 +10,13 @@ import numpy as np
 
 from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes, is_on_device
 from rlxjax._counts import as_float, as_temperature, size_as_float
-from rlxjax.device._devices import Device, normalised, without_provenance
-from rlxjax.device._gate import fusion_benefit
 from rlxjax._numerics import Exact, Smooth, log_soft_step
 from rlxjax._one_loop import in_one_loop, where_finite
 from rlxjax._programs import formula_jit
 from rlxjax._typing import Code, Count, Decision, Nanoseconds, RealLike, StrategyWeights
+from rlxjax.device._devices import Device, normalised, without_provenance
+from rlxjax.device._gate import fusion_benefit
+from rlxjax.welch._params import FAST_SEGMENTS
 
 from ._coefficients import CoefficientSet, coefficient_set
 from ._formulas import (
@@ -29,7 +30,6 @@ from ._formulas import (
     strategy_terms,
 )
 from ._graphs import pack_profile, welch_graph_work
-from rlxjax.welch._params import FAST_SEGMENTS
 
 
 @jax.tree_util.register_dataclass
@@ -142,9 +142,7 @@ def soft_estimate_welch_peaks_costs(
     """
     learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
     temperature_ns = as_temperature(temperature_ns)
-    inputs = cost_inputs(
-        device, batch, n_fft, k, coefficients, learned=learned, temperature_ns=temperature_ns
-    )
+    inputs = cost_inputs(device, batch, n_fft, k, coefficients, learned=learned, temperature_ns=temperature_ns)
     return soft_costs(*inputs, learned, temperature_ns)
 
 
@@ -236,9 +234,7 @@ def soft_costs(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -
     *costs, log_fuse = jnp.broadcast_arrays(*costs)
     possible = (terms.ultra_possible, True, viable, terms.learned_possible)
     available = jnp.stack([jnp.broadcast_to(p, log_fuse.shape) for p in possible], -1).astype(log_fuse.dtype)
-    return SoftWelchPeaksCosts(
-        WelchPeaksCostEstimates(*costs), log_fuse, _log_complement(log_fuse), available
-    )
+    return SoftWelchPeaksCosts(WelchPeaksCostEstimates(*costs), log_fuse, _log_complement(log_fuse), available)
 
 
 @jax.jit

@@ -9,12 +9,12 @@ import numpy as np
 
 from rlxjax._checks import LEAST_SIZES, is_traced
 from rlxjax._counts import as_temperature
-from rlxjax.device._devices import Device
-from rlxjax.device._gate import FusionBenefit
 from rlxjax._numerics import Exact, soft_step
 from rlxjax._one_loop import in_one_loop
 from rlxjax._programs import formula_jit
 from rlxjax._typing import Code, Decision, Nanoseconds, Probability, RealLike
+from rlxjax.device._devices import Device
+from rlxjax.device._gate import FusionBenefit
 
 from ._coefficients import CoefficientSet
 from ._costs import WelchPeaksCostEstimates, cost_inputs, estimates_of, finite_costs, learned_inputs
@@ -114,9 +114,7 @@ def _evaluate(
         benefit = gate_benefit(row.strategy.has_native_kernel, batch, n_fft, k, rules)
         probability = soft_step(terms.score_ns - row.gate.min_gain_ns, temperature_ns)
         costs = estimates_of(row, terms, io, floor_ok)
-        result = WelchPeaksEvaluation(
-            benefit, terms.score_ns, io, io & floor_ok, floor_ok, probability, costs
-        )
+        result = WelchPeaksEvaluation(benefit, terms.score_ns, io, io & floor_ok, floor_ok, probability, costs)
         shape = jnp.broadcast_shapes(*(jnp.shape(leaf) for leaf in jax.tree.leaves(result)))
         result = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), result)
         return result, _is_workload(codes, batch, n_fft, k) if is_checked else None

@@ -8,17 +8,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rlxjax._numerics import Exact, Smooth, soft_step, straight_through
+from rlxjax._slopes import by_slopes, with_derivative_of
+from rlxjax._typing import Decision, Nanoseconds, RealLike
 from rlxjax.device._costs import Rates, float_counts, profile_cost_ns, rates_of, work_cost_ns
 from rlxjax.device._devices import BackendCoefficients, take_row
 from rlxjax.device._gate import FusionBenefit, IoFusionGate
 from rlxjax.device._gate_formulas import GateRates, gate_rates, gate_score_ns
-from rlxjax._numerics import Exact, Smooth, soft_step, straight_through
-from rlxjax._slopes import by_slopes, with_derivative_of
-from rlxjax._typing import Decision, Nanoseconds, RealLike
+from rlxjax.welch._params import FAST_SEGMENTS, ULTRA_SEGMENTS
 
 from ._coefficients import CoefficientSet, StrategyCoefficients
 from ._graphs import host_profile, welch_graph_work
-from rlxjax.welch._params import FAST_SEGMENTS, ULTRA_SEGMENTS
 
 ULTRA_MAX_GPU_BATCH = 128
 #: From so many rows on a native kernel saves its sync point.
@@ -99,9 +99,7 @@ class IoTerms(NamedTuple):
         return self.fixed_ns + rows_ns + self.ns_per_sample * samples + self.ns_per_peak * peaks
 
 
-def _io_terms(
-    io_ns: Callable[..., Nanoseconds], row: BackendCoefficients | Rates, *, of_rows: bool
-) -> IoTerms:
+def _io_terms(io_ns: Callable[..., Nanoseconds], row: BackendCoefficients | Rates, *, of_rows: bool) -> IoTerms:
     """Return the terms of an io cost, which is `fixed + batch * (row + sample * n_fft + peak * k)`.
 
     Those of the samples and peaks are derivatives at a batch of one, the others value and derivative of no

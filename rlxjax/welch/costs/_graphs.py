@@ -3,12 +3,11 @@
 import numpy as np
 
 from rlxjax._checks import as_index, check_sizes
-from rlxjax.device._costs import GraphWork
 from rlxjax._counts import exact, is_exact, packed, size_as_float
+from rlxjax._typing import Count, RealLike
+from rlxjax.device._costs import GraphWork
 from rlxjax.graph._graph import Graph
 from rlxjax.graph._profile import GraphIoProfile
-from rlxjax._typing import Count, RealLike
-
 from rlxjax.welch._params import WelchPeakParams
 
 
@@ -35,9 +34,7 @@ def welch_peaks_graph(batch: int, params: WelchPeakParams, fused: bool = True) -
     return graph
 
 
-def welch_graph_work(
-    batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike, fused: bool
-) -> GraphWork:
+def welch_graph_work(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike, fused: bool) -> GraphWork:
     """Return `graph_work(welch_peaks_graph(...))` in closed form, `[*batch]`.
 
     Exact where all sizes are integers on the host, floats otherwise.

@@ -7,11 +7,11 @@ from rlxjax._counts import as_temperature
 from rlxjax._numerics import Exact, rules_at
 from rlxjax._programs import formula_jit
 from rlxjax._typing import Code, Nanoseconds, RealLike
+from rlxjax.welch._params import FAST_SEGMENTS
 
 from ._coefficients import CoefficientSet
 from ._costs import cost_inputs, learned_inputs
 from ._formulas import Learned, block_ns, fused_ns, gather, host_ns
-from rlxjax.welch._params import FAST_SEGMENTS
 
 
 def fused_graph_ns(

@@ -6,9 +6,10 @@ import numpy as np
 
 from rlxjax._checks import check_shapes, is_traced
 from rlxjax._counts import as_temperature
-from rlxjax.device._devices import Device
 from rlxjax._numerics import log_softmin, straight_through
 from rlxjax._typing import Code, RealLike, StrategyWeights
+from rlxjax.device._devices import Device
+from rlxjax.welch._strategy import Strategy
 
 from ._coefficients import CoefficientSet
 from ._costs import (
@@ -20,7 +21,6 @@ from ._costs import (
     soft_costs,
 )
 from ._formulas import Learned
-from rlxjax.welch._strategy import Strategy
 
 
 def pick_welch_peaks_strategy(
@@ -88,9 +88,7 @@ def soft_pick_welch_peaks_strategy(
     """
     learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
     temperature_ns = as_temperature(temperature_ns)
-    inputs = cost_inputs(
-        device, batch, n_fft, k, coefficients, learned=learned, temperature_ns=temperature_ns
-    )
+    inputs = cost_inputs(device, batch, n_fft, k, coefficients, learned=learned, temperature_ns=temperature_ns)
     weights = _soft_pick(*inputs, learned, temperature_ns)
     if not straight_through_gradient:
         return weights
