@@ -199,7 +199,6 @@ def fit_and_write(
         fitted.whole,
         WELCH.prior if known is None else known,
         summaries,
-        timings.runs,
         None if np.isnan(noise).any() else float(noise.mean()),
         list(far_off.values()),
     )

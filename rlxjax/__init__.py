@@ -33,7 +33,7 @@ _NAMES = {
     ),
     "calibration": (
         "CalibratedModel Calibration CalibrationFileError Crossover Explanation Flip MachineMismatchWarning "
-        "StrategyExplanation load_calibration"
+        "StrategyExplanation load_calibration save_calibration"
     ),
     "welch": (
         "CoefficientSet Path SoftWelchPeaksCosts StrategyCoefficients WelchPeakParams WelchPeaksCostEstimates "

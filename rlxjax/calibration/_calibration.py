@@ -25,13 +25,14 @@ class Calibration:
 
     Attributes:
         models: what timings say of each latency model, by its name.
-        gate: the IO gate with this machine's measured rates, a pytree of floats. It scores launches, waits
-            and bytes alone, as the reference does; `decide` has what timed runs say, and how surely.
+        gate: the IO gate with this machine's measured rates, a pytree of floats; None if they were not measured. It
+            scores launches, waits and bytes alone, as the reference does; `decide` has what timed runs say, and
+            how surely.
         fingerprint: of the machine and software.
     """
 
     models: Mapping[str, CalibratedModel]
-    gate: IoFusionGate
+    gate: IoFusionGate | None
     fingerprint: Mapping[str, Any]
 
     @classmethod

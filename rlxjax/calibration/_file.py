@@ -1,15 +1,17 @@
 """Calibration files: from a posterior to a section and back, and reading with one line for every mistake."""
 
 import dataclasses
+import datetime
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
 
-from rlxjax._files import read_json_file
+from rlxjax._files import read_json_file, write_json_file
 from rlxjax.device._devices import Provenance
 from rlxjax.device._gate import IoFusionGate
 from rlxjax.fit import (
@@ -17,7 +19,6 @@ from rlxjax.fit import (
     LatencyPosterior,
     LatencyPrior,
     PosteriorFit,
-    Runs,
     coefficient_names,
     is_measured,
     named,
@@ -26,8 +27,10 @@ from rlxjax.fit import (
 from rlxjax.models import BUILT_IN
 
 from ._calibrated import CalibratedModel, extents
+from ._fingerprint import current_fingerprint
 from ._schema import (
     SCHEMA_VERSION,
+    UNITS,
     CalibrationFile,
     ErrorSummary,
     FitSummary,
@@ -86,7 +89,7 @@ def read_calibration_file(path: str | os.PathLike, models: Iterable[LatencyModel
         section = content.models.get(model.name)
         if section is not None and (problem := _problem(model, section)):
             raise CalibrationFileError(f"{path}: models.{model.name}.{problem}; {refit}")
-    if problem := _gate_problem(content.gate):
+    if content.gate is not None and (problem := _gate_problem(content.gate)):
         raise CalibrationFileError(f"{path}: gate.{problem}; make a new one with `rlxjax calibrate --out {path}`")
     return content
 
@@ -131,8 +134,10 @@ def _entries_problem(entries: Mapping[str, Any], units: Mapping[str, str]) -> st
     return f"{min(unknown)} is no coefficient of this schema" if unknown else None
 
 
-def gate_of(content: CalibrationFile) -> IoFusionGate:
-    """Return the measured gate of a file."""
+def gate_of(content: CalibrationFile) -> IoFusionGate | None:
+    """Return the measured gate of a file, if it holds one."""
+    if content.gate is None:
+        return None
     return IoFusionGate(**{name: entry.value for name, entry in content.gate.items()})
 
 
@@ -172,19 +177,17 @@ def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior
 def section_of(
     found: PosteriorFit,
     prior: LatencyPrior,
-    held_out: Mapping[str, ErrorSummary],
-    runs: Runs,
-    noise_floor: float | None,
+    held_out: Mapping[str, ErrorSummary] = MappingProxyType({}),
+    noise_floor: float | None = None,
     outliers: Sequence[str] = (),
 ) -> ModelSection:
-    """Return a file's section of one model.
+    """Return a file's section of one model; its domain is the hull of the runs that were timed.
 
     Args:
         found: by `fit_posterior`.
         prior: what was believed before any timing or micro-benchmark: a coefficient of which more is known by
             now is measured.
         held_out: per variant, the errors of workloads.
-        runs: that were timed, `[n]`; the domain is their hull.
         noise_floor: of the timings.
         outliers: phrases of timings far off their prediction.
     """
@@ -200,7 +203,7 @@ def section_of(
         )
         for (name, value), is_one in zip(named(posterior.coefficients).items(), measured, strict=True)
     }
-    sizes = {name: np.asarray(column, float) for name, column in runs.inputs.items()}
+    sizes = {name: np.asarray(column, float) for name, column in found.runs.inputs.items()}
     return ModelSection(
         model_version=posterior.model.version,
         facts={
@@ -232,3 +235,29 @@ def _uncertainty_of(posterior: LatencyPosterior) -> Uncertainty:
         spread={name: float(sd) for name, sd in zip(variants, np.asarray(posterior.spread), strict=True)},
         covariance_factor=[[rounded(number) for number in row[: place + 1]] for place, row in enumerate(factor)],
     )
+
+
+def save_calibration(path: str | os.PathLike, *fits: PosteriorFit) -> None:
+    """Write a calibration of this machine: what its timings say of one or more latency models.
+
+    `load_calibration(path, models=...)` reads it. It holds no measured gate, and no samples: the calibrate job's files
+    hold both.
+
+    Args:
+        path: of the file.
+        *fits: by `fit_posterior`, of different models.
+
+    Raises:
+        ValueError: no fit, or two of one model.
+    """
+    names = [found.posterior.model.name for found in fits]
+    if not fits or len(set(names)) < len(names):
+        raise ValueError(f"fits: expected one at least, of different models, got {', '.join(names) or 'none'}")
+    content = CalibrationFile(
+        schema_version=SCHEMA_VERSION,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        units=UNITS,
+        fingerprint=current_fingerprint(),
+        models={name: section_of(found, found.posterior.model.prior) for name, found in zip(names, fits, strict=True)},
+    )
+    write_json_file(content, path)

@@ -129,19 +129,22 @@ class ModelSection(Strict):
 
 
 class CalibrationFile(Strict):
-    """The whole file. `canary_ns` are times of micro-benchmarks, by which a machine that has changed is known."""
+    """The whole file; what follows the models is the calibrate job's.
+
+    `canary_ns` are times of micro-benchmarks, by which a machine that has changed is known.
+    """
 
     schema_version: Literal[4]
     created: str
-    command: str
     units: dict[str, str]
     fingerprint: Fingerprint
-    gate: dict[str, GateCoefficient]
-    canary_ns: dict[str, Positive]
-    samples: Samples
-    skipped: list[str]
-    learned_ffts: list[LearnedFftFile] = []
     models: dict[str, ModelSection]
+    command: str = ""
+    gate: dict[str, GateCoefficient] | None = None
+    canary_ns: dict[str, Positive] = {}
+    samples: Samples | None = None
+    skipped: list[str] = []
+    learned_ffts: list[LearnedFftFile] = []
 
     @model_validator(mode="after")
     def _units(self) -> "CalibrationFile":

@@ -33,12 +33,14 @@ class PosteriorFit(NamedTuple):
     Attributes:
         posterior: of the machine.
         terms: the fit of the terms alone.
+        runs: that were timed, `[n]`.
         left_out_error: mean absolute relative error of each variant where its folds were left out of the
             correction, `[variants]`; NaN for variants without timings.
     """
 
     posterior: LatencyPosterior
     terms: FitResult
+    runs: Runs
     left_out_error: np.ndarray
 
 
@@ -93,7 +95,7 @@ def fit_posterior(
     scaled = joint * (np.sqrt(influence) / spread[variant])[:, None]
     factor = np.linalg.cholesky(np.linalg.inv(scaled.T @ scaled + np.diag(sds**-2.0)))
     posterior = LatencyPosterior(model, facts, terms.coefficients, known + found, factor, spread)
-    return PosteriorFit(posterior, terms, left_out_error)
+    return PosteriorFit(posterior, terms, runs, left_out_error)
 
 
 def _ridge(
