@@ -133,9 +133,9 @@ def true_ns(coefficients, runs, facts=None):
 def timings_of(coefficients, runs, noise_sd=0.0, seed=0, factor=1.0):
     """Return timings of such a machine, log-normal around what it takes, times a factor."""
     noise = np.exp(np.random.default_rng(seed).normal(0.0, noise_sd, runs.shape))
-    return Timings.checked(
-        runs.model, variant=runs.variant, **runs.inputs, time_ns=true_ns(coefficients, runs) * noise * factor
-    )
+    inputs = {name: np.broadcast_to(column, runs.shape) for name, column in runs.inputs.items()}
+    time_ns = true_ns(coefficients, runs) * noise * factor
+    return Timings.checked(runs.model, variant=runs.variant, **inputs, time_ns=time_ns)
 
 
 def random_posterior(model, coefficients, sd=0.05, spread=0.03, seed=0):
