@@ -128,7 +128,6 @@ def log_ratios(
 def total_ns(posterior: LatencyPosterior, runs: Runs) -> Float[Array, "*batch"]:
     """Return the predictions in ns, infinite where a variant does not give the result that is asked for."""
     time_ns = sum(corrected_terms_ns(posterior, runs).values())
-    model, variant = posterior.model, jnp.asarray(runs.variant)
-    is_same = jnp.asarray(model.same_result(runs, posterior.facts))
-    is_own = jnp.any(is_same & (variant[..., None] == np.arange(len(model.variants))), -1)
-    return jnp.where(is_own, time_ns, jnp.inf)
+    variant, is_same = jnp.asarray(runs.variant), jnp.asarray(posterior.model.same_result(runs, posterior.facts))
+    is_own = variant[..., None] == np.arange(is_same.shape[-1]).reshape(*[1] * variant.ndim, -1)
+    return jnp.where(jnp.any(is_same & is_own, -1), time_ns, jnp.inf)

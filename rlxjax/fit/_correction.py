@@ -36,6 +36,7 @@ def correction_log_factor(
 def joint_jacobian(jacobian, features, variant, n_variants: int) -> Float[Array, "*batch unknowns"]:
     """Return the derivatives by the coefficients' logarithms, then by the weights of every variant."""
     xp = namespace_of(jacobian, features, variant)
-    own = xp.asarray(variant)[..., None] == np.arange(n_variants)
+    variant = xp.asarray(variant)
+    own = variant[..., None] == np.arange(n_variants).reshape(*[1] * variant.ndim, -1)
     by_variant = xp.where(own[..., None], features[..., None, :], 0.0)
     return xp.concatenate([jacobian, by_variant.reshape(*by_variant.shape[:-2], -1)], axis=-1)

@@ -1,0 +1,9 @@
+"""What JAX traces, lowers and compiles, counted by its own monitoring."""
+
+import jax
+
+#: Events of compiling so far.
+compilations: list[str] = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, duration, **_: compilations.append(event) if event.startswith("/jax/core/compile/") else None
+)
