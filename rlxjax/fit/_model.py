@@ -1,4 +1,4 @@
-"""The interface of a latency model, and its runs: what runs of one kind of work take on a machine, as a sum of named terms.
+"""The interface of a latency model: what runs of one kind of work take on a machine, as a sum of named terms.
 
 Whatever is generic knows this interface and no model: fits, posteriors, design, decisions, explanations and
 the calibration file.
@@ -69,6 +69,7 @@ class LatencyModel(Protocol):
         prior: median and standard deviation of the logarithm of every coefficient. Units stand in the names.
 
     Examples:
+        >>> from rlxjax.fit import wide_prior
         >>> class Copy(LatencyModel):
         ...     name, version = "copy", 1
         ...     inputs = {"n_bytes": Input("bytes")}
