@@ -8,27 +8,32 @@ the two comments of a page that mark its place.
 """
 
 import argparse
-import gzip
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from scipy import optimize
 
-from calibrate import baselines, metrics
+from calibrate import metrics
+from calibrate.design import estimates
 from calibrate.fits import micro_prior
+from calibrate.job import facts_of
 from calibrate.measure import micro_rates
 from calibrate.samples import SampleLog, read_samples, timings_of
-from calibrate.validate import built_in_ns, error_summaries, estimates
+from calibrate.validate import built_in_ns, error_summaries, sizes_of
 from calibrate.visits import Visits, noise_floor, quartile_ns
 from calibrate.workloads import SAME_RESULT, Cell, Grid, runs_model
-from rlxjax import typical_prior
-from rlxjax._fit import predicted_ns
-from rlxjax._posterior import LatencyEstimate, fit_posterior
-from rlxjax._regret import cross_validated_regret, refine_for_decisions
+from rlxjax.fit import (
+    LatencyEstimate,
+    cross_validated_regret,
+    fit_posterior,
+    predicted_ns,
+    refine_for_decisions,
+)
+from rlxjax.models import WELCH
 
 EVIDENCE = Path("docs/evidence/calibration-evidence.json")
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
@@ -55,13 +60,7 @@ class Campaign(NamedTuple):
 
 def read_campaign(path: Path) -> Campaign:
     """Read a samples file, compressed or not."""
-    if path.suffix == ".gz":
-        with tempfile.TemporaryDirectory() as folder:
-            plain = Path(folder) / path.stem
-            plain.write_bytes(gzip.decompress(path.read_bytes()))
-            log = read_samples(plain)
-    else:
-        log = read_samples(path)
+    log = read_samples(path)
     kept = np.array([not runs_model(cell) for cell in log.cells])
     cells = [cell for cell, keep in zip(log.cells, kept, strict=True) if keep]
     return Campaign(cells, log.visits().of_cells(kept), log)
@@ -73,17 +72,15 @@ def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:
     measured, noise = quartile_ns(visits), noise_floor(visits)
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
     timings, weights = timings_of(cells, measured), seen.astype(float)
-    prior = micro_prior(micro_rates(log)) if log.micro else typical_prior()
-    blind = fit_posterior(timings, prior, weights)
+    prior = micro_prior(micro_rates(log)) if log.micro else WELCH.prior
+    facts = facts_of({})
+    blind = fit_posterior(timings, prior, weights, facts)
     refined = refine_for_decisions(blind.posterior, timings, None, weights)
     found, of_refined = (estimates(one, cells) for one in (blind.posterior, refined.posterior))
-    terms_ns = np.asarray(predicted_ns(blind.terms.coefficients, timings))
-    greedy = baselines.fit_greedily(cells, measured, seen, prior)
+    terms_ns = np.asarray(predicted_ns(blind.terms.coefficients, timings.runs, facts))
     methods = {
         BUILT_IN: Prediction(built_in_ns(cells)),
-        "a constant a strategy": Prediction(baselines.geometric_means_ns(cells, measured, seen)),
-        "non-negative least squares": Prediction(baselines.fit_linear(cells, measured, seen).time_ns),
-        "greedy coordinate search": Prediction(np.asarray(predicted_ns(greedy.coefficients, timings))),
+        "non-negative least squares": Prediction(linear_ns(cells, measured, seen)),
         "terms alone": Prediction(terms_ns),
         FIT: Prediction(np.asarray(found.time_ns), found),
         "the fit, refined": Prediction(np.asarray(of_refined.time_ns), of_refined),
@@ -98,7 +95,7 @@ def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:
     rows["half of the rounds, by the other half"] = by_halves.row(Prediction(even_ns))
 
     def one_stage(some: np.ndarray):
-        return fit_posterior(timings, prior, some).posterior
+        return fit_posterior(timings, prior, some, facts).posterior
 
     def two_stages(some: np.ndarray):
         return refine_for_decisions(one_stage(some), timings, None, some).posterior
@@ -125,6 +122,41 @@ def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:
         },
         "largest_regrets": judge.largest_regrets(methods[FIT]),
     }
+
+
+def linear_features(cells: Sequence[Cell]) -> np.ndarray:
+    """Return what a linear model of latency is linear in, `[cells, 8]`.
+
+    One; rows; segments; bytes of the signal; `n log2 n` a segment; bins; `bins log2 k`; peaks.
+    """
+    batch, n_fft, k, n_segments = sizes_of(cells)
+    bins, segments = n_fft / 2 + 1, batch * n_segments
+    signal_bytes = 4.0 * batch * n_fft * (n_segments + 1.0) / 2.0
+    columns = (
+        np.ones(len(cells)),
+        batch,
+        segments,
+        signal_bytes,
+        n_fft * np.log2(n_fft) * segments,
+        bins * batch,
+        bins * np.log2(k) * batch,
+        batch * k,
+    )
+    return np.stack(columns, axis=1)
+
+
+def linear_ns(cells: Sequence[Cell], measured_ns: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Return what non-negative least squares of relative errors say of each cell in ns, a fit a strategy."""
+    features, names = linear_features(cells), np.array([cell.strategy for cell in cells])
+    features = features / features.mean(0)
+    time_ns = np.zeros(len(cells))
+    for name in np.unique(names):
+        mine = names == name
+        relative = features[mine & seen] / measured_ns[mine & seen, None]
+        size = np.maximum(np.linalg.norm(relative, axis=0), np.finfo(float).tiny)
+        solved, _ = optimize.nnls(relative / size, np.ones(len(relative)))
+        time_ns[mine] = features[mine] @ (solved / size)
+    return time_ns
 
 
 class Judge:

@@ -14,8 +14,8 @@ from calibrate.fits import check_fittable
 from calibrate.report import SKIPPED_SHOWN
 from calibrate.validate import outliers
 from calibrate.workloads import WITHOUT_MODEL, Cell
-from rlxjax._calibration_file import read_calibration_file
-from rlxjax._posterior import fit_posterior
+from rlxjax.calibration import read_calibration_file
+from rlxjax.fit import fit_posterior
 
 CELLS = WIDE.cells()
 #: Far off by these factors.

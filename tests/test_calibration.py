@@ -14,9 +14,9 @@ from _tolerances import FLOAT64_RTOL
 
 import rlxjax as rx
 from rlxjax import _calibration_file as file_module
-from rlxjax._calibration_file import CalibrationFile, Uncertainty
+from rlxjax.calibration import CalibrationFile, Uncertainty
 from rlxjax._correction import KINDS, N_FEATURES
-from rlxjax._files import write_json_file
+from rlxjax.calibration import write_json_file
 from rlxjax._latency import COEFFICIENT_NAMES, FORMULA_VERSION, coefficient_unit
 from rlxjax._posterior import LatencyPosterior
 from rlxjax.welch import _run

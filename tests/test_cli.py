@@ -11,8 +11,8 @@ import rlxjax
 from calibrate import cli
 from calibrate.cli import app
 from rlxjax import load_calibration
-from rlxjax._calibration_file import CalibrationFile
-from rlxjax._files import write_json_file
+from rlxjax.calibration import CalibrationFile
+from rlxjax.calibration import write_json_file
 
 COMMANDS = ("calibrate", "refit", "validate", "predict", "explain", "bench")
 

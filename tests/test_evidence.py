@@ -14,7 +14,7 @@ from calibrate.samples import read_samples
 from calibrate.validate import error_summaries
 from calibrate.visits import noise_floor, quartile_ns
 from calibrate.workloads import Grid
-from rlxjax._calibration_file import read_calibration_file
+from rlxjax.calibration import read_calibration_file
 
 ROOT = pathlib.Path(__file__).parent.parent
 CALIBRATION = ROOT / "notebooks" / "data" / "calibration-cpu.json"

@@ -18,8 +18,8 @@ from calibrate.validate import error_summaries
 from calibrate.visits import noise_floor, quartile_ns
 from calibrate.workloads import WITHOUT_MODEL, Grid
 from rlxjax import load_calibration, transferred_prior, typical_prior
-from rlxjax._calibration_file import read_calibration_file
-from rlxjax._files import sha256_of
+from rlxjax.calibration import read_calibration_file
+from rlxjax.calibration import sha256_of
 
 #: Of few rows, whose programs compile soonest.
 GRID = Grid(

@@ -20,8 +20,8 @@ from calibrate.report import Progress, print_outcome
 from calibrate.samples import SampleLog, SampleWriter, read_samples
 from calibrate.visits import quartile_ns
 from calibrate.workloads import WITHOUT_MODEL, Grid, TimedModel
-from rlxjax._calibration_file import current_fingerprint, read_calibration_file
-from rlxjax._files import sha256_of
+from rlxjax.calibration import current_fingerprint, read_calibration_file
+from rlxjax.calibration import sha256_of
 from rlxjax._latency import coefficient_unit
 from rlxjax._learned_latency import (
     LEARNED_COEFFICIENT_NAMES,

@@ -13,8 +13,8 @@ from test_calibration import assert_same, changed, content, with_coefficients
 
 import rlxjax as rx
 from rlxjax._calibration import LearnedCalibration
-from rlxjax._calibration_file import CalibrationFile, read_calibration_file
-from rlxjax._files import write_json_file
+from rlxjax.calibration import CalibrationFile, read_calibration_file
+from rlxjax.calibration import write_json_file
 from rlxjax._latency import coefficient_unit
 from rlxjax._learned_latency import (
     LEARNED_COEFFICIENT_NAMES,

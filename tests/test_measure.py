@@ -8,7 +8,7 @@ from calibrate import measure
 from calibrate.measure import Deadline, measure_rounds, micro_rates, time_micro, warm_up
 from calibrate.samples import SampleLog, SampleWriter, read_samples
 from calibrate.workloads import Cell
-from rlxjax._calibration_file import current_fingerprint
+from rlxjax.calibration import current_fingerprint
 
 CELLS = [Cell("fast", batch, 64, 4) for batch in (1, 2, 3, 4, 5)]
 

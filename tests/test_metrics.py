@@ -7,7 +7,7 @@ from scipy import stats
 
 from calibrate import metrics
 from calibrate.workloads import SAME_RESULT, Cell, Grid
-from rlxjax._posterior import COVERED_SDS, LatencyEstimate
+from rlxjax.fit import COVERED_SDS, LatencyEstimate
 
 RNG = np.random.default_rng(0)
 SHAPE = (60, len(SAME_RESULT))

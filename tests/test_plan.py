@@ -10,8 +10,8 @@ from calibrate.design import (
     design_posterior,
     preparation_order,
 )
-from calibrate.report import SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT
-from calibrate.validate import estimates
+from calibrate.workloads import SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT
+from calibrate.design import estimates
 from calibrate.workloads import WITHOUT_MODEL, Cell, Grid, runs_model
 from rlxjax import information_gain, typical_prior
 

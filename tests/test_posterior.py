@@ -13,7 +13,7 @@ from rlxjax import _posterior
 from rlxjax._correction import KINDS, KNOTS, N_FEATURES, SLOPE_KNOTS, correction_features, kind_codes
 from rlxjax._decision import decision
 from rlxjax._latency import COEFFICIENT_NAMES, MAXIMA, TOP_K
-from rlxjax._posterior import LatencyEstimate, LatencyPosterior, corrected_terms_ns, estimate, fit_posterior
+from rlxjax.fit import LatencyEstimate, LatencyPosterior, corrected_terms_ns, estimate, fit_posterior
 
 N_UNKNOWNS = len(COEFFICIENT_NAMES) + len(KINDS) * N_FEATURES
 RNG = np.random.default_rng(0)

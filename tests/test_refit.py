@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from calibrate import fits
 from calibrate.cli import app
 from calibrate.samples import RUNNER_VERSION
-from rlxjax._calibration_file import read_calibration_file
-from rlxjax._files import sha256_of
-from rlxjax._posterior import fit_posterior
+from rlxjax.calibration import read_calibration_file
+from rlxjax.calibration import sha256_of
+from rlxjax.fit import fit_posterior
 
 
 @pytest.fixture(scope="module")

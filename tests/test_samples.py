@@ -16,7 +16,7 @@ from calibrate.samples import (
     timings_of,
 )
 from calibrate.workloads import WITHOUT_MODEL, Cell
-from rlxjax._calibration_file import current_fingerprint
+from rlxjax.calibration import current_fingerprint
 
 CELLS = [Cell("fast", 4, 64, 4), Cell("fused-maxima", 4, 64, 4)]
 

@@ -13,11 +13,11 @@ from calibrate import staleness
 from calibrate.cli import app
 from calibrate.samples import SampleLog
 from calibrate.staleness import CANARY_FACTOR, chosen_cells, judge
-from calibrate.validate import estimates
+from calibrate.design import estimates
 from calibrate.workloads import WITHOUT_MODEL, Cell
-from rlxjax._calibration_file import CalibrationFile, current_fingerprint
-from rlxjax._files import write_json_file
-from rlxjax._posterior import LatencyEstimate
+from rlxjax.calibration import CalibrationFile, current_fingerprint
+from rlxjax.calibration import write_json_file
+from rlxjax.fit import LatencyEstimate
 
 DOMAIN = {"batch": (1.0, 8192.0), "n_fft": (64.0, 4096.0), "k": (4.0, 64.0), "samples": (64.0, 2.0**21)}
 CELLS = chosen_cells(DOMAIN)

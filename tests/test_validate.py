@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from calibrate.validate import built_in_ns, error_summaries, estimates, measured_domain
+from calibrate.validate import built_in_ns, error_summaries
 from calibrate.workloads import WITHOUT_MODEL, Cell, Grid
 from rlxjax import (
     LatencyEstimate,
