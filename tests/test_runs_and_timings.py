@@ -95,7 +95,7 @@ def test_coefficients_go_by_the_names_of_their_leaves_and_units_stand_in_names()
 
 def test_runs_are_the_same_by_name_or_place_of_the_variant_with_any_shape():
     by_name = Runs.checked(TILED, [["loop"], ["pair"]], n=[1, 2, 3])
-    by_place = Runs.checked(TILED, np.array([[0], [2]]), n=[1, 2, 3], depth=1.0)
+    by_place = Runs.checked(TILED, [[0], [2]], n=[1, 2, 3], depth=1.0)
     assert by_name.shape == by_place.shape == (2, 3)
     for one, other in zip(jax.tree.leaves(by_name.together()), jax.tree.leaves(by_place.together()), strict=True):
         assert one.shape == (2, 3)
