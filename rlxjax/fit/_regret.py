@@ -85,7 +85,7 @@ def smoothed_regret(
     is_one: Bool[Array, "*workloads alternatives"],
     temperature: RealLike,
 ) -> Float[Array, "*workloads"]:
-    """Return the smooth twin of `pick_regret`: `sum(softmin(log_ns / T) * (measured / best - 1))`.
+    """Return the smooth form of `pick_regret`: `sum(softmin(log_ns / T) * (measured / best - 1))`.
 
     Args:
         log_ns: logarithms of the predictions, `[*workloads, alternatives]`.
