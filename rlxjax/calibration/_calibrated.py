@@ -132,7 +132,8 @@ class CalibratedModel:
         first = next(iter(self.model.strategies))
         values = all_inputs(self.model, next(iter(alternatives_of(self.model)), first), inputs, named)
         runs = Runs.checked(self.model, 0, **values)
-        is_same = np.asarray(self.model.same_result(runs, self.posterior.facts))
+        with jax.ensure_compile_time_eval():
+            is_same = np.asarray(self.model.same_result(runs, self.posterior.facts))
         same = {name for name, is_one in zip(self.model.variants, is_same, strict=True) if is_one}
         return tuple(name for name, s in alternatives_of(self.model).items() if same & set(s.variants))
 
@@ -162,7 +163,7 @@ class CalibratedModel:
         Raises:
             ValueError: as `predict_ns`.
         """
-        key = (candidates, inputs, tuple(named.items()))
+        key = (candidates, *_numbers(inputs, named))
         if key not in self._picks:
             with jax.ensure_compile_time_eval():
                 times_ns = [float(self.predict_ns(name, *inputs, **named)) for name in candidates]
@@ -185,7 +186,7 @@ class CalibratedModel:
     def variant_of(self, strategy: str, *inputs: RealLike, **named: RealLike | None) -> str:
         """Return the variant that a strategy runs for one workload: the cheapest of its own."""
         variants = strategy_of(self.model, strategy).variants
-        key = ("variant", strategy, inputs, tuple(named.items()))
+        key = ("variant", strategy, *_numbers(inputs, named))
         if key not in self._picks:
             with jax.ensure_compile_time_eval():
                 each = [self._estimate(runs).time_ns for runs in self._runs(strategy, inputs, named)]
@@ -217,10 +218,10 @@ class CalibratedModel:
         values = all_inputs(self.model, strategy, inputs, named)
         variants = strategy_of(self.model, strategy).variants
         runs = [Runs.checked(self.model, variant, **values) for variant in variants]
-        if not is_traced(*values.values()):
-            is_same = np.asarray(self.model.same_result(runs[0], self.posterior.facts))
+        is_same = self.model.same_result(runs[0], self.posterior.facts)
+        if not is_traced(is_same):  # which it is within a program even for sizes that are not
             places = [list(self.model.variants).index(variant) for variant in variants]
-            if not is_same[..., places].any(-1).all():
+            if not np.asarray(is_same)[..., places].any(-1).all():
                 sizes = ", ".join(f"{name} {np.ravel(value)[0]}" for name, value in values.items())
                 raise ValueError(f"strategy: {strategy!r} was not timed for such work ({sizes})")
         return runs
@@ -240,6 +241,12 @@ def extents(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """
     pairs = [(f"{one}*{other}", values[one] * values[other]) for one, other in combinations(values, 2)]
     return [*values.items(), *pairs]
+
+
+def _numbers(inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple:
+    """Return scalar inputs as what a dictionary can be asked for."""
+    numbers = [value.item() if hasattr(value, "item") else value for value in (*inputs, *named.values())]
+    return (*numbers, *named)
 
 
 def _cheaper_terms(one: Mapping[str, Nanoseconds], other: Mapping[str, Nanoseconds]):

@@ -128,6 +128,7 @@ def log_ratios(
 def total_ns(posterior: LatencyPosterior, runs: Runs) -> Float[Array, "*batch"]:
     """Return the predictions in ns, infinite where a variant does not give the result that is asked for."""
     time_ns = sum(corrected_terms_ns(posterior, runs).values())
-    variant, is_same = jnp.asarray(runs.variant), jnp.asarray(posterior.model.same_result(runs, posterior.facts))
+    is_same = jnp.asarray(posterior.model.same_result(runs, posterior.facts))
+    variant = jnp.broadcast_to(jnp.asarray(runs.variant), runs.shape)
     is_own = variant[..., None] == np.arange(is_same.shape[-1]).reshape(*[1] * variant.ndim, -1)
     return jnp.where(jnp.any(is_same & is_own, -1), time_ns, jnp.inf)
