@@ -1,0 +1,242 @@
+"""A calibrated model: predictions, picks, decisions and domains, of any model, eager, mapped and traced."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _compilations import compilations
+from _models import LINE, LINE_TRUTH, TILED, TILED_TRUTH, TWIN, calibrated, calibration, certain, random_posterior, true_ns
+from _tolerances import assert_gradient_is_the_finite_difference
+
+from rlxjax.fit import Runs, decision
+
+TILES = calibrated(random_posterior(TILED, TILED_TRUTH))
+LINES = calibrated(certain(LINE, LINE_TRUTH))
+#: A tile is a run of one below 64 items, a pair of them beyond 5,000 / (0.4 * 0.8).
+N = np.array([1.0, 40.0, 64.0, 700.0, 4000.0, 8000.0])
+
+
+def of_variants(depth):
+    """Return the times of the variants by the posterior alone, infinite where they do not give the result."""
+    from rlxjax.fit import estimate
+
+    runs = Runs.checked(TILED, np.arange(3)[:, None], n=N, depth=depth)
+    time_ns = np.array(estimate(TILES.posterior, runs).time_ns)
+    time_ns[2, N <= 64] = np.inf
+    return time_ns
+
+
+@pytest.mark.parametrize("depth", [1.0, 2.5])
+def test_a_strategy_takes_what_the_cheapest_of_its_variants_does(depth):
+    loop, *tiles = of_variants(depth)
+    assert depth == 1.0 or {int(np.argmin(column)) for column in np.array(tiles).T} == {0, 1}
+    for name, expected in (("loop", loop), ("Tile", np.min(tiles, 0))):
+        found = TILES.predict_ns(name, N, depth)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        np.testing.assert_allclose(sum(TILES.terms_ns(name, n=N, depth=depth).values()), expected, rtol=1e-12)
+        np.testing.assert_allclose(TILES.estimate(name, N, depth).time_ns, expected, rtol=1e-12)
+        one_by_one = [float(TILES.predict_ns(name, n, depth)) for n in N]
+        np.testing.assert_allclose(one_by_one, expected, rtol=1e-12)
+    assert [TILES.variant_of("tile", n, depth) for n in N] == [("tile", "pair")[i] for i in np.argmin(tiles, 0)]
+
+
+def test_predictions_are_the_same_eager_jitted_and_mapped():
+    expected = np.asarray(TILES.predict_ns("tile", N))
+    np.testing.assert_allclose(jax.jit(lambda n: TILES.predict_ns("tile", n))(N), expected, rtol=1e-12)
+    np.testing.assert_allclose(jax.vmap(lambda n: TILES.predict_ns("tile", n))(N), expected, rtol=1e-12)
+    with jax.disable_jit():
+        np.testing.assert_allclose(TILES.predict_ns("tile", N), expected, rtol=1e-12)
+    machines = [dataclasses.replace(TILES.posterior, coefficients={**TILED_TRUTH, "item_ns": rate}) for rate in (1.0, 4.0)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *machines)
+    every = jax.vmap(lambda posterior: calibrated(posterior).predict_ns("loop", N))(stacked)
+    np.testing.assert_allclose(every, [calibrated(own).predict_ns("loop", N) for own in machines], rtol=1e-12)
+    with jax.enable_x64(False):
+        np.testing.assert_allclose(TILES.predict_ns("tile", N), expected, rtol=1e-5)
+
+
+def test_predictions_have_gradients_by_inputs_and_coefficients():
+    def of(tree):
+        moved = dataclasses.replace(TILES.posterior, coefficients=tree["coefficients"])
+        return jax.vmap(lambda n, depth, own: calibrated(dataclasses.replace(moved, coefficients=own)).predict_ns("loop", n, depth))(
+            tree["n"], tree["depth"], tree["coefficients"]
+        )
+
+    rows = np.array([5.0, 50.0, 700.0, 4000.0])
+    coefficients = {name: np.full(len(rows), value) for name, value in TILED_TRUTH.items()}
+    assert_gradient_is_the_finite_difference(of, {"n": rows, "depth": rows / 40.0, "coefficients": coefficients})
+    assert jax.grad(lambda n: LINES.predict_ns("blocked", n))(1000.0) == pytest.approx(1.5)
+
+
+def test_other_values_compile_nothing_anew():
+    for n in (N, N + 3.0):
+        TILES.predict_ns("tile", n, 2.0)
+        TILES.interval_ns("tile", n, 2.0)
+        TILES.decide(n)
+        TILES.pick(n)
+        if n is N:
+            compilations.clear()
+    assert not compilations
+
+
+@pytest.mark.parametrize(("level", "sds"), [(0.6826894921, 1.0), (0.9544997361, 2.0)])
+def test_an_interval_is_log_normal_around_the_prediction(level, sds):
+    run = TILES.estimate("tile", N)
+    low, high = TILES.interval_ns("tile", N, level=level)
+    np.testing.assert_allclose(np.log(high / low), 2 * sds * run.log_sd(), rtol=1e-8)
+    np.testing.assert_allclose(np.sqrt(low * high), run.time_ns, rtol=1e-12)
+    assert np.all(np.asarray(run.log_sd()) > np.asarray(run.spread))
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -0.5, float("nan")])
+def test_a_level_that_is_no_probability_is_refused(level):
+    with pytest.raises(ValueError, match=f"level: expected a probability between 0 and 1, got {level}"):
+        TILES.interval_ns("tile", 1, level=level)
+
+
+def test_the_pick_has_the_lowest_prediction():
+    names = ("loop", "tile")
+    times = np.array([TILES.predict_ns(name, N, 2.5) for name in names])
+    best = np.argmin(times, 0)
+    assert set(best.tolist()) == {0, 1}
+    assert [TILES.pick(n, 2.5) for n in N] == [names[place] for place in best]
+    np.testing.assert_array_equal(TILES.pick(N, depth=2.5), best)
+    np.testing.assert_array_equal(TILES.pick_index(N, 2.5), best)
+    np.testing.assert_array_equal(jax.jit(lambda n: TILES.pick(n, 2.5))(N), best)
+    assert [int(jax.jit(lambda n: TILES.pick(n, 2.5))(n)) for n in N] == best.tolist()
+    # A choice of host sizes within a program is made while it is traced.
+    assert jax.jit(lambda x: x + names.index(TILES.pick(700.0, 2.5)))(0) == best[3]
+    assert TILES.pick(np.float64(700.0), 2.5) == TILES.pick(jnp.asarray(700.0), 2.5) == names[best[3]]
+
+
+def test_the_pick_is_among_its_candidates_in_their_order_and_of_equals_the_first():
+    assert TILES.pick(8000.0, candidates=("loop",)) == "once"
+    np.testing.assert_array_equal(TILES.pick(N, 2.5, candidates=("tile", "loop")), 1 - TILES.pick(N, 2.5))
+    equal = calibrated(certain(LINE, {**LINE_TRUTH, "block_ns": 1.5}))
+    assert float(equal.predict_ns("plain", 1)) == float(equal.predict_ns("blocked", 1))
+    assert equal.pick(1) == "plain"
+    assert equal.pick(1, candidates=("blocked", "plain")) == "blocked"
+    with pytest.raises(ValueError, match="candidates: expected a strategy at least, got none"):
+        TILES.pick(1, candidates=())
+
+
+def test_a_strategy_goes_by_the_name_that_says_most():
+    assert TILES.name_of("loop", 5) == TILES.name_of("once", 5) == TILES.name_of("loop", 5, 1.0) == "once"
+    assert TILES.name_of("loop", 5, 2.0) == "loop"
+    assert TILES.name_of("tile", 5) == "tile"
+    assert TILES.pick(1) == "once"
+    np.testing.assert_allclose(TILES.predict_ns("once", N), TILES.predict_ns("loop", N, 1.0), rtol=1e-12)
+
+
+def test_alternatives_give_the_result_that_is_asked_for():
+    assert TILES.alternatives(1) == TILES.alternatives(1, 2.0) == TILES.alternatives(1000) == ("loop", "tile")
+
+    class Late(type(TILED)):
+        """Tiles of nothing but more than a tile."""
+
+        name = "late"
+        variants = ("loop", "pair")
+
+        @property
+        def strategies(self):
+            return {name: own for name, own in super().strategies.items() if name != "tile"} | {"pair": super().strategies["loop"]._replace(variants=("pair",))}
+
+        def same_result(self, runs, facts):
+            return super().same_result(runs, facts)[..., np.array([0, 2])]
+
+        def terms_ns(self, coefficients, runs, facts):
+            return super().terms_ns(coefficients, dataclasses.replace(runs, variant=2 * jnp.asarray(runs.variant)), facts)
+
+    late = calibrated(random_posterior(Late(), TILED_TRUTH))
+    assert late.alternatives(64) == ("loop",)
+    assert late.alternatives(65) == ("loop", "pair")
+    assert late.pick(64) == "once"
+    assert np.all(late.pick(N[:3]) == 0)
+    with pytest.raises(ValueError, match=r"strategy: 'pair' was not timed for such work \(n 64, depth 1.0\)"):
+        late.predict_ns("pair", 64)
+    assert np.isinf(jax.jit(lambda n: late.predict_ns("pair", n))(64.0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("quick", 1), "strategy: expected one of once, loop, tile, got 'quick'"),
+        (("once", 1, 2.0), "depth: 'once' has 1, got 2.0"),
+        (("loop",), "n: expected a number of items, got none"),
+        (("loop", -1), "n: expected a size of at least 1.0, got -1"),
+        (("loop", [1, -1]), "n: expected a size of at least 1.0, got -1"),
+    ],
+)
+def test_runs_that_cannot_be_are_refused(arguments, said):
+    with pytest.raises(ValueError, match=".") as caught:
+        TILES.predict_ns(*arguments)
+    assert said in str(caught.value)
+
+
+def test_a_decision_is_that_of_the_two_estimates():
+    found, expected = TILES.decide(N, 2.0), decision(TILES.estimate("tile", N, 2.0), TILES.estimate("loop", N, 2.0))
+    jax.tree.map(np.testing.assert_array_equal, found[:5], expected[:5])
+    other = TILES.decide(N, 2.0, fused="loop", kept="tile")
+    np.testing.assert_allclose(other.margin_ns, -np.asarray(found.margin_ns))
+    same = TILES.decide(64, fused="tile", kept="tile")
+    assert (float(same.margin_ns), float(same.probability), same.verdict()) == (0.0, 0.5, "undecided")
+    assert [TILES.decide(n).in_domain for n in (8.0, 9000.0)] == [True, False]
+    cheap = calibrated(certain(LINE, {**LINE_TRUTH, "block_ns": 1e-3}))
+    assert cheap.decide(1000).verdict() == "fuse"
+    assert calibrated(certain(LINE, {**LINE_TRUTH, "block_ns": 1e6})).decide(1000).verdict() == "keep"
+    with pytest.raises(ValueError, match="twin: expected two strategies to decide between, got one"):
+        calibrated(certain(TWIN, dict(TWIN.prior.median))).decide(5)
+
+
+def test_the_domain_is_closed_and_bounds_products_too():
+    assert TILES.domain == {"n": (1.0, 8192.0), "depth": (1.0, 4.0), "n*depth": (1.0, 32768.0)}
+    narrow = dataclasses.replace(TILES, domain={**TILES.domain, "n*depth": (2.0, 8192.0)})
+    assert narrow.in_domain(8192) is True
+    assert narrow.in_domain(8192, 2) is False
+    n, depth = np.array([1, 2, 8192, 8193, 2048, 2049, 8]), np.array([1, 1, 1, 1, 4, 4, 4.5])
+    expected = [False, True, True, False, True, False, False]
+    assert narrow.in_domain(n, depth).tolist() == expected
+    assert jax.jit(lambda n: narrow.in_domain(n, depth))(n).tolist() == expected
+
+
+def test_facts_may_be_replaced():
+    other = TILES.with_facts(tile_items=1.0)
+    assert float(other.predict_ns("tile", 7)) < float(TILES.predict_ns("tile", 7))
+    assert TILES.posterior.facts["tile_items"] == 64.0
+    exact = calibrated(certain(TILED, TILED_TRUTH)).with_facts(tile_items=512.0)
+    runs = Runs.checked(TILED, 1, n=N)
+    np.testing.assert_allclose(
+        exact.predict_ns("tile", N[:3]), true_ns(TILED_TRUTH, runs, {**TILED.facts, "tile_items": 512.0})[:3], rtol=1e-12
+    )
+
+
+def test_a_calibration_answers_for_its_first_model_or_the_one_named():
+    whole = calibration()
+    assert list(whole.models) == ["line", "tiled"]
+    assert whole.coefficients == whole.of("line").coefficients == whole.posterior.coefficients
+    calls = {
+        "predict_ns": ("plain", "tile"),
+        "terms_ns": ("plain", "tile"),
+        "interval_ns": ("plain", "tile"),
+        "estimate": ("plain", "tile"),
+        "decide": ((), ()),
+        "pick": ((), ()),
+        "in_domain": ((), ()),
+    }
+    for method, (first, second) in calls.items():
+        for name, strategy in ((None, first), ("tiled", second)):
+            arguments = ((strategy,) if strategy else ()) + (100.0,)
+            found = getattr(whole, method)(*arguments, model=name)
+            jax.tree.map(np.testing.assert_array_equal, found, getattr(whole.of(name), method)(*arguments))
+    explained = [found.as_dict() for found in (whole.explain(100, model="tiled"), whole.of("tiled").explain(100))]
+    assert json.dumps(explained[0]) == json.dumps(explained[1])
+    assert whole.predict_ns("tile", n=100, depth=2, model="tiled") == whole.of("tiled").predict_ns("tile", 100, 2)
+
+
+def test_a_model_that_a_calibration_lacks_is_refused():
+    with pytest.raises(ValueError, match="model: expected one of line, tiled, got 'welch'"):
+        calibration().predict_ns("host", 1, model="welch")
+    with pytest.raises(ValueError, match=r"models: this calibration holds none that is known; see load_calibration"):
+        calibration(models=[]).pick(1)
