@@ -213,7 +213,8 @@ def variant_codes(model: LatencyModel, variant: str | Code) -> Code:
         return int(codes) if codes.ndim == 0 else codes
     if array.dtype.kind not in "iu" or (array.size and not 0 <= array.min() <= array.max() < len(known)):
         raise ValueError(f"variant: expected names, or places from 0 to {len(known) - 1}, got {variant}")
-    return variant  # pyright: ignore[reportReturnType]
+    # A list would be a tree of its numbers.
+    return int(array) if array.ndim == 0 else array.astype(np.int32)
 
 
 def check_input(value: RealLike, name: str, least: float, step: int) -> None:
