@@ -5,14 +5,30 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
 
 from rlxjax._checks import check_shapes, fields_of
-from rlxjax.device._devices import Coefficients
+from rlxjax._numerics import soft_roofline
 from rlxjax._typing import Nanoseconds, RealLike
-from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, predicted_ns, wide_prior
+from rlxjax.device._devices import Coefficients
+from rlxjax.fit import (
+    Facts,
+    FitResult,
+    Input,
+    LatencyModel,
+    LatencyPrior,
+    Runs,
+    Timings,
+    fit_latency,
+    predicted_ns,
+    wide_prior,
+)
 
-from ._welch_terms import device_work_ns
-
+#: How sharply the larger of compute and memory time decides; 1 would be their sum.
+ROOFLINE_SHARPNESS = 2
+#: Bytes that transforms move for one sample: read and window, transform, square.
+FFT_BYTES_PER_SAMPLE = 20.0
 #: Compute time falls with the batch as `(1 + batch / onset_rows)**-BATCH_EXPONENT`; below 1, so that more
 #: rows never take less time.
 BATCH_EXPONENT = 1 / 3
@@ -73,22 +89,38 @@ class FftModel(LatencyModel):
         FftLatencyCoefficients(call_ns=6e4, row_ns=50.0, flop_per_ns=10.0, bytes_per_ns=20.0, onset_rows=1e3)
     )
 
-    def terms_ns(
-        self, coefficients: FftLatencyCoefficients, runs: Runs, facts: Facts
-    ) -> Mapping[str, RealLike]:
+    def terms_ns(self, coefficients: FftLatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         """Return the call's and the transforms' part in ns, `[*batch]`."""
         del facts
-        batch = jnp.asarray(runs.inputs["batch"])
-        work_ns = device_work_ns(
-            batch,
-            runs.inputs["n_fft"],
-            row_ns=coefficients.row_ns,
-            flop_per_ns=coefficients.flop_per_ns,
-            bytes_per_ns=coefficients.bytes_per_ns,
-            speedup=(1.0 + batch / coefficients.onset_rows) ** BATCH_EXPONENT,
-        )
-        return {"call_ns": coefficients.call_ns, "work_ns": work_ns}
+        batch, n_fft = jnp.asarray(runs.inputs["batch"]), jnp.asarray(runs.inputs["n_fft"])
+        speedup = (1.0 + batch / coefficients.onset_rows) ** BATCH_EXPONENT
+        compute_ns = (coefficients.row_ns + fft_flop(n_fft) / coefficients.flop_per_ns) / speedup
+        memory_ns = FFT_BYTES_PER_SAMPLE * n_fft / coefficients.bytes_per_ns
+        row_ns = soft_roofline(compute_ns, memory_ns, ROOFLINE_SHARPNESS)
+        return {"call_ns": coefficients.call_ns, "work_ns": batch * row_ns}
 
 
 FFT = FftModel()
 _predicted_ns = jax.jit(predicted_ns)
+
+
+def fft_flop(n_fft: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Return the operations of a real transform of `n_fft` samples, `2.5 n log2 n` as it is counted, `[*batch]`."""
+    return 2.5 * n_fft * jnp.log2(n_fft)
+
+
+def typical_fft_prior() -> LatencyPrior[FftLatencyCoefficients]:
+    """Return the prior that `fit_fft_latency` starts from: orders of magnitude of a present-day machine, wide."""
+    return FFT.prior
+
+
+def fft_timings(batch, n_fft, time_ns) -> Timings:
+    """Return timings of a batched FFT: columns `[n]`, checked as by `Timings.checked`."""
+    return Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=time_ns)
+
+
+def fit_fft_latency(
+    timings: Timings, prior: LatencyPrior[FftLatencyCoefficients] | None = None, weights: np.ndarray | None = None
+) -> FitResult[FftLatencyCoefficients]:
+    """Fit the latency of a batched FFT: `fit_latency` of `fft_timings`; arguments as there."""
+    return fit_latency(timings, prior, weights)

@@ -1,243 +1,184 @@
-"""The parts of the latency model: work of the device, chunks, the two forms of selection, padding."""
+"""The terms of the latency model of Welch peaks: counts of work over rates, shared by processors, and fixed costs."""
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 from jax.scipy.special import entr, gammaln
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from rlxjax._numerics import namespace_of, soft_excess, soft_roofline
-from rlxjax._typing import Nanoseconds, RealLike
-from rlxjax.welch._device_programs import (
-    CHUNK_ROWS_MULTIPLE,
-    CHUNK_SAMPLES,
-    LEAST_SPLIT_N_FFT,
-    LEAST_SPLIT_SAMPLES,
-    SPLIT_RADIX,
-)
-from rlxjax.welch._host import LEAST_CHUNK_SAMPLES as LEAST_HOST_CHUNK_SAMPLES
-from rlxjax.welch._launch import MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK
-from rlxjax.welch._selection import MIN_BLOCK_BINS, MIN_BLOCKS
+from rlxjax._numerics import namespace_of, soft_excess, soft_roofline, straight_through
+from rlxjax._typing import Code, RealLike
+from rlxjax.fit import Facts, Runs
+
+from ._fft import FFT_BYTES_PER_SAMPLE, ROOFLINE_SHARPNESS, fft_flop
 
 if TYPE_CHECKING:
     from ._welch import LatencyCoefficients
 
-#: How sharply the larger of compute and memory time decides; 1 would be their sum.
-ROOFLINE_SHARPNESS = 2
-#: How sharply traffic beyond the cache is charged the second level's rate.
-CACHE_SHARPNESS = 4
-#: The same of a processor's first cache, which a row fits in or does not.
-FIRST_CACHE_SHARPNESS = 8
-#: How sharply a piece of the least size, rather than the processors, decides the time of shared work.
+VARIANTS = ("host", "fused_maxima", "fused_top_k", "block", "learned")
+#: Their places.
+HOST, MAXIMA, TOP_K, BLOCK, LEARNED = range(5)
+#: Parts of a prediction, in the order of a run.
+TERMS = ("call_ns", "launch_and_sync_ns", "upload_ns", "transform_ns", "selection_ns", "readback_ns")
+
+#: Bytes that NumPy's code moves for one sample, and that its transform holds of one: window product, spectrum,
+#: work and factors. A call reads as many anew for each sample of a segment: they have left the caches.
+HOST_BYTES_PER_SAMPLE, HOST_HELD_BYTES_PER_SAMPLE = 8.0, 32.0
+#: A segment beyond a processor's first cache, and a signal beyond its second, are charged the memory's rate on top;
+#: at these sizes half of it.
+FIRST_CACHE_BYTES, SECOND_CACHE_BYTES = 48.0 * 2**10, 2.0**21
+#: How sharply traffic beyond the caches is charged that: a row fits in the first one or does not.
+FIRST_CACHE_SHARPNESS, SECOND_CACHE_SHARPNESS = 8, 4
+#: How sharply the least share of one processor, rather than how many there are, decides the time of shared work.
 SHARE_SHARPNESS = 16
-#: Most numbers that NumPy's partition sorts by a network with AVX2; 256 with AVX-512, where 64 fit as well.
-MOST_NETWORK_PLACES = 64.0
-#: What a pass over one number, two comparisons there, costs in places of that network.
-PLACES_OF_A_PASS = 0.5
-#: Bytes that the device's FFT stage moves for one sample: read and window, transform, square.
-DEVICE_BYTES_PER_SAMPLE = 20.0
-#: Bytes that a transform reads and writes for one sample of a segment: a real segment's spectrum is half as
-#: long, and two packed segments are one complex row.
-TRANSFORM_BYTES_PER_SAMPLE = 8.0
+#: Most numbers that NumPy's partition sorts by a network, and comparisons of a pass over one number.
+MOST_NETWORK_PLACES, COMPARISONS_OF_A_PASS = 64.0, 0.5
+#: Putting one candidate of the selection by maxima in order takes as long as comparing so many bins.
+BINS_OF_A_CANDIDATE = 40.0
 
 
-def fft_flop(rows: Float[Array, "*batch"], n_fft: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-    """Return the operations of `rows` real transforms: `2.5 n log2 n` each, as a real FFT is counted."""
-    return 2.5 * (rows * n_fft) * jnp.log2(n_fft)
-
-
-def device_work_ns(
-    rows: Float[Array, "*batch"],
-    n_fft: Float[Array, "*batch"],
-    *,
-    row_ns: RealLike,
-    flop_per_ns: RealLike,
-    bytes_per_ns: RealLike,
-    speedup: RealLike = 1.0,
-    parts: RealLike = 1.0,
-) -> Nanoseconds:
-    """Return a device's time for `rows` transforms: a smooth roofline of compute and memory time.
+def welch_terms_ns(c: "LatencyCoefficients", runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
+    """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction.
 
     Args:
-        rows: transforms, `[*batch]`.
-        n_fft: samples of each.
-        row_ns: cost of a transform, apart from its operations.
-        flop_per_ns: operations.
-        bytes_per_ns: memory.
-        speedup: divides the compute time; memory is no faster for it.
-        parts: transforms that each is taken apart into, whose operations are counted.
+        c: of the machine.
+        runs: of Welch peaks.
+        facts: all that the model knows by default, or other values of them.
     """
-    traffic = jnp.maximum(DEVICE_BYTES_PER_SAMPLE * (rows * n_fft), 1.0)
-    compute_ns = jnp.maximum(fft_flop(rows * parts, n_fft / parts), 1.0) / flop_per_ns + rows * row_ns
-    return soft_roofline(compute_ns / speedup, traffic / bytes_per_ns, ROOFLINE_SHARPNESS)
+    variant = jnp.asarray(runs.variant)
+    batch, n_fft, k, n_segments = (jnp.asarray(runs.inputs[name]) for name in ("batch", "n_fft", "k", "n_segments"))
+    on_host, is_block, is_learned = variant == HOST, variant == BLOCK, variant == LEARNED
+    by_numpy = on_host | is_block
+    row_samples, bins = n_segments * n_fft, n_fft / 2 + 1
+    rows = jnp.where(on_host, batch, padded_rows(batch, row_samples, facts))
+    samples, signal_bytes = rows * row_samples, 2.0 * rows * n_fft * (n_segments + 1.0)
+
+    # Few samples are one processor's. Of more, each of several has at least half as many.
+    alone = alone_samples(variant, facts)
+    is_shared = batch * row_samples > alone
+    least_share = alone / (2.0 * jnp.maximum(samples, 1.0))
+    share = jnp.where(is_shared, soft_roofline(least_share, 1.0 / (1.0 + c.parallel_gain), SHARE_SHARPNESS), 1.0)
+    joining_ns = jnp.where(is_shared, jnp.where(by_numpy, c.threads_ns, c.streams_ns), 0.0)
+    read_anew_ns = HOST_HELD_BYTES_PER_SAMPLE * n_fft / c.memory_bytes_per_ns
+    numpy_ns = jnp.where(by_numpy, c.host_call_ns, 0.0)
+
+    long_rows = soft_excess(HOST_HELD_BYTES_PER_SAMPLE * n_fft, FIRST_CACHE_BYTES, FIRST_CACHE_SHARPNESS)
+    host_sample_ns = HOST_BYTES_PER_SAMPLE * (1.0 / c.host_bytes_per_ns + long_rows / c.memory_bytes_per_ns)
+    device_sample_ns = soft_roofline(
+        fft_flop(n_fft) / n_fft / c.device_flop_per_ns, FFT_BYTES_PER_SAMPLE / c.device_bytes_per_ns, ROOFLINE_SHARPNESS
+    )
+    # The pruned program reads a signal once and writes live bins.
+    flop, live_bins, is_known = _learned_work(n_fft, facts)
+    learned_bytes = 2.0 * n_fft * (n_segments + 1.0) / n_segments + 8.0 * live_bins
+    learned_segment_ns = soft_roofline(
+        c.learned_segment_ns + flop / c.learned_flop_per_ns, learned_bytes / c.device_bytes_per_ns, ROOFLINE_SHARPNESS
+    )
+    sample_ns = jnp.where(is_learned, learned_segment_ns / n_fft, device_sample_ns)
+    sample_ns = jnp.where(on_host, host_sample_ns, sample_ns)
+    transform_ns = share * samples * sample_ns
+
+    numpy_row_ns = (
+        8.0 * n_segments * bins / c.host_bytes_per_ns
+        + c.select_row_ns
+        + partition_comparisons(bins, k) * c.select_compare_ns
+    )
+    # A learned run ranks its live bins, and masked ones where these are fewer than the peaks.
+    ranked = jnp.where(is_learned, jnp.maximum(live_bins + jnp.minimum(k, bins - live_bins), 1.0), bins)
+    passes = maxima_passes(ranked, k)
+    maxima_row_ns = passes * (maxima_comparisons(ranked, facts) + BINS_OF_A_CANDIDATE) * c.maxima_compare_ns
+    heap_row_ns = ranked * c.topk_bin_ns + heap_comparisons(ranked, k) * c.topk_compare_ns
+    row_ns = jnp.where(by_numpy, numpy_row_ns, jnp.where(variant == TOP_K, heap_row_ns, maxima_row_ns))
+    # Each processor makes all passes, over its share of the rows. Over one row alone, a pass is a plain loop.
+    makes_passes = ((variant == MAXIMA) | is_learned) & (rows > 1)
+    passes_ns = jnp.where(makes_passes, passes, 0.0) * c.maxima_pass_ns
+
+    far_bytes = signal_bytes * soft_excess(jnp.maximum(signal_bytes, 1.0), SECOND_CACHE_BYTES, SECOND_CACHE_SHARPNESS)
+    uploaded_bytes = jnp.where(on_host, 0.0, signal_bytes)
+    read_back_bytes = jnp.where(is_block, 8.0 * rows * n_segments * bins, jnp.where(on_host, 0.0, 8.0 * rows * k))
+    return {
+        "call_ns": numpy_ns + read_anew_ns + joining_ns,
+        "launch_and_sync_ns": jnp.where(on_host, 0.0, c.launch_ns),
+        "upload_ns": share * uploaded_bytes / c.copy_bytes_per_ns,
+        "transform_ns": jnp.where(is_learned & ~is_known, jnp.inf, transform_ns) + far_bytes / c.memory_bytes_per_ns,
+        "selection_ns": share * rows * row_ns + passes_ns,
+        "readback_ns": share * read_back_bytes / c.copy_bytes_per_ns,
+    }
 
 
-def long_rows_ns(
-    samples: RealLike, row_bytes: RealLike, cache_bytes: RealLike, far_bytes_per_ns: RealLike
-) -> Nanoseconds:
-    """Return what transforms cost on top because a row leaves a processor's first cache, `[*batch]`.
+def alone_samples(variant: Code, facts: Facts) -> Float[Array, "*batch"]:
+    """Return the most samples that one processor works on alone, `[*batch]`."""
+    xp = namespace_of(variant)
+    on_device = xp.where(xp.asarray(variant) == BLOCK, facts["alone_samples_block"], facts["alone_samples_fused"])
+    return xp.where(xp.asarray(variant) == HOST, facts["alone_samples_host"], on_device) * 1.0
 
-    Args:
-        samples: of all rows.
-        row_bytes: that the transform of one row reads and writes.
-        cache_bytes: of a row, at which half of it is charged that.
-        far_bytes_per_ns: what it costs.
+
+def padded_rows(batch: Float[Array, "*batch"], row_samples: RealLike, facts: Facts) -> Float[Array, "*batch"]:
+    """Return the rows that device programs run, `[*batch]`: padded to a few sizes an octave, up to a chunk.
+
+    The gradient takes them as the batch, since that of a staircase is 0.
     """
-    beyond = soft_excess(jnp.maximum(row_bytes, 1.0), cache_bytes, FIRST_CACHE_SHARPNESS)
-    return jnp.asarray(TRANSFORM_BYTES_PER_SAMPLE * samples * beyond / far_bytes_per_ns)
+    sizes = facts["sizes_per_octave"] * 1.0
+    _, octaves = jnp.frexp(jnp.maximum(batch - 1.0, sizes) / sizes)
+    step = jnp.ldexp(jnp.ones_like(batch), octaves - 1)
+    padded = jnp.minimum(jnp.ceil(batch / step) * step, facts["chunk_samples"] / row_samples)
+    return straight_through(jnp.maximum(batch, padded), batch * jnp.ones_like(padded))
 
 
-def fused_transform_bytes(n_fft: RealLike, n_segments: RealLike) -> Float[Array, "*batch"]:
-    """Return what one of the fused path's transforms reads and writes: two segments as one complex row.
+def partition_comparisons(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
+    """Return the comparisons of NumPy's partition of bins around the k largest, and of a sort of these, `[*batch]`.
 
-    Long ones are taken apart where there are many (`welch._device_programs.transform_radix`); few rows are
-    not transformed eight at a time, so that they do not crowd the cache. Lengths count as multiples of 8.
+    Few numbers are sorted by a network of a power of two. More are split around a pivot first, again and again: in
+    the mean over all orders by `2 n (1 + H(k / n))` comparisons, where H is the entropy in nats (D. E. Knuth,
+    Mathematical Analysis of Algorithms, 1971, of Hoare's FIND). Where all bins are peaks, there is no partition.
     """
-    parts = jnp.where(_is_long(n_fft, n_segments), SPLIT_RADIX, 1.0)
-    return jnp.asarray(2.0 * TRANSFORM_BYTES_PER_SAMPLE * n_fft / parts)
-
-
-def is_taken_apart(program_rows: RealLike, n_fft: RealLike, n_segments: RealLike) -> Bool[Array, "*batch"]:
-    """Return whether a fused program of so many rows takes its transforms apart (`transform_radix`)."""
-    has_rows = jnp.asarray(program_rows) * n_segments * n_fft >= LEAST_SPLIT_SAMPLES
-    return _is_long(n_fft, n_segments) & has_rows
-
-
-def _is_long(n_fft: RealLike, n_segments: RealLike) -> Bool[Array, "*batch"]:
-    return (jnp.asarray(n_fft) >= LEAST_SPLIT_N_FFT) & (jnp.asarray(n_segments) % 2 == 0)
-
-
-def share_of_work(
-    is_shared: Bool[Array, "*batch"], rows: RealLike, least_rows: RealLike, gain: RealLike
-) -> Float[Array, "*batch"]:
-    """Return the share of the time of work on rows that it takes all processors.
-
-    Args:
-        is_shared: whether they share it.
-        rows: all rows.
-        least_rows: of a processor's share.
-        gain: speed-up of many rows, less 1.
-    """
-    least_share = jnp.asarray(least_rows / jnp.maximum(rows, 1.0))
-    return jnp.where(is_shared, soft_roofline(least_share, 1.0 / (1.0 + gain), SHARE_SHARPNESS), 1.0)
-
-
-def unshared_rows_of(
-    is_host: RealLike, is_fused: RealLike, n_fft: RealLike, n_segments: RealLike
-) -> Float[Array, "*batch"]:
-    """Return the most rows that one processor runs alone, on the host, of the fused or of the block path."""
-    xp = namespace_of(is_host, is_fused, n_fft, n_segments)
-    on_device = xp.where(is_fused, 1.0 * MOST_UNSHARED_SAMPLES, 1.0 * MOST_UNSHARED_SAMPLES_OF_BLOCK)
-    samples = xp.where(is_host, 1.0 * LEAST_HOST_CHUNK_SAMPLES, on_device)
-    return least_rows_of(samples, n_fft, n_segments, xp.where(is_host, 1.0, CHUNK_ROWS_MULTIPLE))
-
-
-def least_rows_of(
-    samples: RealLike, n_fft: RealLike, n_segments: RealLike, least: RealLike = 1.0
-) -> Float[Array, "*batch"]:
-    """Return the rows that have so many samples, but at least so many."""
-    xp = namespace_of(samples, n_fft, n_segments, least)
-    return xp.maximum(samples / (xp.asarray(n_segments) * n_fft), least)
-
-
-def signal_bytes(rows: RealLike, n_fft: RealLike, n_segments: RealLike) -> Float[Array, "*batch"]:
-    """Return the bytes of rows of overlapping segments, as float32."""
-    return jnp.asarray(2.0 * rows * n_fft * (n_segments + 1.0))
-
-
-def far_ns(c: "LatencyCoefficients", traffic_bytes: RealLike) -> Nanoseconds:
-    """Return what traffic costs on top of its near rate because it lies beyond the cache, `[*batch]`."""
-    traffic_bytes = jnp.maximum(traffic_bytes, 1.0)
-    beyond = soft_excess(traffic_bytes, c.cache_bytes, CACHE_SHARPNESS)
-    return jnp.asarray(traffic_bytes * beyond / c.far_bytes_per_ns)
-
-
-def partition_places(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
-    """Return what NumPy's partition of bins around the k largest costs, in places of a network, `[*batch]`.
-
-    Few numbers are sorted by a network of a power of two. More are split around a pivot first, again and
-    again: in the mean over all orders by `2 n (1 + H(k / n))` comparisons, where H is the entropy in nats
-    (D. E. Knuth, Mathematical Analysis of Algorithms, 1971, of Hoare's FIND). Where all bins are peaks,
-    there is no partition.
-    """
-    is_partial = (jnp.asarray(k) > 0) & (jnp.asarray(k) < bins)
-    share = jnp.where(is_partial, k / bins, 0.5)
-    network = jnp.minimum(jnp.ldexp(1.0, _place_bits(bins)), MOST_NETWORK_PLACES)
+    peaks = jnp.minimum(k, bins)
+    share = jnp.where(k < bins, peaks / bins, 0.5)
+    network = jnp.minimum(jnp.ldexp(jnp.ones_like(bins), _place_bits(bins)), MOST_NETWORK_PLACES)
     passed = jnp.where(bins > MOST_NETWORK_PLACES, bins * (1.0 + entr(share) + entr(1.0 - share)), 0.0)
-    return jnp.where(is_partial, network + PLACES_OF_A_PASS * passed, 0.0)
-
-
-def maxima_ns(
-    c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike, share: RealLike = 1.0
-) -> Nanoseconds:
-    """Return the time of selection by successive maxima, `[*batch]`.
-
-    A key is made of every bin; each pass compares all keys; there is one for each peak, and for the spare
-    candidates (`welch._selection`), which are put in their exact order afterwards. A pass over one row alone
-    is a vector loop over its bins; over tiles of several, it is a longer program. Each of several processors
-    makes all passes, over its share of the rows. That it makes them for each group of tiles adds nothing that
-    timings show.
-    """
-    passes = maxima_passes(bins, k)
-    row_ns = bins * c.maxima_key_ns + passes * (compared_places(bins) * c.maxima_bin_ns + c.maxima_peak_ns)
-    return jnp.asarray(share * rows * row_ns + jnp.where(rows > 1, passes, 0.0) * c.maxima_pass_ns)
+    sorting = peaks * jnp.log2(peaks + 1.0)
+    return sorting + jnp.where(k < bins, network + COMPARISONS_OF_A_PASS * passed, 0.0)
 
 
 def maxima_passes(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
-    """Return the passes of the selection by maxima: one for each candidate (`welch._selection`)."""
+    """Return the passes of the selection by maxima, `[*batch]`: one for each peak, and for spare candidates.
+
+    Keys of more bins hold fewer bits of a power, so that more of them are equal.
+    """
     spare = 2.0 + jnp.floor(jnp.maximum(_place_bits(bins) - 8.0, 0.0) / 2.0)
     return jnp.minimum(jnp.minimum(k, bins) + spare, bins)
 
 
-def compared_places(bins: RealLike) -> Float[Array, "*batch"]:
-    """Return the places that a pass of maxima compares: those of all blocks, then those of one.
+def maxima_comparisons(bins: RealLike, facts: Facts) -> Float[Array, "*batch"]:
+    """Return the bins that one pass compares, `[*batch]`: those of all blocks, then those of one."""
+    width = jnp.ldexp(jnp.ones_like(bins), (_place_bits(bins) + 1) // 2)
+    width = jnp.minimum(jnp.maximum(width, facts["least_block_bins"]), bins)
+    return jnp.maximum(bins, width * facts["least_blocks"]) + width
 
-    As if blocks did not overlap, but where they are as few as may be (`welch._selection.blocks_of`).
+
+def heap_comparisons(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
+    """Return the comparisons of a heap that keeps the k largest of bins in any order, `[*batch]`.
+
+    `k ln(bins / k)` bins enter a heap of k that is full (D. E. Knuth, The Art of Computer Programming, vol. 1,
+    1.2.10: how often a running maximum changes), each by `log2(k + 1)` comparisons. What it holds is then taken out
+    one by one, by `log2(k!)` in all, as it gets smaller.
     """
-    width = jnp.ldexp(1.0, (_place_bits(bins) + 1) // 2)
-    width = jnp.minimum(jnp.maximum(width, MIN_BLOCK_BINS), bins)
-    return jnp.maximum(bins, width * MIN_BLOCKS) + width
+    peaks = jnp.minimum(k, bins)
+    entries = peaks * jnp.log(bins / peaks)
+    return entries * jnp.log2(peaks + 1.0) + gammaln(peaks + 1.0) / math.log(2.0)
+
+
+def _learned_work(n_fft: RealLike, facts: Facts) -> tuple[Any, Any, Any]:
+    """Return operations and live bins of the learned model of a length, and whether there is one, `[*batch]`."""
+    flop, live_bins, is_known = jnp.zeros_like(n_fft), jnp.zeros_like(n_fft), jnp.zeros_like(n_fft, bool)
+    models = (facts[name] for name in ("learned_n_fft", "learned_flop", "learned_live_bins"))
+    for length, its_flop, its_live_bins in zip(*models, strict=True):
+        is_this = n_fft == length
+        flop, live_bins = jnp.where(is_this, its_flop, flop), jnp.where(is_this, its_live_bins, live_bins)
+        is_known = is_known | is_this
+    return flop, live_bins, is_known
 
 
 def _place_bits(bins: RealLike) -> Float[Array, "*batch"]:
     return jnp.frexp(jnp.maximum(bins - 1.0, 1.0))[1]
-
-
-def top_k_ns(c: "LatencyCoefficients", rows: RealLike, bins: RealLike, k: RealLike) -> Nanoseconds:
-    """Return the time of the device's selection, `[*batch]`: a scan of the bins, and a heap's updates.
-
-    Of bins in any order, `k ln(bins / k)` enter a heap of k that is full (D. E. Knuth, The Art of Computer
-    Programming, vol. 1, 1.2.10: how often a running maximum changes), each by `log2(k + 1)` comparisons. What
-    it holds is then taken out one by one, by `log2(k!)` in all, as it gets smaller.
-    """
-    peaks = jnp.minimum(k, bins)
-    entries = peaks * jnp.log(bins / peaks)
-    comparisons = entries * jnp.log2(peaks + 1.0) + gammaln(peaks + 1.0) / math.log(2.0)
-    return jnp.asarray(rows * (bins * c.topk_bin_ns + comparisons * c.topk_update_ns))
-
-
-@jax.custom_jvp
-def padded_rows(batch: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-    """Return `padded_batch` of a float batch. Prevents: the zero slope of a staircase."""
-    _, bits = jnp.frexp(jnp.maximum(batch, 1.0) - 1.0)
-    step = jnp.ldexp(jnp.ones_like(batch), jnp.maximum(bits - 3, 0))
-    return jnp.ceil(batch / step) * step
-
-
-@padded_rows.defjvp
-def _padded_jvp(primals, tangents):
-    return padded_rows(*primals), tangents[0]
-
-
-def chunk_rows_of(
-    n_fft: Float[Array, "*batch"], n_segments: Float[Array, "*batch"]
-) -> Float[Array, "*batch"]:
-    """Return the rows of a chunk as a CPU runs them, but not rounded to whole tiles."""
-    return jnp.maximum(CHUNK_SAMPLES["cpu"] / (n_segments * n_fft), CHUNK_ROWS_MULTIPLE)
-
-
-def device_rows(batch: Float[Array, "*batch"], chunk_rows: RealLike) -> Float[Array, "*batch"]:
-    """Return the rows that a device runs: padded up to a chunk; the padding of a rest beyond is left out."""
-    return jnp.maximum(batch, jnp.minimum(padded_rows(batch), chunk_rows))
