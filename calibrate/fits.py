@@ -10,8 +10,9 @@ import numpy as np
 from rlxjax import LatencyEstimate, LatencyPrior, PosteriorFit, Timings, fit_posterior, transferred_prior
 from rlxjax.calibration import Calibration, read_calibration_file
 from rlxjax.fit import MIN_TIMINGS, Facts, estimate, predicted_ns
-from rlxjax.models import WELCH
+from rlxjax.models import WELCH, fft_flop, heap_rates, welch_micro_prior
 
+from .measure import DEEP_SELECTION, SHORT_TRANSFORM, WIDE_SELECTION, MicroRates
 from .workloads import Cell
 
 
@@ -78,3 +79,24 @@ def prior_from(file: FilePath) -> tuple[LatencyPrior, str]:
     content = read_calibration_file(file)
     calibrated = Calibration.from_file(content).of(WELCH.name)
     return transferred_prior(calibrated.posterior), content.fingerprint.platform
+
+
+def micro_prior(rates: MicroRates, prior: LatencyPrior | None = None) -> LatencyPrior:
+    """Return a prior with its own values where a micro-benchmark measured a coefficient by itself.
+
+    Args:
+        rates: what micro-benchmarks say.
+        prior: of the rest; the model's own unless given.
+    """
+    waits_ns = rates.dispatch_ns + rates.roundtrip_ns
+    found = {
+        "memory_bytes_per_ns": rates.memory_bytes_per_ns,
+        "copy_bytes_per_ns": rates.upload_bytes_per_ns,
+    }
+    if rates.transform_ns:
+        rows, n_fft = SHORT_TRANSFORM  # a row is two segments
+        found["device_flop_per_ns"] = float(2 * rows * fft_flop(n_fft)) / (rates.transform_ns[0] - waits_ns)
+    if "top_k" in rates.selection_ns:
+        times_ns = [time_ns - waits_ns for time_ns in rates.selection_ns["top_k"]]
+        found |= heap_rates(*zip(WIDE_SELECTION, DEEP_SELECTION, strict=True), times_ns)
+    return welch_micro_prior(found, prior)

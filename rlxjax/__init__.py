@@ -9,9 +9,7 @@ import importlib as _importlib
 #: The public names by the module that holds them, which is imported when one of them is first used.
 #: Type checkers read the same names in `__init__.pyi`.
 _NAMES = {
-    "graph": (
-        "Graph GraphIoProfile Node node_io_bytes profile_graph_io tensor_bytes"
-    ),
+    "graph": ("Graph GraphIoProfile Node node_io_bytes profile_graph_io tensor_bytes"),
     "device": (
         "BACKEND_ROWS BackendCoefficients Device DeviceRanking FusionBenefit GateEvaluation IoFusionGate "
         "Provenance Target backend_coefficients device_cost_ns fusion_benefit fusion_target graph_cost_ns "
@@ -29,7 +27,8 @@ _NAMES = {
         "transferred_prior wide_prior"
     ),
     "models": (
-        "FftLatencyCoefficients LatencyCoefficients fft_latency_ns"
+        "FftLatencyCoefficients LatencyCoefficients fft_latency_ns fft_timings fit_fft_latency latency_terms_ns "
+        "predict_latency_ns typical_fft_prior typical_prior welch_timings"
     ),
     "calibration": (
         "CalibratedModel Calibration CalibrationFileError Crossover Explanation Flip MachineMismatchWarning "
@@ -47,9 +46,7 @@ _NAMES = {
         "LearnedFft LearnedFftFileError ToneSignals TrainingResult learned_spectrum load_learned_fft peak_recall "
         "save_learned_fft train_learned_fft"
     ),
-    "_numerics": (
-        "soft_maximum soft_minimum soft_relu soft_step straight_through temperature_from_sd"
-    ),
+    "_numerics": ("soft_maximum soft_minimum soft_relu soft_step straight_through temperature_from_sd"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

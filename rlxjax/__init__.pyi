@@ -98,6 +98,13 @@ from .learned import train_learned_fft as train_learned_fft
 from .models import FftLatencyCoefficients as FftLatencyCoefficients
 from .models import LatencyCoefficients as LatencyCoefficients
 from .models import fft_latency_ns as fft_latency_ns
+from .models import fft_timings as fft_timings
+from .models import fit_fft_latency as fit_fft_latency
+from .models import latency_terms_ns as latency_terms_ns
+from .models import predict_latency_ns as predict_latency_ns
+from .models import typical_fft_prior as typical_fft_prior
+from .models import typical_prior as typical_prior
+from .models import welch_timings as welch_timings
 from .welch import CoefficientSet as CoefficientSet
 from .welch import Path as Path
 from .welch import SoftWelchPeaksCosts as SoftWelchPeaksCosts

@@ -2,18 +2,19 @@
 
 from ._fft import FFT as FFT
 from ._fft import FftLatencyCoefficients as FftLatencyCoefficients
+from ._fft import fft_flop as fft_flop
 from ._fft import fft_latency_ns as fft_latency_ns
 from ._fft import fft_timings as fft_timings
 from ._fft import fit_fft_latency as fit_fft_latency
 from ._fft import typical_fft_prior as typical_fft_prior
 from ._welch import WELCH as WELCH
-from ._welch import LatencyCoefficients as LatencyCoefficients
 from ._welch_api import heap_rates as heap_rates
 from ._welch_api import latency_terms_ns as latency_terms_ns
 from ._welch_api import predict_latency_ns as predict_latency_ns
 from ._welch_api import typical_prior as typical_prior
 from ._welch_api import welch_micro_prior as welch_micro_prior
 from ._welch_api import welch_timings as welch_timings
+from ._welch_coefficients import LatencyCoefficients as LatencyCoefficients
 
 #: The models that a calibration file is read for, by name; the first one is what a calibration is asked for.
 BUILT_IN = {model.name: model for model in (WELCH, FFT)}

@@ -12,7 +12,8 @@ from rlxjax._numerics import namespace_of
 from rlxjax._typing import Code, Nanoseconds, RealLike
 from rlxjax.fit import Facts, LatencyPrior, Runs, Timings, named
 
-from ._welch import WELCH, LatencyCoefficients
+from ._welch import WELCH
+from ._welch_coefficients import LatencyCoefficients
 from ._welch_terms import MAXIMA, TERMS, TOP_K, heap_comparisons
 
 #: Names of paths and of the forms of the fused path's selection, in the order of their codes.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 from jax.scipy.special import entr, gammaln
@@ -13,9 +13,7 @@ from rlxjax._typing import Code, RealLike
 from rlxjax.fit import Facts, Runs
 
 from ._fft import FFT_BYTES_PER_SAMPLE, ROOFLINE_SHARPNESS, fft_flop
-
-if TYPE_CHECKING:
-    from ._welch import LatencyCoefficients
+from ._welch_coefficients import LatencyCoefficients
 
 VARIANTS = ("host", "fused_maxima", "fused_top_k", "block", "learned")
 #: Their places.
@@ -39,7 +37,7 @@ MOST_NETWORK_PLACES, COMPARISONS_OF_A_PASS = 64.0, 0.5
 BINS_OF_A_CANDIDATE = 40.0
 
 
-def welch_terms_ns(c: "LatencyCoefficients", runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
+def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
     """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction.
 
     Args:
