@@ -111,7 +111,7 @@ def _problem(model: LatencyModel, section: ModelSection) -> str | None:
     unknowns = len(units) + len(variants) * max(features)
     if len(features) > 1 or len(uncertainty.covariance_factor) != unknowns:
         return "uncertainty: the correction and the covariance factor do not go together"
-    if missing := [name for name in model.inputs if name not in section.domain]:
+    if missing := [name for name, _ in extents(dict.fromkeys(model.inputs, 1.0)) if name not in section.domain]:
         return f"domain.{missing[0]} is missing"
     return None
 
@@ -203,7 +203,8 @@ def section_of(
         )
         for (name, value), is_one in zip(named(posterior.coefficients).items(), measured, strict=True)
     }
-    sizes = {name: np.asarray(column, float) for name, column in found.runs.inputs.items()}
+    # In the model's order, which a tree of a dictionary does not keep.
+    sizes = {name: np.asarray(found.runs.inputs[name], float) for name in posterior.model.inputs}
     return ModelSection(
         model_version=posterior.model.version,
         facts={
