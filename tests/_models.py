@@ -193,7 +193,7 @@ def _file_text():
     errors = {**held_out, "edge": None, "held_out_cells": 7, "noise_floor": 0.01, "built_in": None}
     sections = {
         fit.posterior.model.name: section_of(
-            fit, fit.posterior.model.prior, {}, runs_of(fit.posterior.model), 0.01, ["one took 4 times"]
+            fit, fit.posterior.model.prior, noise_floor=0.01, outliers=["one took 4 times"]
         ).model_dump(mode="json")
         | {"held_out": {fit.posterior.model.variants[0]: errors}}
         for fit in (line_fit(), tiled_fit())

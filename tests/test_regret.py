@@ -10,16 +10,15 @@ from _compilations import compilations
 from _models import TILED, TILED_TRUTH, certain, runs_of, timings_of
 from _tolerances import FLOAT64_RTOL, SATURATED_ATOL, assert_gradient_is_the_finite_difference
 
-from rlxjax.fit import Runs, estimate
-from rlxjax.fit._regret import (
-    alternatives,
+from rlxjax.fit import (
+    Runs,
     cross_validated_regret,
-    left_out_folds,
+    estimate,
     pick_regret,
     refine_for_decisions,
     smoothed_regret,
-    workload_ids,
 )
+from rlxjax.fit._regret import alternatives, left_out_folds, workload_ids
 
 RNG = np.random.default_rng(0)
 ROWS, WIDTH = 40, 4

@@ -22,6 +22,7 @@ from rlxjax.fit import (
     coefficient_names,
     is_measured,
     named,
+    prior_posterior,
     unit_of,
 )
 from rlxjax.models import BUILT_IN
@@ -101,17 +102,23 @@ def _problem(model: LatencyModel, section: ModelSection) -> str | None:
     units = {name: unit_of(name) for name in coefficient_names(model.prior.median)}
     if problem := _entries_problem(section.coefficients, units):
         return f"coefficients.{problem}"
-    if missing := [name for name in model.facts if name not in section.facts]:
-        return f"facts.{missing[0]} is missing"
+    for name, fact in model.facts.items():
+        if name not in section.facts:
+            return f"facts.{name} is missing"
+        if np.ndim(section.facts[name]) != np.ndim(fact):
+            return f"facts.{name}: expected {'numbers' if np.ndim(fact) else 'a number'}, got {section.facts[name]}"
     uncertainty, variants = section.uncertainty, set(model.variants)
     for name, entries in (("correction", uncertainty.correction), ("spread", uncertainty.spread)):
         if set(entries) != variants:
             return f"uncertainty.{name}: expected {', '.join(model.variants)}, got {', '.join(entries)}"
-    features = {len(weights) for weights in uncertainty.correction.values()}
-    unknowns = len(units) + len(variants) * max(features)
-    if len(features) > 1 or len(uncertainty.covariance_factor) != unknowns:
-        return "uncertainty: the correction and the covariance factor do not go together"
-    if missing := [name for name in model.inputs if name not in section.domain]:
+    known = prior_posterior(model, facts=_facts_of(section))
+    for name, weights in uncertainty.correction.items():
+        if len(weights) != known.weights.shape[1]:
+            return f"uncertainty.correction.{name}: expected {known.weights.shape[1]} weights, got {len(weights)}"
+    if len(uncertainty.covariance_factor) != len(known.factor):
+        rows = len(uncertainty.covariance_factor)
+        return f"uncertainty.covariance_factor: expected {len(known.factor)} rows, got {rows}"
+    if missing := [name for name, _ in extents(dict.fromkeys(model.inputs, 1.0)) if name not in section.domain]:
         return f"domain.{missing[0]} is missing"
     return None
 
@@ -166,12 +173,16 @@ def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior
         factor[place, : place + 1] = row
     return LatencyPosterior(
         model,
-        {name: np.asarray(fact, float) if isinstance(fact, list) else fact for name, fact in section.facts.items()},
+        _facts_of(section),
         jax.tree.structure(median).unflatten(values),
         np.array([uncertainty.correction[name] for name in model.variants]),
         factor,
         np.array([uncertainty.spread[name] for name in model.variants]),
     )
+
+
+def _facts_of(section: ModelSection) -> dict[str, Any]:
+    return {name: np.asarray(fact, float) if isinstance(fact, list) else fact for name, fact in section.facts.items()}
 
 
 def section_of(
@@ -203,7 +214,8 @@ def section_of(
         )
         for (name, value), is_one in zip(named(posterior.coefficients).items(), measured, strict=True)
     }
-    sizes = {name: np.asarray(column, float) for name, column in found.runs.inputs.items()}
+    # In the model's order, which a tree of a dictionary does not keep.
+    sizes = {name: np.asarray(found.runs.inputs[name], float) for name in posterior.model.inputs}
     return ModelSection(
         model_version=posterior.model.version,
         facts={
