@@ -317,8 +317,8 @@ def temperature_from_sd(sd: RealLike) -> RealLike:
 
 def _floats(x: RealLike, temperature: RealLike) -> tuple[Array, Array]:
     """Return a value and its temperature as floats of one precision, the temperature held in range."""
-    dtype = jnp.result_type(x, temperature, float if isinstance(x, int) else x)
-    dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.result_type(float)
+    floats = [value for value in (x, temperature) if jnp.issubdtype(jnp.result_type(value), jnp.floating)]
+    dtype = jnp.result_type(*floats) if floats else jnp.result_type(float)
     return jnp.asarray(x, dtype), _held(jnp.asarray(temperature, dtype))
 
 
