@@ -268,6 +268,14 @@ def straight_through(hard: Array, soft: Float[Array, "*batch"]) -> Float[Array, 
     """Return the value of `hard` with the derivative of `soft`.
 
     Prevents: the rounding, and the `inf - inf`, of the usual `soft + stop_gradient(hard - soft)`.
+
+    Args:
+        hard: what was chosen, `[*batch]`: numbers, or truth values, which become 0 and 1.
+        soft: its relaxation, `[*batch]`.
+
+    Examples:
+        >>> print(jax.grad(lambda x: straight_through(x > 0, soft_step(x, 1.0)))(0.0))
+        0.25
     """
     return jnp.asarray(hard, jnp.result_type(soft))
 

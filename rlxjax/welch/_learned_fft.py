@@ -159,6 +159,11 @@ def learned_spectrum(
 
     Raises:
         ValueError: segments of another length.
+
+    Examples:
+        >>> tone = np.cos(2 * np.pi * 3 / 16 * np.arange(16))
+        >>> int(jnp.argmax(jnp.abs(learned_spectrum(LearnedFft.exact(16), tone))))
+        3
     """
     segments = jnp.asarray(segments)
     if segments.ndim < 1 or segments.shape[-1] != model.n_fft:
