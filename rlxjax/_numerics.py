@@ -268,6 +268,14 @@ def straight_through(hard: Array, soft: Float[Array, "*batch"]) -> Float[Array, 
     """Return the value of `hard` with the derivative of `soft`.
 
     Prevents: the rounding, and the `inf - inf`, of the usual `soft + stop_gradient(hard - soft)`.
+
+    Args:
+        hard: what was chosen, `[*batch]`: numbers, or truth values, which become 0 and 1.
+        soft: its relaxation, `[*batch]`.
+
+    Examples:
+        >>> print(jax.grad(lambda x: straight_through(x > 0, soft_step(x, 1.0)))(0.0))
+        0.25
     """
     return jnp.asarray(hard, jnp.result_type(soft))
 
@@ -317,8 +325,8 @@ def temperature_from_sd(sd: RealLike) -> RealLike:
 
 def _floats(x: RealLike, temperature: RealLike) -> tuple[Array, Array]:
     """Return a value and its temperature as floats of one precision, the temperature held in range."""
-    dtype = jnp.result_type(x, temperature, float if isinstance(x, int) else x)
-    dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.result_type(float)
+    floats = [value for value in (x, temperature) if jnp.issubdtype(jnp.result_type(value), jnp.floating)]
+    dtype = jnp.result_type(*floats) if floats else jnp.result_type(float)
     return jnp.asarray(x, dtype), _held(jnp.asarray(temperature, dtype))
 
 

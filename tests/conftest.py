@@ -10,9 +10,9 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# How long an example takes says what else the machine does, and whether it compiled something.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+# The same few examples in every run; how long one takes says what else the machine does.
+hypothesis.settings.register_profile("lawful", deadline=None, derandomize=True, max_examples=30)
+hypothesis.settings.load_profile("lawful")
 # Tracing makes many objects that live on: looking through them all again and again takes a while.
 gc.set_threshold(50_000, 20, 50)
 

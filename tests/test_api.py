@@ -280,6 +280,13 @@ def test_functions_explain_their_arguments_or_name_the_function_that_does():
         assert explains_its_arguments(name) or any(explains_its_arguments(other) for other in others)
 
 
+def test_every_parameter_and_result_of_a_function_is_annotated():
+    for name in FUNCTIONS:
+        signature = inspect.signature(getattr(rx, name))
+        annotations = [parameter.annotation for parameter in signature.parameters.values()]
+        assert inspect.Signature.empty not in [*annotations, signature.return_annotation], name
+
+
 def test_no_parameter_switches_the_precision():
     for name in FUNCTIONS + DATACLASSES:
         assert "x64" not in inspect.signature(getattr(rx, name)).parameters

@@ -61,8 +61,9 @@ def assert_peaks_of(power, peaks, params):
     k = min(params.k, params.n_bins)
     assert peaks.shape == (len(power), params.k, 2)
     assert peaks.dtype == np.float32
+    peaks = np.asarray(peaks)
     np.testing.assert_array_equal(peaks[:, k:], 0.0)
-    bins, powers = np.asarray(peaks[:, :k, 0]).astype(int), peaks[:, :k, 1]
+    bins, powers = peaks[:, :k, 0].astype(int), peaks[:, :k, 1]
     assert all(len(set(row)) == k for row in bins)
     tolerance = FLOAT32_RTOL * power.max(1, keepdims=True)
     true = np.take_along_axis(power, bins, 1)

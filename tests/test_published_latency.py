@@ -216,8 +216,8 @@ def test_the_command_writes_its_tables_and_refuses_other_files(tmp_path):
     rows = published_latency.PUBLISHED.read_text(encoding="utf-8").splitlines()
     table, out = tmp_path / "one.csv", tmp_path / "out.json"
     table.write_text("\n".join(row for row in rows if row.startswith(("device", "gpu"))), encoding="utf-8")
-    command = [sys.executable, str(ROOT / "benchmarks" / "published_latency.py")]
-    done = subprocess.run([*command, table, "--json", out], capture_output=True, text=True)
+    command = [sys.executable, "-m", "benchmarks.published_latency"]
+    done = subprocess.run([*command, table, "--json", out], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (path,) = json.loads(out.read_text(encoding="utf-8"))["paths"]
     assert (path["path"], path["cells"], len(path["rows"])) == ("gpu", 11, 11)

@@ -137,6 +137,9 @@ def jax_device() -> Device:
 def fusion_target(device: "str | Code") -> "Target | Code":
     """Return the gate target of a device: a `Target` for a name, codes for codes.
 
+    Args:
+        device: a name, or codes `[*batch]`.
+
     Raises:
         ValueError: an unknown device.
 
@@ -151,14 +154,42 @@ def fusion_target(device: "str | Code") -> "Target | Code":
 
 
 def is_gpu_device(device: "str | Code") -> bool | jax.Array:
-    """Whether a device is a GPU device: every one but cpu. Codes give an array."""
+    """Whether a device is a GPU device: every one but cpu.
+
+    Args:
+        device: a name, or codes `[*batch]`.
+
+    Returns:
+        A truth value for a name, a bool array `[*batch]` for codes.
+
+    Raises:
+        ValueError: an unknown device.
+
+    Examples:
+        >>> is_gpu_device("tpu"), is_gpu_device("cpu")
+        (True, False)
+    """
     if isinstance(device, str):
         return Device.parse(device) is not Device.CPU
     return jnp.asarray(Device.codes(device)) != Device.CPU.code
 
 
 def is_fused_viable(device: "str | Code") -> bool | jax.Array:
-    """Whether the fused strategy can pay on a device: every one but cpu and tpu. Codes give an array."""
+    """Whether the fused strategy can pay on a device: every one but cpu and tpu (SPEC, section 2).
+
+    Args:
+        device: a name, or codes `[*batch]`.
+
+    Returns:
+        A truth value for a name, a bool array `[*batch]` for codes.
+
+    Raises:
+        ValueError: an unknown device.
+
+    Examples:
+        >>> is_fused_viable("cuda"), is_fused_viable("tpu")
+        (True, False)
+    """
     if isinstance(device, str):
         return Device.parse(device) not in (Device.CPU, Device.TPU)
     codes = jnp.asarray(Device.codes(device))
@@ -287,6 +318,10 @@ def backend_coefficients(device: "str | Code", coefficients: str = "arch") -> Ba
 
     `cpu-apple` names the row of Apple's arm64 processors. The row named mlx, which no device has
     because it is for a machine with MLX, is `BACKEND_ROWS["mlx"]`.
+
+    Args:
+        device: a name, or codes `[*batch]`.
+        coefficients: the set, "arch" or "portable".
 
     Raises:
         ValueError: an unknown device or set.

@@ -40,7 +40,15 @@ def select_peaks_only_outputs(graph: Graph, target: str) -> Graph:
 
 
 def rewrite_graph(graph: Graph, target: str, rewrites: Sequence[str] | None = None) -> Graph:
-    """Apply rewrites by name, in order; all of `REWRITES` unless told.
+    """Apply rewrites by name, in order.
+
+    Args:
+        graph: what is rewritten; it stays as it is.
+        target: the target whose gate decides.
+        rewrites: names of `REWRITES`; all of them unless told.
+
+    Returns:
+        A new graph, or the same one where nothing is to be done.
 
     Raises:
         ValueError: an unknown rewrite or target.

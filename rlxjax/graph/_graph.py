@@ -38,7 +38,11 @@ class Node:
 
 
 def tensor_bytes(shape: Sequence[int | None], dtype: str) -> int:
-    """Return `elements * size of the dtype`, 0 where a dimension is unknown.
+    """Return the bytes of a tensor: elements times the size of the dtype, at most `2**64 - 1`.
+
+    Args:
+        shape: its dimensions; with an unknown one, None, there are 0 elements.
+        dtype: its name, such as "f32".
 
     Raises:
         ValueError: a dimension that is no size, or an unknown dtype.

@@ -80,7 +80,19 @@ class GraphIoProfile:
 
 
 def node_io_bytes(graph: Graph, node: Node) -> int:
-    """Return the bytes that a node of a graph reads (with repetition) and writes, at most `2**64 - 1`."""
+    """Return the bytes that a node of a graph reads and writes, at most `2**64 - 1`.
+
+    Args:
+        graph: the graph, whose nodes it reads.
+        node: the node; an operand that it reads twice counts twice.
+
+    Examples:
+        >>> graph = Graph()
+        >>> x = graph.input("x", (10,))
+        >>> doubled = graph.add("add", [x, x])
+        >>> node_io_bytes(graph, graph.nodes[doubled])
+        120
+    """
     return saturate(sum(graph.nodes[i].bytes for i in node.inputs) + node.bytes)
 
 

@@ -159,6 +159,11 @@ def learned_spectrum(
 
     Raises:
         ValueError: segments of another length.
+
+    Examples:
+        >>> tone = np.cos(2 * np.pi * 3 / 16 * np.arange(16))
+        >>> int(jnp.argmax(jnp.abs(learned_spectrum(LearnedFft.exact(16), tone))))
+        3
     """
     segments = jnp.asarray(segments)
     if segments.ndim < 1 or segments.shape[-1] != model.n_fft:
@@ -179,14 +184,19 @@ def _spectrum(model: LearnedFft, segments: Array) -> Array:
         gate, twiddle = (leaf[stage].reshape(blocks, half, 1) for leaf in (model.gates, twiddles))
         pairs = places.reshape(blocks, 2, half, rows.shape[1])
         places = gated_butterfly(pairs[:, 0], pairs[:, 1], twiddle, gate).reshape(rows.shape)
-    spectrum = places[: model.n_bins] * model.mask[:, None]
+    spectrum = _scaled(model.mask[:, None], places[: model.n_bins])
     return spectrum.T.reshape(*segments.shape[:-1], model.n_bins)
 
 
 def gated_butterfly(a: Array, b: Array, twiddle: Array, gate: Array) -> Array:
     """Return `gate * (a + w*b, a - w*b) + (1 - gate) * (a, b)`, the two stacked along axis 1."""
     turned = twiddle * b
-    return jnp.stack([a + gate * turned, gate * (a - turned) + (1 - gate) * b], axis=1)
+    return jnp.stack([a + _scaled(gate, turned), _scaled(gate, a - turned) + _scaled(1 - gate, b)], axis=1)
+
+
+def _scaled(factor: Array, z: Array) -> Array:
+    """Return the product of a real and a complex number, of two multiplications."""
+    return jax.lax.complex(factor * z.real, factor * z.imag)
 
 
 @functools.cache

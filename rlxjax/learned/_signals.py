@@ -100,7 +100,7 @@ def peak_loss(model: LearnedFft, segments: Real[Array, "rows n_fft"], k: int) ->
     """
     reference, power = _exact_power(segments), _model_power(model, segments)
     _, bins = jax.lax.top_k(reference, min(k, model.n_bins))
-    distance = jnp.abs(bins[..., None] - jnp.arange(model.n_bins)[None, None])
+    distance = jnp.abs(bins[..., None] - jnp.arange(model.n_bins, dtype=bins.dtype)[None, None])
     in_band = jnp.any(distance <= BAND_HALF_WIDTH, axis=1)
     target = jnp.where(in_band, jnp.sqrt(reference), 0.0)
     target = target / jnp.maximum(jnp.sum(target, axis=1, keepdims=True), jnp.finfo(target.dtype).tiny)
@@ -136,9 +136,14 @@ def _power(spectrum: Array) -> Array:
 
 
 def _exact_power(segments: Array) -> Array:
-    segments = jnp.asarray(segments)
-    return _power(jnp.fft.rfft(segments * hann_window(segments.shape[-1])[None]))
+    return _power(jnp.fft.rfft(_windowed(segments)))
 
 
 def _model_power(model: LearnedFft, segments: Array) -> Array:
-    return _power(learned_spectrum(model, jnp.asarray(segments) * hann_window(model.n_fft)[None]))
+    return _power(learned_spectrum(model, _windowed(segments)))
+
+
+def _windowed(segments: Array) -> Array:
+    segments = jnp.asarray(segments)
+    dtype = segments.dtype if jnp.issubdtype(segments.dtype, jnp.floating) else jnp.float32
+    return segments * jnp.asarray(hann_window(segments.shape[-1]), dtype)[None]

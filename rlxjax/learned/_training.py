@@ -183,7 +183,7 @@ def _grow(
             segments = signals.sample(key, TRAINING_ROWS, model.n_fft)
             return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(gates, segments)), None
 
-        total, _ = jax.lax.scan(step, (jnp.zeros(()), jnp.zeros_like(gates)), keys)
+        total, _ = jax.lax.scan(step, (jnp.zeros((), jnp.float32), jnp.zeros_like(gates)), keys)
         return total[0] / len(keys), total[1] / len(keys)
 
     recall_of = jax.jit(peak_recall, static_argnames="k")
