@@ -80,8 +80,9 @@ class CalibratedModel:
 
     def terms_ns(self, strategy: str, *inputs: RealLike, **named: RealLike | None) -> Mapping[str, Nanoseconds]:
         """Return the parts of `predict_ns` by name in ns; arguments as there."""
-        each = [corrected_terms_ns(self.posterior, runs) for runs in self._runs(strategy, inputs, named)]
-        return functools.reduce(_cheaper_terms, each)
+        runs = self._runs(strategy, inputs, named)
+        each = [(total_ns(self.posterior, own), corrected_terms_ns(self.posterior, own)) for own in runs]
+        return functools.reduce(_cheaper_terms, each)[1]
 
     def estimate(self, strategy: str, *inputs: RealLike, **named: RealLike | None) -> LatencyEstimate:
         """Return the prediction with its uncertainty, `[*batch]`; arguments as in `predict_ns`."""
@@ -249,9 +250,9 @@ def _numbers(inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple:
     return (*numbers, *named)
 
 
-def _cheaper_terms(one: Mapping[str, Nanoseconds], other: Mapping[str, Nanoseconds]):
-    is_first = sum(one.values()) <= sum(other.values())
-    return {name: jnp.where(is_first, value, other[name]) for name, value in one.items()}
+def _cheaper_terms(one, other):
+    """Return the smaller of two predictions with its parts."""
+    return jax.tree.map(functools.partial(jnp.where, one[0] <= other[0]), one, other)
 
 
 @jax.jit
