@@ -168,13 +168,13 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
         ValueError: an input that cannot be, or fewer than two strategies to choose among.
     """
     model = calibrated.model
-    names = calibrated.alternatives(*inputs, **given)
-    if len(names) < 2:
-        raise ValueError(f"{model.name}: expected two strategies to choose among, got {', '.join(names) or 'none'}")
-    sizes = all_inputs(model, names[0], inputs, given)
+    sizes = all_inputs(model, next(iter(alternatives_of(model) or model.strategies)), inputs, given)
     for name, value in sizes.items():
         if np.ndim(value) or not value > 0:
             raise ValueError(f"{name}: expected one positive number of {model.inputs[name].unit}, got {value}")
+    names = calibrated.alternatives(**sizes)
+    if len(names) < 2:
+        raise ValueError(f"{model.name}: expected two strategies to choose among, got {', '.join(names) or 'none'}")
     named_so = {name: calibrated.name_of(name, **sizes) for name in names}
     # Of equals the earlier one, as `pick` has it.
     strategies = sorted((_strategy(calibrated, named_so[name], sizes) for name in names), key=lambda s: s.time_ns)
