@@ -1,4 +1,4 @@
-"""The fit of `fit_fft_latency` against published latencies: each cell predicted from all others of its path.
+"""The latency model of a batched FFT against published latencies: each cell predicted from all others of its path.
 
     python benchmarks/published_latency.py [FILE.csv] [--cells N] [--json FILE]
 
@@ -18,8 +18,18 @@ from pathlib import Path
 import jax
 import numpy as np
 
-import rlxjax as rx
-from rlxjax._latency import coefficient_unit
+from rlxjax.fit import (
+    FitResult,
+    LatencyPrior,
+    Timings,
+    fit_devices,
+    fit_latency,
+    named,
+    pooled_prior,
+    stack_timings,
+    unit_of,
+)
+from rlxjax.models import FFT, fft_latency_ns
 
 PUBLISHED = Path(__file__).parent.parent / "tests" / "golden" / "published_fft_latency.csv"
 #: A cell is an outlier if its prediction from the others is off by more than this share of its latency.
@@ -41,8 +51,8 @@ class PathReport:
     """
 
     path: str
-    timings: rx.FftTimings
-    fit: rx.FitResult[rx.FftLatencyCoefficients]
+    timings: Timings
+    fit: FitResult
     left_out_ns: np.ndarray
     converged: bool
 
@@ -55,28 +65,34 @@ class PathReport:
 
         No model that grows with the batch and with n_fft meets both of such a pair.
         """
-        batch, n_fft, time_ns = self.timings.batch, self.timings.n_fft, self.timings.time_ns
+        (batch, n_fft), time_ns = sizes_of(self.timings), self.timings.time_ns
         larger = (batch >= batch[index]) & (n_fft >= n_fft[index]) & (time_ns < time_ns[index])
         smaller = (batch <= batch[index]) & (n_fft <= n_fft[index]) & (time_ns > time_ns[index])
         return [self.cell(int(other)) for other in np.flatnonzero(larger | smaller)]
 
     def cell(self, index: int) -> str:
         """Return a cell's name, `n_fft x batch`."""
-        return f"{self.timings.n_fft[index]:.0f} x {self.timings.batch[index]:.0f}"
+        batch, n_fft = sizes_of(self.timings)
+        return f"{n_fft[index]:.0f} x {batch[index]:.0f}"
 
 
-def read_timings(path: Path) -> dict[str, rx.FftTimings]:
+def sizes_of(timings: Timings) -> tuple[np.ndarray, np.ndarray]:
+    """Return batch and n_fft of timings, `[n]` each."""
+    return timings.runs.inputs["batch"], timings.runs.inputs["n_fft"]
+
+
+def read_timings(path: Path) -> dict[str, Timings]:
     """Return the timings of each execution path in a table, in its order."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     if missing := {"device", "n_fft", "batch", "ms"} - set(rows[0] if rows else ()):
-        raise ValueError(
-            f"{path}: expected the columns device, n_fft, batch and ms; missing {sorted(missing)}"
-        )
+        raise ValueError(f"{path}: expected the columns device, n_fft, batch and ms; missing {sorted(missing)}")
     timings = {}
     for device in dict.fromkeys(row["device"] for row in rows):
         own = [row for row in rows if row["device"] == device]
-        timings[device] = rx.FftTimings.checked(
+        timings[device] = Timings.checked(
+            FFT,
+            variant="fft",
             batch=[row["batch"] for row in own],
             n_fft=[row["n_fft"] for row in own],
             time_ns=[float(row["ms"]) * 1e6 for row in own],
@@ -84,22 +100,22 @@ def read_timings(path: Path) -> dict[str, rx.FftTimings]:
     return timings
 
 
-def leave_one_out(path: str, timings: rx.FftTimings) -> PathReport:
+def leave_one_out(path: str, timings: Timings) -> PathReport:
     """Fit all cells, and all but each; a weight of zero leaves one out, so that all fits are one program."""
     count = len(timings.time_ns)
-    fits = [rx.fit_fft_latency(timings, weights=weights) for weights in 1.0 - np.eye(count)]
+    fits = [fit_latency(timings, weights=weights) for weights in 1.0 - np.eye(count)]
     left_out_ns = [
-        float(rx.fft_latency_ns(fit.coefficients, batch, n_fft))
-        for fit, batch, n_fft in zip(fits, timings.batch, timings.n_fft, strict=True)
+        float(fft_latency_ns(fit.coefficients, batch, n_fft))
+        for fit, batch, n_fft in zip(fits, *sizes_of(timings), strict=True)
     ]
-    final = rx.fit_fft_latency(timings, weights=np.ones(count))
+    final = fit_latency(timings, weights=np.ones(count))
     converged = all(fit.converged for fit in (*fits, final))
     return PathReport(path, timings, final, np.array(left_out_ns), converged)
 
 
 def summary(report: PathReport) -> dict:
     """Return a report as JSON content."""
-    errors = np.abs(report.errors())
+    errors, (batch, n_fft) = np.abs(report.errors()), sizes_of(report.timings)
     return {
         "path": report.path,
         "cells": len(errors),
@@ -111,16 +127,16 @@ def summary(report: PathReport) -> dict:
         "coefficients": {
             name: {
                 "value": value,
-                "unit": coefficient_unit(name),
+                "unit": unit_of(name),
                 "log_sd": getattr(report.fit.log_sd, name),
                 "measured": report.fit.measured[name],
             }
-            for name, value in vars(report.fit.coefficients).items()
+            for name, value in named(report.fit.coefficients).items()
         },
         "rows": [
             {
-                "n_fft": int(report.timings.n_fft[i]),
-                "batch": int(report.timings.batch[i]),
+                "n_fft": int(n_fft[i]),
+                "batch": int(batch[i]),
                 "published_ns": float(report.timings.time_ns[i]),
                 "left_out_ns": float(report.left_out_ns[i]),
                 "is_outlier": bool(errors[i] > OUTLIER_ERROR),
@@ -143,11 +159,11 @@ def text(reports: list[PathReport]) -> str:
         figures = " | ".join(f"{figure:.1f}" for figure in shown)
         fitted = 100 * found["median_error_of_the_fit"]
         lines.append(f"| {found['path']} | {found['cells']} | {figures} | {outliers} | {fitted:.1f} |")
-    names = list(vars(reports[0].fit.coefficients))
-    units = " | ".join(f"{name}, {coefficient_unit(name)}" for name in names)
+    names = list(named(reports[0].fit.coefficients))
+    units = " | ".join(f"{name}, {unit_of(name)}" for name in names)
     lines += ["", f"| path | {units} |", "|---" * (len(names) + 1) + "|"]
     for report in reports:
-        values = vars(report.fit.coefficients)
+        values = named(report.fit.coefficients)
         stars = ("" if report.fit.measured[name] else " *" for name in names)
         shown = " | ".join(f"{_number(values[name])}{star}" for name, star in zip(names, stars, strict=True))
         lines.append(f"| {report.path} | {shown} |")
@@ -166,15 +182,15 @@ def text(reports: list[PathReport]) -> str:
     return "\n".join(lines)
 
 
-def pooled(timings: rx.FftTimings, weights: np.ndarray) -> rx.LatencyPrior[rx.FftLatencyCoefficients]:
+def pooled(timings: Timings, weights: np.ndarray) -> LatencyPrior:
     """Return the prior of a further path, from timings `[paths, n]`: fitted and pooled in turn."""
-    wide = prior = rx.typical_fft_prior()
+    wide = prior = FFT.prior
     for _ in range(POOLING_ROUNDS):
-        prior = rx.pooled_prior(rx.fit_fft_devices(timings, prior, weights), wide)
+        prior = pooled_prior(fit_devices(timings, prior, weights), wide)
     return prior
 
 
-def few_cells(timings: dict[str, rx.FftTimings], cells: int = FEW_CELLS, stride: int = 1) -> dict:
+def few_cells(timings: dict[str, Timings], cells: int = FEW_CELLS, stride: int = 1) -> dict:
     """Predict each path from choices of a few of its cells, alone and with the others' prior.
 
     An error is `abs(log(predicted / published))` of the cells that were not chosen.
@@ -187,7 +203,7 @@ def few_cells(timings: dict[str, rx.FftTimings], cells: int = FEW_CELLS, stride:
     Returns:
         JSON content.
     """
-    stacked, weights = rx.stack_timings(list(timings.values()))
+    stacked, weights = stack_timings(list(timings.values()))
     paths = []
     for index, (path, own) in enumerate(timings.items()):
         others = np.arange(len(timings)) != index
@@ -196,27 +212,25 @@ def few_cells(timings: dict[str, rx.FftTimings], cells: int = FEW_CELLS, stride:
         row = {
             "path": path,
             "choices": len(choices),
-            "median": {name: float(value) for name, value in vars(prior.median).items()},
-            "log_sd": {name: float(value) for name, value in vars(prior.log_sd).items()},
+            "median": {name: float(value) for name, value in named(prior.median).items()},
+            "log_sd": {name: float(value) for name, value in named(prior.log_sd).items()},
         }
-        priors = {"alone": rx.typical_fft_prior(), "pooled": prior}
+        priors = {"alone": FFT.prior, "pooled": prior}
         padded = jax.tree.map(lambda column, index=index: column[index], stacked)
         errors = {name: _few_errors(padded, weights[index], choices, prior) for name, prior in priors.items()}
         paths.append(row | errors)
     return {"cells": cells, "stride": stride, "paths": paths}
 
 
-def _few_errors(
-    timings: rx.FftTimings, weights: np.ndarray, choices: np.ndarray, prior: rx.LatencyPrior
-) -> dict:
+def _few_errors(timings: Timings, weights: np.ndarray, choices: np.ndarray, prior: LatencyPrior) -> dict:
     """Return the errors of the cells that count and were not chosen: over all choices, and of the worst."""
     count, n = len(choices), len(timings.time_ns)
     seen = np.zeros((count, n))
     np.put_along_axis(seen, choices, 1.0, 1)
     each = jax.tree.map(lambda column: np.broadcast_to(column, (count, n)), timings)
-    fits = rx.fit_fft_devices(each, prior, seen, min_timings=choices.shape[1])
+    fits = fit_devices(each, prior, seen, min_timings=choices.shape[1])
     coefficients = jax.tree.map(lambda leaf: leaf[:, None], fits.coefficients)
-    predicted = np.asarray(rx.fft_latency_ns(coefficients, timings.batch[None], timings.n_fft[None]))
+    predicted = np.asarray(fft_latency_ns(coefficients, *(size[None] for size in sizes_of(timings))))
     left_out = np.abs(np.log(predicted / timings.time_ns))[weights > seen].reshape(count, -1)
     return {
         "median_error": float(np.median(left_out)),
@@ -232,9 +246,7 @@ def few_text(found: dict) -> str:
     names = ("median_error", "mean_error", "tenth_worst_error", "worst_error")
     lines = [
         f"| path, {found['cells']} cells given | choices "
-        + "".join(
-            f"| {how}: {what} " for what in ("median", "mean", "90th", "worst") for how in ("alone", "pooled")
-        )
+        + "".join(f"| {how}: {what} " for what in ("median", "mean", "90th", "worst") for how in ("alone", "pooled"))
         + "|",
         "|---" * 10 + "|",
     ]
@@ -243,10 +255,7 @@ def few_text(found: dict) -> str:
         return f"| {path} | {choices} | " + " | ".join(f"{100 * figure:.1f}" for figure in figures) + " |"
 
     table = [[path[how][name] for name in names for how in ("alone", "pooled")] for path in found["paths"]]
-    lines += [
-        row(path["path"], path["choices"], figures)
-        for path, figures in zip(found["paths"], table, strict=True)
-    ]
+    lines += [row(path["path"], path["choices"], figures) for path, figures in zip(found["paths"], table, strict=True)]
     lines.append(row("mean of the paths", "", list(np.mean(table, 0))))
     return "\n".join(lines)
 
@@ -257,7 +266,7 @@ def _number(value: float) -> str:
 
 
 def _fitted_ns(report: PathReport) -> np.ndarray:
-    return np.asarray(rx.fft_latency_ns(report.fit.coefficients, report.timings.batch, report.timings.n_fft))
+    return np.asarray(fft_latency_ns(report.fit.coefficients, *sizes_of(report.timings)))
 
 
 def main() -> None:

@@ -8,7 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _compilations import compilations
-from _models import LINE, LINE_TRUTH, TILED, TILED_TRUTH, TWIN, calibrated, calibration, certain, random_posterior, true_ns
+from _models import (
+    LINE,
+    LINE_TRUTH,
+    TILED,
+    TILED_TRUTH,
+    TWIN,
+    calibrated,
+    calibration,
+    certain,
+    random_posterior,
+    true_ns,
+)
 from _tolerances import assert_gradient_is_the_finite_difference
 
 from rlxjax.calibration import explain
@@ -48,7 +59,9 @@ def test_predictions_are_the_same_eager_jitted_and_mapped():
     np.testing.assert_allclose(jax.vmap(lambda n: TILES.predict_ns("tile", n))(N), expected, rtol=1e-12)
     with jax.disable_jit():
         np.testing.assert_allclose(TILES.predict_ns("tile", N), expected, rtol=1e-12)
-    machines = [dataclasses.replace(TILES.posterior, coefficients={**TILED_TRUTH, "item_ns": rate}) for rate in (1.0, 4.0)]
+    machines = [
+        dataclasses.replace(TILES.posterior, coefficients={**TILED_TRUTH, "item_ns": rate}) for rate in (1.0, 4.0)
+    ]
     stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *machines)
     every = jax.vmap(lambda posterior: calibrated(posterior).predict_ns("loop", N))(stacked)
     np.testing.assert_allclose(every, [calibrated(own).predict_ns("loop", N) for own in machines], rtol=1e-12)
@@ -60,9 +73,9 @@ def test_predictions_are_the_same_eager_jitted_and_mapped():
 def test_predictions_have_gradients_by_inputs_and_coefficients():
     def of(tree):
         moved = dataclasses.replace(TILES.posterior, coefficients=tree["coefficients"])
-        return jax.vmap(lambda n, depth, own: calibrated(dataclasses.replace(moved, coefficients=own)).predict_ns("loop", n, depth))(
-            tree["n"], tree["depth"], tree["coefficients"]
-        )
+        return jax.vmap(
+            lambda n, depth, own: calibrated(dataclasses.replace(moved, coefficients=own)).predict_ns("loop", n, depth)
+        )(tree["n"], tree["depth"], tree["coefficients"])
 
     rows = np.array([5.0, 50.0, 700.0, 4000.0])
     coefficients = {name: np.full(len(rows), value) for name, value in TILED_TRUTH.items()}
@@ -141,13 +154,17 @@ def test_alternatives_give_the_result_that_is_asked_for():
 
         @property
         def strategies(self):
-            return {name: own for name, own in super().strategies.items() if name != "tile"} | {"pair": super().strategies["loop"]._replace(variants=("pair",))}
+            return {name: own for name, own in super().strategies.items() if name != "tile"} | {
+                "pair": super().strategies["loop"]._replace(variants=("pair",))
+            }
 
         def same_result(self, runs, facts):
             return super().same_result(runs, facts)[..., np.array([0, 2])]
 
         def terms_ns(self, coefficients, runs, facts):
-            return super().terms_ns(coefficients, dataclasses.replace(runs, variant=2 * jnp.asarray(runs.variant)), facts)
+            return super().terms_ns(
+                coefficients, dataclasses.replace(runs, variant=2 * jnp.asarray(runs.variant)), facts
+            )
 
     late = calibrated(random_posterior(Late(), TILED_TRUTH))
     assert late.alternatives(64) == ("loop",)
@@ -208,7 +225,9 @@ def test_facts_may_be_replaced():
     exact = calibrated(certain(TILED, TILED_TRUTH)).with_facts(tile_items=512.0)
     runs = Runs.checked(TILED, 1, n=N)
     np.testing.assert_allclose(
-        exact.predict_ns("tile", N[:3]), true_ns(TILED_TRUTH, runs, {**TILED.facts, "tile_items": 512.0})[:3], rtol=1e-12
+        exact.predict_ns("tile", N[:3]),
+        true_ns(TILED_TRUTH, runs, {**TILED.facts, "tile_items": 512.0})[:3],
+        rtol=1e-12,
     )
 
 

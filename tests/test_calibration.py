@@ -200,8 +200,16 @@ ONE = {"value": 1.0, "log_sd": 1.0, "unit": "ns", "provenance": "measured"}
         ("models.line.uncertainty.spread.plain", 0.0, ANEW),
         ("models.line.uncertainty.spread.plain", None, "models.line.uncertainty.spread: expected plain, blocked"),
         ("models.line.uncertainty.correction.extra", [], "models.line.uncertainty.correction: expected plain"),
-        ("models.line.uncertainty.correction.plain", [0.0], "models.line.uncertainty.correction.plain: expected 0 weights, got 1; " + REFIT),
-        ("models.line.uncertainty.covariance_factor", [[1.0]], "models.line.uncertainty.covariance_factor: expected 3 rows, got 1; " + REFIT),
+        (
+            "models.line.uncertainty.correction.plain",
+            [0.0],
+            "models.line.uncertainty.correction.plain: expected 0 weights, got 1; " + REFIT,
+        ),
+        (
+            "models.line.uncertainty.covariance_factor",
+            [[1.0]],
+            "models.line.uncertainty.covariance_factor: expected 3 rows, got 1; " + REFIT,
+        ),
         ("models.line.uncertainty.covariance_factor", [[1.0], [1.0]], "expected rows of 1, 2, 3, ... numbers"),
         ("models.tiled.facts.tile_items", None, "models.tiled.facts.tile_items is missing; " + REFIT),
         ("models.tiled.facts.tile_items", [1.0], "models.tiled.facts.tile_items: expected a number, got [1.0]"),
@@ -220,7 +228,9 @@ ONE = {"value": 1.0, "log_sd": 1.0, "unit": "ns", "provenance": "measured"}
     ids=lambda value: str(value)[:40],
 )
 def test_a_file_that_would_be_misread_is_refused_by_field_with_the_mend(field, value, said, path):
-    by_name = [field.split(".")[-1].replace("\n", " ")] if said in (ANEW, REFIT) and not field.startswith("units") else []
+    by_name = (
+        [field.split(".")[-1].replace("\n", " ")] if said in (ANEW, REFIT) and not field.startswith("units") else []
+    )
     assert_refused(path, json.dumps(file_content({field: value})), said, *by_name)
 
 

@@ -68,7 +68,9 @@ def marginal_information(chosen, other):
 def before_timings():
     """Estimates of twelve workloads, of three variants each, by the prior."""
     n, depth = np.meshgrid([4.0, 64.0, 512.0, 4096.0], [1.0, 8.0, 64.0])
-    return estimate(prior_posterior(TILED), Runs.checked(TILED, np.arange(3), n=n.reshape(-1, 1), depth=depth.reshape(-1, 1)))
+    return estimate(
+        prior_posterior(TILED), Runs.checked(TILED, np.arange(3), n=n.reshape(-1, 1), depth=depth.reshape(-1, 1))
+    )
 
 
 def test_the_gain_is_the_entropy_that_the_unknowns_lose():

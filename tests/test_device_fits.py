@@ -198,4 +198,6 @@ def test_one_machine_is_a_prior_of_another():
     assert set(prior.log_sd.values()) == {1.0}
     np.testing.assert_allclose(prior.correction, 0.7 * 0.2)
     # Where the model's own prior is sharper, it stays.
-    assert transferred_prior(prior_posterior(LINE, LatencyPrior(LINE_TRUTH, LINE_TRUTH))).log_sd == dict.fromkeys(NAMES, 1.0)
+    assert transferred_prior(prior_posterior(LINE, LatencyPrior(LINE_TRUTH, LINE_TRUTH))).log_sd == dict.fromkeys(
+        NAMES, 1.0
+    )

@@ -231,7 +231,11 @@ def test_as_a_dictionary_it_is_json_with_the_inputs_by_name(explained, case):
         (LINES, {"n": [1, 2]}, "n: expected one positive number of items, got [1, 2]"),
         (LINES, {"n": 0}, "n: expected one positive number of items, got 0"),
         (LINES, {}, "n: expected a number of items, got none"),
-        (calibrated(certain(TWIN, dict(TWIN.prior.median))), {"n": 5}, "twin: expected two strategies to choose among, got only"),
+        (
+            calibrated(certain(TWIN, dict(TWIN.prior.median))),
+            {"n": 5},
+            "twin: expected two strategies to choose among, got only",
+        ),
     ],
     ids=["two", "none", "missing", "one strategy"],
 )

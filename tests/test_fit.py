@@ -46,7 +46,9 @@ def objective_of(timings, prior, weights):
 def central_differences(f, place, step=1e-3):
     """Return the gradient of a function by fourth-order central differences."""
     moves = step * np.eye(len(place))
-    return np.array([(8 * (f(place + m) - f(place - m)) - f(place + 2 * m) + f(place - 2 * m)) / 12 for m in moves]) / step
+    return (
+        np.array([(8 * (f(place + m) - f(place - m)) - f(place + 2 * m) + f(place - 2 * m)) / 12 for m in moves]) / step
+    )
 
 
 @each_machine
@@ -256,9 +258,7 @@ def test_float32_ends_where_float64_does(model, truth):
     assert found.converged
     assert found.loss == pytest.approx(expected.loss, abs=0.02)
     sds = np.array(jax.tree.leaves(expected.log_sd))
-    np.testing.assert_allclose(
-        logs_of(found.coefficients) / sds, logs_of(expected.coefficients) / sds, atol=0.1
-    )
+    np.testing.assert_allclose(logs_of(found.coefficients) / sds, logs_of(expected.coefficients) / sds, atol=0.1)
 
 
 def test_facts_are_the_callers_or_the_models():

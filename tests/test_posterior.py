@@ -210,7 +210,9 @@ def test_one_timing_a_thousandfold_off_barely_moves_the_predictions():
     wild = np.array(measured.time_ns)
     wild[20] *= 1000.0
     before, after = (
-        np.asarray(estimate(fit_posterior(dataclasses.replace(measured, time_ns=times)).posterior, measured.runs).time_ns)
+        np.asarray(
+            estimate(fit_posterior(dataclasses.replace(measured, time_ns=times)).posterior, measured.runs).time_ns
+        )
         for times in (measured.time_ns, wild)
     )
     assert np.abs(after / before - 1).mean() < 0.01
