@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from rlxjax._calibration_file import current_fingerprint
+from rlxjax.calibration import current_fingerprint
 
 from rlxjax import Calibration, WelchPeakParams
-from rlxjax._files import file_to_write, write_json_file
+from rlxjax.calibration import file_to_write, write_json_file
 from rlxjax.welch import FAST_SEGMENTS, aligned_zeros
 
 from .bench_file import (

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-from rlxjax._calibration_file import Fingerprint
+from rlxjax.calibration import Fingerprint
 
-from rlxjax._files import Strict
+from rlxjax.calibration import Strict
 
 BENCH_SCHEMA_VERSION = 1
 COPY = "copy"

@@ -4,15 +4,14 @@ import subprocess
 import sys
 
 import pytest
-from test_calibration import content
+from _content import content
 from typer.testing import CliRunner
 
 import rlxjax
 from calibrate import cli
 from calibrate.cli import app
 from rlxjax import load_calibration
-from rlxjax.calibration import CalibrationFile
-from rlxjax.calibration import write_json_file
+from rlxjax.calibration import CalibrationFile, write_json_file
 
 COMMANDS = ("calibrate", "refit", "validate", "predict", "explain", "bench")
 

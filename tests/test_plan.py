@@ -8,12 +8,12 @@ from calibrate.design import (
     block_estimates,
     by_workload,
     design_posterior,
+    estimates,
     preparation_order,
 )
-from calibrate.workloads import SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT
-from calibrate.design import estimates
-from calibrate.workloads import WITHOUT_MODEL, Cell, Grid, runs_model
+from calibrate.workloads import SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT, WITHOUT_MODEL, Cell, Grid, runs_model
 from rlxjax import information_gain, typical_prior
+from rlxjax.models import WELCH
 
 #: Takes long: `make test-all` runs it.
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ CELLS = GRID.cells([1024])
 #: None of these is shown, runs a model or is held out.
 PLAIN = [cell for cell in CELLS if cell.n_fft == 64 and cell.batch != 128]
 PRIOR = typical_prior()
-POSTERIOR = design_posterior(PRIOR)
+POSTERIOR = design_posterior(PRIOR, WELCH.facts)
 
 
 def is_seen(key):

@@ -308,11 +308,11 @@ def test_an_earlier_file_is_set_aside_and_never_overwritten(tmp_path):
     assert not path.exists()
 
 
-def test_timings_carry_the_path_and_segments_of_each_cell():
+def test_timings_carry_the_variant_and_segments_of_each_cell():
     cells = [Cell(strategy, 4 * (1 + place), 64, 4) for place, strategy in enumerate(WITHOUT_MODEL)]
     timings = timings_of(cells, np.arange(1.0, 6.0))
     assert WITHOUT_MODEL == ("ultra", "fast", "fused-maxima", "fused-top_k", "block")
-    np.testing.assert_array_equal(timings.n_segments, [1, 2, 2, 2, 2])
-    np.testing.assert_array_equal(timings.path, [cell.path.code for cell in cells])
-    np.testing.assert_array_equal(timings.selection[2:4], [0, 1])
-    np.testing.assert_array_equal(timings.batch, [4, 8, 12, 16, 20])
+    names = [timings.model.variants[place] for place in timings.runs.variant]
+    assert names == ["host", "host", "fused_maxima", "fused_top_k", "block"]
+    np.testing.assert_array_equal(timings.runs.inputs["n_segments"], [1, 2, 2, 2, 2])
+    np.testing.assert_array_equal(timings.runs.inputs["batch"], [4, 8, 12, 16, 20])

@@ -5,18 +5,17 @@ import json
 
 import numpy as np
 import pytest
-from test_calibration import content
+from _content import content
 from typer.testing import CliRunner
 
 import rlxjax as rx
 from calibrate import staleness
 from calibrate.cli import app
+from calibrate.design import estimates
 from calibrate.samples import SampleLog
 from calibrate.staleness import CANARY_FACTOR, chosen_cells, judge
-from calibrate.design import estimates
 from calibrate.workloads import WITHOUT_MODEL, Cell
-from rlxjax.calibration import CalibrationFile, current_fingerprint
-from rlxjax.calibration import write_json_file
+from rlxjax.calibration import CalibrationFile, current_fingerprint, write_json_file
 from rlxjax.fit import LatencyEstimate
 
 DOMAIN = {"batch": (1.0, 8192.0), "n_fft": (64.0, 4096.0), "k": (4.0, 64.0), "samples": (64.0, 2.0**21)}
@@ -133,7 +132,7 @@ def file(tmp_path, monkeypatch):
 
         def timed_again(read, deadline, progress):
             assert read == written
-            cells = chosen_cells({name: (r["low"], r["high"]) for name, r in content()["domain"].items()})
+            cells = chosen_cells({name: (r["low"], r["high"]) for name, r in content()["models"]["welch"]["domain"].items()})
             posterior = rx.Calibration.from_file(read).posterior
             times = np.rint(factor * np.asarray(estimates(posterior, cells).time_ns)).astype(int)
             rounds = [list(zip(cells, times.tolist(), strict=True))] * 3

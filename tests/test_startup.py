@@ -65,7 +65,7 @@ def loaded_by(statement):
 
 
 def test_all_names_load_what_every_call_needs_and_no_more():
-    heavy = "optax pydantic typer rich matplotlib scipy platformdirs filelock pandas jax._src.pallas"
+    heavy = "typer rich matplotlib scipy platformdirs filelock pandas jax._src.pallas"
     loaded = loaded_by("from rlxjax import *")
     assert {"rlxjax.calibration", "rlxjax.fit", "rlxjax.welch", "rlxjax.fusion"} <= loaded
     assert loaded.isdisjoint({*heavy.split(), "calibrate"})

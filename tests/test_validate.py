@@ -8,23 +8,10 @@ from rlxjax import (
     block_graph_ns,
     fused_graph_ns,
     host_path_ns,
-    predict_latency_ns,
-    prior_posterior,
-    typical_prior,
 )
 
 GRID = Grid()
 CELLS = GRID.cells()
-
-
-def test_estimates_are_those_of_the_latency_model_cell_by_cell():
-    prior = typical_prior()
-    some = CELLS[::37]
-    one_by_one = [
-        predict_latency_ns(prior.median, str(c.path), c.batch, c.n_fft, c.k, c.n_segments, c.selection)
-        for c in some
-    ]
-    np.testing.assert_allclose(estimates(prior_posterior(prior), some).time_ns, one_by_one, rtol=1e-12)
 
 
 def test_built_in_predictions_are_the_references_formulas():
@@ -67,11 +54,3 @@ def test_a_place_without_cells_has_no_error_rather_than_zero():
     ones = np.ones(2)
     summary = error_summaries(cells, ones, known(ones, 0.1), ones, np.zeros(2), GRID, ones > 0)["fast"]
     assert (summary.interior, summary.edge, summary.held_out, summary.held_out_cells) == (None, None, None, 0)
-
-
-def test_the_domain_is_the_hull_of_the_cells():
-    domain = measured_domain([Cell("fast", 2, 64, 4), Cell("fast", 8, 32, 16)])
-    assert (domain.batch.low, domain.batch.high) == (2, 8)
-    assert (domain.n_fft.low, domain.n_fft.high) == (32, 64)
-    assert (domain.k.low, domain.k.high) == (4, 16)
-    assert (domain.samples.low, domain.samples.high) == (128, 256)
