@@ -113,12 +113,14 @@ class TwinModel(LatencyModel):
 
 
 LINE, TILED, TWIN = LineModel(), TiledModel(), TwinModel()
+#: Sizes that are timed.
+N = 2.0 ** np.arange(14)
 #: Machines, a few times off the medians of the priors.
 LINE_TRUTH = {"call_ns": 2500.0, "item_ns": 3.0, "block_ns": 800.0}
 TILED_TRUTH = {"call_ns": 1500.0, "item_ns": 3.0, "launch_ns": 5000.0, "tile_item_ns": 0.8}
 
 
-def runs_of(model, n=2.0 ** np.arange(14), **others):
+def runs_of(model, n=N, **others):
     """Return runs of every variant for each n, `[variants * n]`."""
     variant, sizes = (column.ravel() for column in np.meshgrid(np.arange(len(model.variants)), n, indexing="ij"))
     return Runs.checked(model, variant, n=sizes, **others)
