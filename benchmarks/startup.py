@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rlxjax as rx
+from rlxjax.models import FFT
 
 ROOT = Path(__file__).parents[1]
 CALIBRATION = ROOT / "notebooks" / "data" / "calibration-cpu.json"
@@ -68,45 +69,22 @@ def signal_of(batch: int, params: rx.WelchPeakParams, turn: int) -> np.ndarray:
     return np.random.default_rng(turn).standard_normal((batch, params.frame_len), np.float32)
 
 
-def timings(turn: int) -> dict[str, np.ndarray]:
-    """Return sizes and times that a latency model fits."""
+def timings(turn: int, factor: float = 1.0) -> rx.Timings:
+    """Return timings of a batched FFT."""
     batch, n_fft = (grid.ravel() for grid in np.meshgrid(2.0 ** np.arange(8), [256.0, 1024.0, 4096.0]))
-    return {"batch": batch, "n_fft": n_fft, "time_ns": (4e4 + 10 * batch * n_fft) * (1 + turn)}
-
-
-def fit_latency(turn: int) -> rx.FitResult:
-    """Fit the latency model of the host path."""
-    columns = timings(turn)
-    others = {"path": ["host"] * 24, "k": np.full(24, 16.0), "n_segments": np.full(24, 2.0)}
-    return rx.fit_latency(rx.Timings.checked(**columns, **others))
-
-
-def fit_posterior(turn: int) -> rx.PosteriorFit:
-    """Fit the latency model of the host path, its correction and its covariance."""
-    columns = timings(turn)
-    others = {"path": ["host"] * 24, "k": np.full(24, 16.0), "n_segments": np.full(24, 2.0)}
-    return rx.fit_posterior(rx.Timings.checked(**columns, **others))
+    time_ns = factor * (4e4 + 10 * batch * n_fft) * (1 + turn)
+    return rx.Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=time_ns)
 
 
 def candidates(turn: int) -> rx.LatencyEstimate:
-    """Return what is known of four workloads on two paths before any timing."""
+    """Return what is known of four workloads, of two runs each, before any timing."""
     batch = np.array([[1.0], [16.0], [256.0], [4096.0]]) * (1 + turn)
-    return rx.estimate(rx.prior_posterior(), np.array([[0, 1]]), batch, 256.0, 16.0, 2.0, 0)
+    return rx.estimate(rx.prior_posterior(FFT), rx.Runs.checked(FFT, "fft", batch=batch, n_fft=[[256, 4096]]))
 
 
-def two_devices(turn: int) -> list[rx.FftTimings]:
+def two_devices(turn: int) -> list[rx.Timings]:
     """Return the timings of a batched FFT on two devices."""
-    columns = timings(turn)
-    times_ns = columns.pop("time_ns")
-    return [rx.FftTimings.checked(**columns, time_ns=factor * times_ns) for factor in (1.0, 3.0)]
-
-
-def fit_devices(turn: int) -> rx.DeviceFits:
-    """Fit the latency model of the host path to two devices."""
-    columns, times_ns = timings(turn), np.array([[1.0], [3.0]]) * timings(turn)["time_ns"]
-    one = rx.Timings.checked(path=["host"] * 24, k=np.full(24, 16.0), n_segments=np.full(24, 2.0), **columns)
-    both = jax.tree.map(lambda column: np.stack([column, column]), one)
-    return rx.fit_devices(dataclasses.replace(both, time_ns=times_ns))
+    return [timings(turn, factor) for factor in (1.0, 3.0)]
 
 
 def public_calls() -> dict[str, Call]:
@@ -115,7 +93,7 @@ def public_calls() -> dict[str, Call]:
     row, gate = rx.backend_coefficients("cuda"), rx.io_fusion_gate_for_target("cuda")
     plan, other_plan = (rx.plan_fusion(graph, coefficients="cuda", plan=name) for name in ("cost", "unfused"))
     before, after = other_plan.before, plan.after
-    median, fft_median = rx.typical_prior().median, rx.typical_fft_prior().median
+    median, fft_median = rx.typical_prior().median, FFT.prior.median
     segments = np.random.default_rng(0).standard_normal((2, 8, 64))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rx.MachineMismatchWarning)
@@ -142,6 +120,7 @@ def public_calls() -> dict[str, Call]:
         "backend_coefficients": lambda turn: rx.backend_coefficients(("cuda", "metal")[turn]),
         "block_graph_ns": lambda turn: rx.block_graph_ns(("cuda", "metal")[turn], *sizes(turn)),
         "coefficient_set": lambda turn: rx.coefficient_set(("arch", "portable")[turn]),
+        "decision": lambda turn: rx.decision(*(jax.tree.map(lambda x, i=i: x[:, i], candidates(turn)) for i in (0, 1))),
         "device_cost_ns": lambda turn: rx.device_cost_ns(graph, ("cuda", "metal")[turn]),
         "estimate": candidates,
         "estimate_welch_peaks_costs": lambda turn: rx.estimate_welch_peaks_costs("cuda", *sizes(turn)),
@@ -149,16 +128,12 @@ def public_calls() -> dict[str, Call]:
         "execute_kernel": lambda turn: rx.execute_kernel(plan.kernels[0], kernel_inputs(turn)),
         "execute_plan": lambda turn: rx.execute_plan(plan, kernel_inputs(turn)),
         "fft_latency_ns": lambda turn: rx.fft_latency_ns(fft_median, *sizes(turn)[:2]),
-        "fit_devices": fit_devices,
-        "fit_fft_devices": lambda turn: rx.fit_fft_devices(rx.stack_timings(two_devices(turn))[0]),
-        "fit_fft_latency": lambda turn: rx.fit_fft_latency(rx.FftTimings.checked(**timings(turn))),
-        "fit_latency": fit_latency,
-        "fit_posterior": fit_posterior,
+        "fit_devices": lambda turn: rx.fit_devices(rx.stack_timings(two_devices(turn))[0]),
+        "fit_latency": lambda turn: rx.fit_latency(timings(turn)),
+        "fit_posterior": lambda turn: rx.fit_posterior(timings(turn)),
         "fused_graph_ns": lambda turn: rx.fused_graph_ns("cuda", *sizes(turn)),
         "fusion_benefit": benefit,
-        "graph_cost_ns": lambda turn: rx.graph_cost_ns(
-            graph, rx.backend_coefficients(("cuda", "metal")[turn])
-        ),
+        "graph_cost_ns": lambda turn: rx.graph_cost_ns(graph, rx.backend_coefficients(("cuda", "metal")[turn])),
         "host_fft_profile": lambda turn: rx.host_fft_profile(sizes(turn)[0], params),
         "host_path_ns": lambda turn: rx.host_path_ns("cuda", *sizes(turn)),
         "information_gain": lambda turn: rx.information_gain(candidates(turn)),
@@ -172,11 +147,9 @@ def public_calls() -> dict[str, Call]:
         "pick_weights": lambda turn: rx.pick_weights(number(turn), **soft),
         "pick_welch_peaks_strategy": lambda turn: rx.pick_welch_peaks_strategy("cuda", *sizes(turn)),
         "plan_fusion": lambda turn: rx.plan_fusion(graph, coefficients=("cuda", "metal")[turn]),
-        "pooled_prior": lambda turn: rx.pooled_prior(
-            [rx.fit_fft_latency(own) for own in two_devices(turn)], rx.typical_fft_prior()
-        ),
+        "pooled_prior": lambda turn: rx.pooled_prior([rx.fit_latency(own) for own in two_devices(turn)], FFT.prior),
         "predict_latency_ns": lambda turn: rx.predict_latency_ns(median, "block", *sizes(turn), 2),
-        "prior_posterior": lambda turn: rx.prior_posterior(spread=0.05 + turn / 100),
+        "prior_posterior": lambda turn: rx.prior_posterior(FFT, spread=0.05 + turn / 100),
         "rank_devices": lambda turn: rx.rank_devices(profile(turn)),
         "soft_estimate_welch_peaks_costs": lambda turn: rx.soft_estimate_welch_peaks_costs(
             "cuda", *sizes(turn), **soft
@@ -186,24 +159,19 @@ def public_calls() -> dict[str, Call]:
         "soft_io_cost_ns": lambda turn: rx.soft_io_cost_ns(profile(turn), row, **soft),
         "soft_maximum": lambda turn: rx.soft_maximum(number(turn), 1.0 + turn, 0.5),
         "soft_minimum": lambda turn: rx.soft_minimum(number(turn), 1.0 + turn, 0.5),
-        "soft_pick_welch_peaks_strategy": lambda turn: rx.soft_pick_welch_peaks_strategy(
-            "cuda", *sizes(turn), **soft
-        ),
+        "soft_pick_welch_peaks_strategy": lambda turn: rx.soft_pick_welch_peaks_strategy("cuda", *sizes(turn), **soft),
         "soft_relu": lambda turn: rx.soft_relu(number(turn), 0.5 + turn),
         "soft_step": lambda turn: rx.soft_step(number(turn), 0.5 + turn),
         "stack_timings": lambda turn: rx.stack_timings(two_devices(turn)),
         "straight_through": lambda turn: rx.straight_through(number(turn) > 2, number(turn)),
         "temperature_from_sd": lambda turn: rx.temperature_from_sd(number(turn)),
-        "transferred_prior": lambda turn: rx.transferred_prior(rx.prior_posterior(spread=0.05 + turn / 100)),
+        "transferred_prior": lambda turn: rx.transferred_prior(rx.prior_posterior(FFT, spread=0.05 + turn / 100)),
         "useful_bytes_touched": lambda turn: rx.useful_bytes_touched(sizes(turn)[0], params),
-        "welch_peaks_fusion_gate_breakdown": lambda turn: rx.welch_peaks_fusion_gate_breakdown(
-            "cuda", *sizes(turn)
-        ),
+        "welch_peaks_fusion_gate_breakdown": lambda turn: rx.welch_peaks_fusion_gate_breakdown("cuda", *sizes(turn)),
         "Calibration.decide": lambda turn: calibration.decide(*sizes(turn)),
         "Calibration.in_domain": lambda turn: calibration.in_domain(*sizes(turn)),
         "Calibration.interval_ns": lambda turn: calibration.interval_ns("fused", *sizes(turn)),
         "Calibration.pick": lambda turn: calibration.pick(*sizes(turn)),
-        "Calibration.pick_index": lambda turn: calibration.pick_index(*sizes(turn)),
         "Calibration.predict_ns": lambda turn: calibration.predict_ns("fused", *sizes(turn)),
         "IoFusionGate.fuse_log_odds": lambda turn: gate.fuse_log_odds(benefit(turn), **soft),
         "IoFusionGate.fuse_probability": lambda turn: gate.fuse_probability(benefit(turn), **soft),
@@ -238,18 +206,12 @@ def measure_imports(processes: int) -> dict[str, dict[str, float]]:
     times_s: dict[str, list[float]] = {name: [] for name in IMPORTS}
     for turn in range(processes + 1):
         for name, (statement, before) in IMPORTS.items():
-            code = (
-                f"import time; {before}\nt = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
-            )
+            code = f"import time; {before}\nt = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
             command = [sys.executable, "-c", code]
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment
-            )
+            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
             if turn:
                 times_s[name].append(float(done.stdout))
-    return {
-        name: {"min_s": min(times), "median_s": statistics.median(times)} for name, times in times_s.items()
-    }
+    return {name: {"min_s": min(times), "median_s": statistics.median(times)} for name, times in times_s.items()}
 
 
 def measure_calls(calls: dict[str, Call], repeats: int) -> list[dict]:
@@ -290,9 +252,7 @@ def seconds(call: Call, turn: int) -> float:
 def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--repeats", type=int, default=3, help="of every call; of an import, four times as many"
-    )
+    parser.add_argument("--repeats", type=int, default=3, help="of every call; of an import, four times as many")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     imports = measure_imports(4 * arguments.repeats)
