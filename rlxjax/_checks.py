@@ -8,6 +8,7 @@ import math
 import operator
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.core
@@ -32,7 +33,7 @@ def is_on_device(value: object, kind: jax.typing.DTypeLike) -> bool:
     return value.ndim > 0 and jnp.issubdtype(value.dtype, kind)
 
 
-def check_at_least(value: RealLike, name: str, least: float = 0, what: str = "count") -> None:
+def check_at_least(value: Any, name: str, least: float = 0, what: str = "count") -> None:
     """Refuse NaN, numbers below `least`, and what is no number.
 
     Raises:
@@ -46,7 +47,7 @@ def check_at_least(value: RealLike, name: str, least: float = 0, what: str = "co
         raise ValueError(f"{name}: expected a {what} of at least {least}, got {bad}")
 
 
-def check_positive(value: RealLike, name: str) -> None:
+def check_positive(value: Any, name: str) -> None:
     """Refuse NaN, zero, negative numbers, and what is no number."""
     if is_traced(value):
         return
@@ -55,7 +56,7 @@ def check_positive(value: RealLike, name: str) -> None:
         raise ValueError(f"{name}: expected positive numbers, got {value}")
 
 
-def check_not_nan(value: RealLike, name: str) -> None:
+def check_not_nan(value: Any, name: str) -> None:
     """Refuse NaN in what the host holds; an array on a device is not fetched for it."""
     if isinstance(value, jax.Array) or is_traced(value):
         return
@@ -70,7 +71,7 @@ def _minimum(flat: np.ndarray) -> float:
         return flat.min().item() if flat.dtype != object else min(flat)
 
 
-def _numbers(value: RealLike, name: str, what: str) -> np.ndarray:
+def _numbers(value: Any, name: str, what: str) -> np.ndarray:
     try:
         flat = np.asarray(value).reshape(-1)
     except ValueError as error:
@@ -103,7 +104,7 @@ def _all_even(numbers: np.ndarray) -> bool:
         return bool(np.all(halves - np.floor(halves) == 0))
 
 
-def check_shapes(**values: RealLike) -> None:
+def check_shapes(**values: Any) -> None:
     """Refuse shapes that do not broadcast, naming each."""
     shapes = {name: np.shape(value) for name, value in values.items()}
     try:
@@ -113,7 +114,7 @@ def check_shapes(**values: RealLike) -> None:
         raise ValueError(f"expected shapes that broadcast together, got {shown}") from None
 
 
-def fields_of(record: object, prefix: str = "") -> dict[str, RealLike]:
+def fields_of(record: object, prefix: str = "") -> dict[str, Any]:
     """Return the numeric fields of a coefficient or count record by name, for `check_shapes`."""
     values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}  # pyright: ignore
     return {prefix + name: value for name, value in values.items() if name != "provenance"}

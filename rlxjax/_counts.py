@@ -1,6 +1,8 @@
 """Exact integer counts on the host, and the one place where a count becomes a float."""
 
 import math
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import jax
 import jax.core
@@ -12,6 +14,9 @@ from ._typing import Count, RealLike
 
 #: Counts saturate here, as unsigned 64-bit integers do in the reference.
 MAX_COUNT = 2**64 - 1
+
+#: Counts as a caller gives them: a list is a column of them.
+Columns: TypeAlias = Count | Sequence[int | float]
 
 _NARROWED = ("int32", "uint32")
 
@@ -31,13 +36,13 @@ def is_exact(value: object) -> bool:
     return np.issubdtype(dtype, np.integer)
 
 
-def is_subtracted_on_host(before: Count, after: Count) -> bool:
+def is_subtracted_on_host(before: Columns, after: Columns) -> bool:
     """Whether `difference` subtracts on the host: what it holds, and exact counts wherever they are."""
     is_held = not isinstance(before, jax.Array) and not isinstance(after, jax.Array)
     return is_held or (is_exact(before) and is_exact(after))
 
 
-def exact(value: Count) -> int | np.ndarray:
+def exact(value: Columns) -> int | np.ndarray:
     """Return a readable integer count as a Python integer, or an array of them as Python objects."""
     if isinstance(value, int):
         return value
@@ -57,7 +62,7 @@ def packed(value: int | np.ndarray) -> int | np.ndarray:
     return value.astype(np.float64)
 
 
-def difference(before: Count, after: Count, name: str) -> Count:
+def difference(before: Columns, after: Columns, name: str) -> Count:
     """Return `before - after`: exactly of integers on the host, in floats inside traced code.
 
     Floats that the host holds are subtracted there, and narrowed to JAX's default precision after that.
@@ -91,7 +96,7 @@ def _difference_in_64_bits(before: np.ndarray, after: np.ndarray) -> np.ndarray 
     return None
 
 
-def as_float(value: RealLike, name: str) -> jax.Array | float:
+def as_float(value: Columns, name: str) -> jax.Array | float:
     """Return a count or a real number as a float, of JAX's default precision unless it is one already.
 
     Raises:
@@ -139,7 +144,7 @@ def as_temperature(value: RealLike, name: str = "temperature_ns") -> jax.Array |
     return as_float(value, name)
 
 
-def _held_float(value: RealLike, name: str) -> np.ndarray | float:
+def _held_float(value: Columns, name: str) -> np.ndarray | float:
     """Return numbers that the host can read as floats, of double precision unless they are floats already."""
     if isinstance(value, (bool, int, float)):
         return _finite_float(value)

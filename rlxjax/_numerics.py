@@ -50,7 +50,7 @@ def _times_jvp(primals, tangents):
 
 
 @jax.custom_jvp
-def logistic(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+def logistic(x: RealLike) -> Array:
     """Return `1 / (1 + exp(-x))`.
 
     Prevents: the derivative `p * (1 - p)`, which is exactly zero in float32 from `x = 17` on; here
@@ -264,7 +264,7 @@ def _power_of_ratio(x: Array, y: Array, sharpness: float) -> Array:
 
 
 @jax.custom_jvp
-def straight_through(hard: Array, soft: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+def straight_through(hard: RealLike, soft: RealLike) -> Array:
     """Return the value of `hard` with the derivative of `soft`.
 
     Prevents: the rounding, and the `inf - inf`, of the usual `soft + stop_gradient(hard - soft)`.
@@ -287,7 +287,9 @@ def _straight_through_jvp(primals, tangents):
 
 
 def log_softmin(
-    costs: Float[Array, "*batch n"], temperature: RealLike, log_availability: RealLike = 0.0
+    costs: Float[Array | np.ndarray, "*batch n"],
+    temperature: RealLike,
+    log_availability: RealLike = 0.0,
 ) -> Float[Array, "*batch n"]:
     """Return the log-weights of a softmin over the last axis.
 

@@ -217,7 +217,7 @@ def test_what_is_no_node_id_is_refused_by_name():
             graph.set_outputs([node_id])
 
 
-def test_what_is_no_list_or_size_is_a_value_error():
+def test_what_is_no_list_or_size_is_refused():
     for call in [
         lambda g: g.add("relu", 0),
         lambda g: g.input("x", 8),

@@ -92,7 +92,7 @@ def test_a_matrix_product_costs_its_operations():
     np.testing.assert_allclose(difference, flop / 2.0 - flop / 201.0, rtol=1e-3)
 
 
-def test_bad_input_gets_one_sentence():
+def test_bad_input_is_refused_in_one_sentence():
     for kwargs, sentence in [
         ({"devices": ["gpux"]}, "unknown device 'gpux'"),
         ({"devices": []}, "at least one device"),

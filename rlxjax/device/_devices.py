@@ -4,7 +4,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.core
@@ -15,6 +15,9 @@ from rlxjax._checks import check_at_least, is_traced
 from rlxjax._typing import Code, RealLike
 
 _Row = TypeVar("_Row")
+#: In place of `Self`, which a checker of annotations at run time knows only in a class that it decorates.
+_NamedCode = TypeVar("_NamedCode", bound="NamedCode")
+_Coefficients = TypeVar("_Coefficients", bound="Coefficients")
 
 
 def normalised(name: object) -> str:
@@ -31,7 +34,7 @@ class NamedCode(enum.StrEnum):
         return list(type(self)).index(self)
 
     @classmethod
-    def parse(cls, name: object) -> Self:
+    def parse(cls: type[_NamedCode], name: object) -> _NamedCode:
         """Return the member of this name, in any case.
 
         Raises:
@@ -44,7 +47,7 @@ class NamedCode(enum.StrEnum):
         raise ValueError(f"unknown {cls.__name__.lower()} {name!r}; expected one of {', '.join(cls)}")
 
     @classmethod
-    def codes(cls, value: "str | Code") -> Code:
+    def codes(cls, value: "str | Code | Sequence[str] | Sequence[int]") -> Code:
         """Return the integer code of a name, or integer codes (checked where the host can read them).
 
         Raises:
@@ -64,7 +67,7 @@ class NamedCode(enum.StrEnum):
             raise ValueError(f"{what}: expected a name or integer codes, got {array.dtype}")
         if array.size and not 0 <= array.min() <= array.max() < len(cls):
             raise ValueError(f"{what}: expected codes from 0 to {len(cls) - 1}, got {array}")
-        return value
+        return array if isinstance(value, Sequence) else value
 
 
 class Device(NamedCode):
@@ -217,7 +220,7 @@ class Coefficients:
             object.__setattr__(self, field.name, as_leaf(getattr(self, field.name)))
 
     @classmethod
-    def checked(cls, **values: Any) -> Self:
+    def checked(cls: type[_Coefficients], **values: Any) -> _Coefficients:
         """Build from values that came from outside; the plain constructor checks nothing.
 
         Raises:

@@ -1,6 +1,7 @@
 """Running plans: kernel by kernel, each one jitted function, compiled once."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,8 @@ from ._kernel_graph import GIVEN_OPS
 from ._kernels import StepError, agrees, jax_dtype
 from ._plan import FusedKernel, FusionPlan
 
-Arrays = Mapping[int, "np.ndarray | Array"]
+#: Arrays, or what NumPy makes one of; whatever a run does not need is ignored.
+Arrays = Mapping[int, Any]
 
 
 def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rlxjax._checks import as_index
 
@@ -20,6 +20,7 @@ DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
 )
 
 
+@runtime_checkable
 class Operand(Protocol):
     """What a shape rule reads of an operand."""
 

@@ -146,7 +146,7 @@ class LearnedFft:
 
 
 def learned_spectrum(
-    model: LearnedFft, segments: Real[Array, "*batch n_fft"]
+    model: LearnedFft, segments: Real[Array | np.ndarray, "*batch n_fft"]
 ) -> Complex[Array, "*batch n_bins"]:
     """Return the one-sided spectra that a model makes of segments, whatever its gates, hard or not.
 
@@ -194,7 +194,7 @@ def gated_butterfly(a: Array, b: Array, twiddle: Array, gate: Array) -> Array:
     return jnp.stack([a + _scaled(gate, turned), _scaled(gate, a - turned) + _scaled(1 - gate, b)], axis=1)
 
 
-def _scaled(factor: Array, z: Array) -> Array:
+def _scaled(factor: Array | np.ndarray, z: Array) -> Array:
     """Return the product of a real and a complex number, of two multiplications."""
     return jax.lax.complex(factor * z.real, factor * z.imag)
 

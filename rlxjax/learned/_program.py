@@ -47,7 +47,7 @@ _Cone = tuple[np.ndarray, np.ndarray]
 def _is_even(indices: np.ndarray) -> bool:
     """Whether indices progress upward by one step, so that a strided slice takes them."""
     steps = np.unique(np.diff(indices))
-    return len(steps) == 0 or (len(steps) == 1 and steps[0] > 0)
+    return len(steps) == 0 or (len(steps) == 1 and bool(steps[0] > 0))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Real
 
 from rlxjax._checks import as_index
+from rlxjax._typing import RealLike
 
 from rlxjax.welch._host import hann_window
 from ._model import LearnedFft, learned_spectrum
@@ -86,7 +87,9 @@ class ToneSignals:
         return tones + self.noise_sd * jax.random.normal(keys[4], tones.shape, jnp.float32)
 
 
-def peak_loss(model: LearnedFft, segments: Real[Array, "rows n_fft"], k: int) -> Float[Array, ""]:
+def peak_loss(
+    model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"], k: int
+) -> Float[Array, ""]:
     """Return how far a model's spectra are from the exact transform's peaks; the lower the better.
 
     A row's target is the exact transform's amplitude within 3 bins of its k strongest bins, 0 elsewhere,
@@ -110,7 +113,9 @@ def peak_loss(model: LearnedFft, segments: Real[Array, "rows n_fft"], k: int) ->
     return jnp.mean(cross_entropy)
 
 
-def peak_recall(model: LearnedFft, segments: Real[Array, "rows n_fft"], k: int) -> Float[Array, ""]:
+def peak_recall(
+    model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"], k: int
+) -> Float[Array, ""]:
     """Return the share of the exact transform's k strongest bins that are among the model's k strongest.
 
     Args:
@@ -135,15 +140,15 @@ def _power(spectrum: Array) -> Array:
     return (jnp.square(spectrum.real) + jnp.square(spectrum.imag)) * weights[None].astype(spectrum.real.dtype)
 
 
-def _exact_power(segments: Array) -> Array:
+def _exact_power(segments: RealLike) -> Array:
     return _power(jnp.fft.rfft(_windowed(segments)))
 
 
-def _model_power(model: LearnedFft, segments: Array) -> Array:
+def _model_power(model: LearnedFft, segments: RealLike) -> Array:
     return _power(learned_spectrum(model, _windowed(segments)))
 
 
-def _windowed(segments: Array) -> Array:
+def _windowed(segments: RealLike) -> Array:
     segments = jnp.asarray(segments)
     dtype = segments.dtype if jnp.issubdtype(segments.dtype, jnp.floating) else jnp.float32
     return segments * jnp.asarray(hann_window(segments.shape[-1]), dtype)[None]

@@ -266,7 +266,7 @@ def random_gates(n_fft: int, active: int, key: Array) -> LearnedFft:
     return _kept(n_fft, active, jax.random.uniform(key, (total,)))
 
 
-def magnitude_gates(n_fft: int, active: int, segments: Real[Array, "rows n_fft"]) -> LearnedFft:
+def magnitude_gates(n_fft: int, active: int, segments: Real[Array | np.ndarray, "rows n_fft"]) -> LearnedFft:
     """Return the exact twiddles and mask with the gates kept through which most flows, without training.
 
     What flows through a butterfly is the root mean square of its two inputs on windowed segments. (Of its
