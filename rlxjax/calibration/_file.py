@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from types import MappingProxyType
@@ -76,14 +77,15 @@ def read_calibration_file(path: str | os.PathLike, models: Iterable[LatencyModel
         CalibrationFileError: the file is missing, truncated, of another schema or another version of a model,
             or has a missing, negative or NaN coefficient.
     """
-    samples = FilePath(path).with_suffix(".samples.jsonl")
-    refit = f"fit its raw timings again with `rlxjax refit {samples} --out {path}`"
+    samples, out = str(FilePath(path).with_suffix(".samples.jsonl")), ["--out", str(path)]
+    anew = f"make a new one with `{shlex.join(['rlxjax', 'calibrate', *out])}`"
+    refit = f"fit its raw timings again with `{shlex.join(['rlxjax', 'refit', samples, *out])}`"
     content = read_json_file(
         path,
         CalibrationFile,
         {"schema_version": SCHEMA_VERSION},
         CalibrationFileError,
-        mend=f"make a new one with `rlxjax calibrate --out {path}`, or {refit}",
+        mend=f"{anew}, or {refit}",
         what="a calibration",
     )
     for model in BUILT_IN.values() if models is None else models:
@@ -91,7 +93,7 @@ def read_calibration_file(path: str | os.PathLike, models: Iterable[LatencyModel
         if section is not None and (problem := _problem(model, section)):
             raise CalibrationFileError(f"{path}: models.{model.name}.{problem}; {refit}")
     if content.gate is not None and (problem := _gate_problem(content.gate)):
-        raise CalibrationFileError(f"{path}: gate.{problem}; make a new one with `rlxjax calibrate --out {path}`")
+        raise CalibrationFileError(f"{path}: gate.{problem}; {anew}")
     return content
 
 

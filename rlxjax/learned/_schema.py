@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rlxjax._files import Strict
-from rlxjax.welch import LearnedFft
+from rlxjax.learned._model import LearnedFft
 
 SCHEMA_VERSION = 1
 
