@@ -237,4 +237,14 @@ def calibration(models=(LINE, TILED)):
     return Calibration.from_file(CalibrationFile.model_validate(file_content()), models)
 
 
+def assert_same(found, expected):
+    """Check that two calibrations say the same of the same models."""
+    assert list(found.models) == list(expected.models)
+    assert (found.gate, found.fingerprint) == (expected.gate, expected.fingerprint)
+    for one, other in zip(found.models.values(), expected.models.values(), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one.posterior, other.posterior)
+        for name in ("provenance", "held_out", "domain", "noise_floor"):
+            assert getattr(one, name) == getattr(other, name)
+
+
 _predicted_ns = jax.jit(predicted_ns)

@@ -10,7 +10,19 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from _models import GATE, LINE, TILED, TWIN, LineModel, calibration, file_content, line_fit, runs_of, tiled_fit
+from _models import (
+    GATE,
+    LINE,
+    TILED,
+    TWIN,
+    LineModel,
+    assert_same,
+    calibration,
+    file_content,
+    line_fit,
+    runs_of,
+    tiled_fit,
+)
 
 import rlxjax as rx
 from rlxjax.calibration import (
@@ -92,6 +104,7 @@ def test_a_file_read_and_written_again_is_the_same_to_the_byte(path):
 
 def test_what_a_file_says_is_what_is_loaded(path):
     found, content = loaded(path), file_content()
+    assert_same(found, calibration())
     assert list(found.models) == ["line", "tiled"]
     assert found.gate == GATE
     section, tiles = content["models"]["tiled"], found.of("tiled")

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from rich.console import Console
-from test_calibration import assert_same
+from _models import assert_same
 
 from calibrate import fits, job, measure, plan
 from calibrate.measure import MICRO_REPEATS, VISITS

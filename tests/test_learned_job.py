@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from rich.console import Console
-from test_calibration import assert_same
+from _models import assert_same
 from typer.testing import CliRunner
 
 import rlxjax as rx
