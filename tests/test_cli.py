@@ -1,7 +1,11 @@
 import json
+import math
 import os
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from _content import content
@@ -13,6 +17,7 @@ from calibrate.cli import app
 from rlxjax import load_calibration
 from rlxjax.calibration import CalibrationFile, write_json_file
 
+SAMPLES = Path(__file__).parent.parent / "docs/evidence/campaign-3-cpu.samples.jsonl.gz"
 COMMANDS = ("calibrate", "refit", "validate", "predict", "explain", "bench")
 
 
@@ -74,29 +79,58 @@ def test_predict_marks_the_pick_and_an_extrapolation(file):
     assert "outside the calibrated domain" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("spoil", "field"),
-    [
-        (lambda c: c["coefficients"]["dispatch_ns"].update(value=-1.0), "coefficients.dispatch_ns.value"),
-        (lambda c: c["coefficients"].pop("host_call_ns"), "coefficients.host_call_ns"),
-        (lambda c: c["coefficients"]["cache_bytes"].update(value=float("nan")), "coefficients.cache_bytes"),
-        (lambda c: c.update(schema_version=4), "schema_version"),
-        (lambda c: c.pop("domain"), "domain"),
-    ],
-)
-@pytest.mark.parametrize("command", [("validate",), ("predict", "--batch", "8")])
-def test_a_spoilt_file_is_refused_in_one_line_with_status_2(file, spoil, field, command):
-    content = json.loads(file.read_text())
-    spoil(content)
-    file.write_text(json.dumps(content))
+FILE_COMMANDS = {
+    "predict": ("predict", "FILE", "--batch", 8),
+    "explain": ("explain", "FILE", "--batch", 8),
+    "validate": ("validate", "FILE"),
+    "refit": ("refit", SAMPLES, "--prior", "FILE", "--out", "OUT"),
+    "calibrate": ("calibrate", "--prior", "FILE", "--out", "OUT"),
+}
+
+
+def refused(command, file):
+    """Return the one line by which a command refuses a calibration file; nothing is written."""
+    out = file.with_name("out.json")
     before = file.read_bytes()
-    result = invoke(command[0], file, *command[1:])
-    assert result.exit_code == 2
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert str(file) in result.stderr
-    assert field in result.stderr
+    result = invoke(*({"FILE": file, "OUT": out}.get(part, part) for part in FILE_COMMANDS[command]))
+    assert result.exit_code == 2, command
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith(f"error: {file}: ")
     assert "Traceback" not in result.output
     assert file.read_bytes() == before
+    assert list(file.parent.iterdir()) == [file]
+    return line
+
+
+@pytest.mark.parametrize("command", FILE_COMMANDS)
+def test_a_spoilt_file_is_refused_in_one_line_that_names_the_field(command, tmp_path):
+    for spoil, field in (
+        (lambda c, m: m["coefficients"]["launch_ns"].update(value=-1.0), "models.welch.coefficients.launch_ns.value"),
+        (lambda c, m: m["coefficients"].pop("host_call_ns"), "models.welch.coefficients.host_call_ns"),
+        (lambda c, m: m["coefficients"]["memory_bytes_per_ns"].update(value=math.nan), "memory_bytes_per_ns.value"),
+        (lambda c, m: m.pop("domain"), "models.welch.domain"),
+        (lambda c, m: m.update(model_version=12), "models.welch.model_version: expected 13, got 12"),
+        (lambda c, m: c.update(schema_version=5), "schema_version: 5 is newer than 4"),
+    ):
+        spoilt, file = content(), tmp_path / "spoilt.json"
+        spoil(spoilt, spoilt["models"]["welch"])
+        file.write_text(json.dumps(spoilt))
+        assert field in refused(command, file)
+
+
+@pytest.mark.parametrize("command", FILE_COMMANDS)
+def test_a_file_of_an_earlier_schema_is_refused_in_one_line_that_says_how_to_refit(command, tmp_path):
+    file = tmp_path / "old calibration.json"
+    # What version 3 held: one model's coefficients and domain at the top.
+    section = content()["models"]["welch"]
+    earlier = {**content(), "schema_version": 3, "formula_version": 12}
+    del earlier["models"]
+    file.write_text(json.dumps(earlier | {name: section[name] for name in ("coefficients", "domain", "fit")}))
+    line = refused(command, file)
+    assert re.search(r"schema_version: .*\b4, got 3;", line)
+    samples = file.with_suffix(".samples.jsonl")
+    said = re.search("`(rlxjax refit .*?)`", line)[1]
+    assert shlex.split(said) == ["rlxjax", "refit", str(samples), "--out", str(file)]
 
 
 @pytest.mark.parametrize(
@@ -162,23 +196,21 @@ def test_help_has_a_short_option_everywhere(command):
     assert "Usage" in short.stdout
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_a_mistake_in_the_arguments_is_one_line_too(capsys, monkeypatch):
+    for arguments in (
         ["nope"],
         ["predict"],
         ["predict", "x", "--batch", "many"],
         ["predict", "x", "--batch", "99999999999999999999"],
         ["calibrate", "--nope"],
         ["validate"],
-    ],
-)
-def test_a_mistake_in_the_arguments_is_one_line_too(arguments):
-    command = [sys.executable, "-c", "from calibrate.cli import main; main()", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 2
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert result.stderr.startswith("error: ")
+    ):
+        monkeypatch.setattr(sys, "argv", ["rlxjax", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert ended.value.code == 2
+        assert line.startswith("error: ")
 
 
 @pytest.mark.parametrize("option", ["--batch", "--n-fft", "--k", "--segments"])
@@ -196,9 +228,7 @@ def test_the_largest_sizes_and_peaks_beyond_the_bins_have_a_prediction(file, com
     largest = str(2**31 - 1)
     for sizes in (("8", "64", "5000", "2"), (largest, str(2**31 - 2), largest, largest)):
         options = [
-            part
-            for pair in zip(("--batch", "--n-fft", "--k", "--segments"), sizes, strict=True)
-            for part in pair
+            part for pair in zip(("--batch", "--n-fft", "--k", "--segments"), sizes, strict=True) for part in pair
         ]
         result = invoke(command, file, *options, "--json")
         assert result.exit_code == 0, result.stderr

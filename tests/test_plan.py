@@ -98,15 +98,13 @@ def test_a_campaign_of_held_out_workloads_alone_has_an_order():
 
 def test_times_so_far_make_the_posterior_surer_and_too_few_make_none():
     first = [cell for cell in CELLS if cell.n_fft == 64 and not runs_model(cell)]
-    times_ns = {
-        cell: int(time_ns) for cell, time_ns in zip(first, estimates(POSTERIOR, first).time_ns, strict=True)
-    }
-    found = plan.posterior_so_far(CELLS, times_ns, PRIOR)
+    times_ns = {cell: int(time_ns) for cell, time_ns in zip(first, estimates(POSTERIOR, first).time_ns, strict=True)}
+    found = plan.posterior_so_far(CELLS, times_ns, PRIOR, WELCH.facts)
     known = np.trace(np.asarray(found.factor) @ np.asarray(found.factor).T)
     assert known < np.trace(np.asarray(POSTERIOR.factor) @ np.asarray(POSTERIOR.factor).T)
     np.testing.assert_allclose(estimates(found, first).time_ns, list(times_ns.values()), rtol=0.05)
     few = dict(list(times_ns.items())[:3])
-    assert plan.posterior_so_far(CELLS, few, PRIOR) is None
+    assert plan.posterior_so_far(CELLS, few, PRIOR, WELCH.facts) is None
 
 
 def test_what_is_timed_before_is_counted_as_if_it_had_been_chosen(plain_order):
