@@ -1,7 +1,5 @@
 """The timings behind the documentation give the figures in it."""
 
-import gzip
-import hashlib
 import json
 import pathlib
 
@@ -9,12 +7,14 @@ import numpy as np
 import pytest
 
 from benchmarks.calibration_evidence import FIT, evidence, read_campaign, summary_tables
-from calibrate import fits, job
-from calibrate.samples import read_samples
+from calibrate import fits
+from calibrate.job import facts_of
+from calibrate.measure import micro_rates
+from calibrate.samples import read_samples, timings_of
 from calibrate.validate import error_summaries
 from calibrate.visits import noise_floor, quartile_ns
 from calibrate.workloads import Grid
-from rlxjax.calibration import read_calibration_file
+from rlxjax.calibration import read_calibration_file, sha256_of
 
 ROOT = pathlib.Path(__file__).parent.parent
 CALIBRATION = ROOT / "notebooks" / "data" / "calibration-cpu.json"
@@ -27,31 +27,26 @@ ERROR_ATOL = 0.005
 REGRET_ATOL, COVERED_ATOL, ORDERED_ATOL = 0.03, 0.01, 0.01
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory):
-    path = tmp_path_factory.mktemp("evidence") / "samples.jsonl"
-    path.write_bytes(gzip.decompress(SAMPLES.read_bytes()))
-    return read_samples(path)
-
-
 def test_the_samples_are_those_that_the_calibration_names():
-    digest = hashlib.sha256(gzip.decompress(SAMPLES.read_bytes())).hexdigest()
-    assert digest == read_calibration_file(CALIBRATION).samples.sha256
+    named = read_calibration_file(CALIBRATION).samples
+    assert (named.file, named.sha256) == (SAMPLES.name, sha256_of(SAMPLES))
 
 
-def test_refitting_the_samples_gives_the_errors_in_the_calibration(log):
-    content, grid, visits = read_calibration_file(CALIBRATION), Grid(), log.visits()
+def test_refitting_the_samples_gives_the_errors_in_the_calibration():
+    stated, grid, log = read_calibration_file(CALIBRATION).models["welch"].held_out, Grid(), read_samples(SAMPLES)
+    visits = log.visits()
     measured = quartile_ns(visits)
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in log.cells])
-    fitted = fits.fit_twice(log.cells, measured, seen, fits.micro_prior(job.micro_rates(log)), {})
+    timings, prior = timings_of(log.cells, measured), fits.micro_prior(micro_rates(log))
+    fitted = fits.fit_twice(timings, seen, prior, facts_of({}))
     summaries = error_summaries(
         log.cells, measured, fitted.blind, fitted.blind_terms_ns, noise_floor(visits), grid, seen
     )
+    assert set(summaries) == set(stated)
     for strategy, summary in summaries.items():
-        stated = content.held_out[strategy]
         for name in ("fit", "interior", "edge", "held_out", "terms_alone", "noise_floor", "built_in"):
-            assert getattr(summary, name) == pytest.approx(getattr(stated, name), abs=ERROR_ATOL)
-        assert summary.covered == pytest.approx(stated.covered, abs=0.05)
+            assert getattr(summary, name) == pytest.approx(getattr(stated[strategy], name), abs=ERROR_ATOL)
+        assert summary.covered == pytest.approx(stated[strategy].covered, abs=0.05)
 
 
 def test_the_page_states_the_figures_of_the_evidence():

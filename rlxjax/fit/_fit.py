@@ -21,8 +21,6 @@ C = TypeVar("C")
 STARTS, START_SHARE = 8, 0.25
 #: The minimum from a further start is another one if it is lower by this.
 LEAST_GAIN = 0.1
-#: Of more timings than this, so many say which start is the best, and all say where it ends.
-MOST_FOR_STARTS = 1024
 
 
 class FitResult(NamedTuple, Generic[C]):
@@ -106,25 +104,17 @@ def minimum_and_result(
     prior, facts = with_defaults(timings, prior, facts)
     counted = np.ones(timings.time_ns.shape) if weights is None else np.asarray(weights, np.float64)
     check_enough(timings, counted, min_timings)
-    own, starts = with_counted_rows(timings, counted), _starts(prior)
-    if counted.size > MOST_FOR_STARTS:
-        some = np.random.default_rng(0).permutation(np.flatnonzero(counted))[:MOST_FOR_STARTS]
-        subset = jax.tree.map(operator.itemgetter(some), (own, counted))
-        starts = _lowest(*subset, prior, facts, starts).z[None]
-    found = _lowest(own, counted, prior, facts, starts)
+    starts = _starts(prior)
+    columns = (*filled_up(with_counted_rows(timings, counted), counted), prior)
+    each = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf), (STARTS, *np.shape(leaf))), columns)
+    ends = minimise(*each, facts, starts)
+    losses = np.where(np.isfinite(ends.loss), ends.loss, np.inf)
+    # Of ends that are the same but for rounding, the first.
+    chosen = int(np.argmax(losses <= losses.min() + LEAST_GAIN))
+    found: Minimum = jax.tree.map(operator.itemgetter(chosen), ends)
     n = len(counted)
     found = found._replace(residuals=found.residuals[:n], jacobian=found.jacobian[:n])
     return found, _result(found, prior, counted)
-
-
-def _lowest(timings: Timings, weights, prior: LatencyPrior, facts: Facts, starts) -> Minimum:
-    """Return the lowest minimum from several starts; of ends that are the same but for rounding, the first."""
-    columns = (*filled_up(timings, weights), prior)
-    each = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf), (len(starts), *np.shape(leaf))), columns)
-    ends = minimise(*each, facts, starts)
-    losses = np.where(np.isfinite(ends.loss), ends.loss, np.inf)
-    chosen = int(np.argmax(losses <= losses.min() + LEAST_GAIN))
-    return jax.tree.map(operator.itemgetter(chosen), ends)
 
 
 def with_defaults(timings: Timings, prior: LatencyPrior | None, facts: Facts | None) -> tuple[LatencyPrior, Facts]:

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from rlxjax._chunks import for_each_chunk
+from rlxjax._chunks import for_each_chunk, worker_count
 
 from ._model import Facts
 from ._names import vector
@@ -33,7 +33,7 @@ ROUND_STEPS, MAX_ROUNDS = 20, 30
 LEAST_PROMISE = 1e-5
 #: It ends, too, where a round lowers the objective by no more than this share of it: then all is rounding.
 LEAST_GAIN_SHARE = 1e-7
-#: Fits of one program; of fewer, the next power of two.
+#: Fits of one program; of fewer, a processor's share, or the next power of two.
 CHUNK_FITS = 32
 
 #: A step of 1 is tried first: the unknowns are whitened.
@@ -93,7 +93,8 @@ def minimise(
     """
     columns, sds = (timings, weights, priors), np.stack(jax.tree.leaves(priors.log_sd), -1)
     # The size of a chunk stays as fits end, so that both programs are compiled once.
-    chunk = min(CHUNK_FITS, 1 << (len(z) - 1).bit_length())
+    share = -(-len(z) // worker_count())
+    chunk = min(CHUNK_FITS, 1 << (share - 1).bit_length())
     look = functools.partial(_in_chunks, functools.partial(_minimum_each, facts=facts), chunk)
     descend = functools.partial(_in_chunks, functools.partial(_descend_each, facts=facts), chunk)
     found: Minimum = look((z, np.zeros(len(z), int), *columns))
