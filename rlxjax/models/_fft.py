@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -79,15 +80,20 @@ def fft_latency_ns(coefficients: FftLatencyCoefficients, batch: RealLike, n_fft:
     return _predicted_ns(coefficients, Runs.checked(FFT, 0, batch=batch, n_fft=n_fft), {})
 
 
+@dataclasses.dataclass(frozen=True)
 class FftModel(LatencyModel):
     """A batched FFT on one execution path."""
 
     name, version = "fft", 1
-    inputs = {"batch": Input("rows"), "n_fft": Input("samples", least=2, step=2)}
+    inputs = MappingProxyType({"batch": Input("rows"), "n_fft": Input("samples", least=2, step=2)})
     variants = ("fft",)
-    prior: LatencyPrior[FftLatencyCoefficients] = wide_prior(
-        FftLatencyCoefficients(call_ns=6e4, row_ns=50.0, flop_per_ns=10.0, bytes_per_ns=20.0, onset_rows=1e3)
-    )
+
+    @property
+    def prior(self) -> LatencyPrior[FftLatencyCoefficients]:
+        """Orders of magnitude of a present-day machine, wide."""
+        return wide_prior(
+            FftLatencyCoefficients(call_ns=6e4, row_ns=50.0, flop_per_ns=10.0, bytes_per_ns=20.0, onset_rows=1e3)
+        )
 
     def terms_ns(self, coefficients: FftLatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         """Return the call's and the transforms' part in ns, `[*batch]`."""

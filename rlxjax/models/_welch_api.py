@@ -183,9 +183,10 @@ def _codes(what: str, value: str | Sequence[str] | Code, known: tuple[str, ...])
         return value  # pyright: ignore[reportReturnType]
     array = np.asarray(value)
     if array.dtype.kind in "UO":
-        if unknown := [name for name in array.flat if name not in known]:
+        names = [str(name) for name in array.flat]
+        if unknown := [name for name in names if name not in known]:
             raise ValueError(f"{what}: expected one of {', '.join(known)}, got {unknown[0]!r}")
-        return np.array([known.index(name) for name in array.flat], np.int32).reshape(array.shape)
+        return np.array([known.index(name) for name in names], np.int32).reshape(array.shape)
     if array.dtype.kind not in "iu" or (array.size and not 0 <= array.min() <= array.max() < len(known)):
         raise ValueError(f"{what}: expected names, or codes from 0 to {len(known) - 1}, got {value}")
     return array

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jax.scipy.special import entr, gammaln
+from jax import lax
 from jaxtyping import Array, Float
 
 from rlxjax._numerics import namespace_of, soft_excess, soft_roofline, straight_through
@@ -33,8 +34,42 @@ FIRST_CACHE_SHARPNESS, SECOND_CACHE_SHARPNESS = 8, 4
 SHARE_SHARPNESS = 16
 #: Most numbers that NumPy's partition sorts by a network, and comparisons of a pass over one number.
 MOST_NETWORK_PLACES, COMPARISONS_OF_A_PASS = 64.0, 0.5
+#: log2 of the bins from which on the selection by maxima looks at further spare candidates, half a one an octave.
+SPARE_KEY_BITS = 7.5
 #: Putting one candidate of the selection by maxima in order takes as long as comparing so many bins.
 BINS_OF_A_CANDIDATE = 40.0
+
+
+class Work(NamedTuple):
+    """What runs do, whatever the machine: counts of work by the coefficient that each takes, `[*batch]`.
+
+    Counts of what a variant does not do are 0. Those of rows are of all rows, by one processor.
+    """
+
+    least_share: RealLike
+    is_shared: RealLike
+    numpy_calls: RealLike
+    launches: RealLike
+    threads: RealLike
+    streams: RealLike
+    bytes_read_anew: RealLike
+    uploaded_bytes: RealLike
+    host_bytes: RealLike
+    far_row_bytes: RealLike
+    far_signal_bytes: RealLike
+    device_flop: RealLike
+    device_bytes: RealLike
+    learned_segments: RealLike
+    learned_flop: RealLike
+    is_unknown: RealLike
+    select_bytes: RealLike
+    select_rows: RealLike
+    select_comparisons: RealLike
+    maxima_comparisons: RealLike
+    maxima_passes: RealLike
+    topk_bins: RealLike
+    topk_comparisons: RealLike
+    read_back_bytes: RealLike
 
 
 def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
@@ -45,64 +80,103 @@ def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[
         runs: of Welch peaks.
         facts: all that the model knows by default, or other values of them.
     """
+    work = work_of(runs, facts)
+    all_share = soft_roofline(work.least_share, 1.0 / (1.0 + c.parallel_gain), SHARE_SHARPNESS)
+    share = jnp.where(work.is_shared, all_share, 1.0)
+    device_ns = soft_roofline(
+        work.device_flop / c.device_flop_per_ns
+        + work.learned_segments * c.learned_segment_ns
+        + work.learned_flop / c.learned_flop_per_ns,
+        work.device_bytes / c.device_bytes_per_ns,
+        ROOFLINE_SHARPNESS,
+    )
+    transform_ns = (
+        share
+        * (
+            work.host_bytes / c.host_bytes_per_ns
+            + work.far_row_bytes / c.memory_bytes_per_ns
+            + jnp.where(work.launches > 0, device_ns, 0.0)
+        )
+        + work.far_signal_bytes / c.memory_bytes_per_ns
+    )
+    selection_ns = share * (
+        work.select_bytes / c.host_bytes_per_ns
+        + work.select_rows * c.select_row_ns
+        + work.select_comparisons * c.select_compare_ns
+        + work.maxima_comparisons * c.maxima_compare_ns
+        + work.topk_bins * c.topk_bin_ns
+        + work.topk_comparisons * c.topk_compare_ns
+    )
+    return {
+        "call_ns": work.numpy_calls * c.host_call_ns
+        + work.threads * c.threads_ns
+        + work.streams * c.streams_ns
+        + work.bytes_read_anew / c.memory_bytes_per_ns,
+        "launch_and_sync_ns": work.launches * c.launch_ns,
+        "upload_ns": share * work.uploaded_bytes / c.copy_bytes_per_ns,
+        "transform_ns": jnp.where(work.is_unknown, jnp.inf, transform_ns),
+        # Each processor makes all passes, over its share of the rows.
+        "selection_ns": selection_ns + work.maxima_passes * c.maxima_pass_ns,
+        "readback_ns": share * work.read_back_bytes / c.copy_bytes_per_ns,
+    }
+
+
+@jax.jit
+def work_of(runs: Runs, facts: Facts) -> Work:
+    """Return what runs do; arguments as of `welch_terms_ns`."""
+    facts = jax.tree.map(lambda fact: jnp.asarray(fact, jnp.result_type(float)), facts)
     variant = jnp.asarray(runs.variant)
     batch, n_fft, k, n_segments = (jnp.asarray(runs.inputs[name]) for name in ("batch", "n_fft", "k", "n_segments"))
-    on_host, is_block, is_learned = variant == HOST, variant == BLOCK, variant == LEARNED
-    by_numpy = on_host | is_block
-    row_samples, bins = n_segments * n_fft, n_fft / 2 + 1
+    on_host, is_learned = variant == HOST, variant == LEARNED
+    by_numpy, by_maxima = on_host | (variant == BLOCK), is_learned | (variant == MAXIMA)
+    row_samples, bins, row_bytes = n_segments * n_fft, n_fft / 2.0 + 1.0, 2.0 * n_fft * (n_segments + 1.0)
     rows = jnp.where(on_host, batch, padded_rows(batch, row_samples, facts))
-    samples, signal_bytes = rows * row_samples, 2.0 * rows * n_fft * (n_segments + 1.0)
-
+    samples, signal_bytes = rows * row_samples, rows * row_bytes
     # Few samples are one processor's. Of more, each of several has at least half as many.
     alone = alone_samples(variant, facts)
     is_shared = batch * row_samples > alone
-    least_share = alone / (2.0 * jnp.maximum(samples, 1.0))
-    share = jnp.where(is_shared, soft_roofline(least_share, 1.0 / (1.0 + c.parallel_gain), SHARE_SHARPNESS), 1.0)
-    joining_ns = jnp.where(is_shared, jnp.where(by_numpy, c.threads_ns, c.streams_ns), 0.0)
-    read_anew_ns = HOST_HELD_BYTES_PER_SAMPLE * n_fft / c.memory_bytes_per_ns
-    numpy_ns = jnp.where(by_numpy, c.host_call_ns, 0.0)
 
-    long_rows = soft_excess(HOST_HELD_BYTES_PER_SAMPLE * n_fft, FIRST_CACHE_BYTES, FIRST_CACHE_SHARPNESS)
-    host_sample_ns = HOST_BYTES_PER_SAMPLE * (1.0 / c.host_bytes_per_ns + long_rows / c.memory_bytes_per_ns)
-    device_sample_ns = soft_roofline(
-        fft_flop(n_fft) / n_fft / c.device_flop_per_ns, FFT_BYTES_PER_SAMPLE / c.device_bytes_per_ns, ROOFLINE_SHARPNESS
-    )
-    # The pruned program reads a signal once and writes live bins.
     flop, live_bins, is_known = _learned_work(n_fft, facts)
-    learned_bytes = 2.0 * n_fft * (n_segments + 1.0) / n_segments + 8.0 * live_bins
-    learned_segment_ns = soft_roofline(
-        c.learned_segment_ns + flop / c.learned_flop_per_ns, learned_bytes / c.device_bytes_per_ns, ROOFLINE_SHARPNESS
-    )
-    sample_ns = jnp.where(is_learned, learned_segment_ns / n_fft, device_sample_ns)
-    sample_ns = jnp.where(on_host, host_sample_ns, sample_ns)
-    transform_ns = share * samples * sample_ns
-
-    numpy_row_ns = (
-        8.0 * n_segments * bins / c.host_bytes_per_ns
-        + c.select_row_ns
-        + partition_comparisons(bins, k) * c.select_compare_ns
-    )
+    # A pruned program reads a signal once and writes live bins.
+    learned_bytes = signal_bytes + 8.0 * rows * n_segments * live_bins
+    device_bytes = jnp.where(is_learned, learned_bytes, FFT_BYTES_PER_SAMPLE * samples)
+    segments = jnp.where(is_learned, rows * n_segments, 0.0)
     # A learned run ranks its live bins, and masked ones where these are fewer than the peaks.
     ranked = jnp.where(is_learned, jnp.maximum(live_bins + jnp.minimum(k, bins - live_bins), 1.0), bins)
     passes = maxima_passes(ranked, k)
-    maxima_row_ns = passes * (maxima_comparisons(ranked, facts) + BINS_OF_A_CANDIDATE) * c.maxima_compare_ns
-    heap_row_ns = ranked * c.topk_bin_ns + heap_comparisons(ranked, k) * c.topk_compare_ns
-    row_ns = jnp.where(by_numpy, numpy_row_ns, jnp.where(variant == TOP_K, heap_row_ns, maxima_row_ns))
-    # Each processor makes all passes, over its share of the rows. Over one row alone, a pass is a plain loop.
-    makes_passes = ((variant == MAXIMA) | is_learned) & (rows > 1)
-    passes_ns = jnp.where(makes_passes, passes, 0.0) * c.maxima_pass_ns
-
-    far_bytes = signal_bytes * soft_excess(jnp.maximum(signal_bytes, 1.0), SECOND_CACHE_BYTES, SECOND_CACHE_SHARPNESS)
-    uploaded_bytes = jnp.where(on_host, 0.0, signal_bytes)
-    read_back_bytes = jnp.where(is_block, 8.0 * rows * n_segments * bins, jnp.where(on_host, 0.0, 8.0 * rows * k))
-    return {
-        "call_ns": numpy_ns + read_anew_ns + joining_ns,
-        "launch_and_sync_ns": jnp.where(on_host, 0.0, c.launch_ns),
-        "upload_ns": share * uploaded_bytes / c.copy_bytes_per_ns,
-        "transform_ns": jnp.where(is_learned & ~is_known, jnp.inf, transform_ns) + far_bytes / c.memory_bytes_per_ns,
-        "selection_ns": share * rows * row_ns + passes_ns,
-        "readback_ns": share * read_back_bytes / c.copy_bytes_per_ns,
-    }
+    compared = passes * (maxima_comparisons(ranked, facts) + BINS_OF_A_CANDIDATE)
+    by_heap, numpy_rows = variant == TOP_K, jnp.where(by_numpy, rows, 0.0)
+    spectrum_bytes = 8.0 * n_segments * bins
+    return Work(
+        least_share=alone / (2.0 * jnp.maximum(samples, 1.0)),
+        is_shared=is_shared,
+        numpy_calls=jnp.where(by_numpy, 1.0, 0.0),
+        launches=jnp.where(on_host, 0.0, 1.0),
+        threads=jnp.where(by_numpy & is_shared, 1.0, 0.0),
+        streams=jnp.where(by_numpy | ~is_shared, 0.0, 1.0),
+        bytes_read_anew=HOST_HELD_BYTES_PER_SAMPLE * n_fft,
+        uploaded_bytes=jnp.where(on_host, 0.0, signal_bytes),
+        host_bytes=jnp.where(on_host, HOST_BYTES_PER_SAMPLE * samples, 0.0),
+        far_row_bytes=jnp.where(on_host, HOST_BYTES_PER_SAMPLE * samples, 0.0)
+        * soft_excess(HOST_HELD_BYTES_PER_SAMPLE * n_fft, FIRST_CACHE_BYTES, FIRST_CACHE_SHARPNESS),
+        far_signal_bytes=signal_bytes
+        * soft_excess(jnp.maximum(signal_bytes, 1.0), SECOND_CACHE_BYTES, SECOND_CACHE_SHARPNESS),
+        device_flop=jnp.where(on_host | is_learned, 0.0, rows * n_segments * fft_flop(n_fft)),
+        # Not nothing: a roofline has no slope there.
+        device_bytes=jnp.maximum(device_bytes, 1.0),
+        learned_segments=segments,
+        learned_flop=segments * flop,
+        is_unknown=is_learned & ~is_known,
+        select_bytes=numpy_rows * spectrum_bytes,
+        select_rows=numpy_rows,
+        select_comparisons=numpy_rows * partition_comparisons(bins, k),
+        maxima_comparisons=jnp.where(by_maxima, rows * compared, 0.0),
+        # Over one row alone, a pass is a plain loop over its bins.
+        maxima_passes=jnp.where(by_maxima & (rows > 1), passes, 0.0),
+        topk_bins=jnp.where(by_heap, rows * bins, 0.0),
+        topk_comparisons=jnp.where(by_heap, rows * heap_comparisons(bins, k), 0.0),
+        read_back_bytes=jnp.where(variant == BLOCK, rows * spectrum_bytes, jnp.where(on_host, 0.0, 8.0 * rows * k)),
+    )
 
 
 def alone_samples(variant: Code, facts: Facts) -> Float[Array, "*batch"]:
@@ -117,26 +191,31 @@ def padded_rows(batch: Float[Array, "*batch"], row_samples: RealLike, facts: Fac
 
     The gradient takes them as the batch, since that of a staircase is 0.
     """
-    sizes = facts["sizes_per_octave"] * 1.0
-    _, octaves = jnp.frexp(jnp.maximum(batch - 1.0, sizes) / sizes)
-    step = jnp.ldexp(jnp.ones_like(batch), octaves - 1)
+    sizes = facts["sizes_per_octave"]
+    step = _power_of_two_below(jnp.maximum(batch - 1.0, sizes) / sizes)
     padded = jnp.minimum(jnp.ceil(batch / step) * step, facts["chunk_samples"] / row_samples)
     return straight_through(jnp.maximum(batch, padded), batch * jnp.ones_like(padded))
+
+
+def _power_of_two_below(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Return the largest power of two that is no larger: what the bits of a float's exponent alone say."""
+    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
+    return lax.bitcast_convert_type(bits & 0x7F800000, jnp.float32).astype(x.dtype)
 
 
 def partition_comparisons(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
     """Return the comparisons of NumPy's partition of bins around the k largest, and of a sort of these, `[*batch]`.
 
-    Few numbers are sorted by a network of a power of two. More are split around a pivot first, again and again: in
-    the mean over all orders by `2 n (1 + H(k / n))` comparisons, where H is the entropy in nats (D. E. Knuth,
-    Mathematical Analysis of Algorithms, 1971, of Hoare's FIND). Where all bins are peaks, there is no partition.
+    Few numbers are sorted by a network. More are split around a pivot first, again and again: in the mean over all
+    orders by `2 n (1 + H(k / n))` comparisons, where H is the entropy in nats (D. E. Knuth, Mathematical Analysis of
+    Algorithms, 1971, of Hoare's FIND). Where all bins are peaks, there is no partition.
     """
     peaks = jnp.minimum(k, bins)
     share = jnp.where(k < bins, peaks / bins, 0.5)
-    network = jnp.minimum(jnp.ldexp(jnp.ones_like(bins), _place_bits(bins)), MOST_NETWORK_PLACES)
-    passed = jnp.where(bins > MOST_NETWORK_PLACES, bins * (1.0 + entr(share) + entr(1.0 - share)), 0.0)
-    sorting = peaks * jnp.log2(peaks + 1.0)
-    return sorting + jnp.where(k < bins, network + COMPARISONS_OF_A_PASS * passed, 0.0)
+    entropy = -share * jnp.log(share) - (1.0 - share) * jnp.log(1.0 - share)
+    passed = jnp.where(bins > MOST_NETWORK_PLACES, COMPARISONS_OF_A_PASS * bins * (1.0 + entropy), 0.0)
+    partition = jnp.minimum(2.0 * bins, MOST_NETWORK_PLACES) + passed
+    return peaks * jnp.log2(peaks + 1.0) + jnp.where(k < bins, partition, 0.0)
 
 
 def maxima_passes(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
@@ -144,14 +223,13 @@ def maxima_passes(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
 
     Keys of more bins hold fewer bits of a power, so that more of them are equal.
     """
-    spare = 2.0 + jnp.floor(jnp.maximum(_place_bits(bins) - 8.0, 0.0) / 2.0)
+    spare = 2.0 + jnp.maximum(jnp.log2(bins) - SPARE_KEY_BITS, 0.0) / 2.0
     return jnp.minimum(jnp.minimum(k, bins) + spare, bins)
 
 
 def maxima_comparisons(bins: RealLike, facts: Facts) -> Float[Array, "*batch"]:
-    """Return the bins that one pass compares, `[*batch]`: those of all blocks, then those of one."""
-    width = jnp.ldexp(jnp.ones_like(bins), (_place_bits(bins) + 1) // 2)
-    width = jnp.minimum(jnp.maximum(width, facts["least_block_bins"]), bins)
+    """Return the bins that one pass compares, `[*batch]`: those of all blocks, about as wide as many; then of one."""
+    width = jnp.minimum(jnp.maximum(jnp.sqrt(2.0 * bins), facts["least_block_bins"]), bins)
     return jnp.maximum(bins, width * facts["least_blocks"]) + width
 
 
@@ -160,11 +238,12 @@ def heap_comparisons(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
 
     `k ln(bins / k)` bins enter a heap of k that is full (D. E. Knuth, The Art of Computer Programming, vol. 1,
     1.2.10: how often a running maximum changes), each by `log2(k + 1)` comparisons. What it holds is then taken out
-    one by one, by `log2(k!)` in all, as it gets smaller.
+    one by one, by `log2(k!)` in all, as it gets smaller: by Stirling's series.
     """
     peaks = jnp.minimum(k, bins)
     entries = peaks * jnp.log(bins / peaks)
-    return entries * jnp.log2(peaks + 1.0) + gammaln(peaks + 1.0) / math.log(2.0)
+    log_factorial = (peaks + 0.5) * jnp.log(peaks) - peaks + 0.5 * math.log(2.0 * math.pi) + 1.0 / (12.0 * peaks)
+    return entries * jnp.log2(peaks + 1.0) + log_factorial / math.log(2.0)
 
 
 def _learned_work(n_fft: RealLike, facts: Facts) -> tuple[Any, Any, Any]:
@@ -176,7 +255,3 @@ def _learned_work(n_fft: RealLike, facts: Facts) -> tuple[Any, Any, Any]:
         flop, live_bins = jnp.where(is_this, its_flop, flop), jnp.where(is_this, its_live_bins, live_bins)
         is_known = is_known | is_this
     return flop, live_bins, is_known
-
-
-def _place_bits(bins: RealLike) -> Float[Array, "*batch"]:
-    return jnp.frexp(jnp.maximum(bins - 1.0, 1.0))[1]
