@@ -1,4 +1,4 @@
-"""Every smooth or gradient-unsafe primitive, each with the wrong derivative that it prevents.
+"""Every smooth or gradient-unsafe primitive, each with the wrong value or derivative that it prevents.
 
 A relaxation of temperature `T` equals the hard choice in the limit `T -> 0`. `Exact` and `Smooth`
 offer the same four choices, so that a formula is written once and read with either.
@@ -7,6 +7,7 @@ offer the same four choices, so that a formula is written once and read with eit
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from types import ModuleType
 
 import jax
@@ -14,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._slopes import along
 from ._typing import RealLike
 
 #: Standard deviation of a logistic distribution of temperature 1.
@@ -26,44 +26,72 @@ def namespace_of(*arguments: RealLike) -> ModuleType:
     return jnp if any(isinstance(argument, jax.Array) for argument in arguments) else np
 
 
-@jax.custom_jvp
-def times(count: RealLike, coefficient: RealLike) -> Array:
-    """Return `count * coefficient`, where a count of zero wins over an infinite coefficient.
+def times(count: RealLike, rate: RealLike) -> Array:
+    """Return `count * rate`, where a count of zero wins over an infinite rate.
 
-    Prevents: NaN from `0 * inf`, forward and backward; the derivative by the count is taken as 0
-    where the coefficient is infinite. The selection also keeps compilers from contracting the product
-    and a following sum into one rounding, so that scores are the same to the last bit however they are
-    compiled. Where the count is a constant, nothing is left of the selection, and the zero does that:
-    compilers do not know that it is one, and contracting the product with it changes nothing.
+    Prevents: NaN from `0 * inf`. The selection also keeps compilers from contracting the product and a
+    following sum into one rounding, so that a decision is the same eager and jitted. Where the count is a
+    constant, nothing is left of the selection, and the zero does that: compilers do not know that it is
+    one, and contracting the product with it changes nothing.
     """
-    zero = 0.0 * jnp.where(jnp.isfinite(coefficient), coefficient, 0.0)
-    product = jnp.asarray(count * coefficient) + zero
+    zero = 0.0 * jnp.where(jnp.isfinite(rate), rate, 0.0)
+    product = jnp.asarray(count * rate) + zero
     return jnp.where(jnp.asarray(count) == 0, jnp.zeros_like(product), product)
 
 
-@times.defjvp
-def _times_jvp(primals, tangents):
-    count, coefficient = primals
-    count_dot, coefficient_dot = tangents
-    slope = jnp.where(jnp.isinf(coefficient), jnp.zeros_like(coefficient), coefficient)
-    return times(count, coefficient), slope * count_dot + count * coefficient_dot
+def dot(counts: Sequence[RealLike], rates: Sequence[RealLike]) -> Array:
+    """Return the sum of counts times rates, `[*batch]`: what gate scores and costs are made of.
+
+    Args:
+        counts: each a scalar or `[*batch]`.
+        rates: as many, each a scalar or `[*batch]`.
+    """
+    dtype = jnp.result_type(*counts, *rates)
+    return _dot(*([jnp.asarray(factor, dtype) for factor in factors] for factors in (counts, rates)))
+
+
+@jax.custom_jvp
+def _dot(counts: list[Array], rates: list[Array]) -> Array:
+    """Prevents: NaN in the derivative by a count whose rate is infinite; it is taken as 0.
+
+    The last selection is that of `times`, for what a caller adds to the sum.
+    """
+    *products, last = map(times, counts, rates)
+    total = functools.reduce(jnp.add, products, jnp.zeros((), last.dtype))
+    return jnp.where(counts[-1] == 0, total, total + last)
+
+
+@_dot.defjvp
+def _dot_jvp(primals, tangents):
+    counts, rates = primals
+    slopes = [jnp.where(jnp.isinf(rate), 0.0, rate) for rate in rates]
+    changes = map(jnp.multiply, [*counts, *slopes], [*tangents[1], *tangents[0]])
+    return _dot(counts, rates), functools.reduce(jnp.add, changes)
 
 
 @jax.custom_jvp
 def logistic(x: RealLike) -> Array:
     """Return `1 / (1 + exp(-x))`.
 
-    Prevents: the derivative `p * (1 - p)`, which is exactly zero in float32 from `x = 17` on; here
-    it is `p(x) * p(-x)`, which keeps its relative accuracy until `p(-x)` itself underflows.
+    Prevents: the derivative `p * (1 - p)`, which is exactly zero in float32 from `x = 17` on.
     """
     return jax.nn.sigmoid(x)
 
 
 @logistic.defjvp
 def _logistic_jvp(primals, tangents):
-    (x,) = primals
-    (x_dot,) = tangents
-    return logistic(x), logistic(x) * logistic(-x) * x_dot
+    decay = jnp.exp(-jnp.abs(primals[0]))
+    return logistic(*primals), decay / jnp.square(1.0 + decay) * tangents[0]
+
+
+def log_odds(x: RealLike, temperature: RealLike) -> Array:
+    """Return `x / temperature`, the log-odds of `soft_step`, held within the square root of the largest float.
+
+    Prevents: an infinite quotient, and the NaN that its derivative by the temperature makes.
+    """
+    x, temperature = _floats(x, temperature)
+    most = 0.5 * float(jnp.finfo(x.dtype).max) ** 0.5 * temperature
+    return jnp.where(jnp.abs(x) > most, jnp.sign(x) * most, x) / temperature
 
 
 def soft_step(x: RealLike, temperature: RealLike) -> Array:
@@ -73,76 +101,12 @@ def soft_step(x: RealLike, temperature: RealLike) -> Array:
         >>> print(soft_step(0.0, 2.0))
         0.5
     """
-    return _step(*_floats(x, temperature))
-
-
-def log_odds(x: RealLike, temperature: RealLike) -> Array:
-    """Return `x / temperature`, the log-odds of `soft_step`; finite where `x` is."""
-    return _ratio(*_floats(x, temperature))
-
-
-@jax.custom_jvp
-def _ratio(x: Array, temperature: Array) -> Array:
-    """Prevents: an infinite quotient of finite numbers, and `inf - inf` in what a loss makes of it.
-
-    The divisor being an array of rows, compilers divide once and keep the quotients: by a scalar they
-    would multiply, and compute `x` again wherever its quotient is used.
-    """
-    limits = jnp.finfo(x.dtype)
-    least = jnp.minimum(jnp.abs(x), limits.max) * limits.tiny
-    return x / jnp.maximum(temperature, least)
-
-
-@functools.partial(_ratio.defjvp, symbolic_zeros=True)
-def _ratio_jvp(primals, tangents):
-    x, temperature = primals
-    ratio = _ratio(x, temperature)
-    return ratio, along(ratio, (1.0 / temperature, -ratio / temperature), tangents)
-
-
-@jax.custom_jvp
-def _step(x: Array, temperature: Array) -> Array:
-    """Prevents: `0 * inf` where the step is saturated, and a slope of 0 where it only nearly is.
-
-    A table is multiplied by one reciprocal rather than divided row by row. The step of a product that
-    overflows is that of its infinity.
-    """
-    return jax.nn.sigmoid(x * (1.0 / temperature))
-
-
-@functools.partial(_step.defjvp, symbolic_zeros=True)
-def _step_jvp(primals, tangents):
-    x, temperature = primals
-    z = _held_ratio(x, temperature)
-    decay = jnp.exp(-jnp.abs(z))
-    steepness = jnp.where(jnp.abs(z) < _saturation(z), 1.0 / temperature, 0.0)
-    slope = decay / jnp.square(1.0 + decay) * steepness
-    step = _step(x, temperature)
-    return step, along(step, (slope, -slope * z), tangents)
+    return logistic(log_odds(x, temperature))
 
 
 def log_soft_step(x: RealLike, temperature: RealLike) -> Array:
     """Return the logarithm of `soft_step`, without underflow at very negative `x`."""
-    return _log_step(*_floats(x, temperature))
-
-
-@jax.custom_jvp
-def _log_step(x: Array, temperature: Array) -> Array:
-    """Prevents: `0 * inf` in the derivative by the temperature."""
-    ratio = _ratio(x, temperature)
-    return jnp.minimum(ratio, 0.0) - _log1p_exp(-jnp.abs(ratio))
-
-
-@functools.partial(_log_step.defjvp, symbolic_zeros=True)
-def _log_step_jvp(primals, tangents):
-    x, temperature = primals
-    largest = jnp.finfo(x.dtype).max
-    ratio = _ratio(x, temperature)
-    slope = jax.nn.sigmoid(-ratio) / temperature
-    by_temperature = jnp.clip(slope * jnp.clip(ratio, -largest, largest), -largest, largest)
-    by_temperature = jnp.where(slope > 0, by_temperature, 0.0)
-    log_step = _log_step(x, temperature)
-    return log_step, along(log_step, (slope, -by_temperature), tangents)
+    return jax.nn.log_sigmoid(log_odds(x, temperature))
 
 
 def soft_at_least(x: RealLike, threshold: RealLike, temperature: RealLike) -> Array:
@@ -152,7 +116,7 @@ def soft_at_least(x: RealLike, threshold: RealLike, temperature: RealLike) -> Ar
     at one half at the tie however small the temperature.
     """
     x, temperature = _floats(x, temperature)
-    return _step(x - threshold + jnp.sqrt(temperature), temperature)
+    return soft_step(x - threshold + jnp.sqrt(temperature), temperature)
 
 
 def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
@@ -169,18 +133,22 @@ def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
 @jax.custom_jvp
 def _maximum(x: Array, y: Array, temperature: Array) -> Array:
     """Prevents: cancellation between the larger and the difference, and `inf - inf`."""
-    gap = jnp.where(x == y, 0.0, x - y)
-    return jnp.maximum(x, y) + temperature * _log1p_exp(-jnp.abs(gap / temperature))
+    odds = log_odds(_gap(x, y), temperature)
+    return jnp.maximum(x, y) + temperature * jax.nn.softplus(-jnp.abs(odds))
 
 
 @_maximum.defjvp
 def _maximum_jvp(primals, tangents):
+    """By the temperature, a maximum changes with the entropy of its choice."""
     x, y, temperature = primals
-    gap = jnp.where(x == y, 0.0, x - y)
-    z = jnp.abs(_held_ratio(gap, temperature))
-    by_temperature = _log1p_exp(-z) + jnp.where(z < _saturation(z), z * logistic(-z), 0.0)
-    by_x, by_y = _step(gap, temperature), _step(-gap, temperature)
-    return _maximum(x, y, temperature), by_x * tangents[0] + by_y * tangents[1] + by_temperature * tangents[2]
+    odds = log_odds(_gap(x, y), temperature)
+    entropy = jax.nn.softplus(-jnp.abs(odds)) + jnp.abs(odds) * logistic(-jnp.abs(odds))
+    change = logistic(odds) * tangents[0] + logistic(-odds) * tangents[1] + entropy * tangents[2]
+    return _maximum(x, y, temperature), change
+
+
+def _gap(x: Array, y: Array) -> Array:
+    return jnp.where(x == y, 0.0, x - y)
 
 
 def soft_relu(x: RealLike, temperature: RealLike) -> Array:
@@ -190,8 +158,7 @@ def soft_relu(x: RealLike, temperature: RealLike) -> Array:
         >>> print(soft_relu(0.0, temperature=1.0).round(4))
         0.6931
     """
-    x, temperature = _floats(x, temperature)
-    return _maximum(x, jnp.zeros_like(x), temperature)
+    return soft_maximum(x, 0.0, temperature)
 
 
 def soft_minimum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
@@ -201,8 +168,7 @@ def soft_minimum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
         >>> print(soft_minimum(3.0, 1e9, temperature=1.0))
         3.0
     """
-    x, temperature = _floats(x, temperature)
-    return -_maximum(-x, -jnp.asarray(y, jnp.result_type(x, y)), temperature)
+    return -soft_maximum(-jnp.asarray(x), -jnp.asarray(y), temperature)
 
 
 def soft_clip(x: RealLike, low: RealLike, high: RealLike, temperature: RealLike) -> Array:
@@ -238,29 +204,11 @@ def _roofline_jvp(sharpness, primals, tangents):
 def soft_excess(x: RealLike, threshold: RealLike, sharpness: float) -> Array:
     """Return `x**p / (x**p + threshold**p)` of positive numbers: from 0 far below a threshold to 1 far above.
 
-    The logistic of `p * log(x / threshold)`. The sharpness is as that of `soft_roofline`.
+    It is the logistic of `p * (log(x) - log(threshold))`, which no power overflows.
     """
     dtype = jnp.result_type(float, x, threshold)
-    return _excess(jnp.asarray(x, dtype), jnp.asarray(threshold, dtype), sharpness)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _excess(x: Array, threshold: Array, sharpness: float) -> Array:
-    """Prevents: overflow of the powers, and `inf / inf` in the slope."""
-    power = _power_of_ratio(x, threshold, sharpness)
-    return jnp.where(x > threshold, 1.0, power) / (1.0 + power)
-
-
-@_excess.defjvp
-def _excess_jvp(sharpness, primals, tangents):
-    x, threshold = primals
-    power = _power_of_ratio(x, threshold, sharpness)
-    slope = sharpness * power / jnp.square(1.0 + power)
-    return _excess(x, threshold, sharpness), slope * (tangents[0] / x - tangents[1] / threshold)
-
-
-def _power_of_ratio(x: Array, y: Array, sharpness: float) -> Array:
-    return (jnp.minimum(x, y) / jnp.maximum(x, y)) ** sharpness
+    x, threshold = jnp.asarray(x, dtype), jnp.asarray(threshold, dtype)
+    return logistic(sharpness * (jnp.log(x) - jnp.log(threshold)))
 
 
 @jax.custom_jvp
@@ -340,45 +288,17 @@ def _held(temperature: Array) -> Array:
     return jnp.clip(temperature, float(limits.tiny) ** 0.25, float(limits.max) ** 0.5)
 
 
-def _saturation(z: Array) -> float:
-    """Return the argument from which on `exp(-z)` counts as nothing."""
-    return 0.9 * math.log(float(jnp.finfo(z.dtype).max))
-
-
-def _held_ratio(x: Array, temperature: Array) -> Array:
-    limit = _saturation(x)
-    return jnp.clip(x * (1.0 / temperature), -limit, limit)
-
-
-def _log1p_exp(z: Array) -> Array:
-    return jnp.log1p(jnp.exp(z))
-
-
-@jax.custom_jvp
-def _larger(x: RealLike, y: RealLike) -> Array:
-    """Prevents: a division in the derivative of a maximum, which costs more than the formulas around it."""
-    return jnp.maximum(x, y)
-
-
-@_larger.defjvp
-def _larger_jvp(primals, tangents):
-    x, y = primals
-    larger = _larger(x, y)
-    share = jnp.where(x == y, 0.5, jnp.where(x > y, 1.0, 0.0)).astype(larger.dtype)
-    return larger, share * tangents[0] + (1.0 - share) * tangents[1]
-
-
 @dataclasses.dataclass(frozen=True)
 class Exact:
     """The hard choices. Every method ignores the scale of its relaxation."""
 
     def relu(self, x, scale: RealLike | None = None):
         del scale
-        return self.maximum(x, 0.0)
+        return 0.5 * (x + jnp.abs(x))  # exact; a maximum's derivative divides
 
     def maximum(self, x, y, scale: RealLike | None = None):
         del scale
-        return _larger(x, y)
+        return jnp.maximum(x, y)
 
     def clip(self, x, low, high, scale: RealLike | None = None):
         del scale

@@ -1,14 +1,17 @@
 """Io cost and graph cost: what a profile, or a graph, takes on a backend in nanoseconds."""
 
 import dataclasses
-import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rlxjax._checks import check_at_least, check_shapes, fields_of
 from rlxjax._counts import as_float, as_temperature
+from rlxjax._numerics import Exact, Smooth, dot, rules_at
+from rlxjax._typing import Count, Nanoseconds, RealLike
+from rlxjax.graph._graph import Graph, Node
+from rlxjax.graph._profile import GraphIoProfile, profile_graph_io
+
 from ._devices import (
     BACKEND_ROWS,
     FALLBACK_ROW,
@@ -17,12 +20,6 @@ from ._devices import (
     backend_coefficients,
     without_provenance,
 )
-from rlxjax.graph._graph import Graph, Node
-from rlxjax._numerics import Exact, Smooth, rules_at, times
-from rlxjax.graph._profile import GraphIoProfile, profile_graph_io
-from rlxjax._programs import formula_jit
-from rlxjax._slopes import along
-from rlxjax._typing import Count, Nanoseconds, RealLike
 
 #: Bytes that the cost of a plain node counts per output element, whatever its dtype.
 _COSTED_ELEMENT_BYTES = 4
@@ -159,139 +156,68 @@ def float_counts(counts):
     )
 
 
-class Rates(NamedTuple):
-    """What the io cost with hard choices is linear in, of a backend; every field `[*batch]`."""
-
-    dispatch_ns: RealLike
-    roundtrip_ns: RealLike
-    traffic_ns_per_byte: RealLike
-    readback_ns_per_byte: RealLike
-    unified_memory: RealLike
-
-
-def rates_of(row: BackendCoefficients | Rates) -> Rates:
-    """Return a backend's rates; of rates, themselves. Whether memory is unified has no derivative.
-
-    Of a table of devices they cost nothing; of rows that were selected from it, two divisions a row.
-    """
-    if isinstance(row, Rates):
-        return row
-    traffic_ns, readback_ns = (1.0 / Exact().maximum(bw, 1.0) for bw in (row.memory_bw, row.readback_bw))
-    unified_memory = jax.lax.stop_gradient(row.unified_memory)
-    return Rates(row.dispatch_ns, row.roundtrip_ns, traffic_ns, readback_ns, unified_memory)
+def work_ns(work: GraphWork, rates: list[RealLike]) -> Nanoseconds:
+    """Return what float counts take at a backend's rates: launches, sync points, bytes and FLOPs."""
+    host_bytes = work.io.host_output_bytes
+    counts = (
+        work.io.kernel_launches,
+        work.io.sync_points,
+        work.sgemm_flop,
+        work.small_sgemm_flop,
+        work.io.device_traffic_bytes + work.output_bytes,
+        host_bytes,
+        work.readback_bytes - host_bytes,
+    )
+    pairs = ((count, rate) for count, rate in zip(counts, rates, strict=True) if not is_zero(count))
+    return dot(*zip(*pairs, strict=True))
 
 
-def profile_cost_ns(
-    profile: GraphIoProfile,
-    discrete_readback: RealLike,
-    row: BackendCoefficients | Rates,
-    rules: Exact | Smooth,
-) -> Nanoseconds:
-    """Return the io cost of float counts, with hard or relaxed choices.
+def rates_of(row: BackendCoefficients, work: GraphWork, rules: Exact | Smooth) -> list[RealLike]:
+    """Return a backend's rates in ns, in the order of the counts of `work_ns`.
 
     Args:
-        profile: float counts.
-        discrete_readback: the profile's readback bytes without unified memory.
-        row: the backend, or with hard choices its rates.
+        row: the backend.
+        work: what it does; relaxed, the floor of a bandwidth counts in ns of the bytes that it acts on.
         rules: hard or relaxed.
     """
-    readbacks = [profile.host_output_bytes, discrete_readback]
-    if isinstance(rules, Exact):
-        *rates_ns, unified_memory = rates_of(row)
-        counts = [profile.kernel_launches, profile.sync_points, profile.device_traffic_bytes]
-        return _exact_cost_ns(*jax.tree.map(jnp.asarray, (rates_ns, counts, readbacks, unified_memory)))
-    assert isinstance(row, BackendCoefficients)
-    unified = jnp.asarray(row.unified_memory) >= 0.5
-    return jnp.asarray(
-        row.roundtrip_ns
-        + times(profile.kernel_launches, row.dispatch_ns)
-        + times(profile.sync_points, row.roundtrip_ns)
-        + _soft_transfer_ns(profile.device_traffic_bytes, row.memory_bw, rules)
-        + _soft_transfer_ns(jnp.where(unified, *readbacks), row.readback_bw, rules)
+    traffic_bytes = work.io.device_traffic_bytes + work.output_bytes
+    per_byte, per_readback_byte = (
+        1.0 / rules.maximum(bandwidth, 1.0, scale=count_bytes + 1.0)
+        for bandwidth, count_bytes in ((row.memory_bw, traffic_bytes), (row.readback_bw, work.readback_bytes))
     )
+    is_unified = jnp.asarray(row.unified_memory) >= 0.5
+    return [
+        row.dispatch_ns,
+        row.roundtrip_ns,
+        *(1.0 / (jnp.asarray(gflops) + 1.0) for gflops in (row.sgemm_gflops, row.small_sgemm_gflops)),
+        per_byte,
+        per_readback_byte,
+        jnp.where(is_unified, 0.0, per_readback_byte),
+    ]
 
 
-@jax.custom_jvp
-def _exact_cost_ns(
-    rates_ns: list[Nanoseconds],
-    counts: list[Nanoseconds],
-    readbacks: list[Nanoseconds],
-    unified_memory: Nanoseconds,
-) -> Nanoseconds:
-    """Prevents: a derivative in as many passes over the rows as the formula has operations.
-
-    The cost is linear in the rates of a launch, a sync point, a byte of traffic and a readback byte; its
-    transposed derivative is one sum over the rows for each. The selection stands last so that XLA
-    makes one kernel of the value.
-    """
-    launches, syncs, traffic = map(times, counts, rates_ns[:3])
-    without_readback = rates_ns[1] + launches + syncs + traffic
-    unified, discrete = (without_readback + times(readback, rates_ns[3]) for readback in readbacks)
-    return jnp.where(unified_memory >= 0.5, unified, discrete)
-
-
-@functools.partial(_exact_cost_ns.defjvp, symbolic_zeros=True)
-def _exact_cost_jvp(primals, tangents):
-    rates_ns, counts, readbacks, unified_memory = primals
-    is_unified = unified_memory >= 0.5
-    # Where a rate is infinite the derivative by its count is 0, as in `times`.
-    slopes_ns = [jnp.where(jnp.isinf(rate), 0.0, rate) for rate in rates_ns]
-    by_rates = [counts[0], counts[1] + 1.0, counts[2], jnp.where(is_unified, *readbacks)]
-    by_readbacks = [jnp.where(is_unified, slopes_ns[3], 0.0), jnp.where(is_unified, 0.0, slopes_ns[3])]
-    cost_ns = _exact_cost_ns(*primals)
-    slopes = [*by_rates, *slopes_ns[:3], *by_readbacks]
-    # A loss of costs is one of ratios or logarithms: it divides by them.
-    changes = [*tangents[0], *tangents[1], *tangents[2]]
-    return cost_ns, along(cost_ns, slopes, changes, takes_in=True)
-
-
-def work_cost_ns(
-    work: GraphWork, row: BackendCoefficients | Rates, falls_back: RealLike, rules: Exact | Smooth
-) -> Nanoseconds:
-    """Return the device cost of float counts: the graph cost, or the fallback's estimate.
-
-    They differ in what they count, so the counts are chosen and the cost is computed once.
-    """
+def counted_work(work: GraphWork, falls_back: RealLike) -> GraphWork:
+    """Return the work that a graph's cost counts as launches and bytes, or what the fallback's estimate counts."""
     is_fallback = jnp.asarray(falls_back) >= 0.5
 
-    def count(in_fallback: RealLike, in_graph: RealLike) -> RealLike:
-        if _is_none(in_fallback) and _is_none(in_graph):
-            return 0.0
-        return jnp.where(is_fallback, in_fallback, in_graph)
+    def of_graph(count: RealLike) -> RealLike:
+        return count if is_zero(count) else jnp.where(is_fallback, 0.0, count)
 
-    launches = count(work.io.kernel_launches, 0.0)
-    work = dataclasses.replace(
+    in_fallback = work.io.kernel_launches + work.dispatched_nodes
+    if not (is_zero(in_fallback) and is_zero(work.costed_nodes)):
+        in_fallback = jnp.where(is_fallback, in_fallback, work.costed_nodes)
+    return dataclasses.replace(
         work,
-        io=dataclasses.replace(work.io, kernel_launches=launches),
-        output_bytes=count(0.0, work.output_bytes),
-        costed_nodes=count(work.dispatched_nodes, work.costed_nodes),
-        sgemm_flop=count(0.0, work.sgemm_flop),
-        small_sgemm_flop=count(0.0, work.small_sgemm_flop),
+        io=dataclasses.replace(work.io, kernel_launches=in_fallback),
+        output_bytes=of_graph(work.output_bytes),
+        sgemm_flop=of_graph(work.sgemm_flop),
+        small_sgemm_flop=of_graph(work.small_sgemm_flop),
     )
-    return _nodes_cost_ns(work, row, rules)
 
 
-def _is_none(count: RealLike) -> bool:
-    """Whether a count is zero in whatever the formulas are compiled for."""
+def is_zero(count: RealLike) -> bool:
+    """Whether a count is zero whatever the values of the arrays."""
     return isinstance(count, (int, float)) and count == 0
-
-
-def _nodes_cost_ns(work: GraphWork, row: BackendCoefficients | Rates, rules: Exact | Smooth) -> Nanoseconds:
-    """Return the cost of the nodes, and of the profile, its launches included; rates have no products'."""
-    if isinstance(rules, Exact):
-        node_ns = times(work.output_bytes, rates_of(row).traffic_ns_per_byte)
-    else:
-        assert isinstance(row, BackendCoefficients)
-        node_ns = _soft_transfer_ns(work.output_bytes, row.memory_bw, rules)
-    node_ns += times(work.costed_nodes, row.dispatch_ns)
-    for name in ("sgemm", "small_sgemm"):
-        if not _is_none(flop := getattr(work, f"{name}_flop")):
-            node_ns += flop / (jnp.asarray(getattr(row, f"{name}_gflops")) + 1.0)
-    return jnp.asarray(node_ns) + profile_cost_ns(work.io, work.readback_bytes, row, rules)
-
-
-def _soft_transfer_ns(count_bytes: RealLike, bandwidth: RealLike, rules: Smooth) -> Nanoseconds:
-    return jnp.asarray(count_bytes / rules.maximum(bandwidth, 1.0, scale=count_bytes + 1.0))
 
 
 def _io_inputs(profile: GraphIoProfile, row: BackendCoefficients, **others: RealLike) -> tuple:
@@ -302,19 +228,23 @@ def _io_inputs(profile: GraphIoProfile, row: BackendCoefficients, **others: Real
     return float_counts(profile), discrete_readback, without_provenance(row)
 
 
-@formula_jit
+@jax.jit
 def _io_cost_ns(profile, discrete_readback, row: BackendCoefficients, temperature_ns) -> Nanoseconds:
-    return profile_cost_ns(profile, discrete_readback, row, rules_at(temperature_ns))
+    return _work_cost_ns(GraphWork(profile, discrete_readback, 0.0, 0.0, 0.0), row, temperature_ns)
 
 
-@formula_jit
+@jax.jit
 def _graph_cost_ns(work: GraphWork, row: BackendCoefficients, temperature_ns) -> Nanoseconds:
-    return work_cost_ns(work, row, False, rules_at(temperature_ns))
+    return _work_cost_ns(counted_work(work, False), row, temperature_ns)
 
 
-@formula_jit
+@jax.jit
 def _device_cost_ns(work: GraphWork, row: BackendCoefficients, falls_back) -> Nanoseconds:
-    return work_cost_ns(work, row, falls_back, Exact())
+    return _work_cost_ns(counted_work(work, falls_back), row, None)
+
+
+def _work_cost_ns(work: GraphWork, row: BackendCoefficients, temperature_ns: RealLike | None) -> Nanoseconds:
+    return row.roundtrip_ns + work_ns(work, rates_of(row, work, rules_at(temperature_ns)))
 
 
 def _matmul_multiply_adds(graph: Graph, node: Node) -> int:

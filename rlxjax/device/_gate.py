@@ -2,22 +2,19 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from rlxjax._checks import check_at_least, check_not_nan, check_shapes, fields_of, is_on_device, is_traced
-from rlxjax._counts import as_float, as_temperature, difference, is_subtracted_on_host
-from ._devices import Coefficients, Target, stack_rows, take_row
-from ._gate_formulas import base_score_ns, gate_margin_ns, gate_probability, gate_score_ns
-from rlxjax._numerics import Exact, Smooth, log_odds, log_soft_step, soft_step, straight_through
-from rlxjax._one_loop import in_one_loop
+from rlxjax._checks import check_at_least, check_not_nan, check_shapes, fields_of
+from rlxjax._counts import as_float, as_temperature, difference
+from rlxjax._numerics import Exact, Smooth, dot, log_odds, log_soft_step, rules_at, soft_step, straight_through
+from rlxjax._typing import Code, Count, Flag, LogOdds, LogProbability, Nanoseconds, Probability, RealLike
 from rlxjax.graph._profile import GraphIoProfile
-from rlxjax._programs import formula_jit
-from rlxjax._typing import Code, Count, Decision, Nanoseconds, Probability, RealLike
+
+from ._devices import Coefficients, Target, stack_rows, take_row
 
 
 @jax.tree_util.register_dataclass
@@ -32,9 +29,9 @@ class FusionBenefit:
 
     def score_ns(self, gate: "IoFusionGate") -> Nanoseconds:
         """Return the time saved in ns by the gate's rates, without the penalty for added sync points."""
-        return _benefit_score_ns(gate, _floats(self, gate))
+        return _base_ns(gate, _floats(self, gate))
 
-    def should_fuse(self, gate: "IoFusionGate") -> Decision:
+    def should_fuse(self, gate: "IoFusionGate") -> Flag:
         """Whether that time reaches the gate's minimum gain."""
         return self.score_ns(gate) >= gate.min_gain_ns
 
@@ -120,11 +117,11 @@ class IoFusionGate(Coefficients):
             >>> print(f"{gate.score_ns(before, after):.4g} ns", gate.should_fuse(before, after))
             3.033e+07 ns True
         """
-        return _score_ns(self, _floats(_benefit(before, after), self))
+        return _score_ns(self, _floats(_benefit(before, after), self), None)
 
     def should_fuse(
         self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None
-    ) -> Decision:
+    ) -> Flag:
         """Whether the score reaches the minimum gain, `[*batch]`."""
         return self.score_ns(before, after) >= self.min_gain_ns
 
@@ -137,7 +134,7 @@ class IoFusionGate(Coefficients):
     ) -> Nanoseconds:
         """Return the score with the penalty's threshold and the bandwidth floors relaxed."""
         temperature_ns = as_temperature(temperature_ns)
-        return _soft_score_ns(self, _floats(_benefit(before, after), self, temperature_ns), temperature_ns)
+        return _score_ns(self, _floats(_benefit(before, after), self, temperature_ns), temperature_ns)
 
     def fuse_log_odds(
         self,
@@ -145,11 +142,11 @@ class IoFusionGate(Coefficients):
         after: GraphIoProfile | None = None,
         *,
         temperature_ns: RealLike,
-    ) -> Nanoseconds:
-        """Return `(score - min_gain) / temperature`, what losses use: it is finite where the score is."""
+    ) -> LogOdds:
+        """Return `(score - min_gain) / temperature`, what losses use; always finite, `[*batch]`."""
         temperature_ns = as_temperature(temperature_ns)
         counts = _floats(_benefit(before, after), self, temperature_ns)
-        return log_odds(_margin_ns(self, counts), temperature_ns)
+        return _of_margin(log_odds, self, counts, temperature_ns)
 
     def fuse_probability(
         self,
@@ -174,7 +171,7 @@ class IoFusionGate(Coefficients):
         """
         temperature_ns = as_temperature(temperature_ns)
         benefit = _benefit(before, after)
-        soft = _fuse_probability(self, _floats(benefit, self, temperature_ns), temperature_ns)
+        soft = _of_margin(soft_step, self, _floats(benefit, self, temperature_ns), temperature_ns)
         if not straight_through_gradient:
             return soft
         return straight_through(jnp.broadcast_to(self.should_fuse(benefit), soft.shape), soft)
@@ -185,11 +182,11 @@ class IoFusionGate(Coefficients):
         after: GraphIoProfile | None = None,
         *,
         temperature_ns: RealLike,
-    ) -> Nanoseconds:
+    ) -> LogProbability:
         """Return the logarithm of `fuse_probability`, without underflow."""
         temperature_ns = as_temperature(temperature_ns)
         counts = _floats(_benefit(before, after), self, temperature_ns)
-        return log_soft_step(_margin_ns(self, counts), temperature_ns)
+        return _of_margin(log_soft_step, self, counts, temperature_ns)
 
     def evaluate(
         self,
@@ -215,16 +212,8 @@ class IoFusionGate(Coefficients):
             ([0.0, 500.0, 1000.0], [False, False, True])
         """
         temperature_ns = as_temperature(temperature_ns)
-        if isinstance(before, FusionBenefit) or after is None:
-            benefit = _benefit(before, after)
-            counts = fields_of(_floats(benefit, self, temperature_ns))
-            return GateEvaluation(benefit, *_evaluate(self, counts, temperature_ns, False)[1:4])
-        is_checked = not is_traced(*jax.tree.leaves((self, before, after, temperature_ns)))
-        benefit, counts = _benefit_and_counts(before, after, self, temperature_ns, is_checked)
-        saved, *result, is_valid = _evaluate(self, counts, temperature_ns, is_checked)
-        if is_valid is not None and (is_traced(is_valid) or not np.asarray(is_valid).all()):
-            fusion_benefit(before, after)  # says which count is none
-        return GateEvaluation(dataclasses.replace(benefit, **saved), *result)
+        benefit = _benefit(before, after)
+        return GateEvaluation(benefit, *_evaluate(self, _floats(benefit, self, temperature_ns), temperature_ns))
 
 
 @jax.tree_util.register_dataclass
@@ -241,7 +230,7 @@ class GateEvaluation:
 
     benefit: FusionBenefit
     score_ns: Nanoseconds
-    should_fuse: Decision
+    should_fuse: Flag
     fuse_probability: Probability
 
 
@@ -274,54 +263,67 @@ def io_fusion_gate_for_target(target: "str | Code") -> IoFusionGate:
     return take_row(stack_rows([GATES[member] for member in Target]), Target.codes(target))
 
 
-@formula_jit
-def _benefit_score_ns(gate: IoFusionGate, benefit: FusionBenefit) -> Nanoseconds:
-    return base_score_ns(gate, benefit)
+def gate_rates(gate: IoFusionGate, benefit: FusionBenefit, rules: Exact | Smooth) -> list[RealLike]:
+    """Return what each count of a benefit is worth, in ns, in the order of its fields.
+
+    Args:
+        gate: the gate.
+        benefit: relaxed, the floor of a bandwidth counts in ns of the bytes that it acts on.
+        rules: hard or relaxed.
+    """
+    is_unified = jnp.asarray(gate.unified_memory) >= 0.5
+    transfers = (
+        (jnp.where(is_unified, 0.0, gate.host_readback_bw), benefit.host_readback_bytes_saved),
+        (gate.memory_bw, benefit.device_traffic_bytes_saved),
+    )
+    per_byte = [1.0 / rules.maximum(bw, 1.0, scale=jnp.abs(saved) + 1.0) for bw, saved in transfers]
+    return [gate.dispatch_ns, gate.roundtrip_ns, *per_byte]
 
 
-@formula_jit
-def _score_ns(gate: IoFusionGate, benefit: FusionBenefit) -> Nanoseconds:
-    return gate_score_ns(gate, benefit, Exact())
+def added_syncs(gate: IoFusionGate, sync_points_saved: Count, rules: Exact | Smooth) -> jax.Array:
+    """Return how many sync points a fusion adds, 0 if it saves some: what the gate's penalty is for.
+
+    What a relaxation leaves of none is not to be multiplied by an infinite penalty.
+    """
+    syncs, is_finite = -jnp.asarray(sync_points_saved), jnp.isfinite(gate.host_thunk_penalty_ns)
+    relaxed = rules.relu(syncs, scale=jnp.where(is_finite, gate.host_thunk_penalty_ns, 1.0))
+    return jnp.where(is_finite, relaxed, Exact().relu(syncs))
 
 
-_margin_ns = formula_jit(gate_margin_ns)
+def gate_score_ns(gate: IoFusionGate, benefit: FusionBenefit, rules: Exact | Smooth) -> Nanoseconds:
+    """Return the gate's score of float counts, with hard or relaxed choices."""
+    counts = [*fields_of(benefit).values(), -added_syncs(gate, benefit.sync_points_saved, rules)]
+    return dot(counts, [*gate_rates(gate, benefit, rules), gate.host_thunk_penalty_ns])
 
 
-@formula_jit
-def _fuse_probability(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike) -> Probability:
-    return gate_probability(gate, benefit, temperature_ns)
+@jax.jit
+def _base_ns(gate: IoFusionGate, benefit: FusionBenefit) -> Nanoseconds:
+    return dot([*fields_of(benefit).values()], gate_rates(gate, benefit, Exact()))
 
 
-@functools.partial(formula_jit, static_argnames="is_checked")
-def _evaluate(gate: IoFusionGate, counts: dict, temperature_ns: RealLike, is_checked: bool) -> tuple:
-    """Return differences, score, decision, probability, and whether every count of a profile is one."""
-    pairs = {name: pair for name, pair in counts.items() if isinstance(pair, tuple)}
-
-    def differences(counts: dict) -> tuple[dict, FusionBenefit]:
-        saved = {name: counts[name][0] - counts[name][1] for name in pairs}
-        return saved, FusionBenefit(**{**counts, **saved})
-
-    def evaluate(_, rows: tuple[IoFusionGate, dict, RealLike]) -> tuple:
-        gate, counts, temperature_ns = rows
-        saved, benefit = differences(counts)
-        score_ns = gate_score_ns(gate, benefit, Exact())
-        probability = soft_step(score_ns - gate.min_gain_ns, temperature_ns)
-        is_count = [(counts[name][0] >= 0) & (counts[name][1] >= 0) for name in pairs]
-        is_valid = functools.reduce(jnp.logical_and, is_count) if is_checked and pairs else None
-        return saved, score_ns, score_ns >= gate.min_gain_ns, probability, is_valid
-
-    def twin(results: tuple, _, rows: tuple[IoFusionGate, dict, RealLike]) -> tuple:
-        gate, counts, temperature_ns = rows
-        saved, benefit = differences(counts)
-        score_ns = gate_score_ns(gate, benefit, Exact())
-        return saved, score_ns, results[2], gate_probability(gate, benefit, temperature_ns), results[4]
-
-    return in_one_loop(evaluate, twin)((), (gate, counts, temperature_ns))
+@jax.jit
+def _score_ns(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike | None) -> Nanoseconds:
+    return gate_score_ns(gate, benefit, rules_at(temperature_ns))
 
 
-@formula_jit
-def _soft_score_ns(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike) -> Nanoseconds:
-    return gate_score_ns(gate, benefit, Smooth(temperature_ns))
+@functools.partial(jax.jit, static_argnums=0)
+def _of_margin(
+    relaxed: Callable[[Nanoseconds, RealLike], jax.Array],
+    gate: IoFusionGate,
+    benefit: FusionBenefit,
+    temperature_ns: RealLike,
+) -> jax.Array:
+    """Return a relaxation of by how much the score exceeds the minimum gain."""
+    return relaxed(gate_score_ns(gate, benefit, Exact()) - gate.min_gain_ns, temperature_ns)
+
+
+@jax.jit
+def _evaluate(
+    gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike
+) -> tuple[Nanoseconds, Flag, Probability]:
+    score_ns = gate_score_ns(gate, benefit, Exact())
+    margin_ns = score_ns - gate.min_gain_ns
+    return score_ns, score_ns >= gate.min_gain_ns, soft_step(margin_ns, temperature_ns)
 
 
 def _benefit(first: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None) -> FusionBenefit:
@@ -340,32 +342,3 @@ def _floats(benefit: FusionBenefit, gate: IoFusionGate, temperature_ns: RealLike
         check_not_nan(count, name)
     check_shapes(**counts, **fields_of(gate), temperature_ns=temperature_ns)
     return FusionBenefit(**{name: as_float(count, name) for name, count in counts.items()})
-
-
-def _benefit_and_counts(
-    before: GraphIoProfile,
-    after: GraphIoProfile,
-    gate: IoFusionGate,
-    temperature_ns: RealLike,
-    is_checked_later: bool,
-) -> tuple[FusionBenefit, dict[str, RealLike | tuple[RealLike, RealLike]]]:
-    """Return what the host subtracts, and floats for the program: of a field, or the pair to subtract.
-
-    If the program checks its input, floats that a device holds pass here.
-    """
-    profiles = fields_of(before, "before.") | fields_of(after, "after.")
-    check_shapes(**profiles, **fields_of(gate), temperature_ns=temperature_ns)
-    benefit, counts = {}, {}
-    names = [field.name for field in dataclasses.fields(FusionBenefit)]
-    for saved, field in zip(names, dataclasses.fields(GraphIoProfile), strict=True):
-        pair = getattr(before, field.name), getattr(after, field.name)
-        for value, side in zip(pair, ("before", "after"), strict=True):
-            if not (is_checked_later and is_on_device(value, jnp.floating)):
-                check_at_least(value, f"{side}.{field.name}")
-        if is_subtracted_on_host(*pair):
-            benefit[saved] = difference(*pair, field.name)
-            counts[saved] = as_float(benefit[saved], saved)
-        else:
-            first, second = (as_float(value, field.name) for value in pair)
-            counts[saved] = first, second
-    return FusionBenefit(**benefit), counts

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ._costs import GraphWork, backend_cost_ns, graph_work
-from ._devices import BackendCoefficients, Device, Provenance, backend_coefficients
 from rlxjax.graph._graph import Graph
 from rlxjax.graph._profile import GraphIoProfile
+
+from ._costs import GraphWork, backend_cost_ns, graph_work
+from ._devices import BackendCoefficients, Device, Provenance, backend_coefficients
 
 
 class _Answer(NamedTuple):

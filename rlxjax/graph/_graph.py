@@ -12,6 +12,7 @@ from typing import Any
 
 from rlxjax._checks import as_index
 from rlxjax._counts import saturate
+
 from ._ops import DTYPE_BYTES, OPS, Shape, listed, parse_dtype, parse_shape
 
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from rlxjax._checks import as_index, check_at_least, check_not_nan, is_traced
 from rlxjax._counts import as_float, exact, is_exact, packed, saturate
+from rlxjax._typing import Count, RealLike
+
 from ._graph import Graph, Node
 from ._ops import OPS
-from rlxjax._typing import Count, RealLike
 
 #: Bytes of one selected output element, whatever its dtype.
 _SELECTED_ELEMENT_BYTES = 4

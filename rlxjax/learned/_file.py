@@ -5,6 +5,7 @@ import os
 import numpy as np
 
 from rlxjax._checks import as_index
+
 from ._model import LearnedFft
 
 
@@ -32,6 +33,7 @@ def save_learned_fft(model: LearnedFft, path: str | os.PathLike, note: str = "")
         12
     """
     from rlxjax._files import write_json_file
+
     from ._schema import SCHEMA_VERSION, LearnedFftFile, single_precision
 
     if not isinstance(model, LearnedFft):
@@ -67,6 +69,7 @@ def load_learned_fft(path: str | os.PathLike, n_fft: int | None = None) -> Learn
             file, the field and the mend.
     """
     from rlxjax._files import read_json_file
+
     from ._schema import SCHEMA_VERSION, LearnedFftFile
 
     mend = "train one with train_learned_fft and save_learned_fft"

@@ -16,13 +16,13 @@ import numpy as np
 from jaxtyping import Array, Float, Real
 
 from rlxjax._typing import RealLike
-
 from rlxjax.welch._host import hann_window, one_sided_weights
-from ._model import LearnedFft, bit_reversal
 from rlxjax.welch._models import program_of
 from rlxjax.welch._params import WelchPeakParams
 from rlxjax.welch._rows import Line, rows_of
 from rlxjax.welch._selection import default_selection, selected_peaks
+
+from ._model import LearnedFft, bit_reversal
 
 #: What the choice of form goes by, as measured on two cores: FLOP per nanosecond of a matrix product, and
 #: nanoseconds a row for one more matrix, to gather one sample or bin, to carry a place through a stage.

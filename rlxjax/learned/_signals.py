@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, Real
 
 from rlxjax._checks import as_index
 from rlxjax._typing import RealLike
-
 from rlxjax.welch._host import hann_window
+
 from ._model import LearnedFft, learned_spectrum
 
 #: Bins on either side of a reference peak that belong to its band.

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Real
 
 from rlxjax._checks import as_index
-
 from rlxjax.welch._host import hann_window
+
 from ._model import LearnedFft, bit_reversal
 from ._signals import ToneSignals, peak_loss, peak_recall
 

@@ -11,9 +11,14 @@ import numpy as np
 from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes, is_on_device
 from rlxjax._counts import as_float, as_temperature, size_as_float
 from rlxjax._numerics import Exact, Smooth, log_soft_step
-from rlxjax._one_loop import in_one_loop, where_finite
-from rlxjax._programs import formula_jit
-from rlxjax._typing import Code, Count, Decision, Nanoseconds, RealLike, StrategyWeights
+from rlxjax._typing import (
+    Code,
+    Count,
+    Flag,
+    Nanoseconds,
+    RealLike,
+    StrategyWeights,
+)
 from rlxjax.device._devices import Device, normalised, without_provenance
 from rlxjax.device._gate import fusion_benefit
 from rlxjax.welch._params import FAST_SEGMENTS
@@ -24,7 +29,6 @@ from ._formulas import (
     Learned,
     Row,
     Terms,
-    costs_ns_by_terms,
     decisions,
     gather,
     strategy_terms,
@@ -82,9 +86,9 @@ class WelchPeaksGateBreakdown(NamedTuple):
     min_gain_ns: Nanoseconds
     readback_saved_bytes: Count
     sync_points_saved: Count
-    should_fuse_io: Decision
-    should_fuse: Decision
-    compute_floor_ok: Decision
+    should_fuse_io: Flag
+    should_fuse: Flag
+    compute_floor_ok: Flag
 
 
 def estimate_welch_peaks_costs(
@@ -142,7 +146,9 @@ def soft_estimate_welch_peaks_costs(
     """
     learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
     temperature_ns = as_temperature(temperature_ns)
-    inputs = cost_inputs(device, batch, n_fft, k, coefficients, learned=learned, temperature_ns=temperature_ns)
+    inputs = cost_inputs(
+        device, batch, n_fft, k, coefficients, learned=learned, temperature_ns=temperature_ns
+    )
     return soft_costs(*inputs, learned, temperature_ns)
 
 
@@ -181,28 +187,14 @@ def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.A
     return jnp.where(positive, useful_bytes / jnp.where(positive, time_ns, 1.0), 0.0)
 
 
-@formula_jit
+@jax.jit
 def hard_costs(codes, set_, batch, n_fft, k, learned: Learned) -> WelchPeaksCostEstimates:
-    def costs(_, rows) -> WelchPeaksCostEstimates:
-        row, batch, n_fft, k, learned = rows
-        terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
-        return estimates_of(row, terms, *decisions(row, terms))
-
-    def twin(results: WelchPeaksCostEstimates, _, rows) -> WelchPeaksCostEstimates:
-        return finite_costs(results, *rows)
-
-    return in_one_loop(costs, twin)((), (gather(set_, codes, Exact()), batch, n_fft, k, learned))
+    row = gather(set_, codes)
+    terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
+    return estimates_of(row, terms, *decisions(row, terms))
 
 
-def finite_costs(
-    costs: WelchPeaksCostEstimates, row: Row, batch, n_fft, k, learned: Learned
-) -> WelchPeaksCostEstimates:
-    """Return what has the derivative of the costs, which is 0 where they are infinite."""
-    costs_ns = costs_ns_by_terms(row, batch, n_fft, k, learned)
-    return jax.tree.map(where_finite, costs, WelchPeaksCostEstimates(*costs_ns))
-
-
-def estimates_of(row: Row, terms: Terms, io: Decision, floor_ok: Decision) -> WelchPeaksCostEstimates:
+def estimates_of(row: Row, terms: Terms, io: Flag, floor_ok: Flag) -> WelchPeaksCostEstimates:
     """Return the four costs, infinite where a strategy is not to be used."""
     fuses = io & floor_ok & (row.strategy.is_fused_viable >= 0.5)
     costs = (
@@ -214,10 +206,10 @@ def estimates_of(row: Row, terms: Terms, io: Decision, floor_ok: Decision) -> We
     return WelchPeaksCostEstimates(*jnp.broadcast_arrays(*costs))
 
 
-@formula_jit
+@jax.jit
 def soft_costs(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -> SoftWelchPeaksCosts:
     rules = Smooth(temperature_ns)
-    row = gather(set_, codes, rules)
+    row = gather(set_, codes)
     terms = strategy_terms(row, batch, n_fft, k, learned, rules)
     viable = row.strategy.is_fused_viable >= 0.5
     io_margin = terms.score_ns - row.gate.min_gain_ns
@@ -234,13 +226,15 @@ def soft_costs(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -
     *costs, log_fuse = jnp.broadcast_arrays(*costs)
     possible = (terms.ultra_possible, True, viable, terms.learned_possible)
     available = jnp.stack([jnp.broadcast_to(p, log_fuse.shape) for p in possible], -1).astype(log_fuse.dtype)
-    return SoftWelchPeaksCosts(WelchPeaksCostEstimates(*costs), log_fuse, _log_complement(log_fuse), available)
+    return SoftWelchPeaksCosts(
+        WelchPeaksCostEstimates(*costs), log_fuse, _log_complement(log_fuse), available
+    )
 
 
 @jax.jit
 def _breakdown(codes, set_, batch, n_fft, k):
     rules = Exact()
-    row = gather(set_, codes, rules)
+    row = gather(set_, codes)
     terms = strategy_terms(row, batch, n_fft, k, Learned(0.0, -1.0, 0.0), rules)
     io, floor_ok = decisions(row, terms)
     syncs = row.strategy.has_native_kernel * rules.at_least(batch, NATIVE_MIN_BATCH) - 1.0

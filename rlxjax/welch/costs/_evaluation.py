@@ -10,22 +10,13 @@ import numpy as np
 from rlxjax._checks import LEAST_SIZES, is_traced
 from rlxjax._counts import as_temperature
 from rlxjax._numerics import Exact, soft_step
-from rlxjax._one_loop import in_one_loop
-from rlxjax._programs import formula_jit
-from rlxjax._typing import Code, Decision, Nanoseconds, Probability, RealLike
+from rlxjax._typing import Code, Flag, Nanoseconds, Probability, RealLike
 from rlxjax.device._devices import Device
 from rlxjax.device._gate import FusionBenefit
 
 from ._coefficients import CoefficientSet
-from ._costs import WelchPeaksCostEstimates, cost_inputs, estimates_of, finite_costs, learned_inputs
-from ._formulas import (
-    Learned,
-    decisions,
-    gate_benefit,
-    gather,
-    score_and_probability_by_terms,
-    strategy_terms,
-)
+from ._costs import WelchPeaksCostEstimates, cost_inputs, estimates_of, learned_inputs
+from ._formulas import Learned, decisions, gate_benefit, gather, strategy_terms
 
 
 @jax.tree_util.register_dataclass
@@ -45,9 +36,9 @@ class WelchPeaksEvaluation:
 
     benefit: FusionBenefit
     score_ns: Nanoseconds
-    should_fuse_io: Decision
-    should_fuse: Decision
-    compute_floor_ok: Decision
+    should_fuse_io: Flag
+    should_fuse: Flag
+    compute_floor_ok: Flag
     fuse_probability: Probability
     costs: WelchPeaksCostEstimates
 
@@ -99,43 +90,25 @@ def evaluate_welch_peaks(
     return result
 
 
-@functools.partial(formula_jit, static_argnames="is_checked")
+@functools.partial(jax.jit, static_argnames="is_checked")
 def _evaluate(
     codes, set_, batch, n_fft, k, learned: Learned, temperature_ns, is_checked: bool
-) -> tuple[WelchPeaksEvaluation, Decision | None]:
+) -> tuple[WelchPeaksEvaluation, Flag | None]:
     """Return the table, and whether each row is a workload."""
-
-    def evaluate(set_, rows) -> tuple[WelchPeaksEvaluation, Decision | None]:
-        codes, batch, n_fft, k, learned, temperature_ns = rows
-        rules = Exact()
-        row = gather(set_, codes, rules)
-        terms = strategy_terms(row, batch, n_fft, k, learned, rules)
-        io, floor_ok = decisions(row, terms)
-        benefit = gate_benefit(row.strategy.has_native_kernel, batch, n_fft, k, rules)
-        probability = soft_step(terms.score_ns - row.gate.min_gain_ns, temperature_ns)
-        costs = estimates_of(row, terms, io, floor_ok)
-        result = WelchPeaksEvaluation(benefit, terms.score_ns, io, io & floor_ok, floor_ok, probability, costs)
-        shape = jnp.broadcast_shapes(*(jnp.shape(leaf) for leaf in jax.tree.leaves(result)))
-        result = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), result)
-        return result, _is_workload(codes, batch, n_fft, k) if is_checked else None
-
-    def twin(results: tuple, set_, rows) -> tuple[WelchPeaksEvaluation, Decision | None]:
-        codes, batch, n_fft, k, learned, temperature_ns = rows
-        result, rules = results[0], Exact()
-        row = gather(set_, codes, rules)
-        costs = finite_costs(result.costs, row, batch, n_fft, k, learned)
-        benefit = gate_benefit(row.strategy.has_native_kernel, batch, n_fft, k, rules)
-        score_ns, probability = score_and_probability_by_terms(row, batch, n_fft, k, temperature_ns)
-        result = dataclasses.replace(
-            result, benefit=benefit, score_ns=score_ns, fuse_probability=probability, costs=costs
-        )
-        shape = results[0].score_ns.shape
-        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), result), results[1]
-
-    return in_one_loop(evaluate, twin)(set_, (codes, batch, n_fft, k, learned, temperature_ns))
+    rules = Exact()
+    row = gather(set_, codes)
+    terms = strategy_terms(row, batch, n_fft, k, learned, rules)
+    io, floor_ok = decisions(row, terms)
+    benefit = gate_benefit(row, batch, n_fft, k, rules)
+    probability = soft_step(terms.score_ns - row.gate.min_gain_ns, temperature_ns)
+    costs = estimates_of(row, terms, io, floor_ok)
+    result = WelchPeaksEvaluation(benefit, terms.score_ns, io, io & floor_ok, floor_ok, probability, costs)
+    shape = jnp.broadcast_shapes(*(jnp.shape(leaf) for leaf in jax.tree.leaves(result)))
+    result = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), result)
+    return result, _is_workload(codes, batch, n_fft, k) if is_checked else None
 
 
-def _is_workload(codes, batch, n_fft, k) -> Decision:
+def _is_workload(codes, batch, n_fft, k) -> Flag:
     is_code = (jnp.asarray(codes) >= 0) & (jnp.asarray(codes) < len(Device))
     half = 0.5 * jnp.asarray(n_fft)
     sizes = {"batch": batch, "n_fft": n_fft, "k": k}

@@ -1,14 +1,21 @@
 """The Welch-peaks graphs, and their profiles in closed form for tables of workloads."""
 
+from collections.abc import Sequence
+from typing import TypeVar
+
+import jax
 import numpy as np
 
 from rlxjax._checks import as_index, check_sizes
 from rlxjax._counts import exact, is_exact, packed, size_as_float
 from rlxjax._typing import Count, RealLike
-from rlxjax.device._costs import GraphWork
+from rlxjax.device._costs import GraphWork, is_zero
+from rlxjax.device._gate import FusionBenefit
 from rlxjax.graph._graph import Graph
 from rlxjax.graph._profile import GraphIoProfile
 from rlxjax.welch._params import WelchPeakParams
+
+Part = TypeVar("Part")
 
 
 def welch_peaks_graph(batch: int, params: WelchPeakParams, fused: bool = True) -> Graph:
@@ -34,21 +41,50 @@ def welch_peaks_graph(batch: int, params: WelchPeakParams, fused: bool = True) -
     return graph
 
 
-def welch_graph_work(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike, fused: bool) -> GraphWork:
+#: Work of the graphs in all, for each sample of a segment, and for each peak; without and with the peaks' node.
+FFT_WORK = (
+    GraphWork(GraphIoProfile(3, 0, 0, 0), 0, 0, 3, 3),
+    GraphWork(GraphIoProfile(0, 0, 8, 44), 19, 20, 0, 0),
+)
+FUSED_WORK = (
+    GraphWork(GraphIoProfile(4, 1, 0, 0), 0, 0, 4, 4),
+    GraphWork(GraphIoProfile(0, 0, 0, 52), 13, 20, 0, 0),
+    GraphWork(GraphIoProfile(0, 0, 8, 8), 10, 8, 0, 0),
+)
+#: What the peaks' node saves: in all but for the sync point, for each sample, and for each peak.
+FUSION_BENEFIT = (FusionBenefit(-1, 0, 0, 0), FusionBenefit(0, 0, 8, -8), FusionBenefit(0, 0, -8, -8))
+#: Work of the host path for each launch, sample and peak.
+HOST_WORK = (
+    GraphWork(GraphIoProfile(1, 0, 0, 0), 0, 0, 0, 0),
+    GraphWork(GraphIoProfile(0, 0, 0, 12), 3, 0, 0, 0),
+    GraphWork(GraphIoProfile(0, 0, 8, 8), 10, 0, 0, 0),
+)
+
+
+def columns_of_work(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike) -> tuple:
+    """Return the samples of the segments and the peaks of a run, `[*batch]`."""
+    return n_segments * (batch * n_fft), batch * k
+
+
+def total(parts: Sequence[Part], columns: Sequence[RealLike]) -> Part:
+    """Return the sum of works or benefits, each times its column; exact if those are integers on the host."""
+
+    def add(*counts: RealLike) -> RealLike:
+        pairs = zip(counts, columns, strict=False)
+        return sum(count * column for count, column in pairs if not is_zero(count))
+
+    return jax.tree.map(add, *parts)
+
+
+def welch_graph_work(
+    batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike, fused: bool
+) -> GraphWork:
     """Return `graph_work(welch_peaks_graph(...))` in closed form, `[*batch]`.
 
     Exact where all sizes are integers on the host, floats otherwise.
     """
-    batch, n_fft, k, n_segments = sizes(batch, n_fft, k, n_segments)
-    samples = batch * n_segments * n_fft
-    quarter_traffic, output_bytes, host_bytes = 11 * samples, 20 * samples, 8 * samples
-    if fused:
-        peaks = batch * k
-        quarter_traffic = quarter_traffic + 2 * samples + 2 * peaks
-        output_bytes, host_bytes = output_bytes + 8 * peaks, 8 * peaks
-    nodes = 4 if fused else 3
-    profile = GraphIoProfile(nodes, int(fused), host_bytes, 4 * quarter_traffic)
-    return GraphWork(profile, host_bytes + quarter_traffic, output_bytes, nodes, nodes)
+    columns = columns_of_work(*sizes(batch, n_fft, k, n_segments))
+    return total(FUSED_WORK if fused else FFT_WORK, (1, *columns))
 
 
 def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile:
@@ -67,8 +103,8 @@ def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile
 def host_profile(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike) -> GraphIoProfile:
     """Return `host_fft_profile` for arrays of sizes, `[*batch]`."""
     batch, n_fft, k, n_segments = sizes(batch, n_fft, k, n_segments)
-    rows, peak_bytes = batch * n_segments, 8 * batch * k
-    return GraphIoProfile(rows + batch, 0, peak_bytes, 12 * rows * n_fft + peak_bytes)
+    launches = batch * n_segments + batch
+    return total(HOST_WORK, (launches, *columns_of_work(batch, n_fft, k, n_segments))).io
 
 
 def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:

@@ -1,11 +1,11 @@
 """What each path of a run costs by the built-in formulas, whatever the gate says of it."""
 
+import jax
 import jax.numpy as jnp
 
 from rlxjax._checks import LEAST_SIZES, check_shapes
 from rlxjax._counts import as_temperature
 from rlxjax._numerics import Exact, rules_at
-from rlxjax._programs import formula_jit
 from rlxjax._typing import Code, Nanoseconds, RealLike
 from rlxjax.welch._params import FAST_SEGMENTS
 
@@ -169,26 +169,26 @@ def learned_path_ns(
     return _learned_path_ns(*inputs, learned_inputs(True, active_gates, total_gates))
 
 
-@formula_jit
+@jax.jit
 def _fused_graph_ns(codes, set_, batch, n_fft, k, n_segments, scale, temperature_ns):
     rules = rules_at(temperature_ns)
-    return fused_ns(gather(set_, codes, rules), batch, n_fft, k, n_segments, scale, rules)
+    return fused_ns(gather(set_, codes), batch, n_fft, k, n_segments, scale, rules)
 
 
-@formula_jit
+@jax.jit
 def _learned_path_ns(codes, set_, batch, n_fft, k, n_segments, learned: Learned):
     rules = Exact()
-    ns = fused_ns(gather(set_, codes, rules), batch, n_fft, k, n_segments, learned.scale, rules)
+    ns = fused_ns(gather(set_, codes), batch, n_fft, k, n_segments, learned.scale, rules)
     return jnp.where(learned.usable, ns, jnp.inf)
 
 
-@formula_jit
+@jax.jit
 def _block_graph_ns(codes, set_, batch, n_fft, k, n_segments):
     rules = Exact()
-    return block_ns(gather(set_, codes, rules), batch, n_fft, k, n_segments, rules)
+    return block_ns(gather(set_, codes), batch, n_fft, k, n_segments, rules)
 
 
-@formula_jit
+@jax.jit
 def _host_path_ns(codes, set_, batch, n_fft, k, n_segments):
     rules = Exact()
-    return host_ns(gather(set_, codes, rules), batch, n_fft, k, n_segments, rules)
+    return host_ns(gather(set_, codes), batch, n_fft, k, n_segments, rules)
