@@ -22,7 +22,7 @@ _NAMES = {
     ),
     "fit": (
         "Decision Design DeviceFits FitResult Input LatencyEstimate LatencyModel LatencyPosterior LatencyPrior "
-        "PosteriorFit Runs Strategy Timings decision estimate fit_devices fit_latency fit_posterior "
+        "PosteriorFit Runs StrategySpec Timings decision estimate fit_devices fit_latency fit_posterior "
         "information_gain next_measurements pooled_prior predicted_ns prior_posterior stack_timings "
         "transferred_prior wide_prior"
     ),
@@ -35,7 +35,7 @@ _NAMES = {
         "StrategyExplanation load_calibration save_calibration"
     ),
     "welch": (
-        "CoefficientSet Path SoftWelchPeaksCosts StrategyCoefficients WelchPeakParams WelchPeaksCostEstimates "
+        "CoefficientSet Path SoftWelchPeaksCosts Strategy StrategyCoefficients WelchPeakParams WelchPeaksCostEstimates "
         "WelchPeaksEvaluation WelchPeaksGateBreakdown algorithm_bandwidth_gbps block_graph_ns coefficient_set "
         "estimate_welch_peaks_costs evaluate_welch_peaks fused_graph_ns host_fft_profile host_path_ns "
         "learned_path_ns padded_batch parse_welch_peaks_strategy pick_weights pick_welch_peaks_strategy "

@@ -56,7 +56,7 @@ from .fit import LatencyPosterior as LatencyPosterior
 from .fit import LatencyPrior as LatencyPrior
 from .fit import PosteriorFit as PosteriorFit
 from .fit import Runs as Runs
-from .fit import Strategy as Strategy
+from .fit import StrategySpec as StrategySpec
 from .fit import Timings as Timings
 from .fit import decision as decision
 from .fit import estimate as estimate
@@ -108,6 +108,7 @@ from .models import welch_timings as welch_timings
 from .welch import CoefficientSet as CoefficientSet
 from .welch import Path as Path
 from .welch import SoftWelchPeaksCosts as SoftWelchPeaksCosts
+from .welch import Strategy as Strategy
 from .welch import StrategyCoefficients as StrategyCoefficients
 from .welch import WelchPeakParams as WelchPeakParams
 from .welch import WelchPeaksCostEstimates as WelchPeaksCostEstimates

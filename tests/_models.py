@@ -26,7 +26,7 @@ from rlxjax.fit import (
     LatencyPosterior,
     PosteriorFit,
     Runs,
-    Strategy,
+    StrategySpec,
     Timings,
     fit_posterior,
     predicted_ns,
@@ -76,9 +76,9 @@ class TiledModel(LatencyModel):
     def strategies(self):
         """`once` is a loop of depth 1; `tile` takes the cheaper of tiles one by one and in pairs."""
         return {
-            "once": Strategy(("loop",), {"depth": 1.0}),
-            "loop": Strategy(("loop",)),
-            "tile": Strategy(("tile", "pair")),
+            "once": StrategySpec(("loop",), {"depth": 1.0}),
+            "loop": StrategySpec(("loop",)),
+            "tile": StrategySpec(("tile", "pair")),
         }
 
     def same_result(self, runs, facts):

@@ -6,10 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax import _programs
-
 #: Options of a compilation that takes less time, where how fast the program runs is of no matter.
-QUICKLY = {**_programs.QUICKLY, "xla_backend_optimization_level": 0}
+QUICKLY = {"xla_backend_optimization_level": 0}
 
 #: Agreement of float64 and float32 results with a float64 reference.
 FLOAT64_RTOL = 1e-12

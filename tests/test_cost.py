@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlxjax as rx
-from rlxjax import _cost
+from rlxjax.device import _costs as _cost
 
 PROFILES = [
     rx.GraphIoProfile(),

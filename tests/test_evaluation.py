@@ -12,9 +12,9 @@ from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, QUICKLY
 from test_gate import GATE, INF, table
 
 import rlxjax as rx
-from rlxjax import _gate
+from rlxjax.device import _gate
 from rlxjax._one_loop import in_one_loop
-from rlxjax.welch import _evaluation
+from rlxjax.welch.costs import _evaluation
 
 TEMPERATURE_NS = 1e5
 quickly = functools.partial(jax.jit, compiler_options=QUICKLY)

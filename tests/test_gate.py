@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlxjax as rx
-from rlxjax import _gate
+from rlxjax.device import _gate
 
 INF = float("inf")
 FIELDS = tuple(field.name for field in dataclasses.fields(rx.IoFusionGate))

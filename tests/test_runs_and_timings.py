@@ -10,7 +10,7 @@ from _models import LINE, LINE_TRUTH, TILED, runs_of, timings_of
 from rlxjax.fit import (
     MIN_TIMINGS,
     Runs,
-    Strategy,
+    StrategySpec,
     Timings,
     all_inputs,
     alternatives_of,
@@ -37,7 +37,7 @@ def refused(call, *arguments, said, **named):
 
 def test_what_a_model_does_not_say_has_a_default():
     runs = runs_of(LINE)
-    assert LINE.strategies == {name: Strategy((name,)) for name in LINE.variants}
+    assert LINE.strategies == {name: StrategySpec((name,)) for name in LINE.variants}
     assert not LINE.facts
     assert LINE.same_result(runs, {}).shape == (*runs.shape, 2)
     assert LINE.same_result(runs, {}).all()

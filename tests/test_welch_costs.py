@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import rlxjax as rx
 from rlxjax.device._costs import graph_work
-from rlxjax.welch import _costs, _path_costs
+from rlxjax.welch.costs import _costs, _path_costs
 from rlxjax.welch.costs._graphs import welch_graph_work
 
 INF = math.inf

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlxjax as rx
-from rlxjax.welch import _pick
+from rlxjax.welch.costs import _pick
 
 INF = math.inf
 MIX = np.array([0.3, -1.0, 2.0, 0.7])

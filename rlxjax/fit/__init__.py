@@ -16,7 +16,7 @@ from ._model import Facts as Facts
 from ._model import Input as Input
 from ._model import LatencyModel as LatencyModel
 from ._model import Runs as Runs
-from ._model import Strategy as Strategy
+from ._model import StrategySpec as StrategySpec
 from ._names import coefficient_names as coefficient_names
 from ._names import named as named
 from ._names import unit_of as unit_of

@@ -43,7 +43,7 @@ class Input(NamedTuple):
     default: float | None = None
 
 
-class Strategy(NamedTuple):
+class StrategySpec(NamedTuple):
     """One way, as a user names it, to do a piece of work.
 
     Attributes:
@@ -79,7 +79,7 @@ class LatencyModel(Protocol):
         ...         moved_ns = runs.inputs["n_bytes"] / coefficients["bytes_per_ns"]
         ...         return {"call_ns": coefficients["call_ns"], "moved_ns": moved_ns}
         >>> Copy().strategies
-        {'copy': Strategy(variants=('copy',), fixed=mappingproxy({}))}
+        {'copy': StrategySpec(variants=('copy',), fixed=mappingproxy({}))}
     """
 
     name: str
@@ -106,9 +106,9 @@ class LatencyModel(Protocol):
         ...
 
     @property
-    def strategies(self) -> Mapping[str, Strategy]:
+    def strategies(self) -> Mapping[str, StrategySpec]:
         """The ways to do a piece of work as users name them; each variant by its own name unless a model says."""
-        return {name: Strategy((name,)) for name in self.variants}
+        return {name: StrategySpec((name,)) for name in self.variants}
 
     @property
     def facts(self) -> Facts:

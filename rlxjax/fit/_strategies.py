@@ -7,15 +7,15 @@ import numpy as np
 from rlxjax._checks import is_traced
 from rlxjax._typing import RealLike
 
-from ._model import LatencyModel, Strategy
+from ._model import LatencyModel, StrategySpec
 
 
-def alternatives_of(model: LatencyModel) -> dict[str, Strategy]:
+def alternatives_of(model: LatencyModel) -> dict[str, StrategySpec]:
     """Return the strategies that a pick chooses among: those whose names imply no input."""
     return {name: strategy for name, strategy in model.strategies.items() if not strategy.fixed}
 
 
-def strategy_of(model: LatencyModel, name: str) -> Strategy:
+def strategy_of(model: LatencyModel, name: str) -> StrategySpec:
     """Return a strategy by its name, in any case.
 
     Raises:

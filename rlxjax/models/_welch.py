@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from rlxjax._numerics import namespace_of
 from rlxjax._typing import RealLike
-from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, Strategy, wide_prior
+from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, StrategySpec, wide_prior
 
 from ._welch_coefficients import GAIN_LOG_SD, TYPICAL, LatencyCoefficients
 from ._welch_features import welch_features
@@ -77,15 +77,15 @@ class WelchModel(LatencyModel):
         return _FACTS
 
     @property
-    def strategies(self) -> Mapping[str, Strategy]:
+    def strategies(self) -> Mapping[str, StrategySpec]:
         """The host with one and with two segments as users name it, and the four ways to compute peaks."""
         return {
-            "ultra": Strategy(("host",), {"n_segments": 1.0}),
-            "fast": Strategy(("host",), {"n_segments": 2.0}),
-            "host": Strategy(("host",)),
-            "fused": Strategy(("fused_maxima", "fused_top_k")),
-            "block": Strategy(("block",)),
-            "learned": Strategy(("learned",)),
+            "ultra": StrategySpec(("host",), {"n_segments": 1.0}),
+            "fast": StrategySpec(("host",), {"n_segments": 2.0}),
+            "host": StrategySpec(("host",)),
+            "fused": StrategySpec(("fused_maxima", "fused_top_k")),
+            "block": StrategySpec(("block",)),
+            "learned": StrategySpec(("learned",)),
         }
 
     def terms_ns(self, coefficients: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
