@@ -32,6 +32,7 @@ def test_the_samples_are_those_that_the_calibration_names():
     assert (named.file, named.sha256) == (SAMPLES.name, sha256_of(SAMPLES))
 
 
+@pytest.mark.slow
 def test_refitting_the_samples_gives_the_errors_in_the_calibration():
     stated, grid, log = read_calibration_file(CALIBRATION).models["welch"].held_out, Grid(), read_samples(SAMPLES)
     visits = log.visits()

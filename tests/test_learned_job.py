@@ -130,6 +130,7 @@ def test_a_refit_with_the_models_says_what_the_job_says(outcome, model_files, tm
     assert again.models["welch"].model_dump(exclude=of_grid) == outcome.section.model_dump(exclude=of_grid)
 
 
+@pytest.mark.slow
 def test_models_all_of_whose_runs_are_held_out_do_not_cost_the_whole_job(tmp_path):
     path, models = tmp_path / "calibration.json", [saved_model(tmp_path, 128), saved_model(tmp_path, 4096)]
     made_up(path, models)
@@ -138,6 +139,7 @@ def test_models_all_of_whose_runs_are_held_out_do_not_cost_the_whole_job(tmp_pat
     assert set(found.section.held_out) == {*WITHOUT_MODEL, "learned"}
 
 
+@pytest.mark.slow
 def test_a_job_times_models_from_the_first_launch_to_the_file(model_files, tmp_path):
     path, grid = tmp_path / "calibration.json", Grid((1, 2, 3), (64,), (4,), (3,), ())
     made_up(path, model_files, grid=None)

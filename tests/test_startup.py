@@ -29,6 +29,19 @@ finally:
 """
 
 
+#: The same of one small program, as commands keep theirs.
+COUNTED_PROGRAM = """
+import collections, json, sys
+import jax
+events = collections.Counter()
+jax.monitoring.register_event_listener(lambda event, **_: events.update([event.split("/")[-1]]))
+from calibrate.compiled import keep_compiled_programs
+keep_compiled_programs()
+jax.jit(lambda x: x + 1.0)(1.0)
+print(json.dumps([events["cache_hits"], events["cache_misses"]]), file=sys.stderr)
+"""
+
+
 def run_python(code, *arguments, **environment):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "RLXJAX_"))}
     done = subprocess.run(
@@ -52,6 +65,12 @@ def predict(**environment):
         [line for line in warned if "made elsewhere" not in line],
         json.loads(counts),
     )
+
+
+def compile_one(**environment):
+    """Compile one program as commands do; return the warnings, and the counts of programs found and not found."""
+    *warned, counts = run_python(COUNTED_PROGRAM, **environment).stderr.splitlines()
+    return warned, json.loads(counts)
 
 
 def files_of(folder):
@@ -100,22 +119,18 @@ def test_the_second_run_of_a_command_finds_its_programs_and_prints_the_same(tmp_
 
 def test_the_users_own_cache_is_used_as_it_is(tmp_path):
     own, home = tmp_path / "own", tmp_path / "home"
-    predict(
-        RLXJAX_HOME=str(home),
-        JAX_COMPILATION_CACHE_DIR=str(own),
-        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
-    )
+    options = {"JAX_COMPILATION_CACHE_DIR": str(own), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    compile_one(RLXJAX_HOME=str(home), **options)
     assert files_of(own)
     assert not home.exists()
-    predict(RLXJAX_HOME=str(home), JAX_ENABLE_COMPILATION_CACHE="0")
+    compile_one(RLXJAX_HOME=str(home), JAX_ENABLE_COMPILATION_CACHE="0")
     assert not home.exists()
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure_and_no_warning(tmp_path):
     a_file = tmp_path / "home"
     a_file.touch()
-    _, warned, counts = predict(RLXJAX_HOME=str(a_file))
-    assert (counts, warned) == ([0, 0], [])
+    assert compile_one(RLXJAX_HOME=str(a_file)) == ([], [0, 0])
 
 
 def test_the_cache_is_with_the_calibrations_or_with_the_users_caches(tmp_path, monkeypatch):
@@ -212,9 +227,8 @@ def test_a_folder_of_another_user_is_not_used(tmp_path, monkeypatch):
 @pytest.mark.skipif(os.name != "posix", reason="modes of folders are those of POSIX")
 def test_the_folders_that_the_commands_make_are_private_whatever_the_umask(tmp_path):
     home = tmp_path / "new" / "home"
-    code = f"import os; os.umask(0)\n{COUNTED_COMMAND}"
-    done = run_python(code, "predict", str(CALIBRATION), "--batch", "64", RLXJAX_HOME=str(home))
-    assert "kept" not in done.stderr
+    run_python(f"import os; os.umask(0)\n{COUNTED_PROGRAM}", RLXJAX_HOME=str(home))
     made = [home / "compiled", *(home / "compiled").iterdir()]
     assert len(made) == 2
+    assert files_of(home)
     assert {folder.stat().st_mode & 0o777 for folder in made} == {0o700}
