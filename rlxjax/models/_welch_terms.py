@@ -81,26 +81,18 @@ def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[
         facts: all that the model knows by default, or other values of them.
     """
     work = work_of(runs, facts)
-    all_share = soft_roofline(work.least_share, 1.0 / (1.0 + c.parallel_gain), SHARE_SHARPNESS)
-    share = jnp.where(work.is_shared, all_share, 1.0)
-    device_ns = soft_roofline(
-        work.device_flop / c.device_flop_per_ns
-        + work.learned_segments * c.learned_segment_ns
-        + work.learned_flop / c.learned_flop_per_ns,
-        work.device_bytes / c.device_bytes_per_ns,
-        ROOFLINE_SHARPNESS,
+    copy_ns, memory_ns, host_ns = 1.0 / c.copy_bytes_per_ns, 1.0 / c.memory_bytes_per_ns, 1.0 / c.host_bytes_per_ns
+    flop_ns, byte_ns = 1.0 / c.device_flop_per_ns, 1.0 / c.device_bytes_per_ns
+    learned_flop_ns, least_share = 1.0 / c.learned_flop_per_ns, 1.0 / (1.0 + c.parallel_gain)
+    share = jnp.where(work.is_shared, soft_roofline(work.least_share, least_share, SHARE_SHARPNESS), 1.0)
+    compute_ns = (
+        work.device_flop * flop_ns + work.learned_segments * c.learned_segment_ns + work.learned_flop * learned_flop_ns
     )
-    transform_ns = (
-        share
-        * (
-            work.host_bytes / c.host_bytes_per_ns
-            + work.far_row_bytes / c.memory_bytes_per_ns
-            + jnp.where(work.launches > 0, device_ns, 0.0)
-        )
-        + work.far_signal_bytes / c.memory_bytes_per_ns
-    )
-    selection_ns = share * (
-        work.select_bytes / c.host_bytes_per_ns
+    device_ns = soft_roofline(compute_ns, work.device_bytes * byte_ns, ROOFLINE_SHARPNESS)
+    numpy_ns = work.host_bytes * host_ns + work.far_row_bytes * memory_ns
+    transform_ns = jnp.where(work.launches > 0, device_ns, numpy_ns)
+    selection_ns = (
+        work.select_bytes * host_ns
         + work.select_rows * c.select_row_ns
         + work.select_comparisons * c.select_compare_ns
         + work.maxima_comparisons * c.maxima_compare_ns
@@ -111,17 +103,16 @@ def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[
         "call_ns": work.numpy_calls * c.host_call_ns
         + work.threads * c.threads_ns
         + work.streams * c.streams_ns
-        + work.bytes_read_anew / c.memory_bytes_per_ns,
+        + work.bytes_read_anew * memory_ns,
         "launch_and_sync_ns": work.launches * c.launch_ns,
-        "upload_ns": share * work.uploaded_bytes / c.copy_bytes_per_ns,
-        "transform_ns": jnp.where(work.is_unknown, jnp.inf, transform_ns),
+        "upload_ns": share * (work.uploaded_bytes * copy_ns),
+        "transform_ns": jnp.where(work.is_unknown, jnp.inf, share * transform_ns + work.far_signal_bytes * memory_ns),
         # Each processor makes all passes, over its share of the rows.
-        "selection_ns": selection_ns + work.maxima_passes * c.maxima_pass_ns,
-        "readback_ns": share * work.read_back_bytes / c.copy_bytes_per_ns,
+        "selection_ns": share * selection_ns + work.maxima_passes * c.maxima_pass_ns,
+        "readback_ns": share * (work.read_back_bytes * copy_ns),
     }
 
 
-@jax.jit
 def work_of(runs: Runs, facts: Facts) -> Work:
     """Return what runs do; arguments as of `welch_terms_ns`."""
     facts = jax.tree.map(lambda fact: jnp.asarray(fact, jnp.result_type(float)), facts)
