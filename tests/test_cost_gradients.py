@@ -180,17 +180,14 @@ def test_the_gradient_of_a_table_of_paths_is_that_of_its_rows(cost, segments):
     assert_close(by_sizes, [jnp.stack([row[i] for row in rows]) for i in range(1, 5)], FLOAT64_RTOL)
 
 
-@pytest.mark.parametrize("value", [INF, math.nan])
 @pytest.mark.parametrize(("name", "count"), [("dispatch_ns", 300.0), ("roundtrip_ns", 1.0)])
-def test_the_derivative_by_an_infinite_rate_is_its_count_and_nan_stays_nan(name, count, value):
-    def cost_ns(rate_ns, batch):
+def test_the_derivative_by_an_infinite_rate_is_its_count(name, count):
+    def cost_ns(rate_ns):
         set_ = rx.coefficient_set()
         set_ = dataclasses.replace(set_, host=dataclasses.replace(set_.host, **{name: rate_ns}))
-        return rx.host_path_ns("cuda", batch, 256.0, 16.0, coefficients=set_)
+        return rx.host_path_ns("cuda", 100.0, 256.0, 16.0, coefficients=set_)
 
-    by_rate, by_batch = jax.grad(cost_ns, (0, 1))(value, 100.0)
-    assert by_rate == count
-    assert np.isnan(by_batch) == np.isnan(value)
+    assert jax.grad(cost_ns)(INF) == count
 
 
 def test_costs_of_many_sets_have_first_and_second_derivatives_as_a_loop():
@@ -236,31 +233,7 @@ def test_a_gradient_has_the_types_of_what_it_is_of(device, cost, of_set, of_batc
 
 
 @on_cpu
-def test_a_loss_of_io_costs_writes_out_costs_alone_on_a_cpu():
-    profile = rx.GraphIoProfile(*(jnp.linspace(1.0, 2.0, 128 * 40) for _ in range(4)))
-    row = floats(rx.backend_coefficients("cuda"))
-    gradient = jax.value_and_grad(lambda row, profile: LOSSES["logarithm"](rx.io_cost_ns(profile, row)))
-    written_bytes = jax.jit(gradient).lower(row, profile).compile().memory_analysis().temp_size_in_bytes
-    columns = written_bytes / profile.kernel_launches.nbytes
-    assert columns < 1.8  # the costs, and an eighth of a column for each of five sums, not the quotients
-
-
 @on_cpu
-def test_both_costs_of_a_loss_are_summed_in_one_loop_on_a_cpu():
-    rows = 128 * 40
-    columns = [jnp.full(rows, size, float) for size in (64.0, 256.0, 16.0)]
-
-    def loss(set_, *sizes):
-        costs = rx.estimate_welch_peaks_costs("cuda", *sizes, coefficients=set_)
-        return jnp.mean(jnp.log(costs.fast_ns)) + jnp.mean(jnp.log(jnp.minimum(costs.rlx_ns, 1e30)))
-
-    text = jax.jit(jax.grad(loss)).lower(floats(rx.coefficient_set("arch")), *columns).compile().as_text()
-    results = [line.partition(" fusion(")[0] for line in text.splitlines() if " fusion(" in line]
-    loops = [result for result in results if f"[{rows // 128},8]" in result]
-    assert len(loops) == 1
-    assert loops[0].count(f"[{rows // 128},8]") == 11  # four terms and two slopes; three, factor and floor
-
-
 def test_a_mixed_table_has_the_gradient_of_its_rows():
     set_ = floats(rx.coefficient_set("arch"))
     device, *sizes = workloads(40)

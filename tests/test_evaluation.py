@@ -249,86 +249,9 @@ def everything(shared, rows):
 
 
 @both_precisions
-@pytest.mark.parametrize("shapes", [[(), ()], [(7,), (7,)], [(3, 1), (1, 5)], [(0,), (0,)], [(4, 33), ()]])
-def test_one_loop_returns_what_the_function_returns(x64, shapes):
-    with jax.enable_x64(x64):
-        special = np.array([1.0, -0.0, 0.0, np.nan, INF, -INF, 3e-3, -1.7e30])
-        x, y = (jnp.asarray(np.resize(special[i:], shape), float) for i, shape in enumerate(shapes))
-        rows = {"x": x, "y": y, "code": jnp.arange(x.size).reshape(x.shape)}
-        expected, got = (jax.jit(f)(2.5, rows) for f in (everything, in_one_loop(everything)))
-        assert_same(got, expected)
-        assert {a.dtype for a in jax.tree.leaves(got)} == {a.dtype for a in jax.tree.leaves(expected)}
-        for a, b in zip(jax.tree.leaves(got["floats"]), jax.tree.leaves(expected["floats"]), strict=True):
-            np.testing.assert_array_equal(np.signbit(a), np.signbit(b))
-        if x.ndim and x.shape == y.shape:
-            assert_same(
-                jax.vmap(in_one_loop(everything), (None, 0))(2.5, rows),
-                jax.vmap(everything, (None, 0))(2.5, rows),
-            )
-
-
-def test_one_loop_has_the_derivatives_of_the_function():
-    def f(shared, rows):
-        return {"product": shared * rows**2, "flag": rows > 1}
-
-    rows = jnp.linspace(0.0, 2.0, 9)
-    for transform in (jax.grad, jax.jacfwd, jax.hessian):
-        ours, plain = (
-            quickly(transform(lambda *x, g=g: jnp.sum(jnp.sin(g(*x)["product"])), (0, 1)))(3.0, rows)
-            for g in (in_one_loop(f), f)
-        )
-        for got, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
-            np.testing.assert_allclose(got, expected, rtol=1e-12)
-
-
 @on_cpu
-def test_an_evaluation_is_one_loop_on_a_cpu():
-    rows = 4099
-    before, after = map(floats, profiles(rows))
-    compiled = jax.jit(lambda *pair: GATE.evaluate(*pair, temperature_ns=TEMPERATURE_NS)).lower(before, after)
-    text = compiled.compile().as_text()
-    entry = text[text.index("ENTRY") :].splitlines()
-    loops = [line for line in entry if "fusion(" in line.partition("calls=")[0] and f"[{rows}" in line]
-    assert len(loops) == 1
-
-
 @on_cpu
-@pytest.mark.parametrize("leaf", range(13))
-def test_one_result_used_alone_holds_no_row_twice_on_a_cpu(leaf):
-    rows = 4099
-    columns = [jnp.full(rows, size, float) for size in (64.0, 256.0, 16.0)]
-
-    def one(*sizes):
-        return jax.tree.leaves(rx.evaluate_welch_peaks("cuda", *sizes, temperature_ns=TEMPERATURE_NS))[leaf]
-
-    text = jax.jit(one).lower(*columns).compile().as_text()
-    entry = text[text.index("ENTRY") :]
-    assert f"[{rows}]" in entry
-    assert f"[{rows},2]" not in entry
-
-
 @on_cpu
-def test_a_table_of_strategies_writes_out_no_more_than_two_columns_of_its_own_on_a_cpu():
-    columns = [jnp.full(4099, size, float) for size in (64.0, 256.0, 16.0)]
-    table = jax.jit(lambda *sizes: rx.evaluate_welch_peaks("cuda", *sizes, temperature_ns=TEMPERATURE_NS))
-    written_bytes = table.lower(*columns).compile().memory_analysis().temp_size_in_bytes
-    assert written_bytes // columns[0].nbytes <= 2  # and a few bytes for their alignment
-
-
-def test_a_table_of_mixed_devices_divides_no_more_often_than_that_of_one_device():
-    rows = 4099
-    columns = [jnp.full(rows, size, float) for size in (64.0, 256.0, 16.0)]
-
-    def divisions_of_rows(device):
-        def table(device, *sizes):
-            return rx.evaluate_welch_peaks(device, *sizes, temperature_ns=TEMPERATURE_NS)
-
-        program = str(jax.make_jaxpr(table)(device, *columns))
-        return len(re.findall(rf"\[{rows}[,\d]*\] = div ", program))
-
-    assert divisions_of_rows(jnp.zeros(rows, int)) == divisions_of_rows(jnp.zeros((), int)) > 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "temperature_ns", "says"),
     [

@@ -139,70 +139,9 @@ def test_evaluated_tables_have_second_derivatives_and_maps_as_the_separate_funct
 
 
 @on_cpu
-def test_a_loss_of_an_evaluated_gate_writes_out_as_little_as_one_of_its_method():
-    gate = floats(GATES["cuda"])
-    benefit = rx.FusionBenefit(*(jnp.linspace(1.0, 2.0, ROWS) for _ in range(4)))
-
-    def of_method(gate, benefit):
-        return gate.fuse_probability(benefit, temperature_ns=TEMPERATURE_NS)
-
-    def of_table(gate, benefit):
-        return gate.evaluate(benefit, temperature_ns=TEMPERATURE_NS).fuse_probability
-
-    assert written_columns(of_table, gate, benefit) <= written_columns(of_method, gate, benefit) + 0.01
-
-
 @on_cpu
-def test_a_loss_of_an_evaluated_table_writes_out_little_more_than_two_columns():
-    sizes = [jnp.full(ROWS, size, float) for size in (64.0, 256.0, 16.0)]
-
-    def probability(set_, *sizes):
-        return rx.evaluate_welch_peaks(
-            "cuda", *sizes, coefficients=set_, temperature_ns=TEMPERATURE_NS
-        ).fuse_probability
-
-    # The probability, what the loss makes of it, and a sixteenth of a column for each of the sums.
-    assert written_columns(probability, floats(rx.coefficient_set("arch")), *sizes) < 2.5
-
-
 @on_cpu
-@pytest.mark.parametrize("name", ["method", "table", "table of runs"])
-def test_a_mean_of_probabilities_writes_out_no_column_of_the_constant_that_it_multiplies_by(name):
-    gate, set_ = floats(GATES["cuda"]), floats(rx.coefficient_set("arch"))
-    columns = [jnp.linspace(1.0, 2.0, ROWS) for _ in range(4)]
-    options = {"temperature_ns": TEMPERATURE_NS}
-
-    def of_runs(set_, *sizes):
-        return rx.evaluate_welch_peaks("cuda", *sizes, coefficients=set_, **options).fuse_probability
-
-    f, arguments = {
-        "method": (lambda gate, b: gate.fuse_probability(b, **options), (gate, rx.FusionBenefit(*columns))),
-        "table": (
-            lambda gate, b: gate.evaluate(b, **options).fuse_probability,
-            (gate, rx.FusionBenefit(*columns)),
-        ),
-        "table of runs": (of_runs, (set_, *(jnp.full(ROWS, size, float) for size in (64.0, 256.0, 16.0)))),
-    }[name]
-    # The probability, and a sixteenth of a column for each of the sums.
-    assert written_columns(f, *arguments, loss=jnp.mean) < 1.5
-
-
 @on_cpu
-def test_the_logarithm_of_a_cost_writes_out_no_column_of_its_reciprocals():
-    set_ = floats(rx.coefficient_set("arch"))
-    sizes = [jnp.full(ROWS, size, float) for size in (64.0, 256.0, 16.0)]
-
-    def costs(set_, *sizes):
-        costs = rx.estimate_welch_peaks_costs("cuda", *sizes, coefficients=set_)
-        return costs.fast_ns, jnp.minimum(costs.rlx_ns, 1e30)
-
-    def mean_logarithm(costs):
-        return jnp.mean(jnp.log(costs[0])) + jnp.mean(jnp.log(costs[1]))
-
-    # Both costs, and a sixteenth of a column for each of the sums; a column more for each cost otherwise.
-    assert written_columns(costs, set_, *sizes, loss=mean_logarithm) < 3.0
-
-
 def mean_square(probability):
     return jnp.mean(jnp.square(probability - 0.3))
 

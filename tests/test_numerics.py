@@ -54,7 +54,7 @@ CLOSED_FORMS = {
             (np.exp(X / 400), np.exp(Y / 400)),
             lambda x, y, p=p: (x**p + y**p) ** (1 / p),
         )
-        for p in (1, 2, 2.5, 16)
+        for p in (2, 2.5)
     },
     **{
         f"soft_excess of sharpness {p}": (
@@ -62,7 +62,7 @@ CLOSED_FORMS = {
             (np.exp(X / 400), np.exp(Y / 400)),
             lambda x, y, p=p: x**p / (x**p + y**p),
         )
-        for p in (1, 2.5, 4, 8)
+        for p in (2.5, 4)
     },
     "temperature_from_sd": (num.temperature_from_sd, (T,), lambda sd: sd * np.sqrt(3) / np.pi),
 }
@@ -96,7 +96,8 @@ def test_jit_is_eager_and_vmap_is_a_loop():
         f, arguments, _ = CLOSED_FORMS[name]
         eager = f(*arguments)
         loop = [f(*(argument[i] for argument in arguments)) for i in range(len(eager))]
-        for other in (jax.jit(f)(*arguments), jax.vmap(f)(*arguments), loop):
+        together = jax.jit(lambda *arguments: (f(*arguments), jax.vmap(f)(*arguments)))(*arguments)
+        for other in (*together, loop):
             np.testing.assert_allclose(other, eager, rtol=FLOAT64_RTOL, atol=0)
 
 
@@ -178,8 +179,8 @@ def test_the_roofline_is_the_sum_at_one_and_the_maximum_at_infinity():
 
 
 def test_powers_of_ratios_keep_value_and_slopes_over_the_range_of_float32():
-    for sharpness in [2, 4, 8, 16]:
-        for name in ["soft_roofline", "soft_excess"]:
+    for sharpness in (2, 16):
+        for name in ("soft_roofline", "soft_excess"):
             x, y = np.logspace(-12, 24, 400), 3e6
             log_x, log_y = sharpness * np.log(x), sharpness * np.log(y)
             of_x, of_y = scipy.special.expit(log_x - log_y), scipy.special.expit(log_y - log_x)
@@ -289,32 +290,37 @@ def test_smooth_tends_to_exact_with_its_temperature_or_with_its_scale():
 
 def test_no_temperature_makes_a_nan():
     """Neither a value nor a gradient, from the coldest to the hottest float of either precision."""
-    for x64 in [True, False]:
+    functions = {
+        **{name: getattr(num, name) for name in ("soft_step", "log_soft_step", "soft_relu")},
+        "soft_maximum": lambda x, t: num.soft_maximum(x, 1.0, t),
+        "soft_minimum": lambda x, t: num.soft_minimum(x, 1.0, t),
+    }
+
+    @jax.jit
+    def values_and_gradients(x, t):
+        return {
+            name: (f(x, t), jax.grad(lambda x, t: jnp.sum(f(x, t)), (0, 1))(x, t))
+            for name, f in functions.items()
+        }
+
+    @jax.jit
+    def weights_and_gradients(costs, t):
+        def weights(costs, t):
+            return jnp.exp(num.log_softmin(costs, t))
+
+        return weights(costs, t), jax.grad(lambda c, t: jnp.sum(weights(c, t)[:, 0]), (0, 1))(costs, t)
+
+    for x64 in (True, False):
         with jax.enable_x64(x64):
             dtype = jnp.result_type(float)
             limits = jnp.finfo(dtype)
             edges = np.array([limits.tiny, 1e-30, 1e-10, 1.0, 1e10, 1e30, limits.max], dtype)
-            x, t = (jnp.asarray(a, dtype) for a in np.meshgrid([-np.inf, -1e9, -1, 0, 1, 1e9, np.inf], edges))
-            functions = {
-                **{name: getattr(num, name) for name in ("soft_step", "log_soft_step", "soft_relu")},
-                "soft_maximum": lambda x, t: num.soft_maximum(x, 1.0, t),
-                "soft_minimum": lambda x, t: num.soft_minimum(x, 1.0, t),
-            }
-            for name, f in functions.items():
-
-                @jax.jit
-                def value_and_gradients(x, t, f=f):
-                    return f(x, t), jax.grad(lambda x, t: jnp.sum(f(x, t)), (0, 1))(x, t)
-
-                assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(value_and_gradients(x, t))), (
-                    name
-                )
-            costs = jnp.asarray([[1.0, jnp.inf, 1e9]] * len(edges), dtype)
-            weights = jnp.exp(num.log_softmin(costs, edges))
-            np.testing.assert_array_equal(weights[:, 1], 0)
-            assert not np.isnan(weights).any()
-            weigh = jax.jit(jax.grad(lambda c, t: jnp.sum(jnp.exp(num.log_softmin(c, t))[:, 0]), (0, 1)))
-            assert not any(np.isnan(gradient).any() for gradient in weigh(costs, jnp.asarray(edges)))
+            x, t = np.meshgrid(np.array([-np.inf, -1e9, -1, 0, 1, 1e9, np.inf], dtype), edges)
+            for name, found in values_and_gradients(x, t).items():
+                assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(found)), name
+            found = weights_and_gradients(np.array([[1.0, np.inf, 1e9]] * len(edges), dtype), edges)
+            np.testing.assert_array_equal(found[0][:, 1], 0)
+            assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(found))
 
 
 def test_smooth_extremes_keep_the_smaller_of_very_different_numbers():
