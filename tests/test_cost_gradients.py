@@ -15,7 +15,7 @@ from _tolerances import (
     assert_close,
     assert_gradient_is_the_finite_difference,
 )
-from test_evaluation import both_precisions, floats, on_cpu, quickly, workloads
+from test_evaluation import both_precisions, floats, quickly, workloads
 from test_gate import INF
 from test_gate import rows as rows_of
 
@@ -232,8 +232,6 @@ def test_a_gradient_has_the_types_of_what_it_is_of(device, cost, of_set, of_batc
     assert by_batch.dtype == of_batch
 
 
-@on_cpu
-@on_cpu
 def test_a_mixed_table_has_the_gradient_of_its_rows():
     set_ = floats(rx.coefficient_set("arch"))
     device, *sizes = workloads(40)

@@ -9,7 +9,6 @@ import pytest
 from _tolerances import assert_close, assert_gradient_is_the_finite_difference
 from test_evaluation import (
     LEARNED,
-    TEMPERATURE_NS,
     both_precisions,
     floats,
     on_cpu,
@@ -138,10 +137,6 @@ def test_evaluated_tables_have_second_derivatives_and_maps_as_the_separate_funct
         assert np.any(np.asarray(got) != 0)
 
 
-@on_cpu
-@on_cpu
-@on_cpu
-@on_cpu
 def mean_square(probability):
     return jnp.mean(jnp.square(probability - 0.3))
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from _tolerances import FLOAT32_RTOL
 
-from rlxjax.welch import WelchPeakParams, welch_peaks
-from rlxjax.welch._host import hann_window, select_peaks
 from rlxjax.learned._model import LearnedFft
 from rlxjax.learned._program import learned_peaks, learned_program
+from rlxjax.welch import WelchPeakParams, welch_peaks
+from rlxjax.welch._host import hann_window, select_peaks
 
 FORMS = ("cones", "matrix", "butterflies")
 #: One size for most tests, so that models pruned alike share their programs; and one that fills the output.

@@ -13,8 +13,8 @@ from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, assert_gradient_is_the_finit
 
 import rlxjax as rx
 from benchmarks.startup import COMPILE, compilations
-from rlxjax.welch._host import hann_window
 from rlxjax.learned._program import learned_peaks, learned_program
+from rlxjax.welch._host import hann_window
 
 N_FFT = 64
 FAST = rx.WelchPeakParams.fast(N_FFT, k=5)

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import rlxjax as rx
+from rlxjax.learned._program import learned_peaks
 from rlxjax.welch import _coefficients, _host, _launch, _run, _selection
 from rlxjax.welch._device_programs import fused_peaks, segment_spectra
 from rlxjax.welch._host import CHUNK_SAMPLES
-from rlxjax.learned._program import learned_peaks
 
 PATHS = ("host", "fused", "block")
 FAST = rx.WelchPeakParams.fast(n_fft=64, k=5)
