@@ -16,6 +16,9 @@ from ._checks import check_shapes, check_sizes, fields_of, is_traced
 from ._counts import size_as_float
 from ._device import Coefficients
 from ._latency_formulas import (
+    CHUNK_ROWS_MULTIPLE,
+    LEAST_IN_PLACE_BYTES,
+    SPLIT_RADIX,
     TRANSFORM_BYTES_PER_SAMPLE,
     chunk_rows_of,
     device_rows,
@@ -35,8 +38,6 @@ from ._latency_formulas import (
 from ._programs import quick_jit
 from ._typing import Code, Nanoseconds, RealLike
 from .welch import Path
-from .welch._device_programs import CHUNK_ROWS_MULTIPLE, SPLIT_RADIX
-from .welch._launch import LEAST_IN_PLACE_BYTES
 from .welch._selection import SELECTIONS
 
 #: Changes whenever the same coefficients would give another prediction.

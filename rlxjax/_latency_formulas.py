@@ -10,20 +10,15 @@ from jaxtyping import Array, Bool, Float
 
 from ._numerics import namespace_of, soft_excess, soft_roofline
 from ._typing import Nanoseconds, RealLike
-from .welch._device_programs import (
-    CHUNK_ROWS_MULTIPLE,
-    CHUNK_SAMPLES,
-    LEAST_SPLIT_N_FFT,
-    LEAST_SPLIT_SAMPLES,
-    SPLIT_RADIX,
-)
-from .welch._host import LEAST_CHUNK_SAMPLES as LEAST_HOST_CHUNK_SAMPLES
-from .welch._launch import MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK
-from .welch._selection import MIN_BLOCK_BINS, MIN_BLOCKS
-
 if TYPE_CHECKING:
     from ._latency import LatencyCoefficients
 
+#: What programs of the runner of version 12 are scheduled by.
+CHUNK_ROWS_MULTIPLE, CHUNK_SAMPLES = 8, {"cpu": 2**19, "other": 2**26}
+LEAST_SPLIT_N_FFT, LEAST_SPLIT_SAMPLES, SPLIT_RADIX = 512, 2**16, 4
+LEAST_HOST_CHUNK_SAMPLES, MOST_UNSHARED_SAMPLES, MOST_UNSHARED_SAMPLES_OF_BLOCK = 2**17, 2**16, 2**17
+MIN_BLOCK_BINS, MIN_BLOCKS = 16, 9
+LEAST_IN_PLACE_BYTES = 2**22
 #: How sharply the larger of compute and memory time decides; 1 would be their sum.
 ROOFLINE_SHARPNESS = 2
 #: How sharply traffic beyond the cache is charged the second level's rate.
