@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from ._numerics import namespace_of, soft_excess, soft_roofline
 from ._typing import Nanoseconds, RealLike
+
 if TYPE_CHECKING:
     from ._latency import LatencyCoefficients
 

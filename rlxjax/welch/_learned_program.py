@@ -16,10 +16,10 @@ from jaxtyping import Array, Float, Real
 
 from rlxjax._typing import RealLike
 
+from ._device_programs import Start, block_of, in_pieces
 from ._host import hann_window, one_sided_weights
 from ._learned_fft import LearnedFft, bit_reversal
 from ._params import WelchPeakParams
-from ._rows import Line, rows_of
 from ._selection import default_selection, selected_peaks
 
 #: What the choice of form goes by, as measured on two cores: FLOP per nanosecond of a matrix product, and
@@ -169,10 +169,11 @@ def learned_program(model: LearnedFft, params: WelchPeakParams, form: str | None
 
 
 def learned_peaks(
-    signal: Real[Array, "batch length"] | Line,
+    signal: Real[Array, "batch length"],
     program: LearnedProgram,
     params: WelchPeakParams,
     selection: str | None = None,
+    platform: str | None = None,
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks that a learned FFT finds in rows of samples, as one program.
 
@@ -184,7 +185,8 @@ def learned_peaks(
         signal: real `[batch, length]`, `length >= frame_len`, each row's prefix is used.
         program: of `learned_program`, made for these params.
         params: the parameters.
-        selection: "maxima" or "top_k"; by default the one that is faster on JAX's default platform.
+        selection: "maxima" or "top_k"; by default the one that is faster on the platform.
+        platform: what the program is for; by default what JAX's default device is.
 
     Returns:
         float32 `[batch, k, 2]` of (bin, power).
@@ -194,13 +196,17 @@ def learned_peaks(
     """
     if program.n_fft != params.n_fft:
         raise ValueError(f"params: expected n_fft {program.n_fft} as in the program, got {params.n_fft}")
-    rows = rows_of(signal)
-    starts = range(0, params.n_segments * params.hop, params.hop)
+    platform = platform or jax.default_backend()
+    selection = selection or default_selection(signal.shape[0], params.n_bins, platform)
+    firsts = range(0, params.n_segments * params.hop, params.hop)
     run = _run_matrices if program.matrices else _run_butterflies
-    power = sum(run(rows.columns(start, start + params.n_fft), program) for start in starts)
-    if selection is None:
-        selection = default_selection(signal.shape[0], params.n_bins, jax.default_backend())
-    return _select(jnp.asarray(power), program.bins.indices, params, selection)
+
+    def peaks_of(start: Start, count: int) -> Float[Array, "count k 2"]:
+        segments = (block_of(signal, start, count, first, params.n_fft) for first in firsts)
+        power = jnp.asarray(sum(run(segment, program) for segment in segments))
+        return _select(power, program.bins.indices, params, selection)
+
+    return in_pieces(peaks_of, signal.shape[0], params, platform)
 
 
 def _select(
