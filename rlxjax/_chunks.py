@@ -10,15 +10,19 @@ from typing import Any, TypeVar
 
 import jax
 
-try:
-    from jaxlib.xla_client import execution_stream_id
-except ImportError:  # Programs then run one after the other.
-    execution_stream_id = contextlib.nullcontext
-
 R = TypeVar("R")
 
 #: Says of its own thread whether it computes a chunk.
 _thread = threading.local()
+_is_forked = False
+
+
+def is_forked() -> bool:
+    """Return whether this process was forked from one that had imported this package.
+
+    The threads that JAX computes on do not come along: a program that is launched here may never end.
+    """
+    return _is_forked
 
 
 def worker_count() -> int:
@@ -43,20 +47,10 @@ def rows_of_a_processor(n_rows: int, least: int, most: int, n_processors: int) -
     return max(1, min(most, max(least, share)))
 
 
-def in_stream(number: int) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which JAX launches a thread's programs into a stream of a CPU device's own.
-
-    A CPU runs what one thread launches one after the other, but streams side by side. That takes no thread
-    of Python's, which would have to be woken and handed the interpreter before it could launch.
-
-    Args:
-        number: of the stream, from 0 on.
-    """
-    return execution_stream_id(1 + number)
-
-
-def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int) -> None:
-    """Call `run(start, stop)` for chunks that together are all the rows, on as many threads as processors.
+def for_each_chunk(
+    run: Callable[[int, int], None], n_rows: int, chunk_rows: int, n_workers: int | None = None
+) -> None:
+    """Call `run(start, stop)` for chunks that together are all the rows, on several threads.
 
     The caller's thread is one of them; the others stay for later calls, as a new thread begins with no
     memory of its own. Within a chunk, one after the other: its thread is one of as many already.
@@ -65,12 +59,13 @@ def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int
         run: does the work of rows `start` to `stop`; releases the interpreter for most of it.
         n_rows: all rows.
         chunk_rows: rows of a chunk; the last may have fewer.
+        n_workers: threads; as many as processors unless given.
 
     Raises:
         BaseException: what a call raised; chunks that have not begun are then left out.
     """
     starts = range(0, n_rows, chunk_rows)
-    n_workers = 1 if hasattr(_thread, "is_worker") else min(worker_count(), len(starts))
+    n_workers = 1 if hasattr(_thread, "is_worker") else min(n_workers or worker_count(), len(starts))
     if n_workers < 2:
         for start in starts:
             run(start, min(start + chunk_rows, n_rows))
@@ -95,7 +90,9 @@ def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int
             del _thread.is_worker
 
     work_as_caller = _with_callers_settings(work)
-    others = [_helpers(worker_count() - 1).submit(work_as_caller) for _ in range(n_workers - 1)]
+    others = [
+        _helpers(max(n_workers, worker_count()) - 1).submit(work_as_caller) for _ in range(n_workers - 1)
+    ]
     try:
         work()
     finally:
@@ -112,9 +109,14 @@ def _helpers(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, "rlxjax")
 
 
+def _begin_as_child() -> None:
+    global _is_forked
+    _is_forked = True
+    _helpers.cache_clear()  # its threads do not come along
+
+
 if hasattr(os, "register_at_fork"):
-    # The threads do not come along.
-    os.register_at_fork(after_in_child=_helpers.cache_clear)
+    os.register_at_fork(after_in_child=_begin_as_child)
 
 
 @contextlib.contextmanager

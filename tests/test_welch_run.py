@@ -19,10 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import rlxjax as rx
-from rlxjax.learned._program import learned_peaks
-from rlxjax.welch import _coefficients, _host, _launch, _run, _selection
-from rlxjax.welch._device_programs import fused_peaks, segment_spectra
-from rlxjax.welch._host import CHUNK_SAMPLES
+from benchmarks.startup import COMPILE, compilations
+from rlxjax.welch import SELECTIONS, _coefficients, _host, _run, schedule, selected_peaks
 
 PATHS = ("host", "fused", "block")
 FAST = rx.WelchPeakParams.fast(n_fft=64, k=5)
@@ -62,7 +60,9 @@ def test_powers_are_those_of_scipy(path, n_segments):
 
 
 @each_path
-@pytest.mark.parametrize(("batch", "n_fft"), [(1, 64), (7, 64), (2 * CHUNK_SAMPLES // 8192 + 1, 1024)])
+@pytest.mark.parametrize(
+    ("batch", "n_fft"), [(1, 64), (7, 64), (2 * schedule("cpu").host_chunk_samples // 8192 + 1, 1024)]
+)
 def test_peaks_of_any_batch_and_of_rows_beyond_a_chunk_are_those_of_float64(path, batch, n_fft):
     params = rx.WelchPeakParams.reference(n_fft, k=4)
     signal = noise(batch, params)
@@ -113,7 +113,7 @@ def selection_by_sorting(power, k):
     return peaks
 
 
-selected_peaks_of = jax.jit(_selection.selected_peaks, static_argnames=("k", "selection"))
+selected_peaks_of = jax.jit(selected_peaks, static_argnames=("k", "selection"))
 positive_float32 = st.floats(width=32).map(abs)
 
 
@@ -135,7 +135,7 @@ def test_paths_select_the_same_bins_of_the_same_spectrum(spectrum, k):
     power[:, 1:-1] *= 2
     expected = selection_by_sorting(power, k)
     np.testing.assert_array_equal(_host.spectrum_peaks(spectrum, params), expected)
-    for selection in _selection.SELECTIONS:
+    for selection in SELECTIONS:
         np.testing.assert_array_equal(selected_peaks_of(power, k, selection), expected)
 
 
@@ -239,16 +239,6 @@ def test_a_constant_signal_inside_jit_has_its_peaks(strategy):
     np.testing.assert_allclose(inside, rx.welch_peaks(signal, FAST, "fused"), rtol=FLOAT32_RTOL)
 
 
-@pytest.mark.parametrize("path", ["fused", "learned"])
-def test_in_a_callers_jit_the_program_is_part_of_his_own(path):
-    model, signal = rx.LearnedFft.exact(64), jnp.asarray(noise(9, FAST))
-    program = _launch.program_of(model, FAST)
-    plain = {"fused": lambda x: fused_peaks(x, FAST), "learned": lambda x: learned_peaks(x, program, FAST)}
-    traced = functools.partial(rx.welch_peaks, params=FAST, strategy=path, model=model)
-    assert str(jax.make_jaxpr(traced)(signal)) == str(jax.make_jaxpr(plain[path])(signal))
-    np.testing.assert_array_equal(jax.jit(traced)(signal), jax.jit(plain[path])(signal))
-
-
 @pytest.mark.parametrize(
     ("strategy", "reason"),
     [("host", "NumPy"), ("ultra", "NumPy"), ("2seg", "NumPy"), ("block", "spectrum")],
@@ -312,19 +302,50 @@ def test_auto_and_rlx_run_the_path_of_least_built_in_cost(batch, n_fft):
     assert _run._choose_path("rlx", batch, params, None, None, False) is min(costs, key=costs.get)
 
 
-@pytest.mark.parametrize(("path", "program"), [("fused", fused_peaks), ("block", segment_spectra)])
-def test_batches_of_one_padded_size_and_new_values_compile_once(path, program):
+@pytest.mark.parametrize("path", ["fused", "block"])
+def test_batches_of_one_padded_size_and_new_values_compile_once(path):
     params = rx.WelchPeakParams(48, 3, k=6)
-    compiled = _launch.program(program, "cpu")._cache_size
-    rx.welch_peaks(noise(80, params), params, path)
-    once = compiled()
-    for batch in (65, 66, 71, 79, 80):
+
+    def programs(batch):
+        compilations.clear()
         signal = noise(batch, params, seed=batch)
-        for same in (signal, signal.astype(np.float64), jnp.asarray(signal)):
+        for same in (signal, signal.astype(np.float64), jax.device_put(signal)):
             rx.welch_peaks(same, params, path)
-    assert compiled() == once
-    rx.welch_peaks(noise(81, params), params, path)
-    assert compiled() == once + 1
+        return sum(event == COMPILE for event, _ in compilations)
+
+    programs(80)
+    assert [programs(batch) for batch in (65, 66, 71, 79, 80)] == [0] * 5
+    assert programs(81) > 0
+
+
+@pytest.mark.parametrize("path", [*PATHS, "learned", "auto"])
+@pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray], ids=["NumPy", "JAX"])
+def test_peaks_that_memory_cannot_hold_are_a_memory_error_before_any_work(path, as_array):
+    params, signal = dataclasses.replace(FAST, k=10**13), as_array(noise(2, FAST))
+    transforms = (lambda run: run, jax.jit) if path in ("fused", "learned", "auto") else (lambda run: run,)
+    for transform in transforms:
+        with pytest.raises(MemoryError, match="take 160,000,000,000,000 bytes"):
+            transform(lambda x: rx.welch_peaks(x, params, path, model=rx.LearnedFft.exact(64)))(signal)
+
+
+def test_a_masked_array_is_refused_in_one_sentence():
+    signal = np.ma.masked_invalid(noise(2, FAST))
+    with pytest.raises(ValueError, match="^signal: expected plain numbers, got a masked array; use signal"):
+        rx.welch_peaks(signal, FAST)
+    np.testing.assert_array_equal(
+        rx.welch_peaks(signal.filled(0), FAST, "host"), rx.welch_peaks(np.asarray(signal), FAST, "host")
+    )
+
+
+def test_arguments_without_a_hash_are_refused_by_name():
+    signal = noise(1, FAST)
+    for arguments, said in [
+        ({"params": {"n_fft": 64}}, "params: expected WelchPeakParams, got dict"),
+        ({"strategy": ["fused"]}, "expected one of host, block,"),
+        ({"selection": ["maxima"]}, "selection: expected one of maxima, top_k, got"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            rx.welch_peaks(signal, **({"params": FAST} | arguments))
 
 
 @pytest.mark.parametrize(("path", "succeeds"), [("host", True), ("fused", False), ("block", False)])

@@ -11,21 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rlxjax.welch import _selection
-from rlxjax.welch._selection import (
-    FEW_ROWS,
-    GROUP_KEYS,
-    MAX_BINS_OF_KEYS,
-    SELECTIONS,
-    TILE_ROWS,
-    by_maxima,
-    default_selection,
-    group_tiles,
-    selected_peaks,
-    top_places,
-)
+from rlxjax.welch import SELECTIONS, schedule, selected_peaks
+from rlxjax.welch._selection import default_selection
+
+CPU = schedule("cpu")
+ULP = 2.0**-23
 
 each_selection = pytest.mark.parametrize("selection", SELECTIONS)
+
+
+def top_places(power, k, selection):
+    return SELECTIONS[selection](power, k)
+
+
 places_of = jax.jit(top_places, static_argnames=("k", "selection"))
 #: Compiled in less time, for tests of many shapes.
 quick_places_of = jax.jit(top_places, static_argnames=("k", "selection"), compiler_options=QUICKLY)
@@ -94,65 +92,53 @@ def test_places_are_a_sort_of_many_bins(n_bins):
         assert_places_are_sorted(kinds_of_rows(14, n_bins), k)
 
 
-@functools.partial(jax.jit, static_argnames="k", compiler_options=QUICKLY)
-def maxima_alone(power, k):
-    """Return the places of `by_maxima`, -1 where it leaves them to `by_top_k`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_selection, "by_top_k", lambda power, k, _: jnp.full((len(power), k), -1, jnp.int32))
-        return by_maxima(power, k)
-
-
-ULP = 2.0**-23
-
-
 @pytest.mark.parametrize(
-    ("row", "k", "falls_back"),
+    ("row", "k"),
     [
-        (np.linspace(1, 2, 100), 4, False),
-        (np.ones(100), 4, False),
-        (np.full(100, np.nan), 4, False),
-        (np.where(np.arange(100) < 2, 9, 1), 4, False),
-        (1 + np.arange(100) * ULP, 4, True),
-        (1 + np.arange(100)[::-1] * ULP, 4, True),
-        (np.where(np.arange(100) == 99, 1 + ULP, 1), 1, True),
-        (np.where(np.arange(100) == 99, 1 + ULP, 1), 4, True),
-        (np.where(np.arange(100) == 99, 1 - ULP / 2, 1), 4, False),
-        (np.where(np.arange(100) < 4, 9 + np.arange(100) * 8 * ULP, 1), 4, False),
-        (np.where(np.arange(100) < 4, 9, 1 + np.arange(100) * ULP), 4, False),
+        (np.linspace(1, 2, 100), 4),
+        (np.ones(100), 4),
+        (np.full(100, np.nan), 4),
+        (np.where(np.arange(100) < 2, 9, 1), 4),
+        (1 + np.arange(100) * ULP, 4),
+        (1 + np.arange(100)[::-1] * ULP, 4),
+        (np.where(np.arange(100) == 99, 1 + ULP, 1), 1),
+        (np.where(np.arange(100) == 99, 1 + ULP, 1), 4),
+        (np.where(np.arange(100) == 99, 1 - ULP / 2, 1), 4),
+        (np.where(np.arange(100) < 4, 9 + np.arange(100) * 8 * ULP, 1), 4),
+        (np.where(np.arange(100) < 4, 9, 1 + np.arange(100) * ULP), 4),
     ],
 )
-@pytest.mark.parametrize("n_rows", [TILE_ROWS, TILE_ROWS + 1])
-def test_keys_decide_unless_a_bin_left_out_could_outrank_the_last_peak(row, k, falls_back, n_rows):
+@pytest.mark.parametrize("n_rows", [CPU.tile_rows, CPU.tile_rows + 1])
+def test_rows_of_equal_or_nearly_equal_powers_are_sorted_beside_others(row, k, n_rows):
     rows = np.tile(np.linspace(1, 2, 100), (n_rows, 1)).astype(np.float32)
     rows[n_rows // 2] = row
-    np.testing.assert_array_equal(maxima_alone(rows, k), -1 if falls_back else sorted_places(rows, k))
     np.testing.assert_array_equal(quick_places_of(rows, k, "maxima"), sorted_places(rows, k))
 
 
 def test_neighbours_that_share_a_key_are_put_in_order_wherever_they_are():
-    rows = np.tile(np.linspace(2, 1, 100), (2 * TILE_ROWS, 1)).astype(np.float32)
+    rows = np.tile(np.linspace(2, 1, 100), (2 * CPU.tile_rows, 1)).astype(np.float32)
     for row, powers in enumerate(rows):
         powers[row + 1] = powers[row] * (1 + 2 * ULP)  # so the later bin is the larger one
     for k in (1, 4, 12):
-        np.testing.assert_array_equal(maxima_alone(rows, k), sorted_places(rows, k))
+        np.testing.assert_array_equal(quick_places_of(rows, k, "maxima"), sorted_places(rows, k))
 
 
 @pytest.mark.parametrize("n_shared", [3, 4, 7])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_more_than_two_that_share_a_key_are_put_in_order(n_shared, seed):
     rng = np.random.default_rng(seed)
-    rows = np.tile(np.linspace(1, 2, 100), (2 * TILE_ROWS, 1)).astype(np.float32)
+    rows = np.tile(np.linspace(1, 2, 100), (2 * CPU.tile_rows, 1)).astype(np.float32)
     for powers in rows:
         powers[rng.permutation(100)[:n_shared]] = 3 + 2 * ULP * rng.integers(0, 4, n_shared)
     k = n_shared + 2
-    np.testing.assert_array_equal(maxima_alone(rows, k), sorted_places(rows, k))
+    np.testing.assert_array_equal(quick_places_of(rows, k, "maxima"), sorted_places(rows, k))
 
 
 @pytest.mark.parametrize("n_tied", [1, 4, 5, 6, 40])
 @pytest.mark.parametrize("step", [0, ULP])
 def test_a_boundary_of_equal_or_nearly_equal_powers_is_cut_as_by_a_sort(n_tied, step):
     rng = np.random.default_rng(n_tied)
-    power = rng.uniform(0, 0.5, (TILE_ROWS, 129))
+    power = rng.uniform(0, 0.5, (CPU.tile_rows, 129))
     for row in power:
         row[rng.permutation(129)[: n_tied + 3]] = np.append(1 + np.arange(n_tied) * step, [5, 6, 7])
     for k in (1, 4, 8):
@@ -163,33 +149,6 @@ def test_a_boundary_of_equal_or_nearly_equal_powers_is_cut_as_by_a_sort(n_tied, 
 def test_rows_are_selected_each_on_its_own(n_rows):
     power = kinds_of_rows(n_rows, 33) if n_rows else np.zeros((0, 33), np.float32)
     assert_places_are_sorted(power, 5, quick_places_of)
-
-
-@pytest.mark.parametrize(("n_rows", "n_bins"), [(256, 257), (112, 513), (488, 513), (24, 2049), (40, 4097)])
-def test_rows_in_groups_of_tiles_are_selected_each_on_its_own(n_rows, n_bins):
-    power = kinds_of_rows(n_rows, n_bins)
-    np.testing.assert_array_equal(quick_places_of(power, 5, "maxima"), sorted_places(power, 5))
-
-
-@pytest.mark.parametrize(("n_rows", "n_bins"), [(256, 513), (112, 1025)])
-def test_a_heap_decides_for_the_group_alone_in_which_keys_cannot(n_rows, n_bins):
-    power = np.square(np.random.default_rng(n_bins).standard_normal((n_rows, n_bins))).astype(np.float32)
-    power[n_rows - 1] = 1 + np.arange(n_bins) * ULP
-    count = TILE_ROWS * group_tiles(n_rows // TILE_ROWS, n_bins)
-    assert count <= n_rows // 2
-    found, expected = maxima_alone(power, 5), sorted_places(power, 5)
-    np.testing.assert_array_equal(found[:-count], expected[:-count])
-    np.testing.assert_array_equal(found[-count:], -1)
-    np.testing.assert_array_equal(quick_places_of(power, 5, "maxima"), expected)
-
-
-@pytest.mark.parametrize("n_bins", [1, 33, 129, 513, 2049, 5000])
-def test_groups_are_equal_parts_of_the_tiles_and_stay_in_a_cache_unless_they_would_be_small(n_bins):
-    for n_tiles in range(70):
-        most = max(1, GROUP_KEYS // (TILE_ROWS * max(1, n_bins - 1)))
-        parts = [count for count in range(1, most + 1) if n_tiles % count == 0 and count <= n_tiles]
-        large = [count for count in parts if count >= most / 2]
-        assert group_tiles(n_tiles, n_bins) == max(large, default=n_tiles)
 
 
 @each_selection
@@ -205,15 +164,6 @@ def test_peaks_are_the_places_with_their_powers_and_zeros_beyond_the_bins(select
     named = np.asarray(jax.jit(lambda power: selected_peaks(power, k, selection, numbers))(power))
     np.testing.assert_array_equal(named[:, :9, 0], numbers[places])
     np.testing.assert_array_equal(named[..., 1], expected[..., 1])
-
-
-@each_selection
-@pytest.mark.parametrize(("n_rows", "n_bins", "k"), [(14, 40, 7), (21, 513, 16), (5, 9, 9), (256, 513, 5)])
-def test_peaks_of_bins_in_any_order_are_those_of_bins_in_their_own(selection, n_rows, n_bins, k):
-    power = kinds_of_rows(n_rows, n_bins)
-    bins = np.random.default_rng(n_bins).permutation(n_bins)
-    run = jax.jit(functools.partial(selected_peaks, k=k, selection=selection, bins=bins))
-    np.testing.assert_array_equal(run(power[:, bins]), quick_peaks_of(power, k, selection))
 
 
 @each_selection
@@ -247,7 +197,9 @@ def test_the_gradient_of_the_powers_is_one_at_the_peaks_and_none_elsewhere(selec
 
 
 def test_maxima_are_the_default_on_cpus_while_keys_tell_bins_apart():
-    assert [default_selection(64, bins, "cpu") for bins in (1, MAX_BINS_OF_KEYS, MAX_BINS_OF_KEYS + 1)] == [
+    assert [
+        default_selection(64, bins, "cpu") for bins in (1, CPU.most_bins_maxima, CPU.most_bins_maxima + 1)
+    ] == [
         "maxima",
         "maxima",
         "top_k",
@@ -266,7 +218,9 @@ def test_the_selection_is_the_same_in_single_and_double_precision_mode(has_x64):
 
 
 def test_few_rows_take_the_heap():
-    assert [default_selection(rows, 129, "cpu") for rows in (1, FEW_ROWS, FEW_ROWS + 1)] == [
+    assert [
+        default_selection(rows, 129, "cpu") for rows in (1, CPU.most_rows_top_k, CPU.most_rows_top_k + 1)
+    ] == [
         "top_k",
         "top_k",
         "maxima",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rlxjax as rx
-from rlxjax.welch import _device_programs, _host, _launch, _run
+from rlxjax.welch import _run
 
 PARAMS = rx.WelchPeakParams.fast(n_fft=16, k=4)
 MODEL = rx.LearnedFft.exact(16)
@@ -43,14 +43,11 @@ def test_peaks_are_those_of_each_signal_in_order(path, as_array):
     assert_same_peaks(stream(signals, path), signals, path)
 
 
-@pytest.mark.parametrize("selection", ["maxima"])
 @each_path
-def test_signals_beyond_a_chunk_are_those_of_welch_peaks(path, selection, monkeypatch):
-    monkeypatch.setattr(_device_programs, "CHUNK_SAMPLES", {"cpu": 1, "other": 1})
-    monkeypatch.setattr(_launch, "_plan", _launch._plan.__wrapped__)  # what is remembered has other chunks
-    monkeypatch.setattr(_host, "CHUNK_SAMPLES", 200)
-    signals = [noise(batch, batch) for batch in (68, 33, 100)]
-    assert_same_peaks(stream(signals, path, selection=selection), signals, path)
+def test_signals_beyond_a_chunk_are_those_of_welch_peaks(path):
+    chunk = rx.welch.schedule("cpu").chunk_samples // 32
+    signals = [noise(batch, batch) for batch in (chunk + 68, 33, 2 * chunk + 100)]
+    assert_same_peaks(stream(signals, path), signals, path)
 
 
 def test_a_stream_of_one_kind_after_the_other_keeps_each_kind():

@@ -7,7 +7,6 @@ nanosecond than butterflies do; where many are left, the live butterflies are ru
 """
 
 import dataclasses
-import weakref
 from typing import NamedTuple
 
 import jax
@@ -16,10 +15,10 @@ import numpy as np
 from jaxtyping import Array, Float, Real
 
 from rlxjax._typing import RealLike
+from rlxjax.welch._device_programs import Start, block_of, in_pieces
 from rlxjax.welch._host import hann_window, one_sided_weights
 from rlxjax.welch._models import program_of
 from rlxjax.welch._params import WelchPeakParams
-from rlxjax.welch._rows import Line, rows_of
 from rlxjax.welch._selection import default_selection, selected_peaks
 
 from ._model import LearnedFft, bit_reversal
@@ -119,10 +118,14 @@ class LearnedProgram:
     n_fft: int = dataclasses.field(metadata={"static": True})
 
     def peaks(
-        self, signal: Real[Array, "batch length"] | Line, params: WelchPeakParams, selection: str | None = None
+        self,
+        signal: Real[Array, "batch length"],
+        params: WelchPeakParams,
+        selection: str | None = None,
+        platform: str | None = None,
     ) -> Float[Array, "batch k 2"]:
         """Return `learned_peaks` of rows of samples."""
-        return learned_peaks(signal, self, params, selection)
+        return learned_peaks(signal, self, params, selection, platform)
 
     @property
     def work(self) -> LearnedWork:
@@ -177,10 +180,11 @@ def learned_program(model: LearnedFft, params: WelchPeakParams, form: str | None
 
 
 def learned_peaks(
-    signal: Real[Array, "batch length"] | Line,
+    signal: Real[Array, "batch length"],
     program: LearnedProgram,
     params: WelchPeakParams,
     selection: str | None = None,
+    platform: str | None = None,
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks that a learned FFT finds in rows of samples, as one program.
 
@@ -192,7 +196,8 @@ def learned_peaks(
         signal: real `[batch, length]`, `length >= frame_len`, each row's prefix is used.
         program: of `learned_program`, made for these params.
         params: the parameters.
-        selection: "maxima" or "top_k"; by default the one that is faster on JAX's default platform.
+        selection: "maxima" or "top_k"; by default the one that is faster on the platform.
+        platform: what the program is for; by default what JAX's default device is.
 
     Returns:
         float32 `[batch, k, 2]` of (bin, power).
@@ -202,27 +207,22 @@ def learned_peaks(
     """
     if program.n_fft != params.n_fft:
         raise ValueError(f"params: expected n_fft {program.n_fft} as in the program, got {params.n_fft}")
-    rows = rows_of(signal)
-    starts = range(0, params.n_segments * params.hop, params.hop)
+    platform = platform or jax.default_backend()
+    selection = selection or default_selection(signal.shape[0], params.n_bins, platform)
+    firsts = range(0, params.n_segments * params.hop, params.hop)
     run = _run_matrices if program.matrices else _run_butterflies
-    power = sum(run(rows.columns(start, start + params.n_fft), program) for start in starts)
-    if selection is None:
-        selection = default_selection(signal.shape[0], params.n_bins, jax.default_backend())
-    return _select(jnp.asarray(power), program.bins.indices, params, selection)
+
+    def peaks_of(start: Start, count: int) -> Float[Array, "count k 2"]:
+        segments = (block_of(signal, start, count, first, params.n_fft) for first in firsts)
+        power = jnp.asarray(sum(run(segment, program) for segment in segments))
+        return _select(power, program.bins.indices, params, selection)
+
+    return in_pieces(peaks_of, signal.shape[0], params, platform)
 
 
 @program_of.register
 def _(model: LearnedFft, params: WelchPeakParams) -> LearnedProgram:
-    known = _programs.setdefault(model, {})
-    if params not in known:
-        with jax.ensure_compile_time_eval():
-            known[params] = jax.device_put(learned_program(model, params))
-    return known[params]
-
-
-#: The arrays of each model's program by its parameters; a model that is gone takes its programs with it.
-_programs: "weakref.WeakKeyDictionary[LearnedFft, dict[WelchPeakParams, LearnedProgram]]"
-_programs = weakref.WeakKeyDictionary()
+    return learned_program(model, params)
 
 
 def _select(

@@ -1,13 +1,20 @@
 """The Welch-peaks workload: parameters, the paths that run it, its graphs and its strategy costs."""
 
-from ._launch import aligned_zeros as aligned_zeros
-from ._launch import padded_batch as padded_batch
+from ._device_programs import fused_peaks as fused_peaks
+from ._device_programs import mean_power as mean_power
+from ._device_programs import padded_batch as padded_batch
+from ._device_programs import segment_spectra as segment_spectra
 from ._params import FAST_SEGMENTS as FAST_SEGMENTS
 from ._params import ULTRA_SEGMENTS as ULTRA_SEGMENTS
 from ._params import WelchPeakParams as WelchPeakParams
 from ._run import BUILT_IN_COSTS_NS as BUILT_IN_COSTS_NS
 from ._run import stream_welch_peaks as stream_welch_peaks
 from ._run import welch_peaks as welch_peaks
+from ._schedule import RUNNER_VERSION as RUNNER_VERSION
+from ._schedule import Schedule as Schedule
+from ._schedule import schedule as schedule
+from ._selection import SELECTIONS as SELECTIONS
+from ._selection import selected_peaks as selected_peaks
 from ._strategy import Path as Path
 from ._strategy import Strategy as Strategy
 from ._strategy import parse_welch_peaks_strategy as parse_welch_peaks_strategy

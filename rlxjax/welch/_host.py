@@ -10,13 +10,11 @@ from numpy.typing import NDArray
 from rlxjax._chunks import for_each_chunk, rows_of_a_processor, worker_count
 
 from ._params import WelchPeakParams
+from ._schedule import schedule
 
-#: Most samples that one chunk of rows transforms at a time, so that its arrays stay in a core's cache.
-CHUNK_SAMPLES = 2**18
-#: Fewer samples are not worth another thread.
-LEAST_CHUNK_SAMPLES = 2**17
+_SCHEDULE = schedule("cpu")
 #: Smaller arrays are quick to get anew; larger ones, of rows longer than a chunk, are not kept.
-LEAST_SCRATCH_SIZE, MOST_SCRATCH_SIZE = 2**12, 4 * CHUNK_SAMPLES
+LEAST_SCRATCH_SIZE, MOST_SCRATCH_SIZE = 2**12, 4 * _SCHEDULE.host_chunk_samples
 
 #: Arrays that each thread keeps, by role.
 _thread = threading.local()
@@ -52,7 +50,8 @@ def one_sided_weights(params: WelchPeakParams) -> np.ndarray:
 def host_chunk_rows(params: WelchPeakParams, batch: int) -> int:
     """Return the rows of a chunk on the host."""
     row_samples = params.n_segments * params.n_fft
-    least, most = LEAST_CHUNK_SAMPLES // row_samples, CHUNK_SAMPLES // row_samples
+    least = _SCHEDULE.alone_samples_host // row_samples
+    most = _SCHEDULE.host_chunk_samples // row_samples
     return rows_of_a_processor(batch, least, most, worker_count())
 
 

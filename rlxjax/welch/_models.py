@@ -1,19 +1,24 @@
 """Models of an approximate transform, as the runner knows them: by the program that each makes."""
 
 import functools
-from typing import Protocol
+from typing import Any, Protocol
 
 from jaxtyping import Array, Float, Real
 
 from ._params import WelchPeakParams
-from ._rows import Line
 
 
 class ModelProgram(Protocol):
     """The program of a model, a pytree of arrays: it finds peaks, and knows its work."""
 
+    work: Any
+
     def peaks(
-        self, signal: Real[Array, "batch length"] | Line, params: WelchPeakParams, selection: str | None = None
+        self,
+        signal: Real[Array, "batch length"],
+        params: WelchPeakParams,
+        selection: str | None = None,
+        platform: str | None = None,
     ) -> Float[Array, "batch k 2"]:
         """Return the peaks of rows of samples; traced code."""
         ...
@@ -21,7 +26,7 @@ class ModelProgram(Protocol):
 
 @functools.singledispatch
 def program_of(model: object, params: WelchPeakParams) -> ModelProgram:
-    """Return the program of a model, its arrays on the device; each kind of model registers how it is made.
+    """Return the program of a model; each kind of model registers how it is made.
 
     Raises:
         ValueError: what is no model.

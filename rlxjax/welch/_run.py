@@ -1,16 +1,17 @@
 """`welch_peaks`: checks what comes in, chooses the path, and gives back what was asked."""
 
 import functools
+import math
+import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import eval_context
 
 from rlxjax._checks import is_traced
-from rlxjax._chunks import background
+from rlxjax._chunks import background, is_forked
 from rlxjax.device._devices import Device, jax_device, normalised
 from rlxjax.welch.costs._path_costs import block_graph_ns, fused_graph_ns, host_path_ns, learned_path_ns
 
@@ -20,12 +21,14 @@ from ._params import WelchPeakParams
 from ._selection import SELECTIONS
 from ._strategy import AUTO, Path, Strategy, parse_welch_peaks_strategy
 
-_NAMED = {path.value: path for path in (Path.HOST, Path.FUSED, Path.BLOCK)}
-if TYPE_CHECKING:  # loaded with a calibration, which most calls have none of
+if TYPE_CHECKING:
     from rlxjax.calibration import CalibratedModel, Calibration
 
+_NAMED = {path.value: path for path in (Path.HOST, Path.FUSED, Path.BLOCK)}
 #: The name of this workload among a calibration's models.
 MODEL_NAME = "welch"
+#: Peaks of fewer bytes are not checked for whether memory holds them; copies there are of them at most.
+LEAST_CHECKED_BYTES, COPIES_OF_PEAKS = 2**26, 2
 BUILT_IN_COSTS_NS = {Path.HOST: host_path_ns, Path.FUSED: fused_graph_ns, Path.BLOCK: block_graph_ns}
 
 
@@ -66,17 +69,18 @@ def welch_peaks(
         to, for a NumPy signal, a JAX array for a JAX one.
 
     Raises:
-        ValueError: a complex signal, one of three or more axes or shorter than `frame_len`, an unknown
-            strategy or selection, a path that cannot run inside traced code, "learned" without a model, a
-            model for another segment length, or a calibration that is none.
+        ValueError: a complex or masked signal, one of three or more axes or shorter than `frame_len`, an
+            unknown strategy or selection, a path that cannot run inside traced code, "learned" without a
+            model, a model for another segment length, a calibration that is none, or a path of a device in a
+            forked process, where JAX cannot run and auto means host.
+        MemoryError: peaks that memory cannot hold.
 
-    Rows are computed in chunks, on every processor: memory beyond the signal and the peaks follows from the
-    chunk and from how many processors there are. Fewer rows than a chunk are padded with rows of zeros to
-    the next of four sizes an octave (`padded_batch`), so that varying batches compile a bounded number of
-    programs.
+    Few rows are one call of one program. They are padded with rows of zeros to the next of four sizes an
+    octave (`padded_batch`), so that varying batches compile a bounded number of programs. More rows are
+    computed in chunks, on every processor: memory beyond the signal and the peaks follows from the chunk and
+    from how many processors there are.
 
-    In traced code no rows are padded, and pieces are computed one after the other, each read from where the
-    signal lies; a gradient keeps the transforms of all of them.
+    In traced code no rows are padded; a gradient keeps the transforms of all of them.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=256, k=1)
@@ -84,31 +88,32 @@ def welch_peaks(
         >>> int(welch_peaks(tone, params, "host")[0, 0, 0])
         32
     """
-    if not isinstance(signal, jax.Array):
+    is_jax = isinstance(signal, jax.Array)
+    if not is_jax:
+        if isinstance(signal, np.ma.MaskedArray):
+            raise ValueError("signal: expected plain numbers, got a masked array; use signal.filled(...)")
         signal = np.asarray(signal)
     if signal.ndim == 1:
         signal = signal[None]
-    _check_signal(signal, params)
-    _check_model(model, params)
-    _check_calibration(calibration)
-    _check_selection(selection)
     traced = is_traced(signal)
-    path = _choose_path(strategy, signal.shape[0], params, calibration, model, traced)
-    if path is Path.LEARNED and model is None:
-        raise ValueError("strategy: 'learned' needs a learned FFT (model=), and none was given")
-    if traced and path in _WHY:
-        reason = f"got {strategy!r}: {_WHY[path]}"
-        raise ValueError(f"strategy: expected 'fused' or 'learned' inside traced code, {reason}")
+    # What a call without a calibration and a model does follows from little, and is looked up.
+    choose = _path_of if calibration is None and model is None else _path_of.__wrapped__
+    arguments = signal.shape, signal.dtype, params, strategy, selection, traced, is_forked()
+    try:
+        path = choose(*arguments, calibration, model)
+    except TypeError:  # of an argument that has no hash, which is refused by its name
+        path = _path_of.__wrapped__(*arguments, calibration, model)
     if selection is None and calibration is not None and path is Path.FUSED:
         sizes = (signal.shape[0], params.n_fft, params.k, params.n_segments)
         selection = calibration.of(MODEL_NAME).variant_of("fused", *sizes).removeprefix("fused_")
     if traced:
         return run_traced(path, signal, params, model, selection)
     # A constant inside a caller's jit is not traced, and is computed at once.
-    with eval_context():
-        peaks = run_path(path, signal, params, model, selection)
-        # `jnp.asarray` would compile a copy for every number of rows.
-        return jax.device_put(peaks) if isinstance(signal, jax.Array) else _writeable(np.asarray(peaks))
+    peaks = run_path(path, signal, params, model, selection)
+    if is_jax and not isinstance(peaks, jax.Array):
+        with jax.ensure_compile_time_eval():
+            peaks = jax.device_put(peaks, next(iter(signal.devices())) if signal.committed else None)
+    return peaks if is_jax else _writeable(np.asarray(peaks))
 
 
 def stream_welch_peaks(
@@ -170,18 +175,65 @@ def _held(signal) -> np.ndarray | jax.Array:
     return signal if isinstance(signal, jax.Array) else np.array(signal)
 
 
-def _check_signal(signal, params: WelchPeakParams) -> None:
+@functools.lru_cache(maxsize=4096)
+def _path_of(
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    params: WelchPeakParams,
+    strategy: str,
+    selection: str | None,
+    traced: bool,
+    forked: bool,
+    calibration: "Calibration | None",
+    model: Any,
+) -> Path:
+    """Return the path of a call, its arguments checked; what raises is not remembered."""
+    _check_signal(shape, dtype, params)
+    _check_model(model, params)
+    _check_calibration(calibration)
+    if selection is not None and selection not in tuple(SELECTIONS):
+        raise ValueError(f"selection: expected one of {', '.join(SELECTIONS)}, got {selection!r}")
+    path = _choose_path(strategy, shape[0], params, calibration, model, traced, forked)
+    if path is Path.LEARNED and model is None:
+        raise ValueError("strategy: 'learned' needs a learned FFT (model=), and none was given")
+    if traced and path in _WHY:
+        reason = f"got {strategy!r}: {_WHY[path]}"
+        raise ValueError(f"strategy: expected 'fused' or 'learned' inside traced code, {reason}")
+    if forked and path is not Path.HOST:
+        raise ValueError(
+            f"strategy: expected 'host', got {strategy!r}: JAX cannot run in this process, which was forked "
+            "(start processes by spawn)"
+        )
+    _check_peaks_fit((shape[0], params.k, 2))
+    return path
+
+
+def _check_signal(shape: tuple[int, ...], dtype: np.dtype, params: WelchPeakParams) -> None:
     if not isinstance(params, WelchPeakParams):
         raise ValueError(f"params: expected WelchPeakParams, got {type(params).__name__}")
-    if signal.ndim != 2:
-        raise ValueError(f"signal: expected [batch, length] or [length], got shape {signal.shape}")
-    if signal.dtype.kind not in "biuf" and not jnp.issubdtype(signal.dtype, jnp.floating):
-        raise ValueError(f"signal: expected a real dtype, got {signal.dtype}")
-    if signal.shape[1] < params.frame_len:
+    if len(shape) != 2:
+        raise ValueError(f"signal: expected [batch, length] or [length], got shape {shape}")
+    if dtype.kind not in "biuf" and not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"signal: expected a real dtype, got {dtype}")
+    if shape[1] < params.frame_len:
         raise ValueError(
             f"signal: expected rows of at least {params.frame_len} samples (n_fft {params.n_fft}, "
-            f"{params.n_segments} segments), got {signal.shape[1]}"
+            f"{params.n_segments} segments), got {shape[1]}"
         )
+
+
+def _check_peaks_fit(shape: tuple[int, ...]) -> None:
+    """Refuse peaks that memory cannot hold, which a device's program would end the process for.
+
+    Raises:
+        MemoryError: more bytes than the machine has, or than this process may have.
+    """
+    n_bytes = 4 * math.prod(shape)
+    if n_bytes < LEAST_CHECKED_BYTES:
+        return
+    if hasattr(os, "sysconf") and n_bytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+        raise MemoryError(f"peaks of shape {shape} take {n_bytes:,} bytes, more than this machine has")
+    np.empty((COPIES_OF_PEAKS, *shape), np.float32)
 
 
 def _check_model(model: Any, params: WelchPeakParams) -> None:
@@ -190,12 +242,17 @@ def _check_model(model: Any, params: WelchPeakParams) -> None:
     if not hasattr(model, "n_fft"):
         raise ValueError(f"model: expected a LearnedFft (load_learned_fft), got {type(model).__name__}")
     if model.n_fft != params.n_fft:
-        raise ValueError(f"model: expected one for n_fft {params.n_fft} as in params, got n_fft {model.n_fft}")
+        raise ValueError(
+            f"model: expected one for n_fft {params.n_fft} as in params, got n_fft {model.n_fft}"
+        )
     if is_traced(*jax.tree.leaves(model)):
-        raise ValueError("model: its gates decide the program, so they cannot be traced; use learned_spectrum")
+        raise ValueError(
+            "model: its gates decide the program, so they cannot be traced; use learned_spectrum"
+        )
 
 
 def _check_calibration(calibration: "Calibration | None") -> None:
+    # By what is asked of it: its class is in a layer above.
     if calibration is not None and not hasattr(calibration, "of"):
         given = type(calibration).__name__
         raise ValueError(f"calibration: expected a Calibration (load_calibration), got {given}")
@@ -213,6 +270,7 @@ def _choose_path(
     calibration: "Calibration | None",
     model: Any,
     traced: bool,
+    forked: bool = False,
 ) -> Path:
     if (named := _NAMED.get(normalised(strategy))) is not None:
         return named
@@ -226,6 +284,8 @@ def _choose_path(
         return Path.HOST
     if traced:
         return Path.FUSED
+    if forked:  # the costs, too, are computed by JAX
+        return Path.FUSED if parsed == Strategy.RLX else Path.HOST
     candidates = (Path.FUSED, Path.BLOCK)
     if parsed != Strategy.RLX:
         candidates = (Path.HOST, *candidates) if model is None else (Path.HOST, *candidates, Path.LEARNED)
@@ -240,22 +300,17 @@ def _calibrated_pick(
 ) -> str:
     """Return the candidate with the lowest prediction, a model at hand by its own work."""
     calibrated = calibration.of(MODEL_NAME)
-    sizes = (batch, params.n_fft, params.k, params.n_segments)
-    if model is not None:
-        # A model that takes what the timed one took, as the same model does, is predicted from the same facts.
+    if not len(calibrated.posterior.facts["learned_n_fft"]):
+        candidates = tuple(name for name in candidates if name != Path.LEARNED)  # none was ever timed
+    elif model is not None:
         calibrated = _with_work(calibrated, params.n_fft, program_of(model, params).work)
-    return calibrated.cheapest(candidates, *sizes)
+    return calibrated.cheapest(candidates, batch, params.n_fft, params.k, params.n_segments)
 
 
 @functools.lru_cache(maxsize=16)
 def _with_work(calibrated: "CalibratedModel", n_fft: int, work: Any) -> "CalibratedModel":
-    facts = {"learned_n_fft": [n_fft], "learned_flop": [work.flop], "learned_live_bins": [work.live_bins]}
-    return calibrated.with_facts(**{name: np.array(values, float) for name, values in facts.items()})
-
-
-def _check_selection(selection: str | None) -> None:
-    if selection is not None and selection not in SELECTIONS:
-        raise ValueError(f"selection: expected one of {', '.join(SELECTIONS)}, got {selection!r}")
+    facts = {"learned_n_fft": n_fft, "learned_flop": work.flop, "learned_live_bins": work.live_bins}
+    return calibrated.with_facts(**{name: np.array([value], float) for name, value in facts.items()})
 
 
 @functools.lru_cache(maxsize=4096)
@@ -272,7 +327,7 @@ def _cheapest_built_in(
             return float(learned_path_ns(*arguments, *gates, n_segments=params.n_segments))
         return float(BUILT_IN_COSTS_NS[path](*arguments, n_segments=params.n_segments))
 
-    with eval_context():
+    with jax.ensure_compile_time_eval():
         return min(candidates, key=cost)
 
 

@@ -13,19 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt
 
-#: Most bins of a row of which a key still keeps enough bits of the power to tell most apart.
-MAX_BINS_OF_KEYS = 4097
-#: Most rows for which a heap is about as fast as maxima.
-FEW_ROWS = 4
-#: Rows of a tile, whose powers of a bin lie side by side: a vector, and few enough that turning rows on their
-#: side costs next to nothing.
-TILE_ROWS = 8
-#: Keys of a group of tiles, which all of the selection goes over before the next one.
-GROUP_KEYS = 2**15
-#: Least width of a block of bins; the widths that XLA's CPU compiler turns into vector code.
-MIN_BLOCK_BINS = 16
-#: Least number of blocks: of fewer, the compiler writes out every bin, and what it writes is no vector code.
-MIN_BLOCKS = 9
+from ._schedule import schedule
 
 _HIGHEST = np.uint32(2**32 - 1)
 
@@ -36,85 +24,50 @@ def selected_peaks(
     """Return (bin, power) of the k largest powers; slots beyond the bins are (0, 0.0).
 
     Args:
-        power: each zero or more, or NaN.
+        power: float32, each zero or more, or NaN.
         k: slots.
-        selection: a form of the selection.
-        bins: the bin at each place, in any order; the place itself unless given.
+        selection: a key of `SELECTIONS`.
+        bins: the bin at each place, ascending; the place itself unless given.
     """
     found = min(k, power.shape[1])
-    places = top_places(power, found, selection, bins)
+    # Places are integers: what depends on them gathers, and the gradient takes the gather's way.
+    places = SELECTIONS[selection](lax.stop_gradient(power), found)
     powers = jnp.take_along_axis(power, places, axis=1, mode="promise_in_bounds")
     numbers = places if bins is None else jnp.asarray(bins)[places]
     peaks = jnp.stack([numbers.astype(jnp.float32), powers], axis=-1)
     return jnp.pad(peaks, ((0, 0), (0, k - found), (0, 0)))
 
 
-def top_places(
-    power: Float[Array, "batch bins"], k: int, selection: str, bins: np.ndarray | None = None
-) -> Int[Array, "batch k"]:
-    """Return the places of the k largest powers of each row, in order.
-
-    Args:
-        power: float32, each zero or more, or NaN.
-        k: at most the number of bins.
-        selection: a key of `SELECTIONS`.
-        bins: the bin at each place; the place itself unless given.
-    """
-    by_bin = np.argsort(bins).astype(np.int32) if bins is not None and np.any(np.diff(bins) < 0) else None
-    # Places are integers: what depends on them gathers, and the gradient takes the gather's way.
-    found = SELECTIONS[selection](lax.stop_gradient(power), k, by_bin)
-    return found if by_bin is None else jnp.asarray(by_bin)[found]
-
-
-def by_top_k(power: Float[Array, "batch bins"], k: int, by_bin: np.ndarray | None = None) -> Int[Array, "batch k"]:
-    """Return the bins, counted in their order, by `lax.top_k`: a heap for each row on CPUs.
+def by_top_k(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"]:
+    """Return the places by `lax.top_k`: a heap for each row on CPUs.
 
     Args:
         power: `[batch, n_bins]`.
         k: at most the number of bins.
-        by_bin: the places in the order of their bins, where that is not the order of places.
     """
-    if by_bin is not None:
-        power = power[:, by_bin]
     # top_k keeps the lower place first among equals, but takes NaN for the largest: a NaN becomes -1.
-    ranked, n_bins = jnp.where(jnp.isnan(power), -1.0, power), power.shape[1]
-    if k < n_bins or k == 1:
-        return lax.top_k(ranked, k)[1]
-    # For all it would sort, which takes more than twice as long: the last one is what the others leave.
-    places = lax.top_k(ranked, k - 1)[1]
-    last = n_bins * (n_bins - 1) // 2 - jnp.sum(places, axis=1, keepdims=True, dtype=places.dtype)
-    return jnp.concatenate([places, last], axis=1)
+    return lax.top_k(jnp.where(jnp.isnan(power), -1.0, power), k)[1]
 
 
-def by_maxima(power: Float[Array, "batch bins"], k: int, by_bin: np.ndarray | None = None) -> Int[Array, "batch k"]:
-    """Return the bins, counted in their order, by k successive maxima: each the largest key below the last.
+def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"]:
+    """Return the places by k successive maxima: each the largest key below the last.
 
     A key holds a power's leading bits and its bin, so that keys are unique and a maximum brings its bin
     along; many rows share a vector instruction. What the keys' missing bits leave open is settled from the
     powers themselves: candidates are put in their exact order, and that no bin was left out is proven for
     every row. Where it cannot be (more near-equal powers than there are spare candidates), `by_top_k`
-    decides instead, for that group of tiles.
+    decides instead, for all rows.
 
     Args:
         power: `[batch, n_bins]`.
         k: at most the number of bins.
-        by_bin: the places in the order of their bins, where that is not the order of places.
     """
     batch, n_bins = power.shape
-    tiles = to_tiles(power, tile_rows(batch))
-    of_group = functools.partial(_by_maxima_of_tiles, k=k, by_bin=by_bin)
-    return _by_group(of_group, tiles, group_tiles(len(tiles), n_bins)).reshape(k, batch).T
-
-
-def _by_maxima_of_tiles(
-    tiles: Float[Array, "tiles bins rows"], k: int, by_bin: np.ndarray | None
-) -> Int[Array, "k tiles rows"]:
-    """Return what `by_maxima` says of tiles."""
-    n_tiles, n_bins, n_rows = tiles.shape
+    tiles = _to_tiles(power, _tile_rows(batch))
+    n_tiles, _, n_rows = tiles.shape
     n_places = 1 << (n_bins - 1).bit_length()
     n_candidates = min(k + _spare_candidates(n_bins), n_bins)
-    counted = np.argsort(np.arange(n_bins) if by_bin is None else by_bin).astype(np.uint32)
-    keys = _leading_bits(_ranked_bits(tiles), n_places) + (n_bins - 1 - counted)[None, :, None]
+    keys = _leading_bits(_ranked_bits(tiles), n_places) + np.arange(n_bins, dtype=np.uint32)[None, ::-1, None]
 
     def next_lower(key: UInt[Array, "tiles rows"], _: None) -> tuple[Array, Array]:
         key = _largest_below(keys, key)
@@ -123,9 +76,8 @@ def _by_maxima_of_tiles(
     highest: Any = np.full((n_tiles, n_rows), _HIGHEST)
     _, found = lax.scan(next_lower, highest, None, length=n_candidates)
     bins = n_bins - 1 - (found % n_places).astype(jnp.int32)
-    places = bins if by_bin is None else jnp.asarray(by_bin)[bins]
     tile, row = np.arange(n_tiles)[:, None], np.arange(n_rows)[None]
-    bits = _ranked_bits(tiles.at[tile, places, row].get(mode="promise_in_bounds"))
+    bits = _ranked_bits(tiles.at[tile, bins, row].get(mode="promise_in_bounds"))
     leading = found - found % n_places
     is_tied = leading[k - 1] == leading[-1]
     # Keys rank the lower of equal bins first: only of three that share a key and are not all equal, more than
@@ -149,64 +101,22 @@ def _by_maxima_of_tiles(
 
     def by_heaps() -> Int[Array, "k tiles rows"]:
         # The barrier keeps the compiler from turning tiles into rows whether or not they are needed.
-        heaps = by_top_k(from_tiles(lax.optimization_barrier(tiles)), k, by_bin)
+        heaps = by_top_k(_from_tiles(lax.optimization_barrier(tiles)), k)
         return heaps.T.reshape(k, n_tiles, n_rows)
 
     # One branch for all that is seldom needed: what leads to its parts is computed in it alone.
-    return lax.cond(
+    found = lax.cond(
         is_clear & is_nearly_in_order,
         neighbours_swapped,
         lambda: lax.cond(is_clear | all_tie_with_the_last(), in_order, by_heaps),
     )
+    return found.reshape(k, batch).T
 
 
 #: The forms of the selection, by name.
 SELECTIONS: Mapping[str, Callable[..., Int[Array, "batch k"]]] = MappingProxyType(
     {"maxima": by_maxima, "top_k": by_top_k}
 )
-
-
-def tile_rows(batch: int) -> int:
-    """Return the rows of a tile of a batch: all of them where they are not a multiple of whole tiles."""
-    return TILE_ROWS if batch % TILE_ROWS == 0 else batch
-
-
-def group_tiles(n_tiles: int, n_bins: int) -> int:
-    """Return the tiles whose keys all passes go over before those of others.
-
-    As many as stay in a processor's second cache, of those that divide all tiles; all tiles where these are
-    fewer than half as many, as each group makes all passes anew. Rows that are no whole tiles are one tile.
-
-    Examples:
-        >>> group_tiles(128, 129), group_tiles(64, 513), group_tiles(61, 513)
-        (32, 8, 61)
-    """
-    most = max(1, GROUP_KEYS // (TILE_ROWS * max(1, n_bins - 1)))
-    return divisor_near(n_tiles, most) or n_tiles
-
-
-def divisor_near(number: int, most: int) -> int | None:
-    """Return the largest divisor that is at most `most`, and at least half of it, if there is one.
-
-    Examples:
-        >>> divisor_near(96, 40), divisor_near(61, 40)
-        (32, None)
-    """
-    divisors = (divisor for divisor in range(min(most, number), 0, -1) if number % divisor == 0)
-    largest = next(divisors, 0)
-    return largest if 2 * largest >= most else None
-
-
-def to_tiles(rows: Shaped[Array, "batch bins"], tile_rows: int) -> Shaped[Array, "tiles bins tile_rows"]:
-    """Return rows as tiles of some rows, whose values of a bin lie side by side."""
-    batch, n_bins = rows.shape
-    return rows.reshape(batch // max(tile_rows, 1), tile_rows, n_bins).swapaxes(1, 2)
-
-
-def from_tiles(tiles: Shaped[Array, "tiles bins tile_rows"]) -> Shaped[Array, "batch bins"]:
-    """Return the rows of tiles."""
-    n_tiles, n_bins, n_rows = tiles.shape
-    return tiles.swapaxes(1, 2).reshape(n_tiles * n_rows, n_bins)
 
 
 def default_selection(rows: int, n_bins: int, platform: str) -> str:
@@ -218,8 +128,27 @@ def default_selection(rows: int, n_bins: int, platform: str) -> str:
         >>> default_selection(64, 129, "cpu"), default_selection(1, 129, "cpu")
         ('maxima', 'top_k')
     """
-    pays = platform == "cpu" and rows > FEW_ROWS and n_bins <= MAX_BINS_OF_KEYS
-    return "maxima" if pays else "top_k"
+    plan = schedule(platform)
+    return "maxima" if rows > plan.most_rows_top_k and n_bins <= plan.most_bins_maxima else "top_k"
+
+
+def _tile_rows(batch: int) -> int:
+    """Return the rows of a tile, whose powers of a bin lie side by side.
+
+    All rows are one where they are no whole tiles.
+    """
+    rows = schedule("cpu").tile_rows
+    return rows if batch % rows == 0 else batch
+
+
+def _to_tiles(rows: Shaped[Array, "batch bins"], tile_rows: int) -> Shaped[Array, "tiles bins tile_rows"]:
+    batch, n_bins = rows.shape
+    return rows.reshape(batch // max(tile_rows, 1), tile_rows, n_bins).swapaxes(1, 2)
+
+
+def _from_tiles(tiles: Shaped[Array, "tiles bins tile_rows"]) -> Shaped[Array, "batch bins"]:
+    n_tiles, n_bins, n_rows = tiles.shape
+    return tiles.swapaxes(1, 2).reshape(n_tiles * n_rows, n_bins)
 
 
 def _ranked_bits(power: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
@@ -241,23 +170,6 @@ def _spare_candidates(n_bins: int) -> int:
     return 2 + max(0, (n_bins - 1).bit_length() - 8) // 2
 
 
-def _by_group(
-    function: Callable[[Shaped[Array, "some_tiles bins rows"]], Shaped[Array, "results some_tiles rows"]],
-    tiles: Shaped[Array, "tiles bins rows"],
-    count: int,
-) -> Shaped[Array, "results tiles rows"]:
-    """Return what a function makes of tiles, so many of them at a time."""
-    n_tiles, _, n_rows = tiles.shape
-    if count >= n_tiles:
-        return function(tiles)
-
-    def of_group(start: Int[Array, ""]) -> Shaped[Array, "results some_tiles rows"]:
-        return function(lax.dynamic_slice_in_dim(tiles, start, count))
-
-    results = lax.map(of_group, count * jnp.arange(n_tiles // count))
-    return results.swapaxes(0, 1).reshape(-1, n_tiles, n_rows)
-
-
 def blocks_of(n_bins: int) -> tuple[int, int]:
     """Return the width and the number of blocks of bins, which overlap: a maximum may see a key twice.
 
@@ -265,8 +177,10 @@ def blocks_of(n_bins: int) -> tuple[int, int]:
         >>> blocks_of(129), blocks_of(2049)
         ((16, 9), (64, 33))
     """
-    width = min(n_bins, max(MIN_BLOCK_BINS, 1 << ((n_bins - 1).bit_length() + 1) // 2))
-    return width, max(MIN_BLOCKS, -(-n_bins // width))
+    # The least width and number are those that XLA's CPU compiler makes vector code of.
+    plan = schedule("cpu")
+    width = min(n_bins, max(plan.least_block_bins, 1 << ((n_bins - 1).bit_length() + 1) // 2))
+    return width, max(plan.least_blocks, -(-n_bins // width))
 
 
 def _largest_below(keys: UInt[Array, "tiles bins rows"], limit: UInt[Array, "tiles rows"]) -> UInt[Array, "tiles rows"]:
