@@ -23,11 +23,10 @@ import jax
 import numpy as np
 
 import rlxjax as rx
-from calibrate.design import DESIGN_CORRECTION_SD, DESIGN_SPREAD, FOR_UNKNOWNS, block_estimates, by_workload
+from calibrate.design import DESIGN_CORRECTION_SD, DESIGN_SPREAD, FOR_UNKNOWNS, block_estimates, by_workload, estimates
 from calibrate.fits import micro_prior, prior_from
 from calibrate.measure import micro_rates
 from calibrate.samples import SampleLog, read_samples, timings_of
-from calibrate.design import estimates
 from calibrate.visits import Visits, quartile_ns
 from calibrate.workloads import Cell, Grid, runs_model
 

@@ -73,7 +73,7 @@ def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
     timings, weights = timings_of(cells, measured), seen.astype(float)
     prior = micro_prior(micro_rates(log)) if log.micro else WELCH.prior
-    facts = facts_of({})
+    facts = facts_of(log, {})
     blind = fit_posterior(timings, prior, weights, facts)
     refined = refine_for_decisions(blind.posterior, timings, None, weights)
     found, of_refined = (estimates(one, cells) for one in (blind.posterior, refined.posterior))

@@ -25,9 +25,9 @@ from rlxjax import (
     save_learned_fft,
     train_learned_fft,
 )
-from rlxjax.welch._device_programs import fused_peaks
-from rlxjax.learned._program import learned_peaks, learned_program
+from rlxjax.learned import learned_peaks, learned_program
 from rlxjax.learned._training import magnitude_gates, random_gates
+from rlxjax.welch import fused_peaks
 
 BANDS = {"full": ToneSignals(), "low": ToneSignals(high=0.125)}
 SHARES = (0.5, 0.25, 0.15)

@@ -11,7 +11,6 @@ import resource
 import numpy as np
 
 from rlxjax import WelchPeakParams, welch_peaks
-from rlxjax.welch import aligned_zeros
 
 
 def main() -> None:
@@ -24,7 +23,7 @@ def main() -> None:
     params = WelchPeakParams.fast(args.n_fft, args.k)
     welch_peaks(np.zeros((1, params.frame_len), np.float32), params, args.path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    signal = aligned_zeros((args.batch, params.frame_len))
+    signal = np.empty((args.batch, params.frame_len), np.float32)
     np.random.default_rng(0).standard_normal(out=signal, dtype=np.float32)
     peaks = welch_peaks(signal, params, args.path)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

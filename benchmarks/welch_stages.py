@@ -20,20 +20,9 @@ import numpy as np
 
 from rlxjax import WelchPeakParams
 from rlxjax._files import Strict, write_json_file
-from rlxjax.welch import aligned_zeros
-from rlxjax.welch._device_programs import (
-    LEAST_SPLIT_SAMPLES,
-    bin_order,
-    mean_power,
-    piece_rows,
-    segment_spectra,
-    taken_apart,
-    transform_radix,
-)
+from rlxjax.welch import mean_power, segment_spectra, selected_peaks
+from rlxjax.welch._device_programs import piece_rows
 from rlxjax.welch._host import hann_window, one_sided_weights
-from rlxjax.welch._launch import compiler_options
-from rlxjax.welch._rows import rows_of
-from rlxjax.welch._selection import selected_peaks, tile_rows
 
 
 class Report(Strict):
@@ -61,16 +50,9 @@ def windowed(signal: jax.Array, params: WelchPeakParams) -> list[jax.Array]:
     return [signal[:, start : start + params.n_fft] * hann_window(params.n_fft) for start in starts]
 
 
-def packed(signal: jax.Array, params: WelchPeakParams) -> list[jax.Array]:
-    """Return two windowed segments as the complex signals that are transformed."""
-    radix, starts = radix_of(params), (0, params.hop)
-    one, two = (jnp.split(signal[:, start : start + params.n_fft], radix, axis=1) for start in starts)
-    return taken_apart(one, two, hann_window(params.n_fft))
-
-
-def radix_of(params: WelchPeakParams) -> int:
-    """Return into how many transforms that of a piece is taken apart where there are many pieces."""
-    return transform_radix(LEAST_SPLIT_SAMPLES, params, jax.default_backend())
+def packed(signal: jax.Array, params: WelchPeakParams) -> jax.Array:
+    """Return two windowed segments as the complex signal that is transformed."""
+    return jax.lax.complex(*windowed(signal, params))
 
 
 def prefixes(params: WelchPeakParams) -> dict[str, dict[str, Callable[[jax.Array], jax.Array]]]:
@@ -78,10 +60,10 @@ def prefixes(params: WelchPeakParams) -> dict[str, dict[str, Callable[[jax.Array
     naive_selection = functools.partial(selected_peaks, k=params.k, selection="top_k")
 
     def power(signal: jax.Array) -> jax.Array:
-        return mean_power(rows_of(signal), params, tile_rows(len(signal)), radix_of(params))
+        return mean_power(signal, params)
 
     def maxima(signal: jax.Array) -> jax.Array:
-        return selected_peaks(power(signal), params.k, "maxima", bin_order(params, radix_of(params)))
+        return selected_peaks(power(signal), params.k, "maxima")
 
     return {
         "naive": {
@@ -94,7 +76,7 @@ def prefixes(params: WelchPeakParams) -> dict[str, dict[str, Callable[[jax.Array
         "fused": {
             "call": lambda signal: signal[:, 0],
             "window and pack": lambda signal: packed(signal, params),
-            "complex transform": lambda signal: list(map(jnp.fft.fft, packed(signal, params))),
+            "complex transform": lambda signal: jnp.fft.fft(packed(signal, params)),
             "power": power,
             "selection by maxima": maxima,
         },
@@ -115,14 +97,10 @@ def main() -> None:
     if not 1 <= batch <= most:
         parser.error(f"--batch: expected 1 to {most} rows, which are a piece, got {batch}")
     rng = np.random.default_rng(0)
-    signal = aligned_zeros((batch, params.frame_len))
-    signal[:] = rng.standard_normal(signal.shape)
+    signal = rng.standard_normal((batch, params.frame_len), np.float32)
     forms = prefixes(params)
-    options = compiler_options(jax.default_backend())
     programs = {
-        (form, stage): jax.jit(run, compiler_options=options)
-        for form, stages in forms.items()
-        for stage, run in stages.items()
+        (form, stage): jax.jit(run) for form, stages in forms.items() for stage, run in stages.items()
     }
     best = dict.fromkeys(programs, np.inf)
     for program in programs.values():

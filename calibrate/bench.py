@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from rlxjax.calibration import current_fingerprint
 
 from rlxjax import Calibration, WelchPeakParams
-from rlxjax.calibration import file_to_write, write_json_file
-from rlxjax.welch import FAST_SEGMENTS, aligned_zeros
+from rlxjax.calibration import current_fingerprint, file_to_write, write_json_file
+from rlxjax.welch import FAST_SEGMENTS
 
 from .bench_file import (
     BENCH_SCHEMA_VERSION,
@@ -200,8 +199,8 @@ def _rows_like(cell: BenchCell, cells: Sequence[BenchCell], limit_bytes: int) ->
 
 
 def _tones_in_noise(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:
-    """Return aligned float32 `[rows, length]`: a tone of random frequency in each row of noise."""
-    signal, time = aligned_zeros((rows, length)), np.arange(length, dtype=np.float32)
+    """Return float32 `[rows, length]`: a tone of random frequency in each row of noise."""
+    signal, time = np.empty((rows, length), np.float32), np.arange(length, dtype=np.float32)
     for start in range(0, rows, SIGNAL_CHUNK_ROWS):
         chunk = signal[start : start + SIGNAL_CHUNK_ROWS]
         radians = 2 * np.pi * rng.uniform(0.02, 0.48, (len(chunk), 1)).astype(np.float32)

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-from rlxjax.calibration import Fingerprint
 
-from rlxjax.calibration import Strict
+from rlxjax.calibration import Fingerprint, Strict
 
 BENCH_SCHEMA_VERSION = 1
 COPY = "copy"

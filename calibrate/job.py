@@ -25,6 +25,7 @@ from rlxjax.calibration import (
 )
 from rlxjax.fit import MIN_TIMINGS, Facts
 from rlxjax.models import WELCH
+from rlxjax.welch import RUNNER_VERSION, schedule
 
 from .fits import check_fittable, fit_twice, micro_prior, prior_from
 from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro
@@ -32,7 +33,6 @@ from .outcome import Outcome
 from .plan import memory_limit_bytes, prepare
 from .report import Progress, shortened
 from .samples import (
-    RUNNER_VERSION,
     SampleLog,
     SampleWriter,
     check_resumable,
@@ -117,7 +117,7 @@ def run(
         try:
             with progress.phase("micro-benchmarks"):
                 time_micro(log, writer)
-            start, facts = micro_prior(micro_rates(log), known), facts_of(timed_models)
+            start, facts = micro_prior(micro_rates(log), known), facts_of(log, timed_models)
             plan = prepare(log, cells, timed_models, grid, start, facts, rng, deadline, progress)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"samples so far are in {samples_path}: go on with --resume") from None
@@ -174,7 +174,7 @@ def fit_and_write(
         seen = np.ones_like(seen)
         notes.append("Too few workloads were measured to hold any out: there is no held-out error.")
     timings, prior = timings_of(cells, measured_ns), micro_prior(rates, known)
-    fitted = fit_twice(timings, seen, prior, facts_of(models))
+    fitted = fit_twice(timings, seen, prior, facts_of(log, models))
     final = fitted.whole.terms
     predicted_ns = np.asarray(fitted.estimate.time_ns)
     far_off = outliers(cells, measured_ns, predicted_ns)
@@ -257,11 +257,15 @@ def measured_gate(rates: MicroRates) -> IoFusionGate:
     )
 
 
-def facts_of(models: Models) -> Facts:
-    """Return how this machine schedules, and what the learned FFTs take that it was given."""
+def facts_of(log: SampleLog, models: Models) -> Facts:
+    """Return how the runner that was timed schedules, and what the learned FFTs take that it was given."""
     works = [timed.work for timed in models.values()]
+    numbers = dict(WELCH.facts)
+    if log.runner == RUNNER_VERSION:
+        known = schedule(log.fingerprint.platform)._asdict()
+        numbers |= {name: known[name] for name in numbers if name in known}
     return {
-        **WELCH.facts,
+        **numbers,
         "learned_n_fft": np.array(list(models), float),
         "learned_flop": np.array([work.flop for work in works], float),
         "learned_live_bins": np.array([work.live_bins for work in works], float),

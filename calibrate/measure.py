@@ -18,11 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax import welch_peaks
-from rlxjax.welch import WelchPeakParams, aligned_zeros
-from rlxjax.welch._device_programs import mean_power
-from rlxjax.welch._launch import compiler_options
-from rlxjax.welch._rows import rows_of
-from rlxjax.welch._selection import SELECTIONS, TILE_ROWS, selected_peaks
+from rlxjax.welch import SELECTIONS, WelchPeakParams, mean_power, selected_peaks
 
 from .samples import SampleLog, SampleWriter
 from .workloads import Cell, Signals
@@ -225,7 +221,7 @@ def _micro_benchmarks() -> dict[str, Callable[[], float]]:
     small = jnp.zeros((8,), jnp.float32)
     medium = jax.block_until_ready(jnp.zeros((TRANSFER_ELEMENTS,), jnp.float32))
     large = jax.block_until_ready(jnp.zeros((COPY_ELEMENTS,), jnp.float32))
-    on_host = aligned_zeros((TRANSFER_ELEMENTS,))
+    on_host = np.ones((TRANSFER_ELEMENTS,), np.float32)
 
     box = [medium]
 
@@ -255,13 +251,12 @@ def _micro_benchmarks() -> dict[str, Callable[[], float]]:
 
 
 def _selection_benchmarks() -> dict[str, Callable[[], float]]:
-    rng, options = np.random.default_rng(0), compiler_options(jax.default_backend())
+    rng = np.random.default_rng(0)
     benchmarks = {}
     for name, (rows, bins, k) in {"wide": WIDE_SELECTION, "deep": DEEP_SELECTION}.items():
         power = jax.device_put(rng.exponential(size=(rows, bins)).astype(np.float32))
         for form in SELECTIONS:
-            select = functools.partial(selected_peaks, k=k, selection=form)
-            program = jax.jit(select, compiler_options=options)
+            program = jax.jit(functools.partial(selected_peaks, k=k, selection=form))
 
             def run(program=program, power=power) -> None:
                 program(power).block_until_ready()
@@ -271,16 +266,12 @@ def _selection_benchmarks() -> dict[str, Callable[[], float]]:
 
 
 def _transform_benchmarks() -> dict[str, Callable[[], float]]:
-    rng, options = np.random.default_rng(0), compiler_options(jax.default_backend())
+    rng = np.random.default_rng(0)
     benchmarks = {}
     for name, (rows, n_fft) in {"short powers": SHORT_TRANSFORM, "long powers": LONG_TRANSFORM}.items():
         params = WelchPeakParams.fast(n_fft, 1)
         signal = jax.device_put(rng.standard_normal((rows, params.frame_len), np.float32))
-
-        def powers(signal: jax.Array, params: WelchPeakParams = params) -> jax.Array:
-            return mean_power(rows_of(signal), params, TILE_ROWS)
-
-        program = jax.jit(powers, compiler_options=options)
+        program = jax.jit(functools.partial(mean_power, params=params))
 
         def run(program=program, signal=signal) -> None:
             program(signal).block_until_ready()

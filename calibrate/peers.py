@@ -1,9 +1,10 @@
 """Who takes part in the benchmark: this library, the naive form, and every peer that is installed.
 
 A run goes from samples to finished peaks (bins and powers) and returns when they are there. On a CPU the
-samples are a NumPy array. Where JAX runs on another device, the samples are on it before the clock starts for
-ours (but for `host`), naive, jax.scipy, torch and cupy alike, and the peaks stay there; the other peers work
-on the host from NumPy arrays as ever.
+samples are a NumPy array, and so are the peaks; `fused-jax` and `naive-jax` take and give JAX arrays. Where
+JAX runs on another device, the samples are on it before the clock starts for ours (but for `host`), naive,
+jax.scipy, torch and cupy alike, and the peaks stay there; the other peers work on the host from NumPy arrays
+as ever.
 """
 
 import dataclasses
@@ -83,9 +84,11 @@ def _contenders(calibration: Calibration | None) -> Mapping[str, Contender]:
     ours = functools.partial(Contender, is_ours=True)
     listed = (
         ours("fused", functools.partial(_ours, "fused", None)),
+        ours("fused-jax", functools.partial(_ours, "fused", None, as_jax=True), unavailable=_beside_a_device),
         ours("host", functools.partial(_ours, "host", None), version=lambda: f"numpy {np.__version__}"),
         ours("auto", functools.partial(_ours, "auto", calibration)),
         Contender("naive", _naive),
+        Contender("naive-jax", functools.partial(_naive, as_jax=True), unavailable=_beside_a_device),
         Contender("jax.scipy", _jax_scipy),
         _peer("scipy", scipy_run, "scipy", "scipy.signal"),
         _peer("pyfftw", pyfftw_run, "pyfftw", "pyfftw"),
@@ -125,17 +128,27 @@ def on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
-def _placed(signal: np.ndarray) -> np.ndarray | jax.Array:
+def _beside_a_device() -> str | None:
+    return None if on_cpu() else "for a CPU: on another device all samples of JAX are JAX arrays"
+
+
+def _placed(signal: np.ndarray, as_jax: bool = False) -> np.ndarray | jax.Array:
     """Return the samples where a JAX contender finds them."""
-    return signal if on_cpu() else jax.block_until_ready(jax.device_put(signal))
+    return signal if on_cpu() and not as_jax else jax.block_until_ready(jax.device_put(signal))
 
 
-def _ours(strategy: str, calibration: Calibration | None, signal: np.ndarray, params: WelchPeakParams) -> Run:
-    placed = signal if strategy == "host" else _placed(signal)
+def _ours(
+    strategy: str,
+    calibration: Calibration | None,
+    signal: np.ndarray,
+    params: WelchPeakParams,
+    as_jax: bool = False,
+) -> Run:
+    placed = signal if strategy == "host" else _placed(signal, as_jax)
     return lambda: jax.block_until_ready(welch_peaks(placed, params, strategy, calibration=calibration))
 
 
-def _naive(signal: np.ndarray, params: WelchPeakParams) -> Run:
+def _naive(signal: np.ndarray, params: WelchPeakParams, as_jax: bool = False) -> Run:
     """What one writes first."""
     window, weights, hop = welch_window(params.n_fft), power_weights(params), params.hop
 
@@ -146,7 +159,7 @@ def _naive(signal: np.ndarray, params: WelchPeakParams) -> Run:
         power = (jnp.square(spectrum.real) + jnp.square(spectrum.imag)).sum(1) * weights[None]
         return jax.lax.top_k(power, peaks_kept(params))
 
-    return _jitted(program, signal)
+    return _jitted(program, signal, as_jax)
 
 
 def _jax_scipy(signal: np.ndarray, params: WelchPeakParams) -> Run:
@@ -160,12 +173,12 @@ def _jax_scipy(signal: np.ndarray, params: WelchPeakParams) -> Run:
     return _jitted(program, signal)
 
 
-def _jitted(program: Callable, signal: np.ndarray) -> Run:
-    placed = _placed(signal)
+def _jitted(program: Callable, signal: np.ndarray, as_jax: bool = False) -> Run:
+    placed, to_numpy = _placed(signal, as_jax), on_cpu() and not as_jax
 
     def run() -> object:
         values, bins = program(placed)
-        return (np.asarray(bins), np.asarray(values)) if on_cpu() else jax.block_until_ready((bins, values))
+        return (np.asarray(bins), np.asarray(values)) if to_numpy else jax.block_until_ready((bins, values))
 
     return run
 
@@ -175,7 +188,12 @@ def _torch(signal: np.ndarray, params: WelchPeakParams) -> Run:
     torch = importlib.import_module("torch")
     device = torch.device("cpu" if on_cpu() else "cuda")
     samples, window, weights = (
-        torch.from_numpy(array).to(device) for array in (signal, welch_window(params.n_fft), power_weights(params))
+        torch.from_numpy(array).to(device)
+        for array in (
+            signal,
+            welch_window(params.n_fft),
+            power_weights(params) * np.float32(params.n_segments),
+        )
     )
     step = chunk_rows(params, len(signal), CHUNK_SAMPLES * cores()) if on_cpu() else len(signal)
     k = peaks_kept(params)
@@ -185,7 +203,7 @@ def _torch(signal: np.ndarray, params: WelchPeakParams) -> Run:
         found = []
         for rows in samples[:, : params.frame_len].split(step):
             spectrum = torch.fft.rfft(rows.unfold(1, params.n_fft, params.hop) * window)
-            power = torch.view_as_real(spectrum).square().sum((1, 3)).mul_(weights)
+            power = (spectrum.real.square() + spectrum.imag.square()).mean(1).mul_(weights)
             found.append(torch.topk(power, k))
         values, bins = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
         if not on_cpu():

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from rlxjax import Timings
 from rlxjax.calibration import Fingerprint, fingerprint_differences, first_refusal
 from rlxjax.models import WELCH
+from rlxjax.welch import RUNNER_VERSION
 
 from .sample_lines import (
     EARLIER_LINE,
@@ -32,9 +33,6 @@ from .sample_lines import (
 )
 from .visits import Visits
 from .workloads import Cell
-
-#: Version of the runner that is timed here.
-RUNNER_VERSION = 12
 
 
 @dataclasses.dataclass

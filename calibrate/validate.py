@@ -6,7 +6,7 @@ import numpy as np
 
 from rlxjax import LatencyEstimate, fused_graph_ns
 from rlxjax.calibration import ErrorSummary
-from rlxjax.device._devices import jax_device
+from rlxjax.device import jax_device
 from rlxjax.fit import COVERED_SDS
 from rlxjax.welch import BUILT_IN_COSTS_NS, Path, learned_scale
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from types import MappingProxyType
@@ -18,9 +17,7 @@ from rlxjax.welch import (
     ULTRA_SEGMENTS,
     Path,
     WelchPeakParams,
-    aligned_zeros,
 )
-from rlxjax.welch._launch import ALIGNMENT_BYTES
 
 
 class Strategy(NamedTuple):
@@ -198,7 +195,7 @@ def split_by_memory(cells: Iterable[Cell], limit_bytes: int) -> tuple[list[Cell]
 
 
 class Signals:
-    """What the cells run on: aligned float32 rows of tones in noise, shared by row length, and the models."""
+    """What the cells run on: float32 rows of tones in noise, shared by row length, and the models."""
 
     def __init__(self, cells: Iterable[Cell], seed: int = 0, models: Models = NO_MODELS):
         self._models = models
@@ -218,8 +215,7 @@ class Signals:
         """
         buffer = self._buffers[cell.params.frame_len]
         first = self._first_row.get(cell, 0)
-        aligned = ALIGNMENT_BYTES // math.gcd(ALIGNMENT_BYTES, buffer.strides[0])
-        following = first + math.ceil(cell.batch / aligned) * aligned
+        following = first + cell.batch
         self._first_row[cell] = following if following + cell.batch <= len(buffer) else 0
         return buffer[first : first + cell.batch]
 
@@ -229,8 +225,7 @@ class Signals:
 
 
 def _tones_in_noise(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:
-    buffer = aligned_zeros((rows, length))
-    buffer[:] = rng.standard_normal((rows, length), np.float32)
+    buffer = rng.standard_normal((rows, length), np.float32)
     cycles = rng.uniform(0.02, 0.48, (rows, 1)).astype(np.float32)
     buffer += 2.0 * np.sin(2.0 * np.float32(np.pi) * cycles * np.arange(length, dtype=np.float32))
     return buffer

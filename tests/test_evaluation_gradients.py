@@ -11,7 +11,6 @@ from test_evaluation import (
     LEARNED,
     both_precisions,
     floats,
-    on_cpu,
     profiles,
     quickly,
     workloads,

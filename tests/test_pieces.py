@@ -11,9 +11,9 @@ from _welch_reference import assert_peaks_of, noise, reference_power
 
 import rlxjax as rx
 from benchmarks.startup import compilations
-from rlxjax.welch import fused_peaks, learned_peaks
+from rlxjax.learned import learned_peaks, learned_program
+from rlxjax.welch import fused_peaks
 from rlxjax.welch._device_programs import chunk_rows, piece_rows
-from rlxjax.welch._launch import program_of
 
 PARAMS = rx.WelchPeakParams.fast(64, 4)
 MODEL = rx.LearnedFft.exact(64)
@@ -111,7 +111,7 @@ def test_further_batches_and_addresses_compile_nothing(path):
 def traced_peaks_of(signal, path):
     if path == "fused":
         return fused_peaks(signal, PARAMS, "maxima")
-    return learned_peaks(signal, program_of(MODEL, PARAMS), PARAMS, "top_k")
+    return learned_peaks(signal, learned_program(MODEL, PARAMS), PARAMS, "top_k")
 
 
 @pytest.mark.parametrize("path", ["fused", "learned"])

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from calibrate import fits
 from calibrate.cli import app
-from calibrate.samples import RUNNER_VERSION
 from rlxjax.calibration import read_calibration_file, sha256_of
 from rlxjax.fit import fit_posterior
+from rlxjax.welch import RUNNER_VERSION
 
 
 @pytest.fixture(scope="module")

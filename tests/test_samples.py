@@ -7,7 +7,6 @@ from typer.testing import CliRunner
 from calibrate.cli import app
 from calibrate.sample_lines import UNNAMED_RUNNER
 from calibrate.samples import (
-    RUNNER_VERSION,
     SampleLog,
     SampleWriter,
     check_resumable,
@@ -17,6 +16,7 @@ from calibrate.samples import (
 )
 from calibrate.workloads import WITHOUT_MODEL, Cell
 from rlxjax.calibration import current_fingerprint
+from rlxjax.welch import RUNNER_VERSION
 
 CELLS = [Cell("fast", 4, 64, 4), Cell("fused-maxima", 4, 64, 4)]
 

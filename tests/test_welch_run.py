@@ -20,7 +20,8 @@ from hypothesis.extra.numpy import arrays
 
 import rlxjax as rx
 from benchmarks.startup import COMPILE, compilations
-from rlxjax.welch import SELECTIONS, _coefficients, _host, _run, schedule, selected_peaks
+from rlxjax.device import jax_device
+from rlxjax.welch import SELECTIONS, _host, _run, schedule, selected_peaks
 
 PATHS = ("host", "fused", "block")
 FAST = rx.WelchPeakParams.fast(n_fft=64, k=5)
@@ -232,8 +233,6 @@ def test_jit_and_vmap_equal_eager(strategy):
 
 @pytest.mark.parametrize("strategy", ["fused", "auto"])
 def test_a_constant_signal_inside_jit_has_its_peaks(strategy):
-    _coefficients._coefficient_set.cache_clear()
-    _run._cheapest_built_in.cache_clear()
     signal = noise(3, FAST)
     inside = jax.jit(lambda scale: scale * rx.welch_peaks(signal, FAST, strategy))(1.0)
     np.testing.assert_allclose(inside, rx.welch_peaks(signal, FAST, "fused"), rtol=FLOAT32_RTOL)
@@ -290,16 +289,16 @@ def test_what_is_no_calibration_is_refused_in_one_sentence_whatever_the_strategy
 @pytest.mark.parametrize("n_fft", [64, 4096])
 @pytest.mark.parametrize("batch", [1, 100, 20_000])
 def test_auto_and_rlx_run_the_path_of_least_built_in_cost(batch, n_fft):
-    params, device = rx.WelchPeakParams.reference(n_fft, 16), _run.jax_device()
+    params, device = rx.WelchPeakParams.reference(n_fft, 16), jax_device()
     costs = {
         rx.Path.HOST: rx.host_path_ns,
         rx.Path.FUSED: rx.fused_graph_ns,
         rx.Path.BLOCK: rx.block_graph_ns,
     }
     costs = {path: float(cost(device, batch, n_fft, 16, n_segments=8)) for path, cost in costs.items()}
-    assert _run._choose_path("auto", batch, params, None, None, False) is min(costs, key=costs.get)
+    assert _run._choose_path("auto", batch, params, None, None, False, False) is min(costs, key=costs.get)
     del costs[rx.Path.HOST]
-    assert _run._choose_path("rlx", batch, params, None, None, False) is min(costs, key=costs.get)
+    assert _run._choose_path("rlx", batch, params, None, None, False, False) is min(costs, key=costs.get)
 
 
 @pytest.mark.parametrize("path", ["fused", "block"])
