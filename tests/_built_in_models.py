@@ -16,7 +16,7 @@ LEARNED_FACTS = {
     "learned_flop": [2e3, 9e4, 1.0],
     "learned_live_bins": [8.0, 100.0, 0.0],
 }
-FACTS = {"welch": {**WELCH.facts, **LEARNED_FACTS}, "fft": dict(FFT.facts)}
+FACTS = {"welch": jax.tree.map(float, {**WELCH.facts, **LEARNED_FACTS}), "fft": dict(FFT.facts)}
 #: Sizes that reach every branch of the formulas; batches are 0 or sizes that padding leaves as they are.
 SIZES = {
     "welch": {"batch": (0, 1, 10, 96, 8192), "n_fft": (2, 64, 1000, 4096), "k": (1, 16, 50), "n_segments": (1, 2, 8)},
@@ -32,14 +32,14 @@ def machine(model, seed):
     return jax.tree.map(lambda median: float(median * np.exp(rng.normal())), model.prior.median)
 
 
-def runs_of(model, variants=None, facts_known=True, **changed):
+def runs_of(model, variants=None, **changed):
     """Return every variant on every size, `[n]`; of a learned FFT those that have one."""
     sizes = {**SIZES[model.name], **changed}
     variants = range(len(model.variants)) if variants is None else [model.variants.index(name) for name in variants]
     rows = np.array(list(itertools.product(variants, *sizes.values())))
     runs = Runs.checked(model, rows[:, 0].astype(int), **dict(zip(sizes, rows[:, 1:].T, strict=True)))
     known = np.asarray(model.same_result(runs, FACTS[model.name]))[np.arange(len(rows)), rows[:, 0].astype(int)]
-    return jax.tree.map(lambda column: column[known], runs) if facts_known else runs
+    return jax.tree.map(lambda column: column[known], runs)
 
 
 @jax.jit

@@ -120,8 +120,8 @@ def test_the_prediction_grows_with_every_size(model):
         for variant in model.variants:
             if variant == "learned":
                 continue
-            runs = Runs.checked(model, variant, **sizes)
-            found = predicted_ns(machine(model, seed), runs, model.facts)
+            runs = Runs.checked(model, variant, **sizes).together()
+            found = times(machine(model, seed), runs, FACTS[model.name])
             # Where processors begin to share, a larger run may take less.
             samples = np.prod([np.broadcast_to(v, column.shape) for k, v in sizes.items() if k != "k"], 0)
             kind = {"host": "host", "block": "block"}.get(variant, "fused")
