@@ -1,6 +1,8 @@
 """What users of Welch peaks call: predictions by path, timings, and priors, each a thin function over `WELCH`."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ from jaxtyping import Array
 from rlxjax._checks import check_shapes, fields_of, is_traced
 from rlxjax._numerics import namespace_of
 from rlxjax._typing import Code, Nanoseconds, RealLike
-from rlxjax.fit import Facts, LatencyPrior, Runs, Timings, named
+from rlxjax.fit import Facts, LatencyPrior, Runs, Timings
 
 from ._welch import WELCH
 from ._welch_coefficients import LatencyCoefficients
@@ -132,9 +134,10 @@ def welch_micro_prior(
     if unknown := [name for name in rates if name not in MICRO_RATES]:
         raise ValueError(f"rates: expected {', '.join(MICRO_RATES)}, got {unknown[0]!r}")
     found = {name: float(rate) for name, rate in rates.items() if rate > 0}
-    log_sd = named(prior.log_sd) | dict.fromkeys(found, MICRO_LOG_SD)
-    median = named(prior.median) | found
-    return prior._replace(median=LatencyCoefficients(**median), log_sd=LatencyCoefficients(**log_sd))
+    return prior._replace(
+        median=dataclasses.replace(prior.median, **found),
+        log_sd=dataclasses.replace(prior.log_sd, **dict.fromkeys(found, MICRO_LOG_SD)),
+    )
 
 
 def heap_rates(
@@ -154,10 +157,10 @@ def heap_rates(
     return {"topk_bin_ns": by_bin, "topk_compare_ns": by_comparison}
 
 
-def sum_of(terms: Mapping[str, Array]) -> Array:
+def sum_of(terms: Mapping[str, Any]) -> Array:
     """Return the sum of a prediction's parts."""
     first, *others = terms.values()
-    return sum(others, start=first)
+    return sum(others, start=jnp.asarray(first))
 
 
 @jax.jit

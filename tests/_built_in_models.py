@@ -1,0 +1,47 @@
+"""The built-in models: machines, runs that reach every branch of their formulas, and what these take."""
+
+import itertools
+
+import jax
+import numpy as np
+
+from rlxjax.fit import Runs, predicted_ns
+from rlxjax.models import BUILT_IN, FFT, WELCH
+
+MODELS = tuple(BUILT_IN.values())
+
+#: Learned models of three lengths, one of which masks every bin.
+LEARNED_FACTS = {
+    "learned_n_fft": [64.0, 1000.0, 4096.0],
+    "learned_flop": [2e3, 9e4, 1.0],
+    "learned_live_bins": [8.0, 100.0, 0.0],
+}
+FACTS = {"welch": jax.tree.map(float, {**WELCH.facts, **LEARNED_FACTS}), "fft": dict(FFT.facts)}
+#: Sizes that reach every branch of the formulas; batches are 0 or sizes that padding leaves as they are.
+SIZES = {
+    "welch": {"batch": (0, 1, 10, 96, 8192), "n_fft": (2, 64, 1000, 4096), "k": (1, 16, 50), "n_segments": (1, 2, 8)},
+    "fft": {"batch": (1, 32, 2048, 131072), "n_fft": (2, 64, 1000, 4096)},
+}
+
+PATHS = ("host", "fused", "block", "learned")
+
+
+def machine(model, seed):
+    """Return coefficients a few times more or less than the typical ones."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda median: float(median * np.exp(rng.normal())), model.prior.median)
+
+
+def runs_of(model, variants=None, **changed):
+    """Return every variant on every size, `[n]`; of a learned FFT those that have one."""
+    sizes = {**SIZES[model.name], **changed}
+    variants = range(len(model.variants)) if variants is None else [model.variants.index(name) for name in variants]
+    rows = np.array(list(itertools.product(variants, *sizes.values())))
+    runs = Runs.checked(model, rows[:, 0].astype(int), **dict(zip(sizes, rows[:, 1:].T, strict=True)))
+    known = np.asarray(model.same_result(runs, FACTS[model.name]))[np.arange(len(rows)), rows[:, 0].astype(int)]
+    return jax.tree.map(lambda column: column[known], runs)
+
+
+@jax.jit
+def times(coefficients, runs, facts):
+    return predicted_ns(coefficients, runs, facts)

@@ -1,0 +1,271 @@
+"""The latency model of Welch peaks: its terms, its counts of work, and the functions that users call."""
+
+import dataclasses
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _built_in_models import FACTS, LEARNED_FACTS, PATHS, machine, runs_of, times
+from _tolerances import FLOAT64_RTOL
+
+from rlxjax.fit import LatencyPrior, Runs, Timings, estimate, fit_posterior, named, prior_posterior
+from rlxjax.models import (
+    WELCH,
+    heap_rates,
+    latency_terms_ns,
+    predict_latency_ns,
+    typical_prior,
+    welch_micro_prior,
+    welch_timings,
+)
+from rlxjax.models._welch_terms import (
+    heap_comparisons,
+    maxima_comparisons,
+    maxima_passes,
+    padded_rows,
+    partition_comparisons,
+)
+
+
+def test_the_host_path_waits_for_no_device_and_others_do():
+    for path in PATHS[:3]:
+        found = latency_terms_ns(machine(WELCH, 0), path, 64, 256, 16, 2)
+        waits = [found[name] > 0 for name in ("launch_and_sync_ns", "upload_ns", "readback_ns")]
+        assert waits == [path != "host"] * 3
+        assert list(found) == list(WELCH.terms_ns(WELCH.prior.median, runs_of(WELCH), WELCH.facts))
+
+
+def test_processors_share_what_is_more_than_one_works_on_alone_each_at_least_half_of_that():
+    alone = 2**12
+    facts = {f"alone_samples_{kind}": alone for kind in ("host", "fused", "block")}
+    rows = alone / 512.0 * np.array([1.0, 2.0, 1024.0])
+    for path, gain in itertools.product(PATHS[:3], (0.5, 7.0)):
+        own = dataclasses.replace(machine(WELCH, 2), parallel_gain=gain, memory_bytes_per_ns=1e30)
+        passes = dataclasses.replace(own, maxima_pass_ns=0.0)
+        shared, single = (
+            latency_terms_ns(passes, path, rows, 256, 16, 2, "maxima", {**WELCH.facts, **f})
+            for f in (facts, dict.fromkeys(facts, 1e30))
+        )
+        for name in ("transform_ns", "selection_ns"):
+            share = np.asarray(shared[name] / single[name])
+            np.testing.assert_allclose(share[[0, 2]], [1.0, 1.0 / (1.0 + gain)], rtol=1e-6)
+            smooth = (0.25**16 + (1.0 + gain) ** -16.0) ** (1 / 16)
+            np.testing.assert_allclose(share[1], smooth, rtol=1e-9)
+        joining = own.streams_ns if path == "fused" else own.threads_ns
+        np.testing.assert_allclose(shared["call_ns"] - single["call_ns"], joining * np.array([0, 1, 1]), rtol=1e-9)
+
+
+def test_facts_change_what_is_scheduled_by_them_and_nothing_else():
+    runs = runs_of(WELCH, batch=(33, 600))
+    facts, own = FACTS["welch"], machine(WELCH, 3)
+    variant = np.asarray(WELCH.variants)[np.asarray(runs.variant)]
+    concerned = {
+        "alone_samples_host": {"host"},
+        "alone_samples_block": {"block"},
+        "alone_samples_fused": {"fused_maxima", "fused_top_k", "learned"},
+        "chunk_samples": {"fused_maxima", "fused_top_k", "learned", "block"},
+        "sizes_per_octave": {"fused_maxima", "fused_top_k", "learned", "block"},
+        "least_blocks": {"fused_maxima", "learned"},
+        "least_block_bins": {"fused_maxima", "learned"},
+        "learned_flop": {"learned"},
+        "learned_live_bins": {"learned"},
+    }
+    before = np.asarray(times(own, runs, facts))
+    for name, variants in concerned.items():
+        changed = {**facts, name: jax.tree.map(lambda fact: fact / 4.0, facts[name])}
+        differs = before != np.asarray(times(own, runs, changed))
+        assert set(variant[differs]) == variants, name
+    assert set(concerned) == set(WELCH.facts) - {"learned_n_fft"}
+    # A fact that is not given is as it is by default, and what the model does not use does no harm.
+    given = {"sizes_per_octave": 4, "launches": 0, **LEARNED_FACTS}
+    np.testing.assert_array_equal(times(own, runs, given), before)
+
+
+def test_a_learned_run_is_one_where_a_model_of_its_length_was_timed():
+    runs = Runs.checked(WELCH, "learned", batch=64, n_fft=np.array([64, 256, 1000]), k=16)
+    facts, own = FACTS["welch"], WELCH.prior.median
+    np.testing.assert_array_equal(WELCH.same_result(runs, facts)[:, -1], [True, False, True])
+    np.testing.assert_array_equal(np.isfinite(times(own, runs, facts)), [True, False, True])
+    assert not WELCH.same_result(runs, WELCH.facts)[:, -1].any()
+    assert WELCH.same_result(runs, WELCH.facts)[:, :-1].all()
+    assert np.isinf(predict_latency_ns(own, "learned", 64, 256, 16, 2))
+    slopes = jax.grad(lambda c: jnp.sum(jnp.where(jnp.isinf(t := times(c, runs, facts)), 0.0, t)))(own)
+    assert all(np.isfinite(slope) for slope in jax.tree.leaves(slopes))
+
+
+def test_a_learned_run_is_a_fused_one_but_for_its_transform_and_the_bins_that_it_ranks():
+    own, sizes = machine(WELCH, 4), (96, 1000, 16, 2)
+    fused = latency_terms_ns(own, "fused", *sizes, "maxima", FACTS["welch"])
+    learned = latency_terms_ns(own, "learned", *sizes, facts=FACTS["welch"])
+    for name in fused:
+        assert (fused[name] == learned[name]) == (name not in ("transform_ns", "selection_ns")), name
+    assert learned["selection_ns"] < fused["selection_ns"]
+
+
+def test_the_selection_is_the_cheaper_one_unless_it_is_given():
+    inputs = runs_of(WELCH, ["host"]).inputs
+    runs = [inputs[name] for name in WELCH.inputs]
+    for path, seed in itertools.product(PATHS[:3], range(2)):
+        both = [predict_latency_ns(machine(WELCH, seed), path, *runs, form) for form in ("maxima", "top_k")]
+        found = predict_latency_ns(machine(WELCH, seed), path, *runs)
+        np.testing.assert_allclose(found, np.minimum(*both), rtol=FLOAT64_RTOL)
+        forms = np.arange(len(found)) % 2
+        found = predict_latency_ns(machine(WELCH, seed), path, *runs, forms)
+        np.testing.assert_allclose(found, np.where(forms == 0, *both), rtol=FLOAT64_RTOL)
+        assert np.array_equal(*both) == (path != "fused")
+
+
+def test_names_codes_and_shapes_of_paths_are_alike():
+    own = machine(WELCH, 0)
+    grid = predict_latency_ns(own, np.arange(4)[:, None], np.array([[1, 9, 100]]), 64, 16, 2, facts=FACTS["welch"])
+    by_name = [predict_latency_ns(own, p, np.array([1, 9, 100]), 64, 16, 2, facts=FACTS["welch"]) for p in PATHS]
+    np.testing.assert_allclose(grid, by_name, rtol=FLOAT64_RTOL)
+    traced = jax.jit(lambda path: predict_latency_ns(own, path, 9, 64, 16, 2))(jnp.arange(3))
+    np.testing.assert_allclose(traced, grid[:3, 1], rtol=FLOAT64_RTOL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("device", 1, 64, 1, 1), "path: expected one of host, fused, block, learned, got 'device'"),
+        ((np.array([0, 4]), 1, 64, 1, 1), "path: expected names, or codes from 0 to 3"),
+        (("fused", 1, 64, 1, 1, "heap"), "selection: expected one of maxima, top_k, got 'heap'"),
+        (("host", -1, 64, 1, 1), "batch: expected a size of at least 0, got -1"),
+        (("host", 1, np.nan, 1, 1), "n_fft: expected a size of at least 2, got nan"),
+        (("host", 1, 65, 1, 1), "n_fft: expected an even number, got 65"),
+        (("fused", 1, 64, np.array([1, -2]), 1), "k: expected a size of at least 1.0, got -2"),
+        (("block", np.ones(3), 64, np.ones(2), 1), "expected shapes that broadcast together"),
+    ],
+)
+def test_a_workload_without_a_prediction_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        latency_terms_ns(WELCH.prior.median, *arguments)
+
+
+def test_padding_is_to_so_many_sizes_an_octave_up_to_a_chunk_and_its_gradient_is_that_of_the_batch():
+    facts = {"sizes_per_octave": 4.0, "chunk_samples": 2.0**19}
+    batch = np.arange(1.0, 2000.0)
+    step = 2.0 ** np.maximum(np.floor(np.log2(np.maximum(batch - 1, 1) / 4)), 0)
+    padded = np.ceil(batch / step) * step
+    for dtype in (np.float32, np.float64):
+        found = padded_rows(jnp.asarray(batch, dtype), 512.0, facts)
+        np.testing.assert_array_equal(found, np.maximum(batch, np.minimum(padded, 1024)))
+    slope = jax.vmap(jax.grad(lambda rows: padded_rows(rows, 512.0, facts)))(jnp.asarray(batch))
+    np.testing.assert_array_equal(slope, 1.0)
+
+
+def test_a_heap_takes_in_what_running_maxima_of_random_bins_are_and_is_emptied_as_it_gets_smaller():
+    """Of numbers in random order, the i-th enters a heap of k that is full with probability `k / i`."""
+    for bins, k in ((65, 16), (2049, 64), (33, 33), (129, 1)):
+        entering = sum(k / i for i in range(k + 1, bins + 1))
+        expected = entering * math.log2(k + 1) + math.log2(math.factorial(k))
+        assert heap_comparisons(float(bins), float(k)) == pytest.approx(expected, rel=0.1, abs=0.01)
+
+
+def test_a_partition_is_of_fewer_peaks_than_bins_and_each_form_of_selection_grows_with_both():
+    bins, k = (2.0 ** np.arange(1, 12) + 1.0)[:, None], 2.0 ** np.arange(1, 6)[None]
+    peaks = np.minimum(bins, k)
+    np.testing.assert_allclose(
+        np.asarray(partition_comparisons(bins, k))[bins <= k + 0 * bins], (peaks * np.log2(peaks + 1))[bins <= k]
+    )
+    for count in (
+        partition_comparisons(bins, k),
+        heap_comparisons(bins, k),
+        maxima_passes(bins, k) * maxima_comparisons(bins, WELCH.facts),
+    ):
+        inside = np.asarray(k < bins) & np.ones_like(count, bool)
+        assert np.all(np.diff(count, axis=0)[inside[:-1]] >= 0)
+        # Near one peak a bin, a partition ends sooner.
+        assert np.all(np.diff(count, axis=1)[np.asarray(4 * k[:, 1:] < bins)] > 0)
+
+
+def test_passes_of_maxima_find_no_more_candidates_than_there_are_bins():
+    bins, k = np.array([2.0, 33.0, 2049.0])[:, None], np.array([[1.0, 16.0, 50.0]])
+    passes = np.asarray(maxima_passes(bins, k))
+    assert np.all((np.minimum(k, bins) <= passes) & (passes <= bins))
+
+
+def test_the_correction_of_traced_runs_is_that_of_numpy_and_is_level_where_nothing_was_timed():
+    runs = runs_of(WELCH)
+    mine = WELCH.features(jax.tree.map(np.asarray, runs), WELCH.facts)
+    traced = jax.jit(lambda own: WELCH.features(own, WELCH.facts))(runs)
+    assert isinstance(mine, np.ndarray)
+    np.testing.assert_allclose(traced, mine, atol=1e-12)
+    far = Runs.checked(WELCH, 1, batch=np.array([2**15, 2**18]), n_fft=2**14, k=16)
+    np.testing.assert_array_equal(*WELCH.features(far, WELCH.facts))
+    np.testing.assert_array_equal(mine[:, -1], 1.0)
+
+
+def test_the_grid_holds_what_can_be_timed_without_a_model_and_folds_are_its_batches_and_lengths():
+    grid = WELCH.grid()
+    assert set(np.asarray(grid.variant).tolist()) == {0, 1, 2, 3}
+    rows = np.stack([np.asarray(grid.variant), *map(np.asarray, grid.inputs.values())], 1)
+    assert len(np.unique(rows, axis=0)) == len(rows)
+    assert set(rows[rows[:, 0] > 0, 4]) == {2.0}
+    assert set(rows[rows[:, 0] == 0, 4]) == {1.0, 2.0}
+    batch, n_fft = WELCH.folds(grid)
+    np.testing.assert_array_equal(batch, rows[:, 1])
+    np.testing.assert_array_equal(n_fft, rows[:, 2])
+
+
+def test_strategies_run_their_variants_and_imply_their_segments():
+    found = WELCH.strategies
+    assert found["fused"].variants == ("fused_maxima", "fused_top_k")
+    assert {name: found[name].fixed["n_segments"] for name in ("ultra", "fast")} == {"ultra": 1.0, "fast": 2.0}
+    assert {variant for strategy in found.values() for variant in strategy.variants} == set(WELCH.variants)
+
+
+def test_timings_of_paths_are_of_their_variants():
+    columns = {"batch": [8] * 4, "n_fft": [64] * 4, "k": [4] * 4, "n_segments": [2] * 4, "time_ns": [1e5] * 4}
+    timings = welch_timings(path=["host", "fused", "block", "fused"], **columns)
+    assert [WELCH.variants[code] for code in timings.runs.variant] == ["host", "fused_maxima", "block", "fused_maxima"]
+    timings = welch_timings(path="fused", selection=["maxima", "top_k", "top_k", "maxima"], **columns)
+    assert timings.runs.variant.tolist() == [1, 2, 2, 1]
+    with pytest.raises(ValueError, match="path: expected one of host, fused, block, learned, got 'gpu'"):
+        welch_timings(path="gpu", **columns)
+
+
+def test_a_rate_of_a_micro_benchmark_is_a_median_that_is_better_known():
+    assert typical_prior() == WELCH.prior
+    rates = {"memory_bytes_per_ns": 7.0, "topk_bin_ns": 2.0, "topk_compare_ns": -1.0}
+    known = dataclasses.replace(WELCH.prior.median, host_call_ns=1.0)
+    for base in (None, LatencyPrior(known, WELCH.prior.log_sd, 0.5)):
+        found, before = welch_micro_prior(rates, base), WELCH.prior if base is None else base
+        told = {"memory_bytes_per_ns", "topk_bin_ns"}
+        for name, median in named(found.median).items():
+            assert median == (rates[name] if name in told else getattr(before.median, name))
+            narrower = getattr(found.log_sd, name) < getattr(before.log_sd, name)
+            assert narrower == (name in told)
+        assert found.correction == before.correction
+    with pytest.raises(ValueError, match="rates: expected memory_bytes_per_ns, .* got 'host_call_ns'"):
+        welch_micro_prior({"host_call_ns": 1.0})
+
+
+def test_rates_of_a_heap_are_those_that_give_its_times():
+    rows, bins, k = np.array([64, 256, 16]), np.array([2049.0, 129.0, 513.0]), np.array([1.0, 64.0, 16.0])
+    time_ns = rows * (bins * 2.0 + np.asarray(heap_comparisons(bins, k)) * 9.0)
+    assert heap_rates(rows, bins, k, time_ns) == pytest.approx({"topk_bin_ns": 2.0, "topk_compare_ns": 9.0})
+
+
+def test_checked_coefficients_are_numbers_of_at_least_zero():
+    values = named(WELCH.prior.median)
+    assert type(WELCH.prior.median).checked(**values) == WELCH.prior.median
+    for bad in (-1.0, np.nan):
+        with pytest.raises(ValueError, match="launch_ns: expected a number of at least 0"):
+            type(WELCH.prior.median).checked(**{**values, "launch_ns": bad})
+
+
+def test_a_posterior_of_learned_runs_predicts_them():
+    facts = FACTS["welch"]
+    runs = runs_of(WELCH, ["fused_maxima", "learned"], batch=(1, 10, 96, 1024), n_fft=(64, 1000))
+    time_ns = np.asarray(times(machine(WELCH, 6), runs, facts))
+    inputs = {name: np.asarray(value) for name, value in runs.inputs.items()}
+    timings = Timings.checked(WELCH, variant=np.asarray(runs.variant), time_ns=time_ns, **inputs)
+    fit = fit_posterior(timings, facts=facts)
+    found = np.asarray(estimate(fit.posterior, runs).time_ns)
+    np.testing.assert_allclose(found, time_ns, rtol=0.1)
+    unknown = Runs.checked(WELCH, "learned", batch=8, n_fft=128, k=4)
+    assert np.isinf(estimate(prior_posterior(WELCH), unknown).time_ns)
