@@ -1,17 +1,17 @@
 """Whole tables against a copy of the same bytes, and gradients against values, interleaved in one process.
 
-python benchmarks/evaluation.py [--rows 4000000] [--rounds 15] [--dtypes float32 float64] [--json FILE]
+python -m benchmarks.evaluation [--rows 4000000] [--rounds 15] [--dtypes float32 float64] [--json FILE]
 
-The copy is a jitted program that reads as many arrays and writes as many of the same types. The share is the
-copy's time over the table's, the ratio the time of a loss with its gradient over that of the loss. In chunks, the
-gradient is `jax.lax.map` of the same loss over parts of the rows. All times are the smallest of the rounds.
+The copy is a jitted program that reads as many arrays and writes as many of the same types; a share is the
+copy's time over the table's. A ratio is the time of a loss with its gradient over that of the loss alone. In
+chunks, the gradient is `jax.lax.map` of the same loss over parts of the rows. Times are the rounds' smallest.
 """
 
 import argparse
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
@@ -27,57 +27,57 @@ CHUNKS = 16
 def columns_of(rows: int, dtype: str) -> dict[str, jax.Array]:
     """Return columns of counts, sizes, targets of losses, and codes."""
     rng = np.random.default_rng(0)
-    columns = {
-        name: rng.integers(0, most, rows)
-        for side in ("before", "after")
-        for name, most in {f"{side} {i}": m for i, m in enumerate((20, 4, 2**28, 2**30))}.items()
-    }
+    counts = {"launches": 20, "syncs": 4, "host_bytes": 2**28, "traffic_bytes": 2**30}
+    columns = {f"{side} {name}": rng.integers(0, n, rows) for side in "ab" for name, n in counts.items()}
     columns |= {"batch": 2.0 ** rng.integers(0, 15, rows), "n_fft": 2.0 ** rng.integers(6, 13, rows)}
     columns |= {"k": rng.integers(1, 33, rows), "fuses": rng.integers(0, 2, rows)}
-    columns |= {"score": 1e6 * rng.standard_normal(rows)}
-    arrays = {name: jnp.asarray(column, dtype) for name, column in columns.items()}
-    codes = {"device": len(rx.Device), "target": len(rx.Target)}
-    return arrays | {name: jnp.asarray(rng.integers(0, n, rows), jnp.int32) for name, n in codes.items()}
+    columns["score"] = 1e6 * rng.standard_normal(rows)
+    codes = {"device": rng.integers(0, len(rx.Device), rows), "target": rng.integers(0, len(rx.Target), rows)}
+    return {n: jnp.asarray(c, dtype) for n, c in columns.items()} | {
+        n: jnp.asarray(c, jnp.int32) for n, c in codes.items()
+    }
 
 
-def tables(columns: dict[str, jax.Array], benefit: rx.FusionBenefit) -> dict[str, tuple[Callable, list]]:
-    """Return the evaluations by name, each with the arrays that it takes."""
+def profile_of(columns: Mapping[str, jax.Array], side: str) -> rx.GraphIoProfile:
+    """Return the profile before ("a") or after ("b")."""
+    return rx.GraphIoProfile(*(column for name, column in columns.items() if name.startswith(f"{side} ")))
+
+
+def tables(columns: dict[str, jax.Array]) -> dict[str, tuple[Callable, tuple]]:
+    """Return the evaluations by name, each with what it takes."""
     gate = rx.io_fusion_gate_for_target("cuda")
-    counts = [column for name, column in columns.items() if name.startswith(("before", "after"))]
-    sizes = [columns[name] for name in ("batch", "n_fft", "k")]
+    before, after = profile_of(columns, "a"), profile_of(columns, "b")
+    sizes = tuple(columns[name] for name in ("batch", "n_fft", "k"))
 
-    def of_profiles(*counts):
-        profiles = rx.GraphIoProfile(*counts[:4]), rx.GraphIoProfile(*counts[4:])
-        return gate.evaluate(*profiles, **TEMPERATURE)
-
-    def of_benefit(*counts):
-        table = gate.evaluate(rx.FusionBenefit(*counts), **TEMPERATURE)
+    def of_benefit(benefit):
+        table = gate.evaluate(benefit, **TEMPERATURE)
         return table.score_ns, table.should_fuse, table.fuse_probability
 
     def of_runs(*workload):
-        device = workload[:-3] or ("cuda",)
-        return rx.evaluate_welch_peaks(*device, *workload[-3:], **TEMPERATURE)
+        return rx.evaluate_welch_peaks(*workload[:-3] or ("cuda",), *workload[-3:], **TEMPERATURE)
 
     return {
-        "gate, from profiles": (of_profiles, counts),
-        "gate, from benefits": (of_benefit, jax.tree.leaves(benefit)),
+        "gate, from profiles": (lambda *pair: gate.evaluate(*pair, **TEMPERATURE), (before, after)),
+        "gate, from benefits": (of_benefit, (rx.fusion_benefit(before, after),)),
         "welch peaks, one device": (of_runs, sizes),
-        "welch peaks, mixed devices": (of_runs, [columns["device"], *sizes]),
+        "welch peaks, mixed devices": (of_runs, (columns["device"], *sizes)),
     }
 
 
-def losses(columns: dict[str, jax.Array], benefit: rx.FusionBenefit) -> dict[str, tuple[Callable, tuple]]:
+def losses(columns: dict[str, jax.Array]) -> dict[str, tuple[Callable, tuple]]:
     """Return losses by name, each with its coefficients and its rows."""
-    dtype = columns["k"].dtype
-    as_floats = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), tree)  # noqa: E731
+    as_floats = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, columns["k"].dtype), tree)  # noqa: E731
     gate = as_floats(rx.io_fusion_gate_for_target("cuda"))
     gates = as_floats(rx.io_fusion_gate_for_target(np.arange(len(rx.Target))))
     row, set_ = as_floats(rx.backend_coefficients("cuda")), as_floats(rx.coefficient_set("arch"))
-    profile = rx.GraphIoProfile(*(columns[f"before {i}"] for i in range(4)))
-    fuses, score, codes = columns["fuses"], columns["score"], columns["target"]
+    profile = profile_of(columns, "a")
+    benefit = rx.fusion_benefit(profile, profile_of(columns, "b"))
+    scored, fused = (gate, benefit, columns["score"]), (gate, benefit, columns["fuses"])
     sizes = tuple(columns[name] for name in ("batch", "n_fft", "k"))
-    mean_square = lambda error: jnp.mean(jnp.square(error))  # noqa: E731
-    log_size = lambda score_ns: jnp.mean(jnp.log(1.0 + jnp.abs(score_ns)))  # noqa: E731
+
+    def log_size(gate, benefit, codes=None):
+        gate = gate if codes is None else jax.tree.map(lambda leaf: leaf[codes], gate)
+        return jnp.mean(jnp.log(1.0 + jnp.abs(gate.score_ns(benefit))))
 
     def cross_entropy(gate, benefit, fuses):
         log_odds = gate.fuse_log_odds(benefit, **TEMPERATURE)
@@ -87,37 +87,32 @@ def losses(columns: dict[str, jax.Array], benefit: rx.FusionBenefit) -> dict[str
         costs = rx.estimate_welch_peaks_costs(device, *sizes, coefficients=set_)
         return jnp.mean(jnp.log(costs.fast_ns)) + jnp.mean(jnp.log(jnp.minimum(costs.rlx_ns, 1e30)))
 
-    def of_runs(set_, *sizes_and_fuses):
-        *sizes, fuses = sizes_and_fuses
+    def of_runs(set_, fuses, *sizes):
         table = rx.evaluate_welch_peaks("cuda", *sizes, coefficients=set_, **TEMPERATURE)
-        return mean_square(table.fuse_probability - fuses)
+        return jnp.mean(jnp.square(table.fuse_probability - fuses))
 
-    def by_code(gates, benefit, codes):
-        return log_size(jax.tree.map(lambda leaf: leaf[codes], gates).score_ns(benefit))
+    def of_table(gate, benefit, fuses):
+        return jnp.mean(jnp.square(gate.evaluate(benefit, **TEMPERATURE).fuse_probability - fuses))
+
+    def probability(gate, benefit, fuses):
+        return jnp.mean(jnp.square(gate.fuse_probability(benefit, **TEMPERATURE) - fuses))
 
     return {
         "mean of score_ns": (lambda g, b: jnp.mean(g.score_ns(b)), (gate, benefit)),
-        "square of score_ns": (lambda g, b, s: mean_square(g.score_ns(b) - s), (gate, benefit, score)),
-        "logarithm of score_ns": (lambda g, b: log_size(g.score_ns(b)), (gate, benefit)),
-        "cross entropy of fuse_log_odds": (cross_entropy, (gate, benefit, fuses)),
-        "square of fuse_probability": (
-            lambda g, b, f: mean_square(g.fuse_probability(b, **TEMPERATURE) - f),
-            (gate, benefit, fuses),
-        ),
-        "fuse_log_probability": (
-            lambda g, b: -jnp.mean(g.fuse_log_probability(b, **TEMPERATURE)),
-            (gate, benefit),
-        ),
-        "square of evaluate's probability": (
-            lambda g, b, f: mean_square(g.evaluate(b, **TEMPERATURE).fuse_probability - f),
-            (gate, benefit, fuses),
-        ),
-        "logarithm of score_ns, gates by code": (by_code, (gates, benefit, codes)),
+        "square of score_ns": (lambda g, b, s: jnp.mean(jnp.square(g.score_ns(b) - s)), scored),
+        "logarithm of score_ns": (log_size, (gate, benefit)),
+        "cross entropy of fuse_log_odds": (cross_entropy, fused),
+        "square of fuse_probability": (probability, fused),
+        "square of evaluate's probability": (of_table, fused),
+        "logarithm of score_ns, gates of a table by code": (log_size, (gates, benefit, columns["target"])),
         "logarithm of io_cost_ns": (lambda r, p: jnp.mean(jnp.log(rx.io_cost_ns(p, r))), (row, profile)),
-        "relative square of io_cost_ns": (lambda r, p: mean_square(rx.io_cost_ns(p, r) / 1e7 - 1.0), (row, profile)),
+        "square of io_cost_ns": (
+            lambda r, p: jnp.mean(jnp.square(rx.io_cost_ns(p, r) / 1e7 - 1.0)),
+            (row, profile),
+        ),
         "logarithm of two strategy costs": (lambda s, *w: two_costs(s, "cuda", *w), (set_, *sizes)),
         "the same, mixed devices": (two_costs, (set_, columns["device"], *sizes)),
-        "square of evaluate_welch_peaks's": (of_runs, (set_, *sizes, fuses)),
+        "square of evaluate_welch_peaks's": (of_runs, (set_, columns["fuses"], *sizes)),
     }
 
 
@@ -135,7 +130,8 @@ def in_chunks(loss: Callable) -> Callable:
 def copy_of(inputs: list[jax.Array], outputs: list[jax.Array]) -> Callable:
     """Return a jitted program of trivial work that reads and writes arrays of these types."""
 
-    def copy(*arrays):
+    def copy(*arguments):
+        arrays = jax.tree.leaves(arguments)
         shares = [arrays[i :: len(outputs)] or (arrays[i % len(arrays)],) for i in range(len(outputs))]
         sums = [1.0 + sum(array.astype(float) for array in share) for share in shares]
         return [(s > 0 if o.dtype == bool else s.astype(o.dtype)) for s, o in zip(sums, outputs, strict=True)]
@@ -143,7 +139,7 @@ def copy_of(inputs: list[jax.Array], outputs: list[jax.Array]) -> Callable:
     return jax.jit(copy)
 
 
-def least_ms(runs: dict[str, Callable], arguments: tuple | list, rounds: int) -> dict[str, float]:
+def least_ms(runs: dict[str, Callable], arguments: tuple, rounds: int) -> dict[str, float]:
     """Return the smallest time of each run in ms, all runs in every round, in an order drawn anew."""
     rng, times = np.random.default_rng(1), {name: [] for name in runs}
     for turn in range(-2, rounds):
@@ -152,29 +148,30 @@ def least_ms(runs: dict[str, Callable], arguments: tuple | list, rounds: int) ->
             result = jax.block_until_ready(runs[name](*arguments))
             times[name] += [time.perf_counter() - start] * (turn >= 0)
             del result
-    return {name: round(1e3 * min(seconds), 3) for name, seconds in times.items()}
+    return {name: round(1e3 * min(seconds), 2) for name, seconds in times.items()}
+
+
+def measured(kind: str, dtype: str, name: str, ms: dict[str, float], base: str) -> dict:
+    """Print and return the times of one table or loss, and what the others are to the base."""
+    others = [key for key in ms if key != base]
+    quotients = {key: ms[base] / ms[key] if kind == "table" else ms[key] / ms[base] for key in others}
+    cells = [f"{key} {ms[key]} ms, {quotients[key]:.2f}" for key in others]
+    print(f"| {dtype} | {name} | {base} {ms[base]} ms | {' | '.join(cells)} |", flush=True)
+    return {"dtype": dtype, kind: name, "ms": ms, "quotients": {k: round(q, 2) for k, q in quotients.items()}}
 
 
 def measure(rows: int, rounds: int, dtype: str) -> list[dict]:
-    """Print and return the figures of one precision."""
+    """Return the figures of one precision: shares of a copy's bandwidth, and ratios of gradients."""
     columns, figures = columns_of(rows, dtype), []
-    sides = [rx.GraphIoProfile(*(columns[f"{side} {i}"] for i in range(4))) for side in ("before", "after")]
-    benefit = rx.fusion_benefit(*sides)
-    print(f"\n| {dtype} | copy, ms | compiled, ms | share | eager, ms | share |\n|---|---|---|---|---|---|")
-    for name, (table, inputs) in tables(columns, benefit).items():
+    for name, (table, inputs) in tables(columns).items():
         compiled = jax.jit(table)
-        copy = copy_of(inputs, jax.tree.leaves(compiled(*inputs)))
+        copy = copy_of(jax.tree.leaves(inputs), jax.tree.leaves(compiled(*inputs)))
         ms = least_ms({"copy": copy, "compiled": compiled, "eager": table}, inputs, rounds)
-        shares = {f"{key}_share": round(ms["copy"] / ms[key], 2) for key in ("compiled", "eager")}
-        figures.append({"dtype": dtype, "table": name, **ms, **shares})
-        print(f"| {name} | {ms['copy']} | {ms['compiled']} | {shares['compiled_share']} | {ms['eager']} | {shares['eager_share']} |")
-    print(f"\n| {dtype} | value, ms | gradient, ms | ratio | in {CHUNKS} chunks, ms | ratio |\n|---|---|---|---|---|---|")
-    for name, (loss, arguments) in losses(columns, benefit).items():
-        runs = {"value": jax.jit(loss), "gradient": jax.jit(jax.value_and_grad(loss)), "chunks": in_chunks(loss)}
-        ms = least_ms(runs, arguments, rounds)
-        ratios = {f"{key}_ratio": round(ms[key] / ms["value"], 2) for key in ("gradient", "chunks")}
-        figures.append({"dtype": dtype, "loss": name, **ms, **ratios})
-        print(f"| {name} | {ms['value']} | {ms['gradient']} | {ratios['gradient_ratio']} | {ms['chunks']} | {ratios['chunks_ratio']} |")
+        figures.append(measured("table", dtype, name, ms, "copy"))
+    for name, (loss, arguments) in losses(columns).items():
+        runs = {"value": jax.jit(loss), "gradient": jax.jit(jax.value_and_grad(loss))}
+        ms = least_ms(runs | {"in chunks": in_chunks(loss)}, arguments, rounds)
+        figures.append(measured("loss", dtype, name, ms, "value"))
     return figures
 
 

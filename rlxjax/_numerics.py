@@ -58,7 +58,7 @@ def _dot(counts: list[Array], rates: list[Array]) -> Array:
     """
     *products, last = map(times, counts, rates)
     total = functools.reduce(jnp.add, products, jnp.zeros((), last.dtype))
-    return jnp.where(counts[-1] == 0, total, total + last)
+    return jnp.where(jnp.isnan(total), total, total + last)
 
 
 @_dot.defjvp
@@ -85,7 +85,7 @@ def _logistic_jvp(primals, tangents):
 
 
 def log_odds(x: RealLike, temperature: RealLike) -> Array:
-    """Return `x / temperature`, the log-odds of `soft_step`, held within the square root of the largest float.
+    """Return `x / temperature`, the log-odds of `soft_step`, within the root of the largest float.
 
     Prevents: an infinite quotient, and the NaN that its derivative by the temperature makes.
     """

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlxjax as rx
+from benchmarks.startup import compilations
 from rlxjax.device._costs import graph_work
-from rlxjax.welch.costs import _costs, _path_costs
 from rlxjax.welch.costs._graphs import welch_graph_work
 
 INF = math.inf
@@ -229,7 +229,7 @@ def test_the_first_call_of_a_process_may_be_a_traced_one():
     np.testing.assert_allclose(float(result.stdout), expected, rtol=FLOAT32_RTOL)
 
 
-def test_new_values_are_not_traced_again():
+def test_new_values_compile_nothing():
     def everything(device, batch, n_fft, k, gates):
         rx.estimate_welch_peaks_costs(device, batch, n_fft, k, True, gates, 1024)
         rx.soft_estimate_welch_peaks_costs(
@@ -239,18 +239,11 @@ def test_new_values_are_not_traced_again():
         rx.fused_graph_ns(device, batch, n_fft, k)
         rx.block_graph_ns(device, batch, n_fft, k)
 
-    programs = (
-        _costs.hard_costs,
-        _costs.soft_costs,
-        _costs._breakdown,
-        _path_costs._fused_graph_ns,
-        _path_costs._block_graph_ns,
-    )
     everything("metal", 8192, 256, 16, 3)
-    before = [program._cache_size() for program in programs]
+    compilations.clear()
     everything("cpu", 17, 2048, 5, 900)
     everything("webgpu", 2**40, 4, 1, 0)
-    assert [program._cache_size() for program in programs] == before
+    assert not compilations
 
 
 # --- Coefficient sets ----------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlxjax as rx
-from rlxjax.welch.costs import _pick
+from benchmarks.startup import compilations
 
 INF = math.inf
 MIX = np.array([0.3, -1.0, 2.0, 0.7])
@@ -153,16 +153,15 @@ def test_a_soft_pick_of_a_table_is_its_scalars():
     np.testing.assert_allclose(pick(codes, batch, 1e5), one, rtol=FLOAT64_RTOL, atol=SATURATED_ATOL)
 
 
-def test_new_values_are_not_traced_again():
+def test_new_values_compile_nothing():
     def everything(device, batch, k, temperature):
         rx.soft_pick_welch_peaks_strategy(device, batch, 256, k, temperature_ns=temperature)
         rx.pick_welch_peaks_strategy(device, batch, 256, k, legacy=True)
 
-    compiled = (_pick._soft_pick, _pick._legacy_index)
     everything("metal", 8192, 16, 1.0)
-    before = [f._cache_size() for f in compiled]
+    compilations.clear()
     everything("cpu", 3, 1, 1e9)
-    assert [f._cache_size() for f in compiled] == before
+    assert not compilations
 
 
 # --- The softmin ---------------------------------------------------------------------------------

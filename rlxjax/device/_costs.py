@@ -197,7 +197,7 @@ def rates_of(row: BackendCoefficients, work: GraphWork, rules: Exact | Smooth) -
 
 
 def counted_work(work: GraphWork, falls_back: RealLike) -> GraphWork:
-    """Return the work that a graph's cost counts as launches and bytes, or what the fallback's estimate counts."""
+    """Return what the cost of a graph counts of its work, or what the estimate of the fallback does."""
     is_fallback = jnp.asarray(falls_back) >= 0.5
 
     def of_graph(count: RealLike) -> RealLike:

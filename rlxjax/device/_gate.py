@@ -197,8 +197,7 @@ class IoFusionGate(Coefficients):
     ) -> "GateEvaluation":
         """Return benefit, score, decision and probability of a whole table in one program.
 
-        Every field is what `fusion_benefit`, `score_ns`, `should_fuse` and `fuse_probability` return,
-        to the last bit.
+        The fields are what `fusion_benefit`, `score_ns`, `should_fuse` and `fuse_probability` return.
 
         Args:
             before: a benefit, or the profile without fusion.
@@ -213,7 +212,9 @@ class IoFusionGate(Coefficients):
         """
         temperature_ns = as_temperature(temperature_ns)
         benefit = _benefit(before, after)
-        return GateEvaluation(benefit, *_evaluate(self, _floats(benefit, self, temperature_ns), temperature_ns))
+        return GateEvaluation(
+            benefit, *_evaluate(self, _floats(benefit, self, temperature_ns), temperature_ns)
+        )
 
 
 @jax.tree_util.register_dataclass

@@ -11,12 +11,16 @@ import numpy as np
 from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes, is_on_device
 from rlxjax._counts import as_float, as_temperature, size_as_float
 from rlxjax._numerics import Exact, Smooth, log_soft_step
+from rlxjax._tables import map_rows
 from rlxjax._typing import (
     Code,
     Count,
     Flag,
+    LogProbability,
     Nanoseconds,
     RealLike,
+    StrategyCosts,
+    StrategyLogWeights,
     StrategyWeights,
 )
 from rlxjax.device._devices import Device, normalised, without_provenance
@@ -46,7 +50,7 @@ class WelchPeaksCostEstimates:
     rlx_ns: Nanoseconds
     learned_ns: Nanoseconds
 
-    def stack(self) -> StrategyWeights:
+    def stack(self) -> StrategyCosts:
         """Return the four costs along a new last axis, in the order of `Strategy`."""
         fields = (self.ultra_ns, self.fast_ns, self.rlx_ns, self.learned_ns)
         return jnp.stack(jnp.broadcast_arrays(*fields), -1)
@@ -69,11 +73,11 @@ class SoftWelchPeaksCosts:
     """
 
     costs: WelchPeaksCostEstimates
-    log_fuse_probability: Nanoseconds
-    log_keep_probability: Nanoseconds
+    log_fuse_probability: LogProbability
+    log_keep_probability: LogProbability
     available: StrategyWeights
 
-    def log_availability(self) -> StrategyWeights:
+    def log_availability(self) -> StrategyLogWeights:
         """Return each strategy's log-availability: for rlx and learned, the log fuse probability."""
         fuse, always = self.log_fuse_probability, jnp.zeros_like(self.log_fuse_probability)
         return jnp.where(self.available > 0.5, jnp.stack([always, always, fuse, fuse], -1), -jnp.inf)
@@ -189,9 +193,12 @@ def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.A
 
 @jax.jit
 def hard_costs(codes, set_, batch, n_fft, k, learned: Learned) -> WelchPeaksCostEstimates:
-    row = gather(set_, codes)
-    terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
-    return estimates_of(row, terms, *decisions(row, terms))
+    def costs(codes, batch, n_fft, k, learned: Learned) -> WelchPeaksCostEstimates:
+        row = gather(set_, codes)
+        terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
+        return estimates_of(row, terms, *decisions(row, terms))
+
+    return map_rows(costs, codes, batch, n_fft, k, learned)
 
 
 def estimates_of(row: Row, terms: Terms, io: Flag, floor_ok: Flag) -> WelchPeaksCostEstimates:
@@ -241,7 +248,7 @@ def _breakdown(codes, set_, batch, n_fft, k):
     return terms.score_ns, row.gate.min_gain_ns, syncs.astype(int), io, io & floor_ok, floor_ok
 
 
-def _log_complement(log_p: Nanoseconds) -> Nanoseconds:
+def _log_complement(log_p: LogProbability) -> LogProbability:
     """Return `log(1 - exp(log_p))`; minus infinity at 0, accurate at both ends."""
     log_p = jnp.minimum(log_p, -jnp.finfo(log_p.dtype).tiny)
     near_one = log_p > -math.log(2.0)

@@ -10,6 +10,7 @@ import numpy as np
 from rlxjax._checks import LEAST_SIZES, is_traced
 from rlxjax._counts import as_temperature
 from rlxjax._numerics import Exact, soft_step
+from rlxjax._tables import map_rows
 from rlxjax._typing import Code, Flag, Nanoseconds, Probability, RealLike
 from rlxjax.device._devices import Device
 from rlxjax.device._gate import FusionBenefit
@@ -57,8 +58,8 @@ def evaluate_welch_peaks(
 ) -> WelchPeaksEvaluation:
     """Return the gate's breakdown, its probability and all strategy costs of a table in one program.
 
-    The fields are those of `welch_peaks_fusion_gate_breakdown` and `estimate_welch_peaks_costs`, to the
-    last bit. Counts come as floats, since exact ones would be made row by row on the host.
+    The fields are those of `welch_peaks_fusion_gate_breakdown` and `estimate_welch_peaks_costs`. Counts
+    come as floats, since exact ones would be made row by row on the host.
 
     Args:
         device: a name, or device codes.
@@ -95,16 +96,19 @@ def _evaluate(
     codes, set_, batch, n_fft, k, learned: Learned, temperature_ns, is_checked: bool
 ) -> tuple[WelchPeaksEvaluation, Flag | None]:
     """Return the table, and whether each row is a workload."""
-    rules = Exact()
-    row = gather(set_, codes)
-    terms = strategy_terms(row, batch, n_fft, k, learned, rules)
-    io, floor_ok = decisions(row, terms)
-    benefit = gate_benefit(row, batch, n_fft, k, rules)
-    probability = soft_step(terms.score_ns - row.gate.min_gain_ns, temperature_ns)
-    costs = estimates_of(row, terms, io, floor_ok)
-    result = WelchPeaksEvaluation(benefit, terms.score_ns, io, io & floor_ok, floor_ok, probability, costs)
-    shape = jnp.broadcast_shapes(*(jnp.shape(leaf) for leaf in jax.tree.leaves(result)))
-    result = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), result)
+    def evaluate(codes, batch, n_fft, k, learned: Learned, temperature_ns):
+        rules = Exact()
+        row = gather(set_, codes)
+        terms = strategy_terms(row, batch, n_fft, k, learned, rules)
+        io, floor_ok = decisions(row, terms)
+        benefit = gate_benefit(row, batch, n_fft, k, rules)
+        probability = soft_step(terms.score_ns - row.gate.min_gain_ns, temperature_ns)
+        costs = estimates_of(row, terms, io, floor_ok)
+        result = WelchPeaksEvaluation(benefit, terms.score_ns, io, io & floor_ok, floor_ok, probability, costs)
+        shape = jnp.broadcast_shapes(*(jnp.shape(leaf) for leaf in jax.tree.leaves(result)))
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), result)
+
+    result = map_rows(evaluate, codes, batch, n_fft, k, learned, temperature_ns)
     return result, _is_workload(codes, batch, n_fft, k) if is_checked else None
 
 

@@ -115,9 +115,7 @@ def block_ns(row: Row, batch, n_fft, k, n_segments, rules: Exact | Smooth) -> Na
 
 
 def _graph_ns(row: Row, batch, n_fft, k, n_segments, fused: bool, rules: Exact | Smooth) -> Nanoseconds:
-    works = [
-        counted_work(work, row.strategy.falls_back) for work in (FUSED_WORK if fused else FFT_WORK)
-    ]
+    works = [counted_work(work, row.strategy.falls_back) for work in (FUSED_WORK if fused else FFT_WORK)]
     return _columns_ns(works, (1.0, *columns_of_work(batch, n_fft, k, n_segments)), row.backend, rules)
 
 
@@ -140,7 +138,12 @@ def gate_score_ns(row: Row, benefit: FusionBenefit, batch, n_fft, k, rules: Exac
     """Return the gate's score of that benefit: what the graphs, a sample and a peak are worth are rates."""
     syncs, rates = benefit.sync_points_saved, gate_rates(row.gate, benefit, rules)
     part_ns = [dot([*fields_of(part).values()], rates) for part in FUSION_BENEFIT]
-    columns = (1.0, *columns_of_work(batch, n_fft, k, FAST_SEGMENTS), syncs, -added_syncs(row.gate, syncs, rules))
+    columns = (
+        1.0,
+        *columns_of_work(batch, n_fft, k, FAST_SEGMENTS),
+        syncs,
+        -added_syncs(row.gate, syncs, rules),
+    )
     return dot(columns, [*part_ns, row.gate.roundtrip_ns, row.gate.host_thunk_penalty_ns])
 
 

@@ -41,7 +41,7 @@ def welch_peaks_graph(batch: int, params: WelchPeakParams, fused: bool = True) -
     return graph
 
 
-#: Work of the graphs in all, for each sample of a segment, and for each peak; without and with the peaks' node.
+#: Work of the graphs in all, for each sample of a segment, and for each peak: fft only, and fused.
 FFT_WORK = (
     GraphWork(GraphIoProfile(3, 0, 0, 0), 0, 0, 3, 3),
     GraphWork(GraphIoProfile(0, 0, 8, 44), 19, 20, 0, 0),
