@@ -162,9 +162,7 @@ def linear_ns(cells: Sequence[Cell], measured_ns: np.ndarray, seen: np.ndarray) 
 class Judge:
     """Judges predictions of all cells by timings of the held-out ones."""
 
-    def __init__(
-        self, cells: Sequence[Cell], measured_ns: np.ndarray, noise: np.ndarray, held_out: np.ndarray
-    ):
+    def __init__(self, cells: Sequence[Cell], measured_ns: np.ndarray, noise: np.ndarray, held_out: np.ndarray):
         self.cells = [cell for cell, out in zip(cells, held_out, strict=True) if out]
         self.measured_ns, self.noise, self._held_out = measured_ns[held_out], noise, held_out
         self.workloads = metrics.workloads_of(self.cells)
@@ -302,10 +300,7 @@ def summary_tables(campaigns: Mapping[str, Mapping[str, Any]]) -> str:
     ]
     methods = [
         [method]
-        + [
-            f"{percent(row['error'])} / {percent(row['ordered'])} / {percent(row['regret_max'])}"
-            for row in rows
-        ]
+        + [f"{percent(row['error'])} / {percent(row['ordered'])} / {percent(row['regret_max'])}" for row in rows]
         for method in METHODS
         for rows in [[said["methods"][method] for said in campaigns.values()]]
     ]

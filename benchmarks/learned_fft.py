@@ -142,9 +142,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     random.seed(args.seed)
     rows = [row for n_fft in args.n_fft for row in run(n_fft, args)]
-    print(
-        "| n_fft | model | gates | trained | random | magnitude | mask alone | training, s | program ", end=""
-    )
+    print("| n_fft | model | gates | trained | random | magnitude | mask alone | training, s | program ", end="")
     print("| XLA FLOP/row | ns/row | time / exact |")
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     print("\n".join(shown(row) for row in rows))

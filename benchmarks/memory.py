@@ -30,9 +30,7 @@ def main() -> None:
     needed = max(signal.nbytes + np.asarray(peaks).nbytes, 1)
     print(f"{args.path}, {args.batch} rows, n_fft {args.n_fft}: signal and peaks {needed / 1e6:.0f} MB")
     print(f"peak of the process {peak / 1e6:.0f} MB, {peak / needed:.2f} times that;", end=" ")
-    print(
-        f"without the {before / 1e6:.0f} MB before the signal was made, {(peak - before) / needed:.2f} times"
-    )
+    print(f"without the {before / 1e6:.0f} MB before the signal was made, {(peak - before) / needed:.2f} times")
 
 
 if __name__ == "__main__":

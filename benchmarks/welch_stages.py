@@ -99,9 +99,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     signal = rng.standard_normal((batch, params.frame_len), np.float32)
     forms = prefixes(params)
-    programs = {
-        (form, stage): jax.jit(run) for form, stages in forms.items() for stage, run in stages.items()
-    }
+    programs = {(form, stage): jax.jit(run) for form, stages in forms.items() for stage, run in stages.items()}
     best = dict.fromkeys(programs, np.inf)
     for program in programs.values():
         jax.block_until_ready(program(signal))

@@ -47,9 +47,7 @@ def rows_of_a_processor(n_rows: int, least: int, most: int, n_processors: int) -
     return max(1, min(most, max(least, share)))
 
 
-def for_each_chunk(
-    run: Callable[[int, int], None], n_rows: int, chunk_rows: int, n_workers: int | None = None
-) -> None:
+def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int, n_workers: int | None = None) -> None:
     """Call `run(start, stop)` for chunks that together are all the rows, on several threads.
 
     The caller's thread is one of them; the others stay for later calls, as a new thread begins with no
@@ -90,9 +88,7 @@ def for_each_chunk(
             del _thread.is_worker
 
     work_as_caller = _with_callers_settings(work)
-    others = [
-        _helpers(max(n_workers, worker_count()) - 1).submit(work_as_caller) for _ in range(n_workers - 1)
-    ]
+    others = [_helpers(max(n_workers, worker_count()) - 1).submit(work_as_caller) for _ in range(n_workers - 1)]
     try:
         work()
     finally:

@@ -95,7 +95,7 @@ def log_odds(x: RealLike, temperature: RealLike) -> Array:
 
 
 def soft_step(x: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth twin of `x >= 0`: the logistic of `x / temperature`.
+    """Return the smooth form of `x >= 0`: the logistic of `x / temperature`.
 
     Examples:
         >>> print(soft_step(0.0, 2.0))
@@ -110,7 +110,7 @@ def log_soft_step(x: RealLike, temperature: RealLike) -> Array:
 
 
 def soft_at_least(x: RealLike, threshold: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth twin of `x >= threshold` whose limit at the tie is 1, as the hard one's is.
+    """Return the smooth form of `x >= threshold` whose limit at the tie is 1, as the hard one's is.
 
     The logistic is shifted by the root of the temperature, which vanishes with it: a plain logistic stays
     at one half at the tie however small the temperature.
@@ -120,7 +120,7 @@ def soft_at_least(x: RealLike, threshold: RealLike, temperature: RealLike) -> Ar
 
 
 def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth twin of `max(x, y)`: a logsumexp of temperature `temperature`.
+    """Return the smooth form of `max(x, y)`: a logsumexp of temperature `temperature`.
 
     Examples:
         >>> float(soft_maximum(3.0, 1e9, temperature=1.0))
@@ -152,7 +152,7 @@ def _gap(x: Array, y: Array) -> Array:
 
 
 def soft_relu(x: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth twin of `max(x, 0)`: `temperature * softplus(x / temperature)`.
+    """Return the smooth form of `max(x, 0)`: `temperature * softplus(x / temperature)`.
 
     Examples:
         >>> print(soft_relu(0.0, temperature=1.0).round(4))
@@ -162,7 +162,7 @@ def soft_relu(x: RealLike, temperature: RealLike) -> Array:
 
 
 def soft_minimum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth twin of `min(x, y)`: a negated logsumexp of temperature `temperature`.
+    """Return the smooth form of `min(x, y)`: a negated logsumexp of temperature `temperature`.
 
     Examples:
         >>> print(soft_minimum(3.0, 1e9, temperature=1.0))
@@ -172,7 +172,7 @@ def soft_minimum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
 
 
 def soft_clip(x: RealLike, low: RealLike, high: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth twin of `clip(x, low, high)`."""
+    """Return the smooth form of `clip(x, low, high)`."""
     return soft_minimum(soft_maximum(x, low, temperature), high, temperature)
 
 

@@ -31,15 +31,11 @@ def map_rows(f: Callable[..., Any], *rows: Any) -> Any:
         return f(*structure.unflatten(columns.get(place, leaf) for place, leaf in enumerate(leaves)))
 
     columns = {
-        place: jnp.broadcast_to(leaf, shape).reshape(-1)
-        for place, leaf in enumerate(leaves)
-        if jnp.ndim(leaf) > 0
+        place: jnp.broadcast_to(leaf, shape).reshape(-1) for place, leaf in enumerate(leaves) if jnp.ndim(leaf) > 0
     }
     whole = size - size % count
     chunks = jax.tree.map(lambda column: column[:whole].reshape(count, -1), columns)
     parts = [jax.lax.map(jax.checkpoint(of_columns), chunks)]
     if whole < size:
         parts.append(of_columns(jax.tree.map(lambda column: column[whole:], columns)))
-    return jax.tree.map(
-        lambda *part: jnp.concatenate([rows.reshape(-1) for rows in part]).reshape(shape), *parts
-    )
+    return jax.tree.map(lambda *part: jnp.concatenate([rows.reshape(-1) for rows in part]).reshape(shape), *parts)

@@ -60,9 +60,7 @@ def assert_gradient_is_the_finite_difference(f, tree, *others, scale=None, kinks
 
         def moved(steps, i=i, leaf=leaf, direction=direction):
             changed = leaf + steps * GRADIENT_STEP * direction
-            return np.asarray(compiled(structure.unflatten([*leaves[:i], changed, *leaves[i + 1 :]]))[0])[
-                finite
-            ]
+            return np.asarray(compiled(structure.unflatten([*leaves[:i], changed, *leaves[i + 1 :]]))[0])[finite]
 
         difference = 8 * (moved(1) - moved(-1)) - (moved(2) - moved(-2))
         expected = difference / (12 * GRADIENT_STEP)

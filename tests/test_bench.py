@@ -38,9 +38,7 @@ def invoke(*arguments):
 
 
 def read(path):
-    return read_json_file(
-        path, BenchFile, {"bench_schema_version": BENCH_SCHEMA_VERSION}, ValueError, "mend", "what"
-    )
+    return read_json_file(path, BenchFile, {"bench_schema_version": BENCH_SCHEMA_VERSION}, ValueError, "mend", "what")
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +306,7 @@ def test_the_report_shows_growth_and_what_was_refused(small_run):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--contender", "abacus"), "--contender: expected one of fused, host, auto"),
+        (("--contender", "abacus"), "--contender: expected one of fused, fused-jax, host, auto"),
         (("--budget", "0"), "--budget: expected a positive number of seconds, got 0"),
         (("--budget", "nan"), "--budget: expected a positive number of seconds, got nan"),
         (("--n-fft", "255"), "expected an even number, got 255"),

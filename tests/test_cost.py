@@ -201,9 +201,7 @@ def stacked(coefficients="arch"):
 
 def test_a_table_of_profiles_and_devices_is_one_call():
     names = list(vars(PROFILES[0]))
-    table = rx.GraphIoProfile(
-        **{name: np.array([[getattr(profile, name)] for profile in PROFILES]) for name in names}
-    )
+    table = rx.GraphIoProfile(**{name: np.array([[getattr(profile, name)] for profile in PROFILES]) for name in names})
     row = jax.tree.map(lambda leaf: leaf[None], stacked())
     expected = [[io_cost(profile, rx.backend_coefficients(d)) for d in rx.Device] for profile in PROFILES]
     np.testing.assert_allclose(rx.io_cost_ns(table, row), expected, rtol=FLOAT64_RTOL)

@@ -94,9 +94,7 @@ def programs(name):
     """Return value, gradient, forward derivative and Hessian by three factors of the coefficients."""
     loss, coefficients, rows = CASES[name]
     of_factors = lambda factors: loss(scaled(coefficients, factors), *rows)  # noqa: E731
-    return tuple(
-        map(quickly, (of_factors, jax.grad(of_factors), jax.jacfwd(of_factors), jax.hessian(of_factors)))
-    )
+    return tuple(map(quickly, (of_factors, jax.grad(of_factors), jax.jacfwd(of_factors), jax.hessian(of_factors))))
 
 
 @each_case
@@ -138,9 +136,7 @@ def test_a_gradient_has_the_types_of_what_it_is_of(device, of_set, of_batch):
     for cost in (rx.estimate_welch_peaks_costs, rx.host_path_ns, rx.fused_graph_ns):
 
         def loss(set_, batch, cost=cost):
-            return sum(
-                jnp.sum(finite(ns)) for ns in jax.tree.leaves(cost(device, batch, 256, 16, coefficients=set_))
-            )
+            return sum(jnp.sum(finite(ns)) for ns in jax.tree.leaves(cost(device, batch, 256, 16, coefficients=set_)))
 
         by_set, by_batch = jax.eval_shape(jax.grad(loss, (0, 1)), set_, batch)
         assert {leaf.dtype for leaf in jax.tree.leaves(by_set)} == {np.dtype(of_set)}
@@ -236,9 +232,7 @@ def test_an_infinite_bandwidth_moves_bytes_for_nothing_and_makes_no_nan(name):
 @pytest.mark.parametrize("memory_bw", [0.0, 0.5, 150.0])
 @pytest.mark.parametrize("syncs", [-2.0, 0.0, 2.0])
 def test_a_gradient_at_a_singular_point_is_the_count(unified, penalty, memory_bw, syncs):
-    gate = dataclasses.replace(
-        GATE, unified_memory=unified, host_thunk_penalty_ns=penalty, memory_bw=memory_bw
-    )
+    gate = dataclasses.replace(GATE, unified_memory=unified, host_thunk_penalty_ns=penalty, memory_bw=memory_bw)
     benefit = rx.FusionBenefit(3.0, syncs, 7680.0, -900.0)
     by_gate, by_benefit = jax.grad(lambda *x: rx.IoFusionGate.score_ns(*x), (0, 1))(gate, benefit)
     by_memory_bw = 900 / memory_bw**2 if memory_bw > 1 else 0.0

@@ -169,6 +169,4 @@ def test_what_a_device_holds_is_subtracted_there():
             before, after = jnp.array([2.0**40 + 4096]), jnp.array([2.0**40])
             for pair in ((before, after), (np.asarray(before), after), (before, np.asarray(after))):
                 np.testing.assert_array_equal(difference(*pair, "count"), before - after)
-                np.testing.assert_array_equal(
-                    jax.jit(lambda *x: difference(*x, "count"))(*pair), before - after
-                )
+                np.testing.assert_array_equal(jax.jit(lambda *x: difference(*x, "count"))(*pair), before - after)

@@ -85,14 +85,10 @@ def test_a_compiled_evaluation_is_an_eager_one_and_a_mapped_one_a_loop(x64):
         assert_same_table(compiled, GATE.evaluate(before, after, temperature_ns=TEMPERATURE_NS))
 
 
-@pytest.mark.parametrize(
-    "shapes", [[(7,), ()], [(), (7,)], [(2, 1, 5), (1, 3, 1)], [(0,), (0,)], [(129,), (129,)]]
-)
+@pytest.mark.parametrize("shapes", [[(7,), ()], [(), (7,)], [(2, 1, 5), (1, 3, 1)], [(0,), (0,)], [(129,), (129,)]])
 def test_an_evaluation_broadcasts(shapes):
     before, after = (
-        rx.GraphIoProfile(
-            *(np.float64(np.asarray(np.resize(counts, shape))) for counts in vars(side).values())
-        )
+        rx.GraphIoProfile(*(np.float64(np.asarray(np.resize(counts, shape))) for counts in vars(side).values()))
         for side, shape in zip(profiles(200), shapes, strict=True)
     )
     gains = np.linspace(0.0, 1e6, 5).reshape(1, 1, 5) if shapes[0][-1:] == (5,) else 1e3
@@ -182,15 +178,11 @@ def test_a_compiled_table_of_runs_is_an_eager_one_and_a_mapped_one_a_loop(x64):
         expected = f(*arguments)
         assert_same_table(jax.jit(f)(*arguments), expected)
         assert_same_table(jax.vmap(f)(*arguments), expected)
-        assert_same_table(
-            f(*[argument[3] for argument in arguments]), jax.tree.map(lambda leaf: leaf[3], expected)
-        )
+        assert_same_table(f(*[argument[3] for argument in arguments]), jax.tree.map(lambda leaf: leaf[3], expected))
 
 
 def test_every_field_of_a_table_has_its_shape():
-    result = rx.evaluate_welch_peaks(
-        np.array([[0], [4]]), np.array([[64, 512, 8192]]), 256, 16, temperature_ns=1.0
-    )
+    result = rx.evaluate_welch_peaks(np.array([[0], [4]]), np.array([[64, 512, 8192]]), 256, 16, temperature_ns=1.0)
     assert {leaf.shape for leaf in jax.tree.leaves(result)} == {(2, 3)}
     one = rx.evaluate_welch_peaks("cuda", 64, 256, 16, temperature_ns=1.0)
     assert {leaf.shape for leaf in jax.tree.leaves(one)} == {()}
@@ -254,9 +246,7 @@ def test_a_large_table_of_runs_is_its_parts():
     result = rx.evaluate_welch_peaks(*columns, temperature_ns=TEMPERATURE_NS)
     costs = rx.estimate_welch_peaks_costs(*columns).stack()
     for part in (slice(0, 500), slice(rows - 500, rows)):
-        expected = rx.evaluate_welch_peaks(
-            *(column[part] for column in columns), temperature_ns=TEMPERATURE_NS
-        )
+        expected = rx.evaluate_welch_peaks(*(column[part] for column in columns), temperature_ns=TEMPERATURE_NS)
         jax.tree.map(
             lambda got, of_part, part=part: np.testing.assert_allclose(got[part], of_part, rtol=FLOAT64_RTOL),
             result,

@@ -79,7 +79,5 @@ def test_a_command_refuses_a_named_pipe_before_it_measures(tmp_path, command):
     os.mkfifo(pipe)
     result = CliRunner().invoke(app, [*command, "--out", str(pipe)])
     assert result.exit_code == 2
-    assert result.stderr.strip().splitlines() == [
-        f"error: expected a file to write, got the named pipe {pipe}"
-    ]
+    assert result.stderr.strip().splitlines() == [f"error: expected a file to write, got the named pipe {pipe}"]
     assert list(tmp_path.iterdir()) == [pipe]

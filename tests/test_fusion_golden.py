@@ -31,11 +31,7 @@ def graph_of(row):
 
 def unequal_nodes(graph):
     """Return the nodes whose operands have unequal shapes."""
-    return [
-        node
-        for node in graph.nodes
-        if node.op in BINARY and len({graph.nodes[i].shape for i in node.inputs}) > 1
-    ]
+    return [node for node in graph.nodes if node.op in BINARY and len({graph.nodes[i].shape for i in node.inputs}) > 1]
 
 
 def lacking(row):

@@ -50,9 +50,7 @@ def cast_plan(*dtypes):
 def in_range(first):
     """Return values of a dtype that every dtype can hold, or round."""
     rng = np.random.default_rng(0)
-    values = np.concatenate(
-        [rng.uniform(-120, 120, 500), rng.normal(size=500), np.arange(-127.0, 128), [-0.0]]
-    )
+    values = np.concatenate([rng.uniform(-120, 120, 500), rng.normal(size=500), np.arange(-127.0, 128), [-0.0]])
     return values.astype(DTYPES[first])
 
 

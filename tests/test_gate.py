@@ -144,11 +144,7 @@ def test_a_score_is_the_closed_form(gate, benefit):
 def test_a_built_in_gate_is_the_row_of_the_specification(target):
     gate = rx.io_fusion_gate_for_target(target)
     assert dataclasses.astuple(gate) == SPEC[target]
-    assert (
-        rx.io_fusion_gate_for_target(target.upper())
-        == rx.io_fusion_gate_for_target(rx.Target(target))
-        == gate
-    )
+    assert rx.io_fusion_gate_for_target(target.upper()) == rx.io_fusion_gate_for_target(rx.Target(target)) == gate
 
 
 def test_target_codes_give_a_gate_of_arrays():
@@ -222,9 +218,7 @@ def test_the_base_is_antisymmetric_and_additive(gate, a, b, c):
 @given(gates, benefits, st.integers(-8, 8))
 def test_a_score_scales_with_the_unit_of_time(gate, benefit, exponent):
     unit = 2.0**exponent
-    gate = dataclasses.replace(
-        gate, memory_bw=gate.memory_bw + 256, host_readback_bw=gate.host_readback_bw + 256
-    )
+    gate = dataclasses.replace(gate, memory_bw=gate.memory_bw + 256, host_readback_bw=gate.host_readback_bw + 256)
     gate = dataclasses.replace(gate, unified_memory=0.0)
     scaled = rx.IoFusionGate(
         **{name: value / unit if "bw" in name else value * unit for name, value in vars(gate).items()}

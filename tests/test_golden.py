@@ -56,8 +56,7 @@ def gate_table():
     rows = golden("gate")
     gate = rx.IoFusionGate(**{name: column(rows, "gate", name) for name in rows[0]["gate"]})
     before, after = (
-        rx.GraphIoProfile(**{name: column(rows, which, name) for name in COUNTS})
-        for which in ("before", "after")
+        rx.GraphIoProfile(**{name: column(rows, which, name) for name in COUNTS}) for which in ("before", "after")
     )
     return gate, before, after
 

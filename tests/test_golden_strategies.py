@@ -75,9 +75,7 @@ def test_every_strategy_row_has_its_profiles():
     for name in SETS:
         for row in golden(f"strategy_{name}"):
             batch, params = row["batch"], rx.WelchPeakParams.fast(row["n_fft"], row["k"])
-            keep, fuse = (
-                rx.profile_graph_io(rx.welch_peaks_graph(batch, params, fused)) for fused in (False, True)
-            )
+            keep, fuse = (rx.profile_graph_io(rx.welch_peaks_graph(batch, params, fused)) for fused in (False, True))
             native = row["device"] not in ("Cpu", "Metal", "Mlx", "Ane", "Tpu") and batch >= 2048
             assert keep == rx.GraphIoProfile(**row["profile_fft"])
             fuse = dataclasses.replace(fuse, sync_points=fuse.sync_points - native)

@@ -191,18 +191,14 @@ def test_a_bad_node_is_refused_by_name():
 
 def test_an_unknown_op_is_refused_with_the_nearest_one():
     for op, hint in [("RELU", "'relu'"), ("reduce_summ", "'reduce_sum'")]:
-        with pytest.raises(
-            ValueError, match=f"unknown op '{op}'.*did you mean {hint}.*expected one of input"
-        ):
+        with pytest.raises(ValueError, match=f"unknown op '{op}'.*did you mean {hint}.*expected one of input"):
             rx.Graph().add(op, [])
 
 
 def test_a_forward_reference_is_refused_by_name():
     for node_id in [1, 7]:
         graph, _ = with_inputs((2,))
-        with pytest.raises(
-            ValueError, match=rf"node 1 \(relu\): no node {node_id} yet; the graph has 1 nodes"
-        ):
+        with pytest.raises(ValueError, match=rf"node 1 \(relu\): no node {node_id} yet; the graph has 1 nodes"):
             graph.add("relu", [node_id])
         with pytest.raises(ValueError, match=f"outputs: no node {node_id} yet"):
             graph.set_outputs([node_id])

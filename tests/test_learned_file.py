@@ -256,17 +256,13 @@ def test_ragged_lists_are_refused(content, path):
 def test_arrays_of_a_length_that_is_no_power_of_two_are_refused(content, path):
     arrays = {"gates": np.ones((4, 6)), "twiddles": np.ones((4, 6, 2)), "mask": np.ones(7)}
     fields = {name: array.tolist() for name, array in arrays.items()}
-    assert_refused(
-        changed(content, n_fft=12, active_gates=24, total_gates=24, **fields), path, "gates", "(4, 6)", MEND
-    )
+    assert_refused(changed(content, n_fft=12, active_gates=24, total_gates=24, **fields), path, "gates", "(4, 6)", MEND)
 
 
 def test_arrays_of_another_length_than_each_other_are_refused(content, path):
     other = rx.LearnedFft.exact(32)
     for field in ("twiddles", "gates", "mask"):
-        assert_refused(
-            changed(content, **{field: getattr(other, field).tolist()}), path, "expected shape", MEND
-        )
+        assert_refused(changed(content, **{field: getattr(other, field).tolist()}), path, "expected shape", MEND)
 
 
 def test_counts_that_contradict_the_arrays_are_refused(content, path):

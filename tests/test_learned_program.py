@@ -75,9 +75,7 @@ def assert_peaks_of(power, peaks, params):
 
 @each_form
 def test_peaks_are_those_of_the_hard_network(form):
-    for seed, (gates_on, unmasked, k) in enumerate(
-        [(0.0, 1.0, 5), (0.2, 0.6, 1), (0.7, 0.1, 12), (1.0, 0.0, 5)]
-    ):
+    for seed, (gates_on, unmasked, k) in enumerate([(0.0, 1.0, 5), (0.2, 0.6, 1), (0.7, 0.1, 12), (1.0, 0.0, 5)]):
         params = dataclasses.replace(PARAMS, k=k)
         model, signal = random_model(16, seed, gates_on, unmasked), noise(4, params, seed)
         peaks = peaks_of(signal, learned_program(model, params, form), params)
@@ -184,9 +182,7 @@ def test_jit_equals_eager_vmap_equals_a_loop_and_models_pruned_alike_share_a_pro
 def test_the_gradient_of_the_peak_powers_is_the_finite_difference(form):
     signal, direction = noise(2, PARAMS), noise(2, PARAMS, seed=1)
     program = learned_program(random_model(16, 3, 0.7, 0.8), PARAMS, form)
-    total = jax.jit(
-        jax.value_and_grad(lambda signal: jnp.sum(learned_peaks(signal, program, PARAMS)[..., 1]))
-    )
+    total = jax.jit(jax.value_and_grad(lambda signal: jnp.sum(learned_peaks(signal, program, PARAMS)[..., 1])))
     slope = np.sum(np.asarray(total(signal)[1]) * direction)
     # The total is a quadratic form while the bins stay, so a central difference is exact up to rounding.
     step = 2.0**-7

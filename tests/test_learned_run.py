@@ -220,9 +220,7 @@ def test_auto_without_a_calibration_is_the_lowest_built_in_estimate():
 def test_auto_runs_the_model_where_it_is_cheapest_and_never_with_a_quarter_of_its_gates_on():
     signal, exact = noise(8), rx.LearnedFft.exact(N_FFT)
     built_in = [float(cost("cpu", 8, N_FFT, 5)) for cost in BUILT_IN_COSTS_NS]
-    assert float(rx.learned_path_ns("cpu", 8, N_FFT, 5, SPARSE.active_gates, SPARSE.total_gates)) < min(
-        built_in
-    )
+    assert float(rx.learned_path_ns("cpu", 8, N_FFT, 5, SPARSE.active_gates, SPARSE.total_gates)) < min(built_in)
     learned = rx.welch_peaks(signal, FAST, "learned", model=SPARSE)
     np.testing.assert_array_equal(rx.welch_peaks(signal, FAST, model=SPARSE), learned)
     # None of the models below has the bins of the transform, so their peaks tell which path ran.
@@ -234,9 +232,7 @@ def test_auto_runs_the_model_where_it_is_cheapest_and_never_with_a_quarter_of_it
     for strategy, model in (("auto", quarter), ("rlx", SPARSE)):
         peaks = rx.welch_peaks(signal, FAST, strategy, model=model)
         np.testing.assert_allclose(peaks, expected, rtol=1e-3)
-        assert not np.array_equal(
-            rx.welch_peaks(signal, FAST, "learned", model=model)[..., 0], expected[..., 0]
-        )
+        assert not np.array_equal(rx.welch_peaks(signal, FAST, "learned", model=model)[..., 0], expected[..., 0])
 
 
 def test_models_are_collected():

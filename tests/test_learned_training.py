@@ -20,9 +20,7 @@ recall_of = jax.jit(peak_recall, static_argnames="k")
 
 
 def train(**arguments):
-    return train_learned_fft(
-        N_FFT, **{"signals": LOW, "k": K, "steps": 60, "fine_tuning_steps": 20, **arguments}
-    )
+    return train_learned_fft(N_FFT, **{"signals": LOW, "k": K, "steps": 60, "fine_tuning_steps": 20, **arguments})
 
 
 @pytest.fixture(scope="module")

@@ -48,9 +48,7 @@ def test_regret_is_that_of_a_loop():
         there = [i for i in range(len(timed)) if not math.isnan(timed[i])]
         pick = min(there, key=lambda i: mine[i])
         expected.append(timed[pick] / min(timed[i] for i in there) - 1.0)
-    np.testing.assert_allclose(
-        metrics.regrets(np.where(np.isnan(MEASURED), np.nan, PREDICTED), MEASURED), expected
-    )
+    np.testing.assert_allclose(metrics.regrets(np.where(np.isnan(MEASURED), np.nan, PREDICTED), MEASURED), expected)
 
 
 def test_ordering_is_that_of_a_loop():
@@ -144,9 +142,7 @@ def test_draws_from_the_model_are_covered_and_its_probabilities_come_true():
     score = metrics.brier_score(probability, one < other)
     assert score < metrics.brier_score(certain.astype(float), one < other)
     for found_bin in metrics.reliability(probability, one < other):
-        assert found_bin.happened == pytest.approx(
-            found_bin.said, abs=4.0 * 0.5 / math.sqrt(found_bin.decisions)
-        )
+        assert found_bin.happened == pytest.approx(found_bin.said, abs=4.0 * 0.5 / math.sqrt(found_bin.decisions))
 
 
 def test_intervals_too_narrow_do_not_pass():

@@ -298,10 +298,7 @@ def test_no_temperature_makes_a_nan():
 
     @jax.jit
     def values_and_gradients(x, t):
-        return {
-            name: (f(x, t), jax.grad(lambda x, t: jnp.sum(f(x, t)), (0, 1))(x, t))
-            for name, f in functions.items()
-        }
+        return {name: (f(x, t), jax.grad(lambda x, t: jnp.sum(f(x, t)), (0, 1))(x, t)) for name, f in functions.items()}
 
     @jax.jit
     def weights_and_gradients(costs, t):

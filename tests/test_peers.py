@@ -13,7 +13,7 @@ from rlxjax import WelchPeakParams, welch_peaks
 #: Installed with the extra `bench`, which tests do without; scipy comes with the tests.
 OPTIONAL = ("pyfftw", "mkl_fft", "torch")
 IN_C = ("c-fftw", "c-fftw-insertion")
-NAMES = ("fused", "host", "auto", "naive", "jax.scipy", "scipy", *OPTIONAL, *IN_C)
+NAMES = ("fused", "fused-jax", "host", "auto", "naive", "naive-jax", "jax.scipy", "scipy", *OPTIONAL, *IN_C)
 
 PARAMS = [
     WelchPeakParams(64, 1, 1),
@@ -102,7 +102,7 @@ def test_cupy_is_for_a_gpu():
 
 
 def test_an_unknown_contender_is_refused():
-    with pytest.raises(ValueError, match="--contender: expected one of fused, host, .*, got 'abacus'"):
+    with pytest.raises(ValueError, match="--contender: expected one of fused, fused-jax, .*, got 'abacus'"):
         contenders(names=["abacus"])
 
 

@@ -147,9 +147,7 @@ def test_a_selected_position_counts_four_bytes_an_element_once():
 
 def test_a_selected_node_counts_its_own_bytes_unless_metadata():
     for ids, host_bytes in [([], 0), ([0], 0), ([1, 1], 20), ([1, 2], 20 + 30)]:
-        graph = built(
-            [("input", [], (10,), "f64"), ("abs", [0], (20,), "i8"), ("abs", [0], (30,), "i8")], [2]
-        )
+        graph = built([("input", [], (10,), "f64"), ("abs", [0], (20,), "i8"), ("abs", [0], (30,), "i8")], [2])
         assert rx.profile_graph_io(graph, output_ids=iter(ids)).host_output_bytes == host_bytes
 
 
@@ -206,9 +204,7 @@ def test_readback_of_a_table_is_that_of_its_rows():
         table = rx.GraphIoProfile(0, 0, *(np.array(x, np.uint64).reshape(shape) for x in (host, traffic)))
         bytes_back = table.host_readback_bytes(unified_memory=False)
         assert (bytes_back.dtype, bytes_back.shape) == (np.uint64, shape)
-        assert bytes_back.ravel().tolist() == [
-            min(h + t // 4, MAX) for h, t in zip(host, traffic, strict=True)
-        ]
+        assert bytes_back.ravel().tolist() == [min(h + t // 4, MAX) for h, t in zip(host, traffic, strict=True)]
 
 
 def test_readback_in_traced_code_is_rounded_down_too():

@@ -84,9 +84,7 @@ def test_a_function_costs_one_launch_its_bytes_and_its_results():
 def test_a_matrix_product_costs_its_operations():
     x = jax.ShapeDtypeStruct((512, 512), jnp.float32)
     slow = dataclasses.replace(rx.backend_coefficients("cpu"), sgemm_gflops=1.0)
-    fast, slowed = (
-        rx.rank_devices(jnp.matmul, ["cpu"], args=(x, x), rows=rows) for rows in (None, {"cpu": slow})
-    )
+    fast, slowed = (rx.rank_devices(jnp.matmul, ["cpu"], args=(x, x), rows=rows) for rows in (None, {"cpu": slow}))
     flop = 2 * 512**3
     difference = slowed.costs[rx.Device.CPU] - fast.costs[rx.Device.CPU]
     np.testing.assert_allclose(difference, flop / 2.0 - flop / 201.0, rtol=1e-3)

@@ -90,9 +90,7 @@ def test_two_halves_agree_better_than_quartiles_that_know_of_no_pace():
     spells = np.repeat(rng.lognormal(0.0, 0.25, 54), 60)[: len(visits.cell)]
     noisy = at_pace(visits, spells * rng.lognormal(0.0, 0.05, visits.cell.shape))
     halves = [noisy.in_rounds(np.arange(first, 80, 2)) for first in (0, 1)]
-    with_pace, without = (
-        np.std(np.log(of(halves[0]) / of(halves[1]))) for of in (quartile_ns, plain_quartiles)
-    )
+    with_pace, without = (np.std(np.log(of(halves[0]) / of(halves[1]))) for of in (quartile_ns, plain_quartiles))
     assert with_pace < without / 2
 
 

@@ -27,9 +27,7 @@ devices = st.sampled_from(list(rx.Device))
 sets = st.sampled_from(["arch", "portable"])
 peaks = st.integers(1, 64)
 WGPU = ("gpu", "vulkan", "webgpu", "directx", "opengl")
-SLOPES = {
-    d: v for ds, v in [(("metal", "mlx", "ane"), (0.22, 1.15)), (("cuda", "rocm"), (0.15, 0.85))] for d in ds
-}
+SLOPES = {d: v for ds, v in [(("metal", "mlx", "ane"), (0.22, 1.15)), (("cuda", "rocm"), (0.15, 0.85))] for d in ds}
 SLOPES |= dict.fromkeys(WGPU, (0.12, 0.0))
 SCALES = dict(zip(("metal", "mlx", "ane", "cuda", "rocm"), (7.5, 7.5, 7.5, 0.43, 0.43), strict=True))
 SCALES |= dict.fromkeys(WGPU, 2.2)
@@ -92,9 +90,7 @@ def costs_reference(device, batch, n_fft, k, available, active, total, set_):
     return ultra, fast, rlx, learned
 
 
-learned_models = st.tuples(
-    st.booleans(), st.none() | st.integers(0, 2048), st.sampled_from([0, 1, 1024, 8192])
-)
+learned_models = st.tuples(st.booleans(), st.none() | st.integers(0, 2048), st.sampled_from([0, 1, 1024, 8192]))
 
 
 @lawful
@@ -212,9 +208,7 @@ def test_a_large_batch_does_not_overflow(x64, transform):
     with jax.enable_x64(x64):
         estimate, saved = transform(costs)(np.int32(10**6), np.int32(4096))
     np.testing.assert_allclose(estimate, expected, rtol=FLOAT64_RTOL if x64 else FLOAT32_RTOL)
-    np.testing.assert_allclose(
-        saved, (16 * 4096 - 8 * 64) * 10**6, rtol=FLOAT64_RTOL if x64 else FLOAT32_RTOL
-    )
+    np.testing.assert_allclose(saved, (16 * 4096 - 8 * 64) * 10**6, rtol=FLOAT64_RTOL if x64 else FLOAT32_RTOL)
 
 
 def test_the_first_call_of_a_process_may_be_a_traced_one():
@@ -232,9 +226,7 @@ def test_the_first_call_of_a_process_may_be_a_traced_one():
 def test_new_values_compile_nothing():
     def everything(device, batch, n_fft, k, gates):
         rx.estimate_welch_peaks_costs(device, batch, n_fft, k, True, gates, 1024)
-        rx.soft_estimate_welch_peaks_costs(
-            device, batch, n_fft, k, True, gates, 1024, temperature_ns=gates + 1.0
-        )
+        rx.soft_estimate_welch_peaks_costs(device, batch, n_fft, k, True, gates, 1024, temperature_ns=gates + 1.0)
         rx.welch_peaks_fusion_gate_breakdown(device, batch, n_fft, k)
         rx.fused_graph_ns(device, batch, n_fft, k)
         rx.block_graph_ns(device, batch, n_fft, k)
@@ -266,9 +258,7 @@ def test_a_whole_set_has_a_gradient():
 def test_a_set_of_ones_own_is_used():
     mine = rx.coefficient_set("arch")
     mine = dataclasses.replace(mine, host=dataclasses.replace(mine.host, dispatch_ns=1_300.0))
-    built_in, own = (
-        rx.estimate_welch_peaks_costs("cpu", 100, 256, 16, coefficients=s) for s in ("arch", mine)
-    )
+    built_in, own = (rx.estimate_welch_peaks_costs("cpu", 100, 256, 16, coefficients=s) for s in ("arch", mine))
     np.testing.assert_allclose(own.stack()[:2] - built_in.stack()[:2], [200_000, 300_000], rtol=FLOAT32_RTOL)
 
 
@@ -287,14 +277,10 @@ def test_the_apple_cpu_is_a_set_of_its_own(name):
 @pytest.mark.parametrize("device", ["metal", "cuda", "cpu"])
 def test_an_infinite_penalty_makes_no_nan_in_the_relaxation(device):
     set_ = rx.coefficient_set()
-    set_ = dataclasses.replace(
-        set_, gate=dataclasses.replace(set_.gate, host_thunk_penalty_ns=np.full(12, INF))
-    )
+    set_ = dataclasses.replace(set_, gate=dataclasses.replace(set_.gate, host_thunk_penalty_ns=np.full(12, INF)))
 
     def soft(set_, temperature):
-        return rx.soft_estimate_welch_peaks_costs(
-            device, 100, 256, 16, coefficients=set_, temperature_ns=temperature
-        )
+        return rx.soft_estimate_welch_peaks_costs(device, 100, 256, 16, coefficients=set_, temperature_ns=temperature)
 
     costs = soft(set_, 1e5)
     assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves((costs, costs.log_availability())))
@@ -390,9 +376,7 @@ TAKE_A_MODEL = {
 TAKE_A_TEMPERATURE = {
     "soft costs": rx.soft_estimate_welch_peaks_costs,
     "soft pick": rx.soft_pick_welch_peaks_strategy,
-    "straight-through pick": functools.partial(
-        rx.soft_pick_welch_peaks_strategy, straight_through_gradient=True
-    ),
+    "straight-through pick": functools.partial(rx.soft_pick_welch_peaks_strategy, straight_through_gradient=True),
     "evaluation": rx.evaluate_welch_peaks,
 }
 

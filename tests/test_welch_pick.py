@@ -138,14 +138,9 @@ def test_a_soft_pick_of_a_table_is_its_scalars():
     temperature = np.geomspace(1e3, 1e7, 12)
 
     def pick(codes, batch, temperature):
-        return rx.soft_pick_welch_peaks_strategy(
-            codes, batch, 256, 16, True, 10, 1024, temperature_ns=temperature
-        )
+        return rx.soft_pick_welch_peaks_strategy(codes, batch, 256, 16, True, 10, 1024, temperature_ns=temperature)
 
-    loop = [
-        pick(device, b, t)
-        for device, b, t in zip(rx.Device, batch.tolist(), temperature.tolist(), strict=True)
-    ]
+    loop = [pick(device, b, t) for device, b, t in zip(rx.Device, batch.tolist(), temperature.tolist(), strict=True)]
     transformed = (jax.jit(f, compiler_options=QUICKLY) for f in (pick, jax.vmap(pick)))
     for f in (pick, *transformed):
         np.testing.assert_allclose(f(codes, batch, temperature), loop, rtol=FLOAT64_RTOL, atol=SATURATED_ATOL)
@@ -253,9 +248,7 @@ def test_straight_through_is_the_hard_pick_with_the_soft_gradient():
         return weights @ MIX, weights
 
     gradient = jax.value_and_grad(f, (0, 1), has_aux=True)
-    both = jax.jit(
-        lambda *at: [gradient(*at, straight) for straight in (True, False)], compiler_options=QUICKLY
-    )
+    both = jax.jit(lambda *at: [gradient(*at, straight) for straight in (True, False)], compiler_options=QUICKLY)
     ((_, hard), by_hard), ((_, soft), by_soft) = both(rx.coefficient_set(), 3e5)
     code = rx.pick_welch_peaks_strategy("metal", 1024, 256, 16).code
     np.testing.assert_array_equal(hard, np.eye(4)[code])
@@ -305,12 +298,8 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("meaning", "alias"), [(m, alias) for m, aliases in NAMES.items() for alias in aliases]
-)
-@pytest.mark.parametrize(
-    "spell", [str, str.upper, str.title, lambda s: s.replace("_", "-"), lambda s: f" {s} "]
-)
+@pytest.mark.parametrize(("meaning", "alias"), [(m, alias) for m, aliases in NAMES.items() for alias in aliases])
+@pytest.mark.parametrize("spell", [str, str.upper, str.title, lambda s: s.replace("_", "-"), lambda s: f" {s} "])
 def test_a_name_means_its_strategy_however_it_is_spelt(meaning, alias, spell):
     assert rx.parse_welch_peaks_strategy(spell(alias)) == meaning
 

@@ -40,9 +40,7 @@ def test_peaks_of_noise_are_those_of_float64(path, n_fft, n_segments):
 
 @each_path
 @pytest.mark.parametrize("amplitude", [1e-6, 1.0, 1e6])
-@pytest.mark.parametrize(
-    ("cycles", "offset"), [(10, 0), (10.5, 0), (0, 3), (10.25, -2), (31.9, 0.1), (32, 0)]
-)
+@pytest.mark.parametrize(("cycles", "offset"), [(10, 0), (10.5, 0), (0, 3), (10.25, -2), (31.9, 0.1), (32, 0)])
 def test_peaks_of_tones_and_offsets_are_those_of_float64(path, cycles, offset, amplitude):
     time = np.arange(FAST.frame_len) / FAST.n_fft
     signal = (amplitude * (np.cos(2 * np.pi * cycles * time) + offset))[None].astype(np.float32)
@@ -168,9 +166,7 @@ def test_an_unknown_selection_is_refused_in_one_sentence(selection, strategy, tr
 @each_path
 @pytest.mark.parametrize("n_segments", [1, 2, 3, 8])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_sample_that_is_not_finite_leaves_no_finite_power_in_its_row_and_other_rows_alone(
-    path, n_segments, bad
-):
+def test_a_sample_that_is_not_finite_leaves_no_finite_power_in_its_row_and_other_rows_alone(path, n_segments, bad):
     params = rx.WelchPeakParams(64, n_segments, k=33)
     clean = noise(params.frame_len + 1, params)
     clean_peaks = rx.welch_peaks(clean, params, path)
@@ -199,8 +195,7 @@ def signal_like(kind):
 @each_path
 @pytest.mark.parametrize(
     "kind",
-    ["strided", "column major", "longer rows", "read only"]
-    + ["bool", "int16", "uint8", "int64", "float16", "float64"],
+    ["strided", "column major", "longer rows", "read only"] + ["bool", "int16", "uint8", "int64", "float16", "float64"],
 )
 def test_any_real_signal_counts_as_its_float32_prefix(path, kind):
     signal = signal_like(kind)
@@ -273,9 +268,7 @@ def test_an_unknown_strategy_is_refused_with_the_known_ones():
 @pytest.mark.parametrize("transform", [lambda run: run, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize("strategy", ["host", "ultra", "fused", "block", "learned", "auto", "rlx"])
 @pytest.mark.parametrize("calibration", ["calibration.json", Path("calibration.json"), {}, 0])
-def test_what_is_no_calibration_is_refused_in_one_sentence_whatever_the_strategy(
-    calibration, strategy, transform
-):
+def test_what_is_no_calibration_is_refused_in_one_sentence_whatever_the_strategy(calibration, strategy, transform):
     arguments = {"calibration": calibration, "model": rx.LearnedFft.exact(64)}
     run = transform(lambda x: rx.welch_peaks(x, FAST, strategy, **arguments))
     streamed = rx.stream_welch_peaks([np.zeros(96)], FAST, strategy, **arguments)

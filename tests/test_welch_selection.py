@@ -197,16 +197,12 @@ def test_the_gradient_of_the_powers_is_one_at_the_peaks_and_none_elsewhere(selec
 
 
 def test_maxima_are_the_default_on_cpus_while_keys_tell_bins_apart():
-    assert [
-        default_selection(64, bins, "cpu") for bins in (1, CPU.most_bins_maxima, CPU.most_bins_maxima + 1)
-    ] == [
+    assert [default_selection(64, bins, "cpu") for bins in (1, CPU.most_bins_maxima, CPU.most_bins_maxima + 1)] == [
         "maxima",
         "maxima",
         "top_k",
     ]
-    assert {default_selection(64, bins, platform) for bins in (1, 9999) for platform in ("gpu", "tpu")} == {
-        "top_k"
-    }
+    assert {default_selection(64, bins, platform) for bins in (1, 9999) for platform in ("gpu", "tpu")} == {"top_k"}
 
 
 @pytest.mark.parametrize("has_x64", [True, False])
@@ -218,9 +214,7 @@ def test_the_selection_is_the_same_in_single_and_double_precision_mode(has_x64):
 
 
 def test_few_rows_take_the_heap():
-    assert [
-        default_selection(rows, 129, "cpu") for rows in (1, CPU.most_rows_top_k, CPU.most_rows_top_k + 1)
-    ] == [
+    assert [default_selection(rows, 129, "cpu") for rows in (1, CPU.most_rows_top_k, CPU.most_rows_top_k + 1)] == [
         "top_k",
         "top_k",
         "maxima",

@@ -58,7 +58,7 @@ def test_memory_splits_cells_at_the_limit_and_loses_none():
     assert all(cell.working_bytes > limit for cell in too_large)
 
 
-def test_signals_are_aligned_float32_rows_of_the_cell():
+def test_signals_are_float32_rows_of_the_cell():
     cells = [Cell("ultra", 3, 64, 4), Cell("fast", 5, 64, 4), Cell("fused-top_k", 2, 128, 4)]
     cells += [Cell("fast", batch, 66, 4) for batch in (3, 40)]
     signals = Signals(cells)
@@ -67,7 +67,6 @@ def test_signals_are_aligned_float32_rows_of_the_cell():
         assert signal.shape == (cell.batch, cell.params.frame_len)
         assert signal.dtype == np.float32
         assert signal.flags.c_contiguous
-        assert signal.ctypes.data % 64 == 0
         assert np.isfinite(signal).all()
 
 

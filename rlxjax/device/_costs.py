@@ -93,10 +93,8 @@ def io_cost_ns(profile: GraphIoProfile, row: BackendCoefficients) -> Nanoseconds
     return _io_cost_ns(*_io_inputs(profile, row), None)
 
 
-def soft_io_cost_ns(
-    profile: GraphIoProfile, row: BackendCoefficients, *, temperature_ns: RealLike
-) -> Nanoseconds:
-    """Return the smooth twin of `io_cost_ns`: the floors of the bandwidths are relaxed."""
+def soft_io_cost_ns(profile: GraphIoProfile, row: BackendCoefficients, *, temperature_ns: RealLike) -> Nanoseconds:
+    """Return the smooth form of `io_cost_ns`: the floors of the bandwidths are relaxed."""
     temperature_ns = as_temperature(temperature_ns)
     return _io_cost_ns(*_io_inputs(profile, row, temperature_ns=temperature_ns), temperature_ns)
 
@@ -118,7 +116,7 @@ def graph_cost_ns(graph: Graph, row: BackendCoefficients) -> Nanoseconds:
 
 
 def soft_graph_cost_ns(graph: Graph, row: BackendCoefficients, *, temperature_ns: RealLike) -> Nanoseconds:
-    """Return the smooth twin of `graph_cost_ns`: the floors of the bandwidths are relaxed."""
+    """Return the smooth form of `graph_cost_ns`: the floors of the bandwidths are relaxed."""
     temperature_ns = as_temperature(temperature_ns)
     check_shapes(**fields_of(row, "row."), temperature_ns=temperature_ns)
     return _graph_cost_ns(float_counts(graph_work(graph)), without_provenance(row), temperature_ns)
@@ -257,8 +255,7 @@ def _matmul_multiply_adds(graph: Graph, node: Node) -> int:
 def _attention_flop(graph: Graph, node: Node) -> int:
     if len(node.shape) != 4:
         raise ValueError(
-            f"node {node.id} (attention): its cost needs a shape [batch, heads, seq, head_dim], "
-            f"got {node.shape}"
+            f"node {node.id} (attention): its cost needs a shape [batch, heads, seq, head_dim], got {node.shape}"
         )
     batch, heads, seq, head_dim = (dim or 0 for dim in node.shape)
     return 2 * batch * heads * seq**2 * head_dim

@@ -257,9 +257,7 @@ class BackendCoefficients(Coefficients):
     unified_memory: RealLike
     sgemm_gflops: RealLike
     small_sgemm_gflops: RealLike
-    provenance: str | tuple[str, ...] = dataclasses.field(
-        default=Provenance.UNCALIBRATED, metadata={"static": True}
-    )
+    provenance: str | tuple[str, ...] = dataclasses.field(default=Provenance.UNCALIBRATED, metadata={"static": True})
 
 
 def without_provenance(row: BackendCoefficients) -> BackendCoefficients:

@@ -101,9 +101,7 @@ class IoFusionGate(Coefficients):
     host_thunk_penalty_ns: RealLike = 0.0
     min_gain_ns: RealLike = 0.0
 
-    def score_ns(
-        self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None
-    ) -> Nanoseconds:
+    def score_ns(self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None) -> Nanoseconds:
         """Return the time that a fusion saves in ns, penalty included, `[*batch]`.
 
         Args:
@@ -119,9 +117,7 @@ class IoFusionGate(Coefficients):
         """
         return _score_ns(self, _floats(_benefit(before, after), self), None)
 
-    def should_fuse(
-        self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None
-    ) -> Flag:
+    def should_fuse(self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None) -> Flag:
         """Whether the score reaches the minimum gain, `[*batch]`."""
         return self.score_ns(before, after) >= self.min_gain_ns
 
@@ -156,7 +152,7 @@ class IoFusionGate(Coefficients):
         temperature_ns: RealLike,
         straight_through_gradient: bool = False,
     ) -> Probability:
-        """Return the smooth twin of `should_fuse`: the logistic of the log-odds, `[*batch]`.
+        """Return the smooth form of `should_fuse`: the logistic of the log-odds, `[*batch]`.
 
         Args:
             before: a benefit, or the profile without fusion.
@@ -212,9 +208,7 @@ class IoFusionGate(Coefficients):
         """
         temperature_ns = as_temperature(temperature_ns)
         benefit = _benefit(before, after)
-        return GateEvaluation(
-            benefit, *_evaluate(self, _floats(benefit, self, temperature_ns), temperature_ns)
-        )
+        return GateEvaluation(benefit, *_evaluate(self, _floats(benefit, self, temperature_ns), temperature_ns))
 
 
 @jax.tree_util.register_dataclass
@@ -226,7 +220,7 @@ class GateEvaluation:
         benefit: what each fusion saves.
         score_ns: the time that it saves, penalty included.
         should_fuse: whether the score reaches the minimum gain.
-        fuse_probability: the smooth twin of that decision.
+        fuse_probability: the smooth form of that decision.
     """
 
     benefit: FusionBenefit

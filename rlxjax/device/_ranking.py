@@ -58,7 +58,7 @@ def rank_devices(
             measured row says so in its `provenance`.
 
     Returns:
-        The cheapest device, the costs, and those left out with the reason. The smooth twin of the choice is
+        The cheapest device, the costs, and those left out with the reason. The smooth form of the choice is
         `pick_weights` of the costs.
 
     Raises:
@@ -77,9 +77,7 @@ def rank_devices(
         'cuda at 58.97 us; every device is uncalibrated: these are guesses'
     """
     counted = _work_of(work, args)
-    chosen = (
-        tuple(Device) if devices is None else tuple(dict.fromkeys(Device.parse(name) for name in devices))
-    )
+    chosen = tuple(Device) if devices is None else tuple(dict.fromkeys(Device.parse(name) for name in devices))
     if not chosen:
         raise ValueError("devices: expected at least one device, got none")
     own = {Device.parse(name): _checked(row, name) for name, row in (rows or {}).items()}
@@ -119,9 +117,7 @@ def _checked(row: BackendCoefficients, name: str) -> BackendCoefficients:
 def _work_of(work: Graph | GraphIoProfile | Callable[..., Any], args: tuple[Any, ...]) -> GraphWork:
     if isinstance(work, (Graph, GraphIoProfile)):
         if args:
-            raise ValueError(
-                f"args: only a function takes arguments, got {len(args)} with {type(work).__name__}"
-            )
+            raise ValueError(f"args: only a function takes arguments, got {len(args)} with {type(work).__name__}")
         return graph_work(work) if isinstance(work, Graph) else _profile_work(work)
     if not callable(work):
         raise ValueError(f"work: expected a Graph, a GraphIoProfile or a function, got {work!r}")

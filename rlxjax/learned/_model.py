@@ -90,8 +90,7 @@ class LearnedFft:
         for name, expected in (("twiddles", (*shape, 2)), ("mask", (shape[1] + 1,))):
             if arrays[name].shape != expected:
                 raise ValueError(
-                    f"{name}: expected shape {expected} beside gates of shape {shape}, "
-                    f"got {arrays[name].shape}"
+                    f"{name}: expected shape {expected} beside gates of shape {shape}, got {arrays[name].shape}"
                 )
             if not np.all(np.isfinite(arrays[name])):
                 raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
@@ -99,8 +98,7 @@ class LearnedFft:
         if np.any(outside):
             stage, j = np.argwhere(outside)[0]
             raise ValueError(
-                f"gates: expected numbers from 0 to 1, got {arrays['gates'][stage, j]} at stage {stage}, "
-                f"butterfly {j}"
+                f"gates: expected numbers from 0 to 1, got {arrays['gates'][stage, j]} at stage {stage}, butterfly {j}"
             )
         return cls(**arrays)
 

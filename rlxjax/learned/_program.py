@@ -225,9 +225,7 @@ def _(model: LearnedFft, params: WelchPeakParams) -> LearnedProgram:
     return learned_program(model, params)
 
 
-def _select(
-    power: Float[Array, "batch live"], bins: np.ndarray, params: WelchPeakParams, selection: str
-) -> Array:
+def _select(power: Float[Array, "batch live"], bins: np.ndarray, params: WelchPeakParams, selection: str) -> Array:
     """Return the peaks of live bins and of as many masked ones, the lowest, as could be among them."""
     k = min(params.k, params.n_bins)
     masked = np.setdiff1d(np.arange(params.n_bins), bins)[:k]
@@ -279,9 +277,7 @@ def _cones(on: np.ndarray, bins: np.ndarray) -> list[_Cone]:
         members.setdefault(cones[bin_], []).append(int(bin_))
     n_bytes = -(-len(order) // 8)
     samples = [
-        np.flatnonzero(
-            np.unpackbits(np.frombuffer(cone.to_bytes(n_bytes, "little"), np.uint8), bitorder="little")
-        )
+        np.flatnonzero(np.unpackbits(np.frombuffer(cone.to_bytes(n_bytes, "little"), np.uint8), bitorder="little"))
         for cone in members
     ]
     return list(zip(samples, (np.array(found) for found in members.values()), strict=True))
@@ -302,9 +298,7 @@ def _butterflies_ns(on: np.ndarray, bins: np.ndarray) -> float:
     return PLACE_NS * float(sum(count for count, gates in zip(counts, on, strict=True) if gates.any()))
 
 
-def _matrix_form(
-    hard: LearnedFft, partition: list[_Cone], bins: np.ndarray, scale: np.ndarray
-) -> LearnedProgram:
+def _matrix_form(hard: LearnedFft, partition: list[_Cone], bins: np.ndarray, scale: np.ndarray) -> LearnedProgram:
     n_fft = hard.n_fft
     twiddles = np.asarray(hard.twiddles, np.float64) @ np.array([1.0, 1.0j])
     places = np.diag(hann_window(n_fft).astype(np.float64))[bit_reversal(n_fft)].astype(complex)

@@ -51,9 +51,7 @@ class ToneSignals:
 
     def __post_init__(self) -> None:
         if not 0 <= self.low < self.high <= 0.5:
-            raise ValueError(
-                f"low, high: expected 0 <= low < high <= 0.5 cycles a sample, got {self.low}, {self.high}"
-            )
+            raise ValueError(f"low, high: expected 0 <= low < high <= 0.5 cycles a sample, got {self.low}, {self.high}")
         least, most = (as_index(number, "tones", at_least=1) for number in self.tones)
         if least > most:
             raise ValueError(f"tones: expected (least, greatest), got {self.tones}")
@@ -87,9 +85,7 @@ class ToneSignals:
         return tones + self.noise_sd * jax.random.normal(keys[4], tones.shape, jnp.float32)
 
 
-def peak_loss(
-    model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"], k: int
-) -> Float[Array, ""]:
+def peak_loss(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"], k: int) -> Float[Array, ""]:
     """Return how far a model's spectra are from the exact transform's peaks; the lower the better.
 
     A row's target is the exact transform's amplitude within 3 bins of its k strongest bins, 0 elsewhere,
@@ -113,9 +109,7 @@ def peak_loss(
     return jnp.mean(cross_entropy)
 
 
-def peak_recall(
-    model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"], k: int
-) -> Float[Array, ""]:
+def peak_recall(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"], k: int) -> Float[Array, ""]:
     """Return the share of the exact transform's k strongest bins that are among the model's k strongest.
 
     Args:

@@ -201,9 +201,7 @@ def _grow(
         gates.reshape(-1)[added[slope[added] < 0]] = 1.0
         grown = dataclasses.replace(model, gates=gates).hardened()
         recall = float(recall_of(grown, validation, k=k))
-        history.append(
-            TrainingRound(done * round_steps, float(value), GATE_WEIGHT, grown.active_gates, recall)
-        )
+        history.append(TrainingRound(done * round_steps, float(value), GATE_WEIGHT, grown.active_gates, recall))
         if recall > best_recall:
             best, best_recall = grown, recall
     return best, history

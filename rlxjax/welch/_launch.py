@@ -82,9 +82,7 @@ def run_path(
     return peaks
 
 
-def run_traced(
-    path: Path, signal, params: WelchPeakParams, model: Any, selection: str | None
-) -> jax.Array:
+def run_traced(path: Path, signal, params: WelchPeakParams, model: Any, selection: str | None) -> jax.Array:
     """Return the peaks of traced rows; fused and learned only."""
     platform = jax.default_backend()
     selection = selection or default_selection(signal.shape[0], params.n_bins, platform)
@@ -97,9 +95,7 @@ def run_traced(
 _models: "weakref.WeakKeyDictionary[Any, dict[Any, tuple[Any, Any]]]" = weakref.WeakKeyDictionary()
 
 
-def _placed(
-    model: Any, params: WelchPeakParams, device: Any
-) -> tuple[tuple[ModelProgram], tuple[ModelProgram]]:
+def _placed(model: Any, params: WelchPeakParams, device: Any) -> tuple[tuple[ModelProgram], tuple[ModelProgram]]:
     """Return the arrays of a model's program on a device, and the program with shapes in their place."""
     assert model is not None
     known = _models.setdefault(model, {})

@@ -242,13 +242,9 @@ def _check_model(model: Any, params: WelchPeakParams) -> None:
     if not hasattr(model, "n_fft"):
         raise ValueError(f"model: expected a LearnedFft (load_learned_fft), got {type(model).__name__}")
     if model.n_fft != params.n_fft:
-        raise ValueError(
-            f"model: expected one for n_fft {params.n_fft} as in params, got n_fft {model.n_fft}"
-        )
+        raise ValueError(f"model: expected one for n_fft {params.n_fft} as in params, got n_fft {model.n_fft}")
     if is_traced(*jax.tree.leaves(model)):
-        raise ValueError(
-            "model: its gates decide the program, so they cannot be traced; use learned_spectrum"
-        )
+        raise ValueError("model: its gates decide the program, so they cannot be traced; use learned_spectrum")
 
 
 def _check_calibration(calibration: "Calibration | None") -> None:

@@ -63,7 +63,7 @@ class WelchPeaksCostEstimates:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SoftWelchPeaksCosts:
-    """Smooth twin of the estimates, `[*batch]`: finite costs, and what stands for the infinities.
+    """Smooth form of the estimates, `[*batch]`: finite costs, and what stands for the infinities.
 
     Attributes:
         costs: the relaxed costs, all finite.
@@ -144,15 +144,13 @@ def soft_estimate_welch_peaks_costs(
     *,
     temperature_ns: RealLike,
 ) -> SoftWelchPeaksCosts:
-    """Return the smooth twin of `estimate_welch_peaks_costs` at a temperature in ns, `[*batch]`.
+    """Return the smooth form of `estimate_welch_peaks_costs` at a temperature in ns, `[*batch]`.
 
     Batch thresholds are relaxed in rows, with the temperature relative to the cost that they act on.
     """
     learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
     temperature_ns = as_temperature(temperature_ns)
-    inputs = cost_inputs(
-        device, batch, n_fft, k, coefficients, learned=learned, temperature_ns=temperature_ns
-    )
+    inputs = cost_inputs(device, batch, n_fft, k, coefficients, learned=learned, temperature_ns=temperature_ns)
     return soft_costs(*inputs, learned, temperature_ns)
 
 
@@ -233,9 +231,7 @@ def soft_costs(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -
     *costs, log_fuse = jnp.broadcast_arrays(*costs)
     possible = (terms.ultra_possible, True, viable, terms.learned_possible)
     available = jnp.stack([jnp.broadcast_to(p, log_fuse.shape) for p in possible], -1).astype(log_fuse.dtype)
-    return SoftWelchPeaksCosts(
-        WelchPeaksCostEstimates(*costs), log_fuse, _log_complement(log_fuse), available
-    )
+    return SoftWelchPeaksCosts(WelchPeaksCostEstimates(*costs), log_fuse, _log_complement(log_fuse), available)
 
 
 @jax.jit

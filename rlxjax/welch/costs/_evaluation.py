@@ -31,7 +31,7 @@ class WelchPeaksEvaluation:
         should_fuse_io: whether the score reaches the gate's minimum gain.
         should_fuse: whether the compute floor allows it too.
         compute_floor_ok: whether it does.
-        fuse_probability: the smooth twin of `should_fuse_io`.
+        fuse_probability: the smooth form of `should_fuse_io`.
         costs: of each strategy, infinite where it is not to be used.
     """
 
@@ -96,6 +96,7 @@ def _evaluate(
     codes, set_, batch, n_fft, k, learned: Learned, temperature_ns, is_checked: bool
 ) -> tuple[WelchPeaksEvaluation, Flag | None]:
     """Return the table, and whether each row is a workload."""
+
     def evaluate(codes, batch, n_fft, k, learned: Learned, temperature_ns):
         rules = Exact()
         row = gather(set_, codes)

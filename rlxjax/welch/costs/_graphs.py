@@ -76,9 +76,7 @@ def total(parts: Sequence[Part], columns: Sequence[RealLike]) -> Part:
     return jax.tree.map(add, *parts)
 
 
-def welch_graph_work(
-    batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike, fused: bool
-) -> GraphWork:
+def welch_graph_work(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike, fused: bool) -> GraphWork:
     """Return `graph_work(welch_peaks_graph(...))` in closed form, `[*batch]`.
 
     Exact where all sizes are integers on the host, floats otherwise.

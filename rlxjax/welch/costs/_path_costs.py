@@ -56,7 +56,7 @@ def soft_fused_graph_ns(
     *,
     temperature_ns: RealLike,
 ) -> Nanoseconds:
-    """Return the smooth twin of `fused_graph_ns`; the other arguments are as there.
+    """Return the smooth form of `fused_graph_ns`; the other arguments are as there.
 
     Args:
         device: a name, or device codes.
