@@ -64,7 +64,7 @@ def made_up(path, models=(), grid=GRID):
             return
         writer.cells(cells := grid.cells(timed))
         runs = timings_of(cells, np.ones(len(cells))).runs
-        times_ns = np.asarray(predicted_ns(WELCH.prior.median, runs, job.facts_of(timed)))
+        times_ns = np.asarray(predicted_ns(WELCH.prior.median, runs, job.facts_of(log, timed)))
         for round_ in range(2):
             for cell, time_ns in zip(cells, times_ns, strict=True):
                 writer.timing(round_, cell, [int(time_ns * np.exp(rng.normal(0.02, 0.01)))])

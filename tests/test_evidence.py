@@ -39,7 +39,7 @@ def test_refitting_the_samples_gives_the_errors_in_the_calibration():
     measured = quartile_ns(visits)
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in log.cells])
     timings, prior = timings_of(log.cells, measured), fits.micro_prior(micro_rates(log))
-    fitted = fits.fit_twice(timings, seen, prior, facts_of({}))
+    fitted = fits.fit_twice(timings, seen, prior, facts_of(log, {}))
     summaries = error_summaries(
         log.cells, measured, fitted.blind, fitted.blind_terms_ns, noise_floor(visits), grid, seen
     )
