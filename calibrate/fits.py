@@ -5,6 +5,7 @@ from pathlib import Path as FilePath
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlxjax import LatencyEstimate, LatencyPrior, PosteriorFit, Timings, fit_posterior, transferred_prior
@@ -95,8 +96,11 @@ def micro_prior(rates: MicroRates, prior: LatencyPrior | None = None) -> Latency
     }
     if rates.transform_ns:
         rows, n_fft = SHORT_TRANSFORM  # a row is two segments
-        found["device_flop_per_ns"] = float(2 * rows * fft_flop(n_fft)) / (rates.transform_ns[0] - waits_ns)
+        found["device_flop_per_ns"] = (
+            2 * rows * float(fft_flop(jnp.asarray(n_fft))) / (rates.transform_ns[0] - waits_ns)
+        )
     if "top_k" in rates.selection_ns:
         times_ns = [time_ns - waits_ns for time_ns in rates.selection_ns["top_k"]]
-        found |= heap_rates(*zip(WIDE_SELECTION, DEEP_SELECTION, strict=True), times_ns)
+        rows, bins, k = zip(WIDE_SELECTION, DEEP_SELECTION, strict=True)
+        found |= heap_rates(rows, bins, k, times_ns)
     return welch_micro_prior(found, prior)

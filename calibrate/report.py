@@ -61,6 +61,7 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     console.print(_coefficient_table(outcome))
     console.print(_decision_table(outcome))
     samples = outcome.content.samples
+    assert samples is not None  # the job's files name theirs
     counts = f"{samples.timings} timings ({samples.workloads} workloads, {samples.rounds} rounds)"
     for text in (
         _micro_line(outcome),

@@ -158,7 +158,7 @@ class CalibratedModel:
             raise ValueError("candidates: expected a strategy at least, got none")
         return self.name_of(self.cheapest(chosen, *inputs, **named), *inputs, **named)
 
-    def cheapest(self, candidates: tuple[str, ...], *inputs: float, **named: float) -> str:
+    def cheapest(self, candidates: tuple[str, ...], *inputs: RealLike, **named: RealLike | None) -> str:
         """Return the candidate with the lowest prediction for one workload, of equals the first; remembered.
 
         Raises:

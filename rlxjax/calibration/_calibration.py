@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlxjax._typing import Code, Nanoseconds, RealLike
@@ -104,13 +104,19 @@ class Calibration:
         """Return whether one strategy is faster than another, and how surely; see `CalibratedModel.decide`."""
         return self.of(model).decide(*inputs, fused=fused, kept=kept, **named)
 
-    def explain(self, *inputs: RealLike, model: str | None = None, **named: RealLike | None) -> Explanation:
+    def explain(self, *inputs: float, model: str | None = None, **named: float | None) -> Explanation:
         """Return why a strategy is picked; see `rlxjax.calibration.explain`."""
         return explain(self.of(model), *inputs, **named)
 
-    def pick(self, *inputs: RealLike, model: str | None = None, **named: RealLike | None) -> str | Code:
+    def pick(
+        self,
+        *inputs: RealLike,
+        candidates: Sequence[str] | None = None,
+        model: str | None = None,
+        **named: RealLike | None,
+    ) -> str | Code:
         """Return the strategy with the lowest prediction; see `CalibratedModel.pick`."""
-        return self.of(model).pick(*inputs, **named)
+        return self.of(model).pick(*inputs, candidates=candidates, **named)
 
     def in_domain(self, *inputs: RealLike, model: str | None = None, **named: RealLike | None):
         """Whether workloads lie within what was measured; see `CalibratedModel.in_domain`."""

@@ -168,10 +168,11 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
         ValueError: an input that cannot be, or fewer than two strategies to choose among.
     """
     model = calibrated.model
-    sizes = all_inputs(model, next(iter(alternatives_of(model) or model.strategies)), inputs, given)
-    for name, value in sizes.items():
+    known = all_inputs(model, next(iter(alternatives_of(model) or model.strategies)), inputs, given)
+    for name, value in known.items():
         if np.ndim(value) or not value > 0:
             raise ValueError(f"{name}: expected one positive number of {model.inputs[name].unit}, got {value}")
+    sizes: dict[str, float] = {name: np.asarray(value).item() for name, value in known.items()}
     names = calibrated.alternatives(**sizes)
     if len(names) < 2:
         raise ValueError(f"{model.name}: expected two strategies to choose among, got {', '.join(names) or 'none'}")

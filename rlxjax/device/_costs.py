@@ -242,7 +242,7 @@ def _device_cost_ns(work: GraphWork, row: BackendCoefficients, falls_back) -> Na
 
 
 def _work_cost_ns(work: GraphWork, row: BackendCoefficients, temperature_ns: RealLike | None) -> Nanoseconds:
-    return row.roundtrip_ns + work_ns(work, rates_of(row, work, rules_at(temperature_ns)))
+    return jnp.add(row.roundtrip_ns, work_ns(work, rates_of(row, work, rules_at(temperature_ns))))
 
 
 def _matmul_multiply_adds(graph: Graph, node: Node) -> int:

@@ -4,9 +4,10 @@ Each variant has its own weights, each with the prior `N(0, CORRECTION_SD**2)`.
 """
 
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from rlxjax._numerics import namespace_of
+from rlxjax._typing import Code
 
 from ._model import Facts, LatencyModel, Runs
 
@@ -26,7 +27,7 @@ def weight_shape(model: LatencyModel, facts: Facts) -> tuple[int, int]:
 def correction_log_factor(
     features: Float[Array, "*batch features"] | np.ndarray,
     weights: Float[Array, "variants features"] | np.ndarray,
-    variant: Int[Array, "*batch"] | np.ndarray,
+    variant: Code,
 ) -> Float[Array, "*batch"]:
     """Return the logarithm of what the correction multiplies predictions by."""
     xp = namespace_of(features, weights, variant)

@@ -106,8 +106,10 @@ def minimum_and_result(
     check_enough(timings, counted, min_timings)
     starts = _starts(prior)
     columns = (*filled_up(with_counted_rows(timings, counted), counted), prior)
-    each = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf), (STARTS, *np.shape(leaf))), columns)
-    ends = minimise(*each, facts, starts)
+    own, influences, priors = jax.tree.map(
+        lambda leaf: np.broadcast_to(np.asarray(leaf), (STARTS, *np.shape(leaf))), columns
+    )
+    ends = minimise(own, influences, priors, facts, starts)
     losses = np.where(np.isfinite(ends.loss), ends.loss, np.inf)
     # Of ends that are the same but for rounding, the first.
     chosen = int(np.argmax(losses <= losses.min() + LEAST_GAIN))

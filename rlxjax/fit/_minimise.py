@@ -126,8 +126,9 @@ def _whitening(
 @jax.jit
 def _descend_each(z, steps, roots, loss, gradient, timings, weights, priors, facts: Facts) -> tuple:
     z, roots, weights = _floats(z, roots, weights)
-    own = (z, steps, roots, *_floats(loss, gradient), timings, weights, priors)
-    return jax.vmap(functools.partial(_descent, facts=facts))(*own)
+    loss, gradient = _floats(loss, gradient)
+    run = functools.partial(_descent, facts=facts)
+    return jax.vmap(run)(z, steps, roots, loss, gradient, timings, weights, priors)
 
 
 def _descent(z, steps, root, loss, gradient, timings, weights, prior, facts: Facts) -> tuple:
@@ -164,10 +165,10 @@ def lbfgs(
         # What the line search found at its end is the next step's beginning: nothing is evaluated twice.
         value, gradient = (optax.tree.get(solver, name) for name in ("value", "grad"))
         move, solver = _solver.update(gradient, solver, x, value=value, grad=gradient, value_fn=objective)
-        return optax.apply_updates(x, move), solver, step + 1
+        return x + move, solver, step + 1
 
     solver = optax.tree.set(_solver.init(start), value=value, grad=gradient)
-    end, _, taken = jax.lax.while_loop(goes_on, advance, (start, solver, 0))
+    end, _, taken = jax.lax.while_loop(goes_on, advance, (start, solver, jnp.asarray(0)))
     return end, taken
 
 

@@ -174,7 +174,7 @@ class Runs:
         if unknown or missing:
             wrong = f"got {unknown[0]!r}" if unknown else f"{missing[0]!r} is missing"
             raise ValueError(f"{model.name}: expected the inputs {', '.join(model.inputs)}; {wrong}")
-        values = {name: inputs.get(name, entry.default) for name, entry in model.inputs.items()}
+        values: dict[str, Any] = {name: inputs.get(name, entry.default) for name, entry in model.inputs.items()}
         for name, entry in model.inputs.items():
             # Predictions are smooth in sizes, so that a crossover may lie between whole numbers.
             check_input(values[name], name, entry.least, entry.step if entry.step > 1 else 0)

@@ -1,5 +1,6 @@
 """What the terms of a model predict, and how that depends on the coefficients: traced code."""
 
+import functools
 from typing import Any
 
 import jax
@@ -12,8 +13,7 @@ from ._names import vector
 
 def predicted_ns(coefficients: Any, runs: Runs, facts: Facts) -> Float[Array, "*batch"]:
     """Return the sum of a model's terms in ns: the prediction of each run."""
-    terms = list(runs.model.terms_ns(coefficients, runs, facts).values())
-    return sum(terms[1:], start=terms[0])
+    return functools.reduce(jnp.add, map(jnp.asarray, runs.model.terms_ns(coefficients, runs, facts).values()))
 
 
 def log_prediction_and_jacobian(

@@ -110,7 +110,7 @@ def welch_peaks(
         return run_traced(path, signal, params, model, selection)
     # A constant inside a caller's jit is not traced, and is computed at once.
     peaks = run_path(path, signal, params, model, selection)
-    if is_jax and not isinstance(peaks, jax.Array):
+    if isinstance(signal, jax.Array) and not isinstance(peaks, jax.Array):
         with jax.ensure_compile_time_eval():
             peaks = jax.device_put(peaks, next(iter(signal.devices())) if signal.committed else None)
     return peaks if is_jax else _writeable(np.asarray(peaks))

@@ -84,7 +84,7 @@ class Terms(NamedTuple):
 
 
 def gather(set_: CoefficientSet, codes) -> Row:
-    return Row(set_.host, *(take_row(part, codes) for part in (set_.backend, set_.gate, set_.strategy)))
+    return Row(set_.host, take_row(set_.backend, codes), take_row(set_.gate, codes), take_row(set_.strategy, codes))
 
 
 def host_ns(row: Row, batch, n_fft, k, n_segments, rules: Exact | Smooth) -> Nanoseconds:
@@ -124,7 +124,7 @@ def _columns_ns(
 ) -> Nanoseconds:
     """Return what the sum of works takes, each times its column: what each takes is a rate."""
     rates = rates_of(row, total(works, columns), rules)
-    return row.roundtrip_ns + dot(columns[: len(works)], [work_ns(work, rates) for work in works])
+    return jnp.add(row.roundtrip_ns, dot(columns[: len(works)], [work_ns(work, rates) for work in works]))
 
 
 def gate_benefit(row: Row, batch, n_fft, k, rules: Exact | Smooth, scale=None) -> FusionBenefit:
