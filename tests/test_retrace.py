@@ -29,8 +29,14 @@ EXEMPT = {
     "stream_welch_peaks": "runs welch_peaks",
     "tensor_bytes": "exact integers on the host",
     "train_learned_fft": "a job of minutes, whose programs depend on the gates that it finds",
+    "fft_timings": "checked columns, in NumPy",
+    "fit_fft_latency": "is fit_latency",
+    "predicted_ns": "traced code, for a caller's own program",
+    "save_calibration": "writes a file",
     "typical_fft_prior": "takes nothing",
     "typical_prior": "takes nothing",
+    "welch_timings": "checked columns, in NumPy",
+    "wide_prior": "numbers in, numbers out",
     "welch_peaks_graph": "a graph out",
 }
 

@@ -59,7 +59,12 @@ class Decision(NamedTuple):
 
 @jax.jit
 def decision(fused: LatencyEstimate, kept: LatencyEstimate) -> Decision:
-    """Return the decision between two estimates of one machine: what they share cancels."""
+    """Return the decision between two estimates of one machine, `[*batch]`: what they share cancels.
+
+    Args:
+        fused: of the run to take if it is faster.
+        kept: of the run to keep otherwise.
+    """
     margin_ns = kept.time_ns - fused.time_ns
     shared = kept.time_ns[..., None] * kept.scores - fused.time_ns[..., None] * fused.scores
     own = (kept.time_ns * kept.spread) ** 2 + (fused.time_ns * fused.spread) ** 2

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from rlxjax._checks import check_shapes, fields_of
 from rlxjax._numerics import soft_roofline
@@ -120,8 +121,17 @@ def typical_fft_prior() -> LatencyPrior[FftLatencyCoefficients]:
     return FFT.prior
 
 
-def fft_timings(batch, n_fft, time_ns) -> Timings:
-    """Return timings of a batched FFT: columns `[n]`, checked as by `Timings.checked`."""
+def fft_timings(batch: ArrayLike, n_fft: ArrayLike, time_ns: ArrayLike) -> Timings:
+    """Return timings of a batched FFT that a fit takes, from lists or arrays `[n]`.
+
+    Args:
+        batch: rows.
+        n_fft: samples of a row.
+        time_ns: of one call.
+
+    Raises:
+        ValueError: as of `Timings.checked`.
+    """
     return Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=time_ns)
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
+from numpy.typing import ArrayLike
 
 from rlxjax._checks import check_shapes, fields_of, is_traced
 from rlxjax._numerics import namespace_of
@@ -89,7 +90,14 @@ def predict_latency_ns(
 
 
 def welch_timings(
-    *, path, batch, n_fft, k, n_segments, time_ns, selection: str | Sequence[str] | Code | None = None
+    *,
+    path: str | Sequence[str] | Code,
+    batch: ArrayLike,
+    n_fft: ArrayLike,
+    k: ArrayLike,
+    n_segments: ArrayLike,
+    time_ns: ArrayLike,
+    selection: str | Sequence[str] | Code | None = None,
 ) -> Timings:
     """Return timings of Welch peaks from lists or arrays `[n]` that a fit takes.
 
