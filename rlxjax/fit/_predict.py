@@ -12,7 +12,13 @@ from ._names import vector
 
 
 def predicted_ns(coefficients: Any, runs: Runs, facts: Facts) -> Float[Array, "*batch"]:
-    """Return the sum of a model's terms in ns: the prediction of each run."""
+    """Return the sum of a model's terms in ns, `[*batch]`: the prediction of each run.
+
+    Args:
+        coefficients: of the runs' model.
+        runs: scalars or `[*batch]`.
+        facts: how the machine schedules.
+    """
     return functools.reduce(jnp.add, map(jnp.asarray, runs.model.terms_ns(coefficients, runs, facts).values()))
 
 
