@@ -11,7 +11,6 @@ from _welch_reference import assert_peaks_of, noise, reference_power
 
 import rlxjax as rx
 from benchmarks.startup import compilations
-from rlxjax.learned import learned_peaks, learned_program
 from rlxjax.welch import fused_peaks
 from rlxjax.welch._device_programs import chunk_rows, piece_rows
 
@@ -108,22 +107,15 @@ def test_further_batches_and_addresses_compile_nothing(path):
     assert not compilations
 
 
-def traced_peaks_of(signal, path):
-    if path == "fused":
-        return fused_peaks(signal, PARAMS, "maxima")
-    return learned_peaks(signal, learned_program(MODEL, PARAMS), PARAMS, "top_k")
-
-
-@pytest.mark.parametrize("path", ["fused", "learned"])
 @pytest.mark.parametrize("rest", [0, 5])
-def test_traced_rows_beyond_a_piece_have_in_jit_and_vmap_the_peaks_and_gradient_of_their_parts(path, rest):
+def test_traced_rows_beyond_a_piece_have_in_jit_and_vmap_the_peaks_and_gradient_of_their_parts(rest):
     piece = piece_rows(2**20, PARAMS, "cpu")
     batch = 2 * piece + rest
     signals = jnp.stack([jnp.asarray(noise(batch, PARAMS, seed)) for seed in range(2)])
 
     def run(signal):
         def total(signal):
-            peaks = traced_peaks_of(signal, path)
+            peaks = fused_peaks(signal, PARAMS, "top_k")
             return jnp.sum(jnp.sin(peaks[..., 1])), peaks
 
         return jax.grad(total, has_aux=True)(signal)

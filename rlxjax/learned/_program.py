@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Array, Float, Real
 
 from rlxjax._typing import RealLike
-from rlxjax.welch._device_programs import Start, block_of, in_pieces
 from rlxjax.welch._host import hann_window, one_sided_weights
 from rlxjax.welch._models import program_of
 from rlxjax.welch._params import WelchPeakParams
@@ -212,12 +211,9 @@ def learned_peaks(
     firsts = range(0, params.n_segments * params.hop, params.hop)
     run = _run_matrices if program.matrices else _run_butterflies
 
-    def peaks_of(start: Start, count: int) -> Float[Array, "count k 2"]:
-        segments = (block_of(signal, start, count, first, params.n_fft) for first in firsts)
-        power = jnp.asarray(sum(run(segment, program) for segment in segments))
-        return _select(power, program.bins.indices, params, selection)
-
-    return in_pieces(peaks_of, signal.shape[0], params, platform)
+    segments = (signal[:, first : first + params.n_fft].astype(jnp.float32) for first in firsts)
+    power = jnp.asarray(sum(run(segment, program) for segment in segments))
+    return _select(power, program.bins.indices, params, selection)
 
 
 @program_of.register

@@ -13,7 +13,7 @@ class Schedule(NamedTuple):
 
     Attributes:
         chunk_samples: most samples of a chunk, the rows that one device program runs.
-        piece_samples: most samples that a device program transforms at a time, one piece after the other.
+        piece_samples: most samples that the fused program transforms at a time, one piece after the other.
             Pieces this small stay in a processor's cache, and a program of them runs on one thread.
         tile_rows: rows of a chunk and of a piece are a multiple of this, where they are so many.
         sizes_per_octave: sizes between a batch and its double that smaller batches are padded to.
