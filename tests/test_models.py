@@ -1,5 +1,6 @@
 """The built-in latency models, a batched FFT and Welch peaks: laws of both, whatever their formula."""
 
+import inspect
 import itertools
 
 import jax
@@ -133,8 +134,8 @@ def test_coefficients_are_at_most_twenty_and_say_their_units():
     for model in MODELS:
         names = coefficient_names(model.prior.median)
         assert len(names) <= 20
-        documented = type(model.prior.median).__doc__
-        assert all(f"        {name}: " in documented for name in names)
+        documented = inspect.getdoc(type(model.prior.median))
+        assert all(f"\n    {name}: " in documented for name in names)
     assert {unit_of(name) for name in coefficient_names(WELCH.prior.median)} == {"ns", "bytes/ns", "FLOP/ns", "1"}
 
 
