@@ -54,7 +54,8 @@ def dot(counts: Sequence[RealLike], rates: Sequence[RealLike]) -> Array:
 def _dot(counts: list[Array], rates: list[Array]) -> Array:
     """Prevents: NaN in the derivative by a count whose rate is infinite; it is taken as 0.
 
-    The last selection is that of `times`, for what a caller adds to the sum.
+    The last selection does for the sum what that of `times` does for a product: it changes no value, and
+    a caller's own sum over the rows does not take the terms apart.
     """
     *products, last = map(times, counts, rates)
     total = functools.reduce(jnp.add, products, jnp.zeros((), last.dtype))
@@ -290,15 +291,18 @@ def _held(temperature: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Exact:
-    """The hard choices. Every method ignores the scale of its relaxation."""
+    """The hard choices. Every method ignores the scale of its relaxation.
+
+    They are written without `jnp.maximum`, whose derivative divides row by row.
+    """
 
     def relu(self, x, scale: RealLike | None = None):
         del scale
-        return 0.5 * (x + jnp.abs(x))  # exact; a maximum's derivative divides
+        return 0.5 * (x + jnp.abs(x))
 
     def maximum(self, x, y, scale: RealLike | None = None):
         del scale
-        return jnp.maximum(x, y)
+        return jnp.where(y > x, y, x)
 
     def clip(self, x, low, high, scale: RealLike | None = None):
         del scale

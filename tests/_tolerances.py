@@ -17,7 +17,7 @@ FLOAT32_RTOL = 1e-5
 GRADIENT_RTOL = 1e-6
 GRADIENT_STEP = 1e-4
 #: Rounding that the difference quotient amplifies: this many ulps of the value, over the step.
-GRADIENT_ULPS = 64
+GRADIENT_ULPS = 16
 
 #: A relaxation at temperature T is within this many T of the hard choice.
 LIMIT_TEMPERATURES = 10.0

@@ -1,7 +1,6 @@
-"""A table is what the separate functions return: in chunks, under jit and vmap; what it refuses."""
+"""A table is what the separate functions return, under jit and vmap too; what it refuses."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,6 @@ from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL
 from test_gate import GATE, INF, table
 
 import rlxjax as rx
-from rlxjax._tables import CHUNK_ROWS, map_rows
 
 TEMPERATURE_NS = 1e5
 both_precisions = pytest.mark.parametrize("x64", [True, False])
@@ -212,47 +210,6 @@ def test_a_bad_size_on_a_device_is_refused(name, bad, says):
         jax.jit(lambda: rx.evaluate_welch_peaks(**columns, temperature_ns=TEMPERATURE_NS))()
     with pytest.raises(ValueError, match=says):
         jax.jit(lambda t: rx.evaluate_welch_peaks(**columns, temperature_ns=t))(TEMPERATURE_NS)
-
-
-# --- Chunks --------------------------------------------------------------------------------------
-
-
-def area_and_flag(rows, height):
-    area = rows["width"] * height
-    return {"area": jnp.broadcast_to(area, jnp.shape(area)), "flag": area > 2.0}
-
-
-@pytest.mark.parametrize("shape", [(), (7,), (CHUNK_ROWS + 1,), (2, CHUNK_ROWS), (3 * CHUNK_ROWS + 5,)])
-def test_a_table_in_chunks_is_the_table_and_has_its_gradient(shape):
-    rng = np.random.default_rng(0)
-    width, height = jnp.asarray(rng.uniform(0, 2, shape)), jnp.asarray(rng.uniform(0, 2, shape[-1:]))
-    height = jnp.broadcast_to(height, shape) if len(shape) > 1 else height
-
-    def loss(f, width, height, scale):
-        return jnp.sum(jnp.sin(f({"width": scale * width}, height)["area"]))
-
-    assert_same(map_rows(area_and_flag, {"width": width}, height), area_and_flag({"width": width}, height))
-    got, expected = (
-        jax.grad(functools.partial(loss, f), (0, 1, 2))(width, height, 1.5)
-        for f in (functools.partial(map_rows, area_and_flag), area_and_flag)
-    )
-    for first, second in zip(got, expected, strict=True):
-        np.testing.assert_allclose(first, second, rtol=1e-10)
-
-
-def test_a_large_table_of_runs_is_its_parts():
-    rows = CHUNK_ROWS + CHUNK_ROWS // 2 + 3
-    columns = [np.resize(column, rows) for column in workloads()]
-    result = rx.evaluate_welch_peaks(*columns, temperature_ns=TEMPERATURE_NS)
-    costs = rx.estimate_welch_peaks_costs(*columns).stack()
-    for part in (slice(0, 500), slice(rows - 500, rows)):
-        expected = rx.evaluate_welch_peaks(*(column[part] for column in columns), temperature_ns=TEMPERATURE_NS)
-        jax.tree.map(
-            lambda got, of_part, part=part: np.testing.assert_allclose(got[part], of_part, rtol=FLOAT64_RTOL),
-            result,
-            expected,
-        )
-        np.testing.assert_allclose(costs[part], expected.costs.stack(), rtol=FLOAT64_RTOL)
 
 
 # --- What is refused -----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from _golden import close, close32, column, golden
 from _tolerances import (
     FLOAT32_RTOL,
@@ -30,79 +31,77 @@ def strategy_table(name):
     return rows, [codes, *workload], [column(rows, field) for field in learned], costs, picks
 
 
-def test_every_strategy_row_in_scalars():
-    for name in SETS:
-        for row in golden(f"strategy_{name}"):
-            workload = (row["device"], row["batch"], row["n_fft"], row["k"])
-            learned = (row["learned_available"], row["learned_active_gates"], row["learned_total_gates"])
-            costs = rx.estimate_welch_peaks_costs(*workload, *learned, coefficients=name)
-            for strategy, expected in row["costs"].items():
-                close(getattr(costs, strategy), float(expected))
-            assert rx.pick_welch_peaks_strategy(*workload, *learned, coefficients=name) == NAMES[row["pick"]]
-            breakdown = rx.welch_peaks_fusion_gate_breakdown(*workload, coefficients=name)
-            close(breakdown.score_ns, row["gate"]["score_ns"])
-            for field in row["gate"].keys() - {"score_ns"}:
-                assert getattr(breakdown, field) == row["gate"][field]
-            assert bool(breakdown.compute_floor_ok) == row["compute_floor_ok"]
-            close(rx.fused_graph_ns(*workload, coefficients=name), row["fused_graph_ns"])
+@pytest.mark.parametrize("name", SETS)
+def test_every_strategy_row_in_scalars(name):
+    for row in golden(f"strategy_{name}"):
+        workload = (row["device"], row["batch"], row["n_fft"], row["k"])
+        learned = (row["learned_available"], row["learned_active_gates"], row["learned_total_gates"])
+        costs = rx.estimate_welch_peaks_costs(*workload, *learned, coefficients=name)
+        for strategy, expected in row["costs"].items():
+            close(getattr(costs, strategy), float(expected))
+        assert rx.pick_welch_peaks_strategy(*workload, *learned, coefficients=name) == NAMES[row["pick"]]
+        breakdown = rx.welch_peaks_fusion_gate_breakdown(*workload, coefficients=name)
+        close(breakdown.score_ns, row["gate"]["score_ns"])
+        for field in row["gate"].keys() - {"score_ns"}:
+            assert getattr(breakdown, field) == row["gate"][field]
+        assert bool(breakdown.compute_floor_ok) == row["compute_floor_ok"]
+        close(rx.fused_graph_ns(*workload, coefficients=name), row["fused_graph_ns"])
 
 
-def test_every_strategy_row_in_one_call():
-    for name in SETS:
-        for transform in [lambda f: f, jax.jit]:
-            rows, workload, learned, costs, picks = strategy_table(name)
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
+def test_every_strategy_row_in_one_call(name, transform):
+    rows, workload, learned, costs, picks = strategy_table(name)
 
-            @transform
-            def everything(workload, learned):
-                return (
-                    rx.estimate_welch_peaks_costs(*workload, *learned, coefficients=name).stack(),
-                    rx.pick_welch_peaks_strategy(*workload, *learned, coefficients=name),
-                    rx.welch_peaks_fusion_gate_breakdown(*workload, coefficients=name),
-                    rx.fused_graph_ns(*workload, coefficients=name),
-                )
-
-            estimate, pick, breakdown, fused = everything(workload, learned)
-            close(estimate, costs)
-            np.testing.assert_array_equal(pick, picks)
-            close(breakdown.score_ns, column(rows, "gate", "score_ns"))
-            for field in rows[0]["gate"].keys() - {"score_ns"}:
-                np.testing.assert_array_equal(getattr(breakdown, field), column(rows, "gate", field))
-            np.testing.assert_array_equal(breakdown.compute_floor_ok, column(rows, "compute_floor_ok"))
-            close(fused, column(rows, "fused_graph_ns"))
-
-
-def test_every_strategy_row_has_its_profiles():
-    for name in SETS:
-        for row in golden(f"strategy_{name}"):
-            batch, params = row["batch"], rx.WelchPeakParams.fast(row["n_fft"], row["k"])
-            keep, fuse = (rx.profile_graph_io(rx.welch_peaks_graph(batch, params, fused)) for fused in (False, True))
-            native = row["device"] not in ("Cpu", "Metal", "Mlx", "Ane", "Tpu") and batch >= 2048
-            assert keep == rx.GraphIoProfile(**row["profile_fft"])
-            fuse = dataclasses.replace(fuse, sync_points=fuse.sync_points - native)
-            assert fuse == rx.GraphIoProfile(**row["profile_fused"])
-            assert rx.host_fft_profile(batch, params) == rx.GraphIoProfile(**row["host_fft_profile"])
-            assert rx.useful_bytes_touched(batch, params) == row["useful_bytes"]
-
-
-def test_every_strategy_row_in_float32():
-    for name in SETS:
-        rows, workload, learned, costs, picks = strategy_table(name)
-        with jax.enable_x64(False):
-            estimate = rx.estimate_welch_peaks_costs(*workload, *learned, coefficients=name).stack()
-            pick = rx.pick_welch_peaks_strategy(*workload, *learned, coefficients=name)
-            breakdown = rx.welch_peaks_fusion_gate_breakdown(*workload, coefficients=name)
-        assert estimate.dtype == breakdown.score_ns.dtype == jnp.float32
-        score, min_gain = column(rows, "gate", "score_ns"), column(rows, "gate", "min_gain_ns")
-        close32(breakdown.score_ns, score)
-        clear = np.abs(score - min_gain) > FLOAT32_RTOL * np.maximum(np.abs(score), min_gain)
-        np.testing.assert_array_equal(
-            breakdown.should_fuse[clear], column(rows, "gate", "should_fuse")[clear], strict=True
+    @transform
+    def everything(workload, learned):
+        return (
+            rx.estimate_welch_peaks_costs(*workload, *learned, coefficients=name).stack(),
+            rx.pick_welch_peaks_strategy(*workload, *learned, coefficients=name),
+            rx.welch_peaks_fusion_gate_breakdown(*workload, coefficients=name),
+            rx.fused_graph_ns(*workload, coefficients=name),
         )
-        close32(estimate[clear], costs[clear])
-        first, second = np.sort(costs, -1)[:, :2].T
-        clear &= second > (1 + FLOAT32_RTOL) * first
-        assert clear.any()
-        np.testing.assert_array_equal(pick[clear], picks[clear])
+
+    estimate, pick, breakdown, fused = everything(workload, learned)
+    close(estimate, costs)
+    np.testing.assert_array_equal(pick, picks)
+    close(breakdown.score_ns, column(rows, "gate", "score_ns"))
+    for field in rows[0]["gate"].keys() - {"score_ns"}:
+        np.testing.assert_array_equal(getattr(breakdown, field), column(rows, "gate", field))
+    np.testing.assert_array_equal(breakdown.compute_floor_ok, column(rows, "compute_floor_ok"))
+    close(fused, column(rows, "fused_graph_ns"))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_strategy_row_has_its_profiles(name):
+    for row in golden(f"strategy_{name}"):
+        batch, params = row["batch"], rx.WelchPeakParams.fast(row["n_fft"], row["k"])
+        keep, fuse = (rx.profile_graph_io(rx.welch_peaks_graph(batch, params, fused)) for fused in (False, True))
+        native = row["device"] not in ("Cpu", "Metal", "Mlx", "Ane", "Tpu") and batch >= 2048
+        assert keep == rx.GraphIoProfile(**row["profile_fft"])
+        fuse = dataclasses.replace(fuse, sync_points=fuse.sync_points - native)
+        assert fuse == rx.GraphIoProfile(**row["profile_fused"])
+        assert rx.host_fft_profile(batch, params) == rx.GraphIoProfile(**row["host_fft_profile"])
+        assert rx.useful_bytes_touched(batch, params) == row["useful_bytes"]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_strategy_row_in_float32(name):
+    rows, workload, learned, costs, picks = strategy_table(name)
+    with jax.enable_x64(False):
+        estimate = rx.estimate_welch_peaks_costs(*workload, *learned, coefficients=name).stack()
+        pick = rx.pick_welch_peaks_strategy(*workload, *learned, coefficients=name)
+        breakdown = rx.welch_peaks_fusion_gate_breakdown(*workload, coefficients=name)
+    assert estimate.dtype == breakdown.score_ns.dtype == jnp.float32
+    score, min_gain = column(rows, "gate", "score_ns"), column(rows, "gate", "min_gain_ns")
+    close32(breakdown.score_ns, score)
+    clear = np.abs(score - min_gain) > FLOAT32_RTOL * np.maximum(np.abs(score), min_gain)
+    np.testing.assert_array_equal(breakdown.should_fuse[clear], column(rows, "gate", "should_fuse")[clear], strict=True)
+    close32(estimate[clear], costs[clear])
+    first, second = np.sort(costs, -1)[:, :2].T
+    clear &= second > (1 + FLOAT32_RTOL) * first
+    assert clear.any()
+    np.testing.assert_array_equal(pick[clear], picks[clear])
 
 
 def margins_ns(workload, name):
@@ -114,24 +113,24 @@ def margins_ns(workload, name):
     return np.abs(breakdown.score_ns - breakdown.min_gain_ns), np.abs(block * slack - fused)
 
 
-def test_every_strategy_relaxation_tends_to_the_hard_one():
-    for name in SETS:
-        rows, workload, learned, costs, picks = strategy_table(name)
-        gate_margin, floor_margin = margins_ns(workload, name)
-        first, second = np.sort(costs, -1)[:, :2].T
-        smallest = np.min([gate_margin, floor_margin, second - first, 1e-3 * first], 0)
-        assert (smallest > 0).all()
-        temperature = smallest / 100
-        options = {"coefficients": name, "temperature_ns": temperature}
-        soft = rx.soft_estimate_welch_peaks_costs(*workload, *learned, **options)
-        finite = np.isfinite(costs)
-        error = np.abs(soft.costs.stack() - np.where(finite, costs, 0)) / temperature[:, None]
-        assert (error[finite] <= LIMIT_TEMPERATURES).all()
-        fused = rx.soft_fused_graph_ns(*workload, **options)
-        assert (np.abs(fused - column(rows, "fused_graph_ns")) <= LIMIT_TEMPERATURES * temperature).all()
-        weights = rx.soft_pick_welch_peaks_strategy(*workload, *learned, **options)
-        np.testing.assert_allclose(weights, np.eye(4)[picks], rtol=0, atol=SATURATED_ATOL)
-        np.testing.assert_array_equal(np.asarray(soft.available) == 0, impossible(rows))
+@pytest.mark.parametrize("name", SETS)
+def test_every_strategy_relaxation_tends_to_the_hard_one(name):
+    rows, workload, learned, costs, picks = strategy_table(name)
+    gate_margin, floor_margin = margins_ns(workload, name)
+    first, second = np.sort(costs, -1)[:, :2].T
+    smallest = np.min([gate_margin, floor_margin, second - first, 1e-3 * first], 0)
+    assert (smallest > 0).all()
+    temperature = smallest / 100
+    options = {"coefficients": name, "temperature_ns": temperature}
+    soft = rx.soft_estimate_welch_peaks_costs(*workload, *learned, **options)
+    finite = np.isfinite(costs)
+    error = np.abs(soft.costs.stack() - np.where(finite, costs, 0)) / temperature[:, None]
+    assert (error[finite] <= LIMIT_TEMPERATURES).all()
+    fused = rx.soft_fused_graph_ns(*workload, **options)
+    assert (np.abs(fused - column(rows, "fused_graph_ns")) <= LIMIT_TEMPERATURES * temperature).all()
+    weights = rx.soft_pick_welch_peaks_strategy(*workload, *learned, **options)
+    np.testing.assert_allclose(weights, np.eye(4)[picks], rtol=0, atol=SATURATED_ATOL)
+    np.testing.assert_array_equal(np.asarray(soft.available) == 0, impossible(rows))
 
 
 def impossible(rows):
@@ -157,13 +156,13 @@ def hard_cost(set_, workload, learned, strategy):
     return rx.estimate_welch_peaks_costs(*workload, *learned, set_).stack()[strategy]
 
 
-def test_every_cost_has_its_gradients():
-    for name in SETS:
-        rows, workload, learned, _, _ = strategy_table(name)
-        for strategy in rx.Strategy:
-            assert_gradient_is_the_finite_difference(
-                hard_cost, batched_set(name, len(rows)), workload, learned, strategy.code
-            )
+@pytest.mark.parametrize("name", SETS)
+def test_every_cost_has_its_gradients(name):
+    rows, workload, learned, _, _ = strategy_table(name)
+    for strategy in rx.Strategy:
+        assert_gradient_is_the_finite_difference(
+            hard_cost, batched_set(name, len(rows)), workload, learned, strategy.code
+        )
 
 
 @functools.partial(jax.vmap, in_axes=(0, 0, 0, 0, None))
@@ -177,17 +176,19 @@ def relaxed(set_, workload, learned, temperature, of_costs):
     return jnp.where(of_costs, soft.costs.stack() @ np.array([0.3, -0.8, 0.5, 1.1]), mix)
 
 
-def test_every_strategy_relaxation_has_its_gradients():
-    for name in SETS:
-        for what in ["costs", "weights"]:
-            rows, workload, learned, costs, _ = strategy_table(name)
-            first, second = np.sort(costs, -1)[:, :2].T
-            gap = np.where(np.isfinite(second), second - first, 0)
-            temperature = np.max([*margins_ns(workload, name), gap, 1e-2 * first], 0)
-            assert_gradient_is_the_finite_difference(
-                relaxed,
-                batched_set(name, len(rows)),
-                *(workload, learned, temperature, what == "costs"),
-                # The flag sits at the end of its range, where a step beyond it means nothing.
-                kinks=(".strategy.is_fused_viable",),
-            )
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("what", ["costs", "weights"])
+def test_every_strategy_relaxation_has_its_gradients(name, what):
+    rows, workload, learned, costs, _ = strategy_table(name)
+    first, second = np.sort(costs, -1)[:, :2].T
+    gap = np.where(np.isfinite(second), second - first, 0)
+    temperature = np.max([*margins_ns(workload, name), gap, 1e-2 * first], 0)
+    assert_gradient_is_the_finite_difference(
+        relaxed,
+        batched_set(name, len(rows)),
+        *(workload, learned, temperature, what == "costs"),
+        # Weights of at most 1 cancel in their mixture.
+        scale=None if what == "costs" else np.ones(len(rows)),
+        # The flag sits at the end of its range, where a step beyond it means nothing.
+        kinks=(".strategy.is_fused_viable",),
+    )

@@ -275,20 +275,21 @@ def gate_rates(gate: IoFusionGate, benefit: FusionBenefit, rules: Exact | Smooth
     return [gate.dispatch_ns, gate.roundtrip_ns, *per_byte]
 
 
-def added_syncs(gate: IoFusionGate, sync_points_saved: Count, rules: Exact | Smooth) -> jax.Array:
+def added_syncs(sync_points_saved: Count, penalty_ns: RealLike, rules: Exact | Smooth) -> jax.Array:
     """Return how many sync points a fusion adds, 0 if it saves some: what the gate's penalty is for.
 
     What a relaxation leaves of none is not to be multiplied by an infinite penalty.
     """
-    syncs, is_finite = -jnp.asarray(sync_points_saved), jnp.isfinite(gate.host_thunk_penalty_ns)
-    relaxed = rules.relu(syncs, scale=jnp.where(is_finite, gate.host_thunk_penalty_ns, 1.0))
+    syncs, is_finite = -jnp.asarray(sync_points_saved), jnp.isfinite(penalty_ns)
+    relaxed = rules.relu(syncs, scale=jnp.where(is_finite, penalty_ns, 1.0))
     return jnp.where(is_finite, relaxed, Exact().relu(syncs))
 
 
 def gate_score_ns(gate: IoFusionGate, benefit: FusionBenefit, rules: Exact | Smooth) -> Nanoseconds:
     """Return the gate's score of float counts, with hard or relaxed choices."""
-    counts = [*fields_of(benefit).values(), -added_syncs(gate, benefit.sync_points_saved, rules)]
-    return dot(counts, [*gate_rates(gate, benefit, rules), gate.host_thunk_penalty_ns])
+    penalty_ns = gate.host_thunk_penalty_ns
+    added = added_syncs(benefit.sync_points_saved, penalty_ns, rules)
+    return dot([*fields_of(benefit).values(), -added], [*gate_rates(gate, benefit, rules), penalty_ns])
 
 
 @jax.jit

@@ -11,7 +11,6 @@ import numpy as np
 from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes, is_on_device
 from rlxjax._counts import as_float, as_temperature, size_as_float
 from rlxjax._numerics import Exact, Smooth, log_soft_step
-from rlxjax._tables import map_rows
 from rlxjax._typing import (
     Code,
     Count,
@@ -35,6 +34,7 @@ from ._formulas import (
     Terms,
     decisions,
     gather,
+    min_gain_ns,
     strategy_terms,
 )
 from ._graphs import pack_profile, welch_graph_work
@@ -191,12 +191,9 @@ def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.A
 
 @jax.jit
 def hard_costs(codes, set_, batch, n_fft, k, learned: Learned) -> WelchPeaksCostEstimates:
-    def costs(codes, batch, n_fft, k, learned: Learned) -> WelchPeaksCostEstimates:
-        row = gather(set_, codes)
-        terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
-        return estimates_of(row, terms, *decisions(row, terms))
-
-    return map_rows(costs, codes, batch, n_fft, k, learned)
+    row = gather(set_, codes)
+    terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
+    return estimates_of(row, terms, *decisions(row, terms))
 
 
 def estimates_of(row: Row, terms: Terms, io: Flag, floor_ok: Flag) -> WelchPeaksCostEstimates:
@@ -217,7 +214,7 @@ def soft_costs(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -
     row = gather(set_, codes)
     terms = strategy_terms(row, batch, n_fft, k, learned, rules)
     viable = row.strategy.is_fused_viable >= 0.5
-    io_margin = terms.score_ns - row.gate.min_gain_ns
+    io_margin = terms.score_ns - min_gain_ns(row)
     # P(floor ok) = 1 - applies * P(margin < 0), in logarithms.
     log_floor_ok = jnp.logaddexp(
         jnp.log(jnp.where(terms.floor_applies < 1.0, 1.0 - terms.floor_applies, 1.0))
@@ -241,7 +238,7 @@ def _breakdown(codes, set_, batch, n_fft, k):
     terms = strategy_terms(row, batch, n_fft, k, Learned(0.0, -1.0, 0.0), rules)
     io, floor_ok = decisions(row, terms)
     syncs = row.strategy.has_native_kernel * rules.at_least(batch, NATIVE_MIN_BATCH) - 1.0
-    return terms.score_ns, row.gate.min_gain_ns, syncs.astype(int), io, io & floor_ok, floor_ok
+    return terms.score_ns, min_gain_ns(row), syncs.astype(int), io, io & floor_ok, floor_ok
 
 
 def _log_complement(log_p: LogProbability) -> LogProbability:

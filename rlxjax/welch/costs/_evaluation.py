@@ -10,14 +10,13 @@ import numpy as np
 from rlxjax._checks import LEAST_SIZES, is_traced
 from rlxjax._counts import as_temperature
 from rlxjax._numerics import Exact, soft_step
-from rlxjax._tables import map_rows
 from rlxjax._typing import Code, Flag, Nanoseconds, Probability, RealLike
 from rlxjax.device._devices import Device
 from rlxjax.device._gate import FusionBenefit
 
 from ._coefficients import CoefficientSet
 from ._costs import WelchPeaksCostEstimates, cost_inputs, estimates_of, learned_inputs
-from ._formulas import Learned, decisions, gate_benefit, gather, strategy_terms
+from ._formulas import Learned, decisions, gate_benefit, gather, min_gain_ns, strategy_terms
 
 
 @jax.tree_util.register_dataclass
@@ -96,20 +95,16 @@ def _evaluate(
     codes, set_, batch, n_fft, k, learned: Learned, temperature_ns, is_checked: bool
 ) -> tuple[WelchPeaksEvaluation, Flag | None]:
     """Return the table, and whether each row is a workload."""
-
-    def evaluate(codes, batch, n_fft, k, learned: Learned, temperature_ns):
-        rules = Exact()
-        row = gather(set_, codes)
-        terms = strategy_terms(row, batch, n_fft, k, learned, rules)
-        io, floor_ok = decisions(row, terms)
-        benefit = gate_benefit(row, batch, n_fft, k, rules)
-        probability = soft_step(terms.score_ns - row.gate.min_gain_ns, temperature_ns)
-        costs = estimates_of(row, terms, io, floor_ok)
-        result = WelchPeaksEvaluation(benefit, terms.score_ns, io, io & floor_ok, floor_ok, probability, costs)
-        shape = jnp.broadcast_shapes(*(jnp.shape(leaf) for leaf in jax.tree.leaves(result)))
-        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), result)
-
-    result = map_rows(evaluate, codes, batch, n_fft, k, learned, temperature_ns)
+    rules = Exact()
+    row = gather(set_, codes)
+    terms = strategy_terms(row, batch, n_fft, k, learned, rules)
+    io, floor_ok = decisions(row, terms)
+    benefit = gate_benefit(row, batch, n_fft, k, rules)
+    probability = soft_step(terms.score_ns - min_gain_ns(row), temperature_ns)
+    costs = estimates_of(row, terms, io, floor_ok)
+    result = WelchPeaksEvaluation(benefit, terms.score_ns, io, io & floor_ok, floor_ok, probability, costs)
+    shape = jnp.broadcast_shapes(*(jnp.shape(leaf) for leaf in jax.tree.leaves(result)))
+    result = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), result)
     return result, _is_workload(codes, batch, n_fft, k) if is_checked else None
 
 

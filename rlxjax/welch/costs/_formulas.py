@@ -2,28 +2,21 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from rlxjax._checks import fields_of
 from rlxjax._numerics import Exact, Smooth, dot
-from rlxjax._typing import Flag, Nanoseconds, RealLike
-from rlxjax.device._costs import GraphWork, counted_work, rates_of, work_ns
-from rlxjax.device._devices import BackendCoefficients, take_row
-from rlxjax.device._gate import FusionBenefit, IoFusionGate, added_syncs, gate_rates
+from rlxjax._typing import Code, Flag, Nanoseconds, RealLike
+from rlxjax.device._costs import counted_work, rates_of, work_ns
+from rlxjax.device._devices import take_row
+from rlxjax.device._gate import FusionBenefit, added_syncs, gate_rates
 from rlxjax.welch._params import FAST_SEGMENTS, ULTRA_SEGMENTS
 
 from ._coefficients import CoefficientSet, StrategyCoefficients
-from ._graphs import (
-    FFT_WORK,
-    FUSED_WORK,
-    FUSION_BENEFIT,
-    HOST_WORK,
-    columns_of_work,
-    total,
-)
+from ._graphs import FFT_WORKS, FUSED_WORKS, FUSION_BENEFITS, HOST_WORKS, columns_of, total
 
 ULTRA_MAX_GPU_BATCH = 128
 #: From so many rows on a native kernel saves its sync point.
@@ -62,12 +55,18 @@ def learned_scale(active_gates: RealLike, total_gates: RealLike) -> RealLike:
 
 
 class Row(NamedTuple):
-    """The coefficients of one device, and the host's."""
+    """The coefficients of all devices, `[12]`, and those of a row's device for the strategies."""
 
-    host: BackendCoefficients
-    backend: BackendCoefficients
-    gate: IoFusionGate
+    table: CoefficientSet
+    codes: Code
     strategy: StrategyCoefficients
+
+    def rates(self, of: Callable[[CoefficientSet], list[RealLike]], rules: Exact | Smooth) -> list[RealLike]:
+        """Return rates of a row's device: with hard choices, those of all devices before the selection."""
+        if isinstance(rules, Exact):
+            return take_row(of(self.table), self.codes)
+        parts = {name: getattr(self.table, name) for name in ("backend", "gate", "strategy")}
+        return of(dataclasses.replace(self.table, **take_row(parts, self.codes)))
 
 
 class Terms(NamedTuple):
@@ -83,13 +82,15 @@ class Terms(NamedTuple):
     ultra_possible: Flag
 
 
-def gather(set_: CoefficientSet, codes) -> Row:
-    return Row(set_.host, take_row(set_.backend, codes), take_row(set_.gate, codes), take_row(set_.strategy, codes))
+def gather(set_: CoefficientSet, codes: Code) -> Row:
+    return Row(set_, codes, take_row(set_.strategy, codes))
 
 
 def host_ns(row: Row, batch, n_fft, k, n_segments, rules: Exact | Smooth) -> Nanoseconds:
-    columns = (batch * (n_segments + 1.0), *columns_of_work(batch, n_fft, k, n_segments))
-    ns = _columns_ns(HOST_WORK, columns, row.host, rules)
+    columns = (batch * (n_segments + 1.0), *columns_of(batch, n_fft, k, n_segments))
+    host = row.table.host
+    rates = rates_of(host, total(HOST_WORKS, columns), rules)
+    ns = jnp.add(host.roundtrip_ns, dot(columns, [work_ns(work, rates) for work in HOST_WORKS]))
     log_rows = jnp.log(jnp.maximum(batch, 1.0) / 512.0)
     gentle = rules.relu(log_rows, scale=ns)
     steep = rules.relu((log_rows - math.log(4.0)) * (1.0 / math.log(2.0)), scale=ns)  # log2(rows / 2048)
@@ -115,36 +116,40 @@ def block_ns(row: Row, batch, n_fft, k, n_segments, rules: Exact | Smooth) -> Na
 
 
 def _graph_ns(row: Row, batch, n_fft, k, n_segments, fused: bool, rules: Exact | Smooth) -> Nanoseconds:
-    works = [counted_work(work, row.strategy.falls_back) for work in (FUSED_WORK if fused else FFT_WORK)]
-    return _columns_ns(works, (1.0, *columns_of_work(batch, n_fft, k, n_segments)), row.backend, rules)
+    works, columns = FUSED_WORKS if fused else FFT_WORKS, (1.0, *columns_of(batch, n_fft, k, n_segments))
 
+    def part_ns(set_: CoefficientSet) -> list[RealLike]:
+        counted = [counted_work(work, set_.strategy.falls_back) for work in works]
+        rates = rates_of(set_.backend, total(works, columns), rules)
+        in_all, *each = (work_ns(work, rates) for work in counted)
+        return [set_.backend.roundtrip_ns + in_all, *each]
 
-def _columns_ns(
-    works: Sequence[GraphWork], columns: tuple, row: BackendCoefficients, rules: Exact | Smooth
-) -> Nanoseconds:
-    """Return what the sum of works takes, each times its column: what each takes is a rate."""
-    rates = rates_of(row, total(works, columns), rules)
-    return jnp.add(row.roundtrip_ns, dot(columns[: len(works)], [work_ns(work, rates) for work in works]))
+    return dot(columns[: len(works)], row.rates(part_ns, rules))
 
 
 def gate_benefit(row: Row, batch, n_fft, k, rules: Exact | Smooth, scale=None) -> FusionBenefit:
     """Return what fusing two segments saves, in floats (SPEC, section 5)."""
     native = row.strategy.has_native_kernel * rules.at_least(batch, NATIVE_MIN_BATCH, scale=scale)
-    benefit = total(FUSION_BENEFIT, (1.0, *columns_of_work(batch, n_fft, k, FAST_SEGMENTS)))
+    benefit = total(FUSION_BENEFITS, (1.0, *columns_of(batch, n_fft, k, FAST_SEGMENTS)))
     return dataclasses.replace(benefit, sync_points_saved=native - 1.0)
 
 
 def gate_score_ns(row: Row, benefit: FusionBenefit, batch, n_fft, k, rules: Exact | Smooth) -> Nanoseconds:
     """Return the gate's score of that benefit: what the graphs, a sample and a peak are worth are rates."""
-    syncs, rates = benefit.sync_points_saved, gate_rates(row.gate, benefit, rules)
-    part_ns = [dot([*fields_of(part).values()], rates) for part in FUSION_BENEFIT]
-    columns = (
-        1.0,
-        *columns_of_work(batch, n_fft, k, FAST_SEGMENTS),
-        syncs,
-        -added_syncs(row.gate, syncs, rules),
-    )
-    return dot(columns, [*part_ns, row.gate.roundtrip_ns, row.gate.host_thunk_penalty_ns])
+
+    def part_ns(set_: CoefficientSet) -> list[RealLike]:
+        rates = gate_rates(set_.gate, benefit, rules)
+        parts = [dot([*fields_of(part).values()], rates) for part in FUSION_BENEFITS]
+        return [*parts, set_.gate.roundtrip_ns, set_.gate.host_thunk_penalty_ns]
+
+    rates, syncs = row.rates(part_ns, rules), benefit.sync_points_saved
+    columns = (1.0, *columns_of(batch, n_fft, k, FAST_SEGMENTS), syncs, -added_syncs(syncs, rates[-1], rules))
+    return dot(columns, rates)
+
+
+def min_gain_ns(row: Row) -> Nanoseconds:
+    """Return the minimum gain of a row's gate."""
+    return jnp.asarray(take_row(row.table.gate.min_gain_ns, row.codes))
 
 
 def strategy_terms(row: Row, batch, n_fft, k, learned: Learned, rules: Exact | Smooth) -> Terms:
@@ -168,5 +173,5 @@ def strategy_terms(row: Row, batch, n_fft, k, learned: Learned, rules: Exact | S
 
 
 def decisions(row: Row, terms: Terms) -> tuple[Flag, Flag]:
-    io = terms.score_ns >= row.gate.min_gain_ns
+    io = terms.score_ns >= min_gain_ns(row)
     return io, (jnp.asarray(terms.floor_applies) < 0.5) | (terms.floor_margin_ns >= 0.0)

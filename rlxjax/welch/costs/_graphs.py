@@ -42,27 +42,27 @@ def welch_peaks_graph(batch: int, params: WelchPeakParams, fused: bool = True) -
 
 
 #: Work of the graphs in all, for each sample of a segment, and for each peak: fft only, and fused.
-FFT_WORK = (
+FFT_WORKS = (
     GraphWork(GraphIoProfile(3, 0, 0, 0), 0, 0, 3, 3),
     GraphWork(GraphIoProfile(0, 0, 8, 44), 19, 20, 0, 0),
 )
-FUSED_WORK = (
+FUSED_WORKS = (
     GraphWork(GraphIoProfile(4, 1, 0, 0), 0, 0, 4, 4),
     GraphWork(GraphIoProfile(0, 0, 0, 52), 13, 20, 0, 0),
     GraphWork(GraphIoProfile(0, 0, 8, 8), 10, 8, 0, 0),
 )
-#: What the peaks' node saves: in all but for the sync point, for each sample, and for each peak.
-FUSION_BENEFIT = (FusionBenefit(-1, 0, 0, 0), FusionBenefit(0, 0, 8, -8), FusionBenefit(0, 0, -8, -8))
-#: Work of the host path for each launch, sample and peak.
-HOST_WORK = (
+#: Work of the host path for each launch, for each sample, and for each peak.
+HOST_WORKS = (
     GraphWork(GraphIoProfile(1, 0, 0, 0), 0, 0, 0, 0),
     GraphWork(GraphIoProfile(0, 0, 0, 12), 3, 0, 0, 0),
     GraphWork(GraphIoProfile(0, 0, 8, 8), 10, 0, 0, 0),
 )
+#: What the peaks' node saves in all but for the sync point, for each sample, and for each peak.
+FUSION_BENEFITS = (FusionBenefit(-1, 0, 0, 0), FusionBenefit(0, 0, 8, -8), FusionBenefit(0, 0, -8, -8))
 
 
-def columns_of_work(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike) -> tuple:
-    """Return the samples of the segments and the peaks of a run, `[*batch]`."""
+def columns_of(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike) -> tuple:
+    """Return the samples of all segments, and the peaks, `[*batch]`."""
     return n_segments * (batch * n_fft), batch * k
 
 
@@ -81,8 +81,8 @@ def welch_graph_work(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: 
 
     Exact where all sizes are integers on the host, floats otherwise.
     """
-    columns = columns_of_work(*sizes(batch, n_fft, k, n_segments))
-    return total(FUSED_WORK if fused else FFT_WORK, (1, *columns))
+    columns = columns_of(*sizes(batch, n_fft, k, n_segments))
+    return total(FUSED_WORKS if fused else FFT_WORKS, (1, *columns))
 
 
 def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile:
@@ -102,7 +102,7 @@ def host_profile(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: Real
     """Return `host_fft_profile` for arrays of sizes, `[*batch]`."""
     batch, n_fft, k, n_segments = sizes(batch, n_fft, k, n_segments)
     launches = batch * n_segments + batch
-    return total(HOST_WORK, (launches, *columns_of_work(batch, n_fft, k, n_segments))).io
+    return total(HOST_WORKS, (launches, *columns_of(batch, n_fft, k, n_segments))).io
 
 
 def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:
