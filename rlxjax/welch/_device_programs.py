@@ -142,9 +142,21 @@ def fused_peaks(
     selection = selection or default_selection(signal.shape[0], params.n_bins, platform)
 
     def peaks_of(start: Start, count: int) -> Float[Array, "count k 2"]:
-        return selected_peaks(mean_power(signal, params, start, count), params.k, selection)
+        return selected_peaks(_few_rows_at_a_time(signal, params, start, count, platform), params.k, selection)
 
     return in_pieces(peaks_of, signal.shape[0], params, platform)
+
+
+def _few_rows_at_a_time(
+    signal: Real[Array, "batch length"], params: WelchPeakParams, start: Start, count: int, platform: str
+) -> Float[Array, "count n_bins"]:
+    """Return `mean_power` of rows, of which a tile may hold more samples than a piece: then by parts of it."""
+    rows = max(1, schedule(platform).piece_samples // (params.n_segments * params.n_fft))
+    rows = 1 << (rows.bit_length() - 1)  # divides a tile
+    if count <= rows or count % rows:
+        return mean_power(signal, params, start, count)
+    powers = lax.map(lambda first: mean_power(signal, params, first, rows), start + rows * jnp.arange(count // rows))
+    return powers.reshape(count, params.n_bins)
 
 
 def in_pieces(

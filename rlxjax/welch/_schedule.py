@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 #: Which runner a timing is of: it changes when what a workload runs changes.
-RUNNER_VERSION = 13
+RUNNER_VERSION = 14
 
 
 class Schedule(NamedTuple):
