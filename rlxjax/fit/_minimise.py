@@ -134,6 +134,7 @@ def _descend_each(z, steps, roots, loss, gradient, timings, weights, priors, fac
 def _descent(z, steps, root, loss, gradient, timings, weights, prior, facts: Facts) -> tuple:
     """Return where a round of steps ends, and the steps taken in all: `z + root @ u` with `u` the unknowns."""
 
+    @jax.jit  # traced once for all the places where the line search looks
     def objective(u):
         residuals = jnp.log(predicted_ns(_coefficients(z + root @ u, prior), timings.runs, facts) / timings.time_ns)
         return _objective(residuals, weights, z + root @ u)
