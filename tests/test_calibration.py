@@ -166,12 +166,10 @@ def assert_refused(path, text, *said, models=BOTH):
     assert path.read_bytes() == before
 
 
-TEXT = json.dumps(file_content(), indent=2)
-
-
 def test_a_truncated_file_is_refused_wherever_it_ends(path):
-    for length in range(0, len(TEXT) - 1, 331):
-        assert_refused(path, TEXT[:length], "truncated", "line ", ANEW)
+    text = json.dumps(file_content(), indent=2)
+    for length in range(0, len(text) - 1, 331):
+        assert_refused(path, text[:length], "truncated", "line ", ANEW)
 
 
 TERMS = "models.line.coefficients"
