@@ -203,18 +203,6 @@ def _reduced(reduce: Callable[[Array], Array]) -> Callable[[Array], Array]:
     return reduced
 
 
-def _extreme(reduce: Callable[..., Array], neutral: float) -> Callable[[Array], Array]:
-    """Return a maximum or minimum over the numbers; NaN where there is none."""
-
-    def extreme(x: Array) -> Array:
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            return reduce(x)
-        is_nan = jnp.isnan(x)
-        return jnp.where(jnp.all(is_nan), jnp.nan, reduce(jnp.where(is_nan, neutral, x))).astype(x.dtype)
-
-    return extreme
-
-
 def _broadcast(step: Step, x: Array) -> Array:
     if None in step.shape:
         raise ValueError(f"its output shape has an unknown dimension: {step.shape}")
@@ -262,8 +250,8 @@ _BINARY: Mapping[str, Callable[[Array, Array], Array]] = {
 }
 _REDUCE: Mapping[str, Callable[[Array], Array]] = {
     "reduce_sum": _reduced(jnp.sum),
-    "reduce_max": _reduced(_extreme(jnp.max, -jnp.inf)),
-    "reduce_min": _reduced(_extreme(jnp.min, jnp.inf)),
+    "reduce_max": _reduced(jnp.nanmax),
+    "reduce_min": _reduced(jnp.nanmin),
     "reduce_mean": _reduced(jnp.mean),
 }
 _SAME_SHAPE = frozenset(_BINARY)

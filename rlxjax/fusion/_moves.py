@@ -1,7 +1,6 @@
 """Local improvement of a partition: move single nodes, merge whole kernels, while that saves time."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 
 from ._kernel_graph import ALONE, ONE_ELEMENT, KernelGraph, Partition
 from ._linear_cost import LinearCost
@@ -28,7 +27,7 @@ def _merge(graph: KernelGraph, partition: Partition) -> Partition:
     """Merge kernels that an edge or a shared operand joins where that closes no cycle."""
     groups = list(partition)
     owner = {i: number for number, group in enumerate(partition) for i in group}
-    after = [{owner[j] for i in group for j in graph.consumers[i]} - {number} for number, group in enumerate(partition)]
+    after = graph.readers(partition)
     into = list(range(len(groups)))
 
     def current(number: int) -> int:
@@ -55,7 +54,7 @@ def _merge(graph: KernelGraph, partition: Partition) -> Partition:
                     visits += 1
         return False
 
-    loops = [set(_shapes(graph, group)) for group in partition]
+    loops = [{graph.loops[i] for i in group} - {ONE_ELEMENT} for group in partition]
     for (first, second), is_link in _joined_pairs(graph, owner).items():
         a, b = current(first), current(second)
         if a == b or visits > SEARCH_LIMIT or ALONE in (loops[a] | loops[b]):
@@ -83,55 +82,54 @@ def _joined_pairs(graph: KernelGraph, owner: dict[int, int]) -> dict[tuple[int, 
         for i in producers:
             pair = owner[i], owner[j]
             pairs[pair] = pairs.get(pair, False) or j in graph.links[i]
-    last_reader: dict[int, int] = {}
-    last_of_loop: dict[int, int] = {}
-    for i, ids in enumerate(graph.reads):
-        for id_ in ids:
-            if id_ in last_reader:
-                pairs.setdefault((owner[last_reader[id_]], owner[i]), False)
-            last_reader[id_] = i
-    for i, loop in enumerate(graph.loops):
-        if loop in last_of_loop:
-            pairs.setdefault((owner[last_of_loop[loop]], owner[i]), False)
-        last_of_loop[loop] = i
+    for shared in (graph.reads, [[loop] for loop in graph.loops]):
+        last: dict[int, int] = {}
+        for i, keys in enumerate(shared):
+            for key in keys:
+                if key in last:
+                    pairs.setdefault((owner[last[key]], owner[i]), False)
+                last[key] = i
     return {pair: is_link for pair, is_link in pairs.items() if pair[0] != pair[1]}
 
 
 def _move(graph: KernelGraph, cost: LinearCost, partition: Partition) -> Partition:
     """Move single nodes to another kernel between those they read from and those that read them."""
-    state = _Placed(graph, cost, partition)
-    for i, loop in enumerate(graph.loops):
-        if loop == ALONE:
-            continue
-        best_ns, best = state.least_gain_ns, None
-        for target in state.targets(i):
-            if (gain_ns := state.gain_ns(i, target)) > best_ns:
+    placed = _Placed(graph, partition)
+    least_gain_ns = 1e-9 * cost.of(graph, partition)
+    for i in range(len(graph.members)):
+        home = best = placed.owner[i]
+        best_ns, bytes_at_home = least_gain_ns, placed.bytes_around(i)
+        launch_ns = cost.launch_ns * (len(placed.groups[home]) == 1)
+        for target in placed.targets(i):
+            placed.move(i, target)
+            gain_ns = cost.byte_ns * (bytes_at_home - placed.bytes_around(i)) + launch_ns
+            if gain_ns > best_ns:
                 best_ns, best = gain_ns, target
-        if best is not None:
-            state.move(i, best)
-    ordered = graph.in_order(list(group) for group in state.groups if group)
+        placed.move(i, best)
+    ordered = graph.in_order(group for group in placed.groups if group)
     assert ordered is not None
     return ordered
 
 
 class _Placed:
-    """Nodes placed in kernels, with the counts from which the gain of a move follows at once."""
+    """Nodes placed in kernels, with the counts from which the bytes of a value follow at once."""
 
-    def __init__(self, graph: KernelGraph, cost: LinearCost, partition: Partition):
-        self.graph, self.cost = graph, cost
-        self.groups = [set(group) for group in partition]
+    def __init__(self, graph: KernelGraph, partition: Partition):
+        self.graph = graph
         self.owner = {i: number for number, group in enumerate(partition) for i in group}
-        self.position = {node.id: i for i, node in enumerate(graph.members)}
-        #: Per kernel, how many of its nodes read a value, inner values included.
-        self.readers = [Counter(id_ for i in group for id_ in graph.reads[i]) for group in partition]
+        self.groups: list[set[int]] = [set() for _ in partition]
         #: Per kernel, how many of its nodes loop over a shape; those of one element ride along in any.
-        self.loops = [_shapes(graph, group) for group in partition]
-        #: The kernels that loop over a shape; under `ONE_ELEMENT` those that loop over none.
-        self.with_loop: defaultdict[int, set[int]] = defaultdict(set)
-        for number in range(len(partition)):
-            self._note_loops(number)
-        total = cost.of(graph, partition)
-        self.least_gain_ns = 1e-9 * total
+        self.loops: list[Counter[int]] = [Counter() for _ in partition]
+        #: Per value, how many nodes of each kernel that reads it do.
+        self.readers: dict[int, Counter[int]] = defaultdict(Counter)
+        for i in self.owner:
+            self._count(i, 1)
+
+    def move(self, i: int, target: int) -> None:
+        """Move a node to another kernel."""
+        self._count(i, -1)
+        self.owner[i] = target
+        self._count(i, 1)
 
     def targets(self, i: int) -> list[int]:
         """Return the kernels that a node may move to: near ones, as far as order and shapes go.
@@ -140,63 +138,37 @@ class _Placed:
         """
         graph, owner, loop = self.graph, self.owner, self.graph.loops[i]
         linked = {owner[j] for j in graph.links[i]}
-        if owner[i] in linked and len(self.loops[owner[i]]) > 1:
+        if loop == ALONE or (owner[i] in linked and len(self.loops[owner[i]]) > 1):
             return []
         low = max((owner[j] for j in graph.producers[i]), default=0)
         high = min((owner[j] for j in graph.consumers[i]), default=len(self.groups) - 1)
-        near = {*range(low, min(high, low + NEAR) + 1), *range(max(low, high - NEAR), high + 1)}
+        near = {*range(low, min(high, low + NEAR) + 1), *range(max(low, high - NEAR), high + 1)} - {owner[i]}
+        return sorted(number for number in near if self.groups[number] and self._fits(loop, number, linked))
+
+    def _fits(self, loop: int, number: int, linked: set[int]) -> bool:
+        loops = self.loops[number]
         if loop == ONE_ELEMENT:
-            fitting = near - self.with_loop[ALONE]
-        else:
-            fitting = near & (self.with_loop[loop] | self.with_loop[ONE_ELEMENT] | linked)
-        return sorted(number for number in fitting - {owner[i]} if self.groups[number])
+            return ALONE not in loops
+        return not loops or loop in loops or number in linked
 
-    def gain_ns(self, i: int, target: int) -> float:
-        """Return what a move saves."""
-        graph, source = self.graph, self.owner[i]
-        sizes, mine = graph.sizes, graph.members[i].id
-        saved = 0
-        for id_ in graph.reads[i]:
-            producer = self.position.get(id_)
-            home = None if producer is None else self.owner[producer]
-            if home != source and self.readers[source][id_] == 1:
-                saved += sizes[id_]
-            if home != target and not self.readers[target][id_]:
-                saved -= sizes[id_]
-            if producer is not None and not graph.is_needed[producer]:
-                outside = len(graph.consumers[producer]) - self.readers[home][id_]  # pyright: ignore
-                if home == source and outside == 0:
-                    saved -= sizes[id_]
-                if home == target and outside == 1:
-                    saved += sizes[id_]
-        readers_here, readers_there = self.readers[source][mine], self.readers[target][mine]
-        saved += sizes[mine] * ((readers_there > 0) - (readers_here > 0))
-        if not graph.is_needed[i]:
-            count = len(graph.consumers[i])
-            saved += sizes[mine] * ((count > readers_here) - (count > readers_there))
-        return self.cost.byte_ns * saved + self.cost.launch_ns * (len(self.groups[source]) == 1)
+    def bytes_around(self, i: int) -> int:
+        """Return the bytes that all kernels move of what a node reads, and of its own value."""
+        graph, total = self.graph, 0
+        for id_ in (*graph.reads[i], graph.members[i].id):
+            count, producer = len(self.readers[id_]), graph.position.get(id_)
+            if producer is not None:
+                count -= self.owner[producer] in self.readers[id_]
+                count += count > 0 or graph.is_needed[producer]
+            total += count * graph.sizes[id_]
+        return total
 
-    def move(self, i: int, target: int) -> None:
-        """Move a node."""
-        source = self.owner[i]
-        self.groups[source].remove(i)
-        self.groups[target].add(i)
-        self.owner[i] = target
-        for number, step in ((source, -1), (target, 1)):
-            for id_ in self.graph.reads[i]:
-                self.readers[number][id_] += step
-        for number in (source, target):
-            for loop in self.loops[number] or (ONE_ELEMENT,):
-                self.with_loop[loop].discard(number)
-        self.loops[source] -= _shapes(self.graph, [i])
-        self.loops[target] += _shapes(self.graph, [i])
-        self._note_loops(source)
-        self._note_loops(target)
-
-    def _note_loops(self, number: int) -> None:
-        for loop in self.loops[number] or (ONE_ELEMENT,):
-            self.with_loop[loop].add(number)
-
-
-def _shapes(graph: KernelGraph, group: Iterable[int]) -> Counter[int]:
-    return Counter(graph.loops[i] for i in group if graph.loops[i] != ONE_ELEMENT)
+    def _count(self, i: int, step: int) -> None:
+        graph, number = self.graph, self.owner[i]
+        (self.groups[number].add if step > 0 else self.groups[number].remove)(i)
+        counters = [(self.readers[id_], number) for id_ in graph.reads[i]]
+        if graph.loops[i] != ONE_ELEMENT:
+            counters.append((self.loops[number], graph.loops[i]))
+        for counter, key in counters:
+            counter[key] += step
+            if not counter[key]:
+                del counter[key]

@@ -6,6 +6,7 @@ by kernel, each taking all that is ready and may share it (a beam over which sha
 and backward), then moves single nodes and merges whole kernels while that saves anything.
 """
 
+import copy
 import heapq
 from collections.abc import Sequence
 
@@ -60,8 +61,7 @@ class _Run:
                 self.ready.setdefault(graph.loops[i], []).append(i)
 
     def copy(self) -> "_Run":
-        other = object.__new__(_Run)
-        other.__dict__.update(self.__dict__)
+        other = copy.copy(self)
         other.waiting = self.waiting.copy()
         other.ready = {loop: nodes.copy() for loop, nodes in self.ready.items()}
         other.groups = self.groups.copy()
@@ -100,18 +100,15 @@ class _Run:
         return group
 
     def _freed(self, i: int) -> list[int]:
-        freed = []
         for j in self.after[i]:
             self.waiting[j] -= 1
-            if not self.waiting[j]:
-                freed.append(j)
-        return freed
+        return [j for j in self.after[i] if not self.waiting[j]]
 
 
 def _beam(graph: KernelGraph, cost: LinearCost, *, backward: bool) -> list[Partition]:
     width = _width(graph)
     depths = _mean_depths(graph, backward)
-    alone_ns = [cost.of_kernel(graph, [i]) for i in range(len(graph.members))] if width > 1 else []
+    alone_ns = [cost.of_kernel(graph, [i]) for i in range(len(graph.members))]
     states, finished = [_Run(graph, backward)], []
     states[0].run_alone()
     while states:
@@ -123,18 +120,14 @@ def _beam(graph: KernelGraph, cost: LinearCost, *, backward: bool) -> list[Parti
                 continue
             shaped = [loop for loop in loops if loop != ONE_ELEMENT] or loops
             for loop in heapq.nsmallest(width, shaped, key=depths.__getitem__):
-                child = state.copy() if width > 1 else state
+                child = state.copy()
                 group = child.run_kernel(loop)
-                if width > 1:
-                    child.saved_ns += sum(alone_ns[i] for i in group) - cost.of_kernel(graph, group)
-                    for i in (*group, *child.run_alone()):
-                        child.done |= 1 << i
-                    known = following.get(child.done)
-                    if known is None or child.saved_ns > known.saved_ns:
-                        following[child.done] = child
-                else:
-                    child.run_alone()
-                    following[0] = child
+                child.saved_ns += sum(alone_ns[i] for i in group) - cost.of_kernel(graph, group)
+                for i in (*group, *child.run_alone()):
+                    child.done |= 1 << i
+                known = following.get(child.done)
+                if known is None or child.saved_ns > known.saved_ns:
+                    following[child.done] = child
         states = heapq.nlargest(width, following.values(), key=lambda state: state.saved_ns)
     return finished
 
