@@ -230,11 +230,7 @@ def _search(calibrated: CalibratedModel, names: tuple[str, str], sizes: Mapping[
         grid[place] = np.log((np.round(tried) if axes[place] == first and entry.step else tried) / value)
     # The leaves of the inputs, a dictionary, are in the order of their names.
     leaves = [*coefficient_names(calibrated.coefficients), *sorted(sizes)]
-    n_coefficients = len(leaves) - len(sizes)
-    places = [
-        *range(n_coefficients),
-        *(n_coefficients + sorted(sizes).index(name) for name in (*moved, first)),
-    ]
+    places = [leaves.index(name) for name in axes]
     found = jax.tree.map(np.asarray, nearest_crossings(pair, quantities, np.array(places), grid))
     return _Search(names, axes, pair, quantities, grid, found)
 

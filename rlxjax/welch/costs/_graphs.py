@@ -95,14 +95,9 @@ def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile
         6272
     """
     check_sizes(batch=batch)
-    return pack_profile(host_profile(batch, params.n_fft, params.k, params.n_segments))
-
-
-def host_profile(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike) -> GraphIoProfile:
-    """Return `host_fft_profile` for arrays of sizes, `[*batch]`."""
-    batch, n_fft, k, n_segments = sizes(batch, n_fft, k, n_segments)
+    batch, n_fft, k, n_segments = sizes(batch, params.n_fft, params.k, params.n_segments)
     launches = batch * n_segments + batch
-    return total(HOST_WORKS, (launches, *columns_of(batch, n_fft, k, n_segments))).io
+    return pack_profile(total(HOST_WORKS, (launches, *columns_of(batch, n_fft, k, n_segments))).io)
 
 
 def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:
