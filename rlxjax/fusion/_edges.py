@@ -2,9 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 
-from ._kernel_graph import ALONE, ONE_ELEMENT, KernelGraph, Partition
+from ._kernel_graph import ALONE, ONE_ELEMENT, KernelGraph, Partition, kernels_after
 from ._linear_cost import LinearCost
 
 
@@ -79,7 +78,7 @@ class _Explained:
         """Return why two kernels cannot be one, if they cannot."""
         if not self.graph.may_share([*self.kernels[a], *self.kernels[b]]):
             return f"kernel {a} loops over {self._shapes(a)}, kernel {b} over {self._shapes(b)}"
-        through = kernel_between(self.readers, a, b)
+        through = next((n for n in kernels_after(self.readers, a, b) if b in self.readers[n]), None)
         if through is not None:
             return f"kernels {a} and {b} as one would read from and be read by kernel {through}: a cycle"
         return None
@@ -87,16 +86,3 @@ class _Explained:
     def _shapes(self, number: int) -> str:
         loops = sorted({self.graph.loops[i] for i in self.kernels[number]} - {ONE_ELEMENT})
         return " and ".join(str(self.graph.loop_shapes[loop]) for loop in loops) or "one element"
-
-
-def kernel_between(readers: Sequence[set[int]], start: int, end: int) -> int | None:
-    """Return the last kernel on a way of several steps from one to another; None if there is no such way."""
-    seen, stack = {start}, [start]
-    while stack:
-        number = stack.pop()
-        if number != start and end in readers[number]:
-            return number
-        fresh = readers[number] - seen - {end}
-        seen |= fresh
-        stack.extend(fresh)
-    return None

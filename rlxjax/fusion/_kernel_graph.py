@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rlxjax.graph._graph import Graph, Node
 from rlxjax.graph._ops import OPS
@@ -150,6 +150,18 @@ class KernelGraph:
             ordered.append(groups[number])
             freed = readers[number]
             waiting.subtract(freed)
+
+
+def kernels_after(readers: Sequence[set[int]], start: int, end: int) -> Iterator[int]:
+    """Yield the kernels that ways from one kernel lead to, but for ways through the other."""
+    seen, stack = {start, end}, [start]
+    while stack:
+        number = stack.pop()
+        if number != start:
+            yield number
+        fresh = readers[number] - seen
+        seen |= fresh
+        stack.extend(fresh)
 
 
 def _loop(node: Node, nodes: tuple[Node, ...], numbers: dict[tuple[int | None, ...], int]) -> int:

@@ -3,7 +3,7 @@
 Every kernel that shares saves launches and bytes; what has to be decided is which of the fusions that
 exclude each other to take, because kernels have to run in some order. The search runs the graph kernel
 by kernel, each taking all that is ready and may share it (a beam over which shape comes next, forward
-and backward), then moves single nodes and merges whole kernels while that saves anything.
+and backward), then merges whole kernels.
 """
 
 import copy
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ._kernel_graph import ALONE, ONE_ELEMENT, KernelGraph, Partition
 from ._linear_cost import LinearCost
-from ._moves import improved
+from ._merges import merged
 
 #: The beam is as wide as this allows for the number of nodes, within its limits.
 BEAM_NODES, MAX_BEAM = 1_500, 24
@@ -33,7 +33,7 @@ def cheapest_partition(graph: KernelGraph, cost: LinearCost, starts: Sequence[Pa
     found = [*_beam(graph, cost, backward=False), *_beam(graph, cost, backward=True)]
     candidates = [partition for start in (*found, *starts) if (partition := graph.in_order(start)) is not None]
     candidates.sort(key=lambda partition: cost.of(graph, partition))
-    better = [improved(graph, cost, partition) for partition in candidates[: _width(graph)]]
+    better = [merged(graph, partition) for partition in candidates[: _width(graph)]]
     best = min([*better, *candidates, alone], key=lambda partition: cost.of(graph, partition))
     ordered = graph.in_order(_apart_without_gain(graph, cost, best))
     assert ordered is not None
