@@ -76,7 +76,7 @@ class _Explained:
 
     def _reason_apart(self, a: int, b: int) -> str | None:
         """Return why two kernels cannot be one, if they cannot."""
-        if not self.graph.may_share([*self.kernels[a], *self.kernels[b]]):
+        if not self.graph.may_be_one(self.kernels[a], self.kernels[b]):
             return f"kernel {a} loops over {self._shapes(a)}, kernel {b} over {self._shapes(b)}"
         through = next((n for n in kernels_after(self.readers, a, b) if b in self.readers[n]), None)
         if through is not None:

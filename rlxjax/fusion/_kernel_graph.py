@@ -89,26 +89,14 @@ class KernelGraph:
             sizes=[node.bytes for node in nodes],
         )
 
-    def may_share(self, group: Sequence[int]) -> bool:
-        """Whether the nodes may share a kernel, but for the order of kernels."""
-        if len(group) == 1:
-            return True
-        loops = {self.loops[i] for i in group} - {ONE_ELEMENT}
-        if ALONE in loops:
+    def may_be_one(self, one: Sequence[int], other: Sequence[int]) -> bool:
+        """Whether two kernels may be one, but for the order of kernels."""
+        first, second = ({self.loops[i] for i in group} - {ONE_ELEMENT} for group in (one, other))
+        if ALONE in first | second:
             return False
-        if len(loops) < 2:
-            return True
-        inside, joined = set(group), {}
-        for i in group:
-            for j in inside.intersection(self.links[i]):
-                joined.setdefault(self.loops[i], set()).add(self.loops[j])
-        reached, frontier = set(), [next(iter(loops))]
-        while frontier:
-            loop = frontier.pop()
-            if loop not in reached:
-                reached.add(loop)
-                frontier.extend(joined.get(loop, ()))
-        return loops <= reached
+        inside = set(other)
+        is_linked = any(not inside.isdisjoint(self.links[i]) for i in one)
+        return not first or not second or bool(first & second) or is_linked
 
     def exports(self, group: Sequence[int]) -> list[int]:
         """Return the positions in a kernel whose values leave it."""

@@ -28,9 +28,6 @@ _JAX_DTYPES = MappingProxyType(
     }
 )
 
-#: Dtypes that JAX turns into narrower ones unless its 64-bit mode is on.
-_WIDE = frozenset(("f64", "i64", "c128"))
-
 #: Constants of the tanh form of gelu (SPEC, section 8).
 _GELU_SCALE, _GELU_CUBIC = 0.7978845608, 0.044715
 
@@ -68,7 +65,7 @@ def jax_dtype(name: str) -> Any:
         ValueError: a dtype of 64 bits a number while JAX's 64-bit mode is off.
     """
     dtype = jnp.dtype(_JAX_DTYPES[name])
-    if name in _WIDE and jax.dtypes.canonicalize_dtype(dtype) != dtype:
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise ValueError(f"{name} needs 64-bit mode: turn jax_enable_x64 on")
     return dtype
 

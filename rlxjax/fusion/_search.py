@@ -58,7 +58,7 @@ class _Run:
         self.saved_ns = 0.0
         for i, count in enumerate(self.waiting):
             if not count:
-                self.ready.setdefault(graph.loops[i], []).append(i)
+                self._note_ready(i)
 
     def copy(self) -> "_Run":
         other = copy.copy(self)
@@ -67,16 +67,13 @@ class _Run:
         other.groups = self.groups.copy()
         return other
 
-    def run_alone(self) -> list[int]:
-        """Run all that shares no kernel and is ready; return it."""
-        ran = []
+    def run_alone(self) -> None:
+        """Run all that shares no kernel and is ready."""
         while self.ready.get(ALONE):
             i = self.ready[ALONE].pop()
             self.groups.append([i])
-            ran.append(i)
-            for j in self._freed(i):
-                self.ready.setdefault(self.graph.loops[j], []).append(j)
-        return ran
+            for j in self._run(i):
+                self._note_ready(j)
 
     def run_kernel(self, loop: int) -> list[int]:
         """Run one kernel over a shape, with all that is ready and may share it; return its nodes."""
@@ -86,7 +83,7 @@ class _Run:
         while stack:
             i = stack.pop()
             group.append(i)
-            for j in self._freed(i):
+            for j in self._run(i):
                 its_loop = self.graph.loops[j]
                 if its_loop in loops:
                     stack.append(j)
@@ -95,11 +92,16 @@ class _Run:
                     stack.append(j)
                     stack += self.ready.pop(its_loop, ())
                 else:
-                    self.ready.setdefault(its_loop, []).append(j)
+                    self._note_ready(j)
         self.groups.append(group)
         return group
 
-    def _freed(self, i: int) -> list[int]:
+    def _note_ready(self, i: int) -> None:
+        self.ready.setdefault(self.graph.loops[i], []).append(i)
+
+    def _run(self, i: int) -> list[int]:
+        """Run a node; return those that waited for it alone."""
+        self.done |= 1 << i
         for j in self.after[i]:
             self.waiting[j] -= 1
         return [j for j in self.after[i] if not self.waiting[j]]
@@ -123,8 +125,7 @@ def _beam(graph: KernelGraph, cost: LinearCost, *, backward: bool) -> list[Parti
                 child = state.copy()
                 group = child.run_kernel(loop)
                 child.saved_ns += sum(alone_ns[i] for i in group) - cost.of_kernel(graph, group)
-                for i in (*group, *child.run_alone()):
-                    child.done |= 1 << i
+                child.run_alone()
                 known = following.get(child.done)
                 if known is None or child.saved_ns > known.saved_ns:
                     following[child.done] = child

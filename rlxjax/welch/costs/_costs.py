@@ -26,7 +26,7 @@ from rlxjax.welch._params import FAST_SEGMENTS
 
 from ._coefficients import CoefficientSet
 from ._formulas import Learned, Row, Terms, decisions, gate_benefit, gather, min_gain_ns, strategy_terms
-from ._graphs import pack_profile, welch_graph_work
+from ._graphs import packed_counts, welch_graph_work
 from ._inputs import cost_inputs, strategy_inputs
 
 
@@ -167,7 +167,7 @@ def welch_peaks_fusion_gate_breakdown(
         (True, 32505856, 0)
     """
     parts = _breakdown(*cost_inputs(device, coefficients, batch=batch, n_fft=n_fft, k=k))
-    profiles = [pack_profile(welch_graph_work(batch, n_fft, k, FAST_SEGMENTS, f).io) for f in (False, True)]
+    profiles = [packed_counts(welch_graph_work(batch, n_fft, k, FAST_SEGMENTS, f).io) for f in (False, True)]
     saved = fusion_benefit(*profiles).host_readback_bytes_saved
     return WelchPeaksGateBreakdown(parts[0], parts[1], saved, *parts[2:])
 
