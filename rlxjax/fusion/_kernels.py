@@ -12,21 +12,8 @@ from jaxtyping import Array
 from rlxjax.graph._graph import Node
 from rlxjax.graph._ops import Shape
 
-_JAX_DTYPES = MappingProxyType(
-    {
-        "f16": jnp.float16,
-        "bf16": jnp.bfloat16,
-        "f32": jnp.float32,
-        "f64": jnp.float64,
-        "i8": jnp.int8,
-        "i32": jnp.int32,
-        "i64": jnp.int64,
-        "u8": jnp.uint8,
-        "bool": jnp.bool_,
-        "c64": jnp.complex64,
-        "c128": jnp.complex128,
-    }
-)
+#: JAX's names of the kinds of numbers, whose bits follow.
+_KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex", "bool": "bool"}
 
 #: Constants of the tanh form of gelu (SPEC, section 8).
 _GELU_SCALE, _GELU_CUBIC = 0.7978845608, 0.044715
@@ -64,7 +51,8 @@ def jax_dtype(name: str) -> Any:
     Raises:
         ValueError: a dtype of 64 bits a number while JAX's 64-bit mode is off.
     """
-    dtype = jnp.dtype(_JAX_DTYPES[name])
+    kind = name.rstrip("0123456789")
+    dtype = jnp.dtype(_KINDS[kind] + name.removeprefix(kind))
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise ValueError(f"{name} needs 64-bit mode: turn jax_enable_x64 on")
     return dtype

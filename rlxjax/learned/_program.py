@@ -117,11 +117,7 @@ class LearnedProgram:
     n_fft: int = dataclasses.field(metadata={"static": True})
 
     def peaks(
-        self,
-        signal: Real[Array, "batch length"],
-        params: WelchPeakParams,
-        selection: str | None = None,
-        platform: str | None = None,
+        self, signal: Array, params: WelchPeakParams, selection: str | None = None, platform: str | None = None
     ) -> Float[Array, "batch k 2"]:
         """Return `learned_peaks` of rows of samples."""
         return learned_peaks(signal, self, params, selection, platform)

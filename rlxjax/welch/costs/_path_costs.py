@@ -62,8 +62,9 @@ def soft_fused_graph_ns(
     """Return the smooth form of `fused_graph_ns` at a temperature in ns; the other arguments are as there.
 
     Examples:
-        >>> print(soft_fused_graph_ns("cpu", 1, 256, 16, temperature_ns=1.0).round(2))
-        8664.53
+        >>> soft_ns = soft_fused_graph_ns("cpu", 1, 256, 16, temperature_ns=1.0)
+        >>> bool(abs(soft_ns - fused_graph_ns("cpu", 1, 256, 16)) < 1.0)
+        True
     """
     sizes = {"batch": batch, "n_fft": n_fft, "k": k, "n_segments": n_segments}
     return _fused_graph_ns(device, coefficients, sizes, scale, as_temperature(temperature_ns))
@@ -131,9 +132,8 @@ def learned_path_ns(
         >>> float(learned_path_ns("cuda", 8192, 256, 16, 256, 1024))
         inf
     """
-    sizes = {"batch": batch, "n_fft": n_fft, "k": k, "n_segments": n_segments}
     gates = {"active_gates": active_gates, "total_gates": total_gates}
-    inputs = cost_inputs(device, coefficients, gates, **sizes)
+    inputs = cost_inputs(device, coefficients, gates, batch=batch, n_fft=n_fft, k=k, n_segments=n_segments)
     return _path_ns(_learned_ns, *inputs, learned_inputs(True, active_gates, total_gates))
 
 
