@@ -28,12 +28,7 @@ MATRIX_FLOP_PER_NS, MATRIX_NS, GATHER_NS, PLACE_NS = 150.0, 40.0, 2.8, 1.1
 
 
 class LearnedWork(NamedTuple):
-    """What a program costs, for latency models.
-
-    Attributes:
-        flop: operations for one segment.
-        live_bins: bins that are not masked.
-    """
+    """What a program costs, for latency models: operations for one segment, and bins that are not masked."""
 
     flop: RealLike
     live_bins: RealLike
@@ -188,15 +183,8 @@ def learned_peaks(
     NaN powers come last, slots beyond the bins are (0, 0.0). Samples that no live bin depends on are not
     read, so a NaN there is not seen.
 
-    Args:
-        signal: real `[batch, length]`, `length >= frame_len`, each row's prefix is used.
-        program: of `learned_program`, made for these params.
-        params: the parameters.
-        selection: "maxima" or "top_k"; by default the one that is faster on the platform.
-        platform: what the program is for; by default what JAX's default device is.
-
-    Returns:
-        float32 `[batch, k, 2]` of (bin, power).
+    The program is that of `learned_program`, made for these params; the other arguments and the result are those
+    of `fused_peaks`.
 
     Raises:
         ValueError: params of another segment length than the program's.
