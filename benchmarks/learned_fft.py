@@ -25,15 +25,63 @@ from rlxjax import (
     save_learned_fft,
     train_learned_fft,
 )
+from rlxjax._checks import as_index
 from rlxjax.learned import learned_peaks, learned_program
-from rlxjax.learned._training import magnitude_gates, random_gates
+from rlxjax.learned._model import bit_reversal
 from rlxjax.welch import fused_peaks
+from rlxjax.welch._host import hann_window
 
 BANDS = {"full": ToneSignals(), "low": ToneSignals(high=0.125)}
 SHARES = (0.5, 0.25, 0.15)
 BATCH = {256: 2048, 1024: 512}
 K, TEST_ROWS, MAGNITUDE_ROWS, RANDOM_DRAWS = 16, 2048, 512, 5
 TEST_SEED, MAGNITUDE_SEED = 10_001, 10_002
+
+
+def random_gates(n_fft: int, active: int, key: jax.Array) -> LearnedFft:
+    """Return the exact twiddles and mask with gates kept at random, float32, for comparison.
+
+    Args:
+        n_fft: samples of a segment.
+        active: gates to keep.
+        key: of JAX's random numbers.
+    """
+    total = LearnedFft.exact(n_fft).total_gates
+    return _kept(n_fft, active, jax.random.uniform(key, (total,)))
+
+
+def magnitude_gates(n_fft: int, active: int, segments: np.ndarray | jax.Array) -> LearnedFft:
+    """Return the exact twiddles and mask with the gates kept through which most flows, without training.
+
+    What flows through a butterfly is the root mean square of its two inputs on windowed segments. (Of its
+    outputs it would be the same, times the square root of 2.)
+
+    Args:
+        n_fft: samples of a segment.
+        active: gates to keep; among equals, the earlier stage and butterfly.
+        segments: samples, `[rows, n_fft]`, without a window.
+    """
+    exact = LearnedFft.exact(n_fft)
+    places = (np.asarray(segments) * hann_window(n_fft)[None]).T[bit_reversal(n_fft)].astype(complex)
+    twiddles = exact.twiddles @ np.array([1.0, 1.0j])
+    flow = []
+    for stage in range(exact.stages):
+        pairs = places.reshape(-1, 2, 2**stage, len(segments))
+        flow.append(np.mean(np.abs(pairs) ** 2, axis=(1, 3)).reshape(-1))
+        turned = twiddles[stage].reshape(-1, 2**stage, 1) * pairs[:, 1]
+        places = np.stack([pairs[:, 0] + turned, pairs[:, 0] - turned], axis=1).reshape(n_fft, -1)
+    return _kept(n_fft, active, np.concatenate(flow))
+
+
+def _kept(n_fft: int, active: int, score: np.ndarray | jax.Array) -> LearnedFft:
+    exact = LearnedFft.exact(n_fft)
+    active = as_index(active, "active")
+    if active > exact.total_gates:
+        raise ValueError(f"active: expected at most {exact.total_gates} gates, got {active}")
+    gates = np.zeros(exact.total_gates)
+    gates[np.argsort(-np.asarray(score), kind="stable")[:active]] = 1.0
+    model = dataclasses.replace(exact, gates=gates.reshape(exact.gates.shape))
+    return jax.tree.map(lambda leaf: leaf.astype(np.float32), model)
 
 
 def recalls(model: LearnedFft, signals: ToneSignals, seed: int) -> dict[str, float]:

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import rlxjax as rx
-from rlxjax.learned._training import magnitude_gates, random_gates
+from benchmarks.learned_fft import magnitude_gates, random_gates
 
 ROOT = pathlib.Path(__file__).parent.parent
 EVIDENCE = ROOT / "docs" / "evidence" / "learned-fft"

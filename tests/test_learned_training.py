@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from _tolerances import GRADIENT_RTOL
 
+from benchmarks.learned_fft import magnitude_gates, random_gates
 from rlxjax.learned._model import LearnedFft
 from rlxjax.learned._signals import ToneSignals, peak_loss, peak_recall
-from rlxjax.learned._training import magnitude_gates, random_gates, train_learned_fft
+from rlxjax.learned._training import train_learned_fft
 from rlxjax.welch._host import hann_window
 
 N_FFT, K, SHARE = 32, 2, 0.25

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import NormalDist
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,9 @@ from rlxjax.fit import (
 )
 
 from ._crossings import total_ns
+
+#: A time in ns first, `[*batch]`, and then what belongs to it.
+_Prediction = TypeVar("_Prediction", bound=tuple)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,7 +85,7 @@ class CalibratedModel:
         """Return the parts of `predict_ns` by name in ns; arguments as there."""
         runs = self._runs(strategy, inputs, named)
         each = [(total_ns(self.posterior, own), corrected_terms_ns(self.posterior, own)) for own in runs]
-        return functools.reduce(_cheaper_terms, each)[1]
+        return functools.reduce(_cheaper, each)[1]
 
     def estimate(self, strategy: str, *inputs: RealLike, **named: RealLike | None) -> LatencyEstimate:
         """Return the prediction with its uncertainty, `[*batch]`; arguments as in `predict_ns`."""
@@ -250,14 +253,10 @@ def _numbers(inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple:
     return (*numbers, *named)
 
 
-def _cheaper_terms(one, other):
-    """Return the smaller of two predictions with its parts."""
-    return jax.tree.map(functools.partial(jnp.where, one[0] <= other[0]), one, other)
-
-
 @jax.jit
-def _cheaper(one: LatencyEstimate, other: LatencyEstimate) -> LatencyEstimate:
-    is_first = one.time_ns <= other.time_ns
+def _cheaper(one: _Prediction, other: _Prediction) -> _Prediction:
+    """Return the smaller of two predictions, a time with what belongs to it, of equals the first."""
+    is_first = one[0] <= other[0]
 
     def choose(mine: Array, others: Array) -> Array:
         return jnp.where(is_first[..., None] if mine.ndim > is_first.ndim else is_first, mine, others)

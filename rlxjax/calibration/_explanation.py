@@ -6,6 +6,7 @@ input has an error bar: as `log a = log b` defines `log x`, its derivative by an
 """
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -141,8 +142,8 @@ class Explanation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the same as plain dictionaries, lists and numbers, as JSON has them; the inputs by their names."""
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return _plain({**found.pop("inputs"), **found})
+        found = json.loads(json.dumps(dataclasses.asdict(self)))
+        return {**found.pop("inputs"), **found}
 
 
 class _Search(NamedTuple):
@@ -230,11 +231,7 @@ def _search(calibrated: CalibratedModel, names: tuple[str, str], sizes: Mapping[
         grid[place] = np.log((np.round(tried) if axes[place] == first and entry.step else tried) / value)
     # The leaves of the inputs, a dictionary, are in the order of their names.
     leaves = [*coefficient_names(calibrated.coefficients), *sorted(sizes)]
-    n_coefficients = len(leaves) - len(sizes)
-    places = [
-        *range(n_coefficients),
-        *(n_coefficients + sorted(sizes).index(name) for name in (*moved, first)),
-    ]
+    places = [leaves.index(name) for name in axes]
     found = jax.tree.map(np.asarray, nearest_crossings(pair, quantities, np.array(places), grid))
     return _Search(names, axes, pair, quantities, grid, found)
 
@@ -310,11 +307,3 @@ def _reach(is_unsure: np.ndarray, values: np.ndarray, at: float, is_beyond: np.n
     decided = np.flatnonzero(is_beyond & ~is_unsure)
     nearest = values[is_beyond][: None if not decided.size else np.sum(is_beyond[: decided[0]])]
     return float(nearest[-1]) if nearest.size else at
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value

@@ -48,10 +48,8 @@ def current_fingerprint() -> Fingerprint:
         cpu_model=_cpu_model(),
         cores=len(affinity(0)) if affinity else os.cpu_count() or 1,
         thread_flags={name: os.environ[name] for name in _THREAD_FLAGS if name in os.environ},
-        jax=metadata.version("jax"),
-        jaxlib=metadata.version("jaxlib"),
-        numpy=metadata.version("numpy"),
         python=platform.python_version(),
+        **{name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")},
     )
 
 

@@ -7,67 +7,17 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._checks import check_at_least, is_traced
 from rlxjax._typing import Code, RealLike
 
+from ._codes import NamedCode, normalised
+
 _Row = TypeVar("_Row")
 #: In place of `Self`, which a checker of annotations at run time knows only in a class that it decorates.
-_NamedCode = TypeVar("_NamedCode", bound="NamedCode")
 _Coefficients = TypeVar("_Coefficients", bound="Coefficients")
-
-
-def normalised(name: object) -> str:
-    """Return a name as it is compared: lower case, `-` for `_`, no outer space."""
-    return str(name).strip().lower().replace("_", "-")
-
-
-class NamedCode(enum.StrEnum):
-    """Names with an integer code, their position, for tables and traced code."""
-
-    @property
-    def code(self) -> int:
-        """The position of this member in its enum."""
-        return list(type(self)).index(self)
-
-    @classmethod
-    def parse(cls: type[_NamedCode], name: object) -> _NamedCode:
-        """Return the member of this name, in any case.
-
-        Raises:
-            ValueError: no member has this name.
-        """
-        wanted = normalised(name)
-        for member in cls:
-            if normalised(member) == wanted:
-                return member
-        raise ValueError(f"unknown {cls.__name__.lower()} {name!r}; expected one of {', '.join(cls)}")
-
-    @classmethod
-    def codes(cls, value: "str | Code | Sequence[str] | Sequence[int]") -> Code:
-        """Return the integer code of a name, or integer codes (checked where the host can read them).
-
-        Raises:
-            ValueError: an unknown name, a code outside the enum, or an array that holds no integers.
-        """
-        if isinstance(value, str):
-            return cls.parse(value).code
-        what = cls.__name__.lower()
-        if isinstance(value, jax.core.Tracer):
-            if not jnp.issubdtype(value.dtype, jnp.integer):
-                raise ValueError(f"{what}: expected integer codes in traced code, got {value.dtype}")
-            return value
-        array = np.asarray(value)
-        if array.dtype.kind in "UO":
-            return np.array([cls.parse(str(name)).code for name in array.flat], np.int32).reshape(array.shape)
-        if array.dtype.kind not in "iu":
-            raise ValueError(f"{what}: expected a name or integer codes, got {array.dtype}")
-        if array.size and not 0 <= array.min() <= array.max() < len(cls):
-            raise ValueError(f"{what}: expected codes from 0 to {len(cls) - 1}, got {array}")
-        return array if isinstance(value, Sequence) else value
 
 
 class Device(NamedCode):
@@ -138,13 +88,7 @@ def jax_device() -> Device:
 
 
 def fusion_target(device: "str | Code") -> "Target | Code":
-    """Return the gate target of a device: a `Target` for a name, codes for codes.
-
-    Args:
-        device: a name, or codes `[*batch]`.
-
-    Raises:
-        ValueError: an unknown device.
+    """Return the gate target of a device: a `Target` for a name, codes `[*batch]` for codes.
 
     Examples:
         >>> print(fusion_target("ane"))
@@ -159,14 +103,7 @@ def fusion_target(device: "str | Code") -> "Target | Code":
 def is_gpu_device(device: "str | Code") -> bool | jax.Array:
     """Whether a device is a GPU device: every one but cpu.
 
-    Args:
-        device: a name, or codes `[*batch]`.
-
-    Returns:
-        A truth value for a name, a bool array `[*batch]` for codes.
-
-    Raises:
-        ValueError: an unknown device.
+    The device is a name, which gives a truth value, or codes, which give a bool array `[*batch]`.
 
     Examples:
         >>> is_gpu_device("tpu"), is_gpu_device("cpu")
@@ -180,14 +117,7 @@ def is_gpu_device(device: "str | Code") -> bool | jax.Array:
 def is_fused_viable(device: "str | Code") -> bool | jax.Array:
     """Whether the fused strategy can pay on a device: every one but cpu and tpu (SPEC, section 2).
 
-    Args:
-        device: a name, or codes `[*batch]`.
-
-    Returns:
-        A truth value for a name, a bool array `[*batch]` for codes.
-
-    Raises:
-        ValueError: an unknown device.
+    The device is a name, which gives a truth value, or codes, which give a bool array `[*batch]`.
 
     Examples:
         >>> is_fused_viable("cuda"), is_fused_viable("tpu")

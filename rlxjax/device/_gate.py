@@ -16,6 +16,9 @@ from rlxjax.graph._profile import GraphIoProfile
 
 from ._devices import Coefficients, Target, stack_rows, take_row
 
+#: A smooth form of `x >= 0`, or its logarithm, at a temperature.
+Relaxed = Callable[[Nanoseconds, RealLike], jax.Array]
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -122,27 +125,17 @@ class IoFusionGate(Coefficients):
         return self.score_ns(before, after) >= self.min_gain_ns
 
     def soft_score_ns(
-        self,
-        before: GraphIoProfile | FusionBenefit,
-        after: GraphIoProfile | None = None,
-        *,
-        temperature_ns: RealLike,
+        self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None, *, temperature_ns: RealLike
     ) -> Nanoseconds:
         """Return the score with the penalty's threshold and the bandwidth floors relaxed."""
         temperature_ns = as_temperature(temperature_ns)
         return _score_ns(self, _floats(_benefit(before, after), self, temperature_ns), temperature_ns)
 
     def fuse_log_odds(
-        self,
-        before: GraphIoProfile | FusionBenefit,
-        after: GraphIoProfile | None = None,
-        *,
-        temperature_ns: RealLike,
+        self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None, *, temperature_ns: RealLike
     ) -> LogOdds:
         """Return `(score - min_gain) / temperature`, what losses use; always finite, `[*batch]`."""
-        temperature_ns = as_temperature(temperature_ns)
-        counts = _floats(_benefit(before, after), self, temperature_ns)
-        return _of_margin(log_odds, self, counts, temperature_ns)
+        return self._of_margin(log_odds, _benefit(before, after), temperature_ns)
 
     def fuse_probability(
         self,
@@ -165,31 +158,20 @@ class IoFusionGate(Coefficients):
             >>> print(gate.fuse_probability(FusionBenefit(launches_saved=2), temperature_ns=100.0))
             0.5
         """
-        temperature_ns = as_temperature(temperature_ns)
         benefit = _benefit(before, after)
-        soft = _of_margin(soft_step, self, _floats(benefit, self, temperature_ns), temperature_ns)
+        soft = self._of_margin(soft_step, benefit, temperature_ns)
         if not straight_through_gradient:
             return soft
         return straight_through(jnp.broadcast_to(self.should_fuse(benefit), soft.shape), soft)
 
     def fuse_log_probability(
-        self,
-        before: GraphIoProfile | FusionBenefit,
-        after: GraphIoProfile | None = None,
-        *,
-        temperature_ns: RealLike,
+        self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None, *, temperature_ns: RealLike
     ) -> LogProbability:
         """Return the logarithm of `fuse_probability`, without underflow."""
-        temperature_ns = as_temperature(temperature_ns)
-        counts = _floats(_benefit(before, after), self, temperature_ns)
-        return _of_margin(log_soft_step, self, counts, temperature_ns)
+        return self._of_margin(log_soft_step, _benefit(before, after), temperature_ns)
 
     def evaluate(
-        self,
-        before: GraphIoProfile | FusionBenefit,
-        after: GraphIoProfile | None = None,
-        *,
-        temperature_ns: RealLike,
+        self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None, *, temperature_ns: RealLike
     ) -> "GateEvaluation":
         """Return benefit, score, decision and probability of a whole table in one program.
 
@@ -209,6 +191,11 @@ class IoFusionGate(Coefficients):
         temperature_ns = as_temperature(temperature_ns)
         benefit = _benefit(before, after)
         return GateEvaluation(benefit, *_evaluate(self, _floats(benefit, self, temperature_ns), temperature_ns))
+
+    def _of_margin(self, relaxed: Relaxed, benefit: FusionBenefit, temperature_ns: RealLike) -> jax.Array:
+        """Return a relaxation of by how much the score exceeds the minimum gain."""
+        temperature_ns = as_temperature(temperature_ns)
+        return _relaxed_margin(relaxed, self, _floats(benefit, self, temperature_ns), temperature_ns)
 
 
 @jax.tree_util.register_dataclass
@@ -303,13 +290,9 @@ def _score_ns(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLi
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _of_margin(
-    relaxed: Callable[[Nanoseconds, RealLike], jax.Array],
-    gate: IoFusionGate,
-    benefit: FusionBenefit,
-    temperature_ns: RealLike,
+def _relaxed_margin(
+    relaxed: Relaxed, gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike
 ) -> jax.Array:
-    """Return a relaxation of by how much the score exceeds the minimum gain."""
     return relaxed(gate_score_ns(gate, benefit, Exact()) - gate.min_gain_ns, temperature_ns)
 
 

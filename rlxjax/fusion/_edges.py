@@ -2,9 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 
-from ._kernel_graph import ALONE, ONE_ELEMENT, KernelGraph
+from ._kernel_graph import ALONE, ONE_ELEMENT, KernelGraph, Partition, kernels_after
 from ._linear_cost import LinearCost
 
 
@@ -27,14 +26,12 @@ class FusionEdge:
     reason: str
 
 
-def explained_edges(
-    graph: KernelGraph, kernels: Sequence[Sequence[int]], cost: LinearCost, kind: str
-) -> tuple[FusionEdge, ...]:
+def explained_edges(graph: KernelGraph, kernels: Partition, cost: LinearCost, kind: str) -> tuple[FusionEdge, ...]:
     """Return every edge between nodes that run, in order of the consumers.
 
     Args:
         graph: the nodes.
-        kernels: the ids of each kernel's nodes.
+        kernels: the positions of each kernel's nodes.
         cost: of launches and bytes.
         kind: how the plan was made.
     """
@@ -46,16 +43,11 @@ def explained_edges(
 class _Explained:
     """A plan whose edges are asked for; what two kernels have to do with each other is found once."""
 
-    def __init__(self, graph: KernelGraph, kernels: Sequence[Sequence[int]], cost: LinearCost, kind: str):
-        position = {node.id: i for i, node in enumerate(graph.members)}
-        self.graph, self.cost, self.kind = graph, cost, kind
-        self.groups = [[position[id_] for id_ in kernel] for kernel in kernels]
-        self.owner = {i: number for number, group in enumerate(self.groups) for i in group}
-        self.after = [
-            {self.owner[j] for i in group for j in graph.consumers[i]} - {number}
-            for number, group in enumerate(self.groups)
-        ]
-        self.exported = functools.cache(lambda number: set(graph.exports(self.groups[number])))
+    def __init__(self, graph: KernelGraph, kernels: Partition, cost: LinearCost, kind: str):
+        self.graph, self.kernels, self.cost, self.kind = graph, kernels, cost, kind
+        self.owner = {i: number for number, group in enumerate(kernels) for i in group}
+        self.readers = graph.readers(kernels)
+        self.exported = functools.cache(lambda number: set(graph.exports(kernels[number])))
         self.reason_apart = functools.cache(self._reason_apart)
 
     def edge(self, i: int, j: int) -> FusionEdge:
@@ -71,38 +63,26 @@ class _Explained:
             reason += f"the value {place}"
         elif alone:
             reason = f"node {alone[0].id} ({alone[0].op}) runs alone: its op shares no kernel"
+        elif apart := self.reason_apart(a, b):
+            reason = apart
+        elif gain_ns <= 0:
+            reason = "together they would save nothing"
         else:
-            reason = self.reason_apart(a, b) or self._missed(gain_ns)
+            why = ", but the search ended before it was found"
+            if self.kind != "cost":
+                why = f"; a plan of kind {self.kind!r} leaves them apart"
+            reason = f"together they would save {gain_ns:.4g} ns{why}"
         return FusionEdge(graph.members[i].id, graph.members[j].id, a == b, gain_ns, reason)
-
-    def _missed(self, gain_ns: float) -> str:
-        if gain_ns <= 0:
-            return "together they would save nothing"
-        if self.kind == "cost":
-            return f"together they would save {gain_ns:.4g} ns, but the search ended before it was found"
-        return f"together they would save {gain_ns:.4g} ns; a plan of kind {self.kind!r} leaves them apart"
 
     def _reason_apart(self, a: int, b: int) -> str | None:
         """Return why two kernels cannot be one, if they cannot."""
-        if not self.graph.may_share([*self.groups[a], *self.groups[b]]):
+        if not self.graph.may_be_one(self.kernels[a], self.kernels[b]):
             return f"kernel {a} loops over {self._shapes(a)}, kernel {b} over {self._shapes(b)}"
-        through = self._kernel_between(a, b)
+        through = next((n for n in kernels_after(self.readers, a, b) if b in self.readers[n]), None)
         if through is not None:
             return f"kernels {a} and {b} as one would read from and be read by kernel {through}: a cycle"
         return None
 
     def _shapes(self, number: int) -> str:
-        loops = sorted({self.graph.loops[i] for i in self.groups[number]} - {ONE_ELEMENT})
+        loops = sorted({self.graph.loops[i] for i in self.kernels[number]} - {ONE_ELEMENT})
         return " and ".join(str(self.graph.loop_shapes[loop]) for loop in loops) or "one element"
-
-    def _kernel_between(self, start: int, end: int) -> int | None:
-        """Return the last kernel on a way of several steps; None if there is no such way."""
-        seen, stack = {start}, [start]
-        while stack:
-            number = stack.pop()
-            if number != start and end in self.after[number]:
-                return number
-            fresh = self.after[number] - seen - {end}
-            seen |= fresh
-            stack.extend(fresh)
-        return None

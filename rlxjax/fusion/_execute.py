@@ -12,7 +12,7 @@ from rlxjax.graph._graph import Node
 
 from ._kernel_graph import GIVEN_OPS
 from ._kernels import StepError, agrees, jax_dtype
-from ._plan import FusedKernel, FusionPlan
+from ._plan import FusedKernel, FusionPlan, check_operand_counts
 
 #: Arrays, or what NumPy makes one of; whatever a run does not need is ignored.
 Arrays = Mapping[int, Any]
@@ -50,7 +50,8 @@ def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
         >>> print(rx.execute_plan(plan, {x: np.array([-1.0, 0, 1, 2]), y: np.full(4, 10.0)})[3])
         [10. 10. 11. 12.]
     """
-    nodes = plan.checked_nodes
+    nodes = plan.graph.nodes
+    check_operand_counts(nodes)
     arrays = {as_index(id_, "inputs: node id"): array for id_, array in inputs.items()}
     given = {node.id for node in nodes if node.op in GIVEN_OPS}
     values = {id_: array for id_, array in arrays.items() if id_ in given}

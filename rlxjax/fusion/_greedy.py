@@ -12,25 +12,20 @@ def greedy_partition(graph: KernelGraph) -> Partition:
     two), which is elementwise, of the first node's shape and in no chain yet. The kernels need not be in
     an order that can run.
     """
-    consumers: list[list[int]] = [[] for _ in graph.members]
-    position = {node.id: i for i, node in enumerate(graph.members)}
-    for i, node in enumerate(graph.members):
-        for id_ in node.inputs:
-            if id_ in position:
-                consumers[position[id_]].append(i)
-    visited = [False] * len(graph.members)
+    visited: set[int] = set()
     partition: Partition = []
     for start, first in enumerate(graph.members):
-        if visited[start]:
+        if start in visited:
             continue
         chain = [start]
-        visited[start] = True
-        while OPS[first.op].elementwise and len(consumers[chain[-1]]) == 1:
-            (following,) = consumers[chain[-1]]
+        while OPS[first.op].elementwise and len(graph.consumers[chain[-1]]) == 1:
+            (following,) = graph.consumers[chain[-1]]
             node = graph.members[following]
-            if visited[following] or not OPS[node.op].elementwise or node.shape != first.shape:
+            reads_once = node.inputs.count(graph.members[chain[-1]].id) == 1
+            is_like = OPS[node.op].elementwise and node.shape == first.shape
+            if following in visited or not (reads_once and is_like):
                 break
             chain.append(following)
-            visited[following] = True
+        visited.update(chain)
         partition.append(chain)
     return partition

@@ -1,7 +1,8 @@
 """What planning reads of a graph: its kernel nodes, who reads whom, and what may share a kernel."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 from rlxjax.graph._graph import Graph, Node
 from rlxjax.graph._ops import OPS
@@ -24,6 +25,7 @@ class KernelGraph:
     Attributes:
         nodes: all nodes of the graph, by id.
         members: the nodes that run, by position.
+        position: of each node that runs, by id.
         reads: ids that each one reads, without repetition.
         producers: positions whose values each one reads.
         consumers: positions that read each one's value.
@@ -39,6 +41,7 @@ class KernelGraph:
 
     nodes: tuple[Node, ...]
     members: list[Node]
+    position: dict[int, int]
     reads: list[tuple[int, ...]]
     producers: list[list[int]]
     consumers: list[list[int]]
@@ -74,6 +77,7 @@ class KernelGraph:
         return cls(
             nodes=nodes,
             members=members,
+            position=position,
             reads=reads,
             producers=producers,
             consumers=consumers,
@@ -85,26 +89,14 @@ class KernelGraph:
             sizes=[node.bytes for node in nodes],
         )
 
-    def may_share(self, group: Sequence[int]) -> bool:
-        """Whether the nodes may share a kernel, but for the order of kernels."""
-        if len(group) == 1:
-            return True
-        loops = {self.loops[i] for i in group} - {ONE_ELEMENT}
-        if ALONE in loops:
+    def may_be_one(self, one: Sequence[int], other: Sequence[int]) -> bool:
+        """Whether two kernels may be one, but for the order of kernels."""
+        first, second = ({self.loops[i] for i in group} - {ONE_ELEMENT} for group in (one, other))
+        if ALONE in first | second:
             return False
-        if len(loops) < 2:
-            return True
-        inside, joined = set(group), {}
-        for i in group:
-            for j in inside.intersection(self.links[i]):
-                joined.setdefault(self.loops[i], set()).add(self.loops[j])
-        reached, frontier = set(), [next(iter(loops))]
-        while frontier:
-            loop = frontier.pop()
-            if loop not in reached:
-                reached.add(loop)
-                frontier.extend(joined.get(loop, ()))
-        return loops <= reached
+        inside = set(other)
+        is_linked = any(not inside.isdisjoint(self.links[i]) for i in one)
+        return not first or not second or bool(first & second) or is_linked
 
     def exports(self, group: Sequence[int]) -> list[int]:
         """Return the positions in a kernel whose values leave it."""
@@ -123,29 +115,41 @@ class KernelGraph:
         read = sum(self.sizes[id_] for id_ in self.external_reads(group))
         return read + sum(self.sizes[self.members[i].id] for i in self.exports(group))
 
-    def in_order(self, partition: Iterable[Sequence[int]]) -> Partition | None:
+    def readers(self, partition: Partition) -> list[set[int]]:
+        """Return the numbers of the other kernels that read from each."""
+        owner = {i: number for number, group in enumerate(partition) for i in group}
+        return [
+            {owner[j] for i in group for j in self.consumers[i]} - {number} for number, group in enumerate(partition)
+        ]
+
+    def in_order(self, partition: Iterable[Iterable[int]]) -> Partition | None:
         """Return the kernels so that each comes after those it reads from; None if they form a cycle."""
         groups = [sorted(group) for group in partition]
-        owner = {i: number for number, group in enumerate(groups) for i in group}
-        after: list[set[int]] = [set() for _ in groups]
-        waiting = [0] * len(groups)
-        for number, group in enumerate(groups):
-            before = {owner[producer] for i in group for producer in self.producers[i]} - {number}
-            waiting[number] = len(before)
-            for other in before:
-                after[other].add(number)
-        ready = sorted((number for number in range(len(groups)) if not waiting[number]), key=lambda k: -groups[k][0])
+        readers = self.readers(groups)
+        waiting = Counter(other for others in readers for other in others)
         ordered: Partition = []
-        while ready:
+        freed: Iterable[int] = range(len(groups))
+        ready: list[int] = []
+        while True:
+            ready += sorted((number for number in freed if not waiting[number]), key=lambda number: -groups[number][0])
+            if not ready:
+                return ordered if len(ordered) == len(groups) else None
             number = ready.pop()
             ordered.append(groups[number])
-            freed = []
-            for other in after[number]:
-                waiting[other] -= 1
-                if not waiting[other]:
-                    freed.append(other)
-            ready.extend(sorted(freed, key=lambda k: -groups[k][0]))
-        return ordered if len(ordered) == len(groups) else None
+            freed = readers[number]
+            waiting.subtract(freed)
+
+
+def kernels_after(readers: Sequence[set[int]], start: int, end: int) -> Iterator[int]:
+    """Yield the kernels that ways from one kernel lead to, but for ways through the other."""
+    seen, stack = {start, end}, [start]
+    while stack:
+        number = stack.pop()
+        if number != start:
+            yield number
+        fresh = readers[number] - seen
+        seen |= fresh
+        stack.extend(fresh)
 
 
 def _loop(node: Node, nodes: tuple[Node, ...], numbers: dict[tuple[int | None, ...], int]) -> int:

@@ -12,24 +12,8 @@ from jaxtyping import Array
 from rlxjax.graph._graph import Node
 from rlxjax.graph._ops import Shape
 
-_JAX_DTYPES = MappingProxyType(
-    {
-        "f16": jnp.float16,
-        "bf16": jnp.bfloat16,
-        "f32": jnp.float32,
-        "f64": jnp.float64,
-        "i8": jnp.int8,
-        "i32": jnp.int32,
-        "i64": jnp.int64,
-        "u8": jnp.uint8,
-        "bool": jnp.bool_,
-        "c64": jnp.complex64,
-        "c128": jnp.complex128,
-    }
-)
-
-#: Dtypes that JAX turns into narrower ones unless its 64-bit mode is on.
-_WIDE = frozenset(("f64", "i64", "c128"))
+#: JAX's names of the kinds of numbers, whose bits follow.
+_KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex", "bool": "bool"}
 
 #: Constants of the tanh form of gelu (SPEC, section 8).
 _GELU_SCALE, _GELU_CUBIC = 0.7978845608, 0.044715
@@ -67,8 +51,9 @@ def jax_dtype(name: str) -> Any:
     Raises:
         ValueError: a dtype of 64 bits a number while JAX's 64-bit mode is off.
     """
-    dtype = jnp.dtype(_JAX_DTYPES[name])
-    if name in _WIDE and jax.dtypes.canonicalize_dtype(dtype) != dtype:
+    kind = name.rstrip("0123456789")
+    dtype = jnp.dtype(_KINDS[kind] + name.removeprefix(kind))
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise ValueError(f"{name} needs 64-bit mode: turn jax_enable_x64 on")
     return dtype
 
@@ -203,18 +188,6 @@ def _reduced(reduce: Callable[[Array], Array]) -> Callable[[Array], Array]:
     return reduced
 
 
-def _extreme(reduce: Callable[..., Array], neutral: float) -> Callable[[Array], Array]:
-    """Return a maximum or minimum over the numbers; NaN where there is none."""
-
-    def extreme(x: Array) -> Array:
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            return reduce(x)
-        is_nan = jnp.isnan(x)
-        return jnp.where(jnp.all(is_nan), jnp.nan, reduce(jnp.where(is_nan, neutral, x))).astype(x.dtype)
-
-    return extreme
-
-
 def _broadcast(step: Step, x: Array) -> Array:
     if None in step.shape:
         raise ValueError(f"its output shape has an unknown dimension: {step.shape}")
@@ -262,8 +235,8 @@ _BINARY: Mapping[str, Callable[[Array, Array], Array]] = {
 }
 _REDUCE: Mapping[str, Callable[[Array], Array]] = {
     "reduce_sum": _reduced(jnp.sum),
-    "reduce_max": _reduced(_extreme(jnp.max, -jnp.inf)),
-    "reduce_min": _reduced(_extreme(jnp.min, jnp.inf)),
+    "reduce_max": _reduced(jnp.nanmax),
+    "reduce_min": _reduced(jnp.nanmin),
     "reduce_mean": _reduced(jnp.mean),
 }
 _SAME_SHAPE = frozenset(_BINARY)

@@ -1,9 +1,26 @@
-"""What the search prices kernels by: launches and bytes."""
+"""What kernels are priced by: launches and bytes, as a backend's row, a measured gate or a name says."""
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from rlxjax._checks import check_at_least, is_traced
+from rlxjax.device._codes import normalised
+from rlxjax.device._devices import BackendCoefficients, backend_coefficients, jax_device
+from rlxjax.device._gate import IoFusionGate
 
 from ._kernel_graph import KernelGraph, Partition
+
+
+class HasGate(Protocol):
+    """What holds a measured gate, as a `Calibration` does."""
+
+    @property
+    def gate(self) -> IoFusionGate:
+        """The gate."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,6 +30,14 @@ class LinearCost:
     launch_ns: float
     byte_ns: float
 
+    @classmethod
+    def of_row(cls, row: BackendCoefficients) -> "LinearCost":
+        """Return what a launch and a byte of traffic add to `io_cost_ns` on a backend."""
+        byte_ns = 1.0 / max(float(row.memory_bw), 1.0)
+        if not float(row.unified_memory) >= 0.5:
+            byte_ns += 0.25 / max(float(row.readback_bw), 1.0)
+        return cls(float(row.dispatch_ns), byte_ns)
+
     def of_kernel(self, graph: KernelGraph, group: Sequence[int]) -> float:
         """Return the cost of one kernel."""
         launched = any(graph.launches[i] for i in group)
@@ -21,3 +46,32 @@ class LinearCost:
     def of(self, graph: KernelGraph, partition: Partition) -> float:
         """Return the cost of all kernels."""
         return sum(self.of_kernel(graph, group) for group in partition)
+
+
+def backend_row(coefficients: str | BackendCoefficients | IoFusionGate | HasGate) -> BackendCoefficients:
+    """Return the backend whose costs decide.
+
+    Raises:
+        ValueError: an unknown name, something else, or coefficients that are arrays.
+    """
+    if isinstance(coefficients, str):
+        if normalised(coefficients) in ("arch", "portable"):
+            return backend_coefficients(jax_device(), coefficients)
+        return backend_coefficients(coefficients)
+    row = getattr(coefficients, "gate", coefficients)
+    if isinstance(row, IoFusionGate):
+        rates = (row.dispatch_ns, row.roundtrip_ns, row.memory_bw, row.host_readback_bw, row.unified_memory)
+        row = BackendCoefficients(*rates, sgemm_gflops=np.nan, small_sgemm_gflops=np.nan)
+    if not isinstance(row, BackendCoefficients):
+        raise ValueError(
+            "coefficients: expected a set, a device, BackendCoefficients, an IoFusionGate or a Calibration, "
+            f"got {coefficients!r}"
+        )
+    for name in ("dispatch_ns", "roundtrip_ns", "memory_bw", "readback_bw", "unified_memory"):
+        value = getattr(row, name)
+        if is_traced(value):
+            raise ValueError("coefficients: a plan is made on the host, so they cannot be traced")
+        if np.ndim(value):
+            raise ValueError("coefficients: expected one backend, got arrays of several")
+        check_at_least(value, f"coefficients: {name}", what="number")
+    return row

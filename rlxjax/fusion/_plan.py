@@ -4,41 +4,23 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
-import numpy as np
 from jaxtyping import Array
 
-from rlxjax._checks import check_at_least, is_traced
 from rlxjax._counts import saturate
 from rlxjax.device._costs import io_cost_ns
-from rlxjax.device._devices import (
-    BackendCoefficients,
-    backend_coefficients,
-    jax_device,
-    normalised,
-)
+from rlxjax.device._devices import BackendCoefficients
 from rlxjax.device._gate import IoFusionGate
 from rlxjax.graph._graph import Graph, Node
 from rlxjax.graph._ops import OPS
-from rlxjax.graph._profile import GraphIoProfile
+from rlxjax.graph._profile import GraphIoProfile, profile_graph_io
 
 from ._edges import FusionEdge, explained_edges
 from ._greedy import greedy_partition
 from ._kernel_graph import KernelGraph, Partition
 from ._kernels import kernel_function
-from ._linear_cost import LinearCost
+from ._linear_cost import HasGate, LinearCost, backend_row
 from ._search import cheapest_partition
-
-
-class HasGate(Protocol):
-    """What holds a measured gate, as a `Calibration` does."""
-
-    @property
-    def gate(self) -> IoFusionGate:
-        """The gate."""
-        ...
-
 
 #: Bytes that the reference's plan counts for an element, whatever its dtype.
 _GREEDY_ELEMENT_BYTES = 4
@@ -138,59 +120,41 @@ class FusionPlan:
     @functools.cached_property
     def after(self) -> GraphIoProfile:
         """The profile of the graph with these kernels, each reading a value once."""
-        position = {node.id: i for i, node in enumerate(self._kernel_graph.members)}
-        return self._profile([[position[id_] for id_ in kernel.nodes] for kernel in self.kernels])
+        return self._profile(self._partition)
 
     @property
     def unfused_cost_ns(self) -> float:
         """The io cost of `before`, in ns, by the plan's coefficients."""
-        return self._cost_ns(self.before)
+        return float(io_cost_ns(self.before, self._row))
 
     @property
     def cost_ns(self) -> float:
         """The io cost of `after`, in ns, by the plan's coefficients."""
-        return self._cost_ns(self.after)
+        return float(io_cost_ns(self.after, self._row))
 
     @functools.cached_property
     def edges(self) -> tuple[FusionEdge, ...]:
         """Every pair of nodes of which one reads the other: whether they share a kernel, and why."""
-        kernels = [list(kernel.nodes) for kernel in self.kernels]
-        return explained_edges(self._kernel_graph, kernels, linear_cost(self._row), self.kind)
-
-    @functools.cached_property
-    def checked_nodes(self) -> tuple[Node, ...]:
-        """The graph's nodes, each with as many operands as its op takes.
-
-        Raises:
-            ValueError: naming a node that has not.
-        """
-        check_operand_counts(self.graph.nodes)
-        return self.graph.nodes
+        return explained_edges(self._kernel_graph, self._partition, LinearCost.of_row(self._row), self.kind)
 
     @functools.cached_property
     def _kernel_graph(self) -> KernelGraph:
         return KernelGraph.of(self.graph)
 
     @property
+    def _partition(self) -> Partition:
+        position = self._kernel_graph.position
+        return [[position[id_] for id_ in kernel.nodes] for kernel in self.kernels]
+
+    @property
     def _row(self) -> BackendCoefficients:
         return backend_row("arch") if self.coefficients is None else self.coefficients
 
-    def _cost_ns(self, profile: GraphIoProfile) -> float:
-        return float(io_cost_ns(profile, self._row))
-
     def _profile(self, partition: Partition) -> GraphIoProfile:
-        graph, outputs = self._kernel_graph, set(self.graph.outputs)
-        rules = [OPS[node.op] for node in graph.members]
-        return GraphIoProfile(
+        graph = self._kernel_graph
+        return dataclasses.replace(
+            profile_graph_io(self.graph),
             kernel_launches=sum(any(graph.launches[i] for i in group) for group in partition),
-            sync_points=sum(rule.host_sync for rule in rules),
-            host_output_bytes=saturate(
-                sum(
-                    node.bytes
-                    for node, rule in zip(graph.members, rules, strict=True)
-                    if node.id in outputs and not rule.metadata
-                )
-            ),
             device_traffic_bytes=saturate(sum(graph.traffic_bytes(group) for group in partition)),
         )
 
@@ -232,59 +196,19 @@ def plan_fusion(
     """
     graph = graph.copy()
     row, kernel_graph = backend_row(coefficients), KernelGraph.of(graph)
-    makers = {"cost": _cost_kernels, "greedy": _greedy_kernels, "unfused": _unfused_kernels}
-    if plan not in makers:
-        raise ValueError(f"plan: expected one of {', '.join(makers)}, got {plan!r}")
-    kernels = makers[plan](kernel_graph, row)
+    if plan == "cost":
+        check_operand_counts(graph.nodes)
+        partition = cheapest_partition(kernel_graph, LinearCost.of_row(row), [greedy_partition(kernel_graph)])
+    elif plan == "greedy":
+        partition = greedy_partition(kernel_graph)
+    elif plan == "unfused":
+        partition = [[i] for i in range(len(kernel_graph.members))]
+    else:
+        raise ValueError(f"plan: expected one of cost, greedy, unfused, got {plan!r}")
+    make = _greedy_kernel if plan == "greedy" else _kernel
+    kernels = [make(kernel_graph, number, group) for number, group in enumerate(partition)]
     saved = sum(kernel.memory_saved for kernel in kernels)
     return FusionPlan(kernels, saved, len(kernel_graph.members), kind=plan, graph=graph, coefficients=row)
-
-
-def backend_row(
-    coefficients: str | BackendCoefficients | IoFusionGate | HasGate,
-) -> BackendCoefficients:
-    """Return the backend whose costs decide.
-
-    Raises:
-        ValueError: an unknown name, something else, or coefficients that are arrays.
-    """
-    if isinstance(coefficients, str):
-        if normalised(coefficients) in ("arch", "portable"):
-            return backend_coefficients(jax_device(), coefficients)
-        return backend_coefficients(coefficients)
-    chosen = getattr(coefficients, "gate", coefficients)
-    if isinstance(chosen, IoFusionGate):
-        nothing = float("nan")
-        chosen = BackendCoefficients(
-            chosen.dispatch_ns,
-            chosen.roundtrip_ns,
-            chosen.memory_bw,
-            chosen.host_readback_bw,
-            chosen.unified_memory,
-            nothing,
-            nothing,
-        )
-    if not isinstance(chosen, BackendCoefficients):
-        raise ValueError(
-            "coefficients: expected a set, a device, BackendCoefficients, an IoFusionGate or a Calibration, "
-            f"got {coefficients!r}"
-        )
-    for name in ("dispatch_ns", "roundtrip_ns", "memory_bw", "readback_bw", "unified_memory"):
-        value = getattr(chosen, name)
-        if is_traced(value):
-            raise ValueError("coefficients: a plan is made on the host, so they cannot be traced")
-        if np.ndim(value):
-            raise ValueError("coefficients: expected one backend, got arrays of several")
-        check_at_least(value, f"coefficients: {name}", what="number")
-    return chosen
-
-
-def linear_cost(row: BackendCoefficients) -> LinearCost:
-    """Return what a launch and a byte of traffic add to `io_cost_ns` on a backend."""
-    byte_ns = 1.0 / max(float(row.memory_bw), 1.0)
-    if not float(row.unified_memory) >= 0.5:
-        byte_ns += 0.25 / max(float(row.readback_bw), 1.0)
-    return LinearCost(float(row.dispatch_ns), byte_ns)
 
 
 def check_operand_counts(nodes: Sequence[Node]) -> None:
@@ -301,51 +225,31 @@ def check_operand_counts(nodes: Sequence[Node]) -> None:
         raise ValueError(f"node {node.id} ({node.op}): expected {wanted} operand(s), got {count}")
 
 
-def _cost_kernels(graph: KernelGraph, row: BackendCoefficients) -> list[FusedKernel]:
-    check_operand_counts(graph.nodes)
-    partition = cheapest_partition(graph, linear_cost(row), [greedy_partition(graph)])
-    return _kernels(graph, partition)
+def _kernel(graph: KernelGraph, number: int, group: Sequence[int]) -> FusedKernel:
+    exported = graph.exports(group)
+    inner = [graph.members[i] for i in set(group).difference(exported)]
+    return FusedKernel(
+        id=number,
+        nodes=tuple(graph.members[i].id for i in group),
+        external_inputs=tuple(graph.external_reads(group)),
+        external_outputs=tuple(graph.members[i].id for i in exported),
+        memory_saved=sum(node.bytes for node in inner),
+        buffers_eliminated=len(inner),
+        graph_nodes=graph.nodes,
+    )
 
 
-def _unfused_kernels(graph: KernelGraph, row: BackendCoefficients) -> list[FusedKernel]:
-    return _kernels(graph, [[i] for i in range(len(graph.members))])
-
-
-def _kernels(graph: KernelGraph, partition: Partition) -> list[FusedKernel]:
-    kernels = []
-    for number, group in enumerate(partition):
-        exported = graph.exports(group)
-        inner = [graph.members[i] for i in set(group).difference(exported)]
-        kernels.append(
-            FusedKernel(
-                id=number,
-                nodes=tuple(graph.members[i].id for i in group),
-                external_inputs=tuple(graph.external_reads(group)),
-                external_outputs=tuple(graph.members[i].id for i in exported),
-                memory_saved=sum(node.bytes for node in inner),
-                buffers_eliminated=len(inner),
-                graph_nodes=graph.nodes,
-            )
-        )
-    return kernels
-
-
-def _greedy_kernels(graph: KernelGraph, row: BackendCoefficients) -> list[FusedKernel]:
-    kernels = []
-    for number, chain in enumerate(greedy_partition(graph)):
-        members = [graph.members[i] for i in chain]
-        ids = {node.id for node in members}
-        inputs = tuple(id_ for node in members for id_ in node.inputs if id_ not in ids)
-        saved = (len(chain) - 1) * members[0].elements * _GREEDY_ELEMENT_BYTES
-        kernels.append(
-            FusedKernel(
-                id=number,
-                nodes=tuple(node.id for node in members),
-                external_inputs=inputs,
-                external_outputs=(members[-1].id,),
-                memory_saved=saved,
-                buffers_eliminated=max(0, len(chain) - len(inputs) - 1),
-                graph_nodes=graph.nodes,
-            )
-        )
-    return kernels
+def _greedy_kernel(graph: KernelGraph, number: int, chain: Sequence[int]) -> FusedKernel:
+    members = [graph.members[i] for i in chain]
+    ids = tuple(node.id for node in members)
+    inside = set(ids)
+    inputs = tuple(id_ for node in members for id_ in node.inputs if id_ not in inside)
+    return FusedKernel(
+        id=number,
+        nodes=ids,
+        external_inputs=inputs,
+        external_outputs=ids[-1:],
+        memory_saved=(len(chain) - 1) * members[0].elements * _GREEDY_ELEMENT_BYTES,
+        buffers_eliminated=max(0, len(chain) - len(inputs) - 1),
+        graph_nodes=graph.nodes,
+    )

@@ -3,15 +3,16 @@
 Every kernel that shares saves launches and bytes; what has to be decided is which of the fusions that
 exclude each other to take, because kernels have to run in some order. The search runs the graph kernel
 by kernel, each taking all that is ready and may share it (a beam over which shape comes next, forward
-and backward), then moves single nodes and merges whole kernels while that saves anything.
+and backward), then merges whole kernels.
 """
 
+import copy
 import heapq
 from collections.abc import Sequence
 
 from ._kernel_graph import ALONE, ONE_ELEMENT, KernelGraph, Partition
 from ._linear_cost import LinearCost
-from ._moves import improved
+from ._merges import merged
 
 #: The beam is as wide as this allows for the number of nodes, within its limits.
 BEAM_NODES, MAX_BEAM = 1_500, 24
@@ -32,7 +33,7 @@ def cheapest_partition(graph: KernelGraph, cost: LinearCost, starts: Sequence[Pa
     found = [*_beam(graph, cost, backward=False), *_beam(graph, cost, backward=True)]
     candidates = [partition for start in (*found, *starts) if (partition := graph.in_order(start)) is not None]
     candidates.sort(key=lambda partition: cost.of(graph, partition))
-    better = [improved(graph, cost, partition) for partition in candidates[: _width(graph)]]
+    better = [merged(graph, partition) for partition in candidates[: _width(graph)]]
     best = min([*better, *candidates, alone], key=lambda partition: cost.of(graph, partition))
     ordered = graph.in_order(_apart_without_gain(graph, cost, best))
     assert ordered is not None
@@ -57,26 +58,22 @@ class _Run:
         self.saved_ns = 0.0
         for i, count in enumerate(self.waiting):
             if not count:
-                self.ready.setdefault(graph.loops[i], []).append(i)
+                self._note_ready(i)
 
     def copy(self) -> "_Run":
-        other = object.__new__(_Run)
-        other.__dict__.update(self.__dict__)
+        other = copy.copy(self)
         other.waiting = self.waiting.copy()
         other.ready = {loop: nodes.copy() for loop, nodes in self.ready.items()}
         other.groups = self.groups.copy()
         return other
 
-    def run_alone(self) -> list[int]:
-        """Run all that shares no kernel and is ready; return it."""
-        ran = []
+    def run_alone(self) -> None:
+        """Run all that shares no kernel and is ready."""
         while self.ready.get(ALONE):
             i = self.ready[ALONE].pop()
             self.groups.append([i])
-            ran.append(i)
-            for j in self._freed(i):
-                self.ready.setdefault(self.graph.loops[j], []).append(j)
-        return ran
+            for j in self._run(i):
+                self._note_ready(j)
 
     def run_kernel(self, loop: int) -> list[int]:
         """Run one kernel over a shape, with all that is ready and may share it; return its nodes."""
@@ -86,7 +83,7 @@ class _Run:
         while stack:
             i = stack.pop()
             group.append(i)
-            for j in self._freed(i):
+            for j in self._run(i):
                 its_loop = self.graph.loops[j]
                 if its_loop in loops:
                     stack.append(j)
@@ -95,23 +92,25 @@ class _Run:
                     stack.append(j)
                     stack += self.ready.pop(its_loop, ())
                 else:
-                    self.ready.setdefault(its_loop, []).append(j)
+                    self._note_ready(j)
         self.groups.append(group)
         return group
 
-    def _freed(self, i: int) -> list[int]:
-        freed = []
+    def _note_ready(self, i: int) -> None:
+        self.ready.setdefault(self.graph.loops[i], []).append(i)
+
+    def _run(self, i: int) -> list[int]:
+        """Run a node; return those that waited for it alone."""
+        self.done |= 1 << i
         for j in self.after[i]:
             self.waiting[j] -= 1
-            if not self.waiting[j]:
-                freed.append(j)
-        return freed
+        return [j for j in self.after[i] if not self.waiting[j]]
 
 
 def _beam(graph: KernelGraph, cost: LinearCost, *, backward: bool) -> list[Partition]:
     width = _width(graph)
     depths = _mean_depths(graph, backward)
-    alone_ns = [cost.of_kernel(graph, [i]) for i in range(len(graph.members))] if width > 1 else []
+    alone_ns = [cost.of_kernel(graph, [i]) for i in range(len(graph.members))]
     states, finished = [_Run(graph, backward)], []
     states[0].run_alone()
     while states:
@@ -123,18 +122,13 @@ def _beam(graph: KernelGraph, cost: LinearCost, *, backward: bool) -> list[Parti
                 continue
             shaped = [loop for loop in loops if loop != ONE_ELEMENT] or loops
             for loop in heapq.nsmallest(width, shaped, key=depths.__getitem__):
-                child = state.copy() if width > 1 else state
+                child = state.copy()
                 group = child.run_kernel(loop)
-                if width > 1:
-                    child.saved_ns += sum(alone_ns[i] for i in group) - cost.of_kernel(graph, group)
-                    for i in (*group, *child.run_alone()):
-                        child.done |= 1 << i
-                    known = following.get(child.done)
-                    if known is None or child.saved_ns > known.saved_ns:
-                        following[child.done] = child
-                else:
-                    child.run_alone()
-                    following[0] = child
+                child.saved_ns += sum(alone_ns[i] for i in group) - cost.of_kernel(graph, group)
+                child.run_alone()
+                known = following.get(child.done)
+                if known is None or child.saved_ns > known.saved_ns:
+                    following[child.done] = child
         states = heapq.nlargest(width, following.values(), key=lambda state: state.saved_ns)
     return finished
 

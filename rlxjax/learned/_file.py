@@ -49,9 +49,7 @@ def save_learned_fft(model: LearnedFft, path: str | os.PathLike, note: str = "")
         active_gates=whole.active_gates,
         total_gates=whole.total_gates,
         note=note,
-        twiddles=_short(np.asarray(whole.twiddles)),
-        gates=_short(np.asarray(whole.gates)),
-        mask=_short(np.asarray(whole.mask)),
+        **{name: _short(np.asarray(getattr(whole, name))) for name in names},
     )
     write_json_file(content, path, indent=None)
 

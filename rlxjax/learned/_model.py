@@ -139,8 +139,10 @@ class LearnedFft:
             (12, 10)
         """
         arrays = {field.name: np.asarray(getattr(self, field.name)) for field in dataclasses.fields(self)}
-        live = live_gates(arrays["gates"] >= GATE_ON, arrays["mask"] != 0)
-        return LearnedFft(arrays["twiddles"], live.astype(arrays["gates"].dtype), arrays["mask"])
+        on = arrays["gates"] >= GATE_ON
+        _, *after = wanted_places(on, arrays["mask"] != 0)
+        read = [places.reshape(-1, 2, 2**stage).any(axis=1).reshape(-1) for stage, places in enumerate(after)]
+        return LearnedFft(arrays["twiddles"], (on & read).astype(arrays["gates"].dtype), arrays["mask"])
 
 
 def learned_spectrum(
@@ -212,26 +214,28 @@ def bit_reversal(n_fft: int) -> np.ndarray:
     return order
 
 
-def live_gates(on: np.ndarray, unmasked: np.ndarray) -> np.ndarray:
-    """Return the hard gates that some unmasked bin depends on.
+def butterfly_places(stage: int, gates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of `a` and of `b` of a stage's butterflies, of those whose gates are not 0."""
+    half = 2**stage
+    block, t = np.divmod(np.flatnonzero(gates), half)
+    a = 2 * half * block + t
+    return a, a + half
+
+
+def wanted_places(on: np.ndarray, unmasked: np.ndarray) -> list[np.ndarray]:
+    """Return which places some unmasked bin depends on, before each stage and after the last, bool `[n_fft]`.
 
     Args:
         on: hard gates, bool `[stages, n_fft/2]`.
         unmasked: bins that are wanted, bool `[n_fft/2 + 1]`.
-
-    Returns:
-        bool `[stages, n_fft/2]`, a part of `on`.
     """
     stages, half_n = on.shape
-    wanted = np.zeros(2 * half_n, bool)
-    wanted[: half_n + 1] = unmasked
-    live = np.zeros_like(on)
+    wanted = [np.pad(unmasked, (0, half_n - 1))]
     for stage in reversed(range(stages)):
-        pairs = wanted.reshape(-1, 2, 2**stage)
-        used = on[stage].reshape(-1, 2**stage) & pairs.any(axis=1)
-        live[stage] = used.reshape(-1)
-        wanted = (pairs | used[:, None]).reshape(-1)
-    return live
+        pairs = wanted[0].reshape(-1, 2, 2**stage)
+        used = on[stage].reshape(-1, 1, 2**stage) & pairs.any(axis=1, keepdims=True)
+        wanted.insert(0, (pairs | used).reshape(-1))
+    return wanted
 
 
 def _as_floats(leaf: Array | np.ndarray, name: str) -> np.ndarray:

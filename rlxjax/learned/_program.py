@@ -20,7 +20,7 @@ from rlxjax.welch._models import program_of
 from rlxjax.welch._params import WelchPeakParams
 from rlxjax.welch._selection import default_selection, selected_peaks
 
-from ._model import LearnedFft, bit_reversal
+from ._model import LearnedFft, bit_reversal, butterfly_places, wanted_places
 
 #: What the choice of form goes by, as measured on two cores: FLOP per nanosecond of a matrix product, and
 #: nanoseconds a row for one more matrix, to gather one sample or bin, to carry a place through a stage.
@@ -28,12 +28,7 @@ MATRIX_FLOP_PER_NS, MATRIX_NS, GATHER_NS, PLACE_NS = 150.0, 40.0, 2.8, 1.1
 
 
 class LearnedWork(NamedTuple):
-    """What a program costs, for latency models.
-
-    Attributes:
-        flop: operations for one segment.
-        live_bins: bins that are not masked.
-    """
+    """What a program costs, for latency models: operations for one segment, and bins that are not masked."""
 
     flop: RealLike
     live_bins: RealLike
@@ -117,11 +112,7 @@ class LearnedProgram:
     n_fft: int = dataclasses.field(metadata={"static": True})
 
     def peaks(
-        self,
-        signal: Real[Array, "batch length"],
-        params: WelchPeakParams,
-        selection: str | None = None,
-        platform: str | None = None,
+        self, signal: Array, params: WelchPeakParams, selection: str | None = None, platform: str | None = None
     ) -> Float[Array, "batch k 2"]:
         """Return `learned_peaks` of rows of samples."""
         return learned_peaks(signal, self, params, selection, platform)
@@ -164,17 +155,18 @@ def learned_program(model: LearnedFft, params: WelchPeakParams, form: str | None
     bins = np.flatnonzero(mask)
     scale = mask[bins] * np.sqrt(one_sided_weights(params)[bins].astype(np.float64))
     cones = _cones(on, bins)
+    wanted = wanted_places(on, mask != 0)
     merged = [(np.unique(np.concatenate([samples for samples, _ in cones])), bins)] if len(bins) else []
     costs = {
         "cones": _matrices_ns(cones),
         "matrix": _matrices_ns(merged),
-        "butterflies": _butterflies_ns(on, bins),
+        "butterflies": _butterflies_ns(on, wanted),
     }
     form = min(costs, key=costs.__getitem__) if form is None else form
     if form not in costs:
         raise ValueError(f"form: expected one of {', '.join(costs)}, got {form!r}")
     if form == "butterflies" or not len(bins):
-        return _butterfly_form(hard, on, bins, scale)
+        return _butterfly_form(hard, wanted, bins, scale)
     return _matrix_form(hard, cones if form == "cones" else merged, bins, scale)
 
 
@@ -191,15 +183,8 @@ def learned_peaks(
     NaN powers come last, slots beyond the bins are (0, 0.0). Samples that no live bin depends on are not
     read, so a NaN there is not seen.
 
-    Args:
-        signal: real `[batch, length]`, `length >= frame_len`, each row's prefix is used.
-        program: of `learned_program`, made for these params.
-        params: the parameters.
-        selection: "maxima" or "top_k"; by default the one that is faster on the platform.
-        platform: what the program is for; by default what JAX's default device is.
-
-    Returns:
-        float32 `[batch, k, 2]` of (bin, power).
+    The program is that of `learned_program`, made for these params; the other arguments and the result are those
+    of `fused_peaks`.
 
     Raises:
         ValueError: params of another segment length than the program's.
@@ -265,9 +250,8 @@ def _cones(on: np.ndarray, bins: np.ndarray) -> list[_Cone]:
     order = bit_reversal(2 * on.shape[1])
     cones = [1 << int(sample) for sample in order]
     for stage, gates in enumerate(on):
-        for j in np.flatnonzero(gates):
-            a = 2 * 2**stage * (j >> stage) + j % 2**stage
-            cones[a] = cones[a + 2**stage] = cones[a] | cones[a + 2**stage]
+        for a, b in zip(*butterfly_places(stage, gates), strict=True):
+            cones[a] = cones[b] = cones[a] | cones[b]
     members: dict[int, list[int]] = {}
     for bin_ in bins:
         members.setdefault(cones[bin_], []).append(int(bin_))
@@ -288,22 +272,19 @@ def _matrices_ns(partition: list[_Cone]) -> float:
     return flop / MATRIX_FLOP_PER_NS + GATHER_NS * gathered + MATRIX_NS * len(partition)
 
 
-def _butterflies_ns(on: np.ndarray, bins: np.ndarray) -> float:
+def _butterflies_ns(on: np.ndarray, wanted: list[np.ndarray]) -> float:
     """Return the estimate for one segment: the places that are left, stage by stage."""
-    counts = [wanted.sum() for wanted in _wanted(on, bins)[:-1]]
-    return PLACE_NS * float(sum(count for count, gates in zip(counts, on, strict=True) if gates.any()))
+    return PLACE_NS * sum(float(np.sum(wanted[stage])) for stage in np.flatnonzero(on.any(axis=1)))
 
 
 def _matrix_form(hard: LearnedFft, partition: list[_Cone], bins: np.ndarray, scale: np.ndarray) -> LearnedProgram:
     n_fft = hard.n_fft
     twiddles = np.asarray(hard.twiddles, np.float64) @ np.array([1.0, 1.0j])
     places = np.diag(hann_window(n_fft).astype(np.float64))[bit_reversal(n_fft)].astype(complex)
-    for stage, gates in enumerate(np.asarray(hard.gates) > 0):
-        half = 2**stage
-        j = np.flatnonzero(gates)
-        a = 2 * half * (j // half) + j % half
-        turned = twiddles[stage, j][:, None] * places[a + half]
-        places[a], places[a + half] = places[a] + turned, places[a] - turned
+    for stage, gates in enumerate(hard.gates):
+        a, b = butterfly_places(stage, gates)
+        turned = twiddles[stage, gates > 0][:, None] * places[b]
+        places[a], places[b] = places[a] + turned, places[a] - turned
     places = places[bins] * scale[:, None]
     matrices, found = [], []
     for samples, members in partition:
@@ -316,24 +297,18 @@ def _matrix_form(hard: LearnedFft, partition: list[_Cone], bins: np.ndarray, sca
     return LearnedProgram(tuple(matrices), empty, (), empty, samples, (), order, Places.of(bins), n_fft)
 
 
-def _butterfly_form(hard: LearnedFft, on: np.ndarray, bins: np.ndarray, scale: np.ndarray) -> LearnedProgram:
-    n_fft = hard.n_fft
-    wanted_after = _wanted(on, bins)
-    place_of = np.full(n_fft, -1)
-    first = np.flatnonzero(wanted_after[0])
-    place_of[first] = np.arange(len(first))
-    samples = bit_reversal(n_fft)[first]
+def _butterfly_form(hard: LearnedFft, wanted: list[np.ndarray], bins: np.ndarray, scale: np.ndarray) -> LearnedProgram:
+    n_fft, held = hard.n_fft, np.flatnonzero(wanted[0])
+    samples = bit_reversal(n_fft)[held]
     stages, twiddles = [], []
-    for stage in np.flatnonzero(on.any(axis=1)):
-        half = 2**stage
-        j = np.flatnonzero(on[stage])
-        a = 2 * half * (j // half) + j % half
-        passing = np.setdiff1d(np.flatnonzero(wanted_after[stage + 1]), np.concatenate([a, a + half]))
-        stages.append(Stage(*(Places.of(place_of[places]) for places in (a, a + half, passing))))
-        twiddles.append(np.asarray(hard.twiddles, np.float32)[stage, j])
-        left = np.concatenate([a, a + half, passing])
-        place_of = np.full(n_fft, -1)
-        place_of[left] = np.arange(len(left))
+    for stage, gates in enumerate(hard.gates):
+        a, b = butterfly_places(stage, gates)
+        if not len(a):
+            continue
+        passing = np.setdiff1d(np.flatnonzero(wanted[stage + 1]), np.concatenate([a, b]))
+        stages.append(Stage(*(_found(places, held) for places in (a, b, passing))))
+        twiddles.append(np.asarray(hard.twiddles, np.float32)[stage, gates > 0])
+        held = np.concatenate([a, b, passing])
     return LearnedProgram(
         (),
         hann_window(n_fft)[samples],
@@ -341,16 +316,13 @@ def _butterfly_form(hard: LearnedFft, on: np.ndarray, bins: np.ndarray, scale: n
         scale.astype(np.float32),
         (Places.of(samples),),
         tuple(stages),
-        Places.of(place_of[bins]),
+        _found(bins, held),
         Places.of(bins),
         n_fft,
     )
 
 
-def _wanted(on: np.ndarray, bins: np.ndarray) -> list[np.ndarray]:
-    """Return which places some bin depends on before stage 0, 1, ..., and after the last."""
-    wanted = [np.isin(np.arange(2 * on.shape[1]), bins)]
-    for stage in reversed(range(len(on))):
-        pairs = wanted[0].reshape(-1, 2, 2**stage)
-        wanted.insert(0, (pairs | on[stage].reshape(-1, 1, 2**stage)).reshape(-1))
-    return wanted
+def _found(places: np.ndarray, held: np.ndarray) -> Places:
+    """Return where places are found among those that are held."""
+    order = np.argsort(held)
+    return Places.of(order[np.searchsorted(held, places, sorter=order)])

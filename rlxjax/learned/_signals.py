@@ -97,7 +97,7 @@ def peak_loss(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"
         segments: samples, `[rows, n_fft]`, without a window.
         k: peaks of a row.
     """
-    reference, power = _exact_power(segments), _model_power(model, segments)
+    reference, power = exact_power(segments), _model_power(model, segments)
     _, bins = jax.lax.top_k(reference, min(k, model.n_bins))
     distance = jnp.abs(bins[..., None] - jnp.arange(model.n_bins, dtype=bins.dtype)[None, None])
     in_band = jnp.any(distance <= BAND_HALF_WIDTH, axis=1)
@@ -123,18 +123,13 @@ def peak_recall(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_ff
         1.0
     """
     k = min(k, model.n_bins)
-    _, wanted = jax.lax.top_k(_exact_power(segments), k)
+    _, wanted = jax.lax.top_k(exact_power(segments), k)
     _, found = jax.lax.top_k(_model_power(model, segments), k)
     return jnp.mean(jnp.any(wanted[:, :, None] == found[:, None, :], axis=-1))
 
 
-def _power(spectrum: Array) -> Array:
-    weights = np.full(spectrum.shape[-1], 2.0, np.float32)
-    weights[[0, -1]] = 1.0
-    return (jnp.square(spectrum.real) + jnp.square(spectrum.imag)) * weights[None].astype(spectrum.real.dtype)
-
-
-def _exact_power(segments: RealLike) -> Array:
+def exact_power(segments: RealLike) -> Float[Array, "rows n_bins"]:
+    """Return the one-sided power of windowed segments."""
     return _power(jnp.fft.rfft(_windowed(segments)))
 
 
@@ -142,7 +137,11 @@ def _model_power(model: LearnedFft, segments: RealLike) -> Array:
     return _power(learned_spectrum(model, _windowed(segments)))
 
 
+def _power(spectrum: Array) -> Array:
+    power = jnp.square(spectrum.real) + jnp.square(spectrum.imag)
+    return power.at[:, 1:-1].multiply(2.0)
+
+
 def _windowed(segments: RealLike) -> Array:
     segments = jnp.asarray(segments)
-    dtype = segments.dtype if jnp.issubdtype(segments.dtype, jnp.floating) else jnp.float32
-    return segments * jnp.asarray(hann_window(segments.shape[-1]), dtype)[None]
+    return segments * hann_window(segments.shape[-1])[None]

@@ -1,4 +1,4 @@
-"""Training of the learned FFT: pruning by blocks, fine-tuning, and the baselines to beat."""
+"""Training of the learned FFT: pruning by blocks, growth of single gates, fine-tuning."""
 
 import dataclasses
 import math
@@ -6,13 +6,12 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Real
+from jaxtyping import Array
 
 from rlxjax._checks import as_index
-from rlxjax.welch._host import hann_window
 
-from ._model import LearnedFft, bit_reversal
-from ._signals import ToneSignals, peak_loss, peak_recall
+from ._model import LearnedFft, butterfly_places
+from ._signals import ToneSignals, exact_power, peak_loss, peak_recall
 
 #: Rows of one training step, of those that choose a cut, of those that say which bins are wanted, and of
 #: those that choose among models.
@@ -25,6 +24,9 @@ GROWTH_ROUNDS, GATE_WEIGHT = 10, 0.02
 FINE_TUNING_RATE = 0.002
 #: Fine-tuned models are compared this many times.
 COMPARISONS = 10
+
+_recall = jax.jit(peak_recall, static_argnames="k")
+_loss = jax.jit(peak_loss, static_argnames="k")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,23 +132,21 @@ def train_learned_fft(
 
 def _cut(exact: LearnedFft, rows: Array, budget: int, k: int) -> tuple[LearnedFft, list[TrainingRound]]:
     """Return the model, masked and cut until its gates are within the budget, and the history."""
-    recall_of, loss_of = (jax.jit(of, static_argnames="k") for of in (peak_recall, peak_loss))
-    stages, half_n = exact.gates.shape
-    half = 2 ** np.arange(stages)[:, None]
-    butterfly = np.arange(half_n)[None]
-    first_place = 2 * half * (butterfly // half) + butterfly % half
+    stages = exact.stages
+    first_place = np.array([butterfly_places(stage, gates)[0] for stage, gates in enumerate(exact.gates)])
 
     def after(model: LearnedFft, bit: int, value: int) -> LearnedFft:
         # A stage's butterflies join the two values of its own bit.
         kept = ((first_place >> bit) & 1 == value) & (np.arange(stages)[:, None] != bit)
         return dataclasses.replace(model, gates=np.where(kept, model.gates, 0)).hardened()
 
-    often = _times_wanted(rows, k)
+    _, bins = jax.lax.top_k(exact_power(rows), min(k, exact.n_bins))
+    often = np.bincount(np.ravel(bins), minlength=exact.n_bins)
     rows = rows[:CUT_ROWS]
     history = []
 
     def record(model: LearnedFft) -> None:
-        loss = float(loss_of(model, rows, k=k))
+        loss = float(_loss(model, rows, k=k))
         history.append(TrainingRound(len(history), loss, 0.0, model.active_gates))
 
     record(exact)
@@ -155,18 +155,10 @@ def _cut(exact: LearnedFft, rows: Array, budget: int, k: int) -> tuple[LearnedFf
     record(model)
     while model.active_gates > budget:
         choices = [(after(model, bit, value), bit) for bit in bits for value in (0, 1)]
-        model, bit = max(choices, key=lambda choice: float(recall_of(choice[0], rows, k=k)))
+        model, bit = max(choices, key=lambda choice: float(_recall(choice[0], rows, k=k)))
         bits.remove(bit)
         record(model)
     return model, history
-
-
-def _times_wanted(rows: Array, k: int) -> np.ndarray:
-    """Return how many rows have each bin among their k strongest."""
-    power = jnp.abs(jnp.fft.rfft(rows * hann_window(rows.shape[1])[None])) ** 2
-    power = power.at[:, 1:-1].multiply(2.0)
-    _, bins = jax.lax.top_k(power, min(k, power.shape[1]))
-    return np.bincount(np.asarray(bins).reshape(-1), minlength=power.shape[1])
 
 
 def _grow(
@@ -186,11 +178,10 @@ def _grow(
         total, _ = jax.lax.scan(step, (jnp.zeros((), jnp.float32), jnp.zeros_like(gates)), keys)
         return total[0] / len(keys), total[1] / len(keys)
 
-    recall_of = jax.jit(peak_recall, static_argnames="k")
-    best, best_recall = model, float(recall_of(model, validation, k=k))
-    gates, history = np.asarray(model.gates), []
+    gates = np.asarray(model.gates)
     spare, round_steps = budget - model.active_gates, max(steps // GROWTH_ROUNDS, 1)
     rounds = min(GROWTH_ROUNDS, steps, spare)
+    best = _Best(model, validation, k)
     for done in range(1, rounds + 1):
         keys = jax.random.split(jax.random.fold_in(key, done), round_steps)
         value, slope = run(jnp.asarray(gates), keys)
@@ -199,12 +190,8 @@ def _grow(
         added = np.argsort(slope, kind="stable")[:wanted]
         gates = gates.copy()
         gates.reshape(-1)[added[slope[added] < 0]] = 1.0
-        grown = dataclasses.replace(model, gates=gates).hardened()
-        recall = float(recall_of(grown, validation, k=k))
-        history.append(TrainingRound(done * round_steps, float(value), GATE_WEIGHT, grown.active_gates, recall))
-        if recall > best_recall:
-            best, best_recall = grown, recall
-    return best, history
+        best.try_out(dataclasses.replace(model, gates=gates).hardened(), done * round_steps, value, GATE_WEIGHT)
+    return best.model, best.history
 
 
 def _fine_tune(
@@ -236,65 +223,30 @@ def _fine_tune(
         carry, losses = jax.lax.scan(step, carry, keys)
         return carry, jnp.mean(losses)
 
-    recall_of = jax.jit(peak_recall, static_argnames="k")
-    best, best_recall = model, float(recall_of(model, validation, k=k))
     state = (jnp.asarray(model.twiddles), jnp.asarray(model.mask))
-    carry, history = (state, optimiser.init(state)), []
+    carry, best = (state, optimiser.init(state)), _Best(model, validation, k)
     round_steps = -(-steps // COMPARISONS)
     for done in range(round_steps, steps + 1, max(round_steps, 1)) if steps else ():
         carry, value = run(carry, jax.random.split(jax.random.fold_in(key, done), round_steps))
         twiddles, mask = jax.tree.map(np.asarray, carry[0])
-        tuned = LearnedFft(twiddles, model.gates, mask).hardened()
-        recall = float(recall_of(tuned, validation, k=k))
-        history.append(TrainingRound(done, float(value), 0.0, tuned.active_gates, recall))
-        if recall > best_recall:
-            best, best_recall = tuned, recall
-    return best, history
+        best.try_out(LearnedFft(twiddles, model.gates, mask).hardened(), done, value, 0.0)
+    return best.model, best.history
 
 
-def random_gates(n_fft: int, active: int, key: Array) -> LearnedFft:
-    """Return the exact twiddles and mask with gates kept at random, float32, for comparison.
+class _Best:
+    """The model of the greatest recall on validation rows, of equals the first, and what was tried."""
 
-    Args:
-        n_fft: samples of a segment.
-        active: gates to keep.
-        key: of JAX's random numbers.
-    """
-    total = LearnedFft.exact(n_fft).total_gates
-    return _kept(n_fft, active, jax.random.uniform(key, (total,)))
+    def __init__(self, model: LearnedFft, validation: Array, k: int):
+        self.model, self.validation, self.k = model, validation, k
+        self.recall = float(_recall(model, validation, k=k))
+        self.history: list[TrainingRound] = []
 
-
-def magnitude_gates(n_fft: int, active: int, segments: Real[Array | np.ndarray, "rows n_fft"]) -> LearnedFft:
-    """Return the exact twiddles and mask with the gates kept through which most flows, without training.
-
-    What flows through a butterfly is the root mean square of its two inputs on windowed segments. (Of its
-    outputs it would be the same, times the square root of 2.)
-
-    Args:
-        n_fft: samples of a segment.
-        active: gates to keep; among equals, the earlier stage and butterfly.
-        segments: samples, `[rows, n_fft]`, without a window.
-    """
-    exact = LearnedFft.exact(n_fft)
-    places = (np.asarray(segments) * hann_window(n_fft)[None]).T[bit_reversal(n_fft)].astype(complex)
-    twiddles = exact.twiddles @ np.array([1.0, 1.0j])
-    flow = []
-    for stage in range(exact.stages):
-        pairs = places.reshape(-1, 2, 2**stage, len(segments))
-        flow.append(np.mean(np.abs(pairs) ** 2, axis=(1, 3)).reshape(-1))
-        turned = twiddles[stage].reshape(-1, 2**stage, 1) * pairs[:, 1]
-        places = np.stack([pairs[:, 0] + turned, pairs[:, 0] - turned], axis=1).reshape(n_fft, -1)
-    return _kept(n_fft, active, np.concatenate(flow))
-
-
-def _kept(n_fft: int, active: int, score: Array | np.ndarray) -> LearnedFft:
-    exact = LearnedFft.exact(n_fft)
-    active = as_index(active, "active")
-    if active > exact.total_gates:
-        raise ValueError(f"active: expected at most {exact.total_gates} gates, got {active}")
-    gates = np.zeros(exact.total_gates)
-    gates[np.argsort(-np.asarray(score), kind="stable")[:active]] = 1.0
-    return _float32(dataclasses.replace(exact, gates=gates.reshape(exact.gates.shape)))
+    def try_out(self, model: LearnedFft, step: int, loss: Array, gate_weight: float) -> None:
+        """Compare a model, and note the round that it is of."""
+        recall = float(_recall(model, self.validation, k=self.k))
+        self.history.append(TrainingRound(step, float(loss), gate_weight, model.active_gates, recall))
+        if recall > self.recall:
+            self.model, self.recall = model, recall
 
 
 def _float32(model: LearnedFft) -> LearnedFft:

@@ -1,7 +1,5 @@
 """The device programs: what the fused and the block path jit."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,17 +65,6 @@ def piece_rows(batch: int, params: WelchPeakParams, platform: str) -> int:
     return plan.tile_rows * next(fitting, most)
 
 
-def block_of(
-    signal: Real[Array, "batch length"], start: Start, count: int, first: int, n: int
-) -> Float[Array, "count n"]:
-    """Return `n` columns of `count` rows, float32, read from where the signal lies.
-
-    In a loop over pieces, XLA's CPU compiler makes vector code of a block of columns that is cut out at
-    once; of rows that are cut out first, and then their columns, it makes a copy.
-    """
-    return lax.dynamic_slice(signal, (start, first), (count, n)).astype(jnp.float32)
-
-
 def segment_spectra(
     signal: Real[Array, "batch length"], params: WelchPeakParams
 ) -> Complex[Array, "batch n_segments n_bins"]:
@@ -132,19 +119,27 @@ def fused_peaks(
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks of rows of samples as one program: only (bin, power) pairs leave it.
 
+    Rows are computed in one piece after the other; what is left of whole pieces is the last one.
+
     Args:
         signal: real `[batch, length]`, each row's prefix is used.
         params: the parameters.
         selection: "maxima" or "top_k"; by default the one that is faster on the platform.
         platform: what the program is for; by default what JAX's default device is.
     """
-    platform = platform or jax.default_backend()
-    selection = selection or default_selection(signal.shape[0], params.n_bins, platform)
+    platform, batch = platform or jax.default_backend(), signal.shape[0]
+    selection = selection or default_selection(batch, params.n_bins, platform)
 
     def peaks_of(start: Start, count: int) -> Float[Array, "count k 2"]:
         return selected_peaks(_few_rows_at_a_time(signal, params, start, count, platform), params.k, selection)
 
-    return in_pieces(peaks_of, signal.shape[0], params, platform)
+    rows = piece_rows(batch, params, platform)
+    if batch <= rows:
+        return peaks_of(0, batch)
+    n_pieces, rest = divmod(batch, rows)
+    starts = rows * jnp.arange(n_pieces)
+    peaks = lax.map(lambda start: peaks_of(start, rows), starts).reshape(-1, params.k, 2)
+    return jnp.concatenate([peaks, peaks_of(batch - rest, rest)]) if rest else peaks
 
 
 def _few_rows_at_a_time(
@@ -159,30 +154,14 @@ def _few_rows_at_a_time(
     return powers.reshape(count, params.n_bins)
 
 
-def in_pieces(
-    peaks_of: Callable[[Start, int], Float[Array, "count k 2"]],
-    batch: int,
-    params: WelchPeakParams,
-    platform: str,
-) -> Float[Array, "batch k 2"]:
-    """Return the peaks that a function of (first row, number of rows) finds, in one piece after the other.
-
-    What is left of whole pieces is the last one.
-    """
-    rows = piece_rows(batch, params, platform)
-    if batch <= rows:
-        return peaks_of(0, batch)
-    n_pieces, rest = divmod(batch, rows)
-    starts = rows * jnp.arange(n_pieces)
-    peaks = lax.map(lambda start: peaks_of(start, rows), starts).reshape(-1, params.k, 2)
-    return jnp.concatenate([peaks, peaks_of(batch - rest, rest)]) if rest else peaks
-
-
 def _segments(
     signal: Real[Array, "batch length"], params: WelchPeakParams, start: Start, count: int
 ) -> list[Float[Array, "count n_fft"]]:
+    # In a loop over pieces, XLA's CPU compiler makes vector code of a block of columns that is cut out at once; of
+    # rows that are cut out first, and then their columns, it makes a copy.
     firsts = range(0, params.n_segments * params.hop, params.hop)
-    return [block_of(signal, start, count, first, params.n_fft) for first in firsts]
+    blocks = (lax.dynamic_slice(signal, (start, first), (count, params.n_fft)) for first in firsts)
+    return [block.astype(jnp.float32) for block in blocks]
 
 
 def _squared_magnitude(spectrum: Complex[Array, "*batch"]) -> Float[Array, "*batch"]:

@@ -22,13 +22,7 @@ from ._strategy import Path
 
 
 class _Plan(NamedTuple):
-    """How a batch runs.
-
-    Attributes:
-        program: compiled, of a chunk's rows, and of the arrays of a learned FFT.
-        rows: of a chunk.
-        shape: of what the program is given.
-    """
+    """How a batch runs: a compiled program, the rows of a chunk, and the shape of what the program is given."""
 
     program: Callable[..., jax.Array]
     rows: int
@@ -118,18 +112,10 @@ def _plan(
     stays: bool,
     shapes: tuple[ModelProgram, ...],
 ) -> _Plan:
-    """Return how a batch runs.
+    """Return how a batch runs on a device, on the one that JAX's configuration says where it is none.
 
-    Args:
-        path: of a device.
-        batch: rows.
-        params: the parameters.
-        selection: asked for, if any.
-        platform: of the device.
-        device: that the program is for; what JAX's configuration says where it is no device.
-        n_processors: that share the rows on a CPU.
-        stays: whether the signal lies on an accelerator, so that one program goes through all its pieces.
-        shapes: of a learned FFT's arrays.
+    A signal that stays lies on an accelerator, so that one program goes through all its pieces; processors share
+    the rows on a CPU.
     """
     selection = selection or default_selection(padded_batch(batch), params.n_bins, platform)
     most = chunk_rows(params, platform)

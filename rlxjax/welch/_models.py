@@ -3,7 +3,7 @@
 import functools
 from typing import Any, Protocol
 
-from jaxtyping import Array, Float, Real
+from jaxtyping import Array, Float
 
 from ._params import WelchPeakParams
 
@@ -14,11 +14,7 @@ class ModelProgram(Protocol):
     work: Any
 
     def peaks(
-        self,
-        signal: Real[Array, "batch length"],
-        params: WelchPeakParams,
-        selection: str | None = None,
-        platform: str | None = None,
+        self, signal: Array, params: WelchPeakParams, selection: str | None = None, platform: str | None = None
     ) -> Float[Array, "batch k 2"]:
         """Return the peaks of rows of samples; traced code."""
         ...

@@ -12,7 +12,8 @@ import numpy as np
 
 from rlxjax._checks import is_traced
 from rlxjax._chunks import background, is_forked
-from rlxjax.device._devices import Device, jax_device, normalised
+from rlxjax.device._codes import normalised
+from rlxjax.device._devices import Device, jax_device
 from rlxjax.welch.costs._path_costs import block_graph_ns, fused_graph_ns, host_path_ns, learned_path_ns
 
 from ._launch import run_path, run_traced
@@ -130,22 +131,15 @@ def stream_welch_peaks(
     Two signals are held at a time: one that is computed, and the next one. A NumPy signal is held as a copy,
     made before the next one is asked for, so a source may fill the same buffer again.
 
-    Args:
-        signals: each as `welch_peaks` takes it; their numbers of rows may differ.
-        params: as the other arguments, those of `welch_peaks`.
-        strategy: how each is computed.
-        calibration: a calibration of this machine.
-        model: a learned FFT.
-        selection: how a device selects peaks.
+    Each of `signals` is as `welch_peaks` takes it, and so are the other arguments; numbers of rows may differ.
+    Errors, those of the source among them, are raised once the signal's turn has come: the peaks of those before
+    it are given first.
 
     Yields:
         What `welch_peaks` returns for each signal.
 
     Raises:
         ValueError: as `welch_peaks`, or a traced signal.
-        Exception: what the source raised.
-
-    Errors are raised once the signal's turn has come: the peaks of those before it are given first.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=64, k=1)

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Shaped, UInt
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 from ._schedule import schedule
 
@@ -39,12 +39,7 @@ def selected_peaks(
 
 
 def by_top_k(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"]:
-    """Return the places by `lax.top_k`: a heap for each row on CPUs.
-
-    Args:
-        power: `[batch, n_bins]`.
-        k: at most the number of bins.
-    """
+    """Return the places of at most as many powers as there are bins by `lax.top_k`: a heap for each row on CPUs."""
     # top_k keeps the lower place first among equals, but takes NaN for the largest: a NaN becomes -1.
     return lax.top_k(jnp.where(jnp.isnan(power), -1.0, power), k)[1]
 
@@ -57,14 +52,13 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
     powers themselves: candidates are put in their exact order, and that no bin was left out is proven for
     every row. Where it cannot be (more near-equal powers than there are spare candidates), `by_top_k`
     decides instead, for all rows.
-
-    Args:
-        power: `[batch, n_bins]`.
-        k: at most the number of bins.
     """
     batch, n_bins = power.shape
-    tiles = _to_tiles(power, _tile_rows(batch))
-    n_tiles, _, n_rows = tiles.shape
+    # The powers of a bin lie side by side in a tile; all rows are one where they are no whole tiles.
+    tile_rows = schedule("cpu").tile_rows
+    n_rows = batch if batch % tile_rows else tile_rows
+    n_tiles = batch // n_rows
+    tiles = power.reshape(n_tiles, n_rows, n_bins).swapaxes(1, 2)
     n_places = 1 << (n_bins - 1).bit_length()
     n_candidates = min(k + _spare_candidates(n_bins), n_bins)
     keys = _leading_bits(_ranked_bits(tiles), n_places) + np.arange(n_bins, dtype=np.uint32)[None, ::-1, None]
@@ -101,7 +95,8 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
 
     def by_heaps() -> Int[Array, "k tiles rows"]:
         # The barrier keeps the compiler from turning tiles into rows whether or not they are needed.
-        heaps = by_top_k(_from_tiles(lax.optimization_barrier(tiles)), k)
+        rows = lax.optimization_barrier(tiles).swapaxes(1, 2).reshape(batch, n_bins)
+        heaps = by_top_k(rows, k)
         return heaps.T.reshape(k, n_tiles, n_rows)
 
     # One branch for all that is seldom needed: what leads to its parts is computed in it alone.
@@ -130,25 +125,6 @@ def default_selection(rows: int, n_bins: int, platform: str) -> str:
     """
     plan = schedule(platform)
     return "maxima" if rows > plan.most_rows_top_k and n_bins <= plan.most_bins_maxima else "top_k"
-
-
-def _tile_rows(batch: int) -> int:
-    """Return the rows of a tile, whose powers of a bin lie side by side.
-
-    All rows are one where they are no whole tiles.
-    """
-    rows = schedule("cpu").tile_rows
-    return rows if batch % rows == 0 else batch
-
-
-def _to_tiles(rows: Shaped[Array, "batch bins"], tile_rows: int) -> Shaped[Array, "tiles bins tile_rows"]:
-    batch, n_bins = rows.shape
-    return rows.reshape(batch // max(tile_rows, 1), tile_rows, n_bins).swapaxes(1, 2)
-
-
-def _from_tiles(tiles: Shaped[Array, "tiles bins tile_rows"]) -> Shaped[Array, "batch bins"]:
-    n_tiles, n_bins, n_rows = tiles.shape
-    return tiles.swapaxes(1, 2).reshape(n_tiles * n_rows, n_bins)
 
 
 def _ranked_bits(power: Float[Array, "*batch"]) -> Int[Array, "*batch"]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rlxjax.device._devices import NamedCode, normalised
+from rlxjax.device._codes import NamedCode, normalised
 
 
 class Strategy(NamedCode):

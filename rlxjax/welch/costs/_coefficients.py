@@ -24,8 +24,13 @@ from rlxjax.device._devices import (
 )
 from rlxjax.device._gate import IoFusionGate, io_fusion_gate_for_target
 
-_APPLE = (Device.METAL, Device.MLX, Device.ANE)
 _DISCRETE = (Device.CUDA, Device.ROCM)
+#: `a`, `b` and `S` (SPEC, section 5).
+_SCALES = {
+    **dict.fromkeys((Device.METAL, Device.MLX, Device.ANE), (0.22, 1.15, 7.5)),
+    **dict.fromkeys(_DISCRETE, (0.15, 0.85, 0.43)),
+    **dict.fromkeys(WGPU_FAMILY, (0.12, 0.0, 2.2)),
+}
 
 
 @jax.tree_util.register_dataclass
@@ -112,13 +117,7 @@ def _coefficient_set(name: str, cpu: str, dtype: np.dtype) -> CoefficientSet:
 
 
 def _strategy_coefficients(device: Device, row_name: str) -> StrategyCoefficients:
-    slope, slope2, scale = 0.0, 0.0, 1.0
-    if device in _APPLE:
-        slope, slope2, scale = 0.22, 1.15, 7.5
-    elif device in _DISCRETE:
-        slope, slope2, scale = 0.15, 0.85, 0.43
-    elif device in WGPU_FAMILY:
-        slope, slope2, scale = 0.12, 0.0, 2.2
+    slope, slope2, scale = _SCALES.get(device, (0.0, 0.0, 1.0))
     return StrategyCoefficients(
         log_batch_slope=slope,
         log2_batch_slope=slope2,

@@ -1,4 +1,4 @@
-"""Strategy costs and the gate breakdown: what comes in, the compiled calls, and what goes out."""
+"""Strategy costs and the gate breakdown: the compiled calls, and what goes out."""
 
 import dataclasses
 import math
@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes, is_on_device
-from rlxjax._counts import as_float, as_temperature, size_as_float
+from rlxjax._checks import check_at_least, check_not_nan
+from rlxjax._counts import as_float, as_temperature
 from rlxjax._numerics import Exact, Smooth, log_soft_step
 from rlxjax._typing import (
     Code,
@@ -22,22 +21,13 @@ from rlxjax._typing import (
     StrategyLogWeights,
     StrategyWeights,
 )
-from rlxjax.device._devices import Device, normalised, without_provenance
 from rlxjax.device._gate import fusion_benefit
 from rlxjax.welch._params import FAST_SEGMENTS
 
-from ._coefficients import CoefficientSet, coefficient_set
-from ._formulas import (
-    NATIVE_MIN_BATCH,
-    Learned,
-    Row,
-    Terms,
-    decisions,
-    gather,
-    min_gain_ns,
-    strategy_terms,
-)
-from ._graphs import pack_profile, welch_graph_work
+from ._coefficients import CoefficientSet
+from ._formulas import Learned, Row, Terms, decisions, gate_benefit, gather, min_gain_ns, strategy_terms
+from ._graphs import packed_counts, welch_graph_work
+from ._inputs import cost_inputs, strategy_inputs
 
 
 @jax.tree_util.register_dataclass
@@ -128,8 +118,8 @@ def estimate_welch_peaks_costs(
         >>> int(costs.pick_index())
         2
     """
-    learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
-    return hard_costs(*cost_inputs(device, batch, n_fft, k, coefficients, learned=learned), learned)
+    learned = learned_available, learned_active_gates, learned_total_gates
+    return hard_costs(*strategy_inputs(device, batch, n_fft, k, *learned, coefficients))
 
 
 def soft_estimate_welch_peaks_costs(
@@ -146,12 +136,18 @@ def soft_estimate_welch_peaks_costs(
 ) -> SoftWelchPeaksCosts:
     """Return the smooth form of `estimate_welch_peaks_costs` at a temperature in ns, `[*batch]`.
 
-    Batch thresholds are relaxed in rows, with the temperature relative to the cost that they act on.
+    The other arguments are as there. Batch thresholds are relaxed in rows, with the temperature relative to the
+    cost that they act on.
+
+    Examples:
+        >>> soft = soft_estimate_welch_peaks_costs("cuda", 8192, 256, 16, temperature_ns=1e5)
+        >>> bool(soft.log_fuse_probability > soft.log_keep_probability), soft.available.tolist()
+        (True, [0.0, 1.0, 1.0, 0.0])
     """
-    learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
+    learned = learned_available, learned_active_gates, learned_total_gates
     temperature_ns = as_temperature(temperature_ns)
-    inputs = cost_inputs(device, batch, n_fft, k, coefficients, learned=learned, temperature_ns=temperature_ns)
-    return soft_costs(*inputs, learned, temperature_ns)
+    inputs = strategy_inputs(device, batch, n_fft, k, *learned, coefficients, temperature_ns)
+    return soft_costs(*inputs, temperature_ns)
 
 
 def welch_peaks_fusion_gate_breakdown(
@@ -163,14 +159,15 @@ def welch_peaks_fusion_gate_breakdown(
 ) -> WelchPeaksGateBreakdown:
     """Return why a run of two segments fuses or not, every field `[*batch]`.
 
+    Arguments as of `estimate_welch_peaks_costs`.
+
     Examples:
         >>> b = welch_peaks_fusion_gate_breakdown("cuda", 8192, 256, 16)
         >>> bool(b.should_fuse), b.readback_saved_bytes, int(b.sync_points_saved)
         (True, 32505856, 0)
     """
-    codes, set_, batch_float, n_fft_float, k_float = cost_inputs(device, batch, n_fft, k, coefficients)
-    parts = _breakdown(codes, set_, batch_float, n_fft_float, k_float)
-    profiles = [pack_profile(welch_graph_work(batch, n_fft, k, FAST_SEGMENTS, f).io) for f in (False, True)]
+    parts = _breakdown(*cost_inputs(device, coefficients, batch=batch, n_fft=n_fft, k=k))
+    profiles = [packed_counts(welch_graph_work(batch, n_fft, k, FAST_SEGMENTS, f).io) for f in (False, True)]
     saved = fusion_benefit(*profiles).host_readback_bytes_saved
     return WelchPeaksGateBreakdown(parts[0], parts[1], saved, *parts[2:])
 
@@ -216,13 +213,9 @@ def soft_costs(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -
     viable = row.strategy.is_fused_viable >= 0.5
     io_margin = terms.score_ns - min_gain_ns(row)
     # P(floor ok) = 1 - applies * P(margin < 0), in logarithms.
-    log_floor_ok = jnp.logaddexp(
-        jnp.log(jnp.where(terms.floor_applies < 1.0, 1.0 - terms.floor_applies, 1.0))
-        + jnp.where(terms.floor_applies < 1.0, 0.0, -jnp.inf),
-        jnp.log(jnp.where(terms.floor_applies > 0.0, terms.floor_applies, 1.0))
-        + jnp.where(terms.floor_applies > 0.0, 0.0, -jnp.inf)
-        + log_soft_step(terms.floor_margin_ns, temperature_ns),
-    )
+    applies = jnp.asarray(terms.floor_applies)
+    is_within = log_soft_step(terms.floor_margin_ns, temperature_ns)
+    log_floor_ok = jnp.logaddexp(_log_share(1.0 - applies), _log_share(applies) + is_within)
     log_fuse = log_soft_step(io_margin, temperature_ns) + log_floor_ok
     costs = (terms.ultra_ns, terms.fast_ns, terms.fused_ns, terms.learned_ns, log_fuse)
     *costs, log_fuse = jnp.broadcast_arrays(*costs)
@@ -237,8 +230,14 @@ def _breakdown(codes, set_, batch, n_fft, k):
     row = gather(set_, codes)
     terms = strategy_terms(row, batch, n_fft, k, Learned(0.0, -1.0, 0.0), rules)
     io, floor_ok = decisions(row, terms)
-    syncs = row.strategy.has_native_kernel * rules.at_least(batch, NATIVE_MIN_BATCH) - 1.0
+    syncs = jnp.asarray(gate_benefit(row, batch, n_fft, k, rules).sync_points_saved)
     return terms.score_ns, min_gain_ns(row), syncs.astype(int), io, io & floor_ok, floor_ok
+
+
+def _log_share(share: jax.Array) -> LogProbability:
+    """Return the logarithm of a share; minus infinity at 0, where it has no derivative that is not finite."""
+    positive = share > 0.0
+    return jnp.where(positive, jnp.log(jnp.where(positive, share, 1.0)), -jnp.inf)
 
 
 def _log_complement(log_p: LogProbability) -> LogProbability:
@@ -250,65 +249,3 @@ def _log_complement(log_p: LogProbability) -> LogProbability:
         jnp.log(-jnp.expm1(jnp.where(near_one, log_p, -1.0))),
         jnp.log1p(-jnp.exp(jnp.where(near_one, -1.0, log_p))),
     )
-
-
-def cost_inputs(
-    device,
-    batch,
-    n_fft,
-    k,
-    coefficients,
-    n_segments=None,
-    scale=None,
-    *,
-    is_checked_later=False,
-    learned=None,
-    temperature_ns=None,
-) -> tuple:
-    """Return checked codes, coefficients and sizes, and what else is given, as the programs take them.
-
-    If the program checks its input, codes and floats that a device holds pass here.
-    Of `learned` and `temperature_ns` the shapes alone are checked, together with those of the sizes.
-    """
-    cpu = "cpu"
-    if isinstance(device, str) and normalised(device) == "cpu-apple":
-        device, cpu = Device.CPU, "cpu-apple"
-    if isinstance(coefficients, str):
-        coefficients = coefficient_set(coefficients, cpu)
-    if not isinstance(coefficients, CoefficientSet):
-        raise ValueError(f"coefficients: expected a name or a CoefficientSet, got {coefficients!r}")
-    sizes = {"batch": batch, "n_fft": n_fft, "k": k}
-    if n_segments is not None:
-        sizes["n_segments"] = n_segments
-    later = {name for name, size in sizes.items() if is_checked_later and is_on_device(size, jnp.floating)}
-    check_sizes(**{name: size for name, size in sizes.items() if name not in later})
-    codes = device if is_checked_later and is_on_device(device, jnp.integer) else Device.codes(device)
-    inputs = [size_as_float(value, name) for name, value in sizes.items()]
-    if scale is not None:
-        check_at_least(scale, "scale", what="number")
-        inputs.append(as_float(scale, "scale"))
-        sizes["scale"] = scale
-    if learned is not None:
-        sizes |= {f"learned_{name}": value for name, value in learned._asdict().items()}
-    check_shapes(device=codes, **sizes, temperature_ns=temperature_ns)  # pyright: ignore[reportArgumentType]
-    return codes, _without_provenance(coefficients), *inputs
-
-
-def _without_provenance(coefficients: CoefficientSet) -> CoefficientSet:
-    rows = {name: without_provenance(getattr(coefficients, name)) for name in ("host", "backend")}
-    return dataclasses.replace(coefficients, **rows)
-
-
-def learned_inputs(available, active_gates, total_gates) -> Learned:
-    active_gates = -1.0 if active_gates is None else active_gates
-    check_not_nan(active_gates, "learned_active_gates")
-    check_at_least(total_gates, "learned_total_gates")
-    names = ("learned_available", "learned_active_gates", "learned_total_gates")
-    values = (available, active_gates, total_gates)
-    return Learned(*(_flag_or_size(value, name) for value, name in zip(values, names, strict=True)))
-
-
-def _flag_or_size(value, name):
-    if getattr(value, "dtype", None) == np.dtype(bool):
-        return value.astype(float)
-    return size_as_float(value, name)

@@ -5,7 +5,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rlxjax._checks import LEAST_SIZES, is_traced
 from rlxjax._counts import as_temperature
@@ -15,8 +14,9 @@ from rlxjax.device._devices import Device
 from rlxjax.device._gate import FusionBenefit
 
 from ._coefficients import CoefficientSet
-from ._costs import WelchPeaksCostEstimates, cost_inputs, estimates_of, learned_inputs
+from ._costs import WelchPeaksCostEstimates, estimates_of
 from ._formulas import Learned, decisions, gate_benefit, gather, min_gain_ns, strategy_terms
+from ._inputs import strategy_inputs
 
 
 @jax.tree_util.register_dataclass
@@ -58,18 +58,8 @@ def evaluate_welch_peaks(
     """Return the gate's breakdown, its probability and all strategy costs of a table in one program.
 
     The fields are those of `welch_peaks_fusion_gate_breakdown` and `estimate_welch_peaks_costs`. Counts
-    come as floats, since exact ones would be made row by row on the host.
-
-    Args:
-        device: a name, or device codes.
-        batch: rows of the signal.
-        n_fft: samples of a segment.
-        k: peaks of a row.
-        learned_available: whether a learned FFT is at hand.
-        learned_active_gates: its gates that are on; None, or a negative number, is unknown.
-        learned_total_gates: all its gates.
-        coefficients: "arch", "portable", or a set of your own (differentiable as a whole).
-        temperature_ns: of the probability, scalar or `[*batch]`.
+    come as floats, since exact ones would be made row by row on the host. `temperature_ns` is that of the
+    probability, a scalar or `[*batch]`; the other arguments are as of `estimate_welch_peaks_costs`.
 
     Raises:
         ValueError: what `estimate_welch_peaks_costs` refuses, or a temperature that is not positive.
@@ -79,14 +69,14 @@ def evaluate_welch_peaks(
         >>> table.should_fuse.tolist(), table.costs.pick_index().tolist()
         ([False, True], [0, 2])
     """
+    learned = learned_available, learned_active_gates, learned_total_gates
     temperature_ns = as_temperature(temperature_ns)
-    learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
-    sizes = (device, batch, n_fft, k, coefficients)
-    is_checked = not is_traced(*jax.tree.leaves((sizes, learned, temperature_ns)))
-    inputs = cost_inputs(*sizes, is_checked_later=is_checked, learned=learned, temperature_ns=temperature_ns)
-    result, is_valid = _evaluate(*inputs, learned, temperature_ns, is_checked)
-    if is_checked and (is_traced(is_valid) or not np.asarray(is_valid).all()):
-        cost_inputs(*sizes)  # says which size is none
+    table = device, batch, n_fft, k, *learned, coefficients, temperature_ns
+    is_checked = not is_traced(*jax.tree.leaves(table))
+    inputs = strategy_inputs(*table, is_checked_later=is_checked)
+    result, are_workloads = _evaluate(*inputs, temperature_ns, is_checked)
+    if is_checked and (is_traced(are_workloads) or not are_workloads):
+        strategy_inputs(*table)  # says which size is none
     return result
 
 
@@ -94,7 +84,7 @@ def evaluate_welch_peaks(
 def _evaluate(
     codes, set_, batch, n_fft, k, learned: Learned, temperature_ns, is_checked: bool
 ) -> tuple[WelchPeaksEvaluation, Flag | None]:
-    """Return the table, and whether each row is a workload."""
+    """Return the table, and whether all its rows are workloads."""
     rules = Exact()
     row = gather(set_, codes)
     terms = strategy_terms(row, batch, n_fft, k, learned, rules)
@@ -103,14 +93,13 @@ def _evaluate(
     probability = soft_step(terms.score_ns - min_gain_ns(row), temperature_ns)
     costs = estimates_of(row, terms, io, floor_ok)
     result = WelchPeaksEvaluation(benefit, terms.score_ns, io, io & floor_ok, floor_ok, probability, costs)
-    shape = jnp.broadcast_shapes(*(jnp.shape(leaf) for leaf in jax.tree.leaves(result)))
-    result = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), result)
-    return result, _is_workload(codes, batch, n_fft, k) if is_checked else None
+    leaves, structure = jax.tree.flatten(result)
+    result = structure.unflatten(jnp.broadcast_arrays(*leaves))
+    return result, jnp.all(_is_workload(codes, batch=batch, n_fft=n_fft, k=k)) if is_checked else None
 
 
-def _is_workload(codes, batch, n_fft, k) -> Flag:
-    is_code = (jnp.asarray(codes) >= 0) & (jnp.asarray(codes) < len(Device))
-    half = 0.5 * jnp.asarray(n_fft)
-    sizes = {"batch": batch, "n_fft": n_fft, "k": k}
+def _is_workload(codes, **sizes) -> Flag:
+    half = 0.5 * jnp.asarray(sizes["n_fft"])
+    is_known = (jnp.asarray(codes) >= 0) & (jnp.asarray(codes) < len(Device)) & (half - jnp.floor(half) == 0)
     is_large = [jnp.asarray(size) >= LEAST_SIZES[name] for name, size in sizes.items()]
-    return functools.reduce(jnp.logical_and, is_large, is_code & (half - jnp.floor(half) == 0))
+    return functools.reduce(jnp.logical_and, is_large, is_known)

@@ -74,7 +74,6 @@ class Terms(NamedTuple):
     fast_ns: Nanoseconds
     fused_ns: Nanoseconds
     learned_ns: Nanoseconds
-    block_ns: Nanoseconds
     score_ns: Nanoseconds
     floor_margin_ns: Nanoseconds
     floor_applies: RealLike
@@ -163,7 +162,6 @@ def strategy_terms(row: Row, batch, n_fft, k, learned: Learned, rules: Exact | S
         fast_ns=host_ns(row, batch, n_fft, k, FAST_SEGMENTS, rules),
         fused_ns=fused,
         learned_ns=fused_ns(row, batch, n_fft, k, FAST_SEGMENTS, learned.scale, rules),
-        block_ns=block,
         score_ns=gate_score_ns(row, benefit, batch, n_fft, k, rules),
         floor_margin_ns=block * slack - fused,
         floor_applies=row.strategy.is_fused_viable * rules.at_least(batch, 2048.0, scale=block),

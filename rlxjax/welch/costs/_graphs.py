@@ -95,14 +95,9 @@ def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile
         6272
     """
     check_sizes(batch=batch)
-    return pack_profile(host_profile(batch, params.n_fft, params.k, params.n_segments))
-
-
-def host_profile(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike) -> GraphIoProfile:
-    """Return `host_fft_profile` for arrays of sizes, `[*batch]`."""
-    batch, n_fft, k, n_segments = sizes(batch, n_fft, k, n_segments)
+    batch, n_fft, k, n_segments = sizes(batch, params.n_fft, params.k, params.n_segments)
     launches = batch * n_segments + batch
-    return total(HOST_WORKS, (launches, *columns_of(batch, n_fft, k, n_segments))).io
+    return packed_counts(total(HOST_WORKS, (launches, *columns_of(batch, n_fft, k, n_segments))).io)
 
 
 def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:
@@ -114,7 +109,7 @@ def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:
     """
     check_sizes(batch=batch)
     batch, n_fft, k, n_segments = sizes(batch, params.n_fft, params.k, params.n_segments)
-    return _pack(4 * batch * n_segments * n_fft + 8 * batch * k)
+    return packed_counts(4 * batch * n_segments * n_fft + 8 * batch * k)
 
 
 def sizes(*values: RealLike) -> list:
@@ -125,11 +120,11 @@ def sizes(*values: RealLike) -> list:
     return [size_as_float(value, name) for value, name in zip(values, names, strict=True)]
 
 
-def pack_profile(profile: GraphIoProfile) -> GraphIoProfile:
-    """Return a profile with exact counts in NumPy's integer types."""
-    return GraphIoProfile(*(_pack(getattr(profile, name)) for name in profile.__dataclass_fields__))
+def packed_counts(counts: Part) -> Part:
+    """Return counts, or a profile of them, with exact ones in NumPy's integer types."""
 
+    def pack(count: Count) -> Count:
+        is_object = getattr(count, "dtype", None) == np.dtype(object)
+        return packed(exact(count)) if is_object or is_exact(count) else count
 
-def _pack(count: Count) -> Count:
-    is_object = getattr(count, "dtype", None) == np.dtype(object)
-    return packed(exact(count)) if is_object or is_exact(count) else count
+    return jax.tree.map(pack, counts)

@@ -1,17 +1,20 @@
 """What each path of a run costs by the built-in formulas, whatever the gate says of it."""
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
-from rlxjax._checks import LEAST_SIZES, check_shapes
-from rlxjax._counts import as_temperature
-from rlxjax._numerics import Exact, rules_at
+from rlxjax._checks import check_at_least
+from rlxjax._counts import as_float, as_temperature
+from rlxjax._numerics import Exact, Smooth, rules_at
 from rlxjax._typing import Code, Nanoseconds, RealLike
 from rlxjax.welch._params import FAST_SEGMENTS
 
 from ._coefficients import CoefficientSet
-from ._costs import cost_inputs, learned_inputs
-from ._formulas import Learned, block_ns, fused_ns, gather, host_ns
+from ._formulas import Learned, Row, block_ns, fused_ns, gather, host_ns
+from ._inputs import cost_inputs, learned_inputs
 
 
 def fused_graph_ns(
@@ -41,8 +44,8 @@ def fused_graph_ns(
         >>> print(fused_graph_ns("cpu", 1, 256, 16).round(2))
         8664.53
     """
-    inputs = cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments, scale=scale)
-    return _fused_graph_ns(*inputs, None)
+    sizes = {"batch": batch, "n_fft": n_fft, "k": k, "n_segments": n_segments}
+    return _fused_graph_ns(device, coefficients, sizes, scale, None)
 
 
 def soft_fused_graph_ns(
@@ -56,22 +59,15 @@ def soft_fused_graph_ns(
     *,
     temperature_ns: RealLike,
 ) -> Nanoseconds:
-    """Return the smooth form of `fused_graph_ns`; the other arguments are as there.
+    """Return the smooth form of `fused_graph_ns` at a temperature in ns; the other arguments are as there.
 
-    Args:
-        device: a name, or device codes.
-        batch: rows of the signal.
-        n_fft: samples of a segment.
-        k: peaks of a row.
-        scale: of the device's work.
-        coefficients: "arch", "portable", or a set of your own.
-        n_segments: segments of a row.
-        temperature_ns: the temperature in ns.
+    Examples:
+        >>> soft_ns = soft_fused_graph_ns("cpu", 1, 256, 16, temperature_ns=1.0)
+        >>> bool(abs(soft_ns - fused_graph_ns("cpu", 1, 256, 16)) < 1.0)
+        True
     """
-    temperature_ns = as_temperature(temperature_ns)
-    others = {"n_segments": n_segments, "scale": scale, "temperature_ns": temperature_ns}
-    inputs = cost_inputs(device, batch, n_fft, k, coefficients, **others)
-    return _fused_graph_ns(*inputs, temperature_ns)
+    sizes = {"batch": batch, "n_fft": n_fft, "k": k, "n_segments": n_segments}
+    return _fused_graph_ns(device, coefficients, sizes, scale, as_temperature(temperature_ns))
 
 
 def block_graph_ns(
@@ -84,22 +80,14 @@ def block_graph_ns(
 ) -> Nanoseconds:
     """Return the estimate of the block form (spectrum read back, top-k on the host) in ns, `[*batch]`.
 
-    Args:
-        device: a name, or device codes.
-        batch: rows of the signal.
-        n_fft: samples of a segment.
-        k: peaks of a row.
-        coefficients: "arch", "portable", or a set of your own.
-        n_segments: segments of a row.
-
-    Raises:
-        ValueError: an unknown device or set, or a size that cannot be.
+    Arguments as of `fused_graph_ns`.
 
     Examples:
         >>> bool(block_graph_ns("cpu", 1, 256, 16) < fused_graph_ns("cpu", 1, 256, 16))
         True
     """
-    return _block_graph_ns(*cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments))
+    inputs = cost_inputs(device, coefficients, batch=batch, n_fft=n_fft, k=k, n_segments=n_segments)
+    return _path_ns(block_ns, *inputs)
 
 
 def host_path_ns(
@@ -112,22 +100,14 @@ def host_path_ns(
 ) -> Nanoseconds:
     """Return the estimate of the host path in ns, `[*batch]`: `adjust(host(params))` (SPEC, section 5).
 
-    Args:
-        device: a name, or device codes.
-        batch: rows of the signal.
-        n_fft: samples of a segment.
-        k: peaks of a row.
-        coefficients: "arch", "portable", or a set of your own.
-        n_segments: segments of a row.
-
-    Raises:
-        ValueError: an unknown device or set, or a size that cannot be.
+    Arguments as of `fused_graph_ns`.
 
     Examples:
         >>> print(host_path_ns("cpu", 1, 256, 16).round(1))
         4165.6
     """
-    return _host_path_ns(*cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments))
+    inputs = cost_inputs(device, coefficients, batch=batch, n_fft=n_fft, k=k, n_segments=n_segments)
+    return _path_ns(host_ns, *inputs)
 
 
 def learned_path_ns(
@@ -144,18 +124,7 @@ def learned_path_ns(
 
     Infinite unless fewer than a quarter of the gates are on (SPEC, section 5).
 
-    Args:
-        device: a name, or device codes.
-        batch: rows of the signal.
-        n_fft: samples of a segment.
-        k: peaks of a row.
-        active_gates: gates of the model that are on.
-        total_gates: all its gates.
-        coefficients: "arch", "portable", or a set of your own.
-        n_segments: segments of a row.
-
-    Raises:
-        ValueError: an unknown device or set, or a size that cannot be.
+    Arguments as of `fused_graph_ns`; `active_gates` of the model's `total_gates` are on.
 
     Examples:
         >>> bool(learned_path_ns("cuda", 8192, 256, 16, 100, 1024) < fused_graph_ns("cuda", 8192, 256, 16))
@@ -163,32 +132,23 @@ def learned_path_ns(
         >>> float(learned_path_ns("cuda", 8192, 256, 16, 256, 1024))
         inf
     """
-    inputs = cost_inputs(device, batch, n_fft, k, coefficients, n_segments=n_segments)
-    sizes = dict(zip(("device", *LEAST_SIZES), (inputs[0], *inputs[2:]), strict=True))
-    check_shapes(**sizes, active_gates=active_gates, total_gates=total_gates)
-    return _learned_path_ns(*inputs, learned_inputs(True, active_gates, total_gates))
+    gates = {"active_gates": active_gates, "total_gates": total_gates}
+    inputs = cost_inputs(device, coefficients, gates, batch=batch, n_fft=n_fft, k=k, n_segments=n_segments)
+    return _path_ns(_learned_ns, *inputs, learned_inputs(True, active_gates, total_gates))
 
 
-@jax.jit
-def _fused_graph_ns(codes, set_, batch, n_fft, k, n_segments, scale, temperature_ns):
-    rules = rules_at(temperature_ns)
-    return fused_ns(gather(set_, codes), batch, n_fft, k, n_segments, scale, rules)
+def _fused_graph_ns(device, coefficients, sizes, scale, temperature_ns) -> Nanoseconds:
+    check_at_least(scale, "scale", what="number")
+    others = {"scale": scale, "temperature_ns": 1.0 if temperature_ns is None else temperature_ns}
+    inputs = cost_inputs(device, coefficients, others, **sizes)
+    return _path_ns(fused_ns, *inputs, as_float(scale, "scale"), temperature_ns=temperature_ns)
 
 
-@jax.jit
-def _learned_path_ns(codes, set_, batch, n_fft, k, n_segments, learned: Learned):
-    rules = Exact()
-    ns = fused_ns(gather(set_, codes), batch, n_fft, k, n_segments, learned.scale, rules)
+@functools.partial(jax.jit, static_argnums=0)
+def _path_ns(formula: Callable[..., Nanoseconds], codes, set_, *inputs, temperature_ns=None) -> Nanoseconds:
+    return formula(gather(set_, codes), *inputs, rules_at(temperature_ns))
+
+
+def _learned_ns(row: Row, batch, n_fft, k, n_segments, learned: Learned, rules: Exact | Smooth) -> Nanoseconds:
+    ns = fused_ns(row, batch, n_fft, k, n_segments, learned.scale, rules)
     return jnp.where(learned.usable, ns, jnp.inf)
-
-
-@jax.jit
-def _block_graph_ns(codes, set_, batch, n_fft, k, n_segments):
-    rules = Exact()
-    return block_ns(gather(set_, codes), batch, n_fft, k, n_segments, rules)
-
-
-@jax.jit
-def _host_path_ns(codes, set_, batch, n_fft, k, n_segments):
-    rules = Exact()
-    return host_ns(gather(set_, codes), batch, n_fft, k, n_segments, rules)

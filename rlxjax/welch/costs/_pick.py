@@ -12,15 +12,9 @@ from rlxjax.device._devices import Device
 from rlxjax.welch._strategy import Strategy
 
 from ._coefficients import CoefficientSet
-from ._costs import (
-    WelchPeaksCostEstimates,
-    cost_inputs,
-    estimate_welch_peaks_costs,
-    hard_costs,
-    learned_inputs,
-    soft_costs,
-)
+from ._costs import WelchPeaksCostEstimates, hard_costs, soft_costs
 from ._formulas import Learned
+from ._inputs import strategy_inputs
 
 
 def pick_welch_peaks_strategy(
@@ -37,19 +31,16 @@ def pick_welch_peaks_strategy(
     """Return the cheapest strategy, the earlier of ultra, fast, rlx, learned on ties.
 
     A scalar workload on the host gives a `Strategy`; arrays and traced values give codes, `[*batch]`.
-    With `legacy`, the strategy is picked by thresholds instead of costs.
+    With `legacy`, the strategy is picked by thresholds instead of costs. The other arguments are as of
+    `estimate_welch_peaks_costs`.
 
     Examples:
         >>> print(pick_welch_peaks_strategy("metal", 8192, 256, 16))
         rlx
     """
-    arguments = (device, batch, n_fft, k, learned_available, learned_active_gates, learned_total_gates)
-    if legacy:
-        learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
-        inputs = cost_inputs(device, batch, n_fft, k, coefficients, learned=learned)
-        index = _legacy_index(inputs[0], inputs[2], learned)
-    else:
-        index = estimate_welch_peaks_costs(*arguments, coefficients=coefficients).pick_index()
+    learned = learned_available, learned_active_gates, learned_total_gates
+    inputs = strategy_inputs(device, batch, n_fft, k, *learned, coefficients)
+    index = _legacy_index(*inputs) if legacy else hard_costs(*inputs).pick_index()
     return index if is_traced(index) or jnp.ndim(index) else list(Strategy)[int(index)]
 
 
@@ -74,25 +65,20 @@ def soft_pick_welch_peaks_strategy(
     `pick_weights(costs, log_availability=...)`; its limit differs where a run that may not fuse would
     be cheaper by more than its gate misses.
 
-    Args:
-        device: a name, or device codes.
-        batch: rows of the signal.
-        n_fft: samples of a segment.
-        k: peaks of a row.
-        learned_available: whether a learned FFT is at hand.
-        learned_active_gates: its gates that are on; None, or a negative number, is unknown.
-        learned_total_gates: all its gates.
-        coefficients: "arch", "portable", or a set of your own.
-        temperature_ns: the temperature in ns.
-        straight_through_gradient: return the hard pick as a one-hot row, with this gradient.
+    With `straight_through_gradient` the hard pick as a one-hot row, with the gradient of these weights. The other
+    arguments are as of `soft_estimate_welch_peaks_costs`.
+
+    Examples:
+        >>> soft_pick_welch_peaks_strategy("metal", 8192, 256, 16, temperature_ns=1e4).round(2).tolist()
+        [0.0, 0.0, 1.0, 0.0]
     """
-    learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
+    learned = learned_available, learned_active_gates, learned_total_gates
     temperature_ns = as_temperature(temperature_ns)
-    inputs = cost_inputs(device, batch, n_fft, k, coefficients, learned=learned, temperature_ns=temperature_ns)
-    weights = _soft_pick(*inputs, learned, temperature_ns)
+    inputs = strategy_inputs(device, batch, n_fft, k, *learned, coefficients, temperature_ns)
+    weights = _soft_pick(*inputs, temperature_ns)
     if not straight_through_gradient:
         return weights
-    hard = jax.nn.one_hot(hard_costs(*inputs, learned).pick_index(), len(Strategy), dtype=weights.dtype)
+    hard = jax.nn.one_hot(hard_costs(*inputs).pick_index(), len(Strategy), dtype=weights.dtype)
     return straight_through(jnp.broadcast_to(hard, weights.shape), weights)
 
 
@@ -146,7 +132,8 @@ def _soft_pick(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -
 
 
 @jax.jit
-def _legacy_index(codes, batch, learned: Learned):
+def _legacy_index(codes, set_, batch, n_fft, k, learned: Learned):
+    del set_, n_fft, k
     is_gpu = jnp.asarray(codes) != Device.CPU.code
     large = is_gpu & (batch >= 8192)
     ultra = batch <= jnp.where(is_gpu, 128, 256)

@@ -1,0 +1,72 @@
+"""What comes into the strategy costs, checked, as the compiled programs take it."""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import jax.numpy as jnp
+
+from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes, is_on_device
+from rlxjax._counts import size_as_float
+from rlxjax._typing import Code, RealLike
+from rlxjax.device._codes import normalised
+from rlxjax.device._devices import Device, without_provenance
+
+from ._coefficients import CoefficientSet, coefficient_set
+from ._formulas import Learned
+
+
+def cost_inputs(
+    device: str | Code,
+    coefficients: str | CoefficientSet,
+    others: Mapping[str, RealLike] = MappingProxyType({}),
+    is_checked_later: bool = False,
+    **sizes: RealLike,
+) -> tuple:
+    """Return codes, coefficients and the sizes as floats; of the others the shapes have to agree with theirs.
+
+    If the program checks its input, codes and floats that a device holds pass here: they are not fetched for it.
+    """
+    cpu = "cpu"
+    if isinstance(device, str) and normalised(device) == "cpu-apple":
+        device, cpu = Device.CPU, "cpu-apple"
+    if isinstance(coefficients, str):
+        coefficients = coefficient_set(coefficients, cpu)
+    if not isinstance(coefficients, CoefficientSet):
+        raise ValueError(f"coefficients: expected a name or a CoefficientSet, got {coefficients!r}")
+    later = {name for name, size in sizes.items() if is_checked_later and is_on_device(size, jnp.floating)}
+    check_sizes(**{name: size for name, size in sizes.items() if name not in later})
+    codes = device if is_checked_later and is_on_device(device, jnp.integer) else Device.codes(device)
+    check_shapes(device=codes, **sizes, **others)
+    rows = {name: without_provenance(getattr(coefficients, name)) for name in ("host", "backend")}
+    set_ = dataclasses.replace(coefficients, **rows)
+    return codes, set_, *(size_as_float(size, name) for name, size in sizes.items())
+
+
+def learned_inputs(available: RealLike, active_gates: RealLike | None, total_gates: RealLike) -> Learned:
+    """Return what is known of a learned FFT as floats."""
+    active_gates = -1.0 if active_gates is None else active_gates
+    check_not_nan(active_gates, "learned_active_gates")
+    check_at_least(total_gates, "learned_total_gates")
+    values = Learned(available, active_gates, total_gates)._asdict()
+    return Learned(**{name: size_as_float(value, f"learned_{name}") for name, value in values.items()})
+
+
+def strategy_inputs(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    available: RealLike,
+    active_gates: RealLike | None,
+    total_gates: RealLike,
+    coefficients: str | CoefficientSet,
+    temperature_ns: RealLike = 1.0,
+    is_checked_later: bool = False,
+) -> tuple:
+    """Return codes, coefficients, sizes and the learned FFT: what all strategies' costs follow from."""
+    learned = learned_inputs(available, active_gates, total_gates)
+    others = {f"learned_{name}": value for name, value in learned._asdict().items()}
+    others["temperature_ns"] = temperature_ns
+    inputs = cost_inputs(device, coefficients, others, is_checked_later, batch=batch, n_fft=n_fft, k=k)
+    return *inputs, learned
