@@ -67,6 +67,11 @@ def load_learned_fft(path: str | os.PathLike, n_fft: int | None = None) -> Learn
         LearnedFftFileError: a file that is missing, truncated, of a future schema, has gates outside [0, 1]
             or another value that is no model's, or is a model for another `n_fft`; one line that names the
             file, the field and the mend.
+
+    Examples:
+        >>> load_learned_fft("missing.json")
+        Traceback (most recent call last):
+        rlxjax.learned._file.LearnedFftFileError: missing.json: no such file; ...
     """
     from rlxjax._files import read_json_file
 

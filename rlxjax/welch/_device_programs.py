@@ -24,6 +24,12 @@ def padded_batch(batch: int) -> int:
 
     Batches of any size compile a bounded number of programs.
 
+    Args:
+        batch: rows.
+
+    Raises:
+        ValueError: a batch that is no whole number of at least 0.
+
     Examples:
         >>> [padded_batch(batch) for batch in (0, 3, 9, 33, 8192)]
         [0, 3, 10, 40, 8192]

@@ -56,17 +56,13 @@ def soft_fused_graph_ns(
     *,
     temperature_ns: RealLike,
 ) -> Nanoseconds:
-    """Return the smooth form of `fused_graph_ns`; the other arguments are as there.
+    """Return the smooth form of `fused_graph_ns` in ns, `[*batch]`.
 
-    Args:
-        device: a name, or device codes.
-        batch: rows of the signal.
-        n_fft: samples of a segment.
-        k: peaks of a row.
-        scale: of the device's work.
-        coefficients: "arch", "portable", or a set of your own.
-        n_segments: segments of a row.
-        temperature_ns: the temperature in ns.
+    Other arguments and errors as of `fused_graph_ns`; `temperature_ns` is positive, a scalar or `[*batch]`.
+
+    Examples:
+        >>> print(soft_fused_graph_ns("cpu", 1, 256, 16, temperature_ns=1e-3).round(2))
+        8664.53
     """
     temperature_ns = as_temperature(temperature_ns)
     others = {"n_segments": n_segments, "scale": scale, "temperature_ns": temperature_ns}

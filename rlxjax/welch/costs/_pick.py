@@ -37,7 +37,8 @@ def pick_welch_peaks_strategy(
     """Return the cheapest strategy, the earlier of ultra, fast, rlx, learned on ties.
 
     A scalar workload on the host gives a `Strategy`; arrays and traced values give codes, `[*batch]`.
-    With `legacy`, the strategy is picked by thresholds instead of costs.
+    With `legacy`, the strategy is picked by thresholds instead of costs. Other arguments and errors as of
+    `estimate_welch_peaks_costs`.
 
     Examples:
         >>> print(pick_welch_peaks_strategy("metal", 8192, 256, 16))
@@ -74,17 +75,12 @@ def soft_pick_welch_peaks_strategy(
     `pick_weights(costs, log_availability=...)`; its limit differs where a run that may not fuse would
     be cheaper by more than its gate misses.
 
-    Args:
-        device: a name, or device codes.
-        batch: rows of the signal.
-        n_fft: samples of a segment.
-        k: peaks of a row.
-        learned_available: whether a learned FFT is at hand.
-        learned_active_gates: its gates that are on; None, or a negative number, is unknown.
-        learned_total_gates: all its gates.
-        coefficients: "arch", "portable", or a set of your own.
-        temperature_ns: the temperature in ns.
-        straight_through_gradient: return the hard pick as a one-hot row, with this gradient.
+    With `straight_through_gradient`, the hard pick is returned as a one-hot row, with this gradient; `temperature_ns`
+    is positive, a scalar or `[*batch]`. Other arguments and errors as of `estimate_welch_peaks_costs`.
+
+    Examples:
+        >>> soft_pick_welch_peaks_strategy("metal", 8192, 256, 16, temperature_ns=1.0).round(3).tolist()
+        [0.0, 0.0, 1.0, 0.0]
     """
     learned = learned_inputs(learned_available, learned_active_gates, learned_total_gates)
     temperature_ns = as_temperature(temperature_ns)
@@ -109,6 +105,9 @@ def pick_weights(
             neither its value nor its gradient is NaN; if all are infinite, all weights are 0.
         temperature_ns: scalar or `[*batch]`.
         log_availability: `[*batch, n]`; minus infinity is impossible.
+
+    Raises:
+        ValueError: costs without an axis, shapes that do not agree, or a temperature that is not positive.
 
     Examples:
         >>> pick_weights(jnp.array([1.0, jnp.inf, 1.0]), temperature_ns=5.0).tolist()
