@@ -56,7 +56,7 @@ def save_learned_fft(model: LearnedFft, path: str | os.PathLike, note: str = "")
     write_json_file(content, path, indent=None)
 
 
-def load_learned_fft(path: str | os.PathLike, n_fft: int | None = None) -> LearnedFft:
+def load_learned_fft(path: str | os.PathLike, n_fft: int | np.integer | None = None) -> LearnedFft:
     """Load a model that `save_learned_fft` wrote.
 
     Args:

@@ -163,9 +163,7 @@ def welch_micro_prior(
     )
 
 
-def heap_rates(
-    rows: Sequence[int], bins: Sequence[int], k: Sequence[int], time_ns: Sequence[float]
-) -> dict[str, float]:
+def heap_rates(rows: ArrayLike, bins: ArrayLike, k: ArrayLike, time_ns: ArrayLike) -> dict[str, float]:
     """Return what a bin and a comparison take a heap, by least squares of timings of the selection alone, `[n]`.
 
     Args:

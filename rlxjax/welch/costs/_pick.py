@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._checks import check_shapes, is_traced
-from rlxjax._counts import as_temperature
+from rlxjax._counts import Columns, as_temperature
 from rlxjax._numerics import log_softmin, straight_through
 from rlxjax._typing import Code, RealLike, StrategyWeights
 from rlxjax.device._devices import Device
@@ -93,7 +93,7 @@ def soft_pick_welch_peaks_strategy(
 
 
 def pick_weights(
-    costs: WelchPeaksCostEstimates | jax.Array,
+    costs: WelchPeaksCostEstimates | Columns,
     *,
     temperature_ns: RealLike,
     log_availability: RealLike = 0.0,
