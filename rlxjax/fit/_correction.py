@@ -38,6 +38,6 @@ def joint_jacobian(jacobian, features, variant, n_variants: int) -> Float[Array 
     """Return the derivatives by the coefficients' logarithms, then by the weights of every variant."""
     xp = namespace_of(jacobian, features, variant)
     variant = xp.asarray(variant)
-    own = variant[..., None] == np.arange(n_variants).reshape(*[1] * variant.ndim, -1)
+    own = variant[..., None] == np.arange(n_variants, dtype=variant.dtype).reshape(*[1] * variant.ndim, -1)
     by_variant = xp.where(own[..., None], features[..., None, :], 0.0)
     return xp.concatenate([jacobian, by_variant.reshape(*by_variant.shape[:-2], -1)], axis=-1)
