@@ -74,7 +74,7 @@ def piece_rows(batch: int, params: WelchPeakParams, platform: str) -> int:
 
 
 def block_of(
-    signal: Real[Array, "batch length"], start: Start, count: int, first: int, n: int
+    signal: Real[Array | np.ndarray, "batch length"], start: Start, count: int, first: int, n: int
 ) -> Float[Array, "count n"]:
     """Return `n` columns of `count` rows, float32, read from where the signal lies.
 
@@ -85,7 +85,7 @@ def block_of(
 
 
 def segment_spectra(
-    signal: Real[Array, "batch length"], params: WelchPeakParams
+    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams
 ) -> Complex[Array, "batch n_segments n_bins"]:
     """Return the one-sided spectra of the windowed segments, complex64."""
     window = hann_window(params.n_fft)[None]
@@ -94,7 +94,7 @@ def segment_spectra(
 
 
 def mean_power(
-    signal: Real[Array, "batch length"],
+    signal: Real[Array | np.ndarray, "batch length"],
     params: WelchPeakParams,
     start: Start = 0,
     count: int | None = None,
@@ -131,7 +131,7 @@ def mean_power(
 
 
 def fused_peaks(
-    signal: Real[Array, "batch length"],
+    signal: Real[Array | np.ndarray, "batch length"],
     params: WelchPeakParams,
     selection: str | None = None,
     platform: str | None = None,
@@ -173,7 +173,7 @@ def in_pieces(
 
 
 def _segments(
-    signal: Real[Array, "batch length"], params: WelchPeakParams, start: Start, count: int
+    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start, count: int
 ) -> list[Float[Array, "count n_fft"]]:
     firsts = range(0, params.n_segments * params.hop, params.hop)
     return [block_of(signal, start, count, first, params.n_fft) for first in firsts]
