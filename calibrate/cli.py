@@ -34,7 +34,7 @@ Peaks = Annotated[int, typer.Option("--k", help="Peaks of a row; those beyond th
 Segments = Annotated[int, typer.Option(help="Segments of a row.", max=MAX_SIZE)]
 
 
-def _print_version(is_asked: bool) -> None:
+def _print_version(is_asked: bool | None) -> None:
     if is_asked:
         typer.echo(f"rlxjax {rlxjax.__version__}")
         raise typer.Exit
@@ -43,9 +43,9 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def commands(
     version: Annotated[
-        bool,
+        bool | None,
         typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version),
-    ] = False,
+    ] = None,
 ) -> None:
     """Decide, with numbers measured on this machine, whether fusing work on a device pays."""
 

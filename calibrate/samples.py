@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -97,7 +97,7 @@ class SampleWriter:
             header = {"version": log.version, "runner": log.runner}
             self._write({"kind": "header", **header, "fingerprint": log.fingerprint.model_dump()})
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "SampleWriter":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,6 @@
 """Timed visits of cells in the order they were made, and what each cell takes by them."""
 
 import dataclasses
-from typing import Self
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -29,7 +28,7 @@ class Visits:
     n_cells: int
 
     @classmethod
-    def of_rounds(cls, times_ns: np.ndarray) -> Self:
+    def of_rounds(cls, times_ns: np.ndarray) -> "Visits":
         """Return rounds of one visit a cell, in the order of cells, from `[rounds, cells]`."""
         times_ns = np.asarray(times_ns, np.float64)
         n_rounds, n_cells = times_ns.shape
@@ -40,16 +39,16 @@ class Visits:
         """Return the numbers of the rounds, ascending."""
         return np.unique(self.round)
 
-    def in_rounds(self, rounds: np.ndarray) -> Self:
+    def in_rounds(self, rounds: np.ndarray) -> "Visits":
         """Return all visits of the rounds of these numbers."""
         return self._where(np.isin(self.round, rounds))
 
-    def of_cells(self, kept: np.ndarray) -> Self:
+    def of_cells(self, kept: np.ndarray) -> "Visits":
         """Return the visits of some cells, bool `[cells]`, which are numbered anew."""
         some = self._where(kept[self.cell])
         return dataclasses.replace(some, cell=(np.cumsum(kept) - 1)[some.cell], n_cells=int(np.sum(kept)))
 
-    def _where(self, kept: np.ndarray) -> Self:
+    def _where(self, kept: np.ndarray) -> "Visits":
         columns = (self.round[kept], self.cell[kept], self.time_ns[kept])
         return type(self)(*columns, self.n_cells)
 

@@ -15,8 +15,6 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ._typing import RealLike
-
 #: Least value of each size of a workload.
 LEAST_SIZES: Mapping[str, int] = MappingProxyType({"batch": 0, "n_fft": 2, "k": 1, "n_segments": 1})
 
@@ -82,7 +80,7 @@ def _numbers(value: Any, name: str, what: str) -> np.ndarray:
     return flat
 
 
-def check_sizes(**sizes: RealLike) -> None:
+def check_sizes(**sizes: Any) -> None:
     """Refuse sizes of a workload below their least value, an odd n_fft, and shapes that do not agree.
 
     Args:

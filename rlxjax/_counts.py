@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.core
@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._checks import check_positive, is_traced
-from ._typing import Count, RealLike
+from ._typing import Count
 
 #: Counts saturate here, as unsigned 64-bit integers do in the reference.
 MAX_COUNT = 2**64 - 1
 
 #: Counts as a caller gives them: a list is a column of them.
-Columns: TypeAlias = Count | Sequence[int | float]
+Columns: TypeAlias = Count | Sequence[Any]
 
 _NARROWED = ("int32", "uint32")
 
@@ -124,7 +124,7 @@ def as_float(value: Columns, name: str) -> jax.Array | float:
     return _narrowed(held) if isinstance(held, np.ndarray) else held
 
 
-def size_as_float(value: RealLike, name: str) -> jax.Array | float:
+def size_as_float(value: Columns, name: str) -> jax.Array | float:
     """Return a size (batch, n_fft, k) as a float.
 
     Unlike a count, a traced 32-bit integer is taken as it is: sizes fit, and arrays of them come so.
@@ -134,7 +134,7 @@ def size_as_float(value: RealLike, name: str) -> jax.Array | float:
     return as_float(value, name)
 
 
-def as_temperature(value: RealLike, name: str = "temperature_ns") -> jax.Array | float:
+def as_temperature(value: Columns, name: str = "temperature_ns") -> jax.Array | float:
     """Return a temperature as a float.
 
     Raises:

@@ -98,6 +98,10 @@ def log_odds(x: RealLike, temperature: RealLike) -> Array:
 def soft_step(x: RealLike, temperature: RealLike) -> Array:
     """Return the smooth form of `x >= 0`: the logistic of `x / temperature`.
 
+    Args:
+        x: what is compared, `[*batch]`.
+        temperature: positive, in the unit of `x`.
+
     Examples:
         >>> print(soft_step(0.0, 2.0))
         0.5
@@ -122,6 +126,11 @@ def soft_at_least(x: RealLike, threshold: RealLike, temperature: RealLike) -> Ar
 
 def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
     """Return the smooth form of `max(x, y)`: a logsumexp of temperature `temperature`.
+
+    Args:
+        x: one number, `[*batch]`.
+        y: the other.
+        temperature: positive, in their unit.
 
     Examples:
         >>> float(soft_maximum(3.0, 1e9, temperature=1.0))
@@ -155,6 +164,10 @@ def _gap(x: Array, y: Array) -> Array:
 def soft_relu(x: RealLike, temperature: RealLike) -> Array:
     """Return the smooth form of `max(x, 0)`: `temperature * softplus(x / temperature)`.
 
+    Args:
+        x: the number, `[*batch]`.
+        temperature: positive, in the unit of `x`.
+
     Examples:
         >>> print(soft_relu(0.0, temperature=1.0).round(4))
         0.6931
@@ -163,7 +176,7 @@ def soft_relu(x: RealLike, temperature: RealLike) -> Array:
 
 
 def soft_minimum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth form of `min(x, y)`: a negated logsumexp of temperature `temperature`.
+    """Return the smooth form of `min(x, y)`: a negated logsumexp; arguments as of `soft_maximum`.
 
     Examples:
         >>> print(soft_minimum(3.0, 1e9, temperature=1.0))
@@ -266,6 +279,9 @@ def log_softmin(
 
 def temperature_from_sd(sd: RealLike) -> RealLike:
     """Return the temperature at which a logistic has standard deviation `sd`: `sd * sqrt(3) / pi`.
+
+    Args:
+        sd: the standard deviation, `[*batch]`.
 
     Examples:
         >>> round(float(temperature_from_sd(1.814)), 3)

@@ -1,6 +1,6 @@
 """The axis vocabulary of the annotations.
 
-`*batch` is any leading batch shape, the same for every argument of a call up to broadcasting. A
+`*#batch` is any leading batch shape, the same for every argument of a call up to broadcasting. A
 *count* is exact on the host (Python integers or NumPy integer arrays) and a float inside traced code.
 """
 
@@ -10,15 +10,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 #: A real number or an array of them; what every numeric argument may be.
-RealLike: TypeAlias = float | int | np.ndarray | Array
+RealLike: TypeAlias = float | int | np.number | np.ndarray | Array
 
-Nanoseconds: TypeAlias = Float[Array, "*batch"]
-Count: TypeAlias = int | float | np.ndarray | Array
-Probability: TypeAlias = Float[Array, "*batch"]
-LogOdds: TypeAlias = Float[Array, "*batch"]
-LogProbability: TypeAlias = Float[Array, "*batch"]
-Flag: TypeAlias = Bool[Array, "*batch"]
-Code: TypeAlias = int | np.ndarray | Int[Array, "*batch"]
-StrategyCosts: TypeAlias = Float[Array, "*batch 4"]
-StrategyWeights: TypeAlias = Float[Array, "*batch 4"]
-StrategyLogWeights: TypeAlias = Float[Array, "*batch 4"]
+Nanoseconds: TypeAlias = Float[Array, "*#batch"]
+Count: TypeAlias = int | float | np.number | np.ndarray | Array
+Probability: TypeAlias = Float[Array, "*#batch"]
+LogOdds: TypeAlias = Float[Array, "*#batch"]
+LogProbability: TypeAlias = Float[Array, "*#batch"]
+Flag: TypeAlias = Bool[Array, "*#batch"]
+Code: TypeAlias = int | np.integer | np.ndarray | Int[Array, "*#batch"]
+StrategyCosts: TypeAlias = Float[Array, "*#batch 4"]
+StrategyWeights: TypeAlias = Float[Array, "*#batch 4"]
+StrategyLogWeights: TypeAlias = Float[Array, "*#batch 4"]

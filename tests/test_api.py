@@ -1,6 +1,7 @@
 """The public names, their documentation, and what importing the package does not do."""
 
 import dataclasses
+import doctest
 import inspect
 import re
 import subprocess
@@ -275,18 +276,29 @@ def test_every_name_is_documented_by_a_line_of_its_own():
         assert not rest or rest[0] == ""
 
 
-def explains_its_arguments(name):
-    """Whether a docstring has a section that shows the arguments, or speaks of every one of them."""
+def text_of(name):
+    """Return a function's docstring, and those of the functions that its arguments or errors are "as of"."""
     text = inspect.getdoc(getattr(rx, name))
-    has_section = any(section in text for section in ("Args:", "Raises:", "Examples:"))
-    spoken_of = set(re.findall(r"\w+", text))
-    return has_section or set(inspect.signature(getattr(rx, name)).parameters) <= spoken_of
+    return "\n".join([text, *(text_of(other) for other in re.findall(r"as\s+of\s+`(\w+)`", text))])
 
 
-def test_functions_explain_their_arguments_or_name_the_function_that_does():
+def test_functions_name_each_of_their_arguments():
     for name in FUNCTIONS:
-        others = set(re.findall(r"`(\w+)`", inspect.getdoc(getattr(rx, name)))) & set(FUNCTIONS) - {name}
-        assert explains_its_arguments(name) or any(explains_its_arguments(other) for other in others)
+        named = set(re.findall(r"(?:^ {4}\**|`)(\w+)(?:: |`)", text_of(name), re.MULTILINE))
+        assert set(inspect.signature(getattr(rx, name)).parameters) - named == set(), name
+
+
+def test_functions_that_check_what_they_are_given_say_what_they_raise():
+    checks = re.compile(r"\b(raise|check_\w+|checked|parse|as_index|as_temperature|cost_inputs|learned_inputs)\b")
+    for name in FUNCTIONS:
+        source = inspect.getsource(inspect.unwrap(getattr(rx, name)))
+        body = source.replace(getattr(rx, name).__doc__, "")
+        assert not checks.search(body) or "\nRaises:\n" in text_of(name), name
+
+
+def test_functions_have_an_example_that_runs():
+    for name in FUNCTIONS:
+        assert doctest.DocTestParser().get_examples(inspect.getdoc(getattr(rx, name))), name
 
 
 def test_every_parameter_and_result_of_a_function_is_annotated():

@@ -140,6 +140,11 @@ def load_calibration(
         CalibrationFileError: a file that is missing, truncated, of another schema, of another version of a
             model, or has a missing, negative or NaN coefficient; one line that names the file, the field and
             the mend.
+
+    Examples:
+        >>> load_calibration("missing.json")
+        Traceback (most recent call last):
+        rlxjax.calibration._file.CalibrationFileError: missing.json: no such file; ...
     """
     path = default_calibration_path() if path is None else path
     known = list(BUILT_IN.values() if models is None else models)

@@ -130,5 +130,5 @@ def total_ns(posterior: LatencyPosterior, runs: Runs) -> Float[Array, "*batch"]:
     time_ns = sum(corrected_terms_ns(posterior, runs).values())
     is_same = jnp.asarray(posterior.model.same_result(runs, posterior.facts))
     variant = jnp.broadcast_to(jnp.asarray(runs.variant), runs.shape)
-    is_own = variant[..., None] == np.arange(is_same.shape[-1]).reshape(*[1] * variant.ndim, -1)
+    is_own = variant[..., None] == np.arange(is_same.shape[-1], dtype=variant.dtype).reshape(*[1] * variant.ndim, -1)
     return jnp.where(jnp.any(is_same & is_own, -1), time_ns, jnp.inf)

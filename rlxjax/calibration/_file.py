@@ -263,6 +263,17 @@ def save_calibration(path: str | os.PathLike, *fits: PosteriorFit) -> None:
 
     Raises:
         ValueError: no fit, or two of one model.
+
+    Examples:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from rlxjax import fft_timings, fit_posterior, load_calibration
+        >>> batch, n_fft = np.repeat([32, 256, 2048], 4), np.tile([64, 256, 1024, 4096], 3)
+        >>> fit = fit_posterior(fft_timings(batch, n_fft, 2e4 + 12.0 * batch * n_fft))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_calibration(f"{folder}/fft.json", fit)
+        ...     print(load_calibration(f"{folder}/fft.json").pick(64, 256, model="fft"))
+        fft
     """
     names = [found.posterior.model.name for found in fits]
     if not fits or len(set(names)) < len(names):

@@ -83,6 +83,10 @@ def io_cost_ns(profile: GraphIoProfile, row: BackendCoefficients) -> Nanoseconds
     `roundtrip + launches * dispatch + sync_points * roundtrip + traffic / max(memory_bw, 1)
     + readback / max(readback_bw, 1)` (SPEC, section 3).
 
+    Args:
+        profile: the counts.
+        row: what each costs on the backend.
+
     Raises:
         ValueError: a negative or NaN count, or shapes that do not agree.
 
@@ -94,7 +98,14 @@ def io_cost_ns(profile: GraphIoProfile, row: BackendCoefficients) -> Nanoseconds
 
 
 def soft_io_cost_ns(profile: GraphIoProfile, row: BackendCoefficients, *, temperature_ns: RealLike) -> Nanoseconds:
-    """Return the smooth form of `io_cost_ns`: the floors of the bandwidths are relaxed."""
+    """Return the smooth form of `io_cost_ns`: the floors of the bandwidths are relaxed.
+
+    Other arguments and errors as of `io_cost_ns`; `temperature_ns` is positive, a scalar or `[*batch]`.
+
+    Examples:
+        >>> print(soft_io_cost_ns(GraphIoProfile(3, 0, 128, 6272), backend_coefficients("cpu"), temperature_ns=1e-3))
+        4165.6
+    """
     temperature_ns = as_temperature(temperature_ns)
     return _io_cost_ns(*_io_inputs(profile, row, temperature_ns=temperature_ns), temperature_ns)
 
@@ -104,6 +115,13 @@ def graph_cost_ns(graph: Graph, row: BackendCoefficients) -> Nanoseconds:
 
     `roundtrip + sum(node costs) + traffic / max(memory_bw, 1) + readback / max(readback_bw, 1)
     + sync_points * roundtrip` (SPEC, section 3).
+
+    Args:
+        graph: the graph.
+        row: what its launches, syncs, bytes and FLOPs cost on the backend.
+
+    Raises:
+        ValueError: a matmul or attention node of a shape that its FLOPs do not follow from.
 
     Examples:
         >>> g = Graph()
@@ -116,7 +134,16 @@ def graph_cost_ns(graph: Graph, row: BackendCoefficients) -> Nanoseconds:
 
 
 def soft_graph_cost_ns(graph: Graph, row: BackendCoefficients, *, temperature_ns: RealLike) -> Nanoseconds:
-    """Return the smooth form of `graph_cost_ns`: the floors of the bandwidths are relaxed."""
+    """Return the smooth form of `graph_cost_ns`: the floors of the bandwidths are relaxed.
+
+    Other arguments and errors as of `graph_cost_ns`; `temperature_ns` is positive, a scalar or `[*batch]`.
+
+    Examples:
+        >>> g = Graph()
+        >>> g.set_outputs([g.add("relu", [g.input("x", (1000,), "f32")])])
+        >>> print(soft_graph_cost_ns(g, backend_coefficients("cpu"), temperature_ns=1e-3).round(1))
+        3900.0
+    """
     temperature_ns = as_temperature(temperature_ns)
     check_shapes(**fields_of(row, "row."), temperature_ns=temperature_ns)
     return _graph_cost_ns(float_counts(graph_work(graph)), without_provenance(row), temperature_ns)
@@ -128,8 +155,13 @@ def device_cost_ns(graph: Graph, device: str, coefficients: str = "arch") -> Nan
     Where the set has no row for the device (the discrete fallback), the estimate is
     `io_cost_ns + dispatch * (nodes that are neither input nor param)` instead.
 
+    Args:
+        graph: the graph.
+        device: a name.
+        coefficients: the set, "arch" or "portable".
+
     Raises:
-        ValueError: an unknown device or set.
+        ValueError: an unknown device or set; as of `graph_cost_ns`.
 
     Examples:
         >>> g = Graph()

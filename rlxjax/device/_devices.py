@@ -244,7 +244,7 @@ def row_names(coefficients: str = "arch") -> dict[Device, str]:
     return dict(_SET_ROWS[name])
 
 
-def backend_coefficients(device: "str | Code", coefficients: str = "arch") -> BackendCoefficients:
+def backend_coefficients(device: "str | Code | Sequence[int]", coefficients: str = "arch") -> BackendCoefficients:
     """Return the built-in row of a device, or a row of arrays for device codes.
 
     `cpu-apple` names the row of Apple's arm64 processors. The row named mlx, which no device has

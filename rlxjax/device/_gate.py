@@ -233,6 +233,9 @@ GATES: Mapping[Target, IoFusionGate] = MappingProxyType(
 def io_fusion_gate_for_target(target: "str | Code") -> IoFusionGate:
     """Return the built-in gate of a target, or a gate of arrays for target codes.
 
+    Args:
+        target: a name, or codes `[*batch]`.
+
     Raises:
         ValueError: an unknown target.
 

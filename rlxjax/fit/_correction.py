@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rlxjax._numerics import namespace_of
-from rlxjax._typing import Code
+from rlxjax._typing import Code, RealLike
 
 from ._model import Facts, LatencyModel, Runs
 
@@ -28,16 +28,16 @@ def correction_log_factor(
     features: Float[Array, "*batch features"] | np.ndarray,
     weights: Float[Array, "variants features"] | np.ndarray,
     variant: Code,
-) -> Float[Array, "*batch"]:
-    """Return the logarithm of what the correction multiplies predictions by."""
+) -> RealLike:
+    """Return the logarithm of what the correction multiplies predictions by, `[*batch]`."""
     xp = namespace_of(features, weights, variant)
     return xp.sum(features * xp.asarray(weights)[variant], -1)
 
 
-def joint_jacobian(jacobian, features, variant, n_variants: int) -> Float[Array, "*batch unknowns"]:
+def joint_jacobian(jacobian, features, variant, n_variants: int) -> Float[Array | np.ndarray, "*batch unknowns"]:
     """Return the derivatives by the coefficients' logarithms, then by the weights of every variant."""
     xp = namespace_of(jacobian, features, variant)
     variant = xp.asarray(variant)
-    own = variant[..., None] == np.arange(n_variants).reshape(*[1] * variant.ndim, -1)
+    own = variant[..., None] == np.arange(n_variants, dtype=variant.dtype).reshape(*[1] * variant.ndim, -1)
     by_variant = xp.where(own[..., None], features[..., None, :], 0.0)
     return xp.concatenate([jacobian, by_variant.reshape(*by_variant.shape[:-2], -1)], axis=-1)

@@ -64,6 +64,14 @@ def decision(fused: LatencyEstimate, kept: LatencyEstimate) -> Decision:
     Args:
         fused: of the run to take if it is faster.
         kept: of the run to keep otherwise.
+
+    Examples:
+        >>> from rlxjax.fit import Runs, estimate, prior_posterior
+        >>> from rlxjax.models import FFT
+        >>> posterior = prior_posterior(FFT)
+        >>> small, large = (estimate(posterior, Runs.checked(FFT, "fft", batch=b, n_fft=256)) for b in (1, 10**6))
+        >>> bool(decision(fused=small, kept=large).probability > 0.5)
+        True
     """
     margin_ns = kept.time_ns - fused.time_ns
     shared = kept.time_ns[..., None] * kept.scores - fused.time_ns[..., None] * fused.scores

@@ -87,7 +87,7 @@ def is_measured(
     return (log_sd <= MEASURED_LOG_SD * (1.0 + ROUNDING)) & ((log_sd / prior_sd) ** 2 <= least_taken)
 
 
-def _robust_sd(residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _robust_sd(residuals: np.ndarray, weights: np.ndarray) -> np.ndarray | np.floating:
     """Return 1.4826 times the weighted median of absolute values, the standard deviation of normal ones."""
     size = np.abs(residuals)
     order = np.argsort(size, -1)
@@ -96,7 +96,9 @@ def _robust_sd(residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return 1.4826 * np.take_along_axis(size, np.take_along_axis(order, middle, -1), -1)[..., 0]
 
 
-def _likely_sd(noise_sd: np.ndarray, count: np.ndarray, absorbed: np.ndarray) -> np.ndarray:
+def _likely_sd(
+    noise_sd: np.ndarray | np.floating, count: np.ndarray | np.floating, absorbed: np.ndarray | np.floating
+) -> np.ndarray:
     """Return the noise that few residuals make likely: those that parameters absorbed say nothing of it."""
     seen = count * noise_sd**2 + PRIOR_RESIDUALS * RELATIVE_SD**2
     left = np.maximum(count - absorbed, 0.0) + PRIOR_RESIDUALS

@@ -165,7 +165,8 @@ def lbfgs(
         x, solver, step = state
         # What the line search found at its end is the next step's beginning: nothing is evaluated twice.
         value, gradient = (optax.tree.get(solver, name) for name in ("value", "grad"))
-        move, solver = _solver.update(gradient, solver, x, value=value, grad=gradient, value_fn=objective)
+        with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32 and int64
+            move, solver = _solver.update(gradient, solver, x, value=value, grad=gradient, value_fn=objective)
         return x + move, solver, step + 1
 
     solver = optax.tree.set(_solver.init(start), value=value, grad=gradient)

@@ -7,7 +7,7 @@ the calibration file.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rlxjax._checks import check_at_least, check_shapes, is_traced
-from rlxjax._counts import size_as_float
+from rlxjax._counts import Columns, size_as_float
 from rlxjax._typing import Code, RealLike
 
 from ._prior import LatencyPrior
@@ -115,15 +115,15 @@ class LatencyModel(Protocol):
         """The facts that hold where a calibration has none of its own."""
         return NO_FACTS
 
-    def same_result(self, runs: "Runs", facts: Facts) -> Bool[Array, "*batch variants"]:
+    def same_result(self, runs: "Runs", facts: Facts) -> Bool[Array | np.ndarray, "*batch variants"]:
         """Return which variants give the result that is asked for, so that a pick may choose among them."""
         del facts
-        return np.ones((*runs.shape, len(self.variants)), bool)  # pyright: ignore[reportReturnType]
+        return np.ones((*runs.shape, len(self.variants)), bool)
 
-    def features(self, runs: "Runs", facts: Facts) -> Float[Array, "*batch features"]:
+    def features(self, runs: "Runs", facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:
         """Return what the small correction of a variant may depend on; none unless a model says."""
         del facts
-        return np.zeros((*runs.shape, 0))  # pyright: ignore[reportReturnType]
+        return np.zeros((*runs.shape, 0))
 
     def folds(self, runs: "Runs") -> Sequence[np.ndarray]:
         """Return columns `[n]`: runs of one value in a column are left out together in validation."""
@@ -156,7 +156,7 @@ class Runs:
     inputs: Mapping[str, Any]
 
     @classmethod
-    def checked(cls, model: LatencyModel, variant: str | Code, **inputs: RealLike) -> Self:
+    def checked(cls, model: LatencyModel, variant: str | Sequence[Any] | Code, **inputs: Columns) -> "Runs":
         """Build from names or codes of variants and from the sizes of the work.
 
         Raises:
@@ -186,7 +186,7 @@ class Runs:
         """The shape that the columns broadcast to."""
         return np.broadcast_shapes(np.shape(self.variant), *map(np.shape, self.inputs.values()))
 
-    def together(self) -> Self:
+    def together(self) -> "Runs":
         """Return the same runs with every column of the whole shape."""
         variant, *inputs = jnp.broadcast_arrays(
             jnp.asarray(self.variant), *(jnp.asarray(value) for value in self.inputs.values())
@@ -195,7 +195,7 @@ class Runs:
         return dataclasses.replace(self, variant=variant, inputs=named)
 
 
-def variant_codes(model: LatencyModel, variant: str | Code) -> Code:
+def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code) -> Code:
     """Return the places of variants in `model.variants`, given as names or as places.
 
     Raises:
@@ -217,7 +217,7 @@ def variant_codes(model: LatencyModel, variant: str | Code) -> Code:
     return int(array) if array.ndim == 0 else array.astype(np.int32)
 
 
-def check_input(value: RealLike, name: str, least: float, step: int) -> None:
+def check_input(value: Columns, name: str, least: float, step: int) -> None:
     """Check one size of runs, where the host can read it.
 
     Raises:

@@ -105,6 +105,12 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
     Args:
         posterior: of the machine.
         runs: of its model.
+
+    Examples:
+        >>> from rlxjax.models import FFT
+        >>> found = estimate(prior_posterior(FFT), Runs.checked(FFT, "fft", batch=[64, 4096], n_fft=256))
+        >>> found.time_ns.shape, found.scores.shape
+        ((2,), (2, 5))
     """
     runs = runs.together()
     log_ns, jacobian = log_prediction_and_jacobian(posterior.coefficients, runs, posterior.facts)

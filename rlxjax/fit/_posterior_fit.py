@@ -64,7 +64,16 @@ def fit_posterior(
         facts: how the machine schedules; the model's own unless given.
 
     Raises:
-        ValueError: as `fit_latency`.
+        ValueError: as of `fit_latency`.
+
+    Examples:
+        >>> from rlxjax.models import FFT
+        >>> batch, n_fft = np.repeat([32, 256, 2048], 4), np.tile([64, 256, 1024, 4096], 3)
+        >>> time_ns = 2e4 + 12.0 * batch * n_fft
+        >>> timings = Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=time_ns)
+        >>> fit = fit_posterior(timings)
+        >>> fit.terms.converged, fit.posterior.weights.shape
+        (True, (1, 0))
     """
     model = timings.model
     prior = model.prior if prior is None else prior

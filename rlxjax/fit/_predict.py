@@ -18,6 +18,12 @@ def predicted_ns(coefficients: Any, runs: Runs, facts: Facts) -> Float[Array, "*
         coefficients: of the runs' model.
         runs: scalars or `[*batch]`.
         facts: how the machine schedules.
+
+    Examples:
+        >>> from rlxjax.models import FFT
+        >>> one = Runs.checked(FFT, "fft", batch=64, n_fft=256)
+        >>> bool(predicted_ns(FFT.prior.median, one, FFT.facts) > FFT.prior.median.call_ns)
+        True
     """
     return functools.reduce(jnp.add, map(jnp.asarray, runs.model.terms_ns(coefficients, runs, facts).values()))
 

@@ -35,6 +35,10 @@ def wide_prior(median: C, **narrower: float) -> LatencyPrior[C]:
     Args:
         median: of the coefficients.
         **narrower: standard deviations of the logarithms of some of them, by name.
+
+    Examples:
+        >>> wide_prior({"call_ns": 1e4, "bytes_per_ns": 10.0}, call_ns=0.5).log_sd
+        {'bytes_per_ns': 2.0, 'call_ns': 0.5}
     """
     names = coefficient_names(median)
     sds = [narrower.get(name, WIDE_LOG_SD) for name in names]

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rlxjax._numerics import log_softmin
-from rlxjax._typing import Nanoseconds, RealLike
+from rlxjax._typing import RealLike
 
 from ._correction import correction_log_factor
 from ._minimise import lbfgs
@@ -80,9 +80,9 @@ def alternatives(ids: Int[np.ndarray, "n"]) -> Alternatives:
 
 
 def smoothed_regret(
-    log_ns: Float[Array, "*workloads alternatives"],
-    measured_ns: Nanoseconds,
-    is_one: Bool[Array, "*workloads alternatives"],
+    log_ns: Float[Array | np.ndarray, "*workloads alternatives"],
+    measured_ns: RealLike,
+    is_one: Bool[Array | np.ndarray, "*workloads alternatives"],
     temperature: RealLike,
 ) -> Float[Array, "*workloads"]:
     """Return the smooth form of `pick_regret`: `sum(softmin(log_ns / T) * (measured / best - 1))`.
@@ -98,9 +98,9 @@ def smoothed_regret(
 
 
 def pick_regret(
-    log_ns: Float[Array, "*workloads alternatives"],
-    measured_ns: Nanoseconds,
-    is_one: Bool[Array, "*workloads alternatives"],
+    log_ns: Float[Array | np.ndarray, "*workloads alternatives"],
+    measured_ns: RealLike,
+    is_one: Bool[Array | np.ndarray, "*workloads alternatives"],
 ) -> Float[Array, "*workloads"]:
     """Return what the pick takes over the fastest, minus 1; 0 where there is no alternative."""
     pick = jnp.argmin(jnp.where(is_one, log_ns, jnp.inf), -1, keepdims=True)

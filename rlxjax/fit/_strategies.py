@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlxjax._checks import is_traced
-from rlxjax._typing import RealLike
+from rlxjax._counts import Columns
 
 from ._model import LatencyModel, StrategySpec
 
@@ -28,8 +28,8 @@ def strategy_of(model: LatencyModel, name: str) -> StrategySpec:
 
 
 def all_inputs(
-    model: LatencyModel, strategy: str, given: Sequence[RealLike], named: Mapping[str, RealLike | None]
-) -> dict[str, RealLike]:
+    model: LatencyModel, strategy: str, given: Sequence[Columns], named: Mapping[str, Columns | None]
+) -> dict[str, Columns]:
     """Return every input of a strategy's run: those given, by place or name, implied by its name, or the default.
 
     Raises:

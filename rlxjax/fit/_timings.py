@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Self
 
 import jax
 import numpy as np
@@ -30,7 +29,7 @@ class Timings:
     time_ns: np.ndarray | Float[Array, "*devices n"]
 
     @classmethod
-    def checked(cls, model: LatencyModel, *, variant, time_ns, **inputs) -> Self:
+    def checked(cls, model: LatencyModel, *, variant, time_ns, **inputs) -> "Timings":
         """Build from lists or arrays of one length.
 
         Args:
@@ -175,7 +174,7 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
         raise ValueError(f"timings: expected several workloads, got one{where}: vary {' and '.join(list(sizes)[1:3])}")
 
 
-def _first(count: np.ndarray, wrong: np.ndarray) -> tuple[int, str]:
+def _first(count: np.ndarray | np.integer, wrong: np.ndarray | np.bool_) -> tuple[int, str]:
     """Return the count of the first device that is wrong, and which one that is."""
     index = int(np.argmax(wrong))
     return int(np.ravel(count)[index]), f" for device {index}" if np.ndim(count) else ""

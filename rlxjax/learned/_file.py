@@ -54,7 +54,7 @@ def save_learned_fft(model: LearnedFft, path: str | os.PathLike, note: str = "")
     write_json_file(content, path, indent=None)
 
 
-def load_learned_fft(path: str | os.PathLike, n_fft: int | None = None) -> LearnedFft:
+def load_learned_fft(path: str | os.PathLike, n_fft: int | np.integer | None = None) -> LearnedFft:
     """Load a model that `save_learned_fft` wrote.
 
     Args:
@@ -65,6 +65,11 @@ def load_learned_fft(path: str | os.PathLike, n_fft: int | None = None) -> Learn
         LearnedFftFileError: a file that is missing, truncated, of a future schema, has gates outside [0, 1]
             or another value that is no model's, or is a model for another `n_fft`; one line that names the
             file, the field and the mend.
+
+    Examples:
+        >>> load_learned_fft("missing.json")
+        Traceback (most recent call last):
+        rlxjax.learned._file.LearnedFftFileError: missing.json: no such file; ...
     """
     from rlxjax._files import read_json_file
 

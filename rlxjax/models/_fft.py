@@ -117,7 +117,12 @@ def fft_flop(n_fft: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
 
 
 def typical_fft_prior() -> LatencyPrior[FftLatencyCoefficients]:
-    """Return the prior that `fit_fft_latency` starts from: orders of magnitude of a present-day machine, wide."""
+    """Return the prior that `fit_fft_latency` starts from: orders of magnitude of a present-day machine, wide.
+
+    Examples:
+        >>> typical_fft_prior().median.call_ns
+        60000.0
+    """
     return FFT.prior
 
 
@@ -131,6 +136,10 @@ def fft_timings(batch: ArrayLike, n_fft: ArrayLike, time_ns: ArrayLike) -> Timin
 
     Raises:
         ValueError: as of `Timings.checked`.
+
+    Examples:
+        >>> fft_timings([8, 64], [256, 256], [1e5, 2e5]).time_ns.tolist()
+        [100000.0, 200000.0]
     """
     return Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=time_ns)
 
@@ -138,5 +147,11 @@ def fft_timings(batch: ArrayLike, n_fft: ArrayLike, time_ns: ArrayLike) -> Timin
 def fit_fft_latency(
     timings: Timings, prior: LatencyPrior[FftLatencyCoefficients] | None = None, weights: np.ndarray | None = None
 ) -> FitResult[FftLatencyCoefficients]:
-    """Fit the latency of a batched FFT: `fit_latency` of `fft_timings`; arguments as there."""
+    """Fit the latency of a batched FFT to `fft_timings`; arguments and errors as of `fit_latency`.
+
+    Examples:
+        >>> batch, n_fft = np.repeat([32, 256, 2048], 4), np.tile([64, 256, 1024, 4096], 3)
+        >>> fit_fft_latency(fft_timings(batch, n_fft, 2e4 + 12.0 * batch * n_fft)).converged
+        True
+    """
     return fit_latency(timings, prior, weights)

@@ -92,7 +92,7 @@ class WelchModel(LatencyModel):
         """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
         return welch_terms_ns(coefficients, runs, {**_FACTS, **facts})
 
-    def same_result(self, runs: Runs, facts: Facts) -> Bool[Array, "*batch variants"]:
+    def same_result(self, runs: Runs, facts: Facts) -> Bool[Array | np.ndarray, "*batch variants"]:
         """Return which variants give peaks: a learned run does where there is a model of its length."""
         xp = namespace_of(*runs.inputs.values())
         n_fft = xp.broadcast_to(xp.asarray(runs.inputs["n_fft"]), runs.shape)
@@ -102,7 +102,7 @@ class WelchModel(LatencyModel):
         others = xp.ones((*runs.shape, LEARNED), bool)
         return xp.concatenate([others, found[..., None]], axis=-1)
 
-    def features(self, runs: Runs, facts: Facts) -> Float[Array, "*batch features"]:
+    def features(self, runs: Runs, facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:
         """Return what the small correction of a variant may depend on."""
         return welch_features(runs, {**_FACTS, **facts})
 

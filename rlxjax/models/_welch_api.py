@@ -29,7 +29,12 @@ MICRO_RATES = ("memory_bytes_per_ns", "copy_bytes_per_ns", "device_flop_per_ns",
 
 
 def typical_prior() -> LatencyPrior[LatencyCoefficients]:
-    """Return the prior that fits of Welch peaks start from: orders of magnitude of a present-day machine, wide."""
+    """Return the prior that fits of Welch peaks start from: orders of magnitude of a present-day machine, wide.
+
+    Examples:
+        >>> typical_prior().median.launch_ns
+        50000.0
+    """
     return WELCH.prior
 
 
@@ -85,7 +90,12 @@ def predict_latency_ns(
     selection: str | Code | None = None,
     facts: Facts | None = None,
 ) -> Nanoseconds:
-    """Return the predicted latency of one run in ns, `[*batch]`; arguments and errors as of `latency_terms_ns`."""
+    """Return the predicted latency of one run in ns, `[*batch]`; arguments and errors as of `latency_terms_ns`.
+
+    Examples:
+        >>> bool(predict_latency_ns(typical_prior().median, "fused", 64, 256, 16, 2) > 5e4)
+        True
+    """
     return sum_of(latency_terms_ns(coefficients, path, batch, n_fft, k, n_segments, selection, facts))
 
 
@@ -112,6 +122,11 @@ def welch_timings(
 
     Raises:
         ValueError: as of `Timings.checked`, or an unknown path or selection.
+
+    Examples:
+        >>> sizes = {"batch": [8, 64], "n_fft": [256, 256], "k": [16, 16], "n_segments": [2, 2]}
+        >>> welch_timings(path="fused", **sizes, time_ns=[1e5, 2e5]).time_ns.shape
+        (2,)
     """
     variant = _variants(path, "maxima" if selection is None else selection)
     return Timings.checked(
@@ -148,9 +163,7 @@ def welch_micro_prior(
     )
 
 
-def heap_rates(
-    rows: Sequence[int], bins: Sequence[int], k: Sequence[int], time_ns: Sequence[float]
-) -> dict[str, float]:
+def heap_rates(rows: ArrayLike, bins: ArrayLike, k: ArrayLike, time_ns: ArrayLike) -> dict[str, float]:
     """Return what a bin and a comparison take a heap, by least squares of timings of the selection alone, `[n]`.
 
     Args:

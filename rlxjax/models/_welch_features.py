@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rlxjax._numerics import namespace_of
+from rlxjax._typing import RealLike
 from rlxjax.fit import Facts, Runs
 
 from ._welch_terms import alone_samples
@@ -24,7 +25,7 @@ SLOPE_KNOTS = (0.0, 2.0, 6.0, 10.0, 13.0)
 OCTAVES_BEFORE_SHARING = 2.0
 
 
-def welch_features(runs: Runs, facts: Facts) -> Float[Array, "*batch features"]:
+def welch_features(runs: Runs, facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:
     """Return what the weights of a variant multiply.
 
     They are the rises between knots; the rise towards the most samples that one processor works on alone, and the
@@ -57,7 +58,7 @@ def welch_features(runs: Runs, facts: Facts) -> Float[Array, "*batch features"]:
     return xp.concatenate([*columns, xp.stack(last, -1)], axis=-1)
 
 
-def _way_between(size: Float[Array, "*batch"], low: float, high: float) -> Float[Array, "*batch"]:
+def _way_between(size: RealLike, low: float, high: float) -> RealLike:
     """Return how far a size is from `2**low` to `2**high` in its logarithm, 0 and 1 beyond them."""
     xp = namespace_of(size)
     return xp.clip((xp.log2(size) - low) / (high - low), 0.0, 1.0)

@@ -170,14 +170,14 @@ def work_of(runs: Runs, facts: Facts) -> Work:
     )
 
 
-def alone_samples(variant: Code, facts: Facts) -> Float[Array, "*batch"]:
+def alone_samples(variant: Code, facts: Facts) -> RealLike:
     """Return the most samples that one processor works on alone, `[*batch]`."""
     xp = namespace_of(variant)
     on_device = xp.where(xp.asarray(variant) == BLOCK, facts["alone_samples_block"], facts["alone_samples_fused"])
     return xp.where(xp.asarray(variant) == HOST, facts["alone_samples_host"], on_device) * 1.0
 
 
-def padded_rows(batch: Float[Array, "*batch"], row_samples: RealLike, facts: Facts) -> Float[Array, "*batch"]:
+def padded_rows(batch: Float[Array, "*#batch"], row_samples: RealLike, facts: Facts) -> Float[Array, "*#batch"]:
     """Return the rows that device programs run, `[*batch]`: padded to a few sizes an octave, up to a chunk.
 
     The gradient takes them as the batch, since that of a staircase is 0.

@@ -22,6 +22,12 @@ def padded_batch(batch: int) -> int:
 
     Batches of any size compile a bounded number of programs.
 
+    Args:
+        batch: rows.
+
+    Raises:
+        ValueError: a batch that is no whole number of at least 0.
+
     Examples:
         >>> [padded_batch(batch) for batch in (0, 3, 9, 33, 8192)]
         [0, 3, 10, 40, 8192]
@@ -66,7 +72,7 @@ def piece_rows(batch: int, params: WelchPeakParams, platform: str) -> int:
 
 
 def segment_spectra(
-    signal: Real[Array, "batch length"], params: WelchPeakParams
+    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams
 ) -> Complex[Array, "batch n_segments n_bins"]:
     """Return the one-sided spectra of the windowed segments, complex64."""
     window = hann_window(params.n_fft)[None]
@@ -75,7 +81,7 @@ def segment_spectra(
 
 
 def mean_power(
-    signal: Real[Array, "batch length"],
+    signal: Real[Array | np.ndarray, "batch length"],
     params: WelchPeakParams,
     start: Start = 0,
     count: int | None = None,
@@ -112,7 +118,7 @@ def mean_power(
 
 
 def fused_peaks(
-    signal: Real[Array, "batch length"],
+    signal: Real[Array | np.ndarray, "batch length"],
     params: WelchPeakParams,
     selection: str | None = None,
     platform: str | None = None,
@@ -155,7 +161,7 @@ def _few_rows_at_a_time(
 
 
 def _segments(
-    signal: Real[Array, "batch length"], params: WelchPeakParams, start: Start, count: int
+    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start, count: int
 ) -> list[Float[Array, "count n_fft"]]:
     # In a loop over pieces, XLA's CPU compiler makes vector code of a block of columns that is cut out at once; of
     # rows that are cut out first, and then their columns, it makes a copy.

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from rlxjax._checks import as_index, check_positive
+from rlxjax._typing import RealLike
 
 #: Segments of the presets.
 ULTRA_SEGMENTS, FAST_SEGMENTS, REFERENCE_SEGMENTS = 1, 2, 8
@@ -71,7 +72,7 @@ class WelchPeakParams:
         """Bins of the one-sided spectrum, DC and Nyquist included."""
         return self.n_fft // 2 + 1
 
-    def bin_frequencies_hz(self, bins: np.ndarray | jax.Array, sample_rate_hz: float) -> np.ndarray | jax.Array:
+    def bin_frequencies_hz(self, bins: RealLike, sample_rate_hz: float) -> np.ndarray | jax.Array:
         """Return the centre frequencies in Hz of bins, in their shape.
 
         Examples:

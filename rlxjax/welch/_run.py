@@ -129,17 +129,17 @@ def stream_welch_peaks(
     """Yield the peaks of each signal of a stream, in order, while the next signal is being made or read.
 
     Two signals are held at a time: one that is computed, and the next one. A NumPy signal is held as a copy,
-    made before the next one is asked for, so a source may fill the same buffer again.
-
-    Each of `signals` is as `welch_peaks` takes it, and so are the other arguments; numbers of rows may differ.
-    Errors, those of the source among them, are raised once the signal's turn has come: the peaks of those before
-    it are given first.
+    made before the next one is asked for, so a source may fill the same buffer again. Numbers of rows in `signals`
+    may differ. Other arguments as of `welch_peaks`.
 
     Yields:
         What `welch_peaks` returns for each signal.
 
     Raises:
-        ValueError: as `welch_peaks`, or a traced signal.
+        ValueError: as of `welch_peaks`, or a traced signal.
+        Exception: what the source raised.
+
+    Errors are raised once the signal's turn has come: the peaks of those before it are given first.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=64, k=1)

@@ -47,6 +47,9 @@ _ALIASES: Mapping[str, str] = MappingProxyType(
 def parse_welch_peaks_strategy(name: str) -> str:
     """Return the strategy that a name means, or "auto". Case and `-`/`_` do not matter.
 
+    Args:
+        name: of a strategy, or one of its aliases.
+
     Raises:
         ValueError: a name that means none.
 

@@ -136,13 +136,13 @@ def soft_estimate_welch_peaks_costs(
 ) -> SoftWelchPeaksCosts:
     """Return the smooth form of `estimate_welch_peaks_costs` at a temperature in ns, `[*batch]`.
 
-    The other arguments are as there. Batch thresholds are relaxed in rows, with the temperature relative to the
-    cost that they act on.
+    Batch thresholds are relaxed in rows, with the temperature relative to the cost that they act on. Other arguments
+    and errors as of `estimate_welch_peaks_costs`; `temperature_ns` is positive, a scalar or `[*batch]`.
 
     Examples:
-        >>> soft = soft_estimate_welch_peaks_costs("cuda", 8192, 256, 16, temperature_ns=1e5)
-        >>> bool(soft.log_fuse_probability > soft.log_keep_probability), soft.available.tolist()
-        (True, [0.0, 1.0, 1.0, 0.0])
+        >>> soft = soft_estimate_welch_peaks_costs("cuda", 8192, 256, 16, temperature_ns=1e3)
+        >>> int(soft.costs.pick_index())
+        2
     """
     learned = learned_available, learned_active_gates, learned_total_gates
     temperature_ns = as_temperature(temperature_ns)
@@ -159,7 +159,7 @@ def welch_peaks_fusion_gate_breakdown(
 ) -> WelchPeaksGateBreakdown:
     """Return why a run of two segments fuses or not, every field `[*batch]`.
 
-    Arguments as of `estimate_welch_peaks_costs`.
+    Arguments and errors as of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> b = welch_peaks_fusion_gate_breakdown("cuda", 8192, 256, 16)
@@ -174,6 +174,13 @@ def welch_peaks_fusion_gate_breakdown(
 
 def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.Array:
     """Return useful bytes over time in GB/s, `[*batch]`; 0 where the time is not positive.
+
+    Args:
+        useful_bytes: as `useful_bytes_touched` counts them, a scalar or `[*batch]`.
+        time_ns: what the run took, a scalar or `[*batch]`.
+
+    Raises:
+        ValueError: negative or NaN bytes, or a time that is NaN.
 
     Examples:
         >>> print(algorithm_bandwidth_gbps(2176, 1000.0))

@@ -25,6 +25,14 @@ def welch_peaks_graph(batch: int, params: WelchPeakParams, fused: bool = True) -
     fft in that layout `[R, 2n]`, which is the output; `R = batch * n_segments`. *Fused*: the same and
     `welch_peaks [batch, k, 2]`, which is then the only output (SPEC, section 4).
 
+    Args:
+        batch: rows of the signal, `batch` above.
+        params: segments, `n_segments` of `n` samples, and `k` peaks.
+        fused: whether the peaks are found on the device.
+
+    Raises:
+        ValueError: a batch that is no whole number of at least 0.
+
     Examples:
         >>> g = welch_peaks_graph(4, WelchPeakParams.fast(256, 16))
         >>> [node.op for node in g.nodes]
@@ -90,6 +98,13 @@ def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile
 
     Traffic is `4Rn + 8Rn + 8*batch*k` (SPEC, section 4).
 
+    Args:
+        batch: rows of the signal, a scalar or `[*batch]`.
+        params: segments and peaks of a row.
+
+    Raises:
+        ValueError: a negative or NaN batch.
+
     Examples:
         >>> host_fft_profile(1, WelchPeakParams.fast(256, 16)).device_traffic_bytes
         6272
@@ -102,6 +117,8 @@ def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile
 
 def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:
     """Return the bytes that any implementation has to touch: `4Rn + 8*batch*k`.
+
+    Arguments and errors as of `host_fft_profile`.
 
     Examples:
         >>> useful_bytes_touched(1, WelchPeakParams.fast(256, 16))

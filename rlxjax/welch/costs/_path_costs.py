@@ -59,12 +59,13 @@ def soft_fused_graph_ns(
     *,
     temperature_ns: RealLike,
 ) -> Nanoseconds:
-    """Return the smooth form of `fused_graph_ns` at a temperature in ns; the other arguments are as there.
+    """Return the smooth form of `fused_graph_ns` in ns, `[*batch]`.
+
+    Other arguments and errors as of `fused_graph_ns`; `temperature_ns` is positive, a scalar or `[*batch]`.
 
     Examples:
-        >>> soft_ns = soft_fused_graph_ns("cpu", 1, 256, 16, temperature_ns=1.0)
-        >>> bool(abs(soft_ns - fused_graph_ns("cpu", 1, 256, 16)) < 1.0)
-        True
+        >>> print(soft_fused_graph_ns("cpu", 1, 256, 16, temperature_ns=1e-3).round(2))
+        8664.53
     """
     sizes = {"batch": batch, "n_fft": n_fft, "k": k, "n_segments": n_segments}
     return _fused_graph_ns(device, coefficients, sizes, scale, as_temperature(temperature_ns))

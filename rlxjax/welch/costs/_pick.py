@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._checks import check_shapes, is_traced
-from rlxjax._counts import as_temperature
+from rlxjax._counts import Columns, as_temperature
 from rlxjax._numerics import log_softmin, straight_through
 from rlxjax._typing import Code, RealLike, StrategyWeights
 from rlxjax.device._devices import Device
@@ -31,7 +31,7 @@ def pick_welch_peaks_strategy(
     """Return the cheapest strategy, the earlier of ultra, fast, rlx, learned on ties.
 
     A scalar workload on the host gives a `Strategy`; arrays and traced values give codes, `[*batch]`.
-    With `legacy`, the strategy is picked by thresholds instead of costs. The other arguments are as of
+    With `legacy`, the strategy is picked by thresholds instead of costs. Other arguments and errors as of
     `estimate_welch_peaks_costs`.
 
     Examples:
@@ -65,11 +65,11 @@ def soft_pick_welch_peaks_strategy(
     `pick_weights(costs, log_availability=...)`; its limit differs where a run that may not fuse would
     be cheaper by more than its gate misses.
 
-    With `straight_through_gradient` the hard pick as a one-hot row, with the gradient of these weights. The other
-    arguments are as of `soft_estimate_welch_peaks_costs`.
+    With `straight_through_gradient`, the hard pick is returned as a one-hot row, with this gradient; `temperature_ns`
+    is positive, a scalar or `[*batch]`. Other arguments and errors as of `estimate_welch_peaks_costs`.
 
     Examples:
-        >>> soft_pick_welch_peaks_strategy("metal", 8192, 256, 16, temperature_ns=1e4).round(2).tolist()
+        >>> soft_pick_welch_peaks_strategy("metal", 8192, 256, 16, temperature_ns=1.0).round(3).tolist()
         [0.0, 0.0, 1.0, 0.0]
     """
     learned = learned_available, learned_active_gates, learned_total_gates
@@ -83,7 +83,7 @@ def soft_pick_welch_peaks_strategy(
 
 
 def pick_weights(
-    costs: WelchPeaksCostEstimates | jax.Array,
+    costs: WelchPeaksCostEstimates | Columns,
     *,
     temperature_ns: RealLike,
     log_availability: RealLike = 0.0,
@@ -95,6 +95,9 @@ def pick_weights(
             neither its value nor its gradient is NaN; if all are infinite, all weights are 0.
         temperature_ns: scalar or `[*batch]`.
         log_availability: `[*batch, n]`; minus infinity is impossible.
+
+    Raises:
+        ValueError: costs without an axis, shapes that do not agree, or a temperature that is not positive.
 
     Examples:
         >>> pick_weights(jnp.array([1.0, jnp.inf, 1.0]), temperature_ns=5.0).tolist()
