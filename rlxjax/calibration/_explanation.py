@@ -171,7 +171,7 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
     model = calibrated.model
     known = all_inputs(model, next(iter(alternatives_of(model) or model.strategies)), inputs, given)
     for name, value in known.items():
-        if np.ndim(value) or not value > 0:
+        if np.ndim(value) or not np.asarray(value) > 0:
             raise ValueError(f"{name}: expected one positive number of {model.inputs[name].unit}, got {value}")
     sizes: dict[str, float] = {name: np.asarray(value).item() for name, value in known.items()}
     names = calibrated.alternatives(**sizes)

@@ -67,7 +67,7 @@ def laplace_approximation(
         measured=is_measured(log_sd, prior_sd),
         squares=squares,
         directions=directions,
-        noise_sd=noise_sd,
+        noise_sd=np.asarray(noise_sd),
         converged=np.isfinite(found.loss)
         & (found.expected_decrease < CONVERGED_DECREASE + CONVERGED_SHARE * found.loss),
     )

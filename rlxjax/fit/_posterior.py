@@ -117,7 +117,7 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
     features = jnp.asarray(posterior.model.features(runs, posterior.facts))
     log_factor = correction_log_factor(features, posterior.weights, runs.variant)
     unknowns = joint_jacobian(jacobian, features, runs.variant, len(posterior.model.variants))
-    scores = unknowns @ jnp.asarray(posterior.factor)
+    scores = jnp.asarray(unknowns) @ jnp.asarray(posterior.factor)
     return LatencyEstimate(jnp.exp(log_ns + log_factor), scores, jnp.asarray(posterior.spread)[runs.variant])
 
 

@@ -149,7 +149,7 @@ def fused_peaks(
 
 
 def _few_rows_at_a_time(
-    signal: Real[Array, "batch length"], params: WelchPeakParams, start: Start, count: int, platform: str
+    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start, count: int, platform: str
 ) -> Float[Array, "count n_bins"]:
     """Return `mean_power` of rows, of which a tile may hold more samples than a piece: then by parts of it."""
     rows = max(1, schedule(platform).piece_samples // (params.n_segments * params.n_fft))
