@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from scipy import optimize
 
-from calibrate import metrics
+from benchmarks import decision_metrics as metrics
 from calibrate.design import estimates
 from calibrate.fits import micro_prior
 from calibrate.job import facts_of
