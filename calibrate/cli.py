@@ -17,7 +17,7 @@ import rlxjax  # noqa: E402
 from .refusals import NOT_WRITTEN_STATUS, one_line_errors, run  # noqa: E402
 
 if TYPE_CHECKING:
-    from .job import Outcome
+    from .report import Outcome
 
 _TYPER: Any = {
     "add_completion": False,

@@ -29,9 +29,8 @@ from rlxjax.welch import RUNNER_VERSION, schedule
 
 from .fits import check_fittable, fit_twice, micro_prior, prior_from
 from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro
-from .outcome import Outcome
 from .plan import memory_limit_bytes, prepare
-from .report import Progress, shortened
+from .report import Outcome, Progress, shortened
 from .samples import (
     SampleLog,
     SampleWriter,

@@ -6,8 +6,8 @@ from pathlib import Path as FilePath
 from rlxjax.calibration import file_to_write
 
 from .fits import prior_from
-from .job import Outcome, fit_and_write
-from .report import Progress
+from .job import fit_and_write
+from .report import Outcome, Progress
 from .samples import SampleLog
 from .workloads import Grid, Models, load_models, runs_model
 
