@@ -42,10 +42,10 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
 WITHOUT_MODEL = tuple(name for name, strategy in STRATEGIES.items() if strategy.path is not Path.LEARNED)
 #: Those that give the same peaks, of which the fastest is wanted.
 SAME_RESULT = ("fast", "fused-maxima", "fused-top_k", "block")
-
-
 #: The workloads of the table at the end, where they were measured.
 SHOWN_BATCHES, SHOWN_N_FFT, SHOWN_K = (1, 64, 1024, 8192), 256, 16
+#: Rows of a signal that are made at a time.
+SIGNAL_CHUNK_ROWS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Signals:
             length = cell.params.frame_len
             rows[length] = max(rows.get(length, 0), cell.batch)
         rng = np.random.default_rng(seed)
-        self._buffers = {length: _tones_in_noise(rng, count, length) for length, count in rows.items()}
+        self._buffers = {length: tones_in_noise(rng, count, length) for length, count in rows.items()}
         self._first_row: dict[Cell, int] = {}
 
     def of(self, cell: Cell) -> np.ndarray:
@@ -224,8 +224,11 @@ class Signals:
         return self._models[cell.n_fft].model if runs_model(cell) else None
 
 
-def _tones_in_noise(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:
-    buffer = rng.standard_normal((rows, length), np.float32)
-    cycles = rng.uniform(0.02, 0.48, (rows, 1)).astype(np.float32)
-    buffer += 2.0 * np.sin(2.0 * np.float32(np.pi) * cycles * np.arange(length, dtype=np.float32))
-    return buffer
+def tones_in_noise(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:
+    """Return float32 `[rows, length]`: a tone of random frequency in each row of noise."""
+    signal, time = np.empty((rows, length), np.float32), np.arange(length, dtype=np.float32)
+    for start in range(0, rows, SIGNAL_CHUNK_ROWS):
+        chunk = signal[start : start + SIGNAL_CHUNK_ROWS]
+        radians = 2 * np.pi * rng.uniform(0.02, 0.48, (len(chunk), 1)).astype(np.float32)
+        chunk[:] = rng.standard_normal(chunk.shape, np.float32) + 2 * np.sin(radians * time)
+    return signal
