@@ -14,7 +14,6 @@ from rlxjax.calibration import (
     UNITS,
     CalibrationFile,
     GateCoefficient,
-    LearnedFftFile,
     Samples,
     current_fingerprint,
     default_calibration_path,
@@ -31,14 +30,7 @@ from .fits import check_fittable, fit_twice, micro_prior, prior_from
 from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro
 from .plan import memory_limit_bytes, prepare
 from .report import Outcome, Progress, shortened
-from .samples import (
-    SampleLog,
-    SampleWriter,
-    check_resumable,
-    read_samples,
-    set_aside,
-    timings_of,
-)
+from .samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside, timings_of
 from .validate import OUTLIER_FACTOR, error_summaries, outliers
 from .visits import Visits, noise_floor, quartile_ns
 from .workloads import Grid, Models, load_models, split_by_memory
@@ -218,7 +210,7 @@ def fit_and_write(
             workloads=len(cells),
         ),
         skipped=[f"{name}: {reason}" for reason, names in skipped.items() for name in names],
-        learned_ffts=_learned_ffts(models),
+        learned_ffts=[timed.described() for timed in models.values()],
         models={WELCH.name: section},
     )
     if is_written:
@@ -269,19 +261,6 @@ def facts_of(log: SampleLog, models: Models) -> Facts:
         "learned_flop": np.array([work.flop for work in works], float),
         "learned_live_bins": np.array([work.live_bins for work in works], float),
     }
-
-
-def _learned_ffts(models: Models) -> list[LearnedFftFile]:
-    return [
-        LearnedFftFile(
-            n_fft=n_fft,
-            active_gates=timed.model.active_gates,
-            total_gates=timed.model.total_gates,
-            file=timed.file.name,
-            sha256=timed.sha256,
-        )
-        for n_fft, timed in models.items()
-    ]
 
 
 def _gate(gate: IoFusionGate, platform: str) -> dict[str, GateCoefficient]:

@@ -10,14 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rlxjax import LearnedFft, load_learned_fft
-from rlxjax.calibration import sha256_of
+from rlxjax.calibration import LearnedFftFile, sha256_of
 from rlxjax.learned import LearnedWork, learned_program
-from rlxjax.welch import (
-    FAST_SEGMENTS,
-    ULTRA_SEGMENTS,
-    Path,
-    WelchPeakParams,
-)
+from rlxjax.welch import FAST_SEGMENTS, ULTRA_SEGMENTS, Path, WelchPeakParams
 
 
 class Strategy(NamedTuple):
@@ -56,20 +51,21 @@ class TimedModel:
     file: FilePath
     sha256: str
 
-    @classmethod
-    def load(cls, file: FilePath) -> "TimedModel":
-        """Load a model file.
-
-        Raises:
-            LearnedFftFileError: a file that holds no model.
-        """
-        return cls(load_learned_fft(file), file, sha256_of(file))
-
     @functools.cached_property
     def work(self) -> LearnedWork:
         """What a run of the model's program takes for one segment."""
-        params = WelchPeakParams.fast(self.model.n_fft, 1)
-        return learned_program(self.model, params).work
+        return learned_program(self.model, WelchPeakParams.fast(self.model.n_fft, 1)).work
+
+    def described(self) -> LearnedFftFile:
+        """Return what a calibration file says of it."""
+        model = self.model
+        return LearnedFftFile(
+            n_fft=model.n_fft,
+            active_gates=model.active_gates,
+            total_gates=model.total_gates,
+            file=self.file.name,
+            sha256=self.sha256,
+        )
 
 
 #: Models by segment length.
@@ -85,12 +81,10 @@ def load_models(files: Sequence[FilePath]) -> dict[int, TimedModel]:
     """
     models: dict[int, TimedModel] = {}
     for file in files:
-        timed = TimedModel.load(file)
-        if timed.model.n_fft in models:
-            raise ValueError(
-                f"--model: {models[timed.model.n_fft].file} and {file} are both for n_fft {timed.model.n_fft}"
-            )
-        models[timed.model.n_fft] = timed
+        timed = TimedModel(load_learned_fft(file), file, sha256_of(file))
+        other = models.setdefault(timed.model.n_fft, timed)
+        if other is not timed:
+            raise ValueError(f"--model: {other.file} and {file} are both for n_fft {timed.model.n_fft}")
     return models
 
 
@@ -132,7 +126,7 @@ class Cell(NamedTuple):
     def working_bytes(self) -> int:
         """Bytes of the arrays that a run holds at once, by its slowest layout."""
         samples = self.batch * self.n_segments * self.n_fft
-        return 4 * self.batch * self.params.frame_len + 4 * samples + 8 * samples + 4 * samples
+        return 4 * self.batch * self.params.frame_len + 16 * samples
 
     def __str__(self) -> str:
         return f"{self.strategy} {self.batch}x{self.n_fft} k{self.k}"
