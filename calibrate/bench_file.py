@@ -104,10 +104,7 @@ def ratios(best_ns: Mapping[str, float], ours: Sequence[str]) -> dict[str, dict[
 
 def copy_shares(best_ns: Mapping[str, float]) -> dict[str, float]:
     """Return the share of the copy's bandwidth by contender."""
-    copy_ns = best_ns.get(COPY)
-    if copy_ns is None:
-        return {}
-    return {name: copy_ns / time_ns for name, time_ns in best_ns.items() if name != COPY}
+    return {name: best_ns[COPY] / time_ns for name, time_ns in best_ns.items() if name != COPY and COPY in best_ns}
 
 
 def mean_ratios(cells: Sequence[CellResult]) -> dict[str, dict[str, float]]:

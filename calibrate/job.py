@@ -199,7 +199,7 @@ def fit_and_write(
         command=command,
         units=UNITS,
         fingerprint=log.fingerprint,
-        gate=_gate(measured_gate(rates), log.fingerprint.platform),
+        gate=_measured_gate(rates, log.fingerprint.platform),
         canary_ns={name: min(times) for name, times in log.micro.items()},
         samples=Samples(
             file=samples_path.name,
@@ -231,23 +231,6 @@ def fit_and_write(
     )
 
 
-def measured_gate(rates: MicroRates) -> IoFusionGate:
-    """Return the IO gate with this machine's rates.
-
-    A readback is charged at its measured bandwidth, whatever the memory; an added sync point costs its
-    round trip and no penalty on top; any gain counts.
-    """
-    return IoFusionGate.checked(
-        dispatch_ns=rates.dispatch_ns,
-        roundtrip_ns=rates.roundtrip_ns,
-        memory_bw=rates.memory_bytes_per_ns,
-        host_readback_bw=rates.readback_bytes_per_ns,
-        unified_memory=False,
-        host_thunk_penalty_ns=0.0,
-        min_gain_ns=0.0,
-    )
-
-
 def facts_of(log: SampleLog, models: Models) -> Facts:
     """Return how the runner that was timed schedules, and what the learned FFTs take that it was given."""
     works = [timed.work for timed in models.values()]
@@ -263,10 +246,21 @@ def facts_of(log: SampleLog, models: Models) -> Facts:
     }
 
 
-def _gate(gate: IoFusionGate, platform: str) -> dict[str, GateCoefficient]:
-    chosen = ("unified_memory", "host_thunk_penalty_ns", "min_gain_ns")
-    provenance = dict.fromkeys(GATE_UNITS, Provenance.MEASURED)
-    provenance |= dict.fromkeys(chosen, Provenance.ARCH_DEFAULT)
+def _measured_gate(rates: MicroRates, platform: str) -> dict[str, GateCoefficient]:
+    """Return the IO gate with this machine's rates.
+
+    A readback is charged at its measured bandwidth, whatever the memory; an added sync point costs its
+    round trip and no penalty on top; any gain counts.
+    """
+    measured = {
+        "dispatch_ns": rates.dispatch_ns,
+        "roundtrip_ns": rates.roundtrip_ns,
+        "memory_bw": rates.memory_bytes_per_ns,
+        "host_readback_bw": rates.readback_bytes_per_ns,
+    }
+    chosen = {"unified_memory": False, "host_thunk_penalty_ns": 0.0, "min_gain_ns": 0.0}
+    gate = IoFusionGate.checked(**measured, **chosen)
+    provenance = dict.fromkeys(measured, Provenance.MEASURED) | dict.fromkeys(chosen, Provenance.ARCH_DEFAULT)
     if platform == "cpu":  # what the host reads is where it is: a view's time says nothing of a readback
         provenance["host_readback_bw"] = Provenance.UNCALIBRATED
     return {

@@ -21,7 +21,7 @@ from rlxjax import welch_peaks
 from rlxjax.welch import SELECTIONS, WelchPeakParams, mean_power, selected_peaks
 
 from .samples import SampleLog, SampleWriter
-from .workloads import Cell, Signals
+from .workloads import STRATEGIES, Cell, Signals
 
 #: Float32 elements of the arrays that are uploaded and read back, and, far beyond any cache, copied.
 TRANSFER_ELEMENTS, COPY_ELEMENTS = 2**22, 2**25
@@ -207,10 +207,10 @@ def visit(cell: Cell, signals: Signals) -> list[int]:
 
 def time_cell(cell: Cell, signals: Signals) -> int:
     """Return the time in ns of one run, from a NumPy signal on the host to NumPy peaks on the host."""
-    signal, params, path = signals.of(cell), cell.params, str(cell.path)
-    model, selection = signals.model_of(cell), cell.selection
+    path, _, selection = STRATEGIES[cell.strategy]
+    signal, params, name, model = signals.of(cell), cell.params, str(path), signals.model_of(cell)
     start = time.perf_counter_ns()
-    welch_peaks(signal, params, path, model=model, selection=selection)
+    welch_peaks(signal, params, name, model=model, selection=selection)
     return time.perf_counter_ns() - start
 
 

@@ -10,7 +10,7 @@ as ever.
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 
 import jax
@@ -70,17 +70,6 @@ def contenders(
     Raises:
         ValueError: a name that nobody has.
     """
-    known = _contenders(calibration)
-    for name in names:
-        if name not in known:
-            raise ValueError(f"--contender: expected one of {', '.join(known)}, got {name!r}")
-    wanted = [known[name] for name in known if not names or name in names]
-    reasons = {contender.name: contender.unavailable() for contender in wanted}
-    skipped = {name: reason for name, reason in reasons.items() if reason is not None}
-    return [contender for contender in wanted if contender.name not in skipped], skipped
-
-
-def _contenders(calibration: Calibration | None) -> Mapping[str, Contender]:
     ours = functools.partial(Contender, is_ours=True)
     listed = (
         ours("fused", functools.partial(_ours, "fused", None)),
@@ -90,35 +79,50 @@ def _contenders(calibration: Calibration | None) -> Mapping[str, Contender]:
         Contender("naive", _naive),
         Contender("naive-jax", functools.partial(_naive, as_jax=True), unavailable=_beside_a_device),
         Contender("jax.scipy", _jax_scipy),
-        _peer("scipy", scipy_run, "scipy", "scipy.signal"),
-        _peer("pyfftw", pyfftw_run, "pyfftw", "pyfftw"),
-        _peer("mkl_fft", mkl_fft_run, "mkl_fft", "mkl_fft"),
-        _peer("torch", _torch, "torch", "torch", also=_torch_lacks_the_device),
+        _peer("scipy", scipy_run, "scipy.signal"),
+        _peer("pyfftw", pyfftw_run),
+        _peer("mkl_fft", mkl_fft_run),
+        _peer("torch", _torch, also=_torch_lacks_the_device),
         Contender("c-fftw", CWelch, c_unavailable, c_version),
         Contender("c-fftw-insertion", functools.partial(CWelch, inserts=True), c_unavailable, c_version),
-        _peer("cupy", _cupy, "cupy", "cupy", also=_cupy_lacks_a_device),
+        _peer("cupy", _cupy, also=_cupy_lacks_a_device),
         Contender("copy", _copy, has_result=False),
     )
-    return {contender.name: contender for contender in listed}
+    known = [contender.name for contender in listed]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--contender: expected one of {', '.join(known)}, got {name!r}")
+    found, skipped = [], {}
+    for contender in listed:
+        if names and contender.name not in names:
+            continue
+        if reason := contender.unavailable():
+            skipped[contender.name] = reason
+        else:
+            found.append(contender)
+    return found, skipped
 
 
 def _peer(
-    name: str, build: Build, distribution: str, module: str, also: Callable[[], str | None] = lambda: None
+    name: str, build: Build, module: str | None = None, also: Callable[[], str | None] = lambda: None
 ) -> Contender:
+    """Return a peer that is installed under its name; it can run where its module loads, and `also` has no reason."""
+    module = module or name
+
     def unavailable() -> str | None:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError:
-            return f"not installed: pip install {distribution}"
+            return f"not installed: pip install {name}"
         except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
             return f"cannot be imported: {' '.join(str(error).split())}"
         return also()
 
     def version() -> str:
         try:
-            return f"{distribution} {metadata.version(distribution)}"
+            return f"{name} {metadata.version(name)}"
         except metadata.PackageNotFoundError:  # cupy comes as cupy-cuda12x and the like
-            return f"{distribution} {importlib.import_module(module).__version__}"
+            return f"{name} {importlib.import_module(module).__version__}"
 
     return Contender(name, build, unavailable, version)
 

@@ -178,14 +178,11 @@ def _decision_table(outcome: Outcome) -> Table:
 
 def _micro_line(outcome: Outcome) -> str:
     rates = outcome.rates
-    bandwidths = {
-        "device memory": rates.memory_bytes_per_ns,
-        "upload": rates.upload_bytes_per_ns,
-        "readback": rates.readback_bytes_per_ns,
-    }
-    shown = ", ".join(f"{name} {number(bandwidth)} GB/s" for name, bandwidth in bandwidths.items())
-    waits = f"launch {rates.dispatch_ns / 1e3:.1f} us, round trip {rates.roundtrip_ns / 1e3:.1f} us"
-    return f"micro-benchmarks: {waits}, {shown}"
+    return (
+        f"micro-benchmarks: launch {rates.dispatch_ns / 1e3:.1f} us, round trip {rates.roundtrip_ns / 1e3:.1f} us, "
+        f"device memory {number(rates.memory_bytes_per_ns)} GB/s, upload {number(rates.upload_bytes_per_ns)} GB/s, "
+        f"readback {number(rates.readback_bytes_per_ns)} GB/s"
+    )
 
 
 def _give_or_take(log_sd: float) -> str:

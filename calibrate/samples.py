@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import itertools
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -228,21 +229,14 @@ def set_aside(path: FilePath) -> FilePath | None:
     """Rename an existing file to the next free numbered name; return that, or None if there was none."""
     if not path.exists():
         return None
-    number = 1
-    while (aside := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
+    names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    aside = next(name for name in names if not name.exists())
     path.rename(aside)
     return aside
 
 
 def timings_of(cells: Sequence[Cell], time_ns: np.ndarray) -> Timings:
     """Return the timings `[cells]` that the fit takes."""
-    return Timings.checked(
-        WELCH,
-        variant=[cell.variant for cell in cells],
-        batch=[cell.batch for cell in cells],
-        n_fft=[cell.n_fft for cell in cells],
-        k=[cell.k for cell in cells],
-        n_segments=[cell.n_segments for cell in cells],
-        time_ns=time_ns,
-    )
+    names = ("variant", *WELCH.inputs)
+    columns = {name: [getattr(cell, name) for cell in cells] for name in names}
+    return Timings.checked(WELCH, **columns, time_ns=time_ns)

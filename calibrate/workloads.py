@@ -102,20 +102,10 @@ class Cell(NamedTuple):
         return STRATEGIES[self.strategy].n_segments
 
     @property
-    def path(self) -> Path:
-        """The path that computes it."""
-        return STRATEGIES[self.strategy].path
-
-    @property
-    def selection(self) -> str | None:
-        """The form of the selection of a fused run."""
-        return STRATEGIES[self.strategy].selection
-
-    @property
     def variant(self) -> str:
         """What the latency model calls it."""
-        path, selection = self.path.value, self.selection
-        return path if selection is None else f"{path}_{selection}"
+        path, _, selection = STRATEGIES[self.strategy]
+        return path.value if selection is None else f"{path.value}_{selection}"
 
     @property
     def params(self) -> WelchPeakParams:
@@ -134,7 +124,7 @@ class Cell(NamedTuple):
 
 def runs_model(cell: Cell) -> bool:
     """Whether a cell runs a learned FFT."""
-    return cell.path is Path.LEARNED
+    return STRATEGIES[cell.strategy].path is Path.LEARNED
 
 
 @dataclasses.dataclass(frozen=True)
