@@ -12,17 +12,7 @@ from rlxjax import Calibration, WelchPeakParams
 from rlxjax.calibration import current_fingerprint, file_to_write, write_json_file
 from rlxjax.welch import FAST_SEGMENTS
 
-from .bench_file import (
-    BENCH_SCHEMA_VERSION,
-    BenchFile,
-    CellResult,
-    Result,
-    copy_shares,
-    growth,
-    mean_ratios,
-    minima,
-    ratios,
-)
+from .bench_file import BENCH_SCHEMA_VERSION, BenchFile, CellResult, growth, mean_ratios
 from .bench_rounds import PROTOCOL, time_contenders
 from .peers import contenders
 from .plan import memory_limit_bytes
@@ -65,10 +55,7 @@ class BenchCell(NamedTuple):
 
 
 def bench_cells(
-    n_ffts: Sequence[int] = (),
-    batches: Sequence[int] = (),
-    ks: Sequence[int] = (),
-    n_segments: int = FAST_SEGMENTS,
+    n_ffts: Sequence[int] = (), batches: Sequence[int] = (), ks: Sequence[int] = (), n_segments: int = FAST_SEGMENTS
 ) -> list[BenchCell]:
     """Return the product of what is asked for, with sensible values of what is not.
 
@@ -142,19 +129,20 @@ def run_bench(
         )
         signal = np.zeros((0, 0), np.float32)
         for cell in cells:
-            limit, results = MEMORY_FACTOR * memory_limit_bytes(), {}
+            limit, length, results = MEMORY_FACTOR * memory_limit_bytes(), cell.params.frame_len, {}
             if cell.working_bytes > limit:
                 skipped[str(cell)] = f"takes {cell.working_bytes:,} bytes, and may take {limit:,}"
             else:
                 try:
-                    if len(signal) < cell.batch or signal.shape[1] != cell.params.frame_len:
-                        signal = tones_in_noise(rng, _rows_like(cell, cells, limit), cell.params.frame_len)
+                    if len(signal) < cell.batch or signal.shape[1] != length:
+                        alike = (c for c in cells if c.params.frame_len == length and c.working_bytes <= limit)
+                        signal = tones_in_noise(rng, max(c.batch for c in alike), length)
                     rows = signal[: cell.batch]
                     results, interrupted = time_contenders(taking_part, rows, cell.params, rng, budget_s)
                 except KeyboardInterrupt:
                     interrupted = True
             if results:
-                done.append(_cell_result(cell, results, content.ours))
+                done.append(CellResult.of(results, content.ours, **cell._asdict(), bytes_moved=cell.bytes_moved))
             found = {"cells": list(done), "growth": growth(done), "mean_ratios": mean_ratios(done)}
             found |= {"skipped": dict(skipped), "interrupted": interrupted}
             content = content.model_copy(update=found)
@@ -164,21 +152,3 @@ def run_bench(
                 break
             advance()
     return content
-
-
-def _cell_result(cell: BenchCell, results: dict[str, Result], ours: Sequence[str]) -> CellResult:
-    best = minima(results)
-    return CellResult(
-        **cell._asdict(),
-        bytes_moved=cell.bytes_moved,
-        results=results,
-        ratios=ratios(best, ours),
-        copy_share=copy_shares(best),
-    )
-
-
-def _rows_like(cell: BenchCell, cells: Sequence[BenchCell], limit_bytes: int) -> int:
-    """Return the rows that the cells with rows of this length take at most."""
-    length = cell.params.frame_len
-    alike = (c for c in cells if c.params.frame_len == length and c.working_bytes <= limit_bytes)
-    return max(c.batch for c in alike)

@@ -50,6 +50,12 @@ class CellResult(Strict):
     ratios: dict[str, dict[str, float]]
     copy_share: dict[str, float]
 
+    @classmethod
+    def of(cls, results: dict[str, Result], ours: Sequence[str], **sizes: int) -> "CellResult":
+        """Return what follows from the results of a workload, some of them ours."""
+        best = minima(results)
+        return cls(**sizes, results=results, ratios=ratios(best, ours), copy_share=copy_shares(best))
+
 
 class Growth(Strict):
     """How the minimum grows: least-squares slopes on log-log axes.

@@ -87,7 +87,7 @@ def calibrate(
         resume=resume,
         models=model or [],
         command=_command_line("calibrate", budget=f"{budget:g}", **given),
-        progress=Progress(Console(stderr=True)),
+        progress=Progress(),
         force=force,
         prior=prior,
     )
@@ -126,7 +126,7 @@ def refit(
         samples,
         out=out,
         command=_command_line("refit", samples, out=out, model=model, prior=prior, force=force),
-        progress=Progress(Console(stderr=True)),
+        progress=Progress(),
         models=model or [],
         force=force,
         prior=prior,
@@ -149,8 +149,7 @@ def validate(
     from .report import Progress
     from .staleness import check
 
-    progress = Progress(Console(stderr=True))
-    verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=progress)
+    verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=Progress())
     typer.echo(json.dumps(verdict.as_json(file)) if as_json else "\n".join(verdict.sentences(file)))
     raise typer.Exit(verdict.status)
 
@@ -158,12 +157,7 @@ def validate(
 @app.command()
 @one_line_errors
 def predict(
-    file: File,
-    batch: Batch,
-    n_fft: NFft = 256,
-    k: Peaks = 16,
-    segments: Segments = 2,
-    as_json: AsJson = False,
+    file: File, batch: Batch, n_fft: NFft = 256, k: Peaks = 16, segments: Segments = 2, as_json: AsJson = False
 ) -> None:
     """Predict what each strategy takes for a workload, and pick the cheapest of the same result.
 
@@ -205,12 +199,7 @@ def predict(
 @app.command()
 @one_line_errors
 def explain(
-    file: File,
-    batch: Batch,
-    n_fft: NFft = 256,
-    k: Peaks = 16,
-    segments: Segments = 2,
-    as_json: AsJson = False,
+    file: File, batch: Batch, n_fft: NFft = 256, k: Peaks = 16, segments: Segments = 2, as_json: AsJson = False
 ) -> None:
     """Say why a strategy is picked: the parts of its time, the margin, and what would change the choice."""
     _set_up_jax_as(file)
@@ -260,7 +249,7 @@ def bench(
     options = {"budget": f"{budget:g}", "device": device, "calibration": calibration, "out": out}
     with jax.enable_x64(False):
         auto_by = None if calibration is None else load_calibration(calibration)
-    with Progress(Console(stderr=True)).phase("measuring", total=len(cells)) as advance:
+    with Progress().phase("measuring", total=len(cells)) as advance:
         content = run_bench(
             cells,
             budget_s=budget,

@@ -92,7 +92,7 @@ def run(
     wanted = grid.cells(timed_models)
     cells, too_large = split_by_memory(wanted, memory_limit_bytes())
     digests = {n_fft: timed.sha256 for n_fft, timed in timed_models.items()}
-    skipped = {"would not fit in memory": [str(cell) for cell in too_large]} if too_large else {}
+    skipped = {"would not fit in memory": [str(cell) for cell in too_large]}
     if resume:
         log = read_samples(samples_path, mend="leave out --resume to start anew", mend_tail=True)
         check_resumable(log, samples_path, wanted, here, digests)

@@ -12,6 +12,7 @@ import functools
 import importlib
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,12 +71,11 @@ def contenders(
     Raises:
         ValueError: a name that nobody has.
     """
-    ours = functools.partial(Contender, is_ours=True)
     listed = (
-        ours("fused", functools.partial(_ours, "fused", None)),
-        ours("fused-jax", functools.partial(_ours, "fused", None, as_jax=True), unavailable=_beside_a_device),
-        ours("host", functools.partial(_ours, "host", None), version=lambda: f"numpy {np.__version__}"),
-        ours("auto", functools.partial(_ours, "auto", calibration)),
+        _ours("fused", "fused"),
+        _ours("fused-jax", "fused", as_jax=True, unavailable=_beside_a_device),
+        _ours("host", "host", version=lambda: f"numpy {np.__version__}"),
+        _ours("auto", "auto", calibration),
         Contender("naive", _naive),
         Contender("naive-jax", functools.partial(_naive, as_jax=True), unavailable=_beside_a_device),
         Contender("jax.scipy", _jax_scipy),
@@ -85,7 +85,7 @@ def contenders(
         _peer("torch", _torch, also=_torch_lacks_the_device),
         Contender("c-fftw", CWelch, c_unavailable, c_version),
         Contender("c-fftw-insertion", functools.partial(CWelch, inserts=True), c_unavailable, c_version),
-        _peer("cupy", _cupy, also=_cupy_lacks_a_device),
+        _peer("cupy", _cupy, also=lambda: "runs on a GPU only, and JAX runs on the CPU" if on_cpu() else None),
         Contender("copy", _copy, has_result=False),
     )
     known = [contender.name for contender in listed]
@@ -142,14 +142,13 @@ def _placed(signal: np.ndarray, as_jax: bool = False) -> np.ndarray | jax.Array:
 
 
 def _ours(
-    strategy: str,
-    calibration: Calibration | None,
-    signal: np.ndarray,
-    params: WelchPeakParams,
-    as_jax: bool = False,
-) -> Run:
-    placed = signal if strategy == "host" else _placed(signal, as_jax)
-    return lambda: jax.block_until_ready(welch_peaks(placed, params, strategy, calibration=calibration))
+    name: str, strategy: str, calibration: Calibration | None = None, as_jax: bool = False, **others: Any
+) -> Contender:
+    def build(signal: np.ndarray, params: WelchPeakParams) -> Run:
+        placed = signal if strategy == "host" else _placed(signal, as_jax)
+        return lambda: jax.block_until_ready(welch_peaks(placed, params, strategy, calibration=calibration))
+
+    return Contender(name, build, is_ours=True, **others)
 
 
 def _naive(signal: np.ndarray, params: WelchPeakParams, as_jax: bool = False) -> Run:
@@ -191,14 +190,9 @@ def _torch(signal: np.ndarray, params: WelchPeakParams) -> Run:
     """On a CPU in chunks of rows, which is faster there."""
     torch = importlib.import_module("torch")
     device = torch.device("cpu" if on_cpu() else "cuda")
-    samples, window, weights = (
-        torch.from_numpy(array).to(device)
-        for array in (
-            signal,
-            welch_window(params.n_fft),
-            power_weights(params) * np.float32(params.n_segments),
-        )
-    )
+    mean_weights = power_weights(params) * np.float32(params.n_segments)
+    arrays = (signal, welch_window(params.n_fft), mean_weights)
+    samples, window, weights = (torch.from_numpy(array).to(device) for array in arrays)
     step = chunk_rows(params, len(signal), CHUNK_SAMPLES * cores()) if on_cpu() else len(signal)
     k = peaks_kept(params)
 
@@ -239,10 +233,6 @@ def _cupy(signal: np.ndarray, params: WelchPeakParams) -> Run:
         return peaks
 
     return run
-
-
-def _cupy_lacks_a_device() -> str | None:
-    return "runs on a GPU only, and JAX runs on the CPU" if on_cpu() else None
 
 
 def _copy(signal: np.ndarray, params: WelchPeakParams) -> Run:

@@ -11,8 +11,8 @@ from .report import Outcome, Progress
 from .samples import SampleLog
 from .workloads import Grid, load_models, runs_model
 
-#: How the job names a samples file, compressed or not.
-SAMPLES_SUFFIXES = (".samples.jsonl", ".samples.jsonl.gz")
+#: How the job names a samples file, which may be compressed.
+SAMPLES_SUFFIX = ".samples.jsonl"
 
 
 def refit(
@@ -69,9 +69,9 @@ def calibration_of(samples_path: FilePath) -> FilePath:
         >>> calibration_of(FilePath("a.samples.jsonl.gz")).name
         'a.json'
     """
-    for suffix in SAMPLES_SUFFIXES:
-        if samples_path.name.endswith(suffix) and samples_path.name != suffix:
-            return samples_path.with_name(samples_path.name.removesuffix(suffix) + ".json")
+    name, _, rest = samples_path.name.rpartition(SAMPLES_SUFFIX)
+    if name and rest in ("", ".gz"):
+        return samples_path.with_name(f"{name}.json")
     raise ValueError(
-        f"--out: expected a file, as {samples_path} is not named like NAME{SAMPLES_SUFFIXES[0]}, which makes NAME.json"
+        f"--out: expected a file, as {samples_path} is not named like NAME{SAMPLES_SUFFIX}, which makes NAME.json"
     )

@@ -67,10 +67,10 @@ class Outcome:
 
 
 class Progress:
-    """Shows which phase the job is in, and how far."""
+    """Shows on standard error, or another console, which phase the job is in, and how far."""
 
-    def __init__(self, console: Console):
-        self._console = console
+    def __init__(self, console: Console | None = None):
+        self._console = console or Console(stderr=True)
 
     @contextlib.contextmanager
     def phase(
@@ -113,7 +113,7 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     counts = f"{samples.timings} timings ({samples.workloads} workloads, {samples.rounds} rounds)"
     for text in (
         _micro_line(outcome),
-        *(f"skipped, {reason}: {shortened(names)}" for reason, names in outcome.skipped.items()),
+        *(f"skipped, {reason}: {shortened(names)}" for reason, names in outcome.skipped.items() if names),
         *outcome.notes,
         f"{counts} in {outcome.samples_path}",
         f"calibration: {outcome.path if outcome.is_written else 'not written'}",

@@ -211,10 +211,7 @@ def check_resumable(
 ) -> None:
     """Refuse to go on with samples of another version, runner, machine or grid, or of other models."""
     anew = "leave out --resume to start anew"
-    for name, got, expected in (
-        ("version", log.version, SAMPLES_VERSION),
-        ("runner", log.runner, RUNNER_VERSION),
-    ):
+    for name, got, expected in (("version", log.version, SAMPLES_VERSION), ("runner", log.runner, RUNNER_VERSION)):
         if got != expected:
             raise ValueError(f"{path}: holds samples of {name} {got}, and this is {name} {expected}; {anew}")
     if differences := fingerprint_differences(log.fingerprint, here):
