@@ -106,7 +106,7 @@ def contenders(
 def _peer(
     name: str, build: Build, module: str | None = None, also: Callable[[], str | None] = lambda: None
 ) -> Contender:
-    """Return a peer that is installed under its name; it can run where its module loads, and `also` has no reason."""
+    """Return a peer of the name that pip knows; it runs where its module loads and `also` gives no reason."""
     module = module or name
 
     def unavailable() -> str | None:
