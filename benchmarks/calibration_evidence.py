@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from scipy import optimize
 
-from calibrate import metrics
+from benchmarks import decision_metrics as metrics
 from calibrate.design import estimates
 from calibrate.fits import micro_prior
 from calibrate.job import facts_of
@@ -61,9 +61,8 @@ class Campaign(NamedTuple):
 def read_campaign(path: Path) -> Campaign:
     """Read a samples file, compressed or not."""
     log = read_samples(path)
-    kept = np.array([not runs_model(cell) for cell in log.cells])
-    cells = [cell for cell, keep in zip(log.cells, kept, strict=True) if keep]
-    return Campaign(cells, log.visits().of_cells(kept), log)
+    log.cells = [cell for cell in log.cells if not runs_model(cell)]
+    return Campaign(log.cells, log.visits(), log)
 
 
 def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:

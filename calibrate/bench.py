@@ -12,20 +12,11 @@ from rlxjax import Calibration, WelchPeakParams
 from rlxjax.calibration import current_fingerprint, file_to_write, write_json_file
 from rlxjax.welch import FAST_SEGMENTS
 
-from .bench_file import (
-    BENCH_SCHEMA_VERSION,
-    BenchFile,
-    CellResult,
-    Result,
-    copy_shares,
-    growth,
-    mean_ratios,
-    minima,
-    ratios,
-)
+from .bench_file import BENCH_SCHEMA_VERSION, BenchFile, CellResult, growth, mean_ratios
 from .bench_rounds import PROTOCOL, time_contenders
 from .peers import contenders
 from .plan import memory_limit_bytes
+from .workloads import tones_in_noise
 
 N_FFTS, BATCHES, K = (64, 256, 1024, 4096), (1, 32, 256, 1024, 8192, 65536, 131072), 16
 #: Of batch * n_fft, where the batch is not asked for.
@@ -34,7 +25,6 @@ MAX_SAMPLES = 2**27
 OTHER_KS, OTHER_KS_BATCH, OTHER_KS_N_FFT = (1, 64), 1024, 256
 #: A benchmark holds one cell at a time, and so may take more of the memory than a run of the calibrate job.
 MEMORY_FACTOR = 2
-SIGNAL_CHUNK_ROWS = 4096
 
 
 class BenchCell(NamedTuple):
@@ -65,10 +55,7 @@ class BenchCell(NamedTuple):
 
 
 def bench_cells(
-    n_ffts: Sequence[int] = (),
-    batches: Sequence[int] = (),
-    ks: Sequence[int] = (),
-    n_segments: int = FAST_SEGMENTS,
+    n_ffts: Sequence[int] = (), batches: Sequence[int] = (), ks: Sequence[int] = (), n_segments: int = FAST_SEGMENTS
 ) -> list[BenchCell]:
     """Return the product of what is asked for, with sensible values of what is not.
 
@@ -130,7 +117,6 @@ def run_bench(
         if not taking_part:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
             raise ValueError(f"--contender: none can run here: {reasons}")
-        ours = [contender.name for contender in taking_part if contender.is_ours]
         content = BenchFile(
             bench_schema_version=BENCH_SCHEMA_VERSION,
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -138,71 +124,31 @@ def run_bench(
             protocol=PROTOCOL,
             fingerprint=current_fingerprint(),
             versions={contender.name: contender.version() for contender in taking_part},
-            ours=ours,
+            ours=[contender.name for contender in taking_part if contender.is_ours],
             skipped=skipped,
-            interrupted=False,
-            cells=[],
-            growth=[],
-            mean_ratios={},
         )
         signal = np.zeros((0, 0), np.float32)
         for cell in cells:
-            limit = MEMORY_FACTOR * memory_limit_bytes()
+            limit, length, results = MEMORY_FACTOR * memory_limit_bytes(), cell.params.frame_len, {}
             if cell.working_bytes > limit:
                 skipped[str(cell)] = f"takes {cell.working_bytes:,} bytes, and may take {limit:,}"
             else:
                 try:
-                    if len(signal) < cell.batch or signal.shape[1] != cell.params.frame_len:
-                        signal = _tones_in_noise(rng, _rows_like(cell, cells, limit), cell.params.frame_len)
+                    if len(signal) < cell.batch or signal.shape[1] != length:
+                        alike = (c for c in cells if c.params.frame_len == length and c.working_bytes <= limit)
+                        signal = tones_in_noise(rng, max(c.batch for c in alike), length)
                     rows = signal[: cell.batch]
                     results, interrupted = time_contenders(taking_part, rows, cell.params, rng, budget_s)
                 except KeyboardInterrupt:
-                    results, interrupted = {}, True
-                if results:
-                    done.append(_cell_result(cell, results, ours))
-            content = content.model_copy(
-                update={
-                    "cells": list(done),
-                    "growth": growth(done),
-                    "mean_ratios": mean_ratios(done),
-                    "skipped": dict(skipped),
-                    "interrupted": interrupted,
-                }
-            )
+                    interrupted = True
+            if results:
+                done.append(CellResult.of(results, content.ours, **cell._asdict(), bytes_moved=cell.bytes_moved))
+            found = {"cells": list(done), "growth": growth(done), "mean_ratios": mean_ratios(done)}
+            found |= {"skipped": dict(skipped), "interrupted": interrupted}
+            content = content.model_copy(update=found)
             if out is not None:
                 write_json_file(content, out, indent=None)
             if interrupted:
                 break
             advance()
     return content
-
-
-def _cell_result(cell: BenchCell, results: dict[str, Result], ours: Sequence[str]) -> CellResult:
-    best = minima(results)
-    return CellResult(
-        n_fft=cell.n_fft,
-        n_segments=cell.n_segments,
-        batch=cell.batch,
-        k=cell.k,
-        bytes_moved=cell.bytes_moved,
-        results=results,
-        ratios=ratios(best, ours),
-        copy_share=copy_shares(best),
-    )
-
-
-def _rows_like(cell: BenchCell, cells: Sequence[BenchCell], limit_bytes: int) -> int:
-    """Return the rows that the cells with rows of this length take at most."""
-    length = cell.params.frame_len
-    alike = (c for c in cells if c.params.frame_len == length and c.working_bytes <= limit_bytes)
-    return max(c.batch for c in alike)
-
-
-def _tones_in_noise(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:
-    """Return float32 `[rows, length]`: a tone of random frequency in each row of noise."""
-    signal, time = np.empty((rows, length), np.float32), np.arange(length, dtype=np.float32)
-    for start in range(0, rows, SIGNAL_CHUNK_ROWS):
-        chunk = signal[start : start + SIGNAL_CHUNK_ROWS]
-        radians = 2 * np.pi * rng.uniform(0.02, 0.48, (len(chunk), 1)).astype(np.float32)
-        chunk[:] = rng.standard_normal(chunk.shape, np.float32) + 2 * np.sin(radians * time)
-    return signal

@@ -26,7 +26,7 @@ def disagreement(result: Any, signal: np.ndarray, params: WelchPeakParams) -> st
     """
     batch, largest = len(signal), min(params.k, params.n_bins)
     rows = np.unique(np.linspace(0, batch - 1, min(batch, MOST_ROWS)).astype(np.intp))
-    bins, powers = _bins_and_powers(result)
+    bins, powers = map(_on_host, result) if isinstance(result, tuple) else np.moveaxis(_on_host(result), -1, 0)
     if bins.shape != powers.shape or bins.shape not in ((batch, largest), (batch, params.k)):
         return f"expected peaks of shape {(batch, params.k)}, got {bins.shape} and {powers.shape}"
     bins, powers = bins[rows].astype(np.float64), powers[rows].astype(np.float64)
@@ -59,14 +59,6 @@ def reference_power(signal: np.ndarray, params: WelchPeakParams) -> np.ndarray:
         total += np.square(spectrum.real) + np.square(spectrum.imag)
     total[:, 1:-1] *= 2.0
     return total / params.n_segments
-
-
-def _bins_and_powers(result: Any) -> tuple[np.ndarray, np.ndarray]:
-    if isinstance(result, tuple):
-        bins, powers = map(_on_host, result)
-        return bins, powers
-    peaks = _on_host(result)
-    return peaks[..., 0], peaks[..., 1]
 
 
 def _on_host(array: Any) -> np.ndarray:

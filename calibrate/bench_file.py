@@ -1,6 +1,7 @@
 """What the benchmark writes: its schema on one screen, and what follows from raw times."""
 
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -17,7 +18,7 @@ GROWTH_FROM_BATCH, GROWTH_POINTS = 1024, 3
 class Result(Strict):
     """One contender in one cell: its times in ns in the order of the rounds, or a note why there are none."""
 
-    status: Literal["measured", "wrong", "failed", "interrupted"]
+    status: Literal["measured", "wrong", "failed"]
     note: str = ""
     times_ns: list[int] = []
     min_ns: float | None = None
@@ -48,6 +49,12 @@ class CellResult(Strict):
     results: dict[str, Result]
     ratios: dict[str, dict[str, float]]
     copy_share: dict[str, float]
+
+    @classmethod
+    def of(cls, results: dict[str, Result], ours: Sequence[str], **sizes: int) -> "CellResult":
+        """Return what follows from the results of a workload, some of them ours."""
+        best = minima(results)
+        return cls(**sizes, results=results, ratios=ratios(best, ours), copy_share=copy_shares(best))
 
 
 class Growth(Strict):
@@ -84,10 +91,10 @@ class BenchFile(Strict):
     versions: dict[str, str]
     ours: list[str]
     skipped: dict[str, str]
-    interrupted: bool
-    cells: list[CellResult]
-    growth: list[Growth]
-    mean_ratios: dict[str, dict[str, float]]
+    interrupted: bool = False
+    cells: list[CellResult] = []
+    growth: list[Growth] = []
+    mean_ratios: dict[str, dict[str, float]] = {}
 
 
 def minima(results: Mapping[str, Result]) -> dict[str, float]:
@@ -103,19 +110,16 @@ def ratios(best_ns: Mapping[str, float], ours: Sequence[str]) -> dict[str, dict[
 
 def copy_shares(best_ns: Mapping[str, float]) -> dict[str, float]:
     """Return the share of the copy's bandwidth by contender."""
-    copy_ns = best_ns.get(COPY)
-    if copy_ns is None:
-        return {}
-    return {name: copy_ns / time_ns for name, time_ns in best_ns.items() if name != COPY}
+    return {name: best_ns[COPY] / time_ns for name, time_ns in best_ns.items() if name != COPY and COPY in best_ns}
 
 
 def mean_ratios(cells: Sequence[CellResult]) -> dict[str, dict[str, float]]:
     """Return the geometric means over the cells that have both."""
-    gathered: dict[str, dict[str, list[float]]] = {}
+    gathered: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for cell in cells:
         for own, by_peer in cell.ratios.items():
             for peer, ratio in by_peer.items():
-                gathered.setdefault(own, {}).setdefault(peer, []).append(ratio)
+                gathered[own][peer].append(ratio)
     return {
         own: {peer: statistics.geometric_mean(found) for peer, found in by_peer.items()}
         for own, by_peer in gathered.items()
@@ -134,26 +138,29 @@ def log_log_slope(sizes: Sequence[float], values: Sequence[float]) -> float:
 
 def growth(cells: Sequence[CellResult]) -> list[Growth]:
     """Return the slopes in the batch, then in n_fft, wherever there are enough points."""
+    return [*_growth_along("batch", "n_fft", cells), *_growth_along("n_fft", "batch", cells)]
+
+
+def _growth_along(axis: Literal["batch", "n_fft"], other: str, cells: Sequence[CellResult]) -> list[Growth]:
+    """Return the slopes along one size, for each value of the other size and of k."""
+    groups: dict[tuple[int, int], dict[int, dict[str, float]]] = defaultdict(dict)
+    for cell in cells:
+        if axis == "n_fft" or cell.batch >= GROWTH_FROM_BATCH:
+            groups[getattr(cell, other), cell.k][getattr(cell, axis)] = minima(cell.results)
     found = []
-    for axis in ("batch", "n_fft"):
-        groups: dict[tuple[int, int], dict[int, dict[str, float]]] = {}
-        for cell in cells:
-            if axis == "n_fft" or cell.batch >= GROWTH_FROM_BATCH:
-                other = cell.n_fft if axis == "batch" else cell.batch
-                groups.setdefault((other, cell.k), {})[getattr(cell, axis)] = minima(cell.results)
-        for (other, k), points in groups.items():
-            if len(points) < GROWTH_POINTS:
-                continue
-            values = sorted(points)
-            names = [name for name in points[values[0]] if all(name in point for point in points.values())]
-            theory = [n if axis == "batch" else n * np.log(n) for n in values]
-            found.append(
-                Growth(
-                    axis=axis,
-                    fixed=f"{'n_fft' if axis == 'batch' else 'batch'} {other}, k {k}",
-                    values=values,
-                    theory=log_log_slope(values, theory),
-                    slopes={name: log_log_slope(values, [points[v][name] for v in values]) for name in names},
-                )
+    for (fixed, k), points in groups.items():
+        if len(points) < GROWTH_POINTS:
+            continue
+        values = sorted(points)
+        names = [name for name in points[values[0]] if all(name in point for point in points.values())]
+        theory = values if axis == "batch" else [n * np.log(n) for n in values]
+        found.append(
+            Growth(
+                axis=axis,
+                fixed=f"{other} {fixed}, k {k}",
+                values=values,
+                theory=log_log_slope(values, theory),
+                slopes={name: log_log_slope(values, [points[v][name] for v in values]) for name in names},
             )
+        )
     return found

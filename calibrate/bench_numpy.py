@@ -87,10 +87,7 @@ def mkl_fft_run(signal: np.ndarray, params: WelchPeakParams) -> Callable[[], Pea
 
 
 def _in_chunks(
-    signal: np.ndarray,
-    params: WelchPeakParams,
-    windowed: np.ndarray,
-    transform: Callable[[int], NDArray[np.complex64]],
+    signal: np.ndarray, params: WelchPeakParams, windowed: np.ndarray, transform: Callable[[int], NDArray[np.complex64]]
 ) -> Callable[[], Peaks]:
     """Return a run that writes chunks of windowed segments; `transform` gives the spectra of so many rows."""
     window, weights, batch = welch_window(params.n_fft), power_weights(params), len(signal)

@@ -8,7 +8,6 @@ and the samples in the caches.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import numpy as np
 
@@ -35,8 +34,6 @@ PROTOCOL = (
     "before for 1 ms, once at least; every time in ns is kept, in the order of the rounds"
 )
 
-_Made = TypeVar("_Made")
-
 
 def time_contenders(
     contenders: Sequence[Contender],
@@ -55,77 +52,63 @@ def time_contenders(
         budget_s: seconds for all of it; three rounds are measured even so.
     """
     deadline_s = time.perf_counter() + budget_s
-    refused: dict[str, Result] = {}
-    times: dict[str, list[int]] = {}
-    last_ns: dict[str, int] = {}
+    runners = [_Runner(contender) for contender in contenders]
     interrupted = False
     try:
         with quiet_collector():
-            runs = {
-                contender.name: run
-                for contender in contenders
-                if (run := _ready(contender, signal, params, refused, last_ns)) is not None
-            }
-            _rounds(runs, times, refused, last_ns, rng, deadline_s)
+            for runner in runners:
+                runner.attempt(lambda runner=runner: runner.prepare(signal, params))
+            running = [runner for runner in runners if runner.refusal is None]
+            for round_ in range(MAX_ROUNDS):
+                for index in rng.permutation(len(running)):
+                    if running[index].refusal is None:
+                        running[index].attempt(running[index].take_turn)
+                if round_ + 1 >= MIN_ROUNDS and time.perf_counter() >= deadline_s:
+                    break
     except KeyboardInterrupt:
         interrupted = True
-    measured = {name: Result.of(taken) for name, taken in times.items() if name not in refused}
-    results = measured | refused
-    return {c.name: results[c.name] for c in contenders if c.name in results}, interrupted
+    results = {runner.contender.name: runner.result() for runner in runners}
+    return {name: result for name, result in results.items() if result is not None}, interrupted
 
 
-def _ready(
-    contender: Contender,
-    signal: np.ndarray,
-    params: WelchPeakParams,
-    refused: dict[str, Result],
-    last_ns: dict[str, int],
-) -> Run | None:
-    """Return the run, warm, or None if it is refused: it failed, or its result is wrong."""
+class _Runner:
+    """A contender at work: its run once that is warm, its times, and why it is out if it is."""
 
-    def checked() -> tuple[Run, str | None]:
-        run = contender.build(signal, params)
+    def __init__(self, contender: Contender):
+        self.contender = contender
+        self.times_ns: list[int] = []
+        self.refusal: Result | None = None
+
+    def attempt(self, step: Callable[[], None]) -> None:
+        """Take a step; if it raises, this contender is out, and the others go on."""
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - whatever a peer raises
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            self.refusal = Result(status="failed", note=said[:NOTE_CHARACTERS])
+
+    def prepare(self, signal: np.ndarray, params: WelchPeakParams) -> None:
+        """Build the run, check what it returns, and warm it up."""
+        run = self.contender.build(signal, params)
         result = run()
-        wrong = disagreement(result, signal, params) if contender.has_result else None
-        del result
-        warm_at_s = time.perf_counter() + WARM_S
-        while wrong is None:
-            last_ns[contender.name] = _timed(run)
-            if time.perf_counter() >= warm_at_s:
-                break
-        return run, wrong
-
-    made = _guarded(contender.name, refused, checked)
-    if made is None:
-        return None
-    run, wrong = made
-    if wrong is not None:
-        refused[contender.name] = Result(status="wrong", note=wrong)
-        return None
-    return run
-
-
-def _rounds(
-    runs: dict[str, Run],
-    times: dict[str, list[int]],
-    refused: dict[str, Result],
-    last_ns: dict[str, int],
-    rng: np.random.Generator,
-    deadline_s: float,
-) -> None:
-    for round_ in range(MAX_ROUNDS):
-        for index in rng.permutation(len(runs)):
-            name = list(runs)[index]
-            if name in refused:
-                continue
-            _wait_until_idle()
-            repeat = last_ns[name] < SHORT_NS
-            taken = _guarded(name, refused, lambda name=name, repeat=repeat: _timed(runs[name], repeat))
-            if taken is not None:
-                times.setdefault(name, []).append(taken)
-                last_ns[name] = taken
-        if round_ + 1 >= MIN_ROUNDS and time.perf_counter() >= deadline_s:
+        if self.contender.has_result and (wrong := disagreement(result, signal, params)):
+            self.refusal = Result(status="wrong", note=wrong)
             return
+        del result
+        self.run, warm_at_s = run, time.perf_counter() + WARM_S
+        self.last_ns = _timed(run)
+        while time.perf_counter() < warm_at_s:
+            self.last_ns = _timed(run)
+
+    def take_turn(self) -> None:
+        """Time the run once."""
+        _wait_until_idle()
+        self.last_ns = _timed(self.run, again=self.last_ns < SHORT_NS)
+        self.times_ns.append(self.last_ns)
+
+    def result(self) -> Result | None:
+        """Return what is found; None without a time."""
+        return self.refusal or (Result.of(self.times_ns) if self.times_ns else None)
 
 
 def _timed(run: Run, again: bool = False) -> int:
@@ -137,16 +120,6 @@ def _timed(run: Run, again: bool = False) -> int:
     start = time.perf_counter_ns()
     run()
     return max(time.perf_counter_ns() - start, 1)
-
-
-def _guarded(name: str, refused: dict[str, Result], make: Callable[[], _Made]) -> _Made | None:
-    """Return what is made; a contender that raises is reported, and the others go on."""
-    try:
-        return make()
-    except Exception as error:  # noqa: BLE001 - whatever a peer raises
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        refused[name] = Result(status="failed", note=said[:NOTE_CHARACTERS])
-        return None
 
 
 def _wait_until_idle() -> None:

@@ -17,7 +17,7 @@ import rlxjax  # noqa: E402
 from .refusals import NOT_WRITTEN_STATUS, one_line_errors, run  # noqa: E402
 
 if TYPE_CHECKING:
-    from .job import Outcome
+    from .report import Outcome
 
 _TYPER: Any = {
     "add_completion": False,
@@ -32,6 +32,9 @@ Batch = Annotated[int, typer.Option(help="Rows of the signal.", max=MAX_SIZE)]
 NFft = Annotated[int, typer.Option(help="Samples of a segment, even.", max=MAX_SIZE)]
 Peaks = Annotated[int, typer.Option("--k", help="Peaks of a row; those beyond the bins are (0, 0.0).", max=MAX_SIZE)]
 Segments = Annotated[int, typer.Option(help="Segments of a row.", max=MAX_SIZE)]
+File = Annotated[FilePath, typer.Argument(help="A calibration file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Write the file even if the fit did not converge.")]
 
 
 def _print_version(is_asked: bool | None) -> None:
@@ -66,7 +69,7 @@ def calibrate(
         FilePath | None,
         typer.Option(help="A calibration to start from, of another machine or day: few timings then do."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write the file even if the fit did not converge.")] = False,
+    force: Force = False,
 ) -> None:
     """Measure this machine, fit the latency model, and write the calibration file.
 
@@ -76,14 +79,15 @@ def calibrate(
     from .job import run as run_job
     from .report import Progress
 
+    given = {"device": device, "out": out, "model": model, "prior": prior, "resume": resume, "force": force}
     outcome = run_job(
         started_s=_STARTED_S,
         budget_s=budget,
         out=out,
         resume=resume,
         models=model or [],
-        command=_command(device, budget, out, resume, model or [], prior, force),
-        progress=Progress(Console(stderr=True)),
+        command=_command_line("calibrate", budget=f"{budget:g}", **given),
+        progress=Progress(),
         force=force,
         prior=prior,
     )
@@ -104,7 +108,7 @@ def refit(
     prior: Annotated[
         FilePath | None, typer.Option(help="A calibration to start from, of another machine or day.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write the file even if the fit did not converge.")] = False,
+    force: Force = False,
 ) -> None:
     """Fit the latency model to kept samples again, and write the calibration of their machine.
 
@@ -117,14 +121,12 @@ def refit(
 
     log = read_samples(samples)
     _set_up_jax("cpu" if log.fingerprint.platform == "cpu" else None)
-    options = [("--out", out), *(("--model", file) for file in model or ()), ("--prior", prior)]
-    given = [part for name, value in options if value for part in (name, str(value))]
     outcome = fit_again(
         log,
         samples,
         out=out,
-        command=shlex.join(["rlxjax", "refit", str(samples), *given, *["--force"] * force]),
-        progress=Progress(Console(stderr=True)),
+        command=_command_line("refit", samples, out=out, model=model, prior=prior, force=force),
+        progress=Progress(),
         models=model or [],
         force=force,
         prior=prior,
@@ -135,9 +137,9 @@ def refit(
 @app.command()
 @one_line_errors
 def validate(
-    file: Annotated[FilePath, typer.Argument(help="A calibration file.")],
+    file: File,
     budget: Annotated[float, typer.Option(help="Seconds for all of it, compiling included.")] = 20.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check that a calibration file is sound and still holds here, by timing a few runs again.
 
@@ -147,8 +149,7 @@ def validate(
     from .report import Progress
     from .staleness import check
 
-    progress = Progress(Console(stderr=True))
-    verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=progress)
+    verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=Progress())
     typer.echo(json.dumps(verdict.as_json(file)) if as_json else "\n".join(verdict.sentences(file)))
     raise typer.Exit(verdict.status)
 
@@ -156,12 +157,7 @@ def validate(
 @app.command()
 @one_line_errors
 def predict(
-    file: Annotated[FilePath, typer.Argument(help="A calibration file.")],
-    batch: Batch,
-    n_fft: NFft = 256,
-    k: Peaks = 16,
-    segments: Segments = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    file: File, batch: Batch, n_fft: NFft = 256, k: Peaks = 16, segments: Segments = 2, as_json: AsJson = False
 ) -> None:
     """Predict what each strategy takes for a workload, and pick the cheapest of the same result.
 
@@ -173,24 +169,21 @@ def predict(
 
     params = WelchPeakParams(n_fft, segments, k)
     calibration = load_calibration(file).of(WELCH.name)
-    sizes = (batch, params.n_fft, params.k)
-    whole = (*sizes, params.n_segments)
-    candidates = [calibration.name_of(name, *whole) for name in calibration.alternatives(*whole)]
-    runs = dict.fromkeys(candidates, whole)
+    sizes = {"batch": batch, "n_fft": params.n_fft, "k": params.k, "n_segments": params.n_segments}
+    candidates = [calibration.name_of(name, **sizes) for name in calibration.alternatives(**sizes)]
+    runs = dict.fromkeys(candidates, sizes)
     if "fast" in runs:
-        runs = {"ultra": (*sizes, 1), **runs}
-    predicted = {name: float(calibration.predict_ns(name, *run)) for name, run in runs.items()}
-    intervals = {name: [float(end) for end in calibration.interval_ns(name, *r)] for name, r in runs.items()}
+        runs = {"ultra": sizes | {"n_segments": 1}, **runs}
+    predicted = {name: float(calibration.predict_ns(name, **run)) for name, run in runs.items()}
+    intervals = {name: [float(end) for end in calibration.interval_ns(name, **run)] for name, run in runs.items()}
     pick, next_best = sorted(candidates, key=predicted.__getitem__)[:2]  # of equals the earlier one
-    decided = calibration.decide(*runs[pick], fused=pick, kept=next_best)
+    decided = calibration.decide(**sizes, fused=pick, kept=next_best)
     inside, probability = bool(decided.in_domain), float(decided.probability)
     verdict = pick if decided.verdict() == "fuse" else "undecided"
     if as_json:
         found = {"predicted_ns": predicted, "interval_ns": intervals}
         found |= {"pick": pick, "next_best": next_best, "probability": probability, "verdict": verdict}
-        found |= {"in_domain": inside, "extrapolated": not inside}
-        workload = {"batch": batch, "n_fft": params.n_fft, "k": params.k, "n_segments": params.n_segments}
-        typer.echo(json.dumps({**workload, **found}))
+        typer.echo(json.dumps(sizes | found | {"in_domain": inside, "extrapolated": not inside}))
         return
     for strategy, time_ns in predicted.items():
         low, high = (f"{end / 1e3:,.1f}" for end in intervals[strategy])
@@ -206,12 +199,7 @@ def predict(
 @app.command()
 @one_line_errors
 def explain(
-    file: Annotated[FilePath, typer.Argument(help="A calibration file.")],
-    batch: Batch,
-    n_fft: NFft = 256,
-    k: Peaks = 16,
-    segments: Segments = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    file: File, batch: Batch, n_fft: NFft = 256, k: Peaks = 16, segments: Segments = 2, as_json: AsJson = False
 ) -> None:
     """Say why a strategy is picked: the parts of its time, the margin, and what would change the choice."""
     _set_up_jax_as(file)
@@ -224,7 +212,7 @@ def explain(
         return
     from .explanation import print_explanation
 
-    print_explanation(explanation, Console(width=None if sys.stdout.isatty() else 110))
+    print_explanation(explanation, _console())
 
 
 @app.command()
@@ -257,29 +245,21 @@ def bench(
     from .report import Progress
 
     cells = bench_cells(n_fft or (), batch or (), k or (), segments)
-    options = {
-        "--n-fft": n_fft,
-        "--batch": batch,
-        "--k": k,
-        "--segments": [segments],
-        "--contender": contender,
-    }
-    options |= {"--budget": [f"{budget:g}"], "--device": device and [device]}
-    options |= {"--calibration": calibration and [calibration], "--out": out and [out]}
-    given = [str(part) for name, values in options.items() for value in values or () for part in (name, value)]
+    sizes = {"n_fft": n_fft, "batch": batch, "k": k, "segments": segments}
+    options = {"budget": f"{budget:g}", "device": device, "calibration": calibration, "out": out}
     with jax.enable_x64(False):
         auto_by = None if calibration is None else load_calibration(calibration)
-    with Progress(Console(stderr=True)).phase("measuring", total=len(cells)) as advance:
+    with Progress().phase("measuring", total=len(cells)) as advance:
         content = run_bench(
             cells,
             budget_s=budget,
-            command=shlex.join(["rlxjax", "bench", *given]),
+            command=_command_line("bench", **sizes, contender=contender, **options),
             names=contender or (),
             out=out,
             calibration=auto_by,
             advance=advance,
         )
-    print_bench(content, Console(width=None if sys.stdout.isatty() else 120))
+    print_bench(content, _console(120))
     if out is not None:
         typer.echo(f"every time: {out}")
 
@@ -299,7 +279,7 @@ def calibrate_main() -> None:
 def _print_outcome(outcome: "Outcome") -> None:
     from .report import print_outcome
 
-    print_outcome(outcome, Console(width=None if sys.stdout.isatty() else 110))
+    print_outcome(outcome, _console())
     if not outcome.is_written:
         raise typer.Exit(NOT_WRITTEN_STATUS)
 
@@ -332,19 +312,19 @@ def _set_up_jax(device: str | None) -> None:
     keep_compiled_programs()
 
 
-def _command(
-    device: str | None,
-    budget: float,
-    out: FilePath | None,
-    resume: bool,
-    models: list[FilePath],
-    prior: FilePath | None,
-    force: bool,
-) -> str:
-    parts = ["rlxjax", "calibrate", "--budget", f"{budget:g}"]
-    parts += ["--device", device] if device else []
-    parts += ["--out", str(out)] if out else []
-    parts += [part for model in models for part in ("--model", str(model))]
-    parts += ["--prior", str(prior)] if prior else []
-    parts += ["--resume"] * resume + ["--force"] * force
+def _console(width: int = 110) -> Console:
+    """Return where tables are printed: as wide as the terminal, or so wide where there is none."""
+    return Console(width=None if sys.stdout.isatty() else width)
+
+
+def _command_line(command: str, *arguments: object, **options: object) -> str:
+    """Return a command with the options that have a value; those of several values come again for each."""
+    parts = ["rlxjax", command, *map(str, arguments)]
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            parts.append(option)
+        elif value:
+            values = value if isinstance(value, list) else [value]
+            parts += [part for one in values for part in (option, str(one))]
     return shlex.join(parts)

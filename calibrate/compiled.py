@@ -88,16 +88,12 @@ def _why_unsafe(folder: FilePath) -> str:
 
 def _remove_oldest(folder: FilePath, most_bytes: int) -> None:
     """Remove the oldest files that the cache wrote in its folder; nothing else is touched."""
-    with os.scandir(folder) as entries:
-        files = [
-            (entry.stat(follow_symlinks=False), entry.path)
-            for entry in entries
-            if _CACHE_FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-        ]
+    files = [(file.lstat(), file) for file in folder.iterdir() if _CACHE_FILE.fullmatch(file.name)]
+    files = [(status, file) for status, file in files if stat.S_ISREG(status.st_mode)]
     files.sort(key=lambda file: file[0].st_mtime)
     excess = sum(status.st_size for status, _ in files) - most_bytes
-    for status, path in files:
+    for status, file in files:
         if excess <= 0:
             return
-        FilePath(path).unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
         excess -= status.st_size

@@ -4,17 +4,9 @@ import dataclasses
 from collections.abc import Collection, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from rlxjax import (
-    LatencyEstimate,
-    LatencyPosterior,
-    LatencyPrior,
-    estimate,
-    next_measurements,
-    prior_posterior,
-)
+from rlxjax import LatencyEstimate, LatencyPosterior, LatencyPrior, estimate, next_measurements, prior_posterior
 from rlxjax.fit import Facts
 from rlxjax.models import WELCH
 
@@ -53,13 +45,9 @@ def block_estimates(posterior: LatencyPosterior, blocks: Sequence[Collection[Cel
     """
     rows = [[Cell(strategy, *next(iter(block))[1:]) for strategy in WITHOUT_MODEL] for block in blocks]
     flat = estimates(posterior, [cell for row in rows for cell in row])
-    shape = (len(rows), len(WITHOUT_MODEL))
-    is_timed = np.array([[cell in block for cell in row] for row, block in zip(rows, blocks, strict=True)])
-    return LatencyEstimate(
-        flat.time_ns.reshape(shape),
-        flat.scores.reshape(*shape, -1),
-        jnp.where(is_timed, flat.spread.reshape(shape), jnp.inf),
-    )
+    is_timed = [[cell in block for cell in row] for row, block in zip(rows, blocks, strict=True)]
+    whole = jax.tree.map(lambda column: column.reshape(len(rows), len(WITHOUT_MODEL), *column.shape[1:]), flat)
+    return whole._replace(spread=np.where(is_timed, whole.spread, np.inf))
 
 
 def design_posterior(prior: LatencyPrior, facts: Facts, found: LatencyPosterior | None = None) -> LatencyPosterior:
@@ -92,7 +80,7 @@ def preparation_order(
         timed: cells that come before these.
     """
     workloads = by_workload(cells)
-    first = [key for key in workloads if _is_shown(key)]
+    first = [key for key in workloads if key[0] in SHOWN_BATCHES and key[1:] == (SHOWN_N_FFT, SHOWN_K)]
     first += [key for key in workloads if key not in first and any(map(runs_model, workloads[key]))]
     others = [key for key in workloads if key not in first]
     others = [others[i] for i in rng.permutation(len(others))]
@@ -130,10 +118,6 @@ def _design(
             design = next_measurements(candidates, n_left, seconds=seconds[left], targets=targets, timed=timed)
             chosen += [left[i] for i in design.order]
     return chosen + [i for i in range(count) if i not in chosen]
-
-
-def _is_shown(key: Workload) -> bool:
-    return key[0] in SHOWN_BATCHES and key[1:] == (SHOWN_N_FFT, SHOWN_K)
 
 
 def _part(blocks: LatencyEstimate, which: Sequence[int]) -> LatencyEstimate:

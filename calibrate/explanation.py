@@ -1,11 +1,15 @@
 """Prints why a strategy is picked: a waterfall of the terms, the margin, what would change the choice."""
 
+import itertools
 import math
 
 from rich.console import Console
 from rich.table import Table
 
 from rlxjax import Crossover, Explanation, Flip
+from rlxjax.calibration import StrategyExplanation
+
+from .report import number, right
 
 #: Characters of the longest bar, and flips that are shown.
 BAR_WIDTH, FLIPS_SHOWN = 16, 6
@@ -27,36 +31,25 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
 def _waterfall(explanation: Explanation) -> Table:
     """Return a row a term; each bar begins where the one above it ends, all on one scale."""
     sizes = ", ".join(f"{name} {value:g}" for name, value in explanation.inputs.items())
-    mark = "" if explanation.in_domain else ", extrapolated"
-    table = Table(title=f"{sizes}: predicted us{mark}")
-    table.add_column("term")
-    longest = max(_longest(strategy.terms_ns.values()) for strategy in explanation.strategies)
+    table = Table("term", title=f"{sizes}: predicted us{'' if explanation.in_domain else ', extrapolated'}")
+    longest = max(max(_ends(strategy)) for strategy in explanation.strategies)
     columns = []
     for strategy in explanation.strategies:
         table.add_column(strategy.strategy, justify="right")
         table.add_column("")
-        reached, column = 0.0, []
-        for time_ns in strategy.terms_ns.values():
-            column.append((_us(time_ns), _bar(reached, reached + time_ns, longest)))
-            reached += time_ns
-        low, high = strategy.interval_ns
-        column.append((_us(strategy.time_ns), _bar(0.0, strategy.time_ns, longest)))
-        column.append((f"{_us(low)} to", f"{_us(high)}"))
-        columns.append(column)
+        low, high = map(_us, strategy.interval_ns)
+        bars = [_bar(start, end, longest) for start, end in itertools.pairwise(_ends(strategy))]
+        columns.append([*map(_us, strategy.terms_ns.values()), _us(strategy.time_ns), f"{low} to"])
+        columns.append([*bars, _bar(0.0, strategy.time_ns, longest), high])
     terms = [name.removesuffix("_ns").replace("_", " ") for name in explanation.strategies[0].terms_ns]
-    for place, term in enumerate([*terms, "total", "90 % of runs"]):
-        if place == len(terms):
-            table.add_section()
-        table.add_row(term, *(text for column in columns for text in column[place]))
+    for heading, *texts in zip([*terms, "total", "90 % of runs"], *columns, strict=True):
+        table.add_row(heading, *texts, end_section=heading == terms[-1])
     return table
 
 
-def _longest(terms_ns) -> float:
-    reached = longest = 0.0
-    for time_ns in terms_ns:
-        reached += time_ns
-        longest = max(longest, reached)
-    return longest
+def _ends(strategy: StrategyExplanation) -> list[float]:
+    """Return the sums of the first terms, from none of them to all."""
+    return list(itertools.accumulate(strategy.terms_ns.values(), initial=0.0))
 
 
 def _bar(start: float, end: float, longest: float) -> str:
@@ -82,18 +75,19 @@ def _crossover(crossover: Crossover) -> str:
 
 def _flip_table(explanation: Explanation) -> Table:
     others = f"{explanation.runner_up} would be before {explanation.pick}"
-    table = Table(title=f"The smallest changes with which {others}")
-    table.add_column("input or coefficient")
-    for heading in ("value", "factor", "new value"):
-        table.add_column(heading, justify="right")
-    table.add_column("unit")
-    table.add_column("standard deviations", justify="right")
-    table.add_column("")
+    table = Table(
+        "input or coefficient",
+        *right("value", "factor", "new value"),
+        "unit",
+        *right("standard deviations"),
+        "",
+        title=f"The smallest changes with which {others}",
+    )
     for flip in explanation.flips[:FLIPS_SHOWN]:
         if flip.factor is not None:
-            changed = _number(flip.value * flip.factor)
+            changed = number(flip.value * flip.factor)
             sds = "known" if flip.kind == "input" else "-" if flip.sds is None else f"{flip.sds:.1f}"
-            table.add_row(flip.name, _number(flip.value), _factor(flip.factor), changed, flip.unit, sds, _notes(flip))
+            table.add_row(flip.name, number(flip.value), _factor(flip.factor), changed, flip.unit, sds, _notes(flip))
     return table
 
 
@@ -108,7 +102,3 @@ def _factor(factor: float) -> str:
 
 def _us(time_ns: float) -> str:
     return f"{time_ns / 1e3:,.1f}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"

@@ -90,10 +90,7 @@ def micro_prior(rates: MicroRates, prior: LatencyPrior | None = None) -> Latency
         prior: of the rest; the model's own unless given.
     """
     waits_ns = rates.dispatch_ns + rates.roundtrip_ns
-    found = {
-        "memory_bytes_per_ns": rates.memory_bytes_per_ns,
-        "copy_bytes_per_ns": rates.upload_bytes_per_ns,
-    }
+    found = {"memory_bytes_per_ns": rates.memory_bytes_per_ns, "copy_bytes_per_ns": rates.upload_bytes_per_ns}
     if rates.transform_ns:
         rows, n_fft = SHORT_TRANSFORM  # a row is two segments
         found["device_flop_per_ns"] = (

@@ -14,7 +14,6 @@ from rlxjax.calibration import (
     UNITS,
     CalibrationFile,
     GateCoefficient,
-    LearnedFftFile,
     Samples,
     current_fingerprint,
     default_calibration_path,
@@ -29,17 +28,9 @@ from rlxjax.welch import RUNNER_VERSION, schedule
 
 from .fits import check_fittable, fit_twice, micro_prior, prior_from
 from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro
-from .outcome import Outcome
 from .plan import memory_limit_bytes, prepare
-from .report import Progress, shortened
-from .samples import (
-    SampleLog,
-    SampleWriter,
-    check_resumable,
-    read_samples,
-    set_aside,
-    timings_of,
-)
+from .report import Outcome, Progress, shortened
+from .samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside, timings_of
 from .validate import OUTLIER_FACTOR, error_summaries, outliers
 from .visits import Visits, noise_floor, quartile_ns
 from .workloads import Grid, Models, load_models, split_by_memory
@@ -101,7 +92,7 @@ def run(
     wanted = grid.cells(timed_models)
     cells, too_large = split_by_memory(wanted, memory_limit_bytes())
     digests = {n_fft: timed.sha256 for n_fft, timed in timed_models.items()}
-    skipped = {"would not fit in memory": [str(cell) for cell in too_large]} if too_large else {}
+    skipped = {"would not fit in memory": [str(cell) for cell in too_large]}
     if resume:
         log = read_samples(samples_path, mend="leave out --resume to start anew", mend_tail=True)
         check_resumable(log, samples_path, wanted, here, digests)
@@ -208,7 +199,7 @@ def fit_and_write(
         command=command,
         units=UNITS,
         fingerprint=log.fingerprint,
-        gate=_gate(measured_gate(rates), log.fingerprint.platform),
+        gate=_measured_gate(rates, log.fingerprint.platform),
         canary_ns={name: min(times) for name, times in log.micro.items()},
         samples=Samples(
             file=samples_path.name,
@@ -219,7 +210,7 @@ def fit_and_write(
             workloads=len(cells),
         ),
         skipped=[f"{name}: {reason}" for reason, names in skipped.items() for name in names],
-        learned_ffts=_learned_ffts(models),
+        learned_ffts=[timed.described() for timed in models.values()],
         models={WELCH.name: section},
     )
     if is_written:
@@ -240,23 +231,6 @@ def fit_and_write(
     )
 
 
-def measured_gate(rates: MicroRates) -> IoFusionGate:
-    """Return the IO gate with this machine's rates.
-
-    A readback is charged at its measured bandwidth, whatever the memory; an added sync point costs its
-    round trip and no penalty on top; any gain counts.
-    """
-    return IoFusionGate.checked(
-        dispatch_ns=rates.dispatch_ns,
-        roundtrip_ns=rates.roundtrip_ns,
-        memory_bw=rates.memory_bytes_per_ns,
-        host_readback_bw=rates.readback_bytes_per_ns,
-        unified_memory=False,
-        host_thunk_penalty_ns=0.0,
-        min_gain_ns=0.0,
-    )
-
-
 def facts_of(log: SampleLog, models: Models) -> Facts:
     """Return how the runner that was timed schedules, and what the learned FFTs take that it was given."""
     works = [timed.work for timed in models.values()]
@@ -272,23 +246,21 @@ def facts_of(log: SampleLog, models: Models) -> Facts:
     }
 
 
-def _learned_ffts(models: Models) -> list[LearnedFftFile]:
-    return [
-        LearnedFftFile(
-            n_fft=n_fft,
-            active_gates=timed.model.active_gates,
-            total_gates=timed.model.total_gates,
-            file=timed.file.name,
-            sha256=timed.sha256,
-        )
-        for n_fft, timed in models.items()
-    ]
+def _measured_gate(rates: MicroRates, platform: str) -> dict[str, GateCoefficient]:
+    """Return the IO gate with this machine's rates.
 
-
-def _gate(gate: IoFusionGate, platform: str) -> dict[str, GateCoefficient]:
-    chosen = ("unified_memory", "host_thunk_penalty_ns", "min_gain_ns")
-    provenance = dict.fromkeys(GATE_UNITS, Provenance.MEASURED)
-    provenance |= dict.fromkeys(chosen, Provenance.ARCH_DEFAULT)
+    A readback is charged at its measured bandwidth, whatever the memory; an added sync point costs its
+    round trip and no penalty on top; any gain counts.
+    """
+    measured = {
+        "dispatch_ns": rates.dispatch_ns,
+        "roundtrip_ns": rates.roundtrip_ns,
+        "memory_bw": rates.memory_bytes_per_ns,
+        "host_readback_bw": rates.readback_bytes_per_ns,
+    }
+    chosen = {"unified_memory": False, "host_thunk_penalty_ns": 0.0, "min_gain_ns": 0.0}
+    gate = IoFusionGate.checked(**measured, **chosen)
+    provenance = dict.fromkeys(measured, Provenance.MEASURED) | dict.fromkeys(chosen, Provenance.ARCH_DEFAULT)
     if platform == "cpu":  # what the host reads is where it is: a view's time says nothing of a readback
         provenance["host_readback_bw"] = Provenance.UNCALIBRATED
     return {

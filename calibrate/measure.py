@@ -21,7 +21,7 @@ from rlxjax import welch_peaks
 from rlxjax.welch import SELECTIONS, WelchPeakParams, mean_power, selected_peaks
 
 from .samples import SampleLog, SampleWriter
-from .workloads import Cell, Signals
+from .workloads import STRATEGIES, Cell, Signals
 
 #: Float32 elements of the arrays that are uploaded and read back, and, far beyond any cache, copied.
 TRANSFER_ELEMENTS, COPY_ELEMENTS = 2**22, 2**25
@@ -133,11 +133,9 @@ def micro_rates(log: SampleLog) -> MicroRates:
 
 def _transforms_ns(log: SampleLog) -> tuple[float, ...]:
     """Return the times of the short and the long powers: their ratio is that of repeats side by side."""
-    if not {"short powers", "long powers"} <= log.micro.keys():
-        return ()
-    short, long = (log.micro[name] for name in ("short powers", "long powers"))
+    short, long = (log.micro.get(name, []) for name in ("short powers", "long powers"))
     ratios = [one / other for one, other in zip(long, short, strict=False)]
-    return min(short), min(short) * float(np.median(ratios))
+    return (min(short), min(short) * float(np.median(ratios))) if ratios else ()
 
 
 def warm_up(
@@ -209,27 +207,24 @@ def visit(cell: Cell, signals: Signals) -> list[int]:
 
 def time_cell(cell: Cell, signals: Signals) -> int:
     """Return the time in ns of one run, from a NumPy signal on the host to NumPy peaks on the host."""
-    signal, params, path, model = signals.of(cell), cell.params, str(cell.path), signals.model_of(cell)
-    selection = cell.selection
+    path, _, selection = STRATEGIES[cell.strategy]
+    signal, params, name, model = signals.of(cell), cell.params, str(path), signals.model_of(cell)
     start = time.perf_counter_ns()
-    welch_peaks(signal, params, path, model=model, selection=selection)
+    welch_peaks(signal, params, name, model=model, selection=selection)
     return time.perf_counter_ns() - start
 
 
 def _micro_benchmarks() -> dict[str, Callable[[], float]]:
     increment = jax.jit(lambda x: x + 1.0)
-    small = jnp.zeros((8,), jnp.float32)
-    medium = jax.block_until_ready(jnp.zeros((TRANSFER_ELEMENTS,), jnp.float32))
-    large = jax.block_until_ready(jnp.zeros((COPY_ELEMENTS,), jnp.float32))
+    small, medium, large = (
+        jax.block_until_ready(jnp.zeros((size,), jnp.float32)) for size in (8, TRANSFER_ELEMENTS, COPY_ELEMENTS)
+    )
     on_host = np.ones((TRANSFER_ELEMENTS,), np.float32)
-
+    run_once = _run_of(increment, small)
     box = [medium]
 
     def fill(array: jax.Array) -> None:
         box[0] = array
-
-    def run_once() -> None:
-        increment(small).block_until_ready()
 
     # The copy leaves nothing in the caches: a launch is timed right after another.
     return {
@@ -239,8 +234,8 @@ def _micro_benchmarks() -> dict[str, Callable[[], float]]:
         "roundtrip": lambda: _timed(
             lambda: box[0].block_until_ready(), before=lambda: (run_once(), fill(increment(small)))
         ),
-        "copy": lambda: _timed(lambda: increment(large).block_until_ready()),
-        "upload": lambda: _timed(lambda: jax.device_put(on_host).block_until_ready()),
+        "copy": functools.partial(_timed, _run_of(increment, large)),
+        "upload": functools.partial(_timed, _run_of(jax.device_put, on_host)),
         # An array remembers the host copy that it gave out: every repeat reads a new one.
         "readback": lambda: _timed(
             lambda: np.asarray(box[0]), before=lambda: fill(increment(medium).block_until_ready())
@@ -257,11 +252,7 @@ def _selection_benchmarks() -> dict[str, Callable[[], float]]:
         power = jax.device_put(rng.exponential(size=(rows, bins)).astype(np.float32))
         for form in SELECTIONS:
             program = jax.jit(functools.partial(selected_peaks, k=k, selection=form))
-
-            def run(program=program, power=power) -> None:
-                program(power).block_until_ready()
-
-            benchmarks[f"{form} {name}"] = functools.partial(_timed, run)
+            benchmarks[f"{form} {name}"] = functools.partial(_timed, _run_of(program, power))
     return benchmarks
 
 
@@ -272,12 +263,12 @@ def _transform_benchmarks() -> dict[str, Callable[[], float]]:
         params = WelchPeakParams.fast(n_fft, 1)
         signal = jax.device_put(rng.standard_normal((rows, params.frame_len), np.float32))
         program = jax.jit(functools.partial(mean_power, params=params))
-
-        def run(program=program, signal=signal) -> None:
-            program(signal).block_until_ready()
-
-        benchmarks[name] = functools.partial(_quickest, run)
+        benchmarks[name] = functools.partial(_quickest, _run_of(program, signal))
     return benchmarks
+
+
+def _run_of(program: Callable[..., jax.Array], array: jax.Array | np.ndarray) -> Callable[[], object]:
+    return lambda: program(array).block_until_ready()
 
 
 def _quickest(run: Callable[[], object]) -> float:

@@ -10,8 +10,9 @@ as ever.
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,55 +71,58 @@ def contenders(
     Raises:
         ValueError: a name that nobody has.
     """
-    known = _contenders(calibration)
-    for name in names:
-        if name not in known:
-            raise ValueError(f"--contender: expected one of {', '.join(known)}, got {name!r}")
-    wanted = [known[name] for name in known if not names or name in names]
-    reasons = {contender.name: contender.unavailable() for contender in wanted}
-    skipped = {name: reason for name, reason in reasons.items() if reason is not None}
-    return [contender for contender in wanted if contender.name not in skipped], skipped
-
-
-def _contenders(calibration: Calibration | None) -> Mapping[str, Contender]:
-    ours = functools.partial(Contender, is_ours=True)
     listed = (
-        ours("fused", functools.partial(_ours, "fused", None)),
-        ours("fused-jax", functools.partial(_ours, "fused", None, as_jax=True), unavailable=_beside_a_device),
-        ours("host", functools.partial(_ours, "host", None), version=lambda: f"numpy {np.__version__}"),
-        ours("auto", functools.partial(_ours, "auto", calibration)),
+        _ours("fused", "fused"),
+        _ours("fused-jax", "fused", as_jax=True, unavailable=_beside_a_device),
+        _ours("host", "host", version=lambda: f"numpy {np.__version__}"),
+        _ours("auto", "auto", calibration),
         Contender("naive", _naive),
         Contender("naive-jax", functools.partial(_naive, as_jax=True), unavailable=_beside_a_device),
         Contender("jax.scipy", _jax_scipy),
-        _peer("scipy", scipy_run, "scipy", "scipy.signal"),
-        _peer("pyfftw", pyfftw_run, "pyfftw", "pyfftw"),
-        _peer("mkl_fft", mkl_fft_run, "mkl_fft", "mkl_fft"),
-        _peer("torch", _torch, "torch", "torch", also=_torch_lacks_the_device),
+        _peer("scipy", scipy_run, "scipy.signal"),
+        _peer("pyfftw", pyfftw_run),
+        _peer("mkl_fft", mkl_fft_run),
+        _peer("torch", _torch, also=_torch_lacks_the_device),
         Contender("c-fftw", CWelch, c_unavailable, c_version),
         Contender("c-fftw-insertion", functools.partial(CWelch, inserts=True), c_unavailable, c_version),
-        _peer("cupy", _cupy, "cupy", "cupy", also=_cupy_lacks_a_device),
+        _peer("cupy", _cupy, also=lambda: "runs on a GPU only, and JAX runs on the CPU" if on_cpu() else None),
         Contender("copy", _copy, has_result=False),
     )
-    return {contender.name: contender for contender in listed}
+    known = [contender.name for contender in listed]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--contender: expected one of {', '.join(known)}, got {name!r}")
+    found, skipped = [], {}
+    for contender in listed:
+        if names and contender.name not in names:
+            continue
+        if reason := contender.unavailable():
+            skipped[contender.name] = reason
+        else:
+            found.append(contender)
+    return found, skipped
 
 
 def _peer(
-    name: str, build: Build, distribution: str, module: str, also: Callable[[], str | None] = lambda: None
+    name: str, build: Build, module: str | None = None, also: Callable[[], str | None] = lambda: None
 ) -> Contender:
+    """Return a peer of the name that pip knows; it runs where its module loads and `also` gives no reason."""
+    module = module or name
+
     def unavailable() -> str | None:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError:
-            return f"not installed: pip install {distribution}"
+            return f"not installed: pip install {name}"
         except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
             return f"cannot be imported: {' '.join(str(error).split())}"
         return also()
 
     def version() -> str:
         try:
-            return f"{distribution} {metadata.version(distribution)}"
+            return f"{name} {metadata.version(name)}"
         except metadata.PackageNotFoundError:  # cupy comes as cupy-cuda12x and the like
-            return f"{distribution} {importlib.import_module(module).__version__}"
+            return f"{name} {importlib.import_module(module).__version__}"
 
     return Contender(name, build, unavailable, version)
 
@@ -138,14 +142,13 @@ def _placed(signal: np.ndarray, as_jax: bool = False) -> np.ndarray | jax.Array:
 
 
 def _ours(
-    strategy: str,
-    calibration: Calibration | None,
-    signal: np.ndarray,
-    params: WelchPeakParams,
-    as_jax: bool = False,
-) -> Run:
-    placed = signal if strategy == "host" else _placed(signal, as_jax)
-    return lambda: jax.block_until_ready(welch_peaks(placed, params, strategy, calibration=calibration))
+    name: str, strategy: str, calibration: Calibration | None = None, as_jax: bool = False, **others: Any
+) -> Contender:
+    def build(signal: np.ndarray, params: WelchPeakParams) -> Run:
+        placed = signal if strategy == "host" else _placed(signal, as_jax)
+        return lambda: jax.block_until_ready(welch_peaks(placed, params, strategy, calibration=calibration))
+
+    return Contender(name, build, is_ours=True, **others)
 
 
 def _naive(signal: np.ndarray, params: WelchPeakParams, as_jax: bool = False) -> Run:
@@ -187,14 +190,9 @@ def _torch(signal: np.ndarray, params: WelchPeakParams) -> Run:
     """On a CPU in chunks of rows, which is faster there."""
     torch = importlib.import_module("torch")
     device = torch.device("cpu" if on_cpu() else "cuda")
-    samples, window, weights = (
-        torch.from_numpy(array).to(device)
-        for array in (
-            signal,
-            welch_window(params.n_fft),
-            power_weights(params) * np.float32(params.n_segments),
-        )
-    )
+    mean_weights = power_weights(params) * np.float32(params.n_segments)
+    arrays = (signal, welch_window(params.n_fft), mean_weights)
+    samples, window, weights = (torch.from_numpy(array).to(device) for array in arrays)
     step = chunk_rows(params, len(signal), CHUNK_SAMPLES * cores()) if on_cpu() else len(signal)
     k = peaks_kept(params)
 
@@ -235,10 +233,6 @@ def _cupy(signal: np.ndarray, params: WelchPeakParams) -> Run:
         return peaks
 
     return run
-
-
-def _cupy_lacks_a_device() -> str | None:
-    return "runs on a GPU only, and JAX runs on the CPU" if on_cpu() else None
 
 
 def _copy(signal: np.ndarray, params: WelchPeakParams) -> Run:

@@ -57,8 +57,7 @@ def prepare(
     """
     fixed = bool(log.complete_rounds())
     wanted = log.cells or cells
-    outside = [str(cell) for cell in cells if cell not in set(wanted)]
-    left_out = {"not in the campaign that was resumed": outside} if outside else {}
+    left_out = {"not in the campaign that was resumed": [str(cell) for cell in cells if cell not in set(wanted)]}
     signals = Signals(wanted, models=models)
     share = 1.0 if fixed else WARM_UP_SHARE
     warm_deadline = Deadline(time.perf_counter() + share * deadline.left_s())
@@ -83,11 +82,10 @@ def prepare(
         slowest = max(warm, key=lambda cell: warm[cell])
         del warm[slowest]
         too_slow.append(slowest)
-    not_compiled = [cell for cell in wanted if cell not in warm and cell not in too_slow]
-    for reason, out in (("no time to compile", not_compiled), ("too slow for the budget", too_slow)):
-        if out:
-            left_out[reason] = [str(cell) for cell in out]
-    return Plan([cell for cell in wanted if cell in warm], left_out, signals, is_ready=True)
+    chosen = [cell for cell in wanted if cell in warm]
+    left_out["no time to compile"] = [str(cell) for cell in wanted if cell not in warm and cell not in too_slow]
+    left_out["too slow for the budget"] = [str(cell) for cell in too_slow]
+    return Plan(chosen, left_out, signals, is_ready=True)
 
 
 def posterior_so_far(

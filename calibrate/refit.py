@@ -6,13 +6,13 @@ from pathlib import Path as FilePath
 from rlxjax.calibration import file_to_write
 
 from .fits import prior_from
-from .job import Outcome, fit_and_write
-from .report import Progress
+from .job import fit_and_write
+from .report import Outcome, Progress
 from .samples import SampleLog
-from .workloads import Grid, Models, load_models, runs_model
+from .workloads import Grid, load_models, runs_model
 
-#: How the job names a samples file, compressed or not.
-SAMPLES_SUFFIXES = (".samples.jsonl", ".samples.jsonl.gz")
+#: How the job names a samples file, which may be compressed.
+SAMPLES_SUFFIX = ".samples.jsonl"
 
 
 def refit(
@@ -46,7 +46,9 @@ def refit(
     if file_to_write(path) == file_to_write(samples_path):
         raise ValueError(f"--out: expected a file for the calibration, got that of the samples: {path}")
     timed_models = load_models(models)
-    check_models(log, timed_models)
+    for n_fft, timed in timed_models.items():
+        if log.models.get(n_fft) != timed.sha256:
+            raise ValueError(f"--model: {timed.file} is not the model that the samples timed for n_fft {n_fft}")
     notes = []
     left_out = [cell for cell in log.cells if runs_model(cell) and cell.n_fft not in timed_models]
     if left_out:
@@ -67,20 +69,9 @@ def calibration_of(samples_path: FilePath) -> FilePath:
         >>> calibration_of(FilePath("a.samples.jsonl.gz")).name
         'a.json'
     """
-    for suffix in SAMPLES_SUFFIXES:
-        if samples_path.name.endswith(suffix) and samples_path.name != suffix:
-            return samples_path.with_name(samples_path.name.removesuffix(suffix) + ".json")
+    name, _, rest = samples_path.name.rpartition(SAMPLES_SUFFIX)
+    if name and rest in ("", ".gz"):
+        return samples_path.with_name(f"{name}.json")
     raise ValueError(
-        f"--out: expected a file, as {samples_path} is not named like NAME{SAMPLES_SUFFIXES[0]}, which makes NAME.json"
+        f"--out: expected a file, as {samples_path} is not named like NAME{SAMPLES_SUFFIX}, which makes NAME.json"
     )
-
-
-def check_models(log: SampleLog, models: Models) -> None:
-    """Refuse a model that was not timed.
-
-    Raises:
-        ValueError: one line with the model's file.
-    """
-    for n_fft, timed in models.items():
-        if log.models.get(n_fft) != timed.sha256:
-            raise ValueError(f"--model: {timed.file} is not the model that the samples timed for n_fft {n_fft}")

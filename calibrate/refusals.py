@@ -45,6 +45,5 @@ def run(commands: typer.Typer, arguments: list[str]) -> None:
     sys.exit(status)
 
 
-def _warn(message, category, filename, lineno, file=None, line=None) -> None:
-    del category, filename, lineno, file, line
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
     typer.echo(f"warning: {message}", err=True)

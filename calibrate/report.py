@@ -1,28 +1,76 @@
 """What a person reads: progress while the job runs, and tables when it is done."""
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path as FilePath
 
+import numpy as np
 from rich import progress as rich_progress
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
+from rlxjax.calibration import Calibration, CalibrationFile, ModelSection
 from rlxjax.welch import FAST_SEGMENTS
 
-from .measure import Deadline
-from .outcome import Outcome
-from .workloads import SAME_RESULT, SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT
+from .measure import Deadline, MicroRates
+from .workloads import SAME_RESULT, SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT, Cell
 
 SKIPPED_SHOWN = 4
+#: Headings of the table of errors, and what stands below them.
+ERROR_COLUMNS = {
+    "noise floor": "noise_floor",
+    "seen": "fit",
+    "held out": "held_out",
+    "interior": "interior",
+    "edge": "edge",
+    "terms alone": "terms_alone",
+    "in interval of 90": "covered",
+    "cells held out": "held_out_cells",
+    "built-in constants": "built_in",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a calibrate job found.
+
+    Attributes:
+        path: the calibration file.
+        is_written: whether it was written: not where a fit did not converge, unless that was asked for.
+        samples_path: the raw samples.
+        calibration: what the file holds.
+        content: the file's content.
+        section: of it, what it says of Welch peaks.
+        cells: the workloads measured.
+        measured_ns: of the visits (`quartile_ns`), `[cells]`.
+        predicted_ns: by the coefficients in the file, `[cells]`.
+        skipped: workloads that were not measured, by reason.
+        rates: what the micro-benchmarks say.
+        notes: sentences that a person should read.
+    """
+
+    path: FilePath
+    is_written: bool
+    samples_path: FilePath
+    calibration: Calibration
+    content: CalibrationFile
+    section: ModelSection
+    cells: list[Cell]
+    measured_ns: np.ndarray
+    predicted_ns: np.ndarray
+    skipped: dict[str, list[str]]
+    rates: MicroRates
+    notes: list[str]
 
 
 class Progress:
-    """Shows which phase the job is in, and how far."""
+    """Shows on standard error, or another console, which phase the job is in, and how far."""
 
-    def __init__(self, console: Console):
-        self._console = console
+    def __init__(self, console: Console | None = None):
+        self._console = console or Console(stderr=True)
 
     @contextlib.contextmanager
     def phase(
@@ -65,7 +113,7 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     counts = f"{samples.timings} timings ({samples.workloads} workloads, {samples.rounds} rounds)"
     for text in (
         _micro_line(outcome),
-        *(f"skipped, {reason}: {shortened(names)}" for reason, names in outcome.skipped.items()),
+        *(f"skipped, {reason}: {shortened(names)}" for reason, names in outcome.skipped.items() if names),
         *outcome.notes,
         f"{counts} in {outcome.samples_path}",
         f"calibration: {outcome.path if outcome.is_written else 'not written'}",
@@ -80,66 +128,41 @@ def shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:SKIPPED_SHOWN]) + (f" and {more} more, named in the file" if more > 0 else "")
 
 
+def right(*headings: str) -> list[Column]:
+    """Return columns of numbers."""
+    return [Column(heading, justify="right") for heading in headings]
+
+
+def number(value: float) -> str:
+    """Return a number with three digits, or all of a larger one."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+
+
 def _error_table(outcome: Outcome) -> Table:
-    table = Table(title="Mean absolute error of predictions, per cent")
-    table.add_column("strategy", no_wrap=True)
-    for heading in (
-        "noise floor",
-        "seen",
-        "held out",
-        "interior",
-        "edge",
-        "terms alone",
-        "in interval of 90",
-        "cells held out",
-        "built-in constants",
-    ):
-        table.add_column(heading, justify="right")
+    title = "Mean absolute error of predictions, per cent"
+    table = Table(Column("strategy", no_wrap=True), *right(*ERROR_COLUMNS), title=title)
     for strategy, summary in outcome.section.held_out.items():
-        table.add_row(
-            strategy,
-            _percent(summary.noise_floor),
-            _percent(summary.fit),
-            _percent(summary.held_out),
-            _percent(summary.interior),
-            _percent(summary.edge),
-            _percent(summary.terms_alone),
-            _percent(summary.covered),
-            str(summary.held_out_cells),
-            _percent(summary.built_in),
-        )
+        shown = [getattr(summary, field) for field in ERROR_COLUMNS.values()]
+        table.add_row(strategy, *(str(value) if isinstance(value, int) else _percent(value) for value in shown))
     return table
 
 
 def _coefficient_table(outcome: Outcome) -> Table:
-    table = Table(title="Coefficients")
-    table.add_column("coefficient")
-    table.add_column("value", justify="right")
-    table.add_column("give or take", justify="right")
-    table.add_column("unit")
-    table.add_column("provenance")
+    table = Table("coefficient", *right("value", "give or take"), "unit", "provenance", title="Coefficients")
     for name, entry in outcome.section.coefficients.items():
-        table.add_row(name, _number(entry.value), _give_or_take(entry.log_sd), entry.unit, entry.provenance)
+        table.add_row(name, number(entry.value), _give_or_take(entry.log_sd), entry.unit, entry.provenance)
     return table
 
 
 def _decision_table(outcome: Outcome) -> Table:
-    table = Table(title=f"n_fft {SHOWN_N_FFT}, k {SHOWN_K}, {FAST_SEGMENTS} segments: predicted / measured, us")
-    table.add_column("batch", justify="right")
     has_learned = any(model.n_fft == SHOWN_N_FFT for model in outcome.content.learned_ffts)
     strategies = (*SAME_RESULT, *["learned"] * has_learned)
-    for strategy in strategies:
-        table.add_column(strategy, justify="right")
-    table.add_column("picked")
-    table.add_column("fused is faster")
-    table.add_column("fastest")
-    by_cell = dict(zip(outcome.cells, zip(outcome.predicted_ns, outcome.measured_ns, strict=True), strict=True))
+    title = f"n_fft {SHOWN_N_FFT}, k {SHOWN_K}, {FAST_SEGMENTS} segments: predicted / measured, us"
+    table = Table(*right("batch", *strategies), "picked", "fused is faster", "fastest", title=title)
+    times_ns = dict(zip(outcome.cells, zip(outcome.predicted_ns, outcome.measured_ns, strict=True), strict=True))
     for batch in SHOWN_BATCHES:
-        row = {
-            cell.strategy: pair
-            for cell, pair in by_cell.items()
-            if (cell.batch, cell.n_fft, cell.k) == (batch, SHOWN_N_FFT, SHOWN_K) and cell.strategy != "ultra"
-        }
+        cells = {strategy: Cell(strategy, batch, SHOWN_N_FFT, SHOWN_K) for strategy in strategies}
+        row = {strategy: times_ns[cell] for strategy, cell in cells.items() if cell in times_ns}
         if not row:
             continue
         decided = outcome.calibration.decide(batch, SHOWN_N_FFT, SHOWN_K)
@@ -155,18 +178,11 @@ def _decision_table(outcome: Outcome) -> Table:
 
 def _micro_line(outcome: Outcome) -> str:
     rates = outcome.rates
-    bandwidths = {
-        "device memory": rates.memory_bytes_per_ns,
-        "upload": rates.upload_bytes_per_ns,
-        "readback": rates.readback_bytes_per_ns,
-    }
-    shown = ", ".join(f"{name} {_number(bandwidth)} GB/s" for name, bandwidth in bandwidths.items())
-    waits = f"launch {rates.dispatch_ns / 1e3:.1f} us, round trip {rates.roundtrip_ns / 1e3:.1f} us"
-    return f"micro-benchmarks: {waits}, {shown}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+    return (
+        f"micro-benchmarks: launch {rates.dispatch_ns / 1e3:.1f} us, round trip {rates.roundtrip_ns / 1e3:.1f} us, "
+        f"device memory {number(rates.memory_bytes_per_ns)} GB/s, upload {number(rates.upload_bytes_per_ns)} GB/s, "
+        f"readback {number(rates.readback_bytes_per_ns)} GB/s"
+    )
 
 
 def _give_or_take(log_sd: float) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, field_validator
 
 from rlxjax.calibration import Fingerprint, Positive, Strict
 
@@ -26,30 +26,39 @@ TimeNs = Annotated[int, Field(ge=1, le=MAX_TIME_NS)]
 class Header(Strict, extra="ignore"):
     """The first line; a newer version may have other fields."""
 
-    kind: Literal["header"]
+    kind: Literal["header"] = "header"
     version: int
-    fingerprint: Fingerprint
     runner: Annotated[int, Field(ge=1)] = UNNAMED_RUNNER
+    fingerprint: Fingerprint
+
+    @field_validator("version")
+    @classmethod
+    def _is_known(cls, version: int) -> int:
+        if version > SAMPLES_VERSION:
+            raise ValueError(f"{version} is newer than {SAMPLES_VERSION}, the newest that this rlxjax reads")
+        if version < 1:
+            raise ValueError(f"expected 1 to {SAMPLES_VERSION}, got {version}")
+        return version
 
 
 class Cells(Strict):
     """The workloads that every round measures from here on."""
 
-    kind: Literal["cells"]
+    kind: Literal["cells"] = "cells"
     cells: list[tuple[str, Size, Size, Size]]
 
 
 class Models(Strict):
     """Of the learned FFTs that are timed, the n_fft and the SHA-256 of the file."""
 
-    kind: Literal["models"]
+    kind: Literal["models"] = "models"
     models: list[tuple[Size, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]]
 
 
 class Micro(Strict):
     """One repeat of a micro-benchmark."""
 
-    kind: Literal["micro"]
+    kind: Literal["micro"] = "micro"
     name: Annotated[str, Field(max_length=64)]
     time_ns: Positive
 
@@ -57,7 +66,7 @@ class Micro(Strict):
 class Visit(Strict):
     """A visit of a workload."""
 
-    kind: Literal["timing"]
+    kind: Literal["timing"] = "timing"
     round: Annotated[int, Field(ge=0)]
     strategy: str
     batch: Size
@@ -83,9 +92,10 @@ class EarlierTiming(Visit):
         return [self.time_ns]
 
 
-Other = Cells | Models | Micro
-LINE = TypeAdapter(Annotated[Header | Other | Timing, Field(discriminator="kind")])
-EARLIER_LINE = TypeAdapter(Annotated[Header | Other | EarlierTiming, Field(discriminator="kind")])
+#: What comes after the header.
+Line = Cells | Models | Micro | Timing | EarlierTiming
+LINE = TypeAdapter(Annotated[Header | Cells | Models | Micro | Timing, Field(discriminator="kind")])
+EARLIER_LINE = TypeAdapter(Annotated[Header | Cells | Models | Micro | EarlierTiming, Field(discriminator="kind")])
 
 
 def checked_cell(version: int, strategy: str, batch: int, n_fft: int, k: int) -> Cell | None:

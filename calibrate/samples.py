@@ -2,13 +2,12 @@
 
 import dataclasses
 import gzip
-import json
+import itertools
 import os
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -22,13 +21,13 @@ from .sample_lines import (
     EARLIER_LINE,
     LINE,
     SAMPLES_VERSION,
+    Cells,
     EarlierTiming,
     Header,
+    Line,
     Micro,
     Models,
-    Other,
     Timing,
-    Visit,
     checked_cell,
 )
 from .visits import Visits
@@ -80,11 +79,40 @@ class SampleLog:
         round_, cell, time_ns = np.array(made, np.int64).reshape(-1, 3).T
         return Visits(round_, cell, time_ns, len(self.cells))
 
-    def add(self, round_: int, cell: Cell, times_ns: Sequence[int]) -> None:
+    def add(self, line: Line) -> None:
+        """Add what a line says.
+
+        Raises:
+            ValueError: a line that cannot follow those before.
+        """
+        match line:
+            case Micro():
+                self.micro.setdefault(line.name, []).append(line.time_ns)
+            case Models():
+                self.models = dict(line.models)
+            case Cells():
+                cells = [checked_cell(self.version, *cell) for cell in line.cells]
+                self.cells = [cell for cell in cells if cell is not None]
+                if len(set(self.cells)) < len(self.cells):
+                    raise ValueError("cells: expected every workload once")
+            case _:
+                self._add_visit(line)
+
+    def _add_visit(self, visit: Timing | EarlierTiming) -> None:
         """Keep the timed runs of one visit, of which the least counts."""
-        while len(self.rounds) <= round_:
+        if visit.round > len(self.rounds):
+            raise ValueError(
+                f"timing.round: expected at most {len(self.rounds)}, the one after the last, got {visit.round}"
+            )
+        cell = checked_cell(self.version, visit.strategy, visit.batch, visit.n_fft, visit.k)
+        if cell is None:
+            self.left_out += 1
+            return
+        if visit.n_segments != cell.n_segments:
+            raise ValueError(f"timing.n_segments: {cell.strategy} has {cell.n_segments}, got {visit.n_segments}")
+        if visit.round == len(self.rounds):
             self.rounds.append([])
-        self.rounds[round_].append((cell, min(times_ns)))
+        self.rounds[visit.round].append((cell, min(visit.times_ns)))
 
 
 class SampleWriter:
@@ -94,8 +122,7 @@ class SampleWriter:
         self._file = open(path, "a" if append else "x", encoding="utf-8")  # noqa: SIM115
         self._log = log
         if not append:
-            header = {"version": log.version, "runner": log.runner}
-            self._write({"kind": "header", **header, "fingerprint": log.fingerprint.model_dump()})
+            self._write(Header(version=log.version, runner=log.runner, fingerprint=log.fingerprint))
 
     def __enter__(self) -> "SampleWriter":
         return self
@@ -105,27 +132,26 @@ class SampleWriter:
 
     def cells(self, cells: Sequence[Cell]) -> None:
         """Keep which workloads every round measures."""
-        self._write({"kind": "cells", "cells": [list(cell) for cell in cells]})
-        self._log.cells = list(cells)
+        self._keep(Cells(cells=list(cells)))
 
     def models(self, models: Mapping[int, str]) -> None:
         """Keep which learned FFTs are timed."""
-        self._write({"kind": "models", "models": [[n_fft, sha256] for n_fft, sha256 in models.items()]})
-        self._log.models = dict(models)
+        self._keep(Models(models=list(models.items())))
 
     def micro(self, name: str, time_ns: float) -> None:
         """Keep one repeat of a micro-benchmark."""
-        self._write({"kind": "micro", "name": name, "time_ns": time_ns})
-        self._log.micro.setdefault(name, []).append(time_ns)
+        self._keep(Micro(name=name, time_ns=time_ns))
 
     def timing(self, round_: int, cell: Cell, times_ns: Sequence[int]) -> None:
         """Keep the timed runs of one visit."""
-        sample = {**cell._asdict(), "n_segments": cell.n_segments, "times_ns": list(times_ns)}
-        self._write({"kind": "timing", "round": round_, **sample})
-        self._log.add(round_, cell, times_ns)
+        self._keep(Timing(round=round_, **cell._asdict(), n_segments=cell.n_segments, times_ns=list(times_ns)))
 
-    def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+    def _keep(self, line: Line) -> None:
+        self._write(line)
+        self._log.add(line)
+
+    def _write(self, line: Header | Line) -> None:
+        self._file.write(line.model_dump_json() + "\n")
         self._file.flush()
 
 
@@ -156,13 +182,15 @@ def read_samples(
     for number, text in enumerate(whole.splitlines(), 1):
         try:
             line = adapter.validate_json(text)
-            if not isinstance(line, Header):
-                _add_line(log, line)
-            elif log is None:
-                log = _begun(line)
+            if isinstance(line, Header):
+                if log is not None:
+                    raise ValueError("a second header: a file holds the samples of one campaign")
+                log = SampleLog(line.fingerprint, version=line.version, runner=line.runner)
                 adapter = LINE if log.version == SAMPLES_VERSION else EARLIER_LINE
+            elif log is None:
+                raise ValueError("expected a header first")
             else:
-                raise ValueError("a second header: a file holds the samples of one campaign")
+                log.add(line)
         except ValueError as error:
             reason = first_refusal(error) if isinstance(error, ValidationError) else error
             raise ValueError(f"{path}: line {number}: {reason}; {mend}") from None
@@ -181,83 +209,30 @@ def check_resumable(
     models: Mapping[int, str] = MappingProxyType({}),
 ) -> None:
     """Refuse to go on with samples of another version, runner, machine or grid, or of other models."""
-    ours = {"version": SAMPLES_VERSION, "runner": RUNNER_VERSION}
-    for name, expected in ours.items():
-        if (got := getattr(log, name)) != expected:
-            raise ValueError(
-                f"{path}: holds samples of {name} {got}, and this is {name} {expected}; leave out --resume "
-                "to start anew"
-            )
+    anew = "leave out --resume to start anew"
+    for name, got, expected in (("version", log.version, SAMPLES_VERSION), ("runner", log.runner, RUNNER_VERSION)):
+        if got != expected:
+            raise ValueError(f"{path}: holds samples of {name} {got}, and this is {name} {expected}; {anew}")
     if differences := fingerprint_differences(log.fingerprint, here):
-        raise ValueError(f"{path}: was taken elsewhere ({'; '.join(differences)}); leave out --resume to start anew")
+        raise ValueError(f"{path}: was taken elsewhere ({'; '.join(differences)}); {anew}")
     if log.cells and log.models != models:
-        raise ValueError(
-            f"{path}: holds runs of other learned models; give the same --model files, or leave out --resume "
-            "to start anew"
-        )
+        raise ValueError(f"{path}: holds runs of other learned models; give the same --model files, or {anew}")
     if unknown := set(log.cells) - set(cells):
-        raise ValueError(
-            f"{path}: holds workloads of another grid ({min(unknown)}, ...); leave out --resume to start anew"
-        )
+        raise ValueError(f"{path}: holds workloads of another grid ({min(unknown)}, ...); {anew}")
 
 
 def set_aside(path: FilePath) -> FilePath | None:
     """Rename an existing file to the next free numbered name; return that, or None if there was none."""
     if not path.exists():
         return None
-    number = 1
-    while (aside := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
+    names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    aside = next(name for name in names if not name.exists())
     path.rename(aside)
     return aside
 
 
 def timings_of(cells: Sequence[Cell], time_ns: np.ndarray) -> Timings:
     """Return the timings `[cells]` that the fit takes."""
-    return Timings.checked(
-        WELCH,
-        variant=[cell.variant for cell in cells],
-        batch=[cell.batch for cell in cells],
-        n_fft=[cell.n_fft for cell in cells],
-        k=[cell.k for cell in cells],
-        n_segments=[cell.n_segments for cell in cells],
-        time_ns=time_ns,
-    )
-
-
-def _begun(header: Header) -> SampleLog:
-    """Return the samples of a header, none so far."""
-    if header.version > SAMPLES_VERSION:
-        raise ValueError(
-            f"header.version: {header.version} is newer than {SAMPLES_VERSION}, the newest that this rlxjax reads"
-        )
-    if header.version < 1:
-        raise ValueError(f"header.version: expected 1 to {SAMPLES_VERSION}, got {header.version}")
-    return SampleLog(header.fingerprint, version=header.version, runner=header.runner)
-
-
-def _add_line(log: SampleLog | None, line: Other | Timing | EarlierTiming) -> None:
-    """Add what a line says to the samples so far."""
-    if log is None:
-        raise ValueError("expected a header first")
-    if isinstance(line, Visit):
-        if line.round > len(log.rounds):
-            raise ValueError(
-                f"timing.round: expected at most {len(log.rounds)}, the one after the last, got {line.round}"
-            )
-        cell = checked_cell(log.version, line.strategy, line.batch, line.n_fft, line.k)
-        if cell is None:
-            log.left_out += 1
-            return
-        if line.n_segments != cell.n_segments:
-            raise ValueError(f"timing.n_segments: {cell.strategy} has {cell.n_segments}, got {line.n_segments}")
-        log.add(line.round, cell, line.times_ns)
-    elif isinstance(line, Micro):
-        log.micro.setdefault(line.name, []).append(line.time_ns)
-    elif isinstance(line, Models):
-        log.models = dict(line.models)
-    else:
-        cells = [checked_cell(log.version, *cell) for cell in line.cells]
-        log.cells = [cell for cell in cells if cell is not None]
-        if len(set(log.cells)) < len(log.cells):
-            raise ValueError("cells: expected every workload once")
+    names = ("variant", *WELCH.inputs)
+    columns = {name: [getattr(cell, name) for cell in cells] for name in names}
+    return Timings.checked(WELCH, **columns, time_ns=time_ns)

@@ -77,6 +77,14 @@ class Drift(NamedTuple):
         """Whether it is more than chance."""
         return not self.low <= self.factor <= self.high
 
+    def chance(self) -> str:
+        """Return what a person reads of the bounds."""
+        return f"({self.low:.2f} to {self.high:.2f} would be chance)"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what a program reads."""
+        return {**self._asdict(), "is_off": self.is_off}
+
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
@@ -129,15 +137,11 @@ class Verdict:
 
     def as_json(self, file: str | os.PathLike) -> dict[str, Any]:
         """Return what a program reads."""
-
-        def plain(drift: Drift) -> dict[str, Any]:
-            return {**drift._asdict(), "is_off": drift.is_off}
-
         return {
             "verdict": self.word,
-            "overall": plain(self.overall) if self.overall else None,
-            "strategies": {name: plain(drift) for name, drift in self.strategies.items()},
-            "canaries": {name: plain(drift) for name, drift in self.canaries.items()},
+            "overall": self.overall and self.overall.as_json(),
+            "strategies": {name: drift.as_json() for name, drift in self.strategies.items()},
+            "canaries": {name: drift.as_json() for name, drift in self.canaries.items()},
             "elsewhere": list(self.elsewhere),
             "software": list(self.software),
             "timed": dict(zip(("runs", "workloads"), self.runs, strict=True)),
@@ -149,17 +153,14 @@ class Verdict:
         if self.overall is None:
             return list(self.elsewhere)
         runs, workloads = self.runs
-        whole, off = self.overall, [name for name, drift in self.strategies.items() if drift.is_off]
-        timed = (
-            f"{runs} runs of {workloads} workloads take {whole.factor:.2f} times what is predicted "
-            f"{_chance_phrase(whole)}"
-        )
+        timed = f"{runs} runs of {workloads} workloads take {self.overall.factor:.2f} times what is predicted"
+        timed += f" {self.overall.chance()}"
         if self.word == GOOD:
             return [timed]
-        if whole.is_off:
-            return [timed, ", ".join(f"{n} {drift.factor:.2f}" for n, drift in self.strategies.items())]
-        named = [f"{n} {self.strategies[n].factor:.2f} {_chance_phrase(self.strategies[n])}" for n in off]
-        return [timed, ", ".join(named + ["the others as predicted"] * (len(off) < len(self.strategies)))]
+        if self.overall.is_off:
+            return [timed, ", ".join(f"{name} {drift.factor:.2f}" for name, drift in self.strategies.items())]
+        off = [f"{name} {drift.factor:.2f} {drift.chance()}" for name, drift in self.strategies.items() if drift.is_off]
+        return [timed, ", ".join(off + ["the others as predicted"] * (len(off) < len(self.strategies)))]
 
 
 def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progress) -> Verdict:
@@ -184,15 +185,9 @@ def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progre
     if elsewhere:
         return Verdict(NOT_THIS_MACHINE, elsewhere=elsewhere, **of_file)
     log = _time_again(content, Deadline(started_s + budget_s - RESERVE_S), progress)
-    calibration, visits = Calibration.from_file(content), log.visits()
-    verdict = judge(
-        log.cells,
-        quartile_ns(visits),
-        estimates(calibration.of(WELCH.name).posterior, log.cells),
-        noise_floor(visits),
-        {name: min(times) for name, times in log.micro.items()},
-        content.canary_ns,
-    )
+    visits, expected = log.visits(), estimates(Calibration.from_file(content).of(WELCH.name).posterior, log.cells)
+    canary_ns = {name: min(times) for name, times in log.micro.items()}
+    verdict = judge(log.cells, quartile_ns(visits), expected, noise_floor(visits), canary_ns, content.canary_ns)
     return dataclasses.replace(verdict, **of_file)
 
 
@@ -303,11 +298,7 @@ def _segment_length(low: float, high: float, place: float) -> int:
 
 
 def _between(low: float, high: float, place: float) -> float:
-    return float(low * (high / low) ** place)
-
-
-def _chance_phrase(drift: Drift) -> str:
-    return f"({drift.low:.2f} to {drift.high:.2f} would be chance)"
+    return low * (high / low) ** place
 
 
 def _canary_phrase(name: str, drift: Drift) -> str:

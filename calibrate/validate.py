@@ -26,21 +26,19 @@ def built_in_ns(cells: Sequence[Cell], models: Models = NO_MODELS) -> np.ndarray
 
     A learned path is scaled by the gates that are on, be they a quarter or more.
     """
-    device = jax_device()
-    result = np.zeros(len(cells))
-    for strategy, (path, n_segments, _) in STRATEGIES.items():
-        chosen = np.array([cell.strategy == strategy for cell in cells])
-        if not chosen.any():
-            continue
-        mine = [cell for cell in cells if cell.strategy == strategy]
-        batch, n_fft, k, _ = sizes_of(mine)
+    device, names = jax_device(), np.array([cell.strategy for cell in cells])
+    sizes, result = sizes_of(cells), np.zeros(len(cells))
+    for strategy in set(names.tolist()):
+        path, n_segments, _ = STRATEGIES[strategy]
+        mine = names == strategy
+        batch, n_fft, k, _ = sizes[:, mine]
         if path is Path.LEARNED:
-            gates = [(models[cell.n_fft].model.active_gates, models[cell.n_fft].model.total_gates) for cell in mine]
-            active, total = np.array(gates, float).T
-            scale = learned_scale(active, total)
-            result[chosen] = fused_graph_ns(device, batch, n_fft, k, scale, n_segments=n_segments)
+            timed = [models[length].model for length in n_fft.astype(int)]
+            gates = np.array([(model.active_gates, model.total_gates) for model in timed], float)
+            scale = learned_scale(gates[:, 0], gates[:, 1])
+            result[mine] = fused_graph_ns(device, batch, n_fft, k, scale, n_segments=n_segments)
         else:
-            result[chosen] = BUILT_IN_COSTS_NS[path](device, batch, n_fft, k, n_segments=n_segments)
+            result[mine] = BUILT_IN_COSTS_NS[path](device, batch, n_fft, k, n_segments=n_segments)
     return result
 
 
@@ -66,14 +64,15 @@ def error_summaries(
         seen: `[cells]`, whether the fit saw the workload.
         models: that learned cells run.
     """
+    names = np.array([cell.strategy for cell in cells])
+    places = np.where(seen, "fit", [grid.place(cell.batch, cell.n_fft) for cell in cells])
     errors = np.abs(np.asarray(blind.time_ns) / measured_ns - 1.0)
     terms_errors = np.abs(blind_terms_ns / measured_ns - 1.0)
     covered = np.abs(np.log(measured_ns / blind.time_ns)) <= COVERED_SDS * np.asarray(blind.log_sd())
     built_in = np.abs(built_in_ns(cells, models) / measured_ns - 1.0)
-    places = np.where(seen, "fit", [grid.place(cell.batch, cell.n_fft) for cell in cells])
     summaries = {}
     for strategy in STRATEGIES:
-        mine = np.array([cell.strategy == strategy for cell in cells])
+        mine = names == strategy
         if not mine.any():
             continue
         out = mine & (places != "fit")
@@ -83,10 +82,10 @@ def error_summaries(
             edge=_mean(errors[mine & (places == "edge")]),
             held_out=_mean(errors[out]),
             terms_alone=_mean(terms_errors[out]),
-            covered=_mean(covered[out].astype(float)),
+            covered=_mean(covered[out]),
             held_out_cells=int(out.sum()),
-            noise_floor=None if np.isnan(noise[mine]).any() else float(noise[mine].mean()),
-            built_in=float(built_in[out if out.any() else mine].mean()),
+            noise_floor=None if np.isnan(noise[mine]).any() else _mean(noise[mine]),
+            built_in=_mean(built_in[out if out.any() else mine]),
         )
     return summaries
 

@@ -41,16 +41,8 @@ class Visits:
 
     def in_rounds(self, rounds: np.ndarray) -> "Visits":
         """Return all visits of the rounds of these numbers."""
-        return self._where(np.isin(self.round, rounds))
-
-    def of_cells(self, kept: np.ndarray) -> "Visits":
-        """Return the visits of some cells, bool `[cells]`, which are numbered anew."""
-        some = self._where(kept[self.cell])
-        return dataclasses.replace(some, cell=(np.cumsum(kept) - 1)[some.cell], n_cells=int(np.sum(kept)))
-
-    def _where(self, kept: np.ndarray) -> "Visits":
-        columns = (self.round[kept], self.cell[kept], self.time_ns[kept])
-        return type(self)(*columns, self.n_cells)
+        kept = np.isin(self.round, rounds)
+        return type(self)(self.round[kept], self.cell[kept], self.time_ns[kept], self.n_cells)
 
 
 def quartile_ns(visits: Visits) -> np.ndarray:

@@ -10,14 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rlxjax import LearnedFft, load_learned_fft
-from rlxjax.calibration import sha256_of
+from rlxjax.calibration import LearnedFftFile, sha256_of
 from rlxjax.learned import LearnedWork, learned_program
-from rlxjax.welch import (
-    FAST_SEGMENTS,
-    ULTRA_SEGMENTS,
-    Path,
-    WelchPeakParams,
-)
+from rlxjax.welch import FAST_SEGMENTS, ULTRA_SEGMENTS, Path, WelchPeakParams
 
 
 class Strategy(NamedTuple):
@@ -42,10 +37,10 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
 WITHOUT_MODEL = tuple(name for name, strategy in STRATEGIES.items() if strategy.path is not Path.LEARNED)
 #: Those that give the same peaks, of which the fastest is wanted.
 SAME_RESULT = ("fast", "fused-maxima", "fused-top_k", "block")
-
-
 #: The workloads of the table at the end, where they were measured.
 SHOWN_BATCHES, SHOWN_N_FFT, SHOWN_K = (1, 64, 1024, 8192), 256, 16
+#: Rows of a signal that are made at a time.
+SIGNAL_CHUNK_ROWS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,20 +51,21 @@ class TimedModel:
     file: FilePath
     sha256: str
 
-    @classmethod
-    def load(cls, file: FilePath) -> "TimedModel":
-        """Load a model file.
-
-        Raises:
-            LearnedFftFileError: a file that holds no model.
-        """
-        return cls(load_learned_fft(file), file, sha256_of(file))
-
     @functools.cached_property
     def work(self) -> LearnedWork:
         """What a run of the model's program takes for one segment."""
-        params = WelchPeakParams.fast(self.model.n_fft, 1)
-        return learned_program(self.model, params).work
+        return learned_program(self.model, WelchPeakParams.fast(self.model.n_fft, 1)).work
+
+    def described(self) -> LearnedFftFile:
+        """Return what a calibration file says of it."""
+        model = self.model
+        return LearnedFftFile(
+            n_fft=model.n_fft,
+            active_gates=model.active_gates,
+            total_gates=model.total_gates,
+            file=self.file.name,
+            sha256=self.sha256,
+        )
 
 
 #: Models by segment length.
@@ -85,12 +81,10 @@ def load_models(files: Sequence[FilePath]) -> dict[int, TimedModel]:
     """
     models: dict[int, TimedModel] = {}
     for file in files:
-        timed = TimedModel.load(file)
-        if timed.model.n_fft in models:
-            raise ValueError(
-                f"--model: {models[timed.model.n_fft].file} and {file} are both for n_fft {timed.model.n_fft}"
-            )
-        models[timed.model.n_fft] = timed
+        timed = TimedModel(load_learned_fft(file), file, sha256_of(file))
+        other = models.setdefault(timed.model.n_fft, timed)
+        if other is not timed:
+            raise ValueError(f"--model: {other.file} and {file} are both for n_fft {timed.model.n_fft}")
     return models
 
 
@@ -108,20 +102,10 @@ class Cell(NamedTuple):
         return STRATEGIES[self.strategy].n_segments
 
     @property
-    def path(self) -> Path:
-        """The path that computes it."""
-        return STRATEGIES[self.strategy].path
-
-    @property
-    def selection(self) -> str | None:
-        """The form of the selection of a fused run."""
-        return STRATEGIES[self.strategy].selection
-
-    @property
     def variant(self) -> str:
         """What the latency model calls it."""
-        path, selection = self.path.value, self.selection
-        return path if selection is None else f"{path}_{selection}"
+        path, _, selection = STRATEGIES[self.strategy]
+        return path.value if selection is None else f"{path.value}_{selection}"
 
     @property
     def params(self) -> WelchPeakParams:
@@ -132,7 +116,7 @@ class Cell(NamedTuple):
     def working_bytes(self) -> int:
         """Bytes of the arrays that a run holds at once, by its slowest layout."""
         samples = self.batch * self.n_segments * self.n_fft
-        return 4 * self.batch * self.params.frame_len + 4 * samples + 8 * samples + 4 * samples
+        return 4 * self.batch * self.params.frame_len + 16 * samples
 
     def __str__(self) -> str:
         return f"{self.strategy} {self.batch}x{self.n_fft} k{self.k}"
@@ -140,7 +124,7 @@ class Cell(NamedTuple):
 
 def runs_model(cell: Cell) -> bool:
     """Whether a cell runs a learned FFT."""
-    return cell.path is Path.LEARNED
+    return STRATEGIES[cell.strategy].path is Path.LEARNED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +188,7 @@ class Signals:
             length = cell.params.frame_len
             rows[length] = max(rows.get(length, 0), cell.batch)
         rng = np.random.default_rng(seed)
-        self._buffers = {length: _tones_in_noise(rng, count, length) for length, count in rows.items()}
+        self._buffers = {length: tones_in_noise(rng, count, length) for length, count in rows.items()}
         self._first_row: dict[Cell, int] = {}
 
     def of(self, cell: Cell) -> np.ndarray:
@@ -224,8 +208,11 @@ class Signals:
         return self._models[cell.n_fft].model if runs_model(cell) else None
 
 
-def _tones_in_noise(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:
-    buffer = rng.standard_normal((rows, length), np.float32)
-    cycles = rng.uniform(0.02, 0.48, (rows, 1)).astype(np.float32)
-    buffer += 2.0 * np.sin(2.0 * np.float32(np.pi) * cycles * np.arange(length, dtype=np.float32))
-    return buffer
+def tones_in_noise(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:
+    """Return float32 `[rows, length]`: a tone of random frequency in each row of noise."""
+    signal, time = np.empty((rows, length), np.float32), np.arange(length, dtype=np.float32)
+    for start in range(0, rows, SIGNAL_CHUNK_ROWS):
+        chunk = signal[start : start + SIGNAL_CHUNK_ROWS]
+        radians = 2 * np.pi * rng.uniform(0.02, 0.48, (len(chunk), 1)).astype(np.float32)
+        chunk[:] = rng.standard_normal(chunk.shape, np.float32) + 2 * np.sin(radians * time)
+    return signal

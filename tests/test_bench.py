@@ -16,11 +16,9 @@ from calibrate.bench_file import (
     BenchFile,
     CellResult,
     Result,
-    copy_shares,
     growth,
     log_log_slope,
     mean_ratios,
-    ratios,
 )
 from calibrate.bench_report import print_bench
 from calibrate.bench_rounds import MIN_ROUNDS, time_contenders
@@ -228,17 +226,7 @@ def test_the_slope_of_a_power_law_is_its_power(power, factor):
 
 def cell(n_fft, batch, time_ns, k=16, **others):
     results = {name: Result.of([t, 2 * t]) for name, t in {"fused": time_ns, **others}.items()}
-    best = {name: result.min_ns for name, result in results.items()}
-    return CellResult(
-        n_fft=n_fft,
-        n_segments=2,
-        batch=batch,
-        k=k,
-        bytes_moved=1,
-        results=results,
-        ratios=ratios(best, ["fused"]),
-        copy_share=copy_shares(best),
-    )
+    return CellResult.of(results, ["fused"], n_fft=n_fft, n_segments=2, batch=batch, k=k, bytes_moved=1)
 
 
 def test_growth_is_one_in_the_batch_and_the_theorys_in_n_fft():

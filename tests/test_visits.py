@@ -94,18 +94,13 @@ def test_two_halves_agree_better_than_quartiles_that_know_of_no_pace():
     assert with_pace < without / 2
 
 
-def test_rounds_and_cells_are_taken_whole_and_in_order():
+def test_rounds_are_taken_whole_and_in_order():
     visits = shuffled(4, counts=[1, 2, 1, 1, 3])
     np.testing.assert_array_equal(visits.rounds(), np.arange(4))
     some = visits.in_rounds(np.array([3, 1]))
     kept = np.isin(visits.round, [1, 3])
     np.testing.assert_array_equal(some.rounds(), [1, 3])
     np.testing.assert_array_equal(some.cell, visits.cell[kept])
-    few = visits.of_cells(np.array([False, True, False, True, True]))
-    assert few.n_cells == 3
-    assert set(few.cell) == {0, 1, 2}
-    np.testing.assert_array_equal(few.time_ns, CELL_NS[[1, 3, 4]][few.cell])
-    np.testing.assert_allclose(quartile_ns(few), CELL_NS[[1, 3, 4]], rtol=1e-12)
 
 
 def test_a_table_of_rounds_is_read_row_by_row():

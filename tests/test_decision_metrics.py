@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from calibrate import metrics
+from benchmarks import decision_metrics as metrics
 from calibrate.workloads import SAME_RESULT, Cell, Grid
 from rlxjax.fit import COVERED_SDS, LatencyEstimate
 

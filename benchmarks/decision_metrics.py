@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
+from calibrate.workloads import SAME_RESULT, Cell
 from rlxjax import LatencyEstimate, decision
 from rlxjax.fit import COVERED, COVERED_SDS
-
-from .workloads import SAME_RESULT, Cell
 
 #: Pairs closer than this, or than so many times the noise, have no order worth getting right.
 LEAST_DISTANCE, NOISES = 0.03, 2.0
