@@ -10,7 +10,7 @@ import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
 
 # Before the package is imported: whatever function of it runs, its annotations are checked, shapes included.
-jaxtyping.install_import_hook(["rlxjax", "calibrate"], "_typecheck.typecheck")
+jaxtyping.install_import_hook("rlxjax", "_typecheck.typecheck")
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # The same few examples in every run; how long one takes says what else the machine does.

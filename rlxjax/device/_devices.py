@@ -88,7 +88,13 @@ def jax_device() -> Device:
 
 
 def fusion_target(device: "str | Code") -> "Target | Code":
-    """Return the gate target of a device: a `Target` for a name, codes `[*batch]` for codes.
+    """Return the gate target of a device: a `Target` for a name, codes for codes.
+
+    Args:
+        device: a name, or codes `[*batch]`.
+
+    Raises:
+        ValueError: an unknown device.
 
     Examples:
         >>> print(fusion_target("ane"))
@@ -103,7 +109,14 @@ def fusion_target(device: "str | Code") -> "Target | Code":
 def is_gpu_device(device: "str | Code") -> bool | jax.Array:
     """Whether a device is a GPU device: every one but cpu.
 
-    The device is a name, which gives a truth value, or codes, which give a bool array `[*batch]`.
+    Args:
+        device: a name, or codes `[*batch]`.
+
+    Returns:
+        A truth value for a name, a bool array `[*batch]` for codes.
+
+    Raises:
+        ValueError: an unknown device.
 
     Examples:
         >>> is_gpu_device("tpu"), is_gpu_device("cpu")
@@ -117,7 +130,14 @@ def is_gpu_device(device: "str | Code") -> bool | jax.Array:
 def is_fused_viable(device: "str | Code") -> bool | jax.Array:
     """Whether the fused strategy can pay on a device: every one but cpu and tpu (SPEC, section 2).
 
-    The device is a name, which gives a truth value, or codes, which give a bool array `[*batch]`.
+    Args:
+        device: a name, or codes `[*batch]`.
+
+    Returns:
+        A truth value for a name, a bool array `[*batch]` for codes.
+
+    Raises:
+        ValueError: an unknown device.
 
     Examples:
         >>> is_fused_viable("cuda"), is_fused_viable("tpu")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import jax
@@ -230,7 +230,7 @@ GATES: Mapping[Target, IoFusionGate] = MappingProxyType(
 )
 
 
-def io_fusion_gate_for_target(target: "str | Code") -> IoFusionGate:
+def io_fusion_gate_for_target(target: "str | Code | Sequence[int]") -> IoFusionGate:
     """Return the built-in gate of a target, or a gate of arrays for target codes.
 
     Args:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -43,7 +44,7 @@ def cost_inputs(
     return codes, set_, *(size_as_float(size, name) for name, size in sizes.items())
 
 
-def learned_inputs(available: RealLike, active_gates: RealLike | None, total_gates: RealLike) -> Learned:
+def learned_inputs(available: Any, active_gates: Any, total_gates: Any) -> Learned:
     """Return what is known of a learned FFT as floats."""
     active_gates = -1.0 if active_gates is None else active_gates
     check_not_nan(active_gates, "learned_active_gates")
