@@ -111,7 +111,7 @@ FFT = FftModel()
 _predicted_ns = jax.jit(predicted_ns)
 
 
-def fft_flop(n_fft: RealLike) -> Float[Array, "*batch"]:
+def fft_flop(n_fft: RealLike) -> RealLike:
     """Return the operations of a real transform of `n_fft` samples, `2.5 n log2 n` as it is counted, `[*batch]`."""
     return 2.5 * n_fft * jnp.log2(n_fft)
 
