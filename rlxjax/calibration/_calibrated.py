@@ -87,7 +87,7 @@ class CalibratedModel:
         each = [(total_ns(self.posterior, own), corrected_terms_ns(self.posterior, own)) for own in runs]
         return functools.reduce(_cheaper, each)[1]
 
-    def estimate(self, strategy: str, *inputs: RealLike, **named: RealLike | None) -> LatencyEstimate:
+    def estimate(self, strategy: str, *inputs: RealLike | Sequence[float], **named: RealLike | None) -> LatencyEstimate:
         """Return the prediction with its uncertainty, `[*batch]`; arguments as in `predict_ns`."""
         each = [self._estimate(runs) for runs in self._runs(strategy, inputs, named)]
         return functools.reduce(_cheaper, each)

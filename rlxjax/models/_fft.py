@@ -7,7 +7,6 @@ from types import MappingProxyType
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
 from rlxjax._checks import check_shapes, fields_of

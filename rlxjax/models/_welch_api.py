@@ -163,7 +163,12 @@ def welch_micro_prior(
     )
 
 
-def heap_rates(rows: ArrayLike, bins: ArrayLike, k: ArrayLike, time_ns: ArrayLike) -> dict[str, float]:
+def heap_rates(
+    rows: Sequence[float] | np.ndarray,
+    bins: Sequence[float] | np.ndarray,
+    k: Sequence[float] | np.ndarray,
+    time_ns: Sequence[float] | np.ndarray,
+) -> dict[str, float]:
     """Return what a bin and a comparison take a heap, by least squares of timings of the selection alone, `[n]`.
 
     Args:

@@ -17,7 +17,7 @@ from ._selection import default_selection, selected_peaks
 Start = int | Int[Array, ""]
 
 
-def padded_batch(batch: int) -> int:
+def padded_batch(batch: int | np.integer) -> int:
     """Return the number of rows that a device program runs for a batch: four sizes an octave.
 
     Batches of any size compile a bounded number of programs.

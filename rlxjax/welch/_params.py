@@ -72,7 +72,7 @@ class WelchPeakParams:
         """Bins of the one-sided spectrum, DC and Nyquist included."""
         return self.n_fft // 2 + 1
 
-    def bin_frequencies_hz(self, bins: RealLike, sample_rate_hz: float) -> np.ndarray | jax.Array:
+    def bin_frequencies_hz(self, bins: RealLike, sample_rate_hz: float) -> RealLike:
         """Return the centre frequencies in Hz of bins, in their shape.
 
         Examples:

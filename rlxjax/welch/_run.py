@@ -118,7 +118,7 @@ def welch_peaks(
 
 
 def stream_welch_peaks(
-    signals: Iterable[np.ndarray | jax.Array],
+    signals: Iterable[Any],
     params: WelchPeakParams,
     strategy: str = AUTO,
     *,
