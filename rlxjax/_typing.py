@@ -4,6 +4,7 @@
 *count* is exact on the host (Python integers or NumPy integer arrays) and a float inside traced code.
 """
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -11,6 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 #: A real number or an array of them; what every numeric argument may be.
 RealLike: TypeAlias = float | int | np.number | np.ndarray | Array
+#: The same, or a list of numbers: what a user gives for a size of his runs.
+Size: TypeAlias = RealLike | Sequence[float]
 
 Nanoseconds: TypeAlias = Float[Array, "*#batch"]
 Count: TypeAlias = int | float | np.number | np.ndarray | Array

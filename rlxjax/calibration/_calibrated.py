@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rlxjax._checks import is_traced
-from rlxjax._typing import Code, Nanoseconds, RealLike
+from rlxjax._typing import Code, Nanoseconds, RealLike, Size
 from rlxjax.device._devices import Provenance
 from rlxjax.fit import (
     Decision,
@@ -72,7 +72,7 @@ class CalibratedModel:
         posterior = dataclasses.replace(self.posterior, facts={**self.posterior.facts, **facts})
         return dataclasses.replace(self, posterior=posterior)
 
-    def predict_ns(self, strategy: str, *inputs: RealLike, **named: RealLike | None) -> Nanoseconds:
+    def predict_ns(self, strategy: str, *inputs: Size, **named: Size | None) -> Nanoseconds:
         """Return the predicted latency of one run in ns, `[*batch]`: of the cheapest variant of a strategy.
 
         Raises:
@@ -81,19 +81,19 @@ class CalibratedModel:
         """
         return self.estimate(strategy, *inputs, **named).time_ns
 
-    def terms_ns(self, strategy: str, *inputs: RealLike, **named: RealLike | None) -> Mapping[str, Nanoseconds]:
+    def terms_ns(self, strategy: str, *inputs: Size, **named: Size | None) -> Mapping[str, Nanoseconds]:
         """Return the parts of `predict_ns` by name in ns; arguments as there."""
         runs = self._runs(strategy, inputs, named)
         each = [(total_ns(self.posterior, own), corrected_terms_ns(self.posterior, own)) for own in runs]
         return functools.reduce(_cheaper, each)[1]
 
-    def estimate(self, strategy: str, *inputs: RealLike | Sequence[float], **named: RealLike | None) -> LatencyEstimate:
+    def estimate(self, strategy: str, *inputs: Size, **named: Size | None) -> LatencyEstimate:
         """Return the prediction with its uncertainty, `[*batch]`; arguments as in `predict_ns`."""
         each = [self._estimate(runs) for runs in self._runs(strategy, inputs, named)]
         return functools.reduce(_cheaper, each)
 
     def interval_ns(
-        self, strategy: str, *inputs: RealLike, level: float = 0.9, **named: RealLike | None
+        self, strategy: str, *inputs: Size, level: float = 0.9, **named: Size | None
     ) -> tuple[Nanoseconds, Nanoseconds]:
         """Return the bounds in ns between which a run's time lies with a probability, `[*batch]` each.
 
@@ -111,10 +111,10 @@ class CalibratedModel:
 
     def decide(
         self,
-        *inputs: RealLike,
+        *inputs: Size,
         fused: str | None = None,
         kept: str | None = None,
-        **named: RealLike | None,
+        **named: Size | None,
     ) -> Decision:
         """Return whether one strategy is faster than another, and how sure that is, `[*batch]`.
 
@@ -131,7 +131,7 @@ class CalibratedModel:
         decided = decision(self.estimate(fused, *inputs, **named), self.estimate(kept, *inputs, **named))
         return decided._replace(in_domain=self.in_domain(*inputs, **named))
 
-    def alternatives(self, *inputs: RealLike, **named: RealLike | None) -> tuple[str, ...]:
+    def alternatives(self, *inputs: Size, **named: Size | None) -> tuple[str, ...]:
         """Return the strategies that give the result of one workload, in the order in which ties are resolved."""
         first = next(iter(self.model.strategies))
         values = all_inputs(self.model, next(iter(alternatives_of(self.model)), first), inputs, named)
@@ -141,7 +141,7 @@ class CalibratedModel:
         same = {name for name, is_one in zip(self.model.variants, is_same, strict=True) if is_one}
         return tuple(name for name, s in alternatives_of(self.model).items() if same & set(s.variants))
 
-    def pick(self, *inputs: RealLike, candidates: Sequence[str] | None = None, **named: RealLike | None) -> str | Code:
+    def pick(self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None) -> str | Code:
         """Return the strategy with the lowest prediction among those that give the same result; of equals the first.
 
         Args:
@@ -161,7 +161,7 @@ class CalibratedModel:
             raise ValueError("candidates: expected a strategy at least, got none")
         return self.name_of(self.cheapest(chosen, *inputs, **named), *inputs, **named)
 
-    def cheapest(self, candidates: tuple[str, ...], *inputs: RealLike, **named: RealLike | None) -> str:
+    def cheapest(self, candidates: tuple[str, ...], *inputs: Size, **named: Size | None) -> str:
         """Return the candidate with the lowest prediction for one workload, of equals the first; remembered.
 
         Raises:
@@ -174,7 +174,7 @@ class CalibratedModel:
             self._picks[key] = candidates[int(np.argmin(times_ns))]
         return self._picks[key]
 
-    def pick_index(self, *inputs: RealLike, candidates: Sequence[str] | None = None, **named: RealLike | None) -> Code:
+    def pick_index(self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None) -> Code:
         """Return the place of the cheapest strategy, as `pick` of arrays does; traces."""
         chosen = tuple(alternatives_of(self.model)) if candidates is None else tuple(candidates)
         times_ns = []
@@ -187,7 +187,7 @@ class CalibratedModel:
             times_ns.append(functools.reduce(jnp.minimum, each))
         return jnp.argmin(jnp.stack(jnp.broadcast_arrays(*times_ns), -1), -1)
 
-    def variant_of(self, strategy: str, *inputs: RealLike, **named: RealLike | None) -> str:
+    def variant_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
         """Return the variant that a strategy runs for one workload: the cheapest of its own."""
         variants = strategy_of(self.model, strategy).variants
         key = ("variant", strategy, *_numbers(inputs, named))
@@ -197,7 +197,7 @@ class CalibratedModel:
             self._picks[key] = variants[int(np.argmin(np.array(each)))]
         return self._picks[key]
 
-    def name_of(self, strategy: str, *inputs: RealLike, **named: RealLike | None) -> str:
+    def name_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
         """Return what a strategy is called for these inputs: by the name that implies most of them."""
         values, own = all_inputs(self.model, strategy, inputs, named), strategy_of(self.model, strategy)
         names = [
@@ -208,7 +208,7 @@ class CalibratedModel:
         ]
         return max(names, key=lambda name: len(self.model.strategies[name].fixed))
 
-    def in_domain(self, *inputs: RealLike, **named: RealLike | None) -> bool | Array:
+    def in_domain(self, *inputs: Size, **named: Size | None) -> bool | Array:
         """Whether workloads lie within the values that were measured, of all strategies together, `[*batch]`."""
         values = all_inputs(self.model, next(iter(alternatives_of(self.model))), inputs, named)
         inside = jnp.asarray(True)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rlxjax._typing import Code, Nanoseconds, RealLike
+from rlxjax._typing import Code, Nanoseconds, Size
 from rlxjax.device._gate import IoFusionGate
 from rlxjax.fit import Decision, LatencyEstimate, LatencyModel, LatencyPosterior
 from rlxjax.models import BUILT_IN
@@ -64,14 +64,12 @@ class Calibration:
         """Of the first model, a pytree of floats."""
         return self.of().coefficients
 
-    def predict_ns(
-        self, strategy: str, *inputs: RealLike, model: str | None = None, **named: RealLike | None
-    ) -> Nanoseconds:
+    def predict_ns(self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None) -> Nanoseconds:
         """Return the predicted latency of one run in ns; see `CalibratedModel.predict_ns`."""
         return self.of(model).predict_ns(strategy, *inputs, **named)
 
     def terms_ns(
-        self, strategy: str, *inputs: RealLike, model: str | None = None, **named: RealLike | None
+        self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None
     ) -> Mapping[str, Nanoseconds]:
         """Return the parts of a prediction in ns by name; see `CalibratedModel.terms_ns`."""
         return self.of(model).terms_ns(strategy, *inputs, **named)
@@ -79,27 +77,25 @@ class Calibration:
     def interval_ns(
         self,
         strategy: str,
-        *inputs: RealLike,
+        *inputs: Size,
         level: float = 0.9,
         model: str | None = None,
-        **named: RealLike | None,
+        **named: Size | None,
     ) -> tuple[Nanoseconds, Nanoseconds]:
         """Return bounds in ns that hold a run's time with a probability; see `CalibratedModel.interval_ns`."""
         return self.of(model).interval_ns(strategy, *inputs, level=level, **named)
 
-    def estimate(
-        self, strategy: str, *inputs: RealLike, model: str | None = None, **named: RealLike | None
-    ) -> LatencyEstimate:
+    def estimate(self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None) -> LatencyEstimate:
         """Return a prediction with its uncertainty; see `CalibratedModel.estimate`."""
         return self.of(model).estimate(strategy, *inputs, **named)
 
     def decide(
         self,
-        *inputs: RealLike,
+        *inputs: Size,
         fused: str | None = None,
         kept: str | None = None,
         model: str | None = None,
-        **named: RealLike | None,
+        **named: Size | None,
     ) -> Decision:
         """Return whether one strategy is faster than another, and how surely; see `CalibratedModel.decide`."""
         return self.of(model).decide(*inputs, fused=fused, kept=kept, **named)
@@ -110,15 +106,15 @@ class Calibration:
 
     def pick(
         self,
-        *inputs: RealLike,
+        *inputs: Size,
         candidates: Sequence[str] | None = None,
         model: str | None = None,
-        **named: RealLike | None,
+        **named: Size | None,
     ) -> str | Code:
         """Return the strategy with the lowest prediction; see `CalibratedModel.pick`."""
         return self.of(model).pick(*inputs, candidates=candidates, **named)
 
-    def in_domain(self, *inputs: RealLike, model: str | None = None, **named: RealLike | None):
+    def in_domain(self, *inputs: Size, model: str | None = None, **named: Size | None):
         """Whether workloads lie within what was measured; see `CalibratedModel.in_domain`."""
         return self.of(model).in_domain(*inputs, **named)
 

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from rlxjax._typing import RealLike
+
 from ._minimise import RELATIVE_SD, Minimum
 
 #: A coefficient is measured if the timings leave its logarithm no more standard deviation than the first (a
@@ -73,9 +75,7 @@ def laplace_approximation(
     )
 
 
-def is_measured(
-    log_sd: Float[np.ndarray, "*batch"], prior_sd: Float[np.ndarray, "*batch"]
-) -> Bool[np.ndarray, "*batch"]:
+def is_measured(log_sd: RealLike, prior_sd: RealLike) -> Bool[np.ndarray, "*batch"]:
     """Return whether measurements, rather than what was believed before them, say what coefficients are.
 
     Args:
@@ -84,7 +84,8 @@ def is_measured(
     """
     least_taken = 1.0 - MEASURED_SHARE
     # A coefficient that nothing but a micro-benchmark measured has the bound to the last digits.
-    return (log_sd <= MEASURED_LOG_SD * (1.0 + ROUNDING)) & ((log_sd / prior_sd) ** 2 <= least_taken)
+    log_sd, prior_sd = np.asarray(log_sd), np.asarray(prior_sd)
+    return np.asarray((log_sd <= MEASURED_LOG_SD * (1.0 + ROUNDING)) & ((log_sd / prior_sd) ** 2 <= least_taken))
 
 
 def _robust_sd(residuals: np.ndarray, weights: np.ndarray) -> np.ndarray | np.floating:
