@@ -57,9 +57,9 @@ class FunctionProfile:
     branches: tuple[BranchSpread, ...]
 
     def __str__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(*self._rows(), strict=True)]
-        table = ["  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths)))
-                 for row in self._rows()]
+        rows = self._rows()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ("  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]) for first, *rest in rows)
         return "\n".join([*self._totals(), "", *table, *self._remarks()])
 
     def _repr_html_(self) -> str:
@@ -80,8 +80,7 @@ class FunctionProfile:
             f"{_short(self.integer_ops)}integer operations",
             f"{_short(io.device_traffic_bytes)}B of traffic, {_short(self.fused_traffic_bytes)}B if fused, "
             f"{_short(self.peak_bytes)}B live at the peak",
-            f"{io.kernel_launches} launches, {io.sync_points} sync points, "
-            f"{_short(io.host_output_bytes)}B of results",
+            f"{io.kernel_launches} launches, {io.sync_points} sync points, {_short(io.host_output_bytes)}B of results",
         ]
 
     def _rows(self) -> list[tuple[str, ...]]:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend import source_info_util
@@ -13,28 +13,29 @@ from jax.extend.core import Literal
 from . import _operations_heavy, _operations_indexed  # noqa: F401  (they enter their rules)
 from ._buffers import Step, fused_memory
 from ._loops import BranchSpread, Trips, UnknownLoop, readable_trips
-from ._operations import RESERVED, RULES, OperationCounts, Rule, elements, nbytes
+from ._operations import RESERVED, RULES, OperationCounts, Rule, elements, names, nbytes
 from ._operations_heavy import CALLBACKS
 
 #: What holds a jaxpr and runs it once, as if its equations stood in its place.
-_CALLS = frozenset(
+_CALLS = names(
     "jit pjit call core_call closed_call core_closed_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr "
-    "checkpoint remat remat2 composite custom_vmap_call xla_metadata_call custom_linear_solve".split()
+    "checkpoint remat remat2 composite custom_vmap_call xla_metadata_call custom_linear_solve"
 )
-_LOOPS = frozenset("scan while cond shard_map".split())
+_LOOPS = names("scan while cond shard_map")
 #: What names its operand anew and moves nothing.
-_RENAMES = frozenset(
+_RENAMES = names(
     "reshape squeeze expand_dims stop_gradient name optimization_barrier sharding_constraint random_wrap "
-    "random_unwrap pvary pcast pbroadcast mesh_cast layout_constraint".split()
+    "random_unwrap pvary pcast pbroadcast mesh_cast layout_constraint"
 )
 #: What is known before the program runs, or orders it.
-_NOTHING = frozenset("axis_index platform_index create_token after_all dce_sink".split())
+_NOTHING = names("axis_index platform_index create_token after_all dce_sink")
 RESERVED |= _CALLS | _LOOPS | _RENAMES | _NOTHING
 #: A value that costs nothing to read: a scalar literal is part of the kernel.
 _FREE = None
 #: A called jaxpr of more equations is one step of its caller, so that calls of calls stay bounded.
 _MOST_INLINED = 200_000
 
+_UNKNOWN_LINE = "unknown line"
 #: `/folder/file.py:12:3 (function)`, as JAX writes a place.
 _PLACE = re.compile(r"(?:.*[/\\])?([^/\\]+?):(\d+)(?::\d+)?(?: |$)")
 
@@ -96,9 +97,10 @@ def _add(rows: dict[str, list[int]], name: str, row: Sequence[int], times: int) 
 
 
 class _Placed(NamedTuple):
-    """An equation with the buffers that it reads (or literals) and makes."""
+    """An equation with the buffers that it reads (or literals) and makes, and the user's line."""
 
     equation: Any
+    line: str
     reads: tuple[Any, ...]
     writes: tuple[int, ...]
 
@@ -176,8 +178,11 @@ class Walk:
         )
         return totals
 
-    def _place(self, jaxpr: Any, operands: Sequence[Any], flat: _Flat) -> list[Any]:
-        """Write the equations of a jaxpr out and return the buffers of its results."""
+    def _place(self, jaxpr: Any, operands: Sequence[Any], flat: _Flat, caller: str = _UNKNOWN_LINE) -> list[Any]:
+        """Write the equations of a jaxpr out and return the buffers of its results.
+
+        What has no line of its own, because a library's function was traced before, has that of its caller.
+        """
         held: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
         held.update((var, flat.constant(var, var.aval)) for var in jaxpr.constvars)
 
@@ -191,7 +196,7 @@ class Walk:
             reads = [at(var) for var in equation.invars]
             called = _called(equation, reads) if name in _CALLS else None
             if called and len(flat.placed) + self._size(called[0])[0] <= _MOST_INLINED:
-                results = self._place(*called, flat)
+                results = self._place(*called, flat, source_line(equation, caller))
             elif _is_renaming(equation):
                 flat.free_equations += 1
                 results = reads[: len(equation.outvars)] if reads else [_FREE] * len(equation.outvars)
@@ -200,17 +205,19 @@ class Walk:
                 results = [_FREE] * len(equation.outvars)
             else:
                 results = [flat.new(var.aval) for var in equation.outvars]
-                flat.placed.append(_Placed(equation, tuple(reads), tuple(results)))
+                flat.placed.append(_Placed(equation, source_line(equation, caller), tuple(reads), tuple(results)))
             held.update(zip(equation.outvars, results, strict=True))
         return [at(var) for var in jaxpr.outvars]
 
     def _step(self, placed: _Placed, sizes: Sequence[int], totals: Totals) -> Step:
         """Add an equation to the totals, and return what it does between buffers."""
-        equation, reads, writes = placed
+        equation, line, reads, writes = placed
         name = equation.primitive.name
         buffers = tuple(buffer for buffer in reads if isinstance(buffer, int))
         if name in _LOOPS or name in _CALLS:
-            inside = self._inside(equation, reads)
+            inside = self._inside(equation, line, reads)
+            if _UNKNOWN_LINE in inside.lines:
+                _add(inside.lines, line, inside.lines.pop(_UNKNOWN_LINE), 1)
             totals.add(inside, 1)
             totals.fused_bytes -= inside.fused_bytes
             return Step(buffers, writes, True, True, inside.fused_bytes, in_place=True, inner_bytes=inside.temp_bytes)
@@ -220,7 +227,7 @@ class Walk:
             moved = sum(sizes[buffer] for buffer in (*buffers, *writes))
         row = (counts.flops, counts.transcendentals, counts.integer_ops, moved, counts.launches)
         _add(totals.families, rule.family, row, 1)
-        _add(totals.lines, source_line(equation), row, 1)
+        _add(totals.lines, line, row, 1)
         totals.equations += 1
         totals.all_bytes += moved
         totals.sync_points += name in CALLBACKS or any("Ordered" in type(e).__name__ for e in equation.effects)
@@ -244,7 +251,7 @@ class Walk:
             self._counts[id(equation)] = (rule, counts) if counts is not None else (_UNCOSTED, OperationCounts())
         return self._counts[id(equation)]
 
-    def _inside(self, equation: Any, reads: Sequence[Any]) -> Totals:
+    def _inside(self, equation: Any, line: str, reads: Sequence[Any]) -> Totals:
         """Return what the jaxprs of a loop, a conditional or a large call do, with the memory they need beside it."""
         name, params = equation.primitive.name, equation.params
         written = sum(nbytes(var.aval) for var in equation.outvars)
@@ -256,7 +263,7 @@ class Walk:
             slices = sum(nbytes(var.aval) for var in params["jaxpr"].jaxpr.outvars[params["num_carry"] :])
             result.temp_bytes = max(body.temp_bytes - slices, 0)
         elif name == "while":
-            self._while(equation, reads, result)
+            self._while(equation, line, reads, result)
         elif name == "cond":
             branches = [self.totals(branch.jaxpr) for branch in params["branches"]]
             sums = [branch.sums() for branch in branches]
@@ -266,7 +273,6 @@ class Walk:
                     result.add(branch, 1)
                 else:
                     result.meet(branch, 0)
-            line = source_line(equation)
             if len(branches) > 1:
                 result.spreads[line] = BranchSpread(line, sums[order[0]], sums[order[-1]])
             result.temp_bytes = max(max(branch.temp_bytes for branch in branches) - written, 0)
@@ -282,10 +288,10 @@ class Walk:
             result.temp_bytes = max(body.temp_bytes - written, 0)
         return result
 
-    def _while(self, equation: Any, reads: Sequence[Any], result: Totals) -> None:
+    def _while(self, equation: Any, line: str, reads: Sequence[Any], result: Totals) -> None:
         params = equation.params
         cond, body = params["cond_jaxpr"].jaxpr, params["body_jaxpr"].jaxpr
-        line, trips = source_line(equation), readable_trips(equation, reads)
+        trips = readable_trips(equation, reads)
         number = len(self.loops)
         if trips is None and (trips := self._trips.next(line)) is None:
             self.loops.append(UnknownLoop(line, 0, OperationCounts()))
@@ -343,11 +349,10 @@ def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:
     return used[::-1]
 
 
-def source_line(equation: Any) -> str:
-    """Return the user's line that an equation comes from, as `file.py:12`, or "unknown line"."""
+def source_line(equation: Any, otherwise: str = _UNKNOWN_LINE) -> str:
+    """Return the user's line that an equation comes from, as `file.py:12`, where JAX tells it."""
     try:
-        text = source_info_util.summarize(equation.source_info)
+        place = _PLACE.match(source_info_util.summarize(equation.source_info))
     except (AttributeError, TypeError):
-        return "unknown line"
-    place = _PLACE.match(text)
-    return f"{place[1]}:{place[2]}" if place else "unknown line"
+        return otherwise
+    return f"{place[1]}:{place[2]}" if place else otherwise

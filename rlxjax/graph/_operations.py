@@ -64,6 +64,11 @@ class Rule(NamedTuple):
     in_place: bool = False
 
 
+def names(text: str) -> frozenset[str]:
+    """Return the words of a text: the names of primitives."""
+    return frozenset(text.split())
+
+
 def elements(aval: Aval) -> int:
     """Return the number of elements of an operand; 0 of a token."""
     return math.prod(getattr(aval, "shape", (0,)))

@@ -7,7 +7,7 @@ conjugate and divides by the squared modulus (11), exp(x + iy) is exp(x) (cos y 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ._operations import Aval, CountingRule, OperationCounts, Rule, add_rules, arithmetic, elements
+from ._operations import Aval, CountingRule, OperationCounts, Rule, add_rules, arithmetic, elements, names
 
 Pair = tuple[int, int]
 
@@ -53,11 +53,10 @@ COMBINE: dict[str, Pair] = {
 }
 
 #: What moves data and computes nothing.
-_MOVEMENT = (
+_MOVEMENT = names(
     "broadcast_in_dim transpose concatenate pad slice rev select_n convert_element_type bitcast_convert_type "
-    "iota copy copy_p real imag complex split stack unstack tile device_put empty empty2 "
-    "random_clone"
-).split()
+    "iota copy copy_p real imag complex split stack unstack tile device_put empty empty2 new_ref freeze random_clone"
+)
 
 
 def _elementwise(real: Pair, in_complex: Pair) -> CountingRule:
@@ -85,9 +84,7 @@ def _reduction(combine: Pair) -> CountingRule:
     return count
 
 
-def _general_reduction(
-    inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]
-) -> OperationCounts:
+def _general_reduction(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
     """The equations of the function that combines, each a real operation."""
     times = max(elements(inputs[0]) - elements(outputs[0]), 0) * len(params["jaxpr"].eqns)
     return arithmetic(inputs[0], times, (1, 0), (2, 0))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ._operations import Aval, CountingRule, OperationCounts, Rule, add_rules, arithmetic, elements, number_kind
+from ._operations import Aval, CountingRule, OperationCounts, Rule, add_rules, arithmetic, elements, names, number_kind
 
 
 def _multiply_adds(aval: Aval, times: int) -> OperationCounts:
@@ -46,9 +46,7 @@ def _convolution(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mappin
         params["padding"],
         strict=True,
     ):
-        products *= _taps_on_elements(
-            outputs[0].shape[axis], kernel.shape[kernel_axis], stride, dilation, hole, before
-        )
+        products *= _taps_on_elements(outputs[0].shape[axis], kernel.shape[kernel_axis], stride, dilation, hole, before)
     return _multiply_adds(inputs[0], products)
 
 
@@ -114,7 +112,7 @@ def _lu_flops(m: int, n: int) -> int:
 
 
 def _householder_flops(m: int, n: int, k: int) -> int:
-    """k reflectors of an m by n matrix, made into R or multiplied out into Q."""
+    """K reflectors of an m by n matrix, made into R or multiplied out into Q."""
     return (12 * m * n * k - 6 * (m + n) * k**2 + 4 * k**3) // 3
 
 
@@ -207,25 +205,23 @@ def _pallas(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str
 
 
 #: Primitives at which the device waits for the host.
-CALLBACKS = frozenset(
-    "pure_callback io_callback debug_callback debug_print python_callback infeed outfeed".split(),
-)
+CALLBACKS = names("pure_callback io_callback debug_callback debug_print python_callback infeed outfeed")
 
 add_rules({name: Rule("linear algebra", rule) for name, rule in _MATRIX_RULES.items()})
 add_rules({name: Rule("callback", _nothing) for name in CALLBACKS})
 add_rules(
     {
         name: Rule("collective", _combining)
-        for name in "psum psum2 psum_invariant pmax pmin reduce_scatter unreduced_psum unreduced_reduce_scatter".split()
+        for name in names("psum psum2 psum_invariant pmax pmin reduce_scatter unreduced_psum unreduced_reduce_scatter")
     }
 )
 add_rules(
     {
         name: Rule("collective", _nothing)
-        for name in (
+        for name in names(
             "all_gather all_gather_invariant all_gather_reduced all_to_all ragged_all_to_all ppermute pshuffle "
             "psend precv reshard"
-        ).split()
+        )
     }
 )
 add_rules(
