@@ -14,10 +14,10 @@ class Step(NamedTuple):
     Attributes:
         reads: buffers it reads, as often as it names them.
         writes: buffers it makes.
-        reads_memory: what it reads has to lie in memory.
+        needs: those it reads that have to lie in memory; others may be computed on the way.
         writes_memory: what it makes has to lie in memory.
-        traffic_bytes: bytes that it moves where it reads memory.
-        part: reads this share (numerator, denominator) of its operand only, if it is fused.
+        traffic_bytes: bytes that it moves; None where these are what it reads in the end and what it makes.
+        part: what it reads of its first operand, as a share (numerator, denominator).
         costly: not worth computing once for each reader.
         in_place: may take the memory of a buffer that it is the last to read.
         inner_bytes: memory that it needs while it runs.
@@ -25,10 +25,10 @@ class Step(NamedTuple):
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    reads_memory: bool
+    needs: tuple[int, ...]
     writes_memory: bool
-    traffic_bytes: int = 0
-    part: tuple[int, int] = (1, 1)
+    traffic_bytes: int | None = None
+    part: tuple[int, int] | None = None
     costly: bool = False
     in_place: bool = False
     inner_bytes: int = 0
@@ -72,8 +72,8 @@ def _kernels(
     for step in steps:
         for buffer in set(step.reads):
             readers[buffer] += 1
-            if step.reads_memory:
-                needed[buffer] = True
+        for buffer in step.needs:
+            needed[buffer] = True
     for buffer in outputs:
         needed[buffer] = True
     #: Of a value that is computed on the way: the buffers that it comes from, and the bytes read of each.
@@ -87,18 +87,17 @@ def _kernels(
             sources, source_costs = origin.get(buffer, ({buffer: sizes[buffer]}, False))
             costly |= source_costs
             for source, touched in sources.items():
-                part = touched if step.part == (1, 1) else touched * step.part[0] // step.part[1]
+                part = touched
+                if step.part is not None and buffer == step.reads[0]:
+                    part = min(touched, touched * step.part[0] // step.part[1])
                 read[source] = min(read.get(source, 0) + part, sizes[source])
         several = costly and any(readers[buffer] > 1 for buffer in step.writes)
         kept = step.writes_memory or several or any(needed[buffer] for buffer in step.writes)
         if kept or len(read) > _MOST_READS:
             kernels.append(_Kernel(read, step.writes, step.in_place, step.inner_bytes))
             written = sum(sizes[buffer] for buffer in step.writes)
-            moved += step.traffic_bytes if step.reads_memory else sum(read.values()) + written
+            moved += sum(read.values()) + written if step.traffic_bytes is None else step.traffic_bytes
         else:
-            if step.reads_memory:  # a gather: its operand lies in memory, and is read as far as it goes
-                read = {buffer: min(touched, step.traffic_bytes) for buffer, touched in read.items()}
-                read[step.reads[0]] = min(sizes[step.reads[0]], sum(sizes[buffer] for buffer in step.writes))
             for buffer in step.writes:
                 origin[buffer] = read, costly
     return kernels, moved
@@ -111,26 +110,48 @@ def _most_live(
     outputs: Sequence[int],
     reusable: Iterable[int],
 ) -> int:
-    """Return the most bytes that live at once beside the inputs, each freed after the kernel that last reads it."""
+    """Return the bytes of the outputs, and of what else lives at once beside the inputs.
+
+    A value that takes the memory of one that dies shares its place. Until an output is made, its place serves
+    another value of the same size.
+    """
+    given = set(inputs)
     last: dict[int, float] = {}
     for number, kernel in enumerate(kernels):
         last.update(dict.fromkeys(kernel.reads, number))
-    last.update(dict.fromkeys(outputs, math.inf))
-    given = set(inputs)
-    free_later = set(reusable) - set(outputs)
-    last.update(dict.fromkeys(given - free_later, math.inf))
-    copied = sum(sizes[buffer] for buffer in outputs if buffer in given and buffer not in reusable)
-    start = live = most = sum(sizes[buffer] for buffer in free_later)
+    last.update(dict.fromkeys(given.difference(reusable) | set(outputs), math.inf))
+    place = {buffer: buffer for buffer in given}
+    start: dict[int, int] = {}
+    end: dict[int, float] = {}
     for number, kernel in enumerate(kernels):
-        dying = [buffer for buffer in kernel.reads if last[buffer] == number]
+        dying = [buffer for buffer in kernel.reads if last[buffer] == number] if kernel.in_place else []
         for buffer in kernel.writes:
-            if kernel.in_place:
-                taken = next((other for other in dying if sizes[other] == sizes[buffer]), None)
-                if taken is not None:
-                    dying.remove(taken)
-                    continue
-            live += sizes[buffer]
+            heir = next((other for other in dying if sizes[other] == sizes[buffer]), None)
+            if heir is None:
+                place[buffer] = buffer
+                start[buffer] = number
+            else:
+                dying.remove(heir)
+                place[buffer] = place[heir]
+            end[place[buffer]] = last.get(buffer, number)
+    free: dict[int, list[tuple[int, list[int]]]] = {}
+    for buffer, made in start.items():
+        if end[buffer] == math.inf:
+            free.setdefault(sizes[buffer], []).append((made, [-1]))
+    grows, shrinks = [0] * len(kernels), [0] * (len(kernels) + 1)
+    for buffer, made in start.items():
+        until = end[buffer]
+        if until == math.inf:
+            continue
+        host = next((host for host in free.get(sizes[buffer], ()) if until <= host[0] and host[1][0] < made), None)
+        if host is not None:
+            host[1][0] = int(until)
+        else:
+            grows[made] += sizes[buffer]
+            shrinks[int(until) + 1] += sizes[buffer]
+    live = most = 0
+    for kernel, grown, shrunk in zip(kernels, grows, shrinks, strict=False):
+        live += grown - shrunk
         most = max(most, live + kernel.inner_bytes)
-        live -= sum(sizes[buffer] for buffer in dying)
-        live -= sum(sizes[buffer] for buffer in kernel.writes if buffer not in last)
-    return max(most, live + copied) - start
+    taken = sum(sizes[buffer] for buffer in set(outputs) - given if place[buffer] in given)
+    return most + sum(sizes[buffer] for buffer in outputs) - taken

@@ -30,7 +30,7 @@ class FunctionProfile:
         transcendentals: exp, log, sqrt, sin, pow and the like, which are no FLOP.
         integer_ops: operations on integers and booleans.
         fused_traffic_bytes: the traffic if what may be computed on the way to its readers is.
-        peak_bytes: arguments, constants, results, and the most temporaries that live at once, fused.
+        peak_bytes: the arguments and constants that are used, results, and the most temporaries that live at once, fused.
         by_family: counts by family of operation, dearest first.
         by_line: counts by the user's line, `file.py:12`, dearest first.
         coverage_equations: share of the equations that a rule counts, each once however often it runs.
@@ -162,7 +162,6 @@ def _profile_jaxpr(traced: Any, trips: Trips, strict: bool) -> FunctionProfile:
     if strict and uncosted:
         named = ", ".join(f"{name} ({times} times)" for name, times in uncosted.items())
         raise ValueError(f"strict: expected a rule for every primitive, got none for {named}; see register_rule")
-    arguments = sum(nbytes(var.aval) for var in closed.jaxpr.invars)
     results = sum(nbytes(var.aval) for var in closed.jaxpr.outvars)
     sums = totals.sums()
     loops = (loop._replace(starts=totals.loop_starts.get(i, 0)) for i, loop in enumerate(walk.loops))
@@ -172,7 +171,7 @@ def _profile_jaxpr(traced: Any, trips: Trips, strict: bool) -> FunctionProfile:
         transcendentals=sums.transcendentals,
         integer_ops=sums.integer_ops,
         fused_traffic_bytes=totals.fused_bytes,
-        peak_bytes=arguments + totals.constant_bytes + totals.temp_bytes,
+        peak_bytes=totals.argument_bytes + totals.temp_bytes,
         by_family=_dearest_first(totals.families, totals),
         by_line=_dearest_first(totals.lines, totals),
         coverage_equations=_share(totals.counted_equations, totals.equations),

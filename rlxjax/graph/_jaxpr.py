@@ -55,7 +55,8 @@ class Totals:
     sync_points: int = 0
     fused_bytes: int = 0
     temp_bytes: int = 0
-    constant_bytes: int = 0
+    #: Of the arguments and constants that somebody uses.
+    argument_bytes: int = 0
     uncosted: Counter[str] = dataclasses.field(default_factory=Counter)
     #: How often each loop of unknown length is started; None inside another one.
     loop_starts: dict[int, int | None] = dataclasses.field(default_factory=dict)
@@ -112,6 +113,8 @@ class _Flat:
         self.sizes: list[int] = []
         self.placed: list[_Placed] = []
         self.constants: dict[int, int] = {}
+        #: Buffers full of one literal.
+        self.uniform: set[int] = set()
         #: Equations that move nothing; they count as counted.
         self.free_equations = 0
 
@@ -167,11 +170,11 @@ class Walk:
         outputs = self._place(jaxpr, inputs, flat)
         kept = [buffer for buffer in outputs if isinstance(buffer, int)]
         totals = Totals(equations=flat.free_equations, counted_equations=flat.free_equations)
-        steps = [self._step(placed, flat.sizes, totals) for placed in _used(flat.placed, kept)]
-        totals.constant_bytes = sum(flat.sizes[buffer] for buffer in flat.constants.values())
-        fused_bytes, temp_bytes = fused_memory(
-            steps, flat.sizes, [*inputs, *flat.constants.values()], kept, {inputs[i] for i in reusable}
-        )
+        steps = [self._step(placed, flat, totals) for placed in _used(flat.placed, kept)]
+        given = [*inputs, *flat.constants.values()]
+        used = {buffer for step in steps for buffer in step.reads} | set(kept)
+        totals.argument_bytes = sum(flat.sizes[buffer] for buffer in given if buffer in used)
+        fused_bytes, temp_bytes = fused_memory(steps, flat.sizes, given, kept, {inputs[i] for i in reusable})
         totals.fused_bytes += fused_bytes
         totals.temp_bytes = temp_bytes + sum(
             nbytes(var.aval) for var, buffer in zip(jaxpr.outvars, outputs, strict=True) if buffer not in kept
@@ -205,11 +208,13 @@ class Walk:
                 results = [_FREE] * len(equation.outvars)
             else:
                 results = [flat.new(var.aval) for var in equation.outvars]
+                if name == "broadcast_in_dim" and isinstance(reads[0], Literal):
+                    flat.uniform.update(results)
                 flat.placed.append(_Placed(equation, source_line(equation, caller), tuple(reads), tuple(results)))
             held.update(zip(equation.outvars, results, strict=True))
         return [at(var) for var in jaxpr.outvars]
 
-    def _step(self, placed: _Placed, sizes: Sequence[int], totals: Totals) -> Step:
+    def _step(self, placed: _Placed, flat: _Flat, totals: Totals) -> Step:
         """Add an equation to the totals, and return what it does between buffers."""
         equation, line, reads, writes = placed
         name = equation.primitive.name
@@ -220,11 +225,12 @@ class Walk:
                 _add(inside.lines, line, inside.lines.pop(_UNKNOWN_LINE), 1)
             totals.add(inside, 1)
             totals.fused_bytes -= inside.fused_bytes
-            return Step(buffers, writes, True, True, inside.fused_bytes, in_place=True, inner_bytes=inside.temp_bytes)
+            needs = tuple(buffer for buffer in buffers if buffer not in flat.uniform) if name == "scan" else buffers
+            return Step(buffers, writes, needs, True, inside.fused_bytes, None, False, True, inside.temp_bytes)
         rule, counts = self._counted(equation)
         moved = counts.bytes
         if moved is None:
-            moved = sum(sizes[buffer] for buffer in (*buffers, *writes))
+            moved = sum(flat.sizes[buffer] for buffer in (*buffers, *writes))
         row = (counts.flops, counts.transcendentals, counts.integer_ops, moved, counts.launches)
         _add(totals.families, rule.family, row, 1)
         _add(totals.lines, line, row, 1)
@@ -236,12 +242,17 @@ class Walk:
         else:
             totals.counted_equations += 1
             totals.counted_bytes += moved
-        part = (1, 1)
-        if name == "slice":
+        part = None
+        if name in ("slice", "gather", "dynamic_slice"):
             part = elements(equation.outvars[0].aval), max(elements(equation.invars[0].aval), 1)
-        costly = counts.transcendentals > 0 or name == "div" or rule.family == "random"
-        in_place = rule.in_place or not rule.reads_memory
-        return Step(buffers, writes, rule.reads_memory, rule.writes_memory, moved, part, costly, in_place)
+        if rule.in_memory is None or _is_outer_reduction(equation):
+            needs, traffic = buffers, moved
+        else:
+            needs, traffic = buffers[: rule.in_memory], None
+        costly = counts.transcendentals > 0 or name == "div"
+        avals = [var.aval for var in equation.invars], [var.aval for var in equation.outvars]
+        workspace = rule.workspace(*avals, equation.params) if rule.workspace else 0
+        return Step(buffers, writes, needs, rule.writes_memory, traffic, part, costly, rule.in_place, workspace)
 
     def _counted(self, equation: Any) -> tuple[Rule, OperationCounts]:
         if id(equation) not in self._counts:
@@ -336,6 +347,12 @@ def _is_renaming(equation: Any) -> bool:
         operand, result = equation.invars[0].aval, equation.outvars[0].aval
         return nbytes(operand) == nbytes(result) and operand.dtype == result.dtype
     return name in _RENAMES
+
+
+def _is_outer_reduction(equation: Any) -> bool:
+    """Whether it reduces axes but the last: compilers read its operand from memory."""
+    axes = equation.params.get("axes", ()) if equation.primitive.name.startswith("reduce_") else ()
+    return bool(axes) and len(equation.invars[0].aval.shape) - 1 not in axes
 
 
 def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:

@@ -51,17 +51,20 @@ class Rule(NamedTuple):
 
     Attributes:
         family: what the profile sums it under.
-        count: the counts of one equation.
-        reads_memory: its operands have to lie in memory; else they may be computed on the way.
+        count: the counts of one equation; None of one that nothing is known about.
+        in_memory: how many of its first operands have to lie in memory; None is all. Others may be
+            computed on the way.
         writes_memory: its result has to lie in memory; else its readers may compute it on the way.
         in_place: its result may take the memory of an operand that nobody reads later.
+        workspace: bytes that it needs while it runs.
     """
 
     family: str
-    count: CountingRule
-    reads_memory: bool = True
+    count: Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], OperationCounts | None]
+    in_memory: int | None = None
     writes_memory: bool = True
     in_place: bool = False
+    workspace: Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], int] | None = None
 
 
 def names(text: str) -> frozenset[str]:

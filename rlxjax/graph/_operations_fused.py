@@ -95,11 +95,11 @@ def _moved(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str,
 
 
 def _fused(family: str, count: CountingRule) -> Rule:
-    return Rule(family, count, reads_memory=False, writes_memory=False)
+    return Rule(family, count, in_memory=0, writes_memory=False, in_place=True)
 
 
 def _reducing(count: CountingRule) -> Rule:
-    return Rule("reduction", count, reads_memory=False)
+    return Rule("reduction", count, in_memory=0, in_place=True)
 
 
 add_rules({name: _fused("elementwise", _elementwise(*costs)) for name, costs in _ELEMENTWISE.items()})

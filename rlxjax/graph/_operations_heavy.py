@@ -9,7 +9,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ._operations import Aval, CountingRule, OperationCounts, Rule, add_rules, arithmetic, elements, names, number_kind
+from ._operations import (
+    Aval,
+    CountingRule,
+    OperationCounts,
+    Rule,
+    add_rules,
+    arithmetic,
+    elements,
+    names,
+    nbytes,
+    number_kind,
+)
 
 
 def _multiply_adds(aval: Aval, times: int) -> OperationCounts:
@@ -20,6 +31,18 @@ def _dot(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, A
     """`2 m n k` for each of the batch."""
     (contracted, _), _ = params["dimension_numbers"]
     return _multiply_adds(inputs[0], elements(outputs[0]) * math.prod(inputs[0].shape[axis] for axis in contracted))
+
+
+def _reordered(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
+    """A copy of each operand whose batch does not come first, or whose contracted axes lie between others."""
+    contracted, batched = params["dimension_numbers"]
+    moved = 0
+    for aval, axes, batch in zip(inputs, contracted, batched, strict=True):
+        first, end = len(batch), len(aval.shape)
+        rows, columns = range(first, first + len(axes)), range(end - len(axes), end)
+        in_order = tuple(batch) == tuple(range(first)) and tuple(axes) in (tuple(rows), tuple(columns))
+        moved += 0 if in_order else nbytes(aval)
+    return moved
 
 
 def _ragged_dot(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
@@ -83,6 +106,11 @@ def _sort(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, 
 def _top_k(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
     """`n max(1, ceil(log2 k))` comparisons: a heap of k."""
     return _comparisons(inputs[0], elements(inputs[0]) * max((max(params["k"], 1) - 1).bit_length(), 1))
+
+
+def _copy(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
+    """The matrix, in the order of the library that factorises it."""
+    return nbytes(inputs[0])
 
 
 # --- Linear algebra: FLOP by the sizes of a matrix -------------------------------------------------
@@ -207,7 +235,7 @@ def _pallas(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str
 #: Primitives at which the device waits for the host.
 CALLBACKS = names("pure_callback io_callback debug_callback debug_print python_callback infeed outfeed")
 
-add_rules({name: Rule("linear algebra", rule) for name, rule in _MATRIX_RULES.items()})
+add_rules({name: Rule("linear algebra", rule, workspace=_copy) for name, rule in _MATRIX_RULES.items()})
 add_rules({name: Rule("callback", _nothing) for name in CALLBACKS})
 add_rules(
     {
@@ -226,7 +254,7 @@ add_rules(
 )
 add_rules(
     {
-        "dot_general": Rule("matmul", _dot),
+        "dot_general": Rule("matmul", _dot, workspace=_reordered),
         "ragged_dot_general": Rule("matmul", _ragged_dot),
         "conv_general_dilated": Rule("convolution", _convolution),
         "fft": Rule("fft", _fft),

@@ -101,7 +101,22 @@ def _threefry(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[s
     return OperationCounts(integer_ops=elements(outputs[0]) * _THREEFRY_OPS)
 
 
-add_rules({f"cum{name}": Rule("cumulative", _cumulative((a, 0), (b, 0))) for name, (a, b) in COMBINE.items()})
+def _twice(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
+    """Partial results of blocks, and their copy."""
+    return 2 * nbytes(outputs[0])
+
+
+def _two_words(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
+    """The state of a block: two words of 32 bits for every element."""
+    return 8 * elements(outputs[0])
+
+
+add_rules(
+    {
+        f"cum{name}": Rule("cumulative", _cumulative((a, 0), (b, 0)), workspace=_twice)
+        for name, (a, b) in COMBINE.items()
+    }
+)
 add_rules({f"reduce_window_{name}": Rule("window", _windows(COMBINE[name])) for name in ("sum", "max", "min")})
 add_rules(
     {
@@ -111,23 +126,25 @@ add_rules(
 )
 add_rules(
     {
-        "gather": Rule("gather", _touched, writes_memory=False),
-        "dynamic_slice": Rule("gather", _touched, writes_memory=False),
+        "gather": Rule("gather", _touched, in_memory=1, writes_memory=False),
+        "dynamic_slice": Rule("gather", _touched, in_memory=1, writes_memory=False),
         "get": Rule("gather", _touched),
         "swap": Rule("scatter", _swapped, in_place=True),
         "addupdate": Rule("scatter", _accumulated, in_place=True),
         "dynamic_update_slice": Rule("scatter", _written(1), in_place=True),
         "scatter": Rule("scatter", _written(2), in_place=True),
-        "cumlogsumexp": Rule("cumulative", _cumulative((4, 2), (12, 5))),  # max + log1p(exp(-|a - b|))
+        "cumlogsumexp": Rule(
+            "cumulative", _cumulative((4, 2), (12, 5)), workspace=_twice
+        ),  # max + log1p(exp(-|a - b|))
         "reduce_window": Rule("window", _windows((1, 2))),
         "select_and_gather_add": Rule("window", _windows((1, 2))),
         "select_and_scatter_add": Rule("window", _select_and_scatter),
         "select_and_scatter": Rule("window", _select_and_scatter),
-        "random_bits": Rule("random", _random_bits, False, False),
-        "threefry2x32": Rule("random", _threefry, False, False),
-        "random_split": Rule("random", _random(_THREEFRY_OPS), False, False),
-        "random_fold_in": Rule("random", _random(_THREEFRY_OPS), False, False),
-        "random_seed": Rule("random", _random(3), False, False),  # two words by a shift, a mask, a conversion
+        "random_bits": Rule("random", _random_bits, workspace=_two_words),
+        "threefry2x32": Rule("random", _threefry),
+        "random_split": Rule("random", _random(_THREEFRY_OPS)),
+        "random_fold_in": Rule("random", _random(_THREEFRY_OPS)),
+        "random_seed": Rule("random", _random(3)),  # two words by a shift, a mask, a conversion
         "rng_uniform": Rule("random", _random(_PHILOX_OPS)),
         "rng_bit_generator": Rule("random", _random(_PHILOX_OPS)),
         "random_gamma": Rule("random", _gamma),
