@@ -1,5 +1,6 @@
 """What a compiler that fuses would keep in memory: the traffic of the buffers, and how many bytes live at once."""
 
+import bisect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -134,19 +135,11 @@ def _most_live(
                 dying.remove(heir)
                 place[buffer] = place[heir]
             end[place[buffer]] = last.get(buffer, number)
-    free: dict[int, list[tuple[int, list[int]]]] = {}
-    for buffer, made in start.items():
-        if end[buffer] == math.inf:
-            free.setdefault(sizes[buffer], []).append((made, [-1]))
     grows, shrinks = [0] * len(kernels), [0] * (len(kernels) + 1)
-    for buffer, made in start.items():
-        until = end[buffer]
-        if until == math.inf:
-            continue
-        host = next((host for host in free.get(sizes[buffer], ()) if until <= host[0] and host[1][0] < made), None)
-        if host is not None:
-            host[1][0] = int(until)
-        else:
+    hosts = sorted((sizes[buffer], made, []) for buffer, made in start.items() if end[buffer] == math.inf)
+    for buffer in sorted(start, key=lambda buffer: -sizes[buffer]):
+        made, until = start[buffer], end[buffer]
+        if until < math.inf and not _is_hosted(hosts, sizes[buffer], made, int(until)):
             grows[made] += sizes[buffer]
             shrinks[int(until) + 1] += sizes[buffer]
     live = most = 0
@@ -155,3 +148,22 @@ def _most_live(
         most = max(most, live + kernel.inner_bytes)
     taken = sum(sizes[buffer] for buffer in set(outputs) - given if place[buffer] in given)
     return most + sum(sizes[buffer] for buffer in outputs) - taken
+
+
+def _is_hosted(hosts: list[tuple[int, int, list[tuple[int, int]]]], size: int, made: int, until: int) -> bool:
+    """Find a place of an output that is free for a while, and take it.
+
+    Args:
+        hosts: size, when its output is made, and when others lie there, by size.
+        size: bytes needed.
+        made: the first kernel that uses them.
+        until: the last one.
+    """
+    first = bisect.bisect_left(hosts, size, key=lambda host: host[0])
+    for _, written, stays in hosts[first : first + _MOST_READS]:
+        if until < written:
+            at = bisect.bisect_left(stays, (made, until))
+            if (at == 0 or stays[at - 1][1] < made) and (at == len(stays) or until < stays[at][0]):
+                stays.insert(at, (made, until))
+                return True
+    return False

@@ -361,6 +361,8 @@ def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:
     for each in reversed(placed):
         effects = (e for e in each.equation.effects if type(e).__name__ != "NamedAxisEffect")
         if not needed.isdisjoint(each.writes) or any(True for _ in effects):
+            if each.equation.primitive.name == "scan":  # a stack that nobody reads is not kept
+                each = each._replace(writes=tuple(buffer for buffer in each.writes if buffer in needed))
             used.append(each)
             needed.update(buffer for buffer in each.reads if isinstance(buffer, int))
     return used[::-1]

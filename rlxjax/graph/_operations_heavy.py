@@ -73,6 +73,17 @@ def _convolution(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mappin
     return _multiply_adds(inputs[0], products)
 
 
+def _channels_last(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
+    """A copy of what does not lie as compilers want it: batch, space, channels; kernels space, in, out."""
+    numbers = params["dimension_numbers"]
+    last = len(outputs[0].shape) - 1
+    space = tuple(range(1, last))
+    wanted = (0, last, *space), (last, last - 1, *range(last - 1)), (0, last, *space)
+    specs = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
+    avals = (*inputs, *outputs)
+    return sum(nbytes(aval) for aval, spec, order in zip(avals, specs, wanted, strict=True) if tuple(spec) != order)
+
+
 def _taps_on_elements(positions: int, taps: int, stride: int, dilation: int, hole: int, before: int) -> int:
     """Return how many pairs of an output position and a tap do not fall between the elements of a dilated operand."""
     if hole == 1:
@@ -106,6 +117,10 @@ def _sort(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, 
 def _top_k(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
     """`n max(1, ceil(log2 k))` comparisons: a heap of k."""
     return _comparisons(inputs[0], elements(inputs[0]) * max((max(params["k"], 1) - 1).bit_length(), 1))
+
+
+#: Factorisations whose library wants a matrix of its own, in its own order.
+_COPYING = names("qr geqrf svd triangular_solve")
 
 
 def _copy(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
@@ -235,7 +250,12 @@ def _pallas(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str
 #: Primitives at which the device waits for the host.
 CALLBACKS = names("pure_callback io_callback debug_callback debug_print python_callback infeed outfeed")
 
-add_rules({name: Rule("linear algebra", rule, workspace=_copy) for name, rule in _MATRIX_RULES.items()})
+add_rules(
+    {
+        name: Rule("linear algebra", rule, workspace=_copy if name in _COPYING else None)
+        for name, rule in _MATRIX_RULES.items()
+    }
+)
 add_rules({name: Rule("callback", _nothing) for name in CALLBACKS})
 add_rules(
     {
@@ -256,7 +276,7 @@ add_rules(
     {
         "dot_general": Rule("matmul", _dot, workspace=_reordered),
         "ragged_dot_general": Rule("matmul", _ragged_dot),
-        "conv_general_dilated": Rule("convolution", _convolution),
+        "conv_general_dilated": Rule("convolution", _convolution, workspace=_channels_last),
         "fft": Rule("fft", _fft),
         "sort": Rule("sort", _sort, in_place=True),
         "top_k": Rule("sort", _top_k),

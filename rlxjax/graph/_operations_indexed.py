@@ -101,19 +101,19 @@ def _threefry(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[s
     return OperationCounts(integer_ops=elements(outputs[0]) * _THREEFRY_OPS)
 
 
-def _twice(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
-    """Partial results of blocks, and their copy."""
-    return 2 * nbytes(outputs[0])
+def _blocks(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
+    """Partial results of blocks, and their copy if there are other axes."""
+    return (2 if len(outputs[0].shape) > 1 else 1) * nbytes(outputs[0])
 
 
-def _two_words(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
-    """The state of a block: two words of 32 bits for every element."""
-    return 8 * elements(outputs[0])
+def _state(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
+    """The state of a block and its key: three words of 32 bits for every element."""
+    return 12 * elements(outputs[0])
 
 
 add_rules(
     {
-        f"cum{name}": Rule("cumulative", _cumulative((a, 0), (b, 0)), workspace=_twice)
+        f"cum{name}": Rule("cumulative", _cumulative((a, 0), (b, 0)), workspace=_blocks)
         for name, (a, b) in COMBINE.items()
     }
 )
@@ -134,13 +134,13 @@ add_rules(
         "dynamic_update_slice": Rule("scatter", _written(1), in_place=True),
         "scatter": Rule("scatter", _written(2), in_place=True),
         "cumlogsumexp": Rule(
-            "cumulative", _cumulative((4, 2), (12, 5)), workspace=_twice
+            "cumulative", _cumulative((4, 2), (12, 5)), workspace=_blocks
         ),  # max + log1p(exp(-|a - b|))
         "reduce_window": Rule("window", _windows((1, 2))),
         "select_and_gather_add": Rule("window", _windows((1, 2))),
         "select_and_scatter_add": Rule("window", _select_and_scatter),
         "select_and_scatter": Rule("window", _select_and_scatter),
-        "random_bits": Rule("random", _random_bits, workspace=_two_words),
+        "random_bits": Rule("random", _random_bits, workspace=_state),
         "threefry2x32": Rule("random", _threefry),
         "random_split": Rule("random", _random(_THREEFRY_OPS)),
         "random_fold_in": Rule("random", _random(_THREEFRY_OPS)),
