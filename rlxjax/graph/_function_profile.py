@@ -30,7 +30,8 @@ class FunctionProfile:
         transcendentals: exp, log, sqrt, sin, pow and the like, which are no FLOP.
         integer_ops: operations on integers and booleans.
         fused_traffic_bytes: the traffic if what may be computed on the way to its readers is.
-        peak_bytes: the arguments and constants that are used, results, and the most temporaries that live at once, fused.
+        peak_bytes: the arguments and constants that are used, the results, and the most temporaries that
+            live at once, fused.
         by_family: counts by family of operation, dearest first.
         by_line: counts by the user's line, `file.py:12`, dearest first.
         coverage_equations: share of the equations that a rule counts, each once however often it runs.

@@ -113,8 +113,8 @@ class _Flat:
         self.sizes: list[int] = []
         self.placed: list[_Placed] = []
         self.constants: dict[int, int] = {}
-        #: Buffers full of one literal.
-        self.uniform: set[int] = set()
+        #: Buffers that are made of literals: nobody has to keep them.
+        self.constant: set[int] = set()
         #: Equations that move nothing; they count as counted.
         self.free_equations = 0
 
@@ -122,7 +122,7 @@ class _Flat:
         self.sizes.append(nbytes(aval))
         return len(self.sizes) - 1
 
-    def constant(self, value: Any, aval: Any) -> int:
+    def held_constant(self, value: Any, aval: Any) -> int:
         if id(value) not in self.constants:
             self.constants[id(value)] = self.new(aval)
         return self.constants[id(value)]
@@ -187,12 +187,12 @@ class Walk:
         What has no line of its own, because a library's function was traced before, has that of its caller.
         """
         held: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
-        held.update((var, flat.constant(var, var.aval)) for var in jaxpr.constvars)
+        held.update((var, flat.held_constant(var, var.aval)) for var in jaxpr.constvars)
 
         def at(var: Any) -> Any:
             if not isinstance(var, Literal):
                 return held[var]
-            return flat.constant(var.val, var.aval) if getattr(var.aval, "shape", ()) else var
+            return flat.held_constant(var.val, var.aval) if getattr(var.aval, "shape", ()) else var
 
         for equation in jaxpr.eqns:
             name = equation.primitive.name
@@ -208,8 +208,9 @@ class Walk:
                 results = [_FREE] * len(equation.outvars)
             else:
                 results = [flat.new(var.aval) for var in equation.outvars]
-                if name == "broadcast_in_dim" and isinstance(reads[0], Literal):
-                    flat.uniform.update(results)
+                rule = RULES.get(name, _UNCOSTED)
+                if rule.in_memory == 0 and all(not isinstance(b, int) or b in flat.constant for b in reads):
+                    flat.constant.update(results)
                 flat.placed.append(_Placed(equation, source_line(equation, caller), tuple(reads), tuple(results)))
             held.update(zip(equation.outvars, results, strict=True))
         return [at(var) for var in jaxpr.outvars]
@@ -225,7 +226,7 @@ class Walk:
                 _add(inside.lines, line, inside.lines.pop(_UNKNOWN_LINE), 1)
             totals.add(inside, 1)
             totals.fused_bytes -= inside.fused_bytes
-            needs = tuple(buffer for buffer in buffers if buffer not in flat.uniform) if name == "scan" else buffers
+            needs = tuple(buffer for buffer in buffers if buffer not in flat.constant)
             return Step(buffers, writes, needs, True, inside.fused_bytes, None, False, True, inside.temp_bytes)
         rule, counts = self._counted(equation)
         moved = counts.bytes
@@ -362,7 +363,9 @@ def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:
         effects = (e for e in each.equation.effects if type(e).__name__ != "NamedAxisEffect")
         if not needed.isdisjoint(each.writes) or any(True for _ in effects):
             if each.equation.primitive.name == "scan":  # a stack that nobody reads is not kept
-                each = each._replace(writes=tuple(buffer for buffer in each.writes if buffer in needed))
+                carried = each.equation.params["num_carry"]
+                kept = (buffer for buffer in each.writes[carried:] if buffer in needed)
+                each = each._replace(writes=(*each.writes[:carried], *kept))
             used.append(each)
             needed.update(buffer for buffer in each.reads if isinstance(buffer, int))
     return used[::-1]

@@ -119,12 +119,7 @@ def _top_k(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str,
     return _comparisons(inputs[0], elements(inputs[0]) * max((max(params["k"], 1) - 1).bit_length(), 1))
 
 
-#: Factorisations whose library wants a matrix of its own, in its own order.
-_COPYING = names("qr geqrf svd triangular_solve")
-
-
 def _copy(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
-    """The matrix, in the order of the library that factorises it."""
     return nbytes(inputs[0])
 
 
@@ -250,9 +245,12 @@ def _pallas(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str
 #: Primitives at which the device waits for the host.
 CALLBACKS = names("pure_callback io_callback debug_callback debug_print python_callback infeed outfeed")
 
+#: Factorisations whose library wants a matrix of its own, in its own order.
+_OWN_COPY = names("qr geqrf svd triangular_solve")
+
 add_rules(
     {
-        name: Rule("linear algebra", rule, workspace=_copy if name in _COPYING else None)
+        name: Rule("linear algebra", rule, workspace=_copy if name in _OWN_COPY else None)
         for name, rule in _MATRIX_RULES.items()
     }
 )
