@@ -259,7 +259,7 @@ class Walk:
         if id(equation) not in self._counts:
             rule = RULES.get(equation.primitive.name, _UNCOSTED)
             operands = [var.aval for var in equation.invars]
-            counts = rule.count(operands, [var.aval for var in equation.outvars], equation.params)
+            counts = rule.counts(operands, [var.aval for var in equation.outvars], equation.params)
             self._counts[id(equation)] = (rule, counts) if counts is not None else (_UNCOSTED, OperationCounts())
         return self._counts[id(equation)]
 

@@ -51,7 +51,7 @@ class Rule(NamedTuple):
 
     Attributes:
         family: what the profile sums it under.
-        count: the counts of one equation; None of one that nothing is known about.
+        counts: of one equation; None of one that nothing is known about.
         in_memory: how many of its first operands have to lie in memory; None is all. Others may be
             computed on the way.
         writes_memory: its result has to lie in memory; else its readers may compute it on the way.
@@ -60,7 +60,7 @@ class Rule(NamedTuple):
     """
 
     family: str
-    count: Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], OperationCounts | None]
+    counts: Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], OperationCounts | None]
     in_memory: int | None = None
     writes_memory: bool = True
     in_place: bool = False

@@ -28,7 +28,7 @@ _ELEMENTWISE: dict[str, tuple[Pair, Pair]] = {
     "sign": ((1, 0), (5, 1)),
     # What a special function computes inside, series or iterations, is not looked at.
     **dict.fromkeys(("lgamma", "digamma", "bessel_i0e", "bessel_i1e", "erf", "erfc", "erf_inv"), ((0, 1), (0, 1))),
-    **dict.fromkeys(("igamma", "igammac", "igamma_grad_a", "random_gamma_grad"), ((0, 1), (0, 1))),
+    **dict.fromkeys(("igamma", "igammac", "igamma_grad_a"), ((0, 1), (0, 1))),
     **dict.fromkeys(("regularized_incomplete_beta", "zeta", "polygamma", "atan2", "cbrt"), ((0, 1), (0, 1))),
     **dict.fromkeys(("exp", "exp2"), ((0, 1), (2, 3))),
     "expm1": ((0, 1), (4, 3)),
