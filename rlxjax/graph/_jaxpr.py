@@ -36,6 +36,8 @@ _FREE = None
 _MOST_INLINED = 200_000
 
 _UNKNOWN_LINE = "unknown line"
+#: The file of this package from which functions are traced: no user's line.
+_TRACER = "_function_profile.py"
 #: `/folder/file.py:12:3 (function)`, as JAX writes a place.
 _PLACE = re.compile(r"(?:.*[/\\])?([^/\\]+?):(\d+)(?::\d+)?(?: |$)")
 
@@ -289,7 +291,9 @@ class Walk:
                 result.spreads[line] = BranchSpread(line, sums[order[0]], sums[order[-1]])
             result.temp_bytes = max(max(branch.temp_bytes for branch in branches) - written, 0)
         elif name == "shard_map":
-            devices = math.prod(params["mesh"].shape[axis] for axis in params["manual_axes"])
+            mesh = params["mesh"].shape
+            axes = params.get("newly_manual_axes", params.get("manual_axes", mesh))
+            devices = math.prod(mesh[axis] for axis in axes)
             body = self.totals(params["jaxpr"])
             result.add(body, devices)
             result.temp_bytes = max(devices * body.temp_bytes - written, 0)
@@ -377,4 +381,4 @@ def source_line(equation: Any, otherwise: str = _UNKNOWN_LINE) -> str:
         place = _PLACE.match(source_info_util.summarize(equation.source_info))
     except (AttributeError, TypeError):
         return otherwise
-    return f"{place[1]}:{place[2]}" if place else otherwise
+    return f"{place[1]}:{place[2]}" if place and place[1] != _TRACER else otherwise
