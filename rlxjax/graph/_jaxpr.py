@@ -33,7 +33,7 @@ RESERVED |= _CALLS | _LOOPS | _RENAMES | _NOTHING
 #: A value that costs nothing to read: a scalar literal is part of the kernel.
 _FREE = None
 #: A called jaxpr of more equations is one step of its caller, so that calls of calls stay bounded.
-_MOST_INLINED = 200_000
+_MOST_INLINED = 100_000
 
 _UNKNOWN_LINE = "unknown line"
 #: The file of this package from which functions are traced: no user's line.
