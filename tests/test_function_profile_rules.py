@@ -340,7 +340,7 @@ def test_a_kernel_of_ones_own_counts_by_its_estimate_and_is_uncosted_without():
 
 
 def test_every_device_of_a_mesh_counts():
-    mesh = jax.sharding.AbstractMesh((4,), ("i",))
+    mesh = jax.sharding.AbstractMesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     split = PartitionSpec("i")
 
     def body(x):

@@ -19,7 +19,7 @@ from ._operations_heavy import CALLBACKS
 #: What holds a jaxpr and runs it once, as if its equations stood in its place.
 _CALLS = names(
     "jit pjit call core_call closed_call core_closed_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr "
-    "checkpoint remat remat2 composite custom_vmap_call xla_metadata_call custom_linear_solve"
+    "checkpoint remat remat2 composite custom_vmap_call xla_metadata_call custom_linear_solve eval_jaxpr"
 )
 _LOOPS = names("scan while cond shard_map")
 #: What names its operand anew and moves nothing.
@@ -271,15 +271,16 @@ class Walk:
         written = sum(nbytes(var.aval) for var in equation.outvars)
         result = Totals()
         if name == "scan":
-            first = params["num_consts"]
-            body = self.totals(params["jaxpr"].jaxpr, range(first, first + params["num_carry"]))
-            result.add(body, params["length"])
-            slices = sum(nbytes(var.aval) for var in params["jaxpr"].jaxpr.outvars[params["num_carry"] :])
-            result.temp_bytes = max(body.temp_bytes - slices, 0)
+            body = _open(params["jaxpr"])
+            constants, carried = _scan_layout(equation)
+            turn = self.totals(body, range(constants, constants + carried))
+            result.add(turn, params["length"])
+            slices = sum(nbytes(var.aval) for var in body.outvars[carried:])
+            result.temp_bytes = max(turn.temp_bytes - slices, 0)
         elif name == "while":
             self._while(equation, line, reads, result)
         elif name == "cond":
-            branches = [self.totals(branch.jaxpr) for branch in params["branches"]]
+            branches = [self.totals(_open(branch)) for branch in params["branches"]]
             sums = [branch.sums() for branch in branches]
             order = sorted(range(len(branches)), key=lambda i: (sums[i].flops, sums[i].bytes))
             for number, branch in enumerate(branches):
@@ -294,7 +295,7 @@ class Walk:
             mesh = params["mesh"].shape
             axes = params.get("newly_manual_axes", params.get("manual_axes", mesh))
             devices = math.prod(mesh[axis] for axis in axes)
-            body = self.totals(params["jaxpr"])
+            body = self.totals(_open(params["jaxpr"]))
             result.add(body, devices)
             result.temp_bytes = max(devices * body.temp_bytes - written, 0)
         else:
@@ -306,7 +307,7 @@ class Walk:
 
     def _while(self, equation: Any, line: str, reads: Sequence[Any], result: Totals) -> None:
         params = equation.params
-        cond, body = params["cond_jaxpr"].jaxpr, params["body_jaxpr"].jaxpr
+        cond, body = _open(params["cond_jaxpr"]), _open(params["body_jaxpr"])
         trips = readable_trips(equation, reads)
         number = len(self.loops)
         if trips is None and (trips := self._trips.next(line)) is None:
@@ -327,9 +328,28 @@ class Walk:
 def _inner_jaxprs(equation: Any) -> Iterable[Any]:
     for value in equation.params.values():
         for held in value if isinstance(value, (tuple, list)) else (value,):
-            inner = getattr(held, "jaxpr", held)
+            inner = _open(held)
             if hasattr(inner, "eqns"):
                 yield inner
+
+
+def _open(held: Any) -> Any:
+    """Return the jaxpr of one that holds its constants, or itself."""
+    return getattr(held, "jaxpr", held)
+
+
+def _scan_layout(equation: Any) -> tuple[int, int]:
+    """Return how many constants and carried values a scan has: its body sees a slice of all other operands."""
+    body = _open(equation.params["jaxpr"])
+
+    def same(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+        return sum(
+            len(getattr(a.aval, "shape", ())) == len(getattr(b.aval, "shape", ()))
+            for a, b in zip(outside, inside, strict=True)
+        )
+
+    carried = same(equation.outvars, body.outvars)
+    return same(equation.invars, body.invars) - carried, carried
 
 
 def _called(equation: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
@@ -340,9 +360,9 @@ def _called(equation: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[Any]]
         for part in ("matvec", "vecmat", "solve"):
             start, given = given, given + getattr(counts, part)
         right_side = operands[sum(counts) :]
-        return params["jaxprs"].solve.jaxpr, [*operands[start:given], *right_side]
+        return _open(params["jaxprs"].solve), [*operands[start:given], *right_side]
     held = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in params)
-    return getattr(held, "jaxpr", held), operands
+    return _open(held), operands
 
 
 def _is_renaming(equation: Any) -> bool:
@@ -367,7 +387,7 @@ def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:
         effects = (e for e in each.equation.effects if type(e).__name__ != "NamedAxisEffect")
         if not needed.isdisjoint(each.writes) or any(True for _ in effects):
             if each.equation.primitive.name == "scan":  # a stack that nobody reads is not kept
-                carried = each.equation.params["num_carry"]
+                _, carried = _scan_layout(each.equation)
                 kept = (buffer for buffer in each.writes[carried:] if buffer in needed)
                 each = each._replace(writes=(*each.writes[:carried], *kept))
             used.append(each)

@@ -1,5 +1,6 @@
 """Loops and conditionals of a jaxpr: how often a body runs, where that can be known."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -91,7 +92,7 @@ def readable_trips(equation: Any, operands: Sequence[Any]) -> int | None:
         operands: what it is given; literals as such.
     """
     params = equation.params
-    cond, body = params["cond_jaxpr"].jaxpr, params["body_jaxpr"].jaxpr
+    cond, body = (getattr(params[name], "jaxpr", params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
     cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
     carried = operands[cond_consts + body_consts :]
     if len(cond.eqns) != 1 or cond.eqns[0].outvars[0] is not cond.outvars[0]:
@@ -126,6 +127,6 @@ def readable_trips(equation: Any, operands: Sequence[Any]) -> int | None:
 
 def _integer(value: Any) -> int | None:
     try:
-        return int(value.val) if isinstance(value, Literal) and value.aval.dtype.kind in "iu" else None
-    except (TypeError, ValueError):
+        return operator.index(value.val) if isinstance(value, Literal) else None
+    except TypeError:
         return None

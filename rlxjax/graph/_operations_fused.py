@@ -21,6 +21,7 @@ _ELEMENTWISE: dict[str, tuple[Pair, Pair]] = {
     "is_finite": ((1, 0), (2, 0)),
     "clamp": ((2, 0), (2, 0)),
     "conj": ((1, 0), (1, 0)),
+    "one_minus_square": ((3, 0), (10, 0)),  # (1 + x)(1 - x)
     "mul": ((1, 0), (6, 0)),
     "square": ((1, 0), (6, 0)),
     "div": ((1, 0), (11, 0)),
@@ -33,6 +34,7 @@ _ELEMENTWISE: dict[str, tuple[Pair, Pair]] = {
     **dict.fromkeys(("exp", "exp2"), ((0, 1), (2, 3))),
     "expm1": ((0, 1), (4, 3)),
     "log": ((0, 1), (4, 2)),
+    "log2": ((0, 1), (6, 2)),
     "log1p": ((0, 1), (6, 2)),
     "sqrt": ((0, 1), (7, 2)),
     "rsqrt": ((0, 1), (13, 2)),
@@ -74,6 +76,11 @@ def _integer_pow(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mappin
     return arithmetic(outputs[0], elements(outputs[0]), (products + inverse, 0), (6 * products + 11 * inverse, 0))
 
 
+def _polynomial(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+    """A multiply and an add for each coefficient but the highest (Horner)."""
+    return arithmetic(inputs[0], elements(outputs[0]) * (len(inputs) - 2), (2, 0), (8, 0))
+
+
 def _reduction(combine: Pair) -> CountingRule:
     """`n - 1` operations for `n` elements."""
 
@@ -103,7 +110,7 @@ def _reducing(count: CountingRule) -> Rule:
 
 
 add_rules({name: _fused("elementwise", _elementwise(*costs)) for name, costs in _ELEMENTWISE.items()})
-add_rules({"integer_pow": _fused("elementwise", _integer_pow)})
+add_rules({"integer_pow": _fused("elementwise", _integer_pow), "polynomial": _fused("elementwise", _polynomial)})
 add_rules({name: _fused("movement", _moved) for name in _MOVEMENT})
 add_rules({f"reduce_{name}": _reducing(_reduction(cost)) for name, cost in COMBINE.items()})
 add_rules({f"arg{name}": _reducing(_reduction(COMBINE[name])) for name in ("max", "min")})
