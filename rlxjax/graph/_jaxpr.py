@@ -13,7 +13,7 @@ from jax.extend.core import Literal
 from . import _operations_heavy, _operations_indexed  # noqa: F401  (they enter their rules)
 from ._buffers import Step, fused_memory
 from ._loops import BranchSpread, Trips, UnknownLoop, readable_trips
-from ._operations import RESERVED, RULES, OperationCounts, Rule, elements, names, nbytes
+from ._operations import RESERVED, RULES, Operation, OperationCounts, Rule, elements, names, nbytes
 from ._operations_heavy import CALLBACKS
 
 #: What holds a jaxpr and runs it once, as if its equations stood in its place.
@@ -41,7 +41,7 @@ _TRACER = "_function_profile.py"
 #: `/folder/file.py:12:3 (function)`, as JAX writes a place.
 _PLACE = re.compile(r"(?:.*[/\\])?([^/\\]+?):(\d+)(?::\d+)?(?: |$)")
 
-_UNCOSTED = Rule("uncosted", lambda inputs, outputs, params: OperationCounts())
+_UNCOSTED = Rule("uncosted", lambda op: None)
 
 
 @dataclasses.dataclass
@@ -138,7 +138,7 @@ class Walk:
         self._trips = trips
         self._totals: dict[Any, Totals] = {}
         self._facts: dict[int, tuple[int, bool]] = {}
-        self._counts: dict[int, tuple[Rule, OperationCounts]] = {}
+        self._counts: dict[int, tuple[Rule, OperationCounts, int]] = {}
 
     def totals(self, jaxpr: Any, reusable: Iterable[int] = ()) -> Totals:
         """Return what a jaxpr does when it runs once.
@@ -230,7 +230,7 @@ class Walk:
             totals.fused_bytes -= inside.fused_bytes
             needs = tuple(buffer for buffer in buffers if buffer not in flat.constant)
             return Step(buffers, writes, needs, True, inside.fused_bytes, None, False, True, inside.temp_bytes)
-        rule, counts = self._counted(equation)
+        rule, counts, workspace = self._counted(equation)
         moved = counts.bytes
         if moved is None:
             moved = sum(flat.sizes[buffer] for buffer in (*buffers, *writes))
@@ -253,16 +253,18 @@ class Walk:
         else:
             needs, traffic = buffers[: rule.in_memory], None
         costly = counts.transcendentals > 0 or name == "div"
-        avals = [var.aval for var in equation.invars], [var.aval for var in equation.outvars]
-        workspace = rule.workspace(*avals, equation.params) if rule.workspace else 0
         return Step(buffers, writes, needs, rule.writes_memory, traffic, part, costly, rule.in_place, workspace)
 
-    def _counted(self, equation: Any) -> tuple[Rule, OperationCounts]:
+    def _counted(self, equation: Any) -> tuple[Rule, OperationCounts, int]:
         if id(equation) not in self._counts:
             rule = RULES.get(equation.primitive.name, _UNCOSTED)
-            operands = [var.aval for var in equation.invars]
-            counts = rule.counts(operands, [var.aval for var in equation.outvars], equation.params)
-            self._counts[id(equation)] = (rule, counts) if counts is not None else (_UNCOSTED, OperationCounts())
+            op = Operation(
+                [var.aval for var in equation.invars], [var.aval for var in equation.outvars], equation.params
+            )
+            counts = rule.counts(op)
+            if counts is None:
+                rule, counts = _UNCOSTED, OperationCounts()
+            self._counts[id(equation)] = rule, counts, rule.workspace(op) if rule.workspace else 0
         return self._counts[id(equation)]
 
     def _inside(self, equation: Any, line: str, reads: Sequence[Any]) -> Totals:

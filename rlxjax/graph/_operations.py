@@ -42,6 +42,16 @@ class OperationCounts(NamedTuple):
     launches: int = 1
 
 
+class Operation(NamedTuple):
+    """An equation as its rule sees it."""
+
+    inputs: Sequence[Aval]
+    outputs: Sequence[Aval]
+    params: Mapping[str, Any]
+
+
+#: The counts of an operation; None of one that nothing is known about.
+Counting = Callable[[Operation], OperationCounts | None]
 #: `(avals of the operands, avals of the results, parameters of the equation) -> counts`.
 CountingRule = Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], OperationCounts]
 
@@ -51,7 +61,7 @@ class Rule(NamedTuple):
 
     Attributes:
         family: what the profile sums it under.
-        counts: of one equation; None of one that nothing is known about.
+        counts: of one equation.
         in_memory: how many of its first operands have to lie in memory; None is all. Others may be
             computed on the way.
         writes_memory: its result has to lie in memory; else its readers may compute it on the way.
@@ -60,11 +70,11 @@ class Rule(NamedTuple):
     """
 
     family: str
-    counts: Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], OperationCounts | None]
+    counts: Counting
     in_memory: int | None = None
     writes_memory: bool = True
     in_place: bool = False
-    workspace: Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], int] | None = None
+    workspace: Callable[[Operation], int] | None = None
 
 
 def names(text: str) -> frozenset[str]:
@@ -160,11 +170,11 @@ def register_rule(primitive: str | Primitive, rule: CountingRule, *, family: str
     RULES[name] = Rule(family, _checked(name, rule))
 
 
-def _checked(name: str, rule: CountingRule) -> CountingRule:
+def _checked(name: str, rule: CountingRule) -> Counting:
     """Return a registered rule that refuses what is no counts."""
 
-    def checked(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
-        counts = rule(inputs, outputs, params)
+    def checked(op: Operation) -> OperationCounts:
+        counts = rule(*op)
         if not isinstance(counts, OperationCounts):
             raise ValueError(f"rule of {name!r}: expected OperationCounts, got {counts!r}")
         for field, count in zip(counts._fields, counts, strict=True):

@@ -4,10 +4,7 @@ Complex numbers follow the textbook: a product is 4 multiplies and 2 adds, a quo
 conjugate and divides by the squared modulus (11), exp(x + iy) is exp(x) (cos y + i sin y).
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from ._operations import Aval, CountingRule, OperationCounts, Rule, add_rules, arithmetic, elements, names
+from ._operations import Counting, Operation, OperationCounts, Rule, add_rules, arithmetic, elements, names
 
 Pair = tuple[int, int]
 
@@ -61,51 +58,51 @@ _MOVEMENT = names(
 )
 
 
-def _elementwise(real: Pair, in_complex: Pair) -> CountingRule:
-    def count(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
-        return arithmetic(inputs[-1], elements(outputs[0]), real, in_complex)
+def _elementwise(real: Pair, in_complex: Pair) -> Counting:
+    def count(op: Operation) -> OperationCounts:
+        return arithmetic(op.inputs[-1], elements(op.outputs[0]), real, in_complex)
 
     return count
 
 
-def _integer_pow(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _integer_pow(op: Operation) -> OperationCounts:
     """Squares and multiplies (Knuth, The Art of Computer Programming, 4.6.3), then one division if y < 0."""
-    power = abs(params["y"])
+    power = abs(op.params["y"])
     products = max(power.bit_length() + power.bit_count() - 2, 0)
-    inverse = params["y"] < 0
-    return arithmetic(outputs[0], elements(outputs[0]), (products + inverse, 0), (6 * products + 11 * inverse, 0))
+    inverse = op.params["y"] < 0
+    return arithmetic(op.outputs[0], elements(op.outputs[0]), (products + inverse, 0), (6 * products + 11 * inverse, 0))
 
 
-def _polynomial(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _polynomial(op: Operation) -> OperationCounts:
     """A multiply and an add for each coefficient but the highest (Horner)."""
-    return arithmetic(inputs[0], elements(outputs[0]) * (len(inputs) - 2), (2, 0), (8, 0))
+    return arithmetic(op.inputs[0], elements(op.outputs[0]) * (len(op.inputs) - 2), (2, 0), (8, 0))
 
 
-def _reduction(combine: Pair) -> CountingRule:
+def _reduction(combine: Pair) -> Counting:
     """`n - 1` operations for `n` elements."""
 
-    def count(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
-        times = max(elements(inputs[0]) - elements(outputs[0]), 0)
-        return arithmetic(inputs[0], times, (combine[0], 0), (combine[1], 0))
+    def count(op: Operation) -> OperationCounts:
+        times = max(elements(op.inputs[0]) - elements(op.outputs[0]), 0)
+        return arithmetic(op.inputs[0], times, (combine[0], 0), (combine[1], 0))
 
     return count
 
 
-def _general_reduction(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _general_reduction(op: Operation) -> OperationCounts:
     """The equations of the function that combines, each a real operation."""
-    times = max(elements(inputs[0]) - elements(outputs[0]), 0) * len(params["jaxpr"].eqns)
-    return arithmetic(inputs[0], times, (1, 0), (2, 0))
+    times = max(elements(op.inputs[0]) - elements(op.outputs[0]), 0) * len(op.params["jaxpr"].eqns)
+    return arithmetic(op.inputs[0], times, (1, 0), (2, 0))
 
 
-def _moved(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _moved(op: Operation) -> OperationCounts:
     return OperationCounts()
 
 
-def _fused(family: str, count: CountingRule) -> Rule:
+def _fused(family: str, count: Counting) -> Rule:
     return Rule(family, count, in_memory=0, writes_memory=False, in_place=True)
 
 
-def _reducing(count: CountingRule) -> Rule:
+def _reducing(count: Counting) -> Rule:
     return Rule("reduction", count, in_memory=0, in_place=True)
 
 

@@ -6,12 +6,12 @@ multiply-add is four real ones.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from ._operations import (
     Aval,
-    CountingRule,
+    Counting,
+    Operation,
     OperationCounts,
     Rule,
     add_rules,
@@ -27,17 +27,19 @@ def _multiply_adds(aval: Aval, times: int) -> OperationCounts:
     return arithmetic(aval, times, (2, 0), (8, 0))
 
 
-def _dot(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _dot(op: Operation) -> OperationCounts:
     """`2 m n k` for each of the batch."""
-    (contracted, _), _ = params["dimension_numbers"]
-    return _multiply_adds(inputs[0], elements(outputs[0]) * math.prod(inputs[0].shape[axis] for axis in contracted))
+    (contracted, _), _ = op.params["dimension_numbers"]
+    return _multiply_adds(
+        op.inputs[0], elements(op.outputs[0]) * math.prod(op.inputs[0].shape[axis] for axis in contracted)
+    )
 
 
-def _reordered(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
+def _reordered(op: Operation) -> int:
     """A copy of each operand whose batch does not come first, or whose contracted axes lie between others."""
-    contracted, batched = params["dimension_numbers"]
+    contracted, batched = op.params["dimension_numbers"]
     moved = 0
-    for aval, axes, batch in zip(inputs, contracted, batched, strict=True):
+    for aval, axes, batch in zip(op.inputs, contracted, batched, strict=True):
         first, end = len(batch), len(aval.shape)
         rows, columns = range(first, first + len(axes)), range(end - len(axes), end)
         in_order = tuple(batch) == tuple(range(first)) and tuple(axes) in (tuple(rows), tuple(columns))
@@ -45,42 +47,44 @@ def _reordered(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[
     return moved
 
 
-def _ragged_dot(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _ragged_dot(op: Operation) -> OperationCounts:
     """`2 m n k`: each row meets the matrix of its own group only."""
-    numbers = params["ragged_dot_dimension_numbers"]
+    numbers = op.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
-    groups = inputs[2].shape[-1]
+    groups = op.inputs[2].shape[-1]
     is_contracted = numbers.lhs_ragged_dimensions[0] in contracted
-    products = elements(outputs[0]) * math.prod(inputs[0].shape[axis] for axis in contracted)
-    return _multiply_adds(inputs[0], products // groups if is_contracted and groups else products)
+    products = elements(op.outputs[0]) * math.prod(op.inputs[0].shape[axis] for axis in contracted)
+    return _multiply_adds(op.inputs[0], products // groups if is_contracted and groups else products)
 
 
-def _convolution(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _convolution(op: Operation) -> OperationCounts:
     """`2` for every element of the result, tap and input channel of its group; padding counts, holes do not."""
-    kernel, numbers = inputs[1], params["dimension_numbers"]
+    kernel, numbers = op.inputs[1], op.params["dimension_numbers"]
     out_spatial, kernel_spatial = numbers.out_spec[2:], numbers.rhs_spec[2:]
-    products = math.prod(outputs[0].shape[axis] for axis in numbers.out_spec[:2]) * kernel.shape[numbers.rhs_spec[1]]
+    products = math.prod(op.outputs[0].shape[axis] for axis in numbers.out_spec[:2]) * kernel.shape[numbers.rhs_spec[1]]
     for axis, kernel_axis, stride, hole, dilation, (before, _) in zip(
         out_spatial,
         kernel_spatial,
-        params["window_strides"],
-        params["lhs_dilation"],
-        params["rhs_dilation"],
-        params["padding"],
+        op.params["window_strides"],
+        op.params["lhs_dilation"],
+        op.params["rhs_dilation"],
+        op.params["padding"],
         strict=True,
     ):
-        products *= _taps_on_elements(outputs[0].shape[axis], kernel.shape[kernel_axis], stride, dilation, hole, before)
-    return _multiply_adds(inputs[0], products)
+        products *= _taps_on_elements(
+            op.outputs[0].shape[axis], kernel.shape[kernel_axis], stride, dilation, hole, before
+        )
+    return _multiply_adds(op.inputs[0], products)
 
 
-def _channels_last(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
+def _channels_last(op: Operation) -> int:
     """A copy of what does not lie as compilers want it: batch, space, channels; kernels space, in, out."""
-    numbers = params["dimension_numbers"]
-    last = len(outputs[0].shape) - 1
+    numbers = op.params["dimension_numbers"]
+    last = len(op.outputs[0].shape) - 1
     space = tuple(range(1, last))
     wanted = (0, last, *space), (last, last - 1, *range(last - 1)), (0, last, *space)
     specs = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
-    avals = (*inputs, *outputs)
+    avals = (*op.inputs, *op.outputs)
     return sum(nbytes(aval) for aval, spec, order in zip(avals, specs, wanted, strict=True) if tuple(spec) != order)
 
 
@@ -94,13 +98,13 @@ def _taps_on_elements(positions: int, taps: int, stride: int, dilation: int, hol
     return sum(residues[(before - tap * dilation) % hole] for tap in range(taps))
 
 
-def _fft(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _fft(op: Operation) -> OperationCounts:
     """`5 n log2 n` for n complex points (Cooley and Tukey, as FFTW counts), half of it where one side is real."""
-    points = math.prod(params["fft_lengths"])
+    points = math.prod(op.params["fft_lengths"])
     if points == 0:
         return OperationCounts()
-    transforms = max(elements(inputs[0]), elements(outputs[0])) // points
-    half_flops = (2 if number_kind(inputs[0].dtype) == number_kind(outputs[0].dtype) else 1) * 5 * points
+    transforms = max(elements(op.inputs[0]), elements(op.outputs[0])) // points
+    half_flops = (2 if number_kind(op.inputs[0].dtype) == number_kind(op.outputs[0].dtype) else 1) * 5 * points
     return OperationCounts(transforms * round(half_flops * math.log2(points) / 2))
 
 
@@ -108,40 +112,38 @@ def _comparisons(aval: Aval, times: int) -> OperationCounts:
     return arithmetic(aval, times, (1, 0), (2, 0))
 
 
-def _sort(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _sort(op: Operation) -> OperationCounts:
     """`n ceil(log2 n)` comparisons of the first key."""
-    length = inputs[0].shape[params["dimension"]]
-    return _comparisons(inputs[0], elements(inputs[0]) * max(length - 1, 0).bit_length())
+    length = op.inputs[0].shape[op.params["dimension"]]
+    return _comparisons(op.inputs[0], elements(op.inputs[0]) * max(length - 1, 0).bit_length())
 
 
-def _top_k(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _top_k(op: Operation) -> OperationCounts:
     """`n max(1, ceil(log2 k))` comparisons: a heap of k."""
-    return _comparisons(inputs[0], elements(inputs[0]) * max((max(params["k"], 1) - 1).bit_length(), 1))
+    return _comparisons(op.inputs[0], elements(op.inputs[0]) * max((max(op.params["k"], 1) - 1).bit_length(), 1))
 
 
-def _copy(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
-    return nbytes(inputs[0])
+def _copy(op: Operation) -> int:
+    return nbytes(op.inputs[0])
 
 
 # --- Linear algebra: FLOP by the sizes of a matrix -------------------------------------------------
 
 
-def _linear_algebra(
-    flops: Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], int], operand: int = 0
-) -> CountingRule:
+def _linear_algebra(flops: Callable[[Operation], int], operand: int = 0) -> Counting:
     """Return the rule of a factorisation: FLOP of one matrix, times the batch before its two axes."""
 
-    def count(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
-        batch = math.prod(inputs[operand].shape[:-2])
-        real_flops = batch * flops(inputs, outputs, params)
-        return OperationCounts(real_flops * (4 if number_kind(inputs[operand].dtype) == "complex" else 1))
+    def count(op: Operation) -> OperationCounts:
+        batch = math.prod(op.inputs[operand].shape[:-2])
+        real_flops = batch * flops(op)
+        return OperationCounts(real_flops * (4 if number_kind(op.inputs[operand].dtype) == "complex" else 1))
 
     return count
 
 
-def _of_order(numerator: int, denominator: int = 1) -> CountingRule:
+def _of_order(numerator: int, denominator: int = 1) -> Counting:
     """Return the rule of a square matrix that takes a fraction of n**3 FLOP."""
-    return _linear_algebra(lambda inputs, outputs, params: numerator * inputs[0].shape[-1] ** 3 // denominator)
+    return _linear_algebra(lambda op: numerator * op.inputs[0].shape[-1] ** 3 // denominator)
 
 
 def _lu_flops(m: int, n: int) -> int:
@@ -154,89 +156,83 @@ def _householder_flops(m: int, n: int, k: int) -> int:
     return (12 * m * n * k - 6 * (m + n) * k**2 + 4 * k**3) // 3
 
 
-def _qr_flops(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
-    m, n = inputs[0].shape[-2:]
+def _qr_flops(op: Operation) -> int:
+    m, n = op.inputs[0].shape[-2:]
     k = min(m, n)
-    return _householder_flops(m, n, k) + _householder_flops(m, outputs[0].shape[-1], k)
+    return _householder_flops(m, n, k) + _householder_flops(m, op.outputs[0].shape[-1], k)
 
 
-def _svd_flops(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
+def _svd_flops(op: Operation) -> int:
     """Golub and Reinsch (Golub and Van Loan, figure 8.6.1)."""
-    n, m = sorted(inputs[0].shape[-2:])
-    if not params.get("compute_uv", True):
+    n, m = sorted(op.inputs[0].shape[-2:])
+    if not op.params.get("compute_uv", True):
         return (12 * m * n**2 - 4 * n**3) // 3
-    if params.get("full_matrices"):
+    if op.params.get("full_matrices"):
         return 4 * m**2 * n + 8 * m * n**2 + 9 * n**3
     return 14 * m * n**2 + 8 * n**3
 
 
-def _eig_flops(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
+def _eig_flops(op: Operation) -> int:
     """25 n**3 with eigenvectors, 10 n**3 without (Golub and Van Loan, 7.5.6)."""
-    vectors = params.get("compute_left_eigenvectors") or params.get("compute_right_eigenvectors")
-    return (25 if vectors else 10) * inputs[0].shape[-1] ** 3
+    vectors = op.params.get("compute_left_eigenvectors") or op.params.get("compute_right_eigenvectors")
+    return (25 if vectors else 10) * op.inputs[0].shape[-1] ** 3
 
 
-def _ormqr_flops(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
-    m, n = outputs[0].shape[-2:]
-    length, other = (m, n) if params.get("left", True) else (n, m)
-    k = inputs[1].shape[-1]
+def _ormqr_flops(op: Operation) -> int:
+    m, n = op.outputs[0].shape[-2:]
+    length, other = (m, n) if op.params.get("left", True) else (n, m)
+    k = op.inputs[1].shape[-1]
     return 4 * length * other * k - 2 * other * k**2
 
 
-_MATRIX_RULES: Mapping[str, CountingRule] = {
+_MATRIX_RULES: Mapping[str, Counting] = {
     "cholesky": _of_order(1, 3),
     "eigh": _of_order(9),
     "eig": _linear_algebra(_eig_flops),
     "schur": _of_order(25),
     "hessenberg": _of_order(10, 3),
     "tridiagonal": _of_order(4, 3),
-    "lu": _linear_algebra(lambda inputs, outputs, params: _lu_flops(*inputs[0].shape[-2:])),
+    "lu": _linear_algebra(lambda op: _lu_flops(*op.inputs[0].shape[-2:])),
     "qr": _linear_algebra(_qr_flops),
     **dict.fromkeys(
         ("geqrf", "geqp3"),
-        _linear_algebra(
-            lambda inputs, outputs, params: _householder_flops(*inputs[0].shape[-2:], min(inputs[0].shape[-2:]))
-        ),
+        _linear_algebra(lambda op: _householder_flops(*op.inputs[0].shape[-2:], min(op.inputs[0].shape[-2:]))),
     ),
     "householder_product": _linear_algebra(
-        lambda inputs, outputs, params: _householder_flops(*inputs[0].shape[-2:], inputs[1].shape[-1])
+        lambda op: _householder_flops(*op.inputs[0].shape[-2:], op.inputs[1].shape[-1])
     ),
     "ormqr": _linear_algebra(_ormqr_flops),
     "svd": _linear_algebra(_svd_flops),
     # n**2 for each right side, which lies along either axis of the second operand.
-    "triangular_solve": _linear_algebra(
-        lambda inputs, outputs, params: math.prod(inputs[1].shape[-2:]) * inputs[0].shape[-1]
-    ),
+    "triangular_solve": _linear_algebra(lambda op: math.prod(op.inputs[1].shape[-2:]) * op.inputs[0].shape[-1]),
     # The Thomas algorithm takes 8 n for each right side.
-    "tridiagonal_solve": _linear_algebra(lambda inputs, outputs, params: 8 * math.prod(inputs[3].shape[-2:]), 3),
+    "tridiagonal_solve": _linear_algebra(lambda op: 8 * math.prod(op.inputs[3].shape[-2:]), 3),
     # A rotation of two numbers for each element of the triangle.
-    "cholesky_update": _linear_algebra(lambda inputs, outputs, params: 3 * inputs[0].shape[-1] ** 2),
-    "symmetric_product": _linear_algebra(
-        lambda inputs, outputs, params: 2 * math.prod(inputs[0].shape[-2:]) * inputs[0].shape[-2]
-    ),
+    "cholesky_update": _linear_algebra(lambda op: 3 * op.inputs[0].shape[-1] ** 2),
+    "symmetric_product": _linear_algebra(lambda op: 2 * math.prod(op.inputs[0].shape[-2:]) * op.inputs[0].shape[-2]),
 }
 
 
 # --- Between devices, to the host, and in kernels of one's own -----------------------------------
 
 
-def _combining(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _combining(op: Operation) -> OperationCounts:
     """One operation for every element that a device gives."""
-    counts = [arithmetic(aval, elements(aval), (1, 0), (2, 0)) for aval in inputs]
+    counts = [arithmetic(aval, elements(aval), (1, 0), (2, 0)) for aval in op.inputs]
     return OperationCounts(sum(c.flops for c in counts), 0, sum(c.integer_ops for c in counts))
 
 
-def _nothing(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _nothing(op: Operation) -> OperationCounts:
     return OperationCounts()
 
 
-def _permutation(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
-    return OperationCounts(integer_ops=elements(inputs[0]))
+def _permutation(op: Operation) -> OperationCounts:
+    return OperationCounts(integer_ops=elements(op.inputs[0]))
 
 
-def _pallas(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts | None:
+def _pallas(op: Operation) -> OperationCounts | None:
     """What the kernel's author says; nothing is known without it."""
-    estimate = params.get("cost_estimate")
+    estimate = op.params.get("cost_estimate")
     if estimate is None:
         return None
     return OperationCounts(int(estimate.flops), int(estimate.transcendentals), 0, int(estimate.bytes_accessed))

@@ -1,10 +1,8 @@
 """Rules of reading and writing parts of arrays, of scans along an axis, of windows, and of random numbers."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
 
-from ._operations import Aval, CountingRule, OperationCounts, Rule, add_rules, arithmetic, elements, nbytes
+from ._operations import Counting, Operation, OperationCounts, Rule, add_rules, arithmetic, elements, nbytes
 from ._operations_fused import COMBINE, Pair
 
 #: Threefry-2x32 with 20 rounds (Salmon et al., SC 2011): a round is an add, a rotation (two shifts and an or)
@@ -14,23 +12,23 @@ _THREEFRY_OPS = 20 * 5 + 2 + 5 * 3
 _PHILOX_OPS = 10 * (2 * 2 + 4 + 2) // 4
 
 
-def _touched(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _touched(op: Operation) -> OperationCounts:
     """What is read of the operand and written: the result twice, and the indices."""
-    moved = sum(map(nbytes, outputs))
-    return OperationCounts(bytes=2 * moved + sum(map(nbytes, inputs[1:])))
+    moved = sum(map(nbytes, op.outputs))
+    return OperationCounts(bytes=2 * moved + sum(map(nbytes, op.inputs[1:])))
 
 
-def _swapped(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _swapped(op: Operation) -> OperationCounts:
     """The new values read and written, the old ones read and written, and the indices."""
-    return OperationCounts(bytes=2 * nbytes(outputs[0]) + nbytes(inputs[1]) + sum(map(nbytes, inputs[1:])))
+    return OperationCounts(bytes=2 * nbytes(op.outputs[0]) + nbytes(op.inputs[1]) + sum(map(nbytes, op.inputs[1:])))
 
 
-def _accumulated(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
-    counts = arithmetic(inputs[1], elements(inputs[1]), (1, 0), (2, 0))
-    return counts._replace(bytes=2 * nbytes(inputs[1]) + sum(map(nbytes, inputs[1:])))
+def _accumulated(op: Operation) -> OperationCounts:
+    counts = arithmetic(op.inputs[1], elements(op.inputs[1]), (1, 0), (2, 0))
+    return counts._replace(bytes=2 * nbytes(op.inputs[1]) + sum(map(nbytes, op.inputs[1:])))
 
 
-def _written(index: int, flops_per_element: Pair | None = None) -> CountingRule:
+def _written(index: int, flops_per_element: Pair | None = None) -> Counting:
     """Updates written into an operand in place; where they are combined with it, it is read as well.
 
     Args:
@@ -38,10 +36,10 @@ def _written(index: int, flops_per_element: Pair | None = None) -> CountingRule:
         flops_per_element: of combining, of a real element and of a complex one; None replaces.
     """
 
-    def count(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
-        updates = inputs[index]
+    def count(op: Operation) -> OperationCounts:
+        updates = op.inputs[index]
         passes = 2 if flops_per_element is None else 3
-        indices = sum(map(nbytes, inputs[1:])) - nbytes(updates)
+        indices = sum(map(nbytes, op.inputs[1:])) - nbytes(updates)
         real, in_complex = flops_per_element or (0, 0)
         counts = arithmetic(updates, elements(updates), (real, 0), (in_complex, 0))
         return counts._replace(bytes=passes * nbytes(updates) + indices)
@@ -49,66 +47,66 @@ def _written(index: int, flops_per_element: Pair | None = None) -> CountingRule:
     return count
 
 
-def _cumulative(real: Pair, in_complex: Pair) -> CountingRule:
+def _cumulative(real: Pair, in_complex: Pair) -> Counting:
     """`n - 1` operations along the axis."""
 
-    def count(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
-        length = inputs[0].shape[params["axis"]]
-        times = elements(inputs[0]) - elements(inputs[0]) // length if length else 0
-        return arithmetic(inputs[0], times, real, in_complex)
+    def count(op: Operation) -> OperationCounts:
+        length = op.inputs[0].shape[op.params["axis"]]
+        times = elements(op.inputs[0]) - elements(op.inputs[0]) // length if length else 0
+        return arithmetic(op.inputs[0], times, real, in_complex)
 
     return count
 
 
-def _windows(combine: Pair) -> CountingRule:
+def _windows(combine: Pair) -> Counting:
     """`size - 1` operations for a window, padding included."""
 
-    def count(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
-        times = elements(outputs[0]) * max(math.prod(params["window_dimensions"]) - 1, 0)
-        weight = len(params["jaxpr"].eqns) if "jaxpr" in params else 1
-        return arithmetic(inputs[0], times * weight, (combine[0], 0), (combine[1], 0))
+    def count(op: Operation) -> OperationCounts:
+        times = elements(op.outputs[0]) * max(math.prod(op.params["window_dimensions"]) - 1, 0)
+        weight = len(op.params["jaxpr"].eqns) if "jaxpr" in op.params else 1
+        return arithmetic(op.inputs[0], times * weight, (combine[0], 0), (combine[1], 0))
 
     return count
 
 
-def _select_and_scatter(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _select_and_scatter(op: Operation) -> OperationCounts:
     """For each window the comparisons of its elements, and one add of its source."""
-    source = inputs[0]
-    window = math.prod(params["window_dimensions"])
+    source = op.inputs[0]
+    window = math.prod(op.params["window_dimensions"])
     return arithmetic(source, elements(source) * window, (1, 0), (2, 0))
 
 
-def _gamma(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _gamma(op: Operation) -> OperationCounts:
     """One accepted trial of Marsaglia and Tsang (2000): a normal and a uniform number, two logs, a cube, a power."""
-    samples = elements(outputs[0])
+    samples = elements(op.outputs[0])
     return OperationCounts(14 * samples, 4 * samples, 2 * _THREEFRY_OPS * samples)
 
 
-def _random(ops_per_element: int) -> CountingRule:
-    def count(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
-        return OperationCounts(integer_ops=sum(map(elements, outputs)) * ops_per_element)
+def _random(ops_per_element: int) -> Counting:
+    def count(op: Operation) -> OperationCounts:
+        return OperationCounts(integer_ops=sum(map(elements, op.outputs)) * ops_per_element)
 
     return count
 
 
-def _random_bits(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
+def _random_bits(op: Operation) -> OperationCounts:
     """One block of Threefry for an element, whose two words are put together; other generators as Philox."""
-    is_threefry = "fry" in str(inputs[0].dtype)
-    return OperationCounts(integer_ops=elements(outputs[0]) * (_THREEFRY_OPS + 1 if is_threefry else _PHILOX_OPS))
+    is_threefry = "fry" in str(op.inputs[0].dtype)
+    return OperationCounts(integer_ops=elements(op.outputs[0]) * (_THREEFRY_OPS + 1 if is_threefry else _PHILOX_OPS))
 
 
-def _threefry(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> OperationCounts:
-    return OperationCounts(integer_ops=elements(outputs[0]) * _THREEFRY_OPS)
+def _threefry(op: Operation) -> OperationCounts:
+    return OperationCounts(integer_ops=elements(op.outputs[0]) * _THREEFRY_OPS)
 
 
-def _blocks(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
+def _blocks(op: Operation) -> int:
     """Partial results of blocks, and their copy if there are other axes."""
-    return (2 if len(outputs[0].shape) > 1 else 1) * nbytes(outputs[0])
+    return (2 if len(op.outputs[0].shape) > 1 else 1) * nbytes(op.outputs[0])
 
 
-def _state(inputs: Sequence[Aval], outputs: Sequence[Aval], params: Mapping[str, Any]) -> int:
+def _state(op: Operation) -> int:
     """The state of a block and its key: three words of 32 bits for every element."""
-    return 12 * elements(outputs[0])
+    return 12 * elements(op.outputs[0])
 
 
 add_rules(
