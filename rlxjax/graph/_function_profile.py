@@ -9,10 +9,11 @@ from typing import Any
 
 import jax
 
-from ._jaxpr import Totals, Walk
+from ._jaxpr import Walk
 from ._loops import BranchSpread, TripCounts, Trips, UnknownLoop
 from ._operations import OperationCounts, nbytes
 from ._profile import GraphIoProfile
+from ._totals import Totals
 
 _SHOWN_LINES = 10
 
@@ -85,7 +86,7 @@ class FunctionProfile:
         ]
 
     def _rows(self) -> list[tuple[str, ...]]:
-        rows = [("", "FLOP", "transcendentals", "integer", "bytes", "launches")]
+        rows: list[tuple[str, ...]] = [("", "FLOP", "transcendentals", "integer", "bytes", "launches")]
         lines = list(self.by_line.items())[:_SHOWN_LINES]
         for name, counts in [*self.by_family.items(), *lines]:
             rows.append((name, *(_short(count or 0).strip() for count in counts)))
@@ -251,7 +252,7 @@ def _percent(share: float) -> str:
     return "100 %" if share == 1 else f"{min(100 * share, 99.99):.2f} %"
 
 
-def _short(count: int | float) -> str:
+def _short(count: Any) -> str:
     """Return a count with three to four digits and the prefix of its power of a thousand."""
     for prefix in ("", "k", "M", "G", "T", "P"):
         if abs(count) < 1000 or prefix == "P":

@@ -1,102 +1,36 @@
 """The walk over a jaxpr: every equation that does work is counted, calls are looked into, loops multiplied."""
 
-import dataclasses
 import math
-import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from jax.extend import source_info_util
 from jax.extend.core import Literal
 
 from . import _operations_heavy, _operations_indexed  # noqa: F401  (they enter their rules)
 from ._buffers import Step, fused_memory
+from ._equations import (
+    CALLS,
+    LOOPS,
+    NOTHING,
+    UNKNOWN_LINE,
+    called_jaxpr,
+    inner_jaxprs,
+    is_outer_reduction,
+    is_renaming,
+    opened,
+    scan_layout,
+    source_line,
+)
 from ._loops import BranchSpread, Trips, UnknownLoop, readable_trips
-from ._operations import RESERVED, RULES, Operation, OperationCounts, Rule, elements, names, nbytes
+from ._operations import RULES, Operation, OperationCounts, Rule, elements, nbytes
 from ._operations_heavy import CALLBACKS
+from ._totals import Totals, add_row
 
-#: What holds a jaxpr and runs it once, as if its equations stood in its place.
-_CALLS = names(
-    "jit pjit call core_call closed_call core_closed_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr "
-    "checkpoint remat remat2 composite custom_vmap_call xla_metadata_call custom_linear_solve eval_jaxpr"
-)
-_LOOPS = names("scan while cond shard_map")
-#: What names its operand anew and moves nothing.
-_RENAMES = names(
-    "reshape squeeze expand_dims stop_gradient name optimization_barrier sharding_constraint random_wrap "
-    "random_unwrap pvary pcast pbroadcast mesh_cast layout_constraint"
-)
-#: What is known before the program runs, or orders it.
-_NOTHING = names("axis_index platform_index create_token after_all dce_sink")
-RESERVED |= _CALLS | _LOOPS | _RENAMES | _NOTHING
 #: A value that costs nothing to read: a scalar literal is part of the kernel.
 _FREE = None
 #: A called jaxpr of more equations is one step of its caller, so that calls of calls stay bounded.
 _MOST_INLINED = 100_000
-
-_UNKNOWN_LINE = "unknown line"
-#: The file of this package from which functions are traced: no user's line.
-_TRACER = "_function_profile.py"
-#: `/folder/file.py:12:3 (function)`, as JAX writes a place.
-_PLACE = re.compile(r"(?:.*[/\\])?([^/\\]+?):(\d+)(?::\d+)?(?: |$)")
-
 _UNCOSTED = Rule("uncosted", lambda op: None)
-
-
-@dataclasses.dataclass
-class Totals:
-    """What one jaxpr does; rows are FLOP, transcendentals, integer operations, bytes, launches."""
-
-    families: dict[str, list[int]] = dataclasses.field(default_factory=dict)
-    lines: dict[str, list[int]] = dataclasses.field(default_factory=dict)
-    equations: int = 0
-    counted_equations: int = 0
-    all_bytes: int = 0
-    counted_bytes: int = 0
-    sync_points: int = 0
-    fused_bytes: int = 0
-    temp_bytes: int = 0
-    #: Of the arguments and constants that somebody uses.
-    argument_bytes: int = 0
-    uncosted: Counter[str] = dataclasses.field(default_factory=Counter)
-    #: How often each loop of unknown length is started; None inside another one.
-    loop_starts: dict[int, int | None] = dataclasses.field(default_factory=dict)
-    spreads: dict[str, BranchSpread] = dataclasses.field(default_factory=dict)
-
-    def sums(self) -> OperationCounts:
-        """Return everything that is known, over all families."""
-        return OperationCounts(*map(sum, zip((0, 0, 0, 0, 0), *self.families.values(), strict=True)))
-
-    def add(self, other: "Totals", times: int) -> None:
-        """Add the work of another jaxpr that runs so many times."""
-        for mine, others in ((self.families, other.families), (self.lines, other.lines)):
-            for name, row in others.items():
-                _add(mine, name, row, times)
-        self.sync_points += times * other.sync_points
-        self.fused_bytes += times * other.fused_bytes
-        self.meet(other, times)
-
-    def meet(self, other: "Totals", times: int | None) -> None:
-        """Add what is met, each equation once, and its bytes as often as they move; None is unknown, and once."""
-        for number, starts in other.loop_starts.items():
-            self.loop_starts[number] = None if starts is None or times is None else starts * times
-        self.spreads.update(other.spreads)
-        times = 1 if times is None else times
-        self.equations += other.equations
-        self.counted_equations += other.counted_equations
-        self.all_bytes += times * other.all_bytes
-        self.counted_bytes += times * other.counted_bytes
-        self.uncosted.update(other.uncosted)
-
-
-def _add(rows: dict[str, list[int]], name: str, row: Sequence[int], times: int) -> None:
-    mine = rows.get(name)
-    if mine is None:
-        rows[name] = [times * count for count in row]
-    else:
-        for i, count in enumerate(row):
-            mine[i] += times * count
 
 
 class _Placed(NamedTuple):
@@ -159,9 +93,9 @@ class Walk:
             for equation in jaxpr.eqns:
                 name = equation.primitive.name
                 has_while |= name == "while"
-                for inner in _inner_jaxprs(equation):
+                for inner in inner_jaxprs(equation):
                     inner_size, inner_while = self._size(inner)
-                    size += inner_size if name in _CALLS else 0
+                    size += inner_size if name in CALLS else 0
                     has_while |= inner_while
             self._facts[id(jaxpr)] = size, has_while
         return self._facts[id(jaxpr)]
@@ -183,7 +117,7 @@ class Walk:
         )
         return totals
 
-    def _place(self, jaxpr: Any, operands: Sequence[Any], flat: _Flat, caller: str = _UNKNOWN_LINE) -> list[Any]:
+    def _place(self, jaxpr: Any, operands: Sequence[Any], flat: _Flat, caller: str = UNKNOWN_LINE) -> list[Any]:
         """Write the equations of a jaxpr out and return the buffers of its results.
 
         What has no line of its own, because a library's function was traced before, has that of its caller.
@@ -199,13 +133,13 @@ class Walk:
         for equation in jaxpr.eqns:
             name = equation.primitive.name
             reads = [at(var) for var in equation.invars]
-            called = _called(equation, reads) if name in _CALLS else None
+            called = called_jaxpr(equation, reads) if name in CALLS else None
             if called and len(flat.placed) + self._size(called[0])[0] <= _MOST_INLINED:
                 results = self._place(*called, flat, source_line(equation, caller))
-            elif _is_renaming(equation):
+            elif is_renaming(equation):
                 flat.free_equations += 1
                 results = reads[: len(equation.outvars)] if reads else [_FREE] * len(equation.outvars)
-            elif name in _NOTHING:
+            elif name in NOTHING:
                 flat.free_equations += 1
                 results = [_FREE] * len(equation.outvars)
             else:
@@ -222,10 +156,10 @@ class Walk:
         equation, line, reads, writes = placed
         name = equation.primitive.name
         buffers = tuple(buffer for buffer in reads if isinstance(buffer, int))
-        if name in _LOOPS or name in _CALLS:
+        if name in LOOPS or name in CALLS:
             inside = self._inside(equation, line, reads)
-            if _UNKNOWN_LINE in inside.lines:
-                _add(inside.lines, line, inside.lines.pop(_UNKNOWN_LINE), 1)
+            if UNKNOWN_LINE in inside.lines:
+                add_row(inside.lines, line, inside.lines.pop(UNKNOWN_LINE), 1)
             totals.add(inside, 1)
             totals.fused_bytes -= inside.fused_bytes
             needs = tuple(buffer for buffer in buffers if buffer not in flat.constant)
@@ -235,8 +169,8 @@ class Walk:
         if moved is None:
             moved = sum(flat.sizes[buffer] for buffer in (*buffers, *writes))
         row = (counts.flops, counts.transcendentals, counts.integer_ops, moved, counts.launches)
-        _add(totals.families, rule.family, row, 1)
-        _add(totals.lines, line, row, 1)
+        add_row(totals.families, rule.family, row, 1)
+        add_row(totals.lines, line, row, 1)
         totals.equations += 1
         totals.all_bytes += moved
         totals.sync_points += name in CALLBACKS or any("Ordered" in type(e).__name__ for e in equation.effects)
@@ -248,7 +182,7 @@ class Walk:
         part = None
         if name in ("slice", "gather", "dynamic_slice"):
             part = elements(equation.outvars[0].aval), max(elements(equation.invars[0].aval), 1)
-        if rule.in_memory is None or _is_outer_reduction(equation):
+        if rule.in_memory is None or is_outer_reduction(equation):
             needs, traffic = buffers, moved
         else:
             needs, traffic = buffers[: rule.in_memory], None
@@ -273,8 +207,8 @@ class Walk:
         written = sum(nbytes(var.aval) for var in equation.outvars)
         result = Totals()
         if name == "scan":
-            body = _open(params["jaxpr"])
-            constants, carried = _scan_layout(equation)
+            body = opened(params["jaxpr"])
+            constants, carried = scan_layout(equation)
             turn = self.totals(body, range(constants, constants + carried))
             result.add(turn, params["length"])
             slices = sum(nbytes(var.aval) for var in body.outvars[carried:])
@@ -282,7 +216,7 @@ class Walk:
         elif name == "while":
             self._while(equation, line, reads, result)
         elif name == "cond":
-            branches = [self.totals(_open(branch)) for branch in params["branches"]]
+            branches = [self.totals(opened(branch)) for branch in params["branches"]]
             sums = [branch.sums() for branch in branches]
             order = sorted(range(len(branches)), key=lambda i: (sums[i].flops, sums[i].bytes))
             for number, branch in enumerate(branches):
@@ -297,11 +231,11 @@ class Walk:
             mesh = params["mesh"].shape
             axes = params.get("newly_manual_axes", params.get("manual_axes", mesh))
             devices = math.prod(mesh[axis] for axis in axes)
-            body = self.totals(_open(params["jaxpr"]))
+            body = self.totals(opened(params["jaxpr"]))
             result.add(body, devices)
             result.temp_bytes = max(devices * body.temp_bytes - written, 0)
         else:
-            called, _ = _called(equation, reads)
+            called, _ = called_jaxpr(equation, reads)
             body = self.totals(called)
             result.add(body, 1)
             result.temp_bytes = max(body.temp_bytes - written, 0)
@@ -309,7 +243,7 @@ class Walk:
 
     def _while(self, equation: Any, line: str, reads: Sequence[Any], result: Totals) -> None:
         params = equation.params
-        cond, body = _open(params["cond_jaxpr"]), _open(params["body_jaxpr"])
+        cond, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
         trips = readable_trips(equation, reads)
         number = len(self.loops)
         if trips is None and (trips := self._trips.next(line)) is None:
@@ -327,61 +261,6 @@ class Walk:
         result.temp_bytes = max(turn.temp_bytes, test.temp_bytes)
 
 
-def _inner_jaxprs(equation: Any) -> Iterable[Any]:
-    for value in equation.params.values():
-        for held in value if isinstance(value, (tuple, list)) else (value,):
-            inner = _open(held)
-            if hasattr(inner, "eqns"):
-                yield inner
-
-
-def _open(held: Any) -> Any:
-    """Return the jaxpr of one that holds its constants, or itself."""
-    return getattr(held, "jaxpr", held)
-
-
-def _scan_layout(equation: Any) -> tuple[int, int]:
-    """Return how many constants and carried values a scan has: its body sees a slice of all other operands."""
-    body = _open(equation.params["jaxpr"])
-
-    def same(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-        return sum(
-            len(getattr(a.aval, "shape", ())) == len(getattr(b.aval, "shape", ()))
-            for a, b in zip(outside, inside, strict=True)
-        )
-
-    carried = same(equation.outvars, body.outvars)
-    return same(equation.invars, body.invars) - carried, carried
-
-
-def _called(equation: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """Return the jaxpr that a call runs, and what it gives to it."""
-    params = equation.params
-    if equation.primitive.name == "custom_linear_solve":
-        counts, given = params["const_lengths"], 0
-        for part in ("matvec", "vecmat", "solve"):
-            start, given = given, given + getattr(counts, part)
-        right_side = operands[sum(counts) :]
-        return _open(params["jaxprs"].solve), [*operands[start:given], *right_side]
-    held = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in params)
-    return _open(held), operands
-
-
-def _is_renaming(equation: Any) -> bool:
-    """Whether a result is its operand under another name, in the order of memory that it has already."""
-    name = equation.primitive.name
-    if name in ("convert_element_type", "broadcast_in_dim") and len(equation.invars) == 1:
-        operand, result = equation.invars[0].aval, equation.outvars[0].aval
-        return nbytes(operand) == nbytes(result) and operand.dtype == result.dtype
-    return name in _RENAMES
-
-
-def _is_outer_reduction(equation: Any) -> bool:
-    """Whether it reduces axes but the last: compilers read its operand from memory."""
-    axes = equation.params.get("axes", ()) if equation.primitive.name.startswith("reduce_") else ()
-    return bool(axes) and len(equation.invars[0].aval.shape) - 1 not in axes
-
-
 def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:
     """Return the equations whose results somebody uses, or that have an effect."""
     needed, used = set(outputs), []
@@ -389,18 +268,9 @@ def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:
         effects = (e for e in each.equation.effects if type(e).__name__ != "NamedAxisEffect")
         if not needed.isdisjoint(each.writes) or any(True for _ in effects):
             if each.equation.primitive.name == "scan":  # a stack that nobody reads is not kept
-                _, carried = _scan_layout(each.equation)
+                _, carried = scan_layout(each.equation)
                 kept = (buffer for buffer in each.writes[carried:] if buffer in needed)
                 each = each._replace(writes=(*each.writes[:carried], *kept))
             used.append(each)
             needed.update(buffer for buffer in each.reads if isinstance(buffer, int))
     return used[::-1]
-
-
-def source_line(equation: Any, otherwise: str = _UNKNOWN_LINE) -> str:
-    """Return the user's line that an equation comes from, as `file.py:12`, where JAX tells it."""
-    try:
-        place = _PLACE.match(source_info_util.summarize(equation.source_info))
-    except (AttributeError, TypeError):
-        return otherwise
-    return f"{place[1]}:{place[2]}" if place and place[1] != _TRACER else otherwise

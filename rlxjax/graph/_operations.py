@@ -49,6 +49,16 @@ class Operation(NamedTuple):
     outputs: Sequence[Aval]
     params: Mapping[str, Any]
 
+    @property
+    def operand(self) -> Aval:
+        """The first operand."""
+        return self.inputs[0]
+
+    @property
+    def result(self) -> Aval:
+        """The first result."""
+        return self.outputs[0]
+
 
 #: The counts of an operation; None of one that nothing is known about.
 Counting = Callable[[Operation], OperationCounts | None]

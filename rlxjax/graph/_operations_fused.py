@@ -60,7 +60,7 @@ _MOVEMENT = names(
 
 def _elementwise(real: Pair, in_complex: Pair) -> Counting:
     def count(op: Operation) -> OperationCounts:
-        return arithmetic(op.inputs[-1], elements(op.outputs[0]), real, in_complex)
+        return arithmetic(op.inputs[-1], elements(op.result), real, in_complex)
 
     return count
 
@@ -70,28 +70,28 @@ def _integer_pow(op: Operation) -> OperationCounts:
     power = abs(op.params["y"])
     products = max(power.bit_length() + power.bit_count() - 2, 0)
     inverse = op.params["y"] < 0
-    return arithmetic(op.outputs[0], elements(op.outputs[0]), (products + inverse, 0), (6 * products + 11 * inverse, 0))
+    return arithmetic(op.result, elements(op.result), (products + inverse, 0), (6 * products + 11 * inverse, 0))
 
 
 def _polynomial(op: Operation) -> OperationCounts:
     """A multiply and an add for each coefficient but the highest (Horner)."""
-    return arithmetic(op.inputs[0], elements(op.outputs[0]) * (len(op.inputs) - 2), (2, 0), (8, 0))
+    return arithmetic(op.operand, elements(op.result) * (len(op.inputs) - 2), (2, 0), (8, 0))
 
 
 def _reduction(combine: Pair) -> Counting:
     """`n - 1` operations for `n` elements."""
 
     def count(op: Operation) -> OperationCounts:
-        times = max(elements(op.inputs[0]) - elements(op.outputs[0]), 0)
-        return arithmetic(op.inputs[0], times, (combine[0], 0), (combine[1], 0))
+        times = max(elements(op.operand) - elements(op.result), 0)
+        return arithmetic(op.operand, times, (combine[0], 0), (combine[1], 0))
 
     return count
 
 
 def _general_reduction(op: Operation) -> OperationCounts:
     """The equations of the function that combines, each a real operation."""
-    times = max(elements(op.inputs[0]) - elements(op.outputs[0]), 0) * len(op.params["jaxpr"].eqns)
-    return arithmetic(op.inputs[0], times, (1, 0), (2, 0))
+    times = max(elements(op.operand) - elements(op.result), 0) * len(op.params["jaxpr"].eqns)
+    return arithmetic(op.operand, times, (1, 0), (2, 0))
 
 
 def _moved(op: Operation) -> OperationCounts:

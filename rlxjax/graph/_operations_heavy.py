@@ -30,9 +30,7 @@ def _multiply_adds(aval: Aval, times: int) -> OperationCounts:
 def _dot(op: Operation) -> OperationCounts:
     """`2 m n k` for each of the batch."""
     (contracted, _), _ = op.params["dimension_numbers"]
-    return _multiply_adds(
-        op.inputs[0], elements(op.outputs[0]) * math.prod(op.inputs[0].shape[axis] for axis in contracted)
-    )
+    return _multiply_adds(op.operand, elements(op.result) * math.prod(op.operand.shape[axis] for axis in contracted))
 
 
 def _reordered(op: Operation) -> int:
@@ -53,34 +51,31 @@ def _ragged_dot(op: Operation) -> OperationCounts:
     (contracted, _), _ = numbers.dot_dimension_numbers
     groups = op.inputs[2].shape[-1]
     is_contracted = numbers.lhs_ragged_dimensions[0] in contracted
-    products = elements(op.outputs[0]) * math.prod(op.inputs[0].shape[axis] for axis in contracted)
-    return _multiply_adds(op.inputs[0], products // groups if is_contracted and groups else products)
+    products = elements(op.result) * math.prod(op.operand.shape[axis] for axis in contracted)
+    return _multiply_adds(op.operand, products // groups if is_contracted and groups else products)
 
 
 def _convolution(op: Operation) -> OperationCounts:
     """`2` for every element of the result, tap and input channel of its group; padding counts, holes do not."""
     kernel, numbers = op.inputs[1], op.params["dimension_numbers"]
-    out_spatial, kernel_spatial = numbers.out_spec[2:], numbers.rhs_spec[2:]
-    products = math.prod(op.outputs[0].shape[axis] for axis in numbers.out_spec[:2]) * kernel.shape[numbers.rhs_spec[1]]
-    for axis, kernel_axis, stride, hole, dilation, (before, _) in zip(
-        out_spatial,
-        kernel_spatial,
+    products = math.prod(op.result.shape[axis] for axis in numbers.out_spec[:2]) * kernel.shape[numbers.rhs_spec[1]]
+    for axis, tap_axis, stride, hole, dilation, (before, _) in zip(
+        numbers.out_spec[2:],
+        numbers.rhs_spec[2:],
         op.params["window_strides"],
         op.params["lhs_dilation"],
         op.params["rhs_dilation"],
         op.params["padding"],
         strict=True,
     ):
-        products *= _taps_on_elements(
-            op.outputs[0].shape[axis], kernel.shape[kernel_axis], stride, dilation, hole, before
-        )
-    return _multiply_adds(op.inputs[0], products)
+        products *= _taps_on_elements(op.result.shape[axis], kernel.shape[tap_axis], stride, dilation, hole, before)
+    return _multiply_adds(op.operand, products)
 
 
 def _channels_last(op: Operation) -> int:
     """A copy of what does not lie as compilers want it: batch, space, channels; kernels space, in, out."""
     numbers = op.params["dimension_numbers"]
-    last = len(op.outputs[0].shape) - 1
+    last = len(op.result.shape) - 1
     space = tuple(range(1, last))
     wanted = (0, last, *space), (last, last - 1, *range(last - 1)), (0, last, *space)
     specs = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
@@ -103,8 +98,8 @@ def _fft(op: Operation) -> OperationCounts:
     points = math.prod(op.params["fft_lengths"])
     if points == 0:
         return OperationCounts()
-    transforms = max(elements(op.inputs[0]), elements(op.outputs[0])) // points
-    half_flops = (2 if number_kind(op.inputs[0].dtype) == number_kind(op.outputs[0].dtype) else 1) * 5 * points
+    transforms = max(elements(op.operand), elements(op.result)) // points
+    half_flops = (2 if number_kind(op.operand.dtype) == number_kind(op.result.dtype) else 1) * 5 * points
     return OperationCounts(transforms * round(half_flops * math.log2(points) / 2))
 
 
@@ -114,17 +109,17 @@ def _comparisons(aval: Aval, times: int) -> OperationCounts:
 
 def _sort(op: Operation) -> OperationCounts:
     """`n ceil(log2 n)` comparisons of the first key."""
-    length = op.inputs[0].shape[op.params["dimension"]]
-    return _comparisons(op.inputs[0], elements(op.inputs[0]) * max(length - 1, 0).bit_length())
+    length = op.operand.shape[op.params["dimension"]]
+    return _comparisons(op.operand, elements(op.operand) * max(length - 1, 0).bit_length())
 
 
 def _top_k(op: Operation) -> OperationCounts:
     """`n max(1, ceil(log2 k))` comparisons: a heap of k."""
-    return _comparisons(op.inputs[0], elements(op.inputs[0]) * max((max(op.params["k"], 1) - 1).bit_length(), 1))
+    return _comparisons(op.operand, elements(op.operand) * max((max(op.params["k"], 1) - 1).bit_length(), 1))
 
 
 def _copy(op: Operation) -> int:
-    return nbytes(op.inputs[0])
+    return nbytes(op.operand)
 
 
 # --- Linear algebra: FLOP by the sizes of a matrix -------------------------------------------------
@@ -143,7 +138,12 @@ def _linear_algebra(flops: Callable[[Operation], int], operand: int = 0) -> Coun
 
 def _of_order(numerator: int, denominator: int = 1) -> Counting:
     """Return the rule of a square matrix that takes a fraction of n**3 FLOP."""
-    return _linear_algebra(lambda op: numerator * op.inputs[0].shape[-1] ** 3 // denominator)
+    return _linear_algebra(lambda op: numerator * op.operand.shape[-1] ** 3 // denominator)
+
+
+def _sizes(op: Operation) -> tuple[int, int]:
+    m, n = op.operand.shape[-2:]
+    return m, n
 
 
 def _lu_flops(m: int, n: int) -> int:
@@ -157,14 +157,14 @@ def _householder_flops(m: int, n: int, k: int) -> int:
 
 
 def _qr_flops(op: Operation) -> int:
-    m, n = op.inputs[0].shape[-2:]
+    m, n = _sizes(op)
     k = min(m, n)
-    return _householder_flops(m, n, k) + _householder_flops(m, op.outputs[0].shape[-1], k)
+    return _householder_flops(m, n, k) + _householder_flops(m, op.result.shape[-1], k)
 
 
 def _svd_flops(op: Operation) -> int:
     """Golub and Reinsch (Golub and Van Loan, figure 8.6.1)."""
-    n, m = sorted(op.inputs[0].shape[-2:])
+    n, m = sorted(op.operand.shape[-2:])
     if not op.params.get("compute_uv", True):
         return (12 * m * n**2 - 4 * n**3) // 3
     if op.params.get("full_matrices"):
@@ -175,11 +175,11 @@ def _svd_flops(op: Operation) -> int:
 def _eig_flops(op: Operation) -> int:
     """25 n**3 with eigenvectors, 10 n**3 without (Golub and Van Loan, 7.5.6)."""
     vectors = op.params.get("compute_left_eigenvectors") or op.params.get("compute_right_eigenvectors")
-    return (25 if vectors else 10) * op.inputs[0].shape[-1] ** 3
+    return (25 if vectors else 10) * op.operand.shape[-1] ** 3
 
 
 def _ormqr_flops(op: Operation) -> int:
-    m, n = op.outputs[0].shape[-2:]
+    m, n = op.result.shape[-2:]
     length, other = (m, n) if op.params.get("left", True) else (n, m)
     k = op.inputs[1].shape[-1]
     return 4 * length * other * k - 2 * other * k**2
@@ -192,24 +192,22 @@ _MATRIX_RULES: Mapping[str, Counting] = {
     "schur": _of_order(25),
     "hessenberg": _of_order(10, 3),
     "tridiagonal": _of_order(4, 3),
-    "lu": _linear_algebra(lambda op: _lu_flops(*op.inputs[0].shape[-2:])),
+    "lu": _linear_algebra(lambda op: _lu_flops(*_sizes(op))),
     "qr": _linear_algebra(_qr_flops),
     **dict.fromkeys(
         ("geqrf", "geqp3"),
-        _linear_algebra(lambda op: _householder_flops(*op.inputs[0].shape[-2:], min(op.inputs[0].shape[-2:]))),
+        _linear_algebra(lambda op: _householder_flops(*_sizes(op), min(_sizes(op)))),
     ),
-    "householder_product": _linear_algebra(
-        lambda op: _householder_flops(*op.inputs[0].shape[-2:], op.inputs[1].shape[-1])
-    ),
+    "householder_product": _linear_algebra(lambda op: _householder_flops(*_sizes(op), op.inputs[1].shape[-1])),
     "ormqr": _linear_algebra(_ormqr_flops),
     "svd": _linear_algebra(_svd_flops),
     # n**2 for each right side, which lies along either axis of the second operand.
-    "triangular_solve": _linear_algebra(lambda op: math.prod(op.inputs[1].shape[-2:]) * op.inputs[0].shape[-1]),
+    "triangular_solve": _linear_algebra(lambda op: math.prod(op.inputs[1].shape[-2:]) * op.operand.shape[-1]),
     # The Thomas algorithm takes 8 n for each right side.
     "tridiagonal_solve": _linear_algebra(lambda op: 8 * math.prod(op.inputs[3].shape[-2:]), 3),
     # A rotation of two numbers for each element of the triangle.
-    "cholesky_update": _linear_algebra(lambda op: 3 * op.inputs[0].shape[-1] ** 2),
-    "symmetric_product": _linear_algebra(lambda op: 2 * math.prod(op.inputs[0].shape[-2:]) * op.inputs[0].shape[-2]),
+    "cholesky_update": _linear_algebra(lambda op: 3 * op.operand.shape[-1] ** 2),
+    "symmetric_product": _linear_algebra(lambda op: 2 * math.prod(op.operand.shape[-2:]) * op.operand.shape[-2]),
 }
 
 
@@ -227,7 +225,7 @@ def _nothing(op: Operation) -> OperationCounts:
 
 
 def _permutation(op: Operation) -> OperationCounts:
-    return OperationCounts(integer_ops=elements(op.inputs[0]))
+    return OperationCounts(integer_ops=elements(op.operand))
 
 
 def _pallas(op: Operation) -> OperationCounts | None:

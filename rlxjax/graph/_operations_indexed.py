@@ -20,7 +20,7 @@ def _touched(op: Operation) -> OperationCounts:
 
 def _swapped(op: Operation) -> OperationCounts:
     """The new values read and written, the old ones read and written, and the indices."""
-    return OperationCounts(bytes=2 * nbytes(op.outputs[0]) + nbytes(op.inputs[1]) + sum(map(nbytes, op.inputs[1:])))
+    return OperationCounts(bytes=2 * nbytes(op.result) + nbytes(op.inputs[1]) + sum(map(nbytes, op.inputs[1:])))
 
 
 def _accumulated(op: Operation) -> OperationCounts:
@@ -51,9 +51,9 @@ def _cumulative(real: Pair, in_complex: Pair) -> Counting:
     """`n - 1` operations along the axis."""
 
     def count(op: Operation) -> OperationCounts:
-        length = op.inputs[0].shape[op.params["axis"]]
-        times = elements(op.inputs[0]) - elements(op.inputs[0]) // length if length else 0
-        return arithmetic(op.inputs[0], times, real, in_complex)
+        length = op.operand.shape[op.params["axis"]]
+        times = elements(op.operand) - elements(op.operand) // length if length else 0
+        return arithmetic(op.operand, times, real, in_complex)
 
     return count
 
@@ -62,51 +62,49 @@ def _windows(combine: Pair) -> Counting:
     """`size - 1` operations for a window, padding included."""
 
     def count(op: Operation) -> OperationCounts:
-        times = elements(op.outputs[0]) * max(math.prod(op.params["window_dimensions"]) - 1, 0)
+        times = elements(op.result) * max(math.prod(op.params["window_dimensions"]) - 1, 0)
         weight = len(op.params["jaxpr"].eqns) if "jaxpr" in op.params else 1
-        return arithmetic(op.inputs[0], times * weight, (combine[0], 0), (combine[1], 0))
+        return arithmetic(op.operand, times * weight, (combine[0], 0), (combine[1], 0))
 
     return count
 
 
 def _select_and_scatter(op: Operation) -> OperationCounts:
     """For each window the comparisons of its elements, and one add of its source."""
-    source = op.inputs[0]
+    source = min(op.inputs[:2], key=elements)  # the other one, which the windows cover, is no smaller
     window = math.prod(op.params["window_dimensions"])
     return arithmetic(source, elements(source) * window, (1, 0), (2, 0))
 
 
 def _gamma(op: Operation) -> OperationCounts:
     """One accepted trial of Marsaglia and Tsang (2000): a normal and a uniform number, two logs, a cube, a power."""
-    samples = elements(op.outputs[0])
+    samples = elements(op.result)
     return OperationCounts(14 * samples, 4 * samples, 2 * _THREEFRY_OPS * samples)
 
 
-def _random(ops_per_element: int) -> Counting:
+def _random(ops_per_block: int, words: int = 1) -> Counting:
+    """Operations of a block, which gives so many elements."""
+
     def count(op: Operation) -> OperationCounts:
-        return OperationCounts(integer_ops=sum(map(elements, op.outputs)) * ops_per_element)
+        return OperationCounts(integer_ops=sum(map(elements, op.outputs)) * ops_per_block // words)
 
     return count
 
 
 def _random_bits(op: Operation) -> OperationCounts:
     """One block of Threefry for an element, whose two words are put together; other generators as Philox."""
-    is_threefry = "fry" in str(op.inputs[0].dtype)
-    return OperationCounts(integer_ops=elements(op.outputs[0]) * (_THREEFRY_OPS + 1 if is_threefry else _PHILOX_OPS))
-
-
-def _threefry(op: Operation) -> OperationCounts:
-    return OperationCounts(integer_ops=elements(op.outputs[0]) * _THREEFRY_OPS)
+    is_threefry = "fry" in str(op.operand.dtype)
+    return OperationCounts(integer_ops=elements(op.result) * (_THREEFRY_OPS + 1 if is_threefry else _PHILOX_OPS))
 
 
 def _blocks(op: Operation) -> int:
     """Partial results of blocks, and their copy if there are other axes."""
-    return (2 if len(op.outputs[0].shape) > 1 else 1) * nbytes(op.outputs[0])
+    return (2 if len(op.result.shape) > 1 else 1) * nbytes(op.result)
 
 
 def _state(op: Operation) -> int:
     """The state of a block and its key: three words of 32 bits for every element."""
-    return 12 * elements(op.outputs[0])
+    return 12 * elements(op.result)
 
 
 add_rules(
@@ -139,7 +137,7 @@ add_rules(
         "select_and_scatter_add": Rule("window", _select_and_scatter),
         "select_and_scatter": Rule("window", _select_and_scatter),
         "random_bits": Rule("random", _random_bits, workspace=_state),
-        "threefry2x32": Rule("random", _threefry),
+        "threefry2x32": Rule("random", _random(_THREEFRY_OPS, 2)),
         "random_split": Rule("random", _random(_THREEFRY_OPS)),
         "random_fold_in": Rule("random", _random(_THREEFRY_OPS)),
         "random_seed": Rule("random", _random(3)),  # two words by a shift, a mask, a conversion
