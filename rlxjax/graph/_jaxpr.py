@@ -51,6 +51,12 @@ class _Flat:
         self.constants: dict[int, int] = {}
         #: Buffers that are made of literals: nobody has to keep them.
         self.constant: set[int] = set()
+        #: Those that may be computed on the way, and written in any order of memory.
+        self.computed: set[int] = set()
+        #: Those that some equation makes.
+        self.made: set[int] = set()
+        #: Of arguments, those in another order of memory.
+        self.copies: dict[int, int] = {}
         #: Equations that move nothing; they count as counted.
         self.free_equations = 0
 
@@ -72,7 +78,7 @@ class Walk:
         self._trips = trips
         self._totals: dict[Any, Totals] = {}
         self._facts: dict[int, tuple[int, bool]] = {}
-        self._counts: dict[int, tuple[Rule, OperationCounts, int]] = {}
+        self._counts: dict[int, tuple[Rule, OperationCounts, Operation]] = {}
 
     def totals(self, jaxpr: Any, reusable: Iterable[int] = ()) -> Totals:
         """Return what a jaxpr does when it runs once.
@@ -106,8 +112,10 @@ class Walk:
         outputs = self._place(jaxpr, inputs, flat)
         kept = [buffer for buffer in outputs if isinstance(buffer, int)]
         totals = Totals(equations=flat.free_equations, counted_equations=flat.free_equations)
-        steps = [self._step(placed, flat, totals) for placed in _used(flat.placed, kept)]
         given = [*inputs, *flat.constants.values()]
+        steps = [self._step(placed, flat, totals) for placed in _used(flat.placed, kept)]
+        # What is given can be put in order at once, and compilers do.
+        steps[:0] = [Step((old,), (new,), (old,), True, 0) for old, new in flat.copies.items()]
         used = {buffer for step in steps for buffer in step.reads} | set(kept)
         totals.argument_bytes = sum(flat.sizes[buffer] for buffer in given if buffer in used)
         fused_bytes, temp_bytes = fused_memory(steps, flat.sizes, given, kept, {inputs[i] for i in reusable})
@@ -144,9 +152,12 @@ class Walk:
                 results = [_FREE] * len(equation.outvars)
             else:
                 results = [flat.new(var.aval) for var in equation.outvars]
+                flat.made.update(results)
                 rule = RULES.get(name, _UNCOSTED)
-                if rule.in_memory == 0 and all(not isinstance(b, int) or b in flat.constant for b in reads):
-                    flat.constant.update(results)
+                if rule.in_memory == 0:
+                    flat.computed.update(results)
+                    if all(not isinstance(buffer, int) or buffer in flat.constant for buffer in reads):
+                        flat.constant.update(results)
                 flat.placed.append(_Placed(equation, source_line(equation, caller), tuple(reads), tuple(results)))
             held.update(zip(equation.outvars, results, strict=True))
         return [at(var) for var in jaxpr.outvars]
@@ -164,7 +175,8 @@ class Walk:
             totals.fused_bytes -= inside.fused_bytes
             needs = tuple(buffer for buffer in buffers if buffer not in flat.constant)
             return Step(buffers, writes, needs, True, inside.fused_bytes, None, False, True, inside.temp_bytes)
-        rule, counts, workspace = self._counted(equation)
+        rule, counts, operation = self._counted(equation)
+        workspace = rule.workspace(operation) if rule.workspace else 0
         moved = counts.bytes
         if moved is None:
             moved = sum(flat.sizes[buffer] for buffer in (*buffers, *writes))
@@ -187,18 +199,26 @@ class Walk:
         else:
             needs, traffic = buffers[: rule.in_memory], None
         costly = counts.transcendentals > 0 or name == "div"
+        for buffer, reordered in zip(reads, rule.reorders(operation) if rule.reorders else (), strict=False):
+            if reordered and buffer not in flat.computed:
+                if buffer in flat.made:
+                    workspace += flat.sizes[buffer]
+                else:
+                    if buffer not in flat.copies:
+                        flat.copies[buffer] = len(flat.sizes)
+                        flat.sizes.append(flat.sizes[buffer])
+                    buffers += (flat.copies[buffer],)
         return Step(buffers, writes, needs, rule.writes_memory, traffic, part, costly, rule.in_place, workspace)
 
-    def _counted(self, equation: Any) -> tuple[Rule, OperationCounts, int]:
+    def _counted(self, equation: Any) -> tuple[Rule, OperationCounts, Operation]:
         if id(equation) not in self._counts:
             rule = RULES.get(equation.primitive.name, _UNCOSTED)
-            op = Operation(
-                [var.aval for var in equation.invars], [var.aval for var in equation.outvars], equation.params
-            )
-            counts = rule.counts(op)
+            avals = ([var.aval for var in variables] for variables in (equation.invars, equation.outvars))
+            operation = Operation(*avals, equation.params)
+            counts = rule.counts(operation)
             if counts is None:
                 rule, counts = _UNCOSTED, OperationCounts()
-            self._counts[id(equation)] = rule, counts, rule.workspace(op) if rule.workspace else 0
+            self._counts[id(equation)] = rule, counts, operation
         return self._counts[id(equation)]
 
     def _inside(self, equation: Any, line: str, reads: Sequence[Any]) -> Totals:

@@ -77,6 +77,7 @@ class Rule(NamedTuple):
         writes_memory: its result has to lie in memory; else its readers may compute it on the way.
         in_place: its result may take the memory of an operand that nobody reads later.
         workspace: bytes that it needs while it runs.
+        reorders: whether it reads an operand in another order of memory, for each.
     """
 
     family: str
@@ -85,6 +86,7 @@ class Rule(NamedTuple):
     writes_memory: bool = True
     in_place: bool = False
     workspace: Callable[[Operation], int] | None = None
+    reorders: Callable[[Operation], Sequence[bool]] | None = None
 
 
 def names(text: str) -> frozenset[str]:

@@ -33,16 +33,16 @@ def _dot(op: Operation) -> OperationCounts:
     return _multiply_adds(op.operand, elements(op.result) * math.prod(op.operand.shape[axis] for axis in contracted))
 
 
-def _reordered(op: Operation) -> int:
-    """A copy of each operand whose batch does not come first, or whose contracted axes lie between others."""
+def _reordered(op: Operation) -> list[bool]:
+    """Whether the batch of an operand does not come first, or its contracted axes lie between others."""
     contracted, batched = op.params["dimension_numbers"]
-    moved = 0
+    reordered = []
     for aval, axes, batch in zip(op.inputs, contracted, batched, strict=True):
         first, end = len(batch), len(aval.shape)
         rows, columns = range(first, first + len(axes)), range(end - len(axes), end)
-        in_order = tuple(batch) == tuple(range(first)) and tuple(axes) in (tuple(rows), tuple(columns))
-        moved += 0 if in_order else nbytes(aval)
-    return moved
+        in_order = tuple(axes) in (tuple(rows), tuple(columns))
+        reordered.append(tuple(batch) != tuple(range(first)) or not in_order)
+    return reordered
 
 
 def _ragged_dot(op: Operation) -> OperationCounts:
@@ -266,7 +266,7 @@ add_rules(
 )
 add_rules(
     {
-        "dot_general": Rule("matmul", _dot, workspace=_reordered),
+        "dot_general": Rule("matmul", _dot, reorders=_reordered),
         "ragged_dot_general": Rule("matmul", _ragged_dot),
         "conv_general_dilated": Rule("convolution", _convolution, workspace=_channels_last),
         "fft": Rule("fft", _fft),
