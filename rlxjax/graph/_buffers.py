@@ -77,6 +77,7 @@ def _kernels(
             needed[buffer] = True
     for buffer in outputs:
         needed[buffer] = True
+    unread = readers.copy()
     #: Of a value that is computed on the way: the buffers that it comes from, and the bytes read of each.
     origin: dict[int, tuple[Mapping[int, int], bool]] = {}
     kernels: list[_Kernel] = []
@@ -101,6 +102,10 @@ def _kernels(
         else:
             for buffer in step.writes:
                 origin[buffer] = read, costly
+        for buffer in set(step.reads):
+            unread[buffer] -= 1
+            if not unread[buffer]:  # what nobody reads again is forgotten
+                origin.pop(buffer, None)
     return kernels, moved
 
 

@@ -78,8 +78,8 @@ class FunctionProfile:
         return [
             f"covered by rules: {_percent(self.coverage_equations)} of {self.equations} equations, "
             f"{_percent(self.coverage_bytes)} of {_short(io.device_traffic_bytes)}B",
-            f"{_short(self.flops)}FLOP, {_short(self.transcendentals)}transcendentals, "
-            f"{_short(self.integer_ops)}integer operations",
+            f"{_short(self.flops)}FLOP, {_short(self.transcendentals).strip()} transcendentals, "
+            f"{_short(self.integer_ops).strip()} integer operations",
             f"{_short(io.device_traffic_bytes)}B of traffic, {_short(self.fused_traffic_bytes)}B if fused, "
             f"{_short(self.peak_bytes)}B live at the peak",
             f"{io.kernel_launches} launches, {io.sync_points} sync points, {_short(io.host_output_bytes)}B of results",
