@@ -389,6 +389,27 @@ def test_trip_counts_multiply_in_order_of_appearance():
     assert by_line.transcendentals == 2 * 2 * D  # both stand on one line
 
 
+def test_a_loop_of_a_library_has_the_line_of_its_caller():
+    from jax.experimental.ode import odeint
+
+    def solved(x):
+        return odeint(lambda x, t: -x, x, jnp.linspace(0.0, 1.0, 5))
+
+    for _ in range(2):  # the library's functions are traced once
+        (loop,) = counted(solved, real(D)).unknown_loops
+        assert loop.line.startswith("test_function_profile.py:")
+        assert loop.starts == 4
+    assert counted(solved, real(D), trip_counts={loop.line: 3}).unknown_loops == ()
+
+
+def test_functions_of_any_shape_are_profiled():
+    assert exact(counted(lambda: None))[:3] == (0, 0, 0)
+    assert counted(lambda x: x, real(D)).io == rx.GraphIoProfile(0, 0, 4 * D, 0)
+    assert counted(lambda x: jnp.sort(x) + jnp.cumsum(x) + x.sum(), real(0)).flops == 0
+    assert counted(lambda x: lax.scan(recurrence, x[0], x[:0])[0], real(T, D)).flops == 0
+    assert counted(jax.jit(lambda x, n: x * n, static_argnums=1), real(D), 3).flops == D
+
+
 def test_callbacks_and_ordered_effects_are_sync_points():
     def told(x):
         jax.debug.print("{}", x.sum(), ordered=True)

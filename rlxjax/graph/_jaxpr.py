@@ -76,6 +76,7 @@ class Walk:
     def __init__(self, trips: Trips) -> None:
         self.loops: list[UnknownLoop] = []
         self._trips = trips
+        self._line = UNKNOWN_LINE
         self._totals: dict[Any, Totals] = {}
         self._facts: dict[int, tuple[int, bool]] = {}
         self._counts: dict[int, tuple[Rule, OperationCounts, Operation]] = {}
@@ -109,7 +110,9 @@ class Walk:
     def _count(self, jaxpr: Any, reusable: Sequence[int]) -> Totals:
         flat = _Flat()
         inputs = [flat.new(var.aval) for var in jaxpr.invars]
-        outputs = self._place(jaxpr, inputs, flat)
+        # Loops of unknown length are told apart by line; totals without one serve every caller.
+        caller = self._line if self._size(jaxpr)[1] else UNKNOWN_LINE
+        outputs = self._place(jaxpr, inputs, flat, caller)
         kept = [buffer for buffer in outputs if isinstance(buffer, int)]
         totals = Totals(equations=flat.free_equations, counted_equations=flat.free_equations)
         given = [*inputs, *flat.constants.values()]
@@ -125,7 +128,7 @@ class Walk:
         )
         return totals
 
-    def _place(self, jaxpr: Any, operands: Sequence[Any], flat: _Flat, caller: str = UNKNOWN_LINE) -> list[Any]:
+    def _place(self, jaxpr: Any, operands: Sequence[Any], flat: _Flat, caller: str) -> list[Any]:
         """Write the equations of a jaxpr out and return the buffers of its results.
 
         What has no line of its own, because a library's function was traced before, has that of its caller.
@@ -168,7 +171,9 @@ class Walk:
         name = equation.primitive.name
         buffers = tuple(buffer for buffer in reads if isinstance(buffer, int))
         if name in LOOPS or name in CALLS:
+            outer, self._line = self._line, line
             inside = self._inside(equation, line, reads)
+            self._line = outer
             if UNKNOWN_LINE in inside.lines:
                 add_row(inside.lines, line, inside.lines.pop(UNKNOWN_LINE), 1)
             totals.add(inside, 1)
@@ -213,8 +218,8 @@ class Walk:
     def _counted(self, equation: Any) -> tuple[Rule, OperationCounts, Operation]:
         if id(equation) not in self._counts:
             rule = RULES.get(equation.primitive.name, _UNCOSTED)
-            avals = ([var.aval for var in variables] for variables in (equation.invars, equation.outvars))
-            operation = Operation(*avals, equation.params)
+            operands, results = ([var.aval for var in side] for side in (equation.invars, equation.outvars))
+            operation = Operation(operands, results, equation.params)
             counts = rule.counts(operation)
             if counts is None:
                 rule, counts = _UNCOSTED, OperationCounts()
