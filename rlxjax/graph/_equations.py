@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jax.extend import source_info_util
-
 from ._operations import RESERVED, names, nbytes
 
 #: What holds a jaxpr and runs it once, as if its equations stood in its place.
@@ -87,6 +85,8 @@ def is_outer_reduction(equation: Any) -> bool:
 
 def source_line(equation: Any, otherwise: str = UNKNOWN_LINE) -> str:
     """Return the user's line that an equation comes from, as `file.py:12`, where JAX tells it."""
+    from jax.extend import source_info_util  # which loads much, Pallas among it
+
     try:
         place = _PLACE.match(source_info_util.summarize(equation.source_info))
     except (AttributeError, TypeError):

@@ -4,8 +4,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from jax.extend.core import Literal
-
 from . import _operations_heavy, _operations_indexed  # noqa: F401  (they enter their rules)
 from ._buffers import Step, fused_memory
 from ._equations import (
@@ -22,7 +20,7 @@ from ._equations import (
     source_line,
 )
 from ._loops import BranchSpread, Trips, UnknownLoop, readable_trips
-from ._operations import RULES, Operation, OperationCounts, Rule, elements, nbytes
+from ._operations import RULES, Operation, OperationCounts, Rule, elements, is_literal, nbytes
 from ._operations_heavy import CALLBACKS
 from ._totals import Totals, add_row
 
@@ -137,7 +135,7 @@ class Walk:
         held.update((var, flat.held_constant(var, var.aval)) for var in jaxpr.constvars)
 
         def at(var: Any) -> Any:
-            if not isinstance(var, Literal):
+            if not is_literal(var):
                 return held[var]
             return flat.held_constant(var.val, var.aval) if getattr(var.aval, "shape", ()) else var
 

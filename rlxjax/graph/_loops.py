@@ -4,11 +4,9 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax.extend.core import Literal
-
 from rlxjax._checks import as_index
 
-from ._operations import OperationCounts
+from ._operations import OperationCounts, is_literal
 
 #: Trip counts of the loops that do not tell theirs: by line, or in order of appearance.
 TripCounts = Mapping[str, int | None] | Sequence[int | None]
@@ -108,7 +106,7 @@ def readable_trips(equation: Any, operands: Sequence[Any]) -> int | None:
     at = position(counter, cond.invars) - cond_consts
     if at < 0:
         return None
-    if not isinstance(bound, Literal):
+    if not is_literal(bound):
         place = position(bound, cond.invars)
         kept = place - cond_consts
         if kept >= 0 and body.outvars[kept] is not body.invars[body_consts + kept]:
@@ -127,6 +125,6 @@ def readable_trips(equation: Any, operands: Sequence[Any]) -> int | None:
 
 def _integer(value: Any) -> int | None:
     try:
-        return operator.index(value.val) if isinstance(value, Literal) else None
+        return operator.index(value.val) if is_literal(value) else None
     except TypeError:
         return None

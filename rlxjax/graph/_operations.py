@@ -3,13 +3,15 @@
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
 
 from rlxjax._checks import as_index
+
+if TYPE_CHECKING:
+    from jax.extend.core import Primitive
 
 
 class Aval(Protocol):
@@ -94,6 +96,11 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+def is_literal(operand: Any) -> bool:
+    """Whether an operand of an equation is a `jax.extend.core.Literal`, by its value: importing that loads Pallas."""
+    return hasattr(operand, "val")
+
+
 def elements(aval: Aval) -> int:
     """Return the number of elements of an operand; 0 of a token."""
     return math.prod(getattr(aval, "shape", (0,)))
@@ -150,7 +157,7 @@ def add_rules(rules: Mapping[str, Rule]) -> None:
     RULES.update(rules)
 
 
-def register_rule(primitive: str | Primitive, rule: CountingRule, *, family: str = "custom") -> None:
+def register_rule(primitive: "str | Primitive", rule: CountingRule, *, family: str = "custom") -> None:
     """Count a primitive of your own from now on in `profile_function`.
 
     Args:
@@ -162,9 +169,9 @@ def register_rule(primitive: str | Primitive, rule: CountingRule, *, family: str
     Raises:
         ValueError: the primitive has a rule already, built in or registered, or the rule cannot be called.
 
-    Examples:
         >>> from jax.extend.core import Primitive
         >>> def triple_rule(inputs, outputs, params):
+        >>>         >>> def triple_rule(inputs, outputs, params):
         ...     return OperationCounts(flops=outputs[0].shape[0])
         >>> register_rule(Primitive("triple"), triple_rule)
         >>> register_rule("triple", triple_rule)
@@ -172,7 +179,7 @@ def register_rule(primitive: str | Primitive, rule: CountingRule, *, family: str
             ...
         ValueError: primitive: expected one without a rule, got 'triple', which has one
     """
-    name = primitive.name if isinstance(primitive, Primitive) else primitive
+    name = getattr(primitive, "name", primitive)
     if not isinstance(name, str) or not name:
         raise ValueError(f"primitive: expected a Primitive or its name, got {primitive!r}")
     if not callable(rule):
