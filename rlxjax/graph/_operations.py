@@ -169,9 +169,9 @@ def register_rule(primitive: "str | Primitive", rule: CountingRule, *, family: s
     Raises:
         ValueError: the primitive has a rule already, built in or registered, or the rule cannot be called.
 
+    Examples:
         >>> from jax.extend.core import Primitive
         >>> def triple_rule(inputs, outputs, params):
-        >>>         >>> def triple_rule(inputs, outputs, params):
         ...     return OperationCounts(flops=outputs[0].shape[0])
         >>> register_rule(Primitive("triple"), triple_rule)
         >>> register_rule("triple", triple_rule)
