@@ -9,7 +9,10 @@ import importlib as _importlib
 #: The public names by the module that holds them, which is imported when one of them is first used.
 #: Type checkers read the same names in `__init__.pyi`.
 _NAMES = {
-    "graph": ("Graph GraphIoProfile Node node_io_bytes profile_graph_io tensor_bytes"),
+    "graph": (
+        "BranchSpread FunctionProfile Graph GraphIoProfile Node OperationCounts UnknownLoop node_io_bytes "
+        "profile_function profile_graph_io register_rule tensor_bytes"
+    ),
     "device": (
         "BACKEND_ROWS BackendCoefficients Device DeviceRanking FusionBenefit GateEvaluation IoFusionGate "
         "Provenance Target backend_coefficients device_cost_ns fusion_benefit fusion_target graph_cost_ns "

@@ -137,3 +137,9 @@ from .welch import welch_peaks_fusion_gate_breakdown as welch_peaks_fusion_gate_
 from .welch import welch_peaks_graph as welch_peaks_graph
 
 __version__: str
+from .graph import BranchSpread as BranchSpread
+from .graph import FunctionProfile as FunctionProfile
+from .graph import OperationCounts as OperationCounts
+from .graph import UnknownLoop as UnknownLoop
+from .graph import profile_function as profile_function
+from .graph import register_rule as register_rule

@@ -16,6 +16,7 @@ import rlxjax as rx
 PUBLIC_NAMES = [
     "BACKEND_ROWS",
     "BackendCoefficients",
+    "BranchSpread",
     "CalibratedModel",
     "Calibration",
     "CalibrationFileError",
@@ -30,6 +31,7 @@ PUBLIC_NAMES = [
     "FftLatencyCoefficients",
     "FitResult",
     "Flip",
+    "FunctionProfile",
     "FusedKernel",
     "FusionBenefit",
     "FusionEdge",
@@ -48,6 +50,7 @@ PUBLIC_NAMES = [
     "LearnedFftFileError",
     "MachineMismatchWarning",
     "Node",
+    "OperationCounts",
     "Path",
     "PosteriorFit",
     "Provenance",
@@ -62,6 +65,7 @@ PUBLIC_NAMES = [
     "Timings",
     "ToneSignals",
     "TrainingResult",
+    "UnknownLoop",
     "WelchPeakParams",
     "WelchPeaksCostEstimates",
     "WelchPeaksEvaluation",
@@ -111,8 +115,10 @@ PUBLIC_NAMES = [
     "predict_latency_ns",
     "predicted_ns",
     "prior_posterior",
+    "profile_function",
     "profile_graph_io",
     "rank_devices",
+    "register_rule",
     "rewrite_graph",
     "save_calibration",
     "save_learned_fft",
@@ -178,6 +184,8 @@ SPECIFIED = {
     "execute_plan": "",
     "select_peaks_only_outputs": "",
     "FusionPlan": "",
+    "profile_function": "",
+    "FunctionProfile": "",
 }
 
 #: Fields of the records.
@@ -186,6 +194,8 @@ FIELDS = {
     "FusionBenefit": "launches_saved sync_points_saved host_readback_bytes_saved device_traffic_bytes_saved",
     "IoFusionGate": "dispatch_ns roundtrip_ns memory_bw host_readback_bw unified_memory "
     "host_thunk_penalty_ns min_gain_ns",
+    "FunctionProfile": "io flops transcendentals integer_ops fused_traffic_bytes peak_bytes by_family by_line "
+    "coverage_equations coverage_bytes uncosted",
     "FusionPlan": "kernels memory_saved original_kernel_count kernel_reduction",
     "FusedKernel": "nodes external_inputs external_outputs memory_saved buffers_eliminated",
     "WelchPeaksCostEstimates": "ultra_ns fast_ns rlx_ns learned_ns",
@@ -262,6 +272,7 @@ def test_specified_parameters_come_first_and_in_order():
         ("pick_welch_peaks_strategy", f"device batch n_fft k {LEARNED} coefficients legacy"),
         ("welch_peaks_fusion_gate_breakdown", "device batch n_fft k coefficients"),
         ("pick_weights", "costs temperature_ns"),
+        ("profile_function", "fn args level trip_counts strict kwargs"),
     ]:
         present = " ".join(inspect.signature(getattr(rx, name)).parameters)
         assert present.startswith(parameters)

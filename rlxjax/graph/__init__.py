@@ -1,8 +1,14 @@
-"""What work is: operations, graphs, and their exact profiles."""
+"""What work is: operations, graphs, any JAX function, and their exact profiles."""
 
+from ._function_profile import FunctionProfile as FunctionProfile
+from ._function_profile import profile_function as profile_function
 from ._graph import Graph as Graph
 from ._graph import Node as Node
 from ._graph import tensor_bytes as tensor_bytes
+from ._loops import BranchSpread as BranchSpread
+from ._loops import UnknownLoop as UnknownLoop
+from ._operations import OperationCounts as OperationCounts
+from ._operations import register_rule as register_rule
 from ._profile import GraphIoProfile as GraphIoProfile
 from ._profile import node_io_bytes as node_io_bytes
 from ._profile import profile_graph_io as profile_graph_io

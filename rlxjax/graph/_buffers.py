@@ -1,0 +1,174 @@
+"""What a compiler that fuses would keep in memory: the traffic of the buffers, and how many bytes live at once."""
+
+import bisect
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+#: A kernel reads no more buffers than this: a longer chain is cut, which keeps the count linear.
+_MOST_READS = 64
+
+
+class Step(NamedTuple):
+    """One piece of work between buffers, which are numbers.
+
+    Attributes:
+        reads: buffers it reads, as often as it names them.
+        writes: buffers it makes.
+        needs: those it reads that have to lie in memory; others may be computed on the way.
+        writes_memory: what it makes has to lie in memory.
+        traffic_bytes: bytes that it moves; None where these are what it reads in the end and what it makes.
+        part: what it reads of its first operand, as a share (numerator, denominator).
+        costly: not worth computing once for each reader.
+        in_place: may take the memory of a buffer that it is the last to read.
+        inner_bytes: memory that it needs while it runs.
+    """
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    needs: tuple[int, ...]
+    writes_memory: bool
+    traffic_bytes: int | None = None
+    part: tuple[int, int] | None = None
+    costly: bool = False
+    in_place: bool = False
+    inner_bytes: int = 0
+
+
+class _Kernel(NamedTuple):
+    reads: Iterable[int]
+    writes: tuple[int, ...]
+    in_place: bool
+    inner_bytes: int
+
+
+def fused_memory(
+    steps: Sequence[Step],
+    sizes: Sequence[int],
+    inputs: Iterable[int],
+    outputs: Sequence[int],
+    reusable: Iterable[int],
+) -> tuple[int, int]:
+    """Return the bytes that fused kernels move, and the most bytes that live at once beside the inputs.
+
+    A value that may be computed on the way to its readers is kept in memory only if it is an output, if a
+    reader needs it there, or if it is costly and has several readers.
+
+    Args:
+        steps: the work, in order.
+        sizes: bytes of every buffer.
+        inputs: buffers that are there at the start and stay.
+        outputs: buffers that stay to the end.
+        reusable: those inputs whose memory may be taken once they are read.
+    """
+    kernels, moved = _kernels(steps, sizes, set(inputs), set(outputs))
+    return moved, _most_live(kernels, sizes, inputs, outputs, reusable)
+
+
+def _kernels(
+    steps: Sequence[Step], sizes: Sequence[int], inputs: set[int], outputs: set[int]
+) -> tuple[list[_Kernel], int]:
+    readers = [0] * len(sizes)
+    needed = bytearray(len(sizes))
+    for step in steps:
+        for buffer in set(step.reads):
+            readers[buffer] += 1
+        for buffer in step.needs:
+            needed[buffer] = True
+    for buffer in outputs:
+        needed[buffer] = True
+    unread = readers.copy()
+    #: Of a value that is computed on the way: the buffers that it comes from, and the bytes read of each.
+    origin: dict[int, tuple[Mapping[int, int], bool]] = {}
+    kernels: list[_Kernel] = []
+    moved = 0
+    for step in steps:
+        read: dict[int, int] = {}
+        costly = step.costly
+        for buffer in step.reads:
+            sources, source_costs = origin.get(buffer, ({buffer: sizes[buffer]}, False))
+            costly |= source_costs
+            for source, touched in sources.items():
+                part = touched
+                if step.part is not None and buffer == step.reads[0]:
+                    part = min(touched, touched * step.part[0] // step.part[1])
+                read[source] = min(read.get(source, 0) + part, sizes[source])
+        several = costly and any(readers[buffer] > 1 for buffer in step.writes)
+        kept = step.writes_memory or several or any(needed[buffer] for buffer in step.writes)
+        if kept or len(read) > _MOST_READS:
+            kernels.append(_Kernel(read, step.writes, step.in_place, step.inner_bytes))
+            written = sum(sizes[buffer] for buffer in step.writes)
+            moved += sum(read.values()) + written if step.traffic_bytes is None else step.traffic_bytes
+        else:
+            for buffer in step.writes:
+                origin[buffer] = read, costly
+        for buffer in set(step.reads):
+            unread[buffer] -= 1
+            if not unread[buffer]:  # what nobody reads again is forgotten
+                origin.pop(buffer, None)
+    return kernels, moved
+
+
+def _most_live(
+    kernels: Sequence[_Kernel],
+    sizes: Sequence[int],
+    inputs: Iterable[int],
+    outputs: Sequence[int],
+    reusable: Iterable[int],
+) -> int:
+    """Return the bytes of the outputs, and of what else lives at once beside the inputs.
+
+    A value that takes the memory of one that dies shares its place. Until an output is made, its place serves
+    another value of the same size.
+    """
+    given = set(inputs)
+    last: dict[int, float] = {}
+    for number, kernel in enumerate(kernels):
+        last.update(dict.fromkeys(kernel.reads, number))
+    last.update(dict.fromkeys(given.difference(reusable) | set(outputs), math.inf))
+    place = {buffer: buffer for buffer in given}
+    start: dict[int, int] = {}
+    end: dict[int, float] = {}
+    for number, kernel in enumerate(kernels):
+        dying = [buffer for buffer in kernel.reads if last[buffer] == number] if kernel.in_place else []
+        for buffer in kernel.writes:
+            heir = next((other for other in dying if sizes[other] == sizes[buffer]), None)
+            if heir is None:
+                place[buffer] = buffer
+                start[buffer] = number
+            else:
+                dying.remove(heir)
+                place[buffer] = place[heir]
+            end[place[buffer]] = last.get(buffer, number)
+    grows, shrinks = [0] * len(kernels), [0] * (len(kernels) + 1)
+    hosts = sorted((sizes[buffer], made, []) for buffer, made in start.items() if end[buffer] == math.inf)
+    for buffer in sorted(start, key=lambda buffer: -sizes[buffer]):
+        made, until = start[buffer], end[buffer]
+        if until < math.inf and not _is_hosted(hosts, sizes[buffer], made, int(until)):
+            grows[made] += sizes[buffer]
+            shrinks[int(until) + 1] += sizes[buffer]
+    live = most = 0
+    for kernel, grown, shrunk in zip(kernels, grows, shrinks, strict=False):
+        live += grown - shrunk
+        most = max(most, live + kernel.inner_bytes)
+    taken = sum(sizes[buffer] for buffer in set(outputs) - given if place[buffer] in given)
+    return most + sum(sizes[buffer] for buffer in outputs) - taken
+
+
+def _is_hosted(hosts: list[tuple[int, int, list[tuple[int, int]]]], size: int, made: int, until: int) -> bool:
+    """Find a place of an output that is free for a while, and take it.
+
+    Args:
+        hosts: size, when its output is made, and when others lie there, by size.
+        size: bytes needed.
+        made: the first kernel that uses them.
+        until: the last one.
+    """
+    first = bisect.bisect_left(hosts, size, key=lambda host: host[0])
+    for _, written, stays in hosts[first : first + _MOST_READS]:
+        if until < written:
+            at = bisect.bisect_left(stays, (made, until))
+            if (at == 0 or stays[at - 1][1] < made) and (at == len(stays) or until < stays[at][0]):
+                stays.insert(at, (made, until))
+                return True
+    return False

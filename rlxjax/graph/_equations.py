@@ -1,0 +1,94 @@
+"""What an equation of a jaxpr is: a call, a loop, another name for its operand; and where it stands."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ._operations import RESERVED, names, nbytes
+
+#: What holds a jaxpr and runs it once, as if its equations stood in its place.
+CALLS = names(
+    "jit pjit call core_call closed_call core_closed_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr "
+    "checkpoint remat remat2 composite custom_vmap_call xla_metadata_call custom_linear_solve eval_jaxpr"
+)
+LOOPS = names("scan while cond shard_map")
+#: What names its operand anew and moves nothing.
+_RENAMES = names(
+    "reshape squeeze expand_dims stop_gradient name optimization_barrier sharding_constraint random_wrap "
+    "random_unwrap pvary pcast pbroadcast mesh_cast layout_constraint"
+)
+#: What is known before the program runs, or orders it.
+NOTHING = names("axis_index platform_index create_token after_all dce_sink")
+RESERVED |= CALLS | LOOPS | _RENAMES | NOTHING
+
+UNKNOWN_LINE = "unknown line"
+#: The file of this package from which functions are traced: no user's line.
+_TRACER = "_function_profile.py"
+#: `/folder/file.py:12:3 (function)`, as JAX writes a place.
+_PLACE = re.compile(r"(?:.*[/\\])?([^/\\]+?):(\d+)(?::\d+)?(?: |$)")
+
+
+def inner_jaxprs(equation: Any) -> Iterable[Any]:
+    for value in equation.params.values():
+        for held in value if isinstance(value, (tuple, list)) else (value,):
+            inner = opened(held)
+            if hasattr(inner, "eqns"):
+                yield inner
+
+
+def opened(held: Any) -> Any:
+    """Return the jaxpr of one that holds its constants, or itself."""
+    return getattr(held, "jaxpr", held)
+
+
+def scan_layout(equation: Any) -> tuple[int, int]:
+    """Return how many constants and carried values a scan has: its body sees a slice of all other operands."""
+    body = opened(equation.params["jaxpr"])
+
+    def same(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+        return sum(
+            len(getattr(a.aval, "shape", ())) == len(getattr(b.aval, "shape", ()))
+            for a, b in zip(outside, inside, strict=True)
+        )
+
+    carried = same(equation.outvars, body.outvars)
+    return same(equation.invars, body.invars) - carried, carried
+
+
+def called_jaxpr(equation: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """Return the jaxpr that a call runs, and what it gives to it."""
+    params = equation.params
+    if equation.primitive.name == "custom_linear_solve":
+        counts, given = params["const_lengths"], 0
+        for part in ("matvec", "vecmat", "solve"):
+            start, given = given, given + getattr(counts, part)
+        right_side = operands[sum(counts) :]
+        return opened(params["jaxprs"].solve), [*operands[start:given], *right_side]
+    held = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in params)
+    return opened(held), operands
+
+
+def is_renaming(equation: Any) -> bool:
+    """Whether a result is its operand under another name, in the order of memory that it has already."""
+    name = equation.primitive.name
+    if name in ("convert_element_type", "broadcast_in_dim") and len(equation.invars) == 1:
+        operand, result = equation.invars[0].aval, equation.outvars[0].aval
+        return nbytes(operand) == nbytes(result) and operand.dtype == result.dtype
+    return name in _RENAMES
+
+
+def is_outer_reduction(equation: Any) -> bool:
+    """Whether it reduces axes but the last: compilers read its operand from memory."""
+    axes = equation.params.get("axes", ()) if equation.primitive.name.startswith("reduce_") else ()
+    return bool(axes) and len(equation.invars[0].aval.shape) - 1 not in axes
+
+
+def source_line(equation: Any, otherwise: str = UNKNOWN_LINE) -> str:
+    """Return the user's line that an equation comes from, as `file.py:12`, where JAX tells it."""
+    from jax.extend import source_info_util  # which loads much, Pallas among it
+
+    try:
+        place = _PLACE.match(source_info_util.summarize(equation.source_info))
+    except (AttributeError, TypeError):
+        return otherwise
+    return f"{place[1]}:{place[2]}" if place and place[1] != _TRACER else otherwise

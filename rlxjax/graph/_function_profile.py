@@ -1,0 +1,261 @@
+"""The profile of any JAX function: what it computes and moves, counted from its jaxpr."""
+
+import dataclasses
+import html
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from ._jaxpr import Walk
+from ._loops import BranchSpread, TripCounts, Trips, UnknownLoop
+from ._operations import OperationCounts, nbytes
+from ._profile import GraphIoProfile
+from ._totals import Totals
+
+_SHOWN_LINES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionProfile:
+    """What a function computes and moves when it is called once; counts are exact integers.
+
+    Loops whose length depends on data count as no trip, and are listed in `unknown_loops`.
+
+    Attributes:
+        io: launches (an equation that does work is one), sync points (callbacks and ordered effects),
+            bytes of the results, and the traffic of every equation by itself: operands and results.
+        flops: floating-point operations; a fused multiply-add is two.
+        transcendentals: exp, log, sqrt, sin, pow and the like, which are no FLOP.
+        integer_ops: operations on integers and booleans.
+        fused_traffic_bytes: the traffic if what may be computed on the way to its readers is.
+        peak_bytes: the arguments and constants that are used, the results, and the most temporaries that
+            live at once, fused.
+        by_family: counts by family of operation, dearest first.
+        by_line: counts by the user's line, `file.py:12`, dearest first.
+        coverage_equations: share of the equations that a rule counts, each once however often it runs.
+        coverage_bytes: share of the unfused bytes that they move.
+        equations: how many there are, calls written out; what nobody uses is left out.
+        uncosted: primitives without a rule, each with how often it was met; they count by their bytes only.
+        unknown_loops: the loops of unknown length, in order of appearance.
+        branches: each conditional with its cheapest and its dearest branch; the dearest is counted.
+    """
+
+    io: GraphIoProfile
+    flops: int
+    transcendentals: int
+    integer_ops: int
+    fused_traffic_bytes: int
+    peak_bytes: int
+    by_family: Mapping[str, OperationCounts]
+    by_line: Mapping[str, OperationCounts]
+    coverage_equations: float
+    coverage_bytes: float
+    equations: int
+    uncosted: Mapping[str, int]
+    unknown_loops: tuple[UnknownLoop, ...]
+    branches: tuple[BranchSpread, ...]
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ("  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]) for first, *rest in rows)
+        return "\n".join([*self._totals(), "", *table, *self._remarks()])
+
+    def _repr_html_(self) -> str:
+        head, *body = (
+            "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
+            for tag, row in zip(["th"] + ["td"] * len(self._rows()), self._rows(), strict=False)
+        )
+        rows = "".join(f"<tr>{row}</tr>" for row in (head, *body))
+        texts = ["<br>".join(map(html.escape, lines)) for lines in (self._totals(), self._remarks())]
+        return f"<p>{texts[0]}</p><table>{rows}</table><p>{texts[1]}</p>"
+
+    def _totals(self) -> list[str]:
+        io = self.io
+        return [
+            f"covered by rules: {_percent(self.coverage_equations)} of {self.equations} equations, "
+            f"{_percent(self.coverage_bytes)} of {_short(io.device_traffic_bytes)}B",
+            f"{_short(self.flops)}FLOP, {_short(self.transcendentals).strip()} transcendentals, "
+            f"{_short(self.integer_ops).strip()} integer operations",
+            f"{_short(io.device_traffic_bytes)}B of traffic, {_short(self.fused_traffic_bytes)}B if fused, "
+            f"{_short(self.peak_bytes)}B live at the peak",
+            f"{io.kernel_launches} launches, {io.sync_points} sync points, {_short(io.host_output_bytes)}B of results",
+        ]
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [("", "FLOP", "transcendentals", "integer", "bytes", "launches")]
+        lines = list(self.by_line.items())[:_SHOWN_LINES]
+        for name, counts in [*self.by_family.items(), *lines]:
+            rows.append((name, *(_short(count or 0).strip() for count in counts)))
+        return rows
+
+    def _remarks(self) -> list[str]:
+        remarks = [f"uncosted, by its bytes only: {name} ({times} times)" for name, times in self.uncosted.items()]
+        for loop in self.unknown_loops:
+            starts = "an unknown number of times" if loop.starts is None else f"{loop.starts} times"
+            remarks.append(
+                f"unknown: how often the loop at {loop.line} turns; it is started {starts}, and each trip that "
+                f"is not counted takes {_short(loop.per_trip.flops)}FLOP and {_short(loop.per_trip.bytes or 0)}B"
+            )
+        for spread in self.branches:
+            remarks.append(
+                f"conditional at {spread.line}: {_short(spread.least.flops)}to {_short(spread.most.flops)}FLOP, "
+                f"{_short(spread.least.bytes or 0)}to {_short(spread.most.bytes or 0)}B; the dearest is counted"
+            )
+        return remarks
+
+
+def profile_function(
+    fn: Callable[..., Any],
+    *args: Any,
+    level: str = "jaxpr",
+    trip_counts: TripCounts | None = None,
+    strict: bool = False,
+    **kwargs: Any,
+) -> FunctionProfile:
+    """Count what a JAX function computes and moves, without running it or allocating anything.
+
+    Every equation of its jaxpr is counted by the rule of its primitive; calls count as what they call,
+    loops as often as they turn, a conditional as its dearest branch, `shard_map` as all its devices.
+
+    Args:
+        fn: the function, jitted or not. Arrays that it closes over count as inputs.
+        *args: arrays, numbers, `jax.ShapeDtypeStruct`s, or trees of them.
+        level: "jaxpr", the function as written.
+        trip_counts: how often the loops turn whose length depends on data (`while_loop`): a sequence with
+            one integer for each in order of appearance, an outer loop before those inside it, or a mapping
+            from their lines (`"file.py:12"`, as `unknown_loops` names them). None leaves one unknown. A
+            loop from a constant to a constant needs none.
+        strict: refuse primitives without a rule.
+        **kwargs: of the function. Arrays are traced, all else (axes, flags, numbers) is closed over. A jitted
+            function takes them as in a call: what is no array has to be static.
+
+    Raises:
+        ValueError: `fn` does not trace with these arguments, a shape is symbolic, the level is unknown, a trip
+            count is no integer of at least 0 or belongs to no loop, or `strict` and a primitive has no rule.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> matrix = jax.ShapeDtypeStruct((400_000, 800_000), jnp.float32)
+        >>> vector = jax.ShapeDtypeStruct((800_000,), jnp.float32)
+        >>> profile = profile_function(lambda a, x: jnp.exp(a @ x), matrix, vector)
+        >>> profile.flops, profile.transcendentals, profile.io.kernel_launches
+        (640000000000, 400000, 2)
+    """
+    if not callable(fn):
+        raise ValueError(f"fn: expected a function, got {fn!r}")
+    if level not in _LEVELS:
+        raise ValueError(f"level: expected one of {', '.join(map(repr, _LEVELS))}, got {level!r}; it is not available")
+    trips = Trips(trip_counts)
+    return _LEVELS[level](_traced(fn, args, kwargs), trips, strict)
+
+
+def _profile_jaxpr(traced: Any, trips: Trips, strict: bool) -> FunctionProfile:
+    """Return the profile of a traced function by its equations."""
+    traced = getattr(traced, "lojax", traced)  # what new kinds of primitives stand for, where JAX has them
+    closed = traced.jaxpr
+    donated = [argument.donated for argument in jax.tree.leaves(traced.args_info)]
+    walk = Walk(trips)
+    totals = walk.totals(closed.jaxpr, [i for i, is_donated in enumerate(donated) if is_donated])
+    trips.check_used()
+    uncosted = dict(totals.uncosted.most_common())
+    if strict and uncosted:
+        named = ", ".join(f"{name} ({times} times)" for name, times in uncosted.items())
+        raise ValueError(f"strict: expected a rule for every primitive, got none for {named}; see register_rule")
+    results = sum(nbytes(var.aval) for var in closed.jaxpr.outvars)
+    sums = totals.sums()
+    loops = (loop._replace(starts=totals.loop_starts.get(i, 0)) for i, loop in enumerate(walk.loops))
+    return FunctionProfile(
+        io=GraphIoProfile(sums.launches, totals.sync_points, results, sums.bytes or 0),
+        flops=sums.flops,
+        transcendentals=sums.transcendentals,
+        integer_ops=sums.integer_ops,
+        fused_traffic_bytes=totals.fused_bytes,
+        peak_bytes=totals.argument_bytes + totals.temp_bytes,
+        by_family=_dearest_first(totals.families, totals),
+        by_line=_dearest_first(totals.lines, totals),
+        coverage_equations=_share(totals.counted_equations, totals.equations),
+        coverage_bytes=_share(totals.counted_bytes, totals.all_bytes),
+        equations=totals.equations,
+        uncosted=MappingProxyType(uncosted),
+        unknown_loops=tuple(loops),
+        branches=tuple(totals.spreads.values()),
+    )
+
+
+#: How a traced function is profiled, by level.
+_LEVELS: Mapping[str, Callable[[Any, Trips, bool], FunctionProfile]] = {"jaxpr": _profile_jaxpr}
+
+
+def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return a function as JAX traces it; what is neither an array nor a positional number is closed over.
+
+    Raises:
+        ValueError: the arguments do not match, or it does not trace.
+    """
+    try:
+        inspect.signature(fn).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ValueError(f"args: expected what {_name(fn)} takes, but {error}") from None
+    except ValueError:  # a builtin without a signature
+        pass
+    try:
+        if isinstance(fn, jax.stages.Wrapped):
+            return fn.trace(*args, **kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        numbers = len(jax.tree.leaves(args))
+        dynamic = [_is_array(leaf) or (i < numbers and _is_number(leaf)) for i, leaf in enumerate(leaves)]
+
+        def of_arrays(*arrays: Any) -> Any:
+            given = iter(arrays)
+            mixed = [next(given) if traced else leaf for leaf, traced in zip(leaves, dynamic, strict=True)]
+            own_args, own_kwargs = jax.tree.unflatten(tree, mixed)
+            return fn(*own_args, **own_kwargs)
+
+        return jax.jit(of_arrays).trace(*(leaf for leaf, traced in zip(leaves, dynamic, strict=True) if traced))
+    except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"fn: expected a function that JAX traces, but {_name(fn)} raised {type(error).__name__}: {reason}"
+        ) from error
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _is_array(leaf: object) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _is_number(leaf: object) -> bool:
+    return isinstance(leaf, (int, float, complex))
+
+
+def _dearest_first(rows: Mapping[str, list[int]], totals: Totals) -> Mapping[str, OperationCounts]:
+    """Order rows by their share of the operations plus their share of the bytes."""
+    sums = totals.sums()
+    operations, moved = max(sum(sums[:3]), 1), max(sums.bytes or 0, 1)
+    order = sorted(rows, key=lambda name: -(sum(rows[name][:3]) / operations + rows[name][3] / moved))
+    return MappingProxyType({name: OperationCounts(*rows[name]) for name in order})
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 1.0
+
+
+def _percent(share: float) -> str:
+    """Return a share so that it reads 100 % only if it is."""
+    return "100 %" if share == 1 else f"{min(100 * share, 99.99):.2f} %"
+
+
+def _short(count: Any) -> str:
+    """Return a count with three to four digits and the prefix of its power of a thousand."""
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if abs(count) < 1000 or prefix == "P":
+            return f"{count:.4g} {prefix}"
+        count /= 1000
+    raise AssertionError

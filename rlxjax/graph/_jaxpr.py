@@ -1,0 +1,299 @@
+"""The walk over a jaxpr: every equation that does work is counted, calls are looked into, loops multiplied."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from . import _operations_heavy, _operations_indexed  # noqa: F401  (they enter their rules)
+from ._buffers import Step, fused_memory
+from ._equations import (
+    CALLS,
+    LOOPS,
+    NOTHING,
+    UNKNOWN_LINE,
+    called_jaxpr,
+    inner_jaxprs,
+    is_outer_reduction,
+    is_renaming,
+    opened,
+    scan_layout,
+    source_line,
+)
+from ._loops import BranchSpread, Trips, UnknownLoop, readable_trips
+from ._operations import RULES, Operation, OperationCounts, Rule, elements, is_literal, nbytes
+from ._operations_heavy import CALLBACKS
+from ._totals import Totals, add_row
+
+#: A value that costs nothing to read: a scalar literal is part of the kernel.
+_FREE = None
+#: A called jaxpr of more equations is one step of its caller, so that calls of calls stay bounded.
+_MOST_INLINED = 100_000
+_UNCOSTED = Rule("uncosted", lambda op: None)
+
+
+class _Placed(NamedTuple):
+    """An equation with the buffers that it reads (or literals) and makes, and the user's line."""
+
+    equation: Any
+    line: str
+    reads: tuple[Any, ...]
+    writes: tuple[int, ...]
+
+
+class _Flat:
+    """A jaxpr with its calls written out, between numbered buffers."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.placed: list[_Placed] = []
+        self.constants: dict[int, int] = {}
+        #: Buffers that are made of literals: nobody has to keep them.
+        self.constant: set[int] = set()
+        #: Those that may be computed on the way, and written in any order of memory.
+        self.computed: set[int] = set()
+        #: Those that some equation makes.
+        self.made: set[int] = set()
+        #: Of arguments, those in another order of memory.
+        self.copies: dict[int, int] = {}
+        #: Equations that move nothing; they count as counted.
+        self.free_equations = 0
+
+    def new(self, aval: Any) -> int:
+        self.sizes.append(nbytes(aval))
+        return len(self.sizes) - 1
+
+    def held_constant(self, value: Any, aval: Any) -> int:
+        if id(value) not in self.constants:
+            self.constants[id(value)] = self.new(aval)
+        return self.constants[id(value)]
+
+
+class Walk:
+    """One walk over a traced function."""
+
+    def __init__(self, trips: Trips) -> None:
+        self.loops: list[UnknownLoop] = []
+        self._trips = trips
+        self._line = UNKNOWN_LINE
+        self._totals: dict[Any, Totals] = {}
+        self._facts: dict[int, tuple[int, bool]] = {}
+        self._counts: dict[int, tuple[Rule, OperationCounts, Operation]] = {}
+
+    def totals(self, jaxpr: Any, reusable: Iterable[int] = ()) -> Totals:
+        """Return what a jaxpr does when it runs once.
+
+        Args:
+            jaxpr: it.
+            reusable: positions of the arguments whose memory it may take.
+        """
+        key = id(jaxpr), tuple(reusable)
+        if key not in self._totals or self._size(jaxpr)[1]:
+            self._totals[key] = self._count(jaxpr, key[1])
+        return self._totals[key]
+
+    def _size(self, jaxpr: Any) -> tuple[int, bool]:
+        """Return how many equations a jaxpr has with its calls written out, and whether a `while` is in it."""
+        if id(jaxpr) not in self._facts:
+            size, has_while = len(jaxpr.eqns), False
+            for equation in jaxpr.eqns:
+                name = equation.primitive.name
+                has_while |= name == "while"
+                for inner in inner_jaxprs(equation):
+                    inner_size, inner_while = self._size(inner)
+                    size += inner_size if name in CALLS else 0
+                    has_while |= inner_while
+            self._facts[id(jaxpr)] = size, has_while
+        return self._facts[id(jaxpr)]
+
+    def _count(self, jaxpr: Any, reusable: Sequence[int]) -> Totals:
+        flat = _Flat()
+        inputs = [flat.new(var.aval) for var in jaxpr.invars]
+        # Loops of unknown length are told apart by line; totals without one serve every caller.
+        caller = self._line if self._size(jaxpr)[1] else UNKNOWN_LINE
+        outputs = self._place(jaxpr, inputs, flat, caller)
+        kept = [buffer for buffer in outputs if isinstance(buffer, int)]
+        totals = Totals(equations=flat.free_equations, counted_equations=flat.free_equations)
+        given = [*inputs, *flat.constants.values()]
+        steps = [self._step(placed, flat, totals) for placed in _used(flat.placed, kept)]
+        # What is given can be put in order at once, and compilers do.
+        steps[:0] = [Step((old,), (new,), (old,), True, 0) for old, new in flat.copies.items()]
+        used = {buffer for step in steps for buffer in step.reads} | set(kept)
+        totals.argument_bytes = sum(flat.sizes[buffer] for buffer in given if buffer in used)
+        fused_bytes, temp_bytes = fused_memory(steps, flat.sizes, given, kept, {inputs[i] for i in reusable})
+        totals.fused_bytes += fused_bytes
+        totals.temp_bytes = temp_bytes + sum(
+            nbytes(var.aval) for var, buffer in zip(jaxpr.outvars, outputs, strict=True) if buffer not in kept
+        )
+        return totals
+
+    def _place(self, jaxpr: Any, operands: Sequence[Any], flat: _Flat, caller: str) -> list[Any]:
+        """Write the equations of a jaxpr out and return the buffers of its results.
+
+        What has no line of its own, because a library's function was traced before, has that of its caller.
+        """
+        held: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+        held.update((var, flat.held_constant(var, var.aval)) for var in jaxpr.constvars)
+
+        def at(var: Any) -> Any:
+            if not is_literal(var):
+                return held[var]
+            return flat.held_constant(var.val, var.aval) if getattr(var.aval, "shape", ()) else var
+
+        for equation in jaxpr.eqns:
+            name = equation.primitive.name
+            reads = [at(var) for var in equation.invars]
+            called = called_jaxpr(equation, reads) if name in CALLS else None
+            if called and len(flat.placed) + self._size(called[0])[0] <= _MOST_INLINED:
+                results = self._place(*called, flat, source_line(equation, caller))
+            elif is_renaming(equation):
+                flat.free_equations += 1
+                results = reads[: len(equation.outvars)] if reads else [_FREE] * len(equation.outvars)
+            elif name in NOTHING:
+                flat.free_equations += 1
+                results = [_FREE] * len(equation.outvars)
+            else:
+                results = [flat.new(var.aval) for var in equation.outvars]
+                flat.made.update(results)
+                rule = RULES.get(name, _UNCOSTED)
+                if rule.in_memory == 0:
+                    flat.computed.update(results)
+                    if all(not isinstance(buffer, int) or buffer in flat.constant for buffer in reads):
+                        flat.constant.update(results)
+                flat.placed.append(_Placed(equation, source_line(equation, caller), tuple(reads), tuple(results)))
+            held.update(zip(equation.outvars, results, strict=True))
+        return [at(var) for var in jaxpr.outvars]
+
+    def _step(self, placed: _Placed, flat: _Flat, totals: Totals) -> Step:
+        """Add an equation to the totals, and return what it does between buffers."""
+        equation, line, reads, writes = placed
+        name = equation.primitive.name
+        buffers = tuple(buffer for buffer in reads if isinstance(buffer, int))
+        if name in LOOPS or name in CALLS:
+            outer, self._line = self._line, line
+            inside = self._inside(equation, line, reads)
+            self._line = outer
+            if UNKNOWN_LINE in inside.lines:
+                add_row(inside.lines, line, inside.lines.pop(UNKNOWN_LINE), 1)
+            totals.add(inside, 1)
+            totals.fused_bytes -= inside.fused_bytes
+            needs = tuple(buffer for buffer in buffers if buffer not in flat.constant)
+            return Step(buffers, writes, needs, True, inside.fused_bytes, None, False, True, inside.temp_bytes)
+        rule, counts, operation = self._counted(equation)
+        workspace = rule.workspace(operation) if rule.workspace else 0
+        moved = counts.bytes
+        if moved is None:
+            moved = sum(flat.sizes[buffer] for buffer in (*buffers, *writes))
+        row = (counts.flops, counts.transcendentals, counts.integer_ops, moved, counts.launches)
+        add_row(totals.families, rule.family, row, 1)
+        add_row(totals.lines, line, row, 1)
+        totals.equations += 1
+        totals.all_bytes += moved
+        totals.sync_points += name in CALLBACKS or any("Ordered" in type(e).__name__ for e in equation.effects)
+        if rule is _UNCOSTED:
+            totals.uncosted[name] += 1
+        else:
+            totals.counted_equations += 1
+            totals.counted_bytes += moved
+        part = None
+        if name in ("slice", "gather", "dynamic_slice"):
+            part = elements(equation.outvars[0].aval), max(elements(equation.invars[0].aval), 1)
+        if rule.in_memory is None or is_outer_reduction(equation):
+            needs, traffic = buffers, moved
+        else:
+            needs, traffic = buffers[: rule.in_memory], None
+        costly = counts.transcendentals > 0 or name == "div"
+        for buffer, reordered in zip(reads, rule.reorders(operation) if rule.reorders else (), strict=False):
+            if reordered and buffer not in flat.computed:
+                if buffer in flat.made:
+                    workspace += flat.sizes[buffer]
+                else:
+                    if buffer not in flat.copies:
+                        flat.copies[buffer] = len(flat.sizes)
+                        flat.sizes.append(flat.sizes[buffer])
+                    buffers += (flat.copies[buffer],)
+        return Step(buffers, writes, needs, rule.writes_memory, traffic, part, costly, rule.in_place, workspace)
+
+    def _counted(self, equation: Any) -> tuple[Rule, OperationCounts, Operation]:
+        if id(equation) not in self._counts:
+            rule = RULES.get(equation.primitive.name, _UNCOSTED)
+            operands, results = ([var.aval for var in side] for side in (equation.invars, equation.outvars))
+            operation = Operation(operands, results, equation.params)
+            counts = rule.counts(operation)
+            if counts is None:
+                rule, counts = _UNCOSTED, OperationCounts()
+            self._counts[id(equation)] = rule, counts, operation
+        return self._counts[id(equation)]
+
+    def _inside(self, equation: Any, line: str, reads: Sequence[Any]) -> Totals:
+        """Return what the jaxprs of a loop, a conditional or a large call do, with the memory they need beside it."""
+        name, params = equation.primitive.name, equation.params
+        written = sum(nbytes(var.aval) for var in equation.outvars)
+        result = Totals()
+        if name == "scan":
+            body = opened(params["jaxpr"])
+            constants, carried = scan_layout(equation)
+            turn = self.totals(body, range(constants, constants + carried))
+            result.add(turn, params["length"])
+            slices = sum(nbytes(var.aval) for var in body.outvars[carried:])
+            result.temp_bytes = max(turn.temp_bytes - slices, 0)
+        elif name == "while":
+            self._while(equation, line, reads, result)
+        elif name == "cond":
+            branches = [self.totals(opened(branch)) for branch in params["branches"]]
+            sums = [branch.sums() for branch in branches]
+            order = sorted(range(len(branches)), key=lambda i: (sums[i].flops, sums[i].bytes))
+            for number, branch in enumerate(branches):
+                if number == order[-1]:
+                    result.add(branch, 1)
+                else:
+                    result.meet(branch, 0)
+            if len(branches) > 1:
+                result.spreads[line] = BranchSpread(line, sums[order[0]], sums[order[-1]])
+            result.temp_bytes = max(max(branch.temp_bytes for branch in branches) - written, 0)
+        elif name == "shard_map":
+            mesh = params["mesh"].shape
+            axes = params.get("newly_manual_axes", params.get("manual_axes", mesh))
+            devices = math.prod(mesh[axis] for axis in axes)
+            body = self.totals(opened(params["jaxpr"]))
+            result.add(body, devices)
+            result.temp_bytes = max(devices * body.temp_bytes - written, 0)
+        else:
+            called, _ = called_jaxpr(equation, reads)
+            body = self.totals(called)
+            result.add(body, 1)
+            result.temp_bytes = max(body.temp_bytes - written, 0)
+        return result
+
+    def _while(self, equation: Any, line: str, reads: Sequence[Any], result: Totals) -> None:
+        params = equation.params
+        cond, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
+        trips = readable_trips(equation, reads)
+        number = len(self.loops)
+        if trips is None and (trips := self._trips.next(line)) is None:
+            self.loops.append(UnknownLoop(line, 0, OperationCounts()))
+        test = self.totals(cond)
+        turn = self.totals(body, range(params["body_nconsts"], len(body.invars)))
+        result.add(test, 1 + (trips or 0))
+        if trips is not None:
+            result.add(turn, trips)
+        else:
+            both = [test.sums(), turn.sums()]
+            self.loops[number] = UnknownLoop(line, 0, OperationCounts(*map(sum, zip(*both, strict=True))))
+            result.meet(turn, None)
+            result.loop_starts[number] = 1
+        result.temp_bytes = max(turn.temp_bytes, test.temp_bytes)
+
+
+def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:
+    """Return the equations whose results somebody uses, or that have an effect."""
+    needed, used = set(outputs), []
+    for each in reversed(placed):
+        effects = (e for e in each.equation.effects if type(e).__name__ != "NamedAxisEffect")
+        if not needed.isdisjoint(each.writes) or any(True for _ in effects):
+            if each.equation.primitive.name == "scan":  # a stack that nobody reads is not kept
+                _, carried = scan_layout(each.equation)
+                kept = (buffer for buffer in each.writes[carried:] if buffer in needed)
+                each = each._replace(writes=(*each.writes[:carried], *kept))
+            used.append(each)
+            needed.update(buffer for buffer in each.reads if isinstance(buffer, int))
+    return used[::-1]

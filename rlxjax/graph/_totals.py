@@ -1,0 +1,64 @@
+"""What the equations of a jaxpr add up to."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+from ._loops import BranchSpread
+from ._operations import OperationCounts
+
+
+@dataclasses.dataclass
+class Totals:
+    """What one jaxpr does; rows are FLOP, transcendentals, integer operations, bytes, launches."""
+
+    families: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    lines: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    equations: int = 0
+    counted_equations: int = 0
+    all_bytes: int = 0
+    counted_bytes: int = 0
+    sync_points: int = 0
+    fused_bytes: int = 0
+    temp_bytes: int = 0
+    #: Of the arguments and constants that somebody uses.
+    argument_bytes: int = 0
+    uncosted: Counter[str] = dataclasses.field(default_factory=Counter)
+    #: How often each loop of unknown length is started; None inside another one.
+    loop_starts: dict[int, int | None] = dataclasses.field(default_factory=dict)
+    spreads: dict[str, BranchSpread] = dataclasses.field(default_factory=dict)
+
+    def sums(self) -> OperationCounts:
+        """Return everything that is known, over all families."""
+        return OperationCounts(*map(sum, zip((0, 0, 0, 0, 0), *self.families.values(), strict=True)))
+
+    def add(self, other: "Totals", times: int) -> None:
+        """Add the work of another jaxpr that runs so many times."""
+        for mine, others in ((self.families, other.families), (self.lines, other.lines)):
+            for name, row in others.items():
+                add_row(mine, name, row, times)
+        self.sync_points += times * other.sync_points
+        self.fused_bytes += times * other.fused_bytes
+        self.meet(other, times)
+
+    def meet(self, other: "Totals", times: int | None) -> None:
+        """Add what is met, each equation once, and its bytes as often as they move; None is unknown, and once."""
+        for number, starts in other.loop_starts.items():
+            self.loop_starts[number] = None if starts is None or times is None else starts * times
+        self.spreads.update(other.spreads)
+        times = 1 if times is None else times
+        self.equations += other.equations
+        self.counted_equations += other.counted_equations
+        self.all_bytes += times * other.all_bytes
+        self.counted_bytes += times * other.counted_bytes
+        self.uncosted.update(other.uncosted)
+
+
+def add_row(rows: dict[str, list[int]], name: str, row: Sequence[int], times: int) -> None:
+    """Add a row of counts, so many times, to the row of a name."""
+    mine = rows.get(name)
+    if mine is None:
+        rows[name] = [times * count for count in row]
+    else:
+        for i, count in enumerate(row):
+            mine[i] += times * count
