@@ -76,6 +76,7 @@ def test_a_function_is_covered(name):
         assert 0 < profile.fused_traffic_bytes <= profile.io.device_traffic_bytes
 
 
+@pytest.mark.slow  # a hundred thousand equations, each checked by the tests' hook
 def test_calls_of_calls_are_counted_in_bounded_time():
     def twice(function):
         return lambda x: jax.jit(function)(jax.jit(function)(x))
