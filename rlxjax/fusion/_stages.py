@@ -89,8 +89,8 @@ class StageGraph:
 
         Examples:
             >>> graph = StageGraph.checked([50.0, 80.0], [(0, 1, 4000)], launch_ns=900.0, bytes_per_ns=10.0)
-            >>> plan_ns(graph, [[0], [1]]), plan_ns(graph, [[0, 1]])
-            (2600.0, 1030.0)
+            >>> graph.value, graph.external_read_bytes
+            (array([0], dtype=int32), array([0., 0.]))
         """
         check_positive(bytes_per_ns, "bytes_per_ns")
         compute = _column(compute_ns, None, "compute_ns")
@@ -157,115 +157,6 @@ def group_ns(graph: StageGraph, compute_ns: Any, traffic_bytes: Any) -> Any:
     memory_ns = traffic_bytes / graph.bytes_per_ns
     above = compute_ns - memory_ns
     return graph.launch_ns + memory_ns + 0.5 * (above + abs(above))
-
-
-class HostGraph:
-    """A graph as lists of Python, for searches on the host."""
-
-    def __init__(self, graph: StageGraph):
-        self.graph = graph
-        self.compute = np.asarray(graph.compute_ns, np.float64).tolist()
-        external = np.asarray(graph.external_read_bytes) + np.asarray(graph.external_written_bytes)
-        self.external = np.asarray(external, np.float64).tolist()
-        self.edges = list(zip(np.asarray(graph.producer).tolist(), np.asarray(graph.consumer).tolist(), strict=True))
-        self.value_bytes: dict[int, float] = {}
-        ends: dict[int, set[int]] = {}
-        self.near: list[dict[int, float]] = [{} for _ in self.compute]
-        self.after: list[set[int]] = [set() for _ in self.compute]
-        columns = (np.asarray(column).tolist() for column in (graph.value, graph.edge_bytes, graph.fused_ns))
-        for (i, j), value, size, fused in zip(self.edges, *columns, strict=True):
-            self.value_bytes[value] = size
-            ends.setdefault(value, set()).update((i, j))
-            self.near[i][j] = self.near[j][i] = self.near[i].get(j, 0.0) + fused
-            self.after[i].add(j)
-        self.ends = {value: len(stages) for value, stages in ends.items()}
-        self.touched: list[list[int]] = [[] for _ in self.compute]
-        for value, stages in ends.items():
-            for stage in stages:
-                self.touched[stage].append(value)
-
-    def group(self, stages: Sequence[int]) -> "Group":
-        """Return a group of stages with its counts."""
-        inside, touched = set(stages), {}
-        compute = traffic = 0.0
-        for i in stages:
-            compute += self.compute[i] + 0.5 * sum(ns for j, ns in self.near[i].items() if ns and j in inside)
-            traffic += self.external[i]
-            for value in self.touched[i]:
-                touched[value] = touched.get(value, 0) + 1
-        peak = traffic + sum(self.value_bytes[value] for value in touched)
-        traffic += sum(self.value_bytes[value] for value, count in touched.items() if count < self.ends[value])
-        return Group(tuple(stages), touched, compute, traffic, peak, float(group_ns(self.graph, compute, traffic)))
-
-    def joined(self, a: "Group", b: "Group") -> "Group":
-        """Return two groups as one; the work grows with the smaller."""
-        small, large = (a, b) if len(a.touched) < len(b.touched) else (b, a)
-        inside, touched, shared, kept = set(large.stages), dict(large.touched), 0.0, 0.0
-        for value, count in small.touched.items():
-            other = touched.get(value, 0)
-            touched[value] = count + other
-            if other:
-                shared += self.value_bytes[value]
-                kept += self.value_bytes[value] * (count + other == self.ends[value])
-        compute, traffic = a.compute + b.compute, a.traffic + b.traffic - shared - kept
-        compute += sum(ns for i in small.stages for j, ns in self.near[i].items() if ns and j in inside)
-        time = float(group_ns(self.graph, compute, traffic))
-        return Group(large.stages + small.stages, touched, compute, traffic, a.peak + b.peak - shared, time)
-
-    def in_order(self, groups: Sequence[Sequence[int]]) -> list[tuple[int, ...]] | None:
-        """Return groups in an order that can run, the first stages first; None if there is a cycle through one."""
-        owner = {stage: number for number, group in enumerate(groups) for stage in group}
-        after = [{owner[j] for i in group for j in self.after[i]} - {g} for g, group in enumerate(groups)]
-        waiting = [0] * len(groups)
-        for others in after:
-            for g in others:
-                waiting[g] += 1
-        ready, order = [g for g, count in enumerate(waiting) if not count], []
-        for g in ready:
-            order.append(g)
-            for other in after[g]:
-                waiting[other] -= 1
-                if not waiting[other]:
-                    ready.append(other)
-        return [tuple(sorted(groups[g])) for g in order] if len(order) == len(groups) else None
-
-    def connected(self, stages: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return stages in sets that edges connect."""
-        left, parts = set(stages), []
-        while left:
-            part = [left.pop()]
-            for i in part:
-                fresh = left.intersection(self.near[i])
-                left -= fresh
-                part.extend(fresh)
-            parts.append(tuple(sorted(part)))
-        return sorted(parts)
-
-    def plan(self, groups: Sequence[Sequence[int]], method: str) -> StagePlan:
-        """Return a plan of groups that can run."""
-        ordered = self.in_order(sorted(tuple(sorted(group)) for group in groups))
-        assert ordered is not None
-        counted = [self.group(group) for group in ordered]
-        peak = max((group.peak for group in counted), default=0.0)
-        return StagePlan(tuple(ordered), sum(group.time for group in counted), peak, method)
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Stages that run as one program, the number of ends of each value in it, and what it does and takes."""
-
-    stages: tuple[int, ...]
-    touched: dict[int, int]
-    compute: float
-    traffic: float
-    peak: float
-    time: float
-
-
-def plan_ns(graph: StageGraph, groups: Sequence[Sequence[int]]) -> float:
-    """Return what a plan takes in ns, by the formula of `StageGraph`."""
-    host = HostGraph(graph)
-    return sum(host.group(group).time for group in groups)
 
 
 def _column(value: Any, length: int | None, name: str) -> np.ndarray:

@@ -1,0 +1,166 @@
+"""Plans of stages: which pieces of a program are one, by gradient, greedily, or by trying all."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlxjax._checks import as_index, check_at_least
+
+from ._soft_stages import STARTS, STEPS, minimised_logits
+from ._stage_groups import HostGraph
+from ._stage_search import MOST_STAGES, Groups, exact_groups, greedy_groups, groups_by_order, improved_groups
+from ._stages import StageGraph, StagePlan
+
+#: Below so many stages every start is rounded and improved, and every cap on the peak is tried.
+SMALL = 32
+#: The next cap on the peak of a large graph, as a share of the last plan's peak.
+NEXT_CAP = 0.8
+
+
+def plan_stages(
+    graph: StageGraph, *, method: str = "gradient", peak_price_ns_per_byte: float = 0.0, seed: int = 0
+) -> StagePlan:
+    """Decide which stages of a program are one: the least time plus priced peak, by the formula of `StageGraph`.
+
+    Every plan can run: no way leads out of a group and back into it. The stages of a group are connected by
+    edges inside it. `plan_fusion` plans the kernels of a graph of known ops by launches and bytes; here a stage
+    is a whole program with arithmetic of its own, and fusing may cost time.
+
+    Args:
+        graph: the stages.
+        method: "gradient" minimises `soft_plan_ns` plus the priced peak from several starts, fuses the edges in
+            the order of the variables found as far as that pays, and moves stages while that saves time; the
+            plan is never worse than the greedy one. "greedy" makes one group of the two that save most, until
+            none saves. (The greedy plan of `plan_fusion`, the reference's, asks for no cost: it takes chains in
+            the order of the nodes.) "exhaustive" tries all plans of at most 12 stages.
+        peak_price_ns_per_byte: what a byte held by the largest group costs, in ns.
+        seed: of the starts of "gradient".
+
+    Raises:
+        ValueError: an unknown method, a negative price or seed, or too many stages for "exhaustive".
+
+    Examples:
+        >>> graph = StageGraph.checked(
+        ...     [50.0, 80.0, 60.0], [(0, 1, 4000), (1, 2, 800)], launch_ns=900.0, bytes_per_ns=10.0, fused_ns=[0, 5000]
+        ... )
+        >>> plan = plan_stages(graph)
+        >>> plan.groups, plan.time_ns
+        (((0, 1), (2,)), 2010.0)
+    """
+    methods = {"gradient": _gradient, "greedy": _greedy, "exhaustive": _exhaustive}
+    if method not in methods:
+        raise ValueError(f"method: expected one of {', '.join(methods)}, got {method!r}")
+    check_at_least(peak_price_ns_per_byte, "peak_price_ns_per_byte", what="number")
+    as_index(seed, "seed")
+    host = HostGraph(graph)
+    return host.plan(methods[method](host, float(peak_price_ns_per_byte), seed), method)
+
+
+def pareto_plans(
+    graph: StageGraph, prices: Sequence[float], *, method: str = "gradient", seed: int = 0
+) -> list[StagePlan]:
+    """Return the plans that prices on peak memory lead to and no other of them beats in time and peak both.
+
+    Args:
+        graph: the stages.
+        prices: of a byte of the peak, in ns.
+        method: of `plan_stages`.
+        seed: of `plan_stages`.
+
+    Returns:
+        The plans in the order of their time: each takes longer than the one before and holds less.
+
+    Raises:
+        ValueError: what `plan_stages` refuses.
+
+    Examples:
+        >>> graph = StageGraph.checked([50.0, 80.0], [(0, 1, 4000)], launch_ns=900.0, bytes_per_ns=10.0,
+        ...     external_read_bytes=1000)
+        >>> [(plan.time_ns, plan.peak_bytes) for plan in pareto_plans(graph, [0.0, 0.1, 10.0])]
+        [(1100.0, 6000.0), (2800.0, 5000.0)]
+    """
+    plans = [plan_stages(graph, method=method, peak_price_ns_per_byte=price, seed=seed) for price in prices]
+    front: list[StagePlan] = []
+    for plan in sorted(plans, key=lambda plan: (plan.time_ns, plan.peak_bytes)):
+        if not front or plan.peak_bytes < front[-1].peak_bytes:
+            front.append(plan)
+    return front
+
+
+def _alone(host: HostGraph) -> Groups:
+    return [(i,) for i in range(len(host.compute))]
+
+
+def _greedy(host: HostGraph, price: float, seed: int) -> Groups:
+    del seed
+    return greedy_groups(host, _alone(host), price)
+
+
+def _exhaustive(host: HostGraph, price: float, seed: int) -> Groups:
+    del seed
+    if len(host.compute) > MOST_STAGES:
+        raise ValueError(f"method: expected at most {MOST_STAGES} stages for 'exhaustive', got {len(host.compute)}")
+    return exact_groups(host, price)
+
+
+def _gradient(host: HostGraph, price: float, seed: int) -> Groups:
+    """Return the best of greedy's groups, and of those by the logits, under lower and lower caps on the peak."""
+    alone, greedy = _alone(host), greedy_groups(host, _alone(host), price)
+    if not host.edges:
+        return alone
+    least_peak = max(host.group(group).peak for group in alone)
+    orders = np.argsort(-_logits(host, price, seed), axis=1, kind="stable").tolist()
+    small = len(alone) <= SMALL
+    best = (math.inf, alone)
+    cap = math.inf
+    while True:
+        starts = [greedy, *(groups_by_order(host, order, price, cap) for order in orders)]
+        starts = [groups for groups in starts if _peak(host, groups) <= cap]
+        starts.sort(key=lambda groups: _time(host, groups))
+        found = [improved_groups(host, groups, cap) for groups in (starts if small else starts[:1])]
+        groups = min(found, key=lambda groups: _time(host, groups))
+        time, peak = _time(host, groups), _peak(host, groups)
+        best = min(best, (time + price * peak, groups))
+        if price == 0 or peak <= least_peak or time + price * least_peak >= best[0]:
+            return min(best, (_time(host, greedy) + price * _peak(host, greedy), greedy))[1]
+        cap = max(least_peak, peak * (1 - 1e-9 if small else NEXT_CAP))
+
+
+def _time(host: HostGraph, groups: Groups) -> float:
+    return sum(host.group(group).time for group in groups)
+
+
+def _peak(host: HostGraph, groups: Groups) -> float:
+    return max(host.group(group).peak for group in groups)
+
+
+def _logits(host: HostGraph, price: float, seed: int) -> np.ndarray:
+    """Return the variables of the edges found from each start, `[starts, edges]`.
+
+    The columns are filled up to powers of two, so that few sizes are compiled. A start is normal noise.
+    """
+    graph, edges = _filled(host.graph)
+    stages = len(graph.compute_ns)
+    noise = np.random.default_rng(seed).standard_normal((STARTS, len(host.edges)))
+    start = np.full((STARTS, edges), -1e3)
+    start[:, : len(host.edges)] = noise
+    is_stage = np.arange(stages) < len(host.compute)
+    logits = minimised_logits(graph, is_stage, jnp.asarray(start, float), price, starts=STARTS, steps=STEPS)
+    return np.asarray(jax.device_get(logits), np.float64)[:, : len(host.edges)]
+
+
+def _filled(graph: StageGraph) -> tuple[StageGraph, int]:
+    """Return a graph filled up with stages that do nothing and edges that carry nothing, and its number of edges."""
+    columns = [field.name for field in dataclasses.fields(graph) if np.ndim(getattr(graph, field.name))]
+    sizes = {name: 1 << max(3, (len(getattr(graph, name)) - 1).bit_length()) for name in columns}
+    fill = {"value": sizes["value"] - 1}  # of no edge, if there is anything to fill
+
+    def filled(name: str):
+        column = np.asarray(getattr(graph, name))
+        return np.pad(column, (0, sizes[name] - len(column)), constant_values=fill.get(name, 0))
+
+    return dataclasses.replace(graph, **{name: filled(name) for name in columns}), sizes["value"]
