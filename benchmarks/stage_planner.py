@@ -121,7 +121,9 @@ def main() -> None:
     for name in ("small", "large"):
         print(f"| {name} graphs | |\n|---|---|")
         for key, value in result[name].items():
-            shown = f"{100 * value:.1f} %" if "within" in key or "the best" in key or "excess" in key else f"{value:.4g}"
+            shown = (
+                f"{100 * value:.1f} %" if "within" in key or "the best" in key or "excess" in key else f"{value:.4g}"
+            )
             print(f"| {key} | {shown} |")
         print()
     if arguments.json:

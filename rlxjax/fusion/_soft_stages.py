@@ -20,8 +20,9 @@ from rlxjax._typing import Nanoseconds, RealLike
 
 from ._stages import StageGraph, group_ns
 
-#: Starts from which the relaxed time is minimised, steps of each, and the temperatures of the first and last.
-STARTS, STEPS, HOT, COLD = 4, 60, 1.0, 0.1
+#: Steps of the minimisation, the temperatures of the first and the last, and the share of it that the relaxation has;
+#: the rest is noise.
+STEPS, HOT, COLD, RELAXED_SHARE = 60, 1.0, 0.1, 0.3
 LEARNING_RATE = 0.1
 
 
@@ -67,8 +68,8 @@ def _mean_ns(
 
 
 def chain_of_plans(
-    graph: StageGraph, order: Int[Array, "edges"], is_stage: RealLike = 1.0
-) -> tuple[Float[Array, "plans"], Float[Array, "plans"]]:
+    graph: StageGraph, order: Int[Array, " edges"], is_stage: RealLike = 1.0
+) -> tuple[Float[Array, " plans"], Float[Array, " plans"]]:
     """Return the time and the peak of every stage alone, and after each edge of an order is fused.
 
     Every group stands as neighbours in one row of all stages; a gap between two of the row remembers the step
@@ -151,7 +152,7 @@ def _counts(graph: StageGraph, place: Array, widest, edges: int) -> tuple[Array,
     return alone, change[:edges]
 
 
-def _widest(gap: Int[Array, "stages"]):
+def _widest(gap: Int[Array, " stages"]):
     """Return a function of two places of the row, the lower first: the last step that closes a gap between them.
 
     From a table of the largest of every 1, 2, 4, ... neighbours; the same place twice gives one gap.
@@ -170,28 +171,33 @@ def _widest(gap: Int[Array, "stages"]):
     return widest
 
 
-@functools.partial(jax.jit, static_argnames=("starts", "steps"))
+@jax.jit
 def minimised_logits(
-    graph: StageGraph, is_stage: Array, start: Array, price: RealLike, *, starts: int, steps: int
+    graph: StageGraph, is_stage: Array, start: Array, price: RealLike, seed: RealLike
 ) -> Float[Array, "starts edges"]:
-    """Return the logits at which the relaxed time is low, from several starts `[starts, edges]`, by Adam.
+    """Return the logits at which the relaxed time and priced peak are low, from starts `[starts, edges]`, by Adam.
 
-    The temperature falls from `HOT` to `COLD`.
+    The temperature falls from `HOT` to `COLD`. Every step adds logistic noise of the temperature: as a mean over
+    steps, edges then fuse independently of each other, and each meets the others in many orders. Without noise
+    most edges would only ever be tried after all edges of a larger variable.
     """
-    del starts
     alone = chain_of_plans(graph, jnp.arange(start.shape[-1]), is_stage)
     scale = alone[0][0] + price * alone[1][0]
     optimiser = optax.adam(LEARNING_RATE)
 
-    def loss(logits, temperature):
-        rows = jax.vmap(lambda row: _mean_ns(graph, row, temperature, is_stage, price))(logits)
-        return jnp.sum(rows) / scale
+    def loss(logits, temperature, key):
+        noisy = logits + temperature * jax.random.logistic(key, logits.shape, logits.dtype)
+        relaxed = functools.partial(
+            _mean_ns, graph, temperature=RELAXED_SHARE * temperature, is_stage=is_stage, price=price
+        )
+        return jnp.sum(jax.vmap(relaxed)(noisy)) / scale
 
-    def step(state, temperature):
+    def step(state, step):
         logits, moments = state
-        updates, moments = optimiser.update(jax.grad(loss)(logits, temperature), moments)
+        updates, moments = optimiser.update(jax.grad(loss)(logits, *step), moments)
         return (optax.apply_updates(logits, updates), moments), None
 
-    temperatures = jnp.geomspace(HOT, COLD, steps, dtype=start.dtype)
-    (logits, _), _ = jax.lax.scan(step, (start, optimiser.init(start)), temperatures)
+    temperatures = jnp.geomspace(HOT, COLD, STEPS, dtype=start.dtype)
+    keys = jax.random.split(jax.random.key(seed), STEPS)
+    (logits, _), _ = jax.lax.scan(step, (start, optimiser.init(start)), (temperatures, keys))
     return logits

@@ -92,7 +92,7 @@ class HostGraph:
                     ready.append(other)
         return [tuple(sorted(groups[g])) for g in order] if len(order) == len(groups) else None
 
-    def connected(self, stages: Sequence[int]) -> list[tuple[int, ...]]:
+    def connected(self, stages: Iterable[int]) -> list[tuple[int, ...]]:
         """Return stages in sets that edges connect."""
         left, parts = set(stages), []
         while left:

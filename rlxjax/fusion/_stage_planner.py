@@ -1,22 +1,24 @@
 """Plans of stages: which pieces of a program are one, by gradient, greedily, or by trying all."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._checks import as_index, check_at_least
 
-from ._soft_stages import STARTS, STEPS, minimised_logits
+from ._soft_stages import minimised_logits
 from ._stage_groups import HostGraph
 from ._stage_search import MOST_STAGES, Groups, exact_groups, greedy_groups, groups_by_order, improved_groups
 from ._stages import StageGraph, StagePlan
 
-#: Below so many stages every start is rounded and improved, and every cap on the peak is tried.
-SMALL = 32
+#: Starts of the gradient, an even number.
+STARTS = 8
+#: Up to so many stages, all starts are improved and every cap on the peak is tried; above, so many of the best.
+SMALL, MOST_IMPROVED = 32, 3
 #: The next cap on the peak of a large graph, as a share of the last plan's peak.
 NEXT_CAP = 0.8
 
@@ -109,24 +111,22 @@ def _exhaustive(host: HostGraph, price: float, seed: int) -> Groups:
 
 def _gradient(host: HostGraph, price: float, seed: int) -> Groups:
     """Return the best of greedy's groups, and of those by the logits, under lower and lower caps on the peak."""
-    alone, greedy = _alone(host), greedy_groups(host, _alone(host), price)
+    alone, greedy = _alone(host), _greedy(host, price, seed)
     if not host.edges:
         return alone
     least_peak = max(host.group(group).peak for group in alone)
-    orders = np.argsort(-_logits(host, price, seed), axis=1, kind="stable").tolist()
+    orders = np.argsort(-_logits(host, greedy, price, seed), axis=1, kind="stable").tolist()
     small = len(alone) <= SMALL
-    best = (math.inf, alone)
-    cap = math.inf
+    best, cap = (_time(host, greedy) + price * _peak(host, greedy), greedy), math.inf
     while True:
         starts = [greedy, *(groups_by_order(host, order, price, cap) for order in orders)]
-        starts = [groups for groups in starts if _peak(host, groups) <= cap]
-        starts.sort(key=lambda groups: _time(host, groups))
-        found = [improved_groups(host, groups, cap) for groups in (starts if small else starts[:1])]
-        groups = min(found, key=lambda groups: _time(host, groups))
+        starts = sorted((s for s in starts if _peak(host, s) <= cap), key=functools.partial(_time, host))
+        found = [improved_groups(host, groups, cap) for groups in (starts if small else starts[:MOST_IMPROVED])]
+        groups = min(found, key=functools.partial(_time, host))
         time, peak = _time(host, groups), _peak(host, groups)
         best = min(best, (time + price * peak, groups))
         if price == 0 or peak <= least_peak or time + price * least_peak >= best[0]:
-            return min(best, (_time(host, greedy) + price * _peak(host, greedy), greedy))[1]
+            return best[1]
         cap = max(least_peak, peak * (1 - 1e-9 if small else NEXT_CAP))
 
 
@@ -138,19 +138,24 @@ def _peak(host: HostGraph, groups: Groups) -> float:
     return max(host.group(group).peak for group in groups)
 
 
-def _logits(host: HostGraph, price: float, seed: int) -> np.ndarray:
+def _logits(host: HostGraph, greedy: Groups, price: float, seed: int) -> np.ndarray:
     """Return the variables of the edges found from each start, `[starts, edges]`.
 
-    The columns are filled up to powers of two, so that few sizes are compiled. A start is normal noise.
+    Half of the starts are near greedy's plan, half near what an edge alone saves, each with noise. The columns are
+    filled up to powers of two, so that few sizes are compiled.
     """
+    rng, alone = np.random.default_rng(seed), [host.group(group) for group in _alone(host)]
+    owner = {i: number for number, group in enumerate(greedy) for i in group}
+    by_plan = [1.0 if owner[i] == owner[j] else -1.0 for i, j in host.edges]
+    gain = np.array([alone[i].time + alone[j].time - host.joined(alone[i], alone[j]).time for i, j in host.edges])
+    by_gain = np.clip(gain / max(float(np.mean(np.abs(gain))), 1e-300), -2.0, 2.0)
+    near = np.repeat([by_plan, by_gain], STARTS // 2, axis=0)
     graph, edges = _filled(host.graph)
-    stages = len(graph.compute_ns)
-    noise = np.random.default_rng(seed).standard_normal((STARTS, len(host.edges)))
-    start = np.full((STARTS, edges), -1e3)
-    start[:, : len(host.edges)] = noise
-    is_stage = np.arange(stages) < len(host.compute)
-    logits = minimised_logits(graph, is_stage, jnp.asarray(start, float), price, starts=STARTS, steps=STEPS)
-    return np.asarray(jax.device_get(logits), np.float64)[:, : len(host.edges)]
+    start = np.full((STARTS, edges), -1e3)  # what fills the edges up fuses nothing
+    start[:, : len(host.edges)] = near + rng.standard_normal(near.shape)
+    is_stage = np.arange(len(graph.compute_ns)) < len(alone)
+    logits = minimised_logits(graph, is_stage, jnp.asarray(start, float), price, int(rng.integers(2**31)))
+    return np.asarray(logits, np.float64)[:, : len(host.edges)]
 
 
 def _filled(graph: StageGraph) -> tuple[StageGraph, int]:

@@ -46,14 +46,14 @@ class StageGraph:
         bytes_per_ns: how fast bytes move to and from memory.
     """
 
-    compute_ns: Float[Array | np.ndarray, "stages"]
-    external_read_bytes: Float[Array | np.ndarray, "stages"]
-    external_written_bytes: Float[Array | np.ndarray, "stages"]
-    producer: Int[Array | np.ndarray, "edges"]
-    consumer: Int[Array | np.ndarray, "edges"]
-    edge_bytes: Float[Array | np.ndarray, "edges"]
-    value: Int[Array | np.ndarray, "edges"]
-    fused_ns: Float[Array | np.ndarray, "edges"]
+    compute_ns: Float[Array | np.ndarray, " stages"]
+    external_read_bytes: Float[Array | np.ndarray, " stages"]
+    external_written_bytes: Float[Array | np.ndarray, " stages"]
+    producer: Int[Array | np.ndarray, " edges"]
+    consumer: Int[Array | np.ndarray, " edges"]
+    edge_bytes: Float[Array | np.ndarray, " edges"]
+    value: Int[Array | np.ndarray, " edges"]
+    fused_ns: Float[Array | np.ndarray, " edges"]
     launch_ns: RealLike
     bytes_per_ns: RealLike
 
@@ -94,7 +94,7 @@ class StageGraph:
         """
         check_positive(bytes_per_ns, "bytes_per_ns")
         compute = _column(compute_ns, None, "compute_ns")
-        edges, stages = [tuple(edge) for edge in edges], len(compute)
+        stages = len(compute)
         for number, edge in enumerate(edges):
             if len(edge) != 3:
                 raise ValueError(f"edge {number}: expected a producer, a consumer and bytes, got {edge!r}")
