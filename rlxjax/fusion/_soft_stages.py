@@ -195,7 +195,7 @@ def minimised_logits(
     def step(state, step):
         logits, moments = state
         updates, moments = optimiser.update(jax.grad(loss)(logits, *step), moments)
-        return (optax.apply_updates(logits, updates), moments), None
+        return (logits + updates, moments), None
 
     temperatures = jnp.geomspace(HOT, COLD, STEPS, dtype=start.dtype)
     keys = jax.random.split(jax.random.key(seed), STEPS)

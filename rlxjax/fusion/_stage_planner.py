@@ -146,10 +146,10 @@ def _logits(host: HostGraph, greedy: Groups, price: float, seed: int) -> np.ndar
     """
     rng, alone = np.random.default_rng(seed), [host.group(group) for group in _alone(host)]
     owner = {i: number for number, group in enumerate(greedy) for i in group}
-    by_plan = [1.0 if owner[i] == owner[j] else -1.0 for i, j in host.edges]
+    by_plan = np.array([1.0 if owner[i] == owner[j] else -1.0 for i, j in host.edges])
     gain = np.array([alone[i].time + alone[j].time - host.joined(alone[i], alone[j]).time for i, j in host.edges])
     by_gain = np.clip(gain / max(float(np.mean(np.abs(gain))), 1e-300), -2.0, 2.0)
-    near = np.repeat([by_plan, by_gain], STARTS // 2, axis=0)
+    near = np.repeat(np.stack([by_plan, by_gain]), STARTS // 2, axis=0)
     graph, edges = _filled(host.graph)
     start = np.full((STARTS, edges), -1e3)  # what fills the edges up fuses nothing
     start[:, : len(host.edges)] = near + rng.standard_normal(near.shape)

@@ -165,5 +165,6 @@ def _column(value: Any, length: int | None, name: str) -> np.ndarray:
     if length is None and column.ndim == 1:
         return column
     if length is None or column.shape not in ((), (length,)):
-        raise ValueError(f"{name}: expected a list of {length or 'one number a stage'}, got shape {column.shape}")
+        expected = "a list" if length is None else f"one number, or {length}"
+        raise ValueError(f"{name}: expected {expected}, got shape {column.shape}")
     return np.broadcast_to(column, length).copy()
