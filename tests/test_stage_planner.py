@@ -20,7 +20,7 @@ METHODS = ("gradient", "greedy", "exhaustive")
 
 
 def graphs(count, *, most=8, least=2):
-    """Return random graphs, the first of the fewest stages."""
+    """Return random graphs, the first of them of the fewest stages."""
     rngs = (np.random.default_rng([19, i]) for i in range(count))
     return [random_graph(least + i % (most + 1 - least), rng) for i, rng in enumerate(rngs)]
 
@@ -56,14 +56,18 @@ def logits_of(graph, groups, size=1.0):
     return np.where(inside, size, -size)
 
 
+def connected(graph, fused):
+    """Return the groups that edges make if those of a mask are fused."""
+    label = list(range(len(graph.compute_ns)))
+    for i, j in zip(graph.producer[fused].tolist(), graph.consumer[fused].tolist(), strict=True):
+        label = [label[i] if own == label[j] else own for own in label]
+    return tuple(tuple(i for i, own in enumerate(label) if own == first) for first in dict.fromkeys(label))
+
+
 def every_plan(graph):
     """Return all plans that can run and whose groups edges connect, by brute force over the edges to fuse."""
-    stages, found = len(graph.compute_ns), set()
-    for fused in itertools.product((False, True), repeat=len(graph.producer)):
-        label = list(range(stages))
-        for i, j in zip(graph.producer[list(fused)].tolist(), graph.consumer[list(fused)].tolist(), strict=True):
-            label = [label[i] if own == label[j] else own for own in label]
-        found.add(tuple(tuple(i for i in range(stages) if label[i] == own) for own in dict.fromkeys(label)))
+    masks = (np.array(fused, bool) for fused in itertools.product((False, True), repeat=len(graph.producer)))
+    found = {connected(graph, fused) for fused in masks}
     return [groups for groups in found if any(can_run(graph, order) for order in itertools.permutations(groups))]
 
 
@@ -87,7 +91,8 @@ def test_a_chain_takes_what_the_formula_says():
     together = LAUNCH_NS + max(100.0 + 2000.0 + 70.0, 4000 / BANDWIDTH)
     plan = rx.plan_stages(graph)
     assert (plan.groups, plan.time_ns, plan.peak_bytes) == (((0, 1),), together, 9000.0)
-    assert rx.soft_plan_ns(graph, np.array([-1e3]), 1.0) == apart
+    apart_plan = rx.plan_stages(dataclasses.replace(graph, fused_ns=np.array([9e9])))
+    assert (apart_plan.groups, apart_plan.time_ns, apart_plan.peak_bytes) == (((0,), (1,)), apart, 8000.0)
 
 
 def test_a_value_is_written_once_and_read_once_by_each_group():
@@ -100,9 +105,11 @@ def test_a_value_is_written_once_and_read_once_by_each_group():
 
 def test_results_of_a_stage_may_be_told_apart():
     edges = [(0, 1, 8000), (0, 2, 8000)]
-    one, two = (rx.StageGraph.checked(np.zeros(3), edges, values=v, **MACHINE) for v in ([7, 7], [7, 9]))
-    written_twice = rx.soft_plan_ns(two, np.array([-1e3, -1e3]), 1.0)
-    assert written_twice - rx.soft_plan_ns(one, np.array([-1e3, -1e3]), 1.0) == 8000 / BANDWIDTH
+    one, two = (
+        rx.plan_stages(rx.StageGraph.checked(np.zeros(3), edges, values=values, fused_ns=9e9, **MACHINE))
+        for values in ([7, 7], [7, 9])
+    )
+    assert two.time_ns - one.time_ns == 8000 / BANDWIDTH
 
 
 def test_time_and_peak_are_those_of_the_formula():
@@ -115,12 +122,12 @@ def test_time_and_peak_are_those_of_the_formula():
 
 
 def test_every_plan_can_run_and_edges_connect_its_groups():
-    for graph, method in itertools.product([*graphs(16, most=12), random_graph(60, np.random.default_rng(0))], METHODS):
+    for graph, method in itertools.product([*graphs(16, most=12), random_graph(40, np.random.default_rng(0))], METHODS):
         if method != "exhaustive" or len(graph.compute_ns) <= 12:
             plan = rx.plan_stages(graph, method=method, peak_price_ns_per_byte=0.1)
             assert can_run(graph, plan.groups)
-            one_group = logits_of(graph, plan.groups, 1e3)  # fuses no more than the edges inside groups do
-            np.testing.assert_allclose(rx.soft_plan_ns(graph, one_group, 1.0), plan.time_ns, rtol=FLOAT64_RTOL)
+            fused = logits_of(graph, plan.groups) > 0
+            assert sorted(connected(graph, fused)) == sorted(plan.groups)
 
 
 def test_a_third_program_between_two_keeps_them_apart():
@@ -150,7 +157,7 @@ def test_gradient_is_never_worse_than_greedy_nor_better_than_exhaustive():
 
 def test_one_stage_and_no_edge():
     graph = rx.StageGraph.checked([5.0], **MACHINE)
-    assert rx.soft_plan_ns(graph, np.zeros(0), 1.0) == LAUNCH_NS + 5.0
+    assert rx.soft_plan_ns(graph, np.zeros((0,)), 1.0) == LAUNCH_NS + 5.0
     for method in METHODS:
         assert rx.plan_stages(graph, method=method).groups == ((0,),)
         assert len(rx.plan_stages(rx.StageGraph.checked([5.0, 6.0], **MACHINE), method=method).groups) == 2
@@ -185,14 +192,14 @@ def test_a_dearer_peak_makes_it_smaller():
             assert first.peak_bytes > second.peak_bytes
 
 
-def test_the_relaxed_time_tends_to_that_of_the_plan():
-    for graph in graphs(10):
-        for method in ("greedy", "exhaustive"):
-            plan = rx.plan_stages(graph, method=method)
-            logits = jnp.asarray(logits_of(graph, plan.groups))
-            errors = [abs(rx.soft_plan_ns(graph, logits, t) - plan.time_ns) for t in (1.0, 0.1, 0.01)]
-            assert errors[1] <= errors[0]
-            np.testing.assert_allclose(errors[2], 0.0, atol=1e-9 * plan.time_ns)
+def test_the_relaxed_time_tends_to_that_of_the_plan(soft):
+    graph, _ = soft
+    for price in (0.0, 0.01, 0.05, 0.1, 1.0):
+        plan = rx.plan_stages(graph, method="exhaustive", peak_price_ns_per_byte=price)
+        logits = logits_of(graph, plan.groups)
+        errors = [abs(rx.soft_plan_ns(graph, logits, temperature) - plan.time_ns) for temperature in (1.0, 0.1, 0.01)]
+        assert errors[1] <= errors[0]
+        np.testing.assert_allclose(errors[2], 0.0, atol=FLOAT64_RTOL * plan.time_ns)
 
 
 def test_the_relaxed_time_is_the_mean_over_thresholds(soft):
@@ -226,25 +233,24 @@ def test_the_gradient_is_the_finite_difference(soft):
 def test_the_relaxed_time_is_the_same_jitted_and_in_vmap(soft):
     graph, rows = soft
     one_by_one = np.array([rx.soft_plan_ns(graph, row, 0.5) for row in rows])
-    with jax.disable_jit():
-        assert_close(np.asarray(rx.soft_plan_ns(graph, rows[0], 0.5)), one_by_one[0], FLOAT64_RTOL)
-    for call in (rx.soft_plan_ns, jax.vmap(rx.soft_plan_ns, (None, 0, None)), jax.jit(rx.soft_plan_ns)):
+    for call in (
+        rx.soft_plan_ns,
+        jax.vmap(rx.soft_plan_ns, (None, 0, None)),
+        jax.jit(lambda *args: rx.soft_plan_ns(*args) + 0.0),
+    ):
         assert_close(np.asarray(call(graph, rows, 0.5)), one_by_one, FLOAT64_RTOL)
-    single = rx.soft_plan_ns(jax.tree.map(np.float32, graph, is_leaf=lambda x: np.ndim(x) == 0), rows[0], 0.5)
-    assert_close(np.asarray(single), one_by_one[0], FLOAT32_RTOL)
+    floats = {name: np.float32(x) for name, x in vars(graph).items() if name not in ("producer", "consumer", "value")}
+    single = rx.soft_plan_ns(dataclasses.replace(graph, **floats), np.float32(rows[0]), np.float32(0.5))
+    assert single.dtype == np.float32
+    assert_close(np.asarray(single), np.float32(one_by_one[0]), FLOAT32_RTOL)
 
 
 def test_graphs_of_about_one_size_share_a_program():
-    rng = np.random.default_rng(0)
-    sizes = [(9, 17), (16, 30), (12, 20)]
-    chains = [[(i, i + 1, 100.0) for i in range(stages - 1)] for stages, _ in sizes]
-    more = [[(i, i + 2, 100.0) for i in range(edges - stages + 1)] for stages, edges in sizes]
-    for number, (stages, _) in enumerate(sizes):
-        edges = [*chains[number], *more[number]][: sizes[number][1]]
-        graph = rx.StageGraph.checked(rng.random(stages), edges, **MACHINE)
+    for turn, stages in enumerate((33, 64, 50)):
+        graph = rx.StageGraph.checked(np.arange(stages), [(i, i + 1, 100.0 * i) for i in range(stages - 1)], **MACHINE)
         compilations.clear()
-        rx.plan_stages(graph, seed=number, peak_price_ns_per_byte=0.1 * number)
-        assert not compilations or number == 0
+        rx.plan_stages(graph, seed=turn, peak_price_ns_per_byte=0.1 * turn)
+        assert turn == 0 or not compilations
 
 
 @pytest.mark.parametrize(
@@ -281,3 +287,5 @@ def test_an_impossible_request_is_refused_in_a_sentence():
     ):
         with pytest.raises(ValueError, match=message):
             rx.plan_stages(graph, **arguments)
+    with pytest.raises(ValueError, match=r"logits: expected one an edge, \d+, got shape \(3,\)"):
+        rx.soft_plan_ns(graph, np.zeros(3), 1.0)

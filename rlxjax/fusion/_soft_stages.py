@@ -43,14 +43,20 @@ def soft_plan_ns(
         logits: of each edge, of no unit: positive to fuse.
         temperature: of the same scale, a positive number.
 
+    Raises:
+        ValueError: not one variable an edge.
+
     Examples:
         >>> graph = StageGraph.checked([50.0, 80.0], [(0, 1, 4000)], launch_ns=900.0, bytes_per_ns=10.0)
         >>> [round(float(soft_plan_ns(graph, jnp.array([logit]), 0.1))) for logit in (-9.0, 0.0, 9.0)]
         [2600, 1815, 1030]
     """
-    logits = jnp.asarray(logits, jnp.result_type(float, logits))
-    flat = logits.reshape(-1, logits.shape[-1])
-    return jax.vmap(lambda row: _mean_ns(graph, row, temperature, 1.0, 0.0))(flat).reshape(logits.shape[:-1])
+    logits, edges = jnp.asarray(logits), len(graph.producer)
+    if logits.shape[-1:] != (edges,):
+        raise ValueError(f"logits: expected one an edge, {edges}, got shape {logits.shape}")
+    if not jnp.issubdtype(logits.dtype, jnp.floating):
+        logits = logits.astype(float)
+    return jnp.vectorize(lambda row: _mean_ns(graph, row, temperature, 1.0, 0.0), signature="(edges)->()")(logits)
 
 
 def _mean_ns(

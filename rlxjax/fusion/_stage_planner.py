@@ -19,6 +19,8 @@ from ._stages import StageGraph, StagePlan
 STARTS = 8
 #: Up to so many stages, all starts are improved and every cap on the peak is tried; above, so many of the best.
 SMALL, MOST_IMPROVED = 32, 3
+#: Columns are filled up to this at least.
+LEAST_FILLED = 32
 #: The next cap on the peak of a large graph, as a share of the last plan's peak.
 NEXT_CAP = 0.8
 
@@ -161,7 +163,7 @@ def _logits(host: HostGraph, greedy: Groups, price: float, seed: int) -> np.ndar
 def _filled(graph: StageGraph) -> tuple[StageGraph, int]:
     """Return a graph filled up with stages that do nothing and edges that carry nothing, and its number of edges."""
     columns = [field.name for field in dataclasses.fields(graph) if np.ndim(getattr(graph, field.name))]
-    sizes = {name: 1 << max(3, (len(getattr(graph, name)) - 1).bit_length()) for name in columns}
+    sizes = {name: max(LEAST_FILLED, 1 << (len(getattr(graph, name)) - 1).bit_length()) for name in columns}
     fill = {"value": sizes["value"] - 1}  # of no edge, if there is anything to fill
 
     def filled(name: str):
