@@ -73,7 +73,9 @@ class HostGraph:
         compute, traffic = a.compute + b.compute, a.traffic + b.traffic - shared - kept
         compute += sum(ns for i in small.stages for j, ns in self.near[i].items() if ns and j in inside)
         time = float(group_ns(self.graph, compute, traffic))
-        return Group(large.stages + small.stages, touched, compute, traffic, a.peak + b.peak - shared, time)
+        return Group(
+            tuple(sorted(large.stages + small.stages)), touched, compute, traffic, a.peak + b.peak - shared, time
+        )
 
     def in_order(self, groups: Sequence[Sequence[int]]) -> list[tuple[int, ...]] | None:
         """Return groups in an order that can run, the first stages first; None if there is a cycle through one."""

@@ -15,10 +15,10 @@ from ._stage_groups import HostGraph
 from ._stage_search import MOST_STAGES, Groups, exact_groups, greedy_groups, groups_by_order, improved_groups
 from ._stages import StageGraph, StagePlan
 
-#: Starts of the gradient, an even number.
-STARTS = 8
 #: Up to so many stages, all starts are improved and every cap on the peak is tried; above, so many of the best.
 SMALL, MOST_IMPROVED = 32, 3
+#: Starts of the gradient, an even number, and the standard deviation of their noise: of small graphs, and of others.
+STARTS = {True: (8, 1.0), False: (4, 0.5)}
 #: Columns are filled up to this at least.
 LEAST_FILLED = 32
 #: The next cap on the peak of a large graph, as a share of the last plan's peak.
@@ -116,12 +116,13 @@ def _gradient(host: HostGraph, price: float, seed: int) -> Groups:
     alone, greedy = _alone(host), _greedy(host, price, seed)
     if not host.edges:
         return alone
+    whole = host.connected(range(len(alone)))
     least_peak = max(host.group(group).peak for group in alone)
     orders = np.argsort(-_logits(host, greedy, price, seed), axis=1, kind="stable").tolist()
     small = len(alone) <= SMALL
     best, cap = (_time(host, greedy) + price * _peak(host, greedy), greedy), math.inf
     while True:
-        starts = [greedy, *(groups_by_order(host, order, price, cap) for order in orders)]
+        starts = [greedy, alone, whole, *(groups_by_order(host, order, price, cap) for order in orders)]
         starts = sorted((s for s in starts if _peak(host, s) <= cap), key=functools.partial(_time, host))
         found = [improved_groups(host, groups, cap) for groups in (starts if small else starts[:MOST_IMPROVED])]
         groups = min(found, key=functools.partial(_time, host))
@@ -151,10 +152,11 @@ def _logits(host: HostGraph, greedy: Groups, price: float, seed: int) -> np.ndar
     by_plan = np.array([1.0 if owner[i] == owner[j] else -1.0 for i, j in host.edges])
     gain = np.array([alone[i].time + alone[j].time - host.joined(alone[i], alone[j]).time for i, j in host.edges])
     by_gain = np.clip(gain / max(float(np.mean(np.abs(gain))), 1e-300), -2.0, 2.0)
-    near = np.repeat(np.stack([by_plan, by_gain]), STARTS // 2, axis=0)
+    starts, noise = STARTS[len(alone) <= SMALL]
+    near = np.repeat(np.stack([by_plan, by_gain]), starts // 2, axis=0)
     graph, edges = _filled(host.graph)
-    start = np.full((STARTS, edges), -1e3)  # what fills the edges up fuses nothing
-    start[:, : len(host.edges)] = near + rng.standard_normal(near.shape)
+    start = np.full((starts, edges), -1e3)  # what fills the edges up fuses nothing
+    start[:, : len(host.edges)] = near + noise * rng.standard_normal(near.shape)
     is_stage = np.arange(len(graph.compute_ns)) < len(alone)
     logits = minimised_logits(graph, is_stage, jnp.asarray(start, float), price, int(rng.integers(2**31)))
     return np.asarray(logits, np.float64)[:, : len(host.edges)]

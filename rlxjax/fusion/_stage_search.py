@@ -59,25 +59,27 @@ def greedy_groups(host: HostGraph, groups: Iterable[Sequence[int]], price: float
 
 def groups_by_order(host: HostGraph, order: Sequence[int], price: float, cap: float = math.inf) -> Groups:
     """Return the best of the plans that fuse edges in an order, where the groups can run and hold at most `cap`."""
-    best, best_cost, merges = 0, math.inf, []
-    for limit in (None, 0):
-        partition = Partition(host, [[i] for i in range(len(host.compute))])
-        time, peak = partition.time, partition.peak
-        best_cost = time + price * peak if limit is None else best_cost
-        for edge in order if limit is None else merges[:best]:
-            a, b = (partition.owner[i] for i in host.edges[edge])
-            if a == b or not partition.can_merge(a, b):
-                continue
-            first, second = partition.groups[a], partition.groups[b]
-            group = host.joined(first, second)
-            if group.peak > cap:
-                continue
-            partition.merge(a, b, group)
-            merges.append(edge)
-            time, peak = time + group.time - first.time - second.time, max(peak, group.peak)
-            if limit is None and time + price * peak < best_cost:
-                best, best_cost = len(merges), time + price * peak
-    return partition.stages
+    partition = Partition(host, [(i,) for i in range(len(host.compute))])
+    time, peak, merges = partition.time, partition.peak, []
+    best, best_cost = 0, time + price * peak
+    for edge in order:
+        a, b = (partition.owner[i] for i in host.edges[edge])
+        if a == b or not partition.can_merge(a, b):
+            continue
+        first, second = partition.groups[a], partition.groups[b]
+        group = host.joined(first, second)
+        if group.peak > cap:
+            continue
+        partition.merge(a, b, group)
+        merges.append((first.stages, second.stages))
+        time, peak = time + group.time - first.time - second.time, max(peak, group.peak)
+        if time + price * peak < best_cost:
+            best, best_cost = len(merges), time + price * peak
+    groups = {(i,) for i in range(len(host.compute))}
+    for first, second in merges[:best]:
+        groups -= {first, second}
+        groups.add(tuple(sorted(first + second)))
+    return sorted(groups)
 
 
 def improved_groups(host: HostGraph, groups: Groups, cap: float = math.inf) -> Groups:
