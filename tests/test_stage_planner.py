@@ -245,7 +245,7 @@ def test_the_relaxed_time_is_the_same_jitted_and_in_vmap(soft):
 
 
 def test_graphs_of_about_one_size_share_a_program():
-    for turn, stages in enumerate((40, 64, 50)):
+    for turn, stages in enumerate((20, 32, 25)):
         graph = rx.StageGraph.checked(np.arange(stages), [(i, i + 1, 100.0 * i) for i in range(stages - 1)], **MACHINE)
         compilations.clear()
         rx.plan_stages(graph, seed=turn, peak_price_ns_per_byte=0.1 * turn)

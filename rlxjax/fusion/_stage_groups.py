@@ -112,7 +112,7 @@ class HostGraph:
         assert ordered is not None
         counted = [self.group(group) for group in ordered]
         peak = max((group.peak for group in counted), default=0.0)
-        return StagePlan(tuple(ordered), sum(group.time for group in counted), peak, method)
+        return StagePlan(tuple(ordered), float(sum(group.time for group in counted)), peak, method)
 
 
 class Partition:

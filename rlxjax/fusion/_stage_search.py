@@ -93,8 +93,7 @@ def improved_groups(host: HostGraph, groups: Groups, cap: float = math.inf) -> G
     least, visits, fresh = LEAST_SHARE * sum(group.time for group in state.values()), 0, len(state)
     waiting = dict.fromkeys(range(len(host.compute)))
     while waiting and visits < MOST_VISITS:
-        i = next(iter(waiting))
-        del waiting[i]
+        i, _ = waiting.popitem()
         for old, new in _moves(host, state, owner, i):
             parts = [part for stages in new for part in host.connected(stages)]
             after = [host.group(part) for part in parts]
