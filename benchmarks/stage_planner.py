@@ -57,8 +57,8 @@ def cost_ns(plan: rx.StagePlan, price: float) -> float:
 def measure_large(stages: int, seed: int) -> dict[str, float]:
     """Return the seconds of a large graph, its first call and another, and what its plans take."""
     result: dict[str, float] = {"stages": stages}
-    for name in ("first call", "next call"):
-        graph = random_graph(stages, np.random.default_rng([seed, len(result)]))
+    for number, name in enumerate(("first call", "next call")):
+        graph = random_graph(stages, np.random.default_rng([seed, number]))
         start, busy = time.perf_counter(), time.process_time()
         plan = rx.plan_stages(graph)
         result[f"{name}, s"] = time.perf_counter() - start

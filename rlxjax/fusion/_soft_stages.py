@@ -152,8 +152,8 @@ def _counts(graph: StageGraph, place: Array, widest, edges: int) -> tuple[Array,
     change = jnp.zeros((edges + 1, 3), dtype)
     change = change.at[jnp.where(meets < 0, edges, meets), 1:].add(-size[:, None])
     change = change.at[jnp.where(lasts < 0, edges, lasts), 1].add(-sizes)
-    low, high = (jnp.minimum, jnp.maximum)
-    joins = widest(low(place[producer], place[consumer]), high(place[producer], place[consumer]))
+    places = place[producer], place[consumer]
+    joins = widest(jnp.minimum(*places), jnp.maximum(*places))
     change = change.at[joins, 0].add(jnp.asarray(graph.fused_ns, dtype))
     return alone, change[:edges]
 

@@ -101,7 +101,7 @@ def _alone(host: HostGraph) -> Groups:
 
 def _greedy(host: HostGraph, price: float, seed: int) -> Groups:
     del seed
-    return greedy_groups(host, _alone(host), price)
+    return greedy_groups(host, price)
 
 
 def _exhaustive(host: HostGraph, price: float, seed: int) -> Groups:

@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,13 +18,13 @@ LEAST_SHARE = 1e-12
 Groups = list[tuple[int, ...]]
 
 
-def greedy_groups(host: HostGraph, groups: Iterable[Sequence[int]], price: float, cap: float = math.inf) -> Groups:
+def greedy_groups(host: HostGraph, price: float) -> Groups:
     """Return groups of which no two neighbours save anything by becoming one.
 
-    The two that save most become one first, again and again, where they can, hold no more than `cap` bytes,
-    and save time beyond the priced rise of the largest peak.
+    The two that save most become one first, again and again, where they can run, and save time beyond the priced
+    rise of the largest peak.
     """
-    partition = Partition(host, groups)
+    partition = Partition(host, [(i,) for i in range(len(host.compute))])
     least, peak = LEAST_SHARE * partition.time, partition.peak
     queue: list[tuple[float, int, int, int, Group]] = []
 
@@ -32,7 +32,7 @@ def greedy_groups(host: HostGraph, groups: Iterable[Sequence[int]], price: float
         first, second = partition.groups[a], partition.groups[b]
         group = host.joined(first, second)
         gain = first.time + second.time - group.time - price * max(0.0, group.peak - peak)
-        if gain > least and group.peak <= cap:
+        if gain > least:
             heapq.heappush(queue, (-gain, min(a, b), max(a, b), len(group.stages), group))
 
     merged = True
@@ -46,9 +46,8 @@ def greedy_groups(host: HostGraph, groups: Iterable[Sequence[int]], price: float
             _, a, b, size, group = heapq.heappop(queue)
             if not {a, b} <= partition.groups.keys():
                 continue
-            if size != sum(len(partition.groups[number].stages) for number in (a, b)):
-                continue
-            if not partition.can_merge(a, b):
+            has_grown = size != sum(len(partition.groups[number].stages) for number in (a, b))
+            if has_grown or not partition.can_merge(a, b):
                 continue
             partition.merge(a, b, group)
             merged, peak = True, max(peak, group.peak)
