@@ -20,8 +20,8 @@ _NAMES = {
         "soft_io_cost_ns"
     ),
     "fusion": (
-        "REWRITES FusedKernel FusionEdge FusionPlan execute_kernel execute_plan plan_fusion rewrite_graph "
-        "select_peaks_only_outputs"
+        "REWRITES FusedKernel FusionEdge FusionPlan StageGraph StagePlan execute_kernel execute_plan pareto_plans "
+        "plan_fusion plan_stages rewrite_graph select_peaks_only_outputs soft_plan_ns"
     ),
     "fit": (
         "Decision Design DeviceFits FitResult Input LatencyEstimate LatencyModel LatencyPosterior LatencyPrior "

@@ -75,11 +75,16 @@ from .fusion import REWRITES as REWRITES
 from .fusion import FusedKernel as FusedKernel
 from .fusion import FusionEdge as FusionEdge
 from .fusion import FusionPlan as FusionPlan
+from .fusion import StageGraph as StageGraph
+from .fusion import StagePlan as StagePlan
 from .fusion import execute_kernel as execute_kernel
 from .fusion import execute_plan as execute_plan
+from .fusion import pareto_plans as pareto_plans
 from .fusion import plan_fusion as plan_fusion
+from .fusion import plan_stages as plan_stages
 from .fusion import rewrite_graph as rewrite_graph
 from .fusion import select_peaks_only_outputs as select_peaks_only_outputs
+from .fusion import soft_plan_ns as soft_plan_ns
 from .graph import Graph as Graph
 from .graph import GraphIoProfile as GraphIoProfile
 from .graph import Node as Node

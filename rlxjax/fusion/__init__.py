@@ -9,3 +9,8 @@ from ._plan import plan_fusion as plan_fusion
 from ._rewrites import REWRITES as REWRITES
 from ._rewrites import rewrite_graph as rewrite_graph
 from ._rewrites import select_peaks_only_outputs as select_peaks_only_outputs
+from ._soft_stages import soft_plan_ns as soft_plan_ns
+from ._stage_planner import pareto_plans as pareto_plans
+from ._stage_planner import plan_stages as plan_stages
+from ._stages import StageGraph as StageGraph
+from ._stages import StagePlan as StagePlan
