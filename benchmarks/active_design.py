@@ -83,7 +83,7 @@ class Campaign:
 
     def active(self, criterion: Criterion) -> Iterator[tuple[list, rx.LatencyPosterior]]:
         """Yield the workloads chosen so far, a few more each time, and their fit."""
-        prior = rx.prior_posterior(self.prior, DESIGN_SPREAD, criterion.correction_sd)
+        prior = rx.prior_posterior(rx.models.WELCH, self.prior, DESIGN_SPREAD, criterion.correction_sd)
         posterior, chosen = prior, []
         while len(chosen) + STEP <= len(self.seen):
             # The prior's covariance, at the coefficients found so far; what is timed takes its part off.
