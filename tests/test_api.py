@@ -26,6 +26,7 @@ PUBLIC_NAMES = [
     "Device",
     "DeviceFits",
     "DeviceRanking",
+    "Disagreement",
     "Explanation",
     "FftLatencyCoefficients",
     "FitResult",

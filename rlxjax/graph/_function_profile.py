@@ -119,10 +119,10 @@ class FunctionProfile:
                 f"unknown: how often the loop at {loop.line} turns; it is started {starts}, and each trip that "
                 f"is not counted takes {_short(loop.per_trip.flops)}FLOP and {_short(loop.per_trip.bytes or 0)}B"
             )
-        for spread in self.branches:
+        for line, least, most in self.branches:
             remarks.append(
-                f"conditional at {spread.line}: {_short(spread.least.flops)}to {_short(spread.most.flops)}FLOP, "
-                f"{_short(spread.least.bytes or 0)}to {_short(spread.most.bytes or 0)}B; the dearest is counted"
+                f"conditional at {line}: {_short(least.flops).strip()} to {_short(most.flops)}FLOP, "
+                f"{_short(least.bytes or 0).strip()} to {_short(most.bytes or 0)}B; the dearest is counted"
             )
         for name, *counts, reason in self.disagreements:
             jaxpr, compiled, xla = ("none" if count is None else _short(count).strip() for count in counts)
@@ -138,13 +138,6 @@ class _Program(NamedTuple):
     jitted: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    trips: Trips
-    strict: bool
-    compile_timeout_s: float
 
 
 def profile_function(
@@ -197,15 +190,18 @@ def profile_function(
         raise ValueError(f"fn: expected a function, got {fn!r}")
     if level not in _LEVELS:
         raise ValueError(f"level: expected one of {', '.join(map(repr, _LEVELS))}, got {level!r}; it is not available")
-    if isinstance(compile_timeout_s, bool) or not isinstance(compile_timeout_s, (int, float)) or compile_timeout_s <= 0:
+    if (
+        isinstance(compile_timeout_s, bool)
+        or not isinstance(compile_timeout_s, (int, float))
+        or not compile_timeout_s > 0
+    ):
         raise ValueError(f"compile_timeout_s: expected seconds above 0, got {compile_timeout_s!r}")
-    options = _Options(Trips(trip_counts), strict, compile_timeout_s)
-    return _LEVELS[level](_traced(fn, args, kwargs), options)
+    trips = Trips(trip_counts)
+    return _LEVELS[level](_traced(fn, args, kwargs), trips, strict, compile_timeout_s)
 
 
-def _profile_jaxpr(program: _Program, options: _Options) -> FunctionProfile:
+def _profile_jaxpr(program: _Program, trips: Trips, strict: bool, timeout_s: float = 0.0) -> FunctionProfile:
     """Return the profile of a traced function by its equations."""
-    trips, strict = options.trips, options.strict
     traced = getattr(program.traced, "lojax", program.traced)  # what new kinds of primitives stand for
     closed = traced.jaxpr
     donated = [argument.donated for argument in jax.tree.leaves(traced.args_info)]
@@ -237,11 +233,11 @@ def _profile_jaxpr(program: _Program, options: _Options) -> FunctionProfile:
     )
 
 
-def _profile_compiled(program: _Program, options: _Options) -> FunctionProfile:
+def _profile_compiled(program: _Program, trips: Trips, strict: bool, timeout_s: float) -> FunctionProfile:
     """Return the profile of a traced function by what XLA makes of it, operations by its equations."""
-    written = _profile_jaxpr(program, options)
-    made = compiled_apart(program.jitted, program.args, program.kwargs, options.compile_timeout_s)
-    instructions = CompiledProgram(made.text, options.trips.by_line(), (TRACER, COMPILER.name))
+    written = _profile_jaxpr(program, trips, strict)
+    made = compiled_apart(program.jitted, program.args, program.kwargs, timeout_s)
+    instructions = CompiledProgram(made.text, trips.by_line(), (TRACER, COMPILER.name))
     totals = instructions.totals
     launches, traffic = totals.sums().launches, totals.sums().bytes or 0
     for rows, counted in ((totals.families, written.by_family), (totals.lines, written.by_line)):
@@ -271,7 +267,7 @@ def _profile_compiled(program: _Program, options: _Options) -> FunctionProfile:
 
 
 #: How a traced function is profiled, by level.
-_LEVELS: Mapping[str, Callable[[_Program, _Options], FunctionProfile]] = {
+_LEVELS: Mapping[str, Callable[[_Program, Trips, bool, float], FunctionProfile]] = {
     "jaxpr": _profile_jaxpr,
     "compiled": _profile_compiled,
 }
