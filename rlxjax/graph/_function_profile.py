@@ -31,7 +31,8 @@ class FunctionProfile:
     `io.device_traffic_bytes` (which is then `fused_traffic_bytes`), `peak_bytes`, `unknown_loops` and
     `branches`. XLA's text gives no operations: these, and the coverage, stay those of the jaxpr. Rows of
     `by_family` hold the operations of a family of primitives, or launches and bytes of a kind of
-    instruction ("loop fusion", "copy", "custom-call TopK"), or both where the names are the same.
+    instruction ("loop fusion", "copy", "custom-call TopK"), or both where the names are the same. Arrays that
+    the function closes over are part of the compiled program, and no memory of its runs.
 
     Attributes:
         io: launches (an equation that does work is one), sync points (callbacks and ordered effects),
