@@ -10,7 +10,7 @@ import importlib as _importlib
 #: Type checkers read the same names in `__init__.pyi`.
 _NAMES = {
     "graph": (
-        "BranchSpread FunctionProfile Graph GraphIoProfile Node OperationCounts UnknownLoop node_io_bytes "
+        "BranchSpread Disagreement FunctionProfile Graph GraphIoProfile Node OperationCounts UnknownLoop node_io_bytes "
         "profile_function profile_graph_io register_rule tensor_bytes"
     ),
     "device": (

@@ -143,6 +143,7 @@ from .welch import welch_peaks_graph as welch_peaks_graph
 
 __version__: str
 from .graph import BranchSpread as BranchSpread
+from .graph import Disagreement as Disagreement
 from .graph import FunctionProfile as FunctionProfile
 from .graph import OperationCounts as OperationCounts
 from .graph import UnknownLoop as UnknownLoop

@@ -27,6 +27,7 @@ PUBLIC_NAMES = [
     "Device",
     "DeviceFits",
     "DeviceRanking",
+    "Disagreement",
     "Explanation",
     "FftLatencyCoefficients",
     "FitResult",
@@ -277,7 +278,7 @@ def test_specified_parameters_come_first_and_in_order():
         ("pick_welch_peaks_strategy", f"device batch n_fft k {LEARNED} coefficients legacy"),
         ("welch_peaks_fusion_gate_breakdown", "device batch n_fft k coefficients"),
         ("pick_weights", "costs temperature_ns"),
-        ("profile_function", "fn args level trip_counts strict kwargs"),
+        ("profile_function", "fn args level trip_counts strict compile_timeout_s kwargs"),
     ]:
         present = " ".join(inspect.signature(getattr(rx, name)).parameters)
         assert present.startswith(parameters)

@@ -1,5 +1,6 @@
 """What work is: operations, graphs, any JAX function, and their exact profiles."""
 
+from ._compiled import Disagreement as Disagreement
 from ._function_profile import FunctionProfile as FunctionProfile
 from ._function_profile import profile_function as profile_function
 from ._graph import Graph as Graph

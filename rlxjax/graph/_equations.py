@@ -23,7 +23,7 @@ RESERVED |= CALLS | LOOPS | _RENAMES | NOTHING
 
 UNKNOWN_LINE = "unknown line"
 #: The file of this package from which functions are traced: no user's line.
-_TRACER = "_function_profile.py"
+TRACER = "_function_profile.py"
 #: `/folder/file.py:12:3 (function)`, as JAX writes a place.
 _PLACE = re.compile(r"(?:.*[/\\])?([^/\\]+?):(\d+)(?::\d+)?(?: |$)")
 
@@ -91,4 +91,4 @@ def source_line(equation: Any, otherwise: str = UNKNOWN_LINE) -> str:
         place = _PLACE.match(source_info_util.summarize(equation.source_info))
     except (AttributeError, TypeError):
         return otherwise
-    return f"{place[1]}:{place[2]}" if place and place[1] != _TRACER else otherwise
+    return f"{place[1]}:{place[2]}" if place and place[1] != TRACER else otherwise

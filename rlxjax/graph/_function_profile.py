@@ -5,15 +5,18 @@ import html
 import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
+from ._compiled import COMPILER, Disagreement, compiled_apart, disagreements
+from ._equations import TRACER
 from ._jaxpr import Walk
 from ._loops import BranchSpread, TripCounts, Trips, UnknownLoop
 from ._operations import OperationCounts, nbytes
 from ._profile import GraphIoProfile
-from ._totals import Totals
+from ._totals import Totals, add_row
+from ._xla import CompiledProgram
 
 _SHOWN_LINES = 10
 
@@ -23,6 +26,13 @@ class FunctionProfile:
     """What a function computes and moves when it is called once; counts are exact integers.
 
     Loops whose length depends on data count as no trip, and are listed in `unknown_loops`.
+
+    Of level "compiled", what moves and runs is that of the instructions that XLA made: `io.kernel_launches`,
+    `io.device_traffic_bytes` (which is then `fused_traffic_bytes`), `peak_bytes`, `unknown_loops` and
+    `branches`. XLA's text gives no operations: these, and the coverage, stay those of the jaxpr. Rows of
+    `by_family` hold the operations of a family of primitives, or launches and bytes of a kind of
+    instruction ("loop fusion", "copy", "custom-call TopK"), or both where the names are the same. Arrays that
+    the function closes over are part of the compiled program, and no memory of its runs.
 
     Attributes:
         io: launches (an equation that does work is one), sync points (callbacks and ordered effects),
@@ -41,6 +51,9 @@ class FunctionProfile:
         uncosted: primitives without a rule, each with how often it was met; they count by their bytes only.
         unknown_loops: the loops of unknown length, in order of appearance.
         branches: each conditional with its cheapest and its dearest branch; the dearest is counted.
+        level: "jaxpr" or "compiled".
+        disagreements: of level "compiled", the counts on which the jaxpr, the compiled program and XLA's own
+            analysis differ.
     """
 
     io: GraphIoProfile
@@ -57,6 +70,8 @@ class FunctionProfile:
     uncosted: Mapping[str, int]
     unknown_loops: tuple[UnknownLoop, ...]
     branches: tuple[BranchSpread, ...]
+    level: str = "jaxpr"
+    disagreements: tuple[Disagreement, ...] = ()
 
     def __str__(self) -> str:
         rows = self._rows()
@@ -75,13 +90,18 @@ class FunctionProfile:
 
     def _totals(self) -> list[str]:
         io = self.io
+        covered = f"covered by rules: {_percent(self.coverage_equations)} of {self.equations} equations"
+        traffic = f"{_short(io.device_traffic_bytes)}B of traffic"
+        if self.level == "jaxpr":
+            covered += f", {_percent(self.coverage_bytes)} of {_short(io.device_traffic_bytes)}B"
+            traffic += f", {_short(self.fused_traffic_bytes)}B if fused"
+        else:
+            covered += "; launches, traffic and memory are those of the compiled program"
         return [
-            f"covered by rules: {_percent(self.coverage_equations)} of {self.equations} equations, "
-            f"{_percent(self.coverage_bytes)} of {_short(io.device_traffic_bytes)}B",
+            covered,
             f"{_short(self.flops)}FLOP, {_short(self.transcendentals).strip()} transcendentals, "
             f"{_short(self.integer_ops).strip()} integer operations",
-            f"{_short(io.device_traffic_bytes)}B of traffic, {_short(self.fused_traffic_bytes)}B if fused, "
-            f"{_short(self.peak_bytes)}B live at the peak",
+            f"{traffic}, {_short(self.peak_bytes)}B live at the peak",
             f"{io.kernel_launches} launches, {io.sync_points} sync points, {_short(io.host_output_bytes)}B of results",
         ]
 
@@ -100,12 +120,25 @@ class FunctionProfile:
                 f"unknown: how often the loop at {loop.line} turns; it is started {starts}, and each trip that "
                 f"is not counted takes {_short(loop.per_trip.flops)}FLOP and {_short(loop.per_trip.bytes or 0)}B"
             )
-        for spread in self.branches:
+        for line, least, most in self.branches:
             remarks.append(
-                f"conditional at {spread.line}: {_short(spread.least.flops)}to {_short(spread.most.flops)}FLOP, "
-                f"{_short(spread.least.bytes or 0)}to {_short(spread.most.bytes or 0)}B; the dearest is counted"
+                f"conditional at {line}: {_short(least.flops).strip()} to {_short(most.flops)}FLOP, "
+                f"{_short(least.bytes or 0).strip()} to {_short(most.bytes or 0)}B; the dearest is counted"
             )
+        for name, *counts, reason in self.disagreements:
+            jaxpr, compiled, xla = ("none" if count is None else _short(count).strip() for count in counts)
+            why = f"; {reason}" if reason else ""
+            remarks.append(f"{name}: jaxpr {jaxpr}, compiled {compiled}, XLA's own figure {xla}{why}")
         return remarks
+
+
+class _Program(NamedTuple):
+    """A function as JAX traces it, and the jitted function with the arguments that give it."""
+
+    traced: Any
+    jitted: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 def profile_function(
@@ -114,6 +147,7 @@ def profile_function(
     level: str = "jaxpr",
     trip_counts: TripCounts | None = None,
     strict: bool = False,
+    compile_timeout_s: float = 60.0,
     **kwargs: Any,
 ) -> FunctionProfile:
     """Count what a JAX function computes and moves, without running it or allocating anything.
@@ -124,18 +158,23 @@ def profile_function(
     Args:
         fn: the function, jitted or not. Arrays that it closes over count as inputs.
         *args: arrays, numbers, `jax.ShapeDtypeStruct`s, or trees of them.
-        level: "jaxpr", the function as written.
+        level: "jaxpr", the function as written, or "compiled", what XLA makes of it for JAX's default
+            backend. That is compiled in a process of its own, whose start takes a second or two. It is handed
+            the lowered program and knows nothing else of this process; `compiler_options` of `jax.jit` and
+            programs for several devices or with callbacks do not reach it.
         trip_counts: how often the loops turn whose length depends on data (`while_loop`): a sequence with
             one integer for each in order of appearance, an outer loop before those inside it, or a mapping
             from their lines (`"file.py:12"`, as `unknown_loops` names them). None leaves one unknown. A
             loop from a constant to a constant needs none.
         strict: refuse primitives without a rule.
+        compile_timeout_s: seconds after which that process is ended.
         **kwargs: of the function. Arrays are traced, all else (axes, flags, numbers) is closed over. A jitted
             function takes them as in a call: what is no array has to be static.
 
     Raises:
         ValueError: `fn` does not trace with these arguments, a shape is symbolic, the level is unknown, a trip
-            count is no integer of at least 0 or belongs to no loop, or `strict` and a primitive has no rule.
+            count is no integer of at least 0 or belongs to no loop, or `strict` and a primitive has no rule; the
+            compiler fails, dies or takes too long, or what it says is not as expected.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -144,18 +183,27 @@ def profile_function(
         >>> profile = profile_function(lambda a, x: jnp.exp(a @ x), matrix, vector)
         >>> profile.flops, profile.transcendentals, profile.io.kernel_launches
         (640000000000, 400000, 2)
+        >>> compiled = profile_function(lambda x: jnp.exp(2 * x) + 1, vector, level="compiled")
+        >>> compiled.io.kernel_launches, compiled.io.device_traffic_bytes, compiled.peak_bytes
+        (1, 6400000, 6400000)
     """
     if not callable(fn):
         raise ValueError(f"fn: expected a function, got {fn!r}")
     if level not in _LEVELS:
         raise ValueError(f"level: expected one of {', '.join(map(repr, _LEVELS))}, got {level!r}; it is not available")
+    if (
+        isinstance(compile_timeout_s, bool)
+        or not isinstance(compile_timeout_s, (int, float))
+        or not compile_timeout_s > 0
+    ):
+        raise ValueError(f"compile_timeout_s: expected seconds above 0, got {compile_timeout_s!r}")
     trips = Trips(trip_counts)
-    return _LEVELS[level](_traced(fn, args, kwargs), trips, strict)
+    return _LEVELS[level](_traced(fn, args, kwargs), trips, strict, compile_timeout_s)
 
 
-def _profile_jaxpr(traced: Any, trips: Trips, strict: bool) -> FunctionProfile:
+def _profile_jaxpr(program: _Program, trips: Trips, strict: bool, timeout_s: float = 0.0) -> FunctionProfile:
     """Return the profile of a traced function by its equations."""
-    traced = getattr(traced, "lojax", traced)  # what new kinds of primitives stand for, where JAX has them
+    traced = getattr(program.traced, "lojax", program.traced)  # what new kinds of primitives stand for
     closed = traced.jaxpr
     donated = [argument.donated for argument in jax.tree.leaves(traced.args_info)]
     walk = Walk(trips)
@@ -186,11 +234,47 @@ def _profile_jaxpr(traced: Any, trips: Trips, strict: bool) -> FunctionProfile:
     )
 
 
+def _profile_compiled(program: _Program, trips: Trips, strict: bool, timeout_s: float) -> FunctionProfile:
+    """Return the profile of a traced function by what XLA makes of it, operations by its equations."""
+    written = _profile_jaxpr(program, trips, strict)
+    made = compiled_apart(program.jitted, program.args, program.kwargs, timeout_s)
+    instructions = CompiledProgram(made.text, trips.by_line(), (TRACER, COMPILER.name))
+    totals = instructions.totals
+    launches, traffic = totals.sums().launches, totals.sums().bytes or 0
+    for rows, counted in ((totals.families, written.by_family), (totals.lines, written.by_line)):
+        for name, counts in counted.items():
+            if any(counts[:3]):
+                add_row(rows, name, (*counts[:3], 0, 0), 1)
+    as_written = {
+        "launches": written.io.kernel_launches,
+        "traffic bytes": written.fused_traffic_bytes,
+        "peak bytes": written.peak_bytes,
+        "flops": written.flops,
+        "transcendentals": written.transcendentals,
+    }
+    as_made = {"launches": launches, "traffic bytes": traffic, "peak bytes": made.peak_bytes}
+    return dataclasses.replace(
+        written,
+        io=dataclasses.replace(written.io, kernel_launches=launches, device_traffic_bytes=traffic),
+        fused_traffic_bytes=traffic,
+        peak_bytes=made.peak_bytes,
+        by_family=_dearest_first(totals.families, totals),
+        by_line=_dearest_first(totals.lines, totals),
+        unknown_loops=tuple(instructions.unknown_loops),
+        branches=tuple(totals.spreads.values()),
+        level="compiled",
+        disagreements=disagreements(as_written, as_made, instructions, made),
+    )
+
+
 #: How a traced function is profiled, by level.
-_LEVELS: Mapping[str, Callable[[Any, Trips, bool], FunctionProfile]] = {"jaxpr": _profile_jaxpr}
+_LEVELS: Mapping[str, Callable[[_Program, Trips, bool, float], FunctionProfile]] = {
+    "jaxpr": _profile_jaxpr,
+    "compiled": _profile_compiled,
+}
 
 
-def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Program:
     """Return a function as JAX traces it; what is neither an array nor a positional number is closed over.
 
     Raises:
@@ -204,7 +288,7 @@ def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         pass
     try:
         if isinstance(fn, jax.stages.Wrapped):
-            return fn.trace(*args, **kwargs)
+            return _Program(fn.trace(*args, **kwargs), fn, args, kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         numbers = len(jax.tree.leaves(args))
         dynamic = [_is_array(leaf) or (i < numbers and _is_number(leaf)) for i, leaf in enumerate(leaves)]
@@ -215,7 +299,9 @@ def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
             own_args, own_kwargs = jax.tree.unflatten(tree, mixed)
             return fn(*own_args, **own_kwargs)
 
-        return jax.jit(of_arrays).trace(*(leaf for leaf, traced in zip(leaves, dynamic, strict=True) if traced))
+        jitted = jax.jit(of_arrays)
+        arrays = tuple(leaf for leaf, traced in zip(leaves, dynamic, strict=True) if traced)
+        return _Program(jitted.trace(*arrays), jitted, arrays, {})
     except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(

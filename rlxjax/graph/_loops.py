@@ -65,6 +65,14 @@ class Trips:
             return self._in_order[number] if number < len(self._in_order) else None
         return self._by_line.get(line)
 
+    def by_line(self) -> dict[str, int]:
+        """Return the trips of the lines whose loops all have the same, of those that appeared."""
+        given: dict[str, set[int | None]] = {}
+        for number, line in enumerate(self.lines):
+            named = self._by_line.get(line)
+            given.setdefault(line, set()).add(named if self._in_order is None else self._in_order[number])
+        return {line: trips for line, (trips, *others) in given.items() if trips is not None and not others}
+
     def check_used(self) -> None:
         if self._in_order is not None and len(self._in_order) != len(self.lines):
             where = f" ({', '.join(self.lines)})" if self.lines else ""

@@ -1,0 +1,278 @@
+"""What a program that XLA compiled runs and moves, read from its text; nothing else here knows that text."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ._equations import UNKNOWN_LINE
+from ._loops import BranchSpread, UnknownLoop
+from ._operations import OperationCounts, names
+from ._totals import Totals, add_row
+
+#: What names, groups or orders values, or ends what another instruction began.
+_NOTHING = names(
+    "parameter constant tuple get-tuple-element bitcast after-all add-dependency opt-barrier domain partition-id "
+    "replica-id"
+)
+_ENDS = ("-done", "-update")
+#: What reads as much of its first operand as it gives.
+_PARTS = ("slice", "dynamic-slice", "gather")
+#: What changes part of its first operand, in place: the position of the operand that says which part.
+_CHANGES = {"dynamic-update-slice": 1, "scatter": 2}
+
+_NAME = re.compile(r"%([\w.\-]+)")
+_HEAD = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"  (ROOT )?%([\w.\-]+) = (.*)$")
+_OPCODE = re.compile(r" ?([a-z][a-z0-9\-]*)\(")
+_ARRAY = re.compile(r"([a-z]+[0-9]*)\w*\[([\d,<=]*)\]")
+_CALLED = re.compile(r"\b(calls|to_apply|condition|body|true_computation|false_computation)=%([\w.\-]+)")
+_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_KIND = re.compile(r"\bkind=k(\w+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
+_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
+_TABLE_ROW = re.compile(r'(\d+) (?:"(.*)"|\{(.*)\})$')
+_FIELD = re.compile(r"(\w+)=(\d+)")
+_LOWERED_TARGET = re.compile(r'custom_call @"?([^"(\s]+)')
+
+
+class _Instruction(NamedTuple):
+    opcode: str
+    type: str
+    operands: tuple[str, ...]
+    #: The text of the parentheses, which for a parameter is its position.
+    inside: str
+    attributes: str
+
+
+class _Computation:
+    def __init__(self) -> None:
+        self.instructions: dict[str, _Instruction] = {}
+        self.root = ""
+        self.readers: dict[str, list[str]] = {}
+        self.parameters: dict[int, str] = {}
+
+    def add(self, name: str, instruction: _Instruction, is_root: bool) -> None:
+        self.instructions[name] = instruction
+        self.root = name if is_root else self.root
+        for operand in dict.fromkeys(instruction.operands):
+            self.readers.setdefault(operand, []).append(name)
+        if instruction.opcode == "parameter":
+            self.parameters[int(instruction.inside)] = name
+
+
+class CompiledProgram:
+    """A compiled program: what it runs, and what of it no figure of XLA's own covers.
+
+    Attributes:
+        totals: launches and bytes by kind of instruction and by the user's line.
+        unknown_loops: the loops whose trips the text does not tell.
+        loops: how many loops turn more than once, or nobody knows how often.
+        custom_calls: the targets of custom calls, in order.
+
+    Args:
+        text: of the compiled program.
+        trips: of loops whose trips it does not tell, by their line.
+        no_lines: names of files that are no user's.
+
+    Raises:
+        ValueError: the text is not written as expected.
+    """
+
+    def __init__(self, text: str, trips: Mapping[str, int], no_lines: Iterable[str] = ()) -> None:
+        self.unknown_loops: list[UnknownLoop] = []
+        self.loops = 0
+        self.custom_calls: dict[str, None] = {}
+        self._computations: dict[str, _Computation] = {}
+        self._totals: dict[str, Totals] = {}
+        self._trips = trips
+        try:
+            entry = self._read(text)
+            self._lines = _frame_lines(text, frozenset(no_lines))
+            self.totals = self._count(entry)
+        except (LookupError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"level: 'compiled' is not available: XLA's text is not written as expected "
+                f"({type(error).__name__}: {error})"
+            ) from None
+        starts = self.totals.loop_starts
+        self.unknown_loops = [loop._replace(starts=starts.get(i, 0)) for i, loop in enumerate(self.unknown_loops)]
+
+    def _read(self, text: str) -> str:
+        """Take the text apart; return the name of the computation that is entered."""
+        entry, current = None, None
+        for line in text.splitlines():
+            if head := _HEAD.match(line):
+                current = self._computations.setdefault(head[2], _Computation())
+                entry = head[2] if head[1] else entry
+            elif current is not None and (found := _INSTRUCTION.match(line)):
+                current.add(found[2], _instruction(found[3]), bool(found[1]))
+        if entry is None:
+            raise ValueError("no entry computation")
+        return entry
+
+    def _count(self, name: str) -> Totals:
+        """Return what a computation does when it runs once."""
+        if name not in self._totals:
+            computation, totals = self._computations[name], Totals()
+            for instruction in computation.instructions.values():
+                self._add(instruction, computation, totals)
+            self._totals[name] = totals
+        return self._totals[name]
+
+    def _add(self, instruction: _Instruction, computation: _Computation, totals: Totals) -> None:
+        opcode, attributes = instruction.opcode, instruction.attributes
+        called = dict(_CALLED.findall(attributes))
+        frame = _FRAME.search(attributes)
+        line = self._lines.get(int(frame[1]), UNKNOWN_LINE) if frame else UNKNOWN_LINE
+        if opcode in _NOTHING or opcode.endswith(_ENDS):
+            return
+        if opcode == "while":
+            self._add_loop(self._count(called["condition"]), self._count(called["body"]), attributes, line, totals)
+        elif opcode == "conditional":
+            listed = _BRANCHES.search(attributes)
+            taken = _NAME.findall(listed[1]) if listed else [called["true_computation"], called["false_computation"]]
+            branches = sorted(map(self._count, taken), key=lambda branch: branch.sums()[3:])
+            totals.add(branches[-1], 1)
+            for branch in branches[:-1]:
+                totals.meet(branch, 0)
+            totals.spreads[line] = BranchSpread(line, branches[0].sums(), branches[-1].sums())
+        elif opcode == "call" or (opcode == "async-start" and "calls" in called):
+            totals.add(self._count(called["to_apply" if opcode == "call" else "calls"]), 1)
+        else:
+            family = opcode
+            if opcode == "custom-call" and (target := _TARGET.search(attributes)):
+                family = f"custom-call {target[1]}"
+                self.custom_calls[target[1]] = None
+            elif opcode == "fusion" and (kind := _KIND.search(attributes)):
+                family = f"{kind[1].lower()} fusion"
+            row = (0, 0, 0, self._moved(instruction, computation, called.get("calls")), 1)
+            add_row(totals.families, family, row, 1)
+            add_row(totals.lines, line, row, 1)
+
+    def _add_loop(self, test: Totals, turn: Totals, attributes: str, line: str, totals: Totals) -> None:
+        known = _TRIPS.search(attributes)
+        trips = int(known[1]) if known else self._trips.get(line)
+        self.loops += trips != 1
+        totals.add(test, 1 + (trips or 0))
+        if trips is not None:
+            totals.add(turn, trips)
+            return
+        totals.loop_starts[len(self.unknown_loops)] = 1
+        both = [test.sums(), turn.sums()]
+        self.unknown_loops.append(UnknownLoop(line, 0, OperationCounts(*map(sum, zip(*both, strict=True)))))
+        totals.meet(turn, None)
+
+    def _moved(self, instruction: _Instruction, computation: _Computation, fused: str | None) -> int:
+        """Return the bytes that an instruction reads and writes."""
+        operands = instruction.operands
+        if instruction.opcode == "fusion" and fused is not None:
+            inside = self._computations[fused]
+            read = sum(_read(inside.parameters[i], inside) for i in range(len(operands)))
+            return read + _written(inside.root, inside)
+        if instruction.opcode.endswith("-start"):  # its result lists operands, results and what the device keeps
+            return 2 * sum(_bytes(computation.instructions[name].type) for name in operands)
+        read = sum(_read_by(instruction, i, computation) for i in range(len(operands)))
+        return read + _written_by(instruction, computation)
+
+
+def custom_call_targets(lowered: str) -> list[str]:
+    """Return the targets of the custom calls of a lowered program, from its text."""
+    return list(dict.fromkeys(_LOWERED_TARGET.findall(lowered)))
+
+
+def _instruction(text: str) -> _Instruction:
+    """Take `type opcode(operands), attributes` apart."""
+    end = _closing(text, 0) if text.startswith("(") else text.index(" ")
+    found = _OPCODE.match(text, end)
+    if found is None:
+        raise ValueError(f"no opcode in {text[:60]!r}")
+    close = _closing(text, found.end() - 1)
+    inside = text[found.end() : close - 1]
+    return _Instruction(found[1], text[:end], tuple(_NAME.findall(inside)), inside, text[close:])
+
+
+def _closing(text: str, start: int) -> int:
+    """Return the position after the parenthesis that closes the one at `start`."""
+    depth = 0
+    for found in re.compile(r"[()]").finditer(text, start):
+        depth += 1 if found[0] == "(" else -1
+        if depth == 0:
+            return found.end()
+    raise ValueError(f"no end of the parenthesis in {text[:60]!r}")
+
+
+def _bytes(type_text: str) -> int:
+    """Return the bytes of a value, or of all the values of a tuple."""
+    return sum(_array_bytes(kind, sizes) for kind, sizes in _ARRAY.findall(type_text))
+
+
+def _array_bytes(kind: str, sizes: str) -> int:
+    if kind in ("token", "opaque"):
+        return 0
+    bits = 8 if kind == "pred" else int(kind.lstrip("abcdefghijklmnopqrstuvwxyz"))
+    return math.ceil(math.prod(int(size.lstrip("<=")) for size in sizes.split(",") if size) * bits / 8)
+
+
+def _read(name: str, computation: _Computation) -> int:
+    """Return the bytes of a value that its readers look at; all of it, unless every one takes a part."""
+    whole = _bytes(computation.instructions[name].type)
+    parts = 0
+    for reader_name in computation.readers.get(name, ()):
+        reader = computation.instructions[reader_name]
+        if reader.opcode == "bitcast":
+            parts += _read(reader_name, computation)
+            continue
+        parts += sum(_read_by(reader, i, computation) for i, operand in enumerate(reader.operands) if operand == name)
+    return min(parts, whole)
+
+
+def _read_by(reader: _Instruction, position: int, computation: _Computation) -> int:
+    if position == 0 and reader.opcode in _PARTS:
+        return _bytes(reader.type)
+    if position == 0 and reader.opcode in _CHANGES:
+        return _written_by(reader, computation) if reader.opcode == "scatter" else 0
+    return _bytes(computation.instructions[reader.operands[position]].type)
+
+
+def _written(name: str, computation: _Computation) -> int:
+    """Return the bytes that a fusion writes, whose result is this one."""
+    instruction = computation.instructions[name]
+    if instruction.opcode == "tuple":
+        return sum(_written(operand, computation) for operand in instruction.operands)
+    if instruction.opcode == "bitcast":
+        return _written(instruction.operands[0], computation)
+    return _written_by(instruction, computation)
+
+
+def _written_by(instruction: _Instruction, computation: _Computation) -> int:
+    part = _CHANGES.get(instruction.opcode)
+    if part is not None and len(instruction.operands) > part:
+        return _bytes(computation.instructions[instruction.operands[part]].type)
+    return _bytes(instruction.type)
+
+
+def _frame_lines(text: str, no_lines: frozenset[str]) -> dict[int, str]:
+    """Return the line, `file.py:12`, of every stack frame that the text lists, where it is a user's."""
+    tables: dict[str, dict[int, Sequence[str]]] = {}
+    rows: dict[int, Sequence[str]] = {}
+    for line in text.splitlines():
+        if row := _TABLE_ROW.match(line):
+            rows[int(row[1])] = row[2], row[3]
+        elif line and not line[0].isspace():
+            if _HEAD.match(line):
+                break
+            rows = tables.setdefault(line, {})
+    files = {key: name.replace("\\", "/").rpartition("/")[2] for key, (name, _) in tables.get("FileNames", {}).items()}
+    places = {key: _fields(fields) for key, (_, fields) in tables.get("FileLocations", {}).items()}
+    lines = {}
+    for key, (_, fields) in tables.get("StackFrames", {}).items():
+        place = places[_fields(fields)["file_location_id"]]
+        if (file := files[place["file_name_id"]]) not in no_lines:
+            lines[key] = f"{file}:{place['line']}"
+    return lines
+
+
+def _fields(text: str) -> dict[str, int]:
+    return {key: int(number) for key, number in _FIELD.findall(text)}
