@@ -13,6 +13,7 @@ import pytest  # noqa: E402
 jaxtyping.install_import_hook("rlxjax", "_typecheck.typecheck")
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
 # The same few examples in every run; how long one takes says what else the machine does.
 hypothesis.settings.register_profile("lawful", deadline=None, derandomize=True, max_examples=30)
 hypothesis.settings.load_profile("lawful")

@@ -143,7 +143,8 @@ LEARNED = {"learned_available": True, "learned_active_gates": 100.0, "learned_to
 @both_precisions
 @pytest.mark.parametrize("coefficients", ["arch", "portable"])
 def test_a_table_of_runs_is_what_the_separate_functions_return(x64, coefficients):
-    with jax.enable_x64(x64):
+    # Columns of one precision meet coefficients of another.
+    with jax.enable_x64(x64), jax.numpy_dtype_promotion("standard"):
         for sizes in (workloads(), [np.asarray(size, np.float32) for size in workloads()[1:]]):
             device = () if len(sizes) == 4 else ("cuda",)
             result = rx.evaluate_welch_peaks(

@@ -265,7 +265,7 @@ def _io_cost_ns(profile, discrete_readback, row: BackendCoefficients, temperatur
 
 @jax.jit
 def _graph_cost_ns(work: GraphWork, row: BackendCoefficients, temperature_ns) -> Nanoseconds:
-    return _work_cost_ns(counted_work(work, False), row, temperature_ns)
+    return _work_cost_ns(counted_work(work, 0.0), row, temperature_ns)
 
 
 @jax.jit

@@ -217,7 +217,7 @@ def _descent(posterior, timings, timing, is_one, count):
         return (log_terms + correction_log_factor(features, weights, variant))[timing]
 
     def mean(regret):
-        return jnp.sum(jnp.where(judged, regret, 0.0)) / jnp.sum(judged)
+        return jnp.sum(jnp.where(judged, regret, 0.0)) / jnp.sum(judged, dtype=regret.dtype)
 
     def descend(place, temperature):
         def loss(place):

@@ -45,16 +45,16 @@ def welch_features(runs: Runs, facts: Facts) -> Float[Array | np.ndarray, "*batc
     columns = []
     for size, (first, last, step) in zip((samples, rows, length), KNOTS, strict=True):
         count = round((last - first) / step)
-        places = np.arange(count).reshape((1,) * rows.ndim + (count,))
+        places = np.arange(float(count)).reshape((1,) * rows.ndim + (count,))
         rises = xp.clip((xp.log2(size)[..., None] - first) / step - places, 0.0, 1.0)
-        columns.append(rises - (places < count // 2))
+        columns.append(rises - np.where(places < count // 2, 1.0, 0.0))
     filled = samples / alone_samples(variant, facts)
     rise = xp.clip(1.0 + xp.log2(filled) / OCTAVES_BEFORE_SHARING, 0.0, 1.0)
     octaves_of_k = xp.log2(peaks / CENTRE_K) / OCTAVES_OF_K
     of_rows = [_way_between(rows, low, high) for low, high in pairwise(SLOPE_KNOTS)]
     of_length = 2.0 * _way_between(length, *KNOTS[2][:2]) - 1.0
     slopes = [octaves_of_k * change for change in (1.0, *of_rows, of_length)]
-    last = [xp.where(filled > 1.0, 0.0, rise), 1.0 * (filled > 1.0), *slopes, xp.ones_like(peaks)]
+    last = [xp.where(filled > 1.0, 0.0, rise), xp.where(filled > 1.0, 1.0, 0.0), *slopes, xp.ones_like(peaks)]
     return xp.concatenate([*columns, xp.stack(last, -1)], axis=-1)
 
 
