@@ -1,17 +1,19 @@
 """A table is what the separate functions return, under jit and vmap too; what it refuses."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL
+from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, QUICKLY
 from test_gate import GATE, INF, table
 
 import rlxjax as rx
 
 TEMPERATURE_NS = 1e5
+quickly = functools.partial(jax.jit, compiler_options=QUICKLY)
 both_precisions = pytest.mark.parametrize("x64", [True, False])
 
 
@@ -74,12 +76,12 @@ def test_a_compiled_evaluation_is_an_eager_one_and_a_mapped_one_a_loop(x64):
             return gate.evaluate(benefit, temperature_ns=TEMPERATURE_NS)
 
         expected = f(gate, benefit)
-        assert_same_table(jax.jit(f)(gate, benefit), expected)
-        assert_same_table(jax.vmap(f)(gate, benefit), expected)
+        assert_same_table(quickly(f)(gate, benefit), expected)
+        assert_same_table(quickly(jax.vmap(f))(gate, benefit), expected)
         one = f(*jax.tree.map(lambda leaf: leaf[7], (gate, benefit)))
         assert_same_table(one, jax.tree.map(lambda leaf: leaf[7], expected))
         before, after = map(floats, profiles())
-        compiled = jax.jit(lambda *pair: GATE.evaluate(*pair, temperature_ns=TEMPERATURE_NS))(before, after)
+        compiled = quickly(lambda *pair: GATE.evaluate(*pair, temperature_ns=TEMPERATURE_NS))(before, after)
         assert_same_table(compiled, GATE.evaluate(before, after, temperature_ns=TEMPERATURE_NS))
 
 
@@ -175,8 +177,8 @@ def test_a_compiled_table_of_runs_is_an_eager_one_and_a_mapped_one_a_loop(x64):
             return rx.evaluate_welch_peaks(*arguments, temperature_ns=TEMPERATURE_NS)
 
         expected = f(*arguments)
-        assert_same_table(jax.jit(f)(*arguments), expected)
-        assert_same_table(jax.vmap(f)(*arguments), expected)
+        assert_same_table(quickly(f)(*arguments), expected)
+        assert_same_table(quickly(jax.vmap(f))(*arguments), expected)
         assert_same_table(f(*[argument[3] for argument in arguments]), jax.tree.map(lambda leaf: leaf[3], expected))
 
 

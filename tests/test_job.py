@@ -1,6 +1,7 @@
 """The calibrate job: what it writes of a campaign, what it measures, resumes, skips and refuses."""
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import os
@@ -24,8 +25,10 @@ from rlxjax.calibration import read_calibration_file, sha256_of
 from rlxjax.fit import is_measured, named
 from rlxjax.models import WELCH
 
-#: Of few rows, whose programs compile soonest.
-SMALL = Grid((1, 2, 3), (64, 128), (4,), held_out_batches=(2,), held_out_n_ffts=())
+#: Of few rows, whose programs compile soonest, and of no more workloads than a fit and what it never sees take.
+SMALL = Grid((1, 2, 3), (64,), (4,), held_out_batches=(2,), held_out_n_ffts=())
+#: The same and one batch more, so that without that batch a fit finds its program compiled.
+WITH_LARGE = dataclasses.replace(SMALL, batches=(*SMALL.batches, 64))
 
 
 class Interrupting(Progress):
@@ -190,9 +193,9 @@ def test_a_killed_run_is_resumed_with_all_its_samples(interrupted, tmp_path):
 
 
 def test_cells_that_do_not_fit_in_memory_are_skipped_and_a_first_round_cut_short_is_fitted(begun, monkeypatch):
-    largest = max(cell.working_bytes for cell in SMALL.cells())
-    too_large = [str(cell) for cell in SMALL.cells() if cell.working_bytes == largest]
-    fitting, visited = len(SMALL.cells()) - len(too_large), []
+    limit = max(cell.working_bytes for cell in SMALL.cells())
+    too_large = [str(cell) for cell in WITH_LARGE.cells() if cell.working_bytes > limit]
+    fitting, visited = len(WITH_LARGE.cells()) - len(too_large), []
 
     def interrupted_after_a_while(cell, signals):
         visited.append(cell)
@@ -201,8 +204,9 @@ def test_cells_that_do_not_fit_in_memory_are_skipped_and_a_first_round_cut_short
         return [100_000 + 1000 * len(visited)]
 
     monkeypatch.setattr(measure, "visit", interrupted_after_a_while)
-    monkeypatch.setattr(job, "memory_limit_bytes", lambda: largest - 1)
-    outcome = run_job(begun, resume=True, grid=SMALL, budget_s=60.0)
+    monkeypatch.setattr(job, "memory_limit_bytes", lambda: limit)
+    outcome = run_job(begun, resume=True, grid=WITH_LARGE, budget_s=60.0)
+    assert too_large
     assert outcome.skipped["would not fit in memory"] == too_large
     assert all(any(name in line for line in outcome.content.skipped) for name in too_large)
     assert outcome.content.samples.timings == len(outcome.cells) == fitting
