@@ -7,7 +7,6 @@ os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
-import pytest  # noqa: E402
 
 # Before the package is imported: whatever function of it runs, its annotations are checked, shapes included.
 jaxtyping.install_import_hook("rlxjax", "_typecheck.typecheck")
@@ -19,14 +18,3 @@ hypothesis.settings.register_profile("lawful", deadline=None, derandomize=True, 
 hypothesis.settings.load_profile("lawful")
 # Tracing makes many objects that live on: looking through them all again and again takes a while.
 gc.set_threshold(50_000, 20, 50)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """Keep the tests of a file on one worker: they share programs and fixtures."""
-    if config.getvalue("dist") == "load":  # what -n means unless --dist says otherwise
-        from xdist.scheduler import LoadFileScheduling
-
-        config.option.loadscopereorder = False  # the last files, the modules' examples, are short
-        return LoadFileScheduling(config, log)
-    return None
