@@ -352,7 +352,7 @@ def test_a_table_in_float32_agrees():
         score = gate.score_ns(benefit)
     assert score.dtype == jnp.float32
     size = [terms_size(*row) for row in zip(rows(gate), rows(benefit), strict=True)]
-    assert (np.abs(np.asarray(score) - exact) <= FLOAT32_RTOL * np.array(size)).all()
+    assert (np.abs(np.asarray(score) - np.asarray(exact)) <= FLOAT32_RTOL * np.array(size)).all()
 
 
 def test_new_values_compile_nothing():

@@ -5,6 +5,7 @@ import re
 import shutil
 import warnings
 
+import jax
 import pytest
 
 import rlxjax as rx
@@ -34,7 +35,8 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
     monkeypatch.chdir(ROOT)
     namespace = {}
-    with warnings.catch_warnings():
+    # Readers' JAX promotes dtypes as it does by default.
+    with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"):
         # The copied calibration is true of the machine that it was made on.
         warnings.simplefilter("ignore", rx.MachineMismatchWarning)
         for block in python_blocks(page):

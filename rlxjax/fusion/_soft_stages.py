@@ -119,7 +119,7 @@ def chain_of_plans(
         peak = jnp.where(merged, jnp.maximum(peak, group[2]), peak)
         return (groups.at[a].set(jnp.where(merged, group, groups[a])), time, peak), (time, peak)
 
-    first = jnp.sum(is_stage * _time(graph, alone.T)), jnp.max(alone[:, 2], initial=0.0)
+    first = jnp.sum(jnp.asarray(is_stage, alone.dtype) * _time(graph, alone.T)), jnp.max(alone[:, 2], initial=0.0)
     _, following = jax.lax.scan(total, (alone, *first), (a, b, merged, change))
     time, peak = (jnp.concatenate([x[None], xs]) for x, xs in zip(first, following, strict=True))
     return time, peak
@@ -171,7 +171,7 @@ def _widest(gap: Int[Array, " stages"]):
 
     def widest(low: Array, high: Array) -> Array:
         length = jnp.maximum(high - low, 1)
-        level = 31 - jax.lax.clz(length.astype(jnp.int32))
+        level = (31 - jax.lax.clz(length.astype(jnp.int32))).astype(length.dtype)
         return jnp.maximum(tables[level, low], tables[level, high - 2**level])
 
     return widest
@@ -200,7 +200,8 @@ def minimised_logits(
 
     def step(state, step):
         logits, moments = state
-        updates, moments = optimiser.update(jax.grad(loss)(logits, *step), moments)
+        with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32
+            updates, moments = optimiser.update(jax.grad(loss)(logits, *step), moments)
         return (logits + updates, moments), None
 
     temperatures = jnp.geomspace(HOT, COLD, STEPS, dtype=start.dtype)

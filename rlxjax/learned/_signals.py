@@ -144,4 +144,5 @@ def _power(spectrum: Array) -> Array:
 
 def _windowed(segments: RealLike) -> Array:
     segments = jnp.asarray(segments)
-    return segments * hann_window(segments.shape[-1])[None]
+    dtype = jnp.float64 if segments.dtype == jnp.float64 else jnp.float32
+    return segments.astype(dtype) * hann_window(segments.shape[-1]).astype(dtype)[None]

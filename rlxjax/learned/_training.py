@@ -210,7 +210,8 @@ def _fine_tune(
             return peak_loss(LearnedFft(state[0], model.gates, state[1]), segments, k)
 
         value, gradient = jax.value_and_grad(loss)(state)
-        updates, moments = optimiser.update(gradient, moments)
+        with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32
+            updates, moments = optimiser.update(gradient, moments)
         twiddles, mask = jax.tree.map(jnp.add, state, updates)
         # A masked bin stays masked: its gates may be gone.
         mask = jnp.where(model.mask != 0, jnp.maximum(mask, 0.0), 0.0)

@@ -178,7 +178,9 @@ def heap_rates(
         time_ns: of one selection, less launch and wait.
     """
     count, size = np.asarray(rows, float), np.asarray(bins, float)
-    columns = np.stack([count * size, count * np.asarray(heap_comparisons(jnp.asarray(size), jnp.asarray(k)))], -1)
+    columns = np.stack(
+        [count * size, count * np.asarray(heap_comparisons(jnp.asarray(size), jnp.asarray(k, float)))], -1
+    )
     by_bin, by_comparison = np.linalg.lstsq(columns, np.asarray(time_ns, float), rcond=None)[0].tolist()
     return {"topk_bin_ns": by_bin, "topk_compare_ns": by_comparison}
 
