@@ -126,9 +126,10 @@ def _with_callers_settings(run: Callable[..., R]) -> Callable[..., R]:
     """Return a function for another thread: what a caller's context sets for JAX holds for its own alone."""
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     has_x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+    promotion = jax.config.jax_numpy_dtype_promotion  # pyright: ignore[reportAttributeAccessIssue]
 
     def run_as_caller(*args: Any, **kwargs: Any) -> R:
-        with jax.default_device(device), jax.enable_x64(has_x64):
+        with jax.default_device(device), jax.enable_x64(has_x64), jax.numpy_dtype_promotion(promotion):
             return run(*args, **kwargs)
 
     return run_as_caller
