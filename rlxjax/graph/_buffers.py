@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ._kernels import Kernels, Work
+
 #: A kernel reads no more buffers than this: a longer chain is cut, which keeps the count linear.
 _MOST_READS = 64
 
@@ -22,6 +24,7 @@ class Step(NamedTuple):
         costly: not worth computing once for each reader.
         in_place: may take the memory of a buffer that it is the last to read.
         inner_bytes: memory that it needs while it runs.
+        work: what it computes; None of what holds kernels of its own.
     """
 
     reads: tuple[int, ...]
@@ -33,6 +36,7 @@ class Step(NamedTuple):
     costly: bool = False
     in_place: bool = False
     inner_bytes: int = 0
+    work: Work | None = None
 
 
 class _Kernel(NamedTuple):
@@ -48,8 +52,8 @@ def fused_memory(
     inputs: Iterable[int],
     outputs: Sequence[int],
     reusable: Iterable[int],
-) -> tuple[int, int]:
-    """Return the bytes that fused kernels move, and the most bytes that live at once beside the inputs.
+) -> tuple[Kernels, int, int]:
+    """Return the fused kernels, the bytes that they move, and the most bytes that live at once beside the inputs.
 
     A value that may be computed on the way to its readers is kept in memory only if it is an output, if a
     reader needs it there, or if it is costly and has several readers.
@@ -61,12 +65,13 @@ def fused_memory(
         outputs: buffers that stay to the end.
         reusable: those inputs whose memory may be taken once they are read.
     """
-    kernels, moved = _kernels(steps, sizes, set(inputs), set(outputs))
-    return moved, _most_live(kernels, sizes, inputs, outputs, reusable)
+    grouped = Kernels()
+    kernels, moved = _kernels(steps, sizes, set(inputs), set(outputs), grouped)
+    return grouped, moved, _most_live(kernels, sizes, inputs, outputs, reusable)
 
 
 def _kernels(
-    steps: Sequence[Step], sizes: Sequence[int], inputs: set[int], outputs: set[int]
+    steps: Sequence[Step], sizes: Sequence[int], inputs: set[int], outputs: set[int], grouped: Kernels
 ) -> tuple[list[_Kernel], int]:
     readers = [0] * len(sizes)
     needed = bytearray(len(sizes))
@@ -80,6 +85,8 @@ def _kernels(
     unread = readers.copy()
     #: Of a value that is computed on the way: the buffers that it comes from, and the bytes read of each.
     origin: dict[int, tuple[Mapping[int, int], bool]] = {}
+    #: The step that computes it, until a kernel does.
+    waiting: dict[int, Step] = {}
     kernels: list[_Kernel] = []
     moved = 0
     for step in steps:
@@ -98,15 +105,31 @@ def _kernels(
         if kept or len(read) > _MOST_READS:
             kernels.append(_Kernel(read, step.writes, step.in_place, step.inner_bytes))
             written = sum(sizes[buffer] for buffer in step.writes)
-            moved += sum(read.values()) + written if step.traffic_bytes is None else step.traffic_bytes
+            own = sum(read.values()) + written if step.traffic_bytes is None else step.traffic_bytes
+            moved += own
+            if step.work is not None:
+                grouped.add(own, [step.work, *_computed_on_the_way(step, waiting)])
         else:
             for buffer in step.writes:
                 origin[buffer] = read, costly
+                waiting[buffer] = step
         for buffer in set(step.reads):
             unread[buffer] -= 1
             if not unread[buffer]:  # what nobody reads again is forgotten
                 origin.pop(buffer, None)
     return kernels, moved
+
+
+def _computed_on_the_way(step: Step, waiting: dict[int, Step]) -> list[Work]:
+    """Return what a kernel computes of its operands, each value by the first kernel that reads it."""
+    found, pending = [], list(step.reads)
+    while pending:
+        made = waiting.pop(pending.pop(), None)
+        if made is not None:
+            if made.work is not None:
+                found.append(made.work)
+            pending.extend(made.reads)
+    return found
 
 
 def _most_live(

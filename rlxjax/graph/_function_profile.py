@@ -12,6 +12,7 @@ import jax
 from ._compiled import COMPILER, Disagreement, compiled_apart, disagreements
 from ._equations import TRACER
 from ._jaxpr import Walk
+from ._kernels import KernelGroup
 from ._loops import BranchSpread, TripCounts, Trips, UnknownLoop
 from ._operations import OperationCounts, nbytes
 from ._profile import GraphIoProfile
@@ -51,6 +52,8 @@ class FunctionProfile:
         uncosted: primitives without a rule, each with how often it was met; they count by their bytes only.
         unknown_loops: the loops of unknown length, in order of appearance.
         branches: each conditional with its cheapest and its dearest branch; the dearest is counted.
+        kernels: what is launched if what may be computed on the way is, by kind and size, of the jaxpr.
+        trips: turns of loops, and choices among branches.
         level: "jaxpr" or "compiled".
         disagreements: of level "compiled", the counts on which the jaxpr, the compiled program and XLA's own
             analysis differ.
@@ -70,6 +73,8 @@ class FunctionProfile:
     uncosted: Mapping[str, int]
     unknown_loops: tuple[UnknownLoop, ...]
     branches: tuple[BranchSpread, ...]
+    kernels: tuple[KernelGroup, ...]
+    trips: int
     level: str = "jaxpr"
     disagreements: tuple[Disagreement, ...] = ()
 
@@ -231,6 +236,8 @@ def _profile_jaxpr(program: _Program, trips: Trips, strict: bool, timeout_s: flo
         uncosted=MappingProxyType(uncosted),
         unknown_loops=tuple(loops),
         branches=tuple(totals.spreads.values()),
+        kernels=totals.kernels.groups(),
+        trips=totals.trips,
     )
 
 

@@ -1,6 +1,7 @@
 """The walk over a jaxpr: every equation that does work is counted, calls are looked into, loops multiplied."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from ._equations import (
     scan_layout,
     source_line,
 )
+from ._kernels import Work
 from ._loops import BranchSpread, Trips, UnknownLoop, readable_trips
 from ._operations import RULES, Operation, OperationCounts, Rule, elements, is_literal, nbytes
 from ._operations_heavy import CALLBACKS
@@ -29,6 +31,8 @@ _FREE = None
 #: A called jaxpr of more equations is one step of its caller, so that calls of calls stay bounded.
 _MOST_INLINED = 100_000
 _UNCOSTED = Rule("uncosted", lambda op: None)
+_REDUCTION = re.compile("reduce_(?!window|precision)|reduce$|arg(max|min)$")
+_REORDERED = Work("movement", "transpose", 4)
 
 
 class _Placed(NamedTuple):
@@ -116,10 +120,13 @@ class Walk:
         given = [*inputs, *flat.constants.values()]
         steps = [self._step(placed, flat, totals) for placed in _used(flat.placed, kept)]
         # What is given can be put in order at once, and compilers do.
-        steps[:0] = [Step((old,), (new,), (old,), True, 0) for old, new in flat.copies.items()]
+        steps[:0] = [Step((old,), (new,), (old,), True, 0, work=_REORDERED) for old, new in flat.copies.items()]
         used = {buffer for step in steps for buffer in step.reads} | set(kept)
         totals.argument_bytes = sum(flat.sizes[buffer] for buffer in given if buffer in used)
-        fused_bytes, temp_bytes = fused_memory(steps, flat.sizes, given, kept, {inputs[i] for i in reusable})
+        kernels, fused_bytes, temp_bytes = fused_memory(
+            steps, flat.sizes, given, kept, {inputs[i] for i in reusable}
+        )
+        totals.kernels.add_all(kernels, 1)
         totals.fused_bytes += fused_bytes
         totals.temp_bytes = temp_bytes + sum(
             nbytes(var.aval) for var, buffer in zip(jaxpr.outvars, outputs, strict=True) if buffer not in kept
@@ -211,7 +218,10 @@ class Walk:
                         flat.copies[buffer] = len(flat.sizes)
                         flat.sizes.append(flat.sizes[buffer])
                     buffers += (flat.copies[buffer],)
-        return Step(buffers, writes, needs, rule.writes_memory, traffic, part, costly, rule.in_place, workspace)
+        results = sum(map(elements, operation.outputs))
+        name, width = _operation(equation), _itemsize(operation)
+        work = Work(rule.family, name, width, results, counts.flops, counts.integer_ops)
+        return Step(buffers, writes, needs, rule.writes_memory, traffic, part, costly, rule.in_place, workspace, work)
 
     def _counted(self, equation: Any) -> tuple[Rule, OperationCounts, Operation]:
         if id(equation) not in self._counts:
@@ -234,6 +244,7 @@ class Walk:
             constants, carried = scan_layout(equation)
             turn = self.totals(body, range(constants, constants + carried))
             result.add(turn, params["length"])
+            result.trips += params["length"]
             slices = sum(nbytes(var.aval) for var in body.outvars[carried:])
             result.temp_bytes = max(turn.temp_bytes - slices, 0)
         elif name == "while":
@@ -247,6 +258,7 @@ class Walk:
                     result.add(branch, 1)
                 else:
                     result.meet(branch, 0)
+            result.trips += 1
             if len(branches) > 1:
                 result.spreads[line] = BranchSpread(line, sums[order[0]], sums[order[-1]])
             result.temp_bytes = max(max(branch.temp_bytes for branch in branches) - written, 0)
@@ -276,12 +288,27 @@ class Walk:
         result.add(test, 1 + (trips or 0))
         if trips is not None:
             result.add(turn, trips)
+            result.trips += trips
         else:
             both = [test.sums(), turn.sums()]
             self.loops[number] = UnknownLoop(line, 0, OperationCounts(*map(sum, zip(*both, strict=True))))
             result.meet(turn, None)
             result.loop_starts[number] = 1
         result.temp_bytes = max(turn.temp_bytes, test.temp_bytes)
+
+
+def _operation(equation: Any) -> str:
+    """Return the name of an equation's primitive, and whether a reduction goes along the last axis."""
+    name = equation.primitive.name
+    if _REDUCTION.match(name) and not is_outer_reduction(equation):
+        return f"{name} inner"
+    return name
+
+
+def _itemsize(operation: Operation) -> int:
+    """Return the bytes of a number that an operation works on: of its widest array, as keys have none."""
+    arrays = [aval for aval in (*operation.inputs, *operation.outputs) if getattr(aval, "shape", None) is not None]
+    return max(arrays, key=elements).dtype.itemsize if arrays else 4
 
 
 def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:

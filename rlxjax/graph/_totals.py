@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
+from ._kernels import Kernels
 from ._loops import BranchSpread
 from ._operations import OperationCounts
 
@@ -27,6 +28,9 @@ class Totals:
     #: How often each loop of unknown length is started; None inside another one.
     loop_starts: dict[int, int | None] = dataclasses.field(default_factory=dict)
     spreads: dict[str, BranchSpread] = dataclasses.field(default_factory=dict)
+    kernels: Kernels = dataclasses.field(default_factory=Kernels)
+    #: Turns of loops, and choices among branches.
+    trips: int = 0
 
     def sums(self) -> OperationCounts:
         """Return everything that is known, over all families."""
@@ -39,6 +43,8 @@ class Totals:
                 add_row(mine, name, row, times)
         self.sync_points += times * other.sync_points
         self.fused_bytes += times * other.fused_bytes
+        self.kernels.add_all(other.kernels, times)
+        self.trips += times * other.trips
         self.meet(other, times)
 
     def meet(self, other: "Totals", times: int | None) -> None:
