@@ -1,0 +1,124 @@
+"""Times the suite of ordinary functions, or those of a module of one's own, and writes what each takes.
+
+python benchmarks/functions_timing.py [--module NAME] [--budget 75] [--json FILE]
+
+A module of one's own has `functions()`, which returns tuples of a name, a family, a function and its arguments.
+"""
+
+import argparse
+import importlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from calibrate.functions import Draw, function_cells
+from calibrate.measure import MOST_REPEATS, SHORT_NS, quiet_collector
+from calibrate.visits import Visits, noise_floor, quartile_ns
+from rlxjax.calibration import current_fingerprint
+
+#: Entries whose compilation takes longer are listed.
+SLOW_COMPILE_S = 0.7
+
+
+class Entry(NamedTuple):
+    """A function to time; what it runs on are arrays of the device."""
+
+    name: str
+    family: str
+    held_out: bool
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+def suite(rng: np.random.Generator) -> Iterator[Entry]:
+    """Yield the suite of `calibrate.functions`."""
+    for cell in function_cells():
+        yield Entry(cell.name, cell.family, cell.held_out, jax.jit(cell.fn), cell.arguments(rng))
+
+
+def module(name: str, rng: np.random.Generator) -> Iterator[Entry]:
+    """Yield the functions of a module; all are held out."""
+    for entry, family, fn, args in importlib.import_module(name).functions():
+        arrays = jax.tree.map(lambda x: _normal(x, rng) if isinstance(x, jax.ShapeDtypeStruct) else x, args)
+        yield Entry(entry, family, True, jax.jit(fn), jax.device_put(arrays))
+
+
+def _normal(shape: jax.ShapeDtypeStruct, rng: np.random.Generator) -> jax.Array:
+    if np.issubdtype(shape.dtype, np.integer):
+        return jax.numpy.zeros(shape.shape, shape.dtype)
+    return Draw(shape.shape, shape.dtype).array(rng)
+
+
+def visit(entry: Entry) -> int:
+    """Return the least time in ns of a run of an entry and, if it is short, of more right after it."""
+    least = time_run(entry)
+    for _ in range(MOST_REPEATS - 1 if least < SHORT_NS else 0):
+        least = min(least, time_run(entry))
+    return least
+
+
+def time_run(entry: Entry) -> int:
+    """Return the time in ns of one run, from arrays on the device to arrays on the device."""
+    start = time.perf_counter_ns()
+    jax.block_until_ready(entry.run(*entry.args))
+    return time.perf_counter_ns() - start
+
+
+def measure(entries: list[Entry], budget_s: float, rng: np.random.Generator) -> Visits:
+    """Return visits by rounds, each in a new random order, until the budget is spent."""
+    rounds: list[int] = []
+    cells: list[int] = []
+    times_ns: list[int] = []
+    end = time.perf_counter() + budget_s
+    with quiet_collector():
+        while time.perf_counter() < end:
+            for index in rng.permutation(len(entries)):
+                rounds.append(rounds[-1] + 1 if rounds and len(rounds) % len(entries) == 0 else (rounds or [0])[-1])
+                cells.append(int(index))
+                times_ns.append(visit(entries[index]))
+    return Visits(np.array(rounds), np.array(cells), np.array(times_ns, np.float64), len(entries))
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--module")
+    parser.add_argument("--budget", type=float, default=75.0, help="seconds of measuring")
+    parser.add_argument("--threads", type=int, default=2, help="compilations at a time")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    rng = np.random.default_rng(0)
+
+    entries = list(module(options.module, rng) if options.module else suite(rng))
+    start = time.perf_counter()
+    with ThreadPoolExecutor(options.threads) as pool:
+        compile_s = [ns / 1e9 for ns in pool.map(time_run, entries)]
+    print(f"{len(entries)} functions compiled in {time.perf_counter() - start:.1f} s")
+    for entry, taken in zip(entries, compile_s, strict=True):
+        if taken > SLOW_COMPILE_S:
+            print(f"  {entry.name}: {taken:.2f} s")
+
+    visits = measure(entries, options.budget, np.random.default_rng())
+    rows = [
+        {"name": entry.name, "family": entry.family, "held_out": entry.held_out, "time_ns": time_ns, "noise": noise}
+        for entry, time_ns, noise in zip(
+            entries, quartile_ns(visits).tolist(), noise_floor(visits).tolist(), strict=True
+        )
+    ]
+    print(f"{len(visits.rounds())} rounds, noise {np.median([row['noise'] for row in rows]):.1%} in the median")
+    for row in rows:
+        print(f"{row['time_ns'] / 1e3:12.1f} us {row['noise']:7.1%}  {row['family']}: {row['name']}")
+    if options.json:
+        result = {"fingerprint": current_fingerprint().model_dump(), "entries": rows}
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
