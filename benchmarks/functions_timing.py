@@ -7,6 +7,7 @@ A module of one's own has `functions()`, which returns tuples of a name, a famil
 
 import argparse
 import importlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -17,8 +18,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from calibrate.functions import Draw, function_cells
-from calibrate.measure import MOST_REPEATS, SHORT_NS, quiet_collector
+from calibrate.draws import Draw
+from calibrate.functions import function_cells
+from calibrate.measure import MOST_REPEATS, VISIT_NS, quiet_collector
 from calibrate.visits import Visits, noise_floor, quartile_ns
 from rlxjax.calibration import current_fingerprint
 
@@ -57,32 +59,32 @@ def _normal(shape: jax.ShapeDtypeStruct, rng: np.random.Generator) -> jax.Array:
 
 def visit(entry: Entry) -> int:
     """Return the least time in ns of a run of an entry and, if it is short, of more right after it."""
-    least = time_run(entry)
-    for _ in range(MOST_REPEATS - 1 if least < SHORT_NS else 0):
-        least = min(least, time_run(entry))
-    return least
+    times_ns = [time_run(entry)]
+    while len(times_ns) < MOST_REPEATS and sum(times_ns) < VISIT_NS:
+        times_ns.append(time_run(entry))
+    return min(times_ns)
 
 
 def time_run(entry: Entry) -> int:
-    """Return the time in ns of one run, from arrays on the device to arrays on the device."""
+    """Return the time in ns until the results of one run are there; they are dropped after that."""
     start = time.perf_counter_ns()
-    jax.block_until_ready(entry.run(*entry.args))
-    return time.perf_counter_ns() - start
+    results = jax.block_until_ready(entry.run(*entry.args))
+    taken = time.perf_counter_ns() - start
+    del results
+    return taken
 
 
 def measure(entries: list[Entry], budget_s: float, rng: np.random.Generator) -> Visits:
-    """Return visits by rounds, each in a new random order, until the budget is spent."""
-    rounds: list[int] = []
-    cells: list[int] = []
-    times_ns: list[int] = []
+    """Return visits by rounds, each in a new random order, until the budget is spent; two rounds at least."""
+    visits: list[tuple[int, int, int]] = []
     end = time.perf_counter() + budget_s
     with quiet_collector():
-        while time.perf_counter() < end:
-            for index in rng.permutation(len(entries)):
-                rounds.append(rounds[-1] + 1 if rounds and len(rounds) % len(entries) == 0 else (rounds or [0])[-1])
-                cells.append(int(index))
-                times_ns.append(visit(entries[index]))
-    return Visits(np.array(rounds), np.array(cells), np.array(times_ns, np.float64), len(entries))
+        for round_ in itertools.count():
+            if round_ >= 2 and time.perf_counter() > end:
+                break
+            visits += [(round_, index, visit(entries[index])) for index in rng.permutation(len(entries)).tolist()]
+    rounds, cells, times_ns = np.array(visits).T
+    return Visits(rounds, cells, times_ns.astype(np.float64), len(entries))
 
 
 def main() -> None:
@@ -106,11 +108,11 @@ def main() -> None:
             print(f"  {entry.name}: {taken:.2f} s")
 
     visits = measure(entries, options.budget, np.random.default_rng())
+    columns = (compile_s, quartile_ns(visits).tolist(), noise_floor(visits).tolist())
     rows = [
         {"name": entry.name, "family": entry.family, "held_out": entry.held_out, "time_ns": time_ns, "noise": noise}
-        for entry, time_ns, noise in zip(
-            entries, quartile_ns(visits).tolist(), noise_floor(visits).tolist(), strict=True
-        )
+        | {"compile_s": taken}
+        for entry, taken, time_ns, noise in zip(entries, *columns, strict=True)
     ]
     print(f"{len(visits.rounds())} rounds, noise {np.median([row['noise'] for row in rows]):.1%} in the median")
     for row in rows:
