@@ -20,10 +20,12 @@ import numpy as np
 
 from calibrate.draws import Draw
 from calibrate.functions import function_cells
-from calibrate.measure import MOST_REPEATS, VISIT_NS, quiet_collector
+from calibrate.measure import quiet_collector
 from calibrate.visits import Visits, noise_floor, quartile_ns
 from rlxjax.calibration import current_fingerprint
 
+#: Runs of a visit.
+RUNS = 4
 #: Entries whose compilation takes longer are listed.
 SLOW_COMPILE_S = 0.7
 
@@ -58,11 +60,8 @@ def _normal(shape: jax.ShapeDtypeStruct, rng: np.random.Generator) -> jax.Array:
 
 
 def visit(entry: Entry) -> int:
-    """Return the least time in ns of a run of an entry and, if it is short, of more right after it."""
-    times_ns = [time_run(entry)]
-    while len(times_ns) < MOST_REPEATS and sum(times_ns) < VISIT_NS:
-        times_ns.append(time_run(entry))
-    return min(times_ns)
+    """Return the least time in ns of several runs in a row: all but the first find what caches can hold in them."""
+    return min(time_run(entry) for _ in range(RUNS))
 
 
 def time_run(entry: Entry) -> int:

@@ -185,7 +185,7 @@ KINDS = (
     Kind("elementwise", "erf", of(jsp.special.erf), "2048 262144*"),
     Kind("elementwise", "gammaln", of(jsp.special.gammaln, 1, "positive"), "512 65536"),
     Kind("elementwise", "polynomial", of(horner), "65536 4194304*"),
-    Kind("elementwise", "add transposed", of(lambda x: x + x.T), "64x64 512x512 1024x1024"),
+    Kind("elementwise", "add transposed", of(lambda x: x + x.T), "64x64 512x512 1200x1200"),
     Kind("elementwise", "hypotenuse", of(lambda x, y: x / jnp.sqrt(x * x + y * y + 1), 2), "8192 1048576", True),
     Kind("elementwise", "gated", of(lambda x, y: jax.nn.silu(x) * y, 2), "524288 65536:bfloat16", True),
     Kind("reduction", "sum of rows", of(lambda x: x.sum(-1)), "8x16 256x256* 4096x4096"),
