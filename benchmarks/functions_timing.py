@@ -3,6 +3,8 @@
 python benchmarks/functions_timing.py [--module NAME] [--budget 75] [--json FILE]
 
 A module of one's own has `functions()`, which returns tuples of a name, a family, a function and its arguments.
+The file has, for each function: `time_ns` and `median_ns`, the lower quartile and the median over visits of the
+least of the runs of one; `first_ns`, the lower quartile of the first of these runs; and `noise`, that of `time_ns`.
 """
 
 import argparse
@@ -59,11 +61,6 @@ def _normal(shape: jax.ShapeDtypeStruct, rng: np.random.Generator) -> jax.Array:
     return Draw(shape.shape, shape.dtype).array(rng)
 
 
-def visit(entry: Entry) -> int:
-    """Return the least time in ns of several runs in a row: all but the first find what caches can hold in them."""
-    return min(time_run(entry) for _ in range(RUNS))
-
-
 def time_run(entry: Entry) -> int:
     """Return the time in ns until the results of one run are there; they are dropped after that."""
     start = time.perf_counter_ns()
@@ -73,17 +70,24 @@ def time_run(entry: Entry) -> int:
     return taken
 
 
-def measure(entries: list[Entry], budget_s: float, rng: np.random.Generator) -> Visits:
-    """Return visits by rounds, each in a new random order, until the budget is spent; two rounds at least."""
-    visits: list[tuple[int, int, int]] = []
+def measure(entries: list[Entry], budget_s: float, rng: np.random.Generator) -> tuple[Visits, Visits]:
+    """Return visits by rounds, each in a new random order, until the budget is spent; two rounds at least.
+
+    A visit is several runs in a row. The least of them counts: it finds in the caches what these can hold. The
+    first of them, which follows another function, is returned too.
+    """
+    visits: list[tuple[int, int, int, int]] = []
     end = time.perf_counter() + budget_s
     with quiet_collector():
         for round_ in itertools.count():
             if round_ >= 2 and time.perf_counter() > end:
                 break
-            visits += [(round_, index, visit(entries[index])) for index in rng.permutation(len(entries)).tolist()]
-    rounds, cells, times_ns = np.array(visits).T
-    return Visits(rounds, cells, times_ns.astype(np.float64), len(entries))
+            for index in rng.permutation(len(entries)).tolist():
+                times_ns = [time_run(entries[index]) for _ in range(RUNS)]
+                visits.append((round_, index, min(times_ns), times_ns[0]))
+    rounds, cells, least_ns, first_ns = np.array(visits).T
+    least, first = (Visits(rounds, cells, ns.astype(np.float64), len(entries)) for ns in (least_ns, first_ns))
+    return least, first
 
 
 def main() -> None:
@@ -106,12 +110,17 @@ def main() -> None:
         if taken > SLOW_COMPILE_S:
             print(f"  {entry.name}: {taken:.2f} s")
 
-    visits = measure(entries, options.budget, np.random.default_rng())
-    columns = (compile_s, quartile_ns(visits).tolist(), noise_floor(visits).tolist())
+    visits, first = measure(entries, options.budget, np.random.default_rng())
+    columns = {
+        "time_ns": quartile_ns(visits),
+        "median_ns": [np.median(visits.time_ns[visits.cell == index]) for index in range(len(entries))],
+        "first_ns": quartile_ns(first),
+        "noise": noise_floor(visits),
+    }
     rows = [
-        {"name": entry.name, "family": entry.family, "held_out": entry.held_out, "time_ns": time_ns, "noise": noise}
-        | {"compile_s": taken}
-        for entry, taken, time_ns, noise in zip(entries, *columns, strict=True)
+        {"name": entry.name, "family": entry.family, "held_out": entry.held_out, "compile_s": taken}
+        | {name: float(column[index]) for name, column in columns.items()}
+        for index, (entry, taken) in enumerate(zip(entries, compile_s, strict=True))
     ]
     print(f"{len(visits.rounds())} rounds, noise {np.median([row['noise'] for row in rows]):.1%} in the median")
     for row in rows:
