@@ -1,0 +1,281 @@
+"""Ordinary JAX functions to time: a table of kinds and sizes."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.scipy as jsp
+import numpy as np
+from jax import lax
+
+from .draws import Draw
+
+
+class FunctionCell(NamedTuple):
+    """A function at one size of its arguments.
+
+    Attributes:
+        name: its kind, size and dtype; unique.
+        family: what it mostly does.
+        fn: the function.
+        draws: its arguments, trees of `Draw`.
+        held_out: whether the fit never sees it; chosen before any timing.
+    """
+
+    name: str
+    family: str
+    fn: Callable[..., Any]
+    draws: tuple[Any, ...]
+    held_out: bool
+
+    def build(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Return the function and its arguments as trees of `jax.ShapeDtypeStruct`."""
+        return self.fn, jax.tree.map(Draw.abstract, self.draws)
+
+    def arguments(self, rng: np.random.Generator) -> tuple[Any, ...]:
+        """Return random arguments that are valid for the function."""
+        return jax.tree.map(lambda draw: draw.array(rng), self.draws)
+
+
+#: The function and the arguments of a dtype and numbers.
+Make = Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]
+
+
+class Kind(NamedTuple):
+    """A function at several sizes: numbers joined by "x", with ":" and a dtype where it is not float32.
+
+    Of a kind that is held out, or a size marked "*", the fit sees nothing.
+    """
+
+    family: str
+    name: str
+    make: Make
+    sizes: str
+    held_out: bool = False
+
+
+def normals(dtype: Any, *shapes: tuple[int, ...]) -> tuple[Draw, ...]:
+    """Return arguments of these shapes."""
+    return tuple(Draw(shape, dtype) for shape in shapes)
+
+
+def of(fn: Callable[..., Any], count: int = 1, values: str = "normal") -> Make:
+    """Return a maker of a function of arrays that all have the shape that the size says."""
+    return lambda dtype, *shape: (fn, (Draw(shape, dtype, values),) * count)
+
+
+def rows_at(fn: Callable[..., Any], of_elements: bool = False) -> Make:
+    """Return a maker of a function of an array and indices of rows, one for each result or each element of it."""
+
+    def make(dtype: Any, rows: int, width: int, count: int) -> Any:
+        indices = Draw((count, width) if of_elements else (count,), np.int32, below=rows)
+        return fn, (Draw((rows, width), dtype), indices)
+
+    return make
+
+
+def convolution(numbers: tuple[str, str, str], depthwise: bool = False, stride: int = 1) -> Make:
+    """Return a maker of a convolution: batch, side, channels, filters, width of the window."""
+
+    def make(dtype: Any, batch: int, side: int, channels: int, filters: int, width: int) -> Any:
+        depth = {"I": 1 if depthwise else channels, "O": filters}
+        image = tuple({"N": batch, "C": channels}.get(axis, side) for axis in numbers[0])
+        window = tuple(depth.get(axis, width) for axis in numbers[1])
+        groups = channels if depthwise else 1
+
+        def convolve(x: jax.Array, w: jax.Array) -> jax.Array:
+            return lax.conv_general_dilated(
+                x, w, (stride,) * (len(image) - 2), "SAME", dimension_numbers=numbers, feature_group_count=groups
+            )
+
+        return convolve, normals(dtype, image, window)
+
+    return make
+
+
+def gru(dtype: Any, steps: int, batch: int, width: int) -> Any:
+    """Return a gated recurrent unit scanned over steps."""
+
+    def run(inputs: jax.Array, hidden: jax.Array, w: jax.Array, u: jax.Array) -> jax.Array:
+        def step(hidden: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+            (xr, xz, xn), (hr, hz, hn) = jnp.split(x @ w, 3, axis=-1), jnp.split(hidden @ u, 3, axis=-1)
+            keep = jax.nn.sigmoid(xz + hz)
+            return (1 - keep) * jnp.tanh(xn + jax.nn.sigmoid(xr + hr) * hn) + keep * hidden, None
+
+        return lax.scan(step, hidden, inputs)[0]
+
+    return run, normals(dtype, (steps, batch, width), (batch, width), (width, 3 * width), (width, 3 * width))
+
+
+def smooth(x: jax.Array) -> jax.Array:
+    """Return exponential averages along the first axis."""
+
+    def step(mean: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+        mean = 0.9 * mean + 0.1 * value
+        return mean, mean
+
+    return lax.scan(step, x[0], x)[1]
+
+
+def layer_norm(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
+    """Return rows of mean 0 and variance 1, scaled and shifted."""
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5) * scale + shift
+
+
+def mlp(layers: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
+    """Return what dense layers give, with GELU between them."""
+    for layer in layers[:-1]:
+        x = jax.nn.gelu(x @ layer["w"] + layer["b"])
+    return x @ layers[-1]["w"] + layers[-1]["b"]
+
+
+def mlp_step(layers: list[dict[str, jax.Array]], x: jax.Array, y: jax.Array) -> Any:
+    """Return the loss, and the layers after a step of gradient descent."""
+    loss, gradient = jax.value_and_grad(lambda layers: jnp.square(mlp(layers, x) - y).mean())(layers)
+    return loss, jax.tree.map(lambda weight, slope: weight - 1e-2 * slope, layers, gradient)
+
+
+def layer_draws(dtype: Any, width: int, depth: int, values: str = "normal") -> list[dict[str, Draw]]:
+    """Return the arguments that are square dense layers."""
+    return [{"w": Draw((width, width), dtype, values), "b": Draw((width,), dtype, values)} for _ in range(depth)]
+
+
+def adam(weight: jax.Array, slope: jax.Array, mean: jax.Array, square: jax.Array) -> tuple[jax.Array, ...]:
+    """Return the weight and the moments after a step of Adam."""
+    mean, square = 0.9 * mean + 0.1 * slope, 0.999 * square + 0.001 * slope * slope
+    return weight - 1e-3 * (mean / 0.19) / (jnp.sqrt(square / 0.002) + 1e-8), mean, square
+
+
+def clipped_momentum(weights: Any, slopes: Any, velocities: Any) -> Any:
+    """Return weights and velocities after a step whose slopes together have a norm of at most 1."""
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(slope)) for slope in jax.tree.leaves(slopes)))
+    velocities = jax.tree.map(lambda v, slope: 0.9 * v + slope / jnp.maximum(norm, 1), velocities, slopes)
+    return jax.tree.map(lambda weight, v: weight - 1e-2 * v, weights, velocities), velocities
+
+
+def keyed(sample: Callable[..., jax.Array]) -> Make:
+    """Return a maker of random arrays from a key."""
+    return lambda dtype, *shape: (lambda key: sample(key, shape, dtype), (Draw((), values="key"),))
+
+
+def matrices(fn: Callable[..., Any], values: str = "normal") -> Make:
+    """Return a maker of a function of a square matrix and, where the size has them, columns of a right side."""
+    return lambda dtype, n, *columns: (fn, (Draw((n, n), dtype, values), *(Draw((n, m), dtype) for m in columns)))
+
+
+def horner(x: jax.Array) -> jax.Array:
+    """Return a polynomial of degree 16."""
+    total = x
+    for power in range(1, 16):
+        total = total * x + 1 / power
+    return total
+
+
+NHWC, NCHW, NWC = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("NWC", "WIO", "NWC")
+# fmt: off
+KINDS = (
+    Kind("elementwise", "add multiply", of(lambda x, y: (x + y) * x - y, 2),
+         "64 4096 65536* 1048576 4194304 262144:float64"),
+    Kind("elementwise", "softplus", of(lambda x: jnp.log(1 + jnp.exp(x))), "16384* 262144 2097152 65536:bfloat16"),
+    Kind("elementwise", "tanh", of(jnp.tanh), "1024 131072* 2097152"),
+    Kind("elementwise", "sin cos", of(lambda x, y: jnp.sin(x) * jnp.cos(y), 2), "512 32768 524288 32768:float64*"),
+    Kind("elementwise", "power", of(lambda x, y: x**y, 2, "positive"), "128 524288"),
+    Kind("elementwise", "erf", of(jsp.special.erf), "2048 262144*"),
+    Kind("elementwise", "gammaln", of(jsp.special.gammaln, 1, "positive"), "512 65536"),
+    Kind("elementwise", "polynomial", of(horner), "65536 4194304*"),
+    Kind("elementwise", "add transposed", of(lambda x: x + x.T), "64x64 512x512 1200x1200"),
+    Kind("elementwise", "hypotenuse", of(lambda x, y: x / jnp.sqrt(x * x + y * y + 1), 2), "8192 1048576", True),
+    Kind("elementwise", "gated", of(lambda x, y: jax.nn.silu(x) * y, 2), "524288 65536:bfloat16", True),
+    Kind("reduction", "sum of rows", of(lambda x: x.sum(-1)), "8x16 256x256* 4096x4096"),
+    Kind("reduction", "sum of columns", of(lambda x: x.sum(0)), "256x512 4096x1024* 1024x256:float64"),
+    Kind("reduction", "sum", of(jnp.sum), "256 4194304"),
+    Kind("reduction", "variance", of(lambda x: jnp.var(x, -1)), "64x64* 1024x512"),
+    Kind("reduction", "argmax", of(lambda x: jnp.argmax(x, -1)), "16x64 512x512 1024x2048"),
+    Kind("reduction", "cumulative sum", of(lambda x: jnp.cumsum(x, -1)), "1x1024* 128x512 1024x1024"),
+    Kind("reduction", "logsumexp", of(lambda x: jsp.special.logsumexp(x, -1)), "32x64 512x1024", True),
+    Kind("reduction", "distance", of(lambda x, y: jnp.abs(x - y).max(), 2), "1048576", True),
+    Kind("matmul", "matmul", lambda d, m, k, n: (jnp.matmul, normals(d, (m, k), (k, n))),
+         "8x8x8 128x128x128* 256x256x256 512x512x512 1024x1024x1024 8192x64x32 16x4096x16* 256x256x256:float64 "
+         "256x256x256:bfloat16"),
+    Kind("matmul", "matvec", lambda d, m, k: (jnp.matmul, normals(d, (m, k), (k,))), "512x512 2048x2048* 4096x4096"),
+    Kind("matmul", "batched", lambda d, b, n: (jnp.matmul, normals(d, (b, n, n), (b, n, n))), "16x8 512x16 256x64"),
+    Kind("matmul", "gram", lambda d, m, n: (lambda x, y: x.T @ y, normals(d, (m, n), (m, n))), "1024x64* 1024x512"),
+    Kind("matmul", "dense", lambda d, m, n: (
+        lambda x, w, b: jax.nn.relu(x @ w + b), normals(d, (m, n), (n, n), (n,))), "4x128 256x512", True),
+    Kind("convolution", "convolve 1d", convolution(NWC), "1x256x4x8x5 8x1024x16x32x5 16x4096x32x32x3"),
+    Kind("convolution", "convolve NHWC", convolution(NHWC), "1x8x3x8x3* 1x32x16x32x3 4x64x32x32x3 8x112x3x32x7"),
+    Kind("convolution", "convolve NCHW", convolution(NCHW), "1x16x8x8x3 2x32x32x32x3*"),
+    Kind("convolution", "pointwise", convolution(NHWC), "4x56x64x64x1"),
+    Kind("convolution", "strided", convolution(NHWC, stride=2), "2x32x16x32x3", True),
+    Kind("convolution", "depthwise", convolution(NHWC, depthwise=True), "1x32x64x64x3", True),
+    Kind("scan", "gru", gru, "16x1x8 64x4x32 256x16x64* 1024x1x32 64x64x128"),
+    Kind("scan", "smooth", of(smooth), "16x8 128x1024 1024x64* 512x8192"),
+    Kind("scan", "fixed point", of(lambda x: lax.fori_loop(0, 64, lambda _, y: jnp.cos(y) * x, x)), "16 4096", True),
+    Kind("fft", "rfft", of(jnp.fft.rfft), "1x64 64x1024 256x4096* 8x65536"),
+    Kind("fft", "fft", of(jnp.fft.fft), "128x512:complex64 32x16384:complex64 64x1024:complex128*"),
+    Kind("fft", "fft2", of(jnp.fft.fft2), "32x32:complex64 256x256:complex64 1024x1024:complex64"),
+    Kind("fft", "fft filter", of(lambda x: jnp.fft.irfft(jnp.fft.rfft(x) * 0.5)), "16x512 256x2048", True),
+    Kind("sort", "sort", of(lambda x: jnp.sort(x, -1)), "1x64 64x128* 1x16384 1x131072"),
+    Kind("sort", "argsort", of(lambda x: jnp.argsort(x, -1)), "8x32 1x8192* 64x512"),
+    Kind("sort", "top 8", of(lambda x: lax.top_k(x, 8)), "1x256 64x1024 1024x512"),
+    Kind("sort", "median", of(lambda x: jnp.median(x, -1)), "16x64 16x1024", True),
+    Kind("gather", "take rows", rows_at(lambda x, i: jnp.take(x, i, axis=0)), "64x8x32* 4096x64x1024 131072x128x32768"),
+    Kind("gather", "take along axis", rows_at(lambda x, i: jnp.take_along_axis(x, i, axis=0), of_elements=True),
+         "64x16x64 1024x256x1024*"),
+    Kind("gather", "segment sum", lambda d, n, width, groups: (
+        lambda x, i: jax.ops.segment_sum(x, i, groups), (Draw((n, width), d), Draw((n,), np.int32, below=groups))),
+        "64x4x8 8192x16x256 65536x64x4096"),
+    Kind("gather", "slice", lambda d, n, size: (
+        lambda x, i: lax.dynamic_slice(x, (i, i), (size, size)), (Draw((n, n), d), Draw((), np.int32, below=n - size))),
+        "64x16 2048x1024*"),
+    Kind("gather", "scatter add", rows_at(lambda x, i: x.at[i].add(1.0)), "256x16x64 16384x64x4096", True),
+    Kind("softmax", "softmax", of(jax.nn.softmax), "4x16 64x128 512x1024 2048x2048 256x512:bfloat16*"),
+    Kind("softmax", "softmax of columns", of(lambda x: jax.nn.softmax(x, 0)), "64x64 512x512"),
+    Kind("softmax", "log softmax", of(jax.nn.log_softmax), "1024x1024", True),
+    Kind("layer norm", "layer norm", lambda d, m, n: (layer_norm, normals(d, (m, n), (n,), (n,))),
+         "64x256 512x768* 4096x1024"),
+    Kind("layer norm", "batch norm", of(lambda x: (x - x.mean(0)) * lax.rsqrt(x.var(0) + 1e-5)), "32x64 1024x512"),
+    Kind("layer norm", "rms norm", of(lambda x: x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)),
+         "16x128 1024x1024", True),
+    Kind("attention", "attention", of(jax.nn.dot_product_attention, 3), "1x8x2x8 2x64x4x16* 4x256x4x32 2x512x4x64"),
+    Kind("attention", "decode", lambda d, b, t, h, n: (
+        jax.nn.dot_product_attention, normals(d, (b, 1, h, n), (b, t, h, n), (b, t, h, n))), "1x64x2x16 4x1024x8x64"),
+    Kind("attention", "causal attention", of(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True), 3),
+         "2x256x8x32", True),
+    Kind("mlp", "mlp", lambda d, m, n: (mlp, (layer_draws(d, n, 3), Draw((m, n), d))), "1x16* 32x128 256x512 128x1024"),
+    Kind("mlp", "mlp step", lambda d, m, n: (mlp_step, (layer_draws(d, n, 3), *normals(d, (m, n), (m, n)))),
+         "4x16 32x64* 64x256 256x512"),
+    Kind("linear algebra", "cholesky", matrices(jnp.linalg.cholesky, "definite"), "8 256* 768 128:float64"),
+    Kind("linear algebra", "triangular solve", matrices(
+        lambda a, b: jsp.linalg.solve_triangular(a, b, lower=True), "definite"), "128x16* 512x64"),
+    Kind("linear algebra", "solve", matrices(jnp.linalg.solve), "16x1 128x8 384x64"),
+    Kind("linear algebra", "eigh", matrices(jnp.linalg.eigh, "definite"), "8* 48 128"),
+    Kind("linear algebra", "qr", matrices(jnp.linalg.qr), "16 128", True),
+    Kind("random", "normal", keyed(jax.random.normal), "16 4096 131072* 1048576"),
+    Kind("random", "uniform", keyed(jax.random.uniform), "65536 2097152"),
+    Kind("random", "bernoulli", keyed(lambda key, shape, _: jax.random.bernoulli(key, 0.3, shape)), "524288", True),
+    Kind("update", "adam", lambda d, n, depth: (lambda *trees: jax.tree.map(adam, *trees), (
+        *(layer_draws(d, n, depth),) * 3, layer_draws(d, n, depth, "positive"))), "8x2* 64x4 256x4 1024x2"),
+    Kind("update", "descent", lambda d, n, depth: (lambda *trees: jax.tree.map(lambda w, g: w - 1e-2 * g, *trees), (
+        layer_draws(d, n, depth),) * 2), "32x2 512x4*"),
+    Kind("update", "clipped momentum", lambda d, n, depth: (clipped_momentum, (layer_draws(d, n, depth),) * 3),
+         "16x2 384x4", True),
+)
+# fmt: on
+
+
+def function_cells() -> list[FunctionCell]:
+    """Return the suite in a fixed order; functions of 64 bits only where JAX has these enabled."""
+    cells = []
+    for kind in KINDS:
+        for size in kind.sizes.split():
+            numbers, _, named = size.rstrip("*").partition(":")
+            dtype = np.dtype(named or "float32")
+            if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+                continue
+            fn, draws = kind.make(dtype, *map(int, numbers.split("x")))
+            name, held_out = f"{kind.name} {numbers} {dtype}", kind.held_out or size.endswith("*")
+            cells.append(FunctionCell(name, kind.family, fn, draws, held_out))
+    return cells
