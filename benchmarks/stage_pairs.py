@@ -180,6 +180,11 @@ def adam_moments(grad, first, second):
     return 0.9 * first + 0.1 * grad, 0.99 * second + 0.01 * grad * grad
 
 
+def adam_step(first, second, params):
+    """Return the parameters after a step along the moments."""
+    return params - 1e-3 * first / (jnp.sqrt(second) + 1e-8)
+
+
 def clip(*grads):
     """Return gradients of norm one at most."""
     norm = jnp.sqrt(sum(jnp.square(grad).sum() for grad in grads))
@@ -217,6 +222,74 @@ def total_variation(*differences):
     return sum(jnp.square(difference).sum() for difference in differences)
 
 
+def luminance(x):
+    """Return the brightness of colours in the last axis."""
+    return 0.3 * x[..., 0] + 0.59 * x[..., 1] + 0.11 * x[..., 2]
+
+
+def slopes(x):
+    """Return the differences along both axes."""
+    return x[1:, :-1] - x[:-1, :-1], x[:-1, 1:] - x[:-1, :-1]
+
+
+def turned(cosine, sine, a, b):
+    """Return a product with complex numbers of modulus one."""
+    return a * cosine - b * sine, a * sine + b * cosine
+
+
+def energy(offsets):
+    """Return the sum of softened inverse squares."""
+    return (1.0 / (jnp.square(offsets).sum(-1) + 0.1)).sum()
+
+
+def patches(x, size=3):
+    """Return the windows of images, flat."""
+    rows, columns = x.shape[1] - size + 1, x.shape[2] - size + 1
+    parts = [x[:, row : row + rows, column : column + columns] for row in range(size) for column in range(size)]
+    return jnp.stack(parts, -1).reshape(x.shape[0], rows, columns, -1)
+
+
+def recurrent(x, w):
+    """Return the states of a recurrent network over the first axis."""
+    return lax.scan(lambda state, now: (jnp.tanh(state @ w + now),) * 2, jnp.zeros_like(x[0]), x)[1]
+
+
+def predicted(x, p, f, q):
+    """Return a state and its covariance a step later."""
+    return f @ x, f @ p @ f.T + q
+
+
+def corrected(x, p, h, r, z):
+    """Return a state and its covariance after a measurement."""
+    gain = jnp.linalg.solve(h @ p @ h.T + r, h @ p).T
+    return x + gain @ (z - h @ x), p - gain @ h @ p
+
+
+def smaller(params, grads):
+    """Return parameters after a step of descent."""
+    return tuple(value - 0.1 * grad for value, grad in zip(params, grads, strict=True))
+
+
+def edges_of(x):
+    """Return the sum of the absolute central differences."""
+    return jnp.abs(x[2:, 1:-1] - x[:-2, 1:-1]) + jnp.abs(x[1:-1, 2:] - x[1:-1, :-2])
+
+
+def noise(seed):
+    """Return normal noise for 1024 columns."""
+    return jax.random.normal(jax.random.key(seed), (1024,))
+
+
+def kept(seed):
+    """Return a random mask of nine in ten."""
+    return jax.random.bernoulli(jax.random.key(seed), 0.9, (512, 1024))
+
+
+def counts(x):
+    """Return how many values are at most each of the indices."""
+    return jnp.cumsum(jnp.zeros(INDICES).at[x].add(1.0))
+
+
 def pair(name: str, *stages: Callable, args: Sequence[tuple[jax.ShapeDtypeStruct, ...]]) -> Pair:
     """Return a pair; stages that `args` does not reach have no arguments of their own."""
     return Pair(name, stages, (*args, *[()] * (len(stages) - len(args))))
@@ -229,39 +302,51 @@ PAIRS = [
     pair("scale, shift: 100 MB", lambda x: 2 * x, lambda x: x + 1, args=[(f32(5000, 5000),)]),
     pair("tanh, square, exp: 1 MB", jnp.tanh, jnp.square, jnp.exp, args=[(f32(256, 1024),)]),
     pair(
+        "quantise, dequantise",
+        lambda x: jnp.round(x * 10).astype(jnp.int8),
+        lambda q: q.astype(jnp.float32) / 10,
+        args=[(f32(1024, 1024),)],
+    ),
+    pair(
         "complex product, modulus",
         lambda a, b: lax.complex(a, b) * lax.complex(b, a),
         jnp.abs,
         args=[(f32(1024, 512),) * 2],
     ),
     pair(
-        "adam moments, step: 4 MB",
-        adam_moments,
-        lambda m, v, p: p - 1e-3 * m / (jnp.sqrt(v) + 1e-8),
-        args=[(f32(1 << 20),) * 3, (f32(1 << 20),)],
+        "forces, integrate",
+        lambda x: -x - 0.1 * x**3,
+        lambda f, x, v: (x + 0.01 * (v + 0.01 * f), v + 0.01 * f),
+        args=[(f32(4096, 3),), (f32(4096, 3),) * 2],
     ),
-    pair(
-        "adam moments, step: 4 kB",
-        adam_moments,
-        lambda m, v, p: p - 1e-3 * m / (jnp.sqrt(v) + 1e-8),
-        args=[(f32(1024),) * 3, (f32(1024),)],
-    ),
+    pair("adam moments, step: 4 MB", adam_moments, adam_step, args=[(f32(1 << 20),) * 3, (f32(1 << 20),)]),
+    pair("adam moments, step: 4 kB", adam_moments, adam_step, args=[(f32(1024),) * 3, (f32(1024),)]),
     pair(
         "clip, update",
         clip,
-        lambda a, b, p, q: (p - 0.1 * a, q - 0.1 * b),
+        lambda a, b, p, q: smaller((p, q), (a, b)),
         args=[(f32(512, 512),) * 2, (f32(512, 512),) * 2],
     ),
     pair(
         "grads, clip, update",
         mlp_grads,
         clip,
-        lambda a, b, p, q: (p - 0.1 * a, q - 0.1 * b),
+        lambda a, b, p, q: smaller((p, q), (a, b)),
         args=[(f32(128, 256), f32(256, 64), f32(256, 128), f32(256, 64)), (), (f32(128, 256), f32(256, 64))],
     ),
+    pair(
+        "mask of a dropout, apply",
+        kept,
+        lambda mask, x: jnp.where(mask, x / 0.9, 0.0),
+        args=[(i32(),), (f32(512, 1024),)],
+    ),
     pair("scale, set a row", lambda x: 2 * x, lambda x: x.at[0].set(1.0), args=[(f32(1024, 1024),)]),
-    pair("gelu, transpose", nn.gelu, jnp.transpose, args=[(f32(1024, 1024),)]),
-    pair("transpose, gelu", jnp.transpose, nn.gelu, args=[(f32(1024, 1024),)]),
+    pair(
+        "tanh, write into a cache",
+        jnp.tanh,
+        lambda x, cache: lax.dynamic_update_slice(cache, x, (0, 128, 0)),
+        args=[(f32(16, 512, 64),), (f32(16, 1024, 64),)],
+    ),
     pair(
         "gelu, concatenate",
         lambda x, y: (nn.gelu(x), nn.gelu(y)),
@@ -274,44 +359,144 @@ PAIRS = [
         lambda a, b: jnp.stack([a, b], -1).reshape(1024, -1),
         args=[(f32(1024, 512),)],
     ),
+    pair("tanh, pad", jnp.tanh, lambda x: jnp.pad(x, 1), args=[(f32(1024, 1024),)]),
+    pair("tanh, insert zeros", jnp.tanh, lambda x: lax.pad(x, 0.0, ((0, 0, 1), (0, 0, 1))), args=[(f32(512, 512),)]),
+    pair("tanh, shift", jnp.tanh, lambda x: jnp.pad(x[:, :-1], ((0, 0), (1, 0), (0, 0))), args=[(f32(16, 512, 64),)]),
+    # Transposes.
+    pair("gelu, transpose", nn.gelu, jnp.transpose, args=[(f32(1024, 1024),)]),
+    pair("exp, transpose", jnp.exp, jnp.transpose, args=[(f32(1024, 1024),)]),
+    pair("transpose, add", jnp.transpose, jnp.add, args=[(f32(1024, 1024),), (f32(1024, 1024),)]),
+    pair("transpose, mean of both", lambda x: (x, x.T), lambda x, y: (x + y) / 2, args=[(f32(1024, 1024),)]),
+    pair("layer norm, transpose", layer_norm, jnp.transpose, args=[(f32(1000, 1024),)]),
+    pair("channels last, bias", lambda x: x.transpose(0, 2, 3, 1), jnp.add, args=[(f32(4, 64, 64, 64),), (f32(64),)]),
+    pair(
+        "colours last, normalise",
+        lambda x: x.transpose(0, 2, 3, 1),
+        lambda x: x / 255 - 0.5,
+        args=[(f32(4, 3, 224, 224),)],
+    ),
+    pair("matmul, transpose and relu", jnp.matmul, lambda y: nn.relu(y.T), args=[(f32(1024, 64), f32(64, 1024))]),
+    # A result that the next stage reads more than once.
+    pair("series, row of a product", series, lambda y, x: y * x, args=[(f32(1024),), (f32(1024, 1024),)]),
+    pair("series, column of a product", series, lambda y, x: y[:, None] * x, args=[(f32(1024),), (f32(1024, 1024),)]),
+    pair("exp, row of a product", jnp.exp, lambda y, x: y * x, args=[(f32(1024),), (f32(1024, 1024),)]),
+    pair("series, repeat", series, lambda y: jnp.repeat(y, 64, axis=0), args=[(f32(128, 128),)]),
     pair(
         "cos and sin of angles, rotate",
         lambda x: (jnp.cos(x), jnp.sin(x)),
         rotate,
         args=[(f32(1024, 32),), (f32(1024, 16, 64),)],
     ),
-    # A result that the next stage reads more than once.
-    pair("series, row of a product", series, lambda y, x: y[None] * x, args=[(f32(1024),), (f32(1024, 1024),)]),
-    pair("series, column of a product", series, lambda y, x: y[:, None] * x, args=[(f32(1024),), (f32(1024, 1024),)]),
-    pair("series, repeat", series, lambda y: jnp.repeat(y, 64, axis=0), args=[(f32(128, 128),)]),
-    pair("series, look up", series, lambda y, index: y[index], args=[(f32(1024),), (i32(1 << 20),)]),
-    pair("series, look up rows", series, lambda y, index: y[index], args=[(f32(1024, 64),), (i32(1 << 14),)]),
-    pair("sin, look up", jnp.sin, lambda y, index: y[index], args=[(f32(1024),), (i32(1 << 20),)]),
-    pair("exp, row of a product", jnp.exp, lambda y, x: y[None] * x, args=[(f32(1024),), (f32(1024, 1024),)]),
-    pair("series, Laplacian", series, laplacian, args=[(f32(1024, 1024),)]),
-    pair("Laplacian, Laplacian", laplacian, laplacian, args=[(f32(512, 512),)]),
-    pair("9 taps, 9 taps", lambda x: taps(x, 9, 1), lambda x: taps(x, 9, 0), args=[(f32(1024, 1024),)]),
-    pair("3 taps, 3 taps", lambda x: taps(x, 3, 1), lambda x: taps(x, 3, 0), args=[(f32(1024, 1024),)]),
-    pair("3 x 3 taps, 3 x 3 taps", lambda x: taps_2d(x, 3), lambda x: taps_2d(x, 3), args=[(f32(1024, 1024),)]),
-    pair("sin, difference", jnp.sin, jnp.diff, args=[(f32(1024, 1024),)]),
     pair(
-        "differences, total variation",
-        lambda x: tuple(jnp.diff(x, axis=axis) for axis in range(3)),
-        total_variation,
-        args=[(f32(128, 128, 128),)],
+        "cos and sin of angles, turn",
+        lambda x: (jnp.cos(x), jnp.sin(x)),
+        turned,
+        args=[(f32(512),), (f32(256, 512),) * 2],
     ),
+    pair(
+        "sines of positions, add",
+        lambda w: jnp.sin(jnp.arange(512.0)[:, None] * w),
+        lambda p, x: x + p,
+        args=[(f32(128),), (f32(8, 512, 128),)],
+    ),
+    pair("noise, add to rows", noise, lambda y, x: x + y, args=[(i32(),), (f32(1024, 1024),)]),
     pair(
         "hash, exclusive or of all pairs",
         hashed,
-        lambda y, x: y[None] ^ x[:, None],
+        lambda y, x: y ^ x[:, None],
         args=[(of(jnp.uint32, 1024),), (of(jnp.uint32, 1024),)],
     ),
+    pair("series, look up", series, lambda y, index: y[index], args=[(f32(1024),), (i32(1 << 20),)]),
+    pair("series, look up rows", series, lambda y, index: y[index], args=[(f32(1024, 64),), (i32(1 << 14),)]),
+    pair("sin, look up", jnp.sin, lambda y, index: y[index], args=[(f32(1024),), (i32(1 << 18),)]),
+    pair("softplus, look up", nn.softplus, lambda y, index: y[index], args=[(f32(INDICES),), (i32(1 << 18),)]),
+    pair(
+        "gamma curve, look up pixels",
+        lambda gamma: jnp.linspace(0, 1, INDICES) ** gamma,
+        lambda y, index: y[index],
+        args=[(f32(),), (i32(512, 512),)],
+    ),
+    pair(
+        "cumulative histogram, equalise",
+        counts,
+        lambda y, index: (y / y[-1])[index],
+        args=[(i32(1 << 16),), (i32(1 << 16),)],
+    ),
+    pair(
+        "layer of nodes, gather edges",
+        lambda h, w: nn.silu(h @ w),
+        lambda h, index: h[index],
+        args=[(f32(INDICES, 64), f32(64, 64)), (i32(16384),)],
+    ),
+    pair(
+        "dequantise a table, gather",
+        lambda q, s: q.astype(jnp.float32) * s[:, None],
+        lambda t, index: t[index],
+        args=[(of(jnp.int8, INDICES, 64), f32(INDICES)), (i32(16384),)],
+    ),
+    pair(
+        "normalise a table, gather",
+        lambda t: t * lax.rsqrt(jnp.square(t).sum(-1, keepdims=True)),
+        lambda t, index: t[index],
+        args=[(f32(INDICES, 64),), (i32(8192),)],
+    ),
+    pair(
+        "embed, add positions",
+        lambda t, index: t[index] * 8,
+        jnp.add,
+        args=[(f32(INDICES, 256), i32(8, 512)), (f32(512, 256),)],
+    ),
+    pair(
+        "gather two rows, dot",
+        lambda t, i, j: (t[i], t[j]),
+        lambda a, b: (a * b).sum(-1),
+        args=[(f32(INDICES, 64), i32(8192), i32(8192))],
+    ),
+    pair("gather rows, mean", lambda x, index: x[index], lambda y: y.mean(0), args=[(f32(1024, 512), i32(4096))]),
+    # Stencils.
+    pair("series, Laplacian", series, laplacian, args=[(f32(1024, 1024),)]),
+    pair("Laplacian, Laplacian", laplacian, laplacian, args=[(f32(512, 512),)]),
+    pair("3 taps, 3 taps", lambda x: taps(x, 3, 1), lambda x: taps(x, 3, 0), args=[(f32(1024, 1024),)]),
+    pair("9 taps, 9 taps", lambda x: taps(x, 9, 1), lambda x: taps(x, 9, 0), args=[(f32(1024, 1024),)]),
+    pair("3 x 3 taps, 3 x 3 taps", lambda x: taps_2d(x, 3), lambda x: taps_2d(x, 3), args=[(f32(1024, 1024),)]),
+    pair("luminance, 3 x 3 taps", luminance, lambda x: taps_2d(x, 3), args=[(f32(512, 512, 3),)]),
+    pair("luminance, edges", lambda x: x @ jnp.array([0.3, 0.59, 0.11]), edges_of, args=[(f32(512, 512, 3),)]),
+    pair("sin, difference", jnp.sin, jnp.diff, args=[(f32(512, 512),)]),
     # Reductions.
     pair("exp, sum of rows", jnp.exp, lambda y: y.sum(-1), args=[(f32(1024, 1024),)]),
     pair("gelu, sum of columns", nn.gelu, lambda y: y.sum(0), args=[(f32(1024, 1024),)]),
     pair("square, sum: 16 kB", jnp.square, jnp.sum, args=[(f32(4096),)]),
     pair("transpose, sum of rows", lambda x: x.T + 1, lambda y: y.sum(-1), args=[(f32(1024, 1024),)]),
     pair("gelu, three reductions", nn.gelu, lambda y: (y.sum(-1), y.max(-1), y.min(0)), args=[(f32(1024, 1024),)]),
+    pair(
+        "pad, squares of rows",
+        lambda x: jnp.pad(x, ((0, 0), (8, 8))),
+        lambda y: jnp.square(y).sum(-1),
+        args=[(f32(1024, 1024),)],
+    ),
+    pair(
+        "windows, maximum",
+        lambda x: jnp.stack([x[:, start : start + 4032] for start in range(64)], 1),
+        lambda w: w.max(1),
+        args=[(f32(16, 4095),)],
+    ),
+    pair(
+        "differences, total variation: 4 MB",
+        lambda x: (jnp.diff(x, axis=0), jnp.diff(x)),
+        total_variation,
+        args=[(f32(1024, 1024),)],
+    ),
+    pair(
+        "differences, total variation: 8 MB",
+        lambda x: tuple(jnp.diff(x, axis=axis) for axis in range(3)),
+        total_variation,
+        args=[(f32(128, 128, 128),)],
+    ),
+    pair("difference, largest", jnp.diff, lambda d: jnp.abs(d).max(), args=[(f32(1 << 20),)]),
+    pair(
+        "slopes, mean steepness", slopes, lambda a, b: jnp.sqrt(a * a + b * b + 1e-6).mean(), args=[(f32(1024, 1024),)]
+    ),
+    pair("offsets, energy", lambda x: x[:, None] - x, energy, args=[(f32(512, 3),)]),
     pair(
         "causal mask, softmax",
         lambda s: jnp.where(jnp.tril(jnp.ones((512, 512), bool)), s, -1e9),
@@ -324,7 +509,6 @@ PAIRS = [
         lambda x, m, v: (x - m) * lax.rsqrt(v + 1e-5),
         args=[(f32(4096, 512),)],
     ),
-    pair("gather rows, mean", lambda x, index: x[index], lambda y: y.mean(0), args=[(f32(1024, 512), i32(4096))]),
     pair("cumulative sum, difference", lambda x: jnp.cumsum(x, -1), jnp.diff, args=[(f32(256, 4096),)]),
     pair(
         "cumulative sum, moving mean",
@@ -339,8 +523,8 @@ PAIRS = [
         args=[(f32(256, 4096),)],
     ),
     # Products of matrices.
-    pair("layer norm, matmul", layer_norm, lambda h, w: h @ w, args=[(f32(512, 512),), (f32(512, 512),)]),
-    pair("layer norm, matmul: 8 x 16", layer_norm, lambda h, w: h @ w, args=[(f32(8, 16),), (f32(16, 16),)]),
+    pair("layer norm, matmul", layer_norm, jnp.matmul, args=[(f32(512, 512),), (f32(512, 512),)]),
+    pair("layer norm, matmul: 8 x 16", layer_norm, jnp.matmul, args=[(f32(8, 16),), (f32(16, 16),)]),
     pair(
         "matmul, gelu, matmul",
         jnp.matmul,
@@ -352,27 +536,63 @@ PAIRS = [
         "matmul, matmul: 64 MB between", jnp.matmul, jnp.matmul, args=[(f32(32768, 64), f32(64, 512)), (f32(512, 64),)]
     ),
     pair(
+        "matmul, two thin layers: 20 MB between",
+        jnp.matmul,
+        lambda c, d, e: (c @ d) @ e,
+        args=[(f32(10240, 16), f32(16, 512)), (f32(512, 512), f32(512, 16))],
+    ),
+    pair(
+        "matmul, gelu and its mirror, matmul: 24 MB between",
+        jnp.matmul,
+        lambda c: nn.gelu(c) + c[:, ::-1],
+        jnp.matmul,
+        args=[(f32(12288, 32), f32(32, 512)), (), (f32(512, 32),)],
+    ),
+    pair(
+        "gather, layer, layer: 20 MB between",
+        lambda t, index: t[index],
+        lambda y, w: nn.gelu(y @ w),
+        jnp.matmul,
+        args=[(f32(INDICES, 256), i32(16384)), (f32(256, 320),), (f32(320, 32),)],
+    ),
+    pair(
         "attention scores, pick",
         lambda q, k: q @ k.swapaxes(-1, -2) / 8,
         attention,
         args=[(f32(8, 256, 64),) * 2, (f32(8, 256, 64),)],
     ),
+    pair(
+        "attention scores, softmax, pick: 24 MB",
+        lambda q, k: q @ k.swapaxes(-1, -2) / 8,
+        nn.softmax,
+        jnp.matmul,
+        args=[(f32(24, 512, 32),) * 2, (), (f32(24, 512, 32),)],
+    ),
+    pair(
+        "low rank update, matmul",
+        lambda w, a, b: w + a @ b,
+        lambda w, x: x @ w,
+        args=[(f32(512, 512), f32(512, 8), f32(8, 512)), (f32(64, 512),)],
+    ),
     pair("transpose, matmul", jnp.transpose, jnp.matmul, args=[(f32(512, 512),), (f32(512, 512),)]),
-    pair("scale, matrix times vector", lambda a: a * 2 + 1, jnp.matmul, args=[(f32(1024, 1024),), (f32(1024),)]),
+    pair("transpose, matmul: 64 columns", jnp.transpose, jnp.matmul, args=[(f32(64, 4096),), (f32(64, 64),)]),
+    pair(
+        "transpose, batch of matmuls",
+        lambda a: a.swapaxes(-1, -2),
+        jnp.matmul,
+        args=[(f32(16, 128, 128),), (f32(16, 128, 128),)],
+    ),
+    pair("matmul, transposed factor", jnp.transpose, lambda y, a: a @ y, args=[(f32(512, 512),), (f32(512, 512),)]),
     pair("transpose, matrix times vector", jnp.transpose, jnp.matmul, args=[(f32(1024, 1024),), (f32(1024),)]),
+    pair("transpose, matrix times vector: 1000", jnp.transpose, jnp.matmul, args=[(f32(1000, 1000),), (f32(1000),)]),
     pair(
         "transpose and scale, vector times matrix",
         lambda a: a.T * 2,
         lambda h, v: v @ h,
         args=[(f32(1024, 1024),), (f32(1024),)],
     ),
+    pair("scale, matrix times vector", lambda a: a * 2 + 1, jnp.matmul, args=[(f32(1024, 1024),), (f32(1024),)]),
     pair("mask, matrix times vector", jnp.tril, jnp.matmul, args=[(f32(2048, 2048),), (f32(2048),)]),
-    pair(
-        "convert bfloat16, matrix times vector",
-        lambda q: q.astype(jnp.float32),
-        jnp.matmul,
-        args=[(of(jnp.bfloat16, 2048, 2048),), (f32(2048),)],
-    ),
     pair(
         "dequantise, matrix times vector",
         lambda q, s: q.astype(jnp.float32) * s[:, None],
@@ -380,30 +600,56 @@ PAIRS = [
         args=[(of(jnp.int8, 2048, 2048), f32(2048)), (f32(2048),)],
     ),
     pair(
+        "convert bfloat16, matmul",
+        lambda w: w.astype(jnp.float32),
+        lambda w, x: x @ w,
+        args=[(of(jnp.bfloat16, 512, 512),), (f32(64, 512),)],
+    ),
+    pair(
         "kernel of a line, matrix times vector",
         lambda x, y: jnp.exp(-jnp.square(x[:, None] - y)),
         jnp.matmul,
         args=[(f32(2048),) * 2, (f32(2048),)],
     ),
+    pair(
+        "features of Fourier, matmul",
+        lambda x, b: jnp.concatenate([jnp.sin(x @ b), jnp.cos(x @ b)], -1),
+        jnp.matmul,
+        args=[(f32(4096, 3), f32(3, 64)), (f32(128, 32),)],
+    ),
     pair("matmul, cross entropy", jnp.matmul, cross_entropy, args=[(f32(512, 256), f32(256, 1024)), (i32(512),)]),
     pair(
-        "cross entropy and its gradient",
+        "logits, gradient of cross entropy",
         lambda x, w: (x, x @ w),
         lambda x, logits, y: x.T @ jax.grad(cross_entropy)(logits, y),
         args=[(f32(256, 256), f32(256, 1024)), (i32(256),)],
     ),
-    pair("one hot, matmul", lambda index: nn.one_hot(index, 1000), jnp.matmul, args=[(i32(512),), (f32(1000, 64),)]),
+    pair(
+        "one hot, matmul", lambda index: nn.one_hot(index, INDICES), jnp.matmul, args=[(i32(512),), (f32(INDICES, 64),)]
+    ),
     pair(
         "gather, two layers",
-        lambda table, index: table[index],
+        lambda t, index: t[index],
         lambda x, w, v: nn.relu(x @ w) @ v,
-        args=[(f32(1000, 64), i32(1024)), (f32(64, 256), f32(256, 64))],
+        args=[(f32(INDICES, 64), i32(1024)), (f32(64, 256), f32(256, 64))],
     ),
     pair(
         "cholesky, solve",
         lambda a: jnp.linalg.cholesky(a @ a.T + 128 * jnp.eye(128)),
         lambda c, b: jax.scipy.linalg.solve_triangular(c, b, lower=True),
         args=[(f32(128, 128),), (f32(128, 16),)],
+    ),
+    pair(
+        "factor, solve",
+        jnp.linalg.qr,
+        lambda q, r, b: jax.scipy.linalg.solve_triangular(r, q.T @ b),
+        args=[(f32(128, 64),), (f32(128, 8),)],
+    ),
+    pair(
+        "predict a state, correct it",
+        predicted,
+        corrected,
+        args=[(f32(6), f32(6, 6), f32(6, 6), f32(6, 6)), (f32(2, 6), f32(2, 2), f32(2))],
     ),
     # Images, spectra, sorts, recurrences.
     pair(
@@ -412,6 +658,20 @@ PAIRS = [
         max_pool,
         args=[(f32(4, 64, 64, 8), f32(3, 3, 8, 16))],
     ),
+    pair(
+        "convolution and relu, mean, dense",
+        lambda x, k: nn.relu(conv(x, k)),
+        lambda y: y.mean((1, 2)),
+        jnp.matmul,
+        args=[(f32(4, 32, 32, 16), f32(3, 3, 16, 32)), (), (f32(32, 10),)],
+    ),
+    pair(
+        "normalise, relu and convolution",
+        lambda x, m, v: (x - m) * lax.rsqrt(v * v + 1e-5),
+        lambda y, k: conv(nn.relu(y), k),
+        args=[(f32(4, 64, 64, 16), f32(16), f32(16)), (f32(3, 3, 16, 16),)],
+    ),
+    pair("patches, matmul", patches, jnp.matmul, args=[(f32(4, 64, 64, 8),), (f32(72, 16),)]),
     pair("gelu, maximum pool", nn.gelu, max_pool, args=[(f32(4, 128, 128, 16),)]),
     pair("gelu, overlapping pool", nn.gelu, sum_pool, args=[(f32(4, 128, 128, 16),)]),
     pair(
@@ -427,14 +687,28 @@ PAIRS = [
         args=[(f32(3, 3, 16, 16),), (f32(4, 64, 64, 16),)],
     ),
     pair(
+        "transform, filter, transform back",
+        jnp.fft.rfft,
+        jnp.multiply,
+        jnp.fft.irfft,
+        args=[(f32(256, 1024),), (f32(513),)],
+    ),
+    pair(
         "transform, top k of the power",
         jnp.fft.rfft,
         lambda y: lax.top_k(jnp.square(y.real) + jnp.square(y.imag), 8),
         args=[(f32(512, 1024),)],
     ),
     pair("frames, transform", frames, jnp.fft.rfft, args=[(f32(64, 4096),)]),
+    pair("scale, transform", lambda x: x * 2 + 1, jnp.fft.rfft, args=[(f32(1024, 512),)]),
     pair("distances, top k", distances, lambda d: lax.top_k(-d, 8), args=[(f32(512, 16),) * 2]),
-    pair("sort, take", jnp.argsort, lambda order, y: y[order], args=[(f32(1 << 16),), (f32(1 << 16),)]),
+    pair(
+        "top k, gather",
+        lambda s: lax.top_k(s, 16)[1],
+        lambda index, v: jnp.take_along_axis(v, index[..., None], 1),
+        args=[(f32(64, INDICES),), (f32(64, INDICES, 32),)],
+    ),
+    pair("sort, take", jnp.argsort, lambda order, y: y[order], args=[(f32(1 << 14),), (f32(1 << 14),)]),
     pair(
         "sums of segments, gather",
         lambda x, index: jax.ops.segment_sum(x, index, INDICES),
@@ -448,11 +722,12 @@ PAIRS = [
         args=[(f32(4096, 64),), (i32(4096),)],
     ),
     pair("recurrence, readout", recurrence, jnp.matmul, args=[(f32(256, 64), f32(64)), (f32(64, 16),)]),
+    pair("embed, recurrent network", jnp.matmul, recurrent, args=[(f32(64, 16, 32), f32(32, 64)), (f32(64, 64),)]),
 ]
 
 
 class Timing(NamedTuple):
-    """What a pair takes; noise is the ratio of apart to together in the odd rounds over that in the even ones."""
+    """What a pair takes, and the factor, one or more, by which apart over together differs between halves or runs."""
 
     apart_ns: float
     together_ns: float
@@ -491,13 +766,13 @@ def measure(pairs: Sequence[Pair], budget_s: float, seed: int) -> dict[str, Timi
     print(f"{len(rounds)} rounds")
     quartile = functools.partial(np.quantile, q=0.25, axis=0)
     whole, odd, even = (quartile(np.array(part)) for part in (rounds, rounds[1::2], rounds[::2]))
-    noise = (odd[:, 0] / odd[:, 1]) / (even[:, 0] / even[:, 1])
+    noise = np.exp(np.abs(np.log(odd[:, 0] / odd[:, 1] * even[:, 1] / even[:, 0])))
     rows = zip(pairs, whole.tolist(), noise.tolist(), strict=True)
     return {pair.name: Timing(*times, ratio) for pair, times, ratio in rows}
 
 
 def merged(runs: Sequence[dict[str, Timing]]) -> dict[str, Timing]:
-    """Return the medians of several runs, and as noise the largest of their ratios over the least."""
+    """Return the medians of several runs; the noise is the largest of their ratios over the least."""
     result = {}
     for name in {name: None for run in runs for name in run}:
         timings = [run[name] for run in runs if name in run]
