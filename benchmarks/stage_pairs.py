@@ -254,6 +254,11 @@ def recurrent(x, w):
     return lax.scan(lambda state, now: (jnp.tanh(state @ w + now),) * 2, jnp.zeros_like(x[0]), x)[1]
 
 
+def linear_scan(decay, x):
+    """Return the states of a linear recurrence with a decay at each step, by halves."""
+    return lax.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (decay, x), axis=0)[1]
+
+
 def predicted(x, p, f, q):
     """Return a state and its covariance a step later."""
     return f @ x, f @ p @ f.T + q
@@ -376,6 +381,29 @@ PAIRS = [
         args=[(f32(4, 3, 224, 224),)],
     ),
     pair("matmul, transpose and relu", jnp.matmul, lambda y: nn.relu(y.T), args=[(f32(1024, 64), f32(64, 1024))]),
+    pair("transpose, softmax", jnp.transpose, nn.softmax, args=[(f32(1000, 1000),)]),
+    pair("keys by head, scale", lambda k: k.transpose(0, 2, 3, 1), lambda k: k / 8, args=[(f32(4, 256, 8, 64),)]),
+    pair("queries by head, scale", lambda q: q.transpose(0, 2, 1, 3), lambda q: q / 8, args=[(f32(4, 256, 8, 64),)]),
+    pair(
+        "colours first, normalise",
+        lambda x: x.transpose(0, 3, 1, 2),
+        lambda x: x / 255 - 0.5,
+        args=[(f32(4, 224, 224, 3),)],
+    ),
+    pair(
+        "scale, transpose, shift and transpose",
+        lambda x: x * 2,
+        jnp.transpose,
+        lambda x: x.T + 1,
+        args=[(f32(1000, 1000),)],
+    ),
+    pair(
+        "channels last, convolution, channels first",
+        lambda x: x.transpose(0, 2, 3, 1),
+        conv,
+        lambda y: y.transpose(0, 3, 1, 2),
+        args=[(f32(4, 16, 64, 64),), (f32(3, 3, 16, 16),)],
+    ),
     # A result that the next stage reads more than once.
     pair("series, row of a product", series, lambda y, x: y * x, args=[(f32(1024),), (f32(1024, 1024),)]),
     pair("series, column of a product", series, lambda y, x: y[:, None] * x, args=[(f32(1024),), (f32(1024, 1024),)]),
@@ -462,6 +490,9 @@ PAIRS = [
     pair("luminance, 3 x 3 taps", luminance, lambda x: taps_2d(x, 3), args=[(f32(512, 512, 3),)]),
     pair("luminance, edges", lambda x: x @ jnp.array([0.3, 0.59, 0.11]), edges_of, args=[(f32(512, 512, 3),)]),
     pair("sin, difference", jnp.sin, jnp.diff, args=[(f32(512, 512),)]),
+    pair("tanh, difference", jnp.tanh, jnp.diff, args=[(f32(1024, 1024),)]),
+    pair("gelu, 3 taps", nn.gelu, lambda x: taps(x, 3, 1), args=[(f32(1024, 1024),)]),
+    pair("exp, 9 taps", jnp.exp, lambda x: taps(x, 9, 1), args=[(f32(1024, 1024),)]),
     # Reductions.
     pair("exp, sum of rows", jnp.exp, lambda y: y.sum(-1), args=[(f32(1024, 1024),)]),
     pair("gelu, sum of columns", nn.gelu, lambda y: y.sum(0), args=[(f32(1024, 1024),)]),
@@ -497,6 +528,12 @@ PAIRS = [
         "slopes, mean steepness", slopes, lambda a, b: jnp.sqrt(a * a + b * b + 1e-6).mean(), args=[(f32(1024, 1024),)]
     ),
     pair("offsets, energy", lambda x: x[:, None] - x, energy, args=[(f32(512, 3),)]),
+    pair(
+        "sums of all pairs, best",
+        lambda a, b: a[:, None] + b,
+        lambda y: (y.max(0), y.argmax(0)),
+        args=[(f32(512), f32(512, 512))],
+    ),
     pair(
         "causal mask, softmax",
         lambda s: jnp.where(jnp.tril(jnp.ones((512, 512), bool)), s, -1e9),
@@ -542,20 +579,6 @@ PAIRS = [
         args=[(f32(10240, 16), f32(16, 512)), (f32(512, 512), f32(512, 16))],
     ),
     pair(
-        "matmul, gelu and its mirror, matmul: 24 MB between",
-        jnp.matmul,
-        lambda c: nn.gelu(c) + c[:, ::-1],
-        jnp.matmul,
-        args=[(f32(12288, 32), f32(32, 512)), (), (f32(512, 32),)],
-    ),
-    pair(
-        "gather, layer, layer: 20 MB between",
-        lambda t, index: t[index],
-        lambda y, w: nn.gelu(y @ w),
-        jnp.matmul,
-        args=[(f32(INDICES, 256), i32(16384)), (f32(256, 320),), (f32(320, 32),)],
-    ),
-    pair(
         "attention scores, pick",
         lambda q, k: q @ k.swapaxes(-1, -2) / 8,
         attention,
@@ -573,6 +596,12 @@ PAIRS = [
         lambda w, a, b: w + a @ b,
         lambda w, x: x @ w,
         args=[(f32(512, 512), f32(512, 8), f32(8, 512)), (f32(64, 512),)],
+    ),
+    pair(
+        "layer, low rank layer beside it",
+        lambda x, w: (x, x @ w),
+        lambda x, y, a, b: y + (x @ a) @ b,
+        args=[(f32(256, 512), f32(512, 512)), (f32(512, 8), f32(8, 512))],
     ),
     pair("transpose, matmul", jnp.transpose, jnp.matmul, args=[(f32(512, 512),), (f32(512, 512),)]),
     pair("transpose, matmul: 64 columns", jnp.transpose, jnp.matmul, args=[(f32(64, 4096),), (f32(64, 64),)]),
@@ -646,6 +675,19 @@ PAIRS = [
         args=[(f32(128, 64),), (f32(128, 8),)],
     ),
     pair(
+        "scale, cholesky",
+        lambda a: 2 * a,
+        lambda a: jnp.linalg.cholesky(a + 300 * jnp.eye(256)),
+        args=[(f32(256, 256),)],
+    ),
+    pair("shift, solve", lambda a: a + 300 * jnp.eye(256), jnp.linalg.solve, args=[(f32(256, 256),), (f32(256, 4),)]),
+    pair(
+        "invert 3 x 3, map points",
+        lambda a: jnp.linalg.inv(a + 3 * jnp.eye(3)),
+        lambda m, p: p @ m,
+        args=[(f32(64, 3, 3),), (f32(64, 128, 3),)],
+    ),
+    pair(
         "predict a state, correct it",
         predicted,
         corrected,
@@ -699,6 +741,12 @@ PAIRS = [
         lambda y: lax.top_k(jnp.square(y.real) + jnp.square(y.imag), 8),
         args=[(f32(512, 1024),)],
     ),
+    pair(
+        "power, logarithm of bands",
+        lambda x: jnp.square(jnp.abs(jnp.fft.rfft(x))),
+        lambda p, w: jnp.log(jnp.abs(p @ w) + 1e-6),
+        args=[(f32(512, 512),), (f32(257, 64),)],
+    ),
     pair("frames, transform", frames, jnp.fft.rfft, args=[(f32(64, 4096),)]),
     pair("scale, transform", lambda x: x * 2 + 1, jnp.fft.rfft, args=[(f32(1024, 512),)]),
     pair("distances, top k", distances, lambda d: lax.top_k(-d, 8), args=[(f32(512, 16),) * 2]),
@@ -709,6 +757,13 @@ PAIRS = [
         args=[(f32(64, INDICES),), (f32(64, INDICES, 32),)],
     ),
     pair("sort, take", jnp.argsort, lambda order, y: y[order], args=[(f32(1 << 14),), (f32(1 << 14),)]),
+    pair("scale, sort", lambda x: x * 2 + 1, jnp.sort, args=[(f32(64, 256),)]),
+    pair(
+        "tanh, interpolate",
+        jnp.tanh,
+        lambda y, x: jnp.interp(x, jnp.linspace(-3, 3, 256), y),
+        args=[(f32(256),), (f32(1 << 16),)],
+    ),
     pair(
         "sums of segments, gather",
         lambda x, index: jax.ops.segment_sum(x, index, INDICES),
@@ -723,6 +778,12 @@ PAIRS = [
     ),
     pair("recurrence, readout", recurrence, jnp.matmul, args=[(f32(256, 64), f32(64)), (f32(64, 16),)]),
     pair("embed, recurrent network", jnp.matmul, recurrent, args=[(f32(64, 16, 32), f32(32, 64)), (f32(64, 64),)]),
+    pair(
+        "decays, associative scan",
+        lambda a, dt: jnp.exp(a * dt[..., None]),
+        linear_scan,
+        args=[(f32(16), f32(256, 64)), (f32(256, 64, 16),)],
+    ),
 ]
 
 
