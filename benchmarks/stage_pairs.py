@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -788,11 +788,16 @@ PAIRS = [
 
 
 class Timing(NamedTuple):
-    """What a pair takes, and the factor, one or more, by which apart over together differs between halves or runs."""
+    """What a pair takes; the noise is the factor, one or more, between the gains in odd and even rounds or runs."""
 
     apart_ns: float
     together_ns: float
     noise: float
+
+
+def timings(names: Iterable[str], times: np.ndarray, noise: np.ndarray) -> dict[str, Timing]:
+    """Return the timings by name."""
+    return {name: Timing(*row) for name, *row in zip(names, *times.T.tolist(), noise.tolist(), strict=True)}
 
 
 def call_ns(run: Callable, args: tuple[jax.Array, ...]) -> float:
@@ -827,20 +832,19 @@ def measure(pairs: Sequence[Pair], budget_s: float, seed: int) -> dict[str, Timi
     print(f"{len(rounds)} rounds")
     quartile = functools.partial(np.quantile, q=0.25, axis=0)
     whole, odd, even = (quartile(np.array(part)) for part in (rounds, rounds[1::2], rounds[::2]))
-    noise = np.exp(np.abs(np.log(odd[:, 0] / odd[:, 1] * even[:, 1] / even[:, 0])))
-    rows = zip(pairs, whole.tolist(), noise.tolist(), strict=True)
-    return {pair.name: Timing(*times, ratio) for pair, times, ratio in rows}
+    return timings([pair.name for pair in pairs], whole, differs(odd, even))
+
+
+def differs(odd: np.ndarray, even: np.ndarray) -> np.ndarray:
+    """Return the factor, one or more, between the ratios of times apart and together, the last axis."""
+    return np.exp(np.abs(np.log(odd[..., 0] / odd[..., 1] * even[..., 1] / even[..., 0])))
 
 
 def merged(runs: Sequence[dict[str, Timing]]) -> dict[str, Timing]:
-    """Return the medians of several runs; the noise is the largest of their ratios over the least."""
-    result = {}
-    for name in {name: None for run in runs for name in run}:
-        timings = [run[name] for run in runs if name in run]
-        ratios = [timing.apart_ns / timing.together_ns for timing in timings]
-        apart, together, noise = (float(np.median(values)) for values in zip(*timings, strict=True))
-        result[name] = Timing(apart, together, max(ratios) / min(ratios) if len(timings) > 1 else noise)
-    return result
+    """Return the medians of two or more runs of the same pairs."""
+    times = np.array([[timing[:2] for timing in run.values()] for run in runs])
+    median = functools.partial(np.median, axis=0)
+    return timings(runs[0], median(times), differs(median(times[1::2]), median(times[::2])))
 
 
 def main() -> None:
@@ -853,8 +857,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--merge", type=Path, nargs="+")
     arguments = parser.parse_args()
+    halves = {pair.name: pair.half for pair in PAIRS}
     if arguments.merge:
         files = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.merge]
+        if len(files) < 2 or any(list(file) != list(files[0]) for file in files) or files[0].keys() - halves.keys():
+            parser.error("--merge takes two or more files of the same pairs of the table")
         result = merged([{name: Timing(**timing) for name, timing in file.items()} for file in files])
     else:
         chosen = [
@@ -863,7 +870,6 @@ def main() -> None:
         if not chosen:
             parser.error("no pair has such a name in such a half")
         result = measure(chosen, arguments.budget, arguments.seed)
-    halves = {pair.name: pair.half for pair in PAIRS}
     print("| stages | half | apart, us | together, us | gain | noise |\n|---|---|---|---|---|---|")
     for name, timing in sorted(result.items(), key=lambda item: item[1].apart_ns / item[1].together_ns):
         apart, together, noise = timing
@@ -872,8 +878,8 @@ def main() -> None:
             f"| {100 * (apart / together - 1):+.1f} % | {100 * (noise - 1):+.1f} % |"
         )
     if arguments.json:
-        timings = {name: timing._asdict() for name, timing in result.items()}
-        arguments.json.write_text(json.dumps(timings, indent=1) + "\n", encoding="utf-8")
+        rows = {name: timing._asdict() for name, timing in result.items()}
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
