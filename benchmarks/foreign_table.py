@@ -382,10 +382,8 @@ def _solved(field: Callable[..., Any], solver: Any, steps: int = SOLVER_STEPS) -
     import diffrax
 
     def solve(start, parameters):
-        solution = diffrax.diffeqsolve(
-            diffrax.ODETerm(field), solver, t0=0.0, t1=1.0, dt0=1.0 / steps, y0=start, args=parameters, max_steps=steps
-        )
-        return solution.ys
+        times = np.float32(0), np.float32(1), np.float32(1 / steps)
+        return diffrax.diffeqsolve(diffrax.ODETerm(field), solver, *times, start, parameters, max_steps=steps + 1).ys
 
     return solve
 
@@ -431,10 +429,10 @@ def _optimistix_newton(draw: Draw) -> Call:
 
 
 def _optimistix_least_squares(draw: Draw) -> Call:
-    """A decay fitted to values."""
+    """A decay fitted to values, in JAX's default precision."""
     import optimistix
 
-    times = np.linspace(0, 3, 256, dtype=np.float32)
+    times = np.linspace(0, 3, 256)
 
     def residual(parameters, values):
         return parameters[0] * jnp.exp(-parameters[1] * times) + parameters[2] - values
@@ -443,8 +441,7 @@ def _optimistix_least_squares(draw: Draw) -> Call:
         solver = optimistix.LevenbergMarquardt(1e-4, 1e-4)
         return optimistix.least_squares(residual, solver, start, values, max_steps=64, throw=False).value
 
-    values = 2 * np.exp(-1.5 * times) + 0.5 + 0.05 * draw.real(256)
-    return fit, (np.ones(3, np.float32), values.astype(np.float32))
+    return fit, (np.ones(3), 2 * np.exp(-1.5 * times) + 0.5 + 0.05 * draw.real(256))
 
 
 def _of(function: Callable[..., Any], *draws: Callable[[Draw], Any], **kwargs: Any) -> Callable[[Draw], Call]:
@@ -532,13 +529,13 @@ FUNCTIONS = (
     Foreign("Adafactor update", "optax", _update(lambda: optax.adafactor(1e-3))),
     Foreign("clipped momentum update", "optax", _update(_clipped_momentum)),
     Foreign("graph convolution", "jraph's way", _graph_convolution),
-    Foreign("CNN", "flax.linen", _linen_cnn),
+    Foreign("CNN of MNIST", "flax.linen", _linen_cnn),
     Foreign("transformer block", "flax.linen", _linen_transformer),
     Foreign("LSTM", "flax.linen", _linen_lstm),
     Foreign("MLP, gradient", "flax.nnx", _nnx_training),
-    Foreign("MLP, gradient", "equinox", _equinox_mlp),
+    Foreign("batched MLP, gradient", "equinox", _equinox_mlp),
     Foreign("multi-head attention", "equinox", _equinox_attention),
-    Foreign("CNN", "equinox", _equinox_cnn),
+    Foreign("two convolutions", "equinox", _equinox_cnn),
     Foreign("Tsit5 solve, batch", "diffrax", _diffrax_batch),
     Foreign("Newton root, batch", "optimistix", _optimistix_newton),
 )
