@@ -536,8 +536,8 @@ FUNCTIONS = (
     Foreign("batched MLP, gradient", "equinox", _equinox_mlp),
     Foreign("multi-head attention", "equinox", _equinox_attention),
     Foreign("two convolutions", "equinox", _equinox_cnn),
-    Foreign("Tsit5 solve, batch", "diffrax", _diffrax_batch),
-    Foreign("Newton root, batch", "optimistix", _optimistix_newton),
+    Foreign("Tsit5 solve, batch", "diffrax", _diffrax_batch, (100, 6)),
+    Foreign("Newton root, batch", "optimistix", _optimistix_newton, (3,)),
 )
 
 SPARE = (
@@ -559,8 +559,8 @@ SPARE = (
     Foreign("MLP, training step", "flax.linen", _linen_training),
     Foreign("convolution with batch norm", "flax.nnx", _nnx_batch_norm),
     Foreign("GRU", "equinox", _equinox_gru),
-    Foreign("neural differential equation", "diffrax", _diffrax_neural),
-    Foreign("Levenberg-Marquardt fit", "optimistix", _optimistix_least_squares),
+    Foreign("neural differential equation", "diffrax", _diffrax_neural, (50, 2)),
+    Foreign("Levenberg-Marquardt fit", "optimistix", _optimistix_least_squares, (6,)),
 )
 TABLES = {"functions": FUNCTIONS, "spare": SPARE, "all": FUNCTIONS + SPARE}
 
