@@ -4,7 +4,7 @@ Complex numbers follow the textbook: a product is 4 multiplies and 2 adds, a quo
 conjugate and divides by the squared modulus (11), exp(x + iy) is exp(x) (cos y + i sin y).
 """
 
-from ._operations import Counting, Operation, OperationCounts, Rule, add_rules, arithmetic, elements, names
+from ._operations import Counting, Operation, OperationCounts, Rule, add_rules, arithmetic, elements, names, nbytes
 
 Pair = tuple[int, int]
 
@@ -26,8 +26,7 @@ _ELEMENTWISE: dict[str, tuple[Pair, Pair]] = {
     "sign": ((1, 0), (5, 1)),
     # What a special function computes inside, series or iterations, is not looked at.
     **dict.fromkeys(("lgamma", "digamma", "bessel_i0e", "bessel_i1e", "erf", "erfc", "erf_inv"), ((0, 1), (0, 1))),
-    **dict.fromkeys(("igamma", "igammac", "igamma_grad_a"), ((0, 1), (0, 1))),
-    **dict.fromkeys(("regularized_incomplete_beta", "zeta", "polygamma", "atan2", "cbrt"), ((0, 1), (0, 1))),
+    **dict.fromkeys(("zeta", "polygamma", "atan2", "cbrt"), ((0, 1), (0, 1))),
     **dict.fromkeys(("exp", "exp2"), ((0, 1), (2, 3))),
     "expm1": ((0, 1), (4, 3)),
     "log": ((0, 1), (4, 2)),
@@ -42,6 +41,16 @@ _ELEMENTWISE: dict[str, tuple[Pair, Pair]] = {
     **dict.fromkeys(("asin", "acos", "atan", "asinh", "acosh", "atanh"), ((0, 1), (21, 4))),
 }
 
+#: Special functions that iterate until the last element has converged -> values of an element that are kept
+#: meanwhile, as XLA writes their series and continued fractions.
+_ITERATED = {
+    "igamma": 25,
+    "igammac": 25,
+    "igamma_grad_a": 38,
+    "random_gamma_grad": 35,
+    "regularized_incomplete_beta": 9,
+}
+
 #: Names -> FLOP of putting one more real element in, and one more complex one.
 COMBINE: dict[str, Pair] = {
     "sum": (1, 2),
@@ -53,7 +62,7 @@ COMBINE: dict[str, Pair] = {
 
 #: What moves data and computes nothing.
 _MOVEMENT = names(
-    "broadcast_in_dim transpose concatenate pad slice rev select_n convert_element_type bitcast_convert_type "
+    "broadcast_in_dim concatenate pad slice select_n convert_element_type bitcast_convert_type "
     "iota copy copy_p real imag complex split stack unstack tile device_put empty empty2 new_ref freeze random_clone"
 )
 
@@ -94,6 +103,11 @@ def _general_reduction(op: Operation) -> OperationCounts:
     return arithmetic(op.operand, times, (1, 0), (2, 0))
 
 
+def _iterated(values: int) -> Rule:
+    """Return the rule of a loop over whole arrays, which keeps so many values of each element."""
+    return Rule("elementwise", _elementwise((0, 1), (0, 1)), workspace=lambda op: values * nbytes(op.result))
+
+
 def _moved(op: Operation) -> OperationCounts:
     return OperationCounts()
 
@@ -108,7 +122,10 @@ def _reducing(count: Counting) -> Rule:
 
 add_rules({name: _fused("elementwise", _elementwise(*costs)) for name, costs in _ELEMENTWISE.items()})
 add_rules({"integer_pow": _fused("elementwise", _integer_pow), "polynomial": _fused("elementwise", _polynomial)})
+add_rules({name: _iterated(values) for name, values in _ITERATED.items()})
 add_rules({name: _fused("movement", _moved) for name in _MOVEMENT})
+# Their results lie in another order, and so never where the operand lies.
+add_rules({name: _fused("movement", _moved)._replace(in_place=False) for name in ("transpose", "rev")})
 add_rules({f"reduce_{name}": _reducing(_reduction(cost)) for name, cost in COMBINE.items()})
 add_rules({f"arg{name}": _reducing(_reduction(COMBINE[name])) for name in ("max", "min")})
 add_rules({"reduce": _reducing(_general_reduction)})

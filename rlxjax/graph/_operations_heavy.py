@@ -122,6 +122,10 @@ def _copy(op: Operation) -> int:
     return nbytes(op.operand)
 
 
+def _results(op: Operation) -> int:
+    return sum(map(nbytes, op.outputs))
+
+
 # --- Linear algebra: FLOP by the sizes of a matrix -------------------------------------------------
 
 
@@ -239,12 +243,12 @@ def _pallas(op: Operation) -> OperationCounts | None:
 #: Primitives at which the device waits for the host.
 CALLBACKS = names("pure_callback io_callback debug_callback debug_print python_callback infeed outfeed")
 
-#: Factorisations whose library wants a matrix of its own, in its own order.
-_OWN_COPY = names("qr geqrf svd triangular_solve")
+#: Factorisations whose library wants a matrix of its own, in its own order, or gives its results in that order.
+_OWN_COPY = {**dict.fromkeys(("qr", "geqrf", "triangular_solve"), _copy), "svd": _results}
 
 add_rules(
     {
-        name: Rule("linear algebra", rule, workspace=_copy if name in _OWN_COPY else None)
+        name: Rule("linear algebra", rule, workspace=_OWN_COPY.get(name))
         for name, rule in _MATRIX_RULES.items()
     }
 )

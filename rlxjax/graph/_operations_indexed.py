@@ -143,6 +143,6 @@ add_rules(
         "random_seed": Rule("random", _random(3)),  # two words by a shift, a mask, a conversion
         "rng_uniform": Rule("random", _random(_PHILOX_OPS)),
         "rng_bit_generator": Rule("random", _random(_PHILOX_OPS)),
-        "random_gamma": Rule("random", _gamma),
+        "random_gamma": Rule("random", _gamma, workspace=lambda op: 36 * nbytes(op.result)),  # XLA's state of a trial
     }
 )
