@@ -123,9 +123,7 @@ class Walk:
         steps[:0] = [Step((old,), (new,), (old,), True, 0, work=_REORDERED) for old, new in flat.copies.items()]
         used = {buffer for step in steps for buffer in step.reads} | set(kept)
         totals.argument_bytes = sum(flat.sizes[buffer] for buffer in given if buffer in used)
-        kernels, fused_bytes, temp_bytes = fused_memory(
-            steps, flat.sizes, given, kept, {inputs[i] for i in reusable}
-        )
+        kernels, fused_bytes, temp_bytes = fused_memory(steps, flat.sizes, given, kept, {inputs[i] for i in reusable})
         totals.kernels.add_all(kernels, 1)
         totals.fused_bytes += fused_bytes
         totals.temp_bytes = temp_bytes + sum(

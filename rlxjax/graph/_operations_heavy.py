@@ -246,12 +246,7 @@ CALLBACKS = names("pure_callback io_callback debug_callback debug_print python_c
 #: Factorisations whose library wants a matrix of its own, in its own order, or gives its results in that order.
 _OWN_COPY = {**dict.fromkeys(("qr", "geqrf", "triangular_solve"), _copy), "svd": _results}
 
-add_rules(
-    {
-        name: Rule("linear algebra", rule, workspace=_OWN_COPY.get(name))
-        for name, rule in _MATRIX_RULES.items()
-    }
-)
+add_rules({name: Rule("linear algebra", rule, workspace=_OWN_COPY.get(name)) for name, rule in _MATRIX_RULES.items()})
 add_rules({name: Rule("callback", _nothing) for name in CALLBACKS})
 add_rules(
     {
