@@ -35,7 +35,7 @@ _NAMES = {
     ),
     "calibration": (
         "CalibratedModel Calibration CalibrationFileError Crossover Explanation Flip MachineMismatchWarning "
-        "StrategyExplanation load_calibration save_calibration"
+        "FunctionPrediction StrategyExplanation load_calibration save_calibration"
     ),
     "welch": (
         "CoefficientSet Path SoftWelchPeaksCosts Strategy StrategyCoefficients WelchPeakParams WelchPeaksCostEstimates "

@@ -20,6 +20,7 @@ from .calibration import CalibrationFileError as CalibrationFileError
 from .calibration import Crossover as Crossover
 from .calibration import Explanation as Explanation
 from .calibration import Flip as Flip
+from .calibration import FunctionPrediction as FunctionPrediction
 from .calibration import MachineMismatchWarning as MachineMismatchWarning
 from .calibration import StrategyExplanation as StrategyExplanation
 from .calibration import load_calibration as load_calibration

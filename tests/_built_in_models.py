@@ -8,7 +8,7 @@ import numpy as np
 from _tolerances import QUICKLY
 
 from rlxjax.fit import Runs, predicted_ns
-from rlxjax.models import BUILT_IN, FFT, WELCH
+from rlxjax.models import BUILT_IN, FFT, FUNCTIONS, WELCH
 
 MODELS = tuple(BUILT_IN.values())
 
@@ -18,12 +18,18 @@ LEARNED_FACTS = {
     "learned_flop": [2e3, 9e4, 1.0],
     "learned_live_bins": [8.0, 100.0, 0.0],
 }
-FACTS = {"welch": jax.tree.map(float, {**WELCH.facts, **LEARNED_FACTS}), "fft": dict(FFT.facts)}
+FACTS = {"welch": jax.tree.map(float, {**WELCH.facts, **LEARNED_FACTS}), "fft": dict(FFT.facts), "functions": {}}
 #: Sizes that reach every branch of the formulas; batches are 0 or sizes that padding leaves as they are.
 SIZES = {
     "welch": {"batch": (0, 1, 10, 96, 8192), "n_fft": (2, 64, 1000, 4096), "k": (1, 16, 50), "n_segments": (1, 2, 8)},
     "fft": {"batch": (1, 32, 2048, 131072), "n_fft": (2, 64, 1000, 4096)},
+    "functions": {
+        name: (0, 0.5, 1) if name in ("hand_overs", "shared_share") else (0, 3, 1000, 10**7)
+        for name in FUNCTIONS.inputs
+    },
 }
+#: Where there are more runs than these, so many are drawn.
+MOST_RUNS = 2000
 
 PATHS = ("host", "fused", "block", "learned")
 
@@ -38,7 +44,12 @@ def runs_of(model, variants=None, **changed):
     """Return every variant on every size, `[n]`; of a learned FFT those that have one."""
     sizes = {**SIZES[model.name], **changed}
     variants = range(len(model.variants)) if variants is None else [model.variants.index(name) for name in variants]
-    rows = np.array(list(itertools.product(variants, *sizes.values())))
+    columns = [list(variants), *sizes.values()]
+    if np.prod([float(len(column)) for column in columns]) > MOST_RUNS:
+        rng = np.random.default_rng(0)
+        rows = np.stack([rng.choice(np.array(column, float), MOST_RUNS // 4) for column in columns], -1)
+    else:
+        rows = np.array(list(itertools.product(*columns)))
     runs = Runs.checked(model, rows[:, 0].astype(int), **dict(zip(sizes, rows[:, 1:].T, strict=True)))
     known = np.asarray(model.same_result(runs, FACTS[model.name]))[np.arange(len(rows)), rows[:, 0].astype(int)]
     return jax.tree.map(lambda column: column[known], runs)

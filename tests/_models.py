@@ -17,7 +17,6 @@ from rlxjax.calibration import (
     Calibration,
     CalibrationFile,
     current_fingerprint,
-    extents,
     section_of,
 )
 from rlxjax.fit import (
@@ -153,7 +152,7 @@ def random_posterior(model, coefficients, sd=0.05, spread=0.03, seed=0):
 def calibrated(posterior, most=2.0**13):
     """Return what a calibration says of a model by this posterior; the domain ends at a size."""
     sizes = {name: most if name == "n" else 4.0 for name in posterior.model.inputs}
-    domain = {name: (1.0, value) for name, value in extents(sizes)}
+    domain = {name: (1.0, value) for name, value in posterior.model.extents(sizes)}
     return CalibratedModel(posterior, {}, {}, domain)
 
 

@@ -32,6 +32,7 @@ PUBLIC_NAMES = [
     "FftLatencyCoefficients",
     "FitResult",
     "Flip",
+    "FunctionPrediction",
     "FunctionProfile",
     "FusedKernel",
     "FusionBenefit",

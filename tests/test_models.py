@@ -1,4 +1,4 @@
-"""The built-in latency models, a batched FFT and Welch peaks: laws of both, whatever their formula."""
+"""The built-in latency models, a batched FFT, Welch peaks and any function: laws of all, whatever their formula."""
 
 import inspect
 import itertools
@@ -36,7 +36,10 @@ def test_a_model_is_immutable_and_found_by_its_name(model):
     assert BUILT_IN[model.name] is model
     assert model == type(model)()
     assert hash(model) == hash(type(model)())
-    for change in (lambda: setattr(model.inputs["batch"], "least", 3.0), lambda: setattr(WELCH, "name", "other")):
+    for change in (
+        lambda: setattr(next(iter(model.inputs.values())), "least", 3.0),
+        lambda: setattr(WELCH, "name", "other"),
+    ):
         with pytest.raises(AttributeError):
             change()
 
@@ -119,6 +122,8 @@ def test_new_values_compile_nothing(model):
 @each_model
 def test_the_prediction_grows_with_every_size(model):
     for name, seed in itertools.product(SIZES[model.name], range(2)):
+        if model.inputs[name].unit == "share":  # what processors share takes less time
+            continue
         # A partition of nearly all bins ends sooner.
         column = 2.0 ** np.arange(1, 7 if name == "k" else 9)
         sizes = {"batch": 64, "n_fft": 256, "k": 8, "n_segments": 2}

@@ -7,7 +7,6 @@ from rlxjax._files import sha256_of as sha256_of
 from rlxjax._files import write_json_file as write_json_file
 
 from ._calibrated import CalibratedModel as CalibratedModel
-from ._calibrated import extents as extents
 from ._calibration import Calibration as Calibration
 from ._calibration import load_calibration as load_calibration
 from ._explanation import Crossover as Crossover
@@ -26,6 +25,11 @@ from ._fingerprint import Fingerprint as Fingerprint
 from ._fingerprint import MachineMismatchWarning as MachineMismatchWarning
 from ._fingerprint import current_fingerprint as current_fingerprint
 from ._fingerprint import fingerprint_differences as fingerprint_differences
+from ._functions import FunctionPrediction as FunctionPrediction
+from ._functions import compare_functions as compare_functions
+from ._functions import functions_of as functions_of
+from ._functions import predict_function as predict_function
+from ._functions import predict_profile as predict_profile
 from ._schema import SCHEMA_VERSION as SCHEMA_VERSION
 from ._schema import UNITS as UNITS
 from ._schema import CalibrationFile as CalibrationFile

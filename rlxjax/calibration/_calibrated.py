@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from statistics import NormalDist
 from typing import Any, TypeVar
 
@@ -212,7 +211,8 @@ class CalibratedModel:
         """Whether workloads lie within the values that were measured, of all strategies together, `[*batch]`."""
         values = all_inputs(self.model, next(iter(alternatives_of(self.model))), inputs, named)
         inside = jnp.asarray(True)
-        for name, value in extents({key: jnp.asarray(v, jnp.result_type(float)) for key, v in values.items()}):
+        numbers = {key: jnp.asarray(v, jnp.result_type(float)) for key, v in values.items()}
+        for name, value in self.model.extents(numbers):
             low, high = self.domain[name]
             inside = inside & (value >= low) & (value <= high)
         return inside if is_traced(inside) or inside.ndim else bool(inside)
@@ -234,17 +234,6 @@ class CalibratedModel:
         found = estimate(self.posterior, runs)
         is_same = jnp.asarray(self.model.same_result(runs, self.posterior.facts))[..., runs.variant]
         return found._replace(time_ns=jnp.where(is_same, found.time_ns, jnp.inf))
-
-
-def extents(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return what a domain bounds: each input, and the product of each two, by name.
-
-    Examples:
-        >>> [name for name, _ in extents({"batch": 8.0, "n_fft": 256.0, "k": 16.0})]
-        ['batch', 'n_fft', 'k', 'batch*n_fft', 'batch*k', 'n_fft*k']
-    """
-    pairs = [(f"{one}*{other}", values[one] * values[other]) for one, other in combinations(values, 2)]
-    return [*values.items(), *pairs]
 
 
 def _numbers(inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple:

@@ -2,18 +2,20 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlxjax._typing import Code, Nanoseconds, Size
 from rlxjax.device._gate import IoFusionGate
 from rlxjax.fit import Decision, LatencyEstimate, LatencyModel, LatencyPosterior
+from rlxjax.graph import TripCounts
 from rlxjax.models import BUILT_IN
 
 from ._calibrated import CalibratedModel
 from ._explanation import Explanation, explain
 from ._file import calibrated_models, default_calibration_path, gate_of, read_calibration_file
 from ._fingerprint import warn_if_elsewhere
+from ._functions import FunctionPrediction, predict_function
 from ._schema import CalibrationFile
 
 
@@ -99,6 +101,12 @@ class Calibration:
     ) -> Decision:
         """Return whether one strategy is faster than another, and how surely; see `CalibratedModel.decide`."""
         return self.of(model).decide(*inputs, fused=fused, kept=kept, **named)
+
+    def predict_function(
+        self, fn: Callable[..., Any], *args: Any, trip_counts: TripCounts | None = None, **kwargs: Any
+    ) -> FunctionPrediction:
+        """Return what a jitted function takes here; see `rlxjax.calibration.predict_function`."""
+        return predict_function(self, fn, *args, trip_counts=trip_counts, **kwargs)
 
     def explain(self, *inputs: float, model: str | None = None, **named: float | None) -> Explanation:
         """Return why a strategy is picked; see `rlxjax.calibration.explain`."""

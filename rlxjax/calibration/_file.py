@@ -28,7 +28,7 @@ from rlxjax.fit import (
 )
 from rlxjax.models import BUILT_IN
 
-from ._calibrated import CalibratedModel, extents
+from ._calibrated import CalibratedModel
 from ._fingerprint import current_fingerprint
 from ._schema import (
     SCHEMA_VERSION,
@@ -120,7 +120,7 @@ def _problem(model: LatencyModel, section: ModelSection) -> str | None:
     if len(uncertainty.covariance_factor) != len(known.factor):
         rows = len(uncertainty.covariance_factor)
         return f"uncertainty.covariance_factor: expected {len(known.factor)} rows, got {rows}"
-    if missing := [name for name, _ in extents(dict.fromkeys(model.inputs, 1.0)) if name not in section.domain]:
+    if missing := [name for name, _ in model.extents(dict.fromkeys(model.inputs, 1.0)) if name not in section.domain]:
         return f"domain.{missing[0]} is missing"
     return None
 
@@ -228,7 +228,10 @@ def section_of(
         uncertainty=_uncertainty_of(posterior),
         noise_floor=noise_floor,
         held_out=dict(held_out),
-        domain={name: Range(low=float(np.min(value)), high=float(np.max(value))) for name, value in extents(sizes)},
+        domain={
+            name: Range(low=float(np.min(value)), high=float(np.max(value)))
+            for name, value in posterior.model.extents(sizes)
+        },
         fit=FitSummary(
             converged=terms.converged,
             loss=terms.loss,

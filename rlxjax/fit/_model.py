@@ -6,6 +6,7 @@ the calibration file.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -128,6 +129,11 @@ class LatencyModel(Protocol):
     def folds(self, runs: "Runs") -> Sequence[np.ndarray]:
         """Return columns `[n]`: runs of one value in a column are left out together in validation."""
         return [np.asarray(column) for column in runs.inputs.values()]
+
+    def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Return what a domain bounds, by name: each input, and the product of each two unless a model says."""
+        pairs = [(f"{one}*{other}", values[one] * values[other]) for one, other in combinations(values, 2)]
+        return [*values.items(), *pairs]
 
     def grid(self) -> "Runs":
         """Return the runs that a calibrate job may time, `[n]`: every variant on a few sizes unless a model says."""

@@ -59,7 +59,9 @@ class Timings:
         for name, column in columns.items():
             if name in model.inputs:
                 entry = model.inputs[name]
-                check_input(column, name, max(entry.least, np.finfo(float).tiny), entry.step)
+                # What has no default is a size, and nothing takes no time.
+                least = entry.least if entry.default == 0.0 else max(entry.least, np.finfo(float).tiny)
+                check_input(column, name, least, entry.step)
         if codes.ndim and codes.shape != times.shape:
             raise ValueError(f"variant: expected shape {times.shape}, as time_ns has, got {codes.shape}")
         runs = Runs.checked(model, np.broadcast_to(codes, times.shape), **columns)

@@ -6,7 +6,10 @@ from ._function_profile import profile_function as profile_function
 from ._graph import Graph as Graph
 from ._graph import Node as Node
 from ._graph import tensor_bytes as tensor_bytes
+from ._kernels import KernelGroup as KernelGroup
+from ._kernels import KernelKind as KernelKind
 from ._loops import BranchSpread as BranchSpread
+from ._loops import TripCounts as TripCounts
 from ._loops import UnknownLoop as UnknownLoop
 from ._operations import OperationCounts as OperationCounts
 from ._operations import register_rule as register_rule

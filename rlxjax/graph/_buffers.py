@@ -108,7 +108,7 @@ def _kernels(
             own = sum(read.values()) + written if step.traffic_bytes is None else step.traffic_bytes
             moved += own
             if step.work is not None:
-                grouped.add(own, [step.work, *_computed_on_the_way(step, waiting)])
+                grouped.add(own, written, [step.work, *_computed_on_the_way(step, waiting)])
         else:
             for buffer in step.writes:
                 origin[buffer] = read, costly

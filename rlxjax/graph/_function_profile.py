@@ -54,6 +54,8 @@ class FunctionProfile:
         branches: each conditional with its cheapest and its dearest branch; the dearest is counted.
         kernels: what is launched if what may be computed on the way is, by kind and size, of the jaxpr.
         trips: turns of loops, and choices among branches.
+        arrays: that a call takes and gives.
+        static_ops: floating-point and integer operations, those of a loop's body once.
         level: "jaxpr" or "compiled".
         disagreements: of level "compiled", the counts on which the jaxpr, the compiled program and XLA's own
             analysis differ.
@@ -75,6 +77,8 @@ class FunctionProfile:
     branches: tuple[BranchSpread, ...]
     kernels: tuple[KernelGroup, ...]
     trips: int
+    arrays: int
+    static_ops: int
     level: str = "jaxpr"
     disagreements: tuple[Disagreement, ...] = ()
 
@@ -238,6 +242,8 @@ def _profile_jaxpr(program: _Program, trips: Trips, strict: bool, timeout_s: flo
         branches=tuple(totals.spreads.values()),
         kernels=totals.kernels.groups(),
         trips=totals.trips,
+        static_ops=totals.static_ops,
+        arrays=len(closed.jaxpr.invars) + len(closed.jaxpr.outvars),
     )
 
 

@@ -31,8 +31,10 @@ _FREE = None
 #: A called jaxpr of more equations is one step of its caller, so that calls of calls stay bounded.
 _MOST_INLINED = 100_000
 _UNCOSTED = Rule("uncosted", lambda op: None)
+_TRANSPOSE = "transpose inner"
+#: Addresses that are multiples of this apart fall into few sets of a first cache.
+_PAGE_BYTES = 1024
 _REDUCTION = re.compile("reduce_(?!window|precision)|reduce$|arg(max|min)$")
-_REORDERED = Work("movement", "transpose", 4)
 
 
 class _Placed(NamedTuple):
@@ -120,7 +122,9 @@ class Walk:
         given = [*inputs, *flat.constants.values()]
         steps = [self._step(placed, flat, totals) for placed in _used(flat.placed, kept)]
         # What is given can be put in order at once, and compilers do.
-        steps[:0] = [Step((old,), (new,), (old,), True, 0, work=_REORDERED) for old, new in flat.copies.items()]
+        steps[:0] = [
+            Step((old,), (new,), (old,), True, 0, work=_reordering(flat.sizes[old])) for old, new in flat.copies.items()
+        ]
         used = {buffer for step in steps for buffer in step.reads} | set(kept)
         totals.argument_bytes = sum(flat.sizes[buffer] for buffer in given if buffer in used)
         kernels, fused_bytes, temp_bytes = fused_memory(steps, flat.sizes, given, kept, {inputs[i] for i in reusable})
@@ -211,14 +215,17 @@ class Walk:
             if reordered and buffer not in flat.computed:
                 if buffer in flat.made:
                     workspace += flat.sizes[buffer]
+                    totals.kernels.add(0, 0, [_reordering(flat.sizes[buffer])])
                 else:
                     if buffer not in flat.copies:
                         flat.copies[buffer] = len(flat.sizes)
                         flat.sizes.append(flat.sizes[buffer])
                     buffers += (flat.copies[buffer],)
+        totals.static_ops += counts.flops + counts.integer_ops
         results = sum(map(elements, operation.outputs))
+        slices = rule.slices(operation) if rule.slices else None
         name, width = _operation(equation), _itemsize(operation)
-        work = Work(rule.family, name, width, results, counts.flops, counts.integer_ops)
+        work = Work(rule.family, name, width, results, counts.flops, counts.integer_ops, slices)
         return Step(buffers, writes, needs, rule.writes_memory, traffic, part, costly, rule.in_place, workspace, work)
 
     def _counted(self, equation: Any) -> tuple[Rule, OperationCounts, Operation]:
@@ -295,11 +302,22 @@ class Walk:
         result.temp_bytes = max(turn.temp_bytes, test.temp_bytes)
 
 
+def _reordering(size_bytes: int) -> Work:
+    """Return the work of a copy in another order of memory."""
+    return Work("movement", _TRANSPOSE, 4, size_bytes // 4)
+
+
 def _operation(equation: Any) -> str:
-    """Return the name of an equation's primitive, and whether a reduction goes along the last axis."""
+    """Return the name of an equation's primitive; a reduction and a transpose say whether the last axis takes part."""
     name = equation.primitive.name
     if _REDUCTION.match(name) and not is_outer_reduction(equation):
         return f"{name} inner"
+    if name == "transpose":
+        shape, order = equation.invars[0].aval.shape, equation.params["permutation"]
+        if order[-1] == len(order) - 1:
+            return name
+        stride_bytes = math.prod(shape[order[-1] + 1 :]) * equation.invars[0].aval.dtype.itemsize
+        return _TRANSPOSE if stride_bytes % _PAGE_BYTES else f"{_TRANSPOSE} by pages"
     return name
 
 

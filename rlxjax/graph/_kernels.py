@@ -9,7 +9,8 @@ class KernelKind(NamedTuple):
 
     Attributes:
         family: of the operation whose result the kernel keeps in memory.
-        operation: that operation, the name of its primitive; "reduce_sum inner" if it reduces the last axis.
+        operation: that operation, the name of its primitive; "reduce_sum inner" if it reduces the last axis,
+            "transpose inner" if it moves it, and "transpose inner by pages" if its stride is one of whole pages.
         itemsize: bytes of a number that it works on.
         log2_bytes: of what one kernel moves, rounded down; 0 of nothing.
     """
@@ -26,15 +27,18 @@ class KernelGroup(NamedTuple):
     Attributes:
         kind: what they have in common.
         launches: how many there are.
-        bytes: that they move.
+        bytes: that they read and write.
+        written_bytes: those that they write.
         flops: floating-point operations, those of what is computed on the way included.
         integer_ops: operations on integers and booleans, likewise.
-        elements: of results, by the name of the primitive that gives them.
+        elements: of results, by operation. "gather slices", say, are the places that gathers read; there are such of
+            scatters too, and of convolutions the runs of channels.
     """
 
     kind: KernelKind
     launches: int
     bytes: int
+    written_bytes: int
     flops: int
     integer_ops: int
     elements: Mapping[str, int]
@@ -49,6 +53,7 @@ class Work(NamedTuple):
     elements: int = 0
     flops: int = 0
     integer_ops: int = 0
+    slices: int | None = None
 
 
 class Kernels:
@@ -58,18 +63,22 @@ class Kernels:
         self._counts: dict[KernelKind, list[int]] = {}
         self._elements: dict[KernelKind, dict[str, int]] = {}
 
-    def add(self, moved_bytes: int, parts: Iterable[Work]) -> None:
+    def add(self, moved_bytes: int, written_bytes: int, parts: Iterable[Work]) -> None:
         """Add one kernel.
 
         Args:
             moved_bytes: that it reads and writes.
+            written_bytes: those that it writes.
             parts: what it computes; the last step, whose result it keeps, comes first.
         """
         last, *others = parts
         kind = KernelKind(last.family, last.operation, last.itemsize, max(moved_bytes.bit_length() - 1, 0))
-        self._add(kind, (1, moved_bytes, 0, 0), {})
+        self._add(kind, (1, moved_bytes, min(written_bytes, moved_bytes), 0, 0), {})
         for part in (last, *others):
-            self._add(kind, (0, 0, part.flops, part.integer_ops), {part.operation: part.elements})
+            elements = {part.operation: part.elements}
+            if part.slices is not None:
+                elements[f"{part.operation} slices"] = part.slices
+            self._add(kind, (0, 0, 0, part.flops, part.integer_ops), elements)
 
     def add_all(self, other: "Kernels", times: int) -> None:
         """Add the kernels of another program that runs so many times."""
@@ -86,7 +95,7 @@ class Kernels:
         )
 
     def _add(self, kind: KernelKind, counts: Iterable[int], elements: Mapping[str, int]) -> None:
-        mine = self._counts.setdefault(kind, [0, 0, 0, 0])
+        mine = self._counts.setdefault(kind, [0, 0, 0, 0, 0])
         for i, count in enumerate(counts):
             mine[i] += count
         names = self._elements.setdefault(kind, {})

@@ -80,6 +80,7 @@ class Rule(NamedTuple):
         in_place: its result may take the memory of an operand that nobody reads later.
         workspace: bytes that it needs while it runs.
         reorders: whether it reads an operand in another order of memory, for each.
+        slices: how many separate places of an operand it reads or writes.
     """
 
     family: str
@@ -89,6 +90,7 @@ class Rule(NamedTuple):
     in_place: bool = False
     workspace: Callable[[Operation], int] | None = None
     reorders: Callable[[Operation], Sequence[bool]] | None = None
+    slices: Callable[[Operation], int] | None = None
 
 
 def names(text: str) -> frozenset[str]:

@@ -72,6 +72,14 @@ def _convolution(op: Operation) -> OperationCounts:
     return _multiply_adds(op.operand, products)
 
 
+def _taps(op: Operation) -> int:
+    """Return the pairs of a position and a tap of every group: so many runs of channels are read."""
+    numbers, kernel = op.params["dimension_numbers"], op.inputs[1]
+    positions = elements(op.result) // max(op.result.shape[numbers.out_spec[1]], 1)
+    taps = math.prod(kernel.shape[axis] for axis in numbers.rhs_spec[2:])
+    return positions * taps * op.params["feature_group_count"]
+
+
 def _channels_last(op: Operation) -> int:
     """A copy of what does not lie as compilers want it: batch, space, channels; kernels space, in, out."""
     numbers = op.params["dimension_numbers"]
@@ -267,7 +275,7 @@ add_rules(
     {
         "dot_general": Rule("matmul", _dot, reorders=_reordered),
         "ragged_dot_general": Rule("matmul", _ragged_dot),
-        "conv_general_dilated": Rule("convolution", _convolution, workspace=_channels_last),
+        "conv_general_dilated": Rule("convolution", _convolution, workspace=_channels_last, slices=_taps),
         "fft": Rule("fft", _fft),
         "sort": Rule("sort", _sort, in_place=True),
         "top_k": Rule("sort", _top_k),

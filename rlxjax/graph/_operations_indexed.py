@@ -97,6 +97,20 @@ def _random_bits(op: Operation) -> OperationCounts:
     return OperationCounts(integer_ops=elements(op.result) * (_THREEFRY_OPS + 1 if is_threefry else _PHILOX_OPS))
 
 
+def _slices(op: Operation) -> int:
+    """Return how many slices a gather reads."""
+    return elements(op.result) // max(math.prod(op.params["slice_sizes"]), 1)
+
+
+def _windows_written(op: Operation) -> int:
+    """Return how many windows a scatter writes: the vectors of its indices."""
+    return elements(op.inputs[1]) // max(op.inputs[1].shape[-1], 1)
+
+
+def _one(op: Operation) -> int:
+    return 1
+
+
 def _blocks(op: Operation) -> int:
     """Partial results of blocks, and their copy if there are other axes."""
     return (2 if len(op.result.shape) > 1 else 1) * nbytes(op.result)
@@ -116,19 +130,19 @@ add_rules(
 add_rules({f"reduce_window_{name}": Rule("window", _windows(COMBINE[name])) for name in ("sum", "max", "min")})
 add_rules(
     {
-        f"scatter-{name}": Rule("scatter", _written(2, cost), in_place=True)
+        f"scatter-{name}": Rule("scatter", _written(2, cost), in_place=True, slices=_windows_written)
         for name, cost in (("add", (1, 2)), ("sub", (1, 2)), ("mul", (1, 6)), ("max", (1, 2)), ("min", (1, 2)))
     }
 )
 add_rules(
     {
-        "gather": Rule("gather", _touched, in_memory=1, writes_memory=False),
-        "dynamic_slice": Rule("gather", _touched, in_memory=1, writes_memory=False),
+        "gather": Rule("gather", _touched, in_memory=1, writes_memory=False, slices=_slices),
+        "dynamic_slice": Rule("gather", _touched, in_memory=1, writes_memory=False, slices=_one),
         "get": Rule("gather", _touched),
         "swap": Rule("scatter", _swapped, in_place=True),
         "addupdate": Rule("scatter", _accumulated, in_place=True),
-        "dynamic_update_slice": Rule("scatter", _written(1), in_place=True),
-        "scatter": Rule("scatter", _written(2), in_place=True),
+        "dynamic_update_slice": Rule("scatter", _written(1), in_place=True, slices=_one),
+        "scatter": Rule("scatter", _written(2), in_place=True, slices=_windows_written),
         "cumlogsumexp": Rule(
             "cumulative", _cumulative((4, 2), (12, 5)), workspace=_blocks
         ),  # max + log1p(exp(-|a - b|))

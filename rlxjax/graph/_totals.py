@@ -31,6 +31,8 @@ class Totals:
     kernels: Kernels = dataclasses.field(default_factory=Kernels)
     #: Turns of loops, and choices among branches.
     trips: int = 0
+    #: Operations, those of a loop's body once.
+    static_ops: int = 0
 
     def sums(self) -> OperationCounts:
         """Return everything that is known, over all families."""
@@ -54,6 +56,7 @@ class Totals:
         self.spreads.update(other.spreads)
         times = 1 if times is None else times
         self.equations += other.equations
+        self.static_ops += other.static_ops
         self.counted_equations += other.counted_equations
         self.all_bytes += times * other.all_bytes
         self.counted_bytes += times * other.counted_bytes

@@ -1,4 +1,4 @@
-"""The latency models: a batched FFT, and Welch peaks."""
+"""The latency models: a batched FFT, Welch peaks, and any JAX function."""
 
 from ._fft import FFT as FFT
 from ._fft import FftLatencyCoefficients as FftLatencyCoefficients
@@ -7,6 +7,9 @@ from ._fft import fft_latency_ns as fft_latency_ns
 from ._fft import fft_timings as fft_timings
 from ._fft import fit_fft_latency as fit_fft_latency
 from ._fft import typical_fft_prior as typical_fft_prior
+from ._functions import FUNCTIONS as FUNCTIONS
+from ._functions import FunctionCoefficients as FunctionCoefficients
+from ._functions import function_runs as function_runs
 from ._welch import WELCH as WELCH
 from ._welch_api import heap_rates as heap_rates
 from ._welch_api import latency_terms_ns as latency_terms_ns
@@ -17,4 +20,4 @@ from ._welch_api import welch_timings as welch_timings
 from ._welch_coefficients import LatencyCoefficients as LatencyCoefficients
 
 #: The models that a calibration file is read for, by name; the first one is what a calibration is asked for.
-BUILT_IN = {model.name: model for model in (WELCH, FFT)}
+BUILT_IN = {model.name: model for model in (WELCH, FFT, FUNCTIONS)}

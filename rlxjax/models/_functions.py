@@ -1,0 +1,185 @@
+"""The latency model of any JAX function: a call, its launches, and a roofline with a rate for each family of work."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlxjax._numerics import soft_roofline
+from rlxjax._typing import RealLike
+from rlxjax.device._devices import Coefficients
+from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, wide_prior
+from rlxjax.graph import FunctionProfile
+
+from ._function_inputs import INPUTS, function_inputs
+
+#: How sharply the larger of compute and memory time decides; 1 would be their sum.
+ROOFLINE_SHARPNESS = 2
+#: Standard deviations of the logarithms of coefficients that are known better than by their order of magnitude.
+NARROWER = {"parallel_gain": 0.15, "share_ns": 0.7, "uncached_bytes_per_ns": 1.0}
+LOG_SD = 1.5
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FunctionCoefficients(Coefficients):
+    """What the parts of a jitted function's run take on one machine; every field positive, `[*batch]`.
+
+    Attributes:
+        call_ns: one call, whatever it does.
+        array_ns: one array that a call takes or gives.
+        hand_over_ns: handing a program that is not small over to another thread.
+        launch_ns: one fused kernel.
+        trip_ns: one turn of a loop.
+        share_ns: sharing one kernel among processors.
+        parallel_gain: speed-up by all processors at a time, less 1.
+        elementwise_flop_per_ns: cheap operations: adds, comparisons, those on integers.
+        special_ns: one exponential of float32; other special functions are so many of these.
+        cached_bytes_per_ns: what fused kernels write; bytes that they read are a share of these.
+        uncached_bytes_per_ns: what kernels larger than the caches move, on top.
+        indexed_element_ns: one element that a gather reads; a place that it or a scatter finds is several of these.
+        transposed_element_ns: one element of a transpose that moves the last axis.
+        scanned_element_ns: one element of a cumulative operation or of a window.
+        matmul_flop_per_ns: matrix products.
+        convolution_flop_per_ns: convolutions.
+        fft_flop_per_ns: Fourier transforms.
+        comparison_ns: one comparison of a sort.
+        matrix_flop_per_ns: factorisations and solutions.
+        random_op_ns: one operation of a random generator.
+    """
+
+    call_ns: RealLike
+    array_ns: RealLike
+    hand_over_ns: RealLike
+    launch_ns: RealLike
+    trip_ns: RealLike
+    share_ns: RealLike
+    parallel_gain: RealLike
+    elementwise_flop_per_ns: RealLike
+    special_ns: RealLike
+    cached_bytes_per_ns: RealLike
+    uncached_bytes_per_ns: RealLike
+    indexed_element_ns: RealLike
+    transposed_element_ns: RealLike
+    scanned_element_ns: RealLike
+    matmul_flop_per_ns: RealLike
+    convolution_flop_per_ns: RealLike
+    fft_flop_per_ns: RealLike
+    comparison_ns: RealLike
+    matrix_flop_per_ns: RealLike
+    random_op_ns: RealLike
+
+
+#: Orders of magnitude of a present-day machine.
+TYPICAL = FunctionCoefficients(
+    call_ns=4e3,
+    array_ns=500.0,
+    hand_over_ns=2e4,
+    launch_ns=200.0,
+    trip_ns=200.0,
+    share_ns=3e3,
+    parallel_gain=0.8,
+    elementwise_flop_per_ns=50.0,
+    special_ns=0.2,
+    cached_bytes_per_ns=50.0,
+    uncached_bytes_per_ns=30.0,
+    indexed_element_ns=0.1,
+    transposed_element_ns=0.3,
+    scanned_element_ns=1.0,
+    matmul_flop_per_ns=100.0,
+    convolution_flop_per_ns=100.0,
+    fft_flop_per_ns=30.0,
+    comparison_ns=8.0,
+    matrix_flop_per_ns=30.0,
+    random_op_ns=0.03,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionsModel(LatencyModel):
+    """Any JAX function, jitted, called with arrays of the device; the inputs come from its profile.
+
+    A call takes the time of its dispatch, of its launches and of the turns of its loops, and that of its work by
+    family. Processors share the work of large kernels. Elementwise work and memory traffic overlap: the larger
+    decides.
+
+    Examples:
+        >>> import jax
+        >>> from rlxjax.graph import profile_function
+        >>> square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+        >>> runs = function_runs([profile_function(lambda x: jnp.tanh(x @ x), square)])
+        >>> terms = FUNCTIONS.terms_ns(FUNCTIONS.prior.median, runs, FUNCTIONS.facts)
+        >>> float(terms["matmul_ns"][0]) > 0, float(terms["sort_ns"][0])
+        (True, 0.0)
+    """
+
+    name, version = "functions", 1
+    inputs = MappingProxyType({name: Input(unit, least=0.0, step=0, default=0.0) for name, unit in INPUTS.items()})
+    variants = ("jitted",)
+
+    @property
+    def prior(self) -> LatencyPrior[FunctionCoefficients]:
+        """Wide, but for what processors gain and what sharing takes."""
+        return wide_prior(TYPICAL, **dict.fromkeys(_NAMES, LOG_SD) | NARROWER)
+
+    def terms_ns(self, coefficients: FunctionCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
+        """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
+        del facts
+        c, x = coefficients, {name: jnp.asarray(value) for name, value in runs.inputs.items()}
+        speedup = 1.0 + c.parallel_gain * x["shared_share"]
+        compute_ns = x["elementwise_ops"] / c.elementwise_flop_per_ns + x["special_ops"] * c.special_ns
+        # Not nothing: a roofline has no slope there.
+        memory_ns = (x["moved_bytes"] + 1.0) / c.cached_bytes_per_ns
+        return {
+            "call_ns": c.call_ns + c.array_ns * x["arrays"] + c.hand_over_ns * x["hand_overs"],
+            "launch_ns": c.launch_ns * x["launches"] + c.share_ns * x["shared_launches"],
+            "loop_ns": c.trip_ns * x["trips"],
+            "elementwise_ns": soft_roofline(compute_ns, memory_ns, ROOFLINE_SHARPNESS) / speedup,
+            "uncached_ns": x["uncached_bytes"] / c.uncached_bytes_per_ns,
+            "index_ns": c.indexed_element_ns * x["indexed_elements"],
+            "transpose_ns": c.transposed_element_ns * x["transposed_elements"],
+            "scan_ns": c.scanned_element_ns * x["scanned_elements"] / speedup,
+            "matmul_ns": x["matmul_flop"] / c.matmul_flop_per_ns / speedup,
+            "convolution_ns": x["convolution_flop"] / c.convolution_flop_per_ns / speedup,
+            "fft_ns": x["fft_flop"] / c.fft_flop_per_ns / speedup,
+            "sort_ns": c.comparison_ns * x["comparisons"],
+            "linear_algebra_ns": x["matrix_flop"] / c.matrix_flop_per_ns,
+            "random_ns": c.random_op_ns * x["random_ops"] / speedup,
+        }
+
+    def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Return what a domain bounds: each count by itself, since a function has few kinds of work."""
+        return list(values.items())
+
+    def folds(self, runs: Runs) -> Sequence[np.ndarray]:
+        """Return a column that leaves every function out by itself, `[n]`."""
+        return [np.arange(len(runs.inputs["arrays"]))]
+
+    def grid(self) -> Runs:
+        """Return no runs, `[0]`: functions come as code, not as sizes."""
+        return Runs(self, np.zeros(0, np.int32), {name: np.zeros(0) for name in self.inputs})
+
+
+_NAMES = [field.name for field in dataclasses.fields(FunctionCoefficients)]
+FUNCTIONS = FunctionsModel()
+
+
+def function_runs(profiles: Sequence[FunctionProfile]) -> Runs:
+    """Return the runs of functions by their profiles, `[n]`.
+
+    Args:
+        profiles: of the functions.
+
+    Examples:
+        >>> from rlxjax.graph import profile_function
+        >>> function_runs([profile_function(jnp.tanh, 1.0)]).shape
+        (1,)
+    """
+    rows = [function_inputs(profile) for profile in profiles]
+    return Runs.checked(
+        FUNCTIONS, np.zeros(len(rows), np.int32), **{name: np.array([row[name] for row in rows]) for name in INPUTS}
+    )

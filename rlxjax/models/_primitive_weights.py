@@ -1,0 +1,98 @@
+"""How much work an element of a primitive's result is, in units of one exponential of float32.
+
+What XLA makes of a special function is a polynomial of so many terms, an iteration, or a call of a library; how many
+is much the same on every processor. `python -m benchmarks.primitive_weights` measures these numbers.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+#: By the name of the primitive: of float32 and narrower, and of float64.
+SPECIAL_WEIGHTS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "div": (0.25, 1.2),
+        "sqrt": (0.5, 1.9),
+        "rsqrt": (0.6, 1.8),
+        "exp": (1.0, 4.2),
+        "exp2": (1.0, 4.0),
+        "expm1": (3.0, 8.5),
+        "log": (1.5, 10.0),
+        "log1p": (3.0, 14.0),
+        "tanh": (1.0, 3.9),
+        "logistic": (1.6, 5.6),
+        "sin": (20.0, 36.0),
+        "cos": (20.0, 36.0),
+        "tan": (40.0, 48.0),
+        "pow": (13.0, 35.0),
+        "cbrt": (50.0, 55.0),
+        "erf": (1.2, 40.0),
+        "erfc": (3.0, 10.0),
+        "erf_inv": (6.0, 37.0),
+        "lgamma": (25.0, 100.0),
+        "digamma": (25.0, 100.0),
+        "atan2": (55.0, 50.0),
+        "asin": (40.0, 43.0),
+        "acos": (60.0, 50.0),
+        "atan": (40.0, 30.0),
+        "sinh": (6.5, 17.0),
+        "cosh": (2.3, 9.0),
+        "asinh": (6.0, 30.0),
+        "acosh": (6.0, 40.0),
+        "atanh": (6.0, 28.0),
+        "bessel_i0e": (5.6, 32.0),
+        "bessel_i1e": (5.6, 31.0),
+        "rem": (74.0, 74.0),
+        "nextafter": (0.5, 1.1),
+        "igamma": (180.0, 600.0),
+        "igammac": (180.0, 600.0),
+        "igamma_grad_a": (350.0, 1050.0),
+        "random_gamma_grad": (320.0, 1020.0),
+        "regularized_incomplete_beta": (1100.0, 4800.0),
+        "polygamma": (150.0, 390.0),
+        "zeta": (150.0, 370.0),
+    }
+)
+
+#: Operations that XLA's cost analysis counts where it writes a primitive out, of an element; others are one call.
+EXPANDED_OPERATIONS: Mapping[str, float] = MappingProxyType(
+    dict.fromkeys(
+        (
+            "lgamma",
+            "digamma",
+            "igamma",
+            "igammac",
+            "igamma_grad_a",
+            "random_gamma_grad",
+            "regularized_incomplete_beta",
+            "polygamma",
+            "zeta",
+            "bessel_i0e",
+            "bessel_i1e",
+            "erf_inv",
+            "asinh",
+            "acosh",
+        ),
+        50.0,
+    )
+    | {"gather": 5.0, "argmax inner": 8.0, "argmin inner": 8.0}
+)
+
+#: How much work an element of a factorisation's result is, in units of one of an LU decomposition, by its primitive.
+MATRIX_WEIGHTS: Mapping[str, float] = MappingProxyType(
+    {
+        "cholesky": 0.6,
+        "triangular_solve": 0.2,
+        "geqrf": 2.0,
+        "householder_product": 2.0,
+        "qr": 4.0,
+        "eigh": 6.0,
+        "svd": 12.0,
+        "eig": 25.0,
+        "schur": 25.0,
+    }
+)
+
+
+def expanded(name: str) -> float:
+    """Return the operations that an element of a primitive's result is written out as."""
+    return EXPANDED_OPERATIONS.get(name, 0.0)
