@@ -390,7 +390,9 @@ def _solved(field: Callable[..., Any], solver: Any, steps: int = SOLVER_STEPS) -
 
 def _lotka_volterra(_: Any, populations: jax.Array, rates: jax.Array) -> jax.Array:
     prey, predators = populations
-    return jnp.stack([rates[0] * prey - rates[1] * prey * predators, rates[2] * prey * predators - rates[3] * predators])
+    return jnp.stack(
+        [rates[0] * prey - rates[1] * prey * predators, rates[2] * prey * predators - rates[3] * predators]
+    )
 
 
 def _diffrax_solve(draw: Draw) -> Call:
@@ -511,7 +513,11 @@ FUNCTIONS = (
             lambda draw: 255 * draw.positive(128, 128),
         ),
     ),
-    Foreign("resize, bicubic", "jax.image", _of(jax.image.resize, _real(4, 64, 64, 3), shape=(4, 128, 128, 3), method="bicubic")),
+    Foreign(
+        "resize, bicubic",
+        "jax.image",
+        _of(jax.image.resize, _real(4, 64, 64, 3), shape=(4, 128, 128, 3), method="bicubic"),
+    ),
     Foreign("median", "jax.numpy", _of(jnp.median, _real(64, 2048), axis=1)),
     Foreign(
         "interp",
