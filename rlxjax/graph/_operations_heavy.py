@@ -130,8 +130,9 @@ def _copy(op: Operation) -> int:
     return nbytes(op.operand)
 
 
-def _results(op: Operation) -> int:
-    return sum(map(nbytes, op.outputs))
+def _copy_of_either(op: Operation) -> int:
+    """The operand in another order, or, as it is destroyed, its place and more for the results in that order."""
+    return max(nbytes(op.operand), sum(map(nbytes, op.outputs)))
 
 
 # --- Linear algebra: FLOP by the sizes of a matrix -------------------------------------------------
@@ -252,7 +253,7 @@ def _pallas(op: Operation) -> OperationCounts | None:
 CALLBACKS = names("pure_callback io_callback debug_callback debug_print python_callback infeed outfeed")
 
 #: Factorisations whose library wants a matrix of its own, in its own order, or gives its results in that order.
-_OWN_COPY = {**dict.fromkeys(("qr", "geqrf", "triangular_solve"), _copy), "svd": _results}
+_OWN_COPY = {**dict.fromkeys(("qr", "geqrf", "triangular_solve"), _copy), "svd": _copy_of_either}
 
 add_rules({name: Rule("linear algebra", rule, workspace=_OWN_COPY.get(name)) for name, rule in _MATRIX_RULES.items()})
 add_rules({name: Rule("callback", _nothing) for name in CALLBACKS})
