@@ -1,8 +1,8 @@
 # Two commands for a fresh machine: `make calibrate` and `make test`. Both make the environment first.
 # PYTHON chooses the interpreter (3.11 or newer), VENV the environment made with it; BUDGET is the seconds of
-# the calibrate job.
+# the calibrate job, of both its models.
 PYTHON ?= python3
-BUDGET ?= 60
+BUDGET ?= 120
 VENV := .venv
 BIN := $(VENV)/bin
 

@@ -5,7 +5,7 @@ import shlex
 import sys
 import time
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 _STARTED_S = time.perf_counter()
 
@@ -26,6 +26,8 @@ _TYPER: Any = {
 }
 app = typer.Typer(**_TYPER)
 
+#: Seconds of the calibrate job for each model, and the least for both.
+MODEL_BUDGET_S, LEAST_BUDGET_S = 60.0, 30.0
 #: Largest size of a workload: what arrays of JAX are indexed by.
 MAX_SIZE = 2**31 - 1
 Batch = Annotated[int, typer.Option(help="Rows of the signal.", max=MAX_SIZE)]
@@ -57,7 +59,13 @@ def commands(
 @one_line_errors
 def calibrate(
     device: Annotated[str | None, typer.Option(help="JAX platform to calibrate: cpu, gpu, cuda, rocm or tpu.")] = None,
-    budget: Annotated[float, typer.Option(help="Seconds for all of it, compiling and fitting included.")] = 60.0,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Seconds for all of it, compiling and fitting included; 60 for each model unless given."),
+    ] = None,
+    only: Annotated[
+        Literal["welch", "functions"] | None, typer.Option(help="One latency model alone; both unless given.")
+    ] = None,
     out: Annotated[
         FilePath | None, typer.Option(help="The calibration file; by default where rlxjax looks for it.")
     ] = None,
@@ -71,27 +79,55 @@ def calibrate(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Measure this machine, fit the latency model, and write the calibration file.
+    """Measure this machine, fit the latency models of functions and of Welch peaks, and write the calibration file.
 
-    Exit status 1: the fit did not converge and nothing was written; 2: bad input.
+    What the file says of another model of this machine stays. --resume, --model and --prior are for Welch peaks.
+    Exit status 1: a fit did not converge and was not written; 2: bad input.
     """
+    parts = 2 if only is None else 1
+    budget_s = MODEL_BUDGET_S * parts if budget is None else budget
+    if only is None and budget_s < LEAST_BUDGET_S:
+        raise ValueError(
+            f"--budget: expected at least {LEAST_BUDGET_S:g} seconds, or 10 with --only welch, got {budget_s:g}"
+        )
     _set_up_jax(device)
-    from .job import run as run_job
-    from .report import Progress
+    from rlxjax.calibration import default_calibration_path
 
-    given = {"device": device, "out": out, "model": model, "prior": prior, "resume": resume, "force": force}
-    outcome = run_job(
-        started_s=_STARTED_S,
-        budget_s=budget,
-        out=out,
-        resume=resume,
-        models=model or [],
-        command=_command_line("calibrate", budget=f"{budget:g}", **given),
-        progress=Progress(),
-        force=force,
-        prior=prior,
-    )
-    _print_outcome(outcome)
+    from .report import Progress, print_functions
+
+    given = {"device": device, "only": only, "out": out, "model": model, "prior": prior, "resume": resume}
+    command = _command_line("calibrate", budget=f"{budget_s:g}", **given, force=force)
+    started_s, written = _STARTED_S, []
+    if only != "welch":
+        from .functions_job import run_functions
+
+        functions = run_functions(
+            started_s=started_s,
+            budget_s=budget_s / parts,
+            path=default_calibration_path() if out is None else out,
+            command=command,
+            progress=Progress(),
+            force=force,
+        )
+        print_functions(functions, _console())
+        written.append(functions.is_written)
+    if only != "functions":
+        from .job import run as run_job
+
+        outcome = run_job(
+            started_s=started_s + budget_s - budget_s / parts,
+            budget_s=budget_s / parts,
+            out=out,
+            resume=resume,
+            models=model or [],
+            command=command,
+            progress=Progress(),
+            force=force,
+            prior=prior,
+        )
+        _print_outcome(outcome)
+    if not all(written):
+        raise typer.Exit(NOT_WRITTEN_STATUS)
 
 
 @app.command()
@@ -110,15 +146,22 @@ def refit(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Fit the latency model to kept samples again, and write the calibration of their machine.
+    """Fit a latency model to kept samples again, and write the calibration of their machine.
 
     For a calibration file that this version does not read, say. Nothing is measured.
     Exit status 1: the fit did not converge and nothing was written; 2: bad input.
     """
+    from .functions_job import fit_functions, read_function_samples
     from .refit import refit as fit_again
-    from .report import Progress
+    from .report import Progress, print_functions
     from .samples import read_samples
 
+    if (functions := read_function_samples(samples)) is not None:
+        path = FilePath(str(samples).removesuffix(".functions.jsonl") + ".json") if out is None else out
+        _set_up_jax("cpu" if functions.fingerprint.platform == "cpu" else None)
+        found = fit_functions(functions, path, samples, _command_line("refit", samples, out=out), [], force)
+        print_functions(found, _console())
+        raise typer.Exit(0 if found.is_written else NOT_WRITTEN_STATUS)
     log = read_samples(samples)
     _set_up_jax("cpu" if log.fingerprint.platform == "cpu" else None)
     outcome = fit_again(

@@ -13,11 +13,14 @@ from rlxjax.calibration import (
     SCHEMA_VERSION,
     UNITS,
     CalibrationFile,
+    Fingerprint,
     GateCoefficient,
+    ModelSection,
     Samples,
     current_fingerprint,
     default_calibration_path,
     file_to_write,
+    same_machine,
     section_of,
     sha256_of,
     write_json_file,
@@ -211,7 +214,7 @@ def fit_and_write(
         ),
         skipped=[f"{name}: {reason}" for reason, names in skipped.items() for name in names],
         learned_ffts=[timed.described() for timed in models.values()],
-        models={WELCH.name: section},
+        models={WELCH.name: section} | _other_sections(path, log.fingerprint),
     )
     if is_written:
         write_json_file(content, path)
@@ -229,6 +232,12 @@ def fit_and_write(
         rates,
         notes,
     )
+
+
+def _other_sections(path: FilePath, fingerprint: Fingerprint) -> dict[str, ModelSection]:
+    """Return what the file at the path says of other models of the same machine, which stays."""
+    known = same_machine(path, fingerprint)
+    return {} if known is None else {name: own for name, own in known.models.items() if name != WELCH.name}
 
 
 def facts_of(log: SampleLog, models: Models) -> Facts:

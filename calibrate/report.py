@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 
 import numpy as np
@@ -30,6 +30,14 @@ ERROR_COLUMNS = {
     "in interval of 90": "covered",
     "cells held out": "held_out_cells",
     "built-in constants": "built_in",
+}
+#: Those of functions.
+FUNCTION_COLUMNS = {
+    "noise floor": "noise_floor",
+    "seen": "fit",
+    "held out": "held_out",
+    "in interval of 90": "covered",
+    "functions held out": "held_out_cells",
 }
 
 
@@ -63,6 +71,25 @@ class Outcome:
     predicted_ns: np.ndarray
     skipped: dict[str, list[str]]
     rates: MicroRates
+    notes: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionsOutcome:
+    """What the job found of functions.
+
+    Attributes:
+        path: the calibration file.
+        is_written: whether it was written.
+        samples_path: the raw samples.
+        section: what the file says of functions.
+        notes: sentences that a person should read.
+    """
+
+    path: FilePath
+    is_written: bool
+    samples_path: FilePath
+    section: ModelSection
     notes: list[str]
 
 
@@ -105,8 +132,8 @@ class Progress:
 
 def print_outcome(outcome: Outcome, console: Console) -> None:
     """Print the errors, the coefficients, and a few workloads with their decisions."""
-    console.print(_error_table(outcome))
-    console.print(_coefficient_table(outcome))
+    console.print(_error_table(outcome.section, "strategy", ERROR_COLUMNS))
+    console.print(_coefficient_table(outcome.section))
     console.print(_decision_table(outcome))
     samples = outcome.content.samples
     assert samples is not None  # the job's files name theirs
@@ -138,18 +165,33 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
-def _error_table(outcome: Outcome) -> Table:
+def print_functions(outcome: FunctionsOutcome, console: Console) -> None:
+    """Print the errors and the coefficients of the functions model."""
+    console.print(_error_table(outcome.section, "functions", FUNCTION_COLUMNS))
+    console.print(_coefficient_table(outcome.section))
+    samples = outcome.section.samples
+    assert samples is not None  # the job's sections name theirs
+    counts = f"{samples.timings} visits ({samples.workloads} functions, {samples.rounds} rounds)"
+    for text in (
+        *outcome.notes,
+        f"{counts} in {outcome.samples_path}",
+        f"calibration: {outcome.path if outcome.is_written else 'not written'}",
+    ):
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _error_table(section: ModelSection, of: str, columns: Mapping[str, str]) -> Table:
     title = "Mean absolute error of predictions, per cent"
-    table = Table(Column("strategy", no_wrap=True), *right(*ERROR_COLUMNS), title=title)
-    for strategy, summary in outcome.section.held_out.items():
-        shown = [getattr(summary, field) for field in ERROR_COLUMNS.values()]
-        table.add_row(strategy, *(str(value) if isinstance(value, int) else _percent(value) for value in shown))
+    table = Table(Column(of, no_wrap=True), *right(*columns), title=title)
+    for name, summary in section.held_out.items():
+        shown = [getattr(summary, field) for field in columns.values()]
+        table.add_row(name, *(str(value) if isinstance(value, int) else _percent(value) for value in shown))
     return table
 
 
-def _coefficient_table(outcome: Outcome) -> Table:
+def _coefficient_table(section: ModelSection) -> Table:
     table = Table("coefficient", *right("value", "give or take"), "unit", "provenance", title="Coefficients")
-    for name, entry in outcome.section.coefficients.items():
+    for name, entry in section.coefficients.items():
         table.add_row(name, number(entry.value), _give_or_take(entry.log_sd), entry.unit, entry.provenance)
     return table
 

@@ -18,6 +18,7 @@ from ._file import GATE_UNITS as GATE_UNITS
 from ._file import CalibrationFileError as CalibrationFileError
 from ._file import default_calibration_path as default_calibration_path
 from ._file import read_calibration_file as read_calibration_file
+from ._file import same_machine as same_machine
 from ._file import save_calibration as save_calibration
 from ._file import section_of as section_of
 from ._fingerprint import MACHINE_FIELDS as MACHINE_FIELDS

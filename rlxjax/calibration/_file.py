@@ -29,7 +29,7 @@ from rlxjax.fit import (
 from rlxjax.models import BUILT_IN
 
 from ._calibrated import CalibratedModel
-from ._fingerprint import current_fingerprint
+from ._fingerprint import Fingerprint, current_fingerprint, fingerprint_differences
 from ._schema import (
     SCHEMA_VERSION,
     UNITS,
@@ -95,6 +95,15 @@ def read_calibration_file(path: str | os.PathLike, models: Iterable[LatencyModel
     if content.gate is not None and (problem := _gate_problem(content.gate)):
         raise CalibrationFileError(f"{path}: gate.{problem}; {anew}")
     return content
+
+
+def same_machine(path: str | os.PathLike, fingerprint: Fingerprint) -> CalibrationFile | None:
+    """Return the calibration at a path if it is a good one of this machine and software, so that it may be added to."""
+    try:
+        known = read_calibration_file(path)
+    except CalibrationFileError:
+        return None
+    return None if fingerprint_differences(known.fingerprint, fingerprint) else known
 
 
 def _problem(model: LatencyModel, section: ModelSection) -> str | None:

@@ -116,7 +116,10 @@ class LearnedFftFile(Strict):
 
 
 class ModelSection(Strict):
-    """What timings say of one latency model. `facts`: how the machine schedules, and what it was given to run."""
+    """What timings say of one latency model.
+
+    `facts`: how the machine schedules, and what it was given to run; `samples`: where they are not those of the file.
+    """
 
     model_version: int
     facts: dict[str, Finite | list[Finite]]
@@ -126,6 +129,7 @@ class ModelSection(Strict):
     held_out: dict[str, ErrorSummary]
     domain: dict[str, Range]
     fit: FitSummary
+    samples: Samples | None = None
 
 
 class CalibrationFile(Strict):

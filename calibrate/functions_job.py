@@ -1,0 +1,348 @@
+"""The calibrate job of functions: time a suite of ordinary functions, fit the functions model, judge it, write."""
+
+import dataclasses
+import datetime
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Literal
+
+import jax
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+
+from rlxjax import PosteriorFit, Timings, estimate, fit_posterior, next_measurements, prior_posterior, profile_function
+from rlxjax.calibration import (
+    SCHEMA_VERSION,
+    UNITS,
+    CalibrationFile,
+    ErrorSummary,
+    Fingerprint,
+    ModelSection,
+    Samples,
+    Strict,
+    current_fingerprint,
+    file_to_write,
+    first_refusal,
+    same_machine,
+    section_of,
+    sha256_of,
+    write_json_file,
+)
+from rlxjax.fit import COVERED_SDS, MIN_TIMINGS
+from rlxjax.models import FUNCTIONS, function_runs
+
+from .functions import FunctionCell, function_cells
+from .measure import Deadline, quiet_collector
+from .report import FunctionsOutcome, Progress
+from .samples import set_aside
+from .visits import Visits, noise_floor, quartile_ns
+
+#: Functions that are timed, those that the fit never sees among them; and of these, a share.
+MOST_CELLS, HELD_OUT_SHARE = 100, 0.3
+#: Spread of functions that the choice of what to time supposes.
+DESIGN_SPREAD = 0.2
+#: Runs of a visit, of which the least counts: it finds in the caches what these can hold.
+RUNS_OF_A_VISIT = 4
+#: Compilations at a time, and seconds kept back for two fits, judging and writing.
+COMPILERS, FIT_RESERVE_S = 2, 6.0
+MIN_BUDGET_S = 15.0
+#: Of the file of samples.
+VERSION = 1
+
+
+class Header(Strict):
+    """The first line of a file of samples."""
+
+    kind: Literal["functions"] = "functions"
+    version: Literal[1] = VERSION
+    fingerprint: Fingerprint
+
+
+class Visit(Strict):
+    """The timed runs of one visit of a function."""
+
+    kind: Literal["visit"] = "visit"
+    round: Annotated[int, Field(ge=0)]
+    name: str
+    times_ns: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
+
+
+_LINE = TypeAdapter(Annotated[Header | Visit, Field(discriminator="kind")])
+
+
+@dataclasses.dataclass
+class FunctionLog:
+    """The samples of one campaign of functions.
+
+    Attributes:
+        fingerprint: of the machine.
+        visits: in the order in which they were made.
+    """
+
+    fingerprint: Fingerprint
+    visits: list[Visit] = dataclasses.field(default_factory=list)
+
+    def names(self) -> list[str]:
+        """Return the functions of every round that was begun, in order of appearance."""
+        return list(dict.fromkeys(visit.name for visit in self.visits))
+
+    def as_visits(self) -> Visits:
+        """Return the visits of whole rounds; of the only one where none is whole."""
+        names = self.names()
+        rounds = {number: list(own) for number, own in itertools.groupby(self.visits, lambda visit: visit.round)}
+        whole = [own for own in rounds.values() if len(own) == len(names)] or list(rounds.values())[:1]
+        made = [
+            (number, names.index(visit.name), min(visit.times_ns)) for number, own in enumerate(whole) for visit in own
+        ]
+        round_, cell, time_ns = np.array(made).T
+        return Visits(round_, cell, time_ns.astype(float), len(names))
+
+
+def samples_path_of(path: FilePath) -> FilePath:
+    """Return where the samples of functions lie, beside a calibration file."""
+    return path.with_suffix(".functions.jsonl")
+
+
+def run_functions(
+    *,
+    started_s: float,
+    budget_s: float,
+    path: FilePath,
+    command: str,
+    progress: Progress,
+    seed: int | None = None,
+    force: bool = False,
+) -> FunctionsOutcome:
+    """Time functions, fit, judge, and put the section into the calibration file.
+
+    Args:
+        started_s: `time.perf_counter()` when the budget begins.
+        budget_s: seconds for everything, compilation and fitting included.
+        path: the calibration file; what it says of other models of this machine stays.
+        command: how the job was called, for the file.
+        progress: shows the phases.
+        seed: of the order of measuring; from the system unless given.
+        force: write even if the fit did not converge.
+
+    Raises:
+        ValueError: a budget that is too short, or a path that is no file.
+    """
+    if not MIN_BUDGET_S <= budget_s < float("inf"):
+        raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds for functions, got {budget_s:g}")
+    file_to_write(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    samples_path, notes = samples_path_of(path), []
+    if aside := set_aside(samples_path):
+        notes.append(f"Earlier samples were kept as {aside}.")
+    deadline = Deadline(started_s + budget_s - FIT_RESERVE_S)
+    log = FunctionLog(current_fingerprint())
+    rng = np.random.default_rng(seed)
+    with progress.phase("choosing functions"):
+        cells = chosen_cells(function_cells())
+    with progress.phase("compiling functions"):
+        programs = _compiled(cells, np.random.default_rng(0))
+    with progress.phase("measuring functions", deadline) as advance, open(samples_path, "x", encoding="utf-8") as file:
+        file.write(Header(fingerprint=log.fingerprint).model_dump_json() + "\n")
+        try:
+            for visit in _visits(programs, deadline, rng, advance):
+                file.write(visit.model_dump_json() + "\n")
+                file.flush()
+                log.visits.append(visit)
+        except KeyboardInterrupt:
+            if len(log.names()) < len(cells):
+                raise KeyboardInterrupt(f"samples so far are in {samples_path}") from None
+            notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
+    with progress.phase("fitting functions"):
+        return fit_functions(log, path, samples_path, command, notes, force)
+
+
+def fit_functions(
+    log: FunctionLog, path: FilePath, samples_path: FilePath, command: str, notes: list[str], force: bool
+) -> FunctionsOutcome:
+    """Fit samples of functions, judge the fit, and put it into the calibration file of their machine.
+
+    Raises:
+        ValueError: samples of too few functions of the suite.
+    """
+    by_name = {cell.name: cell for cell in function_cells()}
+    unknown = [name for name in log.names() if name not in by_name]
+    if unknown:
+        raise ValueError(f"{samples_path}: holds {unknown[0]!r}, which is no function of this suite")
+    visits, cells = log.as_visits(), [by_name[name] for name in log.names()]
+    seen = np.array([not cell.held_out for cell in cells])
+    if seen.sum() < MIN_TIMINGS:
+        raise ValueError(f"{samples_path}: expected times of at least {MIN_TIMINGS} functions, got {seen.sum()}")
+    measured_ns, noise = quartile_ns(visits), noise_floor(visits)
+    if np.isnan(noise).any():
+        notes.append("A single round says nothing of the noise.")
+    timings = Timings.checked(
+        FUNCTIONS,
+        variant=FUNCTIONS.variants[0],
+        time_ns=measured_ns,
+        **function_runs([profile_function(*_called(cell)) for cell in cells]).inputs,
+    )
+    whole, blind = fit_posterior(timings), fit_posterior(timings, weights=seen.astype(float))
+    section = section_of(
+        whole,
+        FUNCTIONS.prior,
+        _summaries(cells, timings, blind, noise, seen),
+        None if np.isnan(noise).any() else float(noise.mean()),
+    )
+    section = section.model_copy(
+        update={
+            "samples": Samples(
+                file=samples_path.name,
+                sha256=sha256_of(samples_path),
+                runner=VERSION,
+                timings=len(log.visits),
+                rounds=len(visits.rounds()),
+                workloads=len(cells),
+            )
+        }
+    )
+    is_written = force or whole.terms.converged
+    if not whole.terms.converged:
+        notes.append(whole.terms.message)
+    if is_written:
+        write_json_file(_with_section(path, log.fingerprint, section, command), path)
+    return FunctionsOutcome(path, is_written, samples_path, section, notes)
+
+
+def read_function_samples(path: FilePath) -> FunctionLog | None:
+    """Return the samples of functions that a file holds; None if it holds other samples.
+
+    A last line that was cut short is left out.
+
+    Raises:
+        ValueError: a line that is none; one line that names the place.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    if not text.startswith('{"kind":"functions"'):
+        return None
+    log = None
+    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
+        try:
+            found = _LINE.validate_json(line)
+        except ValidationError as error:
+            raise ValueError(f"{path}: line {number}: {first_refusal(error)}") from None
+        if isinstance(found, Header):
+            log = FunctionLog(found.fingerprint)
+        elif log is not None:
+            log.visits.append(found)
+    return log
+
+
+def chosen_cells(cells: Sequence[FunctionCell]) -> list[FunctionCell]:
+    """Return the functions to time, in the suite's order.
+
+    Of those that the fit sees, the ones that say most of the coefficients for their time (`next_measurements`); of
+    those that are held out, as many of each family as there is place for.
+    """
+    seen = [cell for cell in cells if not cell.held_out]
+    families: dict[str, list[FunctionCell]] = {}
+    for cell in cells:
+        if cell.held_out:
+            families.setdefault(cell.family, []).append(cell)
+    in_turn = [cell for row in itertools.zip_longest(*families.values()) for cell in row if cell is not None]
+    held_out = in_turn[: round(HELD_OUT_SHARE * MOST_CELLS)]
+    count = min(MOST_CELLS - len(held_out), len(seen))
+    found = estimate(
+        prior_posterior(FUNCTIONS, spread=DESIGN_SPREAD),
+        function_runs([profile_function(*_called(cell)) for cell in seen]),
+    )
+    candidates = jax.tree.map(lambda column: np.asarray(column)[:, None], found)
+    order = next_measurements(candidates, count).order
+    chosen = {seen[place].name for place in order} | {cell.name for cell in held_out}
+    return [cell for cell in cells if cell.name in chosen]
+
+
+def _called(cell: FunctionCell) -> tuple[Any, ...]:
+    """Return a function and what describes its arguments."""
+    fn, shapes = cell.build()
+    return fn, *shapes
+
+
+def _compiled(cells: Sequence[FunctionCell], rng: np.random.Generator) -> dict[str, Callable[[], Any]]:
+    """Return programs that are compiled and have run, each with its arguments, by name."""
+    programs = {cell.name: _program(cell, rng) for cell in cells}
+    with ThreadPoolExecutor(COMPILERS) as pool:
+        list(pool.map(lambda run: jax.block_until_ready(run()), programs.values()))
+    return programs
+
+
+def _program(cell: FunctionCell, rng: np.random.Generator) -> Callable[[], Any]:
+    jitted, arguments = jax.jit(cell.fn), jax.device_put(cell.arguments(rng))
+    return lambda: jitted(*arguments)
+
+
+def _visits(
+    programs: dict[str, Callable[[], Any]], deadline: Deadline, rng: np.random.Generator, advance: Callable[[], None]
+) -> Iterator[Visit]:
+    """Yield visits by rounds, each in a new random order, until the deadline; a whole round at least."""
+    names = list(programs)
+    with quiet_collector():
+        for round_ in itertools.count():
+            for index in rng.permutation(len(names)).tolist():
+                if round_ and deadline.left_s() <= 0:
+                    return
+                times_ns = [_time(programs[names[index]]) for _ in range(RUNS_OF_A_VISIT)]
+                yield Visit(round=round_, name=names[index], times_ns=times_ns)
+            advance()
+
+
+def _time(run: Callable[[], Any]) -> int:
+    """Return the time in ns until the results of one run are there; they are dropped after that."""
+    start = time.perf_counter_ns()
+    results = jax.block_until_ready(run())
+    taken = time.perf_counter_ns() - start
+    del results
+    return taken
+
+
+def _summaries(
+    cells: Sequence[FunctionCell], timings: Timings, blind: PosteriorFit, noise: np.ndarray, seen: np.ndarray
+) -> dict[str, ErrorSummary]:
+    """Return the errors of each family by a fit that never saw what is held out."""
+    found = jax.tree.map(np.asarray, estimate(blind.posterior, timings.runs))
+    logs = np.log(found.time_ns / timings.time_ns)
+    covered = np.abs(logs) <= COVERED_SDS * np.asarray(found.log_sd())
+    errors, families = np.abs(np.expm1(logs)), np.array([cell.family for cell in cells])
+    summaries = {}
+    for family in dict.fromkeys(families.tolist()):
+        mine = families == family
+        known, out = errors[mine & seen], errors[mine & ~seen]
+        summaries[family] = ErrorSummary(
+            fit=float(known.mean()) if known.size else None,
+            terms_alone=None,
+            covered=float(covered[mine & ~seen].mean()) if out.size else None,
+            interior=None,
+            edge=None,
+            held_out=float(out.mean()) if out.size else None,
+            held_out_cells=int(out.size),
+            noise_floor=None if np.isnan(noise[mine]).any() else float(noise[mine].mean()),
+            built_in=None,
+        )
+    return summaries
+
+
+def _with_section(path: FilePath, fingerprint: Fingerprint, section: ModelSection, command: str) -> CalibrationFile:
+    """Return a calibration file with this section, and all else that the file at the path says of the machine."""
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    known = same_machine(path, fingerprint)
+    if known is not None:
+        models = {**known.models, FUNCTIONS.name: section}
+        return known.model_copy(update={"models": models, "created": created, "command": command})
+    return CalibrationFile(
+        schema_version=SCHEMA_VERSION,
+        created=created,
+        command=command,
+        units=UNITS,
+        fingerprint=fingerprint,
+        models={FUNCTIONS.name: section},
+    )
