@@ -93,29 +93,16 @@ def calibrate(
     _set_up_jax(device)
     from rlxjax.calibration import default_calibration_path
 
-    from .report import Progress, print_functions
+    from .report import Progress, print_functions, print_outcome
 
     given = {"device": device, "only": only, "out": out, "model": model, "prior": prior, "resume": resume}
     command = _command_line("calibrate", budget=f"{budget_s:g}", **given, force=force)
     started_s, written = _STARTED_S, []
-    if only != "welch":
-        from .functions_job import run_functions
-
-        functions = run_functions(
-            started_s=started_s,
-            budget_s=budget_s / parts,
-            path=default_calibration_path() if out is None else out,
-            command=command,
-            progress=Progress(),
-            force=force,
-        )
-        print_functions(functions, _console())
-        written.append(functions.is_written)
     if only != "functions":
         from .job import run as run_job
 
         outcome = run_job(
-            started_s=started_s + budget_s - budget_s / parts,
+            started_s=started_s,
             budget_s=budget_s / parts,
             out=out,
             resume=resume,
@@ -125,7 +112,21 @@ def calibrate(
             force=force,
             prior=prior,
         )
-        _print_outcome(outcome)
+        print_outcome(outcome, _console())
+        written.append(outcome.is_written)
+    if only != "welch":
+        from .functions_job import run_functions
+
+        functions = run_functions(
+            started_s=started_s + budget_s - budget_s / parts,
+            budget_s=budget_s / parts,
+            path=default_calibration_path() if out is None else out,
+            command=command,
+            progress=Progress(),
+            force=force,
+        )
+        print_functions(functions, _console())
+        written.append(functions.is_written)
     if not all(written):
         raise typer.Exit(NOT_WRITTEN_STATUS)
 

@@ -121,14 +121,14 @@ def smooth(x: jax.Array) -> jax.Array:
 def layer_norm(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
     """Return rows of mean 0 and variance 1, scaled and shifted."""
     centred = x - x.mean(-1, keepdims=True)
-    return centred * lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5) * scale + shift
+    return centred * lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5) * scale[None] + shift[None]
 
 
 def mlp(layers: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
     """Return what dense layers give, with GELU between them."""
     for layer in layers[:-1]:
-        x = jax.nn.gelu(x @ layer["w"] + layer["b"])
-    return x @ layers[-1]["w"] + layers[-1]["b"]
+        x = jax.nn.gelu(x @ layer["w"] + layer["b"][None])
+    return x @ layers[-1]["w"] + layers[-1]["b"][None]
 
 
 def mlp_step(layers: list[dict[str, jax.Array]], x: jax.Array, y: jax.Array) -> Any:
@@ -203,7 +203,7 @@ KINDS = (
     Kind("matmul", "batched", lambda d, b, n: (jnp.matmul, normals(d, (b, n, n), (b, n, n))), "16x8 512x16 256x64"),
     Kind("matmul", "gram", lambda d, m, n: (lambda x, y: x.T @ y, normals(d, (m, n), (m, n))), "1024x64* 1024x512"),
     Kind("matmul", "dense", lambda d, m, n: (
-        lambda x, w, b: jax.nn.relu(x @ w + b), normals(d, (m, n), (n, n), (n,))), "4x128 256x512", True),
+        lambda x, w, b: jax.nn.relu(x @ w + b[None]), normals(d, (m, n), (n, n), (n,))), "4x128 256x512", True),
     Kind("convolution", "convolve 1d", convolution(NWC), "1x256x4x8x5 8x1024x16x32x5 16x4096x32x32x3"),
     Kind("convolution", "convolve NHWC", convolution(NHWC), "1x8x3x8x3* 1x32x16x32x3 4x64x32x32x3 8x112x3x32x7"),
     Kind("convolution", "convolve NCHW", convolution(NCHW), "1x16x8x8x3 2x32x32x32x3*"),
@@ -236,7 +236,7 @@ KINDS = (
     Kind("softmax", "log softmax", of(jax.nn.log_softmax), "1024x1024", True),
     Kind("layer norm", "layer norm", lambda d, m, n: (layer_norm, normals(d, (m, n), (n,), (n,))),
          "64x256 512x768* 4096x1024"),
-    Kind("layer norm", "batch norm", of(lambda x: (x - x.mean(0)) * lax.rsqrt(x.var(0) + 1e-5)), "32x64 1024x512"),
+    Kind("layer norm", "batch norm", of(lambda x: (x - x.mean(0)[None]) * lax.rsqrt(x.var(0) + 1e-5)[None]), "32x64 1024x512"),
     Kind("layer norm", "rms norm", of(lambda x: x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)),
          "16x128 1024x1024", True),
     Kind("attention", "attention", of(jax.nn.dot_product_attention, 3), "1x8x2x8 2x64x4x16* 4x256x4x32 2x512x4x64"),

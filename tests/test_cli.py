@@ -136,7 +136,9 @@ def test_a_file_of_an_earlier_schema_is_refused_in_one_line_that_says_how_to_ref
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("calibrate", "--budget", "1"), "at least 10 seconds, got 1"),
+        (("calibrate", "--budget", "1"), "at least 30 seconds, or 10 with --only welch, got 1"),
+        (("calibrate", "--only", "welch", "--budget", "1"), "at least 10 seconds, got 1"),
+        (("calibrate", "--only", "functions", "--budget", "1"), "at least 15 seconds for functions, got 1"),
         (("calibrate", "--device", "abacus"), "expected one of cpu, gpu, cuda, rocm, tpu, got 'abacus'"),
         (("predict", "no-such-file", "--batch", "1"), "no such file"),
         (("validate", "no-such-file"), "no such file"),

@@ -1,0 +1,216 @@
+"""Predictions of any function: laws of what a calibration says, the kernels behind it, and the job that fits it."""
+
+import contextlib
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _tolerances import FLOAT64_RTOL
+
+import rlxjax as rx
+from calibrate.functions import function_cells
+from calibrate.functions_job import (
+    MOST_CELLS,
+    FunctionLog,
+    Visit,
+    chosen_cells,
+    fit_functions,
+    read_function_samples,
+    run_functions,
+    samples_path_of,
+)
+from calibrate.report import Progress
+from rlxjax.calibration import CalibratedModel, Calibration, compare_functions, current_fingerprint, predict_profile
+from rlxjax.fit import prior_posterior
+from rlxjax.models import FFT, FUNCTIONS, function_runs
+
+
+def real(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+@contextlib.contextmanager
+def as_users_do():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def profiles():
+    with as_users_do():
+        return {cell.name: rx.profile_function(cell.fn, *cell.build()[1]) for cell in function_cells()}
+
+
+def calibration(model=FUNCTIONS):
+    most = dict.fromkeys(model.inputs, (0.0, 1000000000000.0))
+    return Calibration({model.name: CalibratedModel(prior_posterior(model, spread=0.1), {}, {}, most)}, None, {})
+
+
+def mlp(x, w):
+    return jax.nn.gelu(x @ w) @ w
+
+
+def test_kernels_hold_all_the_work_and_all_the_traffic(profiles):
+    for name, profile in profiles.items():
+        kernels = profile.kernels
+        assert sum(group.bytes for group in kernels) == profile.fused_traffic_bytes, name
+        assert all(0 <= group.written_bytes <= group.bytes for group in kernels), name
+        assert sum(group.flops for group in kernels) == profile.flops, name
+        assert sum(group.integer_ops for group in kernels) == profile.integer_ops, name
+        assert sum(group.launches for group in kernels) <= profile.io.kernel_launches + len(kernels), name
+
+
+def test_a_loop_is_its_body_so_many_times():
+    def looped(x):
+        return jax.lax.scan(lambda y, _: (jnp.tanh(y @ y), None), x, None, length=7)[0]
+
+    once, often = rx.profile_function(lambda y: jnp.tanh(y @ y), real(8, 8)), rx.profile_function(looped, real(8, 8))
+    assert often.trips == 7
+    assert often.static_ops == once.static_ops
+    assert [group.flops for group in often.kernels] == [7 * group.flops for group in once.kernels]
+    assert [group.kind for group in often.kernels] == [group.kind for group in once.kernels]
+
+
+def test_a_prediction_is_the_sum_of_its_terms_within_its_interval():
+    found = calibration().predict_function(mlp, real(64, 128), real(128, 128))
+    assert found.low_ns < found.time_ns < found.high_ns
+    np.testing.assert_allclose(sum(found.terms_ns.values()), found.time_ns, rtol=FLOAT64_RTOL)
+    assert list(found.terms_ns.values()) == sorted(found.terms_ns.values(), reverse=True)
+    assert found.in_domain
+    assert str(found).splitlines()[0].endswith(")")
+    larger = calibration().predict_function(mlp, real(6400, 128), real(128, 128))
+    assert larger.time_ns > found.time_ns
+
+
+def test_a_function_beyond_what_was_measured_is_extrapolated():
+    known = calibration()
+    model = known.models["functions"]
+    small = CalibratedModel(model.posterior, {}, {}, dict.fromkeys(FUNCTIONS.inputs, (0.0, 1.0)))
+    found = Calibration({"functions": small}, None, {}).predict_function(mlp, real(64, 128), real(128, 128))
+    assert not found.in_domain
+    assert "extrapolated" in str(found)
+
+
+def test_what_two_programs_share_cancels():
+    one = rx.profile_function(mlp, real(512, 512), real(512, 512))
+    same = compare_functions(calibration(), one, [one])
+    assert float(same.margin_ns) == 0
+    assert float(same.probability) == 0.5
+    first, second = (rx.profile_function(f, real(512, 512), real(512, 512)) for f in (lambda x, w: x @ w, mlp))
+    apart = compare_functions(calibration(), one, [first, second])
+    np.testing.assert_allclose(
+        float(apart.kept_ns), sum(predict_profile(calibration(), own).time_ns for own in (first, second)), rtol=1e-6
+    )
+    assert float(apart.margin_ns) > 0
+    assert float(apart.probability) > 0.5
+
+
+def test_a_calibration_without_functions_says_how_to_get_them():
+    with pytest.raises(ValueError, match="functions model, got fft; measure it with `rlxjax calibrate --only functio"):
+        calibration(FFT).predict_function(jnp.tanh, real(8))
+    with pytest.raises(ValueError, match="apart: expected one profile at least"):
+        compare_functions(calibration(), rx.profile_function(jnp.tanh, real(8)), [])
+
+
+def log_of(cells, coefficients, rng, rounds=4, noise=0.01):
+    """Return samples of a machine that the model describes."""
+    with as_users_do():
+        runs = function_runs([rx.profile_function(cell.fn, *cell.build()[1]) for cell in cells])
+    times_ns = np.asarray(rx.predicted_ns(coefficients, runs, {}))
+    log = FunctionLog(current_fingerprint())
+    for round_ in range(rounds):
+        for place in rng.permutation(len(cells)):
+            noisy = times_ns[place] * np.exp(noise * rng.standard_normal(4))
+            log.visits.append(
+                Visit(round=round_, name=cells[place].name, times_ns=np.maximum(noisy, 1).astype(int).tolist())
+            )
+    return log
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """A calibration of a made-up machine, and where it lies."""
+    folder = tmp_path_factory.mktemp("functions")
+    path, rng = folder / "c.json", np.random.default_rng(0)
+    true = jax.tree.map(lambda median: float(median * np.exp(0.3 * rng.normal())), FUNCTIONS.prior.median)
+    with as_users_do():
+        cells = chosen_cells(function_cells())
+        log = log_of(cells, true, rng)
+        samples_path_of(path).write_text("made up")
+        outcome = fit_functions(log, path, samples_path_of(path), "rlxjax calibrate", [], force=False)
+    return outcome, log, cells
+
+
+def test_a_hundred_functions_are_chosen_of_every_family_both_ways(fitted):
+    _, _, cells = fitted
+    assert len(cells) <= MOST_CELLS
+    families = {cell.family for cell in function_cells()}
+    assert {cell.family for cell in cells if cell.held_out} == families
+    assert {cell.family for cell in cells if not cell.held_out} >= families - {"attention"}
+
+
+def test_a_fit_predicts_functions_that_it_never_saw(fitted):
+    outcome, _, _ = fitted
+    assert outcome.is_written
+    held_out = [own.held_out for own in outcome.section.held_out.values() if own.held_out is not None]
+    assert np.mean(held_out) < 0.05
+    loaded = rx.load_calibration(outcome.path)
+    assert list(loaded.models) == ["functions"]
+    assert loaded.predict_function(mlp, real(64, 128), real(128, 128)).time_ns > 0
+
+
+def test_sections_of_other_models_of_the_machine_stay(fitted, tmp_path):
+    _, log, _ = fitted
+    batch, n_fft = np.repeat([32, 256, 2048], 4), np.tile([64, 256, 1024, 4096], 3)
+    other = rx.fit_posterior(rx.fft_timings(batch, n_fft, 2e4 + 12.0 * batch * n_fft))
+    path = tmp_path / "both.json"
+    rx.save_calibration(path, other)
+    samples_path_of(path).write_text("made up")
+    with as_users_do():
+        fit_functions(log, path, samples_path_of(path), "rlxjax calibrate", [], force=False)
+    assert set(rx.load_calibration(path).models) == {"fft", "functions"}
+
+
+def test_samples_are_read_again_up_to_a_line_that_was_cut_short(fitted, tmp_path):
+    _, log, _ = fitted
+    file = tmp_path / "c.functions.jsonl"
+    header = json.dumps(
+        {"kind": "functions", "version": 1, "fingerprint": log.fingerprint.model_dump()}, separators=(",", ":")
+    )
+    lines = [header, *(visit.model_dump_json() for visit in log.visits[:5])]
+    file.write_text("\n".join(lines) + '\n{"kind":"visit","rou')
+    found = read_function_samples(file)
+    assert found is not None
+    assert found.visits == log.visits[:5]
+    file.write_text(header + '\n{"kind":"visit","round":-1,"name":"a","times_ns":[1]}\n')
+    with pytest.raises(ValueError, match="line 2: "):
+        read_function_samples(file)
+    file.write_text('{"kind":"header"}\n')
+    assert read_function_samples(file) is None
+
+
+def test_too_few_functions_and_unknown_ones_are_refused(fitted, tmp_path):
+    _, log, _ = fitted
+    few = FunctionLog(log.fingerprint, log.visits[:3])
+    with pytest.raises(ValueError, match="expected times of at least"):
+        fit_functions(few, tmp_path / "a.json", tmp_path / "a", "", [], force=False)
+    other = FunctionLog(log.fingerprint, [Visit(round=0, name="nope", times_ns=[1])])
+    with pytest.raises(ValueError, match="holds 'nope', which is no function of this suite"):
+        fit_functions(other, tmp_path / "a.json", tmp_path / "a", "", [], force=False)
+
+
+@pytest.mark.slow  # times real functions for a quarter of a minute
+def test_the_job_times_functions_of_this_machine(tmp_path):
+    import time
+
+    path = tmp_path / "c.json"
+    with as_users_do():
+        outcome = run_functions(
+            started_s=time.perf_counter(), budget_s=20.0, path=path, command="", progress=Progress(), force=True
+        )
+    assert outcome.section.samples.workloads <= MOST_CELLS
+    log = read_function_samples(outcome.samples_path)
+    assert len(log.names()) == outcome.section.samples.workloads
+    assert rx.load_calibration(path).predict_function(jnp.tanh, real(1000)).time_ns > 0
