@@ -1,12 +1,18 @@
 """What a compiler that fuses would keep in memory: the traffic of the buffers, and how many bytes live at once."""
 
 import bisect
+import heapq
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ._kernels import Kernels, Work
 
+#: How a step may read its operand.
+SPREAD, EACH = "spread", "each"
+#: Steps that a kernel computes again after another one.
+_MOST_REPEATED = 512
 #: A kernel reads no more buffers than this: a longer chain is cut, which keeps the count linear.
 _MOST_READS = 64
 
@@ -21,10 +27,12 @@ class Step(NamedTuple):
         writes_memory: what it makes has to lie in memory.
         traffic_bytes: bytes that it moves; None where these are what it reads in the end and what it makes.
         part: what it reads of its first operand, as a share (numerator, denominator).
-        costly: not worth computing once for each reader.
+        costly: not worth computing once for each reader, or for each element of a broadcast.
         in_place: may take the memory of a buffer that it is the last to read.
         inner_bytes: memory that it needs while it runs.
         work: what it computes; None of what holds kernels of its own.
+        reuse: of each of its reads, whether it reads an element for every element of its result: `SPREAD`, the same
+            ones again and again, or `EACH`, others than another reader; empty, or left out, if it reads them once.
     """
 
     reads: tuple[int, ...]
@@ -37,6 +45,7 @@ class Step(NamedTuple):
     in_place: bool = False
     inner_bytes: int = 0
     work: Work | None = None
+    reuse: tuple[str, ...] = ()
 
 
 class _Kernel(NamedTuple):
@@ -74,22 +83,24 @@ def _kernels(
     steps: Sequence[Step], sizes: Sequence[int], inputs: set[int], outputs: set[int], grouped: Kernels
 ) -> tuple[list[_Kernel], int]:
     readers = [0] * len(sizes)
-    needed = bytearray(len(sizes))
+    needed, spread = bytearray(len(sizes)), bytearray(len(sizes))
     for step in steps:
         for buffer in set(step.reads):
             readers[buffer] += 1
         for buffer in step.needs:
             needed[buffer] = True
+        for buffer, how in zip(step.reads, step.reuse, strict=False):
+            spread[buffer] |= how == SPREAD
     for buffer in outputs:
         needed[buffer] = True
     unread = readers.copy()
     #: Of a value that is computed on the way: the buffers that it comes from, and the bytes read of each.
     origin: dict[int, tuple[Mapping[int, int], bool]] = {}
-    #: The step that computes it, until a kernel does.
-    waiting: dict[int, Step] = {}
+    makers: dict[int, tuple[int, Step]] = {}
+    claimed: set[int] = set()
     kernels: list[_Kernel] = []
     moved = 0
-    for step in steps:
+    for number, step in enumerate(steps):
         read: dict[int, int] = {}
         costly = step.costly
         for buffer in step.reads:
@@ -100,7 +111,7 @@ def _kernels(
                 if step.part is not None and buffer == step.reads[0]:
                     part = min(touched, touched * step.part[0] // step.part[1])
                 read[source] = min(read.get(source, 0) + part, sizes[source])
-        several = costly and any(readers[buffer] > 1 for buffer in step.writes)
+        several = costly and any(readers[buffer] > 1 or spread[buffer] for buffer in step.writes)
         kept = step.writes_memory or several or any(needed[buffer] for buffer in step.writes)
         if kept or len(read) > _MOST_READS:
             kernels.append(_Kernel(read, step.writes, step.in_place, step.inner_bytes))
@@ -108,11 +119,11 @@ def _kernels(
             own = sum(read.values()) + written if step.traffic_bytes is None else step.traffic_bytes
             moved += own
             if step.work is not None:
-                grouped.add(own, written, [step.work, *_computed_on_the_way(step, waiting)])
+                grouped.add(own, written, _executed(step, makers, claimed))
         else:
             for buffer in step.writes:
                 origin[buffer] = read, costly
-                waiting[buffer] = step
+                makers[buffer] = number, step
         for buffer in set(step.reads):
             unread[buffer] -= 1
             if not unread[buffer]:  # what nobody reads again is forgotten
@@ -120,16 +131,57 @@ def _kernels(
     return kernels, moved
 
 
-def _computed_on_the_way(step: Step, waiting: dict[int, Step]) -> list[Work]:
-    """Return what a kernel computes of its operands, each value by the first kernel that reads it."""
-    found, pending = [], list(step.reads)
-    while pending:
-        made = waiting.pop(pending.pop(), None)
-        if made is not None:
-            if made.work is not None:
-                found.append(made.work)
-            pending.extend(made.reads)
-    return found
+def _executed(last: Step, makers: Mapping[int, tuple[int, Step]], claimed: set[int]) -> list[Work]:
+    """Return what a kernel computes, its last step first, each value as often as the kernel computes it.
+
+    A value that lies in no memory is computed again by every kernel that reads it, for every element that a
+    broadcast repeats, and for every slice or gathered element that is taken of it.
+
+    Args:
+        last: the step whose result the kernel keeps.
+        makers: of values that are computed on the way, the number of the step, and the step.
+        claimed: numbers of steps that some kernel computes; few of those are looked at again, so that the count
+            stays linear.
+    """
+    assert last.work is not None
+    found, again = [last.work], 0
+    waiting: dict[int, tuple[Step, int]] = {}
+    numbers: list[int] = []
+    step, count = last, last.work.elements
+    while True:
+        assert step.work is not None
+        of_its_own = max(step.work.elements, 1)
+        hows = itertools.chain(step.reuse, itertools.repeat(""))
+        for buffer, how in zip(step.reads, hows, strict=False):
+            number, made = makers.get(buffer, (-1, step))
+            if number < 0 or made.work is None or (again >= _MOST_REPEATED and number in claimed):
+                continue
+            wanted = count if how else -(-made.work.elements * count // of_its_own)
+            if number not in waiting:
+                waiting[number] = made, wanted
+                heapq.heappush(numbers, -number)
+            else:
+                known = waiting[number][1]
+                waiting[number] = made, known + wanted if how == EACH else max(known, wanted)
+        if not numbers:
+            return found
+        number = -heapq.heappop(numbers)
+        step, count = waiting.pop(number)
+        again += number in claimed
+        claimed.add(number)
+        found.append(_repeated(step.work, count))
+
+
+def _repeated(work: Work | None, count: int) -> Work:
+    """Return the work of so many elements."""
+    assert work is not None
+    known = max(work.elements, 1)
+    return work._replace(
+        elements=count,
+        flops=-(-work.flops * count // known),
+        integer_ops=-(-work.integer_ops * count // known),
+        slices=None if work.slices is None else -(-work.slices * count // known),
+    )
 
 
 def _most_live(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from . import _operations_heavy, _operations_indexed  # noqa: F401  (they enter their rules)
-from ._buffers import Step, fused_memory
+from ._buffers import EACH, SPREAD, Step, fused_memory
 from ._equations import (
     CALLS,
     LOOPS,
@@ -22,7 +22,7 @@ from ._equations import (
 )
 from ._kernels import Work
 from ._loops import BranchSpread, Trips, UnknownLoop, readable_trips
-from ._operations import RULES, Operation, OperationCounts, Rule, elements, is_literal, nbytes
+from ._operations import COSTLY, RULES, Operation, OperationCounts, Rule, elements, is_literal, nbytes
 from ._operations_heavy import CALLBACKS
 from ._totals import Totals, add_row
 
@@ -33,7 +33,7 @@ _MOST_INLINED = 100_000
 _UNCOSTED = Rule("uncosted", lambda op: None)
 _TRANSPOSE = "transpose inner"
 #: Addresses that are multiples of this apart fall into few sets of a first cache.
-_PAGE_BYTES = 1024
+_PAGE_BYTES = 4096
 _REDUCTION = re.compile("reduce_(?!window|precision)|reduce$|arg(max|min)$")
 
 
@@ -210,7 +210,7 @@ class Walk:
             needs, traffic = buffers, moved
         else:
             needs, traffic = buffers[: rule.in_memory], None
-        costly = counts.transcendentals > 0 or name == "div"
+        costly = name in COSTLY
         for buffer, reordered in zip(reads, rule.reorders(operation) if rule.reorders else (), strict=False):
             if reordered and buffer not in flat.computed:
                 if buffer in flat.made:
@@ -225,8 +225,23 @@ class Walk:
         results = sum(map(elements, operation.outputs))
         slices = rule.slices(operation) if rule.slices else None
         name, width = _operation(equation), _itemsize(operation)
-        work = Work(rule.family, name, width, results, counts.flops, counts.integer_ops, slices)
-        return Step(buffers, writes, needs, rule.writes_memory, traffic, part, costly, rule.in_place, workspace, work)
+        largest = max(map(elements, operation.outputs), default=0)
+        spreads = any(elements(aval) < largest for aval in operation.inputs)
+        work = Work(rule.family, name, width, results, counts.flops, counts.integer_ops, slices, spreads)
+        reuse = [how for how, buffer in zip(_reuse(equation), reads, strict=True) if isinstance(buffer, int)]
+        return Step(
+            buffers,
+            writes,
+            needs,
+            rule.writes_memory,
+            traffic,
+            part,
+            costly,
+            rule.in_place,
+            workspace,
+            work,
+            tuple(reuse),
+        )
 
     def _counted(self, equation: Any) -> tuple[Rule, OperationCounts, Operation]:
         if id(equation) not in self._counts:
@@ -319,6 +334,27 @@ def _operation(equation: Any) -> str:
         stride_bytes = math.prod(shape[order[-1] + 1 :]) * equation.invars[0].aval.dtype.itemsize
         return _TRANSPOSE if stride_bytes % _PAGE_BYTES else f"{_TRANSPOSE} by pages"
     return name
+
+
+def _reuse(equation: Any) -> list[str]:
+    """Return how an equation reads each of its operands."""
+    if equation.primitive.name in ("slice", "dynamic_slice", "gather"):
+        return [EACH] + [""] * (len(equation.invars) - 1)
+    return [_repeats(equation, getattr(var.aval, "shape", ())) for var in equation.invars]
+
+
+def _repeats(equation: Any, shape: tuple[int, ...]) -> str:
+    """Return whether an operand is repeated along an axis before its last one; along the last axis a loop keeps it."""
+    rule = RULES.get(equation.primitive.name, _UNCOSTED)
+    if rule.in_memory != 0 or rule.writes_memory or not equation.outvars or math.prod(shape) <= 1:
+        return ""
+    result = equation.outvars[0].aval.shape
+    placed = equation.params.get("broadcast_dimensions", range(len(result)))
+    if len(placed) != len(shape) or equation.primitive.name in ("reshape", "transpose", "pad", "concatenate", "split"):
+        return ""
+    kept = [axis for axis, size in zip(placed, shape, strict=True) if size == result[axis] and size > 1]
+    repeated = [axis for axis, size in enumerate(result) if axis not in kept and size > 1]
+    return SPREAD if any(axis < max(kept, default=-1) for axis in repeated) else ""
 
 
 def _itemsize(operation: Operation) -> int:

@@ -3,6 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+#: What moves the last axis, and what is added to its name where a kernel also broadcasts: compilers then leave their
+#: loop over tiles.
+TRANSPOSE, UNTILED = "transpose inner", ", untiled"
+
 
 class KernelKind(NamedTuple):
     """What the kernels of one group have in common.
@@ -10,7 +14,7 @@ class KernelKind(NamedTuple):
     Attributes:
         family: of the operation whose result the kernel keeps in memory.
         operation: that operation, the name of its primitive; "reduce_sum inner" if it reduces the last axis,
-            "transpose inner" if it moves it, and "transpose inner by pages" if its stride is one of whole pages.
+            "transpose inner" if it moves it, and "transpose inner by pages" if its stride is a multiple of 4 KiB.
         itemsize: bytes of a number that it works on.
         log2_bytes: of what one kernel moves, rounded down; 0 of nothing.
     """
@@ -31,8 +35,9 @@ class KernelGroup(NamedTuple):
         written_bytes: those that they write.
         flops: floating-point operations, those of what is computed on the way included.
         integer_ops: operations on integers and booleans, likewise.
-        elements: of results, by operation. "gather slices", say, are the places that gathers read; there are such of
-            scatters too, and of convolutions the runs of channels.
+        elements: of results, by operation, those computed again included. A transpose is ", untiled" where the kernel
+            also broadcasts. "gather slices", say, are the places that gathers read; there are such of scatters too,
+            and of convolutions the runs of channels.
     """
 
     kind: KernelKind
@@ -54,6 +59,7 @@ class Work(NamedTuple):
     flops: int = 0
     integer_ops: int = 0
     slices: int | None = None
+    has_broadcast: bool = False
 
 
 class Kernels:
@@ -72,10 +78,12 @@ class Kernels:
             parts: what it computes; the last step, whose result it keeps, comes first.
         """
         last, *others = parts
+        untiled = any(part.has_broadcast for part in (last, *others))
         kind = KernelKind(last.family, last.operation, last.itemsize, max(moved_bytes.bit_length() - 1, 0))
         self._add(kind, (1, moved_bytes, min(written_bytes, moved_bytes), 0, 0), {})
         for part in (last, *others):
-            elements = {part.operation: part.elements}
+            is_tiled = not (untiled and part.operation.startswith(TRANSPOSE))
+            elements = {part.operation if is_tiled else f"{part.operation}{UNTILED}": part.elements}
             if part.slices is not None:
                 elements[f"{part.operation} slices"] = part.slices
             self._add(kind, (0, 0, 0, part.flops, part.integer_ops), elements)

@@ -146,6 +146,12 @@ def arithmetic(aval: Aval, times: int, real: tuple[int, int], in_complex: tuple[
     return OperationCounts(times * flops, times * transcendentals)
 
 
+#: What compilers keep in memory for several readers: the others are computed anew by each of them.
+COSTLY = names(
+    "exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt div rem pow erf erfc erf_inv atan2 tan asin acos atan sinh "
+    "cosh asinh acosh atanh lgamma digamma igamma igammac igamma_grad_a random_gamma_grad regularized_incomplete_beta "
+    "polygamma zeta bessel_i0e bessel_i1e"
+)
 #: Rules by the name of the primitive.
 RULES: dict[str, Rule] = {}
 #: Names that the walk itself knows: calls, control flow and what moves nothing.

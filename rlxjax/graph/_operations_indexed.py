@@ -136,8 +136,8 @@ add_rules(
 )
 add_rules(
     {
-        "gather": Rule("gather", _touched, in_memory=1, writes_memory=False, slices=_slices),
-        "dynamic_slice": Rule("gather", _touched, in_memory=1, writes_memory=False, slices=_one),
+        "gather": Rule("gather", _touched, in_memory=0, writes_memory=False, slices=_slices),
+        "dynamic_slice": Rule("gather", _touched, in_memory=0, writes_memory=False, slices=_one),
         "get": Rule("gather", _touched),
         "swap": Rule("scatter", _swapped, in_place=True),
         "addupdate": Rule("scatter", _accumulated, in_place=True),

@@ -21,8 +21,13 @@ OPERATIONS_OF_A_BYTE = 4.0
 READ_SHARE = 0.2
 #: A place that a gather or a scatter finds costs as much as so many elements that it reads.
 ELEMENTS_OF_A_SLICE = 6.0
-#: An element that a transpose reads at a stride of few sets of a cache, of one at another stride.
-STRIDED_WEIGHT = 3.0
+#: What an element of a transpose takes, of one that is read without tiles, at a stride of many sets of a cache.
+TRANSPOSE_WEIGHTS: Mapping[str, float] = {
+    "transpose inner": 0.5,
+    "transpose inner by pages": 0.5,
+    "transpose inner, untiled": 1.0,
+    "transpose inner by pages, untiled": 5.0,
+}
 #: An operation of a reduction along the last axis, of an elementwise one; an element of argmax, of a cumulative sum.
 REDUCED_WEIGHT, RANKED_WEIGHT = 2.0, 1.5
 #: FLOP that stand for a run of channels that a convolution reads, and for an element of a factorisation.
@@ -94,7 +99,7 @@ def _counts(group: KernelGroup) -> dict[str, float]:
     wide, width = kind.itemsize >= 2 * WORD_BYTES, max(kind.itemsize, WORD_BYTES) / WORD_BYTES
     flop = group.flops * width
     cheap = (group.flops + group.integer_ops) * width * (NARROW_OPERATIONS if 2 * kind.itemsize == WORD_BYTES else 1.0)
-    strided, plain = (elements.get(f"transpose inner{how}", 0) for how in (" by pages", ""))
+    transposed = sum(weight * elements.get(name, 0) for name, weight in TRANSPOSE_WEIGHTS.items())
     slices = elements.get(f"{kind.operation} slices", 0)
     found = {
         "launches": float(group.launches),
@@ -102,7 +107,7 @@ def _counts(group: KernelGroup) -> dict[str, float]:
         "uncached_bytes": group.bytes * _beyond(group.bytes / group.launches, UNCACHED_BYTES),
         "special_ops": sum(n * SPECIAL_WEIGHTS[name][wide] for name, n in elements.items() if name in SPECIAL_WEIGHTS),
         "indexed_elements": elements.get("gather", 0) + ELEMENTS_OF_A_SLICE * elements.get("gather slices", 0),
-        "transposed_elements": plain + STRIDED_WEIGHT * strided,
+        "transposed_elements": transposed,
     }
     match kind.family:
         case "matmul":
