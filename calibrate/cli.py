@@ -26,6 +26,8 @@ _TYPER: Any = {
 }
 app = typer.Typer(**_TYPER)
 
+#: Exit status of an advice that decides nothing.
+UNSURE_STATUS = 1
 #: Seconds of the calibrate job for each model, and the least for both.
 MODEL_BUDGET_S, LEAST_BUDGET_S = 60.0, 30.0
 #: Largest size of a workload: what arrays of JAX are indexed by.
@@ -257,6 +259,53 @@ def explain(
     from .explanation import print_explanation
 
     print_explanation(explanation, _console())
+
+
+@app.command()
+@one_line_errors
+def advise(
+    stages: Annotated[
+        list[str], typer.Argument(help="Functions as module:function, in order; of one, its parts are compared.")
+    ],
+    arg: Annotated[
+        list[str] | None, typer.Option(help="An argument of the first, as f32[1024,256]; may be given again.")
+    ] = None,
+    args: Annotated[
+        str | None, typer.Option(help="All arguments, as module:name of a tuple or of a function that returns it.")
+    ] = None,
+    calibration: Annotated[FilePath | None, typer.Option(help="The calibration; by default this machine's.")] = None,
+    min_gain: Annotated[float, typer.Option(help="Nanoseconds that one program has to save in a call.", min=0)] = 0.0,
+    trips: Annotated[
+        list[int] | None, typer.Option(help="How often a loop turns whose length depends on data; in order.", min=0)
+    ] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Also compile and time both forms.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether jitted functions should be one program on this machine, and why.
+
+    The modules that are named are imported, from the current folder too.
+    Exit status 0: fuse or keep; 1: undecided, or it cannot be modelled; 2: bad input.
+    """
+    _set_up_jax(None)
+    import jax
+
+    from rlxjax import advise as ask
+
+    from .named import arguments_of, named
+
+    with jax.enable_x64(False):  # as users call them
+        functions = [named(stage, "stages") for stage in stages]
+        given = arguments_of(arg or [], args)
+        advice = ask(
+            functions if len(functions) > 1 else functions[0],
+            *given,
+            calibration=calibration,
+            min_gain_ns=min_gain,
+            trip_counts=trips,
+            measure=measure,
+        )
+    typer.echo(json.dumps(advice.as_dict()) if as_json else str(advice))
+    raise typer.Exit(0 if advice.verdict in ("fuse", "keep") else UNSURE_STATUS)
 
 
 @app.command()

@@ -37,6 +37,7 @@ _NAMES = {
         "CalibratedModel Calibration CalibrationFileError Crossover Explanation Flip MachineMismatchWarning "
         "FunctionPrediction StrategyExplanation load_calibration save_calibration"
     ),
+    "advice": ("Advice Measured StageCost advise"),
     "welch": (
         "CoefficientSet Path SoftWelchPeaksCosts Strategy StrategyCoefficients WelchPeakParams WelchPeaksCostEstimates "
         "WelchPeaksEvaluation WelchPeaksGateBreakdown algorithm_bandwidth_gbps block_graph_ns coefficient_set "

@@ -1,5 +1,6 @@
 """The public names with their types; `__init__.py` imports each when it is first used."""
 
+from . import advice as advice
 from . import calibration as calibration
 from . import device as device
 from . import fit as fit
@@ -14,6 +15,10 @@ from ._numerics import soft_relu as soft_relu
 from ._numerics import soft_step as soft_step
 from ._numerics import straight_through as straight_through
 from ._numerics import temperature_from_sd as temperature_from_sd
+from .advice import Advice as Advice
+from .advice import Measured as Measured
+from .advice import StageCost as StageCost
+from .advice import advise as advise
 from .calibration import CalibratedModel as CalibratedModel
 from .calibration import Calibration as Calibration
 from .calibration import CalibrationFileError as CalibrationFileError

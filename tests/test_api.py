@@ -14,6 +14,7 @@ import pytest
 import rlxjax as rx
 
 PUBLIC_NAMES = [
+    "Advice",
     "BACKEND_ROWS",
     "BackendCoefficients",
     "BranchSpread",
@@ -51,6 +52,7 @@ PUBLIC_NAMES = [
     "LearnedFft",
     "LearnedFftFileError",
     "MachineMismatchWarning",
+    "Measured",
     "Node",
     "OperationCounts",
     "Path",
@@ -59,6 +61,7 @@ PUBLIC_NAMES = [
     "REWRITES",
     "Runs",
     "SoftWelchPeaksCosts",
+    "StageCost",
     "StageGraph",
     "StagePlan",
     "Strategy",
@@ -74,6 +77,7 @@ PUBLIC_NAMES = [
     "WelchPeaksCostEstimates",
     "WelchPeaksEvaluation",
     "WelchPeaksGateBreakdown",
+    "advise",
     "algorithm_bandwidth_gbps",
     "backend_coefficients",
     "block_graph_ns",

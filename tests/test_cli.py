@@ -18,7 +18,7 @@ from rlxjax import load_calibration
 from rlxjax.calibration import CalibrationFile, write_json_file
 
 SAMPLES = Path(__file__).parent.parent / "docs/evidence/campaign-3-cpu.samples.jsonl.gz"
-COMMANDS = ("calibrate", "refit", "validate", "predict", "explain", "bench")
+COMMANDS = ("calibrate", "refit", "validate", "predict", "explain", "advise", "bench")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ FLOORS = (
     ("fusion", "fit"),
     ("models",),
     ("calibration",),
-    ("welch",),
+    ("advice", "welch"),
     ("learned",),
     ("__init__", "__main__"),
 )

@@ -14,6 +14,7 @@ CALLS = public_calls()
 
 #: Public functions that compute no numbers with JAX.
 EXEMPT = {
+    "advise": "exact integers and predictions on the host",
     "fusion_target": "names in, a name out",
     "is_fused_viable": "names in, a truth value out",
     "is_gpu_device": "names in, a truth value out",

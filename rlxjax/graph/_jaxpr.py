@@ -22,7 +22,7 @@ from ._equations import (
 )
 from ._kernels import Work
 from ._loops import BranchSpread, Trips, UnknownLoop, readable_trips
-from ._operations import COSTLY, RULES, Operation, OperationCounts, Rule, elements, is_literal, nbytes
+from ._operations import COSTLY, RULES, Operation, OperationCounts, Rule, elements, is_literal, nbytes, number_kind
 from ._operations_heavy import CALLBACKS
 from ._totals import Totals, add_row
 
@@ -327,6 +327,8 @@ def _operation(equation: Any) -> str:
     name = equation.primitive.name
     if _REDUCTION.match(name) and not is_outer_reduction(equation):
         return f"{name} inner"
+    if name in ("div", "rem") and number_kind(equation.invars[0].aval.dtype) == "integer":
+        return f"{name} integer"
     if name == "transpose":
         shape, order = equation.invars[0].aval.shape, equation.params["permutation"]
         if order[-1] == len(order) - 1:

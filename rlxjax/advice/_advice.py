@@ -1,0 +1,158 @@
+"""What `advise` answers: a verdict, the reason, the figures behind it, and the change as code."""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+
+class StageCost(NamedTuple):
+    """One stage, jitted by itself.
+
+    Attributes:
+        name: of its function.
+        time_ns: predicted.
+        limit: the largest part of that time: "call", "elementwise", "matmul", ...
+        peak_bytes: that live at once while it runs.
+    """
+
+    name: str
+    time_ns: float
+    limit: str
+    peak_bytes: int
+
+
+class Measured(NamedTuple):
+    """What both forms took when they were timed.
+
+    Attributes:
+        apart_ns: the stages one after another: the lower quartile over the rounds.
+        together_ns: the one program.
+        compile_s: seconds that compiling the one program took.
+        rounds: of either form, interleaved.
+    """
+
+    apart_ns: float
+    together_ns: float
+    compile_s: float
+    rounds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """Whether stages should be one program; figures are per call of all of them.
+
+    Attributes:
+        verdict: "fuse", "keep", "undecided" or "cannot model".
+        reason_code: stable, for programs: `saves_launches`, `saves_traffic`; `recompute`, `loses_tiling`, `slower`,
+            `no_gain`, `peak_memory`, `already_one_program`; `too_close`; `uncosted`, `unknown_loop`, `not_calibrated`.
+        reason: the same in a sentence.
+        probability: that one program saves more than `min_gain_ns`; None where nothing can be said.
+        apart_ns: predicted time of the stages, jitted one by one; None likewise.
+        apart_interval_ns: that holds it with 90 %.
+        together_ns: predicted time of the one program.
+        together_interval_ns: that holds it with 90 %.
+        min_gain_ns: what has to be saved.
+        stages: cost of each stage.
+        saved_calls: programs that are called less.
+        saved_launches: kernels that one program has less.
+        saved_sync_points: waits for the host that it has less.
+        saved_readback_bytes: bytes of results that it has less.
+        saved_traffic_bytes: bytes that it moves less.
+        recomputed_flops: floating-point operations that it does more.
+        apart_peak_bytes: that live at once while the stages run, all arguments held.
+        together_peak_bytes: that live at once while the one program runs.
+        flip: what would have to change for the other verdict, in a sentence.
+        code: the change, as Python; empty unless the verdict is "fuse".
+        extrapolated: whether some count lies outside what was measured.
+        measured: what both took, if they were timed.
+    """
+
+    verdict: str
+    reason_code: str
+    reason: str
+    probability: float | None = None
+    apart_ns: float | None = None
+    apart_interval_ns: tuple[float, float] | None = None
+    together_ns: float | None = None
+    together_interval_ns: tuple[float, float] | None = None
+    min_gain_ns: float = 0.0
+    stages: tuple[StageCost, ...] = ()
+    saved_calls: int = 0
+    saved_launches: int = 0
+    saved_sync_points: int = 0
+    saved_readback_bytes: int = 0
+    saved_traffic_bytes: int = 0
+    recomputed_flops: int = 0
+    apart_peak_bytes: int = 0
+    together_peak_bytes: int = 0
+    flip: str = ""
+    code: str = ""
+    extrapolated: bool = False
+    measured: Measured | None = None
+
+    @property
+    def gain_ns(self) -> float | None:
+        """What one program saves in a call: as measured, else as predicted; negative if it costs."""
+        if self.measured is not None:
+            return self.measured.apart_ns - self.measured.together_ns
+        if self.apart_ns is None or self.together_ns is None:
+            return None
+        return self.apart_ns - self.together_ns
+
+    @property
+    def calls_to_pay_back(self) -> int | None:
+        """The calls after which compiling the one program has paid; None if it was not timed, or never pays."""
+        gain_ns = self.gain_ns
+        if self.measured is None or gain_ns is None or gain_ns <= 0:
+            return None
+        return math.ceil(self.measured.compile_s * 1e9 / gain_ns)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain numbers, strings and lists, for JSON."""
+        found = dataclasses.asdict(self)
+        found["stages"] = [stage._asdict() for stage in self.stages]
+        found["measured"] = None if self.measured is None else self.measured._asdict()
+        return found | {"gain_ns": self.gain_ns, "calls_to_pay_back": self.calls_to_pay_back}
+
+    def __str__(self) -> str:
+        lines = [f"{self.verdict}: {self.reason} ({self.reason_code})"]
+        if self.apart_ns is None or self.together_ns is None or self.probability is None:
+            return lines[0]
+        for name, time_ns, interval in (
+            ("apart", self.apart_ns, self.apart_interval_ns),
+            ("together", self.together_ns, self.together_interval_ns),
+        ):
+            low, high = interval or (math.nan, math.nan)
+            lines.append(f"{name:10}{_us(time_ns):>12} us  (90 %: {_us(low)} to {_us(high)})")
+        lines.append(f"saves more than {_us(self.min_gain_ns)} us with {100 * self.probability:.0f} %")
+        if self.extrapolated:
+            lines.append("outside what was measured: an extrapolation")
+        if self.measured is not None:
+            lines.append(
+                f"measured: apart {_us(self.measured.apart_ns)} us, together {_us(self.measured.together_ns)} us "
+                f"({self.measured.apart_ns / self.measured.together_ns:.2f} times)"
+            )
+            pays = self.calls_to_pay_back
+            after = "never pays" if pays is None else f"pays after {pays:,} calls"
+            lines.append(f"compiling takes {self.measured.compile_s:.2f} s and {after}")
+        lines += [f"  {stage.name}: {_us(stage.time_ns)} us, limited by {stage.limit}" for stage in self.stages]
+        lines.append(
+            f"saves {self.saved_calls} calls, {self.saved_launches} launches, {self.saved_sync_points} sync points, "
+            f"{_bytes(self.saved_readback_bytes)} of readback, {_bytes(self.saved_traffic_bytes)} of traffic; "
+            f"computes {self.recomputed_flops:,} FLOP again"
+        )
+        lines.append(f"peak memory: {_bytes(self.apart_peak_bytes)} apart, {_bytes(self.together_peak_bytes)} together")
+        lines += [text for text in (self.flip, self.code) if text]
+        return "\n".join(lines)
+
+
+def _us(time_ns: float) -> str:
+    return f"{time_ns / 1e3:,.1f}"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000 or unit == "GB":
+            return f"{count:.4g} {unit}"
+        count /= 1000
+    raise AssertionError

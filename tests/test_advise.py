@@ -1,0 +1,216 @@
+"""Whether stages should be one program: laws of the answer, its reasons, and the command."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import Primitive
+from typer.testing import CliRunner
+
+import rlxjax as rx
+from calibrate.cli import app
+from calibrate.named import arguments_of, named, shape_of
+from rlxjax.calibration import CalibratedModel, Calibration, predict_profile
+from rlxjax.fit import Timings, fit_posterior
+from rlxjax.models import FFT, FUNCTIONS, function_runs
+
+STAGES = """
+import jax.numpy as jnp
+
+def square(x):
+    return x * x
+
+def total(y):
+    return jnp.sum(y, axis=-1)
+
+SHAPES = (jnp.zeros((64, 64)),)
+"""
+
+
+def real(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def square(x):
+    return x * x
+
+
+def total(y):
+    return jnp.sum(y, axis=-1)
+
+
+def sines(x):
+    return jnp.sin(x)
+
+
+def look_up(table, index):
+    return table.at[index].get(mode="clip")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """A calibration of a made-up machine that is exactly as the model says."""
+    shapes = [real(2**power, 2**power) for power in range(3, 12)]
+    functions = (jnp.tanh, jnp.sin, jnp.sum, square, lambda x: x @ x, lambda x: x.T + 1, lambda x: jnp.sort(x))
+    runs = function_runs([rx.profile_function(fn, shape) for shape in shapes for fn in functions])
+    times_ns = np.asarray(rx.predicted_ns(FUNCTIONS.prior.median, runs, {}))
+    fit = fit_posterior(Timings.checked(FUNCTIONS, variant="jitted", time_ns=times_ns, **runs.inputs))
+    path = tmp_path_factory.mktemp("advise") / "c.json"
+    rx.save_calibration(path, fit)
+    return path
+
+
+@pytest.fixture(scope="module")
+def here(file):
+    return rx.load_calibration(file)
+
+
+def test_one_program_saves_what_the_stages_hand_on(here):
+    found = rx.advise([square, total], real(2048, 2048), calibration=here)
+    assert (found.verdict, found.reason_code) == ("fuse", "saves_traffic")
+    assert found.saved_calls == found.saved_launches == 1
+    assert found.saved_readback_bytes == 4 * 2048 * 2048
+    assert found.saved_traffic_bytes == 2 * 4 * 2048 * 2048
+    assert found.recomputed_flops == found.saved_sync_points == 0
+    assert found.together_peak_bytes < found.apart_peak_bytes
+    assert found.gain_ns == found.apart_ns - found.together_ns > 0
+    assert found.apart_interval_ns[0] < found.apart_ns < found.apart_interval_ns[1]
+    parts = [predict_profile(here, rx.profile_function(fn, real(2048, 2048))).time_ns for fn in (square, total)]
+    np.testing.assert_allclose([stage.time_ns for stage in found.stages], parts, rtol=1e-12)
+    np.testing.assert_allclose(found.apart_ns, sum(parts), rtol=1e-6)
+    assert rx.advise([square, total], real(8, 8), calibration=here).reason_code == "saves_launches"
+
+
+def test_the_code_is_the_change_and_runs(here):
+    found = rx.advise([square, sines], real(64, 64), calibration=here)
+    assert (
+        found.code == "fused = jax.jit(lambda x: sines(square(x)), donate_argnums=(0,))  # if nobody uses x afterwards"
+    )
+    scope = {"jax": jax, "square": square, "sines": sines}
+    exec(found.code, scope)  # noqa: S102
+    np.testing.assert_allclose(scope["fused"](jnp.full((64, 64), 2.0)), np.sin(4.0), rtol=1e-6)
+    assert "donate" not in rx.advise([square, total], real(64, 64), calibration=here).code
+
+
+def test_what_is_computed_again_keeps_stages_apart(here):
+    index = jax.ShapeDtypeStruct((2**18,), jnp.int32)
+    both = rx.advise([lambda x, i: (sines(x), i), look_up], real(64), index, calibration=here)
+    assert (both.verdict, both.reason_code, both.code) == ("keep", "recompute", "")
+    assert both.together_ns > both.apart_ns
+    assert both.probability < 0.1
+
+
+def test_a_gain_that_is_too_small_turns_the_verdict(here):
+    gain_ns = rx.advise([square, total], real(2048, 2048), calibration=here).gain_ns
+    found = [
+        rx.advise([square, total], real(2048, 2048), calibration=here, min_gain_ns=share * gain_ns)
+        for share in (0.5, 1.0, 2.0)
+    ]
+    assert [own.verdict for own in found] == ["fuse", "undecided", "keep"]
+    assert [own.reason_code for own in found[1:]] == ["too_close", "no_gain"]
+    np.testing.assert_allclose(found[1].probability, 0.5, atol=1e-6)
+
+
+def test_a_program_that_does_not_fit_is_not_advised(here):
+    found = rx.advise([square, total], real(2048, 2048), calibration=here, memory_bytes=1000)
+    assert (found.verdict, found.reason_code) == ("keep", "peak_memory")
+
+
+def test_a_jitted_function_is_one_program_and_a_plain_one_is_its_parts(here):
+    def step(x):
+        return jax.jit(total)(jax.jit(square)(x) + 1.0)
+
+    assert rx.advise(jax.jit(step), real(64, 64), calibration=here).reason_code == "already_one_program"
+    assert rx.advise(jnp.tanh, real(64, 64), calibration=here).reason_code == "already_one_program"
+    found = rx.advise(step, real(64, 64), calibration=here)
+    assert [stage.name for stage in found.stages] == ["square", "add", "total"]
+    assert found.verdict == "fuse"
+
+
+def test_what_cannot_be_modelled_says_why(here):
+    def loop(x):
+        return jax.lax.while_loop(lambda y: y.sum() < 100, lambda y: y * 2, x)
+
+    found = rx.advise([loop, total], real(8, 8), calibration=here)
+    assert (found.verdict, found.reason_code) == ("cannot model", "unknown_loop")
+    assert "test_advise.py:" in found.reason
+    assert found.apart_ns is found.probability is None
+    for trips in ([5], {found.reason.split(" at ")[1].split(" turns")[0]: 5}):
+        assert rx.advise([loop, total], real(8, 8), calibration=here, trip_counts=trips).apart_ns > 0
+    odd = Primitive("odd")
+    odd.def_abstract_eval(lambda x: x)
+    found = rx.advise([odd.bind, total], real(8, 8), calibration=here)
+    assert (found.verdict, found.reason_code) == ("cannot model", "uncosted")
+    other = Calibration({"fft": CalibratedModel(rx.prior_posterior(FFT), {}, {}, {})}, None, {})
+    assert rx.advise([square, total], real(8), calibration=other).reason_code == "not_calibrated"
+
+
+def test_bad_input_is_one_sentence(here):
+    for match, call in {
+        "stages: expected a function": lambda: rx.advise([], calibration=here),
+        "min_gain_ns: expected a number of at least 0, got -1": lambda: rx.advise(
+            square, real(8), calibration=here, min_gain_ns=-1
+        ),
+        r"stages: expected total \(number 2\) to take what square gives, but it raised": lambda: rx.advise(
+            [square, total], real(), calibration=here
+        ),
+        "expected square .number 1. to take these arguments": lambda: rx.advise([square, total], calibration=here),
+        "trip_counts": lambda: rx.advise([square, total], real(8, 8), calibration=here, trip_counts=[-1]),
+    }.items():
+        with pytest.raises(ValueError, match=match):
+            call()
+    with pytest.raises(rx.CalibrationFileError, match="no such file"):
+        rx.advise([square, total], real(8, 8), calibration="missing.json")
+
+
+def test_measuring_times_both_forms(here):
+    found = rx.advise([square, total], real(64, 64), calibration=here, measure=True)
+    assert found.measured.apart_ns > 0
+    assert found.measured.together_ns > 0
+    assert found.measured.rounds >= 10
+    assert found.gain_ns == found.measured.apart_ns - found.measured.together_ns
+    assert (found.calls_to_pay_back is None) == (found.gain_ns <= 0)
+    assert "measured: apart" in str(found)
+    assert json.loads(json.dumps(found.as_dict()))["measured"]["rounds"] == found.measured.rounds
+
+
+def test_the_command_answers_in_text_and_in_json(file, tmp_path, monkeypatch):
+    (tmp_path / "own_stages.py").write_text(STAGES)
+    monkeypatch.chdir(tmp_path)
+    named_args = ["advise", "own_stages:square", "own_stages:total", "--calibration", str(file)]
+    result = CliRunner().invoke(app, [*named_args, "--arg", "f32[2048,2048]"])
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("fuse: one program saves")
+    result = CliRunner().invoke(app, [*named_args, "--args", "own_stages:SHAPES", "--json"])
+    assert json.loads(result.output)["verdict"] == "fuse"
+    gain_ns = json.loads(result.output)["gain_ns"]
+    unsure = CliRunner().invoke(app, [*named_args, "--args", "own_stages:SHAPES", "--min-gain", str(gain_ns)])
+    assert unsure.exit_code == 1
+    assert unsure.output.startswith("undecided")
+
+
+def test_the_command_imports_what_is_named_and_refuses_the_rest_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "broken_stages.py").write_text("raise RuntimeError('not today')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    for match, call in {
+        "stages: expected module:name, got 'square'": lambda: named("square", "stages"),
+        "stages: broken_stages does not import .RuntimeError: not today": lambda: named("broken_stages:f", "stages"),
+        "stages: nowhere does not import": lambda: named("nowhere:f", "stages"),
+        "--args: math has no 'nope'": lambda: arguments_of([], "math:nope"),
+        "--args: expected a tuple from math:pi, got float": lambda: arguments_of([], "math:pi"),
+        "--args: expected either --arg or --args": lambda: arguments_of(["f32[8]"], "math:pi"),
+        "--arg: expected a dtype and a shape": lambda: shape_of("float32[8]"),
+    }.items():
+        with pytest.raises(ValueError, match=match):
+            call()
+    assert shape_of("f32[8, 16]") == real(8, 16)
+    assert shape_of("key[]").dtype == jax.random.key(0).dtype
+    command = [sys.executable, "-m", "rlxjax", "advise", "nowhere:f", "--arg", "f32[8]"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
