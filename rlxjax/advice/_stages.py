@@ -1,11 +1,11 @@
 """Stages of a program: composed, taken apart, and written as code."""
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax.extend import core
 
 
 class Stage(NamedTuple):
@@ -58,26 +58,15 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
 
 def parts_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Stage]:
     """Return the programs that a function runs where it is not jitted: its jitted calls, and each other operation."""
+    whole = jax.make_jaxpr(fn)(*args).jaxpr
     parts = []
-    for equation in jax.make_jaxpr(fn)(*args).jaxpr.eqns:
+    for equation in whole.eqns:
         name = str(equation.params.get("name", equation.primitive.name))
-        shapes = tuple(
-            jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in equation.invars if not _is_literal(var)
-        )
-        parts.append(Stage(name, functools.partial(_run, equation), shapes))
+        inputs = list(dict.fromkeys(var for var in equation.invars if not hasattr(var, "val")))  # literals have one
+        alone = whole.replace(constvars=[], invars=inputs, outvars=equation.outvars, eqns=[equation])
+        shapes = tuple(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in inputs)
+        parts.append(Stage(name, core.jaxpr_as_fun(core.ClosedJaxpr(alone, ())), shapes))
     return parts
-
-
-def _run(equation: Any, *arrays: Any) -> Any:
-    """Run one equation of a jaxpr on arrays, and on the literals that it holds."""
-    given = iter(arrays)
-    operands = [var.val if _is_literal(var) else next(given) for var in equation.invars]
-    functions, parameters = equation.primitive.get_bind_params(equation.params)
-    return equation.primitive.bind(*functions, *operands, **parameters)
-
-
-def _is_literal(var: Any) -> bool:
-    return hasattr(var, "val")
 
 
 def name_of(fn: Callable[..., Any], number: int) -> str:
