@@ -75,8 +75,8 @@ def test_a_function_costs_one_launch_its_bytes_and_its_results():
     row = rx.backend_coefficients("cpu")
     costs = rx.rank_devices(jnp.tanh, ["cpu"], args=(x,)).costs
     result_bytes = 4 << 16
-    least = rx.GraphIoProfile(1, 0, result_bytes, 2 * result_bytes)
-    assert costs[rx.Device.CPU] >= float(rx.io_cost_ns(least, row))
+    io = rx.GraphIoProfile(1, 0, result_bytes, 2 * result_bytes)
+    np.testing.assert_allclose(costs[rx.Device.CPU], float(rx.io_cost_ns(io, row)), rtol=1e-12)
     wide = rx.rank_devices(jnp.tanh, ["cpu"], args=(jax.ShapeDtypeStruct((1 << 17,), jnp.float32),)).costs
     assert wide[rx.Device.CPU] > costs[rx.Device.CPU]
 
@@ -88,6 +88,21 @@ def test_a_matrix_product_costs_its_operations():
     flop = 2 * 512**3
     difference = slowed.costs[rx.Device.CPU] - fast.costs[rx.Device.CPU]
     np.testing.assert_allclose(difference, flop / 2.0 - flop / 201.0, rtol=1e-3)
+
+
+def test_a_loop_counts_as_often_as_it_turns():
+    def chained(x):
+        return jax.lax.fori_loop(0, 50, lambda _, y: jnp.tanh(y @ y), x)
+
+    x = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    once, often = (
+        rx.rank_devices(fn, ["cpu"], args=(x,)).costs[rx.Device.CPU] for fn in (lambda x: jnp.tanh(x @ x), chained)
+    )
+    assert often > 40 * once - 39 * float(
+        rx.io_cost_ns(rx.GraphIoProfile(0, 0, 4 << 16, 0), rx.backend_coefficients("cpu"))
+    )
+    with pytest.raises(ValueError, match="how often the loop at test_ranking.py:.* turns depends on data"):
+        rx.rank_devices(lambda x: jax.lax.while_loop(lambda y: y[0, 0] < 9, lambda y: y + 1, x), args=(x,))
 
 
 def test_bad_input_is_refused_in_one_sentence():

@@ -1,11 +1,13 @@
 """Which device is cheapest for a piece of work, and how far the answer can be trusted."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from rlxjax.graph import profile_function
 from rlxjax.graph._graph import Graph
 from rlxjax.graph._profile import GraphIoProfile
 
@@ -48,9 +50,9 @@ def rank_devices(
     answer says so (SPEC, section 3).
 
     Args:
-        work: a graph (`device_cost_ns`), a profile (`io_cost_ns`), or a JAX function, which is compiled for
-            JAX's default device: one launch, the bytes that XLA says it accesses, its FLOPs at the rate of
-            matrix products, its results read back.
+        work: a graph (`device_cost_ns`), a profile (`io_cost_ns`), or a JAX function, of which the profile counts
+            (`profile_function`): its fused launches and bytes, its FLOP at the rate of matrix products, its results
+            read back.
         devices: the devices to rank; all unless given.
         args: what the function takes; arrays or `jax.ShapeDtypeStruct`.
         coefficients: the built-in set, "arch" or "portable".
@@ -62,7 +64,8 @@ def rank_devices(
         `pick_weights` of the costs.
 
     Raises:
-        ValueError: an unknown device or set, no device, a row of arrays, or arguments without a function.
+        ValueError: an unknown device or set, no device, a row of arrays, arguments without a function, or a function
+            that does not trace or has a loop of unknown length.
 
     Examples:
         >>> g = Graph()
@@ -121,14 +124,15 @@ def _work_of(work: Graph | GraphIoProfile | Callable[..., Any], args: tuple[Any,
         return graph_work(work) if isinstance(work, Graph) else _profile_work(work)
     if not callable(work):
         raise ValueError(f"work: expected a Graph, a GraphIoProfile or a function, got {work!r}")
-    compiled = jax.jit(work).lower(*args).compile()
-    figures = compiled.cost_analysis() or {}
-    if "bytes accessed" not in figures:
-        raise ValueError("work: XLA gives no bytes accessed for this function on this device")
-    results = jax.tree.leaves(jax.eval_shape(work, *args))
-    host_bytes = sum(result.size * result.dtype.itemsize for result in results)
-    io = GraphIoProfile(1, 0, host_bytes, int(figures["bytes accessed"]))
-    return _profile_work(io, sgemm_flop=int(figures.get("flops", 0.0)))
+    profile = profile_function(work, *args)
+    if profile.unknown_loops:
+        raise ValueError(
+            f"work: how often the loop at {profile.unknown_loops[0].line} turns depends on data; rank "
+            "profile_function(..., trip_counts=...).io instead"
+        )
+    launches = sum(group.launches for group in profile.kernels)
+    io = dataclasses.replace(profile.io, kernel_launches=launches, device_traffic_bytes=profile.fused_traffic_bytes)
+    return _profile_work(io, sgemm_flop=profile.flops)
 
 
 def _profile_work(io: GraphIoProfile, sgemm_flop: int = 0) -> GraphWork:

@@ -1,0 +1,90 @@
+"""What `compare_functions` says of pairs of stages, beside what they took.
+
+    python -m benchmarks.advice_truth CALIBRATION PAIRS [--half tune|judge] [--json FILE]
+
+PAIRS is a file of `benchmarks.stage_pairs`, measured on the machine of the calibration. Pairs whose noise is more
+than 15 % are left out: they take one of two times. A pair is decided from a probability of 90 % on. The regret is how
+much longer the choice takes than the better one, in the mean.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import rlxjax as rx
+from benchmarks.stage_pairs import PAIRS
+from rlxjax.calibration import compare_functions
+from rlxjax.fit import SURE
+
+MOST_NOISE = 1.15
+
+
+def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half: str | None) -> list[dict]:
+    """Return what is said of each pair beside what it took."""
+    rows = []
+    for pair in PAIRS:
+        if half not in (None, pair.half) or pair.name not in truth or truth[pair.name]["noise"] > MOST_NOISE:
+            continue
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            together = rx.profile_function(pair.chain(pair.stages), *pair.flat_args())
+            apart = [
+                rx.profile_function(stage, *args) for stage, args in zip(pair.stages, pair.stage_args(), strict=True)
+            ]
+        said = compare_functions(calibration, together, apart)
+        rows.append(
+            {
+                "name": pair.name,
+                "half": pair.half,
+                "apart_ns": truth[pair.name]["apart_ns"],
+                "together_ns": truth[pair.name]["together_ns"],
+                "predicted_apart_ns": float(said.kept_ns),
+                "predicted_together_ns": float(said.fused_ns),
+                "probability": float(said.probability),
+            }
+        )
+    return rows
+
+
+def summary(rows: list[dict]) -> dict[str, float]:
+    """Return how good the decisions are."""
+    times = np.array([[row["apart_ns"], row["together_ns"]] for row in rows])
+    probability = np.array([row["probability"] for row in rows])
+    pays = times[:, 1] < times[:, 0]
+    decided = np.abs(probability - 0.5) >= SURE - 0.5
+    chosen = np.where(probability > 0.5, times[:, 1], times[:, 0])
+    best = times.min(1)
+    return {
+        "pairs": len(rows),
+        "lose_by_5_percent": int(np.sum(times[:, 1] > 1.05 * times[:, 0])),
+        "decided": float(decided.mean()),
+        "right_of_decided": float(((probability > 0.5) == pays)[decided].mean()),
+        "brier": float(np.mean((probability - pays) ** 2)),
+        "regret": float(np.mean(chosen / best - 1)),
+        "regret_of_always_fusing": float(np.mean(times[:, 1] / best - 1)),
+        "regret_of_never_fusing": float(np.mean(times[:, 0] / best - 1)),
+    }
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("calibration", type=Path)
+    parser.add_argument("pairs", type=Path)
+    parser.add_argument("--half", choices=("tune", "judge"))
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = judged(rx.load_calibration(options.calibration), json.loads(options.pairs.read_text("utf-8")), options.half)
+    for row in sorted(rows, key=lambda row: row["apart_ns"] / row["together_ns"]):
+        true, predicted = (row[f"{form}apart_ns"] / row[f"{form}together_ns"] for form in ("", "predicted_"))
+        print(f"{row['name']:50} gains {true:5.2f} times, predicted {predicted:5.2f}, P {row['probability']:.2f}")
+    found = summary(rows)
+    print(json.dumps(found, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps({"summary": found, "pairs": rows}, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
