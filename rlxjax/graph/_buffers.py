@@ -4,6 +4,7 @@ import bisect
 import heapq
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ from ._kernels import Kernels, Work
 
 #: How a step may read its operand.
 SPREAD, EACH = "spread", "each"
+#: What more places of a kernel's code would compute, by slices of slices say, compilers keep in memory.
+_MOST_PLACES = 15
 #: Steps that a kernel computes again after another one.
 _MOST_REPEATED = 512
 #: A kernel reads no more buffers than this: a longer chain is cut, which keeps the count linear.
@@ -145,9 +148,10 @@ def _executed(last: Step, makers: Mapping[int, tuple[int, Step]], claimed: set[i
     """
     assert last.work is not None
     found, again = [last.work], 0
-    waiting: dict[int, tuple[Step, int]] = {}
+    #: By number of the step: the step, how many of its elements are wanted, and by how many places of the code.
+    waiting: dict[int, tuple[Step, int, int]] = {}
     numbers: list[int] = []
-    step, count = last, last.work.elements
+    step, count, places = last, last.work.elements, 1
     while True:
         assert step.work is not None
         of_its_own = max(step.work.elements, 1)
@@ -158,15 +162,19 @@ def _executed(last: Step, makers: Mapping[int, tuple[int, Step]], claimed: set[i
                 continue
             wanted = count if how else -(-made.work.elements * count // of_its_own)
             if number not in waiting:
-                waiting[number] = made, wanted
+                waiting[number] = made, wanted, places
                 heapq.heappush(numbers, -number)
             else:
-                known = waiting[number][1]
-                waiting[number] = made, known + wanted if how == EACH else max(known, wanted)
+                _, known, others = waiting[number]
+                both = operator.add if how == EACH else max
+                waiting[number] = made, both(known, wanted), both(others, places)
         if not numbers:
             return found
         number = -heapq.heappop(numbers)
-        step, count = waiting.pop(number)
+        step, count, places = waiting.pop(number)
+        if places > _MOST_PLACES:
+            assert step.work is not None
+            count, places = step.work.elements, 1
         again += number in claimed
         claimed.add(number)
         found.append(_repeated(step.work, count))

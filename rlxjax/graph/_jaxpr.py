@@ -32,6 +32,8 @@ _FREE = None
 _MOST_INLINED = 100_000
 _UNCOSTED = Rule("uncosted", lambda op: None)
 _TRANSPOSE = "transpose inner"
+#: Elements of the last axis that is moved there so that what they come from stays in a first cache.
+_FEW = 16
 #: Addresses that are multiples of this apart fall into few sets of a first cache.
 _PAGE_BYTES = 4096
 _REDUCTION = re.compile("reduce_(?!window|precision)|reduce$|arg(max|min)$")
@@ -331,7 +333,7 @@ def _operation(equation: Any) -> str:
         return f"{name} integer"
     if name == "transpose":
         shape, order = equation.invars[0].aval.shape, equation.params["permutation"]
-        if order[-1] == len(order) - 1:
+        if order[-1] == len(order) - 1 or shape[order[-1]] <= _FEW:
             return name
         stride_bytes = math.prod(shape[order[-1] + 1 :]) * equation.invars[0].aval.dtype.itemsize
         return _TRANSPOSE if stride_bytes % _PAGE_BYTES else f"{_TRANSPOSE} by pages"

@@ -111,6 +111,11 @@ def _fft(op: Operation) -> OperationCounts:
     return OperationCounts(transforms * round(half_flops * math.log2(points) / 2))
 
 
+def _transforms(op: Operation) -> int:
+    """Return how many transforms there are."""
+    return max(elements(op.operand), elements(op.result)) // max(math.prod(op.params["fft_lengths"]), 1)
+
+
 def _comparisons(aval: Aval, times: int) -> OperationCounts:
     return arithmetic(aval, times, (1, 0), (2, 0))
 
@@ -277,7 +282,7 @@ add_rules(
         "dot_general": Rule("matmul", _dot, reorders=_reordered),
         "ragged_dot_general": Rule("matmul", _ragged_dot),
         "conv_general_dilated": Rule("convolution", _convolution, workspace=_channels_last, slices=_taps),
-        "fft": Rule("fft", _fft),
+        "fft": Rule("fft", _fft, slices=_transforms),
         "sort": Rule("sort", _sort, in_place=True),
         "top_k": Rule("sort", _top_k),
         "approx_top_k": Rule("sort", _top_k),

@@ -30,6 +30,12 @@ TRANSPOSE_WEIGHTS: Mapping[str, float] = {
 }
 #: An operation of a reduction along the last axis, of an elementwise one; an element of argmax, of a cumulative sum.
 REDUCED_WEIGHT, RANKED_WEIGHT = 2.0, 1.5
+#: An element of a window, of one of a cumulative sum.
+WINDOW_WEIGHT = 0.3
+#: Bytes of one transform from which it takes twice as long, for the operations.
+LONG_TRANSFORM_BYTES = 2.5e5
+#: A kernel that is shared after another one, of the first, which wakes the other processors.
+NEXT_SHARED = 0.35
 #: FLOP that stand for a run of channels that a convolution reads, and for an element of a factorisation.
 FLOP_OF_A_TAP, FLOP_OF_AN_ELEMENT = 800.0, 200.0
 #: A comparison of a heap, of one of a sort.
@@ -88,6 +94,7 @@ def function_inputs(profile: FunctionProfile) -> dict[str, float]:
         work += each_bytes * group.launches
         shared_work += share * each_bytes * group.launches
         static += _static_operations(group)
+    sums["shared_launches"] = min(sums["shared_launches"], 1.0) + NEXT_SHARED * max(sums["shared_launches"] - 1.0, 0.0)
     sums["shared_share"] = shared_work / work if work else 0.0
     sums["hand_overs"] = _beyond(max(static, 0.0), HANDED_OVER_OPERATIONS, HANDED_OVER_SHARPNESS)
     return sums
@@ -115,7 +122,8 @@ def _counts(group: KernelGroup) -> dict[str, float]:
         case "convolution":
             found["convolution_flop"] = flop + FLOP_OF_A_TAP * slices
         case "fft":
-            found["fft_flop"] = flop
+            each_bytes = elements[kind.operation] * kind.itemsize / max(slices, 1)
+            found["fft_flop"] = flop * (1.0 + _beyond(each_bytes, LONG_TRANSFORM_BYTES))
         case "sort":
             weight = HEAP_WEIGHT if "top_k" in kind.operation else 1.0
             found["comparisons"] = weight * (group.flops + group.integer_ops)
@@ -127,8 +135,10 @@ def _counts(group: KernelGroup) -> dict[str, float]:
         case "scatter":
             found["indexed_elements"] += ELEMENTS_OF_A_SLICE * slices
             found["elementwise_ops"] = cheap
-        case "cumulative" | "window":
+        case "cumulative":
             found["scanned_elements"] = cheap
+        case "window":
+            found["scanned_elements"] = WINDOW_WEIGHT * cheap
         case "reduction" if kind.operation.startswith("arg"):
             found["scanned_elements"] = RANKED_WEIGHT * cheap
         case "reduction" if kind.operation.endswith("inner"):

@@ -49,6 +49,7 @@ SPECIAL_WEIGHTS: Mapping[str, tuple[float, float]] = MappingProxyType(
         "random_gamma_grad": (320.0, 1020.0),
         "regularized_incomplete_beta": (1100.0, 4800.0),
         "polygamma": (150.0, 390.0),
+        "random_gamma": (270.0, 800.0),
         "zeta": (150.0, 370.0),
     }
 )
