@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend import core
 
 
 class Stage(NamedTuple):
@@ -58,6 +57,8 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
 
 def parts_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Stage]:
     """Return the programs that a function runs where it is not jitted: its jitted calls, and each other operation."""
+    from jax.extend import core  # which loads Pallas
+
     whole = jax.make_jaxpr(fn)(*args).jaxpr
     parts = []
     for equation in whole.eqns:
