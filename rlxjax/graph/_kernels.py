@@ -36,8 +36,8 @@ class KernelGroup(NamedTuple):
         flops: floating-point operations, those of what is computed on the way included.
         integer_ops: operations on integers and booleans, likewise.
         elements: of results, by operation, those computed again included. A transpose is ", untiled" where the kernel
-            also broadcasts. "gather slices", say, are the places that gathers read; there are such of scatters too,
-            and of convolutions the runs of channels.
+            also broadcasts. "gather slices", say, are the places that gathers read; there are such of scatters too;
+            of convolutions they are the runs of channels, of factorisations the matrices, of "fft" the transforms.
     """
 
     kind: KernelKind

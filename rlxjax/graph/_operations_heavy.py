@@ -229,6 +229,11 @@ _MATRIX_RULES: Mapping[str, Counting] = {
 }
 
 
+def _matrices(op: Operation) -> int:
+    """Return how many matrices are worked on, each by a call of its own."""
+    return math.prod(op.operand.shape[:-2])
+
+
 # --- Between devices, to the host, and in kernels of one's own -----------------------------------
 
 
@@ -260,7 +265,12 @@ CALLBACKS = names("pure_callback io_callback debug_callback debug_print python_c
 #: Factorisations whose library wants a matrix of its own, in its own order, or gives its results in that order.
 _OWN_COPY = {**dict.fromkeys(("qr", "geqrf", "triangular_solve"), _copy), "svd": _copy_of_either}
 
-add_rules({name: Rule("linear algebra", rule, workspace=_OWN_COPY.get(name)) for name, rule in _MATRIX_RULES.items()})
+add_rules(
+    {
+        name: Rule("linear algebra", rule, workspace=_OWN_COPY.get(name), slices=_matrices)
+        for name, rule in _MATRIX_RULES.items()
+    }
+)
 add_rules({name: Rule("callback", _nothing) for name in CALLBACKS})
 add_rules(
     {

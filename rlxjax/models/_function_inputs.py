@@ -38,6 +38,8 @@ LONG_TRANSFORM_BYTES = 2.5e5
 NEXT_SHARED = 0.35
 #: FLOP that stand for a run of channels that a convolution reads, and for an element of a factorisation.
 FLOP_OF_A_TAP, FLOP_OF_AN_ELEMENT = 800.0, 200.0
+#: FLOP that stand for a call of a factorisation, of one matrix.
+FLOP_OF_A_MATRIX = 1e4
 #: A comparison of a heap, of one of a sort.
 HEAP_WEIGHT = 0.08
 #: Factorisations whose operations XLA does not know.
@@ -89,7 +91,7 @@ def function_inputs(profile: FunctionProfile) -> dict[str, float]:
         for name, count in counts.items():
             sums[name] += count
         each_bytes = (group.bytes + OPERATIONS_OF_A_BYTE * _operations(counts)) / group.launches
-        share = _beyond(each_bytes, SHARED_BYTES)
+        share = 0.0 if _is_serial(group) else _beyond(each_bytes, SHARED_BYTES)
         sums["shared_launches"] += share * group.launches
         work += each_bytes * group.launches
         shared_work += share * each_bytes * group.launches
@@ -129,7 +131,7 @@ def _counts(group: KernelGroup) -> dict[str, float]:
             found["comparisons"] = weight * (group.flops + group.integer_ops)
         case "linear algebra":
             weight = FLOP_OF_AN_ELEMENT * MATRIX_WEIGHTS.get(kind.operation, 1.0) * width
-            found["matrix_flop"] = flop + weight * elements[kind.operation]
+            found["matrix_flop"] = flop + weight * elements[kind.operation] + FLOP_OF_A_MATRIX * slices
         case "random":
             found["random_ops"] = float(group.integer_ops)
         case "scatter":
@@ -152,6 +154,13 @@ def _operations(counts: Mapping[str, float]) -> float:
     """Return how much a kernel computes, in operations of about equal cost, to tell whether it is worth sharing."""
     heavy = sum(counts.get(name, 0.0) for name in ("matmul_flop", "convolution_flop", "fft_flop")) / 16.0
     return counts["special_ops"] + counts.get("random_ops", 0.0) / 16.0 + heavy
+
+
+def _is_serial(group: KernelGroup) -> bool:
+    """Whether one processor alone does the work: sorts, factorisations, and a transform by itself."""
+    slices = group.elements.get(f"{group.kind.operation} slices", 0)
+    is_one = group.kind.family == "fft" and slices == group.launches
+    return is_one or group.kind.family in ("sort", "linear algebra", "scatter")
 
 
 def _static_operations(group: KernelGroup) -> float:
