@@ -160,7 +160,8 @@ def refit(
     from .samples import read_samples
 
     if (functions := read_function_samples(samples)) is not None:
-        path = FilePath(str(samples).removesuffix(".functions.jsonl") + ".json") if out is None else out
+        name = str(samples).removesuffix(".gz").removesuffix(".functions.jsonl")
+        path = FilePath(f"{name}.json") if out is None else out
         _set_up_jax("cpu" if functions.fingerprint.platform == "cpu" else None)
         found = fit_functions(functions, path, samples, _command_line("refit", samples, out=out), [], force)
         print_functions(found, _console())

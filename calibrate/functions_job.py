@@ -2,8 +2,10 @@
 
 import dataclasses
 import datetime
+import gzip
 import itertools
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path as FilePath
@@ -212,7 +214,7 @@ def fit_functions(
 
 
 def read_function_samples(path: FilePath) -> FunctionLog | None:
-    """Return the samples of functions that a file holds; None if it holds other samples.
+    """Return the samples of functions that a file holds, compressed or not; None if it holds other samples.
 
     A last line that was cut short is left out.
 
@@ -220,8 +222,9 @@ def read_function_samples(path: FilePath) -> FunctionLog | None:
         ValueError: a line that is none; one line that names the place.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError):
         return None
     if not text.startswith('{"kind":"functions"'):
         return None

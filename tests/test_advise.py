@@ -75,7 +75,7 @@ def test_one_program_saves_what_the_stages_hand_on(here):
     assert found.saved_calls == found.saved_launches == 1
     assert found.saved_readback_bytes == 4 * 2048 * 2048
     assert found.saved_traffic_bytes == 2 * 4 * 2048 * 2048
-    assert found.recomputed_flops == found.saved_sync_points == 0
+    assert found.recomputed_flops == found.recomputed_elements == found.saved_sync_points == 0
     assert found.together_peak_bytes < found.apart_peak_bytes
     assert found.gain_ns == found.apart_ns - found.together_ns > 0
     assert found.apart_interval_ns[0] < found.apart_ns < found.apart_interval_ns[1]
@@ -101,6 +101,7 @@ def test_what_is_computed_again_keeps_stages_apart(here):
     both = rx.advise([lambda x, i: (sines(x), i), look_up], real(64), index, calibration=here)
     assert (both.verdict, both.reason_code, both.code) == ("keep", "recompute", "")
     assert both.together_ns > both.apart_ns
+    assert both.recomputed_elements == 2**18 - 64
     assert both.probability < 0.1
 
 

@@ -59,6 +59,7 @@ class Advice:
         saved_readback_bytes: bytes of results that it has less.
         saved_traffic_bytes: bytes that it moves less.
         recomputed_flops: floating-point operations that it does more.
+        recomputed_elements: results of operations, transcendental ones included, that it computes more.
         apart_peak_bytes: that live at once while the stages run, all arguments held.
         together_peak_bytes: that live at once while the one program runs.
         flip: what would have to change for the other verdict, in a sentence.
@@ -83,6 +84,7 @@ class Advice:
     saved_readback_bytes: int = 0
     saved_traffic_bytes: int = 0
     recomputed_flops: int = 0
+    recomputed_elements: int = 0
     apart_peak_bytes: int = 0
     together_peak_bytes: int = 0
     flip: str = ""
@@ -139,7 +141,7 @@ class Advice:
         lines.append(
             f"saves {self.saved_calls} calls, {self.saved_launches} launches, {self.saved_sync_points} sync points, "
             f"{_bytes(self.saved_readback_bytes)} of readback, {_bytes(self.saved_traffic_bytes)} of traffic; "
-            f"computes {self.recomputed_flops:,} FLOP again"
+            f"computes {self.recomputed_elements:,} numbers again, {self.recomputed_flops:,} FLOP"
         )
         lines.append(f"peak memory: {_bytes(self.apart_peak_bytes)} apart, {_bytes(self.together_peak_bytes)} together")
         lines += [text for text in (self.flip, self.code) if text]

@@ -147,7 +147,8 @@ def _advice(
     margin_ns, temperature_ns = float(decided.margin_ns), float(decided.temperature_ns)
     probability = float(logistic((margin_ns - min_gain_ns) / temperature_ns))
     saved = _difference(each, one)
-    recomputed = _executed_flops([profile]) - _executed_flops(parts)
+    recomputed_flops = max(_executed_flops([profile]) - _executed_flops(parts), 0)
+    recomputed = max(_executed_elements([profile]) - _executed_elements(parts), 0)
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(args) if hasattr(leaf, "dtype"))
     peaks = [part.peak_bytes + (held if number else 0) for number, part in enumerate(parts)]
     limit = _device_bytes() if memory_bytes is None else memory_bytes
@@ -180,7 +181,8 @@ def _advice(
         saved_sync_points=sum(int(part.io.sync_points) for part in parts) - int(profile.io.sync_points),
         saved_readback_bytes=sum(int(part.io.host_output_bytes) for part in parts) - int(profile.io.host_output_bytes),
         saved_traffic_bytes=sum(part.fused_traffic_bytes for part in parts) - profile.fused_traffic_bytes,
-        recomputed_flops=max(recomputed, 0),
+        recomputed_flops=recomputed_flops,
+        recomputed_elements=recomputed,
         apart_peak_bytes=max(peaks),
         together_peak_bytes=profile.peak_bytes,
         flip=_flip(saved, margin_ns - min_gain_ns),
@@ -207,6 +209,11 @@ def _executed_flops(profiles: Sequence[FunctionProfile]) -> int:
     return sum(group.flops for profile in profiles for group in profile.kernels)
 
 
+def _executed_elements(profiles: Sequence[FunctionProfile]) -> int:
+    counts = (group.elements.items() for profile in profiles for group in profile.kernels)
+    return sum(count for items in counts for name, count in items if not name.endswith(" slices"))
+
+
 def _why_not(saved: Mapping[str, float], margin_ns: float, recomputed: int) -> str:
     """Return the code of a reason to keep stages apart."""
     if margin_ns >= 0:
@@ -226,7 +233,7 @@ def _sentence(
         "saves_launches": f"one program saves {gain} a call, most of it in calls and launches",
         "saves_traffic": f"one program saves {gain} a call, most of it in bytes that it does not move",
         "recompute": f"one program costs {gain} a call more: it computes again what it does not keep"
-        + (f", {recomputed:,} FLOP" if recomputed > 0 else ""),
+        + (f", {recomputed:,} numbers" if recomputed > 0 else ""),
         "loses_tiling": f"one program costs {gain} a call more: it transposes element by element beside other work",
         "slower": f"one program costs {gain} a call more, most of it in {_word(most)}",
         "no_gain": f"one program saves {gain} a call, less than the {min_gain_ns / 1e3:,.1f} us that are asked",
