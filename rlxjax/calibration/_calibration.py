@@ -9,7 +9,7 @@ from rlxjax._typing import Code, Nanoseconds, Size
 from rlxjax.device._gate import IoFusionGate
 from rlxjax.fit import Decision, LatencyEstimate, LatencyModel, LatencyPosterior
 from rlxjax.graph import TripCounts
-from rlxjax.models import BUILT_IN
+from rlxjax.models import BUILT_IN, FUNCTIONS, WELCH
 
 from ._calibrated import CalibratedModel
 from ._explanation import Explanation, explain
@@ -17,6 +17,9 @@ from ._file import calibrated_models, default_calibration_path, gate_of, read_ca
 from ._fingerprint import warn_if_elsewhere
 from ._functions import FunctionPrediction, predict_function
 from ._schema import CalibrationFile
+
+#: Those that the calibrate job times.
+JOB_MODELS = (WELCH.name, FUNCTIONS.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,8 @@ class Calibration:
             raise ValueError("models: this calibration holds none that is known; see load_calibration(models=)")
         name = next(iter(self.models)) if model is None else model
         if name not in self.models:
-            raise ValueError(f"model: expected one of {', '.join(self.models)}, got {name!r}")
+            mend = f"; measure it with `rlxjax calibrate --only {name}`" if name in JOB_MODELS else ""
+            raise ValueError(f"model: expected one of {', '.join(self.models)}, got {name!r}{mend}")
         return self.models[name]
 
     @property
