@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 ELEMENTS, TURNS = 2**16, 10
-POSITIVE = "sqrt rsqrt log pow div lgamma digamma igamma igammac igamma_grad_a random_gamma_grad polygamma zeta rem"
+POSITIVE = "sqrt rsqrt log pow div lgamma digamma igamma igammac igamma_grad_a random_gamma_grad random_gamma polygamma zeta rem"
 BETWEEN_0_AND_1 = "erf_inv asin acos atanh regularized_incomplete_beta log1p"
 UNARY = (
     "sqrt rsqrt exp exp2 expm1 log log1p tanh logistic sin cos tan cbrt erf erfc erf_inv lgamma digamma asin acos atan "
@@ -39,6 +39,7 @@ PRIMITIVES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "igamma_grad_a": lambda x: lax.igamma_grad_a(x + 1, x),
     "random_gamma_grad": lambda x: lax.random_gamma_grad(x + 1, x),
     "regularized_incomplete_beta": lambda x: lax.betainc(x + 1, x + 2, x * 0.4),
+    "random_gamma": lambda x: jax.random.gamma(jax.random.key(0), x, dtype=x.dtype),
     "polygamma": lambda x: lax.polygamma(jnp.ones_like(x), x + 1),
     "zeta": lambda x: lax.zeta(x + 2, x + 1),
 }
