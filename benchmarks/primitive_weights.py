@@ -19,7 +19,10 @@ import numpy as np
 from jax import lax
 
 ELEMENTS, TURNS = 2**16, 10
-POSITIVE = "sqrt rsqrt log pow div lgamma digamma igamma igammac igamma_grad_a random_gamma_grad random_gamma polygamma zeta rem"
+POSITIVE = (
+    "sqrt rsqrt log pow div lgamma digamma igamma igammac igamma_grad_a random_gamma_grad random_gamma polygamma "
+    "zeta rem"
+)
 BETWEEN_0_AND_1 = "erf_inv asin acos atanh regularized_incomplete_beta log1p"
 UNARY = (
     "sqrt rsqrt exp exp2 expm1 log log1p tanh logistic sin cos tan cbrt erf erfc erf_inv lgamma digamma asin acos atan "
