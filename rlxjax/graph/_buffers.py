@@ -5,7 +5,8 @@ import heapq
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ._kernels import Kernels, Work
@@ -64,6 +65,7 @@ def fused_memory(
     inputs: Iterable[int],
     outputs: Sequence[int],
     reusable: Iterable[int],
+    reshaped: Container[int] = (),
 ) -> tuple[Kernels, int, int]:
     """Return the fused kernels, the bytes that they move, and the most bytes that live at once beside the inputs.
 
@@ -76,10 +78,11 @@ def fused_memory(
         inputs: buffers that are there at the start and stay.
         outputs: buffers that stay to the end.
         reusable: those inputs whose memory may be taken once they are read.
+        reshaped: buffers that are read in another shape; no elementwise result takes their place.
     """
     grouped = Kernels()
     kernels, moved = _kernels(steps, sizes, set(inputs), set(outputs), grouped)
-    return grouped, moved, _most_live(kernels, sizes, inputs, outputs, reusable)
+    return grouped, moved, _most_live(_breadth_first(kernels), sizes, inputs, outputs, reusable, reshaped)
 
 
 def _kernels(
@@ -192,12 +195,35 @@ def _repeated(work: Work | None, count: int) -> Work:
     )
 
 
+def _breadth_first(kernels: Sequence[_Kernel]) -> list[_Kernel]:
+    """Return the kernels in the order in which several threads are kept busy: each as soon as it can run."""
+    maker = {buffer: number for number, kernel in enumerate(kernels) for buffer in kernel.writes}
+    waits: list[int] = []
+    followers: list[list[int]] = [[] for _ in kernels]
+    for number, kernel in enumerate(kernels):
+        awaited = {maker[buffer] for buffer in kernel.reads if maker.get(buffer, number) != number}
+        waits.append(len(awaited))
+        for other in awaited:
+            followers[other].append(number)
+    ready = deque(number for number, count in enumerate(waits) if not count)
+    ordered: list[_Kernel] = []
+    while ready:
+        number = ready.popleft()
+        ordered.append(kernels[number])
+        for follower in followers[number]:
+            waits[follower] -= 1
+            if not waits[follower]:
+                ready.append(follower)
+    return ordered
+
+
 def _most_live(
     kernels: Sequence[_Kernel],
     sizes: Sequence[int],
     inputs: Iterable[int],
     outputs: Sequence[int],
     reusable: Iterable[int],
+    reshaped: Container[int],
 ) -> int:
     """Return the bytes of the outputs, and of what else lives at once beside the inputs.
 
@@ -213,7 +239,9 @@ def _most_live(
     start: dict[int, int] = {}
     end: dict[int, float] = {}
     for number, kernel in enumerate(kernels):
-        dying = [buffer for buffer in kernel.reads if last[buffer] == number] if kernel.in_place else []
+        dying = []
+        if kernel.in_place:
+            dying = [buffer for buffer in kernel.reads if last[buffer] == number and buffer not in reshaped]
         for buffer in kernel.writes:
             heir = next((other for other in dying if sizes[other] == sizes[buffer]), None)
             if heir is None:

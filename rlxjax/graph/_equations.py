@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ._operations import RESERVED, names, nbytes
+import jax
+
+from ._operations import RESERVED, RULES, names, nbytes
 
 #: What holds a jaxpr and runs it once, as if its equations stood in its place.
 CALLS = names(
@@ -66,6 +68,25 @@ def called_jaxpr(equation: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[
         return opened(params["jaxprs"].solve), [*operands[start:given], *right_side]
     held = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in params)
     return opened(held), operands
+
+
+def implementation(equation: Any) -> Any | None:
+    """Return the jaxpr of what a library's primitive runs, where that is written in JAX; None of one with a rule."""
+    primitive, params = equation.primitive, equation.params
+    if primitive.name in RULES or primitive.name in RESERVED:
+        return None
+    try:
+        made = jax.make_jaxpr(lambda *operands: primitive.impl(*operands, **params))(*(v.aval for v in equation.invars))
+    except Exception:  # noqa: BLE001  (another library's code may raise anything)
+        return None
+    return None if _holds(made.jaxpr, primitive) else made.jaxpr
+
+
+def _holds(jaxpr: Any, primitive: Any) -> bool:
+    return any(
+        equation.primitive is primitive or any(_holds(inner, primitive) for inner in inner_jaxprs(equation))
+        for equation in jaxpr.eqns
+    )
 
 
 def is_renaming(equation: Any) -> bool:

@@ -13,6 +13,7 @@ from ._equations import (
     NOTHING,
     UNKNOWN_LINE,
     called_jaxpr,
+    implementation,
     inner_jaxprs,
     is_outer_reduction,
     is_renaming,
@@ -20,6 +21,7 @@ from ._equations import (
     scan_layout,
     source_line,
 )
+from ._foldings import folded
 from ._kernels import Work
 from ._loops import BranchSpread, Trips, UnknownLoop, readable_trips
 from ._operations import COSTLY, RULES, Operation, OperationCounts, Rule, elements, is_literal, nbytes, number_kind
@@ -61,6 +63,8 @@ class _Flat:
         self.computed: set[int] = set()
         #: Those that some equation makes.
         self.made: set[int] = set()
+        #: Those that somebody reads in another shape: no elementwise result takes their place.
+        self.reshaped: set[int] = set()
         #: Of arguments, those in another order of memory.
         self.copies: dict[int, int] = {}
         #: Equations that move nothing; they count as counted.
@@ -86,6 +90,7 @@ class Walk:
         self._totals: dict[Any, Totals] = {}
         self._facts: dict[int, tuple[int, bool]] = {}
         self._counts: dict[int, tuple[Rule, OperationCounts, Operation]] = {}
+        self._implementations: dict[int, Any] = {}
 
     def totals(self, jaxpr: Any, reusable: Iterable[int] = ()) -> Totals:
         """Return what a jaxpr does when it runs once.
@@ -106,12 +111,25 @@ class Walk:
             for equation in jaxpr.eqns:
                 name = equation.primitive.name
                 has_while |= name == "while"
-                for inner in inner_jaxprs(equation):
+                implemented = self._implementation(equation)
+                for inner in inner_jaxprs(equation) if implemented is None else (implemented,):
                     inner_size, inner_while = self._size(inner)
-                    size += inner_size if name in CALLS else 0
+                    size += inner_size if name in CALLS or implemented is not None else 0
                     has_while |= inner_while
             self._facts[id(jaxpr)] = size, has_while
         return self._facts[id(jaxpr)]
+
+    def _implementation(self, equation: Any) -> Any | None:
+        if id(equation) not in self._implementations:
+            self._implementations[id(equation)] = implementation(equation)
+        return self._implementations[id(equation)]
+
+    def _called(self, equation: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[Any]] | None:
+        """Return the jaxpr that an equation runs once, and what it gives to it."""
+        if equation.primitive.name in CALLS:
+            return called_jaxpr(equation, operands)
+        implemented = self._implementation(equation)
+        return None if implemented is None else (implemented, operands)
 
     def _count(self, jaxpr: Any, reusable: Sequence[int]) -> Totals:
         flat = _Flat()
@@ -122,14 +140,18 @@ class Walk:
         kept = [buffer for buffer in outputs if isinstance(buffer, int)]
         totals = Totals(equations=flat.free_equations, counted_equations=flat.free_equations)
         given = [*inputs, *flat.constants.values()]
-        steps = [self._step(placed, flat, totals) for placed in _used(flat.placed, kept)]
+        used = _used(flat.placed, kept)
+        steps = [self._step(placed, flat, totals) for placed in used]
+        steps = folded([placed.equation for placed in used], steps, flat.constant, kept)
         # What is given can be put in order at once, and compilers do.
         steps[:0] = [
             Step((old,), (new,), (old,), True, 0, work=_reordering(flat.sizes[old])) for old, new in flat.copies.items()
         ]
-        used = {buffer for step in steps for buffer in step.reads} | set(kept)
-        totals.argument_bytes = sum(flat.sizes[buffer] for buffer in given if buffer in used)
-        kernels, fused_bytes, temp_bytes = fused_memory(steps, flat.sizes, given, kept, {inputs[i] for i in reusable})
+        read = {buffer for step in steps for buffer in step.reads} | set(kept)
+        totals.argument_bytes = sum(flat.sizes[buffer] for buffer in given if buffer in read)
+        kernels, fused_bytes, temp_bytes = fused_memory(
+            steps, flat.sizes, given, kept, {inputs[i] for i in reusable}, flat.reshaped
+        )
         totals.kernels.add_all(kernels, 1)
         totals.fused_bytes += fused_bytes
         totals.temp_bytes = temp_bytes + sum(
@@ -153,18 +175,22 @@ class Walk:
         for equation in jaxpr.eqns:
             name = equation.primitive.name
             reads = [at(var) for var in equation.invars]
-            called = called_jaxpr(equation, reads) if name in CALLS else None
+            called = self._called(equation, reads)
             if called and len(flat.placed) + self._size(called[0])[0] <= _MOST_INLINED:
                 results = self._place(*called, flat, source_line(equation, caller))
             elif is_renaming(equation):
                 flat.free_equations += 1
                 results = reads[: len(equation.outvars)] if reads else [_FREE] * len(equation.outvars)
+                if name == "reshape":
+                    flat.reshaped.update(buffer for buffer in results if isinstance(buffer, int))
             elif name in NOTHING:
                 flat.free_equations += 1
                 results = [_FREE] * len(equation.outvars)
             else:
                 results = [flat.new(var.aval) for var in equation.outvars]
                 flat.made.update(results)
+                if name == "dot_general" and _has_free_axes(equation):
+                    flat.reshaped.update(results)
                 rule = RULES.get(name, _UNCOSTED)
                 if rule.in_memory == 0:
                     flat.computed.update(results)
@@ -179,7 +205,7 @@ class Walk:
         equation, line, reads, writes = placed
         name = equation.primitive.name
         buffers = tuple(buffer for buffer in reads if isinstance(buffer, int))
-        if name in LOOPS or name in CALLS:
+        if name in LOOPS or self._called(equation, reads):
             outer, self._line = self._line, line
             inside = self._inside(equation, line, reads)
             self._line = outer
@@ -212,7 +238,7 @@ class Walk:
             needs, traffic = buffers, moved
         else:
             needs, traffic = buffers[: rule.in_memory], None
-        costly = name in COSTLY
+        costly = name in COSTLY or name == "gather"
         for buffer, reordered in zip(reads, rule.reorders(operation) if rule.reorders else (), strict=False):
             if reordered and buffer not in flat.computed:
                 if buffer in flat.made:
@@ -292,8 +318,9 @@ class Walk:
             result.add(body, devices)
             result.temp_bytes = max(devices * body.temp_bytes - written, 0)
         else:
-            called, _ = called_jaxpr(equation, reads)
-            body = self.totals(called)
+            called = self._called(equation, reads)
+            assert called
+            body = self.totals(called[0])
             result.add(body, 1)
             result.temp_bytes = max(body.temp_bytes - written, 0)
         return result
@@ -322,6 +349,15 @@ class Walk:
 def _reordering(size_bytes: int) -> Work:
     """Return the work of a copy in another order of memory."""
     return Work("movement", _TRANSPOSE, 4, size_bytes // 4)
+
+
+def _has_free_axes(equation: Any) -> bool:
+    """Whether an operand of a product has several axes that are neither contracted nor batched: they become one."""
+    contracted, batched = equation.params["dimension_numbers"]
+    return any(
+        len(var.aval.shape) - len(axes) - len(batch) > 1
+        for var, axes, batch in zip(equation.invars, contracted, batched, strict=True)
+    )
 
 
 def _operation(equation: Any) -> str:
