@@ -210,8 +210,7 @@ def _executed_flops(profiles: Sequence[FunctionProfile]) -> int:
 
 
 def _executed_elements(profiles: Sequence[FunctionProfile]) -> int:
-    counts = (group.elements.items() for profile in profiles for group in profile.kernels)
-    return sum(count for items in counts for name, count in items if not name.endswith(" slices"))
+    return sum(group.computed_elements for profile in profiles for group in profile.kernels)
 
 
 def _why_not(saved: Mapping[str, float], margin_ns: float, recomputed: int) -> str:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ._kernels import Kernels, Work
+from ._kernels import BESIDE, TRANSPOSE, Kernels, Work
 
 #: How a step may read its operand.
 SPREAD, EACH = "spread", "each"
@@ -17,6 +17,8 @@ SPREAD, EACH = "spread", "each"
 _MOST_PLACES = 15
 #: Steps that a kernel computes again after another one.
 _MOST_REPEATED = 512
+#: What reads an array in parts.
+_IN_PARTS = ("slice", "dynamic_slice", "gather", "stack", "rev")
 #: A kernel reads no more buffers than this: a longer chain is cut, which keeps the count linear.
 _MOST_READS = 64
 
@@ -31,7 +33,7 @@ class Step(NamedTuple):
         writes_memory: what it makes has to lie in memory.
         traffic_bytes: bytes that it moves; None where these are what it reads in the end and what it makes.
         part: what it reads of its first operand, as a share (numerator, denominator).
-        costly: not worth computing once for each reader, or for each element of a broadcast.
+        costly: not worth computing once for each kernel that reads it, or for each element of a broadcast.
         in_place: may take the memory of a buffer that it is the last to read.
         inner_bytes: memory that it needs while it runs.
         work: what it computes; None of what holds kernels of its own.
@@ -70,7 +72,7 @@ def fused_memory(
     """Return the fused kernels, the bytes that they move, and the most bytes that live at once beside the inputs.
 
     A value that may be computed on the way to its readers is kept in memory only if it is an output, if a
-    reader needs it there, or if it is costly and has several readers.
+    reader needs it there, or if it is costly and several kernels read it.
 
     Args:
         steps: the work, in order.
@@ -81,12 +83,18 @@ def fused_memory(
         reshaped: buffers that are read in another shape; no elementwise result takes their place.
     """
     grouped = Kernels()
-    kernels, moved = _kernels(steps, sizes, set(inputs), set(outputs), grouped)
+    given = set(inputs)
+    kernels, moved = _kernels(steps, sizes, given, set(outputs), given.difference(reusable), grouped)
     return grouped, moved, _most_live(_breadth_first(kernels), sizes, inputs, outputs, reusable, reshaped)
 
 
 def _kernels(
-    steps: Sequence[Step], sizes: Sequence[int], inputs: set[int], outputs: set[int], grouped: Kernels
+    steps: Sequence[Step],
+    sizes: Sequence[int],
+    inputs: set[int],
+    outputs: set[int],
+    lasting: set[int],
+    grouped: Kernels,
 ) -> tuple[list[_Kernel], int]:
     readers = [0] * len(sizes)
     needed, spread = bytearray(len(sizes)), bytearray(len(sizes))
@@ -97,9 +105,10 @@ def _kernels(
             needed[buffer] = True
         for buffer, how in zip(step.reads, step.reuse, strict=False):
             spread[buffer] |= how == SPREAD
-    for buffer in outputs:
+    for buffer in (*outputs, *_for_libraries(steps)):
         needed[buffer] = True
     unread = readers.copy()
+    shared = _read_by_several(steps, needed)
     #: Of a value that is computed on the way: the buffers that it comes from, and the bytes read of each.
     origin: dict[int, tuple[Mapping[int, int], bool]] = {}
     makers: dict[int, tuple[int, Step]] = {}
@@ -117,7 +126,7 @@ def _kernels(
                 if step.part is not None and buffer == step.reads[0]:
                     part = min(touched, touched * step.part[0] // step.part[1])
                 read[source] = min(read.get(source, 0) + part, sizes[source])
-        several = costly and any(readers[buffer] > 1 or spread[buffer] for buffer in step.writes)
+        several = costly and any(buffer in shared or spread[buffer] for buffer in step.writes)
         kept = step.writes_memory or several or any(needed[buffer] for buffer in step.writes)
         if kept or len(read) > _MOST_READS:
             kernels.append(_Kernel(read, step.writes, step.in_place, step.inner_bytes))
@@ -125,6 +134,8 @@ def _kernels(
             own = sum(read.values()) + written if step.traffic_bytes is None else step.traffic_bytes
             moved += own
             if step.work is not None:
+                if step.work.family == "scatter" and (step.reads[0] in lasting or unread[step.reads[0]] > 1):
+                    grouped.add(2 * written, written, [Work("movement", BESIDE, step.work.itemsize)])
                 grouped.add(own, written, _executed(step, makers, claimed))
         else:
             for buffer in step.writes:
@@ -135,6 +146,44 @@ def _kernels(
             if not unread[buffer]:  # what nobody reads again is forgotten
                 origin.pop(buffer, None)
     return kernels, moved
+
+
+def _read_by_several(steps: Sequence[Step], needed: bytearray) -> set[int]:
+    """Return the buffers that several kernels read; several readers that end in one kernel are one."""
+    #: By buffer, the number of the step that keeps what is computed of it; of several, none.
+    ends: dict[int, int | None] = {}
+    found: set[int] = set()
+    for number, step in reversed(list(enumerate(steps))):
+        own = {ends[buffer] for buffer in step.writes if buffer in ends}
+        if len(own) > 1 or None in own:
+            found.update(step.writes)
+        kept = step.writes_memory or any(needed[buffer] for buffer in step.writes)
+        end = number if kept or (step.costly and found.intersection(step.writes)) or not own else None
+        if end is None and len(own) == 1:
+            (end,) = own
+        for buffer in step.reads:
+            ends[buffer] = end if ends.get(buffer, end) == end else None
+    return found
+
+
+def _for_libraries(steps: Sequence[Step]) -> Iterable[int]:
+    """Yield what lies in memory for reductions, whose libraries take elementwise work alone on the way.
+
+    That is what is read in parts, and, where a matrix is transposed, what the reduction itself reads.
+    """
+    wanted: dict[int, int] = {}
+    for step in reversed(steps):
+        if step.work is None or (step.writes_memory and step.work.family != "reduction"):
+            continue
+        roots = [wanted[buffer] for buffer in step.writes if buffer in wanted]
+        if step.work.family == "reduction":
+            wanted.update((buffer, buffer) for buffer in step.reads)
+        elif roots and step.work.operation in _IN_PARTS:
+            yield from step.writes
+        elif roots and step.work.operation.startswith(TRANSPOSE):
+            yield from roots
+        else:
+            wanted.update((buffer, root) for root in roots for buffer in step.reads)
 
 
 def _executed(last: Step, makers: Mapping[int, tuple[int, Step]], claimed: set[int]) -> list[Work]:
@@ -191,7 +240,7 @@ def _repeated(work: Work | None, count: int) -> Work:
         elements=count,
         flops=-(-work.flops * count // known),
         integer_ops=-(-work.integer_ops * count // known),
-        slices=None if work.slices is None else -(-work.slices * count // known),
+        also={name: -(-number * count // known) for name, number in work.also.items()},
     )
 
 

@@ -55,6 +55,7 @@ class FunctionProfile:
         kernels: what is launched if what may be computed on the way is, by kind and size, of the jaxpr.
         trips: turns of loops, and choices among branches.
         arrays: that a call takes and gives.
+        results: those that it gives.
         static_ops: floating-point and integer operations, those of a loop's body once.
         level: "jaxpr" or "compiled".
         disagreements: of level "compiled", the counts on which the jaxpr, the compiled program and XLA's own
@@ -78,6 +79,7 @@ class FunctionProfile:
     kernels: tuple[KernelGroup, ...]
     trips: int
     arrays: int
+    results: int
     static_ops: int
     level: str = "jaxpr"
     disagreements: tuple[Disagreement, ...] = ()
@@ -244,6 +246,7 @@ def _profile_jaxpr(program: _Program, trips: Trips, strict: bool, timeout_s: flo
         trips=totals.trips,
         static_ops=totals.static_ops,
         arrays=len(closed.jaxpr.invars) + len(closed.jaxpr.outvars),
+        results=len(closed.jaxpr.outvars),
     )
 
 

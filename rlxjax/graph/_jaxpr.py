@@ -1,12 +1,11 @@
 """The walk over a jaxpr: every equation that does work is counted, calls are looked into, loops multiplied."""
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from . import _operations_heavy, _operations_indexed  # noqa: F401  (they enter their rules)
-from ._buffers import EACH, SPREAD, Step, fused_memory
+from ._buffers import Step, fused_memory
 from ._equations import (
     CALLS,
     LOOPS,
@@ -22,23 +21,18 @@ from ._equations import (
     source_line,
 )
 from ._foldings import folded
-from ._kernels import Work
+from ._kernels import BESIDE, Kernels, Work
 from ._loops import BranchSpread, Trips, UnknownLoop, readable_trips
-from ._operations import COSTLY, RULES, Operation, OperationCounts, Rule, elements, is_literal, nbytes, number_kind
+from ._operations import COSTLY, RULES, Operation, OperationCounts, Rule, elements, is_literal, nbytes
 from ._operations_heavy import CALLBACKS
 from ._totals import Totals, add_row
+from ._work import reordering, reuse, work_of
 
 #: A value that costs nothing to read: a scalar literal is part of the kernel.
 _FREE = None
 #: A called jaxpr of more equations is one step of its caller, so that calls of calls stay bounded.
 _MOST_INLINED = 100_000
 _UNCOSTED = Rule("uncosted", lambda op: None)
-_TRANSPOSE = "transpose inner"
-#: Elements of the last axis that is moved there so that what they come from stays in a first cache.
-_FEW = 16
-#: Addresses that are multiples of this apart fall into few sets of a first cache.
-_PAGE_BYTES = 4096
-_REDUCTION = re.compile("reduce_(?!window|precision)|reduce$|arg(max|min)$")
 
 
 class _Placed(NamedTuple):
@@ -145,7 +139,7 @@ class Walk:
         steps = folded([placed.equation for placed in used], steps, flat.constant, kept)
         # What is given can be put in order at once, and compilers do.
         steps[:0] = [
-            Step((old,), (new,), (old,), True, 0, work=_reordering(flat.sizes[old])) for old, new in flat.copies.items()
+            Step((old,), (new,), (old,), True, 0, work=reordering(flat.sizes[old])) for old, new in flat.copies.items()
         ]
         read = {buffer for step in steps for buffer in step.reads} | set(kept)
         totals.argument_bytes = sum(flat.sizes[buffer] for buffer in given if buffer in read)
@@ -243,20 +237,15 @@ class Walk:
             if reordered and buffer not in flat.computed:
                 if buffer in flat.made:
                     workspace += flat.sizes[buffer]
-                    totals.kernels.add(0, 0, [_reordering(flat.sizes[buffer])])
+                    totals.kernels.add(0, 0, [reordering(flat.sizes[buffer])])
                 else:
                     if buffer not in flat.copies:
                         flat.copies[buffer] = len(flat.sizes)
                         flat.sizes.append(flat.sizes[buffer])
                     buffers += (flat.copies[buffer],)
         totals.static_ops += counts.flops + counts.integer_ops
-        results = sum(map(elements, operation.outputs))
-        slices = rule.slices(operation) if rule.slices else None
-        name, width = _operation(equation), _itemsize(operation)
-        largest = max(map(elements, operation.outputs), default=0)
-        spreads = any(elements(aval) < largest for aval in operation.inputs)
-        work = Work(rule.family, name, width, results, counts.flops, counts.integer_ops, slices, spreads)
-        reuse = [how for how, buffer in zip(_reuse(equation), reads, strict=True) if isinstance(buffer, int)]
+        work = work_of(equation, rule, counts, operation)
+        hows = [how for how, buffer in zip(reuse(equation, rule), reads, strict=True) if isinstance(buffer, int)]
         return Step(
             buffers,
             writes,
@@ -268,7 +257,7 @@ class Walk:
             rule.in_place,
             workspace,
             work,
-            tuple(reuse),
+            tuple(hows),
         )
 
     def _counted(self, equation: Any) -> tuple[Rule, OperationCounts, Operation]:
@@ -293,8 +282,12 @@ class Walk:
             turn = self.totals(body, range(constants, constants + carried))
             result.add(turn, params["length"])
             result.trips += params["length"]
-            slices = sum(nbytes(var.aval) for var in body.outvars[carried:])
-            result.temp_bytes = max(turn.temp_bytes - slices, 0)
+            slices = [nbytes(var.aval) for var in body.outvars[carried:]]
+            result.temp_bytes = max(turn.temp_bytes - sum(slices), 0)
+            stacked = Kernels()
+            for size in slices:
+                stacked.add(2 * size, size, [Work("movement", BESIDE, 4)])
+            result.kernels.add_all(stacked, params["length"])
         elif name == "while":
             self._while(equation, line, reads, result)
         elif name == "cond":
@@ -323,6 +316,8 @@ class Walk:
             body = self.totals(called[0])
             result.add(body, 1)
             result.temp_bytes = max(body.temp_bytes - written, 0)
+        if name in ("scan", "while"):
+            result.kernels.mark_looped()
         return result
 
     def _while(self, equation: Any, line: str, reads: Sequence[Any], result: Totals) -> None:
@@ -346,11 +341,6 @@ class Walk:
         result.temp_bytes = max(turn.temp_bytes, test.temp_bytes)
 
 
-def _reordering(size_bytes: int) -> Work:
-    """Return the work of a copy in another order of memory."""
-    return Work("movement", _TRANSPOSE, 4, size_bytes // 4)
-
-
 def _has_free_axes(equation: Any) -> bool:
     """Whether an operand of a product has several axes that are neither contracted nor batched: they become one."""
     contracted, batched = equation.params["dimension_numbers"]
@@ -358,49 +348,6 @@ def _has_free_axes(equation: Any) -> bool:
         len(var.aval.shape) - len(axes) - len(batch) > 1
         for var, axes, batch in zip(equation.invars, contracted, batched, strict=True)
     )
-
-
-def _operation(equation: Any) -> str:
-    """Return the name of an equation's primitive; a reduction and a transpose say whether the last axis takes part."""
-    name = equation.primitive.name
-    if _REDUCTION.match(name) and not is_outer_reduction(equation):
-        return f"{name} inner"
-    if name in ("div", "rem") and number_kind(equation.invars[0].aval.dtype) == "integer":
-        return f"{name} integer"
-    if name == "transpose":
-        shape, order = equation.invars[0].aval.shape, equation.params["permutation"]
-        if order[-1] == len(order) - 1 or shape[order[-1]] <= _FEW:
-            return name
-        stride_bytes = math.prod(shape[order[-1] + 1 :]) * equation.invars[0].aval.dtype.itemsize
-        return _TRANSPOSE if stride_bytes % _PAGE_BYTES else f"{_TRANSPOSE} by pages"
-    return name
-
-
-def _reuse(equation: Any) -> list[str]:
-    """Return how an equation reads each of its operands."""
-    if equation.primitive.name in ("slice", "dynamic_slice", "gather"):
-        return [EACH] + [""] * (len(equation.invars) - 1)
-    return [_repeats(equation, getattr(var.aval, "shape", ())) for var in equation.invars]
-
-
-def _repeats(equation: Any, shape: tuple[int, ...]) -> str:
-    """Return whether an operand is repeated along an axis before its last one; along the last axis a loop keeps it."""
-    rule = RULES.get(equation.primitive.name, _UNCOSTED)
-    if rule.in_memory != 0 or rule.writes_memory or not equation.outvars or math.prod(shape) <= 1:
-        return ""
-    result = equation.outvars[0].aval.shape
-    placed = equation.params.get("broadcast_dimensions", range(len(result)))
-    if len(placed) != len(shape) or equation.primitive.name in ("reshape", "transpose", "pad", "concatenate", "split"):
-        return ""
-    kept = [axis for axis, size in zip(placed, shape, strict=True) if size == result[axis] and size > 1]
-    repeated = [axis for axis, size in enumerate(result) if axis not in kept and size > 1]
-    return SPREAD if any(axis < max(kept, default=-1) for axis in repeated) else ""
-
-
-def _itemsize(operation: Operation) -> int:
-    """Return the bytes of a number that an operation works on: of its widest array, as keys have none."""
-    arrays = [aval for aval in (*operation.inputs, *operation.outputs) if getattr(aval, "shape", None) is not None]
-    return max(arrays, key=elements).dtype.itemsize if arrays else 4
 
 
 def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:

@@ -1,11 +1,20 @@
 """The kernels of a function, as a compiler that fuses would make them, grouped by kind and size."""
 
+import re
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 #: What moves the last axis, and what is added to its name where a kernel also broadcasts: compilers then leave their
 #: loop over tiles.
 TRANSPOSE, UNTILED = "transpose inner", ", untiled"
+#: A copy that no equation asks for.
+BESIDE = "copy beside"
+#: Among the elements of kernels: the rows that their loops enter.
+ROWS = "rows"
+
+
+_NO_RESULTS = re.compile(rf" slices$| steps$|^{ROWS}$|^{TRANSPOSE}")
 
 
 class KernelKind(NamedTuple):
@@ -14,7 +23,10 @@ class KernelKind(NamedTuple):
     Attributes:
         family: of the operation whose result the kernel keeps in memory.
         operation: that operation, the name of its primitive; "reduce_sum inner" if it reduces the last axis,
-            "transpose inner" if it moves it, and "transpose inner by pages" if its stride is a multiple of 4 KiB.
+            "transpose inner" if it moves it, and "transpose inner by sets" or "by pages" if its stride is one of few
+            sets of a cache, which hold what is moved or do not; "sin foretold" if its arguments are few; "fft real";
+            and "copy beside", which no equation asks for: of what an update would overwrite, or of a turn's result
+            into the stack of all.
         itemsize: bytes of a number that it works on.
         log2_bytes: of what one kernel moves, rounded down; 0 of nothing.
     """
@@ -35,9 +47,12 @@ class KernelGroup(NamedTuple):
         written_bytes: those that they write.
         flops: floating-point operations, those of what is computed on the way included.
         integer_ops: operations on integers and booleans, likewise.
+        looped: how many of the launches loops do.
         elements: of results, by operation, those computed again included. A transpose is ", untiled" where the kernel
-            also broadcasts. "gather slices", say, are the places that gathers read; there are such of scatters too;
-            of convolutions they are the runs of channels, of factorisations the matrices, of "fft" the transforms.
+            also broadcasts, and where a product reads its left matrix so. "gather slices", say, are the places that
+            gathers read; there are such of scatters too; of convolutions they are the runs of channels, of
+            factorisations and products the matrices, of transforms how many there are. "fft steps" are the points of
+            transforms times the factors of their lengths, "rows" those that the loop over the result enters.
     """
 
     kind: KernelKind
@@ -46,7 +61,13 @@ class KernelGroup(NamedTuple):
     written_bytes: int
     flops: int
     integer_ops: int
+    looped: int
     elements: Mapping[str, int]
+
+    @property
+    def computed_elements(self) -> int:
+        """How many results of operations it computes; places, rows and moves are none."""
+        return sum(count for name, count in self.elements.items() if not _NO_RESULTS.search(name))
 
 
 class Work(NamedTuple):
@@ -58,8 +79,9 @@ class Work(NamedTuple):
     elements: int = 0
     flops: int = 0
     integer_ops: int = 0
-    slices: int | None = None
+    also: Mapping[str, int] = MappingProxyType({})
     has_broadcast: bool = False
+    rows: int = 0
 
 
 class Kernels:
@@ -80,19 +102,22 @@ class Kernels:
         last, *others = parts
         untiled = any(part.has_broadcast for part in (last, *others))
         kind = KernelKind(last.family, last.operation, last.itemsize, max(moved_bytes.bit_length() - 1, 0))
-        self._add(kind, (1, moved_bytes, min(written_bytes, moved_bytes), 0, 0), {})
+        self._add(kind, (1, moved_bytes, min(written_bytes, moved_bytes), 0, 0), {ROWS: last.rows})
         for part in (last, *others):
             is_tiled = not (untiled and part.operation.startswith(TRANSPOSE))
-            elements = {part.operation if is_tiled else f"{part.operation}{UNTILED}": part.elements}
-            if part.slices is not None:
-                elements[f"{part.operation} slices"] = part.slices
-            self._add(kind, (0, 0, 0, part.flops, part.integer_ops), elements)
+            name = part.operation if is_tiled else f"{part.operation}{UNTILED}"
+            self._add(kind, (0, 0, 0, part.flops, part.integer_ops), {name: part.elements, **part.also})
 
     def add_all(self, other: "Kernels", times: int) -> None:
         """Add the kernels of another program that runs so many times."""
         for kind, counts in other._counts.items():
             elements = {name: times * count for name, count in other._elements[kind].items()}
             self._add(kind, [times * count for count in counts], elements)
+
+    def mark_looped(self) -> None:
+        """Say of all kernels that a loop launches them."""
+        for counts in self._counts.values():
+            counts[-1] = counts[0]
 
     def groups(self) -> tuple[KernelGroup, ...]:
         """Return the groups in order of appearance."""
@@ -103,7 +128,7 @@ class Kernels:
         )
 
     def _add(self, kind: KernelKind, counts: Iterable[int], elements: Mapping[str, int]) -> None:
-        mine = self._counts.setdefault(kind, [0, 0, 0, 0, 0])
+        mine = self._counts.setdefault(kind, [0, 0, 0, 0, 0, 0])
         for i, count in enumerate(counts):
             mine[i] += count
         names = self._elements.setdefault(kind, {})

@@ -27,6 +27,12 @@ def _multiply_adds(aval: Aval, times: int) -> OperationCounts:
     return arithmetic(aval, times, (2, 0), (8, 0))
 
 
+def _products(op: Operation) -> int:
+    """Return how many products of two matrices there are: the elements of the batch axes."""
+    _, (batch, _) = op.params["dimension_numbers"]
+    return math.prod(op.operand.shape[axis] for axis in batch)
+
+
 def _dot(op: Operation) -> OperationCounts:
     """`2 m n k` for each of the batch."""
     (contracted, _), _ = op.params["dimension_numbers"]
@@ -55,6 +61,10 @@ def _ragged_dot(op: Operation) -> OperationCounts:
     return _multiply_adds(op.operand, products // groups if is_contracted and groups else products)
 
 
+#: Channels of a short vector.
+_VECTOR = 4
+
+
 def _convolution(op: Operation) -> OperationCounts:
     """`2` for every element of the result, tap and input channel of its group; padding counts, holes do not."""
     kernel, numbers = op.inputs[1], op.params["dimension_numbers"]
@@ -73,11 +83,16 @@ def _convolution(op: Operation) -> OperationCounts:
 
 
 def _taps(op: Operation) -> int:
-    """Return the pairs of a position and a tap of every group: so many runs of channels are read."""
+    """Return the pairs of a position and a tap of every group: so many runs of channels are read.
+
+    A run of a few channels that no vector holds is read one by one.
+    """
     numbers, kernel = op.params["dimension_numbers"], op.inputs[1]
     positions = elements(op.result) // max(op.result.shape[numbers.out_spec[1]], 1)
     taps = math.prod(kernel.shape[axis] for axis in numbers.rhs_spec[2:])
-    return positions * taps * op.params["feature_group_count"]
+    channels = kernel.shape[numbers.rhs_spec[1]]
+    reads = 1 if channels % _VECTOR == 0 else channels
+    return positions * taps * op.params["feature_group_count"] * reads
 
 
 def _channels_last(op: Operation) -> int:
@@ -112,8 +127,8 @@ def _fft(op: Operation) -> OperationCounts:
 
 
 def _transforms(op: Operation) -> int:
-    """Return how many transforms there are."""
-    return max(elements(op.operand), elements(op.result)) // max(math.prod(op.params["fft_lengths"]), 1)
+    """Return how many transforms of the last axis there are."""
+    return max(elements(op.operand), elements(op.result)) // max(op.params["fft_lengths"][-1], 1)
 
 
 def _comparisons(aval: Aval, times: int) -> OperationCounts:
@@ -289,7 +304,7 @@ add_rules(
 )
 add_rules(
     {
-        "dot_general": Rule("matmul", _dot, reorders=_reordered),
+        "dot_general": Rule("matmul", _dot, reorders=_reordered, slices=_products),
         "ragged_dot_general": Rule("matmul", _ragged_dot),
         "conv_general_dilated": Rule("convolution", _convolution, workspace=_channels_last, slices=_taps),
         "fft": Rule("fft", _fft, slices=_transforms),
