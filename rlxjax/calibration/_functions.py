@@ -19,7 +19,7 @@ from ._calibrated import CalibratedModel
 LEVEL = 0.9
 #: Relative standard deviation of what one program takes beyond what its terms explain, where another does the same
 #: work: the compiler's choices, and the noise of a timing.
-OWN_SPREAD = 0.05
+OWN_SPREAD = 0.085
 
 
 class HasModels(Protocol):

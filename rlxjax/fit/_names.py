@@ -18,6 +18,7 @@ def unit_of(name: str) -> str:
     for suffix, unit in (
         ("bytes_per_ns", "bytes/ns"),
         ("flop_per_ns", "FLOP/ns"),
+        ("steps_per_ns", "steps/ns"),
         ("_ns", "ns"),
         ("_bytes", "bytes"),
         ("_rows", "rows"),

@@ -8,42 +8,83 @@ from ._primitive_weights import MATRIX_WEIGHTS, SPECIAL_WEIGHTS, expanded
 
 #: Bytes of a float32: operations on wider numbers count as so many on these.
 WORD_BYTES = 4
-#: Operations that one of a 16-bit float stands for: conversions to float32 and back.
-NARROW_OPERATIONS = 6.0
+#: Operations that one of a 16-bit float stands for, and special functions: conversions to float32 and back.
+NARROW_OPERATIONS, NARROW_SPECIAL = 7.0, 1.6
+#: What an array that a call gives takes, of one that it takes; and a kernel that a loop launches, of one by itself.
+RESULT_WEIGHT, LOOPED_WEIGHT = 5.0, 0.05
 #: Operations below which a program runs in the thread that calls it, and how sharply others do not.
-HANDED_OVER_OPERATIONS, HANDED_OVER_SHARPNESS = 950.0, 10
-#: Bytes of one kernel from which processors share it and from which they lie beyond the caches, and how sharply.
-SHARED_BYTES, UNCACHED_BYTES, SHARPNESS = 5e5, 1.6e7, 2
-#: Operations of one kernel that count as a byte where processors share it.
-OPERATIONS_OF_A_BYTE = 4.0
+HANDED_OVER_OPERATIONS, HANDED_OVER_SHARPNESS = 700.0, 10
 
-#: What one byte read costs, of one written; what lies in caches is read ahead.
-READ_SHARE = 0.2
-#: A place that a gather or a scatter finds costs as much as so many elements that it reads.
-ELEMENTS_OF_A_SLICE = 6.0
-#: What an element of a transpose takes, of one that is read without tiles, at a stride of many sets of a cache.
-TRANSPOSE_WEIGHTS: Mapping[str, float] = {
-    "transpose inner": 0.5,
-    "transpose inner by pages": 0.5,
-    "transpose inner, untiled": 1.0,
-    "transpose inner by pages, untiled": 5.0,
-}
-#: An operation of a reduction along the last axis, of an elementwise one; an element of argmax, of a cumulative sum.
-REDUCED_WEIGHT, RANKED_WEIGHT = 2.0, 1.5
-#: An element of a window, of one of a cumulative sum.
-WINDOW_WEIGHT = 0.3
-#: Bytes of one transform from which it takes twice as long, for the operations.
-LONG_TRANSFORM_BYTES = 2.5e5
+#: Bytes that a kernel writes from which processors share it; where it computes more than it moves, its FLOP and ten
+#: times its bytes; bytes and special functions of a reduction; and bytes of heavier work, so many FLOP of which count
+#: as one.
+SHARED_WRITTEN_BYTES, SHARED_OPERATIONS, SHARED_REDUCTION, SHARED_HEAVY_BYTES = 1.8e5, 2.5e5, 3e5, 8e5
+HEAVY_FLOP_OF_A_BYTE = 90.0
+#: How sharply elementwise kernels are shared from there on, and others.
+SHARPLY, GRADUALLY = 8, 3
 #: A kernel that is shared after another one, of the first, which wakes the other processors.
-NEXT_SHARED = 0.35
+NEXT_SHARED = 0.16
+
+#: Bytes of all that a program touches that do not stay in the caches from one run to the next, and of one kernel that
+#: do not stay from one kernel to the next.
+UNCACHED_BYTES, UNCACHED_KERNEL_BYTES = 3.2e7, 2e6
+#: Bytes of one result for which an allocator takes new memory from the system, and what one costs, of one moved.
+FRESH_BYTES, FRESH_WEIGHT = 3.2e7, 20.0
+#: What one byte read costs, of one written; what lies in caches is read ahead.
+READ_SHARE = 0.74
+#: Bytes of a kernel that a first cache holds, and what one of these costs, of others.
+NEAR_BYTES, NEAR_WEIGHT = 4e4, 0.5
+
+#: A place that a gather or a scatter finds costs as much as so many elements that it reads.
+ELEMENTS_OF_A_SLICE = 2.5
+#: What an element of a transpose takes, of one that is moved in tiles: others are read at a stride, which may be one
+#: of many sets of a cache or of few.
+TRANSPOSE_WEIGHTS: Mapping[str, float] = {
+    "transpose inner": 1.0,
+    "transpose inner by sets": 1.0,
+    "transpose inner by pages": 1.0,
+    "transpose inner, untiled": 3.4,
+    "transpose inner by sets, untiled": 8.7,
+    "transpose inner by pages, untiled": 25.0,
+}
+#: Operations that choosing between the parts of a concatenation takes, or between an array and its padding.
+BRANCH_OPERATIONS, BRANCHES = 20.0, ("concatenate", "stack", "pad")
+#: An operation of a reduction along the last axis, of an elementwise one; operations of entering a row of a
+#: reduction; an element of argmax, of a cumulative sum.
+REDUCED_WEIGHT, ROW_OPERATIONS, RANKED_WEIGHT = 2.6, 260.0, 1.9
+#: An element of a window, of one of a cumulative sum.
+WINDOW_WEIGHT = 0.1
+#: Exponentials that a logarithm takes on top where it is computed beside one.
+LOG_BESIDE_EXP = 1.9
+#: A step of a transform of which one side is real, of a complex one; steps that stand for a transform; and bytes from
+#: which it leaves a cache, and what its steps then take more.
+REAL_TRANSFORM, STEPS_OF_A_TRANSFORM, LONG_TRANSFORM_BYTES, LONG_TRANSFORM = 1.4, 950.0, 1.3e5, 1.5
+#: FLOP that stand for one product more of a batch of them.
+FLOP_OF_A_PRODUCT = 7e3
 #: FLOP that stand for a run of channels that a convolution reads, and for an element of a factorisation.
-FLOP_OF_A_TAP, FLOP_OF_AN_ELEMENT = 800.0, 200.0
+FLOP_OF_A_TAP, FLOP_OF_AN_ELEMENT = 530.0, 270.0
 #: FLOP that stand for a call of a factorisation, of one matrix.
-FLOP_OF_A_MATRIX = 1e4
+FLOP_OF_A_MATRIX = 3.7e3
 #: A comparison of a heap, of one of a sort.
-HEAP_WEIGHT = 0.08
+HEAP_WEIGHT = 0.09
 #: Factorisations whose operations XLA does not know.
 LAPACK_CALLS = ("lu", "qr", "geqrf", "householder_product", "ormqr", "eigh", "eig", "svd", "schur")
+
+#: Families whose work a kernel's bytes say little of.
+HEAVY_FAMILIES = ("matmul", "convolution", "fft", "random", "window", "cumulative")
+#: What processors may share, with the unit of each: there is what one does alone, and what all of them do.
+SHAREABLE: Mapping[str, str] = {
+    "elementwise_ops": "operations",
+    "special_ops": "exponentials",
+    "moved_bytes": "bytes",
+    "indexed_elements": "elements",
+    "transposed_elements": "elements",
+    "scanned_elements": "elements",
+    "matmul_flop": "FLOP",
+    "convolution_flop": "FLOP",
+    "fft_steps": "steps",
+    "random_ops": "operations",
+}
 #: The columns by what is counted there, with the unit of each.
 INPUTS: Mapping[str, str] = {
     "arrays": "arrays",
@@ -51,20 +92,11 @@ INPUTS: Mapping[str, str] = {
     "launches": "kernels",
     "trips": "trips",
     "shared_launches": "kernels",
-    "shared_share": "share",
-    "elementwise_ops": "operations",
-    "special_ops": "exponentials",
-    "moved_bytes": "bytes",
     "uncached_bytes": "bytes",
-    "indexed_elements": "elements",
-    "transposed_elements": "elements",
-    "scanned_elements": "elements",
-    "matmul_flop": "FLOP",
-    "convolution_flop": "FLOP",
-    "fft_flop": "FLOP",
     "comparisons": "comparisons",
     "matrix_flop": "FLOP",
-    "random_ops": "operations",
+    **SHAREABLE,
+    **{f"shared_{name}": unit for name, unit in SHAREABLE.items()},
 }
 
 
@@ -80,52 +112,61 @@ def function_inputs(profile: FunctionProfile) -> dict[str, float]:
         >>> square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
         >>> found = function_inputs(profile_function(lambda x: jnp.tanh(x @ x), square))
         >>> found["matmul_flop"], found["launches"], found["arrays"]
-        (524288.0, 2.0, 2.0)
+        (524288.0, 2.0, 6.0)
     """
     sums = dict.fromkeys(INPUTS, 0.0)
-    sums["arrays"] = float(profile.arrays)
+    sums["arrays"] = profile.arrays + (RESULT_WEIGHT - 1.0) * profile.results
     sums["trips"] = float(profile.trips)
-    static, shared_work, work = float(profile.static_ops), 0.0, 0.0
+    static = float(profile.static_ops)
+    uncached_share = _beyond(profile.peak_bytes, UNCACHED_BYTES, SHARPLY)
     for group in profile.kernels:
         counts = _counts(group)
-        for name, count in counts.items():
-            sums[name] += count
-        each_bytes = (group.bytes + OPERATIONS_OF_A_BYTE * _operations(counts)) / group.launches
-        share = 0.0 if _is_serial(group) else _beyond(each_bytes, SHARED_BYTES)
+        share = _shared(group, counts)
+        sums["launches"] += group.launches - (1.0 - LOOPED_WEIGHT) * group.looped
         sums["shared_launches"] += share * group.launches
-        work += each_bytes * group.launches
-        shared_work += share * each_bytes * group.launches
+        beyond = _beyond(group.bytes / group.launches, UNCACHED_KERNEL_BYTES, 2)
+        fresh = FRESH_WEIGHT * group.written_bytes * _beyond(group.written_bytes / group.launches, FRESH_BYTES, SHARPLY)
+        sums["uncached_bytes"] += uncached_share * beyond * group.bytes + fresh
+        for name, count in counts.items():
+            if name in SHAREABLE:
+                sums[f"shared_{name}"] += share * count
+                count *= 1.0 - share
+            sums[name] += count
         static += _static_operations(group)
     sums["shared_launches"] = min(sums["shared_launches"], 1.0) + NEXT_SHARED * max(sums["shared_launches"] - 1.0, 0.0)
-    sums["shared_share"] = shared_work / work if work else 0.0
     sums["hand_overs"] = _beyond(max(static, 0.0), HANDED_OVER_OPERATIONS, HANDED_OVER_SHARPNESS)
     return sums
 
 
 def _counts(group: KernelGroup) -> dict[str, float]:
-    """Return what the kernels of one group add to the inputs."""
+    """Return the work of the kernels of one group, by input."""
     kind, elements = group.kind, group.elements
     wide, width = kind.itemsize >= 2 * WORD_BYTES, max(kind.itemsize, WORD_BYTES) / WORD_BYTES
+    narrow = 2 * kind.itemsize == WORD_BYTES
     flop = group.flops * width
-    cheap = (group.flops + group.integer_ops) * width * (NARROW_OPERATIONS if 2 * kind.itemsize == WORD_BYTES else 1.0)
-    transposed = sum(weight * elements.get(name, 0) for name, weight in TRANSPOSE_WEIGHTS.items())
+    cheap = (group.flops + group.integer_ops) * width * (NARROW_OPERATIONS if narrow else 1.0)
+    special = sum(count * SPECIAL_WEIGHTS[name][wide] for name, count in elements.items() if name in SPECIAL_WEIGHTS)
+    logs = elements.get("log", 0) + elements.get("log1p", 0)
+    special += LOG_BESIDE_EXP * min(elements.get("exp", 0), logs)
     slices = elements.get(f"{kind.operation} slices", 0)
+    nearness = NEAR_WEIGHT + (1.0 - NEAR_WEIGHT) * _beyond(group.bytes / group.launches, NEAR_BYTES, 2)
     found = {
-        "launches": float(group.launches),
-        "moved_bytes": READ_SHARE * (group.bytes - group.written_bytes) + group.written_bytes,
-        "uncached_bytes": group.bytes * _beyond(group.bytes / group.launches, UNCACHED_BYTES),
-        "special_ops": sum(n * SPECIAL_WEIGHTS[name][wide] for name, n in elements.items() if name in SPECIAL_WEIGHTS),
+        "elementwise_ops": BRANCH_OPERATIONS * sum(elements.get(name, 0) for name in BRANCHES),
+        "special_ops": special * (NARROW_SPECIAL if narrow else 1.0),
+        "moved_bytes": (READ_SHARE * (group.bytes - group.written_bytes) + group.written_bytes) * nearness,
         "indexed_elements": elements.get("gather", 0) + ELEMENTS_OF_A_SLICE * elements.get("gather slices", 0),
-        "transposed_elements": transposed,
+        "transposed_elements": sum(weight * elements.get(name, 0) for name, weight in TRANSPOSE_WEIGHTS.items()),
     }
     match kind.family:
         case "matmul":
-            found["matmul_flop"] = flop
+            found["matmul_flop"] = flop + FLOP_OF_A_PRODUCT * max(slices - group.launches, 0)
         case "convolution":
             found["convolution_flop"] = flop + FLOP_OF_A_TAP * slices
         case "fft":
+            steps = elements["fft steps"] * (1.0 if kind.operation == "fft" else REAL_TRANSFORM)
             each_bytes = elements[kind.operation] * kind.itemsize / max(slices, 1)
-            found["fft_flop"] = flop * (1.0 + _beyond(each_bytes, LONG_TRANSFORM_BYTES))
+            steps *= 1.0 + LONG_TRANSFORM * _beyond(each_bytes, LONG_TRANSFORM_BYTES, GRADUALLY)
+            found["fft_steps"] = max(kind.itemsize / 8, 1.0) * (steps + STEPS_OF_A_TRANSFORM * slices)
         case "sort":
             weight = HEAP_WEIGHT if "top_k" in kind.operation else 1.0
             found["comparisons"] = weight * (group.flops + group.integer_ops)
@@ -134,33 +175,41 @@ def _counts(group: KernelGroup) -> dict[str, float]:
             found["matrix_flop"] = flop + weight * elements[kind.operation] + FLOP_OF_A_MATRIX * slices
         case "random":
             found["random_ops"] = float(group.integer_ops)
-        case "scatter":
-            found["indexed_elements"] += ELEMENTS_OF_A_SLICE * slices
-            found["elementwise_ops"] = cheap
         case "cumulative":
             found["scanned_elements"] = cheap
         case "window":
             found["scanned_elements"] = WINDOW_WEIGHT * cheap
         case "reduction" if kind.operation.startswith("arg"):
             found["scanned_elements"] = RANKED_WEIGHT * cheap
-        case "reduction" if kind.operation.endswith("inner"):
-            found["elementwise_ops"] = REDUCED_WEIGHT * cheap
-        case _:
-            found["elementwise_ops"] = cheap
+        case "reduction":
+            weight = REDUCED_WEIGHT if kind.operation.endswith("inner") else 1.0
+            found["elementwise_ops"] += weight * cheap + ROW_OPERATIONS * elements.get("rows", 0)
+        case family:
+            found["elementwise_ops"] += cheap
+            found["indexed_elements"] += ELEMENTS_OF_A_SLICE * slices if family == "scatter" else 0.0
     return found
 
 
-def _operations(counts: Mapping[str, float]) -> float:
-    """Return how much a kernel computes, in operations of about equal cost, to tell whether it is worth sharing."""
-    heavy = sum(counts.get(name, 0.0) for name in ("matmul_flop", "convolution_flop", "fft_flop")) / 16.0
-    return counts["special_ops"] + counts.get("random_ops", 0.0) / 16.0 + heavy
+def _shared(group: KernelGroup, counts: Mapping[str, float]) -> float:
+    """Return how surely processors share the kernels of a group: from 0, each by one processor, to 1.
 
-
-def _is_serial(group: KernelGroup) -> bool:
-    """Whether one processor alone does the work: sorts, factorisations, and a transform by itself."""
-    slices = group.elements.get(f"{group.kind.operation} slices", 0)
-    is_one = group.kind.family == "fft" and slices == group.launches
-    return is_one or group.kind.family in ("sort", "linear algebra", "scatter")
+    Of a batch of products each is shared by itself.
+    """
+    kind, launches = group.kind, group.launches
+    is_one_transform = kind.family == "fft" and group.elements[f"{kind.operation} slices"] == launches
+    if is_one_transform or kind.family in ("sort", "linear algebra", "scatter"):
+        return 0.0
+    if kind.family in HEAVY_FAMILIES:
+        width = max(kind.itemsize, WORD_BYTES) / WORD_BYTES
+        operations = group.flops * width + group.integer_ops * (kind.family == "random")
+        pieces = max(group.elements.get("dot_general slices", launches), 1)
+        return _beyond((group.bytes + operations / HEAVY_FLOP_OF_A_BYTE) / pieces, SHARED_HEAVY_BYTES, GRADUALLY)
+    if kind.family == "reduction":
+        return _beyond((group.bytes + counts["special_ops"]) / launches, SHARED_REDUCTION, GRADUALLY)
+    computes = _beyond(group.flops / max(group.bytes, 1), 1.0, SHARPLY)
+    by_operations = _beyond((group.flops + 10 * group.bytes) / launches, SHARED_OPERATIONS, SHARPLY)
+    by_bytes = _beyond(group.written_bytes / launches, SHARED_WRITTEN_BYTES, SHARPLY)
+    return computes * by_operations + (1.0 - computes) * by_bytes
 
 
 def _static_operations(group: KernelGroup) -> float:
@@ -169,6 +218,6 @@ def _static_operations(group: KernelGroup) -> float:
     return (sum(expanded(name) * count for name, count in group.elements.items()) - hidden) / group.launches
 
 
-def _beyond(size: float, threshold: float, sharpness: float = SHARPNESS) -> float:
+def _beyond(size: float, threshold: float, sharpness: float) -> float:
     """Return `x**p / (x**p + 1)` of a size in units of a threshold: from 0 far below to 1 far above."""
     return 1.0 / (1.0 + (threshold / size) ** sharpness) if size > threshold * 1e-6 else 0.0

@@ -20,8 +20,8 @@ from ._function_inputs import INPUTS, function_inputs
 #: How sharply the larger of compute and memory time decides; 1 would be their sum.
 ROOFLINE_SHARPNESS = 2
 #: Standard deviations of the logarithms of coefficients that are known better than by their order of magnitude.
-NARROWER = {"parallel_gain": 0.15, "share_ns": 0.7, "uncached_bytes_per_ns": 1.0}
-LOG_SD = 1.5
+NARROWER = {"share_ns": 0.7}
+LOG_SD = 0.8
 
 
 @jax.tree_util.register_dataclass
@@ -31,9 +31,9 @@ class FunctionCoefficients(Coefficients):
 
     Attributes:
         call_ns: one call, whatever it does.
-        array_ns: one array that a call takes or gives.
+        array_ns: one array that a call takes; one that it gives is several of these.
         hand_over_ns: handing a program that is not small over to another thread.
-        launch_ns: one fused kernel.
+        launch_ns: one fused kernel; those in loops are a share of this.
         trip_ns: one turn of a loop.
         share_ns: sharing one kernel among processors.
         parallel_gain: speed-up by all processors at a time, less 1.
@@ -46,7 +46,7 @@ class FunctionCoefficients(Coefficients):
         scanned_element_ns: one element of a cumulative operation or of a window.
         matmul_flop_per_ns: matrix products.
         convolution_flop_per_ns: convolutions.
-        fft_flop_per_ns: Fourier transforms.
+        fft_steps_per_ns: Fourier transforms; a point takes as many steps as the factors of the length together have.
         comparison_ns: one comparison of a sort.
         matrix_flop_per_ns: factorisations and solutions.
         random_op_ns: one operation of a random generator.
@@ -68,7 +68,7 @@ class FunctionCoefficients(Coefficients):
     scanned_element_ns: RealLike
     matmul_flop_per_ns: RealLike
     convolution_flop_per_ns: RealLike
-    fft_flop_per_ns: RealLike
+    fft_steps_per_ns: RealLike
     comparison_ns: RealLike
     matrix_flop_per_ns: RealLike
     random_op_ns: RealLike
@@ -76,26 +76,26 @@ class FunctionCoefficients(Coefficients):
 
 #: Orders of magnitude of a present-day machine.
 TYPICAL = FunctionCoefficients(
-    call_ns=4e3,
-    array_ns=500.0,
-    hand_over_ns=2e4,
-    launch_ns=200.0,
-    trip_ns=200.0,
-    share_ns=3e3,
-    parallel_gain=0.8,
-    elementwise_flop_per_ns=50.0,
+    call_ns=2e3,
+    array_ns=250.0,
+    hand_over_ns=1e3,
+    launch_ns=300.0,
+    trip_ns=20.0,
+    share_ns=1.5e4,
+    parallel_gain=0.9,
+    elementwise_flop_per_ns=100.0,
     special_ns=0.2,
-    cached_bytes_per_ns=50.0,
-    uncached_bytes_per_ns=30.0,
+    cached_bytes_per_ns=70.0,
+    uncached_bytes_per_ns=100.0,
     indexed_element_ns=0.1,
-    transposed_element_ns=0.3,
-    scanned_element_ns=1.0,
-    matmul_flop_per_ns=100.0,
-    convolution_flop_per_ns=100.0,
-    fft_flop_per_ns=30.0,
-    comparison_ns=8.0,
-    matrix_flop_per_ns=30.0,
-    random_op_ns=0.03,
+    transposed_element_ns=0.15,
+    scanned_element_ns=2.0,
+    matmul_flop_per_ns=200.0,
+    convolution_flop_per_ns=200.0,
+    fft_steps_per_ns=20.0,
+    comparison_ns=10.0,
+    matrix_flop_per_ns=100.0,
+    random_op_ns=0.02,
 )
 
 
@@ -130,25 +130,28 @@ class FunctionsModel(LatencyModel):
         """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
         del facts
         c, x = coefficients, {name: jnp.asarray(value) for name, value in runs.inputs.items()}
-        speedup = 1.0 + c.parallel_gain * x["shared_share"]
-        compute_ns = x["elementwise_ops"] / c.elementwise_flop_per_ns + x["special_ops"] * c.special_ns
+
+        def done(name: str) -> jax.Array:
+            return x[name] + x[f"shared_{name}"] / (1.0 + c.parallel_gain)
+
+        compute_ns = done("elementwise_ops") / c.elementwise_flop_per_ns + done("special_ops") * c.special_ns
         # Not nothing: a roofline has no slope there.
-        memory_ns = (x["moved_bytes"] + 1.0) / c.cached_bytes_per_ns
+        memory_ns = (done("moved_bytes") + 1.0) / c.cached_bytes_per_ns
         return {
             "call_ns": c.call_ns + c.array_ns * x["arrays"] + c.hand_over_ns * x["hand_overs"],
             "launch_ns": c.launch_ns * x["launches"] + c.share_ns * x["shared_launches"],
             "loop_ns": c.trip_ns * x["trips"],
-            "elementwise_ns": soft_roofline(compute_ns, memory_ns, ROOFLINE_SHARPNESS) / speedup,
+            "elementwise_ns": soft_roofline(compute_ns, memory_ns, ROOFLINE_SHARPNESS),
             "uncached_ns": x["uncached_bytes"] / c.uncached_bytes_per_ns,
-            "index_ns": c.indexed_element_ns * x["indexed_elements"],
-            "transpose_ns": c.transposed_element_ns * x["transposed_elements"],
-            "scan_ns": c.scanned_element_ns * x["scanned_elements"] / speedup,
-            "matmul_ns": x["matmul_flop"] / c.matmul_flop_per_ns / speedup,
-            "convolution_ns": x["convolution_flop"] / c.convolution_flop_per_ns / speedup,
-            "fft_ns": x["fft_flop"] / c.fft_flop_per_ns / speedup,
+            "index_ns": c.indexed_element_ns * done("indexed_elements"),
+            "transpose_ns": c.transposed_element_ns * done("transposed_elements"),
+            "scan_ns": c.scanned_element_ns * done("scanned_elements"),
+            "matmul_ns": done("matmul_flop") / c.matmul_flop_per_ns,
+            "convolution_ns": done("convolution_flop") / c.convolution_flop_per_ns,
+            "fft_ns": done("fft_steps") / c.fft_steps_per_ns,
             "sort_ns": c.comparison_ns * x["comparisons"],
             "linear_algebra_ns": x["matrix_flop"] / c.matrix_flop_per_ns,
-            "random_ns": c.random_op_ns * x["random_ops"] / speedup,
+            "random_ns": c.random_op_ns * done("random_ops"),
         }
 
     def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -22,6 +22,8 @@ SPECIAL_WEIGHTS: Mapping[str, tuple[float, float]] = MappingProxyType(
         "logistic": (1.6, 5.6),
         "sin": (20.0, 36.0),
         "cos": (20.0, 36.0),
+        "sin foretold": (7.0, 12.0),
+        "cos foretold": (7.0, 12.0),
         "tan": (40.0, 48.0),
         "pow": (13.0, 35.0),
         "cbrt": (50.0, 55.0),
@@ -81,13 +83,13 @@ EXPANDED_OPERATIONS: Mapping[str, float] = MappingProxyType(
 #: How much work an element of a factorisation's result is, in units of one of an LU decomposition, by its primitive.
 MATRIX_WEIGHTS: Mapping[str, float] = MappingProxyType(
     {
-        "cholesky": 0.6,
-        "triangular_solve": 0.2,
-        "geqrf": 2.0,
-        "householder_product": 2.0,
-        "qr": 4.0,
-        "eigh": 6.0,
-        "svd": 12.0,
+        "cholesky": 0.4,
+        "triangular_solve": 0.3,
+        "geqrf": 1.3,
+        "householder_product": 1.3,
+        "qr": 2.7,
+        "eigh": 13.0,
+        "svd": 9.0,
         "eig": 25.0,
         "schur": 25.0,
     }
