@@ -27,7 +27,7 @@ from calibrate.design import DESIGN_CORRECTION_SD, DESIGN_SPREAD, FOR_UNKNOWNS, 
 from calibrate.fits import micro_prior, prior_from
 from calibrate.measure import micro_rates
 from calibrate.samples import SampleLog, read_samples, timings_of
-from calibrate.visits import Visits, quartile_ns
+from calibrate.visits import Visits, quantile_ns
 from calibrate.workloads import Cell, Grid, runs_model
 
 COUNTS = (5, 10, 15, 20, 25, 30, 40, 60, 80)
@@ -62,7 +62,7 @@ class Campaign:
         grid = Grid()
         without_model = np.array([not runs_model(cell) for cell in log.cells])
         self.cells = [cell for cell in log.cells if not runs_model(cell)]
-        self.measured_ns = quartile_ns(visits)[without_model]
+        self.measured_ns = quantile_ns(visits)[without_model]
         known = rx.typical_prior() if prior is None else prior
         self.prior = micro_prior(micro_rates(log), known) if log.micro else known
         self.timings = timings_of(self.cells, self.measured_ns)

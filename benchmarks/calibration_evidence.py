@@ -24,7 +24,7 @@ from calibrate.job import facts_of
 from calibrate.measure import micro_rates
 from calibrate.samples import SampleLog, read_samples, timings_of
 from calibrate.validate import built_in_ns, error_summaries, sizes_of
-from calibrate.visits import Visits, noise_floor, quartile_ns
+from calibrate.visits import Visits, noise_floor, quantile_ns
 from calibrate.workloads import SAME_RESULT, Cell, Grid, runs_model
 from rlxjax.fit import (
     LatencyEstimate,
@@ -68,7 +68,7 @@ def read_campaign(path: Path) -> Campaign:
 def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:
     """Return all that is said of one campaign."""
     cells, visits, log = campaign
-    measured, noise = quartile_ns(visits), noise_floor(visits)
+    measured, noise = quantile_ns(visits), noise_floor(visits)
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
     timings, weights = timings_of(cells, measured), seen.astype(float)
     prior = micro_prior(micro_rates(log)) if log.micro else WELCH.prior
@@ -88,7 +88,7 @@ def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:
     of_strategy = {name: noise[names == name].mean() for name in np.unique(names)}
     judge = Judge(cells, measured, np.array([of_strategy[name] for name in names]), ~seen)
     # What noise alone does to picks: those of half the rounds, judged by the others.
-    even_ns, odd_ns = (quartile_ns(visits.in_rounds(visits.rounds()[first::2])) for first in (0, 1))
+    even_ns, odd_ns = (quantile_ns(visits.in_rounds(visits.rounds()[first::2])) for first in (0, 1))
     by_halves = Judge(cells, odd_ns, judge.noise, ~seen)
     rows = {name: judge.row(prediction) for name, prediction in methods.items()}
     rows["half of the rounds, by the other half"] = by_halves.row(Prediction(even_ns))

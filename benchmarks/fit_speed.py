@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from calibrate.samples import read_samples, timings_of
-from calibrate.visits import quartile_ns
+from calibrate.visits import quantile_ns
 from rlxjax.fit import Runs, Timings, fit_devices, fit_latency, predicted_ns
 from rlxjax.models import WELCH
 
@@ -73,7 +73,7 @@ def campaign(path: Path) -> dict:
     log = read_samples(path)
     is_known = np.array([cell.variant in WELCH.variants for cell in log.cells])
     cells = [cell for cell, kept in zip(log.cells, is_known, strict=True) if kept]
-    timings = timings_of(cells, quartile_ns(log.visits())[is_known])
+    timings = timings_of(cells, quantile_ns(log.visits())[is_known])
     start = time.perf_counter()
     found = fit_latency(timings)
     return {

@@ -3,8 +3,8 @@
 python benchmarks/functions_timing.py [--module NAME] [--budget 75] [--json FILE]
 
 A module of one's own has `functions()`, which returns tuples of a name, a family, a function and its arguments.
-The file has, for each function: `time_ns` and `median_ns`, the lower quartile and the median over visits of the
-least of the runs of one; `first_ns`, the lower quartile of the first of these runs; and `noise`, that of `time_ns`.
+The file has, for each function: `time_ns` and `median_ns`, the lowest decile and the median over visits of the
+least of the runs of one; `first_ns`, the lowest decile of the first of these runs; and `noise`, that of `time_ns`.
 """
 
 import argparse
@@ -22,12 +22,11 @@ import numpy as np
 
 from calibrate.draws import Draw
 from calibrate.functions import function_cells
+from calibrate.functions_job import DECILE, visit_ns
 from calibrate.measure import quiet_collector
-from calibrate.visits import Visits, noise_floor, quartile_ns
+from calibrate.visits import Visits, noise_floor, quantile_ns
 from rlxjax.calibration import current_fingerprint
 
-#: Runs of a visit.
-RUNS = 4
 #: Entries whose compilation takes longer are listed.
 SLOW_COMPILE_S = 0.7
 
@@ -83,7 +82,8 @@ def measure(entries: list[Entry], budget_s: float, rng: np.random.Generator) -> 
             if round_ >= 2 and time.perf_counter() > end:
                 break
             for index in rng.permutation(len(entries)).tolist():
-                times_ns = [time_run(entries[index]) for _ in range(RUNS)]
+                entry = entries[index]
+                times_ns = visit_ns(lambda entry=entry: entry.run(*entry.args))
                 visits.append((round_, index, min(times_ns), times_ns[0]))
     rounds, cells, least_ns, first_ns = np.array(visits).T
     least, first = (Visits(rounds, cells, ns.astype(np.float64), len(entries)) for ns in (least_ns, first_ns))
@@ -112,10 +112,10 @@ def main() -> None:
 
     visits, first = measure(entries, options.budget, np.random.default_rng())
     columns = {
-        "time_ns": quartile_ns(visits),
+        "time_ns": quantile_ns(visits, DECILE),
         "median_ns": [np.median(visits.time_ns[visits.cell == index]) for index in range(len(entries))],
-        "first_ns": quartile_ns(first),
-        "noise": noise_floor(visits),
+        "first_ns": quantile_ns(first, DECILE),
+        "noise": noise_floor(visits, DECILE),
     }
     rows = [
         {"name": entry.name, "family": entry.family, "held_out": entry.held_out, "compile_s": taken}

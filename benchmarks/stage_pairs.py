@@ -3,8 +3,8 @@
     python -m benchmarks.stage_pairs [--budget 80] [--half tune|judge] [--only REGEX] [--json FILE] [--merge FILES]
 
 Apart, each stage is a `jax.jit` of its own and its results stay on the device; together, one `jax.jit` runs the
-composition. A round visits the pairs in random order, and of each pair both forms in random order: a call that warms
-the caches, then the least of up to four. The time of a form is the lower quartile over the rounds. `--merge` times
+composition. A round visits the pairs in random order, and of each pair both forms in random order, as the calibrate
+job visits functions. The time of a form is the lowest decile over the rounds. `--merge` times
 nothing: it takes the medians of the files of several runs, which differ by more than the rounds of one.
 """
 
@@ -24,10 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, nn
 
+from calibrate.functions_job import DECILE, visit_ns
+
 #: Integer arguments lie below this, so that they index whatever has as many rows.
 INDICES = 1000
-#: A form is called again while its calls took less than this.
-SHORT_S = 4e-3
 
 
 class Pair(NamedTuple):
@@ -800,17 +800,6 @@ def timings(names: Iterable[str], times: np.ndarray, noise: np.ndarray) -> dict[
     return {name: Timing(*row) for name, *row in zip(names, *times.T.tolist(), noise.tolist(), strict=True)}
 
 
-def call_ns(run: Callable, args: tuple[jax.Array, ...]) -> float:
-    """Return the least time of up to four calls after one that warms the caches."""
-    jax.block_until_ready(run(*args))
-    times: list[float] = []
-    while len(times) < 4 and sum(times) < SHORT_S:
-        start = time.perf_counter()
-        jax.block_until_ready(run(*args))
-        times.append(time.perf_counter() - start)
-    return 1e9 * min(times)
-
-
 def measure(pairs: Sequence[Pair], budget_s: float, seed: int) -> dict[str, Timing]:
     """Return the timings of the pairs by name; the budget includes the time of compiling."""
     end, rng = time.monotonic() + budget_s, np.random.default_rng(seed)
@@ -825,13 +814,14 @@ def measure(pairs: Sequence[Pair], budget_s: float, seed: int) -> dict[str, Timi
         for place in rng.permutation(len(pairs)):
             forms, args = runs[pairs[place].name]
             for form in rng.permutation(2):
-                times[place, form] = call_ns(forms[form], args)
+                run = functools.partial(forms[form], *args)
+                times[place, form] = min(visit_ns(run))
         rounds.append(times)
         longest = max(longest, time.monotonic() - start)
     gc.enable()
     print(f"{len(rounds)} rounds")
-    quartile = functools.partial(np.quantile, q=0.25, axis=0)
-    whole, odd, even = (quartile(np.array(part)) for part in (rounds, rounds[1::2], rounds[::2]))
+    decile = functools.partial(np.quantile, q=DECILE, axis=0)
+    whole, odd, even = (decile(np.array(part)) for part in (rounds, rounds[1::2], rounds[::2]))
     return timings([pair.name for pair in pairs], whole, differs(odd, even))
 
 

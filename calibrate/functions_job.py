@@ -40,14 +40,17 @@ from .functions import FunctionCell, function_cells
 from .measure import Deadline, quiet_collector
 from .report import FunctionsOutcome, Progress
 from .samples import set_aside
-from .visits import Visits, noise_floor, quartile_ns
+from .visits import Visits, noise_floor, quantile_ns
 
 #: Functions that are timed, those that the fit never sees among them; and of these, a share.
 MOST_CELLS, HELD_OUT_SHARE = 100, 0.3
 #: Spread of functions that the choice of what to time supposes.
 DESIGN_SPREAD = 0.2
-#: Runs of a visit, of which the least counts: it finds in the caches what these can hold.
-RUNS_OF_A_VISIT = 4
+#: Runs of a visit, of which the least counts: it finds in the caches what these can hold, and threads awake. A visit
+#: ends after the first number of runs once it took so long, or after the second one.
+LEAST_RUNS, MOST_RUNS, VISIT_NS = 4, 24, 2_500_000
+#: Of the visits of a function, the share that its time is not below: minima differ least between campaigns.
+DECILE = 0.1
 #: Compilations at a time, and seconds kept back for two fits, judging and writing.
 COMPILERS, FIT_RESERVE_S = 2, 6.0
 MIN_BUDGET_S = 15.0
@@ -177,7 +180,7 @@ def fit_functions(
     seen = np.array([not cell.held_out for cell in cells])
     if seen.sum() < MIN_TIMINGS:
         raise ValueError(f"{samples_path}: expected times of at least {MIN_TIMINGS} functions, got {seen.sum()}")
-    measured_ns, noise = quartile_ns(visits), noise_floor(visits)
+    measured_ns, noise = quantile_ns(visits, DECILE), noise_floor(visits, DECILE)
     if np.isnan(noise).any():
         notes.append("A single round says nothing of the noise.")
     timings = Timings.checked(
@@ -294,9 +297,17 @@ def _visits(
             for index in rng.permutation(len(names)).tolist():
                 if round_ and deadline.left_s() <= 0:
                     return
-                times_ns = [_time(programs[names[index]]) for _ in range(RUNS_OF_A_VISIT)]
+                times_ns = visit_ns(programs[names[index]])
                 yield Visit(round=round_, name=names[index], times_ns=times_ns)
             advance()
+
+
+def visit_ns(run: Callable[[], Any]) -> list[int]:
+    """Return the times in ns of the runs of one visit."""
+    times_ns = [_time(run) for _ in range(LEAST_RUNS)]
+    while len(times_ns) < MOST_RUNS and sum(times_ns) < VISIT_NS:
+        times_ns.append(_time(run))
+    return times_ns
 
 
 def _time(run: Callable[[], Any]) -> int:

@@ -35,7 +35,7 @@ from .plan import memory_limit_bytes, prepare
 from .report import Outcome, Progress, shortened
 from .samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside, timings_of
 from .validate import OUTLIER_FACTOR, error_summaries, outliers
-from .visits import Visits, noise_floor, quartile_ns
+from .visits import Visits, noise_floor, quantile_ns
 from .workloads import Grid, Models, load_models, split_by_memory
 
 MIN_BUDGET_S = 10.0
@@ -159,7 +159,7 @@ def fit_and_write(
         visits = Visits.of_rounds(np.array([[time_ns[cell] for cell in cells]], float))
         notes.append("No round was finished: every workload counts once, and some are missing.")
     check_fittable(cells, samples_path)
-    measured_ns, noise = quartile_ns(visits), noise_floor(visits)
+    measured_ns, noise = quantile_ns(visits), noise_floor(visits)
     if np.isnan(noise).any():
         notes.append("A single round says nothing of the noise.")
     rates = micro_rates(log)

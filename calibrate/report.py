@@ -53,7 +53,7 @@ class Outcome:
         content: the file's content.
         section: of it, what it says of Welch peaks.
         cells: the workloads measured.
-        measured_ns: of the visits (`quartile_ns`), `[cells]`.
+        measured_ns: of the visits (`quantile_ns`), `[cells]`.
         predicted_ns: by the coefficients in the file, `[cells]`.
         skipped: workloads that were not measured, by reason.
         rates: what the micro-benchmarks say.

@@ -26,7 +26,7 @@ from .measure import MICRO_REPEATS, Deadline, measure_rounds, time_micro, warm_u
 from .plan import memory_limit_bytes
 from .report import Progress
 from .samples import SampleLog, SampleWriter
-from .visits import noise_floor, quartile_ns
+from .visits import noise_floor, quantile_ns
 from .workloads import WITHOUT_MODEL, Cell, Signals, split_by_memory
 
 GOOD, DRIFTED, NOT_THIS_MACHINE = "good", "drifted", "not this machine"
@@ -187,7 +187,7 @@ def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progre
     log = _time_again(content, Deadline(started_s + budget_s - RESERVE_S), progress)
     visits, expected = log.visits(), estimates(Calibration.from_file(content).of(WELCH.name).posterior, log.cells)
     canary_ns = {name: min(times) for name, times in log.micro.items()}
-    verdict = judge(log.cells, quartile_ns(visits), expected, noise_floor(visits), canary_ns, content.canary_ns)
+    verdict = judge(log.cells, quantile_ns(visits), expected, noise_floor(visits), canary_ns, content.canary_ns)
     return dataclasses.replace(verdict, **of_file)
 
 
@@ -207,7 +207,7 @@ def judge(
 
     Args:
         cells: the runs, by any strategies that need no model.
-        measured_ns: of a few rounds (`quartile_ns`), `[cells]`.
+        measured_ns: of a few rounds (`quantile_ns`), `[cells]`.
         expected: what the calibration says of each.
         noise: relative noise of each time; NaN where nothing is known of it, `[cells]`.
         canary_ns: the least time of each micro-benchmark.

@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-#: Of a cell's visits, the share that its time is not below; and steps that tell it from the machine's pace.
+#: Of a cell's visits, the share that its time is not below where nothing else is asked; and steps that tell it from the
+#: machine's pace.
 QUARTILE, PACE_STEPS = 0.25, 3
 #: Visits in a row whose median is the pace in the middle of them, odd.
 PACE_VISITS = 21
@@ -45,22 +46,22 @@ class Visits:
         return type(self)(self.round[kept], self.cell[kept], self.time_ns[kept], self.n_cells)
 
 
-def quartile_ns(visits: Visits) -> np.ndarray:
-    """Return what each cell takes in ns, float64 `[cells]`: the lower quartile of its visits at one pace.
+def quantile_ns(visits: Visits, quantile: float = QUARTILE) -> np.ndarray:
+    """Return what each cell takes in ns, float64 `[cells]`: a low quantile of its visits at one pace.
 
     The pace of a visit is the median, over the `PACE_VISITS` of those given around it, of how much slower
-    they were than their cells' quartiles. It is taken out: which slow and quick spells of the machine a cell
+    they were than their cells' quantiles. It is taken out: which slow and quick spells of the machine a cell
     met then tells little of the cell. The times are as long, in the geometric mean over cells, as the
-    quartiles of the visits as they were.
+    quantiles of the visits as they were.
     """
     logs = np.log(visits.time_ns)
-    of_cell = as_they_were = _quartiles(logs, visits)
+    of_cell = as_they_were = _quantiles(logs, visits, quantile)
     for _ in range(PACE_STEPS):
-        of_cell = _quartiles(logs - _running_median(logs - of_cell[visits.cell]), visits)
+        of_cell = _quantiles(logs - _running_median(logs - of_cell[visits.cell]), visits, quantile)
     return np.exp(of_cell - of_cell.mean() + as_they_were.mean())
 
 
-def noise_floor(visits: Visits) -> np.ndarray:
+def noise_floor(visits: Visits, quantile: float = QUARTILE) -> np.ndarray:
     """Return, per cell, the relative difference of the times that two disjoint halves of the rounds give.
 
     Even against odd rounds, each half as many; `[cells]`. With a single round nothing can be said: NaN.
@@ -69,15 +70,15 @@ def noise_floor(visits: Visits) -> np.ndarray:
     half = len(rounds) // 2
     if half == 0:
         return np.full(visits.n_cells, np.nan)
-    even, odd = (quartile_ns(visits.in_rounds(rounds[first : 2 * half : 2])) for first in (0, 1))
+    even, odd = (quantile_ns(visits.in_rounds(rounds[first : 2 * half : 2]), quantile) for first in (0, 1))
     return np.abs(np.log(even / odd))
 
 
-def _quartiles(logs: np.ndarray, visits: Visits) -> np.ndarray:
-    """Return the lower quartile over the visits of each cell, `[cells]`."""
+def _quantiles(logs: np.ndarray, visits: Visits, quantile: float) -> np.ndarray:
+    """Return a quantile over the visits of each cell, `[cells]`."""
     order = np.argsort(visits.cell, kind="stable")
     starts = np.searchsorted(visits.cell[order], np.arange(1, visits.n_cells))
-    return np.array([np.quantile(one, QUARTILE) for one in np.split(logs[order], starts)])
+    return np.array([np.quantile(one, quantile) for one in np.split(logs[order], starts)])
 
 
 def _running_median(values: np.ndarray) -> np.ndarray:

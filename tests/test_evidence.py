@@ -12,7 +12,7 @@ from calibrate.job import facts_of
 from calibrate.measure import micro_rates
 from calibrate.samples import read_samples, timings_of
 from calibrate.validate import error_summaries
-from calibrate.visits import noise_floor, quartile_ns
+from calibrate.visits import noise_floor, quantile_ns
 from calibrate.workloads import Grid
 from rlxjax.calibration import read_calibration_file, sha256_of
 
@@ -36,7 +36,7 @@ def test_the_samples_are_those_that_the_calibration_names():
 def test_refitting_the_samples_gives_the_errors_in_the_calibration():
     stated, grid, log = read_calibration_file(CALIBRATION).models["welch"].held_out, Grid(), read_samples(SAMPLES)
     visits = log.visits()
-    measured = quartile_ns(visits)
+    measured = quantile_ns(visits)
     seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in log.cells])
     timings, prior = timings_of(log.cells, measured), fits.micro_prior(micro_rates(log))
     fitted = fits.fit_twice(timings, seen, prior, facts_of(log, {}))

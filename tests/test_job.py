@@ -18,7 +18,7 @@ from calibrate.measure import MICRO_REPEATS, micro_rates
 from calibrate.report import Progress, print_outcome
 from calibrate.samples import read_samples, timings_of
 from calibrate.validate import error_summaries
-from calibrate.visits import noise_floor, quartile_ns
+from calibrate.visits import noise_floor, quantile_ns
 from calibrate.workloads import WITHOUT_MODEL, Grid
 from rlxjax import load_calibration, transferred_prior
 from rlxjax.calibration import read_calibration_file, sha256_of
@@ -97,7 +97,7 @@ def test_the_file_describes_the_samples_behind_it(outcome):
     assert recorded.rounds == len(log.complete_rounds()) == 2
     assert recorded.workloads == len(log.cells) == len(GRID.cells())
     assert outcome.content.canary_ns == {name: min(times) for name, times in log.micro.items()}
-    np.testing.assert_array_equal(outcome.measured_ns, quartile_ns(log.visits()))
+    np.testing.assert_array_equal(outcome.measured_ns, quantile_ns(log.visits()))
 
 
 def test_a_known_machine_is_found(outcome):
@@ -110,7 +110,7 @@ def test_a_known_machine_is_found(outcome):
 def test_fitting_the_samples_again_gives_what_the_file_says(outcome):
     log = read_samples(outcome.samples_path)
     visits = log.visits()
-    measured, prior = quartile_ns(visits), fits.micro_prior(micro_rates(log))
+    measured, prior = quantile_ns(visits), fits.micro_prior(micro_rates(log))
     seen = np.array([GRID.place(cell.batch, cell.n_fft) == "fit" for cell in log.cells])
     again = fits.fit_twice(timings_of(log.cells, measured), seen, prior, job.facts_of(log, {}))
     assert named(again.whole.terms.coefficients) == named(outcome.calibration.coefficients)

@@ -76,7 +76,7 @@ def test_every_coefficient_takes_part_and_its_gradient_is_that_of_finite_differe
 @each_model
 def test_a_slower_clock_scales_the_prediction(model):
     runs, facts, own = runs_of(model), FACTS[model.name], machine(model, 1)
-    power = {"ns": 1, "bytes/ns": -1, "FLOP/ns": -1, "rows": 0, "1": 0}
+    power = {"ns": 1, "bytes/ns": -1, "FLOP/ns": -1, "steps/ns": -1, "rows": 0, "1": 0}
     for scale in (1e-3, 7.0):
         slower = {name: value * scale ** power[unit_of(name)] for name, value in named(own).items()}
         found = times(type(own)(**slower), runs, facts)

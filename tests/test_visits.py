@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from calibrate.visits import PACE_VISITS, Visits, noise_floor, quartile_ns
+from calibrate.visits import PACE_VISITS, Visits, noise_floor, quantile_ns
 
 CELL_NS = np.array([1e4, 3e5, 2e6, 5e3, 7e4])
 
@@ -29,16 +29,16 @@ def plain_quartiles(visits):
 
 
 def test_a_constant_pace_gives_the_times_and_a_scale_scales_them():
-    np.testing.assert_allclose(quartile_ns(shuffled(6)), CELL_NS, rtol=1e-12)
+    np.testing.assert_allclose(quantile_ns(shuffled(6)), CELL_NS, rtol=1e-12)
     visits = shuffled(40)
     noisy = at_pace(visits, np.random.default_rng(0).lognormal(0.0, 0.1, 200))
-    np.testing.assert_allclose(quartile_ns(at_pace(noisy, 3.0)), 3.0 * quartile_ns(noisy), rtol=1e-12)
+    np.testing.assert_allclose(quantile_ns(at_pace(noisy, 3.0)), 3.0 * quantile_ns(noisy), rtol=1e-12)
 
 
 @pytest.mark.parametrize("n_cells", [1, 2, 5])
 def test_one_round_is_itself(n_cells):
     visits = Visits.of_rounds(CELL_NS[None, :n_cells])
-    np.testing.assert_allclose(quartile_ns(visits), CELL_NS[:n_cells], rtol=1e-12)
+    np.testing.assert_allclose(quantile_ns(visits), CELL_NS[:n_cells], rtol=1e-12)
 
 
 @pytest.mark.parametrize("counts", [None, [1, 1, 1, 4, 4]])
@@ -47,14 +47,14 @@ def test_slow_and_quick_spells_change_no_cell_against_another(counts):
     visits = shuffled(200, counts=counts)
     spells = np.random.default_rng(1).lognormal(0.0, 0.5, 1 + len(visits.cell) // (4 * PACE_VISITS))
     slow = at_pace(visits, np.repeat(spells, 4 * PACE_VISITS)[: len(visits.cell)])
-    np.testing.assert_allclose(relative(quartile_ns(slow)), relative(CELL_NS), rtol=0.01)
+    np.testing.assert_allclose(relative(quantile_ns(slow)), relative(CELL_NS), rtol=0.01)
 
 
 def test_a_pace_that_drifts_is_taken_out_where_a_plain_quartile_keeps_it():
     visits = shuffled(40)
     drift = at_pace(visits, np.exp(0.5 * np.sin(np.arange(len(visits.cell)) / 20)))
     with_pace, without = (
-        np.max(np.abs(relative(of(drift)) / relative(CELL_NS) - 1)) for of in (quartile_ns, plain_quartiles)
+        np.max(np.abs(relative(of(drift)) / relative(CELL_NS) - 1)) for of in (quantile_ns, plain_quartiles)
     )
     assert with_pace < 0.02 < 0.04 < without
 
@@ -62,7 +62,7 @@ def test_a_pace_that_drifts_is_taken_out_where_a_plain_quartile_keeps_it():
 def test_the_times_are_in_the_mean_as_long_as_the_quartiles_of_the_visits():
     rng = np.random.default_rng(2)
     noisy = at_pace(shuffled(50), rng.lognormal(0.0, 0.3, 250))
-    means = [np.mean(np.log(times)) for times in (quartile_ns(noisy), plain_quartiles(noisy))]
+    means = [np.mean(np.log(times)) for times in (quantile_ns(noisy), plain_quartiles(noisy))]
     assert means[0] == pytest.approx(means[1], rel=1e-12)
 
 
@@ -70,7 +70,7 @@ def test_rare_quick_and_rare_slow_times_of_a_cell_say_nothing():
     times = np.tile(CELL_NS, (50, 1))
     times[::10, 2] *= 0.5
     times[5::10, 2] *= 1000.0
-    np.testing.assert_allclose(quartile_ns(Visits.of_rounds(times)), CELL_NS, rtol=1e-12)
+    np.testing.assert_allclose(quantile_ns(Visits.of_rounds(times)), CELL_NS, rtol=1e-12)
 
 
 def test_the_quartile_is_that_of_all_visits_of_a_cell():
@@ -78,7 +78,7 @@ def test_the_quartile_is_that_of_all_visits_of_a_cell():
     counts = [4, 8, 8, 8, 8]
     visits = shuffled(30, counts=counts)
     varied = np.where(visits.cell == 0, np.random.default_rng(3).lognormal(0.0, 0.2, visits.cell.shape), 1.0)
-    assert quartile_ns(at_pace(visits, varied))[0] == pytest.approx(
+    assert quantile_ns(at_pace(visits, varied))[0] == pytest.approx(
         plain_quartiles(at_pace(visits, varied))[0], rel=1e-9
     )
 
@@ -90,7 +90,7 @@ def test_two_halves_agree_better_than_quartiles_that_know_of_no_pace():
     spells = np.repeat(rng.lognormal(0.0, 0.25, 54), 60)[: len(visits.cell)]
     noisy = at_pace(visits, spells * rng.lognormal(0.0, 0.05, visits.cell.shape))
     halves = [noisy.in_rounds(np.arange(first, 80, 2)) for first in (0, 1)]
-    with_pace, without = (np.std(np.log(of(halves[0]) / of(halves[1]))) for of in (quartile_ns, plain_quartiles))
+    with_pace, without = (np.std(np.log(of(halves[0]) / of(halves[1]))) for of in (quantile_ns, plain_quartiles))
     assert with_pace < without / 2
 
 
@@ -112,7 +112,7 @@ def test_a_table_of_rounds_is_read_row_by_row():
 
 def test_noise_floor_compares_even_and_odd_rounds_as_many_of_each():
     times = np.array([[4.0, 9.0, 5.0], [8.0, 3.0, 6.0], [2.0, 9.0, 5.0], [6.0, 9.0, 7.0], [1.0, 1.0, 1.0]])
-    even, odd = (quartile_ns(Visits.of_rounds(times[rows])) for rows in ([0, 2], [1, 3]))
+    even, odd = (quantile_ns(Visits.of_rounds(times[rows])) for rows in ([0, 2], [1, 3]))
     expected = np.abs(np.log(even / odd))
     assert np.all(expected > 0)
     np.testing.assert_allclose(noise_floor(Visits.of_rounds(times)), expected, rtol=1e-12)
