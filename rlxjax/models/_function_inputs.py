@@ -12,6 +12,8 @@ WORD_BYTES = 4
 NARROW_OPERATIONS, NARROW_SPECIAL = 7.0, 1.6
 #: What an array that a call gives takes, of one that it takes; and a kernel that a loop launches, of one by itself.
 RESULT_WEIGHT, LOOPED_WEIGHT = 5.0, 0.05
+#: Kernels that one of so many bytes counts as on top, where a program has others and one processor does it.
+LARGE_LAUNCH, LARGE_LAUNCH_BYTES = 1.8, 2.2e4
 #: Operations below which a program runs in the thread that calls it, and how sharply others do not.
 HANDED_OVER_OPERATIONS, HANDED_OVER_SHARPNESS = 700.0, 10
 
@@ -35,8 +37,8 @@ READ_SHARE = 0.74
 #: Bytes of a kernel that a first cache holds, and what one of these costs, of others.
 NEAR_BYTES, NEAR_WEIGHT = 4e4, 0.5
 
-#: A place that a gather or a scatter finds costs as much as so many elements that it reads.
-ELEMENTS_OF_A_SLICE = 2.5
+#: An element that a gather reads, of a place that it finds; and a place that a scatter finds.
+GATHERED_WEIGHT, SCATTERED_WEIGHT = 0.4, 0.75
 #: What an element of a transpose takes, of one that is moved in tiles: others are read at a stride, which may be one
 #: of many sets of a cache or of few.
 TRANSPOSE_WEIGHTS: Mapping[str, float] = {
@@ -77,7 +79,7 @@ SHAREABLE: Mapping[str, str] = {
     "elementwise_ops": "operations",
     "special_ops": "exponentials",
     "moved_bytes": "bytes",
-    "indexed_elements": "elements",
+    "indexed_places": "places",
     "transposed_elements": "elements",
     "scanned_elements": "elements",
     "matmul_flop": "FLOP",
@@ -111,18 +113,19 @@ def function_inputs(profile: FunctionProfile) -> dict[str, float]:
         >>> from rlxjax.graph import profile_function
         >>> square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
         >>> found = function_inputs(profile_function(lambda x: jnp.tanh(x @ x), square))
-        >>> found["matmul_flop"], found["launches"], found["arrays"]
-        (524288.0, 2.0, 6.0)
+        >>> found["matmul_flop"], found["arrays"]
+        (524288.0, 6.0)
     """
     sums = dict.fromkeys(INPUTS, 0.0)
     sums["arrays"] = profile.arrays + (RESULT_WEIGHT - 1.0) * profile.results
     sums["trips"] = float(profile.trips)
     static = float(profile.static_ops)
+    is_alone = sum(group.launches for group in profile.kernels) == 1
     uncached_share = _beyond(profile.peak_bytes, UNCACHED_BYTES, SHARPLY)
     for group in profile.kernels:
         counts = _counts(group)
         share = _shared(group, counts)
-        sums["launches"] += group.launches - (1.0 - LOOPED_WEIGHT) * group.looped
+        sums["launches"] += _launches(group, share, is_alone)
         sums["shared_launches"] += share * group.launches
         beyond = _beyond(group.bytes / group.launches, UNCACHED_KERNEL_BYTES, 2)
         fresh = FRESH_WEIGHT * group.written_bytes * _beyond(group.written_bytes / group.launches, FRESH_BYTES, SHARPLY)
@@ -136,6 +139,13 @@ def function_inputs(profile: FunctionProfile) -> dict[str, float]:
     sums["shared_launches"] = min(sums["shared_launches"], 1.0) + NEXT_SHARED * max(sums["shared_launches"] - 1.0, 0.0)
     sums["hand_overs"] = _beyond(max(static, 0.0), HANDED_OVER_OPERATIONS, HANDED_OVER_SHARPNESS)
     return sums
+
+
+def _launches(group: KernelGroup, share: float, is_alone: bool) -> float:
+    """Return how many small kernels launching those of a group takes as long as."""
+    outside = group.launches - group.looped
+    large = _beyond(group.bytes / group.launches, LARGE_LAUNCH_BYTES, 2) * (1.0 - share) * (not is_alone)
+    return LOOPED_WEIGHT * group.looped + outside * (1.0 + LARGE_LAUNCH * large)
 
 
 def _counts(group: KernelGroup) -> dict[str, float]:
@@ -154,7 +164,7 @@ def _counts(group: KernelGroup) -> dict[str, float]:
         "elementwise_ops": BRANCH_OPERATIONS * sum(elements.get(name, 0) for name in BRANCHES),
         "special_ops": special * (NARROW_SPECIAL if narrow else 1.0),
         "moved_bytes": (READ_SHARE * (group.bytes - group.written_bytes) + group.written_bytes) * nearness,
-        "indexed_elements": elements.get("gather", 0) + ELEMENTS_OF_A_SLICE * elements.get("gather slices", 0),
+        "indexed_places": elements.get("gather slices", 0) + GATHERED_WEIGHT * elements.get("gather", 0),
         "transposed_elements": sum(weight * elements.get(name, 0) for name, weight in TRANSPOSE_WEIGHTS.items()),
     }
     match kind.family:
@@ -186,7 +196,7 @@ def _counts(group: KernelGroup) -> dict[str, float]:
             found["elementwise_ops"] += weight * cheap + ROW_OPERATIONS * elements.get("rows", 0)
         case family:
             found["elementwise_ops"] += cheap
-            found["indexed_elements"] += ELEMENTS_OF_A_SLICE * slices if family == "scatter" else 0.0
+            found["indexed_places"] += SCATTERED_WEIGHT * slices if family == "scatter" else 0.0
     return found
 
 

@@ -41,7 +41,7 @@ class FunctionCoefficients(Coefficients):
         special_ns: one exponential of float32; other special functions are so many of these.
         cached_bytes_per_ns: what fused kernels write; bytes that they read are a share of these.
         uncached_bytes_per_ns: what kernels larger than the caches move, on top.
-        indexed_element_ns: one element that a gather reads; a place that it or a scatter finds is several of these.
+        indexed_place_ns: one place that a gather finds; elements that it reads are a share of these.
         transposed_element_ns: one element of a transpose that moves the last axis.
         scanned_element_ns: one element of a cumulative operation or of a window.
         matmul_flop_per_ns: matrix products.
@@ -63,7 +63,7 @@ class FunctionCoefficients(Coefficients):
     special_ns: RealLike
     cached_bytes_per_ns: RealLike
     uncached_bytes_per_ns: RealLike
-    indexed_element_ns: RealLike
+    indexed_place_ns: RealLike
     transposed_element_ns: RealLike
     scanned_element_ns: RealLike
     matmul_flop_per_ns: RealLike
@@ -87,7 +87,7 @@ TYPICAL = FunctionCoefficients(
     special_ns=0.2,
     cached_bytes_per_ns=70.0,
     uncached_bytes_per_ns=100.0,
-    indexed_element_ns=0.1,
+    indexed_place_ns=0.2,
     transposed_element_ns=0.15,
     scanned_element_ns=2.0,
     matmul_flop_per_ns=200.0,
@@ -143,7 +143,7 @@ class FunctionsModel(LatencyModel):
             "loop_ns": c.trip_ns * x["trips"],
             "elementwise_ns": soft_roofline(compute_ns, memory_ns, ROOFLINE_SHARPNESS),
             "uncached_ns": x["uncached_bytes"] / c.uncached_bytes_per_ns,
-            "index_ns": c.indexed_element_ns * done("indexed_elements"),
+            "index_ns": c.indexed_place_ns * done("indexed_places"),
             "transpose_ns": c.transposed_element_ns * done("transposed_elements"),
             "scan_ns": c.scanned_element_ns * done("scanned_elements"),
             "matmul_ns": done("matmul_flop") / c.matmul_flop_per_ns,

@@ -77,7 +77,7 @@ EXPANDED_OPERATIONS: Mapping[str, float] = MappingProxyType(
         ),
         50.0,
     )
-    | {"gather": 5.0, "argmax inner": 8.0, "argmin inner": 8.0}
+    | {"argmax inner": 8.0, "argmin inner": 8.0}
 )
 
 #: How much work an element of a factorisation's result is, in units of one of an LU decomposition, by its primitive.
