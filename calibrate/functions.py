@@ -184,7 +184,7 @@ KINDS = (
     Kind("elementwise", "power", of(lambda x, y: x**y, 2, "positive"), "128 524288"),
     Kind("elementwise", "erf", of(jsp.special.erf), "2048 262144*"),
     Kind("elementwise", "gammaln", of(jsp.special.gammaln, 1, "positive"), "512 65536"),
-    Kind("elementwise", "polynomial", of(horner), "65536 4194304*"),
+    Kind("elementwise", "polynomial", of(horner), "16384 65536 1048576 4194304*"),
     Kind("elementwise", "add transposed", of(lambda x: x + x.T), "64x64 512x512 1200x1200"),
     Kind("elementwise", "hypotenuse", of(lambda x, y: x / jnp.sqrt(x * x + y * y + 1), 2), "8192 1048576", True),
     Kind("elementwise", "gated", of(lambda x, y: jax.nn.silu(x) * y, 2), "524288 65536:bfloat16", True),

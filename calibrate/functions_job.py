@@ -247,8 +247,8 @@ def read_function_samples(path: FilePath) -> FunctionLog | None:
 def chosen_cells(cells: Sequence[FunctionCell]) -> list[FunctionCell]:
     """Return the functions to time, in the suite's order.
 
-    Of those that the fit sees, the ones that say most of the coefficients for their time (`next_measurements`); of
-    those that are held out, as many of each family as there is place for.
+    Of those that the fit sees, the ones that say most of the coefficients for their time (`next_measurements`), one of
+    each family at least; of those that are held out, as many of each family as there is place for.
     """
     seen = [cell for cell in cells if not cell.held_out]
     families: dict[str, list[FunctionCell]] = {}
@@ -263,8 +263,10 @@ def chosen_cells(cells: Sequence[FunctionCell]) -> list[FunctionCell]:
         function_runs([profile_function(*_called(cell)) for cell in seen]),
     )
     candidates = jax.tree.map(lambda column: np.asarray(column)[:, None], found)
-    order = next_measurements(candidates, count).order
-    chosen = {seen[place].name for place in order} | {cell.name for cell in held_out}
+    order = [seen[place] for place in next_measurements(candidates, len(seen)).order]
+    of_families = {cell.family: cell for cell in reversed(order)}
+    most_telling = list(dict.fromkeys(cell.name for cell in (*of_families.values(), *order)))[:count]
+    chosen = {*most_telling, *(cell.name for cell in held_out)}
     return [cell for cell in cells if cell.name in chosen]
 
 

@@ -14,7 +14,7 @@ BESIDE = "copy beside"
 ROWS = "rows"
 
 
-_NO_RESULTS = re.compile(rf" slices$| steps$|^{ROWS}$|^{TRANSPOSE}")
+_NO_RESULTS = re.compile(rf" slices$| steps$| elements$|^{ROWS}$|^{TRANSPOSE}")
 
 
 class KernelKind(NamedTuple):
@@ -52,7 +52,8 @@ class KernelGroup(NamedTuple):
             also broadcasts, and where a product reads its left matrix so. "gather slices", say, are the places that
             gathers read; there are such of scatters too; of convolutions they are the runs of channels, of
             factorisations and products the matrices, of transforms how many there are. "fft steps" are the points of
-            transforms times the factors of their lengths, "rows" those that the loop over the result enters.
+            transforms times the factors of their lengths, "matrix elements" those of the largest squares in what is
+            factored, "rows" those that the loop over the result enters.
     """
 
     kind: KernelKind

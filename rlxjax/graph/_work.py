@@ -8,7 +8,7 @@ from typing import Any
 from ._buffers import EACH, SPREAD
 from ._equations import is_outer_reduction
 from ._kernels import TRANSPOSE, Work
-from ._operations import Operation, OperationCounts, Rule, elements, number_kind
+from ._operations import Aval, Operation, OperationCounts, Rule, elements, number_kind
 
 #: Elements of the last axis that is moved there so that what they come from stays in a first cache.
 _FEW = 16
@@ -31,6 +31,8 @@ def work_of(equation: Any, rule: Rule, counts: OperationCounts, operation: Opera
         also[f"{name} slices"] = rule.slices(operation)
     if name.startswith("fft"):
         also["fft steps"] = transform_steps(equation)
+    if rule.family == "linear algebra":
+        also["matrix elements"] = _square_elements(operation.operand)
     return Work(
         rule.family,
         name,
@@ -130,6 +132,12 @@ def _itemsize(operation: Operation) -> int:
     """Return the bytes of a number that an operation works on: of its largest array, as keys have none."""
     arrays = [aval for aval in (*operation.inputs, *operation.outputs) if getattr(aval, "shape", None) is not None]
     return max((elements(aval), aval.dtype.itemsize) for aval in arrays)[1] if arrays else 4
+
+
+def _square_elements(aval: Aval) -> int:
+    """Return the elements of the largest squares in matrices; of what is no matrix, its elements."""
+    *_, rows, columns = (1, 1, *aval.shape)
+    return elements(aval) * min(rows, columns) // max(rows, columns, 1) if len(aval.shape) > 1 else elements(aval)
 
 
 def _rows(operation: Operation) -> int:

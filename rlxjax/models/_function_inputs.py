@@ -57,7 +57,7 @@ REDUCED_WEIGHT, ROW_OPERATIONS, RANKED_WEIGHT = 2.6, 260.0, 1.9
 #: An element of a window, of one of a cumulative sum.
 WINDOW_WEIGHT = 0.1
 #: Exponentials that a logarithm takes on top where it is computed beside one.
-LOG_BESIDE_EXP = 1.9
+LOG_BESIDE_EXP = 2.5
 #: A step of a transform of which one side is real, of a complex one; steps that stand for a transform; and bytes from
 #: which it leaves a cache, and what its steps then take more.
 REAL_TRANSFORM, STEPS_OF_A_TRANSFORM, LONG_TRANSFORM_BYTES, LONG_TRANSFORM = 1.4, 950.0, 1.3e5, 1.5
@@ -182,7 +182,7 @@ def _counts(group: KernelGroup) -> dict[str, float]:
             found["comparisons"] = weight * (group.flops + group.integer_ops)
         case "linear algebra":
             weight = FLOP_OF_AN_ELEMENT * MATRIX_WEIGHTS.get(kind.operation, 1.0) * width
-            found["matrix_flop"] = flop + weight * elements[kind.operation] + FLOP_OF_A_MATRIX * slices
+            found["matrix_flop"] = flop + weight * elements["matrix elements"] + FLOP_OF_A_MATRIX * slices
         case "random":
             found["random_ops"] = float(group.integer_ops)
         case "cumulative":
