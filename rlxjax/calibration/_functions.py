@@ -1,6 +1,5 @@
 """What a calibration says of any JAX function: its time with an interval, and whether two functions should be one."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple, Protocol
@@ -20,7 +19,7 @@ from ._calibrated import CalibratedModel
 LEVEL = 0.9
 #: Relative standard deviation of what one program takes beyond what its terms explain, where another does the same
 #: work: the compiler's choices, and the noise of a timing.
-OWN_SPREAD = 0.06
+OWN_SPREAD = 0.05
 
 
 class HasModels(Protocol):
@@ -125,9 +124,7 @@ def compare_functions(calibration: HasModels, together: FunctionProfile, apart: 
     if not apart:
         raise ValueError("apart: expected one profile at least, got none")
     calibrated = functions_of(calibration)
-    # Run one after another, the several leave in the caches what all of them together do.
-    peak_bytes = max(profile.peak_bytes for profile in (together, *apart))
-    runs = function_runs([together, *(dataclasses.replace(profile, peak_bytes=peak_bytes) for profile in apart)])
+    runs = function_runs([together, *apart])
     with jax.ensure_compile_time_eval():
         found: LatencyEstimate = estimate(calibrated.posterior, runs)
         terms = jnp.stack([jnp.asarray(part) for part in corrected_terms_ns(calibrated.posterior, runs).values()])

@@ -113,8 +113,8 @@ def function_inputs(profile: FunctionProfile) -> dict[str, float]:
         >>> from rlxjax.graph import profile_function
         >>> square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
         >>> found = function_inputs(profile_function(lambda x: jnp.tanh(x @ x), square))
-        >>> found["matmul_flop"], found["arrays"]
-        (524288.0, 6.0)
+        >>> round(found["matmul_flop"] + found["shared_matmul_flop"]), found["arrays"]
+        (524288, 6.0)
     """
     sums = dict.fromkeys(INPUTS, 0.0)
     sums["arrays"] = profile.arrays + (RESULT_WEIGHT - 1.0) * profile.results
