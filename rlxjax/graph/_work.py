@@ -12,6 +12,8 @@ from ._operations import Aval, Operation, OperationCounts, Rule, elements, numbe
 
 #: Elements of the last axis that is moved there so that what they come from stays in a first cache.
 _FEW = 16
+#: Of a line of a cache: elements closer to each other are read together.
+_LINE_BYTES = 64
 #: Addresses that are multiples of this apart fall into few sets of a cache; and the lines that these sets hold.
 _SET_BYTES, _SET_LINES = 2048, 256
 #: Arguments that a processor foretells: it learns by heart which way sines take.
@@ -69,7 +71,8 @@ def operation_of(equation: Any) -> str:
         return name if len(kinds) == 1 else "fft real"
     if name == "transpose":
         shape, order = equation.invars[0].aval.shape, equation.params["permutation"]
-        if order[-1] == len(order) - 1 or shape[order[-1]] <= _FEW:
+        stride_bytes = math.prod(shape[order[-1] + 1 :]) * equation.invars[0].aval.dtype.itemsize
+        if order[-1] == len(order) - 1 or shape[order[-1]] <= _FEW or stride_bytes < _LINE_BYTES:
             return name
         return transposed(shape, order[-1], equation.invars[0].aval.dtype.itemsize)
     return name

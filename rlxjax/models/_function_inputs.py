@@ -51,6 +51,8 @@ TRANSPOSE_WEIGHTS: Mapping[str, float] = {
 }
 #: Operations that choosing between the parts of a concatenation takes, or between an array and its padding.
 BRANCH_OPERATIONS, BRANCHES = 20.0, ("concatenate", "stack", "pad")
+#: What a special function takes more where a kernel pads its values, which no vector then holds.
+PADDED_SPECIAL = 6.0
 #: An operation of a reduction along the last axis, of an elementwise one; operations of entering a row of a
 #: reduction; an element of argmax, of a cumulative sum.
 REDUCED_WEIGHT, ROW_OPERATIONS, RANKED_WEIGHT = 2.6, 260.0, 1.9
@@ -158,6 +160,8 @@ def _counts(group: KernelGroup) -> dict[str, float]:
     special = sum(count * SPECIAL_WEIGHTS[name][wide] for name, count in elements.items() if name in SPECIAL_WEIGHTS)
     logs = elements.get("log", 0) + elements.get("log1p", 0)
     special += LOG_BESIDE_EXP * min(elements.get("exp", 0), logs)
+    written = max(group.written_bytes / max(kind.itemsize, 1), 1.0)
+    special *= 1.0 + PADDED_SPECIAL * min(elements.get("pad", 0) / written, 1.0)
     slices = elements.get(f"{kind.operation} slices", 0)
     nearness = NEAR_WEIGHT + (1.0 - NEAR_WEIGHT) * _beyond(group.bytes / group.launches, NEAR_BYTES, 2)
     found = {
