@@ -51,8 +51,9 @@ TRANSPOSE_WEIGHTS: Mapping[str, float] = {
 }
 #: Operations that choosing between the parts of a concatenation takes, or between an array and its padding.
 BRANCH_OPERATIONS, BRANCHES = 20.0, ("concatenate", "stack", "pad")
-#: What a special function takes more where a kernel pads its values, which no vector then holds.
-PADDED_SPECIAL = 6.0
+#: What a special function that vectors hold takes more where a kernel pads its values; and those that they hold, by
+#: their weights.
+PADDED_SPECIAL, VECTOR_WEIGHT = 6.0, 3.0
 #: An operation of a reduction along the last axis, of an elementwise one; operations of entering a row of a
 #: reduction; an element of argmax, of a cumulative sum.
 REDUCED_WEIGHT, ROW_OPERATIONS, RANKED_WEIGHT = 2.6, 260.0, 1.9
@@ -157,11 +158,14 @@ def _counts(group: KernelGroup) -> dict[str, float]:
     narrow = 2 * kind.itemsize == WORD_BYTES
     flop = group.flops * width
     cheap = (group.flops + group.integer_ops) * width * (NARROW_OPERATIONS if narrow else 1.0)
-    special = sum(count * SPECIAL_WEIGHTS[name][wide] for name, count in elements.items() if name in SPECIAL_WEIGHTS)
+    written = max(group.written_bytes / max(kind.itemsize, 1), 1.0)
+    padded = PADDED_SPECIAL * min(elements.get("pad", 0) / written, 1.0)
+    special = 0.0
+    for name in elements.keys() & SPECIAL_WEIGHTS.keys():
+        weight = SPECIAL_WEIGHTS[name][wide]
+        special += elements[name] * weight * (1.0 + padded * (weight <= VECTOR_WEIGHT))
     logs = elements.get("log", 0) + elements.get("log1p", 0)
     special += LOG_BESIDE_EXP * min(elements.get("exp", 0), logs)
-    written = max(group.written_bytes / max(kind.itemsize, 1), 1.0)
-    special *= 1.0 + PADDED_SPECIAL * min(elements.get("pad", 0) / written, 1.0)
     slices = elements.get(f"{kind.operation} slices", 0)
     nearness = NEAR_WEIGHT + (1.0 - NEAR_WEIGHT) * _beyond(group.bytes / group.launches, NEAR_BYTES, 2)
     found = {
@@ -185,8 +189,9 @@ def _counts(group: KernelGroup) -> dict[str, float]:
             weight = HEAP_WEIGHT if "top_k" in kind.operation else 1.0
             found["comparisons"] = weight * (group.flops + group.integer_ops)
         case "linear algebra":
-            weight = FLOP_OF_AN_ELEMENT * MATRIX_WEIGHTS.get(kind.operation, 1.0) * width
-            found["matrix_flop"] = flop + weight * elements["matrix elements"] + FLOP_OF_A_MATRIX * slices
+            weight = MATRIX_WEIGHTS.get(kind.operation, 1.0)
+            each = weight * FLOP_OF_AN_ELEMENT * width * elements["matrix elements"]
+            found["matrix_flop"] = flop + each + max(weight, 1.0) * FLOP_OF_A_MATRIX * slices
         case "random":
             found["random_ops"] = float(group.integer_ops)
         case "cumulative":

@@ -90,7 +90,7 @@ MATRIX_WEIGHTS: Mapping[str, float] = MappingProxyType(
         "householder_product": 2.6,
         "qr": 5.2,
         "eigh": 13.0,
-        "svd": 18.0,
+        "svd": 28.0,
         "eig": 25.0,
         "schur": 25.0,
     }
