@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import random
 from collections import Counter
 
 import jax
@@ -154,6 +155,41 @@ def test_an_update_of_an_argument_copies_it():
     assert launches_of(set_row, real(8, 64))["copy beside"] == 1
     assert launches_of(lambda x: set_row(2 * x), real(8, 64))["copy beside"] == 0
     assert launches_of(lambda x: (lambda y: (set_row(y), y.sum()))(2 * x), real(8, 64))["copy beside"] == 1
+
+
+def any_program(seed):
+    """Return a function of two matrices that takes and gives what a seed says."""
+    chance = random.Random(seed)
+
+    def run(x, y):
+        values = [x, y]
+        for _ in range(chance.randint(2, 12)):
+            one, other = chance.choice(values), chance.choice(values)
+            steps = [
+                lambda one=one: one.T,
+                lambda one=one: one * 2,
+                lambda one=one: jnp.exp(one),
+                lambda one=one: one - one.sum(-1, keepdims=True),
+                lambda one=one: one.at[0].set(1.0),
+                lambda one=one: jnp.concatenate([one[1:], one[:1]]),
+                lambda one=one: jax.lax.scan(lambda carry, row: (carry + row, carry * 2), one[0], one)[1],
+            ]
+            if one.shape[1] == other.shape[0]:
+                steps.append(lambda one=one, other=other: one @ other)
+            if one.shape == other.shape:
+                steps.append(lambda one=one, other=other: one + other)
+            values.append(chance.choice(steps)())
+        return [chance.choice(values) for _ in range(chance.randint(1, 3))]
+
+    return run
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_any_program_has_kernels_that_hold_its_traffic_and_inputs_that_are_counts(seed):
+    profile = rx.profile_function(any_program(seed), *(real(8, 8 + 4 * (seed % 2)),) * 2)
+    asked = [group for group in profile.kernels if group.kind.operation != "copy beside"]
+    assert sum(group.bytes for group in asked) == profile.fused_traffic_bytes
+    assert all(value[0] >= 0 for value in function_runs([profile]).inputs.values())
 
 
 def test_a_loop_launches_its_kernels_and_stacks_its_results():
