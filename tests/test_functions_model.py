@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _tolerances import FLOAT64_RTOL
+from jax.extend.core import Primitive
 
 import rlxjax as rx
 from calibrate.functions import function_cells
@@ -190,6 +191,15 @@ def test_any_program_has_kernels_that_hold_its_traffic_and_inputs_that_are_count
     asked = [group for group in profile.kernels if group.kind.operation != "copy beside"]
     assert sum(group.bytes for group in asked) == profile.fused_traffic_bytes
     assert all(value[0] >= 0 for value in function_runs([profile]).inputs.values())
+
+
+@pytest.mark.parametrize("family", ["fft", "linear algebra", "matmul", "convolution", "sort", "scatter", "random"])
+def test_a_rule_of_ones_own_prices_a_primitive_in_any_family(family):
+    primitive = Primitive(f"priced_{family}_for_a_test")
+    primitive.def_abstract_eval(lambda x: x)
+    rx.register_rule(primitive, lambda inputs, outputs, params: rx.OperationCounts(10**9, 0, 10**9), family=family)
+    cheap, dear = (rx.profile_function(fn, real(8, 8)) for fn in (lambda x: x + 1, primitive.bind))
+    assert predict_profile(calibration(), dear).time_ns > 10 * predict_profile(calibration(), cheap).time_ns
 
 
 def test_a_loop_launches_its_kernels_and_stacks_its_results():

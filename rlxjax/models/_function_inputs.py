@@ -61,6 +61,8 @@ REDUCED_WEIGHT, ROW_OPERATIONS, RANKED_WEIGHT = 2.6, 260.0, 1.9
 WINDOW_WEIGHT = 0.1
 #: Exponentials that a logarithm takes on top where it is computed beside one.
 LOG_BESIDE_EXP = 2.5
+#: FLOP of a step of a transform, of which a rule of one's own says no steps.
+FLOP_OF_A_STEP = 2.5
 #: A step of a transform of which one side is real, of a complex one; steps that stand for a transform; and bytes from
 #: which it leaves a cache, and what its steps then take more.
 REAL_TRANSFORM, STEPS_OF_A_TRANSFORM, LONG_TRANSFORM_BYTES, LONG_TRANSFORM = 1.4, 950.0, 1.3e5, 1.5
@@ -181,7 +183,8 @@ def _counts(group: KernelGroup) -> dict[str, float]:
         case "convolution":
             found["convolution_flop"] = flop + FLOP_OF_A_TAP * slices
         case "fft":
-            steps = elements["fft steps"] * (1.0 if kind.operation == "fft" else REAL_TRANSFORM)
+            steps = elements.get("fft steps", flop / FLOP_OF_A_STEP)
+            steps *= REAL_TRANSFORM if kind.operation == "fft real" else 1.0
             each_bytes = elements[kind.operation] * kind.itemsize / max(slices, 1)
             steps *= 1.0 + LONG_TRANSFORM * _beyond(each_bytes, LONG_TRANSFORM_BYTES, GRADUALLY)
             found["fft_steps"] = max(kind.itemsize / 8, 1.0) * (steps + STEPS_OF_A_TRANSFORM * slices)
@@ -215,7 +218,7 @@ def _shared(group: KernelGroup, counts: Mapping[str, float]) -> float:
     Of a batch of products each is shared by itself.
     """
     kind, launches = group.kind, group.launches
-    is_one_transform = kind.family == "fft" and group.elements[f"{kind.operation} slices"] == launches
+    is_one_transform = kind.family == "fft" and group.elements.get(f"{kind.operation} slices", launches) == launches
     if is_one_transform or kind.family in ("sort", "linear algebra", "scatter"):
         return 0.0
     if kind.family in HEAVY_FAMILIES:
