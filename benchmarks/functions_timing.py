@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from calibrate.clock import quiet_collector, run_ns, visit_ns
 from calibrate.draws import Draw
 from calibrate.functions import function_cells
-from calibrate.functions_job import DECILE, visit_ns
-from calibrate.measure import quiet_collector
-from calibrate.visits import Visits, noise_floor, quantile_ns
+from calibrate.visits import DECILE, Visits, noise_floor, quantile_ns
 from rlxjax.calibration import current_fingerprint
 
 #: Entries whose compilation takes longer are listed.
@@ -39,6 +38,10 @@ class Entry(NamedTuple):
     held_out: bool
     run: Callable[..., Any]
     args: tuple[Any, ...]
+
+    def call(self) -> Any:
+        """Run it."""
+        return self.run(*self.args)
 
 
 def suite(rng: np.random.Generator) -> Iterator[Entry]:
@@ -60,15 +63,6 @@ def _normal(shape: jax.ShapeDtypeStruct, rng: np.random.Generator) -> jax.Array:
     return Draw(shape.shape, shape.dtype).array(rng)
 
 
-def time_run(entry: Entry) -> int:
-    """Return the time in ns until the results of one run are there; they are dropped after that."""
-    start = time.perf_counter_ns()
-    results = jax.block_until_ready(entry.run(*entry.args))
-    taken = time.perf_counter_ns() - start
-    del results
-    return taken
-
-
 def measure(entries: list[Entry], budget_s: float, rng: np.random.Generator) -> tuple[Visits, Visits]:
     """Return visits by rounds, each in a new random order, until the budget is spent; two rounds at least.
 
@@ -82,8 +76,7 @@ def measure(entries: list[Entry], budget_s: float, rng: np.random.Generator) -> 
             if round_ >= 2 and time.perf_counter() > end:
                 break
             for index in rng.permutation(len(entries)).tolist():
-                entry = entries[index]
-                times_ns = visit_ns(lambda entry=entry: entry.run(*entry.args))
+                times_ns = visit_ns(entries[index].call)
                 visits.append((round_, index, min(times_ns), times_ns[0]))
     rounds, cells, least_ns, first_ns = np.array(visits).T
     least, first = (Visits(rounds, cells, ns.astype(np.float64), len(entries)) for ns in (least_ns, first_ns))
@@ -104,7 +97,7 @@ def main() -> None:
     entries = list(module(options.module, rng) if options.module else suite(rng))
     start = time.perf_counter()
     with ThreadPoolExecutor(options.threads) as pool:
-        compile_s = [ns / 1e9 for ns in pool.map(time_run, entries)]
+        compile_s = [ns / 1e9 for ns in pool.map(run_ns, [entry.call for entry in entries])]
     print(f"{len(entries)} functions compiled in {time.perf_counter() - start:.1f} s")
     for entry, taken in zip(entries, compile_s, strict=True):
         if taken > SLOW_COMPILE_S:

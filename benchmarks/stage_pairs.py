@@ -4,8 +4,8 @@
 
 Apart, each stage is a `jax.jit` of its own and its results stay on the device; together, one `jax.jit` runs the
 composition. A round visits the pairs in random order, and of each pair both forms in random order, as the calibrate
-job visits functions. The time of a form is the lowest decile over the rounds. `--merge` times
-nothing: it takes the medians of the files of several runs, which differ by more than the rounds of one.
+job visits functions. The time of a form is the lowest decile over the rounds. `--merge` times nothing: it takes the
+medians of the files of several runs, which differ by more than the rounds of one.
 """
 
 import argparse
@@ -24,7 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, nn
 
-from calibrate.functions_job import DECILE, visit_ns
+from calibrate.clock import visit_ns
+from calibrate.visits import DECILE
 
 #: Integer arguments lie below this, so that they index whatever has as many rows.
 INDICES = 1000

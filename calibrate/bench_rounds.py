@@ -15,7 +15,7 @@ from rlxjax import WelchPeakParams
 
 from .bench_check import disagreement
 from .bench_file import Result
-from .measure import quiet_collector
+from .clock import quiet_collector
 from .peers import Contender, Run
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 200

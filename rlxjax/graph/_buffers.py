@@ -155,12 +155,12 @@ def _read_by_several(steps: Sequence[Step], needed: bytearray) -> set[int]:
     found: set[int] = set()
     for number, step in reversed(list(enumerate(steps))):
         own = {ends[buffer] for buffer in step.writes if buffer in ends}
-        if len(own) > 1 or None in own:
+        is_several = len(own) > 1 or None in own
+        if is_several:
             found.update(step.writes)
-        kept = step.writes_memory or any(needed[buffer] for buffer in step.writes)
-        end = number if kept or (step.costly and found.intersection(step.writes)) or not own else None
-        if end is None and len(own) == 1:
-            (end,) = own
+        is_needed = step.writes_memory or any(needed[buffer] for buffer in step.writes)
+        kept = is_needed or not own or (step.costly and is_several)
+        end = number if kept else None if is_several else own.pop()
         for buffer in step.reads:
             ends[buffer] = end if ends.get(buffer, end) == end else None
     return found

@@ -19,8 +19,8 @@ _SET_BYTES, _SET_LINES = 2048, 256
 #: Arguments that a processor foretells: it learns by heart which way sines take.
 _FORETOLD = 8192
 _REDUCTION = re.compile("reduce_(?!window|precision)|reduce$|arg(max|min)$")
-#: Factors that transforms are written out for; what a step of another one costs, of those; and the number of
-#: transforms of smooth lengths that Bluestein's algorithm takes instead (1970), with its other passes.
+#: Factors that transforms are written out for; what a step of another one costs, of those; and how many steps of a
+#: smooth transform Bluestein's algorithm (1970) takes for one of its own, with its other passes.
 _WRITTEN_OUT, _OTHER_FACTOR, _BLUESTEIN = 5, 1.1, 3.0
 
 
@@ -67,8 +67,7 @@ def operation_of(equation: Any) -> str:
     if name in ("sin", "cos") and elements(equation.outvars[0].aval) <= _FORETOLD:
         return f"{name} foretold"
     if name == "fft":
-        kinds = {number_kind(var.aval.dtype) for var in (*equation.invars, *equation.outvars)}
-        return name if len(kinds) == 1 else "fft real"
+        return "fft real" if _is_real_on_one_side(equation) else name
     if name == "transpose":
         shape, order = equation.invars[0].aval.shape, equation.params["permutation"]
         stride_bytes = math.prod(shape[order[-1] + 1 :]) * equation.invars[0].aval.dtype.itemsize
@@ -88,18 +87,19 @@ def transposed(shape: Sequence[int], axis: int, itemsize: int) -> str:
 def transform_steps(equation: Any) -> int:
     """Return the points of a Fourier transform times the sum of the factors of its lengths, half where one is real."""
     aval = max((equation.invars[0].aval, equation.outvars[0].aval), key=elements)
-    kinds = {number_kind(var.aval.dtype) for var in (*equation.invars, *equation.outvars)}
     steps = elements(aval) * sum(map(_steps, equation.params["fft_lengths"]))
-    return round(steps if len(kinds) == 1 else steps / 2)
+    return round(steps / 2 if _is_real_on_one_side(equation) else steps)
+
+
+def _is_real_on_one_side(equation: Any) -> bool:
+    """Return whether a transform turns real numbers into complex ones, or back."""
+    return len({number_kind(var.aval.dtype) for var in (*equation.invars, *equation.outvars)}) > 1
 
 
 def _steps(length: int) -> float:
     """Return the steps of a point of a transform: the sum of the factors, or those of Bluestein's algorithm."""
-    own = _sum_of_factors(length)
-    if own <= 2 * _WRITTEN_OUT * math.log2(max(length, 2)):
-        return own
-    smooth = 1 << (2 * length - 1).bit_length()
-    return min(own, _BLUESTEIN * 2 * math.log2(smooth) * smooth / length / 2)
+    smooth_log2 = (2 * length - 1).bit_length()
+    return min(_sum_of_factors(length), _BLUESTEIN * smooth_log2 * 2**smooth_log2 / length)
 
 
 def _sum_of_factors(length: int) -> float:

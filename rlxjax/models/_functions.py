@@ -40,7 +40,7 @@ class FunctionCoefficients(Coefficients):
         elementwise_flop_per_ns: cheap operations: adds, comparisons, those on integers.
         special_ns: one exponential of float32; other special functions are so many of these.
         cached_bytes_per_ns: what fused kernels write; bytes that they read are a share of these.
-        uncached_bytes_per_ns: what kernels larger than the caches move, on top.
+        uncached_bytes_per_ns: what kernels move, on top, as far as all that the program touches exceeds the caches.
         indexed_place_ns: one place that a gather finds; elements that it reads are a share of these.
         transposed_element_ns: one element of a transpose that moves the last axis.
         scanned_element_ns: one element of a cumulative operation or of a window.
