@@ -118,6 +118,8 @@ def _plan(
     the rows on a CPU.
     """
     selection = selection or default_selection(padded_batch(batch), params.n_bins, platform)
+    if path is Path.BLOCK:  # its program gives spectra, whatever peaks are selected of them
+        params, selection = WelchPeakParams(params.n_fft, params.n_segments, k=1), "top_k"
     most = chunk_rows(params, platform)
     rows = batch if stays and path is not Path.BLOCK else _rows(path, batch, params, platform, n_processors)
     shape = padded_batch(rows) if rows < most else rows, params.frame_len
@@ -178,13 +180,17 @@ def _sharding(device: Any) -> SingleDeviceSharding | None:
 
 
 def _prepared(rows: np.ndarray | jax.Array, shape: tuple[int, int], stays: bool) -> np.ndarray | jax.Array:
-    """Return the first samples of rows as float32 of a shape, with rows of zeros beyond the last."""
+    """Return the first samples of rows as float32 of a shape, with copies of the last row beyond it.
+
+    A copy takes the way of any row; of a row of zeros all powers are equal, which selecting peaks is slow at.
+    """
     if rows.shape == shape and rows.dtype == np.float32:
         return rows
     if stays:
         prefix = rows[:, : shape[1]].astype(jnp.float32)
-        return jnp.pad(prefix, ((0, shape[0] - len(rows)), (0, 0)))
-    buffer = np.zeros(shape, np.float32)
+        return jnp.pad(prefix, ((0, shape[0] - len(rows)), (0, 0)), mode="edge")
+    buffer = np.empty(shape, np.float32)
     with np.errstate(over="ignore"):  # as on a device: an infinity
         buffer[: len(rows)] = np.asarray(rows)[:, : shape[1]]
+    buffer[len(rows) :] = buffer[len(rows) - 1 : len(rows)]
     return buffer
