@@ -22,12 +22,15 @@ from rlxjax.models import (
     welch_timings,
 )
 from rlxjax.models._welch_terms import (
+    device_rows,
     heap_comparisons,
     maxima_comparisons,
     maxima_passes,
     padded_rows,
     partition_comparisons,
 )
+from rlxjax.welch import Path, WelchPeakParams, padded_batch, schedule
+from rlxjax.welch._launch import _rows as planned_rows
 
 
 def names_of_terms(runs):
@@ -73,6 +76,8 @@ def test_facts_change_what_is_scheduled_by_them_and_nothing_else():
         "alone_samples_host": {"host"},
         "alone_samples_block": {"block"},
         "alone_samples_fused": {"fused_maxima", "fused_top_k", "learned"},
+        "processors": {"fused_maxima", "fused_top_k", "learned", "block"},
+        "tile_rows": {"fused_maxima", "fused_top_k", "learned", "block"},
         "chunk_samples": {"fused_maxima", "fused_top_k", "learned", "block"},
         "sizes_per_octave": {"fused_maxima", "fused_top_k", "learned", "block"},
         "least_blocks": {"fused_maxima", "learned"},
@@ -153,21 +158,36 @@ def test_a_workload_without_a_prediction_is_refused(arguments, message):
         latency_terms_ns(WELCH.prior.median, *arguments)
 
 
-def test_padding_is_to_so_many_sizes_an_octave_up_to_a_chunk_and_its_gradient_is_that_of_the_batch():
-    facts = {"sizes_per_octave": 4.0, "chunk_samples": 2.0**19}
+def test_padding_is_to_so_many_sizes_an_octave():
     batch = np.arange(1.0, 2000.0)
     step = 2.0 ** np.maximum(np.floor(np.log2(np.maximum(batch - 1, 1) / 4)), 0)
-    padded = np.ceil(batch / step) * step
     for dtype in (np.float32, np.float64):
-        found = padded_rows(jnp.asarray(batch, dtype), 512.0, facts)
-        np.testing.assert_array_equal(found, np.maximum(batch, np.minimum(padded, 1024)))
-    slope = jax.vmap(jax.grad(lambda rows: padded_rows(rows, 512.0, facts)))(jnp.asarray(batch))
-    np.testing.assert_array_equal(slope, 1.0)
+        found = padded_rows(jnp.asarray(batch, dtype), {"sizes_per_octave": 4.0})
+        np.testing.assert_array_equal(found, np.ceil(batch / step) * step)
+
+
+@pytest.mark.parametrize("processors", [1, 2, 8])
+@pytest.mark.parametrize("path", [Path.FUSED, Path.BLOCK])
+def test_a_device_runs_the_rows_that_the_runner_plans_and_the_gradient_is_that_of_the_batch(path, processors):
+    facts = {**WELCH.facts, "processors": processors}
+    facts |= {name: value for name, value in schedule("cpu")._asdict().items() if name in facts}
+    variant = WELCH.variants.index("block" if path is Path.BLOCK else "fused_maxima")
+    batches = np.array([1, 3, 8, 9, 33, 100, 129, 500, 1024, 4096, 5000, 8192, 12_345, 131_072])
+    for n_fft in (64, 100, 160, 1000, 4096):
+        params = WelchPeakParams.fast(n_fft, 4)
+        found = device_rows(jnp.asarray(variant), jnp.asarray(batches, float), 2.0 * n_fft, facts)
+        for batch, rows in zip(batches.tolist(), np.asarray(found).tolist(), strict=True):
+            planned = planned_rows(path, batch, params, "cpu", processors)
+            rounds = 1 if batch <= planned else processors * math.ceil(math.ceil(batch / planned) / processors)
+            padded = padded_batch(planned) if batch <= planned else planned
+            assert rows == pytest.approx(rounds * padded), (n_fft, batch)
+        slope = jax.grad(lambda b: jnp.sum(device_rows(jnp.asarray(variant), b, 2.0 * n_fft, facts)))(batches * 1.0)
+        np.testing.assert_array_equal(slope, 1.0)
 
 
 def test_a_heap_takes_in_what_running_maxima_of_random_bins_are_and_is_emptied_as_it_gets_smaller():
     """Of numbers in random order, the i-th enters a heap of k that is full with probability `k / i`."""
-    for bins, k in ((65, 16), (2049, 64), (33, 33), (129, 1)):
+    for bins, k in ((65, 16), (2049, 64), (33, 32), (129, 1)):
         entering = sum(k / i for i in range(k + 1, bins + 1))
         expected = entering * math.log2(k + 1) + math.log2(math.factorial(k))
         assert heap_comparisons(float(bins), float(k)) == pytest.approx(expected, rel=0.1, abs=0.01)

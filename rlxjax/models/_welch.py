@@ -16,9 +16,11 @@ from ._welch_coefficients import GAIN_LOG_SD, TYPICAL, LatencyCoefficients
 from ._welch_features import welch_features
 from ._welch_terms import LEARNED, VARIANTS, welch_terms_ns
 
-#: How programs are scheduled where a calibration does not say: by the runner of version 12.
+#: How programs are scheduled where a calibration does not say: by the runner of version 12, on two processors.
 _FACTS: Facts = MappingProxyType(
     {
+        "processors": 2,
+        "tile_rows": 8,
         "chunk_samples": 2**19,
         "sizes_per_octave": 4,
         "alone_samples_host": 2**17,
@@ -32,11 +34,12 @@ _FACTS: Facts = MappingProxyType(
     }
 )
 
-#: Sizes of the runs that a calibrate job may time, and the most samples of a signal, over two.
-_BATCHES = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-_N_FFTS = (64, 128, 256, 384, 512, 1024, 2048, 4096)
-_MIDDLE_K, _OTHER_KS = 16, (4, 64)
-_MOST_SAMPLES = 2**21
+#: Sizes of the runs that a calibrate job may time, lengths that are no power of two among them, and the most samples of
+#: a segment of all rows.
+GRID_BATCHES = (1, 2, 4, 16, 32, 64, 100, 256, 500, 1024, 2048, 4096, 8192, 32_768, 131_072)
+GRID_N_FFTS = (64, 96, 128, 160, 256, 384, 400, 480, 512, 1000, 1024, 1200, 1536, 2048, 4096)
+GRID_KS = (1, 4, 16, 64)
+GRID_SAMPLES = 2**23
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +58,7 @@ class WelchModel(LatencyModel):
         ['call_ns', 'launch_and_sync_ns', 'upload_ns', 'transform_ns', 'selection_ns', 'readback_ns']
     """
 
-    name, version = "welch", 13
+    name, version = "welch", 14
     inputs = MappingProxyType(
         {
             "batch": Input("rows", least=0),
@@ -113,16 +116,15 @@ class WelchModel(LatencyModel):
     def grid(self) -> Runs:
         """Return the runs that a calibrate job may time, `[n]`: all but the learned ones, which need a model.
 
-        Every batch and n_fft with 16 peaks, and with 4 and 64 in turn; the host with one segment and with two.
+        Every batch and n_fft with one of the numbers of peaks in turn; the host with one segment and with two.
         """
         sizes = [
             (variant, batch, n_fft, k, n_segments)
             for variant in VARIANTS[:LEARNED]
             for n_segments in ((1, 2) if variant == "host" else (2,))
-            for row, column in itertools.product(range(len(_BATCHES)), range(len(_N_FFTS)))
-            for batch, n_fft in [(_BATCHES[row], _N_FFTS[column])]
-            for k in (_MIDDLE_K, _OTHER_KS[(row + column) % 2])
-            if batch * n_fft <= _MOST_SAMPLES
+            for (row, batch), (column, n_fft) in itertools.product(enumerate(GRID_BATCHES), enumerate(GRID_N_FFTS))
+            for k in [GRID_KS[(row + column) % len(GRID_KS)]]
+            if batch * n_fft <= GRID_SAMPLES
         ]
         variant, batch, n_fft, k, n_segments = (np.array(column) for column in zip(*sizes, strict=True))
         return Runs.checked(self, variant, batch=batch, n_fft=n_fft, k=k, n_segments=n_segments)

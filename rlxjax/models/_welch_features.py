@@ -16,7 +16,7 @@ from rlxjax.fit import Facts, Runs
 from ._welch_terms import alone_samples
 
 #: log2 of the first and the last knot, and their distance, in samples, rows and samples of a segment.
-KNOTS = ((6.0, 24.0, 2.0), (0.0, 14.0, 2.0), (6.0, 14.0, 2.0))
+KNOTS = ((6.0, 24.0, 2.0), (0.0, 14.0, 2.0), (6.0, 14.0, 1.0))
 #: k at which its slope adds nothing, and the octaves that one unit of it spans.
 CENTRE_K, OCTAVES_OF_K = 16.0, 2.0
 #: log2 of the rows between which that slope changes.

@@ -14,6 +14,7 @@ from rlxjax._typing import Code, RealLike
 from rlxjax.fit import Facts, Runs
 
 from ._fft import FFT_BYTES_PER_SAMPLE, ROOFLINE_SHARPNESS, fft_flop
+from ._transforms import factor_ratio
 from ._welch_coefficients import LatencyCoefficients
 
 VARIANTS = ("host", "fused_maxima", "fused_top_k", "block", "learned")
@@ -28,6 +29,8 @@ HOST_BYTES_PER_SAMPLE, HOST_HELD_BYTES_PER_SAMPLE = 8.0, 32.0
 #: A segment beyond a processor's first cache, and a signal beyond its second, are charged the memory's rate on top;
 #: at these sizes half of it.
 FIRST_CACHE_BYTES, SECOND_CACHE_BYTES = 48.0 * 2**10, 2.0**21
+#: Bytes that a complex transform holds of a sample, and operations that one beyond that cache takes on top, of its own.
+COMPLEX_HELD_BYTES, SPILLED_TRANSFORM = 16.0, 2.0
 #: How sharply traffic beyond the caches is charged that: a row fits in the first one or does not.
 FIRST_CACHE_SHARPNESS, SECOND_CACHE_SHARPNESS = 8, 4
 #: How sharply the least share of one processor, rather than how many there are, decides the time of shared work.
@@ -36,6 +39,10 @@ SHARE_SHARPNESS = 16
 MOST_NETWORK_PLACES, COMPARISONS_OF_A_PASS = 64.0, 0.5
 #: log2 of the bins from which on the selection by maxima looks at further spare candidates, half a one an octave.
 SPARE_KEY_BITS = 7.5
+#: Bins of which a pass of the selection by maxima costs what the coefficient says, apart from its comparisons.
+BINS_OF_A_PASS = 256.0
+#: Rows that a pass compares at least: the lanes of a vector.
+LANES = 8.0
 #: Putting one candidate of the selection by maxima in order takes as long as comparing so many bins.
 BINS_OF_A_CANDIDATE = 40.0
 
@@ -85,6 +92,9 @@ def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[
     flop_ns, byte_ns = 1.0 / c.device_flop_per_ns, 1.0 / c.device_bytes_per_ns
     learned_flop_ns, least_share = 1.0 / c.learned_flop_per_ns, 1.0 / (1.0 + c.parallel_gain)
     share = jnp.where(work.is_shared, soft_roofline(work.least_share, least_share, SHARE_SHARPNESS), 1.0)
+    # A heap waits for its own comparisons, so that processors which share a core's units do not slow each other.
+    processors = jnp.asarray(facts["processors"], jnp.result_type(float))
+    heap_share = jnp.where(work.is_shared, soft_roofline(work.least_share, 1.0 / processors, SHARE_SHARPNESS), 1.0)
     compute_ns = (
         work.device_flop * flop_ns + work.learned_segments * c.learned_segment_ns + work.learned_flop * learned_flop_ns
     )
@@ -96,9 +106,8 @@ def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[
         + work.select_rows * c.select_row_ns
         + work.select_comparisons * c.select_compare_ns
         + work.maxima_comparisons * c.maxima_compare_ns
-        + work.topk_bins * c.topk_bin_ns
-        + work.topk_comparisons * c.topk_compare_ns
     )
+    heap_ns = work.topk_bins * c.topk_bin_ns + work.topk_comparisons * c.topk_compare_ns
     return {
         "call_ns": work.numpy_calls * c.host_call_ns
         + work.threads * c.threads_ns
@@ -108,7 +117,7 @@ def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[
         "upload_ns": share * (work.uploaded_bytes * copy_ns),
         "transform_ns": jnp.where(work.is_unknown, jnp.inf, share * transform_ns + work.far_signal_bytes * memory_ns),
         # Each processor makes all passes, over its share of the rows.
-        "selection_ns": share * selection_ns + work.maxima_passes * c.maxima_pass_ns,
+        "selection_ns": share * selection_ns + heap_share * heap_ns + work.maxima_passes * c.maxima_pass_ns,
         "readback_ns": share * (work.read_back_bytes * copy_ns),
     }
 
@@ -121,7 +130,7 @@ def work_of(runs: Runs, facts: Facts) -> Work:
     on_host, is_learned = variant == HOST, variant == LEARNED
     by_numpy, by_maxima = on_host | (variant == BLOCK), is_learned | (variant == MAXIMA)
     row_samples, bins, row_bytes = n_segments * n_fft, n_fft / 2.0 + 1.0, 2.0 * n_fft * (n_segments + 1.0)
-    rows = jnp.where(on_host, batch, padded_rows(batch, row_samples, facts))
+    rows = jnp.where(on_host, batch, device_rows(variant, batch, row_samples, facts))
     samples, signal_bytes = rows * row_samples, rows * row_bytes
     # Few samples are one processor's. Of more, each of several has at least half as many.
     alone = alone_samples(variant, facts)
@@ -136,6 +145,10 @@ def work_of(runs: Runs, facts: Facts) -> Work:
     ranked = jnp.where(is_learned, jnp.maximum(live_bins + jnp.minimum(k, bins - live_bins), 1.0), bins)
     passes = maxima_passes(ranked, k)
     compared = passes * (maxima_comparisons(ranked, facts) + BINS_OF_A_CANDIDATE)
+    ratio = factor_ratio(n_fft)
+    # Two real segments are one complex transform, and one that leaves the first cache takes longer.
+    spilled = SPILLED_TRANSFORM * soft_excess(COMPLEX_HELD_BYTES * n_fft, FIRST_CACHE_BYTES, FIRST_CACHE_SHARPNESS)
+    spilled = jnp.where((variant == MAXIMA) | (variant == TOP_K), spilled, 0.0)
     by_heap, numpy_rows = variant == TOP_K, jnp.where(by_numpy, rows, 0.0)
     spectrum_bytes = 8.0 * n_segments * bins
     return Work(
@@ -147,12 +160,13 @@ def work_of(runs: Runs, facts: Facts) -> Work:
         streams=jnp.where(by_numpy | ~is_shared, 0.0, 1.0),
         bytes_read_anew=HOST_HELD_BYTES_PER_SAMPLE * n_fft,
         uploaded_bytes=jnp.where(on_host, 0.0, signal_bytes),
-        host_bytes=jnp.where(on_host, HOST_BYTES_PER_SAMPLE * samples, 0.0),
+        host_bytes=jnp.where(on_host, HOST_BYTES_PER_SAMPLE * samples * ratio, 0.0),
         far_row_bytes=jnp.where(on_host, HOST_BYTES_PER_SAMPLE * samples, 0.0)
         * soft_excess(HOST_HELD_BYTES_PER_SAMPLE * n_fft, FIRST_CACHE_BYTES, FIRST_CACHE_SHARPNESS),
         far_signal_bytes=signal_bytes
         * soft_excess(jnp.maximum(signal_bytes, 1.0), SECOND_CACHE_BYTES, SECOND_CACHE_SHARPNESS),
-        device_flop=jnp.where(on_host | is_learned, 0.0, rows * n_segments * fft_flop(n_fft)),
+        device_flop=jnp.where(on_host | is_learned, 0.0, rows * n_segments * fft_flop(n_fft))
+        * (ratio * (1.0 + spilled)),
         # Not nothing: a roofline has no slope there.
         device_bytes=jnp.maximum(device_bytes, 1.0),
         learned_segments=segments,
@@ -161,9 +175,9 @@ def work_of(runs: Runs, facts: Facts) -> Work:
         select_bytes=numpy_rows * spectrum_bytes,
         select_rows=numpy_rows,
         select_comparisons=numpy_rows * partition_comparisons(bins, k),
-        maxima_comparisons=jnp.where(by_maxima, rows * compared, 0.0),
+        maxima_comparisons=jnp.where(by_maxima, jnp.maximum(rows, LANES) * compared, 0.0),
         # Over one row alone, a pass is a plain loop over its bins.
-        maxima_passes=jnp.where(by_maxima & (rows > 1), passes, 0.0),
+        maxima_passes=jnp.where(by_maxima & (rows > 1), passes * jnp.sqrt(ranked / BINS_OF_A_PASS), 0.0),
         topk_bins=jnp.where(by_heap, rows * bins, 0.0),
         topk_comparisons=jnp.where(by_heap, rows * heap_comparisons(bins, k), 0.0),
         read_back_bytes=jnp.where(variant == BLOCK, rows * spectrum_bytes, jnp.where(on_host, 0.0, 8.0 * rows * k)),
@@ -177,15 +191,40 @@ def alone_samples(variant: Code, facts: Facts) -> RealLike:
     return xp.where(xp.asarray(variant) == HOST, facts["alone_samples_host"], on_device) * 1.0
 
 
-def padded_rows(batch: Float[Array, "*#batch"], row_samples: RealLike, facts: Facts) -> Float[Array, "*#batch"]:
-    """Return the rows that device programs run, `[*batch]`: padded to a few sizes an octave, up to a chunk.
+def device_rows(
+    variant: Code, batch: Float[Array, "*#batch"], row_samples: RealLike, facts: Facts
+) -> Float[Array, "*#batch"]:
+    """Return the rows that device programs run, `[*batch]`.
 
-    The gradient takes them as the batch, since that of a staircase is 0.
+    Few are one program's, padded to a size of a few an octave. Of more, chunks of equal size go round the processors;
+    the last round may have fewer chunks, and takes as long. The gradient takes them as the batch, since that of a
+    staircase is 0.
     """
-    sizes = facts["sizes_per_octave"]
-    step = _power_of_two_below(jnp.maximum(batch - 1.0, sizes) / sizes)
-    padded = jnp.minimum(jnp.ceil(batch / step) * step, facts["chunk_samples"] / row_samples)
-    return straight_through(jnp.maximum(batch, padded), batch * jnp.ones_like(padded))
+    processors, tile = facts["processors"], facts["tile_rows"]
+    most = chunk_rows(row_samples, facts)
+    alone = alone_samples(variant, facts) / row_samples
+    chunks = processors * jnp.ceil(jnp.ceil(batch / most) / processors)
+    least = jnp.maximum(tile, jnp.floor(alone / 2.0))
+    share = padded_rows(jnp.clip(jnp.ceil(batch / chunks), least, most), facts)
+    share = jnp.minimum(most, tile * jnp.ceil(share / tile))
+    rounds = processors * jnp.ceil(jnp.ceil(batch / share) / processors)
+    is_one = batch <= jnp.maximum(jnp.minimum(most, jnp.floor(alone)), share)
+    found = jnp.where(is_one, padded_rows(batch, facts), rounds * share)
+    found = jnp.where(batch > 0, jnp.maximum(found, batch), 0.0)
+    return straight_through(found, batch * jnp.ones_like(found))
+
+
+def chunk_rows(row_samples: RealLike, facts: Facts) -> Float[Array, "*#batch"]:
+    """Return the most rows of a chunk, a size that padding leaves as it is, `[*batch]`."""
+    rows = jnp.floor(facts["chunk_samples"] / jnp.asarray(row_samples))
+    step = jnp.maximum(facts["tile_rows"], _power_of_two_below(rows) / facts["sizes_per_octave"])
+    return jnp.maximum(facts["tile_rows"], jnp.floor(rows / step) * step)
+
+
+def padded_rows(batch: Float[Array, "*#batch"], facts: Facts) -> Float[Array, "*#batch"]:
+    """Return a batch padded to a few sizes an octave, `[*batch]`."""
+    step = _power_of_two_below(jnp.maximum(batch - 1.0, facts["sizes_per_octave"]) / facts["sizes_per_octave"])
+    return jnp.ceil(batch / step) * step
 
 
 def _power_of_two_below(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
@@ -234,7 +273,8 @@ def heap_comparisons(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
     peaks = jnp.minimum(k, bins)
     entries = peaks * jnp.log(bins / peaks)
     log_factorial = (peaks + 0.5) * jnp.log(peaks) - peaks + 0.5 * math.log(2.0 * math.pi) + 1.0 / (12.0 * peaks)
-    return entries * jnp.log2(peaks + 1.0) + log_factorial / math.log(2.0)
+    heap = entries * jnp.log2(peaks + 1.0) + log_factorial / math.log(2.0)
+    return jnp.where(k < bins, heap, 2.0 * bins * jnp.log(bins))
 
 
 def _learned_work(n_fft: RealLike, facts: Facts) -> tuple[Any, Any, Any]:
