@@ -35,7 +35,7 @@ _NAMES = {
     ),
     "calibration": (
         "CalibratedModel Calibration CalibrationFileError Crossover Explanation Flip MachineMismatchWarning "
-        "FunctionPrediction StrategyExplanation load_calibration save_calibration"
+        "FunctionPrediction StrategyExplanation default_calibration load_calibration prior_calibration save_calibration"
     ),
     "advice": ("Advice Measured StageCost advise"),
     "welch": (

@@ -28,7 +28,9 @@ from .calibration import Flip as Flip
 from .calibration import FunctionPrediction as FunctionPrediction
 from .calibration import MachineMismatchWarning as MachineMismatchWarning
 from .calibration import StrategyExplanation as StrategyExplanation
+from .calibration import default_calibration as default_calibration
 from .calibration import load_calibration as load_calibration
+from .calibration import prior_calibration as prior_calibration
 from .calibration import save_calibration as save_calibration
 from .device import BACKEND_ROWS as BACKEND_ROWS
 from .device import BackendCoefficients as BackendCoefficients

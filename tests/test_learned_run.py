@@ -206,7 +206,7 @@ def test_what_runs_in_traced_code_is_said_in_full():
         assert "'learned'" in message
 
 
-def test_auto_without_a_calibration_is_the_lowest_built_in_estimate():
+def test_auto_by_the_reference_is_the_lowest_built_in_estimate():
     paths = ("host", "fused", "block")
     for batch in (1, 8):
         costs = [float(cost("cpu", batch, N_FFT, 5)) for cost in BUILT_IN_COSTS_NS]
@@ -214,7 +214,7 @@ def test_auto_without_a_calibration_is_the_lowest_built_in_estimate():
         for strategy, among in (("auto", paths), ("rlx", paths[1:])):
             cheapest = min(among, key=lambda path: costs[paths.index(path)])
             expected = rx.welch_peaks(signal, FAST, cheapest)
-            np.testing.assert_array_equal(rx.welch_peaks(signal, FAST, strategy), expected)
+            np.testing.assert_array_equal(rx.welch_peaks(signal, FAST, strategy, calibration="reference"), expected)
 
 
 def test_auto_runs_the_model_where_it_is_cheapest_and_never_with_a_quarter_of_its_gates_on():
@@ -222,7 +222,7 @@ def test_auto_runs_the_model_where_it_is_cheapest_and_never_with_a_quarter_of_it
     built_in = [float(cost("cpu", 8, N_FFT, 5)) for cost in BUILT_IN_COSTS_NS]
     assert float(rx.learned_path_ns("cpu", 8, N_FFT, 5, SPARSE.active_gates, SPARSE.total_gates)) < min(built_in)
     learned = rx.welch_peaks(signal, FAST, "learned", model=SPARSE)
-    np.testing.assert_array_equal(rx.welch_peaks(signal, FAST, model=SPARSE), learned)
+    np.testing.assert_array_equal(rx.welch_peaks(signal, FAST, model=SPARSE, calibration="reference"), learned)
     # None of the models below has the bins of the transform, so their peaks tell which path ran.
     expected = rx.welch_peaks(signal, FAST, "fused")
     quarter = np.zeros(exact.gates.size)
@@ -230,7 +230,7 @@ def test_auto_runs_the_model_where_it_is_cheapest_and_never_with_a_quarter_of_it
     quarter = dataclasses.replace(exact, gates=quarter.reshape(exact.gates.shape))
     assert 4 * quarter.active_gates == quarter.total_gates
     for strategy, model in (("auto", quarter), ("rlx", SPARSE)):
-        peaks = rx.welch_peaks(signal, FAST, strategy, model=model)
+        peaks = rx.welch_peaks(signal, FAST, strategy, model=model, calibration="reference")
         np.testing.assert_allclose(peaks, expected, rtol=1e-3)
         assert not np.array_equal(rx.welch_peaks(signal, FAST, "learned", model=model)[..., 0], expected[..., 0])
 

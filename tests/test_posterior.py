@@ -21,6 +21,7 @@ from rlxjax.fit import (
     estimate,
     fit_latency,
     fit_posterior,
+    named,
     transferred_prior,
 )
 from rlxjax.models import FFT
@@ -177,6 +178,24 @@ def test_a_known_correction_is_taken_off_the_times_and_added_to_what_is_found():
     np.testing.assert_allclose(found.weights, plain.weights + known.correction, atol=1e-9)
     jax.tree.map(np.testing.assert_allclose, found.coefficients, plain.coefficients)
     np.testing.assert_allclose(found.factor, plain.factor, atol=1e-9)
+
+
+def test_several_machines_have_the_mean_of_their_logarithms_and_a_variance_that_shrinks_with_their_number():
+    factors = np.array([0.5, 1.0, 3.0])
+    machines = [
+        dataclasses.replace(POSTERIOR, coefficients=jax.tree.map(lambda c: float(c) * f, POSTERIOR.coefficients))
+        for f in factors.tolist()
+    ]
+    found, known = transferred_prior(*machines), named(POSTERIOR.coefficients)
+    wide = named(POSTERIOR.model.prior.log_sd)
+    logs = np.log(factors)
+    sd = np.sqrt((np.sum((logs - logs.mean()) ** 2) + 1.0) / 3)
+    for name, median in named(found.median).items():
+        np.testing.assert_allclose(median, known[name] * np.exp(logs.mean()))
+        np.testing.assert_allclose(named(found.log_sd)[name], min(sd, wide[name]))
+    np.testing.assert_allclose(found.correction, 3 / (3 + 3 / 7) * np.asarray(POSTERIOR.weights))
+    with pytest.raises(ValueError, match="one at least"):
+        transferred_prior()
 
 
 def test_few_timings_do_better_with_what_a_like_machine_says():

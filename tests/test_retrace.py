@@ -15,6 +15,7 @@ CALLS = public_calls()
 #: Public functions that compute no numbers with JAX.
 EXEMPT = {
     "advise": "exact integers and predictions on the host",
+    "default_calibration": "reads a file",
     "fusion_target": "names in, a name out",
     "is_fused_viable": "names in, a truth value out",
     "is_gpu_device": "names in, a truth value out",
@@ -23,6 +24,7 @@ EXEMPT = {
     "node_io_bytes": "exact integers on the host",
     "padded_batch": "exact integers on the host",
     "parse_welch_peaks_strategy": "names in, a name out",
+    "prior_calibration": "reads a file",
     "profile_function": "exact integers on the host",
     "profile_graph_io": "exact integers on the host",
     "register_rule": "keeps a rule",

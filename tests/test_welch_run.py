@@ -275,7 +275,9 @@ def test_what_is_no_calibration_is_refused_in_one_sentence_whatever_the_strategy
     for refused in (lambda: run(jnp.zeros((1, 96))), lambda: next(streamed)):
         with pytest.raises(ValueError, match="^calibration: expected a Calibration ") as caught:
             refused()
-        said = f"calibration: expected a Calibration (load_calibration), got {type(calibration).__name__}"
+        said = (
+            f"calibration: expected a Calibration (load_calibration) or 'reference', got {type(calibration).__name__}"
+        )
         assert str(caught.value) == said
 
 
@@ -289,9 +291,9 @@ def test_auto_and_rlx_run_the_path_of_least_built_in_cost(batch, n_fft):
         rx.Path.BLOCK: rx.block_graph_ns,
     }
     costs = {path: float(cost(device, batch, n_fft, 16, n_segments=8)) for path, cost in costs.items()}
-    assert _run._choose_path("auto", batch, params, None, None, False, False) is min(costs, key=costs.get)
+    assert _run._choose_path("auto", batch, params, "reference", None, False)[0] is min(costs, key=costs.get)
     del costs[rx.Path.HOST]
-    assert _run._choose_path("rlx", batch, params, None, None, False, False) is min(costs, key=costs.get)
+    assert _run._choose_path("rlx", batch, params, "reference", None, False)[0] is min(costs, key=costs.get)
 
 
 @pytest.mark.parametrize("path", ["fused", "block"])

@@ -11,6 +11,7 @@ from rlxjax.calibration import (
     Calibration,
     FunctionPrediction,
     compare_functions,
+    default_calibration,
     load_calibration,
     predict_profile,
 )
@@ -46,7 +47,7 @@ def advise(
             is a tuple. One function by itself is compared with its parts: the jitted functions that it calls, and
             each other operation, as they run where it is not jitted.
         *args: of the first stage: arrays or `jax.ShapeDtypeStruct`s, or trees of them.
-        calibration: of this machine, or the file of one; that of the calibrate job unless given.
+        calibration: of this machine, or the file of one; `default_calibration()` unless given.
         min_gain_ns: what one program has to save in a call.
         trip_counts: of loops whose length depends on data, in order of appearance over all stages.
         memory_bytes: of the device; one program that needs more is not advised. What JAX says of its default
@@ -56,7 +57,7 @@ def advise(
     Raises:
         ValueError: no stage, a stage that does not trace or does not take what the one before gives, or a gain that
             is no number of at least 0.
-        CalibrationFileError: no calibration file, or one that cannot be used.
+        CalibrationFileError: a file that cannot be used, or none on a platform without a population.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -76,7 +77,8 @@ def advise(
     if not functions or not all(map(callable, functions)):
         raise ValueError(f"stages: expected a function, or functions in order, got {stages!r}")
     if not isinstance(calibration, Calibration):
-        calibration = load_calibration(calibration)
+        known = default_calibration() if calibration is None else None
+        calibration = load_calibration(calibration) if known is None else known
     whole = in_order(functions, args)
     if len(functions) == 1:
         if isinstance(functions[0], jax.stages.Wrapped):

@@ -8,7 +8,9 @@ from rlxjax._files import write_json_file as write_json_file
 
 from ._calibrated import CalibratedModel as CalibratedModel
 from ._calibration import Calibration as Calibration
+from ._calibration import default_calibration as default_calibration
 from ._calibration import load_calibration as load_calibration
+from ._calibration import prior_calibration as prior_calibration
 from ._explanation import Crossover as Crossover
 from ._explanation import Explanation as Explanation
 from ._explanation import Flip as Flip
@@ -31,6 +33,12 @@ from ._functions import compare_functions as compare_functions
 from ._functions import functions_of as functions_of
 from ._functions import predict_function as predict_function
 from ._functions import predict_profile as predict_profile
+from ._population import PriorCoefficient as PriorCoefficient
+from ._population import PriorFile as PriorFile
+from ._population import PriorMachine as PriorMachine
+from ._population import PriorSection as PriorSection
+from ._population import population_prior as population_prior
+from ._population import prior_path as prior_path
 from ._schema import SCHEMA_VERSION as SCHEMA_VERSION
 from ._schema import UNITS as UNITS
 from ._schema import CalibrationFile as CalibrationFile
@@ -39,6 +47,8 @@ from ._schema import FitSummary as FitSummary
 from ._schema import GateCoefficient as GateCoefficient
 from ._schema import LearnedFftFile as LearnedFftFile
 from ._schema import ModelSection as ModelSection
+from ._schema import Pace as Pace
 from ._schema import Positive as Positive
 from ._schema import Range as Range
 from ._schema import Samples as Samples
+from ._schema import rounded as rounded

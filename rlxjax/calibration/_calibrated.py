@@ -47,6 +47,9 @@ class CalibratedModel:
         held_out: per variant, the errors of workloads that the fit did and did not see.
         domain: the smallest and largest value measured of each input, and of the product of each two ("a*b").
         noise_floor: mean relative difference of two halves of the same campaign; None for a single round.
+        pace_log_sd: standard deviation of the logarithm of the machine's speed, which changes from one minute to the
+            next, or is that of an unknown machine, for all runs alike: part of intervals, of no decision.
+        cautions: sentences that a user of the predictions should know.
     """
 
     posterior: LatencyPosterior
@@ -54,6 +57,8 @@ class CalibratedModel:
     held_out: Mapping[str, Mapping[str, Any]]
     domain: Mapping[str, tuple[float, float]]
     noise_floor: float | None = None
+    pace_log_sd: float = 0.0
+    cautions: tuple[str, ...] = ()
     _picks: dict[tuple, str] = dataclasses.field(init=False, default_factory=dict, compare=False, repr=False)
 
     @property
@@ -97,8 +102,8 @@ class CalibratedModel:
         """Return the bounds in ns between which a run's time lies with a probability, `[*batch]` each.
 
         The time is what the calibrate job takes for one, the lower quartile of interleaved visits at one
-        pace of the machine. It is log-normal around the prediction, with the variance of the fit and that
-        of a workload's own.
+        pace of the machine. It is log-normal around the prediction, with the variance of the fit, that of a
+        workload's own, and that of the machine's pace.
 
         Raises:
             ValueError: as `predict_ns`, or a level that is not between 0 and 1.
@@ -106,7 +111,7 @@ class CalibratedModel:
         if not 0.0 < level < 1.0:
             raise ValueError(f"level: expected a probability between 0 and 1, got {level}")
         run = self.estimate(strategy, *inputs, **named)
-        return _bounds(run, NormalDist().inv_cdf((1.0 + level) / 2.0))
+        return _bounds(run, NormalDist().inv_cdf((1.0 + level) / 2.0), self.pace_log_sd)
 
     def decide(
         self,
@@ -169,7 +174,8 @@ class CalibratedModel:
         key = (candidates, *_numbers(inputs, named))
         if key not in self._picks:
             with jax.ensure_compile_time_eval():
-                times_ns = [float(self.predict_ns(name, *inputs, **named)) for name in candidates]
+                each = [map(self._time_ns, self._runs(name, inputs, named)) for name in candidates]
+                times_ns = [min(float(time_ns) for time_ns in own) for own in each]
             self._picks[key] = candidates[int(np.argmin(times_ns))]
         return self._picks[key]
 
@@ -192,8 +198,8 @@ class CalibratedModel:
         key = ("variant", strategy, *_numbers(inputs, named))
         if key not in self._picks:
             with jax.ensure_compile_time_eval():
-                each = [self._estimate(runs).time_ns for runs in self._runs(strategy, inputs, named)]
-            self._picks[key] = variants[int(np.argmin(np.array(each)))]
+                times_ns = [float(self._time_ns(runs)) for runs in self._runs(strategy, inputs, named)]
+            self._picks[key] = variants[int(np.argmin(times_ns))]
         return self._picks[key]
 
     def name_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
@@ -230,6 +236,11 @@ class CalibratedModel:
                 raise ValueError(f"strategy: {strategy!r} was not timed for such work ({sizes})")
         return runs
 
+    def _time_ns(self, runs: Runs) -> Nanoseconds:
+        """Return the prediction alone, whose program compiles sooner than that of its uncertainty."""
+        is_same = jnp.asarray(self.model.same_result(runs, self.posterior.facts))[..., runs.variant]
+        return jnp.where(is_same, total_ns(self.posterior, runs), jnp.inf)
+
     def _estimate(self, runs: Runs) -> LatencyEstimate:
         found = estimate(self.posterior, runs)
         is_same = jnp.asarray(self.model.same_result(runs, self.posterior.facts))[..., runs.variant]
@@ -254,7 +265,7 @@ def _cheaper(one: _Prediction, other: _Prediction) -> _Prediction:
 
 
 @jax.jit
-def _bounds(run: LatencyEstimate, sds: RealLike) -> tuple[Nanoseconds, Nanoseconds]:
+def _bounds(run: LatencyEstimate, sds: RealLike, pace_log_sd: RealLike) -> tuple[Nanoseconds, Nanoseconds]:
     """Return the times of a run that lie so many standard deviations of its logarithm below and above."""
-    reach = jnp.exp(sds * run.log_sd())
+    reach = jnp.exp(sds * jnp.hypot(run.log_sd(), pace_log_sd))
     return run.time_ns / reach, run.time_ns * reach

@@ -1,9 +1,14 @@
 """A calibration: what a calibrate job found of one machine, of every latency model that it timed."""
 
 import dataclasses
+import functools
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path as FilePath
 from typing import Any
+
+import jax
 
 from rlxjax._typing import Code, Nanoseconds, Size
 from rlxjax.device._gate import IoFusionGate
@@ -13,9 +18,16 @@ from rlxjax.models import BUILT_IN, FUNCTIONS, WELCH
 
 from ._calibrated import CalibratedModel
 from ._explanation import Explanation, explain
-from ._file import calibrated_models, default_calibration_path, gate_of, read_calibration_file
-from ._fingerprint import warn_if_elsewhere
+from ._file import (
+    CalibrationFileError,
+    calibrated_models,
+    default_calibration_path,
+    gate_of,
+    read_calibration_file,
+)
+from ._fingerprint import MACHINE_FIELDS, current_fingerprint, fingerprint_differences, warn_if_elsewhere
 from ._functions import FunctionPrediction, predict_function
+from ._population import population, population_models
 from ._schema import CalibrationFile
 
 #: Those that the calibrate job times.
@@ -33,18 +45,30 @@ class Calibration:
         gate: the IO gate with this machine's measured rates, a pytree of floats; None if they were not measured. It
             scores launches, waits and bytes alone, as the reference does; `decide` has what timed runs say, and
             how surely.
-        fingerprint: of the machine and software.
+        fingerprint: of the machine and software; empty of a population's.
+        source: where the numbers come from, as a phrase.
     """
 
     models: Mapping[str, CalibratedModel]
     gate: IoFusionGate | None
     fingerprint: Mapping[str, Any]
+    source: str = "a calibration"
 
     @classmethod
-    def from_file(cls, content: CalibrationFile, models: Iterable[LatencyModel] | None = None) -> "Calibration":
+    def from_file(
+        cls,
+        content: CalibrationFile,
+        models: Iterable[LatencyModel] | None = None,
+        path: str | os.PathLike | None = None,
+    ) -> "Calibration":
         """Build from the content of a calibration file; arguments as in `load_calibration`."""
         known = {model.name: model for model in (BUILT_IN.values() if models is None else models)}
-        return cls(calibrated_models(content, known), gate_of(content), fingerprint=content.fingerprint.model_dump())
+        return cls(
+            calibrated_models(content, known),
+            gate_of(content),
+            fingerprint=content.fingerprint.model_dump(),
+            source=f"the calibration of {content.created}" + (f", {os.fspath(path)}" if path else ""),
+        )
 
     def of(self, model: str | None = None) -> CalibratedModel:
         """Return one calibrated model by its name; the first unless given.
@@ -158,4 +182,72 @@ def load_calibration(
     known = list(BUILT_IN.values() if models is None else models)
     content = read_calibration_file(path, known)
     warn_if_elsewhere(content.fingerprint, path)
-    return Calibration.from_file(content, known)
+    return Calibration.from_file(content, known, path)
+
+
+def prior_calibration(platform: str | None = None) -> Calibration | None:
+    """Return what a population of other machines says of one that was never timed; None where there is no population.
+
+    Its intervals are wide, and its provenance says that nothing was measured here.
+
+    Args:
+        platform: "cpu", "gpu" or "tpu"; JAX's default unless given. There is a population of CPUs.
+
+    Examples:
+        >>> prior_calibration("cpu").pick(8192, 256, 16)
+        'fused'
+    """
+    name = jax.default_backend() if platform is None else platform
+    models, known = population_models(name), population(name)
+    if not models or known is None:
+        return None
+    count = max(len(section.machines) for section in known.models.values())
+    return Calibration(
+        models,
+        None,
+        {},
+        source=f"no calibration of this machine: what {count} other machines say",
+    )
+
+
+def default_calibration(platform: str | None = None) -> Calibration | None:
+    """Return the calibration that is used where none is given: the saved one of this machine, else the population's.
+
+    It is looked up once a process.
+
+    Args:
+        platform: "cpu", "gpu" or "tpu"; JAX's default unless given.
+
+    Returns:
+        None on a platform that has neither.
+
+    Warns:
+        MachineMismatchWarning: the saved file was made on another machine, and is not used, or with other software.
+        UserWarning: the saved file cannot be read, and is not used.
+
+    Examples:
+        >>> default_calibration("cpu").pick(8192, 256, 16)
+        'fused'
+    """
+    name = jax.default_backend() if platform is None else platform
+    return _default_calibration(name, default_calibration_path(name))
+
+
+@functools.lru_cache(maxsize=8)
+def _default_calibration(platform: str, path: FilePath) -> Calibration | None:
+    if path.exists():
+        try:
+            content = read_calibration_file(path)
+        except CalibrationFileError as error:
+            warnings.warn(f"{error}; it is not used", stacklevel=3)
+        else:
+            warn_if_elsewhere(content.fingerprint, path)
+            if not fingerprint_differences(content.fingerprint, current_fingerprint(), MACHINE_FIELDS):
+                return _with_missing(Calibration.from_file(content, path=path), platform)
+    return prior_calibration(platform)
+
+
+def _with_missing(saved: Calibration, platform: str) -> Calibration:
+    """Return a saved calibration with the population's word on the models that it does not hold."""
+    missing = {name: model for name, model in population_models(platform).items() if name not in saved.models}
+    return dataclasses.replace(saved, models={**saved.models, **missing}) if missing else saved

@@ -168,6 +168,8 @@ def calibrated_models(content: CalibrationFile, models: Mapping[str, LatencyMode
             held_out={key: summary.model_dump() for key, summary in section.held_out.items()},
             domain={key: (entry.low, entry.high) for key, entry in section.domain.items()},
             noise_floor=section.noise_floor,
+            pace_log_sd=0.0 if content.pace is None else content.pace.log_sd,
+            cautions=(*section.cautions, *content.cautions),
         )
         for name, model in models.items()
         if (section := content.models.get(name)) is not None
@@ -202,6 +204,7 @@ def section_of(
     held_out: Mapping[str, ErrorSummary] = MappingProxyType({}),
     noise_floor: float | None = None,
     outliers: Sequence[str] = (),
+    cautions: Sequence[str] = (),
 ) -> ModelSection:
     """Return a file's section of one model; its domain is the hull of the runs that were timed.
 
@@ -212,6 +215,7 @@ def section_of(
         held_out: per variant, the errors of workloads.
         noise_floor: of the timings.
         outliers: phrases of timings far off their prediction.
+        cautions: sentences for users of the predictions.
     """
     posterior, terms = found.posterior, found.terms
     log_sds = named(posterior.coefficient_log_sd())
@@ -248,6 +252,7 @@ def section_of(
             inseparable=terms.inseparable,
             outliers=list(outliers),
         ),
+        cautions=list(cautions),
     )
 
 

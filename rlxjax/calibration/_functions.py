@@ -101,7 +101,7 @@ def predict_profile(calibration: HasModels, profile: FunctionProfile) -> Functio
         terms = corrected_terms_ns(calibrated.posterior, runs)
         time_ns, log_sd = float(found.time_ns[0]), float(found.log_sd()[0])
         inside = calibrated.in_domain(**{name: float(value[0]) for name, value in runs.inputs.items()})
-    reach = float(np.exp(NormalDist().inv_cdf((1.0 + LEVEL) / 2.0) * log_sd))
+    reach = float(np.exp(NormalDist().inv_cdf((1.0 + LEVEL) / 2.0) * np.hypot(log_sd, calibrated.pace_log_sd)))
     parts = {name: float(part[0]) for name, part in terms.items() if float(part[0])}
     parts = dict(sorted(parts.items(), key=lambda part: -part[1]))
     return FunctionPrediction(time_ns, time_ns / reach, time_ns * reach, parts, profile, bool(inside))

@@ -115,10 +115,25 @@ class LearnedFftFile(Strict):
     sha256: str
 
 
+class Pace(Strict):
+    """How fast the machine was while it was timed.
+
+    `usual`: its speed in units of the fastest of its earlier calibrations, None without any; `usual_ns`: the canaries'
+    times in the fastest; `log_sd`: how much the logarithm of its speed changes from one minute to the next; `others`:
+    processors that other processes kept busy.
+    """
+
+    usual: Positive | None
+    usual_ns: dict[str, Positive]
+    log_sd: Positive
+    others: NotNegative
+
+
 class ModelSection(Strict):
     """What timings say of one latency model.
 
-    `facts`: how the machine schedules, and what it was given to run; `samples`: where they are not those of the file.
+    `facts`: how the machine schedules, and what it was given to run; `samples`: where they are not those of the file;
+    `cautions`: what a user of its predictions should know.
     """
 
     model_version: int
@@ -130,12 +145,14 @@ class ModelSection(Strict):
     domain: dict[str, Range]
     fit: FitSummary
     samples: Samples | None = None
+    cautions: list[str] = []
 
 
 class CalibrationFile(Strict):
     """The whole file; what follows the models is the calibrate job's.
 
-    `canary_ns` are times of micro-benchmarks, by which a machine that has changed is known.
+    `canary_ns` are times of micro-benchmarks, by which a machine that has changed is known; `cautions` what a user of
+    any prediction should know.
     """
 
     schema_version: Literal[4]
@@ -146,6 +163,8 @@ class CalibrationFile(Strict):
     command: str = ""
     gate: dict[str, GateCoefficient] | None = None
     canary_ns: dict[str, Positive] = {}
+    pace: Pace | None = None
+    cautions: list[str] = []
     samples: Samples | None = None
     skipped: list[str] = []
     learned_ffts: list[LearnedFftFile] = []

@@ -21,8 +21,7 @@ from ._prior import LatencyPrior
 #: The spread of the runs of every variant before any was timed.
 PRIOR_SPREAD = 0.05
 #: What one machine says of another: a standard deviation of the logarithm of coefficients, and the share of
-#: the correction that is expected there too; chosen on two processors, each by the other
-#: (benchmarks/active_design.py).
+#: the correction that is expected there too; `benchmarks/population_prior.py` judges both.
 TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
 
 
@@ -154,23 +153,45 @@ def prior_posterior(
     return LatencyPosterior(model, facts, prior.median, known, np.diag(sds), spreads)
 
 
-def transferred_prior(posterior: LatencyPosterior) -> LatencyPrior:
-    """Return what the calibration of one machine says of another, or of the same on another day.
+def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior:
+    """Return what the calibrations of some machines say of another, or of one on another day.
 
-    What the terms miss belongs to the programs as well as to the machine, so that most of the correction is
-    expected there too. A calibration of few timings gains most.
+    With `m_d` the logarithm of a coefficient on machine d of D,
+
+        median = exp(sum(m_d) / D),   log_sd**2 = (sum((m_d - sum(m_d) / D)**2) + 1) / D
+
+    which is the likeliest mean, and a variance that one machine alone leaves at 1; no larger than the model's own
+    prior has it. What the terms miss belongs to the programs as well as to the machine, so that most of the correction
+    is expected there too: of one machine's 0.7, of several ones' mean more.
 
     Args:
-        posterior: of the other machine.
+        *posteriors: of the other machines, of one model and one version of it.
+
+    Raises:
+        ValueError: no posterior, or posteriors of different models.
+
+    References:
+        A. Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, chapter 5.
 
     Examples:
         >>> from rlxjax.models import FFT
         >>> prior = transferred_prior(prior_posterior(FFT))
-        >>> prior.median == FFT.prior.median, prior.log_sd.call_ns
-        (True, 1.0)
+        >>> round(prior.median.call_ns), prior.log_sd.call_ns
+        (60000, 1.0)
     """
-    log_sd = jax.tree.map(lambda sd: min(sd, TRANSFERRED_LOG_SD), posterior.model.prior.log_sd)
-    return LatencyPrior(posterior.coefficients, log_sd, TRANSFERRED_SHARE * np.asarray(posterior.weights))
+    if len({(one.model.name, one.model.version) for one in posteriors}) != 1:
+        raise ValueError("posteriors: expected one at least, all of one model")
+    known, count = posteriors[0].model.prior, len(posteriors)
+    logs = np.log([vector(one.coefficients) for one in posteriors])
+    squares = np.sum((logs - logs.mean(0)) ** 2, 0) + TRANSFERRED_LOG_SD**2
+    log_sd = np.minimum(np.sqrt(squares / count), np.asarray(vector(known.log_sd)))
+    structure = jax.tree.structure(known.median)
+    share = count / (count + 1.0 / TRANSFERRED_SHARE - 1.0)
+    return LatencyPrior(
+        structure.unflatten(np.exp(logs.mean(0)).tolist()),
+        structure.unflatten(log_sd.tolist()),
+        share * np.mean([np.asarray(one.weights) for one in posteriors], 0),
+    )
 
 
 def prior_sds(prior: LatencyPrior, n_weights: int, correction_sd: RealLike = CORRECTION_SD) -> np.ndarray:

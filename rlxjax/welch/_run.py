@@ -25,6 +25,9 @@ from ._strategy import AUTO, Path, Strategy, parse_welch_peaks_strategy
 if TYPE_CHECKING:
     from rlxjax.calibration import CalibratedModel, Calibration
 
+#: What a calibration may be called that is none: the reference's built-in coefficients.
+REFERENCE = "reference"
+
 _NAMED = {path.value: path for path in (Path.HOST, Path.FUSED, Path.BLOCK)}
 #: The name of this workload among a calibration's models.
 MODEL_NAME = "welch"
@@ -38,7 +41,7 @@ def welch_peaks(
     params: WelchPeakParams,
     strategy: str = AUTO,
     *,
-    calibration: "Calibration | None" = None,
+    calibration: "Calibration | str | None" = None,
     model: Any = None,
     selection: str | None = None,
 ) -> np.ndarray | jax.Array:
@@ -54,14 +57,17 @@ def welch_peaks(
         strategy: how it is computed. "host" (NumPy, no device), "fused" (one program on the device, only
             peaks come back), "block" (the spectrum comes back, the host selects), "learned" (fused, with
             the pruned program of `model`, whose peaks are approximate), "auto" (the cheapest by the
-            calibration, else by the built-in coefficients; learned among them if a model is given), or
+            calibration; learned among them if a model is given), or
             any name that `parse_welch_peaks_strategy` knows (ultra and fast mean host, rlx the cheaper of
             fused and block). Inside a caller's own jit, grad or vmap only fused and learned can run, and
             auto means fused.
-        calibration: a calibration of this machine, for auto and rlx.
+        calibration: a calibration of this machine, for auto and rlx; `default_calibration()` unless given: the one
+            that `rlxjax calibrate` saved, else what other CPUs say. "reference" means the reference's built-in
+            coefficients, which platforms without either fall back on.
         model: a learned FFT for `params.n_fft`.
         selection: how a device selects peaks, "maxima" or "top_k"; the peaks are the same. By default the
-            one that is faster, by the calibration or as measured on such devices.
+            one that is faster, by the calibration where it chose the path or is given, else as measured on such
+            devices.
 
     Returns:
         float32 `[batch, k, 2]` of (bin, power), descending by power; equal powers keep the lower bin
@@ -76,8 +82,8 @@ def welch_peaks(
             forked process, where JAX cannot run and auto means host.
         MemoryError: peaks that memory cannot hold.
 
-    Few rows are one call of one program. They are padded with rows of zeros to the next of four sizes an
-    octave (`padded_batch`), so that varying batches compile a bounded number of programs. More rows are
+    Few rows are one call of one program. They are padded with copies of the last row to the next of four
+    sizes an octave (`padded_batch`), so that varying batches compile a bounded number of programs. More rows are
     computed in chunks, on every processor: memory beyond the signal and the peaks follows from the chunk and
     from how many processors there are.
 
@@ -97,16 +103,14 @@ def welch_peaks(
     if signal.ndim == 1:
         signal = signal[None]
     traced = is_traced(signal)
-    # What a call without a calibration and a model does follows from little, and is looked up.
-    choose = _path_of if calibration is None and model is None else _path_of.__wrapped__
+    # What a call without a calibration of its own and a model does follows from little, and is looked up.
+    is_plain = model is None and (calibration is None or isinstance(calibration, str))
+    choose = _path_of if is_plain else _path_of.__wrapped__
     arguments = signal.shape, signal.dtype, params, strategy, selection, traced, is_forked()
     try:
-        path = choose(*arguments, calibration, model)
+        path, selection = choose(*arguments, calibration, model)
     except TypeError:  # of an argument that has no hash, which is refused by its name
-        path = _path_of.__wrapped__(*arguments, calibration, model)
-    if selection is None and calibration is not None and path is Path.FUSED:
-        sizes = (signal.shape[0], params.n_fft, params.k, params.n_segments)
-        selection = calibration.of(MODEL_NAME).variant_of("fused", *sizes).removeprefix("fused_")
+        path, selection = _path_of.__wrapped__(*arguments, calibration, model)
     if traced:
         return run_traced(path, signal, params, model, selection)
     # A constant inside a caller's jit is not traced, and is computed at once.
@@ -122,7 +126,7 @@ def stream_welch_peaks(
     params: WelchPeakParams,
     strategy: str = AUTO,
     *,
-    calibration: "Calibration | None" = None,
+    calibration: "Calibration | str | None" = None,
     model: Any = None,
     selection: str | None = None,
 ) -> Iterator[np.ndarray | jax.Array]:
@@ -178,16 +182,16 @@ def _path_of(
     selection: str | None,
     traced: bool,
     forked: bool,
-    calibration: "Calibration | None",
+    calibration: "Calibration | str | None",
     model: Any,
-) -> Path:
-    """Return the path of a call, its arguments checked; what raises is not remembered."""
+) -> tuple[Path, str | None]:
+    """Return the path of a call and its selection, the arguments checked; what raises is not remembered."""
     _check_signal(shape, dtype, params)
     _check_model(model, params)
     _check_calibration(calibration)
     if selection is not None and selection not in tuple(SELECTIONS):
         raise ValueError(f"selection: expected one of {', '.join(SELECTIONS)}, got {selection!r}")
-    path = _choose_path(strategy, shape[0], params, calibration, model, traced, forked)
+    path, by = _choose_path(strategy, shape[0], params, calibration, model, traced, forked)
     if path is Path.LEARNED and model is None:
         raise ValueError("strategy: 'learned' needs a learned FFT (model=), and none was given")
     if traced and path in _WHY:
@@ -199,7 +203,10 @@ def _path_of(
             "(start processes by spawn)"
         )
     _check_peaks_fit((shape[0], params.k, 2))
-    return path
+    if selection is None and by is not None and path is Path.FUSED:
+        sizes = shape[0], params.n_fft, params.k, params.n_segments
+        selection = by.of(MODEL_NAME).variant_of("fused", *sizes).removeprefix("fused_")
+    return path, selection
 
 
 def _check_signal(shape: tuple[int, ...], dtype: np.dtype, params: WelchPeakParams) -> None:
@@ -241,11 +248,10 @@ def _check_model(model: Any, params: WelchPeakParams) -> None:
         raise ValueError("model: its gates decide the program, so they cannot be traced; use learned_spectrum")
 
 
-def _check_calibration(calibration: "Calibration | None") -> None:
-    # By what is asked of it: its class is in a layer above.
-    if calibration is not None and not hasattr(calibration, "of"):
+def _check_calibration(calibration: "Calibration | str | None") -> None:
+    if calibration is not None and calibration != REFERENCE and not hasattr(calibration, "of"):
         given = type(calibration).__name__
-        raise ValueError(f"calibration: expected a Calibration (load_calibration), got {given}")
+        raise ValueError(f"calibration: expected a Calibration (load_calibration) or {REFERENCE!r}, got {given}")
 
 
 def _writeable(peaks: np.ndarray) -> np.ndarray:
@@ -257,32 +263,41 @@ def _choose_path(
     strategy: str,
     batch: int,
     params: WelchPeakParams,
-    calibration: "Calibration | None",
+    calibration: "Calibration | str | None",
     model: Any,
     traced: bool,
     forked: bool = False,
-) -> Path:
+) -> "tuple[Path, Calibration | None]":
+    """Return the path, and the calibration that is given or chose it."""
+    given = None if isinstance(calibration, str) else calibration
     if (named := _NAMED.get(normalised(strategy))) is not None:
-        return named
+        return named, given
     try:
         parsed = parse_welch_peaks_strategy(strategy)
     except ValueError as error:
         raise ValueError(str(error).replace("expected one of", "expected one of host, block,")) from None
     if parsed == Strategy.LEARNED:
-        return Path.LEARNED
+        return Path.LEARNED, given
     if parsed in (Strategy.ULTRA, Strategy.FAST):
-        return Path.HOST
+        return Path.HOST, given
     if traced:
-        return Path.FUSED
+        return Path.FUSED, given
     if forked:  # the costs, too, are computed by JAX
-        return Path.FUSED if parsed == Strategy.RLX else Path.HOST
+        return (Path.FUSED if parsed == Strategy.RLX else Path.HOST), given
     candidates = (Path.FUSED, Path.BLOCK)
     if parsed != Strategy.RLX:
         candidates = (Path.HOST, *candidates) if model is None else (Path.HOST, *candidates, Path.LEARNED)
-    if calibration is not None:
-        return Path(_calibrated_pick(calibration, batch, params, tuple(map(str, candidates)), model))
+    by = _default_calibration() if calibration is None else given
+    if by is not None:
+        return Path(_calibrated_pick(by, batch, params, tuple(map(str, candidates)), model)), by
     gates = (0, 0) if model is None else (model.active_gates, model.total_gates)
-    return _cheapest_built_in(batch, params, candidates, gates, jax_device())
+    return _cheapest_built_in(batch, params, candidates, gates, jax_device()), None
+
+
+def _default_calibration() -> "Calibration | None":
+    from rlxjax.calibration import default_calibration  # loaded when first used
+
+    return default_calibration()
 
 
 def _calibrated_pick(

@@ -1,0 +1,257 @@
+"""What several machines say of another one: makes the prior that is shipped, and judges it with each machine left out.
+
+    python -m benchmarks.population_prior SAMPLES [SAMPLES ...] [--functions FILE ...] [--write] [--json FILE]
+
+SAMPLES are campaigns of Welch peaks, one a machine; `--functions` names samples of functions. Each campaign is fitted
+by itself, from the model's own wide prior. The fits are pooled by `transferred_prior`. Judging pools all but one and
+predicts that one's campaign without any of its timings; the last column adds twenty of its workloads, chosen by the
+job's design, over a fit of all that it sees. `--write` writes the file in the package.
+"""
+
+import argparse
+import datetime
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks import decision_metrics as metrics
+from calibrate.design import by_workload, design_posterior, estimates, preparation_order
+from calibrate.fits import micro_prior
+from calibrate.function_samples import read_function_samples
+from calibrate.functions_job import fitted_functions
+from calibrate.job import facts_of
+from calibrate.micro import micro_rates
+from calibrate.samples import SampleLog, read_samples, timings_of
+from calibrate.visits import quantile_ns
+from calibrate.workloads import Cell, Grid, runs_model
+from rlxjax import LatencyPosterior, PosteriorFit, fit_posterior, prior_posterior, transferred_prior
+from rlxjax.calibration import (
+    PriorCoefficient,
+    PriorFile,
+    PriorMachine,
+    PriorSection,
+    Range,
+    population_prior,
+    prior_path,
+    rounded,
+    sha256_of,
+    write_json_file,
+)
+from rlxjax.fit import COVERED, COVERED_SDS, Facts, LatencyModel, coefficient_names, named, unit_of
+from rlxjax.models import FUNCTIONS, WELCH
+from rlxjax.welch import schedule
+
+#: Figures of a machine that are shares.
+SHARES = ("error", "regret_p95", "regret_max", "within_interval", "error_of_few", "error_of_all")
+#: Workloads of the machine itself in the last column.
+FEW = 20
+#: Standard deviation of the logarithm of a machine's speed that counts as that of one machine more.
+SPEED_LOG_SD = 1.0
+#: Spread of a model's runs on a machine that was left out, where one machine alone was timed.
+ALONE_SPREAD = 0.3
+
+
+class Machine(NamedTuple):
+    """A machine's campaign and its own fit."""
+
+    path: Path
+    log: SampleLog
+    cells: list[Cell]
+    measured_ns: np.ndarray
+    facts: Facts
+    fit: PosteriorFit
+
+
+def machine_of(path: Path) -> Machine:
+    """Read a campaign and fit it by itself."""
+    log = read_samples(path)
+    log.cells = [cell for cell in log.cells if not runs_model(cell)]
+    measured_ns, facts = quantile_ns(log.visits()), facts_of(log, {})
+    fit = fit_posterior(timings_of(log.cells, measured_ns), micro_prior(micro_rates(log)), facts=facts)
+    return Machine(path, log, log.cells, measured_ns, facts, fit)
+
+
+def judged(machine: Machine, others: Sequence[Machine]) -> dict[str, Any]:
+    """Return what other machines say of one: picks and errors without any timing, and the error with a few."""
+    prior = transferred_prior(*(other.fit.posterior for other in others))
+    found = estimates(prior_posterior(WELCH, prior, facts=machine.facts), machine.cells)
+    table = metrics.workloads_of(machine.cells)
+    regret = metrics.regrets(table.table(found.time_ns), table.table(machine.measured_ns))
+    logs = np.log(machine.measured_ns / np.asarray(found.time_ns))
+    scale = float(np.median(logs))
+    grid, timings = Grid(), timings_of(machine.cells, machine.measured_ns)
+    seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in machine.cells])
+    order = preparation_order(machine.cells, grid, design_posterior(prior, machine.facts), np.random.default_rng(0))
+    chosen = [key for key in by_workload(order) if grid.place(*key[:2]) == "fit"][:FEW]
+    few = np.array([cell[1:] in set(chosen) for cell in machine.cells])
+    errors = []
+    for weights in (few, seen):
+        fit = fit_posterior(timings, prior, weights.astype(float), machine.facts)
+        predicted_ns = np.asarray(estimates(fit.posterior, machine.cells).time_ns)
+        errors.append(float(np.mean(np.abs(predicted_ns / machine.measured_ns - 1.0)[~seen])))
+    return {
+        "machine": machine.path.name,
+        "runner": machine.log.runner,
+        "scale": float(np.exp(scale)),
+        "error": float(np.mean(np.abs(np.expm1(logs - scale)))),
+        "regret_p95": float(np.percentile(regret, 95)),
+        "regret_max": float(regret.max()),
+        "over_best": float(np.exp(np.mean(np.log1p(regret)))),
+        "within_interval": float(np.mean(np.abs(logs) <= COVERED_SDS * np.hypot(found.log_sd(), SPEED_LOG_SD))),
+        "error_of_few": errors[0],
+        "error_of_all": errors[1],
+        "few_over_all": errors[0] / errors[1],
+    }
+
+
+def left_out_spread(machines: Sequence[Machine]) -> np.ndarray:
+    """Return the spread of each variant's runs on a machine that is left out, its common scale aside, `[variants]`."""
+    logs, variants = [], []
+    for machine in machines:
+        others = [other.fit.posterior for other in machines if other is not machine]
+        if not others:
+            return np.full(len(WELCH.variants), ALONE_SPREAD)
+        found = estimates(prior_posterior(WELCH, transferred_prior(*others), facts=machine.facts), machine.cells)
+        own = np.log(machine.measured_ns / np.asarray(found.time_ns))
+        logs.append(own - np.median(own))
+        variants.append(np.asarray(machine.fit.runs.variant))
+    errors, variant = np.abs(np.concatenate(logs)), np.concatenate(variants)
+    return np.array(
+        [
+            np.quantile(errors[variant == code], COVERED) / COVERED_SDS if (variant == code).any() else ALONE_SPREAD
+            for code in range(len(WELCH.variants))
+        ]
+    )
+
+
+def speed_log_sd(scales: Sequence[float]) -> float:
+    """Return the standard deviation of the logarithm of a machine's speed, from those that were left out."""
+    squares = np.sum(np.log(np.array(scales, float)) ** 2) + SPEED_LOG_SD**2
+    return float(np.sqrt(squares / (len(scales) + 1)))
+
+
+def section(
+    model: LatencyModel,
+    posteriors: Sequence[LatencyPosterior],
+    sources: Sequence[PriorMachine],
+    facts: Facts,
+    spread: np.ndarray,
+    speed_log_sd: float,
+    domain: Mapping[str, Range],
+) -> PriorSection:
+    """Return what the file says of one model."""
+    prior = transferred_prior(*posteriors)
+    medians, log_sds = named(prior.median), named(prior.log_sd)
+    return PriorSection(
+        model_version=model.version,
+        machines=list(sources),
+        facts={
+            name: np.asarray(fact, float).tolist() if np.ndim(fact) else float(fact) for name, fact in facts.items()
+        },
+        coefficients={
+            name: PriorCoefficient(median=rounded(medians[name]), log_sd=rounded(log_sds[name]), unit=unit_of(name))
+            for name in coefficient_names(model.prior.median)
+        },
+        correction={
+            name: [rounded(weight) for weight in row]
+            for name, row in zip(model.variants, np.asarray(prior.correction), strict=True)
+        },
+        spread={name: rounded(sd) for name, sd in zip(model.variants, spread, strict=True)},
+        speed_log_sd=rounded(speed_log_sd),
+        domain=dict(domain),
+    )
+
+
+def hull(fits: Sequence[PosteriorFit]) -> dict[str, Range]:
+    """Return the range of each input that some machine timed."""
+    model = fits[0].posterior.model
+    found: dict[str, Range] = {}
+    for fit in fits:
+        sizes = {name: np.asarray(fit.runs.inputs[name], float) for name in model.inputs}
+        for name, value in model.extents(sizes):
+            low, high = float(np.min(value)), float(np.max(value))
+            known = found.get(name)
+            found[name] = Range(
+                low=low if known is None else min(low, known.low), high=high if known is None else max(high, known.high)
+            )
+    return found
+
+
+def main() -> None:
+    """Fit, judge, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("samples", nargs="+", type=Path)
+    parser.add_argument("--functions", nargs="*", type=Path, default=[])
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    machines = [machine_of(path) for path in options.samples]
+    rows = [judged(one, [other for other in machines if other is not one]) for one in machines if len(machines) > 1]
+    print("each machine by the others, in per cent but for ratios")
+    for row in rows:
+        shares = {name: f"{100 * row[name]:.1f}" for name in SHARES}
+        ratios = {name: f"{row[name]:.3f}" for name in ("scale", "over_best", "few_over_all")}
+        print(f"{row['machine']} (runner {row['runner']}): {shares | ratios}")
+    if options.json:
+        options.json.write_text(json.dumps({"left_out": rows}, indent=1) + "\n", encoding="utf-8")
+    if not options.write:
+        return
+    facts = {**WELCH.facts, "processors": 2}
+    facts |= {name: value for name, value in schedule("cpu")._asdict().items() if name in facts}
+    sources = [
+        PriorMachine(
+            fingerprint=one.log.fingerprint, samples=one.path.name, sha256=sha256_of(one.path), runner=one.log.runner
+        )
+        for one in machines
+    ]
+    posteriors = [one.fit.posterior for one in machines]
+    models = {
+        WELCH.name: section(
+            WELCH,
+            posteriors,
+            sources,
+            facts,
+            left_out_spread(machines),
+            speed_log_sd([row["scale"] for row in rows]),
+            hull([one.fit for one in machines]),
+        )
+    }
+    if options.functions:
+        logs = [(path, read_function_samples(path)) for path in options.functions]
+        fits = [fitted_functions(log, path) for path, log in logs if log is not None]
+        sources = [
+            PriorMachine(fingerprint=log.fingerprint, samples=path.name, sha256=sha256_of(path), runner=1)
+            for path, log in logs
+            if log is not None
+        ]
+        spread = np.full(len(FUNCTIONS.variants), ALONE_SPREAD)
+        models[FUNCTIONS.name] = section(
+            FUNCTIONS,
+            [fit.posterior for fit in fits],
+            sources,
+            dict(FUNCTIONS.facts),
+            spread,
+            speed_log_sd([]),
+            hull(fits),
+        )
+    path = prior_path("cpu")
+    assert path is not None
+    content = PriorFile(
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        command=shlex.join(["python", "-m", "benchmarks.population_prior", *sys.argv[1:]]),
+        models=models,
+    )
+    write_json_file(content, path)
+    population_prior(WELCH, "cpu")
+    print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What other machines say of one that was not timed, and which calibration is used where none is given."""
+
+import dataclasses
+import json
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from _content import content
+
+import rlxjax as rx
+from rlxjax.calibration import CalibrationFile, MachineMismatchWarning, population_prior, write_json_file
+from rlxjax.fit import named
+from rlxjax.models import BUILT_IN, WELCH
+from rlxjax.welch import schedule
+
+SIGNAL = np.random.default_rng(0).standard_normal((40, 96)).astype(np.float32)
+PARAMS = rx.WelchPeakParams.fast(64, 4)
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """A function that writes the saved calibration of this machine, with other coefficients or fingerprint."""
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
+
+    def write(launch_ns=None, **fingerprint):
+        written = content(**fingerprint)
+        if launch_ns is not None:
+            written["models"]["welch"]["coefficients"]["launch_ns"]["value"] = launch_ns
+        path = tmp_path / f"calibration-{jax.default_backend()}.json"
+        write_json_file(CalibrationFile.model_validate(written), path)
+        return path
+
+    return write
+
+
+def test_the_population_is_of_the_models_and_of_the_schedule_that_are_here():
+    calibration = rx.prior_calibration("cpu")
+    for name, calibrated in calibration.models.items():
+        assert calibrated.model is BUILT_IN[name]
+        assert named(calibrated.coefficients) == named(population_prior(BUILT_IN[name], "cpu").median)
+        assert "rlxjax calibrate" in calibrated.cautions[0]
+    facts, here = calibration.of("welch").posterior.facts, schedule("cpu")._asdict()
+    assert {name: facts[name] for name in here if name in facts} == {
+        name: float(value) for name, value in here.items() if name in facts
+    }
+    assert "no calibration of this machine" in calibration.source
+    assert rx.prior_calibration("abacus") is None
+    assert population_prior(WELCH, "abacus") is None
+
+
+def test_intervals_of_the_population_are_wider_than_any_calibration_s():
+    low, high = rx.prior_calibration("cpu").interval_ns("fused", 1024, 256, 16)
+    assert high / low > 3.0
+
+
+def test_without_a_saved_calibration_the_population_is_used_and_with_one_that(saved, tmp_path):
+    calibration = rx.default_calibration("cpu")
+    assert "no calibration of this machine" in calibration.source
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_saved_calibration_is_used_and_says_so(saved):
+    path = saved()
+    calibration = rx.default_calibration()
+    assert calibration.source.endswith(str(path))
+    assert calibration.predict_ns("fused", 64, 256, 16) == rx.load_calibration(path).predict_ns("fused", 64, 256, 16)
+
+
+def test_a_model_that_the_saved_calibration_lacks_is_the_population_s(saved):
+    path = saved()
+    written = json.loads(path.read_text(encoding="utf-8"))
+    written["models"] = {}
+    path.write_text(json.dumps(written), encoding="utf-8")
+    calibrated = rx.default_calibration().of("welch")
+    assert named(calibrated.coefficients) == named(population_prior(WELCH).median)
+    assert calibrated.cautions
+
+
+def test_what_another_machine_saved_is_named_and_not_used(saved):
+    saved(cpu_model="Z80")
+    with pytest.warns(MachineMismatchWarning, match="Z80"):
+        calibration = rx.default_calibration()
+    assert "no calibration of this machine" in calibration.source
+
+
+def test_a_spoilt_file_is_named_and_not_used(saved):
+    path = saved()
+    path.write_text("{", encoding="utf-8")
+    with pytest.warns(UserWarning, match="it is not used"):
+        assert "no calibration of this machine" in rx.default_calibration().source
+
+
+def test_auto_picks_by_what_is_saved_and_by_the_reference_where_that_is_asked(saved):
+    saved(launch_ns=1e12)  # a device that takes minutes to launch
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        peaks = rx.welch_peaks(SIGNAL, PARAMS)
+    np.testing.assert_array_equal(peaks, rx.welch_peaks(SIGNAL, PARAMS, "host"))
+    np.testing.assert_allclose(rx.welch_peaks(SIGNAL, PARAMS, calibration="reference"), peaks, rtol=1e-4)
+    with pytest.raises(ValueError, match="expected a Calibration .* or 'reference', got str"):
+        rx.welch_peaks(SIGNAL, PARAMS, calibration="other")
+
+
+def test_the_pace_widens_intervals_and_leaves_decisions_alone():
+    calm = rx.prior_calibration("cpu").of("welch")
+    posterior = dataclasses.replace(calm.posterior, factor=1e-3 * calm.posterior.factor)
+    calm = dataclasses.replace(calm, posterior=posterior, pace_log_sd=0.0)
+    paced = dataclasses.replace(calm, pace_log_sd=0.5)
+    sizes = (1024, 256, 16)
+    sd = float(calm.estimate("fused", *sizes).log_sd())
+    for one, known in ((calm, sd), (paced, np.hypot(sd, 0.5))):
+        low, high = one.interval_ns("fused", *sizes)
+        np.testing.assert_allclose(np.log(high / low), 2 * 1.6448536 * known, rtol=1e-6)
+    assert paced.decide(*sizes).probability == calm.decide(*sizes).probability
