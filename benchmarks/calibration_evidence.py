@@ -21,7 +21,7 @@ from benchmarks import decision_metrics as metrics
 from calibrate.design import estimates
 from calibrate.fits import micro_prior
 from calibrate.job import facts_of
-from calibrate.measure import micro_rates
+from calibrate.micro import micro_rates
 from calibrate.samples import SampleLog, read_samples, timings_of
 from calibrate.validate import built_in_ns, error_summaries, sizes_of
 from calibrate.visits import Visits, noise_floor, quantile_ns

@@ -1,7 +1,8 @@
 """The order in which workloads are measured: those that are shown, those that run models, then the best."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import jax
 import numpy as np
@@ -19,8 +20,11 @@ SEEN_PER_HELD_OUT = 2
 DESIGN_SPREAD, DESIGN_CORRECTION_SD = 0.05, 0.025
 #: Workloads for the sake of the unknowns; so many after them are for that of the times of all workloads.
 FOR_UNKNOWNS, FOR_TIMES = 10, 32
-#: Seconds that a cell takes before its first timing, compilation included, and the runs expected of it.
-COMPILE_S, EXPECTED_RUNS = 0.2, 20
+#: Seconds that a cell of each strategy takes before its first timing, compiling included, and the runs expected of it.
+COMPILE_S: Mapping[str, float] = MappingProxyType(
+    {"ultra": 0.01, "fast": 0.01, "fused-maxima": 0.5, "fused-top_k": 0.13, "block": 0.06}
+)
+EXPECTED_RUNS = 20
 
 Workload = tuple[int, int, int]
 
@@ -106,8 +110,7 @@ def _design(
     """Return an order of blocks: those first that say most for their seconds once those before are timed."""
     count = len(blocks)
     whole = block_estimates(posterior, [*blocks, *before, *held_out])
-    is_run = np.isfinite(whole.spread[:count])
-    seconds = np.where(is_run, COMPILE_S + EXPECTED_RUNS * whole.time_ns[:count] / 1e9, 0.0).sum(1)
+    seconds = seconds_of(_part(whole, range(count)))
     taken = list(range(count, count + len(before)))
     chosen: list[int] = []
     for n, targets in ((max(0, min(count, FOR_UNKNOWNS - len(before))), None), (FOR_TIMES, whole)):
@@ -118,6 +121,12 @@ def _design(
             design = next_measurements(candidates, n_left, seconds=seconds[left], targets=targets, timed=timed)
             chosen += [left[i] for i in design.order]
     return chosen + [i for i in range(count) if i not in chosen]
+
+
+def seconds_of(blocks: LatencyEstimate) -> np.ndarray:
+    """Return how long workloads take to measure, `[workloads]`: compiling and running what is timed of each."""
+    compile_s = np.array([COMPILE_S[strategy] for strategy in WITHOUT_MODEL])
+    return np.where(np.isfinite(blocks.spread), compile_s + EXPECTED_RUNS * blocks.time_ns / 1e9, 0.0).sum(1)
 
 
 def _part(blocks: LatencyEstimate, which: Sequence[int]) -> LatencyEstimate:

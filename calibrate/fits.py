@@ -1,5 +1,7 @@
 """The fits of a job: one sees all workloads, one never saw those that are held out and gives their errors."""
 
+import dataclasses
+import time
 from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import NamedTuple
@@ -10,11 +12,19 @@ import numpy as np
 
 from rlxjax import LatencyEstimate, LatencyPrior, PosteriorFit, Timings, fit_posterior, transferred_prior
 from rlxjax.calibration import Calibration, read_calibration_file
-from rlxjax.fit import MIN_TIMINGS, Facts, estimate, predicted_ns
+from rlxjax.fit import COVERED, COVERED_SDS, MIN_TIMINGS, Facts, estimate, predicted_ns
 from rlxjax.models import WELCH, fft_flop, heap_rates, welch_micro_prior
 
-from .measure import DEEP_SELECTION, SHORT_TRANSFORM, WIDE_SELECTION, MicroRates
-from .workloads import Cell
+from .clock import Deadline
+from .micro import DEEP_SELECTION, SHORT_TRANSFORM, WIDE_SELECTION, MicroRates
+from .samples import SampleLog, timings_of
+from .verdict import widened_spread
+from .visits import noise_floor, quantile_ns
+from .workloads import Cell, Grid
+
+#: A campaign has enough once each strategy's held-out error, and the mean noise of its timings, are no larger; and
+#: seconds between two fits that say so.
+TARGET_ERROR, TARGET_NOISE, ASK_EVERY_S = 0.04, 0.02, 4.0
 
 
 class Fitted(NamedTuple):
@@ -66,8 +76,65 @@ def fit_twice(timings: Timings, seen: np.ndarray, prior: LatencyPrior, facts: Fa
     whole = fit_posterior(timings, prior, facts=facts)
     blind = whole if seen.all() else fit_posterior(timings, prior, seen.astype(float), facts)
     found, blind_found = (jax.tree.map(np.asarray, estimate(fit.posterior, timings.runs)) for fit in (whole, blind))
-    terms_ns = predicted_ns(blind.terms.coefficients, timings.runs, facts)
+    terms_ns = jax.jit(predicted_ns)(blind.terms.coefficients, timings.runs, dict(facts))
     return Fitted(whole, found, blind_found, np.asarray(terms_ns), blind.terms.converged)
+
+
+def widened(fitted: Fitted, timings: Timings, seen: np.ndarray) -> Fitted:
+    """Return fits whose spread is large enough for intervals to hold what the blind one never saw.
+
+    Args:
+        fitted: by `fit_twice`.
+        timings: of the workloads, `[cells]`.
+        seen: `[cells]`, whether the blind fit saw a workload.
+    """
+    blind, variant = fitted.blind, np.asarray(timings.runs.variant)
+    errors = np.log(np.asarray(timings.time_ns) / np.asarray(blind.time_ns))[~seen]
+    known_sd = np.sqrt(np.sum(np.asarray(blind.scores) ** 2, -1))[~seen]
+    posterior = fitted.whole.posterior
+    spread = widened_spread(np.asarray(posterior.spread), variant[~seen], errors, known_sd, COVERED, COVERED_SDS)
+    posterior = dataclasses.replace(posterior, spread=spread)
+    return fitted._replace(
+        whole=fitted.whole._replace(posterior=posterior),
+        estimate=fitted.estimate._replace(spread=spread[variant]),
+    )
+
+
+class EnoughKnown:
+    """Whether a campaign has reached its target, by fits of it so far."""
+
+    def __init__(self, log: SampleLog, grid: Grid, prior: LatencyPrior, facts: Facts, deadline: Deadline):
+        """Build from what the fits of the campaign take.
+
+        Args:
+            log: its samples.
+            grid: says which workloads are held out.
+            prior: of the machine.
+            facts: how it schedules.
+            deadline: of the measuring, the first half of which is never enough.
+        """
+        self._log, self._grid, self._prior, self._facts = log, grid, prior, facts
+        self._ask_at_s = time.perf_counter() + deadline.left_s() / 2.0
+
+    def __call__(self) -> bool:
+        """Return whether every strategy's held-out error and noise are small enough; a fit every few seconds."""
+        if time.perf_counter() < self._ask_at_s:
+            return False
+        cells, visits = self._log.cells, self._log.visits()
+        seen = np.array([self._grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
+        if not MIN_TIMINGS <= seen.sum() < len(cells) or noise_floor(visits).mean() > TARGET_NOISE:
+            return False
+        measured_ns = quantile_ns(visits)
+        fit = fit_posterior(timings_of(cells, measured_ns), self._prior, seen.astype(float), self._facts)
+        errors = np.abs(np.asarray(estimate(fit.posterior, fit.runs).time_ns) / measured_ns - 1.0)
+        names = np.array([cell.strategy for cell in cells])
+        self._ask_at_s = time.perf_counter() + ASK_EVERY_S
+        return all(errors[~seen & (names == name)].mean() <= TARGET_ERROR for name in set(names[~seen].tolist()))
+
+
+def starting_prior(rates: MicroRates, known: LatencyPrior | None) -> LatencyPrior:
+    """Return what a fit starts from: what other machines say, else what micro-benchmarks do."""
+    return micro_prior(rates) if known is None else known
 
 
 def prior_from(file: FilePath) -> tuple[LatencyPrior, str]:

@@ -1,19 +1,14 @@
 """The calibrate job of functions: time a suite of ordinary functions, fit the functions model, judge it, write."""
 
-import dataclasses
 import datetime
-import gzip
 import itertools
-import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
 
 from rlxjax import PosteriorFit, Timings, estimate, fit_posterior, next_measurements, prior_posterior, profile_function
 from rlxjax.calibration import (
@@ -24,10 +19,9 @@ from rlxjax.calibration import (
     Fingerprint,
     ModelSection,
     Samples,
-    Strict,
     current_fingerprint,
     file_to_write,
-    first_refusal,
+    population_prior,
     same_machine,
     section_of,
     sha256_of,
@@ -36,79 +30,21 @@ from rlxjax.calibration import (
 from rlxjax.fit import COVERED_SDS, MIN_TIMINGS
 from rlxjax.models import FUNCTIONS, function_runs
 
+from .clock import Deadline, quiet_collector, visit_ns
+from .function_samples import VERSION, FunctionLog, Header, Visit, samples_path_of
 from .functions import FunctionCell, function_cells
-from .measure import Deadline, quiet_collector
 from .report import FunctionsOutcome, Progress
 from .samples import set_aside
-from .visits import Visits, noise_floor, quantile_ns
+from .verdict import MOST_FUNCTION_ERROR, verdict_on
+from .visits import DECILE, noise_floor, quantile_ns
 
 #: Functions that are timed, those that the fit never sees among them; and of these, a share.
 MOST_CELLS, HELD_OUT_SHARE = 100, 0.3
 #: Spread of functions that the choice of what to time supposes.
 DESIGN_SPREAD = 0.2
-#: Runs of a visit, of which the least counts: it finds in the caches what these can hold, and threads awake. A visit
-#: ends after the first number of runs once it took so long, or after the second one.
-LEAST_RUNS, MOST_RUNS, VISIT_NS = 4, 24, 2_500_000
-#: Of the visits of a function, the share that its time is not below: minima differ least between campaigns.
-DECILE = 0.1
 #: Compilations at a time, and seconds kept back for two fits, judging and writing.
 COMPILERS, FIT_RESERVE_S = 2, 6.0
 MIN_BUDGET_S = 15.0
-#: Of the file of samples.
-VERSION = 1
-
-
-class Header(Strict):
-    """The first line of a file of samples."""
-
-    kind: Literal["functions"] = "functions"
-    version: Literal[1] = VERSION
-    fingerprint: Fingerprint
-
-
-class Visit(Strict):
-    """The timed runs of one visit of a function."""
-
-    kind: Literal["visit"] = "visit"
-    round: Annotated[int, Field(ge=0)]
-    name: str
-    times_ns: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
-
-
-_LINE = TypeAdapter(Annotated[Header | Visit, Field(discriminator="kind")])
-
-
-@dataclasses.dataclass
-class FunctionLog:
-    """The samples of one campaign of functions.
-
-    Attributes:
-        fingerprint: of the machine.
-        visits: in the order in which they were made.
-    """
-
-    fingerprint: Fingerprint
-    visits: list[Visit] = dataclasses.field(default_factory=list)
-
-    def names(self) -> list[str]:
-        """Return the functions of every round that was begun, in order of appearance."""
-        return list(dict.fromkeys(visit.name for visit in self.visits))
-
-    def as_visits(self) -> Visits:
-        """Return the visits of whole rounds; of the only one where none is whole."""
-        names = self.names()
-        rounds = {number: list(own) for number, own in itertools.groupby(self.visits, lambda visit: visit.round)}
-        whole = [own for own in rounds.values() if len(own) == len(names)] or list(rounds.values())[:1]
-        made = [
-            (number, names.index(visit.name), min(visit.times_ns)) for number, own in enumerate(whole) for visit in own
-        ]
-        round_, cell, time_ns = np.array(made).T
-        return Visits(round_, cell, time_ns.astype(float), len(names))
-
-
-def samples_path_of(path: FilePath) -> FilePath:
-    """Return where the samples of functions lie, beside a calibration file."""
-    return path.with_suffix(".functions.jsonl")
 
 
 def run_functions(
@@ -172,30 +108,20 @@ def fit_functions(
     Raises:
         ValueError: samples of too few functions of the suite.
     """
-    by_name = {cell.name: cell for cell in function_cells()}
-    unknown = [name for name in log.names() if name not in by_name]
-    if unknown:
-        raise ValueError(f"{samples_path}: holds {unknown[0]!r}, which is no function of this suite")
-    visits, cells = log.as_visits(), [by_name[name] for name in log.names()]
+    cells, visits = _cells_of(log, samples_path), log.as_visits()
     seen = np.array([not cell.held_out for cell in cells])
     if seen.sum() < MIN_TIMINGS:
         raise ValueError(f"{samples_path}: expected times of at least {MIN_TIMINGS} functions, got {seen.sum()}")
     measured_ns, noise = quantile_ns(visits, DECILE), noise_floor(visits, DECILE)
     if np.isnan(noise).any():
         notes.append("A single round says nothing of the noise.")
-    timings = Timings.checked(
-        FUNCTIONS,
-        variant=FUNCTIONS.variants[0],
-        time_ns=measured_ns,
-        **function_runs([profile_function(*_called(cell)) for cell in cells]).inputs,
-    )
-    whole, blind = fit_posterior(timings), fit_posterior(timings, weights=seen.astype(float))
-    section = section_of(
-        whole,
-        FUNCTIONS.prior,
-        _summaries(cells, timings, blind, noise, seen),
-        None if np.isnan(noise).any() else float(noise.mean()),
-    )
+    timings, prior = _timings_of(cells, measured_ns), population_prior(FUNCTIONS, log.fingerprint.platform)
+    whole, blind = (fit_posterior(timings, prior, weights) for weights in (None, seen.astype(float)))
+    summaries, noise_level = _summaries(cells, timings, blind, noise, seen), None
+    if not np.isnan(noise).any():
+        noise_level = float(noise.mean())
+    judged = verdict_on("functions", summaries, noise_level, MOST_FUNCTION_ERROR)
+    section = section_of(whole, FUNCTIONS.prior, summaries, noise_level, cautions=judged.cautions)
     section = section.model_copy(
         update={
             "samples": Samples(
@@ -213,35 +139,33 @@ def fit_functions(
         notes.append(whole.terms.message)
     if is_written:
         write_json_file(_with_section(path, log.fingerprint, section, command), path)
-    return FunctionsOutcome(path, is_written, samples_path, section, notes)
+    return FunctionsOutcome(path, is_written, samples_path, judged, section, notes)
 
 
-def read_function_samples(path: FilePath) -> FunctionLog | None:
-    """Return the samples of functions that a file holds, compressed or not; None if it holds other samples.
-
-    A last line that was cut short is left out.
+def fitted_functions(log: FunctionLog, samples_path: FilePath) -> PosteriorFit:
+    """Return the fit of all samples of functions by themselves.
 
     Raises:
-        ValueError: a line that is none; one line that names the place.
+        ValueError: samples of a function that the suite does not have.
     """
-    try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError):
-        return None
-    if not text.startswith('{"kind":"functions"'):
-        return None
-    log = None
-    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
-        try:
-            found = _LINE.validate_json(line)
-        except ValidationError as error:
-            raise ValueError(f"{path}: line {number}: {first_refusal(error)}") from None
-        if isinstance(found, Header):
-            log = FunctionLog(found.fingerprint)
-        elif log is not None:
-            log.visits.append(found)
-    return log
+    return fit_posterior(_timings_of(_cells_of(log, samples_path), quantile_ns(log.as_visits(), DECILE)))
+
+
+def _cells_of(log: FunctionLog, samples_path: FilePath) -> list[FunctionCell]:
+    by_name = {cell.name: cell for cell in function_cells()}
+    unknown = [name for name in log.names() if name not in by_name]
+    if unknown:
+        raise ValueError(f"{samples_path}: holds {unknown[0]!r}, which is no function of this suite")
+    return [by_name[name] for name in log.names()]
+
+
+def _timings_of(cells: Sequence[FunctionCell], measured_ns: np.ndarray) -> Timings:
+    return Timings.checked(
+        FUNCTIONS,
+        variant=FUNCTIONS.variants[0],
+        time_ns=measured_ns,
+        **function_runs([profile_function(*_called(cell)) for cell in cells]).inputs,
+    )
 
 
 def chosen_cells(cells: Sequence[FunctionCell]) -> list[FunctionCell]:
@@ -302,23 +226,6 @@ def _visits(
                 times_ns = visit_ns(programs[names[index]])
                 yield Visit(round=round_, name=names[index], times_ns=times_ns)
             advance()
-
-
-def visit_ns(run: Callable[[], Any]) -> list[int]:
-    """Return the times in ns of the runs of one visit."""
-    times_ns = [_time(run) for _ in range(LEAST_RUNS)]
-    while len(times_ns) < MOST_RUNS and sum(times_ns) < VISIT_NS:
-        times_ns.append(_time(run))
-    return times_ns
-
-
-def _time(run: Callable[[], Any]) -> int:
-    """Return the time in ns until the results of one run are there; they are dropped after that."""
-    start = time.perf_counter_ns()
-    results = jax.block_until_ready(run())
-    taken = time.perf_counter_ns() - start
-    del results
-    return taken
 
 
 def _summaries(

@@ -13,13 +13,13 @@ from rlxjax.calibration import (
     SCHEMA_VERSION,
     UNITS,
     CalibrationFile,
-    Fingerprint,
     GateCoefficient,
     ModelSection,
     Samples,
     current_fingerprint,
     default_calibration_path,
     file_to_write,
+    population_prior,
     same_machine,
     section_of,
     sha256_of,
@@ -29,12 +29,16 @@ from rlxjax.fit import MIN_TIMINGS, Facts
 from rlxjax.models import WELCH
 from rlxjax.welch import RUNNER_VERSION, schedule
 
-from .fits import check_fittable, fit_twice, micro_prior, prior_from
-from .measure import Deadline, MicroRates, measure_rounds, micro_rates, time_micro
+from .canary import canary_times_ns, pace_of
+from .clock import Deadline
+from .fits import EnoughKnown, check_fittable, fit_twice, prior_from, starting_prior, widened
+from .measure import measure_rounds
+from .micro import MicroRates, micro_rates, time_micro
 from .plan import memory_limit_bytes, prepare
 from .report import Outcome, Progress, shortened
 from .samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside, timings_of
 from .validate import OUTLIER_FACTOR, error_summaries, outliers
+from .verdict import Verdict, said_of_pace, verdict_on, what_pays
 from .visits import Visits, noise_floor, quantile_ns
 from .workloads import Grid, Models, load_models, split_by_memory
 
@@ -84,7 +88,7 @@ def run(
     file_to_write(path)
     timed_models = load_models(models)
     here, notes = current_fingerprint(), []
-    known = None
+    known = population_prior(WELCH, here.platform)
     if prior is not None:
         known, platform = prior_from(prior)
         if platform != here.platform:
@@ -111,15 +115,16 @@ def run(
         try:
             with progress.phase("micro-benchmarks"):
                 time_micro(log, writer)
-            start, facts = micro_prior(micro_rates(log), known), facts_of(log, timed_models)
+            start, facts = starting_prior(micro_rates(log), known), facts_of(log, timed_models)
             plan = prepare(log, cells, timed_models, grid, start, facts, rng, deadline, progress)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"samples so far are in {samples_path}: go on with --resume") from None
         if plan.cells != log.cells:
             writer.cells(plan.cells)
         if plan.is_ready:
+            enough = EnoughKnown(log, grid, start, facts, deadline)
             with progress.phase("measuring", deadline) as advance:
-                measure_rounds(log, writer, plan.signals, deadline, rng, advance)
+                measure_rounds(log, writer, plan.signals, deadline, rng, advance, enough)
         else:
             notes.append("No time was left to measure more: this is the fit of the earlier samples.")
     skipped |= plan.left_out
@@ -142,7 +147,7 @@ def fit_and_write(
     known: LatencyPrior | None,
 ) -> Outcome:
     """Fit samples, of whatever machine they are, judge the fit, and write the calibration of that machine."""
-    cells, visits = log.cells, log.visits()
+    cells, visits, here = log.cells, log.visits(), log.fingerprint
     if log.runner != RUNNER_VERSION:
         notes.append(
             f"The samples are of runner {log.runner}, and this is runner {RUNNER_VERSION}: what is fitted to "
@@ -167,8 +172,8 @@ def fit_and_write(
     if not MIN_TIMINGS <= seen.sum() < len(cells):
         seen = np.ones_like(seen)
         notes.append("Too few workloads were measured to hold any out: there is no held-out error.")
-    timings, prior = timings_of(cells, measured_ns), micro_prior(rates, known)
-    fitted = fit_twice(timings, seen, prior, facts_of(log, models))
+    timings, prior = timings_of(cells, measured_ns), starting_prior(rates, known)
+    fitted = widened(fit_twice(timings, seen, prior, facts_of(log, models)), timings, seen)
     final = fitted.whole.terms
     predicted_ns = np.asarray(fitted.estimate.time_ns)
     far_off = outliers(cells, measured_ns, predicted_ns)
@@ -189,13 +194,18 @@ def fit_and_write(
             f"--budget, or take it as it is with `{taken}`."
         )
     summaries = error_summaries(cells, measured_ns, fitted.blind, fitted.blind_terms_ns, noise, grid, seen, models)
+    noise_level = None if np.isnan(noise).any() else float(noise.mean())
+    judged, earlier = verdict_on("workloads", summaries, noise_level), same_machine(path, here)
     section = section_of(
         fitted.whole,
         WELCH.prior if known is None else known,
         summaries,
-        None if np.isnan(noise).any() else float(noise.mean()),
+        noise_level,
         list(far_off.values()),
+        judged.cautions,
     )
+    pace = pace_of(log, earlier)
+    of_pace = said_of_pace(pace, here.cores)
     content = CalibrationFile(
         schema_version=SCHEMA_VERSION,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -203,7 +213,9 @@ def fit_and_write(
         units=UNITS,
         fingerprint=log.fingerprint,
         gate=_measured_gate(rates, log.fingerprint.platform),
-        canary_ns={name: min(times) for name, times in log.micro.items()},
+        canary_ns=canary_times_ns(log),
+        pace=pace,
+        cautions=of_pace.cautions,
         samples=Samples(
             file=samples_path.name,
             sha256=sha256_of(samples_path),
@@ -214,15 +226,17 @@ def fit_and_write(
         ),
         skipped=[f"{name}: {reason}" for reason, names in skipped.items() for name in names],
         learned_ffts=[timed.described() for timed in models.values()],
-        models={WELCH.name: section} | _other_sections(path, log.fingerprint),
+        models={WELCH.name: section} | _other_sections(earlier),
     )
     if is_written:
         write_json_file(content, path)
+    calibration = Calibration.from_file(content)
     return Outcome(
         path,
         is_written,
         samples_path,
-        Calibration.from_file(content),
+        Verdict([*judged.said, what_pays(calibration), *of_pace.said], [*judged.cautions, *of_pace.cautions]),
+        calibration,
         content,
         section,
         cells,
@@ -234,16 +248,15 @@ def fit_and_write(
     )
 
 
-def _other_sections(path: FilePath, fingerprint: Fingerprint) -> dict[str, ModelSection]:
-    """Return what the file at the path says of other models of the same machine, which stays."""
-    known = same_machine(path, fingerprint)
-    return {} if known is None else {name: own for name, own in known.models.items() if name != WELCH.name}
+def _other_sections(earlier: CalibrationFile | None) -> dict[str, ModelSection]:
+    """Return what an earlier file of the same machine says of other models, which stays."""
+    return {} if earlier is None else {name: own for name, own in earlier.models.items() if name != WELCH.name}
 
 
 def facts_of(log: SampleLog, models: Models) -> Facts:
     """Return how the runner that was timed schedules, and what the learned FFTs take that it was given."""
     works = [timed.work for timed in models.values()]
-    numbers = dict(WELCH.facts)
+    numbers = {**WELCH.facts, "processors": log.fingerprint.cores if log.fingerprint.platform == "cpu" else 1}
     if log.runner == RUNNER_VERSION:
         known = schedule(log.fingerprint.platform)._asdict()
         numbers |= {name: known[name] for name in numbers if name in known}

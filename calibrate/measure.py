@@ -1,141 +1,28 @@
-"""The clock: micro-benchmarks, warming up, and rounds of randomly interleaved cells.
+"""Warming up, and rounds of randomly interleaved cells.
 
 Protocol: every program is compiled and run before it is timed; each round visits every cell, those of short
 runs several times, in a new random order, so that a slow spell of the machine hits all alike; the same
 number of rounds counts for every cell; every repeat is kept.
 """
 
-import contextlib
-import functools
-import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rlxjax import welch_peaks
-from rlxjax.welch import SELECTIONS, WelchPeakParams, mean_power, selected_peaks
 
+from .canary import CanaryWatch
+from .clock import Deadline, quiet_collector
 from .samples import SampleLog, SampleWriter
 from .workloads import STRATEGIES, Cell, Signals
 
-#: Float32 elements of the arrays that are uploaded and read back, and, far beyond any cache, copied.
-TRANSFER_ELEMENTS, COPY_ELEMENTS = 2**22, 2**25
-MICRO_REPEATS = 15
-#: Without these there is no gate, and nothing to start a fit from.
-NEEDED_MICRO = ("launch", "roundtrip", "copy", "upload", "readback")
-#: Runs of a micro-benchmark whose difference to another tells of the caches.
-RUNS_IN_A_ROW = 10
 #: A visit of a cell repeats its run until they took so long together, but no more often than that.
 VISIT_NS, MOST_REPEATS = 2_000_000, 4
 #: Visits in a round of a cell whose runs take less than that: they differ by a fifth from one visit to the
 #: next, by little within one.
 VISITS, SHORT_NS = 4, 250_000
-#: Rows, bins and k of two selections of peaks: one scans many bins, the other ranks many peaks.
-WIDE_SELECTION, DEEP_SELECTION = (64, 2049, 1), (256, 129, 64)
-#: Rows and n_fft of two transforms, from signal to powers: within a processor's first cache, and beyond.
-SHORT_TRANSFORM, LONG_TRANSFORM = (64, 1024), (8, 8192)
-ELEMENT_BYTES = 4
-
-
-class Deadline:
-    """A point in time that a phase has to end by, and whether the user asked to stop."""
-
-    def __init__(self, at_s: float):
-        self.at_s = at_s
-        self.interrupted = False
-
-    def left_s(self) -> float:
-        """Seconds until the deadline; 0 once the user has asked to stop."""
-        return 0.0 if self.interrupted else self.at_s - time.perf_counter()
-
-
-class MicroRates(NamedTuple):
-    """What the micro-benchmarks say of the device.
-
-    Attributes:
-        dispatch_ns: one launch, without waiting for it.
-        roundtrip_ns: waiting for a program of no work, once it is launched.
-        memory_bytes_per_ns: device memory, bytes read and written.
-        upload_bytes_per_ns: host to device.
-        readback_bytes_per_ns: device to host.
-        selection_ns: the wide and the deep selection, for each form of it.
-        transform_ns: the short and the long powers; empty of samples that have none.
-    """
-
-    dispatch_ns: float
-    roundtrip_ns: float
-    memory_bytes_per_ns: float
-    upload_bytes_per_ns: float
-    readback_bytes_per_ns: float
-    selection_ns: Mapping[str, tuple[float, float]]
-    transform_ns: tuple[float, ...]
-
-
-@contextlib.contextmanager
-def quiet_collector() -> Iterator[None]:
-    """Keep the garbage collector out of timed code."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def time_micro(log: SampleLog, writer: SampleWriter, repeats: int = MICRO_REPEATS) -> None:
-    """Time launch, round trip, device copy, upload and readback, interleaved, and keep every repeat.
-
-    What an earlier run left is filled up to the same number of repeats.
-    """
-    benchmarks = {name: run for name, run in _micro_benchmarks().items() if len(log.micro.get(name, ())) < repeats}
-    for run in benchmarks.values():
-        run()
-    with quiet_collector():
-        for repeat in range(repeats):
-            for name, run in benchmarks.items():
-                if len(log.micro.get(name, ())) <= repeat:
-                    writer.micro(name, run())
-
-
-def micro_rates(log: SampleLog) -> MicroRates:
-    """Return the rates that the minimum of each benchmark's repeats gives.
-
-    Raises:
-        ValueError: samples without a benchmark of launches, round trips or transfers.
-    """
-    best = {name: min(times) for name, times in log.micro.items()}
-    if missing := [name for name in NEEDED_MICRO if name not in best]:
-        raise ValueError(
-            f"the samples hold no micro-benchmark of {', '.join(missing)}: measure more with "
-            "`rlxjax calibrate --resume`"
-        )
-    transfer_bytes, copy_bytes = TRANSFER_ELEMENTS * ELEMENT_BYTES, COPY_ELEMENTS * ELEMENT_BYTES
-    return MicroRates(
-        dispatch_ns=best["launch"],
-        roundtrip_ns=best["roundtrip"],
-        memory_bytes_per_ns=2 * copy_bytes / best["copy"],
-        upload_bytes_per_ns=transfer_bytes / best["upload"],
-        readback_bytes_per_ns=transfer_bytes / best["readback"],
-        selection_ns={
-            form: (best[f"{form} wide"], best[f"{form} deep"])
-            for form in SELECTIONS
-            if f"{form} wide" in best and f"{form} deep" in best
-        },
-        transform_ns=_transforms_ns(log),
-    )
-
-
-def _transforms_ns(log: SampleLog) -> tuple[float, ...]:
-    """Return the times of the short and the long powers: their ratio is that of repeats side by side."""
-    short, long = (log.micro.get(name, []) for name in ("short powers", "long powers"))
-    ratios = [one / other for one, other in zip(long, short, strict=False)]
-    return (min(short), min(short) * float(np.median(ratios))) if ratios else ()
 
 
 def warm_up(
@@ -163,12 +50,15 @@ def measure_rounds(
     deadline: Deadline,
     rng: np.random.Generator,
     advance: Callable[[], None],
+    is_enough: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Measure rounds until the deadline, one at least; an unfinished round of an earlier run comes first.
+    """Measure rounds until it is enough or the deadline, one at least.
+
+    An unfinished round of an earlier run comes first. Whether it is enough is asked after each round.
 
     Ctrl-C ends the measuring, not the job.
     """
-    has_round = bool(log.complete_rounds())
+    has_round, canary = bool(log.complete_rounds()), CanaryWatch(writer)
     unfinished = [i for i, visits in enumerate(log.rounds) if visits and not log.is_complete(visits)]
     try:
         with quiet_collector():
@@ -177,9 +67,12 @@ def measure_rounds(
                 for cell in _visits_left(log, round_, rng):
                     if has_round and deadline.left_s() <= 0:
                         return
+                    canary.look()
                     writer.timing(round_, cell, visit(cell, signals))
                 has_round = True
                 advance()
+                if is_enough():
+                    return
     except KeyboardInterrupt:
         deadline.interrupted = True
 
@@ -212,78 +105,3 @@ def time_cell(cell: Cell, signals: Signals) -> int:
     start = time.perf_counter_ns()
     welch_peaks(signal, params, name, model=model, selection=selection)
     return time.perf_counter_ns() - start
-
-
-def _micro_benchmarks() -> dict[str, Callable[[], float]]:
-    increment = jax.jit(lambda x: x + 1.0)
-    small, medium, large = (
-        jax.block_until_ready(jnp.zeros((size,), jnp.float32)) for size in (8, TRANSFER_ELEMENTS, COPY_ELEMENTS)
-    )
-    on_host = np.ones((TRANSFER_ELEMENTS,), np.float32)
-    run_once = _run_of(increment, small)
-    box = [medium]
-
-    def fill(array: jax.Array) -> None:
-        box[0] = array
-
-    # The copy leaves nothing in the caches: a launch is timed right after another.
-    return {
-        "launch": lambda: _timed(
-            lambda: fill(increment(small)), before=run_once, then=lambda: box[0].block_until_ready()
-        ),
-        "roundtrip": lambda: _timed(
-            lambda: box[0].block_until_ready(), before=lambda: (run_once(), fill(increment(small)))
-        ),
-        "copy": functools.partial(_timed, _run_of(increment, large)),
-        "upload": functools.partial(_timed, _run_of(jax.device_put, on_host)),
-        # An array remembers the host copy that it gave out: every repeat reads a new one.
-        "readback": lambda: _timed(
-            lambda: np.asarray(box[0]), before=lambda: fill(increment(medium).block_until_ready())
-        ),
-        **_selection_benchmarks(),
-        **_transform_benchmarks(),
-    }
-
-
-def _selection_benchmarks() -> dict[str, Callable[[], float]]:
-    rng = np.random.default_rng(0)
-    benchmarks = {}
-    for name, (rows, bins, k) in {"wide": WIDE_SELECTION, "deep": DEEP_SELECTION}.items():
-        power = jax.device_put(rng.exponential(size=(rows, bins)).astype(np.float32))
-        for form in SELECTIONS:
-            program = jax.jit(functools.partial(selected_peaks, k=k, selection=form))
-            benchmarks[f"{form} {name}"] = functools.partial(_timed, _run_of(program, power))
-    return benchmarks
-
-
-def _transform_benchmarks() -> dict[str, Callable[[], float]]:
-    rng = np.random.default_rng(0)
-    benchmarks = {}
-    for name, (rows, n_fft) in {"short powers": SHORT_TRANSFORM, "long powers": LONG_TRANSFORM}.items():
-        params = WelchPeakParams.fast(n_fft, 1)
-        signal = jax.device_put(rng.standard_normal((rows, params.frame_len), np.float32))
-        program = jax.jit(functools.partial(mean_power, params=params))
-        benchmarks[name] = functools.partial(_quickest, _run_of(program, signal))
-    return benchmarks
-
-
-def _run_of(program: Callable[..., jax.Array], array: jax.Array | np.ndarray) -> Callable[[], object]:
-    return lambda: program(array).block_until_ready()
-
-
-def _quickest(run: Callable[[], object]) -> float:
-    """Return the least time of several runs in a row, whose rows are in the caches."""
-    return min(_timed(run) for _ in range(RUNS_IN_A_ROW))
-
-
-def _timed(
-    run: Callable[[], object],
-    before: Callable[[], object] = lambda: None,
-    then: Callable[[], object] = lambda: None,
-) -> float:
-    before()
-    start = time.perf_counter_ns()
-    run()
-    taken = time.perf_counter_ns() - start
-    then()
-    return float(max(taken, 1))

@@ -11,14 +11,15 @@ import numpy as np
 from rlxjax import LatencyPosterior, LatencyPrior, fit_posterior
 from rlxjax.fit import MIN_TIMINGS, Facts
 
+from .clock import Deadline
 from .design import by_workload, design_posterior, preparation_order
-from .measure import Deadline, warm_up
+from .measure import warm_up
 from .report import Progress
 from .samples import SampleLog, timings_of
 from .workloads import Cell, Grid, Models, Signals
 
 #: Share of the time before the fit that compiling and warming up may take.
-WARM_UP_SHARE = 0.5
+WARM_UP_SHARE = 0.6
 #: Rounds that have to fit in the remaining time; cells are left out until they do, down to so many.
 MIN_ROUNDS, MIN_CELLS = 4, 24
 #: Cells that take less time to compile than to put in order.

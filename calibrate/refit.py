@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path as FilePath
 
-from rlxjax.calibration import file_to_write
+from rlxjax.calibration import file_to_write, population_prior
+from rlxjax.models import WELCH
 
 from .fits import prior_from
 from .job import fit_and_write
@@ -54,7 +55,7 @@ def refit(
     if left_out:
         log.cells = [cell for cell in log.cells if cell not in left_out]
         notes.append(f"{len(left_out)} workloads of learned FFTs were left out: give the models that ran with --model.")
-    known = None if prior is None else prior_from(prior)[0]
+    known = population_prior(WELCH, log.fingerprint.platform) if prior is None else prior_from(prior)[0]
     with progress.phase("fitting"):
         return fit_and_write(log, Grid(), timed_models, path, samples_path, command, {}, notes, force, known)
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
+from typing import Any
 
 import numpy as np
 from rich import progress as rich_progress
@@ -15,7 +16,9 @@ from rich.table import Column, Table
 from rlxjax.calibration import Calibration, CalibrationFile, ModelSection
 from rlxjax.welch import FAST_SEGMENTS
 
-from .measure import Deadline, MicroRates
+from .clock import Deadline
+from .micro import MicroRates
+from .verdict import Verdict
 from .workloads import SAME_RESULT, SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT, Cell
 
 SKIPPED_SHOWN = 4
@@ -49,6 +52,7 @@ class Outcome:
         path: the calibration file.
         is_written: whether it was written: not where a fit did not converge, unless that was asked for.
         samples_path: the raw samples.
+        verdict: whether it is good enough, in sentences.
         calibration: what the file holds.
         content: the file's content.
         section: of it, what it says of Welch peaks.
@@ -63,6 +67,7 @@ class Outcome:
     path: FilePath
     is_written: bool
     samples_path: FilePath
+    verdict: Verdict
     calibration: Calibration
     content: CalibrationFile
     section: ModelSection
@@ -82,6 +87,7 @@ class FunctionsOutcome:
         path: the calibration file.
         is_written: whether it was written.
         samples_path: the raw samples.
+        verdict: whether it is good enough, in sentences.
         section: what the file says of functions.
         notes: sentences that a person should read.
     """
@@ -89,6 +95,7 @@ class FunctionsOutcome:
     path: FilePath
     is_written: bool
     samples_path: FilePath
+    verdict: Verdict
     section: ModelSection
     notes: list[str]
 
@@ -130,23 +137,63 @@ class Progress:
         self._console.print(f"{name}: {time.perf_counter() - begun:.1f} s", highlight=False)
 
 
-def print_outcome(outcome: Outcome, console: Console) -> None:
-    """Print the errors, the coefficients, and a few workloads with their decisions."""
-    console.print(_error_table(outcome.section, "strategy", ERROR_COLUMNS))
-    console.print(_coefficient_table(outcome.section))
-    console.print(_decision_table(outcome))
+def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = False) -> None:
+    """Print what a calibration is worth; also the errors, the coefficients and a few workloads where that is asked."""
     samples = outcome.content.samples
     assert samples is not None  # the job's files name theirs
     counts = f"{samples.timings} timings ({samples.workloads} workloads, {samples.rounds} rounds)"
+    details = []
+    if is_verbose:
+        console.print(_error_table(outcome.section, "strategy", ERROR_COLUMNS))
+        console.print(_coefficient_table(outcome.section))
+        console.print(_decision_table(outcome))
+        details = [_micro_line(outcome)]
+        details += [f"skipped, {reason}: {shortened(names)}" for reason, names in outcome.skipped.items() if names]
+    _print_verdict("Welch peaks", outcome, counts, details, console)
+
+
+def print_functions(outcome: FunctionsOutcome, console: Console, *, is_verbose: bool = False) -> None:
+    """Print what the functions model is worth; also the errors and the coefficients where that is asked."""
+    samples = outcome.section.samples
+    assert samples is not None  # the job's sections name theirs
+    if is_verbose:
+        console.print(_error_table(outcome.section, "functions", FUNCTION_COLUMNS))
+        console.print(_coefficient_table(outcome.section))
+    counts = f"{samples.timings} visits ({samples.workloads} functions, {samples.rounds} rounds)"
+    _print_verdict("Functions", outcome, counts, [], console)
+
+
+def _print_verdict(
+    model: str, outcome: Outcome | FunctionsOutcome, counts: str, details: Sequence[str], console: Console
+) -> None:
+    """Print the verdict in sentences, a line each, and where the files are."""
+    verdict = outcome.verdict
     for text in (
-        _micro_line(outcome),
-        *(f"skipped, {reason}: {shortened(names)}" for reason, names in outcome.skipped.items() if names),
+        f"{model}: {'Ready.' if verdict.is_ready else 'Not ready.'}",
+        *(f"  {text}" for text in verdict.said),
+        *(f"  caution: {text}" for text in verdict.cautions),
+        *details,
         *outcome.notes,
-        f"{counts} in {outcome.samples_path}",
-        f"calibration: {outcome.path if outcome.is_written else 'not written'}",
+        f"  {counts} in {outcome.samples_path}",
+        f"  calibration: {outcome.path if outcome.is_written else 'not written'}",
     ):
         # Names of files are printed as they are, and on one line: commands are copied.
         console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def outcome_as_dict(outcome: Outcome | FunctionsOutcome) -> dict[str, Any]:
+    """Return what a program reads of an outcome: times in ns, shares of 1."""
+    return {
+        "is_written": outcome.is_written,
+        "is_ready": outcome.verdict.is_ready,
+        "said": outcome.verdict.said,
+        "cautions": outcome.verdict.cautions,
+        "notes": outcome.notes,
+        "noise_floor": outcome.section.noise_floor,
+        "errors": {name: summary.model_dump() for name, summary in outcome.section.held_out.items()},
+        "samples": str(outcome.samples_path),
+        "calibration": str(outcome.path),
+    }
 
 
 def shortened(names: Sequence[str]) -> str:
@@ -163,21 +210,6 @@ def right(*headings: str) -> list[Column]:
 def number(value: float) -> str:
     """Return a number with three digits, or all of a larger one."""
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
-
-
-def print_functions(outcome: FunctionsOutcome, console: Console) -> None:
-    """Print the errors and the coefficients of the functions model."""
-    console.print(_error_table(outcome.section, "functions", FUNCTION_COLUMNS))
-    console.print(_coefficient_table(outcome.section))
-    samples = outcome.section.samples
-    assert samples is not None  # the job's sections name theirs
-    counts = f"{samples.timings} visits ({samples.workloads} functions, {samples.rounds} rounds)"
-    for text in (
-        *outcome.notes,
-        f"{counts} in {outcome.samples_path}",
-        f"calibration: {outcome.path if outcome.is_written else 'not written'}",
-    ):
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _error_table(section: ModelSection, of: str, columns: Mapping[str, str]) -> Table:

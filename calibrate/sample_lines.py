@@ -10,7 +10,9 @@ from rlxjax.calibration import Fingerprint, Positive, Strict
 
 from .workloads import STRATEGIES, Cell
 
-SAMPLES_VERSION = 3
+SAMPLES_VERSION = 4
+#: The last version whose visits hold one run.
+LAST_OF_SINGLE_RUNS = 2
 #: What a runner counts as that the samples do not name: of that version or an earlier one.
 UNNAMED_RUNNER = 12
 #: The strategy that `fused` of an earlier version is now; where it is None, its samples do not say which form
@@ -63,6 +65,14 @@ class Micro(Strict):
     time_ns: Positive
 
 
+class Canary(Strict):
+    """A look at the machine's pace: micro-benchmarks once more, and the processors that others used since then."""
+
+    kind: Literal["canary"] = "canary"
+    times_ns: dict[Annotated[str, Field(max_length=64)], Positive]
+    others: Annotated[float, Field(ge=0)]
+
+
 class Visit(Strict):
     """A visit of a workload."""
 
@@ -93,8 +103,8 @@ class EarlierTiming(Visit):
 
 
 #: What comes after the header.
-Line = Cells | Models | Micro | Timing | EarlierTiming
-LINE = TypeAdapter(Annotated[Header | Cells | Models | Micro | Timing, Field(discriminator="kind")])
+Line = Cells | Models | Micro | Canary | Timing | EarlierTiming
+LINE = TypeAdapter(Annotated[Header | Cells | Models | Micro | Canary | Timing, Field(discriminator="kind")])
 EARLIER_LINE = TypeAdapter(Annotated[Header | Cells | Models | Micro | EarlierTiming, Field(discriminator="kind")])
 
 

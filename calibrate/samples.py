@@ -19,8 +19,10 @@ from rlxjax.welch import RUNNER_VERSION
 
 from .sample_lines import (
     EARLIER_LINE,
+    LAST_OF_SINGLE_RUNS,
     LINE,
     SAMPLES_VERSION,
+    Canary,
     Cells,
     EarlierTiming,
     Header,
@@ -43,6 +45,7 @@ class SampleLog:
         cells: the workloads that every round measures; none until they are chosen.
         rounds: per round, its visits so far in the order they were made: the cell and the least time in ns.
         micro: per micro-benchmark, all its repeats in ns.
+        canaries: the repeats that tell the pace, each with how many visits were made before it.
         models: of the learned FFTs that were timed, the SHA-256 of the file, by segment length.
         version: of the file's format.
         runner: version of the runner that was timed.
@@ -53,6 +56,7 @@ class SampleLog:
     cells: list[Cell] = dataclasses.field(default_factory=list)
     rounds: list[list[tuple[Cell, int]]] = dataclasses.field(default_factory=list)
     micro: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    canaries: list[tuple[int, Canary]] = dataclasses.field(default_factory=list)
     models: dict[int, str] = dataclasses.field(default_factory=dict)
     version: int = SAMPLES_VERSION
     runner: int = RUNNER_VERSION
@@ -88,6 +92,8 @@ class SampleLog:
         match line:
             case Micro():
                 self.micro.setdefault(line.name, []).append(line.time_ns)
+            case Canary():
+                self.canaries.append((sum(map(len, self.rounds)), line))
             case Models():
                 self.models = dict(line.models)
             case Cells():
@@ -142,6 +148,10 @@ class SampleWriter:
         """Keep one repeat of a micro-benchmark."""
         self._keep(Micro(name=name, time_ns=time_ns))
 
+    def canary(self, times_ns: Mapping[str, float], others: float) -> None:
+        """Keep one look at the machine's pace."""
+        self._keep(Canary(times_ns=dict(times_ns), others=others))
+
     def timing(self, round_: int, cell: Cell, times_ns: Sequence[int]) -> None:
         """Keep the timed runs of one visit."""
         self._keep(Timing(round=round_, **cell._asdict(), n_segments=cell.n_segments, times_ns=list(times_ns)))
@@ -186,7 +196,7 @@ def read_samples(
                 if log is not None:
                     raise ValueError("a second header: a file holds the samples of one campaign")
                 log = SampleLog(line.fingerprint, version=line.version, runner=line.runner)
-                adapter = LINE if log.version == SAMPLES_VERSION else EARLIER_LINE
+                adapter = EARLIER_LINE if log.version <= LAST_OF_SINGLE_RUNS else LINE
             elif log is None:
                 raise ValueError("expected a header first")
             else:

@@ -21,11 +21,15 @@ from rlxjax.calibration import (
 )
 from rlxjax.models import WELCH
 
+from .canary import canary_times_ns, slowness
+from .clock import Deadline
 from .design import estimates
-from .measure import MICRO_REPEATS, Deadline, measure_rounds, time_micro, warm_up
+from .measure import measure_rounds, warm_up
+from .micro import MICRO_REPEATS, time_micro
 from .plan import memory_limit_bytes
 from .report import Progress
 from .samples import SampleLog, SampleWriter
+from .verdict import MOST_OTHERS
 from .visits import noise_floor, quantile_ns
 from .workloads import WITHOUT_MODEL, Cell, Signals, split_by_memory
 
@@ -34,12 +38,13 @@ GOOD, DRIFTED, NOT_THIS_MACHINE = "good", "drifted", "not this machine"
 STATUSES = {GOOD: 0, DRIFTED: 1, NOT_THIS_MACHINE: 2}
 MIN_BUDGET_S = 5.0
 
-#: A drift has to be larger than this, in the logarithm, and than so many standard deviations of a mean.
-LEAST_DRIFT, SURE_SDS = 0.05, 2.0
-#: A few rounds are slower than a long campaign's quick ones; so much is taken for that.
-SHORT_CAMPAIGN = 0.10
+#: A drift of all runs, or of one strategy beside the others, has to be larger than this, in the logarithm, and than so
+#: many standard deviations of a mean.
+LEAST_DRIFT, LEAST_STRATEGY_DRIFT, SURE_SDS = 0.08, 0.08, 2.0
 #: Relative noise of a run that was timed in one round only.
 UNKNOWN_NOISE = 0.1
+#: A pace that differs by less is not worth a word.
+PACE_SAID = 0.05
 #: A micro-benchmark, alone, varies by such a factor.
 CANARY_FACTOR = 1.5
 
@@ -92,9 +97,11 @@ class Verdict:
 
     Attributes:
         word: "good", "drifted" or "not this machine".
-        overall: of all runs; None if none was timed.
-        strategies: of each strategy's runs.
+        overall: of all runs, the machine's pace taken out; None if none was timed.
+        strategies: of each strategy's runs, beside all.
         canaries: of each micro-benchmark.
+        slower: how many times longer the canaries take than then, the machine's pace.
+        others: processors that other processes kept busy.
         elsewhere: differences that make it another machine.
         software: other differences.
         runs: runs and workloads that were timed.
@@ -106,6 +113,8 @@ class Verdict:
     overall: Drift | None = None
     strategies: Mapping[str, Drift] = dataclasses.field(default_factory=dict)
     canaries: Mapping[str, Drift] = dataclasses.field(default_factory=dict)
+    slower: float = 1.0
+    others: float = 0.0
     elsewhere: Sequence[str] = ()
     software: Sequence[str] = ()
     runs: tuple[int, int] = (0, 0)
@@ -120,11 +129,11 @@ class Verdict:
     def sentences(self, file: str | os.PathLike) -> list[str]:
         """Return what a person reads."""
         said = [f"{self.word}: {'; '.join(self._reasons())}."]
+        if self.overall and not 1.0 - PACE_SAID < 1.0 / self.slower < 1.0 + PACE_SAID:
+            said.append(f"The machine runs at {1.0 / self.slower:.0%} of its pace then; times are as much longer.")
         off = {name: drift for name, drift in self.canaries.items() if drift.is_off}
         if off:
             said.append(f"micro-benchmarks: {'; '.join(_canary_phrase(*item) for item in off.items())}.")
-        if off and self.word == GOOD:
-            said.append("The runs take what was predicted all the same: the predictions hold where they were timed.")
         if self.overall and self.models:
             said.append(f"The learned path was not timed again: that takes {', '.join(self.models)}.")
         if self.software:
@@ -142,6 +151,8 @@ class Verdict:
             "overall": self.overall and self.overall.as_json(),
             "strategies": {name: drift.as_json() for name, drift in self.strategies.items()},
             "canaries": {name: drift.as_json() for name, drift in self.canaries.items()},
+            "pace": 1.0 / self.slower,
+            "others_processors": self.others,
             "elsewhere": list(self.elsewhere),
             "software": list(self.software),
             "timed": dict(zip(("runs", "workloads"), self.runs, strict=True)),
@@ -153,14 +164,17 @@ class Verdict:
         if self.overall is None:
             return list(self.elsewhere)
         runs, workloads = self.runs
-        timed = f"{runs} runs of {workloads} workloads take {self.overall.factor:.2f} times what is predicted"
+        timed = (
+            f"{runs} runs of {workloads} workloads take {self.overall.factor:.2f} times what is predicted at this pace"
+        )
         timed += f" {self.overall.chance()}"
-        if self.word == GOOD:
-            return [timed]
-        if self.overall.is_off:
-            return [timed, ", ".join(f"{name} {drift.factor:.2f}" for name, drift in self.strategies.items())]
         off = [f"{name} {drift.factor:.2f} {drift.chance()}" for name, drift in self.strategies.items() if drift.is_off]
-        return [timed, ", ".join(off + ["the others as predicted"] * (len(off) < len(self.strategies)))]
+        reasons = [timed]
+        if off:
+            reasons.append("beside the others " + ", ".join(off))
+        if self.others > MOST_OTHERS:
+            reasons.append(f"other programs keep {self.others:.1f} processors busy")
+        return reasons
 
 
 def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progress) -> Verdict:
@@ -186,8 +200,9 @@ def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progre
         return Verdict(NOT_THIS_MACHINE, elsewhere=elsewhere, **of_file)
     log = _time_again(content, Deadline(started_s + budget_s - RESERVE_S), progress)
     visits, expected = log.visits(), estimates(Calibration.from_file(content).of(WELCH.name).posterior, log.cells)
-    canary_ns = {name: min(times) for name, times in log.micro.items()}
-    verdict = judge(log.cells, quantile_ns(visits), expected, noise_floor(visits), canary_ns, content.canary_ns)
+    others = float(np.mean([look.others for _, look in log.canaries[1:]] or [0.0]))
+    measured_ns, noise = quantile_ns(visits), noise_floor(visits)
+    verdict = judge(log.cells, measured_ns, expected, noise, canary_times_ns(log), content.canary_ns, others)
     return dataclasses.replace(verdict, **of_file)
 
 
@@ -198,42 +213,47 @@ def judge(
     noise: np.ndarray,
     canary_ns: Mapping[str, float],
     canary_then_ns: Mapping[str, float],
+    others: float = 0.0,
 ) -> Verdict:
     """Return the verdict on timings of a few runs and of the micro-benchmarks.
 
-    The median of `log(measured / predicted)`, of all runs and of each strategy, is held against what the
-    calibration's own standard deviations and the noise of the timings make likely of a mean, and against a
-    tolerance: 5 per cent, and 10 more above for the few rounds. A micro-benchmark alone decides nothing.
+    The machine's pace, by the canaries, is taken out of the runs: a pace of its own is said, and is no drift. The
+    median of `log(measured / predicted)` that is left, of all runs and of each strategy beside the others, is held
+    against what the calibration's own standard deviations and the noise of the timings make likely, and against a
+    tolerance. So are the processors that others keep busy. A micro-benchmark alone decides nothing.
 
     Args:
         cells: the runs, by any strategies that need no model.
         measured_ns: of a few rounds (`quantile_ns`), `[cells]`.
         expected: what the calibration says of each.
         noise: relative noise of each time; NaN where nothing is known of it, `[cells]`.
-        canary_ns: the least time of each micro-benchmark.
+        canary_ns: the time of each micro-benchmark.
         canary_then_ns: the same, as the calibration has it.
+        others: processors that other processes kept busy meanwhile.
     """
-    log_ratios = np.log(measured_ns / np.asarray(expected.time_ns))
-    scores = np.asarray(expected.scores)
+    slower = slowness(canary_ns, canary_then_ns) or 1.0
+    log_ratios = np.log(measured_ns / np.asarray(expected.time_ns)) - np.log(slower)
+    names, scores = np.array([cell.strategy for cell in cells]), np.asarray(expected.scores)
     own = np.asarray(expected.spread) ** 2 + np.where(np.isnan(noise), UNKNOWN_NOISE, noise) ** 2
+    common = float(np.median(log_ratios))
 
-    def drift_of(mine: np.ndarray) -> Drift:
+    def drift_of(mine: np.ndarray, tolerance: float, centre: float) -> Drift:
         shared = np.sum(scores[mine].mean(0) ** 2)
-        doubt = LEAST_DRIFT + SURE_SDS * np.sqrt(shared + own[mine].sum() / mine.sum() ** 2)
-        bounds = np.exp([np.median(log_ratios[mine]), -doubt, SHORT_CAMPAIGN + doubt])
+        doubt = tolerance + SURE_SDS * np.sqrt(shared + own[mine].sum() / mine.sum() ** 2)
+        bounds = np.exp([np.median(log_ratios[mine]) - centre, -doubt, doubt])
         return Drift(*bounds.tolist())
 
-    names = np.array([cell.strategy for cell in cells])
-    overall = drift_of(np.ones(len(cells), bool))
-    strategies = {name: drift_of(names == name) for name in dict.fromkeys(names.tolist())}
+    overall = drift_of(np.ones(len(cells), bool), LEAST_DRIFT, 0.0)
+    strategies = {name: drift_of(names == name, LEAST_STRATEGY_DRIFT, common) for name in dict.fromkeys(names.tolist())}
     canaries = {
         name: Drift(canary_ns[name] / then_ns, 1.0 / CANARY_FACTOR, CANARY_FACTOR)
         for name, then_ns in canary_then_ns.items()
         if name in canary_ns
     }
-    is_off = overall.is_off or any(drift.is_off for drift in strategies.values())
+    is_off = overall.is_off or any(drift.is_off for drift in strategies.values()) or others > MOST_OTHERS
     workloads = len({cell[1:] for cell in cells})
-    return Verdict(DRIFTED if is_off else GOOD, overall, strategies, canaries, runs=(len(cells), workloads))
+    word = DRIFTED if is_off else GOOD
+    return Verdict(word, overall, strategies, canaries, slower, others, runs=(len(cells), workloads))
 
 
 def chosen_cells(domain: Mapping[str, tuple[float, float]]) -> list[Cell]:

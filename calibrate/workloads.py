@@ -12,6 +12,7 @@ import numpy as np
 from rlxjax import LearnedFft, load_learned_fft
 from rlxjax.calibration import LearnedFftFile, sha256_of
 from rlxjax.learned import LearnedWork, learned_program
+from rlxjax.models import GRID_BATCHES, GRID_KS, GRID_N_FFTS, GRID_SAMPLES
 from rlxjax.welch import FAST_SEGMENTS, ULTRA_SEGMENTS, Path, WelchPeakParams
 
 
@@ -132,15 +133,16 @@ class Grid:
     """The values measured, and those that the fit never sees; chosen before any timing.
 
     A held-out value lies inside the range of the others, or at its edge. `max_samples` bounds
-    `batch * n_fft` so that a round of all cells stays short.
+    `batch * n_fft` so that a round of all cells stays short. Each batch and n_fft has one of the values of k in turn,
+    and the workloads that are shown have theirs as well.
     """
 
-    batches: tuple[int, ...] = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-    n_ffts: tuple[int, ...] = (64, 128, 256, 384, 512, 1024, 2048, 4096)
-    ks: tuple[int, ...] = (4, 16, 64)
-    held_out_batches: tuple[int, ...] = (128, 8192)
-    held_out_n_ffts: tuple[int, ...] = (128, 4096)
-    max_samples: int = 2**21
+    batches: tuple[int, ...] = GRID_BATCHES
+    n_ffts: tuple[int, ...] = GRID_N_FFTS
+    ks: tuple[int, ...] = GRID_KS
+    held_out_batches: tuple[int, ...] = (2, 100, 8192)
+    held_out_n_ffts: tuple[int, ...] = (128, 160, 400, 1200, 4096)
+    max_samples: int = GRID_SAMPLES
 
     def cells(self, model_n_ffts: Iterable[int] = ()) -> list[Cell]:
         """Return every cell of the grid, in a fixed order; learned ones for the segment lengths of models."""
@@ -150,15 +152,13 @@ class Grid:
             for strategy in STRATEGIES
             for row, batch in enumerate(self.batches)
             for column, n_fft in enumerate(n_ffts[strategy])
-            for k in self._ks_of(row + column)
+            for k in self._ks_of(row + column, n_fft)
             if batch * n_fft <= self.max_samples
         ]
 
-    def _ks_of(self, place: int) -> list[int]:
-        """Return the middle value of k for every batch and n_fft, and one of the others in turn."""
-        middle = self.ks[len(self.ks) // 2]
-        others = [k for k in self.ks if k != middle]
-        return sorted({middle, *(others[place % len(others)] for _ in others[:1])})
+    def _ks_of(self, place: int, n_fft: int) -> list[int]:
+        ks = {self.ks[place % len(self.ks)]} | ({SHOWN_K} if n_fft == SHOWN_N_FFT else set())
+        return sorted(ks)
 
     def place(self, batch: int, n_fft: int) -> str:
         """Return "fit", "interior" or "edge": whether the fit sees a workload, and else where it lies."""

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from calibrate import cli, fits
 from calibrate.fits import check_fittable
-from calibrate.measure import NEEDED_MICRO
+from calibrate.micro import NEEDED_MICRO
 from calibrate.refit import refit
 from calibrate.report import SKIPPED_SHOWN, Progress
 from calibrate.samples import SampleLog, SampleWriter, read_samples, timings_of
@@ -65,7 +65,7 @@ def test_timings_a_thousand_times_off_are_down_weighted_counted_and_named(spoilt
     assert note.startswith(f"{len(SPOILT)} of {len(CELLS)} workloads are off by more than 3 times")
     assert sum(str(cell) in note for cell in SPOILT) == min(SKIPPED_SHOWN, len(SPOILT))
     whole = np.array([cell not in SPOILT for cell in outcome.cells])
-    np.testing.assert_allclose(outcome.predicted_ns[whole], outcome.measured_ns[whole], rtol=0.15)
+    np.testing.assert_allclose(outcome.predicted_ns[whole], outcome.measured_ns[whole], rtol=0.2)
 
 
 def test_only_what_is_more_than_three_times_off_is_an_outlier():

@@ -1,3 +1,4 @@
+import gzip
 import json
 import math
 import os
@@ -12,10 +13,10 @@ from _content import content
 from typer.testing import CliRunner
 
 import rlxjax
-from calibrate import cli
+from calibrate import cli, command_line
 from calibrate.cli import app
 from rlxjax import load_calibration
-from rlxjax.calibration import CalibrationFile, write_json_file
+from rlxjax.calibration import CalibrationFile, default_calibration_path, write_json_file
 
 SAMPLES = Path(__file__).parent.parent / "docs/evidence/campaign-3-cpu.samples.jsonl.gz"
 COMMANDS = ("calibrate", "refit", "validate", "predict", "explain", "advise", "bench")
@@ -62,7 +63,7 @@ def test_predict_and_explain_agree_for_any_number_of_segments(segments, host, fi
 
 def test_a_calibration_of_the_processor_starts_it_where_jax_would_take_another(file, monkeypatch):
     started = []
-    monkeypatch.setattr(cli, "_set_up_jax", started.append)
+    monkeypatch.setattr(command_line, "set_up_jax", started.append)
     for command in (("predict", file, "--batch", 8), ("explain", file, "--batch", 8), ("validate", file)):
         invoke(*command, *(("--budget", 1) if command[0] == "validate" else ()))
     other = json.loads(file.read_text())
@@ -109,7 +110,7 @@ def test_a_spoilt_file_is_refused_in_one_line_that_names_the_field(command, tmp_
         (lambda c, m: m["coefficients"].pop("host_call_ns"), "models.welch.coefficients.host_call_ns"),
         (lambda c, m: m["coefficients"]["memory_bytes_per_ns"].update(value=math.nan), "memory_bytes_per_ns.value"),
         (lambda c, m: m.pop("domain"), "models.welch.domain"),
-        (lambda c, m: m.update(model_version=12), "models.welch.model_version: expected 13, got 12"),
+        (lambda c, m: m.update(model_version=12), "models.welch.model_version: expected 14, got 12"),
         (lambda c, m: c.update(schema_version=5), "schema_version: 5 is newer than 4"),
     ):
         spoilt, file = content(), tmp_path / "spoilt.json"
@@ -173,7 +174,17 @@ def test_the_job_is_a_module_and_a_command(command):
     bin_folder = os.path.dirname(sys.executable)
     environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "PATH": bin_folder}
     result = subprocess.run([*command, "--help"], capture_output=True, text=True, env=environment, check=True)
-    for option in ("--device", "--budget", "--out", "--resume", "--prior", "--force"):
+    for option in (
+        "--device",
+        "--budget",
+        "--out",
+        "--resume",
+        "--prior",
+        "--force",
+        "--strict",
+        "--verbose",
+        "--json",
+    ):
         assert option in result.stdout
 
 
@@ -198,7 +209,49 @@ def test_help_has_a_short_option_everywhere(command):
     assert "Usage" in short.stdout
 
 
-def test_a_mistake_in_the_arguments_is_one_line_too(capsys, monkeypatch):
+def test_without_a_file_what_is_saved_is_used_and_else_what_other_machines_say(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
+    results = [invoke(command, "--batch", 8) for command in ("predict", "explain")]
+    for result in results:
+        assert result.exit_code == 0, result.stderr
+        assert "by no calibration of this machine" in result.stdout
+        assert "caution: Nothing of it was timed on this machine" in result.stdout
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / "other"))
+    path = default_calibration_path()
+    write_json_file(CalibrationFile.model_validate(content()), path)
+    for command in ("predict", "explain"):
+        result = invoke(command, "--batch", 8)
+        assert f"by the calibration of {content()['created']}, {path}" in result.stdout
+        printed = json.loads(invoke(command, "--batch", 8, "--json").stdout)
+        assert printed["calibration"].endswith(str(path))
+
+
+def test_cautions_of_a_file_are_repeated_with_every_prediction(tmp_path):
+    spoilt = content()
+    spoilt["models"]["welch"]["cautions"] = ["Predictions are off by 30% on workloads."]
+    path = tmp_path / "calibration.json"
+    write_json_file(CalibrationFile.model_validate(spoilt), path)
+    result = invoke("predict", path, "--batch", 8)
+    assert result.stdout.endswith("caution: Predictions are off by 30% on workloads.\n")
+    assert json.loads(invoke("predict", path, "--batch", 8, "--json").stdout)["cautions"]
+
+
+def test_a_calibration_that_is_not_good_enough_has_a_status_of_its_own_where_that_is_asked(tmp_path):
+    out = tmp_path / "calibration.json"
+    lines = gzip.decompress(SAMPLES.read_bytes()).splitlines()
+    few = [line for line in lines if b'"kind":"timing"' not in line or b'"round":0' in line]
+    samples = tmp_path / "few.samples.jsonl"
+    samples.write_bytes(b"\n".join(few) + b"\n")
+    result = invoke("refit", samples, "--out", out, "--strict")
+    assert result.exit_code == 3, result.stdout
+    assert "Welch peaks: Not ready." in result.stdout
+    assert "caution: The noise of the timings is not known" in result.stdout
+    assert out.exists()
+    assert invoke("refit", samples, "--out", out).exit_code == 0
+
+
+def test_a_mistake_in_the_arguments_is_one_line_too(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
     for arguments in (
         ["nope"],
         ["predict"],

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.calibration_evidence import FIT, evidence, read_campaign, summary_tables
 from calibrate import fits
 from calibrate.job import facts_of
-from calibrate.measure import micro_rates
+from calibrate.micro import micro_rates
 from calibrate.samples import read_samples, timings_of
 from calibrate.validate import error_summaries
 from calibrate.visits import noise_floor, quantile_ns

@@ -13,17 +13,9 @@ from _tolerances import FLOAT64_RTOL
 from jax.extend.core import Primitive
 
 import rlxjax as rx
+from calibrate.function_samples import FunctionLog, Visit, read_function_samples, samples_path_of
 from calibrate.functions import function_cells
-from calibrate.functions_job import (
-    MOST_CELLS,
-    FunctionLog,
-    Visit,
-    chosen_cells,
-    fit_functions,
-    read_function_samples,
-    run_functions,
-    samples_path_of,
-)
+from calibrate.functions_job import MOST_CELLS, chosen_cells, fit_functions, run_functions
 from calibrate.report import Progress
 from rlxjax.calibration import CalibratedModel, Calibration, compare_functions, current_fingerprint, predict_profile
 from rlxjax.fit import prior_posterior

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import json
 import os
 import signal
 
@@ -14,14 +15,14 @@ from _campaigns import GRID, fitted, made_up, run_job
 from rich.console import Console
 
 from calibrate import fits, job, measure
-from calibrate.measure import MICRO_REPEATS, micro_rates
-from calibrate.report import Progress, print_outcome
+from calibrate.micro import MICRO_REPEATS, micro_rates
+from calibrate.report import Progress, outcome_as_dict, print_outcome
 from calibrate.samples import read_samples, timings_of
 from calibrate.validate import error_summaries
 from calibrate.visits import noise_floor, quantile_ns
 from calibrate.workloads import WITHOUT_MODEL, Grid
 from rlxjax import load_calibration, transferred_prior
-from rlxjax.calibration import read_calibration_file, sha256_of
+from rlxjax.calibration import population_prior, read_calibration_file, sha256_of
 from rlxjax.fit import is_measured, named
 from rlxjax.models import WELCH
 
@@ -103,14 +104,14 @@ def test_the_file_describes_the_samples_behind_it(outcome):
 def test_a_known_machine_is_found(outcome):
     np.testing.assert_allclose(outcome.predicted_ns, outcome.measured_ns, rtol=0.1)
     for strategy, summary in outcome.section.held_out.items():
-        assert summary.held_out < 0.05, strategy
+        assert summary.held_out < 0.08, strategy  # the prior is of other machines
         assert summary.covered >= 0.8, strategy
 
 
 def test_fitting_the_samples_again_gives_what_the_file_says(outcome):
     log = read_samples(outcome.samples_path)
     visits = log.visits()
-    measured, prior = quantile_ns(visits), fits.micro_prior(micro_rates(log))
+    measured, prior = quantile_ns(visits), fits.starting_prior(micro_rates(log), population_prior(WELCH))
     seen = np.array([GRID.place(cell.batch, cell.n_fft) == "fit" for cell in log.cells])
     again = fits.fit_twice(timings_of(log.cells, measured), seen, prior, job.facts_of(log, {}))
     assert named(again.whole.terms.coefficients) == named(outcome.calibration.coefficients)
@@ -131,20 +132,50 @@ def test_a_job_starts_from_what_another_calibration_says_and_names_its_platform(
     assert any("'abacus'" in note for note in found.notes)
     known = transferred_prior(outcome.calibration.posterior)
     log = read_samples(samples)
-    expected = fits.micro_prior(micro_rates(log), known)
-    np.testing.assert_array_equal(expected.correction, known.correction)
     timings, ones = timings_of(found.cells, found.measured_ns), np.ones(len(found.cells), bool)
-    again = fits.fit_twice(timings, ones, expected, job.facts_of(log, {}))
+    again = fits.fit_twice(timings, ones, known, job.facts_of(log, {}))
     assert named(again.whole.terms.coefficients) == named(found.calibration.coefficients)
     assert named(found.calibration.coefficients) != named(outcome.calibration.coefficients)
 
 
 def test_the_report_shows_predictions_decisions_and_errors(outcome):
     console = Console(record=True, width=160, file=open(os.devnull, "w"))  # noqa: SIM115
-    print_outcome(outcome, console)
+    print_outcome(outcome, console, is_verbose=True)
     text = console.export_text()
     for words in ("held out", "noise floor", "built-in constants", "fused is faster", "host_call_ns"):
         assert words in text
+
+
+def test_the_verdict_is_a_few_sentences_that_the_file_keeps_and_a_program_reads(outcome):
+    console = Console(record=True, width=80, file=open(os.devnull, "w"))  # noqa: SIM115
+    print_outcome(outcome, console)
+    text, said = console.export_text(), outcome_as_dict(outcome)
+    assert text.startswith("Welch peaks: Ready.\n  Typical error ")
+    assert "host_call_ns" not in text
+    assert said["is_ready"] is True
+    assert said["said"] == outcome.verdict.said
+    assert load_calibration(outcome.path).of("welch").cautions == ()
+
+
+def test_what_is_not_good_enough_is_kept_and_widens_the_intervals(outcome, tmp_path):
+    """Times that jump from one workload to the next can be fitted, not foretold."""
+    lines, rng = outcome.samples_path.read_text(encoding="utf-8").splitlines(), np.random.default_rng(0)
+    factors = {}
+    for number, line in enumerate(lines):
+        content = json.loads(line)
+        if content["kind"] == "timing":
+            key = (content["strategy"], content["batch"], content["n_fft"])
+            factor = factors.setdefault(key, float(np.exp(rng.normal(0.0, 0.5))))
+            content["times_ns"] = [int(time_ns * factor) for time_ns in content["times_ns"]]
+            lines[number] = json.dumps(content)
+    samples = tmp_path / "calibration.samples.jsonl"
+    samples.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found = fitted(tmp_path / "calibration.json")
+    assert not found.verdict.is_ready
+    assert "run `rlxjax calibrate` again" in found.verdict.cautions[0]
+    calibrated = load_calibration(found.path).of("welch")
+    assert calibrated.cautions == tuple(found.verdict.cautions)
+    assert np.all(np.asarray(calibrated.posterior.spread)[:4] > np.asarray(outcome.calibration.posterior.spread)[:4])
 
 
 def test_the_coefficients_in_the_file_are_as_sure_as_the_intervals_take_them_to_be(outcome):

@@ -61,7 +61,7 @@ def test_learned_runs_of_a_known_machine_are_found(outcome):
 
 def test_the_report_has_the_learned_rows(outcome):
     console = Console(record=True, width=120, file=io.StringIO())
-    print_outcome(outcome, console)
+    print_outcome(outcome, console, is_verbose=True)
     text = console.export_text()
     assert all(words in text for words in ("learned", "learned_segment_ns", "learned_flop_per_ns"))
 
@@ -125,7 +125,7 @@ def test_a_refit_with_the_models_says_what_the_job_says(outcome, model_files, tm
     arguments = ["refit", outcome.samples_path, "--out", tmp_path / "again.json", *options]
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.stderr
-    again, of_grid = read_calibration_file(tmp_path / "again.json"), {"held_out"}
+    again, of_grid = read_calibration_file(tmp_path / "again.json"), {"held_out": True, "uncertainty": {"spread"}}
     assert again.learned_ffts == outcome.content.learned_ffts
     assert again.models["welch"].model_dump(exclude=of_grid) == outcome.section.model_dump(exclude=of_grid)
 

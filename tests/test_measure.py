@@ -4,8 +4,10 @@ import itertools
 import numpy as np
 import pytest
 
-from calibrate import measure
-from calibrate.measure import Deadline, measure_rounds, micro_rates, time_micro, warm_up
+from calibrate import measure, micro
+from calibrate.clock import Deadline
+from calibrate.measure import measure_rounds, warm_up
+from calibrate.micro import micro_rates, time_micro
 from calibrate.samples import SampleLog, SampleWriter, read_samples
 from calibrate.workloads import Cell
 from rlxjax.calibration import current_fingerprint
@@ -24,6 +26,16 @@ class StepsLeft(Deadline):
         return 0.0 if self.interrupted else float(next(self._looks, None) is not None)
 
 
+class NoCanary:
+    """A watch that looks at nothing."""
+
+    def __init__(self, writer):
+        pass
+
+    def look(self):
+        pass
+
+
 @pytest.fixture
 def campaign(tmp_path, monkeypatch):
     """A campaign whose runs are recorded instead of timed."""
@@ -34,6 +46,7 @@ def campaign(tmp_path, monkeypatch):
         return next(ticks)
 
     monkeypatch.setattr(measure, "time_cell", run)
+    monkeypatch.setattr(measure, "CanaryWatch", NoCanary)
     monkeypatch.setattr(measure, "MOST_REPEATS", 1)
     monkeypatch.setattr(measure, "SHORT_NS", 0)
     log = SampleLog(current_fingerprint())
@@ -101,6 +114,7 @@ def test_ctrl_c_ends_the_measuring_and_keeps_what_was_measured(campaign, monkeyp
         return 1
 
     monkeypatch.setattr(measure, "time_cell", run)
+    monkeypatch.setattr(measure, "CanaryWatch", NoCanary)
     deadline = StepsLeft(1000)
     run_rounds(log, writer, deadline)
     assert deadline.interrupted
@@ -126,8 +140,9 @@ def test_warming_up_goes_on_until_enough_cells_ran(campaign):
 
 
 def test_micro_benchmarks_are_kept_repeat_by_repeat(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "TRANSFER_ELEMENTS", 2**12)
-    monkeypatch.setattr(measure, "COPY_ELEMENTS", 2**12)
+    monkeypatch.setattr(micro, "TRANSFER_ELEMENTS", 2**12)
+    monkeypatch.setattr(micro, "COPY_ELEMENTS", 2**12)
+    monkeypatch.setattr(micro, "micro_benchmarks", micro.micro_benchmarks.__wrapped__)
     path = tmp_path / "m.samples.jsonl"
     log = SampleLog(current_fingerprint())
     with SampleWriter(path, log, append=False) as writer:
@@ -157,8 +172,8 @@ def test_rates_follow_from_the_fastest_repeats():
     rates = micro_rates(SampleLog(current_fingerprint(), micro=times))
     assert rates.dispatch_ns == 1e3
     assert rates.roundtrip_ns == 5e3
-    assert rates.memory_bytes_per_ns == 2 * 4 * measure.COPY_ELEMENTS / 1e6
-    assert rates.upload_bytes_per_ns == 2 * rates.readback_bytes_per_ns == 4 * measure.TRANSFER_ELEMENTS / 2e6
+    assert rates.memory_bytes_per_ns == 2 * 4 * micro.COPY_ELEMENTS / 1e6
+    assert rates.upload_bytes_per_ns == 2 * rates.readback_bytes_per_ns == 4 * micro.TRANSFER_ELEMENTS / 2e6
 
 
 @pytest.mark.parametrize(

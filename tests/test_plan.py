@@ -3,13 +3,12 @@ import pytest
 
 from calibrate import plan
 from calibrate.design import (
-    COMPILE_S,
-    EXPECTED_RUNS,
     block_estimates,
     by_workload,
     design_posterior,
     estimates,
     preparation_order,
+    seconds_of,
 )
 from calibrate.workloads import SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT, WITHOUT_MODEL, Cell, Grid, runs_model
 from rlxjax import information_gain, typical_prior
@@ -79,8 +78,7 @@ def test_the_seed_moves_held_out_workloads_alone(order):
 def test_without_anything_shown_the_first_is_the_best_choice_for_its_time(plain_order):
     blocks = by_workload(PLAIN)
     whole = block_estimates(POSTERIOR, list(blocks.values()))
-    run_s = np.where(np.isfinite(whole.spread), COMPILE_S + EXPECTED_RUNS * whole.time_ns / 1e9, 0.0)
-    best = int(np.argmax(information_gain(whole) / run_s.sum(1)))
+    best = int(np.argmax(information_gain(whole) / seconds_of(whole)))
     assert next(iter(by_workload(plain_order))) == list(blocks)[best]
 
 

@@ -30,8 +30,8 @@ def refit(*arguments):
 
 
 def without_origin(content):
-    """Return what a calibration says of the machine; what is held out is the grid's."""
-    of_grid = {"models": {"welch": {"held_out"}}}
+    """Return what a calibration says of the machine; what is held out is the grid's, and widens the spread."""
+    of_grid = {"models": {"welch": {"held_out": True, "cautions": True, "uncertainty": {"spread"}}}}
     return content.model_dump(exclude={"created": True, "command": True, "samples": True, **of_grid})
 
 

@@ -150,11 +150,11 @@ def test_what_is_no_samples_file_is_refused_in_one_line(tmp_path, content, said)
 
 def test_samples_of_a_version_that_is_not_known_are_refused(written):
     path, _ = written
-    for version, said in ((99, "99 is newer than 3, the newest that this rlxjax reads"), (0, "got 0")):
-        path.write_text(path.read_text().replace('"version":3', f'"version":{version}', 1))
+    for version, said in ((99, "99 is newer than 4, the newest that this rlxjax reads"), (0, "got 0")):
+        path.write_text(path.read_text().replace('"version":4', f'"version":{version}', 1))
         with pytest.raises(ValueError, match=f"line 1: header.version: .*{said}"):
             read_samples(path)
-        path.write_text(path.read_text().replace(f'"version":{version}', '"version":3', 1))
+        path.write_text(path.read_text().replace(f'"version":{version}', '"version":4', 1))
 
 
 @pytest.mark.parametrize(("version", "fused"), [(1, "fused-top_k"), (2, None)])
@@ -178,7 +178,7 @@ def test_samples_of_an_earlier_version_are_read_where_they_say_what_ran(tmp_path
     assert log.cells == [cell for cell, _ in kept]
     assert log.rounds == [[(cell, time_ns + round_) for cell, time_ns in kept] for round_ in range(2)]
     assert (log.version, log.runner, log.left_out) == (version, 12, 0 if fused else 2)
-    with pytest.raises(ValueError, match=f"holds samples of version {version}, and this is version 3"):
+    with pytest.raises(ValueError, match=f"holds samples of version {version}, and this is version 4"):
         check_resumable(log, path, log.cells, current_fingerprint())
     path.write_text(path.read_text() + json.dumps({"kind": "timing", **TIMING}) + "\n")
     with pytest.raises(ValueError, match=f"line {len(lines) + 1}: timing.time_ns: Field required"):

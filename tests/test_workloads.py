@@ -37,10 +37,18 @@ def test_the_grid_has_workloads_of_every_place(place):
     ("values", "held_out"),
     [(GRID.batches, GRID.held_out_batches), (GRID.n_ffts, GRID.held_out_n_ffts)],
 )
-def test_whole_values_are_held_out_inside_the_range_and_at_its_edge(values, held_out):
+def test_whole_values_are_held_out_inside_the_range(values, held_out):
     assert set(held_out) < set(values)
     assert any(min(values) < value < max(values) for value in held_out)
-    assert any(value in (min(values), max(values)) for value in held_out)
+
+
+def test_lengths_that_people_use_are_seen_and_held_out_whether_powers_of_two_or_not():
+    assert {96, 160, 384, 400, 480, 1000, 1200, 1536} < set(GRID.n_ffts)
+    for held_out in (True, False):
+        lengths = {n_fft for n_fft in GRID.n_ffts if (n_fft in GRID.held_out_n_ffts) == held_out}
+        assert {bool(n_fft & (n_fft - 1)) for n_fft in lengths} == {True, False}
+    assert (min(GRID.batches), max(GRID.batches)) == (1, 131_072)
+    assert (min(GRID.ks), max(GRID.ks)) == (1, 64)
 
 
 def test_a_workload_is_fitted_exactly_if_neither_of_its_values_is_held_out():

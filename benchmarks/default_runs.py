@@ -1,0 +1,228 @@
+"""What the calibrate command gives at its default budget, on a cold cache, run after run, by independent timings.
+
+    python -m benchmarks.default_runs FOLDER [--runs 10] [--truth-s 25] [--workloads 70] [--arguments "--only welch"]
+    python -m benchmarks.default_runs FOLDER --loaded
+    python -m benchmarks.default_runs FOLDER --judge [--json FILE]
+
+Each run is a process of its own with an empty RLXJAX_HOME. Between the runs, this process times workloads that are
+in no grid, by the job's own protocol: batches, segment lengths and numbers of peaks drawn at random, powers of two or
+not. FOLDER keeps the calibrations, what the command printed, and the samples of the independent timings; `--judge`
+reads them, of as many runs as there are. `--loaded` calibrates once more while another process keeps a processor busy.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks import decision_metrics as metrics
+from calibrate.clock import Deadline
+from calibrate.design import estimates
+from calibrate.measure import measure_rounds, warm_up
+from calibrate.samples import SampleLog, SampleWriter, read_samples
+from calibrate.visits import noise_floor, quantile_ns
+from calibrate.workloads import WITHOUT_MODEL, Cell, Signals
+from rlxjax import load_calibration
+from rlxjax.calibration import current_fingerprint
+from rlxjax.fit import COVERED_SDS, LatencyEstimate
+from rlxjax.models import WELCH
+
+#: Segment lengths of the independent workloads, and the most samples of one.
+LENGTHS = (96, 128, 160, 192, 256, 320, 384, 400, 480, 512, 600, 768, 1000, 1024, 1200, 1280, 1536, 1920, 2048)
+MOST_ROWS, MOST_PEAKS, MOST_SAMPLES = 131_072, 64, 2**22
+SEED = 32
+
+
+class Judged(NamedTuple):
+    """What one calibration is worth.
+
+    Attributes:
+        scale: what the machine took, of what the calibration says, in the median over all cells.
+        errors: mean absolute relative error of each strategy with that scale taken out.
+        odd_errors: the same of the lengths that are no power of two.
+        ordered: share of pairs ordered as measured.
+        pairs: how many.
+        far_wrong: pairs more than 15 % apart that are misordered.
+        regret_p95: of the picks, at the 95th percentile.
+        regret_max: the largest.
+        covered: share of times within their interval of 90 %, the scale included.
+        ready: whether the command said so.
+    """
+
+    scale: float
+    errors: dict[str, float]
+    odd_errors: dict[str, float]
+    ordered: float
+    pairs: int
+    far_wrong: int
+    regret_p95: float
+    regret_max: float
+    covered: float
+    ready: bool
+
+
+def independent_cells(count: int, seed: int = SEED) -> list[Cell]:
+    """Return workloads drawn at random, each by every strategy that needs no model."""
+    rng, workloads = np.random.default_rng(seed), {}
+    while len(workloads) < count:
+        batch = round(float(np.exp(rng.uniform(0, np.log(MOST_ROWS)))))
+        n_fft, k = int(rng.choice(LENGTHS)), round(float(np.exp(rng.uniform(0, np.log(MOST_PEAKS)))))
+        if batch * n_fft <= MOST_SAMPLES:
+            workloads[batch, n_fft, k] = None
+    return [Cell(strategy, *sizes) for sizes in workloads for strategy in WITHOUT_MODEL]
+
+
+def run(folder: Path, runs: int, truth_s: float, workloads: int, arguments: Sequence[str]) -> None:
+    """Calibrate again and again, with independent timings before, between and after."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cells = independent_cells(workloads)
+    log, rng = SampleLog(current_fingerprint()), np.random.default_rng()
+    with SampleWriter(folder / "truth.samples.jsonl", log, append=False) as writer:
+        signals = Signals(cells)
+        warm_up(cells, signals, Deadline(np.inf), lambda: None)
+        writer.cells(cells)
+        for number in range(runs + 1):
+            measure_rounds(log, writer, signals, Deadline(time.perf_counter() + truth_s), rng, lambda: None)
+            if number == runs:
+                break
+            calibrate(folder / f"run-{number}.json", arguments)
+
+
+def calibrate(out: Path, arguments: Sequence[str]) -> None:
+    """Run the calibrate command as a process of its own with nothing kept of earlier ones, and keep what it prints."""
+    with tempfile.TemporaryDirectory() as home:
+        command = [sys.executable, "-m", "rlxjax", "calibrate", "--out", str(out), *arguments]
+        begun_s = time.perf_counter()
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=os.environ | {"RLXJAX_HOME": home}
+        )
+        taken_s = time.perf_counter() - begun_s
+    text = f"$ {shlex.join(command)}\n{done.stdout}{done.stderr}exit status {done.returncode}, {taken_s:.1f} s\n"
+    out.with_suffix(".txt").write_text(text, encoding="utf-8")
+    print(f"{out.stem}: exit status {done.returncode}, {taken_s:.1f} s", flush=True)
+
+
+def calibrate_loaded(folder: Path, arguments: Sequence[str]) -> None:
+    """Calibrate while another process keeps a processor busy."""
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        calibrate(folder / "loaded.json", arguments)
+    finally:
+        busy.kill()
+        busy.wait()
+
+
+def picks(file: Path, cells: Sequence[Cell]) -> np.ndarray:
+    """Return what a calibration picks for each workload, `[workloads]`."""
+    posterior = load_calibration(file).of(WELCH.name).posterior
+    return metrics.picks(metrics.workloads_of(cells).table(np.asarray(estimates(posterior, cells).time_ns)))
+
+
+def judge(file: Path, cells: Sequence[Cell], measured_ns: np.ndarray, noise: np.ndarray) -> Judged:
+    """Return what a calibration file is worth by independent timings, `[cells]`."""
+    calibration = load_calibration(file)
+    calibrated = calibration.of(WELCH.name)
+    found: LatencyEstimate = estimates(calibrated.posterior, cells)
+    logs = np.log(measured_ns / np.asarray(found.time_ns))
+    scale = float(np.median(logs))
+    names, odd = (
+        np.array([cell.strategy for cell in cells]),
+        np.array([cell.n_fft & (cell.n_fft - 1) for cell in cells]),
+    )
+    errors = np.abs(np.expm1(scale - logs))
+    reach = COVERED_SDS * np.hypot(np.asarray(found.log_sd()), calibrated.pace_log_sd)
+    table = metrics.workloads_of(cells)
+    measured, said = table.table(measured_ns), table.table(np.asarray(found.time_ns))
+    of_strategy = {name: noise[names == name].mean() for name in np.unique(names)}
+    order = metrics.ordering(said, measured, table.table(np.array([of_strategy[name] for name in names])))
+    pairs = metrics.pairs_of(measured)
+    (one, other), (said_one, said_other) = pairs.of(measured), pairs.of(said)
+    is_far = np.maximum(one, other) / np.minimum(one, other) > 1.15
+    regret = metrics.Spread.of(metrics.regrets(said, measured))
+    return Judged(
+        scale=float(np.exp(scale)),
+        errors={name: float(errors[names == name].mean()) for name in dict.fromkeys(names)},
+        odd_errors={name: float(errors[(names == name) & (odd > 0)].mean()) for name in dict.fromkeys(names)},
+        ordered=order.share,
+        pairs=order.pairs,
+        far_wrong=int((is_far & ((said_one < said_other) != (one < other))).sum()),
+        regret_p95=regret.percentile_95,
+        regret_max=regret.maximum,
+        covered=float((np.abs(logs) <= reach).mean()),
+        ready=not calibrated.cautions,
+    )
+
+
+def report(folder: Path) -> dict[str, Any]:
+    """Judge the runs of a folder, print a line each, and return all figures."""
+    log = read_samples(folder / "truth.samples.jsonl")
+    visits = log.visits()
+    measured_ns, noise = quantile_ns(visits), noise_floor(visits)
+    files = sorted(folder.glob("run-?.json")) + sorted(folder.glob("run-??.json"))
+    judged = {file.stem: judge(file, log.cells, measured_ns, noise) for file in files}
+    print(f"{len(log.cells)} cells, {len(visits.rounds())} rounds, noise {noise.mean():.1%}")
+    print("per cent; errors by strategy with the common scale taken out (lengths that are no power of two)")
+    for name, one in judged.items():
+        errors = " ".join(f"{key} {100 * v:.1f} ({100 * one.odd_errors[key]:.1f})" for key, v in one.errors.items())
+        print(
+            f"{name}: scale {one.scale:.3f}; {errors}; ordered {100 * one.ordered:.2f} of {one.pairs}, far off "
+            f"{one.far_wrong}; regret {100 * one.regret_p95:.2f}, {100 * one.regret_max:.2f}; covered "
+            f"{100 * one.covered:.0f}; {'ready' if one.ready else 'cautions'}"
+        )
+    if judged:
+        print(f"covered, all runs: {100 * np.mean([one.covered for one in judged.values()]):.1f}")
+    of_load = {}
+    if (loaded := folder / "loaded.json").exists():
+        by_load = picks(loaded, log.cells)
+        others = np.array([picks(file, log.cells) for file in files])
+        of_load = {
+            "differ_from_quiet": float(np.mean(others != by_load)),
+            "quiet_differ_from_each_other": float(np.mean(others[:, None] != others[None])),
+            "judged": judge(loaded, log.cells, measured_ns, noise)._asdict(),
+            "cautions": list(load_calibration(loaded).of(WELCH.name).cautions),
+        }
+        print(f"under load: {of_load}")
+    return {
+        "fingerprint": log.fingerprint.model_dump(),
+        "cells": len(log.cells),
+        "rounds": len(visits.rounds()),
+        "noise": float(noise.mean()),
+        "runs": {name: one._asdict() for name, one in judged.items()},
+        "loaded": of_load,
+    }
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--truth-s", type=float, default=25.0, help="seconds of independent timings at a time")
+    parser.add_argument("--workloads", type=int, default=70)
+    parser.add_argument("--arguments", default="", help="of the calibrate command")
+    parser.add_argument("--judge", action="store_true", help="judge what is there, and run nothing")
+    parser.add_argument("--loaded", action="store_true", help="calibrate once more, beside a busy process")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    if options.loaded:
+        calibrate_loaded(options.folder, shlex.split(options.arguments))
+    elif not options.judge:
+        run(options.folder, options.runs, options.truth_s, options.workloads, shlex.split(options.arguments))
+    figures = report(options.folder)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
