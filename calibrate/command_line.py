@@ -80,7 +80,7 @@ def set_up_jax(device: str | None) -> None:
     keep_compiled_programs()
 
 
-def console(width: int = 80) -> Console:
+def console(width: int = 110) -> Console:
     """Return where tables are printed: as wide as the terminal, or so wide where there is none."""
     return Console(width=None if sys.stdout.isatty() else width)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import os
 import shlex
 import time
@@ -40,9 +41,13 @@ MIN_BUDGET_S = 5.0
 
 #: A drift of all runs, or of one strategy beside the others, has to be larger than this, in the logarithm, and than so
 #: many standard deviations of a mean.
-LEAST_DRIFT, LEAST_STRATEGY_DRIFT, SURE_SDS = 0.08, 0.08, 2.0
+LEAST_DRIFT, LEAST_STRATEGY_DRIFT, SURE_SDS = 0.09, 0.25, 2.0
+#: Variance of a median of normal values, of that of their mean.
+MEDIAN_VARIANCE = math.pi / 2.0
 #: Relative noise of a run that was timed in one round only.
 UNKNOWN_NOISE = 0.1
+#: Noise of a few looks at the canaries, in the logarithm: a pace of this size is believed by half, a larger one more.
+PACE_NOISE = 0.07
 #: A pace that differs by less is not worth a word.
 PACE_SAID = 0.05
 #: A micro-benchmark, alone, varies by such a factor.
@@ -130,7 +135,7 @@ class Verdict:
         """Return what a person reads."""
         said = [f"{self.word}: {'; '.join(self._reasons())}."]
         if self.overall and not 1.0 - PACE_SAID < 1.0 / self.slower < 1.0 + PACE_SAID:
-            said.append(f"The machine runs at {1.0 / self.slower:.0%} of its pace then; times are as much longer.")
+            said.append(f"The machine runs at {1.0 / self.slower:.0%} of its pace then, and times follow it.")
         off = {name: drift for name, drift in self.canaries.items() if drift.is_off}
         if off:
             said.append(f"micro-benchmarks: {'; '.join(_canary_phrase(*item) for item in off.items())}.")
@@ -217,8 +222,9 @@ def judge(
 ) -> Verdict:
     """Return the verdict on timings of a few runs and of the micro-benchmarks.
 
-    The machine's pace, by the canaries, is taken out of the runs: a pace of its own is said, and is no drift. The
-    median of `log(measured / predicted)` that is left, of all runs and of each strategy beside the others, is held
+    The machine's pace, by the canaries, is taken out of the runs: it is said, and is no drift by itself. The
+    median of `log(measured / predicted)` that is left, weighted by how sure each is, of all runs and of each strategy
+    beside the others, is held
     against what the calibration's own standard deviations and the noise of the timings make likely, and against a
     tolerance. So are the processors that others keep busy. A micro-benchmark alone decides nothing.
 
@@ -232,15 +238,16 @@ def judge(
         others: processors that other processes kept busy meanwhile.
     """
     slower = slowness(canary_ns, canary_then_ns) or 1.0
-    log_ratios = np.log(measured_ns / np.asarray(expected.time_ns)) - np.log(slower)
+    log_ratios = np.log(measured_ns / np.asarray(expected.time_ns)) - _believed(np.log(slower))
     names, scores = np.array([cell.strategy for cell in cells]), np.asarray(expected.scores)
     own = np.asarray(expected.spread) ** 2 + np.where(np.isnan(noise), UNKNOWN_NOISE, noise) ** 2
-    common = float(np.median(log_ratios))
+    common = weighted_median(log_ratios, 1.0 / own)
 
     def drift_of(mine: np.ndarray, tolerance: float, centre: float) -> Drift:
-        shared = np.sum(scores[mine].mean(0) ** 2)
-        doubt = tolerance + SURE_SDS * np.sqrt(shared + own[mine].sum() / mine.sum() ** 2)
-        bounds = np.exp([np.median(log_ratios[mine]) - centre, -doubt, doubt])
+        weights = 1.0 / own[mine]
+        shared = np.sum((weights @ scores[mine] / weights.sum()) ** 2)
+        doubt = tolerance + SURE_SDS * np.sqrt(shared + MEDIAN_VARIANCE / weights.sum())
+        bounds = np.exp([weighted_median(log_ratios[mine], weights) - centre, -doubt, doubt])
         return Drift(*bounds.tolist())
 
     overall = drift_of(np.ones(len(cells), bool), LEAST_DRIFT, 0.0)
@@ -254,6 +261,23 @@ def judge(
     workloads = len({cell[1:] for cell in cells})
     word = DRIFTED if is_off else GOOD
     return Verdict(word, overall, strategies, canaries, slower, others, runs=(len(cells), workloads))
+
+
+def _believed(log_pace: float) -> float:
+    """Return how far runs follow the canaries: less than what these say, as far as that may be noise."""
+    return log_pace**3 / (log_pace**2 + PACE_NOISE**2)
+
+
+def weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
+    """Return the value that half of the weight lies below.
+
+    Examples:
+        >>> weighted_median(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 5.0]))
+        2.0
+    """
+    order = np.argsort(values)
+    below = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(below, below[-1] / 2.0)])
 
 
 def chosen_cells(domain: Mapping[str, tuple[float, float]]) -> list[Cell]:

@@ -30,7 +30,7 @@ HOST_BYTES_PER_SAMPLE, HOST_HELD_BYTES_PER_SAMPLE = 8.0, 32.0
 #: at these sizes half of it.
 FIRST_CACHE_BYTES, SECOND_CACHE_BYTES = 48.0 * 2**10, 2.0**21
 #: Bytes that a complex transform holds of a sample, and operations that one beyond that cache takes on top, of its own.
-COMPLEX_HELD_BYTES, SPILLED_TRANSFORM = 16.0, 2.0
+COMPLEX_HELD_BYTES, SPILLED_TRANSFORM = 16.0, 1.0
 #: How sharply traffic beyond the caches is charged that: a row fits in the first one or does not.
 FIRST_CACHE_SHARPNESS, SECOND_CACHE_SHARPNESS = 8, 4
 #: How sharply the least share of one processor, rather than how many there are, decides the time of shared work.
