@@ -69,7 +69,7 @@ def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:
     """Return all that is said of one campaign."""
     cells, visits, log = campaign
     measured, noise = quantile_ns(visits), noise_floor(visits)
-    seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
+    seen = grid.seen(cells)
     timings, weights = timings_of(cells, measured), seen.astype(float)
     prior = micro_prior(micro_rates(log)) if log.micro else WELCH.prior
     facts = facts_of(log, {})

@@ -86,7 +86,7 @@ def judged(machine: Machine, others: Sequence[Machine]) -> dict[str, Any]:
     logs = np.log(machine.measured_ns / np.asarray(found.time_ns))
     scale = float(np.median(logs))
     grid, timings = Grid(), timings_of(machine.cells, machine.measured_ns)
-    seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in machine.cells])
+    seen = grid.seen(machine.cells)
     order = preparation_order(machine.cells, grid, design_posterior(prior, machine.facts), np.random.default_rng(0))
     chosen = [key for key in by_workload(order) if grid.place(*key[:2]) == "fit"][:FEW]
     few = np.array([cell[1:] in set(chosen) for cell in machine.cells])

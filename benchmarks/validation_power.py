@@ -25,7 +25,7 @@ from calibrate.clock import Deadline
 from calibrate.design import estimates
 from calibrate.measure import measure_rounds, warm_up
 from calibrate.samples import SampleLog, SampleWriter, read_samples
-from calibrate.staleness import DRIFTED, Verdict, judge
+from calibrate.staleness import DRIFTED, Validation, judge
 from calibrate.visits import Visits, noise_floor, quantile_ns
 from calibrate.workloads import WITHOUT_MODEL, Cell, Signals
 from rlxjax import Calibration
@@ -55,7 +55,7 @@ def take_slowed(cells: Sequence[Cell], path: Path, seconds: float) -> None:
 
 def replayed(
     log: SampleLog, content: CalibrationFile, rng: np.random.Generator, strategy: str, factor: float
-) -> Verdict:
+) -> Validation:
     """Return the verdict of one validation by part of the samples, the times of a strategy, or of all, made longer."""
     workloads = list(dict.fromkeys(cell[1:] for cell in log.cells))
     chosen = {workloads[place] for place in rng.permutation(len(workloads))[:WORKLOADS]}
@@ -73,7 +73,7 @@ def replayed(
     sizes = np.cumsum([0, *(len(visits) for visits in log.rounds)])
     looks = [look for place, look in log.canaries if sizes[first] <= place < sizes[first + ROUNDS]]
     window = SampleLog(log.fingerprint, canaries=[(0, look) for look in looks])
-    others = float(np.mean([look.others for look in looks])) if looks else 0.0
+    others = float(np.mean([look.others for look in looks])) if looks else None
     longer = np.array([factor if strategy in ("all", cell.strategy) else 1.0 for cell in cells])
     expected = estimates(Calibration.from_file(content).of(WELCH.name).posterior, cells)
     measured_ns = quantile_ns(visits) * longer

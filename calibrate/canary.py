@@ -37,6 +37,12 @@ def slowness(now_ns: Mapping[str, float], then_ns: Mapping[str, float]) -> float
     return float(np.exp(np.mean(np.log(ratios)))) if ratios else None
 
 
+def used_by_others(log: SampleLog) -> float | None:
+    """Return the processors that other processes kept busy, in the mean over looks; None without two of these."""
+    others = [look.others for _, look in log.canaries[1:]]
+    return float(np.mean(others)) if others else None
+
+
 def pace_of(log: SampleLog, earlier: CalibrationFile | None) -> Pace:
     """Return how fast the machine was while the samples were taken.
 
@@ -56,12 +62,11 @@ def pace_of(log: SampleLog, earlier: CalibrationFile | None) -> Pace:
         if (slower := slowness(now_ns, then_ns)) is not None:
             ratio = 1.0 / slower
             usual_ns = dict(then_ns) if slower > 1.0 else usual_ns
-    others = [look.others for _, look in log.canaries[1:]]
     return Pace(
         usual=ratio,
         usual_ns=usual_ns,
         log_sd=float(np.sqrt(squares / (len(changes) + PACE_LOOKS))),
-        others=float(np.mean(others)) if others else 0.0,
+        others=used_by_others(log),
     )
 
 

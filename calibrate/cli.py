@@ -114,8 +114,7 @@ def calibrate(
             force=force,
             prior=prior,
         )
-        if not as_json:
-            _print_outcome(outcomes["welch"], verbose=verbose)
+        _say(outcomes["welch"], verbose=verbose, as_json=as_json)
     if only != "welch":
         from .functions_job import run_functions
 
@@ -127,8 +126,7 @@ def calibrate(
             progress=Progress(),
             force=force,
         )
-        if not as_json:
-            _print_outcome(outcomes["functions"], verbose=verbose)
+        _say(outcomes["functions"], verbose=verbose, as_json=as_json)
     _finish(outcomes, strict=strict, as_json=as_json)
 
 
@@ -167,8 +165,7 @@ def refit(
         path = FilePath(f"{name}.json") if out is None else out
         set_up_jax("cpu" if functions.fingerprint.platform == "cpu" else None)
         found = fit_functions(functions, path, samples, command_line("refit", samples, out=out), [], force)
-        if not as_json:
-            _print_outcome(found, verbose=verbose)
+        _say(found, verbose=verbose, as_json=as_json)
         _finish({"functions": found}, strict=strict, as_json=as_json)
         return
     log = read_samples(samples)
@@ -183,8 +180,7 @@ def refit(
         force=force,
         prior=prior,
     )
-    if not as_json:
-        _print_outcome(outcome, verbose=verbose)
+    _say(outcome, verbose=verbose, as_json=as_json)
     _finish({"welch": outcome}, strict=strict, as_json=as_json)
 
 
@@ -223,9 +219,12 @@ def calibrate_main() -> None:
     run(job, sys.argv[1:])
 
 
-def _print_outcome(outcome: "Outcome | FunctionsOutcome", *, verbose: bool) -> None:
+def _say(outcome: "Outcome | FunctionsOutcome", *, verbose: bool, as_json: bool) -> None:
+    """Print what calibrating one model gave, as soon as that is known; JSON comes at the end."""
     from .report import Outcome, print_functions, print_outcome
 
+    if as_json:
+        return
     if isinstance(outcome, Outcome):
         print_outcome(outcome, console(), is_verbose=verbose)
     else:

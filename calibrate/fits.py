@@ -1,6 +1,7 @@
 """The fits of a job: one sees all workloads, one never saw those that are held out and gives their errors."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path as FilePath
@@ -18,7 +19,6 @@ from rlxjax.models import WELCH, fft_flop, heap_rates, welch_micro_prior
 from .clock import Deadline
 from .micro import DEEP_SELECTION, SHORT_TRANSFORM, WIDE_SELECTION, MicroRates
 from .samples import SampleLog, timings_of
-from .verdict import widened_spread
 from .visits import noise_floor, quantile_ns
 from .workloads import Cell, Grid
 
@@ -92,12 +92,36 @@ def widened(fitted: Fitted, timings: Timings, seen: np.ndarray) -> Fitted:
     errors = np.log(np.asarray(timings.time_ns) / np.asarray(blind.time_ns))[~seen]
     known_sd = np.sqrt(np.sum(np.asarray(blind.scores) ** 2, -1))[~seen]
     posterior = fitted.whole.posterior
-    spread = widened_spread(np.asarray(posterior.spread), variant[~seen], errors, known_sd, COVERED, COVERED_SDS)
+    spread = widened_spread(np.asarray(posterior.spread), variant[~seen], errors, known_sd)
     posterior = dataclasses.replace(posterior, spread=spread)
     return fitted._replace(
         whole=fitted.whole._replace(posterior=posterior),
         estimate=fitted.estimate._replace(spread=spread[variant]),
     )
+
+
+def widened_spread(
+    spread: np.ndarray,
+    variant: np.ndarray,
+    log_errors: np.ndarray,
+    known_sd: np.ndarray,
+) -> np.ndarray:
+    """Return the spread of each variant with which intervals hold what was held out, `[variants]`; never a smaller one.
+
+    Args:
+        spread: of each variant, `[variants]`.
+        variant: of the held-out runs, `[n]`.
+        log_errors: of their predictions, `[n]`.
+        known_sd: standard deviation of these without the spread, `[n]`.
+    """
+    wide = np.array(spread, float)
+    needed = np.sqrt(np.maximum((np.abs(log_errors) / COVERED_SDS) ** 2 - known_sd**2, 0.0))
+    for code in range(len(wide)):
+        mine = needed[variant == code]
+        if mine.size:
+            place = math.ceil(COVERED * (mine.size + 1)) / mine.size
+            wide[code] = max(wide[code], float(np.quantile(mine, min(place, 1.0))))
+    return wide
 
 
 class EnoughKnown:
@@ -121,7 +145,7 @@ class EnoughKnown:
         if time.perf_counter() < self._ask_at_s:
             return False
         cells, visits = self._log.cells, self._log.visits()
-        seen = np.array([self._grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
+        seen = self._grid.seen(cells)
         if not MIN_TIMINGS <= seen.sum() < len(cells) or noise_floor(visits).mean() > TARGET_NOISE:
             return False
         measured_ns = quantile_ns(visits)
@@ -149,13 +173,8 @@ def prior_from(file: FilePath) -> tuple[LatencyPrior, str]:
     return transferred_prior(calibrated.posterior), content.fingerprint.platform
 
 
-def micro_prior(rates: MicroRates, prior: LatencyPrior | None = None) -> LatencyPrior:
-    """Return a prior with its own values where a micro-benchmark measured a coefficient by itself.
-
-    Args:
-        rates: what micro-benchmarks say.
-        prior: of the rest; the model's own unless given.
-    """
+def micro_prior(rates: MicroRates) -> LatencyPrior:
+    """Return the model's own prior with other values where a micro-benchmark measured a coefficient by itself."""
     waits_ns = rates.dispatch_ns + rates.roundtrip_ns
     found = {"memory_bytes_per_ns": rates.memory_bytes_per_ns, "copy_bytes_per_ns": rates.upload_bytes_per_ns}
     if rates.transform_ns:
@@ -167,4 +186,4 @@ def micro_prior(rates: MicroRates, prior: LatencyPrior | None = None) -> Latency
         times_ns = [time_ns - waits_ns for time_ns in rates.selection_ns["top_k"]]
         rows, bins, k = zip(WIDE_SELECTION, DEEP_SELECTION, strict=True)
         found |= heap_rates(rows, bins, k, times_ns)
-    return welch_micro_prior(found, prior)
+    return welch_micro_prior(found)

@@ -168,7 +168,7 @@ def fit_and_write(
     if np.isnan(noise).any():
         notes.append("A single round says nothing of the noise.")
     rates = micro_rates(log)
-    seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
+    seen = grid.seen(cells)
     if not MIN_TIMINGS <= seen.sum() < len(cells):
         seen = np.ones_like(seen)
         notes.append("Too few workloads were measured to hold any out: there is no held-out error.")

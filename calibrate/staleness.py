@@ -22,7 +22,7 @@ from rlxjax.calibration import (
 )
 from rlxjax.models import WELCH
 
-from .canary import canary_times_ns, slowness
+from .canary import canary_times_ns, slowness, used_by_others
 from .clock import Deadline
 from .design import estimates
 from .measure import measure_rounds, warm_up
@@ -62,7 +62,7 @@ KEPT_OPTIONS = ("--budget", "--device", "--model")
 #: Seconds kept back for the micro-benchmarks at the end.
 RESERVE_S = 2.0
 #: What the micro-benchmarks time.
-CANARIES = {
+MEANINGS = {
     "launch": "one launch",
     "roundtrip": "one wait for the device",
     "copy": "device memory",
@@ -97,7 +97,7 @@ class Drift(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class Validation:
     """What a check found.
 
     Attributes:
@@ -106,7 +106,7 @@ class Verdict:
         strategies: of each strategy's runs, beside all.
         canaries: of each micro-benchmark.
         slower: how many times longer the canaries take than then, the machine's pace.
-        others: processors that other processes kept busy.
+        others: processors that other processes kept busy; None where nobody looked.
         elsewhere: differences that make it another machine.
         software: other differences.
         runs: runs and workloads that were timed.
@@ -119,12 +119,17 @@ class Verdict:
     strategies: Mapping[str, Drift] = dataclasses.field(default_factory=dict)
     canaries: Mapping[str, Drift] = dataclasses.field(default_factory=dict)
     slower: float = 1.0
-    others: float = 0.0
+    others: float | None = None
     elsewhere: Sequence[str] = ()
     software: Sequence[str] = ()
     runs: tuple[int, int] = (0, 0)
     models: Sequence[str] = ()
     command: str = ""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether others kept more processors busy than timings bear."""
+        return self.others is not None and self.others > MOST_OTHERS
 
     @property
     def status(self) -> int:
@@ -177,12 +182,12 @@ class Verdict:
         reasons = [timed]
         if off:
             reasons.append("beside the others " + ", ".join(off))
-        if self.others > MOST_OTHERS:
+        if self.is_busy:
             reasons.append(f"other programs keep {self.others:.1f} processors busy")
         return reasons
 
 
-def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progress) -> Verdict:
+def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progress) -> Validation:
     """Return whether a calibration file is good here, timing a few runs if it is of this machine.
 
     Args:
@@ -202,13 +207,12 @@ def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progre
     models = [model.file for model in content.learned_ffts]
     of_file = {"software": software, "models": models, "command": content.command}
     if elsewhere:
-        return Verdict(NOT_THIS_MACHINE, elsewhere=elsewhere, **of_file)
+        return Validation(NOT_THIS_MACHINE, elsewhere=elsewhere, **of_file)
     log = _time_again(content, Deadline(started_s + budget_s - RESERVE_S), progress)
     visits, expected = log.visits(), estimates(Calibration.from_file(content).of(WELCH.name).posterior, log.cells)
-    others = float(np.mean([look.others for _, look in log.canaries[1:]] or [0.0]))
-    measured_ns, noise = quantile_ns(visits), noise_floor(visits)
-    verdict = judge(log.cells, measured_ns, expected, noise, canary_times_ns(log), content.canary_ns, others)
-    return dataclasses.replace(verdict, **of_file)
+    measured_ns, noise, others = quantile_ns(visits), noise_floor(visits), used_by_others(log)
+    found = judge(log.cells, measured_ns, expected, noise, canary_times_ns(log), content.canary_ns, others)
+    return dataclasses.replace(found, **of_file)
 
 
 def judge(
@@ -218,15 +222,14 @@ def judge(
     noise: np.ndarray,
     canary_ns: Mapping[str, float],
     canary_then_ns: Mapping[str, float],
-    others: float = 0.0,
-) -> Verdict:
+    others: float | None = None,
+) -> Validation:
     """Return the verdict on timings of a few runs and of the micro-benchmarks.
 
-    The machine's pace, by the canaries, is taken out of the runs: it is said, and is no drift by itself. The
-    median of `log(measured / predicted)` that is left, weighted by how sure each is, of all runs and of each strategy
-    beside the others, is held
-    against what the calibration's own standard deviations and the noise of the timings make likely, and against a
-    tolerance. So are the processors that others keep busy. A micro-benchmark alone decides nothing.
+    The machine's pace, by the canaries, is taken out of the runs: it is said, and is no drift by itself. The median of
+    `log(measured / predicted)` that is left, weighted by how sure each is, of all runs and of each strategy beside the
+    others, is held against what the calibration's own standard deviations and the noise of the timings make likely, and
+    against a tolerance. Others that keep processors busy are a drift too. A micro-benchmark alone decides nothing.
 
     Args:
         cells: the runs, by any strategies that need no model.
@@ -235,7 +238,7 @@ def judge(
         noise: relative noise of each time; NaN where nothing is known of it, `[cells]`.
         canary_ns: the time of each micro-benchmark.
         canary_then_ns: the same, as the calibration has it.
-        others: processors that other processes kept busy meanwhile.
+        others: processors that other processes kept busy meanwhile; None where nobody looked.
     """
     slower = slowness(canary_ns, canary_then_ns) or 1.0
     log_ratios = np.log(measured_ns / np.asarray(expected.time_ns)) - _believed(np.log(slower))
@@ -257,10 +260,10 @@ def judge(
         for name, then_ns in canary_then_ns.items()
         if name in canary_ns
     }
-    is_off = overall.is_off or any(drift.is_off for drift in strategies.values()) or others > MOST_OTHERS
-    workloads = len({cell[1:] for cell in cells})
-    word = DRIFTED if is_off else GOOD
-    return Verdict(word, overall, strategies, canaries, slower, others, runs=(len(cells), workloads))
+    is_off = overall.is_off or any(drift.is_off for drift in strategies.values())
+    runs = len(cells), len({cell[1:] for cell in cells})
+    found = Validation(GOOD, overall, strategies, canaries, slower, others, runs=runs)
+    return dataclasses.replace(found, word=DRIFTED) if is_off or found.is_busy else found
 
 
 def _believed(log_pace: float) -> float:
@@ -346,5 +349,5 @@ def _between(low: float, high: float, place: float) -> float:
 
 
 def _canary_phrase(name: str, drift: Drift) -> str:
-    meaning = next((words for start, words in CANARIES.items() if name.startswith(start)), name)
+    meaning = next((words for start, words in MEANINGS.items() if name.startswith(start)), name)
     return f"{name} ({meaning}) takes {drift.factor:.2f} times as long as then"

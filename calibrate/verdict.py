@@ -1,6 +1,5 @@
 """What a person can act on after a calibration: whether it is ready, what pays where, and at which pace it was made."""
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -76,10 +75,10 @@ def said_of_pace(pace: Pace, processors: int) -> Verdict:
     if pace.usual is not None:
         share = f"This machine ran at {pace.usual:.0%} of its usual speed"
         if pace.usual < LEAST_PACE:
-            cautions.append(f"{share}: times are for that pace; decisions hardly depend on it.")
+            cautions.append(f"{share}: times are for that pace.")
         else:
             said.append(f"{share}.")
-    if pace.others > MOST_OTHERS:
+    if pace.others is not None and pace.others > MOST_OTHERS:
         cautions.append(
             f"Other programs kept {pace.others:.1f} of {processors} processors busy: times are for that load; run "
             "`rlxjax calibrate` again once they have ended."
@@ -95,37 +94,9 @@ def what_pays(calibration: Calibration, n_fft: int = SHOWN_N_FFT, k: int = SHOWN
     on_device = np.asarray(calibrated.predict_ns("fused", batches, n_fft, k))
     pays = on_device < on_host
     if pays.all() or not pays.any():
-        return f"{'Fused' if pays.all() else 'The host'} is the fastest at every batch of n_fft {n_fft}."
+        return f"{'Fused' if pays.all() else 'The host'} is the faster one at every batch of n_fft {n_fft}."
     last = int(np.flatnonzero(~pays).max())
     if last + 1 == len(batches):
         first = int(np.flatnonzero(pays).min())
         return f"Fused pays from batch {batches[first]:,.0f} on at n_fft {n_fft}, but not at the largest ones."
     return f"Fused pays from batch {batches[last + 1]:,.0f} up at n_fft {n_fft}."
-
-
-def widened_spread(
-    spread: np.ndarray,
-    variant: np.ndarray,
-    log_errors: np.ndarray,
-    known_sd: np.ndarray,
-    covered: float,
-    covered_sds: float,
-) -> np.ndarray:
-    """Return the spread of each variant with which intervals hold what was held out, `[variants]`; never a smaller one.
-
-    Args:
-        spread: of each variant, `[variants]`.
-        variant: of the held-out runs, `[n]`.
-        log_errors: of their predictions, `[n]`.
-        known_sd: standard deviation of these without the spread, `[n]`.
-        covered: the share that an interval should hold.
-        covered_sds: the standard deviations that hold this share of normal errors.
-    """
-    wide = np.array(spread, float)
-    needed = np.sqrt(np.maximum((np.abs(log_errors) / covered_sds) ** 2 - known_sd**2, 0.0))
-    for code in range(len(wide)):
-        mine = needed[variant == code]
-        if mine.size:
-            place = math.ceil(covered * (mine.size + 1)) / mine.size
-            wide[code] = max(wide[code], float(np.quantile(mine, min(place, 1.0))))
-    return wide

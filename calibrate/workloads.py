@@ -156,6 +156,10 @@ class Grid:
             if batch * n_fft <= self.max_samples
         ]
 
+    def seen(self, cells: Sequence[Cell]) -> np.ndarray:
+        """Return whether the fit sees each cell, `[cells]`."""
+        return np.array([self.place(cell.batch, cell.n_fft) == "fit" for cell in cells])
+
     def _ks_of(self, place: int, n_fft: int) -> list[int]:
         ks = {self.ks[place % len(self.ks)]} | ({SHOWN_K} if n_fft == SHOWN_N_FFT else set())
         return sorted(ks)

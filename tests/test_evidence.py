@@ -3,7 +3,6 @@
 import json
 import pathlib
 
-import numpy as np
 import pytest
 
 from benchmarks.calibration_evidence import FIT, evidence, read_campaign, summary_tables
@@ -14,7 +13,8 @@ from calibrate.samples import read_samples, timings_of
 from calibrate.validate import error_summaries
 from calibrate.visits import noise_floor, quantile_ns
 from calibrate.workloads import Grid
-from rlxjax.calibration import read_calibration_file, sha256_of
+from rlxjax.calibration import population_prior, read_calibration_file, sha256_of
+from rlxjax.models import WELCH
 
 ROOT = pathlib.Path(__file__).parent.parent
 CALIBRATION = ROOT / "notebooks" / "data" / "calibration-cpu.json"
@@ -37,8 +37,11 @@ def test_refitting_the_samples_gives_the_errors_in_the_calibration():
     stated, grid, log = read_calibration_file(CALIBRATION).models["welch"].held_out, Grid(), read_samples(SAMPLES)
     visits = log.visits()
     measured = quantile_ns(visits)
-    seen = np.array([grid.place(cell.batch, cell.n_fft) == "fit" for cell in log.cells])
-    timings, prior = timings_of(log.cells, measured), fits.micro_prior(micro_rates(log))
+    seen = grid.seen(log.cells)
+    timings, prior = (
+        timings_of(log.cells, measured),
+        fits.starting_prior(micro_rates(log), population_prior(WELCH, "cpu")),
+    )
     fitted = fits.fit_twice(timings, seen, prior, facts_of(log, {}))
     summaries = error_summaries(
         log.cells, measured, fitted.blind, fitted.blind_terms_ns, noise_floor(visits), grid, seen

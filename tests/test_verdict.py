@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from calibrate.verdict import said_of_pace, verdict_on, what_pays, widened_spread
+from calibrate.fits import widened_spread
+from calibrate.verdict import said_of_pace, verdict_on, what_pays
 from rlxjax import prior_calibration
 from rlxjax.calibration import ErrorSummary, Pace
 from rlxjax.fit import COVERED, COVERED_SDS
@@ -75,7 +76,7 @@ def test_intervals_hold_what_was_held_out_once_they_are_widened_and_never_get_na
     rng = np.random.default_rng(0)
     variant, known_sd = np.repeat([0, 1], 50), np.full(100, 0.02)
     errors = rng.normal(0, np.where(variant == 0, 0.02, 0.3))
-    wide = widened_spread(np.array([0.05, 0.05, 0.07]), variant, errors, known_sd, COVERED, COVERED_SDS)
+    wide = widened_spread(np.array([0.05, 0.05, 0.07]), variant, errors, known_sd)
     assert wide[0] == 0.05
     assert wide[2] == 0.07
     reach = COVERED_SDS * np.hypot(known_sd, wide[variant])

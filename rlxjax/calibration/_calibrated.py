@@ -174,8 +174,8 @@ class CalibratedModel:
         key = (candidates, *_numbers(inputs, named))
         if key not in self._picks:
             with jax.ensure_compile_time_eval():
-                each = [map(self._time_ns, self._runs(name, inputs, named)) for name in candidates]
-                times_ns = [min(float(time_ns) for time_ns in own) for own in each]
+                each = [self._runs(name, inputs, named) for name in candidates]
+                times_ns = [min(float(total_ns(self.posterior, runs)) for runs in own) for own in each]
             self._picks[key] = candidates[int(np.argmin(times_ns))]
         return self._picks[key]
 
@@ -198,7 +198,7 @@ class CalibratedModel:
         key = ("variant", strategy, *_numbers(inputs, named))
         if key not in self._picks:
             with jax.ensure_compile_time_eval():
-                times_ns = [float(self._time_ns(runs)) for runs in self._runs(strategy, inputs, named)]
+                times_ns = [float(total_ns(self.posterior, runs)) for runs in self._runs(strategy, inputs, named)]
             self._picks[key] = variants[int(np.argmin(times_ns))]
         return self._picks[key]
 
@@ -235,11 +235,6 @@ class CalibratedModel:
                 sizes = ", ".join(f"{name} {np.ravel(value)[0]}" for name, value in values.items())
                 raise ValueError(f"strategy: {strategy!r} was not timed for such work ({sizes})")
         return runs
-
-    def _time_ns(self, runs: Runs) -> Nanoseconds:
-        """Return the prediction alone, whose program compiles sooner than that of its uncertainty."""
-        is_same = jnp.asarray(self.model.same_result(runs, self.posterior.facts))[..., runs.variant]
-        return jnp.where(is_same, total_ns(self.posterior, runs), jnp.inf)
 
     def _estimate(self, runs: Runs) -> LatencyEstimate:
         found = estimate(self.posterior, runs)

@@ -41,6 +41,7 @@ from ._schema import (
     ModelSection,
     Range,
     Uncertainty,
+    facts_of,
     rounded,
 )
 
@@ -122,7 +123,7 @@ def _problem(model: LatencyModel, section: ModelSection) -> str | None:
     for name, entries in (("correction", uncertainty.correction), ("spread", uncertainty.spread)):
         if set(entries) != variants:
             return f"uncertainty.{name}: expected {', '.join(model.variants)}, got {', '.join(entries)}"
-    known = prior_posterior(model, facts=_facts_of(section))
+    known = prior_posterior(model, facts=facts_of(section.facts))
     for name, weights in uncertainty.correction.items():
         if len(weights) != known.weights.shape[1]:
             return f"uncertainty.correction.{name}: expected {known.weights.shape[1]} weights, got {len(weights)}"
@@ -186,16 +187,12 @@ def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior
         factor[place, : place + 1] = row
     return LatencyPosterior(
         model,
-        _facts_of(section),
+        facts_of(section.facts),
         jax.tree.structure(median).unflatten(values),
         np.array([uncertainty.correction[name] for name in model.variants]),
         factor,
         np.array([uncertainty.spread[name] for name in model.variants]),
     )
-
-
-def _facts_of(section: ModelSection) -> dict[str, Any]:
-    return {name: np.asarray(fact, float) if isinstance(fact, list) else fact for name, fact in section.facts.items()}
 
 
 def section_of(

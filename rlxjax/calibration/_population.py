@@ -2,7 +2,7 @@
 
 import functools
 from pathlib import Path as FilePath
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from rlxjax.models import BUILT_IN
 
 from ._calibrated import CalibratedModel
 from ._fingerprint import Fingerprint
-from ._schema import UNITS, Finite, Positive, Range
+from ._schema import UNITS, Finite, Positive, Range, facts_of
 
 PRIOR_VERSION = 1
 #: What a user of the population should know.
@@ -130,9 +130,7 @@ def population_models(platform: str) -> dict[str, CalibratedModel]:
 
 
 def _posterior(model: LatencyModel, prior: LatencyPrior, section: PriorSection) -> LatencyPosterior:
-    facts: dict[str, Any] = {
-        name: np.asarray(fact, float) if isinstance(fact, list) else fact for name, fact in section.facts.items()
-    }
+    facts = facts_of(section.facts)
     known = prior_posterior(model, prior, facts=facts)
     spread = np.array([section.spread[name] for name in model.variants])
     return LatencyPosterior(model, facts, known.coefficients, known.weights, known.factor, spread)

@@ -3,6 +3,7 @@
 import math
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from rlxjax._files import Strict
@@ -120,13 +121,13 @@ class Pace(Strict):
 
     `usual`: its speed in units of the fastest of its earlier calibrations, None without any; `usual_ns`: the canaries'
     times in the fastest; `log_sd`: how much the logarithm of its speed changes from one minute to the next; `others`:
-    processors that other processes kept busy.
+    processors that other processes kept busy, None where nobody looked.
     """
 
     usual: Positive | None
     usual_ns: dict[str, Positive]
     log_sd: Positive
-    others: NotNegative
+    others: NotNegative | None
 
 
 class ModelSection(Strict):
@@ -174,6 +175,11 @@ class CalibrationFile(Strict):
         if self.units != UNITS:
             raise ValueError(f"units: expected {UNITS}, got {self.units}")
         return self
+
+
+def facts_of(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return what a section says of how a machine schedules, lists as arrays."""
+    return {name: np.asarray(fact, float) if isinstance(fact, list) else fact for name, fact in facts.items()}
 
 
 def rounded(number: Any) -> float:

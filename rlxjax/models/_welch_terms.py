@@ -210,7 +210,7 @@ def device_rows(
     rounds = processors * jnp.ceil(jnp.ceil(batch / share) / processors)
     is_one = batch <= jnp.maximum(jnp.minimum(most, jnp.floor(alone)), share)
     found = jnp.where(is_one, padded_rows(batch, facts), rounds * share)
-    found = jnp.where(batch > 0, jnp.maximum(found, batch), 0.0)
+    found = jnp.where(batch > 0, found, 0.0)
     return straight_through(found, batch * jnp.ones_like(found))
 
 

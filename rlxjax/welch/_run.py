@@ -287,17 +287,15 @@ def _choose_path(
     candidates = (Path.FUSED, Path.BLOCK)
     if parsed != Strategy.RLX:
         candidates = (Path.HOST, *candidates) if model is None else (Path.HOST, *candidates, Path.LEARNED)
-    by = _default_calibration() if calibration is None else given
+    by = given
+    if calibration is None:
+        from rlxjax.calibration import default_calibration  # loaded when first used
+
+        by = default_calibration()
     if by is not None:
         return Path(_calibrated_pick(by, batch, params, tuple(map(str, candidates)), model)), by
     gates = (0, 0) if model is None else (model.active_gates, model.total_gates)
     return _cheapest_built_in(batch, params, candidates, gates, jax_device()), None
-
-
-def _default_calibration() -> "Calibration | None":
-    from rlxjax.calibration import default_calibration  # loaded when first used
-
-    return default_calibration()
 
 
 def _calibrated_pick(
