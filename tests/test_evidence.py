@@ -8,7 +8,6 @@ import pytest
 from benchmarks.calibration_evidence import FIT, evidence, read_campaign, summary_tables
 from calibrate import fits
 from calibrate.job import facts_of
-from calibrate.micro import micro_rates
 from calibrate.samples import read_samples, timings_of
 from calibrate.validate import error_summaries
 from calibrate.visits import noise_floor, quantile_ns
@@ -38,10 +37,7 @@ def test_refitting_the_samples_gives_the_errors_in_the_calibration():
     visits = log.visits()
     measured = quantile_ns(visits)
     seen = grid.seen(log.cells)
-    timings, prior = (
-        timings_of(log.cells, measured),
-        fits.starting_prior(micro_rates(log), population_prior(WELCH, "cpu")),
-    )
+    timings, prior = timings_of(log.cells, measured), population_prior(WELCH, "cpu")
     fitted = fits.fit_twice(timings, seen, prior, facts_of(log, {}))
     summaries = error_summaries(
         log.cells, measured, fitted.blind, fitted.blind_terms_ns, noise_floor(visits), grid, seen

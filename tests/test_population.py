@@ -103,6 +103,15 @@ def test_auto_picks_by_what_is_saved_and_by_the_reference_where_that_is_asked(sa
         rx.welch_peaks(SIGNAL, PARAMS, calibration="other")
 
 
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_the_first_question_may_come_while_a_program_is_traced(saved, is_saved):
+    if is_saved:
+        saved()
+    constant = jax.jit(lambda x: x + rx.welch_peaks(SIGNAL[:3], PARAMS)[0, 0, 1])
+    assert np.isfinite(constant(1.0))
+    assert isinstance(rx.default_calibration().predict_ns("fused", 64, 256, 16).item(), float)
+
+
 def test_the_pace_widens_intervals_and_leaves_decisions_alone():
     calm = rx.prior_calibration("cpu").of("welch")
     posterior = dataclasses.replace(calm.posterior, factor=1e-3 * calm.posterior.factor)

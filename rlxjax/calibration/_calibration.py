@@ -234,6 +234,7 @@ def default_calibration(platform: str | None = None) -> Calibration | None:
 
 
 @functools.lru_cache(maxsize=8)
+@jax.ensure_compile_time_eval()  # it may be asked for first inside a program that is being traced, and stays
 def _default_calibration(platform: str, path: FilePath) -> Calibration | None:
     if path.exists():
         try:
