@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from benchmarks import decision_metrics as metrics
+from calibrate.canary import CANARIES, canary_times_ns
 from calibrate.design import by_workload, design_posterior, estimates, preparation_order
 from calibrate.fits import micro_prior
 from calibrate.function_samples import read_function_samples
@@ -207,7 +208,11 @@ def main() -> None:
     facts |= {name: value for name, value in schedule("cpu")._asdict().items() if name in facts}
     sources = [
         PriorMachine(
-            fingerprint=one.log.fingerprint, samples=one.path.name, sha256=sha256_of(one.path), runner=one.log.runner
+            fingerprint=one.log.fingerprint,
+            canary_ns={name: time_ns for name, time_ns in canary_times_ns(one.log).items() if name in CANARIES},
+            samples=one.path.name,
+            sha256=sha256_of(one.path),
+            runner=one.log.runner,
         )
         for one in machines
     ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import psutil
 
-from rlxjax.calibration import CalibrationFile, Pace
+from rlxjax.calibration import CalibrationFile, Pace, Range, population
 
 from .micro import micro_benchmarks
 from .samples import SampleLog, SampleWriter
@@ -37,6 +37,17 @@ def slowness(now_ns: Mapping[str, float], then_ns: Mapping[str, float]) -> float
     return float(np.exp(np.mean(np.log(ratios)))) if ratios else None
 
 
+def speed_among_known(now_ns: Mapping[str, float], platform: str) -> Range | None:
+    """Return a machine's speed in units of the fastest and of the slowest machine of its platform's population.
+
+    None without a population that has canaries.
+    """
+    known = population(platform)
+    machines = [] if known is None else [one for section in known.models.values() for one in section.machines]
+    speeds = [found for one in machines if (found := slowness(one.canary_ns, now_ns)) is not None]
+    return Range(low=min(speeds), high=max(speeds)) if speeds else None
+
+
 def used_by_others(log: SampleLog) -> float | None:
     """Return the processors that other processes kept busy, in the mean over looks; None without two of these."""
     others = [look.others for _, look in log.canaries[1:]]
@@ -49,12 +60,14 @@ def pace_of(log: SampleLog, earlier: CalibrationFile | None) -> Pace:
     Args:
         log: the samples.
         earlier: a calibration of the same machine, if there is one. The quickest of all is the usual speed.
+
+    What is known of other machines is the population's of the platform. Samples without looks say nothing.
     """
     looks = np.log([[look.times_ns[name] for name in CANARIES] for _, look in log.canaries])
     changes = np.mean(looks - np.median(looks, 0), -1) if len(looks) else np.zeros(0)
     # Of looks a second apart; those of a minute differ as much at least.
     squares = np.sum(np.minimum(np.abs(changes), 2.0 * PACE_LOG_SD) ** 2) + PACE_LOOKS * PACE_LOG_SD**2
-    now_ns = canary_times_ns(log)
+    now_ns = canary_times_ns(log) if log.canaries else {}
     usual_ns = {name: now_ns[name] for name in CANARIES if name in now_ns}
     ratio = None
     if earlier is not None and earlier.pace is not None:
@@ -64,6 +77,7 @@ def pace_of(log: SampleLog, earlier: CalibrationFile | None) -> Pace:
             usual_ns = dict(then_ns) if slower > 1.0 else usual_ns
     return Pace(
         usual=ratio,
+        known=speed_among_known(now_ns, log.fingerprint.platform),
         usual_ns=usual_ns,
         log_sd=float(np.sqrt(squares / (len(changes) + PACE_LOOKS))),
         others=used_by_others(log),

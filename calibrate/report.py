@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
@@ -22,6 +23,8 @@ from .verdict import Verdict
 from .workloads import SAME_RESULT, SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT, Cell
 
 SKIPPED_SHOWN = 4
+#: Characters of a line of sentences; lines that name files are as long as they are.
+TEXT_WIDTH = 80
 #: Headings of the table of errors, and what stands below them.
 ERROR_COLUMNS = {
     "noise floor": "noise_floor",
@@ -168,10 +171,10 @@ def _print_verdict(
 ) -> None:
     """Print the verdict in sentences, a line each, and where the files are."""
     verdict = outcome.verdict
+    sentences = [*verdict.said, *(f"caution: {text}" for text in verdict.cautions)]
     for text in (
         f"{model}: {'Ready.' if verdict.is_ready else 'Not ready.'}",
-        *(f"  {text}" for text in verdict.said),
-        *(f"  caution: {text}" for text in verdict.cautions),
+        *(textwrap.fill(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="  ") for text in sentences),
         *details,
         *outcome.notes,
         f"  {counts} in {outcome.samples_path}",

@@ -148,6 +148,8 @@ class Validation:
             said.append(f"The learned path was not timed again: that takes {', '.join(self.models)}.")
         if self.software:
             said.append(f"It was made with other software: {'; '.join(self.software)}.")
+        if self.overall:
+            said.append(f"by {os.fspath(file)}")
         if self.word == DRIFTED:
             said.append("If something else ran meanwhile, check again once it has ended.")
         if self.word != GOOD:
@@ -158,6 +160,7 @@ class Validation:
         """Return what a program reads."""
         return {
             "verdict": self.word,
+            "calibration": os.fspath(file),
             "overall": self.overall and self.overall.as_json(),
             "strategies": {name: drift.as_json() for name, drift in self.strategies.items()},
             "canaries": {name: drift.as_json() for name, drift in self.canaries.items()},

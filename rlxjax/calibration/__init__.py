@@ -37,6 +37,7 @@ from ._population import PriorCoefficient as PriorCoefficient
 from ._population import PriorFile as PriorFile
 from ._population import PriorMachine as PriorMachine
 from ._population import PriorSection as PriorSection
+from ._population import population as population
 from ._population import population_prior as population_prior
 from ._population import prior_path as prior_path
 from ._schema import SCHEMA_VERSION as SCHEMA_VERSION

@@ -24,9 +24,13 @@ PRIOR_FILES = {"cpu": "cpu-prior.json"}
 
 
 class PriorMachine(Strict):
-    """A machine of the population, and the samples that were taken of it; of which runner, where that matters."""
+    """A machine of the population, and the samples that were taken of it; of which runner, where that matters.
+
+    `canary_ns`: times of the micro-benchmarks that tell its pace.
+    """
 
     fingerprint: Fingerprint
+    canary_ns: dict[str, Positive] = {}
     samples: str
     sha256: str
     runner: int

@@ -119,12 +119,14 @@ class LearnedFftFile(Strict):
 class Pace(Strict):
     """How fast the machine was while it was timed.
 
-    `usual`: its speed in units of the fastest of its earlier calibrations, None without any; `usual_ns`: the canaries'
-    times in the fastest; `log_sd`: how much the logarithm of its speed changes from one minute to the next; `others`:
-    processors that other processes kept busy, None where nobody looked.
+    `usual`: its speed in units of the fastest of its earlier calibrations, None without any; `known`: in units of the
+    fastest (low) and of the slowest machine (high) of the population, None without one; `usual_ns`: the canaries' times
+    in the fastest calibration; `log_sd`: how much the logarithm of its speed changes from one minute to the next;
+    `others`: processors that other processes kept busy, None where nobody looked.
     """
 
     usual: Positive | None
+    known: Range | None = None
     usual_ns: dict[str, Positive]
     log_sd: Positive
     others: NotNegative | None
