@@ -8,9 +8,12 @@ from typing import Any
 
 import jax
 
-#: Runs of a visit, of which the least counts: it finds in the caches what these can hold, and threads awake. A visit
-#: ends after the first number of runs once it took so long, or after the second one.
+#: Runs of a visit, of which the least counts: it finds in the caches what these can hold. A visit ends after the first
+#: number of runs once it took so long, or after the second one.
 LEAST_RUNS, MOST_RUNS, VISIT_NS = 4, 24, 2_500_000
+#: Time between two runs of a visit: the threads of a program sleep then, as a call that comes alone finds them. Of runs
+#: that follow at once, some find them awake, and take half as long.
+PAUSE_NS = 60_000
 
 
 class Deadline:
@@ -46,7 +49,10 @@ def visit_ns(run: Callable[[], Any]) -> list[int]:
 
 
 def run_ns(run: Callable[[], Any]) -> int:
-    """Return the time in ns until the results of one run are there; they are dropped after that."""
+    """Return the time in ns until the results of one run are there, after a pause; they are dropped after that."""
+    pause_until = time.perf_counter_ns() + PAUSE_NS
+    while time.perf_counter_ns() < pause_until:
+        pass
     start = time.perf_counter_ns()
     results = jax.block_until_ready(run())
     taken = time.perf_counter_ns() - start

@@ -175,13 +175,14 @@ def test_a_device_runs_the_rows_that_the_runner_plans_and_the_gradient_is_that_o
     batches = np.array([1, 3, 8, 9, 33, 100, 129, 500, 1024, 4096, 5000, 8192, 12_345, 131_072])
     for n_fft in (64, 100, 160, 1000, 4096):
         params = WelchPeakParams.fast(n_fft, 4)
-        found = device_rows(jnp.asarray(variant), jnp.asarray(batches, float), 2.0 * n_fft, facts)
-        for batch, rows in zip(batches.tolist(), np.asarray(found).tolist(), strict=True):
+        found, is_padded = device_rows(jnp.asarray(variant), jnp.asarray(batches, float), 2.0 * n_fft, facts)
+        for batch, rows, pads in zip(batches.tolist(), np.asarray(found), np.asarray(is_padded), strict=True):
             planned = planned_rows(path, batch, params, "cpu", processors)
             rounds = 1 if batch <= planned else processors * math.ceil(math.ceil(batch / planned) / processors)
             padded = padded_batch(planned) if batch <= planned else planned
             assert rows == pytest.approx(rounds * padded), (n_fft, batch)
-        slope = jax.grad(lambda b: jnp.sum(device_rows(jnp.asarray(variant), b, 2.0 * n_fft, facts)))(batches * 1.0)
+            assert pads == (batch <= planned and padded > batch), (n_fft, batch)
+        slope = jax.grad(lambda b: jnp.sum(device_rows(jnp.asarray(variant), b, 2.0 * n_fft, facts)[0]))(batches * 1.0)
         np.testing.assert_array_equal(slope, 1.0)
 
 

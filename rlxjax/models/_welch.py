@@ -34,9 +34,9 @@ _FACTS: Facts = MappingProxyType(
     }
 )
 
-#: Sizes of the runs that a calibrate job may time, lengths that are no power of two among them, and the most samples of
-#: a segment of all rows.
-GRID_BATCHES = (1, 2, 4, 16, 32, 64, 100, 256, 500, 1024, 2048, 4096, 8192, 32_768, 131_072)
+#: Sizes of the runs that a calibrate job may time, batches that are padded and lengths that are no power of two among
+#: them, and the most samples of a segment of all rows.
+GRID_BATCHES = (1, 2, 5, 9, 16, 27, 64, 100, 180, 256, 500, 1024, 3000, 8192, 32_768, 131_072)
 GRID_N_FFTS = (64, 96, 128, 160, 256, 384, 400, 480, 512, 1000, 1024, 1200, 1536, 2048, 4096)
 GRID_KS = (1, 4, 16, 64)
 GRID_SAMPLES = 2**23
@@ -58,7 +58,7 @@ class WelchModel(LatencyModel):
         ['call_ns', 'launch_and_sync_ns', 'upload_ns', 'transform_ns', 'selection_ns', 'readback_ns']
     """
 
-    name, version = "welch", 14
+    name, version = "welch", 15
     inputs = MappingProxyType(
         {
             "batch": Input("rows", least=0),

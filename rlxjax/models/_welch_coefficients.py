@@ -21,6 +21,7 @@ class LatencyCoefficients(Coefficients):
         threads_ns: having other threads of Python's join in, on the host and the block path.
         streams_ns: having the programs of other processors run beside the first one.
         parallel_gain: speed-up by all processors at a time, less 1.
+        padding_ns: making room for rows that are padded, apart from their bytes.
         copy_bytes_per_ns: between host and device: signals and spectra.
         memory_bytes_per_ns: what data beyond the caches cost on top, and what each call reads anew.
         host_bytes_per_ns: samples and spectra that NumPy's code moves.
@@ -41,6 +42,7 @@ class LatencyCoefficients(Coefficients):
     threads_ns: RealLike
     streams_ns: RealLike
     parallel_gain: RealLike
+    padding_ns: RealLike
     copy_bytes_per_ns: RealLike
     memory_bytes_per_ns: RealLike
     host_bytes_per_ns: RealLike
@@ -63,6 +65,7 @@ TYPICAL = LatencyCoefficients(
     threads_ns=1e5,
     streams_ns=5e4,
     parallel_gain=0.7,
+    padding_ns=5e3,
     copy_bytes_per_ns=20.0,
     memory_bytes_per_ns=10.0,
     host_bytes_per_ns=8.0,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from rlxjax._numerics import namespace_of, soft_excess, soft_roofline, straight_through
 from rlxjax._typing import Code, RealLike
@@ -60,6 +60,7 @@ class Work(NamedTuple):
     threads: RealLike
     streams: RealLike
     bytes_read_anew: RealLike
+    paddings: RealLike
     uploaded_bytes: RealLike
     host_bytes: RealLike
     far_row_bytes: RealLike
@@ -114,7 +115,7 @@ def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[
         + work.streams * c.streams_ns
         + work.bytes_read_anew * memory_ns,
         "launch_and_sync_ns": work.launches * c.launch_ns,
-        "upload_ns": share * (work.uploaded_bytes * copy_ns),
+        "upload_ns": work.paddings * c.padding_ns + share * (work.uploaded_bytes * copy_ns),
         "transform_ns": jnp.where(work.is_unknown, jnp.inf, share * transform_ns + work.far_signal_bytes * memory_ns),
         # Each processor makes all passes, over its share of the rows.
         "selection_ns": share * selection_ns + heap_share * heap_ns + work.maxima_passes * c.maxima_pass_ns,
@@ -130,7 +131,8 @@ def work_of(runs: Runs, facts: Facts) -> Work:
     on_host, is_learned = variant == HOST, variant == LEARNED
     by_numpy, by_maxima = on_host | (variant == BLOCK), is_learned | (variant == MAXIMA)
     row_samples, bins, row_bytes = n_segments * n_fft, n_fft / 2.0 + 1.0, 2.0 * n_fft * (n_segments + 1.0)
-    rows = jnp.where(on_host, batch, device_rows(variant, batch, row_samples, facts))
+    on_device, is_padded = device_rows(variant, batch, row_samples, facts)
+    rows, is_padded = jnp.where(on_host, batch, on_device), ~on_host & is_padded
     samples, signal_bytes = rows * row_samples, rows * row_bytes
     # Few samples are one processor's. Of more, each of several has at least half as many.
     alone = alone_samples(variant, facts)
@@ -159,7 +161,9 @@ def work_of(runs: Runs, facts: Facts) -> Work:
         threads=jnp.where(by_numpy & is_shared, 1.0, 0.0),
         streams=jnp.where(by_numpy | ~is_shared, 0.0, 1.0),
         bytes_read_anew=HOST_HELD_BYTES_PER_SAMPLE * n_fft,
-        uploaded_bytes=jnp.where(on_host, 0.0, signal_bytes),
+        paddings=jnp.where(is_padded, 1.0, 0.0),
+        # Rows are copied to a padded signal, and then as any signal.
+        uploaded_bytes=jnp.where(on_host, 0.0, signal_bytes) * jnp.where(is_padded, 2.0, 1.0),
         host_bytes=jnp.where(on_host, HOST_BYTES_PER_SAMPLE * samples * ratio, 0.0),
         far_row_bytes=jnp.where(on_host, HOST_BYTES_PER_SAMPLE * samples, 0.0)
         * soft_excess(HOST_HELD_BYTES_PER_SAMPLE * n_fft, FIRST_CACHE_BYTES, FIRST_CACHE_SHARPNESS),
@@ -193,12 +197,12 @@ def alone_samples(variant: Code, facts: Facts) -> RealLike:
 
 def device_rows(
     variant: Code, batch: Float[Array, "*#batch"], row_samples: RealLike, facts: Facts
-) -> Float[Array, "*#batch"]:
-    """Return the rows that device programs run, `[*batch]`.
+) -> tuple[Float[Array, "*#batch"], Bool[Array, "*#batch"]]:
+    """Return the rows that device programs run, and whether the batch is padded to them, `[*batch]` each.
 
-    Few are one program's, padded to a size of a few an octave. Of more, chunks of equal size go round the processors;
-    the last round may have fewer chunks, and takes as long. The gradient takes them as the batch, since that of a
-    staircase is 0.
+    Few are one program's, padded to a size of a few an octave. Of more, chunks of equal size go round the processors,
+    none of them padded; the last round may have fewer chunks, and takes as long. The gradient takes the rows as the
+    batch, since that of a staircase is 0.
     """
     processors, tile = facts["processors"], facts["tile_rows"]
     most = chunk_rows(row_samples, facts)
@@ -211,7 +215,7 @@ def device_rows(
     is_one = batch <= jnp.maximum(jnp.minimum(most, jnp.floor(alone)), share)
     found = jnp.where(is_one, padded_rows(batch, facts), rounds * share)
     found = jnp.where(batch > 0, found, 0.0)
-    return straight_through(found, batch * jnp.ones_like(found))
+    return straight_through(found, batch * jnp.ones_like(found)), is_one & (found > batch)
 
 
 def chunk_rows(row_samples: RealLike, facts: Facts) -> Float[Array, "*#batch"]:

@@ -1,5 +1,6 @@
 """How the paths run: one program for a small batch, chunks on all processors for a large one."""
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable
@@ -189,8 +190,8 @@ def _prepared(rows: np.ndarray | jax.Array, shape: tuple[int, int], stays: bool)
     if stays:
         prefix = rows[:, : shape[1]].astype(jnp.float32)
         return jnp.pad(prefix, ((0, shape[0] - len(rows)), (0, 0)), mode="edge")
-    buffer = np.empty(shape, np.float32)
-    with np.errstate(over="ignore"):  # as on a device: an infinity
-        buffer[: len(rows)] = np.asarray(rows)[:, : shape[1]]
+    buffer, prefix = np.empty(shape, np.float32), np.asarray(rows)[:, : shape[1]]
+    with contextlib.nullcontext() if prefix.dtype == np.float32 else np.errstate(over="ignore"):
+        buffer[: len(rows)] = prefix  # a double that is too large is an infinity, as on a device
     buffer[len(rows) :] = buffer[len(rows) - 1 : len(rows)]
     return buffer

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 #: Which runner a timing is of: it changes when what a workload runs changes.
-RUNNER_VERSION = 15
+RUNNER_VERSION = 16
 
 
 class Schedule(NamedTuple):
