@@ -186,7 +186,7 @@ def load_calibration(
 
 
 def prior_calibration(platform: str | None = None) -> Calibration | None:
-    """Return what a population of other machines says of one that was never timed; None where there is no population.
+    """Return what a population of machines says of one that was never timed; None where there is no population.
 
     Its intervals are wide, and its provenance says that nothing was measured here.
 
@@ -206,7 +206,7 @@ def prior_calibration(platform: str | None = None) -> Calibration | None:
         models,
         None,
         {},
-        source=f"no calibration of this machine: what {count} other machines say",
+        source=f"no calibration of this machine: what {count} known machines say",
     )
 
 

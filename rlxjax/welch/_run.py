@@ -62,7 +62,7 @@ def welch_peaks(
             fused and block). Inside a caller's own jit, grad or vmap only fused and learned can run, and
             auto means fused.
         calibration: a calibration of this machine, for auto and rlx; `default_calibration()` unless given: the one
-            that `rlxjax calibrate` saved, else what other CPUs say. "reference" means the reference's built-in
+            that `rlxjax calibrate` saved, else what known CPUs say. "reference" means the reference's built-in
             coefficients, which platforms without either fall back on.
         model: a learned FFT for `params.n_fft`.
         selection: how a device selects peaks, "maxima" or "top_k"; the peaks are the same. By default the
