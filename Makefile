@@ -29,6 +29,7 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+	cd tests && ../$(BIN)/mypy --strict user_script.py
 
 clean:
 	rm -rf .venv .venv-newest build dist *.egg-info

@@ -12,9 +12,11 @@ import typer  # noqa: E402
 
 import rlxjax  # noqa: E402
 
-from .command_line import AsJson, File, command_line, console, set_up_jax, set_up_jax_as  # noqa: E402
+from .command_help import OVERVIEW, epilog  # noqa: E402
+from .command_line import AsJson, File, Quiet, command_line, set_up_jax, set_up_jax_as  # noqa: E402
+from .progress import Progress  # noqa: E402
 from .questions import add_questions  # noqa: E402
-from .refusals import NOT_WRITTEN_STATUS, one_line_errors, run  # noqa: E402
+from .refusals import NOT_WRITTEN_STATUS, one_line_errors, run, warn  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,11 +24,10 @@ if TYPE_CHECKING:
     from .report import FunctionsOutcome, Outcome
 
 _TYPER: Any = {
-    "add_completion": False,
     "pretty_exceptions_enable": False,
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
-app = typer.Typer(**_TYPER)
+app = typer.Typer(**_TYPER, epilog=OVERVIEW)
 
 #: Exit status of a calibration that is not good enough, where that was asked.
 NOT_READY_STATUS = 3
@@ -53,7 +54,7 @@ def commands(
     """Decide, with numbers measured on this machine, whether fusing work on a device pays."""
 
 
-@app.command()
+@app.command(epilog=epilog("calibrate"))
 @one_line_errors
 def calibrate(
     device: Annotated[str | None, typer.Option(help="JAX platform to calibrate: cpu, gpu, cuda, rocm or tpu.")] = None,
@@ -78,13 +79,13 @@ def calibrate(
     force: Force = False,
     strict: Strict = False,
     verbose: Verbose = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure this machine, fit the latency models of functions and of Welch peaks, and write the calibration file.
 
     What the file says of another model of this machine stays. --resume, --model and --prior are for Welch peaks, whose
     fit starts from what other machines say. Measuring ends early once the errors are small.
-    Exit status 1: a fit did not converge and was not written; 2: bad input; 3: with --strict, not good enough.
     """
     parts = 2 if only is None else 1
     budget_s = MODEL_BUDGET_S * parts if budget is None else budget
@@ -92,17 +93,18 @@ def calibrate(
         raise ValueError(
             f"--budget: expected at least {LEAST_BUDGET_S:g} seconds, or 10 with --only welch, got {budget_s:g}"
         )
-    set_up_jax(device)
-    from rlxjax.calibration import default_calibration_path
+    started_s, outcomes = _STARTED_S, {}
+    progress = Progress(ends_s=started_s + budget_s, is_quiet=quiet)
+    with progress.waiting("starting JAX"):
+        set_up_jax(device)
+        from rlxjax.calibration import default_calibration_path
 
-    from .report import Progress
+        from .functions_job import run_functions
+        from .job import run as run_job
 
     given = {"device": device, "only": only, "out": out, "model": model, "prior": prior, "resume": resume}
     command = command_line("calibrate", budget=f"{budget_s:g}", **given, force=force)
-    started_s, outcomes = _STARTED_S, {}
     if only != "functions":
-        from .job import run as run_job
-
         outcomes["welch"] = run_job(
             started_s=started_s,
             budget_s=budget_s / parts,
@@ -110,27 +112,25 @@ def calibrate(
             resume=resume,
             models=model or [],
             command=command,
-            progress=Progress(),
+            progress=progress,
             force=force,
             prior=prior,
         )
-        _say(outcomes["welch"], verbose=verbose, as_json=as_json)
+        _say(outcomes["welch"], verbose=verbose, quiet=quiet, as_json=as_json)
     if only != "welch":
-        from .functions_job import run_functions
-
         outcomes["functions"] = run_functions(
             started_s=started_s + budget_s - budget_s / parts,
             budget_s=budget_s / parts,
             path=default_calibration_path() if out is None else out,
             command=command,
-            progress=Progress(),
+            progress=progress,
             force=force,
         )
-        _say(outcomes["functions"], verbose=verbose, as_json=as_json)
+        _say(outcomes["functions"], verbose=verbose, quiet=quiet, as_json=as_json)
     _finish(outcomes, strict=strict, as_json=as_json)
 
 
-@app.command()
+@app.command(epilog=epilog("refit"))
 @one_line_errors
 def refit(
     samples: Annotated[FilePath, typer.Argument(help="A samples file of calibrate, of any version or machine.")],
@@ -147,25 +147,27 @@ def refit(
     force: Force = False,
     strict: Strict = False,
     verbose: Verbose = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a latency model to kept samples again, and write the calibration of their machine.
 
     For a calibration file that this version does not read, say. Nothing is measured.
-    Exit status 1: the fit did not converge and nothing was written; 2: bad input; 3: with --strict, not good enough.
     """
-    from .function_samples import read_function_samples
-    from .functions_job import fit_functions
-    from .refit import refit as fit_again
-    from .report import Progress
-    from .samples import read_samples
+    progress = Progress(is_quiet=quiet)
+    with progress.waiting("starting JAX"):
+        from .function_samples import read_function_samples
+        from .functions_job import fit_functions
+        from .refit import refit as fit_again
+        from .samples import read_samples
 
     if (functions := read_function_samples(samples)) is not None:
+        set_up_jax("cpu" if functions.fingerprint.platform == "cpu" else None)
         name = str(samples).removesuffix(".gz").removesuffix(".functions.jsonl")
         path = FilePath(f"{name}.json") if out is None else out
-        set_up_jax("cpu" if functions.fingerprint.platform == "cpu" else None)
-        found = fit_functions(functions, path, samples, command_line("refit", samples, out=out), [], force)
-        _say(found, verbose=verbose, as_json=as_json)
+        with progress.phase("fitting functions"):
+            found = fit_functions(functions, path, samples, command_line("refit", samples, out=out), [], force)
+        _say(found, verbose=verbose, quiet=quiet, as_json=as_json)
         _finish({"functions": found}, strict=strict, as_json=as_json)
         return
     log = read_samples(samples)
@@ -175,32 +177,36 @@ def refit(
         samples,
         out=out,
         command=command_line("refit", samples, out=out, model=model, prior=prior, force=force),
-        progress=Progress(),
+        progress=progress,
         models=model or [],
         force=force,
         prior=prior,
     )
-    _say(outcome, verbose=verbose, as_json=as_json)
+    _say(outcome, verbose=verbose, quiet=quiet, as_json=as_json)
     _finish({"welch": outcome}, strict=strict, as_json=as_json)
 
 
-@app.command()
+@app.command(epilog=epilog("validate"))
 @one_line_errors
 def validate(
     file: File = None,
     budget: Annotated[float, typer.Option(help="Seconds for all of it, compiling included.")] = 20.0,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check that a calibration file is sound and still holds here, by timing a few runs again.
+    """Check that a calibration file is sound and still holds here, by timing a few runs again."""
+    progress = Progress(ends_s=_STARTED_S + budget, is_quiet=quiet)
+    with progress.waiting("starting JAX"):
+        file = set_up_jax_as(file)
+        from .staleness import check
 
-    Exit status 0: good; 1: drifted; 2: not this machine, or a file that cannot be used.
-    """
-    file = set_up_jax_as(file)
-    from .report import Progress
-    from .staleness import check
-
-    verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=Progress())
-    typer.echo(json.dumps(verdict.as_json(file)) if as_json else "\n".join(verdict.sentences(file)))
+    verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=progress)
+    if as_json:
+        typer.echo(json.dumps(verdict.as_json(file)))
+    elif not quiet:
+        typer.echo("\n".join(verdict.lines(file)))
+    elif verdict.status:
+        warn(verdict.sentences(file)[0])
     raise typer.Exit(verdict.status)
 
 
@@ -209,23 +215,27 @@ add_questions(app)
 
 def main() -> None:
     """Run the command line."""
-    run(app, sys.argv[1:] or ["--help"])
+    run(app, sys.argv[1:] or ["--help"], "rlxjax")
 
 
 def calibrate_main() -> None:
     """Run the calibrate job itself."""
-    job = typer.Typer(**_TYPER)
-    job.command(name="calibrate")(calibrate)
-    run(job, sys.argv[1:])
+    job = typer.Typer(**_TYPER, add_completion=False)
+    job.command(name="calibrate", epilog=epilog("calibrate"))(calibrate)
+    run(job, sys.argv[1:], "python -m calibrate")
 
 
-def _say(outcome: "Outcome | FunctionsOutcome", *, verbose: bool, as_json: bool) -> None:
+def _say(outcome: "Outcome | FunctionsOutcome", *, verbose: bool, quiet: bool, as_json: bool) -> None:
     """Print what calibrating one model gave, as soon as that is known; JSON comes at the end."""
+    from .printing import console
     from .report import Outcome, print_functions, print_outcome
 
-    if as_json:
+    if quiet:
+        for text in (*outcome.verdict.cautions, *(() if outcome.is_written else outcome.notes)):
+            warn(text)
+    elif as_json:
         return
-    if isinstance(outcome, Outcome):
+    elif isinstance(outcome, Outcome):
         print_outcome(outcome, console(), is_verbose=verbose)
     else:
         print_functions(outcome, console(), is_verbose=verbose)

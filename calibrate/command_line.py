@@ -1,25 +1,40 @@
-"""What the commands share: options, JAX set up for a calibration, and where tables are printed."""
+"""What the commands share: options, and JAX set up for a calibration."""
 
 import shlex
-import sys
 from pathlib import Path as FilePath
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import rlxjax
+
+from .printing import say
 
 #: Largest size of a workload: what arrays of JAX are indexed by.
 MAX_SIZE = 2**31 - 1
 Batch = Annotated[int, typer.Option(help="Rows of the signal.", max=MAX_SIZE)]
 NFft = Annotated[int, typer.Option(help="Samples of a segment, even.", max=MAX_SIZE)]
-Peaks = Annotated[int, typer.Option("--k", help="Peaks of a row; those beyond the bins are (0, 0.0).", max=MAX_SIZE)]
+Peaks = Annotated[int, typer.Option("--k", help="Peaks of a row, of n_fft / 2 + 1 bins at most.", max=MAX_SIZE)]
 Segments = Annotated[int, typer.Option(help="Segments of a row.", max=MAX_SIZE)]
 File = Annotated[
     FilePath | None, typer.Argument(help="A calibration file; the saved one of this machine unless given.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with keys that stay.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings, errors and what --json asks for only.")]
+
+
+def workload(batch: int, n_fft: int, k: int, segments: int) -> dict[str, int]:
+    """Return the sizes of a workload by the names of the latency model's inputs.
+
+    Raises:
+        ValueError: sizes that no run can have, or more peaks than bins.
+    """
+    params = rlxjax.WelchPeakParams(n_fft, segments, k)
+    if batch < 1:
+        raise ValueError(f"--batch: expected at least 1, got {batch}")
+    if k > params.n_bins:
+        raise ValueError(f"--k: expected at most {params.n_bins}, the bins of n_fft {n_fft}, got {k}")
+    return {"batch": batch, "n_fft": params.n_fft, "k": params.k, "n_segments": params.n_segments}
 
 
 def set_up_jax_as(file: FilePath | None) -> FilePath:
@@ -53,10 +68,11 @@ def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
 
 def say_source(calibration: "rlxjax.Calibration", model: str) -> None:
     """Print which calibration was used, and what a user of one of its models should know."""
-    typer.echo(f"by {calibration.source}")
+    _, _, path = calibration.source.partition(", ")
+    say(f"by {calibration.source}", path)
     known = calibration.models.get(model)
     for caution in () if known is None else known.cautions:
-        typer.echo(f"caution: {caution}")
+        say(f"caution: {caution}")
 
 
 def set_up_jax(device: str | None) -> None:
@@ -78,11 +94,6 @@ def set_up_jax(device: str | None) -> None:
     from .compiled import keep_compiled_programs
 
     keep_compiled_programs()
-
-
-def console(width: int = 110) -> Console:
-    """Return where tables are printed: as wide as the terminal, or so wide where there is none."""
-    return Console(width=None if sys.stdout.isatty() else width)
 
 
 def command_line(command: str, *arguments: object, **options: object) -> str:

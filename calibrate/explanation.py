@@ -4,47 +4,53 @@ import itertools
 import math
 
 from rich.console import Console
-from rich.table import Table
 
 from rlxjax import Crossover, Explanation, Flip
 from rlxjax.calibration import StrategyExplanation
 
-from .report import number, right
+from .printing import GAP, ns, number, print_table, say
 
-#: Characters of the longest bar, and flips that are shown.
-BAR_WIDTH, FLIPS_SHOWN = 16, 6
+#: Characters of the longest bar and the shortest one that is drawn, and flips that are shown.
+BAR_WIDTH, LEAST_BAR_WIDTH, FLIPS_SHOWN = 16, 4, 6
 
 
 def print_explanation(explanation: Explanation, console: Console) -> None:
     """Print an explanation as tables and sentences."""
-    console.print(_waterfall(explanation))
-    for text in (_margin(explanation), _crossover(explanation.crossover)):
-        console.print(text, highlight=False, soft_wrap=True)
+    _print_waterfall(explanation, console)
+    say(_margin(explanation), to=console)
+    say(_crossover(explanation.crossover), to=console)
     if any(flip.factor is not None for flip in explanation.flips):
-        console.print(_flip_table(explanation))
+        _print_flips(explanation, console)
     else:
-        console.print("no single input or coefficient changes the choice within a factor of 100")
+        say("no single input or coefficient changes the choice within a factor of 100", to=console)
     if not explanation.in_domain:
-        console.print("outside the calibrated domain: all of this is extrapolated", highlight=False)
+        say("outside the calibrated domain: all of this is extrapolated", to=console)
 
 
-def _waterfall(explanation: Explanation) -> Table:
-    """Return a row a term; each bar begins where the one above it ends, all on one scale."""
-    sizes = ", ".join(f"{name} {value:g}" for name, value in explanation.inputs.items())
-    table = Table("term", title=f"{sizes}: predicted us{'' if explanation.in_domain else ', extrapolated'}")
-    longest = max(max(_ends(strategy)) for strategy in explanation.strategies)
+def _print_waterfall(explanation: Explanation, console: Console) -> None:
+    """Print a row a term; each bar begins where the one above it ends, all on one scale."""
+    sizes = ", ".join(f"{name} {value:,g}" for name, value in explanation.inputs.items())
+    title = f"{sizes}: predicted ns{'' if explanation.in_domain else ', extrapolated'}"
+    strategies = explanation.strategies
+    names = [name.removesuffix("_ns").replace("_", " ") for name in strategies[0].terms_ns]
+    rows = [*names, "total", "90 %: from", "90 %: to"]
+    times = [[*map(ns, (*s.terms_ns.values(), s.time_ns, *s.interval_ns))] for s in strategies]
+    digits = [max(map(len, (strategy.strategy, *own))) for strategy, own in zip(strategies, times, strict=True)]
+    left = console.width - max(map(len, rows)) - sum(digits)
+    width = min(left // len(strategies) - GAP - 1, BAR_WIDTH)
     columns = []
-    for strategy in explanation.strategies:
-        table.add_column(strategy.strategy, justify="right")
-        table.add_column("")
-        low, high = map(_us, strategy.interval_ns)
-        bars = [_bar(start, end, longest) for start, end in itertools.pairwise(_ends(strategy))]
-        columns.append([*map(_us, strategy.terms_ns.values()), _us(strategy.time_ns), f"{low} to"])
-        columns.append([*bars, _bar(0.0, strategy.time_ns, longest), high])
-    terms = [name.removesuffix("_ns").replace("_", " ") for name in explanation.strategies[0].terms_ns]
-    for heading, *texts in zip([*terms, "total", "90 % of runs"], *columns, strict=True):
-        table.add_row(heading, *texts, end_section=heading == terms[-1])
-    return table
+    for strategy, own, most in zip(strategies, times, digits, strict=True):
+        bars = _bars(strategy, max(max(_ends(s)) for s in strategies), width) if width >= LEAST_BAR_WIDTH else []
+        pairs = itertools.zip_longest((strategy.strategy, *own), ["", *bars], fillvalue="")
+        columns.append([f"{text:>{most}} {bar:{width}}" if bars else text for text, bar in pairs])
+    headings, *cells = zip(["term", *rows], *columns, strict=True)
+    print_table(console, title, headings, cells, justify="left")
+
+
+def _bars(strategy: StrategyExplanation, longest: float, width: int) -> list[str]:
+    """Return a bar for each term, and one for their sum."""
+    spans = [*itertools.pairwise(_ends(strategy)), (0.0, strategy.time_ns)]
+    return [_bar(start / longest, end / longest, width) for start, end in spans]
 
 
 def _ends(strategy: StrategyExplanation) -> list[float]:
@@ -52,17 +58,17 @@ def _ends(strategy: StrategyExplanation) -> list[float]:
     return list(itertools.accumulate(strategy.terms_ns.values(), initial=0.0))
 
 
-def _bar(start: float, end: float, longest: float) -> str:
-    """Return a bar between two times; of lighter shade where a term takes time away."""
-    first, last = (round(BAR_WIDTH * max(time, 0.0) / longest) for time in (min(start, end), max(start, end)))
+def _bar(start: float, end: float, width: int) -> str:
+    """Return a bar between two shares of the width; of lighter shade where a term takes time away."""
+    first, last = (round(width * max(share, 0.0)) for share in (min(start, end), max(start, end)))
     return " " * first + ("█" if end >= start else "░") * (last - first)
 
 
 def _margin(explanation: Explanation) -> str:
     verdict = explanation.verdict if explanation.verdict != "undecided" else "undecided, too close to call"
     return (
-        f"{explanation.pick} before {explanation.runner_up} by {_us(explanation.margin_ns)} us, give or take "
-        f"{_us(explanation.margin_sd_ns)}; probability {100 * explanation.probability:.1f} %: {verdict}"
+        f"{explanation.pick} before {explanation.runner_up} by {ns(explanation.margin_ns)} ns, give or take "
+        f"{ns(explanation.margin_sd_ns)} ns; probability {100 * explanation.probability:.1f} %: {verdict}"
     )
 
 
@@ -73,32 +79,26 @@ def _crossover(crossover: Crossover) -> str:
     return f"crossover: {crossover.sentence}; 90 % between {low:,.0f} and {high:,.0f}"
 
 
-def _flip_table(explanation: Explanation) -> Table:
-    others = f"{explanation.runner_up} would be before {explanation.pick}"
-    table = Table(
-        "input or coefficient",
-        *right("value", "factor", "new value"),
-        "unit",
-        *right("standard deviations"),
-        "",
-        title=f"The smallest changes with which {others}",
-    )
+def _print_flips(explanation: Explanation, console: Console) -> None:
+    title = f"The smallest changes with which {explanation.runner_up} would be before {explanation.pick}"
+    headings = ["input or coefficient", "value", "unit", "factor", "new value", "sds", "note"]
+    rows = []
     for flip in explanation.flips[:FLIPS_SHOWN]:
         if flip.factor is not None:
             changed = number(flip.value * flip.factor)
             sds = "known" if flip.kind == "input" else "-" if flip.sds is None else f"{flip.sds:.1f}"
-            table.add_row(flip.name, number(flip.value), _factor(flip.factor), changed, flip.unit, sds, _notes(flip))
-    return table
+            note = ",\n".join(_notes(flip))
+            rows.append([flip.name, number(flip.value), flip.unit, _factor(flip.factor), changed, sds, note])
+    if not any(row[-1] for row in rows):
+        headings, rows = headings[:-1], [row[:-1] for row in rows]
+    print_table(console, title, headings, rows)
+    say("sds: the change in standard deviations of what the timings say; more is less likely", to=console)
 
 
-def _notes(flip: Flip) -> str:
+def _notes(flip: Flip) -> list[str]:
     notes = ["a jump"] if flip.is_jump else []
-    return ", ".join([*notes, "extrapolated"] if flip.in_domain is False else notes)
+    return [*notes, "extrapolated"] if flip.in_domain is False else notes
 
 
 def _factor(factor: float) -> str:
     return f"{factor:.3f}" if abs(math.log(factor)) < 0.1 else f"{factor:.2f}"
-
-
-def _us(time_ns: float) -> str:
-    return f"{time_ns / 1e3:,.1f}"

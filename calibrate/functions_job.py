@@ -33,7 +33,8 @@ from rlxjax.models import FUNCTIONS, function_runs
 from .clock import Deadline, quiet_collector, visit_ns
 from .function_samples import VERSION, FunctionLog, Header, Visit, samples_path_of
 from .functions import FunctionCell, function_cells
-from .report import FunctionsOutcome, Progress
+from .progress import Progress
+from .report import FunctionsOutcome
 from .samples import set_aside
 from .verdict import MOST_FUNCTION_ERROR, verdict_on
 from .visits import DECILE, noise_floor, quantile_ns

@@ -33,6 +33,8 @@ from .bench_numpy import (
     welch_window,
 )
 
+#: Peers that `pip install 'rlxjax[bench]'` brings.
+EXTRA = ("mkl_fft", "pyfftw", "torch")
 #: Returns peaks: one array `[batch, k, 2]` of (bin, power), or two of bins and of powers `[batch, k]`.
 Run = Callable[[], object]
 Build = Callable[[np.ndarray, WelchPeakParams], Run]
@@ -108,12 +110,13 @@ def _peer(
 ) -> Contender:
     """Return a peer of the name that pip knows; it runs where its module loads and `also` gives no reason."""
     module = module or name
+    wanted = "'rlxjax[bench]'" if name in EXTRA else name
 
     def unavailable() -> str | None:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError:
-            return f"not installed: pip install {name}"
+            return f"not installed: pip install {wanted}"
         except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
             return f"cannot be imported: {' '.join(str(error).split())}"
         return also()

@@ -14,7 +14,7 @@ from rlxjax.fit import MIN_TIMINGS, Facts
 from .clock import Deadline
 from .design import by_workload, design_posterior, preparation_order
 from .measure import warm_up
-from .report import Progress
+from .progress import Progress
 from .samples import SampleLog, timings_of
 from .workloads import Cell, Grid, Models, Signals
 
@@ -64,7 +64,10 @@ def prepare(
     warm_deadline = Deadline(time.perf_counter() + share * deadline.left_s())
     at_least = 0 if fixed else MIN_CELLS
     is_ordered = not fixed and len(wanted) > FEW_CELLS
-    order = preparation_order(wanted, grid, design_posterior(prior, facts), rng) if is_ordered else wanted
+    order = wanted
+    if is_ordered:
+        with progress.phase("choosing workloads"):
+            order = preparation_order(wanted, grid, design_posterior(prior, facts), rng)
     blocks = list(by_workload(order).values())
     first = [cell for block in blocks[:WORKLOADS_BEFORE_REFIT] for cell in block]
     with progress.phase("compiling", total=len(order)) as advance:

@@ -1,6 +1,7 @@
 """The commands that ask: what runs take, why one is picked, whether functions should be one, and how peers compare."""
 
 import json
+import time
 from pathlib import Path as FilePath
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 
 import rlxjax
 
+from .command_help import epilog
 from .command_line import (
     MAX_SIZE,
     AsJson,
@@ -15,14 +17,17 @@ from .command_line import (
     File,
     NFft,
     Peaks,
+    Quiet,
     Segments,
     calibration_of,
     command_line,
-    console,
     say_source,
     set_up_jax,
+    workload,
 )
-from .refusals import one_line_errors
+from .printing import console, filled, say
+from .progress import Progress
+from .refusals import one_line_errors, warn
 
 #: Exit status of an advice that decides nothing.
 UNSURE_STATUS = 1
@@ -31,7 +36,7 @@ UNSURE_STATUS = 1
 def add_questions(app: typer.Typer) -> None:
     """Add the commands of this module to an application."""
     for command in (predict, explain, advise, bench):
-        app.command()(command)
+        app.command(epilog=epilog(command.__name__))(command)
 
 
 @one_line_errors
@@ -47,38 +52,18 @@ def predict(
 
     With two segments, ultra is shown as well: the host's path with one, another result.
     """
-    known = calibration_of(file)
-    from rlxjax import WelchPeakParams
-    from rlxjax.models import WELCH
+    with Progress().waiting("predicting"):
+        sizes = workload(batch, n_fft, k, segments)
+        known = calibration_of(file)
+        from rlxjax.models import WELCH
 
-    params = WelchPeakParams(n_fft, segments, k)
-    calibration = known.of(WELCH.name)
-    sizes = {"batch": batch, "n_fft": params.n_fft, "k": params.k, "n_segments": params.n_segments}
-    candidates = [calibration.name_of(name, **sizes) for name in calibration.alternatives(**sizes)]
-    runs = dict.fromkeys(candidates, sizes)
-    if "fast" in runs:
-        runs = {"ultra": sizes | {"n_segments": 1}, **runs}
-    predicted = {name: float(calibration.predict_ns(name, **run)) for name, run in runs.items()}
-    intervals = {name: [float(end) for end in calibration.interval_ns(name, **run)] for name, run in runs.items()}
-    pick, next_best = sorted(candidates, key=predicted.__getitem__)[:2]  # of equals the earlier one
-    decided = calibration.decide(**sizes, fused=pick, kept=next_best)
-    inside, probability = bool(decided.in_domain), float(decided.probability)
-    verdict = pick if decided.verdict() == "fuse" else "undecided"
+        from .prediction import prediction_of, print_prediction
+
+        found = prediction_of(known, sizes)
     if as_json:
-        found = {"predicted_ns": predicted, "interval_ns": intervals}
-        found |= {"pick": pick, "next_best": next_best, "probability": probability, "verdict": verdict}
-        found |= {"in_domain": inside, "extrapolated": not inside}
-        typer.echo(json.dumps(sizes | found | {"calibration": known.source, "cautions": calibration.cautions}))
+        typer.echo(json.dumps(found))
         return
-    for strategy, time_ns in predicted.items():
-        low, high = (f"{end / 1e3:,.1f}" for end in intervals[strategy])
-        marks = "" if inside else "  extrapolated"
-        if strategy == pick:
-            sure = ", undecided" if verdict == "undecided" else ""
-            marks += f"  <- pick, faster than {next_best} with {100 * probability:.0f} %{sure}"
-        typer.echo(f"{strategy:7} {time_ns / 1e3:12,.1f} us  (90 %: {low} to {high}){marks}")
-    if not inside:
-        typer.echo("outside the calibrated domain: an extrapolation")
+    print_prediction(found)
     say_source(known, WELCH.name)
 
 
@@ -92,10 +77,12 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say why a strategy is picked: the parts of its time, the margin, and what would change the choice."""
-    known = calibration_of(file)
-    from rlxjax.models import WELCH
+    with Progress().waiting("explaining"):
+        sizes = workload(batch, n_fft, k, segments)
+        known = calibration_of(file)
+        from rlxjax.models import WELCH
 
-    explanation = known.explain(batch, n_fft, k, segments, model=WELCH.name)
+        explanation = known.explain(**sizes, model=WELCH.name)
     if as_json:
         said = {"calibration": known.source, "cautions": known.of(WELCH.name).cautions}
         typer.echo(json.dumps(explanation.as_dict() | said))
@@ -130,32 +117,34 @@ def advise(
     """Say whether jitted functions should be one program on this machine, and why.
 
     The modules that are named are imported, from the current folder too.
-    Exit status 0: fuse or keep; 1: undecided, or it cannot be modelled; 2: bad input.
     """
-    set_up_jax(None)
-    import jax
+    with Progress().waiting("timing both forms" if measure else "advising"):
+        set_up_jax(None)
+        import jax
 
-    from rlxjax import advise as ask
+        from rlxjax import advise as ask
 
-    from .named import arguments_of, named
+        from .named import arguments_of, named
 
-    with jax.enable_x64(False):  # as users call them
-        functions = [named(stage, "stages") for stage in stages]
-        given = arguments_of(arg or [], args)
-        known = None if calibration else rlxjax.default_calibration()
-        known = rlxjax.load_calibration(calibration) if known is None else known
-        advice = ask(
-            functions if len(functions) > 1 else functions[0],
-            *given,
-            calibration=known,
-            min_gain_ns=min_gain,
-            trip_counts=trips,
-            measure=measure,
-        )
+        with jax.enable_x64(False):  # as users call them
+            functions = [named(stage, "stages") for stage in stages]
+            given = arguments_of(arg or [], args)
+            known = None if calibration else rlxjax.default_calibration()
+            known = rlxjax.load_calibration(calibration) if known is None else known
+            advice = ask(
+                functions if len(functions) > 1 else functions[0],
+                *given,
+                calibration=known,
+                min_gain_ns=min_gain,
+                trip_counts=trips,
+                measure=measure,
+            )
     if as_json:
         typer.echo(json.dumps(advice.as_dict() | {"calibration": known.source}))
     else:
-        typer.echo(str(advice))
+        code = advice.code.splitlines()
+        for line in str(advice).splitlines():
+            typer.echo(line if line in code else filled(line.lstrip(), indent=line[: len(line) - len(line.lstrip())]))
         say_source(known, "functions")
     raise typer.Exit(0 if advice.verdict in ("fuse", "keep") else UNSURE_STATUS)
 
@@ -180,23 +169,24 @@ def bench(
         typer.Option(help="The calibration that auto picks by; the saved one of this machine unless given."),
     ] = None,
     out: Annotated[FilePath | None, typer.Option(help="A JSON file for every time.")] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time Welch peaks against the naive form and every peer that is installed, and print the ratios."""
-    set_up_jax(device)
-    import jax
+    with Progress(is_quiet=quiet).waiting("starting JAX"):
+        set_up_jax(device)
+        import jax
 
-    from rlxjax import default_calibration, load_calibration
+        from .bench import bench_cells, run_bench
+        from .bench_report import print_bench, refused
 
-    from .bench import bench_cells, run_bench
-    from .bench_report import print_bench
-    from .report import Progress
-
-    cells = bench_cells(n_fft or (), batch or (), k or (), segments)
+        cells = bench_cells(n_fft or (), batch or (), k or (), segments)
+        with jax.enable_x64(False):
+            auto_by = rlxjax.default_calibration() if calibration is None else rlxjax.load_calibration(calibration)
     sizes = {"n_fft": n_fft, "batch": batch, "k": k, "segments": segments}
     options = {"budget": f"{budget:g}", "device": device, "calibration": calibration, "out": out}
-    with jax.enable_x64(False):
-        auto_by = default_calibration() if calibration is None else load_calibration(calibration)
-    with Progress().phase("measuring", total=len(cells)) as advance:
+    progress = Progress(ends_s=time.perf_counter() + budget * len(cells), is_quiet=quiet)
+    with progress.phase("measuring", total=len(cells)) as advance:
         content = run_bench(
             cells,
             budget_s=budget,
@@ -206,7 +196,14 @@ def bench(
             calibration=auto_by,
             advance=advance,
         )
-    print_bench(content, console(120))
-    typer.echo(f"auto picks by {'the built-in coefficients' if auto_by is None else auto_by.source}")
-    if out is not None:
-        typer.echo(f"every time: {out}")
+    source = "the built-in coefficients" if auto_by is None else auto_by.source
+    if quiet:
+        for text in refused(content):
+            warn(text)
+    if as_json:
+        typer.echo(json.dumps(content.model_dump(mode="json") | {"calibration": source}))
+    elif not quiet:
+        print_bench(content, console())
+        say(f"auto picks by {source}", source.partition(", ")[2])
+        if out is not None:
+            say(f"every time: {out}", str(out))

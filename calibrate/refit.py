@@ -8,7 +8,8 @@ from rlxjax.models import WELCH
 
 from .fits import prior_from
 from .job import fit_and_write
-from .report import Outcome, Progress
+from .progress import Progress
+from .report import Outcome
 from .samples import SampleLog
 from .workloads import Grid, load_models, runs_model
 

@@ -14,16 +14,16 @@ _UsageError: Any = typer.BadParameter.__base__
 
 
 def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn a refusal into one line and an exit status."""
+    """Turn a refusal, or a package that is not installed, into one line and an exit status."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("default")
-                warnings.showwarning = _warn
+                warnings.showwarning = warn
                 command(*args, **kwargs)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, ImportError) as error:
             typer.echo(f"error: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(BAD_INPUT_STATUS) from None
         except KeyboardInterrupt as interrupt:
@@ -33,17 +33,20 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def run(commands: typer.Typer, arguments: list[str]) -> None:
-    """Run a command line; a mistake in its arguments is one line, as any other bad input."""
+def run(commands: typer.Typer, arguments: list[str], name: str) -> None:
+    """Run a command line of a program of this name; a mistake in its arguments is one line, as any other bad input."""
     try:
-        status = commands(arguments, standalone_mode=False)
+        status = commands(arguments, prog_name=name, standalone_mode=False)
     except _UsageError as error:
-        typer.echo(f"error: {' '.join(error.format_message().split())}", err=True)
+        asked = error.ctx.command_path if error.ctx else name
+        message = " ".join(error.format_message().split()).removesuffix(".")
+        typer.echo(f"error: {message}; see `{asked} -h`", err=True)
         status = BAD_INPUT_STATUS
     except typer.Abort:
         status = INTERRUPTED_STATUS
     sys.exit(status)
 
 
-def _warn(message: Warning | str, *_: object, **__: object) -> None:
+def warn(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning, a line on standard error."""
     typer.echo(f"warning: {message}", err=True)

@@ -1,30 +1,23 @@
-"""What a person reads: progress while the job runs, and tables when it is done."""
+"""What a person reads when a job is done: the verdict in sentences, and tables."""
 
-import contextlib
 import dataclasses
 import math
-import textwrap
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
-from rich import progress as rich_progress
 from rich.console import Console
-from rich.table import Column, Table
 
 from rlxjax.calibration import Calibration, CalibrationFile, ModelSection
 from rlxjax.welch import FAST_SEGMENTS
 
-from .clock import Deadline
 from .micro import MicroRates
+from .printing import ns, number, print_table, say
 from .verdict import Verdict
 from .workloads import SAME_RESULT, SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT, Cell
 
 SKIPPED_SHOWN = 4
-#: Characters of a line of sentences; lines that name files are as long as they are.
-TEXT_WIDTH = 80
 #: Headings of the table of errors, and what stands below them.
 ERROR_COLUMNS = {
     "noise floor": "noise_floor",
@@ -33,7 +26,7 @@ ERROR_COLUMNS = {
     "interior": "interior",
     "edge": "edge",
     "terms alone": "terms_alone",
-    "in interval of 90": "covered",
+    "in interval of 90 %": "covered",
     "cells held out": "held_out_cells",
     "built-in constants": "built_in",
 }
@@ -42,7 +35,7 @@ FUNCTION_COLUMNS = {
     "noise floor": "noise_floor",
     "seen": "fit",
     "held out": "held_out",
-    "in interval of 90": "covered",
+    "in interval of 90 %": "covered",
     "functions held out": "held_out_cells",
 }
 
@@ -103,53 +96,16 @@ class FunctionsOutcome:
     notes: list[str]
 
 
-class Progress:
-    """Shows on standard error, or another console, which phase the job is in, and how far."""
-
-    def __init__(self, console: Console | None = None):
-        self._console = console or Console(stderr=True)
-
-    @contextlib.contextmanager
-    def phase(
-        self, name: str, deadline: Deadline | None = None, total: int | None = None
-    ) -> Iterator[Callable[[], None]]:
-        """Show a phase; yield what to call at each step. With a deadline, the bar shows time."""
-        begun, steps = time.perf_counter(), 0
-        if not self._console.is_terminal:
-            yield lambda: None
-            self._console.print(f"{name}: {time.perf_counter() - begun:.1f} s", highlight=False)
-            return
-        columns = (
-            rich_progress.TextColumn("{task.description:10}"),
-            rich_progress.BarColumn(),
-            rich_progress.TextColumn("{task.fields[steps]}"),
-            rich_progress.TimeElapsedColumn(),
-        )
-        span = None if deadline is None else max(deadline.left_s(), 0.1)
-        with rich_progress.Progress(*columns, console=self._console, transient=True) as bar:
-            task = bar.add_task(name, total=total if span is None else span, steps="")
-
-            def advance() -> None:
-                nonlocal steps
-                steps += 1
-                done = steps if span is None else time.perf_counter() - begun
-                unit = f"{steps}/{total}" if total else f"{steps} rounds"
-                bar.update(task, completed=done, steps=unit)
-
-            yield advance
-        self._console.print(f"{name}: {time.perf_counter() - begun:.1f} s", highlight=False)
-
-
 def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = False) -> None:
     """Print what a calibration is worth; also the errors, the coefficients and a few workloads where that is asked."""
     samples = outcome.content.samples
     assert samples is not None  # the job's files name theirs
-    counts = f"{samples.timings} timings ({samples.workloads} workloads, {samples.rounds} rounds)"
+    counts = f"{samples.timings:,} timings ({samples.workloads} workloads, {samples.rounds} rounds)"
     details = []
     if is_verbose:
-        console.print(_error_table(outcome.section, "strategy", ERROR_COLUMNS))
-        console.print(_coefficient_table(outcome.section))
-        console.print(_decision_table(outcome))
+        _print_errors(outcome.section, "strategy", ERROR_COLUMNS, console)
+        _print_coefficients(outcome.section, console)
+        _print_decisions(outcome, console)
         details = [_micro_line(outcome)]
         details += [f"skipped, {reason}: {shortened(names)}" for reason, names in outcome.skipped.items() if names]
     _print_verdict("Welch peaks", outcome, counts, details, console)
@@ -160,32 +116,33 @@ def print_functions(outcome: FunctionsOutcome, console: Console, *, is_verbose: 
     samples = outcome.section.samples
     assert samples is not None  # the job's sections name theirs
     if is_verbose:
-        console.print(_error_table(outcome.section, "functions", FUNCTION_COLUMNS))
-        console.print(_coefficient_table(outcome.section))
-    counts = f"{samples.timings} visits ({samples.workloads} functions, {samples.rounds} rounds)"
+        _print_errors(outcome.section, "functions", FUNCTION_COLUMNS, console)
+        _print_coefficients(outcome.section, console)
+    counts = f"{samples.timings:,} visits ({samples.workloads} functions, {samples.rounds} rounds)"
     _print_verdict("Functions", outcome, counts, [], console)
 
 
 def _print_verdict(
     model: str, outcome: Outcome | FunctionsOutcome, counts: str, details: Sequence[str], console: Console
 ) -> None:
-    """Print the verdict in sentences, a line each, and where the files are."""
-    verdict = outcome.verdict
-    sentences = [*verdict.said, *(f"caution: {text}" for text in verdict.cautions)]
+    """Print the verdict in sentences, each from a line of its own on, and where the files are."""
+    verdict, files = outcome.verdict, (str(outcome.samples_path), str(outcome.path))
+    say(f"{model}: {'Ready.' if verdict.is_ready else 'Not ready.'}", to=console)
     for text in (
-        f"{model}: {'Ready.' if verdict.is_ready else 'Not ready.'}",
-        *(textwrap.fill(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="  ") for text in sentences),
+        *verdict.said,
+        *(f"caution: {text}" for text in verdict.cautions),
         *details,
         *outcome.notes,
-        f"  {counts} in {outcome.samples_path}",
-        f"  calibration: {outcome.path if outcome.is_written else 'not written'}",
+        f"{counts} in {outcome.samples_path}",
+        f"calibration: {outcome.path if outcome.is_written else 'not written'}",
     ):
-        # Names of files are printed as they are, and on one line: commands are copied.
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(text, *files, indent="  ", to=console)
 
 
 def outcome_as_dict(outcome: Outcome | FunctionsOutcome) -> dict[str, Any]:
     """Return what a program reads of an outcome: times in ns, shares of 1."""
+    samples = outcome.section.samples if isinstance(outcome, FunctionsOutcome) else outcome.content.samples
+    assert samples is not None  # the job's files name theirs
     return {
         "is_written": outcome.is_written,
         "is_ready": outcome.verdict.is_ready,
@@ -194,6 +151,7 @@ def outcome_as_dict(outcome: Outcome | FunctionsOutcome) -> dict[str, Any]:
         "notes": outcome.notes,
         "noise_floor": outcome.section.noise_floor,
         "errors": {name: summary.model_dump() for name, summary in outcome.section.held_out.items()},
+        "timed": {"timings": samples.timings, "workloads": samples.workloads, "rounds": samples.rounds},
         "samples": str(outcome.samples_path),
         "calibration": str(outcome.path),
     }
@@ -205,60 +163,58 @@ def shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:SKIPPED_SHOWN]) + (f" and {more} more, named in the file" if more > 0 else "")
 
 
-def right(*headings: str) -> list[Column]:
-    """Return columns of numbers."""
-    return [Column(heading, justify="right") for heading in headings]
+def _print_errors(section: ModelSection, of: str, columns: Mapping[str, str], console: Console) -> None:
+    """Print the errors of each strategy or family; what there is more of goes downwards."""
+    names, title = list(section.held_out), "Mean absolute error of predictions, per cent"
+    cells = [[_error(getattr(summary, field)) for field in columns.values()] for summary in section.held_out.values()]
+    if len(columns) > len(names):
+        rows = [[heading, *own] for heading, own in zip(columns, zip(*cells, strict=True), strict=True)]
+        print_table(console, title, ["", *names], rows)
+    else:
+        print_table(console, title, [of, *columns], [[name, *own] for name, own in zip(names, cells, strict=True)])
 
 
-def number(value: float) -> str:
-    """Return a number with three digits, or all of a larger one."""
-    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+def _print_coefficients(section: ModelSection, console: Console) -> None:
+    rows = [
+        [name, entry.unit, number(entry.value), _give_or_take(entry.log_sd), entry.provenance]
+        for name, entry in section.coefficients.items()
+    ]
+    print_table(console, "Coefficients", ["coefficient", "unit", "value", "give or take", "provenance"], rows, texts=2)
 
 
-def _error_table(section: ModelSection, of: str, columns: Mapping[str, str]) -> Table:
-    title = "Mean absolute error of predictions, per cent"
-    table = Table(Column(of, no_wrap=True), *right(*columns), title=title)
-    for name, summary in section.held_out.items():
-        shown = [getattr(summary, field) for field in columns.values()]
-        table.add_row(name, *(str(value) if isinstance(value, int) else _percent(value) for value in shown))
-    return table
-
-
-def _coefficient_table(section: ModelSection) -> Table:
-    table = Table("coefficient", *right("value", "give or take"), "unit", "provenance", title="Coefficients")
-    for name, entry in section.coefficients.items():
-        table.add_row(name, number(entry.value), _give_or_take(entry.log_sd), entry.unit, entry.provenance)
-    return table
-
-
-def _decision_table(outcome: Outcome) -> Table:
-    has_learned = any(model.n_fft == SHOWN_N_FFT for model in outcome.content.learned_ffts)
-    strategies = (*SAME_RESULT, *["learned"] * has_learned)
-    title = f"n_fft {SHOWN_N_FFT}, k {SHOWN_K}, {FAST_SEGMENTS} segments: predicted / measured, us"
-    table = Table(*right("batch", *strategies), "picked", "fused is faster", "fastest", title=title)
+def _print_decisions(outcome: Outcome, console: Console) -> None:
+    """Print what a few workloads take, and what is decided by that."""
     times_ns = dict(zip(outcome.cells, zip(outcome.predicted_ns, outcome.measured_ns, strict=True), strict=True))
+    rows, decisions = [], []
     for batch in SHOWN_BATCHES:
-        cells = {strategy: Cell(strategy, batch, SHOWN_N_FFT, SHOWN_K) for strategy in strategies}
-        row = {strategy: times_ns[cell] for strategy, cell in cells.items() if cell in times_ns}
-        if not row:
+        cells = {name: Cell(name, batch, SHOWN_N_FFT, SHOWN_K) for name in (*SAME_RESULT, "learned")}
+        found = {name: times_ns[cell] for name, cell in cells.items() if cell in times_ns}
+        if not found:
             continue
+        fastest = min(found, key=lambda name: found[name][1])
+        for name, (predicted_ns, measured_ns) in found.items():
+            ratio = f"{predicted_ns / measured_ns:.2f}"
+            note = "fastest" if name == fastest else ""
+            rows.append([f"{batch:,}", name, ns(predicted_ns), ns(measured_ns), ratio, note])
+        pick = outcome.calibration.pick(batch, SHOWN_N_FFT, SHOWN_K)
         decided = outcome.calibration.decide(batch, SHOWN_N_FFT, SHOWN_K)
-        table.add_row(
-            str(batch),
-            *(f"{row[s][0] / 1e3:,.0f} / {row[s][1] / 1e3:,.0f}" if s in row else "-" for s in strategies),
-            str(outcome.calibration.pick(batch, SHOWN_N_FFT, SHOWN_K)),
-            f"{100 * float(decided.probability):.0f} %: {decided.verdict()}",
-            min(row, key=lambda s: row[s][1]),
-        )
-    return table
+        sure = f"fused is faster with {100 * float(decided.probability):.0f} %: {decided.verdict()}"
+        decisions.append(f"Batch {batch:,}: {pick} is picked; {sure}.")
+    if not rows:
+        return
+    headings = ["batch", "strategy", "predicted, ns", "measured, ns", "predicted / measured", ""]
+    title = f"n_fft {SHOWN_N_FFT}, k {SHOWN_K}, {FAST_SEGMENTS} segments (a ratio of 1 is best)"
+    print_table(console, title, headings, rows, texts=2)
+    for text in decisions:
+        say(text, to=console)
 
 
 def _micro_line(outcome: Outcome) -> str:
     rates = outcome.rates
     return (
-        f"micro-benchmarks: launch {rates.dispatch_ns / 1e3:.1f} us, round trip {rates.roundtrip_ns / 1e3:.1f} us, "
-        f"device memory {number(rates.memory_bytes_per_ns)} GB/s, upload {number(rates.upload_bytes_per_ns)} GB/s, "
-        f"readback {number(rates.readback_bytes_per_ns)} GB/s"
+        f"micro-benchmarks: launch {ns(rates.dispatch_ns)} ns, round trip {ns(rates.roundtrip_ns)} ns; in bytes/ns, "
+        f"device memory {number(rates.memory_bytes_per_ns)}, upload {number(rates.upload_bytes_per_ns)}, "
+        f"readback {number(rates.readback_bytes_per_ns)}"
     )
 
 
@@ -267,5 +223,6 @@ def _give_or_take(log_sd: float) -> str:
     return f"{100 * log_sd:.0f} %" if log_sd < 0.5 else f"x {math.exp(log_sd):.1f}"
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}"
+def _error(value: float | None) -> str:
+    """Return a share in per cent, or a count."""
+    return "-" if value is None else str(value) if isinstance(value, int) else f"{100 * value:.1f}"

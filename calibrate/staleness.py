@@ -28,7 +28,8 @@ from .design import estimates
 from .measure import measure_rounds, warm_up
 from .micro import MICRO_REPEATS, time_micro
 from .plan import memory_limit_bytes
-from .report import Progress
+from .printing import filled
+from .progress import Progress
 from .samples import SampleLog, SampleWriter
 from .verdict import MOST_OTHERS
 from .visits import noise_floor, quantile_ns
@@ -89,7 +90,7 @@ class Drift(NamedTuple):
 
     def chance(self) -> str:
         """Return what a person reads of the bounds."""
-        return f"({self.low:.2f} to {self.high:.2f} would be chance)"
+        return f"(less is faster; {self.low:.2f} to {self.high:.2f} would be chance)"
 
     def as_json(self) -> dict[str, Any]:
         """Return what a program reads."""
@@ -140,7 +141,8 @@ class Validation:
         """Return what a person reads."""
         said = [f"{self.word}: {'; '.join(self._reasons())}."]
         if self.overall and not 1.0 - PACE_SAID < 1.0 / self.slower < 1.0 + PACE_SAID:
-            said.append(f"The machine runs at {1.0 / self.slower:.0%} of its pace then, and times follow it.")
+            pace = f"{1.0 / self.slower:.0%} of its pace then (more is faster)"
+            said.append(f"The machine runs at {pace}, and times follow it.")
         off = {name: drift for name, drift in self.canaries.items() if drift.is_off}
         if off:
             said.append(f"micro-benchmarks: {'; '.join(_canary_phrase(*item) for item in off.items())}.")
@@ -155,6 +157,10 @@ class Validation:
         if self.word != GOOD:
             said.append(f"Make a new one: {renewal(file, self.command)}")
         return said
+
+    def lines(self, file: str | os.PathLike) -> list[str]:
+        """Return the sentences as they are printed, each from a line of its own on."""
+        return [filled(text, renewal(file, self.command), os.fspath(file)) for text in self.sentences(file)]
 
     def as_json(self, file: str | os.PathLike) -> dict[str, Any]:
         """Return what a program reads."""
@@ -212,9 +218,10 @@ def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progre
     if elsewhere:
         return Validation(NOT_THIS_MACHINE, elsewhere=elsewhere, **of_file)
     log = _time_again(content, Deadline(started_s + budget_s - RESERVE_S), progress)
-    visits, expected = log.visits(), estimates(Calibration.from_file(content).of(WELCH.name).posterior, log.cells)
-    measured_ns, noise, others = quantile_ns(visits), noise_floor(visits), used_by_others(log)
-    found = judge(log.cells, measured_ns, expected, noise, canary_times_ns(log), content.canary_ns, others)
+    with progress.phase("judging"):
+        visits, expected = log.visits(), estimates(Calibration.from_file(content).of(WELCH.name).posterior, log.cells)
+        measured_ns, noise, others = quantile_ns(visits), noise_floor(visits), used_by_others(log)
+        found = judge(log.cells, measured_ns, expected, noise, canary_times_ns(log), content.canary_ns, others)
     return dataclasses.replace(found, **of_file)
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 import rlxjax as rx
 from calibrate import job
 from calibrate.micro import MICRO_REPEATS
-from calibrate.report import Progress
+from calibrate.progress import Progress
 from calibrate.samples import SampleLog, SampleWriter, timings_of
 from calibrate.workloads import Grid, load_models
 from rlxjax.calibration import current_fingerprint

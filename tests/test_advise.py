@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _documented import assert_documented, assert_narrow
 from jax.extend.core import Primitive
 from typer.testing import CliRunner
 
@@ -186,7 +187,9 @@ def test_the_command_answers_in_text_and_in_json(file, tmp_path, monkeypatch):
     result = CliRunner().invoke(app, [*named_args, "--arg", "f32[2048,2048]"])
     assert result.exit_code == 0, result.output
     assert result.output.startswith("fuse: one program saves")
+    assert_narrow(result.stdout)
     result = CliRunner().invoke(app, [*named_args, "--args", "own_stages:SHAPES", "--json"])
+    assert_documented("advise", json.loads(result.output))
     assert json.loads(result.output)["verdict"] == "fuse"
     gain_ns = json.loads(result.output)["gain_ns"]
     unsure = CliRunner().invoke(app, [*named_args, "--args", "own_stages:SHAPES", "--min-gain", str(gain_ns)])

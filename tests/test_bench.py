@@ -6,6 +6,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from _documented import assert_documented, assert_narrow
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -26,6 +27,7 @@ from calibrate.cli import app
 from calibrate.peers import contenders
 from rlxjax import WelchPeakParams
 from rlxjax._files import read_json_file
+from rlxjax.calibration import current_fingerprint
 
 SMALL = WelchPeakParams(64, 2, 4)
 SIGNAL = np.random.default_rng(0).standard_normal((8, SMALL.frame_len)).astype(np.float32)
@@ -79,10 +81,37 @@ def test_the_command_in_the_file_is_the_one_that_was_given(small_run):
 
 def test_the_tables_name_every_contender_and_cell(small_run):
     result, path = small_run
-    for text in ("n_fft 64, k 1, 2 segments: ms", "n_fft 64, k 4", "/ naive", "share of copy", str(path)):
+    for text in ("n_fft 64, k 1, 2 segments: ns", "n_fft 64, k 4", "/ naive", "share of copy", str(path)):
         assert text in result.stdout.replace("\n", "")
     for name in ("fused", "host", "naive", "copy"):
         assert name in result.stdout
+
+
+def test_the_json_is_that_of_the_page_and_quiet_says_no_more():
+    sizes = ("--n-fft", 64, "--batch", 8, "--k", 4)
+    result = invoke(*sizes, "--contender", "host", "--budget", 0.01, "--json", "--quiet")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert_documented("bench", json.loads(result.stdout))
+
+
+def test_no_line_of_a_full_benchmark_is_longer_than_80_columns():
+    names = dict.fromkeys(("host", "jax.scipy", "c-fftw-insertion", "copy"), 123_456_789)
+    cells = [cell(n_fft, batch, 987_654_321, k=k, **names) for n_fft, batch, k, _ in bench_cells()]
+    content = BenchFile(
+        bench_schema_version=BENCH_SCHEMA_VERSION,
+        created="",
+        command="",
+        protocol="",
+        fingerprint=current_fingerprint(),
+        versions=dict.fromkeys(("fused", *names), "1"),
+        ours=["fused"],
+        skipped={"torch": "not installed: pip install 'rlxjax[bench]'", "n_fft 64": "reason " * 20},
+        cells=cells,
+        growth=growth(cells),
+        mean_ratios=mean_ratios(cells),
+    )
+    assert_narrow(printed(content, width=80))
+    assert_documented("bench", content.model_dump(mode="json") | {"calibration": ""})
 
 
 def test_a_file_read_and_written_is_the_same(small_run):
@@ -262,8 +291,8 @@ def test_ratios_are_ours_over_peers_and_their_means_geometric():
     assert mean_ratios(cells) == {"fused": {"peer": pytest.approx(1.0, rel=1e-12)}}
 
 
-def printed(content):
-    console = Console(width=200, file=io.StringIO())
+def printed(content, width=200):
+    console = Console(width=width, file=io.StringIO())
     print_bench(content, console)
     return console.file.getvalue()
 

@@ -16,7 +16,7 @@ import rlxjax as rx
 from calibrate.function_samples import FunctionLog, Visit, read_function_samples, samples_path_of
 from calibrate.functions import function_cells
 from calibrate.functions_job import MOST_CELLS, chosen_cells, fit_functions, run_functions
-from calibrate.report import Progress
+from calibrate.progress import Progress
 from rlxjax.calibration import CalibratedModel, Calibration, compare_functions, current_fingerprint, predict_profile
 from rlxjax.fit import prior_posterior
 from rlxjax.models import FFT, FUNCTIONS, function_runs

@@ -12,11 +12,13 @@ import jax
 import numpy as np
 import pytest
 from _campaigns import GRID, fitted, made_up, run_job
+from _documented import assert_documented, assert_narrow
 from rich.console import Console
 
 from calibrate import fits, job, measure
 from calibrate.micro import MICRO_REPEATS, micro_rates
-from calibrate.report import Progress, outcome_as_dict, print_outcome
+from calibrate.progress import Progress
+from calibrate.report import outcome_as_dict, print_outcome
 from calibrate.samples import read_samples, timings_of
 from calibrate.validate import error_summaries
 from calibrate.visits import noise_floor, quantile_ns
@@ -139,9 +141,11 @@ def test_a_job_starts_from_what_another_calibration_says_and_names_its_platform(
 
 
 def test_the_report_shows_predictions_decisions_and_errors(outcome):
-    console = Console(record=True, width=160, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(width=80, file=io.StringIO())
     print_outcome(outcome, console, is_verbose=True)
-    text = console.export_text()
+    text = console.file.getvalue()
+    files = (str(outcome.path), str(outcome.samples_path))
+    assert_narrow("\n".join(line for line in text.splitlines() if not any(file in line for file in files)))
     for words in ("held out", "noise floor", "built-in constants", "fused is faster", "host_call_ns"):
         assert words in text
 
@@ -153,6 +157,7 @@ def test_the_verdict_is_a_few_sentences_that_the_file_keeps_and_a_program_reads(
     assert text.startswith("Welch peaks: Ready.\n  Typical error ")
     assert "host_call_ns" not in text
     assert said["is_ready"] is True
+    assert_documented("calibrate", {"welch": said})
     assert said["said"] == outcome.verdict.said
     assert load_calibration(outcome.path).of("welch").cautions == ()
 

@@ -85,7 +85,8 @@ def test_every_contender_says_its_version():
 def test_a_peer_that_is_not_installed_is_skipped_with_a_sentence(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.signal" if name == "scipy" else name, None)
     found, skipped = contenders()
-    assert skipped[name] == f"not installed: pip install {name}"
+    wanted = "'rlxjax[bench]'" if name in OPTIONAL else name
+    assert skipped[name] == f"not installed: pip install {wanted}"
     assert name not in [contender.name for contender in found]
     assert {"fused", "host", "auto", "naive"} <= {contender.name for contender in found}
 

@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 from _campaigns import MICRO_NS, fitted, made_up, saved_model
+from _documented import assert_documented
 from typer.testing import CliRunner
 
 from calibrate import fits
@@ -39,8 +40,10 @@ def test_a_refit_says_what_the_job_says_of_the_same_samples(folder):
     samples, job_path = folder / "c.samples.jsonl", folder / "job.json"
     (folder / "job.samples.jsonl").write_bytes(samples.read_bytes())
     fitted(job_path)
-    result = refit(samples)
+    result = refit(samples, "--json", "--quiet")
     assert result.exit_code == 0, result.stderr
+    assert all(line.startswith("warning: ") for line in result.stderr.splitlines())
+    assert_documented("calibrate", json.loads(result.stdout))
     content = read_calibration_file(folder / "c.json")
     assert without_origin(content) == without_origin(read_calibration_file(job_path))
     assert content.command == shlex.join(["rlxjax", "refit", str(samples)])

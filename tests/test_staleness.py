@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from _content import content
+from _documented import assert_documented, assert_narrow
 from typer.testing import CliRunner
 
 import rlxjax as rx
@@ -173,6 +174,11 @@ def test_the_command_says_the_verdict_and_exits_with_its_status(factor, word, st
     assert result.stdout.startswith(f"{word}: 30 runs of 6 workloads take {factor:.2f} times")
     assert (f"rlxjax calibrate --budget 60 --out {path}" in result.stdout) == (word == "drifted")
     printed = json.loads(invoke(path, "--json").stdout)
+    assert_documented("validate", printed)
+    assert_narrow("\n".join(line for line in result.stdout.splitlines() if str(path) not in line))
+    quiet = invoke(path, "--quiet")
+    assert (quiet.exit_code, quiet.stdout) == (status, "")
+    assert quiet.stderr.startswith(f"warning: {word}: 30 runs") if status else not quiet.stderr
     assert printed["verdict"] == word
     assert printed["overall"]["factor"] == pytest.approx(factor, rel=1e-4)
     assert set(printed["strategies"]) == set(WITHOUT_MODEL)

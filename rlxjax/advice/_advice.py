@@ -125,19 +125,19 @@ class Advice:
             ("together", self.together_ns, self.together_interval_ns),
         ):
             low, high = interval or (math.nan, math.nan)
-            lines.append(f"{name:10}{_us(time_ns):>12} us  (90 %: {_us(low)} to {_us(high)})")
-        lines.append(f"saves more than {_us(self.min_gain_ns)} us with {100 * self.probability:.0f} %")
+            lines.append(f"{name:10}{_ns(time_ns):>15} ns  (90 %: {_ns(low)} to {_ns(high)})")
+        lines.append(f"saves more than {_ns(self.min_gain_ns)} ns with {100 * self.probability:.0f} %")
         if self.extrapolated:
             lines.append("outside what was measured: an extrapolation")
         if self.measured is not None:
             lines.append(
-                f"measured: apart {_us(self.measured.apart_ns)} us, together {_us(self.measured.together_ns)} us "
-                f"({self.measured.apart_ns / self.measured.together_ns:.2f} times)"
+                f"measured: apart {_ns(self.measured.apart_ns)} ns, together {_ns(self.measured.together_ns)} ns, "
+                f"{self.measured.together_ns / self.measured.apart_ns:.2f} times as long (less is better)"
             )
             pays = self.calls_to_pay_back
             after = "never pays" if pays is None else f"pays after {pays:,} calls"
             lines.append(f"compiling takes {self.measured.compile_s:.2f} s and {after}")
-        lines += [f"  {stage.name}: {_us(stage.time_ns)} us, limited by {stage.limit}" for stage in self.stages]
+        lines += [f"  {stage.name}: {_ns(stage.time_ns)} ns, limited by {stage.limit}" for stage in self.stages]
         lines.append(
             f"saves {self.saved_calls} calls, {self.saved_launches} launches, {self.saved_sync_points} sync points, "
             f"{_bytes(self.saved_readback_bytes)} of readback, {_bytes(self.saved_traffic_bytes)} of traffic; "
@@ -148,13 +148,9 @@ class Advice:
         return "\n".join(lines)
 
 
-def _us(time_ns: float) -> str:
-    return f"{time_ns / 1e3:,.1f}"
+def _ns(time_ns: float) -> str:
+    return f"{time_ns:,.0f}"
 
 
 def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000 or unit == "GB":
-            return f"{count:.4g} {unit}"
-        count /= 1000
-    raise AssertionError
+    return f"{count:,.0f} bytes"

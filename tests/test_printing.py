@@ -1,0 +1,63 @@
+"""Sentences and tables of 80 columns, and progress."""
+
+import io
+
+import pytest
+from _documented import assert_narrow
+from rich.console import Console
+
+from calibrate.printing import TEXT_WIDTH, filled, print_table
+from calibrate.progress import Progress
+
+
+def test_what_is_copied_stays_on_one_line_and_the_rest_is_filled():
+    command = "`rlxjax refit 'a file with spaces.samples.jsonl' --out calibration.json --force`"
+    text = f"{'word ' * 30}take it with {command}, or see /a folder/of mine/x.json."
+    lines = filled(text, "/a folder/of mine/x.json", indent="  ").splitlines()
+    assert all(line.startswith("  ") for line in lines)
+    assert any(command in line for line in lines)
+    assert any("/a folder/of mine/x.json." in line for line in lines)
+    assert all(len(line) <= TEXT_WIDTH for line in lines if command not in line)
+    assert " ".join(" ".join(lines).split()) == text
+
+
+def printed(*table, width=TEXT_WIDTH, **options):
+    console = Console(file=io.StringIO(), width=width)
+    print_table(console, *table, **options)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("n_columns", [1, 3, 9, 40])
+def test_a_table_of_any_number_of_columns_is_80_wide_and_holds_every_cell(n_columns):
+    headings = ["strategy", *(f"time of number {i}" for i in range(n_columns))]
+    rows = [[name, *(f"{name[0]}{i:07d}" for i in range(n_columns))] for name in ("fused", "host", "[red]block")]
+    text = printed("What each [red]takes", headings, rows)
+    assert_narrow(text)
+    words = text.split()
+    for row in rows:
+        assert all(words.count(cell) == 1 for cell in row[1:])
+    n_parts = text.count("What each [red]takes")
+    assert words.count("[red]block") == words.count("strategy") == n_parts
+    assert (n_parts == 1) == (n_columns < 9)
+
+
+def test_progress_says_the_time_left_on_a_terminal_and_a_line_a_phase_elsewhere():
+    for is_terminal in (True, False):
+        console = Console(file=io.StringIO(), width=TEXT_WIDTH, force_terminal=is_terminal)
+        progress = Progress(console, ends_s=float("inf"))
+        with progress.waiting("starting JAX"):
+            pass
+        with progress.phase("measuring", total=4) as advance:
+            advance()
+        text = console.file.getvalue()
+        assert ("starting JAX" in text, "1/4" in text, "inf s left" in text) == (is_terminal,) * 3
+        assert text.splitlines()[-1].startswith("measuring: ")
+        assert is_terminal or text.count("\n") == 1
+
+
+def test_quiet_progress_says_nothing():
+    console = Console(file=io.StringIO(), force_terminal=True)
+    progress = Progress(console, is_quiet=True)
+    with progress.waiting("starting JAX"), progress.phase("measuring") as advance:
+        advance()
+    assert console.file.getvalue() == ""
