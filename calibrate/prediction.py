@@ -54,8 +54,8 @@ def print_prediction(found: Mapping[str, Any]) -> None:
         typer.echo(f"{strategy:7} {ns(time_ns):>15} ns  (90 %: {low} to {high}){mark}")
     undecided = "undecided: " if found["verdict"] == "undecided" else ""
     say(
-        f"{undecided}{found['pick']} is faster than {found['next_best']} with {100 * found['probability']:.0f} %, "
-        f"and takes {found['ratio_to_next_best']:.2f} times as long (less is better)"
+        f"{undecided}{found['pick']} is faster than {found['next_best']} with {100 * found['probability']:.0f} %: "
+        f"{found['ratio_to_next_best']:.2f} times its time (less is better)"
     )
     if not found["in_domain"]:
         say("outside the calibrated domain: an extrapolation")

@@ -51,6 +51,7 @@ def filled(text: str, *whole: str, indent: str = "") -> str:
     """
     for part in (*re.findall("`[^`]+`", text), *filter(None, whole)):
         text = text.replace(part, part.replace(" ", "\0"))
+    text = re.sub(r"(?<=\d) (?=(%|ns|s)(\W|$))", "\0", text)  # a number and its unit
     lines = textwrap.fill(
         text,
         TEXT_WIDTH,
@@ -106,7 +107,8 @@ def print_table(
             table.add_column(Text(heading), justify="left" if place < texts else justify)
         for row in zip(*(column[1:] for column in part), strict=True):
             table.add_row(*map(Text, row))
-        console.print(table, end="\n\n")
+        console.print(table)
+        console.print()
 
 
 def _parts(columns: list[list[str]], texts: int, width: int) -> Iterator[list[list[str]]]:

@@ -137,7 +137,7 @@ class Validation:
         """Exit status of the command."""
         return STATUSES[self.word]
 
-    def sentences(self, file: str | os.PathLike) -> list[str]:
+    def sentences(self, file: str | os.PathLike[str]) -> list[str]:
         """Return what a person reads."""
         said = [f"{self.word}: {'; '.join(self._reasons())}."]
         if self.overall and not 1.0 - PACE_SAID < 1.0 / self.slower < 1.0 + PACE_SAID:
@@ -158,11 +158,11 @@ class Validation:
             said.append(f"Make a new one: {renewal(file, self.command)}")
         return said
 
-    def lines(self, file: str | os.PathLike) -> list[str]:
+    def lines(self, file: str | os.PathLike[str]) -> list[str]:
         """Return the sentences as they are printed, each from a line of its own on."""
         return [filled(text, renewal(file, self.command), os.fspath(file)) for text in self.sentences(file)]
 
-    def as_json(self, file: str | os.PathLike) -> dict[str, Any]:
+    def as_json(self, file: str | os.PathLike[str]) -> dict[str, Any]:
         """Return what a program reads."""
         return {
             "verdict": self.word,
@@ -306,7 +306,7 @@ def chosen_cells(domain: Mapping[str, tuple[float, float]]) -> list[Cell]:
     return [Cell(strategy, *sizes) for sizes in dict.fromkeys(workloads) for strategy in WITHOUT_MODEL]
 
 
-def renewal(file: str | os.PathLike, command: str = "") -> str:
+def renewal(file: str | os.PathLike[str], command: str = "") -> str:
     """Return the command that makes a calibration anew, with the options of the one that made it.
 
     Examples:

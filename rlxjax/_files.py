@@ -35,7 +35,7 @@ class Strict(BaseModel):
 
 
 def read_json_file(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     schema: type[_Content],
     versions: Mapping[str, int],
     error: type[ValueError],
@@ -99,7 +99,7 @@ def first_refusal(reason: ValidationError) -> str:
     return " ".join(f"{field}: {said}{shown}".split())
 
 
-def file_to_write(path: str | os.PathLike) -> FilePath:
+def file_to_write(path: str | os.PathLike[str]) -> FilePath:
     """Return the file that writing to a path makes or replaces: of a symbolic link, its target.
 
     Raises:
@@ -118,7 +118,7 @@ def file_to_write(path: str | os.PathLike) -> FilePath:
     return FilePath(os.path.realpath(path))
 
 
-def write_json_file(content: BaseModel, path: str | os.PathLike, indent: int | None = 2) -> None:
+def write_json_file(content: BaseModel, path: str | os.PathLike[str], indent: int | None = 2) -> None:
     """Write a file so that a reader sees either the old one or the new one, whole.
 
     Raises:
@@ -140,6 +140,6 @@ def write_json_file(content: BaseModel, path: str | os.PathLike, indent: int | N
         raise
 
 
-def sha256_of(path: str | os.PathLike) -> str:
+def sha256_of(path: str | os.PathLike[str]) -> str:
     """Return the hexadecimal SHA-256 of a file."""
     return hashlib.sha256(FilePath(path).read_bytes()).hexdigest()

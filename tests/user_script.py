@@ -11,17 +11,12 @@ Rows = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def gate_says(batch: int, params: rx.WelchPeakParams) -> tuple[bool, float]:
-    """Return whether a gate of built-in prices fuses, and how the score changes with the price of a launch."""
+    """Return whether a gate of built-in prices fuses, and the smooth form of the same decision."""
     before = rx.profile_graph_io(rx.welch_peaks_graph(batch, params, fused=False))
     after = rx.profile_graph_io(rx.welch_peaks_graph(batch, params, fused=True))
     benefit = rx.fusion_benefit(before, after)
     gate = rx.io_fusion_gate_for_target("metal")
-
-    def score_ns(gate: rx.IoFusionGate) -> jax.Array:
-        return jnp.asarray(gate.score_ns(benefit))
-
-    slope: rx.IoFusionGate = jax.grad(score_ns)(gate)
-    return bool(gate.should_fuse(benefit)), float(slope.dispatch_ns)
+    return bool(gate.should_fuse(benefit)), float(gate.fuse_probability(benefit, temperature_ns=1e7))
 
 
 def calibration_says(calibration: rx.Calibration, batch: int, params: rx.WelchPeakParams) -> str:
@@ -54,13 +49,13 @@ def main() -> list[str]:
     assert calibration is not None
     signal: Rows = np.sin(2.0 * np.pi * 32.0 / 256.0 * np.arange(params.frame_len, dtype=np.float64))[None]
     peaks = rx.welch_peaks(signal, params, calibration=calibration)
-    shape = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
-    profile: rx.FunctionProfile = rx.profile_function(centred, shape)
-    predicted: rx.FunctionPrediction = calibration.predict_function(centred, shape)
-    advice: rx.Advice = rx.advise([centred, energy], shape, calibration=calibration)
-    fuses, slope = gate_says(8192, params)
+    rows = np.zeros((1024, 1024), np.float32)
+    profile: rx.FunctionProfile = rx.profile_function(centred, rows)
+    predicted: rx.FunctionPrediction = calibration.predict_function(centred, rows)
+    advice: rx.Advice = rx.advise([centred, energy], rows, calibration=calibration)
+    fuses, probability = gate_says(8192, params)
     return [
-        f"gate: {'fuse' if fuses else 'keep'}, {slope:+.0f} for each ns of a launch",
+        f"gate: {'fuse' if fuses else 'keep'}, {probability:.0%} by the smooth form",
         calibration_says(calibration, 8192, params),
         f"strongest bin: {int(peaks[0, 0, 0])}",
         f"centred: {profile.flops} FLOP, {predicted.time_ns:,.0f} ns",

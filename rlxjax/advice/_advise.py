@@ -32,7 +32,7 @@ LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns"), ("elementwise_ns", "unca
 def advise(
     stages: Callable[..., Any] | Sequence[Callable[..., Any]],
     *args: Any,
-    calibration: Calibration | str | os.PathLike | None = None,
+    calibration: Calibration | str | os.PathLike[str] | None = None,
     min_gain_ns: float = 0.0,
     trip_counts: TripCounts | None = None,
     memory_bytes: int | None = None,

@@ -59,7 +59,7 @@ class Calibration:
         cls,
         content: CalibrationFile,
         models: Iterable[LatencyModel] | None = None,
-        path: str | os.PathLike | None = None,
+        path: str | os.PathLike[str] | None = None,
     ) -> "Calibration":
         """Build from the content of a calibration file; arguments as in `load_calibration`."""
         known = {model.name: model for model in (BUILT_IN.values() if models is None else models)}
@@ -156,7 +156,7 @@ class Calibration:
 
 
 def load_calibration(
-    path: str | os.PathLike | None = None, models: Iterable[LatencyModel] | None = None
+    path: str | os.PathLike[str] | None = None, models: Iterable[LatencyModel] | None = None
 ) -> Calibration:
     """Load a calibration file; by default the one that the calibrate job wrote for JAX's default platform.
 

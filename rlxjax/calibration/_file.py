@@ -67,7 +67,9 @@ def default_calibration_path(platform_name: str | None = None) -> FilePath:
     return FilePath(home) / f"calibration-{platform_name or jax.default_backend()}.json"
 
 
-def read_calibration_file(path: str | os.PathLike, models: Iterable[LatencyModel] | None = None) -> CalibrationFile:
+def read_calibration_file(
+    path: str | os.PathLike[str], models: Iterable[LatencyModel] | None = None
+) -> CalibrationFile:
     """Return the validated content of a calibration file, which is left as it was.
 
     Args:
@@ -98,7 +100,7 @@ def read_calibration_file(path: str | os.PathLike, models: Iterable[LatencyModel
     return content
 
 
-def same_machine(path: str | os.PathLike, fingerprint: Fingerprint) -> CalibrationFile | None:
+def same_machine(path: str | os.PathLike[str], fingerprint: Fingerprint) -> CalibrationFile | None:
     """Return the calibration at a path if it is a good one of this machine and software, so that it may be added to."""
     try:
         known = read_calibration_file(path)
@@ -265,7 +267,7 @@ def _uncertainty_of(posterior: LatencyPosterior) -> Uncertainty:
     )
 
 
-def save_calibration(path: str | os.PathLike, *fits: PosteriorFit) -> None:
+def save_calibration(path: str | os.PathLike[str], *fits: PosteriorFit) -> None:
     """Write a calibration of this machine: what its timings say of one or more latency models.
 
     `load_calibration(path, models=...)` reads it. It holds no measured gate, and no samples: the calibrate job's files

@@ -64,7 +64,7 @@ def fingerprint_differences(
     ]
 
 
-def warn_if_elsewhere(made_on: Fingerprint, path: str | os.PathLike) -> None:
+def warn_if_elsewhere(made_on: Fingerprint, path: str | os.PathLike[str]) -> None:
     """Warn where a calibration was made on another machine, or with other software, saying what differs."""
     here = current_fingerprint()
     if differences := fingerprint_differences(made_on, here):

@@ -13,7 +13,7 @@ class LearnedFftFileError(ValueError):
     """A model file that cannot be used: one line with the file, the field and the mend."""
 
 
-def save_learned_fft(model: LearnedFft, path: str | os.PathLike, note: str = "") -> None:
+def save_learned_fft(model: LearnedFft, path: str | os.PathLike[str], note: str = "") -> None:
     """Write a model to a file; a reader sees either the old file or the new one, whole.
 
     Args:
@@ -54,7 +54,7 @@ def save_learned_fft(model: LearnedFft, path: str | os.PathLike, note: str = "")
     write_json_file(content, path, indent=None)
 
 
-def load_learned_fft(path: str | os.PathLike, n_fft: int | np.integer | None = None) -> LearnedFft:
+def load_learned_fft(path: str | os.PathLike[str], n_fft: int | np.integer | None = None) -> LearnedFft:
     """Load a model that `save_learned_fft` wrote.
 
     Args:
