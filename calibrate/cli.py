@@ -13,7 +13,7 @@ import typer  # noqa: E402
 import rlxjax  # noqa: E402
 
 from .command_help import OVERVIEW, epilog  # noqa: E402
-from .command_line import AsJson, File, Quiet, command_line, set_up_jax, set_up_jax_as  # noqa: E402
+from .command_line import AsJson, File, Quiet, calibration_file, command_line, set_up_jax  # noqa: E402
 from .progress import Progress  # noqa: E402
 from .questions import add_questions  # noqa: E402
 from .refusals import NOT_WRITTEN_STATUS, one_line_errors, run, warn  # noqa: E402
@@ -197,7 +197,7 @@ def validate(
     """Check that a calibration file is sound and still holds here, by timing a few runs again."""
     progress = Progress(ends_s=_STARTED_S + budget, is_quiet=quiet)
     with progress.waiting("starting JAX"):
-        file = set_up_jax_as(file)
+        file = calibration_file(file)
         from .staleness import check
 
     verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=progress)

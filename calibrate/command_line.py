@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path as FilePath
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,10 +12,25 @@ from .printing import say
 
 #: Largest size of a workload: what arrays of JAX are indexed by.
 MAX_SIZE = 2**31 - 1
-Batch = Annotated[int, typer.Option(help="Rows of the signal.", max=MAX_SIZE)]
-NFft = Annotated[int, typer.Option(help="Samples of a segment, even.", max=MAX_SIZE)]
-Peaks = Annotated[int, typer.Option("--k", help="Peaks of a row, of n_fft / 2 + 1 bins at most.", max=MAX_SIZE)]
-Segments = Annotated[int, typer.Option(help="Segments of a row.", max=MAX_SIZE)]
+
+
+def _no_larger(given: int | list[int] | None) -> int | list[int] | None:
+    """Return sizes of a workload as they are given."""
+    for size in given if isinstance(given, list) else [given or 0]:
+        if size > MAX_SIZE:
+            raise typer.BadParameter(f"expected at most {MAX_SIZE}, got {size}")
+    return given
+
+
+def size_option(help: str, *names: str) -> Any:
+    """Return the option of a size of a workload."""
+    return typer.Option(*names, help=help, callback=_no_larger)
+
+
+Batch = Annotated[int, size_option("Rows of the signal.")]
+NFft = Annotated[int, size_option("Samples of a segment, even.")]
+Peaks = Annotated[int, size_option("Peaks of a row, of n_fft / 2 + 1 bins at most.", "--k")]
+Segments = Annotated[int, size_option("Segments of a row.")]
 File = Annotated[
     FilePath | None, typer.Argument(help="A calibration file; the saved one of this machine unless given.")
 ]
@@ -51,6 +66,18 @@ def set_up_jax_as(file: FilePath | None) -> FilePath:
     return file
 
 
+def calibration_file(file: FilePath | None) -> FilePath:
+    """Return the file of a calibration that was measured here, or another one that is given, with JAX set up for it.
+
+    Raises:
+        ValueError: nothing was measured.
+    """
+    path = set_up_jax_as(file)
+    if file is None and not path.exists():
+        raise _nothing_measured(path)
+    return path
+
+
 def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
     """Return the calibration of a file, or the one that is used where none is given, with JAX set up for it.
 
@@ -62,8 +89,12 @@ def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
         return rlxjax.load_calibration(file)
     found = rlxjax.default_calibration()
     if found is None:
-        raise ValueError(f"{path}: no such file; measure this machine with `rlxjax calibrate`")
+        raise _nothing_measured(path)
     return found
+
+
+def _nothing_measured(path: FilePath) -> ValueError:
+    return ValueError(f"{path}: no such file; measure this machine with `rlxjax calibrate`")
 
 
 def say_source(calibration: "rlxjax.Calibration", model: str) -> None:

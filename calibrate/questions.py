@@ -11,7 +11,6 @@ import rlxjax
 
 from .command_help import epilog
 from .command_line import (
-    MAX_SIZE,
     AsJson,
     Batch,
     File,
@@ -23,6 +22,7 @@ from .command_line import (
     command_line,
     say_source,
     set_up_jax,
+    size_option,
     workload,
 )
 from .printing import console, filled, say
@@ -151,13 +151,9 @@ def advise(
 
 @one_line_errors
 def bench(
-    n_fft: Annotated[
-        list[int] | None, typer.Option(help="Samples of a segment, even; may be given again.", max=MAX_SIZE)
-    ] = None,
-    batch: Annotated[
-        list[int] | None, typer.Option(help="Rows of the signal; may be given again.", max=MAX_SIZE)
-    ] = None,
-    k: Annotated[list[int] | None, typer.Option(help="Peaks of a row; may be given again.", max=MAX_SIZE)] = None,
+    n_fft: Annotated[list[int] | None, size_option("Samples of a segment, even; may be given again.")] = None,
+    batch: Annotated[list[int] | None, size_option("Rows of the signal; may be given again.")] = None,
+    k: Annotated[list[int] | None, size_option("Peaks of a row; may be given again.")] = None,
     segments: Segments = 2,
     contender: Annotated[
         list[str] | None, typer.Option(help="Who takes part, all by default; may be given again.")

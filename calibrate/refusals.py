@@ -40,7 +40,7 @@ def run(commands: typer.Typer, arguments: list[str], name: str) -> None:
     except _UsageError as error:
         asked = error.ctx.command_path if error.ctx else name
         message = " ".join(error.format_message().split()).removesuffix(".")
-        typer.echo(f"error: {message}; see `{asked} -h`", err=True)
+        typer.echo(f"error: {message} (see `{asked} -h`)", err=True)
         status = BAD_INPUT_STATUS
     except typer.Abort:
         status = INTERRUPTED_STATUS
