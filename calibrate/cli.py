@@ -17,6 +17,7 @@ from .command_line import AsJson, File, Quiet, calibration_file, command_line, s
 from .progress import Progress  # noqa: E402
 from .questions import add_questions  # noqa: E402
 from .refusals import NOT_WRITTEN_STATUS, one_line_errors, run, warn  # noqa: E402
+from .report_command import report  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -211,6 +212,7 @@ def validate(
 
 
 add_questions(app)
+app.command()(report)
 
 
 def main() -> None:

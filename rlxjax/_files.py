@@ -119,14 +119,19 @@ def file_to_write(path: str | os.PathLike[str]) -> FilePath:
 
 
 def write_json_file(content: BaseModel, path: str | os.PathLike[str], indent: int | None = 2) -> None:
+    """Write a schema's content as JSON; see `write_text_file`."""
+    write_text_file(content.model_dump_json(indent=indent) + "\n", path)
+
+
+def write_text_file(text: str, path: str | os.PathLike[str]) -> None:
     """Write a file so that a reader sees either the old one or the new one, whole.
 
     Raises:
         ValueError: the path is that of a folder, a device or a named pipe.
+        OSError: its folder cannot be made or written.
     """
     path = file_to_write(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = content.model_dump_json(indent=indent) + "\n"
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

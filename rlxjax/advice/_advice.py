@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
@@ -51,6 +52,8 @@ class Advice:
         apart_interval_ns: that holds it with 90 %.
         together_ns: predicted time of the one program.
         together_interval_ns: that holds it with 90 %.
+        apart_terms_ns: the parts of `apart_ns` by name, the largest first.
+        together_terms_ns: those of `together_ns`.
         min_gain_ns: what has to be saved.
         stages: cost of each stage.
         saved_calls: programs that are called less.
@@ -76,6 +79,8 @@ class Advice:
     apart_interval_ns: tuple[float, float] | None = None
     together_ns: float | None = None
     together_interval_ns: tuple[float, float] | None = None
+    apart_terms_ns: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
+    together_terms_ns: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
     min_gain_ns: float = 0.0
     stages: tuple[StageCost, ...] = ()
     saved_calls: int = 0

@@ -173,6 +173,8 @@ def _advice(
         apart_interval_ns=(spread[0], spread[1]),
         together_ns=one.time_ns,
         together_interval_ns=(one.low_ns, one.high_ns),
+        apart_terms_ns=_summed(each),
+        together_terms_ns=dict(one.terms_ns),
         min_gain_ns=min_gain_ns,
         stages=tuple(
             StageCost(stage.name, own.time_ns, _word(next(iter(own.terms_ns))), own.profile.peak_bytes)
@@ -196,11 +198,19 @@ def _advice(
 
 def _difference(each: Sequence[FunctionPrediction], one: FunctionPrediction) -> dict[str, float]:
     """Return what one program saves of each term in ns, the largest change first."""
-    saved: dict[str, float] = {name: -time_ns for name, time_ns in one.terms_ns.items()}
+    saved = _summed(each)
+    for name, time_ns in one.terms_ns.items():
+        saved[name] = saved.get(name, 0.0) - time_ns
+    return dict(sorted(saved.items(), key=lambda part: -abs(part[1])))
+
+
+def _summed(each: Sequence[FunctionPrediction]) -> dict[str, float]:
+    """Return the terms of several predictions as one sum each in ns, the largest first."""
+    terms: dict[str, float] = {}
     for prediction in each:
         for name, time_ns in prediction.terms_ns.items():
-            saved[name] = saved.get(name, 0.0) + time_ns
-    return dict(sorted(saved.items(), key=lambda part: -abs(part[1])))
+            terms[name] = terms.get(name, 0.0) + time_ns
+    return dict(sorted(terms.items(), key=lambda part: -part[1]))
 
 
 def _launches(profile: FunctionProfile) -> int:

@@ -5,6 +5,7 @@ from rlxjax._files import file_to_write as file_to_write
 from rlxjax._files import first_refusal as first_refusal
 from rlxjax._files import sha256_of as sha256_of
 from rlxjax._files import write_json_file as write_json_file
+from rlxjax._files import write_text_file as write_text_file
 
 from ._calibrated import CalibratedModel as CalibratedModel
 from ._calibration import Calibration as Calibration

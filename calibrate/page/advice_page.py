@@ -1,0 +1,141 @@
+"""The page of an advice: the verdict, the terms of both forms, and what one program saves."""
+
+import json
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from rlxjax import Advice
+from rlxjax.calibration import first_refusal
+
+from .document import page, picture_section, verdict
+from .markup import Markup, element
+from .panels import Picture
+from .tables import Figure, Table
+from .waterfall import Form, term_table, waterfalls
+from .words import percent, plain, times, us
+
+#: What the verdicts are called, and whether one program is good news.
+_WORDS = {
+    "fuse": (True, "Fuse: make them one program."),
+    "keep": (True, "Keep them apart."),
+    "undecided": (None, "Undecided."),
+    "cannot model": (False, "This cannot be modelled."),
+}
+_MEND = "write one with `rlxjax advise ... --json > FILE`"
+
+
+def advice_page(path: FilePath, *, command: str) -> str:
+    """Return the page of an advice as HTML.
+
+    Args:
+        path: of what `rlxjax advise --json` printed.
+        command: that makes the page, for its foot.
+
+    Raises:
+        ValueError: a file that holds no advice; one line with the mend.
+    """
+    advice, source = read_advice(path)
+    sections = [("verdict", "Verdict", _verdict(advice))]
+    if advice.apart_terms_ns and advice.together_terms_ns:
+        sections.append(picture_section(_terms(advice)))
+    if advice.stages:
+        sections.append(("stages", "The stages", _stages(advice).markup()))
+    if advice.apart_ns is not None:
+        sections.append(("counts", "What one program saves", _counts(advice).markup()))
+    if advice.code:
+        sections.append(("code", "The change", element("pre", element("code", advice.code), tabindex="0")))
+    title = "Should they be one program?"
+    names = " → ".join(stage.name for stage in advice.stages)
+    return page(title, " · ".join(filter(None, (names, f"by {source}" if source else ""))), sections, command)
+
+
+def read_advice(path: FilePath) -> tuple[Advice, str]:
+    """Return the advice in a file, and the phrase that says which calibration it is by.
+
+    Raises:
+        ValueError: a file that holds none; one line with the mend.
+    """
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror}); {_MEND}") from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"{path}: not whole JSON; {_MEND}") from None
+    try:
+        advice = TypeAdapter(Advice).validate_python(content)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {first_refusal(error)}; {_MEND}") from None
+    if advice.verdict not in _WORDS:
+        raise ValueError(f"{path}: verdict: expected one of {', '.join(_WORDS)}, got {advice.verdict!r}; {_MEND}")
+    source = content.get("calibration")
+    return advice, source if isinstance(source, str) else ""
+
+
+def _verdict(advice: Advice) -> Markup:
+    is_good, word = _WORDS[advice.verdict]
+    said = [f"{advice.reason[:1].upper()}{advice.reason[1:]} ({advice.reason_code})."]
+    if advice.probability is not None:
+        said.append(
+            f"One program saves more than {us(advice.min_gain_ns)} µs in a call with {percent(advice.probability)}."
+        )
+    if (measured := advice.measured) is not None:
+        ratio = measured.apart_ns / measured.together_ns
+        said.append(
+            f"Measured: {us(measured.apart_ns)} µs apart, {us(measured.together_ns)} µs together, {times(ratio)} as "
+            f"fast together. Compiling took {measured.compile_s:.2f} s and {_payback(advice)}."
+        )
+    if advice.flip:
+        said.append(f"{advice.flip[:1].upper()}{advice.flip[1:]}.")
+    cautions = ["Some count lies outside what was measured: this is an extrapolation."] if advice.extrapolated else []
+    return verdict(is_good, word, said, cautions)
+
+
+def _payback(advice: Advice) -> str:
+    calls = advice.calls_to_pay_back
+    return "never pays" if calls is None else f"pays after {calls:,} calls"
+
+
+def _terms(advice: Advice) -> Picture:
+    forms = [
+        Form(name, terms_ns, time_ns, (time_ns, time_ns) if interval is None else interval)
+        for name, terms_ns, time_ns, interval in (
+            ("apart", advice.apart_terms_ns, advice.apart_ns or 0.0, advice.apart_interval_ns),
+            ("together", advice.together_terms_ns, advice.together_ns or 0.0, advice.together_interval_ns),
+        )
+    ]
+    said = [
+        "Parts of the predicted time of a call. Each term begins where the one before it ends; the last bar is their "
+        "sum, with the interval that holds a call with 90 %."
+    ]
+    table = term_table(forms, "a call of all stages")
+    return Picture("terms", "Where the time goes", said, None, waterfalls("terms", forms), table)
+
+
+def _stages(advice: Advice) -> Table:
+    rows = [
+        [
+            stage.name,
+            Figure(us(stage.time_ns), stage.time_ns),
+            plain(stage.limit),
+            Figure(f"{stage.peak_bytes:,}", stage.peak_bytes),
+        ]
+        for stage in advice.stages
+    ]
+    return Table("Each stage, jitted by itself", ("stage", "takes, µs", "limited by", "peak memory, bytes"), rows)
+
+
+def _counts(advice: Advice) -> Table:
+    counts = (
+        ("programs called", advice.saved_calls, ""),
+        ("kernels launched", advice.saved_launches, ""),
+        ("waits for the host", advice.saved_sync_points, ""),
+        ("results read back", advice.saved_readback_bytes, "bytes"),
+        ("traffic", advice.saved_traffic_bytes, "bytes"),
+        ("floating-point operations", -advice.recomputed_flops, "FLOP"),
+        ("results computed", -advice.recomputed_elements, "numbers"),
+        ("peak memory", advice.apart_peak_bytes - advice.together_peak_bytes, "bytes"),
+    )
+    rows = [[name, Figure(f"{value:,}", value), unit] for name, value, unit in counts]
+    return Table("Less by so much in one program; what is negative is more", ("what", "saved", "unit"), rows)

@@ -1,0 +1,90 @@
+"""What was timed: the samples beside a calibration, as one time a workload with its prediction."""
+
+import dataclasses
+from pathlib import Path as FilePath
+
+import numpy as np
+
+from rlxjax.calibration import (
+    MACHINE_FIELDS,
+    CalibratedModel,
+    CalibrationFile,
+    fingerprint_differences,
+    sha256_of,
+)
+from rlxjax.fit import COVERED_SDS, MIN_TIMINGS, estimate
+
+from ..samples import read_samples, timings_of
+from ..visits import noise_floor, quantile_ns
+from ..workloads import Cell, runs_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """The workloads of a samples file that a calibration predicts, `[cells]` each.
+
+    Attributes:
+        cells: the workloads.
+        time_ns: as measured, what the fit took.
+        noise: relative difference of two halves of the campaign; NaN for a single round.
+        predicted_ns: by the calibration.
+        log_sd: standard deviation of the prediction's logarithm, the machine's pace included.
+    """
+
+    cells: list[Cell]
+    time_ns: np.ndarray
+    noise: np.ndarray
+    predicted_ns: np.ndarray
+    log_sd: np.ndarray
+
+    @property
+    def low_ns(self) -> np.ndarray:
+        """Lower ends of the intervals of 90 %."""
+        return self.predicted_ns * np.exp(-COVERED_SDS * self.log_sd)
+
+    @property
+    def high_ns(self) -> np.ndarray:
+        """Their upper ends."""
+        return self.predicted_ns * np.exp(COVERED_SDS * self.log_sd)
+
+
+def measured_beside(
+    content: CalibrationFile, calibrated: CalibratedModel, path: FilePath, samples: FilePath | None
+) -> tuple[Measured | None, str]:
+    """Return what was timed for a calibration, and a sentence on where it is from or why it is not shown.
+
+    Args:
+        content: of the calibration file.
+        calibrated: its model of Welch peaks.
+        path: of the file.
+        samples: a file to take; the one beside the calibration that the latter names unless given.
+
+    Raises:
+        ValueError: a file that was given and holds no samples, or those of another machine.
+    """
+    if samples is None:
+        if content.samples is None:
+            return None, "The calibration names no samples, so that no measured times are shown."
+        samples = path.parent / content.samples.file
+        show = "give it with --samples to see measured times"
+        if not samples.is_file():
+            return None, f"The samples file {samples.name} is not beside the calibration: {show}."
+        if sha256_of(samples) != content.samples.sha256:
+            return None, f"{samples.name} beside the calibration is not what was fitted: {show}."
+    log = read_samples(samples)
+    if differences := fingerprint_differences(log.fingerprint, content.fingerprint, MACHINE_FIELDS):
+        said = "; ".join(differences).replace(" here", " in the calibration").replace(" there", " in the samples")
+        raise ValueError(f"{samples}: samples of another machine ({said}); give those of this calibration")
+    visits = log.visits()
+    lengths = set(np.ravel(calibrated.posterior.facts.get("learned_n_fft", ())).tolist())
+    kept = np.array([not runs_model(cell) or cell.n_fft in lengths for cell in log.cells], bool)
+    if not len(visits.rounds()) or kept.sum() < MIN_TIMINGS:
+        return None, f"{samples.name} holds no whole round of workloads, so that no measured times are shown."
+    cells = [cell for cell, is_one in zip(log.cells, kept, strict=True) if is_one]
+    time_ns = quantile_ns(visits)[kept]
+    found = estimate(calibrated.posterior, timings_of(cells, time_ns).runs)
+    log_sd = np.hypot(np.asarray(found.log_sd()), calibrated.pace_log_sd)
+    measured = Measured(cells, time_ns, noise_floor(visits)[kept], np.asarray(found.time_ns), log_sd)
+    said = f"Measured times are those of {len(cells)} workloads in {samples.name}"
+    is_fitted = content.samples is not None and sha256_of(samples) == content.samples.sha256
+    return measured, f"{said}, to which the calibration was fitted." if is_fitted else f"{said}: not what was fitted."

@@ -1,0 +1,94 @@
+"""Numbers as a reader of the page sees them, with their units."""
+
+import datetime
+import math
+
+#: Units of time, and their nanoseconds.
+_TIMES = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
+
+
+def us(time_ns: float) -> str:
+    """Return a time in µs, without the unit: three digits, or all of a larger one.
+
+    Examples:
+        >>> us(1234567.0), us(12345.0), us(123.0)
+        ('1,235', '12.3', '0.12')
+    """
+    value = time_ns / 1e3
+    return f"{value:,.{0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2}f}"
+
+
+def duration(time_ns: float) -> str:
+    """Return a time with the unit in which it has few digits.
+
+    Examples:
+        >>> duration(1e4), duration(2.5e6), duration(0.5)
+        ('10 µs', '2.5 ms', '0.5 ns')
+    """
+    unit, size = next((pair for pair in _TIMES if time_ns >= pair[1] * (1 - 1e-9)), _TIMES[-1])
+    return f"{time_ns / size:.3g} {unit}"
+
+
+def size(value: float) -> str:
+    """Return a number of rows or samples, in thousands where these are round.
+
+    Examples:
+        >>> size(64), size(1000), size(131072)
+        ('64', '1k', '131,072')
+    """
+    return f"{value / 1e3:g}k" if value >= 1e3 and value % 1e3 == 0 else f"{value:,.0f}"
+
+
+def percent(share: float) -> str:
+    """Return a share in per cent, one decimal below ten.
+
+    Examples:
+        >>> percent(0.0234), percent(0.92)
+        ('2.3 %', '92 %')
+    """
+    value = 100.0 * share
+    return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
+
+
+def times(factor: float) -> str:
+    """Return a factor, with three digits.
+
+    Examples:
+        >>> times(1.0234), times(12.3)
+        ('1.02 ×', '12.3 ×')
+    """
+    return f"{factor:.3g} ×"
+
+
+def give_or_take(log_sd: float) -> str:
+    """Return one standard deviation of a logarithm: in per cent where it is small, else as a factor.
+
+    Examples:
+        >>> give_or_take(0.05), give_or_take(math.log(2))
+        ('± 5.0 %', '× or ÷ 2.0')
+    """
+    return f"± {percent(log_sd)}" if log_sd < 0.5 else f"× or ÷ {math.exp(log_sd):.1f}"
+
+
+def date(text: str) -> str:
+    """Return a date as a sentence has it; a text that is none as it is.
+
+    Examples:
+        >>> date("2026-11-25T22:43:21+00:00"), date("yesterday")
+        ('25 November 2026, 22:43 UTC', 'yesterday')
+    """
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return f"{moment.day} {moment:%B %Y, %H:%M} {moment.tzname() or ''}".strip()
+
+
+def plain(name: str) -> str:
+    """Return the name of a term or coefficient in words.
+
+    Examples:
+        >>> plain("launch_and_sync_ns")
+        'launch and sync'
+    """
+    return name.removesuffix("_ns").replace("_", " ")

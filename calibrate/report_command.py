@@ -1,0 +1,68 @@
+"""The command that writes a calibration, or an advice, as a page to read and to hand on."""
+
+from pathlib import Path as FilePath
+from typing import Annotated
+
+import typer
+
+from .command_line import Batch, File, NFft, Peaks, command_line, set_up_jax, set_up_jax_as
+from .refusals import one_line_errors
+
+
+@one_line_errors
+def report(
+    file: File = None,
+    out: Annotated[FilePath, typer.Option("--out", "-o", help="The HTML file to write.")] = FilePath("report.html"),
+    samples: Annotated[
+        FilePath | None,
+        typer.Option(help="What was timed; the file beside the calibration that it names unless given."),
+    ] = None,
+    against: Annotated[
+        FilePath | None, typer.Option(help="An earlier calibration of the same machine, to see what changed.")
+    ] = None,
+    advice: Annotated[
+        FilePath | None,
+        typer.Option(help="What `rlxjax advise --json` printed: the page is of that, and not of a calibration."),
+    ] = None,
+    batch: Batch = 1024,
+    n_fft: NFft = 256,
+    k: Peaks = 16,
+) -> None:
+    """Write a calibration as one HTML file: the verdict, what was measured, what changed, and pictures.
+
+    The file is whole: it loads nothing. --batch, --n-fft and --k name the workload whose time is explained.
+    Example: rlxjax report -o report.html --against last-week.json
+    Exit status 0: written; 2: bad input, or a place that cannot be written.
+    """
+    if advice is not None:
+        for name, given in (("FILE", file), ("--samples", samples), ("--against", against)):
+            if given is not None:
+                raise ValueError(f"--advice: expected no {name} beside it, got {given}; make a page of each")
+        set_up_jax(None)
+        from .page import advice_page
+
+        text = advice_page(advice, command=command_line("report", advice=advice, out=out))
+    else:
+        path = set_up_jax_as(file)
+        from .page import calibration_page
+
+        sizes = {"batch": batch, "n_fft": n_fft, "k": k}
+        given = {"samples": samples, "against": against}
+        command = command_line("report", *([] if file is None else [file]), out=out, **given, **sizes)
+        text = calibration_page(path, command=command, workload=sizes, **given)
+    _write(text, out)
+    typer.echo(f"report: {out}")
+
+
+def _write(text: str, path: FilePath) -> None:
+    """Write the page whole, or not at all.
+
+    Raises:
+        ValueError: a place that cannot be written; one line with the mend.
+    """
+    from rlxjax.calibration import write_text_file
+
+    try:
+        write_text_file(text, path)
+    except OSError as error:
+        raise ValueError(f"--out: {path} cannot be written ({error.strerror}): give another place with -o") from None
