@@ -1,4 +1,4 @@
-"""HTML pages as tests see them: tables by caption, elements with their attributes, and the page of a made-up machine."""
+"""HTML pages as tests see them: tables by caption, elements with attributes; and the page of a made-up machine."""
 
 import html.parser
 import json

@@ -94,9 +94,7 @@ def test_measured_times_are_those_of_the_samples_and_predictions_those_of_every_
         ends = calibration.interval_ns(name, batch[mine], n_fft[mine], k[mine])
         np.testing.assert_allclose((low[mine], high[mine]), ends, rtol=1e-4)
     order = [np.lexsort((n_fft[strategy == name], batch[strategy == name])) for name in ("fused-maxima", "fused-top_k")]
-    each = [
-        predicted[strategy == name][own] for name, own in zip(("fused-maxima", "fused-top_k"), order, strict=True)
-    ]
+    each = [predicted[strategy == name][own] for name, own in zip(("fused-maxima", "fused-top_k"), order, strict=True)]
     mine = strategy == "fused-maxima"
     runs = (values[mine][order[0]] for values in (batch, n_fft, k))
     np.testing.assert_allclose(np.minimum(*each), calibration.predict_ns("fused", *runs))
@@ -213,7 +211,9 @@ def contrast(one, other):
 
 def test_colours_have_the_contrast_of_wcag_aa_in_light_dark_and_print():
     css = resources.files("calibrate.page").joinpath("page.css").read_text()
-    blocks = [dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", css, re.DOTALL)]
+    blocks = [
+        dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    ]
     assert len(blocks) == 3
     for theme in (blocks[0] | block for block in blocks):
         for ground in ("paper", "wash"):

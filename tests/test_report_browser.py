@@ -109,7 +109,9 @@ def test_the_mouse_a_finger_and_the_keyboard_name_a_cell(mark, shown):
     settled(shown)
     shown.tap(x, y)
     assert tip(shown) == said
-    left, right = shown.run("(() => { const b = document.getElementById('tip').getBoundingClientRect(); return [b.left, b.right] })()")
+    left, right = shown.run(
+        "(() => { const b = document.getElementById('tip').getBoundingClientRect(); return [b.left, b.right] })()"
+    )
     assert 0 <= left < right <= PHONE[0]
 
 
@@ -140,7 +142,9 @@ def test_the_page_is_light_dark_and_printed(shown):
     shown.media("print", "dark")
     ground, ink = brightness(shown)
     assert (ground, ink) == (255, 0)
-    displays = shown.run("['nav', '#tip', '.long'].map((name) => getComputedStyle(document.querySelector(name)).display)")
+    displays = shown.run(
+        "['nav', '#tip', '.long'].map((name) => getComputedStyle(document.querySelector(name)).display)"
+    )
     assert displays == ["none"] * 3
     heights = shown.run(
         "[...document.querySelectorAll('details:not(.long) table')].map((one) => one.getBoundingClientRect().height)"

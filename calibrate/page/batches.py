@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from calibrate.workloads import SHOWN_K, SHOWN_N_FFT
 from rlxjax.calibration import CalibratedModel
 
-from ..workloads import SHOWN_K, SHOWN_N_FFT
 from .markup import Markup, element
 from .measured import Measured
 from .panels import (

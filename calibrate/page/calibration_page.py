@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 
+from calibrate.report import ERROR_COLUMNS, FUNCTION_COLUMNS
+from calibrate.verdict import MOST_ERROR, MOST_FUNCTION_ERROR, Verdict, said_of_pace, verdict_on, what_pays
 from rlxjax.calibration import (
     CalibratedModel,
     Calibration,
@@ -15,8 +17,6 @@ from rlxjax.calibration import (
 )
 from rlxjax.models import FUNCTIONS, WELCH
 
-from ..report import ERROR_COLUMNS, FUNCTION_COLUMNS
-from ..verdict import MOST_ERROR, MOST_FUNCTION_ERROR, Verdict, said_of_pace, verdict_on, what_pays
 from .batches import batch_picture
 from .changes import change_picture, earlier_calibration, welch_of
 from .coefficients import coefficient_picture
@@ -125,7 +125,9 @@ def _measured_section(content: CalibrationFile, section: ModelSection) -> Markup
         [name.replace("*", " × "), Figure(size(entry.low), entry.low), Figure(size(entry.high), entry.high)]
         for name, entry in section.domain.items()
     ]
-    domain = Table("The sizes that were timed: beyond them a prediction is an extrapolation", ("size", "from", "to"), rows)
+    domain = Table(
+        "The sizes that were timed: beyond them a prediction is an extrapolation", ("size", "from", "to"), rows
+    )
     skipped = [("Workloads that were not timed", content.skipped), ("Timings far off", section.fit.outliers)]
     return joined(
         (
@@ -157,7 +159,9 @@ def _listed(heading: str, names: list[str]) -> Markup | None:
 
 def _errors(section: ModelSection, columns: Mapping[str, str], what: str) -> Markup:
     """Return the mean absolute errors as a table, which is open: it is what the page is about."""
-    rows = [[name, *(_error(getattr(one, field)) for field in columns.values())] for name, one in section.held_out.items()]
+    rows = [
+        [name, *(_error(getattr(one, field)) for field in columns.values())] for name, one in section.held_out.items()
+    ]
     said = (
         "Mean absolute relative error of predictions. Held out is what a second fit never saw: that is the error to "
         "expect on sizes that you did not time. The noise floor is what no model could be better than."

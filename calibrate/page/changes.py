@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.report import number
+from calibrate.workloads import SHOWN_BATCHES, SHOWN_K
 from rlxjax.calibration import (
     MACHINE_FIELDS,
     CalibratedModel,
@@ -18,8 +20,6 @@ from rlxjax.calibration import (
 from rlxjax.fit import named, unit_of
 from rlxjax.models import WELCH
 
-from ..report import number
-from ..workloads import SHOWN_BATCHES, SHOWN_K
 from .batches import N_FFTS
 from .markup import Markup
 from .panels import WIDTH, Picture, line, mark, panel, rect, text

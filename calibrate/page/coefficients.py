@@ -3,11 +3,11 @@
 import dataclasses
 import math
 
+from calibrate.report import number
 from rlxjax.calibration import CalibratedModel, population_prior
 from rlxjax.device import Provenance
 from rlxjax.fit import COVERED_SDS, LatencyPrior, named, unit_of
 
-from ..report import number
 from .markup import Markup, element
 from .panels import WIDTH, Picture, legend, line, mark, panel, rect, sign, text
 from .scales import Scale, ratio_scale, ratio_ticks
@@ -112,7 +112,8 @@ def _panel(ident: str, found: list[Coefficient]) -> Markup:
     content.append(text((LEFT + RIGHT) / 2, bottom + 32, "value ÷ prior median", "label middle"))
     content += [_row(one, TOP + (row + 0.5) * ROW_HEIGHT, x) for row, one in enumerate(found)]
     furthest = max(found, key=lambda one: abs(math.log(one.value / one.prior)))
-    described = f"{len(found)} coefficients; the one furthest from its prior is {furthest.name}, {times(furthest.value / furthest.prior)}."
+    ratio = times(furthest.value / furthest.prior)
+    described = f"{len(found)} coefficients; the one furthest from its prior is {furthest.name}, {ratio}."
     return panel(f"{ident}-all", "Coefficients over their prior", described, bottom + 38, *content, reach=400)
 
 

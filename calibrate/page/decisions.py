@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from calibrate.workloads import SHOWN_K
 from rlxjax.calibration import CalibratedModel
 from rlxjax.fit import SURE
 from rlxjax.models import GRID_KS, GRID_N_FFTS
 
-from ..workloads import SHOWN_K
 from .markup import Markup, element
 from .panels import WIDTH, Picture, legend, mark, panel, rect, sign, style_of, text
 from .tables import Figure, Table

@@ -5,6 +5,9 @@ from pathlib import Path as FilePath
 
 import numpy as np
 
+from calibrate.samples import read_samples, timings_of
+from calibrate.visits import noise_floor, quantile_ns
+from calibrate.workloads import Cell, runs_model
 from rlxjax.calibration import (
     MACHINE_FIELDS,
     CalibratedModel,
@@ -13,10 +16,6 @@ from rlxjax.calibration import (
     sha256_of,
 )
 from rlxjax.fit import COVERED_SDS, MIN_TIMINGS, estimate
-
-from ..samples import read_samples, timings_of
-from ..visits import noise_floor, quantile_ns
-from ..workloads import Cell, runs_model
 
 
 @dataclasses.dataclass(frozen=True)

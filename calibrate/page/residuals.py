@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from calibrate.workloads import STRATEGIES
 from rlxjax.calibration import ErrorSummary
 
-from ..workloads import STRATEGIES
 from .markup import Markup
 from .measured import Measured
 from .panels import (
@@ -59,8 +59,8 @@ def residual_picture(measured: Measured | None, said: str, held_out: Mapping[str
         head = f"{name}: off by {percent(float(off[places].mean()))} in the mean"
         described = (
             f"{len(places)} workloads from {duration(float(measured.time_ns[places].min()))} to "
-            f"{duration(float(measured.time_ns[places].max()))}. {percent(float(inside[places].mean()))} of the measured "
-            f"times lie within their interval of 90 %."
+            f"{duration(float(measured.time_ns[places].max()))}. {percent(float(inside[places].mean()))} of the "
+            f"measured times lie within their interval of 90 %."
         )
         panels.append(_panel(name, head, described, measured, places, x, y, noise))
     sentences = [
@@ -79,10 +79,19 @@ def residual_picture(measured: Measured | None, said: str, held_out: Mapping[str
 
 
 def _panel(
-    name: str, title: str, described: str, measured: Measured, places: np.ndarray, x: Scale, y: Scale, noise: float | None
+    name: str,
+    title: str,
+    described: str,
+    measured: Measured,
+    places: np.ndarray,
+    x: Scale,
+    y: Scale,
+    noise: float | None,
 ) -> Markup:
     ticks = [(value, duration(value)) for value in x.ticks(7)]
-    content = [axes(x, y, ticks, [(value, f"{value:g}") for value in ratio_ticks(y)], "measured", "predicted ÷ measured")]
+    content = [
+        axes(x, y, ticks, [(value, f"{value:g}") for value in ratio_ticks(y)], "measured", "predicted ÷ measured")
+    ]
     if noise:
         top, bottom = y(math.exp(noise)), y(math.exp(-noise))
         content.append(rect(LEFT, top, RIGHT - LEFT, bottom - top, "noise"))

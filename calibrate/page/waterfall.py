@@ -4,9 +4,9 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
+from calibrate.report import number
 from rlxjax import Explanation, Flip
 
-from ..report import number
 from .markup import Markup, element
 from .panels import WIDTH, Picture, line, mark, panel, rect, text
 from .scales import Scale
@@ -49,9 +49,7 @@ def explanation_picture(explanation: Explanation) -> Picture:
     ]
     if not explanation.in_domain:
         said.append("The workload lies outside what was measured: all of this is extrapolated.")
-    extra = element(
-        "details", element("summary", "What would change the choice"), _flips(explanation).markup()
-    )
+    extra = element("details", element("summary", "What would change the choice"), _flips(explanation).markup())
     return Picture(
         "terms", "Where the time goes", said, None, waterfalls("terms", forms), term_table(forms, sizes), extra
     )
