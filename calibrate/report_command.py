@@ -45,11 +45,13 @@ def report(
     else:
         path = set_up_jax_as(file)
         from .page import calibration_page
+        from .report import Progress
 
         sizes = {"batch": batch, "n_fft": n_fft, "k": k}
         given = {"samples": samples, "against": against}
         command = command_line("report", *([] if file is None else [file]), out=out, **given, **sizes)
-        text = calibration_page(path, command=command, workload=sizes, **given)
+        with Progress().phase("drawing the page"):
+            text = calibration_page(path, command=command, workload=sizes, **given)
     _write(text, out)
     typer.echo(f"report: {out}")
 

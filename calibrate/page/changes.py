@@ -25,7 +25,7 @@ from .markup import Markup
 from .panels import WIDTH, Picture, line, mark, panel, rect, text
 from .scales import Scale
 from .tables import Figure, Table
-from .words import date, percent, times, us
+from .words import date, give_or_take, signed, times, us
 
 #: A change of more joint standard deviations than this is more than chance.
 SURE_SDS = 2.0
@@ -119,8 +119,8 @@ def change_picture(
             Figure(_value(change, change.after), change.after),
             "µs" if change.kind == "prediction" else change.unit,
             Figure(times(change.after / change.before), change.after / change.before),
-            Figure(percent(change.log_sd), change.log_sd),
-            Figure(f"{change.sds:+.1f}", change.sds),
+            Figure(give_or_take(change.log_sd), change.log_sd),
+            Figure(signed(change.sds), change.sds),
             _verdict(change),
         ]
         for change in found
@@ -145,7 +145,8 @@ def _coefficient_changes(before: CalibratedModel, after: CalibratedModel) -> lis
             name,
             "coefficient",
             unit_of(name),
-            *(float(own[name]) for own in values),
+            float(values[0][name]),
+            float(values[1][name]),
             math.hypot(*(float(own[name]) for own in log_sds)),
         )
         for name in values[0]
@@ -184,10 +185,12 @@ def _panel(found: Sequence[Change]) -> Markup:
     for value in x.ticks(6):
         at = x(value)
         content += [line(at, TOP, at, bottom, "zero" if abs(value) < 1e-9 else "grid")]
-        content.append(text(at, bottom + 15, f"{value:+g}" if abs(value) > 1e-9 else "0", "tick middle"))
+        content.append(
+            text(at, bottom + 15, f"{value:+g}".replace("-", "−") if abs(value) > 1e-9 else "0", "tick middle")
+        )
     content.append(text((LEFT + RIGHT) / 2, bottom + 32, "change, joint standard deviations", "label middle"))
     content += [_bar(change, TOP + row * ROW_HEIGHT, x) for row, change in enumerate(found)]
-    described = f"The surest change is that of {found[0].name}, by {found[0].sds:+.1f} joint standard deviations."
+    described = f"The surest change is that of {found[0].name}, by {signed(found[0].sds)} joint standard deviations."
     title = f"The {len(found)} surest changes"
     return panel("changes-all", title, described, bottom + 38, *content, reach=400)
 
@@ -197,7 +200,7 @@ def _bar(change: Change, y: float, x: Scale) -> Markup:
     said = (
         f"{change.name}: {_value(change, change.before)} to {_value(change, change.after)} "
         f"{'µs' if change.kind == 'prediction' else change.unit}, {times(change.after / change.before)}, "
-        f"{change.sds:+.1f} standard deviations, {_verdict(change)}"
+        f"{signed(change.sds)} standard deviations, {_verdict(change)}"
     )
     style = "bar-part" if change.is_sure else "bar-less"
     return mark(

@@ -105,7 +105,7 @@ def _panel(ident: str, found: list[Coefficient]) -> Markup:
     x = ratio_scale(min(max(*reaches, LEAST_REACH), MOST_REACH), LEFT, RIGHT)
     bottom = TOP + len(found) * ROW_HEIGHT
     content = []
-    for value in ratio_ticks(x):
+    for value in ratio_ticks(x, 32.0):
         at = x(value)
         content += [line(at, TOP, at, bottom, "zero" if value == 1.0 else "grid")]
         content.append(text(at, bottom + 15, f"{value:g}", "tick middle"))

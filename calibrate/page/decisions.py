@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,14 +13,12 @@ from rlxjax.models import GRID_KS, GRID_N_FFTS
 from .markup import Markup, element
 from .panels import WIDTH, Picture, legend, mark, panel, rect, sign, style_of, text
 from .tables import Figure, Table
-from .words import percent, size, us
+from .words import chance, percent, size, us
 
-#: Batches of a map, at most.
-BATCHES = 24
 LEFT, RIGHT, TOP = 48.0, WIDTH - 4.0, 14.0
 ROW_HEIGHT = 15.0
-#: Batches whose column has a label.
-LABELLED = 6
+#: Distance of two columns that have a label.
+LABELS_APART = 42.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Map:
     k: int
     batches: np.ndarray
     n_ffts: np.ndarray
-    names: Sequence[str]
+    names: list[str]
     pick: np.ndarray
     next_best: np.ndarray
     pick_ns: np.ndarray
@@ -63,7 +60,7 @@ def decision_picture(calibrated: CalibratedModel) -> Picture:
     low, high = calibrated.domain["k"]
     ks = sorted({k for k in (SHOWN_K, *GRID_KS[-1:]) if low <= k <= high} or {int(high)})
     maps = [map_of(calibrated, k) for k in ks]
-    names = list(dict.fromkeys(name for one in maps for name in one.names))
+    names = list(dict.fromkeys(one.names[place] for one in maps for place in np.unique(one.pick).tolist()))
     inside = np.concatenate([one.is_decided[one.in_domain] for one in maps])
     said = [
         "The colour is the strategy that is picked: the lowest prediction of those that give the same peaks. A hatched "
@@ -87,11 +84,11 @@ def map_of(calibrated: CalibratedModel, k: int) -> Map:
     n_ffts = np.array([n for n in GRID_N_FFTS if domain["n_fft"][0] <= n <= domain["n_fft"][1]])
     if not n_ffts.size:
         n_ffts = np.unique(np.array(domain["n_fft"], int))
-    batches = np.unique(np.round(np.geomspace(*domain["batch"], BATCHES)).astype(int))
+    low, high = domain["batch"]
+    batches = np.array(sorted(b for power in range(32) for b in (2**power, 3 * 2**power) if low <= b <= high))
     batch, n_fft = (grid.ravel() for grid in np.meshgrid(batches, n_ffts))
-    # A learned strategy has lengths of its own.
-    each = [set(calibrated.alternatives(1, length, k)) for length in n_ffts.tolist()]
-    names = [name for name in calibrated.alternatives(1, n_ffts[0].item(), k) if all(name in own for own in each)]
+    # A learned strategy has lengths of its own, and no place on a map of all.
+    names = [name for name in calibrated.alternatives(1, n_ffts[0].item(), k) if name != "learned"]
     times_ns = np.stack([np.asarray(calibrated.predict_ns(name, batch, n_fft, k)) for name in names])
     order = np.argsort(times_ns, axis=0, kind="stable")
     first, second = order[:2]
@@ -137,7 +134,7 @@ def _panel(one: Map) -> Markup:
                 rect(x, y, width, ROW_HEIGHT, "cell"),
                 hatch,
                 rect(x, y, width, ROW_HEIGHT, "over"),
-                strategy=one.names[one.pick[row, column]],
+                strategy=one.names[int(one.pick[row, column])],
                 class_="" if one.in_domain[row, column] else "faint",
             )
         )
@@ -146,7 +143,7 @@ def _panel(one: Map) -> Markup:
     last = -np.inf
     for column, batch in enumerate(one.batches.tolist()):
         at = LEFT + (column + 0.5) * width
-        if at - last >= (RIGHT - LEFT) / LABELLED - 1:
+        if at - last >= LABELS_APART and np.log2(batch) % 2 == 0:
             labels.append(text(at, bottom + 15, size(batch), "tick middle"))
             last = at
     labels += [
@@ -167,18 +164,17 @@ def _panel(one: Map) -> Markup:
 def _names(one: Map, width: float, bottom: float) -> list[Markup]:
     """Return the name of each strategy, in the middle of the cells that are its own."""
     found = []
-    rows, columns = np.indices(one.pick.shape)
     for place, name in enumerate(one.names):
         mine = (one.pick == place) & one.in_domain
         if mine.mean() < 0.08:
             continue
-        others = np.stack([rows[~mine], columns[~mine]], -1)
-        own = np.stack([rows[mine], columns[mine]], -1)
+        others = np.argwhere(~mine)
+        own = np.argwhere(mine)
         edge = np.minimum.reduce(
             [own[:, 0] + 1, own[:, 1] + 1, one.pick.shape[0] - own[:, 0], one.pick.shape[1] - own[:, 1]]
         )
         away = edge if not len(others) else np.minimum(edge, np.abs(own[:, None] - others[None]).max(-1).min(-1))
-        row, column = own[np.argmax(away)]
+        row, column = own[int(np.argmax(away))].tolist()
         at = text(LEFT + (column + 0.5) * width, bottom - (row + 0.5) * ROW_HEIGHT + 4, name, "name middle")
         found.append(at)
     return found
@@ -195,11 +191,11 @@ def _hatch(x: float, y: float, width: float, height: float, name: str) -> Markup
 
 
 def _said(one: Map, row: int, column: int) -> str:
-    pick, second = one.names[one.pick[row, column]], one.names[one.next_best[row, column]]
+    pick, second = (one.names[places[row, column]] for places in (one.pick, one.next_best))
     return (
         f"batch {one.batches[column]:,}, n_fft {one.n_ffts[row]:,}, k {one.k}: {pick} takes "
         f"{us(one.pick_ns[row, column])} µs, {second} {us(one.next_ns[row, column])} µs; {pick} is faster with "
-        f"{percent(float(one.probability[row, column]))}{'' if one.is_decided[row, column] else ', undecided'}"
+        f"{chance(float(one.probability[row, column]))}{'' if one.is_decided[row, column] else ', undecided'}"
         f"{'' if one.in_domain[row, column] else ', extrapolated'}"
     )
 
@@ -218,7 +214,7 @@ def _rows(one: Map) -> list[list[str | Figure]]:
                 Figure(us(pick_ns), pick_ns),
                 one.names[one.next_best[place]],
                 Figure(us(next_ns), next_ns),
-                Figure(percent(probability), probability),
+                Figure(chance(probability), probability),
                 "yes" if one.in_domain[place] else "no",
             ]
         )

@@ -7,6 +7,7 @@ import rlxjax
 
 from .markup import Markup, element, joined, paragraphs
 from .panels import Picture
+from .words import unbroken
 
 #: A browser that obeys it loads nothing that is not in the file.
 _POLICY = (
@@ -53,11 +54,12 @@ def picture_section(picture: Picture) -> tuple[str, str, Markup]:
     """Return a picture as a section: what it says, its signs, its panels, its figures."""
     panels = None
     if picture.panels:
-        single = " single" if len(picture.panels) == 1 else ""
-        panels = element("div", *picture.panels, class_=f"panels{single}")
+        panels = element("div", *picture.panels, class_="panels")
     table = None if picture.table is None else picture.table.folded()
-    content = joined((paragraphs(picture.said), picture.legend, panels, table, picture.extra))
-    return picture.ident, picture.title, content
+    said = joined((paragraphs(picture.said), picture.legend))
+    # One panel alone stands beside its text where there is place.
+    shown = element("div", element("div", said), panels, class_="beside") if len(picture.panels) == 1 else None
+    return picture.ident, picture.title, joined((shown or joined((said, panels)), table, picture.extra))
 
 
 def verdict(is_good: bool | None, word: str, said: Sequence[str], cautions: Sequence[str]) -> Markup:
@@ -70,8 +72,8 @@ def verdict(is_good: bool | None, word: str, said: Sequence[str], cautions: Sequ
         cautions: sentences.
     """
     tone = {True: "good", False: "bad", None: "even"}[is_good]
-    careful = [element("li", element("strong", "Caution: "), text) for text in cautions]
-    listed = element("ul", *(element("li", text) for text in said), *careful) if said or careful else None
+    careful = [element("li", element("strong", "Caution: "), unbroken(text)) for text in cautions]
+    listed = element("ul", *(element("li", unbroken(text)) for text in said), *careful) if said or careful else None
     return element("div", element("p", word, class_="word"), listed, class_=f"verdict {tone}")
 
 
@@ -87,4 +89,4 @@ def _footer(command: str) -> list[Markup]:
 
 def _shipped(name: str) -> Markup:
     """Return a file of this package as it is."""
-    return Markup(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
+    return Markup(resources.files(__name__.rpartition(".")[0]).joinpath(name).read_text(encoding="utf-8"))

@@ -3,6 +3,8 @@
 import html
 from collections.abc import Iterable
 
+from .words import unbroken
+
 #: Elements that hold nothing and have no end.
 _VOID = frozenset({"link", "meta"})
 
@@ -42,7 +44,7 @@ def joined(parts: Iterable[str | None]) -> Markup:
 
 def paragraphs(sentences: Iterable[str]) -> Markup:
     """Return a paragraph for each text."""
-    return joined(element("p", sentence) for sentence in sentences)
+    return joined(element("p", unbroken(sentence)) for sentence in sentences)
 
 
 def _attribute(value: str | float | bool) -> str:

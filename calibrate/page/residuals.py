@@ -90,7 +90,7 @@ def _panel(
 ) -> Markup:
     ticks = [(value, duration(value)) for value in x.ticks(7)]
     content = [
-        axes(x, y, ticks, [(value, f"{value:g}") for value in ratio_ticks(y)], "measured", "predicted ÷ measured")
+        axes(x, y, ticks, [(value, f"{value:g}") for value in ratio_ticks(y, 15.0)], "measured", "predicted ÷ measured")
     ]
     if noise:
         top, bottom = y(math.exp(noise)), y(math.exp(-noise))

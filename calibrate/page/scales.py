@@ -1,5 +1,6 @@
 """Axes: from values to places in a picture, and the round values that are marked."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -79,23 +80,33 @@ def ratio_scale(log_reach: float, start: float, end: float) -> Scale:
     return Scale(math.exp(-log_reach), math.exp(log_reach), start, end)
 
 
-def ratio_ticks(scale: Scale, most: int = 7) -> list[float]:
-    """Return round ratios within an axis around 1, each with its inverse, or nearly.
+def ratio_ticks(scale: Scale, apart: float) -> list[float]:
+    """Return as many round ratios within an axis around 1 as there is place for, each with its inverse, or nearly.
+
+    Args:
+        scale: of ratios.
+        apart: the least distance between two.
 
     Examples:
-        >>> ratio_ticks(ratio_scale(0.3, 0, 1))
+        >>> ratio_ticks(ratio_scale(0.3, 0, 100), 10)
         [0.8, 0.9, 1.0, 1.1, 1.25]
     """
     ladders: Sequence[Sequence[float]] = (
+        (1.0,),
         (0.01, 0.1, 1.0, 10.0, 100.0),
-        (0.1, 0.3, 1.0, 3.0, 10.0),
+        (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
         (0.25, 0.5, 1.0, 2.0, 4.0),
         (0.5, 0.7, 1.0, 1.4, 2.0),
         (0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5),
         (0.9, 0.95, 1.0, 1.05, 1.1),
     )
     fitting = [[value for value in ladder if _within(value, scale.low, scale.high)] for ladder in ladders]
-    return max((ladder for ladder in fitting if len(ladder) <= most), key=len)
+    spaced = [
+        ladder
+        for ladder in fitting
+        if all(abs(scale(high) - scale(low)) >= apart for low, high in itertools.pairwise(ladder))
+    ]
+    return max(spaced, key=len)
 
 
 def _within(value: float, low: float, high: float) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .markup import Markup, element, joined
 
 #: A table of more rows is left out of print.
-LONG_ROWS = 60
+LONG_ROWS = 40
 
 
 class Figure(NamedTuple):

@@ -11,7 +11,7 @@ from .markup import Markup, element
 from .panels import WIDTH, Picture, line, mark, panel, rect, text
 from .scales import Scale
 from .tables import Figure, Table
-from .words import duration, percent, plain, times, us
+from .words import chance, duration, percent, plain, times, us
 
 LEFT, RIGHT, TOP, ROW_HEIGHT = 118.0, WIDTH - 70.0, 8.0, 22.0
 
@@ -44,7 +44,7 @@ def explanation_picture(explanation: Explanation) -> Picture:
         f"The workload is {sizes}. Each term begins where the one before it ends; the last bar is their sum, with the "
         "interval that holds a run with 90 %.",
         f"{explanation.pick} before {explanation.runner_up} by {us(explanation.margin_ns)} µs, give or take "
-        f"{us(explanation.margin_sd_ns)}; probability {percent(explanation.probability)}: {verdict}.",
+        f"{us(explanation.margin_sd_ns)}; probability {chance(explanation.probability)}: {verdict}.",
         f"Crossover: {'none, ' if crossover.interval is None else ''}{crossover.sentence}{within}.",
     ]
     if not explanation.in_domain:

@@ -11,10 +11,12 @@ def us(time_ns: float) -> str:
     """Return a time in µs, without the unit: three digits, or all of a larger one.
 
     Examples:
-        >>> us(1234567.0), us(12345.0), us(123.0)
-        ('1,235', '12.3', '0.12')
+        >>> us(1234567.0), us(12345.0), us(123.0), us(0.0)
+        ('1,235', '12.3', '0.12', '0')
     """
     value = time_ns / 1e3
+    if not value:
+        return "0"
     return f"{value:,.{0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2}f}"
 
 
@@ -39,25 +41,48 @@ def size(value: float) -> str:
     return f"{value / 1e3:g}k" if value >= 1e3 and value % 1e3 == 0 else f"{value:,.0f}"
 
 
-def percent(share: float) -> str:
-    """Return a share in per cent, one decimal below ten.
+def percent(share: float, decimals: int = 0) -> str:
+    """Return a share in per cent, one decimal at least below ten.
 
     Examples:
         >>> percent(0.0234), percent(0.92)
         ('2.3 %', '92 %')
     """
     value = 100.0 * share
-    return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
+    return f"{value:.{max(decimals, 1) if abs(value) < 9.95 else decimals}f} %"
+
+
+def chance(probability: float) -> str:
+    """Return a probability; one that rounding would make certain as a bound.
+
+    Examples:
+        >>> chance(0.874), chance(0.9999), chance(1e-5)
+        ('87 %', 'over 99.9 %', 'under 0.1 %')
+    """
+    if probability > 0.999:
+        return f"over {percent(0.999, 1)}"
+    return f"under {percent(0.001)}" if probability < 0.001 else percent(probability)
 
 
 def times(factor: float) -> str:
     """Return a factor, with three digits.
 
     Examples:
-        >>> times(1.0234), times(12.3)
-        ('1.02 ×', '12.3 ×')
+        >>> times(1.0), times(12.34), times(1234.5)
+        ('1.00 ×', '12.3 ×', '1,234 ×')
     """
-    return f"{factor:.3g} ×"
+    return f"{factor:,.0f} ×" if factor >= 99.95 else f"{factor:#.3g} ×"
+
+
+def signed(value: float) -> str:
+    """Return a number with its sign and one decimal.
+
+    Examples:
+        >>> signed(2.34), signed(-0.51), signed(-0.01)
+        ('+2.3', '−0.5', '0.0')
+    """
+    text = f"{value:+.1f}".replace("-", "−")
+    return "0.0" if text in ("+0.0", "−0.0") else text
 
 
 def give_or_take(log_sd: float) -> str:
@@ -88,7 +113,12 @@ def plain(name: str) -> str:
     """Return the name of a term or coefficient in words.
 
     Examples:
-        >>> plain("launch_and_sync_ns")
-        'launch and sync'
+        >>> plain("launch_and_sync_ns"), plain("copy_bytes_per_ns")
+        ('launch and sync', 'copy bytes per ns')
     """
-    return name.removesuffix("_ns").replace("_", " ")
+    return (name if name.endswith("_per_ns") else name.removesuffix("_ns")).replace("_", " ")
+
+
+def unbroken(said: str) -> str:
+    """Return a text in which no line ends between a number and its unit."""
+    return said.replace(" %", "\u00a0%").replace(" µs", "\u00a0µs").replace("n_fft ", "n_fft\u00a0")

@@ -115,8 +115,8 @@ def _measured_section(content: CalibrationFile, section: ModelSection) -> Markup
         ("Software", f"JAX {machine.jax}, jaxlib {machine.jaxlib}, NumPy {machine.numpy}, Python {machine.python}"),
         ("Thread flags", ", ".join(f"{name}={value}" for name, value in flags.items()) or "none"),
         ("Made", date(content.created)),
-        ("Timings", _timings(content.samples)),
-        ("Timings of functions", _timings(_samples_of(content, FUNCTIONS.name))),
+        ("Timings", _timings(content.samples, "workloads")),
+        ("Timings of functions", _timings(_samples_of(content, FUNCTIONS.name), "functions")),
         ("Noise of the timings", "" if section.noise_floor is None else percent(section.noise_floor)),
         ("Fit", section.fit.message),
         ("Learned FFTs", ", ".join(f"{one.file} (n_fft {one.n_fft})" for one in content.learned_ffts)),
@@ -144,10 +144,11 @@ def _samples_of(content: CalibrationFile, model: str) -> Samples | None:
     return None if section is None else section.samples
 
 
-def _timings(samples: Samples | None) -> str:
+def _timings(samples: Samples | None, what: str) -> str:
     if samples is None:
         return ""
-    return f"{samples.timings:,} of {samples.workloads:,} in {samples.rounds} rounds, {samples.file}"
+    of = f"{samples.timings:,} timings of {samples.workloads:,} {what}"
+    return f"{of} in {samples.rounds} rounds: {samples.file}"
 
 
 def _listed(heading: str, names: list[str]) -> Markup | None:
