@@ -8,6 +8,8 @@ import typer
 from .command_line import Batch, File, NFft, Peaks, command_line, set_up_jax, set_up_jax_as
 from .refusals import one_line_errors
 
+_MEND = "give another place with -o"
+
 
 @one_line_errors
 def report(
@@ -34,6 +36,7 @@ def report(
     Example: rlxjax report -o report.html --against last-week.json
     Exit status 0: written; 2: bad input, or a place that cannot be written.
     """
+    _check_place(out)
     if advice is not None:
         for name, given in (("FILE", file), ("--samples", samples), ("--against", against)):
             if given is not None:
@@ -56,6 +59,16 @@ def report(
     typer.echo(f"report: {out}")
 
 
+def _check_place(path: FilePath) -> None:
+    """Refuse a place where no file can be, before anything is computed."""
+    from rlxjax.calibration import file_to_write
+
+    try:
+        file_to_write(path)
+    except ValueError as error:
+        raise ValueError(f"--out: {error}: {_MEND}") from None
+
+
 def _write(text: str, path: FilePath) -> None:
     """Write the page whole, or not at all.
 
@@ -67,4 +80,4 @@ def _write(text: str, path: FilePath) -> None:
     try:
         write_text_file(text, path)
     except OSError as error:
-        raise ValueError(f"--out: {path} cannot be written ({error.strerror}): give another place with -o") from None
+        raise ValueError(f"--out: {path} cannot be written ({error.strerror}): {_MEND}") from None

@@ -14,7 +14,7 @@ from .markup import Markup, element
 from .panels import Picture
 from .tables import Figure, Table
 from .waterfall import Form, term_table, waterfalls
-from .words import percent, plain, times, us
+from .words import chance, plain, times, us
 
 #: What the verdicts are called, and whether one program is good news.
 _WORDS = {
@@ -77,9 +77,8 @@ def _verdict(advice: Advice) -> Markup:
     is_good, word = _WORDS[advice.verdict]
     said = [f"{advice.reason[:1].upper()}{advice.reason[1:]} ({advice.reason_code})."]
     if advice.probability is not None:
-        said.append(
-            f"One program saves more than {us(advice.min_gain_ns)} µs in a call with {percent(advice.probability)}."
-        )
+        gain = f"saves more than {us(advice.min_gain_ns)} µs a call" if advice.min_gain_ns else "is the faster one"
+        said.append(f"One program {gain} with a probability of {chance(advice.probability)}.")
     if (measured := advice.measured) is not None:
         ratio = measured.apart_ns / measured.together_ns
         said.append(
@@ -137,5 +136,5 @@ def _counts(advice: Advice) -> Table:
         ("results computed", -advice.recomputed_elements, "numbers"),
         ("peak memory", advice.apart_peak_bytes - advice.together_peak_bytes, "bytes"),
     )
-    rows = [[name, Figure(f"{value:,}", value), unit] for name, value, unit in counts]
+    rows = [[name, Figure(f"{value:,}".replace("-", "−"), value), unit] for name, value, unit in counts]
     return Table("Less by so much in one program; what is negative is more", ("what", "saved", "unit"), rows)

@@ -98,12 +98,12 @@ def change_picture(
     for kind in ("coefficient", "prediction"):
         mine = [change for change in found if change.kind == kind]
         counts.append(f"{sum(change.is_sure for change in mine)} of {len(mine)} {kind}s")
-    slower = [change for change in found if change.kind == "prediction" and change.is_sure]
-    grew = sum(change.sds > 0 for change in slower)
+    verdicts = [_verdict(change) for change in found]
+    slower, faster = (str(verdicts.count(word) or "none") for word in ("slower", "faster"))
     said = [
         f"Against the calibration of {date(earlier.created)}: {' and '.join(counts)} moved by more than "
-        f"{SURE_SDS:g} joint standard deviations, which chance alone does once in twenty. Of these predictions {grew} "
-        f"got slower and {len(slower) - grew} faster.",
+        f"{SURE_SDS:g} joint standard deviations, which chance alone does once in twenty. Of these "
+        f"predictions {slower} got slower and {faster} faster.",
         "A bar is the logarithm of later over earlier, in joint standard deviations: for a prediction those of its "
         "interval, the machine's pace included. Within the grey band a change is chance. To the right the value grew: "
         "for a time that is slower.",

@@ -85,7 +85,7 @@ def _panel(ident: str, form: Form, scale: Scale) -> Markup:
     content = []
     for value in scale.ticks(4):
         at = scale(value)
-        content += [line(at, TOP, at, bottom, "grid"), text(at, bottom + 15, us(value), "tick middle")]
+        content += [line(at, TOP, at, bottom, "grid"), text(at, bottom + 15, f"{value / 1e3:,g}", "tick middle")]
     content.append(text((LEFT + RIGHT) / 2, bottom + 32, "µs", "label middle"))
     for row, (name, (begin, end)) in enumerate(zip(form.terms_ns, itertools.pairwise(ends), strict=True)):
         share = (end - begin) / form.time_ns

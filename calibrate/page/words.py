@@ -11,13 +11,14 @@ def us(time_ns: float) -> str:
     """Return a time in µs, without the unit: three digits, or all of a larger one.
 
     Examples:
-        >>> us(1234567.0), us(12345.0), us(123.0), us(0.0)
-        ('1,235', '12.3', '0.12', '0')
+        >>> us(1234567.0), us(12345.0), us(-123.0), us(0.0)
+        ('1,235', '12.3', '−0.12', '0')
     """
     value = time_ns / 1e3
     if not value:
         return "0"
-    return f"{value:,.{0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2}f}"
+    decimals = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:,.{decimals}f}".replace("-", "−")
 
 
 def duration(time_ns: float) -> str:
