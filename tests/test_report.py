@@ -1,5 +1,6 @@
 """The report page: its figures are the calibration's, it asks nothing of a network, and bad input is one line."""
 
+import doctest
 import itertools
 import json
 import math
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 import rlxjax as rx
 from calibrate.cli import app
+from calibrate.page import markup, scales, words
 from calibrate.samples import read_samples
 from calibrate.visits import quantile_ns
 from rlxjax.calibration import CalibrationFile, write_json_file
@@ -234,6 +236,12 @@ def test_the_page_is_built_for_readers_who_do_not_see_it(document):
     assert all(given["role"] == "img" and len(given["aria-labelledby"].split()) == 2 for given in pictures)
     assert tags.count("desc") == len(pictures)
     assert [given for tag, given in document.elements if tag == "html"] == [{"lang": "en"}]
+
+
+def test_the_examples_of_the_words_and_axes_run():
+    for module in (markup, scales, words):
+        tried = doctest.testmod(module)
+        assert tried.failed == 0 < tried.attempted, module.__name__
 
 
 def luminance(colour):

@@ -33,7 +33,7 @@ from .words import duration, size, us
 
 #: Lengths of segments that have a panel, where they were timed.
 N_FFTS = (64, SHOWN_N_FFT, 1024, 4096)
-HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 280.0, 52.0, WIDTH - 8.0, 24.0, 238.0
+HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 280.0, 52.0, WIDTH - 14.0, 24.0, 238.0
 #: Batches at which a curve is drawn, beside those that have a mark.
 CURVE_POINTS = 60
 TITLE = "Time by batch"
@@ -196,8 +196,9 @@ def _mark(curve: Curve, place: int, x: Scale, y: Scale) -> Markup:
     )
     at, is_measured = x(batch), not math.isnan(measured_ns)
     said = (
-        f"{curve.strategy}, batch {batch:,.0f}, n_fft {curve.n_fft:,}: predicted {us(predicted_ns)} µs "
-        f"(90 %: {us(low_ns)} to {us(high_ns)})" + (f", measured {us(measured_ns)} µs" if is_measured else "")
+        f"{curve.strategy}, batch {batch:,.0f}, n_fft {curve.n_fft:,}, k {curve.k}\npredicted {us(predicted_ns)} µs"
+        + (f", measured {us(measured_ns)} µs" if is_measured else "")
+        + f"\n90 %: {us(low_ns)} to {us(high_ns)} µs"
     )
     spot = element("circle", cx=at, cy=y(predicted_ns), r=4.0, class_="spot")
     middle = y(measured_ns if is_measured else predicted_ns)

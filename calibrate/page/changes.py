@@ -198,8 +198,8 @@ def _panel(found: Sequence[Change]) -> Markup:
 def _bar(change: Change, y: float, x: Scale) -> Markup:
     first, last = sorted((x(0.0), x(change.sds)))
     said = (
-        f"{change.name}: {_value(change, change.before)} to {_value(change, change.after)} "
-        f"{'µs' if change.kind == 'prediction' else change.unit}, {times(change.after / change.before)}, "
+        f"{change.name}\n{_value(change, change.before)} to {_value(change, change.after)} "
+        f"{'µs' if change.kind == 'prediction' else change.unit}, {times(change.after / change.before)}\n"
         f"{signed(change.sds)} standard deviations, {_verdict(change)}"
     )
     style = "bar-part" if change.is_sure else "bar-less"

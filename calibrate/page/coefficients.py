@@ -122,8 +122,8 @@ def _row(one: Coefficient, y: float, x: Scale) -> Markup:
     ratio, is_full = one.value / one.prior, one.provenance == Provenance.MEASURED
     believed = (x(1.0 / prior_reach), x(prior_reach))
     said = (
-        f"{one.name}: {number(one.value)} {'' if one.unit == '1' else one.unit}".rstrip()
-        + f" {give_or_take(one.log_sd)}, {one.provenance}; prior {number(one.prior)} {give_or_take(one.prior_log_sd)}"
+        f"{one.name}\n{number(one.value)} {'' if one.unit == '1' else one.unit}".rstrip()
+        + f" {give_or_take(one.log_sd)}, {one.provenance}\nprior {number(one.prior)} {give_or_take(one.prior_log_sd)}"
     )
     return mark(
         said,

@@ -193,8 +193,8 @@ def _hatch(x: float, y: float, width: float, height: float, name: str) -> Markup
 def _said(one: Map, row: int, column: int) -> str:
     pick, second = (one.names[places[row, column]] for places in (one.pick, one.next_best))
     return (
-        f"batch {one.batches[column]:,}, n_fft {one.n_ffts[row]:,}, k {one.k}: {pick} takes "
-        f"{us(one.pick_ns[row, column])} µs, {second} {us(one.next_ns[row, column])} µs; {pick} is faster with "
+        f"batch {one.batches[column]:,}, n_fft {one.n_ffts[row]:,}, k {one.k}\n{pick} takes "
+        f"{us(one.pick_ns[row, column])} µs, {second} {us(one.next_ns[row, column])} µs\n{pick} is faster with "
         f"{chance(float(one.probability[row, column]))}{'' if one.is_decided[row, column] else ', undecided'}"
         f"{'' if one.in_domain[row, column] else ', extrapolated'}"
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from .markup import Markup, element, joined
 from .scales import Scale
 from .tables import Table
+from .words import unbroken
 
 #: Width of a panel in its own units, in which text is as high as on a phone.
 WIDTH = 380.0
@@ -87,7 +88,7 @@ def panel(
 def mark(said: str, x: float, y: float, *content: Markup | None, strategy: str = "", class_: str = "") -> Markup:
     """Return a part of a picture that says what it is, at the place by which the pointer finds it."""
     classes = " ".join(filter(None, ("m", strategy and style_of(strategy), class_)))
-    return element("g", element("title", said), *content, class_=classes, data_x=float(x), data_y=float(y))
+    return element("g", element("title", unbroken(said)), *content, class_=classes, data_x=float(x), data_y=float(y))
 
 
 def axes(
@@ -175,11 +176,6 @@ def style_of(strategy: str) -> str:
     """Return the class that gives a strategy its colour."""
     family = family_of(strategy)
     return f"s-{family}" if family in SHAPES else "s-other"
-
-
-def joined_said(*parts: str | None) -> str:
-    """Return the parts of what a mark says, those that there are."""
-    return ", ".join(part for part in parts if part)
 
 
 def group(content: Iterable[Markup], class_: str) -> Markup:

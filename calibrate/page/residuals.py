@@ -27,7 +27,7 @@ from .tables import Figure, Table
 from .words import duration, percent, times, us
 
 #: Of a panel: its height, and the places of its axes.
-HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 250.0, 44.0, WIDTH - 8.0, 24.0, 208.0
+HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 250.0, 44.0, WIDTH - 18.0, 24.0, 208.0
 #: The least and the largest reach of the axis of ratios, in logarithms.
 LEAST_REACH, MOST_REACH = math.log(1.25), math.log(5.0)
 
@@ -104,8 +104,8 @@ def _mark(measured: Measured, place: int, x: Scale, y: Scale) -> Markup:
     cell, time_ns, predicted_ns = measured.cells[place], measured.time_ns[place], measured.predicted_ns[place]
     low_ns, high_ns = measured.low_ns[place], measured.high_ns[place]
     said = (
-        f"{cell.strategy}, batch {cell.batch:,}, n_fft {cell.n_fft:,}, k {cell.k}: measured {us(time_ns)} µs, "
-        f"predicted {us(predicted_ns)} µs (90 %: {us(low_ns)} to {us(high_ns)}), {times(predicted_ns / time_ns)}"
+        f"{cell.strategy}, batch {cell.batch:,}, n_fft {cell.n_fft:,}, k {cell.k}\nmeasured {us(time_ns)} µs, "
+        f"predicted {us(predicted_ns)} µs, {times(predicted_ns / time_ns)}\n90 %: {us(low_ns)} to {us(high_ns)} µs"
     )
     at, middle = x(time_ns), y(predicted_ns / time_ns)
     bar = line(at, y(low_ns / time_ns), at, y(high_ns / time_ns), "bar")

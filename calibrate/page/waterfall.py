@@ -89,13 +89,13 @@ def _panel(ident: str, form: Form, scale: Scale) -> Markup:
     content.append(text((LEFT + RIGHT) / 2, bottom + 32, "µs", "label middle"))
     for row, (name, (begin, end)) in enumerate(zip(form.terms_ns, itertools.pairwise(ends), strict=True)):
         share = (end - begin) / form.time_ns
-        said = f"{form.name}, {plain(name)}: {us(end - begin)} µs, {percent(share)} of the time"
+        said = f"{form.name}, {plain(name)}\n{us(end - begin)} µs, {percent(share)} of the time"
         content.append(_bar(form.name, said, plain(name), row, begin, end, scale, "bar-part"))
         if row:
             at, y = scale(begin), TOP + row * ROW_HEIGHT
             content.append(line(at, y - 4, at, y + 4, "joint"))
     low, high = form.interval_ns
-    said = f"{form.name}, total: {us(form.time_ns)} µs (90 %: {us(low)} to {us(high)})"
+    said = f"{form.name}, total\n{us(form.time_ns)} µs (90 %: {us(low)} to {us(high)})"
     row = len(form.terms_ns)
     content.append(_bar(form.name, said, "total", row, 0.0, form.time_ns, scale, "bar-total", form.interval_ns))
     longest = max(form.terms_ns, key=lambda name: form.terms_ns[name])

@@ -122,4 +122,6 @@ def plain(name: str) -> str:
 
 def unbroken(said: str) -> str:
     """Return a text in which no line ends between a number and its unit."""
-    return said.replace(" %", "\u00a0%").replace(" µs", "\u00a0µs").replace("n_fft ", "n_fft\u00a0")
+    for unit in ("%", "µs", "×"):
+        said = said.replace(f" {unit}", f"\u00a0{unit}")
+    return said
