@@ -8,7 +8,7 @@ from rlxjax import LatencyEstimate, fused_graph_ns
 from rlxjax.calibration import ErrorSummary
 from rlxjax.device import jax_device
 from rlxjax.fit import COVERED_SDS
-from rlxjax.welch import BUILT_IN_COSTS_NS, Path, learned_scale
+from rlxjax.welch import BUILT_IN_COSTS_NS, WelchPath, learned_scale
 
 from .workloads import NO_MODELS, STRATEGIES, Cell, Grid, Models
 
@@ -32,7 +32,7 @@ def built_in_ns(cells: Sequence[Cell], models: Models = NO_MODELS) -> np.ndarray
         path, n_segments, _ = STRATEGIES[strategy]
         mine = names == strategy
         batch, n_fft, k, _ = sizes[:, mine]
-        if path is Path.LEARNED:
+        if path is WelchPath.LEARNED:
             timed = [models[length].model for length in n_fft.astype(int)]
             gates = np.array([(model.active_gates, model.total_gates) for model in timed], float)
             scale = learned_scale(gates[:, 0], gates[:, 1])

@@ -13,29 +13,29 @@ from rlxjax import LearnedFft, load_learned_fft
 from rlxjax.calibration import LearnedFftFile, sha256_of
 from rlxjax.learned import LearnedWork, learned_program
 from rlxjax.models import GRID_BATCHES, GRID_KS, GRID_N_FFTS, GRID_SAMPLES
-from rlxjax.welch import FAST_SEGMENTS, ULTRA_SEGMENTS, Path, WelchPeakParams
+from rlxjax.welch import FAST_SEGMENTS, ULTRA_SEGMENTS, WelchPath, WelchPeakParams
 
 
-class Strategy(NamedTuple):
+class TimedStrategy(NamedTuple):
     """What is timed of each workload: the path, the segments of its parameters, the form of its selection."""
 
-    path: Path
+    path: WelchPath
     n_segments: int
     selection: str | None = None
 
 
-STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
+STRATEGIES: Mapping[str, TimedStrategy] = MappingProxyType(
     {
-        "ultra": Strategy(Path.HOST, ULTRA_SEGMENTS),
-        "fast": Strategy(Path.HOST, FAST_SEGMENTS),
-        "fused-maxima": Strategy(Path.FUSED, FAST_SEGMENTS, "maxima"),
-        "fused-top_k": Strategy(Path.FUSED, FAST_SEGMENTS, "top_k"),
-        "block": Strategy(Path.BLOCK, FAST_SEGMENTS),
-        "learned": Strategy(Path.LEARNED, FAST_SEGMENTS),
+        "ultra": TimedStrategy(WelchPath.HOST, ULTRA_SEGMENTS),
+        "fast": TimedStrategy(WelchPath.HOST, FAST_SEGMENTS),
+        "fused-maxima": TimedStrategy(WelchPath.FUSED, FAST_SEGMENTS, "maxima"),
+        "fused-top_k": TimedStrategy(WelchPath.FUSED, FAST_SEGMENTS, "top_k"),
+        "block": TimedStrategy(WelchPath.BLOCK, FAST_SEGMENTS),
+        "learned": TimedStrategy(WelchPath.LEARNED, FAST_SEGMENTS),
     }
 )
 #: Those that need no model.
-WITHOUT_MODEL = tuple(name for name, strategy in STRATEGIES.items() if strategy.path is not Path.LEARNED)
+WITHOUT_MODEL = tuple(name for name, strategy in STRATEGIES.items() if strategy.path is not WelchPath.LEARNED)
 #: Those that give the same peaks, of which the fastest is wanted.
 SAME_RESULT = ("fast", "fused-maxima", "fused-top_k", "block")
 #: The workloads of the table at the end, where they were measured.
@@ -125,7 +125,7 @@ class Cell(NamedTuple):
 
 def runs_model(cell: Cell) -> bool:
     """Whether a cell runs a learned FFT."""
-    return STRATEGIES[cell.strategy].path is Path.LEARNED
+    return STRATEGIES[cell.strategy].path is WelchPath.LEARNED
 
 
 @dataclasses.dataclass(frozen=True)

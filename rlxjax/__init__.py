@@ -2,6 +2,24 @@
 
 `Graph -> GraphIoProfile -> FusionBenefit -> gate score -> decision`, and
 `timings -> fit -> Calibration -> the same decisions, now true here`.
+
+The names of every day, by task:
+
+- count what work is: `Graph`, `profile_graph_io`, `profile_function`
+- decide by built-in prices: `fusion_benefit`, `io_fusion_gate_for_target`, `rank_devices`
+- decide by what was measured here: `default_calibration`, `load_calibration`, `save_calibration`; a `Calibration`
+  predicts, picks, compares (a `Decision`) and explains (an `Explanation`)
+- fuse: `advise`, `plan_fusion`, `execute_plan`, `plan_stages`
+- a workload of your own: `LatencyModel`, `Input`, `wide_prior`, `Timings`, `fit_posterior`, `next_measurements`
+- run Welch peaks: `WelchPeakParams`, `welch_peaks`, `stream_welch_peaks`
+- a learned FFT: `train_learned_fft`, `save_learned_fft`, `load_learned_fft`
+- take gradients of choices: `pick_weights`, `temperature_from_sd`
+
+All others stand in the same namespace, and once more in that of their room: `rlxjax.graph`, `rlxjax.device`,
+`rlxjax.fusion`, `rlxjax.fit`, `rlxjax.models`, `rlxjax.calibration`, `rlxjax.advice`, `rlxjax.welch`, `rlxjax.learned`.
+`help(rlxjax.fit)` lists one room.
+
+`Path` and `Strategy` are older names of `WelchPath` and `ReferenceStrategy`; they go with the next release.
 """
 
 import importlib as _importlib
@@ -39,9 +57,9 @@ _NAMES = {
     ),
     "advice": ("Advice Measured StageCost advise"),
     "welch": (
-        "CoefficientSet Path SoftWelchPeaksCosts Strategy StrategyCoefficients WelchPeakParams WelchPeaksCostEstimates "
-        "WelchPeaksEvaluation WelchPeaksGateBreakdown algorithm_bandwidth_gbps block_graph_ns coefficient_set "
-        "estimate_welch_peaks_costs evaluate_welch_peaks fused_graph_ns host_fft_profile host_path_ns "
+        "CoefficientSet ReferenceStrategy SoftWelchPeaksCosts StrategyCoefficients WelchPath WelchPeakParams "
+        "WelchPeaksCostEstimates WelchPeaksEvaluation WelchPeaksGateBreakdown algorithm_bandwidth_gbps block_graph_ns "
+        "coefficient_set estimate_welch_peaks_costs evaluate_welch_peaks fused_graph_ns host_fft_profile host_path_ns "
         "learned_path_ns padded_batch parse_welch_peaks_strategy pick_weights pick_welch_peaks_strategy "
         "soft_estimate_welch_peaks_costs soft_fused_graph_ns soft_pick_welch_peaks_strategy stream_welch_peaks "
         "useful_bytes_touched welch_peaks welch_peaks_fusion_gate_breakdown welch_peaks_graph"
@@ -59,7 +77,7 @@ __all__ = [*_MODULES, *(room for room in _NAMES if not room.startswith("_"))]  #
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        name = _importlib.import_module("._renamed", __name__).new_name(__name__, name)
     module = _importlib.import_module(f".{_MODULES.get(name, name)}", __name__)
     value = globals()[name] = getattr(module, name) if name in _MODULES else module
     return value

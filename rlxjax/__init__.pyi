@@ -93,11 +93,18 @@ from .fusion import plan_stages as plan_stages
 from .fusion import rewrite_graph as rewrite_graph
 from .fusion import select_peaks_only_outputs as select_peaks_only_outputs
 from .fusion import soft_plan_ns as soft_plan_ns
+from .graph import BranchSpread as BranchSpread
+from .graph import Disagreement as Disagreement
+from .graph import FunctionProfile as FunctionProfile
 from .graph import Graph as Graph
 from .graph import GraphIoProfile as GraphIoProfile
 from .graph import Node as Node
+from .graph import OperationCounts as OperationCounts
+from .graph import UnknownLoop as UnknownLoop
 from .graph import node_io_bytes as node_io_bytes
+from .graph import profile_function as profile_function
 from .graph import profile_graph_io as profile_graph_io
+from .graph import register_rule as register_rule
 from .graph import tensor_bytes as tensor_bytes
 from .learned import LearnedFft as LearnedFft
 from .learned import LearnedFftFileError as LearnedFftFileError
@@ -119,10 +126,10 @@ from .models import typical_fft_prior as typical_fft_prior
 from .models import typical_prior as typical_prior
 from .models import welch_timings as welch_timings
 from .welch import CoefficientSet as CoefficientSet
-from .welch import Path as Path
+from .welch import ReferenceStrategy as ReferenceStrategy
 from .welch import SoftWelchPeaksCosts as SoftWelchPeaksCosts
-from .welch import Strategy as Strategy
 from .welch import StrategyCoefficients as StrategyCoefficients
+from .welch import WelchPath as WelchPath
 from .welch import WelchPeakParams as WelchPeakParams
 from .welch import WelchPeaksCostEstimates as WelchPeaksCostEstimates
 from .welch import WelchPeaksEvaluation as WelchPeaksEvaluation
@@ -149,11 +156,8 @@ from .welch import welch_peaks as welch_peaks
 from .welch import welch_peaks_fusion_gate_breakdown as welch_peaks_fusion_gate_breakdown
 from .welch import welch_peaks_graph as welch_peaks_graph
 
+#: Older names, for one release.
+Path = WelchPath
+Strategy = ReferenceStrategy
+
 __version__: str
-from .graph import BranchSpread as BranchSpread
-from .graph import Disagreement as Disagreement
-from .graph import FunctionProfile as FunctionProfile
-from .graph import OperationCounts as OperationCounts
-from .graph import UnknownLoop as UnknownLoop
-from .graph import profile_function as profile_function
-from .graph import register_rule as register_rule

@@ -1,8 +1,9 @@
 """Files on disk: all reading and writing that the library does.
 
-A file is whole JSON of its schema, or refused in one line.
+A JSON file is whole and of its schema, or refused in one line.
 """
 
+import csv
 import hashlib
 import json
 import os
@@ -86,6 +87,22 @@ def read_json_file(
         return schema.model_validate(content)
     except ValidationError as reason:
         raise error(f"{path}: {first_refusal(reason)}; {mend}") from None
+
+
+def read_csv_file(path: str | os.PathLike) -> list[tuple[int, list[str]]]:
+    """Return the lines of a CSV file that are not blank: the number of each, and its cells.
+
+    Raises:
+        ValueError: one line; a file that is missing, cannot be read, or is no CSV in UTF-8.
+    """
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            return [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
+    except FileNotFoundError:
+        raise ValueError(f"{os.fspath(path)}: no such file") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as reason:
+        raise ValueError(f"{os.fspath(path)}: cannot be read as CSV ({reason})") from None
 
 
 def first_refusal(reason: ValidationError) -> str:

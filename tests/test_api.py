@@ -55,16 +55,15 @@ PUBLIC_NAMES = [
     "Measured",
     "Node",
     "OperationCounts",
-    "Path",
     "PosteriorFit",
     "Provenance",
     "REWRITES",
+    "ReferenceStrategy",
     "Runs",
     "SoftWelchPeaksCosts",
     "StageCost",
     "StageGraph",
     "StagePlan",
-    "Strategy",
     "StrategyCoefficients",
     "StrategyExplanation",
     "StrategySpec",
@@ -73,6 +72,7 @@ PUBLIC_NAMES = [
     "ToneSignals",
     "TrainingResult",
     "UnknownLoop",
+    "WelchPath",
     "WelchPeakParams",
     "WelchPeaksCostEstimates",
     "WelchPeaksEvaluation",
@@ -393,3 +393,48 @@ def test_the_first_call_of_a_process_may_be_traced():
         "costs = lambda batch: rx.estimate_welch_peaks_costs('cuda', batch, 256, 16).fast_ns;"
         "assert jax.jit(costs)(64.0) > 0"
     )
+
+
+def test_older_names_are_aliases_that_warn_with_the_line_that_uses_them():
+    shown = run_python(
+        "import warnings, rlxjax as rx\n"
+        "warnings.simplefilter('always')\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    for module in (rx, rx.welch):\n"
+        "        assert module.Path is rx.WelchPath and module.Strategy is rx.ReferenceStrategy\n"
+        "for one in caught: print(one.category.__name__, one.filename, one.message)"
+    )
+    expected = [
+        f"DeprecationWarning <string> {module}.{old} is called {module}.{new}; the old name goes with the next release"
+        for module in ("rlxjax", "rlxjax.welch")
+        for old, new in (("Path", "WelchPath"), ("Strategy", "ReferenceStrategy"))
+    ]
+    assert shown.splitlines() == expected
+    assert not {"Path", "Strategy"} & {*dir(rx), *rx.welch.__all__}
+    assert not {"Path", "Strategy"} & set(SPECIFIED)
+    with pytest.raises(AttributeError, match=r"module 'rlxjax\.welch' has no attribute 'peaks'"):
+        _ = rx.welch.peaks
+    with pytest.raises(ValueError, match="unknown path 'gpu'; expected one of host"):
+        rx.WelchPath.parse("gpu")
+
+
+ROOMS = [name for name in rx.__all__ if inspect.ismodule(getattr(rx, name))]
+
+
+def test_a_room_lists_all_its_names_and_says_what_it_is_for():
+    assert {"welch", "fusion", "fit", "models", "calibration", "graph", "device", "advice", "learned"} == set(ROOMS)
+    for room in map(rx.__dict__.get, ROOMS):
+        held = {name for name in vars(room) if not name.startswith("_")}
+        assert held == set(room.__all__) <= set(dir(room))
+        named = re.findall(r"`(?:rlxjax\.)?(\w+)[`(]", room.__doc__)
+        assert len(named) >= 2
+        assert set(named) - held <= {"soft_", "welch_peaks"}, room
+    homes = {name: {room for room in ROOMS if name in getattr(rx, room).__all__} for name in PUBLIC_NAMES}
+    assert [name for name, rooms in homes.items() if len(rooms) != 1 and not hasattr(rx._numerics, name)] == []
+
+
+def test_the_package_lists_the_names_of_every_day_first():
+    listed = re.findall(r"`(\w+)`", rx.__doc__.partition("by task:")[2].partition("All others")[0])
+    assert len(set(listed)) == len(listed) == 30
+    assert set(listed) <= set(PUBLIC_NAMES)
+    assert {"Decision", "Calibration", "Timings", "welch_peaks"} <= set(listed)

@@ -88,7 +88,7 @@ def test_other_values_compile_nothing_anew():
         TILES.predict_ns("tile", n, 2.0)
         TILES.interval_ns("tile", n, 2.0)
         TILES.decide(n)
-        TILES.pick(n)
+        TILES.pick_index(n)
         if n is N:
             compilations.clear()
     assert not compilations
@@ -115,18 +115,35 @@ def test_the_pick_has_the_lowest_prediction():
     best = np.argmin(times, 0)
     assert set(best.tolist()) == {0, 1}
     assert [TILES.pick(n, 2.5) for n in N] == [names[place] for place in best]
-    np.testing.assert_array_equal(TILES.pick(N, depth=2.5), best)
-    np.testing.assert_array_equal(TILES.pick_index(N, 2.5), best)
-    np.testing.assert_array_equal(jax.jit(lambda n: TILES.pick(n, 2.5))(N), best)
-    assert [int(jax.jit(lambda n: TILES.pick(n, 2.5))(n)) for n in N] == best.tolist()
+    assert TILES.strategies == names
+    np.testing.assert_array_equal(TILES.pick_index(N, depth=2.5), best)
+    np.testing.assert_array_equal(jax.jit(lambda n: TILES.pick_index(n, 2.5))(N), best)
+    assert [int(jax.jit(lambda n: TILES.pick_index(n, 2.5))(n)) for n in N] == best.tolist()
     # A choice of host sizes within a program is made while it is traced.
     assert jax.jit(lambda x: x + names.index(TILES.pick(700.0, 2.5)))(0) == best[3]
     assert TILES.pick(np.float64(700.0), 2.5) == TILES.pick(jnp.asarray(700.0), 2.5) == names[best[3]]
+    assert type(TILES.pick(np.float64(700.0), 2.5)) is str
+
+
+@pytest.mark.parametrize(
+    ("pick", "said"),
+    [
+        (lambda: TILES.pick(N), r"n: expected a number, that of one workload, got shape \(6,\); see `pick_index`"),
+        (lambda: TILES.pick(64, depth=[1, 2]), r"depth: expected a number, .* got shape \(2,\); see `pick_index`"),
+        (lambda: jax.jit(TILES.pick)(64.0), "n: expected a number, .* got a traced value; see `pick_index`"),
+        (lambda: jax.jit(lambda own: own.pick(64.0))(TILES), "pick: expected a calibration of numbers, .*`pick_index`"),
+    ],
+)
+def test_a_pick_is_of_one_workload(pick, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        pick()
+    assert "\n" not in str(caught.value)
 
 
 def test_the_pick_is_among_its_candidates_in_their_order_and_of_equals_the_first():
     assert TILES.pick(8000.0, candidates=("loop",)) == "once"
-    np.testing.assert_array_equal(TILES.pick(N, 2.5, candidates=("tile", "loop")), 1 - TILES.pick(N, 2.5))
+    swapped = TILES.pick_index(N, 2.5, candidates=("tile", "loop"))
+    np.testing.assert_array_equal(swapped, 1 - TILES.pick_index(N, 2.5))
     equal = calibrated(certain(LINE, {**LINE_TRUTH, "block_ns": 1.5}))
     assert float(equal.predict_ns("plain", 1)) == float(equal.predict_ns("blocked", 1))
     assert equal.pick(1) == "plain"
@@ -170,7 +187,7 @@ def test_alternatives_give_the_result_that_is_asked_for():
     assert late.alternatives(64) == ("loop",)
     assert late.alternatives(65) == ("loop", "pair")
     assert late.pick(64) == "once"
-    assert np.all(late.pick(N[:3]) == 0)
+    assert np.all(late.pick_index(N[:3]) == 0)
     with pytest.raises(ValueError, match=r"strategy: 'pair' was not timed for such work \(n 64, depth 1.0\)"):
         late.predict_ns("pair", 64)
     assert np.isinf(jax.jit(lambda n: late.predict_ns("pair", n))(64.0))
@@ -193,13 +210,17 @@ def test_runs_that_cannot_be_are_refused(arguments, said):
 
 
 def test_a_decision_is_that_of_the_two_estimates():
-    found, expected = TILES.decide(N, 2.0), decision(TILES.estimate("tile", N, 2.0), TILES.estimate("loop", N, 2.0))
+    found, expected = (
+        TILES.compare("tile", "loop", N, 2.0),
+        decision(TILES.estimate("tile", N, 2.0), TILES.estimate("loop", N, 2.0)),
+    )
     jax.tree.map(np.testing.assert_array_equal, found[:5], expected[:5])
-    other = TILES.decide(N, 2.0, fused="loop", kept="tile")
+    assert found == TILES.decide(N, 2.0) == TILES.decide(N, 2.0, fused="tile", kept="loop")
+    other = TILES.compare("loop", "tile", N, 2.0)
     np.testing.assert_allclose(other.margin_ns, -np.asarray(found.margin_ns))
-    same = TILES.decide(64, fused="tile", kept="tile")
+    same = TILES.compare("tile", "tile", 64)
     assert (float(same.margin_ns), float(same.probability), same.verdict()) == (0.0, 0.5, "undecided")
-    assert [TILES.decide(n).in_domain for n in (8.0, 9000.0)] == [True, False]
+    assert [TILES.compare("tile", "loop", n).in_domain for n in (8.0, 9000.0)] == [True, False]
     cheap = calibrated(certain(LINE, {**LINE_TRUTH, "block_ns": 1e-3}))
     assert cheap.decide(1000).verdict() == "fuse"
     assert calibrated(certain(LINE, {**LINE_TRUTH, "block_ns": 1e6})).decide(1000).verdict() == "keep"
@@ -242,6 +263,7 @@ def test_a_calibration_answers_for_its_first_model_or_the_one_named():
         "estimate": ("plain", "tile"),
         "decide": ((), ()),
         "pick": ((), ()),
+        "pick_index": ((), ()),
         "in_domain": ((), ()),
     }
     for method, (first, second) in calls.items():

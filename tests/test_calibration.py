@@ -79,7 +79,7 @@ def test_what_is_saved_gives_the_same_predictions_picks_and_decisions(path):
         np.testing.assert_allclose(got.log_sd(), expected.log_sd(), rtol=10 * SIX_DIGITS)
         before = dataclasses.replace(found, posterior=fit.posterior)
         n = np.unique(runs.inputs["n"])
-        np.testing.assert_array_equal(found.pick(n), before.pick(n))
+        np.testing.assert_array_equal(found.pick_index(n), before.pick_index(n))
         np.testing.assert_array_equal(found.decide(n).verdict(), before.decide(n).verdict())
         np.testing.assert_allclose(found.decide(n).probability, before.decide(n).probability, atol=1e-4)
         assert {name: np.shape(fact) for name, fact in found.posterior.facts.items()} == {

@@ -27,8 +27,8 @@ def strategy_table(name):
     codes = rx.Device.codes(np.array([row["device"] for row in rows]))
     learned = ("learned_available", "learned_active_gates", "learned_total_gates")
     workload = [column(rows, field) for field in ("batch", "n_fft", "k")]
-    costs = np.stack([column(rows, "costs", f"{strategy}_ns") for strategy in rx.Strategy], -1)
-    picks = np.array([rx.Strategy.parse(NAMES[row["pick"]]).code for row in rows])
+    costs = np.stack([column(rows, "costs", f"{strategy}_ns") for strategy in rx.ReferenceStrategy], -1)
+    picks = np.array([rx.ReferenceStrategy.parse(NAMES[row["pick"]]).code for row in rows])
     return rows, [codes, *workload], [column(rows, field) for field in learned], costs, picks
 
 
@@ -159,7 +159,7 @@ def hard_cost(set_, workload, learned, strategy):
 @pytest.mark.parametrize("name", SETS)
 def test_every_cost_has_its_gradients(name):
     rows, workload, learned, _, _ = strategy_table(name)
-    for strategy in rx.Strategy:
+    for strategy in rx.ReferenceStrategy:
         assert_gradient_is_the_finite_difference(
             hard_cost, batched_set(name, len(rows)), workload, learned, strategy.code
         )

@@ -29,7 +29,7 @@ from rlxjax.models._welch_terms import (
     padded_rows,
     partition_comparisons,
 )
-from rlxjax.welch import Path, WelchPeakParams, padded_batch, schedule
+from rlxjax.welch import WelchPath, WelchPeakParams, padded_batch, schedule
 from rlxjax.welch._launch import _rows as planned_rows
 
 
@@ -167,11 +167,11 @@ def test_padding_is_to_so_many_sizes_an_octave():
 
 
 @pytest.mark.parametrize("processors", [1, 2, 8])
-@pytest.mark.parametrize("path", [Path.FUSED, Path.BLOCK])
+@pytest.mark.parametrize("path", [WelchPath.FUSED, WelchPath.BLOCK])
 def test_a_device_runs_the_rows_that_the_runner_plans_and_the_gradient_is_that_of_the_batch(path, processors):
     facts = {**WELCH.facts, "processors": processors}
     facts |= {name: value for name, value in schedule("cpu")._asdict().items() if name in facts}
-    variant = WELCH.variants.index("block" if path is Path.BLOCK else "fused_maxima")
+    variant = WELCH.variants.index("block" if path is WelchPath.BLOCK else "fused_maxima")
     batches = np.array([1, 3, 8, 9, 33, 100, 129, 500, 1024, 4096, 5000, 8192, 12_345, 131_072])
     for n_fft in (64, 100, 160, 1000, 4096):
         params = WelchPeakParams.fast(n_fft, 4)

@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from rlxjax._values import by_value
+
 
 class StageCost(NamedTuple):
     """One stage, jitted by itself.
@@ -38,6 +40,7 @@ class Measured(NamedTuple):
     rounds: int
 
 
+@by_value
 @dataclasses.dataclass(frozen=True)
 class Advice:
     """Whether stages should be one program; figures are per call of all of them.

@@ -1,4 +1,9 @@
-"""The artefact: what a calibrate job found of one machine, saved, loaded, asked and explained."""
+"""The artefact: what a calibrate job found of one machine, saved, loaded, asked and explained.
+
+`load_calibration` reads a file, `default_calibration` finds the one of this machine, `save_calibration` writes one of
+fits of your own. A `Calibration` holds a `CalibratedModel` for each latency model: it predicts, picks, compares and
+explains.
+"""
 
 from rlxjax._files import Strict as Strict
 from rlxjax._files import file_to_write as file_to_write
@@ -54,3 +59,5 @@ from ._schema import Positive as Positive
 from ._schema import Range as Range
 from ._schema import Samples as Samples
 from ._schema import rounded as rounded
+
+__all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

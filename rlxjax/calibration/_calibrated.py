@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from rlxjax._checks import is_traced
-from rlxjax._typing import Code, Nanoseconds, RealLike, Size
+from rlxjax._html import html_of
+from rlxjax._typing import Nanoseconds, RealLike, Size
+from rlxjax._values import FrozenDict, by_value
 from rlxjax.device._devices import Provenance
 from rlxjax.fit import (
     Decision,
@@ -22,6 +24,8 @@ from rlxjax.fit import (
     Runs,
     all_inputs,
     alternatives_of,
+    coefficient_names,
+    coefficient_table,
     corrected_terms_ns,
     decision,
     estimate,
@@ -34,9 +38,11 @@ from ._crossings import total_ns
 _Prediction = TypeVar("_Prediction", bound=tuple)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@by_value
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class CalibratedModel:
-    """What a machine's timings say of one latency model.
+    """What a machine's timings say of one latency model; a pytree, whose provenance and cautions are static.
 
     In every method the inputs are those of the model, by place in its order or by name, scalars or
     `[*batch]`; what a strategy's name implies, and what has a default, may be left out.
@@ -53,13 +59,31 @@ class CalibratedModel:
     """
 
     posterior: LatencyPosterior
-    provenance: Mapping[str, Provenance]
+    provenance: Mapping[str, Provenance] = dataclasses.field(metadata={"static": True})
     held_out: Mapping[str, Mapping[str, Any]]
     domain: Mapping[str, tuple[float, float]]
     noise_floor: float | None = None
     pace_log_sd: float = 0.0
-    cautions: tuple[str, ...] = ()
-    _picks: dict[tuple, str] = dataclasses.field(init=False, default_factory=dict, compare=False, repr=False)
+    cautions: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        if isinstance(self.provenance, Mapping):
+            object.__setattr__(self, "provenance", FrozenDict(self.provenance))
+
+    def _repr_html_(self) -> str:
+        name, log_sd = f"{self.model.name} {self.model.version}", self.posterior.coefficient_log_sd()
+        known = {key: str(self.provenance.get(key, "")) for key in coefficient_names(self.coefficients)}
+        errors = [
+            (key, _percent(own.get("held_out")), _percent(own.get("noise_floor"))) for key, own in self.held_out.items()
+        ]
+        held_out = [("variant", "error where held out, %", "noise floor, %"), *errors]
+        tables = [*([held_out] if errors else []), coefficient_table(self.coefficients, log_sd, known)]
+        return html_of([f"{name}: {', '.join(self.strategies)}"], *tables, remarks=self.cautions)
+
+    @functools.cached_property
+    def _picks(self) -> dict[tuple, str]:
+        """What was asked for before, so that it is computed once."""
+        return {}
 
     @property
     def model(self) -> LatencyModel:
@@ -70,6 +94,11 @@ class CalibratedModel:
     def coefficients(self) -> Any:
         """Of the model, a pytree of floats."""
         return self.posterior.coefficients
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """The names that `pick_index` counts, in its order: those that imply no input."""
+        return tuple(alternatives_of(self.model))
 
     def with_facts(self, **facts: Any) -> "CalibratedModel":
         """Return the same with other facts of how the machine schedules, or of what it is given to run."""
@@ -113,27 +142,35 @@ class CalibratedModel:
         run = self.estimate(strategy, *inputs, **named)
         return _bounds(run, NormalDist().inv_cdf((1.0 + level) / 2.0), self.pace_log_sd)
 
-    def decide(
-        self,
-        *inputs: Size,
-        fused: str | None = None,
-        kept: str | None = None,
-        **named: Size | None,
-    ) -> Decision:
+    def compare(self, fused: str, kept: str, *inputs: Size, **named: Size | None) -> Decision:
         """Return whether one strategy is faster than another, and how sure that is, `[*batch]`.
 
+        `explain` does so for the fastest two, and says why.
+
         Args:
+            fused: the strategy to take if it is faster.
+            kept: the strategy to keep otherwise.
             *inputs: by place.
-            fused: the strategy to take if it is faster; the model's second alternative unless given.
-            kept: the strategy to keep otherwise; the model's first alternative unless given.
             **named: by name.
+
+        Raises:
+            ValueError: as `predict_ns`.
         """
-        first, second, *_ = (*alternatives_of(self.model), None, None)
+        decided = decision(self.estimate(fused, *inputs, **named), self.estimate(kept, *inputs, **named))
+        return decided._replace(in_domain=self.in_domain(*inputs, **named))
+
+    def decide(
+        self, *inputs: Size, fused: str | None = None, kept: str | None = None, **named: Size | None
+    ) -> Decision:
+        """Return `compare(fused, kept, ...)`, by default of the model's second strategy and its first.
+
+        The older name, kept for one release: it decides between two strategies, and is no `pick` among all.
+        """
+        first, second, *_ = (*self.strategies, None, None)
         fused, kept = fused or second, kept or first
         if fused is None or kept is None:
             raise ValueError(f"{self.model.name}: expected two strategies to decide between, got one")
-        decided = decision(self.estimate(fused, *inputs, **named), self.estimate(kept, *inputs, **named))
-        return decided._replace(in_domain=self.in_domain(*inputs, **named))
+        return self.compare(fused, kept, *inputs, **named)
 
     def alternatives(self, *inputs: Size, **named: Size | None) -> tuple[str, ...]:
         """Return the strategies that give the result of one workload, in the order in which ties are resolved."""
@@ -145,21 +182,21 @@ class CalibratedModel:
         same = {name for name, is_one in zip(self.model.variants, is_same, strict=True) if is_one}
         return tuple(name for name, s in alternatives_of(self.model).items() if same & set(s.variants))
 
-    def pick(self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None) -> str | Code:
+    def pick(self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None) -> str:
         """Return the strategy with the lowest prediction among those that give the same result; of equals the first.
 
         Args:
-            *inputs: by place.
+            *inputs: by place, the sizes of one workload.
             candidates: strategies to choose among; all of `alternatives` unless given.
             **named: by name.
 
         Returns:
-            For scalars on the host a name: that which also implies the inputs, if there is one. For arrays and traced
-            sizes, places in the candidates, or in the strategies whose names imply no input, `[*batch]`.
+            The name that also implies the inputs, if there is one.
+
+        Raises:
+            ValueError: as `predict_ns`, no candidate, or sizes that are arrays or traced, for which `pick_index` is.
         """
-        values = (*inputs, *(value for value in named.values() if value is not None))
-        if is_traced(*values) or any(np.ndim(value) for value in values):
-            return self.pick_index(*inputs, candidates=candidates, **named)
+        self._check_one_workload(inputs, named)
         chosen = self.alternatives(*inputs, **named) if candidates is None else tuple(candidates)
         if not chosen:
             raise ValueError("candidates: expected a strategy at least, got none")
@@ -179,9 +216,23 @@ class CalibratedModel:
             self._picks[key] = candidates[int(np.argmin(times_ns))]
         return self._picks[key]
 
-    def pick_index(self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None) -> Code:
-        """Return the place of the cheapest strategy, as `pick` of arrays does; traces."""
-        chosen = tuple(alternatives_of(self.model)) if candidates is None else tuple(candidates)
+    def pick_index(
+        self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None
+    ) -> Int[Array, "*batch"]:
+        """Return the place of the cheapest strategy, of equals the first, `[*batch]`; it traces.
+
+        Args:
+            *inputs: by place.
+            candidates: strategies to choose among; `strategies` unless given.
+            **named: by name.
+
+        Returns:
+            Places in the candidates: `np.array(calibrated.strategies)[index]` are names.
+
+        Raises:
+            ValueError: as `predict_ns`.
+        """
+        chosen = self.strategies if candidates is None else tuple(candidates)
         times_ns = []
         for name in chosen:
             values = all_inputs(self.model, name, inputs, named)
@@ -223,6 +274,14 @@ class CalibratedModel:
             inside = inside & (value >= low) & (value <= high)
         return inside if is_traced(inside) or inside.ndim else bool(inside)
 
+    def _check_one_workload(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> None:
+        for name, value in (*zip(self.model.inputs, inputs, strict=False), *named.items()):
+            if is_traced(value) or np.ndim(value):
+                given = "a traced value" if is_traced(value) else f"shape {np.shape(value)}"
+                raise ValueError(f"{name}: expected a number, that of one workload, got {given}; see `pick_index`")
+        if is_traced(*jax.tree.leaves(self.posterior)):
+            raise ValueError("pick: expected a calibration of numbers, got a traced one; see `pick_index`")
+
     def _runs(self, strategy: str, inputs, named) -> list[Runs]:
         """Return the runs of a strategy's variants that give the result."""
         values = all_inputs(self.model, strategy, inputs, named)
@@ -240,6 +299,10 @@ class CalibratedModel:
         found = estimate(self.posterior, runs)
         is_same = jnp.asarray(self.model.same_result(runs, self.posterior.facts))[..., runs.variant]
         return found._replace(time_ns=jnp.where(is_same, found.time_ns, jnp.inf))
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f}"
 
 
 def _numbers(inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple:

@@ -4,13 +4,18 @@ import dataclasses
 import functools
 import os
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
 import jax
+from jaxtyping import Array, Int
 
-from rlxjax._typing import Code, Nanoseconds, Size
+from rlxjax._html import html_of
+from rlxjax._typing import Nanoseconds, Size
+from rlxjax._values import FrozenDict, by_value
+from rlxjax.device._devices import Provenance
 from rlxjax.device._gate import IoFusionGate
 from rlxjax.fit import Decision, LatencyEstimate, LatencyModel, LatencyPosterior
 from rlxjax.graph import TripCounts
@@ -34,16 +39,21 @@ from ._schema import CalibrationFile
 JOB_MODELS = (WELCH.name, FUNCTIONS.name)
 
 
+@by_value
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Calibration:
     """What a calibrate job found on one machine.
 
     The methods are those of one of its models: the first unless `model=` names another; `of` gives it whole.
 
+    It is a pytree, and may be an argument of a jitted function. What was measured are its leaves: new values compile
+    nothing anew. The names of the models, their provenance and cautions, the fingerprint and the source are static.
+
     Attributes:
         models: what timings say of each latency model, by its name.
         gate: the IO gate with this machine's measured rates, a pytree of floats; None if they were not measured. It
-            scores launches, waits and bytes alone, as the reference does; `decide` has what timed runs say, and
+            scores launches, waits and bytes alone, as the reference does; `compare` has what timed runs say, and
             how surely.
         fingerprint: of the machine and software; empty of a population's.
         source: where the numbers come from, as a phrase.
@@ -51,8 +61,31 @@ class Calibration:
 
     models: Mapping[str, CalibratedModel]
     gate: IoFusionGate | None
-    fingerprint: Mapping[str, Any]
-    source: str = "a calibration"
+    fingerprint: Mapping[str, Any] = dataclasses.field(metadata={"static": True})
+    source: str = dataclasses.field(default="a calibration", metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        if isinstance(
+            self.models, Mapping
+        ):  # the first model is asked first: JAX sorts the names of a plain dictionary
+            object.__setattr__(self, "models", OrderedDict(self.models))
+        if isinstance(self.fingerprint, Mapping):
+            object.__setattr__(self, "fingerprint", FrozenDict(self.fingerprint))
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                name,
+                own.model.version,
+                own.strategies,
+                _measured(own),
+                "" if own.noise_floor is None else own.noise_floor,
+            )
+            for name, own in self.models.items()
+        ]
+        header = ("model", "version", "strategies", "coefficients measured", "noise floor")
+        remarks = dict.fromkeys(caution for own in self.models.values() for caution in own.cautions)
+        return html_of([self.source], [header, *rows], remarks=[*remarks])
 
     @classmethod
     def from_file(
@@ -119,6 +152,10 @@ class Calibration:
         """Return a prediction with its uncertainty; see `CalibratedModel.estimate`."""
         return self.of(model).estimate(strategy, *inputs, **named)
 
+    def compare(self, fused: str, kept: str, *inputs: Size, model: str | None = None, **named: Size | None) -> Decision:
+        """Return whether one strategy is faster than another, and how surely; see `CalibratedModel.compare`."""
+        return self.of(model).compare(fused, kept, *inputs, **named)
+
     def decide(
         self,
         *inputs: Size,
@@ -127,7 +164,7 @@ class Calibration:
         model: str | None = None,
         **named: Size | None,
     ) -> Decision:
-        """Return whether one strategy is faster than another, and how surely; see `CalibratedModel.decide`."""
+        """Return `compare(fused, kept, ...)`; its older name, kept for one release, see `CalibratedModel.decide`."""
         return self.of(model).decide(*inputs, fused=fused, kept=kept, **named)
 
     def predict_function(
@@ -146,13 +183,28 @@ class Calibration:
         candidates: Sequence[str] | None = None,
         model: str | None = None,
         **named: Size | None,
-    ) -> str | Code:
-        """Return the strategy with the lowest prediction; see `CalibratedModel.pick`."""
+    ) -> str:
+        """Return the strategy with the lowest prediction for one workload; see `CalibratedModel.pick`."""
         return self.of(model).pick(*inputs, candidates=candidates, **named)
+
+    def pick_index(
+        self,
+        *inputs: Size,
+        candidates: Sequence[str] | None = None,
+        model: str | None = None,
+        **named: Size | None,
+    ) -> Int[Array, "*batch"]:
+        """Return the place of the cheapest strategy in `of(model).strategies`; see `CalibratedModel.pick_index`."""
+        return self.of(model).pick_index(*inputs, candidates=candidates, **named)
 
     def in_domain(self, *inputs: Size, model: str | None = None, **named: Size | None):
         """Whether workloads lie within what was measured; see `CalibratedModel.in_domain`."""
         return self.of(model).in_domain(*inputs, **named)
+
+
+def _measured(calibrated: CalibratedModel) -> str:
+    told = [provenance == Provenance.MEASURED for provenance in calibrated.provenance.values()]
+    return f"{sum(told)} of {len(told)}"
 
 
 def load_calibration(

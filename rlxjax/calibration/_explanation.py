@@ -15,6 +15,8 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from rlxjax._html import html_of
+from rlxjax._values import by_value
 from rlxjax.fit import (
     COVERED_SDS,
     all_inputs,
@@ -35,6 +37,7 @@ LARGEST_FACTOR = 100.0
 GRID_POINTS = 513
 
 
+@by_value
 @dataclasses.dataclass(frozen=True)
 class StrategyExplanation:
     """What one strategy takes.
@@ -79,6 +82,7 @@ class Flip:
     in_domain: bool | None
 
 
+@by_value
 @dataclasses.dataclass(frozen=True)
 class Crossover:
     """The value of the model's first input, nearest to the asked one, at which two strategies change places.
@@ -110,6 +114,7 @@ class Crossover:
     sentence: str
 
 
+@by_value
 @dataclasses.dataclass(frozen=True)
 class Explanation:
     """Why a strategy is picked for one workload.
@@ -140,10 +145,35 @@ class Explanation:
     flips: tuple[Flip, ...]
     crossover: Crossover
 
+    def _repr_html_(self) -> str:
+        sizes = ", ".join(f"{name} {value:,.6g}" for name, value in self.inputs.items())
+        names = dict.fromkeys(term for own in self.strategies for term in own.terms_ns)
+        rows = [
+            (term.removesuffix("_ns").replace("_", " "), *(_us(own.terms_ns.get(term, 0.0)) for own in self.strategies))
+            for term in names
+        ]
+        rows.append(("total", *(_us(own.time_ns) for own in self.strategies)))
+        rows.append(("90 % of runs", *(" to ".join(map(_us, own.interval_ns)) for own in self.strategies)))
+        table = [(f"{sizes}: predicted us", *(own.strategy for own in self.strategies)), *rows]
+        lead = (
+            f"{self.pick} before {self.runner_up} by {_us(self.margin_ns)} us, give or take {_us(self.margin_sd_ns)}; "
+            f"probability {100 * self.probability:.1f} %: {self.verdict}"
+        )
+        remarks = [self.crossover.sentence]
+        remarks += [
+            f"{flip.name} times {flip.factor:.3g} would change the pick." for flip in self.flips[:1] if flip.factor
+        ]
+        remarks += [] if self.in_domain else ["Outside what was measured: an extrapolation."]
+        return html_of([lead], table, remarks=remarks)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the same as plain dictionaries, lists and numbers, as JSON has them; the inputs by their names."""
         found = json.loads(json.dumps(dataclasses.asdict(self)))
         return {**found.pop("inputs"), **found}
+
+
+def _us(time_ns: float) -> str:
+    return f"{time_ns / 1e3:,.1f}"
 
 
 class _Search(NamedTuple):

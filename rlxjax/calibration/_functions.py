@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._numerics import temperature_from_sd
+from rlxjax._values import by_value
 from rlxjax.fit import Decision, LatencyEstimate, corrected_terms_ns, estimate
 from rlxjax.graph import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import FUNCTIONS, function_runs
@@ -31,6 +32,7 @@ class HasModels(Protocol):
         ...
 
 
+@by_value
 class FunctionPrediction(NamedTuple):
     """What a jitted function takes when it is called with arrays of the device.
 

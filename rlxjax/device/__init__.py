@@ -1,4 +1,9 @@
-"""Devices with their built-in prices, the IO gate, costs of profiles and graphs, and ranking."""
+"""Devices with their built-in prices, the IO gate, costs of profiles and graphs, and ranking.
+
+An `IoFusionGate` prices a `FusionBenefit`: built in by `io_fusion_gate_for_target`. A `BackendCoefficients` row
+prices a whole profile (`io_cost_ns`) or graph (`graph_cost_ns`, `device_cost_ns`); `rank_devices` compares devices.
+What begins with `soft_` is the smooth form of the same name.
+"""
 
 from ._costs import device_cost_ns as device_cost_ns
 from ._costs import graph_cost_ns as graph_cost_ns
@@ -22,3 +27,5 @@ from ._gate import fusion_benefit as fusion_benefit
 from ._gate import io_fusion_gate_for_target as io_fusion_gate_for_target
 from ._ranking import DeviceRanking as DeviceRanking
 from ._ranking import rank_devices as rank_devices
+
+__all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,6 +1,7 @@
 """Names with integer codes, for tables and traced code."""
 
 import enum
+import re
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -28,6 +29,11 @@ class NamedCode(enum.StrEnum):
         return list(type(self)).index(self)
 
     @classmethod
+    def what(cls) -> str:
+        """Return what a member is, for messages: the last word of the class's name."""
+        return re.split("(?=[A-Z])", cls.__name__)[-1].lower()
+
+    @classmethod
     def parse(cls: type[_NamedCode], name: object) -> _NamedCode:
         """Return the member of this name, in any case.
 
@@ -38,7 +44,7 @@ class NamedCode(enum.StrEnum):
         for member in cls:
             if normalised(member) == wanted:
                 return member
-        raise ValueError(f"unknown {cls.__name__.lower()} {name!r}; expected one of {', '.join(cls)}")
+        raise ValueError(f"unknown {cls.what()} {name!r}; expected one of {', '.join(cls)}")
 
     @classmethod
     def codes(cls, value: "str | Code | Sequence[str] | Sequence[int]") -> Code:
@@ -49,7 +55,7 @@ class NamedCode(enum.StrEnum):
         """
         if isinstance(value, str):
             return cls.parse(value).code
-        what = cls.__name__.lower()
+        what = cls.what()
         if isinstance(value, jax.core.Tracer):
             if not jnp.issubdtype(value.dtype, jnp.integer):
                 raise ValueError(f"{what}: expected integer codes in traced code, got {value.dtype}")

@@ -12,6 +12,7 @@ import numpy as np
 
 from rlxjax._checks import check_at_least, is_traced
 from rlxjax._typing import Code, RealLike
+from rlxjax._values import by_value
 
 from ._codes import NamedCode, normalised
 
@@ -184,6 +185,7 @@ class Coefficients:
         return cls(**values)
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BackendCoefficients(Coefficients):

@@ -12,6 +12,7 @@ from rlxjax._checks import check_at_least, check_not_nan, check_shapes, fields_o
 from rlxjax._counts import as_float, as_temperature, difference
 from rlxjax._numerics import Exact, Smooth, dot, log_odds, log_soft_step, rules_at, soft_step, straight_through
 from rlxjax._typing import Code, Count, Flag, LogOdds, LogProbability, Nanoseconds, Probability, RealLike
+from rlxjax._values import by_value
 from rlxjax.graph._profile import GraphIoProfile
 
 from ._devices import Coefficients, Target, stack_rows, take_row
@@ -20,6 +21,7 @@ from ._devices import Coefficients, Target, stack_rows, take_row
 Relaxed = Callable[[Nanoseconds, RealLike], jax.Array]
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FusionBenefit:
@@ -79,6 +81,7 @@ def fusion_benefit(before: GraphIoProfile, after: GraphIoProfile) -> FusionBenef
     return FusionBenefit(*counts)
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class IoFusionGate(Coefficients):
@@ -198,6 +201,7 @@ class IoFusionGate(Coefficients):
         return _relaxed_margin(relaxed, self, _floats(benefit, self, temperature_ns), temperature_ns)
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GateEvaluation:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rlxjax._values import short_repr
 from rlxjax.graph import profile_function
 from rlxjax.graph._graph import Graph
 from rlxjax.graph._profile import GraphIoProfile
@@ -34,6 +35,8 @@ class DeviceRanking(_Answer):
 
     provenance: Mapping[Device, Provenance]
     reason: str
+
+    __repr__ = short_repr
 
 
 def rank_devices(

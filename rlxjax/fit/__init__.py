@@ -1,4 +1,9 @@
-"""Timings in, coefficients and how sure they are out: fits, posteriors, design and decisions of any latency model."""
+"""Timings in, coefficients and how sure they are out: fits, posteriors, design and decisions of any latency model.
+
+A `LatencyModel` says what runs take as a sum of terms. `Timings` are measured runs of it: `fit_latency` finds the
+coefficients (a `FitResult`), `fit_posterior` also how sure they are (a `PosteriorFit`), `next_measurements` what to
+time next. `estimate` predicts runs, and `decision` compares two estimates.
+"""
 
 from ._correction import CORRECTION_SD as CORRECTION_SD
 from ._decision import SURE as SURE
@@ -18,6 +23,7 @@ from ._model import LatencyModel as LatencyModel
 from ._model import Runs as Runs
 from ._model import StrategySpec as StrategySpec
 from ._names import coefficient_names as coefficient_names
+from ._names import coefficient_table as coefficient_table
 from ._names import named as named
 from ._names import unit_of as unit_of
 from ._pooling import pooled_prior as pooled_prior
@@ -44,3 +50,5 @@ from ._strategies import strategy_of as strategy_of
 from ._timings import MIN_TIMINGS as MIN_TIMINGS
 from ._timings import Timings as Timings
 from ._timings import stack_timings as stack_timings
+
+__all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -11,9 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from rlxjax._values import by_value
+
 from ._posterior import LatencyEstimate
 
 
+@by_value
 class Design(NamedTuple):
     """Workloads in the order in which to time them, and what each is expected to bring.
 

@@ -6,6 +6,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from rlxjax._values import by_value
+
 from ._fit import with_defaults
 from ._laplace import laplace_approximation
 from ._minimise import Minimum, minimise
@@ -17,6 +19,7 @@ from ._timings import MIN_TIMINGS, Timings, check_enough, with_counted_rows
 C = TypeVar("C")
 
 
+@by_value
 class DeviceFits(NamedTuple, Generic[C]):
     """What the fits of many devices found: the fields of `FitResult`, each with a leading axis `[devices]`.
 

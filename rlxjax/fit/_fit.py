@@ -7,10 +7,13 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from rlxjax._html import html_of
+from rlxjax._values import by_value
+
 from ._laplace import laplace_approximation, named_shares
 from ._minimise import Minimum, minimise
 from ._model import Facts
-from ._names import coefficient_names
+from ._names import coefficient_names, coefficient_table
 from ._prior import LatencyPrior, check_prior
 from ._timings import MIN_TIMINGS, Timings, check_enough, filled_up, with_counted_rows
 
@@ -23,6 +26,7 @@ STARTS, START_SHARE = 8, 0.25
 LEAST_GAIN = 0.1
 
 
+@by_value
 class FitResult(NamedTuple, Generic[C]):
     """What a fit found; a fit that did not converge is a result that says so.
 
@@ -54,6 +58,11 @@ class FitResult(NamedTuple, Generic[C]):
     covariance: np.ndarray
     inseparable: list[dict[str, float]]
     message: str
+
+    def _repr_html_(self) -> str:
+        known = {name: "timings" if is_one else "prior" for name, is_one in self.measured.items()}
+        lead = [self.message, f"The timings scatter by {100 * self.noise_sd:.1f} %."]
+        return html_of(lead, coefficient_table(self.coefficients, self.log_sd, known))
 
 
 def fit_latency(

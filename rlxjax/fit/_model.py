@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float
 from rlxjax._checks import check_at_least, check_shapes, is_traced
 from rlxjax._counts import Columns, size_as_float
 from rlxjax._typing import Code, RealLike
+from rlxjax._values import by_value
 
 from ._prior import LatencyPrior
 
@@ -146,6 +147,7 @@ class LatencyModel(Protocol):
         return Runs.checked(self, variant, **dict(zip(sizes, inputs, strict=True)))
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Runs:
@@ -201,7 +203,7 @@ class Runs:
         return dataclasses.replace(self, variant=variant, inputs=named)
 
 
-def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code) -> Code:
+def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code, name: str = "variant") -> Code:
     """Return the places of variants in `model.variants`, given as names or as places.
 
     Raises:
@@ -211,14 +213,14 @@ def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code) -> C
         return variant  # pyright: ignore[reportReturnType]
     array, known = np.asarray(variant), list(model.variants)
     if array.dtype.kind in "UO":
-        names = [str(name) for name in array.flat]
-        for name in names:
-            if name not in known:
-                raise ValueError(f"variant: expected one of {', '.join(known)}, got {name!r}")
-        codes = np.array([known.index(name) for name in names], np.int32).reshape(array.shape)
+        names = [str(one) for one in array.flat]
+        for one in names:
+            if one not in known:
+                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {one!r}")
+        codes = np.array([known.index(one) for one in names], np.int32).reshape(array.shape)
         return int(codes) if codes.ndim == 0 else codes
     if array.dtype.kind not in "iu" or (array.size and not 0 <= array.min() <= array.max() < len(known)):
-        raise ValueError(f"variant: expected names, or places from 0 to {len(known) - 1}, got {variant}")
+        raise ValueError(f"{name}: expected names, or places from 0 to {len(known) - 1}, got {variant}")
     # A list would be a tree of its numbers.
     return int(array) if array.ndim == 0 else array.astype(np.int32)
 
@@ -238,6 +240,16 @@ def check_input(value: Columns, name: str, least: float, step: int) -> None:
         if wrong.size:
             wanted = {1: "a whole number", 2: "an even number"}.get(step, f"a multiple of {step}")
             raise ValueError(f"{name}: expected {wanted}, got {wrong[0]:g}")
+
+
+def check_timed_size(value: Columns, name: str, entry: Input) -> None:
+    """Check one size of runs that were timed: what has no default is a size, and nothing takes no time.
+
+    Raises:
+        ValueError: as `check_input`.
+    """
+    least = entry.least if entry.default == 0.0 else max(entry.least, np.finfo(float).tiny)
+    check_input(value, name, least, entry.step)
 
 
 def _spaced(entry: Input) -> tuple[float, ...]:

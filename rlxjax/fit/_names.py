@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rlxjax._values import short
+
 
 def unit_of(name: str) -> str:
     """Return the unit of a coefficient, as its name says.
@@ -47,3 +49,13 @@ def named(coefficients: Any) -> Mapping[str, Any]:
 def vector(coefficients: Any) -> Float[Array, "c"]:
     """Return coefficients as one vector, in the order of their names."""
     return jnp.stack([jnp.asarray(leaf, jnp.result_type(float)) for leaf in jax.tree.leaves(coefficients)])
+
+
+def coefficient_table(coefficients: Any, log_sd: Any, known: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Return a table of coefficients for a person: value, unit, how sure it is, and where it comes from, by name."""
+    sds = named(log_sd)
+    rows = [
+        (name, short(value), unit_of(name), short(sds[name]), known[name])
+        for name, value in named(coefficients).items()
+    ]
+    return [("coefficient", "value", "unit", "sd of its logarithm", "known from"), *rows]

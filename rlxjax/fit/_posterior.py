@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rlxjax._typing import Nanoseconds, RealLike
+from rlxjax._values import by_value
 
 from ._correction import CORRECTION_SD, TERM, correction_log_factor, joint_jacobian, weight_shape
 from ._model import Facts, LatencyModel, Runs
@@ -25,6 +26,7 @@ PRIOR_SPREAD = 0.05
 TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LatencyPosterior:
@@ -56,6 +58,7 @@ class LatencyPosterior:
         return structure.unflatten(np.sqrt(np.sum(factor**2, -1)).tolist())
 
 
+@by_value
 class LatencyEstimate(NamedTuple):
     """What a posterior says of runs, `[*batch]`.
 

@@ -6,6 +6,8 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from rlxjax._values import by_value
+
 from ._names import coefficient_names, named
 
 C = TypeVar("C")
@@ -14,6 +16,7 @@ C = TypeVar("C")
 WIDE_LOG_SD = 2.0
 
 
+@by_value
 class LatencyPrior(NamedTuple, Generic[C]):
     """What is believed before timings: a log-normal prior of every coefficient, and of the correction.
 

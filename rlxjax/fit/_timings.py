@@ -1,13 +1,18 @@
 """Measured runs: columns that a fit takes, checked where they enter."""
 
 import dataclasses
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._model import LatencyModel, Runs, check_input, variant_codes
+from rlxjax._values import by_value
+
+from ._columns import Table, checked_columns, columns_of_csv, columns_of_frame, columns_of_records
+from ._model import LatencyModel, Runs, check_timed_size, variant_codes
 
 #: Timings that a fit needs unless its caller says that its prior needs fewer.
 MIN_TIMINGS = 8
@@ -15,6 +20,7 @@ MIN_TIMINGS = 8
 LEAST_FILLED = 128
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Timings:
@@ -58,15 +64,89 @@ class Timings:
         columns = {name: _column(name, values, times.shape) for name, values in inputs.items()}
         for name, column in columns.items():
             if name in model.inputs:
-                entry = model.inputs[name]
-                # What has no default is a size, and nothing takes no time.
-                least = entry.least if entry.default == 0.0 else max(entry.least, np.finfo(float).tiny)
-                check_input(column, name, least, entry.step)
+                check_timed_size(column, name, model.inputs[name])
         if codes.ndim and codes.shape != times.shape:
             raise ValueError(f"variant: expected shape {times.shape}, as time_ns has, got {codes.shape}")
         runs = Runs.checked(model, np.broadcast_to(codes, times.shape), **columns)
         filled = {name: np.broadcast_to(np.asarray(v, float), times.shape) for name, v in runs.inputs.items()}
         return cls(dataclasses.replace(runs, inputs=filled), times)
+
+    @classmethod
+    def from_dataframe(
+        cls, model: LatencyModel, frame: Any, *, variant: str = "variant", time_ns: str = "time_ns"
+    ) -> "Timings":
+        """Build from whatever has columns by name: a DataFrame of pandas or polars, a dictionary of lists.
+
+        The sizes are in columns of the model's names for its inputs; one with a default may be missing. All other
+        columns are left alone.
+
+        Args:
+            model: whose runs were timed.
+            frame: one row a timing.
+            variant: the column of variants, names or places in `model.variants`; not needed where there is one.
+            time_ns: the column of times, in ns unless its name ends in _us, _ms or _s. Where time_ns is
+                missing, time_us, time_ms or time_s is taken.
+
+        Raises:
+            ValueError: a missing column, columns of unequal length, no row, or a cell that cannot be; one sentence
+                with the row, from 0, and the column.
+
+        Examples:
+            >>> from rlxjax.models import FFT
+            >>> frame = {"batch": [8, 64], "n_fft": [256, 256], "time_us": [100.0, 200.0], "note": ["a", "b"]}
+            >>> Timings.from_dataframe(FFT, frame).time_ns.tolist()
+            [100000.0, 200000.0]
+        """
+        return cls._of_table(model, columns_of_frame(frame), variant, time_ns)
+
+    @classmethod
+    def from_records(
+        cls,
+        model: LatencyModel,
+        records: Iterable[Mapping[str, Any]],
+        *,
+        variant: str = "variant",
+        time_ns: str = "time_ns",
+    ) -> "Timings":
+        """Build from mappings, one a timing; columns, arguments and errors as in `from_dataframe`.
+
+        Examples:
+            >>> from rlxjax.models import FFT
+            >>> records = [{"batch": 8, "n_fft": 256, "time_ns": 1e5}, {"batch": 64, "n_fft": 256, "time_ns": 2e5}]
+            >>> Timings.from_records(FFT, records).runs.inputs["batch"].tolist()
+            [8.0, 64.0]
+        """
+        return cls._of_table(model, columns_of_records(records), variant, time_ns)
+
+    @classmethod
+    def from_csv(
+        cls, model: LatencyModel, path: str | os.PathLike, *, variant: str = "variant", time_ns: str = "time_ns"
+    ) -> "Timings":
+        r"""Read a CSV file: a header, then one line a timing; columns and other arguments as in `from_dataframe`.
+
+        Args:
+            model: whose runs were timed.
+            path: of the file, in UTF-8, cells separated by commas; variants by name.
+            variant: the column of variants.
+            time_ns: the column of times.
+
+        Raises:
+            ValueError: a file that is missing, empty or no CSV, or as in `from_dataframe`; with the file and line.
+
+        Examples:
+            >>> import pathlib, tempfile
+            >>> from rlxjax.models import FFT
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "fft.csv"
+            >>> _ = path.write_text("batch,n_fft,time_ms\n8,256,0.1\n64,256,0.2\n")
+            >>> Timings.from_csv(FFT, path).time_ns.tolist()
+            [100000.0, 200000.0]
+        """
+        return cls._of_table(model, columns_of_csv(path), variant, time_ns)
+
+    @classmethod
+    def _of_table(cls, model: LatencyModel, table: Table, variant: str, time_ns: str) -> "Timings":
+        found = checked_columns(model, table, variant, time_ns)
+        return cls.checked(model, variant=found.variant, time_ns=found.time_ns, **found.inputs)
 
     @property
     def model(self) -> LatencyModel:

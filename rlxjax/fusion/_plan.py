@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from jaxtyping import Array
 
 from rlxjax._counts import saturate
+from rlxjax._html import html_of
+from rlxjax._values import by_value
 from rlxjax.device._costs import io_cost_ns
 from rlxjax.device._devices import BackendCoefficients
 from rlxjax.device._gate import IoFusionGate
@@ -26,6 +28,7 @@ from ._search import cheapest_partition
 _GREEDY_ELEMENT_BYTES = 4
 
 
+@by_value
 @dataclasses.dataclass(frozen=True)
 class FusedKernel:
     """Nodes that run as one kernel.
@@ -67,6 +70,7 @@ class FusedKernel:
         return tuple(id_ for id_ in self.nodes if not self.graph_nodes[id_].inputs)
 
 
+@by_value
 @dataclasses.dataclass(frozen=True)
 class FusionPlan:
     """Kernels in the order in which they run.
@@ -108,6 +112,20 @@ class FusionPlan:
             f"({100 * self.kernel_reduction:.0f}% reduction), "
             f"{self.memory_saved / 1024:.1f}KB memory saved"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                kernel.id,
+                kernel.nodes,
+                _ops_of(kernel),
+                kernel.external_inputs,
+                kernel.external_outputs,
+                kernel.memory_saved,
+            )
+            for kernel in self.kernels
+        ]
+        return html_of([str(self)], [("kernel", "nodes", "ops", "reads", "writes", "bytes saved"), *rows])
 
     @functools.cached_property
     def before(self) -> GraphIoProfile:
@@ -157,6 +175,10 @@ class FusionPlan:
             kernel_launches=sum(any(graph.launches[i] for i in group) for group in partition),
             device_traffic_bytes=saturate(sum(graph.traffic_bytes(group) for group in partition)),
         )
+
+
+def _ops_of(kernel: FusedKernel) -> list[str]:
+    return [kernel.graph_nodes[id_].op for id_ in kernel.nodes] if kernel.graph_nodes else []
 
 
 def plan_fusion(

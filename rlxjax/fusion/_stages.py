@@ -9,9 +9,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from rlxjax._checks import as_index, check_at_least, check_positive
+from rlxjax._html import html_of
 from rlxjax._typing import RealLike
+from rlxjax._values import by_value
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StageGraph:
@@ -135,6 +138,7 @@ class StageGraph:
         return graph
 
 
+@by_value
 @dataclasses.dataclass(frozen=True)
 class StagePlan:
     """Which stages run as one program.
@@ -150,6 +154,11 @@ class StagePlan:
     time_ns: float
     peak_bytes: float
     method: str
+
+    def _repr_html_(self) -> str:
+        count, peak = len(self.groups), f"{self.peak_bytes:,.0f} bytes at the peak"
+        lead = f"{count} program{'s' * (count != 1)} by {self.method}: {self.time_ns / 1e3:,.1f} us, {peak}"
+        return html_of([lead], [("program", "stages"), *enumerate(self.groups)])
 
 
 def group_ns(graph: StageGraph, compute_ns: Any, traffic_bytes: Any) -> Any:

@@ -1,4 +1,9 @@
-"""What work is: operations, graphs, any JAX function, and their exact profiles."""
+"""What work is: operations, graphs, any JAX function, and their exact profiles.
+
+A `Graph` says what runs; `profile_graph_io` counts its launches, waits and bytes as a `GraphIoProfile`.
+`profile_function` counts the same, and the operations, of any JAX function, as a `FunctionProfile`; `register_rule`
+teaches it a primitive. Counts are exact integers and know no machine.
+"""
 
 from ._compiled import Disagreement as Disagreement
 from ._function_profile import FunctionProfile as FunctionProfile
@@ -16,3 +21,5 @@ from ._operations import register_rule as register_rule
 from ._profile import GraphIoProfile as GraphIoProfile
 from ._profile import node_io_bytes as node_io_bytes
 from ._profile import profile_graph_io as profile_graph_io
+
+__all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,13 +1,15 @@
 """The profile of any JAX function: what it computes and moves, counted from its jaxpr."""
 
 import dataclasses
-import html
 import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+
+from rlxjax._html import html_of
+from rlxjax._values import by_value
 
 from ._compiled import COMPILER, Disagreement, compiled_apart, disagreements
 from ._equations import TRACER
@@ -22,6 +24,7 @@ from ._xla import CompiledProgram
 _SHOWN_LINES = 10
 
 
+@by_value
 @dataclasses.dataclass(frozen=True)
 class FunctionProfile:
     """What a function computes and moves when it is called once; counts are exact integers.
@@ -91,13 +94,7 @@ class FunctionProfile:
         return "\n".join([*self._totals(), "", *table, *self._remarks()])
 
     def _repr_html_(self) -> str:
-        head, *body = (
-            "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
-            for tag, row in zip(["th"] + ["td"] * len(self._rows()), self._rows(), strict=False)
-        )
-        rows = "".join(f"<tr>{row}</tr>" for row in (head, *body))
-        texts = ["<br>".join(map(html.escape, lines)) for lines in (self._totals(), self._remarks())]
-        return f"<p>{texts[0]}</p><table>{rows}</table><p>{texts[1]}</p>"
+        return html_of(self._totals(), self._rows(), remarks=self._remarks())
 
     def _totals(self) -> list[str]:
         io = self.io

@@ -9,7 +9,9 @@ import numpy as np
 
 from rlxjax._checks import as_index, check_at_least, check_not_nan, is_traced
 from rlxjax._counts import as_float, exact, is_exact, packed, saturate
+from rlxjax._html import html_of
 from rlxjax._typing import Count, RealLike
+from rlxjax._values import by_value
 
 from ._graph import Graph, Node
 from ._ops import OPS
@@ -18,6 +20,7 @@ from ._ops import OPS
 _SELECTED_ELEMENT_BYTES = 4
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GraphIoProfile:
@@ -36,6 +39,10 @@ class GraphIoProfile:
     sync_points: Count = 0
     host_output_bytes: Count = 0
     device_traffic_bytes: Count = 0
+
+    def _repr_html_(self) -> str:
+        rows = [(name.replace("_", " "), count) for name, count in vars(self).items()]
+        return html_of([], [("", "count"), *rows])
 
     @classmethod
     def checked(cls, **counts: Count) -> "GraphIoProfile":

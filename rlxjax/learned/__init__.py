@@ -1,4 +1,8 @@
-"""The learned FFT: the model, its training, its file, and the program that runs it."""
+"""The learned FFT: the model, its training, its file, and the program that runs it.
+
+`train_learned_fft` prunes a transform to signals, `save_learned_fft` and `load_learned_fft` keep it, and
+`rlxjax.welch_peaks(..., model=)` runs it.
+"""
 
 from ._file import LearnedFftFileError as LearnedFftFileError
 from ._file import load_learned_fft as load_learned_fft
@@ -13,3 +17,5 @@ from ._signals import ToneSignals as ToneSignals
 from ._signals import peak_recall as peak_recall
 from ._training import TrainingResult as TrainingResult
 from ._training import train_learned_fft as train_learned_fft
+
+__all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Complex, Float, Real
 
 from rlxjax._checks import as_index
+from rlxjax._values import short_repr
 
 #: A gate of at least this much is on in hard use.
 GATE_ON = 0.5
@@ -47,6 +48,8 @@ class LearnedFft:
     twiddles: Float[Array, "stages half_n 2"] | np.ndarray
     gates: Float[Array, "stages half_n"] | np.ndarray
     mask: Float[Array, "n_bins"] | np.ndarray
+
+    __repr__ = short_repr
 
     @classmethod
     def exact(cls, n_fft: int) -> "LearnedFft":

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rlxjax._checks import as_index
+from rlxjax._values import by_value
 
 from ._model import LearnedFft, butterfly_places
 from ._signals import ToneSignals, exact_power, peak_loss, peak_recall
@@ -48,6 +49,7 @@ class TrainingRound:
     recall: float | None = None
 
 
+@by_value
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
     """A trained model and how it came about.

@@ -1,4 +1,7 @@
-"""The latency models: a batched FFT, Welch peaks, and any JAX function."""
+"""The latency models: a batched FFT, Welch peaks, and any JAX function.
+
+`WELCH`, `FFT` and `FUNCTIONS` are the built-in instances of `rlxjax.fit.LatencyModel`; `BUILT_IN` holds them by name.
+"""
 
 from ._fft import FFT as FFT
 from ._fft import FftLatencyCoefficients as FftLatencyCoefficients
@@ -26,3 +29,5 @@ from ._welch_coefficients import LatencyCoefficients as LatencyCoefficients
 
 #: The models that a calibration file is read for, by name; the first one is what a calibration is asked for.
 BUILT_IN = {model.name: model for model in (WELCH, FFT, FUNCTIONS)}
+
+__all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

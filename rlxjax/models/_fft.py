@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from rlxjax._checks import check_shapes, fields_of
 from rlxjax._numerics import soft_roofline
 from rlxjax._typing import Nanoseconds, RealLike
+from rlxjax._values import by_value
 from rlxjax.device._devices import Coefficients
 from rlxjax.fit import (
     Facts,
@@ -35,6 +36,7 @@ FFT_BYTES_PER_SAMPLE = 20.0
 BATCH_EXPONENT = 1 / 3
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FftLatencyCoefficients(Coefficients):

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlxjax._numerics import soft_roofline
 from rlxjax._typing import RealLike
+from rlxjax._values import by_value
 from rlxjax.device._devices import Coefficients
 from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, wide_prior
 from rlxjax.graph import FunctionProfile
@@ -24,6 +25,7 @@ NARROWER = {"share_ns": 0.7}
 LOG_SD = 0.8
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FunctionCoefficients(Coefficients):

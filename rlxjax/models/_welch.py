@@ -97,10 +97,11 @@ class WelchModel(LatencyModel):
 
     def same_result(self, runs: Runs, facts: Facts) -> Bool[Array | np.ndarray, "*batch variants"]:
         """Return which variants give peaks: a learned run does where there is a model of its length."""
-        xp = namespace_of(*runs.inputs.values())
+        lengths = {**_FACTS, **facts}["learned_n_fft"]
+        xp = namespace_of(*runs.inputs.values(), *lengths)
         n_fft = xp.broadcast_to(xp.asarray(runs.inputs["n_fft"]), runs.shape)
         found = xp.zeros(runs.shape, bool)
-        for length in {**_FACTS, **facts}["learned_n_fft"]:
+        for length in lengths:
             found = found | (n_fft == length)
         others = xp.ones((*runs.shape, LEARNED), bool)
         return xp.concatenate([others, found[..., None]], axis=-1)

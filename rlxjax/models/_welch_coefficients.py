@@ -5,9 +5,11 @@ import dataclasses
 import jax
 
 from rlxjax._typing import RealLike
+from rlxjax._values import by_value
 from rlxjax.device._devices import Coefficients
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LatencyCoefficients(Coefficients):

@@ -1,4 +1,11 @@
-"""The Welch-peaks workload: parameters, the paths that run it, its graphs and its strategy costs."""
+"""The Welch-peaks workload: parameters, the paths that run it, its graphs and its strategy costs.
+
+`welch_peaks` runs it with `WelchPeakParams`, `stream_welch_peaks` on many signals; a `WelchPath` is how a result is
+computed. `estimate_welch_peaks_costs` and `pick_welch_peaks_strategy` have the published design's prices and rules,
+of which a `ReferenceStrategy` is a choice.
+"""
+
+from rlxjax._renamed import new_name as _new_name
 
 from ._device_programs import fused_peaks as fused_peaks
 from ._device_programs import mean_power as mean_power
@@ -15,8 +22,8 @@ from ._schedule import Schedule as Schedule
 from ._schedule import schedule as schedule
 from ._selection import SELECTIONS as SELECTIONS
 from ._selection import selected_peaks as selected_peaks
-from ._strategy import Path as Path
-from ._strategy import Strategy as Strategy
+from ._strategy import ReferenceStrategy as ReferenceStrategy
+from ._strategy import WelchPath as WelchPath
 from ._strategy import parse_welch_peaks_strategy as parse_welch_peaks_strategy
 from .costs._coefficients import CoefficientSet as CoefficientSet
 from .costs._coefficients import StrategyCoefficients as StrategyCoefficients
@@ -42,3 +49,9 @@ from .costs._path_costs import soft_fused_graph_ns as soft_fused_graph_ns
 from .costs._pick import pick_weights as pick_weights
 from .costs._pick import pick_welch_peaks_strategy as pick_welch_peaks_strategy
 from .costs._pick import soft_pick_welch_peaks_strategy as soft_pick_welch_peaks_strategy
+
+__all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> object:
+    return globals()[_new_name(__name__, name)]

@@ -19,7 +19,7 @@ from ._models import ModelProgram, program_of
 from ._params import WelchPeakParams
 from ._schedule import schedule
 from ._selection import default_selection
-from ._strategy import Path
+from ._strategy import WelchPath
 
 
 class _Plan(NamedTuple):
@@ -31,7 +31,7 @@ class _Plan(NamedTuple):
 
 
 def run_path(
-    path: Path,
+    path: WelchPath,
     signal: np.ndarray | jax.Array,
     params: WelchPeakParams,
     model: Any,
@@ -41,7 +41,7 @@ def run_path(
 
     A JAX array is computed on where it lies, a NumPy array on JAX's default device.
     """
-    if path is Path.HOST:
+    if path is WelchPath.HOST:
         return host_peaks(np.asarray(signal), params)
     platform = jax.default_backend()
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
@@ -54,12 +54,12 @@ def run_path(
     stays, batch = platform != "cpu" and isinstance(signal, jax.Array), signal.shape[0]
     is_small = signal.size <= schedule(platform).piece_samples  # and so never shared
     n_processors = 1 if is_small else worker_count()
-    arrays, shapes = ((), ()) if path is not Path.LEARNED else _placed(model, params, device)
+    arrays, shapes = ((), ()) if path is not WelchPath.LEARNED else _placed(model, params, device)
     plan = _plan(path, batch, params, selection, platform, device, n_processors, stays, shapes)
 
     def peaks_of(rows: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
         found = plan.program(_prepared(rows, plan.shape, stays), *arrays)
-        return spectrum_peaks(np.asarray(found), params) if path is Path.BLOCK else found
+        return spectrum_peaks(np.asarray(found), params) if path is WelchPath.BLOCK else found
 
     if batch <= plan.rows:
         peaks = peaks_of(signal)
@@ -77,11 +77,11 @@ def run_path(
     return peaks
 
 
-def run_traced(path: Path, signal, params: WelchPeakParams, model: Any, selection: str | None) -> jax.Array:
+def run_traced(path: WelchPath, signal, params: WelchPeakParams, model: Any, selection: str | None) -> jax.Array:
     """Return the peaks of traced rows; fused and learned only."""
     platform = jax.default_backend()
     selection = selection or default_selection(signal.shape[0], params.n_bins, platform)
-    arrays = () if path is not Path.LEARNED else _placed(model, params, None)[0]
+    arrays = () if path is not WelchPath.LEARNED else _placed(model, params, None)[0]
     return _program(path, params, selection, platform)(signal, *arrays)
 
 
@@ -103,7 +103,7 @@ def _placed(model: Any, params: WelchPeakParams, device: Any) -> tuple[tuple[Mod
 
 @functools.lru_cache(maxsize=1024)
 def _plan(
-    path: Path,
+    path: WelchPath,
     batch: int,
     params: WelchPeakParams,
     selection: str | None,
@@ -119,21 +119,21 @@ def _plan(
     the rows on a CPU.
     """
     selection = selection or default_selection(padded_batch(batch), params.n_bins, platform)
-    if path is Path.BLOCK:  # its program gives spectra, whatever peaks are selected of them
+    if path is WelchPath.BLOCK:  # its program gives spectra, whatever peaks are selected of them
         params, selection = WelchPeakParams(params.n_fft, params.n_segments, k=1), "top_k"
     most = chunk_rows(params, platform)
-    rows = batch if stays and path is not Path.BLOCK else _rows(path, batch, params, platform, n_processors)
+    rows = batch if stays and path is not WelchPath.BLOCK else _rows(path, batch, params, platform, n_processors)
     shape = padded_batch(rows) if rows < most else rows, params.frame_len
     return _Plan(_compiled(path, params, selection, platform, device, shape, shapes), rows, shape)
 
 
-def _rows(path: Path, batch: int, params: WelchPeakParams, platform: str, n_processors: int) -> int:
+def _rows(path: WelchPath, batch: int, params: WelchPeakParams, platform: str, n_processors: int) -> int:
     """Return the rows of a chunk: a processor's share, but neither too few nor more than a chunk may have.
 
     They are all rows, or a size that padding leaves as it is.
     """
     numbers, row_samples = schedule(platform), params.n_segments * params.n_fft
-    alone = numbers.alone_samples_block if path is Path.BLOCK else numbers.alone_samples_fused
+    alone = numbers.alone_samples_block if path is WelchPath.BLOCK else numbers.alone_samples_fused
     most = chunk_rows(params, platform)
     if batch <= min(most, alone // row_samples):
         return batch
@@ -145,7 +145,7 @@ def _rows(path: Path, batch: int, params: WelchPeakParams, platform: str, n_proc
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(
-    path: Path,
+    path: WelchPath,
     params: WelchPeakParams,
     selection: str,
     platform: str,
@@ -158,12 +158,12 @@ def _compiled(
 
 
 @functools.lru_cache(maxsize=1024)
-def _program(path: Path, params: WelchPeakParams, selection: str, platform: str) -> Any:
+def _program(path: WelchPath, params: WelchPeakParams, selection: str, platform: str) -> Any:
     """Return the jitted program of a path; inside a caller's own program it is part of that one."""
-    if path is Path.BLOCK:
+    if path is WelchPath.BLOCK:
         function = functools.partial(segment_spectra, params=params)
     else:
-        peaks = fused_peaks if path is Path.FUSED else _model_peaks
+        peaks = fused_peaks if path is WelchPath.FUSED else _model_peaks
         function = functools.partial(peaks, params=params, selection=selection, platform=platform)
     return jax.jit(function, inline=True)
 

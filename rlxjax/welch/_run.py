@@ -20,7 +20,7 @@ from ._launch import run_path, run_traced
 from ._models import program_of
 from ._params import WelchPeakParams
 from ._selection import SELECTIONS
-from ._strategy import AUTO, Path, Strategy, parse_welch_peaks_strategy
+from ._strategy import AUTO, ReferenceStrategy, WelchPath, parse_welch_peaks_strategy
 
 if TYPE_CHECKING:
     from rlxjax.calibration import CalibratedModel, Calibration
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 #: What a calibration may be called that is none: the reference's built-in coefficients.
 REFERENCE = "reference"
 
-_NAMED = {path.value: path for path in (Path.HOST, Path.FUSED, Path.BLOCK)}
+_NAMED = {path.value: path for path in (WelchPath.HOST, WelchPath.FUSED, WelchPath.BLOCK)}
 #: The name of this workload among a calibration's models.
 MODEL_NAME = "welch"
 #: Peaks of fewer bytes are not checked for whether memory holds them; copies there are of them at most.
 LEAST_CHECKED_BYTES, COPIES_OF_PEAKS = 2**26, 2
-BUILT_IN_COSTS_NS = {Path.HOST: host_path_ns, Path.FUSED: fused_graph_ns, Path.BLOCK: block_graph_ns}
+BUILT_IN_COSTS_NS = {WelchPath.HOST: host_path_ns, WelchPath.FUSED: fused_graph_ns, WelchPath.BLOCK: block_graph_ns}
 
 
 def welch_peaks(
@@ -184,7 +184,7 @@ def _path_of(
     forked: bool,
     calibration: "Calibration | str | None",
     model: Any,
-) -> tuple[Path, str | None]:
+) -> tuple[WelchPath, str | None]:
     """Return the path of a call and its selection, the arguments checked; what raises is not remembered."""
     _check_signal(shape, dtype, params)
     _check_model(model, params)
@@ -192,18 +192,18 @@ def _path_of(
     if selection is not None and selection not in tuple(SELECTIONS):
         raise ValueError(f"selection: expected one of {', '.join(SELECTIONS)}, got {selection!r}")
     path, by = _choose_path(strategy, shape[0], params, calibration, model, traced, forked)
-    if path is Path.LEARNED and model is None:
+    if path is WelchPath.LEARNED and model is None:
         raise ValueError("strategy: 'learned' needs a learned FFT (model=), and none was given")
     if traced and path in _WHY:
         reason = f"got {strategy!r}: {_WHY[path]}"
         raise ValueError(f"strategy: expected 'fused' or 'learned' inside traced code, {reason}")
-    if forked and path is not Path.HOST:
+    if forked and path is not WelchPath.HOST:
         raise ValueError(
             f"strategy: expected 'host', got {strategy!r}: JAX cannot run in this process, which was forked "
             "(start processes by spawn)"
         )
     _check_peaks_fit((shape[0], params.k, 2))
-    if selection is None and by is not None and path is Path.FUSED:
+    if selection is None and by is not None and path is WelchPath.FUSED:
         sizes = shape[0], params.n_fft, params.k, params.n_segments
         selection = by.of(MODEL_NAME).variant_of("fused", *sizes).removeprefix("fused_")
     return path, selection
@@ -267,7 +267,7 @@ def _choose_path(
     model: Any,
     traced: bool,
     forked: bool = False,
-) -> "tuple[Path, Calibration | None]":
+) -> "tuple[WelchPath, Calibration | None]":
     """Return the path, and the calibration that is given or chose it."""
     given = None if isinstance(calibration, str) else calibration
     if (named := _NAMED.get(normalised(strategy))) is not None:
@@ -276,24 +276,26 @@ def _choose_path(
         parsed = parse_welch_peaks_strategy(strategy)
     except ValueError as error:
         raise ValueError(str(error).replace("expected one of", "expected one of host, block,")) from None
-    if parsed == Strategy.LEARNED:
-        return Path.LEARNED, given
-    if parsed in (Strategy.ULTRA, Strategy.FAST):
-        return Path.HOST, given
+    if parsed == ReferenceStrategy.LEARNED:
+        return WelchPath.LEARNED, given
+    if parsed in (ReferenceStrategy.ULTRA, ReferenceStrategy.FAST):
+        return WelchPath.HOST, given
     if traced:
-        return Path.FUSED, given
+        return WelchPath.FUSED, given
     if forked:  # the costs, too, are computed by JAX
-        return (Path.FUSED if parsed == Strategy.RLX else Path.HOST), given
-    candidates = (Path.FUSED, Path.BLOCK)
-    if parsed != Strategy.RLX:
-        candidates = (Path.HOST, *candidates) if model is None else (Path.HOST, *candidates, Path.LEARNED)
+        return (WelchPath.FUSED if parsed == ReferenceStrategy.RLX else WelchPath.HOST), given
+    candidates = (WelchPath.FUSED, WelchPath.BLOCK)
+    if parsed != ReferenceStrategy.RLX:
+        candidates = (
+            (WelchPath.HOST, *candidates) if model is None else (WelchPath.HOST, *candidates, WelchPath.LEARNED)
+        )
     by = given
     if calibration is None:
         from rlxjax.calibration import default_calibration  # loaded when first used
 
         by = default_calibration()
     if by is not None:
-        return Path(_calibrated_pick(by, batch, params, tuple(map(str, candidates)), model)), by
+        return WelchPath(_calibrated_pick(by, batch, params, tuple(map(str, candidates)), model)), by
     gates = (0, 0) if model is None else (model.active_gates, model.total_gates)
     return _cheapest_built_in(batch, params, candidates, gates, jax_device()), None
 
@@ -304,7 +306,7 @@ def _calibrated_pick(
     """Return the candidate with the lowest prediction, a model at hand by its own work."""
     calibrated = calibration.of(MODEL_NAME)
     if not len(calibrated.posterior.facts["learned_n_fft"]):
-        candidates = tuple(name for name in candidates if name != Path.LEARNED)  # none was ever timed
+        candidates = tuple(name for name in candidates if name != WelchPath.LEARNED)  # none was ever timed
     elif model is not None:
         calibrated = _with_work(calibrated, params.n_fft, program_of(model, params).work)
     return calibrated.cheapest(candidates, batch, params.n_fft, params.k, params.n_segments)
@@ -320,13 +322,13 @@ def _with_work(calibrated: "CalibratedModel", n_fft: int, work: Any) -> "Calibra
 def _cheapest_built_in(
     batch: int,
     params: WelchPeakParams,
-    candidates: tuple[Path, ...],
+    candidates: tuple[WelchPath, ...],
     gates: tuple[int, int],
     device: Device,
-) -> Path:
-    def cost(path: Path) -> float:
+) -> WelchPath:
+    def cost(path: WelchPath) -> float:
         arguments = (device, batch, params.n_fft, params.k)
-        if path is Path.LEARNED:
+        if path is WelchPath.LEARNED:
             return float(learned_path_ns(*arguments, *gates, n_segments=params.n_segments))
         return float(BUILT_IN_COSTS_NS[path](*arguments, n_segments=params.n_segments))
 
@@ -335,6 +337,6 @@ def _cheapest_built_in(
 
 
 _WHY = {
-    Path.HOST: "the host path is NumPy and reads the signal's values",
-    Path.BLOCK: "the block path brings the spectrum back to the host",
+    WelchPath.HOST: "the host path is NumPy and reads the signal's values",
+    WelchPath.BLOCK: "the block path brings the spectrum back to the host",
 }

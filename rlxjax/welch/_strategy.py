@@ -6,7 +6,7 @@ from types import MappingProxyType
 from rlxjax.device._codes import NamedCode, normalised
 
 
-class Strategy(NamedCode):
+class ReferenceStrategy(NamedCode):
     """The strategies of the reference, in the order in which ties are resolved."""
 
     ULTRA = "ultra"
@@ -15,7 +15,7 @@ class Strategy(NamedCode):
     LEARNED = "learned"
 
 
-class Path(NamedCode):
+class WelchPath(NamedCode):
     """How a result is computed; the number of segments is the parameters' business.
 
     `host` uses no device, `fused` reads back peaks only, `block` reads back the spectrum, `learned` is
@@ -33,13 +33,13 @@ AUTO = "auto"
 _ALIASES: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("", AUTO), AUTO),
-        **dict.fromkeys(("ultra", "ultra-fast", "ultra-fast-rustfft", "1seg"), Strategy.ULTRA),
+        **dict.fromkeys(("ultra", "ultra-fast", "ultra-fast-rustfft", "1seg"), ReferenceStrategy.ULTRA),
         **dict.fromkeys(
             ("fast", "streaming", "fast-streaming", "fast-streaming-rustfft", "rustfft", "2seg"),
-            Strategy.FAST,
+            ReferenceStrategy.FAST,
         ),
-        **dict.fromkeys(("rlx", "rlx-compiled", "compiled", "gpu", "fused"), Strategy.RLX),
-        **dict.fromkeys(("learned", "learned-compiled"), Strategy.LEARNED),
+        **dict.fromkeys(("rlx", "rlx-compiled", "compiled", "gpu", "fused"), ReferenceStrategy.RLX),
+        **dict.fromkeys(("learned", "learned-compiled"), ReferenceStrategy.LEARNED),
     }
 )
 

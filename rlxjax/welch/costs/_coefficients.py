@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._typing import RealLike
+from rlxjax._values import by_value
 from rlxjax.device._devices import (
     BACKEND_ROWS,
     FALLBACK_ROW,
@@ -33,6 +34,7 @@ _SCALES = {
 }
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StrategyCoefficients(Coefficients):
@@ -67,6 +69,7 @@ class StrategyCoefficients(Coefficients):
     falls_back: RealLike
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CoefficientSet:

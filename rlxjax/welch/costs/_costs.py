@@ -21,6 +21,7 @@ from rlxjax._typing import (
     StrategyLogWeights,
     StrategyWeights,
 )
+from rlxjax._values import by_value
 from rlxjax.device._gate import fusion_benefit
 from rlxjax.welch._params import FAST_SEGMENTS
 
@@ -30,6 +31,7 @@ from ._graphs import packed_counts, welch_graph_work
 from ._inputs import cost_inputs, strategy_inputs
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WelchPeaksCostEstimates:
@@ -41,7 +43,7 @@ class WelchPeaksCostEstimates:
     learned_ns: Nanoseconds
 
     def stack(self) -> StrategyCosts:
-        """Return the four costs along a new last axis, in the order of `Strategy`."""
+        """Return the four costs along a new last axis, in the order of `ReferenceStrategy`."""
         fields = (self.ultra_ns, self.fast_ns, self.rlx_ns, self.learned_ns)
         return jnp.stack(jnp.broadcast_arrays(*fields), -1)
 
@@ -50,6 +52,7 @@ class WelchPeaksCostEstimates:
         return jnp.argmin(self.stack(), -1)
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SoftWelchPeaksCosts:
@@ -73,6 +76,7 @@ class SoftWelchPeaksCosts:
         return jnp.where(self.available > 0.5, jnp.stack([always, always, fuse, fuse], -1), -jnp.inf)
 
 
+@by_value
 class WelchPeaksGateBreakdown(NamedTuple):
     """Why a run fuses or not; every field `[*batch]`."""
 

@@ -10,6 +10,7 @@ from rlxjax._checks import LEAST_SIZES, is_traced
 from rlxjax._counts import as_temperature
 from rlxjax._numerics import Exact, soft_step
 from rlxjax._typing import Code, Flag, Nanoseconds, Probability, RealLike
+from rlxjax._values import by_value
 from rlxjax.device._devices import Device
 from rlxjax.device._gate import FusionBenefit
 
@@ -19,6 +20,7 @@ from ._formulas import Learned, decisions, gate_benefit, gather, min_gain_ns, st
 from ._inputs import strategy_inputs
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WelchPeaksEvaluation:

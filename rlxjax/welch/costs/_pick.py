@@ -9,7 +9,7 @@ from rlxjax._counts import Columns, as_temperature
 from rlxjax._numerics import log_softmin, straight_through
 from rlxjax._typing import Code, RealLike, StrategyWeights
 from rlxjax.device._devices import Device
-from rlxjax.welch._strategy import Strategy
+from rlxjax.welch._strategy import ReferenceStrategy
 
 from ._coefficients import CoefficientSet
 from ._costs import WelchPeaksCostEstimates, hard_costs, soft_costs
@@ -27,10 +27,10 @@ def pick_welch_peaks_strategy(
     learned_total_gates: RealLike = 0,
     coefficients: str | CoefficientSet = "arch",
     legacy: bool = False,
-) -> Strategy | Code:
+) -> ReferenceStrategy | Code:
     """Return the cheapest strategy, the earlier of ultra, fast, rlx, learned on ties.
 
-    A scalar workload on the host gives a `Strategy`; arrays and traced values give codes, `[*batch]`.
+    A scalar workload on the host gives a `ReferenceStrategy`; arrays and traced values give codes, `[*batch]`.
     With `legacy`, the strategy is picked by thresholds instead of costs. Other arguments and errors as of
     `estimate_welch_peaks_costs`.
 
@@ -41,7 +41,7 @@ def pick_welch_peaks_strategy(
     learned = learned_available, learned_active_gates, learned_total_gates
     inputs = strategy_inputs(device, batch, n_fft, k, *learned, coefficients)
     index = _legacy_index(*inputs) if legacy else hard_costs(*inputs).pick_index()
-    return index if is_traced(index) or jnp.ndim(index) else list(Strategy)[int(index)]
+    return index if is_traced(index) or jnp.ndim(index) else list(ReferenceStrategy)[int(index)]
 
 
 def soft_pick_welch_peaks_strategy(
@@ -57,7 +57,7 @@ def soft_pick_welch_peaks_strategy(
     temperature_ns: RealLike,
     straight_through_gradient: bool = False,
 ) -> StrategyWeights:
-    """Return the weight of each strategy, `[*batch, 4]` in the order of `Strategy`.
+    """Return the weight of each strategy, `[*batch, 4]` in the order of `ReferenceStrategy`.
 
     The law of total probability over the fuse decision: with probability `p` the run may fuse and the
     weights are the softmin over all available strategies; otherwise over those that need no fusion. Its
@@ -78,7 +78,7 @@ def soft_pick_welch_peaks_strategy(
     weights = _soft_pick(*inputs, temperature_ns)
     if not straight_through_gradient:
         return weights
-    hard = jax.nn.one_hot(hard_costs(*inputs).pick_index(), len(Strategy), dtype=weights.dtype)
+    hard = jax.nn.one_hot(hard_costs(*inputs).pick_index(), len(ReferenceStrategy), dtype=weights.dtype)
     return straight_through(jnp.broadcast_to(hard, weights.shape), weights)
 
 
@@ -122,7 +122,7 @@ def _soft_pick(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -
     soft = soft_costs(codes, set_, batch, n_fft, k, learned, temperature_ns)
     costs = soft.costs.stack()
     anything = jnp.where(soft.available > 0.5, 0.0, -jnp.inf)
-    needs_fusion = jnp.arange(len(Strategy)) >= Strategy.RLX.code
+    needs_fusion = jnp.arange(len(ReferenceStrategy)) >= ReferenceStrategy.RLX.code
     unfused = jnp.where(jnp.broadcast_to(needs_fusion, costs.shape), -jnp.inf, anything)
     fuse, keep = (
         jnp.exp(log_p[..., None]) * jnp.exp(log_softmin(costs, temperature_ns, availability))
@@ -140,6 +140,6 @@ def _legacy_index(codes, set_, batch, n_fft, k, learned: Learned):
     is_gpu = jnp.asarray(codes) != Device.CPU.code
     large = is_gpu & (batch >= 8192)
     ultra = batch <= jnp.where(is_gpu, 128, 256)
-    choice = jnp.where(ultra, Strategy.ULTRA.code, Strategy.FAST.code)
-    choice = jnp.where(large, Strategy.RLX.code, choice)
-    return jnp.where(large & learned.usable, Strategy.LEARNED.code, choice)
+    choice = jnp.where(ultra, ReferenceStrategy.ULTRA.code, ReferenceStrategy.FAST.code)
+    choice = jnp.where(large, ReferenceStrategy.RLX.code, choice)
+    return jnp.where(large & learned.usable, ReferenceStrategy.LEARNED.code, choice)

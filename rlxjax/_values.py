@@ -1,0 +1,143 @@
+"""Objects of values: compared by value, hashed, and shown in a line, whatever arrays they hold."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from ._checks import is_traced
+
+#: The most characters that an object is shown by, and a text in it.
+MOST_CHARACTERS, MOST_OF_A_TEXT = 300, 90
+#: The most entries of a mapping or sequence that are shown by name.
+MOST_ENTRIES = 5
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def by_value(class_: _Class) -> _Class:
+    """Give a frozen dataclass or a named tuple `==`, `hash` and a short `repr` that know arrays.
+
+    Equal are objects of one class whose fields are equal: arrays by shape and element by element, NaN to NaN. Of
+    values that are being traced `==` has no answer and raises a `TypeError`. An array counts by its shape in the hash.
+    """
+    class_.__eq__, class_.__ne__, class_.__hash__ = _equal, _differs, _hash_of  # pyright: ignore
+    class_.__repr__ = short_repr  # pyright: ignore[reportAttributeAccessIssue]
+    return class_
+
+
+def short_repr(self: object) -> str:
+    """Return the class and its fields in a line: of an array its type and shape, of what is long a part."""
+    fields = [f"{name}={short(value)}" for name, value in _fields(self, "repr").items()]
+    text = f"{type(self).__name__}({', '.join(fields)})"
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 4]}...)"
+
+
+class FrozenDict(dict[str, Any]):
+    """A dictionary that nothing changes, and that has a hash therefore: what is static in a pytree."""
+
+    def __init__(self, items: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
+        super().__init__({name: _frozen(value) for name, value in dict(items).items()})
+
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self),)
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("expected nothing to change this mapping: it is read only; make a new object instead")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse  # pyright: ignore
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return FrozenDict(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _fields(value: object, wanted: str = "compare") -> dict[str, Any]:
+    """Return the fields of a dataclass or named tuple by name: those to compare, or those to show."""
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value) if getattr(field, wanted)]
+    else:
+        names = list(type(value)._fields)  # pyright: ignore[reportAttributeAccessIssue]
+    return {name: getattr(value, name) for name in names}
+
+
+def _equal(self: object, other: object) -> Any:
+    if type(other) is not type(self):
+        return NotImplemented
+    if self is other:
+        return True
+    (mine, structure), (others, structure_of_other) = (jax.tree.flatten(_fields(one)) for one in (self, other))
+    if structure != structure_of_other:
+        return False
+    if is_traced(*mine, *others):
+        raise TypeError(
+            f"{type(self).__name__}: its values are being traced, so `==` has no answer yet; "
+            "compare them outside of the traced function"
+        )
+    return all(map(_same, mine, others))
+
+
+def _differs(self: object, other: object) -> Any:
+    equal = _equal(self, other)
+    return equal if equal is NotImplemented else not equal
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if _is_array(one) or _is_array(other):
+        if np.shape(one) != np.shape(other):
+            return False
+        one, other = np.asarray(one), np.asarray(other)
+    return bool(np.all((one == other) | ((one != one) & (other != other))))  # NaN differs from itself
+
+
+def _hash_of(self: object) -> int:
+    leaves, structure = jax.tree.flatten(_fields(self))
+    return hash((type(self), structure, tuple(map(_mark, leaves))))
+
+
+def _mark(leaf: Any) -> Any:
+    """Return what is hashed of a leaf: a number, whichever type holds it, an array's shape, a mapping's names."""
+    if _is_array(leaf):
+        if leaf.shape or is_traced(leaf):
+            return leaf.shape
+        leaf = leaf.item()
+    if isinstance(leaf, Mapping):
+        return frozenset(leaf)
+    return None if leaf != leaf else leaf  # NaN has no hash of its value
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, (np.ndarray, np.generic, jax.Array))
+
+
+def short(value: Any) -> str:
+    """Return a value in a few words."""
+    if _is_array(value):
+        if np.ndim(value) or is_traced(value):
+            shape = ",".join(map(str, np.shape(value)))
+            return f"{'traced ' if is_traced(value) else ''}{value.dtype}[{shape}]"
+        value = value.item()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, (str, int, complex)) or value is None:
+        text = repr(value) if not isinstance(value, str) else repr(str(value))
+        return text if len(text) <= MOST_OF_A_TEXT else f"{text[: MOST_OF_A_TEXT - 4]}...'"
+    if isinstance(value, Mapping):
+        names = [str(name) for name in value]
+        more = [f"+{len(names) - MOST_ENTRIES}"] if len(names) > MOST_ENTRIES else []
+        return f"{{{', '.join([*names[:MOST_ENTRIES], *more])}}}"
+    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+        if len(value) > MOST_ENTRIES or not all(isinstance(item, (str, int, float)) for item in value):
+            return f"({len(value)} of {type(value[0]).__name__})"
+        return f"({', '.join(map(short, value))})"
+    name, version = getattr(value, "name", None), getattr(value, "version", None)  # of a latency model
+    return f"{type(value).__name__}(...)" if version is None else f"{name} {version}"

@@ -1,0 +1,203 @@
+"""Timings from elsewhere: a CSV file, a data frame, records; what is wrong is named by place and column."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from _models import LINE, LINE_TRUTH, TILED, TILED_TRUTH, runs_of, timings_of
+
+import rlxjax as rx
+from rlxjax import Timings
+from rlxjax.models import FFT
+
+#: Timings of every variant, the second input among them.
+TIMED = timings_of(TILED_TRUTH, runs_of(TILED, depth=2.0), noise_sd=0.02)
+NAMES = [TILED.variants[code] for code in TIMED.runs.variant]
+COLUMNS = {"variant": NAMES, **TIMED.runs.inputs, "time_ns": TIMED.time_ns}
+
+
+def csv_of(columns):
+    """Return the text of a CSV file."""
+    lines = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    return "\n".join([",".join(columns), *lines]) + "\n"
+
+
+def records_of(columns):
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+class Frame:
+    """Columns by name, as data frames have them."""
+
+    def __init__(self, columns):
+        self.columns, self.held = list(columns), columns
+
+    def __getitem__(self, name):
+        return self.held[name]
+
+
+class ArrowTable(Frame):
+    """Names of columns apart from the columns themselves."""
+
+    def __init__(self, columns):
+        super().__init__(columns)
+        self.column_names, self.columns = list(columns), list(columns.values())
+
+
+def test_all_ways_in_give_the_timings_that_arrays_do(tmp_path):
+    path = tmp_path / "timings.csv"
+    path.write_text(csv_of(COLUMNS))
+    struct = np.array(
+        list(zip(*COLUMNS.values(), strict=True)), [(n, "U9" if n == "variant" else "f8") for n in COLUMNS]
+    )
+    assert Timings.from_csv(TILED, path) == TIMED
+    assert Timings.from_csv(TILED, os.fspath(path)) == TIMED
+    for frame in (COLUMNS, Frame(COLUMNS), ArrowTable(COLUMNS), struct):
+        assert Timings.from_dataframe(TILED, frame) == TIMED
+    assert Timings.from_records(TILED, records_of(COLUMNS)) == TIMED
+    assert Timings.from_records(TILED, iter(records_of(COLUMNS))) == TIMED
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_frames_of_other_libraries_are_read(library):
+    module = pytest.importorskip(library, reason="no dependency; `Frame` and `ArrowTable` have what is used of it")
+    make = module.table if library == "pyarrow" else module.DataFrame
+    assert Timings.from_dataframe(TILED, make({name: list(column) for name, column in COLUMNS.items()})) == TIMED
+
+
+def test_what_has_a_default_and_the_only_variant_may_be_missing_and_other_columns_are_left_alone():
+    columns = {"n": [1, 2], "time_ns": [3.0, 4.0], "host": ["a", "b"], "when": [None, object()]}
+    found = Timings.from_dataframe(TILED, columns | {"variant": ["loop", "pair"]})
+    assert found.runs.inputs["depth"].tolist() == [1.0, 1.0]
+    assert Timings.from_dataframe(TILED, columns | {"variant": [0, 2]}) == found
+    plain = Timings.from_dataframe(FFT, {"batch": [8], "n_fft": [64], "time_ns": [5.0]})
+    assert plain == Timings.checked(FFT, variant="fft", batch=[8], n_fft=[64], time_ns=[5.0])
+
+
+@pytest.mark.parametrize(("unit", "unit_ns"), [("ns", 1), ("us", 1e3), ("ms", 1e6), ("s", 1e9)])
+def test_a_column_of_times_is_in_the_unit_that_its_name_ends_in(unit, unit_ns, tmp_path):
+    sizes = {"batch": [8, 8], "n_fft": [64, 128]}
+    expected = [1.5 * unit_ns, 2.5 * unit_ns]
+    assert Timings.from_dataframe(FFT, sizes | {f"time_{unit}": [1.5, 2.5]}).time_ns.tolist() == expected
+    own = Timings.from_dataframe(FFT, sizes | {f"p25_{unit}": [1.5, 2.5], "time_ns": [9, 9]}, time_ns=f"p25_{unit}")
+    assert own.time_ns.tolist() == expected
+    path = tmp_path / "own.csv"
+    path.write_text(f"\ufeffbatch, n_fft ,p25_{unit},how\r\n\r\n8,64,1.5,fft\r\n8,128, 2.5,fft\r\n", encoding="utf-8")
+    assert Timings.from_csv(FFT, path, time_ns=f"p25_{unit}", variant="how") == own
+
+
+HEADER = "n,depth,variant,time_us\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "FILE: expected a header and a line for each timing, got an empty file"),
+        (HEADER, "FILE: expected a row for each timing, got none"),
+        ("n,variant\n1,loop\n", "FILE: expected a column 'time_ns' (or time_us, time_ms, time_s), got n, variant"),
+        ("depth,variant,time_ns\n1,loop,2\n", "FILE: expected a column 'n', a number of items, got depth, variant, "),
+        ("n,time_ns\n1,2\n", "FILE: expected a column 'variant', one of loop, tile, pair, got n, time_ns"),
+        ("n,n,time_ns\n1,1,2\n", "FILE: expected columns of different names, got 'n' twice"),
+        ("n,variant,time_us,time_ms\n1,loop,1,1\n", "FILE: expected one column of times, got time_us and time_ms"),
+        (HEADER + "1,1,loop\n", "FILE, line 2: expected 4 cells, as the header has, got 3"),
+        (
+            HEADER + "1,1,loop,2\n\n1,1,loop,fast\n",
+            "FILE, line 4: time_us: expected a positive finite number, got 'fast'",
+        ),
+        (HEADER + "1,1,loop,-3\n", "FILE, line 2: time_us: expected a positive finite number, got '-3'"),
+        (HEADER + "1,1,loop,nan\n", "FILE, line 2: time_us: expected a positive finite number, got 'nan'"),
+        (HEADER + "1,1,loop,1\n1,1,loop,\n", "FILE, line 3: time_us: expected a positive finite number, got nothing"),
+        (HEADER + "many,1,loop,2\n", "FILE, line 2: n: expected a finite number, got 'many'"),
+        (HEADER + "1,,loop,2\n", "FILE, line 2: depth: expected a finite number, got nothing"),
+        (HEADER + "1,inf,loop,2\n", "FILE, line 2: depth: expected a finite number, got 'inf'"),
+        (HEADER + "1,1,loop,2\n0,1,loop,2\n", "FILE, line 3: n: expected a size of at least 1.0, got 0.0"),
+        (HEADER + "1,1,loop,2\n1.5,1,loop,2\n", "FILE, line 3: n: expected a whole number, got 1.5"),
+        (HEADER + "1,1,heap,2\n", "FILE, line 2: variant: expected one of loop, tile, pair, got 'heap'"),
+        (HEADER + '1,1,"loop,2\n', "FILE: cannot be read as CSV (unexpected end of data)"),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused_in_one_sentence(text, said, tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=".") as caught:
+        Timings.from_csv(TILED, path)
+    assert str(caught.value).startswith(said.replace("FILE", str(path)))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_readable_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="missing.csv: no such file$"):
+        Timings.from_csv(TILED, tmp_path / "missing.csv")
+    with pytest.raises(ValueError, match=r"cannot be read as CSV \(.*directory"):
+        Timings.from_csv(TILED, tmp_path)
+    (tmp_path / "own.csv").write_bytes(b"n,time_ns\n\xff,1\n")
+    with pytest.raises(ValueError, match=r"own.csv: cannot be read as CSV \(.*utf-8"):
+        Timings.from_csv(TILED, tmp_path / "own.csv")
+
+
+GOOD = {"n": [1, 2], "variant": ["loop", "loop"], "time_ns": [1.0, 2.0]}
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (3, "frame: expected columns by name, as a DataFrame or a dictionary has, got int"),
+        ({}, "frame: expected a column 'time_ns' (or time_us, time_ms, time_s), got none"),
+        (GOOD | {"n": [1, None]}, "frame, row 1: n: expected a finite number, got nothing"),
+        (GOOD | {"n": [1, np.nan]}, "frame, row 1: n: expected a finite number, got nan"),
+        (GOOD | {"n": [1, 2, 3]}, "frame: expected columns of one length, got time_ns 2, variant 2, n 3"),
+        (GOOD | {"n": [[1, 2]]}, "frame: n: expected one column, got shape (1, 2)"),
+        (GOOD | {"time_ns": np.array([1, 2], "m8[ns]")}, "frame, row 0: time_ns: expected a positive finite number"),
+        (GOOD | {"variant": [0, 3]}, "frame, row 1: variant: expected names, or places from 0 to 2, got 3"),
+        (GOOD | {"variant": ["loop", np.nan]}, "frame, row 1: variant: expected one of loop, tile, pair, got 'nan'"),
+    ],
+)
+def test_a_frame_that_cannot_be_is_refused_in_one_sentence(frame, said):
+    with pytest.raises(ValueError, match=".") as caught:
+        Timings.from_dataframe(TILED, frame)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([], "records: expected a column 'time_ns' (or time_us, time_ms, time_s), got none"),
+        ([{"n": 1, "variant": "loop", "time_ns": 1}, 3], "records, record 1: expected cells by column, got int"),
+        (
+            [{"n": 1, "variant": "loop", "time_ns": 1}, {"n": 1, "variant": "loop"}],
+            "records, record 1: time_ns: expected a positive finite number, got nothing",
+        ),
+    ],
+)
+def test_records_that_cannot_be_are_refused_in_one_sentence(records, said):
+    with pytest.raises(ValueError, match=".") as caught:
+        Timings.from_records(TILED, records)
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("model", [type(TILED), "tiled", None])
+def test_a_model_is_an_instance(model):
+    with pytest.raises(ValueError, match="model: expected a LatencyModel, an instance of its class, got "):
+        Timings.from_dataframe(model, GOOD)
+
+
+def test_a_csv_file_becomes_a_calibration_that_predicts_and_picks(tmp_path):
+    timed = timings_of(LINE_TRUTH, runs_of(LINE), noise_sd=0.01)
+    names = [LINE.variants[code] for code in timed.runs.variant]
+    (tmp_path / "own.csv").write_text(
+        csv_of({"n": timed.runs.inputs["n"], "variant": names, "time_ms": timed.time_ns / 1e6})
+    )
+    fit = rx.fit_posterior(Timings.from_csv(LINE, tmp_path / "own.csv"))
+    assert fit.terms.coefficients == pytest.approx(LINE_TRUTH, rel=0.1)
+    rx.save_calibration(tmp_path / "own.json", fit)
+    assert json.loads((tmp_path / "own.json").read_text())["models"].keys() == {"line"}
+    found = rx.load_calibration(tmp_path / "own.json", models=[LINE])
+    # `item n / 2` is saved for `block`, so the blocks win beyond `2 block / item`.
+    crossing = 2 * LINE_TRUTH["block_ns"] / LINE_TRUTH["item_ns"]
+    assert (found.pick(crossing / 2), found.pick(2 * crossing)) == ("plain", "blocked")
+    truth = LINE_TRUTH["call_ns"] + LINE_TRUTH["item_ns"] * 1e3
+    assert float(found.predict_ns("plain", 1e3)) == pytest.approx(truth, rel=0.05)
+    low, high = found.interval_ns("plain", 1e3)
+    assert low < truth < high

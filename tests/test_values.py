@@ -1,0 +1,271 @@
+"""What objects are: equal by value, hashed, shown in a line, shown as a table in a notebook."""
+
+import copy
+import dataclasses
+import html.parser
+import json
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _models import GATE, LINE, LINE_TRUTH, TILED, TILED_TRUTH, calibrated, certain, random_posterior, runs_of
+from test_api import CLASSES
+
+import rlxjax as rx
+from rlxjax._html import MOST_ROWS, html_of
+from rlxjax._values import MOST_CHARACTERS, FrozenDict
+
+
+def calibration():
+    """Return what a file may say of two models."""
+    line = dataclasses.replace(
+        calibrated(certain(LINE, LINE_TRUTH)),
+        provenance=dict.fromkeys(LINE_TRUTH, rx.Provenance.MEASURED) | {"block_ns": rx.Provenance.UNCALIBRATED},
+        held_out={"plain": {"held_out": 0.05, "noise_floor": 0.01, "edge": None, "held_out_cells": 7}},
+        noise_floor=0.01,
+        cautions=("Too few rounds.",),
+    )
+    models = {"line": line, "tiled": calibrated(random_posterior(TILED, TILED_TRUTH))}
+    return rx.Calibration(models, GATE, {"platform": "cpu", "cores": 2, "thread_flags": {"A": "1"}}, "a campaign")
+
+
+def terms_fit():
+    """Return what a fit of one coefficient may find."""
+    return rx.FitResult(
+        {"a_ns": 2.5}, 3.0, 1e-6, 9, True, 0.04, {"a_ns": 0.1}, {"a_ns": True}, np.eye(1), [], "The fit converged."
+    )
+
+
+def posterior_fit():
+    """Return what a fit of two variants may find, of which one was timed."""
+    runs = runs_of(LINE)
+    runs = dataclasses.replace(runs, variant=np.zeros_like(runs.variant))
+    return rx.PosteriorFit(certain(LINE, LINE_TRUTH, spread=0.03), terms_fit(), runs, np.array([0.05, np.nan]))
+
+
+def explanation():
+    """Return why the first of two strategies is picked."""
+    strategies = tuple(
+        rx.StrategyExplanation(name, {"call_ns": 1e3, "work_ns": work_ns}, 1e3 + work_ns, (9e2, 1e5))
+        for name, work_ns in (("plain", 300.0), ("blocked", 4e3))
+    )
+    flip = rx.Flip("n", "input", 9.0, "items", 3.0, None, None, False, True)
+    crossing = rx.Crossover(
+        ("plain", "blocked"), "n", 27.0, "plain", "blocked", 0.1, (20.0, 30.0), False, True, "At 27."
+    )
+    return rx.Explanation(
+        {"n": 9.0}, False, strategies, "plain", "blocked", 3700.0, 90.0, 0.99, "plain", (flip,), crossing
+    )
+
+
+#: Records of a few plain numbers and names, which hold no array and no long text.
+PLAIN = (
+    "BranchSpread Disagreement Flip FusionEdge Input Measured Node OperationCounts StageCost StrategySpec ToneSignals "
+    "UnknownLoop WelchPeakParams"
+)
+#: All other public dataclasses and named tuples.
+SHOWN = [
+    name
+    for name in CLASSES
+    if dataclasses.is_dataclass(getattr(rx, name)) or hasattr(getattr(rx, name), "_fields")
+    if name not in PLAIN.split()
+]
+
+
+def filled(name, shift=0.0, of=np.array):
+    """Return an instance of a class with an array in every field that holds data, and a text in the others."""
+    class_ = getattr(rx, name)
+    fields = dataclasses.fields(class_) if dataclasses.is_dataclass(class_) else []
+    names = [field.name for field in fields] or class_._fields
+    static = {field.name for field in fields if field.metadata.get("static")}
+    values = {
+        field: "text " * 99 if field in static else of(np.arange(999.0) + place + shift)
+        for place, field in enumerate(names)
+    }
+    if not fields:
+        return class_(**values)
+    instance = object.__new__(class_)
+    for field, value in values.items():
+        object.__setattr__(instance, field, value)
+    return instance
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_an_object_of_arrays_is_shown_in_a_line_of_300_characters(name):
+    text = repr(filled(name))
+    assert text.startswith(f"{name}(")
+    assert len(text) <= MOST_CHARACTERS == 300
+    assert "\n" not in text
+
+
+#: A learned FFT is compared by identity, since programs are kept of it; a ranking is a tuple of names and numbers.
+COMPARED = [name for name in SHOWN if name not in ("DeviceRanking", "LearnedFft")]
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_equal_are_objects_of_equal_values_and_then_their_hashes_are(name):
+    one, same, on_device, other = filled(name), filled(name), filled(name, of=jnp.asarray), filled(name, shift=1.0)
+    assert one == same
+    assert one == on_device
+    assert hash(one) == hash(same) == hash(on_device)
+    assert (one != same, one != other, one == other) == (False, True, False)
+    assert one != "text"
+
+
+def test_equal_is_by_shape_and_nan_equals_nan():
+    profile = rx.GraphIoProfile(np.array([1, 2]), 0, 0, 0)
+    assert profile != rx.GraphIoProfile(np.array([[1, 2]]), 0, 0, 0)
+    assert profile != rx.GraphIoProfile(np.array([1, 1]), 0, 0, 0)
+    assert rx.GraphIoProfile(np.array([np.nan])) == rx.GraphIoProfile(np.array([np.nan]))
+    for equal in (3, np.int64(3), 3.0, np.array(3), jnp.asarray(3)):
+        assert rx.GraphIoProfile(equal) == rx.GraphIoProfile(3)
+        assert hash(rx.GraphIoProfile(equal)) == hash(rx.GraphIoProfile(3))
+    assert rx.GraphIoProfile(float("nan")) == rx.GraphIoProfile(np.nan)
+    assert hash(rx.GraphIoProfile(float("nan"))) == hash(rx.GraphIoProfile(np.nan * 1.0))
+    assert len({rx.GraphIoProfile(n) for n in (1, 2, 2.0)}) == 2
+    assert rx.FusionBenefit(1) != rx.GraphIoProfile(1)
+
+
+def test_traced_values_are_not_compared():
+    def compare(count):
+        return rx.GraphIoProfile(count) == rx.GraphIoProfile(count + 1)
+
+    with pytest.raises(TypeError, match="GraphIoProfile: its values are being traced, so `==` has no answer"):
+        jax.jit(compare)(3.0)
+    shown = []
+    jax.jit(lambda count: shown.append(repr(rx.GraphIoProfile(count))) or count)(np.ones(3))
+    assert shown == [
+        "GraphIoProfile(kernel_launches=traced float64[3], sync_points=0, host_output_bytes=0, device_traffic_bytes=0)"
+    ]
+
+
+def test_two_calibrations_of_one_file_are_equal_and_one_of_other_numbers_is_not():
+    one, other = calibration(), calibration()
+    assert one == other
+    assert hash(one) == hash(other)
+    assert {one: "here"}[other] == "here"
+    moved = dataclasses.replace(one, models={**one.models, "line": calibrated(certain(LINE, LINE_TRUTH))})
+    assert one != moved
+    assert dataclasses.replace(one, source="elsewhere") != one
+    assert one.of("line") == other.of("line") != moved.of("line")
+    assert posterior_fit() == posterior_fit()
+    assert posterior_fit() != posterior_fit()._replace(left_out_error=np.array([0.05, 0.0]))
+    assert explanation() == explanation() != dataclasses.replace(explanation(), inputs={"n": 8.0})
+    assert hash(explanation()) == hash(explanation())
+
+
+def test_what_is_static_is_read_only_hashed_and_copied():
+    found = calibration()
+    for change in (
+        lambda: found.fingerprint.update(cores=1),
+        lambda: found.of("line").provenance.pop("item_ns"),
+        lambda: found.fingerprint["thread_flags"].clear(),
+    ):
+        with pytest.raises(TypeError, match="read only"):
+            change()
+    with pytest.raises(TypeError, match="read only"):
+        found.fingerprint["cores"] = 1
+    assert FrozenDict({"a": {"b": [1]}}) == {"a": {"b": (1,)}}
+    assert hash(FrozenDict({"a": 1, "b": 2})) == hash(FrozenDict({"b": 2, "a": 1}))
+    assert json.loads(json.dumps(found.fingerprint)) == found.fingerprint
+    for twin in (copy.deepcopy(found.fingerprint), pickle.loads(pickle.dumps(found.fingerprint))):
+        assert (twin, type(twin), hash(twin)) == (found.fingerprint, FrozenDict, hash(found.fingerprint))
+    assert dataclasses.asdict(found)["fingerprint"] == found.fingerprint
+
+
+class Reader(html.parser.HTMLParser):
+    """The rows of all tables of a page, its texts, and the tags that are open at the end."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.rows, self.texts, self.open = [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag != "br":
+            self.open.append(tag)
+        assert {name for name, _ in attributes} <= {"style"}
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+def graph():
+    """Return a graph that makes two kernels."""
+    made = rx.Graph()
+    x = made.input("x", (64,), "f32")
+    y = made.add("exp", [made.add("relu", [x])])
+    made.set_outputs([made.add("reduce_sum", [y])])
+    return made
+
+
+STAGES = rx.StageGraph.checked([50.0, 80.0], [(0, 1, 4000)], launch_ns=900.0, bytes_per_ns=10.0)
+#: Of each class that is shown as a table, an object and a row of it by its first cell.
+TABLES = {
+    "Calibration": (calibration, ["line", "1", "plain, blocked", "2 of 3", "0.01"]),
+    "CalibratedModel": (lambda: calibration().of("line"), ["plain", "5.0", "1.0"]),
+    "Decision": (
+        lambda: rx.Decision(*map(jnp.asarray, (1e3, 3e3, 2e3, 5e2, 0.99)), in_domain=False),
+        ["0", "1.0", "3.0", "2.0", "0.5", "99", "fuse"],
+    ),
+    "Explanation": (explanation, ["work", "0.3", "4.0"]),
+    "FitResult": (terms_fit, ["a_ns", "2.5", "ns", "0.1", "timings"]),
+    "PosteriorFit": (posterior_fit, ["plain", "28", "3.0", "5.0"]),
+    "GraphIoProfile": (lambda: rx.GraphIoProfile(3, 1, 4096, 10**7), ["device traffic bytes", "10,000,000"]),
+    "FusionPlan": (
+        lambda: rx.plan_fusion(graph(), plan="unfused", coefficients="cuda"),
+        ["1", "2", "exp", "1", "2", "0"],
+    ),
+    "StagePlan": (lambda: rx.plan_stages(STAGES, method="greedy"), ["0", "0, 1"]),
+    "FunctionProfile": (
+        lambda: rx.profile_function(lambda x: x + 1.0, np.ones(8, np.float32)),
+        ["elementwise", "8", "0", "0", "64", "1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_notebook_shows_a_table_of_what_an_object_holds(name):
+    make, expected = TABLES[name]
+    made = make()
+    assert type(made).__name__ == name
+    assert len(repr(made)) <= MOST_CHARACTERS
+    page = Reader(made._repr_html_())
+    assert page.open == []
+    (row,) = [row for row in page.rows if row[0] == expected[0]][:1]
+    assert [cell for cell, wanted in zip(row, expected, strict=True) if wanted not in (None, cell)] == []
+
+
+def test_a_table_escapes_every_text_and_says_how_many_rows_are_left_out():
+    nasty = '<script>alert("x")</script>'
+    page = html_of([nasty], [(nasty, nasty), (nasty, 1)], remarks=[nasty])
+    assert "<script" not in page
+    assert Reader(page).texts.count(nasty) == 5
+    rows = Reader(html_of([], [("n", "square"), *((str(n), n * n) for n in range(MOST_ROWS + 5))])).rows
+    assert len(rows) == MOST_ROWS + 2
+    assert rows[-1] == ["and 5 more", ""]
+    named = dataclasses.replace(calibration(), source=nasty)
+    assert nasty in Reader(named._repr_html_()).texts
+
+
+def test_a_decision_of_many_workloads_has_a_row_for_each_and_a_traced_one_none():
+    n = np.linspace(1.0, 9000.0, MOST_ROWS + 3)
+    decided = calibrated(certain(LINE, LINE_TRUTH)).compare("blocked", "plain", n)
+    page = Reader(decided._repr_html_())
+    assert [row[-1] for row in page.rows[1:]] == decided.verdict()[:MOST_ROWS].tolist()
+    assert "And 3 more." in page.texts
+    assert "Outside what was measured: an extrapolation." in page.texts
+    shown = []
+    jax.jit(lambda own: shown.append(own._repr_html_()) or own)(decided)
+    assert "traced float64[43]" in shown[0]
