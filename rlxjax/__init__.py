@@ -68,6 +68,7 @@ _NAMES = {
         "LearnedFft LearnedFftFileError ToneSignals TrainingResult learned_spectrum load_learned_fft peak_recall "
         "save_learned_fft train_learned_fft"
     ),
+    "plot": "",
     "_numerics": ("soft_maximum soft_minimum soft_relu soft_step straight_through temperature_from_sd"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -8,6 +8,7 @@ from . import fusion as fusion
 from . import graph as graph
 from . import learned as learned
 from . import models as models
+from . import plot as plot
 from . import welch as welch
 from ._numerics import soft_maximum as soft_maximum
 from ._numerics import soft_minimum as soft_minimum

@@ -185,7 +185,8 @@ def test_alternatives_give_the_result_that_is_asked_for():
 
     late = calibrated(random_posterior(Late(), TILED_TRUTH))
     assert late.alternatives(64) == ("loop",)
-    assert late.alternatives(65) == ("loop", "pair")
+    assert late.alternatives(65) == late.alternatives([65, 1000]) == ("loop", "pair")
+    assert late.alternatives([64, 65]) == ("loop",)
     assert late.pick(64) == "once"
     assert np.all(late.pick_index(N[:3]) == 0)
     with pytest.raises(ValueError, match=r"strategy: 'pair' was not timed for such work \(n 64, depth 1.0\)"):

@@ -13,7 +13,7 @@ FLOORS = (
     ("fusion", "fit"),
     ("models",),
     ("calibration",),
-    ("advice", "welch"),
+    ("advice", "plot", "welch"),
     ("learned",),
     ("__init__", "__main__"),
 )

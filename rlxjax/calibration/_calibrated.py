@@ -137,9 +137,16 @@ class CalibratedModel:
         Raises:
             ValueError: as `predict_ns`, or a level that is not between 0 and 1.
         """
+        return self.bounds_ns(self.estimate(strategy, *inputs, **named), level)
+
+    def bounds_ns(self, run: LatencyEstimate, level: float = 0.9) -> tuple[Nanoseconds, Nanoseconds]:
+        """Return the bounds of `interval_ns` for an estimate by this posterior, of any runs, `[*batch]` each.
+
+        Raises:
+            ValueError: a level that is not between 0 and 1.
+        """
         if not 0.0 < level < 1.0:
             raise ValueError(f"level: expected a probability between 0 and 1, got {level}")
-        run = self.estimate(strategy, *inputs, **named)
         return _bounds(run, NormalDist().inv_cdf((1.0 + level) / 2.0), self.pace_log_sd)
 
     def compare(self, fused: str, kept: str, *inputs: Size, **named: Size | None) -> Decision:
@@ -173,14 +180,16 @@ class CalibratedModel:
         return self.compare(fused, kept, *inputs, **named)
 
     def alternatives(self, *inputs: Size, **named: Size | None) -> tuple[str, ...]:
-        """Return the strategies that give the result of one workload, in the order in which ties are resolved."""
+        """Return the strategies that give the result of every workload, in the order in which ties are resolved."""
         first = next(iter(self.model.strategies))
         values = all_inputs(self.model, next(iter(alternatives_of(self.model)), first), inputs, named)
         runs = Runs.checked(self.model, 0, **values)
         with jax.ensure_compile_time_eval():
             is_same = np.asarray(self.model.same_result(runs, self.posterior.facts))
-        same = {name for name, is_one in zip(self.model.variants, is_same, strict=True) if is_one}
-        return tuple(name for name, s in alternatives_of(self.model).items() if same & set(s.variants))
+        places = {
+            name: [self.model.variants.index(v) for v in s.variants] for name, s in alternatives_of(self.model).items()
+        }
+        return tuple(name for name, own in places.items() if is_same[..., own].any(-1).all())
 
     def pick(self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None) -> str:
         """Return the strategy with the lowest prediction among those that give the same result; of equals the first.

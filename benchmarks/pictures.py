@@ -1,0 +1,56 @@
+"""The pictures of a page, drawn by the page's own code.
+
+python -m benchmarks.pictures [PAGE]
+
+Each block of Python that an image follows is run, and the figure of its `ax` is saved as that image, an SVG beside the
+page. Run from the root of the repository.
+"""
+
+import argparse
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+import rlxjax as rx
+
+PAGE = Path("docs/plots.md")
+#: A block of Python, and the image that follows it, if there is one.
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n!\[[^\]]*\]\(([^)]+\.svg)\))?", re.DOTALL | re.MULTILINE)
+#: The same file for the same data.
+STYLE = {"figure.figsize": (5.6, 3.8), "font.size": 9.0, "svg.hashsalt": "rlxjax", "savefig.dpi": 200}
+
+
+def draw(page: Path) -> list[Path]:
+    """Run the code of a page; return the images that were saved."""
+    from matplotlib import pyplot
+
+    saved: list[Path] = []
+    namespace: dict[str, Any] = {}
+    for code, image in BLOCK.findall(page.read_text(encoding="utf-8")):
+        exec(code, namespace)
+        if image:
+            path = page.parent / image
+            path.parent.mkdir(exist_ok=True)
+            namespace["ax"].figure.savefig(path, metadata={"Date": None})
+            saved.append(path)
+        pyplot.close("all")
+    return saved
+
+
+def main() -> None:
+    """Draw what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("page", nargs="?", type=Path, default=PAGE)
+    page = parser.parse_args().page
+    matplotlib.use("agg")
+    warnings.simplefilter("ignore", rx.MachineMismatchWarning)  # calibrations of pages are of other machines
+    with matplotlib.rc_context(STYLE):
+        for path in draw(page):
+            print(f"{path}: {path.stat().st_size / 1e3:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

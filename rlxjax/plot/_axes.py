@@ -1,0 +1,108 @@
+"""The axis that a picture is drawn on, and what its two directions show. matplotlib is imported when it is used."""
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from rlxjax.fit import LatencyModel
+
+from ._numbers import UNITS, in_words, plain, unit_for
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+
+#: Values of an input that all get a tick, at most.
+MOST_TICKS = 9
+#: Of a new figure: how high a line is, in sizes of the font, and all else, in inches.
+LINE_HEIGHT, REST_IN = 1.45, 0.9
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def axis_of(ax: Any, lines: float | None = None) -> "matplotlib.axes.Axes":
+    """Return the axis to draw on: the given one, else that of a new figure of pyplot's.
+
+    Args:
+        ax: an axis, or None.
+        lines: of text that a new figure has room for; it is as high as the current style has it unless given.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: no axis.
+    """
+    try:
+        import matplotlib.axes
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise ImportError(
+            "rlxjax.plot: matplotlib is not installed; get it with `pip install 'rlxjax[plot]'`"
+        ) from None
+    if isinstance(ax, matplotlib.axes.Axes):
+        return ax
+    if ax is not None:
+        raise ValueError(f"ax: expected one matplotlib axis, got {type(ax).__name__}")
+    from matplotlib import pyplot
+
+    width_in, height_in = matplotlib.rcParams["figure.figsize"]
+    if lines is not None:
+        height_in = REST_IN + lines * LINE_HEIGHT * matplotlib.rcParams["font.size"] / 72.0
+    return pyplot.subplots(figsize=(width_in, height_in), layout="constrained")[1]
+
+
+def ink_of(ax: "matplotlib.axes.Axes") -> Any:
+    """Return the colour of an axis' own labels, which its background was chosen for."""
+    return ax.xaxis.label.get_color()
+
+
+def show_legend(ax: "matplotlib.axes.Axes", **options: Any) -> None:
+    """Name what is drawn, on whatever the background is."""
+    ax.legend(**{"frameon": False, "labelcolor": ink_of(ax), "fontsize": "small", **options})
+
+
+def show_times(
+    ax: "matplotlib.axes.Axes", along: Literal["x", "y"], label: str, sizes: Mapping[str, Any] = NOTHING
+) -> None:
+    """Label a direction along which times in ns are drawn, and its ticks, in a unit that fits them."""
+    axis = ax.xaxis if along == "x" else ax.yaxis
+    low, high = ax.get_xlim() if along == "x" else ax.get_ylim()
+    is_log = axis.get_scale() == "log"
+    unit = unit_for(math.sqrt(low * high) if is_log else high / 2.0)
+    ns = UNITS[unit]
+    if is_log:
+        from ._ticks import PlainLogFormatter
+
+        axis.set_major_formatter(PlainLogFormatter(ns))
+        axis.set_minor_formatter(PlainLogFormatter(ns))
+    else:
+        axis.set_major_formatter(lambda time_ns, _: plain(time_ns / ns))
+    axis.set_label_text(_label(label, unit, sizes))
+
+
+def show_input(
+    ax: "matplotlib.axes.Axes",
+    along: Literal["x", "y"],
+    model: LatencyModel,
+    name: str,
+    values: np.ndarray,
+    sizes: Mapping[str, Any] = NOTHING,
+) -> None:
+    """Make a direction that of an input, logarithmic; few values each get a tick. Sizes that stay are named below."""
+    from ._ticks import PlainLogFormatter
+
+    axis = ax.xaxis if along == "x" else ax.yaxis
+    ax.set(**{f"{along}scale": "log"})
+    if len(values) <= MOST_TICKS:
+        axis.set_ticks(values, [plain(value) for value in values])
+        axis.set_ticks([], minor=True)
+    else:
+        axis.set_major_formatter(PlainLogFormatter())
+        axis.set_minor_formatter(PlainLogFormatter())
+    axis.set_label_text(_label(name, model.inputs[name].unit, sizes))
+
+
+def _label(what: str, unit: str, sizes: Mapping[str, Any]) -> str:
+    """Return a label; below it the sizes for which the picture holds."""
+    return f"{what} ({unit})" + (f"\n{in_words(sizes)}" if sizes else "")

@@ -1,0 +1,90 @@
+"""Coefficients beside what was believed of them."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlxjax.calibration import CalibratedModel, Calibration
+from rlxjax.device import Provenance
+from rlxjax.fit import COVERED, COVERED_SDS, LatencyPosterior, is_measured, named
+
+from ._axes import axis_of, ink_of, show_legend
+from ._given import calibrated_of
+from ._hues import COLOURS, NEUTRAL, PALE
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+
+
+def coefficients(
+    calibrated: CalibratedModel | Calibration | LatencyPosterior, *, ax: "matplotlib.axes.Axes | None" = None
+) -> "matplotlib.axes.Axes":
+    """Draw each coefficient as a multiple of its prior's median, with the interval that holds it in nine cases of ten.
+
+    The prior is the model's own; its interval is the pale bar. A filled marker is a coefficient that timings settled, a
+    hollow one is left to what was believed before.
+
+    Args:
+        calibrated: a model of one machine, a calibration, of which the first model is taken, or a posterior.
+        ax: a matplotlib axis; that of a new figure unless given.
+
+    Returns:
+        The axis. Its x direction is logarithmic and has no unit.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: none of these.
+
+    Examples:
+        >>> from matplotlib.figure import Figure
+        >>> from rlxjax.calibration import prior_calibration
+        >>> ax = coefficients(prior_calibration("cpu"), ax=Figure().subplots())
+        >>> [label.get_text() for label in ax.get_yticklabels()][:2]
+        ['host_call_ns', 'launch_ns']
+    """
+    whole = calibrated if isinstance(calibrated, LatencyPosterior) else calibrated_of(calibrated)
+    posterior = whole if isinstance(whole, LatencyPosterior) else whole.posterior
+    prior = posterior.model.prior
+    names = list(named(posterior.coefficients))
+    value, median, log_sd, prior_sd = (
+        np.array([float(part[name]) for name in names])
+        for part in map(named, (posterior.coefficients, prior.median, posterior.coefficient_log_sd(), prior.log_sd))
+    )
+    if isinstance(whole, LatencyPosterior):
+        settled = is_measured(log_sd, prior_sd)
+    else:
+        settled = np.array([whole.provenance.get(name) is Provenance.MEASURED for name in names])
+    ratio, reach, prior_reach = value / median, np.exp(COVERED_SDS * log_sd), np.exp(COVERED_SDS * prior_sd)
+
+    ax = axis_of(ax)
+    from ._ticks import PlainLogFormatter
+
+    places, cover = np.arange(len(names)), f"{100 * COVERED:g} %"
+    ax.barh(
+        places,
+        prior_reach - 1 / prior_reach,
+        0.7,
+        left=1 / prior_reach,
+        color=NEUTRAL,
+        alpha=PALE,
+        label=f"prior, {cover}",
+    )
+    ax.axvline(1.0, color=ink_of(ax), linewidth=0.8, zorder=1)
+    for is_own, face, label in ((settled, COLOURS[0], "measured"), (~settled, "none", "not settled by timings")):
+        if is_own.any():
+            ax.errorbar(
+                ratio[is_own],
+                places[is_own],
+                xerr=np.stack([ratio - ratio / reach, ratio * reach - ratio])[:, is_own],
+                fmt="o",
+                color=COLOURS[0],
+                markerfacecolor=face,
+                label=f"{label}, {cover}",
+            )
+    ax.set_yticks(places, names)
+    ax.tick_params(axis="y", length=0.0)
+    ax.set(xscale="log", ylim=(len(names) - 0.4, -0.6), xlabel="coefficient / median of its prior (1)")
+    ax.xaxis.set_major_formatter(PlainLogFormatter())
+    ax.xaxis.set_minor_formatter(PlainLogFormatter())
+    show_legend(ax, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handlelength=1.2)
+    return ax

@@ -1,0 +1,122 @@
+"""Which strategy wins over two inputs."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlxjax._typing import RealLike
+from rlxjax.calibration import CalibratedModel, Calibration
+
+from ._axes import axis_of, ink_of, show_input, show_legend
+from ._given import calibrated_of, other_sizes, values_along
+from ._hues import NEUTRAL, hues
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+
+#: How opaque cells are: timed ones, and those beyond what was timed.
+TIMED, BEYOND = 0.8, 0.35
+
+
+def decision_map(
+    calibrated: CalibratedModel | Calibration,
+    over: Mapping[str, Sequence[float] | np.ndarray],
+    *,
+    fused: str | None = None,
+    kept: str | None = None,
+    ax: "matplotlib.axes.Axes | None" = None,
+    **sizes: RealLike | None,
+) -> "matplotlib.axes.Axes":
+    """Draw which strategy is the fastest over two inputs of a model, and where that is undecided.
+
+    A cell has the colour of a strategy that beats every other one surely enough (`Decision.verdict`), and is grey where
+    none does. Predictions are equal on the solid lines. Cells are pale beyond the dotted line, where nothing was timed.
+
+    Args:
+        calibrated: a model of one machine, or a calibration, of which the first model is taken.
+        over: the values of two inputs by name, `[columns]` and `[rows]`: the first goes to the right, the second up.
+        fused: one of two strategies to decide between; all that give the result of every cell unless given.
+        kept: the other one.
+        ax: a matplotlib axis; that of a new figure unless given.
+        **sizes: the other inputs by name, a number each; what has a default may be left out.
+
+    Returns:
+        The axis. Its first collection holds the places of the winners in the legend, `[rows, columns]`.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: not two inputs, one that is unknown or missing, fewer than two values, a value that is not positive,
+            an unknown strategy, or one without the other.
+
+    Examples:
+        >>> from matplotlib.figure import Figure
+        >>> from rlxjax.calibration import prior_calibration
+        >>> sizes = {"batch": [1, 64, 8192], "n_fft": [256, 1024]}
+        >>> ax = decision_map(prior_calibration("cpu"), sizes, fused="fused", kept="host", k=16, ax=Figure().subplots())
+        >>> ax.collections[0].get_array().shape
+        (2, 3)
+    """
+    whole = calibrated_of(calibrated)
+    if not isinstance(over, Mapping) or len(over) != 2:
+        raise ValueError(f"over: expected the values of two inputs by name, got {over!r:.60}")
+    (across, columns), (up, rows) = ((name, values_along(name, values)) for name, values in over.items())
+    others = other_sizes(sizes, across, up)
+    cells = {**others, **dict(zip((across, up), map(np.ravel, np.meshgrid(columns, rows)), strict=True))}
+    if (fused is None) != (kept is None):
+        raise ValueError("fused, kept: expected both or neither")
+    names = whole.alternatives(**cells) if fused is None or kept is None else (fused, kept)
+    if len(set(names)) < 2:
+        raise ValueError(f"strategies: expected two to decide between, got {', '.join(names) or 'none'}")
+    shape = (len(rows), len(columns))
+    winner = _winners(whole, names, cells).reshape(shape)
+    log_ns = np.log([np.asarray(whole.predict_ns(name, **cells)).reshape(shape) for name in names])
+    is_timed = np.broadcast_to(np.asarray(whole.in_domain(**cells)), winner.size).reshape(shape)
+    named = [whole.name_of(name, **cells) for name in names]
+
+    ax = axis_of(ax)
+    from matplotlib.colors import ListedColormap
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    colours = [*(hue.colour for hue in hues(whole.model, named).values()), NEUTRAL]
+    x, y = _edges(columns), _edges(rows)
+    # One image in a vector file: between transparent rectangles, seams would show.
+    mesh = ax.pcolormesh(
+        x, y, winner, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(colours) - 0.5, rasterized=True
+    )
+    mesh.set_alpha(np.where(is_timed, TIMED, BEYOND))
+    line = {"colors": [ink_of(ax)], "linewidths": 1.0}
+    for own in range(len(names) - 1):
+        lead = np.delete(log_ns, own, 0).min(0) - log_ns[own]
+        if lead.min() < 0.0 < lead.max():
+            ax.contour(columns, rows, lead, [0.0], **line)
+    if is_timed.any() and not is_timed.all():
+        ax.contour(columns, rows, is_timed.astype(float), [0.5], linestyles="dotted", **line)
+    show_input(ax, "x", whole.model, across, columns, others)
+    show_input(ax, "y", whole.model, up, rows)
+    ax.set(xlim=x[[0, -1]], ylim=y[[0, -1]])
+    labels = dict(enumerate(named)) | ({len(names): "undecided"} if (winner == len(names)).any() else {})
+    handles = [Patch(color=colours[place], alpha=TIMED, label=label) for place, label in labels.items()]
+    if not is_timed.all():
+        handles.append(Line2D([], [], color=ink_of(ax), linestyle=":", label="not timed beyond"))
+    show_legend(ax, handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handlelength=1.2)
+    return ax
+
+
+def _winners(whole: CalibratedModel, names: Sequence[str], cells: Mapping[str, RealLike]) -> np.ndarray:
+    """Return the place of the strategy that beats every other one surely, `[cells]`; that after the last for none."""
+    wins = np.ones((len(names), max(map(np.size, cells.values()))), bool)
+    for one, other in itertools.combinations(range(len(names)), 2):
+        verdict = whole.decide(**cells, fused=names[one], kept=names[other]).verdict()
+        wins[one] &= verdict == "fuse"
+        wins[other] &= verdict == "keep"
+    return np.where(wins.any(0), wins.argmax(0), len(names))
+
+
+def _edges(values: np.ndarray) -> np.ndarray:
+    """Return the edges of cells around values, half-way between them on a logarithmic axis."""
+    logs = np.log(values)
+    between = (logs[:-1] + logs[1:]) / 2.0
+    return np.exp([2.0 * logs[0] - between[0], *between, 2.0 * logs[-1] - between[-1]])

@@ -1,0 +1,402 @@
+"""Pictures hold what the calibration says, are drawn where they are told, and leave matplotlib as it was."""
+
+import dataclasses
+import inspect
+import io
+import itertools
+import re
+import sys
+
+import matplotlib
+import numpy as np
+import pytest
+from _models import LINE, LINE_TRUTH, TILED, TILED_TRUTH, calibrated, certain, random_posterior, runs_of, timings_of
+from matplotlib import pyplot
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+import rlxjax as rx
+from rlxjax.calibration import Calibration, explain
+from rlxjax.device import Provenance
+from rlxjax.fit import COVERED_SDS, SURE, is_measured, named
+from rlxjax.plot._hues import COLOURS, hues
+from rlxjax.plot._numbers import UNITS, plain
+
+matplotlib.use("agg")
+
+#: The contrast of graphics with their background (WCAG 2.2, 1.4.11), and a difference that is seen (CIELAB).
+CONTRAST, SEEN = 3.0, 12.0
+EXACT = 1e-12
+
+LINES = calibrated(random_posterior(LINE, LINE_TRUTH), most=500.0)
+TILES = calibrated(random_posterior(TILED, TILED_TRUTH))
+SIZES = 2.0 ** np.arange(1, 14)
+LINE_TIMINGS = timings_of(LINE_TRUTH, runs_of(LINE), 0.02)
+TILED_TIMINGS = timings_of(TILED_TRUTH, runs_of(TILED, depth=4.0), 0.02)
+OVER = {"n": [8.0, 100.0, 700.0, 4000.0], "depth": [0.5, 2.0, 4.0]}
+EXPLAINED = explain(TILES, n=700.0, depth=2.0)
+
+PICTURES = {
+    "predicted_vs_measured": lambda **where: rx.plot.predicted_vs_measured(TILES, TILED_TIMINGS, noise=0.03, **where),
+    "time_by": lambda **where: rx.plot.time_by(TILES, "n", SIZES, timings=TILED_TIMINGS, depth=4.0, **where),
+    "decision_map": lambda **where: rx.plot.decision_map(TILES, OVER, **where),
+    "terms": lambda **where: rx.plot.terms(EXPLAINED, **where),
+    "coefficients": lambda **where: rx.plot.coefficients(TILES, **where),
+}
+each_picture = pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
+
+
+def new_axis():
+    return Figure().subplots()
+
+
+def bars_of(container):
+    """Return the points of error bars, and the ends of each bar, `[n, 2]`."""
+    line, _, (bars,) = container.lines
+    return None if line is None else np.stack(line.get_data(), -1), np.array(bars.get_segments())
+
+
+def labelled(ax):
+    return {line.get_label(): line for line in ax.get_lines() if not line.get_label().startswith("_")}
+
+
+def test_predictions_are_drawn_against_timings_with_their_intervals():
+    ax = rx.plot.predicted_vs_measured(LINES, LINE_TIMINGS, level=0.8, ax=new_axis())
+    assert [container.get_label() for container in ax.containers] == list(LINE.variants)
+    for place, container in enumerate(ax.containers):
+        own = np.asarray(LINE_TIMINGS.runs.variant) == place
+        n, time_ns = np.asarray(LINE_TIMINGS.runs.inputs["n"])[own], LINE_TIMINGS.time_ns[own]
+        points, bars = bars_of(container)
+        predicted_ns = LINES.predict_ns(LINE.variants[place], n)
+        bounds_ns = LINES.interval_ns(LINE.variants[place], n, level=0.8)
+        np.testing.assert_allclose(points, np.stack([time_ns, predicted_ns], -1), rtol=EXACT)
+        np.testing.assert_allclose(bars[..., 0], np.stack([time_ns, time_ns], -1), rtol=EXACT)
+        np.testing.assert_allclose(bars[..., 1], np.stack(bounds_ns, -1), rtol=EXACT)
+    low, high = zip(ax.get_xlim(), ax.get_ylim(), strict=True)
+    assert (low[0], high[0]) == pytest.approx((low[1], high[1]))
+
+
+def test_the_noise_is_a_band_around_the_diagonal_and_that_of_the_calibration_unless_given():
+    known = dataclasses.replace(LINES, noise_floor=0.05)
+    for whole, given, expected in ((LINES, None, None), (LINES, 0.1, 0.1), (known, None, 0.05), (known, 0.1, 0.1)):
+        ax = rx.plot.predicted_vs_measured(whole, LINE_TIMINGS, noise=given, ax=new_axis())
+        bands = [one for one in ax.collections if "noise" in one.get_label()]
+        assert len(bands) == (expected is not None)
+        for band in bands:
+            x, y = band.get_paths()[0].vertices.T
+            np.testing.assert_allclose(np.unique(np.round(np.abs(np.log(y / x)), 9)), [np.log(1 + expected)], atol=1e-9)
+    diagonal = ax.get_lines()[0]
+    np.testing.assert_array_equal(diagonal.get_xdata(), diagonal.get_ydata())
+
+
+def test_the_time_of_strategies_is_drawn_with_their_bands():
+    ax = rx.plot.time_by(TILES, "n", SIZES, depth=2.0, level=0.7, ax=new_axis())
+    lines = labelled(ax)
+    assert list(lines) == list(TILES.alternatives(n=SIZES, depth=2.0)) == ["loop", "tile"]
+    for (name, line), band in zip(lines.items(), ax.collections, strict=True):
+        np.testing.assert_array_equal(line.get_xdata(), SIZES)
+        np.testing.assert_allclose(line.get_ydata(), TILES.predict_ns(name, n=SIZES, depth=2.0), rtol=EXACT)
+        x, y = band.get_paths()[0].vertices.T
+        for size, *bounds_ns in zip(SIZES, *TILES.interval_ns(name, n=SIZES, depth=2.0, level=0.7), strict=True):
+            np.testing.assert_allclose([y[x == size].min(), y[x == size].max()], bounds_ns, rtol=EXACT)
+
+
+def test_timings_of_the_same_sizes_are_points_of_the_variant_that_a_strategy_runs():
+    other_depth = timings_of(TILED_TRUTH, runs_of(TILED, depth=3.0))
+    assert not [line for line in points_of(TILES, other_depth) if line.get_xdata().size]
+    loop, tile = points_of(TILES, TILED_TIMINGS)
+    inputs, code = TILED_TIMINGS.runs.inputs, np.asarray(TILED_TIMINGS.runs.variant)
+    for line, name in ((loop, "loop"), (tile, "tile")):
+        sizes = [n for n in np.unique(inputs["n"]) if SIZES[0] <= n <= SIZES[-1]]
+        runs = [TILED.variants.index(TILES.variant_of(name, n=n, depth=4.0)) for n in sizes]
+        expected = {
+            (n, *TILED_TIMINGS.time_ns[(code == v) & (inputs["n"] == n)]) for n, v in zip(sizes, runs, strict=True)
+        }
+        assert set(zip(*line.get_data(), strict=True)) == expected
+    assert len(set(runs)) == 2
+
+
+def points_of(whole, timings):
+    ax = rx.plot.time_by(whole, "n", SIZES, timings=timings, depth=4.0, ax=new_axis())
+    return [line for line in ax.get_lines() if line.get_linestyle() == "None"]
+
+
+def test_a_line_is_dotted_beyond_what_was_timed():
+    ax = rx.plot.time_by(LINES, "n", SIZES, ax=new_axis())
+    lines = labelled(ax)
+    assert list(lines) == [*LINE.variants, "not timed"]
+    is_timed = np.asarray(LINES.in_domain(n=SIZES))
+    assert not is_timed.all()
+    for name in LINE.variants:
+        expected = np.where(is_timed, LINES.predict_ns(name, n=SIZES), np.nan)
+        np.testing.assert_allclose(lines[name].get_ydata(), expected, rtol=EXACT)
+    dotted = [line for line in ax.get_lines() if line.get_linestyle() == ":" and line.get_xdata().size]
+    for name, line in zip(LINE.variants, dotted, strict=True):
+        found = line.get_ydata()
+        np.testing.assert_allclose(found[~is_timed], LINES.predict_ns(name, n=SIZES[~is_timed]), rtol=EXACT)
+        assert np.isfinite(found).sum() == (~is_timed).sum() + 1  # the lines meet
+
+
+def test_strategies_are_those_that_are_asked_for():
+    ax = rx.plot.time_by(TILES, "n", SIZES, strategies=["once", "tile"], depth=1.0, ax=new_axis())
+    assert list(labelled(ax)) == ["once", "tile"]
+    assert len({line.get_color() for line in labelled(ax).values()}) == 2
+
+
+def classes_of(ax):
+    return np.asarray(ax.collections[0].get_array())
+
+
+def test_a_map_of_two_strategies_shows_the_verdict_of_each_cell():
+    unsure = calibrated(random_posterior(TILED, TILED_TRUTH, sd=0.3, spread=0.2))
+    ax = rx.plot.decision_map(unsure, OVER, fused="tile", kept="loop", ax=new_axis())
+    verdicts = [
+        [str(unsure.decide(n, depth, fused="tile", kept="loop").verdict()) for n in OVER["n"]]
+        for depth in OVER["depth"]
+    ]
+    assert set(np.ravel(verdicts)) == {"fuse", "keep", "undecided"}
+    shown = np.array(["fuse", "keep", "undecided"])[classes_of(ax).astype(int)]
+    np.testing.assert_array_equal(shown, verdicts)
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["tile", "loop", "undecided", "not timed beyond"]
+    for edges, values in zip(np.moveaxis(ax.collections[0].get_coordinates(), -1, 0), OVER.values(), strict=True):
+        lines = np.unique(edges)
+        assert len(lines) == len(values) + 1
+        assert np.all((lines[:-1] < values) & (values < lines[1:]))
+
+
+def test_a_map_of_all_shows_who_beats_every_other_one_surely():
+    truth = {**TILED_TRUTH, "launch_ns": 300.0}
+    whole = calibrated(random_posterior(ThreeWays(), truth, sd=0.1, spread=0.1))
+    ax = rx.plot.decision_map(whole, OVER, ax=new_axis())
+    names = whole.alternatives(n=1.0, depth=1.0)
+    assert len(names) == 3
+    for (row, depth), (column, n) in itertools.product(enumerate(OVER["depth"]), enumerate(OVER["n"])):
+        winner = int(classes_of(ax)[row, column])
+        sure = {
+            name
+            for name in names
+            if all(whole.decide(n, depth, fused=name, kept=o).probability >= SURE for o in names if o != name)
+        }
+        assert sure == (set() if winner == len(names) else {names[winner]})
+
+
+class ThreeWays(type(TILED)):
+    """Its variants are strategies, and each gives the result of any size."""
+
+    strategies = {name: rx.StrategySpec((name,)) for name in ("loop", "tile", "pair")}
+
+    def same_result(self, runs, facts):
+        return np.ones((*runs.shape, 3), bool)
+
+
+def test_cells_beyond_what_was_timed_are_paler():
+    whole = calibrated(random_posterior(TILED, TILED_TRUTH), most=1000.0)
+    ax = rx.plot.decision_map(whole, OVER, ax=new_axis())
+    alpha = np.reshape(ax.collections[0].get_alpha(), (3, 4))
+    is_timed = np.array([[whole.in_domain(n, depth) for n in OVER["n"]] for depth in OVER["depth"]])
+    assert alpha[~is_timed].max() < alpha[is_timed].min()
+    assert ax.get_legend().get_texts()[-1].get_text() == "not timed beyond"
+
+
+def test_terms_are_a_waterfall_that_ends_at_the_prediction():
+    ax = rx.plot.terms(EXPLAINED, ax=new_axis())
+    bars = [container for container in ax.containers if hasattr(container, "patches")]
+    reaches = [container for container in ax.containers if not hasattr(container, "patches")]
+    rows = []
+    for one, total, parts, reach in zip(EXPLAINED.strategies, bars[::2], bars[1::2], reaches, strict=True):
+        (whole,) = total.patches
+        assert (whole.get_x(), whole.get_width()) == (0.0, one.time_ns)
+        np.testing.assert_allclose(np.sort(bars_of(reach)[1][0, :, 0]), one.interval_ns, rtol=EXACT)
+        shown = {name: time_ns for name, time_ns in one.terms_ns.items() if time_ns}
+        np.testing.assert_allclose([bar.get_width() for bar in parts.patches], list(shown.values()), rtol=EXACT)
+        ends = np.cumsum(list(shown.values()))
+        np.testing.assert_allclose([bar.get_x() for bar in parts.patches], [0.0, *ends[:-1]], atol=1e-6)
+        assert ends[-1] == pytest.approx(one.time_ns)
+        rows += [bar.get_y() for bar in (*total.patches, *parts.patches)]
+    assert rows == sorted(rows)
+    assert len(rows) == len(ax.get_yticklabels())
+    assert any(bar.get_width() < 0 for container in bars for bar in container.patches)
+
+
+def test_coefficients_are_multiples_of_their_priors_medians():
+    names = list(TILED_TRUTH)
+    settled = dataclasses.replace(TILES, provenance=dict.fromkeys(names[:2], Provenance.MEASURED))
+    medians, sds = (named(part) for part in (TILED.prior.median, TILED.prior.log_sd))
+    own_sds = named(TILES.posterior.coefficient_log_sd())
+    by_rule = {name for name in names if is_measured(own_sds[name], sds[name])}
+    for given, measured in ((settled, set(names[:2])), (TILES, set()), (TILES.posterior, by_rule)):
+        ax = rx.plot.coefficients(given, ax=new_axis())
+        order = [label.get_text() for label in ax.get_yticklabels()]
+        assert sorted(order) == sorted(names)
+        errors = [one for one in ax.containers if not hasattr(one, "patches")]
+        for container in errors:
+            points, bars = bars_of(container)
+            is_filled = container.lines[0].get_markerfacecolor() != "none"
+            for (ratio, row), ends in zip(points, bars[..., 0], strict=True):
+                name = order[int(row)]
+                assert (name in measured) == is_filled
+                assert ratio == pytest.approx(TILED_TRUTH[name] / medians[name])
+                assert np.log(ends / ratio) == pytest.approx(COVERED_SDS * own_sds[name] * np.array([-1, 1]))
+        assert sum(len(one.lines[0].get_xdata()) for one in errors) == len(names)
+        (priors,) = (one for one in ax.containers if hasattr(one, "patches"))
+        for name, bar in zip(order, priors.patches, strict=True):
+            assert np.log(bar.get_x()) == pytest.approx(-COVERED_SDS * sds[name])
+            assert np.log(bar.get_x() + bar.get_width()) == pytest.approx(COVERED_SDS * sds[name])
+
+
+@each_picture
+def test_a_picture_is_drawn_on_the_axis_that_is_given_and_leaves_all_else(draw):
+    before, open_ones = dict(matplotlib.rcParams), pyplot.get_fignums()
+    figure = Figure(figsize=(9.0, 5.0), layout="constrained")
+    ax, other = figure.subplots(1, 2)
+    assert draw(ax=ax) is ax
+    assert draw(ax=ax) is ax
+    assert not other.has_data()
+    figure.savefig(io.BytesIO(), format="svg")
+    assert dict(matplotlib.rcParams) == before
+    assert pyplot.get_fignums() == open_ones
+    assert all(re.search(r" \(.+\)", label) for label in (ax.get_xlabel(), ax.get_ylabel()) if label)
+
+
+@each_picture
+def test_without_an_axis_there_is_one_new_figure_in_the_current_style(draw):
+    open_ones = pyplot.get_fignums()
+    with pyplot.style.context("dark_background"):
+        before = dict(matplotlib.rcParams)
+        ax = draw()
+        assert dict(matplotlib.rcParams) == before
+    made = set(pyplot.get_fignums()) - set(open_ones)
+    try:
+        assert [pyplot.figure(number) for number in made] == [ax.figure]
+        assert to_rgb(ax.xaxis.label.get_color()) == (1.0, 1.0, 1.0)
+        texts = ax.get_legend().get_texts() if ax.get_legend() else []
+        assert all(to_rgb(text.get_color()) == (1.0, 1.0, 1.0) for text in texts)
+        ax.figure.savefig(io.BytesIO(), transparent=True)
+    finally:
+        for number in made:
+            pyplot.close(number)
+
+
+def test_a_calibration_is_asked_for_the_model_of_the_timings_else_for_its_first():
+    both = Calibration({"tiled": TILES, "line": LINES}, None, {})
+    found = rx.plot.predicted_vs_measured(both, LINE_TIMINGS, ax=new_axis())
+    assert [container.get_label() for container in found.containers] == list(LINE.variants)
+    assert list(labelled(rx.plot.time_by(both, "n", SIZES, ax=new_axis()))) == ["once", "tile"]
+
+
+def test_ticks_are_in_the_unit_that_the_axis_names():
+    for factor in (1e-2, 1.0, 1e3, 1e6):
+        truth = {name: value * factor for name, value in LINE_TRUTH.items()}
+        ax = rx.plot.time_by(calibrated(certain(LINE, truth)), "n", [1.0, 5.0, 1e4, *range(6, 20)], ax=new_axis())
+        unit = re.search(r"\((.+)\)", ax.get_ylabel())[1]
+        assert ax.get_xlabel() == "n (items)"
+        ax.figure.canvas.draw()
+        for axis, ns in ((ax.yaxis, UNITS[unit]), (ax.xaxis, 1.0)):
+            shown = {
+                at: text.get_text()
+                for at, text in zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+            }
+            assert sum(map(bool, shown.values())) > 1
+            assert all(text in ("", plain(at / ns)) for at, text in shown.items())
+
+
+def test_a_strategy_looks_the_same_in_every_picture_of_a_model_and_no_two_the_same():
+    for names in itertools.permutations(["once", "loop", "tile", "pair"], 3):
+        found = hues(TILED, names)
+        assert len(set(found.values())) == 3
+        for name in {"tile", "pair"} & set(names):
+            assert found[name].colour == COLOURS[TILED.variants.index(name)]
+
+
+def linear(colour):
+    return np.array([c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)])
+
+
+def lab(rgb):
+    """Return CIELAB of linear sRGB under D65."""
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ np.clip(rgb, 0, 1)
+    x, y, z = np.cbrt(np.maximum(xyz / [0.9505, 1.0, 1.089], (6 / 29) ** 3))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+#: What protanopes, deuteranopes and others see of linear sRGB (Vienot, Brettel and Mollon, 1999).
+SIGHTS = (
+    [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]],
+    [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]],
+    np.eye(3),
+)
+
+
+def test_colours_are_seen_on_white_and_on_black_and_told_apart_by_all_eyes():
+    for colour in COLOURS:
+        luminance = linear(colour) @ [0.2126, 0.7152, 0.0722]
+        assert 1.05 / (luminance + 0.05) > CONTRAST, colour
+        assert (luminance + 0.05) / 0.05 > CONTRAST, colour
+    for sight, (one, other) in itertools.product(SIGHTS, itertools.combinations(COLOURS, 2)):
+        seen = [lab(np.array(sight) @ linear(colour)) for colour in (one, other)]
+        assert np.linalg.norm(seen[0] - seen[1]) > SEEN, (one, other)
+
+
+REFUSED = {
+    "calibrated: expected a Calibration or one of its models, got str": lambda: rx.plot.time_by("cpu", "n", SIZES),
+    "timings: expected Timings, got list": lambda: rx.plot.predicted_vs_measured(LINES, [1.0]),
+    "timings: expected those of line (version 1), got those of tiled (version 3)": (
+        lambda: rx.plot.predicted_vs_measured(LINES, TILED_TIMINGS)
+    ),
+    "timings: expected one machine's, `[n]`, got shape (1, 28)": (
+        lambda: rx.plot.predicted_vs_measured(LINES, rx.stack_timings([LINE_TIMINGS])[0])
+    ),
+    "noise: expected a share of at least 0, got -0.1": (
+        lambda: rx.plot.predicted_vs_measured(LINES, LINE_TIMINGS, noise=-0.1)
+    ),
+    "level: expected a probability between 0 and 1, got 90": (
+        lambda: rx.plot.predicted_vs_measured(LINES, LINE_TIMINGS, level=90)
+    ),
+    "m: not an input of line, which has n": lambda: rx.plot.time_by(LINES, "m", SIZES),
+    "n: given twice": lambda: rx.plot.time_by(LINES, "n", SIZES, n=3.0),
+    "depth: expected one number, got 2": lambda: rx.plot.time_by(TILES, "n", SIZES, depth=[1.0, 2.0]),
+    "n: expected two different numbers at least, got 1": lambda: rx.plot.time_by(LINES, "n", [4.0, 4.0]),
+    "n: expected positive finite numbers, got 0": lambda: rx.plot.time_by(LINES, "n", [0.0, 4.0]),
+    "n: expected numbers, got str": lambda: rx.plot.time_by(LINES, "n", "many"),
+    "strategy: expected one of plain, blocked, got 'fast'": lambda: rx.plot.time_by(
+        LINES, "n", SIZES, strategies=["fast"]
+    ),
+    "strategies: expected one at least, got none": lambda: rx.plot.time_by(LINES, "n", SIZES, strategies=[]),
+    "over: expected the values of two inputs by name, got {'n': [1, 2]}": lambda: rx.plot.decision_map(
+        TILES, {"n": [1, 2]}
+    ),
+    "fused, kept: expected both or neither": lambda: rx.plot.decision_map(TILES, OVER, fused="tile"),
+    "strategies: expected two to decide between, got tile, tile": (
+        lambda: rx.plot.decision_map(TILES, OVER, fused="tile", kept="tile")
+    ),
+    "explanation: expected what `explain` returns, got Decision": lambda: rx.plot.terms(TILES.decide(3.0, 1.0)),
+    "calibrated: expected a Calibration or one of its models, got dict": lambda: rx.plot.coefficients(LINE_TRUTH),
+    "ax: expected one matplotlib axis, got ndarray": lambda: rx.plot.terms(EXPLAINED, ax=np.zeros(2)),
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_what_cannot_be_drawn_is_one_sentence_and_no_figure(sentence):
+    open_ones = pyplot.get_fignums()
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        REFUSED[sentence]()
+    assert pyplot.get_fignums() == open_ones
+
+
+@each_picture
+def test_without_matplotlib_a_picture_says_how_to_get_it(draw, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(
+        ImportError, match=r"^rlxjax.plot: matplotlib is not installed; .* `pip install 'rlxjax\[plot\]'`$"
+    ):
+        draw()
+
+
+def test_each_picture_is_tested_and_names_each_of_its_arguments():
+    public = {name: value for name, value in vars(rx.plot).items() if inspect.isfunction(value)}
+    assert list(public) == sorted(PICTURES)
+    for name, function in public.items():
+        text = inspect.getdoc(function)
+        given = set(re.findall(r"^ {4}\**(\w+): ", text, re.MULTILINE))
+        assert set(inspect.signature(function).parameters) <= given, name
+        assert "\nRaises:\n" in text
