@@ -20,7 +20,7 @@ PAGE = Path("docs/plots.md")
 #: A block of Python, and the image that follows it, if there is one.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n!\[[^\]]*\]\(([^)]+\.svg)\))?", re.DOTALL | re.MULTILINE)
 #: The same file for the same data.
-STYLE = {"figure.figsize": (5.6, 3.8), "font.size": 9.0, "svg.hashsalt": "rlxjax", "savefig.dpi": 200}
+STYLE: dict[Any, Any] = {"figure.figsize": (5.6, 3.8), "font.size": 9.0, "svg.hashsalt": "rlxjax", "savefig.dpi": 200}
 
 
 def draw(page: Path) -> list[Path]:

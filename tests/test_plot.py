@@ -34,6 +34,7 @@ SIZES = 2.0 ** np.arange(1, 14)
 LINE_TIMINGS = timings_of(LINE_TRUTH, runs_of(LINE), 0.02)
 TILED_TIMINGS = timings_of(TILED_TRUTH, runs_of(TILED, depth=4.0), 0.02)
 OVER = {"n": [8.0, 100.0, 700.0, 4000.0], "depth": [0.5, 2.0, 4.0]}
+CELLS = {"n": np.tile(OVER["n"], 3), "depth": np.repeat(OVER["depth"], 4)}
 EXPLAINED = explain(TILES, n=700.0, depth=2.0)
 
 PICTURES = {
@@ -62,16 +63,18 @@ def labelled(ax):
 
 def test_predictions_are_drawn_against_timings_with_their_intervals():
     ax = rx.plot.predicted_vs_measured(LINES, LINE_TIMINGS, level=0.8, ax=new_axis())
-    assert [container.get_label() for container in ax.containers] == list(LINE.variants)
     for place, container in enumerate(ax.containers):
         own = np.asarray(LINE_TIMINGS.runs.variant) == place
         n, time_ns = np.asarray(LINE_TIMINGS.runs.inputs["n"])[own], LINE_TIMINGS.time_ns[own]
         points, bars = bars_of(container)
         predicted_ns = LINES.predict_ns(LINE.variants[place], n)
         bounds_ns = LINES.interval_ns(LINE.variants[place], n, level=0.8)
+        error = np.mean(np.abs(predicted_ns / time_ns - 1.0))
+        assert container.get_label() == f"{LINE.variants[place]}, error {100 * error:.2g} %"
         np.testing.assert_allclose(points, np.stack([time_ns, predicted_ns], -1), rtol=EXACT)
         np.testing.assert_allclose(bars[..., 0], np.stack([time_ns, time_ns], -1), rtol=EXACT)
         np.testing.assert_allclose(bars[..., 1], np.stack(bounds_ns, -1), rtol=EXACT)
+    assert len(ax.containers) == len(LINE.variants)
     low, high = zip(ax.get_xlim(), ax.get_ylim(), strict=True)
     assert (low[0], high[0]) == pytest.approx((low[1], high[1]))
 
@@ -150,14 +153,11 @@ def classes_of(ax):
 def test_a_map_of_two_strategies_shows_the_verdict_of_each_cell():
     unsure = calibrated(random_posterior(TILED, TILED_TRUTH, sd=0.3, spread=0.2))
     ax = rx.plot.decision_map(unsure, OVER, fused="tile", kept="loop", ax=new_axis())
-    verdicts = [
-        [str(unsure.decide(n, depth, fused="tile", kept="loop").verdict()) for n in OVER["n"]]
-        for depth in OVER["depth"]
-    ]
+    verdicts = unsure.decide(**CELLS, fused="tile", kept="loop").verdict().reshape(classes_of(ax).shape)
     assert set(np.ravel(verdicts)) == {"fuse", "keep", "undecided"}
     shown = np.array(["fuse", "keep", "undecided"])[classes_of(ax).astype(int)]
     np.testing.assert_array_equal(shown, verdicts)
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["tile", "loop", "undecided", "not timed beyond"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["tile", "loop", "undecided", "not timed"]
     for edges, values in zip(np.moveaxis(ax.collections[0].get_coordinates(), -1, 0), OVER.values(), strict=True):
         lines = np.unique(edges)
         assert len(lines) == len(values) + 1
@@ -170,14 +170,15 @@ def test_a_map_of_all_shows_who_beats_every_other_one_surely():
     ax = rx.plot.decision_map(whole, OVER, ax=new_axis())
     names = whole.alternatives(n=1.0, depth=1.0)
     assert len(names) == 3
-    for (row, depth), (column, n) in itertools.product(enumerate(OVER["depth"]), enumerate(OVER["n"])):
-        winner = int(classes_of(ax)[row, column])
-        sure = {
-            name
-            for name in names
-            if all(whole.decide(n, depth, fused=name, kept=o).probability >= SURE for o in names if o != name)
-        }
-        assert sure == (set() if winner == len(names) else {names[winner]})
+    sure = {
+        pair: np.asarray(whole.decide(**CELLS, fused=pair[0], kept=pair[1]).probability) >= SURE
+        for pair in itertools.permutations(names, 2)
+    }
+    winners = classes_of(ax).ravel()
+    assert len(set(winners)) > 2
+    for place, name in enumerate(names):
+        beats_all = np.all([sure[name, other] for other in names if other != name], 0)
+        np.testing.assert_array_equal(winners == place, beats_all)
 
 
 class ThreeWays(type(TILED)):
@@ -192,10 +193,17 @@ class ThreeWays(type(TILED)):
 def test_cells_beyond_what_was_timed_are_paler():
     whole = calibrated(random_posterior(TILED, TILED_TRUTH), most=1000.0)
     ax = rx.plot.decision_map(whole, OVER, ax=new_axis())
-    alpha = np.reshape(ax.collections[0].get_alpha(), (3, 4))
-    is_timed = np.array([[whole.in_domain(n, depth) for n in OVER["n"]] for depth in OVER["depth"]])
+    alpha, is_timed = np.asarray(ax.collections[0].get_alpha()), np.asarray(whole.in_domain(**CELLS))
     assert alpha[~is_timed].max() < alpha[is_timed].min()
-    assert ax.get_legend().get_texts()[-1].get_text() == "not timed beyond"
+
+
+def test_borders_are_between_cells_that_differ():
+    whole = calibrated(random_posterior(TILED, TILED_TRUTH), most=1000.0)
+    ax = rx.plot.decision_map(whole, OVER, ax=new_axis())
+    found = [sum(len(one.get_segments()) for one in ax.collections[first : first + 2]) for first in (1, 3)]
+    for cells, count in zip((whole.pick_index(**CELLS), whole.in_domain(**CELLS)), found, strict=True):
+        rows = np.asarray(cells, int).reshape(classes_of(ax).shape)
+        assert count == sum(np.count_nonzero(np.diff(rows, axis=axis)) for axis in (0, 1)) > 0
 
 
 def test_terms_are_a_waterfall_that_ends_at_the_prediction():
@@ -255,7 +263,7 @@ def test_a_picture_is_drawn_on_the_axis_that_is_given_and_leaves_all_else(draw):
     figure.savefig(io.BytesIO(), format="svg")
     assert dict(matplotlib.rcParams) == before
     assert pyplot.get_fignums() == open_ones
-    assert all(re.search(r" \(.+\)", label) for label in (ax.get_xlabel(), ax.get_ylabel()) if label)
+    assert all(re.search(r" \(.+\)| / ", label) for label in (ax.get_xlabel(), ax.get_ylabel()) if label)
 
 
 @each_picture
@@ -280,7 +288,7 @@ def test_without_an_axis_there_is_one_new_figure_in_the_current_style(draw):
 def test_a_calibration_is_asked_for_the_model_of_the_timings_else_for_its_first():
     both = Calibration({"tiled": TILES, "line": LINES}, None, {})
     found = rx.plot.predicted_vs_measured(both, LINE_TIMINGS, ax=new_axis())
-    assert [container.get_label() for container in found.containers] == list(LINE.variants)
+    assert [container.get_label().split(",")[0] for container in found.containers] == list(LINE.variants)
     assert list(labelled(rx.plot.time_by(both, "n", SIZES, ax=new_axis()))) == ["once", "tile"]
 
 

@@ -1,7 +1,7 @@
 """The axis that a picture is drawn on, and what its two directions show. matplotlib is imported when it is used."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,6 +60,14 @@ def ink_of(ax: "matplotlib.axes.Axes") -> Any:
 def show_legend(ax: "matplotlib.axes.Axes", **options: Any) -> None:
     """Name what is drawn, on whatever the background is."""
     ax.legend(**{"frameon": False, "labelcolor": ink_of(ax), "fontsize": "small", **options})
+
+
+def show_legend_above(ax: "matplotlib.axes.Axes", handles: Sequence[Any]) -> None:
+    """Name what fills the axis, above it: in one row, or in two of more than three."""
+    columns = len(handles) if len(handles) <= 3 else (len(handles) + 1) // 2
+    # Flush with the right end, so that it reaches over the labels of the other direction where the axis is narrow.
+    where = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.2}
+    show_legend(ax, handles=handles, ncols=columns, handlelength=1.2, **where)
 
 
 def show_times(

@@ -1,6 +1,6 @@
 """Coefficients beside what was believed of them."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from rlxjax.calibration import CalibratedModel, Calibration
 from rlxjax.device import Provenance
 from rlxjax.fit import COVERED, COVERED_SDS, LatencyPosterior, is_measured, named
 
-from ._axes import axis_of, ink_of, show_legend
+from ._axes import axis_of, ink_of, show_legend_above
 from ._given import calibrated_of
 from ._hues import COLOURS, NEUTRAL, PALE
 
@@ -26,7 +26,7 @@ def coefficients(
 
     Args:
         calibrated: a model of one machine, a calibration, of which the first model is taken, or a posterior.
-        ax: a matplotlib axis; that of a new figure unless given.
+        ax: a matplotlib axis; that of a new figure, as high as it needs, unless given.
 
     Returns:
         The axis. Its x direction is logarithmic and has no unit.
@@ -56,35 +56,24 @@ def coefficients(
         settled = np.array([whole.provenance.get(name) is Provenance.MEASURED for name in names])
     ratio, reach, prior_reach = value / median, np.exp(COVERED_SDS * log_sd), np.exp(COVERED_SDS * prior_sd)
 
-    ax = axis_of(ax)
+    ax = axis_of(ax, len(names))
     from ._ticks import PlainLogFormatter
 
-    places, cover = np.arange(len(names)), f"{100 * COVERED:g} %"
-    ax.barh(
-        places,
-        prior_reach - 1 / prior_reach,
-        0.7,
-        left=1 / prior_reach,
-        color=NEUTRAL,
-        alpha=PALE,
-        label=f"prior, {cover}",
-    )
+    places = np.arange(len(names))
+    width = prior_reach - 1 / prior_reach
+    bars = ax.barh(places, width, 0.7, left=1 / prior_reach, color=NEUTRAL, alpha=PALE, label="prior")
     ax.axvline(1.0, color=ink_of(ax), linewidth=0.8, zorder=1)
-    for is_own, face, label in ((settled, COLOURS[0], "measured"), (~settled, "none", "not settled by timings")):
+    handles: list[Any] = [bars]
+    for is_own, face, label in ((settled, COLOURS[0], "measured"), (~settled, "none", "not settled")):
         if is_own.any():
-            ax.errorbar(
-                ratio[is_own],
-                places[is_own],
-                xerr=np.stack([ratio - ratio / reach, ratio * reach - ratio])[:, is_own],
-                fmt="o",
-                color=COLOURS[0],
-                markerfacecolor=face,
-                label=f"{label}, {cover}",
-            )
+            reaches = np.stack([ratio - ratio / reach, ratio * reach - ratio])[:, is_own]
+            style = {"fmt": "o", "color": COLOURS[0], "markerfacecolor": face, "markersize": 5.0, "label": label}
+            handles.append(ax.errorbar(ratio[is_own], places[is_own], xerr=reaches, **style))
     ax.set_yticks(places, names)
     ax.tick_params(axis="y", length=0.0)
-    ax.set(xscale="log", ylim=(len(names) - 0.4, -0.6), xlabel="coefficient / median of its prior (1)")
+    label = f"coefficient / median of its prior\nwith intervals of {100 * COVERED:g} %"
+    ax.set(xscale="log", ylim=(len(names) - 0.4, -0.6), xlabel=label)
     ax.xaxis.set_major_formatter(PlainLogFormatter())
     ax.xaxis.set_minor_formatter(PlainLogFormatter())
-    show_legend(ax, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handlelength=1.2)
+    show_legend_above(ax, handles)
     return ax

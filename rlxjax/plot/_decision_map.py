@@ -2,14 +2,14 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlxjax._typing import RealLike
 from rlxjax.calibration import CalibratedModel, Calibration
 
-from ._axes import axis_of, ink_of, show_input, show_legend
+from ._axes import axis_of, ink_of, show_input, show_legend_above
 from ._given import calibrated_of, other_sizes, values_along
 from ._hues import NEUTRAL, hues
 
@@ -32,7 +32,8 @@ def decision_map(
     """Draw which strategy is the fastest over two inputs of a model, and where that is undecided.
 
     A cell has the colour of a strategy that beats every other one surely enough (`Decision.verdict`), and is grey where
-    none does. Predictions are equal on the solid lines. Cells are pale beyond the dotted line, where nothing was timed.
+    none does. Solid lines are where another one is predicted to be the fastest. Cells are pale beyond the dotted line,
+    where nothing was timed.
 
     Args:
         calibrated: a model of one machine, or a calibration, of which the first model is taken.
@@ -71,7 +72,7 @@ def decision_map(
         raise ValueError(f"strategies: expected two to decide between, got {', '.join(names) or 'none'}")
     shape = (len(rows), len(columns))
     winner = _winners(whole, names, cells).reshape(shape)
-    log_ns = np.log([np.asarray(whole.predict_ns(name, **cells)).reshape(shape) for name in names])
+    fastest = np.asarray(whole.pick_index(**cells, candidates=names)).reshape(shape)
     is_timed = np.broadcast_to(np.asarray(whole.in_domain(**cells)), winner.size).reshape(shape)
     named = [whole.name_of(name, **cells) for name in names]
 
@@ -86,22 +87,17 @@ def decision_map(
     mesh = ax.pcolormesh(
         x, y, winner, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(colours) - 0.5, rasterized=True
     )
-    mesh.set_alpha(np.where(is_timed, TIMED, BEYOND))
-    line = {"colors": [ink_of(ax)], "linewidths": 1.0}
-    for own in range(len(names) - 1):
-        lead = np.delete(log_ns, own, 0).min(0) - log_ns[own]
-        if lead.min() < 0.0 < lead.max():
-            ax.contour(columns, rows, lead, [0.0], **line)
-    if is_timed.any() and not is_timed.all():
-        ax.contour(columns, rows, is_timed.astype(float), [0.5], linestyles="dotted", **line)
+    mesh.set_alpha(np.where(is_timed, TIMED, BEYOND).ravel().tolist())
+    _draw_borders(ax, x, y, fastest, "solid")
+    _draw_borders(ax, x, y, is_timed, "dotted")
     show_input(ax, "x", whole.model, across, columns, others)
     show_input(ax, "y", whole.model, up, rows)
     ax.set(xlim=x[[0, -1]], ylim=y[[0, -1]])
     labels = dict(enumerate(named)) | ({len(names): "undecided"} if (winner == len(names)).any() else {})
-    handles = [Patch(color=colours[place], alpha=TIMED, label=label) for place, label in labels.items()]
+    handles: list[Any] = [Patch(color=colours[place], alpha=TIMED, label=label) for place, label in labels.items()]
     if not is_timed.all():
-        handles.append(Line2D([], [], color=ink_of(ax), linestyle=":", label="not timed beyond"))
-    show_legend(ax, handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handlelength=1.2)
+        handles.append(Line2D([], [], color=ink_of(ax), linestyle=":", label="not timed"))
+    show_legend_above(ax, handles)
     return ax
 
 
@@ -113,6 +109,15 @@ def _winners(whole: CalibratedModel, names: Sequence[str], cells: Mapping[str, R
         wins[one] &= verdict == "fuse"
         wins[other] &= verdict == "keep"
     return np.where(wins.any(0), wins.argmax(0), len(names))
+
+
+def _draw_borders(ax: "matplotlib.axes.Axes", x: np.ndarray, y: np.ndarray, cells: np.ndarray, line: str) -> None:
+    """Draw lines between neighbours that differ, of cells `[rows, columns]` with edges at x and y."""
+    style = {"colors": [ink_of(ax)], "linestyles": line, "linewidths": 1.0}
+    row, column = np.argwhere(cells[:, 1:] != cells[:, :-1]).T
+    ax.vlines(x[column + 1], y[row], y[row + 1], **style)
+    row, column = np.argwhere(cells[1:] != cells[:-1]).T
+    ax.hlines(y[row + 1], x[column], x[column + 1], **style)
 
 
 def _edges(values: np.ndarray) -> np.ndarray:

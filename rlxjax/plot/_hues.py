@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rlxjax.fit import LatencyModel, strategy_of
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d1f")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a3cff")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1)))
 #: What is no way to do the work: noise, a total, what is undecided.
@@ -46,4 +46,4 @@ def hues(model: LatencyModel, names: Sequence[str]) -> dict[str, Hue]:
 
 
 def _hue(place: int) -> Hue:
-    return Hue(*(choices[place % len(choices)] for choices in (COLOURS, MARKERS, LINES)))
+    return Hue(COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)], LINES[place % len(LINES)])

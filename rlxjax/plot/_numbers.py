@@ -1,5 +1,6 @@
 """Numbers as people write them, and the unit that times are shown in."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,16 @@ def plain(value: float) -> str:
         ('0.05', '250', '131,072')
     """
     return f"{value:,.0f}" if abs(value) >= 1000.0 else f"{value:g}"
+
+
+def three_digits(value: float) -> str:
+    """Return a positive number with three digits, or all of a larger one.
+
+    Examples:
+        >>> three_digits(0.0304), three_digits(2.0), three_digits(12345.6)
+        ('0.0304', '2.00', '12,346')
+    """
+    return f"{value:,.{max(0, 2 - math.floor(math.log10(value)))}f}"
 
 
 def in_words(sizes: Mapping[str, Any]) -> str:

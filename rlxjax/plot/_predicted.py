@@ -26,8 +26,8 @@ def predicted_vs_measured(
 ) -> "matplotlib.axes.Axes":
     """Draw what a model predicts against what was measured, with intervals and the noise of the timings.
 
-    Each variant has a colour and a marker. Error bars are the intervals of a run's time. The band around the diagonal
-    is the noise floor: timings differ by that much from one another.
+    Each variant has a colour and a marker; its mean absolute error, relative, is named. Error bars are the intervals of
+    a run's time. The band around the diagonal is the noise floor: timings differ by that much from one another.
 
     Args:
         calibrated: a model of one machine, or a calibration that holds that of the timings.
@@ -71,18 +71,19 @@ def predicted_vs_measured(
     names = [name for place, name in enumerate(whole.model.variants) if place in code]
     for name, hue in hues(whole.model, names).items():
         own = code == whole.model.variants.index(name)
+        error = np.mean(np.abs(predicted_ns / measured_ns - 1.0)[own])
         reach_ns = np.stack([predicted_ns - low_ns, high_ns - predicted_ns])[:, own]
         ax.errorbar(
             measured_ns[own],
             predicted_ns[own],
             reach_ns,
             fmt=hue.marker,
-            color=hue.colour,
+            color=(hue.colour, 0.8),
             ecolor=(hue.colour, 2 * PALE),
             elinewidth=0.8,
             markersize=3.0,
             markeredgewidth=0.0,
-            label=name,
+            label=f"{name}, error {100 * error:.2g} %",
             zorder=2,
         )
     ax.set(xscale="log", yscale="log", aspect="equal")

@@ -8,7 +8,7 @@ from rlxjax.calibration import Explanation
 
 from ._axes import axis_of, ink_of, show_times
 from ._hues import COLOURS, NEUTRAL
-from ._numbers import UNITS, plain, unit_for
+from ._numbers import UNITS, three_digits, unit_for
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -56,7 +56,7 @@ def terms(explanation: Explanation, *, ax: "matplotlib.axes.Axes | None" = None)
         ax.barh([row], [one.time_ns], THICKNESS, color=NEUTRAL)
         reach = [[one.time_ns - low_ns], [high_ns - one.time_ns]]
         ax.errorbar([one.time_ns], [row], xerr=reach, fmt="none", ecolor=ink, elinewidth=1.0, capsize=2.0)
-        ticks[row] = f"{one.strategy}, {plain(float(f'{one.time_ns / UNITS[unit]:.3g}'))} {unit}"
+        ticks[row] = f"{one.strategy}, {three_digits(one.time_ns / UNITS[unit])} {unit}"
         totals.append(len(ticks) - 1)
         rows, widths = row + 1.0 + np.arange(len(parts)), np.array(list(parts.values()))
         ends = np.cumsum(widths)

@@ -79,12 +79,13 @@ def time_by(
     for name, hue in hues(whole.model, named).items():
         time_ns, low_ns, high_ns = found[name]
         ax.fill_between(numbers, low_ns, high_ns, color=hue.colour, alpha=PALE, linewidth=0.0)
-        ax.plot(numbers, np.where(is_timed, time_ns, np.nan), color=hue.colour, linestyle=hue.line, label=name)
+        style = {"color": hue.colour, "markersize": 4.5, "markeredgecolor": ink_of(ax), "markeredgewidth": 0.5}
+        if name in points:
+            ax.plot(*points[name], linestyle="none", marker=hue.marker, **style)
+            style |= {"marker": hue.marker, "markevery": []}  # the legend shows what points look like
+        ax.plot(numbers, np.where(is_timed, time_ns, np.nan), linestyle=hue.line, label=name, **style)
         if beyond.any():
             ax.plot(numbers, np.where(beyond, time_ns, np.nan), color=hue.colour, linestyle=":")
-        if name in points:
-            style = {"color": hue.colour, "marker": hue.marker, "markersize": 4.5, "markeredgecolor": ink_of(ax)}
-            ax.plot(*points[name], linestyle="none", markeredgewidth=0.5, **style)
     if beyond.any():
         ax.plot([], [], color=ink_of(ax), linestyle=":", label="not timed")
     ax.set(yscale="log")
