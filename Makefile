@@ -6,7 +6,7 @@ BUDGET ?= 120
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: calibrate test test-all venv lint clean
+.PHONY: calibrate test test-all venv lint docs notebooks clean
 
 calibrate: venv
 	$(BIN)/rlxjax calibrate --budget $(BUDGET)
@@ -31,5 +31,14 @@ lint: venv
 	$(BIN)/pyright
 	cd tests && ../$(BIN)/mypy --strict user_script.py
 
+# The documentation as a site, in `site/`; a warning, a broken link for one, is an error.
+docs: venv
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# Run the notebooks and keep their outputs.
+notebooks: venv
+	$(BIN)/python benchmarks/notebooks.py
+
 clean:
-	rm -rf .venv .venv-newest build dist *.egg-info
+	rm -rf .venv .venv-newest build dist site *.egg-info
