@@ -57,3 +57,10 @@ def test_the_readmes_commands_exist():
     commands = set(re.findall(r"^make (\w+)", README.read_text(encoding="utf-8"), re.MULTILINE))
     assert commands == {"calibrate", "test"}
     assert all(re.search(rf"^{command}:", makefile, re.MULTILINE) for command in commands)
+
+
+def test_the_page_of_evidence_names_every_file():
+    page = (ROOT / "docs/evidence.md").read_text(encoding="utf-8")
+    files = [path.name for path in (ROOT / "docs/evidence").iterdir()]
+    assert files
+    assert not [name for name in files if name not in page]
