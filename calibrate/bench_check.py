@@ -1,4 +1,4 @@
-"""Whether a contender's peaks are right: against float64 NumPy, by the tolerance of SPEC, section 4."""
+"""Whether a contender's peaks are right: against float64 NumPy, by the tolerance below."""
 
 from typing import Any
 

@@ -81,7 +81,7 @@ def io_cost_ns(profile: GraphIoProfile, row: BackendCoefficients) -> Nanoseconds
     """Return what a profile's launches, syncs and bytes take on a backend, in ns, `[*batch]`.
 
     `roundtrip + launches * dispatch + sync_points * roundtrip + traffic / max(memory_bw, 1)
-    + readback / max(readback_bw, 1)` (SPEC, section 3).
+    + readback / max(readback_bw, 1)`.
 
     Args:
         profile: the counts.
@@ -114,7 +114,7 @@ def graph_cost_ns(graph: Graph, row: BackendCoefficients) -> Nanoseconds:
     """Return the cost of a graph with the coefficients of a row, in ns, `[*batch]` of the row.
 
     `roundtrip + sum(node costs) + traffic / max(memory_bw, 1) + readback / max(readback_bw, 1)
-    + sync_points * roundtrip` (SPEC, section 3).
+    + sync_points * roundtrip`.
 
     Args:
         graph: the graph.

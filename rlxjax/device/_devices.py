@@ -129,7 +129,7 @@ def is_gpu_device(device: "str | Code") -> bool | jax.Array:
 
 
 def is_fused_viable(device: "str | Code") -> bool | jax.Array:
-    """Whether the fused strategy can pay on a device: every one but cpu and tpu (SPEC, section 2).
+    """Whether the fused strategy can pay on a device: every one but cpu and tpu.
 
     Args:
         device: a name, or codes `[*batch]`.
@@ -222,7 +222,7 @@ SMALL_SGEMM = 32_768
 
 _DEFAULT, _GUESS = Provenance.ARCH_DEFAULT, Provenance.UNCALIBRATED
 
-#: Built-in rows by name (SPEC, section 3), in the order of the fields.
+#: Built-in rows by name, in the order of the fields.
 BACKEND_ROWS: Mapping[str, BackendCoefficients] = MappingProxyType(
     {
         "cpu": BackendCoefficients(300, 3_000, 30, 30, False, 200, 200, _DEFAULT),

@@ -220,7 +220,7 @@ class GateEvaluation:
     fuse_probability: Probability
 
 
-#: Built-in gates (SPEC, section 2), in the order of the fields.
+#: Built-in gates, in the order of the fields.
 GATES: Mapping[Target, IoFusionGate] = MappingProxyType(
     {
         Target.METAL: IoFusionGate(500, 5_000, 200, 200, True, 2_000_000, 1_000),

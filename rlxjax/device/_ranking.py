@@ -50,7 +50,7 @@ def rank_devices(
     """Rank devices by what a piece of work takes on each.
 
     A device whose coefficients are guesses (provenance "uncalibrated") is left out, unless all are; the
-    answer says so (SPEC, section 3).
+    answer says so.
 
     Args:
         work: a graph (`device_cost_ns`), a profile (`io_cost_ns`), or a JAX function, of which the profile counts

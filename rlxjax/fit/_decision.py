@@ -63,7 +63,7 @@ class Decision(NamedTuple):
 
     @property
     def temperature_ns(self) -> Nanoseconds:
-        """Of a sigmoid with the margin's standard deviation (SPEC, section 9): `sd * sqrt(3) / pi`."""
+        """Of a sigmoid with the margin's standard deviation: `sd * sqrt(3) / pi`."""
         return jnp.asarray(temperature_from_sd(self.margin_sd_ns))
 
     def verdict(self, sure: float = SURE) -> str | np.ndarray:

@@ -6,7 +6,7 @@ from ._kernel_graph import KernelGraph, Partition
 
 
 def greedy_partition(graph: KernelGraph) -> Partition:
-    """Return chains, in order of creation (SPEC, section 8).
+    """Return chains, in order of creation.
 
     A chain grows while its last node has exactly one consumer entry (one that reads it twice counts as
     two), which is elementwise, of the first node's shape and in no chain yet. The kernels need not be in

@@ -15,7 +15,7 @@ from rlxjax.graph._ops import Shape
 #: JAX's names of the kinds of numbers, whose bits follow.
 _KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex", "bool": "bool"}
 
-#: Constants of the tanh form of gelu (SPEC, section 8).
+#: Constants of the tanh form of gelu.
 _GELU_SCALE, _GELU_CUBIC = 0.7978845608, 0.044715
 
 

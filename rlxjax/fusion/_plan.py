@@ -195,8 +195,8 @@ def plan_fusion(
     Args:
         graph: the graph, as it is now. Values that nothing reads leave their kernel as outputs do.
         plan: "cost", the cheapest plan found by launches and bytes: kernels in an order that can run,
-            every needed value exported, inputs without repetition. "greedy", the reference's chains (SPEC,
-            section 8), which may be in an order that cannot run. "unfused", every node by itself.
+            every needed value exported, inputs without repetition. "greedy", the reference's chains, which
+            may be in an order that cannot run. "unfused", every node by itself.
         coefficients: what a launch and a byte cost: a built-in set ("arch", "portable": the row of JAX's
             default device), a device name, a row, a gate (its rates; least gain and penalty are for
             `should_fuse`), or a calibration (its measured gate).

@@ -18,7 +18,7 @@ def select_peaks_only_outputs(graph: Graph, target: str) -> Graph:
     peaks are an output already; if not, the peaks take its place when the target's gate says that it pays
     (the profile with the spectrum out, against that with the peaks out). Never on the cpu. Other outputs
     stay in order. Nodes that then reach no output are removed, and the rest numbered anew; a graph without
-    such a spectrum comes back as it is (SPEC, section 6).
+    such a spectrum comes back as it is.
 
     Args:
         graph: the graph.

@@ -1,4 +1,4 @@
-"""The learned FFT: a butterfly network whose twiddles, gates and mask are parameters (SPEC, section 7)."""
+"""The learned FFT: a butterfly network whose twiddles, gates and mask are parameters."""
 
 import dataclasses
 import functools

@@ -48,7 +48,7 @@ def welch_peaks(
     """Return the k strongest bins of each row's mean windowed power spectrum.
 
     Segments overlap by half and get a symmetric Hann window; the one-sided power is `|X|^2` at DC and
-    Nyquist and `2|X|^2` between, without further scaling, averaged over segments (SPEC, section 4).
+    Nyquist and `2|X|^2` between, without further scaling, averaged over segments.
 
     Args:
         signal: `[batch, length]` or one row `[length]`, any real dtype, converted to float32. Each row's

@@ -1,6 +1,6 @@
 """The device's selection of peaks: two forms of a top-k over bins, with the same result to the bit.
 
-The order is that of SPEC, section 4: larger powers first, the lower bin first among equals, NaN last.
+Larger powers come first, the lower bin first among equals, NaN last.
 """
 
 import functools

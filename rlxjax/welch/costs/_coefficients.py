@@ -26,7 +26,7 @@ from rlxjax.device._devices import (
 from rlxjax.device._gate import IoFusionGate, io_fusion_gate_for_target
 
 _DISCRETE = (Device.CUDA, Device.ROCM)
-#: `a`, `b` and `S` (SPEC, section 5).
+#: `a`, `b` and `S`.
 _SCALES = {
     **dict.fromkeys((Device.METAL, Device.MLX, Device.ANE), (0.22, 1.15, 7.5)),
     **dict.fromkeys(_DISCRETE, (0.15, 0.85, 0.43)),
@@ -38,7 +38,7 @@ _SCALES = {
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StrategyCoefficients(Coefficients):
-    """What the reference set by hand for each device (SPEC, section 5); every field `[*batch]`.
+    """What the reference set by hand for each device; every field `[*batch]`.
 
     Attributes:
         log_batch_slope: `a`, host cost per `ln(batch / 512)` beyond 512.

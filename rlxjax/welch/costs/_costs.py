@@ -99,7 +99,7 @@ def estimate_welch_peaks_costs(
     learned_total_gates: RealLike = 0,
     coefficients: str | CoefficientSet = "arch",
 ) -> WelchPeaksCostEstimates:
-    """Return what each strategy costs, by the reference's formulas (SPEC, section 5).
+    """Return what each strategy costs, by the reference's formulas.
 
     Every argument but `coefficients` is a scalar or an array `[*batch]`; a mixed table is one call.
 

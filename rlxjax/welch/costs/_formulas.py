@@ -1,4 +1,4 @@
-"""The formulas of the strategy costs, written once for hard and for relaxed choices (SPEC, section 5)."""
+"""The formulas of the strategy costs, written once for hard and for relaxed choices."""
 
 import dataclasses
 import math
@@ -50,7 +50,7 @@ class Learned(NamedTuple):
 
 
 def learned_scale(active_gates: RealLike, total_gates: RealLike) -> RealLike:
-    """Return what a pruned learned FFT leaves of the fused graph's work (SPEC, section 5)."""
+    """Return what a pruned learned FFT leaves of the fused graph's work."""
     return LEARNED_BASE + LEARNED_PER_GATE * active_gates / total_gates
 
 
@@ -127,7 +127,7 @@ def _graph_ns(row: Row, batch, n_fft, k, n_segments, fused: bool, rules: Exact |
 
 
 def gate_benefit(row: Row, batch, n_fft, k, rules: Exact | Smooth, scale=None) -> FusionBenefit:
-    """Return what fusing two segments saves, in floats (SPEC, section 5)."""
+    """Return what fusing two segments saves, in floats."""
     native = row.strategy.has_native_kernel * rules.at_least(batch, NATIVE_MIN_BATCH, scale=scale)
     benefit = total(FUSION_BENEFITS, (1.0, *columns_of(batch, n_fft, k, FAST_SEGMENTS)))
     return dataclasses.replace(benefit, sync_points_saved=native - 1.0)

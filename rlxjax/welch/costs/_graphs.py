@@ -23,7 +23,7 @@ def welch_peaks_graph(batch: int, params: WelchPeakParams, fused: bool = True) -
 
     *fft only*: segments `[R, n]`, a subtraction, a concatenation to n real then n imaginary columns, the
     fft in that layout `[R, 2n]`, which is the output; `R = batch * n_segments`. *Fused*: the same and
-    `welch_peaks [batch, k, 2]`, which is then the only output (SPEC, section 4).
+    `welch_peaks [batch, k, 2]`, which is then the only output.
 
     Args:
         batch: rows of the signal, `batch` above.
@@ -96,7 +96,7 @@ def welch_graph_work(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: 
 def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile:
     """Return the profile of the host path: `R + batch` launches, no syncs, peaks as output.
 
-    Traffic is `4Rn + 8Rn + 8*batch*k` (SPEC, section 4).
+    Traffic is `4Rn + 8Rn + 8*batch*k`.
 
     Args:
         batch: rows of the signal, a scalar or `[*batch]`.

@@ -26,7 +26,7 @@ def fused_graph_ns(
     coefficients: str | CoefficientSet = "arch",
     n_segments: RealLike = FAST_SEGMENTS,
 ) -> Nanoseconds:
-    """Return the estimate of the fused graph in ns, `[*batch]` (SPEC, section 5).
+    """Return the estimate of the fused graph in ns, `[*batch]`.
 
     Args:
         device: a name, or device codes.
@@ -99,7 +99,7 @@ def host_path_ns(
     coefficients: str | CoefficientSet = "arch",
     n_segments: RealLike = FAST_SEGMENTS,
 ) -> Nanoseconds:
-    """Return the estimate of the host path in ns, `[*batch]`: `adjust(host(params))` (SPEC, section 5).
+    """Return the estimate of the host path in ns, `[*batch]`: `adjust(host(params))`.
 
     Arguments as of `fused_graph_ns`.
 
@@ -123,7 +123,7 @@ def learned_path_ns(
 ) -> Nanoseconds:
     """Return the estimate of the learned path in ns, `[*batch]`: the fused graph, scaled by the active gates.
 
-    Infinite unless fewer than a quarter of the gates are on (SPEC, section 5).
+    Infinite unless fewer than a quarter of the gates are on.
 
     Arguments as of `fused_graph_ns`; `active_gates` of the model's `total_gates` are on.
 
