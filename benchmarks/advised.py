@@ -22,13 +22,3 @@ def waves(x: jax.Array) -> jax.Array:
 def look_up(table: jax.Array) -> jax.Array:
     """Return a quarter of a million entries of a table."""
     return table[jnp.arange(1 << 18) * 7919 & (len(table) - 1)]
-
-
-def columns_first(x: jax.Array) -> jax.Array:
-    """Return the transpose."""
-    return x.T
-
-
-def half(y: jax.Array) -> jax.Array:
-    """Return the half, and a bit."""
-    return 0.5 * y + 1.0
