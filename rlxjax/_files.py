@@ -89,7 +89,7 @@ def read_json_file(
         raise error(f"{path}: {first_refusal(reason)}; {mend}") from None
 
 
-def read_csv_file(path: str | os.PathLike) -> list[tuple[int, list[str]]]:
+def read_csv_file(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
     """Return the lines of a CSV file that are not blank: the number of each, and its cells.
 
     Raises:

@@ -2,7 +2,7 @@
 
 import functools
 from pathlib import Path as FilePath
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -86,7 +86,7 @@ def population(platform: str) -> PriorFile | None:
     return read_json_file(path, PriorFile, {"schema_version": PRIOR_VERSION}, ValueError, "install rlxjax again", "one")
 
 
-def population_prior(model: LatencyModel, platform: str | None = None) -> LatencyPrior | None:
+def population_prior(model: LatencyModel, platform: str | None = None) -> LatencyPrior[Any] | None:
     """Return what other machines say of the coefficients of one that was not timed.
 
     Args:

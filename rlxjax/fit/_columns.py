@@ -70,7 +70,7 @@ def columns_of_records(records: Iterable[Mapping[str, Any]]) -> Table:
     return Table(names, lambda name: [row.get(name) for row in rows], "records", lambda row: f"records, record {row}")
 
 
-def columns_of_csv(path: str | os.PathLike) -> Table:
+def columns_of_csv(path: str | os.PathLike[str]) -> Table:
     """Return the columns of a CSV file with a header, cells as texts; blank lines are skipped."""
     from rlxjax._files import read_csv_file  # loaded when first used
 

@@ -1,6 +1,6 @@
 """The fit of many devices at once."""
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -48,11 +48,11 @@ class DeviceFits(NamedTuple, Generic[C]):
 
 def fit_devices(
     timings: Timings,
-    prior: LatencyPrior | None = None,
+    prior: LatencyPrior[Any] | None = None,
     weights: np.ndarray | Float[Array, "devices n"] | None = None,
     min_timings: int = MIN_TIMINGS,
     facts: Facts | None = None,
-) -> DeviceFits:
+) -> DeviceFits[Any]:
     """Fit a latency model to each of many devices' timings: `fit_latency` of each at once, from one start.
 
     Args:

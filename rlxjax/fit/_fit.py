@@ -1,7 +1,7 @@
 """The fit: timings in, coefficients and diagnostics out. Pure: no clock, no files, any latency model."""
 
 import operator
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -67,11 +67,11 @@ class FitResult(NamedTuple, Generic[C]):
 
 def fit_latency(
     timings: Timings,
-    prior: LatencyPrior | None = None,
+    prior: LatencyPrior[Any] | None = None,
     weights: np.ndarray | Float[Array, "n"] | None = None,
     min_timings: int = MIN_TIMINGS,
     facts: Facts | None = None,
-) -> FitResult:
+) -> FitResult[Any]:
     """Fit a latency model to timings: robust, positive, with log-normal priors.
 
     Minimises `sum(w * huber(log(predicted / measured) / 0.05)) + sum((log(c / median) / log_sd)**2) / 2`
@@ -104,7 +104,7 @@ def fit_latency(
 
 def minimum_and_result(
     timings: Timings,
-    prior: LatencyPrior | None = None,
+    prior: LatencyPrior[Any] | None = None,
     weights: np.ndarray | Float[Array, "n"] | None = None,
     min_timings: int = MIN_TIMINGS,
     facts: Facts | None = None,

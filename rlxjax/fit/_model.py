@@ -90,7 +90,7 @@ class LatencyModel(Protocol):
     variants: tuple[str, ...]
 
     @property
-    def prior(self) -> LatencyPrior:
+    def prior(self) -> LatencyPrior[Any]:
         """What is believed of the coefficients of a machine that was never timed."""
         ...
 

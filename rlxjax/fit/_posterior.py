@@ -125,7 +125,7 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
 
 def prior_posterior(
     model: LatencyModel,
-    prior: LatencyPrior | None = None,
+    prior: LatencyPrior[Any] | None = None,
     spread: float = PRIOR_SPREAD,
     correction_sd: float = CORRECTION_SD,
     facts: Facts | None = None,
@@ -156,7 +156,7 @@ def prior_posterior(
     return LatencyPosterior(model, facts, prior.median, known, np.diag(sds), spreads)
 
 
-def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior:
+def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
     """Return what the calibrations of some machines say of another, or of one on another day.
 
     With `m_d` the logarithm of a coefficient on machine d of D,

@@ -1,7 +1,7 @@
 """The fit of a whole posterior: terms, correction and spread, from timings."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -43,7 +43,7 @@ class PosteriorFit(NamedTuple):
     """
 
     posterior: LatencyPosterior
-    terms: FitResult
+    terms: FitResult[Any]
     runs: Runs
     left_out_error: np.ndarray
 
@@ -59,7 +59,7 @@ class PosteriorFit(NamedTuple):
 
 def fit_posterior(
     timings: Timings,
-    prior: LatencyPrior | None = None,
+    prior: LatencyPrior[Any] | None = None,
     weights: np.ndarray | None = None,
     facts: Facts | None = None,
 ) -> PosteriorFit:

@@ -120,7 +120,7 @@ class Timings:
 
     @classmethod
     def from_csv(
-        cls, model: LatencyModel, path: str | os.PathLike, *, variant: str = "variant", time_ns: str = "time_ns"
+        cls, model: LatencyModel, path: str | os.PathLike[str], *, variant: str = "variant", time_ns: str = "time_ns"
     ) -> "Timings":
         r"""Read a CSV file: a header, then one line a timing; columns and other arguments as in `from_dataframe`.
 
