@@ -31,7 +31,7 @@ def print_bench(content: BenchFile, console: Console) -> None:
         ):
             _print(console, title, ["at batch", *(f"{cell.batch:,}" for cell in cells)], rows)
     means = _by_name({f"/ {peer}": ratio for peer, ratio in by.items()} for by in content.mean_ratios.values())
-    title = f"Time of ours / time of a peer, geometric mean over all workloads ({LESS})"
+    title = f"Time of ours / time of a peer, geometric mean over workloads ({LESS})"
     _print(console, title, ["ours", *content.mean_ratios], means)
     slopes = _by_name({"theory": g.theory} | g.slopes for g in content.growth)
     title = f"Growth of the time: slope on log-log axes ({LESS})"

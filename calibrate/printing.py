@@ -78,6 +78,16 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
+def counted(count: int, what: str) -> str:
+    """Return how many there are of something.
+
+    Examples:
+        >>> counted(1, "round"), counted(1200, "round")
+        ('1 round', '1,200 rounds')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def print_table(
     console: Console,
     title: str,

@@ -9,6 +9,8 @@ from rich import progress as rich_progress
 from rich.console import Console
 from rich.text import Text
 
+from .printing import counted
+
 if TYPE_CHECKING:
     from .clock import Deadline
 
@@ -66,7 +68,7 @@ class Progress:
                 nonlocal steps
                 steps += 1
                 done = steps if span_s is None else time.perf_counter() - begun_s
-                bar.update(task, completed=done, steps=f"{steps}/{total}" if total else f"{steps} rounds")
+                bar.update(task, completed=done, steps=f"{steps}/{total}" if total else counted(steps, "round"))
 
             yield advance
 

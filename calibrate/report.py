@@ -13,7 +13,7 @@ from rlxjax.calibration import Calibration, CalibrationFile, ModelSection
 from rlxjax.welch import FAST_SEGMENTS
 
 from .micro import MicroRates
-from .printing import ns, number, print_table, say
+from .printing import counted, ns, number, print_table, say
 from .verdict import Verdict
 from .workloads import SAME_RESULT, SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT, Cell
 
@@ -100,7 +100,7 @@ def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = Fals
     """Print what a calibration is worth; also the errors, the coefficients and a few workloads where that is asked."""
     samples = outcome.content.samples
     assert samples is not None  # the job's files name theirs
-    counts = f"{samples.timings:,} timings ({samples.workloads} workloads, {samples.rounds} rounds)"
+    timed = f"{counted(samples.workloads, 'workload')}, {counted(samples.rounds, 'round')}"
     details = []
     if is_verbose:
         _print_errors(outcome.section, "strategy", ERROR_COLUMNS, console)
@@ -108,7 +108,7 @@ def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = Fals
         _print_decisions(outcome, console)
         details = [_micro_line(outcome)]
         details += [f"skipped, {reason}: {shortened(names)}" for reason, names in outcome.skipped.items() if names]
-    _print_verdict("Welch peaks", outcome, counts, details, console)
+    _print_verdict("Welch peaks", outcome, f"{counted(samples.timings, 'timing')} ({timed})", details, console)
 
 
 def print_functions(outcome: FunctionsOutcome, console: Console, *, is_verbose: bool = False) -> None:
@@ -118,8 +118,8 @@ def print_functions(outcome: FunctionsOutcome, console: Console, *, is_verbose: 
     if is_verbose:
         _print_errors(outcome.section, "functions", FUNCTION_COLUMNS, console)
         _print_coefficients(outcome.section, console)
-    counts = f"{samples.timings:,} visits ({samples.workloads} functions, {samples.rounds} rounds)"
-    _print_verdict("Functions", outcome, counts, [], console)
+    timed = f"{counted(samples.workloads, 'function')}, {counted(samples.rounds, 'round')}"
+    _print_verdict("Functions", outcome, f"{counted(samples.timings, 'visit')} ({timed})", [], console)
 
 
 def _print_verdict(

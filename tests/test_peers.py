@@ -1,5 +1,8 @@
 import os
+import re
 import sys
+import tomllib
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -7,9 +10,10 @@ import pytest
 
 from calibrate import bench_c
 from calibrate.bench_check import TOLERANCE, disagreement, reference_power
-from calibrate.peers import contenders
+from calibrate.peers import EXTRA, contenders
 from rlxjax import WelchPeakParams, welch_peaks
 
+ROOT = Path(__file__).parent.parent
 #: Installed with the extra `bench`, which tests do without; scipy comes with the tests.
 OPTIONAL = ("pyfftw", "mkl_fft", "torch")
 IN_C = ("c-fftw", "c-fftw-insertion")
@@ -79,6 +83,11 @@ def test_the_c_program_selects_among_equal_and_sorted_powers(name, n_fft, k):
 def test_every_contender_says_its_version():
     for contender in contenders()[0]:
         assert any(character.isdigit() for character in contender.version()), contender.name
+
+
+def test_the_extra_brings_the_peers_that_are_said_to_come_with_it():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert {re.match(r"\w+", wanted)[0] for wanted in extras["bench"]} == set(EXTRA)
 
 
 @pytest.mark.parametrize("name", ["scipy", *OPTIONAL])
