@@ -194,7 +194,7 @@ def bench(
         )
     source = "the built-in coefficients" if auto_by is None else auto_by.source
     if quiet:
-        for text in refused(content):
+        for text in (*refused(content), *["interrupted: this is what was measured so far"] * content.interrupted):
             warn(text)
     if as_json:
         typer.echo(json.dumps(content.model_dump(mode="json") | {"calibration": source}))
