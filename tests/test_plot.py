@@ -140,9 +140,13 @@ def test_a_line_is_dotted_beyond_what_was_timed():
         assert np.isfinite(found).sum() == (~is_timed).sum() + 1  # the lines meet
 
 
-def test_strategies_are_those_that_are_asked_for():
+def test_strategies_have_the_names_by_which_they_are_asked_for():
     ax = rx.plot.time_by(TILES, "n", SIZES, strategies=["once", "tile"], depth=1.0, ax=new_axis())
     assert list(labelled(ax)) == ["once", "tile"]
+    ax = rx.plot.time_by(TILES, "n", SIZES, depth=1.0, ax=new_axis())
+    assert list(labelled(ax)) == ["once", "tile"]  # a loop of depth 1 is called so
+    ax = rx.plot.time_by(TILES, "n", SIZES, strategies=["loop", "tile"], depth=1.0, ax=new_axis())
+    assert list(labelled(ax)) == ["loop", "tile"]
     assert len({line.get_color() for line in labelled(ax).values()}) == 2
 
 

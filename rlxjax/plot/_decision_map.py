@@ -74,7 +74,7 @@ def decision_map(
     winner = _winners(whole, names, cells).reshape(shape)
     fastest = np.asarray(whole.pick_index(**cells, candidates=names)).reshape(shape)
     is_timed = np.broadcast_to(np.asarray(whole.in_domain(**cells)), winner.size).reshape(shape)
-    named = [whole.name_of(name, **cells) for name in names]
+    named = [whole.name_of(name, **cells) for name in names] if fused is None else names
 
     ax = axis_of(ax)
     from matplotlib.colors import ListedColormap
