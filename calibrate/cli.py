@@ -212,7 +212,7 @@ def validate(
 
 
 add_questions(app)
-app.command()(report)
+app.command(epilog=epilog("report"))(report)
 
 
 def main() -> None:

@@ -33,6 +33,10 @@ ENDINGS = {
         ("rlxjax advise stages:scale stages:energy --arg 'f32[2048,1024]' --measure",),
         {0: "fuse or keep", 1: "undecided, or it cannot be modelled"},
     ),
+    "report": Ending(
+        ("rlxjax report", "rlxjax report calibration.json -o report.html --against earlier.json"),
+        {0: "the page is written", 2: "bad input, or a place that cannot be written"},
+    ),
     "bench": Ending(("rlxjax bench --n-fft 256 --batch 1024 --contender fused --contender naive",), {}),
 }
 OVERVIEW = (

@@ -5,9 +5,13 @@ from typing import Annotated
 
 import typer
 
-from .command_line import Batch, File, NFft, Peaks, command_line, set_up_jax, set_up_jax_as
+from .command_line import Batch, File, NFft, Peaks, Quiet, calibration_file, command_line, set_up_jax, workload
+from .printing import say
+from .progress import Progress
 from .refusals import one_line_errors
 
+#: Segments of the workload that is explained.
+SEGMENTS = 2
 _MEND = "give another place with -o"
 
 
@@ -24,39 +28,41 @@ def report(
     ] = None,
     advice: Annotated[
         FilePath | None,
-        typer.Option(help="What `rlxjax advise --json` printed: the page is of that, and not of a calibration."),
+        typer.Option(help="What `rlxjax advise` printed as JSON: the page is of that, and not of a calibration."),
     ] = None,
     batch: Batch = 1024,
     n_fft: NFft = 256,
     k: Peaks = 16,
+    quiet: Quiet = False,
 ) -> None:
     """Write a calibration as one HTML file: the verdict, what was measured, what changed, and pictures.
 
     The file is whole: it loads nothing. --batch, --n-fft and --k name the workload whose time is explained.
-    Example: rlxjax report -o report.html --against last-week.json
-    Exit status 0: written; 2: bad input, or a place that cannot be written.
     """
     _check_place(out)
+    progress = Progress(is_quiet=quiet)
     if advice is not None:
         for name, given in (("FILE", file), ("--samples", samples), ("--against", against)):
             if given is not None:
                 raise ValueError(f"--advice: expected no {name} beside it, got {given}; make a page of each")
-        set_up_jax(None)
-        from .page import advice_page
+        with progress.waiting("drawing the page"):
+            set_up_jax(None)
+            from .page import advice_page
 
-        text = advice_page(advice, command=command_line("report", advice=advice, out=out))
+            text = advice_page(advice, command=command_line("report", advice=advice, out=out))
     else:
-        path = set_up_jax_as(file)
-        from .page import calibration_page
-        from .report import Progress
+        with progress.waiting("drawing the page"):
+            sizes = workload(batch, n_fft, k, SEGMENTS)
+            path = calibration_file(file)
+            from .page import calibration_page
 
-        sizes = {"batch": batch, "n_fft": n_fft, "k": k}
-        given = {"samples": samples, "against": against}
-        command = command_line("report", *([] if file is None else [file]), out=out, **given, **sizes)
-        with Progress().phase("drawing the page"):
+            given = {"samples": samples, "against": against}
+            asked = {"batch": batch, "n_fft": n_fft, "k": k}
+            command = command_line("report", *([] if file is None else [file]), out=out, **given, **asked)
             text = calibration_page(path, command=command, workload=sizes, **given)
     _write(text, out)
-    typer.echo(f"report: {out}")
+    if not quiet:
+        say(f"report: {out}", str(out))
 
 
 def _check_place(path: FilePath) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from calibrate.printing import ns
 from rlxjax import Advice
 from rlxjax.calibration import first_refusal
 
@@ -14,7 +15,7 @@ from .markup import Markup, element
 from .panels import Picture
 from .tables import Figure, Table
 from .waterfall import Form, term_table, waterfalls
-from .words import chance, plain, times, us
+from .words import chance, plain, times
 
 #: What the verdicts are called, and whether one program is good news.
 _WORDS = {
@@ -77,12 +78,12 @@ def _verdict(advice: Advice) -> Markup:
     is_good, word = _WORDS[advice.verdict]
     said = [f"{advice.reason[:1].upper()}{advice.reason[1:]} ({advice.reason_code})."]
     if advice.probability is not None:
-        gain = f"saves more than {us(advice.min_gain_ns)} µs a call" if advice.min_gain_ns else "is the faster one"
+        gain = f"saves more than {ns(advice.min_gain_ns)} ns a call" if advice.min_gain_ns else "is the faster one"
         said.append(f"One program {gain} with a probability of {chance(advice.probability)}.")
     if (measured := advice.measured) is not None:
         ratio = measured.apart_ns / measured.together_ns
         said.append(
-            f"Measured: {us(measured.apart_ns)} µs apart, {us(measured.together_ns)} µs together, {times(ratio)} as "
+            f"Measured: {ns(measured.apart_ns)} ns apart, {ns(measured.together_ns)} ns together, {times(ratio)} as "
             f"fast together. Compiling took {measured.compile_s:.2f} s and {_payback(advice)}."
         )
     if advice.flip:
@@ -116,13 +117,13 @@ def _stages(advice: Advice) -> Table:
     rows = [
         [
             stage.name,
-            Figure(us(stage.time_ns), stage.time_ns),
+            Figure(ns(stage.time_ns), stage.time_ns),
             plain(stage.limit),
             Figure(f"{stage.peak_bytes:,}", stage.peak_bytes),
         ]
         for stage in advice.stages
     ]
-    return Table("Each stage, jitted by itself", ("stage", "takes, µs", "limited by", "peak memory, bytes"), rows)
+    return Table("Each stage, jitted by itself", ("stage", "takes, ns", "limited by", "peak memory, bytes"), rows)
 
 
 def _counts(advice: Advice) -> Table:

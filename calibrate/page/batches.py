@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from calibrate.printing import ns
 from calibrate.workloads import SHOWN_K, SHOWN_N_FFT
 from rlxjax.calibration import CalibratedModel
 
@@ -29,7 +30,7 @@ from .panels import (
 )
 from .scales import Scale
 from .tables import Figure, Table
-from .words import duration, size, us
+from .words import duration, size
 
 #: Lengths of segments that have a panel, where they were timed.
 N_FFTS = (64, SHOWN_N_FFT, 1024, 4096)
@@ -93,7 +94,7 @@ def batch_picture(calibrated: CalibratedModel, measured: Measured | None, k: int
         + "Strategies of two segments give the same peaks; ultra has one segment, and another result."
     )
     headings = ("strategy", "n_fft, samples", "batch, rows", "k, peaks", "segments")
-    headings += ("predicted, µs", "90 % from, µs", "to, µs", "measured, µs")
+    headings += ("predicted, ns", "90 % from, ns", "to, ns", "measured, ns")
     table = Table("Time by batch of every strategy", headings, [_row(c, place) for c in curves for place in c.marked()])
     entries = strategy_signs(dict.fromkeys(curve.strategy for curve in curves))
     entries.append((sign(rect(0, 2, 28, 10, "band"), class_="s-other"), "90 % of runs"))
@@ -196,9 +197,9 @@ def _mark(curve: Curve, place: int, x: Scale, y: Scale) -> Markup:
     )
     at, is_measured = x(batch), not math.isnan(measured_ns)
     said = (
-        f"{curve.strategy}, batch {batch:,.0f}, n_fft {curve.n_fft:,}, k {curve.k}\npredicted {us(predicted_ns)} µs"
-        + (f", measured {us(measured_ns)} µs" if is_measured else "")
-        + f"\n90 %: {us(low_ns)} to {us(high_ns)} µs"
+        f"{curve.strategy}, batch {batch:,.0f}, n_fft {curve.n_fft:,}, k {curve.k}\npredicted {ns(predicted_ns)} ns"
+        + (f", measured {ns(measured_ns)} ns" if is_measured else "")
+        + f"\n90 %: {ns(low_ns)} to {ns(high_ns)} ns"
     )
     spot = element("circle", cx=at, cy=y(predicted_ns), r=4.0, class_="spot")
     middle = y(measured_ns if is_measured else predicted_ns)
@@ -213,6 +214,6 @@ def _row(curve: Curve, place: int) -> list[str | Figure]:
     return [
         curve.strategy,
         *(Figure(f"{value:,}", value) for value in sizes),
-        *(Figure(us(time_ns), time_ns) for time_ns in times_ns),
-        "" if math.isnan(measured_ns) else Figure(us(measured_ns), measured_ns),
+        *(Figure(ns(time_ns), time_ns) for time_ns in times_ns),
+        "" if math.isnan(measured_ns) else Figure(ns(measured_ns), measured_ns),
     ]

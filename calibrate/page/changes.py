@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.report import number
+from calibrate.printing import ns, number
 from calibrate.workloads import SHOWN_BATCHES, SHOWN_K
 from rlxjax.calibration import (
     MACHINE_FIELDS,
@@ -25,7 +25,7 @@ from .markup import Markup
 from .panels import WIDTH, Picture, line, mark, panel, rect, text
 from .scales import Scale
 from .tables import Figure, Table
-from .words import date, give_or_take, signed, times, us
+from .words import date, give_or_take, signed, times
 
 #: A change of more joint standard deviations than this is more than chance.
 SURE_SDS = 2.0
@@ -117,7 +117,7 @@ def change_picture(
             change.kind,
             Figure(_value(change, change.before), change.before),
             Figure(_value(change, change.after), change.after),
-            "µs" if change.kind == "prediction" else change.unit,
+            "ns" if change.kind == "prediction" else change.unit,
             Figure(times(change.after / change.before), change.after / change.before),
             Figure(give_or_take(change.log_sd), change.log_sd),
             Figure(signed(change.sds), change.sds),
@@ -199,7 +199,7 @@ def _bar(change: Change, y: float, x: Scale) -> Markup:
     first, last = sorted((x(0.0), x(change.sds)))
     said = (
         f"{change.name}\n{_value(change, change.before)} to {_value(change, change.after)} "
-        f"{'µs' if change.kind == 'prediction' else change.unit}, {times(change.after / change.before)}\n"
+        f"{'ns' if change.kind == 'prediction' else change.unit}, {times(change.after / change.before)}\n"
         f"{signed(change.sds)} standard deviations, {_verdict(change)}"
     )
     style = "bar-part" if change.is_sure else "bar-less"
@@ -214,7 +214,7 @@ def _bar(change: Change, y: float, x: Scale) -> Markup:
 
 
 def _value(change: Change, value: float) -> str:
-    return us(value) if change.kind == "prediction" else number(value)
+    return ns(value) if change.kind == "prediction" else number(value)
 
 
 def _verdict(change: Change) -> str:

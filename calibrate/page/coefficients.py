@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from calibrate.report import number
+from calibrate.printing import number
 from rlxjax.calibration import CalibratedModel, population_prior
 from rlxjax.device import Provenance
 from rlxjax.fit import COVERED_SDS, LatencyPrior, named, unit_of
@@ -14,7 +14,7 @@ from .scales import Scale, ratio_scale, ratio_ticks
 from .tables import Figure, Table
 from .words import give_or_take, plain, times
 
-LEFT, RIGHT, TOP, ROW_HEIGHT = 138.0, WIDTH - 8.0, 8.0, 17.0
+LEFT, RIGHT, TOP, ROW_HEIGHT = 146.0, WIDTH - 8.0, 8.0, 17.0
 #: The least and the largest reach of the axis, in logarithms.
 LEAST_REACH, MOST_REACH = math.log(3.0), math.log(30.0)
 

@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 
+from calibrate.printing import ns
 from calibrate.workloads import SHOWN_K
 from rlxjax.calibration import CalibratedModel
 from rlxjax.fit import SURE
@@ -13,7 +14,7 @@ from rlxjax.models import GRID_KS, GRID_N_FFTS
 from .markup import Markup, element
 from .panels import WIDTH, Picture, legend, mark, panel, rect, sign, style_of, text
 from .tables import Figure, Table
-from .words import chance, percent, size, us
+from .words import chance, percent, size
 
 LEFT, RIGHT, TOP = 48.0, WIDTH - 4.0, 14.0
 ROW_HEIGHT = 15.0
@@ -72,7 +73,7 @@ def decision_picture(calibrated: CalibratedModel) -> Picture:
     hatched = sign(_pattern("legend"), rect(0, 1, 28, 12, "cell"), _hatch(0, 1, 28, 12, "legend"), class_="s-other")
     entries.append((hatched, "undecided"))
     rows = [row for one in maps for row in _rows(one)]
-    headings = ("picked", "verdict", "batch, rows", "n_fft, samples", "k, peaks", "takes, µs", "second", "it takes, µs")
+    headings = ("picked", "verdict", "batch, rows", "n_fft, samples", "k, peaks", "takes, ns", "second", "it takes, ns")
     headings += ("faster with a probability of", "measured there")
     table = Table("What is picked, by batch and n_fft", headings, rows)
     return Picture("decisions", "What is picked where", said, legend(*entries), [_panel(one) for one in maps], table)
@@ -168,12 +169,10 @@ def _names(one: Map, width: float, bottom: float) -> list[Markup]:
         mine = (one.pick == place) & one.in_domain
         if mine.mean() < 0.08:
             continue
-        others = np.argwhere(~mine)
-        own = np.argwhere(mine)
-        edge = np.minimum.reduce(
-            [own[:, 0] + 1, own[:, 1] + 1, one.pick.shape[0] - own[:, 0], one.pick.shape[1] - own[:, 1]]
-        )
-        away = edge if not len(others) else np.minimum(edge, np.abs(own[:, None] - others[None]).max(-1).min(-1))
+        # A name is wider than it is high: a step across counts half.
+        own, step = np.argwhere(mine), np.array([1.0, 0.5])
+        padded = np.argwhere(~np.pad(mine, 1)) - 1
+        away = np.max(np.abs(own[:, None] - padded[None]) * step, -1).min(-1)
         row, column = own[int(np.argmax(away))].tolist()
         at = text(LEFT + (column + 0.5) * width, bottom - (row + 0.5) * ROW_HEIGHT + 4, name, "name middle")
         found.append(at)
@@ -194,7 +193,7 @@ def _said(one: Map, row: int, column: int) -> str:
     pick, second = (one.names[places[row, column]] for places in (one.pick, one.next_best))
     return (
         f"batch {one.batches[column]:,}, n_fft {one.n_ffts[row]:,}, k {one.k}\n{pick} takes "
-        f"{us(one.pick_ns[row, column])} µs, {second} {us(one.next_ns[row, column])} µs\n{pick} is faster with "
+        f"{ns(one.pick_ns[row, column])} ns, {second} {ns(one.next_ns[row, column])} ns\n{pick} is faster with "
         f"{chance(float(one.probability[row, column]))}{'' if one.is_decided[row, column] else ', undecided'}"
         f"{'' if one.in_domain[row, column] else ', extrapolated'}"
     )
@@ -211,9 +210,9 @@ def _rows(one: Map) -> list[list[str | Figure]]:
                 one.names[one.pick[place]],
                 one.names[one.pick[place]] if one.is_decided[place] else "undecided",
                 *(Figure(f"{value:,}", value) for value in sizes),
-                Figure(us(pick_ns), pick_ns),
+                Figure(ns(pick_ns), pick_ns),
                 one.names[one.next_best[place]],
-                Figure(us(next_ns), next_ns),
+                Figure(ns(next_ns), next_ns),
                 Figure(chance(probability), probability),
                 "yes" if one.in_domain[place] else "no",
             ]

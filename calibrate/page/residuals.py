@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from calibrate.printing import ns
 from calibrate.workloads import STRATEGIES
 from rlxjax.calibration import ErrorSummary
 
@@ -24,7 +25,7 @@ from .panels import (
 )
 from .scales import Scale, ratio_scale, ratio_ticks
 from .tables import Figure, Table
-from .words import duration, percent, times, us
+from .words import duration, percent, times
 
 #: Of a panel: its height, and the places of its axes.
 HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 250.0, 44.0, WIDTH - 18.0, 24.0, 208.0
@@ -104,8 +105,8 @@ def _mark(measured: Measured, place: int, x: Scale, y: Scale) -> Markup:
     cell, time_ns, predicted_ns = measured.cells[place], measured.time_ns[place], measured.predicted_ns[place]
     low_ns, high_ns = measured.low_ns[place], measured.high_ns[place]
     said = (
-        f"{cell.strategy}, batch {cell.batch:,}, n_fft {cell.n_fft:,}, k {cell.k}\nmeasured {us(time_ns)} µs, "
-        f"predicted {us(predicted_ns)} µs, {times(predicted_ns / time_ns)}\n90 %: {us(low_ns)} to {us(high_ns)} µs"
+        f"{cell.strategy}, batch {cell.batch:,}, n_fft {cell.n_fft:,}, k {cell.k}\nmeasured {ns(time_ns)} ns, "
+        f"predicted {ns(predicted_ns)} ns, {times(predicted_ns / time_ns)}\n90 %: {ns(low_ns)} to {ns(high_ns)} ns"
     )
     at, middle = x(time_ns), y(predicted_ns / time_ns)
     bar = line(at, y(low_ns / time_ns), at, y(high_ns / time_ns), "bar")
@@ -123,7 +124,7 @@ def _table(measured: Measured, ratio: np.ndarray) -> Table:
                 cell.strategy,
                 *(Figure(f"{value:,}", value) for value in (cell.batch, cell.n_fft, cell.k)),
                 *(
-                    Figure(us(value), value)
+                    Figure(ns(value), value)
                     for value in (
                         float(measured.time_ns[place]),
                         float(measured.predicted_ns[place]),
@@ -135,6 +136,6 @@ def _table(measured: Measured, ratio: np.ndarray) -> Table:
                 Figure(percent(noise), noise) if math.isfinite(noise) else "",
             ]
         )
-    headings = ("strategy", "batch, rows", "n_fft, samples", "k, peaks", "measured, µs", "predicted, µs")
-    headings += ("90 % from, µs", "to, µs", "predicted ÷ measured", "noise")
+    headings = ("strategy", "batch, rows", "n_fft, samples", "k, peaks", "measured, ns", "predicted, ns")
+    headings += ("90 % from, ns", "to, ns", "predicted ÷ measured", "noise")
     return Table("Every workload that was timed, the one that is furthest off first", headings, rows)

@@ -4,14 +4,14 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
-from calibrate.report import number
+from calibrate.printing import ns, number
 from rlxjax import Explanation, Flip
 
 from .markup import Markup, element
 from .panels import WIDTH, Picture, line, mark, panel, rect, text
 from .scales import Scale
 from .tables import Figure, Table
-from .words import chance, duration, percent, plain, times, us
+from .words import chance, duration, percent, plain, times
 
 LEFT, RIGHT, TOP, ROW_HEIGHT = 118.0, WIDTH - 70.0, 8.0, 22.0
 
@@ -43,8 +43,8 @@ def explanation_picture(explanation: Explanation) -> Picture:
     said = [
         f"The workload is {sizes}. Each term begins where the one before it ends; the last bar is their sum, with the "
         "interval that holds a run with 90 %.",
-        f"{explanation.pick} before {explanation.runner_up} by {us(explanation.margin_ns)} µs, give or take "
-        f"{us(explanation.margin_sd_ns)}; probability {chance(explanation.probability)}: {verdict}.",
+        f"{explanation.pick} before {explanation.runner_up} by {ns(explanation.margin_ns)} ns, give or take "
+        f"{ns(explanation.margin_sd_ns)}; probability {chance(explanation.probability)}: {verdict}.",
         f"Crossover: {'none, ' if crossover.interval is None else ''}{crossover.sentence}{within}.",
     ]
     if not explanation.in_domain:
@@ -72,11 +72,11 @@ def term_table(forms: Sequence[Form], what: str) -> Table:
     rows.append(["total", *(_figure(form.time_ns) for form in forms)])
     for place, label in enumerate(("90 % from", "to")):
         rows.append([label, *(_figure(form.interval_ns[place]) for form in forms)])
-    return Table(f"Parts of the time, {what}", ("term", *(f"{form.name}, µs" for form in forms)), rows)
+    return Table(f"Parts of the time, {what}", ("term", *(f"{form.name}, ns" for form in forms)), rows)
 
 
 def _figure(time_ns: float) -> Figure:
-    return Figure(us(time_ns), time_ns)
+    return Figure(ns(time_ns), time_ns)
 
 
 def _panel(ident: str, form: Form, scale: Scale) -> Markup:
@@ -85,17 +85,20 @@ def _panel(ident: str, form: Form, scale: Scale) -> Markup:
     content = []
     for value in scale.ticks(4):
         at = scale(value)
-        content += [line(at, TOP, at, bottom, "grid"), text(at, bottom + 15, f"{value / 1e3:,g}", "tick middle")]
-    content.append(text((LEFT + RIGHT) / 2, bottom + 32, "µs", "label middle"))
+        content += [
+            line(at, TOP, at, bottom, "grid"),
+            text(at, bottom + 15, duration(value) if value else "0", "tick middle"),
+        ]
+    content.append(text((LEFT + RIGHT) / 2, bottom + 32, "time", "label middle"))
     for row, (name, (begin, end)) in enumerate(zip(form.terms_ns, itertools.pairwise(ends), strict=True)):
         share = (end - begin) / form.time_ns
-        said = f"{form.name}, {plain(name)}\n{us(end - begin)} µs, {percent(share)} of the time"
+        said = f"{form.name}, {plain(name)}\n{ns(end - begin)} ns, {percent(share)} of the time"
         content.append(_bar(form.name, said, plain(name), row, begin, end, scale, "bar-part"))
         if row:
             at, y = scale(begin), TOP + row * ROW_HEIGHT
             content.append(line(at, y - 4, at, y + 4, "joint"))
     low, high = form.interval_ns
-    said = f"{form.name}, total\n{us(form.time_ns)} µs (90 %: {us(low)} to {us(high)})"
+    said = f"{form.name}, total\n{ns(form.time_ns)} ns (90 %: {ns(low)} to {ns(high)})"
     row = len(form.terms_ns)
     content.append(_bar(form.name, said, "total", row, 0.0, form.time_ns, scale, "bar-total", form.interval_ns))
     longest = max(form.terms_ns, key=lambda name: form.terms_ns[name])
@@ -103,7 +106,7 @@ def _panel(ident: str, form: Form, scale: Scale) -> Markup:
         f"{form.name} takes {duration(form.time_ns)}; the largest part is {plain(longest)} with "
         f"{percent(form.terms_ns[longest] / form.time_ns)}."
     )
-    title = f"{form.name}: {us(form.time_ns)} µs"
+    title = f"{form.name}: {ns(form.time_ns)} ns"
     return panel(f"{ident}-{form.name}", title, described, bottom + 38, *content, reach=400)
 
 
@@ -127,7 +130,7 @@ def _bar(
         reaches = [line(low, middle, high, middle, "reach")]
         reaches += [line(at, middle - 4, at, middle + 4, "reach") for at in (low, high)]
     name = text(LEFT - 6, y + 15, label, "tick end")
-    figure = text(WIDTH - 4, y + 15, us(end - begin), "tick end figure")
+    figure = text(WIDTH - 4, y + 15, ns(end - begin), "tick end figure")
     return mark(said, (LEFT + RIGHT) / 2, y + ROW_HEIGHT / 2, drawn, *reaches, name, figure, strategy=strategy)
 
 

@@ -7,20 +7,6 @@ import math
 _TIMES = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
 
 
-def us(time_ns: float) -> str:
-    """Return a time in µs, without the unit: three digits, or all of a larger one.
-
-    Examples:
-        >>> us(1234567.0), us(12345.0), us(-123.0), us(0.0)
-        ('1,235', '12.3', '−0.12', '0')
-    """
-    value = time_ns / 1e3
-    if not value:
-        return "0"
-    decimals = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
-    return f"{value:,.{decimals}f}".replace("-", "−")
-
-
 def duration(time_ns: float) -> str:
     """Return a time with the unit in which it has few digits.
 
@@ -122,6 +108,6 @@ def plain(name: str) -> str:
 
 def unbroken(said: str) -> str:
     """Return a text in which no line ends between a number and its unit."""
-    for unit in ("%", "µs", "×"):
+    for unit in ("%", "ns", "×"):
         said = said.replace(f" {unit}", f"\u00a0{unit}")
     return said
