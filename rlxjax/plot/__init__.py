@@ -1,7 +1,8 @@
 """Pictures of a calibration, on a matplotlib axis of yours or on a new one; the extra `plot` brings matplotlib.
 
-Each function asks the calibration for what it draws, and returns the axis. Times are drawn in ns; the axis shows them
-in the unit that it names.
+Of a calibrated model: `predicted_vs_measured` beside your timings, `time_by` one of its inputs, `decision_map` over two,
+and its `coefficients`. Of an explanation: `terms`. Each asks the calibration for what it draws, and returns the axis.
+Times are drawn in ns; the axis shows them in the unit that it names.
 """
 
 from ._coefficients import coefficients as coefficients
@@ -9,3 +10,5 @@ from ._decision_map import decision_map as decision_map
 from ._predicted import predicted_vs_measured as predicted_vs_measured
 from ._terms import terms as terms
 from ._time_by import time_by as time_by
+
+__all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]
