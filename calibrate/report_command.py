@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .command_line import Batch, File, NFft, Peaks, Quiet, calibration_file, command_line, set_up_jax, workload
+from .command_line import Batch, File, NFft, Peaks, calibration_file, command_line, set_up_jax, workload
 from .printing import say
 from .progress import Progress
 from .refusals import one_line_errors
@@ -33,7 +33,7 @@ def report(
     batch: Batch = 1024,
     n_fft: NFft = 256,
     k: Peaks = 16,
-    quiet: Quiet = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")] = False,
 ) -> None:
     """Write a calibration as one HTML file: the verdict, what was measured, what changed, and pictures.
 
