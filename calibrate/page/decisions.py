@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 
@@ -20,6 +21,8 @@ LEFT, RIGHT, TOP = 48.0, WIDTH - 4.0, 14.0
 ROW_HEIGHT = 15.0
 #: Distance of two columns that have a label.
 LABELS_APART = 42.0
+#: Distance of the stripes of what is undecided, along an axis.
+STRIPES_APART = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +73,7 @@ def decision_picture(calibrated: CalibratedModel) -> Picture:
         f"{percent(float(inside.mean()))} of the cells that lie within what was measured are decided.",
     ]
     entries = [(sign(rect(0, 1, 28, 12, "cell"), class_=style_of(name)), name) for name in names]
-    hatched = sign(_pattern("legend"), rect(0, 1, 28, 12, "cell"), _hatch(0, 1, 28, 12, "legend"), class_="s-other")
+    hatched = sign(rect(0, 1, 28, 12, "cell"), _hatch(0, 1, 28, 12), class_="s-other")
     entries.append((hatched, "undecided"))
     rows = [row for one in maps for row in _rows(one)]
     headings = ("picked", "verdict", "batch, rows", "n_fft, samples", "k, peaks", "takes, ns", "second", "it takes, ns")
@@ -126,7 +129,7 @@ def _panel(one: Map) -> Markup:
     cells, labels = [], []
     for row, column in itertools.product(reversed(range(n_rows)), range(n_columns)):
         x, y = LEFT + column * width, bottom - (row + 1) * ROW_HEIGHT
-        hatch = None if one.is_decided[row, column] else _hatch(x, y, width, ROW_HEIGHT, name)
+        hatch = None if one.is_decided[row, column] else _hatch(x, y, width, ROW_HEIGHT)
         cells.append(
             mark(
                 _said(one, row, column),
@@ -158,8 +161,7 @@ def _panel(one: Map) -> Markup:
     ]
     described = f"Of the cells within what was measured, the pick is {', '.join(shares)}."
     title = f"k {one.k}: the pick over batch and n_fft"
-    content = (_pattern(name), *cells, *labels)
-    return panel(name, title, described, bottom + 38, *content, stride=n_columns, reach=20)
+    return panel(name, title, described, bottom + 38, *cells, *labels, stride=n_columns, reach=20)
 
 
 def _names(one: Map, width: float, bottom: float) -> list[Markup]:
@@ -179,14 +181,17 @@ def _names(one: Map, width: float, bottom: float) -> list[Markup]:
     return found
 
 
-def _pattern(name: str) -> Markup:
-    stripe = element("path", d="M-1 1l2-2M0 6l6-6M5 7l2-2", class_="stripe")
-    pattern = element("pattern", stripe, id=f"hatch-{name}", width="6", height="6", patternUnits="userSpaceOnUse")
-    return element("defs", pattern)
+def _hatch(x: float, y: float, width: float, height: float) -> Markup:
+    """Return stripes over a rectangle, which go on in the one beside it.
 
-
-def _hatch(x: float, y: float, width: float, height: float, name: str) -> Markup:
-    return rect(x, y, width, height, "", fill=f"url(#hatch-{name})")
+    A pattern would be shorter here, and a hundred times as large where the page is printed to a file.
+    """
+    stripes = []
+    for number in range(math.ceil((x + y) / STRIPES_APART), math.ceil((x + y + width + height) / STRIPES_APART)):
+        both = number * STRIPES_APART  # of a stripe's points, the sum of x and y
+        top, bottom = max(y, both - x - width), min(y + height, both - x)
+        stripes.append(f"M{both - top:.1f} {top:.1f}L{both - bottom:.1f} {bottom:.1f}")
+    return element("path", d="".join(stripes), class_="stripe")
 
 
 def _said(one: Map, row: int, column: int) -> str:

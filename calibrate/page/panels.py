@@ -118,11 +118,9 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
     return element("line", x1=float(x1), y1=float(y1), x2=float(x2), y2=float(y2), class_=class_)
 
 
-def rect(x: float, y: float, width: float, height: float, class_: str, **more: str) -> Markup:
+def rect(x: float, y: float, width: float, height: float, class_: str) -> Markup:
     """Return a rectangle."""
-    return element(
-        "rect", x=float(x), y=float(y), width=float(width), height=float(height), class_=class_ or None, **more
-    )
+    return element("rect", x=float(x), y=float(y), width=float(width), height=float(height), class_=class_)
 
 
 def text(x: float, y: float, said: str, class_: str) -> Markup:

@@ -43,12 +43,12 @@ def chance(probability: float) -> str:
     """Return a probability; one that rounding would make certain as a bound.
 
     Examples:
-        >>> chance(0.874), chance(0.9999), chance(1e-5)
-        ('87 %', 'over 99.9 %', 'under 0.1 %')
+        >>> chance(0.874), chance(0.9967), chance(0.9999), chance(1e-5)
+        ('87 %', '99.7 %', 'over 99.9 %', 'under 0.1 %')
     """
     if probability > 0.999:
         return f"over {percent(0.999, 1)}"
-    return f"under {percent(0.001)}" if probability < 0.001 else percent(probability)
+    return f"under {percent(0.001)}" if probability < 0.001 else percent(probability, int(probability > 0.99))
 
 
 def times(factor: float) -> str:
