@@ -9,6 +9,9 @@ from ._values import short
 #: Rows of a table that are shown; how many follow is said.
 MOST_ROWS = 40
 
+#: Of every cell: room beside it, and the colours of whatever is around it.
+_STYLE = "padding:0 0.6em"
+
 #: A table: its header, then its rows.
 Table = Sequence[Sequence[object]]
 
@@ -37,8 +40,8 @@ def _table(rows: Table) -> str:
 
 def _row(tag: str, cells: Sequence[object]) -> str:
     first, *rest = (html.escape(_text(cell)) for cell in cells)
-    others = "".join(f'<{tag} style="text-align:right">{cell}</{tag}>' for cell in rest)
-    return f'<tr><{tag} style="text-align:left">{first}</{tag}>{others}</tr>'
+    others = "".join(f'<{tag} style="{_STYLE};text-align:right">{cell}</{tag}>' for cell in rest)
+    return f'<tr><{tag} style="{_STYLE};text-align:left">{first}</{tag}>{others}</tr>'
 
 
 def _text(cell: object) -> str:

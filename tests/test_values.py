@@ -213,7 +213,7 @@ def graph():
 STAGES = rx.StageGraph.checked([50.0, 80.0], [(0, 1, 4000)], launch_ns=900.0, bytes_per_ns=10.0)
 #: Of each class that is shown as a table, an object and a row of it by its first cell.
 TABLES = {
-    "Calibration": (calibration, ["line", "1", "plain, blocked", "2 of 3", "0.01"]),
+    "Calibration": (calibration, ["line", "1", "plain, blocked", "2 of 3", "1.0"]),
     "CalibratedModel": (lambda: calibration().of("line"), ["plain", "5.0", "1.0"]),
     "Decision": (
         lambda: rx.Decision(*map(jnp.asarray, (1e3, 3e3, 2e3, 5e2, 0.99)), in_domain=False),

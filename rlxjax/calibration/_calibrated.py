@@ -76,9 +76,13 @@ class CalibratedModel:
         errors = [
             (key, _percent(own.get("held_out")), _percent(own.get("noise_floor"))) for key, own in self.held_out.items()
         ]
-        held_out = [("variant", "error where held out, %", "noise floor, %"), *errors]
+        held_out = [("timed", "error where held out, %", "noise floor, %"), *errors]
         tables = [*([held_out] if errors else []), coefficient_table(self.coefficients, log_sd, known)]
         return html_of([f"{name}: {', '.join(self.strategies)}"], *tables, remarks=self.cautions)
+
+    @functools.cached_property
+    def _is_traced(self) -> bool:
+        return is_traced(*jax.tree.leaves(self.posterior))
 
     @functools.cached_property
     def _picks(self) -> dict[tuple, str]:
@@ -288,7 +292,7 @@ class CalibratedModel:
             if is_traced(value) or np.ndim(value):
                 given = "a traced value" if is_traced(value) else f"shape {np.shape(value)}"
                 raise ValueError(f"{name}: expected a number, that of one workload, got {given}; see `pick_index`")
-        if is_traced(*jax.tree.leaves(self.posterior)):
+        if self._is_traced:
             raise ValueError("pick: expected a calibration of numbers, got a traced one; see `pick_index`")
 
     def _runs(self, strategy: str, inputs, named) -> list[Runs]:

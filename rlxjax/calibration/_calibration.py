@@ -79,11 +79,11 @@ class Calibration:
                 own.model.version,
                 own.strategies,
                 _measured(own),
-                "" if own.noise_floor is None else own.noise_floor,
+                "" if own.noise_floor is None else f"{100 * own.noise_floor:.1f}",
             )
             for name, own in self.models.items()
         ]
-        header = ("model", "version", "strategies", "coefficients measured", "noise floor")
+        header = ("model", "version", "strategies", "coefficients measured", "noise floor, %")
         remarks = dict.fromkeys(caution for own in self.models.values() for caution in own.cautions)
         return html_of([self.source], [header, *rows], remarks=[*remarks])
 

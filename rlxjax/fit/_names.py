@@ -55,7 +55,7 @@ def coefficient_table(coefficients: Any, log_sd: Any, known: Mapping[str, str]) 
     """Return a table of coefficients for a person: value, unit, how sure it is, and where it comes from, by name."""
     sds = named(log_sd)
     rows = [
-        (name, short(value), unit_of(name), short(sds[name]), known[name])
+        (name, short(value), unit_of(name), f"{float(sds[name]):.2g}", known[name])
         for name, value in named(coefficients).items()
     ]
     return [("coefficient", "value", "unit", "sd of its logarithm", "known from"), *rows]
