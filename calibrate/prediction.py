@@ -28,7 +28,7 @@ def prediction_of(known: "rlxjax.Calibration", sizes: Mapping[str, int]) -> dict
     predicted = {name: float(calibration.predict_ns(name, **run)) for name, run in runs.items()}
     intervals = {name: [float(end) for end in calibration.interval_ns(name, **run)] for name, run in runs.items()}
     pick, next_best = sorted(candidates, key=predicted.__getitem__)[:2]  # of equals the earlier one
-    decided = calibration.decide(**sizes, fused=pick, kept=next_best)
+    decided = calibration.compare(pick, next_best, **sizes)
     inside = bool(decided.in_domain)
     return {
         **sizes,

@@ -197,7 +197,7 @@ def _print_decisions(outcome: Outcome, console: Console) -> None:
             note = "fastest" if name == fastest else ""
             rows.append([f"{batch:,}", name, ns(predicted_ns), ns(measured_ns), ratio, note])
         pick = outcome.calibration.pick(batch, SHOWN_N_FFT, SHOWN_K)
-        decided = outcome.calibration.decide(batch, SHOWN_N_FFT, SHOWN_K)
+        decided = outcome.calibration.compare("fused", "host", batch, SHOWN_N_FFT, SHOWN_K)
         sure = f"fused is faster with {100 * float(decided.probability):.0f} %: {decided.verdict()}"
         decisions.append(f"Batch {batch:,}: {pick} is picked; {sure}.")
     if not rows:

@@ -422,7 +422,9 @@ ROOMS = [name for name in rx.__all__ if inspect.ismodule(getattr(rx, name))]
 
 
 def test_a_room_lists_all_its_names_and_says_what_it_is_for():
-    assert {"welch", "fusion", "fit", "models", "calibration", "graph", "device", "advice", "learned", "plot"} == set(ROOMS)
+    assert {"welch", "fusion", "fit", "models", "calibration", "graph", "device", "advice", "learned", "plot"} == set(
+        ROOMS
+    )
     for room in map(rx.__dict__.get, ROOMS):
         held = {name for name in vars(room) if not name.startswith("_")}
         assert held == set(room.__all__) <= set(dir(room))

@@ -98,7 +98,7 @@ def map_of(calibrated: CalibratedModel, k: int) -> Map:
     first, second = order[:2]
     probability = np.ones(batch.shape)
     for one, other in itertools.combinations(range(len(names)), 2):
-        decided = calibrated.decide(batch, n_fft, k, fused=names[one], kept=names[other])
+        decided = calibrated.compare(names[one], names[other], batch, n_fft, k)
         of_one = np.asarray(decided.probability)
         probability = np.where((first == one) & (second == other), of_one, probability)
         probability = np.where((first == other) & (second == one), 1.0 - of_one, probability)

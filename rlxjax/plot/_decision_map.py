@@ -105,7 +105,7 @@ def _winners(whole: CalibratedModel, names: Sequence[str], cells: Mapping[str, R
     """Return the place of the strategy that beats every other one surely, `[cells]`; that after the last for none."""
     wins = np.ones((len(names), max(map(np.size, cells.values()))), bool)
     for one, other in itertools.combinations(range(len(names)), 2):
-        verdict = whole.decide(**cells, fused=names[one], kept=names[other]).verdict()
+        verdict = whole.compare(names[one], names[other], **cells).verdict()
         wins[one] &= verdict == "fuse"
         wins[other] &= verdict == "keep"
     return np.where(wins.any(0), wins.argmax(0), len(names))
