@@ -1,8 +1,8 @@
 """Pictures of a calibration, on a matplotlib axis of yours or on a new one; matplotlib comes with rlxjax[plot].
 
 Of a calibrated model: `predicted_vs_measured` beside your timings, `time_by` one of its inputs, `decision_map` over
-two, and its `coefficients`. Of an explanation: `terms`. Each asks the calibration for what it draws, and returns the axis.
-Times are drawn in ns; the axis shows them in the unit that it names.
+two, and its `coefficients`. Of an explanation: `terms`. Each asks the calibration for what it draws, and returns the
+axis. Times are drawn in ns; the axis shows them in the unit that it names.
 """
 
 from ._coefficients import coefficients as coefficients
