@@ -14,6 +14,8 @@ _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
+#: What a reader may do.
+_HINT = "Point at a part of a picture, tap it, or reach it by Tab and the arrow keys: the page names its figures."
 
 
 def page(title: str, subtitle: str, sections: Sequence[tuple[str, str, Markup]], command: str) -> str:
@@ -42,6 +44,7 @@ def page(title: str, subtitle: str, sections: Sequence[tuple[str, str, Markup]],
         element("a", "Skip to the verdict", href=f"#{sections[0][0]}", class_="skip"),
         element("header", element("h1", title), element("p", subtitle)),
         element("nav", element("ul", *links), aria_label="Sections"),
+        element("p", _HINT, class_="hint"),
         element("main", *(_section(*section) for section in sections)),
         element("footer", *_footer(command)),
         element("div", role="status", id="tip"),

@@ -89,7 +89,7 @@ def _panel(
     y: Scale,
     noise: float | None,
 ) -> Markup:
-    ticks = [(value, duration(value)) for value in x.ticks(7)]
+    ticks = [(value, duration(value)) for value in x.ticks(6)]
     content = [
         axes(x, y, ticks, [(value, f"{value:g}") for value in ratio_ticks(y, 15.0)], "measured", "predicted ÷ measured")
     ]
