@@ -28,6 +28,8 @@ SIZES = {
         for name in FUNCTIONS.inputs
     },
 }
+#: Sizes of batches with one that is padded, to which the gradient does not follow.
+PADDED = {"welch": {"batch": (0, 1, 10, 33, 8192)}}
 #: Where there are more runs than these, so many are drawn.
 MOST_RUNS = 2000
 

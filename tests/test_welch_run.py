@@ -286,13 +286,13 @@ def test_what_is_no_calibration_is_refused_in_one_sentence_whatever_the_strategy
 def test_auto_and_rlx_run_the_path_of_least_built_in_cost(batch, n_fft):
     params, device = rx.WelchPeakParams.reference(n_fft, 16), jax_device()
     costs = {
-        rx.Path.HOST: rx.host_path_ns,
-        rx.Path.FUSED: rx.fused_graph_ns,
-        rx.Path.BLOCK: rx.block_graph_ns,
+        rx.WelchPath.HOST: rx.host_path_ns,
+        rx.WelchPath.FUSED: rx.fused_graph_ns,
+        rx.WelchPath.BLOCK: rx.block_graph_ns,
     }
     costs = {path: float(cost(device, batch, n_fft, 16, n_segments=8)) for path, cost in costs.items()}
     assert _run._choose_path("auto", batch, params, "reference", None, False)[0] is min(costs, key=costs.get)
-    del costs[rx.Path.HOST]
+    del costs[rx.WelchPath.HOST]
     assert _run._choose_path("rlx", batch, params, "reference", None, False)[0] is min(costs, key=costs.get)
 
 
