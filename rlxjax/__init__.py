@@ -16,8 +16,8 @@ The names of every day, by task:
 - take gradients of choices: `pick_weights`, `temperature_from_sd`
 
 All others stand in the same namespace, and once more in that of their room: `rlxjax.graph`, `rlxjax.device`,
-`rlxjax.fusion`, `rlxjax.fit`, `rlxjax.models`, `rlxjax.calibration`, `rlxjax.advice`, `rlxjax.welch`, `rlxjax.learned`.
-`help(rlxjax.fit)` lists one room.
+`rlxjax.fusion`, `rlxjax.fit`, `rlxjax.models`, `rlxjax.calibration`, `rlxjax.advice`, `rlxjax.welch`, `rlxjax.learned`;
+pictures are in `rlxjax.plot` alone. `help(rlxjax.fit)` lists one room.
 
 `Path` and `Strategy` are older names of `WelchPath` and `ReferenceStrategy`; they go with the next release.
 """

@@ -45,13 +45,18 @@ def check_at_least(value: Any, name: str, least: float = 0, what: str = "count")
         raise ValueError(f"{name}: expected a {what} of at least {least}, got {bad}")
 
 
-def check_positive(value: Any, name: str) -> None:
-    """Refuse NaN, zero, negative numbers, and what is no number."""
+def check_positive(value: Any, name: str, what: str = "number") -> None:
+    """Refuse NaN, zero, negative numbers, and what is no number.
+
+    Raises:
+        ValueError: with the first such number.
+    """
     if is_traced(value):
         return
-    flat = _numbers(value, name, "positive number")
+    flat = _numbers(value, name, f"positive {what}")
     if flat.size and not _minimum(flat) > 0:
-        raise ValueError(f"{name}: expected positive numbers, got {value}")
+        bad = next(number for number in flat.tolist() if not number > 0)
+        raise ValueError(f"{name}: expected a positive {what}, got {bad:g}")
 
 
 def check_not_nan(value: Any, name: str) -> None:

@@ -8,6 +8,8 @@ from ._values import short
 
 #: Rows of a table that are shown; how many follow is said.
 MOST_ROWS = 40
+#: Entries of a cell that are shown; how many follow is said.
+MOST_IN_A_CELL = 12
 
 #: Of every cell: room beside it, and the colours of whatever is around it.
 _STYLE = "padding:0 0.6em"
@@ -49,5 +51,6 @@ def _text(cell: object) -> str:
     if isinstance(cell, str):
         return cell
     if isinstance(cell, (tuple, list)):
-        return ", ".join(map(str, cell))
+        more = len(cell) - MOST_IN_A_CELL
+        return ", ".join(map(str, cell[:MOST_IN_A_CELL])) + (f" and {more:,} more" if more > 0 else "")
     return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else short(cell)

@@ -70,7 +70,8 @@ def _fields(value: object, wanted: str = "compare") -> dict[str, Any]:
 
 def _equal(self: object, other: object) -> Any:
     if type(other) is not type(self):
-        return NotImplemented
+        # Python would ask a plain tuple next, which compares arrays and knows no hash of this one.
+        return False if isinstance(self, tuple) else NotImplemented
     if self is other:
         return True
     (mine, structure), (others, structure_of_other) = (jax.tree.flatten(_fields(one)) for one in (self, other))
@@ -117,6 +118,26 @@ def _mark(leaf: Any) -> Any:
 
 def _is_array(value: object) -> bool:
     return isinstance(value, (np.ndarray, np.generic, jax.Array))
+
+
+def whole_ns(time_ns: float) -> str:
+    """Return a time in whole ns, as people write it.
+
+    Examples:
+        >>> whole_ns(1339811.7), whole_ns(-0.3)
+        ('1,339,812', '0')
+    """
+    return f"{time_ns:z,.0f}"
+
+
+def counted(count: int, one: str, several: str | None = None) -> str:
+    """Return how many there are of something.
+
+    Examples:
+        >>> counted(1, "launch", "launches"), counted(1200, "call")
+        ('1 launch', '1,200 calls')
+    """
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
 def short(value: Any) -> str:

@@ -1,5 +1,6 @@
 """Whether stages should be one program: laws of the answer, its reasons, and the command."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -95,6 +96,20 @@ def test_the_code_is_the_change_and_runs(here):
     exec(found.code, scope)  # noqa: S102
     np.testing.assert_allclose(scope["fused"](jnp.full((64, 64), 2.0)), np.sin(4.0), rtol=1e-6)
     assert "donate" not in rx.advise([square, total], real(64, 64), calibration=here).code
+
+
+def test_one_of_a_thing_is_not_told_as_several(here):
+    told = str(rx.advise([square, total], real(2048, 2048), calibration=here))
+    assert "saves 1 call, 1 launch, 0 sync points," in told
+    measured = rx.Measured(2.0, 1.0, 0.5e-9, 10)
+    pays = rx.Advice("fuse", "saves_launches", "so", 0.9, 2.0, (1.0, 3.0), 1.0, (1.0, 2.0), measured=measured)
+    assert "pays after 1 call\n" in str(pays)
+    for count, said in (
+        (1, "1 byte of readback, 1 byte of traffic; computes 1 number again"),
+        (2, "2 bytes of readback"),
+    ):
+        counts = dict.fromkeys(("saved_readback_bytes", "saved_traffic_bytes", "recomputed_elements"), count)
+        assert said in str(dataclasses.replace(pays, **counts))
 
 
 def test_what_is_computed_again_keeps_stages_apart(here):

@@ -58,6 +58,27 @@ def test_a_jitted_function_of_a_calibration_gives_what_the_eager_one_does_and_co
         jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-12), got, expected)
 
 
+def test_other_words_compile_anew_and_a_posterior_has_none():
+    @jax.jit
+    def by_calibration(own):
+        return own.predict_ns("plain", 100.0)
+
+    @jax.jit
+    def by_posterior(posterior):
+        return rx.predicted_ns(posterior.coefficients, rx.Runs.checked(LINE, 0, n=100.0), {})
+
+    first = calibration()
+    for one, other in (("source", "elsewhere"), ("fingerprint", {"platform": "gpu"})):
+        for found, is_new in ((first, False), (dataclasses.replace(first, **{one: other}), True)):
+            by_calibration(first), by_posterior(first.posterior)
+            compilations.clear()
+            by_calibration(found)
+            assert bool(compilations) == is_new
+            compilations.clear()
+            by_posterior(found.posterior)
+            assert not compilations
+
+
 def test_a_calibration_goes_through_a_tree_with_its_models_in_their_order_and_its_words():
     found = calibration((TILED, LINE))
     assert list(found.models) == ["tiled", "line"]

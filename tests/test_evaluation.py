@@ -128,8 +128,8 @@ def test_a_bad_count_on_a_device_is_refused(bad, side):
         ((rx.FusionBenefit(float("nan")),), 1.0, "launches_saved: expected numbers, got NaN"),
         ((rx.FusionBenefit([1, 2], [1, 2, 3]),), 1.0, "broadcast"),
         ((rx.GraphIoProfile(0, -1), rx.GraphIoProfile()), 1.0, "before.sync_points.*at least 0, got -1"),
-        ((rx.FusionBenefit(),), 0.0, "temperature_ns: expected positive numbers, got 0.0"),
-        ((rx.FusionBenefit(),), float("nan"), "temperature_ns: expected positive numbers"),
+        ((rx.FusionBenefit(),), 0.0, "temperature_ns: expected a positive number, got 0"),
+        ((rx.FusionBenefit(),), float("nan"), "temperature_ns: expected a positive number"),
     ],
 )
 def test_an_evaluation_refuses_what_its_parts_refuse(arguments, temperature_ns, says):
@@ -229,7 +229,7 @@ def test_a_bad_size_on_a_device_is_refused(name, bad, says):
         (("cuda", 1, np.array([2.0, 7.0]), 16), 1.0, "n_fft: expected an even number"),
         (("cuda", 1, np.array([2.0, INF]), 16), 1.0, "n_fft: expected an even number"),
         (("cuda", 1, np.array([2.0, np.nan]), 16), 1.0, "n_fft: expected a size of at least 2, got nan"),
-        (("cuda", 1, 256, 16), -1.0, "temperature_ns: expected positive numbers"),
+        (("cuda", 1, 256, 16), -1.0, "temperature_ns: expected a positive number"),
     ],
 )
 def test_a_table_refuses_what_its_parts_refuse(arguments, temperature_ns, says):

@@ -1,5 +1,6 @@
 """Timings from elsewhere: a CSV file, a data frame, records; what is wrong is named by place and column."""
 
+import datetime
 import json
 import os
 
@@ -112,6 +113,7 @@ HEADER = "n,depth,variant,time_us\n"
         (HEADER + "1,,loop,2\n", "FILE, line 2: depth: expected a finite number, got nothing"),
         (HEADER + "1,inf,loop,2\n", "FILE, line 2: depth: expected a finite number, got 'inf'"),
         (HEADER + "1,1,loop,2\n0,1,loop,2\n", "FILE, line 3: n: expected a size of at least 1.0, got 0.0"),
+        (HEADER + "1,1,loop,2\n1,-1,loop,2\n", "FILE, line 3: depth: expected a size of at least 0.5, got -1.0"),
         (HEADER + "1,1,loop,2\n1.5,1,loop,2\n", "FILE, line 3: n: expected a whole number, got 1.5"),
         (HEADER + "1,1,heap,2\n", "FILE, line 2: variant: expected one of loop, tile, pair, got 'heap'"),
         (HEADER + '1,1,"loop,2\n', "FILE: cannot be read as CSV (unexpected end of data)"),
@@ -124,6 +126,13 @@ def test_a_file_that_cannot_be_is_refused_in_one_sentence(text, said, tmp_path):
         Timings.from_csv(TILED, path)
     assert str(caught.value).startswith(said.replace("FILE", str(path)))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", ["0", "-2"])
+def test_nothing_takes_no_time(size, tmp_path):
+    (tmp_path / "own.csv").write_text(f"batch,n_fft,time_ns\n8,64,5\n{size},64,5\n")
+    with pytest.raises(ValueError, match=f"own.csv, line 3: batch: expected a positive size, got {size}$"):
+        Timings.from_csv(FFT, tmp_path / "own.csv")
 
 
 def test_what_is_no_readable_file_is_refused(tmp_path):
@@ -149,6 +158,12 @@ GOOD = {"n": [1, 2], "variant": ["loop", "loop"], "time_ns": [1.0, 2.0]}
         (GOOD | {"n": [1, 2, 3]}, "frame: expected columns of one length, got time_ns 2, variant 2, n 3"),
         (GOOD | {"n": [[1, 2]]}, "frame: n: expected one column, got shape (1, 2)"),
         (GOOD | {"time_ns": np.array([1, 2], "m8[ns]")}, "frame, row 0: time_ns: expected a positive finite number"),
+        (GOOD | {"n": np.array([1, 5], "m8[s]")}, "frame, row 0: n: expected a finite number, got 1 seconds"),
+        (
+            GOOD | {"n": np.array(["2024-05-01"] * 2, "M8[D]")},
+            "frame, row 0: n: expected a finite number, got 2024-05-01",
+        ),
+        (GOOD | {"n": [1, datetime.timedelta(hours=1)]}, "frame, row 1: n: expected a finite number, got 1:00:00"),
         (GOOD | {"variant": [0, 3]}, "frame, row 1: variant: expected names, or places from 0 to 2, got 3"),
         (GOOD | {"variant": ["loop", np.nan]}, "frame, row 1: variant: expected one of loop, tile, pair, got 'nan'"),
     ],
@@ -168,6 +183,13 @@ def test_a_frame_that_cannot_be_is_refused_in_one_sentence(frame, said):
         (
             [{"n": 1, "variant": "loop", "time_ns": 1}, {"n": 1, "variant": "loop"}],
             "records, record 1: time_ns: expected a positive finite number, got nothing",
+        ),
+        *(
+            (
+                [{"n": 1, "variant": cell, "time_ns": 1}],
+                f"records, record 0: variant: expected one of loop, tile, pair, got {str(cell)!r}",
+            )
+            for cell in (["loop"], {"loop": 1}, np.array(["loop", "tile"]), True)
         ),
     ],
 )

@@ -10,13 +10,24 @@ import sys
 import matplotlib
 import numpy as np
 import pytest
-from _models import LINE, LINE_TRUTH, TILED, TILED_TRUTH, calibrated, certain, random_posterior, runs_of, timings_of
+from _models import (
+    LINE,
+    LINE_TRUTH,
+    TILED,
+    TILED_TRUTH,
+    calibrated,
+    certain,
+    line_fit,
+    random_posterior,
+    runs_of,
+    timings_of,
+)
 from matplotlib import pyplot
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 import rlxjax as rx
-from rlxjax.calibration import Calibration, explain
+from rlxjax.calibration import CalibratedModel, Calibration, explain
 from rlxjax.device import Provenance
 from rlxjax.fit import COVERED_SDS, SURE, is_measured, named
 from rlxjax.plot._numbers import UNITS, plain
@@ -163,6 +174,22 @@ def test_a_map_of_two_strategies_shows_the_verdict_of_each_cell():
         lines = np.unique(edges)
         assert len(lines) == len(values) + 1
         assert np.all((lines[:-1] < values) & (values < lines[1:]))
+
+
+def test_each_line_is_of_one_estimate(monkeypatch):
+    asked, estimate = [], CalibratedModel.estimate
+    monkeypatch.setattr(
+        CalibratedModel, "estimate", lambda *given, **named: asked.append(1) or estimate(*given, **named)
+    )
+    ax = rx.plot.time_by(LINES, "n", SIZES, ax=new_axis())
+    assert len(asked) == len(labelled(ax)) == 2
+
+
+def test_coefficients_of_a_fit_are_those_of_its_posterior():
+    fit = line_fit()
+    one, other = (rx.plot.coefficients(own, ax=new_axis()) for own in (fit, fit.posterior))
+    for mine, others in zip(one.get_lines(), other.get_lines(), strict=True):
+        np.testing.assert_array_equal(mine.get_xydata(), others.get_xydata())
 
 
 def test_a_map_of_all_shows_who_beats_every_other_one_surely():
@@ -342,7 +369,9 @@ REFUSED = {
         lambda: rx.plot.decision_map(TILES, OVER, fused="tile", kept="tile")
     ),
     "explanation: expected what `explain` returns, got Decision": lambda: rx.plot.terms(TILES.decide(3.0, 1.0)),
-    "calibrated: expected a Calibration or one of its models, got dict": lambda: rx.plot.coefficients(LINE_TRUTH),
+    "calibrated: expected a Calibration, one of its models, a posterior or its fit, got dict": (
+        lambda: rx.plot.coefficients(LINE_TRUTH)
+    ),
     "ax: expected one matplotlib axis, got ndarray": lambda: rx.plot.terms(EXPLAINED, ax=np.zeros(2)),
 }
 

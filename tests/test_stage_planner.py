@@ -263,7 +263,7 @@ def test_graphs_of_about_one_size_share_a_program():
         ({"external_read_bytes": [1, 2, 3]}, r"external_read_bytes: expected one number, or 2, got shape \(3,\)"),
         ({"fused_ns": [1, 2]}, r"fused_ns: expected one number, or 0, got shape \(2,\)"),
         ({"launch_ns": -1.0}, "launch_ns: expected a number of at least 0, got -1.0"),
-        ({"bytes_per_ns": 0.0}, "bytes_per_ns: expected positive numbers, got 0.0"),
+        ({"bytes_per_ns": 0.0}, "bytes_per_ns: expected a positive number, got 0"),
     ],
 )
 def test_an_impossible_graph_is_refused_in_a_sentence(arguments, message):

@@ -14,7 +14,7 @@ from _models import GATE, LINE, LINE_TRUTH, TILED, TILED_TRUTH, calibrated, cert
 from test_api import CLASSES
 
 import rlxjax as rx
-from rlxjax._html import MOST_ROWS, html_of
+from rlxjax._html import MOST_IN_A_CELL, MOST_ROWS, html_of
 from rlxjax._values import MOST_CHARACTERS, FrozenDict
 
 
@@ -128,6 +128,14 @@ def test_equal_is_by_shape_and_nan_equals_nan():
     assert rx.FusionBenefit(1) != rx.GraphIoProfile(1)
 
 
+def test_a_named_tuple_is_no_plain_tuple():
+    for decided in (rx.Decision(1.0, 2.0, 1.0, 0.5, 0.9), filled("Decision")):
+        plain = tuple(decided)
+        assert (decided == plain, plain == decided, decided != plain, plain != decided) == (False, False, True, True)
+        assert decided != rx.LatencyEstimate(*plain[:3])
+    assert len({rx.Decision(1.0, 2.0, 1.0, 0.5, 0.9), (1.0, 2.0, 1.0, 0.5, 0.9, None)}) == 2
+
+
 def test_traced_values_are_not_compared():
     def compare(count):
         return rx.GraphIoProfile(count) == rx.GraphIoProfile(count + 1)
@@ -217,9 +225,9 @@ TABLES = {
     "CalibratedModel": (lambda: calibration().of("line"), ["plain", "5.0", "1.0"]),
     "Decision": (
         lambda: rx.Decision(*map(jnp.asarray, (1e3, 3e3, 2e3, 5e2, 0.99)), in_domain=False),
-        ["0", "1.0", "3.0", "2.0", "0.5", "99", "fuse"],
+        ["0", "1,000", "3,000", "2,000", "500", "99", "fuse"],
     ),
-    "Explanation": (explanation, ["work", "0.3", "4.0"]),
+    "Explanation": (explanation, ["work", "300", "4,000"]),
     "FitResult": (terms_fit, ["a_ns", "2.5", "ns", "0.1", "timings"]),
     "PosteriorFit": (posterior_fit, ["plain", "28", "3.0", "5.0"]),
     "GraphIoProfile": (lambda: rx.GraphIoProfile(3, 1, 4096, 10**7), ["device traffic bytes", "10,000,000"]),
@@ -257,6 +265,28 @@ def test_a_table_escapes_every_text_and_says_how_many_rows_are_left_out():
     assert rows[-1] == ["and 5 more", ""]
     named = dataclasses.replace(calibration(), source=nasty)
     assert nasty in Reader(named._repr_html_()).texts
+
+
+def test_a_long_cell_says_how_many_entries_are_left_out():
+    rows = Reader(html_of([], [("kernel", "nodes"), ("0", tuple(range(10_000))), ("1", (7, 8))])).rows
+    shown, more = rows[1][1].split(" and ")
+    assert len(shown.split(", ")) == MOST_IN_A_CELL
+    assert more == f"{10_000 - MOST_IN_A_CELL:,} more"
+    assert rows[2][1] == "7, 8"
+
+
+def test_times_are_shown_in_whole_ns():
+    plan = rx.plan_stages(STAGES, method="greedy")
+    predicted = rx.FunctionPrediction(1234.4, 900.0, 5678.0, {"call_ns": 1200.0}, None, True)
+    assert str(predicted).split("\n") == ["1,234 ns (90 %: 900 to 5,678)", f"{'call':16} {'1,200':>12} ns"]
+    assert f": {plan.time_ns:,.0f} ns," in plan._repr_html_()
+    assert "blocked by 3,700 ns, give or take 90;" in explanation()._repr_html_()
+
+
+def test_a_traced_calibration_is_shown_by_its_name():
+    shown = []
+    jax.jit(lambda own: shown.append((own._repr_html_(), own.of()._repr_html_())) or own.coefficients)(calibration())
+    assert [text.split("(")[0] for text in shown[0]] == ["<p>Calibration", "<p>CalibratedModel"]
 
 
 def test_a_decision_of_many_workloads_has_a_row_for_each_and_a_traced_one_none():

@@ -39,6 +39,7 @@ class Map:
         pick_ns: what the pick takes.
         next_ns: what the second takes.
         probability: that the pick is the faster one of the two.
+        is_decided: whether the pick beats every other strategy surely.
         in_domain: whether the workload lies within what was measured.
     """
 
@@ -51,12 +52,8 @@ class Map:
     pick_ns: np.ndarray
     next_ns: np.ndarray
     probability: np.ndarray
+    is_decided: np.ndarray
     in_domain: np.ndarray
-
-    @property
-    def is_decided(self) -> np.ndarray:
-        """Whether the pick is sure enough."""
-        return self.probability >= SURE
 
 
 def decision_picture(calibrated: CalibratedModel) -> Picture:
@@ -68,8 +65,8 @@ def decision_picture(calibrated: CalibratedModel) -> Picture:
     inside = np.concatenate([one.is_decided[one.in_domain] for one in maps])
     said = [
         "The colour is the strategy that is picked: the lowest prediction of those that give the same peaks. A hatched "
-        f"cell is undecided: the pick is the faster one with less than {percent(SURE)}. A faint cell lies outside what "
-        "was measured.",
+        f"cell is undecided: the pick is faster than some other one with less than {percent(SURE)}. A faint cell lies "
+        "outside what was measured.",
         f"{percent(float(inside.mean()))} of the cells that lie within what was measured are decided.",
     ]
     entries = [(sign(rect(0, 1, 28, 12, "cell"), class_=style_of(name)), name) for name in names]
@@ -116,6 +113,7 @@ def map_of(calibrated: CalibratedModel, k: int) -> Map:
                 times_ns[first, places],
                 times_ns[second, places],
                 probability,
+                np.asarray(calibrated.decided(batch, n_fft, k, candidates=names)[1]),
                 np.asarray(calibrated.in_domain(batch, n_fft, k)),
             )
         ),

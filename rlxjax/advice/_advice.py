@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rlxjax._values import by_value
+from rlxjax._values import by_value, counted, whole_ns
 
 
 class StageCost(NamedTuple):
@@ -82,8 +82,8 @@ class Advice:
     apart_interval_ns: tuple[float, float] | None = None
     together_ns: float | None = None
     together_interval_ns: tuple[float, float] | None = None
-    apart_terms_ns: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
-    together_terms_ns: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
+    apart_terms_ns: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    together_terms_ns: Mapping[str, float] = dataclasses.field(default_factory=dict)
     min_gain_ns: float = 0.0
     stages: tuple[StageCost, ...] = ()
     saved_calls: int = 0
@@ -101,7 +101,7 @@ class Advice:
     measured: Measured | None = None
 
     @property
-    def gain_ns(self) -> float | None:
+    def gainwhole_ns(self) -> float | None:
         """What one program saves in a call: as measured, else as predicted; negative if it costs."""
         if self.measured is not None:
             return self.measured.apart_ns - self.measured.together_ns
@@ -133,32 +133,28 @@ class Advice:
             ("together", self.together_ns, self.together_interval_ns),
         ):
             low, high = interval or (math.nan, math.nan)
-            lines.append(f"{name:10}{_ns(time_ns):>15} ns  (90 %: {_ns(low)} to {_ns(high)})")
-        lines.append(f"saves more than {_ns(self.min_gain_ns)} ns with {100 * self.probability:.0f} %")
+            lines.append(f"{name:10}{whole_ns(time_ns):>15} ns  (90 %: {whole_ns(low)} to {whole_ns(high)})")
+        lines.append(f"saves more than {whole_ns(self.min_gain_ns)} ns with {100 * self.probability:.0f} %")
         if self.extrapolated:
             lines.append("outside what was measured: an extrapolation")
         if self.measured is not None:
+            apart_ns, together_ns = map(whole_ns, self.measured[:2])
             lines.append(
-                f"measured: apart {_ns(self.measured.apart_ns)} ns, together {_ns(self.measured.together_ns)} ns, "
+                f"measured: apart {apart_ns} ns, together {together_ns} ns, "
                 f"{self.measured.together_ns / self.measured.apart_ns:.2f} times as long (less is better)"
             )
             pays = self.calls_to_pay_back
-            after = "never pays" if pays is None else f"pays after {pays:,} calls"
+            after = "never pays" if pays is None else f"pays after {counted(pays, 'call')}"
             lines.append(f"compiling takes {self.measured.compile_s:.2f} s and {after}")
-        lines += [f"  {stage.name}: {_ns(stage.time_ns)} ns, limited by {stage.limit}" for stage in self.stages]
+        lines += [f"  {stage.name}: {whole_ns(stage.time_ns)} ns, limited by {stage.limit}" for stage in self.stages]
         lines.append(
-            f"saves {self.saved_calls} calls, {self.saved_launches} launches, {self.saved_sync_points} sync points, "
-            f"{_bytes(self.saved_readback_bytes)} of readback, {_bytes(self.saved_traffic_bytes)} of traffic; "
-            f"computes {self.recomputed_elements:,} numbers again, {self.recomputed_flops:,} FLOP"
+            f"saves {counted(self.saved_calls, 'call')}, {counted(self.saved_launches, 'launch', 'launches')}, "
+            f"{counted(self.saved_sync_points, 'sync point')}, "
+            f"{counted(self.saved_readback_bytes, 'byte')} of readback, "
+            f"{counted(self.saved_traffic_bytes, 'byte')} of traffic; "
+            f"computes {counted(self.recomputed_elements, 'number')} again, {self.recomputed_flops:,} FLOP"
         )
-        lines.append(f"peak memory: {_bytes(self.apart_peak_bytes)} apart, {_bytes(self.together_peak_bytes)} together")
+        peaks = (counted(peak, "byte") for peak in (self.apart_peak_bytes, self.together_peak_bytes))
+        lines.append("peak memory: {} apart, {} together".format(*peaks))
         lines += [text for text in (self.flip, self.code) if text]
         return "\n".join(lines)
-
-
-def _ns(time_ns: float) -> str:
-    return f"{time_ns:,.0f}"
-
-
-def _bytes(count: float) -> str:
-    return f"{count:,.0f} bytes"

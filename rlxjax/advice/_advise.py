@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from rlxjax._numerics import logistic
+from rlxjax._values import counted, whole_ns
 from rlxjax.calibration import (
     Calibration,
     FunctionPrediction,
@@ -239,16 +240,16 @@ def _sentence(
     code: str, margin_ns: float, min_gain_ns: float, saved: Mapping[str, float], peak_bytes: int, recomputed: int
 ) -> str:
     most = next(iter(saved), "call_ns")
-    gain = f"{abs(margin_ns):,.0f} ns"
+    gain = f"{whole_ns(abs(margin_ns))} ns"
     return {
         "saves_launches": f"one program saves {gain} a call, most of it in calls and launches",
         "saves_traffic": f"one program saves {gain} a call, most of it in bytes that it does not move",
         "recompute": f"one program costs {gain} a call more: it computes again what it does not keep"
-        + (f", {recomputed:,} numbers" if recomputed > 0 else ""),
+        + (f", {counted(recomputed, 'number')}" if recomputed > 0 else ""),
         "loses_tiling": f"one program costs {gain} a call more: it transposes element by element beside other work",
         "slower": f"one program costs {gain} a call more, most of it in {_word(most)}",
-        "no_gain": f"one program saves {gain} a call, less than the {min_gain_ns:,.0f} ns that are asked",
-        "peak_memory": f"one program needs {peak_bytes:,} bytes at once, more than the device has",
+        "no_gain": f"one program saves {gain} a call, less than the {whole_ns(min_gain_ns)} ns that are asked",
+        "peak_memory": f"one program needs {counted(peak_bytes, 'byte')} at once, more than the device has",
         "too_close": f"the difference of {gain} a call is within the doubt",
     }[code]
 

@@ -1,5 +1,6 @@
 """One calibrated model of a machine: the predictions, decisions and picks that follow from its posterior."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from rlxjax._checks import is_traced
 from rlxjax._html import html_of
@@ -17,6 +18,7 @@ from rlxjax._typing import Nanoseconds, RealLike, Size
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.device._devices import Provenance
 from rlxjax.fit import (
+    SURE,
     Decision,
     LatencyEstimate,
     LatencyModel,
@@ -33,6 +35,9 @@ from rlxjax.fit import (
 )
 
 from ._crossings import total_ns
+
+#: Picks that are remembered at most; then all are forgotten.
+MOST_PICKS = 4096
 
 #: A time in ns first, `[*batch]`, and then what belongs to it.
 _Prediction = TypeVar("_Prediction", bound=tuple)
@@ -70,7 +75,12 @@ class CalibratedModel:
         if isinstance(self.provenance, Mapping):
             object.__setattr__(self, "provenance", FrozenDict(self.provenance))
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # no picks
+
     def _repr_html_(self) -> str:
+        if is_traced(*jax.tree.leaves(self)):
+            return html_of([repr(self)])
         name, log_sd = f"{self.model.name} {self.model.version}", self.posterior.coefficient_log_sd()
         known = {key: str(self.provenance.get(key, "")) for key in coefficient_names(self.coefficients)}
         errors = [
@@ -175,7 +185,7 @@ class CalibratedModel:
     ) -> Decision:
         """Return `compare(fused, kept, ...)`, by default of the model's second strategy and its first.
 
-        The older name, kept for one release: it decides between two strategies, and is no `pick` among all.
+        An older name of it, that stays: it decides between two strategies, and is no `pick` among all.
         """
         first, second, *_ = (*self.strategies, None, None)
         fused, kept = fused or second, kept or first
@@ -184,9 +194,14 @@ class CalibratedModel:
         return self.compare(fused, kept, *inputs, **named)
 
     def alternatives(self, *inputs: Size, **named: Size | None) -> tuple[str, ...]:
-        """Return the strategies that give the result of every workload, in the order in which ties are resolved."""
-        first = next(iter(self.model.strategies))
-        values = all_inputs(self.model, next(iter(alternatives_of(self.model)), first), inputs, named)
+        """Return the strategies that give the result of every workload, in the order in which ties are resolved.
+
+        Raises:
+            ValueError: as `predict_ns`, or inputs that are traced.
+        """
+        values = self._all_inputs(inputs, named)
+        if is_traced(*values.values(), *jax.tree.leaves(self.posterior.facts)):
+            raise ValueError("alternatives: expected inputs that are numbers, got traced ones; see `pick_index`")
         runs = Runs.checked(self.model, 0, **values)
         with jax.ensure_compile_time_eval():
             is_same = np.asarray(self.model.same_result(runs, self.posterior.facts))
@@ -210,23 +225,23 @@ class CalibratedModel:
             ValueError: as `predict_ns`, no candidate, or sizes that are arrays or traced, for which `pick_index` is.
         """
         self._check_one_workload(inputs, named)
-        chosen = self.alternatives(*inputs, **named) if candidates is None else tuple(candidates)
-        if not chosen:
-            raise ValueError("candidates: expected a strategy at least, got none")
+        chosen = _some(self.alternatives(*inputs, **named) if candidates is None else candidates)
         return self.name_of(self.cheapest(chosen, *inputs, **named), *inputs, **named)
 
     def cheapest(self, candidates: tuple[str, ...], *inputs: Size, **named: Size | None) -> str:
         """Return the candidate with the lowest prediction for one workload, of equals the first; remembered.
 
         Raises:
-            ValueError: as `predict_ns`.
+            ValueError: as `pick`.
         """
+        self._check_one_workload(inputs, named)
+        candidates = _some(candidates)
         key = (candidates, *_numbers(inputs, named))
         if key not in self._picks:
             with jax.ensure_compile_time_eval():
                 each = [self._runs(name, inputs, named) for name in candidates]
                 times_ns = [min(float(total_ns(self.posterior, runs)) for runs in own) for own in each]
-            self._picks[key] = candidates[int(np.argmin(times_ns))]
+            self._remember(key, candidates[int(np.argmin(times_ns))])
         return self._picks[key]
 
     def pick_index(
@@ -243,11 +258,10 @@ class CalibratedModel:
             Places in the candidates: `np.array(calibrated.strategies)[index]` are names.
 
         Raises:
-            ValueError: as `predict_ns`.
+            ValueError: as `predict_ns`, or no candidate.
         """
-        chosen = self.strategies if candidates is None else tuple(candidates)
         times_ns = []
-        for name in chosen:
+        for name in _some(self.strategies if candidates is None else candidates):
             values = all_inputs(self.model, name, inputs, named)
             each = [
                 total_ns(self.posterior, Runs.checked(self.model, variant, **values))
@@ -256,14 +270,42 @@ class CalibratedModel:
             times_ns.append(functools.reduce(jnp.minimum, each))
         return jnp.argmin(jnp.stack(jnp.broadcast_arrays(*times_ns), -1), -1)
 
+    def decided(
+        self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None
+    ) -> tuple[Int[Array, "*batch"], Bool[Array, "*batch"]]:
+        """Return the place of the cheapest strategy, and whether it beats every other one surely, `[*batch]` each.
+
+        Sure is what `Decision.verdict` says of the two estimates. It traces.
+
+        Args:
+            *inputs: by place.
+            candidates: strategies to choose among; `strategies` unless given.
+            **named: by name.
+
+        Raises:
+            ValueError: as `predict_ns`, or no candidate.
+        """
+        chosen = _some(self.strategies if candidates is None else candidates)
+        runs = [self.estimate(name, *inputs, **named) for name in chosen]
+        place = jnp.argmin(jnp.stack(jnp.broadcast_arrays(*(run.time_ns for run in runs)), -1), -1)
+        fastest, is_sure = functools.reduce(_cheaper, runs), jnp.ones(place.shape, bool)
+        for number, run in enumerate(runs):
+            is_sure &= (place == number) | (decision(fastest, run).probability >= SURE)
+        return place, is_sure
+
     def variant_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
-        """Return the variant that a strategy runs for one workload: the cheapest of its own."""
+        """Return the variant that a strategy runs for one workload: the cheapest of its own; remembered.
+
+        Raises:
+            ValueError: as `pick`.
+        """
+        self._check_one_workload(inputs, named)
         variants = strategy_of(self.model, strategy).variants
         key = ("variant", strategy, *_numbers(inputs, named))
         if key not in self._picks:
             with jax.ensure_compile_time_eval():
                 times_ns = [float(total_ns(self.posterior, runs)) for runs in self._runs(strategy, inputs, named)]
-            self._picks[key] = variants[int(np.argmin(times_ns))]
+            self._remember(key, variants[int(np.argmin(times_ns))])
         return self._picks[key]
 
     def name_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
@@ -279,13 +321,26 @@ class CalibratedModel:
 
     def in_domain(self, *inputs: Size, **named: Size | None) -> bool | Array:
         """Whether workloads lie within the values that were measured, of all strategies together, `[*batch]`."""
-        values = all_inputs(self.model, next(iter(alternatives_of(self.model))), inputs, named)
+        values = self._all_inputs(inputs, named)
         inside = jnp.asarray(True)
         numbers = {key: jnp.asarray(v, jnp.result_type(float)) for key, v in values.items()}
         for name, value in self.model.extents(numbers):
             low, high = self.domain[name]
             inside = inside & (value >= low) & (value <= high)
         return inside if is_traced(inside) or inside.ndim else bool(inside)
+
+    def _all_inputs(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """Return every input of a workload; where every strategy implies one, as the first that agrees does."""
+        names = [*alternatives_of(self.model)][:1] or [*self.model.strategies]
+        for name in names[:-1]:
+            with contextlib.suppress(ValueError):
+                return all_inputs(self.model, name, inputs, named)
+        return all_inputs(self.model, names[-1], inputs, named)
+
+    def _remember(self, key: tuple, name: str) -> None:
+        if len(self._picks) >= MOST_PICKS:
+            self._picks.clear()
+        self._picks[key] = name
 
     def _check_one_workload(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> None:
         for name, value in (*zip(self.model.inputs, inputs, strict=False), *named.items()):
@@ -312,6 +367,13 @@ class CalibratedModel:
         found = estimate(self.posterior, runs)
         is_same = jnp.asarray(self.model.same_result(runs, self.posterior.facts))[..., runs.variant]
         return found._replace(time_ns=jnp.where(is_same, found.time_ns, jnp.inf))
+
+
+def _some(candidates: Sequence[str]) -> tuple[str, ...]:
+    chosen = tuple(candidates)
+    if not chosen:
+        raise ValueError("candidates: expected a strategy at least, got none")
+    return chosen
 
 
 def _percent(share: float | None) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Int
 
+from rlxjax._checks import is_traced
 from rlxjax._html import html_of
 from rlxjax._typing import Nanoseconds, Size
 from rlxjax._values import FrozenDict, by_value
@@ -47,8 +48,10 @@ class Calibration:
 
     The methods are those of one of its models: the first unless `model=` names another; `of` gives it whole.
 
-    It is a pytree, and may be an argument of a jitted function. What was measured are its leaves: new values compile
-    nothing anew. The names of the models, their provenance and cautions, the fingerprint and the source are static.
+    It is a pytree, and may be an argument of a jitted function. What was measured are its leaves. The models and their
+    names, provenance and cautions, the fingerprint and the source are static: new values compile nothing anew only
+    where all of these are equal. Two files differ in their source, so that a function that is given the calibration of
+    another file is compiled again; of one that is given its `posterior`, only the model counts.
 
     Attributes:
         models: what timings say of each latency model, by its name.
@@ -73,6 +76,8 @@ class Calibration:
             object.__setattr__(self, "fingerprint", FrozenDict(self.fingerprint))
 
     def _repr_html_(self) -> str:
+        if is_traced(*jax.tree.leaves(self)):
+            return html_of([repr(self)])
         rows = [
             (
                 name,
@@ -164,7 +169,7 @@ class Calibration:
         model: str | None = None,
         **named: Size | None,
     ) -> Decision:
-        """Return `compare(fused, kept, ...)`; its older name, kept for one release, see `CalibratedModel.decide`."""
+        """Return `compare(fused, kept, ...)`; an older name that stays, see `CalibratedModel.decide`."""
         return self.of(model).decide(*inputs, fused=fused, kept=kept, **named)
 
     def predict_function(

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from rlxjax._html import html_of
-from rlxjax._values import by_value
+from rlxjax._values import by_value, whole_ns
 from rlxjax.fit import (
     COVERED_SDS,
     all_inputs,
@@ -149,14 +149,18 @@ class Explanation:
         sizes = ", ".join(f"{name} {value:,.6g}" for name, value in self.inputs.items())
         names = dict.fromkeys(term for own in self.strategies for term in own.terms_ns)
         rows = [
-            (term.removesuffix("_ns").replace("_", " "), *(_us(own.terms_ns.get(term, 0.0)) for own in self.strategies))
+            (
+                term.removesuffix("_ns").replace("_", " "),
+                *(whole_ns(own.terms_ns.get(term, 0.0)) for own in self.strategies),
+            )
             for term in names
         ]
-        rows.append(("total", *(_us(own.time_ns) for own in self.strategies)))
-        rows.append(("90 % of runs", *(" to ".join(map(_us, own.interval_ns)) for own in self.strategies)))
-        table = [(f"{sizes}: predicted us", *(own.strategy for own in self.strategies)), *rows]
+        rows.append(("total", *(whole_ns(own.time_ns) for own in self.strategies)))
+        rows.append(("90 % of runs", *(" to ".join(map(whole_ns, own.interval_ns)) for own in self.strategies)))
+        table = [(f"{sizes}: predicted ns", *(own.strategy for own in self.strategies)), *rows]
+        margin_ns, margin_sd_ns = whole_ns(self.margin_ns), whole_ns(self.margin_sd_ns)
         lead = (
-            f"{self.pick} before {self.runner_up} by {_us(self.margin_ns)} us, give or take {_us(self.margin_sd_ns)}; "
+            f"{self.pick} before {self.runner_up} by {margin_ns} ns, give or take {margin_sd_ns}; "
             f"probability {100 * self.probability:.1f} %: {self.verdict}"
         )
         remarks = [self.crossover.sentence]
@@ -170,10 +174,6 @@ class Explanation:
         """Return the same as plain dictionaries, lists and numbers, as JSON has them; the inputs by their names."""
         found = json.loads(json.dumps(dataclasses.asdict(self)))
         return {**found.pop("inputs"), **found}
-
-
-def _us(time_ns: float) -> str:
-    return f"{time_ns / 1e3:,.1f}"
 
 
 class _Search(NamedTuple):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._numerics import temperature_from_sd
-from rlxjax._values import by_value
+from rlxjax._values import by_value, whole_ns
 from rlxjax.fit import Decision, LatencyEstimate, corrected_terms_ns, estimate
 from rlxjax.graph import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import FUNCTIONS, function_runs
@@ -53,11 +53,11 @@ class FunctionPrediction(NamedTuple):
     in_domain: bool
 
     def __str__(self) -> str:
-        lines = [f"{self.time_ns / 1e3:,.1f} us (90 %: {self.low_ns / 1e3:,.1f} to {self.high_ns / 1e3:,.1f})"]
+        lines = [f"{whole_ns(self.time_ns)} ns (90 %: {whole_ns(self.low_ns)} to {whole_ns(self.high_ns)})"]
         if not self.in_domain:
             lines[0] += ", extrapolated"
         lines += [
-            f"{name.removesuffix('_ns').replace('_', ' '):16} {time_ns / 1e3:12,.1f} us"
+            f"{name.removesuffix('_ns').replace('_', ' '):16} {whole_ns(time_ns):>12} ns"
             for name, time_ns in self.terms_ns.items()
             if time_ns >= 1e-3 * self.time_ns
         ]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rlxjax._values import short_repr
+from rlxjax._values import short_repr, whole_ns
 from rlxjax.graph import profile_function
 from rlxjax.graph._graph import Graph
 from rlxjax.graph._profile import GraphIoProfile
@@ -80,7 +80,7 @@ def rank_devices(
         >>> left_out["cuda"]
         'its coefficients are uncalibrated'
         >>> rank_devices(g, devices=["cuda", "tpu"]).reason
-        'cuda at 58.97 us; every device is uncalibrated: these are guesses'
+        'cuda at 58,970 ns; every device is uncalibrated: these are guesses'
     """
     counted = _work_of(work, args)
     chosen = tuple(Device) if devices is None else tuple(dict.fromkeys(Device.parse(name) for name in devices))
@@ -102,9 +102,9 @@ def rank_devices(
 
 def _reason(ranking: DeviceRanking, all_guessed: bool) -> str:
     first, *others = ranking.costs.items()
-    parts = [f"{first[0]} at {first[1] / 1e3:.4g} us"]
+    parts = [f"{first[0]} at {whole_ns(first[1])} ns"]
     if others and not all_guessed:
-        parts[0] += f" ({ranking.provenance[first[0]]}), before {others[0][0]} at {others[0][1] / 1e3:.4g} us"
+        parts[0] += f" ({ranking.provenance[first[0]]}), before {others[0][0]} at {whole_ns(others[0][1])} ns"
     if all_guessed:
         parts.append("every device is uncalibrated: these are guesses")
     if ranking.left_out:

@@ -143,8 +143,7 @@ def _numbers(columns: Table, name: str, positive: bool = False) -> np.ndarray:
     wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers > 0 if positive else True)))
     if wrong.size:
         cell = cells[wrong[0]]
-        cell = cell.item() if isinstance(cell, np.generic) else cell
-        got = "nothing" if cell is None or str(cell) == "" else repr(cell)
+        got = "nothing" if cell is None or str(cell) == "" else repr(cell) if isinstance(cell, str) else str(cell)
         expected = "a positive finite number" if positive else "a finite number"
         raise ValueError(f"{columns.place(wrong[0])}: {name}: expected {expected}, got {got}")
     return numbers
@@ -161,13 +160,15 @@ def _number(cell: Any) -> float:
 
 def _codes(model: LatencyModel, columns: Table, name: str) -> list[Any]:
     """Return the places of variants, which are given by name or place."""
-    places: dict[Any, Any] = {}
-    cells = columns.cells(name)
-    for row, cell in enumerate(cells):
-        if cell not in places:
-            is_place = isinstance(cell, (int, np.integer)) and not isinstance(cell, bool)
-            places[cell] = _at(columns, row, variant_codes, model, cell if is_place else str(cell).strip(), name)
-    return [places[cell] for cell in cells]
+    places: dict[str | int, Any] = {}
+    codes = []
+    for row, cell in enumerate(columns.cells(name)):
+        is_place = isinstance(cell, (int, np.integer)) and not isinstance(cell, bool)
+        given = int(cell) if is_place else str(cell).strip()
+        if given not in places:
+            places[given] = _at(columns, row, variant_codes, model, given, name)
+        codes.append(places[given])
+    return codes
 
 
 def _check_sizes(columns: Table, name: str, sizes: np.ndarray, entry: Input) -> None:

@@ -11,7 +11,7 @@ from rlxjax._checks import is_traced
 from rlxjax._html import MOST_ROWS, html_of
 from rlxjax._numerics import temperature_from_sd
 from rlxjax._typing import Nanoseconds
-from rlxjax._values import by_value
+from rlxjax._values import by_value, whole_ns
 
 from ._posterior import LatencyEstimate
 
@@ -48,7 +48,7 @@ class Decision(NamedTuple):
         rows = [
             (
                 row,
-                *(f"{float(time_ns) / 1e3:,.1f}" for time_ns in times_ns),
+                *(whole_ns(float(time_ns)) for time_ns in times_ns),
                 f"{100 * float(probability):.0f}",
                 str(word),
             )
@@ -58,7 +58,7 @@ class Decision(NamedTuple):
         remarks = [f"And {left:,} more."] if left else []
         if self.in_domain is not None and not np.all(self.in_domain):
             remarks.append("Outside what was measured: an extrapolation.")
-        header = ("", "fused, us", "kept, us", "saved, us", "give or take, us", "probability, %", "verdict")
+        header = ("", "fused, ns", "kept, ns", "saved, ns", "give or take, ns", "probability, %", "verdict")
         return html_of([], [header, *rows], remarks=remarks)
 
     @property

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from rlxjax._checks import check_at_least, check_shapes, is_traced
+from rlxjax._checks import check_at_least, check_positive, check_shapes, is_traced
 from rlxjax._counts import Columns, size_as_float
 from rlxjax._typing import Code, RealLike
 from rlxjax._values import by_value
@@ -248,8 +248,9 @@ def check_timed_size(value: Columns, name: str, entry: Input) -> None:
     Raises:
         ValueError: as `check_input`.
     """
-    least = entry.least if entry.default == 0.0 else max(entry.least, np.finfo(float).tiny)
-    check_input(value, name, least, entry.step)
+    if entry.default != 0.0 and entry.least <= 0.0:
+        check_positive(value, name, "size")
+    check_input(value, name, entry.least, entry.step)
 
 
 def _spaced(entry: Input) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from rlxjax._checks import as_index, check_at_least, check_positive
 from rlxjax._html import html_of
 from rlxjax._typing import RealLike
-from rlxjax._values import by_value
+from rlxjax._values import by_value, whole_ns
 
 
 @by_value
@@ -157,7 +157,7 @@ class StagePlan:
 
     def _repr_html_(self) -> str:
         count, peak = len(self.groups), f"{self.peak_bytes:,.0f} bytes at the peak"
-        lead = f"{count} program{'s' * (count != 1)} by {self.method}: {self.time_ns / 1e3:,.1f} us, {peak}"
+        lead = f"{count} program{'s' * (count != 1)} by {self.method}: {whole_ns(self.time_ns)} ns, {peak}"
         return html_of([lead], [("program", "stages"), *enumerate(self.groups)])
 
 

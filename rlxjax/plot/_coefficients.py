@@ -6,7 +6,7 @@ import numpy as np
 
 from rlxjax.calibration import CalibratedModel, Calibration
 from rlxjax.device import Provenance
-from rlxjax.fit import COVERED, COVERED_SDS, LatencyPosterior, is_measured, named
+from rlxjax.fit import COVERED, COVERED_SDS, LatencyPosterior, PosteriorFit, is_measured, named
 
 from ._axes import axis_of, ink_of, show_legend_above
 from ._given import calibrated_of
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def coefficients(
-    calibrated: CalibratedModel | Calibration | LatencyPosterior, *, ax: "matplotlib.axes.Axes | None" = None
+    calibrated: CalibratedModel | Calibration | LatencyPosterior | PosteriorFit,
+    *,
+    ax: "matplotlib.axes.Axes | None" = None,
 ) -> "matplotlib.axes.Axes":
     """Draw each coefficient as a multiple of its prior's median, with the interval that holds it in nine cases of ten.
 
@@ -25,7 +27,8 @@ def coefficients(
     hollow one is left to what was believed before.
 
     Args:
-        calibrated: a model of one machine, a calibration, of which the first model is taken, or a posterior.
+        calibrated: a model of one machine, a calibration, of which the first model is taken, a posterior, or the fit
+            that found it.
         ax: a matplotlib axis; that of a new figure, as high as it needs, unless given.
 
     Returns:
@@ -42,7 +45,8 @@ def coefficients(
         >>> [label.get_text() for label in ax.get_yticklabels()][:2]
         ['host_call_ns', 'launch_ns']
     """
-    whole = calibrated if isinstance(calibrated, LatencyPosterior) else calibrated_of(calibrated)
+    whole = calibrated.posterior if isinstance(calibrated, PosteriorFit) else calibrated
+    whole = whole if isinstance(whole, LatencyPosterior) else calibrated_of(whole, what="a posterior or its fit")
     posterior = whole if isinstance(whole, LatencyPosterior) else whole.posterior
     prior = posterior.model.prior
     names = list(named(posterior.coefficients))

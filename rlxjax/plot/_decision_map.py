@@ -1,6 +1,5 @@
 """Which strategy wins over two inputs."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +30,9 @@ def decision_map(
 ) -> "matplotlib.axes.Axes":
     """Draw which strategy is the fastest over two inputs of a model, and where that is undecided.
 
-    A cell has the colour of a strategy that beats every other one surely enough (`Decision.verdict`), and is grey where
-    none does. Solid lines are where another one is predicted to be the fastest. Cells are pale beyond the dotted line,
-    where nothing was timed.
+    A cell has the colour of a strategy that beats every other one surely enough, as `CalibratedModel.decided` says, and
+    is grey where none does. Solid lines are where another one is predicted to be the fastest. Cells are pale beyond the
+    dotted line, where nothing was timed.
 
     Args:
         calibrated: a model of one machine, or a calibration, of which the first model is taken.
@@ -71,8 +70,8 @@ def decision_map(
     if len(set(names)) < 2:
         raise ValueError(f"strategies: expected two to decide between, got {', '.join(names) or 'none'}")
     shape = (len(rows), len(columns))
-    winner = _winners(whole, names, cells).reshape(shape)
-    fastest = np.asarray(whole.pick_index(**cells, candidates=names)).reshape(shape)
+    fastest, is_sure = (np.asarray(found).reshape(shape) for found in whole.decided(**cells, candidates=names))
+    winner = np.where(is_sure, fastest, len(names))
     is_timed = np.broadcast_to(np.asarray(whole.in_domain(**cells)), winner.size).reshape(shape)
     named = [whole.name_of(name, **cells) for name in names] if fused is None else names
 
@@ -99,16 +98,6 @@ def decision_map(
         handles.append(Line2D([], [], color=ink_of(ax), linestyle=":", label="not timed"))
     show_legend_above(ax, handles)
     return ax
-
-
-def _winners(whole: CalibratedModel, names: Sequence[str], cells: Mapping[str, RealLike]) -> np.ndarray:
-    """Return the place of the strategy that beats every other one surely, `[cells]`; that after the last for none."""
-    wins = np.ones((len(names), max(map(np.size, cells.values()))), bool)
-    for one, other in itertools.combinations(range(len(names)), 2):
-        verdict = whole.compare(names[one], names[other], **cells).verdict()
-        wins[one] &= verdict == "fuse"
-        wins[other] &= verdict == "keep"
-    return np.where(wins.any(0), wins.argmax(0), len(names))
 
 
 def _draw_borders(ax: "matplotlib.axes.Axes", x: np.ndarray, y: np.ndarray, cells: np.ndarray, line: str) -> None:

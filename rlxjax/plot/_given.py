@@ -10,8 +10,13 @@ from rlxjax.calibration import CalibratedModel, Calibration
 from rlxjax.fit import Timings
 
 
-def calibrated_of(calibrated: Any, timings: Any = None) -> CalibratedModel:
+def calibrated_of(calibrated: Any, timings: Any = None, what: str = "") -> CalibratedModel:
     """Return the calibrated model that is meant: of a calibration that of the timings, without any the first.
+
+    Args:
+        calibrated: what a picture is given.
+        timings: that it is given too.
+        what: else the picture draws, for the refusal.
 
     Raises:
         ValueError: no such thing, or timings of another model or of several machines.
@@ -21,7 +26,8 @@ def calibrated_of(calibrated: Any, timings: Any = None) -> CalibratedModel:
     if isinstance(calibrated, Calibration):
         calibrated = calibrated.of(None if timings is None else timings.model.name)
     if not isinstance(calibrated, CalibratedModel):
-        raise ValueError(f"calibrated: expected a Calibration or one of its models, got {type(calibrated).__name__}")
+        expected = f"a Calibration, one of its models, {what}" if what else "a Calibration or one of its models"
+        raise ValueError(f"calibrated: expected {expected}, got {type(calibrated).__name__}")
     if timings is not None:
         own, other = calibrated.model, timings.model
         if (own.name, own.version) != (other.name, other.version):

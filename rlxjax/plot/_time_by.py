@@ -65,10 +65,8 @@ def time_by(
     if not names:
         raise ValueError("strategies: expected one at least, got none")
     named = [whole.name_of(name, **moved) if strategies is None else name for name in names]
-    found = {
-        name: tuple(map(np.asarray, (whole.predict_ns(name, **moved), *whole.interval_ns(name, **moved, level=level))))
-        for name in named
-    }
+    runs = {name: whole.estimate(name, **moved) for name in named}
+    found = {name: tuple(map(np.asarray, (run.time_ns, *whole.bounds_ns(run, level)))) for name, run in runs.items()}
     points = (
         {} if timings is None else {name: _measured(whole, timings, name, along, numbers, others) for name in named}
     )
