@@ -10,7 +10,7 @@ from _models import LINE, LINE_TRUTH, TILED, TILED_TRUTH, runs_of, timings_of
 
 import rlxjax as rx
 from rlxjax import Timings
-from rlxjax.models import FFT
+from rlxjax.models import FFT, WELCH
 
 #: Timings of every variant, the second input among them.
 TIMED = timings_of(TILED_TRUTH, runs_of(TILED, depth=2.0), noise_sd=0.02)
@@ -130,9 +130,10 @@ def test_a_file_that_cannot_be_is_refused_in_one_sentence(text, said, tmp_path):
 
 @pytest.mark.parametrize("size", ["0", "-2"])
 def test_nothing_takes_no_time(size, tmp_path):
-    (tmp_path / "own.csv").write_text(f"batch,n_fft,time_ns\n8,64,5\n{size},64,5\n")
+    assert WELCH.inputs["batch"].least == 0.0  # a prediction of nothing is asked for, a timing is not given
+    (tmp_path / "own.csv").write_text(f"variant,batch,n_fft,k,time_ns\nhost,8,64,4,5\nhost,{size},64,4,5\n")
     with pytest.raises(ValueError, match=f"own.csv, line 3: batch: expected a positive size, got {size}$"):
-        Timings.from_csv(FFT, tmp_path / "own.csv")
+        Timings.from_csv(WELCH, tmp_path / "own.csv")
 
 
 def test_what_is_no_readable_file_is_refused(tmp_path):

@@ -101,7 +101,7 @@ class Advice:
     measured: Measured | None = None
 
     @property
-    def gainwhole_ns(self) -> float | None:
+    def gain_ns(self) -> float | None:
         """What one program saves in a call: as measured, else as predicted; negative if it costs."""
         if self.measured is not None:
             return self.measured.apart_ns - self.measured.together_ns
