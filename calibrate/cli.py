@@ -1,5 +1,6 @@
 """The commands. Bad input is one line on standard error and exit status 2, never a traceback."""
 
+import contextlib
 import json
 import sys
 import time
@@ -16,11 +17,11 @@ from .command_help import OVERVIEW, epilog  # noqa: E402
 from .command_line import AsJson, File, Quiet, calibration_file, command_line, set_up_jax  # noqa: E402
 from .progress import Progress  # noqa: E402
 from .questions import add_questions  # noqa: E402
-from .refusals import NOT_WRITTEN_STATUS, one_line_errors, run, warn  # noqa: E402
+from .refusals import INTERRUPTED_STATUS, NOT_WRITTEN_STATUS, one_line_errors, run, warn  # noqa: E402
 from .report_command import report  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from .report import FunctionsOutcome, Outcome
 
@@ -105,30 +106,31 @@ def calibrate(
 
     given = {"device": device, "only": only, "out": out, "model": model, "prior": prior, "resume": resume}
     command = command_line("calibrate", budget=f"{budget_s:g}", **given, force=force)
-    if only != "functions":
-        outcomes["welch"] = run_job(
-            started_s=started_s,
-            budget_s=budget_s / parts,
-            out=out,
-            resume=resume,
-            models=model or [],
-            command=command,
-            progress=progress,
-            force=force,
-            prior=prior,
-        )
-        _say(outcomes["welch"], verbose=verbose, quiet=quiet, as_json=as_json)
-    if only != "welch":
-        outcomes["functions"] = run_functions(
-            started_s=started_s + budget_s - budget_s / parts,
-            budget_s=budget_s / parts,
-            path=default_calibration_path() if out is None else out,
-            command=command,
-            progress=progress,
-            force=force,
-        )
-        _say(outcomes["functions"], verbose=verbose, quiet=quiet, as_json=as_json)
-    _finish(outcomes, strict=strict, as_json=as_json)
+    with _printed(outcomes, as_json=as_json):
+        if only != "functions":
+            outcomes["welch"] = run_job(
+                started_s=started_s,
+                budget_s=budget_s / parts,
+                out=out,
+                resume=resume,
+                models=model or [],
+                command=command,
+                progress=progress,
+                force=force,
+                prior=prior,
+            )
+            _say(outcomes["welch"], verbose=verbose, quiet=quiet, as_json=as_json)
+        if only != "welch" and not any(outcome.is_interrupted for outcome in outcomes.values()):
+            outcomes["functions"] = run_functions(
+                started_s=started_s + budget_s - budget_s / parts,
+                budget_s=budget_s / parts,
+                path=default_calibration_path() if out is None else out,
+                command=command,
+                progress=progress,
+                force=force,
+            )
+            _say(outcomes["functions"], verbose=verbose, quiet=quiet, as_json=as_json)
+    _finish(outcomes, strict=strict)
 
 
 @app.command(epilog=epilog("refit"))
@@ -153,23 +155,26 @@ def refit(
 ) -> None:
     """Fit a latency model to kept samples again, and write the calibration of their machine.
 
-    For a calibration file that this version does not read, say. Nothing is measured.
+    For a calibration file that this version does not read, say. Nothing is measured. --model and --prior are for Welch
+    peaks.
     """
     progress = Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
         from .function_samples import read_function_samples
-        from .functions_job import fit_functions
         from .refit import refit as fit_again
+        from .refit import refit_functions
         from .samples import read_samples
 
     if (functions := read_function_samples(samples)) is not None:
+        for option, given in (("--model", model), ("--prior", prior)):
+            if given:
+                raise ValueError(f"{option}: expected none, as {samples} holds functions; it is for Welch peaks")
         set_up_jax("cpu" if functions.fingerprint.platform == "cpu" else None)
-        name = str(samples).removesuffix(".gz").removesuffix(".functions.jsonl")
-        path = FilePath(f"{name}.json") if out is None else out
-        with progress.phase("fitting functions"):
-            found = fit_functions(functions, path, samples, command_line("refit", samples, out=out), [], force)
-        _say(found, verbose=verbose, quiet=quiet, as_json=as_json)
-        _finish({"functions": found}, strict=strict, as_json=as_json)
+        command = command_line("refit", samples, out=out, force=force)
+        found = refit_functions(functions, samples, out=out, command=command, progress=progress, force=force)
+        with _printed({"functions": found}, as_json=as_json):
+            _say(found, verbose=verbose, quiet=quiet, as_json=as_json)
+        _finish({"functions": found}, strict=strict)
         return
     log = read_samples(samples)
     set_up_jax("cpu" if log.fingerprint.platform == "cpu" else None)
@@ -183,8 +188,9 @@ def refit(
         force=force,
         prior=prior,
     )
-    _say(outcome, verbose=verbose, quiet=quiet, as_json=as_json)
-    _finish({"welch": outcome}, strict=strict, as_json=as_json)
+    with _printed({"welch": outcome}, as_json=as_json):
+        _say(outcome, verbose=verbose, quiet=quiet, as_json=as_json)
+    _finish({"welch": outcome}, strict=strict)
 
 
 @app.command(epilog=epilog("validate"))
@@ -206,7 +212,7 @@ def validate(
         typer.echo(json.dumps(verdict.as_json(file)))
     elif not quiet:
         typer.echo("\n".join(verdict.lines(file)))
-    elif verdict.status:
+    if quiet and verdict.status:
         warn(verdict.sentences(file)[0])
     raise typer.Exit(verdict.status)
 
@@ -233,7 +239,10 @@ def _say(outcome: "Outcome | FunctionsOutcome", *, verbose: bool, quiet: bool, a
     from .report import Outcome, print_functions, print_outcome
 
     if quiet:
-        for text in (*outcome.verdict.cautions, *(() if outcome.is_written else outcome.notes)):
+        for text in (
+            *outcome.verdict.cautions,
+            *(outcome.notes if outcome.is_interrupted or not outcome.is_written else ()),
+        ):
             warn(text)
     elif as_json:
         return
@@ -243,12 +252,22 @@ def _say(outcome: "Outcome | FunctionsOutcome", *, verbose: bool, quiet: bool, a
         print_functions(outcome, console(), is_verbose=verbose)
 
 
-def _finish(outcomes: "Mapping[str, Outcome | FunctionsOutcome]", *, strict: bool, as_json: bool) -> None:
-    """End with the exit status that says what calibrating each model gave, printed as JSON where that was asked."""
-    from .report import outcome_as_dict
+@contextlib.contextmanager
+def _printed(outcomes: "Mapping[str, Outcome | FunctionsOutcome]", *, as_json: bool) -> "Iterator[None]":
+    """Print outcomes as JSON at the end where that was asked: those that there are, should a later model fail."""
+    try:
+        yield
+    finally:
+        if as_json and outcomes:
+            from .report import outcome_as_dict
 
-    if as_json:
-        typer.echo(json.dumps({name: outcome_as_dict(outcome) for name, outcome in outcomes.items()}))
+            typer.echo(json.dumps({name: outcome_as_dict(outcome) for name, outcome in outcomes.items()}))
+
+
+def _finish(outcomes: "Mapping[str, Outcome | FunctionsOutcome]", *, strict: bool) -> None:
+    """End with the exit status that says what calibrating each model gave."""
+    if any(outcome.is_interrupted for outcome in outcomes.values()):
+        raise typer.Exit(INTERRUPTED_STATUS)
     if not all(outcome.is_written for outcome in outcomes.values()):
         raise typer.Exit(NOT_WRITTEN_STATUS)
     if strict and not all(outcome.verdict.is_ready for outcome in outcomes.values()):

@@ -18,10 +18,11 @@ class Ending(NamedTuple):
 
 #: Exit statuses that mean the same everywhere.
 SHARED = {0: "done", 2: "bad input, said in one line", 130: "interrupted"}
+_KEPT = {130: "interrupted; what was measured until then is printed and written"}
 _FITTED = {1: "a fit did not converge, and was not written", 3: "with --strict: not good enough"}
 
 ENDINGS = {
-    "calibrate": Ending(("rlxjax calibrate", "rlxjax calibrate --only functions --budget 30"), _FITTED),
+    "calibrate": Ending(("rlxjax calibrate", "rlxjax calibrate --only functions --budget 30"), _FITTED | _KEPT),
     "refit": Ending(("rlxjax refit calibration-cpu.samples.jsonl --verbose",), _FITTED),
     "validate": Ending(
         ("rlxjax validate", "rlxjax validate calibration.json --quiet"),
@@ -37,7 +38,7 @@ ENDINGS = {
         ("rlxjax report", "rlxjax report calibration.json -o report.html --against earlier.json"),
         {0: "the page is written", 2: "bad input, or a place that cannot be written"},
     ),
-    "bench": Ending(("rlxjax bench --n-fft 256 --batch 1024 --contender fused --contender naive",), {}),
+    "bench": Ending(("rlxjax bench --n-fft 256 --batch 1024 --contender fused --contender naive",), _KEPT),
 }
 OVERVIEW = (
     "Examples:\n  rlxjax calibrate\n  rlxjax predict --batch 8192\n\n"

@@ -17,8 +17,8 @@ BAR_WIDTH, LEAST_BAR_WIDTH, FLIPS_SHOWN = 16, 4, 6
 def print_explanation(explanation: Explanation, console: Console) -> None:
     """Print an explanation as tables and sentences."""
     _print_waterfall(explanation, console)
-    say(_margin(explanation), to=console)
-    say(_crossover(explanation.crossover), to=console)
+    say(margin(explanation, f"{100 * explanation.probability:.1f} %"), to=console)
+    say(f"crossover: {crossed(explanation.crossover)}", to=console)
     if any(flip.factor is not None for flip in explanation.flips):
         _print_flips(explanation, console)
     else:
@@ -64,40 +64,47 @@ def _bar(start: float, end: float, width: int) -> str:
     return " " * first + ("█" if end >= start else "░") * (last - first)
 
 
-def _margin(explanation: Explanation) -> str:
+def margin(explanation: Explanation, probability: str) -> str:
+    """Return by how much the pick is ahead, how sure that is, in words as given, and the verdict."""
     verdict = explanation.verdict if explanation.verdict != "undecided" else "undecided, too close to call"
     return (
         f"{explanation.pick} before {explanation.runner_up} by {ns(explanation.margin_ns)} ns, give or take "
-        f"{ns(explanation.margin_sd_ns)} ns; probability {100 * explanation.probability:.1f} %: {verdict}"
+        f"{ns(explanation.margin_sd_ns)} ns; probability {probability}: {verdict}"
     )
 
 
-def _crossover(crossover: Crossover) -> str:
+def crossed(crossover: Crossover) -> str:
+    """Return where strategies change places, with its interval, or that they do not."""
     if crossover.interval is None:
-        return f"crossover: none, {crossover.sentence}"
+        return f"none, {crossover.sentence}"
     low, high = crossover.interval
-    return f"crossover: {crossover.sentence}; 90 % between {low:,.0f} and {high:,.0f}"
+    return f"{crossover.sentence}; 90 % between {low:,.0f} and {high:,.0f}"
+
+
+def flips_title(explanation: Explanation) -> str:
+    """Return what a table of the changes that turn the choice is called."""
+    return f"The smallest changes with which {explanation.runner_up} would be before {explanation.pick}"
+
+
+def flip_notes(flip: Flip) -> list[str]:
+    """Return what to know of one such change."""
+    notes = ["a jump"] if flip.is_jump else []
+    return [*notes, "extrapolated"] if flip.in_domain is False else notes
 
 
 def _print_flips(explanation: Explanation, console: Console) -> None:
-    title = f"The smallest changes with which {explanation.runner_up} would be before {explanation.pick}"
     headings = ["input or coefficient", "value", "unit", "factor", "new value", "sds", "note"]
     rows = []
     for flip in explanation.flips[:FLIPS_SHOWN]:
         if flip.factor is not None:
             changed = number(flip.value * flip.factor)
             sds = "known" if flip.kind == "input" else "-" if flip.sds is None else f"{flip.sds:.1f}"
-            note = ",\n".join(_notes(flip))
+            note = ",\n".join(flip_notes(flip))
             rows.append([flip.name, number(flip.value), flip.unit, _factor(flip.factor), changed, sds, note])
     if not any(row[-1] for row in rows):
         headings, rows = headings[:-1], [row[:-1] for row in rows]
-    print_table(console, title, headings, rows)
+    print_table(console, flips_title(explanation), headings, rows)
     say("sds: the change in standard deviations of what the timings say; more is less likely", to=console)
-
-
-def _notes(flip: Flip) -> list[str]:
-    notes = ["a jump"] if flip.is_jump else []
-    return [*notes, "extrapolated"] if flip.in_domain is False else notes
 
 
 def _factor(factor: float) -> str:

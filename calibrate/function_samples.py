@@ -14,8 +14,8 @@ from rlxjax.calibration import Fingerprint, Strict, first_refusal
 
 from .visits import Visits
 
-#: Of the file of samples.
-VERSION = 1
+#: Of the file of samples, and how the job names it.
+VERSION, FUNCTIONS_SUFFIX = 1, ".functions.jsonl"
 
 
 class Header(Strict):
@@ -68,7 +68,7 @@ class FunctionLog:
 
 def samples_path_of(path: FilePath) -> FilePath:
     """Return where the samples of functions lie, beside a calibration file."""
-    return path.with_suffix(".functions.jsonl")
+    return path.with_suffix(FUNCTIONS_SUFFIX)
 
 
 def read_function_samples(path: FilePath) -> FunctionLog | None:

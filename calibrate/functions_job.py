@@ -1,5 +1,6 @@
 """The calibrate job of functions: time a suite of ordinary functions, fit the functions model, judge it, write."""
 
+import dataclasses
 import datetime
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -71,6 +72,7 @@ def run_functions(
 
     Raises:
         ValueError: a budget that is too short, or a path that is no file.
+        KeyboardInterrupt: Ctrl-C before each function was timed once.
     """
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds for functions, got {budget_s:g}")
@@ -94,11 +96,13 @@ def run_functions(
                 file.flush()
                 log.visits.append(visit)
         except KeyboardInterrupt:
+            deadline.interrupted = True
             if len(log.names()) < len(cells):
                 raise KeyboardInterrupt(f"samples so far are in {samples_path}") from None
             notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
     with progress.phase("fitting functions"):
-        return fit_functions(log, path, samples_path, command, notes, force)
+        found = fit_functions(log, path, samples_path, command, notes, force)
+    return dataclasses.replace(found, is_interrupted=deadline.interrupted)
 
 
 def fit_functions(

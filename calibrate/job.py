@@ -1,5 +1,6 @@
 """The calibrate job: measure, fit, judge, write. Every phase is bounded by one budget."""
 
+import dataclasses
 import datetime
 import shlex
 from collections.abc import Sequence
@@ -81,6 +82,7 @@ def run(
         ValueError: a budget that is too short, an `out` that is no file, a prior or a model that is none,
             two models of one segment length, samples that cannot be resumed, too few samples to fit, or all
             of one batch and n_fft.
+        KeyboardInterrupt: Ctrl-C before there was enough to fit.
     """
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
@@ -131,8 +133,14 @@ def run(
     skipped |= plan.left_out
     if deadline.interrupted:
         notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
-    with progress.phase("fitting"):
-        return fit_and_write(log, grid, timed_models, path, samples_path, command, skipped, notes, force, known)
+    try:
+        with progress.phase("fitting"):
+            found = fit_and_write(log, grid, timed_models, path, samples_path, command, skipped, notes, force, known)
+    except ValueError as too_little:
+        if deadline.interrupted:
+            raise KeyboardInterrupt(str(too_little)) from None
+        raise
+    return dataclasses.replace(found, is_interrupted=deadline.interrupted)
 
 
 def fit_and_write(

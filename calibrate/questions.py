@@ -27,7 +27,7 @@ from .command_line import (
 )
 from .printing import console, filled, say
 from .progress import Progress
-from .refusals import one_line_errors, warn
+from .refusals import INTERRUPTED_STATUS, one_line_errors, warn
 
 #: Exit status of an advice that decides nothing.
 UNSURE_STATUS = 1
@@ -203,3 +203,5 @@ def bench(
         say(f"auto picks by {source}", source.partition(", ")[2])
         if out is not None:
             say(f"every time: {out}", str(out))
+    if content.interrupted:
+        raise typer.Exit(INTERRUPTED_STATUS)

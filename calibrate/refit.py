@@ -1,4 +1,4 @@
-"""A calibration of kept samples, of whatever machine and version they are."""
+"""Calibrations of kept samples, of whatever machine and version they are."""
 
 from collections.abc import Sequence
 from pathlib import Path as FilePath
@@ -7,14 +7,17 @@ from rlxjax.calibration import file_to_write, population_prior
 from rlxjax.models import WELCH
 
 from .fits import prior_from
+from .function_samples import FUNCTIONS_SUFFIX, FunctionLog
+from .functions_job import fit_functions
 from .job import fit_and_write
 from .progress import Progress
-from .report import Outcome
+from .refusals import refuse_input
+from .report import FunctionsOutcome, Outcome
 from .samples import SampleLog
 from .workloads import Grid, load_models, runs_model
 
-#: How the job names a samples file, which may be compressed.
-SAMPLES_SUFFIX = ".samples.jsonl"
+#: How the job names samples files, which may be compressed.
+SAMPLES_SUFFIXES = (".samples.jsonl", FUNCTIONS_SUFFIX)
 
 
 def refit(
@@ -44,9 +47,7 @@ def refit(
         ValueError: an `out` that is no file or the samples themselves, a model that was not timed, a prior
             that is none, or samples that make no fit.
     """
-    path = calibration_of(samples_path) if out is None else out
-    if file_to_write(path) == file_to_write(samples_path):
-        raise ValueError(f"--out: expected a file for the calibration, got that of the samples: {path}")
+    path = _place_of(samples_path, out)
     timed_models = load_models(models)
     for n_fft, timed in timed_models.items():
         if log.models.get(n_fft) != timed.sha256:
@@ -61,6 +62,27 @@ def refit(
         return fit_and_write(log, Grid(), timed_models, path, samples_path, command, {}, notes, force, known)
 
 
+def refit_functions(
+    log: FunctionLog, samples_path: FilePath, *, out: FilePath | None, command: str, progress: Progress, force: bool
+) -> FunctionsOutcome:
+    """Fit samples of functions, and put the fit into the calibration of the machine that they were taken on.
+
+    Raises:
+        ValueError: an `out` that is no file or the samples themselves, or samples of too few functions.
+    """
+    path = _place_of(samples_path, out)
+    with progress.phase("fitting functions"):
+        return fit_functions(log, path, samples_path, command, [], force)
+
+
+def _place_of(samples_path: FilePath, out: FilePath | None) -> FilePath:
+    """Return where the calibration goes: to no place where no file can be, and not over the samples."""
+    path = calibration_of(samples_path) if out is None else out
+    file_to_write(path)
+    refuse_input(path, "the calibration", [("the samples", samples_path)])
+    return path
+
+
 def calibration_of(samples_path: FilePath) -> FilePath:
     """Return the calibration file that a samples file belongs to: beside it, of the same name.
 
@@ -71,9 +93,9 @@ def calibration_of(samples_path: FilePath) -> FilePath:
         >>> calibration_of(FilePath("a.samples.jsonl.gz")).name
         'a.json'
     """
-    name, _, rest = samples_path.name.rpartition(SAMPLES_SUFFIX)
-    if name and rest in ("", ".gz"):
-        return samples_path.with_name(f"{name}.json")
-    raise ValueError(
-        f"--out: expected a file, as {samples_path} is not named like NAME{SAMPLES_SUFFIX}, which makes NAME.json"
-    )
+    for suffix in SAMPLES_SUFFIXES:
+        name, _, rest = samples_path.name.rpartition(suffix)
+        if name and rest in ("", ".gz"):
+            return samples_path.with_name(f"{name}.json")
+    likes = " or ".join(f"NAME{suffix}" for suffix in SAMPLES_SUFFIXES)
+    raise ValueError(f"--out: expected a file, as {samples_path} is not named like {likes}, which makes NAME.json")

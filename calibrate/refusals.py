@@ -3,7 +3,8 @@
 import functools
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path as FilePath
 from typing import Any
 
 import typer
@@ -31,6 +32,22 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(INTERRUPTED_STATUS) from None
 
     return wrapped
+
+
+def refuse_input(out: FilePath, what: str, inputs: Iterable[tuple[str, FilePath | None]]) -> None:
+    """Refuse to write where an input of the command is, also by another name of it.
+
+    Args:
+        out: the place.
+        what: is to be written there, as "the page".
+        inputs: what each is, as "the samples", and where; None for what is not given.
+
+    Raises:
+        ValueError: the place is that of an input.
+    """
+    for name, given in inputs:
+        if given is not None and given.exists() and out.exists() and out.samefile(given):
+            raise ValueError(f"--out: expected a file for {what}, got that of {name}: {out}")
 
 
 def run(commands: typer.Typer, arguments: list[str], name: str) -> None:

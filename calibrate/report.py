@@ -58,6 +58,7 @@ class Outcome:
         skipped: workloads that were not measured, by reason.
         rates: what the micro-benchmarks say.
         notes: sentences that a person should read.
+        is_interrupted: whether Ctrl-C ended the measuring.
     """
 
     path: FilePath
@@ -73,6 +74,7 @@ class Outcome:
     skipped: dict[str, list[str]]
     rates: MicroRates
     notes: list[str]
+    is_interrupted: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +88,7 @@ class FunctionsOutcome:
         verdict: whether it is good enough, in sentences.
         section: what the file says of functions.
         notes: sentences that a person should read.
+        is_interrupted: whether Ctrl-C ended the measuring.
     """
 
     path: FilePath
@@ -94,6 +97,7 @@ class FunctionsOutcome:
     verdict: Verdict
     section: ModelSection
     notes: list[str]
+    is_interrupted: bool = False
 
 
 def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = False) -> None:

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from .command_line import Batch, File, NFft, Peaks, calibration_file, command_line, set_up_jax, workload
+from .command_line import Batch, File, NFft, Peaks, calibration_file, command_line, workload
 from .printing import say
 from .progress import Progress
-from .refusals import one_line_errors
+from .refusals import one_line_errors, refuse_input
 
 #: Segments of the workload that is explained.
 SEGMENTS = 2
@@ -45,8 +45,8 @@ def report(
         for name, given in (("FILE", file), ("--samples", samples), ("--against", against)):
             if given is not None:
                 raise ValueError(f"--advice: expected no {name} beside it, got {given}; make a page of each")
+        refuse_input(out, "the page", [("the advice", advice)])
         with progress.waiting("drawing the page"):
-            set_up_jax(None)
             from .page import advice_page
 
             text = advice_page(advice, command=command_line("report", advice=advice, out=out))
@@ -57,6 +57,8 @@ def report(
             from .page import calibration_page
 
             given = {"samples": samples, "against": against}
+            named = [("the samples", samples), ("the earlier calibration", against)]
+            refuse_input(out, "the page", [("the calibration", path), *named, *_samples_beside(path)])
             asked = {"batch": batch, "n_fft": n_fft, "k": k}
             command = command_line("report", *([] if file is None else [file]), out=out, **given, **asked)
             text = calibration_page(path, command=command, workload=sizes, **given)
@@ -73,6 +75,15 @@ def _check_place(path: FilePath) -> None:
         file_to_write(path)
     except ValueError as error:
         raise ValueError(f"--out: {error}: {_MEND}") from None
+
+
+def _samples_beside(path: FilePath) -> list[tuple[str, FilePath]]:
+    """Return where the samples lie that a calibration file names."""
+    from rlxjax.calibration import read_calibration_file
+
+    content = read_calibration_file(path)
+    named = [content.samples, *(section.samples for section in content.models.values())]
+    return [("its samples", path.parent / samples.file) for samples in named if samples is not None]
 
 
 def _write(text: str, path: FilePath) -> None:

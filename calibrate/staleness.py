@@ -141,7 +141,7 @@ class Validation:
         """Return what a person reads."""
         said = [f"{self.word}: {'; '.join(self._reasons())}."]
         if self.overall and not 1.0 - PACE_SAID < 1.0 / self.slower < 1.0 + PACE_SAID:
-            pace = f"{1.0 / self.slower:.0%} of its pace then (more is faster)"
+            pace = f"{100 / self.slower:.0f} % of its pace then (more is faster)"
             said.append(f"The machine runs at {pace}, and times follow it.")
         off = {name: drift for name, drift in self.canaries.items() if drift.is_off}
         if off:

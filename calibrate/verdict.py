@@ -58,29 +58,30 @@ def verdict_on(
     error = float(cells @ [summary.held_out for summary in out] / cells.sum())
     covered = float(cells @ [summary.covered or 0.0 for summary in out] / cells.sum())
     if error > most_error:
-        cautions.append(f"Predictions are off by {error:.0%} on {what} that the fit never saw: {again}.")
+        cautions.append(f"Predictions are off by {100 * error:.0f} % on {what} that the fit never saw: {again}.")
     if cells.sum() >= FEW_HELD_OUT and covered < LEAST_COVERED:
         cautions.append(
-            f"Intervals of 90 % held {covered:.0%} of the {what} that the fit never saw, and were widened: {again}."
+            f"Intervals of 90 % held {100 * covered:.0f} % of the {what} that the fit never saw, and were widened: "
+            f"{again}."
         )
     if noise_floor is None or noise_floor > MOST_NOISE:
-        noise = "is not known" if noise_floor is None else f"is {noise_floor:.0%}"
+        noise = "is not known" if noise_floor is None else f"is {100 * noise_floor:.0f} %"
         cautions.append(f"The noise of the timings {noise}: {again}.")
-    return Verdict([f"Typical error {error:.0%} on {what} it never saw."], cautions)
+    return Verdict([f"Typical error {100 * error:.0f} % on {what} it never saw."], cautions)
 
 
 def said_of_pace(pace: Pace, processors: int) -> Verdict:
     """Return what is to be said of the machine's speed while it was timed."""
     said, cautions = [], []
     if pace.usual is not None:
-        share = f"This machine ran at {pace.usual:.0%} of its usual speed"
+        share = f"This machine ran at {100 * pace.usual:.0f} % of its usual speed"
         if pace.usual < LEAST_PACE:
             cautions.append(f"{share}: times are for that pace.")
         else:
             said.append(f"{share}.")
     if (known := pace.known) is not None:
         if known.high < LEAST_PACE:
-            share = f"It ran at {known.high:.0%} of the speed of the slowest machine that is known"
+            share = f"It ran at {100 * known.high:.0f} % of the speed of the slowest machine that is known"
             cautions.append(f"{share}: something may hold it back.")
         elif pace.usual is None:
             fastest = f"{known.low:.1f} times as fast as the fastest"

@@ -214,6 +214,14 @@ def test_ctrl_c_keeps_what_was_measured_and_the_file(tmp_path, monkeypatch):
     assert "interrupted" in printed(content)
 
 
+def test_an_interrupted_benchmark_prints_what_there_is_and_says_so_by_its_status(monkeypatch):
+    monkeypatch.setattr(bench, "contenders", lambda *_: ([contender("stopping", interrupting_build(0))], {}))
+    result = invoke("--n-fft", 64, "--batch", 8, "--k", 4, "--json", "--quiet")
+    assert result.exit_code == 130
+    assert json.loads(result.stdout)["interrupted"] is True
+    assert result.stderr == "warning: interrupted: this is what was measured so far\n"
+
+
 def test_ctrl_c_before_any_time_leaves_a_file_without_cells(tmp_path, monkeypatch):
     path, stopping = tmp_path / "bench.json", contender("stopping", interrupting_build(0))
     monkeypatch.setattr(bench, "contenders", lambda *_: ([stopping], {}))

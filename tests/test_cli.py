@@ -229,11 +229,11 @@ def test_without_a_file_what_is_saved_is_used_and_else_what_other_machines_say(t
 
 def test_cautions_of_a_file_are_repeated_with_every_prediction(tmp_path):
     spoilt = content()
-    spoilt["models"]["welch"]["cautions"] = ["Predictions are off by 30% on workloads."]
+    spoilt["models"]["welch"]["cautions"] = ["Predictions are off by 30 % on workloads."]
     path = tmp_path / "calibration.json"
     write_json_file(CalibrationFile.model_validate(spoilt), path)
     result = invoke("predict", path, "--batch", 8)
-    assert result.stdout.endswith("caution: Predictions are off by 30% on workloads.\n")
+    assert result.stdout.endswith("caution: Predictions are off by 30 % on workloads.\n")
     assert json.loads(invoke("predict", path, "--batch", 8, "--json").stdout)["cautions"]
 
 

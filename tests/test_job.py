@@ -14,8 +14,10 @@ import pytest
 from _campaigns import GRID, fitted, made_up, run_job
 from _documented import assert_documented, assert_narrow
 from rich.console import Console
+from typer.testing import CliRunner
 
 from calibrate import fits, job, measure
+from calibrate.cli import app
 from calibrate.micro import MICRO_REPEATS, micro_rates
 from calibrate.progress import Progress
 from calibrate.report import outcome_as_dict, print_outcome
@@ -84,6 +86,7 @@ def begun(tmp_path):
 
 def test_the_file_is_valid_and_loads_as_what_the_job_reports(outcome):
     assert outcome.is_written
+    assert not outcome.is_interrupted
     assert read_calibration_file(outcome.path) == outcome.content
     assert outcome.section == outcome.content.models["welch"]
     assert outcome.content.learned_ffts == []
@@ -210,10 +213,52 @@ def test_the_gate_in_the_file_has_the_micro_benchmarks_rates(outcome):
 def test_ctrl_c_fits_what_was_measured(interrupted):
     outcome, before = interrupted
     assert any("interrupted" in note for note in outcome.notes)
+    assert outcome.is_interrupted
     assert read_calibration_file(outcome.path) == outcome.content
     assert outcome.content.samples.timings == before.count(b'"timing"') >= 2 * len(SMALL.cells())
     assert (outcome.content.samples.rounds, outcome.cells) == (2, SMALL.cells())
     assert {len(times) for times in read_samples(outcome.samples_path).micro.values()} == {MICRO_REPEATS}
+
+
+@pytest.fixture
+def calibrated(monkeypatch, tmp_path):
+    """Call the command with jobs that return, or raise, what is given for each model; also count the jobs."""
+    made = []
+
+    def jobs(**given):
+        def job_of(name):
+            def run(**_):
+                made.append(name)
+                if isinstance(given[name], BaseException):
+                    raise given[name]
+                return given[name]
+
+            return run
+
+        monkeypatch.setattr("calibrate.job.run", job_of("welch"))
+        monkeypatch.setattr("calibrate.functions_job.run_functions", job_of("functions"))
+        result = CliRunner().invoke(app, ["calibrate", "--out", str(tmp_path / "c.json"), "--json", "--quiet"])
+        return result, made
+
+    return jobs
+
+
+def test_after_ctrl_c_no_other_model_is_begun_and_what_there_is_is_printed(interrupted, outcome, calibrated):
+    result, made = calibrated(welch=interrupted[0], functions=outcome)
+    assert (result.exit_code, made) == (130, ["welch"])
+    assert json.loads(result.stdout) == {"welch": outcome_as_dict(interrupted[0])}
+    assert "warning: Measuring was interrupted" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "said"),
+    [(ValueError("no suite"), 2, "error: no suite"), (KeyboardInterrupt("kept in f"), 130, "interrupted; kept in f")],
+)
+def test_what_is_done_is_printed_though_functions_fail(outcome, calibrated, failure, status, said):
+    result, made = calibrated(welch=outcome, functions=failure)
+    assert (result.exit_code, made) == (status, ["welch", "functions"])
+    assert json.loads(result.stdout) == {"welch": outcome_as_dict(outcome)}
+    assert result.stderr.splitlines()[-1] == said
 
 
 def test_a_killed_run_is_resumed_with_all_its_samples(interrupted, tmp_path):
@@ -254,7 +299,7 @@ def test_ctrl_c_in_the_first_visit_says_what_is_missing(begun, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(measure, "visit", interrupted)
-    with pytest.raises(ValueError, match="only 0 workloads were measured"):
+    with pytest.raises(KeyboardInterrupt, match="only 0 workloads were measured"):
         run_job(begun, resume=True, grid=SMALL, budget_s=60.0)
 
 

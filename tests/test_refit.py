@@ -11,6 +11,9 @@ from typer.testing import CliRunner
 
 from calibrate import fits
 from calibrate.cli import app
+from calibrate.function_samples import Header, Visit
+from calibrate.functions import function_cells
+from calibrate.samples import read_samples
 from rlxjax.calibration import read_calibration_file, sha256_of
 from rlxjax.fit import fit_posterior
 from rlxjax.models import WELCH
@@ -95,6 +98,50 @@ def test_a_fit_that_did_not_converge_is_written_only_if_asked(folder, monkeypatc
         assert out.exists() == (status == 0)
         said = shlex.join(["rlxjax", "refit", str(samples), "--out", str(out), "--force"])
         assert (said in result.stdout) == (status == 1)
+
+
+@pytest.fixture
+def functions(folder, tmp_path):
+    """A file of samples of functions, too few to fit."""
+    machine = read_samples(folder / "c.samples.jsonl").fingerprint
+    lines = [Header(fingerprint=machine), Visit(round=0, name=function_cells()[0].name, times_ns=[1])]
+    path = tmp_path / "x.functions.jsonl"
+    path.write_text("".join(line.model_dump_json() + "\n" for line in lines))
+    return path
+
+
+def test_samples_of_functions_are_never_overwritten_and_take_no_option_of_welch_peaks(functions, tmp_path):
+    other, link = tmp_path / "other.json", tmp_path / "link"
+    other.write_text("{}")
+    link.symlink_to(functions)
+    before = functions.read_bytes()
+    for options, said in (
+        (("--out", functions, "--force"), "--out: expected a file for the calibration, got that of the samples"),
+        (("--out", link, "--force"), "--out: expected a file for the calibration, got that of the samples"),
+        (("--prior", other), f"--prior: expected none, as {functions} holds functions"),
+        (("--model", other), f"--model: expected none, as {functions} holds functions"),
+        ((), "expected times of at least"),
+    ):
+        result = refit(functions, "--quiet", *options)
+        assert result.exit_code == 2
+        (line,) = result.stderr.splitlines()
+        assert said in line
+        assert functions.read_bytes() == before
+
+
+def test_the_command_that_is_kept_of_functions_has_force(functions, monkeypatch):
+    kept = []
+
+    def fit(*given):
+        kept.append(given)
+        raise ValueError("enough")
+
+    monkeypatch.setattr("calibrate.refit.fit_functions", fit)
+    refit(functions, "--force")
+    ((_, path, samples, command, _, force),) = kept
+    assert (path, samples) == (functions.with_name("x.json"), functions)
+    assert command == shlex.join(["rlxjax", "refit", str(functions), "--force"])
+    assert force is True
 
 
 def lines_without(folder, kind):

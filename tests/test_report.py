@@ -16,9 +16,12 @@ from typer.testing import CliRunner
 import rlxjax as rx
 from calibrate.cli import app
 from calibrate.page import markup, scales, words
+from calibrate.page.batches import curves_of
 from calibrate.samples import read_samples
 from calibrate.visits import quantile_ns
-from rlxjax.calibration import CalibrationFile, write_json_file
+from rlxjax.calibration import CalibrationFile, default_calibration_path, write_json_file
+from rlxjax.fit import named
+from rlxjax.models import WELCH
 
 __all__ = ["files", "page"]  # fixtures
 #: Rows of a table, at most.
@@ -335,6 +338,69 @@ def test_a_place_that_cannot_be_written_is_one_line_and_an_old_page_stays(welch,
     assert out.read_text() == "old"
 
 
+def test_a_page_never_replaces_what_it_is_made_of(files, tmp_path, monkeypatch):
+    folder = tmp_path / "read"
+    folder.mkdir()
+    path, earlier = (folder / file.name for file in files)
+    samples, taken, advice = (folder / name for name in ("calibration.samples.jsonl", "taken.jsonl", "advice.json"))
+    for source, copy in ((files[0], path), (files[1], earlier), (files[0].with_name(samples.name), samples)):
+        copy.write_bytes(source.read_bytes())
+    taken.write_bytes(samples.read_bytes())
+    advice.write_text(json.dumps(ADVICE))
+    link = folder / "link.html"
+    link.symlink_to(path)
+    before = {file: file.read_bytes() for file in folder.iterdir()}
+    for arguments, out in (
+        ((path,), path),
+        ((path,), link),
+        ((path,), samples),
+        ((path, "--samples", taken), taken),
+        ((path, "--against", earlier), earlier),
+        (("--advice", advice), advice),
+    ):
+        assert "--out: expected a file for the page, got that of" in refused(*arguments, "-o", out), out
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / "home"))
+    saved = default_calibration_path()
+    saved.parent.mkdir()
+    saved.write_bytes(path.read_bytes())
+    assert "got that of the calibration" in refused("-o", saved)
+    assert saved.read_bytes() == before[path]
+    assert {file: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_strategies_have_curves_where_they_can_run(calibration):
+    learned = {"learned_n_fft": [256.0], "learned_flop": [1e4], "learned_live_bins": [64.0]}
+    facts = {name: np.array(value) for name, value in learned.items()}
+    found = curves_of(calibration.of("welch").with_facts(**facts), None, 16)
+    lengths = {}
+    for curve in found:
+        lengths.setdefault(curve.strategy, set()).add(curve.n_fft)
+    assert lengths.pop("learned") == {256}
+    assert set(lengths) == {"fast", "fused", "block", "ultra"}
+    assert all(own == lengths["fast"] > {256} for own in lengths.values())
+
+
+def test_the_prior_of_a_coefficient_is_the_models_own(document):
+    name, _, _, _, prior, log_sd, _ = columns(document.table("Coefficients of the welch model"))
+    medians, sds = named(WELCH.prior.median), named(WELCH.prior.log_sd)
+    np.testing.assert_allclose(prior, [medians[one] for one in name])
+    np.testing.assert_allclose(log_sd, [sds[one] for one in name])
+
+
+def test_the_interval_of_a_measured_workload_is_that_of_the_calibration(document, calibration):
+    strategy, batch, n_fft, k, _, predicted, low, high, _, _ = columns(document.table("Every workload that was timed"))
+    (place,) = np.flatnonzero((strategy == "fast") & (batch == 32) & (n_fft == 64))[:1]
+    run = ("fast", batch[place], n_fft[place], k[place])
+    np.testing.assert_array_equal((low[place], high[place]), calibration.interval_ns(*run))
+
+
+def test_a_time_has_the_unit_of_what_it_is_rounded_to():
+    for exponent in range(13):
+        below, above = 10.0**exponent * (1 - 1e-4), 10.0**exponent
+        assert words.duration(below) == words.duration(above), exponent
+        assert "e+" not in words.duration(above)
+
+
 def test_help_has_an_example_and_the_exit_statuses():
     said = " ".join(invoke("-h").stdout.split())
     for part in (
@@ -366,7 +432,11 @@ ADVICE = {
 }
 
 
-def test_an_advice_has_a_page_with_the_verdict_first_and_the_terms_of_both_forms(tmp_path):
+def test_an_advice_has_a_page_with_the_verdict_first_and_the_terms_of_both_forms(tmp_path, monkeypatch):
+    def started(*_):
+        raise AssertionError("JAX was started")
+
+    monkeypatch.setattr("jax.devices", started)
     path, out = tmp_path / "advice.json", tmp_path / "a.html"
     path.write_text(json.dumps(ADVICE))
     result = invoke("--advice", path, "-o", out)

@@ -94,7 +94,7 @@ def test_a_pace_that_the_canaries_share_is_said_and_is_no_drift():
     verdict = judged(1.4, spread=0.02, **paced)
     assert verdict.word == "good"
     assert verdict.slower == pytest.approx(1.4)
-    assert "The machine runs at 71% of its pace then" in " ".join(verdict.sentences("c.json"))
+    assert "The machine runs at 71 % of its pace then" in " ".join(verdict.sentences("c.json"))
     for factor in (1.0, 1.8):  # runs that do not keep pace with the canaries
         assert judged(factor, spread=0.02, **paced).word == "drifted"
 

@@ -27,15 +27,15 @@ def summary(held_out=0.04, covered=0.9, cells=20):
 def test_small_errors_and_intervals_that_hold_are_ready_and_the_typical_error_is_that_of_all_cells():
     verdict = verdict_on("workloads", {"one": summary(0.02, cells=30), "two": summary(0.06, cells=10)}, 0.02)
     assert verdict.is_ready
-    assert verdict.said == ["Typical error 3% on workloads it never saw."]
+    assert verdict.said == ["Typical error 3 % on workloads it never saw."]
 
 
 @pytest.mark.parametrize(
     ("summaries", "noise", "said"),
     [
-        ({"one": summary(held_out=0.3)}, 0.02, "off by 30%"),
-        ({"one": summary(covered=0.5)}, 0.02, "held 50%"),
-        ({"one": summary()}, 0.2, "noise of the timings is 20%"),
+        ({"one": summary(held_out=0.3)}, 0.02, "off by 30 %"),
+        ({"one": summary(covered=0.5)}, 0.02, "held 50 %"),
+        ({"one": summary()}, 0.2, "noise of the timings is 20 %"),
         ({"one": summary()}, None, "noise of the timings is not known"),
         ({"one": summary(held_out=None, cells=0)}, 0.02, "No workloads were held out"),
     ],
@@ -59,10 +59,10 @@ def test_the_pace_is_said_and_a_slow_or_a_busy_machine_is_a_caution():
     among = "It ran 1.9 times as fast as the slowest machine known, 0.8 times as fast as the fastest."
     assert said(None, 0.0, Range(low=0.8, high=1.9)) == ([among], [])
     (held,) = said(None, 0.0, Range(low=0.3, high=0.6)).cautions
-    assert held.startswith("It ran at 60% of the speed of the slowest machine that is known")
-    assert said(0.98, 0.0) == (["This machine ran at 98% of its usual speed."], [])
+    assert held.startswith("It ran at 60 % of the speed of the slowest machine that is known")
+    assert said(0.98, 0.0) == (["This machine ran at 98 % of its usual speed."], [])
     (slow,) = said(0.72, 0.0).cautions
-    assert slow.startswith("This machine ran at 72% of its usual speed: times are for that pace")
+    assert slow.startswith("This machine ran at 72 % of its usual speed: times are for that pace")
     (busy,) = said(None, 0.9).cautions
     assert busy.startswith("Other programs kept 0.9 of 2 processors busy")
 

@@ -1,6 +1,7 @@
 """The picture of what every strategy takes by batch, with bands and measured points."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -116,14 +117,13 @@ def curves_of(calibrated: CalibratedModel, measured: Measured | None, k: int) ->
             columns[n_fft] = np.round(np.geomspace(low, most, CURVE_POINTS))
     if not columns:
         return []
-    first = next(iter(columns))
-    strategies = [calibrated.name_of(name, 1, first, k) for name in calibrated.alternatives(1, first, k)]
-    strategies += ["ultra"] if "fast" in strategies else []
+    of_length = {n_fft: _strategies(calibrated, n_fft, k) for n_fft in columns}
     curves = []
-    for strategy in strategies:
-        timed = {n_fft: _timed(measured, strategy, n_fft, k) for n_fft in columns}
-        marked = {n_fft: _powers(own) | timed[n_fft].keys() for n_fft, own in columns.items()}
-        batches = {n_fft: np.array(sorted({*own.tolist(), *marked[n_fft]})) for n_fft, own in columns.items()}
+    for strategy in dict.fromkeys(itertools.chain.from_iterable(of_length.values())):
+        spans = {n_fft: own for n_fft, own in columns.items() if strategy in of_length[n_fft]}
+        timed = {n_fft: _timed(measured, strategy, n_fft, k) for n_fft in spans}
+        marked = {n_fft: _powers(own) | timed[n_fft].keys() for n_fft, own in spans.items()}
+        batches = {n_fft: np.array(sorted({*own.tolist(), *marked[n_fft]})) for n_fft, own in spans.items()}
         batch = np.concatenate(list(batches.values()))
         n_fft_of = np.repeat(list(batches), [len(own) for own in batches.values()])
         bounds = calibrated.interval_ns(strategy, batch, n_fft_of, k)
@@ -145,6 +145,12 @@ def curves_of(calibrated: CalibratedModel, measured: Measured | None, k: int) ->
                 )
             )
     return curves
+
+
+def _strategies(calibrated: CalibratedModel, n_fft: int, k: int) -> list[str]:
+    """Return the strategies that can run this length of a segment: a learned FFT has one length."""
+    strategies = [calibrated.name_of(name, 1, n_fft, k) for name in calibrated.alternatives(1, n_fft, k)]
+    return [*strategies, "ultra"] if "fast" in strategies else strategies
 
 
 def _powers(batches: np.ndarray) -> set[float]:

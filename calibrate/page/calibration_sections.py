@@ -69,7 +69,7 @@ def calibration_page(
         batch_picture(calibrated, measured),
         decision_picture(calibrated),
         explanation_picture(calibration.explain(**workload, model=WELCH.name)),
-        coefficient_picture(calibrated, content.fingerprint.platform),
+        coefficient_picture(calibrated),
     )
     sections += [picture_section(picture) for picture in pictures]
     if FUNCTIONS.name in calibration.models:
@@ -165,7 +165,8 @@ def _errors(section: ModelSection, columns: Mapping[str, str], what: str) -> Mar
     ]
     said = (
         "Mean absolute relative error of predictions. Held out is what a second fit never saw: that is the error to "
-        "expect on sizes that you did not time. The noise floor is what no model could be better than."
+        "expect on sizes that you did not time. The noise floor is how much two halves of the timings differ: errors "
+        "near it, or below, cannot be told from noise."
     )
     table = Table(f"Errors by {what}", (what, *columns), rows)
     return joined((paragraphs([said]), table.markup()))
@@ -179,7 +180,7 @@ def _error(value: float | None) -> str | Figure:
 
 def _functions(calibrated: CalibratedModel, content: CalibrationFile) -> Markup:
     section = content.models[FUNCTIONS.name]
-    picture = coefficient_picture(calibrated, content.fingerprint.platform, "function-coefficients")
+    picture = coefficient_picture(calibrated, "function-coefficients")
     _, _, drawn = picture_section(picture)
     errors = _errors(section, FUNCTION_COLUMNS, "family")
     return joined((errors, element("h3", "Coefficients of the functions model"), drawn))

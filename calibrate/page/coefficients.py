@@ -1,12 +1,12 @@
-"""The picture of a model's coefficients with error bars, beside what was believed of them before any timing."""
+"""The picture of a model's coefficients with error bars, beside the model's own prior."""
 
 import dataclasses
 import math
 
 from calibrate.printing import number
-from rlxjax.calibration import CalibratedModel, population_prior
+from rlxjax.calibration import CalibratedModel
 from rlxjax.device import Provenance
-from rlxjax.fit import COVERED_SDS, LatencyPrior, named, unit_of
+from rlxjax.fit import COVERED_SDS, named, unit_of
 
 from .markup import Markup, element
 from .panels import WIDTH, Picture, legend, line, mark, panel, rect, sign, text
@@ -28,8 +28,8 @@ class Coefficient:
         unit: of its values.
         value: as fitted.
         log_sd: standard deviation of its logarithm.
-        prior: what was believed, the median.
-        prior_log_sd: how surely.
+        prior: median of the model's own prior.
+        prior_log_sd: standard deviation of its logarithm.
         provenance: whether timings settle it.
     """
 
@@ -42,22 +42,20 @@ class Coefficient:
     provenance: str
 
 
-def coefficient_picture(calibrated: CalibratedModel, platform: str, ident: str = "coefficients") -> Picture:
+def coefficient_picture(calibrated: CalibratedModel, ident: str = "coefficients") -> Picture:
     """Return the picture of the coefficients of one model.
 
     Args:
         calibrated: the model.
-        platform: of the machine, whose population is the prior, where there is one.
         ident: of the section.
     """
-    known = population_prior(calibrated.model, platform)
-    found = coefficients_of(calibrated, calibrated.model.prior if known is None else known)
-    prior = "the model's own prior" if known is None else "what other machines have"
+    found = coefficients_of(calibrated)
     count = sum(one.provenance == Provenance.MEASURED for one in found)
     said = (
-        f"Each coefficient over the median of {prior}. The dark bar holds it with 90 %; the pale one is what was "
-        f"believed before any timing. The timings settle {count} of {len(found)}: their points are full. The others "
-        "keep most of their prior."
+        "Each coefficient over the median of the model's own prior. The dark bar holds it with 90 %; the pale one is "
+        "that prior, which is wide: what is believed of any machine. A fit may begin from a narrower one, that of other "
+        f"machines. The timings settle {count} of {len(found)}: their points are full. The others keep most of what "
+        "the fit began from."
     )
     entries = (
         (sign(_dot(14, 7, is_full=True), class_="s-other"), "measured"),
@@ -82,9 +80,9 @@ def coefficient_picture(calibrated: CalibratedModel, platform: str, ident: str =
     return Picture(ident, "Coefficients", [said], legend(*entries), [_panel(ident, found)], table)
 
 
-def coefficients_of(calibrated: CalibratedModel, prior: LatencyPrior) -> list[Coefficient]:
+def coefficients_of(calibrated: CalibratedModel) -> list[Coefficient]:
     """Return the coefficients of a model in its order, each with its prior."""
-    log_sds = named(calibrated.posterior.coefficient_log_sd())
+    prior, log_sds = calibrated.model.prior, named(calibrated.posterior.coefficient_log_sd())
     medians, prior_log_sds = named(prior.median), named(prior.log_sd)
     return [
         Coefficient(

@@ -15,7 +15,7 @@ from rlxjax.calibration import (
     fingerprint_differences,
     sha256_of,
 )
-from rlxjax.fit import COVERED_SDS, MIN_TIMINGS, estimate
+from rlxjax.fit import MIN_TIMINGS, estimate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,24 +27,16 @@ class Measured:
         time_ns: as measured, what the fit took.
         noise: relative difference of two halves of the campaign; NaN for a single round.
         predicted_ns: by the calibration.
-        log_sd: standard deviation of the prediction's logarithm, the machine's pace included.
+        low_ns: lower ends of the intervals of 90 %.
+        high_ns: their upper ends.
     """
 
     cells: list[Cell]
     time_ns: np.ndarray
     noise: np.ndarray
     predicted_ns: np.ndarray
-    log_sd: np.ndarray
-
-    @property
-    def low_ns(self) -> np.ndarray:
-        """Lower ends of the intervals of 90 %."""
-        return self.predicted_ns * np.exp(-COVERED_SDS * self.log_sd)
-
-    @property
-    def high_ns(self) -> np.ndarray:
-        """Their upper ends."""
-        return self.predicted_ns * np.exp(COVERED_SDS * self.log_sd)
+    low_ns: np.ndarray
+    high_ns: np.ndarray
 
 
 def measured_beside(
@@ -82,8 +74,8 @@ def measured_beside(
     cells = [cell for cell, is_one in zip(log.cells, kept, strict=True) if is_one]
     time_ns = quantile_ns(visits)[kept]
     found = estimate(calibrated.posterior, timings_of(cells, time_ns).runs)
-    log_sd = np.hypot(np.asarray(found.log_sd()), calibrated.pace_log_sd)
-    measured = Measured(cells, time_ns, noise_floor(visits)[kept], np.asarray(found.time_ns), log_sd)
+    predicted = map(np.asarray, (found.time_ns, *calibrated.bounds_ns(found)))
+    measured = Measured(cells, time_ns, noise_floor(visits)[kept], *predicted)
     said = f"Measured times are those of {len(cells)} workloads in {samples.name}"
     is_fitted = content.samples is not None and sha256_of(samples) == content.samples.sha256
     return measured, f"{said}, to which the calibration was fitted." if is_fitted else f"{said}: not what was fitted."

@@ -68,5 +68,6 @@
   }
   document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
   document.addEventListener("pointerdown", (event) => event.target.closest(".picture") || hide());
-  addEventListener("scroll", () => document.activeElement?.closest(".picture") || hide(), { passive: true });
+  // A tap focuses a picture too: only what the keyboard reached keeps its tip.
+  addEventListener("scroll", () => document.querySelector(".picture:focus-visible") || hide(), { passive: true });
 })();

@@ -4,8 +4,9 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
+from calibrate.explanation import crossed, flip_notes, flips_title, margin
 from calibrate.printing import ns, number
-from rlxjax import Explanation, Flip
+from rlxjax import Explanation
 
 from .markup import Markup, element
 from .panels import WIDTH, Picture, line, mark, panel, rect, text
@@ -37,15 +38,11 @@ def explanation_picture(explanation: Explanation) -> Picture:
     """Return the picture of why a strategy is picked, with what would change that."""
     sizes = ", ".join(f"{name} {value:,.0f}" for name, value in explanation.inputs.items())
     forms = [Form(one.strategy, one.terms_ns, one.time_ns, one.interval_ns) for one in explanation.strategies]
-    verdict = explanation.verdict if explanation.verdict != "undecided" else "undecided, too close to call"
-    crossover = explanation.crossover
-    within = "" if crossover.interval is None else "; 90 % between {:,.0f} and {:,.0f}".format(*crossover.interval)
     said = [
         f"The workload is {sizes}. Each term begins where the one before it ends; the last bar is their sum, with the "
         "interval that holds a run with 90 %.",
-        f"{explanation.pick} before {explanation.runner_up} by {ns(explanation.margin_ns)} ns, give or take "
-        f"{ns(explanation.margin_sd_ns)}; probability {chance(explanation.probability)}: {verdict}.",
-        f"Crossover: {'none, ' if crossover.interval is None else ''}{crossover.sentence}{within}.",
+        f"{margin(explanation, chance(explanation.probability))}.",
+        f"Crossover: {crossed(explanation.crossover)}.",
     ]
     if not explanation.in_domain:
         said.append("The workload lies outside what was measured: all of this is extrapolated.")
@@ -149,14 +146,8 @@ def _flips(explanation: Explanation) -> Table:
                 Figure(times(flip.factor), flip.factor),
                 Figure(number(changed), changed),
                 "known" if flip.kind == "input" else "" if flip.sds is None else f"{flip.sds:.1f}",
-                _notes(flip),
+                ", ".join(flip_notes(flip)),
             ]
         )
-    caption = f"The smallest changes with which {explanation.runner_up} would be before {explanation.pick}"
     headings = ("input or coefficient", "value", "unit", "factor", "new value", "standard deviations", "note")
-    return Table(caption, headings, rows)
-
-
-def _notes(flip: Flip) -> str:
-    notes = ["a jump"] if flip.is_jump else []
-    return ", ".join([*notes, "extrapolated"] if flip.in_domain is False else notes)
+    return Table(flips_title(explanation), headings, rows)

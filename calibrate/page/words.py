@@ -3,6 +3,8 @@
 import datetime
 import math
 
+from calibrate.printing import number
+
 #: Units of time, and their nanoseconds.
 _TIMES = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
 
@@ -11,11 +13,12 @@ def duration(time_ns: float) -> str:
     """Return a time with the unit in which it has few digits.
 
     Examples:
-        >>> duration(1e4), duration(2.5e6), duration(0.5)
-        ('10 µs', '2.5 ms', '0.5 ns')
+        >>> duration(1e4), duration(2.5e6), duration(0.5), duration(999_700)
+        ('10 µs', '2.5 ms', '0.5 ns', '1 ms')
     """
-    unit, size = next((pair for pair in _TIMES if time_ns >= pair[1] * (1 - 1e-9)), _TIMES[-1])
-    return f"{time_ns / size:.3g} {unit}"
+    rounded_ns = float(f"{time_ns:.3g}")
+    unit, size = next((pair for pair in _TIMES if rounded_ns >= pair[1]), _TIMES[-1])
+    return f"{number(rounded_ns / size)} {unit}"
 
 
 def size(value: float) -> str:

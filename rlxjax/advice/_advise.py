@@ -128,7 +128,7 @@ def _refusal(calibration: Calibration, profiles: Sequence[FunctionProfile]) -> A
             return Advice("cannot model", "unknown_loop", text)
         if 1.0 - profile.coverage_bytes > MOST_UNCOSTED:
             name = next(iter(profile.uncosted))
-            text = f"{name} has no rule and moves more than {MOST_UNCOSTED:.0%} of the bytes: see register_rule"
+            text = f"{name} has no rule and moves more than {100 * MOST_UNCOSTED:g} % of the bytes: see register_rule"
             return Advice("cannot model", "uncosted", text)
     return None
 

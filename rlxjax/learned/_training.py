@@ -126,7 +126,7 @@ def train_learned_fft(
         history += [dataclasses.replace(item, step=item.step + done) for item in part]
     share = model.active_gates / model.total_gates
     message = (
-        f"{model.active_gates} of {model.total_gates} gates ({share:.1%}) are on: {cut.active_gates} that "
+        f"{model.active_gates} of {model.total_gates} gates ({100 * share:.1f} %) are on: {cut.active_gates} that "
         f"the mask and {cuts[-1].step - 1} cuts left and {model.active_gates - cut.active_gates} grown."
     )
     return TrainingResult(model, tuple(history), message)

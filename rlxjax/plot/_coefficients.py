@@ -1,4 +1,4 @@
-"""Coefficients beside what was believed of them."""
+"""Coefficients beside the model's own prior."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,9 @@ def coefficients(
 ) -> "matplotlib.axes.Axes":
     """Draw each coefficient as a multiple of its prior's median, with the interval that holds it in nine cases of ten.
 
-    The prior is the model's own; its interval is the pale bar. A filled marker is a coefficient that timings settled, a
-    hollow one is left to what was believed before.
+    The prior is the model's own, which is wide: what is believed of any machine; its interval is the pale bar. A fit
+    may begin from a narrower one. A filled marker is a coefficient that timings settled; a hollow one keeps most of
+    what the fit began from.
 
     Args:
         calibrated: a model of one machine, a calibration, of which the first model is taken, a posterior, or the fit
