@@ -1,5 +1,6 @@
 """Prints why a strategy is picked: a waterfall of the terms, the margin, what would change the choice."""
 
+import dataclasses
 import itertools
 import math
 
@@ -25,6 +26,17 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
         say("no single input or coefficient changes the choice within a factor of 100", to=console)
     if not explanation.in_domain:
         say("outside the calibrated domain: all of this is extrapolated", to=console)
+
+
+def possible(explanation: Explanation) -> Explanation:
+    """Return an explanation of Welch peaks without the changes that no run can have: of more peaks than bins."""
+
+    def can_be(flip: Flip) -> bool:
+        sizes = {**explanation.inputs, flip.name: flip.value * (flip.factor or 1.0)}
+        return sizes["k"] <= sizes["n_fft"] / 2 + 1
+
+    flips = tuple(flip for flip in explanation.flips if can_be(flip))
+    return dataclasses.replace(explanation, flips=flips)
 
 
 def _print_waterfall(explanation: Explanation, console: Console) -> None:

@@ -82,13 +82,13 @@ def explain(
         known = calibration_of(file)
         from rlxjax.models import WELCH
 
-        explanation = known.explain(**sizes, model=WELCH.name)
+        from .explanation import possible, print_explanation
+
+        explanation = possible(known.explain(**sizes, model=WELCH.name))
     if as_json:
         said = {"calibration": known.source, "cautions": known.of(WELCH.name).cautions}
         typer.echo(json.dumps(explanation.as_dict() | said))
         return
-    from .explanation import print_explanation
-
     print_explanation(explanation, console())
     say_source(known, WELCH.name)
 

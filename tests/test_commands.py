@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from calibrate.cli import app
 from calibrate.command_help import ENDINGS, SHARED
 from calibrate.refusals import one_line_errors
+from rlxjax import load_calibration
 from rlxjax.calibration import CalibrationFile, write_json_file
 
 COMMANDS = [command.callback.__name__ for command in app.registered_commands]
@@ -82,6 +83,20 @@ def test_a_key_that_is_not_on_the_page_and_one_that_is_not_printed_are_found(fil
     for wrong in (printed, printed | {"pick": "", "other": 1}):
         with pytest.raises(AssertionError):
             assert_documented("predict", wrong)
+
+
+@pytest.mark.parametrize(("n_fft", "k"), [(64, 16), (256, 30)])
+def test_no_change_that_is_said_asks_for_more_peaks_than_bins(n_fft, k, file):
+    known = load_calibration(file).explain(64, n_fft, k, model="welch")
+
+    def has_bins(flip):
+        sizes = {"n_fft": n_fft, "k": k} | {flip["name"]: flip["value"] * (flip["factor"] or 1.0)}
+        return sizes["k"] <= sizes["n_fft"] / 2 + 1
+
+    every = known.as_dict()["flips"]
+    assert not all(map(has_bins, every))  # the model has no bound of one input by another
+    result = invoke("explain", file, "--batch", 64, "--n-fft", n_fft, "--k", k, "--json")
+    assert json.loads(result.stdout)["flips"] == [flip for flip in every if has_bins(flip)]
 
 
 def test_texts_say_the_times_of_the_json(file):

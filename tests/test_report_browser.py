@@ -115,6 +115,27 @@ def test_the_mouse_a_finger_and_the_keyboard_name_a_cell(mark, shown):
     assert 0 <= left < right <= PHONE[0]
 
 
+def test_a_tip_goes_when_a_finger_scrolls_and_stays_when_the_keyboard_does(shown):
+    mark, picture = "#batches-256 .m", "#batches-256 .picture"
+    shown.size(*PHONE, is_phone=True)
+    x, y, said = place_of(shown, mark)
+    settled(shown)
+    shown.tap(x, y)
+    assert (tip(shown), shown.run("document.activeElement.className")) == (said, "picture")
+    shown.run("scrollBy(0, 40)")
+    settled(shown)
+    assert tip(shown) == ""
+
+    shown.run("document.activeElement.blur()")
+    shown.press("Tab")  # so that focus is that of a keyboard
+    shown.run(f"document.querySelector('{picture}').focus()")
+    settled(shown)
+    assert tip(shown) == said
+    shown.run("scrollBy(0, 40)")
+    settled(shown)
+    assert tip(shown) == said
+
+
 @pytest.mark.parametrize("width", [320, 390, 768])
 def test_nothing_runs_off_the_side_even_with_all_tables_open(width, shown):
     shown.size(width, 844, is_phone=True)

@@ -179,6 +179,9 @@ def test_the_command_says_the_verdict_and_exits_with_its_status(factor, word, st
     quiet = invoke(path, "--quiet")
     assert (quiet.exit_code, quiet.stdout) == (status, "")
     assert quiet.stderr.startswith(f"warning: {word}: 30 runs") if status else not quiet.stderr
+    both = invoke(path, "--quiet", "--json")
+    assert json.loads(both.stdout)["verdict"] == word
+    assert both.stderr.startswith(f"warning: {word}: 30 runs") if status else not both.stderr
     assert printed["verdict"] == word
     assert printed["overall"]["factor"] == pytest.approx(factor, rel=1e-4)
     assert set(printed["strategies"]) == set(WITHOUT_MODEL)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 
+from calibrate.explanation import possible
 from calibrate.report import ERROR_COLUMNS, FUNCTION_COLUMNS
 from calibrate.verdict import MOST_ERROR, MOST_FUNCTION_ERROR, Verdict, said_of_pace, verdict_on, what_pays
 from rlxjax.calibration import (
@@ -68,7 +69,7 @@ def calibration_page(
         residual_picture(measured, measured_said, section.held_out),
         batch_picture(calibrated, measured),
         decision_picture(calibrated),
-        explanation_picture(calibration.explain(**workload, model=WELCH.name)),
+        explanation_picture(possible(calibration.explain(**workload, model=WELCH.name))),
         coefficient_picture(calibrated),
     )
     sections += [picture_section(picture) for picture in pictures]

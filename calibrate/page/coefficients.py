@@ -53,8 +53,8 @@ def coefficient_picture(calibrated: CalibratedModel, ident: str = "coefficients"
     count = sum(one.provenance == Provenance.MEASURED for one in found)
     said = (
         "Each coefficient over the median of the model's own prior. The dark bar holds it with 90 %; the pale one is "
-        "that prior, which is wide: what is believed of any machine. A fit may begin from a narrower one, that of other "
-        f"machines. The timings settle {count} of {len(found)}: their points are full. The others keep most of what "
+        "that prior, which is wide: what is believed of any machine. A fit may begin from a narrower one, that of "
+        f"other machines. The timings settle {count} of {len(found)}: their points are full. The others keep most of what "
         "the fit began from."
     )
     entries = (
