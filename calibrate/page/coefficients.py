@@ -54,8 +54,8 @@ def coefficient_picture(calibrated: CalibratedModel, ident: str = "coefficients"
     said = (
         "Each coefficient over the median of the model's own prior. The dark bar holds it with 90 %; the pale one is "
         "that prior, which is wide: what is believed of any machine. A fit may begin from a narrower one, that of "
-        f"other machines. The timings settle {count} of {len(found)}: their points are full. The others keep most of what "
-        "the fit began from."
+        f"other machines. The timings settle {count} of {len(found)}: their points are full. The others keep most of "
+        "what the fit began from."
     )
     entries = (
         (sign(_dot(14, 7, is_full=True), class_="s-other"), "measured"),
