@@ -13,6 +13,7 @@ from _tolerances import FLOAT64_RTOL
 from jax.extend.core import Primitive
 
 import rlxjax as rx
+from calibrate import functions_job
 from calibrate.function_samples import FunctionLog, Visit, read_function_samples, samples_path_of
 from calibrate.functions import function_cells
 from calibrate.functions_job import MOST_CELLS, chosen_cells, fit_functions, run_functions
@@ -354,6 +355,32 @@ def test_too_few_functions_and_unknown_ones_are_refused(fitted, tmp_path):
     other = FunctionLog(log.fingerprint, [Visit(round=0, name="nope", times_ns=[1])])
     with pytest.raises(ValueError, match="holds 'nope', which is no function of this suite"):
         fit_functions(other, tmp_path / "a.json", tmp_path / "a", "", [], force=False)
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_ctrl_c_fits_what_was_measured_once_there_is_a_time_of_each_function(rounds, fitted, tmp_path, monkeypatch):
+    outcome, _, cells = fitted
+
+    def visits(*_):
+        for cell in cells[: None if rounds else 3]:
+            yield Visit(round=0, name=cell.name, times_ns=[1])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(functions_job, "chosen_cells", lambda _: cells)
+    monkeypatch.setattr(functions_job, "_compiled", lambda *_: {})
+    monkeypatch.setattr(functions_job, "_visits", visits)
+    monkeypatch.setattr(functions_job, "fit_functions", lambda *_: outcome)
+
+    def job():
+        path, progress = tmp_path / "c.json", Progress(is_quiet=True)
+        return run_functions(started_s=0.0, budget_s=20.0, path=path, command="", progress=progress)
+
+    if rounds:
+        assert not outcome.is_interrupted
+        assert job().is_interrupted
+    else:
+        with pytest.raises(KeyboardInterrupt, match=r"samples so far are in .*c\.functions\.jsonl"):
+            job()
 
 
 @pytest.mark.slow  # times real functions for a quarter of a minute
