@@ -177,7 +177,7 @@ def public_calls() -> dict[str, Call]:
         "transferred_prior": lambda turn: rx.transferred_prior(rx.prior_posterior(FFT, spread=0.05 + turn / 100)),
         "useful_bytes_touched": lambda turn: rx.useful_bytes_touched(sizes(turn)[0], params),
         "welch_peaks_fusion_gate_breakdown": lambda turn: rx.welch_peaks_fusion_gate_breakdown("cuda", *sizes(turn)),
-        "Calibration.compare": lambda turn: calibration.compare("fused", "fast", *sizes(turn)),
+        "Calibration.compare": lambda turn: calibration.compare("fused", "host", *sizes(turn)),
         "Calibration.in_domain": lambda turn: calibration.in_domain(*sizes(turn)),
         "Calibration.interval_ns": lambda turn: calibration.interval_ns("fused", *sizes(turn)),
         "Calibration.pick": lambda turn: calibration.pick(*sizes(turn)),

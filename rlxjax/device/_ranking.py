@@ -80,7 +80,7 @@ def rank_devices(
         >>> left_out["cuda"]
         'its coefficients are uncalibrated'
         >>> rank_devices(g, devices=["cuda", "tpu"]).reason
-        'cuda at 58,970 ns; every device is uncalibrated: these are guesses'
+        'cuda at 58,972 ns; every device is uncalibrated: these are guesses'
     """
     counted = _work_of(work, args)
     chosen = tuple(Device) if devices is None else tuple(dict.fromkeys(Device.parse(name) for name in devices))
