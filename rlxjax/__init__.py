@@ -19,7 +19,7 @@ All others stand in the same namespace, and once more in that of their room: `rl
 `rlxjax.fusion`, `rlxjax.fit`, `rlxjax.models`, `rlxjax.calibration`, `rlxjax.advice`, `rlxjax.welch`, `rlxjax.learned`;
 pictures are in `rlxjax.plot` alone. `help(rlxjax.fit)` lists one room.
 
-`Path` and `Strategy` are older names of `WelchPath` and `ReferenceStrategy`; they go with the next release.
+`Path` and `Strategy` are aliases of `WelchPath` and `ReferenceStrategy`; they go with the next release.
 """
 
 import importlib as _importlib

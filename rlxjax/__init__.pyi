@@ -157,7 +157,7 @@ from .welch import welch_peaks as welch_peaks
 from .welch import welch_peaks_fusion_gate_breakdown as welch_peaks_fusion_gate_breakdown
 from .welch import welch_peaks_graph as welch_peaks_graph
 
-#: Older names, for one release.
+#: Aliases, for one release.
 Path = WelchPath
 Strategy = ReferenceStrategy
 

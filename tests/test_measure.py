@@ -1,11 +1,12 @@
 import collections
 import itertools
+import time
 
 import numpy as np
 import pytest
 
 from calibrate import measure, micro
-from calibrate.clock import Deadline
+from calibrate.clock import PAUSE_NS, Deadline, run_ns
 from calibrate.measure import measure_rounds, warm_up
 from calibrate.micro import micro_rates, time_micro
 from calibrate.samples import SampleLog, SampleWriter, read_samples
@@ -183,3 +184,9 @@ def test_rates_follow_from_the_fastest_repeats():
 def test_a_visit_repeats_a_short_run(time_ns, expected, monkeypatch):
     monkeypatch.setattr(measure, "time_cell", lambda cell, signals: time_ns)
     assert measure.visit(CELLS[0], None) == [time_ns] * expected
+
+
+def test_each_run_comes_after_a_pause_that_its_time_leaves_out():
+    begun_ns, runs = time.perf_counter_ns(), 20
+    times_ns = [run_ns(lambda: None) for _ in range(runs)]
+    assert sum(times_ns) + runs * PAUSE_NS <= time.perf_counter_ns() - begun_ns

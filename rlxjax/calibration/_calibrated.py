@@ -185,7 +185,7 @@ class CalibratedModel:
     ) -> Decision:
         """Return `compare(fused, kept, ...)`, by default of the model's second strategy and its first.
 
-        An older name of it, that stays: it decides between two strategies, and is no `pick` among all.
+        It decides between two strategies, where `pick` chooses among all.
         """
         first, second, *_ = (*self.strategies, None, None)
         fused, kept = fused or second, kept or first

@@ -169,7 +169,7 @@ class Calibration:
         model: str | None = None,
         **named: Size | None,
     ) -> Decision:
-        """Return `compare(fused, kept, ...)`; an older name that stays, see `CalibratedModel.decide`."""
+        """Return `compare(fused, kept, ...)` by another name; see `CalibratedModel.decide`."""
         return self.of(model).decide(*inputs, fused=fused, kept=kept, **named)
 
     def predict_function(
