@@ -17,10 +17,10 @@ import numpy as np
 import rlxjax as rx
 from benchmarks.foreign_table import TABLES
 from benchmarks.functions_timing import Entry, measure
-from calibrate.clock import run_ns
 from calibrate.functions import function_cells
 from calibrate.functions_job import chosen_cells
-from calibrate.visits import DECILE, noise_floor, quantile_ns
+from calibrate.visits import noise_floor, quantile_ns
+from rlxjax.clock import call_ns
 from rlxjax.fit import COVERED_SDS, corrected_terms_ns
 from rlxjax.models import FUNCTIONS, function_runs
 
@@ -46,9 +46,9 @@ def main() -> None:
             entries.append(Entry(foreign.name, foreign.library, True, jax.jit(fn), jax.device_put(args)))
             profiles.append(profile)
     for entry in entries:
-        run_ns(entry.call)
-    visits, _ = measure(entries, options.budget, np.random.default_rng())
-    times_ns, noise = quantile_ns(visits, DECILE), noise_floor(visits, DECILE)
+        call_ns(entry.call)
+    visits = measure(entries, options.budget, np.random.default_rng())
+    times_ns, noise = quantile_ns(visits), noise_floor(visits)
     runs = function_runs(profiles)
     timings = rx.Timings.checked(FUNCTIONS, variant=FUNCTIONS.variants[0], time_ns=times_ns, **runs.inputs)
     fit = rx.fit_posterior(timings, weights=np.array([not entry.held_out for entry in entries], float))

@@ -3,8 +3,8 @@
 python benchmarks/functions_timing.py [--module NAME] [--budget 75] [--json FILE]
 
 A module of one's own has `functions()`, which returns tuples of a name, a family, a function and its arguments.
-The file has, for each function: `time_ns` and `median_ns`, the lowest decile and the median over visits of the
-least of the runs of one; `first_ns`, the lowest decile of the first of these runs; and `noise`, that of `time_ns`.
+The file has, for each function: `time_ns` and `median_ns`, the lower quartile and the median over visits of the mean of
+the calls of one; and `noise`, that of `time_ns`.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from calibrate.clock import quiet_collector, run_ns, visit_ns
 from calibrate.draws import Draw
 from calibrate.functions import function_cells
-from calibrate.visits import DECILE, Visits, noise_floor, quantile_ns
+from calibrate.visits import Visits, noise_floor, quantile_ns
 from rlxjax.calibration import current_fingerprint
+from rlxjax.clock import call_ns, mean_ns, quiet_collector, visit_ns
 
 #: Entries whose compilation takes longer are listed.
 SLOW_COMPILE_S = 0.7
@@ -63,24 +63,18 @@ def _normal(shape: jax.ShapeDtypeStruct, rng: np.random.Generator) -> jax.Array:
     return Draw(shape.shape, shape.dtype).array(rng)
 
 
-def measure(entries: list[Entry], budget_s: float, rng: np.random.Generator) -> tuple[Visits, Visits]:
-    """Return visits by rounds, each in a new random order, until the budget is spent; two rounds at least.
-
-    A visit is several runs in a row. The least of them counts: it finds in the caches what these can hold. The
-    first of them, which follows another function, is returned too.
-    """
-    visits: list[tuple[int, int, int, int]] = []
+def measure(entries: list[Entry], budget_s: float, rng: np.random.Generator) -> Visits:
+    """Return visits by rounds, each in a new random order, until the budget is spent; two rounds at least."""
+    visits: list[tuple[int, int, float]] = []
     end = time.perf_counter() + budget_s
     with quiet_collector():
         for round_ in itertools.count():
             if round_ >= 2 and time.perf_counter() > end:
                 break
             for index in rng.permutation(len(entries)).tolist():
-                times_ns = visit_ns(entries[index].call)
-                visits.append((round_, index, min(times_ns), times_ns[0]))
-    rounds, cells, least_ns, first_ns = np.array(visits).T
-    least, first = (Visits(rounds, cells, ns.astype(np.float64), len(entries)) for ns in (least_ns, first_ns))
-    return least, first
+                visits.append((round_, index, mean_ns(visit_ns(entries[index].call))))
+    rounds, cells, time_ns = np.array(visits).T
+    return Visits(rounds.astype(int), cells.astype(int), time_ns, len(entries))
 
 
 def main() -> None:
@@ -97,18 +91,17 @@ def main() -> None:
     entries = list(module(options.module, rng) if options.module else suite(rng))
     start = time.perf_counter()
     with ThreadPoolExecutor(options.threads) as pool:
-        compile_s = [ns / 1e9 for ns in pool.map(run_ns, [entry.call for entry in entries])]
+        compile_s = [ns / 1e9 for ns in pool.map(call_ns, [entry.call for entry in entries])]
     print(f"{len(entries)} functions compiled in {time.perf_counter() - start:.1f} s")
     for entry, taken in zip(entries, compile_s, strict=True):
         if taken > SLOW_COMPILE_S:
             print(f"  {entry.name}: {taken:.2f} s")
 
-    visits, first = measure(entries, options.budget, np.random.default_rng())
+    visits = measure(entries, options.budget, np.random.default_rng())
     columns = {
-        "time_ns": quantile_ns(visits, DECILE),
+        "time_ns": quantile_ns(visits),
         "median_ns": [np.median(visits.time_ns[visits.cell == index]) for index in range(len(entries))],
-        "first_ns": quantile_ns(first, DECILE),
-        "noise": noise_floor(visits, DECILE),
+        "noise": noise_floor(visits),
     }
     rows = [
         {"name": entry.name, "family": entry.family, "held_out": entry.held_out, "compile_s": taken}

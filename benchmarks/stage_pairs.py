@@ -24,8 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, nn
 
-from calibrate.clock import visit_ns
-from calibrate.visits import DECILE
+from rlxjax.clock import QUARTILE, mean_ns, visit_ns
 
 #: Integer arguments lie below this, so that they index whatever has as many rows.
 INDICES = 1000
@@ -816,13 +815,13 @@ def measure(pairs: Sequence[Pair], budget_s: float, seed: int) -> dict[str, Timi
             forms, args = runs[pairs[place].name]
             for form in rng.permutation(2):
                 run = functools.partial(forms[form], *args)
-                times[place, form] = min(visit_ns(run))
+                times[place, form] = mean_ns(visit_ns(run))
         rounds.append(times)
         longest = max(longest, time.monotonic() - start)
     gc.enable()
     print(f"{len(rounds)} rounds")
-    decile = functools.partial(np.quantile, q=DECILE, axis=0)
-    whole, odd, even = (decile(np.array(part)) for part in (rounds, rounds[1::2], rounds[::2]))
+    quartile = functools.partial(np.quantile, q=QUARTILE, axis=0)
+    whole, odd, even = (quartile(np.array(part)) for part in (rounds, rounds[1::2], rounds[::2]))
     return timings([pair.name for pair in pairs], whole, differs(odd, even))
 
 

@@ -1,9 +1,8 @@
 """Timing the contenders of one cell: checked, warm, interleaved at random.
 
-Every contender is built, its first result is checked against float64, and it runs until it is warm; then
-rounds, in each of which every contender is timed once, in a new random order, once the threads of the one
-before have come to rest. A short run is repeated untimed right before, so that all find their threads awake
-and the samples in the caches.
+Every contender is built, its first result is checked against float64, and it runs until it is warm; then rounds, in
+each of which every contender has one visit, in a new random order, once the threads of the one before have come to
+rest.
 """
 
 import time
@@ -12,26 +11,24 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rlxjax import WelchPeakParams
+from rlxjax.clock import mean_ns, quiet_collector, visit_ns
 
 from .bench_check import disagreement
 from .bench_file import Result
-from .clock import quiet_collector
-from .peers import Contender, Run
+from .peers import Contender
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 200
 #: A contender runs for so long before the rounds, once at least after the run that was checked.
 WARM_S = 0.15
-#: Runs shorter than this are repeated untimed before each timing, for so long, once at least.
-SHORT_NS, REPEATED_NS = 50_000_000, 1_000_000
 #: Between contenders: until the process uses less than this share of a core, and no longer than that.
 IDLE_SHARE, IDLE_STEP_S, IDLE_TIMEOUT_S = 0.25, 2e-4, 0.3
 #: Of what a contender says when it fails.
 NOTE_CHARACTERS = 300
 
 PROTOCOL = (
-    "one process; a cell at a time; each result checked against float64 before it is timed; rounds in random "
-    "order over the contenders, each timed once a round; a run below 50 ms is repeated untimed right "
-    "before for 1 ms, once at least; every time in ns is kept, in the order of the rounds"
+    "one process; a cell at a time; each result checked against float64 before it is timed; rounds in random order "
+    "over the contenders; a visit of each is a loop of calls, up to 4 ms or 128 of them, and its time the mean without "
+    "the first quarter; every mean in ns is kept, in the order of the rounds"
 )
 
 
@@ -96,30 +93,18 @@ class _Runner:
             return
         del result
         self.run, warm_at_s = run, time.perf_counter() + WARM_S
-        self.last_ns = _timed(run)
+        run()
         while time.perf_counter() < warm_at_s:
-            self.last_ns = _timed(run)
+            run()
 
     def take_turn(self) -> None:
-        """Time the run once."""
+        """Make one visit."""
         _wait_until_idle()
-        self.last_ns = _timed(self.run, again=self.last_ns < SHORT_NS)
-        self.times_ns.append(self.last_ns)
+        self.times_ns.append(round(mean_ns(visit_ns(self.run))))
 
     def result(self) -> Result | None:
         """Return what is found; None without a time."""
         return self.refusal or (Result.of(self.times_ns) if self.times_ns else None)
-
-
-def _timed(run: Run, again: bool = False) -> int:
-    """Return the time in ns of a run, repeated untimed before it if `again`."""
-    repeat_until = time.perf_counter_ns() + REPEATED_NS
-    while again:
-        run()
-        again = time.perf_counter_ns() < repeat_until
-    start = time.perf_counter_ns()
-    run()
-    return max(time.perf_counter_ns() - start, 1)
 
 
 def _wait_until_idle() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from rlxjax.calibration import Fingerprint, Strict, first_refusal
+from rlxjax.clock import FIRST_PROTOCOL, PROTOCOL, mean_ns
 
 from .visits import Visits
 
@@ -23,6 +24,7 @@ class Header(Strict):
 
     kind: Literal["functions"] = "functions"
     version: Literal[1] = VERSION
+    protocol: Annotated[int, Field(ge=1)] = FIRST_PROTOCOL
     fingerprint: Fingerprint
 
 
@@ -44,10 +46,12 @@ class FunctionLog:
 
     Attributes:
         fingerprint: of the machine.
+        protocol: by which they were timed.
         visits: in the order in which they were made.
     """
 
     fingerprint: Fingerprint
+    protocol: int = PROTOCOL
     visits: list[Visit] = dataclasses.field(default_factory=list)
 
     def names(self) -> list[str]:
@@ -60,7 +64,9 @@ class FunctionLog:
         rounds = {number: list(own) for number, own in itertools.groupby(self.visits, lambda visit: visit.round)}
         whole = [own for own in rounds.values() if len(own) == len(names)] or list(rounds.values())[:1]
         made = [
-            (number, names.index(visit.name), min(visit.times_ns)) for number, own in enumerate(whole) for visit in own
+            (number, names.index(visit.name), mean_ns(visit.times_ns))
+            for number, own in enumerate(whole)
+            for visit in own
         ]
         round_, cell, time_ns = np.array(made).T
         return Visits(round_, cell, time_ns.astype(float), len(names))
@@ -93,7 +99,7 @@ def read_function_samples(path: FilePath) -> FunctionLog | None:
         except ValidationError as error:
             raise ValueError(f"{path}: line {number}: {first_refusal(error)}") from None
         if isinstance(found, Header):
-            log = FunctionLog(found.fingerprint)
+            log = FunctionLog(found.fingerprint, found.protocol)
         elif log is not None:
             log.visits.append(found)
     return log

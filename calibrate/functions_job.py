@@ -28,17 +28,18 @@ from rlxjax.calibration import (
     sha256_of,
     write_json_file,
 )
+from rlxjax.clock import quiet_collector, visit_ns
 from rlxjax.fit import COVERED_SDS, MIN_TIMINGS
 from rlxjax.models import FUNCTIONS, function_runs
 
-from .clock import Deadline, quiet_collector, visit_ns
+from .clock import Deadline
 from .function_samples import VERSION, FunctionLog, Header, Visit, samples_path_of
 from .functions import FunctionCell, function_cells
 from .progress import Progress
 from .report import FunctionsOutcome
-from .samples import set_aside
+from .samples import said_of_protocol, set_aside
 from .verdict import MOST_FUNCTION_ERROR, verdict_on
-from .visits import DECILE, noise_floor, quantile_ns
+from .visits import noise_floor, quantile_ns
 
 #: Functions that are timed, those that the fit never sees among them; and of these, a share.
 MOST_CELLS, HELD_OUT_SHARE = 100, 0.3
@@ -89,7 +90,7 @@ def run_functions(
     with progress.phase("compiling functions"):
         programs = _compiled(cells, np.random.default_rng(0))
     with progress.phase("measuring functions", deadline) as advance, open(samples_path, "x", encoding="utf-8") as file:
-        file.write(Header(fingerprint=log.fingerprint).model_dump_json() + "\n")
+        file.write(Header(protocol=log.protocol, fingerprint=log.fingerprint).model_dump_json() + "\n")
         try:
             for visit in _visits(programs, deadline, rng, advance):
                 file.write(visit.model_dump_json() + "\n")
@@ -117,9 +118,10 @@ def fit_functions(
     seen = np.array([not cell.held_out for cell in cells])
     if seen.sum() < MIN_TIMINGS:
         raise ValueError(f"{samples_path}: expected times of at least {MIN_TIMINGS} functions, got {seen.sum()}")
-    measured_ns, noise = quantile_ns(visits, DECILE), noise_floor(visits, DECILE)
+    measured_ns, noise = quantile_ns(visits), noise_floor(visits)
     if np.isnan(noise).any():
         notes.append("A single round says nothing of the noise.")
+    notes.extend(said_of_protocol(log.protocol))
     timings, prior = _timings_of(cells, measured_ns), population_prior(FUNCTIONS, log.fingerprint.platform)
     whole, blind = (fit_posterior(timings, prior, weights) for weights in (None, seen.astype(float)))
     summaries, noise_level = _summaries(cells, timings, blind, noise, seen), None
@@ -153,7 +155,7 @@ def fitted_functions(log: FunctionLog, samples_path: FilePath) -> PosteriorFit:
     Raises:
         ValueError: samples of a function that the suite does not have.
     """
-    return fit_posterior(_timings_of(_cells_of(log, samples_path), quantile_ns(log.as_visits(), DECILE)))
+    return fit_posterior(_timings_of(_cells_of(log, samples_path), quantile_ns(log.as_visits())))
 
 
 def _cells_of(log: FunctionLog, samples_path: FilePath) -> list[FunctionCell]:

@@ -38,7 +38,7 @@ from .micro import MicroRates, micro_rates, time_micro
 from .plan import memory_limit_bytes, prepare
 from .progress import Progress
 from .report import Outcome, shortened
-from .samples import SampleLog, SampleWriter, check_resumable, read_samples, set_aside, timings_of
+from .samples import SampleLog, SampleWriter, check_resumable, read_samples, said_of_protocol, set_aside, timings_of
 from .validate import OUTLIER_FACTOR, error_summaries, outliers
 from .verdict import Verdict, said_of_pace, verdict_on, what_pays
 from .visits import Visits, noise_floor, quantile_ns
@@ -162,6 +162,7 @@ def fit_and_write(
             f"The samples are of runner {log.runner}, and this is runner {RUNNER_VERSION}: what is fitted to "
             "them says what that one takes."
         )
+    notes.extend(said_of_protocol(log.protocol))
     if log.left_out:
         notes.append(
             f"{log.left_out} timings of fused were left out, as samples of version {log.version} do not say "

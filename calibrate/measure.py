@@ -1,28 +1,21 @@
 """Warming up, and rounds of randomly interleaved cells.
 
-Protocol: every program is compiled and run before it is timed; each round visits every cell, those of short
-runs several times, in a new random order, so that a slow spell of the machine hits all alike; the same
-number of rounds counts for every cell; every repeat is kept.
+Protocol: every program is compiled and run before it is timed; each round visits every cell in a new random order, so
+that a slow spell of the machine hits all alike; the same number of rounds counts for every cell; every call is kept.
 """
 
-import time
-from collections import Counter
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from rlxjax import welch_peaks
+from rlxjax.clock import call_ns, quiet_collector, visit_ns
 
 from .canary import CanaryWatch
-from .clock import Deadline, quiet_collector
+from .clock import Deadline
 from .samples import SampleLog, SampleWriter
 from .workloads import STRATEGIES, Cell, Signals
-
-#: A visit of a cell repeats its run until they took so long together, but no more often than that.
-VISIT_NS, MOST_REPEATS = 2_000_000, 4
-#: Visits in a round of a cell whose runs take less than that: they differ by a fifth from one visit to the
-#: next, by little within one.
-VISITS, SHORT_NS = 4, 250_000
 
 
 def warm_up(
@@ -37,8 +30,9 @@ def warm_up(
     for cell in cells:
         if deadline.left_s() <= 0 and len(warm) >= at_least:
             break
-        time_cell(cell, signals)
-        warm[cell] = time_cell(cell, signals)
+        call = call_of(cell, signals)
+        call_ns(call)
+        warm[cell] = call_ns(call)
         advance()
     return warm
 
@@ -64,11 +58,11 @@ def measure_rounds(
         with quiet_collector():
             while deadline.left_s() > 0 or not has_round:
                 round_ = unfinished.pop(0) if unfinished else len(log.rounds)
-                for cell in _visits_left(log, round_, rng):
+                for cell in _cells_left(log, round_, rng):
                     if has_round and deadline.left_s() <= 0:
                         return
                     canary.look()
-                    writer.timing(round_, cell, visit(cell, signals))
+                    writer.timing(round_, cell, visit_ns(call_of(cell, signals)))
                 has_round = True
                 advance()
                 if is_enough():
@@ -77,31 +71,15 @@ def measure_rounds(
         deadline.interrupted = True
 
 
-def _visits_left(log: SampleLog, round_: int, rng: np.random.Generator) -> list[Cell]:
-    """Return the visits that a round still lacks, in random order."""
-    done = Counter(cell for cell, _ in log.rounds[round_]) if round_ < len(log.rounds) else Counter()
-    last = next(filter(log.is_complete, reversed(log.rounds)), [])
-    short = {cell for cell, time_ns in last if time_ns < SHORT_NS}
-    left = [max(0, (VISITS if cell in short else 1) - done[cell]) for cell in log.cells]
-    return [log.cells[index] for index in rng.permutation(np.repeat(np.arange(len(left)), left))]
+def _cells_left(log: SampleLog, round_: int, rng: np.random.Generator) -> list[Cell]:
+    """Return the cells that a round still lacks, in random order."""
+    done = {cell for cell, _ in log.rounds[round_]} if round_ < len(log.rounds) else set()
+    left = [cell for cell in log.cells if cell not in done]
+    return [left[index] for index in rng.permutation(len(left))]
 
 
-def visit(cell: Cell, signals: Signals) -> list[int]:
-    """Return the times of one run of a cell, and of more right after it if it is short.
-
-    A short run after another workload finds cold caches and sleeping threads; called again and again it does
-    not.
-    """
-    times_ns = [time_cell(cell, signals)]
-    while len(times_ns) < MOST_REPEATS and sum(times_ns) < VISIT_NS:
-        times_ns.append(time_cell(cell, signals))
-    return times_ns
-
-
-def time_cell(cell: Cell, signals: Signals) -> int:
-    """Return the time in ns of one run, from a NumPy signal on the host to NumPy peaks on the host."""
+def call_of(cell: Cell, signals: Signals) -> Callable[[], object]:
+    """Return what runs a cell once, from a NumPy signal on the host to NumPy peaks on the host."""
     path, _, selection = STRATEGIES[cell.strategy]
-    signal, params, name, model = signals.of(cell), cell.params, str(path), signals.model_of(cell)
-    start = time.perf_counter_ns()
-    welch_peaks(signal, params, name, model=model, selection=selection)
-    return time.perf_counter_ns() - start
+    signal, model = signals.of(cell), signals.model_of(cell)
+    return functools.partial(welch_peaks, signal, cell.params, str(path), model=model, selection=selection)

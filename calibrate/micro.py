@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlxjax.clock import quiet_collector
 from rlxjax.welch import SELECTIONS, WelchPeakParams, mean_power, selected_peaks
 
-from .clock import quiet_collector
 from .samples import SampleLog, SampleWriter
 
 #: Float32 elements of the arrays that are uploaded and read back, and, far beyond any cache, copied.

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, field_validator
 
 from rlxjax.calibration import Fingerprint, Positive, Strict
+from rlxjax.clock import FIRST_PROTOCOL
 
 from .workloads import STRATEGIES, Cell
 
@@ -31,6 +32,7 @@ class Header(Strict, extra="ignore"):
     kind: Literal["header"] = "header"
     version: int
     runner: Annotated[int, Field(ge=1)] = UNNAMED_RUNNER
+    protocol: Annotated[int, Field(ge=1)] = FIRST_PROTOCOL
     fingerprint: Fingerprint
 
     @field_validator("version")

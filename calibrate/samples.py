@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from rlxjax import Timings
 from rlxjax.calibration import Fingerprint, fingerprint_differences, first_refusal
+from rlxjax.clock import PROTOCOL, mean_ns
 from rlxjax.models import WELCH
 from rlxjax.welch import RUNNER_VERSION
 
@@ -43,12 +44,13 @@ class SampleLog:
     Attributes:
         fingerprint: of the machine they were taken on.
         cells: the workloads that every round measures; none until they are chosen.
-        rounds: per round, its visits so far in the order they were made: the cell and the least time in ns.
+        rounds: per round, its visits so far in the order they were made: the cell and the mean time of its calls in ns.
         micro: per micro-benchmark, all its repeats in ns.
         canaries: the repeats that tell the pace, each with how many visits were made before it.
         models: of the learned FFTs that were timed, the SHA-256 of the file, by segment length.
         version: of the file's format.
         runner: version of the runner that was timed.
+        protocol: by which it was timed.
         left_out: timings of `fused` that do not say which form of the selection ran.
     """
 
@@ -60,6 +62,7 @@ class SampleLog:
     models: dict[int, str] = dataclasses.field(default_factory=dict)
     version: int = SAMPLES_VERSION
     runner: int = RUNNER_VERSION
+    protocol: int = PROTOCOL
     left_out: int = 0
 
     def is_complete(self, round_: Sequence[tuple[Cell, int]]) -> bool:
@@ -105,7 +108,7 @@ class SampleLog:
                 self._add_visit(line)
 
     def _add_visit(self, visit: Timing | EarlierTiming) -> None:
-        """Keep the timed runs of one visit, of which the least counts."""
+        """Keep the timed calls of one visit, of which the mean counts."""
         if visit.round > len(self.rounds):
             raise ValueError(
                 f"timing.round: expected at most {len(self.rounds)}, the one after the last, got {visit.round}"
@@ -118,7 +121,7 @@ class SampleLog:
             raise ValueError(f"timing.n_segments: {cell.strategy} has {cell.n_segments}, got {visit.n_segments}")
         if visit.round == len(self.rounds):
             self.rounds.append([])
-        self.rounds[visit.round].append((cell, min(visit.times_ns)))
+        self.rounds[visit.round].append((cell, round(mean_ns(visit.times_ns))))
 
 
 class SampleWriter:
@@ -128,7 +131,9 @@ class SampleWriter:
         self._file = open(path, "a" if append else "x", encoding="utf-8")  # noqa: SIM115
         self._log = log
         if not append:
-            self._write(Header(version=log.version, runner=log.runner, fingerprint=log.fingerprint))
+            self._write(
+                Header(version=log.version, runner=log.runner, protocol=log.protocol, fingerprint=log.fingerprint)
+            )
 
     def __enter__(self) -> "SampleWriter":
         return self
@@ -195,7 +200,7 @@ def read_samples(
             if isinstance(line, Header):
                 if log is not None:
                     raise ValueError("a second header: a file holds the samples of one campaign")
-                log = SampleLog(line.fingerprint, version=line.version, runner=line.runner)
+                log = SampleLog(line.fingerprint, version=line.version, runner=line.runner, protocol=line.protocol)
                 adapter = EARLIER_LINE if log.version <= LAST_OF_SINGLE_RUNS else LINE
             elif log is None:
                 raise ValueError("expected a header first")
@@ -220,7 +225,11 @@ def check_resumable(
 ) -> None:
     """Refuse to go on with samples of another version, runner, machine or grid, or of other models."""
     anew = "leave out --resume to start anew"
-    for name, got, expected in (("version", log.version, SAMPLES_VERSION), ("runner", log.runner, RUNNER_VERSION)):
+    for name, got, expected in (
+        ("version", log.version, SAMPLES_VERSION),
+        ("runner", log.runner, RUNNER_VERSION),
+        ("protocol", log.protocol, PROTOCOL),
+    ):
         if got != expected:
             raise ValueError(f"{path}: holds samples of {name} {got}, and this is {name} {expected}; {anew}")
     if differences := fingerprint_differences(log.fingerprint, here):
@@ -229,6 +238,16 @@ def check_resumable(
         raise ValueError(f"{path}: holds runs of other learned models; give the same --model files, or {anew}")
     if unknown := set(log.cells) - set(cells):
         raise ValueError(f"{path}: holds workloads of another grid ({min(unknown)}, ...); {anew}")
+
+
+def said_of_protocol(protocol: int) -> list[str]:
+    """Return a sentence on samples whose times mean something else than predictions do."""
+    if protocol == PROTOCOL:
+        return []
+    return [
+        f"The samples were timed by protocol {protocol}, and this is protocol {PROTOCOL}: a time is the mean of a loop "
+        "of calls, and these hold few calls of each loop, or pauses between them."
+    ]
 
 
 def set_aside(path: FilePath) -> FilePath | None:

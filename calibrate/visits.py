@@ -5,11 +5,10 @@ import dataclasses
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-#: Of a cell's visits, the share that its time is not below where nothing else is asked; and steps that tell it from the
-#: machine's pace.
-QUARTILE, PACE_STEPS = 0.25, 3
-#: Of the visits of a function, the share that its time is not below: minima differ least between campaigns.
-DECILE = 0.1
+from rlxjax.clock import QUARTILE
+
+#: Steps that tell a cell's time from the machine's pace.
+PACE_STEPS = 3
 #: Visits in a row whose median is the pace in the middle of them, odd.
 PACE_VISITS = 21
 

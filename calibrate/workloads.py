@@ -196,11 +196,7 @@ class Signals:
         self._first_row: dict[Cell, int] = {}
 
     def of(self, cell: Cell) -> np.ndarray:
-        """Return a signal `[batch, frame_len]` of a cell: other rows than last time, if there are more.
-
-        A processor that gets few rows again and again has learnt their branches: 16 rows of 256 samples take
-        a heap's program 67 us then, where new ones, as a caller has them, take 88.
-        """
+        """Return a signal `[batch, frame_len]` of a cell: other rows than last time, if there are more."""
         buffer = self._buffers[cell.params.frame_len]
         first = self._first_row.get(cell, 0)
         following = first + cell.batch

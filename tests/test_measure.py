@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from calibrate import measure, micro
-from calibrate.clock import PAUSE_NS, Deadline, run_ns
+from calibrate.clock import Deadline
 from calibrate.measure import measure_rounds, warm_up
 from calibrate.micro import micro_rates, time_micro
 from calibrate.samples import SampleLog, SampleWriter, read_samples
 from calibrate.workloads import Cell
+from rlxjax import clock
 from rlxjax.calibration import current_fingerprint
 
 CELLS = [Cell("fast", batch, 64, 4) for batch in (1, 2, 3, 4, 5)]
@@ -42,14 +43,10 @@ def campaign(tmp_path, monkeypatch):
     """A campaign whose runs are recorded instead of timed."""
     order, ticks = [], itertools.count(1)
 
-    def run(cell, signals):
-        order.append(cell)
-        return next(ticks)
-
-    monkeypatch.setattr(measure, "time_cell", run)
+    monkeypatch.setattr(measure, "call_of", lambda cell, signals: cell)
+    monkeypatch.setattr(measure, "call_ns", lambda cell: order.append(cell) or next(ticks))
+    monkeypatch.setattr(measure, "visit_ns", lambda cell: order.append(cell) or [next(ticks)])
     monkeypatch.setattr(measure, "CanaryWatch", NoCanary)
-    monkeypatch.setattr(measure, "MOST_REPEATS", 1)
-    monkeypatch.setattr(measure, "SHORT_NS", 0)
     log = SampleLog(current_fingerprint())
     with SampleWriter(tmp_path / "x.samples.jsonl", log, append=False) as writer:
         writer.cells(CELLS)
@@ -67,27 +64,6 @@ def test_every_round_measures_every_cell_once_in_a_new_order(campaign):
     assert all(sorted(measured) == sorted(CELLS) for measured in rounds)
     assert len(set(rounds)) > 1
     np.testing.assert_array_equal(log.visits().round, np.repeat(np.arange(6), len(CELLS)))
-
-
-def test_cells_of_short_runs_are_visited_more_often_once_they_are_known_to_be_short(campaign, monkeypatch):
-    log, writer, order = campaign
-    monkeypatch.setattr(measure, "time_cell", lambda cell, _: order.append(cell) or 10 * cell.batch)
-    monkeypatch.setattr(measure, "SHORT_NS", 35)
-    visits = dict.fromkeys(CELLS[:3], measure.VISITS) | dict.fromkeys(CELLS[3:], 1)
-    run_rounds(log, writer, StepsLeft(1 + 2 * (1 + sum(visits.values()))))
-    assert collections.Counter(order[: len(CELLS)]) == dict.fromkeys(CELLS, 1)
-    made = log.visits()
-    n_timed = [np.bincount(made.cell[made.round == number]) for number in range(3)]
-    np.testing.assert_array_equal(n_timed, [[1] * 5, [*visits.values()], [*visits.values()]])
-    assert order[len(CELLS) :] != sorted(order[len(CELLS) :])
-
-
-def test_an_unfinished_round_gets_the_visits_that_it_lacks(campaign, monkeypatch):
-    log, writer, order = campaign
-    monkeypatch.setattr(measure, "SHORT_NS", 1000)
-    run_rounds(log, writer, StepsLeft(1 + 1 + 2))
-    run_rounds(log, writer, StepsLeft(1 + measure.VISITS * len(CELLS) - 2), seed=1)
-    assert collections.Counter(order[len(CELLS) :]) == dict.fromkeys(CELLS, measure.VISITS)
 
 
 def test_measuring_stops_at_the_deadline_within_a_round(campaign):
@@ -109,13 +85,12 @@ def test_ctrl_c_ends_the_measuring_and_keeps_what_was_measured(campaign, monkeyp
     log, writer, _ = campaign
     ticks = itertools.count()
 
-    def run(cell, signals):
+    def visit(cell):
         if next(ticks) == 8:
             raise KeyboardInterrupt
-        return 1
+        return [1]
 
-    monkeypatch.setattr(measure, "time_cell", run)
-    monkeypatch.setattr(measure, "CanaryWatch", NoCanary)
+    monkeypatch.setattr(measure, "visit_ns", visit)
     deadline = StepsLeft(1000)
     run_rounds(log, writer, deadline)
     assert deadline.interrupted
@@ -178,15 +153,22 @@ def test_rates_follow_from_the_fastest_repeats():
 
 
 @pytest.mark.parametrize(
-    ("time_ns", "expected"),
-    [(10, measure.MOST_REPEATS), (measure.VISIT_NS, 1), (measure.VISIT_NS // 3 + 1, 3)],
+    ("taken_ns", "calls"),
+    [(10, clock.MOST_CALLS), (clock.VISIT_NS, clock.LEAST_CALLS), (clock.VISIT_NS // 3 + 1, 3)],
 )
-def test_a_visit_repeats_a_short_run(time_ns, expected, monkeypatch):
-    monkeypatch.setattr(measure, "time_cell", lambda cell, signals: time_ns)
-    assert measure.visit(CELLS[0], None) == [time_ns] * expected
+def test_a_visit_is_a_loop_of_calls_that_ends_by_time_or_number(taken_ns, calls, monkeypatch):
+    monkeypatch.setattr(clock, "call_ns", lambda call: taken_ns)
+    assert clock.visit_ns(lambda: None) == [taken_ns] * calls
 
 
-def test_each_run_comes_after_a_pause_that_its_time_leaves_out():
-    begun_ns, runs = time.perf_counter_ns(), 20
-    times_ns = [run_ns(lambda: None) for _ in range(runs)]
-    assert sum(times_ns) + runs * PAUSE_NS <= time.perf_counter_ns() - begun_ns
+def test_a_time_is_the_mean_of_the_calls_after_the_first_ones():
+    assert clock.mean_ns([7]) == 7
+    assert clock.mean_ns([900, 5]) == 5
+    assert clock.mean_ns([900] * 25 + [2] * 75) == 2
+
+
+def test_the_calls_of_a_loop_take_what_the_loop_takes():
+    begun_ns = time.perf_counter_ns()
+    times_ns = clock.visit_ns(lambda: time.sleep(1e-3))
+    assert sum(times_ns) <= time.perf_counter_ns() - begun_ns
+    assert min(times_ns) >= 1e6

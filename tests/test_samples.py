@@ -259,7 +259,7 @@ def test_the_lines_that_the_bad_ones_are_made_from_are_good(written):
     lines = [{"kind": "timing", **TIMING}, {"kind": "micro", **MICRO}, {"kind": "cells", "cells": [CELL]}]
     path.write_text(path.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
     again = read_samples(path)
-    assert again.rounds == [*log.rounds[:2], [*log.rounds[2], (CELLS[1], 7)]]
+    assert again.rounds == [*log.rounds[:2], [*log.rounds[2], (CELLS[1], 9)]]
     assert again.micro == {"launch": [10.0, 7.0]}
     assert again.cells == CELLS[:1]
 

@@ -1,6 +1,6 @@
 """The truth beside a prediction: both forms timed, interleaved."""
 
-import gc
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlxjax.clock import QUARTILE, mean_ns, quiet_collector, visit_ns
+
 from ._advice import Measured
 
 #: Seconds of timing, and the least rounds.
 BUDGET_S, LEAST_ROUNDS = 2.0, 10
-#: Of the rounds, the share that a form's time is not below.
-QUARTILE = 0.25
 
 
 def measure(apart: Callable[..., Any], together: Callable[..., Any], args: tuple[Any, ...]) -> Measured:
@@ -32,29 +32,15 @@ def measure(apart: Callable[..., Any], together: Callable[..., Any], args: tuple
     jax.block_until_ready(together(*arrays))
     first_s = time.perf_counter() - start
     forms: list[Callable[..., Any]] = [apart, together]
-    times_ns: list[list[int]] = [[], []]
-    for form in forms:
-        _time(form, arrays)
-    end, enabled = time.perf_counter() + BUDGET_S, gc.isenabled()
-    gc.disable()
-    try:
+    times_ns: list[list[float]] = [[], []]
+    jax.block_until_ready(apart(*arrays))
+    end = time.perf_counter() + BUDGET_S
+    with quiet_collector():
         while len(times_ns[0]) < LEAST_ROUNDS or time.perf_counter() < end:
             for number in rng.permutation(2).tolist():
-                # The first of two calls finds in the caches what the other form left.
-                times_ns[number].append(min(_time(forms[number], arrays) for _ in range(2)))
-    finally:
-        if enabled:
-            gc.enable()
+                times_ns[number].append(mean_ns(visit_ns(functools.partial(forms[number], *arrays))))
     apart_ns, together_ns = (float(np.quantile(own, QUARTILE)) for own in times_ns)
     return Measured(apart_ns, together_ns, max(first_s - together_ns / 1e9, 0.0), len(times_ns[0]))
-
-
-def _time(form: Callable[..., Any], arrays: tuple[Any, ...]) -> int:
-    start = time.perf_counter_ns()
-    result = jax.block_until_ready(form(*arrays))
-    taken = time.perf_counter_ns() - start
-    del result
-    return taken
 
 
 def _array(arg: Any, rng: np.random.Generator) -> Any:
