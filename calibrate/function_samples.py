@@ -64,7 +64,7 @@ class FunctionLog:
         rounds = {number: list(own) for number, own in itertools.groupby(self.visits, lambda visit: visit.round)}
         whole = [own for own in rounds.values() if len(own) == len(names)] or list(rounds.values())[:1]
         made = [
-            (number, names.index(visit.name), mean_ns(visit.times_ns))
+            (number, names.index(visit.name), round(mean_ns(visit.times_ns)))
             for number, own in enumerate(whole)
             for visit in own
         ]

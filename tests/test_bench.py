@@ -201,8 +201,8 @@ def interrupting_build(good_runs):
 
 def test_ctrl_c_keeps_what_was_measured_and_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr("calibrate.bench_rounds.WARM_S", 0.0)
-    monkeypatch.setattr("calibrate.bench_rounds.REPEATED_NS", 0)
-    # One run is checked, one is warm, two are of the first round.
+    monkeypatch.setattr("rlxjax.clock.VISIT_NS", 0)
+    # One call is checked, one is warm, two are of the first round.
     path, stopping = tmp_path / "bench.json", contender("stopping", interrupting_build(4))
     both = [contenders(names=["host"])[0][0], stopping]
     monkeypatch.setattr(bench, "contenders", lambda *_: (both, {}))
