@@ -50,9 +50,10 @@ class KernelGroup(NamedTuple):
         looped: how many of the launches loops do.
         elements: of results, by operation, those computed again included. A transpose is ", untiled" where the kernel
             also broadcasts, and where a product reads its left matrix so. "gather slices", say, are the places that
-            gathers read; there are such of scatters too; of convolutions they are the runs of channels, of
+            gathers read; there are such of scatters too; of convolutions they are the runs of neighbours, of
             factorisations and products the matrices, of transforms how many there are. "fft steps" are the points of
-            transforms times the factors of their lengths, "matrix elements" those of the largest squares in what is
+            transforms times the factors of their lengths, "window elements" what convolutions load, "edge
+            window elements" that of windows over an edge, "matrix elements" those of the largest squares in what is
             factored, "rows" those that the loop over the result enters.
     """
 

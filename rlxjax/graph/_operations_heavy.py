@@ -61,10 +61,6 @@ def _ragged_dot(op: Operation) -> OperationCounts:
     return _multiply_adds(op.operand, products // groups if is_contracted and groups else products)
 
 
-#: Channels of a short vector.
-_VECTOR = 4
-
-
 def _convolution(op: Operation) -> OperationCounts:
     """`2` for every element of the result, tap and input channel of its group; padding counts, holes do not."""
     kernel, numbers = op.inputs[1], op.params["dimension_numbers"]
@@ -82,17 +78,41 @@ def _convolution(op: Operation) -> OperationCounts:
     return _multiply_adds(op.operand, products)
 
 
-def _taps(op: Operation) -> int:
-    """Return the pairs of a position and a tap of every group: so many runs of channels are read.
+def _runs(op: Operation) -> int:
+    """Return the runs of neighbours that a convolution reads: one a position, group and row of its window."""
+    return window_reads(op)[0]
 
-    A run of a few channels that no vector holds is read one by one.
+
+#: Channels of a short vector.
+_VECTOR = 4
+
+
+def window_reads(op: Operation) -> tuple[int, int, int]:
+    """Return the runs of neighbours that a convolution reads, the loads of these, and those of windows over an edge.
+
+    Channels, and the last axis of the window, lie beside each other. Channels that fill short vectors are loaded so.
     """
     numbers, kernel = op.params["dimension_numbers"], op.inputs[1]
-    positions = elements(op.result) // max(op.result.shape[numbers.out_spec[1]], 1)
-    taps = math.prod(kernel.shape[axis] for axis in numbers.rhs_spec[2:])
-    channels = kernel.shape[numbers.rhs_spec[1]]
-    reads = 1 if channels % _VECTOR == 0 else channels
-    return positions * taps * op.params["feature_group_count"] * reads
+    *rows, width = [kernel.shape[axis] for axis in numbers.rhs_spec[2:]] or [1]
+    images, channels = op.result.shape[numbers.out_spec[0]], kernel.shape[numbers.rhs_spec[1]]
+    windows, inside = images * op.params["feature_group_count"], 1
+    for axis, size_axis, tap_axis, stride, hole, dilation, (before, _) in zip(
+        numbers.out_spec[2:],
+        numbers.lhs_spec[2:],
+        numbers.rhs_spec[2:],
+        op.params["window_strides"],
+        op.params["lhs_dilation"],
+        op.params["rhs_dilation"],
+        op.params["padding"],
+        strict=True,
+    ):
+        positions, reach = op.result.shape[axis], (kernel.shape[tap_axis] - 1) * dilation
+        size = (op.operand.shape[size_axis] - 1) * hole + 1
+        first, last = -(-max(before, 0) // stride), (before + size - 1 - reach) // stride
+        windows, inside = windows * positions, inside * max(min(last, positions - 1) - first + 1, 0)
+    inside *= images * op.params["feature_group_count"]
+    each = math.prod(rows) * width * (channels if channels % _VECTOR else channels // _VECTOR)
+    return windows * math.prod(rows), windows * each, (windows - inside) * each
 
 
 def _channels_last(op: Operation) -> int:
@@ -306,7 +326,7 @@ add_rules(
     {
         "dot_general": Rule("matmul", _dot, reorders=_reordered, slices=_products),
         "ragged_dot_general": Rule("matmul", _ragged_dot),
-        "conv_general_dilated": Rule("convolution", _convolution, workspace=_channels_last, slices=_taps),
+        "conv_general_dilated": Rule("convolution", _convolution, workspace=_channels_last, slices=_runs),
         "fft": Rule("fft", _fft, slices=_transforms),
         "sort": Rule("sort", _sort, in_place=True),
         "top_k": Rule("sort", _top_k),

@@ -9,6 +9,7 @@ from ._buffers import EACH, SPREAD
 from ._equations import is_outer_reduction
 from ._kernels import TRANSPOSE, Work
 from ._operations import Aval, Operation, OperationCounts, Rule, elements, number_kind
+from ._operations_heavy import window_reads
 
 #: Elements of the last axis that is moved there so that what they come from stays in a first cache.
 _FEW = 16
@@ -33,6 +34,8 @@ def work_of(equation: Any, rule: Rule, counts: OperationCounts, operation: Opera
         also[f"{name} slices"] = rule.slices(operation)
     if name.startswith("fft"):
         also["fft steps"] = transform_steps(equation)
+    if rule.family == "convolution":
+        _, also["window elements"], also["edge window elements"] = window_reads(operation)
     if rule.family == "linear algebra":
         also["matrix elements"] = _square_elements(operation.operand)
     return Work(

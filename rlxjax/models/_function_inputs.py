@@ -71,8 +71,9 @@ FLOP_OF_A_STEP = 2.5
 REAL_TRANSFORM, STEPS_OF_A_TRANSFORM, LONG_TRANSFORM_BYTES, LONG_TRANSFORM = 1.4, 950.0, 1.3e5, 1.5
 #: FLOP that stand for one product more of a batch of them.
 FLOP_OF_A_PRODUCT = 7e3
-#: FLOP that stand for a run of channels that a convolution reads, and for an element of a factorisation.
-FLOP_OF_A_TAP, FLOP_OF_AN_ELEMENT = 530.0, 270.0
+#: FLOP that stand for a run of neighbours that a convolution reads, for a load of one, and for a load of a window over
+#: an edge; and for an element of a factorisation.
+FLOP_OF_A_RUN, FLOP_OF_A_LOAD, FLOP_OF_AN_EDGE_LOAD, FLOP_OF_AN_ELEMENT = 1700.0, 42.0, 330.0, 270.0
 #: FLOP that stand for a call of a factorisation, of one matrix.
 FLOP_OF_A_MATRIX = 3.7e3
 #: A comparison of a heap, of one of a sort.
@@ -184,7 +185,10 @@ def _counts(group: KernelGroup) -> dict[str, float]:
         case "matmul":
             found["matmul_flop"] = flop + FLOP_OF_A_PRODUCT * max(slices - group.launches, 0)
         case "convolution":
-            found["convolution_flop"] = flop + FLOP_OF_A_TAP * slices
+            loads = (
+                FLOP_OF_A_LOAD * elements["window elements"] + FLOP_OF_AN_EDGE_LOAD * elements["edge window elements"]
+            )
+            found["convolution_flop"] = flop + FLOP_OF_A_RUN * slices + loads
         case "fft":
             steps = elements.get("fft steps", flop / FLOP_OF_A_STEP)
             steps *= REAL_TRANSFORM if kind.operation == "fft real" else 1.0
