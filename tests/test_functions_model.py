@@ -205,6 +205,28 @@ def test_a_loop_launches_its_kernels_and_stacks_its_results():
     assert profile.results == 2
 
 
+@pytest.mark.parametrize(
+    ("stride", "hole", "dilation", "padding"), [(1, 1, 1, (0, 0)), (2, 1, 2, (3, 1)), (3, 2, 1, (0, 4))]
+)
+def test_a_convolution_reads_runs_and_those_over_an_edge_one_by_one(stride, hole, dilation, padding):
+    images, size, width, channels = 2, 9, 3, 5
+
+    def convolve(x, w):
+        return jax.lax.conv_general_dilated(
+            x, w, (stride,), (padding,), (hole,), (dilation,), dimension_numbers=("NWC", "WIO", "NWC")
+        )
+
+    arguments = real(images, size, channels), real(width, channels, 4)
+    positions = jax.eval_shape(convolve, *arguments).shape[1]
+    reach, last = (width - 1) * dilation, (size - 1) * hole
+    starts = [place * stride - padding[0] for place in range(positions)]
+    over_edges = sum(start < 0 or start + reach > last for start in starts)
+    (kernel,) = (g for g in rx.profile_function(convolve, *arguments).kernels if g.kind.family == "convolution")
+    counted = [kernel.elements[name] for name in ("conv_general_dilated slices", "window elements")]
+    assert counted == [images * positions, images * positions * width * channels]
+    assert kernel.elements["edge window elements"] == images * over_edges * width * channels
+
+
 def test_a_transform_takes_the_factors_of_its_length():
     def steps(*shape):
         transform = jnp.fft.fft if len(shape) == 1 else jnp.fft.fft2
@@ -349,10 +371,10 @@ def test_samples_are_read_again_up_to_a_line_that_was_cut_short(fitted, tmp_path
 
 def test_too_few_functions_and_unknown_ones_are_refused(fitted, tmp_path):
     _, log, _ = fitted
-    few = FunctionLog(log.fingerprint, log.visits[:3])
+    few = FunctionLog(log.fingerprint, visits=log.visits[:3])
     with pytest.raises(ValueError, match="expected times of at least"):
         fit_functions(few, tmp_path / "a.json", tmp_path / "a", "", [], force=False)
-    other = FunctionLog(log.fingerprint, [Visit(round=0, name="nope", times_ns=[1])])
+    other = FunctionLog(log.fingerprint, visits=[Visit(round=0, name="nope", times_ns=[1])])
     with pytest.raises(ValueError, match="holds 'nope', which is no function of this suite"):
         fit_functions(other, tmp_path / "a.json", tmp_path / "a", "", [], force=False)
 

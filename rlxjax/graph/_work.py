@@ -34,7 +34,7 @@ def work_of(equation: Any, rule: Rule, counts: OperationCounts, operation: Opera
         also[f"{name} slices"] = rule.slices(operation)
     if name.startswith("fft"):
         also["fft steps"] = transform_steps(equation)
-    if rule.family == "convolution":
+    if name == "conv_general_dilated":
         _, also["window elements"], also["edge window elements"] = window_reads(operation)
     if rule.family == "linear algebra":
         also["matrix elements"] = _square_elements(operation.operand)

@@ -185,10 +185,9 @@ def _counts(group: KernelGroup) -> dict[str, float]:
         case "matmul":
             found["matmul_flop"] = flop + FLOP_OF_A_PRODUCT * max(slices - group.launches, 0)
         case "convolution":
-            loads = (
-                FLOP_OF_A_LOAD * elements["window elements"] + FLOP_OF_AN_EDGE_LOAD * elements["edge window elements"]
-            )
-            found["convolution_flop"] = flop + FLOP_OF_A_RUN * slices + loads
+            loads, of_edges = elements.get("window elements", 0), elements.get("edge window elements", 0)
+            found["convolution_flop"] = flop + FLOP_OF_A_RUN * slices
+            found["convolution_flop"] += FLOP_OF_A_LOAD * loads + FLOP_OF_AN_EDGE_LOAD * of_edges
         case "fft":
             steps = elements.get("fft steps", flop / FLOP_OF_A_STEP)
             steps *= REAL_TRANSFORM if kind.operation == "fft real" else 1.0
