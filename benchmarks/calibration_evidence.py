@@ -26,13 +26,7 @@ from calibrate.samples import SampleLog, read_samples, timings_of
 from calibrate.validate import built_in_ns, error_summaries, sizes_of
 from calibrate.visits import Visits, noise_floor, quantile_ns
 from calibrate.workloads import SAME_RESULT, Cell, Grid, runs_model
-from rlxjax.fit import (
-    LatencyEstimate,
-    cross_validated_regret,
-    fit_posterior,
-    predicted_ns,
-    refine_for_decisions,
-)
+from rlxjax.fit import LatencyEstimate, fit_posterior, predicted_ns
 from rlxjax.models import WELCH
 
 EVIDENCE = Path("docs/evidence/calibration-evidence.json")
@@ -74,15 +68,13 @@ def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:
     prior = micro_prior(micro_rates(log)) if log.micro else WELCH.prior
     facts = facts_of(log, {})
     blind = fit_posterior(timings, prior, weights, facts)
-    refined = refine_for_decisions(blind.posterior, timings, None, weights)
-    found, of_refined = (estimates(one, cells) for one in (blind.posterior, refined.posterior))
+    found = estimates(blind.posterior, cells)
     terms_ns = np.asarray(predicted_ns(blind.terms.coefficients, timings.runs, facts))
     methods = {
         BUILT_IN: Prediction(built_in_ns(cells)),
         "non-negative least squares": Prediction(linear_ns(cells, measured, seen)),
         "terms alone": Prediction(terms_ns),
         FIT: Prediction(np.asarray(found.time_ns), found),
-        "the fit, refined": Prediction(np.asarray(of_refined.time_ns), of_refined),
     }
     names = np.array([cell.strategy for cell in cells])
     of_strategy = {name: noise[names == name].mean() for name in np.unique(names)}
@@ -92,14 +84,6 @@ def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:
     by_halves = Judge(cells, odd_ns, judge.noise, ~seen)
     rows = {name: judge.row(prediction) for name, prediction in methods.items()}
     rows["half of the rounds, by the other half"] = by_halves.row(Prediction(even_ns))
-
-    def one_stage(some: np.ndarray):
-        return fit_posterior(timings, prior, some, facts).posterior
-
-    def two_stages(some: np.ndarray):
-        return refine_for_decisions(one_stage(some), timings, None, some).posterior
-
-    folds = cross_validated_regret([one_stage, two_stages], timings, None, weights)
     summaries = error_summaries(cells, measured, found, terms_ns, noise, grid, seen)
     return {
         "workloads": len(cells),
@@ -112,13 +96,6 @@ def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:
             name: [entry._asdict() for entry in judge.reliability(methods[name])] for name in (BUILT_IN, FIT)
         },
         "coverage": metrics.coverage(part_of(found, ~seen), measured[~seen])._asdict(),
-        "refined": {
-            "regret_seen_before": refined.regret_before,
-            "regret_seen_after": refined.regret,
-            "moved": refined.moved,
-            "regret_left_out_before": float(folds[0]),
-            "regret_left_out_after": float(folds[1]),
-        },
         "largest_regrets": judge.largest_regrets(methods[FIT]),
     }
 
@@ -251,7 +228,6 @@ def campaign_tables(name: str, said: Mapping[str, Any]) -> list[str]:
         for entry in entries
     ]
     covered = said["coverage"]
-    before, after, out_before, out_after = (percent(said["refined"][key], 2) for key in REFINED)
     worst = [
         ["x".join(map(str, entry["batch_n_fft_k"])), percent(entry["regret"])]
         + [f"{entry['measured_ns'][s] / 1e3:.0f} ({entry['predicted_ns'][s] / 1e3:.0f})" for s in SAME_RESULT]
@@ -269,8 +245,6 @@ def campaign_tables(name: str, said: Mapping[str, Any]) -> list[str]:
         table(["by", "probability", "pairs", "said", "so"], bins),
         f"90 % intervals hold {percent(covered['share'])} % of {covered['timings']} held-out timings "
         f"(binomial test: p = {covered['p_value']:.2f}).",
-        f"The second stage takes the regret of what it sees from {before} % to {after} %; where a batch or "
-        f"n_fft is left out, from {out_before} % to {out_after} %.",
         "The largest regrets, with measured (predicted) times in µs:",
         table(["batch x n_fft x k", "regret", *SAME_RESULT], worst),
     ]
@@ -313,7 +287,6 @@ def summary_tables(campaigns: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 ERROR_COLUMNS = ("fit", "held_out", "interior", "edge", "terms_alone", "noise_floor", "built_in")
-REFINED = ("regret_seen_before", "regret_seen_after", "regret_left_out_before", "regret_left_out_after")
 METHOD_COLUMNS = (
     *("method", "error", "regret, mean", "95th percentile", "largest", "ordered"),
     *("rank, all", "rank within", "Brier"),

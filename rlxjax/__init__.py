@@ -18,8 +18,6 @@ The names of every day, by task:
 All others stand in the same namespace, and once more in that of their room: `rlxjax.graph`, `rlxjax.device`,
 `rlxjax.fusion`, `rlxjax.fit`, `rlxjax.models`, `rlxjax.calibration`, `rlxjax.advice`, `rlxjax.welch`, `rlxjax.learned`;
 pictures are in `rlxjax.plot` alone. `help(rlxjax.fit)` lists one room.
-
-`Path` and `Strategy` are aliases of `WelchPath` and `ReferenceStrategy`; they go with the next release.
 """
 
 import importlib as _importlib
@@ -78,7 +76,7 @@ __all__ = [*_MODULES, *(room for room in _NAMES if not room.startswith("_"))]  #
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        name = _importlib.import_module("._renamed", __name__).new_name(__name__, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = _importlib.import_module(f".{_MODULES.get(name, name)}", __name__)
     value = globals()[name] = getattr(module, name) if name in _MODULES else module
     return value

@@ -157,8 +157,4 @@ from .welch import welch_peaks as welch_peaks
 from .welch import welch_peaks_fusion_gate_breakdown as welch_peaks_fusion_gate_breakdown
 from .welch import welch_peaks_graph as welch_peaks_graph
 
-#: Aliases, for one release.
-Path = WelchPath
-Strategy = ReferenceStrategy
-
 __version__: str

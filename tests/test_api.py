@@ -395,30 +395,12 @@ def test_the_first_call_of_a_process_may_be_traced():
     )
 
 
-def test_older_names_are_aliases_that_warn_with_the_line_that_uses_them():
-    shown = run_python(
-        "import warnings, rlxjax as rx\n"
-        "warnings.simplefilter('always')\n"
-        "with warnings.catch_warnings(record=True) as caught:\n"
-        "    for module in (rx, rx.welch):\n"
-        "        assert module.Path is rx.WelchPath and module.Strategy is rx.ReferenceStrategy\n"
-        "for one in caught: print(one.category.__name__, one.filename, one.message)"
-    )
-    expected = [
-        f"DeprecationWarning <string> {module}.{old} is called {module}.{new}; the old name goes with the next release"
-        for module in ("rlxjax", "rlxjax.welch")
-        for old, new in (("Path", "WelchPath"), ("Strategy", "ReferenceStrategy"))
-    ]
-    assert shown.splitlines() == expected
-    assert not {"Path", "Strategy"} & {*dir(rx), *rx.welch.__all__}
-    assert not {"Path", "Strategy"} & set(SPECIFIED)
-    with pytest.raises(AttributeError, match=r"module 'rlxjax\.welch' has no attribute 'peaks'"):
-        _ = rx.welch.peaks
+ROOMS = [name for name in rx.__all__ if inspect.ismodule(getattr(rx, name))]
+
+
+def test_a_path_of_another_name_is_refused_with_those_that_there_are():
     with pytest.raises(ValueError, match="unknown path 'gpu'; expected one of host"):
         rx.WelchPath.parse("gpu")
-
-
-ROOMS = [name for name in rx.__all__ if inspect.ismodule(getattr(rx, name))]
 
 
 def test_a_room_lists_all_its_names_and_says_what_it_is_for():

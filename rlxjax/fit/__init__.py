@@ -40,10 +40,6 @@ from ._posterior_fit import fit_posterior as fit_posterior
 from ._predict import predicted_ns as predicted_ns
 from ._prior import LatencyPrior as LatencyPrior
 from ._prior import wide_prior as wide_prior
-from ._regret import cross_validated_regret as cross_validated_regret
-from ._regret import pick_regret as pick_regret
-from ._regret import refine_for_decisions as refine_for_decisions
-from ._regret import smoothed_regret as smoothed_regret
 from ._strategies import all_inputs as all_inputs
 from ._strategies import alternatives_of as alternatives_of
 from ._strategies import strategy_of as strategy_of

@@ -5,8 +5,6 @@ computed. `estimate_welch_peaks_costs` and `pick_welch_peaks_strategy` have the 
 of which a `ReferenceStrategy` is a choice.
 """
 
-from rlxjax._renamed import new_name as _new_name
-
 from ._device_programs import fused_peaks as fused_peaks
 from ._device_programs import mean_power as mean_power
 from ._device_programs import padded_batch as padded_batch
@@ -51,7 +49,3 @@ from .costs._pick import pick_welch_peaks_strategy as pick_welch_peaks_strategy
 from .costs._pick import soft_pick_welch_peaks_strategy as soft_pick_welch_peaks_strategy
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str) -> object:
-    return globals()[_new_name(__name__, name)]
