@@ -70,29 +70,43 @@ def _dot_jvp(primals, tangents):
     return _dot(counts, rates), functools.reduce(jnp.add, changes)
 
 
-@jax.custom_jvp
 def logistic(x: RealLike) -> Array:
-    """Return `1 / (1 + exp(-x))`.
+    """Return `1 / (1 + exp(-x))`."""
+    tail = _tail(x)
+    return jnp.where(jnp.signbit(tail), 1.0 + tail, tail)
+
+
+@jax.custom_jvp
+def _tail(x: RealLike) -> Array:
+    """Return the smaller of `p` and `1 - p` of a logistic `p`, negative where that is `1 - p`.
 
     Prevents: the derivative `p * (1 - p)`, which is exactly zero in float32 from `x = 17` on.
     """
-    return jax.nn.sigmoid(x)
+    return 1.0 / (jnp.where(x > 0, -1.0, 1.0) * (1.0 + jnp.exp(jnp.abs(x))))
 
 
-@logistic.defjvp
-def _logistic_jvp(primals, tangents):
-    decay = jnp.exp(-jnp.abs(primals[0]))
-    return logistic(*primals), decay / jnp.square(1.0 + decay) * tangents[0]
+@_tail.defjvp
+def _tail_jvp(primals, tangents):
+    tail = _tail(*primals)
+    return tail, jnp.abs(tail) * (1.0 - jnp.abs(tail)) * tangents[0]
 
 
 def log_odds(x: RealLike, temperature: RealLike) -> Array:
-    """Return `x / temperature`, the log-odds of `soft_step`, within the root of the largest float.
+    """Return `x / temperature`, the log-odds of `soft_step`, within the root of the largest float."""
+    return _log_odds(*_floats(x, temperature))
 
-    Prevents: an infinite quotient, and the NaN that its derivative by the temperature makes.
-    """
-    x, temperature = _floats(x, temperature)
+
+@jax.custom_jvp
+def _log_odds(x: Array, temperature: Array) -> Array:
+    """Prevents: an infinite quotient, and the NaN that its derivative by the temperature makes."""
     most = 0.5 * float(jnp.finfo(x.dtype).max) ** 0.5 * temperature
-    return jnp.where(jnp.abs(x) > most, jnp.sign(x) * most, x) / temperature
+    return jnp.clip(x, -most, most) / temperature
+
+
+@_log_odds.defjvp
+def _log_odds_jvp(primals, tangents):
+    odds, temperature = _log_odds(*primals), primals[1]
+    return odds, (tangents[0] - odds * tangents[1]) / temperature
 
 
 def soft_step(x: RealLike, temperature: RealLike) -> Array:
