@@ -33,7 +33,7 @@ from ._file import (
 )
 from ._fingerprint import MACHINE_FIELDS, current_fingerprint, fingerprint_differences, warn_if_elsewhere
 from ._functions import FunctionPrediction, predict_function
-from ._population import population, population_models
+from ._population import population_models
 from ._schema import CalibrationFile
 
 #: Those that the calibrate job times.
@@ -245,7 +245,8 @@ def load_calibration(
 def prior_calibration(platform: str | None = None) -> Calibration | None:
     """Return what a population of machines says of one that was never timed; None where there is no population.
 
-    Its intervals are wide, and its provenance says that nothing was measured here.
+    Its intervals are wide, its provenance says that nothing was measured here, and the caution of a model says how
+    many machines speak.
 
     Args:
         platform: "cpu", "gpu" or "tpu"; JAX's default unless given. There is a population of CPUs.
@@ -255,16 +256,8 @@ def prior_calibration(platform: str | None = None) -> Calibration | None:
         'fused'
     """
     name = jax.default_backend() if platform is None else platform
-    models, known = population_models(name), population(name)
-    if not models or known is None:
-        return None
-    count = max(len(section.machines) for section in known.models.values())
-    return Calibration(
-        models,
-        None,
-        {},
-        source=f"no calibration of this machine: what {count} known machines say",
-    )
+    models = population_models(name)
+    return Calibration(models, None, {}, source="no calibration of this machine") if models else None
 
 
 def default_calibration(platform: str | None = None) -> Calibration | None:
