@@ -158,7 +158,7 @@ def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
 def _maximum(x: Array, y: Array, temperature: Array) -> Array:
     """Prevents: cancellation between the larger and the difference, and `inf - inf`."""
     odds = log_odds(_gap(x, y), temperature)
-    return jnp.maximum(x, y) + temperature * jax.nn.softplus(-jnp.abs(odds))
+    return jnp.maximum(x, y) + temperature * jnp.log1p(jnp.exp(-jnp.abs(odds)))
 
 
 @_maximum.defjvp
@@ -166,7 +166,7 @@ def _maximum_jvp(primals, tangents):
     """By the temperature, a maximum changes with the entropy of its choice."""
     x, y, temperature = primals
     odds = log_odds(_gap(x, y), temperature)
-    entropy = jax.nn.softplus(-jnp.abs(odds)) + jnp.abs(odds) * logistic(-jnp.abs(odds))
+    entropy = jnp.log1p(jnp.exp(-jnp.abs(odds))) + jnp.abs(odds) * logistic(-jnp.abs(odds))
     change = logistic(odds) * tangents[0] + logistic(-odds) * tangents[1] + entropy * tangents[2]
     return _maximum(x, y, temperature), change
 
