@@ -3,7 +3,6 @@
 import dataclasses
 import datetime
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path as FilePath
@@ -45,10 +44,8 @@ from .visits import DECILE, noise_floor, quantile_ns
 MOST_CELLS, HELD_OUT_SHARE = 100, 0.3
 #: Spread of functions that the choice of what to time supposes.
 DESIGN_SPREAD = 0.2
-#: Seconds kept back for two fits, judging and writing; and the share of the time before that for compiling.
-FIT_RESERVE_S, COMPILE_SHARE = 6.0, 0.5
-#: Functions that are compiled however long that takes.
-LEAST_COMPILED = 2 * MIN_TIMINGS
+#: Seconds kept back for two fits, judging and writing; share of the rest for compiling; functions compiled at least.
+FIT_RESERVE_S, COMPILE_SHARE, LEAST_COMPILED = 6.0, 0.5, 2 * MIN_TIMINGS
 MIN_BUDGET_S = 15.0
 
 
@@ -90,8 +87,8 @@ def run_functions(
     with progress.phase("choosing functions"):
         cells = chosen_cells(function_cells())
     with progress.phase("compiling functions"):
-        compile_by = Deadline(time.perf_counter() + COMPILE_SHARE * deadline.left_s())
-        programs = _compiled(cells, np.random.default_rng(0), compile_by, log.fingerprint.cores)
+        compile_by = Deadline(deadline.at_s - (1.0 - COMPILE_SHARE) * deadline.left_s())
+        programs = _compiled(cells, compile_by, log.fingerprint.cores)
     if left_out := [cell.name for cell in cells if cell.name not in programs]:
         notes.append(f"Left out, as there was no time to compile them: {', '.join(left_out)}.")
     with progress.phase("measuring functions", deadline) as advance, open(samples_path, "x", encoding="utf-8") as file:
@@ -211,24 +208,18 @@ def _called(cell: FunctionCell) -> tuple[Any, ...]:
     return fn, *shapes
 
 
-def _compiled(
-    cells: Sequence[FunctionCell], rng: np.random.Generator, deadline: Deadline, n_threads: int
-) -> dict[str, Callable[[], Any]]:
-    """Return programs that are compiled and have run, each with its arguments, by name.
-
-    In a random order; those that have not begun by the deadline are left out, where there are enough for a fit.
-    """
+def _compiled(cells: Sequence[FunctionCell], deadline: Deadline, n_threads: int) -> dict[str, Callable[[], Any]]:
+    """Return programs, each with its arguments, by name, that were compiled and run in a random order by a deadline."""
+    rng = np.random.default_rng(0)
     programs = {cells[place].name: _program(cells[place], rng) for place in rng.permutation(len(cells)).tolist()}
-    enough = set(list(programs)[:LEAST_COMPILED])
 
-    def is_ready(name: str) -> bool:
-        if is_begun := name in enough or deadline.left_s() > 0:
-            jax.block_until_ready(programs[name]())
+    def is_ready(place: int, run: Callable[[], Any]) -> bool:
+        if is_begun := place < LEAST_COMPILED or deadline.left_s() > 0:
+            jax.block_until_ready(run())
         return is_begun
 
     with ThreadPoolExecutor(n_threads) as pool:
-        ready = list(pool.map(is_ready, programs))
-    return dict(itertools.compress(programs.items(), ready))
+        return dict(itertools.compress(programs.items(), pool.map(is_ready, range(len(cells)), programs.values())))
 
 
 def _program(cell: FunctionCell, rng: np.random.Generator) -> Callable[[], Any]:

@@ -145,13 +145,8 @@ class Grid:
     max_samples: int = GRID_SAMPLES
 
     def cells(self, model_n_ffts: Iterable[int] = (), platform: str = "cpu") -> list[Cell]:
-        """Return every cell of the grid, in a fixed order; learned ones for the segment lengths of models.
-
-        Maxima are timed on platforms where they may select.
-        """
+        """Return every cell of the grid, in a fixed order: learned ones for models' lengths, maxima where they select."""
         n_ffts = dict.fromkeys(WITHOUT_MODEL, self.n_ffts) | {"learned": tuple(model_n_ffts)}
-        if not schedule(platform).most_bins_maxima:
-            n_ffts["fused-maxima"] = ()
         return [
             Cell(strategy, batch, n_fft, k)
             for strategy in STRATEGIES
@@ -159,6 +154,7 @@ class Grid:
             for column, n_fft in enumerate(n_ffts[strategy])
             for k in self._ks_of(row + column, n_fft)
             if batch * n_fft <= self.max_samples
+            if strategy != "fused-maxima" or schedule(platform).most_bins_maxima
         ]
 
     def seen(self, cells: Sequence[Cell]) -> np.ndarray:

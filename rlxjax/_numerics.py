@@ -92,21 +92,14 @@ def _tail_jvp(primals, tangents):
 
 
 def log_odds(x: RealLike, temperature: RealLike) -> Array:
-    """Return `x / temperature`, the log-odds of `soft_step`, within the root of the largest float."""
-    return _log_odds(*_floats(x, temperature))
+    """Return `x / temperature`, the log-odds of `soft_step`, within the root of the largest float.
 
-
-@jax.custom_jvp
-def _log_odds(x: Array, temperature: Array) -> Array:
-    """Prevents: an infinite quotient, and the NaN that its derivative by the temperature makes."""
+    Prevents: an infinite quotient, and the NaN that its derivative by the temperature makes.
+    """
+    x, temperature = _floats(x, temperature)
     most = 0.5 * float(jnp.finfo(x.dtype).max) ** 0.5 * temperature
-    return jnp.clip(x, -most, most) / temperature
-
-
-@_log_odds.defjvp
-def _log_odds_jvp(primals, tangents):
-    odds, temperature = _log_odds(*primals), primals[1]
-    return odds, (tangents[0] - odds * tangents[1]) / temperature
+    held = jnp.clip(x, -most, most)
+    return straight_through(held, jnp.broadcast_to(x, held.shape)) / temperature
 
 
 def soft_step(x: RealLike, temperature: RealLike) -> Array:

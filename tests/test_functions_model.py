@@ -390,7 +390,7 @@ def test_what_is_not_compiled_by_the_deadline_is_left_out_once_there_are_enough_
     cells = [SimpleNamespace(name=str(place), fn=lambda: 1.0, arguments=lambda _: ()) for place in range(40)]
     for left_s, expected in ((-1.0, functions_job.LEAST_COMPILED), (600.0, len(cells))):
         deadline = Deadline(time.perf_counter() + left_s)
-        programs = functions_job._compiled(cells, np.random.default_rng(0), deadline, n_threads=3)
+        programs = functions_job._compiled(cells, deadline, n_threads=3)
         assert len(programs) == expected
         assert all(run() == 1.0 for run in programs.values())
 

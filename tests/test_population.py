@@ -41,7 +41,10 @@ def test_the_population_is_of_the_models_and_of_the_schedule_that_are_here():
         assert calibrated.model is BUILT_IN[name]
         assert named(calibrated.coefficients) == named(population_prior(BUILT_IN[name], "cpu").median)
         count = len(population("cpu").models[name].machines)
-        assert f"what {count} known machine{'s say' if count > 1 else ' says'}; `rlxjax calibrate`" in calibrated.cautions[0]
+        assert (
+            f"what {count} known machine{'s say' if count > 1 else ' says'}; `rlxjax calibrate`"
+            in calibrated.cautions[0]
+        )
     facts, here = calibration.of("welch").posterior.facts, schedule("cpu")._asdict()
     assert {name: facts[name] for name in here if name in facts} == {
         name: float(value) for name, value in here.items() if name in facts

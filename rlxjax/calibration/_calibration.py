@@ -245,8 +245,7 @@ def load_calibration(
 def prior_calibration(platform: str | None = None) -> Calibration | None:
     """Return what a population of machines says of one that was never timed; None where there is no population.
 
-    Its intervals are wide, its provenance says that nothing was measured here, and the caution of a model says how
-    many machines speak.
+    Its intervals are wide, and its provenance says that nothing was measured here.
 
     Args:
         platform: "cpu", "gpu" or "tpu"; JAX's default unless given. There is a population of CPUs.

@@ -122,8 +122,7 @@ def population_models(platform: str) -> dict[str, CalibratedModel]:
         prior = None if model is None else population_prior(model, platform)
         if model is None or prior is None:
             continue
-        count = len(section.machines)
-        said = "1 known machine says" if count == 1 else f"{count} known machines say"
+        said = f"{len(section.machines)} known machine{' says' if len(section.machines) == 1 else 's say'}"
         found[name] = CalibratedModel(
             _posterior(model, prior, section),
             dict.fromkeys(section.coefficients, Provenance.UNCALIBRATED),

@@ -97,8 +97,7 @@ class WelchModel(LatencyModel):
 
     def same_result(self, runs: Runs, facts: Facts) -> Bool[Array | np.ndarray, "*batch variants"]:
         """Return which variants are candidates: learned runs with a model of their length, maxima where they select."""
-        known = {**_FACTS, **facts}
-        lengths, blocks = known["learned_n_fft"], known["least_blocks"]
+        lengths, blocks = ({**_FACTS, **facts}[name] for name in ("learned_n_fft", "least_blocks"))
         xp = namespace_of(*runs.inputs.values(), *lengths, blocks)
         n_fft = xp.broadcast_to(xp.asarray(runs.inputs["n_fft"]), runs.shape)
         found = xp.zeros(runs.shape, bool)

@@ -129,8 +129,7 @@ def work_of(runs: Runs, facts: Facts) -> Work:
     variant = jnp.asarray(runs.variant)
     batch, n_fft, k, n_segments = (jnp.asarray(runs.inputs[name]) for name in ("batch", "n_fft", "k", "n_segments"))
     on_host, is_learned = variant == HOST, variant == LEARNED
-    # Where nothing selects by maxima, a heap does.
-    has_maxima = jnp.asarray(facts["least_blocks"]) > 0
+    has_maxima = jnp.asarray(facts["least_blocks"]) > 0  # else a heap selects
     by_numpy = on_host | (variant == BLOCK)
     by_maxima, by_heap = ~by_numpy & (variant != TOP_K) & has_maxima, ~by_numpy & ((variant == TOP_K) | ~has_maxima)
     row_samples, bins, row_bytes = n_segments * n_fft, n_fft / 2.0 + 1.0, 2.0 * n_fft * (n_segments + 1.0)

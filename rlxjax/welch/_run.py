@@ -33,12 +33,7 @@ _NAMED = {path.value: path for path in (WelchPath.HOST, WelchPath.FUSED, WelchPa
 MODEL_NAME = "welch"
 #: Peaks of fewer bytes are not checked for whether memory holds them; copies there are of them at most.
 LEAST_CHECKED_BYTES, COPIES_OF_PEAKS = 2**26, 2
-BUILT_IN_COSTS_NS = {
-    WelchPath.HOST: host_path_ns,
-    WelchPath.FUSED: fused_graph_ns,
-    WelchPath.BLOCK: block_graph_ns,
-    WelchPath.LEARNED: learned_path_ns,
-}
+BUILT_IN_COSTS_NS = {WelchPath.HOST: host_path_ns, WelchPath.FUSED: fused_graph_ns, WelchPath.BLOCK: block_graph_ns}
 
 
 def welch_peaks(
@@ -294,8 +289,7 @@ def _choose_path(
         return (WelchPath.FUSED if parsed == ReferenceStrategy.RLX else WelchPath.HOST), given
     candidates = (WelchPath.FUSED, WelchPath.BLOCK)
     if parsed != ReferenceStrategy.RLX:
-        # Rows on an accelerator stay there: the host would read all of them back.
-        host = (WelchPath.HOST,) if platform in (None, "cpu") else ()
+        host = (WelchPath.HOST,) if platform in (None, "cpu") else ()  # which would read all rows back
         candidates = (*host, *candidates, *(() if model is None else (WelchPath.LEARNED,)))
     by = given
     if calibration is None:
@@ -305,8 +299,7 @@ def _choose_path(
     if by is not None:
         return WelchPath(_calibrated_pick(by, batch, params, tuple(map(str, candidates)), model)), by
     gates = (0, 0) if model is None else (model.active_gates, model.total_gates)
-    device = Device.CPU if platform == "cpu" else jax_device()
-    return _cheapest_built_in(batch, params, candidates, gates, device, platform is None), None
+    return _cheapest_built_in(batch, params, candidates, gates, Device.CPU if platform == "cpu" else jax_device()), None
 
 
 def _calibrated_pick(
@@ -334,15 +327,14 @@ def _cheapest_built_in(
     candidates: tuple[WelchPath, ...],
     gates: tuple[int, int],
     device: Device,
-    is_sent: bool,
 ) -> WelchPath:
-    """Return the candidate of least built-in cost; rows of NumPy are sent to the device before it runs."""
+    """Return the candidate of least built-in cost: where the host is one, rows are sent to devices of other memory."""
     row = backend_coefficients(device.value)
-    upload_ns = 4.0 * batch * params.frame_len / float(row.readback_bw) if is_sent and not row.unified_memory else 0.0
+    upload_ns = 0.0 if row.unified_memory else 4.0 * batch * params.frame_len / float(row.readback_bw)
 
     def cost(path: WelchPath) -> float:
         sizes = (batch, params.n_fft, params.k, *(gates if path is WelchPath.LEARNED else ()))
-        path_ns = float(BUILT_IN_COSTS_NS[path](device, *sizes, n_segments=params.n_segments))
+        path_ns = float(BUILT_IN_COSTS_NS.get(path, learned_path_ns)(device, *sizes, n_segments=params.n_segments))
         return path_ns if path is WelchPath.HOST else path_ns + upload_ns
 
     with jax.ensure_compile_time_eval():
