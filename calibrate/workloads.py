@@ -145,7 +145,7 @@ class Grid:
     max_samples: int = GRID_SAMPLES
 
     def cells(self, model_n_ffts: Iterable[int] = (), platform: str = "cpu") -> list[Cell]:
-        """Return every cell of the grid, in a fixed order: learned ones for models' lengths, maxima where they select."""
+        """Return every cell of the grid, in a fixed order: learned ones for models' lengths, maxima where used."""
         n_ffts = dict.fromkeys(WITHOUT_MODEL, self.n_ffts) | {"learned": tuple(model_n_ffts)}
         return [
             Cell(strategy, batch, n_fft, k)
