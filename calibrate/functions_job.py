@@ -45,8 +45,8 @@ from .visits import noise_floor, quantile_ns
 MOST_CELLS, HELD_OUT_SHARE = 100, 0.3
 #: Spread of functions that the choice of what to time supposes.
 DESIGN_SPREAD = 0.2
-#: Compilations at a time, and seconds kept back for two fits, judging and writing.
-COMPILERS, FIT_RESERVE_S = 2, 6.0
+#: Seconds kept back for two fits, judging and writing; share of the rest for compiling; functions compiled at least.
+FIT_RESERVE_S, COMPILE_SHARE, LEAST_COMPILED = 6.0, 0.5, 2 * MIN_TIMINGS
 MIN_BUDGET_S = 15.0
 
 
@@ -88,7 +88,10 @@ def run_functions(
     with progress.phase("choosing functions"):
         cells = chosen_cells(function_cells())
     with progress.phase("compiling functions"):
-        programs = _compiled(cells, np.random.default_rng(0))
+        compile_by = Deadline(deadline.at_s - (1.0 - COMPILE_SHARE) * deadline.left_s())
+        programs = _compiled(cells, compile_by, log.fingerprint.cores)
+    if left_out := [cell.name for cell in cells if cell.name not in programs]:
+        notes.append(f"Left out, as there was no time to compile them: {', '.join(left_out)}.")
     with progress.phase("measuring functions", deadline) as advance, open(samples_path, "x", encoding="utf-8") as file:
         file.write(Header(protocol=log.protocol, fingerprint=log.fingerprint).model_dump_json() + "\n")
         try:
@@ -98,7 +101,7 @@ def run_functions(
                 log.visits.append(visit)
         except KeyboardInterrupt:
             deadline.interrupted = True
-            if len(log.names()) < len(cells):
+            if len(log.names()) < len(programs):
                 raise KeyboardInterrupt(f"samples so far are in {samples_path}") from None
             notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
     with progress.phase("fitting functions"):
@@ -207,12 +210,18 @@ def _called(cell: FunctionCell) -> tuple[Any, ...]:
     return fn, *shapes
 
 
-def _compiled(cells: Sequence[FunctionCell], rng: np.random.Generator) -> dict[str, Callable[[], Any]]:
-    """Return programs that are compiled and have run, each with its arguments, by name."""
-    programs = {cell.name: _program(cell, rng) for cell in cells}
-    with ThreadPoolExecutor(COMPILERS) as pool:
-        list(pool.map(lambda run: jax.block_until_ready(run()), programs.values()))
-    return programs
+def _compiled(cells: Sequence[FunctionCell], deadline: Deadline, n_threads: int) -> dict[str, Callable[[], Any]]:
+    """Return programs, each with its arguments, by name, that were compiled and run in a random order by a deadline."""
+    rng = np.random.default_rng(0)
+    programs = {cells[place].name: _program(cells[place], rng) for place in rng.permutation(len(cells)).tolist()}
+
+    def is_ready(place: int, run: Callable[[], Any]) -> bool:
+        if is_begun := place < LEAST_COMPILED or deadline.left_s() > 0:
+            jax.block_until_ready(run())
+        return is_begun
+
+    with ThreadPoolExecutor(n_threads) as pool:
+        return dict(itertools.compress(programs.items(), pool.map(is_ready, range(len(cells)), programs.values())))
 
 
 def _program(cell: FunctionCell, rng: np.random.Generator) -> Callable[[], Any]:

@@ -99,7 +99,7 @@ def run(
     path.parent.mkdir(parents=True, exist_ok=True)
     samples_path = path.with_suffix(".samples.jsonl")
     fit_at_s = started_s + budget_s - max(FIT_RESERVE_S, FIT_RESERVE_SHARE * budget_s)
-    wanted = grid.cells(timed_models)
+    wanted = grid.cells(timed_models, here.platform)
     cells, too_large = split_by_memory(wanted, memory_limit_bytes())
     digests = {n_fft: timed.sha256 for n_fft, timed in timed_models.items()}
     skipped = {"would not fit in memory": [str(cell) for cell in too_large]}

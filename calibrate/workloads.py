@@ -13,7 +13,7 @@ from rlxjax import LearnedFft, load_learned_fft
 from rlxjax.calibration import LearnedFftFile, sha256_of
 from rlxjax.learned import LearnedWork, learned_program
 from rlxjax.models import GRID_BATCHES, GRID_KS, GRID_N_FFTS, GRID_SAMPLES
-from rlxjax.welch import FAST_SEGMENTS, ULTRA_SEGMENTS, WelchPath, WelchPeakParams
+from rlxjax.welch import FAST_SEGMENTS, ULTRA_SEGMENTS, WelchPath, WelchPeakParams, schedule
 
 
 class TimedStrategy(NamedTuple):
@@ -144,8 +144,8 @@ class Grid:
     held_out_n_ffts: tuple[int, ...] = (128, 160, 400, 1200, 4096)
     max_samples: int = GRID_SAMPLES
 
-    def cells(self, model_n_ffts: Iterable[int] = ()) -> list[Cell]:
-        """Return every cell of the grid, in a fixed order; learned ones for the segment lengths of models."""
+    def cells(self, model_n_ffts: Iterable[int] = (), platform: str = "cpu") -> list[Cell]:
+        """Return every cell of the grid, in a fixed order: learned ones for models' lengths, maxima where used."""
         n_ffts = dict.fromkeys(WITHOUT_MODEL, self.n_ffts) | {"learned": tuple(model_n_ffts)}
         return [
             Cell(strategy, batch, n_fft, k)
@@ -154,6 +154,7 @@ class Grid:
             for column, n_fft in enumerate(n_ffts[strategy])
             for k in self._ks_of(row + column, n_fft)
             if batch * n_fft <= self.max_samples
+            if strategy != "fused-maxima" or schedule(platform).most_bins_maxima
         ]
 
     def seen(self, cells: Sequence[Cell]) -> np.ndarray:

@@ -70,19 +70,25 @@ def _dot_jvp(primals, tangents):
     return _dot(counts, rates), functools.reduce(jnp.add, changes)
 
 
-@jax.custom_jvp
 def logistic(x: RealLike) -> Array:
-    """Return `1 / (1 + exp(-x))`.
+    """Return `1 / (1 + exp(-x))`."""
+    tail = _tail(x)
+    return jnp.where(jnp.signbit(tail), 1.0 + tail, tail)
+
+
+@jax.custom_jvp
+def _tail(x: RealLike) -> Array:
+    """Return the smaller of `p` and `1 - p` of a logistic `p`, negative where that is `1 - p`.
 
     Prevents: the derivative `p * (1 - p)`, which is exactly zero in float32 from `x = 17` on.
     """
-    return jax.nn.sigmoid(x)
+    return 1.0 / (jnp.where(x > 0, -1.0, 1.0) * (1.0 + jnp.exp(jnp.abs(x))))
 
 
-@logistic.defjvp
-def _logistic_jvp(primals, tangents):
-    decay = jnp.exp(-jnp.abs(primals[0]))
-    return logistic(*primals), decay / jnp.square(1.0 + decay) * tangents[0]
+@_tail.defjvp
+def _tail_jvp(primals, tangents):
+    tail = _tail(*primals)
+    return tail, jnp.abs(tail) * (1.0 - jnp.abs(tail)) * tangents[0]
 
 
 def log_odds(x: RealLike, temperature: RealLike) -> Array:
@@ -92,7 +98,8 @@ def log_odds(x: RealLike, temperature: RealLike) -> Array:
     """
     x, temperature = _floats(x, temperature)
     most = 0.5 * float(jnp.finfo(x.dtype).max) ** 0.5 * temperature
-    return jnp.where(jnp.abs(x) > most, jnp.sign(x) * most, x) / temperature
+    held = jnp.clip(x, -most, most)
+    return straight_through(held, jnp.broadcast_to(x, held.shape)) / temperature
 
 
 def soft_step(x: RealLike, temperature: RealLike) -> Array:
@@ -144,7 +151,7 @@ def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
 def _maximum(x: Array, y: Array, temperature: Array) -> Array:
     """Prevents: cancellation between the larger and the difference, and `inf - inf`."""
     odds = log_odds(_gap(x, y), temperature)
-    return jnp.maximum(x, y) + temperature * jax.nn.softplus(-jnp.abs(odds))
+    return jnp.maximum(x, y) + temperature * jnp.log1p(jnp.exp(-jnp.abs(odds)))
 
 
 @_maximum.defjvp
@@ -152,7 +159,7 @@ def _maximum_jvp(primals, tangents):
     """By the temperature, a maximum changes with the entropy of its choice."""
     x, y, temperature = primals
     odds = log_odds(_gap(x, y), temperature)
-    entropy = jax.nn.softplus(-jnp.abs(odds)) + jnp.abs(odds) * logistic(-jnp.abs(odds))
+    entropy = jnp.log1p(jnp.exp(-jnp.abs(odds))) + jnp.abs(odds) * logistic(-jnp.abs(odds))
     change = logistic(odds) * tangents[0] + logistic(-odds) * tangents[1] + entropy * tangents[2]
     return _maximum(x, y, temperature), change
 

@@ -3,6 +3,9 @@ import os
 
 # Commands that run inside the tests' process keep no compiled programs for others.
 os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
+# The tests are of the CPU, and share what accelerator there is with others, unless the caller says otherwise.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402

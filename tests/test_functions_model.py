@@ -3,7 +3,9 @@
 import contextlib
 import json
 import random
+import time
 from collections import Counter
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from jax.extend.core import Primitive
 
 import rlxjax as rx
 from calibrate import functions_job
+from calibrate.clock import Deadline
 from calibrate.function_samples import FunctionLog, Visit, read_function_samples, samples_path_of
 from calibrate.functions import function_cells
 from calibrate.functions_job import MOST_CELLS, chosen_cells, fit_functions, run_functions
@@ -389,7 +392,7 @@ def test_ctrl_c_fits_what_was_measured_once_there_is_a_time_of_each_function(rou
         raise KeyboardInterrupt
 
     monkeypatch.setattr(functions_job, "chosen_cells", lambda _: cells)
-    monkeypatch.setattr(functions_job, "_compiled", lambda *_: {})
+    monkeypatch.setattr(functions_job, "_compiled", lambda *_: dict.fromkeys(cell.name for cell in cells))
     monkeypatch.setattr(functions_job, "_visits", visits)
     monkeypatch.setattr(functions_job, "fit_functions", lambda *_: outcome)
 
@@ -405,10 +408,17 @@ def test_ctrl_c_fits_what_was_measured_once_there_is_a_time_of_each_function(rou
             job()
 
 
+def test_what_is_not_compiled_by_the_deadline_is_left_out_once_there_are_enough_for_a_fit():
+    cells = [SimpleNamespace(name=str(place), fn=lambda: 1.0, arguments=lambda _: ()) for place in range(40)]
+    for left_s, expected in ((-1.0, functions_job.LEAST_COMPILED), (600.0, len(cells))):
+        deadline = Deadline(time.perf_counter() + left_s)
+        programs = functions_job._compiled(cells, deadline, n_threads=3)
+        assert len(programs) == expected
+        assert all(run() == 1.0 for run in programs.values())
+
+
 @pytest.mark.slow  # times real functions for a quarter of a minute
 def test_the_job_times_functions_of_this_machine(tmp_path):
-    import time
-
     path = tmp_path / "c.json"
     with as_users_do():
         outcome = run_functions(

@@ -148,7 +148,7 @@ def test_a_compiled_product_and_sum_round_as_eager_ones_do():
 
 
 def test_the_logistic_keeps_its_slope_where_it_rounds_to_one():
-    for x in [17.0, 40.0, 80.0]:
+    for x in [18.0, 40.0, 80.0]:
         with jax.enable_x64(False):
             slope = jax.grad(num.logistic)(jnp.float32(x))
         exact = scipy.special.expit(x) * scipy.special.expit(-x)
@@ -157,10 +157,20 @@ def test_the_logistic_keeps_its_slope_where_it_rounds_to_one():
         assert jax.grad(num.logistic)(-x) == jax.grad(num.logistic)(x)
 
 
-def test_the_logistic_has_a_second_derivative():
-    p = scipy.special.expit(1.5)
-    curvature = jax.grad(jax.grad(num.logistic))(1.5)
-    np.testing.assert_allclose(curvature, p * (1 - p) * (1 - 2 * p), rtol=FLOAT64_RTOL)
+def test_the_logistic_has_a_second_and_a_third_derivative_everywhere():
+    x = np.array([-np.inf, -1e3, -1.5, 0.0, 1.5, 1e3, np.inf])
+    p = scipy.special.expit(x)
+    slope = p * (1 - p)
+    curvature = jax.grad(jax.grad(num.logistic))
+    np.testing.assert_allclose(jax.vmap(curvature)(x), slope * (1 - 2 * p), rtol=FLOAT64_RTOL)
+    np.testing.assert_allclose(jax.vmap(jax.grad(curvature))(x), slope * (1 - 6 * slope), rtol=FLOAT64_RTOL)
+
+
+def test_log_odds_have_the_slopes_of_the_quotient_and_stay_finite():
+    for x in (-np.inf, -1e300, 0.0, 3.0, 1e300):
+        odds, slopes = jax.value_and_grad(num.log_odds, argnums=(0, 1))(x, 2.0)
+        np.testing.assert_allclose(slopes, (0.5, -odds / 2.0))
+        assert np.isfinite(odds)
 
 
 def test_the_log_of_a_step_does_not_underflow():

@@ -10,7 +10,7 @@ import pytest
 from _content import content
 
 import rlxjax as rx
-from rlxjax.calibration import CalibrationFile, MachineMismatchWarning, population_prior, write_json_file
+from rlxjax.calibration import CalibrationFile, MachineMismatchWarning, population, population_prior, write_json_file
 from rlxjax.fit import named
 from rlxjax.models import BUILT_IN, WELCH
 from rlxjax.welch import schedule
@@ -40,7 +40,11 @@ def test_the_population_is_of_the_models_and_of_the_schedule_that_are_here():
     for name, calibrated in calibration.models.items():
         assert calibrated.model is BUILT_IN[name]
         assert named(calibrated.coefficients) == named(population_prior(BUILT_IN[name], "cpu").median)
-        assert "rlxjax calibrate" in calibrated.cautions[0]
+        count = len(population("cpu").models[name].machines)
+        assert (
+            f"what {count} known machine{'s say' if count > 1 else ' says'}; `rlxjax calibrate`"
+            in calibrated.cautions[0]
+        )
     facts, here = calibration.of("welch").posterior.facts, schedule("cpu")._asdict()
     assert {name: facts[name] for name in here if name in facts} == {
         name: float(value) for name, value in here.items() if name in facts

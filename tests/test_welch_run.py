@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -294,6 +295,35 @@ def test_auto_and_rlx_run_the_path_of_least_built_in_cost(batch, n_fft):
     assert _run._choose_path("auto", batch, params, "reference", None, False)[0] is min(costs, key=costs.get)
     del costs[rx.WelchPath.HOST]
     assert _run._choose_path("rlx", batch, params, "reference", None, False)[0] is min(costs, key=costs.get)
+
+
+def test_what_lies_on_an_accelerator_stays_there_and_what_is_sent_is_charged_its_upload():
+    host, model = rx.WelchPath.HOST, rx.LearnedFft.exact(256)
+    params = rx.WelchPeakParams.fast(256, 16)
+    for calibration, batch in itertools.product((None, "reference"), (1, 64, 8192)):
+        known = "cpu" if calibration is None else None
+        paths = {
+            where: _run._choose_path("auto", batch, params, calibration, model, False, False, where)[0]
+            for where in (known, "abacus")
+        }
+        assert paths["abacus"] is not host
+        assert batch > 1 or paths[known] is host
+    for device, batches in (("cuda", (512, 1024, 8192)), ("cpu", (1, 64, 8192))):
+        for batch in batches:
+            question = batch, params, (host, rx.WelchPath.FUSED), (0, 0), rx.Device(device)
+            fused_ns, host_ns = (float(cost(device, batch, 256, 16)) for cost in (rx.fused_graph_ns, rx.host_path_ns))
+            row = rx.backend_coefficients(device)
+            upload_ns = 0.0 if row.unified_memory else 4 * batch * params.frame_len / row.readback_bw
+            path = _run._cheapest_built_in(*question)
+            assert (path is host) == (host_ns <= fused_ns + upload_ns)
+
+
+def test_maxima_are_no_candidate_where_the_schedule_has_none():
+    known, plan = rx.prior_calibration("cpu").of("welch"), schedule("gpu")
+    assert known.variant_of("fused", 64, 256, 16) == "fused_maxima"
+    there = known.with_facts(least_blocks=plan.least_blocks)
+    assert there.variant_of("fused", 64, 256, 16) == "fused_top_k"
+    assert there.alternatives(64, 256, 16) == ("host", "fused", "block")
 
 
 @pytest.mark.parametrize("path", ["fused", "block"])

@@ -24,6 +24,10 @@ def test_models_are_measured_at_their_segment_length_and_nowhere_else():
     assert [cell for cell in cells if cell.strategy != "learned"] == GRID.cells()
 
 
+def test_maxima_are_timed_where_they_may_select():
+    assert GRID.cells((), "gpu") == [cell for cell in GRID.cells() if cell.strategy != "fused-maxima"]
+
+
 def test_no_cell_exceeds_the_bound_on_samples():
     assert max(cell.batch * cell.n_fft for cell in GRID.cells()) <= GRID.max_samples
 

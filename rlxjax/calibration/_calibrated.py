@@ -300,12 +300,12 @@ class CalibratedModel:
             ValueError: as `pick`.
         """
         self._check_one_workload(inputs, named)
-        variants = strategy_of(self.model, strategy).variants
         key = ("variant", strategy, *_numbers(inputs, named))
         if key not in self._picks:
             with jax.ensure_compile_time_eval():
-                times_ns = [float(total_ns(self.posterior, runs)) for runs in self._runs(strategy, inputs, named)]
-            self._remember(key, variants[int(np.argmin(times_ns))])
+                each = self._runs(strategy, inputs, named)
+                times_ns = [float(total_ns(self.posterior, runs)) for runs in each]
+            self._remember(key, self.model.variants[int(each[int(np.argmin(times_ns))].variant)])
         return self._picks[key]
 
     def name_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
@@ -358,9 +358,11 @@ class CalibratedModel:
         is_same = self.model.same_result(runs[0], self.posterior.facts)
         if not is_traced(is_same):  # which it is within a program even for sizes that are not
             places = [list(self.model.variants).index(variant) for variant in variants]
-            if not np.asarray(is_same)[..., places].any(-1).all():
+            is_candidate = np.asarray(is_same)[..., places]
+            if not is_candidate.any(-1).all():
                 sizes = ", ".join(f"{name} {np.ravel(value)[0]}" for name, value in values.items())
                 raise ValueError(f"strategy: {strategy!r} was not timed for such work ({sizes})")
+            runs = [own for place, own in enumerate(runs) if is_candidate[..., place].any()]
         return runs
 
     def _estimate(self, runs: Runs) -> LatencyEstimate:

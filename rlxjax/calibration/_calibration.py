@@ -33,7 +33,7 @@ from ._file import (
 )
 from ._fingerprint import MACHINE_FIELDS, current_fingerprint, fingerprint_differences, warn_if_elsewhere
 from ._functions import FunctionPrediction, predict_function
-from ._population import population, population_models
+from ._population import population_models
 from ._schema import CalibrationFile
 
 #: Those that the calibrate job times.
@@ -255,16 +255,8 @@ def prior_calibration(platform: str | None = None) -> Calibration | None:
         'fused'
     """
     name = jax.default_backend() if platform is None else platform
-    models, known = population_models(name), population(name)
-    if not models or known is None:
-        return None
-    count = max(len(section.machines) for section in known.models.values())
-    return Calibration(
-        models,
-        None,
-        {},
-        source=f"no calibration of this machine: what {count} known machines say",
-    )
+    models = population_models(name)
+    return Calibration(models, None, {}, source="no calibration of this machine") if models else None
 
 
 def default_calibration(platform: str | None = None) -> Calibration | None:

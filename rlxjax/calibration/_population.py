@@ -17,8 +17,8 @@ from ._fingerprint import Fingerprint
 from ._schema import UNITS, Finite, Positive, Range, facts_of
 
 PRIOR_VERSION = 1
-#: What a user of the population should know.
-NOT_TIMED = "Nothing of it was timed on this machine; `rlxjax calibrate` does."
+#: What a user of the population should know, of each model.
+NOT_TIMED = "Nothing of it was timed on this machine, it is what {}; `rlxjax calibrate` times it."
 #: The files by the platform of the machines, in this folder.
 PRIOR_FILES = {"cpu": "cpu-prior.json"}
 
@@ -122,13 +122,14 @@ def population_models(platform: str) -> dict[str, CalibratedModel]:
         prior = None if model is None else population_prior(model, platform)
         if model is None or prior is None:
             continue
+        said = f"{len(section.machines)} known machine{' says' if len(section.machines) == 1 else 's say'}"
         found[name] = CalibratedModel(
             _posterior(model, prior, section),
             dict.fromkeys(section.coefficients, Provenance.UNCALIBRATED),
             {},
             {key: (measured.low, measured.high) for key, measured in section.domain.items()},
             pace_log_sd=section.speed_log_sd,
-            cautions=(NOT_TIMED,),
+            cautions=(NOT_TIMED.format(said),),
         )
     return found
 

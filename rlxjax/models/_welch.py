@@ -14,7 +14,7 @@ from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, StrategyS
 
 from ._welch_coefficients import GAIN_LOG_SD, TYPICAL, LatencyCoefficients
 from ._welch_features import welch_features
-from ._welch_terms import LEARNED, VARIANTS, welch_terms_ns
+from ._welch_terms import LEARNED, MAXIMA, VARIANTS, welch_terms_ns
 
 #: How programs are scheduled where a calibration does not say: by the runner of version 12, on two processors.
 _FACTS: Facts = MappingProxyType(
@@ -96,14 +96,14 @@ class WelchModel(LatencyModel):
         return welch_terms_ns(coefficients, runs, {**_FACTS, **facts})
 
     def same_result(self, runs: Runs, facts: Facts) -> Bool[Array | np.ndarray, "*batch variants"]:
-        """Return which variants give peaks: a learned run does where there is a model of its length."""
-        lengths = {**_FACTS, **facts}["learned_n_fft"]
-        xp = namespace_of(*runs.inputs.values(), *lengths)
+        """Return which variants are candidates: learned runs with a model of their length, maxima where they select."""
+        lengths, blocks = ({**_FACTS, **facts}[name] for name in ("learned_n_fft", "least_blocks"))
+        xp = namespace_of(*runs.inputs.values(), *lengths, blocks)
         n_fft = xp.broadcast_to(xp.asarray(runs.inputs["n_fft"]), runs.shape)
         found = xp.zeros(runs.shape, bool)
         for length in lengths:
             found = found | (n_fft == length)
-        others = xp.ones((*runs.shape, LEARNED), bool)
+        others = xp.broadcast_to((np.arange(LEARNED) != MAXIMA) | (xp.asarray(blocks) > 0), (*runs.shape, LEARNED))
         return xp.concatenate([others, found[..., None]], axis=-1)
 
     def features(self, runs: Runs, facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:

@@ -129,7 +129,9 @@ def work_of(runs: Runs, facts: Facts) -> Work:
     variant = jnp.asarray(runs.variant)
     batch, n_fft, k, n_segments = (jnp.asarray(runs.inputs[name]) for name in ("batch", "n_fft", "k", "n_segments"))
     on_host, is_learned = variant == HOST, variant == LEARNED
-    by_numpy, by_maxima = on_host | (variant == BLOCK), is_learned | (variant == MAXIMA)
+    has_maxima = jnp.asarray(facts["least_blocks"]) > 0  # else a heap selects
+    by_numpy = on_host | (variant == BLOCK)
+    by_maxima, by_heap = ~by_numpy & (variant != TOP_K) & has_maxima, ~by_numpy & ((variant == TOP_K) | ~has_maxima)
     row_samples, bins, row_bytes = n_segments * n_fft, n_fft / 2.0 + 1.0, 2.0 * n_fft * (n_segments + 1.0)
     on_device, is_padded = device_rows(variant, batch, row_samples, facts)
     rows, is_padded = jnp.where(on_host, batch, on_device), ~on_host & is_padded
@@ -151,7 +153,7 @@ def work_of(runs: Runs, facts: Facts) -> Work:
     # Two real segments are one complex transform, and one that leaves the first cache takes longer.
     spilled = SPILLED_TRANSFORM * soft_excess(COMPLEX_HELD_BYTES * n_fft, FIRST_CACHE_BYTES, FIRST_CACHE_SHARPNESS)
     spilled = jnp.where((variant == MAXIMA) | (variant == TOP_K), spilled, 0.0)
-    by_heap, numpy_rows = variant == TOP_K, jnp.where(by_numpy, rows, 0.0)
+    numpy_rows = jnp.where(by_numpy, rows, 0.0)
     spectrum_bytes = 8.0 * n_segments * bins
     return Work(
         least_share=alone / (2.0 * jnp.maximum(samples, 1.0)),
@@ -182,8 +184,8 @@ def work_of(runs: Runs, facts: Facts) -> Work:
         maxima_comparisons=jnp.where(by_maxima, jnp.maximum(rows, LANES) * compared, 0.0),
         # Over one row alone, a pass is a plain loop over its bins.
         maxima_passes=jnp.where(by_maxima & (rows > 1), passes * jnp.sqrt(ranked / BINS_OF_A_PASS), 0.0),
-        topk_bins=jnp.where(by_heap, rows * bins, 0.0),
-        topk_comparisons=jnp.where(by_heap, rows * heap_comparisons(bins, k), 0.0),
+        topk_bins=jnp.where(by_heap, rows * ranked, 0.0),
+        topk_comparisons=jnp.where(by_heap, rows * heap_comparisons(ranked, k), 0.0),
         read_back_bytes=jnp.where(variant == BLOCK, rows * spectrum_bytes, jnp.where(on_host, 0.0, 8.0 * rows * k)),
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 from rlxjax._checks import is_traced
 from rlxjax._chunks import background, is_forked
 from rlxjax.device._codes import normalised
-from rlxjax.device._devices import Device, jax_device
+from rlxjax.device._devices import Device, backend_coefficients, jax_device
 from rlxjax.welch.costs._path_costs import block_graph_ns, fused_graph_ns, host_path_ns, learned_path_ns
 
 from ._launch import run_path, run_traced
@@ -106,7 +106,8 @@ def welch_peaks(
     # What a call without a calibration of its own and a model does follows from little, and is looked up.
     is_plain = model is None and (calibration is None or isinstance(calibration, str))
     choose = _path_of if is_plain else _path_of.__wrapped__
-    arguments = signal.shape, signal.dtype, params, strategy, selection, traced, is_forked()
+    platform = None if traced or not isinstance(signal, jax.Array) else next(iter(signal.devices())).platform
+    arguments = signal.shape, signal.dtype, params, strategy, selection, traced, is_forked(), platform
     try:
         path, selection = choose(*arguments, calibration, model)
     except TypeError:  # of an argument that has no hash, which is refused by its name
@@ -182,6 +183,7 @@ def _path_of(
     selection: str | None,
     traced: bool,
     forked: bool,
+    platform: str | None,
     calibration: "Calibration | str | None",
     model: Any,
 ) -> tuple[WelchPath, str | None]:
@@ -191,7 +193,7 @@ def _path_of(
     _check_calibration(calibration)
     if selection is not None and selection not in tuple(SELECTIONS):
         raise ValueError(f"selection: expected one of {', '.join(SELECTIONS)}, got {selection!r}")
-    path, by = _choose_path(strategy, shape[0], params, calibration, model, traced, forked)
+    path, by = _choose_path(strategy, shape[0], params, calibration, model, traced, forked, platform)
     if path is WelchPath.LEARNED and model is None:
         raise ValueError("strategy: 'learned' needs a learned FFT (model=), and none was given")
     if traced and path in _WHY:
@@ -267,8 +269,9 @@ def _choose_path(
     model: Any,
     traced: bool,
     forked: bool = False,
+    platform: str | None = None,
 ) -> "tuple[WelchPath, Calibration | None]":
-    """Return the path, and the calibration that is given or chose it."""
+    """Return the path, and the calibration that is given or chose it; `platform` is where the rows of JAX lie."""
     given = None if isinstance(calibration, str) else calibration
     if (named := _NAMED.get(normalised(strategy))) is not None:
         return named, given
@@ -286,18 +289,17 @@ def _choose_path(
         return (WelchPath.FUSED if parsed == ReferenceStrategy.RLX else WelchPath.HOST), given
     candidates = (WelchPath.FUSED, WelchPath.BLOCK)
     if parsed != ReferenceStrategy.RLX:
-        candidates = (
-            (WelchPath.HOST, *candidates) if model is None else (WelchPath.HOST, *candidates, WelchPath.LEARNED)
-        )
+        host = (WelchPath.HOST,) if platform in (None, "cpu") else ()  # which would read all rows back
+        candidates = (*host, *candidates, *(() if model is None else (WelchPath.LEARNED,)))
     by = given
     if calibration is None:
         from rlxjax.calibration import default_calibration  # loaded when first used
 
-        by = default_calibration()
+        by = default_calibration(platform)
     if by is not None:
         return WelchPath(_calibrated_pick(by, batch, params, tuple(map(str, candidates)), model)), by
     gates = (0, 0) if model is None else (model.active_gates, model.total_gates)
-    return _cheapest_built_in(batch, params, candidates, gates, jax_device()), None
+    return _cheapest_built_in(batch, params, candidates, gates, Device.CPU if platform == "cpu" else jax_device()), None
 
 
 def _calibrated_pick(
@@ -326,11 +328,14 @@ def _cheapest_built_in(
     gates: tuple[int, int],
     device: Device,
 ) -> WelchPath:
+    """Return the candidate of least built-in cost: where the host is one, rows are sent to devices of other memory."""
+    row = backend_coefficients(device.value)
+    upload_ns = 0.0 if row.unified_memory else 4.0 * batch * params.frame_len / float(row.readback_bw)
+
     def cost(path: WelchPath) -> float:
-        arguments = (device, batch, params.n_fft, params.k)
-        if path is WelchPath.LEARNED:
-            return float(learned_path_ns(*arguments, *gates, n_segments=params.n_segments))
-        return float(BUILT_IN_COSTS_NS[path](*arguments, n_segments=params.n_segments))
+        sizes = (batch, params.n_fft, params.k, *(gates if path is WelchPath.LEARNED else ()))
+        path_ns = float(BUILT_IN_COSTS_NS.get(path, learned_path_ns)(device, *sizes, n_segments=params.n_segments))
+        return path_ns if path is WelchPath.HOST else path_ns + upload_ns
 
     with jax.ensure_compile_time_eval():
         return min(candidates, key=cost)

@@ -26,7 +26,7 @@ class Schedule(NamedTuple):
         most_bins_maxima: most bins of which `maxima` selects the peaks where nothing else is asked for; 0
             for none.
         least_block_bins: least width of the blocks of bins that a pass of `maxima` compares.
-        least_blocks: least number of these blocks.
+        least_blocks: least number of these blocks; 0 where nothing selects by `maxima` unless asked to.
     """
 
     chunk_samples: int
@@ -67,6 +67,7 @@ _ACCELERATOR = _CPU._replace(
     alone_samples_fused=2**26,
     alone_samples_block=2**26,
     most_bins_maxima=0,
+    least_blocks=0,
 )
 
 
