@@ -27,7 +27,7 @@ from .command_line import (
 )
 from .printing import console, filled, say
 from .progress import Progress
-from .refusals import INTERRUPTED_STATUS, one_line_errors, warn
+from .refusals import one_line_errors, warn
 
 #: Exit status of an advice that decides nothing.
 UNSURE_STATUS = 1
@@ -194,7 +194,7 @@ def bench(
         )
     source = "the built-in coefficients" if auto_by is None else auto_by.source
     if quiet:
-        for text in (*refused(content), *["interrupted: this is what was measured so far"] * content.interrupted):
+        for text in refused(content):
             warn(text)
     if as_json:
         typer.echo(json.dumps(content.model_dump(mode="json") | {"calibration": source}))
@@ -204,4 +204,4 @@ def bench(
         if out is not None:
             say(f"every time: {out}", str(out))
     if content.interrupted:
-        raise typer.Exit(INTERRUPTED_STATUS)
+        raise KeyboardInterrupt("this is what was measured so far")

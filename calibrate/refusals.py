@@ -9,7 +9,9 @@ from typing import Any
 
 import typer
 
-NOT_WRITTEN_STATUS, BAD_INPUT_STATUS, INTERRUPTED_STATUS = 1, 2, 130
+from .interrupts import INTERRUPTED_STATUS, ignore
+
+NOT_WRITTEN_STATUS, BAD_INPUT_STATUS = 1, 2
 #: What every mistake in a command's arguments derives from.
 _UsageError: Any = typer.BadParameter.__base__
 
@@ -28,6 +30,7 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
             typer.echo(f"error: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(BAD_INPUT_STATUS) from None
         except KeyboardInterrupt as interrupt:
+            ignore()
             typer.echo("; ".join(["interrupted", *map(str, interrupt.args)]), err=True)
             raise typer.Exit(INTERRUPTED_STATUS) from None
 
@@ -61,6 +64,7 @@ def run(commands: typer.Typer, arguments: list[str], name: str) -> None:
         status = BAD_INPUT_STATUS
     except typer.Abort:
         status = INTERRUPTED_STATUS
+    ignore()
     sys.exit(status)
 
 
