@@ -4,8 +4,8 @@
 
 Commands are started, each with an empty RLXJAX_HOME, and get SIGINT at a random moment: of the first three seconds, or
 later. One that had ended by then, or that ends with its own result as the signal comes, is drawn again, and so is one
-that Python was still starting for: until `calibrate/interrupts.py` runs, the signal is Python's. The table has the
-number of both. Lines of progress and warnings on standard error, which a run has without a signal as well, are not
+that Python was still starting for: until `calibrate/interrupts.py` is imported, the signal is Python's. The table has
+the number of both. Lines of progress and warnings on standard error, which a run has without a signal as well, are not
 counted. The exit status is 1 if any other run did not end with 130 and one line that says so.
 """
 
@@ -44,7 +44,7 @@ SHORT = (
 EARLY_S, LATE_S, HANGS_S = 3.0, 30.0, 120.0
 #: A run that ends well so soon after the signal had done its work when that came.
 SOON_S = 0.5
-#: Python needs less to begin with the first module of a command, `calibrate/interrupts.py`.
+#: Python needs less to import the first module of a command, `calibrate/interrupts.py`.
 STARTING_S = 0.25
 ENDED, FINISHED, STARTING = "130 and one line", "had finished", "Python was starting"
 
@@ -86,7 +86,7 @@ def outcome(command: str, at_s: float) -> str:
     if process.returncode in (0, 1) and not lines and took_s < SOON_S:
         return FINISHED
     is_pythons = process.returncode == -signal.SIGINT or "KeyboardInterrupt" in said
-    if at_s < STARTING_S and is_pythons and "interrupts.py" not in said:
+    if at_s < STARTING_S and is_pythons and "cli.py" not in said:
         return STARTING
     return (
         f"status {process.returncode} after {took_s:.1f} s, {len(lines)} lines: {command} at {at_s:.2f} s: {lines[-3:]}"

@@ -131,7 +131,7 @@ def run_bench(
             skipped=skipped,
         )
         signal = np.zeros((0, 0), np.float32)
-        with heeded(deadline.interrupt):
+        with heeded(deadline):
             for cell in cells:
                 limit, length, results = MEMORY_FACTOR * memory_limit_bytes(), cell.params.frame_len, {}
                 if cell.working_bytes > limit:

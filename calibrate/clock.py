@@ -23,10 +23,6 @@ class Deadline:
         self.at_s = at_s
         self.interrupted = False
 
-    def interrupt(self) -> None:
-        """Stop early."""
-        self.interrupted = True
-
     def left_s(self) -> float:
         """Seconds until the deadline; 0 once the user has asked to stop."""
         return 0.0 if self.interrupted else self.at_s - time.perf_counter()

@@ -91,7 +91,7 @@ def run_functions(
         programs = _compiled(cells, np.random.default_rng(0))
     with progress.phase("measuring functions", deadline) as advance, open(samples_path, "x", encoding="utf-8") as file:
         file.write(Header(fingerprint=log.fingerprint).model_dump_json() + "\n")
-        with heeded(deadline.interrupt):
+        with heeded(deadline):
             for visit in _visits(programs, deadline, rng, advance):
                 file.write(visit.model_dump_json() + "\n")
                 file.flush()

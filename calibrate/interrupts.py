@@ -4,17 +4,16 @@ No exception is raised for it: raised inside an import, or where compiled code c
 with a traceback or a crash, or get lost.
 """
 
+import contextlib
+import importlib
+import os
+import signal
 import sys
+from collections.abc import Callable, Iterator
 
-try:
-    import contextlib
-    import importlib
-    import os
-    import signal
-    from collections.abc import Callable, Iterator
-except KeyboardInterrupt:
-    sys.stderr.write("interrupted\n")
-    sys.exit(130)
+TYPE_CHECKING = False  # that of `typing` takes as long to import as all else here
+if TYPE_CHECKING:
+    from .clock import Deadline
 
 INTERRUPTED_STATUS = 130
 #: What is done when a command ends early, the last one first: each may return what the line says besides.
@@ -25,13 +24,10 @@ def main(command: str = "main") -> None:
     """Run a command line of `calibrate.cli`."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
         signal.signal(signal.SIGINT, _end)
-    getattr(importlib.import_module("calibrate.cli"), command)()
-
-
-def ignore() -> None:
-    """Ignore Ctrl-C from now on, as a command that has said its last line does, where it would end the command."""
-    if signal.getsignal(signal.SIGINT) is _end:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        getattr(importlib.import_module("calibrate.cli"), command)()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done, and said
 
 
 @contextlib.contextmanager
@@ -45,16 +41,16 @@ def last_act(act: Callable[[], str | None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def heeded(stop: Callable[[], None]) -> Iterator[None]:
-    """Ask work to stop at Ctrl-C, and to keep what it has; a second one ends the command."""
+def heeded(deadline: "Deadline") -> Iterator[None]:
+    """Let Ctrl-C interrupt a deadline, so that work stops by itself and keeps what it has; a second one ends all."""
 
-    def ask(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         signal.signal(signal.SIGINT, before)
-        stop()
+        deadline.interrupted = True
 
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, ask)
+        signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:

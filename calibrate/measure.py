@@ -61,7 +61,7 @@ def measure_rounds(
     """
     has_round, canary = bool(log.complete_rounds()), CanaryWatch(writer)
     unfinished = [i for i, visits in enumerate(log.rounds) if visits and not log.is_complete(visits)]
-    with heeded(deadline.interrupt), quiet_collector():
+    with heeded(deadline), quiet_collector():
         while deadline.left_s() > 0 or not has_round:
             round_ = unfinished.pop(0) if unfinished else len(log.rounds)
             for cell in _visits_left(log, round_, rng):

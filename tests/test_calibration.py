@@ -369,7 +369,7 @@ def test_a_home_is_expanded_and_one_that_is_none_is_named_in_a_warning(tmp_path,
     for home, said in (
         (tmp_path / "file", "file/calibration-cpu.json: cannot be read .*Not a directory"),
         (tmp_path / ("x" * 300), "xxx/calibration-cpu.json: cannot be read .*too long"),
-        ("~nobody-here/own", "RLXJAX_HOME: expected a folder, got '~nobody-here/own'; set it to one"),
+        ("~nobody-here/own", "RLXJAX_HOME: expected a folder, got ~nobody-here/own; set it to one"),
         ("", "RLXJAX_HOME: expected a folder, got none, and this user has no home; set it to one"),
     ):
         monkeypatch.setenv("RLXJAX_HOME", str(home))

@@ -11,16 +11,17 @@ from calibrate import interrupts
 cli = sys.modules["calibrate.cli"] = types.ModuleType("calibrate.cli")
 def main():
     with interrupts.last_act(lambda: print("kept", flush=True) or "go on with --resume"):
-        with interrupts.heeded(lambda: print("asked", flush=True)):
+        deadline = types.SimpleNamespace(interrupted=False)
+        with interrupts.heeded(deadline):
             if sys.argv[1] == "heeded":
                 signal.raise_signal(signal.SIGINT)
+                print("asked", deadline.interrupted, flush=True)
         if sys.argv[1] != "none":
             signal.raise_signal(signal.SIGINT)
-    interrupts.ignore()
-    signal.raise_signal(signal.SIGINT)
     print("done")
 cli.main = main
 interrupts.main()
+signal.raise_signal(signal.SIGINT)
 """
 
 
@@ -33,7 +34,7 @@ def test_work_may_stop_by_itself_and_what_is_done_is_kept():
     said = "interrupted; go on with --resume\n"
     for what, is_ignored, status, stdout, stderr in (
         ("at once", False, 130, "kept\n", said),
-        ("heeded", False, 130, "asked\nkept\n", said),
+        ("heeded", False, 130, "asked True\nkept\n", said),
         ("none", False, 0, "done\n", ""),
         ("at once", True, 0, "done\n", ""),  # as a shell starts a job in the background
     ):

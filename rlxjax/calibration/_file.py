@@ -74,7 +74,7 @@ def home_folder(kind: Literal["data", "cache"]) -> FilePath:
     try:
         return FilePath(given or users("rlxjax", appauthor=False)).expanduser()
     except RuntimeError:
-        got = repr(given) if given else "none, and this user has no home"
+        got = given or "none, and this user has no home"
         raise CalibrationFileError(f"RLXJAX_HOME: expected a folder, got {got}; set it to one") from None
 
 
