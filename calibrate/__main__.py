@@ -1,5 +1,5 @@
 """`python -m calibrate` is the calibrate job."""
 
-from .cli import calibrate_main
+from .interrupts import main
 
-calibrate_main()
+main("calibrate_main")

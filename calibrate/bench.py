@@ -1,6 +1,7 @@
 """The benchmark: ours, the naive form and every peer in one process, a workload at a time."""
 
 import datetime
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path as FilePath
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from rlxjax.welch import FAST_SEGMENTS
 
 from .bench_file import BENCH_SCHEMA_VERSION, BenchFile, CellResult, growth, mean_ratios
 from .bench_rounds import PROTOCOL, time_contenders
+from .clock import Deadline
+from .interrupts import heeded
 from .peers import contenders
 from .plan import memory_limit_bytes
 from .workloads import tones_in_noise
@@ -111,7 +114,7 @@ def run_bench(
         raise ValueError(f"--budget: expected a positive number of seconds, got {budget_s:g}")
     if out is not None:
         file_to_write(out)
-    rng, done, interrupted = np.random.default_rng(seed), [], False
+    rng, done, deadline = np.random.default_rng(seed), [], Deadline(0.0)
     with jax.enable_x64(False):
         taking_part, skipped = contenders(calibration, names)
         if not taking_part:
@@ -128,27 +131,25 @@ def run_bench(
             skipped=skipped,
         )
         signal = np.zeros((0, 0), np.float32)
-        for cell in cells:
-            limit, length, results = MEMORY_FACTOR * memory_limit_bytes(), cell.params.frame_len, {}
-            if cell.working_bytes > limit:
-                skipped[str(cell)] = f"takes {cell.working_bytes:,} bytes, and may take {limit:,}"
-            else:
-                try:
+        with heeded(deadline):
+            for cell in cells:
+                limit, length, results = MEMORY_FACTOR * memory_limit_bytes(), cell.params.frame_len, {}
+                if cell.working_bytes > limit:
+                    skipped[str(cell)] = f"takes {cell.working_bytes:,} bytes, and may take {limit:,}"
+                else:
                     if len(signal) < cell.batch or signal.shape[1] != length:
                         alike = (c for c in cells if c.params.frame_len == length and c.working_bytes <= limit)
                         signal = tones_in_noise(rng, max(c.batch for c in alike), length)
-                    rows = signal[: cell.batch]
-                    results, interrupted = time_contenders(taking_part, rows, cell.params, rng, budget_s)
-                except KeyboardInterrupt:
-                    interrupted = True
-            if results:
-                done.append(CellResult.of(results, content.ours, **cell._asdict(), bytes_moved=cell.bytes_moved))
-            found = {"cells": list(done), "growth": growth(done), "mean_ratios": mean_ratios(done)}
-            found |= {"skipped": dict(skipped), "interrupted": interrupted}
-            content = content.model_copy(update=found)
-            if out is not None:
-                write_json_file(content, out, indent=None)
-            if interrupted:
-                break
-            advance()
-    return content
+                    deadline.at_s = time.perf_counter() + budget_s
+                    results = time_contenders(taking_part, signal[: cell.batch], cell.params, rng, deadline)
+                if results:
+                    done.append(CellResult.of(results, content.ours, **cell._asdict(), bytes_moved=cell.bytes_moved))
+                found = {"cells": list(done), "growth": growth(done), "mean_ratios": mean_ratios(done)}
+                found |= {"skipped": dict(skipped), "interrupted": deadline.interrupted}
+                content = content.model_copy(update=found)
+                if out is not None:
+                    write_json_file(content, out, indent=None)
+                if deadline.interrupted:
+                    break
+                advance()
+    return content.model_copy(update={"interrupted": deadline.interrupted})

@@ -40,8 +40,6 @@ def print_bench(content: BenchFile, console: Console) -> None:
         say(text, to=console)
     for name, reason in content.skipped.items():
         say(f"skipped {name}: {reason}", to=console)
-    if content.interrupted:
-        say("interrupted: this is what was measured so far", to=console)
 
 
 def refused(content: BenchFile) -> list[str]:

@@ -15,6 +15,7 @@ from rlxjax.clock import mean_ns, quiet_collector, visit_ns
 
 from .bench_check import disagreement
 from .bench_file import Result
+from .clock import Deadline
 from .peers import Contender
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 200
@@ -37,35 +38,31 @@ def time_contenders(
     signal: np.ndarray,
     params: WelchPeakParams,
     rng: np.random.Generator,
-    budget_s: float,
-) -> tuple[dict[str, Result], bool]:
-    """Return the results by name, and whether Ctrl-C ended it: then those without a time are absent.
+    deadline: Deadline,
+) -> dict[str, Result]:
+    """Return the results by name; those without a time are absent, should the deadline be one that was interrupted.
 
     Args:
         contenders: in the order of the results.
         signal: `[batch, frame_len]` float32.
         params: the parameters.
         rng: draws the order of each round.
-        budget_s: seconds for all of it; three rounds are measured even so.
+        deadline: of all of it; three rounds are measured even so, unless it is interrupted.
     """
-    deadline_s = time.perf_counter() + budget_s
     runners = [_Runner(contender) for contender in contenders]
-    interrupted = False
-    try:
-        with quiet_collector():
-            for runner in runners:
+    with quiet_collector():
+        for runner in runners:
+            if not deadline.interrupted:
                 runner.attempt(lambda runner=runner: runner.prepare(signal, params))
-            running = [runner for runner in runners if runner.refusal is None]
-            for round_ in range(MAX_ROUNDS):
-                for index in rng.permutation(len(running)):
-                    if running[index].refusal is None:
-                        running[index].attempt(running[index].take_turn)
-                if round_ + 1 >= MIN_ROUNDS and time.perf_counter() >= deadline_s:
-                    break
-    except KeyboardInterrupt:
-        interrupted = True
+        running = [runner for runner in runners if runner.refusal is None]
+        for round_ in range(MAX_ROUNDS):
+            for index in rng.permutation(len(running)):
+                if not deadline.interrupted and running[index].refusal is None:
+                    running[index].attempt(running[index].take_turn)
+            if deadline.interrupted or (round_ + 1 >= MIN_ROUNDS and deadline.left_s() <= 0):
+                break
     results = {runner.contender.name: runner.result() for runner in runners}
-    return {name: result for name, result in results.items() if result is not None}, interrupted
+    return {name: result for name, result in results.items() if result is not None}
 
 
 class _Runner:

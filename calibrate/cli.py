@@ -15,9 +15,10 @@ import rlxjax  # noqa: E402
 
 from .command_help import OVERVIEW, epilog  # noqa: E402
 from .command_line import AsJson, File, Quiet, calibration_file, command_line, set_up_jax  # noqa: E402
+from .interrupts import last_act  # noqa: E402
 from .progress import Progress  # noqa: E402
 from .questions import add_questions  # noqa: E402
-from .refusals import INTERRUPTED_STATUS, NOT_WRITTEN_STATUS, one_line_errors, run, warn  # noqa: E402
+from .refusals import NOT_WRITTEN_STATUS, one_line_errors, run, warn  # noqa: E402
 from .report_command import report  # noqa: E402
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ def _say(outcome: "Outcome | FunctionsOutcome", *, verbose: bool, quiet: bool, a
     if quiet:
         for text in (
             *outcome.verdict.cautions,
-            *(outcome.notes if outcome.is_interrupted or not outcome.is_written else ()),
+            *(() if outcome.is_written else outcome.notes),
         ):
             warn(text)
     elif as_json:
@@ -255,19 +256,24 @@ def _say(outcome: "Outcome | FunctionsOutcome", *, verbose: bool, quiet: bool, a
 @contextlib.contextmanager
 def _printed(outcomes: "Mapping[str, Outcome | FunctionsOutcome]", *, as_json: bool) -> "Iterator[None]":
     """Print outcomes as JSON at the end where that was asked: those that there are, should a later model fail."""
-    try:
-        yield
-    finally:
+
+    def echo() -> None:
         if as_json and outcomes:
             from .report import outcome_as_dict
 
             typer.echo(json.dumps({name: outcome_as_dict(outcome) for name, outcome in outcomes.items()}))
 
+    try:
+        with last_act(echo):
+            yield
+    finally:
+        echo()
+
 
 def _finish(outcomes: "Mapping[str, Outcome | FunctionsOutcome]", *, strict: bool) -> None:
     """End with the exit status that says what calibrating each model gave."""
     if any(outcome.is_interrupted for outcome in outcomes.values()):
-        raise typer.Exit(INTERRUPTED_STATUS)
+        raise KeyboardInterrupt("this is of what was measured so far")
     if not all(outcome.is_written for outcome in outcomes.values()):
         raise typer.Exit(NOT_WRITTEN_STATUS)
     if strict and not all(outcome.verdict.is_ready for outcome in outcomes.values()):

@@ -52,18 +52,11 @@ def workload(batch: int, n_fft: int, k: int, segments: int) -> dict[str, int]:
     return {"batch": batch, "n_fft": params.n_fft, "k": params.k, "n_segments": params.n_segments}
 
 
-def set_up_jax_as(file: FilePath | None) -> FilePath:
-    """Choose the platform of a calibration, the saved one unless given, and return where it is.
+def set_up_jax_as(file: FilePath | None) -> None:
+    """Choose the platform of a calibration, if one is given: the processor also where JAX would take an accelerator."""
+    from rlxjax.calibration import read_calibration_file
 
-    That is the processor also where JAX would take an accelerator.
-    """
-    from rlxjax.calibration import default_calibration_path, read_calibration_file
-
-    if file is None:
-        set_up_jax(None)
-        return default_calibration_path()
-    set_up_jax("cpu" if read_calibration_file(file).fingerprint.platform == "cpu" else None)
-    return file
+    set_up_jax("cpu" if file is not None and read_calibration_file(file).fingerprint.platform == "cpu" else None)
 
 
 def calibration_file(file: FilePath | None) -> FilePath:
@@ -72,8 +65,11 @@ def calibration_file(file: FilePath | None) -> FilePath:
     Raises:
         ValueError: nothing was measured.
     """
-    path = set_up_jax_as(file)
-    if file is None and not path.exists():
+    from rlxjax.calibration import default_calibration_path, is_there
+
+    set_up_jax_as(file)
+    path = default_calibration_path() if file is None else file
+    if file is None and not is_there(path):
         raise _nothing_measured(path)
     return path
 
@@ -84,12 +80,12 @@ def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
     Raises:
         ValueError: neither a saved calibration nor a population of other machines.
     """
-    path = set_up_jax_as(file)
-    if file is not None:
-        return rlxjax.load_calibration(file)
-    found = rlxjax.default_calibration()
+    from rlxjax.calibration import default_calibration_path
+
+    set_up_jax_as(file)
+    found = rlxjax.default_calibration() if file is None else rlxjax.load_calibration(file)
     if found is None:
-        raise _nothing_measured(path)
+        raise _nothing_measured(default_calibration_path())
     return found
 
 

@@ -12,6 +12,8 @@ from pathlib import Path as FilePath
 
 import jax
 
+from rlxjax.calibration import CalibrationFileError, home_folder
+
 #: Of what is kept for one kind of processor; the oldest programs go first.
 MAX_BYTES = 2**28
 #: Names that JAX gives to the files of its cache: of a program, and of the time at which it was last used.
@@ -35,8 +37,8 @@ def keep_compiled_programs() -> None:
     is_on, own = settings["jax_enable_compilation_cache"], settings["jax_compilation_cache_dir"]
     if unsuitable or own or not is_on:
         return
-    folder = compiled_programs_path()
     try:
+        folder = compiled_programs_path()
         folder.parent.parent.mkdir(parents=True, exist_ok=True)
         for private in (folder.parent, folder):
             private.mkdir(mode=0o700, exist_ok=True)
@@ -46,22 +48,19 @@ def keep_compiled_programs() -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
         _remove_oldest(folder, MAX_BYTES)
-    except OSError:
+    except (OSError, CalibrationFileError):
         return
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def compiled_programs_path() -> FilePath:
-    """Return where compiled programs are kept: `RLXJAX_HOME` where it is set, else the user's cache.
+    """Return where compiled programs are kept: with the calibrations in `RLXJAX_HOME`, else in the user's cache.
 
     Each kind of processor has a folder of its own: JAX loads a program with instructions of another one.
     """
-    import platformdirs
-
-    home = os.environ.get("RLXJAX_HOME") or platformdirs.user_cache_dir("rlxjax", appauthor=False)
     processor = hashlib.sha256(_processor().encode()).hexdigest()[:12]
-    return FilePath(home) / "compiled" / f"{platform.machine()}-{processor}"
+    return home_folder("cache") / "compiled" / f"{platform.machine()}-{processor}"
 
 
 def _processor() -> str:

@@ -35,6 +35,7 @@ from rlxjax.models import FUNCTIONS, function_runs
 from .clock import Deadline
 from .function_samples import VERSION, FunctionLog, Header, Visit, samples_path_of
 from .functions import FunctionCell, function_cells
+from .interrupts import heeded
 from .progress import Progress
 from .report import FunctionsOutcome
 from .samples import said_of_protocol, set_aside
@@ -94,16 +95,15 @@ def run_functions(
         notes.append(f"Left out, as there was no time to compile them: {', '.join(left_out)}.")
     with progress.phase("measuring functions", deadline) as advance, open(samples_path, "x", encoding="utf-8") as file:
         file.write(Header(protocol=log.protocol, fingerprint=log.fingerprint).model_dump_json() + "\n")
-        try:
+        with heeded(deadline):
             for visit in _visits(programs, deadline, rng, advance):
                 file.write(visit.model_dump_json() + "\n")
                 file.flush()
                 log.visits.append(visit)
-        except KeyboardInterrupt:
-            deadline.interrupted = True
-            if len(log.names()) < len(programs):
-                raise KeyboardInterrupt(f"samples so far are in {samples_path}") from None
-            notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
+    if deadline.interrupted:
+        if len(log.names()) < len(programs):
+            raise KeyboardInterrupt(f"samples so far are in {samples_path}")
+        notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
     with progress.phase("fitting functions"):
         found = fit_functions(log, path, samples_path, command, notes, force)
     return dataclasses.replace(found, is_interrupted=deadline.interrupted)
@@ -237,7 +237,7 @@ def _visits(
     with quiet_collector():
         for round_ in itertools.count():
             for index in rng.permutation(len(names)).tolist():
-                if round_ and deadline.left_s() <= 0:
+                if deadline.interrupted or (round_ and deadline.left_s() <= 0):
                     return
                 times_ns = visit_ns(programs[names[index]])
                 yield Visit(round=round_, name=names[index], times_ns=times_ns)

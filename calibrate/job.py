@@ -33,6 +33,7 @@ from rlxjax.welch import RUNNER_VERSION, schedule
 from .canary import canary_times_ns, pace_of
 from .clock import Deadline
 from .fits import EnoughKnown, check_fittable, fit_twice, prior_from, starting_prior, widened
+from .interrupts import last_act
 from .measure import measure_rounds
 from .micro import MicroRates, micro_rates, time_micro
 from .plan import memory_limit_bytes, prepare
@@ -112,16 +113,16 @@ def run(
             notes.append(f"Earlier samples were kept as {aside}.")
 
     rng, deadline = np.random.default_rng(seed), Deadline(fit_at_s)
-    with SampleWriter(samples_path, log, append=resume) as writer:
+    with (
+        last_act(lambda: f"samples so far are in {samples_path}: go on with --resume"),
+        SampleWriter(samples_path, log, append=resume) as writer,
+    ):
         if digests != log.models:
             writer.models(digests)
-        try:
-            with progress.phase("micro-benchmarks"):
-                time_micro(log, writer)
-            start, facts = starting_prior(micro_rates(log), known), facts_of(log, timed_models)
-            plan = prepare(log, cells, timed_models, grid, start, facts, rng, deadline, progress)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"samples so far are in {samples_path}: go on with --resume") from None
+        with progress.phase("micro-benchmarks"):
+            time_micro(log, writer)
+        start, facts = starting_prior(micro_rates(log), known), facts_of(log, timed_models)
+        plan = prepare(log, cells, timed_models, grid, start, facts, rng, deadline, progress)
         if plan.cells != log.cells:
             writer.cells(plan.cells)
         if plan.is_ready:

@@ -14,6 +14,7 @@ from rlxjax.clock import call_ns, quiet_collector, visit_ns
 
 from .canary import CanaryWatch
 from .clock import Deadline
+from .interrupts import heeded
 from .samples import SampleLog, SampleWriter
 from .workloads import STRATEGIES, Cell, Signals
 
@@ -54,21 +55,18 @@ def measure_rounds(
     """
     has_round, canary = bool(log.complete_rounds()), CanaryWatch(writer)
     unfinished = [i for i, visits in enumerate(log.rounds) if visits and not log.is_complete(visits)]
-    try:
-        with quiet_collector():
-            while deadline.left_s() > 0 or not has_round:
-                round_ = unfinished.pop(0) if unfinished else len(log.rounds)
-                for cell in _cells_left(log, round_, rng):
-                    if has_round and deadline.left_s() <= 0:
-                        return
-                    canary.look()
-                    writer.timing(round_, cell, visit_ns(call_of(cell, signals)))
-                has_round = True
-                advance()
-                if is_enough():
+    with heeded(deadline), quiet_collector():
+        while deadline.left_s() > 0 or not has_round:
+            round_ = unfinished.pop(0) if unfinished else len(log.rounds)
+            for cell in _cells_left(log, round_, rng):
+                if deadline.interrupted or (has_round and deadline.left_s() <= 0):
                     return
-    except KeyboardInterrupt:
-        deadline.interrupted = True
+                canary.look()
+                writer.timing(round_, cell, visit_ns(call_of(cell, signals)))
+            has_round = True
+            advance()
+            if is_enough():
+                return
 
 
 def _cells_left(log: SampleLog, round_: int, rng: np.random.Generator) -> list[Cell]:

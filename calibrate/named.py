@@ -1,8 +1,12 @@
 """What a command line names: functions of modules, and arrays by dtype and shape."""
 
+import contextlib
 import importlib
+import math
+import operator
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,30 +21,37 @@ DTYPES = {
     "c128": "complex128",
     "bool": "bool",
 }
-_SHAPE = re.compile(r"(\w+)\[([\d,\s]*)\]")
+_SHAPE = re.compile(r"(\w+)\[\s*(\d{1,18}(?:\s*,\s*\d{1,18})*)?\s*\]", re.ASCII)
 
 
-def named(text: str, what: str) -> Any:
+def named(text: str, what: str, kind: Any = object) -> Any:
     """Return what `module:name` names; the module is imported, from the current folder too.
 
     Raises:
-        ValueError: no such module or name, or a module that does not import.
+        ValueError: no such module or name, a module that does not import, or something of another kind.
     """
     module_name, colon, name = text.partition(":")
     if not (module_name and colon and name):
         raise ValueError(f"{what}: expected module:name, got {text!r}")
     if "" not in sys.path:
         sys.path.insert(0, "")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:  # noqa: BLE001  (a user's module may raise anything)
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{what}: {module_name} does not import ({type(error).__name__}: {reason})") from None
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ValueError(f"{what}: {module_name} has no {name!r}")
-        found = getattr(found, part)
+    with _users(f"{what}: {module_name} does not import"):
+        module = importlib.import_module(module_name)
+    with _users(f"{what}: {module_name} has no {name!r}"):
+        found = operator.attrgetter(name)(module)
+    if not isinstance(found, kind):
+        raise ValueError(f"{what}: expected a function, {text} is of type {type(found).__name__}")
     return found
+
+
+@contextlib.contextmanager
+def _users(refusal: str) -> Iterator[None]:
+    """Run a user's code, which may raise anything, and may exit."""
+    try:
+        yield
+    except BaseException as error:  # noqa: BLE001
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{refusal} ({type(error).__name__}: {reason})") from None
 
 
 def arguments_of(shapes: list[str], tuple_name: str | None) -> tuple[Any, ...]:
@@ -54,7 +65,9 @@ def arguments_of(shapes: list[str], tuple_name: str | None) -> tuple[Any, ...]:
     if shapes:
         raise ValueError("--args: expected either --arg or --args, got both")
     found = named(tuple_name, "--args")
-    found = found() if callable(found) else found
+    if callable(found):
+        with _users(f"--args: {tuple_name} does not return"):
+            found = found()
     if not isinstance(found, tuple):
         raise ValueError(f"--args: expected a tuple from {tuple_name}, got {type(found).__name__}")
     return found
@@ -71,8 +84,9 @@ def shape_of(text: str) -> jax.ShapeDtypeStruct:
         ShapeDtypeStruct(shape=(8, 16), dtype=bfloat16)
     """
     match = _SHAPE.fullmatch(text.strip())
-    if match is None or match[1] not in (*DTYPES, "key"):
-        raise ValueError(f"--arg: expected a dtype and a shape, as f32[1024,256] or key[], got {text!r}")
-    shape = tuple(int(size) for size in match[2].split(",") if size.strip())
+    shape = tuple(map(int, match[2].split(","))) if match and match[2] else ()
+    if match is None or match[1] not in (*DTYPES, "key") or math.prod(shape) > 2**59:
+        what = "a dtype and a shape, of 2**59 elements at most, as f32[1024,256] or key[]"
+        raise ValueError(f"--arg: expected {what}, got {text!r}")
     dtype = jax.eval_shape(lambda: jax.random.key(0)).dtype if match[1] == "key" else jnp.dtype(DTYPES[match[1]])
     return jax.ShapeDtypeStruct(shape, dtype)

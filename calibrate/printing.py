@@ -34,6 +34,11 @@ def say(text: str, *whole: str, indent: str = "", to: Console | None = None) -> 
         to.print(lines, highlight=False, markup=False, soft_wrap=True)
 
 
+def plain(text: object) -> str:
+    """Return a text in which what would steer a terminal, or turn text round, is escaped: a file may hold it."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))
+
+
 def filled(text: str, *whole: str, indent: str = "") -> str:
     """Return a text in lines of 80 columns.
 
@@ -49,7 +54,8 @@ def filled(text: str, *whole: str, indent: str = "") -> str:
         word word word word word word word word word word word word word word word
         `rlxjax calibrate`
     """
-    for part in (*re.findall("`[^`]+`", text), *filter(None, whole)):
+    text = plain(text)
+    for part in (*re.findall("`[^`]+`", text), *map(plain, filter(None, whole))):
         text = text.replace(part, part.replace(" ", "\0"))
     text = re.sub(r"(?<=\d) (?=(%|ns|s)(\W|$))", "\0", text)  # a number and its unit
     lines = textwrap.fill(
@@ -106,12 +112,12 @@ def print_table(
         texts: how many columns, from the left, are texts, which all parts have.
         justify: the other columns.
     """
-    columns = [list(column) for column in zip(headings, *rows, strict=True)]
+    columns = [list(map(plain, column)) for column in zip(headings, *rows, strict=True)]
     if _width(columns) > console.width:
         for column in columns:
             column[0] = _stacked(column[0], _widest(column[1:]))
     for part in _parts(columns, texts, console.width):
-        console.print(Text(title, style="bold"))
+        console.print(Text(plain(title), style="bold"))
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
         for place, (heading, *_) in enumerate(part):
             table.add_column(Text(heading), justify="left" if place < texts else justify)

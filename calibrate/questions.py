@@ -1,7 +1,10 @@
 """The commands that ask: what runs take, why one is picked, whether functions should be one, and how peers compare."""
 
+import contextlib
 import json
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Annotated
 
@@ -25,9 +28,9 @@ from .command_line import (
     size_option,
     workload,
 )
-from .printing import console, filled, say
+from .printing import console, filled, plain, say
 from .progress import Progress
-from .refusals import INTERRUPTED_STATUS, one_line_errors, warn
+from .refusals import one_line_errors, warn
 
 #: Exit status of an advice that decides nothing.
 UNSURE_STATUS = 1
@@ -126,8 +129,9 @@ def advise(
 
         from .named import arguments_of, named
 
-        with jax.enable_x64(False):  # as users call them
-            functions = [named(stage, "stages") for stage in stages]
+        # As users call them; what their code prints is no part of the answer.
+        with jax.enable_x64(False), contextlib.redirect_stdout(sys.stderr):
+            functions = [named(stage, "stages", Callable) for stage in stages]
             given = arguments_of(arg or [], args)
             known = None if calibration else rlxjax.default_calibration()
             known = rlxjax.load_calibration(calibration) if known is None else known
@@ -144,7 +148,9 @@ def advise(
     else:
         code = advice.code.splitlines()
         for line in str(advice).splitlines():
-            typer.echo(line if line in code else filled(line.lstrip(), indent=line[: len(line) - len(line.lstrip())]))
+            typer.echo(
+                plain(line) if line in code else filled(line.lstrip(), indent=line[: len(line) - len(line.lstrip())])
+            )
         say_source(known, "functions")
     raise typer.Exit(0 if advice.verdict in ("fuse", "keep") else UNSURE_STATUS)
 
@@ -194,7 +200,7 @@ def bench(
         )
     source = "the built-in coefficients" if auto_by is None else auto_by.source
     if quiet:
-        for text in (*refused(content), *["interrupted: this is what was measured so far"] * content.interrupted):
+        for text in refused(content):
             warn(text)
     if as_json:
         typer.echo(json.dumps(content.model_dump(mode="json") | {"calibration": source}))
@@ -204,4 +210,4 @@ def bench(
         if out is not None:
             say(f"every time: {out}", str(out))
     if content.interrupted:
-        raise typer.Exit(INTERRUPTED_STATUS)
+        raise KeyboardInterrupt("this is what was measured so far")

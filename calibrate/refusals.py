@@ -9,7 +9,10 @@ from typing import Any
 
 import typer
 
-NOT_WRITTEN_STATUS, BAD_INPUT_STATUS, INTERRUPTED_STATUS = 1, 2, 130
+from .interrupts import INTERRUPTED_STATUS
+from .printing import plain
+
+NOT_WRITTEN_STATUS, BAD_INPUT_STATUS = 1, 2
 #: What every mistake in a command's arguments derives from.
 _UsageError: Any = typer.BadParameter.__base__
 
@@ -25,10 +28,10 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
                 warnings.showwarning = warn
                 command(*args, **kwargs)
         except (ValueError, OSError, ImportError) as error:
-            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            typer.echo(plain(f"error: {' '.join(str(error).split())}"), err=True)
             raise typer.Exit(BAD_INPUT_STATUS) from None
         except KeyboardInterrupt as interrupt:
-            typer.echo("; ".join(["interrupted", *map(str, interrupt.args)]), err=True)
+            typer.echo(plain("; ".join(["interrupted", *map(str, interrupt.args)])), err=True)
             raise typer.Exit(INTERRUPTED_STATUS) from None
 
     return wrapped
@@ -57,7 +60,7 @@ def run(commands: typer.Typer, arguments: list[str], name: str) -> None:
     except _UsageError as error:
         asked = error.ctx.command_path if error.ctx else name
         message = " ".join(error.format_message().split()).removesuffix(".")
-        typer.echo(f"error: {message} (see `{asked} -h`)", err=True)
+        typer.echo(plain(f"error: {message} (see `{asked} -h`)"), err=True)
         status = BAD_INPUT_STATUS
     except typer.Abort:
         status = INTERRUPTED_STATUS
@@ -66,4 +69,4 @@ def run(commands: typer.Typer, arguments: list[str], name: str) -> None:
 
 def warn(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning, a line on standard error."""
-    typer.echo(f"warning: {message}", err=True)
+    typer.echo(plain(f"warning: {' '.join(str(message).split())}"), err=True)

@@ -340,7 +340,7 @@ def _time_again(content: CalibrationFile, deadline: Deadline, progress: Progress
         measuring = Deadline(max(deadline.at_s, time.perf_counter() + LEAST_MEASURING_S))
         with progress.phase("measuring", measuring) as advance:
             measure_rounds(log, writer, signals, measuring, np.random.default_rng(), advance)
-        if not log.complete_rounds():
+        if measuring.interrupted:
             raise KeyboardInterrupt
         with progress.phase("micro-benchmarks again"):
             time_micro(log, writer)

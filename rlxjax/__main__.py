@@ -1,5 +1,5 @@
 """`python -m rlxjax` is the command `rlxjax`."""
 
-from calibrate.cli import main
+from calibrate.interrupts import main
 
 main()

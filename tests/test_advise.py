@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ STAGES = """
 import jax.numpy as jnp
 
 def square(x):
+    print("a word of their own")
     return x * x
 
 def total(y):
@@ -201,25 +203,40 @@ def test_the_command_answers_in_text_and_in_json(file, tmp_path, monkeypatch):
     named_args = ["advise", "own_stages:square", "own_stages:total", "--calibration", str(file)]
     result = CliRunner().invoke(app, [*named_args, "--arg", "f32[2048,2048]"])
     assert result.exit_code == 0, result.output
-    assert result.output.startswith("fuse: one program saves")
+    assert result.stdout.startswith("fuse: one program saves")
     assert_narrow(result.stdout)
     result = CliRunner().invoke(app, [*named_args, "--args", "own_stages:SHAPES", "--json"])
-    assert_documented("advise", json.loads(result.output))
-    assert json.loads(result.output)["verdict"] == "fuse"
-    gain_ns = json.loads(result.output)["gain_ns"]
+    assert "a word of their own" in result.stderr
+    assert_documented("advise", json.loads(result.stdout))
+    assert json.loads(result.stdout)["verdict"] == "fuse"
+    gain_ns = json.loads(result.stdout)["gain_ns"]
     unsure = CliRunner().invoke(app, [*named_args, "--args", "own_stages:SHAPES", "--min-gain", str(gain_ns)])
     assert unsure.exit_code == 1
-    assert unsure.output.startswith("undecided")
+    assert unsure.stdout.startswith("undecided")
 
 
 def test_the_command_imports_what_is_named_and_refuses_the_rest_in_one_line(tmp_path, monkeypatch):
-    (tmp_path / "broken_stages.py").write_text("raise RuntimeError('not today')")
+    for name, text in {
+        "broken": "raise RuntimeError('not today')",
+        "leaving": "import sys; sys.exit(0)",
+        "half": "def f(x:",
+        "odd": "import sys\nclass C:\n    x = property(lambda self: 1 / 0)\nc = C()\nn = 5\ndef leave(*_): sys.exit(3)",
+    }.items():
+        (tmp_path / f"{name}_stages.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
     for match, call in {
         "stages: expected module:name, got 'square'": lambda: named("square", "stages"),
         "stages: broken_stages does not import .RuntimeError: not today": lambda: named("broken_stages:f", "stages"),
         "stages: nowhere does not import": lambda: named("nowhere:f", "stages"),
+        "stages: leaving_stages does not import .SystemExit: 0": lambda: named("leaving_stages:f", "stages"),
+        "stages: half_stages does not import .SyntaxError: ": lambda: named("half_stages:f", "stages"),
+        "stages: odd_stages has no 'c.x' .ZeroDivisionError: ": lambda: named("odd_stages:c.x", "stages"),
+        "stages: odd_stages has no 'c.y' .AttributeError: ": lambda: named("odd_stages:c.y", "stages"),
+        "stages: expected a function, odd_stages:n is of type int": lambda: named("odd_stages:n", "stages", Callable),
+        "stages: expected a function, or functions in order, got 5": lambda: rx.advise(5),
+        "--args: odd_stages:leave does not return .SystemExit: 3": lambda: arguments_of([], "odd_stages:leave"),
+        "but it raised SystemExit: 3": lambda: rx.advise(named("odd_stages:leave", "stages"), real(8)),
         "--args: math has no 'nope'": lambda: arguments_of([], "math:nope"),
         "--args: expected a tuple from math:pi, got float": lambda: arguments_of([], "math:pi"),
         "--args: expected either --arg or --args": lambda: arguments_of(["f32[8]"], "math:pi"),
@@ -227,7 +244,25 @@ def test_the_command_imports_what_is_named_and_refuses_the_rest_in_one_line(tmp_
     }.items():
         with pytest.raises(ValueError, match=match):
             call()
-    assert shape_of("f32[8, 16]") == real(8, 16)
+    for size in (
+        "1,,2",
+        "1,2,",
+        ",",
+        "-1",
+        "1e3",
+        "8 8",
+        "9" * 30,
+        f"{2**30},{2**30}",
+        "\N{ARABIC-INDIC DIGIT THREE}",
+        "n",
+    ):
+        with pytest.raises(ValueError, match="--arg: expected a dtype and a shape, of .* elements at most, as .*, got"):
+            shape_of(f"f32[{size}]")
+    for text in ("f32", "f33[2]", "F32[8]", "f32[8", "f32[8]]", "f32 [8]", "[8]", ""):
+        with pytest.raises(ValueError, match="--arg: expected a dtype and a shape"):
+            shape_of(text)
+    assert shape_of("f32[ 8, 16 ]") == real(8, 16)
+    assert shape_of("f32[]") == real()
     assert shape_of("key[]").dtype == jax.random.key(0).dtype
     command = [sys.executable, "-m", "rlxjax", "advise", "nowhere:f", "--arg", "f32[8]"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)

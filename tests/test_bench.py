@@ -2,6 +2,8 @@ import dataclasses
 import io
 import json
 import math
+import time
+from signal import SIGINT, raise_signal
 
 import jax
 import numpy as np
@@ -24,6 +26,7 @@ from calibrate.bench_file import (
 from calibrate.bench_report import print_bench
 from calibrate.bench_rounds import MIN_ROUNDS, time_contenders
 from calibrate.cli import app
+from calibrate.clock import Deadline
 from calibrate.peers import contenders
 from rlxjax import WelchPeakParams
 from rlxjax._files import read_json_file
@@ -138,7 +141,8 @@ def contender(name, build):
 
 
 def timed(*taking_part):
-    return time_contenders(taking_part, SIGNAL, SMALL, np.random.default_rng(0), 0.01)
+    deadline = Deadline(time.perf_counter() + 0.01)
+    return time_contenders(taking_part, SIGNAL, SMALL, np.random.default_rng(0), deadline)
 
 
 def host_run(signal=SIGNAL, params=SMALL):
@@ -150,8 +154,7 @@ def test_a_contender_that_is_wrong_is_reported_and_not_timed():
         peaks = host_run(signal, params)() * np.float32([1, 1.01])
         return lambda: peaks
 
-    results, interrupted = timed(contender("wrong", build), contender("right", host_run))
-    assert not interrupted
+    results = timed(contender("wrong", build), contender("right", host_run))
     assert results["wrong"].status == "wrong"
     assert "off by 0.01" in results["wrong"].note
     assert results["wrong"].times_ns == []
@@ -174,8 +177,7 @@ def test_a_contender_that_raises_is_reported_and_the_others_go_on(good_runs):
 
         return raising
 
-    results, interrupted = timed(contender("bad", build), contender("good", host_run))
-    assert not interrupted
+    results = timed(contender("bad", build), contender("good", host_run))
     said = "MemoryError: no memory for a plan" if good_runs is None else "RuntimeError: the device is gone"
     assert results["bad"] == Result(status="failed", note=said)
     assert results["good"].status == "measured"
@@ -190,8 +192,8 @@ def interrupting_build(good_runs):
         def interrupted():
             nonlocal left
             left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
+            if left == -1:
+                raise_signal(SIGINT)
             return run()
 
         return interrupted
@@ -209,9 +211,8 @@ def test_ctrl_c_keeps_what_was_measured_and_the_file(tmp_path, monkeypatch):
     content = run_bench(bench_cells([64], [8, 16], [4]), budget_s=0.5, command="x", out=path, seed=1)
     assert content.interrupted
     assert len(content.cells) == 1
-    assert [len(found.times_ns) for found in content.cells[0].results.values()] in ([1, 1], [2, 1])
+    assert [len(found.times_ns) for found in content.cells[0].results.values()] in ([1, 2], [2, 2])
     assert read(path) == content
-    assert "interrupted" in printed(content)
 
 
 def test_an_interrupted_benchmark_prints_what_there_is_and_says_so_by_its_status(monkeypatch):
@@ -219,7 +220,7 @@ def test_an_interrupted_benchmark_prints_what_there_is_and_says_so_by_its_status
     result = invoke("--n-fft", 64, "--batch", 8, "--k", 4, "--json", "--quiet")
     assert result.exit_code == 130
     assert json.loads(result.stdout)["interrupted"] is True
-    assert result.stderr == "warning: interrupted: this is what was measured so far\n"
+    assert result.stderr == "interrupted; this is what was measured so far\n"
 
 
 def test_ctrl_c_before_any_time_leaves_a_file_without_cells(tmp_path, monkeypatch):

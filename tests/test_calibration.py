@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import pwd
 import subprocess
 import sys
 import warnings
@@ -25,13 +26,17 @@ from _models import (
     runs_of,
     tiled_fit,
 )
+from typer.testing import CliRunner
 
 import rlxjax as rx
+from calibrate.cli import app
+from calibrate.compiled import compiled_programs_path, keep_compiled_programs
 from rlxjax.calibration import (
     CalibrationFile,
     CalibrationFileError,
     MachineMismatchWarning,
     current_fingerprint,
+    default_calibration,
     default_calibration_path,
     load_calibration,
     read_calibration_file,
@@ -350,3 +355,28 @@ def test_the_default_file_lies_in_rlxjax_home_or_with_the_users_data(tmp_path, m
     monkeypatch.delenv("RLXJAX_HOME")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert "rlxjax" in default_calibration_path("cpu").parts
+
+
+def test_a_home_is_expanded_and_one_that_is_none_is_named_in_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RLXJAX_HOME", "~/own")
+    assert default_calibration_path("cpu") == tmp_path / "own" / "calibration-cpu.json"
+    assert compiled_programs_path().is_relative_to(tmp_path / "own")
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # as in a container that runs as any user
+    for home, said in (
+        (tmp_path / "file", "file/calibration-cpu.json: cannot be read .*Not a directory"),
+        (tmp_path / ("x" * 300), "xxx/calibration-cpu.json: cannot be read .*too long"),
+        ("~nobody-here/own", "RLXJAX_HOME: expected a folder, got ~nobody-here/own; set it to one"),
+        ("", "RLXJAX_HOME: expected a folder, got none, and this user has no home; set it to one"),
+    ):
+        monkeypatch.setenv("RLXJAX_HOME", str(home))
+        with pytest.warns(UserWarning, match=said):
+            assert default_calibration("cpu").source.startswith("no calibration of this machine")
+        with pytest.raises(CalibrationFileError, match=said):
+            load_calibration()
+        keep_compiled_programs()
+    result = CliRunner().invoke(app, ["calibrate"])
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"error: {said}")

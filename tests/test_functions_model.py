@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+import signal
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -389,7 +390,7 @@ def test_ctrl_c_fits_what_was_measured_once_there_is_a_time_of_each_function(rou
     def visits(*_):
         for cell in cells[: None if rounds else 3]:
             yield Visit(round=0, name=cell.name, times_ns=[1])
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(functions_job, "chosen_cells", lambda _: cells)
     monkeypatch.setattr(functions_job, "_compiled", lambda *_: dict.fromkeys(cell.name for cell in cells))

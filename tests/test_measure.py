@@ -1,5 +1,6 @@
 import collections
 import itertools
+import signal
 import time
 
 import numpy as np
@@ -86,8 +87,8 @@ def test_ctrl_c_ends_the_measuring_and_keeps_what_was_measured(campaign, monkeyp
     ticks = itertools.count()
 
     def visit(cell):
-        if next(ticks) == 8:
-            raise KeyboardInterrupt
+        if next(ticks) == 7:
+            signal.raise_signal(signal.SIGINT)
         return [1]
 
     monkeypatch.setattr(measure, "visit_ns", visit)

@@ -1,14 +1,22 @@
 """Sentences and tables of 80 columns, and progress."""
 
 import io
+import json
 import re
+from pathlib import Path
 
 import pytest
+from _content import content
 from _documented import assert_narrow
 from rich.console import Console
+from typer.testing import CliRunner
 
+from calibrate.cli import app
+from calibrate.command_line import say_source
 from calibrate.printing import TEXT_WIDTH, filled, print_table
 from calibrate.progress import Progress
+from calibrate.refusals import warn
+from rlxjax import MachineMismatchWarning, load_calibration
 
 
 def test_what_is_copied_stays_on_one_line_and_the_rest_is_filled():
@@ -62,3 +70,30 @@ def test_quiet_progress_says_nothing():
     with progress.waiting("starting JAX"), progress.phase("measuring") as advance:
         advance()
     assert console.file.getvalue() == ""
+
+
+EVIL = "a\x1b[31m\x07\u202eb\x9b2J\x7f\u2028"
+
+
+def test_what_a_file_says_does_not_steer_a_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    spoilt = content()
+    spoilt["fingerprint"]["device_kind"] = EVIL
+    spoilt["models"]["welch"]["cautions"] = [EVIL]
+    Path("evil.json").write_text(json.dumps(spoilt))
+    with pytest.warns(MachineMismatchWarning) as warned:
+        known = load_calibration("evil.json")
+    said = []
+    for print_it in (
+        lambda: say_source(known, "welch"),
+        lambda: warn(warned[0].message),
+        lambda: warn(f"{EVIL}\nerror: no"),
+        lambda: print_table(Console(width=1000), EVIL, [EVIL], [[EVIL]]),
+    ):
+        print_it()
+        said.append("".join(capsys.readouterr()))
+    said.append(CliRunner().invoke(app, ["predict", f"{EVIL}.json", "--batch", "8"]).stderr)
+    for text in said:
+        assert r"a\x1b[31m\x07\u202eb\x9b2J\x7f" in text
+        assert all(c.isprintable() or c == "\n" for c in text)
+    assert said[2].count("\n") == 1

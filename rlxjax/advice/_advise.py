@@ -1,7 +1,7 @@
 """The question: should these jitted stages be one program here?"""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -74,7 +74,7 @@ def advise(
     """
     if isinstance(min_gain_ns, bool) or not isinstance(min_gain_ns, (int, float)) or not min_gain_ns >= 0:
         raise ValueError(f"min_gain_ns: expected a number of at least 0, got {min_gain_ns!r}")
-    functions = [stages] if callable(stages) else list(stages)
+    functions = [stages] if callable(stages) or not isinstance(stages, Iterable) else list(stages)
     if not functions or not all(map(callable, functions)):
         raise ValueError(f"stages: expected a function, or functions in order, got {stages!r}")
     if not isinstance(calibration, Calibration):

@@ -43,7 +43,7 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
         name = name_of(fn, number)
         try:
             result = jax.eval_shape(fn, *given)
-        except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's function may raise anything, and may exit)
             reason = str(error).strip().partition("\n")[0]
             before = "these arguments" if number == 0 else f"what {found[-1].name} gives"
             raise ValueError(

@@ -25,6 +25,8 @@ from ._explanation import explain as explain
 from ._file import GATE_UNITS as GATE_UNITS
 from ._file import CalibrationFileError as CalibrationFileError
 from ._file import default_calibration_path as default_calibration_path
+from ._file import home_folder as home_folder
+from ._file import is_there as is_there
 from ._file import read_calibration_file as read_calibration_file
 from ._file import same_machine as same_machine
 from ._file import save_calibration as save_calibration

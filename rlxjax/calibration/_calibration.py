@@ -29,6 +29,7 @@ from ._file import (
     calibrated_models,
     default_calibration_path,
     gate_of,
+    is_there,
     read_calibration_file,
 )
 from ._fingerprint import MACHINE_FIELDS, current_fingerprint, fingerprint_differences, warn_if_elsewhere
@@ -272,20 +273,25 @@ def default_calibration(platform: str | None = None) -> Calibration | None:
 
     Warns:
         MachineMismatchWarning: the saved file was made on another machine, and is not used, or with other software.
-        UserWarning: the saved file cannot be read, and is not used.
+        UserWarning: the saved file cannot be read, and is not used, or there is no place for one.
 
     Examples:
         >>> default_calibration("cpu").pick(8192, 256, 16)
         'fused'
     """
     name = jax.default_backend() if platform is None else platform
-    return _default_calibration(name, default_calibration_path(name))
+    try:
+        path = default_calibration_path(name)
+    except CalibrationFileError as error:
+        warnings.warn(f"{error}; no saved calibration is used", stacklevel=2)
+        path = None
+    return _default_calibration(name, path)
 
 
 @functools.lru_cache(maxsize=8)
 @jax.ensure_compile_time_eval()  # it may be asked for first inside a program that is being traced, and stays
-def _default_calibration(platform: str, path: FilePath) -> Calibration | None:
-    if path.exists():
+def _default_calibration(platform: str, path: FilePath | None) -> Calibration | None:
+    if path is not None and is_there(path):
         try:
             content = read_calibration_file(path)
         except CalibrationFileError as error:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -57,14 +57,34 @@ class CalibrationFileError(ValueError):
 
 
 def default_calibration_path(platform_name: str | None = None) -> FilePath:
-    """Return where the calibrate job writes, and `load_calibration()` looks, for a JAX platform.
+    """Return where the calibrate job writes, and `load_calibration()` looks, for a JAX platform: see `home_folder`."""
+    return home_folder("data") / f"calibration-{platform_name or jax.default_backend()}.json"
 
-    The directory is `RLXJAX_HOME` where it is set, else the user's data directory.
+
+def home_folder(kind: Literal["data", "cache"]) -> FilePath:
+    """Return the folder of `RLXJAX_HOME` where it is set, else that of the user's data or caches.
+
+    Raises:
+        CalibrationFileError: a user without a home.
     """
     import platformdirs
 
-    home = os.environ.get("RLXJAX_HOME") or platformdirs.user_data_dir("rlxjax", appauthor=False)
-    return FilePath(home) / f"calibration-{platform_name or jax.default_backend()}.json"
+    given = os.environ.get("RLXJAX_HOME")
+    users = platformdirs.user_data_dir if kind == "data" else platformdirs.user_cache_dir
+    try:
+        return FilePath(given or users("rlxjax", appauthor=False)).expanduser()
+    except RuntimeError:
+        got = given or "none, and this user has no home"
+        raise CalibrationFileError(f"RLXJAX_HOME: expected a folder, got {got}; set it to one") from None
+
+
+def is_there(path: FilePath) -> bool:
+    """Whether something is at a path, or may be: reading says why that cannot be seen."""
+    try:
+        path.stat()
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    return True
 
 
 def read_calibration_file(

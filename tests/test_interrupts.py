@@ -1,0 +1,43 @@
+"""Ctrl-C: status 130 and one line, whenever it comes; `benchmarks/interrupts.py` tries many moments."""
+
+import pytest
+
+from benchmarks.interrupts import ENDED, outcome, started
+
+#: A command that is interrupted once, and that asks itself for another one where the first is heeded.
+COMMAND = """
+import signal, sys, types
+from calibrate import interrupts
+cli = sys.modules["calibrate.cli"] = types.ModuleType("calibrate.cli")
+def main():
+    with interrupts.last_act(lambda: print("kept", flush=True) or "go on with --resume"):
+        deadline = types.SimpleNamespace(interrupted=False)
+        with interrupts.heeded(deadline):
+            if sys.argv[1] == "heeded":
+                signal.raise_signal(signal.SIGINT)
+                print("asked", deadline.interrupted, flush=True)
+        if sys.argv[1] != "none":
+            signal.raise_signal(signal.SIGINT)
+    print("done")
+cli.main = main
+interrupts.main()
+signal.raise_signal(signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize("at_s", [0.3, 0.8, 1.5])
+def test_a_command_ends_while_it_is_starting(at_s):
+    assert outcome("rlxjax calibrate --budget 60 --quiet", at_s) == ENDED
+
+
+def test_work_may_stop_by_itself_and_what_is_done_is_kept():
+    said = "interrupted; go on with --resume\n"
+    for what, is_ignored, status, stdout, stderr in (
+        ("at once", False, 130, "kept\n", said),
+        ("heeded", False, 130, "asked True\nkept\n", said),
+        ("none", False, 0, "done\n", ""),
+        ("at once", True, 0, "done\n", ""),  # as a shell starts a job in the background
+    ):
+        process = started(["-c", COMMAND, what], is_ignoring=is_ignored)
+        assert process.communicate() == (stdout, stderr), what
+        assert process.returncode == status, what
