@@ -214,7 +214,7 @@ def _profile_jaxpr(program: _Program, trips: Trips, strict: bool, timeout_s: flo
     traced = getattr(program.traced, "lojax", program.traced)  # what new kinds of primitives stand for
     closed = traced.jaxpr
     donated = [argument.donated for argument in jax.tree.leaves(traced.args_info)]
-    walk = Walk(trips)
+    walk = Walk(trips, dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)))
     totals = walk.totals(closed.jaxpr, [i for i, is_donated in enumerate(donated) if is_donated])
     trips.check_used()
     uncosted = dict(totals.uncosted.most_common())
