@@ -1,5 +1,6 @@
 """What an equation of a jaxpr is: a call, a loop, another name for its operand; and where it stands."""
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import jax
 
 from ._operations import RESERVED, RULES, names, nbytes
+from ._sparse import PROGRAMS
 
 #: What holds a jaxpr and runs it once, as if its equations stood in its place.
 CALLS = names(
@@ -76,7 +78,8 @@ def implementation(equation: Any) -> Any | None:
     if primitive.name in RULES or primitive.name in RESERVED:
         return None
     try:
-        made = jax.make_jaxpr(lambda *operands: primitive.impl(*operands, **params))(*(v.aval for v in equation.invars))
+        runs = functools.partial(PROGRAMS.get(primitive.name, primitive.impl), **params)
+        made = jax.make_jaxpr(runs)(*(var.aval for var in equation.invars))
     except Exception:  # noqa: BLE001  (another library's code may raise anything)
         return None
     return None if _holds(made.jaxpr, primitive) else made.jaxpr
