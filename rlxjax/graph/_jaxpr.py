@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from . import _operations_heavy, _operations_indexed  # noqa: F401  (they enter their rules)
@@ -23,7 +22,7 @@ from ._equations import (
 )
 from ._foldings import folded
 from ._kernels import BESIDE, Kernels, Work
-from ._known import Number, known_result, lasting, number_of, readable_trips
+from ._known import Number, known_result, number_of, readable_trips
 from ._loops import BranchSpread, Trips, UnknownLoop
 from ._operations import COSTLY, RULES, Operation, OperationCounts, Rule, elements, is_literal, nbytes
 from ._operations_heavy import CALLBACKS
@@ -90,7 +89,7 @@ class Walk:
         constants: what the function closes over, by variable.
     """
 
-    def __init__(self, trips: Trips, constants: Mapping[Any, Any] = MappingProxyType({})) -> None:
+    def __init__(self, trips: Trips, constants: Mapping[Any, Any]) -> None:
         self.loops: list[UnknownLoop] = []
         self._trips = trips
         self._constants = constants
@@ -108,7 +107,7 @@ class Walk:
             reusable: positions of the arguments whose memory it may take.
             known: arguments that are known numbers, None for others.
         """
-        key = id(jaxpr), tuple(reusable)
+        key = id(jaxpr), tuple(reusable), tuple(known)
         if key not in self._totals or self._size(jaxpr)[1]:
             self._totals[key] = self._count(jaxpr, key[1], known)
         return self._totals[key]
@@ -296,7 +295,7 @@ class Walk:
         if name == "scan":
             body = opened(params["jaxpr"])
             constants, carried = scan_layout(equation)
-            turn = self.totals(body, range(constants, constants + carried), lasting(body, constants, known))
+            turn = self.totals(body, range(constants, constants + carried), known[:constants])
             result.add(turn, params["length"])
             result.trips += params["length"]
             slices = [nbytes(var.aval) for var in body.outvars[carried:]]
@@ -348,8 +347,8 @@ class Walk:
         if trips is None and (trips := self._trips.next(line)) is None:
             self.loops.append(UnknownLoop(line, 0, OperationCounts()))
         test = self.totals(cond)
-        constants, given = params["body_nconsts"], known[params["cond_nconsts"] :]
-        turn = self.totals(body, range(constants, len(body.invars)), lasting(body, constants, given))
+        of_test, constants = params["cond_nconsts"], params["body_nconsts"]
+        turn = self.totals(body, range(constants, len(body.invars)), known[of_test : of_test + constants])
         result.add(test, 1 + (trips or 0))
         if trips is not None:
             result.add(turn, trips)

@@ -1,7 +1,7 @@
 """Loops and conditionals of a jaxpr: how often a body runs, where that can be known."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlxjax._checks import as_index
 
@@ -87,4 +87,3 @@ def _checked(trips: object) -> int | None:
     if isinstance(trips, bool):
         raise ValueError(f"trip_counts: expected an integer, got {trips!r}")
     return None if trips is None else as_index(trips, "trip_counts")
-

@@ -16,7 +16,11 @@ def _dot(data: Any, indices: Any, right: Any, *, numbers: Any, shape: Any) -> An
     met = *batched_right, *contracted_right
     kept = [axis for axis in range(right.ndim) if axis not in met]
     left = [*batched, *(axis for axis in range(len(shape)) if axis not in (*batched, *contracted))]
-    read = right.transpose(*met, *kept).at[tuple(at[axis] for axis in (*batched, *contracted))].get(mode="fill", fill_value=0)
+    read = (
+        right.transpose(*met, *kept)
+        .at[tuple(at[axis] for axis in (*batched, *contracted))]
+        .get(mode="fill", fill_value=0)
+    )
     read = jnp.expand_dims(read, tuple(range(len(places), data.ndim)))
     products = jnp.expand_dims(data, tuple(range(data.ndim, data.ndim + len(kept)))) * read
     if not (where := tuple(at[axis] for axis in left if axis < len(at))):
@@ -33,7 +37,9 @@ def _bcsr(data: Any, indices: Any, starts: Any, right: Any, **params: Any) -> An
     return _bcoo(data, jnp.stack([_rows(indices, starts), indices], -1), right, **params)
 
 
-def _coo(data: Any, row: Any, column: Any, right: Any, *, transpose: bool, shape: Any = None, spinfo: Any = None) -> Any:
+def _coo(
+    data: Any, row: Any, column: Any, right: Any, *, transpose: bool, shape: Any = None, spinfo: Any = None
+) -> Any:
     numbers = ((0 if transpose else 1,), (0,)), ((), ())
     return _dot(data, jnp.stack([row, column], -1), right, numbers=numbers, shape=shape or spinfo.shape)
 
@@ -66,7 +72,9 @@ PROGRAMS: Mapping[str, Callable[..., Any]] = {
     "bcoo_dot_general": _bcoo,
     "bcsr_dot_general": _bcsr,
     **dict.fromkeys(("coo_matvec", "coo_matmat"), _coo),
-    **dict.fromkeys(("csr_matvec", "csr_matmat"), lambda data, at, *b, **params: _coo(data, _rows(at, b[0]), at, *b[1:], **params)),
+    **dict.fromkeys(
+        ("csr_matvec", "csr_matmat"), lambda data, at, *b, **params: _coo(data, _rows(at, b[0]), at, *b[1:], **params)
+    ),
     "coo_todense": _dense,
     "csr_todense": lambda data, at, starts, **params: _dense(data, _rows(at, starts), at, **params),
     "coo_fromdense": _found,
