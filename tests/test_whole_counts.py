@@ -1,0 +1,272 @@
+"""Counts that are whole: loops that tell their turns, sparse products, and what is said where something is missing."""
+
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+from jax.experimental import io_callback, sparse
+from jax.experimental import pallas as pl
+from jax.sharding import PartitionSpec
+
+import rlxjax as rx
+from rlxjax.calibration import Calibration, CalibratedModel, compare_functions, predict_profile
+from rlxjax.graph._sparse import PROGRAMS
+from rlxjax.graph._xla import CompiledProgram
+from rlxjax.models import FUNCTIONS
+
+D = 7
+X = jax.ShapeDtypeStruct((D,), jnp.float32)
+SQUARE = jax.ShapeDtypeStruct((D, D), jnp.float32)
+LIMIT = 3000
+
+
+def turned(start, test, step):
+    """Return a function that takes D sines in each turn of a loop over a counter."""
+    return lambda x: lax.while_loop(lambda s: test(s[0]), lambda s: (step(s[0]), jnp.sin(s[1])), (start, x))[1]
+
+
+def trips(function, *args):
+    """Return the turns of a function's only sines, None of a loop of unknown length."""
+    profile = rx.profile_function(function, *(args or (X,)))
+    assert bool(profile.unknown_loops) == bool(profile.uncounted)
+    return None if profile.unknown_loops else profile.transcendentals // D
+
+
+TESTS = [operator.lt, operator.le, operator.gt, operator.ge, operator.ne, operator.eq]
+STEPS = {
+    "add": lambda i, by: i + by,
+    "added": lambda i, by: by + i,
+    "sub": lambda i, by: i - by,
+    "mul": lambda i, by: i * by,
+    "taken from": lambda i, by: by - i,
+    "shift": lambda i, by: i >> 1,
+    "two": lambda i, by: (i + by) - (by + by),
+}
+
+
+@given(
+    dtype=st.sampled_from(["int8", "uint8", "int16", "uint16", "int32", "uint32", "float32", "bfloat16"]),
+    test=st.sampled_from(TESTS),
+    bound_first=st.booleans(),
+    step=st.sampled_from(sorted(STEPS)),
+    numbers=st.tuples(*[st.integers(-130, 300)] * 2, st.integers(-5, 9)),
+)
+def test_a_loop_between_constants_turns_as_often_as_python_says(dtype, test, bound_first, step, numbers):
+    dtype = jnp.dtype(dtype)
+    with np.errstate(all="ignore"):
+        start, bound, by = (np.asarray(number).astype(dtype)[()] for number in numbers)
+    if dtype.kind not in "iu" and step == "shift":
+        step = "add"
+
+    def holds(i):
+        return test(bound, i) if bound_first else test(i, bound)
+
+    turns, i = 0, start
+    with np.errstate(all="ignore"):
+        while holds(i) and turns <= LIMIT:
+            turns, i = turns + 1, np.asarray(STEPS[step](i, by)).astype(dtype)[()]
+    found = trips(turned(jnp.asarray(start), holds, lambda i: STEPS[step](i, by)))
+    if turns <= LIMIT and dtype.kind in "iu":
+        assert found == turns
+    elif turns <= LIMIT:
+        assert found in (turns, None)  # floats that are not exact are not counted
+    else:
+        assert found is None or found > LIMIT
+
+
+ONE, TEN = jnp.ones(1, jnp.int32), jnp.asarray(10)
+UNTIL_TEN = {
+    "jitted": turned(0, jax.jit(lambda i: 10 > i), jax.jit(lambda i: i + 1)),
+    "an array of one element": turned(ONE, lambda i: i[0] < 11, lambda i: i + 1),
+    "a converted bound": turned(0, lambda i: i < jnp.asarray(10.0).astype(jnp.int32), lambda i: i + 1),
+    "an array that is closed over": turned(0, lambda i: i < TEN, lambda i: i + 1),
+    "an array of numpy": turned(0, lambda i: i < np.asarray(10), lambda i: i + 1),
+    "billions, a tenth of them": lambda x: turned(0, lambda i: i < 2**31 - 1, lambda i: i + 1)(x),
+    "halves": turned(1000, lambda i: i > 0, lambda i: i // 2),
+    "two bounds": turned(0, lambda i: (i < 10) & (i * 2 < 40), lambda i: i + 1),
+    "no longer": turned(0, lambda i: jnp.logical_not(i >= 10), lambda i: i + 1),
+    "fori": lambda x: lax.fori_loop(0, 10, lambda _, x: jnp.sin(x), x),
+    "fori of a bound that is handed on": lambda x: jax.jit(
+        lambda x, n: lax.fori_loop(n - n, n, lambda _, x: jnp.sin(x), x)
+    )(x, 10),
+    "in a scan": lambda x: lax.scan(
+        lambda x, _: (lax.fori_loop(0, TEN // 2, lambda _, x: jnp.sin(x), x), None), x, length=2
+    )[0],
+    "in a loop": lambda x: lax.fori_loop(
+        0, TEN // 5, lambda _, x: lax.fori_loop(0, TEN // 2, lambda _, x: jnp.sin(x), x), x
+    ),
+    "batched": lambda x: jax.vmap(turned(0, lambda i: i < 10, lambda i: i + 1))(x[None])[0],
+    "a flag": lambda x: lax.while_loop(lambda s: s[0], lambda s: (s[1] < 9, s[1] + 1, jnp.sin(s[2])), (True, 0, x))[2],
+    "the branch that is taken": lambda x: lax.cond(True, UNTIL_TEN["fori"], lambda x: lax.while_loop(*DATA, x), x),
+    "carried": lambda x: lax.while_loop(
+        lambda s: s[2] > s[0], lambda s: (s[0], jnp.sin(s[1]), s[2] - s[3], s[3]), (0, x, 30, 3)
+    )[1],
+}
+#: A loop over data.
+DATA = lambda x: x.sum() > 1, jnp.sin
+
+
+@pytest.mark.parametrize("name", sorted(UNTIL_TEN))
+def test_wrappers_hide_no_counter(name):
+    for function in (UNTIL_TEN[name], jax.jit(UNTIL_TEN[name])):
+        assert trips(function) == (2**31 - 1 if "billions" in name else 10)
+
+
+def test_wide_counters_are_counted_beyond_32_bits():
+    with jax.enable_x64(True):
+        assert trips(turned(jnp.int64(0), lambda i: i < 2**40, lambda i: i + 2), jnp.zeros(D)) == 2**39
+
+
+UNKNOWN = {
+    "data": lambda x: lax.while_loop(*DATA, x),
+    "data too": lambda x: lax.while_loop(
+        lambda s: (s[0] < 9) & (s[1].sum() > 0), lambda s: (s[0] + 1, jnp.sin(s[1])), (0, x)
+    )[1],
+    "no end": turned(0, lambda i: i > -1, lambda i: i),
+    "tenths": turned(0.0, lambda t: t < 1, lambda t: t + 0.1),
+    "a branch": lambda x: lax.cond(x[0] > 0, UNKNOWN["data"], lambda x: jnp.outer(x, x) @ x, x),
+    "no rule": jax.ffi.ffi_call("none", X),
+    "a kernel": pl.pallas_call(lambda x, y: y.__setitem__(..., x[...]), X),
+    "the host": lambda x: jax.pure_callback(np.sin, X, x),
+    "the host, ordered": lambda x: io_callback(np.sin, X, x, ordered=True),
+    "print": lambda x: jax.debug.print("{}", x),
+    "solve": lambda x: sparse.linalg.spsolve(x, jnp.arange(D), jnp.arange(D + 1), x),
+    "devices": lambda x: jax.shard_map(
+        lambda x: lax.psum(x, "i"),
+        mesh=jax.sharding.AbstractMesh((D,), ("i",)),
+        in_specs=PartitionSpec("i"),
+        out_specs=PartitionSpec(),
+    )(x),
+}
+
+
+@pytest.mark.parametrize("name", sorted(UNKNOWN))
+def test_nothing_sure_is_said_of_what_is_not_counted(name):
+    model = CalibratedModel(rx.prior_posterior(FUNCTIONS), {}, {}, dict.fromkeys(FUNCTIONS.inputs, (0.0, 1e18)))
+    known = Calibration({"functions": model}, None, {})
+    whole, profile = rx.profile_function(jnp.sin, X), rx.profile_function(UNKNOWN[name], X)
+    assert whole.uncounted == () == predict_profile(known, whole).uncounted
+    assert profile.uncounted
+    assert all(reason in str(profile) for reason in profile.uncounted)
+    found = known.predict_function(UNKNOWN[name], X)
+    assert (found.high_ns, found.in_domain, found.uncounted) == (np.inf, False, profile.uncounted)
+    assert 0 < found.low_ns < found.time_ns < np.inf
+    assert str(found).startswith("at least ")
+    assert profile.uncounted[0] in str(found)
+    for one, several in ((profile, [whole]), (whole, [profile, whole])):
+        decided = compare_functions(known, one, several)
+        assert (float(decided.probability), decided.verdict(), decided.in_domain) == (0.5, "undecided", False)
+    assert rx.advise([UNKNOWN[name], jnp.shape], X, calibration=known).verdict == "cannot model"
+    with pytest.raises(ValueError, match="work: "):
+        rx.rank_devices(UNKNOWN[name], args=(X,))
+
+
+def sparse_calls():
+    """Return calls of sparse primitives with the number of elements times that of what each meets."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    dense, right, batch = (
+        jax.random.normal(key, shape) for key, shape in zip(keys, ((9, 8), (8, 5), (3, 9, 8)), strict=True)
+    )
+    matrix, stack = sparse.BCOO.fromdense(dense), sparse.BCOO.fromdense(batch, n_batch=1)
+    thick = sparse.BCOO.fromdense(batch, n_dense=1)
+    dot = sparse.bcoo_dot_general
+    over = {"last": ((2,), (0,)), "batch": ((0,), (0,)), "both": ((1, 2), (0, 1))}
+    yield lambda m, y: m @ y, (matrix, right), 72 * 5
+    yield lambda m, y: y.T @ m.T, (matrix, right), 72 * 5
+    yield lambda m, y: m @ y, (matrix, right[:, 0]), 72
+    yield lambda m, y: m @ y, (sparse.BCSR.from_bcoo(matrix), right), 72 * 5
+    yield lambda m, y: dot(m, y, dimension_numbers=(over["last"], ((), ()))), (stack, right), 216 * 5
+    yield lambda m, y: dot(m, y, dimension_numbers=(((2,), (2,)), ((0,), (0,)))), (stack, batch), 216 * 9
+    yield lambda m, y: dot(m, y, dimension_numbers=(over["batch"], ((), ()))), (stack, batch[:, 0]), 216 * 8
+    yield lambda m, y: dot(m, y, dimension_numbers=(over["both"], ((), ()))), (stack, dense), 216
+    yield lambda m, y: dot(m, y, dimension_numbers=(((0,), (0,)), ((), ()))), (thick, batch[:, 0]), 27 * 8 * 8
+    for kind in (sparse.COO, sparse.CSR):
+        held = kind.fromdense(dense)
+        yield lambda m, y: m @ y, (held, right), 72 * 5
+        yield lambda m, y: m.T @ y, (held, dense[:, 0]), 72
+        yield lambda m: m.todense(), (held,), None
+        yield lambda y, kind=kind: kind.fromdense(y, nse=72)._bufs, (dense,), None
+
+
+def test_sparse_products_count_their_elements_and_run_what_is_counted():
+    seen = set()
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for function, args, products in sparse_calls():
+            profile = rx.profile_function(function, *args)
+            assert (profile.uncounted, profile.coverage_bytes) == ((), 1)
+            if products is not None:  # a product, and its sum; a sum of all has one less for each result
+                assert 2 * products - 8 <= profile.flops <= 2 * products
+            traced = jax.make_jaxpr(function)(*args)
+            held = dict(zip(traced.jaxpr.invars, jax.tree.leaves(args), strict=True))
+            for equation in traced.jaxpr.eqns:
+                given = [var.val if hasattr(var, "val") else held[var] for var in equation.invars]
+                results = jax.tree.leaves(equation.primitive.bind(*given, **equation.params))
+                if (own := PROGRAMS.get(equation.primitive.name)) is not None:
+                    seen.add(equation.primitive.name)
+                    for mine, theirs in zip(jax.tree.leaves(own(*given, **equation.params)), results, strict=True):
+                        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+                held.update(zip(equation.outvars, results, strict=True))
+    assert seen == PROGRAMS.keys()
+
+
+FUSION = """HloModule fused
+%fused (p0: bf16[100,8], p1: s32[], p2: f32[1,8]) -> f32[1,8] {{
+  %p0 = bf16[100,8]{{1,0}} parameter(0)
+  %p1 = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %p2 = f32[1,8]{{1,0}} parameter(2)
+  %wide = f32[100,8]{{1,0}} convert(%p0)
+{inside}
+}}
+ENTRY %main (a: bf16[100,8], i: s32[], b: f32[1,8]) -> f32[1,8] {{
+  %a = bf16[100,8]{{1,0}} parameter(0)
+  %i = s32[] parameter(1)
+  %b = f32[1,8]{{1,0}} parameter(2)
+  ROOT %f = {type} fusion(%a, %i, %b), kind=kLoop, calls=%fused
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("inside", "type_", "moved"),
+    [
+        (
+            "  %part = f32[1,8]{1,0} dynamic-slice(%wide, %p1, %zero), dynamic_slice_sizes={1,8}\n"
+            "  ROOT %sum = f32[1,8]{1,0} add(%part, %p2)",
+            "f32[1,8]{1,0}",
+            8 * 2 + 4 + 8 * 4 + 8 * 4,  # of the 16-bit stack a row, the place, the other operand, the result
+        ),
+        (
+            "  ROOT %new = f32[100,8]{1,0} dynamic-update-slice(%wide, %p2, %p1, %zero)",
+            "f32[100,8]{1,0}",
+            4 + 8 * 4 + 8 * 4,
+        ),
+        (
+            "  %new = f32[100,8]{1,0} dynamic-update-slice(%wide, %p2, %p1, %zero)\n"
+            "  ROOT %back = bf16[100,8]{1,0} convert(%new)",
+            "bf16[100,8]{1,0}",
+            100 * 8 * 2 + 4 + 8 * 4 + 100 * 8 * 2,  # not in place: the CPU's XLA writes all of it in each turn
+        ),
+    ],
+)  # fmt: skip
+def test_a_fusion_moves_what_it_looks_at(inside, type_, moved):
+    assert CompiledProgram(FUSION.format(inside=inside, type=type_), {}).totals.sums().bytes == moved
+
+
+def test_a_scan_of_parts_moves_the_same_in_each_turn():
+    def steps(xs):
+        total, stack = lax.scan(lambda c, x: (jnp.tanh(c) + x, c), xs[0], xs)
+        return lax.fori_loop(0, len(xs), lambda i, stack: stack.at[i].add(total), stack)
+
+    found = [
+        rx.profile_function(steps, jax.ShapeDtypeStruct((n, 64), jnp.float32), level="compiled")
+        for n in (100, 200, 400)
+    ]
+    first, second, third = (profile.io.device_traffic_bytes for profile in found)
+    assert third - second == 2 * (second - first)
+    assert second - first <= 100 * 40 * 64 * 4
