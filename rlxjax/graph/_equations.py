@@ -35,9 +35,8 @@ _PLACE = re.compile(r"(?:.*[/\\])?([^/\\]+?):(\d+)(?::\d+)?(?: |$)")
 def inner_jaxprs(equation: Any) -> Iterable[Any]:
     for value in equation.params.values():
         for held in value if isinstance(value, (tuple, list)) else (value,):
-            inner = opened(held)
-            if hasattr(inner, "eqns"):
-                yield inner
+            if hasattr(opened(held), "eqns"):
+                yield held
 
 
 def opened(held: Any) -> Any:
@@ -87,7 +86,7 @@ def implementation(equation: Any) -> Any | None:
 
 def _holds(jaxpr: Any, primitive: Any) -> bool:
     return any(
-        equation.primitive is primitive or any(_holds(inner, primitive) for inner in inner_jaxprs(equation))
+        equation.primitive is primitive or any(_holds(opened(inner), primitive) for inner in inner_jaxprs(equation))
         for equation in jaxpr.eqns
     )
 

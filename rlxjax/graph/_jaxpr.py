@@ -89,7 +89,7 @@ class Walk:
         constants: what the function closes over, by variable.
     """
 
-    def __init__(self, trips: Trips, constants: Mapping[Any, Any]) -> None:
+    def __init__(self, trips: Trips, constants: dict[Any, Any]) -> None:
         self.loops: list[UnknownLoop] = []
         self._trips = trips
         self._constants = constants
@@ -121,7 +121,8 @@ class Walk:
                 has_while |= name == "while"
                 implemented = self._implementation(equation)
                 for inner in inner_jaxprs(equation) if implemented is None else (implemented,):
-                    inner_size, inner_while = self._size(inner)
+                    inner_size, inner_while = self._size(opened(inner))
+                    self._constants.update(zip(opened(inner).constvars, getattr(inner, "consts", ()), strict=False))
                     size += inner_size if name in CALLS or implemented is not None else 0
                     has_while |= inner_while
             self._facts[id(jaxpr)] = size, has_while
@@ -342,7 +343,7 @@ class Walk:
 
     def _while(self, params: Mapping[str, Any], line: str, known: Sequence[Number], result: Totals) -> None:
         cond, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
-        trips = readable_trips(params, known)
+        trips = readable_trips(params, known, self._constants)
         number = len(self.loops)
         if trips is None and (trips := self._trips.next(line)) is None:
             self.loops.append(UnknownLoop(line, 0, OperationCounts()))

@@ -91,9 +91,9 @@ def _result(equation: Any, numbers: Sequence[Number], wraps: bool) -> Any:
 class _Loop:
     """The numbers by place that decide how often a `while` runs; its operands come first."""
 
-    def __init__(self, params: Mapping[str, Any], operands: Sequence[Number]) -> None:
+    def __init__(self, params: Mapping[str, Any], operands: Sequence[Number], constants: Mapping[Any, Any]) -> None:
         of_test, carried = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        self._start: list[Any] = list(operands)
+        self._start, self._constants = list[Any](operands), constants
         places, test, body = range(len(operands)), [], []
         (self._holds,) = self._write(opened(params["cond_jaxpr"]), [*places[:of_test], *places[carried:]], test)
         after = self._write(opened(params["body_jaxpr"]), places[of_test:], body)
@@ -112,7 +112,7 @@ class _Loop:
 
         def at(var: Any) -> int:
             if is_literal(var) or var not in places:
-                self._start.append(number_of(var.val) if is_literal(var) else None)
+                self._start.append(number_of(var.val if is_literal(var) else self._constants.get(var)))
                 return len(self._start) - 1
             return places[var]
 
@@ -172,26 +172,29 @@ class _Loop:
 
     def followed(self) -> int | None:
         """Return the turns of a loop that ends soon, turn by turn; else None."""
-        state, before = self._first, None
+        state, earlier = self._first, None
         for turns in range(_MOST_FOLLOWED // (len(self._test) + len(self._body) + 1)):
             if not self._values(self._test, state, wraps=True)[self._holds]:
                 return turns
-            if state == before:
+            if state == earlier:  # it goes round in a circle
                 break
-            before, state = state, self._turned(state, wraps=True)
+            if turns & (turns - 1) == 0:
+                earlier = state
+            state = self._turned(state, wraps=True)
         return None
 
 
-def readable_trips(params: Mapping[str, Any], operands: Sequence[Number]) -> int | None:
+def readable_trips(params: Mapping[str, Any], operands: Sequence[Number], constants: Mapping[Any, Any]) -> int | None:
     """Return how often a `while` runs whose test depends on known numbers only, else None.
 
     Args:
         params: of the equation.
         operands: what it is given, as far as it is known.
+        constants: what jaxprs close over, by variable.
     """
     for turns in (_Loop.counted, _Loop.followed):
         try:
-            if (found := turns(_Loop(params, operands))) is not None:
+            if (found := turns(_Loop(params, operands, constants))) is not None:
                 return found
         except _UNSURE:
             pass
