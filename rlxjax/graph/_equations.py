@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from ._operations import RESERVED, RULES, names, nbytes
-from ._sparse import PROGRAMS
 
 #: What holds a jaxpr and runs it once, as if its equations stood in its place.
 CALLS = names(
@@ -76,6 +75,8 @@ def implementation(equation: Any) -> Any | None:
     primitive, params = equation.primitive, equation.params
     if primitive.name in RULES or primitive.name in RESERVED:
         return None
+    from ._sparse import PROGRAMS  # which loads more of JAX than most need
+
     try:
         runs = functools.partial(PROGRAMS.get(primitive.name, primitive.impl), **params)
         made = jax.make_jaxpr(runs)(*(var.aval for var in equation.invars))

@@ -345,7 +345,9 @@ class Walk:
         cond, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
         trips = readable_trips(params, known, self._constants)
         number = len(self.loops)
-        if trips is None and (trips := self._trips.next(line)) is None:
+        if trips is not None:
+            self._trips.read.setdefault(line, set()).add(trips)
+        elif (trips := self._trips.next(line)) is None:
             self.loops.append(UnknownLoop(line, 0, OperationCounts()))
         test = self.totals(cond)
         of_test, constants = params["cond_nconsts"], params["body_nconsts"]

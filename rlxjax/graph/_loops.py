@@ -55,6 +55,8 @@ class Trips:
         self._by_line = {line: _checked(trips) for line, trips in named.items()}
         self._in_order = None if trip_counts is None or self._by_line else list(map(_checked, trip_counts))
         self.lines: list[str] = []
+        #: Of loops that tell their own.
+        self.read: dict[str, set[int | None]] = {}
 
     def next(self, line: str) -> int | None:
         """Return the trips of the loop that appears now, None if nobody said."""
@@ -66,7 +68,7 @@ class Trips:
 
     def by_line(self) -> dict[str, int]:
         """Return the trips of the lines whose loops all have the same, of those that appeared."""
-        given: dict[str, set[int | None]] = {}
+        given = {line: set(trips) for line, trips in self.read.items()}
         for number, line in enumerate(self.lines):
             named = self._by_line.get(line)
             given.setdefault(line, set()).add(named if self._in_order is None else self._in_order[number])

@@ -5,22 +5,20 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import sparse
 
 
-def _dot(data: Any, indices: Any, right: Any, *, numbers: Any, shape: Any) -> Any:
+def _dot(data: Any, indices: Any, right: Any, *, dimension_numbers: Any, lhs_spinfo: Any, **_: Any) -> Any:
     """Read what elements meet on the right side, multiply, and add up where the results lie."""
-    (contracted, contracted_right), (batched, batched_right) = numbers
+    (contracted, contracted_right), (batched, batched_right) = dimension_numbers
+    shape, met = lhs_spinfo.shape, (*batched_right, *contracted_right)
     places = *shape[: indices.ndim - 2], indices.shape[-2]
     batch = [lax.broadcasted_iota(indices.dtype, places, axis) for axis in range(len(places) - 1)]
     at = [*batch, *jnp.moveaxis(indices, -1, 0)]
-    met = *batched_right, *contracted_right
     kept = [axis for axis in range(right.ndim) if axis not in met]
     left = [*batched, *(axis for axis in range(len(shape)) if axis not in (*batched, *contracted))]
-    read = (
-        right.transpose(*met, *kept)
-        .at[tuple(at[axis] for axis in (*batched, *contracted))]
-        .get(mode="fill", fill_value=0)
-    )
+    where = tuple(at[axis] for axis in (*batched, *contracted))
+    read = right.transpose(*met, *kept).at[where].get(mode="fill", fill_value=0)
     read = jnp.expand_dims(read, tuple(range(len(places), data.ndim)))
     products = jnp.expand_dims(data, tuple(range(data.ndim, data.ndim + len(kept)))) * read
     if not (where := tuple(at[axis] for axis in left if axis < len(at))):
@@ -29,54 +27,44 @@ def _dot(data: Any, indices: Any, right: Any, *, numbers: Any, shape: Any) -> An
     return result.at[where].add(products)
 
 
-def _bcoo(data: Any, indices: Any, right: Any, *, dimension_numbers: Any, lhs_spinfo: Any, **_: Any) -> Any:
-    return _dot(data, indices, right, numbers=dimension_numbers, shape=lhs_spinfo.shape)
+def _bcoo(parts: Any, shape: Any, spinfo: Any) -> Any:
+    """Return a sparse matrix by coordinates: of its rows and columns, or of elements that are stored row by row."""
+    if spinfo is None:
+        return sparse.BCSR(parts, shape=shape).to_bcoo()
+    data, *places = parts
+    return sparse.BCOO((data, jnp.stack(places, -1)), shape=spinfo.shape)
 
 
-def _bcsr(data: Any, indices: Any, starts: Any, right: Any, **params: Any) -> Any:
-    return _bcoo(data, jnp.stack([_rows(indices, starts), indices], -1), right, **params)
+def _bcsr_dot(*operands: Any, dimension_numbers: Any, lhs_spinfo: Any, **_: Any) -> Any:
+    matrix = _bcoo(operands[:3], lhs_spinfo.shape, None)
+    return sparse.bcoo_dot_general(matrix, operands[3], dimension_numbers=dimension_numbers)
 
 
-def _coo(
-    data: Any, row: Any, column: Any, right: Any, *, transpose: bool, shape: Any = None, spinfo: Any = None
-) -> Any:
-    numbers = ((0 if transpose else 1,), (0,)), ((), ())
-    return _dot(data, jnp.stack([row, column], -1), right, numbers=numbers, shape=shape or spinfo.shape)
+def _product(*operands: Any, transpose: bool, shape: Any = None, spinfo: Any = None) -> Any:
+    matrix = _bcoo(operands[:3], shape, spinfo)
+    return (matrix.T if transpose else matrix) @ operands[3]
 
 
-def _rows(indices: Any, starts: Any) -> Any:
-    """Return the rows of elements that are stored row by row, `[*batch, elements]`."""
-    batch = [lax.broadcasted_iota(starts.dtype, starts.shape, axis) for axis in range(starts.ndim - 1)]
-    return jnp.cumsum(jnp.zeros_like(indices).at[(*batch, starts)].add(1), axis=-1) - 1
+def _dense(*parts: Any, shape: Any = None, spinfo: Any = None) -> Any:
+    return _bcoo(parts, shape, spinfo).todense()
 
 
-def _dense(data: Any, row: Any, column: Any, *, shape: Any = None, spinfo: Any = None) -> Any:
-    return jnp.zeros(shape or spinfo.shape, data.dtype).at[row, column].add(data)
+def _found(matrix: Any, **options: Any) -> Any:
+    found = sparse.BCOO.fromdense(matrix, **options)
+    return found.data, *found.indices.T
 
 
-def _found(matrix: Any, *, nse: int, index_dtype: Any) -> Any:
-    """Return the elements of a dense matrix that are not 0, and their places; zeros where there are less."""
-    row, column = jnp.nonzero(matrix, size=nse)
-    data = jnp.where(jnp.arange(nse) < (matrix != 0).sum(), matrix[row, column], 0)
-    return data, row.astype(index_dtype), column.astype(index_dtype)
-
-
-def _by_rows(matrix: Any, **params: Any) -> Any:
-    data, row, column = _found(matrix, **params)
-    ends = jnp.cumsum(jnp.bincount(row, length=matrix.shape[0]))
-    return data, column, jnp.pad(ends, (1, 0)).astype(column.dtype)
+def _found_by_rows(matrix: Any, **options: Any) -> Any:
+    found = sparse.BCSR.fromdense(matrix, **options)
+    return found.data, found.indices, found.indptr
 
 
 #: By the name of the primitive.
 PROGRAMS: Mapping[str, Callable[..., Any]] = {
-    "bcoo_dot_general": _bcoo,
-    "bcsr_dot_general": _bcsr,
-    **dict.fromkeys(("coo_matvec", "coo_matmat"), _coo),
-    **dict.fromkeys(
-        ("csr_matvec", "csr_matmat"), lambda data, at, *b, **params: _coo(data, _rows(at, b[0]), at, *b[1:], **params)
-    ),
-    "coo_todense": _dense,
-    "csr_todense": lambda data, at, starts, **params: _dense(data, _rows(at, starts), at, **params),
+    "bcoo_dot_general": _dot,
+    "bcsr_dot_general": _bcsr_dot,
+    **dict.fromkeys(("coo_matvec", "coo_matmat", "csr_matvec", "csr_matmat"), _product),
+    **dict.fromkeys(("coo_todense", "csr_todense"), _dense),
     "coo_fromdense": _found,
-    "csr_fromdense": _by_rows,
+    "csr_fromdense": _found_by_rows,
 }
