@@ -82,12 +82,7 @@ class _Flat:
 
 
 class Walk:
-    """One walk over a traced function.
-
-    Args:
-        trips: of loops whose length depends on data.
-        constants: what the function closes over, by variable.
-    """
+    """One walk over a traced function, with the trips of its loops, and the values that it closes over by variable."""
 
     def __init__(self, trips: Trips, constants: dict[Any, Any]) -> None:
         self.loops: list[UnknownLoop] = []

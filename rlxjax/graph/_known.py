@@ -68,10 +68,7 @@ def known_result(equation: Any, numbers: Sequence[Number]) -> Number:
 def _result(equation: Any, numbers: Sequence[Number], wraps: bool) -> Any:
     """Return the result of an equation; raise one of `_UNSURE` where it is not one known number.
 
-    Args:
-        equation: it.
-        numbers: its operands.
-        wraps: whether an integer may leave its type, and come in again at the other end.
+    An integer may leave its type, and come in again at the other end, only if it `wraps`.
     """
     if None in numbers or elements(equation.outvars[0].aval) != 1:
         raise LookupError
@@ -185,13 +182,7 @@ class _Loop:
 
 
 def readable_trips(params: Mapping[str, Any], operands: Sequence[Number], constants: Mapping[Any, Any]) -> int | None:
-    """Return how often a `while` runs whose test depends on known numbers only, else None.
-
-    Args:
-        params: of the equation.
-        operands: what it is given, as far as it is known.
-        constants: what jaxprs close over, by variable.
-    """
+    """Return how often a `while` with these operands runs, if its test depends on known numbers only, else None."""
     for turns in (_Loop.counted, _Loop.followed):
         try:
             if (found := turns(_Loop(params, operands, constants))) is not None:
