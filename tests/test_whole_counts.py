@@ -277,3 +277,13 @@ ENTRY %main (a: bf16[100,8], i: s32[], b: f32[1,8]) -> f32[1,8] {{
 )  # fmt: skip
 def test_a_fusion_moves_what_it_looks_at(inside, type_, moved):
     assert CompiledProgram(FUSION.format(inside=inside, type=type_), {}).totals.sums().bytes == moved
+
+
+def test_a_guard_calls_nobody_unless_it_fails():
+    def calls(x):
+        return jax.pure_callback(np.sin, X, x)
+
+    guarded = rx.profile_function(lambda x: lax.cond(x[0] > 0, calls, lambda x: x, x), X)
+    chosen = rx.profile_function(lambda x: lax.cond(x[0] > 0, calls, lambda x: jnp.sin(x[:1]).repeat(D), x), X)
+    assert (guarded.uncounted, guarded.io.sync_points) == ((), 0)
+    assert (len(chosen.uncounted), chosen.io.sync_points) == (1, 1)

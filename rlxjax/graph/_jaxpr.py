@@ -316,6 +316,9 @@ class Walk:
                     result.meet(branch, 0)
                     result.loop_starts.update(dict.fromkeys(branch.loop_starts))  # it may be taken all the same
             result.trips += 1
+            calls = [branch.sync_points for branch in branches]
+            # Beside a branch that does nothing, the others are a guard: a run that it stops is none.
+            result.sync_points = max(calls) if any(sums[order[0]][:4]) else calls[order[0]]
             if len(branches) > 1:
                 result.spreads[line] = BranchSpread(line, sums[order[0]], sums[order[-1]])
             result.temp_bytes = max(max(branch.temp_bytes for branch in branches) - written, 0)

@@ -14,8 +14,8 @@ from ._operations import elements, is_literal, names, number_kind
 
 #: A number, or None where it is not known.
 Number = bool | int | float | None
-#: Turns that are no longer counted, and operations that are done at most to follow a loop turn by turn.
-_MOST_TURNS, _MOST_FOLLOWED = 2**62, 50_000
+#: Turns that are no longer counted, operations that are done at most to follow a loop turn by turn, and numbers of one.
+_MOST_TURNS, _MOST_FOLLOWED, _MOST_PLACES = 2**62, 50_000, 200_000
 #: Whole floats up to here are exact, however a compiler rounds.
 _EXACT = 2**24
 #: What operations raise on numbers of which they are not sure.
@@ -115,6 +115,8 @@ class _Loop:
 
         for equation in jaxpr.eqns:
             reads = list(map(at, equation.invars))
+            if len(self._start) > _MOST_PLACES:
+                raise LookupError
             if equation.primitive.name in CALLS:
                 inner = self._write(*called_jaxpr(equation, reads), steps)
                 places.update(zip(equation.outvars, inner, strict=True))
