@@ -228,7 +228,7 @@ def test_what_is_counted_for_a_sparse_product_is_that_product():
     dense, right = rng.normal(size=(9, 8)), rng.normal(size=(8, 5))
     rows, columns = np.nonzero(dense > 0)
     starts = np.searchsorted(rows, np.arange(10)).astype(np.int32)
-    numbers, shape = (((1,), (0,)), ((), ())), sparse.BCOO.fromdense(dense, nse=1)._info
+    numbers, shape = (((1,), (0,)), ((), ())), sparse.BCOO.fromdense(jnp.asarray(dense), nse=1)._info
     own = PROGRAMS["bcsr_dot_general"]
     product = jax.jit(lambda *parts: own(*parts, dimension_numbers=numbers, lhs_spinfo=shape))
     found = product(dense[rows, columns], columns.astype(np.int32), starts, right)

@@ -1,6 +1,7 @@
 """Numbers that are known before a program runs, and how often a loop turns whose test they decide."""
 
 import bisect
+import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ _MOST_TURNS, _MOST_FOLLOWED, _MOST_PLACES = 2**62, 50_000, 200_000
 #: Whole floats up to here are exact, however a compiler rounds.
 _EXACT = 2**24
 #: What operations raise on numbers of which they are not sure.
-_UNSURE = (TypeError, ValueError, ArithmeticError, LookupError)
+_UNSURE = (TypeError, ValueError, ArithmeticError, LookupError, RecursionError)
 
 
 def _quotient(a: Any, b: Any) -> Any:
@@ -90,40 +91,62 @@ class _Loop:
 
     def __init__(self, params: Mapping[str, Any], operands: Sequence[Number], constants: Mapping[Any, Any]) -> None:
         of_test, carried = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        self._start, self._constants = list[Any](operands), constants
-        places, test, body = range(len(operands)), [], []
-        (self._holds,) = self._write(opened(params["cond_jaxpr"]), [*places[:of_test], *places[carried:]], test)
-        after = self._write(opened(params["body_jaxpr"]), places[of_test:], body)
-        needed, count = {self._holds}, 0
-        while len(needed) > count:
-            count = len(needed)
-            needed |= {after[place - carried] for place in needed if carried <= place < len(places)}
-            needed |= {read for _, reads, place in (*test, *body) if place in needed for read in reads}
-        self._test, self._body = ([step for step in steps if step[2] in needed] for steps in (test, body))
-        self._moves = {place: after[place - carried] for place in places[carried:] if place in needed}
+        test, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
+        self._start, self._constants, self._reached = list[Any](operands), constants, set[int]()
+        self._test: list[tuple[Any, list[int], int]] = []
+        self._body: list[tuple[Any, list[int], int]] = []
+        places = [functools.partial(self._operand, place) for place in range(len(operands))]
+        self._holds = self._traced(test, places[:of_test] + places[carried:], self._test)(test.outvars[0])
+        after = self._traced(body, places[of_test:], self._body)
+        self._moves: dict[int, int] = {}
+        while left := [place for place in self._reached if place >= carried and place not in self._moves]:
+            self._moves |= {place: after(body.outvars[place - carried]) for place in left}
         self._first = {place: self._start[place] for place in self._moves}
 
-    def _write(self, jaxpr: Any, given: Sequence[int], steps: list[tuple[Any, list[int], int]]) -> list[int]:
-        """Write down the equations of a jaxpr, and the places of what each reads and makes; return those of results."""
-        places: dict[Any, int] = dict(zip(jaxpr.invars, given, strict=True))
+    def _operand(self, place: int) -> int:
+        if self._start[place] is None:
+            raise LookupError
+        self._reached.add(place)
+        return place
+
+    def _traced(self, jaxpr: Any, given: Sequence[Callable[[], int]], steps: list[Any]) -> Callable[[Any], int]:
+        """Return what gives the place of a variable of a jaxpr, and writes down the equations that make it."""
+        inputs = dict(zip(jaxpr.invars, given, strict=True))
+        makers = {var: equation for equation in jaxpr.eqns for var in equation.outvars}
+
+        calls: dict[int, Callable[[Any], int]] = {}
+        places: dict[Any, int] = {}
 
         def at(var: Any) -> int:
-            if is_literal(var) or var not in places:
-                self._start.append(number_of(var.val if is_literal(var) else self._constants.get(var)))
-                return len(self._start) - 1
+            if is_literal(var):
+                return self._new(number_of(var.val))
+            if var not in places:
+                places[var] = made(var)
             return places[var]
 
-        for equation in jaxpr.eqns:
-            reads = list(map(at, equation.invars))
-            if len(self._start) > _MOST_PLACES:
-                raise LookupError
+        def made(var: Any) -> int:
+            if var in inputs:
+                return inputs[var]()
+            if (equation := makers.get(var)) is None:
+                return self._new(number_of(self._constants.get(var)))
             if equation.primitive.name in CALLS:
-                inner = self._write(*called_jaxpr(equation, reads), steps)
-                places.update(zip(equation.outvars, inner, strict=True))
-            elif equation.outvars:
-                places[equation.outvars[0]] = at(equation.outvars[0])
-                steps.append((equation, reads, places[equation.outvars[0]]))
-        return list(map(at, jaxpr.outvars))
+                inner, operands = called_jaxpr(equation, equation.invars)
+                if id(equation) not in calls:
+                    calls[id(equation)] = self._traced(inner, [functools.partial(at, var) for var in operands], steps)
+                return calls[id(equation)](inner.outvars[equation.outvars.index(var)])
+            if equation.primitive.name not in _OPERATIONS or len(self._start) > _MOST_PLACES:
+                raise LookupError
+            steps.append((equation, list(map(at, equation.invars)), len(self._start)))
+            self._start.append(None)
+            return steps[-1][2]
+
+        return at
+
+    def _new(self, number: Number) -> int:
+        if number is None:
+            raise LookupError
+        self._start.append(number)
+        return len(self._start) - 1
 
     def _values(self, steps: Sequence[Any], state: Mapping[int, Any], wraps: bool) -> list[Any]:
         """Return the numbers that equations make of what is carried."""
