@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import io_callback, sparse
@@ -22,7 +22,7 @@ from rlxjax.models import FUNCTIONS
 D = 7
 X = jax.ShapeDtypeStruct((D,), jnp.float32)
 SQUARE = jax.ShapeDtypeStruct((D, D), jnp.float32)
-LIMIT = 400
+LIMIT = 200
 
 
 def turned(start, test, step):
@@ -46,9 +46,14 @@ STEPS = {
     "taken from": lambda i, by: by - i,
     "shift": lambda i, by: i >> 1,
     "two": lambda i, by: (i + by) - (by + by),
+    "rem": lambda i, by: by + (lax.rem if hasattr(i, "aval") else np.fmod)(i, i * 0 + 7),
 }
 
 
+@example(
+    dtype="int32", test=operator.eq, bound_first=False, step="add", numbers=(0, 4, 1)
+)  # never, though it would hold later
+@example(dtype="int32", test=operator.ne, bound_first=False, step="add", numbers=(0, 4, 3))
 @given(
     dtype=st.sampled_from(["int8", "uint8", "int16", "uint16", "int32", "uint32", "float32", "bfloat16"]),
     test=st.sampled_from(TESTS),
@@ -70,7 +75,7 @@ def test_a_loop_between_constants_turns_as_often_as_python_says(dtype, test, bou
     with np.errstate(all="ignore"):
         while holds(i) and turns <= LIMIT:
             turns, i = turns + 1, np.asarray(STEPS[step](i, by)).astype(dtype)[()]
-    found = trips(turned(start, holds, lambda i: STEPS[step](i, by)))
+        found = trips(turned(start, holds, lambda i: STEPS[step](i, by)))
     if turns <= LIMIT and dtype.kind in "iu":
         assert found == turns
     elif turns <= LIMIT:
@@ -88,6 +93,9 @@ UNTIL_TEN = {
     "an array of numpy": turned(0, lambda i: i < np.asarray(10), lambda i: i + 1),
     "billions, a tenth of them": lambda x: turned(0, lambda i: i < 2**31 - 1, lambda i: i + 1)(x),
     "halves": turned(1000, lambda i: i > 0, lambda i: i // 2),
+    "two bounds that hold later": lambda x: turned(9, lambda i: (i < 5) & (i > -20), lambda i: i - 1)(
+        UNTIL_TEN["fori"](x)
+    ),
     "two bounds": turned(0, lambda i: (i < 10) & (i * 2 < 40), lambda i: i + 1),
     "no longer": turned(0, lambda i: jnp.logical_not(i >= 10), lambda i: i + 1),
     "fori": lambda x: lax.fori_loop(0, 10, lambda _, x: jnp.sin(x), x),

@@ -37,7 +37,7 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(_SAME, lambda a: a),
     **{name: getattr(operator, name) for name in (*_TESTS, "add", "sub", "mul", "neg", "abs", "xor")},
     **{"and": operator.and_, "or": operator.or_, "max": max, "min": min, "div": _quotient},
-    "rem": lambda a, b: a - b * _quotient(a, b),
+    "rem": lambda a, b: math.fmod(a, b) if isinstance(a, float) else a - b * _quotient(a, b),
     "not": lambda a: not a if isinstance(a, bool) else ~a,
     "sign": lambda a: (a > 0) - (a < 0),
     "square": lambda a: a * a,
@@ -113,7 +113,6 @@ class _Loop:
         """Return what gives the place of a variable of a jaxpr, and writes down the equations that make it."""
         inputs = dict(zip(jaxpr.invars, given, strict=True))
         makers = {var: equation for equation in jaxpr.eqns for var in equation.outvars}
-
         calls: dict[int, Callable[[Any], int]] = {}
         places: dict[Any, int] = {}
 
@@ -167,6 +166,8 @@ class _Loop:
         first, second = self._first, self._turned(self._first, wraps=False)
         steps = {place: second[place] - first[place] for place in first}
         at = self._values([*self._test, *self._body], first, wraps=False)
+        if not at[self._holds]:
+            return 0
         for equation, reads, place in (*self._test, *self._body):
             truths = {isinstance(at[each], bool) for each in (*reads, place)}
             linear = _TESTS if len(truths) == 2 else _SAME | {"and"} if True in truths else _LINEAR
