@@ -148,6 +148,15 @@ def test_a_loop_of_unknown_length_is_named_and_may_be_given():
     assert given.io.device_traffic_bytes - unknown.io.device_traffic_bytes == 7 * loop.per_trip.bytes
 
 
+def test_a_loop_of_which_only_the_equations_tell_the_turns():
+    def halved(x):
+        return lax.while_loop(lambda s: s[0] > 0, lambda s: (s[0] // 2, jnp.sin(s[1])), (1000, x))[1]
+
+    profile = compiled(halved, SQUARE)
+    assert profile.uncounted == ()
+    assert 10 <= profile.io.device_traffic_bytes / (2 * 4 * N * N) < 12  # a turn each, and a copy of the argument
+
+
 # --- One sentence -------------------------------------------------------------------------------
 
 

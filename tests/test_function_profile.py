@@ -374,7 +374,7 @@ def test_an_unknown_loop_counts_its_test_and_is_told():
     assert outer.per_trip.flops == D + (D + 1)  # its own test, the halving, and one test of the loop inside
     assert inner.per_trip[:2] == (1, D)
     assert profile.coverage_equations == 1
-    assert "unknown: how often the loop at test_function_profile.py" in str(profile)
+    assert "not counted: how often the loop at test_function_profile.py" in str(profile)
 
 
 def test_trip_counts_multiply_in_order_of_appearance():

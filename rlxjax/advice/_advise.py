@@ -24,8 +24,6 @@ from ._advice import Advice, Measured, StageCost
 from ._measure import measure as timed
 from ._stages import Stage, as_code, composed, in_order, name_of, parts_of
 
-#: Share of the bytes that primitives without a rule may move.
-MOST_UNCOSTED = 0.01
 #: Terms of the functions model that launches take, and those that traffic takes.
 LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns"), ("elementwise_ns", "uncached_ns")
 
@@ -122,14 +120,9 @@ def _refusal(calibration: Calibration, profiles: Sequence[FunctionProfile]) -> A
         mend = "measure it with `rlxjax calibrate --only functions`"
         return Advice("cannot model", "not_calibrated", f"the calibration has no functions model: {mend}")
     for profile in profiles:
-        if profile.unknown_loops:
-            line = profile.unknown_loops[0].line
-            text = f"how often the loop at {line} turns depends on data: give trip_counts"
-            return Advice("cannot model", "unknown_loop", text)
-        if 1.0 - profile.coverage_bytes > MOST_UNCOSTED:
-            name = next(iter(profile.uncosted))
-            text = f"{name} has no rule and moves more than {100 * MOST_UNCOSTED:g} % of the bytes: see register_rule"
-            return Advice("cannot model", "uncosted", text)
+        if profile.uncounted:
+            code = "unknown_loop" if profile.unknown_loops else "uncosted"
+            return Advice("cannot model", code, profile.uncounted[0])
     return None
 
 

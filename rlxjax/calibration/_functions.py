@@ -43,6 +43,8 @@ class FunctionPrediction(NamedTuple):
         terms_ns: the parts of the prediction by name, largest first.
         profile: what the function computes and moves.
         in_domain: whether every count lies within what was measured; if not, the prediction is extrapolated.
+        uncounted: what is done and not counted, a sentence each. The time is then the least that it may be, the upper
+            end infinite, and nothing in the domain.
     """
 
     time_ns: float
@@ -51,10 +53,13 @@ class FunctionPrediction(NamedTuple):
     terms_ns: Mapping[str, float]
     profile: FunctionProfile
     in_domain: bool
+    uncounted: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{whole_ns(self.time_ns)} ns (90 %: {whole_ns(self.low_ns)} to {whole_ns(self.high_ns)})"]
-        if not self.in_domain:
+        if self.uncounted:
+            lines = [f"at least {whole_ns(self.time_ns)} ns: {'; '.join(self.uncounted)}"]
+        elif not self.in_domain:
             lines[0] += ", extrapolated"
         lines += [
             f"{name.removesuffix('_ns').replace('_', ' '):16} {whole_ns(time_ns):>12} ns"
@@ -103,17 +108,19 @@ def predict_profile(calibration: HasModels, profile: FunctionProfile) -> Functio
         terms = corrected_terms_ns(calibrated.posterior, runs)
         time_ns, log_sd = float(found.time_ns[0]), float(found.log_sd()[0])
         inside = calibrated.in_domain(**{name: float(value[0]) for name, value in runs.inputs.items()})
+    more = profile.uncounted
     reach = float(np.exp(NormalDist().inv_cdf((1.0 + LEVEL) / 2.0) * np.hypot(log_sd, calibrated.pace_log_sd)))
     parts = {name: float(part[0]) for name, part in terms.items() if float(part[0])}
     parts = dict(sorted(parts.items(), key=lambda part: -part[1]))
-    return FunctionPrediction(time_ns, time_ns / reach, time_ns * reach, parts, profile, bool(inside))
+    high_ns = float("inf") if more else time_ns * reach
+    return FunctionPrediction(time_ns, time_ns / reach, high_ns, parts, profile, bool(inside) and not more, more)
 
 
 def compare_functions(calibration: HasModels, together: FunctionProfile, apart: Sequence[FunctionProfile]) -> Decision:
     """Return whether one function is faster than several that do its work one after another, and how surely.
 
     What both do alike cancels, coefficients as well as what the terms miss: the doubt is that of the difference of
-    each term, and a small share of the smaller time.
+    each term, and a small share of the smaller time. Where the counts of one are not whole, it has no end.
 
     Args:
         calibration: that holds the functions model.
@@ -136,14 +143,15 @@ def compare_functions(calibration: HasModels, together: FunctionProfile, apart: 
         differences = jnp.sum(terms[:, 1:], 1) - terms[:, 0]
         spread = found.spread[0]
         own = spread**2 * jnp.sum(differences**2) + (OWN_SPREAD * jnp.minimum(fused_ns, kept_ns)) ** 2
-        sd_ns = jnp.sqrt(jnp.sum(shared**2) + own)
+        is_whole = not any(profile.uncounted for profile in (together, *apart))
+        sd_ns = jnp.where(is_whole, jnp.sqrt(jnp.sum(shared**2) + own), jnp.inf)
         margin_ns = kept_ns - fused_ns
         probability = jax.nn.sigmoid(margin_ns / temperature_from_sd(sd_ns))
         inside = [
             calibrated.in_domain(**{name: float(value[i]) for name, value in runs.inputs.items()})
             for i in range(1 + len(apart))
         ]
-    return Decision(fused_ns, kept_ns, margin_ns, sd_ns, probability, all(map(bool, inside)))
+    return Decision(fused_ns, kept_ns, margin_ns, sd_ns, probability, is_whole and all(map(bool, inside)))
 
 
 def functions_of(calibration: HasModels) -> CalibratedModel:

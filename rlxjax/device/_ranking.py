@@ -68,7 +68,7 @@ def rank_devices(
 
     Raises:
         ValueError: an unknown device or set, no device, a row of arrays, arguments without a function, or a function
-            that does not trace or has a loop of unknown length.
+            that does not trace or whose counts are not whole.
 
     Examples:
         >>> g = Graph()
@@ -128,11 +128,8 @@ def _work_of(work: Graph | GraphIoProfile | Callable[..., Any], args: tuple[Any,
     if not callable(work):
         raise ValueError(f"work: expected a Graph, a GraphIoProfile or a function, got {work!r}")
     profile = profile_function(work, *args)
-    if profile.unknown_loops:
-        raise ValueError(
-            f"work: how often the loop at {profile.unknown_loops[0].line} turns depends on data; rank "
-            "profile_function(..., trip_counts=...).io instead"
-        )
+    if profile.uncounted:
+        raise ValueError(f"work: {profile.uncounted[0]}; or rank profile_function(...).io, which counts the rest")
     launches = sum(group.launches for group in profile.kernels)
     io = dataclasses.replace(profile.io, kernel_launches=launches, device_traffic_bytes=profile.fused_traffic_bytes)
     return _profile_work(io, sgemm_flop=profile.flops)

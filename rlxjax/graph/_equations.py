@@ -1,5 +1,6 @@
 """What an equation of a jaxpr is: a call, a loop, another name for its operand; and where it stands."""
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -33,9 +34,8 @@ _PLACE = re.compile(r"(?:.*[/\\])?([^/\\]+?):(\d+)(?::\d+)?(?: |$)")
 def inner_jaxprs(equation: Any) -> Iterable[Any]:
     for value in equation.params.values():
         for held in value if isinstance(value, (tuple, list)) else (value,):
-            inner = opened(held)
-            if hasattr(inner, "eqns"):
-                yield inner
+            if hasattr(opened(held), "eqns"):
+                yield held
 
 
 def opened(held: Any) -> Any:
@@ -75,8 +75,11 @@ def implementation(equation: Any) -> Any | None:
     primitive, params = equation.primitive, equation.params
     if primitive.name in RULES or primitive.name in RESERVED:
         return None
+    from ._sparse import PROGRAMS  # which loads more of JAX than most need
+
     try:
-        made = jax.make_jaxpr(lambda *operands: primitive.impl(*operands, **params))(*(v.aval for v in equation.invars))
+        runs = functools.partial(PROGRAMS.get(primitive.name, primitive.impl), **params)
+        made = jax.make_jaxpr(runs)(*(var.aval for var in equation.invars))
     except Exception:  # noqa: BLE001  (another library's code may raise anything)
         return None
     return None if _holds(made.jaxpr, primitive) else made.jaxpr
@@ -84,7 +87,7 @@ def implementation(equation: Any) -> Any | None:
 
 def _holds(jaxpr: Any, primitive: Any) -> bool:
     return any(
-        equation.primitive is primitive or any(_holds(inner, primitive) for inner in inner_jaxprs(equation))
+        equation.primitive is primitive or any(_holds(opened(inner), primitive) for inner in inner_jaxprs(equation))
         for equation in jaxpr.eqns
     )
 

@@ -29,7 +29,8 @@ _SHOWN_LINES = 10
 class FunctionProfile:
     """What a function computes and moves when it is called once; counts are exact integers.
 
-    Loops whose length depends on data count as no trip, and are listed in `unknown_loops`.
+    Loops whose length depends on data count as no trip, and are listed in `unknown_loops`; `uncounted` says in
+    words what else is missing.
 
     Of level "compiled", what moves and runs is that of the instructions that XLA made: `io.kernel_launches`,
     `io.device_traffic_bytes` (which is then `fused_traffic_bytes`), `peak_bytes`, `unknown_loops` and
@@ -87,6 +88,25 @@ class FunctionProfile:
     level: str = "jaxpr"
     disagreements: tuple[Disagreement, ...] = ()
 
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """What is done and not counted, a sentence each: no figure but a least one rests on such counts."""
+        reasons = []
+        for line, starts, turn in self.unknown_loops:
+            if starts != 0:
+                times = "an unknown number of times" if starts is None else f"{starts} times"
+                reasons.append(
+                    f"how often the loop at {line} turns depends on data: give trip_counts; it is started {times}, "
+                    f"and a turn takes {_short(turn.flops)}FLOP and {_short(turn.bytes or 0)}B"
+                )
+        for name, times in self.uncosted.items():
+            reasons.append(f"{name} has no rule and counts by its bytes only, {times} times: see register_rule")
+        if self.io.sync_points:
+            reasons.append("what the host does when the program calls it is not known")
+        if "collective" in self.by_family:
+            reasons.append("how long devices wait for each other is not known")
+        return tuple(reasons)
+
     def __str__(self) -> str:
         rows = self._rows()
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -121,13 +141,7 @@ class FunctionProfile:
         return rows
 
     def _remarks(self) -> list[str]:
-        remarks = [f"uncosted, by its bytes only: {name} ({times} times)" for name, times in self.uncosted.items()]
-        for loop in self.unknown_loops:
-            starts = "an unknown number of times" if loop.starts is None else f"{loop.starts} times"
-            remarks.append(
-                f"unknown: how often the loop at {loop.line} turns; it is started {starts}, and each trip that "
-                f"is not counted takes {_short(loop.per_trip.flops)}FLOP and {_short(loop.per_trip.bytes or 0)}B"
-            )
+        remarks = [f"not counted: {reason}" for reason in self.uncounted]
         for line, least, most in self.branches:
             remarks.append(
                 f"conditional at {line}: {_short(least.flops).strip()} to {_short(most.flops)}FLOP, "
@@ -214,7 +228,7 @@ def _profile_jaxpr(program: _Program, trips: Trips, strict: bool, timeout_s: flo
     traced = getattr(program.traced, "lojax", program.traced)  # what new kinds of primitives stand for
     closed = traced.jaxpr
     donated = [argument.donated for argument in jax.tree.leaves(traced.args_info)]
-    walk = Walk(trips)
+    walk = Walk(trips, dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)))
     totals = walk.totals(closed.jaxpr, [i for i, is_donated in enumerate(donated) if is_donated])
     trips.check_used()
     uncosted = dict(totals.uncosted.most_common())

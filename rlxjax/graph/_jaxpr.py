@@ -1,7 +1,7 @@
 """The walk over a jaxpr: every equation that does work is counted, calls are looked into, loops multiplied."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import _operations_heavy, _operations_indexed  # noqa: F401  (they enter their rules)
@@ -22,7 +22,8 @@ from ._equations import (
 )
 from ._foldings import folded
 from ._kernels import BESIDE, Kernels, Work
-from ._loops import BranchSpread, Trips, UnknownLoop, readable_trips
+from ._known import Number, known_result, number_of, readable_trips
+from ._loops import BranchSpread, Trips, UnknownLoop
 from ._operations import COSTLY, RULES, Operation, OperationCounts, Rule, elements, is_literal, nbytes
 from ._operations_heavy import CALLBACKS
 from ._totals import Totals, add_row
@@ -61,6 +62,8 @@ class _Flat:
         self.reshaped: set[int] = set()
         #: Of arguments, those in another order of memory.
         self.copies: dict[int, int] = {}
+        #: Those that hold one number which is known before the program runs.
+        self.known: dict[int, Number] = {}
         #: Equations that move nothing; they count as counted.
         self.free_equations = 0
 
@@ -71,31 +74,37 @@ class _Flat:
     def held_constant(self, value: Any, aval: Any) -> int:
         if id(value) not in self.constants:
             self.constants[id(value)] = self.new(aval)
+            self.known[self.constants[id(value)]] = number_of(value)
         return self.constants[id(value)]
+
+    def number(self, read: Any) -> Number:
+        return number_of(read.val) if is_literal(read) else self.known.get(read)
 
 
 class Walk:
-    """One walk over a traced function."""
+    """One walk over a traced function, with the trips of its loops, and the values that it closes over by variable."""
 
-    def __init__(self, trips: Trips) -> None:
+    def __init__(self, trips: Trips, constants: dict[Any, Any]) -> None:
         self.loops: list[UnknownLoop] = []
         self._trips = trips
+        self._constants = constants
         self._line = UNKNOWN_LINE
         self._totals: dict[Any, Totals] = {}
         self._facts: dict[int, tuple[int, bool]] = {}
         self._counts: dict[int, tuple[Rule, OperationCounts, Operation]] = {}
         self._implementations: dict[int, Any] = {}
 
-    def totals(self, jaxpr: Any, reusable: Iterable[int] = ()) -> Totals:
+    def totals(self, jaxpr: Any, reusable: Iterable[int] = (), known: Sequence[Number] = ()) -> Totals:
         """Return what a jaxpr does when it runs once.
 
         Args:
             jaxpr: it.
             reusable: positions of the arguments whose memory it may take.
+            known: arguments that are known numbers, None for others.
         """
-        key = id(jaxpr), tuple(reusable)
+        key = id(jaxpr), tuple(reusable), tuple(known)
         if key not in self._totals or self._size(jaxpr)[1]:
-            self._totals[key] = self._count(jaxpr, key[1])
+            self._totals[key] = self._count(jaxpr, key[1], known)
         return self._totals[key]
 
     def _size(self, jaxpr: Any) -> tuple[int, bool]:
@@ -107,7 +116,8 @@ class Walk:
                 has_while |= name == "while"
                 implemented = self._implementation(equation)
                 for inner in inner_jaxprs(equation) if implemented is None else (implemented,):
-                    inner_size, inner_while = self._size(inner)
+                    inner_size, inner_while = self._size(opened(inner))
+                    self._constants.update(zip(opened(inner).constvars, getattr(inner, "consts", ()), strict=False))
                     size += inner_size if name in CALLS or implemented is not None else 0
                     has_while |= inner_while
             self._facts[id(jaxpr)] = size, has_while
@@ -125,9 +135,10 @@ class Walk:
         implemented = self._implementation(equation)
         return None if implemented is None else (implemented, operands)
 
-    def _count(self, jaxpr: Any, reusable: Sequence[int]) -> Totals:
+    def _count(self, jaxpr: Any, reusable: Sequence[int], known: Sequence[Number]) -> Totals:
         flat = _Flat()
         inputs = [flat.new(var.aval) for var in jaxpr.invars]
+        flat.known.update(zip(inputs, known, strict=False))
         # Loops of unknown length are told apart by line; totals without one serve every caller.
         caller = self._line if self._size(jaxpr)[1] else UNKNOWN_LINE
         outputs = self._place(jaxpr, inputs, flat, caller)
@@ -159,7 +170,7 @@ class Walk:
         What has no line of its own, because a library's function was traced before, has that of its caller.
         """
         held: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
-        held.update((var, flat.held_constant(var, var.aval)) for var in jaxpr.constvars)
+        held.update((var, flat.held_constant(self._constants.get(var, var), var.aval)) for var in jaxpr.constvars)
 
         def at(var: Any) -> Any:
             if not is_literal(var):
@@ -183,6 +194,7 @@ class Walk:
             else:
                 results = [flat.new(var.aval) for var in equation.outvars]
                 flat.made.update(results)
+                flat.known.update(dict.fromkeys(results[:1], known_result(equation, list(map(flat.number, reads)))))
                 if name == "dot_general" and _has_free_axes(equation):
                     flat.reshaped.update(results)
                 rule = RULES.get(name, _UNCOSTED)
@@ -201,7 +213,7 @@ class Walk:
         buffers = tuple(buffer for buffer in reads if isinstance(buffer, int))
         if name in LOOPS or self._called(equation, reads):
             outer, self._line = self._line, line
-            inside = self._inside(equation, line, reads)
+            inside = self._inside(equation, line, list(map(flat.number, reads)))
             self._line = outer
             if UNKNOWN_LINE in inside.lines:
                 add_row(inside.lines, line, inside.lines.pop(UNKNOWN_LINE), 1)
@@ -271,7 +283,7 @@ class Walk:
             self._counts[id(equation)] = rule, counts, operation
         return self._counts[id(equation)]
 
-    def _inside(self, equation: Any, line: str, reads: Sequence[Any]) -> Totals:
+    def _inside(self, equation: Any, line: str, known: Sequence[Number]) -> Totals:
         """Return what the jaxprs of a loop, a conditional or a large call do, with the memory they need beside it."""
         name, params = equation.primitive.name, equation.params
         written = sum(nbytes(var.aval) for var in equation.outvars)
@@ -279,7 +291,7 @@ class Walk:
         if name == "scan":
             body = opened(params["jaxpr"])
             constants, carried = scan_layout(equation)
-            turn = self.totals(body, range(constants, constants + carried))
+            turn = self.totals(body, range(constants, constants + carried), known[:constants])
             result.add(turn, params["length"])
             result.trips += params["length"]
             slices = [nbytes(var.aval) for var in body.outvars[carried:]]
@@ -289,9 +301,12 @@ class Walk:
                 stacked.add(2 * size, size, [Work("movement", BESIDE, 4)])
             result.kernels.add_all(stacked, params["length"])
         elif name == "while":
-            self._while(equation, line, reads, result)
+            self._while(params, line, known, result)
         elif name == "cond":
-            branches = [self.totals(opened(branch)) for branch in params["branches"]]
+            possible = params["branches"]
+            if known[0] is not None:
+                possible = [possible[min(max(int(known[0]), 0), len(possible) - 1)]]
+            branches = [self.totals(opened(branch), known=known[1:]) for branch in possible]
             sums = [branch.sums() for branch in branches]
             order = sorted(range(len(branches)), key=lambda i: (sums[i].flops, sums[i].bytes))
             for number, branch in enumerate(branches):
@@ -299,7 +314,11 @@ class Walk:
                     result.add(branch, 1)
                 else:
                     result.meet(branch, 0)
+                    result.loop_starts.update(dict.fromkeys(branch.loop_starts))  # it may be taken all the same
             result.trips += 1
+            calls = [branch.sync_points for branch in branches]
+            # Beside a branch that does nothing, the others are a guard: a run that it stops is none.
+            result.sync_points = max(calls) if any(sums[order[0]][:4]) else calls[order[0]]
             if len(branches) > 1:
                 result.spreads[line] = BranchSpread(line, sums[order[0]], sums[order[-1]])
             result.temp_bytes = max(max(branch.temp_bytes for branch in branches) - written, 0)
@@ -311,24 +330,26 @@ class Walk:
             result.add(body, devices)
             result.temp_bytes = max(devices * body.temp_bytes - written, 0)
         else:
-            called = self._called(equation, reads)
+            called = self._called(equation, known)
             assert called
-            body = self.totals(called[0])
+            body = self.totals(called[0], known=called[1])
             result.add(body, 1)
             result.temp_bytes = max(body.temp_bytes - written, 0)
         if name in ("scan", "while"):
             result.kernels.mark_looped()
         return result
 
-    def _while(self, equation: Any, line: str, reads: Sequence[Any], result: Totals) -> None:
-        params = equation.params
+    def _while(self, params: Mapping[str, Any], line: str, known: Sequence[Number], result: Totals) -> None:
         cond, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
-        trips = readable_trips(equation, reads)
+        trips = readable_trips(params, known, self._constants)
         number = len(self.loops)
-        if trips is None and (trips := self._trips.next(line)) is None:
+        if trips is not None:
+            self._trips.read.setdefault(line, set()).add(trips)
+        elif (trips := self._trips.next(line)) is None:
             self.loops.append(UnknownLoop(line, 0, OperationCounts()))
         test = self.totals(cond)
-        turn = self.totals(body, range(params["body_nconsts"], len(body.invars)))
+        of_test, constants = params["cond_nconsts"], params["body_nconsts"]
+        turn = self.totals(body, range(constants, len(body.invars)), known[of_test : of_test + constants])
         result.add(test, 1 + (trips or 0))
         if trips is not None:
             result.add(turn, trips)

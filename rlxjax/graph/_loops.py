@@ -1,12 +1,11 @@
 """Loops and conditionals of a jaxpr: how often a body runs, where that can be known."""
 
-import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlxjax._checks import as_index
 
-from ._operations import OperationCounts, is_literal
+from ._operations import OperationCounts
 
 #: Trip counts of the loops that do not tell theirs: by line, or in order of appearance.
 TripCounts = Mapping[str, int | None] | Sequence[int | None]
@@ -56,6 +55,8 @@ class Trips:
         self._by_line = {line: _checked(trips) for line, trips in named.items()}
         self._in_order = None if trip_counts is None or self._by_line else list(map(_checked, trip_counts))
         self.lines: list[str] = []
+        #: Of loops that tell their own.
+        self.read: dict[str, set[int | None]] = {}
 
     def next(self, line: str) -> int | None:
         """Return the trips of the loop that appears now, None if nobody said."""
@@ -67,7 +68,7 @@ class Trips:
 
     def by_line(self) -> dict[str, int]:
         """Return the trips of the lines whose loops all have the same, of those that appeared."""
-        given: dict[str, set[int | None]] = {}
+        given = {line: set(trips) for line, trips in self.read.items()}
         for number, line in enumerate(self.lines):
             named = self._by_line.get(line)
             given.setdefault(line, set()).add(named if self._in_order is None else self._in_order[number])
@@ -88,51 +89,3 @@ def _checked(trips: object) -> int | None:
     if isinstance(trips, bool):
         raise ValueError(f"trip_counts: expected an integer, got {trips!r}")
     return None if trips is None else as_index(trips, "trip_counts")
-
-
-def readable_trips(equation: Any, operands: Sequence[Any]) -> int | None:
-    """Return how often a `while` runs that counts from a literal to a literal by a literal step, else None.
-
-    Args:
-        equation: the equation.
-        operands: what it is given; literals as such.
-    """
-    params = equation.params
-    cond, body = (getattr(params[name], "jaxpr", params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
-    cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
-    carried = operands[cond_consts + body_consts :]
-    if len(cond.eqns) != 1 or cond.eqns[0].outvars[0] is not cond.outvars[0]:
-        return None
-    test = cond.eqns[0]
-    if test.primitive.name not in ("lt", "le"):
-        return None
-    counter, bound = test.invars
-
-    def position(var: Any, variables: Sequence[Any]) -> int:
-        return next((i for i, other in enumerate(variables) if other is var), -1)
-
-    at = position(counter, cond.invars) - cond_consts
-    if at < 0:
-        return None
-    if not is_literal(bound):
-        place = position(bound, cond.invars)
-        kept = place - cond_consts
-        if kept >= 0 and body.outvars[kept] is not body.invars[body_consts + kept]:
-            return None
-        bound = operands[place] if kept < 0 else carried[kept]
-    produced = next((eqn for eqn in body.eqns if eqn.outvars[0] is body.outvars[at]), None)
-    if produced is None or produced.primitive.name != "add":
-        return None
-    steps = [var for var in produced.invars if var is not body.invars[body_consts + at]]
-    numbers = [_integer(value) for value in (carried[at], bound, *steps)]
-    if len(numbers) != 3 or None in numbers:
-        return None
-    start, end, step = (number for number in numbers if number is not None)
-    return max(0, -((start - end - (test.primitive.name == "le")) // step)) if step > 0 else None
-
-
-def _integer(value: Any) -> int | None:
-    try:
-        return operator.index(value.val) if is_literal(value) else None
-    except TypeError:
-        return None

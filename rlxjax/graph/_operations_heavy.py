@@ -325,6 +325,7 @@ add_rules(
 add_rules(
     {
         "dot_general": Rule("matmul", _dot, reorders=_reordered, slices=_products),
+        "scaled_dot": Rule("matmul", _dot),
         "ragged_dot_general": Rule("matmul", _ragged_dot),
         "conv_general_dilated": Rule("convolution", _convolution, workspace=_channels_last, slices=_runs),
         "fft": Rule("fft", _fft, slices=_transforms),

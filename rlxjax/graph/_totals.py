@@ -52,7 +52,7 @@ class Totals:
     def meet(self, other: "Totals", times: int | None) -> None:
         """Add what is met, each equation once, and its bytes as often as they move; None is unknown, and once."""
         for number, starts in other.loop_starts.items():
-            self.loop_starts[number] = None if starts is None or times is None else starts * times
+            self.loop_starts[number] = 0 if times == 0 else starts and times and starts * times
         self.spreads.update(other.spreads)
         times = 1 if times is None else times
         self.equations += other.equations

@@ -16,6 +16,8 @@ _NOTHING = names(
     "replica-id"
 )
 _ENDS = ("-done", "-update")
+#: What gives an element for each one that it reads; a fusion computes those that are looked at.
+_EACH = names("bitcast convert copy transpose reshape reverse")
 #: What reads as much of its first operand as it gives.
 _PARTS = ("slice", "dynamic-slice", "gather")
 #: What changes part of its first operand, in place: the position of the operand that says which part.
@@ -170,7 +172,8 @@ class CompiledProgram:
         if instruction.opcode == "fusion" and fused is not None:
             inside = self._computations[fused]
             read = sum(_read(inside.parameters[i], inside) for i in range(len(operands)))
-            return read + _written(inside.root, inside)
+            ends = _ends(inside.root, inside)
+            return read + sum(_written_by(inside.instructions[end], inside) for end in ends)
         if instruction.opcode.endswith("-start"):  # its result lists operands, results and what the device keeps
             return 2 * sum(_bytes(computation.instructions[name].type) for name in operands)
         read = sum(_read_by(instruction, i, computation) for i in range(len(operands)))
@@ -216,15 +219,18 @@ def _array_bytes(kind: str, sizes: str) -> int:
 
 
 def _read(name: str, computation: _Computation) -> int:
-    """Return the bytes of a value that its readers look at; all of it, unless every one takes a part."""
-    whole = _bytes(computation.instructions[name].type)
-    parts = 0
+    """Return the bytes of a value in a fusion that its readers look at; all of it, unless every one takes a part."""
+    whole, ends = _bytes(computation.instructions[name].type), _ends(computation.root, computation)
+    parts = whole if name in ends else 0
     for reader_name in computation.readers.get(name, ()):
         reader = computation.instructions[reader_name]
-        if reader.opcode == "bitcast":
-            parts += _read(reader_name, computation)
-            continue
-        parts += sum(_read_by(reader, i, computation) for i, operand in enumerate(reader.operands) if operand == name)
+        if reader.opcode in _EACH:
+            parts += whole * _read(reader_name, computation) // max(_bytes(reader.type), 1)
+        elif reader.opcode in _CHANGES and reader_name not in ends:  # not in place: all of it is written anew
+            parts += whole
+        elif reader.opcode != "tuple":
+            at = (i for i, operand in enumerate(reader.operands) if operand == name)
+            parts += sum(_read_by(reader, i, computation) for i in at)
     return min(parts, whole)
 
 
@@ -236,14 +242,12 @@ def _read_by(reader: _Instruction, position: int, computation: _Computation) -> 
     return _bytes(computation.instructions[reader.operands[position]].type)
 
 
-def _written(name: str, computation: _Computation) -> int:
-    """Return the bytes that a fusion writes, whose result is this one."""
+def _ends(name: str, computation: _Computation) -> list[str]:
+    """Return what a value of a fusion is made of: the values of a tuple, under their first names."""
     instruction = computation.instructions[name]
-    if instruction.opcode == "tuple":
-        return sum(_written(operand, computation) for operand in instruction.operands)
-    if instruction.opcode == "bitcast":
-        return _written(instruction.operands[0], computation)
-    return _written_by(instruction, computation)
+    if instruction.opcode not in ("tuple", "bitcast"):
+        return [name]
+    return [end for operand in instruction.operands for end in _ends(operand, computation)]
 
 
 def _written_by(instruction: _Instruction, computation: _Computation) -> int:
