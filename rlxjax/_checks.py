@@ -7,7 +7,6 @@ import dataclasses
 import math
 import operator
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 #: Least value of each size of a workload.
-LEAST_SIZES: Mapping[str, int] = MappingProxyType({"batch": 0, "n_fft": 2, "k": 1, "n_segments": 1})
+LEAST_SIZES: Mapping[str, int] = {"batch": 0, "n_fft": 2, "k": 1, "n_segments": 1}
 
 
 def is_traced(*values: object) -> bool:

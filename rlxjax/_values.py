@@ -15,6 +15,8 @@ MOST_CHARACTERS, MOST_OF_A_TEXT = 300, 90
 MOST_ENTRIES = 5
 
 _Class = TypeVar("_Class", bound=type)
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 def by_value(class_: _Class) -> _Class:
@@ -35,10 +37,10 @@ def short_repr(self: object) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 4]}...)"
 
 
-class FrozenDict(dict[str, Any]):
-    """A dictionary that nothing changes, and that has a hash therefore: what is static in a pytree."""
+class FrozenDict(dict[_Key, _Value]):
+    """A dictionary that nothing changes, and that has a hash therefore: what is static in a pytree, or shared."""
 
-    def __init__(self, items: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
+    def __init__(self, items: Mapping[_Key, _Value] | Iterable[tuple[_Key, _Value]] = ()) -> None:
         super().__init__({name: _frozen(value) for name, value in dict(items).items()})
 
     def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]

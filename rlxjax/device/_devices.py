@@ -3,7 +3,6 @@
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 
 from rlxjax._checks import check_at_least, is_traced
 from rlxjax._typing import Code, RealLike
-from rlxjax._values import by_value
+from rlxjax._values import FrozenDict, by_value
 
 from ._codes import NamedCode, normalised
 
@@ -65,7 +64,7 @@ class Provenance(enum.StrEnum):
 
 WGPU_FAMILY = (Device.GPU, Device.VULKAN, Device.WEBGPU, Device.DIRECTX, Device.OPENGL)
 
-_TARGET: Mapping[Device, Target] = MappingProxyType(
+_TARGET: Mapping[Device, Target] = FrozenDict(
     {
         Device.CPU: Target.CPU,
         Device.METAL: Target.METAL,
@@ -223,7 +222,7 @@ SMALL_SGEMM = 32_768
 _DEFAULT, _GUESS = Provenance.ARCH_DEFAULT, Provenance.UNCALIBRATED
 
 #: Built-in rows by name, in the order of the fields.
-BACKEND_ROWS: Mapping[str, BackendCoefficients] = MappingProxyType(
+BACKEND_ROWS: Mapping[str, BackendCoefficients] = FrozenDict(
     {
         "cpu": BackendCoefficients(300, 3_000, 30, 30, False, 200, 200, _DEFAULT),
         "cpu-apple": BackendCoefficients(500, 5_000, 50, 50, False, 1_000, 1_000, _DEFAULT),
@@ -239,7 +238,7 @@ BACKEND_ROWS: Mapping[str, BackendCoefficients] = MappingProxyType(
 FALLBACK_ROW = "discrete"
 
 #: Row name of each device in each built-in set.
-_SET_ROWS: Mapping[str, Mapping[Device, str]] = MappingProxyType(
+_SET_ROWS: Mapping[str, Mapping[Device, str]] = FrozenDict(
     {
         "arch": {
             **dict.fromkeys(Device, FALLBACK_ROW),

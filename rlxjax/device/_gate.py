@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from rlxjax._checks import check_at_least, check_not_nan, check_shapes, fields_o
 from rlxjax._counts import as_float, as_temperature, difference
 from rlxjax._numerics import Exact, Smooth, dot, log_odds, log_soft_step, rules_at, soft_step, straight_through
 from rlxjax._typing import Code, Count, Flag, LogOdds, LogProbability, Nanoseconds, Probability, RealLike
-from rlxjax._values import by_value
+from rlxjax._values import FrozenDict, by_value
 from rlxjax.graph._profile import GraphIoProfile
 
 from ._devices import Coefficients, Target, stack_rows, take_row
@@ -221,7 +220,7 @@ class GateEvaluation:
 
 
 #: Built-in gates, in the order of the fields.
-GATES: Mapping[Target, IoFusionGate] = MappingProxyType(
+GATES: Mapping[Target, IoFusionGate] = FrozenDict(
     {
         Target.METAL: IoFusionGate(500, 5_000, 200, 200, True, 2_000_000, 1_000),
         Target.MLX: IoFusionGate(500, 5_000, 200, 200, True, 2_000_000, 1_000),

@@ -7,7 +7,6 @@ the calibration file.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -18,13 +17,13 @@ from jaxtyping import Array, Bool, Float
 from rlxjax._checks import check_at_least, check_positive, check_shapes, is_traced
 from rlxjax._counts import Columns, size_as_float
 from rlxjax._typing import Code, RealLike
-from rlxjax._values import by_value
+from rlxjax._values import FrozenDict, by_value
 
 from ._prior import LatencyPrior
 
 #: What a machine's schedule is to a model: numbers, or lists of numbers, by name.
 Facts = Mapping[str, Any]
-NO_FACTS: Facts = MappingProxyType({})
+NO_FACTS: Facts = FrozenDict()
 
 
 class Input(NamedTuple):
@@ -54,7 +53,7 @@ class StrategySpec(NamedTuple):
     """
 
     variants: tuple[str, ...]
-    fixed: Mapping[str, float] = MappingProxyType({})
+    fixed: Mapping[str, float] = FrozenDict()
 
 
 class LatencyModel(Protocol):
@@ -81,7 +80,7 @@ class LatencyModel(Protocol):
         ...         moved_ns = runs.inputs["n_bytes"] / coefficients["bytes_per_ns"]
         ...         return {"call_ns": coefficients["call_ns"], "moved_ns": moved_ns}
         >>> Copy().strategies
-        {'copy': StrategySpec(variants=('copy',), fixed=mappingproxy({}))}
+        {'copy': StrategySpec(variants=('copy',), fixed={})}
     """
 
     name: str

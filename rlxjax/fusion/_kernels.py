@@ -2,13 +2,13 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from rlxjax._values import FrozenDict
 from rlxjax.graph._graph import Node
 from rlxjax.graph._ops import Shape
 
@@ -243,7 +243,7 @@ _SAME_SHAPE = frozenset(_BINARY)
 _ATTRIBUTES = {"transpose": ("permutation",), "narrow": ("axis", "start", "length"), "concat": ("axis",)}
 
 #: What the ops compute, from a step and its operands.
-OP_FUNCTIONS: Mapping[str, Callable[..., Array]] = MappingProxyType(
+OP_FUNCTIONS: Mapping[str, Callable[..., Array]] = FrozenDict(
     {
         **{op: _plain(function) for op, function in (_UNARY | _BINARY | _REDUCE).items()},
         "broadcast": _broadcast,

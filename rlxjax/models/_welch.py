@@ -3,13 +3,13 @@
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rlxjax._numerics import namespace_of
 from rlxjax._typing import RealLike
+from rlxjax._values import FrozenDict
 from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, StrategySpec, wide_prior
 
 from ._welch_coefficients import GAIN_LOG_SD, TYPICAL, LatencyCoefficients
@@ -17,7 +17,7 @@ from ._welch_features import welch_features
 from ._welch_terms import LEARNED, VARIANTS, welch_terms_ns
 
 #: How programs are scheduled where a calibration does not say: by the runner of version 12, on two processors.
-_FACTS: Facts = MappingProxyType(
+_FACTS: Facts = FrozenDict(
     {
         "processors": 2,
         "tile_rows": 8,
@@ -59,7 +59,7 @@ class WelchModel(LatencyModel):
     """
 
     name, version = "welch", 15
-    inputs = MappingProxyType(
+    inputs = FrozenDict(
         {
             "batch": Input("rows", least=0),
             "n_fft": Input("samples", least=2, step=2),

@@ -5,13 +5,14 @@ Larger powers come first, the lower bin first among equals, NaN last.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
+
+from rlxjax._values import FrozenDict
 
 from ._schedule import schedule
 
@@ -109,9 +110,7 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
 
 
 #: The forms of the selection, by name.
-SELECTIONS: Mapping[str, Callable[..., Int[Array, "batch k"]]] = MappingProxyType(
-    {"maxima": by_maxima, "top_k": by_top_k}
-)
+SELECTIONS: Mapping[str, Callable[..., Int[Array, "batch k"]]] = FrozenDict({"maxima": by_maxima, "top_k": by_top_k})
 
 
 def default_selection(rows: int, n_bins: int, platform: str) -> str:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes, is_on_device
 from rlxjax._counts import size_as_float
 from rlxjax._typing import Code, RealLike
+from rlxjax._values import FrozenDict
 from rlxjax.device._codes import normalised
 from rlxjax.device._devices import Device, without_provenance
 
@@ -20,7 +20,7 @@ from ._formulas import Learned
 def cost_inputs(
     device: str | Code,
     coefficients: str | CoefficientSet,
-    others: Mapping[str, RealLike] = MappingProxyType({}),
+    others: Mapping[str, RealLike] = FrozenDict(),
     is_checked_later: bool = False,
     **sizes: RealLike,
 ) -> tuple:
