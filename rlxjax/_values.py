@@ -1,6 +1,7 @@
 """Objects of values: compared by value, hashed, and shown in a line, whatever arrays they hold."""
 
 import dataclasses
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -53,6 +54,32 @@ class FrozenDict(dict[_Key, _Value]):
         raise TypeError("expected nothing to change this mapping: it is read only; make a new object instead")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse  # pyright: ignore
+
+
+class Handle(weakref.ref):
+    """What stands for one object in the key of a cache: equal to itself alone, and it keeps no object alive."""
+
+    __slots__ = ()
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+
+#: By the object's `id`, while it lives.
+_handles: dict[int, Handle] = {}
+
+
+def handle(value: Any) -> Any:
+    """Return the handle of an object; None and texts as they are.
+
+    Raises:
+        TypeError: an object of a type that has no weak references.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    number = id(value)
+    known = _handles.get(number)
+    if known is None or known() is not value:
+        known = _handles[number] = Handle(value, lambda dead: _handles.get(number) is dead and _handles.pop(number))
+    return known
 
 
 def _frozen(value: Any) -> Any:

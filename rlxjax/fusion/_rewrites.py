@@ -35,8 +35,9 @@ def select_peaks_only_outputs(graph: Graph, target: str) -> Graph:
         >>> select_peaks_only_outputs(g, "metal").outputs, select_peaks_only_outputs(g, "cpu").outputs
         ((2,), (1,))
     """
-    selected = _peaks_only_outputs(graph, Target.parse(target))
-    return graph if selected.outputs == graph.outputs else _without_dead_nodes(selected)
+    parsed = Target.parse(target)
+    selected = _peaks_only_outputs(graph, parsed)
+    return graph if selected.outputs == graph.outputs else _without_dead_nodes(selected, parsed)
 
 
 def rewrite_graph(graph: Graph, target: str, rewrites: Sequence[str] | None = None) -> Graph:
