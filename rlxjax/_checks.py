@@ -110,10 +110,23 @@ def check_shapes(**values: Any) -> None:
     """Refuse shapes that do not broadcast, naming each."""
     shapes = {name: np.shape(value) for name, value in values.items()}
     try:
-        np.broadcast_shapes(*shapes.values())
+        broadcast_shape(*shapes.values())
     except ValueError:
         shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items() if shape)
         raise ValueError(f"expected shapes that broadcast together, got {shown}") from None
+
+
+def broadcast_shape(*shapes: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the shape that shapes broadcast to, symbolic ones (`jax.export`) among them."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except TypeError:
+        return jnp.broadcast_shapes(*shapes)
+
+
+def is_symbolic(size: object) -> bool:
+    """Whether a size is one of `jax.export`, that many values may take: it can hardly be compared."""
+    return not isinstance(size, (int, np.integer))
 
 
 def fields_of(record: object, prefix: str = "") -> dict[str, Any]:

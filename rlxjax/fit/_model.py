@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from rlxjax._checks import check_at_least, check_positive, check_shapes, is_traced
+from rlxjax._checks import broadcast_shape, check_at_least, check_positive, check_shapes, is_traced
 from rlxjax._counts import Columns, size_as_float
 from rlxjax._typing import Code, RealLike
 from rlxjax._values import FrozenDict, by_value
@@ -191,7 +191,7 @@ class Runs:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape that the columns broadcast to."""
-        return np.broadcast_shapes(np.shape(self.variant), *map(np.shape, self.inputs.values()))
+        return broadcast_shape(np.shape(self.variant), *map(np.shape, self.inputs.values()))
 
     def together(self) -> "Runs":
         """Return the same runs with every column of the whole shape."""

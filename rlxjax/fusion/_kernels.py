@@ -86,7 +86,7 @@ def kernel_function(
     return _compiled(tuple(steps), tuple(numbers[id_] for id_ in output_ids))
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=128)  # of 2 MB a kernel, and a plan runs a few dozen
 def _compiled(steps: tuple[Step, ...], outputs: tuple[int, ...]) -> Callable[..., list[Array]]:
     @jax.jit
     def kernel(*arguments: Array) -> list[Array]:

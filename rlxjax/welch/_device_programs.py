@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Complex, Float, Int, Real
 
-from rlxjax._checks import as_index
+from rlxjax._checks import as_index, is_symbolic
 
 from ._host import hann_window, one_sided_weights
 from ._params import WelchPeakParams
@@ -62,6 +62,8 @@ def piece_rows(batch: int, params: WelchPeakParams, platform: str) -> int:
         >>> [piece_rows(batch, WelchPeakParams.fast(256, 16), "cpu") for batch in (48, 80, 1024, 1001)]
         [48, 40, 64, 64]
     """
+    if is_symbolic(batch):
+        return batch
     plan = schedule(platform)
     most = max(1, plan.piece_samples // (params.n_segments * params.n_fft * plan.tile_rows))
     n_tiles, rest = divmod(batch, plan.tile_rows)
@@ -154,7 +156,7 @@ def _few_rows_at_a_time(
     """Return `mean_power` of rows, of which a tile may hold more samples than a piece: then by parts of it."""
     rows = max(1, schedule(platform).piece_samples // (params.n_segments * params.n_fft))
     rows = 1 << (rows.bit_length() - 1)  # divides a tile
-    if count <= rows or count % rows:
+    if is_symbolic(count) or count <= rows or count % rows:
         return mean_power(signal, params, start, count)
     powers = lax.map(lambda first: mean_power(signal, params, first, rows), start + rows * jnp.arange(count // rows))
     return powers.reshape(count, params.n_bins)

@@ -100,11 +100,14 @@ def run_path(
 
 
 def run_program(program: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
-    """Run a compiled program; where JAX looks for NaN and infinities, what it finds is the error that users know."""
+    """Run a compiled program in whatever mode JAX is; what `jax_debug_nans` finds is the error that users know."""
     try:
         return program(*arguments)
     except Exception as error:
         settings = jax.config.values
+        if settings["jax_disable_jit"]:
+            with jax.disable_jit(False):
+                return program(*arguments)
         if settings["jax_debug_nans"] or settings["jax_debug_infs"]:
             raise FloatingPointError("welch_peaks: NaN or infinite powers, which jax_debug_nans asks for") from error
         raise
@@ -138,6 +141,8 @@ def _placed(model: Any, params: WelchPeakParams, device: Any) -> tuple[tuple[Mod
     if (params, device) not in known:
         with jax.ensure_compile_time_eval():
             arrays = jax.device_put(program_of(model, params), _sharding(device))
+        if len(known) >= MOST_PROGRAMS:
+            known.clear()
         known[params, device] = (arrays,), (jax.tree.map(lambda x: _shaped(x.shape, device), arrays),)
     return known[params, device]
 

@@ -11,7 +11,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._checks import as_index, is_traced
+from rlxjax._checks import as_index, is_symbolic, is_traced
 from rlxjax._chunks import background, is_forked
 from rlxjax._values import Handle, handle
 from rlxjax.device._codes import normalised
@@ -272,7 +272,7 @@ def _check_peaks_fit(shape: tuple[int, ...]) -> None:
         MemoryError: more bytes than the machine has, or than this process may have.
     """
     n_bytes = 4 * math.prod(shape)
-    if n_bytes < LEAST_CHECKED_BYTES:
+    if is_symbolic(n_bytes) or n_bytes < LEAST_CHECKED_BYTES:
         return
     if hasattr(os, "sysconf") and n_bytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
         raise MemoryError(f"peaks of shape {shape} take {n_bytes:,} bytes, more than this machine has")

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
+from rlxjax._checks import is_symbolic
 from rlxjax._values import FrozenDict
 
 from ._schedule import schedule
@@ -57,7 +58,7 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
     batch, n_bins = power.shape
     # The powers of a bin lie side by side in a tile; all rows are one where they are no whole tiles.
     tile_rows = schedule("cpu").tile_rows
-    n_rows = batch if batch % tile_rows else tile_rows
+    n_rows = batch if is_symbolic(batch) or batch % tile_rows else tile_rows
     n_tiles = batch // n_rows
     tiles = power.reshape(n_tiles, n_rows, n_bins).swapaxes(1, 2)
     n_places = 1 << (n_bins - 1).bit_length()
@@ -123,7 +124,11 @@ def default_selection(rows: int, n_bins: int, platform: str) -> str:
         ('maxima', 'top_k')
     """
     plan = schedule(platform)
-    return "maxima" if rows > plan.most_rows_top_k and n_bins <= plan.most_bins_maxima else "top_k"
+    return (
+        "maxima"
+        if not is_symbolic(rows) and rows > plan.most_rows_top_k and n_bins <= plan.most_bins_maxima
+        else "top_k"
+    )
 
 
 def _ranked_bits(power: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
