@@ -3,13 +3,13 @@
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._checks import check_at_least, is_traced
+from rlxjax._checks import MOST, check_at_least, is_on_device, is_traced
 from rlxjax._typing import Code, RealLike
 from rlxjax._values import FrozenDict, by_value
 
@@ -165,6 +165,9 @@ def as_leaf(value: Any) -> Any:
 class Coefficients:
     """Base of the coefficient pytrees: frozen dataclasses whose leaves are floats, `[*batch]` each."""
 
+    #: Of a coefficient the least and the largest value, where they are not 0 and `MOST`.
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = FrozenDict()
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
             object.__setattr__(self, field.name, as_leaf(getattr(self, field.name)))
@@ -174,14 +177,25 @@ class Coefficients:
         """Build from values that came from outside; the plain constructor checks nothing.
 
         Raises:
-            ValueError: a negative or NaN coefficient, with its name.
+            ValueError: a negative, NaN or infinite coefficient, with its name.
         """
-        for name, value in values.items():
+        made = cls(**values)
+        made.check()
+        return made
+
+    def check(self, prefix: str = "") -> None:
+        """Refuse coefficients that no machine has, where the host can read them: arrays on a device are not fetched.
+
+        Raises:
+            ValueError: as `checked`.
+        """
+        for name, value in vars(self).items():
             if name == "provenance":
-                Provenance(value)
-            else:
-                check_at_least(value, name, what="number")
-        return cls(**values)
+                for one in [value] if isinstance(value, str) else value:
+                    Provenance(one)
+            elif not is_on_device(value, jnp.floating):
+                least, most = self.ranges.get(name, (0.0, MOST))
+                check_at_least(value, prefix + name, least, "number", most)
 
 
 @by_value

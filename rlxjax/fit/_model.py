@@ -130,6 +130,13 @@ class LatencyModel(Protocol):
         """Return columns `[n]`: runs of one value in a column are left out together in validation."""
         return [np.asarray(column) for column in runs.inputs.values()]
 
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Refuse sizes that no run has together, where the host can read them; none unless a model says.
+
+        Raises:
+            ValueError: with the sizes.
+        """
+
     def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """Return what a domain bounds, by name: each input, and the product of each two unless a model says."""
         pairs = [(f"{one}*{other}", values[one] * values[other]) for one, other in combinations(values, 2)]
@@ -185,6 +192,7 @@ class Runs:
         for name, entry in model.inputs.items():
             # Predictions are smooth in sizes, so that a crossover may lie between whole numbers.
             check_input(values[name], name, entry.least, entry.step if entry.step > 1 else 0)
+        model.check(values)
         check_shapes(variant=codes, **values)
         return cls(model, codes, {name: size_as_float(value, name) for name, value in values.items()})
 

@@ -77,6 +77,7 @@ def fft_latency_ns(coefficients: FftLatencyCoefficients, batch: RealLike, n_fft:
         >>> round(float(fft_latency_ns(serial, 2048, 1024)) / 1e6, 1)
         26.4
     """
+    coefficients.check("coefficients.")
     check_shapes(batch=batch, n_fft=n_fft, **fields_of(coefficients))
     return _predicted_ns(coefficients, Runs.checked(FFT, 0, batch=batch, n_fft=n_fft), {})
 

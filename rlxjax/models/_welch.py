@@ -3,10 +3,12 @@
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from rlxjax._checks import is_traced
 from rlxjax._numerics import namespace_of
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
@@ -105,6 +107,12 @@ class WelchModel(LatencyModel):
             found = found | (n_fft == length)
         others = xp.ones((*runs.shape, LEARNED), bool)
         return xp.concatenate([others, found[..., None]], axis=-1)
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Refuse more peaks than bins."""
+        k, n_fft = values["k"], values["n_fft"]
+        if not is_traced(k, n_fft) and np.any(np.asarray(k) > np.asarray(n_fft) / 2 + 1):
+            raise ValueError(f"k: expected at most n_fft / 2 + 1 peaks, the bins, got {k} with n_fft {n_fft}")
 
     def features(self, runs: Runs, facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:
         """Return what the small correction of a variant may depend on."""

@@ -1,5 +1,7 @@
 """The device programs: what the fused and the block path jit."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,7 +55,7 @@ def chunk_rows(params: WelchPeakParams, platform: str) -> int:
     return max(plan.tile_rows, rows // step * step)
 
 
-def piece_rows(batch: int, params: WelchPeakParams, platform: str) -> int:
+def piece_rows(batch: Any, params: WelchPeakParams, platform: str) -> Any:
     """Return the rows that a program transforms at a time, a piece.
 
     Of those that leave no rest the most, if they are at least half as many as a piece may have.
@@ -86,7 +88,7 @@ def mean_power(
     signal: Real[Array | np.ndarray, "batch length"],
     params: WelchPeakParams,
     start: Start = 0,
-    count: int | None = None,
+    count: Any = None,
 ) -> Float[Array, "count n_bins"]:
     """Return the mean one-sided power of the windowed segments.
 
@@ -138,7 +140,7 @@ def fused_peaks(
     platform, batch = platform or jax.default_backend(), signal.shape[0]
     selection = selection or default_selection(batch, params.n_bins, platform)
 
-    def peaks_of(start: Start, count: int) -> Float[Array, "count k 2"]:
+    def peaks_of(start: Start, count: Any) -> Float[Array, "count k 2"]:
         return selected_peaks(_few_rows_at_a_time(signal, params, start, count, platform), params.k, selection)
 
     rows = piece_rows(batch, params, platform)
@@ -151,7 +153,7 @@ def fused_peaks(
 
 
 def _few_rows_at_a_time(
-    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start, count: int, platform: str
+    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start, count: Any, platform: str
 ) -> Float[Array, "count n_bins"]:
     """Return `mean_power` of rows, of which a tile may hold more samples than a piece: then by parts of it."""
     rows = max(1, schedule(platform).piece_samples // (params.n_segments * params.n_fft))
@@ -163,7 +165,7 @@ def _few_rows_at_a_time(
 
 
 def _segments(
-    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start, count: int
+    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start, count: Any
 ) -> list[Float[Array, "count n_fft"]]:
     # In a loop over pieces, XLA's CPU compiler makes vector code of a block of columns that is cut out at once; of
     # rows that are cut out first, and then their columns, it makes a copy.

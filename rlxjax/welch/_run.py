@@ -246,7 +246,7 @@ def _path_of(
         )
     _check_peaks_fit((shape[0], params.k, 2))
     if selection is None and by is not None and path is WelchPath.FUSED:
-        sizes = shape[0], params.n_fft, params.k, params.n_segments
+        sizes = shape[0], params.n_fft, min(params.k, params.n_bins), params.n_segments
         selection = by.of(MODEL_NAME).variant_of("fused", *sizes).removeprefix("fused_")
     return path, selection
 
@@ -351,7 +351,7 @@ def _calibrated_pick(
         candidates = tuple(name for name in candidates if name != WelchPath.LEARNED)  # none was ever timed
     elif model is not None:
         calibrated = _with_work(calibrated, params.n_fft, program_of(model, params).work)
-    return calibrated.cheapest(candidates, batch, params.n_fft, params.k, params.n_segments)
+    return calibrated.cheapest(candidates, batch, params.n_fft, min(params.k, params.n_bins), params.n_segments)
 
 
 @functools.lru_cache(maxsize=16)

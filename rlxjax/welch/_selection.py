@@ -114,7 +114,7 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
 SELECTIONS: Mapping[str, Callable[..., Int[Array, "batch k"]]] = FrozenDict({"maxima": by_maxima, "top_k": by_top_k})
 
 
-def default_selection(rows: int, n_bins: int, platform: str) -> str:
+def default_selection(rows: Any, n_bins: int, platform: str) -> str:
     """Return the form to use where no calibration says: maxima on CPUs while keys tell bins apart.
 
     Few rows fill no vector: a heap is about as fast then, and compiles in a tenth of the time.
@@ -124,11 +124,9 @@ def default_selection(rows: int, n_bins: int, platform: str) -> str:
         ('maxima', 'top_k')
     """
     plan = schedule(platform)
-    return (
-        "maxima"
-        if not is_symbolic(rows) and rows > plan.most_rows_top_k and n_bins <= plan.most_bins_maxima
-        else "top_k"
-    )
+    if is_symbolic(rows) or rows <= plan.most_rows_top_k:
+        return "top_k"
+    return "maxima" if n_bins <= plan.most_bins_maxima else "top_k"
 
 
 def _ranked_bits(power: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
