@@ -1,7 +1,6 @@
 """The commands. Bad input is one line on standard error and exit status 2, never a traceback."""
 
 import contextlib
-import json
 import sys
 import time
 from pathlib import Path as FilePath
@@ -210,7 +209,9 @@ def validate(
 
     verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=progress)
     if as_json:
-        typer.echo(json.dumps(verdict.as_json(file)))
+        from .printing import json_text
+
+        typer.echo(json_text(verdict.as_json(file)))
     elif not quiet:
         typer.echo("\n".join(verdict.lines(file)))
     if quiet and verdict.status:
@@ -259,9 +260,10 @@ def _printed(outcomes: "Mapping[str, Outcome | FunctionsOutcome]", *, as_json: b
 
     def echo() -> None:
         if as_json and outcomes:
+            from .printing import json_text
             from .report import outcome_as_dict
 
-            typer.echo(json.dumps({name: outcome_as_dict(outcome) for name, outcome in outcomes.items()}))
+            typer.echo(json_text({name: outcome_as_dict(outcome) for name, outcome in outcomes.items()}))
 
     try:
         with last_act(echo):

@@ -9,7 +9,7 @@ from rich.console import Console
 from rlxjax import Crossover, Explanation, Flip
 from rlxjax.calibration import StrategyExplanation
 
-from .printing import GAP, ns, number, print_table, say
+from .printing import GAP, finite_ns, ns, number, print_table, say
 
 #: Characters of the longest bar and the shortest one that is drawn, and flips that are shown.
 BAR_WIDTH, LEAST_BAR_WIDTH, FLIPS_SHOWN = 16, 4, 6
@@ -30,6 +30,8 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
 
 def possible(explanation: Explanation) -> Explanation:
     """Return an explanation of Welch peaks without the changes that no run can have: of more peaks than bins."""
+    for strategy in explanation.strategies:
+        finite_ns(strategy.time_ns, strategy.strategy)
 
     def can_be(flip: Flip) -> bool:
         sizes = {**explanation.inputs, flip.name: flip.value * (flip.factor or 1.0)}

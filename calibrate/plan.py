@@ -10,6 +10,7 @@ import numpy as np
 
 from rlxjax import LatencyPosterior, LatencyPrior, fit_posterior
 from rlxjax.fit import MIN_TIMINGS, Facts
+from rlxjax.welch import keep_programs
 
 from .clock import Deadline
 from .design import by_workload, design_posterior, preparation_order
@@ -70,6 +71,7 @@ def prepare(
             order = preparation_order(wanted, grid, design_posterior(prior, facts), rng)
     blocks = list(by_workload(order).values())
     first = [cell for block in blocks[:WORKLOADS_BEFORE_REFIT] for cell in block]
+    keep_programs(len(order))  # each is visited in every round
     with progress.phase("compiling", total=len(order)) as advance:
         warm = warm_up(first, signals, warm_deadline, advance, at_least)
         others = order[len(first) :]

@@ -8,7 +8,7 @@ import typer
 import rlxjax
 from rlxjax.models import WELCH
 
-from .printing import ns, say
+from .printing import finite_ns, ns, say
 
 
 def prediction_of(known: "rlxjax.Calibration", sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -25,8 +25,10 @@ def prediction_of(known: "rlxjax.Calibration", sizes: Mapping[str, int]) -> dict
     runs = dict.fromkeys(candidates, sizes)
     if sizes["n_segments"] == 2:
         runs = {"ultra": {**sizes, "n_segments": 1}, **runs}
-    predicted = {name: float(calibration.predict_ns(name, **run)) for name, run in runs.items()}
-    intervals = {name: [float(end) for end in calibration.interval_ns(name, **run)] for name, run in runs.items()}
+    predicted = {name: finite_ns(calibration.predict_ns(name, **run), name) for name, run in runs.items()}
+    intervals = {
+        name: [finite_ns(end, name) for end in calibration.interval_ns(name, **run)] for name, run in runs.items()
+    }
     pick, next_best = sorted(candidates, key=predicted.__getitem__)[:2]  # of equals the earlier one
     decided = calibration.compare(pick, next_best, **sizes)
     inside = bool(decided.in_domain)

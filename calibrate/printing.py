@@ -1,10 +1,12 @@
 """How the commands print: sentences and tables of 80 columns, and every time in ns, as JSON has it."""
 
+import json
+import math
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import typer
 from rich import box
@@ -77,6 +79,35 @@ def ns(time_ns: float) -> str:
         ('1,339,812', '4.200e+15')
     """
     return f"{time_ns:,.0f}" if abs(time_ns) < LONG_NS else f"{time_ns:.3e}"
+
+
+def json_text(found: Any) -> str:
+    """Return an answer as JSON, which has no word for a number that is not finite: null.
+
+    Examples:
+        >>> json_text({"a": [1.5, float("nan")]})
+        '{"a": [1.5, null]}'
+    """
+
+    def told(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: told(one) for name, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [told(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(told(found), allow_nan=False)
+
+
+def finite_ns(time_ns: Any, what: str) -> float:
+    """Return a time that is an answer.
+
+    Raises:
+        ValueError: one that is not finite.
+    """
+    if not math.isfinite(time_ns):
+        raise ValueError(f"{what}: the calibration gives no finite time; measure it anew with `rlxjax calibrate`")
+    return float(time_ns)
 
 
 def number(value: float) -> str:

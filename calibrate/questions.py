@@ -1,7 +1,6 @@
 """The commands that ask: what runs take, why one is picked, whether functions should be one, and how peers compare."""
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from .command_line import (
     size_option,
     workload,
 )
-from .printing import console, filled, plain, say
+from .printing import console, filled, json_text, plain, say
 from .progress import Progress
 from .refusals import one_line_errors, warn
 
@@ -64,7 +63,7 @@ def predict(
 
         found = prediction_of(known, sizes)
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json_text(found))
         return
     print_prediction(found)
     say_source(known, WELCH.name)
@@ -90,7 +89,7 @@ def explain(
         explanation = possible(known.explain(**sizes, model=WELCH.name))
     if as_json:
         said = {"calibration": known.source, "cautions": known.of(WELCH.name).cautions}
-        typer.echo(json.dumps(explanation.as_dict() | said))
+        typer.echo(json_text(explanation.as_dict() | said))
         return
     print_explanation(explanation, console())
     say_source(known, WELCH.name)
@@ -144,7 +143,7 @@ def advise(
                 measure=measure,
             )
     if as_json:
-        typer.echo(json.dumps(advice.as_dict() | {"calibration": known.source}))
+        typer.echo(json_text(advice.as_dict() | {"calibration": known.source}))
     else:
         code = advice.code.splitlines()
         for line in str(advice).splitlines():
@@ -203,7 +202,7 @@ def bench(
         for text in refused(content):
             warn(text)
     if as_json:
-        typer.echo(json.dumps(content.model_dump(mode="json") | {"calibration": source}))
+        typer.echo(json_text(content.model_dump(mode="json") | {"calibration": source}))
     elif not quiet:
         print_bench(content, console())
         say(f"auto picks by {source}", source.partition(", ")[2])

@@ -6,8 +6,7 @@ Nothing can be said of a traced value; every check passes it.
 import dataclasses
 import math
 import operator
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +14,10 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+#: Beyond this lies no time in ns, no number of bytes or rows, and no rate: what is larger is a mistake.
+MOST = 2.0**64
 #: Least value of each size of a workload.
-LEAST_SIZES: Mapping[str, int] = MappingProxyType({"batch": 0, "n_fft": 2, "k": 1, "n_segments": 1})
+LEAST_SIZES: Mapping[str, int] = {"batch": 0, "n_fft": 2, "k": 1, "n_segments": 1}
 
 
 def is_traced(*values: object) -> bool:
@@ -31,8 +32,8 @@ def is_on_device(value: object, kind: jax.typing.DTypeLike) -> bool:
     return value.ndim > 0 and jnp.issubdtype(value.dtype, kind)
 
 
-def check_at_least(value: Any, name: str, least: float = 0, what: str = "count") -> None:
-    """Refuse NaN, numbers below `least`, and what is no number.
+def check_at_least(value: Any, name: str, least: float = 0, what: str = "count", most: float = MOST) -> None:
+    """Refuse NaN, numbers below `least` or above `most`, and what is no number.
 
     Raises:
         ValueError: with the first such number.
@@ -43,6 +44,7 @@ def check_at_least(value: Any, name: str, least: float = 0, what: str = "count")
     if flat.size and not _minimum(flat) >= least:
         bad = next(number for number in flat.tolist() if not number >= least)
         raise ValueError(f"{name}: expected a {what} of at least {least}, got {bad}")
+    _check_at_most(flat, name, what, most)
 
 
 def check_positive(value: Any, name: str, what: str = "number") -> None:
@@ -57,15 +59,23 @@ def check_positive(value: Any, name: str, what: str = "number") -> None:
     if flat.size and not _minimum(flat) > 0:
         bad = next(number for number in flat.tolist() if not number > 0)
         raise ValueError(f"{name}: expected a positive {what}, got {bad:g}")
+    _check_at_most(flat, name, what, MOST)
 
 
-def check_not_nan(value: Any, name: str) -> None:
-    """Refuse NaN in what the host holds; an array on a device is not fetched for it."""
+def _check_at_most(flat: np.ndarray, name: str, what: str, most: float) -> None:
+    if flat.size and flat.dtype.kind not in "biu" and not flat.max() <= most:
+        raise ValueError(f"{name}: expected a {what} of at most {most:.4g}, got {flat.max():.4g}")
+
+
+def check_finite(value: Any, name: str) -> None:
+    """Refuse NaN and infinities in what the host holds; an array on a device is not fetched for it."""
     if isinstance(value, jax.Array) or is_traced(value):
         return
     flat = _numbers(value, name, "number")
     if flat.dtype.kind == "f" and flat.size and math.isnan(_minimum(flat)):
         raise ValueError(f"{name}: expected numbers, got NaN")
+    if flat.dtype.kind == "f" and flat.size and not -math.inf < _minimum(flat) <= flat.max() < math.inf:
+        raise ValueError(f"{name}: expected finite numbers, got an infinite one")
 
 
 def _minimum(flat: np.ndarray) -> float:
@@ -111,10 +121,23 @@ def check_shapes(**values: Any) -> None:
     """Refuse shapes that do not broadcast, naming each."""
     shapes = {name: np.shape(value) for name, value in values.items()}
     try:
-        np.broadcast_shapes(*shapes.values())
+        broadcast_shape(*shapes.values())
     except ValueError:
         shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items() if shape)
         raise ValueError(f"expected shapes that broadcast together, got {shown}") from None
+
+
+def broadcast_shape(*shapes: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the shape that shapes broadcast to, symbolic ones (`jax.export`) among them."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except TypeError:
+        return jnp.broadcast_shapes(*shapes)
+
+
+def is_symbolic(size: object) -> bool:
+    """Whether a size is one of `jax.export`, that many values may take: it can hardly be compared."""
+    return not isinstance(size, (int, np.integer))
 
 
 def fields_of(record: object, prefix: str = "") -> dict[str, Any]:

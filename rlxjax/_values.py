@@ -1,6 +1,7 @@
 """Objects of values: compared by value, hashed, and shown in a line, whatever arrays they hold."""
 
 import dataclasses
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -15,6 +16,8 @@ MOST_CHARACTERS, MOST_OF_A_TEXT = 300, 90
 MOST_ENTRIES = 5
 
 _Class = TypeVar("_Class", bound=type)
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 def by_value(class_: _Class) -> _Class:
@@ -35,10 +38,10 @@ def short_repr(self: object) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 4]}...)"
 
 
-class FrozenDict(dict[str, Any]):
-    """A dictionary that nothing changes, and that has a hash therefore: what is static in a pytree."""
+class FrozenDict(dict[_Key, _Value]):
+    """A dictionary that nothing changes, and that has a hash therefore: what is static in a pytree, or shared."""
 
-    def __init__(self, items: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
+    def __init__(self, items: Mapping[_Key, _Value] | Iterable[tuple[_Key, _Value]] = ()) -> None:
         super().__init__({name: _frozen(value) for name, value in dict(items).items()})
 
     def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -51,6 +54,32 @@ class FrozenDict(dict[str, Any]):
         raise TypeError("expected nothing to change this mapping: it is read only; make a new object instead")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse  # pyright: ignore
+
+
+class Handle(weakref.ref):
+    """What stands for one object in the key of a cache: equal to itself alone, and it keeps no object alive."""
+
+    __slots__ = ()
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+
+#: By the object's `id`, while it lives.
+_handles: dict[int, Handle] = {}
+
+
+def handle(value: Any) -> Any:
+    """Return the handle of an object; None and texts as they are.
+
+    Raises:
+        TypeError: an object of a type that has no weak references.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    number = id(value)
+    known = _handles.get(number)
+    if known is None or known() is not value:
+        known = _handles[number] = Handle(value, lambda dead: _handles.get(number) is dead and _handles.pop(number))
+    return known
 
 
 def _frozen(value: Any) -> Any:

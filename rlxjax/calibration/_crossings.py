@@ -43,7 +43,7 @@ class Crossings(NamedTuple):
     """The nearest change along each axis, `[axes]`.
 
     Attributes:
-        log_factor: on the far side of it; NaN where there is none.
+        log_factor: on the far side of it; infinite where there is none.
         is_jump: whether the predictions jump past each other there.
         log_ratio: logarithm of the second strategy's time over the first's on the grid, `[axes, grid]`.
     """
@@ -97,7 +97,7 @@ def nearest_crossings(
     _, _, outer, gap, first = jax.lax.fori_loop(0, REFINEMENTS, refine, state)
     # Where the predictions meet, what is left of their difference is rounding.
     is_jump = gap > jnp.sqrt(jnp.finfo(grid.dtype).eps)
-    return Crossings(outer[:, 0], is_jump[:, 0], first)
+    return Crossings(jnp.where(jnp.isnan(outer[:, 0]), jnp.inf, outer[:, 0]), is_jump[:, 0], first)
 
 
 @jax.jit

@@ -6,13 +6,13 @@ import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
-from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from rlxjax._files import read_json_file, write_json_file
+from rlxjax._values import FrozenDict
 from rlxjax.device._devices import Provenance
 from rlxjax.device._gate import IoFusionGate
 from rlxjax.fit import (
@@ -220,7 +220,7 @@ def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior
 def section_of(
     found: PosteriorFit,
     prior: LatencyPrior,
-    held_out: Mapping[str, ErrorSummary] = MappingProxyType({}),
+    held_out: Mapping[str, ErrorSummary] = FrozenDict(),
     noise_floor: float | None = None,
     outliers: Sequence[str] = (),
     cautions: Sequence[str] = (),

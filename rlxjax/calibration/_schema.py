@@ -14,9 +14,12 @@ from ._fingerprint import Fingerprint
 SCHEMA_VERSION = 4
 UNITS = {"time": "ns", "size": "bytes", "bandwidth": "bytes/ns", "throughput": "FLOP/ns"}
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+#: What a machine has lies within; a time of 1e-18 ns, say, is a mistake.
+LEAST, MOST = 1e-15, 1e18
+
+Positive = Annotated[float, Field(ge=LEAST, le=MOST, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
+Finite = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
 
 
 class FittedCoefficient(Strict):
@@ -140,7 +143,7 @@ class ModelSection(Strict):
     """
 
     model_version: int
-    facts: dict[str, Finite | list[Finite]]
+    facts: dict[str, NotNegative | list[NotNegative]]
     coefficients: dict[str, FittedCoefficient]
     uncertainty: Uncertainty
     noise_floor: NotNegative | None

@@ -130,6 +130,7 @@ def graph_cost_ns(graph: Graph, row: BackendCoefficients) -> Nanoseconds:
         >>> print(graph_cost_ns(g, backend_coefficients("cpu")).round(1))
         3900.0
     """
+    row.check("row.")
     return _graph_cost_ns(float_counts(graph_work(graph)), without_provenance(row), None)
 
 
@@ -145,6 +146,7 @@ def soft_graph_cost_ns(graph: Graph, row: BackendCoefficients, *, temperature_ns
         3900.0
     """
     temperature_ns = as_temperature(temperature_ns)
+    row.check("row.")
     check_shapes(**fields_of(row, "row."), temperature_ns=temperature_ns)
     return _graph_cost_ns(float_counts(graph_work(graph)), without_provenance(row), temperature_ns)
 
@@ -253,6 +255,7 @@ def is_zero(count: RealLike) -> bool:
 def _io_inputs(profile: GraphIoProfile, row: BackendCoefficients, **others: RealLike) -> tuple:
     for name, count in fields_of(profile).items():
         check_at_least(count, name)
+    row.check("row.")
     check_shapes(**fields_of(profile), **fields_of(row, "row."), **others)
     discrete_readback = as_float(profile.host_readback_bytes(False), "host_readback_bytes")
     return float_counts(profile), discrete_readback, without_provenance(row)

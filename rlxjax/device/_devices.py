@@ -3,16 +3,15 @@
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._checks import check_at_least, is_traced
+from rlxjax._checks import MOST, check_at_least, is_on_device, is_traced
 from rlxjax._typing import Code, RealLike
-from rlxjax._values import by_value
+from rlxjax._values import FrozenDict, by_value
 
 from ._codes import NamedCode, normalised
 
@@ -65,7 +64,7 @@ class Provenance(enum.StrEnum):
 
 WGPU_FAMILY = (Device.GPU, Device.VULKAN, Device.WEBGPU, Device.DIRECTX, Device.OPENGL)
 
-_TARGET: Mapping[Device, Target] = MappingProxyType(
+_TARGET: Mapping[Device, Target] = FrozenDict(
     {
         Device.CPU: Target.CPU,
         Device.METAL: Target.METAL,
@@ -166,6 +165,9 @@ def as_leaf(value: Any) -> Any:
 class Coefficients:
     """Base of the coefficient pytrees: frozen dataclasses whose leaves are floats, `[*batch]` each."""
 
+    #: Of a coefficient the least and the largest value, where they are not 0 and `MOST`.
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = FrozenDict()
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
             object.__setattr__(self, field.name, as_leaf(getattr(self, field.name)))
@@ -175,14 +177,25 @@ class Coefficients:
         """Build from values that came from outside; the plain constructor checks nothing.
 
         Raises:
-            ValueError: a negative or NaN coefficient, with its name.
+            ValueError: a negative, NaN or infinite coefficient, with its name.
         """
-        for name, value in values.items():
+        made = cls(**values)
+        made.check()
+        return made
+
+    def check(self, prefix: str = "") -> None:
+        """Refuse coefficients that no machine has, where the host can read them: arrays on a device are not fetched.
+
+        Raises:
+            ValueError: as `checked`.
+        """
+        for name, value in vars(self).items():
             if name == "provenance":
-                Provenance(value)
-            else:
-                check_at_least(value, name, what="number")
-        return cls(**values)
+                for one in [value] if isinstance(value, str) else value:
+                    Provenance(one)
+            elif not is_on_device(value, jnp.floating):
+                least, most = self.ranges.get(name, (0.0, MOST))
+                check_at_least(value, prefix + name, least, "number", most)
 
 
 @by_value
@@ -223,7 +236,7 @@ SMALL_SGEMM = 32_768
 _DEFAULT, _GUESS = Provenance.ARCH_DEFAULT, Provenance.UNCALIBRATED
 
 #: Built-in rows by name, in the order of the fields.
-BACKEND_ROWS: Mapping[str, BackendCoefficients] = MappingProxyType(
+BACKEND_ROWS: Mapping[str, BackendCoefficients] = FrozenDict(
     {
         "cpu": BackendCoefficients(300, 3_000, 30, 30, False, 200, 200, _DEFAULT),
         "cpu-apple": BackendCoefficients(500, 5_000, 50, 50, False, 1_000, 1_000, _DEFAULT),
@@ -239,7 +252,7 @@ BACKEND_ROWS: Mapping[str, BackendCoefficients] = MappingProxyType(
 FALLBACK_ROW = "discrete"
 
 #: Row name of each device in each built-in set.
-_SET_ROWS: Mapping[str, Mapping[Device, str]] = MappingProxyType(
+_SET_ROWS: Mapping[str, Mapping[Device, str]] = FrozenDict(
     {
         "arch": {
             **dict.fromkeys(Device, FALLBACK_ROW),

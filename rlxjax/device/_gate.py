@@ -2,17 +2,17 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
 
-from rlxjax._checks import check_at_least, check_not_nan, check_shapes, fields_of
+from rlxjax._checks import MOST, check_at_least, check_finite, check_shapes, fields_of
 from rlxjax._counts import as_float, as_temperature, difference
 from rlxjax._numerics import Exact, Smooth, dot, log_odds, log_soft_step, rules_at, soft_step, straight_through
 from rlxjax._typing import Code, Count, Flag, LogOdds, LogProbability, Nanoseconds, Probability, RealLike
-from rlxjax._values import by_value
+from rlxjax._values import FrozenDict, by_value
 from rlxjax.graph._profile import GraphIoProfile
 
 from ._devices import Coefficients, Target, stack_rows, take_row
@@ -98,6 +98,8 @@ class IoFusionGate(Coefficients):
         host_thunk_penalty_ns: for each sync point that the fusion adds; may be infinite.
         min_gain_ns: the saving from which on it pays to fuse.
     """
+
+    ranges = FrozenDict({"host_thunk_penalty_ns": (0.0, math.inf), "min_gain_ns": (-MOST, MOST)})
 
     dispatch_ns: RealLike = 0.0
     roundtrip_ns: RealLike = 0.0
@@ -221,7 +223,7 @@ class GateEvaluation:
 
 
 #: Built-in gates, in the order of the fields.
-GATES: Mapping[Target, IoFusionGate] = MappingProxyType(
+GATES: Mapping[Target, IoFusionGate] = FrozenDict(
     {
         Target.METAL: IoFusionGate(500, 5_000, 200, 200, True, 2_000_000, 1_000),
         Target.MLX: IoFusionGate(500, 5_000, 200, 200, True, 2_000_000, 1_000),
@@ -325,6 +327,7 @@ def _benefit(first: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None
 def _floats(benefit: FusionBenefit, gate: IoFusionGate, temperature_ns: RealLike = 1.0) -> FusionBenefit:
     counts = fields_of(benefit)
     for name, count in counts.items():
-        check_not_nan(count, name)
+        check_finite(count, name)
+    gate.check("gate.")
     check_shapes(**counts, **fields_of(gate), temperature_ns=temperature_ns)
     return FusionBenefit(**{name: as_float(count, name) for name, count in counts.items()})

@@ -117,6 +117,7 @@ def _checked(row: BackendCoefficients, name: str) -> BackendCoefficients:
         raise ValueError(f"rows: expected BackendCoefficients for {name!r}, got {row!r}")
     if any(np.ndim(leaf) for leaf in jax.tree.leaves(row)):
         raise ValueError(f"rows: expected one backend for {name!r}, got arrays of several")
+    row.check(f"rows: {name}: ")
     return row
 
 

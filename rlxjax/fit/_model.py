@@ -7,7 +7,6 @@ the calibration file.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -15,16 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from rlxjax._checks import check_at_least, check_positive, check_shapes, is_traced
+from rlxjax._checks import broadcast_shape, check_at_least, check_positive, check_shapes, is_traced
 from rlxjax._counts import Columns, size_as_float
 from rlxjax._typing import Code, RealLike
-from rlxjax._values import by_value
+from rlxjax._values import FrozenDict, by_value
 
 from ._prior import LatencyPrior
 
 #: What a machine's schedule is to a model: numbers, or lists of numbers, by name.
 Facts = Mapping[str, Any]
-NO_FACTS: Facts = MappingProxyType({})
+NO_FACTS: Facts = FrozenDict()
 
 
 class Input(NamedTuple):
@@ -54,7 +53,7 @@ class StrategySpec(NamedTuple):
     """
 
     variants: tuple[str, ...]
-    fixed: Mapping[str, float] = MappingProxyType({})
+    fixed: Mapping[str, float] = FrozenDict()
 
 
 class LatencyModel(Protocol):
@@ -81,7 +80,7 @@ class LatencyModel(Protocol):
         ...         moved_ns = runs.inputs["n_bytes"] / coefficients["bytes_per_ns"]
         ...         return {"call_ns": coefficients["call_ns"], "moved_ns": moved_ns}
         >>> Copy().strategies
-        {'copy': StrategySpec(variants=('copy',), fixed=mappingproxy({}))}
+        {'copy': StrategySpec(variants=('copy',), fixed={})}
     """
 
     name: str
@@ -130,6 +129,13 @@ class LatencyModel(Protocol):
     def folds(self, runs: "Runs") -> Sequence[np.ndarray]:
         """Return columns `[n]`: runs of one value in a column are left out together in validation."""
         return [np.asarray(column) for column in runs.inputs.values()]
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Refuse sizes that no run has together, where the host can read them; none unless a model says.
+
+        Raises:
+            ValueError: with the sizes.
+        """
 
     def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """Return what a domain bounds, by name: each input, and the product of each two unless a model says."""
@@ -186,13 +192,14 @@ class Runs:
         for name, entry in model.inputs.items():
             # Predictions are smooth in sizes, so that a crossover may lie between whole numbers.
             check_input(values[name], name, entry.least, entry.step if entry.step > 1 else 0)
+        model.check(values)
         check_shapes(variant=codes, **values)
         return cls(model, codes, {name: size_as_float(value, name) for name, value in values.items()})
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape that the columns broadcast to."""
-        return np.broadcast_shapes(np.shape(self.variant), *map(np.shape, self.inputs.values()))
+        return broadcast_shape(np.shape(self.variant), *map(np.shape, self.inputs.values()))
 
     def together(self) -> "Runs":
         """Return the same runs with every column of the whole shape."""

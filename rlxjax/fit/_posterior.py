@@ -94,8 +94,9 @@ def _corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> OrderedDict[
     terms = posterior.model.terms_ns(posterior.coefficients, runs, posterior.facts)
     features = posterior.model.features(runs, posterior.facts)
     factor = jnp.expm1(correction_log_factor(features, posterior.weights, runs.variant))
-    total_ns = sum(terms.values())
-    parts = {**terms, TERM: jnp.asarray(total_ns) * factor}
+    total_ns = jnp.asarray(sum(terms.values()))
+    # What cannot be is infinite, whatever its correction says.
+    parts = {**terms, TERM: jnp.where(jnp.isinf(total_ns), 0.0, total_ns) * factor}
     # Of a plain dictionary JAX would sort the names.
     return OrderedDict(zip(parts, jnp.broadcast_arrays(*parts.values()), strict=True))
 

@@ -2,13 +2,13 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from rlxjax._values import FrozenDict
 from rlxjax.graph._graph import Node
 from rlxjax.graph._ops import Shape
 
@@ -86,7 +86,7 @@ def kernel_function(
     return _compiled(tuple(steps), tuple(numbers[id_] for id_ in output_ids))
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=128)  # of 2 MB a kernel, and a plan runs a few dozen
 def _compiled(steps: tuple[Step, ...], outputs: tuple[int, ...]) -> Callable[..., list[Array]]:
     @jax.jit
     def kernel(*arguments: Array) -> list[Array]:
@@ -243,7 +243,7 @@ _SAME_SHAPE = frozenset(_BINARY)
 _ATTRIBUTES = {"transpose": ("permutation",), "narrow": ("axis", "start", "length"), "concat": ("axis",)}
 
 #: What the ops compute, from a step and its operands.
-OP_FUNCTIONS: Mapping[str, Callable[..., Array]] = MappingProxyType(
+OP_FUNCTIONS: Mapping[str, Callable[..., Array]] = FrozenDict(
     {
         **{op: _plain(function) for op, function in (_UNARY | _BINARY | _REDUCE).items()},
         "broadcast": _broadcast,

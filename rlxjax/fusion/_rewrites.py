@@ -1,8 +1,8 @@
 """Rewrites: named steps from one graph to another that gives the same or fewer outputs for less."""
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
+from rlxjax._values import FrozenDict
 from rlxjax.device._devices import Target
 from rlxjax.device._gate import fusion_benefit, io_fusion_gate_for_target
 from rlxjax.graph._graph import Graph
@@ -35,8 +35,9 @@ def select_peaks_only_outputs(graph: Graph, target: str) -> Graph:
         >>> select_peaks_only_outputs(g, "metal").outputs, select_peaks_only_outputs(g, "cpu").outputs
         ((2,), (1,))
     """
-    selected = _peaks_only_outputs(graph, Target.parse(target))
-    return graph if selected.outputs == graph.outputs else _without_dead_nodes(selected)
+    parsed = Target.parse(target)
+    selected = _peaks_only_outputs(graph, parsed)
+    return graph if selected.outputs == graph.outputs else _without_dead_nodes(selected, parsed)
 
 
 def rewrite_graph(graph: Graph, target: str, rewrites: Sequence[str] | None = None) -> Graph:
@@ -92,8 +93,9 @@ def _peaks_only_outputs(graph: Graph, target: Target) -> Graph:
     return Graph.from_nodes(nodes, outputs, graph.name)
 
 
-def _without_dead_nodes(graph: Graph) -> Graph:
+def _without_dead_nodes(graph: Graph, target: Target) -> Graph:
     """Keep what reaches an output, and the inputs; a graph without outputs stays as it is."""
+    del target
     if not graph.outputs:
         return graph
     live = set(graph.outputs)
@@ -111,9 +113,6 @@ def _without_dead_nodes(graph: Graph) -> Graph:
 
 
 #: Every rewrite by name, in the order in which they are applied.
-REWRITES: Mapping[str, Rewrite] = MappingProxyType(
-    {
-        "peaks_only_outputs": _peaks_only_outputs,
-        "dead_nodes": lambda graph, target: _without_dead_nodes(graph),
-    }
+REWRITES: Mapping[str, Rewrite] = FrozenDict(
+    {"peaks_only_outputs": _peaks_only_outputs, "dead_nodes": _without_dead_nodes}
 )

@@ -3,13 +3,12 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 
 from rlxjax._html import html_of
-from rlxjax._values import by_value
+from rlxjax._values import FrozenDict, by_value
 
 from ._compiled import COMPILER, Disagreement, compiled_apart, disagreements
 from ._equations import TRACER
@@ -250,7 +249,7 @@ def _profile_jaxpr(program: _Program, trips: Trips, strict: bool, timeout_s: flo
         coverage_equations=_share(totals.counted_equations, totals.equations),
         coverage_bytes=_share(totals.counted_bytes, totals.all_bytes),
         equations=totals.equations,
-        uncosted=MappingProxyType(uncosted),
+        uncosted=FrozenDict(uncosted),
         unknown_loops=tuple(loops),
         branches=tuple(totals.spreads.values()),
         kernels=totals.kernels.groups(),
@@ -353,7 +352,7 @@ def _dearest_first(rows: Mapping[str, list[int]], totals: Totals) -> Mapping[str
     sums = totals.sums()
     operations, moved = max(sum(sums[:3]), 1), max(sums.bytes or 0, 1)
     order = sorted(rows, key=lambda name: -(sum(rows[name][:3]) / operations + rows[name][3] / moved))
-    return MappingProxyType({name: OperationCounts(*rows[name]) for name in order})
+    return FrozenDict({name: OperationCounts(*rows[name]) for name in order})
 
 
 def _share(part: int, whole: int) -> float:

@@ -7,11 +7,11 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from rlxjax._checks import as_index
 from rlxjax._counts import saturate
+from rlxjax._values import FrozenDict
 
 from ._ops import DTYPE_BYTES, OPS, Shape, listed, parse_dtype, parse_shape
 
@@ -177,7 +177,7 @@ class Graph:
                 tuple(operand.id for operand in operands),
                 parse_shape(shape),
                 parse_dtype(inferred if dtype is None else dtype),
-                MappingProxyType(attributes),
+                FrozenDict(attributes),
             )
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
+
+from rlxjax._values import FrozenDict
 
 #: What moves the last axis, and what is added to its name where a kernel also broadcasts: compilers then leave their
 #: loop over tiles.
@@ -81,7 +82,7 @@ class Work(NamedTuple):
     elements: int = 0
     flops: int = 0
     integer_ops: int = 0
-    also: Mapping[str, int] = MappingProxyType({})
+    also: Mapping[str, int] = FrozenDict()
     has_broadcast: bool = False
     rows: int = 0
 

@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from rlxjax._checks import as_index
+from rlxjax._values import FrozenDict
 
 Shape = tuple[int | None, ...]
 
-DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
+DTYPE_BYTES: Mapping[str, int] = FrozenDict(
     {
         **dict.fromkeys(("i8", "u8", "bool"), 1),
         **dict.fromkeys(("f16", "bf16"), 2),
@@ -165,7 +165,7 @@ def _unary(infer: Rule) -> Op:
     return Op(1, infer, elementwise=True, fusable=True, may_be_source=True)
 
 
-OPS: Mapping[str, Op] = MappingProxyType(
+OPS: Mapping[str, Op] = FrozenDict(
     {
         **dict.fromkeys(("input", "param", "constant"), Op(0, metadata=True, source=True)),
         "reshape": Op(1, metadata=True),

@@ -202,7 +202,7 @@ def _scaled(factor: Array | np.ndarray, z: Array) -> Array:
     return jax.lax.complex(factor * z.real, factor * z.imag)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=32)  # of 4 bytes a sample
 def bit_reversal(n_fft: int) -> np.ndarray:
     """Return the sample that enters at each place: the place with its bits reversed, `[n_fft]`.
 
@@ -210,7 +210,7 @@ def bit_reversal(n_fft: int) -> np.ndarray:
         >>> bit_reversal(8).tolist()
         [0, 4, 2, 6, 1, 5, 3, 7]
     """
-    order = np.zeros(1, np.int64)
+    order = np.zeros(1, np.int32)  # in either precision: JAX remembers NumPy arrays by identity
     while len(order) < n_fft:
         order = np.concatenate([2 * order, 2 * order + 1])
     order.flags.writeable = False

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from numpy.typing import ArrayLike
 from rlxjax._checks import check_shapes, fields_of
 from rlxjax._numerics import soft_roofline
 from rlxjax._typing import Nanoseconds, RealLike
-from rlxjax._values import by_value
+from rlxjax._values import FrozenDict, by_value
 from rlxjax.device._devices import Coefficients
 from rlxjax.fit import (
     Facts,
@@ -78,6 +77,7 @@ def fft_latency_ns(coefficients: FftLatencyCoefficients, batch: RealLike, n_fft:
         >>> round(float(fft_latency_ns(serial, 2048, 1024)) / 1e6, 1)
         26.4
     """
+    coefficients.check("coefficients.")
     check_shapes(batch=batch, n_fft=n_fft, **fields_of(coefficients))
     return _predicted_ns(coefficients, Runs.checked(FFT, 0, batch=batch, n_fft=n_fft), {})
 
@@ -87,7 +87,7 @@ class FftModel(LatencyModel):
     """A batched FFT on one execution path."""
 
     name, version = "fft", 1
-    inputs = MappingProxyType({"batch": Input("rows"), "n_fft": Input("samples", least=2, step=2)})
+    inputs = FrozenDict({"batch": Input("rows"), "n_fft": Input("samples", least=2, step=2)})
     variants = ("fft",)
 
     @property

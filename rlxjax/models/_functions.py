@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import numpy as np
 
 from rlxjax._numerics import soft_roofline
 from rlxjax._typing import RealLike
-from rlxjax._values import by_value
+from rlxjax._values import FrozenDict, by_value
 from rlxjax.device._devices import Coefficients
 from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, wide_prior
 from rlxjax.graph import FunctionProfile
@@ -120,7 +119,7 @@ class FunctionsModel(LatencyModel):
     """
 
     name, version = "functions", 2
-    inputs = MappingProxyType({name: Input(unit, least=0.0, step=0, default=0.0) for name, unit in INPUTS.items()})
+    inputs = FrozenDict({name: Input(unit, least=0.0, step=0, default=0.0) for name, unit in INPUTS.items()})
     variants = ("jitted",)
 
     @property

@@ -7,10 +7,11 @@ model fits the timings of `docs/evidence/epyc-zen5.functions.jsonl.gz` best.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
+
+from rlxjax._values import FrozenDict
 
 #: By the name of the primitive: of float32 and narrower, and of float64.
-SPECIAL_WEIGHTS: Mapping[str, tuple[float, float]] = MappingProxyType(
+SPECIAL_WEIGHTS: Mapping[str, tuple[float, float]] = FrozenDict(
     {
         "div": (0.25, 1.2),
         "sqrt": (0.5, 1.9),
@@ -59,7 +60,7 @@ SPECIAL_WEIGHTS: Mapping[str, tuple[float, float]] = MappingProxyType(
 )
 
 #: Operations that XLA's cost analysis counts where it writes a primitive out, of an element; others are one call.
-EXPANDED_OPERATIONS: Mapping[str, float] = MappingProxyType(
+EXPANDED_OPERATIONS: Mapping[str, float] = FrozenDict(
     dict.fromkeys(
         (
             "lgamma",
@@ -84,7 +85,7 @@ EXPANDED_OPERATIONS: Mapping[str, float] = MappingProxyType(
 
 #: How much work an element of the largest square in a factored matrix is, in units of one of an LU decomposition, by
 #: its primitive.
-MATRIX_WEIGHTS: Mapping[str, float] = MappingProxyType(
+MATRIX_WEIGHTS: Mapping[str, float] = FrozenDict(
     {
         "cholesky": 0.4,
         "triangular_solve": 0.15,

@@ -3,13 +3,15 @@
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from rlxjax._checks import is_traced
 from rlxjax._numerics import namespace_of
 from rlxjax._typing import RealLike
+from rlxjax._values import FrozenDict
 from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, StrategySpec, wide_prior
 
 from ._welch_coefficients import GAIN_LOG_SD, TYPICAL, LatencyCoefficients
@@ -17,7 +19,7 @@ from ._welch_features import welch_features
 from ._welch_terms import LEARNED, MAXIMA, VARIANTS, welch_terms_ns
 
 #: How programs are scheduled where a calibration does not say: by the runner of version 12, on two processors.
-_FACTS: Facts = MappingProxyType(
+_FACTS: Facts = FrozenDict(
     {
         "processors": 2,
         "tile_rows": 8,
@@ -59,7 +61,7 @@ class WelchModel(LatencyModel):
     """
 
     name, version = "welch", 15
-    inputs = MappingProxyType(
+    inputs = FrozenDict(
         {
             "batch": Input("rows", least=0),
             "n_fft": Input("samples", least=2, step=2),
@@ -105,6 +107,12 @@ class WelchModel(LatencyModel):
             found = found | (n_fft == length)
         others = xp.broadcast_to((np.arange(LEARNED) != MAXIMA) | (xp.asarray(blocks) > 0), (*runs.shape, LEARNED))
         return xp.concatenate([others, found[..., None]], axis=-1)
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Refuse more peaks than bins."""
+        k, n_fft = values["k"], values["n_fft"]
+        if not is_traced(k, n_fft) and np.any(np.asarray(k) > np.asarray(n_fft) / 2 + 1):
+            raise ValueError(f"k: expected at most n_fft / 2 + 1 peaks, the bins, got {k} with n_fft {n_fft}")
 
     def features(self, runs: Runs, facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:
         """Return what the small correction of a variant may depend on."""

@@ -73,6 +73,7 @@ def latency_terms_ns(
         50000.0
     """
     sizes = {"batch": batch, "n_fft": n_fft, "k": k, "n_segments": n_segments}
+    coefficients.check("coefficients.")
     variants = [_variants(path, form) for form in (SELECTIONS if selection is None else [selection])]
     check_shapes(variant=variants[0], **sizes, **fields_of(coefficients))
     runs = [Runs.checked(WELCH, variant, **sizes) for variant in variants]

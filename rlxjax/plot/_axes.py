@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from rlxjax._values import FrozenDict
 from rlxjax.fit import LatencyModel
 
 from ._numbers import UNITS, in_words, plain, unit_for
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST_TICKS = 9
 #: Of a new figure: how high a line is, in sizes of the font, and all else, in inches.
 LINE_HEIGHT, REST_IN = 1.45, 0.9
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NOTHING: Mapping[str, Any] = FrozenDict()
 
 
 def axis_of(ax: Any, lines: float | None = None) -> "matplotlib.axes.Axes":

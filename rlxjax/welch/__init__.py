@@ -13,6 +13,7 @@ from ._params import FAST_SEGMENTS as FAST_SEGMENTS
 from ._params import ULTRA_SEGMENTS as ULTRA_SEGMENTS
 from ._params import WelchPeakParams as WelchPeakParams
 from ._run import BUILT_IN_COSTS_NS as BUILT_IN_COSTS_NS
+from ._run import keep_programs as keep_programs
 from ._run import stream_welch_peaks as stream_welch_peaks
 from ._run import welch_peaks as welch_peaks
 from ._schedule import RUNNER_VERSION as RUNNER_VERSION

@@ -1,12 +1,14 @@
 """The device programs: what the fused and the block path jit."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Complex, Float, Int, Real
 
-from rlxjax._checks import as_index
+from rlxjax._checks import as_index, is_symbolic
 
 from ._host import hann_window, one_sided_weights
 from ._params import WelchPeakParams
@@ -53,7 +55,7 @@ def chunk_rows(params: WelchPeakParams, platform: str) -> int:
     return max(plan.tile_rows, rows // step * step)
 
 
-def piece_rows(batch: int, params: WelchPeakParams, platform: str) -> int:
+def piece_rows(batch: Any, params: WelchPeakParams, platform: str) -> Any:
     """Return the rows that a program transforms at a time, a piece.
 
     Of those that leave no rest the most, if they are at least half as many as a piece may have.
@@ -62,6 +64,8 @@ def piece_rows(batch: int, params: WelchPeakParams, platform: str) -> int:
         >>> [piece_rows(batch, WelchPeakParams.fast(256, 16), "cpu") for batch in (48, 80, 1024, 1001)]
         [48, 40, 64, 64]
     """
+    if is_symbolic(batch):
+        return batch
     plan = schedule(platform)
     most = max(1, plan.piece_samples // (params.n_segments * params.n_fft * plan.tile_rows))
     n_tiles, rest = divmod(batch, plan.tile_rows)
@@ -84,7 +88,7 @@ def mean_power(
     signal: Real[Array | np.ndarray, "batch length"],
     params: WelchPeakParams,
     start: Start = 0,
-    count: int | None = None,
+    count: Any = None,
 ) -> Float[Array, "count n_bins"]:
     """Return the mean one-sided power of the windowed segments.
 
@@ -136,7 +140,7 @@ def fused_peaks(
     platform, batch = platform or jax.default_backend(), signal.shape[0]
     selection = selection or default_selection(batch, params.n_bins, platform)
 
-    def peaks_of(start: Start, count: int) -> Float[Array, "count k 2"]:
+    def peaks_of(start: Start, count: Any) -> Float[Array, "count k 2"]:
         return selected_peaks(_few_rows_at_a_time(signal, params, start, count, platform), params.k, selection)
 
     rows = piece_rows(batch, params, platform)
@@ -149,19 +153,19 @@ def fused_peaks(
 
 
 def _few_rows_at_a_time(
-    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start, count: int, platform: str
+    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start, count: Any, platform: str
 ) -> Float[Array, "count n_bins"]:
     """Return `mean_power` of rows, of which a tile may hold more samples than a piece: then by parts of it."""
     rows = max(1, schedule(platform).piece_samples // (params.n_segments * params.n_fft))
     rows = 1 << (rows.bit_length() - 1)  # divides a tile
-    if count <= rows or count % rows:
+    if is_symbolic(count) or count <= rows or count % rows:
         return mean_power(signal, params, start, count)
     powers = lax.map(lambda first: mean_power(signal, params, first, rows), start + rows * jnp.arange(count // rows))
     return powers.reshape(count, params.n_bins)
 
 
 def _segments(
-    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start, count: int
+    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start, count: Any
 ) -> list[Float[Array, "count n_fft"]]:
     # In a loop over pieces, XLA's CPU compiler makes vector code of a block of columns that is cut out at once; of
     # rows that are cut out first, and then their columns, it makes a copy.

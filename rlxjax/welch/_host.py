@@ -20,7 +20,7 @@ LEAST_SCRATCH_SIZE, MOST_SCRATCH_SIZE = 2**12, 4 * _SCHEDULE.host_chunk_samples
 _thread = threading.local()
 
 
-@functools.cache
+@functools.lru_cache(maxsize=32)  # of 4 bytes a sample
 def hann_window(n_fft: int) -> np.ndarray:
     """Return the symmetric Hann window `0.5 * (1 - cos(2*pi*i / (n_fft - 1)))`, float32 `[n_fft]`.
 
@@ -34,7 +34,7 @@ def hann_window(n_fft: int) -> np.ndarray:
     return window
 
 
-@functools.cache
+@functools.lru_cache(maxsize=32)
 def one_sided_weights(params: WelchPeakParams) -> np.ndarray:
     """Return the weight of `|X|^2` in the mean one-sided power, float32 `[n_bins]`.
 

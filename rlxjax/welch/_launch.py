@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from rlxjax._chunks import for_each_chunk, rows_of_a_processor, worker_count
 
@@ -21,13 +21,39 @@ from ._schedule import schedule
 from ._selection import default_selection
 from ._strategy import WelchPath
 
+#: Programs that are kept, the latest used: each holds 2 to 5 MB, and a workload's batches have about 50 sizes
+#: (`padded_batch`) up to a chunk.
+MOST_PROGRAMS = 64
+
 
 class _Plan(NamedTuple):
-    """How a batch runs: a compiled program, the rows of a chunk, and the shape of what the program is given."""
+    """How a batch runs: the rows of a chunk, the shape of what its program is given, and what that depends on."""
 
-    program: Callable[..., jax.Array]
     rows: int
     shape: tuple[int, int]
+    params: WelchPeakParams
+    selection: str
+
+
+def whole_program(
+    shape: tuple[int, ...], params: WelchPeakParams, selection: str | None, where: Sharding | None
+) -> Callable[..., jax.Array] | None:
+    """Return the fused program of a small float32 signal, None where its rows are shaped, shared or brought first.
+
+    Args:
+        shape: `[batch, length]`, or one row `[length]`.
+        params: the parameters.
+        selection: a key of `SELECTIONS`, or None.
+        where: the signal lies; None in NumPy's memory.
+    """
+    devices, (batch, length) = () if where is None else where.device_set, (1, *shape)[-2:]
+    platform, device = _place(*devices)
+    if len(devices) > 1 or batch * length > schedule(platform).piece_samples:
+        return None
+    plan = _plan(WelchPath.FUSED, batch, params, selection, platform, 1, where is not None and platform != "cpu")
+    if plan.shape != (batch, length) or batch > plan.rows:
+        return None
+    return _compiled(WelchPath.FUSED, params, plan.selection, platform, device, shape, ())
 
 
 def run_path(
@@ -43,22 +69,18 @@ def run_path(
     """
     if path is WelchPath.HOST:
         return host_peaks(np.asarray(signal), params)
-    platform = jax.default_backend()
-    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(signal, jax.Array):
-        where, *others = signal.devices()
-        if others:
-            signal = np.asarray(signal)
-        elif where != (device or jax.devices()[0]):
-            platform, device = where.platform, where
+    if isinstance(signal, jax.Array) and len(signal.devices()) > 1:
+        signal = np.asarray(signal)
+    platform, device = _place(*signal.devices() if isinstance(signal, jax.Array) else ())
     stays, batch = platform != "cpu" and isinstance(signal, jax.Array), signal.shape[0]
     is_small = signal.size <= schedule(platform).piece_samples  # and so never shared
     n_processors = 1 if is_small else worker_count()
     arrays, shapes = ((), ()) if path is not WelchPath.LEARNED else _placed(model, params, device)
-    plan = _plan(path, batch, params, selection, platform, device, n_processors, stays, shapes)
+    plan = _plan(path, batch, params, selection, platform, n_processors, stays)
+    program = _compiled(path, plan.params, plan.selection, platform, device, plan.shape, shapes)
 
     def peaks_of(rows: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
-        found = plan.program(_prepared(rows, plan.shape, stays), *arrays)
+        found = run_program(program, _prepared(rows, plan.shape, stays), *arrays)
         return spectrum_peaks(np.asarray(found), params) if path is WelchPath.BLOCK else found
 
     if batch <= plan.rows:
@@ -75,6 +97,28 @@ def run_path(
 
     for_each_chunk(run, batch, plan.rows, schedule(platform).launches or None)
     return peaks
+
+
+def run_program(program: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
+    """Run a compiled program in whatever mode JAX is; what `jax_debug_nans` finds is the error that users know."""
+    try:
+        return program(*arguments)
+    except Exception as error:
+        settings = jax.config.values
+        if settings["jax_disable_jit"]:
+            with jax.disable_jit(False):
+                return program(*arguments)
+        if settings["jax_debug_nans"] or settings["jax_debug_infs"]:
+            raise FloatingPointError("welch_peaks: NaN or infinite powers, which jax_debug_nans asks for") from error
+        raise
+
+
+def _place(*devices: Any) -> tuple[str, Any]:
+    """Return the platform and the device of an array on one device, or of one in NumPy's memory."""
+    default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if devices and devices[0] != (default or jax.devices()[0]):
+        return devices[0].platform, devices[0]
+    return jax.default_backend(), default
 
 
 def run_traced(path: WelchPath, signal, params: WelchPeakParams, model: Any, selection: str | None) -> jax.Array:
@@ -97,23 +141,23 @@ def _placed(model: Any, params: WelchPeakParams, device: Any) -> tuple[tuple[Mod
     if (params, device) not in known:
         with jax.ensure_compile_time_eval():
             arrays = jax.device_put(program_of(model, params), _sharding(device))
+        if len(known) >= MOST_PROGRAMS:
+            known.clear()
         known[params, device] = (arrays,), (jax.tree.map(lambda x: _shaped(x.shape, device), arrays),)
     return known[params, device]
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=4096)  # numbers
 def _plan(
     path: WelchPath,
     batch: int,
     params: WelchPeakParams,
     selection: str | None,
     platform: str,
-    device: Any,
     n_processors: int,
     stays: bool,
-    shapes: tuple[ModelProgram, ...],
 ) -> _Plan:
-    """Return how a batch runs on a device, on the one that JAX's configuration says where it is none.
+    """Return how a batch runs on a platform.
 
     A signal that stays lies on an accelerator, so that one program goes through all its pieces; processors share
     the rows on a CPU.
@@ -123,8 +167,7 @@ def _plan(
         params, selection = WelchPeakParams(params.n_fft, params.n_segments, k=1), "top_k"
     most = chunk_rows(params, platform)
     rows = batch if stays and path is not WelchPath.BLOCK else _rows(path, batch, params, platform, n_processors)
-    shape = padded_batch(rows) if rows < most else rows, params.frame_len
-    return _Plan(_compiled(path, params, selection, platform, device, shape, shapes), rows, shape)
+    return _Plan(rows, (padded_batch(rows) if rows < most else rows, params.frame_len), params, selection)
 
 
 def _rows(path: WelchPath, batch: int, params: WelchPeakParams, platform: str, n_processors: int) -> int:
@@ -143,21 +186,31 @@ def _rows(path: WelchPath, batch: int, params: WelchPeakParams, platform: str, n
     return min(batch, most, -(-rows // numbers.tile_rows) * numbers.tile_rows)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=MOST_PROGRAMS)
 def _compiled(
     path: WelchPath,
     params: WelchPeakParams,
     selection: str,
     platform: str,
     device: Any,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     shapes: tuple[ModelProgram, ...],
 ) -> Callable[..., jax.Array]:
-    """Return a program for a shape, compiled: it runs at once wherever it is called, on any thread."""
-    return _program(path, params, selection, platform).lower(_shaped(shape, device), *shapes).compile()
+    """Return a program for a shape, of one row too, compiled: it runs at once wherever it is called, on any thread."""
+    rows = program = _program(path, params, selection, platform)
+    if len(shape) == 1:
+        program = jax.jit(lambda row: rows(row[None]))
+    with jax.disable_jit(False):
+        return program.lower(_shaped(shape, device), *shapes).compile()
 
 
-@functools.lru_cache(maxsize=1024)
+def keep_compiled(most: int) -> None:
+    """Keep so many compiled programs, from none on."""
+    global _compiled
+    _compiled = functools.lru_cache(most)(_compiled.__wrapped__)
+
+
+@functools.lru_cache(maxsize=MOST_PROGRAMS)
 def _program(path: WelchPath, params: WelchPeakParams, selection: str, platform: str) -> Any:
     """Return the jitted program of a path; inside a caller's own program it is part of that one."""
     if path is WelchPath.BLOCK:

@@ -8,6 +8,8 @@ import numpy as np
 from rlxjax._checks import as_index, check_positive
 from rlxjax._typing import RealLike
 
+#: Numbers of bins beyond half of this are not whole in float32.
+MOST_N_FFT = 2**25
 #: Segments of the presets.
 ULTRA_SEGMENTS, FAST_SEGMENTS, REFERENCE_SEGMENTS = 1, 2, 8
 
@@ -17,12 +19,12 @@ class WelchPeakParams:
     """Segment length, number of segments and number of peaks; segments overlap by half.
 
     Attributes:
-        n_fft: samples of a segment, even and at least 2.
+        n_fft: samples of a segment, even, at least 2 and at most 2**25.
         n_segments: segments of a row, at least 1.
         k: peaks of a row, at least 1; slots beyond the bins are (0, 0.0).
 
     Raises:
-        ValueError: an odd or too small `n_fft`, or an `n_segments` or `k` below 1.
+        ValueError: an odd, too small or too large `n_fft`, or an `n_segments` or `k` below 1.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=256, k=16)
@@ -36,8 +38,8 @@ class WelchPeakParams:
 
     def __post_init__(self) -> None:
         n_fft = as_index(self.n_fft, "n_fft", at_least=2)
-        if n_fft % 2:
-            raise ValueError(f"n_fft: expected an even number, got {n_fft}")
+        if n_fft % 2 or n_fft > MOST_N_FFT:
+            raise ValueError(f"n_fft: expected an even number of at most {MOST_N_FFT}, got {n_fft}")
         object.__setattr__(self, "n_fft", n_fft)
         for name in ("n_segments", "k"):
             object.__setattr__(self, name, as_index(getattr(self, name), name, at_least=1))

@@ -3,20 +3,22 @@
 import functools
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._checks import is_traced
+from rlxjax._checks import as_index, is_symbolic, is_traced
 from rlxjax._chunks import background, is_forked
+from rlxjax._values import Handle, handle
 from rlxjax.device._codes import normalised
 from rlxjax.device._devices import Device, backend_coefficients, jax_device
 from rlxjax.welch.costs._path_costs import block_graph_ns, fused_graph_ns, host_path_ns, learned_path_ns
 
-from ._launch import run_path, run_traced
+from ._launch import MOST_PROGRAMS, keep_compiled, run_path, run_program, run_traced, whole_program
 from ._models import program_of
 from ._params import WelchPeakParams
 from ._selection import SELECTIONS
@@ -96,22 +98,26 @@ def welch_peaks(
         32
     """
     is_jax = isinstance(signal, jax.Array)
-    if not is_jax:
+    if not is_jax and type(signal) is not np.ndarray:
         if isinstance(signal, np.ma.MaskedArray):
             raise ValueError("signal: expected plain numbers, got a masked array; use signal.filled(...)")
         signal = np.asarray(signal)
+    traced, forked = isinstance(signal, jax.core.Tracer), is_forked()
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    # What a call does follows from little, and is looked up: within 1 us, in which the threads of XLA stay awake.
+    what = signal.shape, signal.dtype, params, strategy, selection, traced, forked
+    try:
+        by = None if calibration is None else handle(calibration), None if model is None else handle(model)
+        where = signal.sharding if is_jax and not traced else None  # pyright: ignore[reportAttributeAccessIssue]
+        program = _whole_program(where, device, *what, *by)
+        if program is not None:
+            peaks = run_program(program, signal)
+            return peaks if is_jax else np.array(peaks)
+        path, selection = _path_of(*what, _platform_of(where), *by)
+    except TypeError:  # of an argument that has no hash, which is refused by its name
+        path, selection = _path_of.__wrapped__(*what, None, calibration, model)
     if signal.ndim == 1:
         signal = signal[None]
-    traced = is_traced(signal)
-    # What a call without a calibration of its own and a model does follows from little, and is looked up.
-    is_plain = model is None and (calibration is None or isinstance(calibration, str))
-    choose = _path_of if is_plain else _path_of.__wrapped__
-    platform = None if traced or not isinstance(signal, jax.Array) else next(iter(signal.devices())).platform
-    arguments = signal.shape, signal.dtype, params, strategy, selection, traced, is_forked(), platform
-    try:
-        path, selection = choose(*arguments, calibration, model)
-    except TypeError:  # of an argument that has no hash, which is refused by its name
-        path, selection = _path_of.__wrapped__(*arguments, calibration, model)
     if traced:
         return run_traced(path, signal, params, model, selection)
     # A constant inside a caller's jit is not traced, and is computed at once.
@@ -167,6 +173,26 @@ def stream_welch_peaks(
         raise failure
 
 
+def keep_programs(most: int) -> None:
+    """Keep so many compiled programs of Welch peaks, the latest used, in place of 64; those that are kept go.
+
+    Each holds 2 to 5 MB. Who runs more sizes in turn than are kept waits for the compiler again and again.
+
+    Args:
+        most: programs, at least 1.
+
+    Raises:
+        ValueError: a number that is none.
+
+    Examples:
+        >>> keep_programs(64)
+    """
+    global _whole_program
+    as_index(most, "most", at_least=1)
+    keep_compiled(most)
+    _whole_program = functools.lru_cache(most)(_whole_program.__wrapped__)
+
+
 def _held(signal) -> np.ndarray | jax.Array:
     """Return a signal that its source does not change."""
     if is_traced(signal):
@@ -174,7 +200,24 @@ def _held(signal) -> np.ndarray | jax.Array:
     return signal if isinstance(signal, jax.Array) else np.array(signal)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=MOST_PROGRAMS)
+def _whole_program(
+    where: Any, device: Any, shape: tuple[int, ...], dtype: np.dtype, *arguments: Any
+) -> Callable[..., jax.Array] | None:
+    """Return the program of a call that takes its signal as it is, None where there is more to do."""
+    *what, calibration, model = arguments
+    path, selection = _path_of(shape, dtype, *what, _platform_of(where), calibration, model)
+    params, _, _, traced, _ = what
+    is_whole = path is WelchPath.FUSED and dtype == np.float32 and not traced
+    return whole_program(shape, params, selection, where) if is_whole else None
+
+
+def _platform_of(where: Any) -> str | None:
+    """Return the platform on which rows of JAX lie; None of NumPy's and of traced ones."""
+    return None if where is None else next(iter(where.device_set)).platform
+
+
+@functools.lru_cache(maxsize=4096)  # names and numbers
 def _path_of(
     shape: tuple[int, ...],
     dtype: np.dtype,
@@ -184,10 +227,14 @@ def _path_of(
     traced: bool,
     forked: bool,
     platform: str | None,
-    calibration: "Calibration | str | None",
+    calibration: "Handle | Calibration | str | None",
     model: Any,
 ) -> tuple[WelchPath, str | None]:
     """Return the path of a call and its selection, the arguments checked; what raises is not remembered."""
+    calibration, model = (given() if isinstance(given, Handle) else given for given in (calibration, model))
+    assert not isinstance(calibration, Handle)
+    if len(shape) == 1:
+        shape = (1, *shape)
     _check_signal(shape, dtype, params)
     _check_model(model, params)
     _check_calibration(calibration)
@@ -206,7 +253,7 @@ def _path_of(
         )
     _check_peaks_fit((shape[0], params.k, 2))
     if selection is None and by is not None and path is WelchPath.FUSED:
-        sizes = shape[0], params.n_fft, params.k, params.n_segments
+        sizes = shape[0], params.n_fft, min(params.k, params.n_bins), params.n_segments
         selection = by.of(MODEL_NAME).variant_of("fused", *sizes).removeprefix("fused_")
     return path, selection
 
@@ -232,7 +279,7 @@ def _check_peaks_fit(shape: tuple[int, ...]) -> None:
         MemoryError: more bytes than the machine has, or than this process may have.
     """
     n_bytes = 4 * math.prod(shape)
-    if n_bytes < LEAST_CHECKED_BYTES:
+    if is_symbolic(n_bytes) or n_bytes < LEAST_CHECKED_BYTES:
         return
     if hasattr(os, "sysconf") and n_bytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
         raise MemoryError(f"peaks of shape {shape} take {n_bytes:,} bytes, more than this machine has")
@@ -311,7 +358,7 @@ def _calibrated_pick(
         candidates = tuple(name for name in candidates if name != WelchPath.LEARNED)  # none was ever timed
     elif model is not None:
         calibrated = _with_work(calibrated, params.n_fft, program_of(model, params).work)
-    return calibrated.cheapest(candidates, batch, params.n_fft, params.k, params.n_segments)
+    return calibrated.cheapest(candidates, batch, params.n_fft, min(params.k, params.n_bins), params.n_segments)
 
 
 @functools.lru_cache(maxsize=16)

@@ -5,13 +5,15 @@ Larger powers come first, the lower bin first among equals, NaN last.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
+
+from rlxjax._checks import is_symbolic
+from rlxjax._values import FrozenDict
 
 from ._schedule import schedule
 
@@ -56,7 +58,7 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
     batch, n_bins = power.shape
     # The powers of a bin lie side by side in a tile; all rows are one where they are no whole tiles.
     tile_rows = schedule("cpu").tile_rows
-    n_rows = batch if batch % tile_rows else tile_rows
+    n_rows = batch if is_symbolic(batch) or batch % tile_rows else tile_rows
     n_tiles = batch // n_rows
     tiles = power.reshape(n_tiles, n_rows, n_bins).swapaxes(1, 2)
     n_places = 1 << (n_bins - 1).bit_length()
@@ -109,12 +111,10 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
 
 
 #: The forms of the selection, by name.
-SELECTIONS: Mapping[str, Callable[..., Int[Array, "batch k"]]] = MappingProxyType(
-    {"maxima": by_maxima, "top_k": by_top_k}
-)
+SELECTIONS: Mapping[str, Callable[..., Int[Array, "batch k"]]] = FrozenDict({"maxima": by_maxima, "top_k": by_top_k})
 
 
-def default_selection(rows: int, n_bins: int, platform: str) -> str:
+def default_selection(rows: Any, n_bins: int, platform: str) -> str:
     """Return the form to use where no calibration says: maxima on CPUs while keys tell bins apart.
 
     Few rows fill no vector: a heap is about as fast then, and compiles in a tenth of the time.
@@ -124,7 +124,9 @@ def default_selection(rows: int, n_bins: int, platform: str) -> str:
         ('maxima', 'top_k')
     """
     plan = schedule(platform)
-    return "maxima" if rows > plan.most_rows_top_k and n_bins <= plan.most_bins_maxima else "top_k"
+    if is_symbolic(rows) or rows <= plan.most_rows_top_k:
+        return "top_k"
+    return "maxima" if n_bins <= plan.most_bins_maxima else "top_k"
 
 
 def _ranked_bits(power: Float[Array, "*batch"]) -> Int[Array, "*batch"]:

@@ -1,8 +1,8 @@
 """The strategies of a Welch-peaks run, and the names that a person may type for them."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
+from rlxjax._values import FrozenDict
 from rlxjax.device._codes import NamedCode, normalised
 
 
@@ -30,7 +30,7 @@ class WelchPath(NamedCode):
 
 AUTO = "auto"
 
-_ALIASES: Mapping[str, str] = MappingProxyType(
+_ALIASES: Mapping[str, str] = FrozenDict(
     {
         **dict.fromkeys(("", AUTO), AUTO),
         **dict.fromkeys(("ultra", "ultra-fast", "ultra-fast-rustfft", "1seg"), ReferenceStrategy.ULTRA),

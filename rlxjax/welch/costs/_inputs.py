@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
 
-from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes, is_on_device
+from rlxjax._checks import check_at_least, check_finite, check_shapes, check_sizes, is_on_device
 from rlxjax._counts import size_as_float
 from rlxjax._typing import Code, RealLike
+from rlxjax._values import FrozenDict
 from rlxjax.device._codes import normalised
 from rlxjax.device._devices import Device, without_provenance
 
@@ -20,7 +20,7 @@ from ._formulas import Learned
 def cost_inputs(
     device: str | Code,
     coefficients: str | CoefficientSet,
-    others: Mapping[str, RealLike] = MappingProxyType({}),
+    others: Mapping[str, RealLike] = FrozenDict(),
     is_checked_later: bool = False,
     **sizes: RealLike,
 ) -> tuple:
@@ -47,7 +47,7 @@ def cost_inputs(
 def learned_inputs(available: Any, active_gates: Any, total_gates: Any) -> Learned:
     """Return what is known of a learned FFT as floats."""
     active_gates = -1.0 if active_gates is None else active_gates
-    check_not_nan(active_gates, "learned_active_gates")
+    check_finite(active_gates, "learned_active_gates")
     check_at_least(total_gates, "learned_total_gates")
     values = Learned(available, active_gates, total_gates)._asdict()
     return Learned(**{name: size_as_float(value, f"learned_{name}") for name, value in values.items()})

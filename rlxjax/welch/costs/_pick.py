@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._checks import check_shapes, is_traced
+from rlxjax._checks import broadcast_shape, check_shapes, is_traced
 from rlxjax._counts import Columns, as_temperature
 from rlxjax._numerics import log_softmin, straight_through
 from rlxjax._typing import Code, RealLike, StrategyWeights
@@ -110,9 +110,9 @@ def pick_weights(
     if not jnp.issubdtype(stacked.dtype, jnp.floating):
         stacked = stacked.astype(jnp.result_type(float))
     check_shapes(costs=stacked, log_availability=log_availability)
-    *rows, n = np.broadcast_shapes(stacked.shape, np.shape(log_availability))
-    check_shapes(**{"rows of costs": np.broadcast_to(0.0, rows)}, temperature_ns=temperature_ns)
-    rows = np.broadcast_shapes(rows, np.shape(temperature_ns))
+    *rows, n = broadcast_shape(stacked.shape, np.shape(log_availability))
+    check_shapes(**{"rows of costs": jnp.broadcast_to(0.0, rows)}, temperature_ns=temperature_ns)
+    rows = broadcast_shape(rows, np.shape(temperature_ns))
     stacked = jnp.broadcast_to(stacked, (*rows, n))
     return jnp.exp(log_softmin(stacked, temperature_ns, log_availability))
 
