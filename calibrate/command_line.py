@@ -34,6 +34,7 @@ Segments = Annotated[int, size_option("Segments of a row.")]
 File = Annotated[
     FilePath | None, typer.Argument(help="A calibration file; the saved one of this machine unless given.")
 ]
+Unsealed = Annotated[bool, typer.Option("--unsealed", help="Take a calibration that was edited by hand.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with keys that stay.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings, errors and what --json asks for only.")]
 
@@ -57,12 +58,14 @@ def set_up_jax_as(file: FilePath | None) -> FilePath:
 
     That is the processor also where JAX would take an accelerator.
     """
-    from rlxjax.calibration import default_calibration_path, read_calibration_file
+    from rlxjax.calibration import default_calibration_path, sections_of_file
 
     if file is None:
         set_up_jax(None)
         return default_calibration_path()
-    set_up_jax("cpu" if read_calibration_file(file).fingerprint.platform == "cpu" else None)
+    content, _ = sections_of_file(file, unsealed=True)
+    platforms = {section.fingerprint.platform for section in content.sections().values()}
+    set_up_jax("cpu" if platforms == {"cpu"} else None)
     return file
 
 
@@ -78,7 +81,7 @@ def calibration_file(file: FilePath | None) -> FilePath:
     return path
 
 
-def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
+def calibration_of(file: FilePath | None, unsealed: bool = False) -> "rlxjax.Calibration":
     """Return the calibration of a file, or the one that is used where none is given, with JAX set up for it.
 
     Raises:
@@ -86,7 +89,7 @@ def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
     """
     path = set_up_jax_as(file)
     if file is not None:
-        return rlxjax.load_calibration(file)
+        return rlxjax.load_calibration(file, unsealed=unsealed)
     found = rlxjax.default_calibration()
     if found is None:
         raise _nothing_measured(path)

@@ -1,24 +1,23 @@
-"""The raw samples of functions: one JSON line a visit, appended as it is taken, never rewritten."""
+"""The samples of functions: what their lines hold, and a campaign of them."""
 
 import dataclasses
-import gzip
 import itertools
-import zlib
 from pathlib import Path as FilePath
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
-from rlxjax.calibration import Fingerprint, Strict, first_refusal
+from rlxjax.calibration import Fingerprint, Strict
 
+from .sample_lines import TimeNs
 from .visits import Visits
 
 #: Of the file of samples, and how the job names it.
 VERSION, FUNCTIONS_SUFFIX = 1, ".functions.jsonl"
 
 
-class Header(Strict):
+class FunctionsHeader(Strict):
     """The first line of a file of samples."""
 
     kind: Literal["functions"] = "functions"
@@ -26,16 +25,13 @@ class Header(Strict):
     fingerprint: Fingerprint
 
 
-class Visit(Strict):
+class FunctionVisit(Strict):
     """The timed runs of one visit of a function."""
 
     kind: Literal["visit"] = "visit"
     round: Annotated[int, Field(ge=0)]
-    name: str
-    times_ns: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
-
-
-_LINE = TypeAdapter(Annotated[Header | Visit, Field(discriminator="kind")])
+    name: Annotated[str, Field(max_length=256)]
+    times_ns: Annotated[list[TimeNs], Field(min_length=1)]
 
 
 @dataclasses.dataclass
@@ -48,7 +44,23 @@ class FunctionLog:
     """
 
     fingerprint: Fingerprint
-    visits: list[Visit] = dataclasses.field(default_factory=list)
+    visits: list[FunctionVisit] = dataclasses.field(default_factory=list)
+    lines: ClassVar[TypeAdapter] = TypeAdapter(Annotated[FunctionsHeader | FunctionVisit, Field(discriminator="kind")])
+
+    def header(self) -> FunctionsHeader:
+        """Return the first line of the file."""
+        return FunctionsHeader(fingerprint=self.fingerprint)
+
+    def add(self, visit: FunctionVisit) -> None:
+        """Add a visit, of the round of the last one or of the next.
+
+        Raises:
+            ValueError: one of another round.
+        """
+        last = self.visits[-1].round if self.visits else -1
+        if not max(last, 0) <= visit.round <= last + 1:
+            raise ValueError(f"visit.round: expected {max(last, 0)} or the next, got {visit.round}")
+        self.visits.append(visit)
 
     def names(self) -> list[str]:
         """Return the functions of every round that was begun, in order of appearance."""
@@ -57,43 +69,15 @@ class FunctionLog:
     def as_visits(self) -> Visits:
         """Return the visits of whole rounds; of the only one where none is whole."""
         names = self.names()
-        rounds = {number: list(own) for number, own in itertools.groupby(self.visits, lambda visit: visit.round)}
-        whole = [own for own in rounds.values() if len(own) == len(names)] or list(rounds.values())[:1]
+        rounds = [list(own) for _, own in itertools.groupby(self.visits, lambda visit: visit.round)]
+        whole = [own for own in rounds if len({visit.name for visit in own}) == len(names)] or rounds[:1]
         made = [
             (number, names.index(visit.name), min(visit.times_ns)) for number, own in enumerate(whole) for visit in own
         ]
-        round_, cell, time_ns = np.array(made).T
+        round_, cell, time_ns = np.array(made, np.int64).reshape(-1, 3).T
         return Visits(round_, cell, time_ns.astype(float), len(names))
 
 
 def samples_path_of(path: FilePath) -> FilePath:
     """Return where the samples of functions lie, beside a calibration file."""
     return path.with_suffix(FUNCTIONS_SUFFIX)
-
-
-def read_function_samples(path: FilePath) -> FunctionLog | None:
-    """Return the samples of functions that a file holds, compressed or not; None if it holds other samples.
-
-    A last line that was cut short is left out.
-
-    Raises:
-        ValueError: a line that is none; one line that names the place.
-    """
-    try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError):
-        return None
-    if not text.startswith('{"kind":"functions"'):
-        return None
-    log = None
-    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
-        try:
-            found = _LINE.validate_json(line)
-        except ValidationError as error:
-            raise ValueError(f"{path}: line {number}: {first_refusal(error)}") from None
-        if isinstance(found, Header):
-            log = FunctionLog(found.fingerprint)
-        elif log is not None:
-            log.visits.append(found)
-    return log

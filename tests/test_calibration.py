@@ -114,10 +114,10 @@ def test_what_a_file_says_is_what_is_loaded(path):
     assert tiles.domain == {name: (entry["low"], entry["high"]) for name, entry in section["domain"].items()}
     assert tiles.held_out == section["held_out"]
     assert tiles.noise_floor == section["noise_floor"]
-    assert found.fingerprint == content["fingerprint"]
-    assert "gate" not in file_content({"gate": None})
-    assert loaded(path, {"gate": None}).gate is None
-    assert loaded(path, {"gate.roundtrip_ns.value": 0.0}).gate.roundtrip_ns == 0.0
+    assert found.fingerprint == content["models"]["line"]["fingerprint"]
+    assert "gate" not in file_content({"machine.gate": None})["machine"]
+    assert loaded(path, {"machine.gate": None}).gate is None
+    assert loaded(path, {"machine.gate.roundtrip_ns.value": 0.0}).gate.roundtrip_ns == 0.0
 
 
 def test_a_coefficient_that_no_timing_told_is_uncalibrated(path):
@@ -153,9 +153,10 @@ def test_a_model_that_was_not_timed_is_refused_where_it_is_asked_for(path):
 
 REFIT = "fit its raw timings again with `rlxjax refit {samples} --out {path}`"
 ANEW = "make a new one with `rlxjax calibrate --out {path}`"
+WELCH_ANEW = "make a new one with `rlxjax calibrate --only welch --out {path}`"
 
 
-def assert_refused(path, text, *said, models=BOTH):
+def assert_refused(path, text, *said, models=BOTH, samples=None):
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     before = path.read_bytes()
     with pytest.raises(CalibrationFileError) as caught:
@@ -164,7 +165,7 @@ def assert_refused(path, text, *said, models=BOTH):
     assert "\n" not in message
     assert message.startswith(f"{path}: ")
     for part in said:
-        assert part.format(path=path, samples=path.with_suffix(".samples.jsonl")) in message, message
+        assert part.format(path=path, samples=samples or path.with_suffix(".samples.jsonl")) in message, message
     assert path.read_bytes() == before
 
 
@@ -181,31 +182,31 @@ ONE = {"value": 1.0, "log_sd": 1.0, "unit": "ns", "provenance": "measured"}
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("schema_version", 5, "schema_version: 5 is newer than 4, the newest that this rlxjax reads; install a newer"),
-        *(("schema_version", old, REFIT) for old in (3, 2, 1, 0, "4", True, None)),
+        ("schema_version", 6, "schema_version: 6 is newer than 5, the newest that this rlxjax reads; install a newer"),
+        *(("schema_version", old, REFIT) for old in (4, 3, 2, 1, 0, "5", 5.0, True, None)),
         ("units.time", "s", ANEW),
         ("surprise", 1, ANEW),
-        ("fingerprint.cores", "many", ANEW),
+        ("models.line.fingerprint.cores", "many", ANEW),
         ("models", None, ANEW),
-        ("canary_ns.launch", 0.0, ANEW),
-        ("samples.rounds", "three", ANEW),
-        ("gate.memory_bw", None, "gate.memory_bw is missing; " + ANEW),
-        ("gate.unknown_ns", {key: value for key, value in ONE.items() if key != "log_sd"}, ANEW),
-        ("gate.memory_bw.unit", "ns", "gate.memory_bw.unit: expected 'bytes/ns', got 'ns'"),
-        ("gate.unified_memory.value", 7.0, "gate.unified_memory: expected 0 or 1, got 7"),
+        ("machine.canary_ns.launch", 0.0, WELCH_ANEW),
+        ("models.line.samples.rounds", "three", ANEW),
+        ("machine.gate.memory_bw", None, "machine.gate.memory_bw is missing; " + WELCH_ANEW),
+        ("machine.gate.unknown_ns", {key: value for key, value in ONE.items() if key != "log_sd"}, WELCH_ANEW),
+        ("machine.gate.memory_bw.unit", "ns", "machine.gate.memory_bw.unit: expected 'bytes/ns', got 'ns'"),
+        ("machine.gate.unified_memory.value", 7.0, "machine.gate.unified_memory: expected 0 or 1, got 7"),
         *(
             ("models.line.model_version", other, "models.line.model_version: expected 1, got " + str(other))
             for other in (0, 2)
         ),
-        (f"{TERMS}.unknown_ns", ONE, "unknown_ns is no coefficient of this schema; " + REFIT),
-        *((f"{TERMS}.{name}", None, f"{TERMS}.{name} is missing; " + REFIT) for name in LINE.prior.median),
-        (f"{TERMS}.call_ns.unit", "us", f"{TERMS}.call_ns.unit: expected 'ns', got 'us'; " + REFIT),
+        (f"{TERMS}.unknown_ns", ONE, "unknown_ns is no coefficient of this schema; " + ANEW),
+        *((f"{TERMS}.{name}", None, f"{TERMS}.{name} is missing; " + ANEW) for name in LINE.prior.median),
+        (f"{TERMS}.call_ns.unit", "us", f"{TERMS}.call_ns.unit: expected 'ns', got 'us'; " + ANEW),
         (f"{TERMS}.call_ns.provenance", "guessed", ANEW),
         (f"{TERMS}.call_ns.note", "hand-made", ANEW),
         (f"{TERMS}.call_ns.log_sd", 0.0, ANEW),
         *(
-            (f"{of}.call_ns.value".replace("gate.call", "gate.dispatch"), bad, ANEW)
-            for of in (TERMS, "gate")
+            (f"{of}_ns.value", bad, mend)
+            for of, mend in ((f"{TERMS}.call", ANEW), ("machine.gate.dispatch", WELCH_ANEW))
             for bad in (-1.0, math.nan, math.inf, -math.inf, "12", [1.0], {}, True)
         ),
         (f"{TERMS}.call_ns.value", 0.0, ANEW),
@@ -216,21 +217,21 @@ ONE = {"value": 1.0, "log_sd": 1.0, "unit": "ns", "provenance": "measured"}
         (
             "models.line.uncertainty.correction.plain",
             [0.0],
-            "models.line.uncertainty.correction.plain: expected 0 weights, got 1; " + REFIT,
+            "models.line.uncertainty.correction.plain: expected 0 weights, got 1; " + ANEW,
         ),
         (
             "models.line.uncertainty.covariance_factor",
             [[1.0]],
-            "models.line.uncertainty.covariance_factor: expected 3 rows, got 1; " + REFIT,
+            "models.line.uncertainty.covariance_factor: expected 3 rows, got 1; " + ANEW,
         ),
         ("models.line.uncertainty.covariance_factor", [[1.0], [1.0]], "expected rows of 1, 2, 3, ... numbers"),
-        ("models.tiled.facts.tile_items", None, "models.tiled.facts.tile_items is missing; " + REFIT),
+        ("models.tiled.facts.tile_items", None, "models.tiled.facts.tile_items is missing; " + ANEW),
         ("models.tiled.facts.tile_items", [1.0], "models.tiled.facts.tile_items: expected a number, got [1.0]"),
         ("models.tiled.facts.knots", 1.0, "models.tiled.facts.knots: expected numbers, got 1.0"),
         ("models.tiled.facts.knots", [1.0, 2.0], "models.tiled.uncertainty.correction.loop: expected 1 weights, got 2"),
         ("models.tiled.facts.knots", [math.nan], ANEW),
-        ("models.tiled.domain.n", None, "models.tiled.domain.n is missing; " + REFIT),
-        ("models.tiled.domain.n*depth", None, "models.tiled.domain.n*depth is missing; " + REFIT),
+        ("models.tiled.domain.n", None, "models.tiled.domain.n is missing; " + ANEW),
+        ("models.tiled.domain.n*depth", None, "models.tiled.domain.n*depth is missing; " + ANEW),
         ("models.tiled.domain.n.low", 1e9, "low 1000000000.0 is above high"),
         ("models.line.noise_floor", -0.1, ANEW),
         ("models.line.noise_floor", None, ANEW),
@@ -244,7 +245,20 @@ def test_a_file_that_would_be_misread_is_refused_by_field_with_the_mend(field, v
     by_name = (
         [field.split(".")[-1].replace("\n", " ")] if said in (ANEW, REFIT) and not field.startswith("units") else []
     )
-    assert_refused(path, json.dumps(file_content({field: value})), said, *by_name)
+    text, (of, name, *_) = json.dumps(file_content({field: value})), [*field.split("."), ""]
+    if of == "models" and name:
+        (model,) = (one for one in BOTH if one.name == name)
+        assert_refused(path, text, said, REFIT, *by_name, models=[model], samples=path.with_name("a"))
+    elif of != "machine":
+        assert_refused(path, text, said, *by_name)
+        return
+    with pytest.warns(UserWarning) as caught:
+        found = load_calibration(written(path, {field: value}), BOTH)
+    (warning,) = caught
+    assert said.format(path=path) in str(warning.message)
+    assert str(warning.message).endswith("it is left out")
+    assert [*found.models] == [one.name for one in BOTH if of != "models" or one.name != name]
+    assert (found.gate is None) == (of == "machine")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +273,7 @@ def test_a_file_that_is_no_calibration_is_refused(text, path):
 def test_a_missing_file_or_a_folder_is_refused(path):
     with pytest.raises(CalibrationFileError, match=f"{path}: no such file; .*rlxjax calibrate --out {path}"):
         load_calibration(path)
-    with pytest.raises(CalibrationFileError, match="cannot be read.*rlxjax calibrate"):
+    with pytest.raises(CalibrationFileError, match="expected a file, got a folder; .*rlxjax calibrate"):
         load_calibration(path.parent)
 
 
@@ -275,7 +289,7 @@ def test_a_missing_file_or_a_folder_is_refused(path):
 def test_a_file_of_another_machine_loads_with_a_warning_that_says_what_differs(name, value, how, path):
     here = getattr(current_fingerprint(), name)
     with pytest.warns(MachineMismatchWarning) as caught:
-        found = load_calibration(written(path, {f"fingerprint.{name}": value}), BOTH)
+        found = load_calibration(written(path, {f"*.fingerprint.{name}": value}), BOTH)
     assert found.coefficients == calibration().coefficients
     (warning,) = caught
     for said in (str(path), how, f"{name} {value!r} there, {here!r} here"):
@@ -285,7 +299,7 @@ def test_a_file_of_another_machine_loads_with_a_warning_that_says_what_differs(n
 def test_the_warning_of_another_machine_names_the_line_that_loads(path):
     # In a process whose functions nothing wraps.
     code = "import sys, rlxjax; rlxjax.load_calibration(sys.argv[1])"
-    file = written(path, {"fingerprint.cpu_model": "Z80"})
+    file = written(path, {"*.fingerprint.cpu_model": "Z80"})
     root = Path(rx.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code, file], cwd=root, capture_output=True, text=True, check=True)
     assert done.stderr.startswith("<string>:1: MachineMismatchWarning")
@@ -334,7 +348,7 @@ def test_the_new_file_replaces_the_old_in_one_step(path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", watched)
     write_json_file(CalibrationFile.model_validate(file_content()), path)
-    assert seen == [("the old file", 4)]
+    assert seen == [("the old file", 5)]
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 

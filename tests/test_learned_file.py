@@ -180,7 +180,7 @@ def test_what_is_no_model_is_refused(path):
 
 
 def test_a_missing_file_or_a_folder_is_refused(path):
-    for place, said in ((path, "no such file"), (path.parent, "cannot be read")):
+    for place, said in ((path, "no such file"), (path.parent, "expected a file, got a folder")):
         with pytest.raises(rx.LearnedFftFileError, match=f"{place}: {said}.*; {MEND}"):
             rx.load_learned_fft(place)
     assert not list(path.parent.iterdir())

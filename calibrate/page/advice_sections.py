@@ -1,14 +1,12 @@
 """The page of an advice: the verdict, the terms of both forms, and what one program saves."""
 
-import json
 from pathlib import Path as FilePath
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from calibrate.printing import ns
 from rlxjax import Advice
-from rlxjax.calibration import first_refusal
+from rlxjax.calibration import first_refusal, read_json
 
 from .document import page, picture_section, verdict
 from .markup import Markup, element
@@ -58,12 +56,7 @@ def read_advice(path: FilePath) -> tuple[Advice, str]:
     Raises:
         ValueError: a file that holds none; one line with the mend.
     """
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}); {_MEND}") from None
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path}: not whole JSON; {_MEND}") from None
+    content = read_json(path, {}, ValueError, _MEND, "an advice")
     try:
         advice = TypeAdapter(Advice).validate_python(content)
     except ValidationError as error:
