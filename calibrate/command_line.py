@@ -88,8 +88,8 @@ def calibration_of(file: FilePath | None, unsealed: bool = False) -> "rlxjax.Cal
         ValueError: neither a saved calibration nor a population of other machines.
     """
     path = set_up_jax_as(file)
-    if file is not None:
-        return rlxjax.load_calibration(file, unsealed=unsealed)
+    if file is not None or (unsealed and path.exists()):
+        return rlxjax.load_calibration(path, unsealed=unsealed)
     found = rlxjax.default_calibration()
     if found is None:
         raise _nothing_measured(path)

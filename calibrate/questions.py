@@ -133,7 +133,7 @@ def advise(
         with jax.enable_x64(False):  # as users call them
             functions = [named(stage, "stages") for stage in stages]
             given = arguments_of(arg or [], args)
-            known = None if calibration else rlxjax.default_calibration()
+            known = None if calibration or unsealed else rlxjax.default_calibration()
             known = rlxjax.load_calibration(calibration, unsealed=unsealed) if known is None else known
             advice = ask(
                 functions if len(functions) > 1 else functions[0],

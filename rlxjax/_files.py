@@ -8,7 +8,6 @@ import csv
 import gzip
 import hashlib
 import io
-import itertools
 import json
 import os
 import stat
@@ -28,8 +27,8 @@ SHOWN_CHARACTERS = 80
 MOST_BYTES, MOST_COLUMNS = 2**28, 2**16
 #: Seconds that a writer waits for another one in the same folder, and the file that they lock there.
 LOCK_WAIT_S, LOCK_NAME = 5.0, ".rlxjax.lock"
-#: What to do about a file whose digest is not that of its content.
-_UNSEALED = "if it was edited on purpose, take it as it is with unsealed=True or --unsealed"
+#: How a file is taken whose digest is not that of its content.
+_UNSEALED = "if it was edited on purpose, take it with unsealed=True, or with --unsealed where a command has that"
 #: What stands at a path where a file was expected.
 _KINDS = {
     stat.S_IFDIR: "folder",
@@ -76,11 +75,11 @@ def digest_of(content: Mapping[str, Any]) -> str:
 
 def digest_problem(content: Mapping[str, Any]) -> str | None:
     """Return what to say of a JSON object that is not as it was written; None of one that is."""
-    if "digest" not in content:
-        return f"digest is missing, by which a change would be found; {_UNSEALED}"
-    if content["digest"] != digest_of(content):
-        return f"digest: the content is not what was written; {_UNSEALED}"
-    return None
+    with contextlib.suppress(RecursionError):
+        if content.get("digest") == digest_of(content):
+            return None
+    got = "differs from that of the content" if "digest" in content else "is missing"
+    return f"digest {got}: the content is not what was written; {_UNSEALED}"
 
 
 def read_file(path: str | os.PathLike[str], error: type[ValueError] = ValueError, mend: str = "") -> bytes:
@@ -108,15 +107,10 @@ def read_file(path: str | os.PathLike[str], error: type[ValueError] = ValueError
 
 def _content_of(path: str | os.PathLike[str]) -> bytes:
     """Return the bytes of a regular file, one more than the most at most; a pipe or a device is not waited for."""
-    _check_file(os.stat(path).st_mode)
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        _check_file(os.fstat(file.fileno()).st_mode)  # should it have been replaced meanwhile
-        return file.read(MOST_BYTES + 1)
-
-
-def _check_file(mode: int) -> None:
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(mode := os.stat(path).st_mode):
         raise IsADirectoryError(0, f"expected a file, got a {_KINDS.get(stat.S_IFMT(mode), 'special file')}")
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        return file.read(MOST_BYTES + 1)
 
 
 def read_json(
@@ -151,16 +145,12 @@ def read_json(
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object of its pairs.
-
-    Raises:
-        ValueError: a key that comes twice.
-    """
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-        raise ValueError(f"the key {twice[:SHOWN_CHARACTERS]!r} comes twice")
+    """Return a JSON object of its pairs; a key that comes twice is refused by `ValueError`."""
+    content = {}
+    for name, value in pairs:
+        if name in content:
+            raise ValueError(f"the key {name[:SHOWN_CHARACTERS]!r} comes twice")
+        content[name] = value
     return content
 
 
@@ -287,19 +277,17 @@ def set_aside(path: FilePath) -> FilePath | None:
 
     No file is overwritten, whoever else does the same at the same time.
     """
-    if not os.path.lexists(path):
-        return None
-    for number in itertools.count(1):
+    number = 1
+    while os.path.lexists(path):
         aside = path.with_name(f"{path.name}.{number}")
-        with contextlib.suppress(FileExistsError):
+        try:
             os.close(os.open(aside, os.O_CREAT | os.O_EXCL))
-            try:
-                os.replace(path, aside)
-            except OSError as reason:
-                aside.unlink()
-                if isinstance(reason, FileNotFoundError):  # another one was quicker
-                    return None
-                raise
+            os.replace(path, aside)
+        except FileExistsError:
+            number += 1
+        except FileNotFoundError:  # another one was quicker
+            aside.unlink()
+        else:
             return aside
     return None
 

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from _content import sealed
 from _models import (
     GATE,
     LINE,
@@ -143,6 +145,81 @@ def test_sections_of_other_models_are_left_alone(path):
     assert loaded(path, None, BOTH[::-1]).posterior.model is TILED
 
 
+def test_a_section_that_cannot_be_used_is_left_out_and_kept_by_who_writes_another(path):
+    """Stale, damaged, or of a schema to come: what is good is used, and what is not is kept to the byte."""
+    newer = file_content()["models"]["tiled"] | {"surprise": 1, "digest": "0" * 64}
+    for bad in ({"models.tiled.model_version": 99}, {"models.tiled": newer}, {"models.tiled": [1.5, None]}):
+        raw = json.loads(written(path, bad).read_text())
+        with pytest.warns(UserWarning, match=r"models.tiled.*rlxjax refit .* --out .*; it is left out"):
+            before = load_calibration(path, BOTH)
+        assert [*before.models] == ["line"]
+        assert before.gate == GATE
+        with pytest.raises(CalibrationFileError, match=r"models\.tiled"):
+            load_calibration(path, [TILED])
+        save_calibration(path, line_fit())
+        after = json.loads(path.read_text())
+        assert [*after["models"]] == ["line", "tiled"]
+        assert (after["models"]["tiled"], after["machine"]) == (raw["models"]["tiled"], raw["machine"])
+        with pytest.warns(UserWarning, match=r"models\.tiled"):
+            assert load_calibration(path, BOTH).gate == GATE
+
+
+def test_a_section_names_its_own_samples_and_the_command_that_fits_them(path):
+    for name, samples in (("welch", "calibration.samples.jsonl"), ("functions", "calibration.functions.jsonl")):
+        path.write_text(json.dumps(sealed(file_content() | {"models": {name: {}}})))
+        with pytest.raises(CalibrationFileError) as refusal:
+            load_calibration(path)
+        assert f"`rlxjax calibrate --only {name} --out {path}`" in str(refusal.value)
+        assert f"`rlxjax refit {path.parent / samples} --out {path}`" in str(refusal.value)
+
+
+def test_what_was_changed_is_found_and_taken_only_where_that_is_asked(path):
+    good = json.loads(written(path).read_text())
+    value = good["models"]["line"]["coefficients"]["call_ns"]["value"]
+    text = path.read_text().replace(repr(value), repr(2.0 * value), 1)
+    path.write_text(text)
+    with pytest.warns(UserWarning, match=r"models\.line\.digest differs .*unsealed=True, or"):
+        assert [*load_calibration(path, BOTH).models] == ["tiled"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_calibration(path, BOTH, unsealed=True).coefficients["call_ns"] == 2.0 * value
+    # Lost whole, renamed, or without digests: no section has changed, and yet a word is said.
+    for change in (lambda c: c["models"].pop("line"), lambda c: c["models"].update(lime=c["models"].pop("line"))):
+        content = json.loads(json.dumps(good))
+        change(content)
+        path.write_text(json.dumps(content))
+        with pytest.warns(UserWarning, match=f"^{path}: digest differs"):
+            load_calibration(path, BOTH)
+        with pytest.warns(UserWarning, match=f"{path}: digest differs .*What it holds was kept"):
+            save_calibration(path, tiled_fit())
+    del good["models"]["line"]["digest"]
+    path.write_text(json.dumps(good))
+    with pytest.warns(UserWarning, match=r"models\.line\.digest is missing"):
+        load_calibration(path, BOTH)
+
+
+def test_what_is_no_calibration_of_this_schema_is_put_aside_and_not_lost(path):
+    path.write_text("the old file")
+    with pytest.warns(UserWarning, match=f"It was kept as {path}.1"):
+        save_calibration(path, line_fit())
+    assert path.with_name(f"{path.name}.1").read_text() == "the old file"
+    assert load_calibration(path, [LINE]).models
+
+
+def test_sections_that_are_written_at_once_are_all_kept(path):
+    own = [
+        line_fit()._replace(posterior=dataclasses.replace(line_fit().posterior, model=named_model(str(place))))
+        for place in range(8)
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda fit: save_calibration(path, fit), own))
+    assert sorted(json.loads(path.read_text())["models"]) == sorted(fit.posterior.model.name for fit in own)
+
+
+def named_model(name):
+    return type("Named", (LineModel,), {"name": f"line {name}"})()
+
+
 def test_a_model_that_was_not_timed_is_refused_where_it_is_asked_for(path):
     only = loaded(path, {"models.tiled": None})
     with pytest.raises(ValueError, match="model: expected one of line, got 'tiled'"):
@@ -252,11 +329,10 @@ def test_a_file_that_would_be_misread_is_refused_by_field_with_the_mend(field, v
     elif of != "machine":
         assert_refused(path, text, said, *by_name)
         return
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match=f"^{path}: {of}.*; it is left out$") as caught:
         found = load_calibration(written(path, {field: value}), BOTH)
     (warning,) = caught
     assert said.format(path=path) in str(warning.message)
-    assert str(warning.message).endswith("it is left out")
     assert [*found.models] == [one.name for one in BOTH if of != "models" or one.name != name]
     assert (found.gate is None) == (of == "machine")
 

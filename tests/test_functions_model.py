@@ -348,7 +348,7 @@ def test_samples_are_read_again_up_to_a_line_that_was_cut_short(fitted, tmp_path
         ([json.dumps({"kind": "visit", "round": 0, "name": "a", "times_ns": [2**63]})], "line 2: .*times_ns"),
         ([lines[2], header, lines[3]], "line 3: a second header"),
         ([lines[2].replace("{", '{"round":0,', 1)], "line 2: the key 'round' comes twice"),
-        ([json.dumps({"kind": "micro", "name": "launch", "time_ns": 7.0})], "line 2: kind"),
+        ([json.dumps({"kind": "micro", "name": "launch", "time_ns": 7.0})], "line 2: .*tag 'micro'"),
     ):
         file.write_text("\n".join([header, *rest, ""]))
         with pytest.raises(ValueError, match=said):
@@ -394,6 +394,26 @@ def test_ctrl_c_fits_what_was_measured_once_there_is_a_time_of_each_function(rou
     else:
         with pytest.raises(KeyboardInterrupt, match=r"samples so far are in .*c\.functions\.jsonl"):
             job()
+
+
+def test_earlier_samples_move_once_the_new_file_opens_and_not_before(fitted, tmp_path, monkeypatch):
+    path = tmp_path / "c.json"
+    samples, progress = samples_path_of(path), Progress(is_quiet=True)
+    samples.write_text("earlier")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    for step in ("chosen_cells", "_compiled", "_visits"):
+        with monkeypatch.context() as patched:
+            patched.setattr(functions_job, "chosen_cells", lambda _: fitted[2])
+            patched.setattr(functions_job, "_compiled", lambda *_: {})
+            patched.setattr(functions_job, step, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                run_functions(started_s=0.0, budget_s=20.0, path=path, command="", progress=progress)
+        assert (samples.read_text() == "earlier") == (step != "_visits")
+    assert (tmp_path / "c.functions.jsonl.1").read_text() == "earlier"
+    assert read_log(samples).visits == []
 
 
 @pytest.mark.slow  # times real functions for a quarter of a minute

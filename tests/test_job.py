@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from _campaigns import GRID, fitted, made_up, run_job
+from _content import sealed
 from _documented import assert_documented, assert_narrow
 from rich.console import Console
 from typer.testing import CliRunner
@@ -130,7 +131,8 @@ def test_fitting_the_samples_again_gives_what_the_file_says(outcome):
 def test_a_job_starts_from_what_another_calibration_says_and_names_its_platform(outcome, tmp_path):
     text = outcome.path.read_text(encoding="utf-8")
     prior = tmp_path / "other.json"
-    prior.write_text(text.replace(f'"platform": "{jax.default_backend()}"', '"platform": "abacus"'))
+    content = json.loads(text.replace(f'"platform": "{jax.default_backend()}"', '"platform": "abacus"'))
+    prior.write_text(json.dumps(sealed(content)))
     samples = tmp_path / "calibration.samples.jsonl"
     samples.write_bytes(outcome.samples_path.read_bytes())
     found = fitted(tmp_path / "calibration.json", prior=prior)

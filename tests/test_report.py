@@ -203,7 +203,7 @@ def test_cautions_of_a_file_make_it_not_ready(files, tmp_path):
     spoilt = json.loads(files[0].read_text())
     spoilt["models"]["welch"]["cautions"] = [f"Careful {NASTY}."]
     path, out = tmp_path / "c.json", tmp_path / "r.html"
-    path.write_text(json.dumps(spoilt))
+    path.write_text(json.dumps(sealed(spoilt)))
     result = invoke(path, "-o", out)
     assert result.exit_code == 0, result.stderr
     found = Document(out.read_text(encoding="utf-8"))
