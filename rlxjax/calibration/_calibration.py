@@ -31,6 +31,7 @@ from ._file import (
     default_calibration_path,
     gate_of,
     of_this_machine,
+    read_calibration_file,
     sections_of_file,
 )
 from ._fingerprint import warn_if_elsewhere
@@ -240,9 +241,7 @@ def load_calibration(
     """
     path = default_calibration_path() if path is None else path
     known = list(BUILT_IN.values() if models is None else models)
-    content, left_out = sections_of_file(path, known, unsealed)
-    for said in left_out:
-        warnings.warn(said, stacklevel=2)
+    content = read_calibration_file(path, known, unsealed)
     warn_if_elsewhere({name: own.fingerprint for name, own in content.sections().items()}, path)
     return Calibration.from_file(content, known, path)
 
@@ -306,10 +305,10 @@ def _default_calibration(platform: str, path: FilePath) -> Calibration | None:
             warnings.warn(f"{error}; it is not used", stacklevel=3)
         else:
             for said in left_out:
-                warnings.warn(said, stacklevel=3)
+                warnings.warn(f"{said}; it is left out", stacklevel=3)
             warn_if_elsewhere({name: own.fingerprint for name, own in content.sections().items()}, path)
             own = of_this_machine(content)
-            if own.models:
+            if own.sections():
                 return _with_missing(Calibration.from_file(own, path=path), platform)
     return prior_calibration(platform)
 

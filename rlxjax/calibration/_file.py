@@ -100,9 +100,12 @@ def read_calibration_file(
             can be used: of another version of the model, not as it was written, or with a missing, negative or NaN
             coefficient.
     """
-    content, left_out = sections_of_file(path, models, unsealed)
+    known = list(BUILT_IN.values() if models is None else models)
+    content, left_out = sections_of_file(path, known, unsealed)
+    if left_out and not any(model.name in content.models for model in known):
+        raise CalibrationFileError(left_out[0])
     for said in left_out:
-        warnings.warn(said, stacklevel=2)
+        warnings.warn(f"{said}; it is left out", stacklevel=3)
     return content
 
 
@@ -111,11 +114,11 @@ def sections_of_file(
 ) -> tuple[CalibrationFile, list[str]]:
     """Return what can be used of a calibration file, and a sentence for each section that cannot.
 
-    Arguments and errors are those of `read_calibration_file`.
+    Arguments and errors are those of `read_calibration_file`; the sections may be none.
     """
     mend = _mend(path)
     raw = _raw_of(path)
-    found, left_out, lost = {}, [], None
+    found, left_out = {}, []
     known = {model.name: model for model in (BUILT_IN.values() if models is None else models)}
     for name, own in raw["models"].items():
         section, problem = _section_of(ModelSection, own, unsealed)
@@ -125,9 +128,6 @@ def sections_of_file(
             found[name] = section
         elif name in known:
             left_out.append(f"{path}: models.{name}.{problem}; {_mend(path, name, own)}")
-            lost = lost or left_out[-1]
-    if lost and not any(name in found for name in known):
-        raise CalibrationFileError(lost)
     machine = None
     if (own := raw.get("machine")) is not None:
         machine, problem = _section_of(MachineSection, own, unsealed)
@@ -142,7 +142,7 @@ def sections_of_file(
         raise CalibrationFileError(f"{path}: {first_refusal(reason)}; {mend}") from None
     if not (unsealed or left_out) and (problem := digest_problem(raw)):
         left_out.append(f"{path}: {problem}; or {mend}")
-    return content, [f"{said}; it is left out" for said in left_out]
+    return content, left_out
 
 
 def _raw_of(path: str | os.PathLike[str]) -> dict[str, Any]:
