@@ -293,7 +293,7 @@ def set_aside(path: FilePath) -> FilePath | None:
 
 
 @contextlib.contextmanager
-def locked(path: str | os.PathLike[str], wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+def locked(path: str | os.PathLike[str]) -> Iterator[None]:
     """Hold the one lock of a file's folder, for who measures for that file or writes it; reading needs none.
 
     Raises:
@@ -304,7 +304,7 @@ def locked(path: str | os.PathLike[str], wait_s: float = LOCK_WAIT_S) -> Iterato
     if (held := (place, threading.get_ident())) in _HELD:
         yield
         return
-    with _lock_of(place, time.monotonic() + wait_s):
+    with _lock_of(place, time.monotonic() + LOCK_WAIT_S):
         _HELD.add(held)
         try:
             yield
@@ -327,6 +327,7 @@ def _lock_of(place: FilePath, ends_s: float) -> io.FileIO:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(file.fileno()), os.stat(place)):  # and not what another one has just removed
                 with contextlib.suppress(OSError):  # on a full disk, who holds it is not said
+                    file.truncate(0)
                     file.write(f"{os.getpid()}\n".encode())
                 return file
         file.seek(0)

@@ -153,20 +153,30 @@ def test_files_are_put_aside_at_once_by_many_and_none_is_lost(tmp_path):
     assert not path.exists()
 
 
-def test_a_folder_is_locked_for_one_writer_at_a_time_who_may_lock_it_again(tmp_path):
+def test_a_folder_is_locked_for_one_writer_at_a_time_who_may_lock_it_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(_files, "LOCK_WAIT_S", 0.1)
+    (tmp_path / LOCK_NAME).write_text("1\n")  # of one that was killed
+
     def other():
-        with locked(tmp_path / "b.json", wait_s=0.0):
+        with locked(tmp_path / "b.json"):
             raise AssertionError("two at once")
+
+    def job():
+        return CliRunner().invoke(app, ["calibrate", "--budget", "60", "--out", str(tmp_path / "a.json")])
 
     with ThreadPoolExecutor(1) as pool:
         with locked(tmp_path / "a.json"), locked(tmp_path / "b.json"):
             with pytest.raises(ValueError, match=f"{tmp_path}: process {os.getpid()} measures for this folder, or"):
                 pool.submit(other).result()
+            refused = pool.submit(job).result()
+            assert refused.exit_code == 2
+            assert f"process {os.getpid()} measures for this folder" in refused.stderr
             with locked(tmp_path / "other" / "a.json"):
                 pass
         with pytest.raises(AssertionError, match="two at once"):
             pool.submit(other).result()
-    assert not list(tmp_path.rglob(LOCK_NAME))
+    assert list(tmp_path.iterdir()) == [tmp_path / "other"]
+    monkeypatch.undo()
     counts = []
 
     def count():
