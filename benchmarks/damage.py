@@ -27,9 +27,8 @@ import numpy as np
 
 import rlxjax as rx
 from calibrate.bench_file import BENCH_SCHEMA_VERSION, BenchFile
-from calibrate.function_samples import FunctionLog
 from calibrate.page import advice_page
-from calibrate.samples import read_log
+from calibrate.samples import FunctionLog, read_log
 from rlxjax._files import read_json_file
 from rlxjax.advice import Advice, Measured, StageCost
 from rlxjax.calibration import (

@@ -161,37 +161,25 @@ def refit(
     """
     progress = Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
-        from .function_samples import FunctionLog
         from .refit import refit as fit_again
         from .refit import refit_functions
-        from .samples import read_log
+        from .samples import FunctionLog, read_log
 
     log = read_log(samples)
+    set_up_jax("cpu" if log.fingerprint.platform == "cpu" else None)
+    command = command_line("refit", samples, out=out, model=model, prior=prior, force=force)
+    asked = {"out": out, "command": command, "progress": progress, "force": force}
     if isinstance(log, FunctionLog):
         for option, given in (("--model", model), ("--prior", prior)):
             if given:
                 raise ValueError(f"{option}: expected none, as {samples} holds functions; it is for Welch peaks")
-        set_up_jax("cpu" if log.fingerprint.platform == "cpu" else None)
-        command = command_line("refit", samples, out=out, force=force)
-        found = refit_functions(log, samples, out=out, command=command, progress=progress, force=force)
-        with _printed({"functions": found}, as_json=as_json):
-            _say(found, verbose=verbose, quiet=quiet, as_json=as_json)
-        _finish({"functions": found}, strict=strict)
-        return
-    set_up_jax("cpu" if log.fingerprint.platform == "cpu" else None)
-    outcome = fit_again(
-        log,
-        samples,
-        out=out,
-        command=command_line("refit", samples, out=out, model=model, prior=prior, force=force),
-        progress=progress,
-        models=model or [],
-        force=force,
-        prior=prior,
-    )
-    with _printed({"welch": outcome}, as_json=as_json):
-        _say(outcome, verbose=verbose, quiet=quiet, as_json=as_json)
-    _finish({"welch": outcome}, strict=strict)
+        outcomes = {"functions": refit_functions(log, samples, **asked)}
+    else:
+        outcomes = {"welch": fit_again(log, samples, **asked, models=model or [], prior=prior)}
+    with _printed(outcomes, as_json=as_json):
+        for outcome in outcomes.values():
+            _say(outcome, verbose=verbose, quiet=quiet, as_json=as_json)
+    _finish(outcomes, strict=strict)
 
 
 @app.command(epilog=epilog("validate"))

@@ -25,11 +25,11 @@ from rlxjax.fit import COVERED_SDS, MIN_TIMINGS
 from rlxjax.models import FUNCTIONS, function_runs
 
 from .clock import Deadline, quiet_collector, visit_ns
-from .function_samples import VERSION, FunctionLog, FunctionVisit, samples_path_of
 from .functions import FunctionCell, function_cells
 from .progress import Progress
 from .report import FunctionsOutcome
-from .samples import SampleWriter
+from .sample_lines import FUNCTIONS_SUFFIX, FUNCTIONS_VERSION, FunctionVisit
+from .samples import FunctionLog, SampleWriter
 from .verdict import MOST_FUNCTION_ERROR, verdict_on
 from .visits import DECILE, noise_floor, quantile_ns
 
@@ -71,7 +71,7 @@ def run_functions(
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds for functions, got {budget_s:g}")
     file_to_write(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    samples_path, notes = samples_path_of(path), []
+    samples_path, notes = path.with_suffix(FUNCTIONS_SUFFIX), []
     file_to_write(samples_path)
     deadline = Deadline(started_s + budget_s - FIT_RESERVE_S)
     log = FunctionLog(current_fingerprint())
@@ -131,7 +131,7 @@ def fit_functions(
         samples=Samples(
             file=samples_path.name,
             sha256=sha256_of(samples_path),
-            runner=VERSION,
+            runner=FUNCTIONS_VERSION,
             timings=len(log.visits),
             rounds=len(visits.rounds()),
             workloads=len(cells),

@@ -1,12 +1,13 @@
 """The raw samples: one JSON line each, appended and flushed as it is taken, never rewritten."""
 
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
@@ -24,15 +25,17 @@ from rlxjax.calibration import (
 from rlxjax.models import WELCH
 from rlxjax.welch import RUNNER_VERSION
 
-from .function_samples import FunctionLog, FunctionsHeader, FunctionVisit
 from .sample_lines import (
     EARLIER_LINE,
+    FUNCTIONS_LINE,
     LAST_OF_SINGLE_RUNS,
     LINE,
     SAMPLES_VERSION,
     Canary,
     Cells,
     EarlierTiming,
+    FunctionsHeader,
+    FunctionVisit,
     Header,
     Line,
     Micro,
@@ -139,6 +142,50 @@ class SampleLog:
         if visit.round == len(self.rounds):
             self.rounds.append([])
         self.rounds[visit.round].append((cell, min(visit.times_ns)))
+
+
+@dataclasses.dataclass
+class FunctionLog:
+    """The samples of one campaign of functions.
+
+    Attributes:
+        fingerprint: of the machine.
+        visits: in the order in which they were made.
+    """
+
+    fingerprint: Fingerprint
+    visits: list[FunctionVisit] = dataclasses.field(default_factory=list)
+    lines: ClassVar[TypeAdapter] = FUNCTIONS_LINE
+
+    def header(self) -> FunctionsHeader:
+        """Return the first line of the file."""
+        return FunctionsHeader(fingerprint=self.fingerprint)
+
+    def add(self, visit: FunctionVisit) -> None:
+        """Add a visit, of the round of the last one or of the next.
+
+        Raises:
+            ValueError: one of another round.
+        """
+        last = self.visits[-1].round if self.visits else -1
+        if not max(last, 0) <= visit.round <= last + 1:
+            raise ValueError(f"visit.round: expected {max(last, 0)} or the next, got {visit.round}")
+        self.visits.append(visit)
+
+    def names(self) -> list[str]:
+        """Return the functions of every round that was begun, in order of appearance."""
+        return list(dict.fromkeys(visit.name for visit in self.visits))
+
+    def as_visits(self) -> Visits:
+        """Return the visits of whole rounds; of the only one where none is whole."""
+        names = self.names()
+        rounds = [list(own) for _, own in itertools.groupby(self.visits, lambda visit: visit.round)]
+        whole = [own for own in rounds if len({visit.name for visit in own}) == len(names)] or rounds[:1]
+        made = [
+            (number, names.index(visit.name), min(visit.times_ns)) for number, own in enumerate(whole) for visit in own
+        ]
+        round_, cell, time_ns = np.array(made, np.int64).reshape(-1, 3).T
+        return Visits(round_, cell, time_ns.astype(float), len(names))
 
 
 class SampleWriter:

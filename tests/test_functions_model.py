@@ -14,11 +14,11 @@ from jax.extend.core import Primitive
 
 import rlxjax as rx
 from calibrate import functions_job
-from calibrate.function_samples import FunctionLog, FunctionVisit, samples_path_of
 from calibrate.functions import function_cells
 from calibrate.functions_job import MOST_CELLS, chosen_cells, fit_functions, run_functions
 from calibrate.progress import Progress
-from calibrate.samples import read_log, read_samples
+from calibrate.sample_lines import FUNCTIONS_SUFFIX, FunctionVisit
+from calibrate.samples import FunctionLog, read_log, read_samples
 from rlxjax.calibration import CalibratedModel, Calibration, compare_functions, current_fingerprint, predict_profile
 from rlxjax.fit import prior_posterior
 from rlxjax.models import FFT, FUNCTIONS, function_runs
@@ -295,8 +295,8 @@ def fitted(tmp_path_factory):
     with as_users_do():
         cells = chosen_cells(function_cells())
         log = log_of(cells, true, rng)
-        samples_path_of(path).write_text("made up")
-        outcome = fit_functions(log, path, samples_path_of(path), "rlxjax calibrate", [], force=False)
+        path.with_suffix(FUNCTIONS_SUFFIX).write_text("made up")
+        outcome = fit_functions(log, path, path.with_suffix(FUNCTIONS_SUFFIX), "rlxjax calibrate", [], force=False)
     return outcome, log, cells
 
 
@@ -324,9 +324,9 @@ def test_sections_of_other_models_of_the_machine_stay(fitted, tmp_path):
     other = rx.fit_posterior(rx.fft_timings(batch, n_fft, 2e4 + 12.0 * batch * n_fft))
     path = tmp_path / "both.json"
     rx.save_calibration(path, other)
-    samples_path_of(path).write_text("made up")
+    path.with_suffix(FUNCTIONS_SUFFIX).write_text("made up")
     with as_users_do():
-        fit_functions(log, path, samples_path_of(path), "rlxjax calibrate", [], force=False)
+        fit_functions(log, path, path.with_suffix(FUNCTIONS_SUFFIX), "rlxjax calibrate", [], force=False)
     assert set(rx.load_calibration(path).models) == {"fft", "functions"}
 
 
@@ -398,7 +398,7 @@ def test_ctrl_c_fits_what_was_measured_once_there_is_a_time_of_each_function(rou
 
 def test_earlier_samples_move_once_the_new_file_opens_and_not_before(fitted, tmp_path, monkeypatch):
     path = tmp_path / "c.json"
-    samples, progress = samples_path_of(path), Progress(is_quiet=True)
+    samples, progress = path.with_suffix(FUNCTIONS_SUFFIX), Progress(is_quiet=True)
     samples.write_text("earlier")
 
     def interrupted(*_):

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from calibrate import fits
 from calibrate.cli import app
-from calibrate.function_samples import FunctionsHeader, FunctionVisit
 from calibrate.functions import function_cells
+from calibrate.sample_lines import FunctionsHeader, FunctionVisit
 from calibrate.samples import read_samples
 from rlxjax.calibration import read_calibration_file, sha256_of
 from rlxjax.fit import fit_posterior

@@ -116,28 +116,19 @@ def sections_of_file(
 
     Arguments and errors are those of `read_calibration_file`; the sections may be none.
     """
-    mend = _mend(path)
-    raw = _raw_of(path)
-    found, left_out = {}, []
+    raw, mend = _raw_of(path), _mend(path)
     known = {model.name: model for model in (BUILT_IN.values() if models is None else models)}
+    found, left_out = {}, []
     for name, own in raw["models"].items():
-        section, problem = _section_of(ModelSection, own, unsealed)
-        if section is not None and name in known:
-            problem = _problem(known[name], section) or problem
-        if problem is None:
-            found[name] = section
-        elif name in known:
+        found[name], problem = _section_of(ModelSection, own, known.get(name), unsealed)
+        if problem and name in known:
             left_out.append(f"{path}: models.{name}.{problem}; {_mend(path, name, own)}")
-    machine = None
-    if (own := raw.get("machine")) is not None:
-        machine, problem = _section_of(MachineSection, own, unsealed)
-        if machine is not None and machine.gate is not None and (of_gate := _gate_problem(machine.gate)):
-            problem = f"gate.{of_gate}"
-        if problem is not None:
-            machine = None
-            left_out.append(f"{path}: machine.{problem}; {_mend(path, 'welch', own)}")
+    machine, problem = _section_of(MachineSection, raw.get("machine", {}), None, unsealed)
+    if problem and raw.get("machine") is not None:
+        left_out.append(f"{path}: machine.{problem}; {_mend(path, WELCH.name, raw['machine'])}")
+    good = {name: section for name, section in found.items() if section is not None}
     try:
-        content = CalibrationFile.model_validate(raw | {"models": found, "machine": machine})
+        content = CalibrationFile.model_validate(raw | {"models": good, "machine": machine})
     except ValidationError as reason:
         raise CalibrationFileError(f"{path}: {first_refusal(reason)}; {mend}") from None
     if not (unsealed or left_out) and (problem := digest_problem(raw)):
@@ -149,21 +140,25 @@ def _raw_of(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the object in a file of this schema, its sections unchecked."""
     mend, versions = _mend(path), {"schema_version": SCHEMA_VERSION}
     raw = read_json(path, versions, CalibrationFileError, mend, "a calibration")
-    if raw.get("schema_version") != SCHEMA_VERSION or isinstance(raw["schema_version"], float):
-        got = raw.get("schema_version")
+    if repr(got := raw.get("schema_version")) != repr(SCHEMA_VERSION):
         raise CalibrationFileError(f"{path}: schema_version: expected {SCHEMA_VERSION}, got {got!r}; {mend}")
     if not isinstance(raw.get("models"), dict):
         raise CalibrationFileError(f"{path}: models: expected sections by name; {mend}")
     return raw
 
 
-def _section_of(schema: type[Section], raw: Any, unsealed: bool) -> tuple[Any, str | None]:
+def _section_of(schema: type[Section], raw: Any, model: LatencyModel | None, unsealed: bool) -> tuple[Any, str | None]:
     """Return a section, or what keeps it from being read."""
     try:
         section = schema.model_validate(raw)
     except ValidationError as reason:
         return None, first_refusal(reason)
-    return section, None if unsealed else digest_problem(raw)
+    problem = None if unsealed else digest_problem(raw)
+    if isinstance(section, MachineSection) and section.gate is not None:
+        problem = _gate_problem(section.gate) or problem
+    elif isinstance(section, ModelSection) and model is not None:
+        problem = _problem(model, section) or problem
+    return None if problem else section, problem
 
 
 def _mend(path: str | os.PathLike[str], model: str | None = None, raw: Any = None) -> str:
@@ -263,9 +258,9 @@ def _problem(model: LatencyModel, section: ModelSection) -> str | None:
 
 def _gate_problem(gate: Mapping[str, GateCoefficient]) -> str | None:
     if problem := _entries_problem(gate, GATE_UNITS):
-        return problem
+        return f"gate.{problem}"
     if gate["unified_memory"].value not in (0.0, 1.0):
-        return f"unified_memory: expected 0 or 1, got {gate['unified_memory'].value}"
+        return f"gate.unified_memory: expected 0 or 1, got {gate['unified_memory'].value}"
     return None
 
 
