@@ -24,11 +24,10 @@ from benchmarks import decision_metrics as metrics
 from calibrate.canary import CANARIES, canary_times_ns
 from calibrate.design import by_workload, design_posterior, estimates, preparation_order
 from calibrate.fits import micro_prior
-from calibrate.function_samples import read_function_samples
 from calibrate.functions_job import fitted_functions
 from calibrate.job import facts_of
 from calibrate.micro import micro_rates
-from calibrate.samples import SampleLog, read_samples, timings_of
+from calibrate.samples import FunctionLog, SampleLog, read_log, read_samples, timings_of
 from calibrate.visits import quantile_ns
 from calibrate.workloads import Cell, Grid, runs_model
 from rlxjax import LatencyPosterior, PosteriorFit, fit_posterior, prior_posterior, transferred_prior
@@ -229,12 +228,11 @@ def main() -> None:
         )
     }
     if options.functions:
-        logs = [(path, read_function_samples(path)) for path in options.functions]
-        fits = [fitted_functions(log, path) for path, log in logs if log is not None]
+        logs = [(path, read_log(path)) for path in options.functions]
+        fits = [fitted_functions(log, path) for path, log in logs if isinstance(log, FunctionLog)]
         sources = [
             PriorMachine(fingerprint=log.fingerprint, samples=path.name, sha256=sha256_of(path), runner=1)
             for path, log in logs
-            if log is not None
         ]
         spread = np.full(len(FUNCTIONS.variants), ALONE_SPREAD)
         models[FUNCTIONS.name] = section(

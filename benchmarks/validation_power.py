@@ -77,7 +77,8 @@ def replayed(
     longer = np.array([factor if strategy in ("all", cell.strategy) else 1.0 for cell in cells])
     expected = estimates(Calibration.from_file(content).of(WELCH.name).posterior, cells)
     measured_ns = quantile_ns(visits) * longer
-    return judge(cells, measured_ns, expected, noise_floor(visits), canary_times_ns(window), content.canary_ns, others)
+    then_ns = {} if content.machine is None else content.machine.canary_ns
+    return judge(cells, measured_ns, expected, noise_floor(visits), canary_times_ns(window), then_ns, others)
 
 
 def share_of_alarms(

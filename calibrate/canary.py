@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import psutil
 
-from rlxjax.calibration import CalibrationFile, Pace, Range, population
+from rlxjax.calibration import MachineSection, Pace, Range, population
 
 from .micro import micro_benchmarks
 from .samples import SampleLog, SampleWriter
@@ -54,12 +54,12 @@ def used_by_others(log: SampleLog) -> float | None:
     return float(np.mean(others)) if others else None
 
 
-def pace_of(log: SampleLog, earlier: CalibrationFile | None) -> Pace:
+def pace_of(log: SampleLog, earlier: MachineSection | None) -> Pace:
     """Return how fast the machine was while the samples were taken.
 
     Args:
         log: the samples.
-        earlier: a calibration of the same machine, if there is one. The quickest of all is the usual speed.
+        earlier: what a calibration says of the same machine, if there is one. The quickest of all is the usual speed.
 
     What is known of other machines is the population's of the platform. Samples without looks say nothing.
     """

@@ -13,7 +13,7 @@ import typer  # noqa: E402
 import rlxjax  # noqa: E402
 
 from .command_help import OVERVIEW, epilog  # noqa: E402
-from .command_line import AsJson, File, Quiet, calibration_file, command_line, set_up_jax  # noqa: E402
+from .command_line import AsJson, File, Quiet, Unsealed, calibration_file, command_line, set_up_jax  # noqa: E402
 from .interrupts import last_act  # noqa: E402
 from .progress import Progress  # noqa: E402
 from .questions import add_questions  # noqa: E402
@@ -99,19 +99,20 @@ def calibrate(
     progress = Progress(ends_s=started_s + budget_s, is_quiet=quiet)
     with progress.waiting("starting JAX"):
         set_up_jax(device)
-        from rlxjax.calibration import default_calibration_path
+        from rlxjax.calibration import default_calibration_path, locked
 
         from .functions_job import run_functions
         from .job import run as run_job
 
     given = {"device": device, "only": only, "out": out, "model": model, "prior": prior, "resume": resume}
     command = command_line("calibrate", budget=f"{budget_s:g}", **given, force=force)
-    with _printed(outcomes, as_json=as_json):
+    path = default_calibration_path() if out is None else out
+    with _printed(outcomes, as_json=as_json), locked(path):
         if only != "functions":
             outcomes["welch"] = run_job(
                 started_s=started_s,
                 budget_s=budget_s / parts,
-                out=out,
+                out=path,
                 resume=resume,
                 models=model or [],
                 command=command,
@@ -124,7 +125,7 @@ def calibrate(
             outcomes["functions"] = run_functions(
                 started_s=started_s + budget_s - budget_s / parts,
                 budget_s=budget_s / parts,
-                path=default_calibration_path() if out is None else out,
+                path=path,
                 command=command,
                 progress=progress,
                 force=force,
@@ -160,37 +161,25 @@ def refit(
     """
     progress = Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
-        from .function_samples import read_function_samples
         from .refit import refit as fit_again
         from .refit import refit_functions
-        from .samples import read_samples
+        from .samples import FunctionLog, read_log
 
-    if (functions := read_function_samples(samples)) is not None:
+    log = read_log(samples)
+    set_up_jax("cpu" if log.fingerprint.platform == "cpu" else None)
+    command = command_line("refit", samples, out=out, model=model, prior=prior, force=force)
+    asked = {"out": out, "command": command, "progress": progress, "force": force}
+    if isinstance(log, FunctionLog):
         for option, given in (("--model", model), ("--prior", prior)):
             if given:
                 raise ValueError(f"{option}: expected none, as {samples} holds functions; it is for Welch peaks")
-        set_up_jax("cpu" if functions.fingerprint.platform == "cpu" else None)
-        command = command_line("refit", samples, out=out, force=force)
-        found = refit_functions(functions, samples, out=out, command=command, progress=progress, force=force)
-        with _printed({"functions": found}, as_json=as_json):
-            _say(found, verbose=verbose, quiet=quiet, as_json=as_json)
-        _finish({"functions": found}, strict=strict)
-        return
-    log = read_samples(samples)
-    set_up_jax("cpu" if log.fingerprint.platform == "cpu" else None)
-    outcome = fit_again(
-        log,
-        samples,
-        out=out,
-        command=command_line("refit", samples, out=out, model=model, prior=prior, force=force),
-        progress=progress,
-        models=model or [],
-        force=force,
-        prior=prior,
-    )
-    with _printed({"welch": outcome}, as_json=as_json):
-        _say(outcome, verbose=verbose, quiet=quiet, as_json=as_json)
-    _finish({"welch": outcome}, strict=strict)
+        outcomes = {"functions": refit_functions(log, samples, **asked)}
+    else:
+        outcomes = {"welch": fit_again(log, samples, **asked, models=model or [], prior=prior)}
+    with _printed(outcomes, as_json=as_json):
+        for outcome in outcomes.values():
+            _say(outcome, verbose=verbose, quiet=quiet, as_json=as_json)
+    _finish(outcomes, strict=strict)
 
 
 @app.command(epilog=epilog("validate"))
@@ -198,6 +187,7 @@ def refit(
 def validate(
     file: File = None,
     budget: Annotated[float, typer.Option(help="Seconds for all of it, compiling included.")] = 20.0,
+    unsealed: Unsealed = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -207,7 +197,7 @@ def validate(
         file = calibration_file(file)
         from .staleness import check
 
-    verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=progress)
+    verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=progress, unsealed=unsealed)
     if as_json:
         from .printing import json_text
 

@@ -34,6 +34,7 @@ Segments = Annotated[int, size_option("Segments of a row.")]
 File = Annotated[
     FilePath | None, typer.Argument(help="A calibration file; the saved one of this machine unless given.")
 ]
+Unsealed = Annotated[bool, typer.Option("--unsealed", help="Take a calibration that was edited by hand.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with keys that stay.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings, errors and what --json asks for only.")]
 
@@ -54,9 +55,13 @@ def workload(batch: int, n_fft: int, k: int, segments: int) -> dict[str, int]:
 
 def set_up_jax_as(file: FilePath | None) -> None:
     """Choose the platform of a calibration, if one is given: the processor also where JAX would take an accelerator."""
-    from rlxjax.calibration import read_calibration_file
+    from rlxjax.calibration import sections_of_file
 
-    set_up_jax("cpu" if file is not None and read_calibration_file(file).fingerprint.platform == "cpu" else None)
+    platforms: set[str] = set()
+    if file is not None:
+        content, _ = sections_of_file(file, unsealed=True)
+        platforms = {section.fingerprint.platform for section in content.sections().values()}
+    set_up_jax("cpu" if platforms == {"cpu"} else None)
 
 
 def calibration_file(file: FilePath | None) -> FilePath:
@@ -74,7 +79,7 @@ def calibration_file(file: FilePath | None) -> FilePath:
     return path
 
 
-def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
+def calibration_of(file: FilePath | None, unsealed: bool = False) -> "rlxjax.Calibration":
     """Return the calibration of a file, or the one that is used where none is given, with JAX set up for it.
 
     Raises:
@@ -83,7 +88,12 @@ def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
     from rlxjax.calibration import default_calibration_path
 
     set_up_jax_as(file)
-    found = rlxjax.default_calibration() if file is None else rlxjax.load_calibration(file)
+    path = file
+    if path is None and unsealed and (saved := default_calibration_path()).exists():
+        path = saved
+    if path is not None:
+        return rlxjax.load_calibration(path, unsealed=unsealed)
+    found = rlxjax.default_calibration()
     if found is None:
         raise _nothing_measured(default_calibration_path())
     return found

@@ -170,7 +170,7 @@ def prior_from(file: FilePath) -> tuple[LatencyPrior, str]:
     """
     content = read_calibration_file(file)
     calibrated = Calibration.from_file(content).of(WELCH.name)
-    return transferred_prior(calibrated.posterior), content.fingerprint.platform
+    return transferred_prior(calibrated.posterior), content.models[WELCH.name].fingerprint.platform
 
 
 def micro_prior(rates: MicroRates) -> LatencyPrior:

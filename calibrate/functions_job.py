@@ -1,7 +1,6 @@
 """The calibrate job of functions: time a suite of ordinary functions, fit the functions model, judge it, write."""
 
 import dataclasses
-import datetime
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,32 +12,26 @@ import numpy as np
 
 from rlxjax import PosteriorFit, Timings, estimate, fit_posterior, next_measurements, prior_posterior, profile_function
 from rlxjax.calibration import (
-    SCHEMA_VERSION,
-    UNITS,
-    CalibrationFile,
     ErrorSummary,
-    Fingerprint,
-    ModelSection,
     Samples,
     current_fingerprint,
     file_to_write,
     population_prior,
-    same_machine,
     section_of,
     sha256_of,
-    write_json_file,
+    write_sections,
 )
 from rlxjax.clock import quiet_collector, visit_ns
 from rlxjax.fit import COVERED_SDS, MIN_TIMINGS
 from rlxjax.models import FUNCTIONS, function_runs
 
 from .clock import Deadline
-from .function_samples import VERSION, FunctionLog, Header, Visit, samples_path_of
 from .functions import FunctionCell, function_cells
 from .interrupts import heeded
 from .progress import Progress
 from .report import FunctionsOutcome
-from .samples import said_of_protocol, set_aside
+from .sample_lines import FUNCTIONS_SUFFIX, FUNCTIONS_VERSION, FunctionVisit
+from .samples import FunctionLog, SampleWriter, said_of_protocol
 from .verdict import MOST_FUNCTION_ERROR, verdict_on
 from .visits import noise_floor, quantile_ns
 
@@ -80,9 +73,8 @@ def run_functions(
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds for functions, got {budget_s:g}")
     file_to_write(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    samples_path, notes = samples_path_of(path), []
-    if aside := set_aside(samples_path):
-        notes.append(f"Earlier samples were kept as {aside}.")
+    samples_path, notes = path.with_suffix(FUNCTIONS_SUFFIX), []
+    file_to_write(samples_path)
     deadline = Deadline(started_s + budget_s - FIT_RESERVE_S)
     log = FunctionLog(current_fingerprint())
     rng = np.random.default_rng(seed)
@@ -93,13 +85,15 @@ def run_functions(
         programs = _compiled(cells, compile_by, log.fingerprint.cores)
     if left_out := [cell.name for cell in cells if cell.name not in programs]:
         notes.append(f"Left out, as there was no time to compile them: {', '.join(left_out)}.")
-    with progress.phase("measuring functions", deadline) as advance, open(samples_path, "x", encoding="utf-8") as file:
-        file.write(Header(protocol=log.protocol, fingerprint=log.fingerprint).model_dump_json() + "\n")
-        with heeded(deadline):
-            for visit in _visits(programs, deadline, rng, advance):
-                file.write(visit.model_dump_json() + "\n")
-                file.flush()
-                log.visits.append(visit)
+    with (
+        progress.phase("measuring functions", deadline) as advance,
+        SampleWriter(samples_path, log, append=False) as writer,
+        heeded(deadline),
+    ):
+        if writer.aside:
+            notes.append(f"Earlier samples were kept as {writer.aside}.")
+        for visit in _visits(programs, deadline, rng, advance):
+            writer.keep(visit)
     if deadline.interrupted:
         if len(log.names()) < len(programs):
             raise KeyboardInterrupt(f"samples so far are in {samples_path}")
@@ -118,7 +112,7 @@ def fit_functions(
         ValueError: samples of too few functions of the suite.
     """
     cells, visits = _cells_of(log, samples_path), log.as_visits()
-    seen = np.array([not cell.held_out for cell in cells])
+    seen = np.array([not cell.held_out for cell in cells], bool)
     if seen.sum() < MIN_TIMINGS:
         raise ValueError(f"{samples_path}: expected times of at least {MIN_TIMINGS} functions, got {seen.sum()}")
     measured_ns, noise = quantile_ns(visits), noise_floor(visits)
@@ -131,24 +125,28 @@ def fit_functions(
     if not np.isnan(noise).any():
         noise_level = float(noise.mean())
     judged = verdict_on("functions", summaries, noise_level, MOST_FUNCTION_ERROR)
-    section = section_of(whole, FUNCTIONS.prior, summaries, noise_level, cautions=judged.cautions)
-    section = section.model_copy(
-        update={
-            "samples": Samples(
-                file=samples_path.name,
-                sha256=sha256_of(samples_path),
-                runner=VERSION,
-                timings=len(log.visits),
-                rounds=len(visits.rounds()),
-                workloads=len(cells),
-            )
-        }
+    section = section_of(
+        whole,
+        FUNCTIONS.prior,
+        summaries,
+        noise_level,
+        fingerprint=log.fingerprint,
+        command=command,
+        cautions=judged.cautions,
+        samples=Samples(
+            file=samples_path.name,
+            sha256=sha256_of(samples_path),
+            runner=FUNCTIONS_VERSION,
+            timings=len(log.visits),
+            rounds=len(visits.rounds()),
+            workloads=len(cells),
+        ),
     )
     is_written = force or whole.terms.converged
     if not whole.terms.converged:
         notes.append(whole.terms.message)
     if is_written:
-        write_json_file(_with_section(path, log.fingerprint, section, command), path)
+        notes += write_sections(path, {FUNCTIONS.name: section})
     return FunctionsOutcome(path, is_written, samples_path, judged, section, notes)
 
 
@@ -231,7 +229,7 @@ def _program(cell: FunctionCell, rng: np.random.Generator) -> Callable[[], Any]:
 
 def _visits(
     programs: dict[str, Callable[[], Any]], deadline: Deadline, rng: np.random.Generator, advance: Callable[[], None]
-) -> Iterator[Visit]:
+) -> Iterator[FunctionVisit]:
     """Yield visits by rounds, each in a new random order, until the deadline; a whole round at least."""
     names = list(programs)
     with quiet_collector():
@@ -240,7 +238,7 @@ def _visits(
                 if deadline.interrupted or (round_ and deadline.left_s() <= 0):
                     return
                 times_ns = visit_ns(programs[names[index]])
-                yield Visit(round=round_, name=names[index], times_ns=times_ns)
+                yield FunctionVisit(round=round_, name=names[index], times_ns=times_ns)
             advance()
 
 
@@ -268,20 +266,3 @@ def _summaries(
             built_in=None,
         )
     return summaries
-
-
-def _with_section(path: FilePath, fingerprint: Fingerprint, section: ModelSection, command: str) -> CalibrationFile:
-    """Return a calibration file with this section, and all else that the file at the path says of the machine."""
-    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    known = same_machine(path, fingerprint)
-    if known is not None:
-        models = {**known.models, FUNCTIONS.name: section}
-        return known.model_copy(update={"models": models, "created": created, "command": command})
-    return CalibrationFile(
-        schema_version=SCHEMA_VERSION,
-        created=created,
-        command=command,
-        units=UNITS,
-        fingerprint=fingerprint,
-        models={FUNCTIONS.name: section},
-    )

@@ -1,7 +1,6 @@
 """The calibrate job: measure, fit, judge, write. Every phase is bounded by one budget."""
 
 import dataclasses
-import datetime
 import shlex
 from collections.abc import Sequence
 from pathlib import Path as FilePath
@@ -11,20 +10,19 @@ import numpy as np
 from rlxjax import Calibration, IoFusionGate, LatencyPrior, Provenance
 from rlxjax.calibration import (
     GATE_UNITS,
-    SCHEMA_VERSION,
-    UNITS,
     CalibrationFile,
     GateCoefficient,
-    ModelSection,
+    MachineSection,
     Samples,
     current_fingerprint,
     default_calibration_path,
     file_to_write,
+    machine_section,
+    made_now,
     population_prior,
-    same_machine,
     section_of,
     sha256_of,
-    write_json_file,
+    write_sections,
 )
 from rlxjax.fit import MIN_TIMINGS, Facts
 from rlxjax.models import WELCH
@@ -39,7 +37,7 @@ from .micro import MicroRates, micro_rates, time_micro
 from .plan import memory_limit_bytes, prepare
 from .progress import Progress
 from .report import Outcome, shortened
-from .samples import SampleLog, SampleWriter, check_resumable, read_samples, said_of_protocol, set_aside, timings_of
+from .samples import SampleLog, SampleWriter, check_resumable, read_samples, said_of_protocol, timings_of
 from .validate import OUTLIER_FACTOR, error_summaries, outliers
 from .verdict import Verdict, said_of_pace, verdict_on, what_pays
 from .visits import Visits, noise_floor, quantile_ns
@@ -109,14 +107,15 @@ def run(
         check_resumable(log, samples_path, wanted, here, digests)
     else:
         log = SampleLog(here)
-        if aside := set_aside(samples_path):
-            notes.append(f"Earlier samples were kept as {aside}.")
+        file_to_write(samples_path)
 
     rng, deadline = np.random.default_rng(seed), Deadline(fit_at_s)
     with (
         last_act(lambda: f"samples so far are in {samples_path}: go on with --resume"),
         SampleWriter(samples_path, log, append=resume) as writer,
     ):
+        if writer.aside:
+            notes.append(f"Earlier samples were kept as {writer.aside}.")
         if digests != log.models:
             writer.models(digests)
         with progress.phase("micro-benchmarks"):
@@ -206,41 +205,38 @@ def fit_and_write(
         )
     summaries = error_summaries(cells, measured_ns, fitted.blind, fitted.blind_terms_ns, noise, grid, seen, models)
     noise_level = None if np.isnan(noise).any() else float(noise.mean())
-    judged, earlier = verdict_on("workloads", summaries, noise_level), same_machine(path, here)
+    judged, pace = verdict_on("workloads", summaries, noise_level), pace_of(log, machine_section(path, here))
+    of_pace = said_of_pace(pace, here.cores)
+    samples = Samples(
+        file=samples_path.name,
+        sha256=sha256_of(samples_path),
+        runner=log.runner,
+        timings=sum(len(round_) for round_ in log.rounds),
+        rounds=len(visits.rounds()),
+        workloads=len(cells),
+    )
+    made = made_now() | {"command": command, "fingerprint": here, "samples": samples}
     section = section_of(
         fitted.whole,
         WELCH.prior if known is None else known,
         summaries,
         noise_level,
         list(far_off.values()),
-        judged.cautions,
+        **made,
+        cautions=judged.cautions,
+        skipped=[f"{name}: {reason}" for reason, names in skipped.items() for name in names],
+        learned_ffts=[timed.described() for timed in models.values()],
     )
-    pace = pace_of(log, earlier)
-    of_pace = said_of_pace(pace, here.cores)
-    content = CalibrationFile(
-        schema_version=SCHEMA_VERSION,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        command=command,
-        units=UNITS,
-        fingerprint=log.fingerprint,
-        gate=_measured_gate(rates, log.fingerprint.platform),
+    machine = MachineSection(
+        **made,
+        gate=_measured_gate(rates, here.platform),
         canary_ns=canary_times_ns(log),
         pace=pace,
         cautions=of_pace.cautions,
-        samples=Samples(
-            file=samples_path.name,
-            sha256=sha256_of(samples_path),
-            runner=log.runner,
-            timings=sum(len(round_) for round_ in log.rounds),
-            rounds=len(visits.rounds()),
-            workloads=len(cells),
-        ),
-        skipped=[f"{name}: {reason}" for reason, names in skipped.items() for name in names],
-        learned_ffts=[timed.described() for timed in models.values()],
-        models={WELCH.name: section} | _other_sections(earlier),
     )
     if is_written:
-        write_json_file(content, path)
+        notes += write_sections(path, {WELCH.name: section}, machine)
+    content = CalibrationFile(models={WELCH.name: section}, machine=machine)
     calibration = Calibration.from_file(content)
     return Outcome(
         path,
@@ -257,11 +253,6 @@ def fit_and_write(
         rates,
         notes,
     )
-
-
-def _other_sections(earlier: CalibrationFile | None) -> dict[str, ModelSection]:
-    """Return what an earlier file of the same machine says of other models, which stays."""
-    return {} if earlier is None else {name: own for name, own in earlier.models.items() if name != WELCH.name}
 
 
 def facts_of(log: SampleLog, models: Models) -> Facts:

@@ -20,6 +20,7 @@ from .command_line import (
     Peaks,
     Quiet,
     Segments,
+    Unsealed,
     calibration_of,
     command_line,
     say_source,
@@ -48,6 +49,7 @@ def predict(
     n_fft: NFft = 256,
     k: Peaks = 16,
     segments: Segments = 2,
+    unsealed: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict what each strategy takes for a workload, and pick the cheapest of the same result.
@@ -56,7 +58,7 @@ def predict(
     """
     with Progress().waiting("predicting"):
         sizes = workload(batch, n_fft, k, segments)
-        known = calibration_of(file)
+        known = calibration_of(file, unsealed)
         from rlxjax.models import WELCH
 
         from .prediction import prediction_of, print_prediction
@@ -76,12 +78,13 @@ def explain(
     n_fft: NFft = 256,
     k: Peaks = 16,
     segments: Segments = 2,
+    unsealed: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
     """Say why a strategy is picked: the parts of its time, the margin, and what would change the choice."""
     with Progress().waiting("explaining"):
         sizes = workload(batch, n_fft, k, segments)
-        known = calibration_of(file)
+        known = calibration_of(file, unsealed)
         from rlxjax.models import WELCH
 
         from .explanation import possible, print_explanation
@@ -114,6 +117,7 @@ def advise(
         list[int] | None, typer.Option(help="How often a loop turns whose length depends on data; in order.", min=0)
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Also compile and time both forms.")] = False,
+    unsealed: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
     """Say whether jitted functions should be one program on this machine, and why.
@@ -132,8 +136,8 @@ def advise(
         with jax.enable_x64(False), contextlib.redirect_stdout(sys.stderr):
             functions = [named(stage, "stages", Callable) for stage in stages]
             given = arguments_of(arg or [], args)
-            known = None if calibration else rlxjax.default_calibration()
-            known = rlxjax.load_calibration(calibration) if known is None else known
+            known = None if calibration or unsealed else rlxjax.default_calibration()
+            known = rlxjax.load_calibration(calibration, unsealed=unsealed) if known is None else known
             advice = ask(
                 functions if len(functions) > 1 else functions[0],
                 *given,

@@ -7,13 +7,13 @@ from rlxjax.calibration import file_to_write, population_prior
 from rlxjax.models import WELCH
 
 from .fits import prior_from
-from .function_samples import FUNCTIONS_SUFFIX, FunctionLog
 from .functions_job import fit_functions
 from .job import fit_and_write
 from .progress import Progress
 from .refusals import refuse_input
 from .report import FunctionsOutcome, Outcome
-from .samples import SampleLog
+from .sample_lines import FUNCTIONS_SUFFIX
+from .samples import FunctionLog, SampleLog
 from .workloads import Grid, load_models, runs_model
 
 #: How the job names samples files, which may be compressed.

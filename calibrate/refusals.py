@@ -1,5 +1,6 @@
 """Bad input to a command is one line on standard error and an exit status, never a traceback."""
 
+import errno
 import functools
 import sys
 import warnings
@@ -28,13 +29,20 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
                 warnings.showwarning = warn
                 command(*args, **kwargs)
         except (ValueError, OSError, ImportError) as error:
-            typer.echo(plain(f"error: {' '.join(str(error).split())}"), err=True)
+            typer.echo(plain(f"error: {_said_of(error)}"), err=True)
             raise typer.Exit(BAD_INPUT_STATUS) from None
         except KeyboardInterrupt as interrupt:
             typer.echo(plain("; ".join(["interrupted", *map(str, interrupt.args)])), err=True)
             raise typer.Exit(INTERRUPTED_STATUS) from None
 
     return wrapped
+
+
+def _said_of(error: Exception) -> str:
+    """Return an error in one line; files that cannot be written are named by it, and so the output alone is not."""
+    if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EPIPE, errno.EIO):
+        return f"standard output: cannot be written ({error.strerror})"
+    return " ".join(str(error).split())
 
 
 def refuse_input(out: FilePath, what: str, inputs: Iterable[tuple[str, FilePath | None]]) -> None:
@@ -61,6 +69,9 @@ def run(commands: typer.Typer, arguments: list[str], name: str) -> None:
         asked = error.ctx.command_path if error.ctx else name
         message = " ".join(error.format_message().split()).removesuffix(".")
         typer.echo(plain(f"error: {message} (see `{asked} -h`)"), err=True)
+        status = BAD_INPUT_STATUS
+    except OSError as error:
+        typer.echo(plain(f"error: {_said_of(error)}"), err=True)
         status = BAD_INPUT_STATUS
     except typer.Abort:
         status = INTERRUPTED_STATUS

@@ -49,8 +49,8 @@ class Outcome:
         is_written: whether it was written: not where a fit did not converge, unless that was asked for.
         samples_path: the raw samples.
         verdict: whether it is good enough, in sentences.
-        calibration: what the file holds.
-        content: the file's content.
+        calibration: of that.
+        content: what the job put into the file.
         section: of it, what it says of Welch peaks.
         cells: the workloads measured.
         measured_ns: of the visits (`quantile_ns`), `[cells]`.
@@ -102,8 +102,8 @@ class FunctionsOutcome:
 
 def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = False) -> None:
     """Print what a calibration is worth; also the errors, the coefficients and a few workloads where that is asked."""
-    samples = outcome.content.samples
-    assert samples is not None  # the job's files name theirs
+    samples = outcome.section.samples
+    assert samples is not None  # the job's sections name theirs
     timed = f"{counted(samples.workloads, 'workload')}, {counted(samples.rounds, 'round')}"
     details = []
     if is_verbose:
@@ -145,8 +145,8 @@ def _print_verdict(
 
 def outcome_as_dict(outcome: Outcome | FunctionsOutcome) -> dict[str, Any]:
     """Return what a program reads of an outcome: times in ns, shares of 1."""
-    samples = outcome.section.samples if isinstance(outcome, FunctionsOutcome) else outcome.content.samples
-    assert samples is not None  # the job's files name theirs
+    samples = outcome.section.samples
+    assert samples is not None  # the job's sections name theirs
     return {
         "is_written": outcome.is_written,
         "is_ready": outcome.verdict.is_ready,

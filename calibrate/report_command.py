@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .command_line import Batch, File, NFft, Peaks, calibration_file, command_line, workload
+from .command_line import Batch, File, NFft, Peaks, Unsealed, calibration_file, command_line, workload
 from .printing import say
 from .progress import Progress
 from .refusals import one_line_errors, refuse_input
@@ -33,6 +33,7 @@ def report(
     batch: Batch = 1024,
     n_fft: NFft = 256,
     k: Peaks = 16,
+    unsealed: Unsealed = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")] = False,
 ) -> None:
     """Write a calibration as one HTML file: the verdict, what was measured, what changed, and pictures.
@@ -61,7 +62,7 @@ def report(
             refuse_input(out, "the page", [("the calibration", path), *named, *_samples_beside(path)])
             asked = {"batch": batch, "n_fft": n_fft, "k": k}
             command = command_line("report", *([] if file is None else [file]), out=out, **given, **asked)
-            text = calibration_page(path, command=command, workload=sizes, **given)
+            text = calibration_page(path, command=command, workload=sizes, unsealed=unsealed, **given)
     _write(text, out)
     if not quiet:
         say(f"report: {out}", str(out))
@@ -79,10 +80,10 @@ def _check_place(path: FilePath) -> None:
 
 def _samples_beside(path: FilePath) -> list[tuple[str, FilePath]]:
     """Return where the samples lie that a calibration file names."""
-    from rlxjax.calibration import read_calibration_file
+    from rlxjax.calibration import sections_of_file
 
-    content = read_calibration_file(path)
-    named = [content.samples, *(section.samples for section in content.models.values())]
+    content, _ = sections_of_file(path, unsealed=True)
+    named = [section.samples for section in content.sections().values()]
     return [("its samples", path.parent / samples.file) for samples in named if samples is not None]
 
 
@@ -97,4 +98,4 @@ def _write(text: str, path: FilePath) -> None:
     try:
         write_text_file(text, path)
     except OSError as error:
-        raise ValueError(f"--out: {path} cannot be written ({error.strerror}): {_MEND}") from None
+        raise ValueError(f"--out: {error}: {_MEND}") from None

@@ -11,7 +11,9 @@ from rlxjax.clock import FIRST_PROTOCOL
 
 from .workloads import STRATEGIES, Cell
 
-SAMPLES_VERSION = 4
+SAMPLES_VERSION, FUNCTIONS_VERSION = 4, 1
+#: How the job names the samples of functions, beside the calibration.
+FUNCTIONS_SUFFIX = ".functions.jsonl"
 #: The last version whose visits hold one run.
 LAST_OF_SINGLE_RUNS = 2
 #: What a runner counts as that the samples do not name: of that version or an earlier one.
@@ -104,8 +106,27 @@ class EarlierTiming(Visit):
         return [self.time_ns]
 
 
+class FunctionsHeader(Strict):
+    """The first line of a file of samples of functions."""
+
+    kind: Literal["functions"] = "functions"
+    version: Literal[1] = FUNCTIONS_VERSION
+    protocol: Annotated[int, Field(ge=1)] = FIRST_PROTOCOL
+    fingerprint: Fingerprint
+
+
+class FunctionVisit(Strict):
+    """The timed runs of one visit of a function."""
+
+    kind: Literal["visit"] = "visit"
+    round: Annotated[int, Field(ge=0)]
+    name: Annotated[str, Field(max_length=256)]
+    times_ns: Annotated[list[TimeNs], Field(min_length=1)]
+
+
 #: What comes after the header.
 Line = Cells | Models | Micro | Canary | Timing | EarlierTiming
+FUNCTIONS_LINE = TypeAdapter(Annotated[FunctionsHeader | FunctionVisit, Field(discriminator="kind")])
 LINE = TypeAdapter(Annotated[Header | Cells | Models | Micro | Canary | Timing, Field(discriminator="kind")])
 EARLIER_LINE = TypeAdapter(Annotated[Header | Cells | Models | Micro | EarlierTiming, Field(discriminator="kind")])
 

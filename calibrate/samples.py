@@ -1,31 +1,42 @@
 """The raw samples: one JSON line each, appended and flushed as it is taken, never rewritten."""
 
 import dataclasses
-import gzip
 import itertools
+import json
 import os
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from types import MappingProxyType
+from typing import Annotated, ClassVar
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from rlxjax import Timings
-from rlxjax.calibration import Fingerprint, fingerprint_differences, first_refusal
+from rlxjax.calibration import (
+    Fingerprint,
+    fingerprint_differences,
+    first_refusal,
+    not_written,
+    read_file,
+    set_aside,
+    without_duplicates,
+)
 from rlxjax.clock import PROTOCOL, mean_ns
 from rlxjax.models import WELCH
 from rlxjax.welch import RUNNER_VERSION
 
 from .sample_lines import (
     EARLIER_LINE,
+    FUNCTIONS_LINE,
     LAST_OF_SINGLE_RUNS,
     LINE,
     SAMPLES_VERSION,
     Canary,
     Cells,
     EarlierTiming,
+    FunctionsHeader,
+    FunctionVisit,
     Header,
     Line,
     Micro,
@@ -35,6 +46,9 @@ from .sample_lines import (
 )
 from .visits import Visits
 from .workloads import Cell
+
+#: What a file begins with, which says what else it holds.
+_HEADER = TypeAdapter(Annotated[Header | FunctionsHeader, Field(discriminator="kind")])
 
 
 @dataclasses.dataclass
@@ -64,6 +78,16 @@ class SampleLog:
     runner: int = RUNNER_VERSION
     protocol: int = PROTOCOL
     left_out: int = 0
+
+    @property
+    def lines(self) -> TypeAdapter:
+        """What a line of the file may be."""
+        return EARLIER_LINE if self.version <= LAST_OF_SINGLE_RUNS else LINE
+
+    def header(self) -> Header:
+        """Return the first line of the file."""
+        versions = {name: getattr(self, name) for name in ("version", "runner", "protocol")}
+        return Header(**versions, fingerprint=self.fingerprint)
 
     def is_complete(self, round_: Sequence[tuple[Cell, int]]) -> bool:
         """Return whether every cell was measured in a round; none is before cells are chosen."""
@@ -124,16 +148,70 @@ class SampleLog:
         self.rounds[visit.round].append((cell, round(mean_ns(visit.times_ns))))
 
 
-class SampleWriter:
-    """Appends to a samples file; every line is handed to the system before the next sample is taken."""
+@dataclasses.dataclass
+class FunctionLog:
+    """The samples of one campaign of functions.
 
-    def __init__(self, path: FilePath, log: SampleLog, *, append: bool):
-        self._file = open(path, "a" if append else "x", encoding="utf-8")  # noqa: SIM115
-        self._log = log
+    Attributes:
+        fingerprint: of the machine.
+        protocol: by which they were timed.
+        visits: in the order in which they were made.
+    """
+
+    fingerprint: Fingerprint
+    protocol: int = PROTOCOL
+    visits: list[FunctionVisit] = dataclasses.field(default_factory=list)
+    lines: ClassVar[TypeAdapter] = FUNCTIONS_LINE
+
+    def header(self) -> FunctionsHeader:
+        """Return the first line of the file."""
+        return FunctionsHeader(protocol=self.protocol, fingerprint=self.fingerprint)
+
+    def add(self, visit: FunctionVisit) -> None:
+        """Add a visit, of the round of the last one or of the next.
+
+        Raises:
+            ValueError: one of another round.
+        """
+        last = self.visits[-1].round if self.visits else -1
+        if not max(last, 0) <= visit.round <= last + 1:
+            raise ValueError(f"visit.round: expected {max(last, 0)} or the next, got {visit.round}")
+        self.visits.append(visit)
+
+    def names(self) -> list[str]:
+        """Return the functions of every round that was begun, in order of appearance."""
+        return list(dict.fromkeys(visit.name for visit in self.visits))
+
+    def as_visits(self) -> Visits:
+        """Return the visits of whole rounds; of the only one where none is whole."""
+        names = self.names()
+        rounds = [list(own) for _, own in itertools.groupby(self.visits, lambda visit: visit.round)]
+        whole = [own for own in rounds if len({visit.name for visit in own}) == len(names)] or rounds[:1]
+        made = [
+            (number, names.index(visit.name), round(mean_ns(visit.times_ns)))
+            for number, own in enumerate(whole)
+            for visit in own
+        ]
+        round_, cell, time_ns = np.array(made, np.int64).reshape(-1, 3).T
+        return Visits(round_, cell, time_ns.astype(float), len(names))
+
+
+class SampleWriter:
+    """Appends to a samples file; every line is handed to the system before the next sample is taken.
+
+    Attributes:
+        aside: where samples that lay at the path were put, which happens once the new file opens.
+    """
+
+    def __init__(self, path: FilePath, log: SampleLog | FunctionLog, *, append: bool):
+        self._path, self._log = path, log
+        self.aside = None if append else set_aside(path)
+        try:
+            self._file = open(path, "ab" if append else "xb", buffering=0)  # noqa: SIM115
+        except OSError as reason:
+            raise not_written(path, reason) from None
         if not append:
-            self._write(
-                Header(version=log.version, runner=log.runner, protocol=log.protocol, fingerprint=log.fingerprint)
-            )
+            self._write(log.header())
 
     def __enter__(self) -> "SampleWriter":
         return self
@@ -143,37 +221,52 @@ class SampleWriter:
 
     def cells(self, cells: Sequence[Cell]) -> None:
         """Keep which workloads every round measures."""
-        self._keep(Cells(cells=list(cells)))
+        self.keep(Cells(cells=list(cells)))
 
     def models(self, models: Mapping[int, str]) -> None:
         """Keep which learned FFTs are timed."""
-        self._keep(Models(models=list(models.items())))
+        self.keep(Models(models=list(models.items())))
 
     def micro(self, name: str, time_ns: float) -> None:
         """Keep one repeat of a micro-benchmark."""
-        self._keep(Micro(name=name, time_ns=time_ns))
+        self.keep(Micro(name=name, time_ns=time_ns))
 
     def canary(self, times_ns: Mapping[str, float], others: float) -> None:
         """Keep one look at the machine's pace."""
-        self._keep(Canary(times_ns=dict(times_ns), others=others))
+        self.keep(Canary(times_ns=dict(times_ns), others=others))
 
     def timing(self, round_: int, cell: Cell, times_ns: Sequence[int]) -> None:
         """Keep the timed runs of one visit."""
-        self._keep(Timing(round=round_, **cell._asdict(), n_segments=cell.n_segments, times_ns=list(times_ns)))
+        self.keep(Timing(round=round_, **cell._asdict(), n_segments=cell.n_segments, times_ns=list(times_ns)))
 
-    def _keep(self, line: Line) -> None:
+    def keep(self, line: Line | FunctionVisit) -> None:
+        """Keep a line."""
         self._write(line)
-        self._log.add(line)
+        self._log.add(line)  # pyright: ignore[reportArgumentType]
 
-    def _write(self, line: Header | Line) -> None:
-        self._file.write(line.model_dump_json() + "\n")
-        self._file.flush()
+    def _write(self, line: Header | FunctionsHeader | Line | FunctionVisit) -> None:
+        rest = f"{line.model_dump_json()}\n".encode()
+        try:
+            while rest:  # of which a full disk takes a part
+                rest = rest[self._file.write(rest) :]
+        except OSError as reason:
+            raise not_written(self._path, reason) from None
 
 
 def read_samples(
     path: FilePath, *, mend: str = "take samples with `rlxjax calibrate`", mend_tail: bool = False
 ) -> SampleLog:
-    """Read a samples file of any version, compressed if its name ends in `.gz`.
+    """Return the samples of Welch peaks that a file holds; arguments and errors as of `read_log`."""
+    log = read_log(path, mend=mend, mend_tail=mend_tail)
+    if not isinstance(log, SampleLog):
+        raise ValueError(f"{path}: expected samples of Welch peaks, got those of functions; {mend}")
+    return log
+
+
+def read_log(
+    path: FilePath, *, mend: str = "take samples with `rlxjax calibrate`", mend_tail: bool = False
+) -> SampleLog | FunctionLog:
+    """Read a samples file of any kind and version, compressed if its name ends in `.gz`.
 
     A last line that was cut short is left out.
 
@@ -185,25 +278,17 @@ def read_samples(
     Raises:
         ValueError: no such file, or one that is no samples file; one line that names the place.
     """
-    try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"{path}: cannot be read ({reason}); {mend}") from None
+    content = read_file(path, mend=mend)
     whole = content[: content.rfind(b"\n") + 1]
-    log, adapter = None, LINE
+    log = None
     for number, text in enumerate(whole.splitlines(), 1):
         try:
-            line = adapter.validate_json(text)
-            if isinstance(line, Header):
-                if log is not None:
-                    raise ValueError("a second header: a file holds the samples of one campaign")
-                log = SampleLog(line.fingerprint, version=line.version, runner=line.runner, protocol=line.protocol)
-                adapter = EARLIER_LINE if log.version <= LAST_OF_SINGLE_RUNS else LINE
-            elif log is None:
-                raise ValueError("expected a header first")
+            line = (_HEADER if log is None else log.lines).validate_json(text)
+            json.loads(text, object_pairs_hook=without_duplicates)
+            if log is None:
+                log = _log_after(line)
+            elif isinstance(line, (Header, FunctionsHeader)):
+                raise ValueError("a second header: a file holds the samples of one campaign")
             else:
                 log.add(line)
         except ValueError as error:
@@ -214,6 +299,13 @@ def read_samples(
     if mend_tail and len(whole) < len(content):
         os.truncate(path, len(whole))
     return log
+
+
+def _log_after(header: Header | FunctionsHeader) -> SampleLog | FunctionLog:
+    """Return the log that begins with a header."""
+    if isinstance(header, Header):
+        return SampleLog(header.fingerprint, version=header.version, runner=header.runner, protocol=header.protocol)
+    return FunctionLog(header.fingerprint, header.protocol)
 
 
 def check_resumable(
@@ -250,18 +342,9 @@ def said_of_protocol(protocol: int) -> list[str]:
     ]
 
 
-def set_aside(path: FilePath) -> FilePath | None:
-    """Rename an existing file to the next free numbered name; return that, or None if there was none."""
-    if not path.exists():
-        return None
-    names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
-    aside = next(name for name in names if not name.exists())
-    path.rename(aside)
-    return aside
-
-
 def timings_of(cells: Sequence[Cell], time_ns: np.ndarray) -> Timings:
     """Return the timings `[cells]` that the fit takes."""
     names = ("variant", *WELCH.inputs)
     columns = {name: [getattr(cell, name) for cell in cells] for name in names}
+    columns["k"] = [min(cell.k, cell.params.n_bins) for cell in cells]  # what is beyond the bins is no peak
     return Timings.checked(WELCH, **columns, time_ns=time_ns)

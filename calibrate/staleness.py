@@ -15,7 +15,7 @@ import numpy as np
 from rlxjax import Calibration, LatencyEstimate
 from rlxjax.calibration import (
     MACHINE_FIELDS,
-    CalibrationFile,
+    Fingerprint,
     current_fingerprint,
     fingerprint_differences,
     read_calibration_file,
@@ -196,7 +196,9 @@ class Validation:
         return reasons
 
 
-def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progress) -> Validation:
+def check(
+    file: FilePath, *, started_s: float, budget_s: float, progress: Progress, unsealed: bool = False
+) -> Validation:
     """Return whether a calibration file is good here, timing a few runs if it is of this machine.
 
     Args:
@@ -204,24 +206,27 @@ def check(file: FilePath, *, started_s: float, budget_s: float, progress: Progre
         started_s: `time.perf_counter()` when the command began; the budget counts from there.
         budget_s: seconds for everything, compilation included.
         progress: shows the phases.
+        unsealed: also take a file that was edited by hand.
 
     Raises:
         ValueError: a budget that is too short, or a file that cannot be used.
     """
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
-    content, here = read_calibration_file(file), current_fingerprint()
-    elsewhere = fingerprint_differences(content.fingerprint, here, MACHINE_FIELDS)
-    software = [text for text in fingerprint_differences(content.fingerprint, here) if text not in elsewhere]
-    models = [model.file for model in content.learned_ffts]
-    of_file = {"software": software, "models": models, "command": content.command}
+    content, here = read_calibration_file(file, unsealed=unsealed), current_fingerprint()
+    welch = Calibration.from_file(content).of(WELCH.name)
+    section, canary_ns = content.models[WELCH.name], {} if content.machine is None else content.machine.canary_ns
+    elsewhere = fingerprint_differences(section.fingerprint, here, MACHINE_FIELDS)
+    software = [text for text in fingerprint_differences(section.fingerprint, here) if text not in elsewhere]
+    models = [model.file for model in section.learned_ffts]
+    of_file = {"software": software, "models": models, "command": section.command}
     if elsewhere:
         return Validation(NOT_THIS_MACHINE, elsewhere=elsewhere, **of_file)
-    log = _time_again(content, Deadline(started_s + budget_s - RESERVE_S), progress)
+    log = _time_again(welch.domain, here, Deadline(started_s + budget_s - RESERVE_S), progress)
     with progress.phase("judging"):
-        visits, expected = log.visits(), estimates(Calibration.from_file(content).of(WELCH.name).posterior, log.cells)
+        visits, expected = log.visits(), estimates(welch.posterior, log.cells)
         measured_ns, noise, others = quantile_ns(visits), noise_floor(visits), used_by_others(log)
-        found = judge(log.cells, measured_ns, expected, noise, canary_times_ns(log), content.canary_ns, others)
+        found = judge(log.cells, measured_ns, expected, noise, canary_times_ns(log), canary_ns, others)
     return dataclasses.replace(found, **of_file)
 
 
@@ -320,13 +325,14 @@ def renewal(file: str | os.PathLike[str], command: str = "") -> str:
     return shlex.join([*job, *options, "--out", str(file)])
 
 
-def _time_again(content: CalibrationFile, deadline: Deadline, progress: Progress) -> SampleLog:
+def _time_again(
+    domain: Mapping[str, tuple[float, float]], here: Fingerprint, deadline: Deadline, progress: Progress
+) -> SampleLog:
     """Return timings of the micro-benchmarks and of a few runs, of one round at least."""
-    domain = Calibration.from_file(content).of(WELCH.name).domain
     cells, _ = split_by_memory(chosen_cells(domain), memory_limit_bytes())
     if not cells:
         raise ValueError("there is no memory for any workload of the calibration's domain")
-    log, signals = SampleLog(content.fingerprint), Signals(cells)
+    log, signals = SampleLog(here), Signals(cells)
     with SampleWriter(FilePath(os.devnull), log, append=True) as writer:
         # Half of the repeats come last: a slow spell does not hit all of them.
         with progress.phase("micro-benchmarks"):

@@ -1,22 +1,34 @@
 """Files on disk: all reading and writing that the library does.
 
-A JSON file is whole and of its schema, or refused in one line.
+A JSON file is whole, as it was written and of its schema, or refused in one line.
 """
 
+import contextlib
 import csv
+import gzip
 import hashlib
+import io
 import json
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_serializer, model_validator
 
 #: Of a value that is refused, for a message.
 SHOWN_CHARACTERS = 80
+#: Bytes that are read of a file at most, also once they are decompressed, and columns of a CSV file.
+MOST_BYTES, MOST_COLUMNS = 2**28, 2**16
+#: Seconds that a writer waits for another one in the same folder, and the file that they lock there.
+LOCK_WAIT_S, LOCK_NAME = 5.0, ".rlxjax.lock"
+#: How a file is taken whose digest is not that of its content.
+_UNSEALED = "if it was edited on purpose, take it with unsealed=True, or with --unsealed where a command has that"
 #: What stands at a path where a file was expected.
 _KINDS = {
     stat.S_IFDIR: "folder",
@@ -25,6 +37,8 @@ _KINDS = {
     stat.S_IFIFO: "named pipe",
     stat.S_IFSOCK: "socket",
 }
+#: The folders that a thread holds, by their lock and the thread.
+_HELD: set[tuple[FilePath, int]] = set()
 
 _Content = TypeVar("_Content", bound=BaseModel)
 
@@ -35,37 +49,81 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-def read_json_file(
-    path: str | os.PathLike[str],
-    schema: type[_Content],
-    versions: Mapping[str, int],
-    error: type[ValueError],
-    mend: str,
-    what: str,
-) -> _Content:
-    """Return the validated content of a file, which is left as it was.
+class Sealed(Strict):
+    """Base of the schemas that are written with a digest of their content, by which a change is found."""
 
-    Args:
-        path: the file.
-        schema: of its content.
-        versions: the newest version that is known, by field.
-        error: what is raised.
-        mend: how to make a good file, for messages.
-        what: what the file should be, for messages.
+    @model_serializer(mode="wrap")
+    def _with_digest(self, content_of: Any) -> dict[str, Any]:
+        content = content_of(self)
+        return content | {"digest": digest_of(content)}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_digest(cls, content: Any) -> Any:
+        return _without_digest(content) if isinstance(content, dict) else content
+
+
+def _without_digest(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name != "digest"}
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """Return the hexadecimal SHA-256 of a JSON object but its own digest, whatever its spaces and order."""
+    text = json.dumps(_without_digest(content), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest_problem(content: Mapping[str, Any]) -> str | None:
+    """Return what to say of a JSON object that is not as it was written; None of one that is."""
+    with contextlib.suppress(RecursionError):
+        if content.get("digest") == digest_of(content):
+            return None
+    got = "differs from that of the content" if "digest" in content else "is missing"
+    return f"digest {got}: the content is not what was written; {_UNSEALED}"
+
+
+def read_file(path: str | os.PathLike[str], error: type[ValueError] = ValueError, mend: str = "") -> bytes:
+    """Return the content of a file, decompressed if its name ends in `.gz`.
 
     Raises:
-        ValueError: of the type given, one line with the file, the field and the mend: a file that is
-            missing, truncated, of a newer version, or against the schema.
+        ValueError: of the type given, one line with the mend: what is no file, cannot be read, or is too large.
     """
+    try:
+        content = _content_of(path)
+        if os.fspath(path).endswith(".gz"):
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+                content = file.read(MOST_BYTES + 1)
+        if len(content) <= MOST_BYTES:
+            return content
+        problem = f"expected at most {MOST_BYTES:,} bytes, got more"
+    except FileNotFoundError:
+        problem = "no such file"
+    except IsADirectoryError as reason:  # by `_content_of`, of all that is no file
+        problem = reason.strerror
+    except (OSError, EOFError, ValueError, zlib.error) as reason:
+        problem = f"cannot be read ({getattr(reason, 'strerror', None) or reason})"
+    raise error("; ".join(filter(None, (f"{os.fspath(path)}: {problem}", mend))))
+
+
+def _content_of(path: str | os.PathLike[str]) -> bytes:
+    """Return the bytes of a regular file, one more than the most at most; a pipe or a device is not waited for."""
+    if not stat.S_ISREG(mode := os.stat(path).st_mode):
+        raise IsADirectoryError(0, f"expected a file, got a {_KINDS.get(stat.S_IFMT(mode), 'special file')}")
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        return file.read(MOST_BYTES + 1)
+
+
+def read_json(
+    path: str | os.PathLike[str], versions: Mapping[str, int], error: type[ValueError], mend: str, what: str
+) -> dict[str, Any]:
+    """Return the JSON object in a file; arguments and errors as of `read_json_file`."""
     path = FilePath(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise error(f"{path}: no such file; {mend}") from None
-    except (OSError, UnicodeDecodeError) as reason:
+        text = read_file(path, error, mend).decode("utf-8")
+    except UnicodeDecodeError as reason:
         raise error(f"{path}: cannot be read ({reason}); {mend}") from None
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=without_duplicates)
     except json.JSONDecodeError as reason:
         raise error(
             f"{path}: line {reason.lineno}: not whole JSON ({reason.msg}); the file may be truncated: {mend}"
@@ -83,26 +141,70 @@ def read_json_file(
                 f"{path}: {field}: {version} is newer than {known}, the newest that this rlxjax reads; "
                 "install a newer rlxjax"
             )
+    return content
+
+
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object of its pairs; a key that comes twice is refused by `ValueError`."""
+    content = {}
+    for name, value in pairs:
+        if name in content:
+            raise ValueError(f"the key {name[:SHOWN_CHARACTERS]!r} comes twice")
+        content[name] = value
+    return content
+
+
+def read_json_file(
+    path: str | os.PathLike[str],
+    schema: type[_Content],
+    versions: Mapping[str, int],
+    error: type[ValueError],
+    mend: str,
+    what: str,
+    unsealed: bool = False,
+) -> _Content:
+    """Return the validated content of a file, which is left as it was.
+
+    Args:
+        path: the file.
+        schema: of its content.
+        versions: the newest version that is known, by field.
+        error: what is raised.
+        mend: how to make a good file, for messages.
+        what: what the file should be, for messages.
+        unsealed: also take content of another digest, as that of a file that was edited by hand.
+
+    Raises:
+        ValueError: of the type given, one line with the file, the field and the mend: a file that is
+            missing, truncated, of a newer version, not as it was written, or against the schema.
+    """
+    content = read_json(path, versions, error, mend, what)
     try:
-        return schema.model_validate(content)
+        found = schema.model_validate(content)
     except ValidationError as reason:
-        raise error(f"{path}: {first_refusal(reason)}; {mend}") from None
+        raise error(f"{os.fspath(path)}: {first_refusal(reason)}; {mend}") from None
+    if issubclass(schema, Sealed) and not unsealed and (problem := digest_problem(content)):
+        raise error(f"{os.fspath(path)}: {problem}; or {mend}")
+    return found
 
 
 def read_csv_file(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
     """Return the lines of a CSV file that are not blank: the number of each, and its cells.
 
     Raises:
-        ValueError: one line; a file that is missing, cannot be read, or is no CSV in UTF-8.
+        ValueError: one line; a file that is missing, cannot be read, or is no CSV in UTF-8 of a sensible width.
     """
+    found = []
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            return [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
-    except FileNotFoundError:
-        raise ValueError(f"{os.fspath(path)}: no such file") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as reason:
+        reader = csv.reader(io.StringIO(read_file(path).decode("utf-8-sig"), newline=""), strict=True)
+        for row in reader:
+            if len(row) > MOST_COLUMNS:
+                raise csv.Error(f"line {reader.line_num}: expected at most {MOST_COLUMNS:,} cells, got {len(row):,}")
+            if any(map(str.strip, row)):
+                found.append((reader.line_num, [cell.strip() for cell in row]))
+    except (UnicodeDecodeError, csv.Error) as reason:
         raise ValueError(f"{os.fspath(path)}: cannot be read as CSV ({reason})") from None
+    return found
 
 
 def first_refusal(reason: ValidationError) -> str:
@@ -145,23 +247,100 @@ def write_text_file(text: str, path: str | os.PathLike[str]) -> None:
 
     Raises:
         ValueError: the path is that of a folder, a device or a named pipe.
-        OSError: its folder cannot be made or written.
+        OSError: its folder cannot be made or written, or the disk is full; one line that names the file.
     """
-    path = file_to_write(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    path, temporary = file_to_write(path), None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
-        FilePath(temporary).unlink(missing_ok=True)
+    except BaseException as reason:
+        if temporary is not None:
+            FilePath(temporary).unlink(missing_ok=True)
+        if isinstance(reason, OSError):
+            raise not_written(path, reason) from None
         raise
+
+
+def not_written(path: str | os.PathLike[str], reason: OSError) -> OSError:
+    """Return the error of a file that cannot be written: one line that names it."""
+    return OSError(f"{os.fspath(path)}: cannot be written ({reason.strerror or reason})")
+
+
+def set_aside(path: FilePath) -> FilePath | None:
+    """Rename an existing file to the next free numbered name; return that, or None if there was none.
+
+    No file is overwritten, whoever else does the same at the same time.
+    """
+    number = 1
+    while os.path.lexists(path):
+        aside = path.with_name(f"{path.name}.{number}")
+        try:
+            os.close(os.open(aside, os.O_CREAT | os.O_EXCL))
+            os.replace(path, aside)
+        except FileExistsError:
+            number += 1
+        except FileNotFoundError:  # another one was quicker
+            aside.unlink()
+        else:
+            return aside
+    return None
+
+
+@contextlib.contextmanager
+def locked(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold the one lock of a file's folder, for who measures for that file or writes it; reading needs none.
+
+    Raises:
+        ValueError: another one holds it, and did not end within some seconds; one line.
+        OSError: the folder cannot be made or written; one line.
+    """
+    place = file_to_write(path).parent / LOCK_NAME
+    if (held := (place, threading.get_ident())) in _HELD:
+        yield
+        return
+    with _lock_of(place, time.monotonic() + LOCK_WAIT_S):
+        _HELD.add(held)
+        try:
+            yield
+        finally:
+            _HELD.discard(held)
+            place.unlink(missing_ok=True)
+
+
+def _lock_of(place: FilePath, ends_s: float) -> io.FileIO:
+    """Return a lock's file, held until it is closed."""
+    import fcntl  # not everywhere
+
+    while True:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            file = open(place, "a+b", buffering=0)  # noqa: SIM115
+        except OSError as reason:
+            raise not_written(place, reason) from None
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(place)):  # and not what another one has just removed
+                with contextlib.suppress(OSError):  # on a full disk, who holds it is not said
+                    file.truncate(0)
+                    file.write(f"{os.getpid()}\n".encode())
+                return file
+        file.seek(0)
+        holder = file.read(20).decode(errors="replace").strip() or "another one"
+        file.close()
+        if time.monotonic() > ends_s:
+            raise ValueError(
+                f"{place.parent}: process {holder} measures for this folder, or writes in it; "
+                "try again once it has ended, or give another folder"
+            )
+        time.sleep(0.05)
 
 
 def sha256_of(path: str | os.PathLike[str]) -> str:
     """Return the hexadecimal SHA-256 of a file."""
-    return hashlib.sha256(FilePath(path).read_bytes()).hexdigest()
+    return hashlib.sha256(_content_of(path)).hexdigest()

@@ -7,6 +7,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _content import sealed
 
 from rlxjax import IoFusionGate
 from rlxjax.calibration import (
@@ -190,45 +191,50 @@ def line_fit() -> PosteriorFit:
 
 @functools.cache
 def _file_text():
+    made = {
+        "created": "2024-05-01T12:00:00+00:00",
+        "command": "rlxjax calibrate",
+        "fingerprint": current_fingerprint().model_dump(),
+        "samples": {"file": "a", "sha256": "0", "runner": 1, "timings": 90, "rounds": 3, "workloads": 30},
+    }
     held_out = dict.fromkeys(("fit", "terms_alone", "covered", "interior", "edge", "held_out"), 0.05)
     errors = {**held_out, "edge": None, "held_out_cells": 7, "noise_floor": 0.01, "built_in": None}
     sections = {
         fit.posterior.model.name: section_of(
             fit, fit.posterior.model.prior, noise_floor=0.01, outliers=["one took 4 times"]
         ).model_dump(mode="json")
-        | {"held_out": {fit.posterior.model.variants[0]: errors}}
+        | {"held_out": {fit.posterior.model.variants[0]: errors}, **made}
         for fit in (line_fit(), tiled_fit())
     }
-    content = {
-        "schema_version": SCHEMA_VERSION,
-        "created": "2024-05-01T12:00:00+00:00",
-        "command": "rlxjax calibrate",
-        "units": UNITS,
-        "fingerprint": current_fingerprint().model_dump(),
+    machine = {
+        **made,
         "gate": {
             name: {"value": float(getattr(GATE, name)), "unit": unit, "provenance": "measured"}
             for name, unit in GATE_UNITS.items()
         },
         "canary_ns": {"launch": 1e4},
-        "samples": {"file": "a", "sha256": "0", "runner": 1, "timings": 90, "rounds": 3, "workloads": 30},
-        "skipped": [],
-        "models": sections,
     }
+    content = {"schema_version": SCHEMA_VERSION, "units": UNITS, "models": sections, "machine": machine}
     return json.dumps(CalibrationFile.model_validate(content).model_dump(mode="json"))
 
 
 def file_content(changes=None):
-    """Return the plain content of a valid file of this machine, some dotted fields replaced; of None dropped."""
+    """Return the plain content of a valid file of this machine, some dotted fields replaced; of None dropped.
+
+    A part `*` stands for every section. The digests are those of what is returned.
+    """
     content = json.loads(_file_text())
     for field, value in (changes or {}).items():
-        *parents, last = field.split(".")
-        section = content
-        for parent in parents:
-            section = section[parent]
-        section.pop(last, None)
-        if value is not None:
-            section[last] = value
-    return content
+        all_sections, *rest = field.split(".")
+        of = [content["machine"], *content["models"].values()] if all_sections == "*" else [content]
+        for section in of:
+            *parents, last = rest if all_sections == "*" else [all_sections, *rest]
+            for parent in parents:
+                section = section[parent]
+            section.pop(last, None)
+            if value is not None:
+                section[last] = value
+    return sealed(content)
 
 
 def calibration(models=(LINE, TILED)):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from _campaigns import made_up
-from _content import content
+from _content import content, sealed
 
 from calibrate.page import calibration_page
 from rlxjax.calibration import sha256_of
@@ -74,15 +74,16 @@ def report_files(folder):
     made_up(path)
     samples = folder / "calibration.samples.jsonl"
     whole = content()
-    whole["samples"] |= {"file": samples.name, "sha256": sha256_of(samples)}
-    whole["command"] = f"rlxjax calibrate --out {NASTY}"
-    path.write_text(json.dumps(whole))
+    welch = whole["models"]["welch"]
+    welch["samples"] |= {"file": samples.name, "sha256": sha256_of(samples)}
+    welch["command"] = f"rlxjax calibrate --out {NASTY}"
+    path.write_text(json.dumps(sealed(whole)))
     changed = json.loads(json.dumps(whole))
-    coefficients = changed["models"]["welch"]["coefficients"]
-    coefficients["launch_ns"]["value"] *= 3.0
-    changed |= {"created": "2026-11-01T10:00:00+00:00"}
-    changed["fingerprint"]["jax"] = "0.10.0"
-    earlier.write_text(json.dumps(changed))
+    welch = changed["models"]["welch"]
+    welch["coefficients"]["launch_ns"]["value"] *= 3.0
+    welch["created"] = "2026-11-01T10:00:00+00:00"
+    welch["fingerprint"]["jax"] = "0.10.0"
+    earlier.write_text(json.dumps(sealed(changed)))
     return path, earlier
 
 

@@ -8,11 +8,13 @@ import pwd
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from _content import sealed
 from _models import (
     GATE,
     LINE,
@@ -119,10 +121,10 @@ def test_what_a_file_says_is_what_is_loaded(path):
     assert tiles.domain == {name: (entry["low"], entry["high"]) for name, entry in section["domain"].items()}
     assert tiles.held_out == section["held_out"]
     assert tiles.noise_floor == section["noise_floor"]
-    assert found.fingerprint == content["fingerprint"]
-    assert "gate" not in file_content({"gate": None})
-    assert loaded(path, {"gate": None}).gate is None
-    assert loaded(path, {"gate.roundtrip_ns.value": 0.0}).gate.roundtrip_ns == 0.0
+    assert found.fingerprint == content["models"]["line"]["fingerprint"]
+    assert "gate" not in file_content({"machine.gate": None})["machine"]
+    assert loaded(path, {"machine.gate": None}).gate is None
+    assert loaded(path, {"machine.gate.roundtrip_ns.value": 0.0}).gate.roundtrip_ns == 0.0
 
 
 def test_a_coefficient_that_no_timing_told_is_uncalibrated(path):
@@ -148,6 +150,81 @@ def test_sections_of_other_models_are_left_alone(path):
     assert loaded(path, None, BOTH[::-1]).posterior.model is TILED
 
 
+def test_a_section_that_cannot_be_used_is_left_out_and_kept_by_who_writes_another(path):
+    """Stale, damaged, or of a schema to come: what is good is used, and what is not is kept to the byte."""
+    newer = file_content()["models"]["tiled"] | {"surprise": 1, "digest": "0" * 64}
+    for bad in ({"models.tiled.model_version": 99}, {"models.tiled": newer}, {"models.tiled": [1.5, None]}):
+        raw = json.loads(written(path, bad).read_text())
+        with pytest.warns(UserWarning, match=r"models.tiled.*rlxjax refit .* --out .*; it is left out"):
+            before = load_calibration(path, BOTH)
+        assert [*before.models] == ["line"]
+        assert before.gate == GATE
+        with pytest.raises(CalibrationFileError, match=r"models\.tiled"):
+            load_calibration(path, [TILED])
+        save_calibration(path, line_fit())
+        after = json.loads(path.read_text())
+        assert [*after["models"]] == ["line", "tiled"]
+        assert (after["models"]["tiled"], after["machine"]) == (raw["models"]["tiled"], raw["machine"])
+        with pytest.warns(UserWarning, match=r"models\.tiled"):
+            assert load_calibration(path, BOTH).gate == GATE
+
+
+def test_a_section_names_its_own_samples_and_the_command_that_fits_them(path):
+    for name, samples in (("welch", "calibration.samples.jsonl"), ("functions", "calibration.functions.jsonl")):
+        path.write_text(json.dumps(sealed(file_content() | {"models": {name: {}}})))
+        with pytest.raises(CalibrationFileError) as refusal:
+            load_calibration(path)
+        assert f"`rlxjax calibrate --only {name} --out {path}`" in str(refusal.value)
+        assert f"`rlxjax refit {path.parent / samples} --out {path}`" in str(refusal.value)
+
+
+def test_what_was_changed_is_found_and_taken_only_where_that_is_asked(path):
+    good = json.loads(written(path).read_text())
+    value = good["models"]["line"]["coefficients"]["call_ns"]["value"]
+    text = path.read_text().replace(repr(value), repr(2.0 * value), 1)
+    path.write_text(text)
+    with pytest.warns(UserWarning, match=r"models\.line\.digest differs .*unsealed=True, or"):
+        assert [*load_calibration(path, BOTH).models] == ["tiled"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_calibration(path, BOTH, unsealed=True).coefficients["call_ns"] == 2.0 * value
+    # Lost whole, renamed, or without digests: no section has changed, and yet a word is said.
+    for change in (lambda c: c["models"].pop("line"), lambda c: c["models"].update(lime=c["models"].pop("line"))):
+        content = json.loads(json.dumps(good))
+        change(content)
+        path.write_text(json.dumps(content))
+        with pytest.warns(UserWarning, match=f"^{path}: digest differs"):
+            load_calibration(path, BOTH)
+        with pytest.warns(UserWarning, match=f"{path}: digest differs .*What it holds was kept"):
+            save_calibration(path, tiled_fit())
+    del good["models"]["line"]["digest"]
+    path.write_text(json.dumps(good))
+    with pytest.warns(UserWarning, match=r"models\.line\.digest is missing"):
+        load_calibration(path, BOTH)
+
+
+def test_what_is_no_calibration_of_this_schema_is_put_aside_and_not_lost(path):
+    path.write_text("the old file")
+    with pytest.warns(UserWarning, match=f"It was kept as {path}.1"):
+        save_calibration(path, line_fit())
+    assert path.with_name(f"{path.name}.1").read_text() == "the old file"
+    assert load_calibration(path, [LINE]).models
+
+
+def test_sections_that_are_written_at_once_are_all_kept(path):
+    own = [
+        line_fit()._replace(posterior=dataclasses.replace(line_fit().posterior, model=named_model(str(place))))
+        for place in range(8)
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda fit: save_calibration(path, fit), own))
+    assert sorted(json.loads(path.read_text())["models"]) == sorted(fit.posterior.model.name for fit in own)
+
+
+def named_model(name):
+    return type("Named", (LineModel,), {"name": f"line {name}"})()
+
+
 def test_a_model_that_was_not_timed_is_refused_where_it_is_asked_for(path):
     only = loaded(path, {"models.tiled": None})
     with pytest.raises(ValueError, match="model: expected one of line, got 'tiled'"):
@@ -158,9 +235,10 @@ def test_a_model_that_was_not_timed_is_refused_where_it_is_asked_for(path):
 
 REFIT = "fit its raw timings again with `rlxjax refit {samples} --out {path}`"
 ANEW = "make a new one with `rlxjax calibrate --out {path}`"
+WELCH_ANEW = "make a new one with `rlxjax calibrate --only welch --out {path}`"
 
 
-def assert_refused(path, text, *said, models=BOTH):
+def assert_refused(path, text, *said, models=BOTH, samples=None):
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     before = path.read_bytes()
     with pytest.raises(CalibrationFileError) as caught:
@@ -169,7 +247,7 @@ def assert_refused(path, text, *said, models=BOTH):
     assert "\n" not in message
     assert message.startswith(f"{path}: ")
     for part in said:
-        assert part.format(path=path, samples=path.with_suffix(".samples.jsonl")) in message, message
+        assert part.format(path=path, samples=samples or path.with_suffix(".samples.jsonl")) in message, message
     assert path.read_bytes() == before
 
 
@@ -186,31 +264,31 @@ ONE = {"value": 1.0, "log_sd": 1.0, "unit": "ns", "provenance": "measured"}
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("schema_version", 5, "schema_version: 5 is newer than 4, the newest that this rlxjax reads; install a newer"),
-        *(("schema_version", old, REFIT) for old in (3, 2, 1, 0, "4", True, None)),
+        ("schema_version", 6, "schema_version: 6 is newer than 5, the newest that this rlxjax reads; install a newer"),
+        *(("schema_version", old, REFIT) for old in (4, 3, 2, 1, 0, "5", 5.0, True, None)),
         ("units.time", "s", ANEW),
         ("surprise", 1, ANEW),
-        ("fingerprint.cores", "many", ANEW),
+        ("models.line.fingerprint.cores", "many", ANEW),
         ("models", None, ANEW),
-        ("canary_ns.launch", 0.0, ANEW),
-        ("samples.rounds", "three", ANEW),
-        ("gate.memory_bw", None, "gate.memory_bw is missing; " + ANEW),
-        ("gate.unknown_ns", {key: value for key, value in ONE.items() if key != "log_sd"}, ANEW),
-        ("gate.memory_bw.unit", "ns", "gate.memory_bw.unit: expected 'bytes/ns', got 'ns'"),
-        ("gate.unified_memory.value", 7.0, "gate.unified_memory: expected 0 or 1, got 7"),
+        ("machine.canary_ns.launch", 0.0, WELCH_ANEW),
+        ("models.line.samples.rounds", "three", ANEW),
+        ("machine.gate.memory_bw", None, "machine.gate.memory_bw is missing; " + WELCH_ANEW),
+        ("machine.gate.unknown_ns", {key: value for key, value in ONE.items() if key != "log_sd"}, WELCH_ANEW),
+        ("machine.gate.memory_bw.unit", "ns", "machine.gate.memory_bw.unit: expected 'bytes/ns', got 'ns'"),
+        ("machine.gate.unified_memory.value", 7.0, "machine.gate.unified_memory: expected 0 or 1, got 7"),
         *(
             ("models.line.model_version", other, "models.line.model_version: expected 1, got " + str(other))
             for other in (0, 2)
         ),
-        (f"{TERMS}.unknown_ns", ONE, "unknown_ns is no coefficient of this schema; " + REFIT),
-        *((f"{TERMS}.{name}", None, f"{TERMS}.{name} is missing; " + REFIT) for name in LINE.prior.median),
-        (f"{TERMS}.call_ns.unit", "us", f"{TERMS}.call_ns.unit: expected 'ns', got 'us'; " + REFIT),
+        (f"{TERMS}.unknown_ns", ONE, "unknown_ns is no coefficient of this schema; " + ANEW),
+        *((f"{TERMS}.{name}", None, f"{TERMS}.{name} is missing; " + ANEW) for name in LINE.prior.median),
+        (f"{TERMS}.call_ns.unit", "us", f"{TERMS}.call_ns.unit: expected 'ns', got 'us'; " + ANEW),
         (f"{TERMS}.call_ns.provenance", "guessed", ANEW),
         (f"{TERMS}.call_ns.note", "hand-made", ANEW),
         (f"{TERMS}.call_ns.log_sd", 0.0, ANEW),
         *(
-            (f"{of}.call_ns.value".replace("gate.call", "gate.dispatch"), bad, ANEW)
-            for of in (TERMS, "gate")
+            (f"{of}_ns.value", bad, mend)
+            for of, mend in ((f"{TERMS}.call", ANEW), ("machine.gate.dispatch", WELCH_ANEW))
             for bad in (-1.0, math.nan, math.inf, -math.inf, "12", [1.0], {}, True)
         ),
         (f"{TERMS}.call_ns.value", 0.0, ANEW),
@@ -221,21 +299,21 @@ ONE = {"value": 1.0, "log_sd": 1.0, "unit": "ns", "provenance": "measured"}
         (
             "models.line.uncertainty.correction.plain",
             [0.0],
-            "models.line.uncertainty.correction.plain: expected 0 weights, got 1; " + REFIT,
+            "models.line.uncertainty.correction.plain: expected 0 weights, got 1; " + ANEW,
         ),
         (
             "models.line.uncertainty.covariance_factor",
             [[1.0]],
-            "models.line.uncertainty.covariance_factor: expected 3 rows, got 1; " + REFIT,
+            "models.line.uncertainty.covariance_factor: expected 3 rows, got 1; " + ANEW,
         ),
         ("models.line.uncertainty.covariance_factor", [[1.0], [1.0]], "expected rows of 1, 2, 3, ... numbers"),
-        ("models.tiled.facts.tile_items", None, "models.tiled.facts.tile_items is missing; " + REFIT),
+        ("models.tiled.facts.tile_items", None, "models.tiled.facts.tile_items is missing; " + ANEW),
         ("models.tiled.facts.tile_items", [1.0], "models.tiled.facts.tile_items: expected a number, got [1.0]"),
         ("models.tiled.facts.knots", 1.0, "models.tiled.facts.knots: expected numbers, got 1.0"),
         ("models.tiled.facts.knots", [1.0, 2.0], "models.tiled.uncertainty.correction.loop: expected 1 weights, got 2"),
         ("models.tiled.facts.knots", [math.nan], ANEW),
-        ("models.tiled.domain.n", None, "models.tiled.domain.n is missing; " + REFIT),
-        ("models.tiled.domain.n*depth", None, "models.tiled.domain.n*depth is missing; " + REFIT),
+        ("models.tiled.domain.n", None, "models.tiled.domain.n is missing; " + ANEW),
+        ("models.tiled.domain.n*depth", None, "models.tiled.domain.n*depth is missing; " + ANEW),
         ("models.tiled.domain.n.low", 1e9, "low 1000000000.0 is above high"),
         ("models.line.noise_floor", -0.1, ANEW),
         ("models.line.noise_floor", None, ANEW),
@@ -249,7 +327,19 @@ def test_a_file_that_would_be_misread_is_refused_by_field_with_the_mend(field, v
     by_name = (
         [field.split(".")[-1].replace("\n", " ")] if said in (ANEW, REFIT) and not field.startswith("units") else []
     )
-    assert_refused(path, json.dumps(file_content({field: value})), said, *by_name)
+    text, (of, name, *_) = json.dumps(file_content({field: value})), [*field.split("."), ""]
+    if of == "models" and name:
+        (model,) = (one for one in BOTH if one.name == name)
+        assert_refused(path, text, said, REFIT, *by_name, models=[model], samples=path.with_name("a"))
+    elif of != "machine":
+        assert_refused(path, text, said, *by_name)
+        return
+    with pytest.warns(UserWarning, match=f"^{path}: {of}.*; it is left out$") as caught:
+        found = load_calibration(written(path, {field: value}), BOTH)
+    (warning,) = caught
+    assert said.format(path=path) in str(warning.message)
+    assert [*found.models] == [one.name for one in BOTH if of != "models" or one.name != name]
+    assert (found.gate is None) == (of == "machine")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +354,7 @@ def test_a_file_that_is_no_calibration_is_refused(text, path):
 def test_a_missing_file_or_a_folder_is_refused(path):
     with pytest.raises(CalibrationFileError, match=f"{path}: no such file; .*rlxjax calibrate --out {path}"):
         load_calibration(path)
-    with pytest.raises(CalibrationFileError, match="cannot be read.*rlxjax calibrate"):
+    with pytest.raises(CalibrationFileError, match="expected a file, got a folder; .*rlxjax calibrate"):
         load_calibration(path.parent)
 
 
@@ -280,7 +370,7 @@ def test_a_missing_file_or_a_folder_is_refused(path):
 def test_a_file_of_another_machine_loads_with_a_warning_that_says_what_differs(name, value, how, path):
     here = getattr(current_fingerprint(), name)
     with pytest.warns(MachineMismatchWarning) as caught:
-        found = load_calibration(written(path, {f"fingerprint.{name}": value}), BOTH)
+        found = load_calibration(written(path, {f"*.fingerprint.{name}": value}), BOTH)
     assert found.coefficients == calibration().coefficients
     (warning,) = caught
     for said in (str(path), how, f"{name} {value!r} there, {here!r} here"):
@@ -290,7 +380,7 @@ def test_a_file_of_another_machine_loads_with_a_warning_that_says_what_differs(n
 def test_the_warning_of_another_machine_names_the_line_that_loads(path):
     # In a process whose functions nothing wraps.
     code = "import sys, rlxjax; rlxjax.load_calibration(sys.argv[1])"
-    file = written(path, {"fingerprint.cpu_model": "Z80"})
+    file = written(path, {"*.fingerprint.cpu_model": "Z80"})
     root = Path(rx.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code, file], cwd=root, capture_output=True, text=True, check=True)
     assert done.stderr.startswith("<string>:1: MachineMismatchWarning")
@@ -339,7 +429,7 @@ def test_the_new_file_replaces_the_old_in_one_step(path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", watched)
     write_json_file(CalibrationFile.model_validate(file_content()), path)
-    assert seen == [("the old file", 4)]
+    assert seen == [("the old file", 5)]
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 

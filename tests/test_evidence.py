@@ -27,7 +27,7 @@ REGRET_ATOL, COVERED_ATOL, ORDERED_ATOL = 0.03, 0.01, 0.01
 
 
 def test_the_samples_are_those_that_the_calibration_names():
-    named = read_calibration_file(CALIBRATION).samples
+    named = read_calibration_file(CALIBRATION).models["welch"].samples
     assert (named.file, named.sha256) == (SAMPLES.name, sha256_of(SAMPLES))
 
 

@@ -1,13 +1,24 @@
-"""Where files are written: links are followed, and nothing but a regular file is replaced."""
+"""Where files are written and read: links are followed, and nothing but a regular file is replaced or waited for."""
 
+import errno
+import gzip
 import os
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import rlxjax as rx
 from calibrate.cli import app
-from rlxjax._files import Strict, file_to_write, write_json_file
+from calibrate.page.advice_sections import read_advice
+from calibrate.samples import SampleLog, SampleWriter, read_log
+from rlxjax import _files
+from rlxjax._files import LOCK_NAME, Strict, file_to_write, locked, read_json, set_aside, write_json_file
+from rlxjax.calibration import current_fingerprint, read_calibration_file
+from rlxjax.models import FFT
 
 
 class Content(Strict):
@@ -81,3 +92,110 @@ def test_a_command_refuses_a_named_pipe_before_it_measures(tmp_path, command):
     assert result.exit_code == 2
     assert result.stderr.strip().splitlines() == [f"error: expected a file to write, got the named pipe {pipe}"]
     assert list(tmp_path.iterdir()) == [pipe]
+
+
+READERS = {
+    "calibration": read_calibration_file,
+    "learned FFT": rx.load_learned_fft,
+    "timings": lambda path: rx.Timings.from_csv(FFT, path),
+    "samples": read_log,
+    "advice": read_advice,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_file_is_refused_at_once_by_each_reader(reader, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for kind, make in SPECIAL.items():
+        make(kind)
+    places = {kind: Path(kind) for kind in SPECIAL} | {"device": Path("/dev/zero")}
+    for kind, path in places.items():
+        with pytest.raises(ValueError, match=f"{path}: expected a file, got a {kind}") as refusal:
+            READERS[reader](path)
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_too_large_is_refused_also_once_it_is_decompressed(reader, tmp_path, monkeypatch):
+    monkeypatch.setattr(_files, "MOST_BYTES", 1000)
+    for name, content in (("large", bytes(1001)), ("bomb.gz", gzip.compress(bytes(100_000)))):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name}: expected at most 1,000 bytes, got more"):
+            READERS[reader](tmp_path / name)
+
+
+def test_a_key_that_comes_twice_is_refused_at_any_depth(tmp_path):
+    path = tmp_path / "a.json"
+    for text, key in (('{"a": 1, "a": 1}', "a"), ('{"a": [{"b": {"c": 1, "d": 2, "c": 1}}]}', "c")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=f"the key '{key}' comes twice"):
+            read_json(path, {}, ValueError, "mend", "one")
+
+
+def test_files_are_put_aside_at_once_by_many_and_none_is_lost(tmp_path):
+    path, texts = tmp_path / "a", [str(number) for number in range(60)]
+    gate = threading.Barrier(6)
+
+    def put(own):
+        for text in own:
+            gate.wait()
+            (tmp_path / f"new {text}").write_text(text)
+            try:
+                os.link(tmp_path / f"new {text}", path)  # only if there is none
+            except FileExistsError:
+                (tmp_path / f"kept {text}").write_text(text)
+            set_aside(path)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(put, [texts[place::6] for place in range(6)]))
+    found = [one.read_text() for name in ("a.*", "kept *") for one in tmp_path.glob(name)]
+    assert sorted(found) == sorted(texts)
+    assert not path.exists()
+
+
+def test_a_folder_is_locked_for_one_writer_at_a_time_who_may_lock_it_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(_files, "LOCK_WAIT_S", 0.1)
+    (tmp_path / LOCK_NAME).write_text("1\n")  # of one that was killed
+
+    def other():
+        with locked(tmp_path / "b.json"):
+            raise AssertionError("two at once")
+
+    def job():
+        return CliRunner().invoke(app, ["calibrate", "--budget", "60", "--out", str(tmp_path / "a.json")])
+
+    with ThreadPoolExecutor(1) as pool:
+        with locked(tmp_path / "a.json"), locked(tmp_path / "b.json"):
+            with pytest.raises(ValueError, match=f"{tmp_path}: process {os.getpid()} measures for this folder, or"):
+                pool.submit(other).result()
+            refused = pool.submit(job).result()
+            assert refused.exit_code == 2
+            assert f"process {os.getpid()} measures for this folder" in refused.stderr
+            with locked(tmp_path / "other" / "a.json"):
+                pass
+        with pytest.raises(AssertionError, match="two at once"):
+            pool.submit(other).result()
+    assert list(tmp_path.iterdir()) == [tmp_path / "other"]
+    monkeypatch.undo()
+    counts = []
+
+    def count():
+        with locked(tmp_path / "a.json"):
+            counts.append(len(counts) + 1)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: count(), range(20)))
+    assert counts == list(range(1, 21))
+
+
+def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=f"{tmp_path}/a.json: cannot be written .No space left on device.$"):
+        write_json_file(Content(number=7), tmp_path / "a.json")
+    assert not list(tmp_path.iterdir())
+    writer = SampleWriter(Path("/dev/full"), SampleLog(current_fingerprint()), append=True)
+    with writer, pytest.raises(OSError, match="^/dev/full: cannot be written .No space left on device.$"):
+        writer.micro("launch", 1.0)

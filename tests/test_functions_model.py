@@ -18,10 +18,11 @@ from jax.extend.core import Primitive
 import rlxjax as rx
 from calibrate import functions_job
 from calibrate.clock import Deadline
-from calibrate.function_samples import FunctionLog, Visit, read_function_samples, samples_path_of
 from calibrate.functions import function_cells
 from calibrate.functions_job import MOST_CELLS, chosen_cells, fit_functions, run_functions
 from calibrate.progress import Progress
+from calibrate.sample_lines import FUNCTIONS_SUFFIX, FunctionVisit
+from calibrate.samples import FunctionLog, read_log, read_samples
 from rlxjax.calibration import CalibratedModel, Calibration, compare_functions, current_fingerprint, predict_profile
 from rlxjax.fit import prior_posterior
 from rlxjax.models import FFT, FUNCTIONS, function_runs
@@ -306,7 +307,7 @@ def log_of(cells, coefficients, rng, rounds=4, noise=0.01):
         for place in rng.permutation(len(cells)):
             noisy = times_ns[place] * np.exp(noise * rng.standard_normal(4))
             log.visits.append(
-                Visit(round=round_, name=cells[place].name, times_ns=np.maximum(noisy, 1).astype(int).tolist())
+                FunctionVisit(round=round_, name=cells[place].name, times_ns=np.maximum(noisy, 1).astype(int).tolist())
             )
     return log
 
@@ -320,8 +321,8 @@ def fitted(tmp_path_factory):
     with as_users_do():
         cells = chosen_cells(function_cells())
         log = log_of(cells, true, rng)
-        samples_path_of(path).write_text("made up")
-        outcome = fit_functions(log, path, samples_path_of(path), "rlxjax calibrate", [], force=False)
+        path.with_suffix(FUNCTIONS_SUFFIX).write_text("made up")
+        outcome = fit_functions(log, path, path.with_suffix(FUNCTIONS_SUFFIX), "rlxjax calibrate", [], force=False)
     return outcome, log, cells
 
 
@@ -349,9 +350,9 @@ def test_sections_of_other_models_of_the_machine_stay(fitted, tmp_path):
     other = rx.fit_posterior(rx.fft_timings(batch, n_fft, 2e4 + 12.0 * batch * n_fft))
     path = tmp_path / "both.json"
     rx.save_calibration(path, other)
-    samples_path_of(path).write_text("made up")
+    path.with_suffix(FUNCTIONS_SUFFIX).write_text("made up")
     with as_users_do():
-        fit_functions(log, path, samples_path_of(path), "rlxjax calibrate", [], force=False)
+        fit_functions(log, path, path.with_suffix(FUNCTIONS_SUFFIX), "rlxjax calibrate", [], force=False)
     assert set(rx.load_calibration(path).models) == {"fft", "functions"}
 
 
@@ -363,14 +364,26 @@ def test_samples_are_read_again_up_to_a_line_that_was_cut_short(fitted, tmp_path
     )
     lines = [header, *(visit.model_dump_json() for visit in log.visits[:5])]
     file.write_text("\n".join(lines) + '\n{"kind":"visit","rou')
-    found = read_function_samples(file)
+    found = read_log(file)
     assert found is not None
     assert found.visits == log.visits[:5]
-    file.write_text(header + '\n{"kind":"visit","round":-1,"name":"a","times_ns":[1]}\n')
-    with pytest.raises(ValueError, match="line 2: "):
-        read_function_samples(file)
-    file.write_text('{"kind":"header"}\n')
-    assert read_function_samples(file) is None
+    lines[1] = json.dumps(log.visits[0].model_dump() | {"round": 3})
+    for rest, said in (
+        (lines[1:2], "line 2: visit.round: expected 0 or the next, got 3"),
+        ([json.dumps({"kind": "visit", "round": -1, "name": "a", "times_ns": [1]})], "line 2: .*round"),
+        ([json.dumps({"kind": "visit", "round": 0, "name": "a", "times_ns": [2**63]})], "line 2: .*times_ns"),
+        ([lines[2], header, lines[3]], "line 3: a second header"),
+        ([lines[2].replace("{", '{"round":0,', 1)], "line 2: the key 'round' comes twice"),
+        ([json.dumps({"kind": "micro", "name": "launch", "time_ns": 7.0})], "line 2: .*tag 'micro'"),
+    ):
+        file.write_text("\n".join([header, *rest, ""]))
+        with pytest.raises(ValueError, match=said):
+            read_log(file)
+    file.write_text(header + "\n")
+    with pytest.raises(ValueError, match="expected times of at least"):
+        fit_functions(read_log(file), tmp_path / "a.json", file, "", [], force=False)
+    with pytest.raises(ValueError, match="expected samples of Welch peaks, got those of functions"):
+        read_samples(file)
 
 
 def test_too_few_functions_and_unknown_ones_are_refused(fitted, tmp_path):
@@ -378,7 +391,7 @@ def test_too_few_functions_and_unknown_ones_are_refused(fitted, tmp_path):
     few = FunctionLog(log.fingerprint, visits=log.visits[:3])
     with pytest.raises(ValueError, match="expected times of at least"):
         fit_functions(few, tmp_path / "a.json", tmp_path / "a", "", [], force=False)
-    other = FunctionLog(log.fingerprint, visits=[Visit(round=0, name="nope", times_ns=[1])])
+    other = FunctionLog(log.fingerprint, visits=[FunctionVisit(round=0, name="nope", times_ns=[1])])
     with pytest.raises(ValueError, match="holds 'nope', which is no function of this suite"):
         fit_functions(other, tmp_path / "a.json", tmp_path / "a", "", [], force=False)
 
@@ -389,7 +402,7 @@ def test_ctrl_c_fits_what_was_measured_once_there_is_a_time_of_each_function(rou
 
     def visits(*_):
         for cell in cells[: None if rounds else 3]:
-            yield Visit(round=0, name=cell.name, times_ns=[1])
+            yield FunctionVisit(round=0, name=cell.name, times_ns=[1])
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(functions_job, "chosen_cells", lambda _: cells)
@@ -418,6 +431,26 @@ def test_what_is_not_compiled_by_the_deadline_is_left_out_once_there_are_enough_
         assert all(run() == 1.0 for run in programs.values())
 
 
+def test_earlier_samples_move_once_the_new_file_opens_and_not_before(fitted, tmp_path, monkeypatch):
+    path = tmp_path / "c.json"
+    samples, progress = path.with_suffix(FUNCTIONS_SUFFIX), Progress(is_quiet=True)
+    samples.write_text("earlier")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    for step in ("chosen_cells", "_compiled", "_visits"):
+        with monkeypatch.context() as patched:
+            patched.setattr(functions_job, "chosen_cells", lambda _: fitted[2])
+            patched.setattr(functions_job, "_compiled", lambda *_: {})
+            patched.setattr(functions_job, step, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                run_functions(started_s=0.0, budget_s=20.0, path=path, command="", progress=progress)
+        assert (samples.read_text() == "earlier") == (step != "_visits")
+    assert (tmp_path / "c.functions.jsonl.1").read_text() == "earlier"
+    assert read_log(samples).visits == []
+
+
 @pytest.mark.slow  # times real functions for a quarter of a minute
 def test_the_job_times_functions_of_this_machine(tmp_path):
     path = tmp_path / "c.json"
@@ -426,6 +459,6 @@ def test_the_job_times_functions_of_this_machine(tmp_path):
             started_s=time.perf_counter(), budget_s=20.0, path=path, command="", progress=Progress(), force=True
         )
     assert outcome.section.samples.workloads <= MOST_CELLS
-    log = read_function_samples(outcome.samples_path)
+    log = read_log(outcome.samples_path)
     assert len(log.names()) == outcome.section.samples.workloads
     assert rx.load_calibration(path).predict_function(jnp.tanh, real(1000)).time_ns > 0

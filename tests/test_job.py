@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from _campaigns import GRID, fitted, made_up, run_job
+from _content import sealed
 from _documented import assert_documented, assert_narrow
 from rich.console import Console
 from typer.testing import CliRunner
@@ -89,7 +90,7 @@ def test_the_file_is_valid_and_loads_as_what_the_job_reports(outcome):
     assert not outcome.is_interrupted
     assert read_calibration_file(outcome.path) == outcome.content
     assert outcome.section == outcome.content.models["welch"]
-    assert outcome.content.learned_ffts == []
+    assert outcome.section.learned_ffts == []
     loaded, reported = load_calibration(outcome.path).of("welch"), outcome.calibration.of("welch")
     assert named(loaded.coefficients) == named(reported.coefficients)
     np.testing.assert_array_equal(loaded.posterior.factor, reported.posterior.factor)
@@ -97,12 +98,12 @@ def test_the_file_is_valid_and_loads_as_what_the_job_reports(outcome):
 
 
 def test_the_file_describes_the_samples_behind_it(outcome):
-    log, recorded = read_samples(outcome.samples_path), outcome.content.samples
+    log, recorded = read_samples(outcome.samples_path), outcome.section.samples
     assert recorded.sha256 == sha256_of(outcome.samples_path)
     assert recorded.timings == sum(map(len, log.rounds))
     assert recorded.rounds == len(log.complete_rounds()) == 2
     assert recorded.workloads == len(log.cells) == len(GRID.cells())
-    assert outcome.content.canary_ns == {name: min(times) for name, times in log.micro.items()}
+    assert outcome.content.machine.canary_ns == {name: min(times) for name, times in log.micro.items()}
     np.testing.assert_array_equal(outcome.measured_ns, quantile_ns(log.visits()))
 
 
@@ -130,7 +131,8 @@ def test_fitting_the_samples_again_gives_what_the_file_says(outcome):
 def test_a_job_starts_from_what_another_calibration_says_and_names_its_platform(outcome, tmp_path):
     text = outcome.path.read_text(encoding="utf-8")
     prior = tmp_path / "other.json"
-    prior.write_text(text.replace(f'"platform": "{jax.default_backend()}"', '"platform": "abacus"'))
+    content = json.loads(text.replace(f'"platform": "{jax.default_backend()}"', '"platform": "abacus"'))
+    prior.write_text(json.dumps(sealed(content)))
     samples = tmp_path / "calibration.samples.jsonl"
     samples.write_bytes(outcome.samples_path.read_bytes())
     found = fitted(tmp_path / "calibration.json", prior=prior)
@@ -197,7 +199,7 @@ def test_the_coefficients_in_the_file_are_as_sure_as_the_intervals_take_them_to_
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="what a CPU cannot measure")
 def test_a_cpu_measures_no_transfer_between_host_and_device(outcome):
-    gate = outcome.content.gate
+    gate = outcome.content.machine.gate
     assert gate["host_readback_bw"].provenance == "uncalibrated"
     assert gate["memory_bw"].provenance == "measured"
 
@@ -215,8 +217,8 @@ def test_ctrl_c_fits_what_was_measured(interrupted):
     assert any("interrupted" in note for note in outcome.notes)
     assert outcome.is_interrupted
     assert read_calibration_file(outcome.path) == outcome.content
-    assert outcome.content.samples.timings == before.count(b'"timing"') >= 2 * len(SMALL.cells())
-    assert (outcome.content.samples.rounds, outcome.cells) == (2, SMALL.cells())
+    assert outcome.section.samples.timings == before.count(b'"timing"') >= 2 * len(SMALL.cells())
+    assert (outcome.section.samples.rounds, outcome.cells) == (2, SMALL.cells())
     assert {len(times) for times in read_samples(outcome.samples_path).micro.values()} == {MICRO_REPEATS}
 
 
@@ -268,8 +270,8 @@ def test_a_killed_run_is_resumed_with_all_its_samples(interrupted, tmp_path):
     samples.write_bytes(before + b'{"kind": "timing", "rou')
     outcome = run_job(path, resume=True, grid=SMALL, begun_s_ago=5.0)
     assert samples.read_bytes().startswith(before)
-    assert outcome.content.samples.timings > before.count(b'"timing"')
-    assert outcome.content.samples.rounds >= 3
+    assert outcome.section.samples.timings > before.count(b'"timing"')
+    assert outcome.section.samples.rounds >= 3
     assert outcome.cells == SMALL.cells()
 
 
@@ -278,28 +280,28 @@ def test_cells_that_do_not_fit_in_memory_are_skipped_and_a_first_round_cut_short
     too_large = [str(cell) for cell in WITH_LARGE.cells() if cell.working_bytes > limit]
     fitting, visited = len(WITH_LARGE.cells()) - len(too_large), []
 
-    def interrupted_after_a_while(cell, signals):
-        visited.append(cell)
+    def interrupted_after_a_while(call):
+        visited.append(call)
         if len(visited) == fitting:
             signal.raise_signal(signal.SIGINT)
         return [100_000 + 1000 * len(visited)]
 
-    monkeypatch.setattr(measure, "visit", interrupted_after_a_while)
+    monkeypatch.setattr(measure, "visit_ns", interrupted_after_a_while)
     monkeypatch.setattr(job, "memory_limit_bytes", lambda: limit)
     outcome = run_job(begun, resume=True, grid=WITH_LARGE, budget_s=60.0)
     assert too_large
     assert outcome.skipped["would not fit in memory"] == too_large
-    assert all(any(name in line for line in outcome.content.skipped) for name in too_large)
-    assert outcome.content.samples.timings == len(outcome.cells) == fitting
+    assert all(any(name in line for line in outcome.section.skipped) for name in too_large)
+    assert outcome.section.samples.timings == len(outcome.cells) == fitting
     assert outcome.section.noise_floor is None
 
 
 def test_ctrl_c_in_the_first_visit_says_what_is_missing(begun, monkeypatch):
-    def interrupted(cell, signals):
+    def interrupted(call):
         signal.raise_signal(signal.SIGINT)
         return [1]
 
-    monkeypatch.setattr(measure, "visit", interrupted)
+    monkeypatch.setattr(measure, "visit_ns", interrupted)
     with pytest.raises(KeyboardInterrupt, match="only 1 workloads were measured"):
         run_job(begun, resume=True, grid=SMALL, budget_s=60.0)
 

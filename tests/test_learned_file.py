@@ -159,6 +159,13 @@ def changed(content, **fields):
     return json.dumps({name: value for name, value in fields.items() if value is not ...})
 
 
+def test_a_model_that_was_changed_is_refused_but_where_that_is_asked(content, path):
+    path.write_text(json.dumps({**content, "mask": [0.125] * len(content["mask"])}))
+    with pytest.raises(rx.LearnedFftFileError, match="digest differs from that of the content.*unsealed=True"):
+        rx.load_learned_fft(path)
+    assert np.all(rx.load_learned_fft(path, unsealed=True).mask == 0.125)
+
+
 def test_a_truncated_file_is_refused(content, path):
     for share in np.linspace(0, 0.999, 12):
         text = json.dumps(content)
@@ -180,7 +187,7 @@ def test_what_is_no_model_is_refused(path):
 
 
 def test_a_missing_file_or_a_folder_is_refused(path):
-    for place, said in ((path, "no such file"), (path.parent, "cannot be read")):
+    for place, said in ((path, "no such file"), (path.parent, "expected a file, got a folder")):
         with pytest.raises(rx.LearnedFftFileError, match=f"{place}: {said}.*; {MEND}"):
             rx.load_learned_fft(place)
     assert not list(path.parent.iterdir())

@@ -37,7 +37,7 @@ def outcome(tmp_path_factory, model_files):
 def test_the_file_describes_the_models_and_what_they_take(outcome, model_files):
     assert read_calibration_file(outcome.path) == outcome.content
     facts = outcome.section.facts
-    for place, (described, file) in enumerate(zip(outcome.content.learned_ffts, model_files, strict=True)):
+    for place, (described, file) in enumerate(zip(outcome.section.learned_ffts, model_files, strict=True)):
         model = rx.load_learned_fft(file)
         work = learned_program(model, rx.WelchPeakParams.fast(model.n_fft, 1)).work
         assert (described.file, described.sha256) == (file.name, sha256_of(file))
@@ -45,7 +45,7 @@ def test_the_file_describes_the_models_and_what_they_take(outcome, model_files):
         assert described.n_fft == facts["learned_n_fft"][place] == model.n_fft
         assert (facts["learned_flop"][place], facts["learned_live_bins"][place]) == tuple(work)
     assert read_samples(outcome.samples_path).models == {
-        described.n_fft: described.sha256 for described in outcome.content.learned_ffts
+        described.n_fft: described.sha256 for described in outcome.section.learned_ffts
     }
 
 
@@ -79,14 +79,15 @@ def test_resuming_with_the_same_models_goes_on_and_with_others_is_refused(outcom
         assert samples.read_bytes() == before
         assert not path.exists()
     again = fitted(path, model_files)
-    assert again.section == outcome.section
+    made = {"created": outcome.section.created, "samples": outcome.section.samples}
+    assert again.section.model_copy(update=made) == outcome.section
 
 
 def test_models_that_cannot_be_timed_are_refused_before_anything_is_written(tmp_path):
     for make, said in [
         (lambda folder: [saved_model(folder, bins=8), saved_model(folder, bins=5)], "both for n_fft 64"),
         (lambda folder: [folder / "missing.json"], "missing.json: no such file; train one"),
-        (lambda folder: [folder], "cannot be read"),
+        (lambda folder: [folder], "expected a file, got a folder"),
     ]:
         models = make(tmp_path)
         with pytest.raises(ValueError, match=said) as caught:
@@ -120,13 +121,17 @@ def test_predict_shows_learned_where_a_model_was_timed_and_picks_what_it_shows(o
             assert printed["predicted_ns"]["learned"] == pytest.approx(float(predicted), rel=1e-12)
 
 
+MADE = ("created", "command", "samples")
+OF_GRID = {"held_out": True, "uncertainty": {"spread"}}
+
+
 def test_a_refit_with_the_models_says_what_the_job_says(outcome, model_files, tmp_path):
     options = [part for file in model_files for part in ("--model", file)]
     arguments = ["refit", outcome.samples_path, "--out", tmp_path / "again.json", *options]
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.stderr
-    again, of_grid = read_calibration_file(tmp_path / "again.json"), {"held_out": True, "uncertainty": {"spread"}}
-    assert again.learned_ffts == outcome.content.learned_ffts
+    again, of_grid = read_calibration_file(tmp_path / "again.json"), OF_GRID | dict.fromkeys(MADE, True)
+    assert again.models["welch"].learned_ffts == outcome.section.learned_ffts
     assert again.models["welch"].model_dump(exclude=of_grid) == outcome.section.model_dump(exclude=of_grid)
 
 
@@ -147,4 +152,4 @@ def test_a_job_times_models_from_the_first_launch_to_the_file(model_files, tmp_p
     assert set(found.cells) == set(grid.cells([64, 32]))
     assert "learned" in found.section.held_out
     assert np.all(np.isfinite(found.predicted_ns) & (found.predicted_ns > 0))
-    assert found.content.samples.rounds >= 1
+    assert found.section.samples.rounds >= 1

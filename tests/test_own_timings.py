@@ -139,8 +139,14 @@ def test_nothing_takes_no_time(size, tmp_path):
 def test_what_is_no_readable_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="missing.csv: no such file$"):
         Timings.from_csv(TILED, tmp_path / "missing.csv")
-    with pytest.raises(ValueError, match=r"cannot be read as CSV \(.*directory"):
+    with pytest.raises(ValueError, match="expected a file, got a folder"):
         Timings.from_csv(TILED, tmp_path)
+    wide = ["n", "variant", "time_ns", *(f"c{number}" for number in range(60_000))]
+    (tmp_path / "wide.csv").write_text("\n".join([",".join(wide), ",".join(["8", "loop", *"1" * 60_001])]))
+    assert Timings.from_csv(TILED, tmp_path / "wide.csv").time_ns == [1.0]
+    (tmp_path / "wide.csv").write_text("," * 70_000 + "1\n")
+    with pytest.raises(ValueError, match="line 1: expected at most 65,536 cells, got 70,001"):
+        Timings.from_csv(TILED, tmp_path / "wide.csv")
     (tmp_path / "own.csv").write_bytes(b"n,time_ns\n\xff,1\n")
     with pytest.raises(ValueError, match=r"own.csv: cannot be read as CSV \(.*utf-8"):
         Timings.from_csv(TILED, tmp_path / "own.csv")

@@ -3,14 +3,22 @@
 import dataclasses
 import json
 import warnings
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from _content import content
+from _content import content, sealed
 
 import rlxjax as rx
-from rlxjax.calibration import CalibrationFile, MachineMismatchWarning, population, population_prior, write_json_file
+from rlxjax.calibration import (
+    CalibrationFile,
+    MachineMismatchWarning,
+    current_fingerprint,
+    population,
+    population_prior,
+    write_json_file,
+)
 from rlxjax.fit import named
 from rlxjax.models import BUILT_IN, WELCH
 from rlxjax.welch import schedule
@@ -75,11 +83,42 @@ def test_the_saved_calibration_is_used_and_says_so(saved):
 def test_a_model_that_the_saved_calibration_lacks_is_the_population_s(saved):
     path = saved()
     written = json.loads(path.read_text(encoding="utf-8"))
+    gate = rx.load_calibration(path).gate
     written["models"] = {}
-    path.write_text(json.dumps(written), encoding="utf-8")
+    path.write_text(json.dumps(sealed(written)), encoding="utf-8")
     calibrated = rx.default_calibration().of("welch")
     assert named(calibrated.coefficients) == named(population_prior(WELCH).median)
     assert calibrated.cautions
+    assert rx.default_calibration().gate == gate
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_version": 1},
+        {"noise_floor": -1.0},
+        {"fingerprint": {**current_fingerprint().model_dump(), "cores": 9999}},
+    ],
+    ids=["stale", "damaged", "of another machine"],
+)
+def test_a_good_section_and_the_gate_are_used_beside_one_that_is_not(saved, change):
+    path = saved()
+    written = json.loads(path.read_text(encoding="utf-8"))
+    functions = json.loads((Path(rx.__file__).parents[1] / "docs/evidence/epyc-zen5.json").read_text(encoding="utf-8"))[
+        "models"
+    ]["functions"]
+    written["models"] = {
+        "functions": functions | {"fingerprint": written["machine"]["fingerprint"]},
+        "welch": written["models"]["welch"] | change,
+    }
+    path.write_text(json.dumps(sealed(written)), encoding="utf-8")
+    with pytest.warns(UserWarning, match="welch"):
+        found = rx.default_calibration()
+    assert found.gate is not None
+    assert found.source.endswith(str(path))
+    measured, _ = (found.of(name).provenance.values() for name in ("functions", "welch"))
+    assert rx.Provenance.MEASURED in measured
+    assert set(found.of("welch").provenance.values()) == {rx.Provenance.UNCALIBRATED}
 
 
 def test_what_another_machine_saved_is_named_and_not_used(saved):

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from calibrate import fits
 from calibrate.cli import app
-from calibrate.function_samples import Header, Visit
 from calibrate.functions import function_cells
+from calibrate.sample_lines import FunctionsHeader, FunctionVisit
 from calibrate.samples import read_samples
 from rlxjax.calibration import read_calibration_file, sha256_of
 from rlxjax.fit import fit_posterior
@@ -35,8 +35,9 @@ def refit(*arguments):
 
 def without_origin(content):
     """Return what a calibration says of the machine; what is held out is the grid's, and widens the spread."""
-    of_grid = {"models": {"welch": {"held_out": True, "cautions": True, "uncertainty": {"spread"}}}}
-    return content.model_dump(exclude={"created": True, "command": True, "samples": True, **of_grid})
+    origin = dict.fromkeys(("created", "command", "samples"), True)
+    of_grid = {"held_out": True, "cautions": True, "uncertainty": {"spread"}}
+    return content.model_dump(exclude={"models": {"welch": origin | of_grid}, "machine": origin})
 
 
 def test_a_refit_says_what_the_job_says_of_the_same_samples(folder):
@@ -49,8 +50,9 @@ def test_a_refit_says_what_the_job_says_of_the_same_samples(folder):
     assert_documented("calibrate", json.loads(result.stdout))
     content = read_calibration_file(folder / "c.json")
     assert without_origin(content) == without_origin(read_calibration_file(job_path))
-    assert content.command == shlex.join(["rlxjax", "refit", str(samples)])
-    assert (content.samples.file, content.samples.sha256) == (samples.name, sha256_of(samples))
+    for section in content.sections().values():
+        assert section.command == shlex.join(["rlxjax", "refit", str(samples)])
+        assert (section.samples.file, section.samples.sha256) == (samples.name, sha256_of(samples))
     assert "The samples are of runner" not in result.stdout
 
 
@@ -77,7 +79,7 @@ def test_runs_of_a_learned_fft_are_left_out_without_its_model_and_another_model_
     assert result.exit_code == 0, result.stderr
     assert "workloads of learned FFTs were left out" in result.stdout
     content = read_calibration_file(folder / "l.json")
-    assert content.learned_ffts == []
+    assert content.models["welch"].learned_ffts == []
     assert "learned" not in content.models["welch"].held_out
     refused = refit(folder / "c.samples.jsonl", "--model", model)
     assert refused.exit_code == 2
@@ -104,7 +106,7 @@ def test_a_fit_that_did_not_converge_is_written_only_if_asked(folder, monkeypatc
 def functions(folder, tmp_path):
     """A file of samples of functions, too few to fit."""
     machine = read_samples(folder / "c.samples.jsonl").fingerprint
-    lines = [Header(fingerprint=machine), Visit(round=0, name=function_cells()[0].name, times_ns=[1])]
+    lines = [FunctionsHeader(fingerprint=machine), FunctionVisit(round=0, name=function_cells()[0].name, times_ns=[1])]
     path = tmp_path / "x.functions.jsonl"
     path.write_text("".join(line.model_dump_json() + "\n" for line in lines))
     return path
@@ -152,7 +154,7 @@ def lines_without(folder, kind):
 @pytest.mark.parametrize(
     ("name", "content", "options", "said"),
     [
-        ("none.samples.jsonl", None, (), "none.samples.jsonl: cannot be read (No such file"),
+        ("none.samples.jsonl", None, (), "none.samples.jsonl: no such file"),
         ("a.samples.jsonl.gz", b"not packed", (), "cannot be read (Not a gzipped file"),
         ("a.samples.jsonl.gz", gzip.compress(b"x" * 99)[:-20], (), "cannot be read ("),
         ("a.samples.jsonl", b"not samples\n", (), "line 1: content: Invalid JSON"),

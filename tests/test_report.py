@@ -9,7 +9,7 @@ from importlib import resources
 
 import numpy as np
 import pytest
-from _content import content
+from _content import content, sealed
 from _pages import NASTY, WORKLOAD, Document, files, page
 from typer.testing import CliRunner
 
@@ -203,7 +203,7 @@ def test_cautions_of_a_file_make_it_not_ready(files, tmp_path):
     spoilt = json.loads(files[0].read_text())
     spoilt["models"]["welch"]["cautions"] = [f"Careful {NASTY}."]
     path, out = tmp_path / "c.json", tmp_path / "r.html"
-    path.write_text(json.dumps(spoilt))
+    path.write_text(json.dumps(sealed(spoilt)))
     result = invoke(path, "-o", out)
     assert result.exit_code == 0, result.stderr
     found = Document(out.read_text(encoding="utf-8"))
@@ -303,8 +303,8 @@ def refused(*arguments):
 def test_bad_input_is_one_line_with_the_mend_and_leaves_no_file(welch, files, tmp_path):
     out = tmp_path / "out" / "r.html"
     other, no_welch, text = (tmp_path / name for name in ("other.json", "none.json", "text.json"))
-    other.write_text(json.dumps(content(cores=4096)))
-    no_welch.write_text(json.dumps(content() | {"models": {}}))
+    other.write_text(json.dumps(sealed(content(cores=4096))))
+    no_welch.write_text(json.dumps(sealed(content() | {"models": {}})))
     text.write_text("no JSON")
     samples = files[0].with_suffix(".samples.jsonl")
     header, *rest = samples.read_text().splitlines(keepends=True)

@@ -1,6 +1,6 @@
 """The page of an advice: the verdict, the terms of both forms, and what one program saves."""
 
-import json
+from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from calibrate.printing import ns
 from rlxjax import Advice
-from rlxjax.calibration import first_refusal
+from rlxjax.calibration import first_refusal, read_json
 
 from .document import page, picture_section, verdict
 from .markup import Markup, element
@@ -24,6 +24,8 @@ _WORDS = {
     "undecided": (None, "Undecided."),
     "cannot model": (False, "This cannot be modelled."),
 }
+#: Nanoseconds of a time at least, and any number at most.
+LEAST_NS, MOST = 1e-3, 1e18
 _MEND = "write one with `rlxjax advise ... --json > FILE`"
 
 
@@ -58,20 +60,28 @@ def read_advice(path: FilePath) -> tuple[Advice, str]:
     Raises:
         ValueError: a file that holds none; one line with the mend.
     """
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}); {_MEND}") from None
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path}: not whole JSON; {_MEND}") from None
+    content = read_json(path, {}, ValueError, _MEND, "an advice")
     try:
         advice = TypeAdapter(Advice).validate_python(content)
     except ValidationError as error:
         raise ValueError(f"{path}: {first_refusal(error)}; {_MEND}") from None
     if advice.verdict not in _WORDS:
         raise ValueError(f"{path}: verdict: expected one of {', '.join(_WORDS)}, got {advice.verdict!r}; {_MEND}")
+    has_terms = advice.apart_terms_ns or advice.together_terms_ns
+    times_ns = [*([advice.apart_ns, advice.together_ns] if has_terms else []), *(advice.measured or ())[:2]]
+    is_sound = all(time_ns is not None and time_ns >= LEAST_NS for time_ns in times_ns)
+    if not is_sound or not all(abs(number) <= MOST for number in _numbers(content)):
+        raise ValueError(f"{path}: expected times of {LEAST_NS:g} ns at least, and numbers up to {MOST:g}; {_MEND}")
     source = content.get("calibration")
     return advice, source if isinstance(source, str) else ""
+
+
+def _numbers(content: Any) -> Iterator[float]:
+    """Yield all numbers in JSON."""
+    if isinstance(content, (int, float)):
+        yield content
+    for value in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        yield from _numbers(value)
 
 
 def _verdict(advice: Advice) -> Markup:

@@ -14,7 +14,7 @@ from rlxjax.calibration import (
     ModelSection,
     Samples,
     load_calibration,
-    read_calibration_file,
+    sections_of_file,
 )
 from rlxjax.models import FUNCTIONS, WELCH
 
@@ -39,6 +39,7 @@ def calibration_page(
     workload: Mapping[str, int],
     samples: FilePath | None = None,
     against: FilePath | None = None,
+    unsealed: bool = False,
 ) -> str:
     """Return the page of a calibration file as HTML.
 
@@ -48,22 +49,23 @@ def calibration_page(
         workload: batch, n_fft and k of what is explained.
         samples: what was timed; the file beside the calibration that it names unless given.
         against: an earlier calibration of the same machine.
+        unsealed: also take a file that was edited by hand.
 
     Raises:
         ValueError: a file that is no calibration, or holds no Welch peaks; samples or an earlier calibration that are
             none or of another machine; a workload that cannot be. One line with the mend.
     """
-    content, calibration = read_calibration_file(path), load_calibration(path)
+    (content, _), calibration = sections_of_file(path, unsealed=unsealed), load_calibration(path, unsealed=unsealed)
     calibrated = welch_of(calibration, path)
     section = content.models[WELCH.name]
-    measured, measured_said = measured_beside(content, calibrated, path, samples)
+    measured, measured_said = measured_beside(section, calibrated, path, samples)
     sections = [
         ("verdict", "Verdict", _verdicts(content, calibration)),
         ("measured", "What was measured, and on what", _measured_section(content, section)),
     ]
     if against is not None:
-        earlier, before = earlier_calibration(against, content)
-        sections.append(picture_section(change_picture(earlier, before, content, calibrated)))
+        earlier, before = earlier_calibration(against, section)
+        sections.append(picture_section(change_picture(earlier, before, section, calibrated)))
     sections.append(("errors", "How far off predictions are", _errors(section, ERROR_COLUMNS, "strategy")))
     pictures: Iterable[Picture] = (
         residual_picture(measured, measured_said, section.held_out),
@@ -76,9 +78,9 @@ def calibration_page(
     if FUNCTIONS.name in calibration.models:
         functions = _functions(calibration.of(FUNCTIONS.name), content)
         sections.append(("functions", "Functions", functions))
-    machine = content.fingerprint
+    machine = section.fingerprint
     title = f"Calibration of {machine.cpu_model if machine.platform == 'cpu' else machine.device_kind}"
-    subtitle = f"{date(content.created)} · {machine.cores} cores · {machine.platform}"
+    subtitle = f"{date(section.created)} · {machine.cores} cores · {machine.platform}"
     return page(title, subtitle, sections, command)
 
 
@@ -92,10 +94,11 @@ def verdicts_of(content: CalibrationFile, calibration: Calibration) -> dict[str,
         said, cautions = list(judged.said), [*judged.cautions, *section.cautions]
         if name == WELCH.name:
             said.append(what_pays(calibration))
-            if content.pace is not None:
-                pace = said_of_pace(content.pace, content.fingerprint.cores)
-                said, cautions = [*said, *pace.said], [*cautions, *pace.cautions]
-            cautions += content.cautions
+            if (machine := content.machine) is not None:
+                pace = (
+                    Verdict([], []) if machine.pace is None else said_of_pace(machine.pace, machine.fingerprint.cores)
+                )
+                said, cautions = [*said, *pace.said], [*cautions, *pace.cautions, *machine.cautions]
         found[name] = Verdict(said, list(dict.fromkeys(cautions)))
     return found
 
@@ -109,18 +112,18 @@ def _verdicts(content: CalibrationFile, calibration: Calibration) -> Markup:
 
 
 def _measured_section(content: CalibrationFile, section: ModelSection) -> Markup:
-    machine, flags = content.fingerprint, content.fingerprint.thread_flags
+    machine, flags = section.fingerprint, section.fingerprint.thread_flags
     pairs = [
         ("Processor", f"{machine.cpu_model}, {machine.machine}, {machine.cores} cores"),
         ("Device", f"{machine.device_count} × {machine.device_kind} ({machine.platform})"),
         ("Software", f"JAX {machine.jax}, jaxlib {machine.jaxlib}, NumPy {machine.numpy}, Python {machine.python}"),
         ("Thread flags", ", ".join(f"{name}={value}" for name, value in flags.items()) or "none"),
-        ("Made", date(content.created)),
-        ("Timings", _timings(content.samples, "workloads")),
+        ("Made", date(section.created)),
+        ("Timings", _timings(section.samples, "workloads")),
         ("Timings of functions", _timings(_samples_of(content, FUNCTIONS.name), "functions")),
         ("Noise of the timings", "" if section.noise_floor is None else percent(section.noise_floor)),
         ("Fit", section.fit.message),
-        ("Learned FFTs", ", ".join(f"{one.file} (n_fft {one.n_fft})" for one in content.learned_ffts)),
+        ("Learned FFTs", ", ".join(f"{one.file} (n_fft {one.n_fft})" for one in section.learned_ffts)),
     ]
     rows = [
         [name.replace("*", " × "), Figure(size(entry.low), entry.low), Figure(size(entry.high), entry.high)]
@@ -129,11 +132,11 @@ def _measured_section(content: CalibrationFile, section: ModelSection) -> Markup
     domain = Table(
         "The sizes that were timed: beyond them a prediction is an extrapolation", ("size", "from", "to"), rows
     )
-    skipped = [("Workloads that were not timed", content.skipped), ("Timings far off", section.fit.outliers)]
+    skipped = [("Workloads that were not timed", section.skipped), ("Timings far off", section.fit.outliers)]
     return joined(
         (
             facts(pairs),
-            element("p", "Command: ", element("code", content.command)) if content.command else None,
+            element("p", "Command: ", element("code", section.command)) if section.command else None,
             domain.folded("Sizes that were timed"),
             *(_listed(heading, names) for heading, names in skipped),
         )

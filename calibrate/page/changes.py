@@ -13,7 +13,7 @@ from rlxjax.calibration import (
     MACHINE_FIELDS,
     CalibratedModel,
     Calibration,
-    CalibrationFile,
+    ModelSection,
     fingerprint_differences,
     read_calibration_file,
 )
@@ -64,17 +64,19 @@ class Change(NamedTuple):
         return abs(self.sds) > SURE_SDS
 
 
-def earlier_calibration(path: FilePath, content: CalibrationFile) -> tuple[CalibrationFile, CalibratedModel]:
-    """Return the content of an earlier calibration file, and its model of Welch peaks.
+def earlier_calibration(path: FilePath, later: ModelSection) -> tuple[ModelSection, CalibratedModel]:
+    """Return what an earlier calibration file says of Welch peaks: its section, and the model.
 
     Raises:
         ValueError: a file that is no calibration, of another machine, or without Welch peaks; one line.
     """
     known = read_calibration_file(path)
-    if differences := fingerprint_differences(known.fingerprint, content.fingerprint, MACHINE_FIELDS):
+    calibrated = welch_of(Calibration.from_file(known, path=path), path)
+    section = known.models[WELCH.name]
+    if differences := fingerprint_differences(section.fingerprint, later.fingerprint, MACHINE_FIELDS):
         said = "; ".join(differences).replace(" here", " in the later one").replace(" there", " in the earlier one")
         raise ValueError(f"{path}: of another machine ({said}); give an earlier calibration of the same one")
-    return known, welch_of(Calibration.from_file(known, path=path), path)
+    return section, calibrated
 
 
 def welch_of(calibration: Calibration, path: FilePath) -> CalibratedModel:
@@ -89,7 +91,7 @@ def welch_of(calibration: Calibration, path: FilePath) -> CalibratedModel:
 
 
 def change_picture(
-    earlier: CalibrationFile, before: CalibratedModel, later: CalibrationFile, after: CalibratedModel
+    earlier: ModelSection, before: CalibratedModel, later: ModelSection, after: CalibratedModel
 ) -> Picture:
     """Return the picture: every change that is more than chance, the surest first, and all as a table."""
     found = changes_of(before, after)

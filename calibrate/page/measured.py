@@ -11,7 +11,7 @@ from calibrate.workloads import Cell, runs_model
 from rlxjax.calibration import (
     MACHINE_FIELDS,
     CalibratedModel,
-    CalibrationFile,
+    ModelSection,
     fingerprint_differences,
     sha256_of,
 )
@@ -40,12 +40,12 @@ class Measured:
 
 
 def measured_beside(
-    content: CalibrationFile, calibrated: CalibratedModel, path: FilePath, samples: FilePath | None
+    section: ModelSection, calibrated: CalibratedModel, path: FilePath, samples: FilePath | None
 ) -> tuple[Measured | None, str]:
     """Return what was timed for a calibration, and a sentence on where it is from or why it is not shown.
 
     Args:
-        content: of the calibration file.
+        section: of Welch peaks in the calibration file.
         calibrated: its model of Welch peaks.
         path: of the file.
         samples: a file to take; the one beside the calibration that the latter names unless given.
@@ -54,16 +54,16 @@ def measured_beside(
         ValueError: a file that was given and holds no samples, or those of another machine.
     """
     if samples is None:
-        if content.samples is None:
+        if section.samples is None:
             return None, "The calibration names no samples, so that no measured times are shown."
-        samples = path.parent / content.samples.file
+        samples = path.parent / section.samples.file
         show = "give it with --samples to see measured times"
         if not samples.is_file():
             return None, f"The samples file {samples.name} is not beside the calibration: {show}."
-        if sha256_of(samples) != content.samples.sha256:
+        if sha256_of(samples) != section.samples.sha256:
             return None, f"{samples.name} beside the calibration is not what was fitted: {show}."
     log = read_samples(samples)
-    if differences := fingerprint_differences(log.fingerprint, content.fingerprint, MACHINE_FIELDS):
+    if differences := fingerprint_differences(log.fingerprint, section.fingerprint, MACHINE_FIELDS):
         said = "; ".join(differences).replace(" here", " in the calibration").replace(" there", " in the samples")
         raise ValueError(f"{samples}: samples of another machine ({said}); give those of this calibration")
     visits = log.visits()
@@ -77,5 +77,5 @@ def measured_beside(
     predicted = map(np.asarray, (found.time_ns, *calibrated.bounds_ns(found)))
     measured = Measured(cells, time_ns, noise_floor(visits)[kept], *predicted)
     said = f"Measured times are those of {len(cells)} workloads in {samples.name}"
-    is_fitted = content.samples is not None and sha256_of(samples) == content.samples.sha256
+    is_fitted = section.samples is not None and sha256_of(samples) == section.samples.sha256
     return measured, f"{said}, to which the calibration was fitted." if is_fitted else f"{said}: not what was fitted."

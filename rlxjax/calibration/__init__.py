@@ -8,7 +8,13 @@ explains.
 from rlxjax._files import Strict as Strict
 from rlxjax._files import file_to_write as file_to_write
 from rlxjax._files import first_refusal as first_refusal
+from rlxjax._files import locked as locked
+from rlxjax._files import not_written as not_written
+from rlxjax._files import read_file as read_file
+from rlxjax._files import read_json as read_json
+from rlxjax._files import set_aside as set_aside
 from rlxjax._files import sha256_of as sha256_of
+from rlxjax._files import without_duplicates as without_duplicates
 from rlxjax._files import write_json_file as write_json_file
 from rlxjax._files import write_text_file as write_text_file
 
@@ -27,10 +33,13 @@ from ._file import CalibrationFileError as CalibrationFileError
 from ._file import default_calibration_path as default_calibration_path
 from ._file import home_folder as home_folder
 from ._file import is_there as is_there
+from ._file import machine_section as machine_section
+from ._file import made_now as made_now
 from ._file import read_calibration_file as read_calibration_file
-from ._file import same_machine as same_machine
 from ._file import save_calibration as save_calibration
 from ._file import section_of as section_of
+from ._file import sections_of_file as sections_of_file
+from ._file import write_sections as write_sections
 from ._fingerprint import MACHINE_FIELDS as MACHINE_FIELDS
 from ._fingerprint import Fingerprint as Fingerprint
 from ._fingerprint import MachineMismatchWarning as MachineMismatchWarning
@@ -55,6 +64,7 @@ from ._schema import ErrorSummary as ErrorSummary
 from ._schema import FitSummary as FitSummary
 from ._schema import GateCoefficient as GateCoefficient
 from ._schema import LearnedFftFile as LearnedFftFile
+from ._schema import MachineSection as MachineSection
 from ._schema import ModelSection as ModelSection
 from ._schema import Pace as Pace
 from ._schema import Positive as Positive

@@ -20,25 +20,25 @@ from rlxjax.device._devices import Provenance
 from rlxjax.device._gate import IoFusionGate
 from rlxjax.fit import Decision, LatencyEstimate, LatencyModel, LatencyPosterior
 from rlxjax.graph import TripCounts
-from rlxjax.models import BUILT_IN, FUNCTIONS, WELCH
+from rlxjax.models import BUILT_IN
 
 from ._calibrated import CalibratedModel
 from ._explanation import Explanation, explain
 from ._file import (
+    JOB_MODELS,
     CalibrationFileError,
     calibrated_models,
     default_calibration_path,
     gate_of,
     is_there,
+    of_this_machine,
     read_calibration_file,
+    sections_of_file,
 )
-from ._fingerprint import MACHINE_FIELDS, current_fingerprint, fingerprint_differences, warn_if_elsewhere
+from ._fingerprint import warn_if_elsewhere
 from ._functions import FunctionPrediction, predict_function
 from ._population import population_models
 from ._schema import CalibrationFile
-
-#: Those that the calibrate job times.
-JOB_MODELS = (WELCH.name, FUNCTIONS.name)
 
 
 @by_value
@@ -59,7 +59,7 @@ class Calibration:
         gate: the IO gate with this machine's measured rates, a pytree of floats; None if they were not measured. It
             scores launches, waits and bytes alone, as the reference does; `compare` has what timed runs say, and
             how surely.
-        fingerprint: of the machine and software; empty of a population's.
+        fingerprint: of the machine and software, as the first model has it; empty of a population's.
         source: where the numbers come from, as a phrase.
     """
 
@@ -102,11 +102,13 @@ class Calibration:
     ) -> "Calibration":
         """Build from the content of a calibration file; arguments as in `load_calibration`."""
         known = {model.name: model for model in (BUILT_IN.values() if models is None else models)}
+        of = [content.models[name] for name in known if name in content.models] or [*content.sections().values()]
         return cls(
             calibrated_models(content, known),
             gate_of(content),
-            fingerprint=content.fingerprint.model_dump(),
-            source=f"the calibration of {content.created}" + (f", {os.fspath(path)}" if path else ""),
+            fingerprint=of[0].fingerprint.model_dump() if of else {},
+            source=f"the calibration{f' of {max(one.created for one in of)}' if of else ''}"
+            + (f", {os.fspath(path)}" if path else ""),
         )
 
     def of(self, model: str | None = None) -> CalibratedModel:
@@ -214,7 +216,7 @@ def _measured(calibrated: CalibratedModel) -> str:
 
 
 def load_calibration(
-    path: str | os.PathLike[str] | None = None, models: Iterable[LatencyModel] | None = None
+    path: str | os.PathLike[str] | None = None, models: Iterable[LatencyModel] | None = None, unsealed: bool = False
 ) -> Calibration:
     """Load a calibration file; by default the one that the calibrate job wrote for JAX's default platform.
 
@@ -222,14 +224,16 @@ def load_calibration(
         path: of the file.
         models: the latency models that the file may speak of, in the order in which they are asked; the
             built-in ones (`rlxjax.models.BUILT_IN`) unless given. Sections of other models are left alone.
+        unsealed: also take content of another digest, as that of a file that was edited by hand.
 
     Warns:
-        MachineMismatchWarning: the file was made on another machine or with other software.
+        MachineMismatchWarning: a section was made on another machine or with other software.
+        UserWarning: a section cannot be used, and is left out: one line with the field and the mend.
 
     Raises:
-        CalibrationFileError: a file that is missing, truncated, of another schema, of another version of a
-            model, or has a missing, negative or NaN coefficient; one line that names the file, the field and
-            the mend.
+        CalibrationFileError: a file that is missing, truncated or of another schema, or of which no section can be
+            used, of another version of a model, not as it was written, or with a missing, negative or NaN
+            coefficient; one line that names the file, the field and the mend.
 
     Examples:
         >>> load_calibration("missing.json")
@@ -238,8 +242,8 @@ def load_calibration(
     """
     path = default_calibration_path() if path is None else path
     known = list(BUILT_IN.values() if models is None else models)
-    content = read_calibration_file(path, known)
-    warn_if_elsewhere(content.fingerprint, path)
+    content = read_calibration_file(path, known, unsealed)
+    warn_if_elsewhere({name: own.fingerprint for name, own in content.sections().items()}, path)
     return Calibration.from_file(content, known, path)
 
 
@@ -272,8 +276,9 @@ def default_calibration(platform: str | None = None) -> Calibration | None:
         None on a platform that has neither.
 
     Warns:
-        MachineMismatchWarning: the saved file was made on another machine, and is not used, or with other software.
-        UserWarning: the saved file cannot be read, and is not used, or there is no place for one.
+        MachineMismatchWarning: a section of the saved file was made on another machine, and is not used, or with other
+            software.
+        UserWarning: the saved file, or a section of it, cannot be read, and is not used, or there is no place for one.
 
     Examples:
         >>> default_calibration("cpu").pick(8192, 256, 16)
@@ -293,13 +298,16 @@ def default_calibration(platform: str | None = None) -> Calibration | None:
 def _default_calibration(platform: str, path: FilePath | None) -> Calibration | None:
     if path is not None and is_there(path):
         try:
-            content = read_calibration_file(path)
+            content, left_out = sections_of_file(path)
         except CalibrationFileError as error:
             warnings.warn(f"{error}; it is not used", stacklevel=3)
         else:
-            warn_if_elsewhere(content.fingerprint, path)
-            if not fingerprint_differences(content.fingerprint, current_fingerprint(), MACHINE_FIELDS):
-                return _with_missing(Calibration.from_file(content, path=path), platform)
+            for said in left_out:
+                warnings.warn(f"{said}; it is left out", stacklevel=3)
+            warn_if_elsewhere({name: own.fingerprint for name, own in content.sections().items()}, path)
+            own = of_this_machine(content)
+            if own.sections():
+                return _with_missing(Calibration.from_file(own, path=path), platform)
     return prior_calibration(platform)
 
 

@@ -2,16 +2,28 @@
 
 import dataclasses
 import datetime
+import json
 import os
 import shlex
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
 import jax
 import numpy as np
+from pydantic import ValidationError
 
-from rlxjax._files import read_json_file, write_json_file
+from rlxjax._files import (
+    digest_of,
+    digest_problem,
+    file_to_write,
+    first_refusal,
+    locked,
+    read_json,
+    set_aside,
+    write_text_file,
+)
 from rlxjax._values import FrozenDict
 from rlxjax.device._devices import Provenance
 from rlxjax.device._gate import IoFusionGate
@@ -26,25 +38,28 @@ from rlxjax.fit import (
     prior_posterior,
     unit_of,
 )
-from rlxjax.models import BUILT_IN
+from rlxjax.models import BUILT_IN, FUNCTIONS, WELCH
 
 from ._calibrated import CalibratedModel
-from ._fingerprint import Fingerprint, current_fingerprint, fingerprint_differences
+from ._fingerprint import MACHINE_FIELDS, Fingerprint, current_fingerprint, fingerprint_differences
 from ._schema import (
     SCHEMA_VERSION,
-    UNITS,
     CalibrationFile,
     ErrorSummary,
     FitSummary,
     FittedCoefficient,
     GateCoefficient,
+    MachineSection,
     ModelSection,
     Range,
+    Section,
     Uncertainty,
     facts_of,
     rounded,
 )
 
+#: Those that the calibrate job times.
+JOB_MODELS = (WELCH.name, FUNCTIONS.name)
 #: The gate's names are the reference's; its bandwidths carry no unit in them.
 GATE_UNITS = {
     field.name: "bytes/ns" if field.name.endswith("_bw") else unit_of(field.name)
@@ -88,45 +103,149 @@ def is_there(path: FilePath) -> bool:
 
 
 def read_calibration_file(
-    path: str | os.PathLike[str], models: Iterable[LatencyModel] | None = None
+    path: str | os.PathLike[str], models: Iterable[LatencyModel] | None = None, unsealed: bool = False
 ) -> CalibrationFile:
     """Return the validated content of a calibration file, which is left as it was.
 
     Args:
         path: of the file.
         models: whose sections are checked; the built-in ones unless given.
+        unsealed: also take content of another digest, as that of a file that was edited by hand.
+
+    Warns:
+        UserWarning: a section that cannot be used is left out: one line with the field and the mend.
 
     Raises:
-        CalibrationFileError: the file is missing, truncated, of another schema or another version of a model,
-            or has a missing, negative or NaN coefficient.
+        CalibrationFileError: the file is missing, truncated, of another schema, or no section of these models in it
+            can be used: of another version of the model, not as it was written, or with a missing, negative or NaN
+            coefficient.
     """
-    samples, out = str(FilePath(path).with_suffix(".samples.jsonl")), ["--out", str(path)]
-    anew = f"make a new one with `{shlex.join(['rlxjax', 'calibrate', *out])}`"
-    refit = f"fit its raw timings again with `{shlex.join(['rlxjax', 'refit', samples, *out])}`"
-    content = read_json_file(
-        path,
-        CalibrationFile,
-        {"schema_version": SCHEMA_VERSION},
-        CalibrationFileError,
-        mend=f"{anew}, or {refit}",
-        what="a calibration",
-    )
-    for model in BUILT_IN.values() if models is None else models:
-        section = content.models.get(model.name)
-        if section is not None and (problem := _problem(model, section)):
-            raise CalibrationFileError(f"{path}: models.{model.name}.{problem}; {refit}")
-    if content.gate is not None and (problem := _gate_problem(content.gate)):
-        raise CalibrationFileError(f"{path}: gate.{problem}; {anew}")
+    known = list(BUILT_IN.values() if models is None else models)
+    content, left_out = sections_of_file(path, known, unsealed)
+    if left_out and not any(model.name in content.models for model in known):
+        raise CalibrationFileError(left_out[0])
+    for said in left_out:
+        warnings.warn(f"{said}; it is left out", stacklevel=3)
     return content
 
 
-def same_machine(path: str | os.PathLike[str], fingerprint: Fingerprint) -> CalibrationFile | None:
-    """Return the calibration at a path if it is a good one of this machine and software, so that it may be added to."""
+def sections_of_file(
+    path: str | os.PathLike[str], models: Iterable[LatencyModel] | None = None, unsealed: bool = False
+) -> tuple[CalibrationFile, list[str]]:
+    """Return what can be used of a calibration file, and a sentence for each section that cannot.
+
+    Arguments and errors are those of `read_calibration_file`; the sections may be none.
+    """
+    raw, mend = _raw_of(path), _mend(path)
+    known = {model.name: model for model in (BUILT_IN.values() if models is None else models)}
+    found, left_out = {}, []
+    for name, own in raw["models"].items():
+        found[name], problem = _section_of(ModelSection, own, known.get(name), unsealed)
+        if problem and name in known:
+            left_out.append(f"{path}: models.{name}.{problem}; {_mend(path, name, own)}")
+    machine, problem = _section_of(MachineSection, raw.get("machine", {}), None, unsealed)
+    if problem and raw.get("machine") is not None:
+        left_out.append(f"{path}: machine.{problem}; {_mend(path, WELCH.name, raw['machine'])}")
+    good = {name: section for name, section in found.items() if section is not None}
     try:
-        known = read_calibration_file(path)
+        content = CalibrationFile.model_validate(raw | {"models": good, "machine": machine})
+    except ValidationError as reason:
+        raise CalibrationFileError(f"{path}: {first_refusal(reason)}; {mend}") from None
+    if not (unsealed or left_out) and (problem := digest_problem(raw)):
+        left_out.append(f"{path}: {problem}; or {mend}")
+    return content, left_out
+
+
+def _raw_of(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the object in a file of this schema, its sections unchecked."""
+    mend, versions = _mend(path), {"schema_version": SCHEMA_VERSION}
+    raw = read_json(path, versions, CalibrationFileError, mend, "a calibration")
+    if repr(got := raw.get("schema_version")) != repr(SCHEMA_VERSION):
+        raise CalibrationFileError(f"{path}: schema_version: expected {SCHEMA_VERSION}, got {got!r}; {mend}")
+    if not isinstance(raw.get("models"), dict):
+        raise CalibrationFileError(f"{path}: models: expected sections by name; {mend}")
+    return raw
+
+
+def _section_of(schema: type[Section], raw: Any, model: LatencyModel | None, unsealed: bool) -> tuple[Any, str | None]:
+    """Return a section, or what keeps it from being read."""
+    try:
+        section = schema.model_validate(raw)
+    except ValidationError as reason:
+        return None, first_refusal(reason)
+    problem = None if unsealed else digest_problem(raw)
+    if isinstance(section, MachineSection) and section.gate is not None:
+        problem = _gate_problem(section.gate) or problem
+    elif isinstance(section, ModelSection) and model is not None:
+        problem = _problem(model, section) or problem
+    return None if problem else section, problem
+
+
+def _mend(path: str | os.PathLike[str], model: str | None = None, raw: Any = None) -> str:
+    """Return how to make a calibration, or a section of it, anew: from the samples that it names, if it does."""
+    own = ["--only", model] if model in JOB_MODELS else []
+    suffix = ".functions.jsonl" if model == FUNCTIONS.name else ".samples.jsonl"
+    samples = FilePath(path).with_suffix(suffix)
+    named = raw.get("samples") if isinstance(raw, dict) else None
+    if isinstance(named, dict) and isinstance(named.get("file"), str):
+        samples = samples.with_name(FilePath(named["file"]).name or samples.name)
+    anew = shlex.join(["rlxjax", "calibrate", *own, "--out", str(path)])
+    refit = shlex.join(["rlxjax", "refit", str(samples), "--out", str(path)])
+    return f"make a new one with `{anew}`, or fit its raw timings again with `{refit}`"
+
+
+def write_sections(
+    path: str | os.PathLike[str], models: Mapping[str, ModelSection], machine: MachineSection | None = None
+) -> list[str]:
+    """Put sections into a calibration file, under its folder's lock; all others in it stay as they are.
+
+    Args:
+        path: of the file, which is made if there is none. One that is no calibration of this schema is put aside.
+        models: sections by the name of their model.
+        machine: the machine's; that of the file stays unless given.
+
+    Returns:
+        A sentence for what was put aside.
+
+    Raises:
+        ValueError: a path that is no file, or another one is at work in the folder.
+        OSError: it cannot be written.
+    """
+    said, known = [], {}
+    with locked(path):
+        try:
+            known = _raw_of(path)
+            if problem := digest_problem(known):
+                said.append(f"{path}: {problem}. What it holds was kept.")
+        except CalibrationFileError as reason:
+            if aside := set_aside(file_to_write(path)):
+                said.append(f"{reason}. It was kept as {aside}.")
+        written = {name: section.model_dump(mode="json") for name, section in models.items()}
+        content = CalibrationFile(models={}).model_dump(mode="json") | {"models": known.get("models", {}) | written}
+        content["machine"] = known.get("machine") if machine is None else machine.model_dump(mode="json")
+        content["digest"] = digest_of(content)
+        write_text_file(json.dumps(content, indent=2) + "\n", path)
+    return said
+
+
+def machine_section(path: str | os.PathLike[str], fingerprint: Fingerprint) -> MachineSection | None:
+    """Return what a calibration file says of a machine, if it is a good one of this machine and software."""
+    try:
+        machine = sections_of_file(path)[0].machine
     except CalibrationFileError:
         return None
-    return None if fingerprint_differences(known.fingerprint, fingerprint) else known
+    return None if machine is None or fingerprint_differences(machine.fingerprint, fingerprint) else machine
+
+
+def of_this_machine(content: CalibrationFile) -> CalibrationFile:
+    """Return a file's content without the sections that were made on another machine."""
+    here = current_fingerprint()
+    own = {
+        name: section
+        for name, section in content.sections().items()
+        if not fingerprint_differences(section.fingerprint, here, MACHINE_FIELDS)
+    }
+    return content.model_copy(update={"machine": own.pop("the machine", None), "models": own})
 
 
 def _problem(model: LatencyModel, section: ModelSection) -> str | None:
@@ -159,9 +278,9 @@ def _problem(model: LatencyModel, section: ModelSection) -> str | None:
 
 def _gate_problem(gate: Mapping[str, GateCoefficient]) -> str | None:
     if problem := _entries_problem(gate, GATE_UNITS):
-        return problem
+        return f"gate.{problem}"
     if gate["unified_memory"].value not in (0.0, 1.0):
-        return f"unified_memory: expected 0 or 1, got {gate['unified_memory'].value}"
+        return f"gate.unified_memory: expected 0 or 1, got {gate['unified_memory'].value}"
     return None
 
 
@@ -177,13 +296,14 @@ def _entries_problem(entries: Mapping[str, Any], units: Mapping[str, str]) -> st
 
 def gate_of(content: CalibrationFile) -> IoFusionGate | None:
     """Return the measured gate of a file, if it holds one."""
-    if content.gate is None:
+    if content.machine is None or content.machine.gate is None:
         return None
-    return IoFusionGate(**{name: entry.value for name, entry in content.gate.items()})
+    return IoFusionGate(**{name: entry.value for name, entry in content.machine.gate.items()})
 
 
 def calibrated_models(content: CalibrationFile, models: Mapping[str, LatencyModel]) -> dict[str, CalibratedModel]:
     """Return what a file says of each model that is known, in their order."""
+    pace = None if content.machine is None else content.machine.pace
     return {
         name: CalibratedModel(
             posterior=posterior_of(model, section),
@@ -191,8 +311,8 @@ def calibrated_models(content: CalibrationFile, models: Mapping[str, LatencyMode
             held_out={key: summary.model_dump() for key, summary in section.held_out.items()},
             domain={key: (entry.low, entry.high) for key, entry in section.domain.items()},
             noise_floor=section.noise_floor,
-            pace_log_sd=0.0 if content.pace is None else content.pace.log_sd,
-            cautions=(*section.cautions, *content.cautions),
+            pace_log_sd=0.0 if pace is None else pace.log_sd,
+            cautions=(*section.cautions, *(() if content.machine is None else content.machine.cautions)),
         )
         for name, model in models.items()
         if (section := content.models.get(name)) is not None
@@ -223,7 +343,7 @@ def section_of(
     held_out: Mapping[str, ErrorSummary] = FrozenDict(),
     noise_floor: float | None = None,
     outliers: Sequence[str] = (),
-    cautions: Sequence[str] = (),
+    **about: Any,
 ) -> ModelSection:
     """Return a file's section of one model; its domain is the hull of the runs that were timed.
 
@@ -234,7 +354,7 @@ def section_of(
         held_out: per variant, the errors of workloads.
         noise_floor: of the timings.
         outliers: phrases of timings far off their prediction.
-        cautions: sentences for users of the predictions.
+        **about: what else the section says of itself, see `ModelSection`; made here and now unless given.
     """
     posterior, terms = found.posterior, found.terms
     log_sds = named(posterior.coefficient_log_sd())
@@ -251,6 +371,7 @@ def section_of(
     # In the model's order, which a tree of a dictionary does not keep.
     sizes = {name: np.asarray(found.runs.inputs[name], float) for name in posterior.model.inputs}
     return ModelSection(
+        **(made_now() | about),
         model_version=posterior.model.version,
         facts={
             name: np.asarray(fact, float).tolist() if np.ndim(fact) else float(fact)
@@ -271,8 +392,13 @@ def section_of(
             inseparable=terms.inseparable,
             outliers=list(outliers),
         ),
-        cautions=list(cautions),
     )
+
+
+def made_now() -> dict[str, Any]:
+    """Return the time and the machine of a section that is made here."""
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"created": created, "fingerprint": current_fingerprint()}
 
 
 def _uncertainty_of(posterior: LatencyPosterior) -> Uncertainty:
@@ -290,15 +416,15 @@ def _uncertainty_of(posterior: LatencyPosterior) -> Uncertainty:
 def save_calibration(path: str | os.PathLike[str], *fits: PosteriorFit) -> None:
     """Write a calibration of this machine: what its timings say of one or more latency models.
 
-    `load_calibration(path, models=...)` reads it. It holds no measured gate, and no samples: the calibrate job's files
-    hold both.
+    `load_calibration(path, models=...)` reads it. Sections of other models in the file stay. It gets no measured gate,
+    and no samples: the calibrate job's files hold both.
 
     Args:
         path: of the file.
         *fits: by `fit_posterior`, of different models.
 
     Raises:
-        ValueError: no fit, or two of one model.
+        ValueError: no fit, or two of one model; a path that is no file, or another one is at work in its folder.
 
     Examples:
         >>> import tempfile
@@ -314,11 +440,6 @@ def save_calibration(path: str | os.PathLike[str], *fits: PosteriorFit) -> None:
     names = [found.posterior.model.name for found in fits]
     if not fits or len(set(names)) < len(names):
         raise ValueError(f"fits: expected one at least, of different models, got {', '.join(names) or 'none'}")
-    content = CalibrationFile(
-        schema_version=SCHEMA_VERSION,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        units=UNITS,
-        fingerprint=current_fingerprint(),
-        models={name: section_of(found, found.posterior.model.prior) for name, found in zip(names, fits, strict=True)},
-    )
-    write_json_file(content, path)
+    sections = {name: section_of(found, found.posterior.model.prior) for name, found in zip(names, fits, strict=True)}
+    for said in write_sections(path, sections):
+        warnings.warn(said, stacklevel=2)

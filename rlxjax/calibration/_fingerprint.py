@@ -4,7 +4,7 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 
 import jax
@@ -64,14 +64,25 @@ def fingerprint_differences(
     ]
 
 
-def warn_if_elsewhere(made_on: Fingerprint, path: str | os.PathLike[str]) -> None:
-    """Warn where a calibration was made on another machine, or with other software, saying what differs."""
+def warn_if_elsewhere(made_on: Mapping[str, Fingerprint], path: str | os.PathLike[str]) -> None:
+    """Warn where sections of a calibration were made on another machine, or with other software, saying what differs.
+
+    Args:
+        made_on: by the name of the section.
+        path: of the calibration.
+    """
     here = current_fingerprint()
-    if differences := fingerprint_differences(made_on, here):
-        is_elsewhere = fingerprint_differences(made_on, here, MACHINE_FIELDS)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, known in made_on.items():
+        alike.setdefault(tuple(fingerprint_differences(known, here)), []).append(name)
+    for differences, names in alike.items():
+        if not differences:
+            continue
+        is_elsewhere = fingerprint_differences(made_on[names[0]], here, MACHINE_FIELDS)
         how = "elsewhere" if is_elsewhere else "with other software"
+        of = "" if len(alike) == 1 else f": {', '.join(names)}"
         warnings.warn(
-            f"{path} was made {how}: {'; '.join(differences)}. Its predictions may not hold here; "
+            f"{path}{of} was made {how}: {'; '.join(differences)}. Its predictions may not hold here; "
             "`rlxjax calibrate` makes one that does, `rlxjax validate` says whether these still do.",
             MachineMismatchWarning,
             stacklevel=3,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from rlxjax._files import Strict, read_json_file
+from rlxjax._files import Sealed, Strict, read_json_file
 from rlxjax.device._devices import Provenance
 from rlxjax.fit import LatencyModel, LatencyPosterior, LatencyPrior, coefficient_names, prior_posterior
 from rlxjax.models import BUILT_IN
@@ -61,7 +61,7 @@ class PriorSection(Strict):
     domain: dict[str, Range]
 
 
-class PriorFile(Strict):
+class PriorFile(Sealed):
     """The whole file; `command` made it."""
 
     schema_version: Literal[1] = PRIOR_VERSION

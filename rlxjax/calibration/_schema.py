@@ -1,4 +1,4 @@
-"""The calibration file's schema, on one screen: version 4, a section for each latency model."""
+"""The calibration file's schema, on one screen: version 5, independent sections, each with a digest of its own."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from rlxjax._files import Strict
+from rlxjax._files import Sealed, Strict
 from rlxjax.device._devices import Provenance
 
 from ._fingerprint import Fingerprint
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 UNITS = {"time": "ns", "size": "bytes", "bandwidth": "bytes/ns", "throughput": "FLOP/ns"}
 
 #: What a machine has lies within; a time of 1e-18 ns, say, is a mistake.
@@ -135,11 +135,23 @@ class Pace(Strict):
     others: NotNegative | None
 
 
-class ModelSection(Strict):
+class Section(Sealed):
+    """What each section says of itself: when, by which command, on what and from which samples it was made.
+
+    `cautions`: what a user of its predictions should know.
+    """
+
+    created: str
+    command: str = ""
+    fingerprint: Fingerprint
+    samples: Samples | None = None
+    cautions: list[str] = []
+
+
+class ModelSection(Section):
     """What timings say of one latency model.
 
-    `facts`: how the machine schedules, and what it was given to run; `samples`: where they are not those of the file;
-    `cautions`: what a user of its predictions should know.
+    `facts`: how the machine schedules, and what it was given to run; `skipped`: workloads that were not timed.
     """
 
     model_version: int
@@ -150,30 +162,33 @@ class ModelSection(Strict):
     held_out: dict[str, ErrorSummary]
     domain: dict[str, Range]
     fit: FitSummary
-    samples: Samples | None = None
-    cautions: list[str] = []
+    skipped: list[str] = []
+    learned_ffts: list[LearnedFftFile] = []
 
 
-class CalibrationFile(Strict):
-    """The whole file; what follows the models is the calibrate job's.
+class MachineSection(Section):
+    """What micro-benchmarks say of the machine, whatever the model.
 
-    `canary_ns` are times of micro-benchmarks, by which a machine that has changed is known; `cautions` what a user of
-    any prediction should know.
+    `canary_ns` are their times, by which a machine that has changed is known; `cautions` are for users of any
+    prediction.
     """
 
-    schema_version: Literal[4]
-    created: str
-    units: dict[str, str]
-    fingerprint: Fingerprint
-    models: dict[str, ModelSection]
-    command: str = ""
     gate: dict[str, GateCoefficient] | None = None
     canary_ns: dict[str, Positive] = {}
     pace: Pace | None = None
-    cautions: list[str] = []
-    samples: Samples | None = None
-    skipped: list[str] = []
-    learned_ffts: list[LearnedFftFile] = []
+
+
+class CalibrationFile(Sealed):
+    """The whole file; a section that cannot be used is left out of what is read."""
+
+    schema_version: Literal[5] = SCHEMA_VERSION
+    units: dict[str, str] = UNITS
+    models: dict[str, ModelSection]
+    machine: MachineSection | None = None
+
+    def sections(self) -> dict[str, Section]:
+        """Return the sections that there are, by name."""
+        return {**self.models, **({} if self.machine is None else {"the machine": self.machine})}
 
     @model_validator(mode="after")
     def _units(self) -> "CalibrationFile":

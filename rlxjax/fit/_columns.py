@@ -78,15 +78,16 @@ def columns_of_csv(path: str | os.PathLike[str]) -> Table:
     if not lines:
         raise ValueError(f"{source}: expected a header and a line for each timing, got an empty file")
     (_, names), *rows = lines
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{source}: expected columns of different names, got {name!r} twice")
+    places = {name: place for place, name in enumerate(names)}
+    if len(places) < len(names):
+        twice = next(name for place, name in enumerate(names) if places[name] > place)
+        raise ValueError(f"{source}: expected columns of different names, got {twice!r} twice")
     for line, row in rows:
         if len(row) != len(names):
             raise ValueError(f"{source}, line {line}: expected {len(names)} cells, as the header has, got {len(row)}")
 
     def cells(name: str) -> list[str]:
-        return [row[names.index(name)] for _, row in rows]
+        return [row[places[name]] for _, row in rows]
 
     return Table(names, cells, source, lambda row: f"{source}, line {rows[row][0]}")
 

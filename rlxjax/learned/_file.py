@@ -54,15 +54,18 @@ def save_learned_fft(model: LearnedFft, path: str | os.PathLike[str], note: str 
     write_json_file(content, path, indent=None)
 
 
-def load_learned_fft(path: str | os.PathLike[str], n_fft: int | np.integer | None = None) -> LearnedFft:
+def load_learned_fft(
+    path: str | os.PathLike[str], n_fft: int | np.integer | None = None, unsealed: bool = False
+) -> LearnedFft:
     """Load a model that `save_learned_fft` wrote.
 
     Args:
         path: the file.
         n_fft: the segment length that it has to be for, if that matters already.
+        unsealed: also take content of another digest, as that of a file that was edited by hand.
 
     Raises:
-        LearnedFftFileError: a file that is missing, truncated, of a future schema, has gates outside [0, 1]
+        LearnedFftFileError: a file that is missing, truncated, changed, of a future schema, has gates outside [0, 1]
             or another value that is no model's, or is a model for another `n_fft`; one line that names the
             file, the field and the mend.
 
@@ -83,6 +86,7 @@ def load_learned_fft(path: str | os.PathLike[str], n_fft: int | np.integer | Non
         LearnedFftFileError,
         mend=mend,
         what="a learned FFT",
+        unsealed=unsealed,
     )
     if n_fft is not None and content.n_fft != as_index(n_fft, "n_fft"):
         raise LearnedFftFileError(

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from rlxjax._files import Strict
+from rlxjax._files import Sealed
 from rlxjax.learned._model import LearnedFft
 
 SCHEMA_VERSION = 1
@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class LearnedFftFile(Strict):
+class LearnedFftFile(Sealed):
     """The schema, version 1.
 
     Stage by stage, and in a stage butterfly by butterfly; the order is that of `LearnedFft`.

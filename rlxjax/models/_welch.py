@@ -110,9 +110,12 @@ class WelchModel(LatencyModel):
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Refuse more peaks than bins."""
-        k, n_fft = values["k"], values["n_fft"]
-        if not is_traced(k, n_fft) and np.any(np.asarray(k) > np.asarray(n_fft) / 2 + 1):
-            raise ValueError(f"k: expected at most n_fft / 2 + 1 peaks, the bins, got {k} with n_fft {n_fft}")
+        if is_traced(values["k"], values["n_fft"]):
+            return
+        k, n_fft = (one.ravel() for one in np.broadcast_arrays(values["k"], values["n_fft"]))
+        if (wrong := np.flatnonzero(k > n_fft / 2 + 1)).size:
+            first = f"{k[wrong[0]]:g} with n_fft {n_fft[wrong[0]]:g}"
+            raise ValueError(f"k: expected at most n_fft / 2 + 1 peaks, the bins, got {first}")
 
     def features(self, runs: Runs, facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:
         """Return what the small correction of a variant may depend on."""
