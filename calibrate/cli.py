@@ -137,7 +137,7 @@ def calibrate(
 @app.command(epilog=epilog("refit"))
 @one_line_errors
 def refit(
-    samples: Annotated[FilePath, typer.Argument(help="A samples file of calibrate, of any version or machine.")],
+    samples: Annotated[FilePath, typer.Argument(help="A samples file of calibrate, of any machine.")],
     out: Annotated[
         FilePath | None,
         typer.Option(help="The calibration file; by default NAME.json beside NAME.samples.jsonl."),

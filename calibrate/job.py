@@ -163,11 +163,6 @@ def fit_and_write(
             "them says what that one takes."
         )
     notes.extend(said_of_protocol(log.protocol))
-    if log.left_out:
-        notes.append(
-            f"{log.left_out} timings of fused were left out, as samples of version {log.version} do not say "
-            "which form of the selection ran: what the calibration says of fused is guessed."
-        )
     if not len(visits.rounds()):
         time_ns = dict(max(log.rounds, key=len, default=[]))
         cells = [cell for cell in log.cells if cell in time_ns]

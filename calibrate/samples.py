@@ -27,14 +27,10 @@ from rlxjax.models import WELCH
 from rlxjax.welch import RUNNER_VERSION
 
 from .sample_lines import (
-    EARLIER_LINE,
     FUNCTIONS_LINE,
-    LAST_OF_SINGLE_RUNS,
     LINE,
-    SAMPLES_VERSION,
     Canary,
     Cells,
-    EarlierTiming,
     FunctionsHeader,
     FunctionVisit,
     Header,
@@ -62,10 +58,8 @@ class SampleLog:
         micro: per micro-benchmark, all its repeats in ns.
         canaries: the repeats that tell the pace, each with how many visits were made before it.
         models: of the learned FFTs that were timed, the SHA-256 of the file, by segment length.
-        version: of the file's format.
         runner: version of the runner that was timed.
         protocol: by which it was timed.
-        left_out: timings of `fused` that do not say which form of the selection ran.
     """
 
     fingerprint: Fingerprint
@@ -74,20 +68,13 @@ class SampleLog:
     micro: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     canaries: list[tuple[int, Canary]] = dataclasses.field(default_factory=list)
     models: dict[int, str] = dataclasses.field(default_factory=dict)
-    version: int = SAMPLES_VERSION
     runner: int = RUNNER_VERSION
     protocol: int = PROTOCOL
-    left_out: int = 0
-
-    @property
-    def lines(self) -> TypeAdapter:
-        """What a line of the file may be."""
-        return EARLIER_LINE if self.version <= LAST_OF_SINGLE_RUNS else LINE
+    lines: ClassVar[TypeAdapter] = LINE
 
     def header(self) -> Header:
         """Return the first line of the file."""
-        versions = {name: getattr(self, name) for name in ("version", "runner", "protocol")}
-        return Header(**versions, fingerprint=self.fingerprint)
+        return Header(runner=self.runner, protocol=self.protocol, fingerprint=self.fingerprint)
 
     def is_complete(self, round_: Sequence[tuple[Cell, int]]) -> bool:
         """Return whether every cell was measured in a round; none is before cells are chosen."""
@@ -124,23 +111,19 @@ class SampleLog:
             case Models():
                 self.models = dict(line.models)
             case Cells():
-                cells = [checked_cell(self.version, *cell) for cell in line.cells]
-                self.cells = [cell for cell in cells if cell is not None]
+                self.cells = [checked_cell(*cell) for cell in line.cells]
                 if len(set(self.cells)) < len(self.cells):
                     raise ValueError("cells: expected every workload once")
             case _:
                 self._add_visit(line)
 
-    def _add_visit(self, visit: Timing | EarlierTiming) -> None:
+    def _add_visit(self, visit: Timing) -> None:
         """Keep the timed calls of one visit, of which the mean counts."""
         if visit.round > len(self.rounds):
             raise ValueError(
                 f"timing.round: expected at most {len(self.rounds)}, the one after the last, got {visit.round}"
             )
-        cell = checked_cell(self.version, visit.strategy, visit.batch, visit.n_fft, visit.k)
-        if cell is None:
-            self.left_out += 1
-            return
+        cell = checked_cell(visit.strategy, visit.batch, visit.n_fft, visit.k)
         if visit.n_segments != cell.n_segments:
             raise ValueError(f"timing.n_segments: {cell.strategy} has {cell.n_segments}, got {visit.n_segments}")
         if visit.round == len(self.rounds):
@@ -304,7 +287,7 @@ def read_log(
 def _log_after(header: Header | FunctionsHeader) -> SampleLog | FunctionLog:
     """Return the log that begins with a header."""
     if isinstance(header, Header):
-        return SampleLog(header.fingerprint, version=header.version, runner=header.runner, protocol=header.protocol)
+        return SampleLog(header.fingerprint, runner=header.runner, protocol=header.protocol)
     return FunctionLog(header.fingerprint, header.protocol)
 
 
@@ -318,7 +301,6 @@ def check_resumable(
     """Refuse to go on with samples of another version, runner, machine or grid, or of other models."""
     anew = "leave out --resume to start anew"
     for name, got, expected in (
-        ("version", log.version, SAMPLES_VERSION),
         ("runner", log.runner, RUNNER_VERSION),
         ("protocol", log.protocol, PROTOCOL),
     ):

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-#: Which protocol timings are of: it changes when what a time is does. What does not say is of the first.
-PROTOCOL, FIRST_PROTOCOL = 2, 1
+#: Which protocol timings are of: it changes when what a time is does.
+PROTOCOL = 2
 #: Calls of a visit. A visit ends after the first number of calls once it took so long, or after the second one.
 LEAST_CALLS, MOST_CALLS, VISIT_NS = 2, 128, 4_000_000
 #: Of the calls of a visit, the share that comes first: it finds caches and threads as another program left them.

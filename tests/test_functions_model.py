@@ -360,7 +360,8 @@ def test_samples_are_read_again_up_to_a_line_that_was_cut_short(fitted, tmp_path
     _, log, _ = fitted
     file = tmp_path / "c.functions.jsonl"
     header = json.dumps(
-        {"kind": "functions", "version": 1, "fingerprint": log.fingerprint.model_dump()}, separators=(",", ":")
+        {"kind": "functions", "version": 1, "protocol": 2, "fingerprint": log.fingerprint.model_dump()},
+        separators=(",", ":"),
     )
     lines = [header, *(visit.model_dump_json() for visit in log.visits[:5])]
     file.write_text("\n".join(lines) + '\n{"kind":"visit","rou')
