@@ -192,7 +192,6 @@ class Runs:
         for name, entry in model.inputs.items():
             # Predictions are smooth in sizes, so that a crossover may lie between whole numbers.
             check_input(values[name], name, entry.least, entry.step if entry.step > 1 else 0)
-        model.check(values)
         check_shapes(variant=codes, **values)
         return cls(model, codes, {name: size_as_float(value, name) for name, value in values.items()})
 
