@@ -196,7 +196,7 @@ class Runs:
         return cls(model, codes, {name: size_as_float(value, name) for name, value in values.items()})
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[Any, ...]:
         """The shape that the columns broadcast to."""
         return broadcast_shape(np.shape(self.variant), *map(np.shape, self.inputs.values()))
 
