@@ -193,11 +193,22 @@ def test_half_a_pair_or_more_than_one_is_refused():
 
 
 @pytest.mark.parametrize("name", FIELDS)
-@pytest.mark.parametrize("value", [-1.0, float("nan")])
-def test_a_checked_gate_refuses_a_negative_or_nan_coefficient(name, value):
-    assert rx.IoFusionGate.checked(**{name: INF}) == rx.IoFusionGate(**{name: INF})
-    with pytest.raises(ValueError, match=f"{name}: expected a number of at least 0"):
-        rx.IoFusionGate.checked(**{name: value})
+def test_a_price_that_no_machine_has_is_refused_when_a_gate_is_built_and_when_it_is_asked(name):
+    benefit, penalty = rx.FusionBenefit(3, -1, 4096, 8192), "host_thunk_penalty_ns"
+    for value in (-1.0, float("nan"), INF, 1e30, np.array([1.0, -1.0])):
+        gate = rx.IoFusionGate(**{name: value})
+        if name == penalty and np.ndim(value) == 0 and value > 0:
+            assert gate.check() is None
+            continue
+        for ask in (
+            lambda value=value: rx.IoFusionGate.checked(**{name: value}),
+            lambda gate=gate: gate.score_ns(benefit),
+            lambda gate=gate: gate.should_fuse(benefit),
+            lambda gate=gate: gate.evaluate(benefit, temperature_ns=1.0),
+        ):
+            with pytest.raises(ValueError, match=f"{name}: expected a number of at (least|most) "):
+                ask()
+    assert bool(jax.jit(lambda price: rx.IoFusionGate(**{name: price}).score_ns(benefit) == 0)(np.nan)) is False
 
 
 # --- Laws ----------------------------------------------------------------------------------------

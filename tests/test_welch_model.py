@@ -53,7 +53,7 @@ def test_processors_share_what_is_more_than_one_works_on_alone_each_at_least_hal
     facts = {f"alone_samples_{kind}": alone for kind in ("host", "fused", "block")}
     rows = alone / 512.0 * np.array([1.0, 2.0, 1024.0])
     for path, gain in itertools.product(PATHS[:3], (0.5, 7.0)):
-        own = dataclasses.replace(machine(WELCH, 2), parallel_gain=gain, memory_bytes_per_ns=1e30)
+        own = dataclasses.replace(machine(WELCH, 2), parallel_gain=gain, memory_bytes_per_ns=1e18)
         passes = dataclasses.replace(own, maxima_pass_ns=0.0)
         shared, single = (
             latency_terms_ns(passes, path, rows, 256, 16, 2, "maxima", {**WELCH.facts, **f})

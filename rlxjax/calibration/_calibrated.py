@@ -263,6 +263,7 @@ class CalibratedModel:
         times_ns = []
         for name in _some(self.strategies if candidates is None else candidates):
             values = all_inputs(self.model, name, inputs, named)
+            self.model.check(values)
             each = [
                 total_ns(self.posterior, Runs.checked(self.model, variant, **values))
                 for variant in strategy_of(self.model, name).variants
@@ -353,6 +354,7 @@ class CalibratedModel:
     def _runs(self, strategy: str, inputs, named) -> list[Runs]:
         """Return the runs of a strategy's variants that give the result."""
         values = all_inputs(self.model, strategy, inputs, named)
+        self.model.check(values)
         variants = strategy_of(self.model, strategy).variants
         runs = [Runs.checked(self.model, variant, **values) for variant in variants]
         is_same = self.model.same_result(runs[0], self.posterior.facts)

@@ -165,8 +165,8 @@ def as_leaf(value: Any) -> Any:
 class Coefficients:
     """Base of the coefficient pytrees: frozen dataclasses whose leaves are floats, `[*batch]` each."""
 
-    #: Of a coefficient the least and the largest value, where they are not 0 and `MOST`.
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = FrozenDict()
+    #: Of a coefficient the largest value, where it is not `MOST`.
+    most: ClassVar[Mapping[str, float]] = FrozenDict()
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
@@ -194,8 +194,8 @@ class Coefficients:
                 for one in [value] if isinstance(value, str) else value:
                     Provenance(one)
             elif not is_on_device(value, jnp.floating):
-                least, most = self.ranges.get(name, (0.0, MOST))
-                check_at_least(value, prefix + name, least, "number", most)
+                most = self.most.get(name, MOST)
+                check_at_least(value, prefix + name, 0, "number", most)
 
 
 @by_value

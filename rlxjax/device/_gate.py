@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from rlxjax._checks import MOST, check_at_least, check_finite, check_shapes, fields_of
+from rlxjax._checks import check_at_least, check_finite, check_shapes, fields_of
 from rlxjax._counts import as_float, as_temperature, difference
 from rlxjax._numerics import Exact, Smooth, dot, log_odds, log_soft_step, rules_at, soft_step, straight_through
 from rlxjax._typing import Code, Count, Flag, LogOdds, LogProbability, Nanoseconds, Probability, RealLike
@@ -99,7 +99,7 @@ class IoFusionGate(Coefficients):
         min_gain_ns: the saving from which on it pays to fuse.
     """
 
-    ranges = FrozenDict({"host_thunk_penalty_ns": (0.0, math.inf), "min_gain_ns": (-MOST, MOST)})
+    most = FrozenDict({"host_thunk_penalty_ns": math.inf})
 
     dispatch_ns: RealLike = 0.0
     roundtrip_ns: RealLike = 0.0

@@ -192,12 +192,11 @@ class Runs:
         for name, entry in model.inputs.items():
             # Predictions are smooth in sizes, so that a crossover may lie between whole numbers.
             check_input(values[name], name, entry.least, entry.step if entry.step > 1 else 0)
-        model.check(values)
         check_shapes(variant=codes, **values)
         return cls(model, codes, {name: size_as_float(value, name) for name, value in values.items()})
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[Any, ...]:
         """The shape that the columns broadcast to."""
         return broadcast_shape(np.shape(self.variant), *map(np.shape, self.inputs.values()))
 

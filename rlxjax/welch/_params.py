@@ -38,8 +38,10 @@ class WelchPeakParams:
 
     def __post_init__(self) -> None:
         n_fft = as_index(self.n_fft, "n_fft", at_least=2)
-        if n_fft % 2 or n_fft > MOST_N_FFT:
-            raise ValueError(f"n_fft: expected an even number of at most {MOST_N_FFT}, got {n_fft}")
+        if n_fft % 2:
+            raise ValueError(f"n_fft: expected an even number, got {n_fft}")
+        if n_fft > MOST_N_FFT:
+            raise ValueError(f"n_fft: expected at most {MOST_N_FFT}, got {n_fft}")
         object.__setattr__(self, "n_fft", n_fft)
         for name in ("n_segments", "k"):
             object.__setattr__(self, name, as_index(getattr(self, name), name, at_least=1))

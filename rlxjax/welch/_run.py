@@ -202,7 +202,7 @@ def _held(signal) -> np.ndarray | jax.Array:
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
 def _whole_program(
-    where: Any, device: Any, shape: tuple[int, ...], dtype: np.dtype, *arguments: Any
+    where: Any, device: Any, shape: tuple[Any, ...], dtype: np.dtype, *arguments: Any
 ) -> Callable[..., jax.Array] | None:
     """Return the program of a call that takes its signal as it is, None where there is more to do."""
     *what, calibration, model = arguments
@@ -219,7 +219,7 @@ def _platform_of(where: Any) -> str | None:
 
 @functools.lru_cache(maxsize=4096)  # names and numbers
 def _path_of(
-    shape: tuple[int, ...],
+    shape: tuple[Any, ...],
     dtype: np.dtype,
     params: WelchPeakParams,
     strategy: str,
@@ -258,7 +258,7 @@ def _path_of(
     return path, selection
 
 
-def _check_signal(shape: tuple[int, ...], dtype: np.dtype, params: WelchPeakParams) -> None:
+def _check_signal(shape: tuple[Any, ...], dtype: np.dtype, params: WelchPeakParams) -> None:
     if not isinstance(params, WelchPeakParams):
         raise ValueError(f"params: expected WelchPeakParams, got {type(params).__name__}")
     if len(shape) != 2:
@@ -272,7 +272,7 @@ def _check_signal(shape: tuple[int, ...], dtype: np.dtype, params: WelchPeakPara
         )
 
 
-def _check_peaks_fit(shape: tuple[int, ...]) -> None:
+def _check_peaks_fit(shape: tuple[Any, ...]) -> None:
     """Refuse peaks that memory cannot hold, which a device's program would end the process for.
 
     Raises:
@@ -310,7 +310,7 @@ def _writeable(peaks: np.ndarray) -> np.ndarray:
 
 def _choose_path(
     strategy: str,
-    batch: int,
+    batch: Any,
     params: WelchPeakParams,
     calibration: "Calibration | str | None",
     model: Any,

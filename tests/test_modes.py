@@ -1,0 +1,186 @@
+"""JAX's own modes, what a worker is sent, and values that no machine or workload has."""
+
+import copy
+import dataclasses
+import gc
+import itertools
+import json
+import pickle
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+from jax import export
+from test_values import STAGES, explanation, graph, posterior_fit
+from test_values import calibration as two_models
+
+import rlxjax as rx
+from benchmarks.startup import low_band_model
+from calibrate.printing import finite_ns, json_text
+from rlxjax.calibration._schema import FittedCoefficient
+from rlxjax.welch import keep_programs
+
+PARAMS = rx.WelchPeakParams.fast(64, 4)
+ROWS = np.random.default_rng(0).standard_normal((3, PARAMS.frame_len), np.float32)
+ON_DEVICE, X, MODEL = jnp.asarray(ROWS), np.ones(8, np.float32), low_band_model(64)
+PRIOR = rx.prior_calibration("cpu")
+GATE, BENEFIT = rx.io_fusion_gate_for_target("cuda"), rx.FusionBenefit(3, -1, 4096, 8192)
+PROFILE, ROW = rx.GraphIoProfile(3, 1, 4096, 8192), rx.backend_coefficients("cuda")
+
+
+def a_sum(x):
+    """Return a function's result whose profile is small."""
+    return jnp.exp(x).sum()
+
+
+#: What a user asks for, by name; each result is also what a worker may send.
+ASKED = {
+    "advise": lambda: rx.advise([jnp.exp, jnp.sum], X, calibration=PRIOR),
+    "decide": lambda: PRIOR.decide(64, 256, 16),
+    "explain": lambda: PRIOR.explain(64, 256, 16, 8),
+    "predict_ns": lambda: PRIOR.predict_ns("fused", 64, 256, 16),
+    "pick_index": lambda: PRIOR.pick_index(np.array([1, 64]), 256, 16),
+    "predict_function": lambda: PRIOR.predict_function(a_sum, X),
+    "profile_function": lambda: rx.profile_function(a_sum, X),
+    "rank_devices": lambda: rx.rank_devices(PROFILE),
+    "plan_fusion": lambda: rx.plan_fusion(graph(), coefficients="cuda"),
+    "evaluate": lambda: GATE.evaluate(BENEFIT, temperature_ns=1e4),
+    "io_cost_ns": lambda: rx.io_cost_ns(PROFILE, ROW),
+    "stream": lambda: list(rx.stream_welch_peaks([ROWS, ROWS], PARAMS, "fused")),
+    "one row": lambda: rx.welch_peaks(ON_DEVICE[0], PARAMS, "fused"),
+    "auto": lambda: rx.welch_peaks(ROWS, PARAMS, calibration=PRIOR, model=MODEL),
+    "block": lambda: rx.welch_peaks(ON_DEVICE, PARAMS, "block"),
+    "learned": lambda: rx.welch_peaks(ON_DEVICE, PARAMS, "learned", model=MODEL),
+    "jit": lambda: jax.jit(lambda x: rx.welch_peaks(x, PARAMS, "fused"))(ROWS),
+    "grad": lambda: jax.grad(lambda x: rx.welch_peaks(x, PARAMS, "fused")[..., 1].sum())(ON_DEVICE),
+    "vmap": lambda: jax.vmap(lambda x: rx.welch_peaks(x, PARAMS, "fused"))(ON_DEVICE[None]),
+}
+TRACED = ("jit", "grad", "vmap", "predict_ns")
+MODES = {
+    "debug_nans": lambda: jax.debug_nans(True),
+    "check_tracer_leaks": lambda: jax.check_tracer_leaks(True),
+    "log_compiles": lambda: jax.log_compiles(True),
+    "64 bits": lambda: jax.enable_x64(True),
+    "32 bits": lambda: jax.enable_x64(False),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_asked_for_comes_in_every_mode(mode):
+    with MODES[mode]():
+        for ask in (
+            [ASKED[name] for name in ["jit", "grad", "vmap", "predict_ns"]] if "leaks" in mode else ASKED.values()
+        ):
+            jax.block_until_ready(ask())
+
+
+def test_every_path_runs_without_jit_and_with_nothing_transferred():
+    expected = {
+        path: np.asarray(rx.welch_peaks(ROWS, PARAMS, path, model=MODEL)) for path in ("fused", "block", "learned")
+    }
+    with jax.disable_jit():
+        for path, peaks in expected.items():
+            np.testing.assert_array_equal(rx.welch_peaks(ROWS, PARAMS, path, model=MODEL), peaks)
+    with jax.transfer_guard("disallow"):
+        np.testing.assert_array_equal(rx.welch_peaks(ON_DEVICE, PARAMS, "fused"), expected["fused"])
+
+
+def test_nan_is_found_where_jax_looks_for_it():
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="welch_peaks: NaN"):
+        rx.welch_peaks(np.full_like(ROWS, np.nan), PARAMS, "fused")
+
+
+def test_programs_of_any_number_of_rows_are_exported(monkeypatch):
+    # The check of annotations knows no symbolic shapes.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    (rows,) = export.symbolic_shape("rows")
+    signal, counts = jax.ShapeDtypeStruct((rows, PARAMS.frame_len), np.float32), np.arange(1.0, 9.0)
+    column = jax.ShapeDtypeStruct((rows,), counts.dtype)
+    for function, shape, given in (
+        (lambda x: rx.welch_peaks(x, PARAMS, "fused"), signal, ROWS),
+        (lambda n: GATE.fuse_probability(rx.FusionBenefit(n, n, n, n), temperature_ns=1e4), column, counts),
+        (lambda n: rx.io_cost_ns(rx.GraphIoProfile(n, n, n, n), ROW), column, counts),
+        (lambda n: PRIOR.predict_ns("fused", n, 256, 16), column, counts),
+        (lambda n: rx.fused_graph_ns("cuda", n, 256, 16), column, counts),
+    ):
+        made = export.export(jax.jit(function))(shape)
+        for part in (given, given[:2]):
+            np.testing.assert_allclose(made.call(part), function(part), rtol=1e-5)
+
+
+def test_results_are_pickled_copied_taken_apart_and_sent():
+    objects = [ask() for ask in ASKED.values()]
+    objects += [two_models(), explanation(), graph(), posterior_fit(), rx.plan_stages(STAGES, method="greedy")]
+    objects += [rx.BACKEND_ROWS, rx.REWRITES, MODEL, PARAMS, PRIOR, GATE, rx.StrategySpec(("host",))]
+    for made in objects:
+        for twin in (pickle.loads(pickle.dumps(made)), copy.copy(made), copy.deepcopy(made)):
+            assert type(twin) is type(made)
+            assert repr(twin) == repr(made)
+        if dataclasses.is_dataclass(made):
+            assert list(dataclasses.asdict(made)) == [field.name for field in dataclasses.fields(made)]
+    with ThreadPoolExecutor(4) as pool:
+        for peaks in pool.map(lambda _: rx.welch_peaks(ROWS, PARAMS, "fused", calibration=PRIOR), range(8)):
+            np.testing.assert_array_equal(peaks, rx.welch_peaks(ROWS, PARAMS, "fused"))
+
+
+def test_a_calibration_is_looked_up_by_itself_and_not_kept():
+    own = dataclasses.replace(PRIOR)
+    seen = weakref.ref(own)
+    rx.welch_peaks(ROWS, PARAMS, "fused", calibration=own)
+    del own
+    gc.collect()
+    assert seen() is None
+    # Another object, maybe in the same place, is another calibration.
+    with pytest.raises(ValueError, match="expected one of line, tiled, got 'welch'"):
+        rx.welch_peaks(ROWS, PARAMS, calibration=two_models())
+
+
+def test_programs_that_are_kept_are_as_many_as_was_said():
+    keep_programs(2)
+    try:
+        for k in (1, 2, 3, 4):
+            found = rx.welch_peaks(ROWS, dataclasses.replace(PARAMS, k=k), "fused")
+            np.testing.assert_array_equal(found, rx.welch_peaks(ROWS, PARAMS, "fused")[:, :k])
+    finally:
+        keep_programs(64)
+    with pytest.raises(ValueError, match="most: expected an integer of at least 1, got 0"):
+        keep_programs(0)
+
+
+def test_values_that_cannot_be_are_refused_where_they_enter():
+    for bad in (np.nan, np.inf, -1.0, 1e30):
+        row = dataclasses.replace(ROW, dispatch_ns=bad)
+        for ask in (
+            lambda row=row: rx.rank_devices(PROFILE, rows={"cpu": row}),
+            lambda row=row: rx.io_cost_ns(PROFILE, row),
+            lambda row=row: rx.graph_cost_ns(graph(), row),
+            lambda row=row: rx.plan_fusion(graph(), coefficients=row),
+            lambda bad=bad: PRIOR.predict_ns("fused", bad, 256, 16),
+            lambda bad=bad: PRIOR.pick(bad, 256, 16),
+            lambda bad=bad: rx.fused_graph_ns("cuda", bad, 256, 16),
+            lambda bad=bad: rx.estimate_welch_peaks_costs("cuda", 8, 256, bad),
+        ):
+            with pytest.raises(ValueError, match=r"expected a \w+ of at (least|most) "):
+                ask()
+    for ask in (PRIOR.predict_ns, PRIOR.interval_ns, PRIOR.compare):
+        with pytest.raises(ValueError, match="the bins, got 1000 with n_fft 256"):
+            ask(*["fused", "host"][: 2 if ask == PRIOR.compare else 1], 64, 256, 1000)
+    assert rx.welch_peaks(np.ones((2, 384), np.float32), rx.WelchPeakParams.fast(256, 1000)).shape == (2, 1000, 2)
+    with pytest.raises(ValueError, match="n_fft: expected at most 33554432, got 33554434"):
+        rx.WelchPeakParams.fast(2**25 + 2, 1)
+
+
+def test_absurd_numbers_of_a_file_are_refused_and_json_has_no_nan():
+    good = {"value": 2.5, "log_sd": 0.1, "unit": "ns", "provenance": "measured"}
+    assert FittedCoefficient(**good).value == 2.5
+    for name, bad in itertools.product(("value", "log_sd"), (5e-324, 1e30, -1.0, 0.0, np.inf, np.nan)):
+        with pytest.raises(ValueError, match=name):
+            FittedCoefficient(**{**good, name: bad})
+    assert json.loads(json_text({"a": (1, [np.nan, np.inf]), "b": None})) == {"a": [1, [None, None]], "b": None}
+    assert finite_ns(jnp.asarray(2.0), "host") == 2.0
+    with pytest.raises(ValueError, match="host: the calibration gives no finite time"):
+        finite_ns(np.nan, "host")
