@@ -28,7 +28,7 @@ def size_option(help: str, *names: str) -> Any:
 
 
 Batch = Annotated[int, size_option("Rows of the signal.")]
-NFft = Annotated[int, size_option("Samples of a segment, even.")]
+NFft = Annotated[int, size_option("Samples of a segment, even, at most 2**25.")]
 Peaks = Annotated[int, size_option("Peaks of a row, of n_fft / 2 + 1 bins at most.", "--k")]
 Segments = Annotated[int, size_option("Segments of a row.")]
 File = Annotated[
