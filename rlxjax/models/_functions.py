@@ -118,7 +118,7 @@ class FunctionsModel(LatencyModel):
         (True, 0.0)
     """
 
-    name, version = "functions", 2
+    name, version = "functions", 3
     inputs = FrozenDict({name: Input(unit, least=0.0, step=0, default=0.0) for name, unit in INPUTS.items()})
     variants = ("jitted",)
 

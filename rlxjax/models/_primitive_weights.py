@@ -3,7 +3,7 @@
 What XLA makes of a special function is a polynomial of so many terms, an iteration, or a call of a library; how many
 is much the same on every processor. `python -m benchmarks.primitive_weights` measures the special functions one by one.
 The weights of sines, which depend on how many there are, and of factored matrices are those with which the functions
-model fits the timings of `docs/evidence/epyc-zen5.functions.jsonl.gz` best.
+model fits the timings of functions in `docs/evidence` best.
 """
 
 from collections.abc import Mapping
