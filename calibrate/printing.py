@@ -5,7 +5,7 @@ import math
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import typer
@@ -88,23 +88,11 @@ def json_text(found: Any) -> str:
         >>> json_text({"a": [1.5, float("nan")]})
         '{"a": [1.5, null]}'
     """
-
-    def told(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: told(one) for name, one in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [told(one) for one in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(told(found), allow_nan=False)
+    return json.dumps(json.loads(json.dumps(found), parse_constant=lambda _: None), allow_nan=False)
 
 
 def finite_ns(time_ns: Any, what: str) -> float:
-    """Return a time that is an answer.
-
-    Raises:
-        ValueError: one that is not finite.
-    """
+    """Return a time; one that is not finite is no answer, and refused."""
     if not math.isfinite(time_ns):
         raise ValueError(f"{what}: the calibration gives no finite time; measure it anew with `rlxjax calibrate`")
     return float(time_ns)

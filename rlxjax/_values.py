@@ -68,11 +68,7 @@ _handles: dict[int, Handle] = {}
 
 
 def handle(value: Any) -> Any:
-    """Return the handle of an object; None and texts as they are.
-
-    Raises:
-        TypeError: an object of a type that has no weak references.
-    """
+    """Return the handle of an object, None and texts as they are; what has no weak references is a `TypeError`."""
     if value is None or isinstance(value, str):
         return value
     number = id(value)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -98,8 +97,6 @@ class IoFusionGate(Coefficients):
         host_thunk_penalty_ns: for each sync point that the fusion adds; may be infinite.
         min_gain_ns: the saving from which on it pays to fuse.
     """
-
-    most = FrozenDict({"host_thunk_penalty_ns": math.inf})
 
     dispatch_ns: RealLike = 0.0
     roundtrip_ns: RealLike = 0.0

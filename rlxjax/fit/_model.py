@@ -131,11 +131,7 @@ class LatencyModel(Protocol):
         return [np.asarray(column) for column in runs.inputs.values()]
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Refuse sizes that no run has together, where the host can read them; none unless a model says.
-
-        Raises:
-            ValueError: with the sizes.
-        """
+        """Refuse sizes that no run has together, where the host can read them; none unless a model says."""
 
     def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """Return what a domain bounds, by name: each input, and the product of each two unless a model says."""

@@ -1,12 +1,14 @@
 """What kernels are priced by: launches and bytes, as a backend's row, a measured gate or a name says."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
+import jax
 import numpy as np
 
-from rlxjax._checks import check_at_least, is_traced
+from rlxjax._checks import is_traced
 from rlxjax.device._codes import normalised
 from rlxjax.device._devices import BackendCoefficients, backend_coefficients, jax_device
 from rlxjax.device._gate import IoFusionGate
@@ -61,17 +63,15 @@ def backend_row(coefficients: str | BackendCoefficients | IoFusionGate | HasGate
     row = getattr(coefficients, "gate", coefficients)
     if isinstance(row, IoFusionGate):
         rates = (row.dispatch_ns, row.roundtrip_ns, row.memory_bw, row.host_readback_bw, row.unified_memory)
-        row = BackendCoefficients(*rates, sgemm_gflops=np.nan, small_sgemm_gflops=np.nan)
+        row = BackendCoefficients(*rates, sgemm_gflops=math.inf, small_sgemm_gflops=math.inf)  # it has none
     if not isinstance(row, BackendCoefficients):
         raise ValueError(
             "coefficients: expected a set, a device, BackendCoefficients, an IoFusionGate or a Calibration, "
             f"got {coefficients!r}"
         )
-    for name in ("dispatch_ns", "roundtrip_ns", "memory_bw", "readback_bw", "unified_memory"):
-        value = getattr(row, name)
-        if is_traced(value):
-            raise ValueError("coefficients: a plan is made on the host, so they cannot be traced")
-        if np.ndim(value):
-            raise ValueError("coefficients: expected one backend, got arrays of several")
-        check_at_least(value, f"coefficients: {name}", what="number")
+    if is_traced(*jax.tree.leaves(row)):
+        raise ValueError("coefficients: a plan is made on the host, so they cannot be traced")
+    if any(map(np.ndim, jax.tree.leaves(row))):
+        raise ValueError("coefficients: expected one backend, got arrays of several")
+    row.check("coefficients: ")
     return row

@@ -40,11 +40,7 @@ def whole_program(
 ) -> Callable[..., jax.Array] | None:
     """Return the fused program of a small float32 signal, None where its rows are shaped, shared or brought first.
 
-    Args:
-        shape: `[batch, length]`, or one row `[length]`.
-        params: the parameters.
-        selection: a key of `SELECTIONS`, or None.
-        where: the signal lies; None in NumPy's memory.
+    The signal is `[batch, length]` or one row `[length]`, and lies in NumPy's memory where `where` is None.
     """
     devices, (batch, length) = () if where is None else where.device_set, (1, *shape)[-2:]
     platform, device = _place(*devices)

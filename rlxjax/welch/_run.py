@@ -174,18 +174,9 @@ def stream_welch_peaks(
 
 
 def keep_programs(most: int) -> None:
-    """Keep so many compiled programs of Welch peaks, the latest used, in place of 64; those that are kept go.
+    """Keep so many compiled programs of Welch peaks, the latest used, in place of 64, from none on.
 
     Each holds 2 to 5 MB. Who runs more sizes in turn than are kept waits for the compiler again and again.
-
-    Args:
-        most: programs, at least 1.
-
-    Raises:
-        ValueError: a number that is none.
-
-    Examples:
-        >>> keep_programs(64)
     """
     global _whole_program
     as_index(most, "most", at_least=1)
