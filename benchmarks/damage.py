@@ -78,7 +78,7 @@ def readers(folder: Path) -> dict[str, Reader]:
     here = {"fingerprint": current_fingerprint()}
     welch, functions = (
         read_calibration_file(path)
-        for path in (ROOT / "notebooks/data/calibration-cpu.json", EVIDENCE / "epyc-zen5.json")
+        for path in (ROOT / "notebooks/data/calibration-cpu.json", EVIDENCE / "xeon.json")
     )
     models: dict[str, ModelSection] = {
         name: own.model_copy(update=here) for name, own in {**welch.models, **functions.models}.items()
@@ -100,7 +100,7 @@ def readers(folder: Path) -> dict[str, Reader]:
     )  # fmt: skip
     samples, of_functions = (
         _first_lines(EVIDENCE / name)
-        for name in ("campaign-epyc-zen5.samples.jsonl.gz", "epyc-zen5.functions.jsonl.gz")
+        for name in ("campaign-epyc-zen5.samples.jsonl.gz", "xeon.functions.jsonl.gz")
     )
     return {
         "calibration": Reader(".json", (folder / "calibration.json").read_bytes(), _calibration, True),

@@ -104,7 +104,7 @@ def test_a_model_that_the_saved_calibration_lacks_is_the_population_s(saved):
 def test_a_good_section_and_the_gate_are_used_beside_one_that_is_not(saved, change):
     path = saved()
     written = json.loads(path.read_text(encoding="utf-8"))
-    functions = json.loads((Path(rx.__file__).parents[1] / "docs/evidence/epyc-zen5.json").read_text(encoding="utf-8"))[
+    functions = json.loads((Path(rx.__file__).parents[1] / "docs/evidence/xeon.json").read_text(encoding="utf-8"))[
         "models"
     ]["functions"]
     written["models"] = {
