@@ -77,8 +77,7 @@ def readers(folder: Path) -> dict[str, Reader]:
     """Return all readers, each with a good file made in a folder."""
     here = {"fingerprint": current_fingerprint()}
     welch, functions = (
-        read_calibration_file(path)
-        for path in (ROOT / "notebooks/data/calibration-cpu.json", EVIDENCE / "xeon.json")
+        read_calibration_file(path) for path in (ROOT / "notebooks/data/calibration-cpu.json", EVIDENCE / "xeon.json")
     )
     models: dict[str, ModelSection] = {
         name: own.model_copy(update=here) for name, own in {**welch.models, **functions.models}.items()
@@ -99,8 +98,7 @@ def readers(folder: Path) -> dict[str, Reader]:
         code="f = jax.jit(a)", measured=Measured(2e3, 1e3, 0.5, 9),
     )  # fmt: skip
     samples, of_functions = (
-        _first_lines(EVIDENCE / name)
-        for name in ("campaign-epyc-zen5.samples.jsonl.gz", "xeon.functions.jsonl.gz")
+        _first_lines(EVIDENCE / name) for name in ("campaign-epyc-zen5.samples.jsonl.gz", "xeon.functions.jsonl.gz")
     )
     return {
         "calibration": Reader(".json", (folder / "calibration.json").read_bytes(), _calibration, True),
