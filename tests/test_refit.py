@@ -106,7 +106,10 @@ def test_a_fit_that_did_not_converge_is_written_only_if_asked(folder, monkeypatc
 def functions(folder, tmp_path):
     """A file of samples of functions, too few to fit."""
     machine = read_samples(folder / "c.samples.jsonl").fingerprint
-    lines = [FunctionsHeader(fingerprint=machine), FunctionVisit(round=0, name=function_cells()[0].name, times_ns=[1])]
+    lines = [
+        FunctionsHeader(protocol=2, fingerprint=machine),
+        FunctionVisit(round=0, name=function_cells()[0].name, times_ns=[1]),
+    ]
     path = tmp_path / "x.functions.jsonl"
     path.write_text("".join(line.model_dump_json() + "\n" for line in lines))
     return path

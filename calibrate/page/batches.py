@@ -117,7 +117,7 @@ def curves_of(calibrated: CalibratedModel, measured: Measured | None, k: int) ->
             columns[n_fft] = np.round(np.geomspace(low, most, CURVE_POINTS))
     if not columns:
         return []
-    of_length = {n_fft: _strategies(calibrated, n_fft, k) for n_fft in columns}
+    of_length = {n_fft: _strategies(calibrated, n_fft, min(k, n_fft // 2 + 1)) for n_fft in columns}
     curves = []
     for strategy in dict.fromkeys(itertools.chain.from_iterable(of_length.values())):
         spans = {n_fft: own for n_fft, own in columns.items() if strategy in of_length[n_fft]}
@@ -126,8 +126,9 @@ def curves_of(calibrated: CalibratedModel, measured: Measured | None, k: int) ->
         batches = {n_fft: np.array(sorted({*own.tolist(), *marked[n_fft]})) for n_fft, own in spans.items()}
         batch = np.concatenate(list(batches.values()))
         n_fft_of = np.repeat(list(batches), [len(own) for own in batches.values()])
-        bounds = calibrated.interval_ns(strategy, batch, n_fft_of, k)
-        found = [np.asarray(values) for values in (calibrated.predict_ns(strategy, batch, n_fft_of, k), *bounds)]
+        peaks = np.minimum(k, n_fft_of // 2 + 1)
+        bounds = calibrated.interval_ns(strategy, batch, n_fft_of, peaks)
+        found = [np.asarray(values) for values in (calibrated.predict_ns(strategy, batch, n_fft_of, peaks), *bounds)]
         for n_fft, own in batches.items():
             predicted_ns, low_ns, high_ns = (values[n_fft_of == n_fft] for values in found)
             curves.append(

@@ -89,13 +89,15 @@ def map_of(calibrated: CalibratedModel, k: int) -> Map:
     batches = np.array(sorted(b for power in range(32) for b in (2**power, 3 * 2**power) if low <= b <= high))
     batch, n_fft = (grid.ravel() for grid in np.meshgrid(batches, n_ffts))
     # A learned strategy has lengths of its own, and no place on a map of all.
-    names = [name for name in calibrated.alternatives(1, n_ffts[0].item(), k) if name != "learned"]
-    times_ns = np.stack([np.asarray(calibrated.predict_ns(name, batch, n_fft, k)) for name in names])
+    length, peaks = n_ffts[0].item(), np.minimum(k, n_fft // 2 + 1)
+    few = min(k, length // 2 + 1)
+    names = [name for name in calibrated.alternatives(1, length, few) if name != "learned"]
+    times_ns = np.stack([np.asarray(calibrated.predict_ns(name, batch, n_fft, peaks)) for name in names])
     order = np.argsort(times_ns, axis=0, kind="stable")
     first, second = order[:2]
     probability = np.ones(batch.shape)
     for one, other in itertools.combinations(range(len(names)), 2):
-        decided = calibrated.compare(names[one], names[other], batch, n_fft, k)
+        decided = calibrated.compare(names[one], names[other], batch, n_fft, peaks)
         of_one = np.asarray(decided.probability)
         probability = np.where((first == one) & (second == other), of_one, probability)
         probability = np.where((first == other) & (second == one), 1.0 - of_one, probability)
@@ -104,7 +106,7 @@ def map_of(calibrated: CalibratedModel, k: int) -> Map:
         k,
         batches,
         n_ffts,
-        [calibrated.name_of(name, 1, n_ffts[0].item(), k) for name in names],
+        [calibrated.name_of(name, 1, length, few) for name in names],
         *(
             values.reshape(shape)
             for values in (
@@ -113,8 +115,8 @@ def map_of(calibrated: CalibratedModel, k: int) -> Map:
                 times_ns[first, places],
                 times_ns[second, places],
                 probability,
-                np.asarray(calibrated.decided(batch, n_fft, k, candidates=names)[1]),
-                np.asarray(calibrated.in_domain(batch, n_fft, k)),
+                np.asarray(calibrated.decided(batch, n_fft, peaks, candidates=names)[1]),
+                np.asarray(calibrated.in_domain(batch, n_fft, peaks)),
             )
         ),
     )

@@ -192,8 +192,9 @@ class Coefficients:
                 for one in [value] if isinstance(value, str) else value:
                     Provenance(one)
             elif not is_on_device(value, jnp.floating):
+                least = -MOST if name == "min_gain_ns" else 0  # a saving that may be a loss
                 most = math.inf if name.endswith(_MAY_BE_INFINITE) else MOST
-                check_at_least(value, prefix + name, 0, "number", most)
+                check_at_least(value, prefix + name, least, "number", most)
 
 
 @by_value

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from rlxjax._checks import check_at_least, check_finite, check_shapes, fields_of
+from rlxjax._checks import check_at_least, check_not_nan, check_shapes, fields_of
 from rlxjax._counts import as_float, as_temperature, difference
 from rlxjax._numerics import Exact, Smooth, dot, log_odds, log_soft_step, rules_at, soft_step, straight_through
 from rlxjax._typing import Code, Count, Flag, LogOdds, LogProbability, Nanoseconds, Probability, RealLike
@@ -324,7 +324,7 @@ def _benefit(first: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None
 def _floats(benefit: FusionBenefit, gate: IoFusionGate, temperature_ns: RealLike = 1.0) -> FusionBenefit:
     counts = fields_of(benefit)
     for name, count in counts.items():
-        check_finite(count, name)
+        check_not_nan(count, name)
     gate.check("gate.")
     check_shapes(**counts, **fields_of(gate), temperature_ns=temperature_ns)
     return FusionBenefit(**{name: as_float(count, name) for name, count in counts.items()})

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._checks import as_index, check_at_least, check_finite, is_traced
+from rlxjax._checks import as_index, check_at_least, check_not_nan, is_traced
 from rlxjax._counts import as_float, exact, is_exact, packed, saturate
 from rlxjax._html import html_of
 from rlxjax._typing import Count, RealLike
@@ -74,7 +74,7 @@ class GraphIoProfile:
                 return packed(np.where(np.asarray(unified_memory) > 0, *counts))
             unified, discrete = as_float(unified, "host_output_bytes"), as_float(discrete, "readback")
             return jnp.where(jnp.asarray(unified_memory) > 0, unified, discrete)
-        check_finite(unified_memory, "unified_memory")
+        check_not_nan(unified_memory, "unified_memory")
         if unified_memory:
             return self.host_output_bytes
         if is_exact(self.host_output_bytes) and is_exact(self.device_traffic_bytes):

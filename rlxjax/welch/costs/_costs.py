@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlxjax._checks import check_at_least, check_finite
+from rlxjax._checks import check_at_least, check_not_nan
 from rlxjax._counts import as_float, as_temperature
 from rlxjax._numerics import Exact, Smooth, log_soft_step
 from rlxjax._typing import (
@@ -192,7 +192,7 @@ def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.A
     """
     useful_bytes, time_ns = as_float(useful_bytes, "useful_bytes"), as_float(time_ns, "time_ns")
     check_at_least(useful_bytes, "useful_bytes")
-    check_finite(time_ns, "time_ns")
+    check_not_nan(time_ns, "time_ns")
     positive = jnp.asarray(time_ns) > 0
     return jnp.where(positive, useful_bytes / jnp.where(positive, time_ns, 1.0), 0.0)
 

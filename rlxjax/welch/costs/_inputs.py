@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from rlxjax._checks import check_at_least, check_finite, check_shapes, check_sizes, is_on_device
+from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes, is_on_device
 from rlxjax._counts import size_as_float
 from rlxjax._typing import Code, RealLike
 from rlxjax._values import FrozenDict
@@ -47,7 +47,7 @@ def cost_inputs(
 def learned_inputs(available: Any, active_gates: Any, total_gates: Any) -> Learned:
     """Return what is known of a learned FFT as floats."""
     active_gates = -1.0 if active_gates is None else active_gates
-    check_finite(active_gates, "learned_active_gates")
+    check_not_nan(active_gates, "learned_active_gates")
     check_at_least(total_gates, "learned_total_gates")
     values = Learned(available, active_gates, total_gates)._asdict()
     return Learned(**{name: size_as_float(value, f"learned_{name}") for name, value in values.items()})
