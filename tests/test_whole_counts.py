@@ -146,7 +146,7 @@ UNKNOWN = {
     "solve": lambda x: sparse.linalg.spsolve(x, jnp.arange(D), jnp.arange(D + 1), x),
     "devices": lambda x: jax.shard_map(
         lambda x: lax.psum(x, "i"),
-        mesh=jax.sharding.AbstractMesh((D,), ("i",)),
+        mesh=jax.sharding.AbstractMesh((D,), ("i",), axis_types=(jax.sharding.AxisType.Auto,)),
         in_specs=PartitionSpec("i"),
         out_specs=PartitionSpec(),
     )(x),

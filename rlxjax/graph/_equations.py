@@ -79,10 +79,11 @@ def implementation(equation: Any) -> Any | None:
 
     try:
         runs = functools.partial(PROGRAMS.get(primitive.name, primitive.impl), **params)
-        made = jax.make_jaxpr(runs)(*(var.aval for var in equation.invars))
+        traced = jax.jit(runs).trace(*(var.aval for var in equation.invars))
     except Exception:  # noqa: BLE001  (another library's code may raise anything)
         return None
-    return None if _holds(made.jaxpr, primitive) else made.jaxpr
+    made = getattr(traced, "lojax", traced).jaxpr.jaxpr  # what new kinds of primitives stand for
+    return None if _holds(made, primitive) else made
 
 
 def _holds(jaxpr: Any, primitive: Any) -> bool:
