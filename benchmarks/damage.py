@@ -297,7 +297,7 @@ def read_mutant(reader: Reader, path: Path, expected: Any, kind: str) -> str:
 
 
 def damaged(count: int, seed: int, folder: Path) -> tuple[dict[str, collections.Counter], list[str]]:
-    """Return what became of mutants, by reader, and a line for each that was not borne."""
+    """Return what became of mutants, by reader, and a line for each that was found at fault."""
     rng, table, found = random.Random(seed), {}, []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -341,7 +341,7 @@ def main() -> int:
     print(f"{'':24}" + "".join(f"{column:>17}" for column in columns))
     for name, counted in table.items():
         print(f"{name:24}" + "".join(f"{counted[column]:17,}" for column in columns))
-    print("\n".join(found[:40]) or f"{options.count:,} mutants, none of which was not borne.")
+    print("\n".join(found[:40]) or f"{options.count:,} mutants: each was refused, warned of, or read as it should be.")
     return bool(found)
 
 

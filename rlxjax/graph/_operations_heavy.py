@@ -6,7 +6,7 @@ multiply-add is four real ones.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from ._operations import (
     Aval,
@@ -65,17 +65,18 @@ def _convolution(op: Operation) -> OperationCounts:
     """`2` for every element of the result, tap and input channel of its group; padding counts, holes do not."""
     kernel, numbers = op.inputs[1], op.params["dimension_numbers"]
     products = math.prod(op.result.shape[axis] for axis in numbers.out_spec[:2]) * kernel.shape[numbers.rhs_spec[1]]
-    for axis, tap_axis, stride, hole, dilation, (before, _) in zip(
-        numbers.out_spec[2:],
-        numbers.rhs_spec[2:],
-        op.params["window_strides"],
-        op.params["lhs_dilation"],
-        op.params["rhs_dilation"],
-        op.params["padding"],
-        strict=True,
-    ):
-        products *= _taps_on_elements(op.result.shape[axis], kernel.shape[tap_axis], stride, dilation, hole, before)
+    for positions, taps, _, stride, hole, dilation, before in _window_axes(op):
+        products *= _taps_on_elements(positions, taps, stride, dilation, hole, before)
     return _multiply_adds(op.operand, products)
+
+
+def _window_axes(op: Operation) -> Iterator[tuple[int, ...]]:
+    """Yield of each axis of a window: positions, taps, elements, stride, hole, dilation, and the padding before."""
+    numbers, params = op.params["dimension_numbers"], op.params
+    specs = zip(numbers.out_spec[2:], numbers.rhs_spec[2:], numbers.lhs_spec[2:], strict=True)
+    steps = zip(params["window_strides"], params["lhs_dilation"], params["rhs_dilation"], strict=True)
+    for (axis, tap_axis, size_axis), step, (before, _) in zip(specs, steps, params["padding"], strict=True):
+        yield op.result.shape[axis], op.inputs[1].shape[tap_axis], op.operand.shape[size_axis], *step, before
 
 
 def _runs(op: Operation) -> int:
@@ -96,19 +97,8 @@ def window_reads(op: Operation) -> tuple[int, int, int]:
     *rows, width = [kernel.shape[axis] for axis in numbers.rhs_spec[2:]] or [1]
     images, channels = op.result.shape[numbers.out_spec[0]], kernel.shape[numbers.rhs_spec[1]]
     windows, inside = images * op.params["feature_group_count"], 1
-    for axis, size_axis, tap_axis, stride, hole, dilation, (before, _) in zip(
-        numbers.out_spec[2:],
-        numbers.lhs_spec[2:],
-        numbers.rhs_spec[2:],
-        op.params["window_strides"],
-        op.params["lhs_dilation"],
-        op.params["rhs_dilation"],
-        op.params["padding"],
-        strict=True,
-    ):
-        positions, reach = op.result.shape[axis], (kernel.shape[tap_axis] - 1) * dilation
-        size = (op.operand.shape[size_axis] - 1) * hole + 1
-        first, last = -(-max(before, 0) // stride), (before + size - 1 - reach) // stride
+    for positions, taps, size, stride, hole, dilation, before in _window_axes(op):
+        first, last = -(-max(before, 0) // stride), (before + (size - 1) * hole - (taps - 1) * dilation) // stride
         windows, inside = windows * positions, inside * max(min(last, positions - 1) - first + 1, 0)
     inside *= images * op.params["feature_group_count"]
     each = math.prod(rows) * width * (channels if channels % _VECTOR else channels // _VECTOR)
