@@ -23,7 +23,7 @@ from .report_command import report  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from .report import FunctionsOutcome, Outcome
+    from .outcome import FunctionsOutcome, Outcome
 
 _TYPER: Any = {
     "pretty_exceptions_enable": False,
@@ -227,8 +227,8 @@ def calibrate_main() -> None:
 
 def _say(outcome: "Outcome | FunctionsOutcome", *, verbose: bool, quiet: bool, as_json: bool) -> None:
     """Print what calibrating one model gave, as soon as that is known; JSON comes at the end."""
+    from .outcome import Outcome, print_functions, print_outcome
     from .printing import console
-    from .report import Outcome, print_functions, print_outcome
 
     if quiet:
         for text in (
@@ -250,8 +250,8 @@ def _printed(outcomes: "Mapping[str, Outcome | FunctionsOutcome]", *, as_json: b
 
     def echo() -> None:
         if as_json and outcomes:
+            from .outcome import outcome_as_dict
             from .printing import json_text
-            from .report import outcome_as_dict
 
             typer.echo(json_text({name: outcome_as_dict(outcome) for name, outcome in outcomes.items()}))
 

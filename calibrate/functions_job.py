@@ -28,8 +28,8 @@ from rlxjax.models import FUNCTIONS, function_runs
 from .clock import Deadline
 from .functions import FunctionCell, function_cells
 from .interrupts import heeded
+from .outcome import FunctionsOutcome
 from .progress import Progress
-from .report import FunctionsOutcome
 from .sample_lines import FUNCTIONS_SUFFIX, FUNCTIONS_VERSION, FunctionVisit
 from .samples import FunctionLog, SampleWriter, said_of_protocol
 from .verdict import MOST_FUNCTION_ERROR, verdict_on

@@ -34,9 +34,9 @@ from .fits import EnoughKnown, check_fittable, fit_twice, prior_from, starting_p
 from .interrupts import last_act
 from .measure import measure_rounds
 from .micro import MicroRates, micro_rates, time_micro
+from .outcome import Outcome, shortened
 from .plan import memory_limit_bytes, prepare
 from .progress import Progress
-from .report import Outcome, shortened
 from .samples import SampleLog, SampleWriter, check_resumable, read_samples, said_of_protocol, timings_of
 from .validate import OUTLIER_FACTOR, error_summaries, outliers
 from .verdict import Verdict, said_of_pace, verdict_on, what_pays

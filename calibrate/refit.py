@@ -9,9 +9,9 @@ from rlxjax.models import WELCH
 from .fits import prior_from
 from .functions_job import fit_functions
 from .job import fit_and_write
+from .outcome import FunctionsOutcome, Outcome
 from .progress import Progress
 from .refusals import refuse_input
-from .report import FunctionsOutcome, Outcome
 from .sample_lines import FUNCTIONS_SUFFIX
 from .samples import FunctionLog, SampleLog
 from .workloads import Grid, load_models, runs_model

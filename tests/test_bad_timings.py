@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from calibrate import cli, fits
 from calibrate.fits import check_fittable
 from calibrate.micro import NEEDED_MICRO
+from calibrate.outcome import SKIPPED_SHOWN
 from calibrate.progress import Progress
 from calibrate.refit import refit
-from calibrate.report import SKIPPED_SHOWN
 from calibrate.samples import SampleLog, SampleWriter, read_samples, timings_of
 from calibrate.validate import outliers
 from calibrate.workloads import WITHOUT_MODEL, Cell

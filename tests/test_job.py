@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from calibrate import fits, job, measure
 from calibrate.cli import app
 from calibrate.micro import MICRO_REPEATS, micro_rates
+from calibrate.outcome import outcome_as_dict, print_outcome
 from calibrate.progress import Progress
-from calibrate.report import outcome_as_dict, print_outcome
 from calibrate.samples import read_samples, timings_of
 from calibrate.validate import error_summaries
 from calibrate.visits import noise_floor, quantile_ns

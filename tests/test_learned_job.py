@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import rlxjax as rx
 from calibrate.cli import app
-from calibrate.report import print_outcome
+from calibrate.outcome import print_outcome
 from calibrate.samples import read_samples
 from calibrate.workloads import WITHOUT_MODEL, Grid
 from rlxjax.calibration import read_calibration_file, sha256_of

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 
 from calibrate.explanation import possible
-from calibrate.report import ERROR_COLUMNS, FUNCTION_COLUMNS
+from calibrate.outcome import ERROR_COLUMNS, FUNCTION_COLUMNS
 from calibrate.verdict import MOST_ERROR, MOST_FUNCTION_ERROR, Verdict, said_of_pace, verdict_on, what_pays
 from rlxjax.calibration import (
     CalibratedModel,
