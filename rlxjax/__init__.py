@@ -15,9 +15,9 @@ The names of every day, by task:
 - a learned FFT: `train_learned_fft`, `save_learned_fft`, `load_learned_fft`
 - take gradients of choices: `pick_weights`, `temperature_from_sd`
 
-All others stand in the same namespace, and once more in that of their room: `rlxjax.graph`, `rlxjax.device`,
-`rlxjax.fusion`, `rlxjax.fit`, `rlxjax.models`, `rlxjax.calibration`, `rlxjax.advice`, `rlxjax.welch`, `rlxjax.learned`;
-pictures are in `rlxjax.plot` alone. `help(rlxjax.fit)` lists one room.
+All others stand in the same namespace, and once more in that of their room: `rlxjax.graph`, `rlxjax.jaxpr`,
+`rlxjax.device`, `rlxjax.fusion`, `rlxjax.fit`, `rlxjax.models`, `rlxjax.calibration`, `rlxjax.advice`, `rlxjax.welch`,
+`rlxjax.learned`; pictures are in `rlxjax.plot` alone. `help(rlxjax.fit)` lists one room.
 """
 
 import importlib as _importlib
@@ -25,10 +25,8 @@ import importlib as _importlib
 #: The public names by the module that holds them, which is imported when one of them is first used.
 #: Type checkers read the same names in `__init__.pyi`.
 _NAMES = {
-    "graph": (
-        "BranchSpread Disagreement FunctionProfile Graph GraphIoProfile Node OperationCounts UnknownLoop node_io_bytes "
-        "profile_function profile_graph_io register_rule tensor_bytes"
-    ),
+    "graph": "Graph GraphIoProfile Node node_io_bytes profile_graph_io tensor_bytes",
+    "jaxpr": "BranchSpread Disagreement FunctionProfile OperationCounts UnknownLoop profile_function register_rule",
     "device": (
         "BACKEND_ROWS BackendCoefficients Device DeviceRanking FusionBenefit GateEvaluation IoFusionGate "
         "Provenance Target backend_coefficients device_cost_ns fusion_benefit fusion_target graph_cost_ns "

@@ -404,9 +404,19 @@ def test_a_path_of_another_name_is_refused_with_those_that_there_are():
 
 
 def test_a_room_lists_all_its_names_and_says_what_it_is_for():
-    assert {"welch", "fusion", "fit", "models", "calibration", "graph", "device", "advice", "learned", "plot"} == set(
-        ROOMS
-    )
+    assert {
+        "welch",
+        "fusion",
+        "fit",
+        "models",
+        "calibration",
+        "graph",
+        "jaxpr",
+        "device",
+        "advice",
+        "learned",
+        "plot",
+    } == set(ROOMS)
     for room in map(rx.__dict__.get, ROOMS):
         held = {name for name in vars(room) if not name.startswith("_")}
         assert held == set(room.__all__) <= set(dir(room))

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import rlxjax as rx
-from rlxjax.graph._xla import CompiledProgram
+from rlxjax.jaxpr._xla import CompiledProgram
 
 N = 64
 SQUARE = jax.ShapeDtypeStruct((N, N), jnp.float32)

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     ("_typing", "_checks", "_chunks", "_counts", "_files", "_html", "_numerics", "_values", "clock"),
     ("graph",),
+    ("jaxpr",),
     ("device",),
     ("fusion", "fit"),
     ("models",),

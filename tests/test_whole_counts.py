@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec
 
 import rlxjax as rx
 from rlxjax.calibration import CalibratedModel, Calibration, compare_functions, predict_profile
-from rlxjax.graph._sparse import PROGRAMS
-from rlxjax.graph._xla import CompiledProgram
+from rlxjax.jaxpr._sparse import PROGRAMS
+from rlxjax.jaxpr._xla import CompiledProgram
 from rlxjax.models import FUNCTIONS
 
 D = 7

@@ -17,7 +17,7 @@ from rlxjax.calibration import (
     predict_profile,
 )
 from rlxjax.fit import SURE
-from rlxjax.graph import FunctionProfile, TripCounts, profile_function
+from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import FUNCTIONS
 
 from ._advice import Advice, Measured, StageCost

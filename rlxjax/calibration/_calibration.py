@@ -19,7 +19,7 @@ from rlxjax._values import FrozenDict, by_value
 from rlxjax.device._devices import Provenance
 from rlxjax.device._gate import IoFusionGate
 from rlxjax.fit import Decision, LatencyEstimate, LatencyModel, LatencyPosterior
-from rlxjax.graph import TripCounts
+from rlxjax.jaxpr import TripCounts
 from rlxjax.models import BUILT_IN
 
 from ._calibrated import CalibratedModel

@@ -11,7 +11,7 @@ import numpy as np
 from rlxjax._numerics import temperature_from_sd
 from rlxjax._values import by_value, whole_ns
 from rlxjax.fit import Decision, LatencyEstimate, corrected_terms_ns, estimate
-from rlxjax.graph import FunctionProfile, TripCounts, profile_function
+from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import FUNCTIONS, function_runs
 
 from ._calibrated import CalibratedModel

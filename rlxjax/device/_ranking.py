@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from rlxjax._values import short_repr, whole_ns
-from rlxjax.graph import profile_function
 from rlxjax.graph._graph import Graph
 from rlxjax.graph._profile import GraphIoProfile
+from rlxjax.jaxpr import profile_function
 
 from ._costs import GraphWork, backend_cost_ns, graph_work
 from ._devices import BackendCoefficients, Device, Provenance, backend_coefficients

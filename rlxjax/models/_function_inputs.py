@@ -5,7 +5,7 @@ The constants are those with which the model fits the timings of functions in `d
 
 from collections.abc import Mapping
 
-from rlxjax.graph import FunctionProfile, KernelGroup
+from rlxjax.jaxpr import FunctionProfile, KernelGroup
 
 from ._primitive_weights import MATRIX_WEIGHTS, SPECIAL_WEIGHTS, expanded
 
@@ -119,7 +119,7 @@ def function_inputs(profile: FunctionProfile) -> dict[str, float]:
 
     Examples:
         >>> import jax, jax.numpy as jnp
-        >>> from rlxjax.graph import profile_function
+        >>> from rlxjax.jaxpr import profile_function
         >>> square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
         >>> found = function_inputs(profile_function(lambda x: jnp.tanh(x @ x), square))
         >>> round(found["matmul_flop"] + found["shared_matmul_flop"]), found["arrays"]

@@ -13,7 +13,7 @@ from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.device._devices import Coefficients
 from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, wide_prior
-from rlxjax.graph import FunctionProfile
+from rlxjax.jaxpr import FunctionProfile
 
 from ._function_inputs import INPUTS, function_inputs
 
@@ -110,7 +110,7 @@ class FunctionsModel(LatencyModel):
 
     Examples:
         >>> import jax
-        >>> from rlxjax.graph import profile_function
+        >>> from rlxjax.jaxpr import profile_function
         >>> square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
         >>> runs = function_runs([profile_function(lambda x: jnp.tanh(x @ x), square)])
         >>> terms = FUNCTIONS.terms_ns(FUNCTIONS.prior.median, runs, FUNCTIONS.facts)
@@ -179,7 +179,7 @@ def function_runs(profiles: Sequence[FunctionProfile]) -> Runs:
         profiles: of the functions.
 
     Examples:
-        >>> from rlxjax.graph import profile_function
+        >>> from rlxjax.jaxpr import profile_function
         >>> function_runs([profile_function(jnp.tanh, 1.0)]).shape
         (1,)
     """

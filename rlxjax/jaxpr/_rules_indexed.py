@@ -3,7 +3,7 @@
 import math
 
 from ._operations import Counting, Operation, OperationCounts, Rule, add_rules, arithmetic, elements, nbytes
-from ._operations_fused import COMBINE, Pair
+from ._rules_fused import COMBINE, Pair
 
 #: Threefry-2x32 with 20 rounds (Salmon et al., SC 2011): a round is an add, a rotation (two shifts and an or)
 #: and an xor; the key goes in six times, two adds the first time and three after it.

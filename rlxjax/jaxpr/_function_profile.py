@@ -9,15 +9,15 @@ import jax
 
 from rlxjax._html import html_of
 from rlxjax._values import FrozenDict, by_value
+from rlxjax.graph import GraphIoProfile
 
 from ._compiled import COMPILER, Disagreement, compiled_apart, disagreements
 from ._equations import TRACER
-from ._jaxpr import Walk
 from ._kernels import KernelGroup
 from ._loops import BranchSpread, TripCounts, Trips, UnknownLoop
 from ._operations import OperationCounts, nbytes
-from ._profile import GraphIoProfile
 from ._totals import Totals, add_row
+from ._walk import Walk
 from ._xla import CompiledProgram
 
 _SHOWN_LINES = 10

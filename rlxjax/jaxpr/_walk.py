@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from . import _operations_heavy, _operations_indexed  # noqa: F401  (they enter their rules)
-from ._buffers import Step, fused_memory
+from . import _rules_heavy, _rules_indexed  # noqa: F401  (they enter their rules)
 from ._equations import (
     CALLS,
     LOOPS,
@@ -24,8 +23,9 @@ from ._foldings import folded
 from ._kernels import BESIDE, Kernels, Work
 from ._known import Number, known_result, number_of, readable_trips
 from ._loops import BranchSpread, Trips, UnknownLoop
+from ._memory import Step, fused_memory
 from ._operations import COSTLY, RULES, Operation, OperationCounts, Rule, elements, is_literal, nbytes
-from ._operations_heavy import CALLBACKS
+from ._rules_heavy import CALLBACKS
 from ._totals import Totals, add_row
 from ._work import reordering, reuse, work_of
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from ._buffers import Step
 from ._kernels import TRANSPOSE, UNTILED
+from ._memory import Step
 from ._operations import elements
 from ._work import transposed
 

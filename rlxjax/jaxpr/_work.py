@@ -5,11 +5,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ._buffers import EACH, SPREAD
 from ._equations import is_outer_reduction
 from ._kernels import TRANSPOSE, Work
+from ._memory import EACH, SPREAD
 from ._operations import Aval, Operation, OperationCounts, Rule, elements, number_kind
-from ._operations_heavy import window_reads
+from ._rules_heavy import window_reads
 
 #: Elements of the last axis that is moved there so that what they come from stays in a first cache.
 _FEW = 16
