@@ -11,10 +11,9 @@ from rlxjax._values import counted, whole_ns
 from rlxjax.calibration import (
     Calibration,
     FunctionPrediction,
-    compare_functions,
     default_calibration,
     load_calibration,
-    predict_profile,
+    predict_profiles,
 )
 from rlxjax.fit import SURE
 from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
@@ -138,8 +137,9 @@ def _advice(
     measure: bool,
 ) -> Advice:
     """Return the answer of a calibration that can be asked."""
-    one, each = predict_profile(calibration, profile), [predict_profile(calibration, part) for part in parts]
-    decided = compare_functions(calibration, profile, parts)
+    found = predict_profiles(calibration, [profile, *parts])
+    one, *each = found.predictions
+    decided = found.decision([0], range(1, 1 + len(parts)))
     margin_ns, temperature_ns = float(decided.margin_ns), float(decided.temperature_ns)
     probability = float(logistic((margin_ns - min_gain_ns) / temperature_ns))
     saved = _difference(each, one)

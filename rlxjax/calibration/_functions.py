@@ -1,16 +1,16 @@
 """What a calibration says of any JAX function: its time with an interval, and whether two functions should be one."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._numerics import temperature_from_sd
 from rlxjax._values import by_value, whole_ns
-from rlxjax.fit import Decision, LatencyEstimate, corrected_terms_ns, estimate
+from rlxjax.fit import Decision, corrected_terms_ns, estimate
 from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import FUNCTIONS, function_runs
 
@@ -101,26 +101,87 @@ def predict_profile(calibration: HasModels, profile: FunctionProfile) -> Functio
     Raises:
         ValueError: a calibration without the functions model.
     """
+    return predict_profiles(calibration, [profile]).predictions[0]
+
+
+@by_value
+class FunctionTimes(NamedTuple):
+    """What functions take, by one estimate of all of them: which of their sums is the smaller one can be asked.
+
+    Attributes:
+        predictions: of each function.
+        scores: of each, what its time's logarithm owes to the unknowns, `[functions, unknowns]`.
+        terms_ns: parts of each time, in one order, `[functions, terms]`.
+        spread: relative standard deviation of what is a function's own.
+    """
+
+    predictions: tuple[FunctionPrediction, ...]
+    scores: np.ndarray
+    terms_ns: np.ndarray
+    spread: float
+
+    def decision(self, fused: Sequence[int], kept: Sequence[int]) -> Decision:
+        """Return whether some functions take less time one after another than others, and how surely.
+
+        What both do alike cancels, coefficients as well as what the terms miss: the doubt is that of the difference
+        of each term, and a small share of the smaller time. Functions that are on both sides cancel whole. Where
+        the counts of one are not whole, the doubt has no end.
+
+        Args:
+            fused: places of the functions to run if that is faster.
+            kept: places of those to run otherwise.
+        """
+        predictions, times_ns = self.predictions, np.array([found.time_ns for found in self.predictions])
+        fused_ns, kept_ns = (float(sum(times_ns[place] for place in side)) for side in (fused, kept))
+        change = np.zeros(len(times_ns))
+        np.add.at(change, list(kept), 1.0)
+        np.subtract.at(change, list(fused), 1.0)
+        least_ns = min(float(np.sum(times_ns * np.maximum(side, 0.0))) for side in (change, -change))
+        shared, differences = (change * times_ns) @ self.scores, change @ self.terms_ns
+        own = self.spread**2 * np.sum(differences**2) + (OWN_SPREAD * least_ns) ** 2
+        is_whole = not any(predictions[place].uncounted for place in (*fused, *kept))
+        sd_ns = float(np.sqrt(np.sum(shared**2) + own)) if is_whole else float("inf")
+        margin_ns = kept_ns - fused_ns
+        # What stands against itself has neither a margin nor a doubt.
+        log_odds = margin_ns / temperature_from_sd(sd_ns) if sd_ns else 0.0
+        probability = 0.5 + 0.5 * math.tanh(0.5 * log_odds)
+        inside = all(predictions[place].in_domain for place in (*fused, *kept))
+        return Decision(fused_ns, kept_ns, margin_ns, sd_ns, probability, inside)  # pyright: ignore
+
+
+def predict_profiles(calibration: HasModels, profiles: Sequence[FunctionProfile]) -> FunctionTimes:
+    """Return what functions with these profiles take, all by one estimate.
+
+    Args:
+        calibration: that holds the functions model.
+        profiles: of the functions.
+
+    Raises:
+        ValueError: a calibration without the functions model.
+    """
     calibrated = functions_of(calibration)
-    runs = function_runs([profile])
+    runs = function_runs(profiles)
     with jax.ensure_compile_time_eval():
         found = estimate(calibrated.posterior, runs)
-        terms = corrected_terms_ns(calibrated.posterior, runs)
-        time_ns, log_sd = float(found.time_ns[0]), float(found.log_sd()[0])
-        inside = calibrated.in_domain(**{name: float(value[0]) for name, value in runs.inputs.items()})
-    more = profile.uncounted
-    reach = float(np.exp(NormalDist().inv_cdf((1.0 + LEVEL) / 2.0) * np.hypot(log_sd, calibrated.pace_log_sd)))
-    parts = {name: float(part[0]) for name, part in terms.items() if float(part[0])}
-    parts = dict(sorted(parts.items(), key=lambda part: -part[1]))
-    high_ns = float("inf") if more else time_ns * reach
-    return FunctionPrediction(time_ns, time_ns / reach, high_ns, parts, profile, bool(inside) and not more, more)
+        named = corrected_terms_ns(calibrated.posterior, runs)
+        inside = np.broadcast_to(np.asarray(calibrated.in_domain(**runs.inputs)), runs.shape)
+    times_ns, log_sd = np.asarray(found.time_ns, np.float64), np.asarray(found.log_sd(), np.float64)
+    terms_ns = np.stack([np.asarray(part, np.float64) for part in named.values()], -1)
+    reach = np.exp(NormalDist().inv_cdf((1.0 + LEVEL) / 2.0) * np.hypot(log_sd, calibrated.pace_log_sd))
+    predictions = []
+    for place, profile in enumerate(profiles):
+        more, time_ns = profile.uncounted, float(times_ns[place])
+        parts = sorted(zip(named, terms_ns[place].tolist(), strict=True), key=lambda part: -part[1])
+        high_ns = float("inf") if more else time_ns * float(reach[place])
+        is_inside = bool(inside[place]) and not more
+        named_parts = {name: part for name, part in parts if part}
+        low_ns = time_ns / float(reach[place])
+        predictions.append(FunctionPrediction(time_ns, low_ns, high_ns, named_parts, profile, is_inside, more))
+    return FunctionTimes(tuple(predictions), np.asarray(found.scores, np.float64), terms_ns, float(found.spread[0]))
 
 
 def compare_functions(calibration: HasModels, together: FunctionProfile, apart: Sequence[FunctionProfile]) -> Decision:
     """Return whether one function is faster than several that do its work one after another, and how surely.
-
-    What both do alike cancels, coefficients as well as what the terms miss: the doubt is that of the difference of
-    each term, and a small share of the smaller time. Where the counts of one are not whole, it has no end.
 
     Args:
         calibration: that holds the functions model.
@@ -132,26 +193,7 @@ def compare_functions(calibration: HasModels, together: FunctionProfile, apart: 
     """
     if not apart:
         raise ValueError("apart: expected one profile at least, got none")
-    calibrated = functions_of(calibration)
-    runs = function_runs([together, *apart])
-    with jax.ensure_compile_time_eval():
-        found: LatencyEstimate = estimate(calibrated.posterior, runs)
-        terms = jnp.stack([jnp.asarray(part) for part in corrected_terms_ns(calibrated.posterior, runs).values()])
-        times_ns, scores = jnp.asarray(found.time_ns), jnp.asarray(found.scores)
-        fused_ns, kept_ns = times_ns[0], jnp.sum(times_ns[1:])
-        shared = jnp.sum(times_ns[1:, None] * scores[1:], 0) - times_ns[0] * scores[0]
-        differences = jnp.sum(terms[:, 1:], 1) - terms[:, 0]
-        spread = found.spread[0]
-        own = spread**2 * jnp.sum(differences**2) + (OWN_SPREAD * jnp.minimum(fused_ns, kept_ns)) ** 2
-        is_whole = not any(profile.uncounted for profile in (together, *apart))
-        sd_ns = jnp.where(is_whole, jnp.sqrt(jnp.sum(shared**2) + own), jnp.inf)
-        margin_ns = kept_ns - fused_ns
-        probability = jax.nn.sigmoid(margin_ns / temperature_from_sd(sd_ns))
-        inside = [
-            calibrated.in_domain(**{name: float(value[i]) for name, value in runs.inputs.items()})
-            for i in range(1 + len(apart))
-        ]
-    return Decision(fused_ns, kept_ns, margin_ns, sd_ns, probability, is_whole and all(map(bool, inside)))
+    return predict_profiles(calibration, [together, *apart]).decision([0], range(1, 1 + len(apart)))
 
 
 def functions_of(calibration: HasModels) -> CalibratedModel:
