@@ -26,7 +26,6 @@ import jax
 import numpy as np
 
 import rlxjax as rx
-from calibrate.bench_file import BENCH_SCHEMA_VERSION, BenchFile
 from calibrate.page import advice_page
 from calibrate.samples import FunctionLog, read_log
 from rlxjax._files import read_json_file
@@ -88,8 +87,6 @@ def readers(folder: Path) -> dict[str, Reader]:
     rx.save_learned_fft(rx.LearnedFft.exact(16), folder / "model.json")
     prior = prior_path("cpu")
     assert prior is not None
-    bench = json.loads((EVIDENCE / "bench.json").read_text(encoding="utf-8"))
-    bench["cells"] = bench["cells"][:2]
     csv = "batch,n_fft,time_us\n" + "".join(f"{2**place},256,{7.5 * 2**place}\n" for place in range(4, 14))
     terms = {"call": 900.0, "elementwise": 300.0}
     advice = Advice(
@@ -108,9 +105,6 @@ def readers(folder: Path) -> dict[str, Reader]:
         "samples, compressed": Reader(".samples.jsonl.gz", gzip.compress(samples), _visits),
         "functions": Reader(".functions.jsonl", of_functions, _visits),
         "functions, compressed": Reader(".functions.jsonl.gz", gzip.compress(of_functions), _visits),
-        "benchmark": Reader(
-            ".json", json.dumps(bench).encode(), _schema(BenchFile, {"bench_schema_version": BENCH_SCHEMA_VERSION})
-        ),
         "timings": Reader(".csv", csv.encode(), _leaves(lambda path: rx.Timings.from_csv(FFT, path))),
         "advice": Reader(".json", json.dumps(advice.as_dict()).encode(), lambda path: advice_page(path, command="")),
     }

@@ -29,7 +29,6 @@ SAMPLES = str(ROOT / "docs" / "evidence" / "campaign-3-cpu.samples.jsonl.gz")
 LONG = (
     "rlxjax calibrate --budget 40 --quiet",
     "rlxjax calibrate --budget 40 --quiet --json",
-    "rlxjax bench --n-fft 64 --n-fft 256 --batch 8 --budget 15 --contender host --contender fused",
     f"rlxjax validate {CALIBRATION} --budget 30",
     "calibrate --budget 20 --only functions",
     "calibrate --budget 20 --only welch",

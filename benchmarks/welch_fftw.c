@@ -1,4 +1,4 @@
-/* Welch peaks in C: the mark that `rlxjax bench` measures against.
+/* Welch peaks in C: the mark that `benchmarks.welch_peers` measures against.
  *
  * Two segments are one complex FFT of FFTW (|X1|^2 + |X2|^2 = (|Z[b]|^2 + |Z[n-b]|^2) / 2), an odd one out
  * goes with zeros, as FFTW's real FFT is no faster; a row stays in a core's cache from samples to peaks; rows

@@ -38,7 +38,6 @@ ENDINGS = {
         ("rlxjax report", "rlxjax report calibration.json -o report.html --against earlier.json"),
         {0: "the page is written", 2: "bad input, or a place that cannot be written"},
     ),
-    "bench": Ending(("rlxjax bench --n-fft 256 --batch 1024 --contender fused --contender naive",), _KEPT),
 }
 OVERVIEW = (
     "Examples:\n  rlxjax calibrate\n  rlxjax predict --batch 8192\n\n"

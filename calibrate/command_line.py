@@ -14,12 +14,11 @@ from .printing import say
 MAX_SIZE = 2**31 - 1
 
 
-def _no_larger(given: int | list[int] | None) -> int | list[int] | None:
-    """Return sizes of a workload as they are given."""
-    for size in given if isinstance(given, list) else [given or 0]:
-        if size > MAX_SIZE:
-            raise typer.BadParameter(f"expected at most {MAX_SIZE}, got {size}")
-    return given
+def _no_larger(size: int) -> int:
+    """Return a size of a workload as it is given."""
+    if size > MAX_SIZE:
+        raise typer.BadParameter(f"expected at most {MAX_SIZE}, got {size}")
+    return size
 
 
 def size_option(help: str, *names: str) -> Any:

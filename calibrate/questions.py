@@ -1,8 +1,7 @@
-"""The commands that ask: what runs take, why one is picked, whether functions should be one, and how peers compare."""
+"""The commands that ask: what runs take, why one is picked, and whether functions should be one."""
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Annotated
@@ -18,19 +17,16 @@ from .command_line import (
     File,
     NFft,
     Peaks,
-    Quiet,
     Segments,
     Unsealed,
     calibration_of,
-    command_line,
     say_source,
     set_up_jax,
-    size_option,
     workload,
 )
-from .printing import console, filled, json_text, plain, say
+from .printing import console, filled, json_text, plain
 from .progress import Progress
-from .refusals import one_line_errors, warn
+from .refusals import one_line_errors
 
 #: Exit status of an advice that decides nothing.
 UNSURE_STATUS = 1
@@ -38,7 +34,7 @@ UNSURE_STATUS = 1
 
 def add_questions(app: typer.Typer) -> None:
     """Add the commands of this module to an application."""
-    for command in (predict, explain, advise, bench):
+    for command in (predict, explain, advise):
         app.command(epilog=epilog(command.__name__))(command)
 
 
@@ -156,61 +152,3 @@ def advise(
             )
         say_source(known, "functions")
     raise typer.Exit(0 if advice.verdict in ("fuse", "keep") else UNSURE_STATUS)
-
-
-@one_line_errors
-def bench(
-    n_fft: Annotated[list[int] | None, size_option("Samples of a segment, even; may be given again.")] = None,
-    batch: Annotated[list[int] | None, size_option("Rows of the signal; may be given again.")] = None,
-    k: Annotated[list[int] | None, size_option("Peaks of a row; may be given again.")] = None,
-    segments: Segments = 2,
-    contender: Annotated[
-        list[str] | None, typer.Option(help="Who takes part, all by default; may be given again.")
-    ] = None,
-    budget: Annotated[float, typer.Option(help="Seconds for each workload.")] = 5.0,
-    device: Annotated[str | None, typer.Option(help="JAX platform to run on: cpu, gpu, cuda, rocm or tpu.")] = None,
-    calibration: Annotated[
-        FilePath | None,
-        typer.Option(help="The calibration that auto picks by; the saved one of this machine unless given."),
-    ] = None,
-    out: Annotated[FilePath | None, typer.Option(help="A JSON file for every time.")] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Time Welch peaks against the naive form and every peer that is installed, and print the ratios."""
-    with Progress(is_quiet=quiet).waiting("starting JAX"):
-        set_up_jax(device)
-        import jax
-
-        from .bench import bench_cells, run_bench
-        from .bench_report import print_bench, refused
-
-        cells = bench_cells(n_fft or (), batch or (), k or (), segments)
-        with jax.enable_x64(False):
-            auto_by = rlxjax.default_calibration() if calibration is None else rlxjax.load_calibration(calibration)
-    sizes = {"n_fft": n_fft, "batch": batch, "k": k, "segments": segments}
-    options = {"budget": f"{budget:g}", "device": device, "calibration": calibration, "out": out}
-    progress = Progress(ends_s=time.perf_counter() + budget * len(cells), is_quiet=quiet)
-    with progress.phase("measuring", total=len(cells)) as advance:
-        content = run_bench(
-            cells,
-            budget_s=budget,
-            command=command_line("bench", **sizes, contender=contender, **options),
-            names=contender or (),
-            out=out,
-            calibration=auto_by,
-            advance=advance,
-        )
-    source = "the built-in coefficients" if auto_by is None else auto_by.source
-    if quiet:
-        for text in refused(content):
-            warn(text)
-    if as_json:
-        typer.echo(json_text(content.model_dump(mode="json") | {"calibration": source}))
-    elif not quiet:
-        print_bench(content, console())
-        say(f"auto picks by {source}", source.partition(", ")[2])
-        if out is not None:
-            say(f"every time: {out}", str(out))
-    if content.interrupted:
-        raise KeyboardInterrupt("this is what was measured so far")

@@ -20,7 +20,7 @@ from rlxjax.calibration import CalibrationFile, default_calibration_path, write_
 from rlxjax.models import WELCH
 
 SAMPLES = Path(__file__).parent.parent / "docs/evidence/campaign-3-cpu.samples.jsonl.gz"
-COMMANDS = ("calibrate", "refit", "validate", "predict", "explain", "advise", "bench")
+COMMANDS = ("calibrate", "refit", "validate", "predict", "explain", "advise")
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ def test_a_mistake_in_the_arguments_is_one_line_too(capsys, monkeypatch, tmp_pat
 
 @pytest.mark.parametrize("option", ["--batch", "--n-fft", "--k", "--segments"])
 def test_a_size_beyond_every_array_is_one_line(file, option):
-    for command in (("predict", file), ("explain", file), ("bench",)):
+    for command in (("predict", file), ("explain", file)):
         for size in (2**31, 10**20, -(10**20)):
             sizes = {"--batch": 8, "--n-fft": 64, "--k": 4} | {option: size}
             result = invoke(*command, *(part for pair in sizes.items() for part in pair))

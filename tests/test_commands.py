@@ -65,7 +65,7 @@ def test_the_page_lists_every_command_and_the_keys_of_those_that_print_figures()
             assert documented_keys(command) or command == "refit"
 
 
-@pytest.mark.parametrize("command", ["calibrate", "refit", "validate", "report", "bench"])
+@pytest.mark.parametrize("command", ["calibrate", "refit", "validate", "report"])
 def test_a_job_may_be_quiet(command):
     assert re.search(r"--quiet\s+-q", invoke(command, "--help").stdout)
 

@@ -84,11 +84,10 @@ def test_a_path_that_leads_nowhere_is_refused_in_one_line(tmp_path):
         assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("command", [("calibrate",), ("bench", "--batch", "4", "--contender", "naive")])
-def test_a_command_refuses_a_named_pipe_before_it_measures(tmp_path, command):
+def test_a_command_refuses_a_named_pipe_before_it_measures(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    result = CliRunner().invoke(app, [*command, "--out", str(pipe)])
+    result = CliRunner().invoke(app, ["calibrate", "--out", str(pipe)])
     assert result.exit_code == 2
     assert result.stderr.strip().splitlines() == [f"error: expected a file to write, got the named pipe {pipe}"]
     assert list(tmp_path.iterdir()) == [pipe]

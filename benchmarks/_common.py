@@ -1,0 +1,93 @@
+"""What the benchmarks share: options, rounds of visits in random order, tables, and the JSON of a run."""
+
+import argparse
+import datetime
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlxjax.calibration import current_fingerprint
+from rlxjax.clock import mean_ns, quiet_collector, visit_ns
+
+EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"
+
+
+def options(doc: str | None, **numbers: float) -> argparse.ArgumentParser:
+    """Return a parser with `--json FILE`, and an option for each number that is given, which is its default."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where all that was found is written")
+    return parser
+
+
+def visits(
+    calls: Mapping[Any, Callable[[], Any]],
+    rounds: int,
+    *,
+    least: int = 3,
+    until_s: float = float("inf"),
+    visit: Callable[[Callable[[], Any]], float] = lambda call: mean_ns(visit_ns(call)),
+    seed: int = 0,
+) -> dict[Any, np.ndarray]:
+    """Return the times in ns of calls, one of each round: every round visits all of them in a random order.
+
+    Args:
+        calls: what is timed; each is called once before the rounds.
+        rounds: the most of them.
+        least: rounds, whatever the time.
+        until_s: of `time.perf_counter`, when no further round begins.
+        visit: makes one visit and returns its time; the mean of a loop of calls unless given.
+        seed: of the orders.
+    """
+    rng, keys = np.random.default_rng(seed), list(calls)
+    times: dict[Any, list[float]] = {key: [] for key in keys}
+    for call in calls.values():
+        visit(call)
+    with quiet_collector():
+        for done in range(rounds):
+            if done >= least and time.perf_counter() >= until_s:
+                break
+            for index in rng.permutation(len(keys)):
+                times[keys[index]].append(visit(calls[keys[index]]))
+    return {key: np.array(found) for key, found in times.items()}
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table of Markdown."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def placed(page: Path, mark: str, text: str) -> None:
+    """Put a text between the two comments of a page that mark its place.
+
+    Raises:
+        ValueError: the page has no such place.
+    """
+    begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
+    before, found_begin, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found_begin and found_end):
+        raise ValueError(f"{page}: expected {begin.strip()} and {end.strip()}")
+    page.write_text(f"{before}{begin}{text}\n{end}{after}", encoding="utf-8")
+
+
+def write(path: Path | None, content: Mapping[str, Any], indent: int | None = 1) -> None:
+    """Write what a run found, if a file is wanted, with its command, its time and its machine."""
+    if path is None:
+        return
+    command = Path(sys.argv[0]).stem
+    content = {
+        "command": f"python -m benchmarks.{command} {shlex.join(sys.argv[1:])}".strip(),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "fingerprint": current_fingerprint().model_dump(mode="json"),
+        **content,
+    }
+    path.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")

@@ -1,0 +1,316 @@
+"""Who takes part in `benchmarks.welch_peers`: this library, the naive form, and every peer that is installed.
+
+A run goes from samples to finished peaks (bins and powers) and returns when they are there. On a CPU the samples are a
+NumPy array, and so are the peaks; `fused-jax` and `naive-jax` take and give JAX arrays. Where JAX runs on another
+device, the samples are on it before the clock starts for ours (but for `host`), naive, jax.scipy, torch and cupy alike,
+and the peaks stay there; the other peers work on the host from NumPy arrays as ever.
+"""
+
+import ctypes
+import functools
+import importlib
+import os
+import shutil
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rlxjax as rx
+
+#: Samples that are transformed at a time, so that the arrays stay in a cache: the fastest of 2**14 to 2**20.
+CHUNK_SAMPLES = 2**17
+C_SOURCE = Path(__file__).with_name("welch_fftw.c")
+C_FLAGS = "-O3 -march=native -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros -shared -fPIC"
+C_LIBRARIES = "-lfftw3f -lm -pthread"
+
+#: Returns peaks: one array `[batch, k, 2]` of (bin, power), or two of bins and of powers `[batch, k]`.
+Run = Callable[[], Any]
+
+
+class Contender(NamedTuple):
+    """One that takes part.
+
+    Attributes:
+        build: does all that is done once (plans, uploads, compiling) for samples and parameters; the run that it
+            returns is timed.
+        package: which has to be installed, and which pip knows.
+        where: the kind of device that it is for: `cpu`, `gpu`, or any.
+        is_ours: whether it is a path of this library.
+    """
+
+    build: Callable[[np.ndarray, rx.WelchPeakParams], Run]
+    package: str = "jax"
+    where: str = ""
+    is_ours: bool = False
+
+    def unavailable(self) -> str | None:
+        """Return why it cannot run here, or None."""
+        if self.where and (self.where == "cpu") != on_cpu():
+            return f"for a {self.where} only, and JAX runs on the {jax.default_backend()}"
+        try:
+            return c_library()[1] if self.package == "fftw" else importlib.import_module(self.package) and None
+        except ModuleNotFoundError:
+            return f"not installed: pip install {self.package}, or 'rlxjax[bench]' for all of its peers"
+        except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
+            return f"cannot be imported: {' '.join(str(error).split())}"
+
+    def version(self) -> str:
+        """Return the version of what it runs."""
+        if self.package == "fftw":
+            return (ctypes.c_char * 64).in_dll(c_library()[0], "fftwf_version").value.decode() + f", {C_FLAGS}"
+        try:
+            return f"{self.package} {metadata.version(self.package)}"
+        except metadata.PackageNotFoundError:  # cupy comes as cupy-cuda12x and the like
+            return f"{self.package} {importlib.import_module(self.package).__version__}"
+
+
+def on_cpu() -> bool:
+    """Whether JAX runs on the CPU."""
+    return jax.default_backend() == "cpu"
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def window_of(params: rx.WelchPeakParams) -> np.ndarray:
+    """Return the symmetric Hann window, float32."""
+    return (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(params.n_fft) / (params.n_fft - 1))).astype(np.float32)
+
+
+def power_weights(params: rx.WelchPeakParams) -> np.ndarray:
+    """Return the weight of `|X|^2` in the mean over segments of the one-sided power, float32."""
+    weights = np.full(params.n_bins, 2.0 / params.n_segments, np.float32)
+    weights[[0, -1]] /= 2.0
+    return weights
+
+
+def peaks_kept(params: rx.WelchPeakParams) -> int:
+    """Return the peaks that there are bins for."""
+    return min(params.k, params.n_bins)
+
+
+def _segments(rows: np.ndarray, params: rx.WelchPeakParams, array: Any = np) -> np.ndarray:
+    """Return the overlapping segments `[batch, n_segments, n_fft]` as a view, of NumPy or of cupy."""
+    view = array.lib.stride_tricks.sliding_window_view(rows[:, : params.frame_len], params.n_fft, axis=1)
+    return view[:, :: params.hop]
+
+
+def _top_k(power: np.ndarray, params: rx.WelchPeakParams, array: Any = np) -> tuple[np.ndarray, np.ndarray]:
+    """Return bins and powers of the largest powers, by a partial selection of NumPy or of cupy."""
+    first = params.n_bins - peaks_kept(params)
+    bins = array.argpartition(power, first, axis=1)[:, first:] if first else array.argsort(power, axis=1)
+    values = array.take_along_axis(power, bins, axis=1)
+    order = array.argsort(-values, axis=1)
+    return array.take_along_axis(bins, order, axis=1), array.take_along_axis(values, order, axis=1)
+
+
+def _placed(signal: np.ndarray, as_jax: bool = False) -> np.ndarray | jax.Array:
+    """Return the samples where a JAX contender finds them."""
+    return signal if on_cpu() and not as_jax else jax.block_until_ready(jax.device_put(signal))
+
+
+def _ours(strategy: str, as_jax: bool = False, where: str = "") -> Contender:
+    def build(signal: np.ndarray, params: rx.WelchPeakParams) -> Run:
+        samples = signal if strategy == "host" else _placed(signal, as_jax)
+        return lambda: jax.block_until_ready(rx.welch_peaks(samples, params, strategy))
+
+    return Contender(build, where=where, is_ours=True)
+
+
+def _jitted(program: Callable, signal: np.ndarray, as_jax: bool = False) -> Run:
+    """Return a run of a program that gives powers and bins."""
+    samples, to_numpy = _placed(signal, as_jax), on_cpu() and not as_jax
+
+    def run() -> Any:
+        values, bins = program(samples)
+        return (np.asarray(bins), np.asarray(values)) if to_numpy else jax.block_until_ready((bins, values))
+
+    return run
+
+
+def _naive(signal: np.ndarray, params: rx.WelchPeakParams, as_jax: bool = False) -> Run:
+    """What one writes first."""
+    window, weights, hop = window_of(params), power_weights(params), params.hop
+
+    @jax.jit
+    def program(rows):
+        segments = jnp.stack([rows[:, s * hop : s * hop + params.n_fft] for s in range(params.n_segments)], 1)
+        spectrum = jnp.fft.rfft(segments * window)
+        power = (jnp.square(spectrum.real) + jnp.square(spectrum.imag)).sum(1) * weights
+        return jax.lax.top_k(power, peaks_kept(params))
+
+    return _jitted(program, signal, as_jax)
+
+
+def _welch(welch: Callable, params: rx.WelchPeakParams, array: Any = np) -> Callable[[Any], Any]:
+    """Return the power by the `welch` of scipy or of JAX, which gives it over `sum(window)^2`."""
+    window, overlap = window_of(params), params.n_fft - params.hop
+    given = {"nperseg": params.n_fft, "noverlap": overlap, "detrend": False, "scaling": "spectrum"}
+    return lambda rows: welch(rows, window=array.asarray(window), **given)[1] * window.sum() ** 2
+
+
+def _jax_scipy(signal: np.ndarray, params: rx.WelchPeakParams) -> Run:
+    power = _welch(jax.scipy.signal.welch, params, jnp)
+    return _jitted(jax.jit(lambda rows: jax.lax.top_k(power(rows), peaks_kept(params))), signal)
+
+
+def _scipy(signal: np.ndarray, params: rx.WelchPeakParams) -> Run:
+    power = _welch(importlib.import_module("scipy.signal").welch, params)
+    return lambda: _top_k(power(signal), params)
+
+
+def _pyfftw(signal: np.ndarray, params: rx.WelchPeakParams) -> Run:
+    """A planned FFTW of many rows on all cores."""
+    pyfftw = importlib.import_module("pyfftw")
+    shape = _chunk_rows(params, len(signal)), params.n_segments
+    windowed = pyfftw.empty_aligned((*shape, params.n_fft), np.float32)
+    spectrum = pyfftw.empty_aligned((*shape, params.n_bins), np.complex64)
+    plan = pyfftw.FFTW(windowed, spectrum, axes=(2,), flags=("FFTW_MEASURE",), threads=cores())
+
+    def transform(count: int) -> np.ndarray:
+        plan()  # all rows, of which the last chunk has fewer
+        return spectrum[:count]
+
+    return _in_chunks(signal, params, windowed, transform)
+
+
+def _mkl_fft(signal: np.ndarray, params: rx.WelchPeakParams) -> Run:
+    """MKL through its NumPy interface."""
+    rfft = importlib.import_module("mkl_fft.interfaces.numpy_fft").rfft
+    windowed = np.zeros((_chunk_rows(params, len(signal)), params.n_segments, params.n_fft), np.float32)
+    return _in_chunks(signal, params, windowed, lambda count: rfft(windowed[:count]))
+
+
+def _chunk_rows(params: rx.WelchPeakParams, batch: int, samples: int = CHUNK_SAMPLES) -> int:
+    return min(batch, max(1, samples // (params.n_segments * params.n_fft)))
+
+
+def _in_chunks(
+    signal: np.ndarray, params: rx.WelchPeakParams, windowed: np.ndarray, transform: Callable[[int], np.ndarray]
+) -> Run:
+    """Return a run that writes chunks of windowed segments; `transform` gives the spectra of so many rows."""
+    window, weights, batch = window_of(params), power_weights(params), len(signal)
+    segments, step, k = _segments(signal, params), len(windowed), peaks_kept(params)
+
+    def run() -> tuple[np.ndarray, np.ndarray]:
+        bins, powers = np.empty((batch, k), np.intp), np.empty((batch, k), np.float32)
+        for start in range(0, batch, step):
+            chunk = segments[start : start + step]
+            np.multiply(chunk, window, out=windowed[: len(chunk)])
+            spectrum = transform(len(chunk))
+            power = np.square(spectrum.real)
+            power += np.square(spectrum.imag)
+            bins[start : start + step], powers[start : start + step] = _top_k(power.sum(1) * weights, params)
+        return bins, powers
+
+    return run
+
+
+def _torch(signal: np.ndarray, params: rx.WelchPeakParams) -> Run:
+    """On a CPU in chunks of rows, which is faster there."""
+    torch = importlib.import_module("torch")
+    device = torch.device("cpu" if on_cpu() else "cuda")
+    arrays = (signal, window_of(params), power_weights(params))
+    samples, window, weights = (torch.from_numpy(array).to(device) for array in arrays)
+    step = _chunk_rows(params, len(signal), CHUNK_SAMPLES * cores()) if on_cpu() else len(signal)
+
+    @torch.inference_mode()
+    def run() -> Any:
+        found = []
+        for rows in samples[:, : params.frame_len].split(step):
+            spectrum = torch.fft.rfft(rows.unfold(1, params.n_fft, params.hop) * window)
+            power = (spectrum.real.square() + spectrum.imag.square()).sum(1).mul_(weights)
+            found.append(torch.topk(power, peaks_kept(params)))
+        values, bins = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
+        if not on_cpu():
+            torch.cuda.synchronize()
+        return bins, values
+
+    return run
+
+
+def _cupy(signal: np.ndarray, params: rx.WelchPeakParams) -> Run:
+    cupy = importlib.import_module("cupy")
+    samples, window, weights = map(cupy.asarray, (signal, window_of(params), power_weights(params)))
+
+    def run() -> Any:
+        spectrum = cupy.fft.rfft(_segments(samples, params, cupy) * window)
+        peaks = _top_k((cupy.square(spectrum.real) + cupy.square(spectrum.imag)).sum(1) * weights, params, cupy)
+        cupy.cuda.get_current_stream().synchronize()
+        return peaks
+
+    return run
+
+
+def _c(signal: np.ndarray, params: rx.WelchPeakParams, inserts: bool = False) -> Run:
+    """The C program, which finds peaks by a threshold and ranks, or slower by insertion into a sorted list."""
+    library, _ = c_library()
+    plan = library.welch_new(params.n_fft, params.n_segments, params.k, cores(), inserts)
+    if not plan:
+        raise MemoryError("the C program found no memory for its plan")
+    signal = np.ascontiguousarray(signal)
+
+    def run() -> np.ndarray:
+        peaks = np.empty((len(signal), params.k, 2), np.float32)
+        library.welch_run(plan, signal.ctypes.data, *signal.shape, peaks.ctypes.data)
+        return peaks
+
+    weakref.finalize(run, library.welch_free, plan)
+    return run
+
+
+@functools.cache
+def c_library() -> tuple[Any, str | None]:
+    """Return the C program, compiled once a process, or why there is none."""
+    compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+    if compiler is None:
+        return None, "there is no C compiler (cc, gcc or clang)"
+    with tempfile.TemporaryDirectory() as folder:  # a library that is loaded outlives its file
+        target = f"{folder}/welch_fftw.so"
+        command = [compiler, *C_FLAGS.split(), str(C_SOURCE), "-o", target, *C_LIBRARIES.split()]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode:
+            said = (made.stderr.strip().splitlines() or ["it said nothing"])[0]
+            return None, f"{compiler} cannot compile it, which takes FFTW's libfftw3f and header: {said}"
+        library = ctypes.CDLL(target)
+    pointer, integer, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
+    library.welch_new.argtypes, library.welch_new.restype = [integer] * 5, pointer
+    library.welch_run.argtypes, library.welch_run.restype = [pointer, pointer, long, long, pointer], None
+    library.welch_free.argtypes, library.welch_free.restype = [pointer], None
+    return library, None
+
+
+def copied(signal: np.ndarray, params: rx.WelchPeakParams) -> Run:
+    """Return a run that copies on the device what reads and writes as many bytes as samples and peaks are."""
+    elements = len(signal) * (params.frame_len + 2 * params.k) // 2
+    source = jax.block_until_ready(jnp.zeros((elements,), jnp.float32))
+    program = jax.jit(lambda array: array + 1.0)
+    return lambda: program(source).block_until_ready()
+
+
+CONTENDERS = {
+    "fused": _ours("fused"),
+    "fused-jax": _ours("fused", as_jax=True, where="cpu"),
+    "host": _ours("host"),
+    "auto": _ours("auto"),
+    "naive": Contender(_naive),
+    "naive-jax": Contender(functools.partial(_naive, as_jax=True), where="cpu"),
+    "jax.scipy": Contender(_jax_scipy),
+    "scipy": Contender(_scipy, "scipy"),
+    "pyfftw": Contender(_pyfftw, "pyfftw"),
+    "mkl_fft": Contender(_mkl_fft, "mkl_fft"),
+    "torch": Contender(_torch, "torch"),
+    "c-fftw": Contender(_c, "fftw"),
+    "c-fftw-insertion": Contender(functools.partial(_c, inserts=True), "fftw"),
+    "cupy": Contender(_cupy, "cupy", where="gpu"),
+}
