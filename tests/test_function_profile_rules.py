@@ -404,7 +404,7 @@ UNCOUNTED = {"custom_lin", "stage"}
 def test_every_primitive_of_lax_is_counted():
     from jax.extend.core import primitives
 
-    from rlxjax.jaxpr._operations import RESERVED, RULES
+    from rlxjax.jaxpr._registry import RESERVED, RULES
 
     found = {
         value.name for module in (lax, lax.linalg, primitives) for value in vars(module).values()

@@ -4,15 +4,15 @@
 `register_rule` teaches it a primitive. Counts are exact integers and know no machine.
 """
 
-from ._compiled import Disagreement as Disagreement
-from ._function_profile import FunctionProfile as FunctionProfile
 from ._function_profile import profile_function as profile_function
 from ._kernels import KernelGroup as KernelGroup
 from ._kernels import KernelKind as KernelKind
 from ._loops import BranchSpread as BranchSpread
 from ._loops import TripCounts as TripCounts
 from ._loops import UnknownLoop as UnknownLoop
-from ._operations import OperationCounts as OperationCounts
-from ._operations import register_rule as register_rule
+from ._profile import Disagreement as Disagreement
+from ._profile import FunctionProfile as FunctionProfile
+from ._registry import register_rule as register_rule
+from ._rules import OperationCounts as OperationCounts
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

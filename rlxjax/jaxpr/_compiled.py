@@ -1,5 +1,6 @@
-"""Compiling a function in a process of its own, and where the figures of three sources disagree."""
+"""The profile of what XLA makes of a function: compiled in a process of its own, and where three sources disagree."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -13,33 +14,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ._equations import TRACER
+from ._profile import Disagreement, FunctionProfile, dearest_first
+from ._totals import add_row
 from ._xla import CompiledProgram, custom_call_targets
 
 #: The program that compiles.
-COMPILER = Path(__file__).with_name("_compile_program.py")
+_COMPILER = Path(__file__).with_name("_compile_program.py")
 #: No limit: what the system can wait for.
 _LONGEST_S = 1e6
 
 
-class Disagreement(NamedTuple):
-    """A count on which the function as written, what was compiled, and XLA's own analysis differ.
-
-    Attributes:
-        name: of the count.
-        jaxpr: of the equations; of traffic the fused one.
-        compiled: of the instructions that XLA made; None where its text gives none.
-        xla: of XLA's own `cost_analysis()`; None where it gives none.
-        reason: why they may differ, empty if nothing is known.
-    """
-
-    name: str
-    jaxpr: int
-    compiled: int | None
-    xla: int | None
-    reason: str
-
-
-class Compiled(NamedTuple):
+class _Compiled(NamedTuple):
     """What the compiler says of a program: its text, its own analysis of costs, bytes of memory by kind."""
 
     text: str
@@ -59,29 +45,93 @@ class Compiled(NamedTuple):
         return int(cost) if self.costs and cost >= 0 else None
 
 
-def compiled_apart(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float) -> Compiled:
-    """Compile a jitted function for the default backend, in a child process that is handed the lowered program.
+def as_compiled(
+    written: FunctionProfile,
+    jitted: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    trips: Mapping[str, int],
+    timeout_s: float,
+) -> FunctionProfile:
+    """Return the profile of a jitted function by what XLA makes of it for the default backend.
+
+    Args:
+        written: its profile by its equations, which gives the operations.
+        jitted: the function.
+        args: of it.
+        kwargs: of it.
+        trips: of loops whose trips XLA does not tell, by their line.
+        timeout_s: seconds after which the compiler is ended.
 
     Raises:
-        ValueError: it cannot be handed on, or the compiler fails, dies or takes too long.
+        ValueError: it cannot be handed on, the compiler fails, dies or takes too long, or its text is not as expected.
     """
+    made = _compiled_apart(jitted, args, kwargs, timeout_s)
+    program = CompiledProgram(made.text, trips, (TRACER, _COMPILER.name))
+    totals = program.totals
+    sums = totals.sums()
+    launches, traffic = sums.launches, sums.bytes or 0
+    for rows, counted in ((totals.families, written.by_family), (totals.lines, written.by_line)):
+        for name, counts in counted.items():
+            if any(counts[:3]):
+                add_row(rows, name, counts._replace(bytes=0, launches=0))
+    return dataclasses.replace(
+        written,
+        io=dataclasses.replace(written.io, kernel_launches=launches, device_traffic_bytes=traffic),
+        fused_traffic_bytes=traffic,
+        peak_bytes=made.peak_bytes,
+        by_family=dearest_first(totals.families, totals),
+        by_line=dearest_first(totals.lines, totals),
+        unknown_loops=tuple(program.unknown_loops),
+        branches=tuple(totals.spreads.values()),
+        level="compiled",
+        disagreements=_disagreements(written, launches, traffic, program, made),
+    )
+
+
+def _disagreements(
+    written: FunctionProfile, launches: int, traffic: int, program: CompiledProgram, made: _Compiled
+) -> tuple[Disagreement, ...]:
+    """Return the counts that differ: of the equations, of the compiled program, and of XLA's own analysis."""
+    of_bodies = ["XLA's figure counts the body of a loop once"] if program.loops else []
+    calls = ", ".join(program.custom_calls)
+    of_calls = [f"XLA's figure has nothing for custom calls ({calls})"] if calls else []
+    of_flops = ["XLA's figure has integer operations and comparisons in it"]
+    found = []
+    for name, count, compiled, own, more in (
+        ("launches", written.io.kernel_launches, launches, None, []),
+        ("traffic bytes", written.fused_traffic_bytes, traffic, "bytes accessed", []),
+        ("peak bytes", written.peak_bytes, made.peak_bytes, None, []),
+        ("flops", written.flops, None, "flops", of_flops),
+        ("transcendentals", written.transcendentals, None, "transcendentals", []),
+    ):
+        xla = made.cost(own) if own else None
+        is_unknown = own is not None and xla is None
+        if is_unknown or any(other not in (None, count) for other in (compiled, xla)):
+            has_reason = is_unknown or xla not in (None, count if compiled is None else compiled)
+            reasons = [*of_bodies, *of_calls, *more] if has_reason else []
+            found.append(Disagreement(name, count, compiled, xla, "; ".join(reasons)))
+    return tuple(found)
+
+
+def _compiled_apart(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float) -> _Compiled:
+    """Compile a jitted function in a child process that is handed the lowered program."""
     exported = _exported(jitted, args, kwargs)
     if exported.nr_devices != 1:
         raise ValueError(f"level: 'compiled' expects a function for one device, got one for {exported.nr_devices}")
     kept = exported.module_kept_var_idx
     donated = [argument.donated for argument in jax.tree.leaves(jitted.trace(*args, **kwargs).args_info)]
-    module = {
-        "mlir_module_serialized": bytes(exported.mlir_module_serialized),
-        "module_kept_var_idx": tuple(range(len(kept))),
-        "uses_global_constants": exported.uses_global_constants,
-    }
     program = {
         "arguments": [_struct(exported.in_avals[i]) for i in kept],
         "results": list(map(_struct, exported.out_avals)),
         "donated": tuple(i for i, place in enumerate(kept) if donated[place]),
-        "module": module,
+        "module": {
+            "mlir_module_serialized": bytes(exported.mlir_module_serialized),
+            "module_kept_var_idx": tuple(range(len(kept))),
+            "uses_global_constants": exported.uses_global_constants,
+        },
     }
-    return Compiled(**_answer(pickle.dumps(program), exported.platforms[0], timeout_s))
+    return _Compiled(**_answer(pickle.dumps(program), exported.platforms[0], timeout_s))
 
 
 def _exported(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -95,8 +145,10 @@ def _exported(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             allowed = [export.DisabledSafetyCheck.custom_call(target) for target in targets]
             return export.export(jitted, disabled_checks=allowed)(*args, **kwargs)
     except Exception as error:  # noqa: BLE001  (lowering rules may raise anything)
+        reason = str(error).strip().partition("\n")[0]
         raise ValueError(
-            f"level: 'compiled' expects a function that jax.export can hand on, but it raised {_line(error)}"
+            "level: 'compiled' expects a function that jax.export can hand on, but it raised "
+            f"{type(error).__name__}: {reason}"
         ) from error
 
 
@@ -107,15 +159,10 @@ def _struct(aval: Any) -> jax.ShapeDtypeStruct:
 def _answer(program: bytes, platform: str, timeout_s: float) -> dict[str, Any]:
     settings = {"JAX_PLATFORMS": platform, "JAX_ENABLE_X64": str(jnp.result_type(float) == jnp.float64)}
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ | settings
-    command = [sys.executable, "-P", str(COMPILER)]
+    command, limit_s = [sys.executable, "-P", str(_COMPILER)], min(timeout_s, _LONGEST_S)
     try:
         done = subprocess.run(
-            command,
-            input=program,
-            capture_output=True,
-            env=environment,
-            timeout=min(timeout_s, _LONGEST_S),
-            check=False,
+            command, input=program, capture_output=True, env=environment, timeout=limit_s, check=False
         )
     except subprocess.TimeoutExpired:
         raise ValueError(f"fn: the compiler did not finish in {timeout_s:g} s; see compile_timeout_s") from None
@@ -127,36 +174,3 @@ def _answer(program: bytes, platform: str, timeout_s: float) -> dict[str, Any]:
         said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise ValueError(f"fn: the compiler failed: {said or f'exit status {done.returncode}'}")
     return json.loads(done.stdout)
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
-def disagreements(
-    jaxpr: Mapping[str, int], compiled: Mapping[str, int], program: CompiledProgram, costs: Compiled
-) -> tuple[Disagreement, ...]:
-    """Return the counts that differ, of those that the jaxpr gives.
-
-    Args:
-        jaxpr: counts by name.
-        compiled: those of them that the compiled program gives.
-        program: it.
-        costs: XLA's own figures.
-    """
-    own = {"flops": "flops", "transcendentals": "transcendentals", "traffic bytes": "bytes accessed"}
-    reasons = []
-    if program.loops:
-        reasons.append("XLA's figure counts the body of a loop once")
-    if program.custom_calls:
-        reasons.append(f"XLA's figure has nothing for custom calls ({', '.join(program.custom_calls)})")
-    found = []
-    for name, count in jaxpr.items():
-        xla = costs.cost(own[name]) if name in own else None
-        others = [other for other in (compiled.get(name), xla) if other is not None]
-        unknown = name in own and xla is None
-        if unknown or any(other != count for other in others):
-            more = ["XLA's figure has integer operations and comparisons in it"] if name == "flops" else []
-            why = reasons + more if unknown or (xla is not None and xla != compiled.get(name, count)) else []
-            found.append(Disagreement(name, count, compiled.get(name), xla, "; ".join(why)))
-    return tuple(found)

@@ -7,28 +7,24 @@ from typing import Any
 
 import jax
 
-from ._operations import RESERVED, RULES, names, nbytes
-
-#: What holds a jaxpr and runs it once, as if its equations stood in its place.
-CALLS = names(
-    "jit pjit call core_call closed_call core_closed_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr "
-    "checkpoint remat remat2 composite custom_vmap_call xla_metadata_call custom_linear_solve eval_jaxpr"
-)
-LOOPS = names("scan while cond shard_map")
-#: What names its operand anew and moves nothing.
-_RENAMES = names(
-    "reshape squeeze expand_dims stop_gradient name optimization_barrier sharding_constraint random_wrap "
-    "random_unwrap pvary pcast pbroadcast mesh_cast layout_constraint"
-)
-#: What is known before the program runs, or orders it.
-NOTHING = names("axis_index platform_index create_token after_all dce_sink")
-RESERVED |= CALLS | LOOPS | _RENAMES | NOTHING
+from ._registry import RENAMES, RESERVED, RULES
+from ._rules import nbytes
 
 UNKNOWN_LINE = "unknown line"
 #: The file of this package from which functions are traced: no user's line.
 TRACER = "_function_profile.py"
 #: `/folder/file.py:12:3 (function)`, as JAX writes a place.
 _PLACE = re.compile(r"(?:.*[/\\])?([^/\\]+?):(\d+)(?::\d+)?(?: |$)")
+
+
+def is_literal(operand: Any) -> bool:
+    """Whether an operand of an equation is a `jax.extend.core.Literal`, by its value: importing that loads Pallas."""
+    return hasattr(operand, "val")
+
+
+def opened(held: Any) -> Any:
+    """Return the jaxpr of one that holds its constants, or itself."""
+    return getattr(held, "jaxpr", held)
 
 
 def inner_jaxprs(equation: Any) -> Iterable[Any]:
@@ -38,20 +34,13 @@ def inner_jaxprs(equation: Any) -> Iterable[Any]:
                 yield held
 
 
-def opened(held: Any) -> Any:
-    """Return the jaxpr of one that holds its constants, or itself."""
-    return getattr(held, "jaxpr", held)
-
-
 def scan_layout(equation: Any) -> tuple[int, int]:
     """Return how many constants and carried values a scan has: its body sees a slice of all other operands."""
     body = opened(equation.params["jaxpr"])
 
     def same(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-        return sum(
-            len(getattr(a.aval, "shape", ())) == len(getattr(b.aval, "shape", ()))
-            for a, b in zip(outside, inside, strict=True)
-        )
+        ranks = ([len(getattr(var.aval, "shape", ())) for var in side] for side in (outside, inside))
+        return sum(a == b for a, b in zip(*ranks, strict=True))
 
     carried = same(equation.outvars, body.outvars)
     return same(equation.invars, body.invars) - carried, carried
@@ -64,10 +53,14 @@ def called_jaxpr(equation: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[
         counts, given = params["const_lengths"], 0
         for part in ("matvec", "vecmat", "solve"):
             start, given = given, given + getattr(counts, part)
-        right_side = operands[sum(counts) :]
-        return opened(params["jaxprs"].solve), [*operands[start:given], *right_side]
+        return opened(params["jaxprs"].solve), [*operands[start:given], *operands[sum(counts) :]]
     held = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in params)
     return opened(held), operands
+
+
+def lowered(traced: Any) -> Any:
+    """Return the jaxpr with its constants of a traced function, new kinds of primitives by what they stand for."""
+    return getattr(traced, "lojax", traced).jaxpr
 
 
 def implementation(equation: Any) -> Any | None:
@@ -79,10 +72,9 @@ def implementation(equation: Any) -> Any | None:
 
     try:
         runs = functools.partial(PROGRAMS.get(primitive.name, primitive.impl), **params)
-        traced = jax.jit(runs).trace(*(var.aval for var in equation.invars))
+        made = lowered(jax.jit(runs).trace(*(var.aval for var in equation.invars))).jaxpr
     except Exception:  # noqa: BLE001  (another library's code may raise anything)
         return None
-    made = getattr(traced, "lojax", traced).jaxpr.jaxpr  # what new kinds of primitives stand for
     return None if _holds(made, primitive) else made
 
 
@@ -99,7 +91,7 @@ def is_renaming(equation: Any) -> bool:
     if name in ("convert_element_type", "broadcast_in_dim") and len(equation.invars) == 1:
         operand, result = equation.invars[0].aval, equation.outvars[0].aval
         return nbytes(operand) == nbytes(result) and operand.dtype == result.dtype
-    return name in _RENAMES
+    return name in RENAMES
 
 
 def is_outer_reduction(equation: Any) -> bool:

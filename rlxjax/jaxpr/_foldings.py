@@ -6,7 +6,7 @@ from typing import Any
 
 from ._kernels import TRANSPOSE, UNTILED
 from ._memory import Step
-from ._operations import elements
+from ._rules import elements
 from ._work import transposed
 
 _SUMS = ("add", "add_any")

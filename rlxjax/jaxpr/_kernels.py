@@ -1,7 +1,8 @@
 """The kernels of a function, as a compiler that fuses would make them, grouped by kind and size."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rlxjax._values import FrozenDict
@@ -13,8 +14,6 @@ TRANSPOSE, UNTILED = "transpose inner", ", untiled"
 BESIDE = "copy beside"
 #: Among the elements of kernels: the rows that their loops enter.
 ROWS = "rows"
-
-
 _NO_RESULTS = re.compile(rf" slices$| steps$| elements$|^{ROWS}$|^{TRANSPOSE}")
 
 
@@ -91,10 +90,9 @@ class Kernels:
     """Adds kernels up by kind."""
 
     def __init__(self) -> None:
-        self._counts: dict[KernelKind, list[int]] = {}
-        self._elements: dict[KernelKind, dict[str, int]] = {}
+        self._groups: dict[KernelKind, tuple[list[int], Counter[str]]] = {}
 
-    def add(self, moved_bytes: int, written_bytes: int, parts: Iterable[Work]) -> None:
+    def add(self, moved_bytes: int, written_bytes: int, parts: Sequence[Work]) -> None:
         """Add one kernel.
 
         Args:
@@ -102,38 +100,38 @@ class Kernels:
             written_bytes: those that it writes.
             parts: what it computes; the last step, whose result it keeps, comes first.
         """
-        last, *others = parts
-        untiled = any(part.has_broadcast for part in (last, *others))
+        last = parts[0]
         kind = KernelKind(last.family, last.operation, last.itemsize, max(moved_bytes.bit_length() - 1, 0))
-        self._add(kind, (1, moved_bytes, min(written_bytes, moved_bytes), 0, 0), {ROWS: last.rows})
-        for part in (last, *others):
-            is_tiled = not (untiled and part.operation.startswith(TRANSPOSE))
-            name = part.operation if is_tiled else f"{part.operation}{UNTILED}"
-            self._add(kind, (0, 0, 0, part.flops, part.integer_ops), {name: part.elements, **part.also})
+        operations = sum(part.flops for part in parts), sum(part.integer_ops for part in parts)
+        elements = self._add(kind, (1, moved_bytes, min(written_bytes, moved_bytes), *operations, 0))
+        elements[ROWS] += last.rows
+        untiled = UNTILED if any(part.has_broadcast for part in parts) else ""
+        for part in parts:
+            elements[part.operation + (untiled if part.operation.startswith(TRANSPOSE) else "")] += part.elements
+            elements.update(part.also)
 
     def add_all(self, other: "Kernels", times: int) -> None:
         """Add the kernels of another program that runs so many times."""
-        for kind, counts in other._counts.items():
-            elements = {name: times * count for name, count in other._elements[kind].items()}
-            self._add(kind, [times * count for count in counts], elements)
+        for kind, (counts, elements) in other._groups.items():
+            mine = self._add(kind, [times * count for count in counts])
+            mine.update({name: times * count for name, count in elements.items()})
 
     def mark_looped(self) -> None:
         """Say of all kernels that a loop launches them."""
-        for counts in self._counts.values():
+        for counts, _ in self._groups.values():
             counts[-1] = counts[0]
 
     def groups(self) -> tuple[KernelGroup, ...]:
         """Return the groups in order of appearance."""
         return tuple(
-            KernelGroup(kind, *counts, elements=self._elements[kind])
-            for kind, counts in self._counts.items()
+            KernelGroup(kind, *counts, elements=dict(elements))
+            for kind, (counts, elements) in self._groups.items()
             if counts[0]
         )
 
-    def _add(self, kind: KernelKind, counts: Iterable[int], elements: Mapping[str, int]) -> None:
-        mine = self._counts.setdefault(kind, [0, 0, 0, 0, 0, 0])
+    def _add(self, kind: KernelKind, counts: Sequence[int]) -> Counter[str]:
+        """Add to the counts of a kind, and return the elements of it."""
+        mine, elements = self._groups.setdefault(kind, ([0] * 6, Counter()))
         for i, count in enumerate(counts):
             mine[i] += count
-        names = self._elements.setdefault(kind, {})
-        for name, count in elements.items():
-            names[name] = names.get(name, 0) + count
+        return elements

@@ -10,8 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ._equations import CALLS, called_jaxpr, opened
-from ._operations import elements, is_literal, names, number_kind
+from ._equations import called_jaxpr, is_literal, opened
+from ._registry import CALLS
+from ._rules import elements, names, number_kind
 
 #: A number, or None where it is not known.
 Number = bool | int | float | None

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from rlxjax._checks import as_index
 
-from ._operations import OperationCounts
+from ._rules import OperationCounts
 
 #: Trip counts of the loops that do not tell theirs: by line, or in order of appearance.
 TripCounts = Mapping[str, int | None] | Sequence[int | None]

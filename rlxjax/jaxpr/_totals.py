@@ -2,19 +2,22 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
 
 from ._kernels import Kernels
 from ._loops import BranchSpread
-from ._operations import OperationCounts
+from ._rules import OperationCounts
+
+#: Counts by name: of a family of operations, or of a line.
+Rows = dict[str, OperationCounts]
+NONE = OperationCounts(bytes=0, launches=0)
 
 
 @dataclasses.dataclass
 class Totals:
-    """What one jaxpr does; rows are FLOP, transcendentals, integer operations, bytes, launches."""
+    """What one jaxpr does."""
 
-    families: dict[str, list[int]] = dataclasses.field(default_factory=dict)
-    lines: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    families: Rows = dataclasses.field(default_factory=dict)
+    lines: Rows = dataclasses.field(default_factory=dict)
     equations: int = 0
     counted_equations: int = 0
     all_bytes: int = 0
@@ -36,7 +39,12 @@ class Totals:
 
     def sums(self) -> OperationCounts:
         """Return everything that is known, over all families."""
-        return OperationCounts(*map(sum, zip((0, 0, 0, 0, 0), *self.families.values(), strict=True)))
+        return summed(*self.families.values())
+
+    def count(self, family: str, line: str, counts: OperationCounts) -> None:
+        """Add what an operation does."""
+        add_row(self.families, family, counts)
+        add_row(self.lines, line, counts)
 
     def add(self, other: "Totals", times: int) -> None:
         """Add the work of another jaxpr that runs so many times."""
@@ -63,11 +71,11 @@ class Totals:
         self.uncosted.update(other.uncosted)
 
 
-def add_row(rows: dict[str, list[int]], name: str, row: Sequence[int], times: int) -> None:
-    """Add a row of counts, so many times, to the row of a name."""
-    mine = rows.get(name)
-    if mine is None:
-        rows[name] = [times * count for count in row]
-    else:
-        for i, count in enumerate(row):
-            mine[i] += times * count
+def summed(*counts: OperationCounts) -> OperationCounts:
+    return OperationCounts(*map(sum, zip(NONE, *counts, strict=True)))
+
+
+def add_row(rows: Rows, name: str, counts: OperationCounts, times: int = 1) -> None:
+    """Add counts, so many times, to those of a name."""
+    both = zip(rows.get(name, NONE), counts, strict=True)
+    rows[name] = OperationCounts(*((mine or 0) + times * (count or 0) for mine, count in both))

@@ -4,15 +4,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from . import _rules_heavy, _rules_indexed  # noqa: F401  (they enter their rules)
 from ._equations import (
-    CALLS,
-    LOOPS,
-    NOTHING,
     UNKNOWN_LINE,
     called_jaxpr,
     implementation,
     inner_jaxprs,
+    is_literal,
     is_outer_reduction,
     is_renaming,
     opened,
@@ -24,9 +21,10 @@ from ._kernels import BESIDE, Kernels, Work
 from ._known import Number, known_result, number_of, readable_trips
 from ._loops import BranchSpread, Trips, UnknownLoop
 from ._memory import Step, fused_memory
-from ._operations import COSTLY, RULES, Operation, OperationCounts, Rule, elements, is_literal, nbytes
-from ._rules_heavy import CALLBACKS
-from ._totals import Totals, add_row
+from ._registry import CALLS, LOOPS, NOTHING, RULES
+from ._rules import Operation, OperationCounts, Rule, elements, nbytes
+from ._rules_outside import CALLBACK
+from ._totals import NONE, Totals, add_row, summed
 from ._work import reordering, reuse, work_of
 
 #: A value that costs nothing to read: a scalar literal is part of the kernel.
@@ -67,18 +65,18 @@ class _Flat:
         #: Equations that move nothing; they count as counted.
         self.free_equations = 0
 
-    def new(self, aval: Any) -> int:
-        self.sizes.append(nbytes(aval))
+    def new(self, size_bytes: int) -> int:
+        self.sizes.append(size_bytes)
         return len(self.sizes) - 1
 
     def held_constant(self, value: Any, aval: Any) -> int:
         if id(value) not in self.constants:
-            self.constants[id(value)] = self.new(aval)
+            self.constants[id(value)] = self.new(nbytes(aval))
             self.known[self.constants[id(value)]] = number_of(value)
         return self.constants[id(value)]
 
-    def number(self, read: Any) -> Number:
-        return number_of(read.val) if is_literal(read) else self.known.get(read)
+    def numbers(self, reads: Iterable[Any]) -> list[Number]:
+        return [number_of(read.val) if is_literal(read) else self.known.get(read) for read in reads]
 
 
 class Walk:
@@ -90,7 +88,7 @@ class Walk:
         self._constants = constants
         self._line = UNKNOWN_LINE
         self._totals: dict[Any, Totals] = {}
-        self._facts: dict[int, tuple[int, bool]] = {}
+        self._sizes: dict[int, tuple[int, bool]] = {}
         self._counts: dict[int, tuple[Rule, OperationCounts, Operation]] = {}
         self._implementations: dict[int, Any] = {}
 
@@ -109,7 +107,7 @@ class Walk:
 
     def _size(self, jaxpr: Any) -> tuple[int, bool]:
         """Return how many equations a jaxpr has with its calls written out, and whether a `while` is in it."""
-        if id(jaxpr) not in self._facts:
+        if id(jaxpr) not in self._sizes:
             size, has_while = len(jaxpr.eqns), False
             for equation in jaxpr.eqns:
                 name = equation.primitive.name
@@ -120,8 +118,8 @@ class Walk:
                     self._constants.update(zip(opened(inner).constvars, getattr(inner, "consts", ()), strict=False))
                     size += inner_size if name in CALLS or implemented is not None else 0
                     has_while |= inner_while
-            self._facts[id(jaxpr)] = size, has_while
-        return self._facts[id(jaxpr)]
+            self._sizes[id(jaxpr)] = size, has_while
+        return self._sizes[id(jaxpr)]
 
     def _implementation(self, equation: Any) -> Any | None:
         if id(equation) not in self._implementations:
@@ -137,7 +135,7 @@ class Walk:
 
     def _count(self, jaxpr: Any, reusable: Sequence[int], known: Sequence[Number]) -> Totals:
         flat = _Flat()
-        inputs = [flat.new(var.aval) for var in jaxpr.invars]
+        inputs = [flat.new(nbytes(var.aval)) for var in jaxpr.invars]
         flat.known.update(zip(inputs, known, strict=False))
         # Loops of unknown length are told apart by line; totals without one serve every caller.
         caller = self._line if self._size(jaxpr)[1] else UNKNOWN_LINE
@@ -159,9 +157,8 @@ class Walk:
         )
         totals.kernels.add_all(kernels, 1)
         totals.fused_bytes += fused_bytes
-        totals.temp_bytes = temp_bytes + sum(
-            nbytes(var.aval) for var, buffer in zip(jaxpr.outvars, outputs, strict=True) if buffer not in kept
-        )
+        unkept = (var for var, buffer in zip(jaxpr.outvars, outputs, strict=True) if buffer not in kept)
+        totals.temp_bytes = temp_bytes + sum(nbytes(var.aval) for var in unkept)
         return totals
 
     def _place(self, jaxpr: Any, operands: Sequence[Any], flat: _Flat, caller: str) -> list[Any]:
@@ -183,22 +180,19 @@ class Walk:
             called = self._called(equation, reads)
             if called and len(flat.placed) + self._size(called[0])[0] <= _MOST_INLINED:
                 results = self._place(*called, flat, source_line(equation, caller))
-            elif is_renaming(equation):
+            elif name in NOTHING or is_renaming(equation):
                 flat.free_equations += 1
-                results = reads[: len(equation.outvars)] if reads else [_FREE] * len(equation.outvars)
+                is_free = name in NOTHING or not reads
+                results = [_FREE] * len(equation.outvars) if is_free else reads[: len(equation.outvars)]
                 if name == "reshape":
                     flat.reshaped.update(buffer for buffer in results if isinstance(buffer, int))
-            elif name in NOTHING:
-                flat.free_equations += 1
-                results = [_FREE] * len(equation.outvars)
             else:
-                results = [flat.new(var.aval) for var in equation.outvars]
+                results = [flat.new(nbytes(var.aval)) for var in equation.outvars]
                 flat.made.update(results)
-                flat.known.update(dict.fromkeys(results[:1], known_result(equation, list(map(flat.number, reads)))))
+                flat.known.update(dict.fromkeys(results[:1], known_result(equation, flat.numbers(reads))))
                 if name == "dot_general" and _has_free_axes(equation):
                     flat.reshaped.update(results)
-                rule = RULES.get(name, _UNCOSTED)
-                if rule.in_memory == 0:
+                if RULES.get(name, _UNCOSTED).in_memory == 0:
                     flat.computed.update(results)
                     if all(not isinstance(buffer, int) or buffer in flat.constant for buffer in reads):
                         flat.constant.update(results)
@@ -213,38 +207,32 @@ class Walk:
         buffers = tuple(buffer for buffer in reads if isinstance(buffer, int))
         if name in LOOPS or self._called(equation, reads):
             outer, self._line = self._line, line
-            inside = self._inside(equation, line, list(map(flat.number, reads)))
+            inside = self._inside(equation, line, flat.numbers(reads))
             self._line = outer
             if UNKNOWN_LINE in inside.lines:
-                add_row(inside.lines, line, inside.lines.pop(UNKNOWN_LINE), 1)
+                add_row(inside.lines, line, inside.lines.pop(UNKNOWN_LINE))
             totals.add(inside, 1)
             totals.fused_bytes -= inside.fused_bytes
             needs = tuple(buffer for buffer in buffers if buffer not in flat.constant)
-            return Step(buffers, writes, needs, True, inside.fused_bytes, None, False, True, inside.temp_bytes)
+            return Step(buffers, writes, needs, True, inside.fused_bytes, in_place=True, inner_bytes=inside.temp_bytes)
         rule, counts, operation = self._counted(equation)
-        workspace = rule.workspace(operation) if rule.workspace else 0
-        moved = counts.bytes
-        if moved is None:
-            moved = sum(flat.sizes[buffer] for buffer in (*buffers, *writes))
-        row = (counts.flops, counts.transcendentals, counts.integer_ops, moved, counts.launches)
-        add_row(totals.families, rule.family, row, 1)
-        add_row(totals.lines, line, row, 1)
+        if counts.bytes is None:
+            counts = counts._replace(bytes=sum(flat.sizes[buffer] for buffer in (*buffers, *writes)))
+        moved = counts.bytes or 0
+        totals.count(rule.family, line, counts)
         totals.equations += 1
         totals.all_bytes += moved
-        totals.sync_points += name in CALLBACKS or any("Ordered" in type(e).__name__ for e in equation.effects)
+        totals.static_ops += counts.flops + counts.integer_ops
+        totals.sync_points += rule.family == CALLBACK or any("Ordered" in type(e).__name__ for e in equation.effects)
         if rule is _UNCOSTED:
             totals.uncosted[name] += 1
         else:
             totals.counted_equations += 1
             totals.counted_bytes += moved
-        part = None
-        if name in ("slice", "gather", "dynamic_slice"):
-            part = elements(equation.outvars[0].aval), max(elements(equation.invars[0].aval), 1)
-        if rule.in_memory is None or is_outer_reduction(equation):
-            needs, traffic = buffers, moved
-        else:
-            needs, traffic = buffers[: rule.in_memory], None
-        costly = name in COSTLY or name == "gather"
+        hows = [how for how, buffer in zip(reuse(equation, rule), reads, strict=True) if isinstance(buffer, int)]
+        is_read_alone = rule.in_memory is None or is_outer_reduction(equation)
+        needs = buffers if is_read_alone else buffers[: rule.in_memory]
+        workspace = rule.workspace(operation) if rule.workspace else 0
         for buffer, reordered in zip(reads, rule.reorders(operation) if rule.reorders else (), strict=False):
             if reordered and buffer not in flat.computed:
                 if buffer in flat.made:
@@ -252,23 +240,19 @@ class Walk:
                     totals.kernels.add(0, 0, [reordering(flat.sizes[buffer])])
                 else:
                     if buffer not in flat.copies:
-                        flat.copies[buffer] = len(flat.sizes)
-                        flat.sizes.append(flat.sizes[buffer])
+                        flat.copies[buffer] = flat.new(flat.sizes[buffer])
                     buffers += (flat.copies[buffer],)
-        totals.static_ops += counts.flops + counts.integer_ops
-        work = work_of(equation, rule, counts, operation)
-        hows = [how for how, buffer in zip(reuse(equation, rule), reads, strict=True) if isinstance(buffer, int)]
         return Step(
             buffers,
             writes,
             needs,
             rule.writes_memory,
-            traffic,
-            part,
-            costly,
+            moved if is_read_alone else None,
+            (elements(operation.result), max(elements(operation.operand), 1)) if rule.reads_part else None,
+            rule.costly,
             rule.in_place,
             workspace,
-            work,
+            work_of(equation, rule, counts, operation),
             tuple(hows),
         )
 
@@ -278,9 +262,8 @@ class Walk:
             operands, results = ([var.aval for var in side] for side in (equation.invars, equation.outvars))
             operation = Operation(operands, results, equation.params)
             counts = rule.counts(operation)
-            if counts is None:
-                rule, counts = _UNCOSTED, OperationCounts()
-            self._counts[id(equation)] = rule, counts, operation
+            known = (_UNCOSTED, OperationCounts()) if counts is None else (rule, counts)
+            self._counts[id(equation)] = *known, operation
         return self._counts[id(equation)]
 
     def _inside(self, equation: Any, line: str, known: Sequence[Number]) -> Totals:
@@ -289,55 +272,37 @@ class Walk:
         written = sum(nbytes(var.aval) for var in equation.outvars)
         result = Totals()
         if name == "scan":
-            body = opened(params["jaxpr"])
-            constants, carried = scan_layout(equation)
-            turn = self.totals(body, range(constants, constants + carried), known[:constants])
-            result.add(turn, params["length"])
-            result.trips += params["length"]
-            slices = [nbytes(var.aval) for var in body.outvars[carried:]]
-            result.temp_bytes = max(turn.temp_bytes - sum(slices), 0)
-            stacked = Kernels()
-            for size in slices:
-                stacked.add(2 * size, size, [Work("movement", BESIDE, 4)])
-            result.kernels.add_all(stacked, params["length"])
+            self._scan(equation, known, result)
         elif name == "while":
             self._while(params, line, known, result)
         elif name == "cond":
-            possible = params["branches"]
-            if known[0] is not None:
-                possible = [possible[min(max(int(known[0]), 0), len(possible) - 1)]]
-            branches = [self.totals(opened(branch), known=known[1:]) for branch in possible]
-            sums = [branch.sums() for branch in branches]
-            order = sorted(range(len(branches)), key=lambda i: (sums[i].flops, sums[i].bytes))
-            for number, branch in enumerate(branches):
-                if number == order[-1]:
-                    result.add(branch, 1)
-                else:
-                    result.meet(branch, 0)
-                    result.loop_starts.update(dict.fromkeys(branch.loop_starts))  # it may be taken all the same
-            result.trips += 1
-            calls = [branch.sync_points for branch in branches]
-            # Beside a branch that does nothing, the others are a guard: a run that it stops is none.
-            result.sync_points = max(calls) if any(sums[order[0]][:4]) else calls[order[0]]
-            if len(branches) > 1:
-                result.spreads[line] = BranchSpread(line, sums[order[0]], sums[order[-1]])
-            result.temp_bytes = max(max(branch.temp_bytes for branch in branches) - written, 0)
-        elif name == "shard_map":
-            mesh = params["mesh"].shape
-            axes = params.get("newly_manual_axes", params.get("manual_axes", mesh))
-            devices = math.prod(mesh[axis] for axis in axes)
-            body = self.totals(opened(params["jaxpr"]))
-            result.add(body, devices)
-            result.temp_bytes = max(devices * body.temp_bytes - written, 0)
+            self._conditional(params["branches"], line, known, result)
+            result.temp_bytes = max(result.temp_bytes - written, 0)
         else:
-            called = self._called(equation, known)
+            devices, called = 1, self._called(equation, known)
+            if name == "shard_map":
+                mesh = params["mesh"].shape
+                axes = params.get("newly_manual_axes", params.get("manual_axes", mesh))
+                devices, called = math.prod(mesh[axis] for axis in axes), (opened(params["jaxpr"]), ())
             assert called
             body = self.totals(called[0], known=called[1])
-            result.add(body, 1)
-            result.temp_bytes = max(body.temp_bytes - written, 0)
-        if name in ("scan", "while"):
-            result.kernels.mark_looped()
+            result.add(body, devices)
+            result.temp_bytes = max(devices * body.temp_bytes - written, 0)
         return result
+
+    def _scan(self, equation: Any, known: Sequence[Number], result: Totals) -> None:
+        body, length = opened(equation.params["jaxpr"]), equation.params["length"]
+        constants, carried = scan_layout(equation)
+        turn = self.totals(body, range(constants, constants + carried), known[:constants])
+        result.add(turn, length)
+        result.trips += length
+        slices = [nbytes(var.aval) for var in body.outvars[carried:]]
+        result.temp_bytes = max(turn.temp_bytes - sum(slices), 0)
+        stacked = Kernels()
+        for size in slices:
+            stacked.add(2 * size, size, [Work("movement", BESIDE, 4)])
+        result.kernels.add_all(stacked, length)
+        result.kernels.mark_looped()
 
     def _while(self, params: Mapping[str, Any], line: str, known: Sequence[Number], result: Totals) -> None:
         cond, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
@@ -346,7 +311,7 @@ class Walk:
         if trips is not None:
             self._trips.read.setdefault(line, set()).add(trips)
         elif (trips := self._trips.next(line)) is None:
-            self.loops.append(UnknownLoop(line, 0, OperationCounts()))
+            self.loops.append(UnknownLoop(line, 0, NONE))
         test = self.totals(cond)
         of_test, constants = params["cond_nconsts"], params["body_nconsts"]
         turn = self.totals(body, range(constants, len(body.invars)), known[of_test : of_test + constants])
@@ -355,11 +320,33 @@ class Walk:
             result.add(turn, trips)
             result.trips += trips
         else:
-            both = [test.sums(), turn.sums()]
-            self.loops[number] = UnknownLoop(line, 0, OperationCounts(*map(sum, zip(*both, strict=True))))
+            self.loops[number] = UnknownLoop(line, 0, summed(test.sums(), turn.sums()))
             result.meet(turn, None)
             result.loop_starts[number] = 1
         result.temp_bytes = max(turn.temp_bytes, test.temp_bytes)
+        result.kernels.mark_looped()
+
+    def _conditional(self, possible: Sequence[Any], line: str, known: Sequence[Number], result: Totals) -> None:
+        which, *known = known
+        if which is not None:
+            possible = [possible[min(max(int(which), 0), len(possible) - 1)]]
+        branches = [self.totals(opened(branch), known=known) for branch in possible]
+        sums = [branch.sums() for branch in branches]
+        order = sorted(range(len(branches)), key=lambda i: (sums[i].flops, sums[i].bytes))
+        least, dearest = order[0], order[-1]
+        for number, branch in enumerate(branches):
+            if number == dearest:
+                result.add(branch, 1)
+            else:
+                result.meet(branch, 0)
+                result.loop_starts.update(dict.fromkeys(branch.loop_starts))  # it may be taken all the same
+        result.trips += 1
+        calls = [branch.sync_points for branch in branches]
+        # Beside a branch that does nothing, the others are a guard: a run that it stops is none.
+        result.sync_points = max(calls) if any(sums[least][:4]) else calls[least]
+        if len(branches) > 1:
+            result.spreads[line] = BranchSpread(line, sums[least], sums[dearest])
+        result.temp_bytes = max(branch.temp_bytes for branch in branches)
 
 
 def _has_free_axes(equation: Any) -> bool:
@@ -375,8 +362,8 @@ def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:
     """Return the equations whose results somebody uses, or that have an effect."""
     needed, used = set(outputs), []
     for each in reversed(placed):
-        effects = (e for e in each.equation.effects if type(e).__name__ != "NamedAxisEffect")
-        if not needed.isdisjoint(each.writes) or any(True for _ in effects):
+        effects = any(type(effect).__name__ != "NamedAxisEffect" for effect in each.equation.effects)
+        if effects or not needed.isdisjoint(each.writes):
             if each.equation.primitive.name == "scan":  # a stack that nobody reads is not kept
                 _, carried = scan_layout(each.equation)
                 kept = (buffer for buffer in each.writes[carried:] if buffer in needed)

@@ -8,8 +8,8 @@ from typing import Any
 from ._equations import is_outer_reduction
 from ._kernels import TRANSPOSE, Work
 from ._memory import EACH, SPREAD
-from ._operations import Aval, Operation, OperationCounts, Rule, elements, number_kind
-from ._rules_heavy import window_reads
+from ._rules import Aval, Operation, OperationCounts, Rule, elements, is_real_on_one_side, number_kind
+from ._rules_matrices import LINEAR_ALGEBRA
 
 #: Elements of the last axis that is moved there so that what they come from stays in a first cache.
 _FEW = 16
@@ -20,34 +20,29 @@ _SET_BYTES, _SET_LINES = 2048, 256
 #: Arguments that a processor foretells: it learns by heart which way sines take.
 _FORETOLD = 8192
 _REDUCTION = re.compile("reduce_(?!window|precision)|reduce$|arg(max|min)$")
-#: Factors that transforms are written out for; what a step of another one costs, of those; and how many steps of a
-#: smooth transform Bluestein's algorithm (1970) takes for one of its own, with its other passes.
-_WRITTEN_OUT, _OTHER_FACTOR, _BLUESTEIN = 5, 1.1, 3.0
 
 
-def work_of(equation: Any, rule: Rule, counts: OperationCounts, operation: Operation) -> Work:
+def work_of(equation: Any, rule: Rule, counts: OperationCounts, op: Operation) -> Work:
     """Return what an equation computes."""
-    largest = max(map(elements, operation.outputs), default=0)
-    also = {}
-    name = operation_of(equation)
-    if rule.slices:
-        also[f"{name} slices"] = rule.slices(operation)
-    if name.startswith("fft"):
-        also["fft steps"] = transform_steps(equation)
-    if name == "conv_general_dilated":
-        _, also["window elements"], also["edge window elements"] = window_reads(operation)
-    if rule.family == "linear algebra":
-        also["matrix elements"] = _square_elements(operation.operand)
+    name = _operation_of(equation, op)
+    also = {f"{name} slices": rule.slices(op)} if rule.slices else {}
+    if rule.also:
+        also |= rule.also(op)
+    if rule.family == LINEAR_ALGEBRA:
+        also["matrix elements"] = _square_elements(op.operand)
+    arrays = [aval for aval in (*op.inputs, *op.outputs) if getattr(aval, "shape", None) is not None]
+    largest = max(arrays, key=lambda aval: (elements(aval), aval.dtype.itemsize), default=None)
+    most = max(map(elements, op.outputs), default=0)
     return Work(
         rule.family,
         name,
-        _itemsize(operation),
-        sum(map(elements, operation.outputs)),
+        4 if largest is None else largest.dtype.itemsize,  # keys have none
+        sum(map(elements, op.outputs)),
         counts.flops,
         counts.integer_ops,
         also,
-        any(elements(aval) < largest for aval in operation.inputs),
-        _rows(operation),
+        has_broadcast=any(elements(aval) < most for aval in op.inputs),
+        rows=_rows(arrays),
     )
 
 
@@ -56,7 +51,7 @@ def reordering(size_bytes: int) -> Work:
     return Work("movement", TRANSPOSE, 4, size_bytes // 4)
 
 
-def operation_of(equation: Any) -> str:
+def _operation_of(equation: Any, op: Operation) -> str:
     """Return the name of an equation's primitive, with what tells its cost.
 
     A reduction and a transpose say whether the last axis takes part, a sine whether its arguments are few, a
@@ -65,18 +60,17 @@ def operation_of(equation: Any) -> str:
     name = equation.primitive.name
     if _REDUCTION.match(name) and not is_outer_reduction(equation):
         return f"{name} inner"
-    if name in ("div", "rem") and number_kind(equation.invars[0].aval.dtype) == "integer":
+    if name in ("div", "rem") and number_kind(op.operand.dtype) == "integer":
         return f"{name} integer"
-    if name in ("sin", "cos") and elements(equation.outvars[0].aval) <= _FORETOLD:
+    if name in ("sin", "cos") and elements(op.result) <= _FORETOLD:
         return f"{name} foretold"
-    if name == "fft":
-        return "fft real" if _is_real_on_one_side(equation) else name
+    if name == "fft" and is_real_on_one_side(op):
+        return "fft real"
     if name == "transpose":
-        shape, order = equation.invars[0].aval.shape, equation.params["permutation"]
-        stride_bytes = math.prod(shape[order[-1] + 1 :]) * equation.invars[0].aval.dtype.itemsize
-        if order[-1] == len(order) - 1 or shape[order[-1]] <= _FEW or stride_bytes < _LINE_BYTES:
-            return name
-        return transposed(shape, order[-1], equation.invars[0].aval.dtype.itemsize)
+        shape, last, itemsize = op.operand.shape, op.params["permutation"][-1], op.operand.dtype.itemsize
+        stride_bytes = math.prod(shape[last + 1 :]) * itemsize
+        if last < len(shape) - 1 and shape[last] > _FEW and stride_bytes >= _LINE_BYTES:
+            return transposed(shape, last, itemsize)
     return name
 
 
@@ -87,36 +81,9 @@ def transposed(shape: Sequence[int], axis: int, itemsize: int) -> str:
     return f"{TRANSPOSE} by {'sets' if shape[axis] <= _SET_LINES else 'pages'}"
 
 
-def transform_steps(equation: Any) -> int:
-    """Return the points of a Fourier transform times the sum of the factors of its lengths, half where one is real."""
-    aval = max((equation.invars[0].aval, equation.outvars[0].aval), key=elements)
-    steps = elements(aval) * sum(map(_steps, equation.params["fft_lengths"]))
-    return round(steps / 2 if _is_real_on_one_side(equation) else steps)
-
-
-def _is_real_on_one_side(equation: Any) -> bool:
-    """Return whether a transform turns real numbers into complex ones, or back."""
-    return len({number_kind(var.aval.dtype) for var in (*equation.invars, *equation.outvars)}) > 1
-
-
-def _steps(length: int) -> float:
-    """Return the steps of a point of a transform: the sum of the factors, or those of Bluestein's algorithm."""
-    smooth_log2 = (2 * length - 1).bit_length()
-    return min(_sum_of_factors(length), _BLUESTEIN * smooth_log2 * 2**smooth_log2 / length)
-
-
-def _sum_of_factors(length: int) -> float:
-    total, factor = 0.0, 2
-    while factor * factor <= length:
-        while length % factor == 0:
-            total, length = total + (factor if factor <= _WRITTEN_OUT else _OTHER_FACTOR * factor), length // factor
-        factor += 1
-    return total + (length * (1.0 if length <= _WRITTEN_OUT else _OTHER_FACTOR) if length > 1 else 0.0)
-
-
 def reuse(equation: Any, rule: Rule) -> list[str]:
     """Return how an equation reads each of its operands."""
-    if equation.primitive.name in ("slice", "dynamic_slice", "gather"):
+    if rule.reads_part:
         return [EACH] + [""] * (len(equation.invars) - 1)
     return [_repeats(equation, rule, getattr(var.aval, "shape", ())) for var in equation.invars]
 
@@ -134,20 +101,13 @@ def _repeats(equation: Any, rule: Rule, shape: tuple[int, ...]) -> str:
     return SPREAD if any(axis < max(kept, default=-1) for axis in repeated) else ""
 
 
-def _itemsize(operation: Operation) -> int:
-    """Return the bytes of a number that an operation works on: of its largest array, as keys have none."""
-    arrays = [aval for aval in (*operation.inputs, *operation.outputs) if getattr(aval, "shape", None) is not None]
-    return max((elements(aval), aval.dtype.itemsize) for aval in arrays)[1] if arrays else 4
-
-
 def _square_elements(aval: Aval) -> int:
     """Return the elements of the largest squares in matrices; of what is no matrix, its elements."""
     *_, rows, columns = (1, 1, *aval.shape)
     return elements(aval) * min(rows, columns) // max(rows, columns, 1) if len(aval.shape) > 1 else elements(aval)
 
 
-def _rows(operation: Operation) -> int:
+def _rows(arrays: Sequence[Aval]) -> int:
     """Return the rows of the largest array: a loop over each of them is entered anew."""
-    arrays = [aval for aval in (*operation.inputs, *operation.outputs) if getattr(aval, "shape", ())]
-    largest = max(arrays, key=elements, default=None)
+    largest = max((aval for aval in arrays if aval.shape), key=elements, default=None)
     return 1 if largest is None else elements(largest) // max(largest.shape[-1], 1)

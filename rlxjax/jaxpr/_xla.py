@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from ._equations import UNKNOWN_LINE
 from ._loops import BranchSpread, UnknownLoop
-from ._operations import OperationCounts, names
-from ._totals import Totals, add_row
+from ._rules import OperationCounts, names
+from ._totals import Totals, summed
 
 #: What names, groups or orders values, or ends what another instruction began.
 _NOTHING = names(
@@ -149,9 +149,8 @@ class CompiledProgram:
                 self.custom_calls[target[1]] = None
             elif opcode == "fusion" and (kind := _KIND.search(attributes)):
                 family = f"{kind[1].lower()} fusion"
-            row = (0, 0, 0, self._moved(instruction, computation, called.get("calls")), 1)
-            add_row(totals.families, family, row, 1)
-            add_row(totals.lines, line, row, 1)
+            moved = self._moved(instruction, computation, called.get("calls"))
+            totals.count(family, line, OperationCounts(bytes=moved))
 
     def _add_loop(self, test: Totals, turn: Totals, attributes: str, line: str, totals: Totals) -> None:
         known = _TRIPS.search(attributes)
@@ -162,8 +161,7 @@ class CompiledProgram:
             totals.add(turn, trips)
             return
         totals.loop_starts[len(self.unknown_loops)] = 1
-        both = [test.sums(), turn.sums()]
-        self.unknown_loops.append(UnknownLoop(line, 0, OperationCounts(*map(sum, zip(*both, strict=True)))))
+        self.unknown_loops.append(UnknownLoop(line, 0, summed(test.sums(), turn.sums())))
         totals.meet(turn, None)
 
     def _moved(self, instruction: _Instruction, computation: _Computation, fused: str | None) -> int:

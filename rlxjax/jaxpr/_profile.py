@@ -1,0 +1,186 @@
+"""The profile of a function, and how it is shown."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rlxjax._html import html_of
+from rlxjax._values import FrozenDict, by_value
+from rlxjax.graph import GraphIoProfile
+
+from ._kernels import KernelGroup
+from ._loops import BranchSpread, UnknownLoop
+from ._rules import OperationCounts
+from ._totals import Rows, Totals
+
+_SHOWN_LINES = 10
+
+
+class Disagreement(NamedTuple):
+    """A count on which the function as written, what was compiled, and XLA's own analysis differ.
+
+    Attributes:
+        name: of the count.
+        jaxpr: of the equations; of traffic the fused one.
+        compiled: of the instructions that XLA made; None where its text gives none.
+        xla: of XLA's own `cost_analysis()`; None where it gives none.
+        reason: why they may differ, empty if nothing is known.
+    """
+
+    name: str
+    jaxpr: int
+    compiled: int | None
+    xla: int | None
+    reason: str
+
+
+@by_value
+@dataclasses.dataclass(frozen=True)
+class FunctionProfile:
+    """What a function computes and moves when it is called once; counts are exact integers.
+
+    Loops whose length depends on data count as no trip, and are listed in `unknown_loops`; `uncounted` says in
+    words what else is missing.
+
+    Of level "compiled", what moves and runs is that of the instructions that XLA made: `io.kernel_launches`,
+    `io.device_traffic_bytes` (which is then `fused_traffic_bytes`), `peak_bytes`, `unknown_loops` and
+    `branches`. XLA's text gives no operations: these, and the coverage, stay those of the jaxpr. Rows of
+    `by_family` hold the operations of a family of primitives, or launches and bytes of a kind of
+    instruction ("loop fusion", "copy", "custom-call TopK"), or both where the names are the same. Arrays that
+    the function closes over are part of the compiled program, and no memory of its runs.
+
+    Attributes:
+        io: launches (an equation that does work is one), sync points (callbacks and ordered effects),
+            bytes of the results, and the traffic of every equation by itself: operands and results.
+        flops: floating-point operations; a fused multiply-add is two.
+        transcendentals: exp, log, sqrt, sin, pow and the like, which are no FLOP.
+        integer_ops: operations on integers and booleans.
+        fused_traffic_bytes: the traffic if what may be computed on the way to its readers is.
+        peak_bytes: the arguments and constants that are used, the results, and the most temporaries that
+            live at once, fused.
+        by_family: counts by family of operation, dearest first.
+        by_line: counts by the user's line, `file.py:12`, dearest first.
+        coverage_equations: share of the equations that a rule counts, each once however often it runs.
+        coverage_bytes: share of the unfused bytes that they move.
+        equations: how many there are, calls written out; what nobody uses is left out.
+        uncosted: primitives without a rule, each with how often it was met; they count by their bytes only.
+        unknown_loops: the loops of unknown length, in order of appearance.
+        branches: each conditional with its cheapest and its dearest branch; the dearest is counted.
+        kernels: what is launched if what may be computed on the way is, by kind and size, of the jaxpr.
+        trips: turns of loops, and choices among branches.
+        arrays: that a call takes and gives.
+        results: those that it gives.
+        static_ops: floating-point and integer operations, those of a loop's body once.
+        level: "jaxpr" or "compiled".
+        disagreements: of level "compiled", the counts on which the jaxpr, the compiled program and XLA's own
+            analysis differ.
+    """
+
+    io: GraphIoProfile
+    flops: int
+    transcendentals: int
+    integer_ops: int
+    fused_traffic_bytes: int
+    peak_bytes: int
+    by_family: Mapping[str, OperationCounts]
+    by_line: Mapping[str, OperationCounts]
+    coverage_equations: float
+    coverage_bytes: float
+    equations: int
+    uncosted: Mapping[str, int]
+    unknown_loops: tuple[UnknownLoop, ...]
+    branches: tuple[BranchSpread, ...]
+    kernels: tuple[KernelGroup, ...]
+    trips: int
+    arrays: int
+    results: int
+    static_ops: int
+    level: str = "jaxpr"
+    disagreements: tuple[Disagreement, ...] = ()
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """What is done and not counted, a sentence each: no figure but a least one rests on such counts."""
+        reasons = []
+        for line, starts, turn in self.unknown_loops:
+            if starts != 0:
+                times = "an unknown number of times" if starts is None else f"{starts} times"
+                reasons.append(
+                    f"how often the loop at {line} turns depends on data: give trip_counts; it is started {times}, "
+                    f"and a turn takes {_short(turn.flops)}FLOP and {_short(turn.bytes or 0)}B"
+                )
+        for name, times in self.uncosted.items():
+            reasons.append(f"{name} has no rule and counts by its bytes only, {times} times: see register_rule")
+        if self.io.sync_points:
+            reasons.append("what the host does when the program calls it is not known")
+        if "collective" in self.by_family:
+            reasons.append("how long devices wait for each other is not known")
+        return tuple(reasons)
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ("  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]) for first, *rest in rows)
+        return "\n".join([*self._totals(), "", *table, *self._remarks()])
+
+    def _repr_html_(self) -> str:
+        return html_of(self._totals(), self._rows(), remarks=self._remarks())
+
+    def _totals(self) -> list[str]:
+        io = self.io
+        covered = f"covered by rules: {_percent(self.coverage_equations)} of {self.equations} equations"
+        traffic = f"{_short(io.device_traffic_bytes)}B of traffic"
+        if self.level == "jaxpr":
+            covered += f", {_percent(self.coverage_bytes)} of {_short(io.device_traffic_bytes)}B"
+            traffic += f", {_short(self.fused_traffic_bytes)}B if fused"
+        else:
+            covered += "; launches, traffic and memory are those of the compiled program"
+        return [
+            covered,
+            f"{_short(self.flops)}FLOP, {_short(self.transcendentals).strip()} transcendentals, "
+            f"{_short(self.integer_ops).strip()} integer operations",
+            f"{traffic}, {_short(self.peak_bytes)}B live at the peak",
+            f"{io.kernel_launches} launches, {io.sync_points} sync points, {_short(io.host_output_bytes)}B of results",
+        ]
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [("", "FLOP", "transcendentals", "integer", "bytes", "launches")]
+        lines = list(self.by_line.items())[:_SHOWN_LINES]
+        for name, counts in [*self.by_family.items(), *lines]:
+            rows.append((name, *(_short(count or 0).strip() for count in counts)))
+        return rows
+
+    def _remarks(self) -> list[str]:
+        remarks = [f"not counted: {reason}" for reason in self.uncounted]
+        for line, least, most in self.branches:
+            remarks.append(
+                f"conditional at {line}: {_short(least.flops).strip()} to {_short(most.flops)}FLOP, "
+                f"{_short(least.bytes or 0).strip()} to {_short(most.bytes or 0)}B; the dearest is counted"
+            )
+        for name, *counts, reason in self.disagreements:
+            jaxpr, compiled, xla = ("none" if count is None else _short(count).strip() for count in counts)
+            why = f"; {reason}" if reason else ""
+            remarks.append(f"{name}: jaxpr {jaxpr}, compiled {compiled}, XLA's own figure {xla}{why}")
+        return remarks
+
+
+def dearest_first(rows: Rows, totals: Totals) -> Mapping[str, OperationCounts]:
+    """Order rows by their share of the operations plus their share of the bytes."""
+    sums = totals.sums()
+    operations, moved = max(sum(sums[:3]), 1), max(sums.bytes or 0, 1)
+    order = sorted(rows, key=lambda name: -(sum(rows[name][:3]) / operations + rows[name][3] / moved))
+    return FrozenDict({name: rows[name] for name in order})
+
+
+def _percent(share: float) -> str:
+    """Return a share so that it reads 100 % only if it is."""
+    return "100 %" if share == 1 else f"{min(100 * share, 99.99):.2f} %"
+
+
+def _short(count: Any) -> str:
+    """Return a count with three to four digits and the prefix of its power of a thousand."""
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if abs(count) < 1000 or prefix == "P":
+            return f"{count:.4g} {prefix}"
+        count /= 1000
+    raise AssertionError
