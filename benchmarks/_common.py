@@ -15,7 +15,8 @@ import numpy as np
 from rlxjax.calibration import current_fingerprint
 from rlxjax.clock import mean_ns, quiet_collector, visit_ns
 
-EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"
+ROOT = Path(__file__).parents[1]
+EVIDENCE = ROOT / "docs" / "evidence"
 
 
 def options(doc: str | None, **numbers: float) -> argparse.ArgumentParser:

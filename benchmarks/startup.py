@@ -1,109 +1,46 @@
-"""What starting costs: the import, and the first call of every public function that computes something.
+"""What starting costs: the import, and the first call of some public functions.
 
-python benchmarks/startup.py [--repeats 3] [--json FILE]
+    python -m benchmarks.startup [--repeats 3] [--json FILE]
+
+The first call is one after JAX forgot all that it compiled; what XLA takes of it is its compiling, without tracing.
+The exit status is 1 if a call with new values compiled something.
 """
 
-import argparse
-import dataclasses
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import rlxjax as rx
+from benchmarks._common import ROOT, options, table, write
 from rlxjax.models import FFT
 
-ROOT = Path(__file__).parents[1]
-CALIBRATION = ROOT / "notebooks" / "data" / "calibration-cpu.json"
 #: What is imported, and what before that.
 IMPORTS = {
     "jax": ("import jax", ""),
     "rlxjax after jax": ("import rlxjax", "import jax"),
     "all names of rlxjax after jax": ("from rlxjax import *", "import jax"),
 }
-#: Batch, segment length and peaks at which the device programs are timed.
-WORKLOADS = ((64, 256, 16), (1024, 256, 16), (8192, 256, 16), (1024, 4096, 16))
-
-#: A call with values that depend on its turn, 0 or 1; the shapes never do.
-Call = Callable[[int], object]
-
 #: What XLA makes of a lowered program; the other events of compiling are tracing and lowering.
 COMPILE = "/jax/core/compile/backend_compile_duration"
 
 #: Events of compiling, and what each took in s.
 compilations: list[tuple[str, float]] = []
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, duration, **_: (
-        compilations.append((event, duration)) if event.startswith("/jax/core/compile/") else None
-    )
-)
 
 
-def a_graph() -> rx.Graph:
-    """Three elementwise ops and a reduction."""
-    graph = rx.Graph("chain")
-    x = graph.input("x", (4096,))
-    graph.set_outputs([graph.add("reduce_sum", [graph.add("exp", [graph.add("mul", [x, x])])])])
-    return graph
-
-
-def low_band_model(n_fft: int, turn: int = 0) -> rx.LearnedFft:
-    """Return the exact transform with the upper half of its bins masked, which prunes part of it."""
-    exact = rx.LearnedFft.exact(n_fft)
-    mask = np.where(np.arange(exact.n_bins) <= n_fft // 4, 1.0 + turn / 8, 0.0)
-    return dataclasses.replace(exact, mask=mask)
-
-
-def signal_of(batch: int, params: rx.WelchPeakParams, turn: int) -> np.ndarray:
-    """Return white noise."""
-    return np.random.default_rng(turn).standard_normal((batch, params.frame_len), np.float32)
-
-
-def timings(turn: int, factor: float = 1.0) -> rx.Timings:
-    """Return timings of a batched FFT."""
-    batch, n_fft = (grid.ravel() for grid in np.meshgrid(2.0 ** np.arange(8), [256.0, 1024.0, 4096.0]))
-    time_ns = factor * (4e4 + 10 * batch * n_fft) * (1 + turn)
-    return rx.Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=time_ns)
-
-
-def candidates(turn: int) -> rx.LatencyEstimate:
-    """Return what is known of four workloads, of two runs each, before any timing."""
-    batch = np.array([[1.0], [16.0], [256.0], [4096.0]]) * (1 + turn)
-    return rx.estimate(rx.prior_posterior(FFT), rx.Runs.checked(FFT, "fft", batch=batch, n_fft=[[256, 4096]]))
-
-
-def stages(turn: int) -> rx.StageGraph:
-    """Return four stages, of which the last reads values of two others."""
-    edges = [(0, 1, 8192), (0, 2, 8192), (1, 3, 512 + turn), (2, 3, 4096)]
-    return rx.StageGraph.checked([500.0, 900.0, 200.0 + turn, 50.0], edges, launch_ns=800.0, bytes_per_ns=9.0 + turn)
-
-
-def two_devices(turn: int) -> list[rx.Timings]:
-    """Return the timings of a batched FFT on two devices."""
-    return [timings(turn, factor) for factor in (1.0, 3.0)]
-
-
-def public_calls() -> dict[str, Call]:
-    """Return a call of every public function, and of the methods that compute, by name."""
-    graph, params = a_graph(), rx.WelchPeakParams.fast(256, 16)
-    row, gate = rx.backend_coefficients("cuda"), rx.io_fusion_gate_for_target("cuda")
-    plan, other_plan = (rx.plan_fusion(graph, coefficients="cuda", plan=name) for name in ("cost", "unfused"))
-    before, after = other_plan.before, plan.after
-    median, fft_median = rx.typical_prior().median, FFT.prior.median
-    segments = np.random.default_rng(0).standard_normal((2, 8, 64))
+def calls() -> dict[str, Callable[[int], Any]]:
+    """Return calls by name; their values depend on the turn, 0 or 1, and their shapes do not."""
+    gate, row = rx.io_fusion_gate_for_target("cuda"), rx.backend_coefficients("cuda")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rx.MachineMismatchWarning)
-        calibration = rx.load_calibration(CALIBRATION)
+        calibration = rx.load_calibration(ROOT / "notebooks" / "data" / "calibration-cpu.json")
 
     def sizes(turn: int) -> tuple[int, int, int]:
         return (512, 1024)[turn], (256, 512)[turn], (16, 8)[turn]
@@ -111,106 +48,48 @@ def public_calls() -> dict[str, Call]:
     def profile(turn: int) -> rx.GraphIoProfile:
         return rx.GraphIoProfile(3 + turn, 1, 4096 * (1 + turn), 10**6)
 
-    def benefit(turn: int) -> rx.FusionBenefit:
-        return rx.fusion_benefit(rx.GraphIoProfile(9 + turn, 4, 10**6, 10**7), profile(turn))
+    def timings(turn: int, factor: float = 1.0) -> rx.Timings:
+        batch, n_fft = (grid.ravel() for grid in np.meshgrid(2.0 ** np.arange(8), [256.0, 1024.0, 4096.0]))
+        time_ns = factor * (4e4 + 10 * batch * n_fft) * (1 + turn)
+        return rx.Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=time_ns)
 
-    def number(turn: int) -> jax.Array:
-        return jnp.full((3,), 1.5 + turn)
+    def candidates(turn: int) -> rx.LatencyEstimate:
+        batch = np.array([[1.0], [16.0], [256.0], [4096.0]]) * (1 + turn)
+        return rx.estimate(rx.prior_posterior(FFT), rx.Runs.checked(FFT, "fft", batch=batch, n_fft=[[256, 4096]]))
 
-    def kernel_inputs(turn: int) -> dict[int, np.ndarray]:
-        return {node.id: np.full(4096, 0.5 + turn, np.float32) for node in graph.nodes if node.op == "input"}
+    def stages(turn: int) -> rx.StageGraph:
+        edges = [(0, 1, 8192), (0, 2, 8192), (1, 3, 512 + turn), (2, 3, 4096)]
+        compute_ns = [500.0, 900.0, 200.0 + turn, 50.0]
+        return rx.StageGraph.checked(compute_ns, edges, launch_ns=800.0, bytes_per_ns=9.0 + turn)
 
-    soft = {"temperature_ns": 1e4}
-    calls: dict[str, Call] = {
-        "algorithm_bandwidth_gbps": lambda turn: rx.algorithm_bandwidth_gbps(2176 + turn, 1000.0 + turn),
-        "backend_coefficients": lambda turn: rx.backend_coefficients(("cuda", "metal")[turn]),
-        "block_graph_ns": lambda turn: rx.block_graph_ns(("cuda", "metal")[turn], *sizes(turn)),
-        "coefficient_set": lambda turn: rx.coefficient_set(("arch", "portable")[turn]),
-        "decision": lambda turn: rx.decision(*(jax.tree.map(lambda x, i=i: x[:, i], candidates(turn)) for i in (0, 1))),
-        "device_cost_ns": lambda turn: rx.device_cost_ns(graph, ("cuda", "metal")[turn]),
-        "estimate": candidates,
+    def peaks(turn: int, path: str) -> np.ndarray | jax.Array:
+        params = rx.WelchPeakParams.fast(256, 16)
+        return rx.welch_peaks(np.full((64, params.frame_len), 1.0 + turn, np.float32), params, path)
+
+    return {
+        "io_cost_ns": lambda turn: rx.io_cost_ns(profile(turn), row),
+        "IoFusionGate.score_ns": lambda turn: gate.score_ns(
+            rx.fusion_benefit(rx.GraphIoProfile(9 + turn, 4, 10**6, 10**7), profile(turn))
+        ),
         "estimate_welch_peaks_costs": lambda turn: rx.estimate_welch_peaks_costs("cuda", *sizes(turn)),
-        "evaluate_welch_peaks": lambda turn: rx.evaluate_welch_peaks("cuda", *sizes(turn), **soft),
-        "execute_kernel": lambda turn: rx.execute_kernel(plan.kernels[0], kernel_inputs(turn)),
-        "execute_plan": lambda turn: rx.execute_plan(plan, kernel_inputs(turn)),
-        "fft_latency_ns": lambda turn: rx.fft_latency_ns(fft_median, *sizes(turn)[:2]),
-        "fit_devices": lambda turn: rx.fit_devices(rx.stack_timings(two_devices(turn))[0]),
+        "evaluate_welch_peaks": lambda turn: rx.evaluate_welch_peaks("cuda", *sizes(turn), temperature_ns=1e4),
+        "pick_welch_peaks_strategy": lambda turn: rx.pick_welch_peaks_strategy("cuda", *sizes(turn)),
+        "rank_devices": lambda turn: rx.rank_devices(profile(turn)),
         "fit_latency": lambda turn: rx.fit_latency(timings(turn)),
         "fit_posterior": lambda turn: rx.fit_posterior(timings(turn)),
-        "fused_graph_ns": lambda turn: rx.fused_graph_ns("cuda", *sizes(turn)),
-        "fusion_benefit": benefit,
-        "graph_cost_ns": lambda turn: rx.graph_cost_ns(graph, rx.backend_coefficients(("cuda", "metal")[turn])),
-        "host_fft_profile": lambda turn: rx.host_fft_profile(sizes(turn)[0], params),
-        "host_path_ns": lambda turn: rx.host_path_ns("cuda", *sizes(turn)),
-        "information_gain": lambda turn: rx.information_gain(candidates(turn)),
-        "io_cost_ns": lambda turn: rx.io_cost_ns(profile(turn), row),
-        "io_fusion_gate_for_target": lambda turn: rx.io_fusion_gate_for_target(("cuda", "metal")[turn]),
-        "latency_terms_ns": lambda turn: rx.latency_terms_ns(median, "fused", *sizes(turn), 2),
-        "learned_path_ns": lambda turn: rx.learned_path_ns("cuda", *sizes(turn), 100 + turn, 1024),
-        "learned_spectrum": lambda turn: rx.learned_spectrum(low_band_model(64, turn), segments[turn]),
+        "fit_devices": lambda turn: rx.fit_devices(rx.stack_timings([timings(turn), timings(turn, 3.0)])[0]),
         "next_measurements": lambda turn: rx.next_measurements(candidates(turn), 2),
-        "pareto_plans": lambda turn: len(rx.pareto_plans(stages(turn), [0.0, 0.1 + turn])),
-        "peak_recall": lambda turn: rx.peak_recall(low_band_model(64, turn), segments[turn], 4),
-        "pick_weights": lambda turn: rx.pick_weights(number(turn), **soft),
-        "pick_welch_peaks_strategy": lambda turn: rx.pick_welch_peaks_strategy("cuda", *sizes(turn)),
-        "plan_fusion": lambda turn: rx.plan_fusion(graph, coefficients=("cuda", "metal")[turn]),
-        "plan_stages": lambda turn: rx.plan_stages(stages(turn), seed=turn).time_ns,
-        "pooled_prior": lambda turn: rx.pooled_prior([rx.fit_latency(own) for own in two_devices(turn)], FFT.prior),
-        "predict_latency_ns": lambda turn: rx.predict_latency_ns(median, "block", *sizes(turn), 2),
-        "prior_posterior": lambda turn: rx.prior_posterior(FFT, spread=0.05 + turn / 100),
-        "rank_devices": lambda turn: rx.rank_devices(profile(turn)),
-        "soft_estimate_welch_peaks_costs": lambda turn: rx.soft_estimate_welch_peaks_costs(
-            "cuda", *sizes(turn), **soft
-        ),
-        "soft_fused_graph_ns": lambda turn: rx.soft_fused_graph_ns("cuda", *sizes(turn), **soft),
-        "soft_graph_cost_ns": lambda turn: rx.soft_graph_cost_ns(graph, row, temperature_ns=1e4 + turn),
-        "soft_io_cost_ns": lambda turn: rx.soft_io_cost_ns(profile(turn), row, **soft),
-        "soft_maximum": lambda turn: rx.soft_maximum(number(turn), 1.0 + turn, 0.5),
-        "soft_minimum": lambda turn: rx.soft_minimum(number(turn), 1.0 + turn, 0.5),
-        "soft_pick_welch_peaks_strategy": lambda turn: rx.soft_pick_welch_peaks_strategy("cuda", *sizes(turn), **soft),
-        "soft_plan_ns": lambda turn: rx.soft_plan_ns(stages(turn), np.full(4, 0.5 + turn), 0.1 + turn),
-        "soft_relu": lambda turn: rx.soft_relu(number(turn), 0.5 + turn),
-        "soft_step": lambda turn: rx.soft_step(number(turn), 0.5 + turn),
-        "stack_timings": lambda turn: rx.stack_timings(two_devices(turn)),
-        "straight_through": lambda turn: rx.straight_through(number(turn) > 2, number(turn)),
-        "temperature_from_sd": lambda turn: rx.temperature_from_sd(number(turn)),
-        "transferred_prior": lambda turn: rx.transferred_prior(rx.prior_posterior(FFT, spread=0.05 + turn / 100)),
-        "useful_bytes_touched": lambda turn: rx.useful_bytes_touched(sizes(turn)[0], params),
-        "welch_peaks_fusion_gate_breakdown": lambda turn: rx.welch_peaks_fusion_gate_breakdown("cuda", *sizes(turn)),
-        "Calibration.compare": lambda turn: calibration.compare("fused", "host", *sizes(turn)),
-        "Calibration.in_domain": lambda turn: calibration.in_domain(*sizes(turn)),
-        "Calibration.interval_ns": lambda turn: calibration.interval_ns("fused", *sizes(turn)),
-        "Calibration.pick": lambda turn: calibration.pick(*sizes(turn)),
-        "Calibration.pick_index": lambda turn: calibration.pick_index(*sizes(turn)),
         "Calibration.predict_ns": lambda turn: calibration.predict_ns("fused", *sizes(turn)),
-        "IoFusionGate.fuse_log_odds": lambda turn: gate.fuse_log_odds(benefit(turn), **soft),
-        "IoFusionGate.fuse_probability": lambda turn: gate.fuse_probability(benefit(turn), **soft),
-        "IoFusionGate.score_ns": lambda turn: gate.score_ns(benefit(turn)),
-        "IoFusionGate.should_fuse": lambda turn: gate.should_fuse(before, after),
-        "IoFusionGate.soft_score_ns": lambda turn: gate.soft_score_ns(benefit(turn), **soft),
+        "plan_stages": lambda turn: rx.plan_stages(stages(turn), seed=turn).time_ns,
+        "welch_peaks fused": lambda turn: peaks(turn, "fused"),
+        "welch_peaks block": lambda turn: peaks(turn, "block"),
     }
-    return calls | welch_calls(WORKLOADS[:1])
 
 
-def welch_calls(workloads: tuple[tuple[int, int, int], ...]) -> dict[str, Call]:
-    """Return a call of `welch_peaks` a path and workload."""
-    calls: dict[str, Call] = {}
-    for path in ("host", "fused", "block", "learned"):
-        for batch, n_fft, k in workloads:
-            params = rx.WelchPeakParams.fast(n_fft, k)
+def import_times_s(processes: int) -> dict[str, list[float]]:
+    """Return the times of each import in interleaved fresh processes.
 
-            def call(turn: int, path=path, batch=batch, params=params) -> object:
-                model = low_band_model(params.n_fft, turn) if path == "learned" else None
-                return rx.welch_peaks(signal_of(batch, params, turn), params, path, model=model)
-
-            calls[f"welch_peaks {path} {batch}x{n_fft}"] = call
-    return calls
-
-
-def measure_imports(processes: int) -> dict[str, dict[str, float]]:
-    """Return the smallest and the median time of each import over interleaved fresh processes.
-
-    The first of them write byte code, as installing a package does.
+    The first of them, which is left out, writes byte code, as installing a package does.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     times_s: dict[str, list[float]] = {name: [] for name in IMPORTS}
@@ -219,75 +98,46 @@ def measure_imports(processes: int) -> dict[str, dict[str, float]]:
             code = f"import time; {before}\nt = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
             command = [sys.executable, "-c", code]
             done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
-            if turn:
-                times_s[name].append(float(done.stdout))
-    return {name: {"min_s": min(times), "median_s": statistics.median(times)} for name, times in times_s.items()}
+            times_s[name] += [float(done.stdout)] * (turn > 0)
+    return times_s
 
 
-def measure_calls(calls: dict[str, Call], repeats: int) -> list[dict]:
-    """Return a row per call: the first after JAX forgot all that it compiled, and another with new values.
-
-    The smallest of so many repeats each; what XLA takes of a first call is its compiling, without tracing.
-    """
-    rows = []
-    for name, call in calls.items():
-        first_s, compile_s, again_s, compiled = [], [], [], 0
-        for _ in range(repeats):
-            jax.clear_caches()
+def call_times(call: Callable[[int], Any], repeats: int) -> dict[str, float]:
+    """Return the least seconds of a first call, of XLA in it, of one with new values, and how much that compiled."""
+    found: dict[str, list[float]] = {"first_s": [], "compile_s": [], "again_s": [], "compiled_again": []}
+    for _ in range(repeats):
+        jax.clear_caches()
+        for turn, name in enumerate(("first_s", "again_s")):
             compilations.clear()
-            first_s.append(seconds(call, 0))
-            compile_s.append(sum(took_s for event, took_s in compilations if event == COMPILE))
-            compilations.clear()
-            again_s.append(seconds(call, 1))
-            compiled = max(compiled, len(compilations))
-        rows.append(
-            {
-                "call": name,
-                "first_s": min(first_s),
-                "compile_s": min(compile_s),
-                "again_s": min(again_s),
-                "compile_events_again": compiled,
-            }
-        )
-    return rows
+            start = time.perf_counter()
+            jax.block_until_ready(call(turn))
+            found[name].append(time.perf_counter() - start)
+            if not turn:
+                found["compile_s"].append(sum(took_s for event, took_s in compilations if event == COMPILE))
+        found["compiled_again"].append(len(compilations))
+    return {name: min(values) for name, values in found.items()}
 
 
-def seconds(call: Call, turn: int) -> float:
-    """Return what a call takes, its result computed."""
-    start = time.perf_counter()
-    jax.block_until_ready(call(turn))
-    return time.perf_counter() - start
-
-
-def main() -> None:
+def main() -> int:
     """Measure and print the tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=3, help="of every call; of an import, four times as many")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    imports = measure_imports(4 * arguments.repeats)
-    rows = measure_calls(public_calls() | welch_calls(WORKLOADS), arguments.repeats)
-    print("| import | smallest, s | median, s |\n|---|---|---|")
-    for name, figures in imports.items():
-        print(f"| {name} | {figures['min_s']:.4f} | {figures['median_s']:.4f} |")
-    print("\n| call | first, ms | of it in XLA, ms | again with new values, ms | compile events again |")
-    print("|---|---|---|---|---|")
-    for row in rows:
-        first_ms, compile_ms, again_ms = (1e3 * row[name] for name in ("first_s", "compile_s", "again_s"))
-        events = row["compile_events_again"]
-        print(f"| {row['call']} | {first_ms:,.1f} | {compile_ms:,.1f} | {again_ms:,.2f} | {events} |")
-    if arguments.json:
-        device = jax.devices()[0]
-        content = {
-            "command": f"python benchmarks/startup.py --repeats {arguments.repeats}",
-            "device": f"{device.platform} {device.device_kind}",
-            "machine": platform.machine(),
-            "jax": jax.__version__,
-            "imports": imports,
-            "calls": rows,
-        }
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+    given = options(__doc__, repeats=3).parse_args()
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, took_s, **_: (
+            compilations.append((event, took_s)) if event.startswith("/jax/core/compile/") else None
+        )
+    )
+    imports = import_times_s(4 * given.repeats)
+    rows = {name: call_times(call, given.repeats) for name, call in calls().items()}
+    figures = [(name, f"{min(s):.4f}", f"{statistics.median(s):.4f}") for name, s in imports.items()]
+    print(table(["import", "smallest, s", "median, s"], figures), end="\n\n")
+    figures = [
+        (name, *(f"{1e3 * row[key]:,.1f}" for key in ("first_s", "compile_s")), f"{1e3 * row['again_s']:.2f}")
+        for name, row in rows.items()
+    ]
+    print(table(["call", "first, ms", "of it in XLA, ms", "again with new values, ms"], figures))
+    write(given.json, {"imports": imports, "calls": rows})
+    return any(row["compiled_again"] for row in rows.values())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

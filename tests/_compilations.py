@@ -2,6 +2,8 @@
 
 import jax
 
+#: What XLA makes of a lowered program; the other events of compiling are tracing and lowering.
+COMPILE = "/jax/core/compile/backend_compile_duration"
 #: Events of compiling so far.
 compilations: list[str] = []
 jax.monitoring.register_event_duration_secs_listener(

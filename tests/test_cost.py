@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _compilations import compilations
 from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, assert_gradient_is_the_finite_difference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlxjax as rx
-from benchmarks.startup import compilations
 
 PROFILES = [
     rx.GraphIoProfile(),

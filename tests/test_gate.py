@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _compilations import compilations
 from _tolerances import (
     FLOAT32_RTOL,
     FLOAT64_RTOL,
@@ -17,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlxjax as rx
-from benchmarks.startup import compilations
 
 INF = float("inf")
 FIELDS = tuple(field.name for field in dataclasses.fields(rx.IoFusionGate))

@@ -1,9 +1,15 @@
-"""Ctrl-C: status 130 and one line, whenever it comes; `benchmarks/interrupts.py` tries many moments."""
+"""Ctrl-C: status 130 and one line, whenever it comes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from benchmarks.interrupts import ENDED, outcome, started
-
+ROOT = Path(__file__).parent.parent
 #: A command that is interrupted once, and that asks itself for another one where the first is heeded.
 COMMAND = """
 import signal, sys, types
@@ -25,9 +31,24 @@ signal.raise_signal(signal.SIGINT)
 """
 
 
-@pytest.mark.parametrize("at_s", [0.3, 0.8, 1.5])
-def test_a_command_ends_while_it_is_starting(at_s):
-    assert outcome("rlxjax calibrate --budget 60 --quiet", at_s) == ENDED
+def started(arguments, *, is_ignoring=False, **options):
+    """Start Python with SIGINT as a terminal has it, also where this process ignores it, or ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if is_ignoring else signal.default_int_handler)
+    try:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen([sys.executable, *arguments], **pipes, **options)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("after_s", [0.7, 1.5])
+def test_a_command_ends_while_it_is_starting(after_s, tmp_path):
+    environment = os.environ | {"RLXJAX_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    process = started(["-m", "rlxjax", "calibrate", "--budget", "60", "--quiet"], env=environment)
+    time.sleep(after_s)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert (process.returncode, said) == (130, "interrupted\n")
 
 
 def test_work_may_stop_by_itself_and_what_is_done_is_kept():

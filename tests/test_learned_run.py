@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _compilations import COMPILE, compilations
 from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, assert_gradient_is_the_finite_difference
 
 import rlxjax as rx
-from benchmarks.startup import COMPILE, compilations
 from rlxjax.learned._program import learned_peaks, learned_program
 from rlxjax.welch._host import hann_window
 
@@ -256,7 +256,7 @@ def test_a_model_is_compiled_once_for_signals_of_one_padded_shape_and_models_pru
         rx.welch_peaks(signal, params, "learned", model=retrained)
     for batch in (33, 37):
         rx.welch_peaks(noise(batch, params), params, "learned", model=model)
-    assert not [event for event, _ in compilations if event == COMPILE]
+    assert COMPILE not in compilations
 
 
 # Columns (device, batch, n_fft, k, active, total) that reach every branch.

@@ -157,5 +157,11 @@ def test_the_fft_model_has_a_prior_timings_a_fit_and_a_prediction():
     assert result.converged
     assert isinstance(result.coefficients, FftLatencyCoefficients)
     np.testing.assert_allclose(fft_latency_ns(result.coefficients, 512, 512), fft_latency_ns(true, 512, 512), rtol=0.1)
-    with pytest.raises(ValueError, match="n_fft: expected an even number, got 65"):
-        fft_latency_ns(true, 32, 65)
+    for sizes, said in (
+        ((-1, 64), "batch: expected a size of at least 1.0, got -1"),
+        ((32, np.nan), "n_fft: expected a size of at least 2, got nan"),
+        ((32, 65), "n_fft: expected an even number, got 65"),
+        ((np.ones(2), 64 * np.ones(3)), "shapes that broadcast"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            fft_latency_ns(true, *sizes)

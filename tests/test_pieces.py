@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _compilations import compilations
 from _tolerances import FLOAT32_RTOL
 from _welch_reference import assert_peaks_of, noise, reference_power
 
 import rlxjax as rx
-from benchmarks.startup import compilations
 from rlxjax.welch import fused_peaks
 from rlxjax.welch._device_programs import chunk_rows, piece_rows
 

@@ -5,10 +5,11 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _compilations import COMPILE, compilations
+from _public_calls import public_calls
 from test_api import PUBLIC_NAMES
 
 import rlxjax as rx
-from benchmarks.startup import COMPILE, compilations, public_calls
 
 CALLS = public_calls()
 
@@ -62,7 +63,7 @@ def compiles(call, turn):
     """Return the names of what a call traced, lowered and compiled."""
     compilations.clear()
     jax.block_until_ready(call(turn))
-    return [event for event, _ in compilations]
+    return compilations[:]
 
 
 def test_new_values_compile_nothing():

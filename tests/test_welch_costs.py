@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _compilations import compilations
 from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, QUICKLY, assert_gradient_is_the_finite_difference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlxjax as rx
-from benchmarks.startup import compilations
 from rlxjax.device._costs import graph_work
 from rlxjax.welch.costs._graphs import welch_graph_work
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _compilations import compilations
 from _tolerances import (
     FLOAT32_RTOL,
     FLOAT64_RTOL,
@@ -19,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlxjax as rx
-from benchmarks.startup import compilations
 
 INF = math.inf
 MIX = np.array([0.3, -1.0, 2.0, 0.7])

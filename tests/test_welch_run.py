@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.signal
+from _compilations import COMPILE, compilations
 from _tolerances import FLOAT32_RTOL
 from _welch_reference import assert_peaks_of, noise, reference_power
 from hypothesis import given, settings
@@ -20,7 +21,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import rlxjax as rx
-from benchmarks.startup import COMPILE, compilations
 from rlxjax.device import jax_device
 from rlxjax.welch import SELECTIONS, _host, _run, schedule, selected_peaks
 
@@ -335,7 +335,7 @@ def test_batches_of_one_padded_size_and_new_values_compile_once(path):
         signal = noise(batch, params, seed=batch)
         for same in (signal, signal.astype(np.float64), jax.device_put(signal)):
             rx.welch_peaks(same, params, path)
-        return sum(event == COMPILE for event, _ in compilations)
+        return compilations.count(COMPILE)
 
     programs(80)
     assert [programs(batch) for batch in (65, 66, 71, 79, 80)] == [0] * 5
