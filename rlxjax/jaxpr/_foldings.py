@@ -79,13 +79,13 @@ def _without_transposes(equations: Sequence[Any], steps: Sequence[Step | None], 
             continue
         is_product = equation.primitive.name == "dot_general"
         operand, result = step.reads[:1], step.writes[0] if step.writes else -1
-        is_turn = bool(operand) and _is_transposed_matrix(equation)
+        is_turn = equation.primitive.name == "transpose" and tuple(equation.params["permutation"]) == (1, 0)
         if is_turn and operand[0] in turned:
             undo(turned[operand[0]])
             maker = left[makers[operand[0]]]
             if maker is None:  # nothing happened to it meanwhile
                 if result in outputs:
-                    work = step.work and step.work._replace(operation="copy")
+                    work = step.work._replace(operation="copy")
                     left.append(step._replace(reads=(instead[operand[0]],), work=work))
                 else:
                     instead[result] = operand[0]
@@ -128,26 +128,20 @@ def _found(instead: Mapping[int, int], buffer: int) -> int:
 
 
 def _is_elementwise(step: Step) -> bool:
-    return step.work is not None and step.work.family == "elementwise" and not step.writes_memory
+    return step.work.family == "elementwise" and not step.writes_memory
 
 
 def _with_turned_left(equation: Any, step: Step, is_turned: bool) -> Step:
     """Say of a product whose left matrix is contracted along its columns that it reads this one in another order."""
     left, right = (var.aval for var in equation.invars)
     (contracted, _), (batch, _) = equation.params["dimension_numbers"]
-    if step.work is None or len(left.shape) != 2 or batch or len(contracted) != 1:
-        return step
-    if (contracted[0] == 0) == is_turned:
+    if len(left.shape) != 2 or batch or len(contracted) != 1 or (contracted[0] == 0) == is_turned:
         return step
     inner = left.shape[contracted[0]]
     outer = elements(left) // max(inner, 1)
     name = transposed((inner, outer), 0, left.dtype.itemsize) if elements(right) == inner else TRANSPOSE
     also = {**step.work.also, f"{name}{UNTILED}": elements(left)}
     return step._replace(work=step.work._replace(also=also))
-
-
-def _is_transposed_matrix(equation: Any) -> bool:
-    return equation.primitive.name == "transpose" and tuple(equation.params["permutation"]) == (1, 0)
 
 
 def _readers(steps: Iterable[Step]) -> Counter[int]:

@@ -73,9 +73,11 @@ def profile_function(
     if not (is_number and compile_timeout_s > 0):
         raise ValueError(f"compile_timeout_s: expected seconds above 0, got {compile_timeout_s!r}")
     trips = Trips(trip_counts)
-    traced, program = _traced(fn, args, kwargs)
+    traced, jitted, args, kwargs = _traced(fn, args, kwargs)
     written = _as_written(traced, trips, strict)
-    return written if level == "jaxpr" else as_compiled(written, *program, trips.by_line(), compile_timeout_s)
+    if level == "jaxpr":
+        return written
+    return as_compiled(written, jitted, args, kwargs, trips.by_line(), compile_timeout_s)
 
 
 def _as_written(traced: Any, trips: Trips, strict: bool) -> FunctionProfile:
@@ -122,8 +124,8 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else 1.0
 
 
-def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-    """Return a function as JAX traces it, and the jitted function with the arguments that give it.
+def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return a function as JAX traces it, and the jitted function, arguments and keywords that give it.
 
     What is neither an array nor a positional number is closed over.
 
@@ -139,7 +141,7 @@ def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         pass
     try:
         if isinstance(fn, jax.stages.Wrapped):
-            return fn.trace(*args, **kwargs), (fn, args, kwargs)
+            return fn.trace(*args, **kwargs), fn, args, kwargs
         leaves, tree = jax.tree.flatten((args, kwargs))
         numbers = len(jax.tree.leaves(args))
         traced = {i: leaf for i, leaf in enumerate(leaves) if _is_traced(leaf, may_be_number=i < numbers)}
@@ -150,7 +152,7 @@ def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
             return fn(*own_args, **own_kwargs)
 
         jitted = jax.jit(of_arrays)
-        return jitted.trace(*traced.values()), (jitted, tuple(traced.values()), {})
+        return jitted.trace(*traced.values()), jitted, tuple(traced.values()), {}
     except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(

@@ -86,6 +86,10 @@ class Work(NamedTuple):
     rows: int = 0
 
 
+#: Of what holds kernels of its own.
+NO_WORK = Work("", "", 4)
+
+
 class Kernels:
     """Adds kernels up by kind."""
 

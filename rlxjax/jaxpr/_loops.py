@@ -47,42 +47,42 @@ class Trips:
     """
 
     def __init__(self, trip_counts: TripCounts | None) -> None:
-        if trip_counts is not None and (
-            isinstance(trip_counts, str) or not isinstance(trip_counts, (Mapping, Sequence))
-        ):
+        self._named: dict[str, int | None] = {}
+        self._in_order: list[int | None] | None = None
+        if isinstance(trip_counts, Mapping):
+            self._named = {line: _checked(trips) for line, trips in trip_counts.items()}
+        elif isinstance(trip_counts, Sequence) and not isinstance(trip_counts, str):
+            self._in_order = list(map(_checked, trip_counts))
+        elif trip_counts is not None:
             raise ValueError(f"trip_counts: expected a mapping by line or a sequence of integers, got {trip_counts!r}")
-        named = trip_counts if isinstance(trip_counts, Mapping) else {}
-        self._by_line = {line: _checked(trips) for line, trips in named.items()}
-        self._in_order = None if trip_counts is None or self._by_line else list(map(_checked, trip_counts))
-        self.lines: list[str] = []
-        #: Of loops that tell their own.
+        #: Of the loops that asked, and what they were told; and the trips by line of those that tell their own.
+        self.asked: list[tuple[str, int | None]] = []
         self.read: dict[str, set[int | None]] = {}
 
     def next(self, line: str) -> int | None:
         """Return the trips of the loop that appears now, None if nobody said."""
-        number = len(self.lines)
-        self.lines.append(line)
-        if self._in_order is not None:
-            return self._in_order[number] if number < len(self._in_order) else None
-        return self._by_line.get(line)
+        number = len(self.asked)
+        in_order = self._in_order or []
+        self.asked.append((line, in_order[number] if number < len(in_order) else self._named.get(line)))
+        return self.asked[-1][1]
 
     def by_line(self) -> dict[str, int]:
         """Return the trips of the lines whose loops all have the same, of those that appeared."""
         given = {line: set(trips) for line, trips in self.read.items()}
-        for number, line in enumerate(self.lines):
-            named = self._by_line.get(line)
-            given.setdefault(line, set()).add(named if self._in_order is None else self._in_order[number])
+        for line, trips in self.asked:
+            given.setdefault(line, set()).add(trips)
         return {line: trips for line, (trips, *others) in given.items() if trips is not None and not others}
 
     def check_used(self) -> None:
-        if self._in_order is not None and len(self._in_order) != len(self.lines):
-            where = f" ({', '.join(self.lines)})" if self.lines else ""
+        lines = [line for line, _ in self.asked]
+        if self._in_order is not None and len(self._in_order) != len(lines):
+            where = f" ({', '.join(lines)})" if lines else ""
             raise ValueError(
-                f"trip_counts: expected one for each of the {len(self.lines)} loops of unknown length{where}, "
+                f"trip_counts: expected one for each of the {len(lines)} loops of unknown length{where}, "
                 f"got {len(self._in_order)}"
             )
-        if unused := [line for line in self._by_line if line not in self.lines]:
-            raise ValueError(f"trip_counts: expected lines of {self.lines}, got {unused[0]!r}")
+        if unused := [line for line in self._named if line not in lines]:
+            raise ValueError(f"trip_counts: expected lines of {lines}, got {unused[0]!r}")
 
 
 def _checked(trips: object) -> int | None:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ._kernels import BESIDE, TRANSPOSE, Kernels, Work
+from ._kernels import BESIDE, NO_WORK, TRANSPOSE, Kernels, Work
 
 #: How a step may read its operand.
 SPREAD, EACH = "spread", "each"
@@ -36,7 +36,7 @@ class Step(NamedTuple):
         costly: not worth computing once for each kernel that reads it, or for each element of a broadcast.
         in_place: may take the memory of a buffer that it is the last to read.
         inner_bytes: memory that it needs while it runs.
-        work: what it computes; None of what holds kernels of its own.
+        work: what it computes.
         reuse: of each of its reads, whether it reads an element for every element of its result: `SPREAD`, the same
             ones again and again, or `EACH`, others than another reader; empty, or left out, if it reads them once.
     """
@@ -50,7 +50,7 @@ class Step(NamedTuple):
     costly: bool = False
     in_place: bool = False
     inner_bytes: int = 0
-    work: Work | None = None
+    work: Work = NO_WORK
     reuse: tuple[str, ...] = ()
 
 
@@ -82,39 +82,33 @@ def fused_memory(
         reusable: those inputs whose memory may be taken once they are read.
         reshaped: buffers that are read in another shape; no elementwise result takes their place.
     """
-    grouped = Kernels()
     given = set(inputs)
-    kernels, moved = _kernels(steps, sizes, given, set(outputs), given.difference(reusable), grouped)
-    return grouped, moved, _most_live(_breadth_first(kernels), sizes, inputs, outputs, reusable, reshaped)
+    lasting = given.difference(reusable)
+    kernels, grouped, moved = _kernels(steps, sizes, outputs, lasting)
+    return grouped, moved, _most_live(_breadth_first(kernels), sizes, given, outputs, lasting, reshaped)
 
 
 def _kernels(
-    steps: Sequence[Step],
-    sizes: Sequence[int],
-    inputs: set[int],
-    outputs: set[int],
-    lasting: set[int],
-    grouped: Kernels,
-) -> tuple[list[_Kernel], int]:
-    readers = [0] * len(sizes)
+    steps: Sequence[Step], sizes: Sequence[int], outputs: Iterable[int], lasting: set[int]
+) -> tuple[list[_Kernel], Kernels, int]:
+    unread = [0] * len(sizes)
     needed, spread = bytearray(len(sizes)), bytearray(len(sizes))
     for step in steps:
         for buffer in set(step.reads):
-            readers[buffer] += 1
+            unread[buffer] += 1
         for buffer in step.needs:
             needed[buffer] = True
         for buffer, how in zip(step.reads, step.reuse, strict=False):
             spread[buffer] |= how == SPREAD
     for buffer in (*outputs, *_for_libraries(steps)):
         needed[buffer] = True
-    unread = readers.copy()
     shared = _read_by_several(steps, needed)
     #: Of a value that is computed on the way: the buffers that it comes from, and the bytes read of each.
     origin: dict[int, tuple[Mapping[int, int], bool]] = {}
     makers: dict[int, tuple[int, Step]] = {}
     claimed: set[int] = set()
     kernels: list[_Kernel] = []
-    moved = 0
+    grouped, moved = Kernels(), 0
     for number, step in enumerate(steps):
         read: dict[int, int] = {}
         costly = step.costly
@@ -133,10 +127,10 @@ def _kernels(
             written = sum(sizes[buffer] for buffer in step.writes)
             own = sum(read.values()) + written if step.traffic_bytes is None else step.traffic_bytes
             moved += own
-            if step.work is not None:
-                if step.work.family == "scatter" and (step.reads[0] in lasting or unread[step.reads[0]] > 1):
-                    grouped.add(2 * written, written, [Work("movement", BESIDE, step.work.itemsize)])
-                grouped.add(own, written, _executed(step, makers, claimed))
+            if step.work.family == "scatter" and (step.reads[0] in lasting or unread[step.reads[0]] > 1):
+                grouped.add(2 * written, written, [Work("movement", BESIDE, step.work.itemsize)])
+            if step.work is not NO_WORK:
+                grouped.add(own, written, _executed(number, step, makers, claimed))
         else:
             for buffer in step.writes:
                 origin[buffer] = read, costly
@@ -145,7 +139,7 @@ def _kernels(
             unread[buffer] -= 1
             if not unread[buffer]:  # what nobody reads again is forgotten
                 origin.pop(buffer, None)
-    return kernels, moved
+    return kernels, grouped, moved
 
 
 def _read_by_several(steps: Sequence[Step], needed: bytearray) -> set[int]:
@@ -173,7 +167,7 @@ def _for_libraries(steps: Sequence[Step]) -> Iterable[int]:
     """
     wanted: dict[int, int] = {}
     for step in reversed(steps):
-        if step.work is None or (step.writes_memory and step.work.family != "reduction"):
+        if step.writes_memory and step.work.family != "reduction":
             continue
         roots = [wanted[buffer] for buffer in step.writes if buffer in wanted]
         if step.work.family == "reduction":
@@ -186,55 +180,51 @@ def _for_libraries(steps: Sequence[Step]) -> Iterable[int]:
             wanted.update((buffer, root) for root in roots for buffer in step.reads)
 
 
-def _executed(last: Step, makers: Mapping[int, tuple[int, Step]], claimed: set[int]) -> list[Work]:
+def _executed(number: int, last: Step, makers: Mapping[int, tuple[int, Step]], claimed: set[int]) -> list[Work]:
     """Return what a kernel computes, its last step first, each value as often as the kernel computes it.
 
     A value that lies in no memory is computed again by every kernel that reads it, for every element that a
     broadcast repeats, and for every slice or gathered element that is taken of it.
 
     Args:
+        number: of the last step.
         last: the step whose result the kernel keeps.
         makers: of values that are computed on the way, the number of the step, and the step.
         claimed: numbers of steps that some kernel computes; few of those are looked at again, so that the count
             stays linear.
     """
-    assert last.work is not None
-    found, again = [last.work], 0
+    found: list[Work] = []
+    again = 0
     #: By number of the step: the step, how many of its elements are wanted, and by how many places of the code.
-    waiting: dict[int, tuple[Step, int, int]] = {}
-    numbers: list[int] = []
-    step, count, places = last, last.work.elements, 1
-    while True:
-        assert step.work is not None
-        of_its_own = max(step.work.elements, 1)
-        hows = itertools.chain(step.reuse, itertools.repeat(""))
-        for buffer, how in zip(step.reads, hows, strict=False):
-            number, made = makers.get(buffer, (-1, step))
-            if number < 0 or made.work is None or (again >= _MOST_REPEATED and number in claimed):
-                continue
-            wanted = count if how else -(-made.work.elements * count // of_its_own)
-            if number not in waiting:
-                waiting[number] = made, wanted, places
-                heapq.heappush(numbers, -number)
-            else:
-                _, known, others = waiting[number]
-                both = operator.add if how == EACH else max
-                waiting[number] = made, both(known, wanted), both(others, places)
-        if not numbers:
-            return found
+    waiting = {number: (last, last.work.elements, 1)}
+    numbers = [-number]
+    while numbers:
         number = -heapq.heappop(numbers)
         step, count, places = waiting.pop(number)
         if places > _MOST_PLACES:
-            assert step.work is not None
             count, places = step.work.elements, 1
         again += number in claimed
         claimed.add(number)
-        found.append(_repeated(step.work, count))
+        found.append(last.work if step is last else _repeated(step.work, count))
+        of_its_own = max(step.work.elements, 1)
+        hows = itertools.chain(step.reuse, itertools.repeat(""))
+        for buffer, how in zip(step.reads, hows, strict=False):
+            if buffer not in makers or (again >= _MOST_REPEATED and makers[buffer][0] in claimed):
+                continue
+            earlier, made = makers[buffer]
+            wanted = count if how else -(-made.work.elements * count // of_its_own)
+            if earlier not in waiting:
+                waiting[earlier] = made, wanted, places
+                heapq.heappush(numbers, -earlier)
+            else:
+                _, known, others = waiting[earlier]
+                both = operator.add if how == EACH else max
+                waiting[earlier] = made, both(known, wanted), both(others, places)
+    return found
 
 
-def _repeated(work: Work | None, count: int) -> Work:
+def _repeated(work: Work, count: int) -> Work:
     """Return the work of so many elements."""
-    assert work is not None
     known = max(work.elements, 1)
     return work._replace(
         elements=count,
@@ -269,9 +259,9 @@ def _breadth_first(kernels: Sequence[_Kernel]) -> list[_Kernel]:
 def _most_live(
     kernels: Sequence[_Kernel],
     sizes: Sequence[int],
-    inputs: Iterable[int],
+    given: set[int],
     outputs: Sequence[int],
-    reusable: Iterable[int],
+    lasting: set[int],
     reshaped: Container[int],
 ) -> int:
     """Return the bytes of the outputs, and of what else lives at once beside the inputs.
@@ -279,11 +269,10 @@ def _most_live(
     A value that takes the memory of one that dies shares its place. Until an output is made, its place serves
     another value of the same size.
     """
-    given = set(inputs)
     last: dict[int, float] = {}
     for number, kernel in enumerate(kernels):
         last.update(dict.fromkeys(kernel.reads, number))
-    last.update(dict.fromkeys(given.difference(reusable) | set(outputs), math.inf))
+    last.update(dict.fromkeys(lasting.union(outputs), math.inf))
     place = {buffer: buffer for buffer in given}
     start: dict[int, int] = {}
     end: dict[int, float] = {}

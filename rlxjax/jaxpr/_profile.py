@@ -168,7 +168,7 @@ def dearest_first(rows: Rows, totals: Totals) -> Mapping[str, OperationCounts]:
     """Order rows by their share of the operations plus their share of the bytes."""
     sums = totals.sums()
     operations, moved = max(sum(sums[:3]), 1), max(sums.bytes or 0, 1)
-    order = sorted(rows, key=lambda name: -(sum(rows[name][:3]) / operations + rows[name][3] / moved))
+    order = sorted(rows, key=lambda name: -(sum(rows[name][:3]) / operations + (rows[name].bytes or 0) / moved))
     return FrozenDict({name: rows[name] for name in order})
 
 

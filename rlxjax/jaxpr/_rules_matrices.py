@@ -103,7 +103,7 @@ RULES: Mapping[str, Rule] = {
     "qr": _matrix(_qr_flops, _copy),
     "geqrf": _matrix(lambda op: _householder_flops(*op.operand.shape[-2:]), _copy),
     "geqp3": _matrix(lambda op: _householder_flops(*op.operand.shape[-2:])),
-    "householder_product": _matrix(lambda op: _householder_flops(*op.operand.shape[-2:], op.inputs[1].shape[-1])),
+    "householder_product": _matrix(lambda op: _householder_flops(*op.operand.shape[-2:], k=op.inputs[1].shape[-1])),
     "ormqr": _matrix(_ormqr_flops),
     "svd": _matrix(_svd_flops, _copy_of_either),
     # n**2 for each right side, which lies along either axis of the second operand.
