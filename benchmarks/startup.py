@@ -57,11 +57,6 @@ def calls() -> dict[str, Callable[[int], Any]]:
         batch = np.array([[1.0], [16.0], [256.0], [4096.0]]) * (1 + turn)
         return rx.estimate(rx.prior_posterior(FFT), rx.Runs.checked(FFT, "fft", batch=batch, n_fft=[[256, 4096]]))
 
-    def stages(turn: int) -> rx.StageGraph:
-        edges = [(0, 1, 8192), (0, 2, 8192), (1, 3, 512 + turn), (2, 3, 4096)]
-        compute_ns = [500.0, 900.0, 200.0 + turn, 50.0]
-        return rx.StageGraph.checked(compute_ns, edges, launch_ns=800.0, bytes_per_ns=9.0 + turn)
-
     def peaks(turn: int, path: str) -> np.ndarray | jax.Array:
         params = rx.WelchPeakParams.fast(256, 16)
         return rx.welch_peaks(np.full((64, params.frame_len), 1.0 + turn, np.float32), params, path)
@@ -80,7 +75,6 @@ def calls() -> dict[str, Callable[[int], Any]]:
         "fit_devices": lambda turn: rx.fit_devices(rx.stack_timings([timings(turn), timings(turn, 3.0)])[0]),
         "next_measurements": lambda turn: rx.next_measurements(candidates(turn), 2),
         "Calibration.predict_ns": lambda turn: calibration.predict_ns("fused", *sizes(turn)),
-        "plan_stages": lambda turn: rx.plan_stages(stages(turn), seed=turn).time_ns,
         "welch_peaks fused": lambda turn: peaks(turn, "fused"),
         "welch_peaks block": lambda turn: peaks(turn, "block"),
     }

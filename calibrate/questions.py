@@ -108,19 +108,21 @@ def advise(
     calibration: Annotated[
         FilePath | None, typer.Option(help="The calibration; the saved one of this machine unless given.")
     ] = None,
-    min_gain: Annotated[float, typer.Option(help="Nanoseconds that one program has to save in a call.", min=0)] = 0.0,
+    min_gain: Annotated[
+        float, typer.Option(help="Nanoseconds that fewer programs have to save in a call.", min=0)
+    ] = 0.0,
     trips: Annotated[
         list[int] | None, typer.Option(help="How often a loop turns whose length depends on data; in order.", min=0)
     ] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Also compile and time both forms.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Also compile and time the forms.")] = False,
     unsealed: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether jitted functions should be one program on this machine, and why.
+    """Say which of several jitted functions should be one program on this machine, and why.
 
     The modules that are named are imported, from the current folder too.
     """
-    with Progress().waiting("timing both forms" if measure else "advising"):
+    with Progress().waiting("timing the forms" if measure else "advising"):
         set_up_jax(None)
         import jax
 
@@ -143,7 +145,9 @@ def advise(
                 measure=measure,
             )
     if as_json:
-        typer.echo(json_text(advice.as_dict() | {"calibration": known.source}))
+        typer.echo(
+            json_text(advice.as_dict() | {"calibration": known.source, "cautions": known.of("functions").cautions})
+        )
     else:
         code = advice.code.splitlines()
         for line in str(advice).splitlines():
@@ -151,4 +155,4 @@ def advise(
                 plain(line) if line in code else filled(line.lstrip(), indent=line[: len(line) - len(line.lstrip())])
             )
         say_source(known, "functions")
-    raise typer.Exit(0 if advice.verdict in ("fuse", "keep") else UNSURE_STATUS)
+    raise typer.Exit(0 if advice.verdict in ("fuse", "group", "keep") else UNSURE_STATUS)

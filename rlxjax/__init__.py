@@ -34,7 +34,7 @@ _NAMES = {
         "soft_io_cost_ns"
     ),
     "fusion": (
-        "REWRITES FusedKernel FusionEdge FusionPlan StageGraph StagePlan execute_kernel execute_plan pareto_plans "
+        "REWRITES FusedKernel FusionEdge FusionPlan StagePlan execute_kernel execute_plan "
         "plan_fusion plan_stages rewrite_graph select_peaks_only_outputs soft_plan_ns"
     ),
     "fit": (
@@ -51,7 +51,7 @@ _NAMES = {
         "CalibratedModel Calibration CalibrationFileError Crossover Explanation Flip MachineMismatchWarning "
         "FunctionPrediction StrategyExplanation default_calibration load_calibration prior_calibration save_calibration"
     ),
-    "advice": ("Advice Measured StageCost advise"),
+    "advice": ("Advice Grouping Measured StageCost advise"),
     "welch": (
         "CoefficientSet ReferenceStrategy SoftWelchPeaksCosts StrategyCoefficients WelchPath WelchPeakParams "
         "WelchPeaksCostEstimates WelchPeaksEvaluation WelchPeaksGateBreakdown algorithm_bandwidth_gbps block_graph_ns "

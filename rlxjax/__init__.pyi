@@ -18,6 +18,7 @@ from ._numerics import soft_step as soft_step
 from ._numerics import straight_through as straight_through
 from ._numerics import temperature_from_sd as temperature_from_sd
 from .advice import Advice as Advice
+from .advice import Grouping as Grouping
 from .advice import Measured as Measured
 from .advice import StageCost as StageCost
 from .advice import advise as advise
@@ -85,11 +86,9 @@ from .fusion import REWRITES as REWRITES
 from .fusion import FusedKernel as FusedKernel
 from .fusion import FusionEdge as FusionEdge
 from .fusion import FusionPlan as FusionPlan
-from .fusion import StageGraph as StageGraph
 from .fusion import StagePlan as StagePlan
 from .fusion import execute_kernel as execute_kernel
 from .fusion import execute_plan as execute_plan
-from .fusion import pareto_plans as pareto_plans
 from .fusion import plan_fusion as plan_fusion
 from .fusion import plan_stages as plan_stages
 from .fusion import rewrite_graph as rewrite_graph

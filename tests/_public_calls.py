@@ -46,10 +46,9 @@ def candidates(turn: int) -> rx.LatencyEstimate:
     return rx.estimate(rx.prior_posterior(FFT), rx.Runs.checked(FFT, "fft", batch=batch, n_fft=[[256, 4096]]))
 
 
-def stages(turn: int) -> rx.StageGraph:
-    """Return four stages, of which the last reads values of two others."""
-    edges = [(0, 1, 8192), (0, 2, 8192), (1, 3, 512 + turn), (2, 3, 4096)]
-    return rx.StageGraph.checked([500.0, 900.0, 200.0 + turn, 50.0], edges, launch_ns=800.0, bytes_per_ns=9.0 + turn)
+def stages(turn: int) -> np.ndarray:
+    """Return what each group of four stages takes."""
+    return 800.0 + turn + np.arange(16.0).reshape(4, 4)
 
 
 def two_devices(turn: int) -> list[rx.Timings]:
@@ -113,12 +112,11 @@ def public_calls() -> dict[str, Call]:
         "learned_path_ns": lambda turn: rx.learned_path_ns("cuda", *sizes(turn), 100 + turn, 1024),
         "learned_spectrum": lambda turn: rx.learned_spectrum(low_band_model(64, turn), segments[turn]),
         "next_measurements": lambda turn: rx.next_measurements(candidates(turn), 2),
-        "pareto_plans": lambda turn: len(rx.pareto_plans(stages(turn), [0.0, 0.1 + turn])),
         "peak_recall": lambda turn: rx.peak_recall(low_band_model(64, turn), segments[turn], 4),
         "pick_weights": lambda turn: rx.pick_weights(number(turn), **soft),
         "pick_welch_peaks_strategy": lambda turn: rx.pick_welch_peaks_strategy("cuda", *sizes(turn)),
         "plan_fusion": lambda turn: rx.plan_fusion(graph, coefficients=("cuda", "metal")[turn]),
-        "plan_stages": lambda turn: rx.plan_stages(stages(turn), seed=turn).time_ns,
+        "plan_stages": lambda turn: rx.plan_stages(stages(turn))[0].time_ns,
         "pooled_prior": lambda turn: rx.pooled_prior([rx.fit_latency(own) for own in two_devices(turn)], FFT.prior),
         "predict_latency_ns": lambda turn: rx.predict_latency_ns(median, "block", *sizes(turn), 2),
         "prior_posterior": lambda turn: rx.prior_posterior(FFT, spread=0.05 + turn / 100),
@@ -132,7 +130,7 @@ def public_calls() -> dict[str, Call]:
         "soft_maximum": lambda turn: rx.soft_maximum(number(turn), 1.0 + turn, 0.5),
         "soft_minimum": lambda turn: rx.soft_minimum(number(turn), 1.0 + turn, 0.5),
         "soft_pick_welch_peaks_strategy": lambda turn: rx.soft_pick_welch_peaks_strategy("cuda", *sizes(turn), **soft),
-        "soft_plan_ns": lambda turn: rx.soft_plan_ns(stages(turn), np.full(4, 0.5 + turn), 0.1 + turn),
+        "soft_plan_ns": lambda turn: rx.soft_plan_ns(stages(turn), 0.1 + turn),
         "soft_relu": lambda turn: rx.soft_relu(number(turn), 0.5 + turn),
         "soft_step": lambda turn: rx.soft_step(number(turn), 0.5 + turn),
         "stack_timings": lambda turn: rx.stack_timings(two_devices(turn)),

@@ -100,6 +100,92 @@ def test_the_code_is_the_change_and_runs(here):
     assert "donate" not in rx.advise([square, total], real(64, 64), calibration=here).code
 
 
+def prepared(x, i):
+    return x * 0.5 + 0.1, i
+
+
+def sined(x, i):
+    return jnp.sin(x), i
+
+
+def shifted(y):
+    return 2.0 * y - 1.0
+
+
+#: Of four stages, a table is made and looked up: the look-up would make it again for every entry.
+TABLE = [prepared, sined, look_up, shifted]
+TABLE_ARGS = (real(64), jax.ShapeDtypeStruct((2**18,), jnp.int32))
+
+
+def test_of_four_stages_every_grouping_is_priced_and_the_best_is_advised(here):
+    found = rx.advise(TABLE, *TABLE_ARGS, calibration=here)
+    assert (found.verdict, found.reason_code) == ("group", "saves_launches")
+    assert found.groups == (("prepared", "sined"), ("look_up", "shifted"))
+    assert found.saved_calls == 2
+    assert found.recomputed_elements == 0
+    assert found.gain_ns == found.apart_ns - found.together_ns > 0
+    assert len(found.groupings) == len({own.groups for own in found.groupings}) == 2**3
+    times_ns = [own.time_ns for own in found.groupings]
+    assert times_ns == sorted(times_ns)
+    by_name = {own.name: own for own in found.groupings}
+    assert by_name["prepared+sined | look_up+shifted"] == found.groupings[0]
+    assert (by_name["apart"].time_ns, by_name["apart"].probability) == (found.apart_ns, None)
+    assert by_name["together"].probability < 0.1 < 0.9 < found.probability == found.groupings[0].probability
+    # A grouping takes what its programs take, each by the profile of its stages as one function.
+    first = rx.profile_function(lambda x, i: sined(*prepared(x, i)), *TABLE_ARGS)
+    second = rx.profile_function(lambda x, i: shifted(look_up(x, i)), *TABLE_ARGS)
+    parts = [predict_profile(here, profile) for profile in (first, second)]
+    np.testing.assert_allclose(found.together_ns, sum(part.time_ns for part in parts), rtol=1e-12)
+    np.testing.assert_allclose(found.together_interval_ns, np.sum([part[1:3] for part in parts], 0), rtol=1e-12)
+    assert "prepared+sined | look_up+shifted saves" in str(found)
+    scope = {"jax": jax} | {fn.__name__: fn for fn in TABLE}
+    exec(found.code, scope)  # noqa: S102
+    table, index = np.linspace(0.0, 1.0, 64), np.arange(2**18) % 64
+    expected = 2 * np.sin(table * 0.5 + 0.1)[index] - 1
+    np.testing.assert_allclose(scope["fused"](jnp.asarray(table), jnp.asarray(index)), expected, rtol=1e-5)
+    assert scope["fused1"] is not scope["fused2"]
+    assert json.loads(json.dumps(found.as_dict()))["groupings"][0]["groups"] == [list(own) for own in found.groups]
+
+
+def test_a_stage_is_traced_once_whatever_it_is_part_of(here):
+    traced = []
+
+    def counted(name):
+        return lambda x: traced.append(name) or 2.0 * x
+
+    rx.advise([counted(name) for name in "abcd"], real(64), calibration=here)
+    assert traced == list("abcd")
+
+
+def test_the_memory_rules_out_groups_and_a_rival_within_the_doubt_is_named(here):
+    stages = [square, sines, total]
+    free = rx.advise(stages, real(2048, 2048), calibration=here)
+    assert (free.verdict, free.groups) == ("fuse", (("square", "sines", "total"),))
+    for own in free.groupings:
+        bound = rx.advise(stages, real(2048, 2048), calibration=here, memory_bytes=own.peak_bytes)
+        names = {other.name for other in bound.groupings}
+        assert own.name in names
+        assert all(other.peak_bytes <= own.peak_bytes for other in bound.groupings if other.name != "apart")
+    none = rx.advise(stages, real(2048, 2048), calibration=here, memory_bytes=1000)
+    assert (none.verdict, none.reason_code, [own.name for own in none.groupings]) == ("keep", "peak_memory", ["apart"])
+    # What is sure of two stages stays sure beside a third that may or may not join them.
+    beside = rx.advise([square, jnp.negative, jnp.sort], real(2048, 2048), calibration=here)
+    assert (beside.verdict, beside.groups) == ("group", (("square", "negative"), ("sort",)))
+    assert beside.reason.endswith("; together is as good within the doubt")
+    assert next(own for own in beside.groupings if own.name == "together").probability < 0.9
+
+
+def test_a_price_of_the_peak_turns_the_verdict(here):
+    stages = [sined, look_up]
+    dear = rx.advise(stages, *TABLE_ARGS, calibration=here)
+    peak = dear.apart_peak_bytes - dear.together_peak_bytes
+    assert dear.gain_ns < 0 < peak
+    for share, verdict in ((0.0, "keep"), (1.0, "undecided"), (3.0, "fuse")):
+        price = -share * dear.gain_ns / peak
+        priced = rx.advise(stages, *TABLE_ARGS, calibration=here, peak_price_ns_per_byte=price)
+        assert priced.verdict == verdict
+
+
 def test_one_of_a_thing_is_not_told_as_several(here):
     told = str(rx.advise([square, total], real(2048, 2048), calibration=here))
     assert "saves 1 call, 1 launch, 0 sync points," in told
@@ -148,6 +234,8 @@ def test_a_jitted_function_is_one_program_and_a_plain_one_is_its_parts(here):
     found = rx.advise(step, real(64, 64), calibration=here)
     assert [stage.name for stage in found.stages] == ["square", "add", "total"]
     assert found.verdict == "fuse"
+    assert {own.name for own in found.groupings} == {"apart", "together"}  # the parts of a function need be no chain
+    assert found.code == "fused = jax.jit(step)"
 
 
 def test_what_cannot_be_modelled_says_why(here):

@@ -20,6 +20,7 @@ from .words import chance, plain, times
 #: What the verdicts are called, and whether one program is good news.
 _WORDS = {
     "fuse": (True, "Fuse: make them one program."),
+    "group": (True, "Group: make some of them one program."),
     "keep": (True, "Keep them apart."),
     "undecided": (None, "Undecided."),
     "cannot model": (False, "This cannot be modelled."),
@@ -89,7 +90,8 @@ def _verdict(advice: Advice) -> Markup:
     said = [f"{advice.reason[:1].upper()}{advice.reason[1:]} ({advice.reason_code})."]
     if advice.probability is not None:
         gain = f"saves more than {ns(advice.min_gain_ns)} ns a call" if advice.min_gain_ns else "is the faster one"
-        said.append(f"One program {gain} with a probability of {chance(advice.probability)}.")
+        grouped = "One program" if len(advice.groups) < 2 else " | ".join(map(" + ".join, advice.groups))
+        said.append(f"{grouped} {gain} with a probability of {chance(advice.probability)}.")
     if (measured := advice.measured) is not None:
         ratio = measured.apart_ns / measured.together_ns
         said.append(

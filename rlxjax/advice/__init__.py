@@ -4,6 +4,7 @@
 """
 
 from ._advice import Advice as Advice
+from ._advice import Grouping as Grouping
 from ._advice import Measured as Measured
 from ._advice import StageCost as StageCost
 from ._advise import advise as advise

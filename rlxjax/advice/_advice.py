@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from rlxjax._values import by_value, counted, whole_ns
 
+#: The fastest groupings that are shown, and the names of those that always are.
+MOST_SHOWN, ENDS = 8, ("apart", "together")
+
 
 class StageCost(NamedTuple):
     """One stage, jitted by itself.
@@ -24,54 +27,87 @@ class StageCost(NamedTuple):
     peak_bytes: int
 
 
+class Grouping(NamedTuple):
+    """One way to group stages into programs.
+
+    Attributes:
+        groups: names of the stages of each program.
+        time_ns: predicted, of all programs.
+        interval_ns: that holds it with 90 %.
+        peak_bytes: that live at once while the largest program runs, arguments of the first one held.
+        probability: that it saves more than what is asked; None of the stages apart.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    time_ns: float
+    interval_ns: tuple[float, float]
+    peak_bytes: int
+    probability: float | None
+
+    @property
+    def name(self) -> str:
+        """The stages, joined where they run as one program."""
+        if len(self.groups) == 1:
+            return "together"
+        return "apart" if max(map(len, self.groups)) == 1 else " | ".join(map("+".join, self.groups))
+
+
 class Measured(NamedTuple):
-    """What both forms took when they were timed.
+    """What the forms took when they were timed.
 
     Attributes:
         apart_ns: the stages one after another: the lower quartile over the rounds.
-        together_ns: the one program.
-        compile_s: seconds that compiling the one program took.
-        rounds: of either form, interleaved.
+        together_ns: grouped as is advised.
+        compile_s: seconds that compiling what is grouped took.
+        rounds: of each form, interleaved.
+        one_program_ns: all stages as one program, where that is not what is advised.
     """
 
     apart_ns: float
     together_ns: float
     compile_s: float
     rounds: int
+    one_program_ns: float | None = None
 
 
 @by_value
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """Whether stages should be one program; figures are per call of all of them.
+    """Whether stages should run as fewer programs, and which; figures are per call of all of them.
+
+    What is compared with the stages apart is the *grouping* of `groups`: the one program of all stages, or of three
+    and more stages the fastest grouping that is surely ahead, if one is, else the fastest.
 
     Attributes:
-        verdict: "fuse", "keep", "undecided" or "cannot model".
+        verdict: "fuse": as one program. "group": as the programs of `groups`. "keep": apart. "undecided": no
+            grouping surely saves what is asked, and not all of them surely fail to. "cannot model".
         reason_code: stable, for programs: `saves_launches`, `saves_traffic`; `recompute`, `loses_tiling`, `slower`,
             `no_gain`, `peak_memory`, `already_one_program`; `too_close`; `uncosted`, `unknown_loop`, `not_calibrated`.
         reason: the same in a sentence.
-        probability: that one program saves more than `min_gain_ns`; None where nothing can be said.
+        probability: that the grouping saves more than `min_gain_ns`; None where nothing can be said.
         apart_ns: predicted time of the stages, jitted one by one; None likewise.
         apart_interval_ns: that holds it with 90 %.
-        together_ns: predicted time of the one program.
+        together_ns: predicted time of the grouping.
         together_interval_ns: that holds it with 90 %.
         apart_terms_ns: the parts of `apart_ns` by name, the largest first.
         together_terms_ns: those of `together_ns`.
         min_gain_ns: what has to be saved.
         stages: cost of each stage.
+        groups: names of the stages of each program of the grouping.
+        groupings: the fastest ones, the best first, and always the stages apart and together.
         saved_calls: programs that are called less.
-        saved_launches: kernels that one program has less.
+        saved_launches: kernels that the grouping has less.
         saved_sync_points: waits for the host that it has less.
         saved_readback_bytes: bytes of results that it has less.
         saved_traffic_bytes: bytes that it moves less.
         recomputed_flops: floating-point operations that it does more.
         recomputed_elements: results of operations, transcendental ones included, that it computes more.
         apart_peak_bytes: that live at once while the stages run, all arguments held.
-        together_peak_bytes: that live at once while the one program runs.
+        together_peak_bytes: that live at once while the grouping runs.
         flip: what would have to change for the other verdict, in a sentence.
-        code: the change, as Python; empty unless the verdict is "fuse".
+        code: the change, as Python; empty unless the verdict is "fuse" or "group".
         extrapolated: whether some count lies outside what was measured.
-        measured: what both took, if they were timed.
+        measured: what the forms took, if they were timed.
     """
 
     verdict: str
@@ -86,6 +122,8 @@ class Advice:
     together_terms_ns: Mapping[str, float] = dataclasses.field(default_factory=dict)
     min_gain_ns: float = 0.0
     stages: tuple[StageCost, ...] = ()
+    groups: tuple[tuple[str, ...], ...] = ()
+    groupings: tuple[Grouping, ...] = ()
     saved_calls: int = 0
     saved_launches: int = 0
     saved_sync_points: int = 0
@@ -102,7 +140,7 @@ class Advice:
 
     @property
     def gain_ns(self) -> float | None:
-        """What one program saves in a call: as measured, else as predicted; negative if it costs."""
+        """What the grouping saves in a call: as measured, else as predicted; negative if it costs."""
         if self.measured is not None:
             return self.measured.apart_ns - self.measured.together_ns
         if self.apart_ns is None or self.together_ns is None:
@@ -111,7 +149,7 @@ class Advice:
 
     @property
     def calls_to_pay_back(self) -> int | None:
-        """The calls after which compiling the one program has paid; None if it was not timed, or never pays."""
+        """The calls after which compiling the grouping has paid; None if it was not timed, or never pays."""
         gain_ns = self.gain_ns
         if self.measured is None or gain_ns is None or gain_ns <= 0:
             return None
@@ -121,6 +159,7 @@ class Advice:
         """Return everything as plain numbers, strings and lists, for JSON."""
         found = dataclasses.asdict(self)
         found["stages"] = [stage._asdict() for stage in self.stages]
+        found["groupings"] = [grouping._asdict() for grouping in self.groupings]
         found["measured"] = None if self.measured is None else self.measured._asdict()
         return found | {"gain_ns": self.gain_ns, "calls_to_pay_back": self.calls_to_pay_back}
 
@@ -130,22 +169,18 @@ class Advice:
             return lines[0]
         for name, time_ns, interval in (
             ("apart", self.apart_ns, self.apart_interval_ns),
-            ("together", self.together_ns, self.together_interval_ns),
+            ("together" if len(self.groups) < 2 else "grouped", self.together_ns, self.together_interval_ns),
         ):
-            low, high = interval or (math.nan, math.nan)
-            lines.append(f"{name:10}{whole_ns(time_ns):>15} ns  (90 %: {whole_ns(low)} to {whole_ns(high)})")
+            lines.append(f"{name:10}{_time(time_ns, interval)}")
         lines.append(f"saves more than {whole_ns(self.min_gain_ns)} ns with {100 * self.probability:.0f} %")
         if self.extrapolated:
             lines.append("outside what was measured: an extrapolation")
+        if len(self.stages) > 2:
+            shown = [own for place, own in enumerate(self.groupings) if place < MOST_SHOWN or own.name in ENDS]
+            width = max((len(own.name) for own in shown), default=0)
+            lines += [f"  {own.name:{width}}{_time(own.time_ns, own.interval_ns)}" for own in shown]
         if self.measured is not None:
-            apart_ns, together_ns = map(whole_ns, self.measured[:2])
-            lines.append(
-                f"measured: apart {apart_ns} ns, together {together_ns} ns, "
-                f"{self.measured.together_ns / self.measured.apart_ns:.2f} times as long (less is better)"
-            )
-            pays = self.calls_to_pay_back
-            after = "never pays" if pays is None else f"pays after {counted(pays, 'call')}"
-            lines.append(f"compiling takes {self.measured.compile_s:.2f} s and {after}")
+            lines += self._measured_lines(self.measured)
         lines += [f"  {stage.name}: {whole_ns(stage.time_ns)} ns, limited by {stage.limit}" for stage in self.stages]
         lines.append(
             f"saves {counted(self.saved_calls, 'call')}, {counted(self.saved_launches, 'launch', 'launches')}, "
@@ -158,3 +193,22 @@ class Advice:
         lines.append("peak memory: {} apart, {} together".format(*peaks))
         lines += [text for text in (self.flip, self.code) if text]
         return "\n".join(lines)
+
+    def _measured_lines(self, measured: Measured) -> list[str]:
+        """Return what was timed, and when it pays."""
+        forms = [("apart", measured.apart_ns), ("together", measured.together_ns)]
+        if measured.one_program_ns is not None:
+            forms[1:] = [("grouped", measured.together_ns), ("together", measured.one_program_ns)]
+        times = ", ".join(f"{name} {whole_ns(time_ns)} ns" for name, time_ns in forms)
+        ratio = measured.together_ns / measured.apart_ns
+        pays = self.calls_to_pay_back
+        after = "never pays" if pays is None else f"pays after {counted(pays, 'call')}"
+        return [
+            f"measured: {times}, {ratio:.2f} times as long (less is better)",
+            f"compiling takes {measured.compile_s:.2f} s and {after}",
+        ]
+
+
+def _time(time_ns: float, interval_ns: tuple[float, float] | None) -> str:
+    low_ns, high_ns = interval_ns or (math.nan, math.nan)
+    return f"{whole_ns(time_ns):>15} ns  (90 %: {whole_ns(low_ns)} to {whole_ns(high_ns)})"

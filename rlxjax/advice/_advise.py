@@ -1,12 +1,15 @@
-"""The question: should these jitted stages be one program here?"""
+"""The question: which of these jitted stages should be one program here?"""
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from rlxjax._numerics import logistic
+from rlxjax._checks import check_at_least
+from rlxjax._numerics import temperature_from_sd
 from rlxjax._values import counted, whole_ns
 from rlxjax.calibration import (
     Calibration,
@@ -16,15 +19,18 @@ from rlxjax.calibration import (
     predict_profiles,
 )
 from rlxjax.fit import SURE
-from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
+from rlxjax.fusion import StagePlan, plan_stages
+from rlxjax.jaxpr import FunctionProfile, TripCounts
 from rlxjax.models import FUNCTIONS
 
-from ._advice import Advice, Measured, StageCost
+from ._advice import Advice, Grouping, Measured, StageCost
 from ._measure import measure as timed
-from ._stages import Stage, as_code, composed, in_order, name_of, parts_of
+from ._stages import Span, Stage, as_code, composed, groups_of, in_order, parts_of, profiles_of
 
 #: Terms of the functions model that launches take, and those that traffic takes.
 LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns"), ("elementwise_ns", "uncached_ns")
+#: The most groupings that are looked at: all of those of seven stages.
+MOST_GROUPINGS = 64
 
 
 def advise(
@@ -34,10 +40,12 @@ def advise(
     min_gain_ns: float = 0.0,
     trip_counts: TripCounts | None = None,
     memory_bytes: int | None = None,
+    peak_price_ns_per_byte: float = 0.0,
     measure: bool = False,
 ) -> Advice:
-    """Say whether stages that are jitted one by one should be one jitted function, and why.
+    """Say which stages that are jitted one by one should be one jitted function, and why.
 
+    Of three or more stages, every way to group neighbours into programs is looked at: the answer names the best.
     Nothing is compiled or run, unless `measure` is set.
 
     Args:
@@ -46,15 +54,16 @@ def advise(
             each other operation, as they run where it is not jitted.
         *args: of the first stage: arrays or `jax.ShapeDtypeStruct`s, or trees of them.
         calibration: of this machine, or the file of one; `default_calibration()` unless given.
-        min_gain_ns: what one program has to save in a call.
+        min_gain_ns: what fewer programs have to save in a call.
         trip_counts: of loops whose length depends on data, in order of appearance over all stages.
-        memory_bytes: of the device; one program that needs more is not advised. What JAX says of its default
+        memory_bytes: of the device; a group of stages that needs more is not advised. What JAX says of its default
             device unless given, if it says anything.
-        measure: also compile and time both forms.
+        peak_price_ns_per_byte: what a byte that lives at the peak costs in a call.
+        measure: also compile and time the forms: the stages apart, as advised, and as one program.
 
     Raises:
-        ValueError: no stage, a stage that does not trace or does not take what the one before gives, or a gain that
-            is no number of at least 0.
+        ValueError: no stage, a stage that does not trace or does not take what the one before gives, or a gain or
+            price that is no number of at least 0.
         CalibrationFileError: a file that cannot be used, or none on a platform without a population.
 
     Examples:
@@ -62,15 +71,17 @@ def advise(
         >>> from rlxjax.calibration import CalibratedModel
         >>> from rlxjax.fit import prior_posterior
         >>> model = CalibratedModel(prior_posterior(FUNCTIONS), {}, {}, {name: (0, 1e9) for name in FUNCTIONS.inputs})
-        >>> rows = jax.ShapeDtypeStruct((1000, 1000), jnp.float32)
-        >>> found = advise([jnp.negative, jnp.abs], rows, calibration=Calibration({"functions": model}, None, {}))
+        >>> known, rows = Calibration({"functions": model}, None, {}), jax.ShapeDtypeStruct((1000, 1000), jnp.float32)
+        >>> found = advise([jnp.negative, jnp.abs], rows, calibration=known)
         >>> found.verdict, found.reason_code, found.saved_launches, found.saved_traffic_bytes
         ('fuse', 'saves_traffic', 1, 8000000)
         >>> found.code
         'fused = jax.jit(lambda x0: abs(negative(x0)), donate_argnums=(0,))  # if nobody uses x0 afterwards'
+        >>> [grouping.name for grouping in advise([jnp.negative, jnp.abs, jnp.sum], rows, calibration=known).groupings]
+        ['together', 'negative+abs | sum', 'negative | abs+sum', 'apart']
     """
-    if isinstance(min_gain_ns, bool) or not isinstance(min_gain_ns, (int, float)) or not min_gain_ns >= 0:
-        raise ValueError(f"min_gain_ns: expected a number of at least 0, got {min_gain_ns!r}")
+    check_at_least(min_gain_ns, "min_gain_ns", what="number", most=math.inf)
+    check_at_least(peak_price_ns_per_byte, "peak_price_ns_per_byte", what="number", most=math.inf)
     functions = [stages] if callable(stages) or not isinstance(stages, Iterable) else list(stages)
     if not functions or not all(map(callable, functions)):
         raise ValueError(f"stages: expected a function, or functions in order, got {stages!r}")
@@ -78,42 +89,25 @@ def advise(
         known = default_calibration() if calibration is None else None
         calibration = load_calibration(calibration) if known is None else known
     whole = in_order(functions, args)
-    if len(functions) == 1:
+    if len(functions) > 1:
+        groups = groups_of(whole)
+    else:
         if isinstance(functions[0], jax.stages.Wrapped):
             return Advice("keep", "already_one_program", f"{whole[0].name} is jitted: it is one program already")
-        apart = parts_of(functions[0], args)
-        if len(apart) < 2:
+        parts = parts_of(whole[0])
+        if len(parts) < 2:
             return Advice("keep", "already_one_program", f"{whole[0].name} is one operation, and one program already")
-    else:
-        apart = whole
-    together = composed(functions)
-    profile = profile_function(together, *args, trip_counts=trip_counts)
-    parts = _profiles(apart, trip_counts)
-    if refusal := _refusal(calibration, [profile, *parts]):
+        groups = {(place, place): part for place, part in enumerate(parts)} | {(0, len(parts) - 1): whole[0]}
+    profiles = profiles_of(groups, trip_counts)
+    if refusal := _refusal(calibration, profiles.values()):
         return refusal
-    return _advice(calibration, whole, apart, profile, parts, float(min_gain_ns), memory_bytes, args, measure)
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(args) if hasattr(leaf, "dtype"))
+    limit = _device_bytes() if memory_bytes is None else memory_bytes
+    question = _Question(calibration, groups, profiles, held, limit, float(min_gain_ns), float(peak_price_ns_per_byte))
+    return _answer(question, whole, functions, args if measure else None)
 
 
-def _profiles(stages: Sequence[Stage], trip_counts: TripCounts | None) -> list[FunctionProfile]:
-    """Return the profile of each stage, with its own share of the trip counts."""
-    if trip_counts is None or isinstance(trip_counts, Mapping):
-        # A line that a stage does not have is no mistake, since another one has it.
-        found = [profile_function(stage.fn, *stage.args) for stage in stages]
-        named = trip_counts or {}
-        own = [{loop.line: named[loop.line] for loop in one.unknown_loops if loop.line in named} for one in found]
-        return [
-            profile_function(stage.fn, *stage.args, trip_counts=counts) if counts else one
-            for stage, counts, one in zip(stages, own, found, strict=True)
-        ]
-    left, found = list(trip_counts), []
-    for stage in stages:
-        count = len(profile_function(stage.fn, *stage.args).unknown_loops)
-        found.append(profile_function(stage.fn, *stage.args, trip_counts=left[:count] if count else None))
-        left = left[count:]
-    return found
-
-
-def _refusal(calibration: Calibration, profiles: Sequence[FunctionProfile]) -> Advice | None:
+def _refusal(calibration: Calibration, profiles: Iterable[FunctionProfile]) -> Advice | None:
     """Return the answer where nothing can be predicted, None where it can."""
     if FUNCTIONS.name not in calibration.models:
         mend = "measure it with `rlxjax calibrate --only functions`"
@@ -125,76 +119,151 @@ def _refusal(calibration: Calibration, profiles: Sequence[FunctionProfile]) -> A
     return None
 
 
-def _advice(
-    calibration: Calibration,
-    whole: Sequence[Stage],
-    apart: Sequence[Stage],
-    profile: FunctionProfile,
-    parts: Sequence[FunctionProfile],
-    min_gain_ns: float,
-    memory_bytes: int | None,
-    args: tuple[Any, ...],
-    measure: bool,
+class _Question:
+    """Groups of stages with their profiles, all predicted by one estimate, and the plans that they allow."""
+
+    def __init__(
+        self,
+        calibration: Calibration,
+        groups: Mapping[Span, Stage],
+        profiles: Mapping[Span, FunctionProfile],
+        held_bytes: int,
+        limit_bytes: int | None,
+        min_gain_ns: float,
+        price: float,
+    ):
+        self.profiles, self.min_gain_ns, self.price = profiles, min_gain_ns, price
+        self.found = predict_profiles(calibration, list(profiles.values()))
+        self.place = {span: place for place, span in enumerate(profiles)}
+        self.count = 1 + max(last for _, last in profiles)
+        self.names = [groups[number, number].name for number in range(self.count)]
+        times, peaks = np.full((self.count, self.count), np.inf), np.zeros((self.count, self.count))
+        for span, place in self.place.items():
+            times[span] = self.found.predictions[place].time_ns
+            peaks[span] = profiles[span].peak_bytes + (held_bytes if span[0] else 0)
+        everyone = range(self.count)
+        self.apart = self._plan([(number, number) for number in everyone], times, peaks)
+        self.together = self._plan([(0, self.count - 1)], times, peaks)
+        self.fits = limit_bytes is None or self.together.peak_bytes <= limit_bytes
+        if limit_bytes is not None:
+            times[(peaks > limit_bytes) & ~np.eye(self.count, dtype=bool)] = np.inf
+        found = plan_stages(times, peaks, peak_price_ns_per_byte=price, count=MOST_GROUPINGS)
+        ends = [self.together, self.apart] if self.fits else [self.apart]
+        self.plans = [*found, *(plan for plan in ends if plan not in found)]
+
+    @staticmethod
+    def _plan(spans: Sequence[Span], times: np.ndarray, peaks: np.ndarray) -> StagePlan:
+        groups = tuple(tuple(range(first, last + 1)) for first, last in spans)
+        return StagePlan(groups, sum(float(times[s]) for s in spans), max(float(peaks[s]) for s in spans))
+
+    def predictions(self, plan: StagePlan) -> list[FunctionPrediction]:
+        """Return what is predicted of each program of a plan."""
+        return [self.found.predictions[place] for place in self._places(plan)]
+
+    def ahead(self, plan: StagePlan, other: StagePlan, min_gain_ns: float = 0.0) -> tuple[float, float, bool]:
+        """Return what a plan saves in ns, the probability that this is more than asked, and whether both were measured.
+
+        A gain in ns has the price of the bytes at the peak in it.
+        """
+        decided = self.found.decision(self._places(plan), self._places(other))
+        margin_ns = float(decided.margin_ns) + self.price * (other.peak_bytes - plan.peak_bytes)
+        odds = (margin_ns - min_gain_ns) / temperature_from_sd(float(decided.margin_sd_ns))
+        return margin_ns, 0.5 + 0.5 * math.tanh(0.5 * odds), bool(decided.in_domain)
+
+    def grouping(self, plan: StagePlan) -> Grouping:
+        """Return a plan in the words of the answer."""
+        each = self.predictions(plan)
+        interval = (sum(one.low_ns for one in each), sum(one.high_ns for one in each))
+        names = tuple(tuple(self.names[number] for number in group) for group in plan.groups)
+        probability = None if plan == self.apart else self.ahead(plan, self.apart, self.min_gain_ns)[1]
+        return Grouping(names, sum(one.time_ns for one in each), interval, int(plan.peak_bytes), probability)
+
+    def _places(self, plan: StagePlan) -> list[int]:
+        return [self.place[group[0], group[-1]] for group in plan.groups]
+
+
+def _answer(
+    question: _Question, whole: Sequence[Stage], functions: Sequence[Callable[..., Any]], args: tuple[Any, ...] | None
 ) -> Advice:
-    """Return the answer of a calibration that can be asked."""
-    found = predict_profiles(calibration, [profile, *parts])
-    one, *each = found.predictions
-    decided = found.decision([0], range(1, 1 + len(parts)))
-    margin_ns, temperature_ns = float(decided.margin_ns), float(decided.temperature_ns)
-    probability = float(logistic((margin_ns - min_gain_ns) / temperature_ns))
-    saved = _difference(each, one)
-    recomputed_flops = max(_executed_flops([profile]) - _executed_flops(parts), 0)
-    recomputed = max(_executed_elements([profile]) - _executed_elements(parts), 0)
-    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(args) if hasattr(leaf, "dtype"))
-    peaks = [part.peak_bytes + (held if number else 0) for number, part in enumerate(parts)]
-    limit = _device_bytes() if memory_bytes is None else memory_bytes
-    if limit is not None and profile.peak_bytes > limit:
+    """Return the answer of a calibration that can be asked; also time the forms if it is given the arguments."""
+    groupings = {plan: question.grouping(plan) for plan in question.plans}
+    chances = {plan: own.probability for plan, own in groupings.items() if own.probability is not None}
+    sure = [plan for plan, chance in chances.items() if chance >= SURE]
+    plan = next(iter(sure or chances), question.together)
+    margin_ns, probability, in_domain = question.ahead(plan, question.apart, question.min_gain_ns)
+    each, programs = question.predictions(question.apart), question.predictions(plan)
+    apart, grouped = question.grouping(question.apart), question.grouping(plan)
+    saved = _difference(each, programs)
+    parts, profiles = ([prediction.profile for prediction in side] for side in (each, programs))
+    recomputed = max(_executed(profiles, "computed_elements") - _executed(parts, "computed_elements"), 0)
+    if not chances:
         verdict, code = "keep", "peak_memory"
-    elif probability >= SURE:
+    elif sure:
         launches, traffic = (sum(saved.get(name, 0.0) for name in terms) for terms in (LAUNCH_TERMS, TRAFFIC_TERMS))
-        verdict, code = "fuse", "saves_launches" if launches >= traffic else "saves_traffic"
-    elif probability <= 1.0 - SURE:
+        verdict = "fuse" if len(plan.groups) == 1 else "group"
+        code = "saves_launches" if launches >= traffic else "saves_traffic"
+    elif max(chances.values()) <= 1.0 - SURE:
         verdict, code = "keep", _why_not(saved, margin_ns, recomputed)
     else:
         verdict, code = "undecided", "too_close"
-    spread = [sum(prediction.low_ns for prediction in each), sum(prediction.high_ns for prediction in each)]
+    subject = "one program" if len(plan.groups) == 1 else grouped.name
+    reason = _sentence(code, subject, margin_ns, question.min_gain_ns, saved, int(plan.peak_bytes), recomputed)
+    if question.count > 2 and sure:
+        rival = next(
+            (other for other in question.plans if other != plan and question.ahead(plan, other)[1] < SURE), None
+        )
+        reason += "" if rival is None else f"; {groupings[rival].name} is as good within the doubt"
+    if chances and not question.fits:
+        needed = counted(int(question.together.peak_bytes), "byte")
+        reason += f"; one program of all needs {needed} at once, more than the device has"
+    groups = plan.groups if len(functions) > 1 else ((0,),)
     return Advice(
         verdict=verdict,
         reason_code=code,
-        reason=_sentence(code, margin_ns, min_gain_ns, saved, profile.peak_bytes, recomputed),
+        reason=reason,
         probability=probability,
-        apart_ns=float(decided.kept_ns),
-        apart_interval_ns=(spread[0], spread[1]),
-        together_ns=one.time_ns,
-        together_interval_ns=(one.low_ns, one.high_ns),
+        apart_ns=apart.time_ns,
+        apart_interval_ns=apart.interval_ns,
+        together_ns=grouped.time_ns,
+        together_interval_ns=grouped.interval_ns,
         apart_terms_ns=_summed(each),
-        together_terms_ns=dict(one.terms_ns),
-        min_gain_ns=min_gain_ns,
+        together_terms_ns=_summed(programs),
+        min_gain_ns=question.min_gain_ns,
         stages=tuple(
-            StageCost(stage.name, own.time_ns, _word(next(iter(own.terms_ns))), own.profile.peak_bytes)
-            for stage, own in zip(apart, each, strict=True)
+            StageCost(name, own.time_ns, _word(next(iter(own.terms_ns))), own.profile.peak_bytes)
+            for name, own in zip(question.names, each, strict=True)
         ),
-        saved_calls=len(parts) - 1,
-        saved_launches=sum(map(_launches, parts)) - _launches(profile),
-        saved_sync_points=sum(int(part.io.sync_points) for part in parts) - int(profile.io.sync_points),
-        saved_readback_bytes=sum(int(part.io.host_output_bytes) for part in parts) - int(profile.io.host_output_bytes),
-        saved_traffic_bytes=sum(part.fused_traffic_bytes for part in parts) - profile.fused_traffic_bytes,
-        recomputed_flops=recomputed_flops,
+        groups=grouped.groups,
+        groupings=tuple(groupings.values()),
+        saved_calls=len(parts) - len(profiles),
+        saved_launches=_executed(parts, "launches") - _executed(profiles, "launches"),
+        saved_sync_points=_total(parts, "sync_points") - _total(profiles, "sync_points"),
+        saved_readback_bytes=_total(parts, "host_output_bytes") - _total(profiles, "host_output_bytes"),
+        saved_traffic_bytes=sum(own.fused_traffic_bytes for own in parts)
+        - sum(own.fused_traffic_bytes for own in profiles),
+        recomputed_flops=max(_executed(profiles, "flops") - _executed(parts, "flops"), 0),
         recomputed_elements=recomputed,
-        apart_peak_bytes=max(peaks),
-        together_peak_bytes=profile.peak_bytes,
-        flip=_flip(saved, margin_ns - min_gain_ns),
-        code=_code(whole, args) if verdict == "fuse" else "",
-        extrapolated=not decided.in_domain,
-        measured=_measured(whole, args) if measure else None,
+        apart_peak_bytes=apart.peak_bytes,
+        together_peak_bytes=grouped.peak_bytes,
+        flip=_flip(saved, margin_ns - question.min_gain_ns),
+        code=as_code(whole, groups) if sure else "",
+        extrapolated=not in_domain,
+        measured=None if args is None else _measured(functions, groups, args),
     )
 
 
-def _difference(each: Sequence[FunctionPrediction], one: FunctionPrediction) -> dict[str, float]:
-    """Return what one program saves of each term in ns, the largest change first."""
-    saved = _summed(each)
-    for name, time_ns in one.terms_ns.items():
-        saved[name] = saved.get(name, 0.0) - time_ns
+def _total(profiles: Sequence[FunctionProfile], name: str) -> int:
+    return sum(int(getattr(profile.io, name)) for profile in profiles)
+
+
+def _executed(profiles: Sequence[FunctionProfile], name: str) -> int:
+    return sum(getattr(group, name) for profile in profiles for group in profile.kernels)
+
+
+def _difference(each: Sequence[FunctionPrediction], grouped: Sequence[FunctionPrediction]) -> dict[str, float]:
+    """Return what a grouping saves of each term in ns, the largest change first."""
+    before, after = _summed(each), _summed(grouped)
+    saved = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in before | after}
     return dict(sorted(saved.items(), key=lambda part: -abs(part[1])))
 
 
@@ -205,18 +274,6 @@ def _summed(each: Sequence[FunctionPrediction]) -> dict[str, float]:
         for name, time_ns in prediction.terms_ns.items():
             terms[name] = terms.get(name, 0.0) + time_ns
     return dict(sorted(terms.items(), key=lambda part: -part[1]))
-
-
-def _launches(profile: FunctionProfile) -> int:
-    return sum(group.launches for group in profile.kernels)
-
-
-def _executed_flops(profiles: Sequence[FunctionProfile]) -> int:
-    return sum(group.flops for profile in profiles for group in profile.kernels)
-
-
-def _executed_elements(profiles: Sequence[FunctionProfile]) -> int:
-    return sum(group.computed_elements for profile in profiles for group in profile.kernels)
 
 
 def _why_not(saved: Mapping[str, float], margin_ns: float, recomputed: int) -> str:
@@ -230,20 +287,25 @@ def _why_not(saved: Mapping[str, float], margin_ns: float, recomputed: int) -> s
 
 
 def _sentence(
-    code: str, margin_ns: float, min_gain_ns: float, saved: Mapping[str, float], peak_bytes: int, recomputed: int
+    code: str,
+    subject: str,
+    margin_ns: float,
+    min_gain_ns: float,
+    saved: Mapping[str, float],
+    peak_bytes: int,
+    recomputed: int,
 ) -> str:
-    most = next(iter(saved), "call_ns")
     gain = f"{whole_ns(abs(margin_ns))} ns"
+    again = f", {counted(recomputed, 'number')}" if recomputed > 0 else ""
     return {
-        "saves_launches": f"one program saves {gain} a call, most of it in calls and launches",
-        "saves_traffic": f"one program saves {gain} a call, most of it in bytes that it does not move",
-        "recompute": f"one program costs {gain} a call more: it computes again what it does not keep"
-        + (f", {counted(recomputed, 'number')}" if recomputed > 0 else ""),
-        "loses_tiling": f"one program costs {gain} a call more: it transposes element by element beside other work",
-        "slower": f"one program costs {gain} a call more, most of it in {_word(most)}",
-        "no_gain": f"one program saves {gain} a call, less than the {whole_ns(min_gain_ns)} ns that are asked",
-        "peak_memory": f"one program needs {counted(peak_bytes, 'byte')} at once, more than the device has",
-        "too_close": f"the difference of {gain} a call is within the doubt",
+        "saves_launches": f"{subject} saves {gain} a call, most of it in calls and launches",
+        "saves_traffic": f"{subject} saves {gain} a call, most of it in bytes that it does not move",
+        "recompute": f"{subject} costs {gain} a call more: it computes again what it does not keep{again}",
+        "loses_tiling": f"{subject} costs {gain} a call more: it transposes element by element beside other work",
+        "slower": f"{subject} costs {gain} a call more, most of it in {_word(next(iter(saved), 'call_ns'))}",
+        "no_gain": f"{subject} saves {gain} a call, less than the {whole_ns(min_gain_ns)} ns that are asked",
+        "peak_memory": f"{subject} needs {counted(peak_bytes, 'byte')} at once, more than the device has",
+        "too_close": f"the difference of {gain} a call between {subject} and the stages apart is within the doubt",
     }[code]
 
 
@@ -258,17 +320,16 @@ def _flip(saved: Mapping[str, float], margin_ns: float) -> str:
     return f"it turns where the change in {_word(most)} is {factor:.2f} times as large"
 
 
-def _code(whole: Sequence[Stage], args: tuple[Any, ...]) -> str:
-    result = jax.eval_shape(composed([stage.fn for stage in whole]), *args)
-    named = [stage._replace(name=name_of(stage.fn, number)) for number, stage in enumerate(whole)]
-    return as_code(named, result)
-
-
-def _measured(whole: Sequence[Stage], args: tuple[Any, ...]) -> Measured:
-    """Time stages that are jitted one by one, or one function as it runs where it is not, against one program."""
-    functions = [stage.fn for stage in whole]
-    apart = composed([jax.jit(fn) for fn in functions]) if len(functions) > 1 else functions[0]
-    return timed(apart, composed(functions), args)
+def _measured(
+    functions: Sequence[Callable[..., Any]], groups: Sequence[Sequence[int]], args: tuple[Any, ...]
+) -> Measured:
+    """Time stages that are jitted one by one, or one function as it runs where it is not, against the groups."""
+    jitted = [jax.jit(composed([functions[number] for number in group])) for group in groups]
+    forms = {"apart": composed([jax.jit(fn) for fn in functions]) if len(functions) > 1 else functions[0]}
+    if len(groups) > 1:
+        forms["one"] = jax.jit(composed(functions))
+    times_ns, compile_s, rounds = timed(forms | {"grouped": composed(jitted)}, args)
+    return Measured(times_ns["apart"], times_ns["grouped"], compile_s, rounds, times_ns.get("one"))
 
 
 def _word(term: str) -> str:

@@ -1,8 +1,8 @@
-"""The truth beside a prediction: both forms timed, interleaved."""
+"""What a prediction is compared with: all forms timed, interleaved."""
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,36 +11,36 @@ import numpy as np
 
 from rlxjax.clock import QUARTILE, mean_ns, quiet_collector, visit_ns
 
-from ._advice import Measured
-
 #: Seconds of timing, and the least rounds.
 BUDGET_S, LEAST_ROUNDS = 2.0, 10
 
 
-def measure(apart: Callable[..., Any], together: Callable[..., Any], args: tuple[Any, ...]) -> Measured:
-    """Time stages apart and together, in random order in each round.
+def measure(forms: Mapping[str, Callable[..., Any]], args: tuple[Any, ...]) -> tuple[dict[str, float], float, int]:
+    """Time several forms of one computation, in random order in each round.
 
     Args:
-        apart: runs the stages, each a program of its own.
-        together: the same as one function, which is jitted here.
-        args: of both; arrays are used as they are, shapes are filled: floats with normal numbers, others with zeros.
+        forms: by name, each as it runs; the last one is that of which compiling is timed.
+        args: of all; arrays are used as they are, shapes are filled: floats with normal numbers, others with zeros.
+
+    Returns:
+        The lower quartile of the times of each form in ns, the seconds that compiling took, and the rounds.
     """
     rng = np.random.default_rng(0)
     arrays = jax.device_put(jax.tree.map(lambda arg: _array(arg, rng), args))
-    together = jax.jit(together)
-    start = time.perf_counter()
-    jax.block_until_ready(together(*arrays))
+    runs = {name: functools.partial(form, *arrays) for name, form in forms.items()}
+    start = 0.0
+    for run in runs.values():
+        start = time.perf_counter()
+        jax.block_until_ready(run())
     first_s = time.perf_counter() - start
-    forms: list[Callable[..., Any]] = [apart, together]
-    times_ns: list[list[float]] = [[], []]
-    jax.block_until_ready(apart(*arrays))
+    rounds: list[list[float]] = []
     end = time.perf_counter() + BUDGET_S
     with quiet_collector():
-        while len(times_ns[0]) < LEAST_ROUNDS or time.perf_counter() < end:
-            for number in rng.permutation(2).tolist():
-                times_ns[number].append(mean_ns(visit_ns(functools.partial(forms[number], *arrays))))
-    apart_ns, together_ns = (float(np.quantile(own, QUARTILE)) for own in times_ns)
-    return Measured(apart_ns, together_ns, max(first_s - together_ns / 1e9, 0.0), len(times_ns[0]))
+        while len(rounds) < LEAST_ROUNDS or time.perf_counter() < end:
+            times = {name: mean_ns(visit_ns(runs[name])) for name in rng.permutation([*runs]).tolist()}
+            rounds.append([times[name] for name in runs])
+    times_ns = dict(zip(runs, np.quantile(rounds, QUARTILE, axis=0).tolist(), strict=True))
+    return times_ns, max(first_s - [*times_ns.values()][-1] / 1e9, 0.0), len(rounds)
 
 
 def _array(arg: Any, rng: np.random.Generator) -> Any:

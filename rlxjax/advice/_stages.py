@@ -1,18 +1,26 @@
-"""Stages of a program: composed, taken apart, and written as code."""
+"""Stages of a program: composed, taken apart, profiled by groups, and written as code."""
 
+import functools
 import inspect
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
+from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
+
+#: The first and the last of some stages that are neighbours.
+Span = tuple[int, int]
+
 
 class Stage(NamedTuple):
-    """A function that is jitted by itself, and the shapes that it is called with."""
+    """A program by itself: its name, its jitted function, the shapes that it is called with, and what it gives."""
 
     name: str
-    fn: Callable[..., Any]
+    fn: Any
     args: tuple[Any, ...]
+    result: Any
 
 
 def as_arguments(result: Any) -> tuple[Any, ...]:
@@ -33,7 +41,9 @@ def composed(stages: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
 
 
 def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> list[Stage]:
-    """Return the stages with the shapes that each is called with.
+    """Return the stages, each jitted, with the shapes that each is called with.
+
+    A stage is traced here, and nowhere again: whatever it is part of takes what JAX remembers of the jitted one.
 
     Raises:
         ValueError: a stage that does not trace with what the one before it gives.
@@ -41,8 +51,9 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
     found, given = [], args
     for number, fn in enumerate(stages):
         name = name_of(fn, number)
+        jitted = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(functools.partial(fn))
         try:
-            result = jax.eval_shape(fn, *given)
+            result = jitted.eval_shape(*given)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's function may raise anything, and may exit)
             reason = str(error).strip().partition("\n")[0]
             before = "these arguments" if number == 0 else f"what {found[-1].name} gives"
@@ -50,24 +61,63 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
                 f"stages: expected {name} (number {number + 1}) to take {before}, but it raised "
                 f"{type(error).__name__}: {reason}"
             ) from error
-        found.append(Stage(name, fn, given))
+        found.append(Stage(name, jitted, given, result))
         given = as_arguments(result)
     return found
 
 
-def parts_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Stage]:
+def groups_of(stages: Sequence[Stage]) -> dict[Span, Stage]:
+    """Return every group of neighbours as one program."""
+    groups = {}
+    for first, last in itertools.combinations_with_replacement(range(len(stages)), 2):
+        own = stages[first : last + 1]
+        fn = own[0].fn if first == last else composed([stage.fn for stage in own])
+        groups[first, last] = Stage("+".join(stage.name for stage in own), fn, own[0].args, own[-1].result)
+    return groups
+
+
+def parts_of(whole: Stage) -> list[Stage]:
     """Return the programs that a function runs where it is not jitted: its jitted calls, and each other operation."""
     from jax.extend import core  # which loads Pallas
 
-    whole = jax.make_jaxpr(fn)(*args).jaxpr
+    jaxpr = whole.fn.trace(*whole.args).jaxpr.jaxpr
     parts = []
-    for equation in whole.eqns:
+    for equation in jaxpr.eqns:
         name = str(equation.params.get("name", equation.primitive.name))
         inputs = list(dict.fromkeys(var for var in equation.invars if not hasattr(var, "val")))  # literals have one
-        alone = whole.replace(constvars=[], invars=inputs, outvars=equation.outvars, eqns=[equation])
+        alone = jaxpr.replace(constvars=[], invars=inputs, outvars=equation.outvars, eqns=[equation])
         shapes = tuple(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in inputs)
-        parts.append(Stage(name, core.jaxpr_as_fun(core.ClosedJaxpr(alone, ())), shapes))
+        parts.append(Stage(name, core.jaxpr_as_fun(core.ClosedJaxpr(alone, ())), shapes, None))
     return parts
+
+
+def profiles_of(groups: Mapping[Span, Stage], trip_counts: TripCounts | None) -> dict[Span, FunctionProfile]:
+    """Return the profile of each group, with its own share of the trip counts.
+
+    Raises:
+        ValueError: trip counts that the group of all stages does not take.
+    """
+    found = {span: profile_function(group.fn, *group.args) for span, group in groups.items()}
+    if trip_counts is None:
+        return found
+    whole = max(groups, key=lambda span: span[1] - span[0])
+    shares: dict[Span, TripCounts] = {}
+    if isinstance(trip_counts, Mapping):
+        # A line that a group does not have is no mistake, since another one has it.
+        for span, profile in found.items():
+            lines = (loop.line for loop in profile.unknown_loops)
+            shares[span] = {line: trip_counts[line] for line in lines if line in trip_counts}
+    else:
+        given = list(trip_counts)
+        loops = (len(found[number, number].unknown_loops) for number in range(whole[1] + 1))
+        before = list(itertools.accumulate(loops, initial=0))
+        shares = {(first, last): given[before[first] : before[last + 1]] for first, last in groups}
+    shares[whole] = trip_counts
+    return found | {
+        span: profile_function(groups[span].fn, *groups[span].args, trip_counts=share)
+        for span, share in shares.items()
+        if share or span == whole
+    }
 
 
 def name_of(fn: Callable[..., Any], number: int) -> str:
@@ -76,32 +126,49 @@ def name_of(fn: Callable[..., Any], number: int) -> str:
     return name if name.isidentifier() else f"stage{number + 1}"
 
 
-def as_code(stages: Sequence[Stage], result: Any) -> str:
-    """Return the change as Python: one jitted function, with what it may overwrite.
+def as_code(stages: Sequence[Stage], groups: Sequence[Sequence[int]]) -> str:
+    """Return the change as Python: one jitted function a group, with what it may overwrite, and their composition.
 
     Args:
         stages: in order.
-        result: shapes of what the last one gives.
+        groups: the stages of each program.
     """
-    names = _argument_names(stages[0])
-    text = ", ".join(names)
-    for number, stage in enumerate(stages):
-        # Of a stage that gives several results, the next one takes all.
-        star = "*" if number and len(stage.args) != 1 else ""
-        text = f"{stage.name}({star}{text})"
-    free = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(result)]
+    names = ["fused"] if len(groups) == 1 else [f"fused{number + 1}" for number in range(len(groups))]
+    first = _argument_names(stages[0])
+    lines, call = [], ", ".join(first)
+    for name, group in zip(names, groups, strict=True):
+        own = [stages[number] for number in group]
+        arguments = _argument_names(own[0])
+        text = ", ".join(arguments)
+        for place, stage in enumerate(own):
+            text = f"{stage.name}({_star(stage) if place else ''}{text})"
+        fn = own[0].name if len(own) == 1 else f"lambda {', '.join(arguments)}: {text}"
+        lines.append(f"{name} = jax.jit({fn}{_donated(own[0], own[-1], arguments)}")
+        call = f"{name}({_star(own[0]) if group[0] else ''}{call})"
+    if len(groups) > 1:
+        lines.append(f"fused = lambda {', '.join(first)}: {call}")
+    return "\n".join(lines)
+
+
+def _star(stage: Stage) -> str:
+    """Return how a stage takes the results of the one before it: all of several."""
+    return "*" if len(stage.args) != 1 else ""
+
+
+def _donated(first: Stage, last: Stage, names: Sequence[str]) -> str:
+    """Return the end of a call of `jax.jit`: which arguments the program may overwrite."""
+    free = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(last.result)]
     donated = []
-    for place, arg in enumerate(stages[0].args):
+    for place, arg in enumerate(first.args):
         own = (getattr(arg, "shape", None), getattr(arg, "dtype", None))
         if own in free:
             free.remove(own)
             donated.append(place)
-    plain = f"fused = jax.jit(lambda {', '.join(names)}: {text})"
     if not donated:
-        return plain
+        return ")"
     used = " and ".join(names[place] for place in donated)
     numbers = ", ".join(map(str, donated)) + ("," if len(donated) == 1 else "")
-    return f"{plain[:-1]}, donate_argnums=({numbers}))  # if nobody uses {used} afterwards"
+    return f", donate_argnums=({numbers}))  # if nobody uses {used} afterwards"
 
 
 def _argument_names(stage: Stage) -> list[str]:

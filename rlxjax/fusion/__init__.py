@@ -1,7 +1,7 @@
 """Kernel fusion: plans, their execution, and rewrites of graphs.
 
 `plan_fusion` decides which nodes of a graph run as one kernel (a `FusionPlan`), and `execute_plan` runs them.
-`plan_stages` decides which stages of a program are one (a `StagePlan`), by a `StageGraph` of what each takes.
+`plan_stages` decides which stages of a program run as one (a `StagePlan`), by what each group of them takes.
 """
 
 from ._edges import FusionEdge as FusionEdge
@@ -13,10 +13,8 @@ from ._plan import plan_fusion as plan_fusion
 from ._rewrites import REWRITES as REWRITES
 from ._rewrites import rewrite_graph as rewrite_graph
 from ._rewrites import select_peaks_only_outputs as select_peaks_only_outputs
-from ._soft_stages import soft_plan_ns as soft_plan_ns
-from ._stage_planner import pareto_plans as pareto_plans
-from ._stage_planner import plan_stages as plan_stages
-from ._stages import StageGraph as StageGraph
 from ._stages import StagePlan as StagePlan
+from ._stages import plan_stages as plan_stages
+from ._stages import soft_plan_ns as soft_plan_ns
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]
