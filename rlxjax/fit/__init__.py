@@ -43,6 +43,9 @@ from ._prior import wide_prior as wide_prior
 from ._strategies import all_inputs as all_inputs
 from ._strategies import alternatives_of as alternatives_of
 from ._strategies import strategy_of as strategy_of
+from ._suite import Cell as Cell
+from ._suite import Suite as Suite
+from ._suite import cell_runs as cell_runs
 from ._timings import MIN_TIMINGS as MIN_TIMINGS
 from ._timings import Timings as Timings
 from ._timings import stack_timings as stack_timings

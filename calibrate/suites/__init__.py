@@ -1,0 +1,36 @@
+"""The suites that `rlxjax calibrate` times, by name, and those of users, by module and name."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path as FilePath
+
+from rlxjax.fit import Suite
+
+from ..named import named
+
+#: Those that ship, by the name of their model, in the order in which they are timed.
+SHIPPED = ("welch", "functions")
+
+
+def suite_of(name: str, models: Sequence[FilePath] = ()) -> Suite:
+    """Return a suite: one that ships, or `module:NAME`, imported from the current folder too.
+
+    Args:
+        name: of the suite.
+        models: files of learned FFTs, for the suite of Welch peaks.
+
+    Raises:
+        ValueError: no such suite, one that does not import, or a file that holds no model.
+    """
+    if name == "welch":
+        from .welch import WelchSuite
+
+        return WelchSuite(models)
+    if name == "functions":
+        from .functions import FunctionsSuite
+
+        return FunctionsSuite()
+    found = named(name, "--suite")
+    found = found() if isinstance(found, type | Callable) else found
+    if not isinstance(found, Suite):
+        raise ValueError(f"--suite: expected a rlxjax.Suite, {name} is of type {type(found).__name__}")
+    return found

@@ -1,0 +1,148 @@
+"""Welch peaks, from a NumPy signal to NumPy peaks: a grid of sizes, by every way to compute them."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlxjax import LatencyPrior, load_learned_fft, welch_peaks
+from rlxjax.calibration import sha256_of
+from rlxjax.fit import Cell, Facts, Suite
+from rlxjax.learned import learned_program
+from rlxjax.models import (
+    GRID_BATCHES,
+    GRID_KS,
+    GRID_N_FFTS,
+    GRID_SAMPLES,
+    WELCH,
+    fft_flop,
+    heap_rates,
+    welch_micro_prior,
+)
+from rlxjax.welch import FAST_SEGMENTS, RUNNER_VERSION, ULTRA_SEGMENTS, WelchPeakParams, keep_programs, schedule
+
+from ..machine import DEEP_SELECTION, SHORT_TRANSFORM, WIDE_SELECTION, rates_of
+
+#: What is timed of each workload: what tables call it, the variant of the model, and the segments of a row.
+TIMED = (
+    ("ultra", "host", ULTRA_SEGMENTS),
+    ("fast", "host", FAST_SEGMENTS),
+    ("fused_maxima", "fused_maxima", FAST_SEGMENTS),
+    ("fused_top_k", "fused_top_k", FAST_SEGMENTS),
+    ("block", "block", FAST_SEGMENTS),
+    ("learned", "learned", FAST_SEGMENTS),
+)
+#: Sizes that the fit never sees: they lie inside the range of the others, or at its edge.
+HELD_OUT_BATCHES, HELD_OUT_N_FFTS = (2, 100, 8192), (128, 160, 400, 1200, 4096)
+#: The workloads of the table at the end.
+SHOWN_BATCHES, SHOWN_N_FFT, SHOWN_K = (1, 64, 1024, 8192), 256, 16
+#: Programs of this suite that are kept compiled: each is visited in every round.
+MOST_PROGRAMS = 4096
+
+
+class WelchSuite(Suite):
+    """Every batch and n_fft of the grid with one number of peaks in turn, by every strategy; none is longer than
+    `GRID_SAMPLES`.
+
+    Args:
+        models: files of learned FFTs to time as well, each of another segment length.
+
+    Raises:
+        ValueError: a file that holds no model, or two of one segment length.
+    """
+
+    model = WELCH
+    runner = RUNNER_VERSION
+    shown = tuple(f"{batch}x{SHOWN_N_FFT} k{SHOWN_K}" for batch in SHOWN_BATCHES)
+
+    def __init__(self, models: Sequence[FilePath] = ()):
+        self._learned = {}
+        for file in models:
+            model = load_learned_fft(file)
+            if model.n_fft in self._learned:
+                raise ValueError(f"--model: {file} is the second one for n_fft {model.n_fft}")
+            self._learned[model.n_fft] = model
+        self.given = {file.name: sha256_of(file) for file in models}
+
+    def cells(self) -> list[Cell]:
+        """Return every cell of the grid: learned ones for models' lengths, maxima where they are used."""
+        platform = jax.default_backend()
+        return [
+            welch_cell(name, batch, n_fft, k)
+            for name, variant, _ in TIMED
+            for row, batch in enumerate(GRID_BATCHES)
+            for column, n_fft in enumerate(self._learned if variant == "learned" else GRID_N_FFTS)
+            for k in sorted({GRID_KS[(row + column) % len(GRID_KS)]} | ({SHOWN_K} if n_fft == SHOWN_N_FFT else set()))
+            if batch * n_fft <= GRID_SAMPLES
+            if variant != "fused_maxima" or schedule(platform).most_bins_maxima
+        ]
+
+    def program(self, cell: Cell) -> Callable[[], Any]:
+        """Return what runs a cell once, from a NumPy signal on the host to NumPy peaks on the host."""
+        keep_programs(MOST_PROGRAMS)
+        sizes = {name: int(size) for name, size in cell.inputs.items()}
+        params = WelchPeakParams(sizes["n_fft"], sizes["n_segments"], sizes["k"])
+        signal = _tone()[: sizes["batch"] * params.frame_len].reshape(sizes["batch"], params.frame_len)
+        learned = self._learned[sizes["n_fft"]] if cell.variant == "learned" else None
+        path, _, selection = cell.variant.partition("_")
+        return functools.partial(welch_peaks, signal, params, path, model=learned, selection=selection or None)
+
+    def facts(self) -> Facts:
+        """Return how the runner schedules here, and what the learned FFTs take that it was given."""
+        works = [learned_program(one, WelchPeakParams.fast(one.n_fft, 1)).work for one in self._learned.values()]
+        known, platform = schedule(jax.default_backend())._asdict(), jax.default_backend()
+        return {
+            **{name: known.get(name, fact) for name, fact in WELCH.facts.items()},
+            "processors": len(jax.devices()) and _processors() if platform == "cpu" else 1,
+            "learned_n_fft": np.array(list(self._learned), float),
+            "learned_flop": np.array([work.flop for work in works], float),
+            "learned_live_bins": np.array([work.live_bins for work in works], float),
+        }
+
+    def start(self, micro_ns: Mapping[str, float]) -> LatencyPrior:
+        """Return the model's own prior with other values where a micro-benchmark measured a coefficient by itself."""
+        rates = rates_of(micro_ns)
+        waits_ns = rates.dispatch_ns + rates.roundtrip_ns
+        found = {"memory_bytes_per_ns": rates.memory_bytes_per_ns, "copy_bytes_per_ns": rates.upload_bytes_per_ns}
+        if "short powers" in micro_ns:
+            rows, n_fft = SHORT_TRANSFORM  # a row is two segments
+            flop = 2 * rows * float(fft_flop(jnp.asarray(n_fft)))
+            found["device_flop_per_ns"] = flop / (micro_ns["short powers"] - waits_ns)
+        if {"top_k wide", "top_k deep"} <= set(micro_ns):
+            times_ns = [micro_ns[f"top_k {name}"] - waits_ns for name in ("wide", "deep")]
+            found |= heap_rates(*zip(WIDE_SELECTION, DEEP_SELECTION, strict=True), times_ns)
+        return welch_micro_prior(found)
+
+
+def welch_cell(group: str, batch: int, n_fft: int, k: int) -> Cell:
+    """Return one workload by one way, as `TIMED` names it."""
+    _, variant, n_segments = next(one for one in TIMED if one[0] == group)
+    params = WelchPeakParams(n_fft, n_segments, min(k, n_fft // 2 + 1))
+    work = f"{batch}x{n_fft} k{k}"
+    return Cell(
+        f"{group} {work}",
+        variant,
+        {"batch": batch, "n_fft": n_fft, "k": params.k, "n_segments": n_segments},
+        work,
+        group,
+        batch in HELD_OUT_BATCHES or n_fft in HELD_OUT_N_FFTS,
+        4 * batch * params.frame_len + 16 * batch * n_segments * n_fft,
+    )
+
+
+@functools.cache
+def _tone() -> np.ndarray:
+    """Return float32 samples of a tone in noise, as many as the largest signal of the grid has."""
+    rng = np.random.default_rng(0)
+    count = max(
+        batch * WelchPeakParams.fast(n_fft, 1).frame_len
+        for batch in GRID_BATCHES
+        for n_fft in GRID_N_FFTS
+        if batch * n_fft <= GRID_SAMPLES
+    )
+    radians = 2 * np.pi * 0.11 * np.arange(count, dtype=np.float64)
+    return rng.standard_normal(count, np.float32) + 2 * np.sin(radians).astype(np.float32)
