@@ -1,268 +1,348 @@
-"""The calibrate job of functions: time a suite of ordinary functions, fit the functions model, judge it, write."""
+"""The calibrate job, of any suite: choose cells, make them ready, measure, fit, judge, write, all within one budget."""
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import shlex
+import time
+from collections.abc import Sequence
 from pathlib import Path as FilePath
-from typing import Any
 
-import jax
 import numpy as np
 
-from rlxjax import PosteriorFit, Timings, estimate, fit_posterior, next_measurements, prior_posterior, profile_function
+from rlxjax import Calibration, LatencyPrior, transferred_prior
 from rlxjax.calibration import (
-    ErrorSummary,
+    CalibrationFile,
+    MachineSection,
     Samples,
     current_fingerprint,
     file_to_write,
+    machine_section,
+    made_now,
     population_prior,
+    read_calibration_file,
     section_of,
     sha256_of,
     write_sections,
 )
-from rlxjax.clock import quiet_collector, visit_ns
-from rlxjax.fit import COVERED_SDS, MIN_TIMINGS
-from rlxjax.models import FUNCTIONS, function_runs
+from rlxjax.clock import PROTOCOL
+from rlxjax.fit import Cell, Suite
 
-from .clock import Deadline
-from .functions import FunctionCell, function_cells
-from .interrupts import heeded
-from .outcome import FunctionsOutcome
-from .progress import Progress
-from .sample_lines import FUNCTIONS_SUFFIX, FUNCTIONS_VERSION, FunctionVisit
-from .samples import FunctionLog, SampleWriter, said_of_protocol
-from .verdict import MOST_FUNCTION_ERROR, verdict_on
-from .visits import noise_floor, quantile_ns
+from .design import by_work, measuring_order
+from .interrupts import last_act
+from .judge import OUTLIER_FACTOR, EnoughKnown, Verdict, fitted, said_of_pace, verdict_on, what_pays
+from .machine import measured_gate, micro_times_ns, pace_of, rates_of, time_micro
+from .measure import Ready, made_ready, measure_rounds, memory_limit_bytes
+from .outcome import Outcome, shortened
+from .progress import Deadline, Progress
+from .refusals import refuse_input
+from .samples import (
+    SampleLog,
+    SampleWriter,
+    calibration_of,
+    check_resumable,
+    header_of,
+    read_samples,
+    samples_path,
+)
 
-#: Functions that are timed, those that the fit never sees among them; and of these, a share.
-MOST_CELLS, HELD_OUT_SHARE = 100, 0.3
-#: Spread of functions that the choice of what to time supposes.
-DESIGN_SPREAD = 0.2
-#: Seconds kept back for two fits, judging and writing; share of the rest for compiling; functions compiled at least.
-FIT_RESERVE_S, COMPILE_SHARE, LEAST_COMPILED = 6.0, 0.5, 2 * MIN_TIMINGS
-MIN_BUDGET_S = 15.0
+MIN_BUDGET_S = 10.0
+#: Seconds, and share of the budget, kept back for two fits (one compilation), judging and writing.
+FIT_RESERVE_S, FIT_RESERVE_SHARE = 4.0, 0.1
+#: Share of the time before the fit that making ready may take.
+READY_SHARE = 0.6
+#: Rounds that have to fit in the remaining time; the slowest works are left out until they do, down to so many cells.
+MIN_ROUNDS, MIN_CELLS = 4, 24
+#: Seconds that a visit takes at least, and calls of a cell in it.
+VISIT_S, VISIT_CALLS = 0.004, 2
 
 
-def run_functions(
+def run(
+    suite: Suite,
+    name: str,
     *,
     started_s: float,
     budget_s: float,
     path: FilePath,
     command: str,
     progress: Progress,
-    seed: int | None = None,
+    resume: bool = False,
+    prior: FilePath | None = None,
+    unsealed: bool = False,
     force: bool = False,
-) -> FunctionsOutcome:
-    """Time functions, fit, judge, and put the section into the calibration file.
+    seed: int | None = None,
+) -> Outcome:
+    """Time a suite and put the section of its model into the calibration file.
 
     Args:
+        suite: what is timed.
+        name: of the suite, as a command line gives it.
         started_s: `time.perf_counter()` when the budget begins.
         budget_s: seconds for everything, compilation and fitting included.
         path: the calibration file; what it says of other models of this machine stays.
         command: how the job was called, for the file.
         progress: shows the phases.
-        seed: of the order of measuring; from the system unless given.
+        resume: go on with the samples that an earlier run left beside `path`.
+        prior: a calibration file to start from, of any machine.
+        unsealed: take a prior that was edited by hand.
         force: write even if the fit did not converge.
+        seed: of the order of measuring; from the system unless given.
 
     Raises:
-        ValueError: a budget that is too short, or a path that is no file.
-        KeyboardInterrupt: Ctrl-C before each function was timed once.
+        ValueError: a budget that is too short, a path that is no file, a suite without cells or with two of one name, a
+            prior that is none, samples that cannot be resumed, or too few to fit.
+        KeyboardInterrupt: Ctrl-C before there was enough to fit.
     """
     if not MIN_BUDGET_S <= budget_s < float("inf"):
-        raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds for functions, got {budget_s:g}")
+        raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds for each suite, got {budget_s:g}")
+    kept_at, model = samples_path(path, suite.model.name), suite.model.name
     file_to_write(path)
+    file_to_write(kept_at)
+    here, notes = current_fingerprint(), []
+    known = population_prior(suite.model, here.platform)
+    if prior is not None:
+        known, platform = prior_from(prior, suite, unsealed)
+        if platform != here.platform:
+            notes.append(f"The prior is of another platform: {platform!r}, and this is {here.platform!r}.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    samples_path, notes = path.with_suffix(FUNCTIONS_SUFFIX), []
-    file_to_write(samples_path)
-    deadline = Deadline(started_s + budget_s - FIT_RESERVE_S)
-    log = FunctionLog(current_fingerprint())
-    rng = np.random.default_rng(seed)
-    with progress.phase("choosing functions"):
-        cells = chosen_cells(function_cells())
-    with progress.phase("compiling functions"):
-        compile_by = Deadline(deadline.at_s - (1.0 - COMPILE_SHARE) * deadline.left_s())
-        programs = _compiled(cells, compile_by, log.fingerprint.cores)
-    if len(programs) < len(cells):
-        notes.append(f"{len(cells) - len(programs)} of {len(cells)} functions were not timed: no time to compile them.")
+    rng, header = np.random.default_rng(seed), header_of(suite, name, here)
+    deadline = Deadline(started_s + budget_s - max(FIT_RESERVE_S, FIT_RESERVE_SHARE * budget_s))
+    skipped: dict[str, list[str]] = {}
+    with progress.phase(f"{model}: choosing"):
+        wanted = checked_cells(suite)
+        limit_bytes = memory_limit_bytes()
+        skipped["would not fit in memory"] = [cell.name for cell in wanted if cell.n_bytes > limit_bytes]
+        cells = [cell for cell in wanted if cell.n_bytes <= limit_bytes]
+    log = SampleLog(header)
+    if resume:
+        log = read_samples(kept_at, mend="leave out --resume to start anew", mend_tail=True)
+        check_resumable(log, kept_at, header, wanted)
     with (
-        progress.phase("measuring functions", deadline) as advance,
-        SampleWriter(samples_path, log, append=False) as writer,
-        heeded(deadline),
+        last_act(lambda: f"samples so far are in {kept_at}: go on with --resume"),
+        SampleWriter(kept_at, log, append=resume) as writer,
     ):
         if writer.aside:
             notes.append(f"Earlier samples were kept as {writer.aside}.")
-        for visit in _visits(programs, deadline, rng, advance):
-            writer.keep(visit)
+        with progress.phase(f"{model}: micro-benchmarks"):
+            time_micro(log, writer)
+        start = suite.start(micro_times_ns(log)) if known is None else known
+        is_fixed = bool(log.complete_rounds())
+        if is_fixed:  # all cells are to have as many rounds
+            order = log.cells
+        else:
+            with progress.phase(f"{model}: ordering"):
+                order = measuring_order(suite, log.cells or cells, start, log.facts, rng)
+        share = 1.0 if is_fixed else READY_SHARE
+        ready_by = Deadline(time.perf_counter() + share * deadline.left_s())
+        with progress.phase(f"{model}: compiling", total=len(order)) as advance:
+            least = 0 if is_fixed else MIN_CELLS
+            ready = made_ready(suite, order, ready_by, advance, at_least=least, n_threads=here.cores)
+        notes += [f"{cell} is left out: {reason}." for cell, reason in ready.refused.items()]
+        if is_fixed and len(ready.programs) < len(order):
+            notes.append("No time was left to measure more: this is the fit of the earlier samples.")
+        else:
+            chosen, too_slow = (order, []) if is_fixed else affordable(order, ready, deadline.left_s())
+            skipped["too slow for the budget"] = too_slow
+            skipped["no time to compile"] = [
+                cell.name for cell in order if cell.name not in {*ready.programs, *ready.refused}
+            ]
+            if not is_fixed:
+                writer.cells([cell for cell in cells if cell.name in {one.name for one in chosen}])
+            enough = EnoughKnown(suite, log, start, deadline)
+            with progress.phase(f"{model}: measuring", deadline) as advance:
+                measure_rounds(log, writer, ready.programs, deadline, rng, advance, enough)
     if deadline.interrupted:
-        if len(log.names()) < len(programs):
-            raise KeyboardInterrupt(f"samples so far are in {samples_path}")
         notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
-    with progress.phase("fitting functions"):
-        found = fit_functions(log, path, samples_path, command, notes, force)
+    try:
+        with progress.phase(f"{model}: fitting"):
+            found = fit_and_write(suite, log, path, kept_at, command, skipped, notes, force, known)
+    except ValueError as too_little:
+        if deadline.interrupted:
+            raise KeyboardInterrupt(str(too_little)) from None
+        raise
     return dataclasses.replace(found, is_interrupted=deadline.interrupted)
 
 
-def fit_functions(
-    log: FunctionLog, path: FilePath, samples_path: FilePath, command: str, notes: list[str], force: bool
-) -> FunctionsOutcome:
-    """Fit samples of functions, judge the fit, and put it into the calibration file of their machine.
+def refit(
+    suite: Suite,
+    log: SampleLog,
+    kept_at: FilePath,
+    *,
+    out: FilePath | None,
+    command: str,
+    progress: Progress,
+    force: bool = False,
+    prior: FilePath | None = None,
+    unsealed: bool = False,
+) -> Outcome:
+    """Fit samples again, of whatever machine they are, and write the calibration of that machine.
+
+    Args:
+        suite: that was timed.
+        log: the samples.
+        kept_at: where they were read from.
+        out: the calibration file; that of the samples unless given, see `calibration_of`.
+        command: how this was called, for the file.
+        progress: shows the phase.
+        force: write a calibration even if a fit did not converge.
+        prior: a calibration file to start from, of any machine.
+        unsealed: take a prior that was edited by hand.
 
     Raises:
-        ValueError: samples of too few functions of the suite.
+        ValueError: an `out` that is no file or the samples themselves, a prior that is none, or samples that make no
+            fit.
     """
-    cells, visits = _cells_of(log, samples_path), log.as_visits()
-    seen = np.array([not cell.held_out for cell in cells], bool)
-    if seen.sum() < MIN_TIMINGS:
-        raise ValueError(f"{samples_path}: expected times of at least {MIN_TIMINGS} functions, got {seen.sum()}")
-    measured_ns, noise = quantile_ns(visits), noise_floor(visits)
-    if np.isnan(noise).any():
-        notes.append("A single round says nothing of the noise.")
-    notes.extend(said_of_protocol(log.protocol))
-    timings, prior = _timings_of(cells, measured_ns), population_prior(FUNCTIONS, log.fingerprint.platform)
-    whole, blind = (fit_posterior(timings, prior, weights) for weights in (None, seen.astype(float)))
-    summaries, noise_level = _summaries(cells, timings, blind, noise, seen), None
-    if not np.isnan(noise).any():
-        noise_level = float(noise.mean())
-    judged = verdict_on("functions", summaries, noise_level, MOST_FUNCTION_ERROR)
-    section = section_of(
-        whole,
-        FUNCTIONS.prior,
-        summaries,
-        noise_level,
-        fingerprint=log.fingerprint,
-        command=command,
-        cautions=judged.cautions,
-        samples=Samples(
-            file=samples_path.name,
-            sha256=sha256_of(samples_path),
-            runner=FUNCTIONS_VERSION,
-            timings=len(log.visits),
-            rounds=len(visits.rounds()),
-            workloads=len(cells),
-        ),
-    )
-    is_written = force or whole.terms.converged
-    if not whole.terms.converged:
-        notes.append(whole.terms.message)
-    if is_written:
-        notes += write_sections(path, {FUNCTIONS.name: section})
-    return FunctionsOutcome(path, is_written, samples_path, judged, section, notes)
+    path = calibration_of(kept_at) if out is None else out
+    file_to_write(path)
+    refuse_input(path, "the calibration", [("the samples", kept_at)])
+    known = population_prior(suite.model, log.fingerprint.platform)
+    if prior is not None:
+        known, _ = prior_from(prior, suite, unsealed)
+    with progress.phase(f"{suite.model.name}: fitting"):
+        return fit_and_write(suite, log, path, kept_at, command, {}, [], force, known)
 
 
-def fitted_functions(log: FunctionLog, samples_path: FilePath) -> PosteriorFit:
-    """Return the fit of all samples of functions by themselves.
-
-    Raises:
-        ValueError: samples of a function that the suite does not have.
-    """
-    return fit_posterior(_timings_of(_cells_of(log, samples_path), quantile_ns(log.as_visits())))
-
-
-def _cells_of(log: FunctionLog, samples_path: FilePath) -> list[FunctionCell]:
-    by_name = {cell.name: cell for cell in function_cells()}
-    unknown = [name for name in log.names() if name not in by_name]
-    if unknown:
-        raise ValueError(f"{samples_path}: holds {unknown[0]!r}, which is no function of this suite")
-    return [by_name[name] for name in log.names()]
-
-
-def _timings_of(cells: Sequence[FunctionCell], measured_ns: np.ndarray) -> Timings:
-    return Timings.checked(
-        FUNCTIONS,
-        variant=FUNCTIONS.variants[0],
-        time_ns=measured_ns,
-        **function_runs([profile_function(*_called(cell)) for cell in cells]).inputs,
-    )
-
-
-def chosen_cells(cells: Sequence[FunctionCell]) -> list[FunctionCell]:
-    """Return the functions to time, in the suite's order.
-
-    Of those that the fit sees, the ones that say most of the coefficients for their time (`next_measurements`), one of
-    each family at least; of those that are held out, as many of each family as there is place for.
-    """
-    seen = [cell for cell in cells if not cell.held_out]
-    families: dict[str, list[FunctionCell]] = {}
-    for cell in cells:
-        if cell.held_out:
-            families.setdefault(cell.family, []).append(cell)
-    in_turn = [cell for row in itertools.zip_longest(*families.values()) for cell in row if cell is not None]
-    held_out = in_turn[: round(HELD_OUT_SHARE * MOST_CELLS)]
-    count = min(MOST_CELLS - len(held_out), len(seen))
-    found = estimate(
-        prior_posterior(FUNCTIONS, spread=DESIGN_SPREAD),
-        function_runs([profile_function(*_called(cell)) for cell in seen]),
-    )
-    candidates = jax.tree.map(lambda column: np.asarray(column)[:, None], found)
-    order = [seen[place] for place in next_measurements(candidates, len(seen)).order]
-    of_families = {cell.family: cell for cell in reversed(order)}
-    most_telling = list(dict.fromkeys(cell.name for cell in (*of_families.values(), *order)))[:count]
-    chosen = {*most_telling, *(cell.name for cell in held_out)}
-    return [cell for cell in cells if cell.name in chosen]
-
-
-def _called(cell: FunctionCell) -> tuple[Any, ...]:
-    """Return a function and what describes its arguments."""
-    fn, shapes = cell.build()
-    return fn, *shapes
-
-
-def _compiled(cells: Sequence[FunctionCell], deadline: Deadline, n_threads: int) -> dict[str, Callable[[], Any]]:
-    """Return programs, each with its arguments, by name, that were compiled and run in a random order by a deadline."""
-    rng = np.random.default_rng(0)
-    programs = {cells[place].name: _program(cells[place], rng) for place in rng.permutation(len(cells)).tolist()}
-
-    def is_ready(place: int, run: Callable[[], Any]) -> bool:
-        if is_begun := place < LEAST_COMPILED or deadline.left_s() > 0:
-            jax.block_until_ready(run())
-        return is_begun
-
-    with ThreadPoolExecutor(n_threads) as pool:
-        return dict(itertools.compress(programs.items(), pool.map(is_ready, range(len(cells)), programs.values())))
-
-
-def _program(cell: FunctionCell, rng: np.random.Generator) -> Callable[[], Any]:
-    jitted, arguments = jax.jit(cell.fn), jax.device_put(cell.arguments(rng))
-    return lambda: jitted(*arguments)
-
-
-def _visits(
-    programs: dict[str, Callable[[], Any]], deadline: Deadline, rng: np.random.Generator, advance: Callable[[], None]
-) -> Iterator[FunctionVisit]:
-    """Yield visits by rounds, each in a new random order, until the deadline; a whole round at least."""
-    names = list(programs)
-    with quiet_collector():
-        for round_ in itertools.count():
-            for index in rng.permutation(len(names)).tolist():
-                if deadline.interrupted or (round_ and deadline.left_s() <= 0):
-                    return
-                times_ns = visit_ns(programs[names[index]])
-                yield FunctionVisit(round=round_, name=names[index], times_ns=times_ns)
-            advance()
-
-
-def _summaries(
-    cells: Sequence[FunctionCell], timings: Timings, blind: PosteriorFit, noise: np.ndarray, seen: np.ndarray
-) -> dict[str, ErrorSummary]:
-    """Return the errors of each family by a fit that never saw what is held out."""
-    found = jax.tree.map(np.asarray, estimate(blind.posterior, timings.runs))
-    logs = np.log(found.time_ns / timings.time_ns)
-    covered = np.abs(logs) <= COVERED_SDS * np.asarray(found.log_sd())
-    errors, families = np.abs(np.expm1(logs)), np.array([cell.family for cell in cells])
-    summaries = {}
-    for family in dict.fromkeys(families.tolist()):
-        mine = families == family
-        known, out = errors[mine & seen], errors[mine & ~seen]
-        summaries[family] = ErrorSummary(
-            fit=float(known.mean()) if known.size else None,
-            terms_alone=None,
-            covered=float(covered[mine & ~seen].mean()) if out.size else None,
-            interior=None,
-            edge=None,
-            held_out=float(out.mean()) if out.size else None,
-            held_out_cells=int(out.size),
-            noise_floor=None if np.isnan(noise[mine]).any() else float(noise[mine].mean()),
-            built_in=None,
+def fit_and_write(
+    suite: Suite,
+    log: SampleLog,
+    path: FilePath,
+    kept_at: FilePath,
+    command: str,
+    skipped: dict[str, list[str]],
+    notes: list[str],
+    force: bool,
+    known: LatencyPrior | None,
+) -> Outcome:
+    """Fit samples, judge the fit, and put its section and that of the machine into the calibration file."""
+    header, model = log.header, suite.model
+    if header.runner != suite.runner:
+        notes.append(
+            f"The samples are of runner {header.runner}, and this is runner {suite.runner}: what is fitted to "
+            "them says what that one takes."
         )
-    return summaries
+    if header.protocol != PROTOCOL:
+        notes.append(
+            f"The samples were timed by protocol {header.protocol}, and this is protocol {PROTOCOL}: a time is the mean "
+            "of a loop of calls, and these hold few calls of each loop, or pauses between them."
+        )
+    micro_ns = micro_times_ns(log)
+    try:
+        found = fitted(suite, log, suite.start(micro_ns) if known is None else known)
+    except ValueError as error:
+        mend = f"the samples are in {kept_at}: measure more with `rlxjax calibrate --resume`"
+        raise ValueError(f"{error}; {mend}") from None
+    terms, outliers = found.whole.terms, found.outliers()
+    if len(log.complete_rounds()) == 0:
+        notes.append("No round was finished: every cell counts once, and some are missing.")
+    if found.noise_level is None:
+        notes.append("A single round says nothing of the noise.")
+    if found.all_seen:
+        notes.append("Too few cells were measured to hold any out: there is no held-out error.")
+    if outliers:
+        notes.append(
+            f"{len(outliers)} of {len(found.cells)} cells are off by more than {OUTLIER_FACTOR:g} times and "
+            f"counted little in the fit: {shortened(outliers)}."
+        )
+    if not found.blind_converged:
+        notes.append("The fit that gives the held-out errors did not converge.")
+    is_written = force or terms.converged
+    if not terms.converged:
+        notes.append(terms.message)
+    if not is_written:
+        taken = shlex.join(["rlxjax", "refit", str(kept_at), "--out", str(path), "--force"])
+        notes.append(
+            "No calibration was written. Measure more with `rlxjax calibrate --resume` and a larger "
+            f"--budget, or take it as it is with `{taken}`."
+        )
+    judged = verdict_on("cells", found.errors, found.noise_level, suite.most_error)
+    samples = Samples(
+        suite=header.suite,
+        file=kept_at.name,
+        sha256=sha256_of(kept_at),
+        runner=header.runner,
+        timings=sum(map(len, log.rounds)),
+        rounds=len(log.complete_rounds()),
+        workloads=len(found.cells),
+    )
+    made = made_now() | {"command": command, "fingerprint": log.fingerprint, "samples": samples}
+    section = section_of(
+        found.whole,
+        model.prior if known is None else known,
+        found.errors,
+        found.noise_level,
+        outliers,
+        **made,
+        cautions=judged.cautions,
+        skipped=[f"{cell}: {reason}" for reason, names in skipped.items() for cell in names],
+        given=header.given,
+    )
+    machine, of_pace = None, Verdict([], [])
+    if micro_ns:
+        pace = pace_of(log, machine_section(path, log.fingerprint))
+        of_pace = said_of_pace(pace, log.fingerprint.cores)
+        machine = MachineSection(
+            **made,
+            gate=measured_gate(rates_of(micro_ns), log.fingerprint.platform),
+            canary_ns=micro_ns,
+            pace=pace,
+            cautions=of_pace.cautions,
+        )
+    if is_written:
+        notes += write_sections(path, {model.name: section}, machine)
+    content = CalibrationFile(models={model.name: section}, machine=machine)
+    calibrated = Calibration.from_file(content, [model]).of(model.name)
+    pays = what_pays(calibrated, _middle(found.cells, suite))
+    verdict = Verdict([*judged.said, *pays, *of_pace.said], [*judged.cautions, *of_pace.cautions])
+    return Outcome(path, is_written, kept_at, verdict, calibrated, section, suite, found, skipped, micro_ns, notes)
+
+
+def checked_cells(suite: Suite) -> list[Cell]:
+    """Return the cells of a suite.
+
+    Raises:
+        ValueError: none, two of one name, one of a variant that the model has not, or what is no cell.
+    """
+    try:
+        cells = list(suite.cells())
+    except Exception as error:  # noqa: BLE001
+        raise ValueError(f"{suite.model.name}: its cells raise {type(error).__name__}: {error}") from None
+    if not cells:
+        raise ValueError(f"{suite.model.name}: expected a suite with cells, got none")
+    names = [cell.name for cell in cells]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{suite.model.name}: expected cells of different names, got two of {twice!r}")
+    if odd := [cell.name for cell in cells if cell.variant not in suite.model.variants]:
+        raise ValueError(f"{suite.model.name}: {odd[0]!r} is of a variant that the model does not have")
+    return cells
+
+
+def affordable(order: Sequence[Cell], ready: Ready, left_s: float) -> tuple[list[Cell], list[str]]:
+    """Return the cells that `MIN_ROUNDS` rounds of fit in the time left, `MIN_CELLS` at least, and the slower ones."""
+    chosen = [cell for cell in order if cell.name in ready.programs]
+    seconds = {cell.name: max(VISIT_S, VISIT_CALLS * ready.times_ns[cell.name] / 1e9) for cell in chosen}
+    slow_first = sorted(seconds, key=lambda name: -seconds[name])
+    dropped: list[str] = []
+    while len(seconds) > MIN_CELLS and MIN_ROUNDS * sum(seconds.values()) > max(left_s, 0.0):
+        dropped.append(slow_first[len(dropped)])
+        del seconds[dropped[-1]]
+    return [cell for cell in chosen if cell.name in seconds], dropped
+
+
+def prior_from(file: FilePath, suite: Suite, unsealed: bool) -> tuple[LatencyPrior, str]:
+    """Return what a calibration file, of any machine, says of this one, and the platform that it is of.
+
+    Raises:
+        CalibrationFileError: a file that is no calibration.
+        ValueError: one that does not hold the suite's model.
+    """
+    content = read_calibration_file(file, [suite.model], unsealed)
+    calibrated = Calibration.from_file(content, [suite.model]).of(suite.model.name)
+    return transferred_prior(calibrated.posterior), content.models[suite.model.name].fingerprint.platform
+
+
+def _middle(cells: Sequence[Cell], suite: Suite) -> dict[str, float]:
+    """Return the inputs of a shown work, or else of one in the middle, of those with most cells."""
+    works = by_work(cells)
+    shown = [works[name] for name in suite.shown if name in works]
+    most = max(map(len, works.values()))
+    candidates = shown or [work for work in works.values() if len(work) == most]
+    return dict(candidates[len(candidates) // 2][-1].inputs)

@@ -1,45 +1,157 @@
-"""What a fit is worth: the noise floor of the timings, and the errors on what the fit never saw."""
+"""What a fit is worth: the errors on what it never saw, the noise of its timings, and whether that is good enough."""
 
+import dataclasses
+import math
+import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+import jax
 import numpy as np
 
-from rlxjax import LatencyEstimate, fused_graph_ns
-from rlxjax.calibration import ErrorSummary
-from rlxjax.device import jax_device
-from rlxjax.fit import COVERED_SDS
-from rlxjax.welch import BUILT_IN_COSTS_NS, WelchPath, learned_scale
+from rlxjax import LatencyEstimate, PosteriorFit, Timings, estimate, fit_posterior
+from rlxjax.calibration import CalibratedModel, ErrorSummary, Pace
+from rlxjax.fit import COVERED, COVERED_SDS, MIN_TIMINGS, Cell, Facts, LatencyPrior, Suite, cell_runs, predicted_ns
 
-from .workloads import NO_MODELS, STRATEGIES, Cell, Grid, Models
+from .progress import Deadline
+from .samples import SampleLog
+from .visits import noise_floor, quantile_ns
 
+#: A campaign has enough once each group's held-out error, and the mean noise of its timings, are no larger; and
+#: seconds between two fits that say so.
+TARGET_ERROR, TARGET_NOISE, ASK_EVERY_S = 0.04, 0.02, 4.0
 #: A time so many times longer or shorter than its prediction is an outlier.
 OUTLIER_FACTOR = 3.0
+#: A calibration is ready if the noise of its timings is no larger, and no less of what was held out lies within its 90 %
+#: interval, unless so few were held out that chance tells.
+MOST_NOISE, LEAST_COVERED, FEW_HELD_OUT = 0.08, 0.75, 10
+#: Processors that others may use, and the least speed, in units of the usual one.
+MOST_OTHERS, LEAST_PACE = 0.25, 0.85
 
 
-def sizes_of(cells: Sequence[Cell]) -> np.ndarray:
-    """Return batch, n_fft, k and n_segments of each cell, `[4, cells]`."""
-    return np.array([(cell.batch, cell.n_fft, cell.k, cell.n_segments) for cell in cells], float).T
+class Verdict(NamedTuple):
+    """Whether a calibration is good enough, in sentences.
 
-
-def built_in_ns(cells: Sequence[Cell], models: Models = NO_MODELS) -> np.ndarray:
-    """Return what the reference's built-in constants say of each cell in ns, `[cells]`.
-
-    A learned path is scaled by the gates that are on, be they a quarter or more.
+    Attributes:
+        said: what it is worth.
+        cautions: what is not good enough, and what to do; none if it is ready.
     """
-    device, names = jax_device(), np.array([cell.strategy for cell in cells])
-    sizes, result = sizes_of(cells), np.zeros(len(cells))
-    for strategy in set(names.tolist()):
-        path, n_segments, _ = STRATEGIES[strategy]
-        mine = names == strategy
-        batch, n_fft, k, _ = sizes[:, mine]
-        if path is WelchPath.LEARNED:
-            timed = [models[length].model for length in n_fft.astype(int)]
-            gates = np.array([(model.active_gates, model.total_gates) for model in timed], float)
-            scale = learned_scale(gates[:, 0], gates[:, 1])
-            result[mine] = fused_graph_ns(device, batch, n_fft, k, scale, n_segments=n_segments)
-        else:
-            result[mine] = BUILT_IN_COSTS_NS[path](device, batch, n_fft, k, n_segments=n_segments)
-    return result
+
+    said: list[str]
+    cautions: list[str]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is good enough."""
+        return not self.cautions
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """The fit of all timings, and what it is worth.
+
+    Attributes:
+        cells: that were timed.
+        measured_ns: what each takes (`quantile_ns`), `[cells]`.
+        noise: relative, of each; NaN where nothing is known of it, `[cells]`.
+        whole: fitted to all cells.
+        estimate: of each cell by it, `[cells]`.
+        errors: of each group, by a fit that never saw what is held out.
+        blind_converged: whether that fit did.
+        all_seen: whether nothing could be held out.
+    """
+
+    cells: list[Cell]
+    measured_ns: np.ndarray
+    noise: np.ndarray
+    whole: PosteriorFit
+    estimate: LatencyEstimate
+    errors: dict[str, ErrorSummary]
+    blind_converged: bool
+    all_seen: bool
+
+    @property
+    def noise_level(self) -> float | None:
+        """The mean noise; None where a single round says nothing of it."""
+        return None if np.isnan(self.noise).any() else float(self.noise.mean())
+
+    def outliers(self) -> list[str]:
+        """Return a phrase for each cell whose time is far off its prediction, the farthest first."""
+        ratios = self.measured_ns / np.asarray(self.estimate.time_ns)
+        distances = np.nan_to_num(np.abs(np.log(ratios)))
+        return [
+            f"{self.cells[place].name} took {ratios[place]:.3g} times its prediction"
+            for place in np.argsort(-distances, kind="stable")
+            if distances[place] > np.log(OUTLIER_FACTOR)
+        ]
+
+
+def timings_of(suite: Suite, cells: Sequence[Cell], measured_ns: np.ndarray) -> Timings:
+    """Return the timings `[cells]` that a fit takes."""
+    runs = cell_runs(suite.model, cells)
+    return Timings.checked(suite.model, variant=runs.variant, time_ns=measured_ns, **runs.inputs)
+
+
+def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
+    """Fit all timings, and again those that are not held out, whose fit gives the errors of the others.
+
+    The spread is large enough for intervals to hold what the second fit never saw.
+
+    Raises:
+        ValueError: too few cells, or all of the same inputs.
+    """
+    cells, visits = log.timed()
+    if cells:
+        cells = list(suite.kept(cells))
+    if len(cells) < MIN_TIMINGS:
+        raise ValueError(f"{len(cells)} cells were measured, too few to fit, which takes at least {MIN_TIMINGS}")
+    if len({tuple(cell.inputs.items()) for cell in cells}) == 1:
+        raise ValueError(f"all {len(cells)} cells measured have the same inputs: a fit needs others as well")
+    measured_ns, noise = quantile_ns(visits), noise_floor(visits)
+    seen = np.array([not cell.held_out for cell in cells])
+    all_seen = not MIN_TIMINGS <= seen.sum() < len(cells)
+    seen |= all_seen
+    timings, facts = timings_of(suite, cells, measured_ns), log.facts
+    whole = fit_posterior(timings, prior, facts=facts)
+    blind = whole if seen.all() else fit_posterior(timings, prior, seen.astype(float), facts)
+    by_whole, by_blind = (jax.tree.map(np.asarray, estimate(fit.posterior, timings.runs)) for fit in (whole, blind))
+    terms_ns = np.asarray(jax.jit(predicted_ns)(blind.terms.coefficients, timings.runs, dict(facts)))
+    errors = np.log(measured_ns / by_blind.time_ns)
+    known_sd, variant = np.sqrt(np.sum(by_blind.scores**2, -1)), np.asarray(timings.runs.variant)
+    spread = widened_spread(
+        np.asarray(whole.posterior.spread), variant[~seen], errors[~seen], known_sd[~seen]
+    )
+    return Fitted(
+        cells,
+        measured_ns,
+        noise,
+        whole._replace(posterior=dataclasses.replace(whole.posterior, spread=spread)),
+        by_whole._replace(spread=spread[variant]),
+        error_summaries(cells, measured_ns, by_blind, terms_ns, noise, seen),
+        bool(blind.terms.converged),
+        all_seen,
+    )
+
+
+def widened_spread(
+    spread: np.ndarray, variant: np.ndarray, log_errors: np.ndarray, known_sd: np.ndarray
+) -> np.ndarray:
+    """Return the spread of each variant with which intervals hold what was held out, `[variants]`; never a smaller one.
+
+    Args:
+        spread: of each variant, `[variants]`.
+        variant: of the held-out runs, `[n]`.
+        log_errors: of their predictions, `[n]`.
+        known_sd: standard deviation of these without the spread, `[n]`.
+    """
+    wide = np.array(spread, float)
+    needed = np.sqrt(np.maximum((np.abs(log_errors) / COVERED_SDS) ** 2 - known_sd**2, 0.0))
+    for code in range(len(wide)):
+        mine = needed[variant == code]
+        if mine.size:
+            place = math.ceil(COVERED * (mine.size + 1)) / mine.size
+            wide[code] = max(wide[code], float(np.quantile(mine, min(place, 1.0))))
+    return wide
 
 
 def error_summaries(
@@ -48,59 +160,142 @@ def error_summaries(
     blind: LatencyEstimate,
     blind_terms_ns: np.ndarray,
     noise: np.ndarray,
-    grid: Grid,
     seen: np.ndarray,
-    models: Models = NO_MODELS,
-) -> Mapping[str, ErrorSummary]:
-    """Return per strategy the mean absolute relative error where the fit saw the workload, and where not.
+) -> dict[str, ErrorSummary]:
+    """Return per group the mean absolute relative error where the fit saw the cell, and where not.
 
     Args:
-        cells: the workloads.
+        cells: that were timed.
         measured_ns: `[cells]`.
         blind: of each cell, by a fit of the seen ones.
         blind_terms_ns: `[cells]`, the prediction of that fit's terms alone.
         noise: relative noise, `[cells]`.
-        grid: says whether an unseen workload lies inside the grid or at its edge.
-        seen: `[cells]`, whether the fit saw the workload.
-        models: that learned cells run.
+        seen: `[cells]`, whether the fit saw the cell.
     """
-    names = np.array([cell.strategy for cell in cells])
-    places = np.where(seen, "fit", [grid.place(cell.batch, cell.n_fft) for cell in cells])
+    groups = np.array([cell.group for cell in cells])
     errors = np.abs(np.asarray(blind.time_ns) / measured_ns - 1.0)
     terms_errors = np.abs(blind_terms_ns / measured_ns - 1.0)
     covered = np.abs(np.log(measured_ns / blind.time_ns)) <= COVERED_SDS * np.asarray(blind.log_sd())
-    built_in = np.abs(built_in_ns(cells, models) / measured_ns - 1.0)
-    summaries = {}
-    for strategy in STRATEGIES:
-        mine = names == strategy
-        if not mine.any():
-            continue
-        out = mine & (places != "fit")
-        summaries[strategy] = ErrorSummary(
-            fit=_mean(errors[mine & (places == "fit")]),
-            interior=_mean(errors[mine & (places == "interior")]),
-            edge=_mean(errors[mine & (places == "edge")]),
-            held_out=_mean(errors[out]),
-            terms_alone=_mean(terms_errors[out]),
-            covered=_mean(covered[out]),
-            held_out_cells=int(out.sum()),
-            noise_floor=None if np.isnan(noise[mine]).any() else _mean(noise[mine]),
-            built_in=_mean(built_in[out if out.any() else mine]),
-        )
-    return summaries
-
-
-def outliers(cells: Sequence[Cell], measured_ns: np.ndarray, predicted_ns: np.ndarray) -> dict[Cell, str]:
-    """Return the cells whose times are far off their predictions, with a phrase, the farthest first."""
-    ratios = measured_ns / predicted_ns
-    distances = np.nan_to_num(np.abs(np.log(ratios)))
     return {
-        cells[index]: f"{cells[index]} took {ratios[index]:.3g} times its prediction"
-        for index in np.argsort(-distances, kind="stable")
-        if distances[index] > np.log(OUTLIER_FACTOR)
+        group: ErrorSummary(
+            fit=_mean(errors[(groups == group) & seen]),
+            held_out=_mean(errors[(groups == group) & ~seen]),
+            terms_alone=_mean(terms_errors[(groups == group) & ~seen]),
+            covered=_mean(covered[(groups == group) & ~seen]),
+            held_out_cells=int(np.sum((groups == group) & ~seen)),
+            noise_floor=None if np.isnan(noise[groups == group]).any() else _mean(noise[groups == group]),
+        )
+        for group in dict.fromkeys(groups.tolist())
     }
 
 
 def _mean(values: np.ndarray) -> float | None:
     """Return the mean; None of nothing."""
     return float(values.mean()) if values.size else None
+
+
+class EnoughKnown:
+    """Whether a campaign may end before its deadline: its held-out errors are small already."""
+
+    def __init__(self, suite: Suite, log: SampleLog, prior: LatencyPrior, deadline: Deadline):
+        """Build from what the fits of the campaign take; the first half of the time is never enough."""
+        self._suite, self._log, self._prior = suite, log, prior
+        self._ask_at_s = time.perf_counter() + deadline.left_s() / 2.0
+
+    def __call__(self) -> bool:
+        """Return whether every group's held-out error and the noise are small enough; a fit every few seconds."""
+        if time.perf_counter() < self._ask_at_s:
+            return False
+        cells, visits = self._log.timed()
+        seen = np.array([not cell.held_out for cell in cells])
+        if not MIN_TIMINGS <= seen.sum() < len(cells) or not noise_floor(visits).mean() <= TARGET_NOISE:
+            return False
+        measured_ns = quantile_ns(visits)
+        fit = fit_posterior(
+            timings_of(self._suite, cells, measured_ns), self._prior, seen.astype(float), self._log.facts
+        )
+        errors = np.abs(np.asarray(estimate(fit.posterior, fit.runs).time_ns) / measured_ns - 1.0)
+        groups = np.array([cell.group for cell in cells])
+        self._ask_at_s = time.perf_counter() + ASK_EVERY_S
+        return all(errors[~seen & (groups == one)].mean() <= TARGET_ERROR for one in set(groups[~seen].tolist()))
+
+
+def verdict_on(
+    what: str, summaries: Mapping[str, ErrorSummary], noise_level: float | None, most_error: float
+) -> Verdict:
+    """Return the verdict on the fit of one model.
+
+    Args:
+        what: was timed, as "cells".
+        summaries: errors by group.
+        noise_level: of the timings.
+        most_error: of predictions that are good enough.
+    """
+    again = "run `rlxjax calibrate` again, on an idle machine or with a larger --budget"
+    out = [summary for summary in summaries.values() if summary.held_out is not None and summary.held_out_cells]
+    cells = np.array([summary.held_out_cells for summary in out], float)
+    cautions = []
+    if not out:
+        return Verdict([], [f"No {what} were held out, so that nothing says how good predictions are: {again}."])
+    error = float(cells @ [summary.held_out for summary in out] / cells.sum())
+    covered = float(cells @ [summary.covered or 0.0 for summary in out] / cells.sum())
+    if error > most_error:
+        cautions.append(f"Predictions are off by {100 * error:.0f} % on {what} that the fit never saw: {again}.")
+    if cells.sum() >= FEW_HELD_OUT and covered < LEAST_COVERED:
+        cautions.append(
+            f"Intervals of 90 % held {100 * covered:.0f} % of the {what} that the fit never saw, and were widened: "
+            f"{again}."
+        )
+    if noise_level is None or noise_level > MOST_NOISE:
+        noise = "is not known" if noise_level is None else f"is {100 * noise_level:.0f} %"
+        cautions.append(f"The noise of the timings {noise}: {again}.")
+    return Verdict([f"Typical error {100 * error:.0f} % on {what} it never saw."], cautions)
+
+
+def said_of_pace(pace: Pace, processors: int) -> Verdict:
+    """Return what is to be said of the machine's speed while it was timed."""
+    said, cautions = [], []
+    if pace.usual is not None:
+        share = f"This machine ran at {100 * pace.usual:.0f} % of its usual speed"
+        if pace.usual < LEAST_PACE:
+            cautions.append(f"{share}: times are for that pace.")
+        else:
+            said.append(f"{share}.")
+    if (known := pace.known) is not None:
+        if known.high < LEAST_PACE:
+            share = f"It ran at {100 * known.high:.0f} % of the speed of the slowest machine that is known"
+            cautions.append(f"{share}: something may hold it back.")
+        elif pace.usual is None:
+            fastest = f"{known.low:.1f} times as fast as the fastest"
+            said.append(f"It ran {known.high:.1f} times as fast as the slowest machine known, {fastest}.")
+    if pace.others is not None and pace.others > MOST_OTHERS:
+        cautions.append(
+            f"Other programs kept {pace.others:.1f} of {processors} processors busy: times are for that load; run "
+            "`rlxjax calibrate` again once they have ended."
+        )
+    return Verdict(said, cautions)
+
+
+def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, float]) -> list[str]:
+    """Return a sentence on the sizes from which the second strategy of a model is faster than the first.
+
+    Args:
+        calibrated: the model; of one strategy nothing is said.
+        inputs: of a run in the middle of what was measured: the first one varies, over its domain.
+    """
+    if len(calibrated.strategies) < 2:
+        return []
+    along, *others = inputs
+    low, high = calibrated.domain[along]
+    sizes = np.unique(np.round(np.geomspace(max(low, 1.0), high, 200)))
+    kept, fused, *_ = calibrated.strategies
+    given = {name: inputs[name] for name in others}
+    at = "".join(f" {name} {given[name]:g}" for name in others if name in calibrated.model.inputs)
+    pays = np.asarray(calibrated.decide(**{along: sizes}, **given).margin_ns) > 0
+    if pays.all() or not pays.any():
+        return [f"{(fused if pays.all() else kept).capitalize()} is the faster one at every {along}, at{at}."]
+    last = int(np.flatnonzero(~pays).max())
+    if last + 1 == len(sizes):
+        first = int(np.flatnonzero(pays).min())
+        return [f"{fused.capitalize()} pays from {along} {sizes[first]:,.0f} on, at{at}, but not at the largest ones."]
+    return [f"{fused.capitalize()} pays from {along} {sizes[last + 1]:,.0f} up, at{at}."]

@@ -1,4 +1,4 @@
-"""Micro-benchmarks: what launches, waits, transfers, selections and transforms take by themselves."""
+"""What a machine does whatever is timed: launches, waits, transfers and small programs, its pace, and its gate."""
 
 import functools
 import time
@@ -8,14 +8,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 
+from rlxjax import IoFusionGate, Provenance
+from rlxjax.calibration import GATE_UNITS, GateCoefficient, MachineSection, Pace, Range, population
 from rlxjax.clock import quiet_collector
 from rlxjax.welch import SELECTIONS, WelchPeakParams, mean_power, selected_peaks
 
-from .samples import SampleLog, SampleWriter
+from .samples import Canary, Micro, SampleLog, SampleWriter
 
 #: Float32 elements of the arrays that are uploaded and read back, and, far beyond any cache, copied.
-TRANSFER_ELEMENTS, COPY_ELEMENTS = 2**22, 2**25
+TRANSFER_ELEMENTS, COPY_ELEMENTS, ELEMENT_BYTES = 2**22, 2**25, 4
 MICRO_REPEATS = 15
 #: Without these there is no gate, and nothing to start a fit from.
 NEEDED_MICRO = ("launch", "roundtrip", "copy", "upload", "readback")
@@ -25,7 +28,15 @@ RUNS_IN_A_ROW = 10
 WIDE_SELECTION, DEEP_SELECTION = (64, 2049, 1), (256, 129, 64)
 #: Rows and n_fft of two transforms, from signal to powers: within a processor's first cache, and beyond.
 SHORT_TRANSFORM, LONG_TRANSFORM = (64, 1024), (8, 8192)
-ELEMENT_BYTES = 4
+#: The micro-benchmarks that tell the pace.
+CANARIES = ("top_k deep", "top_k wide", "maxima deep", "upload")
+#: Seconds between two looks.
+EVERY_S = 1.0
+#: Of the looks at a canary, the share that its time is not below.
+LOW_QUANTILE = 0.25
+#: Standard deviation of the logarithm of a machine's speed from one minute to the next, where nothing is known of this
+#: one; it counts as so many looks.
+PACE_LOG_SD, PACE_LOOKS = 0.05, 10
 
 
 class MicroRates(NamedTuple):
@@ -37,8 +48,6 @@ class MicroRates(NamedTuple):
         memory_bytes_per_ns: device memory, bytes read and written.
         upload_bytes_per_ns: host to device.
         readback_bytes_per_ns: device to host.
-        selection_ns: the wide and the deep selection, for each form of it.
-        transform_ns: the short and the long powers; empty of samples that have none.
     """
 
     dispatch_ns: float
@@ -46,12 +55,10 @@ class MicroRates(NamedTuple):
     memory_bytes_per_ns: float
     upload_bytes_per_ns: float
     readback_bytes_per_ns: float
-    selection_ns: Mapping[str, tuple[float, float]]
-    transform_ns: tuple[float, ...]
 
 
 def time_micro(log: SampleLog, writer: SampleWriter, repeats: int = MICRO_REPEATS) -> None:
-    """Time launch, round trip, device copy, upload and readback, interleaved, and keep every repeat.
+    """Time every micro-benchmark, interleaved, and keep every repeat.
 
     What an earlier run left is filled up to the same number of repeats.
     """
@@ -60,42 +67,60 @@ def time_micro(log: SampleLog, writer: SampleWriter, repeats: int = MICRO_REPEAT
         for repeat in range(repeats):
             for name, run in benchmarks.items():
                 if len(log.micro.get(name, ())) <= repeat:
-                    writer.micro(name, run())
+                    writer.keep(Micro(name=name, time_ns=run()))
 
 
-def micro_rates(log: SampleLog) -> MicroRates:
-    """Return the rates that the minimum of each benchmark's repeats gives.
+def micro_times_ns(log: SampleLog) -> dict[str, float]:
+    """Return the least of each micro-benchmark's repeats in ns, of canaries a low quantile of the looks."""
+    found = {name: min(times_ns) for name, times_ns in log.micro.items()}
+    for name in CANARIES:
+        if looks := [look.times_ns[name] for look in log.canaries if name in look.times_ns]:
+            found[name] = float(np.quantile(looks, LOW_QUANTILE))
+    return found
+
+
+def rates_of(micro_ns: Mapping[str, float]) -> MicroRates:
+    """Return the rates that micro-benchmarks give.
 
     Raises:
-        ValueError: samples without a benchmark of launches, round trips or transfers.
+        ValueError: one of launches, round trips or transfers is missing.
     """
-    best = {name: min(times) for name, times in log.micro.items()}
-    if missing := [name for name in NEEDED_MICRO if name not in best]:
+    if missing := [name for name in NEEDED_MICRO if name not in micro_ns]:
         raise ValueError(
             f"the samples hold no micro-benchmark of {', '.join(missing)}: measure more with "
             "`rlxjax calibrate --resume`"
         )
     transfer_bytes, copy_bytes = TRANSFER_ELEMENTS * ELEMENT_BYTES, COPY_ELEMENTS * ELEMENT_BYTES
     return MicroRates(
-        dispatch_ns=best["launch"],
-        roundtrip_ns=best["roundtrip"],
-        memory_bytes_per_ns=2 * copy_bytes / best["copy"],
-        upload_bytes_per_ns=transfer_bytes / best["upload"],
-        readback_bytes_per_ns=transfer_bytes / best["readback"],
-        selection_ns={
-            form: (best[f"{form} wide"], best[f"{form} deep"])
-            for form in SELECTIONS
-            if f"{form} wide" in best and f"{form} deep" in best
-        },
-        transform_ns=_transforms_ns(log),
+        dispatch_ns=micro_ns["launch"],
+        roundtrip_ns=micro_ns["roundtrip"],
+        memory_bytes_per_ns=2 * copy_bytes / micro_ns["copy"],
+        upload_bytes_per_ns=transfer_bytes / micro_ns["upload"],
+        readback_bytes_per_ns=transfer_bytes / micro_ns["readback"],
     )
 
 
-def _transforms_ns(log: SampleLog) -> tuple[float, ...]:
-    """Return the times of the short and the long powers: their ratio is that of repeats side by side."""
-    short, long = (log.micro.get(name, []) for name in ("short powers", "long powers"))
-    ratios = [one / other for one, other in zip(long, short, strict=False)]
-    return (min(short), min(short) * float(np.median(ratios))) if ratios else ()
+def measured_gate(rates: MicroRates, platform: str) -> dict[str, GateCoefficient]:
+    """Return the IO gate with this machine's rates.
+
+    A readback is charged at its measured bandwidth, whatever the memory; an added sync point costs its
+    round trip and no penalty on top; any gain counts.
+    """
+    measured = {
+        "dispatch_ns": rates.dispatch_ns,
+        "roundtrip_ns": rates.roundtrip_ns,
+        "memory_bw": rates.memory_bytes_per_ns,
+        "host_readback_bw": rates.readback_bytes_per_ns,
+    }
+    chosen = {"unified_memory": False, "host_thunk_penalty_ns": 0.0, "min_gain_ns": 0.0}
+    gate = IoFusionGate.checked(**measured, **chosen)
+    provenance = dict.fromkeys(measured, Provenance.MEASURED) | dict.fromkeys(chosen, Provenance.ARCH_DEFAULT)
+    if platform == "cpu":  # what the host reads is where it is: a view's time says nothing of a readback
+        provenance["host_readback_bw"] = Provenance.UNCALIBRATED
+    return {
+        name: GateCoefficient(value=float(getattr(gate, name)), unit=unit, provenance=provenance[name])
+        for name, unit in GATE_UNITS.items()
+    }
 
 
 @functools.cache
@@ -178,3 +203,98 @@ def _timed(
     taken = time.perf_counter_ns() - start
     then()
     return float(max(taken, 1))
+
+
+def slowness(now_ns: Mapping[str, float], then_ns: Mapping[str, float]) -> float | None:
+    """Return how many times longer the canaries take than another time, in the geometric mean; None without any."""
+    ratios = [now_ns[name] / then_ns[name] for name in CANARIES if name in now_ns and name in then_ns]
+    return float(np.exp(np.mean(np.log(ratios)))) if ratios else None
+
+
+def speed_among_known(now_ns: Mapping[str, float], platform: str) -> Range | None:
+    """Return a machine's speed in units of the fastest and of the slowest machine of its platform's population.
+
+    None without a population that has canaries.
+    """
+    known = population(platform)
+    machines = [] if known is None else [one for section in known.models.values() for one in section.machines]
+    speeds = [found for one in machines if (found := slowness(one.canary_ns, now_ns)) is not None]
+    return Range(low=min(speeds), high=max(speeds)) if speeds else None
+
+
+def used_by_others(log: SampleLog) -> float | None:
+    """Return the processors that other processes kept busy, in the mean over looks; None without two of these."""
+    others = [look.others for look in log.canaries[1:]]
+    return float(np.mean(others)) if others else None
+
+
+def pace_of(log: SampleLog, earlier: MachineSection | None) -> Pace:
+    """Return how fast the machine was while the samples were taken.
+
+    Args:
+        log: the samples.
+        earlier: what a calibration says of the same machine, if there is one. The quickest of all is the usual speed.
+
+    What is known of other machines is the population's of the platform. Samples without looks say nothing.
+    """
+    looks = np.log([[look.times_ns[name] for name in CANARIES] for look in log.canaries])
+    changes = np.mean(looks - np.median(looks, 0), -1) if len(looks) else np.zeros(0)
+    # Of looks a second apart; those of a minute differ as much at least.
+    squares = np.sum(np.minimum(np.abs(changes), 2.0 * PACE_LOG_SD) ** 2) + PACE_LOOKS * PACE_LOG_SD**2
+    now_ns = micro_times_ns(log) if log.canaries else {}
+    usual_ns = {name: now_ns[name] for name in CANARIES if name in now_ns}
+    ratio = None
+    if earlier is not None and earlier.pace is not None:
+        then_ns = earlier.pace.usual_ns
+        if (slower := slowness(now_ns, then_ns)) is not None:
+            ratio = 1.0 / slower
+            usual_ns = dict(then_ns) if slower > 1.0 else usual_ns
+    return Pace(
+        usual=ratio,
+        known=speed_among_known(now_ns, log.fingerprint.platform),
+        usual_ns=usual_ns,
+        log_sd=float(np.sqrt(squares / (len(changes) + PACE_LOOKS))),
+        others=used_by_others(log),
+    )
+
+
+class CanaryWatch:
+    """Looks at the pace every second or so, and keeps what it sees with the samples.
+
+    The first look is at once.
+    """
+
+    def __init__(self, writer: SampleWriter):
+        self._writer = writer
+        self._next_s = 0.0
+        self._others = OthersUse()
+
+    def look(self) -> None:
+        """Time the canaries, if it is time to."""
+        if time.perf_counter() < self._next_s:
+            return
+        others = self._others.processors()
+        benchmarks = micro_benchmarks()
+        self._writer.keep(Canary(times_ns={name: benchmarks[name]() for name in CANARIES}, others=others))
+        self._next_s = time.perf_counter() + EVERY_S
+
+
+class OthersUse:
+    """How many processors other processes kept busy since the last time it was asked."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._last = self._seen()
+
+    def processors(self) -> float:
+        """Return the mean number; 0 where the clock has hardly moved."""
+        last, self._last = self._last, self._seen()
+        wall_s, all_s, own_s = (now - then for now, then in zip(self._last, last, strict=True))
+        return max(all_s - own_s, 0.0) / wall_s if wall_s > 0 else 0.0
+
+    def _seen(self) -> tuple[float, float, float]:
+        """Return the time, and the seconds of processors that all processes and this one used."""
+        everyone, own = psutil.cpu_times(), self._process.cpu_times()
+        idle = everyone.idle + getattr(everyone, "iowait", 0.0)
+        guests = getattr(everyone, "guest", 0.0) + getattr(everyone, "guest_nice", 0.0)  # counted as user as well
+        return time.perf_counter(), sum(everyone) - idle - guests, own.user + own.system

@@ -1,47 +1,138 @@
-"""Warming up, and rounds of randomly interleaved cells.
+"""Cells made ready, and rounds of them.
 
 Protocol: every program is compiled and run before it is timed; each round visits every cell in a new random order, so
 that a slow spell of the machine hits all alike; the same number of rounds counts for every cell; every call is kept.
 """
 
-import functools
+import os
+import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from rlxjax import welch_peaks
 from rlxjax.clock import call_ns, quiet_collector, visit_ns
+from rlxjax.fit import Cell, Suite
 
-from .canary import CanaryWatch
-from .clock import Deadline
 from .interrupts import heeded
-from .samples import SampleLog, SampleWriter
-from .workloads import STRATEGIES, Cell, Signals
+from .machine import CanaryWatch
+from .progress import Deadline
+from .samples import SampleLog, SampleWriter, Visit
+
+#: Seconds that a cell may take until it has run twice.
+CELL_LIMIT_S = 30.0
+#: Of each result, so many numbers at most are compared between two runs, to this relative tolerance.
+COMPARED, TOLERANCE = 4096, 1e-3
+#: Share of the free memory that one run may use.
+MEMORY_SHARE = 0.25
 
 
-def warm_up(
+class Ready(NamedTuple):
+    """Cells that were compiled and run.
+
+    Attributes:
+        programs: by the cells' names.
+        times_ns: of a second run of each, beside others.
+        refused: why others are left out, by name.
+    """
+
+    programs: dict[str, Callable[[], Any]]
+    times_ns: dict[str, int]
+    refused: dict[str, str]
+
+
+def made_ready(
+    suite: Suite,
     cells: Sequence[Cell],
-    signals: Signals,
     deadline: Deadline,
-    advance: Callable[[], None],
+    advance: Callable[[], None] = lambda: None,
+    *,
     at_least: int = 0,
-) -> dict[Cell, int]:
-    """Compile and run cells until the deadline, but so many at least; return each one's second time in ns."""
-    warm: dict[Cell, int] = {}
-    for cell in cells:
-        if deadline.left_s() <= 0 and len(warm) >= at_least:
-            break
-        call = call_of(cell, signals)
-        call_ns(call)
-        warm[cell] = call_ns(call)
-        advance()
-    return warm
+    n_threads: int = 1,
+) -> Ready:
+    """Compile and run cells in their order until the deadline, but so many at least.
+
+    A program that raises, takes longer than `CELL_LIMIT_S`, or gives another result the second time is refused.
+    """
+    found, waiting, lock = Ready({}, {}, {}), list(reversed(cells)), threading.Lock()
+    begun: dict[str, tuple[float, threading.Thread]] = {}
+
+    def next_cell() -> Cell | None:
+        with lock:
+            is_over = deadline.left_s() <= 0 and len(found.programs) + len(begun) >= at_least
+            if not waiting or deadline.interrupted or is_over:
+                return None
+            cell = waiting.pop()
+            begun[cell.name] = time.perf_counter(), threading.current_thread()
+            return cell
+
+    def work() -> None:
+        while (cell := next_cell()) is not None:
+            made = _tried(suite, cell)
+            with lock:
+                if begun.pop(cell.name, None) is None:
+                    return  # it was given up, and another thread goes on
+                if isinstance(made, str):
+                    found.refused[cell.name] = made
+                else:
+                    found.programs[cell.name], found.times_ns[cell.name] = made
+                advance()
+
+    def started() -> threading.Thread:
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        return thread
+
+    threads = {started() for _ in range(max(n_threads, 1))}
+    while any(thread.is_alive() for thread in threads):
+        for thread in list(threads):
+            thread.join(0.02)
+        with lock:
+            late = {name: thread for name, (at_s, thread) in begun.items() if time.perf_counter() - at_s > CELL_LIMIT_S}
+            for name in late:
+                del begun[name]
+                found.refused[name] = f"it did not run twice within {CELL_LIMIT_S:g} seconds"
+        threads = (threads - set(late.values())) | {started() for _ in late}
+    in_order = [cell.name for cell in cells if cell.name in found.programs]
+    return found._replace(programs={name: found.programs[name] for name in in_order})
+
+
+def _tried(suite: Suite, cell: Cell) -> tuple[Callable[[], Any], int] | str:
+    """Return the program of a cell and the time of its second run in ns, or why it is none."""
+    try:
+        program = suite.program(cell)
+        first = jax.block_until_ready(program())
+        taken = call_ns(program)
+        if not _alike(first, jax.block_until_ready(program())):
+            return "it gives other results each time"
+    except Exception as error:  # noqa: BLE001
+        return f"it raises {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return program, taken
+
+
+def _alike(first: Any, second: Any) -> bool:
+    """Whether two results are the same, by a few of their numbers."""
+    ones, others = jax.tree.leaves(first), jax.tree.leaves(second)
+    return len(ones) == len(others) and all(
+        np.shape(one) == np.shape(other) and np.allclose(_some(one), _some(other), TOLERANCE, TOLERANCE, equal_nan=True)
+        for one, other in zip(ones, others, strict=True)
+    )
+
+
+def _some(result: Any) -> np.ndarray:
+    if jax.dtypes.issubdtype(getattr(result, "dtype", float), jax.dtypes.prng_key):
+        result = jax.random.key_data(result)
+    flat = np.asarray(result).ravel()
+    few = flat[:: max(1, flat.size // COMPARED)]
+    return few if few.dtype.kind in "biufc" else few.astype(np.float64)
 
 
 def measure_rounds(
     log: SampleLog,
     writer: SampleWriter,
-    signals: Signals,
+    programs: dict[str, Callable[[], Any]],
     deadline: Deadline,
     rng: np.random.Generator,
     advance: Callable[[], None],
@@ -58,26 +149,29 @@ def measure_rounds(
     with heeded(deadline), quiet_collector():
         while deadline.left_s() > 0 or not has_round:
             round_ = unfinished.pop(0) if unfinished else len(log.rounds)
-            for cell in _cells_left(log, round_, rng):
+            for name in _cells_left(log, round_, rng):
                 if deadline.interrupted or (has_round and deadline.left_s() <= 0):
                     return
                 canary.look()
-                writer.timing(round_, cell, visit_ns(call_of(cell, signals)))
+                writer.keep(Visit(round=round_, cell=name, times_ns=visit_ns(programs[name])))
             has_round = True
             advance()
             if is_enough():
                 return
 
 
-def _cells_left(log: SampleLog, round_: int, rng: np.random.Generator) -> list[Cell]:
+def _cells_left(log: SampleLog, round_: int, rng: np.random.Generator) -> list[str]:
     """Return the cells that a round still lacks, in random order."""
-    done = {cell for cell, _ in log.rounds[round_]} if round_ < len(log.rounds) else set()
-    left = [cell for cell in log.cells if cell not in done]
+    done = {name for name, _ in log.rounds[round_]} if round_ < len(log.rounds) else set()
+    left = [cell.name for cell in log.cells if cell.name not in done]
     return [left[index] for index in rng.permutation(len(left))]
 
 
-def call_of(cell: Cell, signals: Signals) -> Callable[[], object]:
-    """Return what runs a cell once, from a NumPy signal on the host to NumPy peaks on the host."""
-    path, _, selection = STRATEGIES[cell.strategy]
-    signal, model = signals.of(cell), signals.model_of(cell)
-    return functools.partial(welch_peaks, signal, cell.params, str(path), model=model, selection=selection)
+def memory_limit_bytes() -> int:
+    """Return the bytes that the arrays of one run may take on host and device."""
+    limits = []
+    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        limits.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    if stats := jax.devices()[0].memory_stats():
+        limits.append(stats.get("bytes_limit", 2**34) - stats.get("bytes_in_use", 0))
+    return int(MEMORY_SHARE * min(limits, default=2**33))

@@ -9,34 +9,23 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from rlxjax.calibration import Calibration, CalibrationFile, ModelSection
-from rlxjax.welch import FAST_SEGMENTS
+from rlxjax.calibration import CalibratedModel, ModelSection, Samples
+from rlxjax.fit import Suite
 
-from .micro import MicroRates
+from .design import by_work
+from .judge import Fitted, Verdict
+from .machine import rates_of
 from .printing import counted, ns, number, print_table, say
-from .verdict import Verdict
-from .workloads import SAME_RESULT, SHOWN_BATCHES, SHOWN_K, SHOWN_N_FFT, Cell
 
-SKIPPED_SHOWN = 4
+SKIPPED_SHOWN, WORKS_SHOWN = 4, 4
 #: Headings of the table of errors, and what stands below them.
 ERROR_COLUMNS = {
     "noise floor": "noise_floor",
     "seen": "fit",
     "held out": "held_out",
-    "interior": "interior",
-    "edge": "edge",
     "terms alone": "terms_alone",
     "in interval of 90 %": "covered",
     "cells held out": "held_out_cells",
-    "built-in constants": "built_in",
-}
-#: Those of functions.
-FUNCTION_COLUMNS = {
-    "noise floor": "noise_floor",
-    "seen": "fit",
-    "held out": "held_out",
-    "in interval of 90 %": "covered",
-    "functions held out": "held_out_cells",
 }
 
 
@@ -49,14 +38,12 @@ class Outcome:
         is_written: whether it was written: not where a fit did not converge, unless that was asked for.
         samples_path: the raw samples.
         verdict: whether it is good enough, in sentences.
-        calibration: of that.
-        content: what the job put into the file.
-        section: of it, what it says of Welch peaks.
-        cells: the workloads measured.
-        measured_ns: of the visits (`quantile_ns`), `[cells]`.
-        predicted_ns: by the coefficients in the file, `[cells]`.
-        skipped: workloads that were not measured, by reason.
-        rates: what the micro-benchmarks say.
+        calibrated: the model by what the job put into the file.
+        section: of the file.
+        suite: that was timed.
+        fitted: the fit of all timings, and what it is worth.
+        skipped: cells that were not measured, by reason.
+        micro_ns: what the micro-benchmarks took.
         notes: sentences that a person should read.
         is_interrupted: whether Ctrl-C ended the measuring.
     """
@@ -65,100 +52,59 @@ class Outcome:
     is_written: bool
     samples_path: FilePath
     verdict: Verdict
-    calibration: Calibration
-    content: CalibrationFile
+    calibrated: CalibratedModel
     section: ModelSection
-    cells: list[Cell]
-    measured_ns: np.ndarray
-    predicted_ns: np.ndarray
-    skipped: dict[str, list[str]]
-    rates: MicroRates
-    notes: list[str]
+    suite: Suite
+    fitted: Fitted
+    skipped: Mapping[str, Sequence[str]]
+    micro_ns: Mapping[str, float]
+    notes: Sequence[str]
     is_interrupted: bool = False
 
+    @property
+    def samples(self) -> Samples:
+        """What was timed."""
+        assert self.section.samples is not None  # the job's sections name theirs
+        return self.section.samples
 
-@dataclasses.dataclass(frozen=True)
-class FunctionsOutcome:
-    """What the job found of functions.
-
-    Attributes:
-        path: the calibration file.
-        is_written: whether it was written.
-        samples_path: the raw samples.
-        verdict: whether it is good enough, in sentences.
-        section: what the file says of functions.
-        notes: sentences that a person should read.
-        is_interrupted: whether Ctrl-C ended the measuring.
-    """
-
-    path: FilePath
-    is_written: bool
-    samples_path: FilePath
-    verdict: Verdict
-    section: ModelSection
-    notes: list[str]
-    is_interrupted: bool = False
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a program reads: times in ns, shares of 1."""
+        samples = self.samples
+        return {
+            "is_written": self.is_written,
+            "is_ready": self.verdict.is_ready,
+            "said": self.verdict.said,
+            "cautions": self.verdict.cautions,
+            "notes": self.notes,
+            "noise_floor": self.section.noise_floor,
+            "errors": {name: summary.model_dump() for name, summary in self.section.held_out.items()},
+            "timed": {"timings": samples.timings, "workloads": samples.workloads, "rounds": samples.rounds},
+            "samples": str(self.samples_path),
+            "calibration": str(self.path),
+        }
 
 
 def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = False) -> None:
-    """Print what a calibration is worth; also the errors, the coefficients and a few workloads where that is asked."""
-    samples = outcome.section.samples
-    assert samples is not None  # the job's sections name theirs
-    timed = f"{counted(samples.workloads, 'workload')}, {counted(samples.rounds, 'round')}"
+    """Print what a calibration is worth; also the errors, the coefficients and a few works where that is asked."""
+    samples, verdict = outcome.samples, outcome.verdict
     details = []
     if is_verbose:
-        _print_errors(outcome.section, "strategy", ERROR_COLUMNS, console)
+        _print_errors(outcome.section, console)
         _print_coefficients(outcome.section, console)
-        _print_decisions(outcome, console)
-        details = [_micro_line(outcome)]
+        _print_works(outcome, console)
+        details = [_micro_line(outcome.micro_ns)] if outcome.micro_ns else []
         details += [f"skipped, {reason}: {shortened(names)}" for reason, names in outcome.skipped.items() if names]
-    _print_verdict("Welch peaks", outcome, f"{counted(samples.timings, 'timing')} ({timed})", details, console)
-
-
-def print_functions(outcome: FunctionsOutcome, console: Console, *, is_verbose: bool = False) -> None:
-    """Print what the functions model is worth; also the errors and the coefficients where that is asked."""
-    samples = outcome.section.samples
-    assert samples is not None  # the job's sections name theirs
-    if is_verbose:
-        _print_errors(outcome.section, "functions", FUNCTION_COLUMNS, console)
-        _print_coefficients(outcome.section, console)
-    timed = f"{counted(samples.workloads, 'function')}, {counted(samples.rounds, 'round')}"
-    _print_verdict("Functions", outcome, f"{counted(samples.timings, 'visit')} ({timed})", [], console)
-
-
-def _print_verdict(
-    model: str, outcome: Outcome | FunctionsOutcome, counts: str, details: Sequence[str], console: Console
-) -> None:
-    """Print the verdict in sentences, each from a line of its own on, and where the files are."""
-    verdict, files = outcome.verdict, (str(outcome.samples_path), str(outcome.path))
-    say(f"{model}: {'Ready.' if verdict.is_ready else 'Not ready.'}", to=console)
+    counts = f"{counted(samples.workloads, 'cell')}, {counted(samples.rounds, 'round')}"
+    say(f"{outcome.suite.model.name}: {'Ready.' if verdict.is_ready else 'Not ready.'}", to=console)
     for text in (
         *verdict.said,
         *(f"caution: {text}" for text in verdict.cautions),
         *details,
         *outcome.notes,
-        f"{counts} in {outcome.samples_path}",
+        f"{counted(samples.timings, 'visit')} ({counts}) in {outcome.samples_path}",
         f"calibration: {outcome.path if outcome.is_written else 'not written'}",
     ):
-        say(text, *files, indent="  ", to=console)
-
-
-def outcome_as_dict(outcome: Outcome | FunctionsOutcome) -> dict[str, Any]:
-    """Return what a program reads of an outcome: times in ns, shares of 1."""
-    samples = outcome.section.samples
-    assert samples is not None  # the job's sections name theirs
-    return {
-        "is_written": outcome.is_written,
-        "is_ready": outcome.verdict.is_ready,
-        "said": outcome.verdict.said,
-        "cautions": outcome.verdict.cautions,
-        "notes": outcome.notes,
-        "noise_floor": outcome.section.noise_floor,
-        "errors": {name: summary.model_dump() for name, summary in outcome.section.held_out.items()},
-        "timed": {"timings": samples.timings, "workloads": samples.workloads, "rounds": samples.rounds},
-        "samples": str(outcome.samples_path),
-        "calibration": str(outcome.path),
-    }
+        say(text, str(outcome.samples_path), str(outcome.path), indent="  ", to=console)
 
 
 def shortened(names: Sequence[str]) -> str:
@@ -167,15 +113,15 @@ def shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:SKIPPED_SHOWN]) + (f" and {more} more, named in the file" if more > 0 else "")
 
 
-def _print_errors(section: ModelSection, of: str, columns: Mapping[str, str], console: Console) -> None:
-    """Print the errors of each strategy or family; what there is more of goes downwards."""
+def _print_errors(section: ModelSection, console: Console) -> None:
+    """Print the errors of each group; what there is more of goes downwards."""
     names, title = list(section.held_out), "Mean absolute error of predictions, per cent"
-    cells = [[_error(getattr(summary, field)) for field in columns.values()] for summary in section.held_out.values()]
-    if len(columns) > len(names):
-        rows = [[heading, *own] for heading, own in zip(columns, zip(*cells, strict=True), strict=True)]
+    cells = [[_error(getattr(summary, field)) for field in ERROR_COLUMNS.values()] for summary in section.held_out.values()]
+    if len(ERROR_COLUMNS) > len(names):
+        rows = [[heading, *own] for heading, own in zip(ERROR_COLUMNS, zip(*cells, strict=True), strict=True)]
         print_table(console, title, ["", *names], rows)
     else:
-        print_table(console, title, [of, *columns], [[name, *own] for name, own in zip(names, cells, strict=True)])
+        print_table(console, title, ["", *ERROR_COLUMNS], [[name, *own] for name, own in zip(names, cells, strict=True)])
 
 
 def _print_coefficients(section: ModelSection, console: Console) -> None:
@@ -186,35 +132,40 @@ def _print_coefficients(section: ModelSection, console: Console) -> None:
     print_table(console, "Coefficients", ["coefficient", "unit", "value", "give or take", "provenance"], rows, texts=2)
 
 
-def _print_decisions(outcome: Outcome, console: Console) -> None:
-    """Print what a few workloads take, and what is decided by that."""
-    times_ns = dict(zip(outcome.cells, zip(outcome.predicted_ns, outcome.measured_ns, strict=True), strict=True))
+def _print_works(outcome: Outcome, console: Console) -> None:
+    """Print what a few works take by each of several ways, and what is decided by that."""
+    found, model = outcome.fitted, outcome.suite.model
+    times_ns = {
+        cell.name: times
+        for cell, *times in zip(found.cells, np.asarray(found.estimate.time_ns), found.measured_ns, strict=True)
+    }
+    works = {name: cells for name, cells in by_work(found.cells).items() if len(cells) > 1}
+    shown = [name for name in outcome.suite.shown if name in works] or list(works)
     rows, decisions = [], []
-    for batch in SHOWN_BATCHES:
-        cells = {name: Cell(name, batch, SHOWN_N_FFT, SHOWN_K) for name in (*SAME_RESULT, "learned")}
-        found = {name: times_ns[cell] for name, cell in cells.items() if cell in times_ns}
-        if not found:
-            continue
-        fastest = min(found, key=lambda name: found[name][1])
-        for name, (predicted_ns, measured_ns) in found.items():
+    for work in shown[:: max(1, len(shown) // WORKS_SHOWN)][:WORKS_SHOWN]:
+        last = works[work][-1].inputs
+        alike = [cell for cell in works[work] if cell.inputs == last]
+        fastest = min(alike, key=lambda cell: times_ns[cell.name][1])
+        for cell in works[work]:
+            predicted_ns, measured_ns = times_ns[cell.name]
+            note = "fastest" if cell is fastest and len(alike) > 1 else ""
             ratio = f"{predicted_ns / measured_ns:.2f}"
-            note = "fastest" if name == fastest else ""
-            rows.append([f"{batch:,}", name, ns(predicted_ns), ns(measured_ns), ratio, note])
-        pick = outcome.calibration.pick(batch, SHOWN_N_FFT, SHOWN_K)
-        decided = outcome.calibration.compare("fused", "host", batch, SHOWN_N_FFT, SHOWN_K)
-        sure = f"fused is faster with {100 * float(decided.probability):.0f} %: {decided.verdict()}"
-        decisions.append(f"Batch {batch:,}: {pick} is picked; {sure}.")
+            rows.append([work, cell.group, ns(predicted_ns), ns(measured_ns), ratio, note])
+        if len(outcome.calibrated.strategies) > 1:
+            pick, decided = outcome.calibrated.pick(**last), outcome.calibrated.decide(**last)
+            kept, fused, *_ = outcome.calibrated.strategies
+            sure = f"{fused} is faster than {kept} with {100 * float(decided.probability):.0f} %: {decided.verdict()}"
+            decisions.append(f"{work}: {pick} is picked; {sure}.")
     if not rows:
         return
-    headings = ["batch", "strategy", "predicted, ns", "measured, ns", "predicted / measured", ""]
-    title = f"n_fft {SHOWN_N_FFT}, k {SHOWN_K}, {FAST_SEGMENTS} segments (a ratio of 1 is best)"
-    print_table(console, title, headings, rows, texts=2)
+    headings = ["work", "", "predicted, ns", "measured, ns", "predicted / measured", ""]
+    print_table(console, f"{model.name} (a ratio of 1 is best)", headings, rows, texts=2)
     for text in decisions:
         say(text, to=console)
 
 
-def _micro_line(outcome: Outcome) -> str:
-    rates = outcome.rates
+def _micro_line(micro_ns: Mapping[str, float]) -> str:
+    rates = rates_of(micro_ns)
     return (
         f"micro-benchmarks: launch {ns(rates.dispatch_ns)} ns, round trip {ns(rates.roundtrip_ns)} ns; in bytes/ns, "
         f"device memory {number(rates.memory_bytes_per_ns)}, upload {number(rates.upload_bytes_per_ns)}, "

@@ -3,16 +3,23 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
-
 from rich import progress as rich_progress
 from rich.console import Console
 from rich.text import Text
 
 from .printing import counted
 
-if TYPE_CHECKING:
-    from .clock import Deadline
+
+class Deadline:
+    """A point in time that a phase has to end by, and whether the user asked to stop."""
+
+    def __init__(self, at_s: float):
+        self.at_s = at_s
+        self.interrupted = False
+
+    def left_s(self) -> float:
+        """Seconds until the deadline; 0 once the user has asked to stop."""
+        return 0.0 if self.interrupted else self.at_s - time.perf_counter()
 
 
 class Progress:
@@ -38,7 +45,7 @@ class Progress:
 
     @contextlib.contextmanager
     def phase(
-        self, name: str, deadline: "Deadline | None" = None, total: int | None = None
+        self, name: str, deadline: Deadline | None = None, total: int | None = None
     ) -> Iterator[Callable[[], None]]:
         """Show a phase; yield what to call at each step. With a deadline, the bar shows time."""
         begun_s = time.perf_counter()
@@ -48,7 +55,7 @@ class Progress:
             self._console.print(f"{name}: {time.perf_counter() - begun_s:.1f} s", highlight=False)
 
     @contextlib.contextmanager
-    def _shown(self, name: str, deadline: "Deadline | None", total: int | None) -> Iterator[Callable[[], None]]:
+    def _shown(self, name: str, deadline: Deadline | None, total: int | None) -> Iterator[Callable[[], None]]:
         if self._is_quiet or not self._console.is_terminal:
             yield lambda: None
             return

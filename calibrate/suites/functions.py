@@ -1,6 +1,6 @@
 """Ordinary JAX functions to time: a table of kinds and sizes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,33 +9,11 @@ import jax.scipy as jsp
 import numpy as np
 from jax import lax
 
+from rlxjax import profile_function
+from rlxjax.fit import Cell, Suite
+from rlxjax.models import FUNCTIONS, function_runs
+
 from .draws import Draw
-
-
-class FunctionCell(NamedTuple):
-    """A function at one size of its arguments.
-
-    Attributes:
-        name: its kind, size and dtype; unique.
-        family: what it mostly does.
-        fn: the function.
-        draws: its arguments, trees of `Draw`.
-        held_out: whether the fit never sees it; chosen before any timing.
-    """
-
-    name: str
-    family: str
-    fn: Callable[..., Any]
-    draws: tuple[Any, ...]
-    held_out: bool
-
-    def build(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return the function and its arguments as trees of `jax.ShapeDtypeStruct`."""
-        return self.fn, jax.tree.map(Draw.abstract, self.draws)
-
-    def arguments(self, rng: np.random.Generator) -> tuple[Any, ...]:
-        """Return random arguments that are valid for the function."""
-        return jax.tree.map(lambda draw: draw.array(rng), self.draws)
 
 
 #: The function and the arguments of a dtype and numbers.
@@ -267,9 +245,26 @@ KINDS = (
 # fmt: on
 
 
-def function_cells() -> list[FunctionCell]:
-    """Return the suite in a fixed order; functions of 64 bits only where JAX has these enabled."""
-    cells = []
+class TimedFunction(NamedTuple):
+    """A function of the suite at one size: what it mostly does, its arguments as trees of `Draw`, whether held out."""
+
+    family: str
+    fn: Callable[..., Any]
+    draws: tuple[Any, ...]
+    held_out: bool
+
+    def abstract(self) -> tuple[Any, ...]:
+        """Return its arguments as trees of `jax.ShapeDtypeStruct`."""
+        return jax.tree.map(Draw.abstract, self.draws)
+
+    def arguments(self, rng: np.random.Generator) -> tuple[Any, ...]:
+        """Return random arguments that are valid for it."""
+        return jax.tree.map(lambda draw: draw.array(rng), self.draws)
+
+
+def timed_functions() -> dict[str, TimedFunction]:
+    """Return the suite by name, in a fixed order; functions of 64 bits only where JAX has these enabled."""
+    found = {}
     for kind in KINDS:
         for size in kind.sizes.split():
             numbers, _, named = size.rstrip("*").partition(":")
@@ -277,6 +272,48 @@ def function_cells() -> list[FunctionCell]:
             if jax.dtypes.canonicalize_dtype(dtype) != dtype:
                 continue
             fn, draws = kind.make(dtype, *map(int, numbers.split("x")))
-            name, held_out = f"{kind.name} {numbers} {dtype}", kind.held_out or size.endswith("*")
-            cells.append(FunctionCell(name, kind.family, fn, draws, held_out))
-    return cells
+            held_out = kind.held_out or size.endswith("*")
+            found[f"{kind.name} {numbers} {dtype}"] = TimedFunction(kind.family, fn, draws, held_out)
+    return found
+
+
+class FunctionsSuite(Suite):
+    """Ordinary functions, jitted and called with arrays of the device; their inputs are the counts of their profiles."""
+
+    model = FUNCTIONS
+    most_error = 0.25
+
+    def __init__(self) -> None:
+        self._functions = timed_functions()
+
+    def cells(self) -> list[Cell]:
+        """Return every function of the suite."""
+        return [self._cell(name) for name in self._functions]
+
+    def program(self, cell: Cell) -> Callable[[], Any]:
+        """Return what calls the jitted function."""
+        function = self._functions[cell.name]
+        jitted, arguments = jax.jit(function.fn), jax.device_put(function.arguments(np.random.default_rng(0)))
+        return lambda: jitted(*arguments)
+
+    def kept(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return cells with the counts of their functions' profiles.
+
+        Raises:
+            ValueError: a function that the suite does not have.
+        """
+        if unknown := [cell.name for cell in cells if cell.name not in self._functions]:
+            raise ValueError(f"holds {unknown[0]!r}, which is no function of this suite")
+        return [self._cell(cell.name) for cell in cells]
+
+    def _cell(self, name: str) -> Cell:
+        function = self._functions[name]
+        profile = profile_function(function.fn, *function.abstract())
+        return Cell(
+            name,
+            FUNCTIONS.variants[0],
+            {name: float(column[0]) for name, column in function_runs([profile]).inputs.items()},
+            group=function.family,
+            held_out=function.held_out,
+            n_bytes=profile.peak_bytes,
+        )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax import LatencyPrior, load_learned_fft, welch_peaks
-from rlxjax.calibration import sha256_of
+from rlxjax.calibration import current_fingerprint, sha256_of
 from rlxjax.fit import Cell, Facts, Suite
 from rlxjax.learned import learned_program
 from rlxjax.models import (
@@ -27,15 +27,16 @@ from rlxjax.welch import FAST_SEGMENTS, RUNNER_VERSION, ULTRA_SEGMENTS, WelchPea
 
 from ..machine import DEEP_SELECTION, SHORT_TRANSFORM, WIDE_SELECTION, rates_of
 
-#: What is timed of each workload: what tables call it, the variant of the model, and the segments of a row.
-TIMED = (
-    ("ultra", "host", ULTRA_SEGMENTS),
-    ("fast", "host", FAST_SEGMENTS),
-    ("fused_maxima", "fused_maxima", FAST_SEGMENTS),
-    ("fused_top_k", "fused_top_k", FAST_SEGMENTS),
-    ("block", "block", FAST_SEGMENTS),
-    ("learned", "learned", FAST_SEGMENTS),
-)
+#: What is timed of each workload, by what tables call it: the variant of the model, the segments of a row, and what the
+#: runner is asked for.
+TIMED = {
+    "ultra": ("host", ULTRA_SEGMENTS, {"strategy": "host"}),
+    "fast": ("host", FAST_SEGMENTS, {"strategy": "host"}),
+    "fused_maxima": ("fused_maxima", FAST_SEGMENTS, {"strategy": "fused", "selection": "maxima"}),
+    "fused_top_k": ("fused_top_k", FAST_SEGMENTS, {"strategy": "fused", "selection": "top_k"}),
+    "block": ("block", FAST_SEGMENTS, {"strategy": "block"}),
+    "learned": ("learned", FAST_SEGMENTS, {"strategy": "learned"}),
+}
 #: Sizes that the fit never sees: they lie inside the range of the others, or at its edge.
 HELD_OUT_BATCHES, HELD_OUT_N_FFTS = (2, 100, 8192), (128, 160, 400, 1200, 4096)
 #: The workloads of the table at the end.
@@ -45,8 +46,7 @@ MOST_PROGRAMS = 4096
 
 
 class WelchSuite(Suite):
-    """Every batch and n_fft of the grid with one number of peaks in turn, by every strategy; none is longer than
-    `GRID_SAMPLES`.
+    """Every batch and n_fft of the grid, up to `GRID_SAMPLES`, with one number of peaks in turn, by every strategy.
 
     Args:
         models: files of learned FFTs to time as well, each of another segment length.
@@ -72,13 +72,13 @@ class WelchSuite(Suite):
         """Return every cell of the grid: learned ones for models' lengths, maxima where they are used."""
         platform = jax.default_backend()
         return [
-            welch_cell(name, batch, n_fft, k)
-            for name, variant, _ in TIMED
+            welch_cell(group, batch, n_fft, k)
+            for group in TIMED
             for row, batch in enumerate(GRID_BATCHES)
-            for column, n_fft in enumerate(self._learned if variant == "learned" else GRID_N_FFTS)
+            for column, n_fft in enumerate(self._learned if group == "learned" else GRID_N_FFTS)
             for k in sorted({GRID_KS[(row + column) % len(GRID_KS)]} | ({SHOWN_K} if n_fft == SHOWN_N_FFT else set()))
             if batch * n_fft <= GRID_SAMPLES
-            if variant != "fused_maxima" or schedule(platform).most_bins_maxima
+            if group != "fused_maxima" or schedule(platform).most_bins_maxima
         ]
 
     def program(self, cell: Cell) -> Callable[[], Any]:
@@ -88,16 +88,16 @@ class WelchSuite(Suite):
         params = WelchPeakParams(sizes["n_fft"], sizes["n_segments"], sizes["k"])
         signal = _tone()[: sizes["batch"] * params.frame_len].reshape(sizes["batch"], params.frame_len)
         learned = self._learned[sizes["n_fft"]] if cell.variant == "learned" else None
-        path, _, selection = cell.variant.partition("_")
-        return functools.partial(welch_peaks, signal, params, path, model=learned, selection=selection or None)
+        return functools.partial(welch_peaks, signal, params, model=learned, **TIMED[cell.group][2])
 
     def facts(self) -> Facts:
         """Return how the runner schedules here, and what the learned FFTs take that it was given."""
         works = [learned_program(one, WelchPeakParams.fast(one.n_fft, 1)).work for one in self._learned.values()]
-        known, platform = schedule(jax.default_backend())._asdict(), jax.default_backend()
+        here = current_fingerprint()
+        known = schedule(here.platform)._asdict()
         return {
             **{name: known.get(name, fact) for name, fact in WELCH.facts.items()},
-            "processors": len(jax.devices()) and _processors() if platform == "cpu" else 1,
+            "processors": here.cores if here.platform == "cpu" else 1,
             "learned_n_fft": np.array(list(self._learned), float),
             "learned_flop": np.array([work.flop for work in works], float),
             "learned_live_bins": np.array([work.live_bins for work in works], float),
@@ -120,7 +120,7 @@ class WelchSuite(Suite):
 
 def welch_cell(group: str, batch: int, n_fft: int, k: int) -> Cell:
     """Return one workload by one way, as `TIMED` names it."""
-    _, variant, n_segments = next(one for one in TIMED if one[0] == group)
+    variant, n_segments, _ = TIMED[group]
     params = WelchPeakParams(n_fft, n_segments, min(k, n_fft // 2 + 1))
     work = f"{batch}x{n_fft} k{k}"
     return Cell(

@@ -40,21 +40,18 @@ class GateCoefficient(Strict):
 
 
 class ErrorSummary(Strict):
-    """Mean absolute relative error of one variant, where the fit saw the workload and where it did not.
+    """Mean absolute relative error of one group of cells, where the fit saw the cell and where it did not.
 
     `terms_alone` is that of the terms without the correction, held out; `covered` the share of held-out times
-    within their interval of 90 %; `built_in` that of the reference's constants, where it has any.
+    within their interval of 90 %.
     """
 
     fit: NotNegative | None
     terms_alone: NotNegative | None
     covered: NotNegative | None
-    interior: NotNegative | None
-    edge: NotNegative | None
     held_out: NotNegative | None
     held_out_cells: int
     noise_floor: NotNegative | None
-    built_in: NotNegative | None
 
 
 class Range(Strict):
@@ -71,8 +68,9 @@ class Range(Strict):
 
 
 class Samples(Strict):
-    """The raw samples behind the file; `runner` is the version of the programs that were timed."""
+    """The raw samples behind the file; `runner` is the version of the suite's programs that were timed."""
 
+    suite: str
     file: str
     sha256: str
     runner: int
@@ -109,16 +107,6 @@ class Uncertainty(Strict):
         return self
 
 
-class LearnedFftFile(Strict):
-    """The file of a learned FFT that was timed."""
-
-    n_fft: int
-    active_gates: int
-    total_gates: int
-    file: str
-    sha256: str
-
-
 class Pace(Strict):
     """How fast the machine was while it was timed.
 
@@ -151,7 +139,8 @@ class Section(Sealed):
 class ModelSection(Section):
     """What timings say of one latency model.
 
-    `facts`: how the machine schedules, and what it was given to run; `skipped`: workloads that were not timed.
+    `facts`: how the machine schedules; `skipped`: cells that were not timed; `given`: files that the programs ran, with
+    their SHA-256.
     """
 
     model_version: int
@@ -163,7 +152,7 @@ class ModelSection(Section):
     domain: dict[str, Range]
     fit: FitSummary
     skipped: list[str] = []
-    learned_ffts: list[LearnedFftFile] = []
+    given: dict[str, str] = {}
 
 
 class MachineSection(Section):
