@@ -1,7 +1,6 @@
-"""Whether a calibration still holds: its machine, and a few runs timed again by the job's own protocol."""
+"""Whether a calibration still holds: its machine, and a few cells timed again by the job's own protocol."""
 
 import dataclasses
-import itertools
 import math
 import os
 import shlex
@@ -12,37 +11,34 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlxjax import Calibration, LatencyEstimate
+from rlxjax import Calibration, LatencyEstimate, estimate
 from rlxjax.calibration import (
     MACHINE_FIELDS,
-    Fingerprint,
+    CalibratedModel,
     current_fingerprint,
     fingerprint_differences,
     read_calibration_file,
 )
-from rlxjax.models import WELCH
+from rlxjax.fit import Cell, Suite, cell_runs
 
-from .canary import canary_times_ns, slowness, used_by_others
-from .clock import Deadline
-from .design import estimates
-from .measure import measure_rounds, warm_up
-from .micro import MICRO_REPEATS, time_micro
-from .plan import memory_limit_bytes
+from .design import by_work
+from .judge import MOST_OTHERS
+from .machine import MICRO_REPEATS, micro_times_ns, slowness, time_micro, used_by_others
+from .measure import made_ready, measure_rounds, memory_limit_bytes
 from .printing import filled
-from .progress import Progress
-from .samples import SampleLog, SampleWriter
-from .verdict import MOST_OTHERS
+from .progress import Deadline, Progress
+from .samples import SampleLog, SampleWriter, header_of
+from .suites import suite_of
 from .visits import noise_floor, quantile_ns
-from .workloads import WITHOUT_MODEL, Cell, Signals, split_by_memory
 
 GOOD, DRIFTED, NOT_THIS_MACHINE = "good", "drifted", "not this machine"
 #: Exit statuses; a file that cannot be used has that of another machine.
 STATUSES = {GOOD: 0, DRIFTED: 1, NOT_THIS_MACHINE: 2}
 MIN_BUDGET_S = 5.0
 
-#: A drift of all runs, or of one strategy beside the others, has to be larger than this, in the logarithm, and than so
+#: A drift of all runs, or of one group beside the others, has to be larger than this, in the logarithm, and than so
 #: many standard deviations of a mean.
-LEAST_DRIFT, LEAST_STRATEGY_DRIFT, SURE_SDS = 0.09, 0.25, 2.0
+LEAST_DRIFT, LEAST_GROUP_DRIFT, SURE_SDS = 0.09, 0.25, 2.0
 #: Variance of a median of normal values, of that of their mean.
 MEDIAN_VARIANCE = math.pi / 2.0
 #: Relative noise of a run that was timed in one round only.
@@ -54,12 +50,12 @@ PACE_SAID = 0.05
 #: A micro-benchmark, alone, varies by such a factor.
 CANARY_FACTOR = 1.5
 
-#: Where in the logarithmic range of n_fft and of the batch the workloads lie.
-N_FFT_PLACES, BATCH_PLACES = (0.25, 0.75), (0.5, 0.1, 0.9)
-#: Share of the time left that compiling may take, but for so many workloads, and seconds left for measuring.
-WARM_UP_SHARE, LEAST_WORKLOADS, LEAST_MEASURING_S = 0.5, 2, 4.0
+#: Cells of a suite that are timed again, and at least; the longest run of one.
+CELLS, LEAST_CELLS, LONGEST_RUN_NS = 24, 8, 2e8
+#: Share of the time left that making ready may take, and seconds left for measuring each suite.
+READY_SHARE, LEAST_MEASURING_S = 0.5, 2.0
 #: Options of the job that are given again where a calibration is made anew.
-KEPT_OPTIONS = ("--budget", "--device", "--model")
+KEPT_OPTIONS = ("--budget", "--device", "--model", "--suite", "--only")
 #: Seconds kept back for the micro-benchmarks at the end.
 RESERVE_S = 2.0
 #: What the micro-benchmarks time.
@@ -97,40 +93,51 @@ class Drift(NamedTuple):
         return {**self._asdict(), "is_off": self.is_off}
 
 
+class ModelDrift(NamedTuple):
+    """How the cells of one model drifted, the machine's pace taken out: all, each group beside all, and how many."""
+
+    overall: Drift
+    groups: Mapping[str, Drift]
+    cells: int
+
+    @property
+    def is_off(self) -> bool:
+        """Whether any of it is more than chance."""
+        return self.overall.is_off or any(drift.is_off for drift in self.groups.values())
+
+    def sentence(self, name: str) -> str:
+        """Return what a person reads."""
+        timed = f"{self.cells} cells of {name} take {self.overall.factor:.2f} times what is predicted at this pace"
+        off = [f"{group} {drift.factor:.2f} {drift.chance()}" for group, drift in self.groups.items() if drift.is_off]
+        beside = f"; beside the others {', '.join(off)}" if off else ""
+        return f"{timed} {self.overall.chance()}{beside}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Validation:
     """What a check found.
 
     Attributes:
         word: "good", "drifted" or "not this machine".
-        overall: of all runs, the machine's pace taken out; None if none was timed.
-        strategies: of each strategy's runs, beside all.
+        models: by the model's name; none where nothing was timed.
         canaries: of each micro-benchmark.
         slower: how many times longer the canaries take than then, the machine's pace.
         others: processors that other processes kept busy; None where nobody looked.
         elsewhere: differences that make it another machine.
         software: other differences.
-        runs: runs and workloads that were timed.
-        models: files of the learned FFTs that were timed for the calibration, and are not again.
+        not_timed: sentences on what was not timed again.
         command: that made the calibration.
     """
 
     word: str
-    overall: Drift | None = None
-    strategies: Mapping[str, Drift] = dataclasses.field(default_factory=dict)
+    models: Mapping[str, ModelDrift] = dataclasses.field(default_factory=dict)
     canaries: Mapping[str, Drift] = dataclasses.field(default_factory=dict)
     slower: float = 1.0
     others: float | None = None
     elsewhere: Sequence[str] = ()
     software: Sequence[str] = ()
-    runs: tuple[int, int] = (0, 0)
-    models: Sequence[str] = ()
+    not_timed: Sequence[str] = ()
     command: str = ""
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether others kept more processors busy than timings bear."""
-        return self.others is not None and self.others > MOST_OTHERS
 
     @property
     def status(self) -> int:
@@ -139,18 +146,19 @@ class Validation:
 
     def sentences(self, file: str | os.PathLike[str]) -> list[str]:
         """Return what a person reads."""
-        said = [f"{self.word}: {'; '.join(self._reasons())}."]
-        if self.overall and not 1.0 - PACE_SAID < 1.0 / self.slower < 1.0 + PACE_SAID:
+        reasons = [drift.sentence(name) for name, drift in self.models.items()] or list(self.elsewhere)
+        if self.others is not None and self.others > MOST_OTHERS:
+            reasons.append(f"other programs keep {self.others:.1f} processors busy")
+        said = [f"{self.word}: {'; '.join(reasons)}."]
+        if self.models and not 1.0 - PACE_SAID < 1.0 / self.slower < 1.0 + PACE_SAID:
             pace = f"{100 / self.slower:.0f} % of its pace then (more is faster)"
             said.append(f"The machine runs at {pace}, and times follow it.")
-        off = {name: drift for name, drift in self.canaries.items() if drift.is_off}
-        if off:
+        if off := {name: drift for name, drift in self.canaries.items() if drift.is_off}:
             said.append(f"micro-benchmarks: {'; '.join(_canary_phrase(*item) for item in off.items())}.")
-        if self.overall and self.models:
-            said.append(f"The learned path was not timed again: that takes {', '.join(self.models)}.")
+        said += self.not_timed
         if self.software:
             said.append(f"It was made with other software: {'; '.join(self.software)}.")
-        if self.overall:
+        if self.models:
             said.append(f"by {os.fspath(file)}")
         if self.word == DRIFTED:
             said.append("If something else ran meanwhile, check again once it has ended.")
@@ -167,39 +175,28 @@ class Validation:
         return {
             "verdict": self.word,
             "calibration": os.fspath(file),
-            "overall": self.overall and self.overall.as_json(),
-            "strategies": {name: drift.as_json() for name, drift in self.strategies.items()},
+            "models": {
+                name: {
+                    "overall": drift.overall.as_json(),
+                    "groups": {group: own.as_json() for group, own in drift.groups.items()},
+                    "cells": drift.cells,
+                }
+                for name, drift in self.models.items()
+            },
             "canaries": {name: drift.as_json() for name, drift in self.canaries.items()},
             "pace": 1.0 / self.slower,
             "others_processors": self.others,
             "elsewhere": list(self.elsewhere),
             "software": list(self.software),
-            "timed": dict(zip(("runs", "workloads"), self.runs, strict=True)),
-            "models_not_timed_again": list(self.models),
+            "not_timed": list(self.not_timed),
             "renewal": None if self.word == GOOD else renewal(file, self.command),
         }
-
-    def _reasons(self) -> list[str]:
-        if self.overall is None:
-            return list(self.elsewhere)
-        runs, workloads = self.runs
-        timed = (
-            f"{runs} runs of {workloads} workloads take {self.overall.factor:.2f} times what is predicted at this pace"
-        )
-        timed += f" {self.overall.chance()}"
-        off = [f"{name} {drift.factor:.2f} {drift.chance()}" for name, drift in self.strategies.items() if drift.is_off]
-        reasons = [timed]
-        if off:
-            reasons.append("beside the others " + ", ".join(off))
-        if self.is_busy:
-            reasons.append(f"other programs keep {self.others:.1f} processors busy")
-        return reasons
 
 
 def check(
     file: FilePath, *, started_s: float, budget_s: float, progress: Progress, unsealed: bool = False
 ) -> Validation:
-    """Return whether a calibration file is good here, timing a few runs if it is of this machine.
+    """Return whether a calibration file is good here, timing a few cells of each model if it is of this machine.
 
     Args:
         file: the calibration file.
@@ -209,76 +206,108 @@ def check(
         unsealed: also take a file that was edited by hand.
 
     Raises:
-        ValueError: a budget that is too short, or a file that cannot be used.
+        ValueError: a budget that is too short, a file that cannot be used, or one of which nothing can be timed.
     """
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
     content, here = read_calibration_file(file, unsealed=unsealed), current_fingerprint()
-    welch = Calibration.from_file(content).of(WELCH.name)
-    section, canary_ns = content.models[WELCH.name], {} if content.machine is None else content.machine.canary_ns
-    elsewhere = fingerprint_differences(section.fingerprint, here, MACHINE_FIELDS)
-    software = [text for text in fingerprint_differences(section.fingerprint, here) if text not in elsewhere]
-    models = [model.file for model in section.learned_ffts]
-    of_file = {"software": software, "models": models, "command": section.command}
+    sections = content.sections()
+    elsewhere = {
+        text: None
+        for section in sections.values()
+        for text in fingerprint_differences(section.fingerprint, here, MACHINE_FIELDS)
+    }
+    software = {
+        text: None for section in sections.values() for text in fingerprint_differences(section.fingerprint, here)
+    }
+    command = next(iter(content.models.values())).command if content.models else ""
+    of_file = {"software": [text for text in software if text not in elsewhere], "command": command}
     if elsewhere:
-        return Validation(NOT_THIS_MACHINE, elsewhere=elsewhere, **of_file)
-    log = _time_again(welch.domain, here, Deadline(started_s + budget_s - RESERVE_S), progress)
+        return Validation(NOT_THIS_MACHINE, elsewhere=list(elsewhere), **of_file)
+    suites, not_timed = {}, []
+    for name, section in content.models.items():
+        try:
+            if section.samples is None:
+                raise ValueError("it names no samples")
+            suites[name] = suite_of(section.samples.suite)
+        except ValueError as error:
+            not_timed.append(f"{name} was not timed again: {error}.")
+        if section.given:
+            not_timed.append(f"Runs of {', '.join(section.given)} were not timed again.")
+    if not suites:
+        raise ValueError(f"{file}: nothing of it can be timed again: {' '.join(not_timed)}")
+    known = Calibration.from_file(content, [suite.model for suite in suites.values()])
+    timed = {name: (suite, known.of(name)) for name, suite in suites.items()}
+    deadline = Deadline(started_s + budget_s - RESERVE_S)
+    logs, machine = _time_again(timed, deadline, progress)
+    canary_then_ns = {} if content.machine is None else content.machine.canary_ns
     with progress.phase("judging"):
-        visits, expected = log.visits(), estimates(welch.posterior, log.cells)
-        measured_ns, noise, others = quantile_ns(visits), noise_floor(visits), used_by_others(log)
-        found = judge(log.cells, measured_ns, expected, noise, canary_times_ns(log), canary_ns, others)
-    return dataclasses.replace(found, **of_file)
+        slower = slowness(micro_times_ns(machine), canary_then_ns) or 1.0
+        models = {name: _drift(timed[name][1], log, slower) for name, log in logs.items()}
+        found = verdict_of(models, micro_times_ns(machine), canary_then_ns, used_by_others(machine))
+    return dataclasses.replace(found, not_timed=not_timed, **of_file)
 
 
-def judge(
-    cells: Sequence[Cell],
-    measured_ns: np.ndarray,
-    expected: LatencyEstimate,
-    noise: np.ndarray,
+def verdict_of(
+    models: Mapping[str, ModelDrift],
     canary_ns: Mapping[str, float],
     canary_then_ns: Mapping[str, float],
     others: float | None = None,
 ) -> Validation:
-    """Return the verdict on timings of a few runs and of the micro-benchmarks.
-
-    The machine's pace, by the canaries, is taken out of the runs: it is said, and is no drift by itself. The median of
-    `log(measured / predicted)` that is left, weighted by how sure each is, of all runs and of each strategy beside the
-    others, is held against what the calibration's own standard deviations and the noise of the timings make likely, and
-    against a tolerance. Others that keep processors busy are a drift too. A micro-benchmark alone decides nothing.
+    """Return the verdict on drifts: others that keep processors busy are one too, a micro-benchmark alone is none.
 
     Args:
-        cells: the runs, by any strategies that need no model.
-        measured_ns: of a few rounds (`quantile_ns`), `[cells]`.
-        expected: what the calibration says of each.
-        noise: relative noise of each time; NaN where nothing is known of it, `[cells]`.
+        models: of each model's cells.
         canary_ns: the time of each micro-benchmark.
         canary_then_ns: the same, as the calibration has it.
         others: processors that other processes kept busy meanwhile; None where nobody looked.
     """
+    canaries = {
+        name: Drift(canary_ns[name] / then_ns, 1.0 / CANARY_FACTOR, CANARY_FACTOR)
+        for name, then_ns in canary_then_ns.items()
+        if name in canary_ns
+    }
+    is_off = any(drift.is_off for drift in models.values()) or (others is not None and others > MOST_OTHERS)
     slower = slowness(canary_ns, canary_then_ns) or 1.0
+    return Validation(DRIFTED if is_off else GOOD, models, canaries, slower, others)
+
+
+def drift_of(
+    groups: Sequence[str],
+    measured_ns: np.ndarray,
+    expected: LatencyEstimate,
+    noise: np.ndarray,
+    slower: float = 1.0,
+) -> ModelDrift:
+    """Return how far the times of a few cells are from what a calibration says.
+
+    The machine's pace, by the canaries, is taken out: it is said, and is no drift by itself. The median of
+    `log(measured / predicted)` that is left, weighted by how sure each is, of all cells and of each group beside the
+    others, is held against what the calibration's own standard deviations and the noise of the timings make likely, and
+    against a tolerance.
+
+    Args:
+        groups: of the cells, `[cells]`.
+        measured_ns: of a few rounds (`quantile_ns`), `[cells]`.
+        expected: what the calibration says of each.
+        noise: relative noise of each time; NaN where nothing is known of it, `[cells]`.
+        slower: how many times longer the canaries take than then.
+    """
     log_ratios = np.log(measured_ns / np.asarray(expected.time_ns)) - _believed(np.log(slower))
-    names, scores = np.array([cell.strategy for cell in cells]), np.asarray(expected.scores)
+    names, scores = np.array(groups), np.asarray(expected.scores)
     own = np.asarray(expected.spread) ** 2 + np.where(np.isnan(noise), UNKNOWN_NOISE, noise) ** 2
     common = weighted_median(log_ratios, 1.0 / own)
 
-    def drift_of(mine: np.ndarray, tolerance: float, centre: float) -> Drift:
+    def drift(mine: np.ndarray, tolerance: float, centre: float) -> Drift:
         weights = 1.0 / own[mine]
         shared = np.sum((weights @ scores[mine] / weights.sum()) ** 2)
         doubt = tolerance + SURE_SDS * np.sqrt(shared + MEDIAN_VARIANCE / weights.sum())
         bounds = np.exp([weighted_median(log_ratios[mine], weights) - centre, -doubt, doubt])
         return Drift(*bounds.tolist())
 
-    overall = drift_of(np.ones(len(cells), bool), LEAST_DRIFT, 0.0)
-    strategies = {name: drift_of(names == name, LEAST_STRATEGY_DRIFT, common) for name in dict.fromkeys(names.tolist())}
-    canaries = {
-        name: Drift(canary_ns[name] / then_ns, 1.0 / CANARY_FACTOR, CANARY_FACTOR)
-        for name, then_ns in canary_then_ns.items()
-        if name in canary_ns
-    }
-    is_off = overall.is_off or any(drift.is_off for drift in strategies.values())
-    runs = len(cells), len({cell[1:] for cell in cells})
-    found = Validation(GOOD, overall, strategies, canaries, slower, others, runs=runs)
-    return dataclasses.replace(found, word=DRIFTED) if is_off or found.is_busy else found
+    overall = drift(np.ones(len(names), bool), LEAST_DRIFT, 0.0)
+    of_groups = {name: drift(names == name, LEAST_GROUP_DRIFT, common) for name in dict.fromkeys(names.tolist())}
+    return ModelDrift(overall, of_groups, len(names))
 
 
 def _believed(log_pace: float) -> float:
@@ -298,17 +327,24 @@ def weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
     return float(values[order][np.searchsorted(below, below[-1] / 2.0)])
 
 
-def chosen_cells(domain: Mapping[str, tuple[float, float]]) -> list[Cell]:
-    """Return up to six workloads spread over a domain, each by every strategy that needs no model."""
-    k = round(_between(*domain["k"], 0.5))
-    workloads = []
-    for batch_place, n_fft_place in itertools.product(BATCH_PLACES, N_FFT_PLACES):
-        n_fft = _segment_length(*domain["n_fft"], n_fft_place)
-        low, high = (samples / n_fft for samples in domain["batch*n_fft"])
-        low, high = max(low, domain["batch"][0]), min(high, domain["batch"][1])
-        batch = int(np.clip(round(_between(low, high, batch_place)), np.ceil(low), np.floor(high)))
-        workloads.append((batch, n_fft, k))
-    return [Cell(strategy, *sizes) for sizes in dict.fromkeys(workloads) for strategy in WITHOUT_MODEL]
+def chosen_cells(suite: Suite, calibrated: CalibratedModel) -> list[Cell]:
+    """Return a few cells within the calibrated domain: whole works, spread evenly over the times that they take."""
+    limit_bytes = memory_limit_bytes()
+    cells = [cell for cell in suite.cells() if cell.n_bytes <= limit_bytes]
+    times_ns = np.asarray(estimate(calibrated.posterior, cell_runs(suite.model, cells)).time_ns) if cells else []
+    predicted_ns = dict(zip([cell.name for cell in cells], times_ns, strict=True))
+    works = {
+        name: max(predicted_ns[cell.name] for cell in work)
+        for name, work in by_work(cells).items()
+        if all(calibrated.in_domain(**cell.inputs) for cell in work)
+    }
+    by_time = sorted((name for name in works if works[name] <= LONGEST_RUN_NS), key=lambda name: works[name])
+    if not by_time:
+        raise ValueError(f"{suite.model.name}: no cell of the calibration's domain can be timed here")
+    width = max(map(len, by_work(cells).values()))
+    places = np.unique(np.linspace(0, len(by_time) - 1, math.ceil(CELLS / width)).round().astype(int))
+    order = np.random.default_rng(0).permutation(places)
+    return [cell for place in order for cell in by_work(cells)[by_time[place]]]
 
 
 def renewal(file: str | os.PathLike[str], command: str = "") -> str:
@@ -326,42 +362,44 @@ def renewal(file: str | os.PathLike[str], command: str = "") -> str:
 
 
 def _time_again(
-    domain: Mapping[str, tuple[float, float]], here: Fingerprint, deadline: Deadline, progress: Progress
-) -> SampleLog:
-    """Return timings of the micro-benchmarks and of a few runs, of one round at least."""
-    cells, _ = split_by_memory(chosen_cells(domain), memory_limit_bytes())
-    if not cells:
-        raise ValueError("there is no memory for any workload of the calibration's domain")
-    log, signals = SampleLog(here), Signals(cells)
-    with SampleWriter(FilePath(os.devnull), log, append=True) as writer:
+    timed: Mapping[str, tuple[Suite, CalibratedModel]], deadline: Deadline, progress: Progress
+) -> tuple[dict[str, SampleLog], SampleLog]:
+    """Return timings of a few cells of each suite, of one round at least, and of the micro-benchmarks."""
+    here, logs = current_fingerprint(), {}
+    nowhere = FilePath(os.devnull)
+    machine = SampleLog(header_of(next(iter(timed.values()))[0], "machine", here))
+    with SampleWriter(nowhere, machine, append=True) as machine_writer:
         # Half of the repeats come last: a slow spell does not hit all of them.
         with progress.phase("micro-benchmarks"):
-            time_micro(log, writer, MICRO_REPEATS // 2)
-        warm_deadline = Deadline(time.perf_counter() + WARM_UP_SHARE * deadline.left_s())
-        with progress.phase("compiling", total=len(cells)) as advance:
-            least = LEAST_WORKLOADS * len(WITHOUT_MODEL)
-            warm = warm_up(cells, signals, warm_deadline, advance, at_least=least)
-        whole = len(warm) // len(WITHOUT_MODEL) * len(WITHOUT_MODEL)
-        writer.cells(list(warm)[:whole] if whole else list(warm))
-        measuring = Deadline(max(deadline.at_s, time.perf_counter() + LEAST_MEASURING_S))
-        with progress.phase("measuring", measuring) as advance:
-            measure_rounds(log, writer, signals, measuring, np.random.default_rng(), advance)
-        if measuring.interrupted:
-            raise KeyboardInterrupt
+            time_micro(machine, machine_writer, MICRO_REPEATS // 2)
+        for left, (name, (suite, calibrated)) in zip(range(len(timed), 0, -1), timed.items(), strict=True):
+            cells, share_s = chosen_cells(suite, calibrated), max(deadline.left_s(), 0.0) / left
+            ends = Deadline(time.perf_counter() + share_s)
+            log = SampleLog(header_of(suite, name, here))
+            with SampleWriter(nowhere, log, append=True) as writer:
+                ready_by = Deadline(time.perf_counter() + READY_SHARE * share_s)
+                with progress.phase(f"{name}: compiling", total=len(cells)) as advance:
+                    ready = made_ready(suite, cells, ready_by, advance, at_least=LEAST_CELLS, n_threads=here.cores)
+                if not ready.programs:
+                    raise ValueError(f"{name}: no cell could be run: {next(iter(ready.refused.values()))}")
+                writer.cells([cell for cell in cells if cell.name in ready.programs])
+                measuring = Deadline(max(ends.at_s, time.perf_counter() + LEAST_MEASURING_S))
+                rng = np.random.default_rng()
+                with progress.phase(f"{name}: measuring", measuring) as advance:
+                    measure_rounds(log, writer, ready.programs, measuring, rng, advance)
+                if measuring.interrupted:
+                    raise KeyboardInterrupt
+            machine.canaries += log.canaries
+            logs[name] = log
         with progress.phase("micro-benchmarks again"):
-            time_micro(log, writer)
-    return log
+            time_micro(machine, machine_writer)
+    return logs, machine
 
 
-def _segment_length(low: float, high: float, place: float) -> int:
-    """Return a power of two in a range, near a place of its logarithm; an even number where there is none."""
-    wanted = _between(low, high, place)
-    power = 2 ** round(np.log2(wanted))
-    return power if low <= power <= high else 2 * round(wanted / 2)
-
-
-def _between(low: float, high: float, place: float) -> float:
-    return low * (high / low) ** place
+def _drift(calibrated: CalibratedModel, log: SampleLog, slower: float) -> ModelDrift:
+    cells, visits = log.timed()
+    expected = estimate(calibrated.posterior, cell_runs(calibrated.model, cells))
+    return drift_of([cell.group for cell in cells], quantile_ns(visits), expected, noise_floor(visits), slower)
 
 
 def _canary_phrase(name: str, drift: Drift) -> str:

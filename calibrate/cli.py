@@ -23,7 +23,7 @@ from .report_command import report  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from .outcome import FunctionsOutcome, Outcome
+    from .outcome import Outcome
 
 _TYPER: Any = {
     "pretty_exceptions_enable": False,
@@ -33,10 +33,13 @@ app = typer.Typer(**_TYPER, epilog=OVERVIEW)
 
 #: Exit status of a calibration that is not good enough, where that was asked.
 NOT_READY_STATUS = 3
-#: Seconds of the calibrate job for each model, and the least for both.
-MODEL_BUDGET_S, LEAST_BUDGET_S = 60.0, 30.0
+#: Seconds of the calibrate job for each suite, and the least; the suites that are timed unless others are given.
+MODEL_BUDGET_S, MIN_BUDGET_S, SHIPPED = 60.0, 10.0, ("welch", "functions")
 Verbose = Annotated[bool, typer.Option("--verbose", help="Also print tables of errors, coefficients and workloads.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit status 3 unless the calibration is good enough.")]
+Prior = Annotated[
+    FilePath | None, typer.Option(help="A calibration to start from, of another machine or day: few timings then do.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Write the file even if the fit did not converge.")]
 
 
@@ -62,10 +65,13 @@ def calibrate(
     device: Annotated[str | None, typer.Option(help="JAX platform to calibrate: cpu, gpu, cuda, rocm or tpu.")] = None,
     budget: Annotated[
         float | None,
-        typer.Option(help="Seconds for all of it, compiling and fitting included; 60 for each model unless given."),
+        typer.Option(help="Seconds for all of it, compiling and fitting included; 60 for each suite unless given."),
     ] = None,
     only: Annotated[
-        Literal["welch", "functions"] | None, typer.Option(help="One latency model alone; both unless given.")
+        Literal["welch", "functions"] | None, typer.Option(help="One of the two suites; both unless given.")
+    ] = None,
+    suite: Annotated[
+        list[str] | None, typer.Option(help="A suite of your own, as module:NAME, in their place; may be given again.")
     ] = None,
     out: Annotated[
         FilePath | None, typer.Option(help="The calibration file; by default where rlxjax looks for it.")
@@ -74,63 +80,58 @@ def calibrate(
     model: Annotated[
         list[FilePath] | None, typer.Option(help="A learned FFT to time as well; may be given again.")
     ] = None,
-    prior: Annotated[
-        FilePath | None,
-        typer.Option(help="A calibration to start from, of another machine or day: few timings then do."),
-    ] = None,
+    prior: Prior = None,
+    unsealed: Unsealed = False,
     force: Force = False,
     strict: Strict = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure this machine, fit the latency models of functions and of Welch peaks, and write the calibration file.
+    """Measure this machine, fit the latency model of each suite, and write the calibration file.
 
-    What the file says of another model of this machine stays. --resume, --model and --prior are for Welch peaks, whose
-    fit starts from what other machines say. Measuring ends early once the errors are small.
+    What the file says of another model of this machine stays. --model is for Welch peaks, whose fit starts from what
+    other machines say. Measuring ends early once the errors are small.
     """
-    parts = 2 if only is None else 1
-    budget_s = MODEL_BUDGET_S * parts if budget is None else budget
-    if only is None and budget_s < LEAST_BUDGET_S:
-        raise ValueError(
-            f"--budget: expected at least {LEAST_BUDGET_S:g} seconds, or 10 with --only welch, got {budget_s:g}"
-        )
-    started_s, outcomes = _STARTED_S, {}
+    if only is not None and suite:
+        raise ValueError("--only: expected no --suite beside it")
+    names = suite or ([only] if only else list(SHIPPED))
+    budget_s, started_s, outcomes = MODEL_BUDGET_S * len(names) if budget is None else budget, _STARTED_S, {}
+    least_s = MIN_BUDGET_S * len(names)
+    if not least_s <= budget_s < float("inf"):
+        raise ValueError(f"--budget: expected at least {least_s:g} seconds, {MIN_BUDGET_S:g} a suite, got {budget_s:g}")
     progress = Progress(ends_s=started_s + budget_s, is_quiet=quiet)
     with progress.waiting("starting JAX"):
         set_up_jax(device)
         from rlxjax.calibration import default_calibration_path, locked
 
-        from .functions_job import run_functions
-        from .job import run as run_job
+        from .campaign import run as run_campaign
+        from .samples import samples_path
+        from .suites import suite_of
 
-    given = {"device": device, "only": only, "out": out, "model": model, "prior": prior, "resume": resume}
-    command = command_line("calibrate", budget=f"{budget_s:g}", **given, force=force)
+    given = {"device": device, "only": only, "suite": suite, "out": out, "model": model, "prior": prior}
+    command = command_line("calibrate", budget=f"{budget_s:g}", **given, resume=resume, force=force)
     path = default_calibration_path() if out is None else out
+    suites = {name: suite_of(name, model or []) for name in names}
+    begun = [name for name, one in suites.items() if samples_path(path, one.model.name).exists()] or names
     with _printed(outcomes, as_json=as_json), locked(path):
-        if only != "functions":
-            outcomes["welch"] = run_job(
-                started_s=started_s,
-                budget_s=budget_s / parts,
-                out=path,
-                resume=resume,
-                models=model or [],
+        for number, (name, one) in enumerate(suites.items()):
+            if any(outcome.is_interrupted for outcome in outcomes.values()):
+                break
+            outcomes[one.model.name] = run_campaign(
+                one,
+                name,
+                started_s=started_s + budget_s * number / len(suites),
+                budget_s=budget_s / len(suites),
+                path=path,
+                resume=resume and name in begun,
                 command=command,
                 progress=progress,
                 force=force,
                 prior=prior,
+                unsealed=unsealed,
             )
-            _say(outcomes["welch"], verbose=verbose, quiet=quiet, as_json=as_json)
-        if only != "welch" and not any(outcome.is_interrupted for outcome in outcomes.values()):
-            outcomes["functions"] = run_functions(
-                started_s=started_s + budget_s - budget_s / parts,
-                budget_s=budget_s / parts,
-                path=path,
-                command=command,
-                progress=progress,
-                force=force,
-            )
-            _say(outcomes["functions"], verbose=verbose, quiet=quiet, as_json=as_json)
+            _say(outcomes[one.model.name], verbose=verbose, quiet=quiet, as_json=as_json)
     _finish(outcomes, strict=strict)
 
 
@@ -140,14 +141,10 @@ def refit(
     samples: Annotated[FilePath, typer.Argument(help="A samples file of calibrate, of any machine.")],
     out: Annotated[
         FilePath | None,
-        typer.Option(help="The calibration file; by default NAME.json beside NAME.samples.jsonl."),
+        typer.Option(help="The calibration file; by default NAME.json beside NAME.MODEL.samples.jsonl."),
     ] = None,
-    model: Annotated[
-        list[FilePath] | None, typer.Option(help="A learned FFT that was timed; may be given again.")
-    ] = None,
-    prior: Annotated[
-        FilePath | None, typer.Option(help="A calibration to start from, of another machine or day.")
-    ] = None,
+    prior: Prior = None,
+    unsealed: Unsealed = False,
     force: Force = False,
     strict: Strict = False,
     verbose: Verbose = False,
@@ -156,29 +153,30 @@ def refit(
 ) -> None:
     """Fit a latency model to kept samples again, and write the calibration of their machine.
 
-    For a calibration file that this version does not read, say. Nothing is measured. --model and --prior are for Welch
-    peaks.
+    For a section of a calibration file that this version does not read, say. Nothing is measured.
     """
     progress = Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
-        from .refit import refit as fit_again
-        from .refit import refit_functions
-        from .samples import FunctionLog, read_log
+        from .campaign import refit as fit_again
+        from .samples import read_samples
+        from .suites import suite_of
 
-    log = read_log(samples)
+    log = read_samples(samples)
     set_up_jax("cpu" if log.fingerprint.platform == "cpu" else None)
-    command = command_line("refit", samples, out=out, model=model, prior=prior, force=force)
-    asked = {"out": out, "command": command, "progress": progress, "force": force}
-    if isinstance(log, FunctionLog):
-        for option, given in (("--model", model), ("--prior", prior)):
-            if given:
-                raise ValueError(f"{option}: expected none, as {samples} holds functions; it is for Welch peaks")
-        outcomes = {"functions": refit_functions(log, samples, **asked)}
-    else:
-        outcomes = {"welch": fit_again(log, samples, **asked, models=model or [], prior=prior)}
+    suite, outcomes = suite_of(log.header.suite), {}
     with _printed(outcomes, as_json=as_json):
-        for outcome in outcomes.values():
-            _say(outcome, verbose=verbose, quiet=quiet, as_json=as_json)
+        outcomes[suite.model.name] = fit_again(
+            suite,
+            log,
+            samples,
+            out=out,
+            command=command_line("refit", samples, out=out, prior=prior, force=force),
+            progress=progress,
+            force=force,
+            prior=prior,
+            unsealed=unsealed,
+        )
+        _say(outcomes[suite.model.name], verbose=verbose, quiet=quiet, as_json=as_json)
     _finish(outcomes, strict=strict)
 
 
@@ -195,7 +193,7 @@ def validate(
     progress = Progress(ends_s=_STARTED_S + budget, is_quiet=quiet)
     with progress.waiting("starting JAX"):
         file = calibration_file(file)
-        from .staleness import check
+        from .check import check
 
     verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=progress, unsealed=unsealed)
     if as_json:
@@ -225,35 +223,27 @@ def calibrate_main() -> None:
     run(job, sys.argv[1:], "python -m calibrate")
 
 
-def _say(outcome: "Outcome | FunctionsOutcome", *, verbose: bool, quiet: bool, as_json: bool) -> None:
+def _say(outcome: "Outcome", *, verbose: bool, quiet: bool, as_json: bool) -> None:
     """Print what calibrating one model gave, as soon as that is known; JSON comes at the end."""
-    from .outcome import Outcome, print_functions, print_outcome
+    from .outcome import print_outcome
     from .printing import console
 
     if quiet:
-        for text in (
-            *outcome.verdict.cautions,
-            *(() if outcome.is_written else outcome.notes),
-        ):
+        for text in (*outcome.verdict.cautions, *(() if outcome.is_written else outcome.notes)):
             warn(text)
-    elif as_json:
-        return
-    elif isinstance(outcome, Outcome):
+    elif not as_json:
         print_outcome(outcome, console(), is_verbose=verbose)
-    else:
-        print_functions(outcome, console(), is_verbose=verbose)
 
 
 @contextlib.contextmanager
-def _printed(outcomes: "Mapping[str, Outcome | FunctionsOutcome]", *, as_json: bool) -> "Iterator[None]":
-    """Print outcomes as JSON at the end where that was asked: those that there are, should a later model fail."""
+def _printed(outcomes: "Mapping[str, Outcome]", *, as_json: bool) -> "Iterator[None]":
+    """Print outcomes as JSON at the end where that was asked: those that there are, should a later suite fail."""
 
     def echo() -> None:
         if as_json and outcomes:
-            from .outcome import outcome_as_dict
             from .printing import json_text
 
-            typer.echo(json_text({name: outcome_as_dict(outcome) for name, outcome in outcomes.items()}))
+            typer.echo(json_text({name: outcome.as_dict() for name, outcome in outcomes.items()}))
 
     try:
         with last_act(echo):
@@ -262,7 +252,7 @@ def _printed(outcomes: "Mapping[str, Outcome | FunctionsOutcome]", *, as_json: b
         echo()
 
 
-def _finish(outcomes: "Mapping[str, Outcome | FunctionsOutcome]", *, strict: bool) -> None:
+def _finish(outcomes: "Mapping[str, Outcome]", *, strict: bool) -> None:
     """End with the exit status that says what calibrating each model gave."""
     if any(outcome.is_interrupted for outcome in outcomes.values()):
         raise KeyboardInterrupt("this is of what was measured so far")

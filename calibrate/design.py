@@ -49,7 +49,9 @@ def measuring_order(
     if seen:
         blocks = [works[name] for name in (*seen, *held_out, *first)]
         n_unknowns = max(0, len(jax.tree.leaves(prior.median)) - len(first))
-        seen = [seen[place] for place in _design(_blocks(suite, blocks, prior, facts), len(seen), len(first), n_unknowns)]
+        seen = [
+            seen[place] for place in _design(_blocks(suite, blocks, prior, facts), len(seen), len(first), n_unknowns)
+        ]
     of_groups = {works[name][0].group: name for name in reversed(seen)}
     seen = list(dict.fromkeys([name for name in seen if name in of_groups.values()] + seen))
     order = list(first)

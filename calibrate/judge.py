@@ -11,7 +11,7 @@ import numpy as np
 
 from rlxjax import LatencyEstimate, PosteriorFit, Timings, estimate, fit_posterior
 from rlxjax.calibration import CalibratedModel, ErrorSummary, Pace
-from rlxjax.fit import COVERED, COVERED_SDS, MIN_TIMINGS, Cell, Facts, LatencyPrior, Suite, cell_runs, predicted_ns
+from rlxjax.fit import COVERED, COVERED_SDS, MIN_TIMINGS, Cell, LatencyPrior, Suite, cell_runs, predicted_ns
 
 from .progress import Deadline
 from .samples import SampleLog
@@ -22,8 +22,8 @@ from .visits import noise_floor, quantile_ns
 TARGET_ERROR, TARGET_NOISE, ASK_EVERY_S = 0.04, 0.02, 4.0
 #: A time so many times longer or shorter than its prediction is an outlier.
 OUTLIER_FACTOR = 3.0
-#: A calibration is ready if the noise of its timings is no larger, and no less of what was held out lies within its 90 %
-#: interval, unless so few were held out that chance tells.
+#: A calibration is ready if the noise of its timings is no larger, and no less of what was held out lies within its
+#: interval of 90 %, unless so few were held out that chance tells.
 MOST_NOISE, LEAST_COVERED, FEW_HELD_OUT = 0.08, 0.75, 10
 #: Processors that others may use, and the least speed, in units of the usual one.
 MOST_OTHERS, LEAST_PACE = 0.25, 0.85
@@ -118,9 +118,7 @@ def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
     terms_ns = np.asarray(jax.jit(predicted_ns)(blind.terms.coefficients, timings.runs, dict(facts)))
     errors = np.log(measured_ns / by_blind.time_ns)
     known_sd, variant = np.sqrt(np.sum(by_blind.scores**2, -1)), np.asarray(timings.runs.variant)
-    spread = widened_spread(
-        np.asarray(whole.posterior.spread), variant[~seen], errors[~seen], known_sd[~seen]
-    )
+    spread = widened_spread(np.asarray(whole.posterior.spread), variant[~seen], errors[~seen], known_sd[~seen])
     return Fitted(
         cells,
         measured_ns,
@@ -133,9 +131,7 @@ def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
     )
 
 
-def widened_spread(
-    spread: np.ndarray, variant: np.ndarray, log_errors: np.ndarray, known_sd: np.ndarray
-) -> np.ndarray:
+def widened_spread(spread: np.ndarray, variant: np.ndarray, log_errors: np.ndarray, known_sd: np.ndarray) -> np.ndarray:
     """Return the spread of each variant with which intervals hold what was held out, `[variants]`; never a smaller one.
 
     Args:

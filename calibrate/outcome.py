@@ -116,12 +116,16 @@ def shortened(names: Sequence[str]) -> str:
 def _print_errors(section: ModelSection, console: Console) -> None:
     """Print the errors of each group; what there is more of goes downwards."""
     names, title = list(section.held_out), "Mean absolute error of predictions, per cent"
-    cells = [[_error(getattr(summary, field)) for field in ERROR_COLUMNS.values()] for summary in section.held_out.values()]
+    cells = [
+        [_error(getattr(summary, field)) for field in ERROR_COLUMNS.values()] for summary in section.held_out.values()
+    ]
     if len(ERROR_COLUMNS) > len(names):
         rows = [[heading, *own] for heading, own in zip(ERROR_COLUMNS, zip(*cells, strict=True), strict=True)]
         print_table(console, title, ["", *names], rows)
     else:
-        print_table(console, title, ["", *ERROR_COLUMNS], [[name, *own] for name, own in zip(names, cells, strict=True)])
+        print_table(
+            console, title, ["", *ERROR_COLUMNS], [[name, *own] for name, own in zip(names, cells, strict=True)]
+        )
 
 
 def _print_coefficients(section: ModelSection, console: Console) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+
 from rich import progress as rich_progress
 from rich.console import Console
 from rich.text import Text

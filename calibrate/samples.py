@@ -1,12 +1,11 @@
-"""The raw samples of a campaign: one JSON line each, appended as it is taken, never rewritten. Any suite's are alike."""
+"""The raw samples of a campaign, of any suite: one JSON line each, appended as it is taken, never rewritten."""
 
 import dataclasses
-import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError

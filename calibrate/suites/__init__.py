@@ -1,14 +1,10 @@
 """The suites that `rlxjax calibrate` times, by name, and those of users, by module and name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path as FilePath
 
+from calibrate.named import named
 from rlxjax.fit import Suite
-
-from ..named import named
-
-#: Those that ship, by the name of their model, in the order in which they are timed.
-SHIPPED = ("welch", "functions")
 
 
 def suite_of(name: str, models: Sequence[FilePath] = ()) -> Suite:
@@ -30,7 +26,7 @@ def suite_of(name: str, models: Sequence[FilePath] = ()) -> Suite:
 
         return FunctionsSuite()
     found = named(name, "--suite")
-    found = found() if isinstance(found, type | Callable) else found
+    found = found() if isinstance(found, type) else found
     if not isinstance(found, Suite):
         raise ValueError(f"--suite: expected a rlxjax.Suite, {name} is of type {type(found).__name__}")
     return found

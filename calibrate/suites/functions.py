@@ -15,7 +15,6 @@ from rlxjax.models import FUNCTIONS, function_runs
 
 from .draws import Draw
 
-
 #: The function and the arguments of a dtype and numbers.
 Make = Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]
 
@@ -278,7 +277,7 @@ def timed_functions() -> dict[str, TimedFunction]:
 
 
 class FunctionsSuite(Suite):
-    """Ordinary functions, jitted and called with arrays of the device; their inputs are the counts of their profiles."""
+    """Ordinary functions, jitted, called with arrays of the device; their inputs are the counts of their profiles."""
 
     model = FUNCTIONS
     most_error = 0.25

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calibrate.machine import DEEP_SELECTION, SHORT_TRANSFORM, WIDE_SELECTION, rates_of
 from rlxjax import LatencyPrior, load_learned_fft, welch_peaks
 from rlxjax.calibration import current_fingerprint, sha256_of
 from rlxjax.fit import Cell, Facts, Suite
@@ -24,8 +25,6 @@ from rlxjax.models import (
     welch_micro_prior,
 )
 from rlxjax.welch import FAST_SEGMENTS, RUNNER_VERSION, ULTRA_SEGMENTS, WelchPeakParams, keep_programs, schedule
-
-from ..machine import DEEP_SELECTION, SHORT_TRANSFORM, WIDE_SELECTION, rates_of
 
 #: What is timed of each workload, by what tables call it: the variant of the model, the segments of a row, and what the
 #: runner is asked for.

@@ -67,8 +67,8 @@ from ._schema import FitSummary as FitSummary
 from ._schema import GateCoefficient as GateCoefficient
 from ._schema import MachineSection as MachineSection
 from ._schema import ModelSection as ModelSection
-from ._schema import Pace as Pace
 from ._schema import NotNegative as NotNegative
+from ._schema import Pace as Pace
 from ._schema import Positive as Positive
 from ._schema import Range as Range
 from ._schema import Samples as Samples
