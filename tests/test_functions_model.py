@@ -16,13 +16,7 @@ from _tolerances import FLOAT64_RTOL
 from jax.extend.core import Primitive
 
 import rlxjax as rx
-from calibrate import functions_job
-from calibrate.clock import Deadline
-from calibrate.functions import function_cells
-from calibrate.functions_job import MOST_CELLS, chosen_cells, fit_functions, run_functions
-from calibrate.progress import Progress
-from calibrate.sample_lines import FUNCTIONS_SUFFIX, FunctionVisit
-from calibrate.samples import FunctionLog, read_log, read_samples
+from calibrate.suites.functions import timed_functions
 from rlxjax.calibration import CalibratedModel, Calibration, compare_functions, current_fingerprint, predict_profile
 from rlxjax.fit import prior_posterior
 from rlxjax.models import FFT, FUNCTIONS, function_runs
@@ -41,7 +35,7 @@ def as_users_do():
 @pytest.fixture(scope="module")
 def profiles():
     with as_users_do():
-        return {cell.name: rx.profile_function(cell.fn, *cell.build()[1]) for cell in function_cells()}
+        return {name: rx.profile_function(one.fn, *one.abstract()) for name, one in timed_functions().items()}
 
 
 def calibration(model=FUNCTIONS):
@@ -295,171 +289,3 @@ def test_a_calibration_without_functions_says_how_to_get_them():
         calibration(FFT).predict_function(jnp.tanh, real(8))
     with pytest.raises(ValueError, match="apart: expected one profile at least"):
         compare_functions(calibration(), rx.profile_function(jnp.tanh, real(8)), [])
-
-
-def log_of(cells, coefficients, rng, rounds=4, noise=0.01):
-    """Return samples of a machine that the model describes."""
-    with as_users_do():
-        runs = function_runs([rx.profile_function(cell.fn, *cell.build()[1]) for cell in cells])
-    times_ns = np.asarray(rx.predicted_ns(coefficients, runs, {}))
-    log = FunctionLog(current_fingerprint())
-    for round_ in range(rounds):
-        for place in rng.permutation(len(cells)):
-            noisy = times_ns[place] * np.exp(noise * rng.standard_normal(4))
-            log.visits.append(
-                FunctionVisit(round=round_, name=cells[place].name, times_ns=np.maximum(noisy, 1).astype(int).tolist())
-            )
-    return log
-
-
-@pytest.fixture(scope="module")
-def fitted(tmp_path_factory):
-    """A calibration of a made-up machine, and where it lies."""
-    folder = tmp_path_factory.mktemp("functions")
-    path, rng = folder / "c.json", np.random.default_rng(0)
-    true = jax.tree.map(lambda median: float(median * np.exp(0.3 * rng.normal())), FUNCTIONS.prior.median)
-    with as_users_do():
-        cells = chosen_cells(function_cells())
-        log = log_of(cells, true, rng)
-        path.with_suffix(FUNCTIONS_SUFFIX).write_text("made up")
-        outcome = fit_functions(log, path, path.with_suffix(FUNCTIONS_SUFFIX), "rlxjax calibrate", [], force=False)
-    return outcome, log, cells
-
-
-def test_a_hundred_functions_are_chosen_of_every_family_both_ways(fitted):
-    _, _, cells = fitted
-    assert len(cells) <= MOST_CELLS
-    families = {cell.family for cell in function_cells()}
-    assert {cell.family for cell in cells if cell.held_out} == families
-    assert {cell.family for cell in cells if not cell.held_out} >= families - {"attention"}
-
-
-def test_a_fit_predicts_functions_that_it_never_saw(fitted):
-    outcome, _, _ = fitted
-    assert outcome.is_written
-    held_out = [own.held_out for own in outcome.section.held_out.values() if own.held_out is not None]
-    assert np.mean(held_out) < 0.05
-    loaded = rx.load_calibration(outcome.path)
-    assert list(loaded.models) == ["functions"]
-    assert loaded.predict_function(mlp, real(64, 128), real(128, 128)).time_ns > 0
-
-
-def test_sections_of_other_models_of_the_machine_stay(fitted, tmp_path):
-    _, log, _ = fitted
-    batch, n_fft = np.repeat([32, 256, 2048], 4), np.tile([64, 256, 1024, 4096], 3)
-    other = rx.fit_posterior(rx.fft_timings(batch, n_fft, 2e4 + 12.0 * batch * n_fft))
-    path = tmp_path / "both.json"
-    rx.save_calibration(path, other)
-    path.with_suffix(FUNCTIONS_SUFFIX).write_text("made up")
-    with as_users_do():
-        fit_functions(log, path, path.with_suffix(FUNCTIONS_SUFFIX), "rlxjax calibrate", [], force=False)
-    assert set(rx.load_calibration(path).models) == {"fft", "functions"}
-
-
-def test_samples_are_read_again_up_to_a_line_that_was_cut_short(fitted, tmp_path):
-    _, log, _ = fitted
-    file = tmp_path / "c.functions.jsonl"
-    header = json.dumps(
-        {"kind": "functions", "version": 1, "protocol": 2, "fingerprint": log.fingerprint.model_dump()},
-        separators=(",", ":"),
-    )
-    lines = [header, *(visit.model_dump_json() for visit in log.visits[:5])]
-    file.write_text("\n".join(lines) + '\n{"kind":"visit","rou')
-    found = read_log(file)
-    assert found is not None
-    assert found.visits == log.visits[:5]
-    lines[1] = json.dumps(log.visits[0].model_dump() | {"round": 3})
-    for rest, said in (
-        (lines[1:2], "line 2: visit.round: expected 0 or the next, got 3"),
-        ([json.dumps({"kind": "visit", "round": -1, "name": "a", "times_ns": [1]})], "line 2: .*round"),
-        ([json.dumps({"kind": "visit", "round": 0, "name": "a", "times_ns": [2**63]})], "line 2: .*times_ns"),
-        ([lines[2], header, lines[3]], "line 3: a second header"),
-        ([lines[2].replace("{", '{"round":0,', 1)], "line 2: the key 'round' comes twice"),
-        ([json.dumps({"kind": "micro", "name": "launch", "time_ns": 7.0})], "line 2: .*tag 'micro'"),
-    ):
-        file.write_text("\n".join([header, *rest, ""]))
-        with pytest.raises(ValueError, match=said):
-            read_log(file)
-    file.write_text(header + "\n")
-    with pytest.raises(ValueError, match="expected times of at least"):
-        fit_functions(read_log(file), tmp_path / "a.json", file, "", [], force=False)
-    with pytest.raises(ValueError, match="expected samples of Welch peaks, got those of functions"):
-        read_samples(file)
-
-
-def test_too_few_functions_and_unknown_ones_are_refused(fitted, tmp_path):
-    _, log, _ = fitted
-    few = FunctionLog(log.fingerprint, visits=log.visits[:3])
-    with pytest.raises(ValueError, match="expected times of at least"):
-        fit_functions(few, tmp_path / "a.json", tmp_path / "a", "", [], force=False)
-    other = FunctionLog(log.fingerprint, visits=[FunctionVisit(round=0, name="nope", times_ns=[1])])
-    with pytest.raises(ValueError, match="holds 'nope', which is no function of this suite"):
-        fit_functions(other, tmp_path / "a.json", tmp_path / "a", "", [], force=False)
-
-
-@pytest.mark.parametrize("rounds", [0, 1])
-def test_ctrl_c_fits_what_was_measured_once_there_is_a_time_of_each_function(rounds, fitted, tmp_path, monkeypatch):
-    outcome, _, cells = fitted
-
-    def visits(*_):
-        for cell in cells[: None if rounds else 3]:
-            yield FunctionVisit(round=0, name=cell.name, times_ns=[1])
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(functions_job, "chosen_cells", lambda _: cells)
-    monkeypatch.setattr(functions_job, "_compiled", lambda *_: dict.fromkeys(cell.name for cell in cells))
-    monkeypatch.setattr(functions_job, "_visits", visits)
-    monkeypatch.setattr(functions_job, "fit_functions", lambda *_: outcome)
-
-    def job():
-        path, progress = tmp_path / "c.json", Progress(is_quiet=True)
-        return run_functions(started_s=0.0, budget_s=20.0, path=path, command="", progress=progress)
-
-    if rounds:
-        assert not outcome.is_interrupted
-        assert job().is_interrupted
-    else:
-        with pytest.raises(KeyboardInterrupt, match=r"samples so far are in .*c\.functions\.jsonl"):
-            job()
-
-
-def test_what_is_not_compiled_by_the_deadline_is_left_out_once_there_are_enough_for_a_fit():
-    cells = [SimpleNamespace(name=str(place), fn=lambda: 1.0, arguments=lambda _: ()) for place in range(40)]
-    for left_s, expected in ((-1.0, functions_job.LEAST_COMPILED), (600.0, len(cells))):
-        deadline = Deadline(time.perf_counter() + left_s)
-        programs = functions_job._compiled(cells, deadline, n_threads=3)
-        assert len(programs) == expected
-        assert all(run() == 1.0 for run in programs.values())
-
-
-def test_earlier_samples_move_once_the_new_file_opens_and_not_before(fitted, tmp_path, monkeypatch):
-    path = tmp_path / "c.json"
-    samples, progress = path.with_suffix(FUNCTIONS_SUFFIX), Progress(is_quiet=True)
-    samples.write_text("earlier")
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    for step in ("chosen_cells", "_compiled", "_visits"):
-        with monkeypatch.context() as patched:
-            patched.setattr(functions_job, "chosen_cells", lambda _: fitted[2])
-            patched.setattr(functions_job, "_compiled", lambda *_: {})
-            patched.setattr(functions_job, step, interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                run_functions(started_s=0.0, budget_s=20.0, path=path, command="", progress=progress)
-        assert (samples.read_text() == "earlier") == (step != "_visits")
-    assert (tmp_path / "c.functions.jsonl.1").read_text() == "earlier"
-    assert read_log(samples).visits == []
-
-
-@pytest.mark.slow  # times real functions for a quarter of a minute
-def test_the_job_times_functions_of_this_machine(tmp_path):
-    path = tmp_path / "c.json"
-    with as_users_do():
-        outcome = run_functions(
-            started_s=time.perf_counter(), budget_s=20.0, path=path, command="", progress=Progress(), force=True
-        )
-    assert outcome.section.samples.workloads <= MOST_CELLS
-    log = read_log(outcome.samples_path)
-    assert len(log.names()) == outcome.section.samples.workloads
-    assert rx.load_calibration(path).predict_function(jnp.tanh, real(1000)).time_ns > 0

@@ -1,3 +1,5 @@
+"""What a time is, cells made ready by a deadline, and rounds of them in random order that stop and go on cleanly."""
+
 import collections
 import itertools
 import signal
@@ -5,17 +7,18 @@ import time
 
 import numpy as np
 import pytest
+from _campaigns import NAME, ToySuite, toy_cell
 
-from calibrate import measure, micro
-from calibrate.clock import Deadline
-from calibrate.measure import measure_rounds, warm_up
-from calibrate.micro import micro_rates, time_micro
-from calibrate.samples import SampleLog, SampleWriter, read_samples
-from calibrate.workloads import Cell
+from calibrate import measure
+from calibrate.measure import made_ready, measure_rounds
+from calibrate.progress import Deadline
+from calibrate.samples import SampleLog, SampleWriter, header_of
 from rlxjax import clock
 from rlxjax.calibration import current_fingerprint
 
-CELLS = [Cell("fast", batch, 64, 4) for batch in (1, 2, 3, 4, 5)]
+CELLS = [toy_cell(rows, 64) for rows in (1, 2, 3, 4, 5)]
+NAMES = [cell.name for cell in CELLS]
+SUITE = ToySuite()
 
 
 class StepsLeft(Deadline):
@@ -41,69 +44,37 @@ class NoCanary:
 
 @pytest.fixture
 def campaign(tmp_path, monkeypatch):
-    """A campaign whose runs are recorded instead of timed."""
+    """A campaign whose visits are recorded instead of timed."""
     order, ticks = [], itertools.count(1)
-
-    monkeypatch.setattr(measure, "call_of", lambda cell, signals: cell)
-    monkeypatch.setattr(measure, "call_ns", lambda cell: order.append(cell) or next(ticks))
-    monkeypatch.setattr(measure, "visit_ns", lambda cell: order.append(cell) or [next(ticks)])
+    monkeypatch.setattr(measure, "visit_ns", lambda program: order.append(program) or [next(ticks)])
     monkeypatch.setattr(measure, "CanaryWatch", NoCanary)
-    log = SampleLog(current_fingerprint())
-    with SampleWriter(tmp_path / "x.samples.jsonl", log, append=False) as writer:
+    log = SampleLog(header_of(SUITE, NAME, current_fingerprint()))
+    with SampleWriter(tmp_path / "x.toy.samples.jsonl", log, append=False) as writer:
         writer.cells(CELLS)
         yield log, writer, order
 
 
 def run_rounds(log, writer, deadline, seed=0):
-    measure_rounds(log, writer, None, deadline, np.random.default_rng(seed), lambda: None)
+    programs = {name: name for name in NAMES}
+    measure_rounds(log, writer, programs, deadline, np.random.default_rng(seed), lambda: None)
 
 
-def test_every_round_measures_every_cell_once_in_a_new_order(campaign):
+def test_every_round_visits_every_cell_once_in_a_new_order(campaign):
     log, writer, order = campaign
     run_rounds(log, writer, StepsLeft(1 + 5 * (1 + len(CELLS))))
     rounds = [tuple(order[i : i + len(CELLS)]) for i in range(0, len(order), len(CELLS))]
-    assert all(sorted(measured) == sorted(CELLS) for measured in rounds)
+    assert all(sorted(visited) == NAMES for visited in rounds)
     assert len(set(rounds)) > 1
-    np.testing.assert_array_equal(log.visits().round, np.repeat(np.arange(6), len(CELLS)))
+    np.testing.assert_array_equal(log.timed()[1].round, np.repeat(np.arange(6), len(CELLS)))
 
 
-def test_measuring_stops_at_the_deadline_within_a_round(campaign):
+def test_measuring_stops_within_a_round_which_is_finished_first_when_it_goes_on(campaign):
     log, writer, order = campaign
     run_rounds(log, writer, StepsLeft(2 + 3))
     assert len(order) == len(CELLS) + 3
     assert len(log.complete_rounds()) == 1
-
-
-def test_an_unfinished_round_is_finished_first_and_nothing_is_measured_twice(campaign):
-    log, writer, order = campaign
-    run_rounds(log, writer, StepsLeft(2 + 3))
     run_rounds(log, writer, StepsLeft(1 + 2), seed=1)
-    counts = collections.Counter(order[: 2 * len(CELLS)])
-    assert counts == dict.fromkeys(CELLS, 2)
-
-
-def test_ctrl_c_ends_the_measuring_and_keeps_what_was_measured(campaign, monkeypatch):
-    log, writer, _ = campaign
-    ticks = itertools.count()
-
-    def visit(cell):
-        if next(ticks) == 7:
-            signal.raise_signal(signal.SIGINT)
-        return [1]
-
-    monkeypatch.setattr(measure, "visit_ns", visit)
-    deadline = StepsLeft(1000)
-    run_rounds(log, writer, deadline)
-    assert deadline.interrupted
-    assert deadline.left_s() == 0.0
-    assert sum(map(len, log.rounds)) == 8
-
-
-def test_warming_up_stops_at_the_deadline_and_reports_only_what_ran(campaign):
-    _, _, order = campaign
-    warm = warm_up(CELLS, None, StepsLeft(3), lambda: None)
-    assert list(warm) == CELLS[:3]
-    assert collections.Counter(order) == dict.fromkeys(CELLS[:3], 2)
+    assert collections.Counter(order[: 2 * len(CELLS)]) == dict.fromkeys(NAMES, 2)
 
 
 def test_one_round_is_measured_even_after_the_deadline(campaign):
@@ -112,45 +83,51 @@ def test_one_round_is_measured_even_after_the_deadline(campaign):
     assert len(log.complete_rounds()) == 1
 
 
-def test_warming_up_goes_on_until_enough_cells_ran(campaign):
-    assert list(warm_up(CELLS, None, StepsLeft(0), lambda: None, at_least=2)) == CELLS[:2]
+def test_ctrl_c_ends_the_measuring_and_keeps_what_was_measured(campaign, monkeypatch):
+    log, writer, _ = campaign
+    ticks = itertools.count()
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def visit(_):
+        if next(ticks) == 7:
+            signal.raise_signal(signal.SIGINT)
+        return [1]
+
+    monkeypatch.setattr(measure, "visit_ns", visit)
+    deadline = StepsLeft(1000)
+    try:
+        run_rounds(log, writer, deadline)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert deadline.interrupted
+    assert deadline.left_s() == 0.0
+    assert sum(map(len, log.rounds)) == 8
 
 
-def test_micro_benchmarks_are_kept_repeat_by_repeat(tmp_path, monkeypatch):
-    monkeypatch.setattr(micro, "TRANSFER_ELEMENTS", 2**12)
-    monkeypatch.setattr(micro, "COPY_ELEMENTS", 2**12)
-    monkeypatch.setattr(micro, "micro_benchmarks", micro.micro_benchmarks.__wrapped__)
-    path = tmp_path / "m.samples.jsonl"
-    log = SampleLog(current_fingerprint())
-    with SampleWriter(path, log, append=False) as writer:
-        writer.cells(CELLS)
-        time_micro(log, writer, repeats=3)
-    assert {name: len(times) for name, times in read_samples(path).micro.items()} == dict.fromkeys(
-        ("launch", "roundtrip", "copy", "upload", "readback")
-        + ("maxima wide", "top_k wide", "maxima deep", "top_k deep")
-        + ("short powers", "long powers"),
-        3,
-    )
-    *rates, selection_ns, transform_ns = micro_rates(log)
-    assert set(selection_ns) == {"maxima", "top_k"}
-    assert len(transform_ns) == 2
-    rates += [*transform_ns, *np.ravel(list(selection_ns.values()))]
-    assert all(rate > 0 and np.isfinite(rate) for rate in rates)
+def test_cells_are_made_ready_in_order_until_the_deadline_and_until_there_are_enough():
+    for looks, at_least, expected in ((3, 0, 3), (0, 2, 2), (100, 0, 5)):
+        ready = made_ready(SUITE, CELLS, StepsLeft(looks), at_least=at_least)
+        assert list(ready.programs) == NAMES[:expected]
+        assert set(ready.times_ns) == set(ready.programs)
+    together = made_ready(SUITE, CELLS, Deadline(time.perf_counter() + 60.0), n_threads=3)
+    assert list(together.programs) == NAMES
+    assert not together.refused
 
 
-def test_rates_follow_from_the_fastest_repeats():
-    times = {
-        "launch": [2e3, 1e3],
-        "roundtrip": [5e3, 9e3],
-        "copy": [1e6],
-        "upload": [2e6],
-        "readback": [4e6],
-    }
-    rates = micro_rates(SampleLog(current_fingerprint(), micro=times))
-    assert rates.dispatch_ns == 1e3
-    assert rates.roundtrip_ns == 5e3
-    assert rates.memory_bytes_per_ns == 2 * 4 * micro.COPY_ELEMENTS / 1e6
-    assert rates.upload_bytes_per_ns == 2 * rates.readback_bytes_per_ns == 4 * micro.TRANSFER_ELEMENTS / 2e6
+def test_numbers_that_are_no_numbers_and_trees_of_results_are_compared():
+    class Results(ToySuite):
+        def program(self, cell):
+            rng = np.random.default_rng(0)
+            results = {
+                NAMES[0]: lambda: {"a": np.array([np.nan, np.inf]), "b": (np.array(True), np.zeros(0))},
+                NAMES[1]: lambda: np.full(10**6, 3.0) * (1.0 + 1e-7 * rng.random()),
+                NAMES[2]: lambda: np.zeros(rng.integers(10**6)),
+            }
+            return results[cell.name]
+
+    ready = made_ready(Results(), CELLS[:3], Deadline(time.perf_counter() + 60.0))
+    assert list(ready.programs) == NAMES[:2]
+    assert ready.refused == {NAMES[2]: "it gives other results each time"}
 
 
 @pytest.mark.parametrize(

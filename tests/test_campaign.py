@@ -1,0 +1,391 @@
+"""The calibrate job, of any suite: what it writes of a campaign, what it measures, resumes, leaves out and refuses."""
+
+import contextlib
+import gzip
+import io
+import itertools
+import json
+import shlex
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+from _campaigns import MICRO_NS, NAME, SUITE, TRUE_NS, ToySuite, fitted, made_up, quiet, run_job
+from _content import sealed
+from _documented import assert_documented, assert_narrow
+from rich.console import Console
+from typer.testing import CliRunner
+
+from calibrate import campaign, judge, measure
+from calibrate.cli import app
+from calibrate.design import by_work, measuring_order
+from calibrate.outcome import print_outcome
+from calibrate.progress import Progress
+from calibrate.samples import read_samples
+from calibrate.visits import quantile_ns
+from rlxjax import load_calibration, transferred_prior
+from rlxjax.calibration import read_calibration_file, sha256_of
+from rlxjax.fit import Cell, fit_posterior, is_measured, named
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    """What the job says of a finished campaign."""
+    made_up(path := tmp_path_factory.mktemp("made [up]") / "c.json")  # rich takes brackets for markup
+    return fitted(path)
+
+
+def copied(outcome, folder):
+    """Return the path of a calibration in a folder, beside a copy of an outcome's samples."""
+    (folder / outcome.samples_path.name).write_bytes(outcome.samples_path.read_bytes())
+    return folder / "c.json"
+
+
+def test_the_file_is_what_the_job_reports_and_describes_the_samples_behind_it(outcome):
+    content = read_calibration_file(outcome.path, [SUITE.model])
+    assert content.models == {"toy": outcome.section}
+    loaded = load_calibration(outcome.path, [SUITE.model]).of("toy")
+    assert named(loaded.coefficients) == named(outcome.calibrated.coefficients)
+    assert loaded.held_out == outcome.calibrated.held_out
+    log, recorded = read_samples(outcome.samples_path), outcome.samples
+    assert (recorded.suite, recorded.sha256) == (NAME, sha256_of(outcome.samples_path))
+    assert (recorded.timings, recorded.rounds) == (sum(map(len, log.rounds)), 2)
+    assert recorded.workloads == len(log.cells) == len(SUITE.cells())
+    assert content.machine.canary_ns == MICRO_NS
+    assert content.machine.gate["dispatch_ns"].value == MICRO_NS["launch"]
+    np.testing.assert_array_equal(outcome.fitted.measured_ns, quantile_ns(log.timed()[1]))
+
+
+def test_a_known_machine_is_found_and_what_it_never_saw_is_predicted(outcome):
+    found = named(outcome.calibrated.coefficients)
+    for name, true in TRUE_NS.items():
+        assert found[name] == pytest.approx(true, rel=0.1), name
+    for group, summary in outcome.section.held_out.items():
+        assert summary.held_out < 0.05, group
+        assert summary.covered >= 0.8, group
+        assert summary.held_out_cells == sum(cell.held_out and cell.group == group for cell in SUITE.cells())
+    assert outcome.verdict.is_ready
+
+
+def test_coefficients_are_as_sure_as_intervals_take_them_to_be(outcome):
+    sds, before = (
+        named(tree) for tree in (outcome.calibrated.posterior.coefficient_log_sd(), SUITE.model.prior.log_sd)
+    )
+    for name, entry in outcome.section.coefficients.items():
+        assert entry.log_sd == pytest.approx(float(sds[name]), rel=1e-4)  # the factor has six digits
+        assert (entry.provenance == "measured") == bool(is_measured(sds[name], before[name])), name
+
+
+def test_what_is_said_is_a_few_sentences_and_tables_on_request_of_80_columns(outcome):
+    texts = []
+    for verbose in (False, True):
+        console = Console(width=80, file=io.StringIO())
+        print_outcome(outcome, console, is_verbose=verbose)
+        texts.append(console.file.getvalue())
+    brief, verbose = texts
+    assert brief.startswith("toy: Ready.\n  Typical error ")
+    assert "At_once pays from rows " in " ".join(brief.split())
+    assert_narrow("\n".join(line for line in verbose.splitlines() if str(outcome.path.parent) not in line))
+    for words in ("held out", "noise floor", "fastest", "is picked", "row_ns"):
+        assert words in verbose
+        assert words not in brief
+
+
+def test_a_refit_gives_what_the_job_gave_and_says_it_as_documented(outcome, tmp_path):
+    packed = tmp_path / f"c.toy.samples.jsonl.gz"
+    packed.write_bytes(gzip.compress(outcome.samples_path.read_bytes()))
+    result = command("refit", packed, "--json", "--quiet")
+    assert result.exit_code == 0, result.stderr
+    assert_documented("calibrate", json.loads(result.stdout))
+    again = read_calibration_file(tmp_path / "c.json", [SUITE.model])
+    origin = {"models": {"toy": {"created", "command", "samples", "digest"}}, "machine": True, "digest": True}
+    before = read_calibration_file(outcome.path, [SUITE.model])
+    assert again.model_dump(exclude=origin) == before.model_dump(exclude=origin)
+    assert again.models["toy"].command == shlex.join(["rlxjax", "refit", str(packed)])
+
+
+def test_samples_of_another_runner_are_fitted_and_marked_and_not_resumed(outcome, tmp_path):
+    path = copied(outcome, tmp_path)
+    kept_at = tmp_path / outcome.samples_path.name
+    kept_at.write_text(kept_at.read_text().replace('"runner":1', '"runner":2', 1))
+    result = command("refit", kept_at, "--out", path)
+    assert result.exit_code == 0, result.stderr
+    assert "The samples are of runner 2, and this is runner 1" in " ".join(result.stdout.split())
+    with pytest.raises(ValueError, match="samples of runner 2, and this is runner 1"):
+        fitted(path)
+
+
+def test_a_job_starts_from_what_another_calibration_says_and_names_its_platform(outcome, tmp_path):
+    text = outcome.path.read_text(encoding="utf-8")
+    prior = tmp_path / "other.json"
+    content = json.loads(text.replace(f'"platform": "{jax.default_backend()}"', '"platform": "abacus"'))
+    prior.write_text(json.dumps(sealed(content)))
+    found = fitted(copied(outcome, tmp_path), prior=prior)
+    assert any("'abacus'" in note for note in found.notes)
+    timings = judge.timings_of(SUITE, found.fitted.cells, found.fitted.measured_ns)
+    again = fit_posterior(timings, transferred_prior(outcome.calibrated.posterior), facts=SUITE.facts())
+    assert named(again.terms.coefficients) == named(found.calibrated.coefficients)
+    assert named(found.calibrated.coefficients) != named(outcome.calibrated.coefficients)
+
+
+def test_sections_of_other_models_stay_and_a_stale_one_is_named_with_its_refit(outcome, tmp_path):
+    """A file with one stale and one good section: the good one predicts, and survives a job of the other."""
+    path = copied(outcome, tmp_path)
+    fitted(path)
+    content = json.loads(path.read_text())
+    content["models"]["toy"]["model_version"] = 99
+    path.write_text(json.dumps(sealed(content)))
+
+    class Other(ToySuite):
+        model = type("OtherToy", (type(SUITE.model),), {"name": "other"})()
+
+    made_up(path, Other())
+    fitted(path, Other())
+    both = [SUITE.model, Other.model]
+    with pytest.warns(UserWarning, match=r"toy.*refit .*c\.toy\.samples\.jsonl"):
+        calibration = load_calibration(path, both)
+    assert list(calibration.models) == ["other"]
+    assert calibration.of("other").predict_ns("at_once", 16, 64) > 0
+    result = command("refit", tmp_path / outcome.samples_path.name)
+    assert result.exit_code == 0, result.stderr
+    assert list(load_calibration(path, both).models) == ["toy", "other"]
+
+
+def test_what_is_not_good_enough_is_kept_and_widens_the_intervals(outcome, tmp_path):
+    """Times that jump from one cell to the next can be fitted, not foretold."""
+    rng = np.random.default_rng(0)
+    made_up(path := tmp_path / "c.json", factors={cell.name: np.exp(rng.normal(0, 0.5)) for cell in SUITE.cells()})
+    found = fitted(path)
+    assert not found.verdict.is_ready
+    assert "run `rlxjax calibrate` again" in found.verdict.cautions[0]
+    calibrated = load_calibration(path, [SUITE.model]).of("toy")
+    assert set(found.section.cautions) <= set(calibrated.cautions)
+    assert np.all(np.asarray(calibrated.posterior.spread) > np.asarray(outcome.calibrated.posterior.spread))
+    assert command("refit", found.samples_path, "--strict", "--quiet").exit_code == 3
+
+
+def test_times_a_thousand_times_off_count_little_and_are_named(outcome, tmp_path):
+    cells = SUITE.cells()
+    spoilt = {cells[3].name: 1000.0, cells[22].name: 1e-3, cells[41].name: 20.0}
+    made_up(path := tmp_path / "c.json", factors=spoilt)
+    found = fitted(path)
+    assert {text.partition(" took")[0] for text in found.section.fit.outliers} == set(spoilt)
+    assert any(note.startswith(f"3 of {len(cells)} cells are off by more than 3 times") for note in found.notes)
+    whole = np.array([cell.name not in spoilt for cell in found.fitted.cells])
+    predicted_ns = np.asarray(found.fitted.estimate.time_ns)
+    np.testing.assert_allclose(predicted_ns[whole], found.fitted.measured_ns[whole], rtol=0.2)
+
+
+def test_a_fit_that_did_not_converge_is_told_and_written_only_if_asked(outcome, tmp_path, monkeypatch):
+    def fit(*arguments, **options):
+        found = fit_posterior(*arguments, **options)
+        return found._replace(terms=found.terms._replace(converged=False, message="It did not converge."))
+
+    monkeypatch.setattr(judge, "fit_posterior", fit)
+    out = tmp_path / "unfinished.json"
+    said = shlex.join(["rlxjax", "refit", str(outcome.samples_path), "--out", str(out), "--force"])
+    for force, status in (((), 1), (("--force",), 0)):
+        result = command("refit", outcome.samples_path, "--out", out, *force)
+        assert result.exit_code == status, result.stderr
+        assert "It did not converge." in result.stdout
+        assert out.exists() == (status == 0)
+        assert (said in result.stdout) == (status == 1)
+    assert read_calibration_file(out, [SUITE.model]).models["toy"].command.endswith("--force")
+
+
+class Interrupting(Progress):
+    """Presses Ctrl-C at the end of the second round."""
+
+    @contextlib.contextmanager
+    def phase(self, name, deadline=None, total=None):
+        rounds = itertools.count(1)
+
+        def advance():
+            if "measuring" in name and next(rounds) == 2:
+                signal.raise_signal(signal.SIGINT)
+
+        with super().phase(name, deadline, total):
+            yield advance
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """The outcome of a job that Ctrl-C ends after two rounds, of a machine without micro-benchmarks to make."""
+    path = tmp_path_factory.mktemp("interrupted") / "c.json"
+    made_up(path, rounds=0)
+    # Whoever starts the tests in the background of a shell has Ctrl-C ignored.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return run_job(path, resume=True, budget_s=60.0, progress=Interrupting(quiet()._console, is_quiet=True))
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def test_ctrl_c_fits_what_was_measured_and_a_resumed_run_goes_on_from_there(interrupted, tmp_path):
+    assert interrupted.is_interrupted
+    assert any("interrupted" in note for note in interrupted.notes)
+    assert interrupted.samples.rounds == 2
+    assert interrupted.is_written
+    path = copied(interrupted, tmp_path)
+    kept_at = tmp_path / interrupted.samples_path.name
+    whole = kept_at.read_bytes()
+    kept_at.write_bytes(whole[:-20])  # as a killed run leaves it
+    again = run_job(path, resume=True, begun_s_ago=0.0, budget_s=12.0)
+    assert kept_at.read_bytes().startswith(whole[: whole[:-20].rfind(b"\n")])
+    assert again.samples.rounds > 2
+    assert again.fitted.cells == interrupted.fitted.cells
+
+
+def test_after_ctrl_c_or_a_failure_what_there_is_is_printed(interrupted, outcome, tmp_path, monkeypatch):
+    for second, status, said in (
+        (None, 130, "interrupted; this is of what was measured so far"),
+        (ValueError("no suite"), 2, "error: no suite"),
+        (KeyboardInterrupt("kept in f"), 130, "interrupted; kept in f"),
+    ):
+        first, made = interrupted if second is None else outcome, []
+
+        def run(suite, *_, first=first, second=second, made=made, **__):
+            made.append(suite.model.name)
+            if len(made) == 1:
+                return first
+            raise second
+
+        monkeypatch.setattr(campaign, "run", run)
+        result = command("calibrate", "--out", tmp_path / "c.json", "--json", "--quiet")
+        assert (result.exit_code, made) == (status, ["welch"] if second is None else ["welch", "functions"])
+        assert json.loads(result.stdout) == {"welch": first.as_dict()}
+        assert result.stderr.splitlines()[-1] == said
+
+
+def test_earlier_samples_are_kept_and_a_job_without_time_measures_one_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "CELL_LIMIT_S", 5.0)
+    made_up(path := tmp_path / "c.json", rounds=0)
+    kept = (tmp_path / "c.toy.samples.jsonl").read_bytes()
+    found = run_job(path, begun_s_ago=9.0)
+    assert [file for file in tmp_path.iterdir() if file.is_file() and file.read_bytes() == kept]
+    assert any(note.startswith("Earlier samples were kept as ") for note in found.notes)
+    assert found.samples.workloads >= campaign.MIN_CELLS
+    assert found.samples.rounds >= 1
+
+
+class Unruly(ToySuite):
+    """Programs that cannot be timed, among others that can."""
+
+    def cells(self):
+        return [*SUITE.cells()[::3], *(Cell(name, "at_once", {"rows": 1, "width": 1}) for name in BAD)]
+
+    def program(self, cell):
+        return BAD.get(cell.name, lambda: np.zeros(1))
+
+
+def raises():
+    raise RuntimeError("no such luck\nand more")
+
+
+BAD = {
+    "it raises": raises,
+    "it hangs": lambda: time.sleep(2.0),
+    "it differs": lambda: np.random.default_rng().random(3),
+}
+
+
+def test_a_program_that_raises_hangs_or_differs_is_named_and_the_others_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "CELL_LIMIT_S", 0.5)
+    made_up(path := tmp_path / "c.json", Unruly(), rounds=0)
+    found = run_job(path, Unruly(), resume=True, budget_s=14.0)
+    said = {note for note in found.notes if "left out" in note}
+    assert said == {
+        "it raises is left out: it raises RuntimeError: no such luck.",
+        "it hangs is left out: it did not run twice within 0.5 seconds.",
+        "it differs is left out: it gives other results each time.",
+    }
+    assert found.is_written
+    assert not {cell.name for cell in found.fitted.cells} & set(BAD)
+
+
+def test_what_cannot_be_done_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    path = tmp_path / "c.json"
+    for options, said in (
+        *(({"budget_s": budget_s}, "--budget: expected at least 10 seconds") for budget_s in (3.0, -1.0)),
+        *(({"budget_s": float(text)}, f"for each suite, got {text}") for text in ("inf", "nan")),
+        ({"prior": tmp_path / "other.json"}, "other.json"),
+        ({"resume": True}, "c.toy.samples.jsonl: no such file; leave out --resume to start anew"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            run_job(path, **options)
+    twice, odd = SUITE.cells()[:1] * 2, [Cell("a", "abacus", {"rows": 1, "width": 1})]
+    for cells, said in (([], "with cells, got none"), (twice, "got two of"), (odd, "'a' is of a variant")):
+        monkeypatch.setattr(ToySuite, "cells", lambda _, cells=cells: cells)
+        with pytest.raises(ValueError, match=said):
+            run_job(path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="expected a file to write, got the folder"):
+        run_job(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "dropped", "options", "said"),
+    [
+        ("none.toy.samples.jsonl", None, (), "none.toy.samples.jsonl: no such file"),
+        ("a.toy.samples.jsonl.gz", "", (), "cannot be read (Not a gzipped file"),
+        ("a.toy.samples.jsonl.1", "", (), "--out: expected a file, as"),
+        ("a.toy.samples.jsonl", "", ("--out", "a.toy.samples.jsonl"), "got that of the samples"),
+        ("a.toy.samples.jsonl", "", ("--out", "link"), "got that of the samples"),
+        ("a.toy.samples.jsonl", "", ("--out", "."), "expected a file to write, got the folder"),
+        ("a.toy.samples.jsonl", "", ("--prior", "none.json"), "none.json: no such file"),
+        ("a.toy.samples.jsonl", "visit", (), "0 cells were measured, too few to fit, which takes at least"),
+    ],
+)
+def test_bad_input_of_a_refit_is_one_line_and_writes_nothing(
+    outcome, tmp_path, monkeypatch, name, dropped, options, said
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(name)
+    if dropped is not None:
+        lines = outcome.samples_path.read_text().splitlines(keepends=True)
+        (tmp_path / name).write_text("".join(line for line in lines if json.loads(line)["kind"] != dropped))
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()}
+    result = command("refit", name, *options)
+    assert result.exit_code == 2
+    (line,) = (line for line in result.stderr.splitlines() if "fitting: " not in line)
+    assert said in line
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_suite_of_ones_own_is_named_on_the_command_line_or_refused_in_one_line(tmp_path):
+    for name, said in (
+        ("nothing", "--suite: expected module:name"),
+        ("no_such_module:SUITE", "--suite: no_such_module does not import"),
+        ("_campaigns:NOTHING", "--suite: _campaigns has no 'NOTHING'"),
+        ("_campaigns:NAME", "--suite: expected a rlxjax.fit.Suite, _campaigns:NAME is of type str"),
+    ):
+        result = command("calibrate", "--suite", name, "--out", tmp_path / "c.json", "--quiet")
+        assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+    result = command("calibrate", "--suite", NAME, "--budget", "10", "--out", tmp_path / "c.json", "--quiet", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert list(json.loads(result.stdout)) == ["toy"]
+
+
+def test_works_come_whole_the_shown_first_each_third_of_the_others_held_out():
+    cells = SUITE.cells()
+    prior = SUITE.model.prior
+    order = measuring_order(SUITE, cells, prior, {}, np.random.default_rng(0))
+    assert sorted(cell.name for cell in order) == sorted(cell.name for cell in cells)
+    works = by_work(order)
+    assert [cell for work in works.values() for cell in work] == order
+    assert next(iter(works)) == SUITE.shown[0]
+    out = [work[0].held_out for work in works.values()][1:]
+    count = 3 * min(out.count(False) // 2, out.count(True))
+    assert out[:count] == [False, False, True] * (count // 3)
+    other = measuring_order(SUITE, cells, prior, {}, np.random.default_rng(1))
+    head = 1 + 3 * len(named(prior.median)) // 2
+    seen = [[cell.name for cell in one[: 2 * head] if not cell.held_out] for one in (order, other)]
+    assert seen[0][:8] == seen[1][:8]  # what the design chooses is not chance's
+    only_out = [cell for cell in cells if cell.held_out]
+    assert len(measuring_order(SUITE, only_out, prior, {}, np.random.default_rng(0))) == len(only_out)

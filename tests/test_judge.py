@@ -1,0 +1,104 @@
+"""What a fit is worth: errors by group, intervals that hold, and what is said of a calibration and of its machine."""
+
+import numpy as np
+import pytest
+from _campaigns import SUITE, toy_cell
+
+from calibrate.judge import error_summaries, said_of_pace, verdict_on, what_pays, widened_spread
+from rlxjax import LatencyEstimate, prior_calibration
+from rlxjax.calibration import ErrorSummary, Pace, Range
+from rlxjax.fit import COVERED, COVERED_SDS
+
+
+def known(times_ns, spread):
+    """Return an estimate whose uncertainty is each run's own."""
+    return LatencyEstimate(times_ns, np.zeros((len(times_ns), 1)), np.full(len(times_ns), spread))
+
+
+def test_errors_are_means_over_the_cells_of_each_group_seen_and_not():
+    cells = SUITE.cells()
+    seen, measured = np.array([not cell.held_out for cell in cells]), np.full(len(cells), 100.0)
+    predicted, noise = np.where(seen, 101.0, 104.0), np.linspace(0.0, 0.1, len(cells))
+    summaries = error_summaries(cells, measured, known(predicted, 0.03), 1.08 * measured, noise, seen)
+    assert list(summaries) == list(SUITE.model.variants)
+    for group, summary in summaries.items():
+        mine = np.array([cell.group == group for cell in cells])
+        assert (summary.fit, summary.held_out) == (pytest.approx(0.01), pytest.approx(0.04))
+        assert summary.held_out_cells == np.sum(mine & ~seen)
+        assert summary.terms_alone == pytest.approx(0.08)
+        # 4.9 % either way hold nine tenths of what has a standard deviation of 3 %.
+        assert summary.covered == 1.0
+        assert summary.noise_floor == pytest.approx(noise[mine].mean())
+
+
+def test_a_group_without_held_out_cells_has_no_error_rather_than_zero():
+    ones = np.ones(2)
+    summary = error_summaries([toy_cell(1, 4), toy_cell(2, 4)], ones, known(ones, 0.1), ones, ones, ones > 0)["at_once"]
+    assert (summary.held_out, summary.covered, summary.held_out_cells) == (None, None, 0)
+
+
+def test_intervals_hold_what_was_held_out_once_they_are_widened_and_never_get_narrower():
+    rng = np.random.default_rng(0)
+    variant, known_sd = np.repeat([0, 1], 50), np.full(100, 0.02)
+    errors = rng.normal(0, np.where(variant == 0, 0.02, 0.3))
+    wide = widened_spread(np.array([0.05, 0.05, 0.07]), variant, errors, known_sd)
+    assert (wide[0], wide[2]) == (0.05, 0.07)
+    reach = COVERED_SDS * np.hypot(known_sd, wide[variant])
+    assert np.mean(np.abs(errors) <= reach) >= COVERED
+    assert 0.2 < wide[1] < 0.45
+
+
+def summary(held_out=0.04, covered=0.9, cells=20):
+    return ErrorSummary(
+        fit=0.03, terms_alone=None, covered=covered, held_out=held_out, held_out_cells=cells, noise_floor=0.02
+    )
+
+
+def test_small_errors_are_ready_and_the_typical_error_is_that_of_all_cells():
+    verdict = verdict_on("cells", {"one": summary(0.02, cells=30), "two": summary(0.06, cells=10)}, 0.02, 0.1)
+    assert verdict.is_ready
+    assert verdict.said == ["Typical error 3 % on cells it never saw."]
+    assert not verdict_on("cells", {"one": summary(0.2)}, 0.02, 0.1).is_ready
+    assert verdict_on("cells", {"one": summary(0.2)}, 0.02, 0.25).is_ready
+
+
+@pytest.mark.parametrize(
+    ("one", "noise", "said"),
+    [
+        (summary(held_out=0.3), 0.02, "off by 30 %"),
+        (summary(covered=0.5), 0.02, "held 50 %"),
+        (summary(), 0.2, "noise of the timings is 20 %"),
+        (summary(), None, "noise of the timings is not known"),
+        (summary(held_out=None, cells=0), 0.02, "No cells were held out"),
+    ],
+)
+def test_what_is_not_good_enough_is_a_caution_that_says_what_to_do(one, noise, said):
+    verdict = verdict_on("cells", {"one": one}, noise, 0.1)
+    assert not verdict.is_ready
+    assert said in verdict.cautions[0]
+    assert "rlxjax calibrate" in verdict.cautions[0]
+
+
+def test_the_pace_is_said_and_a_slow_or_a_busy_machine_is_a_caution():
+    def said(usual, others, known=None):
+        return said_of_pace(Pace(usual=usual, known=known, usual_ns={}, log_sd=0.05, others=others), 2)
+
+    assert said(None, 0.0) == said(None, None) == ([], [])
+    among = "It ran 1.9 times as fast as the slowest machine known, 0.8 times as fast as the fastest."
+    assert said(None, 0.0, Range(low=0.8, high=1.9)) == ([among], [])
+    (held,) = said(None, 0.0, Range(low=0.3, high=0.6)).cautions
+    assert held.startswith("It ran at 60 % of the speed of the slowest machine that is known")
+    assert said(0.98, 0.0) == (["This machine ran at 98 % of its usual speed."], [])
+    (slow,) = said(0.72, 0.0).cautions
+    assert slow.startswith("This machine ran at 72 % of its usual speed: times are for that pace")
+    (busy,) = said(None, 0.9).cautions
+    assert busy.startswith("Other programs kept 0.9 of 2 processors busy")
+
+
+def test_the_sentence_names_a_size_from_which_the_second_strategy_is_faster():
+    calibrated = prior_calibration("cpu").of("welch")
+    (text,) = what_pays(calibrated, {"batch": 1, "n_fft": 256, "k": 16, "n_segments": 2})
+    assert text.startswith("Fused pays from batch ")
+    first = int(text.split()[4].replace(",", ""))
+    for batch in (first, 2 * first, 131_072):
+        assert calibrated.predict_ns("fused", batch, 256, 16) < calibrated.predict_ns("fast", batch, 256, 16)

@@ -1,0 +1,129 @@
+"""What a machine does whatever is timed: micro-benchmarks, its gate, its pace, and what others use of it."""
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from _campaigns import MICRO_NS, NAME, SUITE
+from _content import content
+
+from calibrate import machine
+from calibrate.machine import (
+    CANARIES,
+    CanaryWatch,
+    OthersUse,
+    measured_gate,
+    micro_times_ns,
+    pace_of,
+    rates_of,
+    slowness,
+    speed_among_known,
+    time_micro,
+)
+from calibrate.samples import Canary, SampleLog, SampleWriter, header_of, read_samples
+from rlxjax.calibration import CalibrationFile, current_fingerprint
+
+
+def new_log(**about):
+    return SampleLog(header_of(SUITE, NAME, current_fingerprint()), **about)
+
+
+def log_of(factors, others=0.0):
+    """Return samples whose canaries took these factors of a microsecond, look by look."""
+    looks = [dict.fromkeys(CANARIES, 1e3 * float(factor)) for factor in factors]
+    return new_log(canaries=[Canary(times_ns=times_ns, others=others) for times_ns in looks])
+
+
+def earlier_with(pace):
+    return CalibrationFile.model_validate(content()).machine.model_copy(update={"pace": pace})
+
+
+def test_the_ratio_is_the_geometric_mean_over_the_canaries_that_both_have():
+    then = dict.fromkeys(CANARIES, 10.0)
+    now = {name: 10.0 * factor for name, factor in zip(CANARIES, (1.0, 4.0, 1.0, 4.0), strict=True)}
+    assert slowness(now, then) == pytest.approx(2.0)
+    assert slowness({CANARIES[0]: 30.0, "other": 1.0}, then) == pytest.approx(3.0)
+    assert slowness({}, then) is None
+
+
+def test_a_first_calibration_knows_no_usual_speed_and_later_ones_are_held_against_the_fastest():
+    first = pace_of(log_of([1.0] * 20), None)
+    assert first.usual is None
+    slow = pace_of(log_of([1.5] * 20), earlier_with(first))
+    assert slow.usual == pytest.approx(1 / 1.5)
+    assert slow.usual_ns == first.usual_ns
+    third = pace_of(log_of([0.9] * 20), earlier_with(slow))
+    assert third.usual == pytest.approx(1 / 0.9)
+    assert third.usual_ns == pytest.approx(dict.fromkeys(CANARIES, 900.0))
+
+
+def test_a_machine_is_held_against_those_of_the_population():
+    machines = machine.population("cpu").models["welch"].machines
+    now_ns = machines[0].canary_ns
+    found = speed_among_known({name: 2.0 * time_ns for name, time_ns in now_ns.items()}, "cpu")
+    of_all = [slowness(one.canary_ns, now_ns) for one in machines]
+    assert (found.high, found.low) == pytest.approx((max(of_all) / 2.0, min(of_all) / 2.0))
+    assert speed_among_known(now_ns, "abacus") is None
+
+
+def test_a_pace_that_changes_makes_the_times_less_sure():
+    calm, restless = (pace_of(log_of(np.exp(sd * np.tile([-1.0, 1.0], 40))), None).log_sd for sd in (0.0, 0.09))
+    assert 0.0 < calm < 0.05 < restless < 0.1
+
+
+def test_a_busy_process_is_counted_as_what_others_use():
+    assert pace_of(log_of([1.0] * 4, others=0.8), None).others == pytest.approx(0.8)
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.2)
+        others = OthersUse()
+        time.sleep(0.6)
+        assert others.processors() > 0.3
+    finally:
+        busy.kill()
+        busy.wait()
+
+
+def test_looks_and_repeats_are_kept_with_the_samples(tmp_path, monkeypatch):
+    ticks = iter(range(100))
+    monkeypatch.setattr(machine, "micro_benchmarks", lambda: dict.fromkeys(CANARIES, lambda: 100.0 + next(ticks)))
+    path, log = tmp_path / "x.toy.samples.jsonl", new_log()
+    with SampleWriter(path, log, append=False) as writer:
+        watch = CanaryWatch(writer)
+        for _ in range(3):
+            watch.look()
+        assert len(log.canaries) == 1  # one a second
+        for repeats in (2, 3, 3):  # what is there is filled up
+            time_micro(log, writer, repeats)
+    again = read_samples(path)
+    assert again == log
+    assert {name: len(times) for name, times in again.micro.items()} == dict.fromkeys(CANARIES, 3)
+    assert micro_times_ns(log) == {name: 100.0 + place for place, name in enumerate(CANARIES)}
+
+
+def test_every_micro_benchmark_takes_a_time(monkeypatch):
+    monkeypatch.setattr(machine, "TRANSFER_ELEMENTS", 2**12)
+    monkeypatch.setattr(machine, "COPY_ELEMENTS", 2**12)
+    times_ns = {name: run() for name, run in machine.micro_benchmarks.__wrapped__().items()}
+    assert set(times_ns) == set(MICRO_NS)
+    assert all(rate > 0 and np.isfinite(rate) for rate in (*times_ns.values(), *rates_of(times_ns)))
+
+
+def test_rates_and_the_gate_follow_from_the_times():
+    rates = rates_of(MICRO_NS)
+    assert (rates.dispatch_ns, rates.roundtrip_ns) == (MICRO_NS["launch"], MICRO_NS["roundtrip"])
+    assert rates.memory_bytes_per_ns == 2 * 4 * machine.COPY_ELEMENTS / MICRO_NS["copy"]
+    assert (
+        rates.upload_bytes_per_ns == rates.readback_bytes_per_ns == 4 * machine.TRANSFER_ELEMENTS / MICRO_NS["upload"]
+    )
+    for platform, provenance in (("cpu", "uncalibrated"), ("gpu", "measured")):
+        gate = measured_gate(rates, platform)
+        assert gate["dispatch_ns"].value == rates.dispatch_ns
+        assert gate["memory_bw"].value == rates.memory_bytes_per_ns
+        assert gate["memory_bw"].provenance == "measured"
+        # A CPU measures no transfer between host and device.
+        assert gate["host_readback_bw"].provenance == provenance
+    with pytest.raises(ValueError, match="no micro-benchmark of copy: measure more"):
+        rates_of({name: time_ns for name, time_ns in MICRO_NS.items() if name != "copy"})

@@ -1,0 +1,158 @@
+"""The suites that ship, and what a suite is by default."""
+
+import jax
+import numpy as np
+import pytest
+from _campaigns import SUITE, ToySuite, fitted, made_up, saved_model
+
+import rlxjax as rx
+from calibrate.suites import suite_of
+from calibrate.suites.draws import Draw
+from calibrate.suites.functions import FunctionsSuite, timed_functions
+from calibrate.suites.welch import HELD_OUT_BATCHES, HELD_OUT_N_FFTS, TIMED, WelchSuite, welch_cell
+from rlxjax.calibration import sha256_of
+from rlxjax.fit import cell_runs
+from rlxjax.learned import learned_program
+from rlxjax.models import FUNCTIONS, GRID_SAMPLES, WELCH
+
+CELLS = WelchSuite().cells()
+FUNCTIONS_TIMED = timed_functions()
+FAMILIES = {
+    "elementwise", "reduction", "matmul", "convolution", "scan", "fft", "sort", "gather", "softmax", "layer norm",
+    "attention", "mlp", "linear algebra", "random", "update",
+}  # fmt: skip
+#: Bytes of the arguments of one function, and of all.
+MOST_BYTES, MOST_BYTES_TOGETHER = 100e6, 1e9
+
+
+def test_a_grid_gives_every_work_by_every_variant_and_holds_a_quarter_out():
+    cells = SUITE.cells()
+    works = {cell.work: {other.variant for other in cells if other.work == cell.work} for cell in cells}
+    assert all(variants == set(SUITE.model.variants) for variants in works.values())
+    assert 0.15 < np.mean([cell.held_out for cell in cells]) < 0.35
+    for work in works:
+        assert len({cell.held_out for cell in cells if cell.work == work}) == 1
+    for name in SUITE.model.inputs:  # every value is seen
+        assert {c.inputs[name] for c in cells if not c.held_out} == {c.inputs[name] for c in cells}
+
+    def check(self, values):
+        if values["rows"] > 4:
+            raise ValueError("rows: expected few")
+
+    class Few(ToySuite):
+        model = type("FewRows", (type(SUITE.model),), {"check": check})()
+
+    assert {cell.inputs["rows"] for cell in Few().cells()} == {1.0, 4.0}
+
+
+def test_welch_peaks_are_timed_at_the_same_sizes_by_every_strategy_within_the_bound():
+    works = {group: {cell.work for cell in CELLS if cell.group == group} for group in TIMED}
+    assert not works.pop("learned")
+    assert len({frozenset(own) for own in works.values()}) == 1
+    assert max(cell.inputs["batch"] * cell.inputs["n_fft"] for cell in CELLS) <= GRID_SAMPLES
+    for cell in CELLS:
+        out = cell.inputs["batch"] in HELD_OUT_BATCHES or cell.inputs["n_fft"] in HELD_OUT_N_FFTS
+        assert cell.held_out == out
+        assert cell.n_bytes > 0
+    assert set(WelchSuite.shown) <= {cell.work for cell in CELLS}
+    runs = cell_runs(WELCH, [welch_cell(group, 4, 64, 99) for group in TIMED])
+    assert [WELCH.variants[place] for place in runs.variant] == [variant for variant, *_ in TIMED.values()]
+    np.testing.assert_array_equal(runs.inputs["n_segments"], [1, 2, 2, 2, 2, 2])
+    np.testing.assert_array_equal(runs.inputs["k"], 33.0)  # what is beyond the bins is no peak
+
+
+def test_all_strategies_of_a_work_run_alike_and_give_its_peaks():
+    suite = WelchSuite()
+    peaks = {group: np.asarray(suite.program(welch_cell(group, 3, 64, 4))()) for group in list(TIMED)[1:5]}
+    assert {found.shape for found in peaks.values()} == {(3, 4, 2)}
+    for found in peaks.values():
+        np.testing.assert_allclose(found, peaks["fast"], rtol=1e-3)
+
+
+def test_a_learned_fft_is_timed_at_its_length_and_a_refit_needs_it_no_more(tmp_path):
+    files = [saved_model(tmp_path, 256, 8), saved_model(tmp_path, 32, 4)]
+    suite = suite_of("welch", files)
+    learned = [cell for cell in suite.cells() if cell.group == "learned"]
+    assert {cell.inputs["n_fft"] for cell in learned} == {256, 32}
+    assert [cell for cell in suite.cells() if cell.group != "learned"] == CELLS
+    assert suite.given == {file.name: sha256_of(file) for file in files}
+    for place, file in enumerate(files):
+        model = rx.load_learned_fft(file)
+        work = learned_program(model, rx.WelchPeakParams.fast(model.n_fft, 1)).work
+        facts = suite.facts()
+        assert [facts[name][place] for name in ("learned_n_fft", "learned_flop", "learned_live_bins")] == [
+            model.n_fft, *work
+        ]  # fmt: skip
+    with pytest.raises(ValueError, match="is the second one for n_fft 256"):
+        suite_of("welch", [files[0], saved_model(tmp_path, 256, 9)])
+
+    class Few(WelchSuite):
+        def cells(self):
+            return [cell for cell in super().cells() if cell.inputs["batch"] in (1, 100, 1024)][::3]
+
+    made_up(path := tmp_path / "c.json", Few(files), WELCH.prior.median)
+    found = fitted(path, Few(files))
+    assert found.section.given == suite.given
+    assert found.section.facts["learned_n_fft"] == [256.0, 32.0]
+    assert found.section.held_out["learned"].fit < 0.1
+    calibrated = found.calibrated
+    assert calibrated.predict_ns("learned", 64, 256, 16) > 0
+    assert "learned" in calibrated.alternatives(64, 256, 16)
+    assert "learned" not in calibrated.alternatives(64, 64, 16)
+
+
+def test_functions_have_every_family_seen_and_held_out_and_rules_count_all_of_each():
+    for held_out in (False, True):
+        assert {one.family for one in FUNCTIONS_TIMED.values() if one.held_out == held_out} == FAMILIES
+    assert 0.25 < np.mean([one.held_out for one in FUNCTIONS_TIMED.values()]) < 0.4
+    total = 0
+    for name, one in FUNCTIONS_TIMED.items():
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as such functions are used
+            profile = rx.profile_function(one.fn, *one.abstract())
+        assert profile.coverage_equations == 1, (name, profile.uncosted)
+        assert not profile.unknown_loops
+        n_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one.abstract()))
+        assert 0 < n_bytes <= MOST_BYTES, name
+        total += n_bytes
+    assert total <= MOST_BYTES_TOGETHER
+
+
+def test_a_function_that_the_suite_does_not_have_is_refused_and_others_are_profiled_again():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        suite = FunctionsSuite()
+        cell = suite.cells()[0]
+    assert suite.kept([rx.fit.Cell(cell.name, "jitted", {})]) == [cell]
+    assert set(cell.inputs) == set(FUNCTIONS.inputs)
+    with pytest.raises(ValueError, match="holds 'nope', which is no function of this suite"):
+        suite.kept([rx.fit.Cell("nope", "jitted", {})])
+    np.testing.assert_array_equal(suite.program(cell)(), suite.program(cell)())
+
+
+def test_without_64_bits_no_argument_has_them():
+    with jax.enable_x64(False):
+        few = timed_functions()
+        dtypes = {leaf.dtype for one in few.values() for leaf in jax.tree.leaves(one.abstract())}
+    assert 0 < len(few) < len(FUNCTIONS_TIMED)
+    assert not dtypes & {np.dtype("float64"), np.dtype("complex128")}
+    assert all(FUNCTIONS_TIMED[name].held_out == one.held_out for name, one in few.items())
+
+
+@pytest.mark.parametrize("values", ["normal", "positive", "definite"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "complex64"])
+def test_drawn_values_are_valid(values, dtype):
+    array = Draw((3, 24, 24), np.dtype(dtype), values).array(np.random.default_rng(0))
+    assert array.shape == (3, 24, 24)
+    assert array.dtype == dtype
+    real = np.asarray(array.real, np.float64)
+    if values == "positive":
+        assert real.min() > 0
+    if values == "definite" and dtype.startswith("float"):
+        np.testing.assert_array_equal(real, np.swapaxes(real, -1, -2))
+        assert np.linalg.eigvalsh(real).min() > 0
+
+
+def test_drawn_indices_and_keys_are_what_is_traced():
+    for draw in (Draw((1000,), np.int32, below=7), Draw((), values="key")):
+        array, abstract = draw.array(np.random.default_rng(0)), draw.abstract()
+        assert (array.shape, array.dtype) == (abstract.shape, abstract.dtype)
+    assert set(np.asarray(Draw((1000,), np.int32, below=7).array(np.random.default_rng(0))).tolist()) == set(range(7))
