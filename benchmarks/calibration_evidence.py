@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from calibrate.fits import micro_prior
+from calibrate.job import facts_of
+from calibrate.micro import micro_rates
+from calibrate.validate import built_in_ns, error_summaries, sizes_of
+from calibrate.workloads import SAME_RESULT, Cell, Grid, runs_model
 from scipy import optimize
 
 from benchmarks import decision_metrics as metrics
 from calibrate.design import estimates
-from calibrate.fits import micro_prior
-from calibrate.job import facts_of
-from calibrate.micro import micro_rates
 from calibrate.samples import SampleLog, read_samples, timings_of
-from calibrate.validate import built_in_ns, error_summaries, sizes_of
 from calibrate.visits import Visits, noise_floor, quantile_ns
-from calibrate.workloads import SAME_RESULT, Cell, Grid, runs_model
 from rlxjax.fit import LatencyEstimate, fit_posterior, predicted_ns
 from rlxjax.models import WELCH
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from calibrate.workloads import SAME_RESULT, Cell
 from scipy import stats
 
-from calibrate.workloads import SAME_RESULT, Cell
 from rlxjax import LatencyEstimate, decision
 from rlxjax.fit import COVERED, COVERED_SDS
 

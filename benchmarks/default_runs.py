@@ -24,14 +24,14 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from calibrate.clock import Deadline
+from calibrate.workloads import WITHOUT_MODEL, Cell, Signals
 
 from benchmarks import decision_metrics as metrics
-from calibrate.clock import Deadline
 from calibrate.design import estimates
 from calibrate.measure import measure_rounds, warm_up
 from calibrate.samples import SampleLog, SampleWriter, read_samples
 from calibrate.visits import noise_floor, quantile_ns
-from calibrate.workloads import WITHOUT_MODEL, Cell, Signals
 from rlxjax import load_calibration
 from rlxjax.calibration import current_fingerprint
 from rlxjax.fit import COVERED_SDS, LatencyEstimate

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from calibrate.functions import function_cells
+from calibrate.functions_job import chosen_cells
 
 import rlxjax as rx
 from benchmarks.foreign_table import TABLES
 from benchmarks.functions_timing import Entry, measure
-from calibrate.functions import function_cells
-from calibrate.functions_job import chosen_cells
 from calibrate.visits import noise_floor, quantile_ns
 from rlxjax.clock import call_ns
 from rlxjax.fit import COVERED_SDS, corrected_terms_ns

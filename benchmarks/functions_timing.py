@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-
 from calibrate.draws import Draw
 from calibrate.functions import function_cells
+
 from calibrate.visits import Visits, noise_floor, quantile_ns
 from rlxjax.calibration import current_fingerprint
 from rlxjax.clock import call_ns, mean_ns, quiet_collector, visit_ns

@@ -19,17 +19,17 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-
-from benchmarks import decision_metrics as metrics
 from calibrate.canary import CANARIES, canary_times_ns
-from calibrate.design import by_workload, design_posterior, estimates, preparation_order
 from calibrate.fits import micro_prior
 from calibrate.functions_job import fitted_functions
 from calibrate.job import facts_of
 from calibrate.micro import micro_rates
+from calibrate.workloads import Cell, Grid, runs_model
+
+from benchmarks import decision_metrics as metrics
+from calibrate.design import by_workload, design_posterior, estimates, preparation_order
 from calibrate.samples import FunctionLog, SampleLog, read_log, read_samples, timings_of
 from calibrate.visits import quantile_ns
-from calibrate.workloads import Cell, Grid, runs_model
 from rlxjax import LatencyPosterior, PosteriorFit, fit_posterior, prior_posterior, transferred_prior
 from rlxjax.calibration import (
     PriorCoefficient,

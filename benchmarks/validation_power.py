@@ -19,15 +19,15 @@ from typing import Any
 
 import jax
 import numpy as np
-
 from calibrate.canary import canary_times_ns
 from calibrate.clock import Deadline
+from calibrate.staleness import DRIFTED, Validation, judge
+from calibrate.workloads import WITHOUT_MODEL, Cell, Signals
+
 from calibrate.design import estimates
 from calibrate.measure import measure_rounds, warm_up
 from calibrate.samples import SampleLog, SampleWriter, read_samples
-from calibrate.staleness import DRIFTED, Validation, judge
 from calibrate.visits import Visits, noise_floor, quantile_ns
-from calibrate.workloads import WITHOUT_MODEL, Cell, Signals
 from rlxjax import Calibration
 from rlxjax.calibration import CalibrationFile, current_fingerprint, read_calibration_file
 from rlxjax.models import WELCH

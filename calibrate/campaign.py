@@ -220,8 +220,8 @@ def fit_and_write(
         )
     if header.protocol != PROTOCOL:
         notes.append(
-            f"The samples were timed by protocol {header.protocol}, and this is protocol {PROTOCOL}: a time is the mean of "
-            "a loop of calls, and these hold few calls of each loop, or pauses between them."
+            f"The samples were timed by protocol {header.protocol}, and this is protocol {PROTOCOL}: a time is the "
+            "mean of a loop of calls, and these hold few calls of each loop, or pauses between them."
         )
     micro_ns = micro_times_ns(log)
     try:

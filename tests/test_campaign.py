@@ -98,7 +98,7 @@ def test_what_is_said_is_a_few_sentences_and_tables_on_request_of_80_columns(out
 
 
 def test_a_refit_gives_what_the_job_gave_and_says_it_as_documented(outcome, tmp_path):
-    packed = tmp_path / f"c.toy.samples.jsonl.gz"
+    packed = tmp_path / "c.toy.samples.jsonl.gz"
     packed.write_bytes(gzip.compress(outcome.samples_path.read_bytes()))
     result = command("refit", packed, "--json", "--quiet")
     assert result.exit_code == 0, result.stderr

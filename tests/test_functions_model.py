@@ -1,12 +1,8 @@
 """Predictions of any function: laws of what a calibration says, the kernels behind it, and the job that fits it."""
 
 import contextlib
-import json
 import random
-import signal
-import time
 from collections import Counter
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +13,7 @@ from jax.extend.core import Primitive
 
 import rlxjax as rx
 from calibrate.suites.functions import timed_functions
-from rlxjax.calibration import CalibratedModel, Calibration, compare_functions, current_fingerprint, predict_profile
+from rlxjax.calibration import CalibratedModel, Calibration, compare_functions, predict_profile
 from rlxjax.fit import prior_posterior
 from rlxjax.models import FFT, FUNCTIONS, function_runs
 
