@@ -195,10 +195,11 @@ def _file_text():
         "created": "2024-05-01T12:00:00+00:00",
         "command": "rlxjax calibrate",
         "fingerprint": current_fingerprint().model_dump(),
-        "samples": {"file": "a", "sha256": "0", "runner": 1, "timings": 90, "rounds": 3, "workloads": 30},
+        "samples": {"suite": "a:B", "file": "a", "sha256": "0", "runner": 1, "timings": 90, "rounds": 3}
+        | {"workloads": 30},
     }
-    held_out = dict.fromkeys(("fit", "terms_alone", "covered", "interior", "edge", "held_out"), 0.05)
-    errors = {**held_out, "edge": None, "held_out_cells": 7, "noise_floor": 0.01, "built_in": None}
+    held_out = dict.fromkeys(("fit", "terms_alone", "covered", "held_out"), 0.05)
+    errors = {**held_out, "held_out_cells": 7, "noise_floor": 0.01}
     sections = {
         fit.posterior.model.name: section_of(
             fit, fit.posterior.model.prior, noise_floor=0.01, outliers=["one took 4 times"]

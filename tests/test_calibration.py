@@ -170,7 +170,8 @@ def test_a_section_that_cannot_be_used_is_left_out_and_kept_by_who_writes_anothe
 
 
 def test_a_section_names_its_own_samples_and_the_command_that_fits_them(path):
-    for name, samples in (("welch", "calibration.samples.jsonl"), ("functions", "calibration.functions.jsonl")):
+    for name in ("welch", "functions"):
+        samples = f"calibration.{name}.samples.jsonl"
         path.write_text(json.dumps(sealed(file_content() | {"models": {name: {}}})))
         with pytest.raises(CalibrationFileError) as refusal:
             load_calibration(path)
@@ -247,7 +248,7 @@ def assert_refused(path, text, *said, models=BOTH, samples=None):
     assert "\n" not in message
     assert message.startswith(f"{path}: ")
     for part in said:
-        assert part.format(path=path, samples=samples or path.with_suffix(".samples.jsonl")) in message, message
+        assert part.format(path=path, samples=samples or path.with_suffix(".welch.samples.jsonl")) in message, message
     assert path.read_bytes() == before
 
 

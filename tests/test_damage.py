@@ -13,7 +13,7 @@ import numpy as np
 
 import rlxjax as rx
 from calibrate.page.advice_sections import read_advice
-from calibrate.samples import FunctionLog, read_log
+from calibrate.samples import read_samples
 from rlxjax.advice import Advice, Measured, StageCost
 from rlxjax.models import FFT
 
@@ -45,8 +45,7 @@ ADVICE = Advice(
 
 
 def visits(path):
-    log = read_log(path)
-    return len(log.visits) if isinstance(log, FunctionLog) else sum(map(len, log.rounds))
+    return sum(map(len, read_samples(path).rounds))
 
 
 def leaves(path):
@@ -63,7 +62,7 @@ def good_files(folder):
     csv = "batch,n_fft,time_us\n" + "".join(f"{2**place},256,{7.5 * 2**place}\n" for place in range(4, 14))
     yield ".json", (ROOT / "notebooks/data/calibration-cpu.json").read_bytes(), rx.load_calibration, True
     yield ".json", (folder / "model.json").read_bytes(), leaves, True
-    for name in ("campaign-epyc-zen5.samples.jsonl", "xeon.functions.jsonl"):
+    for name in ("campaign-epyc-zen5.welch.samples.jsonl", "xeon.functions.samples.jsonl"):
         yield name, first_lines(f"{name}.gz"), visits, False
         yield f"{name}.gz", gzip.compress(first_lines(f"{name}.gz")), visits, False
     yield ".csv", csv.encode(), lambda path: rx.Timings.from_csv(FFT, path), False

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 
 import rlxjax as rx
-from calibrate.samples import read_log
+from calibrate.samples import read_samples
 from rlxjax.calibration import read_calibration_file, sha256_of
 
 ROOT = Path(__file__).parent.parent
@@ -25,7 +25,7 @@ def read(path, folder):
         start = folder / path.name.removesuffix(".gz")
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             start.write_text("".join(itertools.islice(lines, 300)), encoding="utf-8")
-        return read_log(start)
+        return read_samples(start)
     content = json.loads(path.read_text(encoding="utf-8"))
     return rx.load_learned_fft(path) if content.get("kind") == "learned_fft" else content
 

@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from _campaigns import ToySuite
 from typer.testing import CliRunner
 
 import rlxjax as rx
 from calibrate.cli import app
 from calibrate.page.advice_sections import read_advice
-from calibrate.samples import SampleLog, SampleWriter, read_log
+from calibrate.samples import Micro, SampleLog, SampleWriter, header_of, read_samples
 from rlxjax import _files
 from rlxjax._files import LOCK_NAME, Strict, file_to_write, locked, read_json, set_aside, write_json_file
 from rlxjax.calibration import current_fingerprint, read_calibration_file
@@ -97,7 +98,7 @@ READERS = {
     "calibration": read_calibration_file,
     "learned FFT": rx.load_learned_fft,
     "timings": lambda path: rx.Timings.from_csv(FFT, path),
-    "samples": read_log,
+    "samples": read_samples,
     "advice": read_advice,
 }
 
@@ -195,6 +196,7 @@ def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=f"{tmp_path}/a.json: cannot be written .No space left on device.$"):
         write_json_file(Content(number=7), tmp_path / "a.json")
     assert not list(tmp_path.iterdir())
-    writer = SampleWriter(Path("/dev/full"), SampleLog(current_fingerprint()), append=True)
+    log = SampleLog(header_of(ToySuite(), "toy", current_fingerprint()))
+    writer = SampleWriter(Path("/dev/full"), log, append=True)
     with writer, pytest.raises(OSError, match="^/dev/full: cannot be written .No space left on device.$"):
-        writer.micro("launch", 1.0)
+        writer.keep(Micro(name="launch", time_ns=1.0))

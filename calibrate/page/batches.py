@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from calibrate.printing import ns
-from calibrate.workloads import SHOWN_K, SHOWN_N_FFT
+from calibrate.suites.welch import SHOWN_K, SHOWN_N_FFT
 from rlxjax.calibration import CalibratedModel
 
 from .markup import Markup, element

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 
 from calibrate.explanation import possible
-from calibrate.outcome import ERROR_COLUMNS, FUNCTION_COLUMNS
-from calibrate.verdict import MOST_ERROR, MOST_FUNCTION_ERROR, Verdict, said_of_pace, verdict_on, what_pays
+from calibrate.judge import Verdict, said_of_pace, verdict_on, what_pays
+from calibrate.outcome import ERROR_COLUMNS
 from rlxjax.calibration import (
     CalibratedModel,
     Calibration,
@@ -186,5 +186,5 @@ def _functions(calibrated: CalibratedModel, content: CalibrationFile) -> Markup:
     section = content.models[FUNCTIONS.name]
     picture = coefficient_picture(calibrated, "function-coefficients")
     _, _, drawn = picture_section(picture)
-    errors = _errors(section, FUNCTION_COLUMNS, "family")
+    errors = _errors(section, ERROR_COLUMNS, "family")
     return joined((errors, element("h3", "Coefficients of the functions model"), drawn))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.printing import ns, number
-from calibrate.workloads import SHOWN_BATCHES, SHOWN_K
+from calibrate.suites.welch import SHOWN_BATCHES, SHOWN_K
 from rlxjax.calibration import (
     MACHINE_FIELDS,
     CalibratedModel,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from calibrate.printing import ns
-from calibrate.workloads import SHOWN_K
+from calibrate.suites.welch import SHOWN_K
 from rlxjax.calibration import CalibratedModel
 from rlxjax.fit import SURE
 from rlxjax.models import GRID_KS, GRID_N_FFTS

@@ -5,9 +5,9 @@ from pathlib import Path as FilePath
 
 import numpy as np
 
-from calibrate.samples import read_samples, timings_of
+from calibrate.judge import timings_of
+from calibrate.samples import read_samples
 from calibrate.visits import noise_floor, quantile_ns
-from calibrate.workloads import Cell, runs_model
 from rlxjax.calibration import (
     MACHINE_FIELDS,
     CalibratedModel,
@@ -15,7 +15,7 @@ from rlxjax.calibration import (
     fingerprint_differences,
     sha256_of,
 )
-from rlxjax.fit import MIN_TIMINGS, estimate
+from rlxjax.fit import MIN_TIMINGS, Cell, estimate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from calibrate.printing import ns
-from calibrate.workloads import STRATEGIES
+from calibrate.suites.welch import TIMED as STRATEGIES
 from rlxjax.calibration import ErrorSummary
 
 from .markup import Markup

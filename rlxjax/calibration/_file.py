@@ -183,10 +183,10 @@ def _section_of(schema: type[Section], raw: Any, model: LatencyModel | None, uns
 
 def _mend(path: str | os.PathLike[str], model: str | None = None, raw: Any = None) -> str:
     """Return how to make a calibration, or a section of it, anew: from the samples that it names, if it does."""
-    own = ["--only", model] if model in JOB_MODELS else []
-    suffix = ".functions.jsonl" if model == FUNCTIONS.name else ".samples.jsonl"
-    samples = FilePath(path).with_suffix(suffix)
     named = raw.get("samples") if isinstance(raw, dict) else None
+    suite = named.get("suite") if isinstance(named, dict) else None
+    own = ["--only", model] if model in JOB_MODELS else ["--suite", suite] if isinstance(suite, str) else []
+    samples = FilePath(path).with_suffix(f".{model or WELCH.name}.samples.jsonl")
     if isinstance(named, dict) and isinstance(named.get("file"), str):
         samples = samples.with_name(FilePath(named["file"]).name or samples.name)
     anew = shlex.join(["rlxjax", "calibrate", *own, "--out", str(path)])
