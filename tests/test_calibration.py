@@ -331,15 +331,8 @@ def test_a_file_that_would_be_misread_is_refused_by_field_with_the_mend(field, v
     text, (of, name, *_) = json.dumps(file_content({field: value})), [*field.split("."), ""]
     if of == "models" and name:
         (model,) = (one for one in BOTH if one.name == name)
-        assert_refused(
-            path,
-            text,
-            said.replace("calibrate --out", "calibrate --suite a:B --out"),
-            REFIT,
-            *by_name,
-            models=[model],
-            samples=path.with_name("a"),
-        )
+        said = said.replace("calibrate --out", "calibrate --suite a:B --out")
+        assert_refused(path, text, said, REFIT, *by_name, models=[model], samples=path.with_name("a"))
     elif of != "machine":
         assert_refused(path, text, said, *by_name)
         return
