@@ -78,7 +78,7 @@ def explain(
 
         from .explanation import possible, print_explanation
 
-        explanation = possible(known.explain(**sizes, model=WELCH.name))
+        explanation = possible(known.explain(**sizes, model=WELCH.name), WELCH)
     if as_json:
         said = {"calibration": known.source, "cautions": known.of(WELCH.name).cautions}
         typer.echo(json_text(explanation.as_dict() | said))
