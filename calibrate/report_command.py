@@ -32,6 +32,9 @@ def report(
         FilePath | None,
         typer.Option(help="What `rlxjax advise` printed as JSON: the page is of that, and not of a calibration."),
     ] = None,
+    suite: Annotated[
+        list[str] | None, typer.Option(help="A suite of your own, module:NAME, of a model in the file; may come again.")
+    ] = None,
     batch: Batch = 1024,
     n_fft: NFft = 256,
     k: Peaks = 16,
@@ -61,15 +64,20 @@ def report(
             text = advice_page(advice, command=command_line("report", advice=advice, out=out))
         else:
             sizes, path = workload(batch, n_fft, k, SEGMENTS), calibration_file(file)
-            from .report import calibration_page
+            from rlxjax.models import BUILT_IN
 
+            from .report import calibration_page
+            from .suites import suite_of
+
+            models = [*BUILT_IN.values(), *(suite_of(name).model for name in suite or ())]
             named = [section.samples for section in sections_of_file(path, unsealed=True)[0].sections().values()]
             beside = [("its samples", path.parent / own.file) for own in named if own is not None]
             of_options = [("the samples", samples), ("the earlier calibration", against)]
             refuse_input(out, "the page", [("the calibration", path), *of_options, *beside])
-            asked = {"batch": batch, "n_fft": n_fft, "k": k}
+            asked = {"suite": suite, "batch": batch, "n_fft": n_fft, "k": k}
             command = command_line("report", *([] if file is None else [file]), out=out, **given, **asked)
-            text = calibration_page(path, command=command, workload=sizes, unsealed=unsealed, **given)
+            options = {"workload": sizes, "models": models, "unsealed": unsealed}
+            text = calibration_page(path, command=command, **options, **given)
     with _about_place():
         write_text_file(text, out)
     if not quiet:

@@ -8,7 +8,9 @@ from _campaigns import made_up
 from _content import content, sealed
 
 from calibrate.report import calibration_page
+from calibrate.suites.welch import WelchSuite
 from rlxjax.calibration import sha256_of
+from rlxjax.models import WELCH
 
 WORKLOAD = {"batch": 1024, "n_fft": 256, "k": 16, "n_segments": 2}
 #: What a careless page would run, or lose.
@@ -64,11 +66,18 @@ class Document(html.parser.HTMLParser):
         return [given[name] for _, given in self.elements if name in given]
 
 
+class FewCells(WelchSuite):
+    """Some cells of the grid."""
+
+    def cells(self):
+        sizes = {"batch": (1, 9, 64, 256, 1024, 3000), "n_fft": (64, 128, 256)}
+        return [cell for cell in super().cells() if all(cell.inputs[name] in own for name, own in sizes.items())]
+
+
 def report_files(folder):
-    """Write a calibration of this machine with its samples, and an earlier one; return their paths."""
+    """Write a calibration of this machine with its samples, and an earlier one; return the three paths."""
     path, earlier = folder / "calibration.json", folder / "earlier.json"
-    made_up(path)
-    samples = folder / "calibration.samples.jsonl"
+    samples = made_up(path, FewCells(), WELCH.prior.median)
     whole = content()
     welch = whole["models"]["welch"]
     welch["samples"] |= {"file": samples.name, "sha256": sha256_of(samples)}
@@ -79,12 +88,12 @@ def report_files(folder):
     welch["coefficients"]["launch_ns"]["value"] *= 3.0
     welch["created"] = "2026-11-01T10:00:00+00:00"
     earlier.write_text(json.dumps(sealed(changed)))
-    return path, earlier
+    return path, earlier, samples
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A calibration file with samples beside it, and an earlier one."""
+    """A calibration file, an earlier one, and the samples beside the first."""
     return report_files(tmp_path_factory.mktemp("report"))
 
 

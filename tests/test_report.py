@@ -22,6 +22,7 @@ from rlxjax.fit import named
 from rlxjax.models import WELCH
 
 __all__ = ["files", "page"]  # fixtures
+SIZES = ("batch", "n_fft", "k")
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +48,15 @@ def asked(method, *runs):
     return np.asarray(method(*(np.resize(column, 1024) for column in runs)))[..., : len(runs[0])]
 
 
-def test_times_by_batch_are_those_of_the_calibration_and_of_the_samples(document, welch, files):
+@pytest.fixture(scope="module")
+def timed(files):
+    """The cells of the samples by name, and what each takes in ns."""
+    cells, visits = read_samples(files[2]).timed()
+    return {cell.name: (cell, time_ns) for cell, time_ns in zip(cells, quantile_ns(visits), strict=True)}
+
+
+def test_times_by_batch_are_those_of_the_calibration_and_of_the_samples(document, welch, timed):
     rows = document.tables["Time by batch of every strategy"]
-    log = read_samples(files[0].with_suffix(".samples.jsonl"))
-    times_ns = dict(zip(log.cells, quantile_ns(log.visits()), strict=True))
     strategy, *runs = columns(rows, "strategy", "batch", "n_fft", "k")
     predicted, low, high = columns(rows, "predicted (ns)", "from (ns)", "to (ns)")
     assert set(strategy) == {"fast", "fused", "block"}
@@ -59,11 +65,11 @@ def test_times_by_batch_are_those_of_the_calibration_and_of_the_samples(document
         predicted_ns = asked(lambda *of, name=name: welch.predict_ns(name, *of), *runs)
         np.testing.assert_allclose(predicted[own], predicted_ns[own], rtol=1e-9)
         np.testing.assert_allclose((low[own], high[own]), bounds_ns[:, own], rtol=1e-9)
-    shown = {tuple(row[key] for key in ("strategy", "batch", "n_fft", "k")): row["measured (ns)"] for row in rows}
-    timed = {run: time_ns for run, time_ns in shown.items() if time_ns != ""}
-    expected = {cell: time_ns for cell, time_ns in times_ns.items() if tuple(cell) in shown}
-    assert {run: time_ns for run, time_ns in timed.items() if run[0] != "fused"} == pytest.approx(expected)
-    assert {run[0] for run in timed} == set(strategy)
+    shown = {f"{row['strategy']} {row['batch']:g}x{row['n_fft']:g} k{row['k']:g}": row["measured (ns)"] for row in rows}
+    found = {name: time_ns for name, time_ns in shown.items() if time_ns != ""}
+    expected = {name: time_ns for name, (_, time_ns) in timed.items() if name in shown}
+    assert {name: ns for name, ns in found.items() if not name.startswith("fused")} == pytest.approx(expected)
+    assert {name.split()[0] for name in found} == set(strategy)
 
 
 def test_the_map_is_what_the_calibration_decides(document, welch):
@@ -78,12 +84,10 @@ def test_the_map_is_what_the_calibration_decides(document, welch):
     np.testing.assert_array_equal(inside == "yes", asked(welch.in_domain, *runs))
 
 
-def test_every_cell_has_its_measured_time_and_the_prediction_of_its_variant(document, welch, files):
+def test_every_cell_has_its_measured_time_and_the_prediction_of_its_variant(document, welch, timed):
     rows = document.tables["Every cell of welch, the furthest off first"]
-    log = read_samples(files[0].with_suffix(".samples.jsonl"))
-    cells = {str(cell): (cell, time_ns) for cell, time_ns in zip(log.cells, quantile_ns(log.visits()), strict=True)}
     assert {row["run"]: row["measured (ns)"] for row in rows} == pytest.approx(
-        {name: time_ns for name, (_, time_ns) in cells.items()}
+        {name: time_ns for name, (_, time_ns) in timed.items()}
     )
     measured, predicted, low, high, ratio = columns(
         rows, "measured (ns)", "predicted (ns)", "from (ns)", "to (ns)", "predicted / measured"
@@ -91,25 +95,21 @@ def test_every_cell_has_its_measured_time_and_the_prediction_of_its_variant(docu
     np.testing.assert_allclose(ratio, predicted / measured)
     off = np.abs(np.log(ratio))
     assert np.all(off[:-1] >= off[1:])
-    of = [cells[row["run"]][0] for row in rows]
-    strategy, *runs = (np.array([getattr(cell, name) for cell in of]) for name in ("strategy", "batch", "n_fft", "k"))
+    of = [timed[row["run"]][0] for row in rows]
+    group, runs = np.array([cell.group for cell in of]), [np.array([cell.inputs[n] for cell in of]) for n in SIZES]
     for name in ("fast", "ultra", "block"):
-        own, bounds_ns = strategy == name, asked(lambda *one, name=name: welch.interval_ns(name, *one), *runs)
+        own, bounds_ns = group == name, asked(lambda *one, name=name: welch.interval_ns(name, *one), *runs)
         expected_ns = asked(lambda *one, name=name: welch.predict_ns(name, *one), *runs)
         np.testing.assert_allclose(predicted[own], expected_ns[own], rtol=1e-6)
         np.testing.assert_allclose((low[own], high[own]), bounds_ns[:, own], rtol=1e-6)
     # Fused is the faster of its two variants.
-    fused_ns = asked(lambda *one: welch.predict_ns("fused", *one), *runs)
-    least = {}
+    fused_ns, least = asked(lambda *one: welch.predict_ns("fused", *one), *runs), {}
     for cell, time_ns in zip(of, predicted, strict=True):
-        if cell.strategy.startswith("fused"):
-            least[cell[1:]] = min(least.get(cell[1:], np.inf), time_ns)
-    np.testing.assert_allclose(
-        [least[cell[1:]] for cell in of if cell[1:] in least],
-        [time_ns for cell, time_ns in zip(of, fused_ns, strict=True) if cell[1:] in least],
-    )
-    seen = {row["held out"] for row in rows}
-    assert seen == {"yes", "no"}
+        if cell.group.startswith("fused"):
+            least[cell.work] = min(least.get(cell.work, np.inf), time_ns)
+    for cell, time_ns in zip(of, fused_ns, strict=True):
+        assert least.get(cell.work, time_ns) == pytest.approx(time_ns)
+    assert {row["run"] for row in rows if row["held out"] == "yes"} == {c.name for c in of if c.held_out} != set()
 
 
 def test_terms_are_those_of_the_explanation_and_add_up(document, welch):
@@ -140,7 +140,7 @@ def test_coefficients_priors_and_errors_are_those_of_the_file_and_the_model(docu
 
 
 def test_changes_are_sorted_by_their_joint_standard_deviations(document, files):
-    first, last = (json.loads(file.read_text())["models"]["welch"]["coefficients"] for file in reversed(files))
+    first, last = (json.loads(file.read_text())["models"]["welch"]["coefficients"] for file in (files[1], files[0]))
     rows = document.tables["Changes of welch, the surest first"]
     before, after, ratio, log_sd, sds, verdict, kind = columns(
         rows, "earlier", "later", "later / earlier", "joint standard deviation", "change in these", "verdict", "kind"
@@ -186,7 +186,7 @@ def test_a_page_is_of_any_model(tmp_path):
 def test_the_verdict_comes_first_and_cautions_make_it_not_ready(document, page, files, tmp_path):
     assert page.index('id="verdict"') < page.index('id="measured"') < page.index('id="welch-changes"')
     assert "welch: ready." in document.texts["p"]
-    assert any("Fused pays from batch" in text or "is the faster one" in text for text in document.texts["li"])
+    assert any("pays from batch" in text or "is the faster one" in text for text in document.texts["li"])
     spoilt = json.loads(files[0].read_text())
     spoilt["models"]["welch"]["cautions"] = [f"Careful {NASTY}."]
     path, out = tmp_path / "c.json", tmp_path / "r.html"
@@ -269,7 +269,7 @@ def test_bad_input_is_one_line_with_the_mend_and_leaves_no_file(plain_file, file
     other.write_text(json.dumps(sealed(content(cores=4096))))
     empty.write_text(json.dumps(sealed(content() | {"models": {}})))
     text.write_text("no JSON")
-    header, *rest = files[0].with_suffix(".samples.jsonl").read_text().splitlines(keepends=True)
+    header, *rest = files[2].read_text().splitlines(keepends=True)
     machine = json.loads(header)
     machine["fingerprint"]["cpu_model"] = "another one"
     foreign.write_text(json.dumps(machine) + "\n" + "".join(rest))
@@ -305,10 +305,10 @@ def test_without_its_libraries_the_command_says_how_to_get_them(plain_file, monk
 def test_a_page_never_replaces_what_it_is_made_of(files, tmp_path, monkeypatch):
     folder = tmp_path / "read"
     folder.mkdir()
-    path, earlier = (folder / file.name for file in files)
-    samples, taken, advice = (folder / name for name in ("calibration.samples.jsonl", "taken.jsonl", "advice.json"))
-    for source, copy in ((files[0], path), (files[1], earlier), (files[0].with_name(samples.name), samples)):
-        copy.write_bytes(source.read_bytes())
+    path, earlier, samples = (folder / file.name for file in files)
+    taken, advice = (folder / name for name in ("taken.jsonl", "advice.json"))
+    for file in files:
+        (folder / file.name).write_bytes(file.read_bytes())
     taken.write_bytes(samples.read_bytes())
     advice.write_text(json.dumps(ADVICE))
     link = folder / "link.html"
