@@ -42,8 +42,9 @@ gc.set_threshold(50_000, 20, 50)
 
 def check_public_functions():
     """Check the annotations, shapes included, of public functions and of the methods of public classes."""
-    import rlxjax
     from _typecheck import typecheck
+
+    import rlxjax
 
     def is_public(name, value):
         return not name.startswith("_") and inspect.isfunction(value)

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _compilations import compilations
 from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, QUICKLY, assert_gradient_is_the_finite_difference
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -217,21 +216,6 @@ def test_the_first_call_of_a_process_may_be_a_traced_one():
     assert result.returncode == 0, result.stderr
     expected = host_reference("metal", 8192, 256, 16, 2)
     np.testing.assert_allclose(float(result.stdout), expected, rtol=FLOAT32_RTOL)
-
-
-def test_new_values_compile_nothing():
-    def everything(device, batch, n_fft, k, gates):
-        rx.estimate_welch_peaks_costs(device, batch, n_fft, k, True, gates, 1024)
-        rx.soft_estimate_welch_peaks_costs(device, batch, n_fft, k, True, gates, 1024, temperature_ns=gates + 1.0)
-        rx.welch_peaks_fusion_gate_breakdown(device, batch, n_fft, k)
-        rx.fused_graph_ns(device, batch, n_fft, k)
-        rx.block_graph_ns(device, batch, n_fft, k)
-
-    everything("metal", 8192, 256, 16, 3)
-    compilations.clear()
-    everything("cpu", 17, 2048, 5, 900)
-    everything("webgpu", 2**40, 4, 1, 0)
-    assert not compilations
 
 
 # --- Coefficient sets ----------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _compilations import compilations
 from _tolerances import (
     FLOAT32_RTOL,
     FLOAT64_RTOL,
@@ -146,17 +145,6 @@ def test_a_soft_pick_of_a_table_is_its_scalars():
         np.testing.assert_allclose(f(codes, batch, temperature), loop, rtol=FLOAT64_RTOL, atol=SATURATED_ATOL)
     one = [pick(int(code), int(b), 1e5) for code, b in zip(codes, batch, strict=True)]
     np.testing.assert_allclose(pick(codes, batch, 1e5), one, rtol=FLOAT64_RTOL, atol=SATURATED_ATOL)
-
-
-def test_new_values_compile_nothing():
-    def everything(device, batch, k, temperature):
-        rx.soft_pick_welch_peaks_strategy(device, batch, 256, k, temperature_ns=temperature)
-        rx.pick_welch_peaks_strategy(device, batch, 256, k, legacy=True)
-
-    everything("metal", 8192, 16, 1.0)
-    compilations.clear()
-    everything("cpu", 3, 1, 1e9)
-    assert not compilations
 
 
 # --- The softmin ---------------------------------------------------------------------------------
