@@ -1,4 +1,4 @@
-"""The notebooks run from any folder (with the site: `make docs`), show pictures, and are worth reading unrun."""
+"""The notebooks run from any folder (by `make docs`), show pictures, and are worth reading unrun."""
 
 import pathlib
 import types

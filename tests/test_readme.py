@@ -1,4 +1,4 @@
-"""The Python in the README and the guides runs (with the site: `make docs`), their links lead somewhere, their commands exist."""
+"""The Python in the README and the guides runs (by `make docs`), their links lead somewhere, their commands exist."""
 
 import pathlib
 import re
