@@ -58,18 +58,6 @@ READY_SHARE, LEAST_MEASURING_S = 0.5, 2.0
 KEPT_OPTIONS = ("--budget", "--device", "--model", "--suite", "--only")
 #: Seconds kept back for the micro-benchmarks at the end.
 RESERVE_S = 2.0
-#: What the micro-benchmarks time.
-MEANINGS = {
-    "launch": "one launch",
-    "roundtrip": "one wait for the device",
-    "copy": "device memory",
-    "upload": "host to device",
-    "readback": "device to host",
-    "maxima": "selection by maxima",
-    "top_k": "selection by a heap",
-    "short powers": "powers of short rows",
-    "long powers": "powers of long rows",
-}
 
 
 class Drift(NamedTuple):
@@ -154,7 +142,8 @@ class Validation:
             pace = f"{100 / self.slower:.0f} % of its pace then (more is faster)"
             said.append(f"The machine runs at {pace}, and times follow it.")
         if off := {name: drift for name, drift in self.canaries.items() if drift.is_off}:
-            said.append(f"micro-benchmarks: {'; '.join(_canary_phrase(*item) for item in off.items())}.")
+            longer = [f"{name} takes {drift.factor:.2f} times as long as then" for name, drift in off.items()]
+            said.append(f"micro-benchmarks: {'; '.join(longer)}.")
         said += self.not_timed
         if self.software:
             said.append(f"It was made with other software: {'; '.join(self.software)}.")
@@ -400,8 +389,3 @@ def _drift(calibrated: CalibratedModel, log: SampleLog, slower: float) -> ModelD
     cells, visits = log.timed()
     expected = estimate(calibrated.posterior, cell_runs(calibrated.model, cells))
     return drift_of([cell.group for cell in cells], quantile_ns(visits), expected, noise_floor(visits), slower)
-
-
-def _canary_phrase(name: str, drift: Drift) -> str:
-    meaning = next((words for start, words in MEANINGS.items() if name.startswith(start)), name)
-    return f"{name} ({meaning}) takes {drift.factor:.2f} times as long as then"
