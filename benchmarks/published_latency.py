@@ -21,15 +21,17 @@ import numpy as np
 from rlxjax.fit import (
     FitResult,
     LatencyPrior,
+    Runs,
     Timings,
     fit_devices,
     fit_latency,
     named,
     pooled_prior,
+    predicted_ns,
     stack_timings,
     unit_of,
 )
-from rlxjax.models import FFT, fft_latency_ns
+from rlxjax.models import FFT, FftLatencyCoefficients
 
 PUBLISHED = Path(__file__).parent.parent / "tests" / "golden" / "published_fft_latency.csv"
 #: A cell is an outlier if its prediction from the others is off by more than this share of its latency.
@@ -105,7 +107,7 @@ def leave_one_out(path: str, timings: Timings) -> PathReport:
     count = len(timings.time_ns)
     fits = [fit_latency(timings, weights=weights) for weights in 1.0 - np.eye(count)]
     left_out_ns = [
-        float(fft_latency_ns(fit.coefficients, batch, n_fft))
+        float(latency_ns(fit.coefficients, batch, n_fft))
         for fit, batch, n_fft in zip(fits, *sizes_of(timings), strict=True)
     ]
     final = fit_latency(timings, weights=np.ones(count))
@@ -230,7 +232,7 @@ def _few_errors(timings: Timings, weights: np.ndarray, choices: np.ndarray, prio
     each = jax.tree.map(lambda column: np.broadcast_to(column, (count, n)), timings)
     fits = fit_devices(each, prior, seen, min_timings=choices.shape[1])
     coefficients = jax.tree.map(lambda leaf: leaf[:, None], fits.coefficients)
-    predicted = np.asarray(fft_latency_ns(coefficients, *(size[None] for size in sizes_of(timings))))
+    predicted = np.asarray(latency_ns(coefficients, *(size[None] for size in sizes_of(timings))))
     left_out = np.abs(np.log(predicted / timings.time_ns))[weights > seen].reshape(count, -1)
     return {
         "median_error": float(np.median(left_out)),
@@ -265,8 +267,16 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+_predicted_ns = jax.jit(predicted_ns)
+
+
+def latency_ns(coefficients: FftLatencyCoefficients, batch: np.ndarray, n_fft: np.ndarray) -> jax.Array:
+    """Return what batched FFTs take in ns, `[*batch]`."""
+    return _predicted_ns(coefficients, Runs.checked(FFT, "fft", batch=batch, n_fft=n_fft), {})
+
+
 def _fitted_ns(report: PathReport) -> np.ndarray:
-    return np.asarray(fft_latency_ns(report.fit.coefficients, *sizes_of(report.timings)))
+    return np.asarray(latency_ns(report.fit.coefficients, *sizes_of(report.timings)))
 
 
 def main() -> None:

@@ -43,20 +43,17 @@ _NAMES = {
         "information_gain next_measurements pooled_prior predicted_ns prior_posterior stack_timings "
         "transferred_prior wide_prior"
     ),
-    "models": (
-        "FftLatencyCoefficients LatencyCoefficients fft_latency_ns fft_timings fit_fft_latency latency_terms_ns "
-        "predict_latency_ns typical_fft_prior typical_prior welch_timings"
-    ),
+    "models": ("FftLatencyCoefficients LatencyCoefficients "),
     "calibration": (
         "CalibratedModel Calibration CalibrationFileError Crossover Explanation Flip MachineMismatchWarning "
         "FunctionPrediction StrategyExplanation default_calibration load_calibration prior_calibration save_calibration"
     ),
     "advice": ("Advice Grouping Measured StageCost advise"),
     "welch": (
-        "CoefficientSet ReferenceStrategy SoftWelchPeaksCosts StrategyCoefficients WelchPath WelchPeakParams "
+        "CoefficientSet ReferenceStrategy SoftWelchPeaksCosts StrategyCoefficients WelchPeakParams "
         "WelchPeaksCostEstimates WelchPeaksEvaluation WelchPeaksGateBreakdown algorithm_bandwidth_gbps block_graph_ns "
         "coefficient_set estimate_welch_peaks_costs evaluate_welch_peaks fused_graph_ns host_fft_profile host_path_ns "
-        "learned_path_ns padded_batch parse_welch_peaks_strategy pick_weights pick_welch_peaks_strategy "
+        "padded_batch parse_welch_peaks_strategy pick_weights pick_welch_peaks_strategy "
         "soft_estimate_welch_peaks_costs soft_fused_graph_ns soft_pick_welch_peaks_strategy stream_welch_peaks "
         "useful_bytes_touched welch_peaks welch_peaks_fusion_gate_breakdown welch_peaks_graph"
     ),

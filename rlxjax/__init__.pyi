@@ -118,19 +118,10 @@ from .learned import save_learned_fft as save_learned_fft
 from .learned import train_learned_fft as train_learned_fft
 from .models import FftLatencyCoefficients as FftLatencyCoefficients
 from .models import LatencyCoefficients as LatencyCoefficients
-from .models import fft_latency_ns as fft_latency_ns
-from .models import fft_timings as fft_timings
-from .models import fit_fft_latency as fit_fft_latency
-from .models import latency_terms_ns as latency_terms_ns
-from .models import predict_latency_ns as predict_latency_ns
-from .models import typical_fft_prior as typical_fft_prior
-from .models import typical_prior as typical_prior
-from .models import welch_timings as welch_timings
 from .welch import CoefficientSet as CoefficientSet
 from .welch import ReferenceStrategy as ReferenceStrategy
 from .welch import SoftWelchPeaksCosts as SoftWelchPeaksCosts
 from .welch import StrategyCoefficients as StrategyCoefficients
-from .welch import WelchPath as WelchPath
 from .welch import WelchPeakParams as WelchPeakParams
 from .welch import WelchPeaksCostEstimates as WelchPeaksCostEstimates
 from .welch import WelchPeaksEvaluation as WelchPeaksEvaluation
@@ -143,7 +134,6 @@ from .welch import evaluate_welch_peaks as evaluate_welch_peaks
 from .welch import fused_graph_ns as fused_graph_ns
 from .welch import host_fft_profile as host_fft_profile
 from .welch import host_path_ns as host_path_ns
-from .welch import learned_path_ns as learned_path_ns
 from .welch import padded_batch as padded_batch
 from .welch import parse_welch_peaks_strategy as parse_welch_peaks_strategy
 from .welch import pick_weights as pick_weights

@@ -33,8 +33,6 @@ PADDED = {"welch": {"batch": (0, 1, 10, 33, 8192)}}
 #: Where there are more runs than these, so many are drawn.
 MOST_RUNS = 2000
 
-PATHS = ("host", "fused", "block", "learned")
-
 
 def machine(model, seed):
     """Return coefficients a few times more or less than the typical ones."""

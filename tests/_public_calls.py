@@ -62,7 +62,6 @@ def public_calls() -> dict[str, Call]:
     row, gate = rx.backend_coefficients("cuda"), rx.io_fusion_gate_for_target("cuda")
     plan, other_plan = (rx.plan_fusion(graph, coefficients="cuda", plan=name) for name in ("cost", "unfused"))
     before, after = other_plan.before, plan.after
-    median, fft_median = rx.typical_prior().median, FFT.prior.median
     segments = np.random.default_rng(0).standard_normal((2, 8, 64))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rx.MachineMismatchWarning)
@@ -96,7 +95,6 @@ def public_calls() -> dict[str, Call]:
         "evaluate_welch_peaks": lambda turn: rx.evaluate_welch_peaks("cuda", *sizes(turn), **soft),
         "execute_kernel": lambda turn: rx.execute_kernel(plan.kernels[0], kernel_inputs(turn)),
         "execute_plan": lambda turn: rx.execute_plan(plan, kernel_inputs(turn)),
-        "fft_latency_ns": lambda turn: rx.fft_latency_ns(fft_median, *sizes(turn)[:2]),
         "fit_devices": lambda turn: rx.fit_devices(rx.stack_timings(two_devices(turn))[0]),
         "fit_latency": lambda turn: rx.fit_latency(timings(turn)),
         "fit_posterior": lambda turn: rx.fit_posterior(timings(turn)),
@@ -108,8 +106,6 @@ def public_calls() -> dict[str, Call]:
         "information_gain": lambda turn: rx.information_gain(candidates(turn)),
         "io_cost_ns": lambda turn: rx.io_cost_ns(profile(turn), row),
         "io_fusion_gate_for_target": lambda turn: rx.io_fusion_gate_for_target(("cuda", "metal")[turn]),
-        "latency_terms_ns": lambda turn: rx.latency_terms_ns(median, "fused", *sizes(turn), 2),
-        "learned_path_ns": lambda turn: rx.learned_path_ns("cuda", *sizes(turn), 100 + turn, 1024),
         "learned_spectrum": lambda turn: rx.learned_spectrum(low_band_model(64, turn), segments[turn]),
         "next_measurements": lambda turn: rx.next_measurements(candidates(turn), 2),
         "peak_recall": lambda turn: rx.peak_recall(low_band_model(64, turn), segments[turn], 4),
@@ -118,7 +114,6 @@ def public_calls() -> dict[str, Call]:
         "plan_fusion": lambda turn: rx.plan_fusion(graph, coefficients=("cuda", "metal")[turn]),
         "plan_stages": lambda turn: rx.plan_stages(stages(turn))[0].time_ns,
         "pooled_prior": lambda turn: rx.pooled_prior([rx.fit_latency(own) for own in two_devices(turn)], FFT.prior),
-        "predict_latency_ns": lambda turn: rx.predict_latency_ns(median, "block", *sizes(turn), 2),
         "prior_posterior": lambda turn: rx.prior_posterior(FFT, spread=0.05 + turn / 100),
         "rank_devices": lambda turn: rx.rank_devices(profile(turn)),
         "soft_estimate_welch_peaks_costs": lambda turn: rx.soft_estimate_welch_peaks_costs(
@@ -145,9 +140,6 @@ def public_calls() -> dict[str, Call]:
         "Calibration.pick": lambda turn: calibration.pick(*sizes(turn)),
         "Calibration.pick_index": lambda turn: calibration.pick_index(*sizes(turn)),
         "Calibration.predict_ns": lambda turn: calibration.predict_ns("fused", *sizes(turn)),
-        "Calibration.decide": lambda turn: calibration.decide(*sizes(turn)),
-        "FusionBenefit.score_ns": lambda turn: benefit(turn).score_ns(gate),
-        "IoFusionGate.evaluate": lambda turn: gate.evaluate(benefit(turn), **soft),
         "IoFusionGate.fuse_log_odds": lambda turn: gate.fuse_log_odds(benefit(turn), **soft),
         "IoFusionGate.fuse_probability": lambda turn: gate.fuse_probability(benefit(turn), **soft),
         "IoFusionGate.score_ns": lambda turn: gate.score_ns(benefit(turn)),

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import rlxjax as rx
 from rlxjax._chunks import background, for_each_chunk, worker_count
 from rlxjax.welch._device_programs import chunk_rows, piece_rows
-from rlxjax.welch._launch import _rows
+from rlxjax.welch._launch import _plan
+from rlxjax.welch._variants import RUNS
 
 each_worker_count = pytest.mark.parametrize("workers", [1, 2, 5])
 
@@ -136,7 +137,7 @@ def test_a_piece_is_all_rows_or_whole_tiles_of_so_many_samples(batch, n_fft):
 def test_processors_share_rows_equally_from_some_samples_on(path, workers, batch, n_fft):
     plan, params = rx.welch.schedule("cpu"), rx.WelchPeakParams(n_fft, 2, 1)
     alone = plan.alone_samples_block if path == "block" else plan.alone_samples_fused
-    rows, most = _rows(rx.WelchPath.parse(path), batch, params, "cpu", workers), chunk_rows(params, "cpu")
+    rows, most = _plan(RUNS[path], batch, params, "cpu", workers, False).rows, chunk_rows(params, "cpu")
     if batch <= most and batch * 2 * n_fft <= alone:
         assert rows == batch
         return

@@ -1,11 +1,13 @@
-"""The IO gate: exact subtraction, the score in closed form, its laws, its relaxations, and refusals."""
+"""The IO gate: exact subtraction, the score in closed form, its laws, its relaxations and derivatives, refusals."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _compilations import compilations
 from _tolerances import (
     FLOAT32_RTOL,
     FLOAT64_RTOL,
@@ -21,6 +23,7 @@ import rlxjax as rx
 INF = float("inf")
 FIELDS = tuple(field.name for field in dataclasses.fields(rx.IoFusionGate))
 GATE = rx.IoFusionGate(700.0, 9_000.0, 150.0, 30.0, False, 4e6, 2_500.0)
+PENALISED = dataclasses.replace(GATE, host_thunk_penalty_ns=INF)
 SPEC = {
     "metal": (500, 5_000, 200, 200, 1, 2e6, 1_000),
     "mlx": (500, 5_000, 200, 200, 1, 2e6, 1_000),
@@ -30,6 +33,8 @@ SPEC = {
     "tpu": (3_000, 30_000, 100, 40, 0, 25e6, 10_000),
     "cpu": (50, 0, 50, 50, 1, 0, 0),
 }
+SOFT = ("soft_score_ns", "fuse_probability", "fuse_log_probability")
+TAKE_A_TEMPERATURE = (*SOFT, "fuse_log_odds", "evaluate")
 
 
 def closed_form(gate, benefit, penalty=True):
@@ -80,49 +85,38 @@ def terms_size(gate, benefit):
 # --- The exact subtraction -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [2**52, 2**53, 2**63, 2**64 - 2])
-def test_a_difference_of_one_survives_at_any_size(size):
-    before, after = rx.GraphIoProfile(*[size + 1] * 4), rx.GraphIoProfile(*[size] * 4)
-    assert rx.fusion_benefit(before, after) == rx.FusionBenefit(1, 1, 1, 1)
-    assert rx.fusion_benefit(after, before) == rx.FusionBenefit(-1, -1, -1, -1)
+def test_a_difference_of_one_survives_at_any_size():
+    for size in (2**52, 2**53, 2**63, 2**64 - 2):
+        before, after = rx.GraphIoProfile(*[size + 1] * 4), rx.GraphIoProfile(*[size] * 4)
+        assert rx.fusion_benefit(before, after) == rx.FusionBenefit(1, 1, 1, 1)
+        assert rx.fusion_benefit(after, before) == rx.FusionBenefit(-1, -1, -1, -1)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "saved", "dtype"),
-    [
+def test_numpy_counts_subtract_without_wrapping():
+    u = np.uint64
+    for before, after, saved, dtype in (
         (np.array([2**53 + 1, 0]), np.array([2**53, 3]), [1, -3], np.int64),
         (np.array([2**63 - 1]), np.array([0]), [2**63 - 1], np.int64),
-        (np.array([0], np.uint64), np.array([1], np.uint64), [-1], np.int64),
-        (np.array([2**64 - 1], np.uint64), np.array([2**64 - 2], np.uint64), [1], np.int64),
-        (np.array([2**64 - 1], np.uint64), np.array([5], np.uint64), [2**64 - 6], np.uint64),
-        (np.array([2**63], np.uint64), np.array([1]), [2**63 - 1], np.int64),
-        (np.array([0, 2**64 - 1], np.uint64), np.array([2**64 - 1, 0], np.uint64), None, np.float64),
-        (np.uint8(3), np.uint8(5), -2, int),
-        (np.uint64(2**64 - 1), 1, 2**64 - 2, int),
-    ],
-)
-def test_numpy_counts_subtract_without_wrapping(before, after, saved, dtype):
-    benefit = rx.fusion_benefit(rx.GraphIoProfile(0, 0, before), rx.GraphIoProfile(0, 0, after))
-    difference = benefit.host_readback_bytes_saved
-    assert isinstance(difference, int) if dtype is int else difference.dtype == dtype
-    np.testing.assert_array_equal(difference, [-(2.0**64), 2.0**64] if saved is None else saved)
+        (np.array([0], u), np.array([1], u), [-1], np.int64),
+        (np.array([2**64 - 1], u), np.array([2**64 - 2], u), [1], np.int64),
+        (np.array([2**64 - 1], u), np.array([5], u), [2**64 - 6], u),
+        (np.array([2**63], u), np.array([1]), [2**63 - 1], np.int64),
+        (np.array([0, 2**64 - 1], u), np.array([2**64 - 1, 0], u), [-(2.0**64), 2.0**64], np.float64),
+        (np.uint8(3), np.uint8(5), -2, None),
+        (u(2**64 - 1), 1, 2**64 - 2, None),
+    ):
+        difference = rx.fusion_benefit(rx.GraphIoProfile(0, 0, before), rx.GraphIoProfile(0, 0, after))
+        difference = difference.host_readback_bytes_saved
+        assert isinstance(difference, int) if dtype is None else difference.dtype == dtype
+        np.testing.assert_array_equal(difference, saved)
 
 
 def test_the_exact_difference_and_not_that_of_floats_is_scored():
     unit = rx.IoFusionGate(1, 1, 1, 1, False, 0, 0)
     before, after = rx.GraphIoProfile(0, 0, 2**63 + 3, 2**52 + 2), rx.GraphIoProfile(0, 0, 2**63, 2**52 + 1)
-    assert unit.score_ns(before, after) == 3 + 1
-    with jax.enable_x64(False):
-        assert unit.score_ns(before, after) == 3 + 1
-
-
-@pytest.mark.parametrize("count", [-1, float("nan"), np.array([3, -2])])
-@pytest.mark.parametrize("which", ["before", "after"])
-def test_a_negative_or_nan_count_is_refused_by_name(count, which):
-    profiles = {"before": rx.GraphIoProfile(), "after": rx.GraphIoProfile()}
-    profiles[which] = rx.GraphIoProfile(sync_points=count)
-    with pytest.raises(ValueError, match=f"{which}.sync_points: expected a count of at least 0, got"):
-        rx.fusion_benefit(**profiles)
+    for x64 in (True, False):
+        with jax.enable_x64(x64):
+            assert unit.score_ns(before, after) == 3 + 1
 
 
 # --- The score -----------------------------------------------------------------------------------
@@ -139,34 +133,27 @@ def test_a_score_is_the_closed_form(gate, benefit):
     assert bool(benefit.should_fuse(gate)) == (benefit.score_ns(gate) >= gate.min_gain_ns)
 
 
-@pytest.mark.parametrize("target", SPEC)
-def test_a_built_in_gate_is_the_row_of_the_specification(target):
-    gate = rx.io_fusion_gate_for_target(target)
-    assert dataclasses.astuple(gate) == SPEC[target]
-    assert rx.io_fusion_gate_for_target(target.upper()) == rx.io_fusion_gate_for_target(rx.Target(target)) == gate
-
-
-def test_target_codes_give_a_gate_of_arrays():
+def test_a_built_in_gate_is_the_row_of_the_specification_by_name_and_by_code():
+    for target, expected in SPEC.items():
+        gate = rx.io_fusion_gate_for_target(target)
+        assert dataclasses.astuple(gate) == expected
+        assert rx.io_fusion_gate_for_target(target.upper()) == rx.io_fusion_gate_for_target(rx.Target(target)) == gate
     codes = rx.Target.codes(np.array([["cpu", "cuda"], ["wgpu", "metal"]]))
     gate = jax.jit(rx.io_fusion_gate_for_target)(codes)
     expected = np.array([SPEC["cpu"], SPEC["cuda"], SPEC["wgpu"], SPEC["metal"]]).reshape(2, 2, 7)
     np.testing.assert_array_equal(np.stack(dataclasses.astuple(gate), -1), expected)
-
-
-@pytest.mark.parametrize("target", ["gpu", "", 99, np.array([-1]), np.array([1.0])])
-def test_an_unknown_target_is_refused(target):
-    with pytest.raises(ValueError, match="target"):
-        rx.io_fusion_gate_for_target(target)
+    for unknown in ("gpu", "", 99, np.array([-1]), np.array([1.0])):
+        with pytest.raises(ValueError, match="target"):
+            rx.io_fusion_gate_for_target(unknown)
 
 
 def test_the_case_of_metal_and_wgpu():
     before, after = (3, 0, 33554432, 184549376), (4, 1, 1048576, 219152384)
     profiles = rx.GraphIoProfile(*before), rx.GraphIoProfile(*after)
-    metal, wgpu = (rx.io_fusion_gate_for_target(target) for target in ("metal", "wgpu"))
-    np.testing.assert_allclose(metal.score_ns(*profiles), 30_327_340.96, rtol=FLOAT64_RTOL)
-    np.testing.assert_allclose(wgpu.score_ns(*profiles), -24_566_383.68, rtol=FLOAT64_RTOL)
-    assert metal.should_fuse(*profiles)
-    assert not wgpu.should_fuse(*profiles)
+    for target, score_ns in (("metal", 30_327_340.96), ("wgpu", -24_566_383.68)):
+        gate = rx.io_fusion_gate_for_target(target)
+        np.testing.assert_allclose(gate.score_ns(*profiles), score_ns, rtol=FLOAT64_RTOL)
+        assert bool(gate.should_fuse(*profiles)) == (score_ns > 0)
 
 
 def test_a_benefit_stands_for_its_two_profiles():
@@ -174,42 +161,9 @@ def test_a_benefit_stands_for_its_two_profiles():
     benefit = rx.fusion_benefit(before, after)
     assert benefit == rx.FusionBenefit(1, 0, 7680, 0)
     assert GATE.score_ns(benefit) == GATE.score_ns(before, after) == 700 + 7680 / 30
-    for name in (
-        "soft_score_ns",
-        "fuse_log_odds",
-        "fuse_probability",
-        "fuse_log_probability",
-    ):
+    for name in TAKE_A_TEMPERATURE:
         method = getattr(GATE, name)
         assert method(benefit, temperature_ns=9.0) == method(before, after, temperature_ns=9.0)
-
-
-def test_half_a_pair_or_more_than_one_is_refused():
-    with pytest.raises(ValueError, match="after: expected a profile.*got None"):
-        GATE.score_ns(rx.GraphIoProfile())
-    with pytest.raises(ValueError, match="after: expected nothing beside a FusionBenefit"):
-        GATE.should_fuse(rx.FusionBenefit(), rx.GraphIoProfile())
-
-
-@pytest.mark.parametrize("name", FIELDS)
-def test_a_price_that_no_machine_has_is_refused_when_a_gate_is_built_and_when_it_is_asked(name):
-    benefit = rx.FusionBenefit(3, -1, 4096, 8192)
-    for value in (-1.0, float("nan"), INF, 1e30, np.array([1.0, -1.0])):
-        gate = rx.IoFusionGate(**{name: value})
-        if name == "min_gain_ns" and np.min(value) == -1.0:  # a loss that is taken
-            continue
-        if name.endswith(("_bw", "_penalty_ns")) and np.ndim(value) == 0 and value > 0:  # free, or forbidden
-            assert np.isfinite(gate.score_ns(dataclasses.replace(benefit, sync_points_saved=0)))
-            continue
-        for ask in (
-            lambda value=value: rx.IoFusionGate.checked(**{name: value}),
-            lambda gate=gate: gate.score_ns(benefit),
-            lambda gate=gate: gate.should_fuse(benefit),
-            lambda gate=gate: gate.evaluate(benefit, temperature_ns=1.0),
-        ):
-            with pytest.raises(ValueError, match=f"{name}: expected a number of at (least|most) "):
-                ask()
-    assert bool(jax.jit(lambda price: rx.IoFusionGate(**{name: price}).score_ns(benefit) == 0)(np.nan)) is False
 
 
 # --- Laws ----------------------------------------------------------------------------------------
@@ -232,11 +186,9 @@ def test_a_score_scales_with_the_unit_of_time(gate, benefit, exponent):
     unit = 2.0**exponent
     gate = dataclasses.replace(gate, memory_bw=gate.memory_bw + 256, host_readback_bw=gate.host_readback_bw + 256)
     gate = dataclasses.replace(gate, unified_memory=0.0)
-    scaled = rx.IoFusionGate(
-        **{name: value / unit if "bw" in name else value * unit for name, value in vars(gate).items()}
-    )
-    np.testing.assert_array_equal(scaled.score_ns(benefit), gate.score_ns(benefit) * unit)
-    np.testing.assert_array_equal(scaled.should_fuse(benefit), gate.should_fuse(benefit))
+    scaled = {name: value / unit if "bw" in name else value * unit for name, value in vars(gate).items()}
+    np.testing.assert_array_equal(rx.IoFusionGate(**scaled).score_ns(benefit), gate.score_ns(benefit) * unit)
+    np.testing.assert_array_equal(rx.IoFusionGate(**scaled).should_fuse(benefit), gate.should_fuse(benefit))
 
 
 @lawful
@@ -248,57 +200,7 @@ def test_saving_more_never_scores_less(gate, benefit, name, more):
     assert better.score_ns(gate) >= benefit.score_ns(gate) - slack
 
 
-# --- Infinite and zero penalties -----------------------------------------------------------------
-
-PENALISED = dataclasses.replace(GATE, host_thunk_penalty_ns=INF)
-SOFT = ("soft_score_ns", "fuse_probability", "fuse_log_probability")
-
-
-@pytest.mark.parametrize("syncs", [0, 1, 3])
-def test_an_infinite_penalty_is_absent_without_added_sync_points(syncs):
-    benefit = rx.FusionBenefit(1, syncs, 7680, 0)
-    assert PENALISED.score_ns(benefit) == GATE.score_ns(benefit) == benefit.score_ns(GATE)
-    gradient = jax.grad(lambda gate: gate.score_ns(benefit))(PENALISED)
-    assert gradient == jax.grad(lambda gate: gate.score_ns(benefit))(GATE)
-
-
-@pytest.mark.parametrize("syncs", [-2, 0, 2])
-@pytest.mark.parametrize("name", ["score_ns", *SOFT])
-def test_an_infinite_penalty_makes_no_nan(syncs, name):
-    benefit = rx.FusionBenefit(1, syncs, 7680, 0).astype(float)
-
-    def f(gate, temperature, benefit):
-        options = {} if name == "score_ns" else {"temperature_ns": temperature}
-        return getattr(gate, name)(benefit, **options)
-
-    gradients = jax.grad(f, (0, 1, 2))(PENALISED, 1e4, benefit)
-    assert not any(np.isnan(leaf) for leaf in jax.tree.leaves((f(PENALISED, 1e4, benefit), gradients)))
-    if syncs < 0:
-        assert PENALISED.score_ns(benefit) == -INF
-        assert not PENALISED.should_fuse(benefit)
-
-
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 1e6])
-@pytest.mark.parametrize("syncs", [-2, 0, 2])
-def test_a_gradient_is_the_count_that_a_coefficient_multiplies(penalty, syncs):
-    gate = dataclasses.replace(GATE, host_thunk_penalty_ns=penalty)
-    gradient = jax.grad(lambda gate: gate.score_ns(rx.FusionBenefit(3, syncs, 7680, -900)))(gate)
-    expected = (3, syncs, 900 / 150**2, -7680 / 30**2, 0, -max(-syncs, 0), 0)
-    np.testing.assert_allclose(dataclasses.astuple(gradient), expected, rtol=FLOAT64_RTOL)
-
-
-# --- Relaxations and transformations -------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["score_ns", *SOFT[:3], "fuse_log_odds"])
-def test_a_whole_gate_has_a_gradient(name):
-    gate, benefit = table()
-    margin = np.abs(gate.score_ns(benefit) - gate.min_gain_ns)
-    options = {} if name == "score_ns" else {"temperature_ns": margin}
-    size = np.array([terms_size(*row) for row in zip(rows(gate), rows(benefit), strict=True)])
-    scale = size if name in ("score_ns", "soft_score_ns") else size / margin
-    f = jax.jit(lambda gate: getattr(gate, name)(benefit, **options))
-    assert_gradient_is_the_finite_difference(f, gate, scale=scale)
+# --- Relaxations, transformations, precision -----------------------------------------------------
 
 
 def test_a_relaxation_tends_to_the_hard_decision():
@@ -309,17 +211,18 @@ def test_a_relaxation_tends_to_the_hard_decision():
     np.testing.assert_allclose(soft, hard, rtol=0, atol=SATURATED_ATOL)
     relaxed = gate.soft_score_ns(benefit, temperature_ns=1e-3)
     assert (np.abs(relaxed - score) <= LIMIT_TEMPERATURES * 1e-3).all()
-    through = gate.fuse_probability(benefit, temperature_ns=margin, straight_through_gradient=True)
-    np.testing.assert_array_equal(through, hard)
-    by_through, by_soft = (
-        jax.grad(
-            lambda g, flag=flag: g.fuse_probability(
-                benefit, temperature_ns=margin, straight_through_gradient=flag
-            ).sum()
-        )(gate)
-        for flag in (True, False)
-    )
-    jax.tree.map(np.testing.assert_array_equal, by_through, by_soft)
+
+
+def test_straight_through_is_the_hard_decision_with_the_soft_gradient_in_the_shape_of_the_soft_one():
+    launches, temperatures_ns = np.array([[9.0, 5.0, 1.0]]), np.array([[1e3], [1e6]])
+
+    def probability(launches, through):
+        options = {"temperature_ns": temperatures_ns, "straight_through_gradient": through}
+        return GATE.fuse_probability(rx.FusionBenefit(launches), **options)
+
+    np.testing.assert_array_equal(probability(launches, True), [[1.0, 1.0, 0.0]] * 2)
+    of_launches = [jax.grad(lambda x, flag=flag: jnp.sum(probability(x, flag)))(launches) for flag in (True, False)]
+    np.testing.assert_array_equal(*of_launches)
 
 
 def test_odds_probability_and_log_probability_agree_and_the_log_has_no_underflow():
@@ -357,6 +260,18 @@ def test_vmap_is_a_loop_and_so_is_a_table():
     np.testing.assert_array_equal(jax.vmap(rx.IoFusionGate.score_ns)(gate, benefit), loop)
 
 
+def test_temperatures_beside_a_table_are_a_loop_over_both():
+    launches, temperatures_ns = np.array([[9.0, 5.0, 1.0]]), np.array([[1e3], [1e6]])
+    for name in TAKE_A_TEMPERATURE:
+
+        def last_leaf(launches, temperature_ns, name=name):
+            benefit = rx.FusionBenefit(launches, -1, 2**20, 0)
+            return jax.tree.leaves(getattr(GATE, name)(benefit, temperature_ns=temperature_ns))[-1]
+
+        loop = [[last_leaf(x, t) for x in launches[0].tolist()] for t in temperatures_ns[:, 0].tolist()]
+        np.testing.assert_allclose(last_leaf(launches, temperatures_ns), loop, rtol=FLOAT64_RTOL)
+
+
 def test_a_table_in_float32_agrees():
     gate, benefit = table()
     exact = gate.score_ns(benefit)
@@ -367,6 +282,108 @@ def test_a_table_in_float32_agrees():
     assert (np.abs(np.asarray(score) - np.asarray(exact)) <= FLOAT32_RTOL * np.array(size)).all()
 
 
+def test_new_values_compile_nothing():
+    def everything(gate, benefit, t):
+        gate.score_ns(benefit), gate.soft_score_ns(benefit, temperature_ns=t), benefit.score_ns(gate)
+        gate.evaluate(benefit, temperature_ns=t)
+
+    everything(GATE, rx.FusionBenefit(1, 2, 3, 4), 5.0)
+    compilations.clear()
+    everything(PENALISED, rx.FusionBenefit(-9, 0, 2**60, 2**50), 7.0)
+    everything(rx.io_fusion_gate_for_target("cpu"), rx.FusionBenefit(), 0.1)
+    assert not compilations
+
+
+# --- Derivatives ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["score_ns", *SOFT, "fuse_log_odds"])
+def test_a_whole_gate_has_a_gradient(name):
+    gate, benefit = table()
+    margin = np.abs(gate.score_ns(benefit) - gate.min_gain_ns)
+    options = {} if name == "score_ns" else {"temperature_ns": margin}
+    size = np.array([terms_size(*row) for row in zip(rows(gate), rows(benefit), strict=True)])
+    scale = size if name in ("score_ns", "soft_score_ns") else size / margin
+    f = jax.jit(lambda gate: getattr(gate, name)(benefit, **options))
+    assert_gradient_is_the_finite_difference(f, gate, scale=scale)
+
+
+#: One program for all points.
+gradient_of_score = jax.jit(jax.grad(lambda *x: rx.IoFusionGate.score_ns(*x), (0, 1)))
+
+
+def test_a_gradient_is_the_count_that_a_coefficient_multiplies_at_singular_points_too():
+    for unified, penalty, memory_bw, syncs in itertools.product(
+        (0.0, 1.0), (0.0, 1e6, INF), (0.0, 0.5, 150.0), (-2.0, 0.0, 2.0)
+    ):
+        gate = dataclasses.replace(GATE, unified_memory=unified, host_thunk_penalty_ns=penalty, memory_bw=memory_bw)
+        benefit = rx.FusionBenefit(3.0, syncs, 7680.0, -900.0)
+        by_gate, by_benefit = gradient_of_score(gate, benefit)
+        by_memory_bw = 900 / memory_bw**2 if memory_bw > 1 else 0.0
+        by_readback_bw = 0.0 if unified else -7680 / 30**2
+        expected = (3, syncs, by_memory_bw, by_readback_bw, 0, min(syncs, 0.0), 0)
+        np.testing.assert_allclose(dataclasses.astuple(by_gate), expected, rtol=FLOAT64_RTOL)
+        expected = (700, 1.0 if unified else 1 / 30, 1 / max(memory_bw, 1.0))
+        by_launches, by_syncs, *by_bytes = dataclasses.astuple(by_benefit)
+        np.testing.assert_allclose((by_launches, *by_bytes), expected, rtol=FLOAT64_RTOL)
+        # At no sync point the slope lies between those on both sides; an infinite penalty has none.
+        most = penalty if np.isfinite(penalty) else 0.0
+        assert most * (syncs < 0) <= by_syncs - 9_000.0 <= most * (syncs <= 0)
+        assert float(gate.score_ns(benefit)) == pytest.approx(closed_form(gate, benefit))
+
+
+def test_an_infinite_penalty_is_absent_without_added_sync_points_and_makes_no_nan():
+    for syncs, name in itertools.product((-2, 0, 2), ("score_ns", *SOFT)):
+        benefit = rx.FusionBenefit(1, syncs, 7680, 0).astype(float)
+
+        def f(gate, temperature, benefit, name=name):
+            options = {} if name == "score_ns" else {"temperature_ns": temperature}
+            return getattr(gate, name)(benefit, **options)
+
+        gradients = jax.grad(f, (0, 1, 2))(PENALISED, 1e4, benefit)
+        assert not any(np.isnan(leaf) for leaf in jax.tree.leaves((f(PENALISED, 1e4, benefit), gradients)))
+        if syncs < 0:
+            assert PENALISED.score_ns(benefit) == -INF
+            assert not PENALISED.should_fuse(benefit)
+        elif name == "score_ns":
+            assert PENALISED.score_ns(benefit) == GATE.score_ns(benefit) == benefit.score_ns(GATE)
+            assert gradients[0] == jax.grad(f)(GATE, 1e4, benefit)
+
+
+def test_a_saturated_decision_has_finite_log_odds_and_gradients():
+    gate = dataclasses.replace(GATE, min_gain_ns=0.0)
+    for launches in (1e300, -1e300, INF, -INF):
+        benefit = rx.FusionBenefit(launches_saved=launches)
+        for name in ("fuse_probability", "fuse_log_probability", "fuse_log_odds"):
+            f = lambda t, name=name, benefit=benefit: getattr(gate, name)(benefit, temperature_ns=t)  # noqa: E731
+            assert all(np.isfinite(jax.value_and_grad(f)(1e-3)))
+        assert np.sign(gate.fuse_log_odds(benefit, temperature_ns=1e-30)) == np.sign(launches)
+
+
+# --- What is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_price_that_no_machine_has_is_refused_when_a_gate_is_built_and_when_it_is_asked(name):
+    benefit = rx.FusionBenefit(3, -1, 4096, 8192)
+    for value in (-1.0, float("nan"), INF, 1e30, np.array([1.0, -1.0])):
+        gate = rx.IoFusionGate(**{name: value})
+        if name == "min_gain_ns" and np.min(value) == -1.0:  # a loss that is taken
+            continue
+        if name.endswith(("_bw", "_penalty_ns")) and np.ndim(value) == 0 and value > 0:  # free, or forbidden
+            assert np.isfinite(gate.score_ns(dataclasses.replace(benefit, sync_points_saved=0)))
+            continue
+        for ask in (
+            lambda value=value: rx.IoFusionGate.checked(**{name: value}),
+            lambda gate=gate: gate.score_ns(benefit),
+            lambda gate=gate: gate.should_fuse(benefit),
+            lambda gate=gate: gate.evaluate(benefit, temperature_ns=1.0),
+        ):
+            with pytest.raises(ValueError, match=f"{name}: expected a number of at (least|most) "):
+                ask()
+    assert bool(jax.jit(lambda price: rx.IoFusionGate(**{name: price}).score_ns(benefit) == 0)(np.nan)) is False
+
+
 def test_a_traced_integer_that_may_have_been_narrowed_is_refused():
     benefit = rx.FusionBenefit(*(np.array([2**40]) for _ in range(4)))
     score = jax.jit(lambda benefit: GATE.score_ns(benefit))
@@ -374,77 +391,47 @@ def test_a_traced_integer_that_may_have_been_narrowed_is_refused():
     with jax.enable_x64(False):
         with pytest.raises(ValueError, match="launches_saved: expected a float count.*int32.*jax_enable_x64"):
             score(benefit)
+        with pytest.raises(ValueError, match="kernel_launches.*uint32"):
+            jax.jit(rx.fusion_benefit)(*[rx.GraphIoProfile(*(np.array([5], np.uint32),) * 4)] * 2)
         floats = score(benefit.astype(float))
     np.testing.assert_allclose(floats, expected, rtol=FLOAT32_RTOL)
 
 
-def test_a_traced_uint32_profile_is_refused_too():
-    with jax.enable_x64(False), pytest.raises(ValueError, match="kernel_launches.*uint32"):
-        jax.jit(rx.fusion_benefit)(*[rx.GraphIoProfile(*(np.array([5], np.uint32),) * 4)] * 2)
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
+def test_what_cannot_be_scored_is_refused_by_name():
+    one = rx.GraphIoProfile()
+    for call, says in [
         (lambda: rx.IoFusionGate.checked(memory_bw="fast"), "memory_bw"),
         (lambda: rx.IoFusionGate.checked(memory_bw=-1.0), "memory_bw"),
         (lambda: rx.IoFusionGate.checked(dispatch_ns=None), "dispatch_ns"),
+        (lambda: GATE.score_ns(one), "after: expected a profile.*got None"),
+        (lambda: GATE.should_fuse(rx.FusionBenefit(), one), "after: expected nothing beside a FusionBenefit"),
         (lambda: GATE.score_ns(rx.FusionBenefit(float("nan"), 0, 0, 0)), "launches_saved"),
         (lambda: GATE.score_ns(rx.FusionBenefit([1, 2], [1, 2, 3], 0, 0)), "broadcast"),
         (lambda: rx.GraphIoProfile(1, 0, -100, 41).host_readback_bytes(False), "host_output_bytes"),
         (lambda: rx.GraphIoProfile(1, 0, 1, 1).host_readback_bytes("yes"), "unified_memory"),
-        (lambda: rx.io_cost_ns(rx.GraphIoProfile([1, 2], [1, 2, 3]), rx.BACKEND_ROWS["cpu"]), "broadcast"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused_by_name(call, says):
-    with pytest.raises(ValueError, match=says):
-        call()
+    ]:
+        with pytest.raises(ValueError, match=says):
+            call()
+    for count in (-1, float("nan"), np.array([3, -2])):
+        bad = rx.GraphIoProfile(sync_points=count)
+        for pair, which in (((bad, one), "before"), ((one, bad), "after")):
+            with pytest.raises(ValueError, match=f"{which}.sync_points: expected a count of at least 0, got"):
+                rx.fusion_benefit(*pair)
+
+
+def test_a_temperature_whose_shape_does_not_agree_is_named():
+    pair = (
+        rx.GraphIoProfile(np.array([9, 5, 1]), 1, 2**30, 2**31),
+        rx.GraphIoProfile(3, np.array([2, 1, 0]), 2**20, 2**31),
+    )
+    says = r"expected shapes that broadcast together, got .* \(3,\), temperature_ns \(2,\)$"
+    for name, arguments, as_array in itertools.product(
+        TAKE_A_TEMPERATURE, (pair, (rx.fusion_benefit(*pair),)), (np.array, jnp.array, list)
+    ):
+        with pytest.raises(ValueError, match=says):
+            getattr(GATE, name)(*arguments, temperature_ns=as_array([1e5, 1e6]))
 
 
 def test_coefficients_may_be_lists():
     gate = rx.IoFusionGate(dispatch_ns=[500, 600], memory_bw=[1.0, 1.0])
     np.testing.assert_array_equal(gate.score_ns(rx.FusionBenefit(2, 0, 0, 0)), [1000, 1200])
-
-
-# --- Shapes --------------------------------------------------------------------------------------
-
-TAKE_A_TEMPERATURE = (*SOFT, "fuse_log_odds", "evaluate")
-PAIR = (
-    rx.GraphIoProfile(np.array([9, 5, 1]), 1, 2**30, 2**31),
-    rx.GraphIoProfile(3, np.array([2, 1, 0]), 2**20, 2**31),
-)
-
-
-@pytest.mark.parametrize("temperature_ns", [np.array([1e5, 1e6]), jnp.array([1e5, 1e6]), [1e5, 1e6]])
-@pytest.mark.parametrize("arguments", [PAIR, (rx.fusion_benefit(*PAIR),)])
-@pytest.mark.parametrize("name", TAKE_A_TEMPERATURE)
-def test_a_temperature_whose_shape_does_not_agree_is_named(name, arguments, temperature_ns):
-    says = r"expected shapes that broadcast together, got .* \(3,\), temperature_ns \(2,\)$"
-    with pytest.raises(ValueError, match=says):
-        getattr(GATE, name)(*arguments, temperature_ns=temperature_ns)
-
-
-@pytest.mark.parametrize("name", TAKE_A_TEMPERATURE)
-def test_temperatures_beside_a_table_are_a_loop_over_both(name):
-    launches, temperatures_ns = np.array([[9.0, 5.0, 1.0]]), np.array([[1e3], [1e6]])
-
-    def last_leaf(launches, temperature_ns):
-        benefit = rx.FusionBenefit(launches, -1, 2**20, 0)
-        return jax.tree.leaves(getattr(GATE, name)(benefit, temperature_ns=temperature_ns))[-1]
-
-    loop = [[last_leaf(x, t) for x in launches[0].tolist()] for t in temperatures_ns[:, 0].tolist()]
-    np.testing.assert_allclose(last_leaf(launches, temperatures_ns), loop, rtol=FLOAT64_RTOL)
-
-
-def test_a_decision_with_its_soft_gradient_has_the_shape_of_the_soft_one():
-    launches, temperatures_ns = np.array([[9.0, 5.0, 1.0]]), np.array([[1e3], [1e6]])
-
-    def probability(launches, through):
-        options = {"temperature_ns": temperatures_ns, "straight_through_gradient": through}
-        return GATE.fuse_probability(rx.FusionBenefit(launches), **options)
-
-    np.testing.assert_array_equal(probability(launches, True), [[1.0, 1.0, 0.0]] * 2)
-    by_through, by_soft = (
-        jax.grad(lambda x, flag=flag: jnp.sum(probability(x, flag)))(launches) for flag in (True, False)
-    )
-    np.testing.assert_array_equal(by_through, by_soft)

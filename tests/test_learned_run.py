@@ -1,4 +1,4 @@
-"""`welch_peaks` with a learned FFT: its results, refusals, choices and programs, and the built-in cost."""
+"""`welch_peaks` with a learned FFT: its results, refusals, choices and programs."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _compilations import COMPILE, compilations
-from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, assert_gradient_is_the_finite_difference
+from _tolerances import FLOAT32_RTOL
 
 import rlxjax as rx
 from rlxjax.learned._program import learned_peaks, learned_program
@@ -219,8 +219,8 @@ def test_auto_by_the_reference_is_the_lowest_built_in_estimate():
 
 def test_auto_runs_the_model_where_it_is_cheapest_and_never_with_a_quarter_of_its_gates_on():
     signal, exact = noise(8), rx.LearnedFft.exact(N_FFT)
-    built_in = [float(cost("cpu", 8, N_FFT, 5)) for cost in BUILT_IN_COSTS_NS]
-    assert float(rx.learned_path_ns("cpu", 8, N_FFT, 5, SPARSE.active_gates, SPARSE.total_gates)) < min(built_in)
+    scale = 0.30 + 0.70 * SPARSE.active_gates / SPARSE.total_gates
+    assert rx.fused_graph_ns("cpu", 8, N_FFT, 5, scale) < min(cost("cpu", 8, N_FFT, 5) for cost in BUILT_IN_COSTS_NS)
     learned = rx.welch_peaks(signal, FAST, "learned", model=SPARSE)
     np.testing.assert_array_equal(rx.welch_peaks(signal, FAST, model=SPARSE, calibration="reference"), learned)
     # None of the models below has the bins of the transform, so their peaks tell which path ran.
@@ -257,83 +257,3 @@ def test_a_model_is_compiled_once_for_signals_of_one_padded_shape_and_models_pru
     for batch in (33, 37):
         rx.welch_peaks(noise(batch, params), params, "learned", model=model)
     assert COMPILE not in compilations
-
-
-# Columns (device, batch, n_fft, k, active, total) that reach every branch.
-WORKLOADS = tuple(
-    np.array(column)
-    for column in zip(
-        *(
-            (rx.Device.parse(device).code, batch, n_fft, 16, share * n_fft.bit_length() * n_fft / 2, total)
-            for device in ("cpu", "metal", "cuda", "gpu", "tpu")
-            for batch in (1, 100, 512, 8192)
-            for n_fft in (64, 1024)
-            for share in (0.0, 0.1, 0.24, 0.25, 0.9)
-            for total in (n_fft.bit_length() * n_fft / 2, 0.0)
-        ),
-        strict=True,
-    )
-)
-
-
-def test_the_learned_path_costs_the_scaled_fused_graph_where_it_is_sparse():
-    *workload, active, total = WORKLOADS
-    share = active / np.where(total > 0, total, 1)
-    for n_segments in (1, 2, 8):
-        scaled = rx.fused_graph_ns(*workload, scale=0.30 + 0.70 * share, n_segments=n_segments)
-        expected = np.where((4 * active < total) & (total > 0), scaled, np.inf)
-        found = rx.learned_path_ns(*WORKLOADS, n_segments=n_segments)
-        np.testing.assert_allclose(found, expected, rtol=FLOAT64_RTOL)
-        assert np.isfinite(found).any()
-        assert np.isinf(found).any()
-
-
-def test_the_learned_path_is_what_the_reference_estimates_on_cuda():
-    costs = rx.estimate_welch_peaks_costs("cuda", 8192, 256, 16, True, 100, 1024)
-    np.testing.assert_allclose(
-        rx.learned_path_ns("cuda", 8192, 256, 16, 100, 1024), costs.learned_ns, rtol=FLOAT64_RTOL
-    )
-    assert np.isinf(rx.learned_path_ns("cuda", 8192, 256, 16, 256, 1024))
-    assert np.isinf(rx.learned_path_ns("cuda", 8192, 256, 16, -1, 1024)), "unknown gates"
-
-
-def test_arrays_jit_vmap_and_loop_agree_and_new_values_compile_nothing():
-    together = rx.learned_path_ns(*WORKLOADS)
-    columns = tuple(jnp.asarray(column) for column in WORKLOADS)
-    np.testing.assert_allclose(jax.jit(rx.learned_path_ns)(*columns), together, rtol=FLOAT64_RTOL)
-    np.testing.assert_allclose(jax.vmap(rx.learned_path_ns)(*columns), together, rtol=FLOAT64_RTOL)
-    rows = list(zip(*(column.tolist() for column in WORKLOADS), strict=True))[::13]
-    alone = [rx.learned_path_ns(*row) for row in rows]
-    np.testing.assert_allclose(alone, together[::13], rtol=FLOAT64_RTOL)
-    compilations.clear()
-    rx.learned_path_ns("metal", 77, 512, 3, 1, 50)
-    assert not compilations
-    with jax.enable_x64(False):
-        np.testing.assert_allclose(rx.learned_path_ns(*WORKLOADS), together, rtol=FLOAT32_RTOL)
-
-
-def test_the_gradient_is_the_finite_difference():
-    # Away from the steps of the batch, and from a share of gates of a quarter.
-    sizes = {"batch": [100.0, 700.0, 9000.0], "n_fft": [64.0, 256.0, 1024.0], "k": [4.0, 16.0, 16.0]}
-    tree = {name: np.array(column) for name, column in sizes.items()}
-    tree |= {"active": np.array([20.0, 100.0, 1200.0]), "total": np.array([192.0, 1024.0, 5120.0])}
-
-    def cost(t):
-        return rx.learned_path_ns(
-            np.array([rx.Device.METAL.code, rx.Device.CUDA.code, rx.Device.CPU.code]),
-            *(t[name] for name in ("batch", "n_fft", "k", "active", "total")),
-        )
-
-    assert_gradient_is_the_finite_difference(jax.jit(cost), tree)
-
-
-def test_what_has_no_cost_is_refused():
-    for arguments, message in [
-        (("abacus", 1, 64, 4, 1, 192), "unknown device 'abacus'"),
-        (("cuda", 1, 63, 4, 1, 192), "n_fft: expected an even number, got 63"),
-        (("cuda", 1, 64, 4, np.nan, 192), "learned_active_gates: expected numbers, got NaN"),
-        (("cuda", 1, 64, 4, 1, -1), "learned_total_gates: expected a count of at least 0, got -1"),
-        (("cuda", np.ones(3), 64, 4, np.ones(2), 192), "expected shapes that broadcast together"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            rx.learned_path_ns(*arguments)

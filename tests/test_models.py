@@ -11,17 +11,8 @@ from _built_in_models import FACTS, MODELS, PADDED, SIZES, machine, runs_of, tim
 from _compilations import compilations
 from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, QUICKLY, assert_gradient_is_the_finite_difference
 
-from rlxjax.fit import Runs, coefficient_names, named, predicted_ns, unit_of
-from rlxjax.models import (
-    BUILT_IN,
-    FFT,
-    WELCH,
-    FftLatencyCoefficients,
-    fft_latency_ns,
-    fft_timings,
-    fit_fft_latency,
-    typical_fft_prior,
-)
+from rlxjax.fit import Runs, Timings, coefficient_names, fit_latency, named, predicted_ns, unit_of
+from rlxjax.models import BUILT_IN, FFT, WELCH, FftLatencyCoefficients
 
 each_model = pytest.mark.parametrize("model", MODELS, ids=list(BUILT_IN))
 
@@ -149,14 +140,15 @@ def test_coefficients_are_at_most_twenty_and_say_their_units():
     assert {unit_of(name) for name in coefficient_names(WELCH.prior.median)} == {"ns", "bytes/ns", "FLOP/ns", "1"}
 
 
-def test_the_fft_model_has_a_prior_timings_a_fit_and_a_prediction():
-    assert typical_fft_prior() == FFT.prior
+def test_a_fit_of_the_fft_model_recovers_a_machine():
     batch, n_fft = np.array([32, 2048] * 5), np.repeat([64, 256, 512, 1024, 4096], 2)
-    true = machine(FFT, 5)
-    result = fit_fft_latency(fft_timings(batch, n_fft, fft_latency_ns(true, batch, n_fft)))
+    true, sizes = machine(FFT, 5), {"batch": batch, "n_fft": n_fft}
+    time_ns = times(true, Runs.checked(FFT, "fft", **sizes), {})
+    result = fit_latency(Timings.checked(FFT, variant="fft", time_ns=time_ns, **sizes))
     assert result.converged
     assert isinstance(result.coefficients, FftLatencyCoefficients)
-    np.testing.assert_allclose(fft_latency_ns(result.coefficients, 512, 512), fft_latency_ns(true, 512, 512), rtol=0.1)
+    one = Runs.checked(FFT, "fft", batch=512, n_fft=512)
+    np.testing.assert_allclose(*(times(c, one, {}) for c in (result.coefficients, true)), rtol=0.1)
     for sizes, said in (
         ((-1, 64), "batch: expected a size of at least 1.0, got -1"),
         ((32, np.nan), "n_fft: expected a size of at least 2, got nan"),
@@ -164,4 +156,4 @@ def test_the_fft_model_has_a_prior_timings_a_fit_and_a_prediction():
         ((np.ones(2), 64 * np.ones(3)), "shapes that broadcast"),
     ):
         with pytest.raises(ValueError, match=said):
-            fft_latency_ns(true, *sizes)
+            Runs.checked(FFT, "fft", batch=sizes[0], n_fft=sizes[1])

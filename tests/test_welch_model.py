@@ -1,4 +1,4 @@
-"""The latency model of Welch peaks: its terms, its counts of work, and the functions that users call."""
+"""The latency model of Welch peaks: its terms, its counts of work, and what micro-benchmarks say of it."""
 
 import dataclasses
 import itertools
@@ -8,19 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _built_in_models import FACTS, LEARNED_FACTS, PATHS, machine, runs_of, times
-from _tolerances import FLOAT64_RTOL, QUICKLY
+from _built_in_models import FACTS, LEARNED_FACTS, machine, runs_of, times
+from _tolerances import QUICKLY
 
 from rlxjax.fit import LatencyPrior, Runs, Timings, estimate, fit_posterior, named, predicted_ns, prior_posterior
-from rlxjax.models import (
-    WELCH,
-    heap_rates,
-    latency_terms_ns,
-    predict_latency_ns,
-    typical_prior,
-    welch_micro_prior,
-    welch_timings,
-)
+from rlxjax.models import WELCH, heap_rates, welch_micro_prior
 from rlxjax.models._welch_terms import (
     device_rows,
     heap_comparisons,
@@ -29,42 +21,47 @@ from rlxjax.models._welch_terms import (
     padded_rows,
     partition_comparisons,
 )
-from rlxjax.welch import WelchPath, WelchPeakParams, padded_batch, schedule
-from rlxjax.welch._launch import _rows as planned_rows
+from rlxjax.welch import VARIANTS, WelchPeakParams, padded_batch, schedule
+from rlxjax.welch._launch import _plan
+
+FUSED = ("fused_maxima", "fused_top_k")
 
 
-def names_of_terms(runs):
-    """Return the names that the model gives its terms, in their order, which what JAX returns of them loses."""
-    found = []
-    jax.eval_shape(lambda runs: found.extend(WELCH.terms_ns(WELCH.prior.median, runs, WELCH.facts)), runs)
-    return found
+terms_of = jax.jit(lambda coefficients, runs, facts: WELCH.terms_ns(coefficients, runs, facts))
 
 
-def test_the_host_path_waits_for_no_device_and_others_do():
-    for path in PATHS[:3]:
-        found = latency_terms_ns(machine(WELCH, 0), path, 64, 256, 16, 2)
-        waits = [found[name] > 0 for name in ("launch_and_sync_ns", "upload_ns", "readback_ns")]
-        assert waits == [path != "host"] * 3
-        assert list(found) == names_of_terms(runs_of(WELCH))
+def terms(coefficients, runs, facts):
+    return terms_of(coefficients, runs, dict(facts))
+
+
+def test_the_variants_of_the_model_are_those_that_the_runner_dispatches_on():
+    assert WELCH.variants == tuple(VARIANTS)
+    assert {name for name in VARIANTS if VARIANTS[name].transform == "fft"} == {*FUSED, "block"}
+
+
+def test_the_host_waits_for_no_device_and_others_do():
+    found = terms(machine(WELCH, 0), Runs.checked(WELCH, range(4), batch=64, n_fft=256, k=16), WELCH.facts)
+    for name in ("launch_and_sync_ns", "upload_ns", "readback_ns"):
+        np.testing.assert_array_equal(np.asarray(found[name]) > 0, [False, True, True, True])
 
 
 def test_processors_share_what_is_more_than_one_works_on_alone_each_at_least_half_of_that():
     alone = 2**12
     facts = {f"alone_samples_{kind}": alone for kind in ("host", "fused", "block")}
     rows = alone / 512.0 * np.array([1.0, 2.0, 1024.0])
-    for path, gain in itertools.product(PATHS[:3], (0.5, 7.0)):
+    for variant, gain in itertools.product(("host", "fused_maxima", "block"), (0.5, 7.0)):
         own = dataclasses.replace(machine(WELCH, 2), parallel_gain=gain, memory_bytes_per_ns=1e18)
         passes = dataclasses.replace(own, maxima_pass_ns=0.0)
+        runs = Runs.checked(WELCH, variant, batch=rows, n_fft=256, k=16)
         shared, single = (
-            latency_terms_ns(passes, path, rows, 256, 16, 2, "maxima", {**WELCH.facts, **f})
-            for f in (facts, dict.fromkeys(facts, 1e30))
+            terms(passes, runs, {**WELCH.facts, **own_facts}) for own_facts in (facts, dict.fromkeys(facts, 1e30))
         )
         for name in ("transform_ns", "selection_ns"):
             share = np.asarray(shared[name] / single[name])
             np.testing.assert_allclose(share[[0, 2]], [1.0, 1.0 / (1.0 + gain)], rtol=1e-6)
             smooth = (0.25**16 + (1.0 + gain) ** -16.0) ** (1 / 16)
             np.testing.assert_allclose(share[1], smooth, rtol=1e-9)
-        joining = own.streams_ns if path == "fused" else own.threads_ns
+        joining = own.streams_ns if variant == "fused_maxima" else own.threads_ns
         np.testing.assert_allclose(shared["call_ns"] - single["call_ns"], joining * np.array([0, 1, 1]), rtol=1e-9)
 
 
@@ -103,59 +100,18 @@ def test_a_learned_run_is_one_where_a_model_of_its_length_was_timed():
     np.testing.assert_array_equal(np.isfinite(times(own, runs, facts)), [True, False, True])
     assert not WELCH.same_result(runs, WELCH.facts)[:, -1].any()
     assert WELCH.same_result(runs, WELCH.facts)[:, :-1].all()
-    assert np.isinf(predict_latency_ns(own, "learned", 64, 256, 16, 2))
+    assert np.isinf(estimate(prior_posterior(WELCH), runs).time_ns).all()
     slope_of = jax.grad(lambda c: jnp.sum(jnp.where(jnp.isinf(t := predicted_ns(c, runs, facts)), 0.0, t)))
     slopes = jax.jit(slope_of, compiler_options=QUICKLY)(own)
     assert all(np.isfinite(slope) for slope in jax.tree.leaves(slopes))
 
 
 def test_a_learned_run_is_a_fused_one_but_for_its_transform_and_the_bins_that_it_ranks():
-    own, sizes = machine(WELCH, 4), (96, 1000, 16, 2)
-    fused = latency_terms_ns(own, "fused", *sizes, "maxima", FACTS["welch"])
-    learned = latency_terms_ns(own, "learned", *sizes, facts=FACTS["welch"])
+    both = [Runs.checked(WELCH, variant, batch=96, n_fft=1000, k=16) for variant in ("fused_maxima", "learned")]
+    fused, learned = (terms(machine(WELCH, 4), runs, FACTS["welch"]) for runs in both)
     for name in fused:
         assert (fused[name] == learned[name]) == (name not in ("transform_ns", "selection_ns")), name
     assert learned["selection_ns"] < fused["selection_ns"]
-
-
-def test_the_selection_is_the_cheaper_one_unless_it_is_given():
-    inputs = runs_of(WELCH, ["host"]).inputs
-    runs = [inputs[name] for name in WELCH.inputs]
-    for path, seed in itertools.product(PATHS[:3], range(2)):
-        both = [predict_latency_ns(machine(WELCH, seed), path, *runs, form) for form in ("maxima", "top_k")]
-        found = predict_latency_ns(machine(WELCH, seed), path, *runs)
-        np.testing.assert_allclose(found, np.minimum(*both), rtol=FLOAT64_RTOL)
-        forms = np.arange(len(found)) % 2
-        found = predict_latency_ns(machine(WELCH, seed), path, *runs, forms)
-        np.testing.assert_allclose(found, np.where(forms == 0, *both), rtol=FLOAT64_RTOL)
-        assert np.array_equal(*both) == (path != "fused")
-
-
-def test_names_codes_and_shapes_of_paths_are_alike():
-    own = machine(WELCH, 0)
-    grid = predict_latency_ns(own, np.arange(4)[:, None], np.array([[1, 9, 100]]), 64, 16, 2, facts=FACTS["welch"])
-    by_name = [predict_latency_ns(own, p, np.array([1, 9, 100]), 64, 16, 2, facts=FACTS["welch"]) for p in PATHS]
-    np.testing.assert_allclose(grid, by_name, rtol=FLOAT64_RTOL)
-    traced = jax.jit(lambda path: predict_latency_ns(own, path, 9, 64, 16, 2))(jnp.arange(3))
-    np.testing.assert_allclose(traced, grid[:3, 1], rtol=FLOAT64_RTOL)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("device", 1, 64, 1, 1), "path: expected one of host, fused, block, learned, got 'device'"),
-        ((np.array([0, 4]), 1, 64, 1, 1), "path: expected names, or codes from 0 to 3"),
-        (("fused", 1, 64, 1, 1, "heap"), "selection: expected one of maxima, top_k, got 'heap'"),
-        (("host", -1, 64, 1, 1), "batch: expected a size of at least 0, got -1"),
-        (("host", 1, np.nan, 1, 1), "n_fft: expected a size of at least 2, got nan"),
-        (("host", 1, 65, 1, 1), "n_fft: expected an even number, got 65"),
-        (("fused", 1, 64, np.array([1, -2]), 1), "k: expected a size of at least 1.0, got -2"),
-        (("block", np.ones(3), 64, np.ones(2), 1), "expected shapes that broadcast together"),
-    ],
-)
-def test_a_workload_without_a_prediction_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        latency_terms_ns(WELCH.prior.median, *arguments)
 
 
 def test_padding_is_to_so_many_sizes_an_octave():
@@ -167,22 +123,22 @@ def test_padding_is_to_so_many_sizes_an_octave():
 
 
 @pytest.mark.parametrize("processors", [1, 2, 8])
-@pytest.mark.parametrize("path", [WelchPath.FUSED, WelchPath.BLOCK])
-def test_a_device_runs_the_rows_that_the_runner_plans_and_the_gradient_is_that_of_the_batch(path, processors):
+@pytest.mark.parametrize("variant", ["fused_maxima", "block"])
+def test_a_device_runs_the_rows_that_the_runner_plans_and_the_gradient_is_that_of_the_batch(variant, processors):
     facts = {**WELCH.facts, "processors": processors}
     facts |= {name: value for name, value in schedule("cpu")._asdict().items() if name in facts}
-    variant = WELCH.variants.index("block" if path is WelchPath.BLOCK else "fused_maxima")
+    code = jnp.asarray(WELCH.variants.index(variant))
     batches = np.array([1, 3, 8, 9, 33, 100, 129, 500, 1024, 4096, 5000, 8192, 12_345, 131_072])
     for n_fft in (64, 100, 160, 1000, 4096):
         params = WelchPeakParams.fast(n_fft, 4)
-        found, is_padded = device_rows(jnp.asarray(variant), jnp.asarray(batches, float), 2.0 * n_fft, facts)
+        found, is_padded = device_rows(code, jnp.asarray(batches, float), 2.0 * n_fft, facts)
         for batch, rows, pads in zip(batches.tolist(), np.asarray(found), np.asarray(is_padded), strict=True):
-            planned = planned_rows(path, batch, params, "cpu", processors)
+            planned = _plan(VARIANTS[variant], batch, params, "cpu", processors, False).rows
             rounds = 1 if batch <= planned else processors * math.ceil(math.ceil(batch / planned) / processors)
             padded = padded_batch(planned) if batch <= planned else planned
             assert rows == pytest.approx(rounds * padded), (n_fft, batch)
             assert pads == (batch <= planned and padded > batch), (n_fft, batch)
-        slope = jax.grad(lambda b: jnp.sum(device_rows(jnp.asarray(variant), b, 2.0 * n_fft, facts)[0]))(batches * 1.0)
+        slope = jax.grad(lambda b: jnp.sum(device_rows(code, b, 2.0 * n_fft, facts)[0]))(batches * 1.0)
         np.testing.assert_array_equal(slope, 1.0)
 
 
@@ -247,18 +203,7 @@ def test_strategies_run_their_variants_and_imply_their_segments():
     assert {variant for strategy in found.values() for variant in strategy.variants} == set(WELCH.variants)
 
 
-def test_timings_of_paths_are_of_their_variants():
-    columns = {"batch": [8] * 4, "n_fft": [64] * 4, "k": [4] * 4, "n_segments": [2] * 4, "time_ns": [1e5] * 4}
-    timings = welch_timings(path=["host", "fused", "block", "fused"], **columns)
-    assert [WELCH.variants[code] for code in timings.runs.variant] == ["host", "fused_maxima", "block", "fused_maxima"]
-    timings = welch_timings(path="fused", selection=["maxima", "top_k", "top_k", "maxima"], **columns)
-    assert timings.runs.variant.tolist() == [1, 2, 2, 1]
-    with pytest.raises(ValueError, match="path: expected one of host, fused, block, learned, got 'gpu'"):
-        welch_timings(path="gpu", **columns)
-
-
 def test_a_rate_of_a_micro_benchmark_is_a_median_that_is_better_known():
-    assert typical_prior() == WELCH.prior
     rates = {"memory_bytes_per_ns": 7.0, "topk_bin_ns": 2.0, "topk_compare_ns": -1.0}
     known = dataclasses.replace(WELCH.prior.median, host_call_ns=1.0)
     for base in (None, LatencyPrior(known, WELCH.prior.log_sd, 0.5)):
@@ -285,11 +230,6 @@ def test_checked_coefficients_are_numbers_of_at_least_zero():
     for bad in (-1.0, np.nan):
         with pytest.raises(ValueError, match="launch_ns: expected a number of at least 0"):
             type(WELCH.prior.median).checked(**{**values, "launch_ns": bad})
-
-
-def test_a_learned_run_that_no_model_was_timed_for_takes_for_ever_by_the_prior():
-    unknown = Runs.checked(WELCH, "learned", batch=8, n_fft=128, k=4)
-    assert np.isinf(estimate(prior_posterior(WELCH), unknown).time_ns)
 
 
 @pytest.mark.slow  # the calibrate job with learned FFTs (test_learned_job.py) has the same law

@@ -60,12 +60,12 @@ def test_the_mean_power_overflows_no_sooner_than_the_sum_over_segments(n_segment
     assert np.isinf(mean_power_of(signal * np.float32(1.1 * np.sqrt(max(1, n_segments / 2))), params)[0, 10])
 
 
-@pytest.mark.parametrize("selection", ["maxima", "top_k"])
+@pytest.mark.parametrize("strategy", ["fused_maxima", "fused_top_k"])
 @pytest.mark.parametrize("n_segments", [1, 3])
-def test_the_gradient_is_the_same_however_peaks_are_selected(selection, n_segments):
+def test_the_gradient_is_the_same_however_peaks_are_selected(strategy, n_segments):
     params = rx.WelchPeakParams(32, n_segments, k=3)
     signal, direction = noise(2, params), noise(2, params, seed=1)
-    total = jax.jit(lambda x: jnp.sum(rx.welch_peaks(x, params, selection=selection)[..., 1]))
+    total = jax.jit(lambda x: jnp.sum(rx.welch_peaks(x, params, strategy)[..., 1]))
     # A quadratic form while the bins stay, so a central difference is exact up to rounding.
     power = [reference_power(signal + sign * 2.0**-10 * direction.astype(float), params) for sign in (1, -1)]
     largest = np.argsort(-reference_power(signal, params), axis=1)[:, :3]

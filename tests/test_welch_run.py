@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import os
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import rlxjax as rx
-from rlxjax.device import jax_device
 from rlxjax.welch import SELECTIONS, _host, _run, schedule, selected_peaks
 
 PATHS = ("host", "fused", "block")
@@ -139,29 +137,19 @@ def test_paths_select_the_same_bins_of_the_same_spectrum(spectrum, k):
         np.testing.assert_array_equal(selected_peaks_of(power, k, selection), expected)
 
 
-@pytest.mark.parametrize("path", [*PATHS, "learned"])
 @pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray], ids=["NumPy", "JAX"])
-def test_peaks_are_the_same_however_they_are_selected(path, as_array):
+def test_peaks_are_the_same_however_a_device_selects_them(as_array):
     signal = noise(9, FAST)
     signal[2], signal[3, 40], signal[4] = 0, np.nan, np.eye(1, FAST.frame_len, 32)
     for k in (5, 40):
         params = dataclasses.replace(FAST, k=k)
-        run = functools.partial(rx.welch_peaks, params=params, strategy=path, model=rx.LearnedFft.exact(64))
-        maxima, top_k, default = (run(as_array(signal), selection=form) for form in ("maxima", "top_k", None))
+        forms = ("fused_maxima", "fused_top_k", "fused", "Fused-Top_K")
+        maxima, top_k, default, spelt = (rx.welch_peaks(as_array(signal), params, form) for form in forms)
         np.testing.assert_array_equal(maxima[..., 0], top_k[..., 0])
         # Another program around the same transform may round its powers otherwise.
         np.testing.assert_allclose(maxima, top_k, rtol=FLOAT32_RTOL)
+        np.testing.assert_array_equal(spelt, top_k)
         assert any(np.array_equal(default, form, equal_nan=True) for form in (maxima, top_k))
-
-
-@pytest.mark.parametrize("transform", [lambda run: run, jax.jit], ids=["eager", "jit"])
-@pytest.mark.parametrize("strategy", ["host", "fused", "block", "auto"])
-@pytest.mark.parametrize("selection", ["heap", "", "MAXIMA", 1])
-def test_an_unknown_selection_is_refused_in_one_sentence(selection, strategy, transform):
-    with pytest.raises(ValueError, match="^selection: expected one of maxima, top_k, got ") as caught:
-        transform(lambda x: rx.welch_peaks(x, FAST, strategy, selection=selection))(jnp.zeros((1, 96)))
-    assert repr(selection) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @each_path
@@ -284,38 +272,24 @@ def test_what_is_no_calibration_is_refused_in_one_sentence_whatever_the_strategy
 
 @pytest.mark.parametrize("n_fft", [64, 4096])
 @pytest.mark.parametrize("batch", [1, 100, 20_000])
-def test_auto_and_rlx_run_the_path_of_least_built_in_cost(batch, n_fft):
-    params, device = rx.WelchPeakParams.reference(n_fft, 16), jax_device()
-    costs = {
-        rx.WelchPath.HOST: rx.host_path_ns,
-        rx.WelchPath.FUSED: rx.fused_graph_ns,
-        rx.WelchPath.BLOCK: rx.block_graph_ns,
-    }
-    costs = {path: float(cost(device, batch, n_fft, 16, n_segments=8)) for path, cost in costs.items()}
-    assert _run._choose_path("auto", batch, params, "reference", None, False)[0] is min(costs, key=costs.get)
-    del costs[rx.WelchPath.HOST]
-    assert _run._choose_path("rlx", batch, params, "reference", None, False)[0] is min(costs, key=costs.get)
+def test_the_built_in_pick_is_of_least_cost_where_rows_are_charged_their_upload(batch, n_fft, monkeypatch):
+    params = rx.WelchPeakParams.reference(n_fft, 16)
+    for device in ("cpu", "cuda", "metal"):
+        monkeypatch.setattr(_run, "jax_device", lambda device=device: rx.Device(device))
+        row = rx.backend_coefficients(device)
+        upload_ns = 0.0 if row.unified_memory else 4 * batch * params.frame_len / row.readback_bw
+        costs = {"host": rx.host_path_ns, "fused": rx.fused_graph_ns, "block": rx.block_graph_ns}
+        costs = {name: float(cost(device, batch, n_fft, 16, n_segments=8)) for name, cost in costs.items()}
+        costs = {name: cost + upload_ns * (name != "host") for name, cost in costs.items()}
+        for names in (("host", "fused", "block"), ("fused", "block")):
+            found = _run._built_in_pick(names, batch, params, None, None)
+            assert found == min(names, key=costs.get)
 
 
-def test_what_lies_on_an_accelerator_stays_there_and_what_is_sent_is_charged_its_upload():
-    host, model = rx.WelchPath.HOST, rx.LearnedFft.exact(256)
-    params = rx.WelchPeakParams.fast(256, 16)
-    for calibration, batch in itertools.product((None, "reference"), (1, 64, 8192)):
-        known = "cpu" if calibration is None else None
-        paths = {
-            where: _run._choose_path("auto", batch, params, calibration, model, False, False, where)[0]
-            for where in (known, "abacus")
-        }
-        assert paths["abacus"] is not host
-        assert batch > 1 or paths[known] is host
-    for device, batches in (("cuda", (512, 1024, 8192)), ("cpu", (1, 64, 8192))):
-        for batch in batches:
-            question = batch, params, (host, rx.WelchPath.FUSED), (0, 0), rx.Device(device)
-            fused_ns, host_ns = (float(cost(device, batch, 256, 16)) for cost in (rx.fused_graph_ns, rx.host_path_ns))
-            row = rx.backend_coefficients(device)
-            upload_ns = 0.0 if row.unified_memory else 4 * batch * params.frame_len / row.readback_bw
-            path = _run._cheapest_built_in(*question)
-            assert (path is host) == (host_ns <= fused_ns + upload_ns)
+def test_what_lies_on_an_accelerator_stays_there():
+    for where, names in ((None, ("host", "fused", "block")), ("abacus", ("fused", "block"))):
+        assert _run._candidates("auto", False, False, False, where) == names
+        assert _run._candidates("auto", True, False, False, where) == (*names, "learned")
 
 
 def test_maxima_are_no_candidate_where_the_schedule_has_none():
@@ -366,7 +340,6 @@ def test_arguments_without_a_hash_are_refused_by_name():
     for arguments, said in [
         ({"params": {"n_fft": 64}}, "params: expected WelchPeakParams, got dict"),
         ({"strategy": ["fused"]}, "expected one of host, block,"),
-        ({"selection": ["maxima"]}, "selection: expected one of maxima, top_k, got"),
     ]:
         with pytest.raises(ValueError, match=said):
             rx.welch_peaks(signal, **({"params": FAST} | arguments))

@@ -141,7 +141,6 @@ def test_what_the_source_raises_comes_after_the_peaks_of_the_signals_before(posi
     ("given", "message"),
     [
         ({"strategy": "fastest"}, "expected one of .*got 'fastest'"),
-        ({"selection": "heap"}, "selection: expected one of maxima, top_k, got 'heap'"),
         ({"strategy": "learned"}, "needs a learned FFT"),
     ],
 )

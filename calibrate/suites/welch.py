@@ -26,15 +26,14 @@ from rlxjax.models import (
 )
 from rlxjax.welch import FAST_SEGMENTS, RUNNER_VERSION, ULTRA_SEGMENTS, WelchPeakParams, keep_programs, schedule
 
-#: What is timed of each workload, by what tables call it: the variant of the model, the segments of a row, and what the
-#: runner is asked for.
+#: What is timed of each workload, by what tables call it: the variant, and the segments of a row.
 TIMED = {
-    "ultra": ("host", ULTRA_SEGMENTS, {"strategy": "host"}),
-    "fast": ("host", FAST_SEGMENTS, {"strategy": "host"}),
-    "fused_maxima": ("fused_maxima", FAST_SEGMENTS, {"strategy": "fused", "selection": "maxima"}),
-    "fused_top_k": ("fused_top_k", FAST_SEGMENTS, {"strategy": "fused", "selection": "top_k"}),
-    "block": ("block", FAST_SEGMENTS, {"strategy": "block"}),
-    "learned": ("learned", FAST_SEGMENTS, {"strategy": "learned"}),
+    "ultra": ("host", ULTRA_SEGMENTS),
+    "fast": ("host", FAST_SEGMENTS),
+    "fused_maxima": ("fused_maxima", FAST_SEGMENTS),
+    "fused_top_k": ("fused_top_k", FAST_SEGMENTS),
+    "block": ("block", FAST_SEGMENTS),
+    "learned": ("learned", FAST_SEGMENTS),
 }
 #: Sizes that the fit never sees: they lie inside the range of the others, or at its edge.
 HELD_OUT_BATCHES, HELD_OUT_N_FFTS = (2, 100, 8192), (128, 160, 400, 1200, 4096)
@@ -87,7 +86,7 @@ class WelchSuite(Suite):
         params = WelchPeakParams(sizes["n_fft"], sizes["n_segments"], sizes["k"])
         signal = _tone()[: sizes["batch"] * params.frame_len].reshape(sizes["batch"], params.frame_len)
         learned = self._learned[sizes["n_fft"]] if cell.variant == "learned" else None
-        return functools.partial(welch_peaks, signal, params, model=learned, **TIMED[cell.group][2])
+        return functools.partial(welch_peaks, signal, params, cell.variant, model=learned)
 
     def facts(self) -> Facts:
         """Return how the runner schedules here, and what the learned FFTs take that it was given."""
@@ -119,7 +118,7 @@ class WelchSuite(Suite):
 
 def welch_cell(group: str, batch: int, n_fft: int, k: int) -> Cell:
     """Return one workload by one way, as `TIMED` names it."""
-    variant, n_segments, _ = TIMED[group]
+    variant, n_segments = TIMED[group]
     params = WelchPeakParams(n_fft, n_segments, min(k, n_fft // 2 + 1))
     work = f"{batch}x{n_fft} k{k}"
     return Cell(

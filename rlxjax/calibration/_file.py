@@ -429,9 +429,11 @@ def save_calibration(path: str | os.PathLike[str], *fits: PosteriorFit) -> None:
     Examples:
         >>> import tempfile
         >>> import numpy as np
-        >>> from rlxjax import fft_timings, fit_posterior, load_calibration
+        >>> from rlxjax import Timings, fit_posterior, load_calibration
+        >>> from rlxjax.models import FFT
         >>> batch, n_fft = np.repeat([32, 256, 2048], 4), np.tile([64, 256, 1024, 4096], 3)
-        >>> fit = fit_posterior(fft_timings(batch, n_fft, 2e4 + 12.0 * batch * n_fft))
+        >>> time_ns = 2e4 + 12.0 * batch * n_fft
+        >>> fit = fit_posterior(Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=time_ns))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_calibration(f"{folder}/fft.json", fit)
         ...     print(load_calibration(f"{folder}/fft.json").pick(64, 256, model="fft"))

@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -21,28 +21,6 @@ _Row = TypeVar("_Row")
 _Coefficients = TypeVar("_Coefficients", bound="Coefficients")
 
 
-class Device(NamedCode):
-    """Where a graph may run. `gpu` is the wgpu default adapter."""
-
-    CPU = "cpu"
-    METAL = "metal"
-    MLX = "mlx"
-    ANE = "ane"
-    CUDA = "cuda"
-    ROCM = "rocm"
-    GPU = "gpu"
-    VULKAN = "vulkan"
-    WEBGPU = "webgpu"
-    DIRECTX = "directx"
-    OPENGL = "opengl"
-    TPU = "tpu"
-
-    @classmethod
-    def parse(cls, name: object) -> "Device":
-        """Return the device of this name, in any case; `wgpu` is `gpu`."""
-        return cls.GPU if normalised(name) == "wgpu" else super().parse(name)
-
-
 class Target(NamedCode):
     """What a fusion gate is tabulated for."""
 
@@ -55,28 +33,49 @@ class Target(NamedCode):
     CPU = "cpu"
 
 
+FALLBACK_ROW = "discrete"
+
+
+class Device(NamedCode):
+    """Where a graph may run. `gpu` is the wgpu default adapter.
+
+    A member is a name, the target of its gate, and the name of its row in the set "arch".
+    """
+
+    CPU = "cpu", Target.CPU, "cpu"
+    METAL = "metal", Target.METAL, "metal"
+    MLX = "mlx", Target.MLX
+    ANE = "ane", Target.MLX
+    CUDA = "cuda", Target.CUDA, "cuda"
+    ROCM = "rocm", Target.ROCM, "rocm"
+    GPU = "gpu", Target.WGPU, "wgpu"
+    VULKAN = "vulkan", Target.WGPU, "wgpu"
+    WEBGPU = "webgpu", Target.WGPU, "wgpu"
+    DIRECTX = "directx", Target.WGPU, "wgpu"
+    OPENGL = "opengl", Target.WGPU, "wgpu"
+    TPU = "tpu", Target.TPU
+
+    target: Target
+    row: str
+
+    def __new__(cls, name: str, target: Target, row: str = FALLBACK_ROW):
+        """Make a member: its value is the name alone."""
+        member = str.__new__(cls, name)
+        member._value_, member.target, member.row = name, target, row
+        return member
+
+    @classmethod
+    def parse(cls, name: object) -> "Device":
+        """Return the device of this name, in any case; `wgpu` is `gpu`."""
+        return cls.GPU if normalised(name) == "wgpu" else super().parse(name)
+
+
 class Provenance(enum.StrEnum):
     """Where a coefficient comes from."""
 
     MEASURED = "measured"
     ARCH_DEFAULT = "arch default"
     UNCALIBRATED = "uncalibrated"
-
-
-WGPU_FAMILY = (Device.GPU, Device.VULKAN, Device.WEBGPU, Device.DIRECTX, Device.OPENGL)
-
-_TARGET: Mapping[Device, Target] = FrozenDict(
-    {
-        Device.CPU: Target.CPU,
-        Device.METAL: Target.METAL,
-        Device.MLX: Target.MLX,
-        Device.ANE: Target.MLX,
-        Device.CUDA: Target.CUDA,
-        Device.ROCM: Target.ROCM,
-        Device.TPU: Target.TPU,
-        **dict.fromkeys(WGPU_FAMILY, Target.WGPU),
-    }
-)
 
 
 def jax_device() -> Device:
@@ -102,19 +101,15 @@ def fusion_target(device: "str | Code") -> "Target | Code":
         mlx
     """
     if isinstance(device, str):
-        return _TARGET[Device.parse(device)]
-    table = jnp.asarray([_TARGET[member].code for member in Device])
-    return table[Device.codes(device)]
+        return Device.parse(device).target
+    return _of_device(device, lambda member: member.target.code)
 
 
 def is_gpu_device(device: "str | Code") -> bool | jax.Array:
-    """Whether a device is a GPU device: every one but cpu.
+    """Whether a device is a GPU device, every one but cpu: for a name, or `[*batch]` for codes.
 
     Args:
-        device: a name, or codes `[*batch]`.
-
-    Returns:
-        A truth value for a name, a bool array `[*batch]` for codes.
+        device: a name, or codes.
 
     Raises:
         ValueError: an unknown device.
@@ -123,19 +118,14 @@ def is_gpu_device(device: "str | Code") -> bool | jax.Array:
         >>> is_gpu_device("tpu"), is_gpu_device("cpu")
         (True, False)
     """
-    if isinstance(device, str):
-        return Device.parse(device) is not Device.CPU
-    return jnp.asarray(Device.codes(device)) != Device.CPU.code
+    return _of_device(device, lambda member: member is not Device.CPU)
 
 
 def is_fused_viable(device: "str | Code") -> bool | jax.Array:
-    """Whether the fused strategy can pay on a device: every one but cpu and tpu.
+    """Whether the fused strategy can pay on a device, every one but cpu and tpu: for a name, or `[*batch]` for codes.
 
     Args:
-        device: a name, or codes `[*batch]`.
-
-    Returns:
-        A truth value for a name, a bool array `[*batch]` for codes.
+        device: a name, or codes.
 
     Raises:
         ValueError: an unknown device.
@@ -144,10 +134,14 @@ def is_fused_viable(device: "str | Code") -> bool | jax.Array:
         >>> is_fused_viable("cuda"), is_fused_viable("tpu")
         (True, False)
     """
+    return _of_device(device, lambda member: member not in (Device.CPU, Device.TPU))
+
+
+def _of_device(device: "str | Code", property_of: Callable[[Device], Any]) -> Any:
+    """Return a property of a device of this name, or of devices of these codes, `[*batch]`."""
     if isinstance(device, str):
-        return Device.parse(device) not in (Device.CPU, Device.TPU)
-    codes = jnp.asarray(Device.codes(device))
-    return (codes != Device.CPU.code) & (codes != Device.TPU.code)
+        return property_of(Device.parse(device))
+    return jnp.asarray([property_of(member) for member in Device])[Device.codes(device)]
 
 
 def as_leaf(value: Any) -> Any:
@@ -248,34 +242,16 @@ BACKEND_ROWS: Mapping[str, BackendCoefficients] = FrozenDict(
     }
 )
 
-FALLBACK_ROW = "discrete"
-
-#: Row name of each device in each built-in set.
-_SET_ROWS: Mapping[str, Mapping[Device, str]] = FrozenDict(
-    {
-        "arch": {
-            **dict.fromkeys(Device, FALLBACK_ROW),
-            Device.CPU: "cpu",
-            Device.METAL: "metal",
-            Device.CUDA: "cuda",
-            Device.ROCM: "rocm",
-            **dict.fromkeys(WGPU_FAMILY, "wgpu"),
-        },
-        "portable": {**dict.fromkeys(Device, FALLBACK_ROW), Device.CPU: "cpu"},
-    }
-)
-
 
 def row_names(coefficients: str = "arch") -> dict[Device, str]:
-    """Return the row name of every device in a built-in set.
+    """Return the row name of every device in a built-in set: in "portable", only the cpu has one of its own.
 
     Raises:
         ValueError: an unknown set.
     """
-    name = normalised(coefficients)
-    if name not in _SET_ROWS:
-        raise ValueError(f"coefficients: expected one of {', '.join(_SET_ROWS)}, got {coefficients!r}")
-    return dict(_SET_ROWS[name])
+    if (name := normalised(coefficients)) not in ("arch", "portable"):
+        raise ValueError(f"coefficients: expected one of arch, portable, got {coefficients!r}")
+    return {device: device.row if name == "arch" or device is Device.CPU else FALLBACK_ROW for device in Device}
 
 
 def backend_coefficients(device: "str | Code | Sequence[int]", coefficients: str = "arch") -> BackendCoefficients:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Real
 
 from rlxjax._typing import RealLike
 from rlxjax.welch._host import hann_window, one_sided_weights
-from rlxjax.welch._models import program_of
+from rlxjax.welch._launch import program_of
 from rlxjax.welch._params import WelchPeakParams
 from rlxjax.welch._selection import default_selection, selected_peaks
 

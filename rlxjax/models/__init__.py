@@ -6,10 +6,6 @@
 from ._fft import FFT as FFT
 from ._fft import FftLatencyCoefficients as FftLatencyCoefficients
 from ._fft import fft_flop as fft_flop
-from ._fft import fft_latency_ns as fft_latency_ns
-from ._fft import fft_timings as fft_timings
-from ._fft import fit_fft_latency as fit_fft_latency
-from ._fft import typical_fft_prior as typical_fft_prior
 from ._functions import FUNCTIONS as FUNCTIONS
 from ._functions import FunctionCoefficients as FunctionCoefficients
 from ._functions import function_runs as function_runs
@@ -19,13 +15,9 @@ from ._welch import GRID_KS as GRID_KS
 from ._welch import GRID_N_FFTS as GRID_N_FFTS
 from ._welch import GRID_SAMPLES as GRID_SAMPLES
 from ._welch import WELCH as WELCH
-from ._welch_api import heap_rates as heap_rates
-from ._welch_api import latency_terms_ns as latency_terms_ns
-from ._welch_api import predict_latency_ns as predict_latency_ns
-from ._welch_api import typical_prior as typical_prior
-from ._welch_api import welch_micro_prior as welch_micro_prior
-from ._welch_api import welch_timings as welch_timings
 from ._welch_coefficients import LatencyCoefficients as LatencyCoefficients
+from ._welch_micro import heap_rates as heap_rates
+from ._welch_micro import welch_micro_prior as welch_micro_prior
 
 #: The models that a calibration file is read for, by name; the first one is what a calibration is asked for.
 BUILT_IN = {model.name: model for model in (WELCH, FFT, FUNCTIONS)}

@@ -5,26 +5,12 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from numpy.typing import ArrayLike
 
-from rlxjax._checks import check_shapes, fields_of
 from rlxjax._numerics import soft_roofline
-from rlxjax._typing import Nanoseconds, RealLike
+from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.device._devices import Coefficients
-from rlxjax.fit import (
-    Facts,
-    FitResult,
-    Input,
-    LatencyModel,
-    LatencyPrior,
-    Runs,
-    Timings,
-    fit_latency,
-    predicted_ns,
-    wide_prior,
-)
+from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, wide_prior
 
 #: How sharply the larger of compute and memory time decides; 1 would be their sum.
 ROOFLINE_SHARPNESS = 2
@@ -57,34 +43,20 @@ class FftLatencyCoefficients(Coefficients):
     onset_rows: RealLike
 
 
-def fft_latency_ns(coefficients: FftLatencyCoefficients, batch: RealLike, n_fft: RealLike) -> Nanoseconds:
-    """Return the predicted latency of `batch` FFTs of `n_fft` real samples, `[*batch]`.
+@dataclasses.dataclass(frozen=True)
+class FftModel(LatencyModel):
+    """A batched FFT on one execution path: a call, and `batch` times a row.
 
-    `call_ns + roofline(compute / (1 + batch / onset_rows)**(1/3), memory)`, with the roofline, the counts
+    A row takes `roofline(compute / (1 + batch / onset_rows)**(1/3), memory)`, with the roofline, the counts
     and the cost of a row of the Welch-peaks model.
-
-    Args:
-        coefficients: of the execution path.
-        batch: rows, a scalar or `[*batch]`.
-        n_fft: samples of a row, an even number, a scalar or `[*batch]`.
-
-    Raises:
-        ValueError: a negative or NaN size, an odd n_fft, or shapes that do not broadcast.
 
     Examples:
         >>> serial = FftLatencyCoefficients(
         ...     call_ns=1e4, row_ns=50.0, flop_per_ns=2.0, bytes_per_ns=20.0, onset_rows=1e9)
-        >>> round(float(fft_latency_ns(serial, 2048, 1024)) / 1e6, 1)
+        >>> terms = FFT.terms_ns(serial, Runs.checked(FFT, "fft", batch=2048, n_fft=1024), FFT.facts)
+        >>> round(float(sum(terms.values())) / 1e6, 1)
         26.4
     """
-    coefficients.check("coefficients.")
-    check_shapes(batch=batch, n_fft=n_fft, **fields_of(coefficients))
-    return _predicted_ns(coefficients, Runs.checked(FFT, 0, batch=batch, n_fft=n_fft), {})
-
-
-@dataclasses.dataclass(frozen=True)
-class FftModel(LatencyModel):
-    """A batched FFT on one execution path."""
 
     name, version = "fft", 1
     inputs = FrozenDict({"batch": Input("rows"), "n_fft": Input("samples", least=2, step=2)})
@@ -109,50 +81,8 @@ class FftModel(LatencyModel):
 
 
 FFT = FftModel()
-_predicted_ns = jax.jit(predicted_ns)
 
 
 def fft_flop(n_fft: RealLike) -> RealLike:
     """Return the operations of a real transform of `n_fft` samples, `2.5 n log2 n` as it is counted, `[*batch]`."""
     return 2.5 * n_fft * jnp.log2(n_fft)
-
-
-def typical_fft_prior() -> LatencyPrior[FftLatencyCoefficients]:
-    """Return the prior that `fit_fft_latency` starts from: orders of magnitude of a present-day machine, wide.
-
-    Examples:
-        >>> typical_fft_prior().median.call_ns
-        60000.0
-    """
-    return FFT.prior
-
-
-def fft_timings(batch: ArrayLike, n_fft: ArrayLike, time_ns: ArrayLike) -> Timings:
-    """Return timings of a batched FFT that a fit takes, from lists or arrays `[n]`.
-
-    Args:
-        batch: rows.
-        n_fft: samples of a row.
-        time_ns: of one call.
-
-    Raises:
-        ValueError: as of `Timings.checked`.
-
-    Examples:
-        >>> fft_timings([8, 64], [256, 256], [1e5, 2e5]).time_ns.tolist()
-        [100000.0, 200000.0]
-    """
-    return Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=time_ns)
-
-
-def fit_fft_latency(
-    timings: Timings, prior: LatencyPrior[FftLatencyCoefficients] | None = None, weights: np.ndarray | None = None
-) -> FitResult[FftLatencyCoefficients]:
-    """Fit the latency of a batched FFT to `fft_timings`; arguments and errors as of `fit_latency`.
-
-    Examples:
-        >>> batch, n_fft = np.repeat([32, 256, 2048], 4), np.tile([64, 256, 1024, 4096], 3)
-        >>> fit_fft_latency(fft_timings(batch, n_fft, 2e4 + 12.0 * batch * n_fft)).converged
-        True
-    """
-    return fit_latency(timings, prior, weights)

@@ -20,8 +20,6 @@ from ._welch_coefficients import LatencyCoefficients
 VARIANTS = ("host", "fused_maxima", "fused_top_k", "block", "learned")
 #: Their places.
 HOST, MAXIMA, TOP_K, BLOCK, LEARNED = range(5)
-#: Parts of a prediction, in the order of a run.
-TERMS = ("call_ns", "launch_and_sync_ns", "upload_ns", "transform_ns", "selection_ns", "readback_ns")
 
 #: Bytes that NumPy's code moves for one sample, and that its transform holds of one: window product, spectrum,
 #: work and factors. A call reads as many anew for each sample of a segment: they have left the caches.

@@ -1,7 +1,7 @@
 """The Welch-peaks workload: parameters, the paths that run it, its graphs and its strategy costs.
 
-`welch_peaks` runs it with `WelchPeakParams`, `stream_welch_peaks` on many signals; a `WelchPath` is how a result is
-computed. `estimate_welch_peaks_costs` and `pick_welch_peaks_strategy` have the published design's prices and rules,
+`welch_peaks` runs it with `WelchPeakParams`, `stream_welch_peaks` on many signals; a `WelchVariant` is what runs.
+`estimate_welch_peaks_costs` and `pick_welch_peaks_strategy` have the published design's prices and rules,
 of which a `ReferenceStrategy` is a choice.
 """
 
@@ -12,7 +12,6 @@ from ._device_programs import segment_spectra as segment_spectra
 from ._params import FAST_SEGMENTS as FAST_SEGMENTS
 from ._params import ULTRA_SEGMENTS as ULTRA_SEGMENTS
 from ._params import WelchPeakParams as WelchPeakParams
-from ._run import BUILT_IN_COSTS_NS as BUILT_IN_COSTS_NS
 from ._run import keep_programs as keep_programs
 from ._run import stream_welch_peaks as stream_welch_peaks
 from ._run import welch_peaks as welch_peaks
@@ -21,32 +20,31 @@ from ._schedule import Schedule as Schedule
 from ._schedule import schedule as schedule
 from ._selection import SELECTIONS as SELECTIONS
 from ._selection import selected_peaks as selected_peaks
-from ._strategy import ReferenceStrategy as ReferenceStrategy
-from ._strategy import WelchPath as WelchPath
-from ._strategy import parse_welch_peaks_strategy as parse_welch_peaks_strategy
+from ._variants import VARIANTS as VARIANTS
+from ._variants import WelchVariant as WelchVariant
 from .costs._coefficients import CoefficientSet as CoefficientSet
 from .costs._coefficients import StrategyCoefficients as StrategyCoefficients
 from .costs._coefficients import coefficient_set as coefficient_set
 from .costs._costs import SoftWelchPeaksCosts as SoftWelchPeaksCosts
 from .costs._costs import WelchPeaksCostEstimates as WelchPeaksCostEstimates
+from .costs._costs import WelchPeaksEvaluation as WelchPeaksEvaluation
 from .costs._costs import WelchPeaksGateBreakdown as WelchPeaksGateBreakdown
 from .costs._costs import algorithm_bandwidth_gbps as algorithm_bandwidth_gbps
 from .costs._costs import estimate_welch_peaks_costs as estimate_welch_peaks_costs
+from .costs._costs import evaluate_welch_peaks as evaluate_welch_peaks
 from .costs._costs import soft_estimate_welch_peaks_costs as soft_estimate_welch_peaks_costs
 from .costs._costs import welch_peaks_fusion_gate_breakdown as welch_peaks_fusion_gate_breakdown
-from .costs._evaluation import WelchPeaksEvaluation as WelchPeaksEvaluation
-from .costs._evaluation import evaluate_welch_peaks as evaluate_welch_peaks
-from .costs._formulas import learned_scale as learned_scale
 from .costs._graphs import host_fft_profile as host_fft_profile
 from .costs._graphs import useful_bytes_touched as useful_bytes_touched
 from .costs._graphs import welch_peaks_graph as welch_peaks_graph
 from .costs._path_costs import block_graph_ns as block_graph_ns
 from .costs._path_costs import fused_graph_ns as fused_graph_ns
 from .costs._path_costs import host_path_ns as host_path_ns
-from .costs._path_costs import learned_path_ns as learned_path_ns
 from .costs._path_costs import soft_fused_graph_ns as soft_fused_graph_ns
 from .costs._pick import pick_weights as pick_weights
 from .costs._pick import pick_welch_peaks_strategy as pick_welch_peaks_strategy
 from .costs._pick import soft_pick_welch_peaks_strategy as soft_pick_welch_peaks_strategy
+from .costs._strategy import ReferenceStrategy as ReferenceStrategy
+from .costs._strategy import parse_welch_peaks_strategy as parse_welch_peaks_strategy
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

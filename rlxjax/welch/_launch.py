@@ -1,29 +1,50 @@
-"""How the paths run: one program for a small batch, chunks on all processors for a large one."""
+"""How the variants run: one program for a small batch, chunks on all processors for a large one."""
 
 import contextlib
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
+from jaxtyping import Array, Float
 
 from rlxjax._chunks import for_each_chunk, rows_of_a_processor, worker_count
 
 from ._device_programs import chunk_rows, fused_peaks, padded_batch, segment_spectra
 from ._host import host_peaks, spectrum_peaks
-from ._models import ModelProgram, program_of
 from ._params import WelchPeakParams
 from ._schedule import schedule
 from ._selection import default_selection
-from ._strategy import WelchPath
+from ._variants import RUNS, WelchVariant
 
 #: Programs that are kept, the latest used: each holds 2 to 5 MB, and a workload's batches have about 50 sizes
 #: (`padded_batch`) up to a chunk.
 MOST_PROGRAMS = 64
+
+
+class ModelProgram(Protocol):
+    """The program of a model of an approximate transform, a pytree of arrays: it finds peaks, and knows its work."""
+
+    work: Any
+
+    def peaks(self, signal: Array, params: WelchPeakParams, selection: str, platform: str) -> Float[Array, "batch k 2"]:
+        """Return the peaks of rows of samples; traced code."""
+        ...
+
+
+@functools.singledispatch
+def program_of(model: object, params: WelchPeakParams) -> ModelProgram:
+    """Return the program of a model; each kind of model registers how it is made.
+
+    Raises:
+        ValueError: what is no model.
+    """
+    del params
+    raise ValueError(f"model: expected a LearnedFft (load_learned_fft), got {type(model).__name__}")
 
 
 class _Plan(NamedTuple):
@@ -32,11 +53,11 @@ class _Plan(NamedTuple):
     rows: int
     shape: tuple[int, int]
     params: WelchPeakParams
-    selection: str
+    variant: WelchVariant
 
 
 def whole_program(
-    shape: tuple[int, ...], params: WelchPeakParams, selection: str | None, where: Sharding | None
+    shape: tuple[int, ...], params: WelchPeakParams, variant: WelchVariant, where: Sharding | None
 ) -> Callable[..., jax.Array] | None:
     """Return the fused program of a small float32 signal, None where its rows are shaped, shared or brought first.
 
@@ -46,24 +67,20 @@ def whole_program(
     platform, device = _place(*devices)
     if len(devices) > 1 or batch * length > schedule(platform).piece_samples:
         return None
-    plan = _plan(WelchPath.FUSED, batch, params, selection, platform, 1, where is not None and platform != "cpu")
+    plan = _plan(variant, batch, params, platform, 1, where is not None and platform != "cpu")
     if plan.shape != (batch, length) or batch > plan.rows:
         return None
-    return _compiled(WelchPath.FUSED, params, plan.selection, platform, device, shape, ())
+    return _compiled(plan.variant, params, platform, device, shape, ())
 
 
-def run_path(
-    path: WelchPath,
-    signal: np.ndarray | jax.Array,
-    params: WelchPeakParams,
-    model: Any,
-    selection: str | None,
+def run_variant(
+    variant: WelchVariant, signal: np.ndarray | jax.Array, params: WelchPeakParams, model: Any
 ) -> np.ndarray | jax.Array:
-    """Return the peaks of concrete rows by a path, `[batch, k, 2]`, NumPy or JAX as the path leaves them.
+    """Return the peaks of concrete rows by a variant, `[batch, k, 2]`, NumPy or JAX as it leaves them.
 
     A JAX array is computed on where it lies, a NumPy array on JAX's default device.
     """
-    if path is WelchPath.HOST:
+    if variant.transform == "numpy":
         return host_peaks(np.asarray(signal), params)
     if isinstance(signal, jax.Array) and len(signal.devices()) > 1:
         signal = np.asarray(signal)
@@ -71,13 +88,13 @@ def run_path(
     stays, batch = platform != "cpu" and isinstance(signal, jax.Array), signal.shape[0]
     is_small = signal.size <= schedule(platform).piece_samples  # and so never shared
     n_processors = 1 if is_small else worker_count()
-    arrays, shapes = ((), ()) if path is not WelchPath.LEARNED else _placed(model, params, device)
-    plan = _plan(path, batch, params, selection, platform, n_processors, stays)
-    program = _compiled(path, plan.params, plan.selection, platform, device, plan.shape, shapes)
+    arrays, shapes = _placed(model, params, device) if variant.transform == "learned" else ((), ())
+    plan = _plan(variant, batch, params, platform, n_processors, stays)
+    program = _compiled(plan.variant, plan.params, platform, device, plan.shape, shapes)
 
     def peaks_of(rows: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
         found = run_program(program, _prepared(rows, plan.shape, stays), *arrays)
-        return spectrum_peaks(np.asarray(found), params) if path is WelchPath.BLOCK else found
+        return spectrum_peaks(np.asarray(found), params) if variant.selection == "numpy" else found
 
     if batch <= plan.rows:
         peaks = peaks_of(signal)
@@ -117,12 +134,12 @@ def _place(*devices: Any) -> tuple[str, Any]:
     return jax.default_backend(), default
 
 
-def run_traced(path: WelchPath, signal, params: WelchPeakParams, model: Any, selection: str | None) -> jax.Array:
-    """Return the peaks of traced rows; fused and learned only."""
+def run_traced(variant: WelchVariant, signal, params: WelchPeakParams, model: Any) -> jax.Array:
+    """Return the peaks of traced rows, which a device selects."""
     platform = jax.default_backend()
-    selection = selection or default_selection(signal.shape[0], params.n_bins, platform)
-    arrays = () if path is not WelchPath.LEARNED else _placed(model, params, None)[0]
-    return _program(path, params, selection, platform)(signal, *arrays)
+    selection = variant.selection or default_selection(signal.shape[0], params.n_bins, platform)
+    arrays = _placed(model, params, None)[0] if variant.transform == "learned" else ()
+    return _program(variant._replace(selection=selection), params, platform)(signal, *arrays)
 
 
 #: Of each model by parameters and device: the arrays of its program, and their shapes. A model that is gone
@@ -145,55 +162,39 @@ def _placed(model: Any, params: WelchPeakParams, device: Any) -> tuple[tuple[Mod
 
 @functools.lru_cache(maxsize=4096)  # numbers
 def _plan(
-    path: WelchPath,
-    batch: int,
-    params: WelchPeakParams,
-    selection: str | None,
-    platform: str,
-    n_processors: int,
-    stays: bool,
+    variant: WelchVariant, batch: int, params: WelchPeakParams, platform: str, n_processors: int, stays: bool
 ) -> _Plan:
     """Return how a batch runs on a platform.
 
-    A signal that stays lies on an accelerator, so that one program goes through all its pieces; processors share
-    the rows on a CPU.
+    A chunk has a processor's share of the rows, but neither too few nor more than a chunk may have: all rows, or a
+    size that padding leaves as it is. A signal that stays lies on an accelerator, so that one program goes through all
+    its pieces; processors share the rows on a CPU.
     """
-    selection = selection or default_selection(padded_batch(batch), params.n_bins, platform)
-    if path is WelchPath.BLOCK:  # its program gives spectra, whatever peaks are selected of them
-        params, selection = WelchPeakParams(params.n_fft, params.n_segments, k=1), "top_k"
-    most = chunk_rows(params, platform)
-    rows = batch if stays and path is not WelchPath.BLOCK else _rows(path, batch, params, platform, n_processors)
-    return _Plan(rows, (padded_batch(rows) if rows < most else rows, params.frame_len), params, selection)
-
-
-def _rows(path: WelchPath, batch: int, params: WelchPeakParams, platform: str, n_processors: int) -> int:
-    """Return the rows of a chunk: a processor's share, but neither too few nor more than a chunk may have.
-
-    They are all rows, or a size that padding leaves as it is.
-    """
-    numbers, row_samples = schedule(platform), params.n_segments * params.n_fft
-    alone = numbers.alone_samples_block if path is WelchPath.BLOCK else numbers.alone_samples_fused
-    most = chunk_rows(params, platform)
-    if batch <= min(most, alone // row_samples):
-        return batch
-    least = max(numbers.tile_rows, alone // 2 // row_samples)
-    shared_by = n_processors if platform == "cpu" else 1
-    rows = padded_batch(rows_of_a_processor(batch, least, most, shared_by))
-    return min(batch, most, -(-rows // numbers.tile_rows) * numbers.tile_rows)
+    numbers, row_samples, is_block = schedule(platform), params.n_segments * params.n_fft, variant == RUNS["block"]
+    if is_block:  # its program gives spectra, whatever peaks are selected of them
+        params = WelchPeakParams(params.n_fft, params.n_segments, k=1)
+    elif variant.selection is None:
+        variant = variant._replace(selection=default_selection(padded_batch(batch), params.n_bins, platform))
+    alone = numbers.alone_samples_block if is_block else numbers.alone_samples_fused
+    most, rows = chunk_rows(params, platform), batch
+    if (is_block or not stays) and batch > min(most, alone // row_samples):
+        least = max(numbers.tile_rows, alone // 2 // row_samples)
+        share = rows_of_a_processor(batch, least, most, n_processors if platform == "cpu" else 1)
+        rows = min(batch, most, -(-padded_batch(share) // numbers.tile_rows) * numbers.tile_rows)
+    return _Plan(rows, (padded_batch(rows) if rows < most else rows, params.frame_len), params, variant)
 
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
 def _compiled(
-    path: WelchPath,
+    variant: WelchVariant,
     params: WelchPeakParams,
-    selection: str,
     platform: str,
     device: Any,
     shape: tuple[int, ...],
     shapes: tuple[ModelProgram, ...],
 ) -> Callable[..., jax.Array]:
     """Return a program for a shape, of one row too, compiled: it runs at once wherever it is called, on any thread."""
-    rows = program = _program(path, params, selection, platform)
+    rows = program = _program(variant, params, platform)
     if len(shape) == 1:
         program = jax.jit(lambda row: rows(row[None]))
     with jax.disable_jit(False):
@@ -207,13 +208,13 @@ def keep_compiled(most: int) -> None:
 
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
-def _program(path: WelchPath, params: WelchPeakParams, selection: str, platform: str) -> Any:
-    """Return the jitted program of a path; inside a caller's own program it is part of that one."""
-    if path is WelchPath.BLOCK:
+def _program(variant: WelchVariant, params: WelchPeakParams, platform: str) -> Any:
+    """Return the jitted program of a variant; inside a caller's own program it is part of that one."""
+    if variant.selection == "numpy":
         function = functools.partial(segment_spectra, params=params)
     else:
-        peaks = fused_peaks if path is WelchPath.FUSED else _model_peaks
-        function = functools.partial(peaks, params=params, selection=selection, platform=platform)
+        peaks = _model_peaks if variant.transform == "learned" else fused_peaks
+        function = functools.partial(peaks, params=params, selection=variant.selection, platform=platform)
     return jax.jit(function, inline=True)
 
 

@@ -12,12 +12,11 @@ from rlxjax._values import by_value
 from rlxjax.device._devices import (
     BACKEND_ROWS,
     FALLBACK_ROW,
-    WGPU_FAMILY,
     BackendCoefficients,
     Coefficients,
     Device,
+    Target,
     backend_table,
-    fusion_target,
     is_fused_viable,
     is_gpu_device,
     row_names,
@@ -25,12 +24,12 @@ from rlxjax.device._devices import (
 )
 from rlxjax.device._gate import IoFusionGate, io_fusion_gate_for_target
 
-_DISCRETE = (Device.CUDA, Device.ROCM)
+_DISCRETE = (Target.CUDA, Target.ROCM)
 #: `a`, `b` and `S`.
 _SCALES = {
-    **dict.fromkeys((Device.METAL, Device.MLX, Device.ANE), (0.22, 1.15, 7.5)),
+    **dict.fromkeys((Target.METAL, Target.MLX), (0.22, 1.15, 7.5)),
     **dict.fromkeys(_DISCRETE, (0.15, 0.85, 0.43)),
-    **dict.fromkeys(WGPU_FAMILY, (0.12, 0.0, 2.2)),
+    Target.WGPU: (0.12, 0.0, 2.2),
 }
 
 
@@ -112,7 +111,7 @@ def _coefficient_set(name: str, cpu: str, dtype: np.dtype) -> CoefficientSet:
     names = row_names(name) | {Device.CPU: cpu}
     tables = (
         backend_table(names),
-        stack_rows([io_fusion_gate_for_target(fusion_target(device)) for device in Device]),
+        stack_rows([io_fusion_gate_for_target(device.target) for device in Device]),
         stack_rows([_strategy_coefficients(device, names[device]) for device in Device]),
     )
     # One set a precision: JAX remembers NumPy arguments by identity, whatever precision they meet later.
@@ -120,7 +119,7 @@ def _coefficient_set(name: str, cpu: str, dtype: np.dtype) -> CoefficientSet:
 
 
 def _strategy_coefficients(device: Device, row_name: str) -> StrategyCoefficients:
-    slope, slope2, scale = _SCALES.get(device, (0.0, 0.0, 1.0))
+    slope, slope2, scale = _SCALES.get(device.target, (0.0, 0.0, 1.0))
     return StrategyCoefficients(
         log_batch_slope=slope,
         log2_batch_slope=slope2,
@@ -129,9 +128,9 @@ def _strategy_coefficients(device: Device, row_name: str) -> StrategyCoefficient
         block_peak_ns=80.0,
         fused_floor_ns=400_000.0,
         slack=1.10,
-        large_slack=1.15 if device in _DISCRETE else 1.10,
+        large_slack=1.15 if device.target in _DISCRETE else 1.10,
         is_gpu=is_gpu_device(device),
         is_fused_viable=is_fused_viable(device),
-        has_native_kernel=device in (*_DISCRETE, *WGPU_FAMILY),
+        has_native_kernel=device.target in (*_DISCRETE, Target.WGPU),
         falls_back=row_name == FALLBACK_ROW,
     )

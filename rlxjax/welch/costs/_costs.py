@@ -1,4 +1,4 @@
-"""Strategy costs and the gate breakdown: the compiled calls, and what goes out."""
+"""Strategy costs and the gate's breakdown, of one workload or of tables."""
 
 import dataclasses
 import math
@@ -9,26 +9,26 @@ import jax.numpy as jnp
 
 from rlxjax._checks import check_at_least, check_not_nan
 from rlxjax._counts import as_float, as_temperature
-from rlxjax._numerics import Exact, Smooth, log_soft_step
+from rlxjax._numerics import Exact, Smooth, log_soft_step, soft_step
 from rlxjax._typing import (
     Code,
     Count,
     Flag,
     LogProbability,
     Nanoseconds,
+    Probability,
     RealLike,
     StrategyCosts,
     StrategyLogWeights,
     StrategyWeights,
 )
 from rlxjax._values import by_value
-from rlxjax.device._gate import fusion_benefit
-from rlxjax.welch._params import FAST_SEGMENTS
+from rlxjax.device._gate import FusionBenefit
 
 from ._coefficients import CoefficientSet
-from ._formulas import Learned, Row, Terms, decisions, gate_benefit, gather, min_gain_ns, strategy_terms
-from ._graphs import packed_counts, welch_graph_work
-from ._inputs import cost_inputs, strategy_inputs
+from ._formulas import Learned, decisions, gate_benefit, gather, min_gain_ns, strategy_terms
+from ._graphs import readback_bytes_saved
+from ._inputs import strategy_inputs
 
 
 @by_value
@@ -87,6 +87,33 @@ class WelchPeaksGateBreakdown(NamedTuple):
     should_fuse_io: Flag
     should_fuse: Flag
     compute_floor_ok: Flag
+
+
+@by_value
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WelchPeaksEvaluation:
+    """What gate and costs say of a table of runs of two segments; every field `[*batch]`.
+
+    Attributes:
+        benefit: what fusing saves, in floats.
+        score_ns: the gate's score of it.
+        min_gain_ns: the gate's minimum gain.
+        should_fuse_io: whether the score reaches that.
+        should_fuse: whether the compute floor allows it too.
+        compute_floor_ok: whether it does.
+        fuse_probability: the smooth form of `should_fuse_io`.
+        costs: of each strategy, infinite where it is not to be used.
+    """
+
+    benefit: FusionBenefit
+    score_ns: Nanoseconds
+    min_gain_ns: Nanoseconds
+    should_fuse_io: Flag
+    should_fuse: Flag
+    compute_floor_ok: Flag
+    fuse_probability: Probability
+    costs: WelchPeaksCostEstimates
 
 
 def estimate_welch_peaks_costs(
@@ -170,10 +197,49 @@ def welch_peaks_fusion_gate_breakdown(
         >>> bool(b.should_fuse), b.readback_saved_bytes, int(b.sync_points_saved)
         (True, 32505856, 0)
     """
-    parts = _breakdown(*cost_inputs(device, coefficients, batch=batch, n_fft=n_fft, k=k))
-    profiles = [packed_counts(welch_graph_work(batch, n_fft, k, FAST_SEGMENTS, f).io) for f in (False, True)]
-    saved = fusion_benefit(*profiles).host_readback_bytes_saved
-    return WelchPeaksGateBreakdown(parts[0], parts[1], saved, *parts[2:])
+    inputs = strategy_inputs(device, batch, n_fft, k, False, None, 0, coefficients)
+    table = _evaluate(*inputs, 1.0)
+    return WelchPeaksGateBreakdown(
+        table.score_ns,
+        table.min_gain_ns,
+        readback_bytes_saved(batch, n_fft, k),
+        jnp.asarray(table.benefit.sync_points_saved).astype(int),
+        table.should_fuse_io,
+        table.should_fuse,
+        table.compute_floor_ok,
+    )
+
+
+def evaluate_welch_peaks(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    learned_available: RealLike = False,
+    learned_active_gates: RealLike | None = None,
+    learned_total_gates: RealLike = 0,
+    coefficients: str | CoefficientSet = "arch",
+    *,
+    temperature_ns: RealLike,
+) -> WelchPeaksEvaluation:
+    """Return the gate's breakdown, its probability and all strategy costs of a table in one program.
+
+    The fields are those of `welch_peaks_fusion_gate_breakdown` and `estimate_welch_peaks_costs`. Counts
+    come as floats, since exact ones would be made row by row on the host. `temperature_ns` is that of the
+    probability, a scalar or `[*batch]`; the other arguments are as of `estimate_welch_peaks_costs`.
+
+    Raises:
+        ValueError: what `estimate_welch_peaks_costs` refuses, or a temperature that is not positive.
+
+    Examples:
+        >>> table = evaluate_welch_peaks("cuda", jnp.array([64, 8192]), 256, 16, temperature_ns=1e6)
+        >>> table.should_fuse.tolist(), table.costs.pick_index().tolist()
+        ([False, True], [0, 2])
+    """
+    learned = learned_available, learned_active_gates, learned_total_gates
+    temperature_ns = as_temperature(temperature_ns)
+    inputs = strategy_inputs(device, batch, n_fft, k, *learned, coefficients, temperature_ns)
+    return _evaluate(*inputs, temperature_ns)
 
 
 def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.Array:
@@ -199,21 +265,29 @@ def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.A
 
 @jax.jit
 def hard_costs(codes, set_, batch, n_fft, k, learned: Learned) -> WelchPeaksCostEstimates:
+    return _evaluate(codes, set_, batch, n_fft, k, learned, 1.0).costs
+
+
+@jax.jit
+def _evaluate(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -> WelchPeaksEvaluation:
+    rules = Exact()
     row = gather(set_, codes)
-    terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
-    return estimates_of(row, terms, *decisions(row, terms))
-
-
-def estimates_of(row: Row, terms: Terms, io: Flag, floor_ok: Flag) -> WelchPeaksCostEstimates:
-    """Return the four costs, infinite where a strategy is not to be used."""
-    fuses = io & floor_ok & (row.strategy.is_fused_viable >= 0.5)
-    costs = (
+    terms = strategy_terms(row, batch, n_fft, k, learned, rules)
+    io, floor_ok = decisions(row, terms)
+    should_fuse = io & floor_ok
+    is_run = should_fuse & (row.strategy.is_fused_viable >= 0.5)
+    costs = WelchPeaksCostEstimates(
         jnp.where(terms.ultra_possible, terms.ultra_ns, jnp.inf),
         terms.fast_ns,
-        jnp.where(fuses, terms.fused_ns, jnp.inf),
-        jnp.where(fuses & terms.learned_possible, terms.learned_ns, jnp.inf),
+        jnp.where(is_run, terms.fused_ns, jnp.inf),
+        jnp.where(is_run & terms.learned_possible, terms.learned_ns, jnp.inf),
     )
-    return WelchPeaksCostEstimates(*jnp.broadcast_arrays(*costs))
+    benefit = gate_benefit(row, batch, n_fft, k, rules)
+    score_ns, minimum_ns = terms.score_ns, min_gain_ns(row)
+    probability = soft_step(score_ns - minimum_ns, temperature_ns)
+    found = WelchPeaksEvaluation(benefit, score_ns, minimum_ns, io, should_fuse, floor_ok, probability, costs)
+    leaves, structure = jax.tree.flatten(found)
+    return structure.unflatten(jnp.broadcast_arrays(*leaves))
 
 
 @jax.jit
@@ -233,16 +307,6 @@ def soft_costs(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -
     possible = (terms.ultra_possible, True, viable, terms.learned_possible)
     available = jnp.stack([jnp.broadcast_to(p, log_fuse.shape) for p in possible], -1).astype(log_fuse.dtype)
     return SoftWelchPeaksCosts(WelchPeaksCostEstimates(*costs), log_fuse, _log_complement(log_fuse), available)
-
-
-@jax.jit
-def _breakdown(codes, set_, batch, n_fft, k):
-    rules = Exact()
-    row = gather(set_, codes)
-    terms = strategy_terms(row, batch, n_fft, k, Learned(0.0, -1.0, 0.0), rules)
-    io, floor_ok = decisions(row, terms)
-    syncs = jnp.asarray(gate_benefit(row, batch, n_fft, k, rules).sync_points_saved)
-    return terms.score_ns, min_gain_ns(row), syncs.astype(int), io, io & floor_ok, floor_ok
 
 
 def _log_share(share: jax.Array) -> LogProbability:

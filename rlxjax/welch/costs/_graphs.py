@@ -13,7 +13,7 @@ from rlxjax.device._costs import GraphWork, is_zero
 from rlxjax.device._gate import FusionBenefit
 from rlxjax.graph._graph import Graph
 from rlxjax.graph._profile import GraphIoProfile
-from rlxjax.welch._params import WelchPeakParams
+from rlxjax.welch._params import FAST_SEGMENTS, WelchPeakParams
 
 Part = TypeVar("Part")
 
@@ -84,15 +84,6 @@ def total(parts: Sequence[Part], columns: Sequence[RealLike]) -> Part:
     return jax.tree.map(add, *parts)
 
 
-def welch_graph_work(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike, fused: bool) -> GraphWork:
-    """Return `graph_work(welch_peaks_graph(...))` in closed form, `[*batch]`.
-
-    Exact where all sizes are integers on the host, floats otherwise.
-    """
-    columns = columns_of(*sizes(batch, n_fft, k, n_segments))
-    return total(FUSED_WORKS if fused else FFT_WORKS, (1, *columns))
-
-
 def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile:
     """Return the profile of the host path: `R + batch` launches, no syncs, peaks as output.
 
@@ -113,6 +104,12 @@ def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile
     batch, n_fft, k, n_segments = sizes(batch, params.n_fft, params.k, params.n_segments)
     launches = batch * n_segments + batch
     return packed_counts(total(HOST_WORKS, (launches, *columns_of(batch, n_fft, k, n_segments))).io)
+
+
+def readback_bytes_saved(batch: RealLike, n_fft: RealLike, k: RealLike) -> Count:
+    """Return the bytes that fusing two segments need not read back; exact where all sizes are integers on the host."""
+    columns = (1, *columns_of(*sizes(batch, n_fft, k, FAST_SEGMENTS)))
+    return packed_counts(total(FUSION_BENEFITS, columns).host_readback_bytes_saved)
 
 
 def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:

@@ -4,9 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
-
-from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes, is_on_device
+from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes
 from rlxjax._counts import size_as_float
 from rlxjax._typing import Code, RealLike
 from rlxjax._values import FrozenDict
@@ -21,13 +19,9 @@ def cost_inputs(
     device: str | Code,
     coefficients: str | CoefficientSet,
     others: Mapping[str, RealLike] = FrozenDict(),
-    is_checked_later: bool = False,
     **sizes: RealLike,
 ) -> tuple:
-    """Return codes, coefficients and the sizes as floats; of the others the shapes have to agree with theirs.
-
-    If the program checks its input, codes and floats that a device holds pass here: they are not fetched for it.
-    """
+    """Return codes, coefficients and the sizes as floats; of the others the shapes have to agree with theirs."""
     cpu = "cpu"
     if isinstance(device, str) and normalised(device) == "cpu-apple":
         device, cpu = Device.CPU, "cpu-apple"
@@ -35,9 +29,8 @@ def cost_inputs(
         coefficients = coefficient_set(coefficients, cpu)
     if not isinstance(coefficients, CoefficientSet):
         raise ValueError(f"coefficients: expected a name or a CoefficientSet, got {coefficients!r}")
-    later = {name for name, size in sizes.items() if is_checked_later and is_on_device(size, jnp.floating)}
-    check_sizes(**{name: size for name, size in sizes.items() if name not in later})
-    codes = device if is_checked_later and is_on_device(device, jnp.integer) else Device.codes(device)
+    check_sizes(**sizes)
+    codes = Device.codes(device)
     check_shapes(device=codes, **sizes, **others)
     rows = {name: without_provenance(getattr(coefficients, name)) for name in ("host", "backend")}
     set_ = dataclasses.replace(coefficients, **rows)
@@ -63,11 +56,9 @@ def strategy_inputs(
     total_gates: RealLike,
     coefficients: str | CoefficientSet,
     temperature_ns: RealLike = 1.0,
-    is_checked_later: bool = False,
 ) -> tuple:
     """Return codes, coefficients, sizes and the learned FFT: what all strategies' costs follow from."""
     learned = learned_inputs(available, active_gates, total_gates)
     others = {f"learned_{name}": value for name, value in learned._asdict().items()}
     others["temperature_ns"] = temperature_ns
-    inputs = cost_inputs(device, coefficients, others, is_checked_later, batch=batch, n_fft=n_fft, k=k)
-    return *inputs, learned
+    return *cost_inputs(device, coefficients, others, batch=batch, n_fft=n_fft, k=k), learned

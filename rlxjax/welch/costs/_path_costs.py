@@ -4,17 +4,16 @@ import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 
 from rlxjax._checks import check_at_least
 from rlxjax._counts import as_float, as_temperature
-from rlxjax._numerics import Exact, Smooth, rules_at
+from rlxjax._numerics import rules_at
 from rlxjax._typing import Code, Nanoseconds, RealLike
 from rlxjax.welch._params import FAST_SEGMENTS
 
 from ._coefficients import CoefficientSet
-from ._formulas import Learned, Row, block_ns, fused_ns, gather, host_ns
-from ._inputs import cost_inputs, learned_inputs
+from ._formulas import block_ns, fused_ns, gather, host_ns
+from ._inputs import cost_inputs
 
 
 def fused_graph_ns(
@@ -111,33 +110,6 @@ def host_path_ns(
     return _path_ns(host_ns, *inputs)
 
 
-def learned_path_ns(
-    device: str | Code,
-    batch: RealLike,
-    n_fft: RealLike,
-    k: RealLike,
-    active_gates: RealLike,
-    total_gates: RealLike,
-    coefficients: str | CoefficientSet = "arch",
-    n_segments: RealLike = FAST_SEGMENTS,
-) -> Nanoseconds:
-    """Return the estimate of the learned path in ns, `[*batch]`: the fused graph, scaled by the active gates.
-
-    Infinite unless fewer than a quarter of the gates are on.
-
-    Arguments as of `fused_graph_ns`; `active_gates` of the model's `total_gates` are on.
-
-    Examples:
-        >>> bool(learned_path_ns("cuda", 8192, 256, 16, 100, 1024) < fused_graph_ns("cuda", 8192, 256, 16))
-        True
-        >>> float(learned_path_ns("cuda", 8192, 256, 16, 256, 1024))
-        inf
-    """
-    gates = {"active_gates": active_gates, "total_gates": total_gates}
-    inputs = cost_inputs(device, coefficients, gates, batch=batch, n_fft=n_fft, k=k, n_segments=n_segments)
-    return _path_ns(_learned_ns, *inputs, learned_inputs(True, active_gates, total_gates))
-
-
 def _fused_graph_ns(device, coefficients, sizes, scale, temperature_ns) -> Nanoseconds:
     check_at_least(scale, "scale", what="number")
     others = {"scale": scale, "temperature_ns": 1.0 if temperature_ns is None else temperature_ns}
@@ -148,8 +120,3 @@ def _fused_graph_ns(device, coefficients, sizes, scale, temperature_ns) -> Nanos
 @functools.partial(jax.jit, static_argnums=0)
 def _path_ns(formula: Callable[..., Nanoseconds], codes, set_, *inputs, temperature_ns=None) -> Nanoseconds:
     return formula(gather(set_, codes), *inputs, rules_at(temperature_ns))
-
-
-def _learned_ns(row: Row, batch, n_fft, k, n_segments, learned: Learned, rules: Exact | Smooth) -> Nanoseconds:
-    ns = fused_ns(row, batch, n_fft, k, n_segments, learned.scale, rules)
-    return jnp.where(learned.usable, ns, jnp.inf)

@@ -9,12 +9,12 @@ from rlxjax._counts import Columns, as_temperature
 from rlxjax._numerics import log_softmin, straight_through
 from rlxjax._typing import Code, RealLike, StrategyWeights
 from rlxjax.device._devices import Device
-from rlxjax.welch._strategy import ReferenceStrategy
 
 from ._coefficients import CoefficientSet
 from ._costs import WelchPeaksCostEstimates, hard_costs, soft_costs
 from ._formulas import Learned
 from ._inputs import strategy_inputs
+from ._strategy import ReferenceStrategy
 
 
 def pick_welch_peaks_strategy(

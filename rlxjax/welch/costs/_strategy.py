@@ -1,4 +1,4 @@
-"""The strategies of a Welch-peaks run, and the names that a person may type for them."""
+"""The strategies of the reference, and the names that a person may type for them."""
 
 from collections.abc import Mapping
 
@@ -12,19 +12,6 @@ class ReferenceStrategy(NamedCode):
     ULTRA = "ultra"
     FAST = "fast"
     RLX = "rlx"
-    LEARNED = "learned"
-
-
-class WelchPath(NamedCode):
-    """How a result is computed; the number of segments is the parameters' business.
-
-    `host` uses no device, `fused` reads back peaks only, `block` reads back the spectrum, `learned` is
-    fused with a pruned learned FFT.
-    """
-
-    HOST = "host"
-    FUSED = "fused"
-    BLOCK = "block"
     LEARNED = "learned"
 
 
