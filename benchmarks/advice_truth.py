@@ -7,7 +7,6 @@ than 15 % are left out: they take one of two times. A pair is decided from a pro
 much longer the choice takes than the better one, in the mean.
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import jax
 import numpy as np
 
 import rlxjax as rx
+from benchmarks._common import options, table, write
 from benchmarks.stage_pairs import PAIRS
 from rlxjax.calibration import compare_functions
 from rlxjax.fit import SURE
@@ -70,20 +70,20 @@ def summary(rows: list[dict]) -> dict[str, float]:
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("calibration", type=Path)
     parser.add_argument("pairs", type=Path)
     parser.add_argument("--half", choices=("tune", "judge"))
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    rows = judged(rx.load_calibration(options.calibration), json.loads(options.pairs.read_text("utf-8")), options.half)
+    given = parser.parse_args()
+    truth = json.loads(given.pairs.read_text(encoding="utf-8"))["pairs"]
+    rows = judged(rx.load_calibration(given.calibration), truth, given.half)
+    figures = []
     for row in sorted(rows, key=lambda row: row["apart_ns"] / row["together_ns"]):
-        true, predicted = (row[f"{form}apart_ns"] / row[f"{form}together_ns"] for form in ("", "predicted_"))
-        print(f"{row['name']:50} gains {true:5.2f} times, predicted {predicted:5.2f}, P {row['probability']:.2f}")
+        gains = (f"{row[f'{form}apart_ns'] / row[f'{form}together_ns']:.2f}" for form in ("", "predicted_"))
+        figures.append((row["name"], *gains, f"{row['probability']:.2f}"))
     found = summary(rows)
-    print(json.dumps(found, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps({"summary": found, "pairs": rows}, indent=1) + "\n", "utf-8")
+    print(table(["pair", "gains, times", "predicted", "P"], figures), json.dumps(found, indent=1), sep="\n\n")
+    write(given.json, {"summary": found, "pairs": rows})
 
 
 if __name__ == "__main__":

@@ -1,36 +1,29 @@
 """What a calibration is worth, from the samples of campaigns: errors, decisions, probabilities, intervals.
 
-python benchmarks/calibration_evidence.py SAMPLES [SAMPLES ...] [--json FILE] [--markdown FILE]
+    python -m benchmarks.calibration_evidence SAMPLES [SAMPLES ...] [--json FILE] [--markdown FILE]
 
 Each campaign is fitted without the held-out workloads and judged on them; beside it, simpler predictions of
 the same timings. All tables are printed; `--markdown` puts a summary with a column for each campaign between
 the two comments of a page that mark its place.
 """
 
-import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from calibrate.fits import micro_prior
-from calibrate.job import facts_of
-from calibrate.micro import micro_rates
-from calibrate.validate import built_in_ns, error_summaries, sizes_of
-from calibrate.workloads import SAME_RESULT, Cell, Grid, runs_model
 from scipy import optimize
 
 from benchmarks import decision_metrics as metrics
+from benchmarks._campaigns import Campaign, read_campaign
+from benchmarks._common import options, placed, table, write
 from calibrate.design import estimates
-from calibrate.samples import SampleLog, read_samples, timings_of
-from calibrate.visits import Visits, noise_floor, quantile_ns
+from calibrate.validate import built_in_ns, error_summaries, sizes_of
+from calibrate.visits import quantile_ns
+from calibrate.workloads import SAME_RESULT, Cell, Grid
 from rlxjax.fit import LatencyEstimate, fit_posterior, predicted_ns
-from rlxjax.models import WELCH
 
-EVIDENCE = Path("docs/evidence/calibration-evidence.json")
-BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 #: The rows of the table of methods that are judged by an estimate, with its probability.
 FIT, BUILT_IN = "the fit", "built-in constants"
 #: The rows of the summary of methods.
@@ -44,32 +37,13 @@ class Prediction(NamedTuple):
     found: LatencyEstimate | None = None
 
 
-class Campaign(NamedTuple):
-    """The samples of a campaign, those that ran a model left out."""
-
-    cells: list[Cell]
-    visits: Visits
-    log: SampleLog
-
-
-def read_campaign(path: Path) -> Campaign:
-    """Read a samples file, compressed or not."""
-    log = read_samples(path)
-    log.cells = [cell for cell in log.cells if not runs_model(cell)]
-    return Campaign(log.cells, log.visits(), log)
-
-
 def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:
     """Return all that is said of one campaign."""
-    cells, visits, log = campaign
-    measured, noise = quantile_ns(visits), noise_floor(visits)
+    cells, visits, measured, noise = campaign.cells, campaign.visits, campaign.measured_ns, campaign.noise
     seen = grid.seen(cells)
-    timings, weights = timings_of(cells, measured), seen.astype(float)
-    prior = micro_prior(micro_rates(log)) if log.micro else WELCH.prior
-    facts = facts_of(log, {})
-    blind = fit_posterior(timings, prior, weights, facts)
+    blind = fit_posterior(campaign.timings, campaign.prior, seen.astype(float), campaign.facts)
     found = estimates(blind.posterior, cells)
-    terms_ns = np.asarray(predicted_ns(blind.terms.coefficients, timings.runs, facts))
+    terms_ns = np.asarray(predicted_ns(blind.terms.coefficients, campaign.timings.runs, campaign.facts))
     methods = {
         BUILT_IN: Prediction(built_in_ns(cells)),
         "non-negative least squares": Prediction(linear_ns(cells, measured, seen)),
@@ -203,12 +177,6 @@ def percent(value: float | None, digits: int = 1) -> str:
     return "-" if value is None or np.isnan(value) else f"{100 * value:.{digits}f}"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
 def campaign_tables(name: str, said: Mapping[str, Any]) -> list[str]:
     """Return what the page says of one campaign."""
     errors = [
@@ -295,22 +263,17 @@ METHOD_COLUMNS = (
 
 def main() -> None:
     """Judge, print, write."""
-    parser = argparse.ArgumentParser(description="Judge calibrations by the samples of campaigns.")
+    parser = options(__doc__)
     parser.add_argument("samples", nargs="+", type=Path)
-    parser.add_argument("--json", type=Path, default=EVIDENCE)
     parser.add_argument("--markdown", type=Path, help="a page to put the tables into")
-    options = parser.parse_args()
+    given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    campaigns = {path.name.split(".")[0]: evidence(read_campaign(path), Grid()) for path in options.samples}
-    text = "\n\n".join(part for name, said in campaigns.items() for part in campaign_tables(name, said))
-    print(text)
-    options.json.write_text(json.dumps({"campaigns": campaigns}, indent=1) + "\n", encoding="utf-8")
-    if options.markdown:
-        page = options.markdown.read_text(encoding="utf-8")
-        before, rest = page.split(BEGIN, 1)
-        after = rest.split(END, 1)[1]
-        summary = summary_tables(campaigns)
-        options.markdown.write_text(f"{before}{BEGIN}\n\n{summary}\n\n{END}{after}", encoding="utf-8")
+    metrics.check()
+    campaigns = {path.name.split(".")[0]: evidence(read_campaign(path), Grid()) for path in given.samples}
+    print("\n\n".join(part for name, said in campaigns.items() for part in campaign_tables(name, said)))
+    write(given.json, {"campaigns": campaigns})
+    if given.markdown:
+        placed(given.markdown, "tables", f"\n{summary_tables(campaigns)}\n")
 
 
 if __name__ == "__main__":

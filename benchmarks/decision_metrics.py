@@ -228,3 +228,22 @@ def _spearman(one: np.ndarray, other: np.ndarray) -> float:
     if np.ptp(one) == 0 or np.ptp(other) == 0:
         return 0.0
     return float(np.corrcoef(stats.rankdata(one), stats.rankdata(other))[0, 1])
+
+
+def check() -> None:
+    """Check the metrics where the right answer is known."""
+    rng = np.random.default_rng(0)
+    measured = np.exp(rng.normal(0.0, 0.5, (60, len(SAME_RESULT))))
+    measured[:10, 2] = np.nan
+    for predicted, share, rank in ((measured, 1.0, 1.0), (1.0 / measured, 0.0, -1.0), (0 * measured + 1.0, 0.0, 0.0)):
+        assert ordering(predicted, measured, 0 * measured).share == share
+        assert np.allclose(rank_correlation(predicted, measured), rank)
+    assert Spread.of(regrets(measured, measured)) == (0.0, 0.0, 0.0)
+    probability = rng.uniform(0.0, 1.0, 20_000)
+    happened = rng.uniform(0.0, 1.0, 20_000) < probability
+    assert abs(brier_score(probability, happened) - 1.0 / 6.0) < 0.01
+    assert all(
+        abs(one.said - one.happened) < 2.0 / np.sqrt(one.decisions) for one in reliability(probability, happened)
+    )
+    drawn = LatencyEstimate(np.ones(2000), np.zeros((2000, 1)), np.full(2000, 0.1))
+    assert abs(coverage(drawn, np.exp(0.1 * rng.standard_normal(2000))).share - COVERED) < 0.03

@@ -10,8 +10,6 @@ not. FOLDER keeps the calibrations, what the command printed, and the samples of
 reads them, of as many runs as there are. `--loaded` calibrates once more while another process keeps a processor busy.
 """
 
-import argparse
-import json
 import os
 import shlex
 import subprocess
@@ -24,16 +22,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from calibrate.clock import Deadline
-from calibrate.workloads import WITHOUT_MODEL, Cell, Signals
 
 from benchmarks import decision_metrics as metrics
+from benchmarks._campaigns import busy_processor, read_campaign, sampled
+from benchmarks._common import options, write
 from calibrate.design import estimates
-from calibrate.measure import measure_rounds, warm_up
-from calibrate.samples import SampleLog, SampleWriter, read_samples
-from calibrate.visits import noise_floor, quantile_ns
+from calibrate.workloads import WITHOUT_MODEL, Cell
 from rlxjax import load_calibration
-from rlxjax.calibration import current_fingerprint
 from rlxjax.fit import COVERED_SDS, LatencyEstimate
 from rlxjax.models import WELCH
 
@@ -85,17 +80,11 @@ def independent_cells(count: int, seed: int = SEED) -> list[Cell]:
 def run(folder: Path, runs: int, truth_s: float, workloads: int, arguments: Sequence[str]) -> None:
     """Calibrate again and again, with independent timings before, between and after."""
     folder.mkdir(parents=True, exist_ok=True)
-    cells = independent_cells(workloads)
-    log, rng = SampleLog(current_fingerprint()), np.random.default_rng()
-    with SampleWriter(folder / "truth.samples.jsonl", log, append=False) as writer:
-        signals = Signals(cells)
-        warm_up(cells, signals, Deadline(np.inf), lambda: None)
-        writer.cells(cells)
-        for number in range(runs + 1):
-            measure_rounds(log, writer, signals, Deadline(time.perf_counter() + truth_s), rng, lambda: None)
-            if number == runs:
-                break
+    with sampled(independent_cells(workloads), folder / "truth.samples.jsonl") as take:
+        take(truth_s)
+        for number in range(runs):
             calibrate(folder / f"run-{number}.json", arguments)
+            take(truth_s)
 
 
 def calibrate(out: Path, arguments: Sequence[str]) -> None:
@@ -110,16 +99,6 @@ def calibrate(out: Path, arguments: Sequence[str]) -> None:
     text = f"$ {shlex.join(command)}\n{done.stdout}{done.stderr}exit status {done.returncode}, {taken_s:.1f} s\n"
     out.with_suffix(".txt").write_text(text, encoding="utf-8")
     print(f"{out.stem}: exit status {done.returncode}, {taken_s:.1f} s", flush=True)
-
-
-def calibrate_loaded(folder: Path, arguments: Sequence[str]) -> None:
-    """Calibrate while another process keeps a processor busy."""
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        calibrate(folder / "loaded.json", arguments)
-    finally:
-        busy.kill()
-        busy.wait()
 
 
 def picks(file: Path, cells: Sequence[Cell]) -> np.ndarray:
@@ -165,12 +144,10 @@ def judge(file: Path, cells: Sequence[Cell], measured_ns: np.ndarray, noise: np.
 
 def report(folder: Path) -> dict[str, Any]:
     """Judge the runs of a folder, print a line each, and return all figures."""
-    log = read_samples(folder / "truth.samples.jsonl")
-    visits = log.visits()
-    measured_ns, noise = quantile_ns(visits), noise_floor(visits)
+    _, log, cells, visits, measured_ns, noise, *_ = read_campaign(folder / "truth.samples.jsonl")
     files = sorted(folder.glob("run-?.json")) + sorted(folder.glob("run-??.json"))
-    judged = {file.stem: judge(file, log.cells, measured_ns, noise) for file in files}
-    print(f"{len(log.cells)} cells, {len(visits.rounds())} rounds, noise {noise.mean():.1%}")
+    judged = {file.stem: judge(file, cells, measured_ns, noise) for file in files}
+    print(f"{len(cells)} cells, {len(visits.rounds())} rounds, noise {noise.mean():.1%}")
     print("per cent; errors by strategy with the common scale taken out (lengths that are no power of two)")
     for name, one in judged.items():
         errors = " ".join(f"{key} {100 * v:.1f} ({100 * one.odd_errors[key]:.1f})" for key, v in one.errors.items())
@@ -183,18 +160,18 @@ def report(folder: Path) -> dict[str, Any]:
         print(f"covered, all runs: {100 * np.mean([one.covered for one in judged.values()]):.1f}")
     of_load = {}
     if (loaded := folder / "loaded.json").exists():
-        by_load = picks(loaded, log.cells)
-        others = np.array([picks(file, log.cells) for file in files])
+        by_load = picks(loaded, cells)
+        others = np.array([picks(file, cells) for file in files])
         of_load = {
             "differ_from_quiet": float(np.mean(others != by_load)),
             "quiet_differ_from_each_other": float(np.mean(others[:, None] != others[None])),
-            "judged": judge(loaded, log.cells, measured_ns, noise)._asdict(),
+            "judged": judge(loaded, cells, measured_ns, noise)._asdict(),
             "cautions": list(load_calibration(loaded).of(WELCH.name).cautions),
         }
         print(f"under load: {of_load}")
     return {
         "fingerprint": log.fingerprint.model_dump(),
-        "cells": len(log.cells),
+        "cells": len(cells),
         "rounds": len(visits.rounds()),
         "noise": float(noise.mean()),
         "runs": {name: one._asdict() for name, one in judged.items()},
@@ -204,24 +181,19 @@ def report(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, runs=10, truth_s=25.0, workloads=70)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--truth-s", type=float, default=25.0, help="seconds of independent timings at a time")
-    parser.add_argument("--workloads", type=int, default=70)
     parser.add_argument("--arguments", default="", help="of the calibrate command")
     parser.add_argument("--judge", action="store_true", help="judge what is there, and run nothing")
     parser.add_argument("--loaded", action="store_true", help="calibrate once more, beside a busy process")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    if options.loaded:
-        calibrate_loaded(options.folder, shlex.split(options.arguments))
-    elif not options.judge:
-        run(options.folder, options.runs, options.truth_s, options.workloads, shlex.split(options.arguments))
-    figures = report(options.folder)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if given.loaded:
+        with busy_processor():
+            calibrate(given.folder / "loaded.json", shlex.split(given.arguments))
+    elif not given.judge:
+        run(given.folder, given.runs, given.truth_s, given.workloads, shlex.split(given.arguments))
+    write(given.json, report(given.folder))
 
 
 if __name__ == "__main__":

@@ -8,18 +8,15 @@ chunks, the gradient is `jax.lax.map` of the same loss over parts of the rows. S
 over the same written plainly. Times are the rounds' smallest.
 """
 
-import argparse
-import json
-import os
-import time
+import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import rlxjax as rx
+from benchmarks._common import options, visits, write
 
 TEMPERATURE = {"temperature_ns": 1e5}
 CHUNKS = 16
@@ -177,14 +174,8 @@ def copy_of(inputs: list[jax.Array], outputs: list[jax.Array]) -> Callable:
 
 def least_ms(runs: dict[str, Callable], arguments: tuple, rounds: int) -> dict[str, float]:
     """Return the smallest time of each run in ms, all runs in every round, in an order drawn anew."""
-    rng, times = np.random.default_rng(1), {name: [] for name in runs}
-    for turn in range(-2, rounds):
-        for name in rng.permutation(list(runs)):
-            start = time.perf_counter()
-            result = jax.block_until_ready(runs[name](*arguments))
-            times[name] += [time.perf_counter() - start] * (turn >= 0)
-            del result
-    return {name: round(1e3 * min(seconds), 2) for name, seconds in times.items()}
+    times = visits({name: functools.partial(run, *arguments) for name, run in runs.items()}, rounds)
+    return {name: round(own.min() / 1e6, 2) for name, own in times.items()}
 
 
 def measured(kind: str, dtype: str, name: str, ms: dict[str, float], base: str) -> dict:
@@ -218,20 +209,14 @@ def measure(rows: int, rounds: int, dtype: str) -> list[dict]:
 
 def main() -> None:
     """Measure and print the tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rows", type=int, default=4_000_000)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = options(__doc__, rows=4_000_000, rounds=15)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    given = parser.parse_args()
     figures = []
-    for dtype in options.dtypes:
+    for dtype in given.dtypes:
         with jax.enable_x64(dtype == "float64"):
-            figures += measure(options.rows, options.rounds, dtype)
-    if options.json:
-        machine = {"device": jax.devices()[0].device_kind, "cores": os.cpu_count(), "jax": jax.__version__}
-        sizes = {"rows": options.rows, "rounds": options.rounds}
-        options.json.write_text(json.dumps({**machine, **sizes, "figures": figures}, indent=1) + "\n")
+            figures += measure(given.rows, given.rounds, dtype)
+    write(given.json, {"figures": figures})
 
 
 if __name__ == "__main__":

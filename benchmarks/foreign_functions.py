@@ -3,12 +3,12 @@
     python -m benchmarks.foreign_functions [--which functions] [--json FILE] [--markdown docs/functions.md]
 
 `pip install 'rlxjax[foreign]'` installs the libraries. `--markdown` puts the table between the two comments of
-a page that mark its place.
+a page that mark its place. The exit status is 1 if rules do not cover a function.
 """
 
-import argparse
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,11 +19,11 @@ from absl import logging
 from jax.experimental import roofline
 
 import rlxjax as rx
-from benchmarks.foreign_table import TABLES, Foreign, entries
+from benchmarks._common import options, placed, table, write
+from benchmarks.foreign_table import TABLES, Foreign
 
-__all__ = ["Row", "entries", "row_of", "summary", "table"]
-
-BEGIN, END = "<!-- functions -->", "<!-- end of functions -->"
+HEADINGS = ["function", "of", "covered, %", "op.", "roofline", "XLA", "fused bytes", "roofline", "XLA"]
+HEADINGS += ["peak bytes", "/ compiled", "holds"]
 HALF, OFF = "has less than half", "XLA's operations off by more than 2 times"
 #: The bounds of a table: shares of equations and bytes covered, and by how much peak bytes may be off.
 LEAST_EQUATIONS, LEAST_BYTES, PEAK_ERROR = 0.99, 0.999, 0.10
@@ -120,31 +120,23 @@ def _roofline(fn: Callable[..., Any], args: Sequence[Any]) -> Others:
     return Others(result.unfused_flops, result.hbm_bytes)
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return the table as Markdown; operations and bytes in millions."""
-    lines = [
-        "| function | of | covered, % | op. | roofline | XLA | fused bytes | roofline | XLA | peak bytes | / compiled "
-        "| holds |",
-        "|---|---|" + "---:|" * 9 + "---|",
+def cells_of(row: Row) -> list[str]:
+    """Return a row of the table; operations and bytes in millions."""
+    profile, said, xla = row.profile, row.roofline, row.xla
+    return [
+        row.name + ("\\*" if row.turns_given else ""),
+        row.library,
+        _covered(profile),
+        _million(row.operations),
+        said.error or _million(said.operations),
+        _million(xla.operations),
+        _million(profile.fused_traffic_bytes),
+        said.error or _million(said.n_bytes),
+        _million(xla.n_bytes),
+        _million(profile.peak_bytes),
+        f"{row.peak_ratio:.2f}",
+        ", ".join(row.holds),
     ]
-    for row in rows:
-        profile, said, xla = row.profile, row.roofline, row.xla
-        cells = [
-            row.name + ("\\*" if row.turns_given else ""),
-            row.library,
-            _covered(profile),
-            _million(row.operations),
-            said.error or _million(said.operations),
-            _million(xla.operations),
-            _million(profile.fused_traffic_bytes),
-            said.error or _million(said.n_bytes),
-            _million(xla.n_bytes),
-            _million(profile.peak_bytes),
-            f"{row.peak_ratio:.2f}",
-            ", ".join(row.holds),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def _covered(profile: rx.FunctionProfile) -> str:
@@ -214,25 +206,20 @@ def _ratio(one: float, other: float) -> float:
     return max(one, other, 1) / max(min(one, other), 1)
 
 
-def main() -> None:
+def main() -> int:
     """Print the table and its summary."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--which", choices=TABLES, default="functions")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
-    options = parser.parse_args()
+    parser.add_argument("--markdown", type=Path, help="a page to put the table into")
+    given = parser.parse_args()
     logging.set_verbosity(logging.ERROR)  # the roofline warns of each equation without a rule
-    rows = [row_of(foreign) for foreign in TABLES[options.which]]
-    made, found = table(rows), summary(rows)
+    rows = [row_of(foreign) for foreign in TABLES[given.which]]
+    made, found = table(HEADINGS, map(cells_of, rows)), summary(rows)
     print(made, remarks(found), json.dumps(found, indent=1), sep="\n\n")
-    if options.json:
-        content = {"jax": jax.__version__, "summary": found, "functions": list(map(_figures, rows))}
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    if options.markdown:
-        page = options.markdown.read_text(encoding="utf-8")
-        before, rest = page.split(BEGIN, 1)
-        after = rest.split(END, 1)[1]
-        options.markdown.write_text(f"{before}{BEGIN}\n{made}\n\n{remarks(found)}\n{END}{after}", encoding="utf-8")
+    write(given.json, {"summary": found, "functions": list(map(_figures, rows))})
+    if given.markdown:
+        placed(given.markdown, "functions", f"{made}\n\n{remarks(found)}")
+    return found["covered"] < len(rows)
 
 
 def _figures(row: Row) -> dict[str, Any]:
@@ -257,4 +244,4 @@ def _figures(row: Row) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

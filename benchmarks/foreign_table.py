@@ -4,7 +4,7 @@ Rules and fits may be looked at beside `FUNCTIONS`; `SPARE` is kept to judge wha
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -569,19 +569,3 @@ SPARE = (
     Foreign("Levenberg-Marquardt fit", "optimistix", _optimistix_least_squares, (6,)),
 )
 TABLES = {"functions": FUNCTIONS, "spare": SPARE, "all": FUNCTIONS + SPARE}
-
-
-def entries(which: str = "all") -> Iterator[tuple[str, str, Callable[..., Any], tuple[Any, ...]]]:
-    """Yield name, library, function and arguments to call it with.
-
-    Args:
-        which: "functions", "spare" or "all".
-
-    Raises:
-        ValueError: there is no such table.
-        ImportError: a library is not installed; `pip install 'rlxjax[foreign]'` installs them.
-    """
-    if which not in TABLES:
-        raise ValueError(f"which: expected one of {', '.join(TABLES)}, got {which!r}")
-    for foreign in TABLES[which]:
-        yield foreign.name, foreign.library, *foreign.call()

@@ -7,75 +7,76 @@ its pace from minute to minute; the model is fitted to them. The protocol is tha
 loops turn an unknown number of times are left out.
 """
 
-import argparse
+import functools
 import json
-from pathlib import Path
+import time
 
 import jax
 import numpy as np
-from calibrate.functions import function_cells
-from calibrate.functions_job import chosen_cells
 
 import rlxjax as rx
+from benchmarks._common import options, table, visits, write
 from benchmarks.foreign_table import TABLES
-from benchmarks.functions_timing import Entry, measure
-from calibrate.visits import noise_floor, quantile_ns
+from calibrate.functions import function_cells
+from calibrate.functions_job import chosen_cells
+from calibrate.visits import Visits, noise_floor, quantile_ns
 from rlxjax.clock import call_ns
 from rlxjax.fit import COVERED_SDS, corrected_terms_ns
 from rlxjax.models import FUNCTIONS, function_runs
 
+MOST_ROUNDS = 1000
+
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, budget=120.0)
     parser.add_argument("--which", choices=tuple(TABLES), default="all")
-    parser.add_argument("--budget", type=float, default=120.0, help="seconds of measuring")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    rng = np.random.default_rng(0)
-    entries, profiles = [], []
+    given = parser.parse_args()
+    rng, calls, profiles, libraries = np.random.default_rng(0), {}, [], []
     for cell in chosen_cells(function_cells()):
         if not cell.held_out:
             fn, shapes = cell.build()
-            entries.append(Entry(cell.name, "calibration", False, jax.jit(fn), jax.device_put(cell.arguments(rng))))
+            calls[cell.name] = functools.partial(jax.jit(fn), *jax.device_put(cell.arguments(rng)))
             profiles.append(rx.profile_function(fn, *shapes))
-    for foreign in TABLES[options.which]:
+            libraries.append("")
+    for foreign in TABLES[given.which]:
         fn, args = foreign.call()
         profile = rx.profile_function(fn, *args, trip_counts=foreign.trip_counts)
         if not profile.unknown_loops:
-            entries.append(Entry(foreign.name, foreign.library, True, jax.jit(fn), jax.device_put(args)))
+            calls[foreign.name] = functools.partial(jax.jit(fn), *jax.device_put(args))
             profiles.append(profile)
-    for entry in entries:
-        call_ns(entry.call)
-    visits = measure(entries, options.budget, np.random.default_rng())
-    times_ns, noise = quantile_ns(visits), noise_floor(visits)
-    runs = function_runs(profiles)
+            libraries.append(foreign.library)
+    for call in calls.values():
+        call_ns(call)
+    found = visits(calls, MOST_ROUNDS, least=2, until_s=time.perf_counter() + given.budget)
+    timed = Visits.of_rounds(np.stack(list(found.values()), 1))
+    times_ns, noise, runs = quantile_ns(timed), noise_floor(timed), function_runs(profiles)
     timings = rx.Timings.checked(FUNCTIONS, variant=FUNCTIONS.variants[0], time_ns=times_ns, **runs.inputs)
-    fit = rx.fit_posterior(timings, weights=np.array([not entry.held_out for entry in entries], float))
-    found = rx.estimate(fit.posterior, runs)
+    fit = rx.fit_posterior(timings, weights=np.array([not library for library in libraries], float))
+    said = rx.estimate(fit.posterior, runs)
     terms = {name: np.asarray(part) for name, part in corrected_terms_ns(fit.posterior, runs).items()}
-    predicted_ns, log_sd = np.asarray(found.time_ns), np.asarray(found.log_sd())
+    predicted_ns, log_sd = np.asarray(said.time_ns), np.asarray(said.log_sd())
     rows = [
         {
-            "name": entry.name,
-            "library": entry.family,
+            "name": name,
+            "library": libraries[i],
             "time_ns": float(times_ns[i]),
             "noise": float(noise[i]),
             "predicted_ns": float(predicted_ns[i]),
             "low_ns": float(predicted_ns[i] * np.exp(-COVERED_SDS * log_sd[i])),
             "high_ns": float(predicted_ns[i] * np.exp(COVERED_SDS * log_sd[i])),
-            "largest_term": max(terms, key=lambda name: terms[name][i]),
+            "largest_term": max(terms, key=lambda term: terms[term][i]),
         }
-        for i, entry in enumerate(entries)
-        if entry.held_out
+        for i, name in enumerate(calls)
+        if libraries[i]
     ]
-    for row in rows:
-        ratio = row["predicted_ns"] / row["time_ns"]
-        print(
-            f"{row['name']:34} {row['library']:20} {row['time_ns'] / 1e3:10.1f} us, predicted "
-            f"{row['predicted_ns'] / 1e3:10.1f}, {ratio:5.2f} times, {row['largest_term']}"
-        )
     ratios = np.array([row["predicted_ns"] / row["time_ns"] for row in rows])
+    figures = [
+        (row["name"], row["library"], f"{row['time_ns'] / 1e3:.1f}", f"{row['predicted_ns'] / 1e3:.1f}")
+        + (f"{ratio:.2f}", row["largest_term"])
+        for row, ratio in zip(rows, ratios, strict=True)
+    ]
+    print(table(["function", "of", "us", "predicted, us", "times", "largest term"], figures), end="\n\n")
     errors = np.abs(ratios - 1)
     summary = {
         "functions": len(rows),
@@ -87,8 +88,7 @@ def main() -> None:
         "noise_floor": float(np.mean([row["noise"] for row in rows])),
     }
     print(json.dumps(summary, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps({"summary": summary, "functions": rows}, indent=1) + "\n", "utf-8")
+    write(given.json, {"summary": summary, "functions": rows})
 
 
 if __name__ == "__main__":

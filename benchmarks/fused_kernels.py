@@ -1,19 +1,16 @@
 """Fused kernels against kernel by kernel: five graphs, three sizes, measured in one process, interleaved.
 
-python benchmarks/fused_kernels.py [--rounds 60] [--json FILE]
+python -m benchmarks.fused_kernels [--rounds 60] [--json FILE]
 """
 
-import argparse
-import json
-import platform
-import time
+import functools
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import numpy as np
 
 import rlxjax as rx
+from benchmarks._common import options, table, visits, write
 
 SIZES = (2**10, 2**16, 2**22)
 
@@ -81,78 +78,56 @@ GRAPHS: tuple[Callable[[int], rx.Graph], ...] = (chain, tree, softmax, normalisa
 
 def measure(rounds: int) -> list[dict]:
     """Return a row per graph and size."""
-    rng = np.random.default_rng(0)
-    runs = {}
+    rng, plans, calls = np.random.default_rng(0), {}, {}
     for build in GRAPHS:
         for elements in SIZES:
             graph = build(elements)
             inputs = {
-                node.id: jax.block_until_ready(jax.numpy.asarray(rng.uniform(0.5, 1.5, elements), "float32"))
+                node.id: jax.numpy.asarray(rng.uniform(0.5, 1.5, elements), "float32")
                 for node in graph.nodes
                 if node.op == "input"
             }
             for name in ("cost", "unfused"):
                 plan = rx.plan_fusion(graph, plan=name)
-                runs[build.__name__, elements, name] = (plan, inputs)
-    times: dict[tuple, list[int]] = {key: [] for key in runs}
-    for plan, inputs in runs.values():
-        for _ in range(3):
-            jax.block_until_ready(rx.execute_plan(plan, inputs))
-    keys = list(runs)
-    for _ in range(rounds):
-        for index in rng.permutation(len(keys)):
-            plan, inputs = runs[keys[index]]
-            start = time.perf_counter_ns()
-            jax.block_until_ready(rx.execute_plan(plan, inputs))
-            times[keys[index]].append(time.perf_counter_ns() - start)
-    rows = []
-    for build in GRAPHS:
-        for elements in SIZES:
-            fused, unfused = (min(times[build.__name__, elements, name]) for name in ("cost", "unfused"))
-            plan = runs[build.__name__, elements, "cost"][0]
-            rows.append(
-                {
-                    "graph": build.__name__,
-                    "elements": elements,
-                    "kernels_before": plan.before.kernel_launches,
-                    "kernels_after": plan.after.kernel_launches,
-                    "traffic_before_bytes": plan.before.device_traffic_bytes,
-                    "traffic_after_bytes": plan.after.device_traffic_bytes,
-                    "unfused_ns": unfused,
-                    "fused_ns": fused,
-                    "speedup": unfused / fused,
-                }
-            )
-    return rows
+                plans[build.__name__, elements, name] = plan
+                calls[build.__name__, elements, name] = functools.partial(rx.execute_plan, plan, inputs)
+    least_ns = {key: times.min() for key, times in visits(calls, rounds).items()}
+    return [
+        {
+            "graph": name,
+            "elements": elements,
+            "kernels_before": plan.before.kernel_launches,
+            "kernels_after": plan.after.kernel_launches,
+            "traffic_before_bytes": plan.before.device_traffic_bytes,
+            "traffic_after_bytes": plan.after.device_traffic_bytes,
+            "unfused_ns": least_ns[name, elements, "unfused"],
+            "fused_ns": least_ns[name, elements, "cost"],
+            "speedup": least_ns[name, elements, "unfused"] / least_ns[name, elements, "cost"],
+        }
+        for (name, elements, kind), plan in plans.items()
+        if kind == "cost"
+    ]
 
 
 def main() -> None:
     """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    rows = measure(arguments.rounds)
-    print("| graph | elements | kernels | traffic, MB | kernel by kernel, us | fused, us | speed-up |")
-    print("|---|---|---|---|---|---|---|")
-    for row in rows:
-        kernels = f"{row['kernels_before']} → {row['kernels_after']}"
-        traffic = f"{row['traffic_before_bytes'] / 1e6:.3g} → {row['traffic_after_bytes'] / 1e6:.3g}"
-        print(
-            f"| {row['graph']} | {row['elements']:,} | {kernels} | {traffic} "
-            f"| {row['unfused_ns'] / 1e3:,.1f} | {row['fused_ns'] / 1e3:,.1f} | {row['speedup']:.2f} |"
+    given = options(__doc__, rounds=60).parse_args()
+    rows = measure(given.rounds)
+    figures = [
+        (
+            row["graph"],
+            f"{row['elements']:,}",
+            f"{row['kernels_before']} → {row['kernels_after']}",
+            f"{row['traffic_before_bytes'] / 1e6:.3g} → {row['traffic_after_bytes'] / 1e6:.3g}",
+            f"{row['unfused_ns'] / 1e3:,.1f}",
+            f"{row['fused_ns'] / 1e3:,.1f}",
+            f"{row['speedup']:.2f}",
         )
-    if arguments.json:
-        device = jax.devices()[0]
-        content = {
-            "command": f"python benchmarks/fused_kernels.py --rounds {arguments.rounds}",
-            "device": f"{device.platform} {device.device_kind}",
-            "machine": platform.machine(),
-            "jax": jax.__version__,
-            "rounds": arguments.rounds,
-            "rows": rows,
-        }
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+        for row in rows
+    ]
+    headings = ["graph", "elements", "kernels", "traffic, MB", "kernel by kernel, us", "fused, us", "speed-up"]
+    print(table(headings, figures))
+    write(given.json, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 """Train learned FFTs and set them beside the exact path: recall of unseen peaks, XLA's FLOP, time of a call.
 
-python benchmarks/learned_fft.py [--quick] [--n-fft 256 1024] [--out FOLDER] writes `learned-fft.json` and one
-model file a model. Times are ratios to the exact fused path within one run: every
-round runs all programs of one n_fft once, in a random order, and the minimum over the rounds counts.
+    python -m benchmarks.learned_fft [--quick] [--n-fft 256 1024] [--out FOLDER]
+
+writes `learned-fft.json` and one model file a model. Times are ratios to the exact fused path within one run: every
+round runs all programs of one n_fft, in a random order, and the minimum over the rounds counts. The exit status is 1 if
+a model of 256 samples or more with a quarter of the gates finds less than twice what as many find at random or by
+magnitude.
 """
 
 import argparse
 import dataclasses
-import json
-import platform
-import random
+import functools
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks._common import options, table, visits, write
 from rlxjax import (
     LearnedFft,
     ToneSignals,
@@ -116,17 +119,13 @@ def timed(n_fft: int, models: dict[str, LearnedFft], rounds: int) -> dict[str, d
         program = jax.device_put(learned_program(model, params))
         form = f"{len(program.matrices)} matrices" if program.matrices else f"{len(program.stages)} stages"
         calls[name] = (pruned.lower(signal, program, params).compile(), (program,), form)
-    best = dict.fromkeys(calls, float("inf"))
-    for name in [*calls, *(n for _ in range(rounds) for n in random.sample(list(calls), len(calls)))]:
-        compiled, arguments, _ = calls[name]
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(signal, *arguments))
-        best[name] = min(best[name], time.perf_counter() - start)
+    runs = {name: functools.partial(compiled, signal, *own) for name, (compiled, own, _) in calls.items()}
+    best = {name: times.min() for name, times in visits(runs, rounds).items()}
     return {
         name: {
             "form": form,
             "xla_flop_per_row": compiled.cost_analysis()["flops"] / batch,
-            "ns_per_row": 1e9 * best[name] / batch,
+            "ns_per_row": best[name] / batch,
             "time_over_exact": best[name] / best["exact"],
         }
         for name, (compiled, _, form) in calls.items()
@@ -164,42 +163,34 @@ def run(n_fft: int, args: argparse.Namespace) -> list[dict]:
     return [*others, *rows]
 
 
-def shown(row: dict) -> str:
+def shown(row: dict) -> list[str]:
     """Return a row of the table as it is printed."""
     recall = row.get("recall_at_16", {})
     gates = f"{row['active_gates']}/{row['total_gates']}" if recall else ""
     columns = ("trained", "random", "magnitude", "trained_mask_alone")
-    found = " | ".join(f"{recall[column]:.3f}" if recall else "" for column in columns)
+    found = [f"{recall[column]:.3f}" if recall else "" for column in columns]
     training = f"{row['training_s']:.0f}" if recall else ""
-    return (
-        f"| {row['n_fft']} | {row['name']} | {gates} | {found} | {training} | {row['form']} "
-        f"| {row['xla_flop_per_row']:,.0f} | {row['ns_per_row']:,.0f} | {row['time_over_exact']:.2f} |"
-    )
+    times = (f"{row['xla_flop_per_row']:,.0f}", f"{row['ns_per_row']:,.0f}", f"{row['time_over_exact']:.2f}")
+    return [row["n_fft"], row["name"], gates, *found, training, row["form"], *times]
 
 
-def main() -> None:
+def main() -> int:
     """Run the benchmark and write what it found."""
-    parser = argparse.ArgumentParser(description="Train learned FFTs and set them beside the exact path.")
-    parser.add_argument("--quick", action="store_true", help="one sparsity a band and few rounds")
+    parser = options(__doc__, rounds=40, seed=0)
+    parser.add_argument("--quick", action="store_true", help="one sparsity a band")
     parser.add_argument("--n-fft", type=int, nargs="+", default=[256, 1024])
-    parser.add_argument("--rounds", type=int, default=None, help="timing rounds")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    args = parser.parse_args()
-    args.rounds = args.rounds or (10 if args.quick else 40)
-    args.out.mkdir(parents=True, exist_ok=True)
-    random.seed(args.seed)
-    rows = [row for n_fft in args.n_fft for row in run(n_fft, args)]
-    print("| n_fft | model | gates | trained | random | magnitude | mask alone | training, s | program ", end="")
-    print("| XLA FLOP/row | ns/row | time / exact |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
-    print("\n".join(shown(row) for row in rows))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    rows = [row for n_fft in given.n_fft for row in run(n_fft, given)]
+    headings = ["n_fft", "model", "gates", "trained", "random", "magnitude", "mask alone", "training, s", "program"]
+    print(table([*headings, "XLA FLOP/row", "ns/row", "time / exact"], map(shown, rows)))
     slower = [f"{row['name']} at {row['n_fft']}" for row in rows if row["time_over_exact"] > 1]
     print("slower than the exact path: " + (", ".join(slower) or "none"))
-    machine = {"python": platform.python_version(), "jax": jax.__version__, "device": str(jax.devices()[0])}
-    report = {"machine": machine, "k": K, "batch": BATCH, "seed": args.seed, "rows": rows}
-    (args.out / "learned-fft.json").write_text(json.dumps(report, indent=1) + "\n")
+    write(given.json or given.out / "learned-fft.json", {"k": K, "batch": BATCH, "seed": given.seed, "rows": rows})
+    found = [row["recall_at_16"] for row in rows if row["name"].endswith("-0.25") and row["n_fft"] >= 256]
+    return any(one["trained"] < 2 * max(one["random"], one["magnitude"]) for one in found)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,9 +8,7 @@ predicts that one's campaign without any of its timings; the last column adds tw
 job's design, over a fit of all that it sees. `--write` writes the file in the package.
 """
 
-import argparse
 import datetime
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,17 +17,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from calibrate.canary import CANARIES, canary_times_ns
-from calibrate.fits import micro_prior
-from calibrate.functions_job import fitted_functions
-from calibrate.job import facts_of
-from calibrate.micro import micro_rates
-from calibrate.workloads import Cell, Grid, runs_model
 
 from benchmarks import decision_metrics as metrics
+from benchmarks._campaigns import Campaign, read_campaign
+from benchmarks._common import options, table, write
+from calibrate.canary import CANARIES, canary_times_ns
 from calibrate.design import by_workload, design_posterior, estimates, preparation_order
-from calibrate.samples import FunctionLog, SampleLog, read_log, read_samples, timings_of
-from calibrate.visits import quantile_ns
+from calibrate.functions_job import fitted_functions
+from calibrate.samples import FunctionLog, read_log
+from calibrate.workloads import Grid
 from rlxjax import LatencyPosterior, PosteriorFit, fit_posterior, prior_posterior, transferred_prior
 from rlxjax.calibration import (
     PriorCoefficient,
@@ -49,6 +45,7 @@ from rlxjax.welch import schedule
 
 #: Figures of a machine that are shares.
 SHARES = ("error", "regret_p95", "regret_max", "within_interval", "error_of_few", "error_of_all")
+RATIOS = ("scale", "over_best", "few_over_all")
 #: Workloads of the machine itself in the last column.
 FEW = 20
 #: Standard deviation of the logarithm of a machine's speed that counts as that of one machine more.
@@ -60,44 +57,37 @@ ALONE_SPREAD = 0.3
 class Machine(NamedTuple):
     """A machine's campaign and its own fit."""
 
-    path: Path
-    log: SampleLog
-    cells: list[Cell]
-    measured_ns: np.ndarray
-    facts: Facts
+    campaign: Campaign
     fit: PosteriorFit
 
 
 def machine_of(path: Path) -> Machine:
     """Read a campaign and fit it by itself."""
-    log = read_samples(path)
-    log.cells = [cell for cell in log.cells if not runs_model(cell)]
-    measured_ns, facts = quantile_ns(log.visits()), facts_of(log, {})
-    fit = fit_posterior(timings_of(log.cells, measured_ns), micro_prior(micro_rates(log)), facts=facts)
-    return Machine(path, log, log.cells, measured_ns, facts, fit)
+    own = read_campaign(path)
+    return Machine(own, fit_posterior(own.timings, own.prior, facts=own.facts))
 
 
 def judged(machine: Machine, others: Sequence[Machine]) -> dict[str, Any]:
     """Return what other machines say of one: picks and errors without any timing, and the error with a few."""
-    prior = transferred_prior(*(other.fit.posterior for other in others))
-    found = estimates(prior_posterior(WELCH, prior, facts=machine.facts), machine.cells)
-    table = metrics.workloads_of(machine.cells)
-    regret = metrics.regrets(table.table(found.time_ns), table.table(machine.measured_ns))
-    logs = np.log(machine.measured_ns / np.asarray(found.time_ns))
+    own, prior = machine.campaign, transferred_prior(*(other.fit.posterior for other in others))
+    found = estimates(prior_posterior(WELCH, prior, facts=own.facts), own.cells)
+    table = metrics.workloads_of(own.cells)
+    regret = metrics.regrets(table.table(found.time_ns), table.table(own.measured_ns))
+    logs = np.log(own.measured_ns / np.asarray(found.time_ns))
     scale = float(np.median(logs))
-    grid, timings = Grid(), timings_of(machine.cells, machine.measured_ns)
-    seen = grid.seen(machine.cells)
-    order = preparation_order(machine.cells, grid, design_posterior(prior, machine.facts), np.random.default_rng(0))
+    grid = Grid()
+    seen = grid.seen(own.cells)
+    order = preparation_order(own.cells, grid, design_posterior(prior, own.facts), np.random.default_rng(0))
     chosen = [key for key in by_workload(order) if grid.place(*key[:2]) == "fit"][:FEW]
-    few = np.array([cell[1:] in set(chosen) for cell in machine.cells])
+    few = np.array([cell[1:] in set(chosen) for cell in own.cells])
     errors = []
     for weights in (few, seen):
-        fit = fit_posterior(timings, prior, weights.astype(float), machine.facts)
-        predicted_ns = np.asarray(estimates(fit.posterior, machine.cells).time_ns)
-        errors.append(float(np.mean(np.abs(predicted_ns / machine.measured_ns - 1.0)[~seen])))
+        fit = fit_posterior(own.timings, prior, weights.astype(float), own.facts)
+        predicted_ns = np.asarray(estimates(fit.posterior, own.cells).time_ns)
+        errors.append(float(np.mean(np.abs(predicted_ns / own.measured_ns - 1.0)[~seen])))
     return {
-        "machine": machine.path.name,
-        "runner": machine.log.runner,
+        "machine": own.path.name,
+        "runner": own.log.runner,
         "scale": float(np.exp(scale)),
         "error": float(np.mean(np.abs(np.expm1(logs - scale)))),
         "regret_p95": float(np.percentile(regret, 95)),
@@ -117,8 +107,10 @@ def left_out_spread(machines: Sequence[Machine]) -> np.ndarray:
         others = [other.fit.posterior for other in machines if other is not machine]
         if not others:
             return np.full(len(WELCH.variants), ALONE_SPREAD)
-        found = estimates(prior_posterior(WELCH, transferred_prior(*others), facts=machine.facts), machine.cells)
-        own = np.log(machine.measured_ns / np.asarray(found.time_ns))
+        found = estimates(
+            prior_posterior(WELCH, transferred_prior(*others), facts=machine.campaign.facts), machine.campaign.cells
+        )
+        own = np.log(machine.campaign.measured_ns / np.asarray(found.time_ns))
         logs.append(own - np.median(own))
         variants.append(np.asarray(machine.fit.runs.variant))
     errors, variant = np.abs(np.concatenate(logs)), np.concatenate(variants)
@@ -185,33 +177,35 @@ def hull(fits: Sequence[PosteriorFit]) -> dict[str, Range]:
 
 def main() -> None:
     """Fit, judge, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("samples", nargs="+", type=Path)
     parser.add_argument("--functions", nargs="*", type=Path, default=[])
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    machines = [machine_of(path) for path in options.samples]
+    machines = [machine_of(path) for path in given.samples]
     rows = [judged(one, [other for other in machines if other is not one]) for one in machines if len(machines) > 1]
     print("each machine by the others, in per cent but for ratios")
-    for row in rows:
-        shares = {name: f"{100 * row[name]:.1f}" for name in SHARES}
-        ratios = {name: f"{row[name]:.3f}" for name in ("scale", "over_best", "few_over_all")}
-        print(f"{row['machine']} (runner {row['runner']}): {shares | ratios}")
-    if options.json:
-        options.json.write_text(json.dumps({"left_out": rows}, indent=1) + "\n", encoding="utf-8")
-    if not options.write:
+    figures = [
+        (row["machine"], row["runner"], *(f"{100 * row[name]:.1f}" for name in SHARES))
+        + tuple(f"{row[name]:.3f}" for name in RATIOS)
+        for row in rows
+    ]
+    print(table(["machine", "runner", *SHARES, *RATIOS], figures))
+    write(given.json, {"left_out": rows})
+    if not given.write:
         return
     facts = {**WELCH.facts, "processors": 2}
     facts |= {name: value for name, value in schedule("cpu")._asdict().items() if name in facts}
     sources = [
         PriorMachine(
-            fingerprint=one.log.fingerprint,
-            canary_ns={name: time_ns for name, time_ns in canary_times_ns(one.log).items() if name in CANARIES},
-            samples=one.path.name,
-            sha256=sha256_of(one.path),
-            runner=one.log.runner,
+            fingerprint=one.campaign.log.fingerprint,
+            canary_ns={
+                name: time_ns for name, time_ns in canary_times_ns(one.campaign.log).items() if name in CANARIES
+            },
+            samples=one.campaign.path.name,
+            sha256=sha256_of(one.campaign.path),
+            runner=one.campaign.log.runner,
         )
         for one in machines
     ]
@@ -227,8 +221,8 @@ def main() -> None:
             hull([one.fit for one in machines]),
         )
     }
-    if options.functions:
-        logs = [(path, read_log(path)) for path in options.functions]
+    if given.functions:
+        logs = [(path, read_log(path)) for path in given.functions]
         fits = [fitted_functions(log, path) for path, log in logs if isinstance(log, FunctionLog)]
         sources = [
             PriorMachine(fingerprint=log.fingerprint, samples=path.name, sha256=sha256_of(path), runner=1)

@@ -7,16 +7,15 @@ loop takes without the primitive is subtracted. Arguments are normal, positive o
 needs them. The table of `rlxjax/models/_primitive_weights.py` holds these numbers, rounded.
 """
 
-import argparse
 import functools
-import gc
-import time
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from benchmarks._common import options, table, visits, write
 
 ELEMENTS, TURNS = 2**16, 10
 POSITIVE = (
@@ -65,32 +64,20 @@ def arguments(name: str, rng: np.random.Generator) -> np.ndarray:
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
-    options = parser.parse_args()
+    given = options(__doc__, rounds=10).parse_args()
     jax.config.update("jax_enable_x64", True)
-    rng, programs = np.random.default_rng(0), {}
+    rng, calls = np.random.default_rng(0), {}
     for name, primitive in PRIMITIVES.items():
-        for dtype in (np.float32, np.float64):
-            x = jnp.asarray(arguments(name, rng), dtype)
+        for dtype in ("float32", "float64"):
             program = jax.jit(functools.partial(looped, primitive))
-            jax.block_until_ready(program(x))
-            programs[name, np.dtype(dtype).name] = program, x
-    keys, times_ns = list(programs), {key: [] for key in programs}
-    gc.disable()
-    for _ in range(options.rounds):
-        for place in rng.permutation(len(keys)):
-            program, x = programs[keys[place]]
-            start = time.perf_counter_ns()
-            jax.block_until_ready(program(x))
-            times_ns[keys[place]].append(time.perf_counter_ns() - start)
-    medians = {key: float(np.median(own)) for key, own in times_ns.items()}
+            calls[name, dtype] = functools.partial(program, jnp.asarray(arguments(name, rng), dtype))
+    medians = {key: float(np.median(own)) for key, own in visits(calls, given.rounds).items()}
     nothing = {dtype: medians["nothing", dtype] for dtype in ("float32", "float64")}
     unit = medians["exp", "float32"] - nothing["float32"]
+    weights = {name: [(medians[name, dtype] - nothing[dtype]) / unit for dtype in nothing] for name in PRIMITIVES}
     print(f"an exponential of float32: {unit / ELEMENTS / TURNS:.3f} ns")
-    for name in PRIMITIVES:
-        weights = ((medians[name, dtype] - nothing[dtype]) / unit for dtype in nothing)
-        print(f"{name:30}", *(f"{weight:9.2f}" for weight in weights))
+    print(table(["primitive", *nothing], [(name, *(f"{one:.2f}" for one in own)) for name, own in weights.items()]))
+    write(given.json, {"exponential_ns": unit / ELEMENTS / TURNS, "weights": weights})
 
 
 if __name__ == "__main__":

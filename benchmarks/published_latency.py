@@ -1,23 +1,23 @@
 """The latency model of a batched FFT against published latencies: each cell predicted from all others of its path.
 
-    python benchmarks/published_latency.py [FILE.csv] [--cells N] [--json FILE]
+    python -m benchmarks.published_latency [FILE.csv] [--cells N] [--json FILE]
 
 With several paths, also each path from N of its cells alone (5 unless given), every choice of them, with a
 wide prior and with the prior that the other paths make likely. The table has the columns device (the
-execution path), n_fft, batch and ms. No device is timed here.
+execution path), n_fft, batch and ms. No device is timed here. The exit status is 1 if
+a fit did not converge, or a path is off by more than 12 % in the median.
 """
 
-import argparse
 import csv
 import dataclasses
 import itertools
-import json
 import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from benchmarks._common import ROOT, options, table, write
 from rlxjax.fit import (
     FitResult,
     LatencyPrior,
@@ -33,9 +33,11 @@ from rlxjax.fit import (
 )
 from rlxjax.models import FFT, FftLatencyCoefficients
 
-PUBLISHED = Path(__file__).parent.parent / "tests" / "golden" / "published_fft_latency.csv"
+PUBLISHED = ROOT / "tests" / "golden" / "published_fft_latency.csv"
 #: A cell is an outlier if its prediction from the others is off by more than this share of its latency.
 OUTLIER_ERROR = 0.25
+#: The median error of a path, at most.
+MEDIAN_ERROR = 0.12
 #: Cells that a new path is given, and rounds of fitting and pooling the others.
 FEW_CELLS, POOLING_ROUNDS = 5, 10
 
@@ -151,37 +153,30 @@ def summary(report: PathReport) -> dict:
 
 def text(reports: list[PathReport]) -> str:
     """Return the tables as Markdown."""
-    lines = [
-        "| path | cells | median, % | mean, % | worst, % | outliers | median of the fit, % |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for found in map(summary, reports):
-        outliers = sum(row["is_outlier"] for row in found["rows"])
-        shown = [100 * found[f"{name}_error"] for name in ("median", "mean", "worst")]
-        figures = " | ".join(f"{figure:.1f}" for figure in shown)
-        fitted = 100 * found["median_error_of_the_fit"]
-        lines.append(f"| {found['path']} | {found['cells']} | {figures} | {outliers} | {fitted:.1f} |")
+    errors, coefficients, outliers = [], [], []
     names = list(named(reports[0].fit.coefficients))
-    units = " | ".join(f"{name}, {unit_of(name)}" for name in names)
-    lines += ["", f"| path | {units} |", "|---" * (len(names) + 1) + "|"]
     for report in reports:
-        values = named(report.fit.coefficients)
-        stars = ("" if report.fit.measured[name] else " *" for name in names)
-        shown = " | ".join(f"{_number(values[name])}{star}" for name, star in zip(names, stars, strict=True))
-        lines.append(f"| {report.path} | {shown} |")
-    lines += [
-        "",
-        "| outlier | published, ms | predicted, ms | error, % | contradicts |",
-        "|---|---|---|---|---|",
-    ]
-    for report in reports:
-        for index in map(int, np.flatnonzero(np.abs(report.errors()) > OUTLIER_ERROR)):
-            published, predicted = report.timings.time_ns[index] / 1e6, report.left_out_ns[index] / 1e6
-            lines.append(
-                f"| {report.path} {report.cell(index)} | {published:.2g} | {predicted:.2g} "
-                f"| {100 * report.errors()[index]:+.0f} | {', '.join(report.contradicts(index))} |"
-            )
-    return "\n".join(lines)
+        found = summary(report)
+        shares = [found[f"{name}_error"] for name in ("median", "mean", "worst")]
+        far = np.flatnonzero(np.abs(report.errors()) > OUTLIER_ERROR).tolist()
+        fitted = f"{100 * found['median_error_of_the_fit']:.1f}"
+        errors.append([found["path"], found["cells"], *(f"{100 * one:.1f}" for one in shares), len(far), fitted])
+        values, measured = named(report.fit.coefficients), report.fit.measured
+        coefficients.append(
+            [report.path, *(f"{_number(values[name])}{'' if measured[name] else ' *'}" for name in names)]
+        )
+        for index in far:
+            times = (f"{own[index] / 1e6:.2g}" for own in (report.timings.time_ns, report.left_out_ns))
+            error, others = f"{100 * report.errors()[index]:+.0f}", ", ".join(report.contradicts(index))
+            outliers.append([f"{report.path} {report.cell(index)}", *times, error, others])
+    headings = ["path", "cells", "median, %", "mean, %", "worst, %", "outliers", "median of the fit, %"]
+    return "\n\n".join(
+        [
+            table(headings, errors),
+            table(["path", *(f"{name}, {unit_of(name)}" for name in names)], coefficients),
+            table(["outlier", "published, ms", "predicted, ms", "error, %", "contradicts"], outliers),
+        ]
+    )
 
 
 def pooled(timings: Timings, weights: np.ndarray) -> LatencyPrior:
@@ -246,20 +241,12 @@ def _few_errors(timings: Timings, weights: np.ndarray, choices: np.ndarray, prio
 def few_text(found: dict) -> str:
     """Return the table as Markdown, in per cent."""
     names = ("median_error", "mean_error", "tenth_worst_error", "worst_error")
-    lines = [
-        f"| path, {found['cells']} cells given | choices "
-        + "".join(f"| {how}: {what} " for what in ("median", "mean", "90th", "worst") for how in ("alone", "pooled"))
-        + "|",
-        "|---" * 10 + "|",
-    ]
-
-    def row(path: str, choices: object, figures: list[float]) -> str:
-        return f"| {path} | {choices} | " + " | ".join(f"{100 * figure:.1f}" for figure in figures) + " |"
-
-    table = [[path[how][name] for name in names for how in ("alone", "pooled")] for path in found["paths"]]
-    lines += [row(path["path"], path["choices"], figures) for path, figures in zip(found["paths"], table, strict=True)]
-    lines.append(row("mean of the paths", "", list(np.mean(table, 0))))
-    return "\n".join(lines)
+    shares = [[path[how][name] for name in names for how in ("alone", "pooled")] for path in found["paths"]]
+    shares.append(np.mean(shares, 0).tolist())
+    heads = [(path["path"], path["choices"]) for path in found["paths"]] + [("mean of the paths", "")]
+    headings = [f"{how}: {what}" for what in ("median", "mean", "90th", "worst") for how in ("alone", "pooled")]
+    rows = [[*head, *(f"{100 * one:.1f}" for one in own)] for head, own in zip(heads, shares, strict=True)]
+    return table([f"path, {found['cells']} cells given", "choices", *headings], rows)
 
 
 def _number(value: float) -> str:
@@ -279,33 +266,22 @@ def _fitted_ns(report: PathReport) -> np.ndarray:
     return np.asarray(latency_ns(report.fit.coefficients, *sizes_of(report.timings)))
 
 
-def main() -> None:
+def main() -> int:
     """Fit and print the tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__, cells=FEW_CELLS)
     parser.add_argument("csv", type=Path, nargs="?", default=PUBLISHED)
-    parser.add_argument("--cells", type=int, default=FEW_CELLS)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    try:
-        timings = read_timings(arguments.csv)
-        reports = [leave_one_out(path, own) for path, own in timings.items()]
-        few = few_cells(timings, arguments.cells) if len(timings) > 1 else None
-    except (OSError, ValueError) as error:
-        parser.exit(2, f"{arguments.csv}: {error}\n")
-    sys.stdout.write(text(reports) + "\n")
+    timings = read_timings(given.csv)
+    reports = [leave_one_out(path, own) for path, own in timings.items()]
+    print(text(reports))
+    few = few_cells(timings, given.cells) if len(timings) > 1 else None
     if few:
-        sys.stdout.write("\n" + few_text(few) + "\n")
-    if arguments.json:
-        content = {
-            "command": "python benchmarks/published_latency.py",
-            "jax": jax.__version__,
-            "outlier_error": OUTLIER_ERROR,
-            "paths": [summary(report) for report in reports],
-            "few_cells": few,
-        }
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        print("", few_text(few), sep="\n")
+    paths = [summary(report) for report in reports]
+    write(given.json, {"outlier_error": OUTLIER_ERROR, "paths": paths, "few_cells": few})
+    return not all(path["converged"] and path["median_error"] <= MEDIAN_ERROR for path in paths)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

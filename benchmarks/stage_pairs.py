@@ -3,19 +3,17 @@
     python -m benchmarks.stage_pairs [--budget 80] [--half tune|judge] [--only REGEX] [--json FILE] [--merge FILES]
 
 Apart, each stage is a `jax.jit` of its own and its results stay on the device; together, one `jax.jit` runs the
-composition. A round visits the pairs in random order, and of each pair both forms in random order, as the calibrate
-job visits functions. The time of a form is the lowest decile over the rounds. `--merge` times nothing: it takes the
-medians of the files of several runs, which differ by more than the rounds of one.
+composition. A round visits all forms of all pairs in random order. The time of a form is the lower quartile over the
+rounds. `--merge` times nothing: it takes the medians of the files of several runs, which differ by more than the rounds
+of one.
 """
 
-import argparse
 import functools
-import gc
 import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,10 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, nn
 
-from rlxjax.clock import QUARTILE, mean_ns, visit_ns
+from benchmarks._common import options, table, visits, write
+from calibrate.named import shape_of
+from rlxjax.clock import QUARTILE
 
 #: Integer arguments lie below this, so that they index whatever has as many rows.
 INDICES = 1000
+MOST_ROUNDS = 1000
 
 
 class Pair(NamedTuple):
@@ -91,19 +92,74 @@ def arrays(shapes: Sequence[jax.ShapeDtypeStruct], seed: int = 0) -> tuple[jax.A
     return tuple(array(shape) for shape in shapes)
 
 
-def f32(*shape: int) -> jax.ShapeDtypeStruct:
-    """Return the shape of floats."""
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
+def doubled(x):
+    """Return twice the values."""
+    return 2 * x
 
 
-def i32(*shape: int) -> jax.ShapeDtypeStruct:
-    """Return the shape of indices."""
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+def scaled(x):
+    """Return the values scaled and shifted."""
+    return x * 2 + 1
 
 
-def of(dtype, *shape: int) -> jax.ShapeDtypeStruct:
-    """Return the shape of another dtype."""
-    return jax.ShapeDtypeStruct(shape, dtype)
+def centred(x):
+    """Return the values of bytes between -0.5 and 0.5."""
+    return x / 255 - 0.5
+
+
+def cos_and_sin(x):
+    """Return cosine and sine."""
+    return jnp.cos(x), jnp.sin(x)
+
+
+def look_up(table, index):
+    """Return rows of a table."""
+    return table[index]
+
+
+def dequantised(x, scale):
+    """Return the rows of integers, each with its scale."""
+    return x.astype(jnp.float32) * scale[:, None]
+
+
+def channels_last(x):
+    """Return the axis after the first one last."""
+    return x.transpose(0, 2, 3, 1)
+
+
+def channels_first(x):
+    """Return the last axis after the first one."""
+    return x.transpose(0, 3, 1, 2)
+
+
+def on_weights(w, x):
+    """Return the product of rows with weights."""
+    return x @ w
+
+
+def with_product(x, w):
+    """Return rows, and their product with weights."""
+    return x, x @ w
+
+
+def scores(queries, keys):
+    """Return the scores of attention."""
+    return queries @ keys.swapaxes(-1, -2) / 8
+
+
+def sum_of_rows(x):
+    """Return the sum of the last axis."""
+    return x.sum(-1)
+
+
+def running_sum(x):
+    """Return the cumulative sum of the last axis."""
+    return jnp.cumsum(x, -1)
+
+
+def conv_relu(x, kernel):
+    """Return the positive part of a convolution."""
+    return nn.relu(conv(x, kernel))
 
 
 def conv(x, kernel, strides=(1, 1), padding="SAME"):
@@ -136,13 +192,13 @@ def hashed(x):
     return x ^ (x >> 16)
 
 
-def taps(x, number, axis):
+def taps(x, number=3, axis=1):
     """Return a filter of some taps along an axis."""
     size = x.shape[axis] - number + 1
     return sum(lax.slice_in_dim(x, tap, tap + size, axis=axis) * (0.1 + tap) for tap in range(number))
 
 
-def taps_2d(x, number):
+def taps_2d(x, number=3):
     """Return a filter of number x number taps."""
     rows, columns = (size - number + 1 for size in x.shape)
     return sum(
@@ -270,9 +326,9 @@ def corrected(x, p, h, r, z):
     return x + gain @ (z - h @ x), p - gain @ h @ p
 
 
-def smaller(params, grads):
-    """Return parameters after a step of descent."""
-    return tuple(value - 0.1 * grad for value, grad in zip(params, grads, strict=True))
+def descent(a, b, p, q):
+    """Return two parameters after a step against their gradients."""
+    return p - 0.1 * a, q - 0.1 * b
 
 
 def edges_of(x):
@@ -295,495 +351,310 @@ def counts(x):
     return jnp.cumsum(jnp.zeros(INDICES).at[x].add(1.0))
 
 
-def pair(name: str, *stages: Callable, args: Sequence[tuple[jax.ShapeDtypeStruct, ...]]) -> Pair:
-    """Return a pair; stages that `args` does not reach have no arguments of their own."""
-    return Pair(name, stages, (*args, *[()] * (len(stages) - len(args))))
+def pair(name: str, shapes: str, *stages: Callable) -> Pair:
+    """Return a pair.
+
+    Args:
+        name: of it.
+        shapes: of the arguments of each stage, between bars: `1024,64 i32[512] | 64` are an array of floats and one of
+            integers for the first stage, and floats for the second.
+        *stages: functions.
+    """
+    parts = [
+        tuple(shape_of(shape if "[" in shape else f"f32[{shape}]") for shape in own.split())
+        for own in shapes.split("|")
+    ]
+    return Pair(name, stages, (*parts, *[()] * (len(stages) - len(parts))))
 
 
 PAIRS = [
     # Elementwise code.
-    pair("scale, shift: 1 k", lambda x: 2 * x, lambda x: x + 1, args=[(f32(1024),)]),
-    pair("scale, shift: 4 MB", lambda x: 2 * x, lambda x: x + 1, args=[(f32(1024, 1024),)]),
-    pair("scale, shift: 100 MB", lambda x: 2 * x, lambda x: x + 1, args=[(f32(5000, 5000),)]),
-    pair("tanh, square, exp: 1 MB", jnp.tanh, jnp.square, jnp.exp, args=[(f32(256, 1024),)]),
+    pair("scale, shift: 1 k", "1024", doubled, lambda x: x + 1),
+    pair("scale, shift: 4 MB", "1024,1024", doubled, lambda x: x + 1),
+    pair("scale, shift: 100 MB", "5000,5000", doubled, lambda x: x + 1),
+    pair("tanh, square, exp: 1 MB", "256,1024", jnp.tanh, jnp.square, jnp.exp),
     pair(
         "quantise, dequantise",
+        "1024,1024",
         lambda x: jnp.round(x * 10).astype(jnp.int8),
         lambda q: q.astype(jnp.float32) / 10,
-        args=[(f32(1024, 1024),)],
     ),
-    pair(
-        "complex product, modulus",
-        lambda a, b: lax.complex(a, b) * lax.complex(b, a),
-        jnp.abs,
-        args=[(f32(1024, 512),) * 2],
-    ),
+    pair("complex product, modulus", "1024,512 1024,512", lambda a, b: lax.complex(a, b) * lax.complex(b, a), jnp.abs),
     pair(
         "forces, integrate",
+        "4096,3 | 4096,3 4096,3",
         lambda x: -x - 0.1 * x**3,
         lambda f, x, v: (x + 0.01 * (v + 0.01 * f), v + 0.01 * f),
-        args=[(f32(4096, 3),), (f32(4096, 3),) * 2],
     ),
-    pair("adam moments, step: 4 MB", adam_moments, adam_step, args=[(f32(1 << 20),) * 3, (f32(1 << 20),)]),
-    pair("adam moments, step: 4 kB", adam_moments, adam_step, args=[(f32(1024),) * 3, (f32(1024),)]),
-    pair(
-        "clip, update",
-        clip,
-        lambda a, b, p, q: smaller((p, q), (a, b)),
-        args=[(f32(512, 512),) * 2, (f32(512, 512),) * 2],
-    ),
-    pair(
-        "grads, clip, update",
-        mlp_grads,
-        clip,
-        lambda a, b, p, q: smaller((p, q), (a, b)),
-        args=[(f32(128, 256), f32(256, 64), f32(256, 128), f32(256, 64)), (), (f32(128, 256), f32(256, 64))],
-    ),
-    pair(
-        "mask of a dropout, apply",
-        kept,
-        lambda mask, x: jnp.where(mask, x / 0.9, 0.0),
-        args=[(i32(),), (f32(512, 1024),)],
-    ),
-    pair("scale, set a row", lambda x: 2 * x, lambda x: x.at[0].set(1.0), args=[(f32(1024, 1024),)]),
+    pair("adam moments, step: 4 MB", "1048576 1048576 1048576 | 1048576", adam_moments, adam_step),
+    pair("adam moments, step: 4 kB", "1024 1024 1024 | 1024", adam_moments, adam_step),
+    pair("clip, update", "512,512 512,512 | 512,512 512,512", clip, descent),
+    pair("grads, clip, update", "128,256 256,64 256,128 256,64 | | 128,256 256,64", mlp_grads, clip, descent),
+    pair("mask of a dropout, apply", "i32[] | 512,1024", kept, lambda mask, x: jnp.where(mask, x / 0.9, 0.0)),
+    pair("scale, set a row", "1024,1024", doubled, lambda x: x.at[0].set(1.0)),
     pair(
         "tanh, write into a cache",
+        "16,512,64 | 16,1024,64",
         jnp.tanh,
         lambda x, cache: lax.dynamic_update_slice(cache, x, (0, 128, 0)),
-        args=[(f32(16, 512, 64),), (f32(16, 1024, 64),)],
     ),
     pair(
         "gelu, concatenate",
+        "1024,256 1024,256",
         lambda x, y: (nn.gelu(x), nn.gelu(y)),
         lambda a, b: jnp.concatenate([a, b, a], -1),
-        args=[(f32(1024, 256),) * 2],
     ),
-    pair(
-        "cos and sin, interleave",
-        lambda x: (jnp.cos(x), jnp.sin(x)),
-        lambda a, b: jnp.stack([a, b], -1).reshape(1024, -1),
-        args=[(f32(1024, 512),)],
-    ),
-    pair("tanh, pad", jnp.tanh, lambda x: jnp.pad(x, 1), args=[(f32(1024, 1024),)]),
-    pair("tanh, insert zeros", jnp.tanh, lambda x: lax.pad(x, 0.0, ((0, 0, 1), (0, 0, 1))), args=[(f32(512, 512),)]),
-    pair("tanh, shift", jnp.tanh, lambda x: jnp.pad(x[:, :-1], ((0, 0), (1, 0), (0, 0))), args=[(f32(16, 512, 64),)]),
+    pair("cos and sin, interleave", "1024,512", cos_and_sin, lambda a, b: jnp.stack([a, b], -1).reshape(1024, -1)),
+    pair("tanh, pad", "1024,1024", jnp.tanh, lambda x: jnp.pad(x, 1)),
+    pair("tanh, insert zeros", "512,512", jnp.tanh, lambda x: lax.pad(x, 0.0, ((0, 0, 1), (0, 0, 1)))),
+    pair("tanh, shift", "16,512,64", jnp.tanh, lambda x: jnp.pad(x[:, :-1], ((0, 0), (1, 0), (0, 0)))),
     # Transposes.
-    pair("gelu, transpose", nn.gelu, jnp.transpose, args=[(f32(1024, 1024),)]),
-    pair("exp, transpose", jnp.exp, jnp.transpose, args=[(f32(1024, 1024),)]),
-    pair("transpose, add", jnp.transpose, jnp.add, args=[(f32(1024, 1024),), (f32(1024, 1024),)]),
-    pair("transpose, mean of both", lambda x: (x, x.T), lambda x, y: (x + y) / 2, args=[(f32(1024, 1024),)]),
-    pair("layer norm, transpose", layer_norm, jnp.transpose, args=[(f32(1000, 1024),)]),
-    pair("channels last, bias", lambda x: x.transpose(0, 2, 3, 1), jnp.add, args=[(f32(4, 64, 64, 64),), (f32(64),)]),
-    pair(
-        "colours last, normalise",
-        lambda x: x.transpose(0, 2, 3, 1),
-        lambda x: x / 255 - 0.5,
-        args=[(f32(4, 3, 224, 224),)],
-    ),
-    pair("matmul, transpose and relu", jnp.matmul, lambda y: nn.relu(y.T), args=[(f32(1024, 64), f32(64, 1024))]),
-    pair("transpose, softmax", jnp.transpose, nn.softmax, args=[(f32(1000, 1000),)]),
-    pair("keys by head, scale", lambda k: k.transpose(0, 2, 3, 1), lambda k: k / 8, args=[(f32(4, 256, 8, 64),)]),
-    pair("queries by head, scale", lambda q: q.transpose(0, 2, 1, 3), lambda q: q / 8, args=[(f32(4, 256, 8, 64),)]),
-    pair(
-        "colours first, normalise",
-        lambda x: x.transpose(0, 3, 1, 2),
-        lambda x: x / 255 - 0.5,
-        args=[(f32(4, 224, 224, 3),)],
-    ),
-    pair(
-        "scale, transpose, shift and transpose",
-        lambda x: x * 2,
-        jnp.transpose,
-        lambda x: x.T + 1,
-        args=[(f32(1000, 1000),)],
-    ),
-    pair(
-        "channels last, convolution, channels first",
-        lambda x: x.transpose(0, 2, 3, 1),
-        conv,
-        lambda y: y.transpose(0, 3, 1, 2),
-        args=[(f32(4, 16, 64, 64),), (f32(3, 3, 16, 16),)],
-    ),
+    pair("gelu, transpose", "1024,1024", nn.gelu, jnp.transpose),
+    pair("exp, transpose", "1024,1024", jnp.exp, jnp.transpose),
+    pair("transpose, add", "1024,1024 | 1024,1024", jnp.transpose, jnp.add),
+    pair("transpose, mean of both", "1024,1024", lambda x: (x, x.T), lambda x, y: (x + y) / 2),
+    pair("layer norm, transpose", "1000,1024", layer_norm, jnp.transpose),
+    pair("channels last, bias", "4,64,64,64 | 64", channels_last, jnp.add),
+    pair("colours last, normalise", "4,3,224,224", channels_last, centred),
+    pair("matmul, transpose and relu", "1024,64 64,1024", jnp.matmul, lambda y: nn.relu(y.T)),
+    pair("transpose, softmax", "1000,1000", jnp.transpose, nn.softmax),
+    pair("keys by head, scale", "4,256,8,64", channels_last, lambda k: k / 8),
+    pair("queries by head, scale", "4,256,8,64", lambda q: q.transpose(0, 2, 1, 3), lambda q: q / 8),
+    pair("colours first, normalise", "4,224,224,3", channels_first, centred),
+    pair("scale, transpose, shift and transpose", "1000,1000", doubled, jnp.transpose, lambda x: x.T + 1),
+    pair("channels last, convolution, channels first", "4,16,64,64 | 3,3,16,16", channels_last, conv, channels_first),
     # A result that the next stage reads more than once.
-    pair("series, row of a product", series, lambda y, x: y * x, args=[(f32(1024),), (f32(1024, 1024),)]),
-    pair("series, column of a product", series, lambda y, x: y[:, None] * x, args=[(f32(1024),), (f32(1024, 1024),)]),
-    pair("exp, row of a product", jnp.exp, lambda y, x: y * x, args=[(f32(1024),), (f32(1024, 1024),)]),
-    pair("series, repeat", series, lambda y: jnp.repeat(y, 64, axis=0), args=[(f32(128, 128),)]),
-    pair(
-        "cos and sin of angles, rotate",
-        lambda x: (jnp.cos(x), jnp.sin(x)),
-        rotate,
-        args=[(f32(1024, 32),), (f32(1024, 16, 64),)],
-    ),
-    pair(
-        "cos and sin of angles, turn",
-        lambda x: (jnp.cos(x), jnp.sin(x)),
-        turned,
-        args=[(f32(512),), (f32(256, 512),) * 2],
-    ),
+    pair("series, row of a product", "1024 | 1024,1024", series, lambda y, x: y * x),
+    pair("series, column of a product", "1024 | 1024,1024", series, lambda y, x: y[:, None] * x),
+    pair("exp, row of a product", "1024 | 1024,1024", jnp.exp, lambda y, x: y * x),
+    pair("series, repeat", "128,128", series, lambda y: jnp.repeat(y, 64, axis=0)),
+    pair("cos and sin of angles, rotate", "1024,32 | 1024,16,64", cos_and_sin, rotate),
+    pair("cos and sin of angles, turn", "512 | 256,512 256,512", cos_and_sin, turned),
     pair(
         "sines of positions, add",
+        "128 | 8,512,128",
         lambda w: jnp.sin(jnp.arange(512.0)[:, None] * w),
         lambda p, x: x + p,
-        args=[(f32(128),), (f32(8, 512, 128),)],
     ),
-    pair("noise, add to rows", noise, lambda y, x: x + y, args=[(i32(),), (f32(1024, 1024),)]),
-    pair(
-        "hash, exclusive or of all pairs",
-        hashed,
-        lambda y, x: y ^ x[:, None],
-        args=[(of(jnp.uint32, 1024),), (of(jnp.uint32, 1024),)],
-    ),
-    pair("series, look up", series, lambda y, index: y[index], args=[(f32(1024),), (i32(1 << 20),)]),
-    pair("series, look up rows", series, lambda y, index: y[index], args=[(f32(1024, 64),), (i32(1 << 14),)]),
-    pair("sin, look up", jnp.sin, lambda y, index: y[index], args=[(f32(1024),), (i32(1 << 18),)]),
-    pair("softplus, look up", nn.softplus, lambda y, index: y[index], args=[(f32(INDICES),), (i32(1 << 18),)]),
+    pair("noise, add to rows", "i32[] | 1024,1024", noise, lambda y, x: x + y),
+    pair("hash, exclusive or of all pairs", "u32[1024] | u32[1024]", hashed, lambda y, x: y ^ x[:, None]),
+    pair("series, look up", "1024 | i32[1048576]", series, look_up),
+    pair("series, look up rows", "1024,64 | i32[16384]", series, look_up),
+    pair("sin, look up", "1024 | i32[262144]", jnp.sin, look_up),
+    pair("softplus, look up", "1000 | i32[262144]", nn.softplus, look_up),
     pair(
         "gamma curve, look up pixels",
+        "f32[] | i32[512,512]",
         lambda gamma: jnp.linspace(0, 1, INDICES) ** gamma,
-        lambda y, index: y[index],
-        args=[(f32(),), (i32(512, 512),)],
+        look_up,
     ),
-    pair(
-        "cumulative histogram, equalise",
-        counts,
-        lambda y, index: (y / y[-1])[index],
-        args=[(i32(1 << 16),), (i32(1 << 16),)],
-    ),
-    pair(
-        "layer of nodes, gather edges",
-        lambda h, w: nn.silu(h @ w),
-        lambda h, index: h[index],
-        args=[(f32(INDICES, 64), f32(64, 64)), (i32(16384),)],
-    ),
-    pair(
-        "dequantise a table, gather",
-        lambda q, s: q.astype(jnp.float32) * s[:, None],
-        lambda t, index: t[index],
-        args=[(of(jnp.int8, INDICES, 64), f32(INDICES)), (i32(16384),)],
-    ),
+    pair("cumulative histogram, equalise", "i32[65536] | i32[65536]", counts, lambda y, index: (y / y[-1])[index]),
+    pair("layer of nodes, gather edges", "1000,64 64,64 | i32[16384]", lambda h, w: nn.silu(h @ w), look_up),
+    pair("dequantise a table, gather", "i8[1000,64] 1000 | i32[16384]", dequantised, look_up),
     pair(
         "normalise a table, gather",
+        "1000,64 | i32[8192]",
         lambda t: t * lax.rsqrt(jnp.square(t).sum(-1, keepdims=True)),
-        lambda t, index: t[index],
-        args=[(f32(INDICES, 64),), (i32(8192),)],
+        look_up,
     ),
-    pair(
-        "embed, add positions",
-        lambda t, index: t[index] * 8,
-        jnp.add,
-        args=[(f32(INDICES, 256), i32(8, 512)), (f32(512, 256),)],
-    ),
+    pair("embed, add positions", "1000,256 i32[8,512] | 512,256", lambda t, index: t[index] * 8, jnp.add),
     pair(
         "gather two rows, dot",
+        "1000,64 i32[8192] i32[8192]",
         lambda t, i, j: (t[i], t[j]),
         lambda a, b: (a * b).sum(-1),
-        args=[(f32(INDICES, 64), i32(8192), i32(8192))],
     ),
-    pair("gather rows, mean", lambda x, index: x[index], lambda y: y.mean(0), args=[(f32(1024, 512), i32(4096))]),
+    pair("gather rows, mean", "1024,512 i32[4096]", look_up, lambda y: y.mean(0)),
     # Stencils.
-    pair("series, Laplacian", series, laplacian, args=[(f32(1024, 1024),)]),
-    pair("Laplacian, Laplacian", laplacian, laplacian, args=[(f32(512, 512),)]),
-    pair("3 taps, 3 taps", lambda x: taps(x, 3, 1), lambda x: taps(x, 3, 0), args=[(f32(1024, 1024),)]),
-    pair("9 taps, 9 taps", lambda x: taps(x, 9, 1), lambda x: taps(x, 9, 0), args=[(f32(1024, 1024),)]),
-    pair("3 x 3 taps, 3 x 3 taps", lambda x: taps_2d(x, 3), lambda x: taps_2d(x, 3), args=[(f32(1024, 1024),)]),
-    pair("luminance, 3 x 3 taps", luminance, lambda x: taps_2d(x, 3), args=[(f32(512, 512, 3),)]),
-    pair("luminance, edges", lambda x: x @ jnp.array([0.3, 0.59, 0.11]), edges_of, args=[(f32(512, 512, 3),)]),
-    pair("sin, difference", jnp.sin, jnp.diff, args=[(f32(512, 512),)]),
-    pair("tanh, difference", jnp.tanh, jnp.diff, args=[(f32(1024, 1024),)]),
-    pair("gelu, 3 taps", nn.gelu, lambda x: taps(x, 3, 1), args=[(f32(1024, 1024),)]),
-    pair("exp, 9 taps", jnp.exp, lambda x: taps(x, 9, 1), args=[(f32(1024, 1024),)]),
+    pair("series, Laplacian", "1024,1024", series, laplacian),
+    pair("Laplacian, Laplacian", "512,512", laplacian, laplacian),
+    pair("3 taps, 3 taps", "1024,1024", taps, lambda x: taps(x, 3, 0)),
+    pair("9 taps, 9 taps", "1024,1024", lambda x: taps(x, 9, 1), lambda x: taps(x, 9, 0)),
+    pair("3 x 3 taps, 3 x 3 taps", "1024,1024", taps_2d, taps_2d),
+    pair("luminance, 3 x 3 taps", "512,512,3", luminance, taps_2d),
+    pair("luminance, edges", "512,512,3", lambda x: x @ jnp.array([0.3, 0.59, 0.11]), edges_of),
+    pair("sin, difference", "512,512", jnp.sin, jnp.diff),
+    pair("tanh, difference", "1024,1024", jnp.tanh, jnp.diff),
+    pair("gelu, 3 taps", "1024,1024", nn.gelu, taps),
+    pair("exp, 9 taps", "1024,1024", jnp.exp, lambda x: taps(x, 9, 1)),
     # Reductions.
-    pair("exp, sum of rows", jnp.exp, lambda y: y.sum(-1), args=[(f32(1024, 1024),)]),
-    pair("gelu, sum of columns", nn.gelu, lambda y: y.sum(0), args=[(f32(1024, 1024),)]),
-    pair("square, sum: 16 kB", jnp.square, jnp.sum, args=[(f32(4096),)]),
-    pair("transpose, sum of rows", lambda x: x.T + 1, lambda y: y.sum(-1), args=[(f32(1024, 1024),)]),
-    pair("gelu, three reductions", nn.gelu, lambda y: (y.sum(-1), y.max(-1), y.min(0)), args=[(f32(1024, 1024),)]),
-    pair(
-        "pad, squares of rows",
-        lambda x: jnp.pad(x, ((0, 0), (8, 8))),
-        lambda y: jnp.square(y).sum(-1),
-        args=[(f32(1024, 1024),)],
-    ),
+    pair("exp, sum of rows", "1024,1024", jnp.exp, sum_of_rows),
+    pair("gelu, sum of columns", "1024,1024", nn.gelu, lambda y: y.sum(0)),
+    pair("square, sum: 16 kB", "4096", jnp.square, jnp.sum),
+    pair("transpose, sum of rows", "1024,1024", lambda x: x.T + 1, sum_of_rows),
+    pair("gelu, three reductions", "1024,1024", nn.gelu, lambda y: (y.sum(-1), y.max(-1), y.min(0))),
+    pair("pad, squares of rows", "1024,1024", lambda x: jnp.pad(x, ((0, 0), (8, 8))), lambda y: jnp.square(y).sum(-1)),
     pair(
         "windows, maximum",
+        "16,4095",
         lambda x: jnp.stack([x[:, start : start + 4032] for start in range(64)], 1),
         lambda w: w.max(1),
-        args=[(f32(16, 4095),)],
     ),
     pair(
-        "differences, total variation: 4 MB",
-        lambda x: (jnp.diff(x, axis=0), jnp.diff(x)),
-        total_variation,
-        args=[(f32(1024, 1024),)],
+        "differences, total variation: 4 MB", "1024,1024", lambda x: (jnp.diff(x, axis=0), jnp.diff(x)), total_variation
     ),
     pair(
         "differences, total variation: 5 MB",
+        "108,108,108",
         lambda x: tuple(jnp.diff(x, axis=axis) for axis in range(3)),
         total_variation,
-        args=[(f32(108, 108, 108),)],
     ),
-    pair("difference, largest", jnp.diff, lambda d: jnp.abs(d).max(), args=[(f32(1 << 20),)]),
-    pair(
-        "slopes, mean steepness", slopes, lambda a, b: jnp.sqrt(a * a + b * b + 1e-6).mean(), args=[(f32(1024, 1024),)]
-    ),
-    pair("offsets, energy", lambda x: x[:, None] - x, energy, args=[(f32(512, 3),)]),
-    pair(
-        "sums of all pairs, best",
-        lambda a, b: a[:, None] + b,
-        lambda y: (y.max(0), y.argmax(0)),
-        args=[(f32(512), f32(512, 512))],
-    ),
+    pair("difference, largest", "1048576", jnp.diff, lambda d: jnp.abs(d).max()),
+    pair("slopes, mean steepness", "1024,1024", slopes, lambda a, b: jnp.sqrt(a * a + b * b + 1e-6).mean()),
+    pair("offsets, energy", "512,3", lambda x: x[:, None] - x, energy),
+    pair("sums of all pairs, best", "512 512,512", lambda a, b: a[:, None] + b, lambda y: (y.max(0), y.argmax(0))),
     pair(
         "causal mask, softmax",
+        "8,512,512",
         lambda s: jnp.where(jnp.tril(jnp.ones((512, 512), bool)), s, -1e9),
         lambda s: nn.softmax(s, -1),
-        args=[(f32(8, 512, 512),)],
     ),
     pair(
         "statistics of a batch, normalise",
+        "4096,512",
         lambda x: (x, x.mean(0), x.var(0)),
         lambda x, m, v: (x - m) * lax.rsqrt(v + 1e-5),
-        args=[(f32(4096, 512),)],
     ),
-    pair("cumulative sum, difference", lambda x: jnp.cumsum(x, -1), jnp.diff, args=[(f32(256, 4096),)]),
-    pair(
-        "cumulative sum, moving mean",
-        lambda x: jnp.cumsum(x, -1),
-        lambda y: (y[:, 64:] - y[:, :-64]) / 64,
-        args=[(f32(256, 4096),)],
-    ),
-    pair(
-        "cumulative sum of logarithms, exp",
-        lambda x: jnp.cumsum(jnp.log(jnp.abs(x)), -1),
-        jnp.exp,
-        args=[(f32(256, 4096),)],
-    ),
+    pair("cumulative sum, difference", "256,4096", running_sum, jnp.diff),
+    pair("cumulative sum, moving mean", "256,4096", running_sum, lambda y: (y[:, 64:] - y[:, :-64]) / 64),
+    pair("cumulative sum of logarithms, exp", "256,4096", lambda x: jnp.cumsum(jnp.log(jnp.abs(x)), -1), jnp.exp),
     # Products of matrices.
-    pair("layer norm, matmul", layer_norm, jnp.matmul, args=[(f32(512, 512),), (f32(512, 512),)]),
-    pair("layer norm, matmul: 8 x 16", layer_norm, jnp.matmul, args=[(f32(8, 16),), (f32(16, 16),)]),
-    pair(
-        "matmul, gelu, matmul",
-        jnp.matmul,
-        nn.gelu,
-        jnp.matmul,
-        args=[(f32(256, 256), f32(256, 1024)), (), (f32(1024, 256),)],
-    ),
-    pair(
-        "matmul, matmul: 64 MB between", jnp.matmul, jnp.matmul, args=[(f32(32768, 64), f32(64, 512)), (f32(512, 64),)]
-    ),
+    pair("layer norm, matmul", "512,512 | 512,512", layer_norm, jnp.matmul),
+    pair("layer norm, matmul: 8 x 16", "8,16 | 16,16", layer_norm, jnp.matmul),
+    pair("matmul, gelu, matmul", "256,256 256,1024 | | 1024,256", jnp.matmul, nn.gelu, jnp.matmul),
+    pair("matmul, matmul: 64 MB between", "32768,64 64,512 | 512,64", jnp.matmul, jnp.matmul),
     pair(
         "matmul, two thin layers: 20 MB between",
+        "10240,16 16,512 | 512,512 512,16",
         jnp.matmul,
         lambda c, d, e: (c @ d) @ e,
-        args=[(f32(10240, 16), f32(16, 512)), (f32(512, 512), f32(512, 16))],
     ),
-    pair(
-        "attention scores, pick",
-        lambda q, k: q @ k.swapaxes(-1, -2) / 8,
-        attention,
-        args=[(f32(8, 256, 64),) * 2, (f32(8, 256, 64),)],
-    ),
-    pair(
-        "attention scores, softmax, pick: 24 MB",
-        lambda q, k: q @ k.swapaxes(-1, -2) / 8,
-        nn.softmax,
-        jnp.matmul,
-        args=[(f32(24, 512, 32),) * 2, (), (f32(24, 512, 32),)],
-    ),
-    pair(
-        "low rank update, matmul",
-        lambda w, a, b: w + a @ b,
-        lambda w, x: x @ w,
-        args=[(f32(512, 512), f32(512, 8), f32(8, 512)), (f32(64, 512),)],
-    ),
+    pair("attention scores, pick", "8,256,64 8,256,64 | 8,256,64", scores, attention),
+    pair("attention scores, softmax, pick: 24 MB", "24,512,32 24,512,32 | | 24,512,32", scores, nn.softmax, jnp.matmul),
+    pair("low rank update, matmul", "512,512 512,8 8,512 | 64,512", lambda w, a, b: w + a @ b, on_weights),
     pair(
         "layer, low rank layer beside it",
-        lambda x, w: (x, x @ w),
+        "256,512 512,512 | 512,8 8,512",
+        with_product,
         lambda x, y, a, b: y + (x @ a) @ b,
-        args=[(f32(256, 512), f32(512, 512)), (f32(512, 8), f32(8, 512))],
     ),
-    pair("transpose, matmul", jnp.transpose, jnp.matmul, args=[(f32(512, 512),), (f32(512, 512),)]),
-    pair("transpose, matmul: 64 columns", jnp.transpose, jnp.matmul, args=[(f32(64, 4096),), (f32(64, 64),)]),
-    pair(
-        "transpose, batch of matmuls",
-        lambda a: a.swapaxes(-1, -2),
-        jnp.matmul,
-        args=[(f32(16, 128, 128),), (f32(16, 128, 128),)],
-    ),
-    pair("matmul, transposed factor", jnp.transpose, lambda y, a: a @ y, args=[(f32(512, 512),), (f32(512, 512),)]),
-    pair("transpose, matrix times vector", jnp.transpose, jnp.matmul, args=[(f32(1024, 1024),), (f32(1024),)]),
-    pair("transpose, matrix times vector: 1000", jnp.transpose, jnp.matmul, args=[(f32(1000, 1000),), (f32(1000),)]),
-    pair(
-        "transpose and scale, vector times matrix",
-        lambda a: a.T * 2,
-        lambda h, v: v @ h,
-        args=[(f32(1024, 1024),), (f32(1024),)],
-    ),
-    pair("scale, matrix times vector", lambda a: a * 2 + 1, jnp.matmul, args=[(f32(1024, 1024),), (f32(1024),)]),
-    pair("mask, matrix times vector", jnp.tril, jnp.matmul, args=[(f32(2048, 2048),), (f32(2048),)]),
-    pair(
-        "dequantise, matrix times vector",
-        lambda q, s: q.astype(jnp.float32) * s[:, None],
-        jnp.matmul,
-        args=[(of(jnp.int8, 2048, 2048), f32(2048)), (f32(2048),)],
-    ),
-    pair(
-        "convert bfloat16, matmul",
-        lambda w: w.astype(jnp.float32),
-        lambda w, x: x @ w,
-        args=[(of(jnp.bfloat16, 512, 512),), (f32(64, 512),)],
-    ),
+    pair("transpose, matmul", "512,512 | 512,512", jnp.transpose, jnp.matmul),
+    pair("transpose, matmul: 64 columns", "64,4096 | 64,64", jnp.transpose, jnp.matmul),
+    pair("transpose, batch of matmuls", "16,128,128 | 16,128,128", lambda a: a.swapaxes(-1, -2), jnp.matmul),
+    pair("matmul, transposed factor", "512,512 | 512,512", jnp.transpose, lambda y, a: a @ y),
+    pair("transpose, matrix times vector", "1024,1024 | 1024", jnp.transpose, jnp.matmul),
+    pair("transpose, matrix times vector: 1000", "1000,1000 | 1000", jnp.transpose, jnp.matmul),
+    pair("transpose and scale, vector times matrix", "1024,1024 | 1024", lambda a: a.T * 2, lambda h, v: v @ h),
+    pair("scale, matrix times vector", "1024,1024 | 1024", scaled, jnp.matmul),
+    pair("mask, matrix times vector", "2048,2048 | 2048", jnp.tril, jnp.matmul),
+    pair("dequantise, matrix times vector", "i8[2048,2048] 2048 | 2048", dequantised, jnp.matmul),
+    pair("convert bfloat16, matmul", "bf16[512,512] | 64,512", lambda w: w.astype(jnp.float32), on_weights),
     pair(
         "kernel of a line, matrix times vector",
+        "2048 2048 | 2048",
         lambda x, y: jnp.exp(-jnp.square(x[:, None] - y)),
         jnp.matmul,
-        args=[(f32(2048),) * 2, (f32(2048),)],
     ),
     pair(
         "features of Fourier, matmul",
+        "4096,3 3,64 | 128,32",
         lambda x, b: jnp.concatenate([jnp.sin(x @ b), jnp.cos(x @ b)], -1),
         jnp.matmul,
-        args=[(f32(4096, 3), f32(3, 64)), (f32(128, 32),)],
     ),
-    pair("matmul, cross entropy", jnp.matmul, cross_entropy, args=[(f32(512, 256), f32(256, 1024)), (i32(512),)]),
+    pair("matmul, cross entropy", "512,256 256,1024 | i32[512]", jnp.matmul, cross_entropy),
     pair(
         "logits, gradient of cross entropy",
-        lambda x, w: (x, x @ w),
+        "256,256 256,1024 | i32[256]",
+        with_product,
         lambda x, logits, y: x.T @ jax.grad(cross_entropy)(logits, y),
-        args=[(f32(256, 256), f32(256, 1024)), (i32(256),)],
     ),
-    pair(
-        "one hot, matmul", lambda index: nn.one_hot(index, INDICES), jnp.matmul, args=[(i32(512),), (f32(INDICES, 64),)]
-    ),
-    pair(
-        "gather, two layers",
-        lambda t, index: t[index],
-        lambda x, w, v: nn.relu(x @ w) @ v,
-        args=[(f32(INDICES, 64), i32(1024)), (f32(64, 256), f32(256, 64))],
-    ),
+    pair("one hot, matmul", "i32[512] | 1000,64", lambda index: nn.one_hot(index, INDICES), jnp.matmul),
+    pair("gather, two layers", "1000,64 i32[1024] | 64,256 256,64", look_up, lambda x, w, v: nn.relu(x @ w) @ v),
     pair(
         "cholesky, solve",
+        "128,128 | 128,16",
         lambda a: jnp.linalg.cholesky(a @ a.T + 128 * jnp.eye(128)),
         lambda c, b: jax.scipy.linalg.solve_triangular(c, b, lower=True),
-        args=[(f32(128, 128),), (f32(128, 16),)],
     ),
     pair(
-        "factor, solve",
-        jnp.linalg.qr,
-        lambda q, r, b: jax.scipy.linalg.solve_triangular(r, q.T @ b),
-        args=[(f32(128, 64),), (f32(128, 8),)],
+        "factor, solve", "128,64 | 128,8", jnp.linalg.qr, lambda q, r, b: jax.scipy.linalg.solve_triangular(r, q.T @ b)
     ),
-    pair(
-        "scale, cholesky",
-        lambda a: 2 * a,
-        lambda a: jnp.linalg.cholesky(a + 300 * jnp.eye(256)),
-        args=[(f32(256, 256),)],
-    ),
-    pair("shift, solve", lambda a: a + 300 * jnp.eye(256), jnp.linalg.solve, args=[(f32(256, 256),), (f32(256, 4),)]),
+    pair("scale, cholesky", "256,256", doubled, lambda a: jnp.linalg.cholesky(a + 300 * jnp.eye(256))),
+    pair("shift, solve", "256,256 | 256,4", lambda a: a + 300 * jnp.eye(256), jnp.linalg.solve),
     pair(
         "invert 3 x 3, map points",
+        "64,3,3 | 64,128,3",
         lambda a: jnp.linalg.inv(a + 3 * jnp.eye(3)),
         lambda m, p: p @ m,
-        args=[(f32(64, 3, 3),), (f32(64, 128, 3),)],
     ),
-    pair(
-        "predict a state, correct it",
-        predicted,
-        corrected,
-        args=[(f32(6), f32(6, 6), f32(6, 6), f32(6, 6)), (f32(2, 6), f32(2, 2), f32(2))],
-    ),
+    pair("predict a state, correct it", "6 6,6 6,6 6,6 | 2,6 2,2 2", predicted, corrected),
     # Images, spectra, sorts, recurrences.
-    pair(
-        "convolution and relu, pool",
-        lambda x, k: nn.relu(conv(x, k)),
-        max_pool,
-        args=[(f32(4, 64, 64, 8), f32(3, 3, 8, 16))],
-    ),
+    pair("convolution and relu, pool", "4,64,64,8 3,3,8,16", conv_relu, max_pool),
     pair(
         "convolution and relu, mean, dense",
-        lambda x, k: nn.relu(conv(x, k)),
+        "4,32,32,16 3,3,16,32 | | 32,10",
+        conv_relu,
         lambda y: y.mean((1, 2)),
         jnp.matmul,
-        args=[(f32(4, 32, 32, 16), f32(3, 3, 16, 32)), (), (f32(32, 10),)],
     ),
     pair(
         "normalise, relu and convolution",
+        "4,64,64,16 16 16 | 3,3,16,16",
         lambda x, m, v: (x - m) * lax.rsqrt(v * v + 1e-5),
         lambda y, k: conv(nn.relu(y), k),
-        args=[(f32(4, 64, 64, 16), f32(16), f32(16)), (f32(3, 3, 16, 16),)],
     ),
-    pair("patches, matmul", patches, jnp.matmul, args=[(f32(4, 64, 64, 8),), (f32(72, 16),)]),
-    pair("gelu, maximum pool", nn.gelu, max_pool, args=[(f32(4, 128, 128, 16),)]),
-    pair("gelu, overlapping pool", nn.gelu, sum_pool, args=[(f32(4, 128, 128, 16),)]),
+    pair("patches, matmul", "4,64,64,8 | 72,16", patches, jnp.matmul),
+    pair("gelu, maximum pool", "4,128,128,16", nn.gelu, max_pool),
+    pair("gelu, overlapping pool", "4,128,128,16", nn.gelu, sum_pool),
     pair(
-        "resize, convolution",
-        lambda x: jax.image.resize(x, (4, 64, 64, 8), "bilinear"),
-        conv,
-        args=[(f32(4, 32, 32, 8),), (f32(3, 3, 8, 16),)],
+        "resize, convolution", "4,32,32,8 | 3,3,8,16", lambda x: jax.image.resize(x, (4, 64, 64, 8), "bilinear"), conv
     ),
     pair(
         "dilate a kernel, convolution",
+        "3,3,16,16 | 4,64,64,16",
         lambda k: lax.pad(k, 0.0, ((0, 0, 1), (0, 0, 1), (0, 0, 0), (0, 0, 0))),
         lambda k, x: conv(x, k),
-        args=[(f32(3, 3, 16, 16),), (f32(4, 64, 64, 16),)],
     ),
-    pair(
-        "transform, filter, transform back",
-        jnp.fft.rfft,
-        jnp.multiply,
-        jnp.fft.irfft,
-        args=[(f32(256, 1024),), (f32(513),)],
-    ),
+    pair("transform, filter, transform back", "256,1024 | 513", jnp.fft.rfft, jnp.multiply, jnp.fft.irfft),
     pair(
         "transform, top k of the power",
+        "512,1024",
         jnp.fft.rfft,
         lambda y: lax.top_k(jnp.square(y.real) + jnp.square(y.imag), 8),
-        args=[(f32(512, 1024),)],
     ),
     pair(
         "power, logarithm of bands",
+        "512,512 | 257,64",
         lambda x: jnp.square(jnp.abs(jnp.fft.rfft(x))),
         lambda p, w: jnp.log(jnp.abs(p @ w) + 1e-6),
-        args=[(f32(512, 512),), (f32(257, 64),)],
     ),
-    pair("frames, transform", frames, jnp.fft.rfft, args=[(f32(64, 4096),)]),
-    pair("scale, transform", lambda x: x * 2 + 1, jnp.fft.rfft, args=[(f32(1024, 512),)]),
-    pair("distances, top k", distances, lambda d: lax.top_k(-d, 8), args=[(f32(512, 16),) * 2]),
+    pair("frames, transform", "64,4096", frames, jnp.fft.rfft),
+    pair("scale, transform", "1024,512", scaled, jnp.fft.rfft),
+    pair("distances, top k", "512,16 512,16", distances, lambda d: lax.top_k(-d, 8)),
     pair(
         "top k, gather",
+        "64,1000 | 64,1000,32",
         lambda s: lax.top_k(s, 16)[1],
         lambda index, v: jnp.take_along_axis(v, index[..., None], 1),
-        args=[(f32(64, INDICES),), (f32(64, INDICES, 32),)],
     ),
-    pair("sort, take", jnp.argsort, lambda order, y: y[order], args=[(f32(1 << 14),), (f32(1 << 14),)]),
-    pair("scale, sort", lambda x: x * 2 + 1, jnp.sort, args=[(f32(64, 256),)]),
-    pair(
-        "tanh, interpolate",
-        jnp.tanh,
-        lambda y, x: jnp.interp(x, jnp.linspace(-3, 3, 256), y),
-        args=[(f32(256),), (f32(1 << 16),)],
-    ),
+    pair("sort, take", "16384 | 16384", jnp.argsort, lambda order, y: y[order]),
+    pair("scale, sort", "64,256", scaled, jnp.sort),
+    pair("tanh, interpolate", "256 | 65536", jnp.tanh, lambda y, x: jnp.interp(x, jnp.linspace(-3, 3, 256), y)),
     pair(
         "sums of segments, gather",
+        "8192,32 i32[8192] | i32[8192]",
         lambda x, index: jax.ops.segment_sum(x, index, INDICES),
-        lambda s, index: s[index],
-        args=[(f32(8192, 32), i32(8192)), (i32(8192),)],
+        look_up,
     ),
     pair(
         "scale, add at indices",
-        lambda u: u * 2 + 1,
+        "4096,64 | i32[4096]",
+        scaled,
         lambda u, index: jnp.zeros((INDICES, 64)).at[index].add(u),
-        args=[(f32(4096, 64),), (i32(4096),)],
     ),
-    pair("recurrence, readout", recurrence, jnp.matmul, args=[(f32(256, 64), f32(64)), (f32(64, 16),)]),
-    pair("embed, recurrent network", jnp.matmul, recurrent, args=[(f32(64, 16, 32), f32(32, 64)), (f32(64, 64),)]),
-    pair(
-        "decays, associative scan",
-        lambda a, dt: jnp.exp(a * dt[..., None]),
-        linear_scan,
-        args=[(f32(16), f32(256, 64)), (f32(256, 64, 16),)],
-    ),
+    pair("recurrence, readout", "256,64 64 | 64,16", recurrence, jnp.matmul),
+    pair("embed, recurrent network", "64,16,32 32,64 | 64,64", jnp.matmul, recurrent),
+    pair("decays, associative scan", "16 256,64 | 256,64,16", lambda a, dt: jnp.exp(a * dt[..., None]), linear_scan),
 ]
 
 
@@ -794,82 +665,54 @@ class Timing(NamedTuple):
     together_ns: float
     noise: float
 
-
-def timings(names: Iterable[str], times: np.ndarray, noise: np.ndarray) -> dict[str, Timing]:
-    """Return the timings by name."""
-    return {name: Timing(*row) for name, *row in zip(names, *times.T.tolist(), noise.tolist(), strict=True)}
+    @classmethod
+    def of(cls, times: np.ndarray, middle: Callable[..., np.ndarray]) -> "Timing":
+        """Return the timing of times `[rounds, 2]`, apart and together."""
+        odd, even = (middle(times[first::2], axis=0) for first in (1, 0))
+        noise = np.exp(np.abs(np.log(odd[0] / odd[1] * even[1] / even[0])))
+        return cls(*middle(times, axis=0).tolist(), float(noise))
 
 
 def measure(pairs: Sequence[Pair], budget_s: float, seed: int) -> dict[str, Timing]:
     """Return the timings of the pairs by name; the budget includes the time of compiling."""
-    end, rng = time.monotonic() + budget_s, np.random.default_rng(seed)
-    runs = {pair.name: ((pair.apart(), pair.together()), arrays(pair.flat_args())) for pair in pairs}
-    for forms, args in runs.values():
-        jax.block_until_ready([form(*args) for form in forms])
-    rounds, longest = [], 0.0
-    gc.collect()
-    gc.disable()
-    while len(rounds) < 4 or time.monotonic() + longest < end:
-        start, times = time.monotonic(), np.empty((len(pairs), 2))
-        for place in rng.permutation(len(pairs)):
-            forms, args = runs[pairs[place].name]
-            for form in rng.permutation(2):
-                run = functools.partial(forms[form], *args)
-                times[place, form] = mean_ns(visit_ns(run))
-        rounds.append(times)
-        longest = max(longest, time.monotonic() - start)
-    gc.enable()
-    print(f"{len(rounds)} rounds")
-    quartile = functools.partial(np.quantile, q=QUARTILE, axis=0)
-    whole, odd, even = (quartile(np.array(part)) for part in (rounds, rounds[1::2], rounds[::2]))
-    return timings([pair.name for pair in pairs], whole, differs(odd, even))
-
-
-def differs(odd: np.ndarray, even: np.ndarray) -> np.ndarray:
-    """Return the factor, one or more, between the ratios of times apart and together, the last axis."""
-    return np.exp(np.abs(np.log(odd[..., 0] / odd[..., 1] * even[..., 1] / even[..., 0])))
-
-
-def merged(runs: Sequence[dict[str, Timing]]) -> dict[str, Timing]:
-    """Return the medians of two or more runs of the same pairs."""
-    times = np.array([[timing[:2] for timing in run.values()] for run in runs])
-    median = functools.partial(np.median, axis=0)
-    return timings(runs[0], median(times), differs(median(times[1::2]), median(times[::2])))
+    until_s, calls = time.perf_counter() + budget_s, {}
+    for pair in pairs:
+        args = arrays(pair.flat_args())
+        for form in (pair.apart(), pair.together()):
+            calls[pair.name, len(calls) % 2] = functools.partial(form, *args)
+    found = visits(calls, MOST_ROUNDS, least=4, until_s=until_s, seed=seed)
+    quartile = functools.partial(np.quantile, q=QUARTILE)
+    return {pair.name: Timing.of(np.stack([found[pair.name, form] for form in (0, 1)], 1), quartile) for pair in pairs}
 
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--budget", type=float, default=80.0, help="seconds")
+    parser = options(__doc__, budget=80.0, seed=0)
     parser.add_argument("--half", choices=("tune", "judge"))
     parser.add_argument("--only", default="", help="pairs whose names have a match of this expression")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--merge", type=Path, nargs="+")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     halves = {pair.name: pair.half for pair in PAIRS}
-    if arguments.merge:
-        files = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.merge]
+    if given.merge:
+        files = [json.loads(path.read_text(encoding="utf-8"))["pairs"] for path in given.merge]
         if len(files) < 2 or any(list(file) != list(files[0]) for file in files) or files[0].keys() - halves.keys():
             parser.error("--merge takes two or more files of the same pairs of the table")
-        result = merged([{name: Timing(**timing) for name, timing in file.items()} for file in files])
+        times = {
+            name: np.array([[file[name][key] for key in Timing._fields[:2]] for file in files]) for name in files[0]
+        }
+        result = {name: Timing.of(own, np.median) for name, own in times.items()}
     else:
-        chosen = [
-            pair for pair in PAIRS if arguments.half in (None, pair.half) and re.search(arguments.only, pair.name)
-        ]
+        chosen = [pair for pair in PAIRS if given.half in (None, pair.half) and re.search(given.only, pair.name)]
         if not chosen:
             parser.error("no pair has such a name in such a half")
-        result = measure(chosen, arguments.budget, arguments.seed)
-    print("| stages | half | apart, us | together, us | gain | noise |\n|---|---|---|---|---|---|")
-    for name, timing in sorted(result.items(), key=lambda item: item[1].apart_ns / item[1].together_ns):
-        apart, together, noise = timing
-        print(
-            f"| {name} | {halves[name]} | {apart / 1e3:.1f} | {together / 1e3:.1f} "
-            f"| {100 * (apart / together - 1):+.1f} % | {100 * (noise - 1):+.1f} % |"
-        )
-    if arguments.json:
-        rows = {name: timing._asdict() for name, timing in result.items()}
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        result = measure(chosen, given.budget, given.seed)
+    rows = [
+        (name, halves[name], f"{apart / 1e3:.1f}", f"{together / 1e3:.1f}", f"{100 * (apart / together - 1):+.1f} %")
+        + (f"{100 * (noise - 1):+.1f} %",)
+        for name, (apart, together, noise) in sorted(result.items(), key=lambda item: item[1][0] / item[1][1])
+    ]
+    print(table(["stages", "half", "apart, us", "together, us", "gain", "noise"], rows))
+    write(given.json, {"pairs": {name: timing._asdict() for name, timing in result.items()}})
 
 
 if __name__ == "__main__":

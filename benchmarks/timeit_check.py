@@ -7,7 +7,6 @@ median of nine loops of `timeit`, each of a fifth of a second; the noise is the 
 even and of the odd loops. The common scale is the median of measured over predicted; errors are those without it.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -24,7 +23,7 @@ import numpy as np
 import optax
 
 import rlxjax as rx
-from rlxjax.calibration import current_fingerprint
+from benchmarks._common import options, table, write
 
 LOOPS, LOOP_S, SEED = 9, 0.2, 41
 LENGTHS = (96, 128, 160, 256, 320, 512, 600, 1000, 1024, 2048)
@@ -130,23 +129,21 @@ def fresh(folder: Path) -> Path:
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("calibration", type=Path, nargs="?")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        calibration = rx.load_calibration(options.calibration or fresh(Path(folder)))
-        found = rows(calibration)
-    for row in found:
-        print(
-            f"{row['name']:36} {row['time_ns'] / 1e3:10.1f} us by timeit ({row['noise']:5.1%}), predicted "
-            f"{row['predicted_ns'] / 1e3:10.1f}, {row['predicted_ns'] / row['time_ns']:5.2f} times"
-        )
+        found = rows(rx.load_calibration(given.calibration or fresh(Path(folder))))
+    figures = [
+        (row["name"], f"{row['time_ns'] / 1e3:.1f}", f"{row['noise']:.1%}", f"{row['predicted_ns'] / 1e3:.1f}")
+        + (f"{row['predicted_ns'] / row['time_ns']:.2f}",)
+        for row in found
+    ]
     said = summary(found)
-    print(json.dumps(said, indent=1))
-    if options.json:
-        content = {"fingerprint": current_fingerprint().model_dump(), "summary": said, "rows": found}
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(
+        table(["", "by timeit, us", "noise", "predicted, us", "times"], figures), json.dumps(said, indent=1), sep="\n"
+    )
+    write(given.json, {"summary": said, "rows": found})
 
 
 if __name__ == "__main__":

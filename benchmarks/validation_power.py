@@ -8,49 +8,28 @@ another process keeps a processor busy. Besides, the replayed times are made 15 
 strategy.
 """
 
-import argparse
-import json
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from calibrate.canary import canary_times_ns
-from calibrate.clock import Deadline
-from calibrate.staleness import DRIFTED, Validation, judge
-from calibrate.workloads import WITHOUT_MODEL, Cell, Signals
 
+from benchmarks._campaigns import busy_processor, sampled
+from benchmarks._common import options, table, write
+from calibrate.canary import canary_times_ns
 from calibrate.design import estimates
-from calibrate.measure import measure_rounds, warm_up
-from calibrate.samples import SampleLog, SampleWriter, read_samples
+from calibrate.samples import SampleLog, read_samples
+from calibrate.staleness import DRIFTED, Validation, judge
 from calibrate.visits import Visits, noise_floor, quantile_ns
+from calibrate.workloads import WITHOUT_MODEL
 from rlxjax import Calibration
-from rlxjax.calibration import CalibrationFile, current_fingerprint, read_calibration_file
+from rlxjax.calibration import CalibrationFile, read_calibration_file
 from rlxjax.models import WELCH
 
 #: Rounds and workloads of one validation.
 ROUNDS, WORKLOADS = 4, 6
 VALIDATIONS, SLOWED_VALIDATIONS, DRIFT = 150, 20, 1.15
-BUSY = "while True: pass"
-
-
-def take_slowed(cells: Sequence[Cell], path: Path, seconds: float) -> None:
-    """Take samples of cells while another process keeps a processor busy."""
-    log, signals = SampleLog(current_fingerprint()), Signals(cells)
-    warm_up(cells, signals, Deadline(np.inf), lambda: None)
-    busy = subprocess.Popen([sys.executable, "-c", BUSY])
-    try:
-        with SampleWriter(path, log, append=False) as writer:
-            writer.cells(cells)
-            deadline = Deadline(time.perf_counter() + seconds)
-            measure_rounds(log, writer, signals, deadline, np.random.default_rng(), lambda: None)
-    finally:
-        busy.kill()
-        busy.wait()
 
 
 def replayed(
@@ -99,33 +78,28 @@ def share_of_alarms(
 
 def main() -> None:
     """Take what is missing, replay, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, slowed_s=0.0)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--slowed-s", type=float, default=0.0)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    log, slowed_path = read_samples(options.folder / "truth.samples.jsonl"), options.folder / "slowed.samples.jsonl"
-    if options.slowed_s:
-        take_slowed(log.cells, slowed_path, options.slowed_s)
-    files = [read_calibration_file(path) for path in sorted(options.folder.glob("run-*.json"))]
+    log, slowed_path = read_samples(given.folder / "truth.samples.jsonl"), given.folder / "slowed.samples.jsonl"
+    if given.slowed_s:
+        with sampled(log.cells, slowed_path) as take, busy_processor():
+            take(given.slowed_s)
+    files = [read_calibration_file(path) for path in sorted(given.folder.glob("run-*.json"))]
     found = {
         "unchanged": share_of_alarms(log, files, VALIDATIONS, 0),
         f"all runs {DRIFT}": share_of_alarms(log, files, VALIDATIONS, 1, "all", DRIFT),
     }
-    found |= {
-        f"{strategy} {DRIFT}": share_of_alarms(log, files, VALIDATIONS, 2, strategy, DRIFT)
-        for strategy in WITHOUT_MODEL
-    }
+    for strategy in WITHOUT_MODEL:
+        found[f"{strategy} {DRIFT}"] = share_of_alarms(log, files, VALIDATIONS, 2, strategy, DRIFT)
     if slowed_path.exists():
         found["a processor kept busy"] = share_of_alarms(read_samples(slowed_path), files, SLOWED_VALIDATIONS, 3)
-    for name, said in found.items():
-        print(
-            f"{name}: {said['alarms']} of {said['validations']} alarm ({said['by_all_runs']} by all runs, "
-            f"{said['by_a_strategy']} by a strategy)"
-        )
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    keys = ("validations", "alarms", "by_all_runs", "by_a_strategy")
+    print(
+        table(["", *(key.replace("_", " ") for key in keys)], [(n, *map(said.get, keys)) for n, said in found.items()])
+    )
+    write(given.json, found)
 
 
 if __name__ == "__main__":
