@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-
 from calibrate.clock import Deadline
 from calibrate.fits import micro_prior
 from calibrate.job import facts_of
-from calibrate.measure import measure_rounds, warm_up
 from calibrate.micro import micro_rates
+from calibrate.workloads import Cell, Signals, runs_model
+
+from calibrate.measure import measure_rounds, warm_up
 from calibrate.samples import SampleLog, SampleWriter, read_samples, timings_of
 from calibrate.visits import Visits, noise_floor, quantile_ns
-from calibrate.workloads import Cell, Signals, runs_model
 from rlxjax.calibration import current_fingerprint
 from rlxjax.fit import Facts, LatencyPrior, Timings
 from rlxjax.models import WELCH

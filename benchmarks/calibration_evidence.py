@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from calibrate.validate import built_in_ns, error_summaries, sizes_of
+from calibrate.workloads import SAME_RESULT, Cell, Grid
 from scipy import optimize
 
 from benchmarks import decision_metrics as metrics
 from benchmarks._campaigns import Campaign, read_campaign
 from benchmarks._common import options, placed, table, write
 from calibrate.design import estimates
-from calibrate.validate import built_in_ns, error_summaries, sizes_of
 from calibrate.visits import quantile_ns
-from calibrate.workloads import SAME_RESULT, Cell, Grid
 from rlxjax.fit import LatencyEstimate, fit_posterior, predicted_ns
 
 #: The rows of the table of methods that are judged by an estimate, with its probability.

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from calibrate.workloads import WITHOUT_MODEL, Cell
 
 from benchmarks import decision_metrics as metrics
 from benchmarks._campaigns import busy_processor, read_campaign, sampled
 from benchmarks._common import options, write
 from calibrate.design import estimates
-from calibrate.workloads import WITHOUT_MODEL, Cell
 from rlxjax import load_calibration
 from rlxjax.fit import COVERED_SDS, LatencyEstimate
 from rlxjax.models import WELCH

@@ -13,12 +13,12 @@ import time
 
 import jax
 import numpy as np
+from calibrate.functions import function_cells
+from calibrate.functions_job import chosen_cells
 
 import rlxjax as rx
 from benchmarks._common import options, table, visits, write
 from benchmarks.foreign_table import TABLES
-from calibrate.functions import function_cells
-from calibrate.functions_job import chosen_cells
 from calibrate.visits import Visits, noise_floor, quantile_ns
 from rlxjax.clock import call_ns
 from rlxjax.fit import COVERED_SDS, corrected_terms_ns

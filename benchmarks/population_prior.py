@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from calibrate.canary import CANARIES, canary_times_ns
+from calibrate.functions_job import fitted_functions
+from calibrate.workloads import Grid
 
 from benchmarks import decision_metrics as metrics
 from benchmarks._campaigns import Campaign, read_campaign
 from benchmarks._common import options, table, write
-from calibrate.canary import CANARIES, canary_times_ns
 from calibrate.design import by_workload, design_posterior, estimates, preparation_order
-from calibrate.functions_job import fitted_functions
 from calibrate.samples import FunctionLog, read_log
-from calibrate.workloads import Grid
 from rlxjax import LatencyPosterior, PosteriorFit, fit_posterior, prior_posterior, transferred_prior
 from rlxjax.calibration import (
     PriorCoefficient,

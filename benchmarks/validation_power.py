@@ -14,15 +14,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from calibrate.canary import canary_times_ns
+from calibrate.staleness import DRIFTED, Validation, judge
+from calibrate.workloads import WITHOUT_MODEL
 
 from benchmarks._campaigns import busy_processor, sampled
 from benchmarks._common import options, table, write
-from calibrate.canary import canary_times_ns
 from calibrate.design import estimates
 from calibrate.samples import SampleLog, read_samples
-from calibrate.staleness import DRIFTED, Validation, judge
 from calibrate.visits import Visits, noise_floor, quantile_ns
-from calibrate.workloads import WITHOUT_MODEL
 from rlxjax import Calibration
 from rlxjax.calibration import CalibrationFile, read_calibration_file
 from rlxjax.models import WELCH
