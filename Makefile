@@ -24,17 +24,21 @@ $(VENV)/ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	touch $@
 
-lint: venv
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+# The packages of an extra of pyproject.toml.
+$(VENV)/ready-%: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	touch $@
+
+lint: $(VENV)/ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	cd tests && ../$(BIN)/mypy --strict user_script.py
 
-# The documentation as a site, in `site/`; a warning, a broken link for one, is an error.
-docs: venv
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+# The documentation as a site, in `site/`; a warning, a broken link for one, is an error. What it shows runs.
+docs: $(VENV)/ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/python -m pytest -n auto -m site tests
 
 # Run the notebooks and keep their outputs.
 notebooks: venv

@@ -16,7 +16,7 @@ from .command_help import OVERVIEW, epilog  # noqa: E402
 from .command_line import AsJson, File, Quiet, Unsealed, calibration_file, command_line, set_up_jax  # noqa: E402
 from .interrupts import last_act  # noqa: E402
 from .progress import Progress  # noqa: E402
-from .questions import add_questions  # noqa: E402
+from .questions import advise, explain, predict, profile  # noqa: E402
 from .refusals import NOT_WRITTEN_STATUS, one_line_errors, run, warn  # noqa: E402
 from .report_command import report  # noqa: E402
 
@@ -57,6 +57,10 @@ def commands(
     ] = None,
 ) -> None:
     """Decide, with numbers measured on this machine, whether fusing work on a device pays."""
+
+
+for _command in (profile, advise):
+    app.command(epilog=epilog(_command.__name__))(_command)
 
 
 @app.command(epilog=epilog("calibrate"))
@@ -207,8 +211,8 @@ def validate(
     raise typer.Exit(verdict.status)
 
 
-add_questions(app)
-app.command(epilog=epilog("report"))(report)
+for _command in (report, predict, explain):
+    app.command(epilog=epilog(_command.__name__))(_command)
 
 
 def main() -> None:

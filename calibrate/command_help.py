@@ -23,13 +23,17 @@ _FITTED = {1: "a fit did not converge, and was not written", 3: "with --strict: 
 
 ENDINGS = {
     "calibrate": Ending(("rlxjax calibrate", "rlxjax calibrate --only functions --budget 30"), _FITTED | _KEPT),
-    "refit": Ending(("rlxjax refit calibration-cpu.samples.jsonl --verbose",), _FITTED),
+    "refit": Ending(("rlxjax refit calibration-cpu.functions.samples.jsonl --verbose",), _FITTED),
     "validate": Ending(
         ("rlxjax validate", "rlxjax validate calibration.json --quiet"),
         {0: "it holds", 1: "it drifted", 2: "another machine's, or bad input"},
     ),
     "predict": Ending(("rlxjax predict --batch 8192 --n-fft 256 --k 16",), {}),
     "explain": Ending(("rlxjax explain --batch 8192 --n-fft 256 --k 16",), {}),
+    "profile": Ending(
+        ("rlxjax profile stages:scale --arg 'f32[2048,1024]'",),
+        {1: "part of what it does is not counted, and named"},
+    ),
     "advise": Ending(
         ("rlxjax advise stages:scale stages:energy --arg 'f32[2048,1024]' --measure",),
         {0: "fuse or keep", 1: "undecided, or it cannot be modelled"},
@@ -40,8 +44,9 @@ ENDINGS = {
     ),
 }
 OVERVIEW = (
-    "Examples:\n  rlxjax calibrate\n  rlxjax predict --batch 8192\n\n"
-    "Each command has a help of its own, with an example and its exit statuses: rlxjax predict -h"
+    "Examples:\n  rlxjax calibrate\n  rlxjax profile mymodule:loss --arg 'f32[2048,1024]'\n"
+    "  rlxjax advise mymodule:scale mymodule:energy --arg 'f32[2048,1024]'\n\n"
+    "Each command has a help of its own, with an example and its exit statuses: rlxjax advise -h"
 )
 
 

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from rlxjax import Crossover, Explanation, Flip
 from rlxjax.calibration import StrategyExplanation
+from rlxjax.fit import LatencyModel
 
 from .printing import GAP, finite_ns, ns, number, print_table, say
 
@@ -28,14 +29,18 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
         say("outside the calibrated domain: all of this is extrapolated", to=console)
 
 
-def possible(explanation: Explanation) -> Explanation:
-    """Return an explanation of Welch peaks without the changes that no run can have: of more peaks than bins."""
+def possible(explanation: Explanation, model: LatencyModel) -> Explanation:
+    """Return an explanation without the changes that no run of the model can have."""
     for strategy in explanation.strategies:
         finite_ns(strategy.time_ns, strategy.strategy)
 
     def can_be(flip: Flip) -> bool:
-        sizes = {**explanation.inputs, flip.name: flip.value * (flip.factor or 1.0)}
-        return sizes["k"] <= sizes["n_fft"] / 2 + 1
+        changed = {flip.name: flip.value * (flip.factor or 1.0)} if flip.kind == "input" else {}
+        try:
+            model.check({**explanation.inputs, **changed})
+        except ValueError:
+            return False
+        return True
 
     flips = tuple(flip for flip in explanation.flips if can_be(flip))
     return dataclasses.replace(explanation, flips=flips)

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path as FilePath
 from typing import Annotated
 
@@ -10,7 +10,6 @@ import typer
 
 import rlxjax
 
-from .command_help import epilog
 from .command_line import (
     AsJson,
     Batch,
@@ -32,12 +31,6 @@ from .refusals import one_line_errors
 UNSURE_STATUS = 1
 
 
-def add_questions(app: typer.Typer) -> None:
-    """Add the commands of this module to an application."""
-    for command in (predict, explain, advise):
-        app.command(epilog=epilog(command.__name__))(command)
-
-
 @one_line_errors
 def predict(
     batch: Batch,
@@ -48,7 +41,7 @@ def predict(
     unsealed: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict what each strategy takes for a workload, and pick the cheapest of the same result.
+    """Predict what each strategy of Welch peaks takes, and pick the cheapest of the same result.
 
     With two segments, ultra is shown as well: the host's path with one, another result.
     """
@@ -77,7 +70,7 @@ def explain(
     unsealed: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a strategy is picked: the parts of its time, the margin, and what would change the choice."""
+    """Say why a strategy of Welch peaks is picked: parts of its time, margin, and what would change the choice."""
     with Progress().waiting("explaining"):
         sizes = workload(batch, n_fft, k, segments)
         known = calibration_of(file, unsealed)
@@ -85,7 +78,7 @@ def explain(
 
         from .explanation import possible, print_explanation
 
-        explanation = possible(known.explain(**sizes, model=WELCH.name))
+        explanation = possible(known.explain(**sizes, model=WELCH.name), WELCH)
     if as_json:
         said = {"calibration": known.source, "cautions": known.of(WELCH.name).cautions}
         typer.echo(json_text(explanation.as_dict() | said))
@@ -94,26 +87,75 @@ def explain(
     say_source(known, WELCH.name)
 
 
+Arg = Annotated[list[str] | None, typer.Option(help="An argument, as f32[1024,256]; may be given again.")]
+Args = Annotated[
+    str | None, typer.Option(help="All arguments, as module:name of a tuple or of a function that returns it.")
+]
+Given = Annotated[
+    FilePath | None, typer.Option("--calibration", help="The calibration; the saved one of this machine unless given.")
+]
+Trips = Annotated[
+    list[int] | None, typer.Option(help="How often a loop turns whose length depends on data; in order.", min=0)
+]
+
+
+@contextlib.contextmanager
+def _users_functions(
+    what: str, names: list[str], arg: list[str] | None, args: str | None, file: FilePath | None, unsealed: bool
+) -> Iterator[tuple[list[Callable], tuple, "rlxjax.Calibration"]]:
+    """Import functions and run what asks about them as users call them; yield them, their arguments, a calibration."""
+    with Progress().waiting(what):
+        set_up_jax(None)
+        import jax
+
+        from .named import arguments_of, named
+
+        # What their code prints is no part of the answer.
+        with jax.enable_x64(False), contextlib.redirect_stdout(sys.stderr):
+            functions = [named(name, "function", Callable) for name in names]
+            given = arguments_of(arg or [], args)
+            known = None if file or unsealed else rlxjax.default_calibration()
+            yield functions, given, known or rlxjax.load_calibration(file, unsealed=unsealed)
+
+
+@one_line_errors
+def profile(
+    function: Annotated[str, typer.Argument(help="The function, as module:function.")],
+    arg: Arg = None,
+    args: Args = None,
+    calibration: Given = None,
+    trips: Trips = None,
+    unsealed: Unsealed = False,
+    as_json: AsJson = False,
+) -> None:
+    """Count what a jitted function does, and say what it takes on this machine and which part of it takes how long.
+
+    The module is imported, from the current folder too. Nothing is compiled or run.
+    """
+    with _users_functions("profiling", [function], arg, args, calibration, unsealed) as ((fn,), given, known):
+        found = known.predict_function(fn, *given, trip_counts=trips)
+    if as_json:
+        typer.echo(
+            json_text(found.as_dict() | {"calibration": known.source, "cautions": known.of("functions").cautions})
+        )
+    else:
+        typer.echo(plain(f"{found.profile}\n\n{found}"))
+        say_source(known, "functions")
+    raise typer.Exit(UNSURE_STATUS if found.uncounted else 0)
+
+
 @one_line_errors
 def advise(
     stages: Annotated[
         list[str], typer.Argument(help="Functions as module:function, in order; of one, its parts are compared.")
     ],
-    arg: Annotated[
-        list[str] | None, typer.Option(help="An argument of the first, as f32[1024,256]; may be given again.")
-    ] = None,
-    args: Annotated[
-        str | None, typer.Option(help="All arguments, as module:name of a tuple or of a function that returns it.")
-    ] = None,
-    calibration: Annotated[
-        FilePath | None, typer.Option(help="The calibration; the saved one of this machine unless given.")
-    ] = None,
+    arg: Arg = None,
+    args: Args = None,
+    calibration: Given = None,
     min_gain: Annotated[
         float, typer.Option(help="Nanoseconds that fewer programs have to save in a call.", min=0)
     ] = 0.0,
-    trips: Annotated[
-        list[int] | None, typer.Option(help="How often a loop turns whose length depends on data; in order.", min=0)
-    ] = None,
+    trips: Trips = None,
     measure: Annotated[bool, typer.Option("--measure", help="Also compile and time the forms.")] = False,
     unsealed: Unsealed = False,
     as_json: AsJson = False,
@@ -122,28 +164,16 @@ def advise(
 
     The modules that are named are imported, from the current folder too.
     """
-    with Progress().waiting("timing the forms" if measure else "advising"):
-        set_up_jax(None)
-        import jax
-
-        from rlxjax import advise as ask
-
-        from .named import arguments_of, named
-
-        # As users call them; what their code prints is no part of the answer.
-        with jax.enable_x64(False), contextlib.redirect_stdout(sys.stderr):
-            functions = [named(stage, "stages", Callable) for stage in stages]
-            given = arguments_of(arg or [], args)
-            known = None if calibration or unsealed else rlxjax.default_calibration()
-            known = rlxjax.load_calibration(calibration, unsealed=unsealed) if known is None else known
-            advice = ask(
-                functions if len(functions) > 1 else functions[0],
-                *given,
-                calibration=known,
-                min_gain_ns=min_gain,
-                trip_counts=trips,
-                measure=measure,
-            )
+    what = "timing the forms" if measure else "advising"
+    with _users_functions(what, stages, arg, args, calibration, unsealed) as (functions, given, known):
+        advice = rlxjax.advise(
+            functions if len(functions) > 1 else functions[0],
+            *given,
+            calibration=known,
+            min_gain_ns=min_gain,
+            trip_counts=trips,
+            measure=measure,
+        )
     if as_json:
         typer.echo(
             json_text(advice.as_dict() | {"calibration": known.source, "cautions": known.of("functions").cautions})

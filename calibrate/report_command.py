@@ -1,5 +1,8 @@
 """The command that writes a calibration, or an advice, as a page to read and to hand on."""
 
+import contextlib
+import importlib.util
+from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Annotated
 
@@ -12,7 +15,6 @@ from .refusals import one_line_errors, refuse_input
 
 #: Segments of the workload that is explained.
 SEGMENTS = 2
-_MEND = "give another place with -o"
 
 
 @one_line_errors
@@ -30,6 +32,9 @@ def report(
         FilePath | None,
         typer.Option(help="What `rlxjax advise` printed as JSON: the page is of that, and not of a calibration."),
     ] = None,
+    suite: Annotated[
+        list[str] | None, typer.Option(help="A suite of your own, module:NAME, of a model in the file; may come again.")
+    ] = None,
     batch: Batch = 1024,
     n_fft: NFft = 256,
     k: Peaks = 16,
@@ -40,62 +45,49 @@ def report(
 
     The file is whole: it loads nothing. --batch, --n-fft and --k name the workload whose time is explained.
     """
-    _check_place(out)
-    progress = Progress(is_quiet=quiet)
-    if advice is not None:
-        for name, given in (("FILE", file), ("--samples", samples), ("--against", against)):
-            if given is not None:
-                raise ValueError(f"--advice: expected no {name} beside it, got {given}; make a page of each")
-        refuse_input(out, "the page", [("the advice", advice)])
-        with progress.waiting("drawing the page"):
-            from .page import advice_page
+    for name in ("jinja2", "matplotlib"):
+        if importlib.util.find_spec(name) is None:
+            raise ImportError(f"rlxjax report: {name} is not installed; get it with `pip install 'rlxjax[report]'`")
+    from rlxjax.calibration import file_to_write, sections_of_file, write_text_file
+
+    with _about_place():
+        file_to_write(out)
+    progress, given = Progress(is_quiet=quiet), {"samples": samples, "against": against}
+    with progress.waiting("drawing the page"):
+        if advice is not None:
+            for name, one in {"FILE": file, **{f"--{key}": value for key, value in given.items()}}.items():
+                if one is not None:
+                    raise ValueError(f"--advice: expected no {name} beside it, got {one}; make a page of each")
+            refuse_input(out, "the page", [("the advice", advice)])
+            from .report import advice_page
 
             text = advice_page(advice, command=command_line("report", advice=advice, out=out))
-    else:
-        with progress.waiting("drawing the page"):
-            sizes = workload(batch, n_fft, k, SEGMENTS)
-            path = calibration_file(file)
-            from .page import calibration_page
+        else:
+            sizes, path = workload(batch, n_fft, k, SEGMENTS), calibration_file(file)
+            from rlxjax.models import BUILT_IN
 
-            given = {"samples": samples, "against": against}
-            named = [("the samples", samples), ("the earlier calibration", against)]
-            refuse_input(out, "the page", [("the calibration", path), *named, *_samples_beside(path)])
-            asked = {"batch": batch, "n_fft": n_fft, "k": k}
+            from .report import calibration_page
+            from .suites import suite_of
+
+            models = [*BUILT_IN.values(), *(suite_of(name).model for name in suite or ())]
+            named = [section.samples for section in sections_of_file(path, unsealed=True)[0].sections().values()]
+            beside = [("its samples", path.parent / own.file) for own in named if own is not None]
+            of_options = [("the samples", samples), ("the earlier calibration", against)]
+            refuse_input(out, "the page", [("the calibration", path), *of_options, *beside])
+            asked = {"suite": suite, "batch": batch, "n_fft": n_fft, "k": k}
             command = command_line("report", *([] if file is None else [file]), out=out, **given, **asked)
-            text = calibration_page(path, command=command, workload=sizes, unsealed=unsealed, **given)
-    _write(text, out)
+            options = {"workload": sizes, "models": models, "unsealed": unsealed}
+            text = calibration_page(path, command=command, **options, **given)
+    with _about_place():
+        write_text_file(text, out)
     if not quiet:
         say(f"report: {out}", str(out))
 
 
-def _check_place(path: FilePath) -> None:
-    """Refuse a place where no file can be, before anything is computed."""
-    from rlxjax.calibration import file_to_write
-
+@contextlib.contextmanager
+def _about_place() -> Iterator[None]:
+    """Name the option where a place cannot be written."""
     try:
-        file_to_write(path)
-    except ValueError as error:
-        raise ValueError(f"--out: {error}: {_MEND}") from None
-
-
-def _samples_beside(path: FilePath) -> list[tuple[str, FilePath]]:
-    """Return where the samples lie that a calibration file names."""
-    from rlxjax.calibration import sections_of_file
-
-    content, _ = sections_of_file(path, unsealed=True)
-    named = [section.samples for section in content.sections().values()]
-    return [("its samples", path.parent / samples.file) for samples in named if samples is not None]
-
-
-def _write(text: str, path: FilePath) -> None:
-    """Write the page whole, or not at all.
-
-    Raises:
-        ValueError: a place that cannot be written; one line with the mend.
-    """
-    from rlxjax.calibration import write_text_file
-
-    try:
-        write_text_file(text, path)
-    except OSError as error:
-        raise ValueError(f"--out: {error}: {_MEND}") from None
+        yield
+    except (ValueError, OSError) as error:
+        raise ValueError(f"--out: {error}: give another place with -o") from None

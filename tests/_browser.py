@@ -14,16 +14,8 @@ from collections.abc import Iterator
 #: What Debian, Ubuntu and others call it.
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 START_S = 60.0
-_FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--hide-scrollbars",
-    "--remote-debugging-port=0",
-)
+_FLAGS = "headless=new no-sandbox disable-gpu disable-dev-shm-usage no-first-run disable-background-networking"
+_FLAGS += " hide-scrollbars remote-debugging-port=0"
 
 
 def browser_path() -> str | None:
@@ -32,11 +24,7 @@ def browser_path() -> str | None:
 
 
 class Page:
-    """An open page.
-
-    Attributes:
-        events: what the browser told since the page was opened, by method and parameters.
-    """
+    """An open page, and what the browser told since it was opened: `events`, by method and parameters."""
 
     def __init__(self, socket):
         self._socket, self._numbers = socket, itertools.count(1)
@@ -76,9 +64,8 @@ class Page:
     def size(self, width, height, is_phone=False):
         """Set the size of the window, in pixels of CSS."""
         scale = 2 if is_phone else 1
-        self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=is_phone
-        )
+        of = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": is_phone}
+        self.send("Emulation.setDeviceMetricsOverride", **of)
         self.send("Emulation.setTouchEmulationEnabled", enabled=is_phone)
 
     def media(self, medium="", scheme="light"):
@@ -101,11 +88,6 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key])
 
-    def screenshot(self, path, is_whole=True):
-        """Keep what is seen as a PNG file."""
-        shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=is_whole)
-        pathlib.Path(path).write_bytes(base64.b64decode(shot["data"]))
-
     def pdf(self):
         """Return the page as it is printed."""
         printed = self.send("Page.printToPDF", printBackground=True, preferCSSPageSize=False)
@@ -118,12 +100,8 @@ class Page:
     def complaints(self):
         """Return what the browser's console holds: errors, warnings, exceptions."""
         found = [told["entry"]["text"] for method, told in self.events if method == "Log.entryAdded"]
-        for method, told in self.events:
-            if method == "Runtime.exceptionThrown":
-                found.append(told["exceptionDetails"]["text"])
-            elif method == "Runtime.consoleAPICalled":
-                found.append(str(told["args"]))
-        return found
+        others = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled")
+        return found + [str(told) for method, told in self.events if method in others]
 
     def _receive(self, timeout=START_S):
         message = json.loads(self._socket.recv(timeout=timeout))
@@ -140,7 +118,7 @@ def browser_page(path: str) -> Iterator[Page]:
     # What the browser still writes while it ends is in nobody's way.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         started = subprocess.Popen(
-            [path, *_FLAGS, f"--user-data-dir={folder}", "about:blank"],
+            [path, *(f"--{flag}" for flag in _FLAGS.split()), f"--user-data-dir={folder}", "about:blank"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -7,12 +7,14 @@ import pytest
 from _campaigns import made_up
 from _content import content, sealed
 
-from calibrate.page import calibration_page
+from calibrate.report import calibration_page
+from calibrate.suites.welch import WelchSuite
 from rlxjax.calibration import sha256_of
+from rlxjax.models import WELCH
 
-WORKLOAD = {"batch": 1024, "n_fft": 256, "k": 16}
+WORKLOAD = {"batch": 1024, "n_fft": 256, "k": 16, "n_segments": 2}
 #: What a careless page would run, or lose.
-NASTY = "<script>alert('x')</script> & \"co\""
+NASTY = "<script>alert('x')</script> & \"co\" $x^$"
 
 
 class Document(html.parser.HTMLParser):
@@ -20,59 +22,62 @@ class Document(html.parser.HTMLParser):
 
     Attributes:
         elements: every element in order, its tag and attributes.
-        tables: rows of every table by its caption; an entry is its text and what it holds in full, if it is a number.
+        tables: rows of every table by its caption: texts, or numbers with all their digits, by heading.
         texts: what stands in elements of a tag.
     """
 
     def __init__(self, text):
         super().__init__()
         self.elements, self.tables, self.texts = [], {}, {}
-        self._open, self._rows, self._value = [], [], None
+        self._open, self._rows, self._caption = [], [], ""
         self.feed(text)
         assert not self._open, self._open
 
     def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.elements.append((tag, given))
+        self.elements.append((tag, dict(attrs)))
         if tag not in ("meta", "link"):
-            self._open.append((tag, []))
+            self._open.append((tag, dict(attrs), []))
         if tag == "tr":
             self._rows.append([])
-        if tag in ("td", "th"):
-            self._value = given.get("data-value")
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
 
     def handle_data(self, data):
-        for _, said in self._open:
+        for _, _, said in self._open:
             said.append(data)
 
     def handle_endtag(self, tag):
-        opened, said = self._open.pop()
+        opened, given, said = self._open.pop()
         assert opened == tag, (opened, tag)
         text = "".join(said)
-        self.texts.setdefault(tag, []).append(text)
-        if tag == "caption":
-            self._caption = text
+        self.texts.setdefault(tag, []).append(text.replace("\u00a0", " "))
         if tag in ("td", "th"):
-            self._rows[-1].append((text, None if self._value is None else float(self._value)))
-        if tag == "table":
-            self.tables[self._caption] = self._rows
+            self._rows[-1].append(float(given["data-value"]) if "data-value" in given else text)
+        elif tag == "caption":
+            self._caption = text
+        elif tag == "table":
+            headings, *rows = self._rows
+            self.tables[self._caption] = [dict(zip(headings, row, strict=True)) for row in rows]
             self._rows = []
-
-    def table(self, caption):
-        """Return the rows of a table whose caption begins so, without its headings."""
-        (rows,) = [rows for name, rows in self.tables.items() if name.startswith(caption)]
-        return rows[1:]
 
     def attributes(self, name):
         """Return the values of an attribute wherever it is."""
         return [given[name] for _, given in self.elements if name in given]
 
 
+class FewCells(WelchSuite):
+    """Some cells of the grid."""
+
+    def cells(self):
+        sizes = {"batch": (1, 9, 64, 256, 1024, 3000), "n_fft": (64, 128, 256)}
+        return [cell for cell in super().cells() if all(cell.inputs[name] in own for name, own in sizes.items())]
+
+
 def report_files(folder):
-    """Write a calibration of this machine with its samples, and an earlier one; return their paths."""
+    """Write a calibration of this machine with its samples, and an earlier one; return the three paths."""
     path, earlier = folder / "calibration.json", folder / "earlier.json"
-    made_up(path)
-    samples = folder / "calibration.samples.jsonl"
+    samples = made_up(path, FewCells(), WELCH.prior.median)
     whole = content()
     welch = whole["models"]["welch"]
     welch["samples"] |= {"file": samples.name, "sha256": sha256_of(samples)}
@@ -82,14 +87,13 @@ def report_files(folder):
     welch = changed["models"]["welch"]
     welch["coefficients"]["launch_ns"]["value"] *= 3.0
     welch["created"] = "2026-11-01T10:00:00+00:00"
-    welch["fingerprint"]["jax"] = "0.10.0"
     earlier.write_text(json.dumps(sealed(changed)))
-    return path, earlier
+    return path, earlier, samples
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A calibration file with samples beside it, and an earlier one."""
+    """A calibration file, an earlier one, and the samples beside the first."""
     return report_files(tmp_path_factory.mktemp("report"))
 
 

@@ -1,18 +1,35 @@
 import gc
+import inspect
 import os
+import sys
+import tempfile
 
-# Commands that run inside the tests' process keep no compiled programs for others.
-os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
+# `RLXJAX_CHECK_ALL=1` checks the annotations of every function, not only of the public ones, and runs programs as
+# XLA compiles them for users: the same laws in several times the time.
+CHECKS_ALL = os.environ.get("RLXJAX_CHECK_ALL") == "1"
 # The tests are of the CPU, and share what accelerator there is with others, unless the caller says otherwise.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # One cache a run: workers and the processes that tests start inherit it.
+    CACHE = tempfile.TemporaryDirectory(prefix="rlxjax-tests-", ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 
-# Before the package is imported: whatever function of it runs, its annotations are checked, shapes included.
-jaxtyping.install_import_hook("rlxjax", "_typecheck.typecheck")
+if not CHECKS_ALL and "XLA_FLAGS" not in os.environ:
+    # Most programs of the tests run once or twice: a quick compilation matters more than what it makes.
+    quick = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+    quick += ["--xla_cpu_use_fusion_emitters=false"] if jax.__version_info__ < (0, 11) else []
+    os.environ["XLA_FLAGS"] = " ".join(quick)
+    jax.jit(lambda: 0.0)()
+    # XLA has read them. They are part of a calibration's fingerprint, and a process that a test starts is a user's.
+    del os.environ["XLA_FLAGS"]
+
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -21,3 +38,30 @@ hypothesis.settings.register_profile("lawful", deadline=None, derandomize=True, 
 hypothesis.settings.load_profile("lawful")
 # Tracing makes many objects that live on: looking through them all again and again takes a while.
 gc.set_threshold(50_000, 20, 50)
+
+
+def check_public_functions():
+    """Check the annotations, shapes included, of public functions and of the methods of public classes."""
+    from _typecheck import typecheck
+
+    import rlxjax
+
+    def is_public(name, value):
+        return not name.startswith("_") and inspect.isfunction(value)
+
+    public = {name: getattr(rlxjax, name) for name in rlxjax.__all__}
+    checked = {f: jaxtyping.jaxtyped(f, typechecker=typecheck) for n, f in public.items() if is_public(n, f)}
+    for module in [module for name, module in sys.modules.items() if name.partition(".")[0] == "rlxjax"]:
+        for name, value in list(vars(module).items()):
+            if inspect.isfunction(value) and value in checked:
+                setattr(module, name, checked[value])
+    for class_ in filter(inspect.isclass, public.values()):
+        for name, method in list(vars(class_).items()):
+            if is_public(name, method):
+                setattr(class_, name, jaxtyping.jaxtyped(method, typechecker=typecheck))
+
+
+if CHECKS_ALL:
+    jaxtyping.install_import_hook("rlxjax", "_typecheck.typecheck")
+else:
+    check_public_functions()

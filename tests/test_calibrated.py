@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _compilations import compilations
 from _models import (
     LINE,
     LINE_TRUTH,
@@ -81,17 +80,6 @@ def test_predictions_have_gradients_by_inputs_and_coefficients():
     coefficients = {name: np.full(len(rows), value) for name, value in TILED_TRUTH.items()}
     assert_gradient_is_the_finite_difference(of, {"n": rows, "depth": rows / 40.0, "coefficients": coefficients})
     assert jax.grad(lambda n: LINES.predict_ns("blocked", n))(1000.0) == pytest.approx(1.5)
-
-
-def test_other_values_compile_nothing_anew():
-    for n in (N, N + 3.0):
-        TILES.predict_ns("tile", n, 2.0)
-        TILES.interval_ns("tile", n, 2.0)
-        TILES.decide(n)
-        TILES.pick_index(n)
-        if n is N:
-            compilations.clear()
-    assert not compilations
 
 
 @pytest.mark.parametrize(("level", "sds"), [(0.6826894921, 1.0), (0.9544997361, 2.0)])

@@ -1,5 +1,6 @@
 """What every command has in common: help, units, width, colours, completion, and JSON as it is documented."""
 
+import importlib
 import json
 import os
 import pty
@@ -7,12 +8,14 @@ import re
 import subprocess
 import sys
 
+import jax
 import pytest
 import user_script
 from _content import content
 from _documented import PAGE, assert_documented, assert_narrow, documented_keys
 from typer.testing import CliRunner
 
+import rlxjax
 from calibrate.cli import app
 from calibrate.command_help import ENDINGS, SHARED
 from calibrate.refusals import one_line_errors
@@ -193,3 +196,31 @@ def test_a_script_of_everyday_calls_runs():
     lines = user_script.main()
     assert lines[0].startswith("gate: fuse")
     assert "strongest bin: 32" in lines
+
+
+def test_profile_says_what_a_function_does_and_takes_as_the_library_does(tmp_path, monkeypatch):
+    (tmp_path / "profiled.py").write_text(
+        "import jax, jax.numpy as jnp\n"
+        "def norm(x): return jnp.linalg.norm(x, axis=-1)\n"
+        "def halve(x): return jax.lax.while_loop(lambda x: x.sum() > 1, lambda x: x / 2, x)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    result = CliRunner().invoke(app, ["profile", "profiled:norm", "--arg", "f32[64,32]"])
+    assert result.exit_code == 0, result.stderr
+    for words in ("covered by rules: 100 %", "reduction", " ns (90 %: ", "call ", "by "):
+        assert words in result.stdout
+    printed = json.loads(CliRunner().invoke(app, ["profile", "profiled:norm", "--arg", "f32[64,32]", "--json"]).stdout)
+    assert_documented("profile", printed)
+    module = importlib.import_module("profiled")
+    shape = jax.ShapeDtypeStruct((64, 32), "float32")
+    with jax.enable_x64(False):
+        found = rlxjax.default_calibration().predict_function(module.norm, shape)
+    assert printed["predicted_ns"] == pytest.approx(found.time_ns, rel=1e-4)
+    assert printed["counts"]["flops"] == found.profile.flops
+    endless = CliRunner().invoke(app, ["profile", "profiled:halve", "--arg", "f32[64]", "--json"])
+    assert endless.exit_code == 1
+    assert json.loads(endless.stdout)["uncounted"]
+    assert json.loads(endless.stdout)["interval_ns"][1] is None
+    told = CliRunner().invoke(app, ["profile", "profiled:halve", "--arg", "f32[64]", "--trips", "7"])
+    assert told.exit_code == 0, told.stdout

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _compilations import compilations
 from _tolerances import (
     FLOAT32_RTOL,
     FLOAT64_RTOL,
@@ -352,24 +351,6 @@ def test_a_large_batch_does_not_overflow(x64, transform):
         estimate, saved = transform(costs)(np.int32(10**6), np.int32(4096))
     np.testing.assert_allclose(estimate, expected, rtol=FLOAT64_RTOL if x64 else FLOAT32_RTOL)
     np.testing.assert_allclose(saved, (16 * 4096 - 8 * 64) * 10**6, rtol=FLOAT64_RTOL if x64 else FLOAT32_RTOL)
-
-
-def test_new_values_compile_nothing():
-    def everything(device, batch, n_fft, k, gates):
-        rx.estimate_welch_peaks_costs(device, batch, n_fft, k, True, gates, 1024)
-        rx.soft_estimate_welch_peaks_costs(device, batch, n_fft, k, True, gates, 1024, temperature_ns=gates + 1.0)
-        rx.welch_peaks_fusion_gate_breakdown(device, batch, n_fft, k)
-        rx.fused_graph_ns(device, batch, n_fft, k)
-        rx.block_graph_ns(device, batch, n_fft, k)
-        rx.soft_pick_welch_peaks_strategy(device, batch, n_fft, k, temperature_ns=gates + 1.0)
-        rx.pick_welch_peaks_strategy(device, batch, n_fft, k, legacy=True)
-        rx.io_cost_ns(rx.GraphIoProfile(batch, 1, k, n_fft), rx.BACKEND_ROWS["cuda"])
-
-    everything("metal", 8192, 256, 16, 3)
-    compilations.clear()
-    everything("cpu", 17, 2048, 5, 900)
-    everything("webgpu", 2**40, 4, 1, 0)
-    assert not compilations
 
 
 # --- Coefficient sets ----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 import rlxjax as rx
-from calibrate.page.advice_sections import read_advice
+from calibrate.report.advice import read_advice
 from calibrate.samples import read_samples
 from rlxjax.advice import Advice, Measured, StageCost
 from rlxjax.models import FFT

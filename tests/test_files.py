@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import rlxjax as rx
 from calibrate.cli import app
-from calibrate.page.advice_sections import read_advice
+from calibrate.report.advice import read_advice
 from calibrate.samples import Micro, SampleLog, SampleWriter, header_of, read_samples
 from rlxjax import _files
 from rlxjax._files import LOCK_NAME, Strict, file_to_write, locked, read_json, set_aside, write_json_file

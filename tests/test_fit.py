@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _compilations import compilations
 from _models import LINE, LINE_TRUTH, TILED, TILED_TRUTH, TWIN, runs_of, timings_of, true_ns
 
 from rlxjax.fit import LatencyPrior, Timings, coefficient_names, fit_latency, predicted_ns
@@ -268,16 +267,6 @@ def test_facts_are_the_callers_or_the_models():
     found = fit_latency(timings, facts=facts)
     np.testing.assert_allclose(logs_of(found.coefficients), logs_of(TILED_TRUTH), atol=2e-3)
     assert fit_latency(timings).loss > 2 * found.loss
-
-
-def test_other_values_compile_nothing_anew(fitted):
-    prior = LatencyPrior(LINE_TRUTH, dict.fromkeys(LINE_TRUTH, 0.5))
-    slower = timings_of(LINE_TRUTH, RUNS, 0.1, 7, factor=2.0)
-    fewer = jax.tree.map(lambda column: column[:20], slower)
-    compilations.clear()
-    fit_latency(slower, prior, np.linspace(0.5, 1.0, RUNS.shape[0]))
-    fit_latency(fewer)
-    assert not compilations
 
 
 def test_coefficients_may_be_a_dataclass():

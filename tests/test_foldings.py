@@ -12,40 +12,29 @@ def real(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-SQUARE = real(64, 64)
-BIAS = real(512)
+SQUARE, LAYER = real(64, 64), (real(128, 512), real(512), real(512, 128))
 
 
-def dense(x, kernel, bias, out):
-    return jnp.tanh(x @ kernel + bias[None]) @ out
+def layer(x, kernel, bias, out):
+    return jnp.tanh(x @ kernel + jnp.expand_dims(bias, range(x.ndim - 1))) @ out
 
 
-def dense_of_sequences(x, kernel, bias, out):
-    return jnp.tanh(x @ kernel + bias[None, None]) @ out
-
-
-CASES = {
-    "a product of a transposed argument": (lambda a, b: a @ b.T, (SQUARE, SQUARE)),
-    "a product of a transposed product": (lambda a, b: (a @ b) @ (a @ b).T, (SQUARE, SQUARE)),
-    "a transposed product": (lambda a, b: (a @ b).T, (SQUARE, SQUARE)),
-    "a sort, transposed": (lambda a: jnp.sort(a).T, (SQUARE,)),
-    "a covariance": (lambda x: jnp.cov(x.T), (real(1024, 64),)),
-    "a layer": (dense, (real(512, 128), real(128, 512), BIAS, real(512, 128))),
-    "a layer of sequences": (dense_of_sequences, (real(8, 64, 128), real(128, 512), BIAS, real(512, 128))),
-    "a gradient of indexing": (
-        jax.grad(lambda x: (jnp.sin(x).sum(1) + x[jnp.arange(512), jnp.arange(512)]).sum()),
-        (real(512, 1000),),
-    ),
-    "two transforms": (lambda x, y: jnp.fft.irfft(jnp.fft.rfft(x) * jnp.fft.rfft(y)), (real(65_536),) * 2),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_peak_bytes_are_those_of_the_compiled_program(name):
-    fn, args = CASES[name]
-    memory = jax.jit(fn).lower(*args).compile().memory_analysis()
-    compiled_bytes = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
-    assert rx.profile_function(fn, *args).peak_bytes == pytest.approx(compiled_bytes, rel=0.03)
+def test_peak_bytes_are_those_of_the_compiled_program():
+    picked = jax.grad(lambda x: (jnp.sin(x).sum(1) + x[jnp.arange(512), jnp.arange(512)]).sum())
+    for name, fn, args in [
+        ("a product of a transposed argument", lambda a, b: a @ b.T, (SQUARE, SQUARE)),
+        ("a product of a transposed product", lambda a, b: (a @ b) @ (a @ b).T, (SQUARE, SQUARE)),
+        ("a transposed product", lambda a, b: (a @ b).T, (SQUARE, SQUARE)),
+        ("a sort, transposed", lambda a: jnp.sort(a).T, (SQUARE,)),
+        ("a covariance", lambda x: jnp.cov(x.T), (real(1024, 64),)),
+        ("a layer", layer, (real(512, 128), *LAYER)),
+        ("a layer of sequences", layer, (real(8, 64, 128), *LAYER)),
+        ("a gradient of indexing", picked, (real(512, 1000),)),
+        ("two transforms", lambda x, y: jnp.fft.irfft(jnp.fft.rfft(x) * jnp.fft.rfft(y)), (real(65_536),) * 2),
+    ]:
+        memory = jax.jit(fn).lower(*args).compile().memory_analysis()
+        compiled_bytes = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
+        assert rx.profile_function(fn, *args).peak_bytes == pytest.approx(compiled_bytes, rel=0.03), name
 
 
 def test_what_is_folded_counts_as_written():
@@ -56,33 +45,24 @@ def test_what_is_folded_counts_as_written():
     assert profile.fused_traffic_bytes == plain.fused_traffic_bytes
 
 
-def primitive_of(name, impl=None):
-    primitive = Primitive(name)
-    primitive.def_abstract_eval(lambda x, **_: x)
-    if impl:
-        primitive.def_impl(impl)
-    return primitive
-
-
-def test_a_librarys_primitive_counts_as_what_it_runs():
-    scaled = primitive_of("foldings_scaled", lambda x, *, by: jnp.sin(x) * by)
-    profile = rx.profile_function(lambda x: scaled.bind(x, by=2.0), SQUARE)
-    written = rx.profile_function(lambda x: jnp.sin(x) * 2.0, SQUARE)
-    assert (profile.flops, profile.transcendentals) == (64**2, 64**2)
-    assert (profile.equations, profile.coverage_equations, profile.peak_bytes) == (2, 1.0, written.peak_bytes)
-
-
 def fails(x):
     raise RuntimeError("cannot run here")
 
 
-@pytest.mark.parametrize("impl", [None, fails], ids=["none", "fails"])
-def test_a_primitive_that_does_not_tell_is_uncosted(impl):
-    primitive = primitive_of("foldings_unknown", impl)
-    assert dict(rx.profile_function(primitive.bind, SQUARE).uncosted) == {"foldings_unknown": 1}
+def test_a_librarys_primitive_counts_as_what_it_runs_and_is_uncosted_if_it_does_not_tell():
+    def primitive_of(name, impl=None):
+        primitive = Primitive(f"foldings_{name}")
+        primitive.def_abstract_eval(lambda x, **_: x)
+        if impl:
+            primitive.def_impl(impl)
+        return primitive
 
-
-def test_a_primitive_that_runs_itself_is_uncosted():
-    primitive = primitive_of("foldings_of_itself")
-    primitive.def_impl(primitive.bind)
-    assert dict(rx.profile_function(primitive.bind, SQUARE).uncosted) == {"foldings_of_itself": 1}
+    scaled = primitive_of("scaled", lambda x, *, by: jnp.sin(x) * by)
+    profile = rx.profile_function(lambda x: scaled.bind(x, by=2.0), SQUARE)
+    written = rx.profile_function(lambda x: jnp.sin(x) * 2.0, SQUARE)
+    assert (profile.flops, profile.transcendentals) == (64**2, 64**2)
+    assert (profile.equations, profile.coverage_equations, profile.peak_bytes) == (2, 1.0, written.peak_bytes)
+    of_itself = primitive_of("of_itself")
+    of_itself.def_impl(of_itself.bind)
+    for primitive in (primitive_of("without"), primitive_of("failing", fails), of_itself):
+        assert dict(rx.profile_function(primitive.bind, SQUARE).uncosted) == {primitive.name: 1}

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _compilations import compilations
 from _tolerances import (
     FLOAT32_RTOL,
     FLOAT64_RTOL,
@@ -280,18 +279,6 @@ def test_a_table_in_float32_agrees():
     assert score.dtype == jnp.float32
     size = [terms_size(*row) for row in zip(rows(gate), rows(benefit), strict=True)]
     assert (np.abs(np.asarray(score) - np.asarray(exact)) <= FLOAT32_RTOL * np.array(size)).all()
-
-
-def test_new_values_compile_nothing():
-    def everything(gate, benefit, t):
-        gate.score_ns(benefit), gate.soft_score_ns(benefit, temperature_ns=t), benefit.score_ns(gate)
-        gate.evaluate(benefit, temperature_ns=t)
-
-    everything(GATE, rx.FusionBenefit(1, 2, 3, 4), 5.0)
-    compilations.clear()
-    everything(PENALISED, rx.FusionBenefit(-9, 0, 2**60, 2**50), 7.0)
-    everything(rx.io_fusion_gate_for_target("cpu"), rx.FusionBenefit(), 0.1)
-    assert not compilations
 
 
 # --- Derivatives ---------------------------------------------------------------------------------

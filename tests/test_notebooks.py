@@ -1,4 +1,4 @@
-"""The notebooks run from any folder, show pictures, and are worth reading unrun."""
+"""The notebooks run from any folder (by `make docs`), show pictures, and are worth reading unrun."""
 
 import pathlib
 import types
@@ -27,6 +27,7 @@ def test_there_are_notebooks():
     assert len(NOTEBOOKS) == 5
 
 
+@pytest.mark.site
 @each_notebook
 def test_a_notebook_runs_from_any_folder_and_shows_a_picture(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent))  # this checkout, whichever is installed

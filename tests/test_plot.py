@@ -30,7 +30,8 @@ import rlxjax as rx
 from rlxjax.calibration import CalibratedModel, Calibration, explain
 from rlxjax.device import Provenance
 from rlxjax.fit import COVERED_SDS, SURE, is_measured, named
-from rlxjax.plot._numbers import UNITS, plain
+from rlxjax.plot import marks
+from rlxjax.plot._hues import COLOURS, hues
 
 matplotlib.use("agg")
 
@@ -44,6 +45,9 @@ TILED_TIMINGS = timings_of(TILED_TRUTH, runs_of(TILED, depth=4.0), 0.02)
 OVER = {"n": [8.0, 100.0, 700.0, 4000.0], "depth": [0.5, 2.0, 4.0]}
 CELLS = {"n": np.tile(OVER["n"], 3), "depth": np.repeat(OVER["depth"], 4)}
 EXPLAINED = explain(TILES, n=700.0, depth=2.0)
+
+#: The contrast of graphics with their background (WCAG 2.2, 1.4.11), and a difference that is seen (CIELAB).
+CONTRAST, SEEN = 3.0, 12.0
 
 PICTURES = {
     "predicted_vs_measured": lambda **where: rx.plot.predicted_vs_measured(TILES, TILED_TIMINGS, noise=0.03, **where),
@@ -69,22 +73,31 @@ def labelled(ax):
     return {line.get_label(): line for line in ax.get_lines() if not line.get_label().startswith("_")}
 
 
-def test_predictions_are_drawn_against_timings_with_their_intervals():
-    ax = rx.plot.predicted_vs_measured(LINES, LINE_TIMINGS, level=0.8, ax=new_axis())
+def rows_of(ax):
+    return [row for rows in marks(ax).values() for row in rows]
+
+
+@pytest.mark.parametrize("is_ratio", [False, True])
+def test_predictions_are_drawn_against_timings_with_their_intervals(is_ratio):
+    ax = rx.plot.predicted_vs_measured(LINES, LINE_TIMINGS, level=0.8, is_ratio=is_ratio, ax=new_axis())
     for place, container in enumerate(ax.containers):
         own = np.asarray(LINE_TIMINGS.runs.variant) == place
         n, time_ns = np.asarray(LINE_TIMINGS.runs.inputs["n"])[own], LINE_TIMINGS.time_ns[own]
         points, bars = bars_of(container)
         predicted_ns = LINES.predict_ns(LINE.variants[place], n)
         bounds_ns = LINES.interval_ns(LINE.variants[place], n, level=0.8)
-        error = np.mean(np.abs(predicted_ns / time_ns - 1.0))
+        error, scale = np.mean(np.abs(predicted_ns / time_ns - 1.0)), time_ns if is_ratio else 1.0
         assert container.get_label() == f"{LINE.variants[place]}, error {100 * error:.2g} %"
-        np.testing.assert_allclose(points, np.stack([time_ns, predicted_ns], -1), rtol=EXACT)
+        np.testing.assert_allclose(points, np.stack([time_ns, predicted_ns / scale], -1), rtol=EXACT)
         np.testing.assert_allclose(bars[..., 0], np.stack([time_ns, time_ns], -1), rtol=EXACT)
-        np.testing.assert_allclose(bars[..., 1], np.stack(bounds_ns, -1), rtol=EXACT)
+        np.testing.assert_allclose(bars[..., 1], np.stack(bounds_ns, -1) / np.reshape(scale, (-1, 1)), rtol=EXACT)
+        rows = marks(ax)[container.lines[0].get_gid()]
+        shown = np.array([[row[f"{name} (ns)"] for name in ("predicted", "from", "to")] for row in rows])
+        np.testing.assert_allclose(shown.T, [predicted_ns, *bounds_ns], rtol=EXACT)
+        assert [row["run"] for row in rows] == [f"{LINE.variants[place]}, n {one:,g}" for one in n]
     assert len(ax.containers) == len(LINE.variants)
-    low, high = zip(ax.get_xlim(), ax.get_ylim(), strict=True)
-    assert (low[0], high[0]) == pytest.approx((low[1], high[1]))
+    if not is_ratio:
+        assert ax.get_xlim() == pytest.approx(ax.get_ylim())
 
 
 def test_the_noise_is_a_band_around_the_diagonal_and_that_of_the_calibration_unless_given():
@@ -129,7 +142,7 @@ def test_timings_of_the_same_sizes_are_points_of_the_variant_that_a_strategy_run
 
 def points_of(whole, timings):
     ax = rx.plot.time_by(whole, "n", SIZES, timings=timings, depth=4.0, ax=new_axis())
-    return [line for line in ax.get_lines() if line.get_linestyle() == "None"]
+    return [line for line in ax.get_lines() if line.get_linestyle() == "None" and line.get_marker() != "."]
 
 
 def test_a_line_is_dotted_beyond_what_was_timed():
@@ -176,7 +189,7 @@ def test_a_map_of_two_strategies_shows_the_verdict_of_each_cell():
         assert np.all((lines[:-1] < values) & (values < lines[1:]))
 
 
-def test_each_line_is_of_one_estimate(monkeypatch):
+def test_what_takes_no_time_to_draw_is_asked_once(monkeypatch):
     asked, estimate = [], CalibratedModel.estimate
     monkeypatch.setattr(
         CalibratedModel, "estimate", lambda *given, **named: asked.append(1) or estimate(*given, **named)
@@ -291,7 +304,7 @@ def test_a_picture_is_drawn_on_the_axis_that_is_given_and_leaves_all_else(draw):
     figure.savefig(io.BytesIO(), format="svg")
     assert dict(matplotlib.rcParams) == before
     assert pyplot.get_fignums() == open_ones
-    assert all(re.search(r" \(.+\)| / ", label) for label in (ax.get_xlabel(), ax.get_ylabel()) if label)
+    assert all(re.search(r" \(.+\)| / |time$|time\n", label) for label in (ax.get_xlabel(), ax.get_ylabel()) if label)
 
 
 @each_picture
@@ -320,20 +333,53 @@ def test_a_calibration_is_asked_for_the_model_of_the_timings_else_for_its_first(
     assert list(labelled(rx.plot.time_by(both, "n", SIZES, ax=new_axis()))) == ["once", "tile"]
 
 
-def test_ticks_are_in_the_unit_that_the_axis_names():
+def test_ticks_name_their_value_and_its_unit():
+    units = {"s": 1e9, "ms": 1e6, "µs": 1e3, "ns": 1.0}
     for factor in (1e-2, 1.0, 1e3, 1e6):
         truth = {name: value * factor for name, value in LINE_TRUTH.items()}
         ax = rx.plot.time_by(calibrated(certain(LINE, truth)), "n", [1.0, 5.0, 1e4, *range(6, 20)], ax=new_axis())
-        unit = re.search(r"\((.+)\)", ax.get_ylabel())[1]
-        assert ax.get_xlabel() == "n (items)"
+        assert (ax.get_xlabel(), ax.get_ylabel()) == ("n (items)", "time")
         ax.figure.canvas.draw()
-        for axis, ns in ((ax.yaxis, UNITS[unit]), (ax.xaxis, 1.0)):
-            shown = {
-                at: text.get_text()
-                for at, text in zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
-            }
-            assert sum(map(bool, shown.values())) > 1
-            assert all(text in ("", plain(at / ns)) for at, text in shown.items())
+        for axis in (ax.yaxis, ax.xaxis):
+            at = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+            shown = {value: text.get_text().split(" ") for value, text in at if text.get_text()}
+            assert len(shown) > 1
+            for value, (number, *unit) in shown.items():
+                assert float(number.replace(",", "")) * units[unit[0] if unit else "ns"] == pytest.approx(value)
+
+
+def test_marks_hold_the_figures_of_what_is_drawn():
+    ax = rx.plot.decision_map(TILES, OVER, ax=new_axis())
+    rows = rows_of(ax)
+    for name in ("loop", "tile"):
+        np.testing.assert_allclose([row[f"{name} (ns)"] for row in rows], TILES.predict_ns(name, **CELLS), rtol=EXACT)
+    assert [(row["n"], row["depth"]) for row in rows] == list(zip(CELLS["n"], CELLS["depth"], strict=True))
+    assert [row["timed"] for row in rows] == np.asarray(TILES.in_domain(**CELLS)).tolist()
+    # A strategy's time at every value is one mark: a point where it was timed, else a dot on the line.
+    ax = rx.plot.time_by(TILES, "n", SIZES, timings=TILED_TIMINGS, depth=4.0, ax=new_axis())
+    for name in ("loop", "tile"):
+        own = {row["n"]: row for row in rows_of(ax) if row["strategy"] == name}
+        assert sorted(own) == SIZES.tolist()
+        shown = [[own[n][f"{key} (ns)"] for n in SIZES] for key in ("predicted", "from", "to")]
+        expected = [TILES.predict_ns(name, n=SIZES, depth=4.0), *TILES.interval_ns(name, n=SIZES, depth=4.0)]
+        np.testing.assert_allclose(shown, expected, rtol=EXACT)
+    for line in points_of(TILES, TILED_TIMINGS):
+        times_ns = [row["measured (ns)"] for row in rows_of(line.axes) if "measured (ns)" in row]
+        assert set(line.get_ydata()) <= set(times_ns)
+    ax = rx.plot.terms(EXPLAINED, ax=new_axis())
+    totals = {row["strategy"]: row for row in rows_of(ax) if row["part"] == "total"}
+    for one in EXPLAINED.strategies:
+        assert (totals[one.strategy]["from (ns)"], totals[one.strategy]["to (ns)"]) == one.interval_ns
+
+
+def test_earlier_coefficients_are_drawn_beside_the_later_ones():
+    first, last = (random_posterior(TILED, {**TILED_TRUTH, "call_ns": call_ns}) for call_ns in (500.0, 1500.0))
+    ax = rx.plot.coefficients(last, earlier=first, ax=new_axis())
+    order = [label.get_text() for label in ax.get_yticklabels()]
+    (container,) = (one for one in ax.containers if one.get_label() == "earlier")
+    ratios = dict(zip(order, bars_of(container)[0][:, 0], strict=True))
+    medians = named(TILED.prior.median)
+    assert ratios == pytest.approx({name: named(first.coefficients)[name] / medians[name] for name in order})
 
 
 REFUSED = {
@@ -369,6 +415,7 @@ REFUSED = {
         lambda: rx.plot.decision_map(TILES, OVER, fused="tile", kept="tile")
     ),
     "explanation: expected what `explain` returns, got Decision": lambda: rx.plot.terms(TILES.decide(3.0, 1.0)),
+    "earlier: expected that of tiled, got that of line": lambda: rx.plot.coefficients(TILES, earlier=LINES),
     "calibrated: expected a Calibration, one of its models, a posterior or its fit, got dict": (
         lambda: rx.plot.coefficients(LINE_TRUTH)
     ),
@@ -394,10 +441,47 @@ def test_without_matplotlib_a_picture_says_how_to_get_it(draw, monkeypatch):
 
 
 def test_each_picture_is_tested_and_names_each_of_its_arguments():
-    public = {name: value for name, value in vars(rx.plot).items() if inspect.isfunction(value)}
+    public = {name: value for name, value in vars(rx.plot).items() if inspect.isfunction(value) and name != "marks"}
     assert list(public) == sorted(PICTURES)
     for name, function in public.items():
         text = inspect.getdoc(function)
         given = set(re.findall(r"^ {4}\**(\w+): ", text, re.MULTILINE))
         assert set(inspect.signature(function).parameters) <= given, name
         assert "\nRaises:\n" in text
+
+
+def test_a_strategy_looks_the_same_in_every_picture_of_a_model_and_no_two_the_same():
+    for names in itertools.permutations(["once", "loop", "tile", "pair"], 3):
+        found = hues(TILED, names)
+        assert len(set(found.values())) == 3
+        for name in {"tile", "pair"} & set(names):
+            assert found[name].colour == COLOURS[TILED.variants.index(name)]
+
+
+def linear(colour):
+    return np.array([c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)])
+
+
+def lab(rgb):
+    """Return CIELAB of linear sRGB under D65."""
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ np.clip(rgb, 0, 1)
+    x, y, z = np.cbrt(np.maximum(xyz / [0.9505, 1.0, 1.089], (6 / 29) ** 3))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+#: What protanopes, deuteranopes and others see of linear sRGB (Vienot, Brettel and Mollon, 1999).
+SIGHTS = (
+    [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]],
+    [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]],
+    np.eye(3),
+)
+
+
+def test_colours_are_seen_on_white_and_on_black_and_told_apart_by_all_eyes():
+    for colour in COLOURS:
+        luminance = linear(colour) @ [0.2126, 0.7152, 0.0722]
+        assert 1.05 / (luminance + 0.05) > CONTRAST, colour
+        assert (luminance + 0.05) / 0.05 > CONTRAST, colour
+    for sight, (one, other) in itertools.product(SIGHTS, itertools.combinations(COLOURS, 2)):
+        seen = [lab(np.array(sight) @ linear(colour)) for colour in (one, other)]
+        assert np.linalg.norm(seen[0] - seen[1]) > SEEN, (one, other)

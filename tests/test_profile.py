@@ -98,86 +98,48 @@ def chain(*ops, shape=(8, 4), dtype="f32"):
     return built([(op, [i - 1] if i else [], shape, dtype) for i, op in enumerate(ops)], [len(ops) - 1])
 
 
-def test_a_metadata_op_is_never_counted():
+def test_an_op_counts_by_its_kind():
+    assert rx.profile_graph_io(rx.Graph()) == rx.GraphIoProfile(0, 0, 0, 0) == rx.GraphIoProfile()
     for op in sorted(METADATA):
         assert rx.profile_graph_io(chain("input", op)) == rx.GraphIoProfile()
-
-
-def test_a_host_sync_op_is_one_sync_point():
     for op in sorted(HOST_SYNC):
         assert rx.profile_graph_io(chain("input", op, "relu", op)).sync_points == 2
-
-
-def test_every_fft_is_one_more_sync_point_when_asked_for():
     graph = chain("input", "fft", "custom", "fft")
-    assert rx.profile_graph_io(graph).sync_points == 1
-    assert rx.profile_graph_io(graph, fft_host_sync=True).sync_points == 3
+    assert [rx.profile_graph_io(graph, fft_host_sync=asked).sync_points for asked in (False, True)] == [1, 3]
+    graph = built([("input", [], (10,), "f64"), ("add", [0, 0], (3,), "i8")], [1, 1])
+    assert rx.node_io_bytes(graph, graph.nodes[1]) == 2 * 80 + 3  # an operand that is read twice counts twice
+    assert rx.profile_graph_io(graph).host_output_bytes == 3  # an output that is listed twice is read once
 
 
-def test_profiles_default_to_zeros():
-    assert rx.profile_graph_io(rx.Graph()) == rx.GraphIoProfile(0, 0, 0, 0) == rx.GraphIoProfile()
-
-
-def test_node_bytes_count_repeated_inputs():
-    graph = built([("input", [], (10,), "f64"), ("add", [0, 0], (3,), "i8")], [1])
-    assert rx.node_io_bytes(graph, graph.nodes[1]) == 2 * 80 + 3
-
-
-def test_an_output_listed_twice_is_read_once():
-    graph = chain("input", "relu")
-    graph.set_outputs([1, 1])
-    assert rx.profile_graph_io(graph).host_output_bytes == 8 * 4 * 4
-
-
-# --- Selections ----------------------------------------------------------------------------------
-
-
-def test_a_selected_position_counts_four_bytes_an_element_once():
-    for positions, host_bytes in [
-        ([], 0),
-        ([0], 4 * 10),
-        ([0, 0], 4 * 10),
-        ([1, 2], 2 * 4 * 20),
-        ([0, 1, 2], 4 * 50),
-    ]:
-        graph = built([("input", [], (10,), "f64"), ("relu", [0], (20,), "i8")], [0, 1, 1])
+def test_a_selected_position_counts_four_bytes_an_element_and_a_node_its_own_bytes():
+    graph = built([("input", [], (10,), "f64"), ("relu", [0], (20,), "i8"), ("abs", [0], (30,), "i8")], [0, 1, 1])
+    for positions, host_bytes in [([], 0), ([0], 40), ([0, 0], 40), ([1, 2], 2 * 80), ([0, 1, 2], 4 * 50)]:
         profile = rx.profile_graph_io(graph, output_indices=iter(positions))
-        assert profile == rx.GraphIoProfile(1, 0, host_bytes, 80 + 20)
-
-
-def test_a_selected_node_counts_its_own_bytes_unless_metadata():
+        assert profile == rx.GraphIoProfile(2, 0, host_bytes, 80 + 20 + 80 + 30)
     for ids, host_bytes in [([], 0), ([0], 0), ([1, 1], 20), ([1, 2], 20 + 30)]:
-        graph = built([("input", [], (10,), "f64"), ("abs", [0], (20,), "i8"), ("abs", [0], (30,), "i8")], [2])
         assert rx.profile_graph_io(graph, output_ids=iter(ids)).host_output_bytes == host_bytes
-
-
-def test_a_selection_that_the_graph_does_not_have_is_refused():
     for selection, says in [
         ({"output_indices": [0], "output_ids": [0]}, "output_indices and output_ids: .*one of the two"),
         ({"output_indices": [], "output_ids": []}, "one of the two"),
-        ({"output_indices": [1]}, "output_indices: no position 1; the graph has 1 outputs"),
+        ({"output_indices": [3]}, "output_indices: no position 3; the graph has 3 outputs"),
         ({"output_indices": [-1]}, "output_indices: expected an integer of at least 0, got -1"),
         ({"output_indices": [0.0]}, "output_indices: expected an integer, got 0.0"),
-        ({"output_ids": [2]}, "output_ids: no node 2; the graph has 2 nodes"),
+        ({"output_ids": [3]}, "output_ids: no node 3; the graph has 3 nodes"),
         ({"output_ids": [-1]}, "output_ids: expected an integer of at least 0, got -1"),
     ]:
         with pytest.raises(ValueError, match=says):
-            rx.profile_graph_io(chain("input", "relu"), **selection)
+            rx.profile_graph_io(graph, **selection)
 
 
 # --- Saturation and readback ---------------------------------------------------------------------
 
 
-def test_every_byte_count_saturates():
+def test_every_byte_count_saturates_and_is_exact_below():
     huge = built([("input", [], (2**40, 2**40), "f32"), ("relu", [0], (2**40, 2**40), "f32")], [1, 0])
-    assert huge.nodes[0].bytes == MAX
-    assert rx.node_io_bytes(huge, huge.nodes[1]) == MAX
+    assert huge.nodes[0].bytes == rx.node_io_bytes(huge, huge.nodes[1]) == MAX
     assert rx.profile_graph_io(huge) == rx.GraphIoProfile(1, 0, MAX, MAX)
     assert rx.profile_graph_io(huge, output_indices=[0, 1]).host_output_bytes == MAX
     assert rx.profile_graph_io(huge).host_readback_bytes(unified_memory=False) == MAX
-
-
-def test_counts_below_saturation_are_exact():
     side = 2**30
     big = built([("input", [], (side, side), "i8"), ("relu", [0], (side, side - 1), "i8")], [1])
     assert rx.profile_graph_io(big) == rx.GraphIoProfile(1, 0, side * (side - 1), side * (2 * side - 1))
@@ -186,52 +148,34 @@ def test_counts_below_saturation_are_exact():
 @given(st.integers(0, MAX), st.integers(0, MAX))
 def test_readback_is_host_output_and_a_quarter_of_the_traffic_where_memory_is_discrete(host, traffic):
     profile = rx.GraphIoProfile(0, 0, host, traffic)
-    assert profile.host_readback_bytes(True) == host
-    assert profile.host_readback_bytes(False) == min(host + traffic // 4, MAX)
+    expected = [host, min(host + traffic // 4, MAX)]
+    assert [profile.host_readback_bytes(flag) for flag in (True, False)] == expected
+    assert profile.host_readback_bytes(np.array([True, False])).tolist() == expected
 
 
-def test_readback_by_flags_is_that_of_each_flag():
-    for host in [5, 2**62, 2**63, 2**64 - 1]:
-        for traffic in [0, 7, 2**64 - 1]:
-            profile = rx.GraphIoProfile(0, 0, host, traffic)
-            found = profile.host_readback_bytes(np.array([True, False]))
-            assert found.tolist() == [profile.host_readback_bytes(flag) for flag in (True, False)]
-
-
-def test_readback_of_a_table_is_that_of_its_rows():
+def test_readback_of_a_table_is_that_of_its_rows_and_traced_code_rounds_down_too():
+    host, traffic = [0, 7, 2**63, MAX], [3, 2**53 + 5, MAX, 1]
     for shape in [(4,), (4, 1), (2, 2), (1, 2, 2)]:
-        host, traffic = [0, 7, 2**63, MAX], [3, 2**53 + 5, MAX, 1]
         table = rx.GraphIoProfile(0, 0, *(np.array(x, np.uint64).reshape(shape) for x in (host, traffic)))
         bytes_back = table.host_readback_bytes(unified_memory=False)
         assert (bytes_back.dtype, bytes_back.shape) == (np.uint64, shape)
         assert bytes_back.ravel().tolist() == [min(h + t // 4, MAX) for h, t in zip(host, traffic, strict=True)]
-
-
-def test_readback_in_traced_code_is_rounded_down_too():
-    readback = jax.jit(lambda p: p.host_readback_bytes(False))(rx.GraphIoProfile(0, 0, 100.0, 43.0))
-    assert readback == 110
+    assert jax.jit(lambda p: p.host_readback_bytes(False))(rx.GraphIoProfile(0, 0, 100.0, 43.0)) == 110
 
 
 def test_a_checked_profile_refuses_what_is_no_count():
-    for count in [-1, float("nan"), np.array([0, -3])]:
-        for name in ["kernel_launches", "device_traffic_bytes"]:
-            assert rx.GraphIoProfile.checked(**{name: 5}) == rx.GraphIoProfile(**{name: 5})
+    for name in ["kernel_launches", "device_traffic_bytes"]:
+        assert rx.GraphIoProfile.checked(**{name: 5}) == rx.GraphIoProfile(**{name: 5})
+        for count in [-1, float("nan"), np.array([0, -3])]:
             with pytest.raises(ValueError, match=f"{name}: expected a count of at least 0"):
                 rx.GraphIoProfile.checked(**{name: count})
 
 
-# --- Cases of the specification ------------------------------------------------------------------
-
-
-def test_a_real_fft_of_8_rows_reads_back_its_spectrum():
+def test_the_cases_of_the_specification():
     graph = rx.welch_peaks_graph(4, rx.WelchPeakParams.fast(512, 16), fused=False)
     profile = rx.profile_graph_io(graph)
-    assert graph.nodes[0].shape == (8, 512)
-    assert profile.host_output_bytes == 32_768
+    assert (graph.nodes[0].shape, profile.host_output_bytes) == ((8, 512), 32_768)
     assert profile.kernel_launches >= 3
-
-
-def test_peaks_of_4_rows_are_256_bytes_of_two_segments_each():
     graph = built([("input", [], (4, 512), "f32")], [])
     graph.set_outputs([graph.add("welch_peaks", [0], k=16, n_segments=2)])
     assert rx.profile_graph_io(graph).host_output_bytes == 256

@@ -1,4 +1,4 @@
-"""The Python in the README and the guides runs, their links lead somewhere, their commands exist."""
+"""The Python in the README and the guides runs (by `make docs`), their links lead somewhere, their commands exist."""
 
 import pathlib
 import re
@@ -29,6 +29,7 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.site
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=lambda page: page.stem)
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     shutil.copy(ROOT / "notebooks/data/calibration-cpu.json", tmp_path)

@@ -182,7 +182,7 @@ def test_only_what_the_cache_wrote_in_its_own_folder_is_removed(tmp_path):
 def caching():
     """Caching as commands find it, in the tests' process."""
     before = {name: jax.config.values[name] for name in CACHE_SETTINGS}
-    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_compilation_cache_dir", None)
     yield
     for name, value in before.items():
         jax.config.update(name, value)

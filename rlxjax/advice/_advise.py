@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -141,20 +142,15 @@ class _Question:
         for span, place in self.place.items():
             times[span] = self.found.predictions[place].time_ns
             peaks[span] = profiles[span].peak_bytes + (held_bytes if span[0] else 0)
-        everyone = range(self.count)
-        self.apart = self._plan([(number, number) for number in everyone], times, peaks)
-        self.together = self._plan([(0, self.count - 1)], times, peaks)
+        is_stage, is_all = np.eye(self.count, dtype=bool), np.zeros(times.shape, bool)
+        is_all[0, -1] = True
+        self.apart, self.together = (plan_stages(np.where(own, times, np.inf), peaks)[0] for own in (is_stage, is_all))
         self.fits = limit_bytes is None or self.together.peak_bytes <= limit_bytes
         if limit_bytes is not None:
-            times[(peaks > limit_bytes) & ~np.eye(self.count, dtype=bool)] = np.inf
+            times[(peaks > limit_bytes) & ~is_stage] = np.inf
         found = plan_stages(times, peaks, peak_price_ns_per_byte=price, count=MOST_GROUPINGS)
         ends = [self.together, self.apart] if self.fits else [self.apart]
         self.plans = [*found, *(plan for plan in ends if plan not in found)]
-
-    @staticmethod
-    def _plan(spans: Sequence[Span], times: np.ndarray, peaks: np.ndarray) -> StagePlan:
-        groups = tuple(tuple(range(first, last + 1)) for first, last in spans)
-        return StagePlan(groups, sum(float(times[s]) for s in spans), max(float(peaks[s]) for s in spans))
 
     def predictions(self, plan: StagePlan) -> list[FunctionPrediction]:
         """Return what is predicted of each program of a plan."""
@@ -193,9 +189,11 @@ def _answer(
     margin_ns, probability, in_domain = question.ahead(plan, question.apart, question.min_gain_ns)
     each, programs = question.predictions(question.apart), question.predictions(plan)
     apart, grouped = question.grouping(question.apart), question.grouping(plan)
-    saved = _difference(each, programs)
-    parts, profiles = ([prediction.profile for prediction in side] for side in (each, programs))
-    recomputed = max(_executed(profiles, "computed_elements") - _executed(parts, "computed_elements"), 0)
+    changes, counts = _terms(each), _counts([one.profile for one in each])
+    changes.subtract(_terms(programs))
+    counts.subtract(_counts([one.profile for one in programs]))
+    counts.update({name: -count for name, count in counts.items() if name.startswith("recomputed") and count < 0})
+    saved = dict(sorted(changes.items(), key=lambda part: -abs(part[1])))
     if not chances:
         verdict, code = "keep", "peak_memory"
     elif sure:
@@ -203,11 +201,12 @@ def _answer(
         verdict = "fuse" if len(plan.groups) == 1 else "group"
         code = "saves_launches" if launches >= traffic else "saves_traffic"
     elif max(chances.values()) <= 1.0 - SURE:
-        verdict, code = "keep", _why_not(saved, margin_ns, recomputed)
+        verdict, code = "keep", _why_not(saved, margin_ns, counts["recomputed_elements"])
     else:
         verdict, code = "undecided", "too_close"
     subject = "one program" if len(plan.groups) == 1 else grouped.name
-    reason = _sentence(code, subject, margin_ns, question.min_gain_ns, saved, int(plan.peak_bytes), recomputed)
+    again = counts["recomputed_elements"]
+    reason = _sentence(code, subject, margin_ns, question.min_gain_ns, saved, int(plan.peak_bytes), again)
     if question.count > 2 and sure:
         rival = next(
             (other for other in question.plans if other != plan and question.ahead(plan, other)[1] < SURE), None
@@ -226,8 +225,8 @@ def _answer(
         apart_interval_ns=apart.interval_ns,
         together_ns=grouped.time_ns,
         together_interval_ns=grouped.interval_ns,
-        apart_terms_ns=_summed(each),
-        together_terms_ns=_summed(programs),
+        apart_terms_ns=dict(_terms(each).most_common()),
+        together_terms_ns=dict(_terms(programs).most_common()),
         min_gain_ns=question.min_gain_ns,
         stages=tuple(
             StageCost(name, own.time_ns, _word(next(iter(own.terms_ns))), own.profile.peak_bytes)
@@ -235,45 +234,36 @@ def _answer(
         ),
         groups=grouped.groups,
         groupings=tuple(groupings.values()),
-        saved_calls=len(parts) - len(profiles),
-        saved_launches=_executed(parts, "launches") - _executed(profiles, "launches"),
-        saved_sync_points=_total(parts, "sync_points") - _total(profiles, "sync_points"),
-        saved_readback_bytes=_total(parts, "host_output_bytes") - _total(profiles, "host_output_bytes"),
-        saved_traffic_bytes=sum(own.fused_traffic_bytes for own in parts)
-        - sum(own.fused_traffic_bytes for own in profiles),
-        recomputed_flops=max(_executed(profiles, "flops") - _executed(parts, "flops"), 0),
-        recomputed_elements=recomputed,
         apart_peak_bytes=apart.peak_bytes,
         together_peak_bytes=grouped.peak_bytes,
         flip=_flip(saved, margin_ns - question.min_gain_ns),
         code=as_code(whole, groups) if sure else "",
         extrapolated=not in_domain,
         measured=None if args is None else _measured(functions, groups, args),
+        **counts,
     )
 
 
-def _total(profiles: Sequence[FunctionProfile], name: str) -> int:
-    return sum(int(getattr(profile.io, name)) for profile in profiles)
+def _counts(profiles: Sequence[FunctionProfile]) -> Counter[str]:
+    """Return what programs do in all, by the fields of the answer; what is done again counts the other way."""
+    kernels = [group for profile in profiles for group in profile.kernels]
+    return Counter(
+        saved_calls=len(profiles),
+        saved_launches=sum(group.launches for group in kernels),
+        saved_sync_points=sum(int(profile.io.sync_points) for profile in profiles),
+        saved_readback_bytes=sum(int(profile.io.host_output_bytes) for profile in profiles),
+        saved_traffic_bytes=sum(profile.fused_traffic_bytes for profile in profiles),
+        recomputed_flops=-sum(group.flops for group in kernels),
+        recomputed_elements=-sum(group.computed_elements for group in kernels),
+    )
 
 
-def _executed(profiles: Sequence[FunctionProfile], name: str) -> int:
-    return sum(getattr(group, name) for profile in profiles for group in profile.kernels)
-
-
-def _difference(each: Sequence[FunctionPrediction], grouped: Sequence[FunctionPrediction]) -> dict[str, float]:
-    """Return what a grouping saves of each term in ns, the largest change first."""
-    before, after = _summed(each), _summed(grouped)
-    saved = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in before | after}
-    return dict(sorted(saved.items(), key=lambda part: -abs(part[1])))
-
-
-def _summed(each: Sequence[FunctionPrediction]) -> dict[str, float]:
-    """Return the terms of several predictions as one sum each in ns, the largest first."""
-    terms: dict[str, float] = {}
+def _terms(each: Sequence[FunctionPrediction]) -> Counter[str]:
+    """Return the terms of several predictions in ns, summed by name."""
+    terms: Counter[str] = Counter()
     for prediction in each:
-        for name, time_ns in prediction.terms_ns.items():
-            terms[name] = terms.get(name, 0.0) + time_ns
-    return dict(sorted(terms.items(), key=lambda part: -part[1]))
+        terms.update(prediction.terms_ns)
+    return terms
 
 
 def _why_not(saved: Mapping[str, float], margin_ns: float, recomputed: int) -> str:

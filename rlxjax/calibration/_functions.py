@@ -55,6 +55,28 @@ class FunctionPrediction(NamedTuple):
     in_domain: bool
     uncounted: tuple[str, ...] = ()
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a program reads: counts, times in ns, shares of 1."""
+        profile = self.profile
+        return {
+            "counts": {
+                "flops": profile.flops,
+                "transcendentals": profile.transcendentals,
+                "integer_ops": profile.integer_ops,
+                "launches": profile.io.kernel_launches,
+                "sync_points": profile.io.sync_points,
+                "traffic_bytes": profile.io.device_traffic_bytes,
+                "fused_traffic_bytes": profile.fused_traffic_bytes,
+                "peak_bytes": profile.peak_bytes,
+            },
+            "coverage": {"equations": profile.coverage_equations, "bytes": profile.coverage_bytes},
+            "uncounted": list(self.uncounted),
+            "predicted_ns": self.time_ns,
+            "interval_ns": [self.low_ns, self.high_ns],
+            "terms_ns": dict(self.terms_ns),
+            "in_domain": self.in_domain,
+        }
+
     def __str__(self) -> str:
         lines = [f"{whole_ns(self.time_ns)} ns (90 %: {whole_ns(self.low_ns)} to {whole_ns(self.high_ns)})"]
         if self.uncounted:

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rlxjax._values import FrozenDict
 from rlxjax.graph._graph import Node
 from rlxjax.graph._ops import Shape
 
@@ -82,6 +81,8 @@ def kernel_function(
             attributes = tuple((name, _attribute(node, name)) for name in given)
         except (TypeError, ValueError) as error:
             raise StepError(number, f"its attributes {', '.join(given)}: {error}") from None
+        if node.op in ("broadcast", "reshape"):
+            attributes = (("shape", node.shape),)
         steps.append(Step(node.op, operands, node.shape, node.dtype, attributes))
     return _compiled(tuple(steps), tuple(numbers[id_] for id_ in output_ids))
 
@@ -95,8 +96,6 @@ def _compiled(steps: tuple[Step, ...], outputs: tuple[int, ...]) -> Callable[...
             operands = [values[i] if i >= 0 else arguments[-1 - i] for i in step.operands]
             try:
                 values.append(_computed(step, operands))
-            except KeyError as error:
-                raise StepError(number, f"the attribute {error} has to be given") from None
             except (TypeError, ValueError) as error:
                 raise StepError(number, str(error)) from None
         return [values[i] for i in outputs]
@@ -110,9 +109,9 @@ def agrees(shape: Sequence[int], declared: Shape) -> bool:
 
 
 def _computed(step: Step, operands: list[Array]) -> Array:
-    if step.op in _SAME_SHAPE and len({operand.shape for operand in operands}) > 1:
+    if step.op in _BINARY and len({operand.shape for operand in operands}) > 1:
         raise ValueError(f"operands of one shape are needed, got {', '.join(str(x.shape) for x in operands)}")
-    value = OP_FUNCTIONS[step.op](step, *operands)
+    value = OP_FUNCTIONS[step.op](*operands, **dict(step.attributes))
     if not agrees(value.shape, step.shape):
         raise ValueError(f"its shape is {step.shape} in the graph, but its operands give {value.shape}")
     return _rounded(_cast(value, jax_dtype(step.dtype)))
@@ -170,15 +169,6 @@ def _relu(x: Array) -> Array:
     return jnp.where(x > 0, x, jnp.zeros_like(x))
 
 
-def _number_of_two(choose: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
-    """Return a maximum or minimum that takes the other operand where one is NaN."""
-
-    def chosen(x: Array, y: Array) -> Array:
-        return jnp.where(jnp.isnan(x), y, jnp.where(jnp.isnan(y), x, choose(x, y)))
-
-    return chosen
-
-
 def _reduced(reduce: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """Return a reduction over everything to one element; nothing gives 0."""
 
@@ -188,30 +178,34 @@ def _reduced(reduce: Callable[[Array], Array]) -> Callable[[Array], Array]:
     return reduced
 
 
-def _broadcast(step: Step, x: Array) -> Array:
-    if None in step.shape:
-        raise ValueError(f"its output shape has an unknown dimension: {step.shape}")
-    shape = tuple(dim for dim in step.shape if dim is not None)
-    if x.size == 1:
-        x = x.reshape(())
-    return jnp.broadcast_to(x, shape)
+def _broadcast(x: Array, shape: Shape) -> Array:
+    if None in shape:
+        raise ValueError(f"its output shape has an unknown dimension: {shape}")
+    return jnp.broadcast_to(x.reshape(()) if x.size == 1 else x, shape)  # pyright: ignore[reportArgumentType]
 
 
-def _reshape(step: Step, x: Array) -> Array:
-    return x.reshape([-1 if dim is None else dim for dim in step.shape])
+def _reshape(x: Array, shape: Shape) -> Array:
+    return x.reshape([-1 if dim is None else dim for dim in shape])
 
 
-def _narrow(step: Step, x: Array) -> Array:
-    attributes = dict(step.attributes)
-    start = attributes.get("start", 0)
-    return jax.lax.slice_in_dim(x, start, start + attributes["length"], axis=attributes["axis"])
+def _narrow(x: Array, axis: int, length: int, start: int = 0) -> Array:
+    return jax.lax.slice_in_dim(x, start, start + length, axis=axis)
 
 
-def _plain(function: Callable[..., Array]) -> Callable[..., Array]:
-    return lambda step, *operands: function(*operands)
+#: Ops of operands of one shape. Of two of which one is NaN, the maximum and the minimum are the other.
+_BINARY: Mapping[str, Callable[[Array, Array], Array]] = {
+    "add": jnp.add,
+    "sub": jnp.subtract,
+    "mul": jnp.multiply,
+    "div": jnp.divide,
+    "max": jnp.fmax,
+    "min": jnp.fmin,
+    "pow": jnp.power,
+}
+_ATTRIBUTES = {"transpose": ("permutation",), "narrow": ("axis", "start", "length"), "concat": ("axis",)}
 
-
-_UNARY: Mapping[str, Callable[[Array], Array]] = {
+#: What the ops compute, from operands and what is read of a node's attributes.
+OP_FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "relu": _relu,
     "sigmoid": lambda x: jax.nn.sigmoid(_real(x)),
     "tanh": lambda x: jnp.tanh(_real(x)),
@@ -223,34 +217,15 @@ _UNARY: Mapping[str, Callable[[Array], Array]] = {
     "neg": jnp.negative,
     "abs": jnp.abs,
     **dict.fromkeys(("cast", "load", "store", "copy"), lambda x: x),
-}
-_BINARY: Mapping[str, Callable[[Array, Array], Array]] = {
-    "add": jnp.add,
-    "sub": jnp.subtract,
-    "mul": jnp.multiply,
-    "div": jnp.divide,
-    "max": _number_of_two(jnp.maximum),
-    "min": _number_of_two(jnp.minimum),
-    "pow": jnp.power,
-}
-_REDUCE: Mapping[str, Callable[[Array], Array]] = {
+    **_BINARY,
     "reduce_sum": _reduced(jnp.sum),
     "reduce_max": _reduced(jnp.nanmax),
     "reduce_min": _reduced(jnp.nanmin),
     "reduce_mean": _reduced(jnp.mean),
+    "broadcast": _broadcast,
+    "reshape": _reshape,
+    "transpose": lambda x, permutation=None: jnp.transpose(x, permutation),
+    "narrow": _narrow,
+    "concat": lambda *xs, axis: jnp.concatenate(xs, axis=axis),
+    "matmul": jnp.matmul,
 }
-_SAME_SHAPE = frozenset(_BINARY)
-_ATTRIBUTES = {"transpose": ("permutation",), "narrow": ("axis", "start", "length"), "concat": ("axis",)}
-
-#: What the ops compute, from a step and its operands.
-OP_FUNCTIONS: Mapping[str, Callable[..., Array]] = FrozenDict(
-    {
-        **{op: _plain(function) for op, function in (_UNARY | _BINARY | _REDUCE).items()},
-        "broadcast": _broadcast,
-        "reshape": _reshape,
-        "transpose": lambda step, x: jnp.transpose(x, dict(step.attributes).get("permutation")),
-        "narrow": _narrow,
-        "concat": lambda step, *xs: jnp.concatenate(xs, axis=dict(step.attributes)["axis"]),
-        "matmul": _plain(jnp.matmul),
-    }
-)

@@ -1,6 +1,6 @@
 """Local improvement of a partition: whole kernels become one, which never costs, where that closes no cycle."""
 
-from ._kernel_graph import ALONE, ONE_ELEMENT, KernelGraph, Partition, kernels_after
+from ._kernel_graph import KernelGraph, Partition, kernels_after
 
 #: Kernels looked at, in all, when searching for a cycle that a merge would close.
 SEARCH_LIMIT = 100_000
@@ -10,7 +10,6 @@ def merged(graph: KernelGraph, partition: Partition) -> Partition:
     """Return kernels of which no two that share an edge, an operand or a shape may be one, in an order that can run."""
     groups = [list(group) for group in partition]
     owner = {i: number for number, group in enumerate(groups) for i in group}
-    loops = [{graph.loops[i] for i in group} - {ONE_ELEMENT} for group in groups]
     readers = graph.readers(groups)
     visits = 0
 
@@ -25,9 +24,7 @@ def merged(graph: KernelGraph, partition: Partition) -> Partition:
 
     for i, j in _joined_pairs(graph):
         a, b = owner[i], owner[j]
-        if a == b or visits > SEARCH_LIMIT or ALONE in (loops[a] | loops[b]):
-            continue
-        if loops[a] and loops[b] and not (loops[a] & loops[b]) and j not in graph.links[i]:
+        if a == b or visits > SEARCH_LIMIT or not graph.may_be_one(groups[a], groups[b]):
             continue
         if leads_to(a, b) or leads_to(b, a):
             continue
@@ -35,7 +32,6 @@ def merged(graph: KernelGraph, partition: Partition) -> Partition:
             a, b = b, a
         owner.update(dict.fromkeys(groups[b], a))
         groups[a], groups[b] = groups[a] + groups[b], []
-        loops[a] |= loops[b]
         readers[a] |= readers[b]
         readers[b] = set()
         for others in readers:

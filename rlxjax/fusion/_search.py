@@ -8,6 +8,7 @@ and backward), then merges whole kernels.
 
 import copy
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 
 from ._kernel_graph import ALONE, ONE_ELEMENT, KernelGraph, Partition
@@ -109,7 +110,7 @@ class _Run:
 
 def _beam(graph: KernelGraph, cost: LinearCost, *, backward: bool) -> list[Partition]:
     width = _width(graph)
-    depths = _mean_depths(graph, backward)
+    frequency = Counter(graph.loops)
     alone_ns = [cost.of_kernel(graph, [i]) for i in range(len(graph.members))]
     states, finished = [_Run(graph, backward)], []
     states[0].run_alone()
@@ -121,7 +122,7 @@ def _beam(graph: KernelGraph, cost: LinearCost, *, backward: bool) -> list[Parti
                 finished.append(state.groups)
                 continue
             shaped = [loop for loop in loops if loop != ONE_ELEMENT] or loops
-            for loop in heapq.nsmallest(width, shaped, key=depths.__getitem__):
+            for loop in heapq.nlargest(width, shaped, key=frequency.__getitem__):
                 child = state.copy()
                 group = child.run_kernel(loop)
                 child.saved_ns += sum(alone_ns[i] for i in group) - cost.of_kernel(graph, group)
@@ -131,23 +132,6 @@ def _beam(graph: KernelGraph, cost: LinearCost, *, backward: bool) -> list[Parti
                     following[child.done] = child
         states = heapq.nlargest(width, following.values(), key=lambda state: state.saved_ns)
     return finished
-
-
-def _mean_depths(graph: KernelGraph, backward: bool) -> list[float]:
-    """Return, per loop, the mean number of changes of shape on the longest way to its nodes."""
-    order = range(len(graph.members))
-    before = graph.consumers if backward else graph.producers
-    depth = [0] * len(graph.members)
-    sums, counts = [0.0] * len(graph.loop_shapes), [0] * len(graph.loop_shapes)
-    for i in reversed(order) if backward else order:
-        loop = graph.loops[i]
-        for j in before[i]:
-            apart = ALONE in (loop, graph.loops[j]) or loop != graph.loops[j]
-            depth[i] = max(depth[i], depth[j] + apart)
-        if loop != ALONE:
-            sums[loop] += depth[i]
-            counts[loop] += 1
-    return [total / max(count, 1) for total, count in zip(sums, counts, strict=True)]
 
 
 def _apart_without_gain(graph: KernelGraph, cost: LinearCost, partition: Partition) -> Partition:

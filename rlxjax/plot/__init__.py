@@ -2,11 +2,12 @@
 
 Of a calibrated model: `predicted_vs_measured` beside your timings, `time_by` one of its inputs, `decision_map` over
 two, and its `coefficients`. Of an explanation: `terms`. Each asks the calibration for what it draws, and returns the
-axis. Times are drawn in ns; the axis shows them in the unit that it names.
+axis. Times are drawn in ns; ticks name their unit. `marks` has the figures behind a picture.
 """
 
 from ._coefficients import coefficients as coefficients
 from ._decision_map import decision_map as decision_map
+from ._marks import marks as marks
 from ._predicted import predicted_vs_measured as predicted_vs_measured
 from ._terms import terms as terms
 from ._time_by import time_by as time_by

@@ -1,15 +1,12 @@
 """The axis that a picture is drawn on, and what its two directions show. matplotlib is imported when it is used."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from rlxjax._values import FrozenDict
 from rlxjax.fit import LatencyModel
-
-from ._numbers import UNITS, in_words, plain, unit_for
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -70,23 +67,23 @@ def show_legend_above(ax: "matplotlib.axes.Axes", handles: Sequence[Any]) -> Non
     show_legend(ax, handles=handles, ncols=columns, handlelength=1.2, **where)
 
 
-def show_times(
-    ax: "matplotlib.axes.Axes", along: Literal["x", "y"], label: str, sizes: Mapping[str, Any] = NOTHING
+def show(
+    ax: "matplotlib.axes.Axes",
+    along: Literal["x", "y"],
+    label: str,
+    said: Callable[[float], str],
+    sizes: Mapping[str, Any] = NOTHING,
 ) -> None:
-    """Label a direction along which times in ns are drawn, and its ticks, in a unit that fits them."""
-    axis = ax.xaxis if along == "x" else ax.yaxis
-    low, high = ax.get_xlim() if along == "x" else ax.get_ylim()
-    is_log = axis.get_scale() == "log"
-    unit = unit_for(math.sqrt(low * high) if is_log else high / 2.0)
-    ns = UNITS[unit]
-    if is_log:
-        from ._ticks import PlainLogFormatter
+    """Label a direction, and its ticks by a function of their values; sizes that stay are named below."""
+    from ._ticks import LogTicks
 
-        axis.set_major_formatter(PlainLogFormatter(ns))
-        axis.set_minor_formatter(PlainLogFormatter(ns))
+    axis = getattr(ax, f"{along}axis")
+    if axis.get_scale() == "log":
+        axis.set_major_formatter(LogTicks(said))
+        axis.set_minor_formatter(LogTicks(said))
     else:
-        axis.set_major_formatter(lambda time_ns, _: plain(time_ns / ns))
-    axis.set_label_text(_label(label, unit, sizes))
+        axis.set_major_formatter(lambda value, _: said(value))
+    axis.set_label_text(label + (f"\n{in_words(sizes)}" if sizes else ""))
 
 
 def show_input(
@@ -97,20 +94,42 @@ def show_input(
     values: np.ndarray,
     sizes: Mapping[str, Any] = NOTHING,
 ) -> None:
-    """Make a direction that of an input, logarithmic; few values each get a tick. Sizes that stay are named below."""
-    from ._ticks import PlainLogFormatter
-
-    axis = ax.xaxis if along == "x" else ax.yaxis
+    """Make a direction that of an input, logarithmic; few values each get a tick."""
     ax.set(**{f"{along}scale": "log"})
+    show(ax, along, f"{name} ({model.inputs[name].unit})", plain, sizes)
     if len(values) <= MOST_TICKS:
+        axis = getattr(ax, f"{along}axis")
         axis.set_ticks(values, [plain(value) for value in values])
         axis.set_ticks([], minor=True)
-    else:
-        axis.set_major_formatter(PlainLogFormatter())
-        axis.set_minor_formatter(PlainLogFormatter())
-    axis.set_label_text(_label(name, model.inputs[name].unit, sizes))
 
 
-def _label(what: str, unit: str, sizes: Mapping[str, Any]) -> str:
-    """Return a label; below it the sizes for which the picture holds."""
-    return f"{what} ({unit})" + (f"\n{in_words(sizes)}" if sizes else "")
+def duration(time_ns: float) -> str:
+    """Return a time with three digits, in the unit that fits it.
+
+    Examples:
+        >>> duration(2e4), duration(1.2345e9), duration(999_700)
+        ('20 µs', '1.23 s', '1 ms')
+    """
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter("s")(float(f"{time_ns:.3g}") * 1e-9)
+
+
+def plain(value: float) -> str:
+    """Return a number as people write it.
+
+    Examples:
+        >>> plain(0.05), plain(250.0), plain(131072.0)
+        ('0.05', '250', '131,072')
+    """
+    return f"{value:,.0f}" if abs(value) >= 1000.0 else f"{value:g}"
+
+
+def in_words(sizes: Mapping[str, Any]) -> str:
+    """Return sizes by name.
+
+    Examples:
+        >>> in_words({"n_fft": 1024, "k": 16})
+        'n_fft 1,024, k 16'
+    """
+    return ", ".join(f"{name} {plain(float(value))}" for name, value in sizes.items())

@@ -6,11 +6,12 @@ import numpy as np
 
 from rlxjax.calibration import CalibratedModel, Calibration
 from rlxjax.device import Provenance
-from rlxjax.fit import COVERED, COVERED_SDS, LatencyPosterior, PosteriorFit, is_measured, named
+from rlxjax.fit import COVERED, COVERED_SDS, LatencyPosterior, PosteriorFit, is_measured, named, unit_of
 
-from ._axes import axis_of, ink_of, show_legend_above
+from ._axes import axis_of, ink_of, plain, show, show_legend_above
 from ._given import calibrated_of
 from ._hues import COLOURS, NEUTRAL, PALE
+from ._marks import mark
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 def coefficients(
     calibrated: CalibratedModel | Calibration | LatencyPosterior | PosteriorFit,
     *,
+    earlier: CalibratedModel | LatencyPosterior | None = None,
     ax: "matplotlib.axes.Axes | None" = None,
 ) -> "matplotlib.axes.Axes":
     """Draw each coefficient as a multiple of its prior's median, with the interval that holds it in nine cases of ten.
@@ -30,6 +32,7 @@ def coefficients(
     Args:
         calibrated: a model of one machine, a calibration, of which the first model is taken, a posterior, or the fit
             that found it.
+        earlier: another one of the same model, whose coefficients are drawn in grey.
         ax: a matplotlib axis; that of a new figure, as high as it needs, unless given.
 
     Returns:
@@ -37,7 +40,7 @@ def coefficients(
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: none of these.
+        ValueError: none of these, or an earlier one of another model.
 
     Examples:
         >>> from matplotlib.figure import Figure
@@ -46,39 +49,54 @@ def coefficients(
         >>> [label.get_text() for label in ax.get_yticklabels()][:2]
         ['host_call_ns', 'launch_ns']
     """
-    whole = calibrated.posterior if isinstance(calibrated, PosteriorFit) else calibrated
-    whole = whole if isinstance(whole, LatencyPosterior) else calibrated_of(whole, what="a posterior or its fit")
-    posterior = whole if isinstance(whole, LatencyPosterior) else whole.posterior
-    prior = posterior.model.prior
-    names = list(named(posterior.coefficients))
-    value, median, log_sd, prior_sd = (
-        np.array([float(part[name]) for name in names])
-        for part in map(named, (posterior.coefficients, prior.median, posterior.coefficient_log_sd(), prior.log_sd))
-    )
+    whole, before = _known(calibrated), None if earlier is None else _known(earlier)
+    names, value, log_sd = _columns(whole)
+    prior = whole.model.prior
+    median, prior_sd = (np.array([float(named(part)[name]) for name in names]) for part in (prior.median, prior.log_sd))
     if isinstance(whole, LatencyPosterior):
         settled = is_measured(log_sd, prior_sd)
     else:
         settled = np.array([whole.provenance.get(name) is Provenance.MEASURED for name in names])
-    ratio, reach, prior_reach = value / median, np.exp(COVERED_SDS * log_sd), np.exp(COVERED_SDS * prior_sd)
+    if before is not None and before.model.name != whole.model.name:
+        raise ValueError(f"earlier: expected that of {whole.model.name}, got that of {before.model.name}")
 
     ax = axis_of(ax, len(names))
-    from ._ticks import PlainLogFormatter
-
-    places = np.arange(len(names))
-    width = prior_reach - 1 / prior_reach
-    bars = ax.barh(places, width, 0.7, left=1 / prior_reach, color=NEUTRAL, alpha=PALE, label="prior")
+    places, reach = np.arange(len(names)), np.exp(COVERED_SDS * prior_sd)
+    bars = ax.barh(places, reach - 1 / reach, 0.7, left=1 / reach, color=NEUTRAL, alpha=PALE, label="prior")
+    figures = {"coefficient": names, "value": value, "unit": list(map(unit_of, names)), "standard deviation": log_sd}
+    figures |= {"prior": median, "its standard deviation": prior_sd}
+    mark(ax, bars.patches, figures | {"provenance": np.where(settled, "measured", "not settled")})
     ax.axvline(1.0, color=ink_of(ax), linewidth=0.8, zorder=1)
     handles: list[Any] = [bars]
-    for is_own, face, label in ((settled, COLOURS[0], "measured"), (~settled, "none", "not settled")):
-        if is_own.any():
-            reaches = np.stack([ratio - ratio / reach, ratio * reach - ratio])[:, is_own]
-            style = {"fmt": "o", "color": COLOURS[0], "markerfacecolor": face, "markersize": 5.0, "label": label}
-            handles.append(ax.errorbar(ratio[is_own], places[is_own], xerr=reaches, **style))
+
+    def draw(values: np.ndarray, log_sds: np.ndarray, rows: np.ndarray, **style: Any) -> None:
+        ratio, reach = values / median, np.exp(COVERED_SDS * log_sds)
+        reaches = np.stack([ratio - ratio / reach, ratio * reach - ratio])
+        kept = np.isfinite(rows)
+        handles.append(ax.errorbar(ratio[kept], rows[kept], xerr=reaches[:, kept], **style))
+
+    if before is not None:
+        draw(*_columns(before)[1:], places - 0.2, fmt="s", color=NEUTRAL, markersize=4.0, label="earlier")
+    for own, face, label in ((settled, COLOURS[0], "measured"), (~settled, "none", "not settled")):
+        if own.any():
+            rows = np.where(own, places, np.nan)
+            draw(value, log_sd, rows, fmt="o", color=COLOURS[0], markerfacecolor=face, markersize=5.0, label=label)
     ax.set_yticks(places, names)
     ax.tick_params(axis="y", length=0.0)
-    label = f"coefficient / median of its prior\nwith intervals of {100 * COVERED:g} %"
-    ax.set(xscale="log", ylim=(len(names) - 0.4, -0.6), xlabel=label)
-    ax.xaxis.set_major_formatter(PlainLogFormatter())
-    ax.xaxis.set_minor_formatter(PlainLogFormatter())
+    ax.set(xscale="log", ylim=(len(names) - 0.4, -0.6))
+    show(ax, "x", f"coefficient / median of its prior\nwith intervals of {100 * COVERED:g} %", plain)
     show_legend_above(ax, handles)
     return ax
+
+
+def _known(given: Any) -> CalibratedModel | LatencyPosterior:
+    """Return the posterior, or the calibrated model around it, of what a picture is given."""
+    whole = given.posterior if isinstance(given, PosteriorFit) else given
+    return whole if isinstance(whole, LatencyPosterior) else calibrated_of(whole, what="a posterior or its fit")
+
+
+def _columns(known: CalibratedModel | LatencyPosterior) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Return the names, values and standard deviations of the logarithms of coefficients, `[n]` each."""
+    posterior = known if isinstance(known, LatencyPosterior) else known.posterior
+    values, log_sds = named(posterior.coefficients), named(posterior.coefficient_log_sd())
+    return list(values), *(np.array([float(part[name]) for name in values]) for part in (values, log_sds))

@@ -11,6 +11,7 @@ from rlxjax.calibration import CalibratedModel, Calibration
 from ._axes import axis_of, ink_of, show_input, show_legend_above
 from ._given import calibrated_of, other_sizes, values_along
 from ._hues import NEUTRAL, hues
+from ._marks import mark
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -73,7 +74,10 @@ def decision_map(
     fastest, is_sure = (np.asarray(found).reshape(shape) for found in whole.decided(**cells, candidates=names))
     winner = np.where(is_sure, fastest, len(names))
     is_timed = np.broadcast_to(np.asarray(whole.in_domain(**cells)), winner.size).reshape(shape)
-    named = [whole.name_of(name, **cells) for name in names] if fused is None else names
+    named = [whole.name_of(name, **cells) for name in names] if fused is None else list(names)
+    figures = {across: cells[across], up: cells[up], "fastest": np.array(named)[np.ravel(fastest)]}
+    figures |= {"verdict": np.array([*named, "undecided"])[winner.ravel()], "timed": is_timed.ravel()}
+    figures |= {f"{name} (ns)": whole.predict_ns(name, **cells) for name in named}
 
     ax = axis_of(ax)
     from matplotlib.colors import ListedColormap
@@ -86,6 +90,7 @@ def decision_map(
     mesh = ax.pcolormesh(
         x, y, winner, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(colours) - 0.5, rasterized=True
     )
+    mark(ax, [mesh], figures)
     mesh.set_alpha(np.where(is_timed, TIMED, BEYOND).ravel().tolist())
     _draw_borders(ax, x, y, fastest, "solid")
     _draw_borders(ax, x, y, is_timed, "dotted")

@@ -1,17 +1,17 @@
 """Ticks of logarithmic axes. Imports matplotlib: imported when a picture is drawn."""
 
+from collections.abc import Callable
+
 from matplotlib.ticker import LogFormatter
 
-from ._numbers import plain
 
+class LogTicks(LogFormatter):
+    """Labels of values, where matplotlib would label a tick at all."""
 
-class PlainLogFormatter(LogFormatter):
-    """Plain numbers of a unit, where matplotlib would label a tick at all."""
-
-    def __init__(self, unit: float = 1.0):
+    def __init__(self, said: Callable[[float], str]):
         super().__init__()
-        self.unit = unit
+        self.said = said
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         """Return the label of a tick."""
-        return plain(x / self.unit) if super().__call__(x, pos) else ""
+        return self.said(x) if super().__call__(x, pos) else ""

@@ -9,12 +9,16 @@ from rlxjax._typing import RealLike
 from rlxjax.calibration import CalibratedModel, Calibration
 from rlxjax.fit import Timings, all_inputs, strategy_of
 
-from ._axes import axis_of, ink_of, show_input, show_legend, show_times
+from ._axes import axis_of, duration, ink_of, show, show_input, show_legend
 from ._given import calibrated_of, other_sizes, values_along
 from ._hues import PALE, hues
+from ._marks import mark
 
 if TYPE_CHECKING:
     import matplotlib.axes
+
+#: Headings of a prediction and the ends of its interval.
+PREDICTED = ("predicted (ns)", "from (ns)", "to (ns)")
 
 
 def time_by(
@@ -55,7 +59,7 @@ def time_by(
         >>> from matplotlib.figure import Figure
         >>> from rlxjax.calibration import prior_calibration
         >>> ax = time_by(prior_calibration("cpu"), "batch", [1, 64, 8192], n_fft=256, k=16, ax=Figure().subplots())
-        >>> [line.get_label() for line in ax.get_lines()]
+        >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['fast', 'fused', 'block']
     """
     whole = calibrated_of(calibrated, timings)
@@ -78,9 +82,18 @@ def time_by(
         time_ns, low_ns, high_ns = found[name]
         ax.fill_between(numbers, low_ns, high_ns, color=hue.colour, alpha=PALE, linewidth=0.0)
         style = {"color": hue.colour, "markersize": 4.5, "markeredgecolor": ink_of(ax), "markeredgewidth": 0.5}
+        at, measured_ns = points.get(name, (np.zeros(0), np.zeros(0)))
         if name in points:
-            ax.plot(*points[name], linestyle="none", marker=hue.marker, **style)
+            (drawn,) = ax.plot(at, measured_ns, linestyle="none", marker=hue.marker, **style)
+            here = np.where(np.isin(at, numbers), np.searchsorted(numbers, at), len(numbers))
+            figures = {key: np.append(column, np.nan)[here] for key, column in zip(PREDICTED, found[name], strict=True)}
+            mark(ax, [drawn], {"strategy": name, **others, along: at, **figures, "measured (ns)": measured_ns})
             style |= {"marker": hue.marker, "markevery": []}  # the legend shows what points look like
+        # On the line and no wider: what is not seen, and can be pointed at.
+        free = ~np.isin(numbers, at)
+        (drawn,) = ax.plot(numbers[free], time_ns[free], ".", color=hue.colour, markersize=1.0)
+        figures = {key: column[free] for key, column in zip(PREDICTED, found[name], strict=True)}
+        mark(ax, [drawn], {"strategy": name, **others, along: numbers[free], **figures})
         ax.plot(numbers, np.where(is_timed, time_ns, np.nan), linestyle=hue.line, label=name, **style)
         if beyond.any():
             ax.plot(numbers, np.where(beyond, time_ns, np.nan), color=hue.colour, linestyle=":")
@@ -88,7 +101,7 @@ def time_by(
         ax.plot([], [], color=ink_of(ax), linestyle=":", label="not timed")
     ax.set(yscale="log")
     show_input(ax, "x", whole.model, along, numbers, others)
-    show_times(ax, "y", "time")
+    show(ax, "y", "time", duration)
     show_legend(ax)
     return ax
 

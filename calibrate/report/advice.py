@@ -7,15 +7,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from calibrate.printing import ns
-from rlxjax import Advice
-from rlxjax.calibration import first_refusal, read_json
+from calibrate.printing import plain as readable
+from rlxjax import Advice, plot
+from rlxjax.calibration import StrategyExplanation, first_refusal, read_json
 
-from .document import page, picture_section, verdict
-from .markup import Markup, element
-from .panels import Picture
-from .tables import Figure, Table
-from .waterfall import Form, term_table, waterfalls
-from .words import chance, plain, times
+from .page import Section, Table, Verdict, page
+from .pictures import drawn
 
 #: What the verdicts are called, and whether one program is good news.
 _WORDS = {
@@ -41,18 +38,27 @@ def advice_page(path: FilePath, *, command: str) -> str:
         ValueError: a file that holds no advice; one line with the mend.
     """
     advice, source = read_advice(path)
-    sections = [("verdict", "Verdict", _verdict(advice))]
+    sections = [Section("verdict", "Verdict", verdicts=[_verdict(advice)])]
     if advice.apart_terms_ns and advice.together_terms_ns:
-        sections.append(picture_section(_terms(advice)))
+        sections.append(_terms(advice))
     if advice.stages:
-        sections.append(("stages", "The stages", _stages(advice).markup()))
+        rows = [
+            {
+                "stage": one.name,
+                "takes (ns)": one.time_ns,
+                "limited by": one.limit,
+                "peak memory (bytes)": one.peak_bytes,
+            }
+            for one in advice.stages
+        ]
+        sections.append(Section("stages", "The stages", tables=[Table("Each stage, jitted by itself", rows, "")]))
     if advice.apart_ns is not None:
-        sections.append(("counts", "What one program saves", _counts(advice).markup()))
+        sections.append(_counts(advice))
     if advice.code:
-        sections.append(("code", "The change", element("pre", element("code", advice.code), tabindex="0")))
-    title = "Should they be one program?"
+        sections.append(Section("code", "The change", code=advice.code))
     names = " → ".join(stage.name for stage in advice.stages)
-    return page(title, " · ".join(filter(None, (names, f"by {source}" if source else ""))), sections, command)
+    subtitle = " · ".join(filter(None, (names, f"by {source}" if source else "")))
+    return page("Should they be one program?", subtitle, sections, command)
 
 
 def read_advice(path: FilePath) -> tuple[Advice, str]:
@@ -85,60 +91,49 @@ def _numbers(content: Any) -> Iterator[float]:
         yield from _numbers(value)
 
 
-def _verdict(advice: Advice) -> Markup:
+def _verdict(advice: Advice) -> Verdict:
     is_good, word = _WORDS[advice.verdict]
     said = [f"{advice.reason[:1].upper()}{advice.reason[1:]} ({advice.reason_code})."]
     if advice.probability is not None:
         gain = f"saves more than {ns(advice.min_gain_ns)} ns a call" if advice.min_gain_ns else "is the faster one"
         grouped = "One program" if len(advice.groups) < 2 else " | ".join(map(" + ".join, advice.groups))
-        said.append(f"{grouped} {gain} with a probability of {chance(advice.probability)}.")
+        said.append(f"{grouped} {gain} with a probability of {100 * advice.probability:.1f} %.")
     if (measured := advice.measured) is not None:
-        ratio = measured.apart_ns / measured.together_ns
+        calls = advice.calls_to_pay_back
         said.append(
-            f"Measured: {ns(measured.apart_ns)} ns apart, {ns(measured.together_ns)} ns together, {times(ratio)} as "
-            f"fast together. Compiling took {measured.compile_s:.2f} s and {_payback(advice)}."
+            f"Measured: {ns(measured.apart_ns)} ns apart, {ns(measured.together_ns)} ns together, "
+            f"{measured.apart_ns / measured.together_ns:.3g} × as fast together. Compiling took "
+            f"{measured.compile_s:.2f} s and {'never pays' if calls is None else f'pays after {calls:,} calls'}."
         )
     if advice.flip:
         said.append(f"{advice.flip[:1].upper()}{advice.flip[1:]}.")
     cautions = ["Some count lies outside what was measured: this is an extrapolation."] if advice.extrapolated else []
-    return verdict(is_good, word, said, cautions)
+    return Verdict(is_good, word, said, cautions)
 
 
-def _payback(advice: Advice) -> str:
-    calls = advice.calls_to_pay_back
-    return "never pays" if calls is None else f"pays after {calls:,} calls"
-
-
-def _terms(advice: Advice) -> Picture:
+def _terms(advice: Advice) -> Section:
     forms = [
-        Form(name, terms_ns, time_ns, (time_ns, time_ns) if interval is None else interval)
+        StrategyExplanation(
+            name,
+            {readable(term): part_ns for term, part_ns in terms_ns.items()},
+            time_ns or 0.0,
+            (time_ns or 0.0,) * 2 if interval is None else interval,
+        )
         for name, terms_ns, time_ns, interval in (
-            ("apart", advice.apart_terms_ns, advice.apart_ns or 0.0, advice.apart_interval_ns),
-            ("together", advice.together_terms_ns, advice.together_ns or 0.0, advice.together_interval_ns),
+            ("apart", advice.apart_terms_ns, advice.apart_ns, advice.apart_interval_ns),
+            ("together", advice.together_terms_ns, advice.together_ns, advice.together_interval_ns),
         )
     ]
-    said = [
-        "Parts of the predicted time of a call. Each term begins where the one before it ends; the last bar is their "
+    pictures = drawn("terms", **{"A call of all stages": lambda: plot.terms(forms)})
+    said = (
+        "Parts of the predicted time of a call. Each term begins where the one before it ends; the grey bar is their "
         "sum, with the interval that holds a call with 90 %."
-    ]
-    table = term_table(forms, "a call of all stages")
-    return Picture("terms", "Where the time goes", said, None, waterfalls("terms", forms), table)
+    )
+    table = Table("Parts of the time, a call of all stages", pictures[0].rows)
+    return Section("terms", "Where the time goes", [said], pictures, [table])
 
 
-def _stages(advice: Advice) -> Table:
-    rows = [
-        [
-            stage.name,
-            Figure(ns(stage.time_ns), stage.time_ns),
-            plain(stage.limit),
-            Figure(f"{stage.peak_bytes:,}", stage.peak_bytes),
-        ]
-        for stage in advice.stages
-    ]
-    return Table("Each stage, jitted by itself", ("stage", "takes, ns", "limited by", "peak memory, bytes"), rows)
-
-
-def _counts(advice: Advice) -> Table:
+def _counts(advice: Advice) -> Section:
     counts = (
         ("programs called", advice.saved_calls, ""),
         ("kernels launched", advice.saved_launches, ""),
@@ -149,5 +144,6 @@ def _counts(advice: Advice) -> Table:
         ("results computed", -advice.recomputed_elements, "numbers"),
         ("peak memory", advice.apart_peak_bytes - advice.together_peak_bytes, "bytes"),
     )
-    rows = [[name, Figure(f"{value:,}".replace("-", "−"), value), unit] for name, value, unit in counts]
-    return Table("Less by so much in one program; what is negative is more", ("what", "saved", "unit"), rows)
+    rows = [dict(zip(("what", "saved", "unit"), count, strict=True)) for count in counts]
+    caption = "Less by so much in one program; what is negative is more"
+    return Section("counts", "What one program saves", tables=[Table(caption, rows, "")])

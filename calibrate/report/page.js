@@ -2,6 +2,7 @@
 (() => {
   "use strict";
   const tip = document.getElementById("tip");
+  const reach = 24; // how far from a mark the pointer may be, in pixels
   let current = null;
 
   function hide() {
@@ -16,35 +17,35 @@
     current = mark;
     mark.classList.add("on");
     tip.textContent = mark.dataset.said;
-    const svg = mark.ownerSVGElement;
-    const at = new DOMPoint(+mark.dataset.x, +mark.dataset.y).matrixTransform(svg.getScreenCTM());
-    const box = tip.getBoundingClientRect();
-    const left = Math.min(Math.max(at.x - box.width / 2, 8), innerWidth - box.width - 8);
-    const above = at.y - box.height - 14;
-    tip.style.transform = `translate(${Math.max(left, 8)}px, ${above > 4 ? above : at.y + 16}px)`;
+    const at = mark.getBoundingClientRect(), box = tip.getBoundingClientRect();
+    const left = Math.min(Math.max((at.left + at.right - box.width) / 2, 8), innerWidth - box.width - 8);
+    const above = at.top - box.height - 8;
+    tip.style.transform = `translate(${Math.max(left, 8)}px, ${above > 4 ? above : at.bottom + 8}px)`;
   }
 
   for (const picture of document.querySelectorAll(".picture")) {
-    const svg = picture.querySelector("svg");
-    const marks = [...svg.querySelectorAll(".m")];
+    const marks = [...picture.querySelectorAll(".m")];
     if (!marks.length) continue;
     for (const mark of marks) {
       const title = mark.querySelector("title");
       mark.dataset.said = title.textContent;
       title.remove(); // the browser would show it a second time
     }
-    const places = marks.map((mark) => [+mark.dataset.x, +mark.dataset.y]);
-    const reach = +picture.dataset.reach, stride = +picture.dataset.stride;
+    const tops = marks.map((mark) => mark.getBoundingClientRect().top);
+    const stride = Math.max(tops.findIndex((top) => Math.abs(top - tops[0]) > 1), 1); // marks of a row
 
     const point = (event) => {
-      const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
-      let best = -1, least = reach * reach;
-      places.forEach(([x, y], index) => {
-        const away = (x - at.x) ** 2 + (y - at.y) ** 2;
-        if (away < least) [best, least] = [index, away];
-      });
-      if (best < 0) hide();
-      else show(marks[best]);
+      let nearest = null, least = reach;
+      for (const mark of marks) {
+        const box = mark.getBoundingClientRect();
+        const away = Math.hypot(
+          Math.max(box.left - event.clientX, event.clientX - box.right, 0),
+          Math.max(box.top - event.clientY, event.clientY - box.bottom, 0),
+        );
+        if (away < least) [nearest, least] = [mark, away];
+      }
+      if (nearest) show(nearest);
+      else hide();
     };
     picture.addEventListener("pointermove", point);
     picture.addEventListener("pointerdown", point);

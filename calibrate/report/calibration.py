@@ -1,0 +1,275 @@
+"""The page of a calibration: the verdict, what was measured, what changed, and of each model errors and pictures."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path as FilePath
+
+import numpy as np
+
+from calibrate.explanation import crossed, flip_notes, flips_title, margin, possible
+from calibrate.judge import said_of_pace, verdict_on, what_pays
+from calibrate.outcome import ERROR_COLUMNS
+from rlxjax import plot
+from rlxjax.calibration import (
+    CalibratedModel,
+    Calibration,
+    CalibrationFile,
+    Explanation,
+    ModelSection,
+    explain,
+    load_calibration,
+    sections_of_file,
+)
+from rlxjax.fit import LatencyModel
+from rlxjax.models import BUILT_IN
+
+from .cells import Measured, measured_beside, model_of, some
+from .changes import change_section, earlier_calibration
+from .page import Section, Table, Verdict, page, rows_of
+from .pictures import drawn
+
+#: Values of the first input along which a picture goes.
+ALONG = 36
+
+
+def calibration_page(
+    path: FilePath,
+    *,
+    command: str,
+    workload: Mapping[str, int],
+    samples: FilePath | None = None,
+    against: FilePath | None = None,
+    models: Sequence[LatencyModel] = tuple(BUILT_IN.values()),
+    unsealed: bool = False,
+) -> str:
+    """Return the page of a calibration file as HTML.
+
+    Args:
+        path: of the file.
+        command: that makes the page, for its foot.
+        workload: sizes of what is explained, of the model that has these inputs; of another one sizes in the middle.
+        samples: what was timed, of the model that it is of; the files beside the calibration unless given.
+        against: an earlier calibration of the same machine.
+        models: that the file may speak of.
+        unsealed: also take a file that was edited by hand.
+
+    Raises:
+        ValueError: a file that is no calibration, or holds no model that is known; samples or an earlier calibration
+            that are none or of another machine; a workload that cannot be. One line with the mend.
+    """
+    content, left_out = sections_of_file(path, models, unsealed)
+    calibration = load_calibration(path, models, unsealed)
+    if not calibration.models:
+        raise ValueError(f"{path}: holds no model that is known; measure one with `rlxjax calibrate`")
+    given = None if samples is None else model_of(samples, calibration)
+    known = {
+        name: measured_beside(calibrated, content.models[name], path, samples if name == given else None)
+        for name, calibrated in calibration.models.items()
+    }
+    sections = [
+        Section("verdict", "Verdict", verdicts=[*_verdicts(content, calibration, left_out, workload)]),
+        _what_was_measured(content, calibration),
+    ]
+    if against is not None:
+        earlier, before = earlier_calibration(against, content, models)
+        for name in (name for name in calibration.models if name in before.models):
+            pair = (earlier.models[name], content.models[name])
+            sections.append(change_section(pair, (before.of(name), calibration.of(name)), known[name][0]))
+    for name, calibrated in calibration.models.items():
+        sections.append(_errors(name, content.models[name]))
+        sections.append(_residuals(calibrated, content.models[name], *known[name]))
+        sections += _choices(calibrated, known[name][0], workload)
+        sections.append(_coefficients(calibrated))
+    section = content.models[next(iter(calibration.models))]
+    machine = section.fingerprint
+    title = f"Calibration of {machine.cpu_model if machine.platform == 'cpu' else machine.device_kind}"
+    return page(title, f"{section.created} · {machine.cores} cores · {machine.platform}", sections, command)
+
+
+def _verdicts(
+    content: CalibrationFile, calibration: Calibration, left_out: list[str], workload: Mapping[str, float]
+) -> Iterator[Verdict]:
+    machine = content.machine
+    for name, calibrated in calibration.models.items():
+        section = content.models[name]
+        judged = verdict_on("cells", section.held_out, section.noise_floor, math.inf)  # the file has the caution
+        cautions = list(dict.fromkeys([*judged.cautions, *section.cautions]))
+        said = [*judged.said, *what_pays(calibrated, _sizes(calibrated, workload))]
+        yield Verdict(not cautions, f"{name}: {'not ready' if cautions else 'ready'}.", said, cautions)
+    if machine is not None:
+        said, cautions = said_of_pace(machine.pace, machine.fingerprint.cores) if machine.pace else ([], [])
+        cautions = list(dict.fromkeys([*cautions, *machine.cautions]))
+        if said or cautions:
+            yield Verdict(not cautions, f"The machine: {'not as usual' if cautions else 'as usual'}.", said, cautions)
+    if left_out:
+        yield Verdict(False, "A part of the file is left out.", [], [f"{text}." for text in left_out])
+
+
+def _what_was_measured(content: CalibrationFile, calibration: Calibration) -> Section:
+    sections = {name: content.models[name] for name in calibration.models}
+    machine = next(iter(sections.values())).fingerprint.model_dump(mode="json")
+    made = [
+        {
+            "model": name,
+            "made": own.created,
+            "command": own.command,
+            "fit": own.fit.message,
+            "noise (%)": own.noise_floor,
+        }
+        | ({} if own.samples is None else own.samples.model_dump(include={"file", "timings", "rounds", "workloads"}))
+        | ({"files that ran": ", ".join(own.given)} if own.given else {})
+        for name, own in sections.items()
+    ]
+    tables = [Table("What was made of it", made, "")]
+    tables.append(Table("On this machine", [{"what": key, "is": str(value)} for key, value in machine.items()], ""))
+    for name, own in sections.items():
+        sizes = [{"size": size, "from": span.low, "to": span.high} for size, span in own.domain.items()]
+        tables.append(Table("Beyond these a prediction is an extrapolation", sizes, f"{name}: sizes that were timed"))
+        for of, lines in {"not timed": own.skipped, "timings far off": own.fit.outliers}.items():
+            tables.append(Table(f"{name}: {of}", [{of: line} for line in lines], f"{name}: {of}"))
+    return Section("measured", "What was measured, and on what", tables=tables)
+
+
+def _errors(name: str, section: ModelSection) -> Section:
+    """Return the mean absolute errors as a table, which is open: it is what the page is about."""
+    units = {heading: "" if field == "held_out_cells" else " (%)" for heading, field in ERROR_COLUMNS.items()}
+    rows = [
+        {"of": of, **{heading + units[heading]: getattr(own, field) for heading, field in ERROR_COLUMNS.items()}}
+        for of, own in section.held_out.items()
+    ]
+    said = (
+        "Mean absolute relative error of predictions. Held out is what a second fit never saw: that is the error to "
+        "expect of what you did not time. The noise floor is how much two halves of the timings differ: errors near "
+        "it, or below, cannot be told from noise."
+    )
+    table = Table(f"Errors of {name}", rows, "")
+    return Section(f"{name}-errors", f"{name}: how far off predictions are", [said], tables=[table])
+
+
+def _residuals(calibrated: CalibratedModel, section: ModelSection, measured: Measured | None, said: str) -> Section:
+    name = calibrated.model.name
+    ident, title = f"{name}-residuals", f"{name}: predicted against measured"
+    if measured is None:
+        return Section(ident, title, [said])
+    draws = {}
+    for code in np.unique(measured.timings.runs.variant).tolist():
+        own = some(measured, np.asarray(measured.timings.runs.variant) == code)
+        options = {"names": own.names, "noise": section.noise_floor, "is_ratio": True}
+        draws[calibrated.model.variants[code]] = partial(plot.predicted_vs_measured, calibrated, own.timings, **options)
+    pictures = drawn(ident, **draws)
+    columns = {"of": measured.groups, "held out": measured.held_out, "noise (%)": measured.noise}
+    about = dict(zip(measured.names, rows_of(columns), strict=True))
+    rows = [row | about[row["run"]] for picture in pictures for row in picture.rows]
+    rows.sort(key=lambda row: -abs(np.log(row["predicted / measured"])))
+    off = np.mean([abs(row["predicted / measured"] - 1.0) for row in rows])
+    inside = np.mean([row["from (ns)"] <= row["measured (ns)"] <= row["to (ns)"] for row in rows])
+    sentences = [
+        f"{said} A point is one of them: across is what it took, up is the prediction over that, so that 1 is right. A "
+        "bar is the interval that holds a run with 90 %, and should reach the line at 1. The grey band is the noise of "
+        "the timings: two halves of the same campaign differ so much in the mean.",
+        f"Predictions are off by {100 * off:.1f} % in the mean, and {100 * inside:.0f} % of the measured times lie "
+        "within their interval. The fit saw these timings; errors of what it never saw are in the table above.",
+    ]
+    return Section(ident, title, sentences, pictures, [Table(f"Every cell of {name}, the furthest off first", rows)])
+
+
+def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapping[str, float]) -> Iterator[Section]:
+    """Yield the sections of a model with strategies to choose among: times, picks, and why one is picked."""
+    model, name = calibrated.model, calibrated.model.name
+    sizes, free = _sizes(calibrated, asked), [key for key, entry in model.inputs.items() if entry.default is None]
+    if len(model.strategies) < 2 or len(calibrated.alternatives(**sizes)) < 2:
+        return
+    first, second = free[0], next(iter(free[1:]), None)
+    rest = {key: value for key, value in sizes.items() if key not in (first, second)}
+    timings = None if measured is None else measured.timings
+    along = _values(calibrated, first, ALONG)
+    lengths = [{}] if second is None else [{second: n} for n in sorted({sizes[second], *calibrated.domain[second]})]
+    if timings is not None:
+        along = np.union1d(along, timings.runs.inputs[first])
+    draws = {
+        in_words(rest | own): partial(plot.time_by, calibrated, first, along, timings=timings, **rest, **own)
+        for own in lengths
+    }
+    pictures = drawn(f"{name}-times", **draws)
+    said = (
+        "What a run takes by each strategy that gives the same result. Lines are predictions, dotted beyond what was "
+        f"timed; a band holds a run with 90 %.{'' if timings is None else ' Points were measured, at the same sizes.'}"
+    )
+    table = Table(f"Time by {first} of every strategy", [row for picture in pictures for row in picture.rows])
+    yield Section(f"{name}-times", f"{name}: time by {first}", [said], pictures, [table])
+    if second is not None:
+        over = {first: _values(calibrated, first, ALONG), second: _values(calibrated, second, ALONG // 2)}
+        yield _map(calibrated, over, rest)
+    yield _terms(possible(explain(calibrated, **sizes), model), name)
+
+
+def _map(calibrated: CalibratedModel, over: Mapping[str, np.ndarray], rest: Mapping[str, float]) -> Section:
+    name = calibrated.model.name
+    title = in_words(rest) or "all sizes"
+    pictures = drawn(f"{name}-picks", **{title: lambda: plot.decision_map(calibrated, over, **rest)})
+    timed = [row["verdict"] != "undecided" for row in pictures[0].rows if row["timed"]]
+    said = (
+        "A cell has the colour of the strategy that beats every other one with 90 % at least, and is grey where none "
+        "does. At a solid line the fastest one by prediction changes. Pale cells lie outside what was measured; of the "
+        f"others {100 * np.mean(timed or [0.0]):.0f} % are decided."
+    )
+    table = Table(f"What is picked, by {' and '.join(over)}", pictures[0].rows)
+    return Section(f"{name}-picks", f"{name}: what is picked where", [said], pictures, [table])
+
+
+def _terms(explanation: Explanation, name: str) -> Section:
+    sizes = in_words(explanation.inputs)
+    said = [
+        f"The workload is {sizes}. Each term begins where the one before it ends; the grey bar is their sum, with the "
+        "interval that holds a run with 90 %.",
+        f"{margin(explanation, f'{100 * explanation.probability:.1f} %')}.",
+        f"Crossover: {crossed(explanation.crossover)}.",
+    ]
+    if not explanation.in_domain:
+        said.append("The workload lies outside what was measured: all of this is extrapolated.")
+    flips = [
+        {"what": flip.name, "value": flip.value, "unit": flip.unit, "factor": flip.factor}
+        | {"new value": flip.value * flip.factor, "standard deviations": flip.sds, "note": ", ".join(flip_notes(flip))}
+        for flip in explanation.flips
+        if flip.factor is not None
+    ]
+    pictures = drawn(f"{name}-terms", **{sizes: lambda: plot.terms(explanation)})
+    tables = [
+        Table(f"Parts of the time, {sizes}", pictures[0].rows),
+        Table(flips_title(explanation), flips, "What would change the choice"),
+    ]
+    return Section(f"{name}-terms", f"{name}: where the time goes", said, pictures, tables)
+
+
+def _coefficients(calibrated: CalibratedModel) -> Section:
+    name = calibrated.model.name
+    pictures = drawn(f"{name}-coefficients", Coefficients=lambda: plot.coefficients(calibrated))
+    rows = pictures[0].rows
+    said = (
+        "Each coefficient over the median of the model's own prior, with the interval that holds it with 90 %. The "
+        "pale bar is that prior, which is wide: what is believed of any machine. A fit may begin from a narrower one, "
+        f"that of other machines. The timings settle {sum(row['provenance'] == 'measured' for row in rows)} of "
+        f"{len(rows)}: their points are full. The others keep most of what the fit began from."
+    )
+    table = Table(f"Coefficients of {name}", rows)
+    return Section(f"{name}-coefficients", f"{name}: coefficients", [said], pictures, [table])
+
+
+def in_words(sizes: Mapping[str, float]) -> str:
+    """Return sizes by name."""
+    return ", ".join(f"{name} {float(size):,g}" for name, size in sizes.items())
+
+
+def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[str, float]:
+    """Return the sizes that were asked for, where the model has these inputs, else those in the middle."""
+    inputs = calibrated.model.inputs
+    if asked.keys() <= inputs.keys():
+        return asked
+    return {name: _values(calibrated, name, 3)[1] for name, entry in inputs.items() if entry.default is None}
+
+
+def _values(calibrated: CalibratedModel, name: str, count: int) -> np.ndarray:
+    """Return different values of an input from the least to the largest that was timed, by equal factors."""
+    step, values = calibrated.model.inputs[name].step, np.geomspace(*calibrated.domain[name], count)
+    return np.unique(np.maximum(np.round(values / step), 1) * step if step else values)

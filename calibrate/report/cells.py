@@ -1,0 +1,97 @@
+"""What was timed for a section of a calibration: the samples beside it, as one time a cell."""
+
+from pathlib import Path as FilePath
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from calibrate.samples import read_samples
+from calibrate.visits import noise_floor, quantile_ns
+from rlxjax import Timings
+from rlxjax.calibration import (
+    MACHINE_FIELDS,
+    CalibratedModel,
+    Calibration,
+    ModelSection,
+    fingerprint_differences,
+    sha256_of,
+)
+from rlxjax.fit import cell_runs
+
+
+class Measured(NamedTuple):
+    """Cells that were timed, `[cells]` each.
+
+    Attributes:
+        timings: the runs, and what the fit took for their times.
+        names: of the cells.
+        groups: by which errors are told apart.
+        held_out: whether the held-out fit never saw a cell.
+        noise: relative difference of two halves of the campaign; NaN for a single round.
+    """
+
+    timings: Timings
+    names: np.ndarray
+    groups: np.ndarray
+    held_out: np.ndarray
+    noise: np.ndarray
+
+
+def some(measured: Measured, kept: np.ndarray) -> Measured:
+    """Return the cells of a mask."""
+    return jax.tree.map(lambda column: np.asarray(column)[kept], measured)
+
+
+def model_of(path: FilePath, calibration: Calibration) -> str:
+    """Return the name of the model of which a file holds samples.
+
+    Raises:
+        ValueError: a file that holds no samples, or those of no model of the calibration.
+    """
+    timed = {(cell.variant, *cell.inputs) for cell in read_samples(path).cells}
+    for name, own in calibration.models.items():
+        if timed <= {(variant, *own.model.inputs) for variant in own.model.variants}:
+            return name
+    raise ValueError(f"{path}: expected samples of {', '.join(calibration.models)}, got those of another model")
+
+
+def measured_beside(
+    calibrated: CalibratedModel, section: ModelSection, path: FilePath, samples: FilePath | None
+) -> tuple[Measured | None, str]:
+    """Return what was timed for a section, and a sentence on where it is from or why it is not shown.
+
+    Args:
+        calibrated: what the section says.
+        section: of the calibration file.
+        path: of the file.
+        samples: a file to take; the one beside the calibration that the section names unless given.
+
+    Raises:
+        ValueError: a file that was given and holds no samples, or those of another machine.
+    """
+    if samples is None:
+        if section.samples is None:
+            return None, "The calibration names no samples, so that no measured times are shown."
+        samples = path.parent / section.samples.file
+        show = "give it with --samples to see measured times"
+        if not samples.is_file():
+            return None, f"The samples file {samples.name} is not beside the calibration: {show}."
+        if sha256_of(samples) != section.samples.sha256:
+            return None, f"{samples.name} beside the calibration is not what was fitted: {show}."
+    log = read_samples(samples)
+    if differences := fingerprint_differences(log.fingerprint, section.fingerprint, MACHINE_FIELDS):
+        said = "; ".join(differences).replace(" here", " in the calibration").replace(" there", " in the samples")
+        raise ValueError(f"{samples}: samples of another machine ({said}); give those of this calibration")
+    cells, visits = log.timed()
+    if not cells:
+        return None, f"{samples.name} holds no times, so that none are shown."
+    runs, columns = cell_runs(calibrated.model, cells), [(cell.name, cell.group, cell.held_out) for cell in cells]
+    timings = Timings.checked(calibrated.model, variant=runs.variant, time_ns=quantile_ns(visits), **runs.inputs)
+    measured = Measured(timings, *map(np.array, zip(*columns, strict=True)), noise_floor(visits))
+    # Of learned FFTs, say, the calibration may not know all that were timed.
+    can_be = np.asarray(calibrated.model.same_result(runs, calibrated.posterior.facts))
+    measured = some(measured, np.take_along_axis(can_be, np.asarray(runs.variant)[:, None], -1)[:, 0])
+    said = f"Measured times are those of {len(measured.names)} cells in {samples.name}"
+    is_fitted = section.samples is not None and sha256_of(samples) == section.samples.sha256
+    return measured, f"{said}, to which the calibration was fitted." if is_fitted else f"{said}: not what was fitted."

@@ -1,0 +1,107 @@
+"""What changed since an earlier calibration of the same machine: coefficients and predictions by significance."""
+
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+
+import numpy as np
+
+from rlxjax.calibration import (
+    MACHINE_FIELDS,
+    CalibratedModel,
+    Calibration,
+    CalibrationFile,
+    ModelSection,
+    fingerprint_differences,
+    read_calibration_file,
+)
+from rlxjax.fit import LatencyModel, estimate, named, unit_of
+from rlxjax.plot import coefficients
+
+from .cells import Measured
+from .page import Row, Section, Table, rows_of
+from .pictures import drawn
+
+#: A change of more joint standard deviations than this is more than chance.
+SURE_SDS = 2.0
+
+
+def earlier_calibration(
+    path: FilePath, later: CalibrationFile, models: Sequence[LatencyModel]
+) -> tuple[CalibrationFile, Calibration]:
+    """Return an earlier calibration file of the same machine.
+
+    Raises:
+        ValueError: a file that is no calibration, of another machine, or of other models only; one line.
+    """
+    earlier = read_calibration_file(path, models)
+    both = earlier.models.keys() & later.models.keys()
+    if not both:
+        raise ValueError(f"{path}: expected a section of {', '.join(later.models)}, got {', '.join(earlier.models)}")
+    for name in both:
+        prints = [file.models[name].fingerprint for file in (earlier, later)]
+        if differences := fingerprint_differences(*prints, MACHINE_FIELDS):
+            said = "; ".join(differences).replace(" here", " in the later one").replace(" there", " in the earlier one")
+            raise ValueError(f"{path}: of another machine ({said}); give an earlier calibration of the same one")
+    return earlier, Calibration.from_file(earlier, models, path)
+
+
+def change_section(
+    sections: tuple[ModelSection, ModelSection],
+    models: tuple[CalibratedModel, CalibratedModel],
+    measured: Measured | None,
+) -> Section:
+    """Return what changed of one model, the surest changes first: coefficients, and predictions of what was timed.
+
+    Args:
+        sections: of the earlier and the later file.
+        models: what they say.
+        measured: what was timed for the later one.
+    """
+    name, rows = models[1].model.name, _changes(models, measured)
+    kinds, verdicts = ([row[heading] for row in rows] for heading in ("kind", "verdict"))
+    sure = [row["kind"] for row in rows if row["verdict"] != "within chance"]
+    counts = [f"{sure.count(kind)} of {kinds.count(kind)} {kind}s" for kind in dict.fromkeys(sorted(kinds))]
+    slower, faster = (verdicts.count(word) or "none" for word in ("slower", "faster"))
+    said = [
+        f"Against the calibration of {sections[0].created}: {' and '.join(counts)} moved by more than {SURE_SDS:g} "
+        f"joint standard deviations, which chance alone does once in twenty. Of these predictions {slower} got slower "
+        f"and {faster} faster.",
+        "The change is the logarithm of later over earlier, in joint standard deviations: for a prediction those of "
+        "its interval, the machine's pace included. In the picture the earlier coefficients are grey.",
+    ]
+    if software := fingerprint_differences(*(section.fingerprint for section in sections)):
+        told = "; ".join(software).replace(" there", " earlier").replace(" here", " now")
+        said.append(f"The software changed too: {told}.")
+    pictures = drawn(f"{name}-changes", Coefficients=lambda: coefficients(models[1], earlier=models[0]))
+    table = Table(f"Changes of {name}, the surest first", rows, "All changes, the surest first")
+    return Section(f"{name}-changes", f"{name}: what changed", said, pictures, [table])
+
+
+def _changes(models: tuple[CalibratedModel, CalibratedModel], measured: Measured | None) -> list[Row]:
+    """Return every change, the surest first."""
+    names, cells = list(named(models[0].coefficients)), [] if measured is None else measured.names.tolist()
+    columns = []
+    for one in models:
+        parts = (named(one.coefficients), named(one.posterior.coefficient_log_sd()))
+        values, log_sds = ([float(part[name]) for name in names] for part in parts)
+        if measured is not None:
+            run = estimate(one.posterior, measured.timings.runs)
+            values = [*values, *np.asarray(run.time_ns)]
+            log_sds = [*log_sds, *np.hypot(np.asarray(run.log_sd()), one.pace_log_sd)]
+        columns += [np.array(values), np.array(log_sds)]
+    earlier, earlier_sd, later, later_sd = columns
+    joint_sd, is_time = np.hypot(earlier_sd, later_sd), np.arange(len(earlier)) >= len(names)
+    sds = np.log(later / earlier) / joint_sd
+    words = np.where(is_time, np.where(sds > 0, "slower", "faster"), np.where(sds > 0, "larger", "smaller"))
+    figures = {
+        "what": [*names, *cells],
+        "kind": np.where(is_time, "prediction", "coefficient"),
+        "earlier": earlier,
+        "later": later,
+        "unit": [*map(unit_of, names), *["ns"] * len(cells)],
+        "later / earlier": later / earlier,
+        "joint standard deviation": joint_sd,
+        "change in these": sds,
+        "verdict": np.where(np.abs(sds) > SURE_SDS, words, "within chance"),
+    }
+    return rows_of({name: np.asarray(column)[np.argsort(-np.abs(sds))] for name, column in figures.items()})

@@ -1,0 +1,137 @@
+"""A page as data: sections of sentences, pictures and tables, and the one template that shows them."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jinja2
+import numpy as np
+from markupsafe import Markup, escape
+
+import rlxjax
+from calibrate.printing import ns, number, plain
+
+#: Figures by heading; the unit of a number stands in brackets at the end of its heading.
+Row = Mapping[str, Any]
+
+
+class Picture(NamedTuple):
+    """A picture: its name in addresses, its heading, its SVG, and the figures of its marks."""
+
+    ident: str
+    title: str
+    svg: Markup
+    rows: Sequence[Row]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of figures; the first entry of each names it, and what a row lacks is left empty.
+
+    Attributes:
+        caption: what it shows.
+        rows: figures by heading.
+        summary: what opens it; a table without one is open.
+    """
+
+    caption: str
+    rows: Sequence[Row]
+    summary: str = "The same figures as a table"
+
+    def headings(self) -> list[str]:
+        """Return the headings of which any row has something."""
+        return list(dict.fromkeys(name for row in self.rows for name, value in row.items() if value is not None))
+
+
+class Verdict(NamedTuple):
+    """A judgement: whether it is good news, None if it is neither; in a word; its reasons, and cautions."""
+
+    is_good: bool | None
+    word: str
+    said: Sequence[str]
+    cautions: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A section of a page; what is empty is left out.
+
+    Attributes:
+        ident: its name in addresses.
+        title: its heading.
+        said: sentences, a paragraph each.
+        pictures: side by side.
+        tables: the figures of the pictures, or others.
+        verdicts: that it begins with.
+        code: that ends it, as it is.
+    """
+
+    ident: str
+    title: str
+    said: Sequence[str] = ()
+    pictures: Sequence[Picture] = ()
+    tables: Sequence[Table] = ()
+    verdicts: Sequence[Verdict] = ()
+    code: str = ""
+
+
+def page(title: str, subtitle: str, sections: Sequence[Section], command: str) -> str:
+    """Return a whole HTML file of sections in their order, with the command that makes it at its foot."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__, "."),
+        autoescape=True,
+        finalize=_finalized,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"shown": shown, "verbatim": lambda text: Markup(escape(plain(text)))}
+    about = {"title": title, "subtitle": subtitle, "command": command, "version": rlxjax.__version__}
+    return environment.get_template("page.html.jinja").render(sections=sections, **about)
+
+
+def rows_of(columns: Mapping[str, Any]) -> list[Row]:
+    """Return rows of plain figures from columns of equal length by heading."""
+    plain_columns = (np.asarray(column).tolist() for column in columns.values())
+    return [dict(zip(columns, row, strict=True)) for row in zip(*plain_columns, strict=True)]
+
+
+def shown(value: Any, heading: str) -> str:
+    """Return a figure as it is read, by the unit in its heading; text as it is.
+
+    Examples:
+        >>> shown(1234.5, "time (ns)"), shown(0.0234, "error (%)"), shown(True, "timed"), shown(None, "noise (%)")
+        ('1,234', '2.3', 'yes', '')
+    """
+    if isinstance(value, (bool, str)):
+        return value if isinstance(value, str) else "yes" if value else "no"
+    if value is None or math.isnan(value):
+        return ""
+    if heading.endswith("(%)"):
+        return f"{100 * value:.1f}"
+    text = ns(value) if heading.endswith("(ns)") else number(abs(value))
+    return f"−{text.lstrip('-')}" if value < 0 else text
+
+
+def tip(row: Row) -> str:
+    r"""Return what a mark says of itself: a line a figure.
+
+    Examples:
+        >>> tip({"run": "fast 64x256", "measured (ns)": 5e3, "timed": True})
+        'fast 64x256\nmeasured 5,000 ns\ntimed yes'
+    """
+    texts = {heading: shown(value, heading) for heading, value in row.items()}
+    lines = [(*heading.rstrip(")").split(" ("), "")[:2] + (text,) for heading, text in texts.items() if text]
+    said = [f"{name} {text} {unit}".rstrip() for name, unit, text in lines]
+    return "\n".join([lines[0][2] if isinstance(row[next(iter(row))], str) else said[0], *said[1:]])
+
+
+def _finalized(value: Any) -> Any:
+    """Return text without what would steer or turn it, in which no line ends between a number and its unit."""
+    if isinstance(value, Markup):
+        return value
+    text = plain("" if value is None else value)
+    for unit in ("%", "ns", "×"):
+        text = text.replace(f" {unit}", f"\u00a0{unit}")
+    return text
