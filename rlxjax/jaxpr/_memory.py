@@ -1,11 +1,11 @@
 """What a compiler that fuses would keep in memory: the traffic of the buffers, and how many bytes live at once."""
 
 import bisect
+import graphlib
 import heapq
 import itertools
 import math
 import operator
-from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -54,13 +54,6 @@ class Step(NamedTuple):
     reuse: tuple[str, ...] = ()
 
 
-class _Kernel(NamedTuple):
-    reads: Iterable[int]
-    writes: tuple[int, ...]
-    in_place: bool
-    inner_bytes: int
-
-
 def fused_memory(
     steps: Sequence[Step],
     sizes: Sequence[int],
@@ -90,7 +83,7 @@ def fused_memory(
 
 def _kernels(
     steps: Sequence[Step], sizes: Sequence[int], outputs: Iterable[int], lasting: set[int]
-) -> tuple[list[_Kernel], Kernels, int]:
+) -> tuple[list[Step], Kernels, int]:
     unread = [0] * len(sizes)
     needed, spread = bytearray(len(sizes)), bytearray(len(sizes))
     for step in steps:
@@ -107,7 +100,7 @@ def _kernels(
     origin: dict[int, tuple[Mapping[int, int], bool]] = {}
     makers: dict[int, tuple[int, Step]] = {}
     claimed: set[int] = set()
-    kernels: list[_Kernel] = []
+    kernels: list[Step] = []
     grouped, moved = Kernels(), 0
     for number, step in enumerate(steps):
         read: dict[int, int] = {}
@@ -123,7 +116,7 @@ def _kernels(
         several = costly and any(buffer in shared or spread[buffer] for buffer in step.writes)
         kept = step.writes_memory or several or any(needed[buffer] for buffer in step.writes)
         if kept or len(read) > _MOST_READS:
-            kernels.append(_Kernel(read, step.writes, step.in_place, step.inner_bytes))
+            kernels.append(step._replace(reads=tuple(read)))
             written = sum(sizes[buffer] for buffer in step.writes)
             own = sum(read.values()) + written if step.traffic_bytes is None else step.traffic_bytes
             moved += own
@@ -234,30 +227,18 @@ def _repeated(work: Work, count: int) -> Work:
     )
 
 
-def _breadth_first(kernels: Sequence[_Kernel]) -> list[_Kernel]:
+def _breadth_first(kernels: Sequence[Step]) -> list[Step]:
     """Return the kernels in the order in which several threads are kept busy: each as soon as it can run."""
     maker = {buffer: number for number, kernel in enumerate(kernels) for buffer in kernel.writes}
-    waits: list[int] = []
-    followers: list[list[int]] = [[] for _ in kernels]
-    for number, kernel in enumerate(kernels):
-        awaited = {maker[buffer] for buffer in kernel.reads if maker.get(buffer, number) != number}
-        waits.append(len(awaited))
-        for other in awaited:
-            followers[other].append(number)
-    ready = deque(number for number, count in enumerate(waits) if not count)
-    ordered: list[_Kernel] = []
-    while ready:
-        number = ready.popleft()
-        ordered.append(kernels[number])
-        for follower in followers[number]:
-            waits[follower] -= 1
-            if not waits[follower]:
-                ready.append(follower)
-    return ordered
+    awaited = {
+        number: {maker[buffer] for buffer in kernel.reads if maker.get(buffer, number) != number}
+        for number, kernel in enumerate(kernels)
+    }
+    return [kernels[number] for number in graphlib.TopologicalSorter(awaited).static_order()]
 
 
 def _most_live(
-    kernels: Sequence[_Kernel],
+    kernels: Sequence[Step],
     sizes: Sequence[int],
     given: set[int],
     outputs: Sequence[int],
@@ -277,9 +258,8 @@ def _most_live(
     start: dict[int, int] = {}
     end: dict[int, float] = {}
     for number, kernel in enumerate(kernels):
-        dying = []
-        if kernel.in_place:
-            dying = [buffer for buffer in kernel.reads if last[buffer] == number and buffer not in reshaped]
+        reusable = kernel.reads if kernel.in_place else ()
+        dying = [buffer for buffer in reusable if last[buffer] == number and buffer not in reshaped]
         for buffer in kernel.writes:
             heir = next((other for other in dying if sizes[other] == sizes[buffer]), None)
             if heir is None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ._equations import UNKNOWN_LINE
@@ -63,6 +63,43 @@ class _Computation:
         if instruction.opcode == "parameter":
             self.parameters[int(instruction.inside)] = name
 
+    def bytes(self, name: str) -> int:
+        """Return the bytes of a value, or of all the values of a tuple."""
+        return _bytes(self.instructions[name].type)
+
+    def ends(self, name: str) -> list[str]:
+        """Return what a value of a fusion is made of: the values of a tuple, under their first names."""
+        instruction = self.instructions[name]
+        if instruction.opcode not in ("tuple", "bitcast"):
+            return [name]
+        return [end for operand in instruction.operands for end in self.ends(operand)]
+
+    def read(self, name: str) -> int:
+        """Return the bytes of a value that its readers in a fusion look at; all, unless every one takes a part."""
+        whole, ends = self.bytes(name), self.ends(self.root)
+        parts = whole if name in ends else 0
+        for reader_name in self.readers.get(name, ()):
+            reader = self.instructions[reader_name]
+            if reader.opcode in _EACH:
+                parts += whole * self.read(reader_name) // max(_bytes(reader.type), 1)
+            elif reader.opcode in _CHANGES and reader_name not in ends:  # not in place: all of it is written anew
+                parts += whole
+            elif reader.opcode != "tuple":
+                parts += sum(self.read_by(reader, i) for i, operand in enumerate(reader.operands) if operand == name)
+        return min(parts, whole)
+
+    def read_by(self, reader: _Instruction, position: int) -> int:
+        """Return the bytes that an instruction reads of one of its operands."""
+        if position == 0 and reader.opcode in _PARTS:
+            return _bytes(reader.type)
+        if position == 0 and reader.opcode in _CHANGES:
+            return self.written_by(reader) if reader.opcode == "scatter" else 0
+        return self.bytes(reader.operands[position])
+
+    def written_by(self, instruction: _Instruction) -> int:
+        part = _CHANGES.get(instruction.opcode, len(instruction.operands))
+        return self.bytes(instruction.operands[part]) if part < len(instruction.operands) else _bytes(instruction.type)
+
 
 class CompiledProgram:
     """A compiled program: what it runs, and what of it no figure of XLA's own covers.
@@ -86,11 +123,10 @@ class CompiledProgram:
         self.unknown_loops: list[UnknownLoop] = []
         self.loops = 0
         self.custom_calls: dict[str, None] = {}
-        self._computations: dict[str, _Computation] = {}
         self._totals: dict[str, Totals] = {}
         self._trips = trips
         try:
-            entry = self._read(text)
+            self._computations, entry = _computations(text)
             self._lines = _frame_lines(text, frozenset(no_lines))
             self.totals = self._count(entry)
         except (LookupError, TypeError, ValueError) as error:
@@ -101,25 +137,13 @@ class CompiledProgram:
         starts = self.totals.loop_starts
         self.unknown_loops = [loop._replace(starts=starts.get(i, 0)) for i, loop in enumerate(self.unknown_loops)]
 
-    def _read(self, text: str) -> str:
-        """Take the text apart; return the name of the computation that is entered."""
-        entry, current = None, None
-        for line in text.splitlines():
-            if head := _HEAD.match(line):
-                current = self._computations.setdefault(head[2], _Computation())
-                entry = head[2] if head[1] else entry
-            elif current is not None and (found := _INSTRUCTION.match(line)):
-                current.add(found[2], _instruction(found[3]), bool(found[1]))
-        if entry is None:
-            raise ValueError("no entry computation")
-        return entry
-
     def _count(self, name: str) -> Totals:
         """Return what a computation does when it runs once."""
         if name not in self._totals:
             computation, totals = self._computations[name], Totals()
             for instruction in computation.instructions.values():
-                self._add(instruction, computation, totals)
+                if instruction.opcode not in _NOTHING and not instruction.opcode.endswith(_ENDS):
+                    self._add(instruction, computation, totals)
             self._totals[name] = totals
         return self._totals[name]
 
@@ -128,18 +152,16 @@ class CompiledProgram:
         called = dict(_CALLED.findall(attributes))
         frame = _FRAME.search(attributes)
         line = self._lines.get(int(frame[1]), UNKNOWN_LINE) if frame else UNKNOWN_LINE
-        if opcode in _NOTHING or opcode.endswith(_ENDS):
-            return
         if opcode == "while":
             self._add_loop(self._count(called["condition"]), self._count(called["body"]), attributes, line, totals)
         elif opcode == "conditional":
             listed = _BRANCHES.search(attributes)
             taken = _NAME.findall(listed[1]) if listed else [called["true_computation"], called["false_computation"]]
-            branches = sorted(map(self._count, taken), key=lambda branch: branch.sums()[3:])
-            totals.add(branches[-1], 1)
+            least, *_, most = branches = sorted(map(self._count, taken), key=lambda branch: branch.sums()[3:])
+            totals.add(most, 1)
             for branch in branches[:-1]:
                 totals.meet(branch, 0)
-            totals.spreads[line] = BranchSpread(line, branches[0].sums(), branches[-1].sums())
+            totals.spreads[line] = BranchSpread(line, least.sums(), most.sums())
         elif opcode == "call" or (opcode == "async-start" and "calls" in called):
             totals.add(self._count(called["to_apply" if opcode == "call" else "calls"]), 1)
         else:
@@ -166,16 +188,29 @@ class CompiledProgram:
 
     def _moved(self, instruction: _Instruction, computation: _Computation, fused: str | None) -> int:
         """Return the bytes that an instruction reads and writes."""
-        operands = instruction.operands
+        operands = range(len(instruction.operands))
         if instruction.opcode == "fusion" and fused is not None:
             inside = self._computations[fused]
-            read = sum(_read(inside.parameters[i], inside) for i in range(len(operands)))
-            ends = _ends(inside.root, inside)
-            return read + sum(_written_by(inside.instructions[end], inside) for end in ends)
+            written = sum(inside.written_by(inside.instructions[end]) for end in inside.ends(inside.root))
+            return sum(inside.read(inside.parameters[i]) for i in operands) + written
         if instruction.opcode.endswith("-start"):  # its result lists operands, results and what the device keeps
-            return 2 * sum(_bytes(computation.instructions[name].type) for name in operands)
-        read = sum(_read_by(instruction, i, computation) for i in range(len(operands)))
-        return read + _written_by(instruction, computation)
+            return 2 * sum(map(computation.bytes, instruction.operands))
+        return sum(computation.read_by(instruction, i) for i in operands) + computation.written_by(instruction)
+
+
+def _computations(text: str) -> tuple[dict[str, _Computation], str]:
+    """Take the text apart; return the computations by name, and the name of the one that is entered."""
+    found: dict[str, _Computation] = {}
+    entry, current = None, _Computation()
+    for line in text.splitlines():
+        if head := _HEAD.match(line):
+            current = found.setdefault(head[2], _Computation())
+            entry = head[2] if head[1] else entry
+        elif found and (each := _INSTRUCTION.match(line)):
+            current.add(each[2], _instruction(each[3]), bool(each[1]))
+    if entry is None:
+        raise ValueError("no entry computation")
+    return found, entry
 
 
 def custom_call_targets(lowered: str) -> list[str]:
@@ -205,76 +240,29 @@ def _closing(text: str, start: int) -> int:
 
 
 def _bytes(type_text: str) -> int:
-    """Return the bytes of a value, or of all the values of a tuple."""
-    return sum(_array_bytes(kind, sizes) for kind, sizes in _ARRAY.findall(type_text))
-
-
-def _array_bytes(kind: str, sizes: str) -> int:
-    if kind in ("token", "opaque"):
-        return 0
-    bits = 8 if kind == "pred" else int(kind.lstrip("abcdefghijklmnopqrstuvwxyz"))
-    return math.ceil(math.prod(int(size.lstrip("<=")) for size in sizes.split(",") if size) * bits / 8)
-
-
-def _read(name: str, computation: _Computation) -> int:
-    """Return the bytes of a value in a fusion that its readers look at; all of it, unless every one takes a part."""
-    whole, ends = _bytes(computation.instructions[name].type), _ends(computation.root, computation)
-    parts = whole if name in ends else 0
-    for reader_name in computation.readers.get(name, ()):
-        reader = computation.instructions[reader_name]
-        if reader.opcode in _EACH:
-            parts += whole * _read(reader_name, computation) // max(_bytes(reader.type), 1)
-        elif reader.opcode in _CHANGES and reader_name not in ends:  # not in place: all of it is written anew
-            parts += whole
-        elif reader.opcode != "tuple":
-            at = (i for i, operand in enumerate(reader.operands) if operand == name)
-            parts += sum(_read_by(reader, i, computation) for i in at)
-    return min(parts, whole)
-
-
-def _read_by(reader: _Instruction, position: int, computation: _Computation) -> int:
-    if position == 0 and reader.opcode in _PARTS:
-        return _bytes(reader.type)
-    if position == 0 and reader.opcode in _CHANGES:
-        return _written_by(reader, computation) if reader.opcode == "scatter" else 0
-    return _bytes(computation.instructions[reader.operands[position]].type)
-
-
-def _ends(name: str, computation: _Computation) -> list[str]:
-    """Return what a value of a fusion is made of: the values of a tuple, under their first names."""
-    instruction = computation.instructions[name]
-    if instruction.opcode not in ("tuple", "bitcast"):
-        return [name]
-    return [end for operand in instruction.operands for end in _ends(operand, computation)]
-
-
-def _written_by(instruction: _Instruction, computation: _Computation) -> int:
-    part = _CHANGES.get(instruction.opcode)
-    if part is not None and len(instruction.operands) > part:
-        return _bytes(computation.instructions[instruction.operands[part]].type)
-    return _bytes(instruction.type)
+    """Return the bytes of a value of a type, or of all the values of a tuple."""
+    total = 0
+    for kind, sizes in _ARRAY.findall(type_text):
+        if kind not in ("token", "opaque"):
+            bits = 8 if kind == "pred" else int(kind.lstrip("abcdefghijklmnopqrstuvwxyz"))
+            total += math.ceil(math.prod(int(size.lstrip("<=")) for size in sizes.split(",") if size) * bits / 8)
+    return total
 
 
 def _frame_lines(text: str, no_lines: frozenset[str]) -> dict[int, str]:
     """Return the line, `file.py:12`, of every stack frame that the text lists, where it is a user's."""
-    tables: dict[str, dict[int, Sequence[str]]] = {}
-    rows: dict[int, Sequence[str]] = {}
+    tables: dict[str, dict[int, re.Match[str]]] = {"FileNames": {}, "FileLocations": {}, "StackFrames": {}}
+    rows: dict[int, re.Match[str]] = {}
     for line in text.splitlines():
         if row := _TABLE_ROW.match(line):
-            rows[int(row[1])] = row[2], row[3]
+            rows[int(row[1])] = row
         elif line and not line[0].isspace():
             if _HEAD.match(line):
                 break
             rows = tables.setdefault(line, {})
-    files = {key: name.replace("\\", "/").rpartition("/")[2] for key, (name, _) in tables.get("FileNames", {}).items()}
-    places = {key: _fields(fields) for key, (_, fields) in tables.get("FileLocations", {}).items()}
-    lines = {}
-    for key, (_, fields) in tables.get("StackFrames", {}).items():
-        place = places[_fields(fields)["file_location_id"]]
-        if (file := files[place["file_name_id"]]) not in no_lines:
-            lines[key] = f"{file}:{place['line']}"
-    return lines
-
-
-def _fields(text: str) -> dict[str, int]:
-    return {key: int(number) for key, number in _FIELD.findall(text)}
+    files = {key: row[2].replace("\\", "/").rpartition("/")[2] for key, row in tables["FileNames"].items()}
+    places = {key: dict(_FIELD.findall(row[3])) for key, row in tables["FileLocations"].items()}
+    frames = {key: dict(_FIELD.findall(row[3])) for key, row in tables["StackFrames"].items()}
+    at = {key: places[int(frame["file_location_id"])] for key, frame in frames.items()}
+    found = {key: (files[int(place["file_name_id"])], place["line"]) for key, place in at.items()}
+    return {key: f"{file}:{line}" for key, (file, line) in found.items() if file not in no_lines}
