@@ -3,39 +3,14 @@
 The way data takes begins here: `Graph -> GraphIoProfile -> FusionBenefit -> score`.
 """
 
-import dataclasses
 import difflib
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rlxjax._checks import as_index
-from rlxjax._counts import saturate
 from rlxjax._values import FrozenDict
 
-from ._ops import DTYPE_BYTES, OPS, Shape, listed, parse_dtype, parse_shape
-
-
-@dataclasses.dataclass(frozen=True)
-class Node:
-    """One node: its op, the ids of its inputs, and the shape and dtype of its output."""
-
-    id: int
-    op: str
-    inputs: tuple[int, ...]
-    shape: Shape
-    dtype: str
-    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
-
-    @property
-    def elements(self) -> int:
-        """Number of elements of the output; 0 where a dimension is unknown."""
-        return 0 if None in self.shape else math.prod(dim for dim in self.shape if dim is not None)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the output; 0 where a dimension is unknown."""
-        return saturate(self.elements * DTYPE_BYTES[self.dtype])
+from ._ops import OPS, Node, listed, parse_dtype, parse_shape
 
 
 def tensor_bytes(shape: Sequence[int | None], dtype: str) -> int:
@@ -52,8 +27,7 @@ def tensor_bytes(shape: Sequence[int | None], dtype: str) -> int:
         >>> tensor_bytes((8, 512), "f32"), tensor_bytes((None, 3), "f32")
         (16384, 0)
     """
-    size, dims = DTYPE_BYTES[parse_dtype(dtype)], parse_shape(shape)
-    return 0 if None in dims else saturate(math.prod(dim for dim in dims if dim is not None) * size)
+    return Node(0, "input", (), parse_shape(shape), parse_dtype(dtype)).bytes
 
 
 class Graph:

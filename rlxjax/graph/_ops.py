@@ -1,10 +1,12 @@
-"""The op table: what each op is, and the shape rule that infers its output."""
+"""A node of a graph, and the op table: what each op is, and the shape rule that infers its output."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from rlxjax._checks import as_index
+from rlxjax._counts import saturate
 from rlxjax._values import FrozenDict
 
 Shape = tuple[int | None, ...]
@@ -20,23 +22,35 @@ DTYPE_BYTES: Mapping[str, int] = FrozenDict(
 )
 
 
-@runtime_checkable
-class Operand(Protocol):
-    """What a shape rule reads of an operand."""
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One node: its op, the ids of its inputs, and the shape and dtype of its output."""
+
+    id: int
+    op: str
+    inputs: tuple[int, ...]
+    shape: Shape
+    dtype: str
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
     @property
-    def shape(self) -> Shape: ...
+    def elements(self) -> int:
+        """Number of elements of the output; 0 where a dimension is unknown."""
+        return 0 if None in self.shape else math.prod(dim for dim in self.shape if dim is not None)
 
     @property
-    def dtype(self) -> str: ...
+    def bytes(self) -> int:
+        """Bytes of the output; 0 where a dimension is unknown."""
+        return saturate(self.elements * DTYPE_BYTES[self.dtype])
 
 
 # --- Shape rules: (operands, attributes) -> (shape, dtype) ---------------------------------------
 
-Rule = Callable[[Sequence[Operand], dict[str, Any]], tuple[Shape, str]]
+Inferred = tuple[Shape, str]
+Rule = Callable[[Sequence[Node], dict[str, Any]], Inferred]
 
 
-def _same_shape(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+def _same_shape(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
     first = operands[0]
     for other in operands[1:]:
         if other.shape != first.shape:
@@ -44,21 +58,21 @@ def _same_shape(operands: Sequence[Operand], attributes: dict[str, Any]) -> tupl
     return first.shape, first.dtype
 
 
-def _cast(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+def _cast(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
     if attributes.get("from", operands[0].dtype) != operands[0].dtype:
         raise ValueError(f"it casts from {attributes['from']}, but its operand is {operands[0].dtype}")
     return operands[0].shape, parse_dtype(_required(attributes, "to"))
 
 
-def _to_one_element(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+def _to_one_element(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
     return (1,), operands[0].dtype
 
 
-def _to_given_shape(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+def _to_given_shape(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
     raise ValueError("its output shape has to be given (shape=...)")
 
 
-def _transpose(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+def _transpose(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
     shape = operands[0].shape
     order = tuple(listed(attributes.get("permutation", reversed(range(len(shape)))), "permutation"))
     if sorted(order) != list(range(len(shape))):
@@ -66,7 +80,7 @@ def _transpose(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple
     return tuple(shape[axis] for axis in order), operands[0].dtype
 
 
-def _narrow(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+def _narrow(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
     shape = list(operands[0].shape)
     axis, length = _axis(attributes, shape), as_index(_required(attributes, "length"), "length")
     start, dim = as_index(attributes.get("start", 0), "start"), shape[axis]
@@ -76,7 +90,7 @@ def _narrow(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Sh
     return tuple(shape), operands[0].dtype
 
 
-def _concat(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+def _concat(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
     shape = list(operands[0].shape)
     axis = _axis(attributes, shape)
     total: int | None = 0
@@ -90,14 +104,14 @@ def _concat(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Sh
     return tuple(shape), operands[0].dtype
 
 
-def _matmul(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+def _matmul(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
     a, b = operands
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         raise ValueError(f"shapes [..., m, k] and [..., k, n] are needed, got {a.shape} and {b.shape}")
     return (*a.shape[:-1], b.shape[-1]), a.dtype
 
 
-def _attention(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+def _attention(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
     if any(len(operand.shape) != 4 for operand in operands):
         raise ValueError(
             f"shapes [batch, heads, seq, head_dim] are needed, got {[operand.shape for operand in operands]}"
@@ -105,7 +119,7 @@ def _attention(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple
     return _same_shape(operands, attributes)
 
 
-def _fft(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+def _fft(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
     (operand,) = operands
     last = operand.shape[-1] if operand.shape else 1
     if not operand.dtype.startswith("c") and (last is None or last % 2):
@@ -116,7 +130,7 @@ def _fft(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape
     return operand.shape, operand.dtype
 
 
-def _welch_peaks(operands: Sequence[Operand], attributes: dict[str, Any]) -> tuple[Shape, str]:
+def _welch_peaks(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
     k = as_index(_required(attributes, "k"), "k", at_least=1)
     n_segments = as_index(_required(attributes, "n_segments"), "n_segments", at_least=1)
     shape = operands[0].shape

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._checks import as_index, check_at_least, check_not_nan, is_traced
-from rlxjax._counts import as_float, exact, is_exact, packed, saturate
+from rlxjax._counts import MAX_COUNT, as_float, exact, is_exact, packed, saturate
 from rlxjax._html import html_of
 from rlxjax._typing import Count, RealLike
 from rlxjax._values import by_value
 
-from ._graph import Graph, Node
-from ._ops import OPS
+from ._graph import Graph
+from ._ops import OPS, Node, listed
 
 #: Bytes of one selected output element, whatever its dtype.
 _SELECTED_ELEMENT_BYTES = 4
@@ -67,22 +67,20 @@ class GraphIoProfile:
         """
         for name in ("host_output_bytes", "device_traffic_bytes"):
             check_at_least(getattr(self, name), name)
-        if is_traced(unified_memory) or np.ndim(unified_memory):
-            unified, discrete = self.host_output_bytes, self.host_readback_bytes(False)
-            if not is_traced(unified_memory) and is_exact(unified) and is_exact(discrete):
-                counts = (np.asarray(exact(count), object) for count in (unified, discrete))
-                return packed(np.where(np.asarray(unified_memory) > 0, *counts))
-            unified, discrete = as_float(unified, "host_output_bytes"), as_float(discrete, "readback")
-            return jnp.where(jnp.asarray(unified_memory) > 0, unified, discrete)
-        check_not_nan(unified_memory, "unified_memory")
-        if unified_memory:
-            return self.host_output_bytes
+        output, discrete = self.host_output_bytes, self._discrete_readback_bytes()
+        if not is_traced(unified_memory) and not np.ndim(unified_memory):
+            check_not_nan(unified_memory, "unified_memory")
+            return output if unified_memory else discrete
+        if not is_traced(unified_memory) and is_exact(output) and is_exact(discrete):
+            counts = (np.asarray(exact(count), object) for count in (output, discrete))
+            return packed(np.where(np.asarray(unified_memory) > 0, *counts))
+        floats = as_float(output, "host_output_bytes"), as_float(discrete, "readback")
+        return jnp.where(jnp.asarray(unified_memory) > 0, *floats)
+
+    def _discrete_readback_bytes(self) -> Count:
         if is_exact(self.host_output_bytes) and is_exact(self.device_traffic_bytes):
             total = exact(self.host_output_bytes) + exact(self.device_traffic_bytes) // 4
-            if isinstance(total, int):
-                return saturate(total)
-            saturated = np.array([saturate(count) for count in total.flat], object)
-            return packed(saturated.reshape(total.shape))
+            return saturate(total) if isinstance(total, int) else packed(np.minimum(total, MAX_COUNT))
         traffic = as_float(self.device_traffic_bytes, "device_traffic_bytes")
         return as_float(self.host_output_bytes, "host_output_bytes") + jnp.floor(traffic / 4)
 
@@ -135,12 +133,10 @@ def profile_graph_io(
     """
     if output_indices is not None and output_ids is not None:
         raise ValueError("output_indices and output_ids: expected one of the two, got both")
-    nodes = graph.nodes
-    for name, chosen in (("output_indices", output_indices), ("output_ids", output_ids)):
-        if chosen is not None and not isinstance(chosen, Iterable):
-            raise ValueError(f"{name}: expected a list, got {chosen!r}")
-    outputs = graph.outputs if output_ids is None else [_output_id(graph, i) for i in output_ids]
-    wanted = set(outputs)
+    nodes, outputs = graph.nodes, graph.outputs
+    if output_ids is not None:
+        outputs = _chosen(output_ids, "output_ids", "node", "nodes", len(nodes))
+    read = set(outputs)
     launches = syncs = host_bytes = traffic = 0
     for node in nodes:
         op = OPS[node.op]
@@ -149,23 +145,16 @@ def profile_graph_io(
         launches += 1
         traffic += saturate(sum(nodes[i].bytes for i in node.inputs) + node.bytes)
         syncs += op.host_sync + (fft_host_sync and node.op == "fft")
-        if node.id in wanted:
-            host_bytes += node.bytes
+        host_bytes += node.bytes if node.id in read else 0
     if output_indices is not None:
-        positions = {_output_position(graph, i) for i in output_indices}
-        host_bytes = sum(nodes[graph.outputs[i]].elements * _SELECTED_ELEMENT_BYTES for i in positions)
+        positions = _chosen(output_indices, "output_indices", "position", "outputs", len(outputs))
+        host_bytes = sum(nodes[outputs[i]].elements * _SELECTED_ELEMENT_BYTES for i in set(positions))
     return GraphIoProfile(launches, syncs, saturate(host_bytes), saturate(traffic))
 
 
-def _output_position(graph: Graph, position: int) -> int:
-    index = as_index(position, "output_indices")
-    if index >= len(graph.outputs):
-        raise ValueError(f"output_indices: no position {index}; the graph has {len(graph.outputs)} outputs")
-    return index
-
-
-def _output_id(graph: Graph, node_id: int) -> int:
-    index = as_index(node_id, "output_ids")
-    if index >= len(graph.nodes):
-        raise ValueError(f"output_ids: no node {index}; the graph has {len(graph.nodes)} nodes")
-    return index
+def _chosen(chosen: Iterable[int], name: str, what: str, among: str, count: int) -> list[int]:
+    indices = [as_index(index, name) for index in listed(chosen, name)]
+    for index in indices:
+        if index >= count:
+            raise ValueError(f"{name}: no {what} {index}; the graph has {count} {among}")
+    return indices
