@@ -189,10 +189,10 @@ def _answer(
     margin_ns, probability, in_domain = question.ahead(plan, question.apart, question.min_gain_ns)
     each, programs = question.predictions(question.apart), question.predictions(plan)
     apart, grouped = question.grouping(question.apart), question.grouping(plan)
-    changes, counts = _terms(each), _counts([one.profile for one in each])
-    changes.subtract(_terms(programs))
+    before, after, counts = _terms(each), _terms(programs), _counts([one.profile for one in each])
     counts.subtract(_counts([one.profile for one in programs]))
     counts.update({name: -count for name, count in counts.items() if name.startswith("recomputed") and count < 0})
+    changes = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in before | after}
     saved = dict(sorted(changes.items(), key=lambda part: -abs(part[1])))
     if not chances:
         verdict, code = "keep", "peak_memory"
@@ -225,8 +225,8 @@ def _answer(
         apart_interval_ns=apart.interval_ns,
         together_ns=grouped.time_ns,
         together_interval_ns=grouped.interval_ns,
-        apart_terms_ns=dict(_terms(each).most_common()),
-        together_terms_ns=dict(_terms(programs).most_common()),
+        apart_terms_ns=before,
+        together_terms_ns=after,
         min_gain_ns=question.min_gain_ns,
         stages=tuple(
             StageCost(name, own.time_ns, _word(next(iter(own.terms_ns))), own.profile.peak_bytes)
@@ -258,12 +258,13 @@ def _counts(profiles: Sequence[FunctionProfile]) -> Counter[str]:
     )
 
 
-def _terms(each: Sequence[FunctionPrediction]) -> Counter[str]:
-    """Return the terms of several predictions in ns, summed by name."""
-    terms: Counter[str] = Counter()
+def _terms(each: Sequence[FunctionPrediction]) -> dict[str, float]:
+    """Return the terms of several predictions in ns, summed by name, the largest first."""
+    terms: dict[str, float] = {}
     for prediction in each:
-        terms.update(prediction.terms_ns)
-    return terms
+        for name, time_ns in prediction.terms_ns.items():
+            terms[name] = terms.get(name, 0.0) + time_ns
+    return dict(sorted(terms.items(), key=lambda part: -part[1]))
 
 
 def _why_not(saved: Mapping[str, float], margin_ns: float, recomputed: int) -> str:
