@@ -1,5 +1,7 @@
 """Plans run: the same results as node by node, kernels compiled once, transforms, and what is refused."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,12 +27,12 @@ def allowed_errors(graph, values, arrays):
     return errors
 
 
-def chain(*ops, shape=(4,), dtype="f32", plan="cost"):
+def chain(*ops, shape=(4,), plan="cost", name="x"):
     """Return the plan of unary ops on an input 0."""
     graph = rx.Graph()
-    y = graph.input("x", shape, dtype)
+    y = graph.input(name, shape)
     for op in ops:
-        y = graph.add(op, [y])
+        y = graph.add(op, [y], name=name)
     graph.set_outputs([y])
     return rx.plan_fusion(graph, plan=plan)
 
@@ -44,9 +46,6 @@ def softmax_of(shape=(3, 4)):
     total = graph.add("broadcast", [graph.add("reduce_sum", [e])], shape=shape)
     graph.set_outputs([graph.add("div", [e, total])])
     return graph
-
-
-# --- Results -------------------------------------------------------------------------------------
 
 
 @settings(max_examples=15)
@@ -160,9 +159,6 @@ def test_a_node_without_operands_takes_its_array_by_its_id_and_gives_its_value_t
         assert results[total].tolist() == [0.0, 0.0]
 
 
-# --- One kernel alone ----------------------------------------------------------------------------
-
-
 def test_a_kernel_alone_gives_its_outputs_and_ignores_what_it_does_not_need():
     graph = rx.Graph()
     x = graph.input("x", (2,))
@@ -178,27 +174,17 @@ def test_a_kernel_alone_gives_its_outputs_and_ignores_what_it_does_not_need():
 
 
 def test_equal_kernels_share_one_function_and_new_values_do_not_retrace():
-    first, second = chain("tanh", "gelu", shape=(3, 7)), chain("tanh", "gelu", shape=(3, 7), plan="greedy")
-    functions = [plan.kernels[0].function for plan in (first, second)]
-    assert functions[0] is functions[1]
-    assert chain("tanh", "gelu", shape=(7, 3)).kernels[0].function is not functions[0]
-    assert chain("gelu", "tanh", shape=(3, 7)).kernels[0].function is not functions[0]
-    for scale in (1.0, 2.0):
-        for plan in (first, second):
-            rx.execute_plan(plan, {0: np.full((3, 7), scale, np.float32)})
-    assert functions[0]._cache_size() == 1
-
-
-def test_the_names_of_nodes_do_not_part_equal_kernels():
-    functions = []
-    for name in ("one", "another"):
-        graph = rx.Graph()
-        graph.add("relu", [graph.input(name, (2,))], name=name)
-        functions.append(rx.plan_fusion(graph).kernels[0].function)
-    assert functions[0] is functions[1]
-
-
-# --- Transforms ----------------------------------------------------------------------------------
+    first, second = (
+        chain("tanh", "gelu", shape=(3, 7)),
+        chain("tanh", "gelu", shape=(3, 7), plan="greedy", name="other"),
+    )
+    function = first.kernels[0].function
+    assert function is second.kernels[0].function
+    for ops, shape in ((("tanh", "gelu"), (7, 3)), (("gelu", "tanh"), (3, 7))):
+        assert chain(*ops, shape=shape).kernels[0].function is not function
+    for scale, plan in itertools.product((1.0, 2.0), (first, second)):
+        rx.execute_plan(plan, {0: np.full((3, 7), scale, np.float32)})
+    assert function._cache_size() == 1
 
 
 def test_jit_is_eager_and_vmap_is_a_loop():
@@ -217,52 +203,40 @@ def test_jit_is_eager_and_vmap_is_a_loop():
         np.testing.assert_allclose(jax.jit(jax.vmap(run))(batch), eager, rtol=1e-14)
 
 
-# --- What is refused -----------------------------------------------------------------------------
-
-
-def one_node(op, *shapes, dtype="f32", **options):
-    graph = rx.Graph()
-    graph.add(op, [graph.input(f"x{i}", shape, dtype) for i, shape in enumerate(shapes)], **options)
-    return graph, {i: np.ones(shape) for i, shape in enumerate(shapes)}
+#: What cannot be computed: an op, the shapes of its operands, what it is given, and what is said of it.
+REFUSED = [
+    ("add", [(2,), (3,)], {"shape": (2,)}, "operands of one shape are needed, got .2,., .3,."),
+    ("add", [(2,), (1,)], {"shape": (2,)}, "operands of one shape"),
+    ("relu", [(2,)], {"shape": (3,)}, "its shape is .3,. in the graph.*give .2,."),
+    ("broadcast", [(3,)], {"shape": (2,)}, "broadcast"),
+    ("broadcast", [(1,)], {"shape": (None,)}, "unknown dimension"),
+    ("reshape", [(3,)], {"shape": (2,)}, "reshape"),
+    ("reshape", [(4,)], {"shape": (None, None)}, "unknown"),
+    ("transpose", [(2, 3)], {"shape": (3, 2), "permutation": (0,)}, "permutation"),
+    ("narrow", [(4,)], {"shape": (2,)}, "axis|length"),
+    ("narrow", [(4,)], {"shape": (4,), "axis": 0, "start": 3, "length": 4}, "start|limit"),
+    ("concat", [(2,), (2,)], {"shape": (4,)}, "axis"),
+    ("concat", [(2,), (2, 2)], {"shape": (4,), "axis": 0}, "dimension|shape"),
+    ("matmul", [(2, 3), (2, 3)], {"shape": (2, 3)}, "dimension|shape"),
+    ("sub", [(2,), (2,)], {"dtype": "bool"}, "bool"),
+    ("custom", [(2,)], {"shape": (2,)}, "no kernel computes this op"),
+    ("fft", [(2,)], {}, "no kernel computes this op"),
+]
 
 
 def test_what_cannot_be_computed_is_refused_by_the_name_of_the_node():
-    for op, shapes, options, says in [
-        ("add", [(2,), (3,)], {"shape": (2,)}, "operands of one shape are needed, got .2,., .3,."),
-        ("add", [(2,), (1,)], {"shape": (2,)}, "operands of one shape"),
-        ("relu", [(2,)], {"shape": (3,)}, "its shape is .3,. in the graph.*give .2,."),
-        ("broadcast", [(3,)], {"shape": (2,)}, "broadcast"),
-        ("broadcast", [(1,)], {"shape": (None,)}, "unknown dimension"),
-        ("reshape", [(3,)], {"shape": (2,)}, "reshape"),
-        ("reshape", [(4,)], {"shape": (None, None)}, "unknown"),
-        ("transpose", [(2, 3)], {"shape": (3, 2), "permutation": (0,)}, "permutation"),
-        ("narrow", [(4,)], {"shape": (2,)}, "axis|length"),
-        ("narrow", [(4,)], {"shape": (4,), "axis": 0, "start": 3, "length": 4}, "start|limit"),
-        ("concat", [(2,), (2,)], {"shape": (4,)}, "axis"),
-        ("concat", [(2,), (2, 2)], {"shape": (4,), "axis": 0}, "dimension|shape"),
-        ("matmul", [(2, 3), (2, 3)], {"shape": (2, 3)}, "dimension|shape"),
-        ("sub", [(2,), (2,)], {"dtype": "bool"}, "bool"),
-        ("custom", [(2,)], {"shape": (2,)}, "no kernel computes this op"),
-        ("fft", [(2,)], {}, "no kernel computes this op"),
-    ]:
-        graph, arrays = one_node(op, *shapes, **({"dtype": "f32"} | options))
-        if op == "sub":
-            graph, arrays = one_node(op, *shapes, dtype="bool")
+    for op, shapes, options, says in REFUSED:
+        graph, dtype = rx.Graph(), "bool" if op == "sub" else "f32"
+        graph.add(op, [graph.input("x", shape, dtype) for shape in shapes], **({"dtype": dtype} | options))
         with pytest.raises(ValueError, match=rf"node {len(shapes)} \({op}\): .*({says})"):
-            rx.execute_plan(rx.plan_fusion(graph), arrays)
-
-
-def test_an_array_of_another_shape_is_refused_by_the_name_of_the_node():
-    for array in [np.ones(3), np.ones((1, 2)), 1.0, [[1.0, 2.0]]]:
-        plan = chain("relu", shape=(2,))
+            rx.execute_plan(rx.plan_fusion(graph), {i: np.ones(shape) for i, shape in enumerate(shapes)})
+    plan = chain("relu", shape=(2,))
+    for array in (np.ones(3), np.ones((1, 2)), 1.0, [[1.0, 2.0]]):
         with pytest.raises(ValueError, match=r"node 0 \(input\): expected an array of shape \(2,\), got \("):
             rx.execute_plan(plan, {0: array})
-
-
-def test_what_is_no_node_id_is_refused():
-    for node_id in [-1, 0.5, "x"]:
+    for node_id in (-1, 0.5, "x"):
         with pytest.raises(ValueError, match="inputs: node id: expected an integer"):
-            rx.execute_plan(chain("relu", shape=(2,)), {node_id: jnp.ones(2)})
+            rx.execute_plan(plan, {node_id: jnp.ones(2)})
 
 
 def test_64_bits_without_64_bit_mode_are_refused_by_the_name_of_the_node():
