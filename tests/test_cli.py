@@ -178,7 +178,7 @@ def test_the_package_is_the_command_and_the_job_a_module():
     text = run("rlxjax").stdout
     assert [command for command in COMMANDS if f" {command} " not in text] == []
     help_of_the_job = run(sys.executable, "-m", "calibrate", "--help").stdout
-    for option in "device budget out resume prior force strict verbose json".split():
+    for option in ["device", "budget", "out", "resume", "prior", "force", "strict", "verbose", "json"]:
         assert f"--{option}" in help_of_the_job
 
 
