@@ -24,9 +24,6 @@ def kernels_of(plan):
     return [kernel.nodes for kernel in plan.kernels]
 
 
-# --- What every plan keeps to --------------------------------------------------------------------
-
-
 @settings(max_examples=150)
 @given(graphs(), any_plan, any_coefficients)
 def test_every_node_runs_once_and_kernels_say_what_they_read_write_and_save(graph, name, coefficients):
@@ -43,50 +40,34 @@ def test_every_node_runs_once_and_kernels_say_what_they_read_write_and_save(grap
         inner = set(kernel.nodes) - set(kernel.external_outputs)
         assert kernel.memory_saved == sum(graph.nodes[id_].bytes for id_ in inner)
         assert kernel.buffers_eliminated == len(inner)
+        assert model.is_legal(graph, kernel.nodes), "shapes that no reduction joins"
     assert plan.memory_saved == sum(kernel.memory_saved for kernel in plan.kernels)
     assert plan.original_kernel_count == len(model.running(graph))
     assert plan.fused_kernel_count == len(plan.kernels)
     assert plan.kernel_reduction == 1 - len(plan.kernels) / plan.original_kernel_count
 
 
-@settings(max_examples=150)
-@given(graphs(), any_coefficients)
-def test_every_kernel_loops_over_one_shape_or_over_shapes_that_a_reduction_joins(graph, coefficients):
-    for kernel in rx.plan_fusion(graph, "cost", coefficients).kernels:
-        assert model.is_legal(graph, kernel.nodes), kernel.nodes
-
-
 @settings(max_examples=100)
-@given(graphs(), st.sampled_from(["cost", "greedy", "unfused"]), any_coefficients)
-def test_profiles_and_costs_are_those_of_the_kernels(graph, name, coefficients):
-    plan = rx.plan_fusion(graph, name, coefficients)
+@given(graphs(), any_coefficients)
+def test_profiles_and_costs_are_those_of_the_kernels_and_the_cost_plan_is_the_cheapest(graph, coefficients):
     alone = [[id_] for id_ in model.running(graph)]
     syncs = sum(graph.nodes[id_].op in ("custom", "log_mel") for (id_,) in alone)
     on_host = rx.profile_graph_io(graph).host_output_bytes
-    for profile, kernels in ((plan.before, alone), (plan.after, kernels_of(plan))):
-        assert profile == rx.GraphIoProfile(
-            kernel_launches=sum(model.launches(graph, ids) for ids in kernels),
-            sync_points=syncs,
-            host_output_bytes=on_host,
-            device_traffic_bytes=sum(model.traffic(graph, ids) for ids in kernels),
-        )
-    assert plan.cost_ns == close(float(rx.io_cost_ns(plan.after, plan.coefficients)))
-    assert plan.unfused_cost_ns == close(float(rx.io_cost_ns(plan.before, plan.coefficients)))
-    benefit = rx.fusion_benefit(plan.before, plan.after)
-    assert benefit.sync_points_saved == benefit.host_readback_bytes_saved == 0
-    assert benefit.launches_saved >= 0
-    assert benefit.device_traffic_bytes_saved >= 0
-
-
-@settings(max_examples=100)
-@given(graphs(), any_coefficients)
-def test_the_cost_plan_is_at_most_as_dear_as_the_others_that_run(graph, coefficients):
     plans = {name: rx.plan_fusion(graph, name, coefficients) for name in ("cost", "greedy", "unfused")}
-    most = plans["unfused"].cost_ns * (1 + 1e-12) + 1e-9
-    assert plans["unfused"].cost_ns == close(plans["cost"].unfused_cost_ns)
-    assert plans["cost"].cost_ns <= most
-    if model.is_acyclic(graph, kernels_of(plans["greedy"])):
-        assert plans["cost"].cost_ns <= plans["greedy"].cost_ns * (1 + 1e-12) + 1e-9
+    for plan in plans.values():
+        for profile, kernels in ((plan.before, alone), (plan.after, kernels_of(plan))):
+            launches = sum(model.launches(graph, ids) for ids in kernels)
+            assert profile == rx.GraphIoProfile(
+                launches, syncs, on_host, sum(model.traffic(graph, ids) for ids in kernels)
+            )
+        assert plan.cost_ns == close(float(rx.io_cost_ns(plan.after, plan.coefficients)))
+        assert plan.unfused_cost_ns == close(plans["unfused"].cost_ns)
+        benefit = rx.fusion_benefit(plan.before, plan.after)
+        assert benefit.sync_points_saved == benefit.host_readback_bytes_saved == 0
+        assert min(benefit.launches_saved, benefit.device_traffic_bytes_saved) >= 0
+    can_run = model.is_acyclic(graph, kernels_of(plans["greedy"]))
+    for name in ("unfused", *(["greedy"] if can_run else [])):
+        assert plans["cost"].cost_ns <= plans[name].cost_ns * (1 + 1e-12) + 1e-9
 
 
 SAYS = {
@@ -130,8 +111,6 @@ def test_every_edge_is_explained(graph, name, coefficients):
             assert edge.gain_ns == close(0.0), "two kernels that may be one would save as one"
 
 
-# --- The cheapest plan ---------------------------------------------------------------------------
-
 SIZES = [(10,), (30,), (10, 10), (1_000,), (100, 100), (100_000,), (1_000_000,)]
 #: Kinds of nodes among which fusions often exclude each other.
 HARD = ("unary", *("binary",) * 3, *("reduce",) * 2, *("broadcast",) * 2, "alone", "view", "cast")
@@ -150,7 +129,7 @@ def hard_graph(seed, most_nodes=8):
 def test_the_cost_plan_is_nearly_always_the_best_of_all():
     for coefficients in COEFFICIENTS.values():
         near = []
-        for seed in range(150):
+        for seed in range(60):
             graph = hard_graph(seed)
             plan = rx.plan_fusion(graph, "cost", coefficients)
             spent = sum(model.cost(graph, ids, plan.coefficients) for ids in kernels_of(plan))
@@ -185,32 +164,28 @@ def test_a_plan_of_ten_thousand_nodes_is_that_of_its_blocks():
     assert per_block == (3 + 3) * 1024
 
 
-# --- What decides --------------------------------------------------------------------------------
-
-
 def gate(dispatch_ns, memory_bw):
     return rx.IoFusionGate(dispatch_ns=dispatch_ns, memory_bw=memory_bw, unified_memory=True)
 
 
-def test_without_a_cost_of_launches_nodes_that_share_no_value_stay_apart():
+def test_without_a_cost_of_launches_nodes_that_share_no_value_stay_apart_and_no_cycle_closes():
     graph = rx.Graph()
     x, y = graph.input("x", (64,)), graph.input("y", (64,))
     graph.add("relu", [x])
     graph.add("exp", [y])
     graph.add("neg", [y])
-    assert kernels_of(rx.plan_fusion(graph, coefficients=gate(0.0, 10.0))) == [(2,), (3, 4)]
-    assert kernels_of(rx.plan_fusion(graph, coefficients=gate(1.0, 10.0))) == [(2, 3, 4)]
-    assert kernels_of(rx.plan_fusion(graph, coefficients=gate(0.0, INFINITY))) == [(2,), (3,), (4,)]
-
-
-def test_without_a_cost_of_launches_values_of_no_bytes_close_no_cycle():
-    for shape in [(4,), (0,), (None,)]:
+    for own, kernels in (
+        (gate(0.0, 10.0), [(2,), (3, 4)]),
+        (gate(1.0, 10.0), [(2, 3, 4)]),
+        (gate(0.0, INFINITY), [(2,), (3,), (4,)]),
+    ):
+        assert kernels_of(rx.plan_fusion(graph, coefficients=own)) == kernels
+    for shape in [(4,), (0,), (None,)]:  # values of no bytes
         graph = rx.Graph()
         v = graph.param("v", (1,))
         wide = graph.add("relu", [graph.add("broadcast", [v], shape=shape)])
         graph.add("add", [graph.add("reduce_max", [wide]), v])
-        plan = rx.plan_fusion(graph, coefficients=gate(0.0, 10.0))
-        assert model.is_acyclic(graph, kernels_of(plan))
+        assert model.is_acyclic(graph, kernels_of(rx.plan_fusion(graph, coefficients=gate(0.0, 10.0))))
 
 
 def exclusive():
@@ -258,9 +233,6 @@ def test_coefficients_may_be_a_set_a_device_a_row_a_gate_or_what_has_a_gate():
             *(metal.dispatch_ns, metal.roundtrip_ns, metal.memory_bw, metal.host_readback_bw),
             metal.unified_memory,
         )
-
-
-# --- What is refused -----------------------------------------------------------------------------
 
 
 def test_a_bad_plan_or_bad_coefficients_are_refused():
