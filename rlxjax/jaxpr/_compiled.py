@@ -53,15 +53,9 @@ def as_compiled(
     trips: Mapping[str, int],
     timeout_s: float,
 ) -> FunctionProfile:
-    """Return the profile of a jitted function by what XLA makes of it for the default backend.
+    """Return the profile of a jitted function by what XLA makes of it, operations by its equations.
 
-    Args:
-        written: its profile by its equations, which gives the operations.
-        jitted: the function.
-        args: of it.
-        kwargs: of it.
-        trips: of loops whose trips XLA does not tell, by their line.
-        timeout_s: seconds after which the compiler is ended.
+    Trips are those of loops whose trips XLA does not tell, by their line.
 
     Raises:
         ValueError: it cannot be handed on, the compiler fails, dies or takes too long, or its text is not as expected.

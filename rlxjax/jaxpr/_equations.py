@@ -50,10 +50,9 @@ def called_jaxpr(equation: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[
     """Return the jaxpr that a call runs, and what it gives to it."""
     params = equation.params
     if equation.primitive.name == "custom_linear_solve":
-        counts, given = params["const_lengths"], 0
-        for part in ("matvec", "vecmat", "solve"):
-            start, given = given, given + getattr(counts, part)
-        return opened(params["jaxprs"].solve), [*operands[start:given], *operands[sum(counts) :]]
+        counts = params["const_lengths"]
+        start = counts.matvec + counts.vecmat
+        return opened(params["jaxprs"].solve), [*operands[start : start + counts.solve], *operands[sum(counts) :]]
     held = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in params)
     return opened(held), operands
 

@@ -17,11 +17,7 @@ def folded(
 ) -> list[Step]:
     """Return the steps that are left: products take and give transposed matrices, and zeros are scattered into sums.
 
-    Args:
-        equations: that the steps are of.
-        steps: the work, in order.
-        constant: buffers that are made of literals.
-        outputs: buffers that stay to the end.
+    Constant buffers are made of literals; outputs stay to the end.
     """
     kept = set(outputs)
     return _without_transposes(equations, _scattered_into_sums(equations, steps, constant, kept), kept)

@@ -97,13 +97,7 @@ class Kernels:
         self._groups: dict[KernelKind, tuple[list[int], Counter[str]]] = {}
 
     def add(self, moved_bytes: int, written_bytes: int, parts: Sequence[Work]) -> None:
-        """Add one kernel.
-
-        Args:
-            moved_bytes: that it reads and writes.
-            written_bytes: those that it writes.
-            parts: what it computes; the last step, whose result it keeps, comes first.
-        """
+        """Add one kernel by what it moves and what it computes; the last step, whose result it keeps, comes first."""
         last = parts[0]
         kind = KernelKind(last.family, last.operation, last.itemsize, max(moved_bytes.bit_length() - 1, 0))
         operations = sum(part.flops for part in parts), sum(part.integer_ops for part in parts)

@@ -177,14 +177,8 @@ def _executed(number: int, last: Step, makers: Mapping[int, tuple[int, Step]], c
     """Return what a kernel computes, its last step first, each value as often as the kernel computes it.
 
     A value that lies in no memory is computed again by every kernel that reads it, for every element that a
-    broadcast repeats, and for every slice or gathered element that is taken of it.
-
-    Args:
-        number: of the last step.
-        last: the step whose result the kernel keeps.
-        makers: of values that are computed on the way, the number of the step, and the step.
-        claimed: numbers of steps that some kernel computes; few of those are looked at again, so that the count
-            stays linear.
+    broadcast repeats, and for every slice or gathered element that is taken of it. Few of the steps that some
+    kernel has claimed are looked at again, so that the count stays linear.
     """
     found: list[Work] = []
     again = 0
@@ -285,13 +279,9 @@ def _most_live(
 
 
 def _is_hosted(hosts: list[tuple[int, int, list[tuple[int, int]]]], size: int, made: int, until: int) -> bool:
-    """Find a place of an output that is free for a while, and take it.
+    """Find a place of an output that is free while it is needed, and take it.
 
-    Args:
-        hosts: size, when its output is made, and when others lie there, by size.
-        size: bytes needed.
-        made: the first kernel that uses them.
-        until: the last one.
+    Hosts are sorted by size: the size, when the output is made, and from when to when others lie there.
     """
     first = bisect.bisect_left(hosts, size, key=lambda host: host[0])
     for _, written, stays in hosts[first : first + _MOST_READS]:

@@ -24,12 +24,7 @@ def _swapped(op: Operation) -> OperationCounts:
 
 
 def _written(index: int, combine: Pair | None = None) -> Counting:
-    """Updates written into an operand in place; where they are combined with it, it is read as well.
-
-    Args:
-        index: which operand the updates are.
-        combine: FLOP of combining, of a real element and of a complex one; None replaces.
-    """
+    """Updates, the operand of an index, written into another in place; where they are combined, it is read as well."""
 
     def count(op: Operation) -> OperationCounts:
         updates = op.inputs[index]

@@ -15,13 +15,7 @@ LINEAR_ALGEBRA = "linear algebra"
 def _matrix(
     flops: Callable[[Operation], int], workspace: Callable[[Operation], int] | None = None, operand: int = 0
 ) -> Rule:
-    """Return the rule of a factorisation: FLOP of one matrix, times the batch before its two axes.
-
-    Args:
-        flops: of one matrix.
-        workspace: bytes that it needs.
-        operand: that has the batch.
-    """
+    """Return the rule of a factorisation: FLOP of one matrix, times the batch before the two axes of an operand."""
 
     def count(op: Operation) -> OperationCounts:
         shape, is_complex = op.inputs[operand].shape, number_kind(op.inputs[operand].dtype) == "complex"

@@ -95,10 +95,7 @@ class Walk:
     def totals(self, jaxpr: Any, reusable: Iterable[int] = (), known: Sequence[Number] = ()) -> Totals:
         """Return what a jaxpr does when it runs once.
 
-        Args:
-            jaxpr: it.
-            reusable: positions of the arguments whose memory it may take.
-            known: arguments that are known numbers, None for others.
+        It may take the memory of arguments at reusable positions. Arguments that are no known numbers are None.
         """
         key = id(jaxpr), tuple(reusable), tuple(known)
         if key not in self._totals or self._size(jaxpr)[1]:

@@ -110,16 +110,13 @@ class CompiledProgram:
         loops: how many loops turn more than once, or nobody knows how often.
         custom_calls: the targets of custom calls, in order.
 
-    Args:
-        text: of the compiled program.
-        trips: of loops whose trips it does not tell, by their line.
-        no_lines: names of files that are no user's.
+    Trips are those of loops whose trips the text does not tell, by their line. Some files are no user's.
 
     Raises:
         ValueError: the text is not written as expected.
     """
 
-    def __init__(self, text: str, trips: Mapping[str, int], no_lines: Iterable[str] = ()) -> None:
+    def __init__(self, text: str, trips: Mapping[str, int], no_users: Iterable[str] = ()) -> None:
         self.unknown_loops: list[UnknownLoop] = []
         self.loops = 0
         self.custom_calls: dict[str, None] = {}
@@ -127,7 +124,7 @@ class CompiledProgram:
         self._trips = trips
         try:
             self._computations, entry = _computations(text)
-            self._lines = _frame_lines(text, frozenset(no_lines))
+            self._lines = _frame_lines(text, frozenset(no_users))
             self.totals = self._count(entry)
         except (LookupError, TypeError, ValueError) as error:
             raise ValueError(
@@ -249,7 +246,7 @@ def _bytes(type_text: str) -> int:
     return total
 
 
-def _frame_lines(text: str, no_lines: frozenset[str]) -> dict[int, str]:
+def _frame_lines(text: str, no_users: frozenset[str]) -> dict[int, str]:
     """Return the line, `file.py:12`, of every stack frame that the text lists, where it is a user's."""
     tables: dict[str, dict[int, re.Match[str]]] = {"FileNames": {}, "FileLocations": {}, "StackFrames": {}}
     rows: dict[int, re.Match[str]] = {}
@@ -265,4 +262,4 @@ def _frame_lines(text: str, no_lines: frozenset[str]) -> dict[int, str]:
     frames = {key: dict(_FIELD.findall(row[3])) for key, row in tables["StackFrames"].items()}
     at = {key: places[int(frame["file_location_id"])] for key, frame in frames.items()}
     found = {key: (files[int(place["file_name_id"])], place["line"]) for key, place in at.items()}
-    return {key: f"{file}:{line}" for key, (file, line) in found.items() if file not in no_lines}
+    return {key: f"{file}:{line}" for key, (file, line) in found.items() if file not in no_users}
