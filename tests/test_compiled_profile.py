@@ -135,7 +135,7 @@ FUSION = """HloModule fused
   %zero = s32[] constant(0)
   %p2 = f32[1,8]{{1,0}} parameter(2)
   %wide = f32[100,8]{{1,0}} convert(%p0)
-{inside}
+  {inside}
 }}
 ENTRY %main (a: bf16[100,8], i: s32[], b: f32[1,8]) -> f32[1,8] {{
   %a = bf16[100,8]{{1,0}} parameter(0)
@@ -144,26 +144,20 @@ ENTRY %main (a: bf16[100,8], i: s32[], b: f32[1,8]) -> f32[1,8] {{
   ROOT %f = {type} fusion(%a, %i, %b), kind=kLoop, calls=%fused
 }}
 """
+ROW, ROWS, CHANGED = "f32[1,8]{1,0}", "f32[100,8]{1,0}", "dynamic-update-slice(%wide, %p2, %p1, %zero)"
 
 
 def test_a_fusion_moves_what_it_looks_at():
+    part = f"%part = {ROW} dynamic-slice(%wide, %p1, %zero), dynamic_slice_sizes={{1,8}}"
     for inside, type_, moved in [
+        # Of the 16-bit stack a row, the place, the other operand, the result.
+        (f"{part}\n  ROOT %sum = {ROW} add(%part, %p2)", ROW, 8 * 2 + 4 + 8 * 4 + 8 * 4),
+        (f"ROOT %new = {ROWS} {CHANGED}", ROWS, 4 + 8 * 4 + 8 * 4),
+        # Not in place: the CPU's XLA writes all of it in each turn.
         (
-            "  %part = f32[1,8]{1,0} dynamic-slice(%wide, %p1, %zero), dynamic_slice_sizes={1,8}\n"
-            "  ROOT %sum = f32[1,8]{1,0} add(%part, %p2)",
-            "f32[1,8]{1,0}",
-            8 * 2 + 4 + 8 * 4 + 8 * 4,  # of the 16-bit stack a row, the place, the other operand, the result
-        ),
-        (
-            "  ROOT %new = f32[100,8]{1,0} dynamic-update-slice(%wide, %p2, %p1, %zero)",
-            "f32[100,8]{1,0}",
-            4 + 8 * 4 + 8 * 4,
-        ),
-        (
-            "  %new = f32[100,8]{1,0} dynamic-update-slice(%wide, %p2, %p1, %zero)\n"
-            "  ROOT %back = bf16[100,8]{1,0} convert(%new)",
+            f"%new = {ROWS} {CHANGED}\n  ROOT %back = bf16[100,8]{{1,0}} convert(%new)",
             "bf16[100,8]{1,0}",
-            100 * 8 * 2 + 4 + 8 * 4 + 100 * 8 * 2,  # not in place: the CPU's XLA writes all of it in each turn
+            1600 + 4 + 32 + 1600,
         ),
     ]:
         assert CompiledProgram(FUSION.format(inside=inside, type=type_), {}).totals.sums().bytes == moved
