@@ -1,11 +1,15 @@
-"""One calibrated model of a machine: the predictions, decisions and picks that follow from its posterior."""
+"""One calibrated model of a machine: the predictions, decisions and picks that follow from its posterior.
+
+One call with new numbers is checked on the host, and answered by one compiled program, which is given the posterior as
+it lies on the device.
+"""
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +17,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from rlxjax._checks import is_traced
-from rlxjax._html import html_of
 from rlxjax._typing import Nanoseconds, RealLike, Size
-from rlxjax._values import FrozenDict, by_value
+from rlxjax._values import FrozenDict, Handle, by_value, handle
 from rlxjax.device._devices import Provenance
 from rlxjax.fit import (
     SURE,
@@ -26,21 +29,16 @@ from rlxjax.fit import (
     Runs,
     all_inputs,
     alternatives_of,
-    coefficient_names,
-    coefficient_table,
     corrected_terms_ns,
     decision,
     estimate,
+    is_candidate,
     strategy_of,
+    total_ns,
 )
 
-from ._crossings import total_ns
-
-#: Picks that are remembered at most; then all are forgotten.
-MOST_PICKS = 4096
-
-#: A time in ns first, `[*batch]`, and then what belongs to it.
-_Prediction = TypeVar("_Prediction", bound=tuple)
+#: Choices, and posteriors on a device, that are remembered at most.
+MOST_CHOICES, MOST_PLACED = 4096, 64
 
 
 @by_value
@@ -75,30 +73,6 @@ class CalibratedModel:
         if isinstance(self.provenance, Mapping):
             object.__setattr__(self, "provenance", FrozenDict(self.provenance))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # no picks
-
-    def _repr_html_(self) -> str:
-        if is_traced(*jax.tree.leaves(self)):
-            return html_of([repr(self)])
-        name, log_sd = f"{self.model.name} {self.model.version}", self.posterior.coefficient_log_sd()
-        known = {key: str(self.provenance.get(key, "")) for key in coefficient_names(self.coefficients)}
-        errors = [
-            (key, _percent(own.get("held_out")), _percent(own.get("noise_floor"))) for key, own in self.held_out.items()
-        ]
-        held_out = [("timed", "error where held out, %", "noise floor, %"), *errors]
-        tables = [*([held_out] if errors else []), coefficient_table(self.coefficients, log_sd, known)]
-        return html_of([f"{name}: {', '.join(self.strategies)}"], *tables, remarks=self.cautions)
-
-    @functools.cached_property
-    def _is_traced(self) -> bool:
-        return is_traced(*jax.tree.leaves(self.posterior))
-
-    @functools.cached_property
-    def _picks(self) -> dict[tuple, str]:
-        """What was asked for before, so that it is computed once."""
-        return {}
-
     @property
     def model(self) -> LatencyModel:
         """Whose runs are predicted."""
@@ -119,6 +93,11 @@ class CalibratedModel:
         posterior = dataclasses.replace(self.posterior, facts={**self.posterior.facts, **facts})
         return dataclasses.replace(self, posterior=posterior)
 
+    def on_device(self) -> LatencyPosterior:
+        """Return the posterior as JAX's arrays, which a program takes at once; they are kept outside of this object."""
+        is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+        return _placed(handle(self.posterior), is_double) or self.posterior
+
     def predict_ns(self, strategy: str, *inputs: Size, **named: Size | None) -> Nanoseconds:
         """Return the predicted latency of one run in ns, `[*batch]`: of the cheapest variant of a strategy.
 
@@ -126,18 +105,15 @@ class CalibratedModel:
             ValueError: an unknown strategy, a missing or impossible input, one that the strategy's name
                 contradicts, or inputs for which it does not give the result (where the host can read them).
         """
-        return self.estimate(strategy, *inputs, **named).time_ns
+        return self._answer(_times_ns, (strategy,), inputs, named)[0][0]
 
     def terms_ns(self, strategy: str, *inputs: Size, **named: Size | None) -> Mapping[str, Nanoseconds]:
         """Return the parts of `predict_ns` by name in ns; arguments as there."""
-        runs = self._runs(strategy, inputs, named)
-        each = [(total_ns(self.posterior, own), corrected_terms_ns(self.posterior, own)) for own in runs]
-        return functools.reduce(_cheaper, each)[1]
+        return self._answer(_terms_ns, (strategy,), inputs, named)
 
     def estimate(self, strategy: str, *inputs: Size, **named: Size | None) -> LatencyEstimate:
         """Return the prediction with its uncertainty, `[*batch]`; arguments as in `predict_ns`."""
-        each = [self._estimate(runs) for runs in self._runs(strategy, inputs, named)]
-        return functools.reduce(_cheaper, each)
+        return self._answer(_estimates, (strategy,), inputs, named)[0]
 
     def interval_ns(
         self, strategy: str, *inputs: Size, level: float = 0.9, **named: Size | None
@@ -177,7 +153,7 @@ class CalibratedModel:
         Raises:
             ValueError: as `predict_ns`.
         """
-        decided = decision(self.estimate(fused, *inputs, **named), self.estimate(kept, *inputs, **named))
+        decided = self._answer(_compared, (fused, kept), inputs, named)
         return decided._replace(in_domain=self.in_domain(*inputs, **named))
 
     def decide(
@@ -224,25 +200,24 @@ class CalibratedModel:
         Raises:
             ValueError: as `predict_ns`, no candidate, or sizes that are arrays or traced, for which `pick_index` is.
         """
-        self._check_one_workload(inputs, named)
-        chosen = _some(self.alternatives(*inputs, **named) if candidates is None else candidates)
-        return self.name_of(self.cheapest(chosen, *inputs, **named), *inputs, **named)
+        chosen = None if candidates is None else tuple(candidates)
+        return self.name_of(self._choice(chosen, inputs, named)[0], *inputs, **named)
 
-    def cheapest(self, candidates: tuple[str, ...], *inputs: Size, **named: Size | None) -> str:
-        """Return the candidate with the lowest prediction for one workload, of equals the first; remembered.
+    def cheapest(self, candidates: Sequence[str], *inputs: Size, **named: Size | None) -> str:
+        """Return the candidate with the lowest prediction for one workload, of equals the first.
 
         Raises:
             ValueError: as `pick`.
         """
-        self._check_one_workload(inputs, named)
-        candidates = _some(candidates)
-        key = (candidates, *_numbers(inputs, named))
-        if key not in self._picks:
-            with jax.ensure_compile_time_eval():
-                each = [self._runs(name, inputs, named) for name in candidates]
-                times_ns = [min(float(total_ns(self.posterior, runs)) for runs in own) for own in each]
-            self._remember(key, candidates[int(np.argmin(times_ns))])
-        return self._picks[key]
+        return self._choice(tuple(candidates), inputs, named)[0]
+
+    def variant_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
+        """Return the variant that a strategy runs for one workload: the cheapest of its own.
+
+        Raises:
+            ValueError: as `pick`.
+        """
+        return self._choice((strategy,), inputs, named)[1]
 
     def pick_index(
         self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None
@@ -260,16 +235,9 @@ class CalibratedModel:
         Raises:
             ValueError: as `predict_ns`, or no candidate.
         """
-        times_ns = []
-        for name in _some(self.strategies if candidates is None else candidates):
-            values = all_inputs(self.model, name, inputs, named)
-            self.model.check(values)
-            each = [
-                total_ns(self.posterior, Runs.checked(self.model, variant, **values))
-                for variant in strategy_of(self.model, name).variants
-            ]
-            times_ns.append(functools.reduce(jnp.minimum, each))
-        return jnp.argmin(jnp.stack(jnp.broadcast_arrays(*times_ns), -1), -1)
+        chosen = self.strategies if candidates is None else tuple(candidates)
+        found = self._answer(_times_ns, chosen, inputs, named, is_checked=False)
+        return jnp.argmin(jnp.stack([time_ns for time_ns, _ in found], -1), -1)
 
     def decided(
         self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None
@@ -286,28 +254,7 @@ class CalibratedModel:
         Raises:
             ValueError: as `predict_ns`, or no candidate.
         """
-        chosen = _some(self.strategies if candidates is None else candidates)
-        runs = [self.estimate(name, *inputs, **named) for name in chosen]
-        place = jnp.argmin(jnp.stack(jnp.broadcast_arrays(*(run.time_ns for run in runs)), -1), -1)
-        fastest, is_sure = functools.reduce(_cheaper, runs), jnp.ones(place.shape, bool)
-        for number, run in enumerate(runs):
-            is_sure &= (place == number) | (decision(fastest, run).probability >= SURE)
-        return place, is_sure
-
-    def variant_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
-        """Return the variant that a strategy runs for one workload: the cheapest of its own; remembered.
-
-        Raises:
-            ValueError: as `pick`.
-        """
-        self._check_one_workload(inputs, named)
-        key = ("variant", strategy, *_numbers(inputs, named))
-        if key not in self._picks:
-            with jax.ensure_compile_time_eval():
-                each = self._runs(strategy, inputs, named)
-                times_ns = [float(total_ns(self.posterior, runs)) for runs in each]
-            self._remember(key, self.model.variants[int(each[int(np.argmin(times_ns))].variant)])
-        return self._picks[key]
+        return self._answer(_decided, self.strategies if candidates is None else tuple(candidates), inputs, named)
 
     def name_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
         """Return what a strategy is called for these inputs: by the name that implies most of them."""
@@ -323,12 +270,14 @@ class CalibratedModel:
     def in_domain(self, *inputs: Size, **named: Size | None) -> bool | Array:
         """Whether workloads lie within the values that were measured, of all strategies together, `[*batch]`."""
         values = self._all_inputs(inputs, named)
-        inside = jnp.asarray(True)
-        numbers = {key: jnp.asarray(v, jnp.result_type(float)) for key, v in values.items()}
+        numbers = {
+            key: v.astype(float) if isinstance(v, jax.Array) else np.asarray(v, float) for key, v in values.items()
+        }
+        inside = True
         for name, value in self.model.extents(numbers):
             low, high = self.domain[name]
-            inside = inside & (value >= low) & (value <= high)
-        return inside if is_traced(inside) or inside.ndim else bool(inside)
+            inside = inside & (low <= value) & (value <= high)
+        return inside if is_traced(inside) or np.ndim(inside) else bool(inside)
 
     def _all_inputs(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """Return every input of a workload; where every strategy implies one, as the first that agrees does."""
@@ -338,60 +287,146 @@ class CalibratedModel:
                 return all_inputs(self.model, name, inputs, named)
         return all_inputs(self.model, names[-1], inputs, named)
 
-    def _remember(self, key: tuple, name: str) -> None:
-        if len(self._picks) >= MOST_PICKS:
-            self._picks.clear()
-        self._picks[key] = name
+    def _answer(
+        self,
+        program: Callable[..., Any],
+        strategies: tuple[str, ...],
+        inputs: Sequence[Any],
+        named: Mapping[str, Any],
+        is_checked: bool = True,
+    ) -> Any:
+        """Return what a program says of the runs of strategies, after all checks of what the host can read."""
+        runs, counts = self._runs(strategies, inputs, named)
+        found, is_possible = program(self.on_device(), runs, counts)
+        if is_checked and not is_traced(is_possible):  # which it is within a program even for sizes that are not
+            for name in np.array(strategies)[~np.asarray(is_possible)]:
+                sizes = ", ".join(f"{key} {np.ravel(value)[0]:g}" for key, value in runs.inputs.items())
+                raise ValueError(f"strategy: {str(name)!r} was not timed for such work ({sizes})")
+        return found
 
-    def _check_one_workload(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> None:
+    def _runs(
+        self, strategies: tuple[str, ...], inputs: Sequence[Any], named: Mapping[str, Any]
+    ) -> tuple[Runs, tuple[int, ...]]:
+        """Return the runs of the variants of each strategy in turn, `[variants, *batch]`, and how many each has."""
+        if not strategies:
+            raise ValueError("candidates: expected a strategy at least, got none")
+        each = [all_inputs(self.model, name, inputs, named) for name in strategies]
+        variants = [strategy_of(self.model, name).variants for name in strategies]
+        for values in each:
+            self.model.check(values)
+        counts, columns = tuple(map(len, variants)), dict(each[0])
+        axes = [1] * max(map(np.ndim, columns.values()))
+        for name, value in columns.items():
+            if any(values[name] is not value for values in each):  # which the names of strategies imply
+                columns[name] = np.repeat([float(values[name]) for values in each], counts).reshape(-1, *axes)
+        codes = [self.model.variants.index(name) for names in variants for name in names]
+        return Runs.checked(self.model, np.array(codes, np.int32).reshape(-1, *axes), **columns), counts
+
+    def _choice(
+        self, candidates: tuple[str, ...] | None, inputs: Sequence[Any], named: Mapping[str, Any]
+    ) -> tuple[str, str]:
+        """Return the cheapest candidate for one workload, of equals the first, and the variant that it runs."""
         for name, value in (*zip(self.model.inputs, inputs, strict=False), *named.items()):
             if is_traced(value) or np.ndim(value):
                 given = "a traced value" if is_traced(value) else f"shape {np.shape(value)}"
                 raise ValueError(f"{name}: expected a number, that of one workload, got {given}; see `pick_index`")
-        if self._is_traced:
-            raise ValueError("pick: expected a calibration of numbers, got a traced one; see `pick_index`")
-
-    def _runs(self, strategy: str, inputs, named) -> list[Runs]:
-        """Return the runs of a strategy's variants that give the result."""
-        values = all_inputs(self.model, strategy, inputs, named)
-        self.model.check(values)
-        variants = strategy_of(self.model, strategy).variants
-        runs = [Runs.checked(self.model, variant, **values) for variant in variants]
-        is_same = self.model.same_result(runs[0], self.posterior.facts)
-        if not is_traced(is_same):  # which it is within a program even for sizes that are not
-            places = [list(self.model.variants).index(variant) for variant in variants]
-            is_candidate = np.asarray(is_same)[..., places]
-            if not is_candidate.any(-1).all():
-                sizes = ", ".join(f"{name} {np.ravel(value)[0]}" for name, value in values.items())
-                raise ValueError(f"strategy: {strategy!r} was not timed for such work ({sizes})")
-            runs = [own for place, own in enumerate(runs) if is_candidate[..., place].any()]
-        return runs
-
-    def _estimate(self, runs: Runs) -> LatencyEstimate:
-        found = estimate(self.posterior, runs)
-        is_same = jnp.asarray(self.model.same_result(runs, self.posterior.facts))[..., runs.variant]
-        return found._replace(time_ns=jnp.where(is_same, found.time_ns, jnp.inf))
+        numbers = [value.item() if hasattr(value, "item") else value for value in (*inputs, *named.values())]
+        return _choice(
+            handle(self),
+            candidates,
+            tuple(numbers[: len(inputs)]),
+            tuple(zip(named, numbers[len(inputs) :], strict=True)),
+        )
 
 
-def _some(candidates: Sequence[str]) -> tuple[str, ...]:
-    chosen = tuple(candidates)
-    if not chosen:
-        raise ValueError("candidates: expected a strategy at least, got none")
-    return chosen
+def _as_floats(value: Any) -> np.ndarray | Array:
+    return value.astype(float) if isinstance(value, jax.Array) else np.asarray(value, float)
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f}"
+@functools.lru_cache(maxsize=MOST_PLACED)
+def _placed(known: Handle, is_double: bool) -> LatencyPosterior | None:
+    """Return a posterior whose leaves lie on the device, of JAX's precision at the time; None of a traced one."""
+    del is_double
+    if is_traced(*jax.tree.leaves(known())):
+        return None
+    with jax.ensure_compile_time_eval():
+        return jax.tree.map(jnp.asarray, known())
 
 
-def _numbers(inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple:
-    """Return scalar inputs as what a dictionary can be asked for."""
-    numbers = [value.item() if hasattr(value, "item") else value for value in (*inputs, *named.values())]
-    return (*numbers, *named)
+@functools.lru_cache(maxsize=MOST_CHOICES)
+def _choice(
+    known: Handle, candidates: tuple[str, ...] | None, inputs: tuple[Any, ...], named: tuple[tuple[str, Any], ...]
+) -> tuple[str, str]:
+    own: CalibratedModel = known()
+    if is_traced(*jax.tree.leaves(own.posterior)):
+        raise ValueError("pick: expected a calibration of numbers, got a traced one; see `pick_index`")
+    sizes = dict(named)
+    names = own.alternatives(*inputs, **sizes) if candidates is None else candidates
+    with jax.ensure_compile_time_eval():
+        found = own._answer(_times_ns, names, inputs, sizes)
+    chosen = int(np.argmin([time_ns for time_ns, _ in found]))
+    return names[chosen], own.model.variants[int(found[chosen][1])]
 
 
-@jax.jit
-def _cheaper(one: _Prediction, other: _Prediction) -> _Prediction:
+@functools.partial(jax.jit, static_argnames="counts")
+def _times_ns(
+    posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...]
+) -> tuple[list[tuple[Array, Array]], Bool[Array, "s"]]:
+    """Return the time of each strategy in ns, with the place of the variant that takes it."""
+    runs = runs.together()
+    return _by_strategy((total_ns(posterior, runs), runs.variant), posterior, runs, counts)
+
+
+@functools.partial(jax.jit, static_argnames="counts")
+def _terms_ns(
+    posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...]
+) -> tuple[Mapping[str, Array], Bool[Array, "s"]]:
+    rows = (total_ns(posterior, runs), corrected_terms_ns(posterior, runs))
+    found, is_possible = _by_strategy(rows, posterior, runs, counts)
+    return found[0][1], is_possible
+
+
+@functools.partial(jax.jit, static_argnames="counts")
+def _estimates(
+    posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...]
+) -> tuple[list[LatencyEstimate], Bool[Array, "s"]]:
+    found = estimate(posterior, runs)
+    found = found._replace(time_ns=jnp.where(is_candidate(posterior, runs), found.time_ns, jnp.inf))
+    return _by_strategy(found, posterior, runs, counts)
+
+
+@functools.partial(jax.jit, static_argnames="counts")
+def _compared(posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...]) -> tuple[Decision, Bool[Array, "s"]]:
+    found, is_possible = _estimates(posterior, runs, counts)
+    return decision(*found), is_possible
+
+
+@functools.partial(jax.jit, static_argnames="counts")
+def _decided(
+    posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...]
+) -> tuple[tuple[Int[Array, "*batch"], Bool[Array, "*batch"]], Bool[Array, "s"]]:
+    found, is_possible = _estimates(posterior, runs, counts)
+    place = jnp.argmin(jnp.stack([own.time_ns for own in found], -1), -1)
+    fastest, is_sure = functools.reduce(_cheaper, found), jnp.ones(place.shape, bool)
+    for number, own in enumerate(found):
+        is_sure &= (place == number) | (decision(fastest, own).probability >= SURE)
+    return (place, is_sure), is_possible
+
+
+def _by_strategy(
+    rows: Any, posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...]
+) -> tuple[list[Any], Bool[Array, "s"]]:
+    """Return the cheapest of the rows of each strategy, a time first, and whether one of them gives the result."""
+    is_own, found, is_possible, begin = is_candidate(posterior, runs), [], [], 0
+    for count in counts:
+        each = [jax.tree.map(lambda leaf: leaf[row], rows) for row in range(begin, begin + count)]  # noqa: B023
+        found.append(functools.reduce(_cheaper, each))
+        is_possible.append(jnp.all(jnp.any(is_own[begin : begin + count], 0)))
+        begin += count
+    return found, jnp.stack(is_possible)
+
+
+def _cheaper(one: Any, other: Any) -> Any:
     """Return the smaller of two predictions, a time with what belongs to it, of equals the first."""
     is_first = one[0] <= other[0]
 

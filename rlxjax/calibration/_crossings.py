@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from rlxjax.fit import LatencyPosterior, Runs, corrected_terms_ns
+from rlxjax.fit import LatencyPosterior, Runs, total_ns
 
 #: Grids of which each divides an interval of the one before.
 REFINEMENTS = 6
@@ -123,12 +123,3 @@ def log_ratios(
     runs = Runs(posterior.model, jnp.asarray(pair.variants)[:, :, None, None], own.inputs)
     time_ns = total_ns(posterior, runs).min(1)
     return jnp.log(time_ns[1]) - jnp.log(time_ns[0])
-
-
-def total_ns(posterior: LatencyPosterior, runs: Runs) -> Float[Array, "*batch"]:
-    """Return the predictions in ns, infinite where a variant does not give the result that is asked for."""
-    time_ns = sum(corrected_terms_ns(posterior, runs).values())
-    is_same = jnp.asarray(posterior.model.same_result(runs, posterior.facts))
-    variant = jnp.broadcast_to(jnp.asarray(runs.variant), runs.shape)
-    is_own = variant[..., None] == np.arange(is_same.shape[-1], dtype=variant.dtype).reshape(*[1] * variant.ndim, -1)
-    return jnp.where(jnp.any(is_same & is_own, -1), time_ns, jnp.inf)

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
+from jaxtyping import Array
 
 from rlxjax._numerics import temperature_from_sd
 from rlxjax._values import by_value, whole_ns
-from rlxjax.fit import Decision, corrected_terms_ns, estimate
+from rlxjax.fit import Decision, LatencyEstimate, LatencyPosterior, Runs, corrected_terms_ns, estimate
 from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import FUNCTIONS, function_runs
 
@@ -184,12 +185,10 @@ def predict_profiles(calibration: HasModels, profiles: Sequence[FunctionProfile]
     calibrated = functions_of(calibration)
     runs = function_runs(profiles)
     with jax.ensure_compile_time_eval():
-        found = estimate(calibrated.posterior, runs)
-        named = corrected_terms_ns(calibrated.posterior, runs)
-        inside = np.broadcast_to(np.asarray(calibrated.in_domain(**runs.inputs)), runs.shape)
-    times_ns, log_sd = np.asarray(found.time_ns, np.float64), np.asarray(found.log_sd(), np.float64)
-    terms_ns = np.stack([np.asarray(part, np.float64) for part in named.values()], -1)
-    reach = np.exp(NormalDist().inv_cdf((1.0 + LEVEL) / 2.0) * np.hypot(log_sd, calibrated.pace_log_sd))
+        found, named = jax.device_get(_estimates_and_terms(calibrated.on_device(), runs))
+    inside = np.broadcast_to(calibrated.in_domain(**runs.inputs), runs.shape)
+    times_ns, terms_ns = np.asarray(found.time_ns, np.float64), np.stack([*named.values()], -1, dtype=np.float64)
+    reach = np.exp(NormalDist().inv_cdf((1.0 + LEVEL) / 2.0) * np.hypot(found.log_sd(), calibrated.pace_log_sd))
     predictions = []
     for place, profile in enumerate(profiles):
         more, time_ns = profile.uncounted, float(times_ns[place])
@@ -200,6 +199,11 @@ def predict_profiles(calibration: HasModels, profiles: Sequence[FunctionProfile]
         low_ns = time_ns / float(reach[place])
         predictions.append(FunctionPrediction(time_ns, low_ns, high_ns, named_parts, profile, is_inside, more))
     return FunctionTimes(tuple(predictions), np.asarray(found.scores, np.float64), terms_ns, float(found.spread[0]))
+
+
+@jax.jit
+def _estimates_and_terms(posterior: LatencyPosterior, runs: Runs) -> tuple[LatencyEstimate, Mapping[str, Array]]:
+    return estimate(posterior, runs), corrected_terms_ns(posterior, runs)
 
 
 def compare_functions(calibration: HasModels, together: FunctionProfile, apart: Sequence[FunctionProfile]) -> Decision:

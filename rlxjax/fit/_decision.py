@@ -7,11 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rlxjax._checks import is_traced
-from rlxjax._html import MOST_ROWS, html_of
 from rlxjax._numerics import temperature_from_sd
 from rlxjax._typing import Nanoseconds
-from rlxjax._values import by_value, whole_ns
+from rlxjax._values import by_value
 
 from ._posterior import LatencyEstimate
 
@@ -39,27 +37,6 @@ class Decision(NamedTuple):
     margin_sd_ns: Nanoseconds
     probability: Float[Array, "*batch"]
     in_domain: bool | Array | None = None
-
-    def _repr_html_(self) -> str:
-        if is_traced(*jax.tree.leaves(self)):
-            return html_of([repr(self)])
-        fields = np.broadcast_arrays(*(np.asarray(field, float) for field in self[:5]), self.verdict())
-        columns = [np.ravel(field)[:MOST_ROWS] for field in fields]
-        rows = [
-            (
-                row,
-                *(whole_ns(float(time_ns)) for time_ns in times_ns),
-                f"{100 * float(probability):.0f}",
-                str(word),
-            )
-            for row, (*times_ns, probability, word) in enumerate(zip(*columns, strict=True))
-        ]
-        left = fields[0].size - len(rows)
-        remarks = [f"And {left:,} more."] if left else []
-        if self.in_domain is not None and not np.all(self.in_domain):
-            remarks.append("Outside what was measured: an extrapolation.")
-        header = ("", "fused, ns", "kept, ns", "saved, ns", "give or take, ns", "probability, %", "verdict")
-        return html_of([], [header, *rows], remarks=remarks)
 
     @property
     def temperature_ns(self) -> Nanoseconds:

@@ -1,20 +1,21 @@
-"""The fit: timings in, coefficients and diagnostics out. Pure: no clock, no files, any latency model."""
+"""The fit: timings in, coefficients and how sure they are out. Pure: no clock, no files, any latency model.
+
+How sure follows from the curvature at the minimum (Laplace's approximation).
+"""
 
 import operator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from rlxjax._html import html_of
+from rlxjax._typing import RealLike
 from rlxjax._values import by_value
 
-from ._laplace import laplace_approximation, named_shares
-from ._minimise import Minimum, minimise
+from ._coefficients import LatencyPrior, check_prior, coefficient_names
+from ._minimise import RELATIVE_SD, Minimum, minimise
 from ._model import Facts
-from ._names import coefficient_names, coefficient_table
-from ._prior import LatencyPrior, check_prior
 from ._timings import MIN_TIMINGS, Timings, check_enough, filled_up, with_counted_rows
 
 C = TypeVar("C")
@@ -25,10 +26,23 @@ STARTS, START_SHARE = 8, 0.25
 #: The minimum from a further start is another one if it is lower by this.
 LEAST_GAIN = 0.1
 
+#: A coefficient is measured if the timings leave its logarithm no more standard deviation than the first (a
+#: third more or less), and took at least this share of its prior's variance.
+MEASURED_LOG_SD, MEASURED_SHARE = 0.3, 0.5
+ROUNDING = 1e-6
+#: A fit has converged once a further step promises to lower the objective by no more, or by no more than this
+#: share of it: both below the half that a coefficient off by one standard deviation costs, the second as
+#: timings are noisier.
+CONVERGED_DECREASE, CONVERGED_SHARE = 1e-3, 1e-5
+#: What is believed of the noise beforehand counts as so many residuals of `RELATIVE_SD`.
+PRIOR_RESIDUALS = 4.0
+#: Residuals are never taken to be more exact than this: a clock and a machine are not.
+LEAST_NOISE_SD = 0.005
+
 
 @by_value
-class FitResult(NamedTuple, Generic[C]):
-    """What a fit found; a fit that did not converge is a result that says so.
+class DeviceFits(NamedTuple, Generic[C]):
+    """What the fits of many devices found, each field with a leading axis `[devices]`.
 
     Attributes:
         coefficients: the fitted coefficients.
@@ -39,9 +53,29 @@ class FitResult(NamedTuple, Generic[C]):
         noise_sd: robust standard deviation of `log(predicted / measured)`.
         log_sd: standard deviation of each coefficient's logarithm, from the curvature at the end; of few
             timings, the noise is taken to be closer to 5 %.
-        measured: whether the timings say what a coefficient is, rather than its prior: they leave a `log_sd`
+        measured: whether the timings say what a coefficient is, rather than its prior, by name: they leave a `log_sd`
             of at most 0.3, and no more than half of the prior's variance.
-        covariance: of the coefficients' logarithms, `[c, c]` in the order of the names.
+        covariance: of the coefficients' logarithms, `[devices, c, c]` in the order of the names.
+    """
+
+    coefficients: C
+    loss: Float[np.ndarray, "devices"]
+    expected_decrease: Float[np.ndarray, "devices"]
+    steps: Int[np.ndarray, "devices"]
+    converged: Bool[np.ndarray, "devices"]
+    noise_sd: Float[np.ndarray, "devices"]
+    log_sd: C
+    measured: dict[str, np.ndarray]
+    covariance: Float[np.ndarray, "devices c c"]
+
+
+@by_value
+class FitResult(NamedTuple, Generic[C]):
+    """What the fit of one device found: the fields of `DeviceFits`, and two more.
+
+    A fit that did not converge is a result that says so.
+
+    Attributes:
         inseparable: combinations that the timings do not settle, the least settled first: names with their
             share of the direction, from the singular vectors of the Jacobian in units of the prior.
         message: how it ended, in a sentence.
@@ -58,11 +92,6 @@ class FitResult(NamedTuple, Generic[C]):
     covariance: np.ndarray
     inseparable: list[dict[str, float]]
     message: str
-
-    def _repr_html_(self) -> str:
-        known = {name: "timings" if is_one else "prior" for name, is_one in self.measured.items()}
-        lead = [self.message, f"The timings scatter by {100 * self.noise_sd:.1f} %."]
-        return html_of(lead, coefficient_table(self.coefficients, self.log_sd, known))
 
 
 def fit_latency(
@@ -102,6 +131,48 @@ def fit_latency(
     return minimum_and_result(timings, prior, weights, min_timings, facts)[1]
 
 
+def fit_devices(
+    timings: Timings,
+    prior: LatencyPrior[Any] | None = None,
+    weights: np.ndarray | Float[Array, "devices n"] | None = None,
+    min_timings: int = MIN_TIMINGS,
+    facts: Facts | None = None,
+) -> DeviceFits[Any]:
+    """Fit a latency model to each of many devices' timings: `fit_latency` of each at once, from one start.
+
+    Args:
+        timings: every column `[devices, n]`; `stack_timings` makes them of several devices'.
+        prior: of every device, or with leaves `[devices]`; the model's own unless given.
+        weights: `[devices, n]`, 0 leaves an entry out, as where a device has fewer timings.
+        min_timings: fewer of a device that count are refused.
+        facts: how the machines schedule; the model's own unless given.
+
+    Raises:
+        ValueError: columns without these two axes, or a device with fewer than `min_timings` timings that
+            count, or with those of one workload alone; what `fit_latency` refuses.
+
+    Examples:
+        >>> import numpy as np
+        >>> from rlxjax.models import FFT
+        >>> batch, n_fft = np.repeat([32, 256, 2048], 4), np.tile([64, 256, 1024, 4096], 3)
+        >>> timings = [Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft,
+        ...                            time_ns=2e4 + rate * batch * n_fft) for rate in (3.0, 12.0)]
+        >>> fits = fit_devices(jax.tree.map(lambda *columns: np.stack(columns), *timings))
+        >>> fits.coefficients.call_ns.shape, fits.converged.tolist()
+        ((2,), [True, True])
+    """
+    shape = np.shape(timings.time_ns)
+    if len(shape) != 2 or not shape[0]:
+        raise ValueError(f"timings: expected columns [devices, n], got time_ns of shape {shape}")
+    prior, facts = _with_defaults(timings, prior, facts)
+    counted = np.ones(shape) if weights is None else np.asarray(weights, np.float64)
+    check_enough(timings, counted, min_timings)
+    own = with_counted_rows(timings, counted)
+    priors = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf, np.float64), shape[0]), prior)
+    starts = np.zeros((shape[0], len(jax.tree.leaves(prior.median))))
+    return _fits(minimise(own, counted, priors, facts, starts), counted, priors)[0]
+
+
 def minimum_and_result(
     timings: Timings,
     prior: LatencyPrior[Any] | None = None,
@@ -110,7 +181,7 @@ def minimum_and_result(
     facts: Facts | None = None,
 ) -> tuple[Minimum, FitResult]:
     """Return the minimum, of NumPy arrays, and what `fit_latency` makes of it; arguments as there."""
-    prior, facts = with_defaults(timings, prior, facts)
+    prior, facts = _with_defaults(timings, prior, facts)
     counted = np.ones(timings.time_ns.shape) if weights is None else np.asarray(weights, np.float64)
     check_enough(timings, counted, min_timings)
     starts = _starts(prior)
@@ -125,10 +196,23 @@ def minimum_and_result(
     found: Minimum = jax.tree.map(operator.itemgetter(chosen), ends)
     n = len(counted)
     found = found._replace(residuals=found.residuals[:n], jacobian=found.jacobian[:n])
-    return found, _result(found, prior, counted)
+    fits, squares, directions = _fits(*jax.tree.map(lambda leaf: np.asarray(leaf)[None], (found, counted, prior)))
+    own: DeviceFits = jax.tree.map(lambda leaf: leaf[0].tolist() if leaf.ndim == 1 else leaf[0], fits)
+    measured = {name: bool(column[0]) for name, column in fits.measured.items()}  # in the order of the names
+    ending = "converged" if own.converged else "did not converge"
+    inseparable = [
+        _named_shares(direction, list(measured))
+        for square, direction in zip(squares[0], directions[0].T, strict=True)
+        if square < 1.0
+    ]
+    message = (
+        f"The fit of {int(np.sum(counted > 0))} timings {ending} in {own.steps} steps (loss {own.loss:.4g}, "
+        f"of which another step promises {own.expected_decrease:.2g})."
+    )
+    return found, FitResult(*own._replace(measured=measured), inseparable, message)
 
 
-def with_defaults(timings: Timings, prior: LatencyPrior | None, facts: Facts | None) -> tuple[LatencyPrior, Facts]:
+def _with_defaults(timings: Timings, prior: LatencyPrior | None, facts: Facts | None) -> tuple[LatencyPrior, Facts]:
     """Return the prior of the terms, checked, and the facts: the model's own where none are given."""
     prior = timings.model.prior if prior is None else prior
     check_prior(prior)
@@ -142,28 +226,76 @@ def _starts(prior: LatencyPrior) -> np.ndarray:
     return np.concatenate([np.zeros_like(around[:1]), START_SHARE * around])
 
 
-def _result(found: Minimum, prior: LatencyPrior[C], weights: np.ndarray) -> FitResult[C]:
-    structure, names = jax.tree.structure(prior.median), coefficient_names(prior.median)
-    left = laplace_approximation(found, weights, np.array(jax.tree.leaves(prior.log_sd), float))
-    count, ending = int(np.sum(weights > 0)), "converged" if left.converged else "did not converge"
-    decrease = float(found.expected_decrease)
-    return FitResult(
-        coefficients=structure.unflatten([float(value) for value in np.exp(found.logs)]),
-        loss=float(found.loss),
-        expected_decrease=decrease,
-        steps=int(found.steps),
-        converged=bool(left.converged),
-        noise_sd=float(left.noise_sd),
-        log_sd=structure.unflatten([float(value) for value in left.log_sd]),
-        measured=dict(zip(names, left.measured.tolist(), strict=True)),
-        covariance=left.covariance,
-        inseparable=[
-            named_shares(direction, names)
-            for square, direction in zip(left.squares, left.directions.T, strict=True)
-            if square < 1.0
-        ],
-        message=(
-            f"The fit of {count} timings {ending} in {int(found.steps)} steps (loss {float(found.loss):.4g}, "
-            f"of which another step promises {decrease:.2g})."
-        ),
+def _fits(
+    minima: Minimum, weights: Float[np.ndarray, "devices n"], priors: LatencyPrior[C]
+) -> tuple[DeviceFits[C], np.ndarray, np.ndarray]:
+    """Return what the timings of devices say, and what they leave unknown in units of the prior's deviations.
+
+    The curvature is that at the noise which the residuals, what is believed of it beforehand and the
+    parameters that the residuals paid for make likely.
+
+    Returns:
+        The fits; the information along each direction, in units of the prior's, ascending `[devices, c]`; and the
+        directions, one a column, `[devices, c, c]`.
+    """
+    structure, prior_sd = jax.tree.structure(priors.median), np.stack(jax.tree.leaves(priors.log_sd), -1)
+    # In units of the prior, the posterior's precision is 1 + s**2 along each singular vector.
+    scale = prior_sd[..., :, None] * prior_sd[..., None, :]
+    finite = np.isfinite(minima.squares).all((-2, -1), keepdims=True)
+    squares, directions = np.linalg.eigh(np.where(finite, minima.squares, 0.0) * scale)
+    squares = np.maximum(squares, 0.0)
+    noise_sd, absorbed = _robust_sd(minima.residuals, weights), np.sum(squares / (1.0 + squares), -1)
+    squares *= (RELATIVE_SD / _likely_sd(noise_sd, weights.sum(-1), absorbed)[..., None]) ** 2
+    left = (directions / (1.0 + squares[..., None, :])) @ np.swapaxes(directions, -2, -1)
+    log_sd = prior_sd * np.sqrt(np.diagonal(left, axis1=-2, axis2=-1))
+    least_decrease = CONVERGED_DECREASE + CONVERGED_SHARE * minima.loss
+    measured = is_measured(log_sd, prior_sd)
+    fits = DeviceFits(
+        coefficients=structure.unflatten(list(np.exp(minima.logs).T)),
+        loss=minima.loss,
+        expected_decrease=minima.expected_decrease,
+        steps=minima.steps,
+        converged=np.isfinite(minima.loss) & (minima.expected_decrease < least_decrease),
+        noise_sd=noise_sd,
+        log_sd=structure.unflatten(list(log_sd.T)),
+        measured=dict(zip(coefficient_names(priors.median), measured.T, strict=True)),
+        covariance=left * scale,
     )
+    return fits, squares, directions
+
+
+def is_measured(log_sd: RealLike, prior_sd: RealLike) -> Bool[np.ndarray, "*batch"]:
+    """Return whether measurements, rather than what was believed before them, say what coefficients are.
+
+    Args:
+        log_sd: standard deviations of their logarithms.
+        prior_sd: the same before any measurement.
+    """
+    least_taken = 1.0 - MEASURED_SHARE
+    # A coefficient that nothing but a micro-benchmark measured has the bound to the last digits.
+    log_sd, prior_sd = np.asarray(log_sd), np.asarray(prior_sd)
+    return np.asarray((log_sd <= MEASURED_LOG_SD * (1.0 + ROUNDING)) & ((log_sd / prior_sd) ** 2 <= least_taken))
+
+
+def _robust_sd(residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return 1.4826 times the weighted median of absolute values, the standard deviation of normal ones."""
+    size = np.abs(residuals)
+    order = np.argsort(size, -1)
+    below = np.cumsum(np.take_along_axis(weights, order, -1), -1)
+    middle = np.argmax(below >= below[..., -1:] / 2, -1)[..., None]
+    return 1.4826 * np.take_along_axis(size, np.take_along_axis(order, middle, -1), -1)[..., 0]
+
+
+def _likely_sd(noise_sd: np.ndarray, count: np.ndarray, absorbed: np.ndarray) -> np.ndarray:
+    """Return the noise that few residuals make likely: those that parameters absorbed say nothing of it."""
+    seen = count * noise_sd**2 + PRIOR_RESIDUALS * RELATIVE_SD**2
+    left = np.maximum(count - absorbed, 0.0) + PRIOR_RESIDUALS
+    # Residuals that are not finite say nothing.
+    return np.where(np.isfinite(noise_sd), np.maximum(np.sqrt(seen / left), LEAST_NOISE_SD), np.inf)
+
+
+def _named_shares(direction: np.ndarray, names: list[str]) -> dict[str, float]:
+    """Return the coefficients that make up nine tenths of a direction, the largest first."""
+    order = np.argsort(-(direction**2), kind="stable")
+    count = int(np.searchsorted(np.cumsum(direction[order] ** 2), 0.9)) + 1
+    return {names[index]: round(float(direction[index]), 3) for index in order[:count]}

@@ -19,10 +19,9 @@ from jaxtyping import Array, Float
 
 from rlxjax._chunks import for_each_chunk, worker_count
 
+from ._coefficients import LatencyPrior, vector
 from ._model import Facts
-from ._names import vector
-from ._predict import log_prediction_and_jacobian, predicted_ns
-from ._prior import LatencyPrior
+from ._posterior import log_prediction_and_jacobian, predicted_ns
 from ._timings import Timings
 
 #: Residuals are expected of this standard deviation; beyond `HUBER_DELTA` of them the loss is linear.

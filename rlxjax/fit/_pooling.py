@@ -1,16 +1,20 @@
-"""Partial pooling: what the fits of several devices say of the next one."""
+"""What some machines say of another: partial pooling of their fits, or the transfer of their posteriors."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from ._devices import DeviceFits
-from ._fit import FitResult
-from ._prior import LatencyPrior
+from ._coefficients import LatencyPrior, vector
+from ._fit import DeviceFits, FitResult
+from ._posterior import LatencyPosterior
 
 C = TypeVar("C")
+
+#: What one machine says of another: a standard deviation of the logarithm of coefficients, and the share of
+#: the correction that is expected there too; `benchmarks/population_prior.py` judges both.
+TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
 
 
 def pooled_prior(fits: DeviceFits[C] | Sequence[FitResult[C]], prior: LatencyPrior[C]) -> LatencyPrior[C]:
@@ -53,29 +57,65 @@ def pooled_prior(fits: DeviceFits[C] | Sequence[FitResult[C]], prior: LatencyPri
         >>> bool(abs(fit_latency(few, pooled, min_timings=3).coefficients.call_ns / 4e6 - 1) < 0.1)
         True
     """
-    means, variances, is_used = _moments(fits)
+    many = fits if isinstance(fits, DeviceFits) else _stacked(fits)
+    is_used = np.asarray(many.converged)
     if not is_used.any():
         raise ValueError("fits: expected one at least that converged, got none")
     structure = jax.tree.structure(prior.median)
-    median, log_sd = (np.array(jax.tree.leaves(part), np.float64) for part in prior[:2])
-    means = np.vstack([means[is_used], np.log(median)])
-    variances = np.vstack([variances[is_used], log_sd**2])
+    columns = ((many.coefficients, prior.median), (many.log_sd, prior.log_sd))
+    values, sds = (
+        np.vstack([np.stack(jax.tree.leaves(own), -1)[is_used], jax.tree.leaves(last)]).astype(np.float64)
+        for own, last in columns
+    )
+    means, variances = np.log(values), sds**2
     mean = means.mean(0)
     variance = np.mean((means - mean) ** 2 + variances, 0)
     return LatencyPrior(structure.unflatten(np.exp(mean).tolist()), structure.unflatten(np.sqrt(variance).tolist()))
 
 
-def _moments(fits) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the logarithms' means and variances, `[devices, c]`, and which fits converged, `[devices]`."""
-    if isinstance(fits, DeviceFits):
-        means, sds = (np.stack(jax.tree.leaves(part), -1) for part in (fits.coefficients, fits.log_sd))
-        is_used = np.asarray(fits.converged)
-    elif fits:
-        means, sds = (
-            np.array([jax.tree.leaves(part) for part in parts])
-            for parts in ([fit.coefficients for fit in fits], [fit.log_sd for fit in fits])
-        )
-        is_used = np.array([fit.converged for fit in fits])
-    else:
+def _stacked(fits: Sequence[FitResult[C]]) -> DeviceFits[C]:
+    if not fits:
         raise ValueError("fits: expected one at least, got none")
-    return np.log(means.astype(np.float64)), sds.astype(np.float64) ** 2, is_used
+    fields = [fit[: len(DeviceFits._fields)] for fit in fits]
+    return DeviceFits(*jax.tree.map(lambda *leaves: np.stack(leaves), *fields))
+
+
+def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
+    """Return what the calibrations of some machines say of another, or of one on another day.
+
+    With `m_d` the logarithm of a coefficient on machine d of D,
+
+        median = exp(sum(m_d) / D),   log_sd**2 = (sum((m_d - sum(m_d) / D)**2) + 1) / D
+
+    which is the likeliest mean, and a variance that one machine alone leaves at 1; no larger than the model's own
+    prior has it. What the terms miss belongs to the programs as well as to the machine, so that most of the correction
+    is expected there too: of one machine's 0.7, of several ones' mean more.
+
+    Args:
+        *posteriors: of the other machines, of one model and one version of it.
+
+    Raises:
+        ValueError: no posterior, or posteriors of different models.
+
+    References:
+        A. Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, chapter 5.
+
+    Examples:
+        >>> from rlxjax.models import FFT
+        >>> prior = transferred_prior(prior_posterior(FFT))
+        >>> round(prior.median.call_ns), prior.log_sd.call_ns
+        (60000, 1.0)
+    """
+    if len({(one.model.name, one.model.version) for one in posteriors}) != 1:
+        raise ValueError("posteriors: expected one at least, all of one model")
+    known, count = posteriors[0].model.prior, len(posteriors)
+    logs = np.log([vector(one.coefficients) for one in posteriors])
+    squares = np.sum((logs - logs.mean(0)) ** 2, 0) + TRANSFERRED_LOG_SD**2
+    log_sd = np.minimum(np.sqrt(squares / count), np.asarray(vector(known.log_sd)))
+    structure = jax.tree.structure(known.median)
+    share = count / (count + 1.0 / TRANSFERRED_SHARE - 1.0)
+    return LatencyPrior(
+        structure.unflatten(np.exp(logs.mean(0)).tolist()),
+        structure.unflatten(log_sd.tolist()),
+        share * np.mean([np.asarray(one.weights) for one in posteriors], 0),
+    )

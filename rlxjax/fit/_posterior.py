@@ -1,6 +1,11 @@
-"""What is known of a machine's latencies, and how surely: coefficients, the correction, and their covariance."""
+"""What is known of a machine's latencies, and how surely: coefficients, the correction, and their covariance.
+
+The correction is what the terms of a model miss: a small smooth factor that is log-linear in the model's features. Each
+variant has its own weights, each with the prior `N(0, CORRECTION_SD**2)`.
+"""
 
 import dataclasses
+import functools
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,22 +13,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from rlxjax._typing import Nanoseconds, RealLike
+from rlxjax._numerics import namespace_of
+from rlxjax._typing import Code, Nanoseconds, RealLike
 from rlxjax._values import by_value
 
-from ._correction import CORRECTION_SD, TERM, correction_log_factor, joint_jacobian, weight_shape
+from ._coefficients import LatencyPrior, vector
 from ._model import Facts, LatencyModel, Runs
-from ._names import vector
-from ._predict import log_prediction_and_jacobian
-from ._prior import LatencyPrior
 
+#: Prior standard deviation of a weight: the correction is meant to be small, and to change little.
+CORRECTION_SD = 0.05
+#: What the correction is called among the parts of a prediction.
+TERM = "correction_ns"
 #: The spread of the runs of every variant before any was timed.
 PRIOR_SPREAD = 0.05
-#: What one machine says of another: a standard deviation of the logarithm of coefficients, and the share of
-#: the correction that is expected there too; `benchmarks/population_prior.py` judges both.
-TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
 
 
 @by_value
@@ -73,11 +77,13 @@ class LatencyEstimate(NamedTuple):
     scores: Float[Array, "*batch unknowns"]
     spread: Float[Array, "*batch"]
 
-    def log_sd(self) -> Float[Array, "*batch"]:
+    def log_sd(self) -> Float[Array | np.ndarray, "*batch"]:
         """Return the standard deviation of the logarithm of a new workload's time."""
-        return jnp.sqrt(jnp.sum(jnp.asarray(self.scores) ** 2, -1) + jnp.asarray(self.spread) ** 2)
+        xp = namespace_of(self.scores, self.spread)
+        return xp.sqrt(xp.sum(self.scores**2, -1) + self.spread**2)
 
 
+@jax.jit
 def corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> Mapping[str, Nanoseconds]:
     """Return the parts of runs' predicted latency in ns, the correction among them, `[*batch]` each.
 
@@ -85,11 +91,6 @@ def corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> Mapping[str, 
         posterior: of the machine.
         runs: of its model.
     """
-    return _corrected_terms_ns(posterior, runs)
-
-
-@jax.jit
-def _corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> OrderedDict[str, Nanoseconds]:
     runs = runs.together()
     terms = posterior.model.terms_ns(posterior.coefficients, runs, posterior.facts)
     features = posterior.model.features(runs, posterior.facts)
@@ -157,52 +158,83 @@ def prior_posterior(
     return LatencyPosterior(model, facts, prior.median, known, np.diag(sds), spreads)
 
 
-def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
-    """Return what the calibrations of some machines say of another, or of one on another day.
-
-    With `m_d` the logarithm of a coefficient on machine d of D,
-
-        median = exp(sum(m_d) / D),   log_sd**2 = (sum((m_d - sum(m_d) / D)**2) + 1) / D
-
-    which is the likeliest mean, and a variance that one machine alone leaves at 1; no larger than the model's own
-    prior has it. What the terms miss belongs to the programs as well as to the machine, so that most of the correction
-    is expected there too: of one machine's 0.7, of several ones' mean more.
-
-    Args:
-        *posteriors: of the other machines, of one model and one version of it.
-
-    Raises:
-        ValueError: no posterior, or posteriors of different models.
-
-    References:
-        A. Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, chapter 5.
-
-    Examples:
-        >>> from rlxjax.models import FFT
-        >>> prior = transferred_prior(prior_posterior(FFT))
-        >>> round(prior.median.call_ns), prior.log_sd.call_ns
-        (60000, 1.0)
-    """
-    if len({(one.model.name, one.model.version) for one in posteriors}) != 1:
-        raise ValueError("posteriors: expected one at least, all of one model")
-    known, count = posteriors[0].model.prior, len(posteriors)
-    logs = np.log([vector(one.coefficients) for one in posteriors])
-    squares = np.sum((logs - logs.mean(0)) ** 2, 0) + TRANSFERRED_LOG_SD**2
-    log_sd = np.minimum(np.sqrt(squares / count), np.asarray(vector(known.log_sd)))
-    structure = jax.tree.structure(known.median)
-    share = count / (count + 1.0 / TRANSFERRED_SHARE - 1.0)
-    return LatencyPrior(
-        structure.unflatten(np.exp(logs.mean(0)).tolist()),
-        structure.unflatten(log_sd.tolist()),
-        share * np.mean([np.asarray(one.weights) for one in posteriors], 0),
-    )
+def total_ns(posterior: LatencyPosterior, runs: Runs) -> Nanoseconds:
+    """Return the predictions in ns, `[*batch]`, infinite where a variant does not give the result that is asked for."""
+    time_ns = sum(corrected_terms_ns(posterior, runs).values())
+    return jnp.where(is_candidate(posterior, runs), time_ns, jnp.inf)
 
 
-def prior_sds(prior: LatencyPrior, n_weights: int, correction_sd: RealLike = CORRECTION_SD) -> np.ndarray:
+def is_candidate(posterior: LatencyPosterior, runs: Runs) -> Bool[Array, "*batch"]:
+    """Return whether the variants of runs give the result that is asked for, so that a pick may choose them."""
+    is_same = jnp.asarray(posterior.model.same_result(runs, posterior.facts))
+    return jnp.any(is_same & is_own_variant(runs.variant, runs.shape, is_same.shape[-1]), -1)
+
+
+def prior_sds(prior: LatencyPrior, n_weights: int, correction_sd: float = CORRECTION_SD) -> np.ndarray:
     """Return the standard deviations of the unknowns, `[unknowns]`."""
     return np.concatenate([np.asarray(vector(prior.log_sd)), np.full(n_weights, float(correction_sd))])
 
 
 def prior_weights(model: LatencyModel, prior: LatencyPrior, facts: Facts) -> np.ndarray:
     """Return the prior mean of the correction's weights, `[variants, features]`."""
-    return np.broadcast_to(np.asarray(prior.correction, np.float64), weight_shape(model, facts))
+    least = {name: max(entry.least, 1.0) for name, entry in model.inputs.items()}
+    count = np.shape(model.features(Runs(model, 0, least), facts))[-1]
+    return np.broadcast_to(np.asarray(prior.correction, np.float64), (len(model.variants), count))
+
+
+def predicted_ns(coefficients: Any, runs: Runs, facts: Facts) -> Float[Array, "*batch"]:
+    """Return the sum of a model's terms in ns, `[*batch]`: the prediction of each run.
+
+    Args:
+        coefficients: of the runs' model.
+        runs: scalars or `[*batch]`.
+        facts: how the machine schedules.
+
+    Examples:
+        >>> from rlxjax.models import FFT
+        >>> one = Runs.checked(FFT, "fft", batch=64, n_fft=256)
+        >>> bool(predicted_ns(FFT.prior.median, one, FFT.facts) > FFT.prior.median.call_ns)
+        True
+    """
+    return functools.reduce(jnp.add, map(jnp.asarray, runs.model.terms_ns(coefficients, runs, facts).values()))
+
+
+def log_prediction_and_jacobian(
+    coefficients: Any, runs: Runs, facts: Facts
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch c"]]:
+    """Return the logarithm of the terms' prediction, and its derivatives by those of the coefficients."""
+    structure = jax.tree.structure(coefficients)
+    logs = jnp.log(vector(coefficients))
+    # Every run has coefficients of its own, so that one pull-back gives all the derivatives.
+    columns = jnp.broadcast_to(logs.reshape(-1, *[1] * len(runs.shape)), (logs.size, *runs.shape))
+
+    def log_ns(columns):
+        return jnp.log(predicted_ns(structure.unflatten(list(jnp.exp(columns))), runs, facts))
+
+    values, pull_back = jax.vjp(log_ns, columns)
+    return values, jnp.moveaxis(pull_back(jnp.ones_like(values))[0], 0, -1)
+
+
+def correction_log_factor(
+    features: Float[Array, "*batch features"] | np.ndarray,
+    weights: Float[Array, "variants features"] | np.ndarray,
+    variant: Code,
+) -> RealLike:
+    """Return the logarithm of what the correction multiplies predictions by, `[*batch]`."""
+    xp = namespace_of(features, weights, variant)
+    return xp.sum(features * xp.asarray(weights)[variant], -1)
+
+
+def joint_jacobian(jacobian, features, variant, n_variants: int) -> Float[Array | np.ndarray, "*batch unknowns"]:
+    """Return the derivatives by the coefficients' logarithms, then by the weights of every variant."""
+    xp = namespace_of(jacobian, features, variant)
+    is_own = is_own_variant(variant, np.shape(variant), n_variants)
+    by_variant = xp.where(is_own[..., None], features[..., None, :], 0.0)
+    return xp.concatenate([jacobian, by_variant.reshape(*by_variant.shape[:-2], -1)], axis=-1)
+
+
+def is_own_variant(variant: Code, shape: tuple[Any, ...], n_variants: int) -> Bool[Array | np.ndarray, "*batch v"]:
+    """Return which of a model's variants each run has."""
+    xp = namespace_of(variant)
+    codes = xp.broadcast_to(xp.asarray(variant), shape)[..., None]
+    return codes == np.arange(n_variants, dtype=codes.dtype).reshape(*[1] * len(shape), -1)

@@ -6,14 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rlxjax._html import html_of
 from rlxjax._values import by_value
 
-from ._correction import CORRECTION_SD, correction_log_factor, joint_jacobian
+from ._coefficients import LatencyPrior
 from ._fit import FitResult, minimum_and_result
 from ._model import Facts, Runs
-from ._posterior import LatencyPosterior, prior_sds, prior_weights
-from ._prior import LatencyPrior
+from ._posterior import CORRECTION_SD, LatencyPosterior, correction_log_factor, joint_jacobian, prior_sds, prior_weights
 from ._timings import Timings
 
 #: Rounds in which the spread and the variances that depend on it settle.
@@ -46,15 +44,6 @@ class PosteriorFit(NamedTuple):
     terms: FitResult[Any]
     runs: Runs
     left_out_error: np.ndarray
-
-    def _repr_html_(self) -> str:
-        posterior, variants = self.posterior, np.asarray(self.runs.variant)
-        counts = [int(np.sum(variants == code)) for code in range(len(posterior.model.variants))]
-        shares = zip(np.asarray(posterior.spread), self.left_out_error, strict=True)
-        figures = [(f"{100 * spread:.1f}", "" if np.isnan(error) else f"{100 * error:.1f}") for spread, error in shares]
-        rows = [(name, n, *own) for name, n, own in zip(posterior.model.variants, counts, figures, strict=True)]
-        header = ("variant", "timings", "spread, %", "error where left out, %")
-        return f"{self.terms._repr_html_()}{html_of([], [header, *rows])}"
 
 
 def fit_posterior(

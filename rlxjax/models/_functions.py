@@ -184,6 +184,5 @@ def function_runs(profiles: Sequence[FunctionProfile]) -> Runs:
         (1,)
     """
     rows = [function_inputs(profile) for profile in profiles]
-    return Runs.checked(
-        FUNCTIONS, np.zeros(len(rows), np.int32), **{name: np.array([row[name] for row in rows]) for name in INPUTS}
-    )
+    columns = {name: np.array([row[name] for row in rows], float) for name in INPUTS}
+    return Runs(FUNCTIONS, np.zeros(len(rows), np.int32), columns)

@@ -1,0 +1,88 @@
+"""What one call takes in a warm process, each with sizes that were not asked for before, so that no cache answers.
+
+PYTHONPATH=CHECKOUT python benchmarks/one_call.py [--calls 200]
+
+Run it by turns with the PYTHONPATH of two checkouts to compare them.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import rlxjax as rx
+
+#: The root of the package whose files are counted.
+ROOT = str(Path(rx.__file__).parent)
+
+
+def sizes() -> Iterator[int]:
+    """Return batches of which none comes twice."""
+    return itertools.count(8192)
+
+
+def calls(calibration: rx.Calibration) -> dict[str, tuple[Callable[[int], Any], int]]:
+    """Return what is timed by name, each a function of a size, and how many calls of it stand for one of the others."""
+
+    def a_few_lines(rows: int) -> rx.FunctionPrediction:
+        x, w = jax.ShapeDtypeStruct((rows, 64), jnp.float32), jax.ShapeDtypeStruct((64, 32), jnp.float32)
+        return calibration.predict_function(lambda x, w: jnp.tanh(x @ w).sum(-1), x, w)
+
+    def two_stages(rows: int) -> rx.Advice:
+        stages = (lambda x: jnp.tanh(x) * 2.0, lambda x: x.sum(-1))
+        return rx.advise(stages, jax.ShapeDtypeStruct((rows, 64), jnp.float32), calibration=calibration)
+
+    return {
+        "predict_ns": (lambda batch: calibration.predict_ns("fused", batch, 256, 16), 1),
+        "interval_ns": (lambda batch: calibration.interval_ns("fused", batch, 256, 16), 1),
+        "compare": (lambda batch: calibration.compare("fused", "host", batch, 256, 16), 1),
+        "pick": (lambda batch: calibration.pick(batch, 256, 16), 1),
+        "predict_function": (a_few_lines, 5),
+        "advise of two stages": (two_stages, 10),
+    }
+
+
+def median_us(call: Callable[[int], Any], count: int) -> float:
+    """Return the median time in us of calls that follow two others, results waited for."""
+    times_ns = []
+    for size in itertools.islice(sizes(), count + 2):
+        start = time.perf_counter_ns()
+        jax.block_until_ready(jax.tree.leaves(call(size)))
+        times_ns.append(time.perf_counter_ns() - start)
+    return statistics.median(times_ns[2:]) / 1e3
+
+
+def files_of(call: Callable[[int], Any]) -> list[str]:
+    """Return the files of the package that a call passes through."""
+    found = set()
+    sys.setprofile(lambda frame, *_: found.add(frame.f_code.co_filename))
+    try:
+        call(7777)
+    finally:
+        sys.setprofile(None)
+    return sorted(path[len(ROOT) + 1 :] for path in found if path.startswith(ROOT))
+
+
+def main() -> None:
+    """Print the times and the files as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=200)
+    count = parser.parse_args().calls
+    calibration = rx.prior_calibration("cpu")
+    assert calibration is not None
+    timed = calls(calibration)
+    found = {name: round(median_us(call, max(count // share, 5)), 1) for name, (call, share) in timed.items()}
+    files = files_of(timed["predict_ns"][0])
+    print(json.dumps({"median_us": found, "files of predict_ns": {"count": len(files), "names": files}}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
