@@ -177,7 +177,7 @@ def test_alternatives_give_the_result_that_is_asked_for():
     assert late.alternatives([64, 65]) == ("loop",)
     assert late.pick(64) == "once"
     assert np.all(late.pick_index(N[:3]) == 0)
-    with pytest.raises(ValueError, match=r"strategy: 'pair' was not timed for such work \(n 64, depth 1.0\)"):
+    with pytest.raises(ValueError, match=r"strategy: 'pair' was not timed for such work \(n 64, depth 1\)"):
         late.predict_ns("pair", 64)
     assert np.isinf(jax.jit(lambda n: late.predict_ns("pair", n))(64.0))
 

@@ -267,7 +267,7 @@ class CalibratedModel:
         ]
         return max(names, key=lambda name: len(self.model.strategies[name].fixed))
 
-    def in_domain(self, *inputs: Size, **named: Size | None) -> bool | Array:
+    def in_domain(self, *inputs: Size, **named: Size | None) -> bool | np.ndarray | Array:
         """Whether workloads lie within the values that were measured, of all strategies together, `[*batch]`."""
         values = self._all_inputs(inputs, named)
         numbers = {

@@ -5,25 +5,19 @@ import functools
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-from jaxtyping import Array, Int
 
-from rlxjax._checks import is_traced
-from rlxjax._html import html_of
-from rlxjax._typing import Nanoseconds, Size
 from rlxjax._values import FrozenDict, by_value
-from rlxjax.device._devices import Provenance
 from rlxjax.device._gate import IoFusionGate
-from rlxjax.fit import Decision, LatencyEstimate, LatencyModel, LatencyPosterior
-from rlxjax.jaxpr import TripCounts
+from rlxjax.fit import LatencyModel, LatencyPosterior
 from rlxjax.models import BUILT_IN
 
 from ._calibrated import CalibratedModel
-from ._explanation import Explanation, explain
+from ._explanation import explain
 from ._file import (
     JOB_MODELS,
     CalibrationFileError,
@@ -36,9 +30,21 @@ from ._file import (
     sections_of_file,
 )
 from ._fingerprint import warn_if_elsewhere
-from ._functions import FunctionPrediction, predict_function
+from ._functions import predict_function
 from ._population import population_models
 from ._schema import CalibrationFile
+
+R = TypeVar("R")
+
+
+def _of_a_model(method: Callable[..., R]) -> Callable[..., R]:
+    """Return the method of a calibration that is this one of a model of it: the first unless `model=` names another."""
+
+    @functools.wraps(method)
+    def of_one_model(self: "Calibration", *args: Any, model: str | None = None, **kwargs: Any) -> R:
+        return method(self.of(model), *args, **kwargs)
+
+    return of_one_model
 
 
 @by_value
@@ -75,23 +81,6 @@ class Calibration:
             object.__setattr__(self, "models", OrderedDict(self.models))
         if isinstance(self.fingerprint, Mapping):
             object.__setattr__(self, "fingerprint", FrozenDict(self.fingerprint))
-
-    def _repr_html_(self) -> str:
-        if is_traced(*jax.tree.leaves(self)):
-            return html_of([repr(self)])
-        rows = [
-            (
-                name,
-                own.model.version,
-                own.strategies,
-                _measured(own),
-                "" if own.noise_floor is None else f"{100 * own.noise_floor:.1f}",
-            )
-            for name, own in self.models.items()
-        ]
-        header = ("model", "version", "strategies", "coefficients measured", "noise floor, %")
-        remarks = dict.fromkeys(caution for own in self.models.values() for caution in own.cautions)
-        return html_of([self.source], [header, *rows], remarks=[*remarks])
 
     @classmethod
     def from_file(
@@ -135,84 +124,17 @@ class Calibration:
         """Of the first model, a pytree of floats."""
         return self.of().coefficients
 
-    def predict_ns(self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None) -> Nanoseconds:
-        """Return the predicted latency of one run in ns; see `CalibratedModel.predict_ns`."""
-        return self.of(model).predict_ns(strategy, *inputs, **named)
-
-    def terms_ns(
-        self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None
-    ) -> Mapping[str, Nanoseconds]:
-        """Return the parts of a prediction in ns by name; see `CalibratedModel.terms_ns`."""
-        return self.of(model).terms_ns(strategy, *inputs, **named)
-
-    def interval_ns(
-        self,
-        strategy: str,
-        *inputs: Size,
-        level: float = 0.9,
-        model: str | None = None,
-        **named: Size | None,
-    ) -> tuple[Nanoseconds, Nanoseconds]:
-        """Return bounds in ns that hold a run's time with a probability; see `CalibratedModel.interval_ns`."""
-        return self.of(model).interval_ns(strategy, *inputs, level=level, **named)
-
-    def estimate(self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None) -> LatencyEstimate:
-        """Return a prediction with its uncertainty; see `CalibratedModel.estimate`."""
-        return self.of(model).estimate(strategy, *inputs, **named)
-
-    def compare(self, fused: str, kept: str, *inputs: Size, model: str | None = None, **named: Size | None) -> Decision:
-        """Return whether one strategy is faster than another, and how surely; see `CalibratedModel.compare`."""
-        return self.of(model).compare(fused, kept, *inputs, **named)
-
-    def decide(
-        self,
-        *inputs: Size,
-        fused: str | None = None,
-        kept: str | None = None,
-        model: str | None = None,
-        **named: Size | None,
-    ) -> Decision:
-        """Return `compare(fused, kept, ...)` by another name; see `CalibratedModel.decide`."""
-        return self.of(model).decide(*inputs, fused=fused, kept=kept, **named)
-
-    def predict_function(
-        self, fn: Callable[..., Any], *args: Any, trip_counts: TripCounts | None = None, **kwargs: Any
-    ) -> FunctionPrediction:
-        """Return what a jitted function takes here; see `rlxjax.calibration.predict_function`."""
-        return predict_function(self, fn, *args, trip_counts=trip_counts, **kwargs)
-
-    def explain(self, *inputs: float, model: str | None = None, **named: float | None) -> Explanation:
-        """Return why a strategy is picked; see `rlxjax.calibration.explain`."""
-        return explain(self.of(model), *inputs, **named)
-
-    def pick(
-        self,
-        *inputs: Size,
-        candidates: Sequence[str] | None = None,
-        model: str | None = None,
-        **named: Size | None,
-    ) -> str:
-        """Return the strategy with the lowest prediction for one workload; see `CalibratedModel.pick`."""
-        return self.of(model).pick(*inputs, candidates=candidates, **named)
-
-    def pick_index(
-        self,
-        *inputs: Size,
-        candidates: Sequence[str] | None = None,
-        model: str | None = None,
-        **named: Size | None,
-    ) -> Int[Array, "*batch"]:
-        """Return the place of the cheapest strategy in `of(model).strategies`; see `CalibratedModel.pick_index`."""
-        return self.of(model).pick_index(*inputs, candidates=candidates, **named)
-
-    def in_domain(self, *inputs: Size, model: str | None = None, **named: Size | None):
-        """Whether workloads lie within what was measured; see `CalibratedModel.in_domain`."""
-        return self.of(model).in_domain(*inputs, **named)
-
-
-def _measured(calibrated: CalibratedModel) -> str:
-    told = [provenance == Provenance.MEASURED for provenance in calibrated.provenance.values()]
-    return f"{sum(told)} of {len(told)}"
+    predict_ns = _of_a_model(CalibratedModel.predict_ns)
+    terms_ns = _of_a_model(CalibratedModel.terms_ns)
+    interval_ns = _of_a_model(CalibratedModel.interval_ns)
+    estimate = _of_a_model(CalibratedModel.estimate)
+    compare = _of_a_model(CalibratedModel.compare)
+    decide = _of_a_model(CalibratedModel.decide)
+    pick = _of_a_model(CalibratedModel.pick)
+    pick_index = _of_a_model(CalibratedModel.pick_index)
+    in_domain = _of_a_model(CalibratedModel.in_domain)
+    explain = _of_a_model(explain)
+    predict_function = predict_function
 
 
 def load_calibration(

@@ -36,7 +36,7 @@ class Decision(NamedTuple):
     margin_ns: Nanoseconds
     margin_sd_ns: Nanoseconds
     probability: Float[Array, "*batch"]
-    in_domain: bool | Array | None = None
+    in_domain: bool | np.ndarray | Array | None = None
 
     @property
     def temperature_ns(self) -> Nanoseconds:
