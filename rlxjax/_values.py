@@ -3,6 +3,7 @@
 import dataclasses
 import weakref
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, TypeVar
 
 import jax
@@ -33,7 +34,7 @@ def by_value(class_: _Class) -> _Class:
 
 def short_repr(self: object) -> str:
     """Return the class and its fields in a line: of an array its type and shape, of what is long a part."""
-    fields = [f"{name}={short(value)}" for name, value in _fields(self, "repr").items()]
+    fields = [f"{name}={_short(value)}" for name, value in _fields(self, "repr").items()]
     text = f"{type(self).__name__}({', '.join(fields)})"
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 4]}...)"
 
@@ -86,22 +87,18 @@ def _frozen(value: Any) -> Any:
 
 def _fields(value: object, wanted: str = "compare") -> dict[str, Any]:
     """Return the fields of a dataclass or named tuple by name: those to compare, or those to show."""
-    if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value) if getattr(field, wanted)]
-    else:
-        names = list(type(value)._fields)  # pyright: ignore[reportAttributeAccessIssue]
-    return {name: getattr(value, name) for name in names}
+    if not dataclasses.is_dataclass(value):
+        return value._asdict()  # pyright: ignore[reportAttributeAccessIssue]
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if getattr(field, wanted)}
 
 
 def _equal(self: object, other: object) -> Any:
     if type(other) is not type(self):
         # Python would ask a plain tuple next, which compares arrays and knows no hash of this one.
         return False if isinstance(self, tuple) else NotImplemented
-    if self is other:
-        return True
     (mine, structure), (others, structure_of_other) = (jax.tree.flatten(_fields(one)) for one in (self, other))
-    if structure != structure_of_other:
-        return False
+    if self is other or structure != structure_of_other:
+        return self is other
     if is_traced(*mine, *others):
         raise TypeError(
             f"{type(self).__name__}: its values are being traced, so `==` has no answer yet; "
@@ -116,13 +113,11 @@ def _differs(self: object, other: object) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
     if _is_array(one) or _is_array(other):
         if np.shape(one) != np.shape(other):
             return False
         one, other = np.asarray(one), np.asarray(other)
-    return bool(np.all((one == other) | ((one != one) & (other != other))))  # NaN differs from itself
+    return one is other or bool(np.all((one == other) | ((one != one) & (other != other))))  # NaN differs from itself
 
 
 def _hash_of(self: object) -> int:
@@ -165,25 +160,21 @@ def counted(count: int, one: str, several: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
-def short(value: Any) -> str:
+def _short(value: Any) -> str:
     """Return a value in a few words."""
     if _is_array(value):
-        if np.ndim(value) or is_traced(value):
-            shape = ",".join(map(str, np.shape(value)))
-            return f"{'traced ' if is_traced(value) else ''}{value.dtype}[{shape}]"
-        value = value.item()
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, (str, int, complex)) or value is None:
-        text = repr(value) if not isinstance(value, str) else repr(str(value))
+        if not np.ndim(value) and not is_traced(value):
+            return _short(value.item())
+        return f"{'traced ' * is_traced(value)}{value.dtype}[{','.join(map(str, np.shape(value)))}]"
+    if isinstance(value, (str, int, float, complex)) or value is None:
+        text = f"{value:.6g}" if isinstance(value, float) else repr(str(value) if isinstance(value, str) else value)
         return text if len(text) <= MOST_OF_A_TEXT else f"{text[: MOST_OF_A_TEXT - 4]}...'"
     if isinstance(value, Mapping):
-        names = [str(name) for name in value]
-        more = [f"+{len(names) - MOST_ENTRIES}"] if len(names) > MOST_ENTRIES else []
-        return f"{{{', '.join([*names[:MOST_ENTRIES], *more])}}}"
+        more = [f"+{len(value) - MOST_ENTRIES}"] * (len(value) > MOST_ENTRIES)
+        return f"{{{', '.join([*map(str, islice(value, MOST_ENTRIES)), *more])}}}"
     if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
         if len(value) > MOST_ENTRIES or not all(isinstance(item, (str, int, float)) for item in value):
             return f"({len(value)} of {type(value[0]).__name__})"
-        return f"({', '.join(map(short, value))})"
-    name, version = getattr(value, "name", None), getattr(value, "version", None)  # of a latency model
-    return f"{type(value).__name__}(...)" if version is None else f"{name} {version}"
+        return f"({', '.join(map(_short, value))})"
+    # A latency model has a name and a version.
+    return f"{value.name} {value.version}" if hasattr(value, "version") else f"{type(value).__name__}(...)"

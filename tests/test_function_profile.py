@@ -337,11 +337,10 @@ def test_callbacks_and_ordered_effects_are_sync_points():
 
 def test_a_table_begins_with_the_coverage():
     profile = rx.profile_function(block, WEIGHTS, real(B, T, D))
-    text, page = str(profile), profile._repr_html_()
+    text = str(profile)
     assert text.startswith(f"covered by rules: 100 % of {profile.equations} equations, 100 % of ")
     assert len([line for line in text.splitlines() if line.startswith("test_function_profile.py:")]) <= 10
-    assert all(family in text and family in page for family in profile.by_family)
-    assert page.count("<tr>") == page.count("</tr>") > len(profile.by_family)
+    assert all(family in text for family in profile.by_family)
 
 
 SYMBOL = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), jnp.float32)

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import html.parser
 import json
 import pickle
 
@@ -14,7 +13,6 @@ from _models import GATE, LINE, LINE_TRUTH, TILED, TILED_TRUTH, calibrated, cert
 from test_api import CLASSES
 
 import rlxjax as rx
-from rlxjax._html import MOST_IN_A_CELL, MOST_ROWS, html_of
 from rlxjax._values import MOST_CHARACTERS, FrozenDict
 
 
@@ -62,8 +60,8 @@ def explanation():
 
 #: Records of a few plain numbers and names, which hold no array and no long text.
 PLAIN = (
-    "BranchSpread Disagreement Flip FusionEdge Grouping Input Measured Node OperationCounts StageCost StagePlan "
-    "StrategySpec ToneSignals UnknownLoop WelchPeakParams"
+    "BranchSpread Disagreement Flip FusionEdge Input Measured Node OperationCounts StageCost StrategySpec ToneSignals "
+    "UnknownLoop WelchPeakParams"
 )
 #: All other public dataclasses and named tuples.
 SHOWN = [
@@ -183,115 +181,6 @@ def test_what_is_static_is_read_only_hashed_and_copied():
     assert dataclasses.asdict(found)["fingerprint"] == found.fingerprint
 
 
-class Reader(html.parser.HTMLParser):
-    """The rows of all tables of a page, its texts, and the tags that are open at the end."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.rows, self.texts, self.open = [], [], []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attributes):
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-        if tag != "br":
-            self.open.append(tag)
-        assert {name for name, _ in attributes} <= {"style"}
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
-        if self.open[-1] in ("td", "th"):
-            self.rows[-1][-1] += data
-
-
-def graph():
-    """Return a graph that makes two kernels."""
-    made = rx.Graph()
-    x = made.input("x", (64,), "f32")
-    y = made.add("exp", [made.add("relu", [x])])
-    made.set_outputs([made.add("reduce_sum", [y])])
-    return made
-
-
-#: Of each class that is shown as a table, an object and a row of it by its first cell.
-TABLES = {
-    "Calibration": (calibration, ["line", "1", "plain, blocked", "2 of 3", "1.0"]),
-    "CalibratedModel": (lambda: calibration().of("line"), ["plain", "5.0", "1.0"]),
-    "Decision": (
-        lambda: rx.Decision(*map(jnp.asarray, (1e3, 3e3, 2e3, 5e2, 0.99)), in_domain=False),
-        ["0", "1,000", "3,000", "2,000", "500", "99", "fuse"],
-    ),
-    "Explanation": (explanation, ["work", "300", "4,000"]),
-    "FitResult": (terms_fit, ["a_ns", "2.5", "ns", "0.1", "timings"]),
-    "PosteriorFit": (posterior_fit, ["plain", "28", "3.0", "5.0"]),
-    "GraphIoProfile": (lambda: rx.GraphIoProfile(3, 1, 4096, 10**7), ["device traffic bytes", "10,000,000"]),
-    "FusionPlan": (
-        lambda: rx.plan_fusion(graph(), plan="unfused", coefficients="cuda"),
-        ["1", "2", "exp", "1", "2", "0"],
-    ),
-    "FunctionProfile": (
-        lambda: rx.profile_function(lambda x: x + 1.0, np.ones(8, np.float32)),
-        ["elementwise", "8", "0", "0", "64", "1"],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_a_notebook_shows_a_table_of_what_an_object_holds(name):
-    make, expected = TABLES[name]
-    made = make()
-    assert type(made).__name__ == name
-    assert len(repr(made)) <= MOST_CHARACTERS
-    page = Reader(made._repr_html_())
-    assert page.open == []
-    (row,) = [row for row in page.rows if row[0] == expected[0]][:1]
-    assert [cell for cell, wanted in zip(row, expected, strict=True) if wanted not in (None, cell)] == []
-
-
-def test_a_table_escapes_every_text_and_says_how_many_rows_are_left_out():
-    nasty = '<script>alert("x")</script>'
-    page = html_of([nasty], [(nasty, nasty), (nasty, 1)], remarks=[nasty])
-    assert "<script" not in page
-    assert Reader(page).texts.count(nasty) == 5
-    rows = Reader(html_of([], [("n", "square"), *((str(n), n * n) for n in range(MOST_ROWS + 5))])).rows
-    assert len(rows) == MOST_ROWS + 2
-    assert rows[-1] == ["and 5 more", ""]
-    named = dataclasses.replace(calibration(), source=nasty)
-    assert nasty in Reader(named._repr_html_()).texts
-
-
-def test_a_long_cell_says_how_many_entries_are_left_out():
-    rows = Reader(html_of([], [("kernel", "nodes"), ("0", tuple(range(10_000))), ("1", (7, 8))])).rows
-    shown, more = rows[1][1].split(" and ")
-    assert len(shown.split(", ")) == MOST_IN_A_CELL
-    assert more == f"{10_000 - MOST_IN_A_CELL:,} more"
-    assert rows[2][1] == "7, 8"
-
-
 def test_times_are_shown_in_whole_ns():
     predicted = rx.FunctionPrediction(1234.4, 900.0, 5678.0, {"call_ns": 1200.0}, None, True)
     assert str(predicted).split("\n") == ["1,234 ns (90 %: 900 to 5,678)", f"{'call':16} {'1,200':>12} ns"]
-    assert "blocked by 3,700 ns, give or take 90;" in explanation()._repr_html_()
-
-
-def test_a_traced_calibration_is_shown_by_its_name():
-    shown = []
-    jax.jit(lambda own: shown.append((own._repr_html_(), own.of()._repr_html_())) or own.coefficients)(calibration())
-    assert [text.split("(")[0] for text in shown[0]] == ["<p>Calibration", "<p>CalibratedModel"]
-
-
-def test_a_decision_of_many_workloads_has_a_row_for_each_and_a_traced_one_none():
-    n = np.linspace(1.0, 9000.0, MOST_ROWS + 3)
-    decided = calibrated(certain(LINE, LINE_TRUTH)).compare("blocked", "plain", n)
-    page = Reader(decided._repr_html_())
-    assert [row[-1] for row in page.rows[1:]] == decided.verdict()[:MOST_ROWS].tolist()
-    assert "And 3 more." in page.texts
-    assert "Outside what was measured: an extrapolation." in page.texts
-    shown = []
-    jax.jit(lambda own: shown.append(own._repr_html_()) or own)(decided)
-    assert "traced float64[43]" in shown[0]

@@ -15,8 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from rlxjax._html import html_of
-from rlxjax._values import by_value, whole_ns
+from rlxjax._values import by_value
 from rlxjax.fit import (
     COVERED_SDS,
     all_inputs,
@@ -144,31 +143,6 @@ class Explanation:
     verdict: str
     flips: tuple[Flip, ...]
     crossover: Crossover
-
-    def _repr_html_(self) -> str:
-        sizes = ", ".join(f"{name} {value:,.6g}" for name, value in self.inputs.items())
-        names = dict.fromkeys(term for own in self.strategies for term in own.terms_ns)
-        rows = [
-            (
-                term.removesuffix("_ns").replace("_", " "),
-                *(whole_ns(own.terms_ns.get(term, 0.0)) for own in self.strategies),
-            )
-            for term in names
-        ]
-        rows.append(("total", *(whole_ns(own.time_ns) for own in self.strategies)))
-        rows.append(("90 % of runs", *(" to ".join(map(whole_ns, own.interval_ns)) for own in self.strategies)))
-        table = [(f"{sizes}: predicted ns", *(own.strategy for own in self.strategies)), *rows]
-        margin_ns, margin_sd_ns = whole_ns(self.margin_ns), whole_ns(self.margin_sd_ns)
-        lead = (
-            f"{self.pick} before {self.runner_up} by {margin_ns} ns, give or take {margin_sd_ns}; "
-            f"probability {100 * self.probability:.1f} %: {self.verdict}"
-        )
-        remarks = [self.crossover.sentence]
-        remarks += [
-            f"{flip.name} times {flip.factor:.3g} would change the pick." for flip in self.flips[:1] if flip.factor
-        ]
-        remarks += [] if self.in_domain else ["Outside what was measured: an extrapolation."]
-        return html_of([lead], table, remarks=remarks)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the same as plain dictionaries, lists and numbers, as JSON has them; the inputs by their names."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from jaxtyping import Array
 
 from rlxjax._counts import saturate
-from rlxjax._html import html_of
 from rlxjax._values import by_value
 from rlxjax.device._costs import io_cost_ns
 from rlxjax.device._devices import BackendCoefficients
@@ -113,20 +112,6 @@ class FusionPlan:
             f"{self.memory_saved / 1024:.1f}KB memory saved"
         )
 
-    def _repr_html_(self) -> str:
-        rows = [
-            (
-                kernel.id,
-                kernel.nodes,
-                _ops_of(kernel),
-                kernel.external_inputs,
-                kernel.external_outputs,
-                kernel.memory_saved,
-            )
-            for kernel in self.kernels
-        ]
-        return html_of([str(self)], [("kernel", "nodes", "ops", "reads", "writes", "bytes saved"), *rows])
-
     @functools.cached_property
     def before(self) -> GraphIoProfile:
         """The profile of the graph with every node as a kernel of its own.
@@ -175,10 +160,6 @@ class FusionPlan:
             kernel_launches=sum(any(graph.launches[i] for i in group) for group in partition),
             device_traffic_bytes=saturate(sum(graph.traffic_bytes(group) for group in partition)),
         )
-
-
-def _ops_of(kernel: FusedKernel) -> list[str]:
-    return [kernel.graph_nodes[id_].op for id_ in kernel.nodes] if kernel.graph_nodes else []
 
 
 def plan_fusion(

@@ -9,7 +9,6 @@ import numpy as np
 
 from rlxjax._checks import as_index, check_at_least, check_not_nan, is_traced
 from rlxjax._counts import MAX_COUNT, as_float, exact, is_exact, packed, saturate
-from rlxjax._html import html_of
 from rlxjax._typing import Count, RealLike
 from rlxjax._values import by_value
 
@@ -39,10 +38,6 @@ class GraphIoProfile:
     sync_points: Count = 0
     host_output_bytes: Count = 0
     device_traffic_bytes: Count = 0
-
-    def _repr_html_(self) -> str:
-        rows = [(name.replace("_", " "), count) for name, count in vars(self).items()]
-        return html_of([], [("", "count"), *rows])
 
     @classmethod
     def checked(cls, **counts: Count) -> "GraphIoProfile":

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rlxjax._html import html_of
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.graph import GraphIoProfile
 
@@ -122,9 +121,6 @@ class FunctionProfile:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ("  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]) for first, *rest in rows)
         return "\n".join([*self._totals(), "", *table, *self._remarks()])
-
-    def _repr_html_(self) -> str:
-        return html_of(self._totals(), self._rows(), remarks=self._remarks())
 
     def _totals(self) -> list[str]:
         io = self.io
