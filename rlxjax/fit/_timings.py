@@ -56,10 +56,7 @@ class Timings:
         times = _column("time_ns", time_ns, None)
         if times.ndim != 1:
             raise ValueError(f"time_ns: expected one axis, got shape {times.shape}")
-        bad = ~(np.isfinite(times) & (times > 0))
-        if bad.any():
-            index = int(np.argmax(bad))
-            raise ValueError(f"time_ns[{index}]: expected a positive finite number, got {times[index]}")
+        _check_times(times, np.ones(times.shape, bool))
         codes = np.asarray(variant_codes(model, np.asarray(variant)), np.int32)
         columns = {name: _column(name, values, times.shape) for name, values in inputs.items()}
         for name, column in columns.items():
@@ -145,8 +142,7 @@ class Timings:
 
     @classmethod
     def _of_table(cls, model: LatencyModel, table: Table, variant: str, time_ns: str) -> "Timings":
-        found = checked_columns(model, table, variant, time_ns)
-        return cls.checked(model, variant=found.variant, time_ns=found.time_ns, **found.inputs)
+        return cls.checked(model, **checked_columns(model, table, variant, time_ns))
 
     @property
     def model(self) -> LatencyModel:
@@ -237,11 +233,7 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
         if np.shape(column) != shape:
             raise ValueError(f"{name}: expected shape {shape}, as time_ns has, got {np.shape(column)}")
     counted, times_ns = weights > 0, np.asarray(timings.time_ns)
-    bad = counted & ~(np.isfinite(times_ns) & (times_ns > 0))
-    if bad.any():
-        index = tuple(np.argwhere(bad)[0].tolist())
-        place = ", ".join(map(str, index))
-        raise ValueError(f"time_ns[{place}]: expected a positive finite number, got {times_ns[index]}")
+    _check_times(times_ns, counted)
     count = counted.sum(-1)
     if np.any(count < min_timings):
         found, where = _first(count, count < min_timings)
@@ -260,3 +252,11 @@ def _first(count: np.ndarray | np.integer, wrong: np.ndarray | np.bool_) -> tupl
     """Return the count of the first device that is wrong, and which one that is."""
     index = int(np.argmax(wrong))
     return int(np.ravel(count)[index]), f" for device {index}" if np.ndim(count) else ""
+
+
+def _check_times(times_ns: np.ndarray, counted: np.ndarray) -> None:
+    bad = counted & ~(np.isfinite(times_ns) & (times_ns > 0))
+    if bad.any():
+        index = tuple(np.argwhere(bad)[0].tolist())
+        place = ", ".join(map(str, index))
+        raise ValueError(f"time_ns[{place}]: expected a positive finite number, got {times_ns[index]}")
