@@ -94,7 +94,7 @@ class Calibration:
         of = [content.models[name] for name in known if name in content.models] or [*content.sections().values()]
         return cls(
             calibrated_models(content, known),
-            gate_of(content),
+            gate_of(content.machine),
             fingerprint=of[0].fingerprint.model_dump() if of else {},
             source=f"the calibration{f' of {max(one.created for one in of)}' if of else ''}"
             + (f", {os.fspath(path)}" if path else ""),

@@ -2,11 +2,12 @@
 
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import shlex
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
@@ -48,7 +49,6 @@ from ._schema import (
     ErrorSummary,
     FitSummary,
     FittedCoefficient,
-    GateCoefficient,
     MachineSection,
     ModelSection,
     Range,
@@ -140,10 +140,11 @@ def sections_of_file(
     known = {model.name: model for model in (BUILT_IN.values() if models is None else models)}
     found, left_out = {}, []
     for name, own in raw["models"].items():
-        found[name], problem = _section_of(ModelSection, own, known.get(name), unsealed)
+        check = functools.partial(posterior_of, known[name]) if name in known else None
+        found[name], problem = _section_of(ModelSection, own, check, unsealed)
         if problem and name in known:
             left_out.append(f"{path}: models.{name}.{problem}; {_mend(path, name, own)}")
-    machine, problem = _section_of(MachineSection, raw.get("machine", {}), None, unsealed)
+    machine, problem = _section_of(MachineSection, raw.get("machine", {}), gate_of, unsealed)
     if problem and raw.get("machine") is not None:
         left_out.append(f"{path}: machine.{problem}; {_mend(path, WELCH.name, raw['machine'])}")
     good = {name: section for name, section in found.items() if section is not None}
@@ -167,17 +168,19 @@ def _raw_of(path: str | os.PathLike[str]) -> dict[str, Any]:
     return raw
 
 
-def _section_of(schema: type[Section], raw: Any, model: LatencyModel | None, unsealed: bool) -> tuple[Any, str | None]:
-    """Return a section, or what keeps it from being read."""
+def _section_of(
+    schema: type[Section], raw: Any, check: Callable[[Any], object] | None, unsealed: bool
+) -> tuple[Any, str | None]:
+    """Return a section, or what keeps it from being read: its schema, what is made of it, or its digest."""
     try:
         section = schema.model_validate(raw)
+        if check is not None:
+            check(section)
     except ValidationError as reason:
         return None, first_refusal(reason)
+    except ValueError as reason:
+        return None, str(reason)
     problem = None if unsealed else digest_problem(raw)
-    if isinstance(section, MachineSection) and section.gate is not None:
-        problem = _gate_problem(section.gate) or problem
-    elif isinstance(section, ModelSection) and model is not None:
-        problem = _problem(model, section) or problem
     return None if problem else section, problem
 
 
@@ -248,57 +251,30 @@ def of_this_machine(content: CalibrationFile) -> CalibrationFile:
     return content.model_copy(update={"machine": own.pop("the machine", None), "models": own})
 
 
-def _problem(model: LatencyModel, section: ModelSection) -> str | None:
-    """Return what keeps a section from being read as this model's, None of nothing."""
-    if section.model_version != model.version:
-        return f"model_version: expected {model.version}, got {section.model_version}"
-    units = {name: unit_of(name) for name in coefficient_names(model.prior.median)}
-    if problem := _entries_problem(section.coefficients, units):
-        return f"coefficients.{problem}"
-    for name, fact in model.facts.items():
-        if name not in section.facts:
-            return f"facts.{name} is missing"
-        if np.ndim(section.facts[name]) != np.ndim(fact):
-            return f"facts.{name}: expected {'numbers' if np.ndim(fact) else 'a number'}, got {section.facts[name]}"
-    uncertainty, variants = section.uncertainty, set(model.variants)
-    for name, entries in (("correction", uncertainty.correction), ("spread", uncertainty.spread)):
-        if set(entries) != variants:
-            return f"uncertainty.{name}: expected {', '.join(model.variants)}, got {', '.join(entries)}"
-    known = prior_posterior(model, facts=facts_of(section.facts))
-    for name, weights in uncertainty.correction.items():
-        if len(weights) != known.weights.shape[1]:
-            return f"uncertainty.correction.{name}: expected {known.weights.shape[1]} weights, got {len(weights)}"
-    if len(uncertainty.covariance_factor) != len(known.factor):
-        rows = len(uncertainty.covariance_factor)
-        return f"uncertainty.covariance_factor: expected {len(known.factor)} rows, got {rows}"
-    if missing := [name for name, _ in model.extents(dict.fromkeys(model.inputs, 1.0)) if name not in section.domain]:
-        return f"domain.{missing[0]} is missing"
-    return None
-
-
-def _gate_problem(gate: Mapping[str, GateCoefficient]) -> str | None:
-    if problem := _entries_problem(gate, GATE_UNITS):
-        return f"gate.{problem}"
-    if gate["unified_memory"].value not in (0.0, 1.0):
-        return f"gate.unified_memory: expected 0 or 1, got {gate['unified_memory'].value}"
-    return None
-
-
-def _entries_problem(entries: Mapping[str, Any], units: Mapping[str, str]) -> str | None:
+def _check_entries(of: str, entries: Mapping[str, Any], units: Mapping[str, str]) -> None:
+    """Refuse coefficients of other names or units."""
     for name, unit in units.items():
         if name not in entries:
-            return f"{name} is missing"
+            raise ValueError(f"{of}.{name} is missing")
         if entries[name].unit != unit:
-            return f"{name}.unit: expected {unit!r}, got {entries[name].unit!r}"
-    unknown = set(entries) - set(units)
-    return f"{min(unknown)} is no coefficient of this schema" if unknown else None
+            raise ValueError(f"{of}.{name}.unit: expected {unit!r}, got {entries[name].unit!r}")
+    if unknown := set(entries) - set(units):
+        raise ValueError(f"{of}.{min(unknown)} is no coefficient of this schema")
 
 
-def gate_of(content: CalibrationFile) -> IoFusionGate | None:
-    """Return the measured gate of a file, if it holds one."""
-    if content.machine is None or content.machine.gate is None:
+def gate_of(machine: MachineSection | None) -> IoFusionGate | None:
+    """Return the measured gate of a machine, if there is one.
+
+    Raises:
+        ValueError: a coefficient that is missing, of another unit, or impossible.
+    """
+    if machine is None or machine.gate is None:
         return None
-    return IoFusionGate(**{name: entry.value for name, entry in content.machine.gate.items()})
+    _check_entries("gate", machine.gate, GATE_UNITS)
+    gate = IoFusionGate(**{name: entry.value for name, entry in machine.gate.items()})
+    if gate.unified_memory not in (0.0, 1.0):
+        raise ValueError(f"gate.unified_memory: expected 0 or 1, got {gate.unified_memory}")
+    return gate
 
 
 def calibrated_models(content: CalibrationFile, models: Mapping[str, LatencyModel]) -> dict[str, CalibratedModel]:
@@ -320,17 +296,40 @@ def calibrated_models(content: CalibrationFile, models: Mapping[str, LatencyMode
 
 
 def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior:
-    """Return the posterior that a section holds."""
-    median, uncertainty = model.prior.median, section.uncertainty
-    values = [section.coefficients[name].value for name in coefficient_names(median)]
-    rows = uncertainty.covariance_factor
-    factor = np.zeros((len(rows), len(rows)))
-    for place, row in enumerate(rows):
-        factor[place, : place + 1] = row
+    """Return the posterior that a section holds.
+
+    Raises:
+        ValueError: a section of another version of the model, or a field that is not as the model has it.
+    """
+    if section.model_version != model.version:
+        raise ValueError(f"model_version: expected {model.version}, got {section.model_version}")
+    median, uncertainty, facts = model.prior.median, section.uncertainty, facts_of(section.facts)
+    names = coefficient_names(median)
+    _check_entries("coefficients", section.coefficients, {name: unit_of(name) for name in names})
+    for name, fact in model.facts.items():
+        if name not in facts:
+            raise ValueError(f"facts.{name} is missing")
+        if np.ndim(facts[name]) != np.ndim(fact):
+            wanted = "numbers" if np.ndim(fact) else "a number"
+            raise ValueError(f"facts.{name}: expected {wanted}, got {section.facts[name]}")
+    known, rows = prior_posterior(model, facts=facts), uncertainty.covariance_factor
+    for name, entries in (("correction", uncertainty.correction), ("spread", uncertainty.spread)):
+        if set(entries) != set(model.variants):
+            raise ValueError(f"uncertainty.{name}: expected {', '.join(model.variants)}, got {', '.join(entries)}")
+    for name, weights in uncertainty.correction.items():
+        if len(weights) != (count := known.weights.shape[1]):
+            raise ValueError(f"uncertainty.correction.{name}: expected {count} weights, got {len(weights)}")
+    if len(rows) != len(known.factor):
+        raise ValueError(f"uncertainty.covariance_factor: expected {len(known.factor)} rows, got {len(rows)}")
+    for name, _ in model.extents(dict.fromkeys(model.inputs, 1.0)):
+        if name not in section.domain:
+            raise ValueError(f"domain.{name} is missing")
+    factor = np.zeros(known.factor.shape)
+    factor[np.tril_indices(len(rows))] = np.concatenate(rows)
     return LatencyPosterior(
         model,
-        facts_of(section.facts),
-        jax.tree.structure(median).unflatten(values),
+        facts,
+        jax.tree.structure(median).unflatten([section.coefficients[name].value for name in names]),
         np.array([uncertainty.correction[name] for name in model.variants]),
         factor,
         np.array([uncertainty.spread[name] for name in model.variants]),
@@ -356,7 +355,7 @@ def section_of(
         outliers: phrases of timings far off their prediction.
         **about: what else the section says of itself, see `ModelSection`; made here and now unless given.
     """
-    posterior, terms = found.posterior, found.terms
+    posterior, terms, variants = found.posterior, found.terms, found.posterior.model.variants
     log_sds = named(posterior.coefficient_log_sd())
     measured = is_measured(np.array(list(log_sds.values())), np.array(jax.tree.leaves(prior.log_sd)))
     coefficients = {
@@ -378,7 +377,11 @@ def section_of(
             for name, fact in posterior.facts.items()
         },
         coefficients=coefficients,
-        uncertainty=_uncertainty_of(posterior),
+        uncertainty=Uncertainty(
+            correction={name: list(map(rounded, row)) for name, row in zip(variants, posterior.weights, strict=True)},
+            spread={name: float(sd) for name, sd in zip(variants, posterior.spread, strict=True)},
+            covariance_factor=[list(map(rounded, row[: place + 1])) for place, row in enumerate(posterior.factor)],
+        ),
         noise_floor=noise_floor,
         held_out=dict(held_out),
         domain={
@@ -399,18 +402,6 @@ def made_now() -> dict[str, Any]:
     """Return the time and the machine of a section that is made here."""
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"created": created, "fingerprint": current_fingerprint()}
-
-
-def _uncertainty_of(posterior: LatencyPosterior) -> Uncertainty:
-    variants, factor = posterior.model.variants, np.asarray(posterior.factor)
-    return Uncertainty(
-        correction={
-            name: [rounded(weight) for weight in row]
-            for name, row in zip(variants, np.asarray(posterior.weights), strict=True)
-        },
-        spread={name: float(sd) for name, sd in zip(variants, np.asarray(posterior.spread), strict=True)},
-        covariance_factor=[[rounded(number) for number in row[: place + 1]] for place, row in enumerate(factor)],
-    )
 
 
 def save_calibration(path: str | os.PathLike[str], *fits: PosteriorFit) -> None:
