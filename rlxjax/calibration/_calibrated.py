@@ -175,16 +175,13 @@ class CalibratedModel:
         Raises:
             ValueError: as `predict_ns`, or inputs that are traced.
         """
-        values = self._all_inputs(inputs, named)
-        if is_traced(*values.values(), *jax.tree.leaves(self.posterior.facts)):
-            raise ValueError("alternatives: expected inputs that are numbers, got traced ones; see `pick_index`")
-        runs = Runs.checked(self.model, 0, **values)
+        if not self.strategies:
+            return ()
         with jax.ensure_compile_time_eval():
-            is_same = np.asarray(self.model.same_result(runs, self.posterior.facts))
-        places = {
-            name: [self.model.variants.index(v) for v in s.variants] for name, s in alternatives_of(self.model).items()
-        }
-        return tuple(name for name, own in places.items() if is_same[..., own].any(-1).all())
+            _, is_possible = _times_ns(self.on_device(), *self._runs(self.strategies, inputs, named))
+        if is_traced(is_possible):
+            raise ValueError("alternatives: expected inputs that are numbers, got traced ones; see `pick_index`")
+        return tuple(np.array(self.strategies)[np.asarray(is_possible)].tolist())
 
     def pick(self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None) -> str:
         """Return the strategy with the lowest prediction among those that give the same result; of equals the first.
@@ -330,17 +327,13 @@ class CalibratedModel:
             if is_traced(value) or np.ndim(value):
                 given = "a traced value" if is_traced(value) else f"shape {np.shape(value)}"
                 raise ValueError(f"{name}: expected a number, that of one workload, got {given}; see `pick_index`")
-        numbers = [value.item() if hasattr(value, "item") else value for value in (*inputs, *named.values())]
-        return _choice(
-            handle(self),
-            candidates,
-            tuple(numbers[: len(inputs)]),
-            tuple(zip(named, numbers[len(inputs) :], strict=True)),
-        )
+        by_name = tuple((name, _number(value)) for name, value in named.items())
+        return _choice(handle(self), candidates, tuple(map(_number, inputs)), by_name)
 
 
-def _as_floats(value: Any) -> np.ndarray | Array:
-    return value.astype(float) if isinstance(value, jax.Array) else np.asarray(value, float)
+def _number(value: Any) -> Any:
+    """Return a scalar as what a cache can be asked for."""
+    return value.item() if hasattr(value, "item") else value
 
 
 @functools.lru_cache(maxsize=MOST_PLACED)
@@ -360,10 +353,9 @@ def _choice(
     own: CalibratedModel = known()
     if is_traced(*jax.tree.leaves(own.posterior)):
         raise ValueError("pick: expected a calibration of numbers, got a traced one; see `pick_index`")
-    sizes = dict(named)
-    names = own.alternatives(*inputs, **sizes) if candidates is None else candidates
+    names = own.alternatives(*inputs, **dict(named)) if candidates is None else candidates
     with jax.ensure_compile_time_eval():
-        found = own._answer(_times_ns, names, inputs, sizes)
+        found = own._answer(_times_ns, names, inputs, dict(named))
     chosen = int(np.argmin([time_ns for time_ns, _ in found]))
     return names[chosen], own.model.variants[int(found[chosen][1])]
 
