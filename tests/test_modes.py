@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from jax import export
 from test_values import calibration as two_models
-from test_values import explanation, graph, posterior_fit
+from test_values import explanation, posterior_fit
 
 import rlxjax as rx
 from calibrate.printing import finite_ns, json_text
@@ -30,6 +30,15 @@ MODEL = dataclasses.replace(rx.LearnedFft.exact(64), mask=(np.arange(33) <= 16).
 PRIOR = rx.prior_calibration("cpu")
 GATE, BENEFIT = rx.io_fusion_gate_for_target("cuda"), rx.FusionBenefit(3, -1, 4096, 8192)
 PROFILE, ROW = rx.GraphIoProfile(3, 1, 4096, 8192), rx.backend_coefficients("cuda")
+
+
+def graph():
+    """Return a graph that makes two kernels."""
+    made = rx.Graph()
+    x = made.input("x", (64,), "f32")
+    y = made.add("exp", [made.add("relu", [x])])
+    made.set_outputs([made.add("reduce_sum", [y])])
+    return made
 
 
 def a_sum(x):
