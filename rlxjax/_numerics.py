@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ._checks import check_at_least, check_positive
 from ._typing import RealLike
 
 #: Standard deviation of a logistic distribution of temperature 1.
@@ -109,26 +110,20 @@ def soft_step(x: RealLike, temperature: RealLike) -> Array:
         x: what is compared, `[*batch]`.
         temperature: positive, in the unit of `x`.
 
+    Raises:
+        ValueError: a temperature that is not positive.
+
     Examples:
         >>> print(soft_step(0.0, 2.0))
         0.5
     """
+    check_positive(temperature, "temperature")
     return logistic(log_odds(x, temperature))
 
 
 def log_soft_step(x: RealLike, temperature: RealLike) -> Array:
     """Return the logarithm of `soft_step`, without underflow at very negative `x`."""
     return jax.nn.log_sigmoid(log_odds(x, temperature))
-
-
-def soft_at_least(x: RealLike, threshold: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth form of `x >= threshold` whose limit at the tie is 1, as the hard one's is.
-
-    The logistic is shifted by the root of the temperature, which vanishes with it: a plain logistic stays
-    at one half at the tie however small the temperature.
-    """
-    x, temperature = _floats(x, temperature)
-    return soft_step(x - threshold + jnp.sqrt(temperature), temperature)
 
 
 def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
@@ -139,10 +134,14 @@ def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
         y: the other.
         temperature: positive, in their unit.
 
+    Raises:
+        ValueError: a temperature that is not positive.
+
     Examples:
         >>> float(soft_maximum(3.0, 1e9, temperature=1.0))
         1000000000.0
     """
+    check_positive(temperature, "temperature")
     x, temperature = _floats(x, temperature)
     return _maximum(x, jnp.asarray(y, jnp.result_type(x, y)), temperature)
 
@@ -169,7 +168,7 @@ def _gap(x: Array, y: Array) -> Array:
 
 
 def soft_relu(x: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth form of `max(x, 0)`: `temperature * softplus(x / temperature)`.
+    """Return the smooth form of `max(x, 0)`: `temperature * softplus(x / temperature)`; errors as of `soft_maximum`.
 
     Args:
         x: the number, `[*batch]`.
@@ -190,11 +189,6 @@ def soft_minimum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
         3.0
     """
     return -soft_maximum(-jnp.asarray(x), -jnp.asarray(y), temperature)
-
-
-def soft_clip(x: RealLike, low: RealLike, high: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth form of `clip(x, low, high)`."""
-    return soft_minimum(soft_maximum(x, low, temperature), high, temperature)
 
 
 def soft_roofline(x: RealLike, y: RealLike, sharpness: float) -> Array:
@@ -290,10 +284,14 @@ def temperature_from_sd(sd: RealLike) -> RealLike:
     Args:
         sd: the standard deviation, `[*batch]`.
 
+    Raises:
+        ValueError: a standard deviation that is negative or NaN.
+
     Examples:
         >>> round(float(temperature_from_sd(1.814)), 3)
         1.0
     """
+    check_at_least(sd, "sd", 0, "standard deviation", most=math.inf)
     return sd / LOGISTIC_SD
 
 
@@ -354,10 +352,13 @@ class Smooth:
         return soft_maximum(x, y, self._temperature(scale))
 
     def clip(self, x, low, high, scale: RealLike | None = None):
-        return soft_clip(x, low, high, self._temperature(scale))
+        temperature = self._temperature(scale)
+        return soft_minimum(soft_maximum(x, low, temperature), high, temperature)
 
     def at_least(self, x, threshold, scale: RealLike | None = None):
-        return soft_at_least(x, threshold, self._temperature(scale))
+        # Shifted by the root of the temperature, which vanishes with it: the limit at the tie is 1, as the hard one's.
+        x, temperature = _floats(x, self._temperature(scale))
+        return soft_step(x - threshold + jnp.sqrt(temperature), temperature)
 
     def _temperature(self, scale: RealLike | None) -> RealLike:
         if scale is None:

@@ -6,6 +6,7 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import scipy.special
 import scipy.stats
 from _tolerances import (
@@ -35,16 +36,16 @@ CLOSED_FORMS = {
     "logistic": (num.logistic, (X,), scipy.special.expit),
     "soft_step": (num.soft_step, (X, T), lambda x, t: scipy.special.expit(x / t)),
     "log_soft_step": (num.log_soft_step, (X, T), lambda x, t: scipy.special.log_expit(x / t)),
-    "soft_at_least": (
-        num.soft_at_least,
+    "at_least": (
+        lambda x, y, t: num.Smooth(t).at_least(x, y),
         (X, Y, T),
         lambda x, y, t: scipy.special.expit((x - y) / t + t**-0.5),
     ),
     "soft_relu": (num.soft_relu, (X, T), lambda x, t: log_sum_exp(x, 0, t)),
     "soft_maximum": (num.soft_maximum, (X, Y, T), log_sum_exp),
     "soft_minimum": (num.soft_minimum, (X, Y, T), lambda x, y, t: -log_sum_exp(-x, -y, t)),
-    "soft_clip": (
-        lambda x, y, t: num.soft_clip(x, y, y + 3, t),
+    "clip": (
+        lambda x, y, t: num.Smooth(t).clip(x, y, y + 3),
         (X, Y, T),
         lambda x, y, t: -log_sum_exp(-log_sum_exp(x, y, t), -y - 3, t),
     ),
@@ -109,7 +110,7 @@ def test_a_relaxation_is_within_its_temperature_of_the_hard_choice():
         (num.soft_relu, lambda x: np.maximum(x, 0)),
         (lambda x, t: num.soft_maximum(x, 2.0, t), lambda x: np.maximum(x, 2)),
         (lambda x, t: num.soft_minimum(x, 2.0, t), lambda x: np.minimum(x, 2)),
-        (lambda x, t: num.soft_clip(x, -3.0, 2.0, t), lambda x: np.clip(x, -3, 2)),
+        (lambda x, t: num.Smooth(t).clip(x, -3.0, 2.0), lambda x: np.clip(x, -3, 2)),
     ]:
         for temperature in [1e-5, 1e-8]:
             error = np.abs(soft(POINTS, temperature) - hard(POINTS))
@@ -118,7 +119,7 @@ def test_a_relaxation_is_within_its_temperature_of_the_hard_choice():
 
 def test_a_step_tends_to_the_hard_step_and_only_at_least_does_at_the_tie():
     for temperature in [1e-5, 1e-8]:
-        at_least = num.soft_at_least(POINTS, 2.0, temperature)
+        at_least = num.Smooth(temperature).at_least(POINTS, 2.0)
         np.testing.assert_allclose(at_least, POINTS >= 2, rtol=0, atol=SATURATED_ATOL)
         away = POINTS[POINTS != 0]
         np.testing.assert_allclose(num.soft_step(away, temperature), away >= 0, rtol=0, atol=SATURATED_ATOL)
@@ -338,3 +339,14 @@ def test_smooth_extremes_keep_the_smaller_of_very_different_numbers():
                 assert num.soft_maximum(1.0, -other, 1e-3) == num.soft_maximum(-other, 1.0, 1e-3) == 1.0
             assert num.soft_relu(1e25, 1.0) == np.asarray(1e25, num.soft_relu(1e25, 1.0).dtype)
             assert (np.asarray(num.soft_relu(np.arange(3), 1e-6)) >= np.arange(3)).all()
+
+
+def test_a_temperature_that_is_none_is_refused_where_the_host_can_read_it():
+    for bad in (0.0, -1.0, np.nan, [1.0, -1.0]):
+        for soft in (num.soft_step, num.soft_relu, lambda x, t: num.soft_maximum(x, 1.0, t)):
+            with pytest.raises(ValueError, match="temperature: expected a positive number, got (0|-1|nan)"):
+                soft(2.0, bad)
+    for bad in (-1.0, np.nan):
+        with pytest.raises(ValueError, match=f"sd: expected a standard deviation of at least 0, got {bad}"):
+            num.temperature_from_sd(bad)
+    assert num.temperature_from_sd(np.inf) == np.inf
