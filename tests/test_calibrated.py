@@ -1,7 +1,8 @@
 """A calibrated model: predictions, picks, decisions and domains, of any model, eager, mapped and traced."""
 
 import dataclasses
-import json
+import itertools
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from _models import (
     TILED,
     TILED_TRUTH,
     TWIN,
+    LineModel,
     calibrated,
     calibration,
     certain,
@@ -22,7 +24,7 @@ from _models import (
 from _tolerances import assert_gradient_is_the_finite_difference
 
 from rlxjax.calibration import explain
-from rlxjax.fit import Runs, decision, estimate
+from rlxjax.fit import Input, Runs, StrategySpec, decision, estimate
 
 TILES = calibrated(random_posterior(TILED, TILED_TRUTH))
 LINES = calibrated(certain(LINE, LINE_TRUTH))
@@ -82,19 +84,13 @@ def test_predictions_have_gradients_by_inputs_and_coefficients():
     assert jax.grad(lambda n: LINES.predict_ns("blocked", n))(1000.0) == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize(("level", "sds"), [(0.6826894921, 1.0), (0.9544997361, 2.0)])
-def test_an_interval_is_log_normal_around_the_prediction(level, sds):
+def test_an_interval_is_log_normal_around_the_prediction():
     run = TILES.estimate("tile", N)
-    low, high = TILES.interval_ns("tile", N, level=level)
-    np.testing.assert_allclose(np.log(high / low), 2 * sds * run.log_sd(), rtol=1e-8)
-    np.testing.assert_allclose(np.sqrt(low * high), run.time_ns, rtol=1e-12)
+    for level, sds in ((0.6826894921, 1.0), (0.9544997361, 2.0)):
+        low, high = TILES.interval_ns("tile", N, level=level)
+        np.testing.assert_allclose(np.log(high / low), 2 * sds * run.log_sd(), rtol=1e-8)
+        np.testing.assert_allclose(np.sqrt(low * high), run.time_ns, rtol=1e-12)
     assert np.all(np.asarray(run.log_sd()) > np.asarray(run.spread))
-
-
-@pytest.mark.parametrize("level", [0.0, 1.0, -0.5, float("nan")])
-def test_a_level_that_is_no_probability_is_refused(level):
-    with pytest.raises(ValueError, match=f"level: expected a probability between 0 and 1, got {level}"):
-        TILES.interval_ns("tile", 1, level=level)
 
 
 def test_the_pick_has_the_lowest_prediction():
@@ -113,21 +109,6 @@ def test_the_pick_has_the_lowest_prediction():
     assert type(TILES.pick(np.float64(700.0), 2.5)) is str
 
 
-@pytest.mark.parametrize(
-    ("pick", "said"),
-    [
-        (lambda: TILES.pick(N), r"n: expected a number, that of one workload, got shape \(6,\); see `pick_index`"),
-        (lambda: TILES.pick(64, depth=[1, 2]), r"depth: expected a number, .* got shape \(2,\); see `pick_index`"),
-        (lambda: jax.jit(TILES.pick)(64.0), "n: expected a number, .* got a traced value; see `pick_index`"),
-        (lambda: jax.jit(lambda own: own.pick(64.0))(TILES), "pick: expected a calibration of numbers, .*`pick_index`"),
-    ],
-)
-def test_a_pick_is_of_one_workload(pick, said):
-    with pytest.raises(ValueError, match=said) as caught:
-        pick()
-    assert "\n" not in str(caught.value)
-
-
 def test_the_pick_is_among_its_candidates_in_their_order_and_of_equals_the_first():
     assert TILES.pick(8000.0, candidates=("loop",)) == "once"
     swapped = TILES.pick_index(N, 2.5, candidates=("tile", "loop"))
@@ -136,8 +117,6 @@ def test_the_pick_is_among_its_candidates_in_their_order_and_of_equals_the_first
     assert float(equal.predict_ns("plain", 1)) == float(equal.predict_ns("blocked", 1))
     assert equal.pick(1) == "plain"
     assert equal.pick(1, candidates=("blocked", "plain")) == "blocked"
-    with pytest.raises(ValueError, match="candidates: expected a strategy at least, got none"):
-        TILES.pick(1, candidates=())
 
 
 def test_a_strategy_goes_by_the_name_that_says_most():
@@ -148,54 +127,108 @@ def test_a_strategy_goes_by_the_name_that_says_most():
     np.testing.assert_allclose(TILES.predict_ns("once", N), TILES.predict_ns("loop", N, 1.0), rtol=1e-12)
 
 
+class Late(type(TILED)):
+    """Pairs of tiles, of nothing but more than a tile."""
+
+    name, variants = "late", ("loop", "pair")
+    strategies = {name: StrategySpec((name,)) for name in variants}
+
+    def same_result(self, runs, facts):
+        return super().same_result(runs, facts)[..., np.array([0, 2])]
+
+    def terms_ns(self, coefficients, runs, facts):
+        return super().terms_ns(coefficients, dataclasses.replace(runs, variant=2 * jnp.asarray(runs.variant)), facts)
+
+
+LATE = calibrated(random_posterior(Late(), TILED_TRUTH))
+
+
 def test_alternatives_give_the_result_that_is_asked_for():
     assert TILES.alternatives(1) == TILES.alternatives(1, 2.0) == TILES.alternatives(1000) == ("loop", "tile")
-
-    class Late(type(TILED)):
-        """Tiles of nothing but more than a tile."""
-
-        name = "late"
-        variants = ("loop", "pair")
-
-        @property
-        def strategies(self):
-            return {name: own for name, own in super().strategies.items() if name != "tile"} | {
-                "pair": super().strategies["loop"]._replace(variants=("pair",))
-            }
-
-        def same_result(self, runs, facts):
-            return super().same_result(runs, facts)[..., np.array([0, 2])]
-
-        def terms_ns(self, coefficients, runs, facts):
-            return super().terms_ns(
-                coefficients, dataclasses.replace(runs, variant=2 * jnp.asarray(runs.variant)), facts
-            )
-
-    late = calibrated(random_posterior(Late(), TILED_TRUTH))
-    assert late.alternatives(64) == ("loop",)
-    assert late.alternatives(65) == late.alternatives([65, 1000]) == ("loop", "pair")
-    assert late.alternatives([64, 65]) == ("loop",)
-    assert late.pick(64) == "once"
-    assert np.all(late.pick_index(N[:3]) == 0)
-    with pytest.raises(ValueError, match=r"strategy: 'pair' was not timed for such work \(n 64, depth 1\)"):
-        late.predict_ns("pair", 64)
-    assert np.isinf(jax.jit(lambda n: late.predict_ns("pair", n))(64.0))
+    assert LATE.alternatives(64) == LATE.alternatives([64, 65]) == ("loop",)
+    assert LATE.alternatives(65) == LATE.alternatives([65, 1000]) == ("loop", "pair")
+    assert LATE.pick(64) == "loop"
+    assert np.all(LATE.pick_index(N[:3]) == 0)
+    assert np.isinf(jax.jit(lambda n: LATE.predict_ns("pair", n))(64.0))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("quick", 1), "strategy: expected one of once, loop, tile, got 'quick'"),
-        (("once", 1, 2.0), "depth: 'once' has 1, got 2.0"),
-        (("loop",), "n: expected a number of items, got none"),
-        (("loop", -1), "n: expected a size of at least 1.0, got -1"),
-        (("loop", [1, -1]), "n: expected a size of at least 1.0, got -1"),
+class Doubled(LineModel):
+    """Every strategy implies an input."""
+
+    name = "doubled"
+    inputs = {"n": Input("items"), "copies": Input("copies", default=1.0)}
+    strategies = {
+        "single": StrategySpec(("plain",), {"copies": 1.0}),
+        "double": StrategySpec(("plain",), {"copies": 2.0}),
+    }
+
+
+DOUBLED = calibrated(certain(Doubled(), LINE_TRUTH))
+CALIBRATION = calibration()
+#: By what is refused, calls that do.
+REFUSED = {
+    "n: expected a number, that of one workload, got shape (2,); see `pick_index`": [
+        lambda: TILES.pick(np.array([1.0, 100.0])),
+        lambda: TILES.variant_of("tile", n=[1.0, 100.0]),
+        lambda: TILES.cheapest(("loop", "tile"), np.array([1.0, 100.0])),
     ],
-)
-def test_runs_that_cannot_be_are_refused(arguments, said):
-    with pytest.raises(ValueError, match=".") as caught:
-        TILES.predict_ns(*arguments)
-    assert said in str(caught.value)
+    "depth: expected a number, that of one workload, got shape (2,); see `pick_index`": [
+        lambda: TILES.pick(64, depth=[1, 2])
+    ],
+    "n: expected a number, that of one workload, got a traced value; see `pick_index`": [
+        lambda: jax.jit(TILES.pick)(64.0),
+        lambda: jax.jit(lambda n: TILES.variant_of("tile", n) and n)(100.0),
+    ],
+    "pick: expected a calibration of numbers, got a traced one; see `pick_index`": [
+        lambda: jax.jit(lambda own: own.pick(64.0))(TILES),
+        lambda: jax.jit(lambda own: own.variant_of("tile", 64.0))(TILES),
+    ],
+    "alternatives: expected inputs that are numbers, got traced ones; see `pick_index`": [
+        lambda: jax.jit(lambda n: TILES.alternatives(n) and n)(100.0),
+        lambda: jax.jit(lambda own: own.alternatives(100.0) and own.coefficients)(TILES),
+    ],
+    "candidates: expected a strategy at least, got none": [
+        lambda: TILES.pick_index(100.0, candidates=[]),
+        lambda: TILES.decided(100.0, candidates=[]),
+        lambda: TILES.pick(100.0, candidates=[]),
+        lambda: TILES.cheapest((), 100.0),
+        lambda: DOUBLED.pick_index(100.0, 2.0),
+    ],
+    "strategy: expected one of once, loop, tile, got 'quick'": [lambda: TILES.predict_ns("quick", 1)],
+    "strategy: 'pair' was not timed for such work (n 64, depth 1)": [
+        lambda: LATE.predict_ns("pair", 64),
+        lambda: LATE.compare("loop", "pair", 64),
+        lambda: LATE.cheapest(("loop", "pair"), 64),
+    ],
+    "depth: 'once' has 1, got 2.0": [lambda: TILES.predict_ns("once", 1, 2.0)],
+    "copies: 'double' has 2, got 3.0": [lambda: DOUBLED.in_domain(8.0, 3.0)],
+    "n: expected a number of items, got none": [lambda: TILES.predict_ns("loop"), lambda: TILES.pick()],
+    "n: expected a size of at least 1.0, got -1": [
+        lambda: TILES.predict_ns("loop", -1),
+        lambda: TILES.predict_ns("loop", [1, -1]),
+    ],
+    "twin: expected two strategies to decide between, got one": [
+        lambda: calibrated(certain(TWIN, dict(TWIN.prior.median))).decide(5)
+    ],
+    "model: expected one of line, tiled, got 'other'": [lambda: CALIBRATION.predict_ns("host", 1, model="other")],
+    "models: this calibration holds none that is known; see load_calibration(models=)": [
+        lambda: calibration(models=[]).pick(1)
+    ],
+    **{
+        f"level: expected a probability between 0 and 1, got {level}": [
+            lambda level=level: TILES.interval_ns("tile", 1, level=level)
+        ]
+        for level in (0.0, 1.0, -0.5, float("nan"))
+    },
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_has_no_answer_is_one_sentence(said):
+    for call in REFUSED[said]:
+        with pytest.raises(ValueError, match=".") as caught:
+            call()
+        assert str(caught.value) == said
 
 
 def test_a_decision_is_that_of_the_two_estimates():
@@ -213,8 +246,6 @@ def test_a_decision_is_that_of_the_two_estimates():
     cheap = calibrated(certain(LINE, {**LINE_TRUTH, "block_ns": 1e-3}))
     assert cheap.decide(1000).verdict() == "fuse"
     assert calibrated(certain(LINE, {**LINE_TRUTH, "block_ns": 1e6})).decide(1000).verdict() == "keep"
-    with pytest.raises(ValueError, match="twin: expected two strategies to decide between, got one"):
-        calibrated(certain(TWIN, dict(TWIN.prior.median))).decide(5)
 
 
 def test_the_domain_is_closed_and_bounds_products_too():
@@ -226,6 +257,12 @@ def test_the_domain_is_closed_and_bounds_products_too():
     expected = [False, True, True, False, True, False, False]
     assert narrow.in_domain(n, depth).tolist() == expected
     assert jax.jit(lambda n: narrow.in_domain(n, depth))(n).tolist() == expected
+
+
+def test_a_domain_is_known_where_every_strategy_implies_an_input():
+    assert [DOUBLED.in_domain(n) for n in (8.0, 9000.0)] == [True, False]
+    assert DOUBLED.in_domain(8.0, 2.0) is True
+    assert DOUBLED.compare("double", "single", 8.0).in_domain is True
 
 
 def test_facts_may_be_replaced():
@@ -241,32 +278,44 @@ def test_facts_may_be_replaced():
     )
 
 
+def test_a_model_remembers_nothing_and_is_pickled_with_all_it_holds():
+    whole = calibrated(certain(LINE, LINE_TRUTH))
+    fields = dict(vars(whole))
+    assert [whole.pick(float(n)) for n in (3, 3, 5)] == ["plain"] * 3
+    assert whole.variant_of("blocked", 3.0) == "blocked"
+    assert vars(whole) == fields
+    back = pickle.loads(pickle.dumps(whole))
+    assert back.coefficients == LINE_TRUTH
+    assert back.pick(3.0) == "plain"
+
+
+def test_decided_is_what_beats_every_other_one_by_the_verdict():
+    unsure = calibrated(random_posterior(TILED, TILED_TRUTH, sd=0.3, spread=0.2))
+    n, depth = (grid.ravel() for grid in np.meshgrid(2.0 ** np.arange(14), [1.0, 2.5]))
+    for names in (("loop", "tile"), ("tile", "loop"), ("loop",)):
+        place, is_sure = map(np.asarray, unsure.decided(n, depth, candidates=names))
+        np.testing.assert_array_equal(place, unsure.pick_index(n, depth, candidates=names))
+        wins = np.ones((len(names), n.size), bool)
+        for one, other in itertools.permutations(range(len(names)), 2):
+            wins[one] &= unsure.compare(names[one], names[other], n, depth).verdict() == "fuse"
+        np.testing.assert_array_equal(is_sure, wins.any(0))
+        np.testing.assert_array_equal(place[is_sure], wins.argmax(0)[is_sure])
+        assert len(set(is_sure)) == min(len(names), 2)
+    place, is_sure = jax.jit(unsure.decided)(n, depth)
+    again = unsure.decided(n, depth, candidates=unsure.strategies)
+    jax.tree.map(np.testing.assert_array_equal, (place, is_sure), again)
+    np.testing.assert_array_equal(unsure.decided(64.0, candidates=("tile", "tile"))[1], False)
+
+
 def test_a_calibration_answers_for_its_first_model_or_the_one_named():
-    whole = calibration()
+    whole = CALIBRATION
     assert list(whole.models) == ["line", "tiled"]
     assert whole.coefficients == whole.of("line").coefficients == whole.posterior.coefficients
-    calls = {
-        "predict_ns": ("plain", "tile"),
-        "terms_ns": ("plain", "tile"),
-        "interval_ns": ("plain", "tile"),
-        "estimate": ("plain", "tile"),
-        "decide": ((), ()),
-        "pick": ((), ()),
-        "pick_index": ((), ()),
-        "in_domain": ((), ()),
-    }
-    for method, (first, second) in calls.items():
-        for name, strategy in ((None, first), ("tiled", second)):
-            arguments = ((strategy,) if strategy else ()) + (100.0,)
-            found = getattr(whole, method)(*arguments, model=name)
-            jax.tree.map(np.testing.assert_array_equal, found, getattr(whole.of(name), method)(*arguments))
-    explained = [found.as_dict() for found in (whole.explain(100, model="tiled"), explain(whole.of("tiled"), 100))]
-    assert json.dumps(explained[0]) == json.dumps(explained[1])
+    of_a_strategy = ("predict_ns", "terms_ns", "interval_ns", "estimate")
+    for method in (*of_a_strategy, "decide", "pick", "pick_index", "in_domain", "explain"):
+        for name, strategy in ((None, "plain"), ("tiled", "tile")):
+            arguments = (strategy, 100.0) if method in of_a_strategy else (100.0,)
+            own = explain if method == "explain" else getattr(type(whole.of(name)), method)
+            found, expected = getattr(whole, method)(*arguments, model=name), own(whole.of(name), *arguments)
+            assert jax.tree.all(jax.tree.map(np.array_equal, found, expected)), method
     assert whole.predict_ns("tile", n=100, depth=2, model="tiled") == whole.of("tiled").predict_ns("tile", 100, 2)
-
-
-def test_a_model_that_a_calibration_lacks_is_refused():
-    with pytest.raises(ValueError, match="model: expected one of line, tiled, got 'welch'"):
-        calibration().predict_ns("host", 1, model="welch")
-    with pytest.raises(ValueError, match=r"models: this calibration holds none that is known; see load_calibration"):
-        calibration(models=[]).pick(1)
