@@ -36,12 +36,6 @@ def is_exact(value: object) -> bool:
     return np.issubdtype(dtype, np.integer)
 
 
-def is_subtracted_on_host(before: Columns, after: Columns) -> bool:
-    """Whether `difference` subtracts on the host: what it holds, and exact counts wherever they are."""
-    is_held = not isinstance(before, jax.Array) and not isinstance(after, jax.Array)
-    return is_held or (is_exact(before) and is_exact(after))
-
-
 def exact(value: Columns) -> int | np.ndarray:
     """Return a readable integer count as a Python integer, or an array of them as Python objects."""
     if isinstance(value, int):
@@ -70,7 +64,7 @@ def difference(before: Columns, after: Columns, name: str) -> Count:
     if is_exact(before) and is_exact(after):
         saved = _difference_in_64_bits(np.asarray(before), np.asarray(after))
         return packed(exact(before) - exact(after) if saved is None else saved)
-    if not is_subtracted_on_host(before, after):
+    if isinstance(before, jax.Array) or isinstance(after, jax.Array):
         return as_float(before, name) - as_float(after, name)
     first, second = _held_float(before, name), _held_float(after, name)
     if isinstance(first, float) and isinstance(second, float):

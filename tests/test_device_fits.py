@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from _compilations import compilations
 from _models import LINE, LINE_TRUTH, TILED, TILED_TRUTH, runs_of, timings_of, true_ns
 
 from rlxjax.fit import (
@@ -105,15 +104,6 @@ def test_facts_are_those_of_every_device():
     both, _ = stack_timings([own, own])
     found, expected = logs_of(fit_devices(both, facts=facts).coefficients), np.log(jax.tree.leaves(TILED_TRUTH))
     np.testing.assert_allclose(found, [expected] * 2, atol=2e-3)
-
-
-def test_new_values_compile_nothing_and_nor_do_more_devices(fitted):
-    _, weights, _ = fitted
-    others, more = timings_of_machines(machines(DEVICES, 5)), timings_of_machines(machines(DEVICES + 20, 7))
-    compilations.clear()
-    fit_devices(others, LINE.prior, weights[::-1], min_timings=1)
-    fit_devices(more)
-    assert not compilations
 
 
 def as_fits(means, sds, converged=True):

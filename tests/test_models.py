@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _built_in_models import FACTS, MODELS, PADDED, SIZES, machine, runs_of, times
-from _compilations import compilations
 from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, QUICKLY, assert_gradient_is_the_finite_difference
 
 from rlxjax.fit import Runs, Timings, coefficient_names, fit_latency, named, predicted_ns, unit_of
@@ -98,16 +97,6 @@ def test_float32_is_within_1e_5_of_float64(model):
         single = times(machine(model, 1), runs_of(model), facts)
         assert single.dtype == np.float32
         np.testing.assert_allclose(single, exact, rtol=FLOAT32_RTOL)
-
-
-@each_model
-def test_new_values_compile_nothing(model):
-    runs, facts = runs_of(model), FACTS[model.name]
-    times(machine(model, 0), runs, facts)
-    others = jax.tree.map(lambda column: column[::-1], runs)
-    compilations.clear()
-    times(machine(model, 1), others, jax.tree.map(lambda fact: 2 * fact, facts))
-    assert not compilations
 
 
 @each_model

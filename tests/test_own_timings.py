@@ -14,55 +14,50 @@ from rlxjax.models import FFT, WELCH
 
 #: Timings of every variant, the second input among them.
 TIMED = timings_of(TILED_TRUTH, runs_of(TILED, depth=2.0), noise_sd=0.02)
-NAMES = [TILED.variants[code] for code in TIMED.runs.variant]
-COLUMNS = {"variant": NAMES, **TIMED.runs.inputs, "time_ns": TIMED.time_ns}
+COLUMNS = {
+    "variant": [TILED.variants[code] for code in TIMED.runs.variant],
+    **TIMED.runs.inputs,
+    "time_ns": TIMED.time_ns,
+}
+
+
+def rows_of(columns):
+    return list(zip(*columns.values(), strict=True))
 
 
 def csv_of(columns):
     """Return the text of a CSV file."""
-    lines = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
-    return "\n".join([",".join(columns), *lines]) + "\n"
-
-
-def records_of(columns):
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return "\n".join([",".join(map(str, row)) for row in ([*columns], *rows_of(columns))]) + "\n"
 
 
 class Frame:
-    """Columns by name, as data frames have them."""
+    """Columns by name, as data frames have them; those of Arrow have their names apart."""
 
-    def __init__(self, columns):
-        self.columns, self.held = list(columns), columns
+    def __init__(self, columns, is_arrow=False):
+        self.held, self.columns = columns, list(columns.values() if is_arrow else columns)
+        if is_arrow:
+            self.column_names = list(columns)
 
     def __getitem__(self, name):
         return self.held[name]
 
 
-class ArrowTable(Frame):
-    """Names of columns apart from the columns themselves."""
-
-    def __init__(self, columns):
-        super().__init__(columns)
-        self.column_names, self.columns = list(columns), list(columns.values())
-
-
 def test_all_ways_in_give_the_timings_that_arrays_do(tmp_path):
     path = tmp_path / "timings.csv"
     path.write_text(csv_of(COLUMNS))
-    struct = np.array(
-        list(zip(*COLUMNS.values(), strict=True)), [(n, "U9" if n == "variant" else "f8") for n in COLUMNS]
-    )
-    assert Timings.from_csv(TILED, path) == TIMED
-    assert Timings.from_csv(TILED, os.fspath(path)) == TIMED
-    for frame in (COLUMNS, Frame(COLUMNS), ArrowTable(COLUMNS), struct):
-        assert Timings.from_dataframe(TILED, frame) == TIMED
-    assert Timings.from_records(TILED, records_of(COLUMNS)) == TIMED
-    assert Timings.from_records(TILED, iter(records_of(COLUMNS))) == TIMED
+    struct = np.array(rows_of(COLUMNS), [(name, "U9" if name == "variant" else "f8") for name in COLUMNS])
+    records = [dict(zip(COLUMNS, row, strict=True)) for row in rows_of(COLUMNS)]
+    for found in (
+        *(Timings.from_csv(TILED, file) for file in (path, os.fspath(path))),
+        *(Timings.from_dataframe(TILED, frame) for frame in (COLUMNS, Frame(COLUMNS), Frame(COLUMNS, True), struct)),
+        *(Timings.from_records(TILED, rows) for rows in (records, iter(records))),
+    ):
+        assert found == TIMED
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
 def test_frames_of_other_libraries_are_read(library):
-    module = pytest.importorskip(library, reason="no dependency; `Frame` and `ArrowTable` have what is used of it")
+    module = pytest.importorskip(library, reason="no dependency; `Frame` has what is used of it")
     make = module.table if library == "pyarrow" else module.DataFrame
     assert Timings.from_dataframe(TILED, make({name: list(column) for name, column in COLUMNS.items()})) == TIMED
 
@@ -78,8 +73,7 @@ def test_what_has_a_default_and_the_only_variant_may_be_missing_and_other_column
 
 @pytest.mark.parametrize(("unit", "unit_ns"), [("ns", 1), ("us", 1e3), ("ms", 1e6), ("s", 1e9)])
 def test_a_column_of_times_is_in_the_unit_that_its_name_ends_in(unit, unit_ns, tmp_path):
-    sizes = {"batch": [8, 8], "n_fft": [64, 128]}
-    expected = [1.5 * unit_ns, 2.5 * unit_ns]
+    sizes, expected = {"batch": [8, 8], "n_fft": [64, 128]}, [1.5 * unit_ns, 2.5 * unit_ns]
     assert Timings.from_dataframe(FFT, sizes | {f"time_{unit}": [1.5, 2.5]}).time_ns.tolist() == expected
     own = Timings.from_dataframe(FFT, sizes | {f"p25_{unit}": [1.5, 2.5], "time_ns": [9, 9]}, time_ns=f"p25_{unit}")
     assert own.time_ns.tolist() == expected
@@ -88,128 +82,96 @@ def test_a_column_of_times_is_in_the_unit_that_its_name_ends_in(unit, unit_ns, t
     assert Timings.from_csv(FFT, path, time_ns=f"p25_{unit}", variant="how") == own
 
 
-HEADER = "n,depth,variant,time_us\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "FILE: expected a header and a line for each timing, got an empty file"),
-        (HEADER, "FILE: expected a row for each timing, got none"),
-        ("n,variant\n1,loop\n", "FILE: expected a column 'time_ns' (or time_us, time_ms, time_s), got n, variant"),
-        ("depth,variant,time_ns\n1,loop,2\n", "FILE: expected a column 'n', a number of items, got depth, variant, "),
-        ("n,time_ns\n1,2\n", "FILE: expected a column 'variant', one of loop, tile, pair, got n, time_ns"),
-        ("n,n,time_ns\n1,1,2\n", "FILE: expected columns of different names, got 'n' twice"),
-        ("n,variant,time_us,time_ms\n1,loop,1,1\n", "FILE: expected one column of times, got time_us and time_ms"),
-        (HEADER + "1,1,loop\n", "FILE, line 2: expected 4 cells, as the header has, got 3"),
-        (
-            HEADER + "1,1,loop,2\n\n1,1,loop,fast\n",
-            "FILE, line 4: time_us: expected a positive finite number, got 'fast'",
-        ),
-        (HEADER + "1,1,loop,-3\n", "FILE, line 2: time_us: expected a positive finite number, got '-3'"),
-        (HEADER + "1,1,loop,nan\n", "FILE, line 2: time_us: expected a positive finite number, got 'nan'"),
-        (HEADER + "1,1,loop,1\n1,1,loop,\n", "FILE, line 3: time_us: expected a positive finite number, got nothing"),
-        (HEADER + "many,1,loop,2\n", "FILE, line 2: n: expected a finite number, got 'many'"),
-        (HEADER + "1,,loop,2\n", "FILE, line 2: depth: expected a finite number, got nothing"),
-        (HEADER + "1,inf,loop,2\n", "FILE, line 2: depth: expected a finite number, got 'inf'"),
-        (HEADER + "1,1,loop,2\n0,1,loop,2\n", "FILE, line 3: n: expected a size of at least 1.0, got 0.0"),
-        (HEADER + "1,1,loop,2\n1,-1,loop,2\n", "FILE, line 3: depth: expected a size of at least 0.5, got -1.0"),
-        (HEADER + "1,1,loop,2\n1.5,1,loop,2\n", "FILE, line 3: n: expected a whole number, got 1.5"),
-        (HEADER + "1,1,heap,2\n", "FILE, line 2: variant: expected one of loop, tile, pair, got 'heap'"),
-        (HEADER + '1,1,"loop,2\n', "FILE: cannot be read as CSV (unexpected end of data)"),
-    ],
-)
-def test_a_file_that_cannot_be_is_refused_in_one_sentence(text, said, tmp_path):
-    path = tmp_path / "own.csv"
-    path.write_text(text)
+def refusal_of(call, *arguments):
+    """Return the one sentence that a call is refused with."""
     with pytest.raises(ValueError, match=".") as caught:
-        Timings.from_csv(TILED, path)
-    assert str(caught.value).startswith(said.replace("FILE", str(path)))
+        call(*arguments)
     assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+HEADER = "n,depth,variant,time_us\n"
+#: Texts of files, and how the refusal of each begins, after the path.
+FILES = {
+    "": ": expected a header and a line for each timing, got an empty file",
+    HEADER: ": expected a row for each timing, got none",
+    "n,variant\n1,loop\n": ": expected a column 'time_ns' (or time_us, time_ms, time_s), got n, variant",
+    "depth,variant,time_ns\n1,loop,2\n": ": expected a column 'n', a number of items, got depth, variant, ",
+    "n,time_ns\n1,2\n": ": expected a column 'variant', one of loop, tile, pair, got n, time_ns",
+    "n,n,time_ns\n1,1,2\n": ": expected columns of different names, got 'n' twice",
+    "n,variant,time_us,time_ms\n1,loop,1,1\n": ": expected one column of times, got time_us and time_ms",
+    HEADER + "1,1,loop\n": ", line 2: expected 4 cells, as the header has, got 3",
+    HEADER + "1,1,loop,2\n\n1,1,loop,fast\n": ", line 4: time_us: expected a positive finite number, got 'fast'",
+    HEADER + "1,1,loop,-3\n": ", line 2: time_us: expected a positive finite number, got '-3'",
+    HEADER + "1,1,loop,1\n1,1,loop,\n": ", line 3: time_us: expected a positive finite number, got nothing",
+    HEADER + "1,inf,loop,2\n": ", line 2: depth: expected a finite number, got 'inf'",
+    HEADER + "1,1,loop,2\n0,1,loop,2\n": ", line 3: n: expected a size of at least 1.0, got 0.0",
+    HEADER + "1,1,loop,2\n1.5,1,loop,2\n": ", line 3: n: expected a whole number, got 1.5",
+    HEADER + "1,1,heap,2\n": ", line 2: variant: expected one of loop, tile, pair, got 'heap'",
+    HEADER + '1,1,"loop,2\n': ": cannot be read as CSV (unexpected end of data)",
+    "," * 70_000 + "1\n": ": cannot be read as CSV (line 1: expected at most 65,536 cells, got 70,001)",
+    b"n,time_ns\n\xff,1\n": ": cannot be read as CSV ('utf-8' codec",
+}
+
+
+def test_a_file_that_cannot_be_is_refused_in_one_sentence(tmp_path):
+    path = tmp_path / "own.csv"
+    for text, said in FILES.items():
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        assert refusal_of(Timings.from_csv, TILED, path).startswith(f"{path}{said}")
+    assert refusal_of(Timings.from_csv, TILED, tmp_path / "missing.csv").endswith("missing.csv: no such file")
+    assert "expected a file, got a folder" in refusal_of(Timings.from_csv, TILED, tmp_path)
+    wide = {"n": [8], "variant": ["loop"], "time_ns": [1.0], **{f"c{number}": [1] for number in range(60_000)}}
+    path.write_text(csv_of(wide))
+    assert Timings.from_csv(TILED, path).time_ns == [1.0]
 
 
 @pytest.mark.parametrize("size", ["0", "-2"])
 def test_nothing_takes_no_time(size, tmp_path):
     assert WELCH.inputs["batch"].least == 0.0  # a prediction of nothing is asked for, a timing is not given
     (tmp_path / "own.csv").write_text(f"variant,batch,n_fft,k,time_ns\nhost,8,64,4,5\nhost,{size},64,4,5\n")
-    with pytest.raises(ValueError, match=f"own.csv, line 3: batch: expected a positive size, got {size}$"):
-        Timings.from_csv(WELCH, tmp_path / "own.csv")
-
-
-def test_what_is_no_readable_file_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="missing.csv: no such file$"):
-        Timings.from_csv(TILED, tmp_path / "missing.csv")
-    with pytest.raises(ValueError, match="expected a file, got a folder"):
-        Timings.from_csv(TILED, tmp_path)
-    wide = ["n", "variant", "time_ns", *(f"c{number}" for number in range(60_000))]
-    (tmp_path / "wide.csv").write_text("\n".join([",".join(wide), ",".join(["8", "loop", *"1" * 60_001])]))
-    assert Timings.from_csv(TILED, tmp_path / "wide.csv").time_ns == [1.0]
-    (tmp_path / "wide.csv").write_text("," * 70_000 + "1\n")
-    with pytest.raises(ValueError, match="line 1: expected at most 65,536 cells, got 70,001"):
-        Timings.from_csv(TILED, tmp_path / "wide.csv")
-    (tmp_path / "own.csv").write_bytes(b"n,time_ns\n\xff,1\n")
-    with pytest.raises(ValueError, match=r"own.csv: cannot be read as CSV \(.*utf-8"):
-        Timings.from_csv(TILED, tmp_path / "own.csv")
+    said = refusal_of(Timings.from_csv, WELCH, tmp_path / "own.csv")
+    assert said.endswith(f"own.csv, line 3: batch: expected a positive size, got {size}")
 
 
 GOOD = {"n": [1, 2], "variant": ["loop", "loop"], "time_ns": [1.0, 2.0]}
-
-
-@pytest.mark.parametrize(
-    ("frame", "said"),
-    [
-        (3, "frame: expected columns by name, as a DataFrame or a dictionary has, got int"),
-        ({}, "frame: expected a column 'time_ns' (or time_us, time_ms, time_s), got none"),
-        (GOOD | {"n": [1, None]}, "frame, row 1: n: expected a finite number, got nothing"),
-        (GOOD | {"n": [1, np.nan]}, "frame, row 1: n: expected a finite number, got nan"),
-        (GOOD | {"n": [1, 2, 3]}, "frame: expected columns of one length, got time_ns 2, variant 2, n 3"),
-        (GOOD | {"n": [[1, 2]]}, "frame: n: expected one column, got shape (1, 2)"),
-        (GOOD | {"time_ns": np.array([1, 2], "m8[ns]")}, "frame, row 0: time_ns: expected a positive finite number"),
-        (GOOD | {"n": np.array([1, 5], "m8[s]")}, "frame, row 0: n: expected a finite number, got 1 seconds"),
+FRAMES = [
+    (3, "frame: expected columns by name, as a DataFrame or a dictionary has, got int"),
+    ({}, "frame: expected a column 'time_ns' (or time_us, time_ms, time_s), got none"),
+    (GOOD | {"n": [1, None]}, "frame, row 1: n: expected a finite number, got nothing"),
+    (GOOD | {"n": [1, np.nan]}, "frame, row 1: n: expected a finite number, got nan"),
+    (GOOD | {"n": [1, 2, 3]}, "frame: expected columns of one length, got time_ns 2, variant 2, n 3"),
+    (GOOD | {"n": [[1, 2]]}, "frame: n: expected one column, got shape (1, 2)"),
+    (GOOD | {"time_ns": np.array([1, 2], "m8[ns]")}, "frame, row 0: time_ns: expected a positive finite number"),
+    (GOOD | {"n": np.array(["2024-05-01"] * 2, "M8[D]")}, "frame, row 0: n: expected a finite number, got 2024-05-01"),
+    (GOOD | {"n": [1, datetime.timedelta(hours=1)]}, "frame, row 1: n: expected a finite number, got 1:00:00"),
+    (GOOD | {"variant": [0, 3]}, "frame, row 1: variant: expected names, or places from 0 to 2, got 3"),
+    (GOOD | {"variant": ["loop", np.nan]}, "frame, row 1: variant: expected one of loop, tile, pair, got 'nan'"),
+]
+RECORDS = [
+    ([], "records: expected a column 'time_ns' (or time_us, time_ms, time_s), got none"),
+    ([{"n": 1, "variant": "loop", "time_ns": 1}, 3], "records, record 1: expected cells by column, got int"),
+    (
+        [{"n": 1, "variant": "loop", "time_ns": 1}, {"n": 1, "variant": "loop"}],
+        "records, record 1: time_ns: expected a positive finite number, got nothing",
+    ),
+    *(
         (
-            GOOD | {"n": np.array(["2024-05-01"] * 2, "M8[D]")},
-            "frame, row 0: n: expected a finite number, got 2024-05-01",
-        ),
-        (GOOD | {"n": [1, datetime.timedelta(hours=1)]}, "frame, row 1: n: expected a finite number, got 1:00:00"),
-        (GOOD | {"variant": [0, 3]}, "frame, row 1: variant: expected names, or places from 0 to 2, got 3"),
-        (GOOD | {"variant": ["loop", np.nan]}, "frame, row 1: variant: expected one of loop, tile, pair, got 'nan'"),
-    ],
-)
-def test_a_frame_that_cannot_be_is_refused_in_one_sentence(frame, said):
-    with pytest.raises(ValueError, match=".") as caught:
-        Timings.from_dataframe(TILED, frame)
-    assert str(caught.value).startswith(said)
-    assert "\n" not in str(caught.value)
+            [{"n": 1, "variant": cell, "time_ns": 1}],
+            f"records, record 0: variant: expected one of loop, tile, pair, got {str(cell)!r}",
+        )
+        for cell in (["loop"], np.array(["loop", "tile"]), True)
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("records", "said"),
-    [
-        ([], "records: expected a column 'time_ns' (or time_us, time_ms, time_s), got none"),
-        ([{"n": 1, "variant": "loop", "time_ns": 1}, 3], "records, record 1: expected cells by column, got int"),
-        (
-            [{"n": 1, "variant": "loop", "time_ns": 1}, {"n": 1, "variant": "loop"}],
-            "records, record 1: time_ns: expected a positive finite number, got nothing",
-        ),
-        *(
-            (
-                [{"n": 1, "variant": cell, "time_ns": 1}],
-                f"records, record 0: variant: expected one of loop, tile, pair, got {str(cell)!r}",
-            )
-            for cell in (["loop"], {"loop": 1}, np.array(["loop", "tile"]), True)
-        ),
-    ],
-)
-def test_records_that_cannot_be_are_refused_in_one_sentence(records, said):
-    with pytest.raises(ValueError, match=".") as caught:
-        Timings.from_records(TILED, records)
-    assert str(caught.value) == said
-
-
-@pytest.mark.parametrize("model", [type(TILED), "tiled", None])
-def test_a_model_is_an_instance(model):
-    with pytest.raises(ValueError, match="model: expected a LatencyModel, an instance of its class, got "):
-        Timings.from_dataframe(model, GOOD)
+def test_a_frame_and_records_that_cannot_be_are_refused_in_one_sentence():
+    for way, cases in ((Timings.from_dataframe, FRAMES), (Timings.from_records, RECORDS)):
+        for given, said in cases:
+            assert refusal_of(way, TILED, given).startswith(said)
+    for model in (type(TILED), "tiled", None):
+        said = refusal_of(Timings.from_dataframe, model, GOOD)
+        assert said.startswith("model: expected a LatencyModel, an instance of its class, got ")
 
 
 def test_a_csv_file_becomes_a_calibration_that_predicts_and_picks(tmp_path):

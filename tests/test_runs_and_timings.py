@@ -104,23 +104,32 @@ def test_runs_are_the_same_by_name_or_place_of_the_variant_with_any_shape():
     assert jax.jit(lambda n: Runs.checked(LINE, "blocked", n=n).inputs["n"])(4.0) == 4.0
 
 
-@pytest.mark.parametrize(
-    ("variant", "inputs", "said"),
-    [
-        ("quick", {"n": 1}, "variant: expected one of loop, tile, pair, got 'quick'"),
-        (3, {"n": 1}, "variant: expected names, or places from 0 to 2, got 3"),
-        (1.0, {"n": 1}, "variant: expected names, or places from 0 to 2, got 1.0"),
-        ("loop", {}, "tiled: expected the inputs n, depth; 'n' is missing"),
-        ("loop", {"n": 1, "width": 2}, "tiled: expected the inputs n, depth; got 'width'"),
-        ("loop", {"n": 0}, "n: expected a size of at least 1.0, got 0"),
-        ("loop", {"n": np.nan}, "n: expected a size of at least 1.0, got nan"),
-        ("loop", {"n": "many"}, "n: expected a size, got 'many'"),
-        ("loop", {"n": 1, "depth": 0.25}, "depth: expected a size of at least 0.5, got 0.25"),
-        ("loop", {"n": [1, 2], "depth": [1, 2, 3]}, "expected shapes that broadcast together, got n (2,), depth (3,)"),
-    ],
-)
-def test_runs_that_cannot_be_are_refused_by_name(variant, inputs, said):
-    refused(Runs.checked, TILED, variant, said=said, **inputs)
+REFUSED_RUNS = [
+    ("quick", {"n": 1}, "variant: expected one of loop, tile, pair, got 'quick'"),
+    (3, {"n": 1}, "variant: expected names, or places from 0 to 2, got 3"),
+    (1.0, {"n": 1}, "variant: expected names, or places from 0 to 2, got 1.0"),
+    ("loop", {}, "tiled: expected the inputs n, depth; 'n' is missing"),
+    ("loop", {"n": 1, "width": 2}, "tiled: expected the inputs n, depth; got 'width'"),
+    ("loop", {"n": np.nan}, "n: expected a size of at least 1.0, got nan"),
+    ("loop", {"n": "many"}, "n: expected a size, got 'many'"),
+    ("loop", {"n": 1, "depth": 0.25}, "depth: expected a size of at least 0.5, got 0.25"),
+    ("loop", {"n": [1, 2], "depth": [1, 2, 3]}, "expected shapes that broadcast together, got n (2,), depth (3,)"),
+]
+REFUSED_INPUTS = [
+    ("quick", (5,), {}, "strategy: expected one of once, loop, tile, got 'quick'"),
+    ("loop", (), {}, "n: expected a number of items, got none"),
+    ("loop", (1, 2, 3), {}, "tiled: expected at most 2 inputs (n, depth), got 3"),
+    ("loop", (1,), {"n": 2}, "n: given twice"),
+    ("loop", (1,), {"width": 2}, "width: not an input of tiled, which has n, depth"),
+    ("once", (1, np.array([1.0, 2.0])), {}, "depth: 'once' has 1, got [1. 2.]"),
+]
+
+
+def test_runs_and_inputs_that_cannot_be_are_refused_by_name():
+    for variant, inputs, said in REFUSED_RUNS:
+        refused(Runs.checked, TILED, variant, said=said, **inputs)
+    for strategy, given, named_inputs, said in REFUSED_INPUTS:
+        refused(all_inputs, TILED, strategy, given, named_inputs, said=said)
 
 
 def test_inputs_are_given_by_place_or_name_implied_by_a_strategy_or_the_default():
@@ -130,22 +139,6 @@ def test_inputs_are_given_by_place_or_name_implied_by_a_strategy_or_the_default(
     assert all_inputs(TILED, "once", (5, 1), {}) == {"n": 5, "depth": 1}
     assert strategy_of(TILED, " Tile ") is not None
     assert list(alternatives_of(TILED)) == ["loop", "tile"]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "given", "named", "said"),
-    [
-        ("quick", (5,), {}, "strategy: expected one of once, loop, tile, got 'quick'"),
-        ("loop", (), {}, "n: expected a number of items, got none"),
-        ("loop", (1, 2, 3), {}, "tiled: expected at most 2 inputs (n, depth), got 3"),
-        ("loop", (1,), {"n": 2}, "n: given twice"),
-        ("loop", (1,), {"width": 2}, "width: not an input of tiled, which has n, depth"),
-        ("once", (1, 2), {}, "depth: 'once' has 1, got 2"),
-        ("once", (1, np.array([1.0, 2.0])), {}, "depth: 'once' has 1, got [1. 2.]"),
-    ],
-)
-def test_inputs_that_contradict_are_refused(strategy, given, named, said):
-    refused(all_inputs, TILED, strategy, given, named, said=said)
 
 
 def columns(count=10, **changed):
@@ -160,33 +153,26 @@ def test_a_column_may_be_a_list_one_name_is_that_of_all_and_a_default_may_be_lef
     assert Timings.checked(TILED, variant="loop", n=[1, 2], time_ns=[1, 2]).runs.inputs["depth"].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"n": [4.0] * 9}, "n: expected shape (10,), as time_ns has, got (9,)"),
-        ({"n": 4.0}, "n: expected shape (10,), as time_ns has, got ()"),
-        ({"variant": ["plain"] * 9}, "variant: expected shape (10,), as time_ns has, got (9,)"),
-        ({"variant": ["plain"] * 9 + ["turbo"]}, "variant: expected one of plain, blocked, got 'turbo'"),
-        ({"variant": [2] * 10}, "variant: expected names, or places from 0 to 1"),
-        ({"time_ns": 1e5}, "time_ns: expected one axis, got shape ()"),
-        ({"time_ns": [[1e5]] * 10}, "time_ns: expected one axis, got shape (10, 1)"),
-        ({"time_ns": ["fast"] * 10}, "time_ns: expected numbers, got ['fast'"),
-        ({"width": [1] * 10}, "line: expected the inputs n; got 'width'"),
-        ({"n": [2.5] * 10}, "n: expected a whole number, got 2.5"),
-        ({"n": [np.inf] * 10}, "n: expected finite numbers, got inf"),
-        ({"n": [np.nan] * 10}, "n: expected finite numbers, got nan"),
-        ({"n": [0] * 10}, "n: expected a size of at least 1.0, got 0"),
-        *(
-            ({"time_ns": [1e5] * 6 + [bad] + [1e5] * 3}, f"time_ns[6]: expected a positive finite number, got {bad}")
-            for bad in (0.0, -1.0, np.nan, np.inf)
-        ),
-    ],
-)
-def test_timings_that_cannot_be_are_refused_by_column_and_place(changed, said):
-    refused(Timings.checked, LINE, said=said, **columns(**changed))
+REFUSED_TIMINGS = [
+    ({"n": [4.0] * 9}, "n: expected shape (10,), as time_ns has, got (9,)"),
+    ({"variant": ["plain"] * 9}, "variant: expected shape (10,), as time_ns has, got (9,)"),
+    ({"variant": ["plain"] * 9 + ["turbo"]}, "variant: expected one of plain, blocked, got 'turbo'"),
+    ({"time_ns": [[1e5]] * 10}, "time_ns: expected one axis, got shape (10, 1)"),
+    ({"time_ns": ["fast"] * 10}, "time_ns: expected numbers, got ['fast'"),
+    ({"width": [1] * 10}, "line: expected the inputs n; got 'width'"),
+    ({"n": [2.5] * 10}, "n: expected a whole number, got 2.5"),
+    ({"n": [np.nan] * 10}, "n: expected finite numbers, got nan"),
+    ({"n": [0] * 10}, "n: expected a size of at least 1.0, got 0"),
+    *(
+        ({"time_ns": [1e5] * 6 + [bad] + [1e5] * 3}, f"time_ns[6]: expected a positive finite number, got {bad}")
+        for bad in (0.0, -1.0, np.nan, np.inf)
+    ),
+]
 
 
-def test_an_odd_size_of_an_even_input_is_refused():
+def test_timings_that_cannot_be_are_refused_by_column_and_place():
+    for changed, said in REFUSED_TIMINGS:
+        refused(Timings.checked, LINE, said=said, **columns(**changed))
     odd = {"variant": "fft", "batch": [1, 2], "n_fft": [64, 65], "time_ns": [1, 2]}
     refused(Timings.checked, FFT, said="n_fft: expected an even number, got 65", **odd)
 
