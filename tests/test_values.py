@@ -60,8 +60,8 @@ def explanation():
 
 #: Records of a few plain numbers and names, which hold no array and no long text.
 PLAIN = (
-    "BranchSpread Disagreement Flip FusionEdge Input Measured Node OperationCounts StageCost StrategySpec ToneSignals "
-    "UnknownLoop WelchPeakParams"
+    "BranchSpread Disagreement Flip FusionEdge Grouping Input Measured Node OperationCounts StageCost StagePlan "
+    "StrategySpec ToneSignals UnknownLoop WelchPeakParams"
 )
 #: All other public dataclasses and named tuples.
 SHOWN = [
