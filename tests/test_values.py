@@ -60,21 +60,22 @@ def explanation():
 
 #: Records of a few plain numbers and names, which hold no array and no long text.
 PLAIN = (
-    "BranchSpread Disagreement Flip FusionEdge Grouping Input Measured Node OperationCounts StageCost StagePlan "
-    "StrategySpec ToneSignals UnknownLoop WelchPeakParams"
+    "BranchSpread Cell Disagreement Flip FusionEdge Grouping Input KernelGroup KernelKind LearnedProgram LearnedWork "
+    "Measured Node OperationCounts Schedule StageCost StagePlan StrategySpec ToneSignals UnknownLoop WelchPeakParams "
+    "WelchVariant"
 )
 #: All other public dataclasses and named tuples.
 SHOWN = [
     name
-    for name in CLASSES
-    if dataclasses.is_dataclass(getattr(rx, name)) or hasattr(getattr(rx, name), "_fields")
+    for name, class_ in CLASSES.items()
+    if dataclasses.is_dataclass(class_) or hasattr(class_, "_fields")
     if name not in PLAIN.split()
 ]
 
 
 def filled(name, shift=0.0, of=np.array):
     """Return an instance of a class with an array in every field that holds data, and a text in the others."""
-    class_ = getattr(rx, name)
+    class_ = CLASSES[name]
     fields = dataclasses.fields(class_) if dataclasses.is_dataclass(class_) else []
     names = [field.name for field in fields] or class_._fields
     static = {field.name for field in fields if field.metadata.get("static")}
