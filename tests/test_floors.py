@@ -21,23 +21,12 @@ FLOORS = (
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 
-def sources():
-    """Return the text of every file of the library and the job by its module's name."""
-    files = sorted([*(ROOT / "rlxjax").rglob("*.py"), *(ROOT / "calibrate").rglob("*.py")])
-    return {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text(
-            encoding="utf-8"
-        )
-        for path in files
-    }
-
-
-SOURCES = sources()
-
-
-def packages_of(sources):
-    """Return the modules that are folders."""
-    return {".".join(module.split(".")[:i]) for module in sources for i in range(1, module.count(".") + 1)}
+PATHS = sorted([*(ROOT / "rlxjax").rglob("*.py"), *(ROOT / "calibrate").rglob("*.py")])
+#: The text of every file of the library and the job by its module's name.
+SOURCES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text(encoding="utf-8")
+    for path in PATHS
+}
 
 
 def imported(module, sources):
@@ -45,7 +34,8 @@ def imported(module, sources):
 
     What is imported from a folder is the file of that name in it, if there is one, else the folder.
     """
-    package = module.split(".") if module in packages_of(sources) else module.split(".")[:-1]
+    is_folder = any(other.startswith(f"{module}.") for other in sources)
+    package = module.split(".") if is_folder else module.split(".")[:-1]
     names = set()
     for node in ast.walk(ast.parse(sources[module])):
         if isinstance(node, ast.Import):
@@ -97,45 +87,32 @@ def circle(sources):
     return sorted(waiting)
 
 
-def of_the_job(sources):
-    """Return what the library imports from the job."""
+def doors(sources, of, to, is_kept=lambda name: True):
+    """Return what the modules of one package import from another, of the names that are kept."""
     return {
         (module, name)
         for module in sources
-        if module.startswith("rlxjax") and module != "rlxjax.__main__"  # which is the job's command
+        if module.startswith(of) and module != "rlxjax.__main__"  # which is the job's command
         for name in imported(module, sources)
-        if name.split(".")[0] == "calibrate"
+        if name.split(".")[0] == to and is_kept(name)
     }
+
+
+def of_the_job(sources):
+    """Return what the library imports from the job."""
+    return doors(sources, "rlxjax", "calibrate")
 
 
 def private_doors(sources):
     """Return what the job imports from the library by a name with a leading underscore in any part."""
-    return {
-        (module, name)
-        for module in sources
-        if module.startswith("calibrate")
-        for name in imported(module, sources)
-        if name.split(".")[0] == "rlxjax" and private(name)
-    }
+    return doors(sources, "calibrate", "rlxjax", private)
 
 
-def test_every_room_has_a_floor():
+def test_imports_run_downward_in_no_circle_and_the_job_uses_public_names_only():
     assert {room(module) for module in SOURCES if module.startswith("rlxjax")} <= FLOOR.keys()
-
-
-def test_imports_run_downward():
     assert upward(SOURCES) == set()
-
-
-def test_no_file_imports_itself_by_way_of_others():
     assert circle(SOURCES) == []
-
-
-def test_the_library_does_not_know_the_job():
     assert of_the_job(SOURCES) == set()
-
-
-def test_the_job_uses_public_names_only():
     assert private_doors(SOURCES) == set()
 
 
