@@ -1,29 +1,27 @@
 """A table is what the separate functions return, under jit and vmap too; what it refuses."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, QUICKLY
+from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL
 from test_gate import GATE, INF, table
 
 import rlxjax as rx
 
 TEMPERATURE_NS = 1e5
-quickly = functools.partial(jax.jit, compiler_options=QUICKLY)
 both_precisions = pytest.mark.parametrize("x64", [True, False])
 
 
-def profiles(n=500, seed=0):
+def profiles(n=100, seed=0):
     rng = np.random.default_rng(seed)
     sides = [[rng.integers(0, most, n) for most in (20, 4, 2**28, 2**40)] for _ in range(2)]
     return [rx.GraphIoProfile(*counts) for counts in sides]
 
 
-def workloads(n=500, seed=0):
+def workloads(n=100, seed=0):
     """Return device codes, batch, n_fft and k that cross every threshold of the formulas."""
     rng = np.random.default_rng(seed)
     batch = rng.choice([0, 1, 128, 129, 256, 511, 512, 513, 2047, 2048, 4096, 8191, 8192, 16384], n)
@@ -54,7 +52,7 @@ def assert_same_table(first, second):
 
 
 @both_precisions
-@pytest.mark.parametrize("temperature_ns", [1e-3, 1e5, np.geomspace(1e2, 1e9, 500)])
+@pytest.mark.parametrize("temperature_ns", [1e-3, 1e5, np.geomspace(1e2, 1e9, 100)])
 def test_an_evaluation_is_what_the_separate_methods_return(x64, temperature_ns):
     with jax.enable_x64(x64):
         gate, options = rx.io_fusion_gate_for_target("cuda"), {"temperature_ns": temperature_ns}
@@ -76,12 +74,12 @@ def test_a_compiled_evaluation_is_an_eager_one_and_a_mapped_one_a_loop(x64):
             return gate.evaluate(benefit, temperature_ns=TEMPERATURE_NS)
 
         expected = f(gate, benefit)
-        assert_same_table(quickly(f)(gate, benefit), expected)
-        assert_same_table(quickly(jax.vmap(f))(gate, benefit), expected)
+        assert_same_table(jax.jit(f)(gate, benefit), expected)
+        assert_same_table(jax.jit(jax.vmap(f))(gate, benefit), expected)
         one = f(*jax.tree.map(lambda leaf: leaf[7], (gate, benefit)))
         assert_same_table(one, jax.tree.map(lambda leaf: leaf[7], expected))
         before, after = map(floats, profiles())
-        compiled = quickly(lambda *pair: GATE.evaluate(*pair, temperature_ns=TEMPERATURE_NS))(before, after)
+        compiled = jax.jit(lambda *pair: GATE.evaluate(*pair, temperature_ns=TEMPERATURE_NS))(before, after)
         assert_same_table(compiled, GATE.evaluate(before, after, temperature_ns=TEMPERATURE_NS))
 
 
@@ -104,37 +102,16 @@ def test_an_evaluation_broadcasts(shapes):
 
 @pytest.mark.parametrize("bad", [-1.0, np.nan, -INF])
 @pytest.mark.parametrize("side", ["before", "after"])
-def test_a_bad_count_on_a_device_is_refused(bad, side):
+def test_a_bad_count_is_refused_on_the_host_on_a_device_and_in_a_program(bad, side):
     pair = dict(zip(("before", "after"), map(floats, profiles(100)), strict=True))
     counts = pair[side].host_output_bytes.at[99].set(bad)
-    pair[side] = dataclasses.replace(pair[side], host_output_bytes=counts)
     says = f"{side}.host_output_bytes: expected a count of at least 0, got {bad}"
-    with pytest.raises(ValueError, match=says):
-        GATE.evaluate(**pair, temperature_ns=TEMPERATURE_NS)
-    with pytest.raises(ValueError, match=says):
-        jax.jit(lambda: GATE.evaluate(**pair, temperature_ns=TEMPERATURE_NS))()
-    with pytest.raises(ValueError, match=says):
-        jax.jit(lambda t: GATE.evaluate(**pair, temperature_ns=t))(TEMPERATURE_NS)
-    pair[side] = dataclasses.replace(pair[side], host_output_bytes=np.asarray(counts))
-    with pytest.raises(ValueError, match=says):
-        GATE.evaluate(**pair, temperature_ns=TEMPERATURE_NS)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "temperature_ns", "says"),
-    [
-        ((rx.GraphIoProfile(),), 1.0, "after: expected a profile.*got None"),
-        ((rx.FusionBenefit(), rx.GraphIoProfile()), 1.0, "after: expected nothing beside"),
-        ((rx.FusionBenefit(float("nan")),), 1.0, "launches_saved: expected numbers, got NaN"),
-        ((rx.FusionBenefit([1, 2], [1, 2, 3]),), 1.0, "broadcast"),
-        ((rx.GraphIoProfile(0, -1), rx.GraphIoProfile()), 1.0, "before.sync_points.*at least 0, got -1"),
-        ((rx.FusionBenefit(),), 0.0, "temperature_ns: expected a positive number, got 0"),
-        ((rx.FusionBenefit(),), float("nan"), "temperature_ns: expected a positive number"),
-    ],
-)
-def test_an_evaluation_refuses_what_its_parts_refuse(arguments, temperature_ns, says):
-    with pytest.raises(ValueError, match=says):
-        GATE.evaluate(*arguments, temperature_ns=temperature_ns)
+    for column in (counts, np.asarray(counts)):
+        pair[side] = dataclasses.replace(pair[side], host_output_bytes=column)
+        with pytest.raises(ValueError, match=says):
+            GATE.evaluate(**pair, temperature_ns=TEMPERATURE_NS)
+        with pytest.raises(ValueError, match=says):
+            jax.jit(lambda t: GATE.evaluate(**pair, temperature_ns=t))(TEMPERATURE_NS)
 
 
 # --- Strategy costs ------------------------------------------------------------------------------
@@ -142,8 +119,7 @@ def test_an_evaluation_refuses_what_its_parts_refuse(arguments, temperature_ns, 
 LEARNED = {"learned_available": True, "learned_active_gates": 100.0, "learned_total_gates": 1024.0}
 
 
-@both_precisions
-@pytest.mark.parametrize("coefficients", ["arch", "portable"])
+@pytest.mark.parametrize(("x64", "coefficients"), [(True, "arch"), (False, "portable")])
 def test_a_table_of_runs_is_what_the_separate_functions_return(x64, coefficients):
     # Columns of one precision meet coefficients of another.
     with jax.enable_x64(x64), jax.numpy_dtype_promotion("standard"):
@@ -177,8 +153,8 @@ def test_a_compiled_table_of_runs_is_an_eager_one_and_a_mapped_one_a_loop(x64):
             return rx.evaluate_welch_peaks(*arguments, temperature_ns=TEMPERATURE_NS)
 
         expected = f(*arguments)
-        assert_same_table(quickly(f)(*arguments), expected)
-        assert_same_table(quickly(jax.vmap(f))(*arguments), expected)
+        assert_same_table(jax.jit(f)(*arguments), expected)
+        assert_same_table(jax.jit(jax.vmap(f))(*arguments), expected)
         assert_same_table(f(*[argument[3] for argument in arguments]), jax.tree.map(lambda leaf: leaf[3], expected))
 
 
@@ -189,49 +165,51 @@ def test_every_field_of_a_table_has_its_shape():
     assert {leaf.shape for leaf in jax.tree.leaves(one)} == {()}
 
 
-BAD_SIZES = [
-    ("batch", -1.0, "batch: expected a size of at least 0, got -1.0"),
-    ("batch", np.nan, "batch: expected a size of at least 0, got nan"),
-    ("n_fft", 7.0, "n_fft: expected an even number"),
-    ("n_fft", 2.5, "n_fft: expected an even number"),
-    ("n_fft", INF, "n_fft: expected a"),
-    ("k", 0.0, "k: expected a size of at least 1, got 0.0"),
-    ("device", 12, "device: expected codes from 0 to 11"),
-    ("device", -1, "device: expected codes from 0 to 11"),
-]
-
-
-@pytest.mark.parametrize(("name", "bad", "says"), BAD_SIZES)
-def test_a_bad_size_on_a_device_is_refused(name, bad, says):
-    device, *sizes = workloads(65)
-    columns = dict(zip(("batch", "n_fft", "k"), floats(sizes), strict=True)) | {"device": jnp.asarray(device)}
-    rx.evaluate_welch_peaks(**columns, temperature_ns=TEMPERATURE_NS)
-    columns[name] = columns[name].at[64].set(bad)
-    with pytest.raises(ValueError, match=says):
-        rx.evaluate_welch_peaks(**columns, temperature_ns=TEMPERATURE_NS)
-    with pytest.raises(ValueError, match=says):
-        jax.jit(lambda: rx.evaluate_welch_peaks(**columns, temperature_ns=TEMPERATURE_NS))()
-    with pytest.raises(ValueError, match=says):
-        jax.jit(lambda t: rx.evaluate_welch_peaks(**columns, temperature_ns=t))(TEMPERATURE_NS)
-
-
 # --- What is refused -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("arguments", "temperature_ns", "says"),
     [
+        ((rx.GraphIoProfile(),), 1.0, "after: expected a profile.*got None"),
+        ((rx.FusionBenefit(), rx.GraphIoProfile()), 1.0, "after: expected nothing beside"),
+        ((rx.FusionBenefit(float("nan")),), 1.0, "launches_saved: expected numbers, got NaN"),
+        ((rx.FusionBenefit([1, 2], [1, 2, 3]),), 1.0, "broadcast"),
+        ((rx.GraphIoProfile(0, -1), rx.GraphIoProfile()), 1.0, "before.sync_points.*at least 0, got -1"),
+        ((rx.FusionBenefit(),), 0.0, "temperature_ns: expected a positive number, got 0"),
+        ((rx.FusionBenefit(),), float("nan"), "temperature_ns: expected a positive number"),
         (("toaster", 1, 256, 16), 1.0, "unknown device 'toaster'"),
-        ((np.array([12]), 1, 256, 16), 1.0, "device: expected codes from 0 to 11"),
-        ((np.array([-1]), 1, 256, 16), 1.0, "device: expected codes from 0 to 11"),
         (("cuda", -1, 256, 16), 1.0, "batch: expected a size of at least 0, got -1"),
-        (("cuda", 1, 255, 16), 1.0, "n_fft: expected an even number"),
         (("cuda", 1, np.array([2.0, 7.0]), 16), 1.0, "n_fft: expected an even number"),
-        (("cuda", 1, np.array([2.0, INF]), 16), 1.0, "n_fft: expected a"),
-        (("cuda", 1, np.array([2.0, np.nan]), 16), 1.0, "n_fft: expected a size of at least 2, got nan"),
         (("cuda", 1, 256, 16), -1.0, "temperature_ns: expected a positive number"),
     ],
 )
-def test_a_table_refuses_what_its_parts_refuse(arguments, temperature_ns, says):
+def test_an_evaluation_refuses_what_its_parts_refuse(arguments, temperature_ns, says):
+    evaluate = rx.evaluate_welch_peaks if isinstance(arguments[0], str) else GATE.evaluate
     with pytest.raises(ValueError, match=says):
-        rx.evaluate_welch_peaks(*arguments, temperature_ns=temperature_ns)
+        evaluate(*arguments, temperature_ns=temperature_ns)
+
+
+def test_a_bad_entry_of_a_column_is_refused_on_the_host_on_a_device_and_in_a_program():
+    device, *sizes = workloads(65)
+    good = dict(zip(("batch", "n_fft", "k"), sizes, strict=True)) | {"device": device}
+    rx.evaluate_welch_peaks(**good, temperature_ns=TEMPERATURE_NS)
+    for name, bad, says in (
+        ("batch", -1.0, "batch: expected a size of at least 0, got -1.0"),
+        ("batch", np.nan, "batch: expected a size of at least 0, got nan"),
+        ("n_fft", 7.0, "n_fft: expected an even number"),
+        ("n_fft", 2.5, "n_fft: expected an even number"),
+        ("n_fft", INF, "n_fft: expected a"),
+        ("k", 0.0, "k: expected a size of at least 1, got 0.0"),
+        ("device", 12, "device: expected codes from 0 to 11"),
+        ("device", -1, "device: expected codes from 0 to 11"),
+    ):
+        column = np.array(good[name], type(bad))
+        column[64] = bad
+        for columns in (good | {name: column}, good | {name: jnp.asarray(column)}):
+            for ask in (
+                lambda t, columns=columns: rx.evaluate_welch_peaks(**columns, temperature_ns=t),
+                jax.jit(lambda t, columns=columns: rx.evaluate_welch_peaks(**columns, temperature_ns=t)),
+            ):
+                with pytest.raises(ValueError, match=says):
+                    ask(TEMPERATURE_NS)
