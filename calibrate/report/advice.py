@@ -1,5 +1,6 @@
 """The page of an advice: the verdict, the terms of both forms, and what one program saves."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Any
@@ -112,18 +113,11 @@ def _verdict(advice: Advice) -> Verdict:
 
 
 def _terms(advice: Advice) -> Section:
-    forms = [
-        StrategyExplanation(
-            name,
-            {readable(term): part_ns for term, part_ns in terms_ns.items()},
-            time_ns or 0.0,
-            (time_ns or 0.0,) * 2 if interval is None else interval,
-        )
-        for name, terms_ns, time_ns, interval in (
-            ("apart", advice.apart_terms_ns, advice.apart_ns, advice.apart_interval_ns),
-            ("together", advice.together_terms_ns, advice.together_ns, advice.together_interval_ns),
-        )
-    ]
+    forms = []
+    for name in ("apart", "together"):
+        terms_ns, time_ns, interval = (getattr(advice, f"{name}_{of}") for of in ("terms_ns", "ns", "interval_ns"))
+        parts = {readable(term): part_ns for term, part_ns in terms_ns.items()}
+        forms.append(StrategyExplanation(name, parts, time_ns, interval or (time_ns, time_ns)))
     pictures = drawn("terms", **{"A call of all stages": lambda: plot.terms(forms)})
     said = (
         "Parts of the predicted time of a call. Each term begins where the one before it ends; the grey bar is their "
@@ -134,16 +128,7 @@ def _terms(advice: Advice) -> Section:
 
 
 def _counts(advice: Advice) -> Section:
-    counts = (
-        ("programs called", advice.saved_calls, ""),
-        ("kernels launched", advice.saved_launches, ""),
-        ("waits for the host", advice.saved_sync_points, ""),
-        ("results read back", advice.saved_readback_bytes, "bytes"),
-        ("traffic", advice.saved_traffic_bytes, "bytes"),
-        ("floating-point operations", -advice.recomputed_flops, "FLOP"),
-        ("results computed", -advice.recomputed_elements, "numbers"),
-        ("peak memory", advice.apart_peak_bytes - advice.together_peak_bytes, "bytes"),
-    )
-    rows = [dict(zip(("what", "saved", "unit"), count, strict=True)) for count in counts]
-    caption = "Less by so much in one program; what is negative is more"
-    return Section("counts", "What one program saves", tables=[Table(caption, rows, "")])
+    found = {name: value for name, value in dataclasses.asdict(advice).items() if name.startswith(("saved", "recomp"))}
+    found |= {f"{form}_peak_bytes": getattr(advice, f"{form}_peak_bytes") for form in ("apart", "together")}
+    rows = [{"what": name.replace("_", " "), "count": value} for name, value in found.items()]
+    return Section("counts", "What one program saves", tables=[Table("In a call; what is negative is lost", rows, "")])

@@ -109,18 +109,13 @@ def _verdicts(
 def _what_was_measured(content: CalibrationFile, calibration: Calibration) -> Section:
     sections = {name: content.models[name] for name in calibration.models}
     machine = next(iter(sections.values())).fingerprint.model_dump(mode="json")
-    made = [
-        {
-            "model": name,
-            "made": own.created,
-            "command": own.command,
-            "fit": own.fit.message,
-            "noise (%)": own.noise_floor,
-        }
-        | ({} if own.samples is None else own.samples.model_dump(include={"file", "timings", "rounds", "workloads"}))
-        | ({"files that ran": ", ".join(own.given)} if own.given else {})
-        for name, own in sections.items()
-    ]
+    made = []
+    for name, own in sections.items():
+        taken = (
+            {} if own.samples is None else own.samples.model_dump(include={"timings", "workloads", "rounds", "file"})
+        )
+        row = {"model": name, "made": own.created, "noise (%)": own.noise_floor, **taken, "files": ", ".join(own.given)}
+        made.append(row | {"fit": own.fit.message, "command": own.command})
     tables = [Table("What was made of it", made, "")]
     tables.append(Table("On this machine", [{"what": key, "is": str(value)} for key, value in machine.items()], ""))
     for name, own in sections.items():
@@ -178,17 +173,16 @@ def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapp
     """Yield the sections of a model with strategies to choose among: times, picks, and why one is picked."""
     model, name = calibrated.model, calibrated.model.name
     sizes, free = _sizes(calibrated, asked), [key for key, entry in model.inputs.items() if entry.default is None]
-    if len(model.strategies) < 2 or len(calibrated.alternatives(**sizes)) < 2:
-        return
     first, second = free[0], next(iter(free[1:]), None)
-    rest = {key: value for key, value in sizes.items() if key not in (first, second)}
-    timings = None if measured is None else measured.timings
     along = _values(calibrated, first, ALONG)
+    if len(model.strategies) < 2 or len(along) < 2 or len(calibrated.alternatives(**sizes)) < 2:
+        return
+    rest = {key: value for key, value in sizes.items() if key not in (first, second)}
     lengths = [{}] if second is None else [{second: n} for n in sorted({sizes[second], *calibrated.domain[second]})]
-    if timings is not None:
-        along = np.union1d(along, timings.runs.inputs[first])
+    timings = None if measured is None else measured.timings
+    at = along if timings is None else np.union1d(along, timings.runs.inputs[first])
     draws = {
-        in_words(rest | own): partial(plot.time_by, calibrated, first, along, timings=timings, **rest, **own)
+        _in_words(rest | own): partial(plot.time_by, calibrated, first, at, timings=timings, **rest, **own)
         for own in lengths
     }
     pictures = drawn(f"{name}-times", **draws)
@@ -198,16 +192,14 @@ def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapp
     )
     table = Table(f"Time by {first} of every strategy", [row for picture in pictures for row in picture.rows])
     yield Section(f"{name}-times", f"{name}: time by {first}", [said], pictures, [table])
-    if second is not None:
-        over = {first: _values(calibrated, first, ALONG), second: _values(calibrated, second, ALONG // 2)}
-        yield _map(calibrated, over, rest)
+    if second is not None and len(up := _values(calibrated, second, ALONG // 2)) > 1:
+        yield _map(calibrated, {first: along, second: up}, rest)
     yield _terms(possible(explain(calibrated, **sizes), model), name)
 
 
 def _map(calibrated: CalibratedModel, over: Mapping[str, np.ndarray], rest: Mapping[str, float]) -> Section:
     name = calibrated.model.name
-    title = in_words(rest) or "all sizes"
-    pictures = drawn(f"{name}-picks", **{title: lambda: plot.decision_map(calibrated, over, **rest)})
+    pictures = drawn(f"{name}-picks", **{_in_words(rest): lambda: plot.decision_map(calibrated, over, **rest)})
     timed = [row["verdict"] != "undecided" for row in pictures[0].rows if row["timed"]]
     said = (
         "A cell has the colour of the strategy that beats every other one with 90 % at least, and is grey where none "
@@ -219,7 +211,7 @@ def _map(calibrated: CalibratedModel, over: Mapping[str, np.ndarray], rest: Mapp
 
 
 def _terms(explanation: Explanation, name: str) -> Section:
-    sizes = in_words(explanation.inputs)
+    sizes = _in_words(explanation.inputs)
     said = [
         f"The workload is {sizes}. Each term begins where the one before it ends; the grey bar is their sum, with the "
         "interval that holds a run with 90 %.",
@@ -256,9 +248,8 @@ def _coefficients(calibrated: CalibratedModel) -> Section:
     return Section(f"{name}-coefficients", f"{name}: coefficients", [said], pictures, [table])
 
 
-def in_words(sizes: Mapping[str, float]) -> str:
-    """Return sizes by name."""
-    return ", ".join(f"{name} {float(size):,g}" for name, size in sizes.items())
+def _in_words(sizes: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {float(size):,g}" for name, size in sizes.items()) or "all sizes"
 
 
 def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[str, float]:
@@ -266,7 +257,8 @@ def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[s
     inputs = calibrated.model.inputs
     if asked.keys() <= inputs.keys():
         return asked
-    return {name: _values(calibrated, name, 3)[1] for name, entry in inputs.items() if entry.default is None}
+    spans = {name: _values(calibrated, name, 3) for name, entry in inputs.items() if entry.default is None}
+    return {name: values[len(values) // 2] for name, values in spans.items()}
 
 
 def _values(calibrated: CalibratedModel, name: str, count: int) -> np.ndarray:

@@ -21,14 +21,10 @@ from rlxjax.fit import cell_runs
 
 
 class Measured(NamedTuple):
-    """Cells that were timed, `[cells]` each.
+    """Cells that were timed, `[cells]`: runs and what the fit took for their times, names, by what errors are told.
 
-    Attributes:
-        timings: the runs, and what the fit took for their times.
-        names: of the cells.
-        groups: by which errors are told apart.
-        held_out: whether the held-out fit never saw a cell.
-        noise: relative difference of two halves of the campaign; NaN for a single round.
+    `held_out`: whether the held-out fit never saw a cell; `noise`: relative difference of two halves of the campaign,
+    NaN for a single round.
     """
 
     timings: Timings
@@ -49,9 +45,9 @@ def model_of(path: FilePath, calibration: Calibration) -> str:
     Raises:
         ValueError: a file that holds no samples, or those of no model of the calibration.
     """
-    timed = {(cell.variant, *cell.inputs) for cell in read_samples(path).cells}
+    timed = {(cell.variant, frozenset(cell.inputs)) for cell in read_samples(path).cells}
     for name, own in calibration.models.items():
-        if timed <= {(variant, *own.model.inputs) for variant in own.model.variants}:
+        if timed <= {(variant, frozenset(own.model.inputs)) for variant in own.model.variants}:
             return name
     raise ValueError(f"{path}: expected samples of {', '.join(calibration.models)}, got those of another model")
 
@@ -86,7 +82,11 @@ def measured_beside(
     cells, visits = log.timed()
     if not cells:
         return None, f"{samples.name} holds no times, so that none are shown."
-    runs, columns = cell_runs(calibrated.model, cells), [(cell.name, cell.group, cell.held_out) for cell in cells]
+    try:
+        runs = cell_runs(calibrated.model, cells)
+    except ValueError as reason:
+        return None, f"{samples.name} holds no runs of this version of the model: {reason}."
+    columns = [(cell.name, cell.group, cell.held_out) for cell in cells]
     timings = Timings.checked(calibrated.model, variant=runs.variant, time_ns=quantile_ns(visits), **runs.inputs)
     measured = Measured(timings, *map(np.array, zip(*columns, strict=True)), noise_floor(visits))
     # Of learned FFTs, say, the calibration may not know all that were timed.

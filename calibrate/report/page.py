@@ -1,6 +1,5 @@
 """A page as data: sections of sentences, pictures and tables, and the one template that shows them."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,15 +24,8 @@ class Picture(NamedTuple):
     rows: Sequence[Row]
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """Rows of figures; the first entry of each names it, and what a row lacks is left empty.
-
-    Attributes:
-        caption: what it shows.
-        rows: figures by heading.
-        summary: what opens it; a table without one is open.
-    """
+class Table(NamedTuple):
+    """Rows of figures by heading, the first entry of each names it; and what opens it: without a summary it is open."""
 
     caption: str
     rows: Sequence[Row]
@@ -53,19 +45,8 @@ class Verdict(NamedTuple):
     cautions: Sequence[str] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """A section of a page; what is empty is left out.
-
-    Attributes:
-        ident: its name in addresses.
-        title: its heading.
-        said: sentences, a paragraph each.
-        pictures: side by side.
-        tables: the figures of the pictures, or others.
-        verdicts: that it begins with.
-        code: that ends it, as it is.
-    """
+class Section(NamedTuple):
+    """A section: its name in addresses, its heading, verdicts, sentences, pictures, their figures and others, code."""
 
     ident: str
     title: str

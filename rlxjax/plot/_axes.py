@@ -1,4 +1,4 @@
-"""The axis that a picture is drawn on, and what its two directions show. matplotlib is imported when it is used."""
+"""The axis that a picture is drawn on, and what its two directions show."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,7 +9,9 @@ from rlxjax._values import FrozenDict
 from rlxjax.fit import LatencyModel
 
 if TYPE_CHECKING:
-    import matplotlib.axes
+    from matplotlib.axes import Axes as Axes
+else:
+    Axes = Any  # matplotlib is imported when a picture is drawn
 
 #: Values of an input that all get a tick, at most.
 MOST_TICKS = 9
@@ -18,12 +20,8 @@ LINE_HEIGHT, REST_IN = 1.45, 0.9
 NOTHING: Mapping[str, Any] = FrozenDict()
 
 
-def axis_of(ax: Any, lines: float | None = None) -> "matplotlib.axes.Axes":
-    """Return the axis to draw on: the given one, else that of a new figure of pyplot's.
-
-    Args:
-        ax: an axis, or None.
-        lines: of text that a new figure has room for; it is as high as the current style has it unless given.
+def axis_of(ax: Any, lines: float | None = None) -> Axes:
+    """Return the axis to draw on: the given one, else that of a new figure of pyplot's, high enough for lines of text.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -49,17 +47,17 @@ def axis_of(ax: Any, lines: float | None = None) -> "matplotlib.axes.Axes":
     return pyplot.subplots(figsize=(width_in, height_in), layout="constrained")[1]
 
 
-def ink_of(ax: "matplotlib.axes.Axes") -> Any:
+def ink_of(ax: Axes) -> Any:
     """Return the colour of an axis' own labels, which its background was chosen for."""
     return ax.xaxis.label.get_color()
 
 
-def show_legend(ax: "matplotlib.axes.Axes", **options: Any) -> None:
+def show_legend(ax: Axes, **options: Any) -> None:
     """Name what is drawn, on whatever the background is."""
     ax.legend(**{"frameon": False, "labelcolor": ink_of(ax), "fontsize": "small", **options})
 
 
-def show_legend_above(ax: "matplotlib.axes.Axes", handles: Sequence[Any]) -> None:
+def show_legend_above(ax: Axes, handles: Sequence[Any]) -> None:
     """Name what fills the axis, above it: in one row, or in two of more than three."""
     columns = len(handles) if len(handles) <= 3 else (len(handles) + 1) // 2
     # Flush with the right end, so that it reaches over the labels of the other direction where the axis is narrow.
@@ -68,7 +66,7 @@ def show_legend_above(ax: "matplotlib.axes.Axes", handles: Sequence[Any]) -> Non
 
 
 def show(
-    ax: "matplotlib.axes.Axes",
+    ax: Axes,
     along: Literal["x", "y"],
     label: str,
     said: Callable[[float], str],
@@ -87,7 +85,7 @@ def show(
 
 
 def show_input(
-    ax: "matplotlib.axes.Axes",
+    ax: Axes,
     along: Literal["x", "y"],
     model: LatencyModel,
     name: str,

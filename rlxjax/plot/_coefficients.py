@@ -1,6 +1,6 @@
 """Coefficients beside the model's own prior."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -8,21 +8,18 @@ from rlxjax.calibration import CalibratedModel, Calibration
 from rlxjax.device import Provenance
 from rlxjax.fit import COVERED, COVERED_SDS, LatencyPosterior, PosteriorFit, is_measured, named, unit_of
 
-from ._axes import axis_of, ink_of, plain, show, show_legend_above
+from ._axes import Axes, axis_of, ink_of, plain, show, show_legend_above
 from ._given import calibrated_of
 from ._hues import COLOURS, NEUTRAL, PALE
 from ._marks import mark
-
-if TYPE_CHECKING:
-    import matplotlib.axes
 
 
 def coefficients(
     calibrated: CalibratedModel | Calibration | LatencyPosterior | PosteriorFit,
     *,
     earlier: CalibratedModel | LatencyPosterior | None = None,
-    ax: "matplotlib.axes.Axes | None" = None,
-) -> "matplotlib.axes.Axes":
+    ax: Axes | None = None,
+) -> Axes:
     """Draw each coefficient as a multiple of its prior's median, with the interval that holds it in nine cases of ten.
 
     The prior is the model's own, which is wide: what is believed of any machine; its interval is the pale bar. A fit

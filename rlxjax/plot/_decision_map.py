@@ -1,20 +1,17 @@
 """Which strategy wins over two inputs."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rlxjax._typing import RealLike
 from rlxjax.calibration import CalibratedModel, Calibration
 
-from ._axes import axis_of, ink_of, show_input, show_legend_above
+from ._axes import Axes, axis_of, ink_of, show_input, show_legend_above
 from ._given import calibrated_of, other_sizes, values_along
 from ._hues import NEUTRAL, hues
 from ._marks import mark
-
-if TYPE_CHECKING:
-    import matplotlib.axes
 
 #: How opaque cells are: timed ones, and those beyond what was timed.
 TIMED, BEYOND = 0.8, 0.35
@@ -26,9 +23,9 @@ def decision_map(
     *,
     fused: str | None = None,
     kept: str | None = None,
-    ax: "matplotlib.axes.Axes | None" = None,
+    ax: Axes | None = None,
     **sizes: RealLike | None,
-) -> "matplotlib.axes.Axes":
+) -> Axes:
     """Draw which strategy is the fastest over two inputs of a model, and where that is undecided.
 
     A cell has the colour of a strategy that beats every other one surely enough, as `CalibratedModel.decided` says, and
@@ -105,7 +102,7 @@ def decision_map(
     return ax
 
 
-def _draw_borders(ax: "matplotlib.axes.Axes", x: np.ndarray, y: np.ndarray, cells: np.ndarray, line: str) -> None:
+def _draw_borders(ax: Axes, x: np.ndarray, y: np.ndarray, cells: np.ndarray, line: str) -> None:
     """Draw lines between neighbours that differ, of cells `[rows, columns]` with edges at x and y."""
     style = {"colors": [ink_of(ax)], "linestyles": line, "linewidths": 1.0}
     row, column = np.argwhere(cells[:, 1:] != cells[:, :-1]).T

@@ -13,13 +13,8 @@ from rlxjax.fit import Timings
 def calibrated_of(calibrated: Any, timings: Any = None, what: str = "") -> CalibratedModel:
     """Return the calibrated model that is meant: of a calibration that of the timings, without any the first.
 
-    Args:
-        calibrated: what a picture is given.
-        timings: that it is given too.
-        what: else the picture draws, for the refusal.
-
     Raises:
-        ValueError: no such thing, or timings of another model or of several machines.
+        ValueError: no such thing, nor `what` else the picture draws; timings of another model or of several machines.
     """
     if timings is not None and not isinstance(timings, Timings):
         raise ValueError(f"timings: expected Timings, got {type(timings).__name__}")

@@ -6,15 +6,16 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ._axes import Axes
+
 if TYPE_CHECKING:
-    import matplotlib.artist
-    import matplotlib.axes
+    from matplotlib.artist import Artist
 
 #: Of each artist, the figures of each of its marks by heading; the unit of a number stands in its heading.
-_FIGURES: "WeakKeyDictionary[matplotlib.artist.Artist, list[dict[str, Any]]]" = WeakKeyDictionary()
+_FIGURES: "WeakKeyDictionary[Artist, list[dict[str, Any]]]" = WeakKeyDictionary()
 
 
-def mark(ax: "matplotlib.axes.Axes", artists: "Sequence[matplotlib.artist.Artist]", figures: Mapping[str, Any]) -> None:
+def mark(ax: Axes, artists: "Sequence[Artist]", figures: Mapping[str, Any]) -> None:
     """Keep the figures of marks, a column or one value for all by heading: of one artist, or one mark of each."""
     columns = np.broadcast_arrays(*map(np.asarray, figures.values()))
     rows = [dict(zip(figures, row, strict=True)) for row in zip(*(column.tolist() for column in columns), strict=True)]
@@ -23,7 +24,7 @@ def mark(ax: "matplotlib.axes.Axes", artists: "Sequence[matplotlib.artist.Artist
         _FIGURES[artist] = own
 
 
-def marks(ax: "matplotlib.axes.Axes") -> dict[str, list[dict[str, Any]]]:
+def marks(ax: Axes) -> dict[str, list[dict[str, Any]]]:
     """Return the figures behind a picture: of each mark by heading, by the gid of the artist that draws the marks.
 
     Args:

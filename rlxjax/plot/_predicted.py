@@ -2,20 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlxjax.calibration import CalibratedModel, Calibration
 from rlxjax.fit import Timings, estimate
 
-from ._axes import axis_of, duration, in_words, ink_of, plain, show, show_legend
+from ._axes import Axes, axis_of, duration, in_words, ink_of, plain, show, show_legend
 from ._given import calibrated_of
 from ._hues import NEUTRAL, PALE, hues
 from ._marks import mark
-
-if TYPE_CHECKING:
-    import matplotlib.axes
 
 
 def predicted_vs_measured(
@@ -26,8 +22,8 @@ def predicted_vs_measured(
     noise: float | None = None,
     names: Sequence[str] | None = None,
     is_ratio: bool = False,
-    ax: "matplotlib.axes.Axes | None" = None,
-) -> "matplotlib.axes.Axes":
+    ax: Axes | None = None,
+) -> Axes:
     """Draw what a model predicts against what was measured, with intervals and the noise of the timings.
 
     Each variant has a colour and a marker; its mean absolute error, relative, is named. Error bars are the intervals of

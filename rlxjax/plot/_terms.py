@@ -1,26 +1,20 @@
 """The parts of each strategy's time, as a waterfall."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlxjax.calibration import Explanation, StrategyExplanation
 
-from ._axes import NOTHING, axis_of, duration, ink_of, show
+from ._axes import NOTHING, Axes, axis_of, duration, ink_of, show
 from ._hues import COLOURS, NEUTRAL
 from ._marks import mark
-
-if TYPE_CHECKING:
-    import matplotlib.axes
 
 #: Of a bar, in rows; space between two strategies, in rows.
 THICKNESS, GAP = 0.72, 0.6
 
 
-def terms(
-    explanation: Explanation | Sequence[StrategyExplanation], *, ax: "matplotlib.axes.Axes | None" = None
-) -> "matplotlib.axes.Axes":
+def terms(explanation: Explanation | Sequence[StrategyExplanation], *, ax: Axes | None = None) -> Axes:
     """Draw what each strategy's time is made of, the fastest strategy first.
 
     The bar of a strategy is its predicted time, with the interval that holds nine runs in ten. Below it each term

@@ -1,7 +1,7 @@
 """The time of every strategy along one input."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -9,13 +9,10 @@ from rlxjax._typing import RealLike
 from rlxjax.calibration import CalibratedModel, Calibration
 from rlxjax.fit import Timings, all_inputs, strategy_of
 
-from ._axes import axis_of, duration, ink_of, show, show_input, show_legend
+from ._axes import Axes, axis_of, duration, ink_of, show, show_input, show_legend
 from ._given import calibrated_of, other_sizes, values_along
 from ._hues import PALE, hues
 from ._marks import mark
-
-if TYPE_CHECKING:
-    import matplotlib.axes
 
 #: Headings of a prediction and the ends of its interval.
 PREDICTED = ("predicted (ns)", "from (ns)", "to (ns)")
@@ -29,9 +26,9 @@ def time_by(
     strategies: Sequence[str] | None = None,
     timings: Timings | None = None,
     level: float = 0.9,
-    ax: "matplotlib.axes.Axes | None" = None,
+    ax: Axes | None = None,
     **sizes: RealLike | None,
-) -> "matplotlib.axes.Axes":
+) -> Axes:
     """Draw what strategies take along one input of a model, with the bands in which a run's time lies.
 
     Lines are dotted beyond what was timed.
