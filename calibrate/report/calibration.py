@@ -193,21 +193,17 @@ def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapp
     table = Table(f"Time by {first} of every strategy", [row for picture in pictures for row in picture.rows])
     yield Section(f"{name}-times", f"{name}: time by {first}", [said], pictures, [table])
     if second is not None and len(up := _values(calibrated, second, ALONG // 2)) > 1:
-        yield _map(calibrated, {first: along, second: up}, rest)
+        over = {first: along, second: up}
+        pictures = drawn(f"{name}-picks", **{_in_words(rest): lambda: plot.decision_map(calibrated, over, **rest)})
+        timed = [row["verdict"] != "undecided" for row in pictures[0].rows if row["timed"]]
+        said = (
+            "A cell has the colour of the strategy that beats every other one with 90 % at least, and is grey where "
+            "none does. At a solid line the fastest one by prediction changes. Pale cells lie outside what was "
+            f"measured; of the others {100 * np.mean(timed or [0.0]):.0f} % are decided."
+        )
+        table = Table(f"What is picked, by {first} and {second}", pictures[0].rows)
+        yield Section(f"{name}-picks", f"{name}: what is picked where", [said], pictures, [table])
     yield _terms(possible(explain(calibrated, **sizes), model), name)
-
-
-def _map(calibrated: CalibratedModel, over: Mapping[str, np.ndarray], rest: Mapping[str, float]) -> Section:
-    name = calibrated.model.name
-    pictures = drawn(f"{name}-picks", **{_in_words(rest): lambda: plot.decision_map(calibrated, over, **rest)})
-    timed = [row["verdict"] != "undecided" for row in pictures[0].rows if row["timed"]]
-    said = (
-        "A cell has the colour of the strategy that beats every other one with 90 % at least, and is grey where none "
-        "does. At a solid line the fastest one by prediction changes. Pale cells lie outside what was measured; of the "
-        f"others {100 * np.mean(timed or [0.0]):.0f} % are decided."
-    )
-    table = Table(f"What is picked, by {' and '.join(over)}", pictures[0].rows)
-    return Section(f"{name}-picks", f"{name}: what is picked where", [said], pictures, [table])
 
 
 def _terms(explanation: Explanation, name: str) -> Section:

@@ -50,13 +50,7 @@ def change_section(
     models: tuple[CalibratedModel, CalibratedModel],
     measured: Measured | None,
 ) -> Section:
-    """Return what changed of one model, the surest changes first: coefficients, and predictions of what was timed.
-
-    Args:
-        sections: of the earlier and the later file.
-        models: what they say.
-        measured: what was timed for the later one.
-    """
+    """Return what changed of one model, the surest changes first: coefficients, and predictions of what was timed."""
     name, rows = models[1].model.name, _changes(models, measured)
     kinds, verdicts = ([row[heading] for row in rows] for heading in ("kind", "verdict"))
     sure = [row["kind"] for row in rows if row["verdict"] != "within chance"]

@@ -96,12 +96,7 @@ def shown(value: Any, heading: str) -> str:
 
 
 def tip(row: Row) -> str:
-    r"""Return what a mark says of itself: a line a figure.
-
-    Examples:
-        >>> tip({"run": "fast 64x256", "measured (ns)": 5e3, "timed": True})
-        'fast 64x256\nmeasured 5,000 ns\ntimed yes'
-    """
+    """Return what a mark says of itself: a line a figure, the first one its name."""
     texts = {heading: shown(value, heading) for heading, value in row.items()}
     lines = [(*heading.rstrip(")").split(" ("), "")[:2] + (text,) for heading, text in texts.items() if text]
     said = [f"{name} {text} {unit}".rstrip() for name, unit, text in lines]

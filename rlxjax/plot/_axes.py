@@ -66,11 +66,7 @@ def show_legend_above(ax: Axes, handles: Sequence[Any]) -> None:
 
 
 def show(
-    ax: Axes,
-    along: Literal["x", "y"],
-    label: str,
-    said: Callable[[float], str],
-    sizes: Mapping[str, Any] = NOTHING,
+    ax: Axes, along: Literal["x", "y"], label: str, said: Callable[[float], str], sizes: Mapping[str, Any] = NOTHING
 ) -> None:
     """Label a direction, and its ticks by a function of their values; sizes that stay are named below."""
     from ._ticks import LogTicks
@@ -102,32 +98,17 @@ def show_input(
 
 
 def duration(time_ns: float) -> str:
-    """Return a time with three digits, in the unit that fits it.
-
-    Examples:
-        >>> duration(2e4), duration(1.2345e9), duration(999_700)
-        ('20 µs', '1.23 s', '1 ms')
-    """
+    """Return a time with three digits, in the unit that fits it."""
     from matplotlib.ticker import EngFormatter
 
     return EngFormatter("s")(float(f"{time_ns:.3g}") * 1e-9)
 
 
 def plain(value: float) -> str:
-    """Return a number as people write it.
-
-    Examples:
-        >>> plain(0.05), plain(250.0), plain(131072.0)
-        ('0.05', '250', '131,072')
-    """
+    """Return a number as people write it."""
     return f"{value:,.0f}" if abs(value) >= 1000.0 else f"{value:g}"
 
 
 def in_words(sizes: Mapping[str, Any]) -> str:
-    """Return sizes by name.
-
-    Examples:
-        >>> in_words({"n_fft": 1024, "k": 16})
-        'n_fft 1,024, k 16'
-    """
+    """Return sizes by name."""
     return ", ".join(f"{name} {plain(float(value))}" for name, value in sizes.items())
