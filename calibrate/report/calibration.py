@@ -107,23 +107,26 @@ def _verdicts(
 
 
 def _what_was_measured(content: CalibrationFile, calibration: Calibration) -> Section:
-    sections = {name: content.models[name] for name in calibration.models}
-    machine = next(iter(sections.values())).fingerprint.model_dump(mode="json")
-    made = []
-    for name, own in sections.items():
-        taken = (
-            {} if own.samples is None else own.samples.model_dump(include={"timings", "workloads", "rounds", "file"})
+    facts, tables = {}, []
+    for name in calibration.models:
+        own, machine = content.models[name], content.models[name].fingerprint.model_dump(mode="json")
+        of = (
+            own.samples and f"{own.samples.timings:,} of {own.samples.workloads:,} cells in {own.samples.rounds} rounds"
         )
-        row = {"model": name, "made": own.created, "noise (%)": own.noise_floor, **taken, "files": ", ".join(own.given)}
-        made.append(row | {"fit": own.fit.message, "command": own.command})
-    tables = [Table("What was made of it", made, "")]
-    tables.append(Table("On this machine", [{"what": key, "is": str(value)} for key, value in machine.items()], ""))
-    for name, own in sections.items():
+        noise = None if own.noise_floor is None else f"{100 * own.noise_floor:.1f} %"
+        facts[name] = {"made": own.created, "by": own.command, "timings": of, "noise": noise, "fit": own.fit.message}
+        facts[name] |= {"samples": own.samples and own.samples.file, "files that ran": ", ".join(own.given), **machine}
         sizes = [{"size": size, "from": span.low, "to": span.high} for size, span in own.domain.items()]
-        tables.append(Table("Beyond these a prediction is an extrapolation", sizes, f"{name}: sizes that were timed"))
+        tables.append(
+            Table(f"{name}: beyond these a prediction is an extrapolation", sizes, f"{name}: sizes that were timed")
+        )
         for of, lines in {"not timed": own.skipped, "timings far off": own.fit.outliers}.items():
             tables.append(Table(f"{name}: {of}", [{of: line} for line in lines], f"{name}: {of}"))
-    return Section("measured", "What was measured, and on what", tables=tables)
+    names = dict.fromkeys(key for own in facts.values() for key, value in own.items() if value)
+    rows = [
+        {"what": key.replace("_", " "), **{name: str(own[key] or "") for name, own in facts.items()}} for key in names
+    ]
+    return Section("measured", "What was measured, and on what", tables=[Table("Each model", rows, ""), *tables])
 
 
 def _errors(name: str, section: ModelSection) -> Section:
