@@ -5,7 +5,7 @@ import types
 
 import _fusion_model as model
 import pytest
-from _fusion_model import COEFFICIENTS, INFINITY
+from _fusion_model import COEFFICIENTS
 from _random_graphs import SHAPES, graphs, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -166,26 +166,6 @@ def test_a_plan_of_ten_thousand_nodes_is_that_of_its_blocks():
 
 def gate(dispatch_ns, memory_bw):
     return rx.IoFusionGate(dispatch_ns=dispatch_ns, memory_bw=memory_bw, unified_memory=True)
-
-
-def test_without_a_cost_of_launches_nodes_that_share_no_value_stay_apart_and_no_cycle_closes():
-    graph = rx.Graph()
-    x, y = graph.input("x", (64,)), graph.input("y", (64,))
-    graph.add("relu", [x])
-    graph.add("exp", [y])
-    graph.add("neg", [y])
-    for own, kernels in (
-        (gate(0.0, 10.0), [(2,), (3, 4)]),
-        (gate(1.0, 10.0), [(2, 3, 4)]),
-        (gate(0.0, INFINITY), [(2,), (3,), (4,)]),
-    ):
-        assert kernels_of(rx.plan_fusion(graph, coefficients=own)) == kernels
-    for shape in [(4,), (0,), (None,)]:  # values of no bytes
-        graph = rx.Graph()
-        v = graph.param("v", (1,))
-        wide = graph.add("relu", [graph.add("broadcast", [v], shape=shape)])
-        graph.add("add", [graph.add("reduce_max", [wide]), v])
-        assert model.is_acyclic(graph, kernels_of(rx.plan_fusion(graph, coefficients=gate(0.0, 10.0))))
 
 
 def exclusive():

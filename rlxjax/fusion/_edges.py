@@ -31,7 +31,7 @@ def explained_edges(graph: KernelGraph, kernels: Partition, cost: LinearCost, ki
 
     Args:
         graph: the nodes.
-        kernels: the positions of each kernel's nodes.
+        kernels: the nodes of each kernel.
         cost: of launches and bytes.
         kind: how the plan was made.
     """
@@ -57,7 +57,7 @@ def explained_edges(graph: KernelGraph, kernels: Partition, cost: LinearCost, ki
         saved_bytes = graph.traffic_bytes([i]) + graph.traffic_bytes([j]) - graph.traffic_bytes([i, j])
         launches = max(0, graph.launches[i] + graph.launches[j] - 1)
         gain_ns = cost.launch_ns * launches + cost.byte_ns * saved_bytes
-        alone = [graph.members[k] for k in (i, j) if graph.loops[k] == ALONE]
+        alone = [graph.nodes[k] for k in (i, j) if graph.loops[k] == ALONE]
         if a == b:
             place = "still leaves the kernel" if i in exported else "stays inside"
             reason = (
@@ -73,6 +73,6 @@ def explained_edges(graph: KernelGraph, kernels: Partition, cost: LinearCost, ki
             ended = ", but the search ended before it was found"
             why = ended if kind == "cost" else f"; a plan of kind {kind!r} leaves them apart"
             reason = f"together they would save {gain_ns:.4g} ns{why}"
-        return FusionEdge(graph.members[i].id, graph.members[j].id, a == b, gain_ns, reason)
+        return FusionEdge(i, j, a == b, gain_ns, reason)
 
-    return tuple(edge(i, j) for j, producers in enumerate(graph.producers) for i in producers)
+    return tuple(edge(i, j) for j in graph.members for i in graph.producers[j])

@@ -14,14 +14,14 @@ def greedy_partition(graph: KernelGraph) -> Partition:
     """
     visited: set[int] = set()
     partition: Partition = []
-    for start, first in enumerate(graph.members):
+    for start in graph.members:
         if start in visited:
             continue
-        chain = [start]
+        first, chain = graph.nodes[start], [start]
         while OPS[first.op].elementwise and len(graph.consumers[chain[-1]]) == 1:
             (following,) = graph.consumers[chain[-1]]
-            node = graph.members[following]
-            reads_once = node.inputs.count(graph.members[chain[-1]].id) == 1
+            node = graph.nodes[following]
+            reads_once = node.inputs.count(chain[-1]) == 1
             is_like = OPS[node.op].elementwise and node.shape == first.shape
             if following in visited or not (reads_once and is_like):
                 break

@@ -1,8 +1,8 @@
 """What planning reads of a graph: its kernel nodes, who reads whom, and what may share a kernel."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 from rlxjax.graph._graph import Graph, Node
 from rlxjax.graph._ops import OPS
@@ -17,18 +17,17 @@ Partition = list[list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class KernelGraph:
-    """The nodes that run, numbered 0, 1, ... by position in topological order.
+    """Who reads whom among the nodes that run; every list by the id of a node, those that are given included.
 
     A kernel loops over one shape; nodes of one element ride along in any, and a broadcast may follow a
     reduction of its own kernel whatever its shape.
 
     Attributes:
-        nodes: all nodes of the graph, by id.
-        members: the nodes that run, by position.
-        position: of each node that runs, by id.
+        nodes: all nodes of the graph.
+        members: ids of the nodes that run, in topological order.
         reads: ids that each one reads, without repetition.
-        producers: positions whose values each one reads.
-        consumers: positions that read each one's value.
+        producers: those of them that run.
+        consumers: ids that read each one's value.
         is_needed: whether the value leaves whatever kernel computes it: an output of the graph, or read
             by nobody.
         loops: number of the shape that each one loops over, `ONE_ELEMENT` or `ALONE`.
@@ -36,12 +35,11 @@ class KernelGraph:
         links: the broadcasts that follow each reduction, and the reduction before each broadcast: these
             may share a kernel although they loop over different shapes.
         launches: 0 for a view, else 1.
-        sizes: bytes of each value, by id.
+        sizes: bytes of each value.
     """
 
     nodes: tuple[Node, ...]
-    members: list[Node]
-    position: dict[int, int]
+    members: list[int]
     reads: list[tuple[int, ...]]
     producers: list[list[int]]
     consumers: list[list[int]]
@@ -56,20 +54,17 @@ class KernelGraph:
     def of(cls, graph: Graph) -> "KernelGraph":
         """Read a graph."""
         nodes = graph.nodes
-        members = [node for node in nodes if node.op not in GIVEN_OPS]
-        position = {node.id: i for i, node in enumerate(members)}
-        reads = [tuple(dict.fromkeys(node.inputs)) for node in members]
-        producers = [[position[i] for i in ids if i in position] for ids in reads]
-        consumers: list[list[int]] = [[] for _ in members]
-        for i, mine in enumerate(producers):
-            for producer in mine:
-                consumers[producer].append(i)
+        members = [node.id for node in nodes if node.op not in GIVEN_OPS]
+        reads = [tuple(dict.fromkeys(node.inputs)) if node.op not in GIVEN_OPS else () for node in nodes]
+        producers = [[i for i in ids if nodes[i].op not in GIVEN_OPS] for ids in reads]
+        consumers: list[list[int]] = [[] for _ in nodes]
         numbers: dict[tuple[int | None, ...], int] = {(1,): ONE_ELEMENT}
-        loops = [_loop(node, nodes, numbers) for node in members]
-        links: list[list[int]] = [[] for _ in members]
-        for i, node in enumerate(members):
+        loops = [_loop(node, nodes, numbers) for node in nodes]
+        links: list[list[int]] = [[] for _ in nodes]
+        for i in members:
             for producer in producers[i]:
-                follows = node.op == "broadcast" and OPS[members[producer].op].reduction
+                consumers[producer].append(i)
+                follows = nodes[i].op == "broadcast" and OPS[nodes[producer].op].reduction
                 if follows and ONE_ELEMENT not in (loops[i], loops[producer]):
                     links[producer].append(i)
                     links[i].append(producer)
@@ -77,15 +72,14 @@ class KernelGraph:
         return cls(
             nodes=nodes,
             members=members,
-            position=position,
             reads=reads,
             producers=producers,
             consumers=consumers,
-            is_needed=[node.id in outputs or not consumers[i] for i, node in enumerate(members)],
+            is_needed=[node.id in outputs or not consumers[node.id] for node in nodes],
             loops=loops,
             loop_shapes=list(numbers),
             links=links,
-            launches=[int(not OPS[node.op].metadata) for node in members],
+            launches=[int(not OPS[node.op].metadata) for node in nodes],
             sizes=[node.bytes for node in nodes],
         )
 
@@ -99,13 +93,13 @@ class KernelGraph:
         return not first or not second or bool(first & second) or is_linked
 
     def exports(self, group: Sequence[int]) -> list[int]:
-        """Return the positions in a kernel whose values leave it."""
+        """Return the nodes of a kernel whose values leave it."""
         inside = set(group)
         return [i for i in group if self.is_needed[i] or any(j not in inside for j in self.consumers[i])]
 
     def external_reads(self, group: Sequence[int]) -> list[int]:
         """Return the ids that a kernel reads from outside, without repetition, in order."""
-        inside = {self.members[i].id for i in group}
+        inside = set(group)
         return list(dict.fromkeys(id_ for i in group for id_ in self.reads[i] if id_ not in inside))
 
     def traffic_bytes(self, group: Sequence[int]) -> int:
@@ -113,7 +107,7 @@ class KernelGraph:
         if not any(self.launches[i] for i in group):
             return 0
         read = sum(self.sizes[id_] for id_ in self.external_reads(group))
-        return read + sum(self.sizes[self.members[i].id] for i in self.exports(group))
+        return read + sum(self.sizes[i] for i in self.exports(group))
 
     def readers(self, partition: Partition) -> list[set[int]]:
         """Return the numbers of the other kernels that read from each."""
@@ -124,20 +118,15 @@ class KernelGraph:
 
     def in_order(self, partition: Iterable[Iterable[int]]) -> Partition | None:
         """Return the kernels so that each comes after those it reads from; None if they form a cycle."""
-        groups = [sorted(group) for group in partition]
-        readers = self.readers(groups)
-        waiting = Counter(other for others in readers for other in others)
-        ordered: Partition = []
-        freed: Iterable[int] = range(len(groups))
-        ready: list[int] = []
-        while True:
-            ready += sorted((number for number in freed if not waiting[number]), key=lambda number: -groups[number][0])
-            if not ready:
-                return ordered if len(ordered) == len(groups) else None
-            number = ready.pop()
-            ordered.append(groups[number])
-            freed = readers[number]
-            waiting.subtract(freed)
+        groups = sorted(sorted(group) for group in partition)
+        sorter = TopologicalSorter(dict.fromkeys(range(len(groups)), ()))
+        for number, others in enumerate(self.readers(groups)):
+            for other in others:
+                sorter.add(other, number)
+        try:
+            return [groups[number] for number in sorter.static_order()]
+        except CycleError:
+            return None
 
 
 def kernels_after(readers: Sequence[set[int]], start: int, end: int) -> Iterator[int]:
@@ -154,7 +143,7 @@ def kernels_after(readers: Sequence[set[int]], start: int, end: int) -> Iterator
 
 def _loop(node: Node, nodes: tuple[Node, ...], numbers: dict[tuple[int | None, ...], int]) -> int:
     rule = OPS[node.op]
-    if not rule.fusable:
+    if node.op in GIVEN_OPS or not rule.fusable:
         return ALONE
     looped = nodes[node.inputs[0]] if rule.reduction and node.inputs else node
     return ONE_ELEMENT if looped.elements == 1 else numbers.setdefault(looped.shape, len(numbers))

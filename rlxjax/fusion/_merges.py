@@ -46,10 +46,10 @@ def merged(graph: KernelGraph, partition: Partition) -> Partition:
 
 def _joined_pairs(graph: KernelGraph) -> list[tuple[int, int]]:
     """Return pairs of nodes joined by an edge, and neighbours of those that read a value or loop over a shape."""
-    pairs = [(i, j) for j, producers in enumerate(graph.producers) for i in producers]
+    pairs = [(i, j) for j in graph.members for i in graph.producers[j]]
     for shared in (graph.reads, [[loop] for loop in graph.loops]):
         last: dict[int, int] = {}
-        for i, keys in enumerate(shared):
-            pairs += [(last[key], i) for key in keys if key in last]
-            last.update(dict.fromkeys(keys, i))
+        for i in graph.members:
+            pairs += [(last[key], i) for key in shared[i] if key in last]
+            last.update(dict.fromkeys(shared[i], i))
     return pairs

@@ -118,7 +118,7 @@ class FusionPlan:
 
         `profile_graph_io`, but a kernel reads a value once, however many of its operands it is.
         """
-        return self._profile([[i] for i in range(len(self._kernel_graph.members))])
+        return self._profile([[i] for i in self._kernel_graph.members])
 
     @functools.cached_property
     def after(self) -> GraphIoProfile:
@@ -146,8 +146,7 @@ class FusionPlan:
 
     @property
     def _partition(self) -> Partition:
-        position = self._kernel_graph.position
-        return [[position[id_] for id_ in kernel.nodes] for kernel in self.kernels]
+        return [list(kernel.nodes) for kernel in self.kernels]
 
     @property
     def _row(self) -> BackendCoefficients:
@@ -205,7 +204,7 @@ def plan_fusion(
     elif plan == "greedy":
         partition = greedy_partition(kernel_graph)
     elif plan == "unfused":
-        partition = [[i] for i in range(len(kernel_graph.members))]
+        partition = [[i] for i in kernel_graph.members]
     else:
         raise ValueError(f"plan: expected one of cost, greedy, unfused, got {plan!r}")
     make = _greedy_kernel if plan == "greedy" else _kernel
@@ -230,29 +229,27 @@ def check_operand_counts(nodes: Sequence[Node]) -> None:
 
 def _kernel(graph: KernelGraph, number: int, group: Sequence[int]) -> FusedKernel:
     exported = graph.exports(group)
-    inner = [graph.members[i] for i in set(group).difference(exported)]
+    inner = set(group).difference(exported)
     return FusedKernel(
         id=number,
-        nodes=tuple(graph.members[i].id for i in group),
+        nodes=tuple(group),
         external_inputs=tuple(graph.external_reads(group)),
-        external_outputs=tuple(graph.members[i].id for i in exported),
-        memory_saved=sum(node.bytes for node in inner),
+        external_outputs=tuple(exported),
+        memory_saved=sum(graph.sizes[i] for i in inner),
         buffers_eliminated=len(inner),
         graph_nodes=graph.nodes,
     )
 
 
 def _greedy_kernel(graph: KernelGraph, number: int, chain: Sequence[int]) -> FusedKernel:
-    members = [graph.members[i] for i in chain]
-    ids = tuple(node.id for node in members)
-    inside = set(ids)
-    inputs = tuple(id_ for node in members for id_ in node.inputs if id_ not in inside)
+    inside = set(chain)
+    inputs = tuple(id_ for i in chain for id_ in graph.nodes[i].inputs if id_ not in inside)
     return FusedKernel(
         id=number,
-        nodes=ids,
+        nodes=tuple(chain),
         external_inputs=inputs,
-        external_outputs=ids[-1:],
-        memory_saved=(len(chain) - 1) * members[0].elements * _GREEDY_ELEMENT_BYTES,
+        external_outputs=(chain[-1],),
+        memory_saved=(len(chain) - 1) * graph.nodes[chain[0]].elements * _GREEDY_ELEMENT_BYTES,
         buffers_eliminated=max(0, len(chain) - len(inputs) - 1),
         graph_nodes=graph.nodes,
     )

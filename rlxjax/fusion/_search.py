@@ -30,13 +30,13 @@ def cheapest_partition(graph: KernelGraph, cost: LinearCost, starts: Sequence[Pa
     """
     if not graph.members:
         return []
-    alone: Partition = [[i] for i in range(len(graph.members))]
+    alone: Partition = [[i] for i in graph.members]
     found = [*_beam(graph, cost, backward=False), *_beam(graph, cost, backward=True)]
     candidates = [partition for start in (*found, *starts) if (partition := graph.in_order(start)) is not None]
     candidates.sort(key=lambda partition: cost.of(graph, partition))
     better = [merged(graph, partition) for partition in candidates[: _width(graph)]]
     best = min([*better, *candidates, alone], key=lambda partition: cost.of(graph, partition))
-    ordered = graph.in_order(_apart_without_gain(graph, cost, best))
+    ordered = graph.in_order(best)
     assert ordered is not None
     return ordered
 
@@ -57,8 +57,8 @@ class _Run:
         self.groups: Partition = []
         self.done = 0
         self.saved_ns = 0.0
-        for i, count in enumerate(self.waiting):
-            if not count:
+        for i in graph.members:
+            if not self.waiting[i]:
                 self._note_ready(i)
 
     def copy(self) -> "_Run":
@@ -110,8 +110,8 @@ class _Run:
 
 def _beam(graph: KernelGraph, cost: LinearCost, *, backward: bool) -> list[Partition]:
     width = _width(graph)
-    frequency = Counter(graph.loops)
-    alone_ns = [cost.of_kernel(graph, [i]) for i in range(len(graph.members))]
+    frequency = Counter(graph.loops[i] for i in graph.members)
+    alone_ns = {i: cost.of_kernel(graph, [i]) for i in graph.members}
     states, finished = [_Run(graph, backward)], []
     states[0].run_alone()
     while states:
@@ -132,33 +132,3 @@ def _beam(graph: KernelGraph, cost: LinearCost, *, backward: bool) -> list[Parti
                     following[child.done] = child
         states = heapq.nlargest(width, following.values(), key=lambda state: state.saved_ns)
     return finished
-
-
-def _apart_without_gain(graph: KernelGraph, cost: LinearCost, partition: Partition) -> Partition:
-    """Part nodes that save nothing by sharing: without a cost of launches, those that share no value."""
-    if cost.launch_ns > 0:
-        return partition
-    return [part for group in partition for part in _connected(graph, group, cost.byte_ns > 0)]
-
-
-def _connected(graph: KernelGraph, group: Sequence[int], by_values: bool) -> Partition:
-    root = {i: i for i in group}
-
-    def find(i: int) -> int:
-        while root[i] != i:
-            root[i] = root[root[i]]
-            i = root[i]
-        return i
-
-    first_with: dict[int, int] = {}
-    for i in group if by_values else ():
-        for j in graph.producers[i]:
-            if j in root:
-                root[find(i)] = find(j)
-        for id_ in graph.reads[i]:
-            if graph.sizes[id_]:
-                root[find(i)] = find(first_with.setdefault(id_, i))
-    parts: dict[int, list[int]] = {}
-    for i in group:
-        parts.setdefault(find(i), []).append(i)
-    return list(parts.values())
