@@ -1,6 +1,7 @@
 """Samples of Welch peaks, as the calibrate job keeps and takes them: the one place of the benchmarks that knows how."""
 
 import contextlib
+import functools
 import subprocess
 import sys
 import time
@@ -8,19 +9,26 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
-from calibrate.clock import Deadline
-from calibrate.fits import micro_prior
-from calibrate.job import facts_of
-from calibrate.micro import micro_rates
-from calibrate.workloads import Cell, Signals, runs_model
 
-from calibrate.measure import measure_rounds, warm_up
-from calibrate.samples import SampleLog, SampleWriter, read_samples, timings_of
+from calibrate.judge import timings_of
+from calibrate.machine import micro_times_ns
+from calibrate.measure import made_ready, measure_rounds
+from calibrate.progress import Deadline
+from calibrate.samples import SampleLog, SampleWriter, header_of, read_samples
+from calibrate.suites.welch import WelchSuite
 from calibrate.visits import Visits, noise_floor, quantile_ns
+from rlxjax import LatencyEstimate, LatencyPosterior, LatencyPrior, Timings, estimate
 from rlxjax.calibration import current_fingerprint
-from rlxjax.fit import Facts, LatencyPrior, Timings
+from rlxjax.fit import Cell, Facts, cell_runs
 from rlxjax.models import WELCH
+
+#: Ways to compute Welch peaks that give the same result, and all that need no learned model, by what cells are called.
+SAME_RESULT = ("fast", "fused_maxima", "fused_top_k", "block")
+WITHOUT_MODEL = ("ultra", *SAME_RESULT)
+
+suite = functools.cache(WelchSuite)
 
 
 class Campaign(NamedTuple):
@@ -52,23 +60,28 @@ class Campaign(NamedTuple):
 def read_campaign(path: Path) -> Campaign:
     """Read a samples file, compressed or not."""
     log = read_samples(path)
-    log.cells = [cell for cell in log.cells if not runs_model(cell)]
-    visits = log.visits()
+    log.cells = [cell for cell in log.cells if cell.variant != "learned"]
+    cells, visits = log.timed()
     measured_ns = quantile_ns(visits)
-    prior = micro_prior(micro_rates(log)) if log.micro else WELCH.prior
-    timings, facts = timings_of(log.cells, measured_ns), facts_of(log, {})
-    return Campaign(path, log, log.cells, visits, measured_ns, noise_floor(visits), timings, facts, prior)
+    prior = suite().start(micro_times_ns(log)) if log.micro else WELCH.prior
+    timings = timings_of(suite(), cells, measured_ns)
+    return Campaign(path, log, cells, visits, measured_ns, noise_floor(visits), timings, log.facts, prior)
+
+
+def estimates(posterior: LatencyPosterior, cells: Sequence[Cell]) -> LatencyEstimate:
+    """Return what is known of each cell, `[cells]`."""
+    return jax.tree.map(np.asarray, estimate(posterior, cell_runs(WELCH, cells)))
 
 
 @contextlib.contextmanager
 def sampled(cells: Sequence[Cell], path: Path) -> Iterator[Callable[[float], None]]:
     """Write samples of cells to a file; what is yielded takes them for so many seconds."""
-    log, signals, rng = SampleLog(current_fingerprint()), Signals(cells), np.random.default_rng()
-    warm_up(cells, signals, Deadline(np.inf), lambda: None)
+    log, rng = SampleLog(header_of(suite(), "welch", current_fingerprint())), np.random.default_rng()
+    programs = made_ready(suite(), cells, Deadline(np.inf)).programs
     with SampleWriter(path, log, append=False) as writer:
-        writer.cells(cells)
+        writer.cells([cell for cell in cells if cell.name in programs])
         yield lambda seconds: measure_rounds(
-            log, writer, signals, Deadline(time.perf_counter() + seconds), rng, lambda: None
+            log, writer, programs, Deadline(time.perf_counter() + seconds), rng, lambda: None
         )
 
 

@@ -13,16 +13,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from calibrate.validate import built_in_ns, error_summaries, sizes_of
-from calibrate.workloads import SAME_RESULT, Cell, Grid
 from scipy import optimize
 
+import rlxjax as rx
 from benchmarks import decision_metrics as metrics
-from benchmarks._campaigns import Campaign, read_campaign
+from benchmarks._campaigns import SAME_RESULT, Campaign, estimates, read_campaign
 from benchmarks._common import options, placed, table, write
-from calibrate.design import estimates
+from calibrate.judge import error_summaries
 from calibrate.visits import quantile_ns
-from rlxjax.fit import LatencyEstimate, fit_posterior, predicted_ns
+from rlxjax.fit import Cell, LatencyEstimate, fit_posterior, predicted_ns
 
 #: The rows of the table of methods that are judged by an estimate, with its probability.
 FIT, BUILT_IN = "the fit", "built-in constants"
@@ -37,10 +36,10 @@ class Prediction(NamedTuple):
     found: LatencyEstimate | None = None
 
 
-def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:
+def evidence(campaign: Campaign) -> dict[str, Any]:
     """Return all that is said of one campaign."""
     cells, visits, measured, noise = campaign.cells, campaign.visits, campaign.measured_ns, campaign.noise
-    seen = grid.seen(cells)
+    seen = np.array([not cell.held_out for cell in cells])
     blind = fit_posterior(campaign.timings, campaign.prior, seen.astype(float), campaign.facts)
     found = estimates(blind.posterior, cells)
     terms_ns = np.asarray(predicted_ns(blind.terms.coefficients, campaign.timings.runs, campaign.facts))
@@ -50,7 +49,7 @@ def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:
         "terms alone": Prediction(terms_ns),
         FIT: Prediction(np.asarray(found.time_ns), found),
     }
-    names = np.array([cell.strategy for cell in cells])
+    names = np.array([cell.group for cell in cells])
     of_strategy = {name: noise[names == name].mean() for name in np.unique(names)}
     judge = Judge(cells, measured, np.array([of_strategy[name] for name in names]), ~seen)
     # What noise alone does to picks: those of half the rounds, judged by the others.
@@ -58,7 +57,7 @@ def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:
     by_halves = Judge(cells, odd_ns, judge.noise, ~seen)
     rows = {name: judge.row(prediction) for name, prediction in methods.items()}
     rows["half of the rounds, by the other half"] = by_halves.row(Prediction(even_ns))
-    summaries = error_summaries(cells, measured, found, terms_ns, noise, grid, seen)
+    summaries = error_summaries(cells, measured, found, terms_ns, noise, seen)
     return {
         "workloads": len(cells),
         "rounds": len(visits.rounds()),
@@ -72,6 +71,23 @@ def evidence(campaign: Campaign, grid: Grid) -> dict[str, Any]:
         "coverage": metrics.coverage(part_of(found, ~seen), measured[~seen])._asdict(),
         "largest_regrets": judge.largest_regrets(methods[FIT]),
     }
+
+
+def sizes_of(cells: Sequence[Cell]) -> np.ndarray:
+    """Return batch, n_fft, k and segments of cells, `[4, cells]`."""
+    return np.array([[cell.inputs[name] for cell in cells] for name in ("batch", "n_fft", "k", "n_segments")])
+
+
+def built_in_ns(cells: Sequence[Cell]) -> np.ndarray:
+    """Return what the reference's built-in constants say of each cell in ns, `[cells]`."""
+    costs = {"host": rx.host_path_ns, "block": rx.block_graph_ns}
+    device, variants, sizes = jax.default_backend(), np.array([cell.variant for cell in cells]), sizes_of(cells)
+    result = np.zeros(len(cells))
+    for name in set(variants.tolist()):
+        mine = variants == name
+        *workload, n_segments = sizes[:, mine]
+        result[mine] = costs.get(name, rx.fused_graph_ns)(device, *workload, n_segments=n_segments)
+    return result
 
 
 def linear_features(cells: Sequence[Cell]) -> np.ndarray:
@@ -97,7 +113,7 @@ def linear_features(cells: Sequence[Cell]) -> np.ndarray:
 
 def linear_ns(cells: Sequence[Cell], measured_ns: np.ndarray, seen: np.ndarray) -> np.ndarray:
     """Return what non-negative least squares of relative errors say of each cell in ns, a fit a strategy."""
-    features, names = linear_features(cells), np.array([cell.strategy for cell in cells])
+    features, names = linear_features(cells), np.array([cell.group for cell in cells])
     features = features / features.mean(0)
     time_ns = np.zeros(len(cells))
     for name in np.unique(names):
@@ -254,7 +270,7 @@ def summary_tables(campaigns: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-ERROR_COLUMNS = ("fit", "held_out", "interior", "edge", "terms_alone", "noise_floor", "built_in")
+ERROR_COLUMNS = ("fit", "held_out", "terms_alone", "noise_floor")
 METHOD_COLUMNS = (
     *("method", "error", "regret, mean", "95th percentile", "largest", "ordered"),
     *("rank, all", "rank within", "Brier"),
@@ -269,7 +285,7 @@ def main() -> None:
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     metrics.check()
-    campaigns = {path.name.split(".")[0]: evidence(read_campaign(path), Grid()) for path in given.samples}
+    campaigns = {path.name.split(".")[0]: evidence(read_campaign(path)) for path in given.samples}
     print("\n\n".join(part for name, said in campaigns.items() for part in campaign_tables(name, said)))
     write(given.json, {"campaigns": campaigns})
     if given.markdown:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from calibrate.workloads import SAME_RESULT, Cell
 from scipy import stats
 
+from benchmarks._campaigns import SAME_RESULT
 from rlxjax import LatencyEstimate, decision
-from rlxjax.fit import COVERED, COVERED_SDS
+from rlxjax.fit import COVERED, COVERED_SDS, Cell
 
 #: Pairs closer than this, or than so many times the noise, have no order worth getting right.
 LEAST_DISTANCE, NOISES = 0.03, 2.0
@@ -40,11 +40,11 @@ class Workloads(NamedTuple):
 
 def workloads_of(cells: Sequence[Cell]) -> Workloads:
     """Return the workloads of which at least two alternatives are among the cells."""
-    found: dict[tuple[int, int, int], list[int]] = {}
+    found: dict[tuple[int, ...], list[int]] = {}
     for number, cell in enumerate(cells):
-        if cell.strategy in SAME_RESULT:
-            row = found.setdefault((cell.batch, cell.n_fft, cell.k), [-1] * len(SAME_RESULT))
-            row[SAME_RESULT.index(cell.strategy)] = number
+        if cell.group in SAME_RESULT:
+            sizes = tuple(int(cell.inputs[name]) for name in ("batch", "n_fft", "k"))
+            found.setdefault(sizes, [-1] * len(SAME_RESULT))[SAME_RESULT.index(cell.group)] = number
     kept = {sizes: row for sizes, row in found.items() if sum(number >= 0 for number in row) > 1}
     place = np.array(list(kept.values()), int).reshape(len(kept), len(SAME_RESULT))
     return Workloads(np.array(list(kept), int).reshape(len(kept), 3), place)
@@ -53,7 +53,7 @@ def workloads_of(cells: Sequence[Cell]) -> Workloads:
 def errors_by_strategy(cells: Sequence[Cell], predicted_ns: np.ndarray, measured_ns: np.ndarray) -> dict[str, float]:
     """Return the mean absolute relative error of each strategy among the cells."""
     errors = np.abs(predicted_ns / measured_ns - 1.0)
-    names = np.array([cell.strategy for cell in cells])
+    names = np.array([cell.group for cell in cells])
     return {str(name): float(errors[names == name].mean()) for name in dict.fromkeys(names)}
 
 

@@ -22,14 +22,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from calibrate.workloads import WITHOUT_MODEL, Cell
 
 from benchmarks import decision_metrics as metrics
-from benchmarks._campaigns import busy_processor, read_campaign, sampled
+from benchmarks._campaigns import WITHOUT_MODEL, busy_processor, estimates, read_campaign, sampled
 from benchmarks._common import options, write
-from calibrate.design import estimates
+from calibrate.suites.welch import welch_cell
 from rlxjax import load_calibration
-from rlxjax.fit import COVERED_SDS, LatencyEstimate
+from rlxjax.fit import COVERED_SDS, Cell, LatencyEstimate
 from rlxjax.models import WELCH
 
 #: Segment lengths of the independent workloads, and the most samples of one.
@@ -74,7 +73,7 @@ def independent_cells(count: int, seed: int = SEED) -> list[Cell]:
         n_fft, k = int(rng.choice(LENGTHS)), round(float(np.exp(rng.uniform(0, np.log(MOST_PEAKS)))))
         if batch * n_fft <= MOST_SAMPLES:
             workloads[batch, n_fft, k] = None
-    return [Cell(strategy, *sizes) for sizes in workloads for strategy in WITHOUT_MODEL]
+    return [welch_cell(group, *sizes) for sizes in workloads for group in WITHOUT_MODEL]
 
 
 def run(folder: Path, runs: int, truth_s: float, workloads: int, arguments: Sequence[str]) -> None:
@@ -114,10 +113,8 @@ def judge(file: Path, cells: Sequence[Cell], measured_ns: np.ndarray, noise: np.
     found: LatencyEstimate = estimates(calibrated.posterior, cells)
     logs = np.log(measured_ns / np.asarray(found.time_ns))
     scale = float(np.median(logs))
-    names, odd = (
-        np.array([cell.strategy for cell in cells]),
-        np.array([cell.n_fft & (cell.n_fft - 1) for cell in cells]),
-    )
+    names, lengths = np.array([cell.group for cell in cells]), np.array([int(cell.inputs["n_fft"]) for cell in cells])
+    odd = lengths & (lengths - 1)
     errors = np.abs(np.expm1(scale - logs))
     reach = COVERED_SDS * np.hypot(np.asarray(found.log_sd()), calibrated.pace_log_sd)
     table = metrics.workloads_of(cells)

@@ -13,12 +13,11 @@ import time
 
 import jax
 import numpy as np
-from calibrate.functions import function_cells
-from calibrate.functions_job import chosen_cells
 
 import rlxjax as rx
 from benchmarks._common import options, table, visits, write
 from benchmarks.foreign_table import TABLES
+from calibrate.suites.functions import timed_functions
 from calibrate.visits import Visits, noise_floor, quantile_ns
 from rlxjax.clock import call_ns
 from rlxjax.fit import COVERED_SDS, corrected_terms_ns
@@ -33,11 +32,10 @@ def main() -> None:
     parser.add_argument("--which", choices=tuple(TABLES), default="all")
     given = parser.parse_args()
     rng, calls, profiles, libraries = np.random.default_rng(0), {}, [], []
-    for cell in chosen_cells(function_cells()):
-        if not cell.held_out:
-            fn, shapes = cell.build()
-            calls[cell.name] = functools.partial(jax.jit(fn), *jax.device_put(cell.arguments(rng)))
-            profiles.append(rx.profile_function(fn, *shapes))
+    for name, function in timed_functions().items():
+        if not function.held_out:
+            calls[name] = functools.partial(jax.jit(function.fn), *jax.device_put(function.arguments(rng)))
+            profiles.append(rx.profile_function(function.fn, *function.abstract()))
             libraries.append("")
     for foreign in TABLES[given.which]:
         fn, args = foreign.call()

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from calibrate.canary import CANARIES, canary_times_ns
-from calibrate.functions_job import fitted_functions
-from calibrate.workloads import Grid
 
 from benchmarks import decision_metrics as metrics
-from benchmarks._campaigns import Campaign, read_campaign
+from benchmarks._campaigns import Campaign, estimates, read_campaign, suite
 from benchmarks._common import options, table, write
-from calibrate.design import by_workload, design_posterior, estimates, preparation_order
-from calibrate.samples import FunctionLog, read_log
+from calibrate.design import by_work, measuring_order
+from calibrate.judge import fitted
+from calibrate.machine import CANARIES, micro_times_ns
+from calibrate.samples import read_samples
+from calibrate.suites import suite_of
 from rlxjax import LatencyPosterior, PosteriorFit, fit_posterior, prior_posterior, transferred_prior
 from rlxjax.calibration import (
     PriorCoefficient,
@@ -75,11 +75,10 @@ def judged(machine: Machine, others: Sequence[Machine]) -> dict[str, Any]:
     regret = metrics.regrets(table.table(found.time_ns), table.table(own.measured_ns))
     logs = np.log(own.measured_ns / np.asarray(found.time_ns))
     scale = float(np.median(logs))
-    grid = Grid()
-    seen = grid.seen(own.cells)
-    order = preparation_order(own.cells, grid, design_posterior(prior, own.facts), np.random.default_rng(0))
-    chosen = [key for key in by_workload(order) if grid.place(*key[:2]) == "fit"][:FEW]
-    few = np.array([cell[1:] in set(chosen) for cell in own.cells])
+    seen = np.array([not cell.held_out for cell in own.cells])
+    works = by_work(measuring_order(suite(), own.cells, prior, own.facts, np.random.default_rng(0)))
+    chosen = [name for name, cells in works.items() if not cells[0].held_out][:FEW]
+    few = np.array([cell.work in chosen for cell in own.cells])
     errors = []
     for weights in (few, seen):
         fit = fit_posterior(own.timings, prior, weights.astype(float), own.facts)
@@ -87,7 +86,7 @@ def judged(machine: Machine, others: Sequence[Machine]) -> dict[str, Any]:
         errors.append(float(np.mean(np.abs(predicted_ns / own.measured_ns - 1.0)[~seen])))
     return {
         "machine": own.path.name,
-        "runner": own.log.runner,
+        "runner": own.log.header.runner,
         "scale": float(np.exp(scale)),
         "error": float(np.mean(np.abs(np.expm1(logs - scale)))),
         "regret_p95": float(np.percentile(regret, 95)),
@@ -200,12 +199,10 @@ def main() -> None:
     sources = [
         PriorMachine(
             fingerprint=one.campaign.log.fingerprint,
-            canary_ns={
-                name: time_ns for name, time_ns in canary_times_ns(one.campaign.log).items() if name in CANARIES
-            },
+            canary_ns={name: time_ns for name, time_ns in micro_times_ns(one.campaign.log).items() if name in CANARIES},
             samples=one.campaign.path.name,
             sha256=sha256_of(one.campaign.path),
-            runner=one.campaign.log.runner,
+            runner=one.campaign.log.header.runner,
         )
         for one in machines
     ]
@@ -222,8 +219,8 @@ def main() -> None:
         )
     }
     if given.functions:
-        logs = [(path, read_log(path)) for path in given.functions]
-        fits = [fitted_functions(log, path) for path, log in logs if isinstance(log, FunctionLog)]
+        logs, timed = [(path, read_samples(path)) for path in given.functions], suite_of("functions")
+        fits = [fitted(timed, log, FUNCTIONS.prior).whole for _, log in logs]
         sources = [
             PriorMachine(fingerprint=log.fingerprint, samples=path.name, sha256=sha256_of(path), runner=1)
             for path, log in logs

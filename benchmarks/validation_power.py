@@ -14,15 +14,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from calibrate.canary import canary_times_ns
-from calibrate.staleness import DRIFTED, Validation, judge
-from calibrate.workloads import WITHOUT_MODEL
 
-from benchmarks._campaigns import busy_processor, sampled
+from benchmarks._campaigns import WITHOUT_MODEL, busy_processor, estimates, sampled
 from benchmarks._common import options, table, write
-from calibrate.design import estimates
+from calibrate.check import DRIFTED, Validation, drift_of, verdict_of
+from calibrate.machine import micro_times_ns, slowness, used_by_others
 from calibrate.samples import SampleLog, read_samples
-from calibrate.visits import Visits, noise_floor, quantile_ns
+from calibrate.visits import noise_floor, quantile_ns
 from rlxjax import Calibration
 from rlxjax.calibration import CalibrationFile, read_calibration_file
 from rlxjax.models import WELCH
@@ -36,28 +34,24 @@ def replayed(
     log: SampleLog, content: CalibrationFile, rng: np.random.Generator, strategy: str, factor: float
 ) -> Validation:
     """Return the verdict of one validation by part of the samples, the times of a strategy, or of all, made longer."""
-    workloads = list(dict.fromkeys(cell[1:] for cell in log.cells))
-    chosen = {workloads[place] for place in rng.permutation(len(workloads))[:WORKLOADS]}
-    cells = [cell for cell in log.cells if cell[1:] in chosen]
-    first = int(rng.integers(0, len(log.complete_rounds()) - ROUNDS + 1))
-    places = {cell: place for place, cell in enumerate(cells)}
-    made = [
-        (number, places[cell], time_ns)
-        for number, round_ in enumerate(log.complete_rounds()[first : first + ROUNDS])
-        for cell, time_ns in round_
-        if cell in places
-    ]
-    round_, cell, time_ns = np.array(made, np.int64).T
-    visits = Visits(round_, cell, time_ns.astype(float), len(cells))
-    sizes = np.cumsum([0, *(len(visits) for visits in log.rounds)])
-    looks = [look for place, look in log.canaries if sizes[first] <= place < sizes[first + ROUNDS]]
-    window = SampleLog(log.fingerprint, canaries=[(0, look) for look in looks])
-    others = float(np.mean([look.others for look in looks])) if looks else None
-    longer = np.array([factor if strategy in ("all", cell.strategy) else 1.0 for cell in cells])
+    works = list(dict.fromkeys(cell.work for cell in log.cells))
+    chosen = {works[place] for place in rng.permutation(len(works))[:WORKLOADS]}
+    rounds = log.complete_rounds()
+    first = int(rng.integers(0, len(rounds) - ROUNDS + 1))
+    looks = [len(log.canaries) * end // len(rounds) for end in (first, first + ROUNDS)]
+    window = SampleLog(
+        log.header,
+        [cell for cell in log.cells if cell.work in chosen],
+        rounds[first : first + ROUNDS],
+        canaries=log.canaries[slice(*looks)],
+    )
+    cells, visits = window.timed()
+    longer = np.array([factor if strategy in ("all", cell.group) else 1.0 for cell in cells])
     expected = estimates(Calibration.from_file(content).of(WELCH.name).posterior, cells)
-    measured_ns = quantile_ns(visits) * longer
-    then_ns = {} if content.machine is None else content.machine.canary_ns
-    return judge(cells, measured_ns, expected, noise_floor(visits), canary_times_ns(window), then_ns, others)
+    now_ns, then_ns = micro_times_ns(window), {} if content.machine is None else content.machine.canary_ns
+    slower, groups = slowness(now_ns, then_ns) or 1.0, [cell.group for cell in cells]
+    drift = drift_of(groups, quantile_ns(visits) * longer, expected, noise_floor(visits), slower)
+    return verdict_of({WELCH.name: drift}, now_ns, then_ns, used_by_others(window))
 
 
 def share_of_alarms(
@@ -66,13 +60,14 @@ def share_of_alarms(
     """Return how many of so many validations alarm, a calibration in turn each."""
     rng = np.random.default_rng(seed)
     verdicts = [replayed(log, files[number % len(files)], rng, strategy, factor) for number in range(count)]
-    alarms = [verdict for verdict in verdicts if verdict.word == DRIFTED]
+    drifts = [verdict.models[WELCH.name] for verdict in verdicts]
+    alarms = [drift for verdict, drift in zip(verdicts, drifts, strict=True) if verdict.word == DRIFTED]
     return {
         "validations": count,
         "alarms": len(alarms),
-        "by_all_runs": sum(verdict.overall is not None and verdict.overall.is_off for verdict in alarms),
-        "by_a_strategy": sum(any(drift.is_off for drift in verdict.strategies.values()) for verdict in alarms),
-        "overall": [None if verdict.overall is None else round(verdict.overall.factor, 3) for verdict in verdicts],
+        "by_all_runs": sum(drift.overall.is_off for drift in alarms),
+        "by_a_strategy": sum(any(own.is_off for own in drift.groups.values()) for drift in alarms),
+        "overall": [round(drift.overall.factor, 3) for drift in drifts],
     }
 
 
