@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,39 +45,6 @@ LANES = 8.0
 BINS_OF_A_CANDIDATE = 40.0
 
 
-class Work(NamedTuple):
-    """What runs do, whatever the machine: counts of work by the coefficient that each takes, `[*batch]`.
-
-    Counts of what a variant does not do are 0. Those of rows are of all rows, by one processor.
-    """
-
-    least_share: RealLike
-    is_shared: RealLike
-    numpy_calls: RealLike
-    launches: RealLike
-    threads: RealLike
-    streams: RealLike
-    bytes_read_anew: RealLike
-    paddings: RealLike
-    uploaded_bytes: RealLike
-    host_bytes: RealLike
-    far_row_bytes: RealLike
-    far_signal_bytes: RealLike
-    device_flop: RealLike
-    device_bytes: RealLike
-    learned_segments: RealLike
-    learned_flop: RealLike
-    is_unknown: RealLike
-    select_bytes: RealLike
-    select_rows: RealLike
-    select_comparisons: RealLike
-    maxima_comparisons: RealLike
-    maxima_passes: RealLike
-    topk_bins: RealLike
-    topk_comparisons: RealLike
-    read_back_bytes: RealLike
-
-
 def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
     """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction.
 
@@ -86,106 +53,77 @@ def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[
         runs: of Welch peaks.
         facts: all that the model knows by default, or other values of them.
     """
-    work = work_of(runs, facts)
-    copy_ns, memory_ns, host_ns = 1.0 / c.copy_bytes_per_ns, 1.0 / c.memory_bytes_per_ns, 1.0 / c.host_bytes_per_ns
-    flop_ns, byte_ns = 1.0 / c.device_flop_per_ns, 1.0 / c.device_bytes_per_ns
-    learned_flop_ns, least_share = 1.0 / c.learned_flop_per_ns, 1.0 / (1.0 + c.parallel_gain)
-    share = jnp.where(work.is_shared, soft_roofline(work.least_share, least_share, SHARE_SHARPNESS), 1.0)
-    # A heap waits for its own comparisons, so that processors which share a core's units do not slow each other.
-    processors = jnp.asarray(facts["processors"], jnp.result_type(float))
-    heap_share = jnp.where(work.is_shared, soft_roofline(work.least_share, 1.0 / processors, SHARE_SHARPNESS), 1.0)
-    compute_ns = (
-        work.device_flop * flop_ns + work.learned_segments * c.learned_segment_ns + work.learned_flop * learned_flop_ns
-    )
-    device_ns = soft_roofline(compute_ns, work.device_bytes * byte_ns, ROOFLINE_SHARPNESS)
-    numpy_ns = work.host_bytes * host_ns + work.far_row_bytes * memory_ns
-    transform_ns = jnp.where(work.launches > 0, device_ns, numpy_ns)
-    selection_ns = (
-        work.select_bytes * host_ns
-        + work.select_rows * c.select_row_ns
-        + work.select_comparisons * c.select_compare_ns
-        + work.maxima_comparisons * c.maxima_compare_ns
-    )
-    heap_ns = work.topk_bins * c.topk_bin_ns + work.topk_comparisons * c.topk_compare_ns
-    return {
-        "call_ns": work.numpy_calls * c.host_call_ns
-        + work.threads * c.threads_ns
-        + work.streams * c.streams_ns
-        + work.bytes_read_anew * memory_ns,
-        "launch_and_sync_ns": work.launches * c.launch_ns,
-        "upload_ns": work.paddings * c.padding_ns + share * (work.uploaded_bytes * copy_ns),
-        "transform_ns": jnp.where(work.is_unknown, jnp.inf, share * transform_ns + work.far_signal_bytes * memory_ns),
-        # Each processor makes all passes, over its share of the rows.
-        "selection_ns": share * selection_ns + heap_share * heap_ns + work.maxima_passes * c.maxima_pass_ns,
-        "readback_ns": share * (work.read_back_bytes * copy_ns),
-    }
-
-
-def work_of(runs: Runs, facts: Facts) -> Work:
-    """Return what runs do; arguments as of `welch_terms_ns`."""
     facts = jax.tree.map(lambda fact: jnp.asarray(fact, jnp.result_type(float)), facts)
     variant = jnp.asarray(runs.variant)
     batch, n_fft, k, n_segments = (jnp.asarray(runs.inputs[name]) for name in ("batch", "n_fft", "k", "n_segments"))
-    on_host, is_learned = variant == HOST, variant == LEARNED
+    on_host, is_learned, is_block = variant == HOST, variant == LEARNED, variant == BLOCK
+    is_exact = (variant == MAXIMA) | (variant == TOP_K)
+    by_numpy = on_host | is_block
     has_maxima = jnp.asarray(facts["least_blocks"]) > 0  # else a heap selects
-    by_numpy = on_host | (variant == BLOCK)
     by_maxima, by_heap = ~by_numpy & (variant != TOP_K) & has_maxima, ~by_numpy & ((variant == TOP_K) | ~has_maxima)
     row_samples, bins, row_bytes = n_segments * n_fft, n_fft / 2.0 + 1.0, 2.0 * n_fft * (n_segments + 1.0)
     on_device, is_padded = device_rows(variant, batch, row_samples, facts)
     rows, is_padded = jnp.where(on_host, batch, on_device), ~on_host & is_padded
     samples, signal_bytes = rows * row_samples, rows * row_bytes
+    copy_ns, memory_ns, host_ns = 1.0 / c.copy_bytes_per_ns, 1.0 / c.memory_bytes_per_ns, 1.0 / c.host_bytes_per_ns
+
     # Few samples are one processor's. Of more, each of several has at least half as many.
     alone = alone_samples(variant, facts)
-    is_shared = batch * row_samples > alone
+    is_shared, least_share = batch * row_samples > alone, alone / (2.0 * jnp.maximum(samples, 1.0))
 
+    def share_of(processors: RealLike) -> Array:
+        return jnp.where(is_shared, soft_roofline(least_share, 1.0 / processors, SHARE_SHARPNESS), 1.0)
+
+    share = share_of(1.0 + c.parallel_gain)
+    # A heap waits for its own comparisons, so that processors which share a core's units do not slow each other.
+    heap_share = share_of(facts["processors"])
+
+    # Two real segments are one complex transform, and one that leaves the first cache takes longer.
+    spilled = SPILLED_TRANSFORM * soft_excess(COMPLEX_HELD_BYTES * n_fft, FIRST_CACHE_BYTES, FIRST_CACHE_SHARPNESS)
+    ratio = factor_ratio(n_fft)
+    device_flop = rows * n_segments * fft_flop(n_fft) * (ratio * (1.0 + jnp.where(is_exact, spilled, 0.0)))
     flop, live_bins, is_known = _learned_work(n_fft, facts)
+    segments = rows * n_segments
+    learned_ns = segments * c.learned_segment_ns + segments * flop * (1.0 / c.learned_flop_per_ns)
     # A pruned program reads a signal once and writes live bins.
     learned_bytes = signal_bytes + 8.0 * rows * n_segments * live_bins
     device_bytes = jnp.where(is_learned, learned_bytes, FFT_BYTES_PER_SAMPLE * samples)
-    segments = jnp.where(is_learned, rows * n_segments, 0.0)
+    compute_ns = jnp.where(is_learned, learned_ns, device_flop * (1.0 / c.device_flop_per_ns))
+    # Not nothing: a roofline has no slope there.
+    moving_ns = jnp.maximum(device_bytes, 1.0) * (1.0 / c.device_bytes_per_ns)
+    device_ns = soft_roofline(jnp.where(on_host, 0.0, compute_ns), moving_ns, ROOFLINE_SHARPNESS)
+    far_row = soft_excess(HOST_HELD_BYTES_PER_SAMPLE * n_fft, FIRST_CACHE_BYTES, FIRST_CACHE_SHARPNESS)
+    numpy_ns = HOST_BYTES_PER_SAMPLE * samples * ratio * host_ns + HOST_BYTES_PER_SAMPLE * samples * far_row * memory_ns
+    far_signal = soft_excess(jnp.maximum(signal_bytes, 1.0), SECOND_CACHE_BYTES, SECOND_CACHE_SHARPNESS)
+    transform_ns = share * jnp.where(on_host, numpy_ns, device_ns) + signal_bytes * far_signal * memory_ns
+
     # A learned run ranks its live bins, and masked ones where these are fewer than the peaks.
     ranked = jnp.where(is_learned, jnp.maximum(live_bins + jnp.minimum(k, bins - live_bins), 1.0), bins)
-    passes = maxima_passes(ranked, k)
-    compared = passes * (maxima_comparisons(ranked, facts) + BINS_OF_A_CANDIDATE)
-    ratio = factor_ratio(n_fft)
-    # Two real segments are one complex transform, and one that leaves the first cache takes longer.
-    spilled = SPILLED_TRANSFORM * soft_excess(COMPLEX_HELD_BYTES * n_fft, FIRST_CACHE_BYTES, FIRST_CACHE_SHARPNESS)
-    spilled = jnp.where((variant == MAXIMA) | (variant == TOP_K), spilled, 0.0)
-    numpy_rows = jnp.where(by_numpy, rows, 0.0)
-    spectrum_bytes = 8.0 * n_segments * bins
-    return Work(
-        least_share=alone / (2.0 * jnp.maximum(samples, 1.0)),
-        is_shared=is_shared,
-        numpy_calls=jnp.where(by_numpy, 1.0, 0.0),
-        launches=jnp.where(on_host, 0.0, 1.0),
-        threads=jnp.where(by_numpy & is_shared, 1.0, 0.0),
-        streams=jnp.where(by_numpy | ~is_shared, 0.0, 1.0),
-        bytes_read_anew=HOST_HELD_BYTES_PER_SAMPLE * n_fft,
-        paddings=jnp.where(is_padded, 1.0, 0.0),
-        # Rows are copied to a padded signal, and then as any signal.
-        uploaded_bytes=jnp.where(on_host, 0.0, signal_bytes) * jnp.where(is_padded, 2.0, 1.0),
-        host_bytes=jnp.where(on_host, HOST_BYTES_PER_SAMPLE * samples * ratio, 0.0),
-        far_row_bytes=jnp.where(on_host, HOST_BYTES_PER_SAMPLE * samples, 0.0)
-        * soft_excess(HOST_HELD_BYTES_PER_SAMPLE * n_fft, FIRST_CACHE_BYTES, FIRST_CACHE_SHARPNESS),
-        far_signal_bytes=signal_bytes
-        * soft_excess(jnp.maximum(signal_bytes, 1.0), SECOND_CACHE_BYTES, SECOND_CACHE_SHARPNESS),
-        device_flop=jnp.where(on_host | is_learned, 0.0, rows * n_segments * fft_flop(n_fft))
-        * (ratio * (1.0 + spilled)),
-        # Not nothing: a roofline has no slope there.
-        device_bytes=jnp.maximum(device_bytes, 1.0),
-        learned_segments=segments,
-        learned_flop=segments * flop,
-        is_unknown=is_learned & ~is_known,
-        select_bytes=numpy_rows * spectrum_bytes,
-        select_rows=numpy_rows,
-        select_comparisons=numpy_rows * partition_comparisons(bins, k),
-        maxima_comparisons=jnp.where(by_maxima, jnp.maximum(rows, LANES) * compared, 0.0),
-        # Over one row alone, a pass is a plain loop over its bins.
-        maxima_passes=jnp.where(by_maxima & (rows > 1), passes * jnp.sqrt(ranked / BINS_OF_A_PASS), 0.0),
-        topk_bins=jnp.where(by_heap, rows * ranked, 0.0),
-        topk_comparisons=jnp.where(by_heap, rows * heap_comparisons(ranked, k), 0.0),
-        read_back_bytes=jnp.where(variant == BLOCK, rows * spectrum_bytes, jnp.where(on_host, 0.0, 8.0 * rows * k)),
-    )
+    passes, spectrum_bytes = maxima_passes(ranked, k), 8.0 * n_segments * bins
+    compared = jnp.maximum(rows, LANES) * (passes * (maxima_comparisons(ranked, facts) + BINS_OF_A_CANDIDATE))
+    select_ns = spectrum_bytes * host_ns + c.select_row_ns + partition_comparisons(bins, k) * c.select_compare_ns
+    selection_ns = jnp.where(by_numpy, rows * select_ns, jnp.where(by_maxima, compared * c.maxima_compare_ns, 0.0))
+    heap_ns = ranked * c.topk_bin_ns + heap_comparisons(ranked, k) * c.topk_compare_ns
+    # Over one row alone, a pass is a plain loop over its bins.
+    pass_ns = jnp.where(rows > 1, passes * jnp.sqrt(ranked / BINS_OF_A_PASS) * c.maxima_pass_ns, 0.0)
+
+    joining_ns = jnp.where(is_shared, jnp.where(by_numpy, c.threads_ns, c.streams_ns), 0.0)
+    read_back_bytes = jnp.where(is_block, rows * spectrum_bytes, jnp.where(on_host, 0.0, 8.0 * rows * k))
+    # Rows are copied to a padded signal, and then as any signal.
+    uploaded_bytes = jnp.where(on_host, 0.0, signal_bytes) * jnp.where(is_padded, 2.0, 1.0)
+    return {
+        "call_ns": jnp.where(by_numpy, c.host_call_ns, 0.0)
+        + joining_ns
+        + HOST_HELD_BYTES_PER_SAMPLE * n_fft * memory_ns,
+        "launch_and_sync_ns": jnp.where(on_host, 0.0, c.launch_ns),
+        "upload_ns": jnp.where(is_padded, c.padding_ns, 0.0) + share * (uploaded_bytes * copy_ns),
+        "transform_ns": jnp.where(is_learned & ~is_known, jnp.inf, transform_ns),
+        # Each processor makes all passes, over its share of the rows.
+        "selection_ns": share * selection_ns
+        + heap_share * jnp.where(by_heap, rows * heap_ns, 0.0)
+        + jnp.where(by_maxima, pass_ns, 0.0),
+        "readback_ns": share * (read_back_bytes * copy_ns),
+    }
 
 
 def alone_samples(variant: Code, facts: Facts) -> RealLike:
