@@ -51,9 +51,9 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
 
     A key holds a power's leading bits and its bin, so that keys are unique and a maximum brings its bin
     along; many rows share a vector instruction. What the keys' missing bits leave open is settled from the
-    powers themselves: candidates are put in their exact order, and that no bin was left out is proven for
-    every row. Where it cannot be (more near-equal powers than there are spare candidates), `by_top_k`
-    decides instead, for all rows.
+    powers themselves: neighbours among the candidates are swapped where they are out of order, and that no bin was
+    left out is proven for every row. Where it cannot be (more near-equal powers than there are spare candidates, or
+    three in a row), `by_top_k` decides instead, for all rows.
     """
     batch, n_bins = power.shape
     # The powers of a bin lie side by side in a tile; all rows are one where they are no whole tiles.
@@ -92,20 +92,16 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
     def neighbours_swapped() -> Int[Array, "k tiles rows"]:
         return _swapped(bins, _out_of_order(bits, bins))[:k]
 
-    def in_order() -> Int[Array, "k tiles rows"]:
-        return lax.cond(is_nearly_in_order, neighbours_swapped, lambda: _in_order(bits, bins)[:k])
-
     def by_heaps() -> Int[Array, "k tiles rows"]:
         # The barrier keeps the compiler from turning tiles into rows whether or not they are needed.
         rows = lax.optimization_barrier(tiles).swapaxes(1, 2).reshape(batch, n_bins)
         heaps = by_top_k(rows, k)
         return heaps.T.reshape(k, n_tiles, n_rows)
 
-    # One branch for all that is seldom needed: what leads to its parts is computed in it alone.
     found = lax.cond(
-        is_clear & is_nearly_in_order,
+        is_nearly_in_order & lax.cond(is_clear, lambda: jnp.asarray(True), all_tie_with_the_last),
         neighbours_swapped,
-        lambda: lax.cond(is_clear | all_tie_with_the_last(), in_order, by_heaps),
+        by_heaps,
     )
     return found.reshape(k, batch).T
 
@@ -203,18 +199,3 @@ def _swapped(
     first = jnp.where(swaps[:1], values[1:2], values[:1])
     last = jnp.where(swaps[-1:], values[-2:-1], values[-1:])
     return jnp.concatenate([first, between, last])
-
-
-def _in_order(
-    bits: Int[Array, "candidates tiles rows"], bins: Int[Array, "candidates tiles rows"]
-) -> Int[Array, "candidates tiles rows"]:
-    """Return the bins of candidates in order: neighbours are swapped, at even and odd places in turn."""
-    evens = (np.arange(len(bins) - 1) % 2 == 0)[:, None, None]
-
-    def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        bits, bins, turn = state
-        swaps = _out_of_order(bits, bins) & turn
-        return _swapped(bits, swaps), _swapped(bins, swaps), ~turn
-
-    start = bits, bins, jnp.asarray(evens)
-    return lax.while_loop(lambda state: jnp.any(_out_of_order(*state[:2])), step, start)[1]
