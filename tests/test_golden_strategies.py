@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _golden import close, close32, column, golden
 from _tolerances import (
     FLOAT32_RTOL,
     LIMIT_TEMPERATURES,
@@ -15,10 +14,11 @@ from _tolerances import (
     SATURATED_ATOL,
     assert_gradient_is_the_finite_difference,
 )
+from test_golden import close, close32, column, golden
 
 import rlxjax as rx
 
-SETS = ("arch", "portable")
+each_set = pytest.mark.parametrize("name", ["arch", "portable"])
 NAMES = {"UltraFast": "ultra", "FastStreaming": "fast", "RlxCompiled": "rlx", "LearnedCompiled": "learned"}
 
 
@@ -32,8 +32,8 @@ def strategy_table(name):
     return rows, [codes, *workload], [column(rows, field) for field in learned], costs, picks
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_every_strategy_row_in_scalars(name):
+@each_set
+def test_every_strategy_row_and_its_profiles_in_scalars(name):
     for row in golden(f"strategy_{name}"):
         workload = (row["device"], row["batch"], row["n_fft"], row["k"])
         learned = (row["learned_available"], row["learned_active_gates"], row["learned_total_gates"])
@@ -47,9 +47,17 @@ def test_every_strategy_row_in_scalars(name):
             assert getattr(breakdown, field) == row["gate"][field]
         assert bool(breakdown.compute_floor_ok) == row["compute_floor_ok"]
         close(rx.fused_graph_ns(*workload, coefficients=name), row["fused_graph_ns"])
+        batch, params = row["batch"], rx.WelchPeakParams.fast(row["n_fft"], row["k"])
+        keep, fuse = (rx.profile_graph_io(rx.welch_peaks_graph(batch, params, fused)) for fused in (False, True))
+        native = row["device"] not in ("Cpu", "Metal", "Mlx", "Ane", "Tpu") and batch >= 2048
+        assert keep == rx.GraphIoProfile(**row["profile_fft"])
+        fuse = dataclasses.replace(fuse, sync_points=fuse.sync_points - native)
+        assert fuse == rx.GraphIoProfile(**row["profile_fused"])
+        assert rx.host_fft_profile(batch, params) == rx.GraphIoProfile(**row["host_fft_profile"])
+        assert rx.useful_bytes_touched(batch, params) == row["useful_bytes"]
 
 
-@pytest.mark.parametrize("name", SETS)
+@each_set
 @pytest.mark.parametrize("transform", [lambda f: f, functools.partial(jax.jit, compiler_options=QUICKLY)])
 def test_every_strategy_row_in_one_call(name, transform):
     rows, workload, learned, costs, picks = strategy_table(name)
@@ -72,20 +80,7 @@ def test_every_strategy_row_in_one_call(name, transform):
     close(fused, column(rows, "fused_graph_ns"))
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_every_strategy_row_has_its_profiles(name):
-    for row in golden(f"strategy_{name}"):
-        batch, params = row["batch"], rx.WelchPeakParams.fast(row["n_fft"], row["k"])
-        keep, fuse = (rx.profile_graph_io(rx.welch_peaks_graph(batch, params, fused)) for fused in (False, True))
-        native = row["device"] not in ("Cpu", "Metal", "Mlx", "Ane", "Tpu") and batch >= 2048
-        assert keep == rx.GraphIoProfile(**row["profile_fft"])
-        fuse = dataclasses.replace(fuse, sync_points=fuse.sync_points - native)
-        assert fuse == rx.GraphIoProfile(**row["profile_fused"])
-        assert rx.host_fft_profile(batch, params) == rx.GraphIoProfile(**row["host_fft_profile"])
-        assert rx.useful_bytes_touched(batch, params) == row["useful_bytes"]
-
-
-@pytest.mark.parametrize("name", SETS)
+@each_set
 def test_every_strategy_row_in_float32(name):
     rows, workload, learned, costs, picks = strategy_table(name)
     with jax.enable_x64(False):
@@ -113,7 +108,7 @@ def margins_ns(workload, name):
     return np.abs(breakdown.score_ns - breakdown.min_gain_ns), np.abs(block * slack - fused)
 
 
-@pytest.mark.parametrize("name", SETS)
+@each_set
 def test_every_strategy_relaxation_tends_to_the_hard_one(name):
     rows, workload, learned, costs, picks = strategy_table(name)
     gate_margin, floor_margin = margins_ns(workload, name)
@@ -156,7 +151,7 @@ def hard_cost(set_, workload, learned, strategy):
     return rx.estimate_welch_peaks_costs(*workload, *learned, set_).stack()[strategy]
 
 
-@pytest.mark.parametrize("name", SETS)
+@each_set
 def test_every_cost_has_its_gradients(name):
     rows, workload, learned, _, _ = strategy_table(name)
     for strategy in rx.ReferenceStrategy:
@@ -176,7 +171,7 @@ def relaxed(set_, workload, learned, temperature, of_costs):
     return jnp.where(of_costs, soft.costs.stack() @ np.array([0.3, -0.8, 0.5, 1.1]), mix)
 
 
-@pytest.mark.parametrize("name", SETS)
+@each_set
 @pytest.mark.parametrize("what", ["costs", "weights"])
 def test_every_strategy_relaxation_has_its_gradients(name, what):
     rows, workload, learned, costs, _ = strategy_table(name)
