@@ -1,7 +1,8 @@
-"""Peaks of the three paths against float64, and what `welch_peaks` accepts, refuses and compiles."""
+"""Peaks against float64, parameters, and what `welch_peaks` accepts, refuses, chooses and compiles."""
 
 import dataclasses
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -15,133 +16,75 @@ import scipy.signal
 from _compilations import COMPILE, compilations
 from _tolerances import FLOAT32_RTOL
 from _welch_reference import assert_peaks_of, noise, reference_power
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 import rlxjax as rx
-from rlxjax.welch import SELECTIONS, _host, _run, schedule, selected_peaks
+from rlxjax.welch import _run, mean_power, schedule
 
 PATHS = ("host", "fused", "block")
 FAST = rx.WelchPeakParams.fast(n_fft=64, k=5)
 
 each_path = pytest.mark.parametrize("path", PATHS)
+mean_power_of = jax.jit(mean_power, static_argnames="params")
 
 
-@each_path
-@pytest.mark.parametrize("n_segments", [1, 2, 8])
-@pytest.mark.parametrize("n_fft", [2, 6, 30, 256, 4096])
-def test_peaks_of_noise_are_those_of_float64(path, n_fft, n_segments):
-    params = rx.WelchPeakParams(n_fft, n_segments, k=16)
-    signal = noise(3, params)
+def assert_right(signal, params, path):
     assert_peaks_of(reference_power(signal, params), rx.welch_peaks(signal, params, path), params)
 
 
-@each_path
-@pytest.mark.parametrize("amplitude", [1e-6, 1.0, 1e6])
-@pytest.mark.parametrize(("cycles", "offset"), [(10, 0), (10.5, 0), (0, 3), (10.25, -2), (31.9, 0.1), (32, 0)])
-def test_peaks_of_tones_and_offsets_are_those_of_float64(path, cycles, offset, amplitude):
-    time = np.arange(FAST.frame_len) / FAST.n_fft
-    signal = (amplitude * (np.cos(2 * np.pi * cycles * time) + offset))[None].astype(np.float32)
-    assert_peaks_of(reference_power(signal, FAST), rx.welch_peaks(signal, FAST, path), FAST)
+# --- Peaks ---------------------------------------------------------------------------------------
 
 
 @each_path
-@pytest.mark.parametrize("n_segments", [1, 2, 8])
-def test_powers_are_those_of_scipy(path, n_segments):
-    params = rx.WelchPeakParams(64, n_segments, k=33)
-    signal, window = noise(4, params), scipy.signal.windows.hann(64, sym=True)
-    _, spectrum = scipy.signal.welch(
-        signal.astype(np.float64), window=window, nperseg=64, noverlap=32, detrend=False, scaling="spectrum"
+def test_peaks_of_noise_tones_and_offsets_are_those_of_float64_and_of_scipy(path):
+    for n_fft, n_segments in itertools.product([2, 6, 30, 256, 4096], [1, 2, 8]):
+        params = rx.WelchPeakParams(n_fft, n_segments, k=16)
+        assert_right(noise(3, params), params, path)
+    host_chunk = 2 * schedule("cpu").host_chunk_samples // 8192 + 1
+    for batch, n_fft in ((1, 64), (7, 64), (host_chunk, 1024)):
+        params = rx.WelchPeakParams.reference(n_fft, k=4)
+        assert_right(noise(batch, params), params, path)
+    time, tones = (
+        np.arange(FAST.frame_len) / FAST.n_fft,
+        [(10, 0), (10.5, 0), (0, 3), (10.25, -2), (31.9, 0.1), (32, 0)],
     )
-    assert_peaks_of(spectrum * window.sum() ** 2, rx.welch_peaks(signal, params, path), params)
+    for (cycles, offset), amplitude in itertools.product(tones, [1e-6, 1.0, 1e6]):
+        assert_right((amplitude * (np.cos(2 * np.pi * cycles * time) + offset))[None].astype(np.float32), FAST, path)
+    window = scipy.signal.windows.hann(64, sym=True)
+    for n_segments in (1, 2, 8):
+        params = rx.WelchPeakParams(64, n_segments, k=33)
+        signal = noise(4, params)
+        _, spectrum = scipy.signal.welch(
+            signal.astype(np.float64), window=window, nperseg=64, noverlap=32, detrend=False, scaling="spectrum"
+        )
+        assert_peaks_of(spectrum * window.sum() ** 2, rx.welch_peaks(signal, params, path), params)
 
 
 @each_path
-@pytest.mark.parametrize(
-    ("batch", "n_fft"), [(1, 64), (7, 64), (2 * schedule("cpu").host_chunk_samples // 8192 + 1, 1024)]
-)
-def test_peaks_of_any_batch_and_of_rows_beyond_a_chunk_are_those_of_float64(path, batch, n_fft):
-    params = rx.WelchPeakParams.reference(n_fft, k=4)
-    signal = noise(batch, params)
-    assert_peaks_of(reference_power(signal, params), rx.welch_peaks(signal, params, path), params)
+def test_ties_silence_and_nan_powers_keep_the_lower_bin_first_and_leave_other_rows_alone(path):
+    for k in (1, 5, 33, 40):
+        params = rx.WelchPeakParams.fast(64, k)
+        inside = np.arange(k) < params.n_bins
+        silent = rx.welch_peaks(np.zeros((2, 96)), params, path)
+        np.testing.assert_array_equal(silent[..., 0], [np.where(inside, np.arange(k), 0)] * 2)
+        np.testing.assert_array_equal(silent[..., 1], 0)
+        signal = noise(3, params)
+        clean = rx.welch_peaks(signal, params, path)
+        signal[1, 7] = np.nan
+        peaks = rx.welch_peaks(signal, params, path)
+        np.testing.assert_array_equal(peaks[[0, 2]], clean[[0, 2]])
+        np.testing.assert_array_equal(peaks[1, :, 0], np.where(inside, np.arange(k), 0))
+        np.testing.assert_array_equal(peaks[1, :, 1], np.where(inside, np.nan, 0))
+    for n_segments, k in itertools.product([1, 2], [1, 7, 31]):  # an impulse ties all bins between DC and Nyquist
+        params = rx.WelchPeakParams(64, n_segments, k)
+        peaks = rx.welch_peaks(np.eye(1, params.frame_len, 32), params, path)[0]
+        np.testing.assert_array_equal(peaks[:, 0], np.arange(1, k + 1))
+        assert len(set(peaks[:, 1])) == 1
 
 
-@each_path
-@pytest.mark.parametrize("k", [1, 5, 33, 40])
-def test_silence_gives_the_first_bins_with_power_zero(path, k):
-    params = rx.WelchPeakParams.fast(64, k)
-    peaks = rx.welch_peaks(np.zeros((2, 96)), params, path)
-    bins = np.where(np.arange(k) < params.n_bins, np.arange(k), 0)
-    np.testing.assert_array_equal(peaks[..., 0], [bins, bins])
-    np.testing.assert_array_equal(peaks[..., 1], 0)
-
-
-@each_path
-@pytest.mark.parametrize("k", [1, 5, 33, 40])
-def test_nan_powers_rank_by_bin_and_leave_other_rows_alone(path, k):
-    params = rx.WelchPeakParams.fast(64, k)
-    signal = noise(3, params)
-    clean = rx.welch_peaks(signal, params, path)
-    signal[1, 7] = np.nan
-    peaks = rx.welch_peaks(signal, params, path)
-    np.testing.assert_array_equal(peaks[[0, 2]], clean[[0, 2]])
-    inside = np.arange(k) < params.n_bins
-    np.testing.assert_array_equal(peaks[1, :, 0], np.where(inside, np.arange(k), 0))
-    np.testing.assert_array_equal(peaks[1, :, 1], np.where(inside, np.nan, 0))
-
-
-@each_path
-@pytest.mark.parametrize("n_segments", [1, 2])
-@pytest.mark.parametrize("k", [1, 7, 31])
-def test_an_impulse_ties_all_bins_between_dc_and_nyquist(path, k, n_segments):
-    params = rx.WelchPeakParams(64, n_segments, k)
-    impulse = np.eye(1, params.frame_len, 32)
-    peaks = rx.welch_peaks(impulse, params, path)[0]
-    np.testing.assert_array_equal(peaks[:, 0], np.arange(1, k + 1))
-    assert len(set(peaks[:, 1])) == 1
-
-
-def selection_by_sorting(power, k):
-    """Return the peaks of rows of powers by the rule: NaN last, larger first, lower bin first."""
-    peaks = np.zeros((len(power), k, 2), np.float32)
-    for row, out in zip(power, peaks, strict=True):
-        order = sorted(range(len(row)), key=lambda bin_: (np.isnan(row[bin_]), -row[bin_], bin_))[:k]
-        out[: len(order)] = [(bin_, row[bin_]) for bin_ in order]
-    return peaks
-
-
-selected_peaks_of = jax.jit(selected_peaks, static_argnames=("k", "selection"))
-positive_float32 = st.floats(width=32).map(abs)
-
-
-@given(arrays(np.float32, (2, 9), elements=positive_float32), st.integers(1, 12))
-def test_host_selection_is_a_sort_by_power_then_bin(power, k):
-    out = np.zeros((2, k, 2), np.float32)
-    _host.select_peaks(power.copy(), rx.WelchPeakParams(16, 1, k), out)
-    np.testing.assert_array_equal(out, selection_by_sorting(power, k))
-
-
-@settings(max_examples=60)
-@given(
-    arrays(np.complex64, (2, 2, 9), elements=st.sampled_from([0, 1, 2, 3, np.inf, np.nan])),
-    st.sampled_from([1, 4, 8, 9, 12]),
-)
-def test_paths_select_the_same_bins_of_the_same_spectrum(spectrum, k):
-    params = rx.WelchPeakParams.fast(16, k)
-    power = (np.square(spectrum.real) + np.square(spectrum.imag)).sum(1) / 2
-    power[:, 1:-1] *= 2
-    expected = selection_by_sorting(power, k)
-    np.testing.assert_array_equal(_host.spectrum_peaks(spectrum, params), expected)
-    for selection in SELECTIONS:
-        np.testing.assert_array_equal(selected_peaks_of(power, k, selection), expected)
-
-
-@pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray], ids=["NumPy", "JAX"])
-def test_peaks_are_the_same_however_a_device_selects_them(as_array):
+def test_peaks_are_the_same_however_a_device_selects_them():
     signal = noise(9, FAST)
     signal[2], signal[3, 40], signal[4] = 0, np.nan, np.eye(1, FAST.frame_len, 32)
-    for k in (5, 40):
+    for k, as_array in ((5, np.asarray), (40, jnp.asarray)):
         params = dataclasses.replace(FAST, k=k)
         forms = ("fused_maxima", "fused_top_k", "fused", "Fused-Top_K")
         maxima, top_k, default, spelt = (rx.welch_peaks(as_array(signal), params, form) for form in forms)
@@ -153,121 +96,203 @@ def test_peaks_are_the_same_however_a_device_selects_them(as_array):
 
 
 @each_path
-@pytest.mark.parametrize("n_segments", [1, 2, 3, 8])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_sample_that_is_not_finite_leaves_no_finite_power_in_its_row_and_other_rows_alone(path, n_segments, bad):
-    params = rx.WelchPeakParams(64, n_segments, k=33)
-    clean = noise(params.frame_len + 1, params)
-    clean_peaks = rx.welch_peaks(clean, params, path)
-    signal = clean.copy()
-    np.fill_diagonal(signal, bad)
-    peaks = rx.welch_peaks(signal, params, path)
-    np.testing.assert_array_equal(peaks[-1], clean_peaks[-1])
-    assert not np.any(np.isfinite(peaks[:-1, :, 1]))
-    if np.isnan(bad):
-        assert np.all(np.isnan(peaks[:-1, :, 1]))
-        np.testing.assert_array_equal(peaks[:-1, :, 0], np.tile(np.arange(33), (params.frame_len, 1)))
+def test_a_sample_that_is_not_finite_leaves_no_finite_power_in_its_row_and_other_rows_alone(path):
+    for n_segments, bad in itertools.product([1, 2, 3, 8], [np.nan, np.inf, -np.inf]):
+        params = rx.WelchPeakParams(64, n_segments, k=33)
+        clean = noise(params.frame_len + 1, params)
+        signal = clean.copy()
+        np.fill_diagonal(signal, bad)
+        peaks = rx.welch_peaks(signal, params, path)
+        np.testing.assert_array_equal(peaks[-1], rx.welch_peaks(clean, params, path)[-1])
+        assert not np.any(np.isfinite(peaks[:-1, :, 1]))
+        if np.isnan(bad):
+            assert np.all(np.isnan(peaks[:-1, :, 1]))
+            np.testing.assert_array_equal(peaks[:-1, :, 0], np.tile(np.arange(33), (params.frame_len, 1)))
 
 
-def signal_like(kind):
+@each_path
+def test_any_real_signal_counts_as_its_float32_prefix(path):
     counts = np.random.default_rng(1).integers(0, 100, (3, FAST.frame_len))
-    return {
-        "strided": noise(6, FAST)[::2, ::-1],
-        "column major": np.asfortranarray(noise(3, FAST)),
-        "longer rows": np.pad(noise(3, FAST), ((0, 0), (0, 50)), constant_values=99.0),
-        "read only": np.broadcast_to(noise(1, FAST), (3, FAST.frame_len)),
-        "bool": counts > 50,
-        **{name: counts.astype(name) for name in ("int16", "uint8", "int64", "float16", "float64")},
-    }[kind]
-
-
-@each_path
-@pytest.mark.parametrize(
-    "kind",
-    ["strided", "column major", "longer rows", "read only"] + ["bool", "int16", "uint8", "int64", "float16", "float64"],
-)
-def test_any_real_signal_counts_as_its_float32_prefix(path, kind):
-    signal = signal_like(kind)
-    plain = np.ascontiguousarray(signal[:, : FAST.frame_len], np.float32)
-    expected = rx.welch_peaks(plain, FAST, path)
-    for given_signal, kept_type in ((signal, np.ndarray), (jnp.asarray(signal), jax.Array)):
-        before = np.array(given_signal)
-        peaks = rx.welch_peaks(given_signal, FAST, path)
-        assert isinstance(peaks, kept_type)
-        np.testing.assert_array_equal(peaks, expected)
-        np.testing.assert_array_equal(given_signal, before)
-
-
-@each_path
-def test_one_row_and_no_rows_keep_the_batch_axis(path):
+    signals = [noise(6, FAST)[::2, ::-1], np.asfortranarray(noise(3, FAST)), counts > 50]
+    signals += [np.pad(noise(3, FAST), ((0, 0), (0, 50)), constant_values=99.0)]
+    signals += [np.broadcast_to(noise(1, FAST), (3, FAST.frame_len))]
+    signals += [counts.astype(name) for name in ("int16", "uint8", "int64", "float16", "float64")]
+    for signal in signals:
+        expected = rx.welch_peaks(np.ascontiguousarray(signal[:, : FAST.frame_len], np.float32), FAST, path)
+        for given, kept_type in ((signal, np.ndarray), (jnp.asarray(signal), jax.Array)):
+            before = np.array(given)
+            peaks = rx.welch_peaks(given, FAST, path)
+            assert isinstance(peaks, kept_type)
+            np.testing.assert_array_equal(peaks, expected)
+            np.testing.assert_array_equal(given, before)
     signal = noise(1, FAST)
     np.testing.assert_array_equal(rx.welch_peaks(signal[0], FAST, path), rx.welch_peaks(signal, FAST, path))
     assert rx.welch_peaks(signal[:0], FAST, path).shape == (0, 5, 2)
 
 
-@pytest.mark.parametrize("strategy", ["fused", "auto", "rlx", "", "GPU"])
-def test_jit_and_vmap_equal_eager(strategy):
+# --- Mean power, gradients, traced code ----------------------------------------------------------
+
+
+def test_the_mean_power_of_packed_segments_is_that_of_float64_however_loud_one_of_them_is():
+    def assert_near(signal, params):
+        power = reference_power(signal, params)
+        error = np.abs(np.asarray(mean_power_of(signal, params)) - power)
+        assert np.all(error <= FLOAT32_RTOL * power.max(1, keepdims=True))
+
+    for n_fft, n_segments in itertools.product([2, 4, 30, 4096], [1, 2, 3, 4, 7]):
+        params = rx.WelchPeakParams(n_fft, n_segments, 1)
+        assert_near(noise(4, params), params)
+    for n_segments, loud, factor in itertools.product([2, 3, 4], [0, 1, 3], [1e-12, 1e-4, 1e4, 1e12]):
+        params = rx.WelchPeakParams(64, n_segments, 1)
+        signal = noise(3, params)
+        signal[:, loud * params.hop : loud * params.hop + 64] *= factor
+        assert_near(signal, params)
+    signal = noise(6, params)
+    found = jax.jit(lambda start: mean_power(signal, params, start, 3))(2)
+    np.testing.assert_allclose(found, mean_power_of(signal, params)[2:5], rtol=FLOAT32_RTOL)
+
+
+@pytest.mark.parametrize("n_segments", [1, 2, 3])
+def test_the_mean_power_overflows_no_sooner_than_the_sum_over_segments(n_segments):
+    params = rx.WelchPeakParams(64, n_segments, 1)
+    shape = np.cos(2 * np.pi * 10 * np.arange(params.frame_len) / 64)[None].astype(np.float32)
+    per_square = reference_power(shape, params).max()
+    highest = np.finfo(np.float32).max
+    largest_sum = 0.999 * highest / max(1, n_segments / 2)
+    signal = shape * np.float32(np.sqrt(largest_sum / per_square))
+    power = mean_power_of(signal, params)
+    assert np.all(np.isfinite(power))
+    np.testing.assert_allclose(power.max(), largest_sum, rtol=1e-4)
+    assert np.isinf(mean_power_of(signal * np.float32(1.1 * np.sqrt(max(1, n_segments / 2))), params)[0, 10])
+
+
+@pytest.mark.parametrize("strategy", ["fused_maxima", "fused_top_k"])
+@pytest.mark.parametrize("n_segments", [1, 3])
+def test_the_gradient_is_the_same_however_peaks_are_selected(strategy, n_segments):
+    params = rx.WelchPeakParams(32, n_segments, k=3)
+    signal, direction = noise(2, params), noise(2, params, seed=1)
+    total = jax.jit(lambda x: jnp.sum(rx.welch_peaks(x, params, strategy)[..., 1]))
+    # A quadratic form while the bins stay, so a central difference is exact up to rounding.
+    power = [reference_power(signal + sign * 2.0**-10 * direction.astype(float), params) for sign in (1, -1)]
+    largest = np.argsort(-reference_power(signal, params), axis=1)[:, :3]
+    ends = [np.take_along_axis(each, largest, 1).sum() for each in power]
+    slope = jnp.sum(jax.grad(total)(jnp.asarray(signal)) * direction)
+    np.testing.assert_allclose(slope, (ends[0] - ends[1]) * 2.0**9, rtol=10 * FLOAT32_RTOL)
+    np.testing.assert_array_equal(jax.grad(total)(jnp.zeros_like(signal)), 0)
+
+
+def test_jit_and_vmap_equal_eager():
     signal = jnp.asarray(noise(3, FAST))
-    run = functools.partial(rx.welch_peaks, params=FAST, strategy=strategy)
     eager = rx.welch_peaks(signal, FAST, "fused")
-    for transformed in (jax.jit(run)(signal), jax.vmap(run)(signal)[:, 0]):
-        np.testing.assert_array_equal(transformed[..., 0], eager[..., 0])
-        np.testing.assert_allclose(transformed[..., 1], eager[..., 1], rtol=FLOAT32_RTOL)
+    for strategy in ("fused", "auto", "rlx", "", "GPU"):
+        run = functools.partial(rx.welch_peaks, params=FAST, strategy=strategy)
+        for transformed in (jax.jit(run)(signal), jax.vmap(run)(signal)[:, 0]):
+            np.testing.assert_array_equal(transformed[..., 0], eager[..., 0])
+            np.testing.assert_allclose(transformed[..., 1], eager[..., 1], rtol=FLOAT32_RTOL)
 
 
-@pytest.mark.parametrize("strategy", ["fused", "auto"])
-def test_a_constant_signal_inside_jit_has_its_peaks(strategy):
+# --- Names, parameters, refusals -----------------------------------------------------------------
+
+
+def test_every_name_runs_with_the_segments_of_the_parameters():
     signal = noise(3, FAST)
-    inside = jax.jit(lambda scale: scale * rx.welch_peaks(signal, FAST, strategy))(1.0)
-    np.testing.assert_allclose(inside, rx.welch_peaks(signal, FAST, "fused"), rtol=FLOAT32_RTOL)
+    names = (
+        "",
+        " AUTO ",
+        "1seg",
+        "Ultra-Fast",
+        "2SEG",
+        "FAST-streaming_rustfft",
+        "RLX-compiled",
+        "gpu",
+        "Host",
+        "BLOCK",
+    )
+    for name in names:
+        assert_right(signal, FAST, name)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "reason"),
-    [("host", "NumPy"), ("ultra", "NumPy"), ("2seg", "NumPy"), ("block", "spectrum")],
-)
-def test_host_and_block_do_not_run_in_traced_code(strategy, reason):
-    with pytest.raises(ValueError, match=f"expected 'fused'.*got '{strategy}'.*{reason}"):
-        jax.jit(lambda x: rx.welch_peaks(x, FAST, strategy))(jnp.zeros((1, 96)))
+def test_parameters_of_no_run_are_refused_and_bins_divide_the_sample_rate():
+    for sizes, message in [
+        ((255, 2, 4), "n_fft: expected an even number, got 255"),
+        ((0, 2, 4), "n_fft: expected an integer of at least 2, got 0"),
+        ((64, 0, 4), "n_segments: expected an integer of at least 1, got 0"),
+        ((64, 2, 0), "k: expected an integer of at least 1, got 0"),
+        ((64, 2, 1.5), "k: expected an integer, got 1.5"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            rx.WelchPeakParams(*sizes)
+    frequencies = FAST.bin_frequencies_hz(np.arange(FAST.n_bins), 48_000.0)
+    np.testing.assert_allclose(frequencies, np.fft.rfftfreq(FAST.n_fft, 1 / 48_000.0), rtol=1e-15)
+
+
+def test_padded_batches_are_monotone_and_at_most_four_an_octave():
+    padded = np.array([rx.padded_batch(batch) for batch in range(5001)])
+    batches = np.arange(5001)
+    assert np.all(padded >= batches)
+    assert np.all(padded <= 1.25 * batches)
+    assert np.all(np.diff(padded) >= 0)
+    assert all(rx.padded_batch(int(size)) == size for size in padded)
+    for octave in 2 ** np.arange(12):
+        assert len({size for size in padded if octave < size <= 2 * octave}) <= 4
+    assert rx.padded_batch(np.int64(9)) == rx.padded_batch(9)
 
 
 @pytest.mark.parametrize("transform", [lambda run: run, jax.jit], ids=["eager", "jit"])
-@pytest.mark.parametrize(
-    ("shape", "dtype", "message"),
-    [
-        ((1, 96), "complex64", "expected a real dtype, got complex64"),
-        ((1, 1, 96), "float32", r"expected \[batch, length\].*got shape \(1, 1, 96\)"),
-        ((), "float32", r"expected \[batch, length\].*got shape \(\)"),
-        ((1, 95), "float32", "at least 96 samples.*got 95"),
-        ((1, 0), "float32", "at least 96 samples.*got 0"),
-    ],
-)
-def test_a_signal_that_has_no_peaks_is_refused(transform, shape, dtype, message):
-    with pytest.raises(ValueError, match=message):
-        transform(lambda x: rx.welch_peaks(x, FAST, "fused"))(jnp.zeros(shape, dtype))
+def test_signals_and_arguments_that_are_none_are_refused_in_one_sentence(transform):
+    one, learned = np.zeros((1, 96), np.float32), rx.LearnedFft.exact(64)
+    said = "calibration: expected a Calibration (load_calibration) or 'reference', got "
+    for signal, arguments, message in [
+        (np.zeros((1, 96), "complex64"), {}, "expected a real dtype, got complex64"),
+        (np.zeros((1, 1, 96)), {}, "expected [batch, length] or [length], got shape (1, 1, 96)"),
+        (np.zeros(()), {}, "expected [batch, length] or [length], got shape ()"),
+        (np.zeros((1, 95)), {}, "at least 96 samples (n_fft 64, 2 segments), got 95"),
+        (one, {"strategy": "fastest"}, "expected one of host, block, auto, ultra, "),
+        (one, {"strategy": ["fused"]}, "expected one of host, block,"),
+        (one, {"params": 256}, "params: expected WelchPeakParams, got int"),
+        (one, {"params": {"n_fft": 64}}, "params: expected WelchPeakParams, got dict"),
+        *(
+            (one, {"calibration": calibration, "strategy": strategy}, said + type(calibration).__name__)
+            for calibration in ("calibration.json", Path("calibration.json"), {}, 0)
+            for strategy in ("host", "fused", "learned", "auto")
+        ),
+    ]:
+        arguments = {"params": FAST, "strategy": "fused", "model": learned} | arguments
+        refused = [lambda x, own=arguments: rx.welch_peaks(x, **own)]
+        if "calibration" in arguments:  # annotations of the others are checked first
+            refused.append(lambda x, own=arguments: next(rx.stream_welch_peaks([np.zeros(96)], **own)))
+        for run in refused:
+            with pytest.raises(ValueError, match="^(signal|strategy|params|calibration): ") as caught:
+                transform(run)(jnp.asarray(signal))
+            assert message in str(caught.value)
+            assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_strategy_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="expected one of .*host.*block.*fused.*got 'fastest'"):
-        rx.welch_peaks(noise(1, FAST), FAST, "fastest")
-    with pytest.raises(ValueError, match="params: expected WelchPeakParams, got int"):
-        rx.welch_peaks(noise(1, FAST), 256)
+def test_host_and_block_do_not_run_in_traced_code():
+    for strategy, reason in (("host", "NumPy"), ("ultra", "NumPy"), ("2seg", "NumPy"), ("block", "spectrum")):
+        with pytest.raises(ValueError, match=f"expected 'fused' or 'learned'.*got '{strategy}'.*{reason}"):
+            jax.jit(lambda x, strategy=strategy: rx.welch_peaks(x, FAST, strategy))(jnp.zeros((1, 96)))
 
 
-@pytest.mark.parametrize("transform", [lambda run: run, jax.jit], ids=["eager", "jit"])
-@pytest.mark.parametrize("strategy", ["host", "ultra", "fused", "block", "learned", "auto", "rlx"])
-@pytest.mark.parametrize("calibration", ["calibration.json", Path("calibration.json"), {}, 0])
-def test_what_is_no_calibration_is_refused_in_one_sentence_whatever_the_strategy(calibration, strategy, transform):
-    arguments = {"calibration": calibration, "model": rx.LearnedFft.exact(64)}
-    run = transform(lambda x: rx.welch_peaks(x, FAST, strategy, **arguments))
-    streamed = rx.stream_welch_peaks([np.zeros(96)], FAST, strategy, **arguments)
-    for refused in (lambda: run(jnp.zeros((1, 96))), lambda: next(streamed)):
-        with pytest.raises(ValueError, match="^calibration: expected a Calibration ") as caught:
-            refused()
-        said = (
-            f"calibration: expected a Calibration (load_calibration) or 'reference', got {type(calibration).__name__}"
-        )
-        assert str(caught.value) == said
+def test_a_masked_array_is_refused_in_one_sentence():
+    signal = np.ma.masked_invalid(noise(2, FAST))
+    with pytest.raises(ValueError, match="^signal: expected plain numbers, got a masked array; use signal"):
+        rx.welch_peaks(signal, FAST)
+    np.testing.assert_array_equal(
+        rx.welch_peaks(signal.filled(0), FAST, "host"), rx.welch_peaks(np.asarray(signal), FAST, "host")
+    )
+
+
+@pytest.mark.parametrize("path", [*PATHS, "learned", "auto"])
+def test_peaks_that_memory_cannot_hold_are_a_memory_error_before_any_work(path):
+    params, signal = dataclasses.replace(FAST, k=10**13), noise(2, FAST)
+    transforms = (lambda run: run, jax.jit) if path in ("fused", "learned", "auto") else (lambda run: run,)
+    for transform in transforms:
+        with pytest.raises(MemoryError, match="take 160,000,000,000,000 bytes"):
+            transform(lambda x: rx.welch_peaks(x, params, path, model=rx.LearnedFft.exact(64)))(signal)
+
+
+# --- Choices and programs ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_fft", [64, 4096])
@@ -314,35 +339,6 @@ def test_batches_of_one_padded_size_and_new_values_compile_once(path):
     programs(80)
     assert [programs(batch) for batch in (65, 66, 71, 79, 80)] == [0] * 5
     assert programs(81) > 0
-
-
-@pytest.mark.parametrize("path", [*PATHS, "learned", "auto"])
-@pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray], ids=["NumPy", "JAX"])
-def test_peaks_that_memory_cannot_hold_are_a_memory_error_before_any_work(path, as_array):
-    params, signal = dataclasses.replace(FAST, k=10**13), as_array(noise(2, FAST))
-    transforms = (lambda run: run, jax.jit) if path in ("fused", "learned", "auto") else (lambda run: run,)
-    for transform in transforms:
-        with pytest.raises(MemoryError, match="take 160,000,000,000,000 bytes"):
-            transform(lambda x: rx.welch_peaks(x, params, path, model=rx.LearnedFft.exact(64)))(signal)
-
-
-def test_a_masked_array_is_refused_in_one_sentence():
-    signal = np.ma.masked_invalid(noise(2, FAST))
-    with pytest.raises(ValueError, match="^signal: expected plain numbers, got a masked array; use signal"):
-        rx.welch_peaks(signal, FAST)
-    np.testing.assert_array_equal(
-        rx.welch_peaks(signal.filled(0), FAST, "host"), rx.welch_peaks(np.asarray(signal), FAST, "host")
-    )
-
-
-def test_arguments_without_a_hash_are_refused_by_name():
-    signal = noise(1, FAST)
-    for arguments, said in [
-        ({"params": {"n_fft": 64}}, "params: expected WelchPeakParams, got dict"),
-        ({"strategy": ["fused"]}, "expected one of host, block,"),
-    ]:
-        with pytest.raises(ValueError, match=said):
-            rx.welch_peaks(signal, **({"params": FAST} | arguments))
 
 
 @pytest.mark.parametrize(("path", "succeeds"), [("host", True), ("fused", False), ("block", False)])

@@ -1,4 +1,4 @@
-"""The two forms of the device's selection of peaks: both are the sort of the rule, to the bit."""
+"""The host's selection of peaks and the two forms of the device's: all are the sort of the rule, to the bit."""
 
 import functools
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rlxjax.welch import SELECTIONS, schedule, selected_peaks
+from rlxjax.welch import SELECTIONS, WelchPeakParams, _host, schedule, selected_peaks
 from rlxjax.welch._selection import default_selection
 
 CPU = schedule("cpu")
@@ -73,99 +73,84 @@ def test_places_are_a_sort_of_any_powers(power, k):
     assert_places_are_sorted(power, k)
 
 
-#: Those of the next test have more numbers of peaks; every shape compiles a program for each selection.
-@pytest.mark.parametrize("n_bins", [3, 16, 32, 70])
-def test_places_are_a_sort_for_every_number_of_bins(n_bins):
-    power = kinds_of_rows(21, n_bins)
-    k = 1 + (7 * n_bins) % min(n_bins, 9)
-    assert_places_are_sorted(power, k, quick_places_of)
+def test_places_are_a_sort_for_every_number_of_bins_peaks_and_rows():
+    shapes = [(21, n_bins, 1 + (7 * n_bins) % min(n_bins, 9)) for n_bins in (3, 16, 32, 70)]
+    shapes += [(14, 33, k) for k in (1, 17, 32, 33)] + [(14, 1, 1), (14, 2, 1), (14, 2, 2)]
+    shapes += [(14, n_bins, k) for n_bins in (129, 2049, 8193) for k in (1, 16)]
+    for n_rows, n_bins, k in [*shapes, *((n_rows, 33, 5) for n_rows in (1, 31, 32, 96))]:
+        assert_places_are_sorted(kinds_of_rows(n_rows, n_bins), k, quick_places_of)
+    assert_places_are_sorted(np.zeros((0, 33), np.float32), 5, quick_places_of)
 
 
-@pytest.mark.parametrize("n_bins", [1, 2, pytest.param(17, marks=pytest.mark.slow), 33])
-def test_places_are_a_sort_for_one_peak_as_for_all_bins(n_bins):
-    power = kinds_of_rows(14, n_bins)
-    for k in {1, (n_bins + 1) // 2, max(n_bins - 1, 1), n_bins}:
-        assert_places_are_sorted(power, k, quick_places_of)
-
-
-@pytest.mark.parametrize("n_bins", [129, 2049, 8193])
-def test_places_are_a_sort_of_many_bins(n_bins):
-    for k in (1, 16):
-        assert_places_are_sorted(kinds_of_rows(14, n_bins), k, quick_places_of)
-
-
-@pytest.mark.parametrize(
-    ("row", "k"),
-    [
-        (np.linspace(1, 2, 100), 4),
-        (np.ones(100), 4),
-        (np.full(100, np.nan), 4),
-        (np.where(np.arange(100) < 2, 9, 1), 4),
-        (1 + np.arange(100) * ULP, 4),
-        (1 + np.arange(100)[::-1] * ULP, 4),
-        (np.where(np.arange(100) == 99, 1 + ULP, 1), 1),
-        (np.where(np.arange(100) == 99, 1 + ULP, 1), 4),
-        (np.where(np.arange(100) == 99, 1 - ULP / 2, 1), 4),
-        (np.where(np.arange(100) < 4, 9 + np.arange(100) * 8 * ULP, 1), 4),
-        (np.where(np.arange(100) < 4, 9, 1 + np.arange(100) * ULP), 4),
-    ],
+@settings(max_examples=60)
+@given(
+    arrays(np.complex64, (2, 2, 9), elements=st.sampled_from([0, 1, 2, 3, np.inf, np.nan])),
+    st.sampled_from([1, 4, 8, 9, 12]),
 )
-@pytest.mark.parametrize("n_rows", [CPU.tile_rows, CPU.tile_rows + 1])
-def test_rows_of_equal_or_nearly_equal_powers_are_sorted_beside_others(row, k, n_rows):
-    rows = np.tile(np.linspace(1, 2, 100), (n_rows, 1)).astype(np.float32)
-    rows[n_rows // 2] = row
-    np.testing.assert_array_equal(quick_places_of(rows, k, "maxima"), sorted_places(rows, k))
+def test_host_and_device_select_the_same_bins_of_the_same_spectrum(spectrum, k):
+    power = (np.square(spectrum.real) + np.square(spectrum.imag)).sum(1) / 2
+    power[:, 1:-1] *= 2
+    places, expected = sorted_places(power, k), np.zeros((2, k, 2), np.float32)
+    expected[:, :9, 0], expected[:, :9, 1] = places, np.take_along_axis(power, places, 1)
+    np.testing.assert_array_equal(_host.spectrum_peaks(spectrum, WelchPeakParams.fast(16, k)), expected)
+    for selection in SELECTIONS:
+        np.testing.assert_array_equal(quick_peaks_of(power, k, selection), expected)
 
 
-def test_neighbours_that_share_a_key_are_put_in_order_wherever_they_are():
+def test_rows_of_equal_or_nearly_equal_powers_are_sorted_beside_others():
+    places = np.arange(100)
+    for n_rows in (CPU.tile_rows, CPU.tile_rows + 1):
+        for row, k in [
+            (np.ones(100), 4),
+            (np.full(100, np.nan), 4),
+            (np.where(places < 2, 9, 1), 4),
+            (1 + places * ULP, 4),
+            (1 + places[::-1] * ULP, 4),
+            (np.where(places == 99, 1 + ULP, 1), 1),
+            (np.where(places == 99, 1 + ULP, 1), 4),
+            (np.where(places == 99, 1 - ULP / 2, 1), 4),
+            (np.where(places < 4, 9 + places * 8 * ULP, 1), 4),
+            (np.where(places < 4, 9, 1 + places * ULP), 4),
+        ]:
+            rows = np.tile(np.linspace(1, 2, 100), (n_rows, 1)).astype(np.float32)
+            rows[n_rows // 2] = row
+            np.testing.assert_array_equal(quick_places_of(rows, k, "maxima"), sorted_places(rows, k))
+
+
+def test_those_that_share_a_key_are_put_in_order_wherever_and_however_many_they_are():
     rows = np.tile(np.linspace(2, 1, 100), (2 * CPU.tile_rows, 1)).astype(np.float32)
     for row, powers in enumerate(rows):
         powers[row + 1] = powers[row] * (1 + 2 * ULP)  # so the later bin is the larger one
     for k in (1, 4, 12):
         np.testing.assert_array_equal(quick_places_of(rows, k, "maxima"), sorted_places(rows, k))
+    rng = np.random.default_rng(0)
+    for n_shared in (3, 4, 7):
+        rows = np.tile(np.linspace(1, 2, 100), (2 * CPU.tile_rows, 1)).astype(np.float32)
+        for powers in rows:
+            powers[rng.permutation(100)[:n_shared]] = 3 + 2 * ULP * rng.integers(0, 4, n_shared)
+        np.testing.assert_array_equal(quick_places_of(rows, n_shared + 2, "maxima"), sorted_places(rows, n_shared + 2))
 
 
-@pytest.mark.parametrize("n_shared", [3, 4, 7])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_more_than_two_that_share_a_key_are_put_in_order(n_shared, seed):
-    rng = np.random.default_rng(seed)
-    rows = np.tile(np.linspace(1, 2, 100), (2 * CPU.tile_rows, 1)).astype(np.float32)
-    for powers in rows:
-        powers[rng.permutation(100)[:n_shared]] = 3 + 2 * ULP * rng.integers(0, 4, n_shared)
-    k = n_shared + 2
-    np.testing.assert_array_equal(quick_places_of(rows, k, "maxima"), sorted_places(rows, k))
-
-
-@pytest.mark.parametrize("n_tied", [1, 4, 5, 6, 40])
-@pytest.mark.parametrize("step", [0, ULP])
-def test_a_boundary_of_equal_or_nearly_equal_powers_is_cut_as_by_a_sort(n_tied, step):
-    rng = np.random.default_rng(n_tied)
-    power = rng.uniform(0, 0.5, (CPU.tile_rows, 129))
-    for row in power:
-        row[rng.permutation(129)[: n_tied + 3]] = np.append(1 + np.arange(n_tied) * step, [5, 6, 7])
-    for k in (1, 4, 8):
-        assert_places_are_sorted(power.astype(np.float32), k)
-
-
-@pytest.mark.parametrize("n_rows", [0, 1, 31, 32, 96])
-def test_rows_are_selected_each_on_its_own(n_rows):
-    power = kinds_of_rows(n_rows, 33) if n_rows else np.zeros((0, 33), np.float32)
-    assert_places_are_sorted(power, 5, quick_places_of)
+def test_a_boundary_of_equal_or_nearly_equal_powers_is_cut_as_by_a_sort():
+    for n_tied, step in ((1, 0), (4, 0), (5, ULP), (6, 0), (40, 0), (40, ULP)):
+        rng = np.random.default_rng(n_tied)
+        power = rng.uniform(0, 0.5, (CPU.tile_rows, 129))
+        for row in power:
+            row[rng.permutation(129)[: n_tied + 3]] = np.append(1 + np.arange(n_tied) * step, [5, 6, 7])
+        for k in (1, 4, 8):
+            assert_places_are_sorted(power.astype(np.float32), k, quick_places_of)
 
 
 @each_selection
-@pytest.mark.parametrize("k", [1, 9, 12])
-def test_peaks_are_the_places_with_their_powers_and_zeros_beyond_the_bins(selection, k):
-    power = kinds_of_rows(14, 9)
-    places = sorted_places(power, k)
-    peaks = np.asarray(quick_peaks_of(power, k, selection))
-    expected = np.zeros((14, k, 2), np.float32)
-    expected[:, :9, 0], expected[:, :9, 1] = places, np.take_along_axis(power, places, 1)
-    np.testing.assert_array_equal(peaks, expected)
-    numbers = np.arange(9) * 3 + 1
-    named = np.asarray(quickly(lambda power: selected_peaks(power, k, selection, numbers))(power))
-    np.testing.assert_array_equal(named[:, :9, 0], numbers[places])
-    np.testing.assert_array_equal(named[..., 1], expected[..., 1])
+def test_peaks_are_the_places_with_their_powers_zeros_beyond_the_bins_and_the_numbers_of_bins(selection):
+    power, numbers = kinds_of_rows(14, 9), np.arange(9) * 3 + 1
+    for k in (1, 9, 12):
+        places, expected = sorted_places(power, k), np.zeros((14, k, 2), np.float32)
+        expected[:, :9, 0], expected[:, :9, 1] = places, np.take_along_axis(power, places, 1)
+        np.testing.assert_array_equal(quick_peaks_of(power, k, selection), expected)
+        named = np.asarray(quickly(lambda power, k=k: selected_peaks(power, k, selection, numbers))(power))
+        np.testing.assert_array_equal(named[:, :9, 0], numbers[places])
+        np.testing.assert_array_equal(named[..., 1], expected[..., 1])
 
 
 # Eagerly, maxima compile their every step.
@@ -199,15 +184,6 @@ def test_the_gradient_of_the_powers_is_one_at_the_peaks_and_none_elsewhere(selec
     np.testing.assert_allclose(tangent, 4 * weight.sum())
 
 
-def test_maxima_are_the_default_on_cpus_while_keys_tell_bins_apart():
-    assert [default_selection(64, bins, "cpu") for bins in (1, CPU.most_bins_maxima, CPU.most_bins_maxima + 1)] == [
-        "maxima",
-        "maxima",
-        "top_k",
-    ]
-    assert {default_selection(64, bins, platform) for bins in (1, 9999) for platform in ("gpu", "tpu")} == {"top_k"}
-
-
 @pytest.mark.parametrize("has_x64", [True, False])
 def test_the_selection_is_the_same_in_single_and_double_precision_mode(has_x64):
     power = kinds_of_rows(33, 65)
@@ -216,9 +192,13 @@ def test_the_selection_is_the_same_in_single_and_double_precision_mode(has_x64):
         assert quick_peaks_of(power, 70, "maxima").dtype == np.float32
 
 
-def test_few_rows_take_the_heap():
-    assert [default_selection(rows, 129, "cpu") for rows in (1, CPU.most_rows_top_k, CPU.most_rows_top_k + 1)] == [
-        "top_k",
-        "top_k",
-        "maxima",
-    ]
+def test_maxima_are_the_default_of_many_rows_on_cpus_while_keys_tell_bins_apart():
+    for rows, bins, expected in [
+        (64, 1, "maxima"),
+        (64, CPU.most_bins_maxima, "maxima"),
+        (64, CPU.most_bins_maxima + 1, "top_k"),
+        (CPU.most_rows_top_k, 129, "top_k"),
+        (CPU.most_rows_top_k + 1, 129, "maxima"),
+    ]:
+        assert default_selection(rows, bins, "cpu") == expected
+        assert {default_selection(rows, bins, platform) for platform in ("gpu", "tpu")} == {"top_k"}
