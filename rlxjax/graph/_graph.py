@@ -131,31 +131,18 @@ class Graph:
             raise ValueError(f"unknown op {op!r}{hint}; expected one of {', '.join(OPS)}")
         id_ = len(self._nodes)
         where = f"node {id_} ({op})"
-        operands = [self._nodes[self._known(i, where)] for i in listed(inputs, f"{where}: inputs")]
-        if shape is None:
-            arity = rule.arity
-            if len(operands) != arity if arity is not None else not operands:
-                wanted = "at least 1" if arity is None else arity
-                raise ValueError(f"{where}: expected {wanted} operand(s), got {len(operands)}")
-            try:
-                shape, inferred = rule.infer(operands, attributes)
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from None
-        else:
-            inferred = "f32" if op == "welch_peaks" or not operands else operands[0].dtype
-            inferred = attributes.get("to", inferred) if op == "cast" else inferred
+        ids = tuple(self._known(i, where) for i in listed(inputs, f"{where}: inputs"))
+        operands = [self._nodes[i] for i in ids]
         try:
-            node = Node(
-                id_,
-                op,
-                tuple(operand.id for operand in operands),
-                parse_shape(shape),
-                parse_dtype(inferred if dtype is None else dtype),
-                FrozenDict(attributes),
-            )
+            if shape is None:
+                shape, inferred = rule.inferred(operands, attributes)
+            else:
+                inferred = "f32" if op == "welch_peaks" or not operands else operands[0].dtype
+                inferred = attributes.get("to", inferred) if op == "cast" else inferred
+            shape, dtype = parse_shape(shape), parse_dtype(inferred if dtype is None else dtype)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
-        self._nodes.append(node)
+        self._nodes.append(Node(id_, op, ids, shape, dtype, FrozenDict(attributes)))
         return id_
 
     def set_outputs(self, ids: Iterable[int]) -> None:

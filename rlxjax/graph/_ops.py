@@ -168,6 +168,13 @@ class Op:
     may_be_source: bool = False
     source: bool = False
 
+    def inferred(self, operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
+        """Return the shape and dtype of the output; raise a ValueError where they do not follow."""
+        if len(operands) != self.arity if self.arity is not None else not operands:
+            wanted = "at least 1" if self.arity is None else self.arity
+            raise ValueError(f"expected {wanted} operand(s), got {len(operands)}")
+        return self.infer(operands, attributes)
+
 
 _UNARY = ("relu", "sigmoid", "tanh", "gelu", "sqrt", "rsqrt", "exp", "log", "neg", "abs")
 _BINARY = ("add", "sub", "mul", "div", "max", "min", "pow")
