@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import os
 import warnings
 from collections import OrderedDict
@@ -40,10 +41,16 @@ R = TypeVar("R")
 def _of_a_model(method: Callable[..., R]) -> Callable[..., R]:
     """Return the method of a calibration that is this one of a model of it: the first unless `model=` names another."""
 
-    @functools.wraps(method)
     def of_one_model(self: "Calibration", *args: Any, model: str | None = None, **kwargs: Any) -> R:
         return method(self.of(model), *args, **kwargs)
 
+    signature = inspect.signature(method)
+    _, *before, last = signature.parameters.values()
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    which = inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None)
+    functools.update_wrapper(of_one_model, method, ("__module__", "__name__", "__doc__"))
+    del of_one_model.__wrapped__  # pyright: ignore - which takes no `model=`
+    of_one_model.__signature__ = signature.replace(parameters=[own, *before, which, last])  # pyright: ignore
     return of_one_model
 
 
