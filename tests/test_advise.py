@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import rlxjax as rx
 from calibrate.cli import app
 from calibrate.named import arguments_of, named, shape_of
+from calibrate.report.advice import advice_page, read_advice
 from rlxjax.calibration import CalibratedModel, Calibration, predict_profile
 from rlxjax.fit import Timings, fit_posterior
 from rlxjax.models import FFT, FUNCTIONS, function_runs
@@ -117,7 +118,7 @@ TABLE = [prepared, sined, look_up, shifted]
 TABLE_ARGS = (real(64), jax.ShapeDtypeStruct((2**18,), jnp.int32))
 
 
-def test_of_four_stages_every_grouping_is_priced_and_the_best_is_advised(here):
+def test_of_four_stages_every_grouping_is_priced_and_the_best_is_advised(here, tmp_path):
     found = rx.advise(TABLE, *TABLE_ARGS, calibration=here)
     assert (found.verdict, found.reason_code) == ("group", "saves_launches")
     assert found.groups == (("prepared", "sined"), ("look_up", "shifted"))
@@ -144,7 +145,10 @@ def test_of_four_stages_every_grouping_is_priced_and_the_best_is_advised(here):
     expected = 2 * np.sin(table * 0.5 + 0.1)[index] - 1
     np.testing.assert_allclose(scope["fused"](jnp.asarray(table), jnp.asarray(index)), expected, rtol=1e-5)
     assert scope["fused1"] is not scope["fused2"]
-    assert json.loads(json.dumps(found.as_dict()))["groupings"][0]["groups"] == [list(own) for own in found.groups]
+    path = tmp_path / "advice.json"
+    path.write_text(json.dumps(found.as_dict()))
+    assert read_advice(path)[0] == found
+    assert found.groupings[0].name in advice_page(path, command="")
 
 
 def test_a_stage_is_traced_once_whatever_it_is_part_of(here):

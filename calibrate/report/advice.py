@@ -53,6 +53,18 @@ def advice_page(path: FilePath, *, command: str) -> str:
             for one in advice.stages
         ]
         sections.append(Section("stages", "The stages", tables=[Table("Each stage, jitted by itself", rows, "")]))
+    if len(advice.groupings) > 2:
+        rows = [
+            {
+                "programs": one.name,
+                "takes (ns)": one.time_ns,
+                "from (ns)": one.interval_ns[0],
+                "to (ns)": one.interval_ns[1],
+                "peak memory (bytes)": one.peak_bytes,
+            }
+            for one in advice.groupings
+        ]
+        sections.append(Section("groupings", "The groupings", tables=[Table("The fastest, the best first", rows, "")]))
     if advice.apart_ns is not None:
         sections.append(_counts(advice))
     if advice.code:

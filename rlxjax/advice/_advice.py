@@ -171,14 +171,16 @@ class Advice:
             ("apart", self.apart_ns, self.apart_interval_ns),
             ("together" if len(self.groups) < 2 else "grouped", self.together_ns, self.together_interval_ns),
         ):
-            lines.append(f"{name:10}{_time(time_ns, interval)}")
+            low, high = map(whole_ns, interval or (math.nan, math.nan))
+            lines.append(f"{name:10}{whole_ns(time_ns):>15} ns  (90 %: {low} to {high})")
         lines.append(f"saves more than {whole_ns(self.min_gain_ns)} ns with {100 * self.probability:.0f} %")
         if self.extrapolated:
             lines.append("outside what was measured: an extrapolation")
         if len(self.stages) > 2:
             shown = [own for place, own in enumerate(self.groupings) if place < MOST_SHOWN or own.name in ENDS]
-            width = max((len(own.name) for own in shown), default=0)
-            lines += [f"  {own.name:{width}}{_time(own.time_ns, own.interval_ns)}" for own in shown]
+            for own in shown:
+                low, high = map(whole_ns, own.interval_ns)
+                lines.append(f"  {whole_ns(own.time_ns):>13} ns  ({low} to {high})  {own.name}")
         if self.measured is not None:
             lines += self._measured_lines(self.measured)
         lines += [f"  {stage.name}: {whole_ns(stage.time_ns)} ns, limited by {stage.limit}" for stage in self.stages]
@@ -207,8 +209,3 @@ class Advice:
             f"measured: {times}, {ratio:.2f} times as long (less is better)",
             f"compiling takes {measured.compile_s:.2f} s and {after}",
         ]
-
-
-def _time(time_ns: float, interval_ns: tuple[float, float] | None) -> str:
-    low_ns, high_ns = interval_ns or (math.nan, math.nan)
-    return f"{whole_ns(time_ns):>15} ns  (90 %: {whole_ns(low_ns)} to {whole_ns(high_ns)})"
