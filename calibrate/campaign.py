@@ -29,7 +29,7 @@ from rlxjax.fit import Cell, Suite
 from .design import by_work, measuring_order
 from .interrupts import last_act
 from .judge import OUTLIER_FACTOR, EnoughKnown, Verdict, fitted, said_of_pace, verdict_on, what_pays
-from .machine import measured_gate, micro_times_ns, pace_of, rates_of, time_micro
+from .machine import measured_gate, micro_times_ns, pace_of, time_micro
 from .measure import Ready, made_ready, measure_rounds, memory_limit_bytes
 from .outcome import Outcome, shortened
 from .progress import Deadline, Progress
@@ -280,7 +280,7 @@ def fit_and_write(
         of_pace = said_of_pace(pace, log.fingerprint.cores)
         machine = MachineSection(
             **made,
-            gate=measured_gate(rates_of(micro_ns), log.fingerprint.platform),
+            gate=measured_gate(micro_ns, log.fingerprint.platform),
             canary_ns=micro_ns,
             pace=pace,
             cautions=of_pace.cautions,

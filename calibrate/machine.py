@@ -3,7 +3,6 @@
 import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ from .samples import Canary, Micro, SampleLog, SampleWriter
 TRANSFER_ELEMENTS, COPY_ELEMENTS, ELEMENT_BYTES = 2**22, 2**25, 4
 MICRO_REPEATS = 15
 #: Without these there is no gate, and nothing to start a fit from.
-NEEDED_MICRO = ("launch", "roundtrip", "copy", "upload", "readback")
+NEEDED_MICRO = ("launch", "roundtrip", "copy", "readback")
 #: Runs of a micro-benchmark whose difference to another tells of the caches.
 RUNS_IN_A_ROW = 10
 #: Rows, bins and k of two selections of peaks: one scans many bins, the other ranks many peaks.
@@ -37,24 +36,6 @@ LOW_QUANTILE = 0.25
 #: Standard deviation of the logarithm of a machine's speed from one minute to the next, where nothing is known of this
 #: one; it counts as so many looks.
 PACE_LOG_SD, PACE_LOOKS = 0.05, 10
-
-
-class MicroRates(NamedTuple):
-    """What the micro-benchmarks say of the device.
-
-    Attributes:
-        dispatch_ns: one launch, without waiting for it.
-        roundtrip_ns: waiting for a program of no work, once it is launched.
-        memory_bytes_per_ns: device memory, bytes read and written.
-        upload_bytes_per_ns: host to device.
-        readback_bytes_per_ns: device to host.
-    """
-
-    dispatch_ns: float
-    roundtrip_ns: float
-    memory_bytes_per_ns: float
-    upload_bytes_per_ns: float
-    readback_bytes_per_ns: float
 
 
 def time_micro(log: SampleLog, writer: SampleWriter, repeats: int = MICRO_REPEATS) -> None:
@@ -79,39 +60,32 @@ def micro_times_ns(log: SampleLog) -> dict[str, float]:
     return found
 
 
-def rates_of(micro_ns: Mapping[str, float]) -> MicroRates:
-    """Return the rates that micro-benchmarks give.
+def gate_rates(micro_ns: Mapping[str, float]) -> dict[str, float]:
+    """Return the measured coefficients of the IO gate, by name: ns, and bytes per ns.
 
     Raises:
-        ValueError: one of launches, round trips or transfers is missing.
+        ValueError: a micro-benchmark of launches, round trips or transfers is missing.
     """
     if missing := [name for name in NEEDED_MICRO if name not in micro_ns]:
         raise ValueError(
             f"the samples hold no micro-benchmark of {', '.join(missing)}: measure more with "
             "`rlxjax calibrate --resume`"
         )
-    transfer_bytes, copy_bytes = TRANSFER_ELEMENTS * ELEMENT_BYTES, COPY_ELEMENTS * ELEMENT_BYTES
-    return MicroRates(
-        dispatch_ns=micro_ns["launch"],
-        roundtrip_ns=micro_ns["roundtrip"],
-        memory_bytes_per_ns=2 * copy_bytes / micro_ns["copy"],
-        upload_bytes_per_ns=transfer_bytes / micro_ns["upload"],
-        readback_bytes_per_ns=transfer_bytes / micro_ns["readback"],
-    )
+    return {
+        "dispatch_ns": micro_ns["launch"],
+        "roundtrip_ns": micro_ns["roundtrip"],
+        "memory_bw": 2 * ELEMENT_BYTES * COPY_ELEMENTS / micro_ns["copy"],
+        "host_readback_bw": ELEMENT_BYTES * TRANSFER_ELEMENTS / micro_ns["readback"],
+    }
 
 
-def measured_gate(rates: MicroRates, platform: str) -> dict[str, GateCoefficient]:
+def measured_gate(micro_ns: Mapping[str, float], platform: str) -> dict[str, GateCoefficient]:
     """Return the IO gate with this machine's rates.
 
     A readback is charged at its measured bandwidth, whatever the memory; an added sync point costs its
     round trip and no penalty on top; any gain counts.
     """
-    measured = {
-        "dispatch_ns": rates.dispatch_ns,
-        "roundtrip_ns": rates.roundtrip_ns,
-        "memory_bw": rates.memory_bytes_per_ns,
-        "host_readback_bw": rates.readback_bytes_per_ns,
-    }
+    measured = gate_rates(micro_ns)
     chosen = {"unified_memory": False, "host_thunk_penalty_ns": 0.0, "min_gain_ns": 0.0}
     gate = IoFusionGate.checked(**measured, **chosen)
     provenance = dict.fromkeys(measured, Provenance.MEASURED) | dict.fromkeys(chosen, Provenance.ARCH_DEFAULT)

@@ -14,7 +14,6 @@ from rlxjax.fit import Suite
 
 from .design import by_work
 from .judge import Fitted, Verdict
-from .machine import rates_of
 from .printing import counted, ns, number, print_table, say
 
 SKIPPED_SHOWN, WORKS_SHOWN = 4, 4
@@ -169,12 +168,7 @@ def _print_works(outcome: Outcome, console: Console) -> None:
 
 
 def _micro_line(micro_ns: Mapping[str, float]) -> str:
-    rates = rates_of(micro_ns)
-    return (
-        f"micro-benchmarks: launch {ns(rates.dispatch_ns)} ns, round trip {ns(rates.roundtrip_ns)} ns; in bytes/ns, "
-        f"device memory {number(rates.memory_bytes_per_ns)}, upload {number(rates.upload_bytes_per_ns)}, "
-        f"readback {number(rates.readback_bytes_per_ns)}"
-    )
+    return f"micro-benchmarks: {', '.join(f'{name} {ns(time_ns)} ns' for name, time_ns in micro_ns.items())}"
 
 
 def _give_or_take(log_sd: float) -> str:

@@ -17,7 +17,6 @@ from calibrate.machine import (
     measured_gate,
     micro_times_ns,
     pace_of,
-    rates_of,
     slowness,
     speed_among_known,
     time_micro,
@@ -108,22 +107,18 @@ def test_every_micro_benchmark_takes_a_time(monkeypatch):
     monkeypatch.setattr(machine, "COPY_ELEMENTS", 2**12)
     times_ns = {name: run() for name, run in machine.micro_benchmarks.__wrapped__().items()}
     assert set(times_ns) == set(MICRO_NS)
-    assert all(rate > 0 and np.isfinite(rate) for rate in (*times_ns.values(), *rates_of(times_ns)))
+    assert all(rate > 0 and np.isfinite(rate) for rate in times_ns.values())
 
 
-def test_rates_and_the_gate_follow_from_the_times():
-    rates = rates_of(MICRO_NS)
-    assert (rates.dispatch_ns, rates.roundtrip_ns) == (MICRO_NS["launch"], MICRO_NS["roundtrip"])
-    assert rates.memory_bytes_per_ns == 2 * 4 * machine.COPY_ELEMENTS / MICRO_NS["copy"]
-    assert (
-        rates.upload_bytes_per_ns == rates.readback_bytes_per_ns == 4 * machine.TRANSFER_ELEMENTS / MICRO_NS["upload"]
-    )
+def test_the_gate_follows_from_the_times():
     for platform, provenance in (("cpu", "uncalibrated"), ("gpu", "measured")):
-        gate = measured_gate(rates, platform)
-        assert gate["dispatch_ns"].value == rates.dispatch_ns
-        assert gate["memory_bw"].value == rates.memory_bytes_per_ns
+        gate = measured_gate(MICRO_NS, platform)
+        assert gate["dispatch_ns"].value == MICRO_NS["launch"]
+        assert gate["roundtrip_ns"].value == MICRO_NS["roundtrip"]
+        assert gate["memory_bw"].value == 2 * 4 * machine.COPY_ELEMENTS / MICRO_NS["copy"]
+        assert gate["host_readback_bw"].value == 4 * machine.TRANSFER_ELEMENTS / MICRO_NS["readback"]
         assert gate["memory_bw"].provenance == "measured"
         # A CPU measures no transfer between host and device.
         assert gate["host_readback_bw"].provenance == provenance
     with pytest.raises(ValueError, match="no micro-benchmark of copy: measure more"):
-        rates_of({name: time_ns for name, time_ns in MICRO_NS.items() if name != "copy"})
+        measured_gate({name: time_ns for name, time_ns in MICRO_NS.items() if name != "copy"}, "cpu")

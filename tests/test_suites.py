@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from _campaigns import SUITE, ToySuite, fitted, made_up, saved_model
+from _campaigns import SUITE, ToySuite, saved_model
 
 import rlxjax as rx
 from calibrate.suites import suite_of
@@ -69,7 +69,7 @@ def test_all_strategies_of_a_work_run_alike_and_give_its_peaks():
         np.testing.assert_allclose(found, peaks["fast"], rtol=1e-3)
 
 
-def test_a_learned_fft_is_timed_at_its_length_and_a_refit_needs_it_no_more(tmp_path):
+def test_a_learned_fft_is_timed_at_its_length_and_its_work_is_a_fact_of_the_samples(tmp_path):
     files = [saved_model(tmp_path, 256, 8), saved_model(tmp_path, 32, 4)]
     suite = suite_of("welch", files)
     learned = [cell for cell in suite.cells() if cell.group == "learned"]
@@ -86,16 +86,7 @@ def test_a_learned_fft_is_timed_at_its_length_and_a_refit_needs_it_no_more(tmp_p
     with pytest.raises(ValueError, match="is the second one for n_fft 256"):
         suite_of("welch", [files[0], saved_model(tmp_path, 256, 9)])
 
-    class Few(WelchSuite):
-        def cells(self):
-            return [cell for cell in super().cells() if cell.inputs["batch"] in (1, 100, 1024)][::3]
-
-    made_up(path := tmp_path / "c.json", Few(files), WELCH.prior.median)
-    found = fitted(path, Few(files))
-    assert found.section.given == suite.given
-    assert found.section.facts["learned_n_fft"] == [256.0, 32.0]
-    assert found.section.held_out["learned"].fit < 0.1
-    calibrated = found.calibrated
+    calibrated = rx.prior_calibration("cpu").of("welch").with_facts(**suite.facts())
     assert calibrated.predict_ns("learned", 64, 256, 16) > 0
     assert "learned" in calibrated.alternatives(64, 256, 16)
     assert "learned" not in calibrated.alternatives(64, 64, 16)

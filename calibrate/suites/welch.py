@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calibrate.machine import DEEP_SELECTION, SHORT_TRANSFORM, WIDE_SELECTION, rates_of
+from calibrate.machine import (
+    DEEP_SELECTION,
+    ELEMENT_BYTES,
+    SHORT_TRANSFORM,
+    TRANSFER_ELEMENTS,
+    WIDE_SELECTION,
+    gate_rates,
+)
 from rlxjax import LatencyPrior, load_learned_fft, welch_peaks
 from rlxjax.calibration import current_fingerprint, sha256_of
 from rlxjax.fit import Cell, Facts, Suite
@@ -103,9 +110,9 @@ class WelchSuite(Suite):
 
     def start(self, micro_ns: Mapping[str, float]) -> LatencyPrior:
         """Return the model's own prior with other values where a micro-benchmark measured a coefficient by itself."""
-        rates = rates_of(micro_ns)
-        waits_ns = rates.dispatch_ns + rates.roundtrip_ns
-        found = {"memory_bytes_per_ns": rates.memory_bytes_per_ns, "copy_bytes_per_ns": rates.upload_bytes_per_ns}
+        rates, upload_bytes = gate_rates(micro_ns), ELEMENT_BYTES * TRANSFER_ELEMENTS
+        waits_ns = rates["dispatch_ns"] + rates["roundtrip_ns"]
+        found = {"memory_bytes_per_ns": rates["memory_bw"], "copy_bytes_per_ns": upload_bytes / micro_ns["upload"]}
         if "short powers" in micro_ns:
             rows, n_fft = SHORT_TRANSFORM  # a row is two segments
             flop = 2 * rows * float(fft_flop(jnp.asarray(n_fft)))
