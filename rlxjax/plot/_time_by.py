@@ -86,9 +86,9 @@ def time_by(
             figures = {key: np.append(column, np.nan)[here] for key, column in zip(PREDICTED, found[name], strict=True)}
             mark(ax, [drawn], {"strategy": name, **others, along: at, **figures, "measured (ns)": measured_ns})
             style |= {"marker": hue.marker, "markevery": []}  # the legend shows what points look like
-        # On the line and no wider: what is not seen, and can be pointed at.
+        # What is not seen, and can be pointed at.
         free = ~np.isin(numbers, at)
-        (drawn,) = ax.plot(numbers[free], time_ns[free], ".", color=hue.colour, markersize=1.0)
+        (drawn,) = ax.plot(numbers[free], time_ns[free], "o", color=hue.colour, markersize=4.5, alpha=0.0)
         figures = {key: column[free] for key, column in zip(PREDICTED, found[name], strict=True)}
         mark(ax, [drawn], {"strategy": name, **others, along: numbers[free], **figures})
         ax.plot(numbers, np.where(is_timed, time_ns, np.nan), linestyle=hue.line, label=name, **style)
