@@ -1,11 +1,9 @@
 """The built-in models: machines, runs that reach every branch of their formulas, and what these take."""
 
-import functools
 import itertools
 
 import jax
 import numpy as np
-from _tolerances import QUICKLY
 
 from rlxjax.fit import Runs, predicted_ns
 from rlxjax.models import BUILT_IN, FFT, FUNCTIONS, WELCH
@@ -55,6 +53,6 @@ def runs_of(model, variants=None, **changed):
     return jax.tree.map(lambda column: column[known], runs)
 
 
-@functools.partial(jax.jit, compiler_options=QUICKLY)
+@jax.jit
 def times(coefficients, runs, facts):
     return predicted_ns(coefficients, runs, facts)

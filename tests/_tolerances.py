@@ -6,9 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-#: Options of a compilation that takes less time, where how fast the program runs is of no matter.
-QUICKLY = {"xla_backend_optimization_level": 0}
-
 #: Agreement of float64 and float32 results with a float64 reference.
 FLOAT64_RTOL = 1e-12
 FLOAT32_RTOL = 1e-5
@@ -25,7 +22,7 @@ LIMIT_TEMPERATURES = 10.0
 SATURATED_ATOL = 1e-12
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
+@functools.partial(jax.jit, static_argnums=0)
 def _value_and_gradient(f, tree, others):
     """Return the values of rows and the gradient of their sum: one program for all calls with one `f`."""
     value, pull_back = jax.vjp(lambda tree: f(tree, *others), tree)

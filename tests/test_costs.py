@@ -13,7 +13,6 @@ from _tolerances import (
     FLOAT32_RTOL,
     FLOAT64_RTOL,
     GRADIENT_RTOL,
-    QUICKLY,
     SATURATED_ATOL,
     assert_close,
     assert_gradient_is_the_finite_difference,
@@ -48,7 +47,6 @@ devices = st.sampled_from(list(rx.Device))
 sets = st.sampled_from(["arch", "portable"])
 peaks = st.integers(1, 64)
 models = st.sampled_from(MODELS)
-quickly = functools.partial(jax.jit, compiler_options=QUICKLY)
 
 
 # --- SPEC 3, written out -------------------------------------------------------------------------
@@ -326,10 +324,10 @@ def test_tables_are_their_scalars_under_jit_and_vmap_too():
         for device, n in zip(rx.Device, n_fft, strict=True)
     ]
     over_batch = jax.vmap(everything, (None, 0, None, None))
-    over_both = jax.jit(jax.vmap(over_batch, (0, None, 0, None)), compiler_options=QUICKLY)
+    over_both = jax.jit(jax.vmap(over_batch, (0, None, 0, None)))
     tables = {
         "one call": everything(CODES, BATCH, n_fft, k),
-        "jit": jax.jit(everything, compiler_options=QUICKLY)(CODES, BATCH, n_fft, k),
+        "jit": jax.jit(everything)(CODES, BATCH, n_fft, k),
         "vmap": over_both(CODES[:, 0], BATCH[0], n_fft[:, 0], k),
     }
     for name in tables["one call"]:
@@ -561,7 +559,7 @@ def test_a_soft_pick_of_a_table_is_its_scalars():
         return rx.soft_pick_welch_peaks_strategy(codes, batch, 256, 16, True, 10, 1024, temperature_ns=temperature)
 
     loop = [pick(device, b, t) for device, b, t in zip(rx.Device, batch.tolist(), temperature.tolist(), strict=True)]
-    transformed = (jax.jit(f, compiler_options=QUICKLY) for f in (pick, jax.vmap(pick)))
+    transformed = (jax.jit(f) for f in (pick, jax.vmap(pick)))
     for f in (pick, *transformed):
         np.testing.assert_allclose(f(codes, batch, temperature), loop, rtol=FLOAT64_RTOL, atol=SATURATED_ATOL)
     one = [pick(int(code), int(b), 1e5) for code, b in zip(codes, batch, strict=True)]
@@ -575,7 +573,7 @@ def test_straight_through_is_the_hard_pick_with_the_soft_gradient():
         return weights @ MIX, weights
 
     gradient = jax.value_and_grad(f, (0, 1), has_aux=True)
-    both = jax.jit(lambda *at: [gradient(*at, straight) for straight in (True, False)], compiler_options=QUICKLY)
+    both = jax.jit(lambda *at: [gradient(*at, straight) for straight in (True, False)])
     ((_, hard), by_hard), ((_, soft), by_soft) = both(rx.coefficient_set(), 3e5)
     code = rx.pick_welch_peaks_strategy("metal", 1024, 256, 16).code
     np.testing.assert_array_equal(hard, np.eye(4)[code])
@@ -597,7 +595,7 @@ def test_an_infinite_penalty_makes_no_nan_in_costs_and_picks():
         log_keep = soft.log_keep_probability
         return jnp.sum(weights @ MIX) + jnp.sum(log_keep), (weights, log_keep, soft.costs, soft.log_availability())
 
-    (_, found), gradients = quickly(jax.value_and_grad(f, (0, 1), has_aux=True))(set_, 1e6)
+    (_, found), gradients = jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(set_, 1e6)
     np.testing.assert_allclose(found[0].sum(-1), 1, rtol=FLOAT64_RTOL)
     np.testing.assert_array_equal(found[0][..., 2:], 0)
     assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(found))
@@ -679,7 +677,7 @@ def programs(name):
     """Return value, gradient, forward derivative and Hessian by three factors of the coefficients."""
     loss, coefficients, rows = CASES[name]
     of_factors = lambda factors: loss(scaled(coefficients, factors), *rows)  # noqa: E731
-    return tuple(map(quickly, (of_factors, jax.grad(of_factors), jax.jacfwd(of_factors), jax.hessian(of_factors))))
+    return tuple(map(jax.jit, (of_factors, jax.grad(of_factors), jax.jacfwd(of_factors), jax.hessian(of_factors))))
 
 
 @each_case
@@ -699,13 +697,13 @@ def test_a_gradient_of_many_sets_of_coefficients_is_a_loop_over_them(name):
     gradient = jax.grad(lambda factors: loss(scaled(coefficients, factors), *rows))
     factors = jnp.array([[0.5, 0.6, 0.7], [1.0, 1.0, 1.0], [1.5, 2.0, 3.0]])
     loop = jnp.stack([programs(name)[1](one) for one in factors])
-    assert_close(quickly(jax.vmap(gradient))(factors), loop, 1e-10)
+    assert_close(jax.jit(jax.vmap(gradient))(factors), loop, 1e-10)
 
 
 @each_case
 def test_the_gradient_of_a_table_is_the_mean_of_its_rows_gradients(name):
     loss, coefficients, rows = CASES[name]
-    gradient = quickly(jax.grad(loss))
+    gradient = jax.jit(jax.grad(loss))
     of_table = gradient(coefficients, *rows)
     one_by_one = [gradient(coefficients, *jax.tree.map(lambda x, i=i: x[i], rows)) for i in range(40)]
     mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *one_by_one)

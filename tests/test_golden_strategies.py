@@ -10,7 +10,6 @@ import pytest
 from _tolerances import (
     FLOAT32_RTOL,
     LIMIT_TEMPERATURES,
-    QUICKLY,
     SATURATED_ATOL,
     assert_gradient_is_the_finite_difference,
 )
@@ -58,7 +57,7 @@ def test_every_strategy_row_and_its_profiles_in_scalars(name):
 
 
 @each_set
-@pytest.mark.parametrize("transform", [lambda f: f, functools.partial(jax.jit, compiler_options=QUICKLY)])
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
 def test_every_strategy_row_in_one_call(name, transform):
     rows, workload, learned, costs, picks = strategy_table(name)
 

@@ -1,13 +1,12 @@
 """Training of the learned FFT: what it must beat, what it keeps, and the signals and measures it goes by."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _tolerances import GRADIENT_RTOL, QUICKLY
+from _tolerances import GRADIENT_RTOL
 
 from rlxjax.learned._model import LearnedFft
 from rlxjax.learned._signals import ToneSignals, peak_loss, peak_recall
@@ -16,10 +15,9 @@ from rlxjax.welch._host import hann_window
 
 N_FFT, K, SHARE = 32, 2, 0.25
 LOW = ToneSignals(high=0.125, tones=(1, 3))
-quickly = functools.partial(jax.jit, compiler_options=QUICKLY)
-loss_of = quickly(peak_loss, static_argnames="k")
-recall_of = quickly(peak_recall, static_argnames="k")
-sample_of = quickly(ToneSignals.sample, static_argnums=(0, 2, 3))
+loss_of = jax.jit(peak_loss, static_argnames="k")
+recall_of = jax.jit(peak_recall, static_argnames="k")
+sample_of = jax.jit(ToneSignals.sample, static_argnums=(0, 2, 3))
 
 
 def train(**arguments):
@@ -157,7 +155,7 @@ def test_the_gradient_of_the_loss_is_the_finite_difference():
     rng, exact = np.random.default_rng(0), LearnedFft.exact(16)
     model = LearnedFft(exact.twiddles, rng.uniform(0.3, 0.9, exact.gates.shape), rng.uniform(0.5, 1.5, 9))
     direction = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape), model)
-    gradient = quickly(jax.grad(peak_loss), static_argnames="k")(model, rows, k=2)
+    gradient = jax.jit(jax.grad(peak_loss), static_argnames="k")(model, rows, k=2)
     slope = sum(jax.tree.leaves(jax.tree.map(lambda g, d: jnp.sum(g * d), gradient, direction)))
 
     def at(step):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _compilations import compilations
-from _tolerances import FLOAT32_RTOL, QUICKLY
+from _tolerances import FLOAT32_RTOL
 from _welch_reference import assert_peaks_of, noise, reference_power
 
 import rlxjax as rx
@@ -111,8 +111,8 @@ def test_traced_rows_beyond_a_piece_have_in_jit_and_vmap_the_peaks_and_gradient_
 
         return jax.grad(total, has_aux=True)(signal)
 
-    alone = jax.jit(run, compiler_options=QUICKLY)
-    batched = jax.jit(jax.vmap(run), compiler_options=QUICKLY)(signals)
+    alone = jax.jit(run)
+    batched = jax.jit(jax.vmap(run))(signals)
     for signal, *both in zip(signals, *batched, strict=True):
         for rest in (5, 0):
             rows = signal[: 2 * piece + rest]

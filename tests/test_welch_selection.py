@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _tolerances import QUICKLY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -25,10 +24,9 @@ def top_places(power, k, selection):
 
 
 #: Compiled in less time, for tests of many shapes.
-quickly = functools.partial(jax.jit, compiler_options=QUICKLY)
 places_of = jax.jit(top_places, static_argnames=("k", "selection"))
-quick_places_of = quickly(top_places, static_argnames=("k", "selection"))
-quick_peaks_of = quickly(selected_peaks, static_argnames=("k", "selection"))
+quick_places_of = jax.jit(top_places, static_argnames=("k", "selection"))
+quick_peaks_of = jax.jit(selected_peaks, static_argnames=("k", "selection"))
 
 
 def sorted_places(power, k):
@@ -148,7 +146,7 @@ def test_peaks_are_the_places_with_their_powers_zeros_beyond_the_bins_and_the_nu
         places, expected = sorted_places(power, k), np.zeros((14, k, 2), np.float32)
         expected[:, :9, 0], expected[:, :9, 1] = places, np.take_along_axis(power, places, 1)
         np.testing.assert_array_equal(quick_peaks_of(power, k, selection), expected)
-        named = np.asarray(quickly(lambda power, k=k: selected_peaks(power, k, selection, numbers))(power))
+        named = np.asarray(jax.jit(lambda power, k=k: selected_peaks(power, k, selection, numbers))(power))
         np.testing.assert_array_equal(named[:, :9, 0], numbers[places])
         np.testing.assert_array_equal(named[..., 1], expected[..., 1])
 
@@ -165,7 +163,7 @@ def test_jit_equals_eager(selection):
 def test_vmap_equals_a_loop(selection, n_rows, axis):
     power = np.stack([kinds_of_rows(n_rows, 40, seed) for seed in range(3)])
     run = jax.vmap(functools.partial(top_places, k=6, selection=selection), in_axes=axis)
-    together = quickly(run)(np.moveaxis(power, 0, axis))
+    together = jax.jit(run)(np.moveaxis(power, 0, axis))
     np.testing.assert_array_equal(together, sorted_places(power, 6))
 
 
@@ -179,8 +177,8 @@ def test_the_gradient_of_the_powers_is_one_at_the_peaks_and_none_elsewhere(selec
 
     expected = np.zeros((4, 33))
     np.put_along_axis(expected, sorted_places(power, 5), np.arange(1.0, 6.0)[None], 1)
-    np.testing.assert_array_equal(quickly(jax.grad(total))(power), expected)
-    tangent = quickly(lambda power: jax.jvp(total, (power,), (jnp.ones_like(power),))[1])(power)
+    np.testing.assert_array_equal(jax.jit(jax.grad(total))(power), expected)
+    tangent = jax.jit(lambda power: jax.jvp(total, (power,), (jnp.ones_like(power),))[1])(power)
     np.testing.assert_allclose(tangent, 4 * weight.sum())
 
 
