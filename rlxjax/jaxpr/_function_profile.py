@@ -104,8 +104,8 @@ def _as_written(traced: Any, trips: Trips, strict: bool) -> FunctionProfile:
         integer_ops=sums.integer_ops,
         fused_traffic_bytes=totals.fused_bytes,
         peak_bytes=totals.argument_bytes + totals.temp_bytes,
-        by_family=dearest_first(totals.families, totals),
-        by_line=dearest_first(totals.lines, totals),
+        by_family=dearest_first(totals.families, sums),
+        by_line=dearest_first(totals.lines, sums),
         coverage_equations=_share(totals.counted_equations, totals.equations),
         coverage_bytes=_share(totals.counted_bytes, totals.all_bytes),
         equations=totals.equations,
@@ -132,13 +132,6 @@ def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     Raises:
         ValueError: the arguments do not match, or it does not trace.
     """
-    name = getattr(fn, "__name__", type(fn).__name__)
-    try:
-        inspect.signature(fn).bind(*args, **kwargs)
-    except TypeError as error:
-        raise ValueError(f"args: expected what {name} takes, but {error}") from None
-    except ValueError:  # a builtin without a signature
-        pass
     try:
         if isinstance(fn, jax.stages.Wrapped):
             return fn.trace(*args, **kwargs), fn, args, kwargs
@@ -154,6 +147,13 @@ def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         jitted = jax.jit(of_arrays)
         return jitted.trace(*traced.values()), jitted, tuple(traced.values()), {}
     except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
+        name = getattr(fn, "__name__", type(fn).__name__)
+        try:
+            inspect.signature(fn).bind(*args, **kwargs)
+        except TypeError as mismatch:
+            raise ValueError(f"args: expected what {name} takes, but {mismatch}") from None
+        except ValueError:  # a builtin without a signature
+            pass
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"fn: expected a function that JAX traces, but {name} raised {type(error).__name__}: {reason}"

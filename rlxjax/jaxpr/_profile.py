@@ -10,7 +10,7 @@ from rlxjax.graph import GraphIoProfile
 from ._kernels import KernelGroup
 from ._loops import BranchSpread, UnknownLoop
 from ._rules import OperationCounts
-from ._totals import Rows, Totals
+from ._totals import Rows
 
 _SHOWN_LINES = 10
 
@@ -160,9 +160,8 @@ class FunctionProfile:
         return remarks
 
 
-def dearest_first(rows: Rows, totals: Totals) -> Mapping[str, OperationCounts]:
+def dearest_first(rows: Rows, sums: OperationCounts) -> Mapping[str, OperationCounts]:
     """Order rows by their share of the operations plus their share of the bytes."""
-    sums = totals.sums()
     operations, moved = max(sum(sums[:3]), 1), max(sums.bytes or 0, 1)
     order = sorted(rows, key=lambda name: -(sum(rows[name][:3]) / operations + (rows[name].bytes or 0) / moved))
     return FrozenDict({name: rows[name] for name in order})

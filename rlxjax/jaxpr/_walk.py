@@ -52,10 +52,8 @@ class _Flat:
         self.constants: dict[int, int] = {}
         #: Buffers that are made of literals: nobody has to keep them.
         self.constant: set[int] = set()
-        #: Those that may be computed on the way, and written in any order of memory.
-        self.computed: set[int] = set()
-        #: Those that some equation makes.
-        self.made: set[int] = set()
+        #: How those are made that some equation makes: of some on the way, in any order of memory.
+        self.makers: dict[int, Rule] = {}
         #: Those that somebody reads in another shape: no elementwise result takes their place.
         self.reshaped: set[int] = set()
         #: Of arguments, those in another order of memory.
@@ -185,14 +183,14 @@ class Walk:
                     flat.reshaped.update(buffer for buffer in results if isinstance(buffer, int))
             else:
                 results = [flat.new(nbytes(var.aval)) for var in equation.outvars]
-                flat.made.update(results)
                 flat.known.update(dict.fromkeys(results[:1], known_result(equation, flat.numbers(reads))))
                 if name == "dot_general" and _has_free_axes(equation):
                     flat.reshaped.update(results)
-                if RULES.get(name, _UNCOSTED).in_memory == 0:
-                    flat.computed.update(results)
-                    if all(not isinstance(buffer, int) or buffer in flat.constant for buffer in reads):
-                        flat.constant.update(results)
+                rule = RULES.get(name, _UNCOSTED)
+                flat.makers.update(dict.fromkeys(results, rule))
+                is_constant = all(not isinstance(buffer, int) or buffer in flat.constant for buffer in reads)
+                if rule.in_memory == 0 and is_constant:
+                    flat.constant.update(results)
                 flat.placed.append(_Placed(equation, source_line(equation, caller), tuple(reads), tuple(results)))
             held.update(zip(equation.outvars, results, strict=True))
         return [at(var) for var in jaxpr.outvars]
@@ -231,14 +229,16 @@ class Walk:
         needs = buffers if is_read_alone else buffers[: rule.in_memory]
         workspace = rule.workspace(operation) if rule.workspace else 0
         for buffer, reordered in zip(reads, rule.reorders(operation) if rule.reorders else (), strict=False):
-            if reordered and buffer not in flat.computed:
-                if buffer in flat.made:
-                    workspace += flat.sizes[buffer]
-                    totals.kernels.add(0, 0, [reordering(flat.sizes[buffer])])
-                else:
-                    if buffer not in flat.copies:
-                        flat.copies[buffer] = flat.new(flat.sizes[buffer])
-                    buffers += (flat.copies[buffer],)
+            maker = flat.makers.get(buffer)
+            if not reordered or (maker is not None and maker.in_memory == 0):
+                continue
+            if maker is not None:
+                workspace += flat.sizes[buffer]
+                totals.kernels.add(0, 0, [reordering(flat.sizes[buffer])])
+            else:
+                if buffer not in flat.copies:
+                    flat.copies[buffer] = flat.new(flat.sizes[buffer])
+                buffers += (flat.copies[buffer],)
         return Step(
             buffers,
             writes,
