@@ -16,7 +16,6 @@ from rlxjax.calibration import current_fingerprint
 from rlxjax.clock import mean_ns, quiet_collector, visit_ns
 
 ROOT = Path(__file__).parents[1]
-EVIDENCE = ROOT / "docs" / "evidence"
 
 
 def options(doc: str | None, **numbers: float) -> argparse.ArgumentParser:

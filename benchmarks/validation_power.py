@@ -88,8 +88,8 @@ def main() -> None:
     }
     for strategy in WITHOUT_MODEL:
         found[f"{strategy} {DRIFT}"] = share_of_alarms(log, files, VALIDATIONS, 2, strategy, DRIFT)
-    if slowed_path.exists():
-        found["a processor kept busy"] = share_of_alarms(read_samples(slowed_path), files, SLOWED_VALIDATIONS, 3)
+    if slowed_path.exists() and len((slowed := read_samples(slowed_path)).complete_rounds()) >= ROUNDS:
+        found["a processor kept busy"] = share_of_alarms(slowed, files, SLOWED_VALIDATIONS, 3)
     keys = ("validations", "alarms", "by_all_runs", "by_a_strategy")
     print(
         table(["", *(key.replace("_", " ") for key in keys)], [(n, *map(said.get, keys)) for n, said in found.items()])
