@@ -80,9 +80,9 @@ def test_jit_vmap_and_a_loop_equal_one_call_of_arrays(model):
     with jax.disable_jit():
         np.testing.assert_allclose(predicted_ns(machines[0], runs, facts), together[0], rtol=FLOAT64_RTOL)
     stacked = jax.tree.map(lambda *leaves: jnp.array(leaves), *machines)
-    by_machine = jax.vmap(predicted_ns, (0, None, None))(stacked, runs, facts)
+    by_machine = jax.jit(jax.vmap(predicted_ns, (0, None, None)))(stacked, runs, facts)
     np.testing.assert_allclose(by_machine, together, rtol=FLOAT64_RTOL)
-    by_run = jax.vmap(lambda own: predicted_ns(machines[0], own, facts))(runs)
+    by_run = jax.jit(jax.vmap(lambda own: predicted_ns(machines[0], own, facts)))(runs)
     np.testing.assert_allclose(by_run, together[0], rtol=FLOAT64_RTOL)
     for row in range(0, len(runs.variant), 61):
         one = jax.tree.map(lambda column: column[row], runs)  # noqa: B023 - used at once
