@@ -1,9 +1,8 @@
 """What `rlxjax`, JAX's roofline and XLA say of functions that nobody here wrote; nothing is run or timed.
 
-    python -m benchmarks.foreign_functions [--which functions] [--json FILE] [--markdown docs/functions.md]
+    python -m benchmarks.foreign_functions [--which functions] [--json FILE]
 
-`pip install 'rlxjax[foreign]'` installs the libraries. `--markdown` puts the table between the two comments of
-a page that mark its place. The exit status is 1 if rules do not cover a function.
+`pip install 'rlxjax[foreign]'` installs the libraries. The exit status is 1 if rules do not cover a function.
 """
 
 import json
@@ -11,7 +10,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +17,7 @@ from absl import logging
 from jax.experimental import roofline
 
 import rlxjax as rx
-from benchmarks._common import options, placed, table, write
+from benchmarks._common import options, table, write
 from benchmarks.foreign_table import TABLES, Foreign
 
 HEADINGS = ["function", "of", "covered, %", "op.", "roofline", "XLA", "fused bytes", "roofline", "XLA"]
@@ -210,15 +208,12 @@ def main() -> int:
     """Print the table and its summary."""
     parser = options(__doc__)
     parser.add_argument("--which", choices=TABLES, default="functions")
-    parser.add_argument("--markdown", type=Path, help="a page to put the table into")
     given = parser.parse_args()
     logging.set_verbosity(logging.ERROR)  # the roofline warns of each equation without a rule
     rows = [row_of(foreign) for foreign in TABLES[given.which]]
     made, found = table(HEADINGS, map(cells_of, rows)), summary(rows)
     print(made, remarks(found), json.dumps(found, indent=1), sep="\n\n")
     write(given.json, {"summary": found, "functions": list(map(_figures, rows))})
-    if given.markdown:
-        placed(given.markdown, "functions", f"{made}\n\n{remarks(found)}")
     return found["covered"] < len(rows)
 
 

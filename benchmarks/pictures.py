@@ -2,11 +2,13 @@
 
 python -m benchmarks.pictures [PAGE]
 
-Each block of Python that an image follows is run, and the figure of its `ax` is saved as that image, an SVG beside the
-page. Run from the root of the repository.
+Each block of Python is run; where an image follows, the figure of its `ax` is saved as that image. The calibration
+is that of the notebooks, and `timings` are those of the campaign that it was fitted to. Run from the root of the
+repository.
 """
 
 import argparse
+import os
 import re
 import warnings
 from pathlib import Path
@@ -15,8 +17,13 @@ from typing import Any
 import matplotlib
 
 import rlxjax as rx
+from calibrate.samples import read_samples
+from calibrate.visits import quantile_ns
+from rlxjax.fit import cell_runs
+from rlxjax.models import WELCH
 
-PAGE = Path("docs/plots.md")
+PAGE, HOME = Path("docs/pictures.md"), Path("notebooks/data")
+SAMPLES = Path("docs/evidence/campaign-3-cpu.welch.samples.jsonl.gz")
 #: A block of Python, and the image that follows it, if there is one.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n!\[[^\]]*\]\(([^)]+\.svg)\))?", re.DOTALL | re.MULTILINE)
 #: The same file for the same data.
@@ -28,7 +35,7 @@ def draw(page: Path) -> list[Path]:
     from matplotlib import pyplot
 
     saved: list[Path] = []
-    namespace: dict[str, Any] = {}
+    namespace: dict[str, Any] = {"timings": timings()}
     for code, image in BLOCK.findall(page.read_text(encoding="utf-8")):
         exec(code, namespace)
         if image:
@@ -40,12 +47,20 @@ def draw(page: Path) -> list[Path]:
     return saved
 
 
+def timings() -> rx.Timings:
+    """Return the timings of a campaign."""
+    cells, visits = read_samples(SAMPLES).timed()
+    runs = cell_runs(WELCH, cells)
+    return rx.Timings.checked(WELCH, variant=runs.variant, time_ns=quantile_ns(visits), **runs.inputs)
+
+
 def main() -> None:
     """Draw what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", nargs="?", type=Path, default=PAGE)
     page = parser.parse_args().page
     matplotlib.use("agg")
+    os.environ["RLXJAX_HOME"] = str(HOME)
     warnings.simplefilter("ignore", rx.MachineMismatchWarning)  # calibrations of pages are of other machines
     with matplotlib.rc_context(STYLE):
         for path in draw(page):

@@ -1,7 +1,8 @@
-"""Pages of the site that no file in this folder holds: the reference, from the public names, and the notebooks."""
+"""Pages of the site that no file in this folder holds: the README as its first, the reference, and the notebooks."""
 
 import base64
 import importlib
+import re
 from pathlib import Path
 
 import nbformat
@@ -9,13 +10,15 @@ from mkdocs.structure.files import File
 
 import rlxjax
 
-NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = ROOT / "notebooks"
 
 
 def on_files(files, config):
-    """Add a page for each room of the package and each notebook; mkdocs calls this."""
-    for room, names in rlxjax._NAMES.items():
-        files.append(File.generated(config, f"api/{room.strip('_')}.md", content=reference(room, names.split())))
+    """Add the README, and a page for each module of the package and each notebook; mkdocs calls this."""
+    files.append(File.generated(config, "index.md", content=first_page()))
+    for module, names in rlxjax._NAMES.items():
+        files.append(File.generated(config, f"api/{module.strip('_')}.md", content=reference(module, names.split())))
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         page, pictures = notebook(path)
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=page))
@@ -24,13 +27,22 @@ def on_files(files, config):
     return files
 
 
-def reference(room, names):
-    """Return the page of a room: what it is for, and the docstrings of its public names."""
-    module = importlib.import_module(f"rlxjax.{room}")
-    # A room without names at the top is asked for by its own: `rlxjax.plot.terms`.
-    paths = names or [f"{room}.{name}" for name in vars(module) if not name.startswith("_")]
+def first_page():
+    """Return the README as a page of the site, whose links stay within it."""
+    text = re.sub(
+        r"\[([^\]]*)\]\((?:CONTRIBUTING|CHANGELOG)\.md\)", r"\1", (ROOT / "README.md").read_text(encoding="utf-8")
+    )
+    first = f"notebooks/{min(NOTEBOOKS.glob('*.ipynb')).stem}.md"
+    return text.replace("](docs/", "](").replace("](notebooks)", f"]({first})")
+
+
+def reference(name, names):
+    """Return the page of a module: what it is for, and the docstrings of its public names."""
+    module = importlib.import_module(f"rlxjax.{name}")
+    # One without names at the top is asked for by its own: `rlxjax.plot.terms`.
+    paths = names or [f"{name}.{own}" for own in vars(module) if not own.startswith("_")]
     summary = module.__doc__.partition("\n\n")[0]
-    return "\n\n".join([f"# {room.strip('_')}", summary, *(f"::: rlxjax.{path}" for path in paths)])
+    return "\n\n".join([f"# {name.strip('_')}", summary, *(f"::: rlxjax.{path}" for path in paths)])
 
 
 def notebook(path):

@@ -1,16 +1,20 @@
-"""What docs/commands.md says of the JSON of a command, against what it prints; and the width of texts."""
+"""What docs/json.md says of the JSON of a command, against what it prints; and the width of texts."""
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parent.parent / "docs/commands.md"
+PAGE = Path(__file__).parent.parent / "docs/json.md"
 
 
 def documented_keys(command):
-    """Return the keys of a command's table; `*` stands for a name that varies, `[]` for an entry of a list."""
-    _, _, section = PAGE.read_text(encoding="utf-8").partition(f"\n### {command}\n")
-    section = re.split(r"\n##", section, maxsplit=1)[0]
-    return set(re.findall(r"^\| `(\S+)` \|", section, re.MULTILINE))
+    """Return the keys that a command's list names; `*` is a name that varies, `[]` an entry, `{a,b}` either."""
+    _, _, section = PAGE.read_text(encoding="utf-8").partition(f"\n## {command}\n")
+    keys = set()
+    for named in re.findall(r"^- ((?:`\S+`(?:, )?)+):", section.partition("\n## ")[0], re.MULTILINE):
+        for key in re.findall(r"`(\S+?)`", named):
+            start, _, ends = key.rstrip("}").partition("{")
+            keys |= {start + end for end in ends.split(",")}
+    return keys
 
 
 def printed_keys(value, documented, path=""):

@@ -61,9 +61,9 @@ def test_the_help_of_a_command_ends_with_an_example_and_its_exit_statuses(comman
 
 
 def test_the_page_lists_every_command_and_the_keys_of_those_that_print_figures():
-    page = PAGE.read_text(encoding="utf-8")
+    page = PAGE.with_name("commands.md").read_text(encoding="utf-8")
     for command in COMMANDS:
-        assert f"| `{command}` |" in page
+        assert f"## `rlxjax {command}`" in page
         if "--json" in invoke(command, "--help").stdout:
             assert documented_keys(command) or command == "refit"
 
