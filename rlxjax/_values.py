@@ -176,5 +176,5 @@ def _short(value: Any) -> str:
         if len(value) > MOST_ENTRIES or not all(isinstance(item, (str, int, float)) for item in value):
             return f"({len(value)} of {type(value[0]).__name__})"
         return f"({', '.join(map(_short, value))})"
-    # A latency model has a name and a version.
-    return f"{value.name} {value.version}" if hasattr(value, "version") else f"{type(value).__name__}(...)"
+    version = getattr(value, "version", None)  # of a latency model
+    return f"{type(value).__name__}(...)" if version is None else f"{getattr(value, 'name', '')} {version}"

@@ -307,7 +307,7 @@ class CalibratedModel:
         """Return the runs of the variants of each strategy in turn, `[variants, *batch]`, and how many each has."""
         if not strategies:
             raise ValueError("candidates: expected a strategy at least, got none")
-        each = [all_inputs(self.model, name, inputs, named) for name in strategies]
+        each: list[dict[str, Any]] = [all_inputs(self.model, name, inputs, named) for name in strategies]
         variants = [strategy_of(self.model, name).variants for name in strategies]
         for values in each:
             self.model.check(values)
@@ -350,7 +350,7 @@ def _placed(known: Handle, is_double: bool) -> LatencyPosterior | None:
 def _choice(
     known: Handle, candidates: tuple[str, ...] | None, inputs: tuple[Any, ...], named: tuple[tuple[str, Any], ...]
 ) -> tuple[str, str]:
-    own: CalibratedModel = known()
+    own: Any = known()
     if is_traced(*jax.tree.leaves(own.posterior)):
         raise ValueError("pick: expected a calibration of numbers, got a traced one; see `pick_index`")
     names = own.alternatives(*inputs, **dict(named)) if candidates is None else candidates

@@ -185,7 +185,7 @@ def minimum_and_result(
     counted = np.ones(timings.time_ns.shape) if weights is None else np.asarray(weights, np.float64)
     check_enough(timings, counted, min_timings)
     starts = _starts(prior)
-    columns = (*filled_up(with_counted_rows(timings, counted), counted), prior)
+    columns = (*filled_up(timings, counted), prior)
     own, influences, priors = jax.tree.map(
         lambda leaf: np.broadcast_to(np.asarray(leaf), (STARTS, *np.shape(leaf))), columns
     )
@@ -197,19 +197,19 @@ def minimum_and_result(
     n = len(counted)
     found = found._replace(residuals=found.residuals[:n], jacobian=found.jacobian[:n])
     fits, squares, directions = _fits(*jax.tree.map(lambda leaf: np.asarray(leaf)[None], (found, counted, prior)))
-    own: DeviceFits = jax.tree.map(lambda leaf: leaf[0].tolist() if leaf.ndim == 1 else leaf[0], fits)
+    one: Any = jax.tree.map(lambda leaf: leaf[0].tolist() if leaf.ndim == 1 else leaf[0], fits)
     measured = {name: bool(column[0]) for name, column in fits.measured.items()}  # in the order of the names
-    ending = "converged" if own.converged else "did not converge"
+    ending = "converged" if one.converged else "did not converge"
     inseparable = [
         _named_shares(direction, list(measured))
         for square, direction in zip(squares[0], directions[0].T, strict=True)
         if square < 1.0
     ]
     message = (
-        f"The fit of {int(np.sum(counted > 0))} timings {ending} in {own.steps} steps (loss {own.loss:.4g}, "
-        f"of which another step promises {own.expected_decrease:.2g})."
+        f"The fit of {int(np.sum(counted > 0))} timings {ending} in {one.steps} steps (loss {one.loss:.4g}, "
+        f"of which another step promises {one.expected_decrease:.2g})."
     )
-    return found, FitResult(*own._replace(measured=measured), inseparable, message)
+    return found, FitResult(*one._replace(measured=measured), inseparable=inseparable, message=message)
 
 
 def _with_defaults(timings: Timings, prior: LatencyPrior | None, facts: Facts | None) -> tuple[LatencyPrior, Facts]:
