@@ -150,6 +150,7 @@ def test_a_section_that_cannot_be_used_is_left_out_and_kept_by_who_writes_anothe
             before = load_calibration(path, BOTH)
         assert [*before.models] == ["line"]
         assert before.gate == GATE
+        assert float(before.predict_ns("plain", 64)) == float(calibration().predict_ns("plain", 64))
         with pytest.raises(CalibrationFileError, match=r"models\.tiled"):
             load_calibration(path, [TILED])
         save_calibration(path, line_fit())
