@@ -77,13 +77,6 @@ def fused_memory(
     """
     given = set(inputs)
     lasting = given.difference(reusable)
-    kernels, grouped, moved = _kernels(steps, sizes, outputs, lasting)
-    return grouped, moved, _most_live(_breadth_first(kernels), sizes, given, outputs, lasting, reshaped)
-
-
-def _kernels(
-    steps: Sequence[Step], sizes: Sequence[int], outputs: Iterable[int], lasting: set[int]
-) -> tuple[list[Step], Kernels, int]:
     unread = [0] * len(sizes)
     needed, spread = bytearray(len(sizes)), bytearray(len(sizes))
     for step in steps:
@@ -132,7 +125,7 @@ def _kernels(
             unread[buffer] -= 1
             if not unread[buffer]:  # what nobody reads again is forgotten
                 origin.pop(buffer, None)
-    return kernels, grouped, moved
+    return grouped, moved, _most_live(_breadth_first(kernels), sizes, given, outputs, lasting, reshaped)
 
 
 def _read_by_several(steps: Sequence[Step], needed: bytearray) -> set[int]:

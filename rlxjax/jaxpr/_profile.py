@@ -117,47 +117,35 @@ class FunctionProfile:
         return tuple(reasons)
 
     def __str__(self) -> str:
-        rows = self._rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ("  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]) for first, *rest in rows)
-        return "\n".join([*self._totals(), "", *table, *self._remarks()])
-
-    def _totals(self) -> list[str]:
-        io = self.io
-        covered = f"covered by rules: {_percent(self.coverage_equations)} of {self.equations} equations"
-        traffic = f"{_short(io.device_traffic_bytes)}B of traffic"
-        if self.level == "jaxpr":
-            covered += f", {_percent(self.coverage_bytes)} of {_short(io.device_traffic_bytes)}B"
-            traffic += f", {_short(self.fused_traffic_bytes)}B if fused"
-        else:
-            covered += "; launches, traffic and memory are those of the compiled program"
-        return [
-            covered,
+        io, is_written = self.io, self.level == "jaxpr"
+        moved, covered = _short(io.device_traffic_bytes), _percent(self.coverage_equations)
+        of_bytes = f", {_percent(self.coverage_bytes)} of {moved}B"
+        of_xla = "; launches, traffic and memory are those of the compiled program"
+        fused = f", {_short(self.fused_traffic_bytes)}B if fused" if is_written else ""
+        lines = [
+            f"covered by rules: {covered} of {self.equations} equations{of_bytes if is_written else of_xla}",
             f"{_short(self.flops)}FLOP, {_short(self.transcendentals).strip()} transcendentals, "
             f"{_short(self.integer_ops).strip()} integer operations",
-            f"{traffic}, {_short(self.peak_bytes)}B live at the peak",
+            f"{moved}B of traffic{fused}, {_short(self.peak_bytes)}B live at the peak",
             f"{io.kernel_launches} launches, {io.sync_points} sync points, {_short(io.host_output_bytes)}B of results",
+            "",
         ]
-
-    def _rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = [("", "FLOP", "transcendentals", "integer", "bytes", "launches")]
-        lines = list(self.by_line.items())[:_SHOWN_LINES]
-        for name, counts in [*self.by_family.items(), *lines]:
+        for name, counts in [*self.by_family.items(), *list(self.by_line.items())[:_SHOWN_LINES]]:
             rows.append((name, *(_short(count or 0).strip() for count in counts)))
-        return rows
-
-    def _remarks(self) -> list[str]:
-        remarks = [f"not counted: {reason}" for reason in self.uncounted]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines += ("  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]) for first, *rest in rows)
+        lines += (f"not counted: {reason}" for reason in self.uncounted)
         for line, least, most in self.branches:
-            remarks.append(
+            lines.append(
                 f"conditional at {line}: {_short(least.flops).strip()} to {_short(most.flops)}FLOP, "
                 f"{_short(least.bytes or 0).strip()} to {_short(most.bytes or 0)}B; the dearest is counted"
             )
         for name, *counts, reason in self.disagreements:
             jaxpr, compiled, xla = ("none" if count is None else _short(count).strip() for count in counts)
             why = f"; {reason}" if reason else ""
-            remarks.append(f"{name}: jaxpr {jaxpr}, compiled {compiled}, XLA's own figure {xla}{why}")
-        return remarks
+            lines.append(f"{name}: jaxpr {jaxpr}, compiled {compiled}, XLA's own figure {xla}{why}")
+        return "\n".join(lines)
 
 
 def dearest_first(rows: Rows, sums: OperationCounts) -> Mapping[str, OperationCounts]:
