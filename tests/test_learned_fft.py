@@ -173,15 +173,10 @@ def test_hardening_keeps_the_spectrum_of_hard_gates_and_drops_only_what_no_bin_n
         assert set(np.unique(hard.gates)) <= {0.0, 1.0}
         assert np.all(hard.gates <= rounded.gates)
         assert hard.hardened().active_gates == hard.active_gates
+        assert dataclasses.replace(model, mask=np.zeros(9)).hardened().active_gates == 0
         # Every kept gate matters: with generic twiddles, the spectrum depends on it.
         depends = np.any(np.asarray(slope(hard.gates, hard)) != 0, axis=(0, 1))
         np.testing.assert_array_equal(depends & (rounded.gates > 0), hard.gates > 0)
-
-
-def test_a_mask_of_nothing_leaves_no_gate():
-    model = dataclasses.replace(LearnedFft.exact(8), mask=np.zeros(5))
-    assert model.active_gates == 12
-    assert model.hardened().active_gates == 0
 
 
 def test_sizes_that_are_no_power_of_two_are_refused():
@@ -217,14 +212,6 @@ def test_leaves_that_are_no_model_are_refused_with_a_sentence():
     for change, sentence in REFUSED_LEAVES:
         with pytest.raises(ValueError, match=sentence):
             LearnedFft.checked(**{**leaves, **change})
-
-
-def test_checked_keeps_what_is_a_model():
-    model = random_model(16)
-    checked = LearnedFft.checked(twiddles=model.twiddles, gates=model.gates, mask=model.mask)
-    assert jax.tree.all(jax.tree.map(np.array_equal, checked, model))
-
-
-def test_segments_of_another_length_are_refused():
+    assert jax.tree.all(jax.tree.map(np.array_equal, LearnedFft.checked(**leaves), exact))
     with pytest.raises(ValueError, match=r"segments: expected 8 samples each, got shape \(2, 16\)"):
-        spectrum_of(LearnedFft.exact(8), np.ones((2, 16)))
+        spectrum_of(exact, np.ones((2, 16)))

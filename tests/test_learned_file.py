@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -47,49 +45,31 @@ def assert_same(found, expected):
 
 
 def test_what_is_saved_is_what_is_loaded_bit_by_bit(path):
-    for n_fft in [2, 16, 256]:
-        for as_path in [str, Path]:
-            model = random_model(n_fft)
-            rx.save_learned_fft(model, as_path(path), note="steps 300\nseed 4")
+    extreme = np.array([0.0, -0.0, 1e-45, -1.1754944e-38, 3.4028235e38, 0.1, 1 / 3, 16777217.0], np.float32)
+    extremes = dataclasses.replace(random_model(), twiddles=np.resize(extreme, (4, 8, 2)))
+    for model in (random_model(2), random_model(16), random_model(256), extremes):
+        for as_path, leaves in (
+            (str, np.asarray),
+            (Path, jnp.asarray),
+            (Path, lambda leaf: np.asarray(leaf, np.float64)),
+        ):
+            rx.save_learned_fft(jax.tree.map(leaves, model), as_path(path), note="steps 300\nseed 4")
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 found = rx.load_learned_fft(as_path(path))
             assert_same(found, model)
-            assert (found.n_fft, found.active_gates) == (n_fft, model.active_gates)
+            assert (found.n_fft, found.active_gates) == (model.n_fft, model.active_gates)
             first = path.read_bytes()
-            rx.save_learned_fft(rx.load_learned_fft(path, n_fft), path, note="steps 300\nseed 4")
+            rx.save_learned_fft(rx.load_learned_fft(path, model.n_fft), path, note="steps 300\nseed 4")
             assert path.read_bytes() == first
-
-
-def test_extreme_single_precision_numbers_come_back(path):
-    numbers = np.array([0.0, -0.0, 1e-45, -1.1754944e-38, 3.4028235e38, 0.1, 1 / 3, 16777217.0], np.float32)
-    model = random_model()
-    model = dataclasses.replace(model, twiddles=np.resize(numbers, model.twiddles.shape))
     rx.save_learned_fft(model, path.parent / "new" / path.name)
     assert_same(rx.load_learned_fft(path.parent / "new" / path.name), model)
 
 
-def test_leaves_of_double_precision_or_of_jax_are_kept_in_single_precision(path):
-    for leaves in [lambda leaf: np.asarray(leaf, np.float64), jnp.asarray]:
-        model = random_model()
-        rx.save_learned_fft(jax.tree.map(leaves, model), path)
-        assert_same(rx.load_learned_fft(path), model)
-
-
-def test_a_loaded_model_runs_as_the_saved_one(path):
-    model = jax.tree.map(np.float32, rx.LearnedFft.exact(64))
-    rx.save_learned_fft(model, path)
-    signal, params = np.random.default_rng(0).normal(size=(3, 96)), rx.WelchPeakParams.fast(64, 5)
-    peaks = [rx.welch_peaks(signal, params, "learned", model=m) for m in (model, rx.load_learned_fft(path))]
-    np.testing.assert_array_equal(*peaks)
-
-
 def test_the_file_says_what_the_model_is(content):
-    model = random_model()
-    assert content["kind"] == "learned_fft"
-    assert content["note"] == "a test"
-    assert (content["n_fft"], content["active_gates"]) == (16, model.active_gates)
-    assert content["total_gates"] == model.total_gates == 32
+    said = {"kind": "learned_fft", "note": "a test", "n_fft": 16, "total_gates": 32}
+    assert said.items() <= content.items()
+    assert content["active_gates"] == random_model().active_gates
 
 
 def test_a_model_that_is_none_is_not_saved(path):
@@ -108,6 +88,11 @@ def test_a_model_that_is_none_is_not_saved(path):
             rx.save_learned_fft(dataclasses.replace(model, **{leaf: values}), path)
         assert [p.name for p in path.parent.iterdir()] == [path.name]
         assert path.read_text() == "the old file"
+    path.unlink()
+    for model in ("model.json", None):
+        with pytest.raises(ValueError, match="model: expected a LearnedFft"):
+            rx.save_learned_fft(model, path)
+        assert not path.exists()
 
 
 def test_a_write_that_fails_leaves_the_old_file_whole_and_nothing_else(path, monkeypatch):
@@ -124,20 +109,6 @@ def test_a_write_that_fails_leaves_the_old_file_whole_and_nothing_else(path, mon
                     rx.save_learned_fft(random_model(), path)
             assert [p.name for p in path.parent.iterdir()] == [path.name] * existed
             assert not existed or path.read_text() == "the old file"
-
-
-def test_the_new_file_replaces_the_old_in_one_step(path, monkeypatch):
-    path.write_text("the old file")
-    seen, replace = [], os.replace
-
-    def watched(source, target):
-        seen.append((path.read_text(), json.loads(Path(source).read_text())["n_fft"]))
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", watched)
-    rx.save_learned_fft(random_model(), path)
-    assert seen == [("the old file", 16)]
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
 def assert_refused(text, path, *said):
@@ -166,46 +137,26 @@ def test_a_model_that_was_changed_is_refused_but_where_that_is_asked(content, pa
     assert np.all(rx.load_learned_fft(path, unsealed=True).mask == 0.125)
 
 
-def test_a_truncated_file_is_refused(content, path):
-    for share in np.linspace(0, 0.999, 12):
-        text = json.dumps(content)
-        assert_refused(text[: int(share * len(text))], path, "truncated", "line ", MEND)
-
-
-def test_what_is_no_model_is_refused(path):
-    for text in [
+def test_what_is_no_model_is_refused_and_left_as_it_is(content, path):
+    for text in (
         b"\xff\xfe",
         "[]",
         "1",
         "null",
         "not JSON",
-        '{"schema_version": ' + "9" * 5000 + "}",
         "[" * 100_000,
         "{}",
-    ]:
+        '{"schema_version": ' + "9" * 5000 + "}",
+    ):
         assert_refused(text, path, MEND)
-
-
-def test_a_missing_file_or_a_folder_is_refused(path):
+    text = json.dumps(content)
+    for share in np.linspace(0, 0.999, 12):
+        assert_refused(text[: int(share * len(text))], path, "truncated", "line ", MEND)
+    path.unlink()
     for place, said in ((path, "no such file"), (path.parent, "expected a file, got a folder")):
         with pytest.raises(rx.LearnedFftFileError, match=f"{place}: {said}.*; {MEND}"):
             rx.load_learned_fft(place)
     assert not list(path.parent.iterdir())
-
-
-def test_a_missing_field_is_refused_by_name(content, path):
-    for name in [
-        "schema_version",
-        "kind",
-        "n_fft",
-        "active_gates",
-        "total_gates",
-        "note",
-        "twiddles",
-        "gates",
-        "mask",
-    ]:
-        assert_refused(changed(content, **{name: ...}), path, name, MEND)
 
 
 def test_a_field_that_is_wrong_is_refused_by_name(content, path):
@@ -236,43 +187,25 @@ def test_a_field_that_is_wrong_is_refused_by_name(content, path):
         ("mask", [1.0] * 8 + [True], MEND),
     ]:
         assert_refused(changed(content, **{field: value}), path, " ".join(field.split()), said)
+    for name in content.keys() - {"digest"}:
+        assert_refused(changed(content, **{name: ...}), path, name, MEND)
 
 
-def test_a_gate_outside_0_to_1_is_refused(content, path):
-    for value in [1.5, -0.1, float("nan"), float("inf"), -float("inf"), 1e300]:
-        gates = json.loads(json.dumps(content["gates"]))
-        gates[2][3] = value
-        assert_refused(changed(content, gates=gates), path, "gates", MEND)
-
-
-def test_a_number_beyond_single_precision_is_refused(content, path):
-    for field in ["twiddles", "mask"]:
-        values = json.loads(json.dumps(content[field]))
-        (values[0][0] if field == "twiddles" else values)[1] = 1e300
-        assert_refused(changed(content, **{field: values}), path, field, MEND)
-
-
-def test_ragged_lists_are_refused(content, path):
-    gates, twiddles = content["gates"], content["twiddles"]
-    assert_refused(changed(content, gates=[gates[0][:-1], *gates[1:]]), path, "gates", MEND)
-    assert_refused(changed(content, twiddles=[twiddles[0][:-1], *twiddles[1:]]), path, "twiddles", MEND)
-    ragged = [[[1.0, 0.0, 0.0], *twiddles[0][1:]], *twiddles[1:]]
-    assert_refused(changed(content, twiddles=ragged), path, "twiddles", MEND)
-
-
-def test_arrays_of_a_length_that_is_no_power_of_two_are_refused(content, path):
-    arrays = {"gates": np.ones((4, 6)), "twiddles": np.ones((4, 6, 2)), "mask": np.ones(7)}
-    fields = {name: array.tolist() for name, array in arrays.items()}
-    assert_refused(changed(content, n_fft=12, active_gates=24, total_gates=24, **fields), path, "gates", "(4, 6)", MEND)
-
-
-def test_arrays_of_another_length_than_each_other_are_refused(content, path):
+def test_arrays_that_are_no_model_are_refused(content, path):
+    gates, twiddles, mask = (content[name] for name in ("gates", "twiddles", "mask"))
+    wrong = [{"gates": [*gates[:2], [*gates[2][:3], value, *gates[2][4:]], gates[3]]} for value in (1.5, -0.1, 1e300)]
+    wrong += [{"gates": [[*gates[0][:7], value], *gates[1:]]} for value in (float("nan"), float("inf"), -float("inf"))]
+    # Beyond single precision, ragged, and of lengths that do not agree.
+    wrong += [{"twiddles": [[[1.0, 1e300], *twiddles[0][1:]], *twiddles[1:]]}, {"mask": [1e300, *mask[1:]]}]
+    wrong += [{"gates": [gates[0][:-1], *gates[1:]]}, {"twiddles": [twiddles[0][:-1], *twiddles[1:]]}]
+    wrong += [{"twiddles": [[[1.0, 0.0, 0.0], *twiddles[0][1:]], *twiddles[1:]]}]
+    for change in wrong:
+        assert_refused(changed(content, **change), path, *change, MEND)
     other = rx.LearnedFft.exact(32)
     for field in ("twiddles", "gates", "mask"):
         assert_refused(changed(content, **{field: getattr(other, field).tolist()}), path, "expected shape", MEND)
-
-
-def test_counts_that_contradict_the_arrays_are_refused(content, path):
+    arrays = {"gates": np.ones((4, 6)).tolist(), "twiddles": np.ones((4, 6, 2)).tolist(), "mask": [1.0] * 7}
+    assert_refused(changed(content, n_fft=12, active_gates=24, total_gates=24, **arrays), path, "gates", "(4, 6)", MEND)
     active = content["active_gates"]
     assert_refused(changed(content, active_gates=active + 1), path, f"active_gates: the arrays say {active}")
     assert_refused(changed(content, total_gates=0), path, "total_gates: the arrays say 32, got 0")
@@ -287,16 +220,3 @@ def test_a_model_for_another_length_is_refused(path):
         rx.load_learned_fft(path, "256")
     assert path.read_bytes() == before
     assert rx.load_learned_fft(path, np.int64(16)).n_fft == 16
-
-
-def test_what_is_no_model_is_refused_by_what_it_is(path):
-    for model in ["model.json", None]:
-        with pytest.raises(ValueError, match="model: expected a LearnedFft"):
-            rx.save_learned_fft(model, path)
-        assert not path.exists()
-
-
-def test_importing_the_package_imports_no_schema_library():
-    code = "import sys, rlxjax; print(*(name for name in sys.modules if name.startswith('pydantic')))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not run.stdout.strip()

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _tolerances import FLOAT32_RTOL
+from _welch_reference import assert_peaks_of as assert_near_peaks
+from _welch_reference import noise
 
 from rlxjax.learned._model import LearnedFft
 from rlxjax.learned._program import learned_peaks, learned_program
@@ -20,10 +21,6 @@ ALL_BINS = WelchPeakParams.fast(16, k=12)
 
 each_form = pytest.mark.parametrize("form", FORMS)
 peaks_of = jax.jit(learned_peaks, static_argnames="params")
-
-
-def noise(batch, params, seed=0):
-    return np.random.default_rng(seed).standard_normal((batch, params.frame_len)).astype(np.float32)
 
 
 def random_model(n_fft, seed, gates_on, unmasked):
@@ -58,17 +55,9 @@ def power_of(model, signal, params):
 
 
 def assert_peaks_of(power, peaks, params):
-    k = min(params.k, params.n_bins)
-    assert peaks.shape == (len(power), params.k, 2)
-    assert peaks.dtype == np.float32
     peaks = np.asarray(peaks)
-    np.testing.assert_array_equal(peaks[:, k:], 0.0)
-    bins, powers = peaks[:, :k, 0].astype(int), peaks[:, :k, 1]
-    assert all(len(set(row)) == k for row in bins)
-    tolerance = FLOAT32_RTOL * power.max(1, keepdims=True)
-    true = np.take_along_axis(power, bins, 1)
-    assert np.all(np.abs(powers - true) <= tolerance)
-    assert np.all(np.abs(true + np.sort(-power, axis=1)[:, :k]) <= tolerance)
+    assert_near_peaks(power, peaks, params)
+    bins, powers = peaks[..., : params.n_bins, 0].astype(int), peaks[..., : params.n_bins, 1]
     ties = (powers[:, 1:] == powers[:, :-1]) & (powers[:, 1:] == 0)
     assert np.all(np.diff(bins)[ties] > 0), "equal powers keep the lower bin first"
 
