@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from benchmarks._common import options, table, write
-from rlxjax.fit import Runs, Timings, fit_devices, fit_latency, predicted_ns
+from calibrate.suites.welch import WelchSuite
+from rlxjax.fit import Runs, Timings, cell_runs, fit_devices, fit_latency, predicted_ns
 from rlxjax.models import WELCH
 
 NOISE_SD = 0.05
@@ -27,7 +28,7 @@ _true_ns = jax.jit(predicted_ns)
 
 def simulated(devices: int, count: int, seed: int) -> tuple[Timings, np.ndarray]:
     """Return noisy timings of as many machines, `[devices, count]`, and the times without noise."""
-    rng, grid = np.random.default_rng(seed), WELCH.grid()
+    rng, grid = np.random.default_rng(seed), cell_runs(WELCH, WelchSuite().cells())
     rows = rng.integers(0, grid.shape[0], (devices, count))
     runs: Runs = jax.tree.map(lambda column: np.asarray(column)[rows], grid)
     machines = jax.tree.map(lambda median: median * 2.0 ** rng.uniform(-1, 1, (devices, 1)), WELCH.prior.median)

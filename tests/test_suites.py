@@ -9,11 +9,11 @@ import rlxjax as rx
 from calibrate.suites import suite_of
 from calibrate.suites.draws import Draw
 from calibrate.suites.functions import FunctionsSuite, timed_functions
-from calibrate.suites.welch import HELD_OUT_BATCHES, HELD_OUT_N_FFTS, TIMED, WelchSuite, welch_cell
+from calibrate.suites.welch import GRID_SAMPLES, HELD_OUT_BATCHES, HELD_OUT_N_FFTS, TIMED, WelchSuite, welch_cell
 from rlxjax.calibration import sha256_of
 from rlxjax.fit import cell_runs
 from rlxjax.learned import learned_program
-from rlxjax.models import FUNCTIONS, GRID_SAMPLES, WELCH
+from rlxjax.models import FUNCTIONS, WELCH
 
 CELLS = WelchSuite().cells()
 FUNCTIONS_TIMED = timed_functions()

@@ -181,18 +181,7 @@ def test_the_correction_of_traced_runs_is_that_of_numpy_and_is_level_where_nothi
     far = Runs.checked(WELCH, 1, batch=np.array([2**15, 2**18]), n_fft=2**14, k=16)
     np.testing.assert_array_equal(*WELCH.features(far, WELCH.facts))
     np.testing.assert_array_equal(mine[:, -1], 1.0)
-
-
-def test_the_grid_holds_what_can_be_timed_without_a_model_and_folds_are_its_batches_and_lengths():
-    grid = WELCH.grid()
-    assert set(np.asarray(grid.variant).tolist()) == {0, 1, 2, 3}
-    rows = np.stack([np.asarray(grid.variant), *map(np.asarray, grid.inputs.values())], 1)
-    assert len(np.unique(rows, axis=0)) == len(rows)
-    assert set(rows[rows[:, 0] > 0, 4]) == {2.0}
-    assert set(rows[rows[:, 0] == 0, 4]) == {1.0, 2.0}
-    batch, n_fft = WELCH.folds(grid)
-    np.testing.assert_array_equal(batch, rows[:, 1])
-    np.testing.assert_array_equal(n_fft, rows[:, 2])
+    np.testing.assert_array_equal(WELCH.folds(runs), [runs.inputs["batch"], runs.inputs["n_fft"]])
 
 
 def test_strategies_run_their_variants_and_imply_their_segments():

@@ -21,16 +21,7 @@ from rlxjax import LatencyPrior, load_learned_fft, welch_peaks
 from rlxjax.calibration import current_fingerprint, sha256_of
 from rlxjax.fit import Cell, Facts, Suite
 from rlxjax.learned import learned_program
-from rlxjax.models import (
-    GRID_BATCHES,
-    GRID_KS,
-    GRID_N_FFTS,
-    GRID_SAMPLES,
-    WELCH,
-    fft_flop,
-    heap_rates,
-    welch_micro_prior,
-)
+from rlxjax.models import WELCH, fft_flop, heap_rates, welch_micro_prior
 from rlxjax.welch import FAST_SEGMENTS, RUNNER_VERSION, ULTRA_SEGMENTS, WelchPeakParams, keep_programs, schedule
 
 #: What is timed of each workload, by what tables call it: the variant, and the segments of a row.
@@ -42,6 +33,12 @@ TIMED = {
     "block": ("block", FAST_SEGMENTS),
     "learned": ("learned", FAST_SEGMENTS),
 }
+#: Sizes of the cells, batches that are padded and lengths that are no power of two among them, and the most samples of
+#: a segment of all rows.
+GRID_BATCHES = (1, 2, 5, 9, 16, 27, 64, 100, 180, 256, 500, 1024, 3000, 8192, 32_768, 131_072)
+GRID_N_FFTS = (64, 96, 128, 160, 256, 384, 400, 480, 512, 1000, 1024, 1200, 1536, 2048, 4096)
+GRID_KS = (1, 4, 16, 64)
+GRID_SAMPLES = 2**23
 #: Sizes that the fit never sees: they lie inside the range of the others, or at its edge.
 HELD_OUT_BATCHES, HELD_OUT_N_FFTS = (2, 100, 8192), (128, 160, 400, 1200, 4096)
 #: The workloads of the table at the end.

@@ -10,10 +10,6 @@ from ._functions import FUNCTIONS as FUNCTIONS
 from ._functions import FunctionCoefficients as FunctionCoefficients
 from ._functions import function_runs as function_runs
 from ._transforms import factor_ratio as factor_ratio
-from ._welch import GRID_BATCHES as GRID_BATCHES
-from ._welch import GRID_KS as GRID_KS
-from ._welch import GRID_N_FFTS as GRID_N_FFTS
-from ._welch import GRID_SAMPLES as GRID_SAMPLES
 from ._welch import WELCH as WELCH
 from ._welch_coefficients import LatencyCoefficients as LatencyCoefficients
 from ._welch_micro import heap_rates as heap_rates

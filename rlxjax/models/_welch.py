@@ -1,7 +1,6 @@
 """The latency model of Welch peaks: what a run takes on one machine, from a NumPy signal to NumPy peaks."""
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,13 +34,6 @@ _FACTS: Facts = FrozenDict(
         "learned_live_bins": (),
     }
 )
-
-#: Sizes of the runs that a calibrate job may time, batches that are padded and lengths that are no power of two among
-#: them, and the most samples of a segment of all rows.
-GRID_BATCHES = (1, 2, 5, 9, 16, 27, 64, 100, 180, 256, 500, 1024, 3000, 8192, 32_768, 131_072)
-GRID_N_FFTS = (64, 96, 128, 160, 256, 384, 400, 480, 512, 1000, 1024, 1200, 1536, 2048, 4096)
-GRID_KS = (1, 4, 16, 64)
-GRID_SAMPLES = 2**23
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,22 +116,6 @@ class WelchModel(LatencyModel):
     def folds(self, runs: Runs) -> Sequence[np.ndarray]:
         """Return batch and n_fft, `[n]` each: what validation leaves out together."""
         return [np.asarray(runs.inputs["batch"]), np.asarray(runs.inputs["n_fft"])]
-
-    def grid(self) -> Runs:
-        """Return the runs that a calibrate job may time, `[n]`: all but the learned ones, which need a model.
-
-        Every batch and n_fft with one of the numbers of peaks in turn; the host with one segment and with two.
-        """
-        sizes = [
-            (variant, batch, n_fft, k, n_segments)
-            for variant in VARIANTS[:LEARNED]
-            for n_segments in ((1, 2) if variant == "host" else (2,))
-            for (row, batch), (column, n_fft) in itertools.product(enumerate(GRID_BATCHES), enumerate(GRID_N_FFTS))
-            for k in [GRID_KS[(row + column) % len(GRID_KS)]]
-            if batch * n_fft <= GRID_SAMPLES
-        ]
-        variant, batch, n_fft, k, n_segments = (np.array(column) for column in zip(*sizes, strict=True))
-        return Runs.checked(self, variant, batch=batch, n_fft=n_fft, k=k, n_segments=n_segments)
 
 
 WELCH = WelchModel()
