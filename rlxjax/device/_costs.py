@@ -94,7 +94,7 @@ def io_cost_ns(profile: GraphIoProfile, row: BackendCoefficients) -> Nanoseconds
         >>> print(io_cost_ns(GraphIoProfile(3, 0, 128, 6272), backend_coefficients("cpu")))
         4165.6
     """
-    return _io_cost_ns(*_io_inputs(profile, row), None)
+    return _cost_ns(*_io_inputs(profile, row), 0.0, None)
 
 
 def soft_io_cost_ns(profile: GraphIoProfile, row: BackendCoefficients, *, temperature_ns: RealLike) -> Nanoseconds:
@@ -107,7 +107,7 @@ def soft_io_cost_ns(profile: GraphIoProfile, row: BackendCoefficients, *, temper
         4165.6
     """
     temperature_ns = as_temperature(temperature_ns)
-    return _io_cost_ns(*_io_inputs(profile, row, temperature_ns=temperature_ns), temperature_ns)
+    return _cost_ns(*_io_inputs(profile, row, temperature_ns=temperature_ns), 0.0, temperature_ns)
 
 
 def graph_cost_ns(graph: Graph, row: BackendCoefficients) -> Nanoseconds:
@@ -131,7 +131,7 @@ def graph_cost_ns(graph: Graph, row: BackendCoefficients) -> Nanoseconds:
         3900.0
     """
     row.check("row.")
-    return _graph_cost_ns(float_counts(graph_work(graph)), without_provenance(row), None)
+    return _cost_ns(float_counts(graph_work(graph)), without_provenance(row), 0.0, None)
 
 
 def soft_graph_cost_ns(graph: Graph, row: BackendCoefficients, *, temperature_ns: RealLike) -> Nanoseconds:
@@ -148,7 +148,7 @@ def soft_graph_cost_ns(graph: Graph, row: BackendCoefficients, *, temperature_ns
     temperature_ns = as_temperature(temperature_ns)
     row.check("row.")
     check_shapes(**fields_of(row, "row."), temperature_ns=temperature_ns)
-    return _graph_cost_ns(float_counts(graph_work(graph)), without_provenance(row), temperature_ns)
+    return _cost_ns(float_counts(graph_work(graph)), without_provenance(row), 0.0, temperature_ns)
 
 
 def device_cost_ns(graph: Graph, device: str, coefficients: str = "arch") -> Nanoseconds:
@@ -178,7 +178,7 @@ def device_cost_ns(graph: Graph, device: str, coefficients: str = "arch") -> Nan
 def backend_cost_ns(work: GraphWork, row: BackendCoefficients) -> Nanoseconds:
     """Return what work takes with a row, in ns; with the row of the discrete fallback, its estimate."""
     falls_back = float(row is BACKEND_ROWS[FALLBACK_ROW])
-    return _device_cost_ns(float_counts(work), without_provenance(row), falls_back)
+    return _cost_ns(float_counts(work), without_provenance(row), falls_back, None)
 
 
 def float_counts(counts):
@@ -257,26 +257,13 @@ def _io_inputs(profile: GraphIoProfile, row: BackendCoefficients, **others: Real
         check_at_least(count, name)
     row.check("row.")
     check_shapes(**fields_of(profile), **fields_of(row, "row."), **others)
-    discrete_readback = as_float(profile.host_readback_bytes(False), "host_readback_bytes")
-    return float_counts(profile), discrete_readback, without_provenance(row)
+    io, readback_bytes = float_counts(profile), as_float(profile.host_readback_bytes(False), "host_readback_bytes")
+    return GraphWork(io, readback_bytes, 0.0, io.kernel_launches, 0.0), without_provenance(row)
 
 
 @jax.jit
-def _io_cost_ns(profile, discrete_readback, row: BackendCoefficients, temperature_ns) -> Nanoseconds:
-    return _work_cost_ns(GraphWork(profile, discrete_readback, 0.0, 0.0, 0.0), row, temperature_ns)
-
-
-@jax.jit
-def _graph_cost_ns(work: GraphWork, row: BackendCoefficients, temperature_ns) -> Nanoseconds:
-    return _work_cost_ns(counted_work(work, 0.0), row, temperature_ns)
-
-
-@jax.jit
-def _device_cost_ns(work: GraphWork, row: BackendCoefficients, falls_back) -> Nanoseconds:
-    return _work_cost_ns(counted_work(work, falls_back), row, None)
-
-
-def _work_cost_ns(work: GraphWork, row: BackendCoefficients, temperature_ns: RealLike | None) -> Nanoseconds:
+def _cost_ns(work: GraphWork, row: BackendCoefficients, falls_back, temperature_ns) -> Nanoseconds:
+    work = counted_work(work, falls_back)
     return jnp.add(row.roundtrip_ns, work_ns(work, rates_of(row, work, rules_at(temperature_ns))))
 
 

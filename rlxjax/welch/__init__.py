@@ -8,7 +8,6 @@ of which a `ReferenceStrategy` is a choice.
 from ._device_programs import fused_peaks as fused_peaks
 from ._device_programs import mean_power as mean_power
 from ._device_programs import padded_batch as padded_batch
-from ._device_programs import segment_spectra as segment_spectra
 from ._params import FAST_SEGMENTS as FAST_SEGMENTS
 from ._params import ULTRA_SEGMENTS as ULTRA_SEGMENTS
 from ._params import WelchPeakParams as WelchPeakParams
