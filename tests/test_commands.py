@@ -1,53 +1,69 @@
-"""What every command has in common: help, units, width, colours, completion, and JSON as it is documented."""
+"""What every command has in common: help, units, width, colours, completion, JSON as documented, files, one line."""
 
 import importlib
 import json
+import math
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import pytest
 import user_script
-from _content import content
+from _content import content, sealed
 from _documented import PAGE, assert_documented, assert_narrow, documented_keys
 from typer.testing import CliRunner
 
 import rlxjax
+from calibrate import cli, command_line
 from calibrate.cli import app
 from calibrate.command_help import ENDINGS, SHARED
 from calibrate.refusals import one_line_errors
 from rlxjax import load_calibration
-from rlxjax.calibration import CalibrationFile, write_json_file
+from rlxjax.calibration import CalibrationFile, default_calibration_path, write_json_file
+from rlxjax.models import WELCH
 
+SAMPLES = Path(__file__).parent.parent / "docs/evidence/campaign-3-cpu.welch.samples.jsonl.gz"
 COMMANDS = [command.callback.__name__ for command in app.registered_commands]
 
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """The name of a calibration file of this machine in the current folder."""
-    write_json_file(CalibrationFile.model_validate(content()), tmp_path / "calibration.json")
+    """A calibration file of this machine, with the prior's coefficients, in the current folder."""
     monkeypatch.chdir(tmp_path)
-    return "calibration.json"
+    write_json_file(CalibrationFile.model_validate(content()), Path("calibration.json"))
+    return Path("calibration.json")
 
 
 def invoke(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def run(*arguments, **environment):
-    """Run the command in a process of its own."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    command = [sys.executable, "-m", "rlxjax", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=kept | environment, check=False)
+SIZES = ("--batch", "--n-fft", "--k", "--segments")
+
+
+def sized(*sizes):
+    """Return the options of so many sizes."""
+    return [part for pair in zip(SIZES, sizes, strict=False) for part in pair]
+
+
+def run(*command, status=0, **environment):
+    """Run a command in a process of its own."""
+    environment |= {"TERM": "dumb", "NO_COLOR": "1", "PATH": os.path.dirname(sys.executable)}
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
+    assert done.returncode == status, done.stderr
+    return done
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_ends_with_an_example_and_its_exit_statuses(command):
     result = invoke(command, "--help")
     assert result.exit_code == 0
+    assert result.stdout == invoke(command, "-h").stdout
     assert_narrow(result.stdout)
     above, _, below = result.stdout.partition("Example")
     assert "Exit status:" in below
@@ -116,23 +132,34 @@ def test_texts_say_the_times_of_the_json(file):
     assert f"{printed['margin_ns']:,.0f} ns" in text
 
 
-@pytest.mark.parametrize("sizes", [(1, 64, 1, 1), (8192, 256, 16, 2), (2**31 - 1, 2**25, 2**24 + 1, 2**31 - 1)])
 @pytest.mark.parametrize("command", ["predict", "explain"])
-def test_no_line_is_longer_than_80_columns(command, sizes, file):
-    options = zip(("--batch", "--n-fft", "--k", "--segments"), sizes, strict=True)
-    result = invoke(command, file, *(part for pair in options for part in pair))
-    assert result.exit_code == 0, result.stderr
-    assert_narrow(result.stdout)
+def test_any_sizes_and_all_bins_as_peaks_have_a_prediction_in_80_columns(command, file):
+    largest = (2**31 - 1, 2**25, 2**24 + 1, 2**31 - 1)
+    for sizes in ((1, 64, 1, 1), (8, 64, 33, 2), (8192, 256, 16, 2), largest):
+        arguments = (command, file, *sized(*sizes))
+        text, printed = invoke(*arguments), invoke(*arguments, "--json")
+        assert (text.exit_code, printed.exit_code) == (0, 0), text.stderr
+        assert_narrow(text.stdout)
+        assert sizes != largest or json.loads(printed.stdout)["in_domain"] is False
 
 
 @pytest.mark.parametrize("command", ["predict", "explain"])
-def test_peaks_beyond_the_bins_and_no_rows_are_refused_in_one_line(command, file):
+def test_sizes_that_cannot_be_are_refused_in_one_line_that_names_the_option(command, file):
     for sizes, said in (
-        (("--batch", 8, "--n-fft", 64, "--k", 34), "error: --k: expected at most 33, the bins of n_fft 64, got 34\n"),
-        (("--batch", 0), "error: --batch: expected at least 1, got 0\n"),
+        ((8, 64, 34), "--k: expected at most 33, the bins of n_fft 64, got 34"),
+        ((0,), "--batch: expected at least 1, got 0"),
+        ((8, 255), "expected an even number, got 255"),
     ):
-        result = invoke(command, file, *sizes)
-        assert (result.exit_code, result.stderr, result.stdout) == (2, said, "")
+        result = invoke(command, file, *sized(*sizes))
+        assert (result.exit_code, result.stderr.count("\n"), result.stdout) == (2, 1, "")
+        assert said in result.stderr
+    for i, option in enumerate(SIZES):
+        for size in (2**31, 10**20, -(10**20)):
+            sizes = [8, 64, 4, 2]
+            sizes[i] = size
+            result = invoke(command, file, *sized(*sizes))
+            assert result.exit_code == 2, (command, size)
+            assert option.strip("-").replace("-", "_") in result.output.replace("-", "_")
 
 
 def test_a_package_that_is_not_installed_is_one_line_and_status_2(capsys):
@@ -171,25 +198,30 @@ def test_a_terminal_has_colours_and_a_pipe_and_who_wants_none_have_not():
     coloured = re.compile(r"\x1b\[[0-9;]*3[0-9]")
     assert coloured.search(on_a_terminal("predict", "-h"))
     assert not coloured.search(on_a_terminal("predict", "-h", NO_COLOR="1"))
-    assert_narrow(run("predict", "-h").stdout)
+    assert_narrow(invoke("predict", "-h").stdout)
 
 
 def test_a_shell_completes_commands_and_has_a_script_for_it():
-    script = run(_RLXJAX_COMPLETE="source_bash").stdout
+    script = run("rlxjax", _RLXJAX_COMPLETE="source_bash").stdout
     assert "complete " in script
     assert "rlxjax" in script
-    completed = run(_RLXJAX_COMPLETE="complete_bash", COMP_WORDS="rlxjax pre", COMP_CWORD="1")
+    completed = run("rlxjax", _RLXJAX_COMPLETE="complete_bash", COMP_WORDS="rlxjax pre", COMP_CWORD="1")
     assert completed.stdout.split() == ["predict"]
 
 
-def test_help_and_version_do_not_wait_for_jax():
+def test_the_package_is_the_command_and_help_and_version_do_not_wait_for_jax():
+    assert run(sys.executable, "-m", "rlxjax", "--version").stdout == f"rlxjax {rlxjax.__version__}\n"
+    text = run("rlxjax").stdout
+    assert [command for command in COMMANDS if f" {command} " not in text] == []
     code = (
-        "import sys\nfrom calibrate.cli import main\nsys.argv = ['rlxjax', {!r}]\n"
-        "try:\n    main()\nfinally:\n    print('jax' in sys.modules, file=sys.stderr)"
+        "import sys\nfrom calibrate.cli import main\n"
+        "for option in ('--help', '--version'):\n    sys.argv = ['rlxjax', option]\n    try:\n        main()\n"
+        "    except SystemExit:\n        pass\nprint('jax' in sys.modules, file=sys.stderr)"
     )
-    for option in ("--help", "--version"):
-        result = subprocess.run([sys.executable, "-c", code.format(option)], capture_output=True, text=True, check=True)
-        assert result.stderr == "False\n"
+    assert run(sys.executable, "-c", code).stderr == "False\n"
+    help_of_the_job = run(sys.executable, "-m", "calibrate", "--help").stdout
+    for option in ("device", "budget", "out", "resume", "prior", "force", "strict", "verbose", "json"):
+        assert f"--{option}" in help_of_the_job
 
 
 def test_a_script_of_everyday_calls_runs():
@@ -224,3 +256,189 @@ def test_profile_says_what_a_function_does_and_takes_as_the_library_does(tmp_pat
     assert json.loads(endless.stdout)["interval_ns"][1] is None
     told = CliRunner().invoke(app, ["profile", "profiled:halve", "--arg", "f32[64]", "--trips", "7"])
     assert told.exit_code == 0, told.stdout
+
+
+# --- Files ---------------------------------------------------------------------------------------
+
+
+def test_predict_prints_what_the_library_predicts(file):
+    result = invoke("predict", file, "--batch", 512, "--n-fft", 128, "--k", 8, "--json")
+    assert result.exit_code == 0
+    printed, calibration = json.loads(result.stdout), load_calibration(file)
+    for strategy, time_ns in printed["predicted_ns"].items():
+        assert time_ns == pytest.approx(float(calibration.predict_ns(strategy, 512, 128, 8)), rel=1e-12)
+    assert printed["pick"] == calibration.pick(512, 128, 8)
+    assert printed["in_domain"] is True
+    decided = calibration.decide(512, 128, 8, fused=printed["pick"], kept=printed["next_best"])
+    assert printed["probability"] == pytest.approx(float(decided.probability), rel=1e-12)
+    assert printed["probability"] >= 0.5
+    assert printed["verdict"] == (printed["pick"] if printed["probability"] >= 0.9 else "undecided")
+
+
+@pytest.mark.parametrize(("segments", "host"), [(1, "ultra"), (2, "fast"), (8, "host")])
+def test_predict_and_explain_agree_for_any_number_of_segments(segments, host, file):
+    sizes = ("--batch", 8, "--n-fft", 128, "--k", 8, "--segments", segments, "--json")
+    results = [invoke(command, file, *sizes) for command in ("predict", "explain")]
+    predicted, explained = (json.loads(result.stdout) for result in results)
+    for name in ("pick", "verdict", "in_domain", "n_segments"):
+        assert predicted[name] == explained[name]
+    assert predicted["probability"] == pytest.approx(explained["probability"], rel=1e-9)
+    times_ns = {one["strategy"]: one["time_ns"] for one in explained["strategies"]}
+    assert host in times_ns
+    assert {name: predicted["predicted_ns"][name] for name in times_ns} == pytest.approx(times_ns, rel=1e-9)
+
+
+def test_a_calibration_of_the_processor_starts_it_where_jax_would_take_another(file, monkeypatch):
+    started = []
+    monkeypatch.setattr(command_line, "set_up_jax", started.append)
+    for command in (("predict", file, "--batch", 8), ("explain", file, "--batch", 8), ("validate", file)):
+        invoke(*command, *(("--budget", 1) if command[0] == "validate" else ()))
+    other = json.loads(file.read_text())
+    for section in (other["machine"], *other["models"].values()):
+        section["fingerprint"]["platform"] = "gpu"
+    file.write_text(json.dumps(sealed(other)))
+    invoke("predict", file, "--batch", 8)
+    assert started == ["cpu", "cpu", "cpu", None]
+
+
+def test_predict_marks_the_pick_and_an_extrapolation(file):
+    result = invoke("predict", file, "--batch", 100_000)
+    assert result.exit_code == 0
+    assert result.stdout.count("<- pick") == 1
+    assert "outside the calibrated domain" in result.stdout
+
+
+FILE_COMMANDS = {
+    "predict": ("predict", "FILE", "--batch", 8),
+    "explain": ("explain", "FILE", "--batch", 8),
+    "validate": ("validate", "FILE"),
+    "refit": ("refit", SAMPLES, "--prior", "FILE", "--out", "OUT"),
+    "calibrate": ("calibrate", "--prior", "FILE", "--out", "OUT"),
+}
+
+
+def refused(command, file):
+    """Return the one line by which a command refuses a calibration file; nothing is written."""
+    out = file.with_name("out.json")
+    before = file.read_bytes()
+    result = invoke(*({"FILE": file, "OUT": out}.get(part, part) for part in FILE_COMMANDS[command]))
+    assert result.exit_code == 2, command
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith(f"error: {file}: ")
+    assert "Traceback" not in result.output
+    assert file.read_bytes() == before
+    assert list(file.parent.iterdir()) == [file]
+    return line
+
+
+def test_a_spoilt_file_is_refused_in_one_line_that_names_the_field(tmp_path):
+    for command, spoil, field in (
+        ("predict", lambda c, m: m["coefficients"]["launch_ns"].update(value=-1.0), "coefficients.launch_ns.value"),
+        ("explain", lambda c, m: m["coefficients"].pop("host_call_ns"), "models.welch.coefficients.host_call_ns"),
+        ("predict", lambda c, m: m["coefficients"]["memory_bytes_per_ns"].update(value=math.nan), "bytes_per_ns.value"),
+        ("validate", lambda c, m: m.pop("domain"), "models.welch.domain"),
+        ("calibrate", lambda c, m: m.update(model_version=12), f"model_version: expected {WELCH.version}, got 12"),
+        ("predict", lambda c, m: c.update(schema_version=6), "schema_version: 6 is newer than 5"),
+    ):
+        spoilt, file = content(), tmp_path / "spoilt.json"
+        spoil(spoilt, spoilt["models"]["welch"])
+        file.write_text(json.dumps(sealed(spoilt)))
+        assert field in refused(command, file)
+
+
+@pytest.mark.parametrize("command", FILE_COMMANDS)
+def test_a_file_of_an_earlier_schema_is_refused_in_one_line_that_says_how_to_refit(command, tmp_path):
+    file = tmp_path / "old calibration.json"
+    # What version 3 held: one model's coefficients and domain at the top.
+    section = content()["models"]["welch"]
+    earlier = {**content(), "schema_version": 3, "formula_version": 12}
+    del earlier["models"]
+    file.write_text(json.dumps(earlier | {name: section[name] for name in ("coefficients", "domain", "fit")}))
+    line = refused(command, file)
+    assert re.search(r"schema_version: expected 5, got 3;", line)
+    samples = file.with_suffix(".welch.samples.jsonl")
+    said = re.search("`(rlxjax refit .*?)`", line)[1]
+    assert shlex.split(said) == ["rlxjax", "refit", str(samples), "--out", str(file)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("calibrate", "--budget", "1"), "at least 20 seconds, 10 a suite, got 1"),
+        (("calibrate", "--only", "welch", "--budget", "1"), "at least 10 seconds, 10 a suite, got 1"),
+        (("calibrate", "--only", "functions", "--budget", "1"), "at least 10 seconds, 10 a suite, got 1"),
+        (("calibrate", "--device", "abacus"), "expected one of cpu, gpu, cuda, rocm, tpu, got 'abacus'"),
+        (("predict", "no-such-file", "--batch", "1"), "no such file"),
+        (("validate", "no-such-file"), "no such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_file_of_another_machine_is_used_with_a_warning(file):
+    content = json.loads(file.read_text())
+    for section in (content["machine"], *content["models"].values()):
+        section["fingerprint"]["cores"] += 1
+    file.write_text(json.dumps(sealed(content)))
+    result = invoke("predict", file, "--batch", 8)
+    assert result.exit_code == 0
+    assert result.stderr.startswith("warning: ")
+    assert "cores" in result.stderr
+
+
+def test_a_platform_that_jax_has_not_is_one_line():
+    said = run(sys.executable, "-m", "calibrate", "--budget", "40", status=2, JAX_PLATFORMS="nonsense").stderr
+    assert "Traceback" not in said
+    assert said.strip().splitlines()[-1].startswith("error: JAX_PLATFORMS: ")
+
+
+def test_without_a_file_what_is_saved_is_used_and_else_what_other_machines_say(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
+    results = [invoke(command, "--batch", 8) for command in ("predict", "explain")]
+    for result in results:
+        assert result.exit_code == 0, result.stderr
+        assert "by no calibration of this machine" in result.stdout
+        assert "caution: Nothing of it was timed on this machine" in result.stdout
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / "other"))
+    path = default_calibration_path()
+    write_json_file(CalibrationFile.model_validate(content()), path)
+    for command in ("predict", "explain"):
+        result = invoke(command, "--batch", 8)
+        assert f"by the calibration of {content()['models']['welch']['created']}, {path}" in " ".join(
+            result.stdout.split()
+        )
+        printed = json.loads(invoke(command, "--batch", 8, "--json").stdout)
+        assert printed["calibration"].endswith(str(path))
+
+
+def test_cautions_of_a_file_are_repeated_with_every_prediction(tmp_path):
+    spoilt = content()
+    spoilt["models"]["welch"]["cautions"] = ["Predictions are off by 30 % on workloads."]
+    path = tmp_path / "calibration.json"
+    write_json_file(CalibrationFile.model_validate(spoilt), path)
+    result = invoke("predict", path, "--batch", 8)
+    assert result.stdout.endswith("caution: Predictions are off by 30 % on workloads.\n")
+    assert json.loads(invoke("predict", path, "--batch", 8, "--json").stdout)["cautions"]
+
+
+def test_a_mistake_in_the_arguments_is_one_line_too(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
+    for arguments in (
+        ["nope"],
+        ["predict"],
+        ["predict", "x", "--batch", "many"],
+        ["predict", "x", "--batch", "99999999999999999999"],
+        ["calibrate", "--nope"],
+        ["validate"],
+    ):
+        monkeypatch.setattr(sys, "argv", ["rlxjax", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert ended.value.code == 2
+        assert line.startswith("error: ")
