@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from importlib import resources
 
 import numpy as np
@@ -18,11 +17,8 @@ from calibrate.report import calibration_page
 from calibrate.samples import read_samples
 from calibrate.visits import quantile_ns
 from rlxjax.calibration import default_calibration_path
-from rlxjax.fit import named
-from rlxjax.models import WELCH
 
 __all__ = ["files", "page"]  # fixtures
-SIZES = ("batch", "n_fft", "k")
 
 
 @pytest.fixture(scope="module")
@@ -50,75 +46,41 @@ def timed(files):
     return {cell.name: (cell, time_ns) for cell, time_ns in zip(cells, quantile_ns(visits), strict=True)}
 
 
-def asked(method, *runs):
-    """Return what a calibration says of runs, asked as so many that every table compiles the same programs."""
-    return np.asarray(method(*(np.resize(column, 1024) for column in runs)))[..., : len(runs[0])]
-
-
-def test_times_and_picks_are_those_of_the_calibration_and_of_the_samples(document, welch, timed):
+def test_tables_hold_what_the_calibration_says_of_the_sizes_and_what_was_timed(document, welch, timed):
+    """That a picture, whose figures a table repeats, is right in each of them is tested where it is drawn."""
     rows = document.tables["Time by batch of every strategy"]
-    strategy, predicted, *runs = columns(rows, "strategy", "predicted (ns)", *SIZES)
-    assert set(strategy) == {"fast", "fused", "block"}
-    for name in set(strategy):
-        predicted_ns = asked(lambda *of, name=name: welch.predict_ns(name, *of), *runs)
-        np.testing.assert_allclose(predicted[strategy == name], predicted_ns[strategy == name], rtol=1e-9)
+    assert {row["strategy"] for row in rows} == {"fast", "fused", "block"}
+    for row in rows[::40]:
+        predicted_ns = welch.predict_ns(row["strategy"], row["batch"], row["n_fft"], row["k"])
+        assert row["predicted (ns)"] == pytest.approx(float(predicted_ns))
     shown = {f"{row['strategy']} {row['batch']:g}x{row['n_fft']:g} k{row['k']:g}": row["measured (ns)"] for row in rows}
-    found = {name: time_ns for name, time_ns in shown.items() if time_ns != ""}
-    expected = {name: time_ns for name, (_, time_ns) in timed.items() if name in shown}
-    assert {name: ns for name, ns in found.items() if not name.startswith("fused")} == pytest.approx(expected)
-    assert {name.split()[0] for name in found} == set(strategy)
-    rows = document.tables["What is picked, by batch and n_fft"]
-    batch, n_fft, fastest, verdict = columns(rows, "batch", "n_fft", "fastest", "verdict")
-    runs, names = (batch, n_fft, np.full(len(rows), 16.0)), ("fast", "fused", "block")
-    place, is_sure = (asked(lambda *of, i=i: welch.decided(*of, candidates=names)[i], *runs) for i in range(2))
-    assert fastest.tolist() == np.array(names)[place].tolist()
-    assert verdict.tolist() == np.where(is_sure, fastest, "undecided").tolist()
-
-
-def test_every_cell_has_its_measured_time_and_the_prediction_of_its_variant(document, welch, timed):
-    rows = document.tables["Every cell of welch, the furthest off first"]
-    predicted, ratio, measured = columns(rows, "predicted (ns)", "predicted / measured", "measured (ns)")
-    of = [timed[row["run"]][0] for row in rows]
-    assert len(of) == len(timed)
-    np.testing.assert_allclose(measured, [timed[row["run"]][1] for row in rows])
-    np.testing.assert_allclose(ratio, predicted / measured)
-    assert np.all(np.diff(np.abs(np.log(ratio))) <= 0)
-    assert {row["run"] for row in rows if row["held out"] == "yes"} == {cell.name for cell in of if cell.held_out}
-    group, runs = np.array([cell.group for cell in of]), [np.array([cell.inputs[n] for cell in of]) for n in SIZES]
-    for name in ("fast", "ultra", "block"):
-        expected_ns = asked(lambda *one, name=name: welch.predict_ns(name, *one), *runs)
-        np.testing.assert_allclose(predicted[group == name], expected_ns[group == name], rtol=1e-6)
-    # Fused is the faster of its two variants.
-    fused_ns, least = asked(lambda *one: welch.predict_ns("fused", *one), *runs), {}
-    for cell, time_ns in zip(of, predicted, strict=True):
-        if cell.group.startswith("fused"):
-            least[cell.work] = min(least.get(cell.work, np.inf), time_ns)
-    for cell, time_ns in zip(of, fused_ns, strict=True):
-        assert least.get(cell.work, time_ns) == pytest.approx(time_ns)
-
-
-def test_terms_are_those_of_the_explanation_and_add_up(document, welch):
+    found = {name: time_ns for name, time_ns in shown.items() if time_ns != "" and not name.startswith("fused")}
+    assert found == pytest.approx({name: time_ns for name, (_, time_ns) in timed.items() if name in shown})
+    for row in document.tables["What is picked, by batch and n_fft"][::60]:
+        assert row["fastest"] == welch.pick(row["batch"], row["n_fft"], 16)
     explained = rx.calibration.explain(welch, **WORKLOAD)
     (rows,) = (rows for name, rows in document.tables.items() if name.startswith("Parts of the time, "))
-    for one in explained.strategies:
-        total, *parts = (row for row in rows if row["strategy"] == one.strategy)
-        assert [row["time (ns)"] for row in parts] == pytest.approx([ns for ns in one.terms_ns.values() if ns])
-        assert sum(row["time (ns)"] for row in parts) == pytest.approx(total["time (ns)"]) == pytest.approx(one.time_ns)
-        assert (total["from (ns)"], total["to (ns)"]) == pytest.approx(one.interval_ns)
-    assert any("fused before" in text or "before fused" in text for text in document.texts["p"])
+    totals = {row["strategy"]: row["time (ns)"] for row in rows if row["part"] == "total"}
+    assert totals == pytest.approx({one.strategy: one.time_ns for one in explained.strategies})
+    rows = document.tables["Every cell of welch, the furthest off first"]
+    assert {row["run"]: row["measured (ns)"] for row in rows} == pytest.approx(
+        {name: time_ns for name, (_, time_ns) in timed.items()}
+    )
+    assert {row["run"] for row in rows if row["held out"] == "yes"} == {n for n, (c, _) in timed.items() if c.held_out}
+    assert np.all(np.diff(np.abs(np.log([row["predicted / measured"] for row in rows]))) <= 0)
+    for row in rows[::10]:
+        cell = timed[row["run"]][0]
+        sizes = [cell.inputs[name] for name in ("batch", "n_fft", "k")]
+        variants = {"fused_maxima": "fused", "fused_top_k": "fused"}
+        predicted_ns = float(welch.predict_ns(variants.get(cell.group, cell.group), *sizes))
+        assert row["predicted (ns)"] >= predicted_ns * (1 - 1e-6)  # of a strategy's two variants one is the slower one
+        assert cell.group in variants or row["predicted (ns)"] == pytest.approx(predicted_ns, rel=1e-6)
 
 
-def test_coefficients_priors_and_errors_are_those_of_the_file_and_the_model(document, files):
+def test_coefficients_and_errors_are_those_of_the_file(document, files):
     section = json.loads(files[0].read_text())["models"]["welch"]
-    medians, sds = named(WELCH.prior.median), named(WELCH.prior.log_sd)
-    rows = {row["coefficient"]: row for row in document.tables["Coefficients of welch"]}
-    assert rows.keys() == section["coefficients"].keys()
-    for name, row in rows.items():
-        entry = section["coefficients"][name]
-        assert (row["value"], row["standard deviation"]) == pytest.approx((entry["value"], entry["log_sd"]), rel=1e-4)
-        assert row["unit"] == entry["unit"]
-        assert (row["provenance"] == "measured") == (entry["provenance"] == "measured")
-        assert (row["prior"], row["its standard deviation"]) == pytest.approx((medians[name], sds[name]))
+    shown = {row["coefficient"]: (row["value"], row["unit"]) for row in document.tables["Coefficients of welch"]}
+    assert shown == {name: (entry["value"], entry["unit"]) for name, entry in section["coefficients"].items()}
     for row in document.tables["Errors of welch"]:
         known = {value for value in section["held_out"][row["of"]].values() if value is not None}
         assert {value for value in row.values() if isinstance(value, float)} == known
@@ -145,15 +107,12 @@ def test_changes_are_sorted_by_their_joint_standard_deviations(document, files):
 
 
 def test_each_mark_of_a_picture_names_figures_that_a_table_holds(document):
-    rows = Counter(len(rows) for rows in document.tables.values())
     tips = [text for text in document.texts["title"] if "\n" in text]
-    assert len(tips) == len([given for tag, given in document.elements if given.get("class") == "m"]) > 500
+    assert len(tips) == document.attributes("class").count("m") > 500
     cells = {row["run"]: row for row in document.tables["Every cell of welch, the furthest off first"]}
-    named_cells = [lines for tip in tips if (lines := tip.split("\n"))[0] in cells]
-    assert sorted(lines[0] for lines in named_cells) == sorted(cells)
-    for name, measured, *_ in named_cells:
-        assert measured == f"measured {cells[name]['measured (ns)']:,.0f} ns"
-    assert rows[len(cells)]
+    of_cells = [lines for tip in tips if (lines := tip.split("\n"))[0] in cells]
+    assert sorted(lines[0] for lines in of_cells) == sorted(cells)
+    assert all(lines[1] == f"measured {cells[lines[0]]['measured (ns)']:,.0f} ns" for lines in of_cells)
 
 
 def test_a_page_is_of_any_model(tmp_path):
