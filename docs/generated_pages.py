@@ -1,7 +1,7 @@
 """Pages of the site that no file in this folder holds: the README as its first, the reference, and the notebooks."""
 
 import base64
-import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -17,8 +17,8 @@ NOTEBOOKS = ROOT / "notebooks"
 def on_files(files, config):
     """Add the README, and a page for each module of the package and each notebook; mkdocs calls this."""
     files.append(File.generated(config, "index.md", content=first_page()))
-    for module, names in rlxjax._NAMES.items():
-        files.append(File.generated(config, f"api/{module.strip('_')}.md", content=reference(module, names.split())))
+    for name in ["numerics", *filter(is_module, rlxjax.__all__)]:
+        files.append(File.generated(config, f"api/{name}.md", content=reference(name)))
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         page, pictures = notebook(path)
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=page))
@@ -36,13 +36,26 @@ def first_page():
     return text.replace("](docs/", "](").replace("](notebooks)", f"]({first})")
 
 
-def reference(name, names):
-    """Return the page of a module: what it is for, and the docstrings of its public names."""
-    module = importlib.import_module(f"rlxjax.{name}")
-    # One without names at the top is asked for by its own: `rlxjax.plot.terms`.
-    paths = names or [f"{name}.{own}" for own in vars(module) if not own.startswith("_")]
+def is_module(name):
+    """Whether a public name is one of the package's modules."""
+    return inspect.ismodule(getattr(rlxjax, name))
+
+
+def reference(name):
+    """Return the page of a module: what it is for, and the docstrings of its public functions and classes."""
+    if name == "numerics":  # the only one whose names stand at the top alone
+        module, paths = rlxjax._numerics, [own for own in rlxjax.__all__ if is_of(getattr(rlxjax, own), "_numerics")]
+    else:
+        module = getattr(rlxjax, name)
+        paths = [f"{name}.{own}" for own in dir(module) if own[0] != "_" and is_of(getattr(module, own), name)]
     summary = module.__doc__.partition("\n\n")[0]
-    return "\n\n".join([f"# {name.strip('_')}", summary, *(f"::: rlxjax.{path}" for path in paths)])
+    return "\n\n".join([f"# {name}", summary, *(f"::: rlxjax.{path}" for path in paths)])
+
+
+def is_of(value, module):
+    """Whether a value is a function or class of a module of the package."""
+    where = getattr(value, "__module__", None) or ""
+    return callable(value) and f"{where}.".startswith(f"rlxjax.{module}.")
 
 
 def notebook(path):
