@@ -78,29 +78,20 @@ def traffic(graph, ids):
     return sum(graph.nodes[i].bytes for i in moved) * launches(graph, ids)
 
 
-def prices(row):
-    """Return what a launch and a byte of traffic cost in ns (SPEC, section 3)."""
-    readback_share = 0.0 if row.unified_memory else 0.25
-    return row.dispatch_ns, 1 / max(row.memory_bw, 1) + readback_share / max(row.readback_bw, 1)
-
-
 def cost(graph, ids, row):
-    launch_ns, byte_ns = prices(row)
-    return launch_ns * launches(graph, ids) + byte_ns * traffic(graph, ids)
-
-
-def before(graph, kernels):
-    """Return, per kernel, the numbers of the kernels that it reads from."""
-    owner = {i: number for number, ids in enumerate(kernels) for i in ids}
-    return [
-        {owner[x] for i in ids for x in graph.nodes[i].inputs if x in owner} - {number}
-        for number, ids in enumerate(kernels)
-    ]
+    """Return what the launch and the traffic of a kernel cost in ns (SPEC, section 3)."""
+    readback_share = 0.0 if row.unified_memory else 0.25
+    byte_ns = 1 / max(row.memory_bw, 1) + readback_share / max(row.readback_bw, 1)
+    return row.dispatch_ns * launches(graph, ids) + byte_ns * traffic(graph, ids)
 
 
 def is_acyclic(graph, kernels):
     """Whether the kernels can run in some order."""
-    waiting = dict(enumerate(before(graph, kernels)))
+    owner = {i: number for number, ids in enumerate(kernels) for i in ids}
+    waiting = {
+        number: {owner[x] for i in ids for x in graph.nodes[i].inputs if x in owner} - {number}
+        for number, ids in enumerate(kernels)
+    }
     while ready := [number for number, others in waiting.items() if not others & waiting.keys()]:
         for number in ready:
             del waiting[number]

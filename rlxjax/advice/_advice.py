@@ -176,7 +176,7 @@ class Advice:
         lines.append(f"saves more than {whole_ns(self.min_gain_ns)} ns with {100 * self.probability:.0f} %")
         if self.extrapolated:
             lines.append("outside what was measured: an extrapolation")
-        if len(self.stages) > 2:
+        if len(self.groupings) > 2:
             shown = [own for place, own in enumerate(self.groupings) if place < MOST_SHOWN or own.name in ENDS]
             for own in shown:
                 low, high = map(whole_ns, own.interval_ns)
