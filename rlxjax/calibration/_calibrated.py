@@ -109,7 +109,7 @@ class CalibratedModel:
 
     def terms_ns(self, strategy: str, *inputs: Size, **named: Size | None) -> Mapping[str, Nanoseconds]:
         """Return the parts of `predict_ns` by name in ns; arguments as there."""
-        return self._answer(_terms_ns, (strategy,), inputs, named)
+        return self._answer(_terms_ns, (strategy,), inputs, named)[0][1]
 
     def estimate(self, strategy: str, *inputs: Size, **named: Size | None) -> LatencyEstimate:
         """Return the prediction with its uncertainty, `[*batch]`; arguments as in `predict_ns`."""
@@ -153,7 +153,7 @@ class CalibratedModel:
         Raises:
             ValueError: as `predict_ns`.
         """
-        decided = self._answer(_compared, (fused, kept), inputs, named)
+        decided = self._answer(_estimates, (fused, kept), inputs, named, _compared)
         return decided._replace(in_domain=self.in_domain(*inputs, **named))
 
     def decide(
@@ -178,7 +178,8 @@ class CalibratedModel:
         if not self.strategies:
             return ()
         with jax.ensure_compile_time_eval():
-            _, is_possible = _times_ns(self.on_device(), *self._runs(self.strategies, inputs, named))
+            runs, counts = self._runs(self.strategies, inputs, named)
+            _, is_possible = _program(self.on_device(), runs, counts, _times_ns, tuple)
         if is_traced(is_possible):
             raise ValueError("alternatives: expected inputs that are numbers, got traced ones; see `pick_index`")
         return tuple(np.array(self.strategies)[np.asarray(is_possible)].tolist())
@@ -233,8 +234,7 @@ class CalibratedModel:
             ValueError: as `predict_ns`, or no candidate.
         """
         chosen = self.strategies if candidates is None else tuple(candidates)
-        found = self._answer(_times_ns, chosen, inputs, named, is_checked=False)
-        return jnp.argmin(jnp.stack([time_ns for time_ns, _ in found], -1), -1)
+        return self._answer(_times_ns, chosen, inputs, named, _place, is_checked=False)
 
     def decided(
         self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None
@@ -251,7 +251,8 @@ class CalibratedModel:
         Raises:
             ValueError: as `predict_ns`, or no candidate.
         """
-        return self._answer(_decided, self.strategies if candidates is None else tuple(candidates), inputs, named)
+        chosen = self.strategies if candidates is None else tuple(candidates)
+        return self._answer(_estimates, chosen, inputs, named, _decided)
 
     def name_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
         """Return what a strategy is called for these inputs: by the name that implies most of them."""
@@ -286,15 +287,16 @@ class CalibratedModel:
 
     def _answer(
         self,
-        program: Callable[..., Any],
+        rows_of: Callable[..., Any],
         strategies: tuple[str, ...],
         inputs: Sequence[Any],
         named: Mapping[str, Any],
+        then: Callable[..., Any] = tuple,
         is_checked: bool = True,
     ) -> Any:
-        """Return what a program says of the runs of strategies, after all checks of what the host can read."""
+        """Return what the program says of the runs of strategies, after all checks of what the host can read."""
         runs, counts = self._runs(strategies, inputs, named)
-        found, is_possible = program(self.on_device(), runs, counts)
+        found, is_possible = _program(self.on_device(), runs, counts, rows_of, then)
         if is_checked and not is_traced(is_possible):  # which it is within a program even for sizes that are not
             for name in np.array(strategies)[~np.asarray(is_possible)]:
                 sizes = ", ".join(f"{key} {np.ravel(value)[0]:g}" for key, value in runs.inputs.items())
@@ -360,62 +362,62 @@ def _choice(
     return names[chosen], own.model.variants[int(found[chosen][1])]
 
 
-@functools.partial(jax.jit, static_argnames="counts")
-def _times_ns(
-    posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...]
-) -> tuple[list[tuple[Array, Array]], Bool[Array, "s"]]:
-    """Return the time of each strategy in ns, with the place of the variant that takes it."""
+@functools.partial(jax.jit, static_argnames=("rows_of", "then", "counts"))
+def _program(
+    posterior: LatencyPosterior,
+    runs: Runs,
+    counts: tuple[int, ...],
+    rows_of: Callable[[LatencyPosterior, Runs], Any],
+    then: Callable[[list[Any]], Any],
+) -> tuple[Any, Bool[Array, "strategies"]]:
+    """Return what follows from the cheapest run of each strategy, of equals the first, and whether it has one.
+
+    Args:
+        posterior: of the machine.
+        runs: of the strategies one after the other, `[runs, *batch]`.
+        counts: how many runs each strategy has.
+        rows_of: what is asked of each run: a tree that begins with its time in ns.
+        then: what is asked of the cheapest ones.
+    """
     runs = runs.together()
-    return _by_strategy((total_ns(posterior, runs), runs.variant), posterior, runs, counts)
-
-
-@functools.partial(jax.jit, static_argnames="counts")
-def _terms_ns(
-    posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...]
-) -> tuple[Mapping[str, Array], Bool[Array, "s"]]:
-    rows = (total_ns(posterior, runs), corrected_terms_ns(posterior, runs))
-    found, is_possible = _by_strategy(rows, posterior, runs, counts)
-    return found[0][1], is_possible
-
-
-@functools.partial(jax.jit, static_argnames="counts")
-def _estimates(
-    posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...]
-) -> tuple[list[LatencyEstimate], Bool[Array, "s"]]:
-    found = estimate(posterior, runs)
-    found = found._replace(time_ns=jnp.where(is_candidate(posterior, runs), found.time_ns, jnp.inf))
-    return _by_strategy(found, posterior, runs, counts)
-
-
-@functools.partial(jax.jit, static_argnames="counts")
-def _compared(posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...]) -> tuple[Decision, Bool[Array, "s"]]:
-    found, is_possible = _estimates(posterior, runs, counts)
-    return decision(*found), is_possible
-
-
-@functools.partial(jax.jit, static_argnames="counts")
-def _decided(
-    posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...]
-) -> tuple[tuple[Int[Array, "*batch"], Bool[Array, "*batch"]], Bool[Array, "s"]]:
-    found, is_possible = _estimates(posterior, runs, counts)
-    place = jnp.argmin(jnp.stack([own.time_ns for own in found], -1), -1)
-    fastest, is_sure = functools.reduce(_cheaper, found), jnp.ones(place.shape, bool)
-    for number, own in enumerate(found):
-        is_sure &= (place == number) | (decision(fastest, own).probability >= SURE)
-    return (place, is_sure), is_possible
-
-
-def _by_strategy(
-    rows: Any, posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...]
-) -> tuple[list[Any], Bool[Array, "s"]]:
-    """Return the cheapest of the rows of each strategy, a time first, and whether one of them gives the result."""
-    is_own, found, is_possible, begin = is_candidate(posterior, runs), [], [], 0
+    rows, is_own = rows_of(posterior, runs), is_candidate(posterior, runs)
+    found, is_possible, begin = [], [], 0
     for count in counts:
         each = [jax.tree.map(lambda leaf: leaf[row], rows) for row in range(begin, begin + count)]  # noqa: B023
         found.append(functools.reduce(_cheaper, each))
         is_possible.append(jnp.all(jnp.any(is_own[begin : begin + count], 0)))
         begin += count
-    return found, jnp.stack(is_possible)
+    return then(found), jnp.stack(is_possible)
+
+
+def _times_ns(posterior: LatencyPosterior, runs: Runs) -> tuple[Array, Array]:
+    """Return times in ns, and the places of the variants that take them."""
+    return total_ns(posterior, runs), jnp.asarray(runs.variant)
+
+
+def _terms_ns(posterior: LatencyPosterior, runs: Runs) -> tuple[Array, Mapping[str, Array]]:
+    return total_ns(posterior, runs), corrected_terms_ns(posterior, runs)
+
+
+def _estimates(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
+    found = estimate(posterior, runs)
+    return found._replace(time_ns=jnp.where(is_candidate(posterior, runs), found.time_ns, jnp.inf))
+
+
+def _place(found: Sequence[Any]) -> Int[Array, "*batch"]:
+    return jnp.argmin(jnp.stack([own[0] for own in found], -1), -1)
+
+
+def _compared(found: Sequence[LatencyEstimate]) -> Decision:
+    return decision(*found)
+
+
+def _decided(found: Sequence[LatencyEstimate]) -> tuple[Int[Array, "*batch"], Bool[Array, "*batch"]]:
+    place = _place(found)
+    fastest, is_sure = functools.reduce(_cheaper, found), jnp.ones(place.shape, bool)
+    for number, own in enumerate(found):
+        is_sure &= (place == number) | (decision(fastest, own).probability >= SURE)
+    return place, is_sure
 
 
 def _cheaper(one: Any, other: Any) -> Any:
