@@ -69,15 +69,9 @@ CLOSED_FORMS = {
 }
 
 
-def test_value_is_the_closed_form():
-    for name in CLOSED_FORMS:
-        f, arguments, expected = CLOSED_FORMS[name]
+def test_value_is_the_closed_form_in_either_precision():
+    for f, arguments, expected in CLOSED_FORMS.values():
         np.testing.assert_allclose(f(*arguments), expected(*arguments), rtol=FLOAT64_RTOL, atol=0)
-
-
-def test_value_in_float32_is_the_closed_form():
-    for name in CLOSED_FORMS:
-        f, arguments, expected = CLOSED_FORMS[name]
         arguments = [np.clip(argument, -60, 60) for argument in arguments]
         with jax.enable_x64(False):
             value = f(*(jnp.asarray(argument, jnp.float32) for argument in arguments))
@@ -85,19 +79,13 @@ def test_value_in_float32_is_the_closed_form():
         np.testing.assert_allclose(value, expected(*arguments), rtol=FLOAT32_RTOL, atol=1e-38)
 
 
-def test_gradient_is_the_finite_difference():
-    for name in CLOSED_FORMS:
-        f, arguments, _ = CLOSED_FORMS[name]
-        size = np.abs(f(*arguments)) + sum(np.abs(argument) for argument in arguments)
-        assert_gradient_is_the_finite_difference(lambda tree: f(*tree), list(arguments), scale=size)
-
-
-def test_jit_is_eager_and_vmap_is_a_loop():
-    for name in CLOSED_FORMS:
-        f, arguments, _ = CLOSED_FORMS[name]
+def test_gradient_is_the_finite_difference_jit_is_eager_and_vmap_is_a_loop():
+    for f, arguments, _ in CLOSED_FORMS.values():
         eager = f(*arguments)
+        size = np.abs(eager) + sum(np.abs(argument) for argument in arguments)
+        assert_gradient_is_the_finite_difference(lambda tree: f(*tree), list(arguments), scale=size)  # noqa: B023
         loop = [f(*(argument[i] for argument in arguments)) for i in range(len(eager))]
-        together = jax.jit(lambda *arguments: (f(*arguments), jax.vmap(f)(*arguments)))(*arguments)
+        together = jax.jit(lambda *arguments: (f(*arguments), jax.vmap(f)(*arguments)))(*arguments)  # noqa: B023
         for other in (*together, loop):
             np.testing.assert_allclose(other, eager, rtol=FLOAT64_RTOL, atol=0)
 
@@ -106,19 +94,15 @@ POINTS = np.array([-1e6, -3.0, -1e-3, 0.0, 1e-3, 2.0, 3.0, 1e6])
 
 
 def test_a_relaxation_is_within_its_temperature_of_the_hard_choice():
-    for soft, hard in [
-        (num.soft_relu, lambda x: np.maximum(x, 0)),
-        (lambda x, t: num.soft_maximum(x, 2.0, t), lambda x: np.maximum(x, 2)),
-        (lambda x, t: num.soft_minimum(x, 2.0, t), lambda x: np.minimum(x, 2)),
-        (lambda x, t: num.Smooth(t).clip(x, -3.0, 2.0), lambda x: np.clip(x, -3, 2)),
-    ]:
-        for temperature in [1e-5, 1e-8]:
-            error = np.abs(soft(POINTS, temperature) - hard(POINTS))
-            assert (error <= LIMIT_TEMPERATURES * temperature).all()
-
-
-def test_a_step_tends_to_the_hard_step_and_only_at_least_does_at_the_tie():
-    for temperature in [1e-5, 1e-8]:
+    for temperature in (1e-5, 1e-8):
+        for soft, hard in (
+            (num.soft_relu(POINTS, temperature), np.maximum(POINTS, 0)),
+            (num.soft_maximum(POINTS, 2.0, temperature), np.maximum(POINTS, 2)),
+            (num.soft_minimum(POINTS, 2.0, temperature), np.minimum(POINTS, 2)),
+            (num.Smooth(temperature).clip(POINTS, -3.0, 2.0), np.clip(POINTS, -3, 2)),
+        ):
+            assert (np.abs(soft - hard) <= LIMIT_TEMPERATURES * temperature).all()
+        # Only `at_least` tends to the hard step at the tie, too.
         at_least = num.Smooth(temperature).at_least(POINTS, 2.0)
         np.testing.assert_allclose(at_least, POINTS >= 2, rtol=0, atol=SATURATED_ATOL)
         away = POINTS[POINTS != 0]
@@ -209,11 +193,6 @@ def test_powers_of_ratios_keep_value_and_slopes_over_the_range_of_float32():
                 np.testing.assert_allclose(own, exact, rtol=sharpness * FLOAT32_RTOL, atol=1e-34)
 
 
-def test_the_temperature_of_an_uncertainty_gives_a_logistic_of_that_spread():
-    spread = scipy.stats.logistic(scale=num.temperature_from_sd(0.7)).std()
-    np.testing.assert_allclose(spread, 0.7, rtol=FLOAT64_RTOL)
-
-
 def test_straight_through_has_the_value_of_one_and_the_slope_of_the_other():
     for hard in [3.0, 0.1 + 0.2, INF, -INF]:
         value, slope = jax.value_and_grad(lambda x: num.straight_through(hard + 0 * x, x**2))(1e17)
@@ -234,11 +213,6 @@ def test_log_softmin_is_a_log_softmax_over_the_possible_entries():
         logits = -costs / t + log_a
         expected = scipy.special.log_softmax(logits) if np.isfinite(costs).any() else logits
         np.testing.assert_allclose(row, expected, rtol=1e-9)
-
-
-def test_log_softmin_takes_one_temperature_for_a_table():
-    table = num.log_softmin(COSTS, 2.0)
-    np.testing.assert_array_equal(table, [num.log_softmin(costs, 2.0) for costs in COSTS])
 
 
 def test_log_softmin_leaves_out_what_is_not_available():
@@ -269,13 +243,11 @@ def test_log_softmin_has_its_gradients_and_none_that_is_not_finite():
     assert np.isfinite(slope).all()
 
 
-def test_log_softmin_under_jit_and_vmap_is_a_loop():
+def test_log_softmin_of_a_table_is_that_of_its_rows_and_tends_to_the_first_of_the_cheapest():
     loop = [num.log_softmin(costs, t) for costs, t in zip(COSTS, SOFTMIN_T, strict=True)]
     for f in (num.log_softmin, jax.jit(num.log_softmin), jax.vmap(num.log_softmin)):
         np.testing.assert_allclose(f(COSTS, SOFTMIN_T), loop, rtol=FLOAT64_RTOL, atol=0)
-
-
-def test_log_softmin_tends_to_the_first_of_the_cheapest():
+    np.testing.assert_array_equal(num.log_softmin(COSTS, 2.0), [num.log_softmin(costs, 2.0) for costs in COSTS])
     weights = np.exp(num.log_softmin(COSTS[:3], np.full(3, 1e-9)))
     np.testing.assert_array_equal(weights, [[1, 0, 0], [0.5, 0, 0.5], [0, 1, 0]])
 
@@ -350,3 +322,5 @@ def test_a_temperature_that_is_none_is_refused_where_the_host_can_read_it():
         with pytest.raises(ValueError, match=f"sd: expected a standard deviation of at least 0, got {bad}"):
             num.temperature_from_sd(bad)
     assert num.temperature_from_sd(np.inf) == np.inf
+    spread = scipy.stats.logistic(scale=num.temperature_from_sd(0.7)).std()
+    np.testing.assert_allclose(spread, 0.7, rtol=FLOAT64_RTOL)
