@@ -16,6 +16,7 @@ import pytest
 import user_script
 from _content import content, sealed
 from _documented import PAGE, assert_documented, assert_narrow, documented_keys
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import rlxjax
@@ -76,12 +77,15 @@ def test_the_help_of_a_command_ends_with_an_example_and_its_exit_statuses(comman
         assert f"{status}: {meaning}" in below
 
 
-def test_the_page_lists_every_command_and_the_keys_of_those_that_print_figures():
+def test_pages_list_every_command_its_options_and_the_keys_of_those_that_print_figures():
     page = PAGE.with_name("commands.md").read_text(encoding="utf-8")
-    for command in COMMANDS:
-        assert f"## `rlxjax {command}`" in page
-        if "--json" in invoke(command, "--help").stdout:
-            assert documented_keys(command) or command == "refit"
+    above = {"--help", "--json", "--quiet", "--unsealed"}  # said once of all commands
+    for command, own in get_command(app).commands.items():
+        section = page.partition(f"\n## `rlxjax {command}`\n")[2].partition("\n## ")[0]
+        listed = re.findall(r"^\* `(?:-\w, )?(--[\w-]+)`", section, re.MULTILINE)
+        names = {name for option in own.params for name in option.opts if name.startswith("--")}
+        assert set(listed) == names - above, f"{command}: make the page anew by `python docs/commands.py`"
+        assert "--json" not in names or documented_keys(command) or command == "refit"
 
 
 @pytest.mark.parametrize("command", ["calibrate", "refit", "validate", "report"])
