@@ -3,6 +3,7 @@
 import json
 import re
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from calibrate.visits import quantile_ns
 from rlxjax.calibration import default_calibration_path
 
 __all__ = ["files", "page"]  # fixtures
+EVIDENCE = Path(__file__).parent.parent / "docs/evidence"
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +127,8 @@ def test_a_page_is_of_any_model(tmp_path):
         assert f"{model.name}-terms" in found.attributes("id")
     assert "What is picked, by n and depth" not in found.tables  # depth has a default: it stays
     assert any("is not beside the calibration" in text for text in found.texts["p"])
+    functions = Document(calibration_page(EVIDENCE / "xeon.json", command="", workload=WORKLOAD))
+    assert "Errors of functions" in functions.tables
 
 
 def test_the_verdict_comes_first_and_cautions_make_it_not_ready(document, page, files, tmp_path):

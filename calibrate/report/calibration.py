@@ -175,10 +175,12 @@ def _residuals(calibrated: CalibratedModel, section: ModelSection, measured: Mea
 def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapping[str, float]) -> Iterator[Section]:
     """Yield the sections of a model with strategies to choose among: times, picks, and why one is picked."""
     model, name = calibrated.model, calibrated.model.name
+    if len(model.strategies) < 2:
+        return
     sizes, free = _sizes(calibrated, asked), [key for key, entry in model.inputs.items() if entry.default is None]
     first, second = free[0], next(iter(free[1:]), None)
     along = _values(calibrated, first, ALONG)
-    if len(model.strategies) < 2 or len(along) < 2 or len(calibrated.alternatives(**sizes)) < 2:
+    if len(along) < 2 or len(calibrated.alternatives(**sizes)) < 2:
         return
     rest = {key: value for key, value in sizes.items() if key not in (first, second)}
     lengths = [{}] if second is None else [{second: n} for n in sorted({sizes[second], *calibrated.domain[second]})]
