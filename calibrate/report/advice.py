@@ -25,6 +25,7 @@ _WORDS = {
 }
 #: Nanoseconds of a time at least, and any number at most.
 LEAST_NS, MOST = 1e-3, 1e18
+ENDS = ("from (ns)", "to (ns)")
 _MEND = "write one with `rlxjax advise ... --json > FILE`"
 
 
@@ -44,24 +45,14 @@ def advice_page(path: FilePath, *, command: str) -> str:
         sections.append(_terms(advice))
     if advice.stages:
         rows = [
-            {
-                "stage": one.name,
-                "takes (ns)": one.time_ns,
-                "limited by": one.limit,
-                "peak memory (bytes)": one.peak_bytes,
-            }
+            {"stage": one.name, "takes (ns)": one.time_ns, "limited by": one.limit, "peak (bytes)": one.peak_bytes}
             for one in advice.stages
         ]
         sections.append(Section("stages", "The stages", tables=[Table("Each stage, jitted by itself", rows, "")]))
     if len(advice.groupings) > 2:
         rows = [
-            {
-                "programs": one.name,
-                "takes (ns)": one.time_ns,
-                "from (ns)": one.interval_ns[0],
-                "to (ns)": one.interval_ns[1],
-                "peak memory (bytes)": one.peak_bytes,
-            }
+            {"programs": one.name, "takes (ns)": one.time_ns, **dict(zip(ENDS, one.interval_ns, strict=True))}
+            | {"peak (bytes)": one.peak_bytes}
             for one in advice.groupings
         ]
         sections.append(Section("groupings", "The groupings", tables=[Table("The fastest, the best first", rows, "")]))

@@ -100,7 +100,7 @@ def tip(row: Row) -> str:
     texts = {heading: shown(value, heading) for heading, value in row.items()}
     lines = [(*heading.rstrip(")").split(" ("), "")[:2] + (text,) for heading, text in texts.items() if text]
     said = [f"{name} {text} {unit}".rstrip() for name, unit, text in lines]
-    return "\n".join([lines[0][2] if isinstance(row[next(iter(row))], str) else said[0], *said[1:]])
+    return plain("\n".join([lines[0][2] if isinstance(row[next(iter(row))], str) else said[0], *said[1:]]))
 
 
 def _finalized(value: Any) -> Any:
