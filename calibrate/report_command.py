@@ -76,8 +76,15 @@ def report(
             refuse_input(out, "the page", [("the calibration", path), *of_options, *beside])
             asked = {"suite": suite, "batch": batch, "n_fft": n_fft, "k": k}
             command = command_line("report", *([] if file is None else [file]), out=out, **given, **asked)
-            options = {"workload": sizes, "models": models, "unsealed": unsealed}
-            text = calibration_page(path, command=command, **options, **given)
+            text = calibration_page(
+                path,
+                command=command,
+                workload=sizes,
+                samples=samples,
+                against=against,
+                models=models,
+                unsealed=unsealed,
+            )
     with _about_place():
         write_text_file(text, out)
     if not quiet:

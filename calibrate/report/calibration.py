@@ -158,7 +158,7 @@ def _residuals(calibrated: CalibratedModel, section: ModelSection, measured: Mea
     pictures = drawn(ident, **draws)
     columns = {"of": measured.groups, "held out": measured.held_out, "noise (%)": measured.noise}
     about = dict(zip(measured.names, rows_of(columns), strict=True))
-    rows = [row | about[row["run"]] for picture in pictures for row in picture.rows]
+    rows = [{**row, **about[row["run"]]} for picture in pictures for row in picture.rows]
     rows.sort(key=lambda row: -abs(np.log(row["predicted / measured"])))
     off = np.mean([abs(row["predicted / measured"] - 1.0) for row in rows])
     inside = np.mean([row["from (ns)"] <= row["measured (ns)"] <= row["to (ns)"] for row in rows])
@@ -199,7 +199,7 @@ def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapp
     yield Section(f"{name}-times", f"{name}: time by {first}", [said], pictures, [table])
     if second is not None and len(up := _values(calibrated, second, ALONG // 2)) > 1:
         over = {first: along, second: up}
-        pictures = drawn(f"{name}-picks", **{_in_words(rest): lambda: plot.decision_map(calibrated, over, **rest)})
+        pictures = drawn(f"{name}-picks", **{_in_words(rest): partial(plot.decision_map, calibrated, over, **rest)})
         timed = [row["verdict"] != "undecided" for row in pictures[0].rows if row["timed"]]
         said = (
             "A cell has the colour of the strategy that beats every other one with 90 % at least, and is grey where "

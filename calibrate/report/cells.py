@@ -86,9 +86,9 @@ def measured_beside(
         runs = cell_runs(calibrated.model, cells)
     except ValueError as reason:
         return None, f"{samples.name} holds no runs of this version of the model: {reason}."
-    columns = [(cell.name, cell.group, cell.held_out) for cell in cells]
+    names, groups, held_out = (np.array([getattr(cell, of) for cell in cells]) for of in ("name", "group", "held_out"))
     timings = Timings.checked(calibrated.model, variant=runs.variant, time_ns=quantile_ns(visits), **runs.inputs)
-    measured = Measured(timings, *map(np.array, zip(*columns, strict=True)), noise_floor(visits))
+    measured = Measured(timings, names, groups, held_out, noise_floor(visits))
     # Of learned FFTs, say, the calibration may not know all that were timed.
     can_be = np.asarray(calibrated.model.same_result(runs, calibrated.posterior.facts))
     measured = some(measured, np.take_along_axis(can_be, np.asarray(runs.variant)[:, None], -1)[:, 0])

@@ -60,7 +60,7 @@ class Section(NamedTuple):
 def page(title: str, subtitle: str, sections: Sequence[Section], command: str) -> str:
     """Return a whole HTML file of sections in their order, with the command that makes it at its foot."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(__package__, "."),
+        loader=jinja2.PackageLoader("calibrate.report", "."),
         autoescape=True,
         finalize=_finalized,
         trim_blocks=True,

@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib
 from markupsafe import Markup
-from matplotlib import pyplot
+from matplotlib import pyplot, style
 from matplotlib.axes import Axes
 
 from rlxjax.plot import marks
@@ -36,26 +36,28 @@ def drawn(ident: str, **draws: Callable[[], Axes]) -> list[Picture]:
         **draws: by heading, what makes an axis by a function of `rlxjax.plot`.
     """
     matplotlib.use("agg")
-    with matplotlib.style.context(["default", STYLE]), warnings.catch_warnings():
+    with style.context(["default", STYLE]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # the page has the reader's fonts
         axes = {title: draw() for title, draw in draws.items()}
+        figures: list[Any] = [ax.figure for ax in axes.values()]
         for along in "xy" if len(axes) > 1 else "":
             low, high = zip(*(getattr(ax, f"get_{along}lim")() for ax in axes.values()), strict=True)
             for ax in axes.values():
                 ax.set(**{f"{along}lim": (min(low), max(high))})
-        found = [_picture(f"{ident}-{place}", *titled) for place, titled in enumerate(axes.items())]
-        for ax in axes.values():
-            pyplot.close(ax.figure)
+        found = []
+        for place, (title, ax) in enumerate(axes.items()):
+            found.append(_picture(f"{ident}-{place}", title, ax, figures[place]))
+            pyplot.close(figures[place])
     return found
 
 
-def _picture(ident: str, title: str, ax: Axes) -> Picture:
+def _picture(ident: str, title: str, ax: Axes, figure: Any) -> Picture:
     """Return an axis' figure as SVG for HTML, with a title in each of its marks."""
     file = io.StringIO()
     for artist in ax.get_children():
         artist.set_rasterized(False)
     with matplotlib.rc_context({"svg.hashsalt": ident}):  # names that are unique on the page, and the same each time
-        ax.figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     root = ElementTree.fromstring(file.getvalue())
     for part in root.iter():
         part.tag = part.tag.rpartition("}")[2]

@@ -96,4 +96,5 @@ def _columns(known: CalibratedModel | LatencyPosterior) -> tuple[list[str], np.n
     """Return the names, values and standard deviations of the logarithms of coefficients, `[n]` each."""
     posterior = known if isinstance(known, LatencyPosterior) else known.posterior
     values, log_sds = named(posterior.coefficients), named(posterior.coefficient_log_sd())
-    return list(values), *(np.array([float(part[name]) for name in values]) for part in (values, log_sds))
+    value, log_sd = (np.array([float(part[name]) for name in values]) for part in (values, log_sds))
+    return list(values), value, log_sd
