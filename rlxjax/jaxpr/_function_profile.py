@@ -25,7 +25,6 @@ def profile_function(
     level: str = "jaxpr",
     trip_counts: TripCounts | None = None,
     strict: bool = False,
-    compile_timeout_s: float = 60.0,
     **kwargs: Any,
 ) -> FunctionProfile:
     """Count what a JAX function computes and moves, without running it or allocating anything.
@@ -37,22 +36,19 @@ def profile_function(
         fn: the function, jitted or not. Arrays that it closes over count as inputs.
         *args: arrays, numbers, `jax.ShapeDtypeStruct`s, or trees of them.
         level: "jaxpr", the function as written, or "compiled", what XLA makes of it for JAX's default
-            backend. That is compiled in a process of its own, whose start takes a second or two. It is handed
-            the lowered program and knows nothing else of this process; `compiler_options` of `jax.jit` and
-            programs for several devices or with callbacks do not reach it.
+            backend, for one device. The function is compiled, as `jax.jit` does, and not run.
         trip_counts: how often the loops turn whose length depends on data (`while_loop`): a sequence with
             one integer for each in order of appearance, an outer loop before those inside it, or a mapping
             from their lines (`"file.py:12"`, as `unknown_loops` names them). None leaves one unknown. A
             loop from a constant to a constant needs none.
         strict: refuse primitives without a rule.
-        compile_timeout_s: seconds after which that process is ended.
         **kwargs: of the function. Arrays are traced, all else (axes, flags, numbers) is closed over. A jitted
             function takes them as in a call: what is no array has to be static.
 
     Raises:
         ValueError: `fn` does not trace with these arguments, a shape is symbolic, the level is unknown, a trip
             count is no integer of at least 0 or belongs to no loop, or `strict` and a primitive has no rule; the
-            compiler fails, dies or takes too long, or what it says is not as expected.
+            compiler fails, or what it says is not as expected.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -69,15 +65,10 @@ def profile_function(
         raise ValueError(f"fn: expected a function, got {fn!r}")
     if level not in _LEVELS:
         raise ValueError(f"level: expected one of {', '.join(map(repr, _LEVELS))}, got {level!r}; it is not available")
-    is_number = isinstance(compile_timeout_s, (int, float)) and not isinstance(compile_timeout_s, bool)
-    if not (is_number and compile_timeout_s > 0):
-        raise ValueError(f"compile_timeout_s: expected seconds above 0, got {compile_timeout_s!r}")
     trips = Trips(trip_counts)
-    traced, jitted, args, kwargs = _traced(fn, args, kwargs)
+    traced = _traced(fn, args, kwargs)
     written = _as_written(traced, trips, strict)
-    if level == "jaxpr":
-        return written
-    return as_compiled(written, jitted, args, kwargs, trips.by_line(), compile_timeout_s)
+    return written if level == "jaxpr" else as_compiled(written, traced, trips.by_line())
 
 
 def _as_written(traced: Any, trips: Trips, strict: bool) -> FunctionProfile:
@@ -124,8 +115,8 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else 1.0
 
 
-def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Return a function as JAX traces it, and the jitted function, arguments and keywords that give it.
+def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return a function as JAX traces it.
 
     What is neither an array nor a positional number is closed over.
 
@@ -134,7 +125,7 @@ def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     """
     try:
         if isinstance(fn, jax.stages.Wrapped):
-            return fn.trace(*args, **kwargs), fn, args, kwargs
+            return fn.trace(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         numbers = len(jax.tree.leaves(args))
         traced = {i: leaf for i, leaf in enumerate(leaves) if _is_traced(leaf, may_be_number=i < numbers)}
@@ -144,8 +135,7 @@ def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
             own_args, own_kwargs = jax.tree.unflatten(tree, mixed.values())
             return fn(*own_args, **own_kwargs)
 
-        jitted = jax.jit(of_arrays)
-        return jitted.trace(*traced.values()), jitted, tuple(traced.values()), {}
+        return jax.jit(of_arrays).trace(*traced.values())
     except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
         name = getattr(fn, "__name__", type(fn).__name__)
         try:

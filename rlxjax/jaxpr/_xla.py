@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from ._equations import UNKNOWN_LINE
@@ -36,7 +36,6 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _TABLE_ROW = re.compile(r'(\d+) (?:"(.*)"|\{(.*)\})$')
 _FIELD = re.compile(r"(\w+)=(\d+)")
-_LOWERED_TARGET = re.compile(r'custom_call @"?([^"(\s]+)')
 
 
 class _Instruction(NamedTuple):
@@ -116,7 +115,7 @@ class CompiledProgram:
         ValueError: the text is not written as expected.
     """
 
-    def __init__(self, text: str, trips: Mapping[str, int], no_users: Iterable[str] = ()) -> None:
+    def __init__(self, text: str, trips: Mapping[str, int], no_users: Container[str] = ()) -> None:
         self.unknown_loops: list[UnknownLoop] = []
         self.loops = 0
         self.custom_calls: dict[str, None] = {}
@@ -124,7 +123,7 @@ class CompiledProgram:
         self._trips = trips
         try:
             self._computations, entry = _computations(text)
-            self._lines = _frame_lines(text, frozenset(no_users))
+            self._lines = _frame_lines(text, no_users)
             self.totals = self._count(entry)
         except (LookupError, TypeError, ValueError) as error:
             raise ValueError(
@@ -210,11 +209,6 @@ def _computations(text: str) -> tuple[dict[str, _Computation], str]:
     return found, entry
 
 
-def custom_call_targets(lowered: str) -> list[str]:
-    """Return the targets of the custom calls of a lowered program, from its text."""
-    return list(dict.fromkeys(_LOWERED_TARGET.findall(lowered)))
-
-
 def _instruction(text: str) -> _Instruction:
     """Take `type opcode(operands), attributes` apart."""
     end = _closing(text, 0) if text.startswith("(") else text.index(" ")
@@ -246,7 +240,7 @@ def _bytes(type_text: str) -> int:
     return total
 
 
-def _frame_lines(text: str, no_users: frozenset[str]) -> dict[int, str]:
+def _frame_lines(text: str, no_users: Container[str]) -> dict[int, str]:
     """Return the line, `file.py:12`, of every stack frame that the text lists, where it is a user's."""
     tables: dict[str, dict[int, re.Match[str]]] = {"FileNames": {}, "FileLocations": {}, "StackFrames": {}}
     rows: dict[int, re.Match[str]] = {}
