@@ -10,9 +10,6 @@ import pytest
 from _tolerances import (
     FLOAT32_RTOL,
     FLOAT64_RTOL,
-    LIMIT_TEMPERATURES,
-    SATURATED_ATOL,
-    assert_gradient_is_the_finite_difference,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -202,16 +199,6 @@ def test_saving_more_never_scores_less(gate, benefit, name, more):
 # --- Relaxations, transformations, precision -----------------------------------------------------
 
 
-def test_a_relaxation_tends_to_the_hard_decision():
-    gate, benefit = table()
-    hard, score = gate.should_fuse(benefit), gate.score_ns(benefit)
-    margin = np.abs(score - gate.min_gain_ns)
-    soft = gate.fuse_probability(benefit, temperature_ns=margin / 40)
-    np.testing.assert_allclose(soft, hard, rtol=0, atol=SATURATED_ATOL)
-    relaxed = gate.soft_score_ns(benefit, temperature_ns=1e-3)
-    assert (np.abs(relaxed - score) <= LIMIT_TEMPERATURES * 1e-3).all()
-
-
 def test_straight_through_is_the_hard_decision_with_the_soft_gradient_in_the_shape_of_the_soft_one():
     launches, temperatures_ns = np.array([[9.0, 5.0, 1.0]]), np.array([[1e3], [1e6]])
 
@@ -271,28 +258,7 @@ def test_temperatures_beside_a_table_are_a_loop_over_both():
         np.testing.assert_allclose(last_leaf(launches, temperatures_ns), loop, rtol=FLOAT64_RTOL)
 
 
-def test_a_table_in_float32_agrees():
-    gate, benefit = table()
-    exact = gate.score_ns(benefit)
-    with jax.enable_x64(False):
-        score = gate.score_ns(benefit)
-    assert score.dtype == jnp.float32
-    size = [terms_size(*row) for row in zip(rows(gate), rows(benefit), strict=True)]
-    assert (np.abs(np.asarray(score) - np.asarray(exact)) <= FLOAT32_RTOL * np.array(size)).all()
-
-
 # --- Derivatives ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["score_ns", *SOFT, "fuse_log_odds"])
-def test_a_whole_gate_has_a_gradient(name):
-    gate, benefit = table()
-    margin = np.abs(gate.score_ns(benefit) - gate.min_gain_ns)
-    options = {} if name == "score_ns" else {"temperature_ns": margin}
-    size = np.array([terms_size(*row) for row in zip(rows(gate), rows(benefit), strict=True)])
-    scale = size if name in ("score_ns", "soft_score_ns") else size / margin
-    f = jax.jit(lambda gate: getattr(gate, name)(benefit, **options))
-    assert_gradient_is_the_finite_difference(f, gate, scale=scale)
 
 
 #: One program for all points.

@@ -153,7 +153,12 @@ def test_every_gate_has_its_gradients():
     scale = terms_size(gate, benefit)
     margin = np.abs(gate.score_ns(benefit) - gate.min_gain_ns)
     assert_gradient_is_the_finite_difference(lambda g: g.score_ns(benefit), gate, scale=scale)
-    for soft, size in (("fuse_probability", 1), ("fuse_log_probability", 1), ("soft_score_ns", margin)):
+    for soft, size in (
+        ("fuse_probability", 1),
+        ("fuse_log_probability", 1),
+        ("fuse_log_odds", 1),
+        ("soft_score_ns", margin),
+    ):
 
         def f(g, soft=soft):
             return getattr(g, soft)(benefit, temperature_ns=margin)
