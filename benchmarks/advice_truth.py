@@ -1,4 +1,4 @@
-"""What `compare_functions` says of pairs of stages, beside what they took.
+"""What `predict_profiles` says of pairs of stages, beside what they took.
 
     python -m benchmarks.advice_truth CALIBRATION PAIRS [--half tune|judge] [--json FILE]
 
@@ -16,7 +16,7 @@ import numpy as np
 import rlxjax as rx
 from benchmarks._common import options, table, write
 from benchmarks.stage_pairs import PAIRS
-from rlxjax.calibration import compare_functions
+from rlxjax.calibration import predict_profiles
 from rlxjax.fit import SURE
 
 MOST_NOISE = 1.15
@@ -33,7 +33,8 @@ def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half
             apart = [
                 rx.profile_function(stage, *args) for stage, args in zip(pair.stages, pair.stage_args(), strict=True)
             ]
-        said = compare_functions(calibration, together, apart)
+        times = predict_profiles(calibration, [together, *apart])
+        said = times.decision([0], range(1, 1 + len(apart)))
         rows.append(
             {
                 "name": pair.name,

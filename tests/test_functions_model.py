@@ -13,7 +13,7 @@ from jax.extend.core import Primitive
 
 import rlxjax as rx
 from calibrate.suites.functions import timed_functions
-from rlxjax.calibration import CalibratedModel, Calibration, compare_functions, predict_profile
+from rlxjax.calibration import CalibratedModel, Calibration, predict_profile, predict_profiles
 from rlxjax.fit import prior_posterior
 from rlxjax.models import FFT, FUNCTIONS, function_runs
 
@@ -268,11 +268,11 @@ def test_a_function_beyond_what_was_measured_is_extrapolated():
 
 def test_what_two_programs_share_cancels():
     one = rx.profile_function(mlp, real(512, 512), real(512, 512))
-    same = compare_functions(calibration(), one, [one])
+    same = predict_profiles(calibration(), [one, one]).decision([0], [1])
     assert float(same.margin_ns) == 0
     assert float(same.probability) == 0.5
     first, second = (rx.profile_function(f, real(512, 512), real(512, 512)) for f in (lambda x, w: x @ w, mlp))
-    apart = compare_functions(calibration(), one, [first, second])
+    apart = predict_profiles(calibration(), [one, first, second]).decision([0], [1, 2])
     np.testing.assert_allclose(
         float(apart.kept_ns), sum(predict_profile(calibration(), own).time_ns for own in (first, second)), rtol=1e-6
     )
@@ -283,5 +283,3 @@ def test_what_two_programs_share_cancels():
 def test_a_calibration_without_functions_says_how_to_get_them():
     with pytest.raises(ValueError, match="functions model, got fft; measure it with `rlxjax calibrate --only functio"):
         calibration(FFT).predict_function(jnp.tanh, real(8))
-    with pytest.raises(ValueError, match="apart: expected one profile at least"):
-        compare_functions(calibration(), rx.profile_function(jnp.tanh, real(8)), [])

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec
 
 import rlxjax as rx
-from rlxjax.calibration import CalibratedModel, Calibration, compare_functions, predict_profile
+from rlxjax.calibration import CalibratedModel, Calibration, predict_profile, predict_profiles
 from rlxjax.jaxpr._sparse import PROGRAMS
 from rlxjax.models import FUNCTIONS
 
@@ -165,7 +165,7 @@ def test_nothing_sure_is_said_of_what_is_not_counted():
         assert str(found).startswith("at least ")
         assert profile.uncounted[0] in str(found)
         for one, several in ((profile, [sine]), (sine, [profile, sine])):
-            decided = compare_functions(known, one, several)
+            decided = predict_profiles(known, [one, *several]).decision([0], range(1, 1 + len(several)))
             assert (float(decided.probability), decided.verdict(), decided.in_domain) == (0.5, "undecided", False), name
         assert rx.advise([function, jnp.shape], X, calibration=known).verdict == "cannot model", name
         with pytest.raises(ValueError, match="work: "):

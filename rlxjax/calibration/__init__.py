@@ -47,8 +47,6 @@ from ._fingerprint import current_fingerprint as current_fingerprint
 from ._fingerprint import fingerprint_differences as fingerprint_differences
 from ._functions import FunctionPrediction as FunctionPrediction
 from ._functions import FunctionTimes as FunctionTimes
-from ._functions import compare_functions as compare_functions
-from ._functions import functions_of as functions_of
 from ._functions import predict_function as predict_function
 from ._functions import predict_profile as predict_profile
 from ._functions import predict_profiles as predict_profiles

@@ -182,7 +182,12 @@ def predict_profiles(calibration: HasModels, profiles: Sequence[FunctionProfile]
     Raises:
         ValueError: a calibration without the functions model.
     """
-    calibrated = functions_of(calibration)
+    if FUNCTIONS.name not in calibration.models:
+        raise ValueError(
+            "calibration: expected one with the functions model, got "
+            f"{', '.join(calibration.models) or 'none'}; measure it with `rlxjax calibrate --only functions`"
+        )
+    calibrated = calibration.models[FUNCTIONS.name]
     runs, count = function_runs(profiles), len(profiles)
     # One program estimates up to four times as many functions as another.
     rows = np.minimum(np.arange(4 ** math.ceil(math.log(count, 4))), count - 1)
@@ -208,33 +213,3 @@ def predict_profiles(calibration: HasModels, profiles: Sequence[FunctionProfile]
 @jax.jit
 def _estimates_and_terms(posterior: LatencyPosterior, runs: Runs) -> tuple[LatencyEstimate, Mapping[str, Array]]:
     return estimate(posterior, runs), corrected_terms_ns(posterior, runs)
-
-
-def compare_functions(calibration: HasModels, together: FunctionProfile, apart: Sequence[FunctionProfile]) -> Decision:
-    """Return whether one function is faster than several that do its work one after another, and how surely.
-
-    Args:
-        calibration: that holds the functions model.
-        together: profile of the one function.
-        apart: profiles of the several.
-
-    Raises:
-        ValueError: a calibration without the functions model, or no function apart.
-    """
-    if not apart:
-        raise ValueError("apart: expected one profile at least, got none")
-    return predict_profiles(calibration, [together, *apart]).decision([0], range(1, 1 + len(apart)))
-
-
-def functions_of(calibration: HasModels) -> CalibratedModel:
-    """Return what a calibration says of functions.
-
-    Raises:
-        ValueError: it says nothing: that model was not timed.
-    """
-    if FUNCTIONS.name not in calibration.models:
-        raise ValueError(
-            "calibration: expected one with the functions model, got "
-            f"{', '.join(calibration.models) or 'none'}; measure it with `rlxjax calibrate --only functions`"
-        )
-    return calibration.models[FUNCTIONS.name]
