@@ -116,7 +116,7 @@ class WelchSuite(Suite):
             found["device_flop_per_ns"] = flop / (micro_ns["short powers"] - waits_ns)
         if {"top_k wide", "top_k deep"} <= set(micro_ns):
             times_ns = [micro_ns[f"top_k {name}"] - waits_ns for name in ("wide", "deep")]
-            found |= heap_rates(*zip(WIDE_SELECTION, DEEP_SELECTION, strict=True), times_ns)
+            found |= heap_rates(*zip(WIDE_SELECTION, DEEP_SELECTION, strict=True), time_ns=times_ns)
         return welch_micro_prior(found)
 
 

@@ -350,14 +350,15 @@ def _built_in_pick(
     upload_ns = 0.0 if row.unified_memory else 4.0 * batch * params.frame_len / float(row.readback_bw)
 
     def cost(name: str) -> float:
-        sizes, scale = (batch, params.n_fft, params.k), ()
-        if name == "learned":
-            if 4 * model.active_gates >= model.total_gates:
-                return math.inf
-            scale = (learned_scale(model.active_gates, model.total_gates),)
-        of_path = {"host": host_path_ns, "block": block_graph_ns}.get(name, fused_graph_ns)
-        cost_ns = of_path(device, *sizes, *scale, n_segments=params.n_segments)
-        return float(cost_ns) + upload_ns * (name != "host")
+        sizes, n_segments = (device, batch, params.n_fft, params.k), params.n_segments
+        if name == "host":
+            return float(host_path_ns(*sizes, n_segments=n_segments))
+        if name == "block":
+            return float(block_graph_ns(*sizes, n_segments=n_segments)) + upload_ns
+        if name == "learned" and 4 * model.active_gates >= model.total_gates:
+            return math.inf
+        scale = learned_scale(model.active_gates, model.total_gates) if name == "learned" else 1.0
+        return float(fused_graph_ns(*sizes, scale, n_segments=n_segments)) + upload_ns
 
     with jax.ensure_compile_time_eval():
         return min(candidates, key=cost)
