@@ -101,6 +101,7 @@ def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
         A. Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, chapter 5.
 
     Examples:
+        >>> from rlxjax.fit import prior_posterior
         >>> from rlxjax.models import FFT
         >>> prior = transferred_prior(prior_posterior(FFT))
         >>> round(prior.median.call_ns), prior.log_sd.call_ns
