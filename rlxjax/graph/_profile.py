@@ -62,22 +62,21 @@ class GraphIoProfile:
         """
         for name in ("host_output_bytes", "device_traffic_bytes"):
             check_at_least(getattr(self, name), name)
-        output, discrete = self.host_output_bytes, self._discrete_readback_bytes()
+        output, traffic = self.host_output_bytes, self.device_traffic_bytes
+        if is_counted := is_exact(output) and is_exact(traffic):
+            total = exact(output) + exact(traffic) // 4
+            discrete = saturate(total) if isinstance(total, int) else packed(np.minimum(total, MAX_COUNT))
+        else:
+            moved = jnp.floor(as_float(traffic, "device_traffic_bytes") / 4)
+            discrete = as_float(output, "host_output_bytes") + moved
         if not is_traced(unified_memory) and not np.ndim(unified_memory):
             check_not_nan(unified_memory, "unified_memory")
             return output if unified_memory else discrete
-        if not is_traced(unified_memory) and is_exact(output) and is_exact(discrete):
+        if is_counted and not is_traced(unified_memory):
             counts = (np.asarray(exact(count), object) for count in (output, discrete))
             return packed(np.where(np.asarray(unified_memory) > 0, *counts))
         floats = as_float(output, "host_output_bytes"), as_float(discrete, "readback")
         return jnp.where(jnp.asarray(unified_memory) > 0, *floats)
-
-    def _discrete_readback_bytes(self) -> Count:
-        if is_exact(self.host_output_bytes) and is_exact(self.device_traffic_bytes):
-            total = exact(self.host_output_bytes) + exact(self.device_traffic_bytes) // 4
-            return saturate(total) if isinstance(total, int) else packed(np.minimum(total, MAX_COUNT))
-        traffic = as_float(self.device_traffic_bytes, "device_traffic_bytes")
-        return as_float(self.host_output_bytes, "host_output_bytes") + jnp.floor(traffic / 4)
 
 
 def node_io_bytes(graph: Graph, node: Node) -> int:
@@ -129,22 +128,15 @@ def profile_graph_io(
     if output_indices is not None and output_ids is not None:
         raise ValueError("output_indices and output_ids: expected one of the two, got both")
     nodes, outputs = graph.nodes, graph.outputs
-    if output_ids is not None:
-        outputs = _chosen(output_ids, "output_ids", "node", "nodes", len(nodes))
-    read = set(outputs)
-    launches = syncs = host_bytes = traffic = 0
-    for node in nodes:
-        op = OPS[node.op]
-        if op.metadata:
-            continue
-        launches += 1
-        traffic += saturate(sum(nodes[i].bytes for i in node.inputs) + node.bytes)
-        syncs += op.host_sync + (fft_host_sync and node.op == "fft")
-        host_bytes += node.bytes if node.id in read else 0
+    counted = [node for node in nodes if not OPS[node.op].metadata]
+    read = set(outputs if output_ids is None else _chosen(output_ids, "output_ids", "node", "nodes", len(nodes)))
+    syncs = sum(OPS[node.op].host_sync or (fft_host_sync and node.op == "fft") for node in counted)
+    host_bytes = sum(node.bytes for node in counted if node.id in read)
+    traffic = sum(saturate(sum(nodes[i].bytes for i in node.inputs) + node.bytes) for node in counted)
     if output_indices is not None:
         positions = _chosen(output_indices, "output_indices", "position", "outputs", len(outputs))
         host_bytes = sum(nodes[outputs[i]].elements * _SELECTED_ELEMENT_BYTES for i in set(positions))
-    return GraphIoProfile(launches, syncs, saturate(host_bytes), saturate(traffic))
+    return GraphIoProfile(len(counted), syncs, saturate(host_bytes), saturate(traffic))
 
 
 def _chosen(chosen: Iterable[int], name: str, what: str, among: str, count: int) -> list[int]:

@@ -184,8 +184,13 @@ class Walk:
             else:
                 results = [flat.new(nbytes(var.aval)) for var in equation.outvars]
                 flat.known.update(dict.fromkeys(results[:1], known_result(equation, flat.numbers(reads))))
-                if name == "dot_general" and _has_free_axes(equation):
-                    flat.reshaped.update(results)
+                if name == "dot_general":  # free axes of an operand become one
+                    shapes = (var.aval.shape for var in equation.invars)
+                    free = (
+                        len(shape) - sum(map(len, axes))
+                        for shape, *axes in zip(shapes, *equation.params["dimension_numbers"], strict=True)
+                    )
+                    flat.reshaped.update(results if max(free) > 1 else ())
                 rule = RULES.get(name, _UNCOSTED)
                 flat.makers.update(dict.fromkeys(results, rule))
                 is_constant = all(not isinstance(buffer, int) or buffer in flat.constant for buffer in reads)
@@ -344,15 +349,6 @@ class Walk:
         if len(branches) > 1:
             result.spreads[line] = BranchSpread(line, sums[least], sums[dearest])
         result.temp_bytes = max(branch.temp_bytes for branch in branches)
-
-
-def _has_free_axes(equation: Any) -> bool:
-    """Whether an operand of a product has several axes that are neither contracted nor batched: they become one."""
-    contracted, batched = equation.params["dimension_numbers"]
-    return any(
-        len(var.aval.shape) - len(axes) - len(batch) > 1
-        for var, axes, batch in zip(equation.invars, contracted, batched, strict=True)
-    )
 
 
 def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:
