@@ -164,9 +164,9 @@ def test_an_unknown_op_or_node_is_refused_by_name():
         with pytest.raises(ValueError, match=f"unknown op '{op}'.*did you mean {hint}.*expected one of input"):
             rx.Graph().add(op, [])
     graph, _ = with_inputs((2,))
-    unknown = [(node_id, f"no node {node_id} yet; the graph has 1 nodes") for node_id in (1, 7)]
-    for node_id, says in unknown + [(node_id, "node id: expected an integer") for node_id in (-1, 0.5, "x", None)]:
-        with pytest.raises(ValueError, match=rf"node 1 \(relu\): {says}"):
+    unknown = [(node_id, f"no node {node_id}; the graph has 1 nodes") for node_id in (1, 7)]
+    for node_id, says in unknown + [(node_id, "expected an integer") for node_id in (-1, 0.5, "x", None)]:
+        with pytest.raises(ValueError, match=rf"node 1 \(relu\): inputs: {says}"):
             graph.add("relu", [node_id])
         with pytest.raises(ValueError, match=f"outputs: {says}"):
             graph.set_outputs([node_id])

@@ -102,7 +102,7 @@ def test_node_bytes_and_selections():
     for selection, says in [
         ({"output_indices": [0], "output_ids": [0]}, "output_indices and output_ids: .*one of the two"),
         ({"output_indices": [], "output_ids": []}, "one of the two"),
-        ({"output_indices": [2]}, "output_indices: no position 2; the graph has 2 outputs"),
+        ({"output_indices": [2]}, "output_indices: no output 2; the graph has 2 outputs"),
         ({"output_indices": [-1]}, "output_indices: expected an integer of at least 0, got -1"),
         ({"output_indices": [0.0]}, "output_indices: expected an integer, got 0.0"),
         ({"output_ids": [2]}, "output_ids: no node 2; the graph has 2 nodes"),

@@ -186,13 +186,13 @@ def test_bad_nodes_are_refused_by_name():
         ([X, node(2)], [], r"node 2 \(relu\): expected id 1"),
         ([node(1), X], [], r"node 1 \(relu\): expected id 0"),
         ([X, node(-1)], [], r"node -1 \(relu\): expected id 1"),
-        ([X, node(1, inputs=(2,)), node(2)], [], r"node 1 \(relu\): no node 2 yet"),
-        ([X, node(1, "add", (0, 1))], [], r"node 1 \(add\): no node 1 yet"),
-        ([X, node(1, inputs=(7,))], [], r"node 1 \(relu\): no node 7 yet"),
+        ([X, node(1, inputs=(2,)), node(2)], [], r"node 1 \(relu\): inputs: no node 2;"),
+        ([X, node(1, "add", (0, 1))], [], r"node 1 \(add\): inputs: no node 1;"),
+        ([X, node(1, inputs=(7,))], [], r"node 1 \(relu\): inputs: no node 7;"),
         ([X, node(1, "relux")], [], "unknown op 'relux'"),
         ([X, node(1, dtype="f8")], [], r"node 1 \(relu\): unknown dtype 'f8'"),
         ([X, node(1, shape=(-1,))], [], r"node 1 \(relu\): dimension"),
-        ([X], [1], "outputs: no node 1 yet; the graph has 1 nodes"),
+        ([X], [1], "outputs: no node 1; the graph has 1 nodes"),
     ]:
         with pytest.raises(ValueError, match=says):
             rx.Graph.from_nodes(nodes, outputs)

@@ -7,10 +7,9 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rlxjax._checks import as_index
 from rlxjax._values import FrozenDict
 
-from ._ops import OPS, Node, listed, parse_dtype, parse_shape
+from ._ops import OPS, Node, indices, parse_dtype, parse_shape
 
 
 def tensor_bytes(shape: Sequence[int | None], dtype: str) -> int:
@@ -131,7 +130,7 @@ class Graph:
             raise ValueError(f"unknown op {op!r}{hint}; expected one of {', '.join(OPS)}")
         id_ = len(self._nodes)
         where = f"node {id_} ({op})"
-        ids = tuple(self._known(i, where) for i in listed(inputs, f"{where}: inputs"))
+        ids = tuple(indices(inputs, f"{where}: inputs", "node", id_))
         operands = [self._nodes[i] for i in ids]
         try:
             if shape is None:
@@ -151,10 +150,4 @@ class Graph:
         Raises:
             ValueError: an id that is not in the graph.
         """
-        self._outputs = tuple(self._known(i, "outputs") for i in listed(ids, "outputs"))
-
-    def _known(self, node_id: int, where: str) -> int:
-        index = as_index(node_id, f"{where}: node id")
-        if index >= len(self._nodes):
-            raise ValueError(f"{where}: no node {index} yet; the graph has {len(self._nodes)} nodes")
-        return index
+        self._outputs = tuple(indices(ids, "outputs", "node", len(self._nodes)))

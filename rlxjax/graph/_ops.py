@@ -228,6 +228,14 @@ def listed(values: Any, name: str) -> list[Any]:
         raise ValueError(f"{name}: expected a list, got {values!r}") from None
 
 
+def indices(chosen: Any, name: str, what: str, count: int) -> list[int]:
+    """Return positions in a list of so many; refuse what is none."""
+    found = [as_index(index, name) for index in listed(chosen, name)]
+    if any(index >= count for index in found):
+        raise ValueError(f"{name}: no {what} {max(found)}; the graph has {count} {what}s")
+    return found
+
+
 def parse_shape(shape: Any) -> Shape:
     return tuple(None if dim is None else as_index(dim, "dimension") for dim in listed(shape, "shape"))
 

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._checks import as_index, check_at_least, check_not_nan, is_traced
+from rlxjax._checks import check_at_least, check_not_nan, is_traced
 from rlxjax._counts import MAX_COUNT, as_float, exact, is_exact, packed, saturate
 from rlxjax._typing import Count, RealLike
 from rlxjax._values import by_value
 
 from ._graph import Graph
-from ._ops import OPS, Node, listed
+from ._ops import OPS, Node, indices
 
 #: Bytes of one selected output element, whatever its dtype.
 _SELECTED_ELEMENT_BYTES = 4
@@ -129,19 +129,11 @@ def profile_graph_io(
         raise ValueError("output_indices and output_ids: expected one of the two, got both")
     nodes, outputs = graph.nodes, graph.outputs
     counted = [node for node in nodes if not OPS[node.op].metadata]
-    read = set(outputs if output_ids is None else _chosen(output_ids, "output_ids", "node", "nodes", len(nodes)))
+    read = set(outputs if output_ids is None else indices(output_ids, "output_ids", "node", len(nodes)))
     syncs = sum(OPS[node.op].host_sync or (fft_host_sync and node.op == "fft") for node in counted)
     host_bytes = sum(node.bytes for node in counted if node.id in read)
     traffic = sum(saturate(sum(nodes[i].bytes for i in node.inputs) + node.bytes) for node in counted)
     if output_indices is not None:
-        positions = _chosen(output_indices, "output_indices", "position", "outputs", len(outputs))
+        positions = indices(output_indices, "output_indices", "output", len(outputs))
         host_bytes = sum(nodes[outputs[i]].elements * _SELECTED_ELEMENT_BYTES for i in set(positions))
     return GraphIoProfile(len(counted), syncs, saturate(host_bytes), saturate(traffic))
-
-
-def _chosen(chosen: Iterable[int], name: str, what: str, among: str, count: int) -> list[int]:
-    indices = [as_index(index, name) for index in listed(chosen, name)]
-    for index in indices:
-        if index >= count:
-            raise ValueError(f"{name}: no {what} {index}; the graph has {count} {among}")
-    return indices

@@ -47,24 +47,21 @@ class Trips:
     """
 
     def __init__(self, trip_counts: TripCounts | None) -> None:
-        self._named: dict[str, int | None] = {}
-        self._in_order: list[int | None] | None = None
-        if isinstance(trip_counts, Mapping):
-            self._named = {line: _checked(trips) for line, trips in trip_counts.items()}
-        elif isinstance(trip_counts, Sequence) and not isinstance(trip_counts, str):
-            self._in_order = list(map(_checked, trip_counts))
-        elif trip_counts is not None:
+        self._is_in_order = isinstance(trip_counts, Sequence) and not isinstance(trip_counts, str)
+        if not (self._is_in_order or trip_counts is None or isinstance(trip_counts, Mapping)):
             raise ValueError(f"trip_counts: expected a mapping by line or a sequence of integers, got {trip_counts!r}")
+        given = dict(trip_counts or {}) if not self._is_in_order else dict(enumerate(trip_counts))
+        #: By place or by line.
+        self._given = {key: n if n is None else as_index(n, "trip_counts") for key, n in given.items()}
         #: Of the loops that asked, and what they were told; and the trips by line of those that tell their own.
         self.asked: list[tuple[str, int | None]] = []
         self.read: dict[str, set[int | None]] = {}
 
     def next(self, line: str) -> int | None:
         """Return the trips of the loop that appears now, None if nobody said."""
-        number = len(self.asked)
-        in_order = self._in_order or []
-        self.asked.append((line, in_order[number] if number < len(in_order) else self._named.get(line)))
-        return self.asked[-1][1]
+        trips = self._given.get(len(self.asked) if self._is_in_order else line)
+        self.asked.append((line, trips))
+        return trips
 
     def by_line(self) -> dict[str, int]:
         """Return the trips of the lines whose loops all have the same, of those that appeared."""
@@ -75,17 +72,11 @@ class Trips:
 
     def check_used(self) -> None:
         lines = [line for line, _ in self.asked]
-        if self._in_order is not None and len(self._in_order) != len(lines):
+        if self._is_in_order and len(self._given) != len(lines):
             where = f" ({', '.join(lines)})" if lines else ""
             raise ValueError(
                 f"trip_counts: expected one for each of the {len(lines)} loops of unknown length{where}, "
-                f"got {len(self._in_order)}"
+                f"got {len(self._given)}"
             )
-        if unused := [line for line in self._named if line not in lines]:
-            raise ValueError(f"trip_counts: expected lines of {lines}, got {unused[0]!r}")
-
-
-def _checked(trips: object) -> int | None:
-    if isinstance(trips, bool):
-        raise ValueError(f"trip_counts: expected an integer, got {trips!r}")
-    return None if trips is None else as_index(trips, "trip_counts")
+        if not self._is_in_order and (unused := self._given.keys() - lines):
+            raise ValueError(f"trip_counts: expected lines of {lines}, got {min(unused)!r}")

@@ -87,7 +87,6 @@ class Walk:
         self._line = UNKNOWN_LINE
         self._totals: dict[Any, Totals] = {}
         self._sizes: dict[int, tuple[int, bool]] = {}
-        self._counts: dict[int, tuple[Rule, OperationCounts, Operation]] = {}
         self._implementations: dict[int, Any] = {}
 
     def totals(self, jaxpr: Any, reusable: Iterable[int] = (), known: Sequence[Number] = ()) -> Totals:
@@ -215,7 +214,11 @@ class Walk:
             totals.fused_bytes -= inside.fused_bytes
             needs = tuple(buffer for buffer in buffers if buffer not in flat.constant)
             return Step(buffers, writes, needs, True, inside.fused_bytes, in_place=True, inner_bytes=inside.temp_bytes)
-        rule, counts, operation = self._counted(equation)
+        rule = RULES.get(name, _UNCOSTED)
+        operands, results = ([var.aval for var in side] for side in (equation.invars, equation.outvars))
+        operation = Operation(operands, results, equation.params)
+        if (counts := rule.counts(operation)) is None:
+            rule, counts = _UNCOSTED, OperationCounts()
         if counts.bytes is None:
             counts = counts._replace(bytes=sum(flat.sizes[buffer] for buffer in (*buffers, *writes)))
         moved = counts.bytes or 0
@@ -257,16 +260,6 @@ class Walk:
             work_of(equation, rule, counts, operation),
             tuple(hows),
         )
-
-    def _counted(self, equation: Any) -> tuple[Rule, OperationCounts, Operation]:
-        if id(equation) not in self._counts:
-            rule = RULES.get(equation.primitive.name, _UNCOSTED)
-            operands, results = ([var.aval for var in side] for side in (equation.invars, equation.outvars))
-            operation = Operation(operands, results, equation.params)
-            counts = rule.counts(operation)
-            known = (_UNCOSTED, OperationCounts()) if counts is None else (rule, counts)
-            self._counts[id(equation)] = *known, operation
-        return self._counts[id(equation)]
 
     def _inside(self, equation: Any, line: str, known: Sequence[Number]) -> Totals:
         """Return what the jaxprs of a loop, a conditional or a large call do, with the memory they need beside it."""
