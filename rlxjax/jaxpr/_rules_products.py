@@ -70,8 +70,6 @@ def _window_axes(op: Operation) -> Iterator[tuple[int, ...]]:
 
 def _taps_on_elements(positions: int, taps: int, stride: int, dilation: int, hole: int, before: int) -> int:
     """Return how many pairs of an output position and a tap do not fall between the elements of a dilated operand."""
-    if hole == 1:
-        return positions * taps
     residues = [0] * hole
     for position in range(min(positions, hole)):
         residues[position * stride % hole] += len(range(position, positions, hole))

@@ -2,9 +2,10 @@
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 
 from ._kernels import Kernels
-from ._loops import BranchSpread
+from ._loops import BranchSpread, UnknownLoop
 from ._rules import OperationCounts
 
 #: Counts by name: of a family of operations, or of a line.
@@ -69,6 +70,28 @@ class Totals:
         self.all_bytes += times * other.all_bytes
         self.counted_bytes += times * other.counted_bytes
         self.uncosted.update(other.uncosted)
+
+    def add_loop(self, test: "Totals", turn: "Totals", trips: int | None, line: str, number: int) -> UnknownLoop:
+        """Add a loop, and say what one turn does; of unknown trips it counts its first test, and is met by a number."""
+        self.add(test, 1 + (trips or 0))
+        if trips is None:
+            self.meet(turn, None)
+            self.loop_starts[number] = 1
+        else:
+            self.add(turn, trips)
+            self.trips += trips
+        return UnknownLoop(line, 0, summed(test.sums(), turn.sums()))
+
+    def add_branches(self, branches: Sequence["Totals"], line: str) -> "Totals":
+        """Add the dearest branch of a conditional, by FLOP, bytes, then launches; return the cheapest one."""
+        ordered = sorted(branches, key=lambda branch: (branch.sums().flops, *branch.sums()[3:]))
+        self.add(ordered[-1], 1)
+        for branch in ordered[:-1]:
+            self.meet(branch, 0)
+            self.loop_starts.update(dict.fromkeys(branch.loop_starts))  # it may be taken all the same
+        if len(ordered) > 1:
+            self.spreads[line] = BranchSpread(line, ordered[0].sums(), ordered[-1].sums())
+        return ordered[0]
 
 
 def summed(*counts: OperationCounts) -> OperationCounts:

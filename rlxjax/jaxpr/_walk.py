@@ -19,12 +19,12 @@ from ._equations import (
 from ._foldings import folded
 from ._kernels import BESIDE, Kernels, Work
 from ._known import Number, known_result, number_of, readable_trips
-from ._loops import BranchSpread, Trips, UnknownLoop
+from ._loops import Trips, UnknownLoop
 from ._memory import Step, fused_memory
 from ._registry import CALLS, LOOPS, NOTHING, RULES
 from ._rules import Operation, OperationCounts, Rule, elements, nbytes
 from ._rules_outside import CALLBACK
-from ._totals import NONE, Totals, add_row, summed
+from ._totals import NONE, Totals, add_row
 from ._work import reordering, reuse, work_of
 
 #: A value that costs nothing to read: a scalar literal is part of the kernel.
@@ -310,14 +310,9 @@ class Walk:
         test = self.totals(cond)
         of_test, constants = params["cond_nconsts"], params["body_nconsts"]
         turn = self.totals(body, range(constants, len(body.invars)), known[of_test : of_test + constants])
-        result.add(test, 1 + (trips or 0))
-        if trips is not None:
-            result.add(turn, trips)
-            result.trips += trips
-        else:
-            self.loops[number] = UnknownLoop(line, 0, summed(test.sums(), turn.sums()))
-            result.meet(turn, None)
-            result.loop_starts[number] = 1
+        loop = result.add_loop(test, turn, trips, line, number)
+        if trips is None:
+            self.loops[number] = loop
         result.temp_bytes = max(turn.temp_bytes, test.temp_bytes)
         result.kernels.mark_looped()
 
@@ -326,21 +321,11 @@ class Walk:
         if which is not None:
             possible = [possible[min(max(int(which), 0), len(possible) - 1)]]
         branches = [self.totals(opened(branch), known=known) for branch in possible]
-        sums = [branch.sums() for branch in branches]
-        order = sorted(range(len(branches)), key=lambda i: (sums[i].flops, sums[i].bytes))
-        least, dearest = order[0], order[-1]
-        for number, branch in enumerate(branches):
-            if number == dearest:
-                result.add(branch, 1)
-            else:
-                result.meet(branch, 0)
-                result.loop_starts.update(dict.fromkeys(branch.loop_starts))  # it may be taken all the same
+        least = result.add_branches(branches, line)
         result.trips += 1
-        calls = [branch.sync_points for branch in branches]
         # Beside a branch that does nothing, the others are a guard: a run that it stops is none.
-        result.sync_points = max(calls) if any(sums[least][:4]) else calls[least]
-        if len(branches) > 1:
-            result.spreads[line] = BranchSpread(line, sums[least], sums[dearest])
+        deciding = branches if any(least.sums()[:4]) else [least]
+        result.sync_points = max(branch.sync_points for branch in deciding)
         result.temp_bytes = max(branch.temp_bytes for branch in branches)
 
 

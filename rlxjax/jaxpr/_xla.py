@@ -6,9 +6,9 @@ from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from ._equations import UNKNOWN_LINE
-from ._loops import BranchSpread, UnknownLoop
+from ._loops import UnknownLoop
 from ._rules import OperationCounts, names
-from ._totals import Totals, summed
+from ._totals import Totals
 
 #: What names, groups or orders values, or ends what another instruction began.
 _NOTHING = names(
@@ -149,15 +149,16 @@ class CompiledProgram:
         frame = _FRAME.search(attributes)
         line = self._lines.get(int(frame[1]), UNKNOWN_LINE) if frame else UNKNOWN_LINE
         if opcode == "while":
-            self._add_loop(self._count(called["condition"]), self._count(called["body"]), attributes, line, totals)
+            known = _TRIPS.search(attributes)
+            trips = int(known[1]) if known else self._trips.get(line)
+            self.loops += trips != 1
+            test, turn = self._count(called["condition"]), self._count(called["body"])
+            loop = totals.add_loop(test, turn, trips, line, len(self.unknown_loops))
+            self.unknown_loops += [loop] if trips is None else []
         elif opcode == "conditional":
             listed = _BRANCHES.search(attributes)
             taken = _NAME.findall(listed[1]) if listed else [called["true_computation"], called["false_computation"]]
-            least, *_, most = branches = sorted(map(self._count, taken), key=lambda branch: branch.sums()[3:])
-            totals.add(most, 1)
-            for branch in branches[:-1]:
-                totals.meet(branch, 0)
-            totals.spreads[line] = BranchSpread(line, least.sums(), most.sums())
+            totals.add_branches(list(map(self._count, taken)), line)
         elif opcode == "call" or (opcode == "async-start" and "calls" in called):
             totals.add(self._count(called["to_apply" if opcode == "call" else "calls"]), 1)
         else:
@@ -169,18 +170,6 @@ class CompiledProgram:
                 family = f"{kind[1].lower()} fusion"
             moved = self._moved(instruction, computation, called.get("calls"))
             totals.count(family, line, OperationCounts(bytes=moved))
-
-    def _add_loop(self, test: Totals, turn: Totals, attributes: str, line: str, totals: Totals) -> None:
-        known = _TRIPS.search(attributes)
-        trips = int(known[1]) if known else self._trips.get(line)
-        self.loops += trips != 1
-        totals.add(test, 1 + (trips or 0))
-        if trips is not None:
-            totals.add(turn, trips)
-            return
-        totals.loop_starts[len(self.unknown_loops)] = 1
-        self.unknown_loops.append(UnknownLoop(line, 0, summed(test.sums(), turn.sums())))
-        totals.meet(turn, None)
 
     def _moved(self, instruction: _Instruction, computation: _Computation, fused: str | None) -> int:
         """Return the bytes that an instruction reads and writes."""
