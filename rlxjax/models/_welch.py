@@ -36,6 +36,18 @@ _FACTS: Facts = FrozenDict(
 )
 
 
+_STRATEGIES: Mapping[str, StrategySpec] = FrozenDict(
+    {
+        "ultra": StrategySpec(("host",), FrozenDict({"n_segments": 1.0})),
+        "fast": StrategySpec(("host",), FrozenDict({"n_segments": 2.0})),
+        "host": StrategySpec(("host",)),
+        "fused": StrategySpec(("fused_maxima", "fused_top_k")),
+        "block": StrategySpec(("block",)),
+        "learned": StrategySpec(("learned",)),
+    }
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class WelchModel(LatencyModel):
     """Welch peaks on the host, or on a device by a fused program, block by block, or by a learned FFT.
@@ -76,14 +88,7 @@ class WelchModel(LatencyModel):
     @property
     def strategies(self) -> Mapping[str, StrategySpec]:
         """The host with one and with two segments as users name it, and the four ways to compute peaks."""
-        return {
-            "ultra": StrategySpec(("host",), {"n_segments": 1.0}),
-            "fast": StrategySpec(("host",), {"n_segments": 2.0}),
-            "host": StrategySpec(("host",)),
-            "fused": StrategySpec(("fused_maxima", "fused_top_k")),
-            "block": StrategySpec(("block",)),
-            "learned": StrategySpec(("learned",)),
-        }
+        return _STRATEGIES
 
     def terms_ns(self, coefficients: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
