@@ -1,3 +1,5 @@
+"""How every test runs: on the CPU in float64, promotion strict, annotations checked, programs compiled quickly."""
+
 import gc
 import inspect
 import os
@@ -17,31 +19,48 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
-import hypothesis  # noqa: E402
-import jax  # noqa: E402
-import jaxtyping  # noqa: E402
 
-if not CHECKS_ALL and "XLA_FLAGS" not in os.environ:
-    # Most programs of the tests run once or twice: a quick compilation matters more than what it makes.
-    quick = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
-    quick += ["--xla_cpu_use_fusion_emitters=false"] if jax.__version_info__ < (0, 11) else []
-    os.environ["XLA_FLAGS"] = " ".join(quick)
-    jax.jit(lambda: 0.0)()
-    # XLA has read them. They are part of a calibration's fingerprint, and a process that a test starts is a user's.
-    del os.environ["XLA_FLAGS"]
-
-jax.config.update("jax_enable_x64", True)
-jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-# The same few examples in every run; how long one takes says what else the machine does.
-hypothesis.settings.register_profile("lawful", deadline=None, derandomize=True, max_examples=30)
-hypothesis.settings.load_profile("lawful")
-# Tracing makes many objects that live on: looking through them all again and again takes a while.
-gc.set_threshold(50_000, 20, 50)
+def pytest_configure(config):
+    """Prepare a process that runs tests; one that only hands them to workers starts them at once."""
+    if "PYTEST_XDIST_WORKER" in os.environ or not getattr(config.option, "numprocesses", None):
+        set_up_hypothesis()
+        set_up_jax()
+        check_annotations()
+        # Tracing makes many objects that live on: looking through them all again and again takes a while.
+        gc.set_threshold(50_000, 20, 50)
 
 
-def check_public_functions():
-    """Check the annotations, shapes included, of public functions and of the methods of public classes."""
+def set_up_hypothesis():
+    """Draw the same few examples in every run; how long one takes says what else the machine does."""
+    import hypothesis
+
+    hypothesis.settings.register_profile("lawful", deadline=None, derandomize=True, max_examples=30)
+    hypothesis.settings.load_profile("lawful")
+
+
+def set_up_jax():
+    """Compute in float64 and promote nothing; most programs run once or twice, so they are compiled quickly."""
+    import jax
+
+    if not CHECKS_ALL and "XLA_FLAGS" not in os.environ:
+        quick = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+        quick += ["--xla_cpu_use_fusion_emitters=false"] if jax.__version_info__ < (0, 11) else []
+        os.environ["XLA_FLAGS"] = " ".join(quick)
+        jax.jit(lambda: 0.0)()
+        # XLA has read them. They are part of a calibration's fingerprint, and a process that a test starts is a user's.
+        del os.environ["XLA_FLAGS"]
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+def check_annotations():
+    """Check annotations, shapes included: of public functions and the methods of public classes, or of all."""
+    import jaxtyping
+
+    if CHECKS_ALL:
+        jaxtyping.install_import_hook("rlxjax", "_typecheck.typecheck")
+        return
     from _typecheck import typecheck
 
     import rlxjax
@@ -59,9 +78,3 @@ def check_public_functions():
         for name, method in list(vars(class_).items()):
             if is_public(name, method):
                 setattr(class_, name, jaxtyping.jaxtyped(method, typechecker=typecheck))
-
-
-if CHECKS_ALL:
-    jaxtyping.install_import_hook("rlxjax", "_typecheck.typecheck")
-else:
-    check_public_functions()
