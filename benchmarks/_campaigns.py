@@ -81,7 +81,7 @@ def sampled(cells: Sequence[Cell], path: Path) -> Iterator[Callable[[float], Non
     with SampleWriter(path, log, append=False) as writer:
         writer.cells([cell for cell in cells if cell.name in programs])
         yield lambda seconds: measure_rounds(
-            log, writer, programs, Deadline(time.perf_counter() + seconds), rng, lambda: None
+            writer, programs, Deadline(time.perf_counter() + seconds), rng, lambda: None
         )
 
 

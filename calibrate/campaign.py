@@ -44,7 +44,6 @@ from .samples import (
     samples_path,
 )
 
-MIN_BUDGET_S = 10.0
 #: Seconds, and share of the budget, kept back for two fits (one compilation), judging and writing.
 FIT_RESERVE_S, FIT_RESERVE_SHARE = 4.0, 0.1
 #: Share of the time before the fit that making ready may take.
@@ -87,21 +86,15 @@ def run(
         seed: of the order of measuring; from the system unless given.
 
     Raises:
-        ValueError: a budget that is too short, a path that is no file, a suite without cells or with two of one name, a
+        ValueError: a path that is no file, a suite without cells or with two of one name, a
             prior that is none, samples that cannot be resumed, or too few to fit.
         KeyboardInterrupt: Ctrl-C before there was enough to fit.
     """
-    if not MIN_BUDGET_S <= budget_s < float("inf"):
-        raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds for each suite, got {budget_s:g}")
     kept_at, model = samples_path(path, suite.model.name), suite.model.name
     file_to_write(path)
     file_to_write(kept_at)
-    here, notes = current_fingerprint(), []
-    known = population_prior(suite.model, here.platform)
-    if prior is not None:
-        known, platform = prior_from(prior, suite, unsealed)
-        if platform != here.platform:
-            notes.append(f"The prior is of another platform: {platform!r}, and this is {here.platform!r}.")
+    here = current_fingerprint()
+    known, notes = prior_of(suite, here.platform, prior, unsealed)
     path.parent.mkdir(parents=True, exist_ok=True)
     rng, header = np.random.default_rng(seed), header_of(suite, name, here)
     deadline = Deadline(started_s + budget_s - max(FIT_RESERVE_S, FIT_RESERVE_SHARE * budget_s))
@@ -122,7 +115,7 @@ def run(
         if writer.aside:
             notes.append(f"Earlier samples were kept as {writer.aside}.")
         with progress.phase(f"{model}: micro-benchmarks"):
-            time_micro(log, writer)
+            time_micro(writer)
         start = suite.start(micro_times_ns(log)) if known is None else known
         is_fixed = bool(log.complete_rounds())
         if is_fixed:  # all cells are to have as many rounds
@@ -148,7 +141,7 @@ def run(
                 writer.cells([cell for cell in cells if cell.name in {one.name for one in chosen}])
             enough = EnoughKnown(suite, log, start, deadline)
             with progress.phase(f"{model}: measuring", deadline) as advance:
-                measure_rounds(log, writer, ready.programs, deadline, rng, advance, enough)
+                measure_rounds(writer, ready.programs, deadline, rng, advance, enough)
     if deadline.interrupted:
         notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
     try:
@@ -193,11 +186,9 @@ def refit(
     path = calibration_of(kept_at) if out is None else out
     file_to_write(path)
     refuse_input(path, "the calibration", [("the samples", kept_at)])
-    known = population_prior(suite.model, log.fingerprint.platform)
-    if prior is not None:
-        known, _ = prior_from(prior, suite, unsealed)
+    known, notes = prior_of(suite, log.fingerprint.platform, prior, unsealed)
     with progress.phase(f"{suite.model.name}: fitting"):
-        return fit_and_write(suite, log, path, kept_at, command, {}, [], force, known)
+        return fit_and_write(suite, log, path, kept_at, command, {}, notes, force, known)
 
 
 def fit_and_write(
@@ -327,16 +318,22 @@ def affordable(order: Sequence[Cell], ready: Ready, left_s: float) -> tuple[list
     return [cell for cell in chosen if cell.name in seconds], dropped
 
 
-def prior_from(file: FilePath, suite: Suite, unsealed: bool) -> tuple[LatencyPrior, str]:
-    """Return what a calibration file, of any machine, says of this one, and the platform that it is of.
+def prior_of(
+    suite: Suite, platform: str, file: FilePath | None, unsealed: bool
+) -> tuple[LatencyPrior | None, list[str]]:
+    """Return what other machines say of this one, and notes on it: those of a calibration file, else the population.
 
     Raises:
         CalibrationFileError: a file that is no calibration.
         ValueError: one that does not hold the suite's model.
     """
+    if file is None:
+        return population_prior(suite.model, platform), []
     content = read_calibration_file(file, [suite.model], unsealed)
     calibrated = Calibration.from_file(content, [suite.model]).of(suite.model.name)
-    return transferred_prior(calibrated.posterior), content.models[suite.model.name].fingerprint.platform
+    other = content.models[suite.model.name].fingerprint.platform
+    notes = [] if other == platform else [f"The prior is of another platform: {other!r}, and this is {platform!r}."]
+    return transferred_prior(calibrated.posterior), notes
 
 
 def _middle(cells: Sequence[Cell], suite: Suite) -> dict[str, float]:

@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -60,28 +60,31 @@ KEPT_OPTIONS = ("--budget", "--device", "--model", "--suite", "--only")
 RESERVE_S = 2.0
 
 
-class Drift(NamedTuple):
-    """How many times longer something takes than the calibration says, and between what it may be chance."""
+@dataclasses.dataclass(frozen=True)
+class Drift:
+    """How many times longer something takes than the calibration says, and whether that is more than chance.
+
+    Attributes:
+        factor: how many times longer.
+        low, high: between these it may be chance.
+        is_off: whether it is more.
+    """
 
     factor: float
     low: float
     high: float
+    is_off: bool = dataclasses.field(init=False)
 
-    @property
-    def is_off(self) -> bool:
-        """Whether it is more than chance."""
-        return not self.low <= self.factor <= self.high
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_off", not self.low <= self.factor <= self.high)
 
     def chance(self) -> str:
         """Return what a person reads of the bounds."""
         return f"(less is faster; {self.low:.2f} to {self.high:.2f} would be chance)"
 
-    def as_json(self) -> dict[str, Any]:
-        """Return what a program reads."""
-        return {**self._asdict(), "is_off": self.is_off}
 
-
-class ModelDrift(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ModelDrift:
     """How the cells of one model drifted, the machine's pace taken out: all, each group beside all, and how many."""
 
     overall: Drift
@@ -161,25 +164,10 @@ class Validation:
 
     def as_json(self, file: str | os.PathLike[str]) -> dict[str, Any]:
         """Return what a program reads."""
-        return {
-            "verdict": self.word,
-            "calibration": os.fspath(file),
-            "models": {
-                name: {
-                    "overall": drift.overall.as_json(),
-                    "groups": {group: own.as_json() for group, own in drift.groups.items()},
-                    "cells": drift.cells,
-                }
-                for name, drift in self.models.items()
-            },
-            "canaries": {name: drift.as_json() for name, drift in self.canaries.items()},
-            "pace": 1.0 / self.slower,
-            "others_processors": self.others,
-            "elsewhere": list(self.elsewhere),
-            "software": list(self.software),
-            "not_timed": list(self.not_timed),
-            "renewal": None if self.word == GOOD else renewal(file, self.command),
-        }
+        found = {"verdict": self.word, "calibration": os.fspath(file), **dataclasses.asdict(self)}
+        found |= {"pace": 1.0 / found.pop("slower"), "others_processors": found.pop("others")}
+        del found["word"], found["command"]
+        return found | {"renewal": None if self.word == GOOD else renewal(file, self.command)}
 
 
 def check(
@@ -200,19 +188,19 @@ def check(
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
     content, here = read_calibration_file(file, unsealed=unsealed), current_fingerprint()
-    sections = content.sections()
-    elsewhere = {
-        text: None
-        for section in sections.values()
-        for text in fingerprint_differences(section.fingerprint, here, MACHINE_FIELDS)
-    }
-    software = {
-        text: None for section in sections.values() for text in fingerprint_differences(section.fingerprint, here)
-    }
+    elsewhere, every = (
+        [
+            text
+            for section in content.sections().values()
+            for text in fingerprint_differences(section.fingerprint, here, of)
+        ]
+        for of in (MACHINE_FIELDS, type(here).model_fields)
+    )
+    software = [text for text in dict.fromkeys(every) if text not in elsewhere]
     command = next(iter(content.models.values())).command if content.models else ""
-    of_file = {"software": [text for text in software if text not in elsewhere], "command": command}
+    of_file = {"software": software, "command": command}
     if elsewhere:
-        return Validation(NOT_THIS_MACHINE, elsewhere=list(elsewhere), **of_file)
+        return Validation(NOT_THIS_MACHINE, elsewhere=list(dict.fromkeys(elsewhere)), **of_file)
     suites, not_timed = {}, []
     for name, section in content.models.items():
         try:
@@ -360,7 +348,7 @@ def _time_again(
     with SampleWriter(nowhere, machine, append=True) as machine_writer:
         # Half of the repeats come last: a slow spell does not hit all of them.
         with progress.phase("micro-benchmarks"):
-            time_micro(machine, machine_writer, MICRO_REPEATS // 2)
+            time_micro(machine_writer, MICRO_REPEATS // 2)
         for left, (name, (suite, calibrated)) in zip(range(len(timed), 0, -1), timed.items(), strict=True):
             cells, share_s = chosen_cells(suite, calibrated), max(deadline.left_s(), 0.0) / left
             ends = Deadline(time.perf_counter() + share_s)
@@ -375,13 +363,13 @@ def _time_again(
                 measuring = Deadline(max(ends.at_s, time.perf_counter() + LEAST_MEASURING_S))
                 rng = np.random.default_rng()
                 with progress.phase(f"{name}: measuring", measuring) as advance:
-                    measure_rounds(log, writer, ready.programs, measuring, rng, advance)
+                    measure_rounds(writer, ready.programs, measuring, rng, advance)
                 if measuring.interrupted:
                     raise KeyboardInterrupt
             machine.canaries += log.canaries
             logs[name] = log
         with progress.phase("micro-benchmarks again"):
-            time_micro(machine, machine_writer)
+            time_micro(machine_writer)
     return logs, machine
 
 

@@ -1,6 +1,7 @@
 """What the commands share: options, and JAX set up for a calibration."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import Annotated, Any
 
@@ -87,11 +88,10 @@ def calibration_of(file: FilePath | None, unsealed: bool = False) -> "rlxjax.Cal
     from rlxjax.calibration import default_calibration_path
 
     set_up_jax_as(file)
-    path = file
-    if path is None and unsealed and (saved := default_calibration_path()).exists():
-        path = saved
-    if path is not None:
-        return rlxjax.load_calibration(path, unsealed=unsealed)
+    if file is None and unsealed and (saved := default_calibration_path()).exists():
+        file = saved
+    if file is not None:
+        return rlxjax.load_calibration(file, unsealed=unsealed)
     found = rlxjax.default_calibration()
     if found is None:
         raise _nothing_measured(default_calibration_path())
@@ -106,9 +106,13 @@ def say_source(calibration: "rlxjax.Calibration", model: str) -> None:
     """Print which calibration was used, and what a user of one of its models should know."""
     _, _, path = calibration.source.partition(", ")
     say(f"by {calibration.source}", path)
-    known = calibration.models.get(model)
-    for caution in () if known is None else known.cautions:
+    for caution in cautions_of(calibration, model):
         say(f"caution: {caution}")
+
+
+def cautions_of(calibration: "rlxjax.Calibration", model: str) -> Sequence[str]:
+    """Return what a user of one of a calibration's models should know."""
+    return calibration.models[model].cautions if model in calibration.models else ()
 
 
 def set_up_jax(device: str | None) -> None:

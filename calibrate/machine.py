@@ -38,16 +38,16 @@ LOW_QUANTILE = 0.25
 PACE_LOG_SD, PACE_LOOKS = 0.05, 10
 
 
-def time_micro(log: SampleLog, writer: SampleWriter, repeats: int = MICRO_REPEATS) -> None:
+def time_micro(writer: SampleWriter, repeats: int = MICRO_REPEATS) -> None:
     """Time every micro-benchmark, interleaved, and keep every repeat.
 
     What an earlier run left is filled up to the same number of repeats.
     """
-    benchmarks = {name: run for name, run in micro_benchmarks().items() if len(log.micro.get(name, ())) < repeats}
+    done = writer.log.micro
     with quiet_collector():
         for repeat in range(repeats):
-            for name, run in benchmarks.items():
-                if len(log.micro.get(name, ())) <= repeat:
+            for name, run in micro_benchmarks().items():
+                if len(done.get(name, ())) <= repeat:
                     writer.keep(Micro(name=name, time_ns=run()))
 
 
@@ -239,36 +239,19 @@ class CanaryWatch:
     """
 
     def __init__(self, writer: SampleWriter):
-        self._writer = writer
-        self._next_s = 0.0
-        self._others = OthersUse()
+        self._writer, self._next_s, self._own = writer, 0.0, psutil.Process()
+        self._others()
 
     def look(self) -> None:
         """Time the canaries, if it is time to."""
         if time.perf_counter() < self._next_s:
             return
-        others = self._others.processors()
+        others = self._others()
         benchmarks = micro_benchmarks()
         self._writer.keep(Canary(times_ns={name: benchmarks[name]() for name in CANARIES}, others=others))
         self._next_s = time.perf_counter() + EVERY_S
 
-
-class OthersUse:
-    """How many processors other processes kept busy since the last time it was asked."""
-
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._last = self._seen()
-
-    def processors(self) -> float:
-        """Return the mean number; 0 where the clock has hardly moved."""
-        last, self._last = self._last, self._seen()
-        wall_s, all_s, own_s = (now - then for now, then in zip(self._last, last, strict=True))
-        return max(all_s - own_s, 0.0) / wall_s if wall_s > 0 else 0.0
-
-    def _seen(self) -> tuple[float, float, float]:
-        """Return the time, and the seconds of processors that all processes and this one used."""
-        everyone, own = psutil.cpu_times(), self._process.cpu_times()
-        idle = everyone.idle + getattr(everyone, "iowait", 0.0)
-        guests = getattr(everyone, "guest", 0.0) + getattr(everyone, "guest_nice", 0.0)  # counted as user as well
-        return time.perf_counter(), sum(everyone) - idle - guests, own.user + own.system
+    def _others(self) -> float:
+        """Return how many processors other processes kept busy, in the mean since the last time."""
+        busy = psutil.cpu_percent() * (psutil.cpu_count() or 1) - self._own.cpu_percent()
+        return max(busy / 100.0, 0.0)

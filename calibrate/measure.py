@@ -130,7 +130,6 @@ def _some(result: Any) -> np.ndarray:
 
 
 def measure_rounds(
-    log: SampleLog,
     writer: SampleWriter,
     programs: dict[str, Callable[[], Any]],
     deadline: Deadline,
@@ -144,7 +143,8 @@ def measure_rounds(
 
     Ctrl-C ends the measuring, not the job.
     """
-    has_round, canary = bool(log.complete_rounds()), CanaryWatch(writer)
+    log, canary = writer.log, CanaryWatch(writer)
+    has_round = bool(log.complete_rounds())
     unfinished = [i for i, visits in enumerate(log.rounds) if visits and not log.is_complete(visits)]
     with heeded(deadline), quiet_collector():
         while deadline.left_s() > 0 or not has_round:

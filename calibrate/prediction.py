@@ -43,8 +43,6 @@ def prediction_of(known: "rlxjax.Calibration", sizes: Mapping[str, int]) -> dict
         "verdict": pick if decided.verdict() == "fuse" else "undecided",
         "in_domain": inside,
         "extrapolated": not inside,
-        "calibration": known.source,
-        "cautions": calibration.cautions,
     }
 
 

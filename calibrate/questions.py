@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path as FilePath
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from .command_line import (
     Segments,
     Unsealed,
     calibration_of,
+    cautions_of,
     say_source,
     set_up_jax,
     workload,
@@ -48,16 +49,10 @@ def predict(
     with Progress().waiting("predicting"):
         sizes = workload(batch, n_fft, k, segments)
         known = calibration_of(file, unsealed)
-        from rlxjax.models import WELCH
-
         from .prediction import prediction_of, print_prediction
 
         found = prediction_of(known, sizes)
-    if as_json:
-        typer.echo(json_text(found))
-        return
-    print_prediction(found)
-    say_source(known, WELCH.name)
+    _answer(known, "welch", found if as_json else None, lambda: print_prediction(found))
 
 
 @one_line_errors
@@ -79,12 +74,19 @@ def explain(
         from .explanation import possible, print_explanation
 
         explanation = possible(known.explain(**sizes, model=WELCH.name), WELCH)
-    if as_json:
-        said = {"calibration": known.source, "cautions": known.of(WELCH.name).cautions}
-        typer.echo(json_text(explanation.as_dict() | said))
+    found = explanation.as_dict() if as_json else None
+    _answer(known, WELCH.name, found, lambda: print_explanation(explanation, console()))
+
+
+def _answer(
+    known: "rlxjax.Calibration", model: str, found: dict[str, Any] | None, print_text: Callable[[], None]
+) -> None:
+    """Print what was found, as JSON if that is given, and which calibration says so."""
+    if found is not None:
+        typer.echo(json_text(found | {"calibration": known.source, "cautions": cautions_of(known, model)}))
         return
-    print_explanation(explanation, console())
-    say_source(known, WELCH.name)
+    print_text()
+    say_source(known, model)
 
 
 Arg = Annotated[list[str] | None, typer.Option(help="An argument, as f32[1024,256]; may be given again.")]
@@ -134,13 +136,8 @@ def profile(
     """
     with _users_functions("profiling", [function], arg, args, calibration, unsealed) as ((fn,), given, known):
         found = known.predict_function(fn, *given, trip_counts=trips)
-    if as_json:
-        typer.echo(
-            json_text(found.as_dict() | {"calibration": known.source, "cautions": known.of("functions").cautions})
-        )
-    else:
-        typer.echo(plain(f"{found.profile}\n\n{found}"))
-        say_source(known, "functions")
+    text = plain(f"{found.profile}\n\n{found}")
+    _answer(known, "functions", found.as_dict() if as_json else None, lambda: typer.echo(text))
     raise typer.Exit(UNSURE_STATUS if found.uncounted else 0)
 
 
@@ -174,15 +171,12 @@ def advise(
             trip_counts=trips,
             measure=measure,
         )
-    if as_json:
-        typer.echo(
-            json_text(advice.as_dict() | {"calibration": known.source, "cautions": known.of("functions").cautions})
-        )
-    else:
+
+    def print_text() -> None:
         code = advice.code.splitlines()
         for line in str(advice).splitlines():
-            typer.echo(
-                plain(line) if line in code else filled(line.lstrip(), indent=line[: len(line) - len(line.lstrip())])
-            )
-        say_source(known, "functions")
+            text = line.lstrip()
+            typer.echo(plain(line) if line in code else filled(text, indent=line.removesuffix(text)))
+
+    _answer(known, "functions", advice.as_dict() if as_json else None, print_text)
     raise typer.Exit(0 if advice.verdict in ("fuse", "group", "keep") else UNSURE_STATUS)

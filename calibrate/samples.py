@@ -182,11 +182,12 @@ class SampleWriter:
     """Appends to a samples file; every line is handed to the system before the next sample is taken.
 
     Attributes:
+        log: what the file holds.
         aside: where samples that lay at the path were put, which happens once the new file opens.
     """
 
     def __init__(self, path: FilePath, log: SampleLog, *, append: bool):
-        self._path, self._log = path, log
+        self._path, self.log = path, log
         self.aside = None if append else set_aside(path)
         try:
             self._file = open(path, "ab" if append else "xb", buffering=0)  # noqa: SIM115
@@ -204,7 +205,7 @@ class SampleWriter:
     def keep(self, line: Line) -> None:
         """Keep a line."""
         self._write(line)
-        self._log.add(line)
+        self.log.add(line)
 
     def cells(self, cells: Sequence[Cell]) -> None:
         """Keep which cells every round visits."""

@@ -62,7 +62,7 @@ def quiet():
     return Progress(Console(file=open(os.devnull, "w")), is_quiet=True)  # noqa: SIM115
 
 
-def run_job(path, suite=SUITE, *, begun_s_ago=0.0, budget_s=campaign.MIN_BUDGET_S, progress=None, **options):
+def run_job(path, suite=SUITE, *, begun_s_ago=0.0, budget_s=10.0, progress=None, **options):
     """Run the job of a suite."""
     return campaign.run(
         suite,

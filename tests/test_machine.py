@@ -13,7 +13,6 @@ from calibrate import machine
 from calibrate.machine import (
     CANARIES,
     CanaryWatch,
-    OthersUse,
     measured_gate,
     micro_times_ns,
     pace_of,
@@ -72,22 +71,29 @@ def test_a_pace_that_changes_makes_the_times_less_sure():
     assert 0.0 < calm < 0.05 < restless < 0.1
 
 
-def test_a_busy_process_is_counted_as_what_others_use():
+@pytest.fixture
+def counted(monkeypatch):
+    """Micro-benchmarks that take 100 ns, 101 ns and so on."""
+    ticks = iter(range(100))
+    monkeypatch.setattr(machine, "micro_benchmarks", lambda: dict.fromkeys(CANARIES, lambda: 100.0 + next(ticks)))
+
+
+def test_a_busy_process_is_counted_as_what_others_use(tmp_path, counted, monkeypatch):
     assert pace_of(log_of([1.0] * 4, others=0.8), None).others == pytest.approx(0.8)
+    monkeypatch.setattr(machine, "EVERY_S", 0.0)
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        time.sleep(0.2)
-        others = OthersUse()
-        time.sleep(0.6)
-        assert others.processors() > 0.3
+        with SampleWriter(tmp_path / "x.toy.samples.jsonl", log := new_log(), append=False) as writer:
+            watch = CanaryWatch(writer)
+            time.sleep(0.6)
+            watch.look()
     finally:
         busy.kill()
         busy.wait()
+    assert log.canaries[0].others > 0.3
 
 
-def test_looks_and_repeats_are_kept_with_the_samples(tmp_path, monkeypatch):
-    ticks = iter(range(100))
-    monkeypatch.setattr(machine, "micro_benchmarks", lambda: dict.fromkeys(CANARIES, lambda: 100.0 + next(ticks)))
+def test_looks_and_repeats_are_kept_with_the_samples(tmp_path, counted):
     path, log = tmp_path / "x.toy.samples.jsonl", new_log()
     with SampleWriter(path, log, append=False) as writer:
         watch = CanaryWatch(writer)
@@ -95,7 +101,7 @@ def test_looks_and_repeats_are_kept_with_the_samples(tmp_path, monkeypatch):
             watch.look()
         assert len(log.canaries) == 1  # one a second
         for repeats in (2, 3, 3):  # what is there is filled up
-            time_micro(log, writer, repeats)
+            time_micro(writer, repeats)
     again = read_samples(path)
     assert again == log
     assert {name: len(times) for name, times in again.micro.items()} == dict.fromkeys(CANARIES, 3)

@@ -54,14 +54,14 @@ def campaign(tmp_path, monkeypatch):
         yield log, writer, order
 
 
-def run_rounds(log, writer, deadline, seed=0):
+def run_rounds(writer, deadline, seed=0):
     programs = {name: name for name in NAMES}
-    measure_rounds(log, writer, programs, deadline, np.random.default_rng(seed), lambda: None)
+    measure_rounds(writer, programs, deadline, np.random.default_rng(seed), lambda: None)
 
 
 def test_every_round_visits_every_cell_once_in_a_new_order(campaign):
     log, writer, order = campaign
-    run_rounds(log, writer, StepsLeft(1 + 5 * (1 + len(CELLS))))
+    run_rounds(writer, StepsLeft(1 + 5 * (1 + len(CELLS))))
     rounds = [tuple(order[i : i + len(CELLS)]) for i in range(0, len(order), len(CELLS))]
     assert all(sorted(visited) == NAMES for visited in rounds)
     assert len(set(rounds)) > 1
@@ -70,16 +70,16 @@ def test_every_round_visits_every_cell_once_in_a_new_order(campaign):
 
 def test_measuring_stops_within_a_round_which_is_finished_first_when_it_goes_on(campaign):
     log, writer, order = campaign
-    run_rounds(log, writer, StepsLeft(2 + 3))
+    run_rounds(writer, StepsLeft(2 + 3))
     assert len(order) == len(CELLS) + 3
     assert len(log.complete_rounds()) == 1
-    run_rounds(log, writer, StepsLeft(1 + 2), seed=1)
+    run_rounds(writer, StepsLeft(1 + 2), seed=1)
     assert collections.Counter(order[: 2 * len(CELLS)]) == dict.fromkeys(NAMES, 2)
 
 
 def test_one_round_is_measured_even_after_the_deadline(campaign):
     log, writer, _ = campaign
-    run_rounds(log, writer, StepsLeft(0))
+    run_rounds(writer, StepsLeft(0))
     assert len(log.complete_rounds()) == 1
 
 
@@ -96,7 +96,7 @@ def test_ctrl_c_ends_the_measuring_and_keeps_what_was_measured(campaign, monkeyp
     monkeypatch.setattr(measure, "visit_ns", visit)
     deadline = StepsLeft(1000)
     try:
-        run_rounds(log, writer, deadline)
+        run_rounds(writer, deadline)
     finally:
         signal.signal(signal.SIGINT, handler)
     assert deadline.interrupted

@@ -69,12 +69,16 @@ def show(
     ax: Axes, along: Literal["x", "y"], label: str, said: Callable[[float], str], sizes: Mapping[str, Any] = NOTHING
 ) -> None:
     """Label a direction, and its ticks by a function of their values; sizes that stay are named below."""
-    from ._ticks import LogTicks
+    from matplotlib.ticker import LogFormatter
+
+    class LogTicks(LogFormatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return said(x) if super().__call__(x, pos) else ""  # where there is room for a label
 
     axis = getattr(ax, f"{along}axis")
     if axis.get_scale() == "log":
-        axis.set_major_formatter(LogTicks(said))
-        axis.set_minor_formatter(LogTicks(said))
+        axis.set_major_formatter(LogTicks())
+        axis.set_minor_formatter(LogTicks())
     else:
         axis.set_major_formatter(lambda value, _: said(value))
     axis.set_label_text(label + (f"\n{in_words(sizes)}" if sizes else ""))
