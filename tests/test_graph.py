@@ -35,7 +35,6 @@ def test_the_op_table_holds_the_ops_of_the_specification_and_cannot_be_changed()
         ("metadata", SOURCES | VIEWS),
         ("host_sync", HOST_SYNC),
         ("elementwise", UNARY | BINARY),
-        ("source", SOURCES),
     ]:
         assert {name for name, op in OPS.items() if getattr(op, flag)} == names
     for arity, names in enumerate((SOURCES, UNARY | REDUCTIONS | MEMORY | VIEWS, BINARY | {"matmul"})):

@@ -155,7 +155,6 @@ class Op:
         reduction: over everything, to one element.
         fusable: may share a kernel with others.
         may_be_source: without operands it is a source, fed by its own id.
-        source: never has operands.
     """
 
     arity: int | None
@@ -166,7 +165,6 @@ class Op:
     reduction: bool = False
     fusable: bool = False
     may_be_source: bool = False
-    source: bool = False
 
     def inferred(self, operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
         """Return the shape and dtype of the output; raise a ValueError where they do not follow."""
@@ -188,7 +186,7 @@ def _unary(infer: Rule) -> Op:
 
 OPS: Mapping[str, Op] = FrozenDict(
     {
-        **dict.fromkeys(("input", "param", "constant"), Op(0, metadata=True, source=True)),
+        **dict.fromkeys(("input", "param", "constant"), Op(0, metadata=True)),
         "reshape": Op(1, metadata=True),
         "transpose": Op(1, _transpose, metadata=True),
         "narrow": Op(1, _narrow, metadata=True),

@@ -96,7 +96,7 @@ def _as_written(traced: Any, trips: Trips, strict: bool) -> FunctionProfile:
         peak_bytes=totals.argument_bytes + totals.temp_bytes,
         by_family=dearest_first(totals.families, sums),
         by_line=dearest_first(totals.lines, sums),
-        coverage_equations=_share(totals.counted_equations, totals.equations),
+        coverage_equations=_share(totals.equations - totals.uncosted.total(), totals.equations),
         coverage_bytes=_share(totals.counted_bytes, totals.all_bytes),
         equations=totals.equations,
         uncosted=FrozenDict(uncosted),

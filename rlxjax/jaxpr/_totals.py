@@ -20,7 +20,6 @@ class Totals:
     families: Rows = dataclasses.field(default_factory=dict)
     lines: Rows = dataclasses.field(default_factory=dict)
     equations: int = 0
-    counted_equations: int = 0
     all_bytes: int = 0
     counted_bytes: int = 0
     sync_points: int = 0
@@ -66,7 +65,6 @@ class Totals:
         times = 1 if times is None else times
         self.equations += other.equations
         self.static_ops += other.static_ops
-        self.counted_equations += other.counted_equations
         self.all_bytes += times * other.all_bytes
         self.counted_bytes += times * other.counted_bytes
         self.uncosted.update(other.uncosted)

@@ -60,7 +60,7 @@ class _Flat:
         self.copies: dict[int, int] = {}
         #: Those that hold one number which is known before the program runs.
         self.known: dict[int, Number] = {}
-        #: Equations that move nothing; they count as counted.
+        #: Equations that move nothing.
         self.free_equations = 0
 
     def new(self, size_bytes: int) -> int:
@@ -135,7 +135,7 @@ class Walk:
         caller = self._line if self._size(jaxpr)[1] else UNKNOWN_LINE
         outputs = self._place(jaxpr, inputs, flat, caller)
         kept = [buffer for buffer in outputs if isinstance(buffer, int)]
-        totals = Totals(equations=flat.free_equations, counted_equations=flat.free_equations)
+        totals = Totals(equations=flat.free_equations)
         given = [*inputs, *flat.constants.values()]
         used = _used(flat.placed, kept)
         steps = [self._step(placed, flat, totals) for placed in used]
@@ -230,7 +230,6 @@ class Walk:
         if rule is _UNCOSTED:
             totals.uncosted[name] += 1
         else:
-            totals.counted_equations += 1
             totals.counted_bytes += moved
         hows = [how for how, buffer in zip(reuse(equation, rule), reads, strict=True) if isinstance(buffer, int)]
         is_read_alone = rule.in_memory is None or is_outer_reduction(equation)

@@ -1,7 +1,6 @@
 """What latency models tell apart about an equation: the operation by name, its sizes, and how it reads its operands."""
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,12 +18,11 @@ _LINE_BYTES = 64
 _SET_BYTES, _SET_LINES = 2048, 256
 #: Arguments that a processor foretells: it learns by heart which way sines take.
 _FORETOLD = 8192
-_REDUCTION = re.compile("reduce_(?!window|precision)|reduce$|arg(max|min)$")
 
 
 def work_of(equation: Any, rule: Rule, counts: OperationCounts, op: Operation) -> Work:
     """Return what an equation computes."""
-    name = _operation_of(equation, op)
+    name = _operation_of(equation, rule, op)
     also = {f"{name} slices": rule.slices(op)} if rule.slices else {}
     if rule.also:
         also |= rule.also(op)
@@ -32,6 +30,7 @@ def work_of(equation: Any, rule: Rule, counts: OperationCounts, op: Operation) -
         also["matrix elements"] = _square_elements(op.operand)
     arrays = [aval for aval in (*op.inputs, *op.outputs) if getattr(aval, "shape", None) is not None]
     largest = max(arrays, key=lambda aval: (elements(aval), aval.dtype.itemsize), default=None)
+    longest = max((aval for aval in arrays if aval.shape), key=elements, default=None)
     most = max(map(elements, op.outputs), default=0)
     return Work(
         rule.family,
@@ -42,7 +41,8 @@ def work_of(equation: Any, rule: Rule, counts: OperationCounts, op: Operation) -
         counts.integer_ops,
         also,
         has_broadcast=any(elements(aval) < most for aval in op.inputs),
-        rows=_rows(arrays),
+        # A loop over each row of the largest array is entered anew.
+        rows=elements(longest) // max(longest.shape[-1], 1) if longest is not None else 1,
     )
 
 
@@ -51,14 +51,14 @@ def reordering(size_bytes: int) -> Work:
     return Work("movement", TRANSPOSE, 4, size_bytes // 4)
 
 
-def _operation_of(equation: Any, op: Operation) -> str:
+def _operation_of(equation: Any, rule: Rule, op: Operation) -> str:
     """Return the name of an equation's primitive, with what tells its cost.
 
     A reduction and a transpose say whether the last axis takes part, a sine whether its arguments are few, a
     transform whether one side is real.
     """
     name = equation.primitive.name
-    if _REDUCTION.match(name) and not is_outer_reduction(equation):
+    if rule.family == "reduction" and not is_outer_reduction(equation):
         return f"{name} inner"
     if name in ("div", "rem") and number_kind(op.operand.dtype) == "integer":
         return f"{name} integer"
@@ -105,9 +105,3 @@ def _square_elements(aval: Aval) -> int:
     """Return the elements of the largest squares in matrices; of what is no matrix, its elements."""
     *_, rows, columns = (1, 1, *aval.shape)
     return elements(aval) * min(rows, columns) // max(rows, columns, 1) if len(aval.shape) > 1 else elements(aval)
-
-
-def _rows(arrays: Sequence[Aval]) -> int:
-    """Return the rows of the largest array: a loop over each of them is entered anew."""
-    largest = max((aval for aval in arrays if aval.shape), key=elements, default=None)
-    return 1 if largest is None else elements(largest) // max(largest.shape[-1], 1)

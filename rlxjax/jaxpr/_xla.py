@@ -34,7 +34,6 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _KIND = re.compile(r"\bkind=k(\w+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
-_TABLE_ROW = re.compile(r'(\d+) (?:"(.*)"|\{(.*)\})$')
 _FIELD = re.compile(r"(\w+)=(\d+)")
 
 
@@ -231,18 +230,14 @@ def _bytes(type_text: str) -> int:
 
 def _frame_lines(text: str, no_users: Container[str]) -> dict[int, str]:
     """Return the line, `file.py:12`, of every stack frame that the text lists, where it is a user's."""
-    tables: dict[str, dict[int, re.Match[str]]] = {"FileNames": {}, "FileLocations": {}, "StackFrames": {}}
-    rows: dict[int, re.Match[str]] = {}
-    for line in text.splitlines():
-        if row := _TABLE_ROW.match(line):
-            rows[int(row[1])] = row
-        elif line and not line[0].isspace():
-            if _HEAD.match(line):
-                break
-            rows = tables.setdefault(line, {})
-    files = {key: row[2].replace("\\", "/").rpartition("/")[2] for key, row in tables["FileNames"].items()}
-    places = {key: dict(_FIELD.findall(row[3])) for key, row in tables["FileLocations"].items()}
-    frames = {key: dict(_FIELD.findall(row[3])) for key, row in tables["StackFrames"].items()}
+
+    def table(name: str) -> dict[int, str]:
+        rows = text.partition(f"\n{name}\n")[2].partition("\n\n")[0].splitlines()
+        return {int(key): row for key, _, row in (row.partition(" ") for row in rows)}
+
+    files = {key: path.strip('"').replace("\\", "/").rpartition("/")[2] for key, path in table("FileNames").items()}
+    places = {key: dict(_FIELD.findall(row)) for key, row in table("FileLocations").items()}
+    frames = {key: dict(_FIELD.findall(row)) for key, row in table("StackFrames").items()}
     at = {key: places[int(frame["file_location_id"])] for key, frame in frames.items()}
     found = {key: (files[int(place["file_name_id"])], place["line"]) for key, place in at.items()}
     return {key: f"{file}:{line}" for key, (file, line) in found.items() if file not in no_users}
