@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _documented import assert_documented, assert_narrow
+from _shapes import real
 from jax.extend.core import Primitive
 from typer.testing import CliRunner
 
@@ -34,10 +35,6 @@ def total(y):
 
 SHAPES = (jnp.zeros((64, 64)),)
 """
-
-
-def real(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def square(x):

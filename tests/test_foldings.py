@@ -3,14 +3,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from _shapes import real
 from jax.extend.core import Primitive
 
 import rlxjax as rx
-
-
-def real(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
 
 SQUARE, LAYER = real(64, 64), (real(128, 512), real(512), real(512, 128))
 

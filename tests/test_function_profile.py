@@ -7,13 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _shapes import real
 from jax import lax
 
 import rlxjax as rx
-
-
-def real(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def counted(function, *args, **options):

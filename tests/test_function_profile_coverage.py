@@ -6,13 +6,9 @@ import jax.scipy as jsp
 import jax.scipy.optimize
 import optax
 import pytest
+from _shapes import real
 
 import rlxjax as rx
-
-
-def real(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
 
 KEY = jax.eval_shape(lambda: jax.random.key(0))
 WEIGHTS = {"w": real(64, 32), "b": real(32), "out": [real(32, 4)]}

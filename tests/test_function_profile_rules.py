@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _shapes import complex_, flags, real, whole
 from jax import lax
 from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec
@@ -14,22 +15,6 @@ from jax.sharding import PartitionSpec
 import rlxjax as rx
 
 M, N, K, B = 6, 10, 14, 3
-
-
-def real(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def whole(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
-
-
-def complex_(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.complex64)
-
-
-def flags(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.bool_)
 
 
 KEY = jax.eval_shape(lambda: jax.random.key(0))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _shapes import real
 from _tolerances import FLOAT64_RTOL
 from jax.extend.core import Primitive
 
@@ -16,10 +17,6 @@ from calibrate.suites.functions import timed_functions
 from rlxjax.calibration import CalibratedModel, Calibration, predict_profile, predict_profiles
 from rlxjax.fit import prior_posterior
 from rlxjax.models import FFT, FUNCTIONS, function_runs
-
-
-def real(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 @contextlib.contextmanager

@@ -2,23 +2,15 @@
 
 import itertools
 
+import _numpy_ops
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from _tolerances import FLOAT64_RTOL, assert_gradient_is_the_finite_difference
 
 import rlxjax as rx
 
-DTYPES = {
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "f32": np.dtype(np.float32),
-    "f64": np.dtype(np.float64),
-    "i8": np.dtype(np.int8),
-    "i32": np.dtype(np.int32),
-}
-FLOATS = ("f16", "bf16", "f32", "f64")
+DTYPES = {name: np.dtype(dtype) for name, dtype in (_numpy_ops.DTYPES | _numpy_ops.INTEGERS).items()}
 NAN, INFINITY = float("nan"), float("inf")
 
 
@@ -64,7 +56,7 @@ def test_a_cast_is_numpys_and_rounds_in_a_kernel_too():
     rows += [("f64", *both, "f64") for both in itertools.permutations(["f16", "bf16", "f32", "i32"], 2)]
     no_numbers = [NAN, INFINITY, -INFINITY]
     for first, *others in rows:
-        extremes = no_numbers if {first, *others} <= set(FLOATS) else []
+        extremes = no_numbers if {first, *others} <= _numpy_ops.DTYPES.keys() else []
         given = expected = np.concatenate([values, extremes]).astype(DTYPES[first])
         for dtype, found in zip(others, cast(given, *others), strict=True):
             expected = expected.astype(DTYPES[dtype])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _shapes import real, whole
 from hypothesis import example, given
 from hypothesis import strategies as st
 from jax import lax
@@ -169,14 +170,6 @@ def test_nothing_sure_is_said_of_what_is_not_counted():
         assert rx.advise([function, jnp.shape], X, calibration=known).verdict == "cannot model", name
         with pytest.raises(ValueError, match="work: "):
             rx.rank_devices(function, args=(X,))
-
-
-def real(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def whole(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
 def bcoo_dot(shape, contracted, batched=((), ())):
