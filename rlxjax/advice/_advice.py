@@ -141,19 +141,15 @@ class Advice:
     @property
     def gain_ns(self) -> float | None:
         """What the grouping saves in a call: as measured, else as predicted; negative if it costs."""
-        if self.measured is not None:
-            return self.measured.apart_ns - self.measured.together_ns
-        if self.apart_ns is None or self.together_ns is None:
-            return None
-        return self.apart_ns - self.together_ns
+        told = self if self.measured is None else self.measured
+        return None if told.apart_ns is None or told.together_ns is None else told.apart_ns - told.together_ns
 
     @property
     def calls_to_pay_back(self) -> int | None:
         """The calls after which compiling the grouping has paid; None if it was not timed, or never pays."""
-        gain_ns = self.gain_ns
-        if self.measured is None or gain_ns is None or gain_ns <= 0:
+        if self.measured is None or not self.gain_ns or self.gain_ns < 0:
             return None
-        return math.ceil(self.measured.compile_s * 1e9 / gain_ns)
+        return math.ceil(self.measured.compile_s * 1e9 / self.gain_ns)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers, strings and lists, for JSON."""

@@ -15,18 +15,19 @@ from rlxjax._values import counted, whole_ns
 from rlxjax.calibration import (
     Calibration,
     FunctionPrediction,
+    FunctionTimes,
     default_calibration,
     load_calibration,
     predict_profiles,
 )
 from rlxjax.fit import SURE
 from rlxjax.fusion import StagePlan, plan_stages
-from rlxjax.jaxpr import FunctionProfile, TripCounts
+from rlxjax.jaxpr import TripCounts
 from rlxjax.models import FUNCTIONS
 
-from ._advice import Advice, Grouping, Measured, StageCost
-from ._measure import measure as timed
-from ._stages import Span, Stage, as_code, composed, groups_of, in_order, parts_of, profiles_of
+from ._advice import Advice, Grouping, StageCost
+from ._measure import measured
+from ._stages import Span, Stage, as_code, groups_of, in_order, parts_of, profiles_of
 
 #: Terms of the functions model that launches take, and those that traffic takes.
 LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns"), ("elementwise_ns", "uncached_ns")
@@ -87,70 +88,56 @@ def advise(
     if not functions or not all(map(callable, functions)):
         raise ValueError(f"stages: expected a function, or functions in order, got {stages!r}")
     if not isinstance(calibration, Calibration):
-        known = default_calibration() if calibration is None else None
-        calibration = load_calibration(calibration) if known is None else known
+        calibration = default_calibration() if calibration is None else load_calibration(calibration)
     whole = in_order(functions, args)
     if len(functions) > 1:
         groups = groups_of(whole)
     else:
-        if isinstance(functions[0], jax.stages.Wrapped):
-            return Advice("keep", "already_one_program", f"{whole[0].name} is jitted: it is one program already")
-        parts = parts_of(whole[0])
+        is_jitted = isinstance(functions[0], jax.stages.Wrapped)
+        parts = [] if is_jitted else parts_of(whole[0])
         if len(parts) < 2:
-            return Advice("keep", "already_one_program", f"{whole[0].name} is one operation, and one program already")
+            why = "jitted: it is one program already" if is_jitted else "one operation, and one program already"
+            return Advice("keep", "already_one_program", f"{whole[0].name} is {why}")
         groups = {(place, place): part for place, part in enumerate(parts)} | {(0, len(parts) - 1): whole[0]}
     profiles = profiles_of(groups, trip_counts)
-    if refusal := _refusal(calibration, profiles.values()):
-        return refusal
-    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(args) if hasattr(leaf, "dtype"))
-    limit = _device_bytes() if memory_bytes is None else memory_bytes
-    question = _Question(calibration, groups, profiles, held, limit, float(min_gain_ns), float(peak_price_ns_per_byte))
-    return _answer(question, whole, functions, args if measure else None)
-
-
-def _refusal(calibration: Calibration, profiles: Iterable[FunctionProfile]) -> Advice | None:
-    """Return the answer where nothing can be predicted, None where it can."""
     if FUNCTIONS.name not in calibration.models:
         mend = "measure it with `rlxjax calibrate --only functions`"
         return Advice("cannot model", "not_calibrated", f"the calibration has no functions model: {mend}")
-    for profile in profiles:
+    for profile in profiles.values():
         if profile.uncounted:
             code = "unknown_loop" if profile.unknown_loops else "uncosted"
             return Advice("cannot model", code, profile.uncounted[0])
-    return None
+    if memory_bytes is None:
+        memory_bytes = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    limit = math.inf if memory_bytes is None else memory_bytes
+    found = predict_profiles(calibration, list(profiles.values()))
+    question = _Question(found, groups, limit, float(min_gain_ns), float(peak_price_ns_per_byte))
+    return _answer(question, whole, functions, args if measure else None)
 
 
 class _Question:
     """Groups of stages with their profiles, all predicted by one estimate, and the plans that they allow."""
 
     def __init__(
-        self,
-        calibration: Calibration,
-        groups: Mapping[Span, Stage],
-        profiles: Mapping[Span, FunctionProfile],
-        held_bytes: int,
-        limit_bytes: int | None,
-        min_gain_ns: float,
-        price: float,
+        self, found: FunctionTimes, groups: Mapping[Span, Stage], limit: float, min_gain_ns: float, price: float
     ):
-        self.profiles, self.min_gain_ns, self.price = profiles, min_gain_ns, price
-        self.found = predict_profiles(calibration, list(profiles.values()))
-        self.place = {span: place for place, span in enumerate(profiles)}
-        self.count = 1 + max(last for _, last in profiles)
-        self.names = [groups[number, number].name for number in range(self.count)]
-        times, peaks = np.full((self.count, self.count), np.inf), np.zeros((self.count, self.count))
-        for span, place in self.place.items():
-            times[span] = self.found.predictions[place].time_ns
-            peaks[span] = profiles[span].peak_bytes + (held_bytes if span[0] else 0)
-        is_stage, is_all = np.eye(self.count, dtype=bool), np.zeros(times.shape, bool)
+        self.found, self.min_gain_ns, self.price = found, min_gain_ns, price
+        self.place = {span: place for place, span in enumerate(groups)}
+        count = 1 + max(last for _, last in groups)
+        self.names = [groups[number, number].name for number in range(count)]
+        leaves = jax.tree.leaves(groups[0, count - 1].args)
+        held = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves if hasattr(leaf, "dtype"))
+        times, peaks = np.full((count, count), np.inf), np.zeros((count, count))
+        for span, prediction in zip(groups, found.predictions, strict=True):
+            times[span] = prediction.time_ns
+            peaks[span] = prediction.profile.peak_bytes + (held if span[0] else 0)
+        is_stage, is_all = np.eye(count, dtype=bool), np.zeros(times.shape, bool)
         is_all[0, -1] = True
         self.apart, self.together = (plan_stages(np.where(own, times, np.inf), peaks)[0] for own in (is_stage, is_all))
-        self.fits = limit_bytes is None or self.together.peak_bytes <= limit_bytes
-        if limit_bytes is not None:
-            times[(peaks > limit_bytes) & ~is_stage] = np.inf
-        found = plan_stages(times, peaks, peak_price_ns_per_byte=price, count=MOST_GROUPINGS)
-        ends = [self.together, self.apart] if self.fits else [self.apart]
-        self.plans = [*found, *(plan for plan in ends if plan not in found)]
+        self.fits = self.together.peak_bytes <= limit
+        times[(peaks > limit) & ~is_stage] = np.inf
+        plans = plan_stages(times, peaks, peak_price_ns_per_byte=price, count=MOST_GROUPINGS)
+        self.plans = list(dict.fromkeys([*plans, *([self.together] if self.fits else []), self.apart]))
 
     def predictions(self, plan: StagePlan) -> list[FunctionPrediction]:
         """Return what is predicted of each program of a plan."""
@@ -189,8 +176,8 @@ def _answer(
     margin_ns, probability, in_domain = question.ahead(plan, question.apart, question.min_gain_ns)
     each, programs = question.predictions(question.apart), question.predictions(plan)
     apart, grouped = question.grouping(question.apart), question.grouping(plan)
-    before, after, counts = _terms(each), _terms(programs), _counts([one.profile for one in each])
-    counts.subtract(_counts([one.profile for one in programs]))
+    before, after, counts = _terms(each), _terms(programs), _counts(each)
+    counts.subtract(_counts(programs))
     counts.update({name: -count for name, count in counts.items() if name.startswith("recomputed") and count < 0})
     changes = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in before | after}
     saved = dict(sorted(changes.items(), key=lambda part: -abs(part[1])))
@@ -204,14 +191,11 @@ def _answer(
         verdict, code = "keep", _why_not(saved, margin_ns, counts["recomputed_elements"])
     else:
         verdict, code = "undecided", "too_close"
-    subject = "one program" if len(plan.groups) == 1 else grouped.name
-    again = counts["recomputed_elements"]
-    reason = _sentence(code, subject, margin_ns, question.min_gain_ns, saved, int(plan.peak_bytes), again)
-    if question.count > 2 and sure:
-        rival = next(
-            (other for other in question.plans if other != plan and question.ahead(plan, other)[1] < SURE), None
-        )
-        reason += "" if rival is None else f"; {groupings[rival].name} is as good within the doubt"
+    reason = _reason(code, question, plan, margin_ns, saved, counts["recomputed_elements"])
+    if len(question.names) > 2 and sure:
+        rivals = (other for other in question.plans if other != plan and question.ahead(plan, other)[1] < SURE)
+        if rival := next(rivals, None):
+            reason += f"; {groupings[rival].name} is as good within the doubt"
     if chances and not question.fits:
         needed = counted(int(question.together.peak_bytes), "byte")
         reason += f"; one program of all needs {needed} at once, more than the device has"
@@ -239,13 +223,14 @@ def _answer(
         flip=_flip(saved, margin_ns - question.min_gain_ns),
         code=as_code(whole, groups) if sure else "",
         extrapolated=not in_domain,
-        measured=None if args is None else _measured(functions, groups, args),
+        measured=None if args is None else measured(functions, groups, args),
         **counts,
     )
 
 
-def _counts(profiles: Sequence[FunctionProfile]) -> Counter[str]:
+def _counts(programs: Sequence[FunctionPrediction]) -> Counter[str]:
     """Return what programs do in all, by the fields of the answer; what is done again counts the other way."""
+    profiles = [program.profile for program in programs]
     kernels = [group for profile in profiles for group in profile.kernels]
     return Counter(
         saved_calls=len(profiles),
@@ -260,11 +245,29 @@ def _counts(profiles: Sequence[FunctionProfile]) -> Counter[str]:
 
 def _terms(each: Sequence[FunctionPrediction]) -> dict[str, float]:
     """Return the terms of several predictions in ns, summed by name, the largest first."""
-    terms: dict[str, float] = {}
+    terms: Counter[str] = Counter()
     for prediction in each:
-        for name, time_ns in prediction.terms_ns.items():
-            terms[name] = terms.get(name, 0.0) + time_ns
-    return dict(sorted(terms.items(), key=lambda part: -part[1]))
+        terms.update(prediction.terms_ns)  # pyright: ignore[reportArgumentType]
+    return dict(terms.most_common())
+
+
+def _reason(
+    code: str, question: "_Question", plan: StagePlan, margin_ns: float, saved: Mapping[str, float], recomputed: int
+) -> str:
+    """Return the sentence of a reason's code."""
+    subject = "one program" if len(plan.groups) == 1 else question.grouping(plan).name
+    gain, asked = f"{whole_ns(abs(margin_ns))} ns", f"{whole_ns(question.min_gain_ns)} ns"
+    again = f", {counted(recomputed, 'number')}" if recomputed > 0 else ""
+    return {
+        "saves_launches": f"{subject} saves {gain} a call, most of it in calls and launches",
+        "saves_traffic": f"{subject} saves {gain} a call, most of it in bytes that it does not move",
+        "recompute": f"{subject} costs {gain} a call more: it computes again what it does not keep{again}",
+        "loses_tiling": f"{subject} costs {gain} a call more: it transposes element by element beside other work",
+        "slower": f"{subject} costs {gain} a call more, most of it in {_word(next(iter(saved), 'call_ns'))}",
+        "no_gain": f"{subject} saves {gain} a call, less than the {asked} that are asked",
+        "peak_memory": f"{subject} needs {counted(int(plan.peak_bytes), 'byte')} at once, more than the device has",
+        "too_close": f"the difference of {gain} a call between {subject} and the stages apart is within the doubt",
+    }[code]
 
 
 def _why_not(saved: Mapping[str, float], margin_ns: float, recomputed: int) -> str:
@@ -275,29 +278,6 @@ def _why_not(saved: Mapping[str, float], margin_ns: float, recomputed: int) -> s
     if worst == "transpose_ns":
         return "loses_tiling"
     return "recompute" if recomputed > 0 or worst in ("elementwise_ns", "random_ns") else "slower"
-
-
-def _sentence(
-    code: str,
-    subject: str,
-    margin_ns: float,
-    min_gain_ns: float,
-    saved: Mapping[str, float],
-    peak_bytes: int,
-    recomputed: int,
-) -> str:
-    gain = f"{whole_ns(abs(margin_ns))} ns"
-    again = f", {counted(recomputed, 'number')}" if recomputed > 0 else ""
-    return {
-        "saves_launches": f"{subject} saves {gain} a call, most of it in calls and launches",
-        "saves_traffic": f"{subject} saves {gain} a call, most of it in bytes that it does not move",
-        "recompute": f"{subject} costs {gain} a call more: it computes again what it does not keep{again}",
-        "loses_tiling": f"{subject} costs {gain} a call more: it transposes element by element beside other work",
-        "slower": f"{subject} costs {gain} a call more, most of it in {_word(next(iter(saved), 'call_ns'))}",
-        "no_gain": f"{subject} saves {gain} a call, less than the {whole_ns(min_gain_ns)} ns that are asked",
-        "peak_memory": f"{subject} needs {counted(peak_bytes, 'byte')} at once, more than the device has",
-        "too_close": f"the difference of {gain} a call between {subject} and the stages apart is within the doubt",
-    }[code]
 
 
 def _flip(saved: Mapping[str, float], margin_ns: float) -> str:
@@ -311,23 +291,5 @@ def _flip(saved: Mapping[str, float], margin_ns: float) -> str:
     return f"it turns where the change in {_word(most)} is {factor:.2f} times as large"
 
 
-def _measured(
-    functions: Sequence[Callable[..., Any]], groups: Sequence[Sequence[int]], args: tuple[Any, ...]
-) -> Measured:
-    """Time stages that are jitted one by one, or one function as it runs where it is not, against the groups."""
-    jitted = [jax.jit(composed([functions[number] for number in group])) for group in groups]
-    forms = {"apart": composed([jax.jit(fn) for fn in functions]) if len(functions) > 1 else functions[0]}
-    if len(groups) > 1:
-        forms["one"] = jax.jit(composed(functions))
-    times_ns, compile_s, rounds = timed(forms | {"grouped": composed(jitted)}, args)
-    return Measured(times_ns["apart"], times_ns["grouped"], compile_s, rounds, times_ns.get("one"))
-
-
 def _word(term: str) -> str:
     return term.removesuffix("_ns").replace("_", " ")
-
-
-def _device_bytes() -> int | None:
-    """Return the memory of JAX's default device, if it says."""
-    stats = jax.devices()[0].memory_stats()
-    return stats.get("bytes_limit") if stats else None

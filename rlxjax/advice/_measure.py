@@ -2,45 +2,46 @@
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax.clock import QUARTILE, mean_ns, quiet_collector, visit_ns
+from rlxjax.clock import QUARTILE, call_ns, mean_ns, quiet_collector, visit_ns
+
+from ._advice import Measured
+from ._stages import composed
 
 #: Seconds of timing, and the least rounds.
 BUDGET_S, LEAST_ROUNDS = 2.0, 10
 
 
-def measure(forms: Mapping[str, Callable[..., Any]], args: tuple[Any, ...]) -> tuple[dict[str, float], float, int]:
-    """Time several forms of one computation, in random order in each round.
+def measured(
+    functions: Sequence[Callable[..., Any]], groups: Sequence[Sequence[int]], args: tuple[Any, ...]
+) -> Measured:
+    """Time stages that are jitted one by one, or one function as it runs where it is not, against the groups.
 
-    Args:
-        forms: by name, each as it runs; the last one is that of which compiling is timed.
-        args: of all; arrays are used as they are, shapes are filled: floats with normal numbers, others with zeros.
-
-    Returns:
-        The lower quartile of the times of each form in ns, the seconds that compiling took, and the rounds.
+    The forms are called in random order in each round. Arrays are used as they are, shapes are filled: floats with
+    normal numbers, others with zeros.
     """
     rng = np.random.default_rng(0)
     arrays = jax.device_put(jax.tree.map(lambda arg: _array(arg, rng), args))
-    runs = {name: functools.partial(form, *arrays) for name, form in forms.items()}
-    start = 0.0
-    for run in runs.values():
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-    first_s = time.perf_counter() - start
+    forms = [composed([jax.jit(fn) for fn in functions]) if len(functions) > 1 else functions[0]]
+    if len(groups) > 1:
+        forms.append(jax.jit(composed(functions)))
+    forms.append(composed([jax.jit(composed([functions[number] for number in group])) for group in groups]))
+    runs = [functools.partial(form, *arrays) for form in forms]
+    first_ns = [call_ns(run) for run in runs][-1]
     rounds: list[list[float]] = []
     end = time.perf_counter() + BUDGET_S
     with quiet_collector():
         while len(rounds) < LEAST_ROUNDS or time.perf_counter() < end:
-            times = {name: mean_ns(visit_ns(runs[name])) for name in rng.permutation([*runs]).tolist()}
-            rounds.append([times[name] for name in runs])
-    times_ns = dict(zip(runs, np.quantile(rounds, QUARTILE, axis=0).tolist(), strict=True))
-    return times_ns, max(first_s - [*times_ns.values()][-1] / 1e9, 0.0), len(rounds)
+            times = {place: mean_ns(visit_ns(runs[place])) for place in rng.permutation(len(runs)).tolist()}
+            rounds.append([times[place] for place in range(len(runs))])
+    apart_ns, *one, grouped_ns = np.quantile(rounds, QUARTILE, axis=0).tolist()
+    return Measured(apart_ns, grouped_ns, max(first_ns - grouped_ns, 0.0) / 1e9, len(rounds), *one)
 
 
 def _array(arg: Any, rng: np.random.Generator) -> Any:

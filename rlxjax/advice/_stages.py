@@ -50,7 +50,8 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
     """
     found, given = [], args
     for number, fn in enumerate(stages):
-        name = name_of(fn, number)
+        name = getattr(fn, "__name__", "")
+        name = name if name.isidentifier() else f"stage{number + 1}"  # where it has none that code could use
         jitted = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(functools.partial(fn))
         try:
             result = jitted.eval_shape(*given)
@@ -120,19 +121,8 @@ def profiles_of(groups: Mapping[Span, Stage], trip_counts: TripCounts | None) ->
     }
 
 
-def name_of(fn: Callable[..., Any], number: int) -> str:
-    """Return a function's name, or a number where it has none that code could use."""
-    name = getattr(fn, "__name__", "")
-    return name if name.isidentifier() else f"stage{number + 1}"
-
-
 def as_code(stages: Sequence[Stage], groups: Sequence[Sequence[int]]) -> str:
-    """Return the change as Python: one jitted function a group, with what it may overwrite, and their composition.
-
-    Args:
-        stages: in order.
-        groups: the stages of each program.
-    """
+    """Return the change as Python: one jitted function a group, with what it may overwrite, and their composition."""
     names = ["fused"] if len(groups) == 1 else [f"fused{number + 1}" for number in range(len(groups))]
     first = _argument_names(stages[0])
     lines, call = [], ", ".join(first)

@@ -27,26 +27,19 @@ class FusionEdge:
 
 
 def explained_edges(graph: KernelGraph, kernels: Partition, cost: LinearCost, kind: str) -> tuple[FusionEdge, ...]:
-    """Return every edge between nodes that run, in order of the consumers.
-
-    Args:
-        graph: the nodes.
-        kernels: the nodes of each kernel.
-        cost: of launches and bytes.
-        kind: how the plan was made.
-    """
+    """Return every edge between nodes that run, in order of the consumers, of a plan of some kind."""
     owner = {i: number for number, group in enumerate(kernels) for i in group}
     readers = graph.readers(kernels)
     exported = {i for group in kernels for i in graph.exports(group)}
 
     @functools.cache
     def reason_apart(a: int, b: int) -> str | None:
-        """Return why two kernels cannot be one, if they cannot."""
         if not graph.may_be_one(kernels[a], kernels[b]):
             return f"kernel {a} loops over {shapes(a)}, kernel {b} over {shapes(b)}"
-        through = next((n for n in kernels_after(readers, a, b) if b in readers[n]), None)
-        cycle = f"kernels {a} and {b} as one would read from and be read by kernel {through}: a cycle"
-        return None if through is None else cycle
+        for between in kernels_after(readers, a, b):
+            if b in readers[between]:
+                return f"kernels {a} and {b} as one would read from and be read by kernel {between}: a cycle"
+        return None
 
     def shapes(number: int) -> str:
         loops = sorted({graph.loops[i] for i in kernels[number]} - {ONE_ELEMENT})
@@ -54,15 +47,14 @@ def explained_edges(graph: KernelGraph, kernels: Partition, cost: LinearCost, ki
 
     def edge(i: int, j: int) -> FusionEdge:
         a, b = owner[i], owner[j]
-        saved_bytes = graph.traffic_bytes([i]) + graph.traffic_bytes([j]) - graph.traffic_bytes([i, j])
-        launches = max(0, graph.launches[i] + graph.launches[j] - 1)
+        works = zip(graph.work([i]), graph.work([j]), graph.work([i, j]), strict=True)
+        launches, saved_bytes = (one + other - both for one, other, both in works)
         gain_ns = cost.launch_ns * launches + cost.byte_ns * saved_bytes
         alone = [graph.nodes[k] for k in (i, j) if graph.loops[k] == ALONE]
         if a == b:
             place = "still leaves the kernel" if i in exported else "stays inside"
-            reason = (
-                f"together they save {launches} launch and {saved_bytes} bytes, {gain_ns:.4g} ns; the value {place}"
-            )
+            saves = f"{launches} launch and {saved_bytes} bytes, {gain_ns:.4g} ns"
+            reason = f"together they save {saves}; the value {place}"
         elif alone:
             reason = f"node {alone[0].id} ({alone[0].op}) runs alone: its op shares no kernel"
         elif apart := reason_apart(a, b):

@@ -96,10 +96,9 @@ def execute_kernel(kernel: FusedKernel, inputs: Arrays) -> dict[int, Array]:
 
 def _run(kernel: FusedKernel, values: Arrays, own: Arrays) -> dict[int, Array]:
     """Run a kernel on the values that it reads, and the arrays of its nodes without operands."""
-    fed = set(kernel.fed_nodes)
     try:
-        function = kernel.function
-        arguments = [_given(node, own if node.id in fed else values) for node in kernel.argument_nodes]
+        function, inside = kernel.function, set(kernel.nodes)
+        arguments = [_given(node, own if node.id in inside else values) for node in kernel.argument_nodes]
         outputs = function(*arguments)
     except StepError as error:
         node = kernel.graph_nodes[kernel.nodes[error.step]]
@@ -114,8 +113,7 @@ def _given(node: Node, arrays: Arrays) -> "np.ndarray | Array":
         name = f" {node.attributes['name']!r}" if "name" in node.attributes else ""
         raise ValueError(f"node {node.id} ({node.op}{name}): no array was given for it")
     array = arrays[node.id]
-    if not hasattr(array, "shape"):
-        array = np.asarray(array)
+    array = array if hasattr(array, "shape") else np.asarray(array)
     if not agrees(array.shape, node.shape):
         raise ValueError(f"{where}: expected an array of shape {node.shape}, got {array.shape}")
     try:

@@ -1,6 +1,5 @@
 """What planning reads of a graph: its kernel nodes, who reads whom, and what may share a kernel."""
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 
@@ -15,73 +14,39 @@ ALONE, ONE_ELEMENT = -1, 0
 Partition = list[list[int]]
 
 
-@dataclasses.dataclass(frozen=True)
 class KernelGraph:
-    """Who reads whom among the nodes that run; every list by the id of a node, those that are given included.
+    """Who reads whom among the nodes that run; every list is by the id of a node, those that are given included.
 
     A kernel loops over one shape; nodes of one element ride along in any, and a broadcast may follow a
     reduction of its own kernel whatever its shape.
-
-    Attributes:
-        nodes: all nodes of the graph.
-        members: ids of the nodes that run, in topological order.
-        reads: ids that each one reads, without repetition.
-        producers: those of them that run.
-        consumers: ids that read each one's value.
-        is_needed: whether the value leaves whatever kernel computes it: an output of the graph, or read
-            by nobody.
-        loops: number of the shape that each one loops over, `ONE_ELEMENT` or `ALONE`.
-        loop_shapes: the shapes, by number.
-        links: the broadcasts that follow each reduction, and the reduction before each broadcast: these
-            may share a kernel although they loop over different shapes.
-        launches: 0 for a view, else 1.
-        sizes: bytes of each value.
     """
 
-    nodes: tuple[Node, ...]
-    members: list[int]
-    reads: list[tuple[int, ...]]
-    producers: list[list[int]]
-    consumers: list[list[int]]
-    is_needed: list[bool]
-    loops: list[int]
-    loop_shapes: list[tuple[int | None, ...]]
-    links: list[list[int]]
-    launches: list[int]
-    sizes: list[int]
-
-    @classmethod
-    def of(cls, graph: Graph) -> "KernelGraph":
-        """Read a graph."""
-        nodes = graph.nodes
-        members = [node.id for node in nodes if node.op not in GIVEN_OPS]
-        reads = [tuple(dict.fromkeys(node.inputs)) if node.op not in GIVEN_OPS else () for node in nodes]
-        producers = [[i for i in ids if nodes[i].op not in GIVEN_OPS] for ids in reads]
-        consumers: list[list[int]] = [[] for _ in nodes]
+    def __init__(self, graph: Graph):
+        self.nodes = nodes = graph.nodes
+        #: Ids of the nodes that run, in topological order; what each reads, and which of those run.
+        self.members = [node.id for node in nodes if node.op not in GIVEN_OPS]
+        self.reads = [tuple(dict.fromkeys(node.inputs)) if node.op not in GIVEN_OPS else () for node in nodes]
+        self.producers = [[i for i in ids if nodes[i].op not in GIVEN_OPS] for ids in self.reads]
+        #: Number of the shape that each one loops over, `ONE_ELEMENT` or `ALONE`; and the shapes by number.
         numbers: dict[tuple[int | None, ...], int] = {(1,): ONE_ELEMENT}
-        loops = [_loop(node, nodes, numbers) for node in nodes]
-        links: list[list[int]] = [[] for _ in nodes]
-        for i in members:
-            for producer in producers[i]:
-                consumers[producer].append(i)
+        self.loops = [_loop(node, nodes, numbers) for node in nodes]
+        self.loop_shapes = list(numbers)
+        #: Ids that read each one's value.
+        self.consumers: list[list[int]] = [[] for _ in nodes]
+        #: The broadcasts that follow each reduction, and the reduction before each broadcast, of unequal loops.
+        self.links: list[list[int]] = [[] for _ in nodes]
+        for i in self.members:
+            for producer in self.producers[i]:
+                self.consumers[producer].append(i)
                 follows = nodes[i].op == "broadcast" and OPS[nodes[producer].op].reduction
-                if follows and ONE_ELEMENT not in (loops[i], loops[producer]):
-                    links[producer].append(i)
-                    links[i].append(producer)
+                if follows and ONE_ELEMENT not in (self.loops[i], self.loops[producer]):
+                    self.links[producer].append(i)
+                    self.links[i].append(producer)
+        #: Whether the value leaves whatever kernel computes it: an output of the graph, or read by nobody.
         outputs = set(graph.outputs)
-        return cls(
-            nodes=nodes,
-            members=members,
-            reads=reads,
-            producers=producers,
-            consumers=consumers,
-            is_needed=[node.id in outputs or not consumers[node.id] for node in nodes],
-            loops=loops,
-            loop_shapes=list(numbers),
-            links=links,
-            launches=[int(not OPS[node.op].metadata) for node in nodes],
-            sizes=[node.bytes for node in nodes],
-        )
+        self.is_needed = [node.id in outputs or not self.consumers[node.id] for node in nodes]
+        self.is_view = [OPS[node.op].metadata for node in nodes]
+        self.sizes = [node.bytes for node in nodes]
 
     def may_be_one(self, one: Sequence[int], other: Sequence[int]) -> bool:
         """Whether two kernels may be one, but for the order of kernels."""
@@ -102,12 +67,11 @@ class KernelGraph:
         inside = set(group)
         return list(dict.fromkeys(id_ for i in group for id_ in self.reads[i] if id_ not in inside))
 
-    def traffic_bytes(self, group: Sequence[int]) -> int:
-        """Return the bytes that a kernel reads and writes; a view moves none."""
-        if not any(self.launches[i] for i in group):
-            return 0
-        read = sum(self.sizes[id_] for id_ in self.external_reads(group))
-        return read + sum(self.sizes[i] for i in self.exports(group))
+    def work(self, group: Sequence[int]) -> tuple[int, int]:
+        """Return the launches of a kernel and the bytes that it reads and writes: none where all are views."""
+        if all(self.is_view[i] for i in group):
+            return 0, 0
+        return 1, sum(self.sizes[i] for i in (*self.external_reads(group), *self.exports(group)))
 
     def readers(self, partition: Partition) -> list[set[int]]:
         """Return the numbers of the other kernels that read from each."""
@@ -116,8 +80,8 @@ class KernelGraph:
             {owner[j] for i in group for j in self.consumers[i]} - {number} for number, group in enumerate(partition)
         ]
 
-    def in_order(self, partition: Iterable[Iterable[int]]) -> Partition | None:
-        """Return the kernels so that each comes after those it reads from; None if they form a cycle."""
+    def in_order(self, partition: Iterable[Iterable[int]]) -> Partition:
+        """Return the kernels so that each comes after those it reads from; none if they form a cycle."""
         groups = sorted(sorted(group) for group in partition)
         sorter = TopologicalSorter(dict.fromkeys(range(len(groups)), ()))
         for number, others in enumerate(self.readers(groups)):
@@ -126,7 +90,7 @@ class KernelGraph:
         try:
             return [groups[number] for number in sorter.static_order()]
         except CycleError:
-            return None
+            return []
 
 
 def kernels_after(readers: Sequence[set[int]], start: int, end: int) -> Iterator[int]:

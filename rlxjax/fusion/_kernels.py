@@ -1,7 +1,7 @@
 """What each op computes, and a kernel as one jitted function."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,12 +21,7 @@ _GELU_SCALE, _GELU_CUBIC = 0.7978845608, 0.044715
 class Step(NamedTuple):
     """One node of a kernel, without its id, so that equal kernels are compiled once.
 
-    Attributes:
-        op: the op.
-        operands: each a number: of an argument where negative (-1 the first), else of an earlier step.
-        shape: of the result.
-        dtype: of the result.
-        attributes: what the op reads of the node's.
+    An operand is the number of an argument where negative (-1 the first), else of an earlier step.
     """
 
     op: str
@@ -74,11 +69,10 @@ def kernel_function(
     for number, node in enumerate(nodes):
         if node.op not in OP_FUNCTIONS:
             raise StepError(number, f"no kernel computes this op; those that run are {', '.join(OP_FUNCTIONS)}")
-        operands = [numbers[i] if i in numbers else arguments[i] for i in node.inputs]
-        operands = tuple(operands or [arguments[node.id]])
+        operands = tuple([(arguments | numbers)[i] for i in node.inputs] or [arguments[node.id]])
         given = [name for name in _ATTRIBUTES.get(node.op, ()) if name in node.attributes]
         try:
-            attributes = tuple((name, _attribute(node, name)) for name in given)
+            attributes = tuple((name, _index(node.attributes[name])) for name in given)
         except (TypeError, ValueError) as error:
             raise StepError(number, f"its attributes {', '.join(given)}: {error}") from None
         if node.op in ("broadcast", "reshape"):
@@ -146,9 +140,8 @@ def _rounded(value: Array) -> Array:
     return jax.lax.reduce_precision(value, exponent_bits=bits.nexp, mantissa_bits=bits.nmant)
 
 
-def _attribute(node: Node, name: str) -> Any:
-    value = node.attributes[name]
-    return tuple(int(item) for item in value) if name == "permutation" else int(value)
+def _index(value: Any) -> Any:
+    return tuple(map(int, value)) if isinstance(value, Iterable) else int(value)
 
 
 # --- What the ops compute ------------------------------------------------------------------------
@@ -162,11 +155,6 @@ def _real(x: Array) -> Array:
 def _gelu(x: Array) -> Array:
     x = _real(x)
     return 0.5 * x * (1.0 + jnp.tanh(_GELU_SCALE * (x + _GELU_CUBIC * x * x * x)))
-
-
-def _relu(x: Array) -> Array:
-    """Return `x` where it is above zero, else 0; the relu of NaN is 0."""
-    return jnp.where(x > 0, x, jnp.zeros_like(x))
 
 
 def _reduced(reduce: Callable[[Array], Array]) -> Callable[[Array], Array]:
@@ -184,14 +172,6 @@ def _broadcast(x: Array, shape: Shape) -> Array:
     return jnp.broadcast_to(x.reshape(()) if x.size == 1 else x, shape)  # pyright: ignore[reportArgumentType]
 
 
-def _reshape(x: Array, shape: Shape) -> Array:
-    return x.reshape([-1 if dim is None else dim for dim in shape])
-
-
-def _narrow(x: Array, axis: int, length: int, start: int = 0) -> Array:
-    return jax.lax.slice_in_dim(x, start, start + length, axis=axis)
-
-
 #: Ops of operands of one shape. Of two of which one is NaN, the maximum and the minimum are the other.
 _BINARY: Mapping[str, Callable[[Array, Array], Array]] = {
     "add": jnp.add,
@@ -206,7 +186,7 @@ _ATTRIBUTES = {"transpose": ("permutation",), "narrow": ("axis", "start", "lengt
 
 #: What the ops compute, from operands and what is read of a node's attributes.
 OP_FUNCTIONS: Mapping[str, Callable[..., Array]] = {
-    "relu": _relu,
+    "relu": lambda x: jnp.where(x > 0, x, jnp.zeros_like(x)),  # 0 of NaN
     "sigmoid": lambda x: jax.nn.sigmoid(_real(x)),
     "tanh": lambda x: jnp.tanh(_real(x)),
     "gelu": _gelu,
@@ -223,9 +203,9 @@ OP_FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "reduce_min": _reduced(jnp.nanmin),
     "reduce_mean": _reduced(jnp.mean),
     "broadcast": _broadcast,
-    "reshape": _reshape,
+    "reshape": lambda x, shape: x.reshape([-1 if dim is None else dim for dim in shape]),
     "transpose": lambda x, permutation=None: jnp.transpose(x, permutation),
-    "narrow": _narrow,
+    "narrow": lambda x, axis, length, start=0: jax.lax.slice_in_dim(x, start, start + length, axis=axis),
     "concat": lambda *xs, axis: jnp.concatenate(xs, axis=axis),
     "matmul": jnp.matmul,
 }

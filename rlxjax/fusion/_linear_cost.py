@@ -1,9 +1,7 @@
 """What kernels are priced by: launches and bytes, as a backend's row, a measured gate or a name says."""
 
-import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -20,13 +18,10 @@ class HasGate(Protocol):
     """What holds a measured gate, as a `Calibration` does."""
 
     @property
-    def gate(self) -> IoFusionGate:
-        """The gate."""
-        ...
+    def gate(self) -> IoFusionGate: ...
 
 
-@dataclasses.dataclass(frozen=True)
-class LinearCost:
+class LinearCost(NamedTuple):
     """What a launch and a byte of traffic cost in ns."""
 
     launch_ns: float
@@ -40,14 +35,10 @@ class LinearCost:
             byte_ns += 0.25 / max(float(row.readback_bw), 1.0)
         return cls(float(row.dispatch_ns), byte_ns)
 
-    def of_kernel(self, graph: KernelGraph, group: Sequence[int]) -> float:
-        """Return the cost of one kernel."""
-        launched = any(graph.launches[i] for i in group)
-        return self.launch_ns * launched + self.byte_ns * graph.traffic_bytes(group)
-
     def of(self, graph: KernelGraph, partition: Partition) -> float:
         """Return the cost of all kernels."""
-        return sum(self.of_kernel(graph, group) for group in partition)
+        works = map(graph.work, partition)
+        return sum(self.launch_ns * launches + self.byte_ns * moved_bytes for launches, moved_bytes in works)
 
 
 def backend_row(coefficients: str | BackendCoefficients | IoFusionGate | HasGate) -> BackendCoefficients:

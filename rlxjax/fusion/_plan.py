@@ -17,11 +17,10 @@ from rlxjax.graph._ops import OPS
 from rlxjax.graph._profile import GraphIoProfile, profile_graph_io
 
 from ._edges import FusionEdge, explained_edges
-from ._greedy import greedy_partition
 from ._kernel_graph import KernelGraph, Partition
 from ._kernels import kernel_function
 from ._linear_cost import HasGate, LinearCost, backend_row
-from ._search import cheapest_partition
+from ._search import cheapest_partition, greedy_partition
 
 #: Bytes that the reference's plan counts for an element, whatever its dtype.
 _GREEDY_ELEMENT_BYTES = 4
@@ -60,13 +59,8 @@ class FusedKernel:
     @functools.cached_property
     def argument_nodes(self) -> list[Node]:
         """The nodes whose arrays the kernel takes: its external inputs, then its nodes without operands."""
-        ids = (*dict.fromkeys(self.external_inputs), *self.fed_nodes)
-        return [self.graph_nodes[id_] for id_ in ids]
-
-    @functools.cached_property
-    def fed_nodes(self) -> tuple[int, ...]:
-        """Ids of the nodes without operands, which take theirs by their own id."""
-        return tuple(id_ for id_ in self.nodes if not self.graph_nodes[id_].inputs)
+        fed = [id_ for id_ in self.nodes if not self.graph_nodes[id_].inputs]
+        return [self.graph_nodes[id_] for id_ in (*dict.fromkeys(self.external_inputs), *fed)]
 
 
 @by_value
@@ -142,7 +136,7 @@ class FusionPlan:
 
     @functools.cached_property
     def _kernel_graph(self) -> KernelGraph:
-        return KernelGraph.of(self.graph)
+        return KernelGraph(self.graph)
 
     @property
     def _partition(self) -> Partition:
@@ -153,11 +147,11 @@ class FusionPlan:
         return backend_row("arch") if self.coefficients is None else self.coefficients
 
     def _profile(self, partition: Partition) -> GraphIoProfile:
-        graph = self._kernel_graph
+        works = [self._kernel_graph.work(group) for group in partition]
         return dataclasses.replace(
             profile_graph_io(self.graph),
-            kernel_launches=sum(any(graph.launches[i] for i in group) for group in partition),
-            device_traffic_bytes=saturate(sum(graph.traffic_bytes(group) for group in partition)),
+            kernel_launches=sum(launches for launches, _ in works),
+            device_traffic_bytes=saturate(sum(moved_bytes for _, moved_bytes in works)),
         )
 
 
@@ -197,18 +191,17 @@ def plan_fusion(
         ((0,), (3,))
     """
     graph = graph.copy()
-    row, kernel_graph = backend_row(coefficients), KernelGraph.of(graph)
+    row, kernel_graph = backend_row(coefficients), KernelGraph(graph)
     if plan == "cost":
         check_operand_counts(graph.nodes)
-        partition = cheapest_partition(kernel_graph, LinearCost.of_row(row), [greedy_partition(kernel_graph)])
+        partition = cheapest_partition(kernel_graph, LinearCost.of_row(row))
     elif plan == "greedy":
         partition = greedy_partition(kernel_graph)
     elif plan == "unfused":
         partition = [[i] for i in kernel_graph.members]
     else:
         raise ValueError(f"plan: expected one of cost, greedy, unfused, got {plan!r}")
-    make = _greedy_kernel if plan == "greedy" else _kernel
-    kernels = [make(kernel_graph, number, group) for number, group in enumerate(partition)]
+    kernels = [_kernel(kernel_graph, number, group, plan == "greedy") for number, group in enumerate(partition)]
     saved = sum(kernel.memory_saved for kernel in kernels)
     return FusionPlan(kernels, saved, len(kernel_graph.members), kind=plan, graph=graph, coefficients=row)
 
@@ -227,29 +220,15 @@ def check_operand_counts(nodes: Sequence[Node]) -> None:
         raise ValueError(f"node {node.id} ({node.op}): expected {wanted} operand(s), got {count}")
 
 
-def _kernel(graph: KernelGraph, number: int, group: Sequence[int]) -> FusedKernel:
-    exported = graph.exports(group)
-    inner = set(group).difference(exported)
-    return FusedKernel(
-        id=number,
-        nodes=tuple(group),
-        external_inputs=tuple(graph.external_reads(group)),
-        external_outputs=tuple(exported),
-        memory_saved=sum(graph.sizes[i] for i in inner),
-        buffers_eliminated=len(inner),
-        graph_nodes=graph.nodes,
-    )
-
-
-def _greedy_kernel(graph: KernelGraph, number: int, chain: Sequence[int]) -> FusedKernel:
-    inside = set(chain)
-    inputs = tuple(id_ for i in chain for id_ in graph.nodes[i].inputs if id_ not in inside)
-    return FusedKernel(
-        id=number,
-        nodes=tuple(chain),
-        external_inputs=inputs,
-        external_outputs=(chain[-1],),
-        memory_saved=(len(chain) - 1) * graph.nodes[chain[0]].elements * _GREEDY_ELEMENT_BYTES,
-        buffers_eliminated=max(0, len(chain) - len(inputs) - 1),
-        graph_nodes=graph.nodes,
-    )
+def _kernel(graph: KernelGraph, number: int, group: Sequence[int], is_chain: bool) -> FusedKernel:
+    """Return a kernel, or one of the reference's chains with what the reference says of it."""
+    inside = set(group)
+    if is_chain:
+        inputs = [id_ for i in group for id_ in graph.nodes[i].inputs if id_ not in inside]
+        outputs = [group[-1]]
+        saved = (len(group) - 1) * graph.nodes[group[0]].elements * _GREEDY_ELEMENT_BYTES
+        eliminated = max(0, len(group) - len(inputs) - 1)
+    else:
+        inputs, outputs = graph.external_reads(group), graph.exports(group)
+        saved, eliminated = sum(graph.sizes[i] for i in inside.difference(outputs)), len(inside) - len(outputs)
+    return FusedKernel(number, tuple(group), tuple(inputs), tuple(outputs), saved, eliminated, graph.nodes)

@@ -8,8 +8,6 @@ from rlxjax.device._gate import fusion_benefit, io_fusion_gate_for_target
 from rlxjax.graph._graph import Graph
 from rlxjax.graph._profile import profile_graph_io
 
-Rewrite = Callable[[Graph, Target], Graph]
-
 
 def select_peaks_only_outputs(graph: Graph, target: str) -> Graph:
     """Return a graph that reads back peaks in place of the spectra that they are computed from.
@@ -35,9 +33,8 @@ def select_peaks_only_outputs(graph: Graph, target: str) -> Graph:
         >>> select_peaks_only_outputs(g, "metal").outputs, select_peaks_only_outputs(g, "cpu").outputs
         ((2,), (1,))
     """
-    parsed = Target.parse(target)
-    selected = _peaks_only_outputs(graph, parsed)
-    return graph if selected.outputs == graph.outputs else _without_dead_nodes(selected, parsed)
+    selected = _peaks_only_outputs(graph, Target.parse(target))
+    return graph if selected is graph else _without_dead_nodes(selected, Target.CPU)
 
 
 def rewrite_graph(graph: Graph, target: str, rewrites: Sequence[str] | None = None) -> Graph:
@@ -113,6 +110,6 @@ def _without_dead_nodes(graph: Graph, target: Target) -> Graph:
 
 
 #: Every rewrite by name, in the order in which they are applied.
-REWRITES: Mapping[str, Rewrite] = FrozenDict(
+REWRITES: Mapping[str, Callable[[Graph, Target], Graph]] = FrozenDict(
     {"peaks_only_outputs": _peaks_only_outputs, "dead_nodes": _without_dead_nodes}
 )
