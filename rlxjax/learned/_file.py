@@ -49,7 +49,8 @@ def save_learned_fft(model: LearnedFft, path: str | os.PathLike[str], note: str 
         active_gates=whole.active_gates,
         total_gates=whole.total_gates,
         note=note,
-        **{name: _short(np.asarray(getattr(whole, name))) for name in names},
+        # The shortest decimals that give the same single-precision numbers.
+        **{name: getattr(whole, name).astype(str).astype(float).tolist() for name in names},
     )
     write_json_file(content, path, indent=None)
 
@@ -79,24 +80,9 @@ def load_learned_fft(
     from ._schema import SCHEMA_VERSION, LearnedFftFile
 
     mend = "train one with train_learned_fft and save_learned_fft"
-    content = read_json_file(
-        path,
-        LearnedFftFile,
-        {"schema_version": SCHEMA_VERSION},
-        LearnedFftFileError,
-        mend=mend,
-        what="a learned FFT",
-        unsealed=unsealed,
-    )
+    versions = {"schema_version": SCHEMA_VERSION}
+    content = read_json_file(path, LearnedFftFile, versions, LearnedFftFileError, mend, "a learned FFT", unsealed)
     if n_fft is not None and content.n_fft != as_index(n_fft, "n_fft"):
-        raise LearnedFftFileError(
-            f"{path}: n_fft: expected a model for n_fft {n_fft}, got one for {content.n_fft}; {mend}"
-        )
+        expected = f"expected a model for n_fft {n_fft}, got one for {content.n_fft}"
+        raise LearnedFftFileError(f"{path}: n_fft: {expected}; {mend}")
     return content.model()
-
-
-def _short(leaf: np.ndarray) -> list:
-    """Return nested lists of the shortest decimals that give the same single-precision numbers."""
-    if leaf.ndim > 1:
-        return [_short(row) for row in leaf]
-    return [float(str(number)) for number in leaf]

@@ -85,8 +85,15 @@ class LearnedFft:
             ValueError: shapes of no model, a gate that is NaN or outside [0, 1], or another value that is
                 not finite.
         """
-        leaves = {"twiddles": twiddles, "gates": gates, "mask": mask}
-        arrays = {name: _as_floats(leaf, name) for name, leaf in leaves.items()}
+        arrays = {}
+        for name, leaf in {"twiddles": twiddles, "gates": gates, "mask": mask}.items():
+            try:
+                array = np.asarray(leaf)
+            except ValueError as error:
+                raise ValueError(f"{name}: expected an array of numbers, got {leaf!r} ({error})") from None
+            if array.dtype.kind not in "biuf":
+                raise ValueError(f"{name}: expected an array of real numbers, got dtype {array.dtype}")
+            arrays[name] = array if array.dtype.kind == "f" else array.astype(np.float64)
         shape = arrays["gates"].shape
         if len(shape) != 2 or shape[1] != 2 ** (shape[0] - 1):
             raise ValueError(f"gates: expected shape (log2(n_fft), n_fft/2), say (8, 128), got {shape}")
@@ -141,11 +148,11 @@ class LearnedFft:
             >>> low.active_gates, low.hardened().active_gates
             (12, 10)
         """
-        arrays = {field.name: np.asarray(getattr(self, field.name)) for field in dataclasses.fields(self)}
-        on = arrays["gates"] >= GATE_ON
-        _, *after = wanted_places(on, arrays["mask"] != 0)
+        whole = jax.tree.map(np.asarray, self)
+        on = whole.gates >= GATE_ON
+        _, *after = wanted_places(on, whole.mask != 0)
         read = [places.reshape(-1, 2, 2**stage).any(axis=1).reshape(-1) for stage, places in enumerate(after)]
-        return LearnedFft(arrays["twiddles"], (on & read).astype(arrays["gates"].dtype), arrays["mask"])
+        return dataclasses.replace(whole, gates=(on & read).astype(whole.gates.dtype))
 
 
 def learned_spectrum(
@@ -186,15 +193,12 @@ def _spectrum(model: LearnedFft, segments: Array) -> Array:
         half, blocks = 2**stage, model.n_fft // 2 ** (stage + 1)
         gate, twiddle = (leaf[stage].reshape(blocks, half, 1) for leaf in (model.gates, twiddles))
         pairs = places.reshape(blocks, 2, half, rows.shape[1])
-        places = gated_butterfly(pairs[:, 0], pairs[:, 1], twiddle, gate).reshape(rows.shape)
+        a, b = pairs[:, 0], pairs[:, 1]
+        turned = twiddle * b
+        pairs = [a + _scaled(gate, turned), _scaled(gate, a - turned) + _scaled(1 - gate, b)]
+        places = jnp.stack(pairs, axis=1).reshape(rows.shape)
     spectrum = _scaled(model.mask[:, None], places[: model.n_bins])
     return spectrum.T.reshape(*segments.shape[:-1], model.n_bins)
-
-
-def gated_butterfly(a: Array, b: Array, twiddle: Array, gate: Array) -> Array:
-    """Return `gate * (a + w*b, a - w*b) + (1 - gate) * (a, b)`, the two stacked along axis 1."""
-    turned = twiddle * b
-    return jnp.stack([a + _scaled(gate, turned), _scaled(gate, a - turned) + _scaled(1 - gate, b)], axis=1)
 
 
 def _scaled(factor: Array | np.ndarray, z: Array) -> Array:
@@ -226,12 +230,7 @@ def butterfly_places(stage: int, gates: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def wanted_places(on: np.ndarray, unmasked: np.ndarray) -> list[np.ndarray]:
-    """Return which places some unmasked bin depends on, before each stage and after the last, bool `[n_fft]`.
-
-    Args:
-        on: hard gates, bool `[stages, n_fft/2]`.
-        unmasked: bins that are wanted, bool `[n_fft/2 + 1]`.
-    """
+    """Return which places some unmasked bin depends on through hard gates, before each stage and after the last."""
     stages, half_n = on.shape
     wanted = [np.pad(unmasked, (0, half_n - 1))]
     for stage in reversed(range(stages)):
@@ -239,13 +238,3 @@ def wanted_places(on: np.ndarray, unmasked: np.ndarray) -> list[np.ndarray]:
         used = on[stage].reshape(-1, 1, 2**stage) & pairs.any(axis=1, keepdims=True)
         wanted.insert(0, (pairs | used).reshape(-1))
     return wanted
-
-
-def _as_floats(leaf: Array | np.ndarray, name: str) -> np.ndarray:
-    try:
-        array = np.asarray(leaf)
-    except ValueError as error:
-        raise ValueError(f"{name}: expected an array of numbers, got {leaf!r} ({error})") from None
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"{name}: expected an array of real numbers, got dtype {array.dtype}")
-    return array if array.dtype.kind == "f" else array.astype(np.float64)

@@ -43,13 +43,8 @@ def _is_even(indices: np.ndarray) -> bool:
     return len(steps) == 0 or (len(steps) == 1 and bool(steps[0] > 0))
 
 
-@dataclasses.dataclass(frozen=True)
-class Places:
-    """Which entries of an axis a step takes; hashable, so that it is part of a program's structure.
-
-    Attributes:
-        packed: the indices as int32 bytes.
-    """
+class Places(NamedTuple):
+    """Which entries of an axis a step takes, as int32 bytes: hashable, so that it is part of a program's structure."""
 
     packed: bytes
 
@@ -72,8 +67,7 @@ class Places:
         return jnp.take(array, indices, axis=axis, mode="clip")
 
 
-@dataclasses.dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """The live butterflies of one stage: where `a`, `b` and what passes by are found in the array so far.
 
     What leaves the stage is the new `a`, the new `b` and what passed by, one after the other.
@@ -157,11 +151,9 @@ def learned_program(model: LearnedFft, params: WelchPeakParams, form: str | None
     cones = _cones(on, bins)
     wanted = wanted_places(on, mask != 0)
     merged = [(np.unique(np.concatenate([samples for samples, _ in cones])), bins)] if len(bins) else []
-    costs = {
-        "cones": _matrices_ns(cones),
-        "matrix": _matrices_ns(merged),
-        "butterflies": _butterflies_ns(on, wanted),
-    }
+    # Of butterflies, what counts is the places that are left, stage by stage.
+    places = sum(float(np.sum(wanted[stage])) for stage in np.flatnonzero(on.any(axis=1)))
+    costs = {"cones": _matrices_ns(cones), "matrix": _matrices_ns(merged), "butterflies": PLACE_NS * places}
     form = min(costs, key=costs.__getitem__) if form is None else form
     if form not in costs:
         raise ValueError(f"form: expected one of {', '.join(costs)}, got {form!r}")
@@ -224,9 +216,8 @@ def _run_matrices(segment: Float[Array, "batch n_fft"], program: LearnedProgram)
     for samples, matrix in zip(program.samples, program.matrices, strict=True):
         # Some devices multiply in fewer bits than single precision unless told.
         spectra = jnp.matmul(samples.take(segment, 1), matrix, precision=jax.lax.Precision.HIGHEST)
-        parts = jnp.square(spectra)
-        half = matrix.shape[1] // 2
-        powers.append(parts[:, :half] + parts[:, half:])
+        real, imag = jnp.split(jnp.square(spectra), 2, axis=1)
+        powers.append(real + imag)
     return program.order.take(jnp.concatenate(powers, axis=1) if len(powers) > 1 else powers[0], 1)
 
 
@@ -248,19 +239,16 @@ def _run_butterflies(segment: Float[Array, "batch n_fft"], program: LearnedProgr
 def _cones(on: np.ndarray, bins: np.ndarray) -> list[_Cone]:
     """Return (samples, bins) of every cone: the bins that depend on the same samples, through hard gates."""
     order = bit_reversal(2 * on.shape[1])
-    cones = [1 << int(sample) for sample in order]
+    cones = np.zeros((len(order), -(-len(order) // 8)), np.uint8)  # a bit a sample
+    cones[np.arange(len(order)), order // 8] = 1 << order % 8
     for stage, gates in enumerate(on):
-        for a, b in zip(*butterfly_places(stage, gates), strict=True):
-            cones[a] = cones[b] = cones[a] | cones[b]
-    members: dict[int, list[int]] = {}
-    for bin_ in bins:
-        members.setdefault(cones[bin_], []).append(int(bin_))
-    n_bytes = -(-len(order) // 8)
-    samples = [
-        np.flatnonzero(np.unpackbits(np.frombuffer(cone.to_bytes(n_bytes, "little"), np.uint8), bitorder="little"))
-        for cone in members
-    ]
-    return list(zip(samples, (np.array(found) for found in members.values()), strict=True))
+        a, b = butterfly_places(stage, gates)
+        cones[a] = cones[b] = cones[a] | cones[b]
+    members: dict[bytes, list[int]] = {}
+    for bin_ in bins.tolist():
+        members.setdefault(cones[bin_].tobytes(), []).append(bin_)
+    samples = (np.unpackbits(np.frombuffer(cone, np.uint8), bitorder="little") for cone in members)
+    return [(np.flatnonzero(own), np.array(found)) for own, found in zip(samples, members.values(), strict=True)]
 
 
 def _matrices_ns(partition: list[_Cone]) -> float:
@@ -270,11 +258,6 @@ def _matrices_ns(partition: list[_Cone]) -> float:
     if len(partition) > 1:
         gathered += sum(len(bins) for _, bins in partition)
     return flop / MATRIX_FLOP_PER_NS + GATHER_NS * gathered + MATRIX_NS * len(partition)
-
-
-def _butterflies_ns(on: np.ndarray, wanted: list[np.ndarray]) -> float:
-    """Return the estimate for one segment: the places that are left, stage by stage."""
-    return PLACE_NS * sum(float(np.sum(wanted[stage])) for stage in np.flatnonzero(on.any(axis=1)))
 
 
 def _matrix_form(hard: LearnedFft, partition: list[_Cone], bins: np.ndarray, scale: np.ndarray) -> LearnedProgram:
@@ -289,7 +272,7 @@ def _matrix_form(hard: LearnedFft, partition: list[_Cone], bins: np.ndarray, sca
     matrices, found = [], []
     for samples, members in partition:
         rows = places[np.searchsorted(bins, members)][:, samples].T
-        matrices.append(np.concatenate([np.real(rows), np.imag(rows)], axis=1).astype(np.float32))
+        matrices.append(np.concatenate([rows.real, rows.imag], axis=1).astype(np.float32))
         found.extend(members)
     empty = np.zeros(0, np.float32)
     samples = tuple(Places.of(samples) for samples, _ in partition)
@@ -309,17 +292,8 @@ def _butterfly_form(hard: LearnedFft, wanted: list[np.ndarray], bins: np.ndarray
         stages.append(Stage(*(_found(places, held) for places in (a, b, passing))))
         twiddles.append(np.asarray(hard.twiddles, np.float32)[stage, gates > 0])
         held = np.concatenate([a, b, passing])
-    return LearnedProgram(
-        (),
-        hann_window(n_fft)[samples],
-        tuple(twiddles),
-        scale.astype(np.float32),
-        (Places.of(samples),),
-        tuple(stages),
-        _found(bins, held),
-        Places.of(bins),
-        n_fft,
-    )
+    leaves = (), hann_window(n_fft)[samples], tuple(twiddles), scale.astype(np.float32)
+    return LearnedProgram(*leaves, (Places.of(samples),), tuple(stages), _found(bins, held), Places.of(bins), n_fft)
 
 
 def _found(places: np.ndarray, held: np.ndarray) -> Places:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +31,7 @@ _recall = jax.jit(peak_recall, static_argnames="k")
 _loss = jax.jit(peak_loss, static_argnames="k")
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainingRound:
+class TrainingRound(NamedTuple):
     """What one round of steps ended with.
 
     Attributes:
@@ -107,7 +107,7 @@ def train_learned_fft(
         >>> result.model.active_gates < 0.25 * result.model.total_gates
         True
     """
-    exact = _float32(LearnedFft.exact(n_fft))
+    exact = jax.tree.map(np.float32, LearnedFft.exact(n_fft))
     k = as_index(k, "k", at_least=1)
     steps = as_index(steps, "steps", at_least=1)
     fine_tuning_steps = as_index(fine_tuning_steps, "fine_tuning_steps")
@@ -123,7 +123,7 @@ def train_learned_fft(
     history = list(cuts)
     for part in (growth, tuning):
         done = history[-1].step
-        history += [dataclasses.replace(item, step=item.step + done) for item in part]
+        history += [item._replace(step=item.step + done) for item in part]
     share = model.active_gates / model.total_gates
     message = (
         f"{model.active_gates} of {model.total_gates} gates ({100 * share:.1f} %) are on: {cut.active_gates} that "
@@ -250,7 +250,3 @@ class _Best:
         self.history.append(TrainingRound(step, float(loss), gate_weight, model.active_gates, recall))
         if recall > self.recall:
             self.model, self.recall = model, recall
-
-
-def _float32(model: LearnedFft) -> LearnedFft:
-    return jax.tree.map(lambda leaf: leaf.astype(np.float32), model)
