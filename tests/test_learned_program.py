@@ -9,8 +9,7 @@ import pytest
 from _welch_reference import assert_peaks_of as assert_near_peaks
 from _welch_reference import noise
 
-from rlxjax.learned._model import LearnedFft
-from rlxjax.learned._program import learned_peaks, learned_program
+from rlxjax.learned import LearnedFft, learned_peaks, learned_program, learned_spectrum
 from rlxjax.welch import WelchPeakParams, welch_peaks
 from rlxjax.welch._host import hann_window, select_peaks
 
@@ -41,15 +40,7 @@ def power_of(model, signal, params):
     window = hann_window(params.n_fft).astype(float)
     starts = range(0, params.n_segments * params.hop, params.hop)
     segments = np.stack([signal[:, start : start + params.n_fft] * window for start in starts], 1)
-    bits = model.stages
-    places = segments[..., [int(format(i, f"0{bits}b")[::-1], 2) for i in range(params.n_fft)]] + 0j
-    for stage in range(bits):
-        for j in np.flatnonzero(model.gates[stage] >= 0.5):
-            a = 2 ** (stage + 1) * (j // 2**stage) + j % 2**stage
-            b = a + 2**stage
-            turned = complex(*model.twiddles[stage, j]) * places[..., b]
-            places[..., a], places[..., b] = places[..., a] + turned, places[..., a] - turned
-    power = np.abs(places[..., : params.n_bins] * model.mask) ** 2
+    power = np.abs(np.asarray(learned_spectrum(model.hardened(), segments))) ** 2
     power[..., 1:-1] *= 2
     return power.mean(1)
 
@@ -81,7 +72,7 @@ def test_the_dense_program_gives_the_exact_peaks(form):
 
 
 @each_form
-def test_silence_and_nan_are_treated_as_on_the_exact_path(form):
+def test_silence_and_nan_are_treated_as_on_the_exact_path_and_masked_bins_of_power_0_rank_above_nan(form):
     for params in (PARAMS, ALL_BINS):
         signal = np.zeros((4, params.frame_len), np.float32)
         signal[1, 5], signal[2:] = np.nan, noise(2, params)
@@ -89,10 +80,6 @@ def test_silence_and_nan_are_treated_as_on_the_exact_path(form):
         exact = welch_peaks(signal, params, "fused")
         np.testing.assert_array_equal(peaks[:2], exact[:2])
         np.testing.assert_allclose(peaks[2:], exact[2:], rtol=1e-3, atol=1e-4)
-
-
-@each_form
-def test_masked_bins_have_power_0_and_rank_above_nan(form):
     params = dataclasses.replace(PARAMS, k=9)
     model = dataclasses.replace(LearnedFft.exact(16), mask=np.isin(np.arange(9), [0, 3, 4]).astype(float))
     signal = np.full((1, params.frame_len), np.nan, np.float32)
@@ -106,21 +93,17 @@ def test_masked_bins_have_power_0_and_rank_above_nan(form):
 LOW = dataclasses.replace(LearnedFft.exact(64), mask=(np.arange(33) < 8).astype(float))
 
 
-@pytest.mark.parametrize("form", ["cones", "butterflies"])
-def test_the_operations_fall_with_every_stage_or_block_that_is_off(form):
+def test_the_operations_fall_with_every_stage_or_block_that_is_off():
     # A band that the last stage's halves share, so that its blocks are live until they are cut off.
-    last_off = without(LOW, 5)
+    last_off, params = without(LOW, 5), WelchPeakParams.ultra(64, k=4)
     models = (LearnedFft.exact(64), LOW, last_off, without(last_off, 4, 0))
-    flop = [learned_program(model, WelchPeakParams.ultra(64, k=4), form).work.flop for model in models]
-    assert flop == sorted(set(flop), reverse=True)
-    assert learned_program(without(LOW, 0), WelchPeakParams.ultra(64, k=4), form).work.flop < flop[1]
-
-
-def test_the_butterfly_form_holds_one_twiddle_a_live_gate():
+    for form in ("cones", "butterflies"):
+        flop = [learned_program(model, params, form).work.flop for model in models]
+        assert flop == sorted(set(flop), reverse=True)
+        assert learned_program(without(LOW, 0), params, form).work.flop < flop[1]
     for seed in range(3):
         model = random_model(64, seed, 0.6, 0.3)
-        program = learned_program(model, WelchPeakParams.ultra(64, k=4), "butterflies")
-        assert sum(len(twiddles) for twiddles in program.twiddles) == model.hardened().active_gates
+        assert learned_program(model, params, "butterflies").work.flop == 10 * model.hardened().active_gates
 
 
 @each_form
@@ -128,15 +111,11 @@ def test_samples_that_no_live_bin_depends_on_are_not_read(form):
     params = WelchPeakParams.ultra(64, k=4)
     program = learned_program(without(without(LOW, 5), 4), params, form)
     assert sorted(program.samples[0].indices) == list(range(0, 64, 4))
+    assert [matrix.shape for matrix in program.matrices] == ([] if form == "butterflies" else [(16, 16)])
     signal = noise(4, params)
     unread = signal.copy()
     unread[:, np.arange(64) % 4 != 0] = np.nan
     np.testing.assert_array_equal(peaks_of(unread, program, params), peaks_of(signal, program, params))
-
-
-def test_the_matrix_form_has_one_matrix_a_cone():
-    program = learned_program(without(without(LOW, 5), 4), WelchPeakParams.ultra(64, k=4), "cones")
-    assert [matrix.shape for matrix in program.matrices] == [(16, 16)]
 
 
 def test_the_estimate_chooses_matrices_for_a_pruned_and_butterflies_for_a_large_dense_model():

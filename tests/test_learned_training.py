@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from _tolerances import GRADIENT_RTOL
 
-from rlxjax.learned._model import LearnedFft
-from rlxjax.learned._signals import ToneSignals, peak_loss, peak_recall
-from rlxjax.learned._training import train_learned_fft
+from rlxjax.learned import LearnedFft, ToneSignals, peak_recall, train_learned_fft
+from rlxjax.learned._signals import peak_loss
 from rlxjax.welch._host import hann_window
 
 N_FFT, K, SHARE = 32, 2, 0.25
@@ -51,16 +50,12 @@ def test_training_beats_as_many_gates_kept_at_random_twice_over(trained, unseen)
     assert recall_of(model, unseen, K) > 2 * np.mean([recall_of(one, unseen, K) for one in drawn])
 
 
-def test_the_trained_model_is_hardened_and_a_model(trained):
-    model = trained.model
+def test_the_trained_model_is_hardened_and_the_history_tells_of_every_round(trained):
+    model, history = trained.model, trained.history
     LearnedFft.checked(twiddles=model.twiddles, gates=model.gates, mask=model.mask)
     assert set(np.unique(model.gates)) == {0.0, 1.0}
     np.testing.assert_array_equal(model.hardened().gates, model.gates)
     assert {leaf.dtype for leaf in jax.tree.leaves(model)} == {np.dtype(np.float32)}
-
-
-def test_the_history_tells_of_every_round_and_the_message_of_the_outcome(trained):
-    history = trained.history
     assert np.all(np.diff([item.step for item in history]) > 0)
     assert history[0].active_gates == trained.model.total_gates
     assert history[-1].active_gates == trained.model.active_gates
@@ -79,7 +74,7 @@ def test_gates_are_within_the_share_however_few_the_steps_and_the_same_seed_give
     assert first.history == again.history
 
 
-def test_arguments_out_of_range_are_refused():
+def test_arguments_and_signals_out_of_range_are_refused():
     for arguments, sentence in [
         ({"active_share": 0.0}, "active_share: expected a share above 0 and at most 1, got 0.0"),
         ({"active_share": 1.5}, "active_share: expected a share"),
@@ -90,11 +85,8 @@ def test_arguments_out_of_range_are_refused():
     ]:
         with pytest.raises(ValueError, match=sentence):
             train(**arguments)
-        with pytest.raises(ValueError, match="n_fft: expected a power of two"):
-            train_learned_fft(48)
-
-
-def test_signals_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="n_fft: expected a power of two"):
+        train_learned_fft(48)
     for arguments, sentence in [
         ({"low": -0.1}, "low, high: expected 0 <= low < high <= 0.5"),
         ({"high": 0.6}, "low, high: expected"),
@@ -110,7 +102,7 @@ def test_signals_that_cannot_be_are_refused():
             ToneSignals(**arguments)
 
 
-def test_tones_stay_in_their_band_and_have_their_power():
+def test_tones_stay_in_their_band_and_have_their_power_and_noise_its_standard_deviation():
     signals = ToneSignals(low=0.125, high=0.25, tones=(2, 4), amplitude=(1.0, 1.0), noise_sd=0.0)
     rows = sample_of(signals, jax.random.key(0), 2000, 256)
     assert rows.shape == (2000, 256)
@@ -120,9 +112,6 @@ def test_tones_stay_in_their_band_and_have_their_power():
     assert power[:, 30:67].sum() > 0.999 * power.sum()
     assert np.mean(np.square(rows)) == pytest.approx(3 * 0.5, rel=0.05)
     np.testing.assert_array_equal(rows, sample_of(signals, jax.random.key(0), 2000, 256))
-
-
-def test_noise_has_its_standard_deviation():
     silent = sample_of(ToneSignals(amplitude=(1e-6, 1e-6), noise_sd=2.0), jax.random.key(1), 500, 64)
     assert np.std(silent) == pytest.approx(2.0, rel=0.02)
 
