@@ -30,7 +30,7 @@ _NAMES = {
     "device": (
         "BACKEND_ROWS BackendCoefficients Device DeviceRanking FusionBenefit GateEvaluation IoFusionGate "
         "Provenance Target backend_coefficients device_cost_ns fusion_benefit fusion_target graph_cost_ns "
-        "io_cost_ns io_fusion_gate_for_target is_fused_viable is_gpu_device rank_devices soft_graph_cost_ns "
+        "io_cost_ns io_fusion_gate_for_target is_fused_viable rank_devices soft_graph_cost_ns "
         "soft_io_cost_ns"
     ),
     "fusion": (

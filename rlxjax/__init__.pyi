@@ -52,7 +52,6 @@ from .device import graph_cost_ns as graph_cost_ns
 from .device import io_cost_ns as io_cost_ns
 from .device import io_fusion_gate_for_target as io_fusion_gate_for_target
 from .device import is_fused_viable as is_fused_viable
-from .device import is_gpu_device as is_gpu_device
 from .device import rank_devices as rank_devices
 from .device import soft_graph_cost_ns as soft_graph_cost_ns
 from .device import soft_io_cost_ns as soft_io_cost_ns

@@ -108,14 +108,13 @@ def test_what_is_no_device_is_refused():
         (np.array([0.0]), "device: expected a name or integer codes, got float64"),
         (None, "unknown device .*None"),
     ]:
-        for f in (rx.Device.codes, rx.fusion_target, rx.is_gpu_device, rx.is_fused_viable, rx.backend_coefficients):
+        for f in (rx.Device.codes, rx.fusion_target, rx.is_fused_viable, rx.backend_coefficients):
             with pytest.raises(ValueError, match=says):
                 f(value)
 
 
 def test_kind_and_target_of_a_device_are_the_same_by_name_and_by_code():
     for f, expected, coded in [
-        (rx.is_gpu_device, [device != "cpu" for device in DEVICES], bool),
         (rx.is_fused_viable, [device not in ("cpu", "tpu") for device in DEVICES], bool),
         (rx.fusion_target, TARGETS, lambda target: rx.Target(target).code),
     ]:

@@ -17,7 +17,6 @@ EXEMPT = {
     "default_calibration": "reads a file",
     "fusion_target": "names in, a name out",
     "is_fused_viable": "names in, a truth value out",
-    "is_gpu_device": "names in, a truth value out",
     "load_calibration": "reads a file",
     "load_learned_fft": "reads a file",
     "node_io_bytes": "exact integers on the host",

@@ -18,7 +18,6 @@ from ._devices import Target as Target
 from ._devices import backend_coefficients as backend_coefficients
 from ._devices import fusion_target as fusion_target
 from ._devices import is_fused_viable as is_fused_viable
-from ._devices import is_gpu_device as is_gpu_device
 from ._devices import jax_device as jax_device
 from ._gate import FusionBenefit as FusionBenefit
 from ._gate import GateEvaluation as GateEvaluation

@@ -105,22 +105,6 @@ def fusion_target(device: "str | Code") -> "Target | Code":
     return _of_device(device, lambda member: member.target.code)
 
 
-def is_gpu_device(device: "str | Code") -> bool | jax.Array:
-    """Whether a device is a GPU device, every one but cpu: for a name, or `[*batch]` for codes.
-
-    Args:
-        device: a name, or codes.
-
-    Raises:
-        ValueError: an unknown device.
-
-    Examples:
-        >>> is_gpu_device("tpu"), is_gpu_device("cpu")
-        (True, False)
-    """
-    return _of_device(device, lambda member: member is not Device.CPU)
-
-
 def is_fused_viable(device: "str | Code") -> bool | jax.Array:
     """Whether the fused strategy can pay on a device, every one but cpu and tpu: for a name, or `[*batch]` for codes.
 

@@ -33,7 +33,7 @@ class FusionBenefit:
 
     def score_ns(self, gate: "IoFusionGate") -> Nanoseconds:
         """Return the time saved in ns by the gate's rates, without the penalty for added sync points."""
-        return _base_ns(gate, _floats(self, gate))
+        return _score_ns(dataclasses.replace(gate, host_thunk_penalty_ns=0.0), _floats(self, gate), None)
 
     def should_fuse(self, gate: "IoFusionGate") -> Flag:
         """Whether that time reaches the gate's minimum gain."""
@@ -283,11 +283,6 @@ def gate_score_ns(gate: IoFusionGate, benefit: FusionBenefit, rules: Exact | Smo
     penalty_ns = gate.host_thunk_penalty_ns
     added = added_syncs(benefit.sync_points_saved, penalty_ns, rules)
     return dot([*fields_of(benefit).values(), -added], [*gate_rates(gate, benefit, rules), penalty_ns])
-
-
-@jax.jit
-def _base_ns(gate: IoFusionGate, benefit: FusionBenefit) -> Nanoseconds:
-    return dot([*fields_of(benefit).values()], gate_rates(gate, benefit, Exact()))
 
 
 @jax.jit

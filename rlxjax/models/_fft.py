@@ -27,6 +27,8 @@ BATCH_EXPONENT = 1 / 3
 class FftLatencyCoefficients(Coefficients):
     """What a batched FFT takes on one execution path; every field positive, `[*batch]`.
 
+    The defaults are orders of magnitude of a present-day machine.
+
     Attributes:
         call_ns: one call, whatever its size.
         row_ns: one transform, apart from its operations.
@@ -36,11 +38,11 @@ class FftLatencyCoefficients(Coefficients):
             are worked through one by one.
     """
 
-    call_ns: RealLike
-    row_ns: RealLike
-    flop_per_ns: RealLike
-    bytes_per_ns: RealLike
-    onset_rows: RealLike
+    call_ns: RealLike = 6e4
+    row_ns: RealLike = 50.0
+    flop_per_ns: RealLike = 10.0
+    bytes_per_ns: RealLike = 20.0
+    onset_rows: RealLike = 1e3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +53,7 @@ class FftModel(LatencyModel):
     and the cost of a row of the Welch-peaks model.
 
     Examples:
-        >>> serial = FftLatencyCoefficients(
-        ...     call_ns=1e4, row_ns=50.0, flop_per_ns=2.0, bytes_per_ns=20.0, onset_rows=1e9)
+        >>> serial = FftLatencyCoefficients(call_ns=1e4, flop_per_ns=2.0, onset_rows=1e9)
         >>> terms = FFT.terms_ns(serial, Runs.checked(FFT, "fft", batch=2048, n_fft=1024), FFT.facts)
         >>> round(float(sum(terms.values())) / 1e6, 1)
         26.4
@@ -65,9 +66,7 @@ class FftModel(LatencyModel):
     @property
     def prior(self) -> LatencyPrior[FftLatencyCoefficients]:
         """Orders of magnitude of a present-day machine, wide."""
-        return wide_prior(
-            FftLatencyCoefficients(call_ns=6e4, row_ns=50.0, flop_per_ns=10.0, bytes_per_ns=20.0, onset_rows=1e3)
-        )
+        return wide_prior(FftLatencyCoefficients())
 
     def terms_ns(self, coefficients: FftLatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         """Return the call's and the transforms' part in ns, `[*batch]`."""

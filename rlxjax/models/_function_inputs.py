@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from rlxjax.jaxpr import FunctionProfile, KernelGroup
 
-from ._primitive_weights import MATRIX_WEIGHTS, SPECIAL_WEIGHTS, expanded
+from ._primitive_weights import EXPANDED_OPERATIONS, MATRIX_WEIGHTS, SPECIAL_WEIGHTS
 
 #: Bytes of a float32: operations on wider numbers count as so many on these.
 WORD_BYTES = 4
@@ -243,7 +243,9 @@ def _shared(group: KernelGroup, counts: Mapping[str, float]) -> float:
 def _static_operations(group: KernelGroup) -> float:
     """Return what XLA counts of one kernel of a group beyond its operations: what it writes out, less LAPACK's."""
     hidden = group.flops if group.kind.operation in LAPACK_CALLS else 0
-    return (sum(expanded(name) * count for name, count in group.elements.items()) - hidden) / group.launches
+    return (
+        sum(EXPANDED_OPERATIONS.get(name, 0.0) * count for name, count in group.elements.items()) - hidden
+    ) / group.launches
 
 
 def _beyond(size: float, threshold: float, sharpness: float) -> float:

@@ -30,6 +30,8 @@ LOG_SD = 0.8
 class FunctionCoefficients(Coefficients):
     """What the parts of a jitted function's run take on one machine; every field positive, `[*batch]`.
 
+    The defaults are orders of magnitude of a present-day machine.
+
     Attributes:
         call_ns: one call, whatever it does.
         array_ns: one array that a call takes; one that it gives is several of these.
@@ -53,51 +55,26 @@ class FunctionCoefficients(Coefficients):
         random_op_ns: one operation of a random generator.
     """
 
-    call_ns: RealLike
-    array_ns: RealLike
-    hand_over_ns: RealLike
-    launch_ns: RealLike
-    trip_ns: RealLike
-    share_ns: RealLike
-    parallel_gain: RealLike
-    elementwise_flop_per_ns: RealLike
-    special_ns: RealLike
-    cached_bytes_per_ns: RealLike
-    uncached_bytes_per_ns: RealLike
-    indexed_place_ns: RealLike
-    transposed_element_ns: RealLike
-    scanned_element_ns: RealLike
-    matmul_flop_per_ns: RealLike
-    convolution_flop_per_ns: RealLike
-    fft_steps_per_ns: RealLike
-    comparison_ns: RealLike
-    matrix_flop_per_ns: RealLike
-    random_op_ns: RealLike
-
-
-#: Orders of magnitude of a present-day machine.
-TYPICAL = FunctionCoefficients(
-    call_ns=2e3,
-    array_ns=250.0,
-    hand_over_ns=1e3,
-    launch_ns=300.0,
-    trip_ns=20.0,
-    share_ns=1.5e4,
-    parallel_gain=0.9,
-    elementwise_flop_per_ns=100.0,
-    special_ns=0.2,
-    cached_bytes_per_ns=70.0,
-    uncached_bytes_per_ns=100.0,
-    indexed_place_ns=0.2,
-    transposed_element_ns=0.15,
-    scanned_element_ns=2.0,
-    matmul_flop_per_ns=200.0,
-    convolution_flop_per_ns=200.0,
-    fft_steps_per_ns=20.0,
-    comparison_ns=10.0,
-    matrix_flop_per_ns=100.0,
-    random_op_ns=0.02,
-)
+    call_ns: RealLike = 2e3
+    array_ns: RealLike = 250.0
+    hand_over_ns: RealLike = 1e3
+    launch_ns: RealLike = 300.0
+    trip_ns: RealLike = 20.0
+    share_ns: RealLike = 1.5e4
+    parallel_gain: RealLike = 0.9
+    elementwise_flop_per_ns: RealLike = 100.0
+    special_ns: RealLike = 0.2
+    cached_bytes_per_ns: RealLike = 70.0
+    uncached_bytes_per_ns: RealLike = 100.0
+    indexed_place_ns: RealLike = 0.2
+    transposed_element_ns: RealLike = 0.15
+    scanned_element_ns: RealLike = 2.0
+    matmul_flop_per_ns: RealLike = 200.0
+    convolution_flop_per_ns: RealLike = 200.0
+    fft_steps_per_ns: RealLike = 20.0
+    comparison_ns: RealLike = 10.0
+    matrix_flop_per_ns: RealLike = 100.0
+    random_op_ns: RealLike = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +102,7 @@ class FunctionsModel(LatencyModel):
     @property
     def prior(self) -> LatencyPrior[FunctionCoefficients]:
         """Wide, but for what processors gain and what sharing takes."""
-        return wide_prior(TYPICAL, **dict.fromkeys(_NAMES, LOG_SD) | NARROWER)
+        return wide_prior(FunctionCoefficients(), **dict.fromkeys(vars(FunctionCoefficients()), LOG_SD) | NARROWER)
 
     def terms_ns(self, coefficients: FunctionCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
@@ -168,7 +145,6 @@ class FunctionsModel(LatencyModel):
         return Runs(self, np.zeros(0, np.int32), {name: np.zeros(0) for name in self.inputs})
 
 
-_NAMES = [field.name for field in dataclasses.fields(FunctionCoefficients)]
 FUNCTIONS = FunctionsModel()
 
 

@@ -59,28 +59,14 @@ SPECIAL_WEIGHTS: Mapping[str, tuple[float, float]] = FrozenDict(
     }
 )
 
-#: Operations that XLA's cost analysis counts where it writes a primitive out, of an element; others are one call.
+#: Primitives that XLA's cost analysis counts as operations where it writes them out, and how many each is, of an
+#: element; others are one call.
+_WRITTEN_OUT = (
+    "lgamma digamma igamma igammac igamma_grad_a random_gamma_grad regularized_incomplete_beta polygamma zeta "
+    "bessel_i0e bessel_i1e erf_inv asinh acosh"
+)
 EXPANDED_OPERATIONS: Mapping[str, float] = FrozenDict(
-    dict.fromkeys(
-        (
-            "lgamma",
-            "digamma",
-            "igamma",
-            "igammac",
-            "igamma_grad_a",
-            "random_gamma_grad",
-            "regularized_incomplete_beta",
-            "polygamma",
-            "zeta",
-            "bessel_i0e",
-            "bessel_i1e",
-            "erf_inv",
-            "asinh",
-            "acosh",
-        ),
-        50.0,
-    )
-    | {"argmax inner": 8.0, "argmin inner": 8.0}
+    dict.fromkeys(_WRITTEN_OUT.split(), 50.0) | {"argmax inner": 8.0, "argmin inner": 8.0}
 )
 
 #: How much work an element of the largest square in a factored matrix is, in units of one of an LU decomposition, by
@@ -98,8 +84,3 @@ MATRIX_WEIGHTS: Mapping[str, float] = FrozenDict(
         "schur": 25.0,
     }
 )
-
-
-def expanded(name: str) -> float:
-    """Return the operations that an element of a primitive's result is written out as."""
-    return EXPANDED_OPERATIONS.get(name, 0.0)

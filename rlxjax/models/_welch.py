@@ -13,7 +13,7 @@ from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
 from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, StrategySpec, wide_prior
 
-from ._welch_coefficients import GAIN_LOG_SD, TYPICAL, LatencyCoefficients
+from ._welch_coefficients import GAIN_LOG_SD, LatencyCoefficients
 from ._welch_features import welch_features
 from ._welch_terms import LEARNED, MAXIMA, VARIANTS, welch_terms_ns
 
@@ -78,7 +78,7 @@ class WelchModel(LatencyModel):
     @property
     def prior(self) -> LatencyPrior[LatencyCoefficients]:
         """Wide, but for what processors gain."""
-        return wide_prior(TYPICAL, parallel_gain=GAIN_LOG_SD)
+        return wide_prior(LatencyCoefficients(), parallel_gain=GAIN_LOG_SD)
 
     @property
     def facts(self) -> Facts:

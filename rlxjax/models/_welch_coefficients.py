@@ -15,7 +15,8 @@ from rlxjax.device._devices import Coefficients
 class LatencyCoefficients(Coefficients):
     """What the parts of a run take on one machine; every field positive, `[*batch]`.
 
-    Units stand in the names: ns, bytes per ns (GB/s), FLOP per ns (GFLOP/s).
+    Units stand in the names: ns, bytes per ns (GB/s), FLOP per ns (GFLOP/s). The defaults are orders of magnitude of a
+    present-day machine.
 
     Attributes:
         host_call_ns: one call of NumPy code: the host path, or the block path's selection.
@@ -39,48 +40,26 @@ class LatencyCoefficients(Coefficients):
         learned_flop_per_ns: operations of a pruned transform.
     """
 
-    host_call_ns: RealLike
-    launch_ns: RealLike
-    threads_ns: RealLike
-    streams_ns: RealLike
-    parallel_gain: RealLike
-    padding_ns: RealLike
-    copy_bytes_per_ns: RealLike
-    memory_bytes_per_ns: RealLike
-    host_bytes_per_ns: RealLike
-    select_row_ns: RealLike
-    select_compare_ns: RealLike
-    device_flop_per_ns: RealLike
-    device_bytes_per_ns: RealLike
-    maxima_compare_ns: RealLike
-    maxima_pass_ns: RealLike
-    topk_bin_ns: RealLike
-    topk_compare_ns: RealLike
-    learned_segment_ns: RealLike
-    learned_flop_per_ns: RealLike
+    host_call_ns: RealLike = 4e4
+    launch_ns: RealLike = 5e4
+    threads_ns: RealLike = 1e5
+    streams_ns: RealLike = 5e4
+    parallel_gain: RealLike = 0.7
+    padding_ns: RealLike = 5e3
+    copy_bytes_per_ns: RealLike = 20.0
+    memory_bytes_per_ns: RealLike = 10.0
+    host_bytes_per_ns: RealLike = 8.0
+    select_row_ns: RealLike = 100.0
+    select_compare_ns: RealLike = 1.0
+    device_flop_per_ns: RealLike = 20.0
+    device_bytes_per_ns: RealLike = 20.0
+    maxima_compare_ns: RealLike = 0.1
+    maxima_pass_ns: RealLike = 300.0
+    topk_bin_ns: RealLike = 1.0
+    topk_compare_ns: RealLike = 5.0
+    learned_segment_ns: RealLike = 50.0
+    learned_flop_per_ns: RealLike = 30.0
 
 
-#: Orders of magnitude of a present-day machine.
-TYPICAL = LatencyCoefficients(
-    host_call_ns=4e4,
-    launch_ns=5e4,
-    threads_ns=1e5,
-    streams_ns=5e4,
-    parallel_gain=0.7,
-    padding_ns=5e3,
-    copy_bytes_per_ns=20.0,
-    memory_bytes_per_ns=10.0,
-    host_bytes_per_ns=8.0,
-    select_row_ns=100.0,
-    select_compare_ns=1.0,
-    device_flop_per_ns=20.0,
-    device_bytes_per_ns=20.0,
-    maxima_compare_ns=0.1,
-    maxima_pass_ns=300.0,
-    topk_bin_ns=1.0,
-    topk_compare_ns=5.0,
-    learned_segment_ns=50.0,
-    learned_flop_per_ns=30.0,
-)
 #: Processors are not very many: a wider prior lets a fit end where no timing is.
 GAIN_LOG_SD = 1.0

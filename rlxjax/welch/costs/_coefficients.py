@@ -18,7 +18,6 @@ from rlxjax.device._devices import (
     Target,
     backend_table,
     is_fused_viable,
-    is_gpu_device,
     row_names,
     stack_rows,
 )
@@ -129,7 +128,7 @@ def _strategy_coefficients(device: Device, row_name: str) -> StrategyCoefficient
         fused_floor_ns=400_000.0,
         slack=1.10,
         large_slack=1.15 if device.target in _DISCRETE else 1.10,
-        is_gpu=is_gpu_device(device),
+        is_gpu=device is not Device.CPU,
         is_fused_viable=is_fused_viable(device),
         has_native_kernel=device.target in (*_DISCRETE, Target.WGPU),
         falls_back=row_name == FALLBACK_ROW,

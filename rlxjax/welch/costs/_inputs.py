@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes
 from rlxjax._counts import size_as_float
@@ -37,15 +36,6 @@ def cost_inputs(
     return codes, set_, *(size_as_float(size, name) for name, size in sizes.items())
 
 
-def learned_inputs(available: Any, active_gates: Any, total_gates: Any) -> Learned:
-    """Return what is known of a learned FFT as floats."""
-    active_gates = -1.0 if active_gates is None else active_gates
-    check_not_nan(active_gates, "learned_active_gates")
-    check_at_least(total_gates, "learned_total_gates")
-    values = Learned(available, active_gates, total_gates)._asdict()
-    return Learned(**{name: size_as_float(value, f"learned_{name}") for name, value in values.items()})
-
-
 def strategy_inputs(
     device: str | Code,
     batch: RealLike,
@@ -58,7 +48,10 @@ def strategy_inputs(
     temperature_ns: RealLike = 1.0,
 ) -> tuple:
     """Return codes, coefficients, sizes and the learned FFT: what all strategies' costs follow from."""
-    learned = learned_inputs(available, active_gates, total_gates)
-    others = {f"learned_{name}": value for name, value in learned._asdict().items()}
-    others["temperature_ns"] = temperature_ns
+    active_gates = -1.0 if active_gates is None else active_gates
+    check_not_nan(active_gates, "learned_active_gates")
+    check_at_least(total_gates, "learned_total_gates")
+    gates = {"learned_available": available, "learned_active_gates": active_gates, "learned_total_gates": total_gates}
+    learned = Learned(*(size_as_float(value, name) for name, value in gates.items()))
+    others = {**gates, "temperature_ns": temperature_ns}
     return *cost_inputs(device, coefficients, others, batch=batch, n_fft=n_fft, k=k), learned
