@@ -40,7 +40,7 @@ _NAMES = {
     "fit": (
         "Decision Design DeviceFits FitResult Input LatencyEstimate LatencyModel LatencyPosterior LatencyPrior "
         "PosteriorFit Runs StrategySpec Timings decision estimate fit_devices fit_latency fit_posterior "
-        "information_gain next_measurements pooled_prior predicted_ns prior_posterior stack_timings "
+        "next_measurements pooled_prior predicted_ns prior_posterior stack_timings "
         "transferred_prior wide_prior"
     ),
     "models": ("FftLatencyCoefficients LatencyCoefficients "),

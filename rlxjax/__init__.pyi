@@ -73,7 +73,6 @@ from .fit import estimate as estimate
 from .fit import fit_devices as fit_devices
 from .fit import fit_latency as fit_latency
 from .fit import fit_posterior as fit_posterior
-from .fit import information_gain as information_gain
 from .fit import next_measurements as next_measurements
 from .fit import pooled_prior as pooled_prior
 from .fit import predicted_ns as predicted_ns

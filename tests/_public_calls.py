@@ -103,7 +103,6 @@ def public_calls() -> dict[str, Call]:
         "graph_cost_ns": lambda turn: rx.graph_cost_ns(graph, rx.backend_coefficients(("cuda", "metal")[turn])),
         "host_fft_profile": lambda turn: rx.host_fft_profile(sizes(turn)[0], params),
         "host_path_ns": lambda turn: rx.host_path_ns("cuda", *sizes(turn)),
-        "information_gain": lambda turn: rx.information_gain(candidates(turn)),
         "io_cost_ns": lambda turn: rx.io_cost_ns(profile(turn), row),
         "io_fusion_gate_for_target": lambda turn: rx.io_fusion_gate_for_target(("cuda", "metal")[turn]),
         "learned_spectrum": lambda turn: rx.learned_spectrum(low_band_model(64, turn), segments[turn]),

@@ -5,14 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _models import TILED, tiled_fit
-from _tolerances import FLOAT64_RTOL
 
 from rlxjax.fit import (
     CORRECTION_SD,
     LatencyEstimate,
     Runs,
     estimate,
-    information_gain,
     next_measurements,
     prior_posterior,
 )
@@ -73,16 +71,6 @@ def before_timings():
     )
 
 
-def test_the_gain_is_the_entropy_that_the_unknowns_lose():
-    expected = [information([], index) for index in range(WORKLOADS)]
-    for found in (
-        information_gain(CANDIDATES),
-        jax.jit(information_gain)(CANDIDATES),
-        jax.vmap(information_gain)(CANDIDATES),
-    ):
-        np.testing.assert_allclose(found, expected, rtol=FLOAT64_RTOL)
-
-
 @pytest.mark.parametrize("seconds", [None, np.random.default_rng(2).uniform(0.1, 10.0, WORKLOADS)])
 @pytest.mark.parametrize(("targets", "gain_of"), [(None, information), (TARGETS, marginal_information)])
 def test_each_choice_is_the_best_by_brute_force_after_those_before_it(targets, gain_of, seconds):
@@ -97,12 +85,13 @@ def test_each_choice_is_the_best_by_brute_force_after_those_before_it(targets, g
     assert sorted(chosen) == list(range(WORKLOADS))
 
 
-def test_gains_add_up_to_that_of_all_blocks_as_one():
-    one_block = LatencyEstimate(
-        CANDIDATES.time_ns.ravel(), CANDIDATES.scores.reshape(-1, UNKNOWNS), CANDIDATES.spread.ravel()
-    )
+def test_gains_add_up_to_that_of_all_blocks_as_one_and_a_run_of_infinite_spread_is_not_timed():
+    one_block = jax.tree.map(lambda column: column.reshape(1, WORKLOADS * RUNS, *column.shape[2:]), CANDIDATES)
     total = next_measurements(CANDIDATES, WORKLOADS).gain.sum()
-    np.testing.assert_allclose(total, information_gain(one_block), rtol=1e-9)
+    np.testing.assert_allclose(total, next_measurements(one_block, 1).gain.sum(), rtol=1e-9)
+    without = next_measurements(part(CANDIDATES, (slice(None), slice(1, None))), WORKLOADS)
+    hidden = next_measurements(CANDIDATES._replace(spread=CANDIDATES.spread.at[:, 0].set(jnp.inf)), WORKLOADS)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-9), hidden, without)
 
 
 @pytest.mark.parametrize("targets", [None, TARGETS])
@@ -126,14 +115,6 @@ def test_a_workload_brings_less_the_second_time_and_each_choice_less_than_the_on
     assert all(min(gain[2 * i], gain[2 * i + 1]) < max(gain[2 * i], gain[2 * i + 1]) for i in range(count))
 
 
-def test_a_run_of_infinite_spread_is_not_timed():
-    spread = CANDIDATES.spread.at[:, 0].set(jnp.inf)
-    without = part(CANDIDATES, (slice(None), slice(1, None)))
-    np.testing.assert_allclose(
-        information_gain(CANDIDATES._replace(spread=spread)), information_gain(without), rtol=FLOAT64_RTOL
-    )
-
-
 def test_timings_of_the_chosen_workloads_take_off_what_was_promised(before_timings):
     """The prior's covariance after the design is that of the precision of both, for unknowns that are linear."""
     design = next_measurements(before_timings, 3)
@@ -142,9 +123,12 @@ def test_timings_of_the_chosen_workloads_take_off_what_was_promised(before_timin
     expected = np.linalg.slogdet(np.eye(flat.shape[1]) + flat.T @ flat)[1] / 2
     assert design.gain.sum() == pytest.approx(expected, rel=1e-9)
     # After timings there is less to learn.
-    after = estimate(tiled_fit().posterior, Runs.checked(TILED, np.arange(3), n=np.array([[4.0], [512.0]])))
-    before = estimate(prior_posterior(TILED), Runs.checked(TILED, np.arange(3), n=np.array([[4.0], [512.0]])))
-    assert np.all(np.asarray(information_gain(after)) < np.asarray(information_gain(before)))
+    runs = Runs.checked(TILED, np.arange(3), n=np.array([[4.0], [512.0]]))
+    after, before = (
+        next_measurements(estimate(posterior, runs), 2).gain
+        for posterior in (tiled_fit().posterior, prior_posterior(TILED))
+    )
+    assert np.all(after < before)
 
 
 def test_float32_makes_the_same_choices(before_timings):

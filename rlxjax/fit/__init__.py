@@ -14,7 +14,6 @@ from ._decision import SURE as SURE
 from ._decision import Decision as Decision
 from ._decision import decision as decision
 from ._design import Design as Design
-from ._design import information_gain as information_gain
 from ._design import next_measurements as next_measurements
 from ._fit import DeviceFits as DeviceFits
 from ._fit import FitResult as FitResult

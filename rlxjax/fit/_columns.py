@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from ._model import LatencyModel, check_timed_size, variant_codes
+from ._model import LatencyModel, Runs, check_timed_size, variant_codes
 
 #: Nanoseconds of the units that the name of a column of times ends in.
 UNITS_NS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9}
@@ -27,7 +27,7 @@ class Table(NamedTuple):
     place: Callable[[int], str]
 
 
-def columns_of_frame(frame: Any) -> Table:
+def columns_of_frame(frame: Any, source: str = "frame") -> Table:
     """Return the columns of whatever has some by name: pandas, polars, pyarrow, NumPy's records, a dictionary."""
     if isinstance(frame, Mapping):
         names = list(frame)
@@ -35,15 +35,15 @@ def columns_of_frame(frame: Any) -> Table:
         dtype_names = getattr(getattr(frame, "dtype", None), "names", None)
         names = getattr(frame, "column_names", getattr(frame, "columns", dtype_names))
     if names is None:
-        raise ValueError(f"frame: expected columns by name, as a DataFrame or a dictionary has, got {_kind(frame)}")
+        raise ValueError(f"{source}: expected columns by name, as a DataFrame or a dictionary has, got {_kind(frame)}")
 
     def cells(name: str) -> np.ndarray:
         column = np.asarray(frame[name])
         if column.ndim != 1:
-            raise ValueError(f"frame: {name}: expected one column, got shape {column.shape}")
+            raise ValueError(f"{source}: {name}: expected one column, got shape {column.shape}")
         return column
 
-    return Table(list(names), cells, "frame", lambda row: f"frame, row {row}")
+    return Table(list(names), cells, source, lambda row: f"{source}, row {row}")
 
 
 def columns_of_records(records: Iterable[Mapping[str, Any]]) -> Table:
@@ -73,8 +73,8 @@ def columns_of_csv(path: str | os.PathLike[str]) -> Table:
     return Table(names, lambda name: columns.get(name, ()), source, lambda row: f"{source}, line {rows[row][0]}")
 
 
-def checked_columns(model: LatencyModel, table: Table, variant: str, time_ns: str) -> dict[str, Any]:
-    """Return the arguments of `Timings.checked` that columns hold, every cell checked, a variant by its place.
+def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str) -> tuple[Runs, np.ndarray]:
+    """Return the runs of a table's rows and their times in ns, `[n]`, every cell checked.
 
     Args:
         model: whose runs were timed.
@@ -103,18 +103,17 @@ def checked_columns(model: LatencyModel, table: Table, variant: str, time_ns: st
     for key, entry in model.inputs.items():
         if key in table.names:
             inputs[key] = _numbers(table, key)
-            try:
-                check_timed_size(inputs[key], key, entry)
-            except ValueError:  # which does not know the row
-                for row, size in enumerate(inputs[key]):
-                    _at(table, row, check_timed_size, size, key, entry)
+            for row in sorted(np.unique(inputs[key], return_index=True)[1].tolist()):
+                _at(table, row, check_timed_size, inputs[key][row], key, entry)
         elif entry.default is None:
             _lacks(table, key, f", a number of {entry.unit}")
+        else:
+            inputs[key] = np.full(len(times_ns), float(entry.default))
     lengths = {name: len(times_ns), variant: len(codes), **{key: len(column) for key, column in inputs.items()}}
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{key} {length}" for key, length in lengths.items())
         raise ValueError(f"{table.source}: expected columns of one length, got {said}")
-    return {"variant": np.array(codes, np.int32), "time_ns": times_ns, **inputs}
+    return Runs(model, np.array(codes, np.int32), inputs), times_ns
 
 
 def _numbers(table: Table, name: str, positive: bool = False) -> np.ndarray:
@@ -123,7 +122,8 @@ def _numbers(table: Table, name: str, positive: bool = False) -> np.ndarray:
     wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers > 0 if positive else True)))
     if wrong.size:
         cell = cells[wrong[0]]
-        got = "nothing" if cell is None or str(cell) == "" else repr(cell) if isinstance(cell, str) else str(cell)
+        text = "" if cell is None else str(cell)
+        got = "nothing" if not text else repr(text) if isinstance(cell, str) else text
         expected = "a positive finite number" if positive else "a finite number"
         raise ValueError(f"{table.place(wrong[0])}: {name}: expected {expected}, got {got}")
     return numbers

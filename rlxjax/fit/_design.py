@@ -29,32 +29,6 @@ class Design(NamedTuple):
     gain: Float[np.ndarray, "n"]
 
 
-def information_gain(candidates: LatencyEstimate) -> Float[Array, "*batch"]:
-    """Return how much timing blocks of runs is expected to say of the unknowns, in nats, `[*batch]`.
-
-    For runs of scores `J L` (the unknowns' covariance is `L @ L.T`) and spreads `s`, this is
-
-        logdet(I + diag(1 / s) J L L^T J^T diag(1 / s)) / 2,
-
-    by which the entropy of the unknowns falls (Bayesian D-optimality; Chaloner and Verdinelli 1995).
-
-    Args:
-        candidates: estimates `[*batch, runs]`; a run of infinite spread is not timed.
-
-    Raises:
-        ValueError: an estimate of single runs, without an axis of runs.
-
-    References:
-        K. Chaloner, I. Verdinelli, Bayesian Experimental Design: A Review, Statistical Science 10, 1995.
-
-    Examples:
-        >>> one = LatencyEstimate(jnp.ones((1,)), jnp.full((1, 1), 0.3), jnp.full((1,), 0.1))
-        >>> round(float(information_gain(one)), 4) == round(float(np.log(10.0) / 2), 4)
-        True
-    """
-    return _information(_scaled(candidates))
-
-
 def next_measurements(
     candidates: LatencyEstimate,
     n: int,
@@ -65,10 +39,14 @@ def next_measurements(
 ) -> Design:
     """Choose the workloads to time next, one after the other, each the best after those before it.
 
-    The best has the largest `information_gain`; with targets, the largest mean over them of what it says of
-    a run's time, `log(variance before / variance after) / 2` (MacKay's mean marginal information). After
-    each choice the unknowns' covariance is that which timing the workload would leave, whatever the times
-    turn out to be: a second workload like the first brings little. None is chosen twice.
+    For runs of scores `J L` (the unknowns' covariance is `L @ L.T`) and spreads `s`, the best has the largest
+
+        logdet(I + diag(1 / s) J L L^T J^T diag(1 / s)) / 2,
+
+    by which the entropy of the unknowns falls (Bayesian D-optimality); with targets, the largest mean over them of
+    what it says of a run's time, `log(variance before / variance after) / 2` (MacKay's mean marginal information).
+    After each choice the unknowns' covariance is that which timing the workload would leave, whatever the times turn
+    out to be: a second workload like the first brings little. None is chosen twice.
 
     Args:
         candidates: estimates `[workloads, runs]` by `prior_posterior` before there are timings, and by
@@ -98,7 +76,7 @@ def next_measurements(
         >>> len(set(design.order.tolist())), bool(np.all(np.diff(design.gain) <= 0))
         (3, True)
     """
-    scaled = _scaled(candidates)
+    scaled = _scaled("candidates", candidates)
     if scaled.ndim != 3:
         raise ValueError(f"candidates: expected scores [workloads, runs, unknowns], got shape {scaled.shape}")
     count, _, unknowns = scaled.shape
@@ -107,9 +85,9 @@ def next_measurements(
     cost = np.ones(count) if seconds is None else np.asarray(seconds, np.float64)
     if cost.shape != (count,) or not np.all(np.isfinite(cost) & (cost > 0)):
         raise ValueError(f"seconds: expected {count} positive finite numbers, one a candidate, got {seconds}")
-    wanted = None if targets is None else _rows("targets", _scaled(targets), unknowns)
+    wanted = None if targets is None else _rows("targets", targets, unknowns)
     if timed is not None:
-        block = _rows("timed", _scaled(timed), unknowns)
+        block = _rows("timed", timed, unknowns)
         scaled, wanted = jax.tree.map(lambda scores: _after(scores, block), (scaled, wanted))
     order, gain = _greedy(scaled, jnp.asarray(cost, scaled.dtype), wanted, n)
     return Design(np.asarray(order), np.asarray(gain))
@@ -121,11 +99,13 @@ def _greedy(scaled, cost, targets, n: int):
 
     def choose(state, _):
         scaled, targets, is_left = state
+        # The covariance of what the runs of each block will show, in units of their spreads.
+        variances = scaled @ jnp.swapaxes(scaled, -2, -1) + jnp.eye(scaled.shape[-2], dtype=scaled.dtype)[None]
         if targets is None:
-            gain = _information(scaled)
+            gain = jnp.linalg.slogdet(variances)[1] / 2
         else:
             # What a block takes off the targets' variances, all but their own spread: `[workloads, targets]`.
-            values, vectors = jnp.linalg.eigh(_variances(scaled))
+            values, vectors = jnp.linalg.eigh(variances)
             along = jnp.swapaxes(vectors, -2, -1) @ scaled
             shared = (along / jnp.sqrt(values)[..., None]) @ targets.T
             share = jnp.sum(shared**2, -2) / (jnp.sum(targets**2, -1) + 1.0)[None]
@@ -141,17 +121,6 @@ def _greedy(scaled, cost, targets, n: int):
     return jax.lax.scan(choose, state, length=n)[1]
 
 
-@jax.jit
-def _information(scaled: Float[Array, "*batch runs u"]) -> Float[Array, "*batch"]:
-    return jnp.linalg.slogdet(_variances(scaled))[1] / 2
-
-
-def _variances(scaled: Float[Array, "*batch runs u"]) -> Float[Array, "*batch runs runs"]:
-    """Return the covariance of what the runs of blocks will show, in units of their spreads."""
-    gram = scaled @ jnp.swapaxes(scaled, -2, -1)
-    return gram + jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=gram.dtype), gram.shape)
-
-
 def _after(scores, block):
     """Return scores by the unknowns that are independent once the runs of a block, `[runs, u]`, are timed.
 
@@ -165,22 +134,19 @@ def _after(scores, block):
     return scores - (scores @ along.T) @ (along / (root * (1.0 + root))[:, None])
 
 
-def _rows(name: str, scores, unknowns: int) -> Float[Array, "runs unknowns"]:
-    """Return scores of some runs, one a row."""
-    rows = jnp.asarray(scores).reshape(-1, np.shape(scores)[-1])
-    if rows.shape[1] != unknowns or not len(rows):
-        raise ValueError(
-            f"{name}: expected at least one run, with scores of {unknowns} unknowns, got {np.shape(scores)}"
-        )
-    return rows
+def _rows(name: str, estimate: LatencyEstimate, unknowns: int) -> Float[Array, "runs unknowns"]:
+    """Return scaled scores of some runs, one a row."""
+    scaled = _scaled(name, estimate)
+    if scaled.shape[-1] != unknowns or not scaled.size:
+        said = f"expected at least one run, with scores of {unknowns} unknowns, got {scaled.shape}"
+        raise ValueError(f"{name}: {said}")
+    return scaled.reshape(-1, unknowns)
 
 
-def _scaled(estimate: LatencyEstimate) -> Float[Array, "*batch runs unknowns"]:
+def _scaled(name: str, estimate: LatencyEstimate) -> Float[Array, "*batch runs unknowns"]:
     """Return scores in units of the runs' spreads."""
     scores, spread = jnp.asarray(estimate.scores), jnp.asarray(estimate.spread)
     if spread.ndim < 1 or scores.shape[:-1] != spread.shape:
-        raise ValueError(
-            "candidates: expected scores [..., runs, unknowns] and spreads [..., runs], "
-            f"got {scores.shape} and {spread.shape}"
-        )
+        said = f"scores [..., runs, unknowns] and spreads [..., runs], got {scores.shape} and {spread.shape}"
+        raise ValueError(f"{name}: expected {said}")
     return scores / spread[..., None]

@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 
 from rlxjax._values import by_value
 
-from ._columns import Table, checked_columns, columns_of_csv, columns_of_frame, columns_of_records
-from ._model import LatencyModel, Runs, check_timed_size, variant_codes
+from ._columns import columns_of_csv, columns_of_frame, columns_of_records, runs_and_times
+from ._model import LatencyModel, Runs
 
 #: Timings that a fit needs unless its caller says that its prior needs fewer.
 MIN_TIMINGS = 8
@@ -46,27 +46,18 @@ class Timings:
 
         Raises:
             ValueError: columns of unequal length, an unknown variant or input, a size that cannot be, or a time that
-                is not positive and finite.
+                is not positive and finite; one sentence with the row, from 0, and the column.
 
         Examples:
             >>> from rlxjax.models import FFT
             >>> Timings.checked(FFT, variant="fft", batch=[8, 64], n_fft=[256, 256], time_ns=[1e5, 2e5]).time_ns.shape
             (2,)
         """
-        times = _column("time_ns", time_ns, None)
-        if times.ndim != 1:
-            raise ValueError(f"time_ns: expected one axis, got shape {times.shape}")
-        _check_times(times, np.ones(times.shape, bool))
-        codes = np.asarray(variant_codes(model, np.asarray(variant)), np.int32)
-        columns = {name: _column(name, values, times.shape) for name, values in inputs.items()}
-        for name, column in columns.items():
-            if name in model.inputs:
-                check_timed_size(column, name, model.inputs[name])
-        if codes.ndim and codes.shape != times.shape:
-            raise ValueError(f"variant: expected shape {times.shape}, as time_ns has, got {codes.shape}")
-        runs = Runs.checked(model, np.broadcast_to(codes, times.shape), **columns)
-        filled = {name: np.broadcast_to(np.asarray(v, float), times.shape) for name, v in runs.inputs.items()}
-        return cls(dataclasses.replace(runs, inputs=filled), times)
+        if unknown := [name for name in inputs if name not in model.inputs]:
+            raise ValueError(f"{model.name}: expected the inputs {', '.join(model.inputs)}; got {unknown[0]!r}")
+        variant = np.broadcast_to(variant, np.shape(time_ns)) if np.ndim(variant) == 0 else variant
+        columns = {"variant": variant, "time_ns": time_ns, **inputs}
+        return cls(*runs_and_times(model, columns_of_frame(columns, "timings"), "variant", "time_ns"))
 
     @classmethod
     def from_dataframe(
@@ -94,7 +85,7 @@ class Timings:
             >>> Timings.from_dataframe(FFT, frame).time_ns.tolist()
             [100000.0, 200000.0]
         """
-        return cls._of_table(model, columns_of_frame(frame), variant, time_ns)
+        return cls(*runs_and_times(model, columns_of_frame(frame), variant, time_ns))
 
     @classmethod
     def from_records(
@@ -113,7 +104,7 @@ class Timings:
             >>> Timings.from_records(FFT, records).runs.inputs["batch"].tolist()
             [8.0, 64.0]
         """
-        return cls._of_table(model, columns_of_records(records), variant, time_ns)
+        return cls(*runs_and_times(model, columns_of_records(records), variant, time_ns))
 
     @classmethod
     def from_csv(
@@ -138,11 +129,7 @@ class Timings:
             >>> Timings.from_csv(FFT, path).time_ns.tolist()
             [100000.0, 200000.0]
         """
-        return cls._of_table(model, columns_of_csv(path), variant, time_ns)
-
-    @classmethod
-    def _of_table(cls, model: LatencyModel, table: Table, variant: str, time_ns: str) -> "Timings":
-        return cls.checked(model, **checked_columns(model, table, variant, time_ns))
+        return cls(*runs_and_times(model, columns_of_csv(path), variant, time_ns))
 
     @property
     def model(self) -> LatencyModel:
@@ -150,22 +137,10 @@ class Timings:
         return self.runs.model
 
 
-def _column(name: str, values, shape: tuple[int, ...] | None) -> np.ndarray:
-    try:
-        array = np.asarray(values, np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name}: expected numbers, got {values!r}") from None
-    if shape is not None and array.shape != shape:
-        raise ValueError(f"{name}: expected shape {shape}, as time_ns has, got {array.shape}")
-    if not np.isfinite(array).all() and name != "time_ns":
-        raise ValueError(f"{name}: expected finite numbers, got {array[~np.isfinite(array)][0]}")
-    return array
-
-
 def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray, "devices n"]]:
     """Return the timings of several devices as one, `[devices, n]`, and the weights that go with them.
 
-    Shorter columns are filled up with copies of their first entry, of weight 0.
+    Shorter columns are filled up with copies of their last entry, of weight 0.
 
     Args:
         timings: of one model, `[n_d]` each.
@@ -186,26 +161,27 @@ def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray
         raise ValueError("timings: expected those of at least one device, got none")
     if 0 in counts:
         raise ValueError(f"timings: device {counts.index(0)} has none")
-    entries = np.arange(max(counts))
-    kept = entries < np.array(counts)[:, None]
-
-    def stacked(*columns):
-        return np.stack([np.asarray(c)[np.where(k, entries, 0)] for c, k in zip(columns, kept, strict=True)])
-
-    return jax.tree.map(stacked, *timings), kept.astype(np.float64)
+    most = max(counts)
+    filled = [_longer(own, most) for own in timings]
+    weights = np.array([np.arange(most) < count for count in counts], np.float64)
+    return jax.tree.map(lambda *columns: np.stack(columns), *filled), weights
 
 
 def filled_up(timings: Timings, weights: Float[np.ndarray, "n"]) -> tuple[Timings, Float[np.ndarray, "m"]]:
-    """Return timings and their weights filled up with copies of the first entry, of weight 0.
+    """Return timings and their weights filled up with copies of one that counts, of weight 0.
 
     To one of four sizes an octave, so that other numbers of timings seldom compile a fit anew.
     """
     n = len(weights)
     step = 1 << max(0, (n - 1).bit_length() - 3)
-    entries = np.arange(max(LEAST_FILLED, -(-n // step) * step))
-    counted = with_counted_rows(timings, weights)
-    filled = jax.tree.map(lambda column: column[np.where(entries < n, entries, 0)], counted)
-    return filled, np.where(entries < n, weights[np.minimum(entries, n - 1)], 0.0)
+    most = max(LEAST_FILLED, -(-n // step) * step)
+    filled = np.pad(weights, (0, most - n))
+    return with_counted_rows(_longer(timings, most), filled), filled
+
+
+def _longer(timings: Timings, n: int) -> Timings:
+    """Return timings filled up to so many with copies of the last entry."""
+    return jax.tree.map(lambda column: np.pad(column, (0, n - len(column)), "edge"), timings)
 
 
 def with_counted_rows(timings: Timings, weights: Float[np.ndarray, "*devices n"]) -> Timings:
@@ -233,7 +209,10 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
         if np.shape(column) != shape:
             raise ValueError(f"{name}: expected shape {shape}, as time_ns has, got {np.shape(column)}")
     counted, times_ns = weights > 0, np.asarray(timings.time_ns)
-    _check_times(times_ns, counted)
+    bad = np.argwhere(counted & ~(np.isfinite(times_ns) & (times_ns > 0))).tolist()
+    if bad:
+        place, got = ", ".join(map(str, bad[0])), times_ns[tuple(bad[0])]
+        raise ValueError(f"time_ns[{place}]: expected a positive finite number, got {got}")
     count = counted.sum(-1)
     if np.any(count < min_timings):
         found, where = _first(count, count < min_timings)
@@ -252,11 +231,3 @@ def _first(count: np.ndarray | np.integer, wrong: np.ndarray | np.bool_) -> tupl
     """Return the count of the first device that is wrong, and which one that is."""
     index = int(np.argmax(wrong))
     return int(np.ravel(count)[index]), f" for device {index}" if np.ndim(count) else ""
-
-
-def _check_times(times_ns: np.ndarray, counted: np.ndarray) -> None:
-    bad = counted & ~(np.isfinite(times_ns) & (times_ns > 0))
-    if bad.any():
-        index = tuple(np.argwhere(bad)[0].tolist())
-        place = ", ".join(map(str, index))
-        raise ValueError(f"time_ns[{place}]: expected a positive finite number, got {times_ns[index]}")
