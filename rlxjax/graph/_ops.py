@@ -64,10 +64,6 @@ def _cast(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
     return operands[0].shape, parse_dtype(_required(attributes, "to"))
 
 
-def _to_one_element(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
-    return (1,), operands[0].dtype
-
-
 def _to_given_shape(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
     raise ValueError("its output shape has to be given (shape=...)")
 
@@ -193,7 +189,7 @@ OPS: Mapping[str, Op] = FrozenDict(
         **dict.fromkeys(_UNARY, _unary(_same_shape)),
         "cast": _unary(_cast),
         **dict.fromkeys(_BINARY, Op(2, _same_shape, elementwise=True, fusable=True)),
-        **dict.fromkeys(_REDUCE, Op(1, _to_one_element, reduction=True, fusable=True)),
+        **dict.fromkeys(_REDUCE, Op(1, lambda operands, _: ((1,), operands[0].dtype), reduction=True, fusable=True)),
         **dict.fromkeys(_MEMORY, Op(1, _same_shape, fusable=True, may_be_source=True)),
         "broadcast": Op(1, fusable=True),
         "concat": Op(None, _concat),

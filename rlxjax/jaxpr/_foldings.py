@@ -102,11 +102,12 @@ def _without_transposes(equations: Sequence[Any], steps: Sequence[Step | None], 
             step = _with_turned_left(equation, step, bool(read_turned and read_turned[0]))
             if len(equation.outvars[0].aval.shape) == 2:
                 products[result] = len(left)
+        is_elementwise = step.work.family == "elementwise" and not step.writes_memory
         is_alone = readers[result] == 1 or 0 < readers[result] == by_products[result]
         if result not in outputs and is_alone:
             if is_turn:
                 turned[result] = len(left)
-            elif len(step.reads) == 1 and operand[0] in turned and _is_elementwise(step):
+            elif len(step.reads) == 1 and operand[0] in turned and is_elementwise:
                 turned[result] = turned[operand[0]]
         makers.update((buffer, len(left)) for buffer in step.writes)
         left.append(step)
@@ -121,10 +122,6 @@ def _found(instead: Mapping[int, int], buffer: int) -> int:
     while buffer in instead:
         buffer = instead[buffer]
     return buffer
-
-
-def _is_elementwise(step: Step) -> bool:
-    return step.work.family == "elementwise" and not step.writes_memory
 
 
 def _with_turned_left(equation: Any, step: Step, is_turned: bool) -> Step:

@@ -81,34 +81,28 @@ def _random_bits(op: Operation) -> OperationCounts:
     return OperationCounts(integer_ops=elements(op.result) * (_THREEFRY_OPS + 1 if is_threefry else _PHILOX_OPS))
 
 
-def _slices(op: Operation) -> int:
-    """Return how many slices a gather reads."""
-    return elements(op.result) // max(math.prod(op.params["slice_sizes"]), 1)
-
-
-def _windows_written(op: Operation) -> int:
-    """Return how many windows a scatter writes: the vectors of its indices."""
-    return elements(op.inputs[1]) // max(op.inputs[1].shape[-1], 1)
-
-
-def _one(op: Operation) -> int:
-    return 1
-
-
 def _scatter(combine: Pair | None = None) -> Rule:
-    return Rule("scatter", _written(2, combine), in_place=True, slices=_windows_written)
+    """Return the rule of a scatter, which writes a window for each vector of its indices."""
+    return Rule(
+        "scatter",
+        _written(2, combine),
+        in_place=True,
+        slices=lambda op: elements(op.inputs[1]) // max(op.inputs[1].shape[-1], 1),
+    )
 
 
 _GATHER = Rule("gather", _touched, in_memory=0, writes_memory=False, reads_part=True)
 
 #: By the name of the primitive.
 RULES: Mapping[str, Rule] = {
-    "gather": _GATHER._replace(costly=True, slices=_slices),
-    "dynamic_slice": _GATHER._replace(slices=_one),
+    "gather": _GATHER._replace(
+        costly=True, slices=lambda op: elements(op.result) // max(math.prod(op.params["slice_sizes"]), 1)
+    ),
+    "dynamic_slice": _GATHER._replace(slices=lambda op: 1),
     "get": Rule("gather", _touched),
     "swap": Rule("scatter", _swapped, in_place=True),
     "addupdate": Rule("scatter", _written(1, (1, 2)), in_place=True),
-    "dynamic_update_slice": Rule("scatter", _written(1), in_place=True, slices=_one),
+    "dynamic_update_slice": Rule("scatter", _written(1), in_place=True, slices=lambda op: 1),
     "scatter": _scatter(),
     **{f"scatter-{name}": _scatter(COMBINE[name]) for name in ("max", "min")},
     **dict.fromkeys(("scatter-add", "scatter-sub"), _scatter(COMBINE["sum"])),

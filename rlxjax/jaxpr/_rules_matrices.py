@@ -69,10 +69,6 @@ def _ormqr_flops(op: Operation) -> int:
     return 4 * length * other * k - 2 * other * k**2
 
 
-def _permutation(op: Operation) -> OperationCounts:
-    return OperationCounts(integer_ops=elements(op.operand))
-
-
 # Libraries want a matrix of their own, in their own order, or give their results in that order.
 
 
@@ -107,5 +103,5 @@ RULES: Mapping[str, Rule] = {
     # A rotation of two numbers for each element of the triangle.
     "cholesky_update": _matrix(lambda op: 3 * op.operand.shape[-1] ** 2),
     "symmetric_product": _matrix(lambda op: 2 * math.prod(op.operand.shape[-2:]) * op.operand.shape[-2]),
-    "lu_pivots_to_permutation": Rule(LINEAR_ALGEBRA, _permutation),
+    "lu_pivots_to_permutation": Rule(LINEAR_ALGEBRA, lambda op: OperationCounts(integer_ops=elements(op.operand))),
 }

@@ -157,11 +157,6 @@ def _top_k(op: Operation) -> OperationCounts:
     return arithmetic(op.operand, elements(op.operand) * max((max(op.params["k"], 1) - 1).bit_length(), 1))
 
 
-def _transforms(op: Operation) -> int:
-    """Return how many transforms of the last axis there are."""
-    return _points(op) // max(op.params["fft_lengths"][-1], 1)
-
-
 #: By the name of the primitive.
 RULES: Mapping[str, Rule] = {
     "dot_general": Rule("matmul", _dot, reorders=_reordered, slices=_products),
@@ -170,7 +165,8 @@ RULES: Mapping[str, Rule] = {
     "conv_general_dilated": Rule(
         "convolution", _convolution, workspace=_channels_last, slices=_runs, also=_window_reads
     ),
-    "fft": Rule("fft", _fft, slices=_transforms, also=_fft_steps),
+    # Transforms of the last axis.
+    "fft": Rule("fft", _fft, slices=lambda op: _points(op) // max(op.params["fft_lengths"][-1], 1), also=_fft_steps),
     "sort": Rule("sort", _sort, in_place=True),
     **dict.fromkeys(("top_k", "approx_top_k"), Rule("sort", _top_k)),
 }

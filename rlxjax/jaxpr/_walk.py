@@ -27,8 +27,6 @@ from ._rules_outside import CALLBACK
 from ._totals import NONE, Totals, add_row
 from ._work import reordering, reuse, work_of
 
-#: A value that costs nothing to read: a scalar literal is part of the kernel.
-_FREE = None
 #: A called jaxpr of more equations is one step of its caller, so that calls of calls stay bounded.
 _MOST_INLINED = 100_000
 _UNCOSTED = Rule("uncosted", lambda op: None)
@@ -177,7 +175,7 @@ class Walk:
             elif name in NOTHING or is_renaming(equation):
                 flat.free_equations += 1
                 is_free = name in NOTHING or not reads
-                results = [_FREE] * len(equation.outvars) if is_free else reads[: len(equation.outvars)]
+                results = [None] * len(equation.outvars) if is_free else reads[: len(equation.outvars)]
                 if name == "reshape":
                     flat.reshaped.update(buffer for buffer in results if isinstance(buffer, int))
             else:
