@@ -118,15 +118,13 @@ def run(
             time_micro(writer)
         start = suite.start(micro_times_ns(log)) if known is None else known
         is_fixed = bool(log.complete_rounds())
-        if is_fixed:  # all cells are to have as many rounds
-            order = log.cells
-        else:
+        order, share, least = log.cells, 1.0, 0  # all cells are to have as many rounds
+        if not is_fixed:
+            share, least = READY_SHARE, MIN_CELLS
             with progress.phase(f"{model}: ordering"):
                 order = measuring_order(suite, log.cells or cells, start, log.facts, rng)
-        share = 1.0 if is_fixed else READY_SHARE
         ready_by = Deadline(time.perf_counter() + share * deadline.left_s())
         with progress.phase(f"{model}: compiling", total=len(order)) as advance:
-            least = 0 if is_fixed else MIN_CELLS
             ready = made_ready(suite, order, ready_by, advance, at_least=least, n_threads=here.cores)
         notes += [f"{cell} is left out: {reason}." for cell, reason in ready.refused.items()]
         if is_fixed and len(ready.programs) < len(order):
@@ -166,18 +164,9 @@ def refit(
     prior: FilePath | None = None,
     unsealed: bool = False,
 ) -> Outcome:
-    """Fit samples again, of whatever machine they are, and write the calibration of that machine.
+    """Fit the samples of a file again, of whatever machine they are, and write the calibration of that machine.
 
-    Args:
-        suite: that was timed.
-        log: the samples.
-        kept_at: where they were read from.
-        out: the calibration file; that of the samples unless given, see `calibration_of`.
-        command: how this was called, for the file.
-        progress: shows the phase.
-        force: write a calibration even if a fit did not converge.
-        prior: a calibration file to start from, of any machine.
-        unsealed: take a prior that was edited by hand.
+    It is written to `out`, or else to the file of these samples (`calibration_of`); the options are those of `run`.
 
     Raises:
         ValueError: an `out` that is no file or the samples themselves, a prior that is none, or samples that make no
@@ -243,7 +232,7 @@ def fit_and_write(
             "No calibration was written. Measure more with `rlxjax calibrate --resume` and a larger "
             f"--budget, or take it as it is with `{taken}`."
         )
-    judged = verdict_on("cells", found.errors, found.noise_level, suite.most_error)
+    judged = verdict_on(found.errors, found.noise_level, suite.most_error)
     samples = Samples(
         suite=header.suite,
         file=kept_at.name,
@@ -286,11 +275,7 @@ def fit_and_write(
 
 
 def checked_cells(suite: Suite) -> list[Cell]:
-    """Return the cells of a suite.
-
-    Raises:
-        ValueError: none, two of one name, one of a variant that the model has not, or what is no cell.
-    """
+    """Return the cells of a suite; none, two of one name, or one of another variant are refused."""
     try:
         cells = list(suite.cells())
     except Exception as error:  # noqa: BLE001
@@ -321,12 +306,7 @@ def affordable(order: Sequence[Cell], ready: Ready, left_s: float) -> tuple[list
 def prior_of(
     suite: Suite, platform: str, file: FilePath | None, unsealed: bool
 ) -> tuple[LatencyPrior | None, list[str]]:
-    """Return what other machines say of this one, and notes on it: those of a calibration file, else the population.
-
-    Raises:
-        CalibrationFileError: a file that is no calibration.
-        ValueError: one that does not hold the suite's model.
-    """
+    """Return what other machines say of this one, and notes on it: that of a calibration file, else the population."""
     if file is None:
         return population_prior(suite.model, platform), []
     content = read_calibration_file(file, [suite.model], unsealed)

@@ -175,12 +175,7 @@ def check(
 ) -> Validation:
     """Return whether a calibration file is good here, timing a few cells of each model if it is of this machine.
 
-    Args:
-        file: the calibration file.
-        started_s: `time.perf_counter()` when the command began; the budget counts from there.
-        budget_s: seconds for everything, compilation included.
-        progress: shows the phases.
-        unsealed: also take a file that was edited by hand.
+    `budget_s` are seconds for everything, compilation included, from `time.perf_counter()` being `started_s`.
 
     Raises:
         ValueError: a budget that is too short, a file that cannot be used, or one of which nothing can be timed.
@@ -219,9 +214,13 @@ def check(
     logs, machine = _time_again(timed, deadline, progress)
     canary_then_ns = {} if content.machine is None else content.machine.canary_ns
     with progress.phase("judging"):
-        slower = slowness(micro_times_ns(machine), canary_then_ns) or 1.0
-        models = {name: _drift(timed[name][1], log, slower) for name, log in logs.items()}
-        found = verdict_of(models, micro_times_ns(machine), canary_then_ns, used_by_others(machine))
+        models, now_ns = {}, micro_times_ns(machine)
+        for name, log in logs.items():
+            cells, visits = log.timed()
+            expected = estimate(timed[name][1].posterior, cell_runs(timed[name][0].model, cells))
+            groups, slower = [cell.group for cell in cells], slowness(now_ns, canary_then_ns) or 1.0
+            models[name] = drift_of(groups, quantile_ns(visits), expected, noise_floor(visits), slower)
+        found = verdict_of(models, now_ns, canary_then_ns, used_by_others(machine))
     return dataclasses.replace(found, not_timed=not_timed, **of_file)
 
 
@@ -233,11 +232,7 @@ def verdict_of(
 ) -> Validation:
     """Return the verdict on drifts: others that keep processors busy are one too, a micro-benchmark alone is none.
 
-    Args:
-        models: of each model's cells.
-        canary_ns: the time of each micro-benchmark.
-        canary_then_ns: the same, as the calibration has it.
-        others: processors that other processes kept busy meanwhile; None where nobody looked.
+    `canary_ns` and `canary_then_ns` are times of micro-benchmarks, those of the calibration the second.
     """
     canaries = {
         name: Drift(canary_ns[name] / then_ns, 1.0 / CANARY_FACTOR, CANARY_FACTOR)
@@ -270,9 +265,11 @@ def drift_of(
         noise: relative noise of each time; NaN where nothing is known of it, `[cells]`.
         slower: how many times longer the canaries take than then.
     """
-    log_ratios = np.log(measured_ns / np.asarray(expected.time_ns)) - _believed(np.log(slower))
+    pace = np.log(slower)
+    believed = pace**3 / (pace**2 + PACE_NOISE**2)  # runs follow the canaries as far as that is more than noise
+    log_ratios = np.log(measured_ns / np.asarray(expected.time_ns)) - believed
     names, scores = np.array(groups), np.asarray(expected.scores)
-    own = np.asarray(expected.spread) ** 2 + np.where(np.isnan(noise), UNKNOWN_NOISE, noise) ** 2
+    own = np.asarray(expected.spread) ** 2 + np.nan_to_num(noise, nan=UNKNOWN_NOISE) ** 2
     common = weighted_median(log_ratios, 1.0 / own)
 
     def drift(mine: np.ndarray, tolerance: float, centre: float) -> Drift:
@@ -285,11 +282,6 @@ def drift_of(
     overall = drift(np.ones(len(names), bool), LEAST_DRIFT, 0.0)
     of_groups = {name: drift(names == name, LEAST_GROUP_DRIFT, common) for name in dict.fromkeys(names.tolist())}
     return ModelDrift(overall, of_groups, len(names))
-
-
-def _believed(log_pace: float) -> float:
-    """Return how far runs follow the canaries: less than what these say, as far as that may be noise."""
-    return log_pace**3 / (log_pace**2 + PACE_NOISE**2)
 
 
 def weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
@@ -371,9 +363,3 @@ def _time_again(
         with progress.phase("micro-benchmarks again"):
             time_micro(machine_writer)
     return logs, machine
-
-
-def _drift(calibrated: CalibratedModel, log: SampleLog, slower: float) -> ModelDrift:
-    cells, visits = log.timed()
-    expected = estimate(calibrated.posterior, cell_runs(calibrated.model, cells))
-    return drift_of([cell.group for cell in cells], quantile_ns(visits), expected, noise_floor(visits), slower)

@@ -21,7 +21,7 @@ from .refusals import NOT_WRITTEN_STATUS, one_line_errors, run, warn  # noqa: E4
 from .report_command import report  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from .outcome import Outcome
 
@@ -100,11 +100,11 @@ def calibrate(
     if only is not None and suite:
         raise ValueError("--only: expected no --suite beside it")
     names = suite or ([only] if only else list(SHIPPED))
-    budget_s, started_s, outcomes = MODEL_BUDGET_S * len(names) if budget is None else budget, _STARTED_S, {}
+    budget_s = MODEL_BUDGET_S * len(names) if budget is None else budget
     least_s = MIN_BUDGET_S * len(names)
     if not least_s <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {least_s:g} seconds, {MIN_BUDGET_S:g} a suite, got {budget_s:g}")
-    progress = Progress(ends_s=started_s + budget_s, is_quiet=quiet)
+    progress = Progress(ends_s=_STARTED_S + budget_s, is_quiet=quiet)
     with progress.waiting("starting JAX"):
         set_up_jax(device)
         from rlxjax.calibration import default_calibration_path, locked
@@ -118,14 +118,12 @@ def calibrate(
     path = default_calibration_path() if out is None else out
     suites = {name: suite_of(name, model or []) for name in names}
     begun = [name for name, one in suites.items() if samples_path(path, one.model.name).exists()] or names
-    with _printed(outcomes, as_json=as_json), locked(path):
+    with _told(strict=strict, verbose=verbose, quiet=quiet, as_json=as_json) as tell, locked(path):
         for number, (name, one) in enumerate(suites.items()):
-            if any(outcome.is_interrupted for outcome in outcomes.values()):
-                break
-            outcomes[one.model.name] = run_campaign(
+            outcome = run_campaign(
                 one,
                 name,
-                started_s=started_s + budget_s * number / len(suites),
+                started_s=_STARTED_S + budget_s * number / len(suites),
                 budget_s=budget_s / len(suites),
                 path=path,
                 resume=resume and name in begun,
@@ -135,8 +133,9 @@ def calibrate(
                 prior=prior,
                 unsealed=unsealed,
             )
-            _say(outcomes[one.model.name], verbose=verbose, quiet=quiet, as_json=as_json)
-    _finish(outcomes, strict=strict)
+            tell(one.model.name, outcome)
+            if outcome.is_interrupted:
+                break
 
 
 @app.command(epilog=epilog("refit"))
@@ -167,9 +166,9 @@ def refit(
 
     log = read_samples(samples)
     set_up_jax("cpu" if log.fingerprint.platform == "cpu" else None)
-    suite, outcomes = suite_of(log.header.suite), {}
-    with _printed(outcomes, as_json=as_json):
-        outcomes[suite.model.name] = fit_again(
+    suite = suite_of(log.header.suite)
+    with _told(strict=strict, verbose=verbose, quiet=quiet, as_json=as_json) as tell:
+        outcome = fit_again(
             suite,
             log,
             samples,
@@ -180,8 +179,7 @@ def refit(
             prior=prior,
             unsealed=unsealed,
         )
-        _say(outcomes[suite.model.name], verbose=verbose, quiet=quiet, as_json=as_json)
-    _finish(outcomes, strict=strict)
+        tell(suite.model.name, outcome)
 
 
 @app.command(epilog=epilog("validate"))
@@ -227,21 +225,24 @@ def calibrate_main() -> None:
     run(job, sys.argv[1:], "python -m calibrate")
 
 
-def _say(outcome: "Outcome", *, verbose: bool, quiet: bool, as_json: bool) -> None:
-    """Print what calibrating one model gave, as soon as that is known; JSON comes at the end."""
-    from .outcome import print_outcome
-    from .printing import console
-
-    if quiet:
-        for text in (*outcome.verdict.cautions, *(() if outcome.is_written else outcome.notes)):
-            warn(text)
-    elif not as_json:
-        print_outcome(outcome, console(), is_verbose=verbose)
-
-
 @contextlib.contextmanager
-def _printed(outcomes: "Mapping[str, Outcome]", *, as_json: bool) -> "Iterator[None]":
-    """Print outcomes as JSON at the end where that was asked: those that there are, should a later suite fail."""
+def _told(*, strict: bool, verbose: bool, quiet: bool, as_json: bool) -> "Iterator[Callable[[str, Outcome], None]]":
+    """Yield what prints the outcome of a model as soon as it is known, then end with the exit status of all.
+
+    JSON comes at the end, of those outcomes that there are should a later suite fail.
+    """
+    outcomes: dict[str, Outcome] = {}
+
+    def tell(model: str, outcome: "Outcome") -> None:
+        from .outcome import print_outcome
+        from .printing import console
+
+        outcomes[model] = outcome
+        if quiet:
+            for text in (*outcome.verdict.cautions, *(() if outcome.is_written else outcome.notes)):
+                warn(text)
+        elif not as_json:
+            print_outcome(outcome, console(), is_verbose=verbose)
 
     def echo() -> None:
         if as_json and outcomes:
@@ -251,13 +252,9 @@ def _printed(outcomes: "Mapping[str, Outcome]", *, as_json: bool) -> "Iterator[N
 
     try:
         with last_act(echo):
-            yield
+            yield tell
     finally:
         echo()
-
-
-def _finish(outcomes: "Mapping[str, Outcome]", *, strict: bool) -> None:
-    """End with the exit status that says what calibrating each model gave."""
     if any(outcome.is_interrupted for outcome in outcomes.values()):
         raise KeyboardInterrupt("this is of what was measured so far")
     if not all(outcome.is_written for outcome in outcomes.values()):

@@ -7,7 +7,6 @@ import math
 from rich.console import Console
 
 from rlxjax import Crossover, Explanation, Flip
-from rlxjax.calibration import StrategyExplanation
 from rlxjax.fit import LatencyModel
 
 from .printing import GAP, finite_ns, ns, number, print_table, say
@@ -19,7 +18,7 @@ BAR_WIDTH, LEAST_BAR_WIDTH, FLIPS_SHOWN = 16, 4, 6
 def print_explanation(explanation: Explanation, console: Console) -> None:
     """Print an explanation as tables and sentences."""
     _print_waterfall(explanation, console)
-    say(margin(explanation, f"{100 * explanation.probability:.1f} %"), to=console)
+    say(margin(explanation), to=console)
     say(f"crossover: {crossed(explanation.crossover)}", to=console)
     if any(flip.factor is not None for flip in explanation.flips):
         _print_flips(explanation, console)
@@ -57,38 +56,29 @@ def _print_waterfall(explanation: Explanation, console: Console) -> None:
     digits = [max(map(len, (strategy.strategy, *own))) for strategy, own in zip(strategies, times, strict=True)]
     left = console.width - max(map(len, rows)) - sum(digits)
     width = min(left // len(strategies) - GAP - 1, BAR_WIDTH)
-    columns = []
-    for strategy, own, most in zip(strategies, times, digits, strict=True):
-        bars = _bars(strategy, max(max(_ends(s)) for s in strategies), width) if width >= LEAST_BAR_WIDTH else []
+    ends = [list(itertools.accumulate(strategy.terms_ns.values(), initial=0.0)) for strategy in strategies]
+    per_ns, columns = width / max(map(max, ends)), []
+    for strategy, own, most, sums in zip(strategies, times, digits, ends, strict=True):
+        spans = [*itertools.pairwise(sums), (0.0, strategy.time_ns)] if width >= LEAST_BAR_WIDTH else []
+        bars = [_bar(start * per_ns, end * per_ns) for start, end in spans]
         pairs = itertools.zip_longest((strategy.strategy, *own), ["", *bars], fillvalue="")
         columns.append([f"{text:>{most}} {bar:{width}}" if bars else text for text, bar in pairs])
     headings, *cells = zip(["term", *rows], *columns, strict=True)
     print_table(console, title, headings, cells, justify="left")
 
 
-def _bars(strategy: StrategyExplanation, longest: float, width: int) -> list[str]:
-    """Return a bar for each term, and one for their sum."""
-    spans = [*itertools.pairwise(_ends(strategy)), (0.0, strategy.time_ns)]
-    return [_bar(start / longest, end / longest, width) for start, end in spans]
-
-
-def _ends(strategy: StrategyExplanation) -> list[float]:
-    """Return the sums of the first terms, from none of them to all."""
-    return list(itertools.accumulate(strategy.terms_ns.values(), initial=0.0))
-
-
-def _bar(start: float, end: float, width: int) -> str:
-    """Return a bar between two shares of the width; of lighter shade where a term takes time away."""
-    first, last = (round(width * max(share, 0.0)) for share in (min(start, end), max(start, end)))
+def _bar(start: float, end: float) -> str:
+    """Return a bar between two places; of lighter shade where a term takes time away."""
+    first, last = (round(max(place, 0.0)) for place in sorted((start, end)))
     return " " * first + ("█" if end >= start else "░") * (last - first)
 
 
-def margin(explanation: Explanation, probability: str) -> str:
-    """Return by how much the pick is ahead, how sure that is, in words as given, and the verdict."""
+def margin(explanation: Explanation) -> str:
+    """Return by how much the pick is ahead, how sure that is, and the verdict."""
     verdict = explanation.verdict if explanation.verdict != "undecided" else "undecided, too close to call"
     return (
         f"{explanation.pick} before {explanation.runner_up} by {ns(explanation.margin_ns)} ns, give or take "
-        f"{ns(explanation.margin_sd_ns)} ns; probability {probability}: {verdict}"
+        f"{ns(explanation.margin_sd_ns)} ns; probability {100 * explanation.probability:.1f} %: {verdict}"
     )
 
 
@@ -119,12 +109,9 @@ def _print_flips(explanation: Explanation, console: Console) -> None:
             changed = number(flip.value * flip.factor)
             sds = "known" if flip.kind == "input" else "-" if flip.sds is None else f"{flip.sds:.1f}"
             note = ",\n".join(flip_notes(flip))
-            rows.append([flip.name, number(flip.value), flip.unit, _factor(flip.factor), changed, sds, note])
+            factor = f"{flip.factor:.{3 if abs(math.log(flip.factor)) < 0.1 else 2}f}"
+            rows.append([flip.name, number(flip.value), flip.unit, factor, changed, sds, note])
     if not any(row[-1] for row in rows):
         headings, rows = headings[:-1], [row[:-1] for row in rows]
     print_table(console, flips_title(explanation), headings, rows)
     say("sds: the change in standard deviations of what the timings say; more is less likely", to=console)
-
-
-def _factor(factor: float) -> str:
-    return f"{factor:.3f}" if abs(math.log(factor)) < 0.1 else f"{factor:.2f}"

@@ -134,11 +134,8 @@ def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
 def widened_spread(spread: np.ndarray, variant: np.ndarray, log_errors: np.ndarray, known_sd: np.ndarray) -> np.ndarray:
     """Return the spread of each variant with which intervals hold what was held out, `[variants]`; never a smaller one.
 
-    Args:
-        spread: of each variant, `[variants]`.
-        variant: of the held-out runs, `[n]`.
-        log_errors: of their predictions, `[n]`.
-        known_sd: standard deviation of these without the spread, `[n]`.
+    Of the held-out runs are given, `[n]`: variants, errors of their predictions, standard deviations of these without
+    the spread.
     """
     wide = np.array(spread, float)
     needed = np.sqrt(np.maximum((np.abs(log_errors) / COVERED_SDS) ** 2 - known_sd**2, 0.0))
@@ -158,36 +155,31 @@ def error_summaries(
     noise: np.ndarray,
     seen: np.ndarray,
 ) -> dict[str, ErrorSummary]:
-    """Return per group the mean absolute relative error where the fit saw the cell, and where not.
+    """Return per group the mean absolute relative error where a fit saw the cell, and where not, of columns `[cells]`.
 
-    Args:
-        cells: that were timed.
-        measured_ns: `[cells]`.
-        blind: of each cell, by a fit of the seen ones.
-        blind_terms_ns: `[cells]`, the prediction of that fit's terms alone.
-        noise: relative noise, `[cells]`.
-        seen: `[cells]`, whether the fit saw the cell.
+    `blind` is what the fit predicts, `blind_terms_ns` what its terms alone do; `noise` is that of the timings.
     """
     groups = np.array([cell.group for cell in cells])
-    errors = np.abs(np.asarray(blind.time_ns) / measured_ns - 1.0)
-    terms_errors = np.abs(blind_terms_ns / measured_ns - 1.0)
+    errors, terms_errors = (np.abs(times_ns / measured_ns - 1.0) for times_ns in (blind.time_ns, blind_terms_ns))
     covered = np.abs(np.log(measured_ns / blind.time_ns)) <= COVERED_SDS * np.asarray(blind.log_sd())
-    return {
-        group: ErrorSummary(
-            fit=_mean(errors[(groups == group) & seen]),
-            held_out=_mean(errors[(groups == group) & ~seen]),
-            terms_alone=_mean(terms_errors[(groups == group) & ~seen]),
-            covered=_mean(covered[(groups == group) & ~seen]),
-            held_out_cells=int(np.sum((groups == group) & ~seen)),
-            noise_floor=None if np.isnan(noise[groups == group]).any() else _mean(noise[groups == group]),
+
+    def mean(values: np.ndarray, which: np.ndarray) -> float | None:
+        found = float(np.mean(values[which])) if which.any() else np.nan
+        return None if np.isnan(found) else found
+
+    summaries = {}
+    for group in dict.fromkeys(groups.tolist()):
+        mine = groups == group
+        out = mine & ~seen
+        summaries[group] = ErrorSummary(
+            fit=mean(errors, mine & seen),
+            held_out=mean(errors, out),
+            terms_alone=mean(terms_errors, out),
+            covered=mean(covered, out),
+            held_out_cells=int(out.sum()),
+            noise_floor=mean(noise, mine),
         )
-        for group in dict.fromkeys(groups.tolist())
-    }
-
-
-def _mean(values: np.ndarray) -> float | None:
-    """Return the mean; None of nothing."""
-    return float(values.mean()) if values.size else None
+    return summaries
 
 
 class EnoughKnown:
@@ -216,36 +208,27 @@ class EnoughKnown:
         return all(errors[~seen & (groups == one)].mean() <= TARGET_ERROR for one in set(groups[~seen].tolist()))
 
 
-def verdict_on(
-    what: str, summaries: Mapping[str, ErrorSummary], noise_level: float | None, most_error: float
-) -> Verdict:
-    """Return the verdict on the fit of one model.
-
-    Args:
-        what: was timed, as "cells".
-        summaries: errors by group.
-        noise_level: of the timings.
-        most_error: of predictions that are good enough.
-    """
+def verdict_on(summaries: Mapping[str, ErrorSummary], noise_level: float | None, most_error: float) -> Verdict:
+    """Return the verdict on the fit of one model by its errors by group; `most_error` is good enough."""
     again = "run `rlxjax calibrate` again, on an idle machine or with a larger --budget"
     out = [summary for summary in summaries.values() if summary.held_out is not None and summary.held_out_cells]
     cells = np.array([summary.held_out_cells for summary in out], float)
     cautions = []
     if not out:
-        return Verdict([], [f"No {what} were held out, so that nothing says how good predictions are: {again}."])
+        return Verdict([], [f"No cells were held out, so that nothing says how good predictions are: {again}."])
     error = float(cells @ [summary.held_out for summary in out] / cells.sum())
     covered = float(cells @ [summary.covered or 0.0 for summary in out] / cells.sum())
     if error > most_error:
-        cautions.append(f"Predictions are off by {100 * error:.0f} % on {what} that the fit never saw: {again}.")
+        cautions.append(f"Predictions are off by {100 * error:.0f} % on cells that the fit never saw: {again}.")
     if cells.sum() >= FEW_HELD_OUT and covered < LEAST_COVERED:
         cautions.append(
-            f"Intervals of 90 % held {100 * covered:.0f} % of the {what} that the fit never saw, and were widened: "
+            f"Intervals of 90 % held {100 * covered:.0f} % of the cells that the fit never saw, and were widened: "
             f"{again}."
         )
     if noise_level is None or noise_level > MOST_NOISE:
         noise = "is not known" if noise_level is None else f"is {100 * noise_level:.0f} %"
         cautions.append(f"The noise of the timings {noise}: {again}.")
-    return Verdict([f"Typical error {100 * error:.0f} % on {what} it never saw."], cautions)
+    return Verdict([f"Typical error {100 * error:.0f} % on cells it never saw."], cautions)
 
 
 def said_of_pace(pace: Pace, processors: int) -> Verdict:
@@ -273,11 +256,9 @@ def said_of_pace(pace: Pace, processors: int) -> Verdict:
 
 
 def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, float]) -> list[str]:
-    """Return a sentence on the sizes from which the second strategy of a model is faster than the first.
+    """Return a sentence on the sizes from which the second strategy of a model, if any, is faster than the first.
 
-    Args:
-        calibrated: the model; of one strategy nothing is said.
-        inputs: of a run in the middle of what was measured: the first one varies, over its domain.
+    Of the inputs of a run in the middle of what was measured the first one varies, over its domain.
     """
     if len(calibrated.strategies) < 2:
         return []

@@ -91,7 +91,8 @@ def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = Fals
         _print_errors(outcome.section, console)
         _print_coefficients(outcome.section, console)
         _print_works(outcome, console)
-        details = [_micro_line(outcome.micro_ns)] if outcome.micro_ns else []
+        micro = ", ".join(f"{name} {ns(time_ns)} ns" for name, time_ns in outcome.micro_ns.items())
+        details = [f"micro-benchmarks: {micro}"] if micro else []
         details += [f"skipped, {reason}: {shortened(names)}" for reason, names in outcome.skipped.items() if names]
     counts = f"{counted(samples.workloads, 'cell')}, {counted(samples.rounds, 'round')}"
     say(f"{outcome.suite.model.name}: {'Ready.' if verdict.is_ready else 'Not ready.'}", to=console)
@@ -114,17 +115,11 @@ def shortened(names: Sequence[str]) -> str:
 
 def _print_errors(section: ModelSection, console: Console) -> None:
     """Print the errors of each group; what there is more of goes downwards."""
-    names, title = list(section.held_out), "Mean absolute error of predictions, per cent"
-    cells = [
-        [_error(getattr(summary, field)) for field in ERROR_COLUMNS.values()] for summary in section.held_out.values()
-    ]
-    if len(ERROR_COLUMNS) > len(names):
-        rows = [[heading, *own] for heading, own in zip(ERROR_COLUMNS, zip(*cells, strict=True), strict=True)]
-        print_table(console, title, ["", *names], rows)
-    else:
-        print_table(
-            console, title, ["", *ERROR_COLUMNS], [[name, *own] for name, own in zip(names, cells, strict=True)]
-        )
+    rows = [["", *ERROR_COLUMNS]]
+    for name, summary in section.held_out.items():
+        rows.append([name, *(_error(getattr(summary, field)) for field in ERROR_COLUMNS.values())])
+    headings, *rows = map(list, zip(*rows, strict=True)) if len(rows) <= len(ERROR_COLUMNS) else rows
+    print_table(console, "Mean absolute error of predictions, per cent", headings, rows)
 
 
 def _print_coefficients(section: ModelSection, console: Console) -> None:
@@ -165,10 +160,6 @@ def _print_works(outcome: Outcome, console: Console) -> None:
     print_table(console, f"{model.name} (a ratio of 1 is best)", headings, rows, texts=2)
     for text in decisions:
         say(text, to=console)
-
-
-def _micro_line(micro_ns: Mapping[str, float]) -> str:
-    return f"micro-benchmarks: {', '.join(f'{name} {ns(time_ns)} ns' for name, time_ns in micro_ns.items())}"
 
 
 def _give_or_take(log_sd: float) -> str:

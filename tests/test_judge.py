@@ -55,11 +55,11 @@ def summary(held_out=0.04, covered=0.9, cells=20):
 
 
 def test_small_errors_are_ready_and_the_typical_error_is_that_of_all_cells():
-    verdict = verdict_on("cells", {"one": summary(0.02, cells=30), "two": summary(0.06, cells=10)}, 0.02, 0.1)
+    verdict = verdict_on({"one": summary(0.02, cells=30), "two": summary(0.06, cells=10)}, 0.02, 0.1)
     assert verdict.is_ready
     assert verdict.said == ["Typical error 3 % on cells it never saw."]
-    assert not verdict_on("cells", {"one": summary(0.2)}, 0.02, 0.1).is_ready
-    assert verdict_on("cells", {"one": summary(0.2)}, 0.02, 0.25).is_ready
+    assert not verdict_on({"one": summary(0.2)}, 0.02, 0.1).is_ready
+    assert verdict_on({"one": summary(0.2)}, 0.02, 0.25).is_ready
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_small_errors_are_ready_and_the_typical_error_is_that_of_all_cells():
     ],
 )
 def test_what_is_not_good_enough_is_a_caution_that_says_what_to_do(one, noise, said):
-    verdict = verdict_on("cells", {"one": one}, noise, 0.1)
+    verdict = verdict_on({"one": one}, noise, 0.1)
     assert not verdict.is_ready
     assert said in verdict.cautions[0]
     assert "rlxjax calibrate" in verdict.cautions[0]

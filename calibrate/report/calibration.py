@@ -93,7 +93,7 @@ def _verdicts(
     machine = content.machine
     for name, calibrated in calibration.models.items():
         section = content.models[name]
-        judged = verdict_on("cells", section.held_out, section.noise_floor, math.inf)  # the file has the caution
+        judged = verdict_on(section.held_out, section.noise_floor, math.inf)  # the file has the caution
         cautions = list(dict.fromkeys([*judged.cautions, *section.cautions]))
         said = [*judged.said, *what_pays(calibrated, _sizes(calibrated, workload))]
         yield Verdict(not cautions, f"{name}: {'not ready' if cautions else 'ready'}.", said, cautions)
@@ -216,7 +216,7 @@ def _terms(explanation: Explanation, name: str) -> Section:
     said = [
         f"The workload is {sizes}. Each term begins where the one before it ends; the grey bar is their sum, with the "
         "interval that holds a run with 90 %.",
-        f"{margin(explanation, f'{100 * explanation.probability:.1f} %')}.",
+        f"{margin(explanation)}.",
         f"Crossover: {crossed(explanation.crossover)}.",
     ]
     if not explanation.in_domain:

@@ -76,8 +76,9 @@ def measured_beside(
         if sha256_of(samples) != section.samples.sha256:
             return None, f"{samples.name} beside the calibration is not what was fitted: {show}."
     log = read_samples(samples)
-    if differences := fingerprint_differences(log.fingerprint, section.fingerprint, MACHINE_FIELDS):
-        said = "; ".join(differences).replace(" here", " in the calibration").replace(" there", " in the samples")
+    places = ("in the samples", "in the calibration")
+    if differences := fingerprint_differences(log.fingerprint, section.fingerprint, MACHINE_FIELDS, places):
+        said = "; ".join(differences)
         raise ValueError(f"{samples}: samples of another machine ({said}); give those of this calibration")
     cells, visits = log.timed()
     if not cells:

@@ -39,8 +39,9 @@ def earlier_calibration(
         raise ValueError(f"{path}: expected a section of {', '.join(later.models)}, got {', '.join(earlier.models)}")
     for name in both:
         one, other = (file.models[name].fingerprint for file in (earlier, later))
-        if differences := fingerprint_differences(one, other, MACHINE_FIELDS):
-            said = "; ".join(differences).replace(" here", " in the later one").replace(" there", " in the earlier one")
+        places = ("in the earlier one", "in the later one")
+        if differences := fingerprint_differences(one, other, MACHINE_FIELDS, places):
+            said = "; ".join(differences)
             raise ValueError(f"{path}: of another machine ({said}); give an earlier calibration of the same one")
     return earlier, Calibration.from_file(earlier, models, path)
 
@@ -63,9 +64,8 @@ def change_section(
         "The change is the logarithm of later over earlier, in joint standard deviations: for a prediction those of "
         "its interval, the machine's pace included. In the picture the earlier coefficients are grey.",
     ]
-    if software := fingerprint_differences(sections[0].fingerprint, sections[1].fingerprint):
-        told = "; ".join(software).replace(" there", " earlier").replace(" here", " now")
-        said.append(f"The software changed too: {told}.")
+    if software := fingerprint_differences(*(one.fingerprint for one in sections), places=("earlier", "now")):
+        said.append(f"The software changed too: {'; '.join(software)}.")
     pictures = drawn(f"{name}-changes", Coefficients=lambda: coefficients(models[1], earlier=models[0]))
     table = Table(f"Changes of {name}, the surest first", rows, "All changes, the surest first")
     return Section(f"{name}-changes", f"{name}: what changed", said, pictures, [table])

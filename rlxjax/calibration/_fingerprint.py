@@ -54,11 +54,14 @@ def current_fingerprint() -> Fingerprint:
 
 
 def fingerprint_differences(
-    made_on: Fingerprint, here: Fingerprint, names: Iterable[str] = tuple(Fingerprint.model_fields)
+    made_on: Fingerprint,
+    here: Fingerprint,
+    names: Iterable[str] = tuple(Fingerprint.model_fields),
+    places: tuple[str, str] = ("there", "here"),
 ) -> list[str]:
-    """Return a phrase for every field that differs."""
+    """Return a phrase for every field that differs, with words for the two places."""
     return [
-        f"{name} {getattr(made_on, name)!r} there, {getattr(here, name)!r} here"
+        f"{name} {getattr(made_on, name)!r} {places[0]}, {getattr(here, name)!r} {places[1]}"
         for name in names
         if getattr(made_on, name) != getattr(here, name)
     ]
