@@ -1,7 +1,7 @@
 """Loops and conditionals of a jaxpr: how often a body runs, where that can be known."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlxjax._checks import as_index
 
@@ -47,10 +47,14 @@ class Trips:
     """
 
     def __init__(self, trip_counts: TripCounts | None) -> None:
-        self._is_in_order = isinstance(trip_counts, Sequence) and not isinstance(trip_counts, str)
-        if not (self._is_in_order or trip_counts is None or isinstance(trip_counts, Mapping)):
+        given: Mapping[Any, int | None] = {}
+        if isinstance(trip_counts, Mapping):
+            given = trip_counts
+        elif isinstance(trip_counts, Sequence) and not isinstance(trip_counts, str):
+            given = dict(enumerate(trip_counts))
+        elif trip_counts is not None:
             raise ValueError(f"trip_counts: expected a mapping by line or a sequence of integers, got {trip_counts!r}")
-        given = dict(trip_counts or {}) if not self._is_in_order else dict(enumerate(trip_counts))
+        self._is_in_order = not isinstance(trip_counts, Mapping) and trip_counts is not None
         #: By place or by line.
         self._given = {key: n if n is None else as_index(n, "trip_counts") for key, n in given.items()}
         #: Of the loops that asked, and what they were told; and the trips by line of those that tell their own.
