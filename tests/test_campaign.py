@@ -236,7 +236,7 @@ def test_ctrl_c_fits_what_was_measured_and_a_resumed_run_goes_on_from_there(inte
     kept_at = tmp_path / interrupted.samples_path.name
     whole = kept_at.read_bytes()
     kept_at.write_bytes(whole[:-20])  # as a killed run leaves it
-    again = run_job(path, resume=True, begun_s_ago=0.0, budget_s=12.0)
+    again = run_job(path, resume=True, budget_s=6.0)
     assert kept_at.read_bytes().startswith(whole[: whole[:-20].rfind(b"\n")])
     assert again.samples.rounds > 2
     assert again.fitted.cells == interrupted.fitted.cells
@@ -298,7 +298,7 @@ BAD = {
 def test_a_program_that_raises_hangs_or_differs_is_named_and_the_others_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "CELL_LIMIT_S", 0.5)
     made_up(path := tmp_path / "c.json", Unruly(), rounds=0)
-    found = run_job(path, Unruly(), resume=True, budget_s=14.0)
+    found = run_job(path, Unruly(), resume=True, budget_s=6.0)
     said = {note for note in found.notes if "left out" in note}
     assert said == {
         "it raises is left out: it raises RuntimeError: no such luck.",
@@ -356,7 +356,8 @@ def test_bad_input_of_a_refit_is_one_line_and_writes_nothing(
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_suite_of_ones_own_is_named_on_the_command_line_or_refused_in_one_line(tmp_path):
+def test_a_suite_of_ones_own_is_named_on_the_command_line_or_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "FIT_RESERVE_S", 9.0)
     for name, said in (
         ("nothing", "--suite: expected module:name"),
         ("no_such_module:SUITE", "--suite: no_such_module does not import"),

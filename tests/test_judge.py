@@ -29,10 +29,7 @@ def test_errors_are_means_over_the_cells_of_each_group_seen_and_not():
         # 4.9 % either way hold nine tenths of what has a standard deviation of 3 %.
         assert summary.covered == 1.0
         assert summary.noise_floor == pytest.approx(noise[mine].mean())
-
-
-def test_a_group_without_held_out_cells_has_no_error_rather_than_zero():
-    ones = np.ones(2)
+    ones = np.ones(2)  # a group without held-out cells has no error rather than 0
     summary = error_summaries([toy_cell(1, 4), toy_cell(2, 4)], ones, known(ones, 0.1), ones, ones, ones > 0)["at_once"]
     assert (summary.held_out, summary.covered, summary.held_out_cells) == (None, None, 0)
 
@@ -62,21 +59,17 @@ def test_small_errors_are_ready_and_the_typical_error_is_that_of_all_cells():
     assert verdict_on({"one": summary(0.2)}, 0.02, 0.25).is_ready
 
 
-@pytest.mark.parametrize(
-    ("one", "noise", "said"),
-    [
+def test_what_is_not_good_enough_is_a_caution_that_says_what_to_do():
+    for one, noise, said in (
         (summary(held_out=0.3), 0.02, "off by 30 %"),
         (summary(covered=0.5), 0.02, "held 50 %"),
         (summary(), 0.2, "noise of the timings is 20 %"),
         (summary(), None, "noise of the timings is not known"),
         (summary(held_out=None, cells=0), 0.02, "No cells were held out"),
-    ],
-)
-def test_what_is_not_good_enough_is_a_caution_that_says_what_to_do(one, noise, said):
-    verdict = verdict_on({"one": one}, noise, 0.1)
-    assert not verdict.is_ready
-    assert said in verdict.cautions[0]
-    assert "rlxjax calibrate" in verdict.cautions[0]
+    ):
+        (caution,) = verdict_on({"one": one}, noise, 0.1).cautions
+        assert said in caution
+        assert "rlxjax calibrate" in caution
 
 
 def test_the_pace_is_said_and_a_slow_or_a_busy_machine_is_a_caution():

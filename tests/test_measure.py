@@ -4,6 +4,7 @@ import collections
 import itertools
 import signal
 import time
+import types
 
 import numpy as np
 import pytest
@@ -32,22 +33,12 @@ class StepsLeft(Deadline):
         return 0.0 if self.interrupted else float(next(self._looks, None) is not None)
 
 
-class NoCanary:
-    """A watch that looks at nothing."""
-
-    def __init__(self, writer):
-        pass
-
-    def look(self):
-        pass
-
-
 @pytest.fixture
 def campaign(tmp_path, monkeypatch):
     """A campaign whose visits are recorded instead of timed."""
     order, ticks = [], itertools.count(1)
     monkeypatch.setattr(measure, "visit_ns", lambda program: order.append(program) or [next(ticks)])
-    monkeypatch.setattr(measure, "CanaryWatch", NoCanary)
+    monkeypatch.setattr(measure, "CanaryWatch", lambda writer: types.SimpleNamespace(look=lambda: None))
     log = SampleLog(header_of(SUITE, NAME, current_fingerprint()))
     with SampleWriter(tmp_path / "x.toy.samples.jsonl", log, append=False) as writer:
         writer.cells(CELLS)
@@ -68,19 +59,15 @@ def test_every_round_visits_every_cell_once_in_a_new_order(campaign):
     np.testing.assert_array_equal(log.timed()[1].round, np.repeat(np.arange(6), len(CELLS)))
 
 
-def test_measuring_stops_within_a_round_which_is_finished_first_when_it_goes_on(campaign):
+def test_after_one_round_measuring_stops_within_the_next_which_is_finished_first_when_it_goes_on(campaign):
     log, writer, order = campaign
-    run_rounds(writer, StepsLeft(2 + 3))
+    run_rounds(writer, StepsLeft(0))
+    assert len(log.complete_rounds()) == 1
+    run_rounds(writer, StepsLeft(1 + 3))
     assert len(order) == len(CELLS) + 3
     assert len(log.complete_rounds()) == 1
     run_rounds(writer, StepsLeft(1 + 2), seed=1)
     assert collections.Counter(order[: 2 * len(CELLS)]) == dict.fromkeys(NAMES, 2)
-
-
-def test_one_round_is_measured_even_after_the_deadline(campaign):
-    log, writer, _ = campaign
-    run_rounds(writer, StepsLeft(0))
-    assert len(log.complete_rounds()) == 1
 
 
 def test_ctrl_c_ends_the_measuring_and_keeps_what_was_measured(campaign, monkeypatch):
@@ -130,13 +117,11 @@ def test_numbers_that_are_no_numbers_and_trees_of_results_are_compared():
     assert ready.refused == {NAMES[2]: "it gives other results each time"}
 
 
-@pytest.mark.parametrize(
-    ("taken_ns", "calls"),
-    [(10, clock.MOST_CALLS), (clock.VISIT_NS, clock.LEAST_CALLS), (clock.VISIT_NS // 3 + 1, 3)],
-)
-def test_a_visit_is_a_loop_of_calls_that_ends_by_time_or_number(taken_ns, calls, monkeypatch):
-    monkeypatch.setattr(clock, "call_ns", lambda call: taken_ns)
-    assert clock.visit_ns(lambda: None) == [taken_ns] * calls
+def test_a_visit_is_a_loop_of_calls_that_ends_by_time_or_number(monkeypatch):
+    loops = {10: clock.MOST_CALLS, clock.VISIT_NS: clock.LEAST_CALLS, clock.VISIT_NS // 3 + 1: 3}
+    for taken_ns, calls in loops.items():
+        monkeypatch.setattr(clock, "call_ns", lambda _, taken_ns=taken_ns: taken_ns)
+        assert clock.visit_ns(lambda: None) == [taken_ns] * calls
 
 
 def test_a_time_is_the_mean_of_the_calls_after_the_first_ones():

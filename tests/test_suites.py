@@ -1,5 +1,7 @@
 """The suites that ship, and what a suite is by default."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -128,18 +130,18 @@ def test_without_64_bits_no_argument_has_them():
     assert all(FUNCTIONS_TIMED[name].held_out == one.held_out for name, one in few.items())
 
 
-@pytest.mark.parametrize("values", ["normal", "positive", "definite"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "complex64"])
-def test_drawn_values_are_valid(values, dtype):
-    array = Draw((3, 24, 24), np.dtype(dtype), values).array(np.random.default_rng(0))
-    assert array.shape == (3, 24, 24)
-    assert array.dtype == dtype
-    real = np.asarray(array.real, np.float64)
-    if values == "positive":
-        assert real.min() > 0
-    if values == "definite" and dtype.startswith("float"):
-        np.testing.assert_array_equal(real, np.swapaxes(real, -1, -2))
-        assert np.linalg.eigvalsh(real).min() > 0
+def test_drawn_values_are_valid():
+    for values, dtype in itertools.product(
+        ("normal", "positive", "definite"), ("float32", "float64", "bfloat16", "complex64")
+    ):
+        array = Draw((3, 24, 24), np.dtype(dtype), values).array(np.random.default_rng(0))
+        assert (array.shape, array.dtype) == ((3, 24, 24), dtype)
+        real = np.asarray(array.real, np.float64)
+        if values == "positive":
+            assert real.min() > 0
+        if values == "definite" and dtype.startswith("float"):
+            np.testing.assert_array_equal(real, np.swapaxes(real, -1, -2))
+            assert np.linalg.eigvalsh(real).min() > 0
 
 
 def test_drawn_indices_and_keys_are_what_is_traced():

@@ -29,16 +29,12 @@ def plain_quartiles(visits):
 
 
 def test_a_constant_pace_gives_the_times_and_a_scale_scales_them():
-    np.testing.assert_allclose(quantile_ns(shuffled(6)), CELL_NS, rtol=1e-12)
+    one_cell, one_round = shuffled(6, CELL_NS[:1]), Visits.of_rounds(CELL_NS[None])
+    for visits in (shuffled(6), one_cell, one_round):
+        np.testing.assert_allclose(quantile_ns(visits), CELL_NS[: visits.n_cells], rtol=1e-12)
     visits = shuffled(40)
     noisy = at_pace(visits, np.random.default_rng(0).lognormal(0.0, 0.1, 200))
     np.testing.assert_allclose(quantile_ns(at_pace(noisy, 3.0)), 3.0 * quantile_ns(noisy), rtol=1e-12)
-
-
-@pytest.mark.parametrize("n_cells", [1, 2, 5])
-def test_one_round_is_itself(n_cells):
-    visits = Visits.of_rounds(CELL_NS[None, :n_cells])
-    np.testing.assert_allclose(quantile_ns(visits), CELL_NS[:n_cells], rtol=1e-12)
 
 
 @pytest.mark.parametrize("counts", [None, [1, 1, 1, 4, 4]])
@@ -101,9 +97,6 @@ def test_rounds_are_taken_whole_and_in_order():
     kept = np.isin(visits.round, [1, 3])
     np.testing.assert_array_equal(some.rounds(), [1, 3])
     np.testing.assert_array_equal(some.cell, visits.cell[kept])
-
-
-def test_a_table_of_rounds_is_read_row_by_row():
     visits = Visits.of_rounds(np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
     np.testing.assert_array_equal(visits.round, [0, 0, 1, 1, 2, 2])
     np.testing.assert_array_equal(visits.cell, [0, 1, 0, 1, 0, 1])
@@ -118,7 +111,4 @@ def test_noise_floor_compares_even_and_odd_rounds_as_many_of_each():
     np.testing.assert_allclose(noise_floor(Visits.of_rounds(times)), expected, rtol=1e-12)
     twice = Visits.of_rounds(np.repeat(times, 2, axis=0))
     np.testing.assert_allclose(noise_floor(twice), 0.0, atol=1e-12)
-
-
-def test_noise_floor_of_a_single_round_is_not_a_number():
     assert np.isnan(noise_floor(Visits.of_rounds(np.ones((1, 3))))).all()
