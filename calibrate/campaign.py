@@ -28,7 +28,7 @@ from rlxjax.fit import Cell, Suite
 
 from .design import by_work, measuring_order
 from .interrupts import last_act
-from .judge import OUTLIER_FACTOR, EnoughKnown, Verdict, fitted, said_of_pace, verdict_on, what_pays
+from .judge import OUTLIER_FACTOR, Verdict, enough_known, fitted, said_of_pace, verdict_on, what_pays
 from .machine import measured_gate, micro_times_ns, pace_of, time_micro
 from .measure import Ready, made_ready, measure_rounds, memory_limit_bytes
 from .outcome import Outcome, shortened
@@ -137,7 +137,7 @@ def run(
             ]
             if not is_fixed:
                 writer.cells([cell for cell in cells if cell.name in {one.name for one in chosen}])
-            enough = EnoughKnown(suite, log, start, deadline)
+            enough = enough_known(suite, log, start, deadline)
             with progress.phase(f"{model}: measuring", deadline) as advance:
                 measure_rounds(writer, ready.programs, deadline, rng, advance, enough)
     if deadline.interrupted:

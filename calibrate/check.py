@@ -25,7 +25,6 @@ from .design import by_work
 from .judge import MOST_OTHERS
 from .machine import MICRO_REPEATS, micro_times_ns, slowness, time_micro, used_by_others
 from .measure import made_ready, measure_rounds, memory_limit_bytes
-from .printing import filled
 from .progress import Deadline, Progress
 from .samples import SampleLog, SampleWriter, header_of
 from .suites import suite_of
@@ -157,10 +156,6 @@ class Validation:
         if self.word != GOOD:
             said.append(f"Make a new one: {renewal(file, self.command)}")
         return said
-
-    def lines(self, file: str | os.PathLike[str]) -> list[str]:
-        """Return the sentences as they are printed, each from a line of its own on."""
-        return [filled(text, renewal(file, self.command), os.fspath(file)) for text in self.sentences(file)]
 
     def as_json(self, file: str | os.PathLike[str]) -> dict[str, Any]:
         """Return what a program reads."""

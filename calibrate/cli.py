@@ -195,15 +195,15 @@ def validate(
     progress = Progress(ends_s=_STARTED_S + budget, is_quiet=quiet)
     with progress.waiting("starting JAX"):
         file = calibration_file(file)
-        from .check import check
+        from .check import check, renewal
+        from .printing import json_text, say
 
     verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=progress, unsealed=unsealed)
     if as_json:
-        from .printing import json_text
-
         typer.echo(json_text(verdict.as_json(file)))
     elif not quiet:
-        typer.echo("\n".join(verdict.lines(file)))
+        for text in verdict.sentences(file):
+            say(text, renewal(file, verdict.command), str(file))
     if quiet and verdict.status:
         warn(verdict.sentences(file)[0])
     raise typer.Exit(verdict.status)

@@ -1,18 +1,64 @@
-"""Prints why a strategy is picked: a waterfall of the terms, the margin, what would change the choice."""
+"""What `predict` and `explain` say: times, the pick, a waterfall of the terms, what would change the choice."""
 
 import dataclasses
 import itertools
 import math
+from collections.abc import Mapping
+from typing import Any
 
+import typer
 from rich.console import Console
 
 from rlxjax import Crossover, Explanation, Flip
+from rlxjax.calibration import CalibratedModel
 from rlxjax.fit import LatencyModel
 
 from .printing import GAP, finite_ns, ns, number, print_table, say
 
 #: Characters of the longest bar and the shortest one that is drawn, and flips that are shown.
 BAR_WIDTH, LEAST_BAR_WIDTH, FLIPS_SHOWN = 16, 4, 6
+
+
+def prediction_of(calibration: CalibratedModel, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return what a calibration predicts for a workload of these sizes, as JSON has it: times in ns, shares of 1."""
+    candidates = [calibration.name_of(name, **sizes) for name in calibration.alternatives(**sizes)]
+    runs = dict.fromkeys(candidates, sizes)
+    if sizes["n_segments"] == 2:
+        runs = {"ultra": {**sizes, "n_segments": 1}, **runs}
+    predicted = {name: finite_ns(calibration.predict_ns(name, **run), name) for name, run in runs.items()}
+    intervals = {
+        name: [finite_ns(end, name) for end in calibration.interval_ns(name, **run)] for name, run in runs.items()
+    }
+    pick, next_best = sorted(candidates, key=predicted.__getitem__)[:2]  # of equals the earlier one
+    decided = calibration.compare(pick, next_best, **sizes)
+    inside = bool(decided.in_domain)
+    return {
+        **sizes,
+        "predicted_ns": predicted,
+        "interval_ns": intervals,
+        "pick": pick,
+        "next_best": next_best,
+        "ratio_to_next_best": predicted[pick] / predicted[next_best],
+        "probability": float(decided.probability),
+        "verdict": pick if decided.verdict() == "fuse" else "undecided",
+        "in_domain": inside,
+        "extrapolated": not inside,
+    }
+
+
+def print_prediction(found: Mapping[str, Any]) -> None:
+    """Print what `prediction_of` returned, but for the calibration that it is by."""
+    for strategy, time_ns in found["predicted_ns"].items():
+        low, high = map(ns, found["interval_ns"][strategy])
+        mark = "  <- pick" if strategy == found["pick"] else ""
+        typer.echo(f"{strategy:7} {ns(time_ns):>15} ns  (90 %: {low} to {high}){mark}")
+    undecided = "undecided: " if found["verdict"] == "undecided" else ""
+    say(
+        f"{undecided}{found['pick']} is faster than {found['next_best']} with {100 * found['probability']:.0f} %: "
+        f"{found['ratio_to_next_best']:.2f} times its time (less is better)"
+    )
+    if not found["in_domain"]:
+        say("outside the calibrated domain: an extrapolation")
 
 
 def print_explanation(explanation: Explanation, console: Console) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -182,30 +182,29 @@ def error_summaries(
     return summaries
 
 
-class EnoughKnown:
-    """Whether a campaign may end before its deadline: its held-out errors are small already."""
+def enough_known(suite: Suite, log: SampleLog, prior: LatencyPrior, deadline: Deadline) -> Callable[[], bool]:
+    """Return what says whether a campaign may end: every group's held-out error and the noise are small already.
 
-    def __init__(self, suite: Suite, log: SampleLog, prior: LatencyPrior, deadline: Deadline):
-        """Build from what the fits of the campaign take; the first half of the time is never enough."""
-        self._suite, self._log, self._prior = suite, log, prior
-        self._ask_at_s = time.perf_counter() + deadline.left_s() / 2.0
+    The first half of the time is never enough; then a fit every few seconds says.
+    """
+    ask_at_s = time.perf_counter() + deadline.left_s() / 2.0
 
-    def __call__(self) -> bool:
-        """Return whether every group's held-out error and the noise are small enough; a fit every few seconds."""
-        if time.perf_counter() < self._ask_at_s:
+    def is_enough() -> bool:
+        nonlocal ask_at_s
+        if time.perf_counter() < ask_at_s:
             return False
-        cells, visits = self._log.timed()
+        cells, visits = log.timed()
         seen = np.array([not cell.held_out for cell in cells])
         if not MIN_TIMINGS <= seen.sum() < len(cells) or not noise_floor(visits).mean() <= TARGET_NOISE:
             return False
         measured_ns = quantile_ns(visits)
-        fit = fit_posterior(
-            timings_of(self._suite, cells, measured_ns), self._prior, seen.astype(float), self._log.facts
-        )
+        fit = fit_posterior(timings_of(suite, cells, measured_ns), prior, seen.astype(float), log.facts)
         errors = np.abs(np.asarray(estimate(fit.posterior, fit.runs).time_ns) / measured_ns - 1.0)
         groups = np.array([cell.group for cell in cells])
-        self._ask_at_s = time.perf_counter() + ASK_EVERY_S
+        ask_at_s = time.perf_counter() + ASK_EVERY_S
         return all(errors[~seen & (groups == one)].mean() <= TARGET_ERROR for one in set(groups[~seen].tolist()))
+
+    return is_enough
 
 
 def verdict_on(summaries: Mapping[str, ErrorSummary], noise_level: float | None, most_error: float) -> Verdict:

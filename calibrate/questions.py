@@ -49,10 +49,12 @@ def predict(
     with Progress().waiting("predicting"):
         sizes = workload(batch, n_fft, k, segments)
         known = calibration_of(file, unsealed)
-        from .prediction import prediction_of, print_prediction
+        from rlxjax.models import WELCH
 
-        found = prediction_of(known, sizes)
-    _answer(known, "welch", found if as_json else None, lambda: print_prediction(found))
+        from .explanation import prediction_of, print_prediction
+
+        found = prediction_of(known.of(WELCH.name), sizes)
+    _answer(known, WELCH.name, found if as_json else None, lambda: print_prediction(found))
 
 
 @one_line_errors

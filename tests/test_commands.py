@@ -1,5 +1,6 @@
 """What every command has in common: help, units, width, colours, completion, JSON as documented, files, one line."""
 
+import contextlib
 import importlib
 import json
 import math
@@ -170,14 +171,9 @@ def on_a_terminal(*arguments, **environment):
     process = subprocess.Popen([sys.executable, "-m", "rlxjax", *arguments], stdout=theirs, stderr=theirs, env=kept)
     os.close(theirs)
     parts = []
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        parts.append(part)
+    with contextlib.suppress(OSError):  # the other end is closed
+        while part := os.read(ours, 65536):
+            parts.append(part)
     process.wait()
     os.close(ours)
     return b"".join(parts).decode()
@@ -263,19 +259,18 @@ def test_predict_prints_what_the_library_predicts(file):
     assert printed["verdict"] == (printed["pick"] if printed["probability"] >= 0.9 else "undecided")
 
 
-@pytest.mark.parametrize(("segments", "host"), [(1, "ultra"), (2, "fast"), (8, "host")])
-def test_predict_and_explain_agree_for_any_number_of_segments(segments, host, file):
-    sizes = ("--batch", 8, "--n-fft", 128, "--k", 8, "--segments", segments, "--json")
-    results = [invoke(command, file, *sizes) for command in ("predict", "explain")]
-    predicted, explained = (json.loads(result.stdout) for result in results)
-    assert_documented("predict", predicted)
-    assert_documented("explain", explained)
-    for name in ("pick", "verdict", "in_domain", "n_segments"):
-        assert predicted[name] == explained[name]
-    assert predicted["probability"] == pytest.approx(explained["probability"], rel=1e-9)
-    times_ns = {one["strategy"]: one["time_ns"] for one in explained["strategies"]}
-    assert host in times_ns
-    assert {name: predicted["predicted_ns"][name] for name in times_ns} == pytest.approx(times_ns, rel=1e-9)
+def test_predict_and_explain_agree_for_any_number_of_segments(file):
+    for segments, host in ((1, "ultra"), (2, "fast"), (8, "host")):
+        asked = (file, *sized(8, 128, 8, segments), "--json")
+        predicted, explained = (json.loads(invoke(command, *asked).stdout) for command in ("predict", "explain"))
+        assert_documented("predict", predicted)
+        assert_documented("explain", explained)
+        for name in ("pick", "verdict", "in_domain", "n_segments"):
+            assert predicted[name] == explained[name]
+        assert predicted["probability"] == pytest.approx(explained["probability"], rel=1e-9)
+        times_ns = {one["strategy"]: one["time_ns"] for one in explained["strategies"]}
+        assert host in times_ns
+        assert {name: predicted["predicted_ns"][name] for name in times_ns} == pytest.approx(times_ns, rel=1e-9)
 
 
 def test_a_calibration_of_the_processor_starts_it_where_jax_would_take_another(file, monkeypatch):
@@ -329,24 +324,22 @@ def test_a_spoilt_file_is_refused_in_one_line_that_names_the_field(tmp_path):
         assert field in refused(command, file)
 
 
-@pytest.mark.parametrize("command", FILE_COMMANDS)
-def test_a_file_of_an_earlier_schema_is_refused_in_one_line_that_says_how_to_refit(command, tmp_path):
+def test_a_file_of_an_earlier_schema_is_refused_in_one_line_that_says_how_to_refit(tmp_path):
     file = tmp_path / "old calibration.json"
     # What version 3 held: one model's coefficients and domain at the top.
-    section = content()["models"]["welch"]
     earlier = {**content(), "schema_version": 3, "formula_version": 12}
-    del earlier["models"]
+    section = earlier.pop("models")["welch"]
     file.write_text(json.dumps(earlier | {name: section[name] for name in ("coefficients", "domain", "fit")}))
-    line = refused(command, file)
-    assert re.search(r"schema_version: expected 5, got 3;", line)
-    samples = file.with_suffix(".welch.samples.jsonl")
-    said = re.search("`(rlxjax refit .*?)`", line)[1]
-    assert shlex.split(said) == ["rlxjax", "refit", str(samples), "--out", str(file)]
+    for command in FILE_COMMANDS:
+        line = refused(command, file)
+        assert "schema_version: expected 5, got 3;" in line
+        said = shlex.split(re.search("`(rlxjax refit .*?)`", line)[1])
+        assert said == ["rlxjax", "refit", str(file.with_suffix(".welch.samples.jsonl")), "--out", str(file)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments, said in (
         *(
             (("calibrate", "--budget", budget), f"--budget: expected at least 20 seconds, 10 a suite, got {budget}")
             for budget in ("1", "-1", "inf", "nan")
@@ -355,14 +348,10 @@ def test_a_file_of_an_earlier_schema_is_refused_in_one_line_that_says_how_to_ref
         (("calibrate", "--device", "abacus"), "expected one of cpu, gpu, cuda, rocm, tpu, got 'abacus'"),
         (("predict", "no-such-file", "--batch", "1"), "no such file"),
         (("validate", "no-such-file"), "no such file"),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(arguments, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = invoke(*arguments)
-    assert result.exit_code == 2
-    assert said in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+    ):
+        result = invoke(*arguments)
+        assert (result.exit_code, len(result.stderr.strip().splitlines())) == (2, 1)
+        assert said in result.stderr
 
 
 def test_a_file_of_another_machine_is_used_with_a_warning(file):

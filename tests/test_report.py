@@ -300,7 +300,10 @@ ADVICE = {
 }
 
 
-def made(path, out):
+def made(folder, advice):
+    """Return the page of an advice that was printed."""
+    path, out = folder / "advice.json", folder / "a.html"
+    path.write_text(json.dumps(advice))
     result = invoke("--advice", path, "-o", out)
     assert result.exit_code == 0, result.stderr
     return out.read_text(encoding="utf-8")
@@ -311,9 +314,7 @@ def test_an_advice_has_a_page_with_the_verdict_first_and_the_terms_of_both_forms
         raise AssertionError("JAX was started")
 
     monkeypatch.setattr("jax.devices", started)
-    path, out = tmp_path / "advice.json", tmp_path / "a.html"
-    path.write_text(json.dumps(ADVICE))
-    page, again = (made(path, out) for _ in range(2))
+    page, again = (made(tmp_path, ADVICE) for _ in range(2))
     assert page == again
     found = Document(page)
     assert "Fuse: make them one program." in found.texts["p"]
@@ -329,10 +330,6 @@ def test_an_advice_has_a_page_with_the_verdict_first_and_the_terms_of_both_forms
         assert [total["from (ns)"], total["to (ns)"]] == ADVICE[f"{form}_interval_ns"]
     assert found.tables["Each stage, jitted by itself"][0]["stage"] == "square"
     assert ADVICE["code"] in found.texts["code"]
-
-
-def test_what_advise_prints_is_what_the_page_reads(tmp_path):
     advice = rx.Advice("cannot model", "not_calibrated", "the calibration has no functions model")
-    path, out = tmp_path / "advice.json", tmp_path / "a.html"
-    path.write_text(json.dumps(advice.as_dict() | {"calibration": "x"}))
-    assert "This cannot be modelled." in Document(made(path, out)).texts["p"]
+    found = Document(made(tmp_path, advice.as_dict() | {"calibration": "x"}))  # as `advise` prints it
+    assert "This cannot be modelled." in found.texts["p"]

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from calibrate.cli import app
 from calibrate.samples import Canary, Micro, SampleLog, SampleWriter, Visit, check_resumable, header_of, read_samples
-from rlxjax.calibration import current_fingerprint, set_aside
+from rlxjax.calibration import current_fingerprint
 
 CELLS = [toy_cell(4, 64), toy_cell(4, 64, "one_by_one", held_out=True)]
 ONE, OTHER = (cell.name for cell in CELLS)
@@ -183,14 +183,3 @@ def test_samples_of_another_machine_grid_suite_or_version_are_not_resumed(writte
         assert "leave out --resume to start anew" in str(refusal.value) or "--model" in str(refusal.value)
     with pytest.raises(ValueError, match="another grid"):
         check_resumable(log, path, log.header, CELLS[:1])
-
-
-def test_an_earlier_file_is_set_aside_and_never_overwritten(tmp_path):
-    path = tmp_path / "d.toy.samples.jsonl"
-    assert set_aside(path) is None
-    kept = []
-    for text in ("first", "second"):
-        path.write_text(text)
-        kept.append(set_aside(path))
-    assert [aside.read_text() for aside in kept] == ["first", "second"]
-    assert not path.exists()

@@ -153,11 +153,11 @@ def _residuals(calibrated: CalibratedModel, section: ModelSection, measured: Mea
     draws = {}
     for code in np.unique(measured.timings.runs.variant).tolist():
         own = some(measured, np.asarray(measured.timings.runs.variant) == code)
-        options = {"names": own.names, "noise": section.noise_floor, "is_ratio": True}
+        options = {"names": own.each("name"), "noise": section.noise_floor, "is_ratio": True}
         draws[calibrated.model.variants[code]] = partial(plot.predicted_vs_measured, calibrated, own.timings, **options)
     pictures = drawn(ident, **draws)
-    columns = {"of": measured.groups, "held out": measured.held_out, "noise (%)": measured.noise}
-    about = dict(zip(measured.names, rows_of(columns), strict=True))
+    columns = {"of": measured.each("group"), "held out": measured.each("held_out"), "noise (%)": measured.noise}
+    about = dict(zip(measured.each("name"), rows_of(columns), strict=True))
     rows = [{**row, **about[row["run"]]} for picture in pictures for row in picture.rows]
     rows.sort(key=lambda row: -abs(np.log(row["predicted / measured"])))
     off = np.mean([abs(row["predicted / measured"] - 1.0) for row in rows])

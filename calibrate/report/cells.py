@@ -1,7 +1,7 @@
 """What was timed for a section of a calibration: the samples beside it, as one time a cell."""
 
 from pathlib import Path as FilePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,17 +21,18 @@ from rlxjax.fit import cell_runs
 
 
 class Measured(NamedTuple):
-    """Cells that were timed, `[cells]`: runs and what the fit took for their times, names, by what errors are told.
+    """Cells that were timed, `[cells]`: runs and what the fit took for their times, and the cells themselves.
 
-    `held_out`: whether the held-out fit never saw a cell; `noise`: relative difference of two halves of the campaign,
-    NaN for a single round.
+    `noise`: relative difference of two halves of the campaign, NaN for a single round.
     """
 
     timings: Timings
-    names: np.ndarray
-    groups: np.ndarray
-    held_out: np.ndarray
+    cells: np.ndarray
     noise: np.ndarray
+
+    def each(self, field: str) -> list[Any]:
+        """Return a field of each cell."""
+        return [getattr(cell, field) for cell in self.cells]
 
 
 def some(measured: Measured, kept: np.ndarray) -> Measured:
@@ -87,12 +88,11 @@ def measured_beside(
         runs = cell_runs(calibrated.model, cells)
     except ValueError as reason:
         return None, f"{samples.name} holds no runs of this version of the model: {reason}."
-    names, groups, held_out = (np.array([getattr(cell, of) for cell in cells]) for of in ("name", "group", "held_out"))
     timings = Timings.checked(calibrated.model, variant=runs.variant, time_ns=quantile_ns(visits), **runs.inputs)
-    measured = Measured(timings, names, groups, held_out, noise_floor(visits))
+    measured = Measured(timings, np.array(cells), noise_floor(visits))
     # Of learned FFTs, say, the calibration may not know all that were timed.
     can_be = np.asarray(calibrated.model.same_result(runs, calibrated.posterior.facts))
     measured = some(measured, np.take_along_axis(can_be, np.asarray(runs.variant)[:, None], -1)[:, 0])
-    said = f"Measured times are those of {len(measured.names)} cells in {samples.name}"
+    said = f"Measured times are those of {len(measured.cells)} cells in {samples.name}"
     is_fitted = section.samples is not None and sha256_of(samples) == section.samples.sha256
     return measured, f"{said}, to which the calibration was fitted." if is_fitted else f"{said}: not what was fitted."

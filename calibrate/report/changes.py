@@ -73,7 +73,7 @@ def change_section(
 
 def _changes(models: tuple[CalibratedModel, CalibratedModel], measured: Measured | None) -> list[Row]:
     """Return every change, the surest first."""
-    names, cells = list(named(models[0].coefficients)), [] if measured is None else measured.names.tolist()
+    names, cells = list(named(models[0].coefficients)), [] if measured is None else measured.each("name")
     columns = []
     for one in models:
         parts = (named(one.coefficients), named(one.posterior.coefficient_log_sd()))
