@@ -37,17 +37,6 @@ def chain(*ops, shape=(4,), plan="cost", name="x"):
     return rx.plan_fusion(graph, plan=plan)
 
 
-def softmax_of(shape=(3, 4)):
-    """Return a graph of reductions and broadcasts: the softmax over everything of an input 0."""
-    graph = rx.Graph()
-    x = graph.input("x", shape, "f64")
-    top = graph.add("broadcast", [graph.add("reduce_max", [x])], shape=shape)
-    e = graph.add("exp", [graph.add("sub", [x, top])])
-    total = graph.add("broadcast", [graph.add("reduce_sum", [e])], shape=shape)
-    graph.set_outputs([graph.add("div", [e, total])])
-    return graph
-
-
 @settings(max_examples=15)
 @given(graphs(15, RUN_SHAPES, runs=True), st.integers(0, 2**32 - 1))
 def test_the_cost_plan_gives_what_running_node_by_node_gives(graph, seed):
@@ -88,21 +77,12 @@ def test_a_kernel_computes_its_ops_and_no_formula_that_is_equal_in_exact_numbers
             )
 
 
-def test_reductions_of_nothing_are_zero():
-    for plan in ["cost", "unfused"]:
-        graph = rx.Graph()
-        x = graph.input("x", (0, 3))
-        ids = [graph.add(op, [x]) for op in ("reduce_sum", "reduce_max", "reduce_min", "reduce_mean")]
-        results = rx.execute_plan(rx.plan_fusion(graph, plan), {x: np.zeros((0, 3))})
-        assert {id_: results[id_].tolist() for id_ in ids} == dict.fromkeys(ids, [0.0])
-
-
-def test_broadcasts_views_and_products_are_numpy_s():
+def test_broadcasts_views_and_products_are_numpy_s_and_reductions_of_nothing_are_zero():
     for plan in ["cost", "unfused"]:
         graph, array = rx.Graph(), np.arange(6, dtype=np.float32).reshape(2, 3)
         x = graph.input("x", (2, 3))
         total = graph.add("reduce_sum", [x])
-        column = graph.input("column", (2, 1))
+        column, nothing = graph.input("column", (2, 1)), graph.input("nothing", (0, 3))
         turned = graph.add("transpose", [x])
         expected = {
             graph.add("broadcast", [total], shape=(2, 3)): np.full((2, 3), 15.0),
@@ -115,36 +95,27 @@ def test_broadcasts_views_and_products_are_numpy_s():
             graph.add("concat", [x, x], axis=0): np.concatenate([array, array]),
             graph.add("matmul", [x, turned]): array @ array.T,
             graph.add("neg", [graph.add("narrow", [x], axis=0, length=1)]): -array[:1],
+            **{graph.add(f"reduce_{kind}", [nothing]): [0.0] for kind in ("sum", "max", "min", "mean")},
         }
         graph.set_outputs(expected)
-        results = rx.execute_plan(rx.plan_fusion(graph, plan), {x: array, column: [[7.0], [8.0]]})
+        given_arrays = {x: array, column: [[7.0], [8.0]], nothing: np.zeros((0, 3))}
+        results = rx.execute_plan(rx.plan_fusion(graph, plan), given_arrays)
         for id_, value in expected.items():
             np.testing.assert_array_equal(results[id_], value)
 
 
-def test_what_is_given_is_converted_to_the_dtype_of_the_graph():
+def test_what_is_given_is_converted_to_the_dtype_of_the_graph_comes_back_as_an_output_and_has_to_be_given():
     graph = rx.Graph()
-    half, whole = graph.input("half", (2,), "f16"), graph.input("whole", (2,), "i32")
-    graph.set_outputs([half, graph.add("neg", [half]), graph.add("neg", [whole]), whole])
-    results = rx.execute_plan(rx.plan_fusion(graph), {half: [1 / 3, 2.0], whole: np.array([1.5, 2.0])})
-    assert {id_: str(array.dtype) for id_, array in results.items()} == {
-        **{half: "float16", whole: "int32"},
-        **{2: "float16", 3: "int32"},
-    }
+    half, whole = graph.input("half", (2,), "f16"), graph.param("whole", (2,), "i32")
+    graph.set_outputs([half, graph.add("neg", [half]), graph.add("neg", [whole]), whole, half])
+    plan = rx.plan_fusion(graph)
+    results = rx.execute_plan(plan, {half: [1 / 3, 2.0], whole: np.array([1.5, 2.0]), 99: "ignored"})
+    dtypes = {half: "float16", whole: "int32", 2: "float16", 3: "int32"}
+    assert {id_: str(array.dtype) for id_, array in results.items()} == dtypes
     assert results[half].tolist() == [float(np.float16(1 / 3)), 2.0]
     assert results[3].tolist() == [-1, -2]
-
-
-def test_an_output_that_is_given_comes_back_and_has_to_be_given():
-    graph = rx.Graph()
-    x, w = graph.input("x", (2,)), graph.param("w", (2,))
-    y = graph.add("relu", [x])
-    graph.set_outputs([w, y, w])
-    plan = rx.plan_fusion(graph)
-    results = rx.execute_plan(plan, {x: [1.0, -1.0], w: [3.0, 4.0], 99: "ignored"})
-    assert {id_: array.tolist() for id_, array in results.items()} == {w: [3.0, 4.0], y: [1.0, 0.0]}
-    with pytest.raises(ValueError, match=r"node 1 \(param 'w'\): no array was given"):
-        rx.execute_plan(plan, {x: [1.0, -1.0]})
+    with pytest.raises(ValueError, match=r"node 1 \(param 'whole'\): no array was given"):
+        rx.execute_plan(plan, {half: [1.0, -1.0]})
 
 
 def test_a_node_without_operands_takes_its_array_by_its_id_and_gives_its_value_to_others():
@@ -174,10 +145,8 @@ def test_a_kernel_alone_gives_its_outputs_and_ignores_what_it_does_not_need():
 
 
 def test_equal_kernels_share_one_function_and_new_values_do_not_retrace():
-    first, second = (
-        chain("tanh", "gelu", shape=(3, 7)),
-        chain("tanh", "gelu", shape=(3, 7), plan="greedy", name="other"),
-    )
+    first = chain("tanh", "gelu", shape=(3, 7))
+    second = chain("tanh", "gelu", shape=(3, 7), plan="greedy", name="other")
     function = first.kernels[0].function
     assert function is second.kernels[0].function
     for ops, shape in ((("tanh", "gelu"), (7, 3)), (("gelu", "tanh"), (3, 7))):
@@ -188,8 +157,14 @@ def test_equal_kernels_share_one_function_and_new_values_do_not_retrace():
 
 
 def test_jit_is_eager_and_vmap_is_a_loop():
+    graph, shape = rx.Graph(), (3, 4)  # the softmax over everything
+    x = graph.input("x", shape, "f64")
+    top = graph.add("broadcast", [graph.add("reduce_max", [x])], shape=shape)
+    e = graph.add("exp", [graph.add("sub", [x, top])])
+    total = graph.add("broadcast", [graph.add("reduce_sum", [e])], shape=shape)
+    graph.set_outputs([graph.add("div", [e, total])])
     for name in ["cost", "unfused"]:
-        plan = rx.plan_fusion(softmax_of(), name)
+        plan = rx.plan_fusion(graph, name)
         batch = np.random.default_rng(0).normal(size=(5, 3, 4))
         batch[3, 1] = -np.inf
 
@@ -199,7 +174,7 @@ def test_jit_is_eager_and_vmap_is_a_loop():
         eager = np.stack([run(x) for x in batch])
         np.testing.assert_allclose(eager.sum((1, 2)), 1.0, rtol=1e-12)
         np.testing.assert_allclose(jax.vmap(run)(batch), eager, rtol=1e-14)
-        np.testing.assert_allclose(np.stack([jax.jit(run)(x) for x in batch]), eager, rtol=1e-14)
+        np.testing.assert_allclose(jax.jit(run)(batch[0]), eager[0], rtol=1e-14)
         np.testing.assert_allclose(jax.jit(jax.vmap(run))(batch), eager, rtol=1e-14)
 
 
@@ -237,9 +212,7 @@ def test_what_cannot_be_computed_is_refused_by_the_name_of_the_node():
     for node_id in (-1, 0.5, "x"):
         with pytest.raises(ValueError, match="inputs: node id: expected an integer"):
             rx.execute_plan(plan, {node_id: jnp.ones(2)})
-
-
-def test_64_bits_without_64_bit_mode_are_refused_by_the_name_of_the_node():
+    # 64 bits without 64-bit mode.
     for given_dtype in ["f32", "f64"]:
         graph = rx.Graph()
         x = graph.input("x", (2,), given_dtype)

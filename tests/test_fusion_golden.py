@@ -45,11 +45,7 @@ def lacking(row):
 
 
 def assert_nodes_agree_with_numpy(graph, sourced, results):
-    """Check each node's value against NumPy's, from the values of its operands; return the numbers compared.
-
-    Inside a kernel an operand may be some ulps off the value that leaves it (a product that is added
-    unrounded, say): that much error of the operands is allowed for.
-    """
+    """Check each node's value against NumPy's of its operands, some ulps off perhaps; return the numbers compared."""
     compared = 0
     ulp, _, least = limits_of("f32")
     for node in graph.nodes:
@@ -142,16 +138,6 @@ def test_a_reduction_breaks_a_greedy_chain_and_no_other():
     graph.set_outputs([graph.add("exp", [y])])
     assert [kernel.nodes for kernel in rx.plan_fusion(graph, plan="greedy").kernels] == [(1, 2), (3,), (4, 5)]
     assert [kernel.nodes for kernel in rx.plan_fusion(graph).kernels] == [(1, 2, 3, 4, 5)]
-
-
-def test_relu_then_add():
-    for plan in ["greedy", "cost", "unfused"]:
-        graph = rx.Graph()
-        x, y = graph.input("x", (4,)), graph.input("y", (4,))
-        total = graph.add("add", [graph.add("relu", [x]), y])
-        graph.set_outputs([total])
-        results = rx.execute_plan(rx.plan_fusion(graph, plan=plan), {x: [-1.0, 0.0, 1.0, 2.0], y: [10.0] * 4})
-        assert results[total].tolist() == [10.0, 10.0, 11.0, 12.0]
 
 
 def test_a_plan_of_no_kernels_has_its_line():

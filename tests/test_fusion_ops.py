@@ -1,5 +1,6 @@
 """What ops compute inside kernels: casts that really round, NaN, and gradients through plans."""
 
+import functools
 import itertools
 
 import _numpy_ops
@@ -124,7 +125,8 @@ SMOOTH += ["relu", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min"]
 OPERANDS = dict.fromkeys(SMOOTH, 1) | dict.fromkeys(["add", "sub", "mul", "div", "pow"], 2)
 
 
-def test_a_smooth_op_has_the_gradient_of_its_finite_difference():
+def test_smooth_ops_and_a_fused_layer_have_the_gradient_of_the_finite_difference():
+    """The layer: normalise, scale, squash; a reduction, its broadcast, and both sides of them."""
     rng = np.random.default_rng(0)
     plans = {op: plan_of(op, operands) for op, operands in OPERANDS.items()}
     values = np.linspace(0.2, 3.0, 24)
@@ -133,23 +135,17 @@ def test_a_smooth_op_has_the_gradient_of_its_finite_difference():
         lambda tree: sum(jnp.sum(run(plans[op], *arrays) * jnp.array(1.5)) for op, arrays in tree.items())
     )
     assert_gradient_is_the_finite_difference(of_all, tree)
-
-
-def test_a_fused_layer_has_the_gradient_of_its_finite_difference():
-    """Normalise, scale, squash: a reduction, its broadcast, and both sides of them."""
+    graph = rx.Graph()
+    x, w = graph.input("x", (3, 4), "f64"), graph.param("w", (3, 4), "f64")
+    square = graph.add("reduce_mean", [graph.add("mul", [x, x])])
+    scale = graph.add("broadcast", [graph.add("rsqrt", [square])], shape=(3, 4))
+    y = graph.add("gelu", [graph.add("mul", [graph.add("mul", [x, scale]), w])])
+    graph.set_outputs([graph.add("matmul", [y, graph.add("transpose", [x])])])
+    tree, weights = [rng.normal(size=(5, 3, 4)), rng.normal(size=(5, 3, 4))], rng.uniform(1, 2, (3, 3))
     for name in ["cost", "unfused"]:
-        graph = rx.Graph()
-        x, w = graph.input("x", (3, 4), "f64"), graph.param("w", (3, 4), "f64")
-        square = graph.add("reduce_mean", [graph.add("mul", [x, x])])
-        scale = graph.add("broadcast", [graph.add("rsqrt", [square])], shape=(3, 4))
-        y = graph.add("gelu", [graph.add("mul", [graph.add("mul", [x, scale]), w])])
-        graph.set_outputs([graph.add("matmul", [y, graph.add("transpose", [x])])])
-        plan = rx.plan_fusion(graph, name)
-        rng = np.random.default_rng(1)
-        tree = [rng.normal(size=(5, 3, 4)), rng.normal(size=(5, 3, 4))]
-        weights = rng.uniform(1, 2, (3, 3))
+        of_layer = functools.partial(run, rx.plan_fusion(graph, name))
         assert_gradient_is_the_finite_difference(
-            jax.vmap(lambda arrays: jnp.sum(run(plan, *arrays) * weights)), tree, scale=np.full(5, 100.0)
+            jax.vmap(lambda arrays: jnp.sum(of_layer(*arrays) * weights)), tree, scale=np.full(5, 100.0)
         )
 
 

@@ -137,43 +137,37 @@ def test_the_cost_plan_is_nearly_always_the_best_of_all():
         assert sum(near) >= 0.95 * len(near)
 
 
-def blocks(count):
-    """Return a graph of blocks of ten nodes: two operands, a reduction and its broadcast, a matmul."""
-    graph = rx.Graph()
-    x = graph.input("x", (16, 16))
-    for _ in range(count):
-        y = x
-        for op in ("tanh", "exp", "neg"):
-            y = graph.add(op, [y])
-        total = graph.add("broadcast", [graph.add("reduce_max", [y])], shape=(16, 16))
-        y = graph.add("sub", [y, total])
-        y = graph.add("add", [graph.add("abs", [y]), x])
-        x = graph.add("relu", [graph.add("matmul", [y, x])])
-    graph.set_outputs([x])
-    return graph
-
-
 def test_a_plan_of_ten_thousand_nodes_is_that_of_its_blocks():
-    few, many = (rx.plan_fusion(blocks(count), coefficients="cuda") for count in (10, 1_000))
-    assert many.original_kernel_count == 10_000
-    # A block is one kernel and a matmul; the relu after the last matmul is a kernel of its own.
-    for plan, count in ((few, 10), (many, 1_000)):
-        assert plan.after.kernel_launches == 2 * count + 1
-    per_block = (many.after.device_traffic_bytes - few.after.device_traffic_bytes) / 990
+    plans = {}
+    for count in (10, 1_000):
+        graph = rx.Graph()
+        x = graph.input("x", (16, 16))
+        for _ in range(count):  # of ten nodes: two operands, a reduction and its broadcast, a matmul
+            y = x
+            for op in ("tanh", "exp", "neg"):
+                y = graph.add(op, [y])
+            total = graph.add("broadcast", [graph.add("reduce_max", [y])], shape=(16, 16))
+            y = graph.add("add", [graph.add("abs", [graph.add("sub", [y, total])]), x])
+            x = graph.add("relu", [graph.add("matmul", [y, x])])
+        graph.set_outputs([x])
+        plans[count] = rx.plan_fusion(graph, coefficients="cuda")
+        # A block is one kernel and a matmul; the relu after the last matmul is a kernel of its own.
+        assert plans[count].original_kernel_count == 10 * count
+        assert plans[count].after.kernel_launches == 2 * count + 1
+    per_block = (plans[1_000].after.device_traffic_bytes - plans[10].after.device_traffic_bytes) / 990
     # The kernel reads a product, and writes its relu and the other operand of the next product.
     assert per_block == (3 + 3) * 1024
 
 
-def exclusive():
-    """Return a graph where two big nodes share a kernel, or two pairs of small ones do, but not all three.
+def test_the_coefficients_decide_which_of_two_fusions_is_made():
+    """Of two big nodes that share a kernel, or two pairs of small ones, but not all three.
 
     The first big node comes before a small one of each pair, and after it the other; so one big kernel
     would lie on both sides of a small one.
     """
     graph = rx.Graph()
-    big = graph.input("big", (100_000,))
-    first = graph.add("relu", [big])
-    last, pairs = big, []
+    last = big = graph.input("big", (100_000,))
+    first, pairs = graph.add("relu", [big]), []
     for shape in ((10,), (20,)):
         small = graph.input("small", shape)
         after_big = graph.add("add", [graph.add("custom", [first], shape=shape), small])
@@ -181,12 +175,7 @@ def exclusive():
         last = graph.add("add", [last, graph.add("custom", [before_big], shape=(100_000,))])
         graph.add("custom", [after_big], shape=(1,))
         pairs.append({after_big, before_big})
-    return graph, first, last, pairs
-
-
-def test_the_coefficients_decide_which_of_two_fusions_is_made():
     for dispatch_ns, memory_bw, saves in [(1.0, 1.0, "bytes"), (1e6, 1e3, "launches")]:
-        graph, first, last, pairs = exclusive()
         gate = rx.IoFusionGate(dispatch_ns=dispatch_ns, memory_bw=memory_bw, unified_memory=True)
         plan = rx.plan_fusion(graph, coefficients=gate)
         together = [set(kernel.nodes) for kernel in plan.kernels]
@@ -211,7 +200,7 @@ def test_coefficients_may_be_a_set_a_device_a_row_a_gate_or_what_has_a_gate():
         assert row.readback_bw == metal.host_readback_bw
 
 
-def test_a_bad_plan_or_bad_coefficients_are_refused():
+def test_a_bad_plan_bad_coefficients_and_a_wrong_number_of_operands_are_refused():
     for options, says in [
         ({"plan": "best"}, "plan: expected one of cost, greedy, unfused, got 'best'"),
         ({"coefficients": "abacus"}, "unknown device 'abacus'"),
@@ -224,9 +213,6 @@ def test_a_bad_plan_or_bad_coefficients_are_refused():
     ]:
         with pytest.raises(ValueError, match=says):
             rx.plan_fusion(rx.Graph(), **options)
-
-
-def test_a_wrong_number_of_operands_is_refused_by_the_name_of_the_node():
     wrong = [("add", 1, 2), ("add", 0, 2), ("relu", 2, 1), ("reduce_sum", 0, 1), ("broadcast", 0, 1), ("matmul", 3, 2)]
     for op, count, expected in [*wrong, ("concat", 0, "at least 1"), ("input", 1, 0)]:
         graph = rx.Graph()

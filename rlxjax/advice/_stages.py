@@ -44,9 +44,6 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
     """Return the stages, each jitted, with the shapes that each is called with.
 
     A stage is traced here, and nowhere again: whatever it is part of takes what JAX remembers of the jitted one.
-
-    Raises:
-        ValueError: a stage that does not trace with what the one before it gives.
     """
     found, given = [], args
     for number, fn in enumerate(stages):
@@ -93,11 +90,7 @@ def parts_of(whole: Stage) -> list[Stage]:
 
 
 def profiles_of(groups: Mapping[Span, Stage], trip_counts: TripCounts | None) -> dict[Span, FunctionProfile]:
-    """Return the profile of each group, with its own share of the trip counts.
-
-    Raises:
-        ValueError: trip counts that the group of all stages does not take.
-    """
+    """Return the profile of each group, with its own share of the trip counts, which that of all stages has to take."""
     found = {span: profile_function(group.fn, *group.args) for span, group in groups.items()}
     if trip_counts is None:
         return found

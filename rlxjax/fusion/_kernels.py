@@ -40,11 +40,7 @@ class StepError(ValueError):
 
 
 def jax_dtype(name: str) -> Any:
-    """Return the JAX dtype of a name of the dtype table.
-
-    Raises:
-        ValueError: a dtype of 64 bits a number while JAX's 64-bit mode is off.
-    """
+    """Return the JAX dtype of a name of the dtype table; one of 64 bits is refused while JAX's 64-bit mode is off."""
     kind = name.rstrip("0123456789")
     dtype = jnp.dtype(_KINDS[kind] + name.removeprefix(kind))
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
@@ -57,11 +53,8 @@ def kernel_function(
 ) -> Callable[..., list[Array]]:
     """Return the jitted function of a kernel: its arguments in, the values of its outputs out.
 
-    A node without operands reads the argument of its own id. Equal kernels get the same function.
-
-    Raises:
-        StepError: while it is traced: unequal shapes, a dtype that JAX has turned off, an op that no kernel
-            computes.
+    A node without operands reads the argument of its own id. Equal kernels get the same function. What cannot be
+    computed is a `StepError`, here or while it is traced.
     """
     arguments = {node.id: -1 - number for number, node in enumerate(argument_nodes)}
     numbers = {node.id: number for number, node in enumerate(nodes)}

@@ -42,11 +42,7 @@ class LinearCost(NamedTuple):
 
 
 def backend_row(coefficients: str | BackendCoefficients | IoFusionGate | HasGate) -> BackendCoefficients:
-    """Return the backend whose costs decide.
-
-    Raises:
-        ValueError: an unknown name, something else, or coefficients that are arrays.
-    """
+    """Return the backend whose costs decide; an unknown name, something else and arrays are refused."""
     if isinstance(coefficients, str):
         if normalised(coefficients) in ("arch", "portable"):
             return backend_coefficients(jax_device(), coefficients)

@@ -207,11 +207,7 @@ def plan_fusion(
 
 
 def check_operand_counts(nodes: Sequence[Node]) -> None:
-    """Refuse a node that has not as many operands as its op takes.
-
-    Raises:
-        ValueError: naming the node.
-    """
+    """Refuse a node, by its name, that has not as many operands as its op takes."""
     for node in nodes:
         rule, count = OPS[node.op], len(node.inputs)
         if count == rule.arity or (rule.arity is None and count) or (rule.may_be_source and not count):

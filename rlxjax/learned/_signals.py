@@ -90,14 +90,9 @@ def peak_loss(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"
 
     A row's target is the exact transform's amplitude within 3 bins of its k strongest bins, 0 elsewhere,
     scaled to a sum of 1; the loss is the mean cross entropy of the model's amplitude, scaled likewise, and
-    so does not see the scale of either.
-
-    Args:
-        model: the network, gates soft or hard.
-        segments: samples, `[rows, n_fft]`, without a window.
-        k: peaks of a row.
+    so does not see the scale of either. Gates may be soft or hard; segments have no window.
     """
-    reference, power = exact_power(segments), _model_power(model, segments)
+    reference, power = power_of(segments), power_of(segments, model)
     _, bins = jax.lax.top_k(reference, min(k, model.n_bins))
     distance = jnp.abs(bins[..., None] - jnp.arange(model.n_bins, dtype=bins.dtype)[None, None])
     in_band = jnp.any(distance <= BAND_HALF_WIDTH, axis=1)
@@ -123,26 +118,15 @@ def peak_recall(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_ff
         1.0
     """
     k = min(k, model.n_bins)
-    _, wanted = jax.lax.top_k(exact_power(segments), k)
-    _, found = jax.lax.top_k(_model_power(model, segments), k)
+    (_, wanted), (_, found) = (jax.lax.top_k(power_of(segments, own), k) for own in (None, model))
     return jnp.mean(jnp.any(wanted[:, :, None] == found[:, None, :], axis=-1))
 
 
-def exact_power(segments: RealLike) -> Float[Array, "rows n_bins"]:
-    """Return the one-sided power of windowed segments."""
-    return _power(jnp.fft.rfft(_windowed(segments)))
-
-
-def _model_power(model: LearnedFft, segments: RealLike) -> Array:
-    return _power(learned_spectrum(model, _windowed(segments)))
-
-
-def _power(spectrum: Array) -> Array:
-    power = jnp.square(spectrum.real) + jnp.square(spectrum.imag)
-    return power.at[:, 1:-1].multiply(2.0)
-
-
-def _windowed(segments: RealLike) -> Array:
+def power_of(segments: RealLike, model: LearnedFft | None = None) -> Float[Array, "rows n_bins"]:
+    """Return the one-sided power of windowed segments, by a model or by the exact transform."""
     segments = jnp.asarray(segments)
     dtype = jnp.float64 if segments.dtype == jnp.float64 else jnp.float32
-    return segments.astype(dtype) * hann_window(segments.shape[-1]).astype(dtype)[None]
+    windowed = segments.astype(dtype) * hann_window(segments.shape[-1]).astype(dtype)[None]
+    spectrum = jnp.fft.rfft(windowed) if model is None else learned_spectrum(model, windowed)
+    power = jnp.square(spectrum.real) + jnp.square(spectrum.imag)
+    return power.at[:, 1:-1].multiply(2.0)

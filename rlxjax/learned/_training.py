@@ -13,7 +13,7 @@ from rlxjax._checks import as_index
 from rlxjax._values import by_value
 
 from ._model import LearnedFft, butterfly_places
-from ._signals import ToneSignals, exact_power, peak_loss, peak_recall
+from ._signals import ToneSignals, peak_loss, peak_recall, power_of
 
 #: Rows of one training step, of those that choose a cut, of those that say which bins are wanted, and of
 #: those that choose among models.
@@ -142,7 +142,7 @@ def _cut(exact: LearnedFft, rows: Array, budget: int, k: int) -> tuple[LearnedFf
         kept = ((first_place >> bit) & 1 == value) & (np.arange(stages)[:, None] != bit)
         return dataclasses.replace(model, gates=np.where(kept, model.gates, 0)).hardened()
 
-    _, bins = jax.lax.top_k(exact_power(rows), min(k, exact.n_bins))
+    _, bins = jax.lax.top_k(power_of(rows), min(k, exact.n_bins))
     often = np.bincount(np.ravel(bins), minlength=exact.n_bins)
     rows = rows[:CUT_ROWS]
     history = []
