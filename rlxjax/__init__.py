@@ -29,7 +29,7 @@ _NAMES = {
     "jaxpr": "BranchSpread Disagreement FunctionProfile OperationCounts UnknownLoop profile_function register_rule",
     "device": (
         "BACKEND_ROWS BackendCoefficients Device DeviceRanking FusionBenefit GateEvaluation IoFusionGate "
-        "Provenance Target backend_coefficients device_cost_ns fusion_benefit fusion_target graph_cost_ns "
+        "Provenance Target backend_coefficients fusion_benefit fusion_target graph_cost_ns "
         "io_cost_ns io_fusion_gate_for_target is_fused_viable rank_devices soft_graph_cost_ns "
         "soft_io_cost_ns"
     ),

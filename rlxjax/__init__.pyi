@@ -45,7 +45,6 @@ from .device import IoFusionGate as IoFusionGate
 from .device import Provenance as Provenance
 from .device import Target as Target
 from .device import backend_coefficients as backend_coefficients
-from .device import device_cost_ns as device_cost_ns
 from .device import fusion_benefit as fusion_benefit
 from .device import fusion_target as fusion_target
 from .device import graph_cost_ns as graph_cost_ns

@@ -89,7 +89,6 @@ def public_calls() -> dict[str, Call]:
         "block_graph_ns": lambda turn: rx.block_graph_ns(("cuda", "metal")[turn], *sizes(turn)),
         "coefficient_set": lambda turn: rx.coefficient_set(("arch", "portable")[turn]),
         "decision": lambda turn: rx.decision(*(jax.tree.map(lambda x, i=i: x[:, i], candidates(turn)) for i in (0, 1))),
-        "device_cost_ns": lambda turn: rx.device_cost_ns(graph, ("cuda", "metal")[turn]),
         "estimate": candidates,
         "estimate_welch_peaks_costs": lambda turn: rx.estimate_welch_peaks_costs("cuda", *sizes(turn)),
         "evaluate_welch_peaks": lambda turn: rx.evaluate_welch_peaks("cuda", *sizes(turn), **soft),

@@ -66,21 +66,20 @@ def test_an_evaluation_is_what_the_separate_methods_return(x64, temperature_ns):
 
 
 @both_precisions
-def test_a_compiled_evaluation_is_an_eager_one_and_a_mapped_one_a_loop(x64):
+@pytest.mark.parametrize("what", ["fusions", "runs"])
+def test_a_compiled_table_is_an_eager_one_and_a_mapped_one_a_loop(what, x64):
+    f = {
+        "fusions": lambda gate, benefit: gate.evaluate(benefit, temperature_ns=TEMPERATURE_NS),
+        "runs": lambda *workload: rx.evaluate_welch_peaks(*workload, temperature_ns=TEMPERATURE_NS),
+    }[what]
     with jax.enable_x64(x64):
-        gate, benefit = floats(table(300))
-
-        def f(gate, benefit):
-            return gate.evaluate(benefit, temperature_ns=TEMPERATURE_NS)
-
-        expected = f(gate, benefit)
-        assert_same_table(jax.jit(f)(gate, benefit), expected)
-        assert_same_table(jax.jit(jax.vmap(f))(gate, benefit), expected)
-        one = f(*jax.tree.map(lambda leaf: leaf[7], (gate, benefit)))
-        assert_same_table(one, jax.tree.map(lambda leaf: leaf[7], expected))
-        before, after = map(floats, profiles())
-        compiled = jax.jit(lambda *pair: GATE.evaluate(*pair, temperature_ns=TEMPERATURE_NS))(before, after)
-        assert_same_table(compiled, GATE.evaluate(before, after, temperature_ns=TEMPERATURE_NS))
+        device, *sizes = workloads()
+        arguments = floats(table(300)) if what == "fusions" else (jnp.asarray(device), *floats(sizes))
+        expected = f(*arguments)
+        assert_same_table(jax.jit(f)(*arguments), expected)
+        assert_same_table(jax.jit(jax.vmap(f))(*arguments), expected)
+        one, its = jax.tree.map(lambda leaf: leaf[3], (arguments, expected))
+        assert_same_table(f(*one), its)
 
 
 @pytest.mark.parametrize("shapes", [[(7,), ()], [(), (7,)], [(2, 1, 5), (1, 3, 1)], [(0,), (0,)], [(129,), (129,)]])
@@ -121,41 +120,23 @@ LEARNED = {"learned_available": True, "learned_active_gates": 100.0, "learned_to
 
 @pytest.mark.parametrize(("x64", "coefficients"), [(True, "arch"), (False, "portable")])
 def test_a_table_of_runs_is_what_the_separate_functions_return(x64, coefficients):
-    # Columns of one precision meet coefficients of another.
+    device, *sizes = workloads()
+    if x64:  # Columns of one precision meet coefficients of another.
+        device, sizes = "cuda", [np.asarray(size, np.float32) for size in sizes]
     with jax.enable_x64(x64), jax.numpy_dtype_promotion("standard"):
-        for sizes in (workloads(), [np.asarray(size, np.float32) for size in workloads()[1:]]):
-            device = () if len(sizes) == 4 else ("cuda",)
-            result = rx.evaluate_welch_peaks(
-                *device, *sizes, **LEARNED, coefficients=coefficients, temperature_ns=TEMPERATURE_NS
-            )
-            costs = rx.estimate_welch_peaks_costs(*device, *sizes, **LEARNED, coefficients=coefficients)
-            why = rx.welch_peaks_fusion_gate_breakdown(*device, *sizes, coefficients=coefficients)
-            rtol = FLOAT64_RTOL if x64 else FLOAT32_RTOL
-            np.testing.assert_allclose(result.costs.stack(), costs.stack(), rtol=rtol)
-            for name in ("score_ns", "should_fuse_io", "should_fuse", "compute_floor_ok"):
-                np.testing.assert_array_equal(getattr(result, name), getattr(why, name))
-            np.testing.assert_array_equal(result.benefit.sync_points_saved, why.sync_points_saved)
-            readback = result.benefit.host_readback_bytes_saved
-            np.testing.assert_allclose(readback, why.readback_saved_bytes, rtol=rtol)
-            codes = rx.Device.codes(sizes[0] if not device else "cuda")
-            gate = rx.io_fusion_gate_for_target(rx.fusion_target(jnp.asarray(codes)))
-            by_gate = gate.fuse_probability(result.benefit, temperature_ns=TEMPERATURE_NS)
-            np.testing.assert_allclose(result.fuse_probability, by_gate, rtol=1e3 * rtol, atol=1e-30)
-
-
-@both_precisions
-def test_a_compiled_table_of_runs_is_an_eager_one_and_a_mapped_one_a_loop(x64):
-    with jax.enable_x64(x64):
-        device, *sizes = workloads()
-        arguments = [jnp.asarray(device), *floats(sizes)]
-
-        def f(*arguments):
-            return rx.evaluate_welch_peaks(*arguments, temperature_ns=TEMPERATURE_NS)
-
-        expected = f(*arguments)
-        assert_same_table(jax.jit(f)(*arguments), expected)
-        assert_same_table(jax.jit(jax.vmap(f))(*arguments), expected)
-        assert_same_table(f(*[argument[3] for argument in arguments]), jax.tree.map(lambda leaf: leaf[3], expected))
+        arguments, options = (device, *sizes), {"coefficients": coefficients}
+        result = rx.evaluate_welch_peaks(*arguments, **LEARNED, **options, temperature_ns=TEMPERATURE_NS)
+        costs = rx.estimate_welch_peaks_costs(*arguments, **LEARNED, **options)
+        why = rx.welch_peaks_fusion_gate_breakdown(*arguments, **options)
+        rtol = FLOAT64_RTOL if x64 else FLOAT32_RTOL
+        np.testing.assert_allclose(result.costs.stack(), costs.stack(), rtol=rtol)
+        for name in ("score_ns", "should_fuse_io", "should_fuse", "compute_floor_ok"):
+            np.testing.assert_array_equal(getattr(result, name), getattr(why, name))
+        np.testing.assert_array_equal(result.benefit.sync_points_saved, why.sync_points_saved)
+        np.testing.assert_allclose(result.benefit.host_readback_bytes_saved, why.readback_saved_bytes, rtol=rtol)
+        gate = rx.io_fusion_gate_for_target(rx.fusion_target(jnp.asarray(rx.Device.codes(device))))
+        by_gate = gate.fuse_probability(result.benefit, temperature_ns=TEMPERATURE_NS)
+        np.testing.assert_allclose(result.fuse_probability, by_gate, rtol=1e3 * rtol, atol=1e-30)
 
 
 def test_every_field_of_a_table_has_its_shape():
@@ -166,28 +147,6 @@ def test_every_field_of_a_table_has_its_shape():
 
 
 # --- What is refused -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "temperature_ns", "says"),
-    [
-        ((rx.GraphIoProfile(),), 1.0, "after: expected a profile.*got None"),
-        ((rx.FusionBenefit(), rx.GraphIoProfile()), 1.0, "after: expected nothing beside"),
-        ((rx.FusionBenefit(float("nan")),), 1.0, "launches_saved: expected numbers, got NaN"),
-        ((rx.FusionBenefit([1, 2], [1, 2, 3]),), 1.0, "broadcast"),
-        ((rx.GraphIoProfile(0, -1), rx.GraphIoProfile()), 1.0, "before.sync_points.*at least 0, got -1"),
-        ((rx.FusionBenefit(),), 0.0, "temperature_ns: expected a positive number, got 0"),
-        ((rx.FusionBenefit(),), float("nan"), "temperature_ns: expected a positive number"),
-        (("toaster", 1, 256, 16), 1.0, "unknown device 'toaster'"),
-        (("cuda", -1, 256, 16), 1.0, "batch: expected a size of at least 0, got -1"),
-        (("cuda", 1, np.array([2.0, 7.0]), 16), 1.0, "n_fft: expected an even number"),
-        (("cuda", 1, 256, 16), -1.0, "temperature_ns: expected a positive number"),
-    ],
-)
-def test_an_evaluation_refuses_what_its_parts_refuse(arguments, temperature_ns, says):
-    evaluate = rx.evaluate_welch_peaks if isinstance(arguments[0], str) else GATE.evaluate
-    with pytest.raises(ValueError, match=says):
-        evaluate(*arguments, temperature_ns=temperature_ns)
 
 
 def test_a_bad_entry_of_a_column_is_refused_on_the_host_on_a_device_and_in_a_program():

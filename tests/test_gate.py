@@ -351,20 +351,28 @@ def test_a_traced_integer_that_may_have_been_narrowed_is_refused():
 
 
 def test_what_cannot_be_scored_is_refused_by_name():
-    one = rx.GraphIoProfile()
+    one, nan = rx.GraphIoProfile(), float("nan")
     for call, says in [
         (lambda: rx.IoFusionGate.checked(memory_bw="fast"), "memory_bw"),
         (lambda: rx.IoFusionGate.checked(memory_bw=-1.0), "memory_bw"),
         (lambda: rx.IoFusionGate.checked(dispatch_ns=None), "dispatch_ns"),
-        (lambda: GATE.score_ns(one), "after: expected a profile.*got None"),
-        (lambda: GATE.should_fuse(rx.FusionBenefit(), one), "after: expected nothing beside a FusionBenefit"),
-        (lambda: GATE.score_ns(rx.FusionBenefit(float("nan"), 0, 0, 0)), "launches_saved"),
-        (lambda: GATE.score_ns(rx.FusionBenefit([1, 2], [1, 2, 3], 0, 0)), "broadcast"),
         (lambda: rx.GraphIoProfile(1, 0, -100, 41).host_readback_bytes(False), "host_output_bytes"),
         (lambda: rx.GraphIoProfile(1, 0, 1, 1).host_readback_bytes("yes"), "unified_memory"),
     ]:
         with pytest.raises(ValueError, match=says):
             call()
+    for arguments, temperature_ns, says in [
+        ((one,), 1.0, "after: expected a profile.*got None"),
+        ((rx.FusionBenefit(), one), 1.0, "after: expected nothing beside a FusionBenefit"),
+        ((rx.FusionBenefit(nan, 0, 0, 0),), 1.0, "launches_saved: expected numbers, got NaN"),
+        ((rx.FusionBenefit([1, 2], [1, 2, 3], 0, 0),), 1.0, "broadcast"),
+        ((rx.FusionBenefit(),), 0.0, "temperature_ns: expected a positive number, got 0"),
+        ((rx.FusionBenefit(),), nan, "temperature_ns: expected a positive number"),
+    ]:
+        for name in TAKE_A_TEMPERATURE if temperature_ns != 1.0 else ("score_ns", "should_fuse", *TAKE_A_TEMPERATURE):
+            options = {"temperature_ns": temperature_ns} if name in TAKE_A_TEMPERATURE else {}
+            with pytest.raises(ValueError, match=says):
+                getattr(GATE, name)(*arguments, **options)
     for count in (-1, float("nan"), np.array([3, -2])):
         bad = rx.GraphIoProfile(sync_points=count)
         for pair, which in (((bad, one), "before"), ((one, bad), "after")):

@@ -57,8 +57,7 @@ def test_every_strategy_row_and_its_profiles_in_scalars(name):
 
 
 @each_set
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
-def test_every_strategy_row_in_one_call(name, transform):
+def test_every_strategy_row_in_one_program_and_in_float32(name):
     rows, workload, learned, costs, picks = strategy_table(name)
 
     def everything(workload, learned):
@@ -69,7 +68,7 @@ def test_every_strategy_row_in_one_call(name, transform):
             rx.fused_graph_ns(*workload, coefficients=name),
         )
 
-    estimate, pick, breakdown, fused = transform(everything)(workload, learned)
+    estimate, pick, breakdown, fused = jax.jit(everything)(workload, learned)
     close(estimate, costs)
     np.testing.assert_array_equal(pick, picks)
     close(breakdown.score_ns, column(rows, "gate", "score_ns"))
@@ -77,15 +76,8 @@ def test_every_strategy_row_in_one_call(name, transform):
         np.testing.assert_array_equal(getattr(breakdown, field), column(rows, "gate", field))
     np.testing.assert_array_equal(breakdown.compute_floor_ok, column(rows, "compute_floor_ok"))
     close(fused, column(rows, "fused_graph_ns"))
-
-
-@each_set
-def test_every_strategy_row_in_float32(name):
-    rows, workload, learned, costs, picks = strategy_table(name)
     with jax.enable_x64(False):
-        estimate = rx.estimate_welch_peaks_costs(*workload, *learned, coefficients=name).stack()
-        pick = rx.pick_welch_peaks_strategy(*workload, *learned, coefficients=name)
-        breakdown = rx.welch_peaks_fusion_gate_breakdown(*workload, coefficients=name)
+        estimate, pick, breakdown, _ = everything(workload, learned)
     assert estimate.dtype == breakdown.score_ns.dtype == jnp.float32
     score, min_gain = column(rows, "gate", "score_ns"), column(rows, "gate", "min_gain_ns")
     close32(breakdown.score_ns, score)

@@ -23,10 +23,8 @@ def top_places(power, k, selection):
     return SELECTIONS[selection](power, k)
 
 
-#: Compiled in less time, for tests of many shapes.
 places_of = jax.jit(top_places, static_argnames=("k", "selection"))
-quick_places_of = jax.jit(top_places, static_argnames=("k", "selection"))
-quick_peaks_of = jax.jit(selected_peaks, static_argnames=("k", "selection"))
+peaks_of = jax.jit(selected_peaks, static_argnames=("k", "selection"))
 
 
 def sorted_places(power, k):
@@ -36,7 +34,7 @@ def sorted_places(power, k):
     return np.lexsort((bins, np.where(np.isnan(power), 0, -power), np.isnan(power)), axis=-1)[..., :k]
 
 
-def assert_places_are_sorted(power, k, places_of=places_of):
+def assert_places_are_sorted(power, k):
     for selection in SELECTIONS:
         np.testing.assert_array_equal(places_of(power, k, selection), sorted_places(power, k), selection)
 
@@ -76,8 +74,8 @@ def test_places_are_a_sort_for_every_number_of_bins_peaks_and_rows():
     shapes += [(14, 33, k) for k in (1, 17, 32, 33)] + [(14, 1, 1), (14, 2, 1), (14, 2, 2)]
     shapes += [(14, n_bins, k) for n_bins in (129, 2049, 8193) for k in (1, 16)]
     for n_rows, n_bins, k in [*shapes, *((n_rows, 33, 5) for n_rows in (1, 31, 32, 96))]:
-        assert_places_are_sorted(kinds_of_rows(n_rows, n_bins), k, quick_places_of)
-    assert_places_are_sorted(np.zeros((0, 33), np.float32), 5, quick_places_of)
+        assert_places_are_sorted(kinds_of_rows(n_rows, n_bins), k)
+    assert_places_are_sorted(np.zeros((0, 33), np.float32), 5)
 
 
 @settings(max_examples=60)
@@ -92,51 +90,47 @@ def test_host_and_device_select_the_same_bins_of_the_same_spectrum(spectrum, k):
     expected[:, :9, 0], expected[:, :9, 1] = places, np.take_along_axis(power, places, 1)
     np.testing.assert_array_equal(_host.spectrum_peaks(spectrum, WelchPeakParams.fast(16, k)), expected)
     for selection in SELECTIONS:
-        np.testing.assert_array_equal(quick_peaks_of(power, k, selection), expected)
+        np.testing.assert_array_equal(peaks_of(power, k, selection), expected)
 
 
-def test_rows_of_equal_or_nearly_equal_powers_are_sorted_beside_others():
-    places = np.arange(100)
-    for n_rows in (CPU.tile_rows, CPU.tile_rows + 1):
-        for row, k in [
-            (np.ones(100), 4),
-            (np.full(100, np.nan), 4),
-            (np.where(places < 2, 9, 1), 4),
-            (1 + places * ULP, 4),
-            (1 + places[::-1] * ULP, 4),
-            (np.where(places == 99, 1 + ULP, 1), 1),
-            (np.where(places == 99, 1 + ULP, 1), 4),
-            (np.where(places == 99, 1 - ULP / 2, 1), 4),
-            (np.where(places < 4, 9 + places * 8 * ULP, 1), 4),
-            (np.where(places < 4, 9, 1 + places * ULP), 4),
-        ]:
-            rows = np.tile(np.linspace(1, 2, 100), (n_rows, 1)).astype(np.float32)
+def nearly_equal_powers():
+    """Yield rows that keys hardly tell apart, and how many of their places to find."""
+    places, rng = np.arange(100), np.random.default_rng(0)
+    for row, k in [
+        (np.ones(100), 4),
+        (np.full(100, np.nan), 4),
+        (np.where(places < 2, 9, 1), 4),
+        (1 + places * ULP, 4),
+        (1 + places[::-1] * ULP, 4),
+        (np.where(places == 99, 1 + ULP, 1), 1),
+        (np.where(places == 99, 1 + ULP, 1), 4),
+        (np.where(places == 99, 1 - ULP / 2, 1), 4),
+        (np.where(places < 4, 9 + places * 8 * ULP, 1), 4),
+        (np.where(places < 4, 9, 1 + places * ULP), 4),
+    ]:  # beside others, in a whole tile of rows and in none
+        for n_rows in (CPU.tile_rows, CPU.tile_rows + 1):
+            rows = np.tile(np.linspace(1, 2, 100), (n_rows, 1))
             rows[n_rows // 2] = row
-            np.testing.assert_array_equal(quick_places_of(rows, k, "maxima"), sorted_places(rows, k))
-
-
-def test_those_that_share_a_key_are_put_in_order_wherever_and_however_many_they_are():
-    rows = np.tile(np.linspace(2, 1, 100), (2 * CPU.tile_rows, 1)).astype(np.float32)
+            yield rows, k
+    rows = np.tile(np.linspace(2, 1, 100), (2 * CPU.tile_rows, 1))
     for row, powers in enumerate(rows):
         powers[row + 1] = powers[row] * (1 + 2 * ULP)  # so the later bin is the larger one
-    for k in (1, 4, 12):
-        np.testing.assert_array_equal(quick_places_of(rows, k, "maxima"), sorted_places(rows, k))
-    rng = np.random.default_rng(0)
-    for n_shared in (3, 4, 7):
-        rows = np.tile(np.linspace(1, 2, 100), (2 * CPU.tile_rows, 1)).astype(np.float32)
+    yield from ((rows, k) for k in (1, 4, 12))
+    for n_shared in (3, 4, 7):  # a key of several, wherever they are
+        rows = np.tile(np.linspace(1, 2, 100), (2 * CPU.tile_rows, 1))
         for powers in rows:
             powers[rng.permutation(100)[:n_shared]] = 3 + 2 * ULP * rng.integers(0, 4, n_shared)
-        np.testing.assert_array_equal(quick_places_of(rows, n_shared + 2, "maxima"), sorted_places(rows, n_shared + 2))
-
-
-def test_a_boundary_of_equal_or_nearly_equal_powers_is_cut_as_by_a_sort():
-    for n_tied, step in ((1, 0), (4, 0), (5, ULP), (6, 0), (40, 0), (40, ULP)):
-        rng = np.random.default_rng(n_tied)
-        power = rng.uniform(0, 0.5, (CPU.tile_rows, 129))
-        for row in power:
+        yield rows, n_shared + 2
+    for n_tied, step in ((1, 0), (4, 0), (5, ULP), (6, 0), (40, 0), (40, ULP)):  # at the boundary
+        rows = rng.uniform(0, 0.5, (CPU.tile_rows, 129))
+        for row in rows:
             row[rng.permutation(129)[: n_tied + 3]] = np.append(1 + np.arange(n_tied) * step, [5, 6, 7])
-        for k in (1, 4, 8):
-            assert_places_are_sorted(power.astype(np.float32), k, quick_places_of)
+        yield from ((rows, k) for k in (1, 4, 8))
+
+
+def test_equal_and_nearly_equal_powers_are_sorted_wherever_and_however_many_they_are():
+    for rows, k in nearly_equal_powers():
+        assert_places_are_sorted(rows.astype(np.float32), k)
 
 
 @each_selection
@@ -145,7 +139,7 @@ def test_peaks_are_the_places_with_their_powers_zeros_beyond_the_bins_and_the_nu
     for k in (1, 9, 12):
         places, expected = sorted_places(power, k), np.zeros((14, k, 2), np.float32)
         expected[:, :9, 0], expected[:, :9, 1] = places, np.take_along_axis(power, places, 1)
-        np.testing.assert_array_equal(quick_peaks_of(power, k, selection), expected)
+        np.testing.assert_array_equal(peaks_of(power, k, selection), expected)
         named = np.asarray(jax.jit(lambda power, k=k: selected_peaks(power, k, selection, numbers))(power))
         np.testing.assert_array_equal(named[:, :9, 0], numbers[places])
         np.testing.assert_array_equal(named[..., 1], expected[..., 1])
@@ -186,8 +180,8 @@ def test_the_gradient_of_the_powers_is_one_at_the_peaks_and_none_elsewhere(selec
 def test_the_selection_is_the_same_in_single_and_double_precision_mode(has_x64):
     power = kinds_of_rows(33, 65)
     with jax.enable_x64(has_x64):
-        assert_places_are_sorted(power, 9, quick_places_of)
-        assert quick_peaks_of(power, 70, "maxima").dtype == np.float32
+        assert_places_are_sorted(power, 9)
+        assert peaks_of(power, 70, "maxima").dtype == np.float32
 
 
 def test_maxima_are_the_default_of_many_rows_on_cpus_while_keys_tell_bins_apart():

@@ -1,11 +1,10 @@
 """Devices with their built-in prices, the IO gate, costs of profiles and graphs, and ranking.
 
 An `IoFusionGate` prices a `FusionBenefit`: built in by `io_fusion_gate_for_target`. A `BackendCoefficients` row
-prices a whole profile (`io_cost_ns`) or graph (`graph_cost_ns`, `device_cost_ns`); `rank_devices` compares devices.
+prices a whole profile (`io_cost_ns`) or graph (`graph_cost_ns`); `rank_devices` compares devices.
 What begins with `soft_` is the smooth form of the same name.
 """
 
-from ._costs import device_cost_ns as device_cost_ns
 from ._costs import graph_cost_ns as graph_cost_ns
 from ._costs import io_cost_ns as io_cost_ns
 from ._costs import soft_graph_cost_ns as soft_graph_cost_ns

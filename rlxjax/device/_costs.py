@@ -12,14 +12,7 @@ from rlxjax._typing import Count, Nanoseconds, RealLike
 from rlxjax.graph._graph import Graph, Node
 from rlxjax.graph._profile import GraphIoProfile, profile_graph_io
 
-from ._devices import (
-    BACKEND_ROWS,
-    FALLBACK_ROW,
-    SMALL_SGEMM,
-    BackendCoefficients,
-    backend_coefficients,
-    without_provenance,
-)
+from ._devices import BACKEND_ROWS, FALLBACK_ROW, SMALL_SGEMM, BackendCoefficients, without_provenance
 
 #: Bytes that the cost of a plain node counts per output element, whatever its dtype.
 _COSTED_ELEMENT_BYTES = 4
@@ -91,7 +84,7 @@ def io_cost_ns(profile: GraphIoProfile, row: BackendCoefficients) -> Nanoseconds
         ValueError: a negative or NaN count, or shapes that do not agree.
 
     Examples:
-        >>> print(io_cost_ns(GraphIoProfile(3, 0, 128, 6272), backend_coefficients("cpu")))
+        >>> print(io_cost_ns(GraphIoProfile(3, 0, 128, 6272), BACKEND_ROWS["cpu"]))
         4165.6
     """
     return _cost_ns(*_io_inputs(profile, row), 0.0, None)
@@ -103,7 +96,7 @@ def soft_io_cost_ns(profile: GraphIoProfile, row: BackendCoefficients, *, temper
     Other arguments and errors as of `io_cost_ns`; `temperature_ns` is positive, a scalar or `[*batch]`.
 
     Examples:
-        >>> print(soft_io_cost_ns(GraphIoProfile(3, 0, 128, 6272), backend_coefficients("cpu"), temperature_ns=1e-3))
+        >>> print(soft_io_cost_ns(GraphIoProfile(3, 0, 128, 6272), BACKEND_ROWS["cpu"], temperature_ns=1e-3))
         4165.6
     """
     temperature_ns = as_temperature(temperature_ns)
@@ -127,7 +120,7 @@ def graph_cost_ns(graph: Graph, row: BackendCoefficients) -> Nanoseconds:
         >>> g = Graph()
         >>> x = g.input("x", (1000,), "f32")
         >>> g.set_outputs([g.add("relu", [x])])
-        >>> print(graph_cost_ns(g, backend_coefficients("cpu")).round(1))
+        >>> print(graph_cost_ns(g, BACKEND_ROWS["cpu"]).round(1))
         3900.0
     """
     row.check("row.")
@@ -142,7 +135,7 @@ def soft_graph_cost_ns(graph: Graph, row: BackendCoefficients, *, temperature_ns
     Examples:
         >>> g = Graph()
         >>> g.set_outputs([g.add("relu", [g.input("x", (1000,), "f32")])])
-        >>> print(soft_graph_cost_ns(g, backend_coefficients("cpu"), temperature_ns=1e-3).round(1))
+        >>> print(soft_graph_cost_ns(g, BACKEND_ROWS["cpu"], temperature_ns=1e-3).round(1))
         3900.0
     """
     temperature_ns = as_temperature(temperature_ns)
@@ -151,32 +144,11 @@ def soft_graph_cost_ns(graph: Graph, row: BackendCoefficients, *, temperature_ns
     return _cost_ns(float_counts(graph_work(graph)), without_provenance(row), 0.0, temperature_ns)
 
 
-def device_cost_ns(graph: Graph, device: str, coefficients: str = "arch") -> Nanoseconds:
-    """Return what a graph takes on a device, in ns: `graph_cost_ns` with the backend's row.
-
-    Where the set has no row for the device (the discrete fallback), the estimate is
-    `io_cost_ns + dispatch * (nodes that are neither input nor param)` instead.
-
-    Args:
-        graph: the graph.
-        device: a name.
-        coefficients: the set, "arch" or "portable".
-
-    Raises:
-        ValueError: an unknown device or set; as of `graph_cost_ns`.
-
-    Examples:
-        >>> g = Graph()
-        >>> x = g.input("x", (1000,), "f32")
-        >>> g.set_outputs([g.add("relu", [x])])
-        >>> bool(device_cost_ns(g, "cpu") < device_cost_ns(g, "tpu"))
-        True
-    """
-    return backend_cost_ns(graph_work(graph), backend_coefficients(device, coefficients))
-
-
 def backend_cost_ns(work: GraphWork, row: BackendCoefficients) -> Nanoseconds:
-    """Return what work takes with a row, in ns; with the row of the discrete fallback, its estimate."""
+    """Return what work takes with a row, in ns; with the row of the discrete fallback, its estimate.
+
+    That is `io_cost_ns + dispatch * (nodes that are neither input nor param)`.
+    """
     falls_back = float(row is BACKEND_ROWS[FALLBACK_ROW])
     return _cost_ns(float_counts(work), without_provenance(row), falls_back, None)
 

@@ -53,9 +53,10 @@ def rank_devices(
     answer says so.
 
     Args:
-        work: a graph (`device_cost_ns`), a profile (`io_cost_ns`), or a JAX function, of which the profile counts
-            (`profile_function`): its fused launches and bytes, its FLOP at the rate of matrix products, its results
-            read back.
+        work: a graph (`graph_cost_ns`; where the set has no row for the device, `io_cost_ns` and a dispatch for each
+            node that is neither input nor param), a profile (`io_cost_ns`), or a JAX function, of which the profile
+            counts (`profile_function`): its fused launches and bytes, its FLOP at the rate of matrix products, its
+            results read back.
         devices: the devices to rank; all unless given.
         args: what the function takes; arrays or `jax.ShapeDtypeStruct`.
         coefficients: the built-in set, "arch" or "portable".

@@ -26,7 +26,7 @@ from rlxjax._values import by_value
 from rlxjax.device._gate import FusionBenefit
 
 from ._coefficients import CoefficientSet
-from ._formulas import Learned, decisions, gate_benefit, gather, min_gain_ns, strategy_terms
+from ._formulas import Learned, gather, min_gain_ns, strategy_terms
 from ._graphs import readback_bytes_saved
 from ._inputs import strategy_inputs
 
@@ -226,10 +226,7 @@ def evaluate_welch_peaks(
 
     The fields are those of `welch_peaks_fusion_gate_breakdown` and `estimate_welch_peaks_costs`. Counts
     come as floats, since exact ones would be made row by row on the host. `temperature_ns` is that of the
-    probability, a scalar or `[*batch]`; the other arguments are as of `estimate_welch_peaks_costs`.
-
-    Raises:
-        ValueError: what `estimate_welch_peaks_costs` refuses, or a temperature that is not positive.
+    probability, positive, a scalar or `[*batch]`. Other arguments and errors as of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> table = evaluate_welch_peaks("cuda", jnp.array([64, 8192]), 256, 16, temperature_ns=1e6)
@@ -270,10 +267,10 @@ def hard_costs(codes, set_, batch, n_fft, k, learned: Learned) -> WelchPeaksCost
 
 @jax.jit
 def _evaluate(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -> WelchPeaksEvaluation:
-    rules = Exact()
     row = gather(set_, codes)
-    terms = strategy_terms(row, batch, n_fft, k, learned, rules)
-    io, floor_ok = decisions(row, terms)
+    terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
+    score_ns, minimum_ns = terms.score_ns, min_gain_ns(row)
+    io, floor_ok = score_ns >= minimum_ns, (jnp.asarray(terms.floor_applies) < 0.5) | (terms.floor_margin_ns >= 0.0)
     should_fuse = io & floor_ok
     is_run = should_fuse & (row.strategy.is_fused_viable >= 0.5)
     costs = WelchPeaksCostEstimates(
@@ -282,19 +279,16 @@ def _evaluate(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) ->
         jnp.where(is_run, terms.fused_ns, jnp.inf),
         jnp.where(is_run & terms.learned_possible, terms.learned_ns, jnp.inf),
     )
-    benefit = gate_benefit(row, batch, n_fft, k, rules)
-    score_ns, minimum_ns = terms.score_ns, min_gain_ns(row)
     probability = soft_step(score_ns - minimum_ns, temperature_ns)
-    found = WelchPeaksEvaluation(benefit, score_ns, minimum_ns, io, should_fuse, floor_ok, probability, costs)
+    found = WelchPeaksEvaluation(terms.benefit, score_ns, minimum_ns, io, should_fuse, floor_ok, probability, costs)
     leaves, structure = jax.tree.flatten(found)
     return structure.unflatten(jnp.broadcast_arrays(*leaves))
 
 
 @jax.jit
 def soft_costs(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -> SoftWelchPeaksCosts:
-    rules = Smooth(temperature_ns)
     row = gather(set_, codes)
-    terms = strategy_terms(row, batch, n_fft, k, learned, rules)
+    terms = strategy_terms(row, batch, n_fft, k, learned, Smooth(temperature_ns))
     viable = row.strategy.is_fused_viable >= 0.5
     io_margin = terms.score_ns - min_gain_ns(row)
     # P(floor ok) = 1 - applies * P(margin < 0), in logarithms.

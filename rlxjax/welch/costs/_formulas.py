@@ -74,6 +74,7 @@ class Terms(NamedTuple):
     fast_ns: Nanoseconds
     fused_ns: Nanoseconds
     learned_ns: Nanoseconds
+    benefit: FusionBenefit
     score_ns: Nanoseconds
     floor_margin_ns: Nanoseconds
     floor_applies: RealLike
@@ -162,14 +163,10 @@ def strategy_terms(row: Row, batch, n_fft, k, learned: Learned, rules: Exact | S
         fast_ns=host_ns(row, batch, n_fft, k, FAST_SEGMENTS, rules),
         fused_ns=fused,
         learned_ns=fused_ns(row, batch, n_fft, k, FAST_SEGMENTS, learned.scale, rules),
+        benefit=benefit,
         score_ns=gate_score_ns(row, benefit, batch, n_fft, k, rules),
         floor_margin_ns=block * slack - fused,
         floor_applies=row.strategy.is_fused_viable * rules.at_least(batch, 2048.0, scale=block),
         learned_possible=learned.usable & (row.strategy.is_fused_viable >= 0.5),
         ultra_possible=~((row.strategy.is_gpu >= 0.5) & (batch > ULTRA_MAX_GPU_BATCH)),
     )
-
-
-def decisions(row: Row, terms: Terms) -> tuple[Flag, Flag]:
-    io = terms.score_ns >= min_gain_ns(row)
-    return io, (jnp.asarray(terms.floor_applies) < 0.5) | (terms.floor_margin_ns >= 0.0)
