@@ -1,7 +1,7 @@
 """Every smooth or gradient-unsafe primitive, each with the wrong value or derivative that it prevents.
 
-A relaxation of temperature `T` equals the hard choice in the limit `T -> 0`. `Exact` and `Smooth`
-offer the same four choices, so that a formula is written once and read with either.
+A relaxation of temperature `T` equals the hard choice in the limit `T -> 0`. `Choices` offers four of them, hard or
+smooth, so that a formula is written once and read with either.
 """
 
 import dataclasses
@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -311,61 +312,39 @@ def _held(temperature: Array) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exact:
-    """The hard choices. Every method ignores the scale of its relaxation.
-
-    They are written without `jnp.maximum`, whose derivative divides row by row.
-    """
-
-    def relu(self, x, scale: RealLike | None = None):
-        del scale
-        return 0.5 * (x + jnp.abs(x))
-
-    def maximum(self, x, y, scale: RealLike | None = None):
-        del scale
-        return jnp.where(y > x, y, x)
-
-    def clip(self, x, low, high, scale: RealLike | None = None):
-        del scale
-        return jnp.clip(x, low, high)
-
-    def at_least(self, x, threshold, scale: RealLike | None = None):
-        del scale
-        return jnp.where(jnp.asarray(x) >= threshold, 1.0, 0.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Smooth:
-    """The same choices, relaxed by a temperature in nanoseconds.
+class Choices:
+    """The hard choices, or the same relaxed by a temperature in nanoseconds.
 
     `maximum` compares nanoseconds unless a scale is given. Quantities of another unit are relaxed by
     `temperature / (temperature + scale)`, where `scale` is the cost in nanoseconds that they act on: it
     vanishes with the temperature and stays below 1 however hot it gets.
+
+    The hard ones are written without `jnp.maximum`, whose derivative divides row by row.
     """
 
-    temperature_ns: RealLike
+    temperature_ns: RealLike | None = None
 
     def relu(self, x, scale: RealLike | None = None):
-        return soft_relu(x, self._temperature(scale))
+        return 0.5 * (x + jnp.abs(x)) if self.temperature_ns is None else soft_relu(x, self._temperature(scale))
 
     def maximum(self, x, y, scale: RealLike | None = None):
+        if self.temperature_ns is None:
+            return jnp.where(y > x, y, x)
         return soft_maximum(x, y, self._temperature(scale))
 
     def clip(self, x, low, high, scale: RealLike | None = None):
+        if self.temperature_ns is None:
+            return jnp.clip(x, low, high)
         temperature = self._temperature(scale)
         return soft_minimum(soft_maximum(x, low, temperature), high, temperature)
 
     def at_least(self, x, threshold, scale: RealLike | None = None):
+        if self.temperature_ns is None:
+            return jnp.where(jnp.asarray(x) >= threshold, 1.0, 0.0)
         # Shifted by the root of the temperature, which vanishes with it: the limit at the tie is 1, as the hard one's.
         x, temperature = _floats(x, self._temperature(scale))
         return soft_step(x - threshold + jnp.sqrt(temperature), temperature)
 
-    def _temperature(self, scale: RealLike | None) -> RealLike:
-        if scale is None:
-            return self.temperature_ns
-        return self.temperature_ns / (self.temperature_ns + scale)
-
-
-def rules_at(temperature_ns: RealLike | None) -> Exact | Smooth:
-    """Return the hard choices for None, else those of a temperature."""
-    return Exact() if temperature_ns is None else Smooth(temperature_ns)
+    def _temperature(self, scale: RealLike | None) -> Any:
+        known: Any = self.temperature_ns
+        return known if scale is None else known / (known + scale)

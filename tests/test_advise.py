@@ -19,7 +19,7 @@ import rlxjax as rx
 from calibrate.cli import app
 from calibrate.named import arguments_of, named, shape_of
 from calibrate.report.advice import advice_page, read_advice
-from rlxjax.calibration import CalibratedModel, Calibration, predict_profile
+from rlxjax.calibration import CalibratedModel, Calibration, predict_profiles
 from rlxjax.fit import Timings, fit_posterior
 from rlxjax.models import FFT, FUNCTIONS, function_runs
 
@@ -81,7 +81,8 @@ def test_one_program_saves_what_the_stages_hand_on_and_the_code_is_the_change_an
     assert found.together_peak_bytes < found.apart_peak_bytes
     assert found.gain_ns == found.apart_ns - found.together_ns > 0
     assert found.apart_interval_ns[0] < found.apart_ns < found.apart_interval_ns[1]
-    parts = [predict_profile(here, rx.profile_function(fn, real(2048, 2048))).time_ns for fn in (square, total)]
+    profiles = [rx.profile_function(fn, real(2048, 2048)) for fn in (square, total)]
+    parts = [own.time_ns for own in predict_profiles(here, profiles).predictions]
     np.testing.assert_allclose([stage.time_ns for stage in found.stages], parts, rtol=1e-12)
     np.testing.assert_allclose(found.apart_ns, sum(parts), rtol=1e-6)
     assert rx.advise([square, total], real(8, 8), calibration=here).reason_code == "saves_launches"
@@ -128,7 +129,7 @@ def test_of_four_stages_every_grouping_is_priced_and_the_best_is_advised(here, t
     # A grouping takes what its programs take, each by the profile of its stages as one function.
     first = rx.profile_function(lambda x, i: sined(*prepared(x, i)), *TABLE_ARGS)
     second = rx.profile_function(lambda x, i: shifted(look_up(x, i)), *TABLE_ARGS)
-    parts = [predict_profile(here, profile) for profile in (first, second)]
+    parts = predict_profiles(here, [first, second]).predictions
     np.testing.assert_allclose(found.together_ns, sum(part.time_ns for part in parts), rtol=1e-12)
     np.testing.assert_allclose(found.together_interval_ns, np.sum([part[1:3] for part in parts], 0), rtol=1e-12)
     assert "prepared+sined | look_up+shifted saves" in str(found)

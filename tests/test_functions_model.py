@@ -14,7 +14,7 @@ from jax.extend.core import Primitive
 
 import rlxjax as rx
 from calibrate.suites.functions import timed_functions
-from rlxjax.calibration import CalibratedModel, Calibration, predict_profile, predict_profiles
+from rlxjax.calibration import CalibratedModel, Calibration, predict_profiles
 from rlxjax.fit import prior_posterior
 from rlxjax.models import FFT, FUNCTIONS, function_runs
 
@@ -184,7 +184,8 @@ def test_a_rule_of_ones_own_prices_a_primitive_in_any_family(family):
     primitive.def_abstract_eval(lambda x: x)
     rx.register_rule(primitive, lambda inputs, outputs, params: rx.OperationCounts(10**9, 0, 10**9), family=family)
     cheap, dear = (rx.profile_function(fn, real(8, 8)) for fn in (lambda x: x + 1, primitive.bind))
-    assert predict_profile(calibration(), dear).time_ns > 10 * predict_profile(calibration(), cheap).time_ns
+    of_dear, of_cheap = predict_profiles(calibration(), [dear, cheap]).predictions
+    assert of_dear.time_ns > 10 * of_cheap.time_ns
 
 
 def test_a_loop_launches_its_kernels_and_stacks_its_results():
@@ -271,7 +272,9 @@ def test_what_two_programs_share_cancels():
     first, second = (rx.profile_function(f, real(512, 512), real(512, 512)) for f in (lambda x, w: x @ w, mlp))
     apart = predict_profiles(calibration(), [one, first, second]).decision([0], [1, 2])
     np.testing.assert_allclose(
-        float(apart.kept_ns), sum(predict_profile(calibration(), own).time_ns for own in (first, second)), rtol=1e-6
+        float(apart.kept_ns),
+        sum(own.time_ns for own in predict_profiles(calibration(), [first, second]).predictions),
+        rtol=1e-6,
     )
     assert float(apart.margin_ns) > 0
     assert float(apart.probability) > 0.5

@@ -37,7 +37,7 @@ CLOSED_FORMS = {
     "soft_step": (num.soft_step, (X, T), lambda x, t: scipy.special.expit(x / t)),
     "log_soft_step": (num.log_soft_step, (X, T), lambda x, t: scipy.special.log_expit(x / t)),
     "at_least": (
-        lambda x, y, t: num.Smooth(t).at_least(x, y),
+        lambda x, y, t: num.Choices(t).at_least(x, y),
         (X, Y, T),
         lambda x, y, t: scipy.special.expit((x - y) / t + t**-0.5),
     ),
@@ -45,7 +45,7 @@ CLOSED_FORMS = {
     "soft_maximum": (num.soft_maximum, (X, Y, T), log_sum_exp),
     "soft_minimum": (num.soft_minimum, (X, Y, T), lambda x, y, t: -log_sum_exp(-x, -y, t)),
     "clip": (
-        lambda x, y, t: num.Smooth(t).clip(x, y, y + 3),
+        lambda x, y, t: num.Choices(t).clip(x, y, y + 3),
         (X, Y, T),
         lambda x, y, t: -log_sum_exp(-log_sum_exp(x, y, t), -y - 3, t),
     ),
@@ -99,11 +99,11 @@ def test_a_relaxation_is_within_its_temperature_of_the_hard_choice():
             (num.soft_relu(POINTS, temperature), np.maximum(POINTS, 0)),
             (num.soft_maximum(POINTS, 2.0, temperature), np.maximum(POINTS, 2)),
             (num.soft_minimum(POINTS, 2.0, temperature), np.minimum(POINTS, 2)),
-            (num.Smooth(temperature).clip(POINTS, -3.0, 2.0), np.clip(POINTS, -3, 2)),
+            (num.Choices(temperature).clip(POINTS, -3.0, 2.0), np.clip(POINTS, -3, 2)),
         ):
             assert (np.abs(soft - hard) <= LIMIT_TEMPERATURES * temperature).all()
         # Only `at_least` tends to the hard step at the tie, too.
-        at_least = num.Smooth(temperature).at_least(POINTS, 2.0)
+        at_least = num.Choices(temperature).at_least(POINTS, 2.0)
         np.testing.assert_allclose(at_least, POINTS >= 2, rtol=0, atol=SATURATED_ATOL)
         away = POINTS[POINTS != 0]
         np.testing.assert_allclose(num.soft_step(away, temperature), away >= 0, rtol=0, atol=SATURATED_ATOL)
@@ -257,7 +257,7 @@ def choices(rules):
 
 
 def test_exact_and_smooth_offer_the_same_choices():
-    exact, smooth = choices(num.Exact()), choices(num.Smooth(1.0))
+    exact, smooth = choices(num.Choices()), choices(num.Choices(1.0))
     assert exact.keys() == smooth.keys() == {"relu", "maximum", "clip", "at_least"}
     for name in exact:
         assert inspect.signature(exact[name]) == inspect.signature(smooth[name])
@@ -265,8 +265,8 @@ def test_exact_and_smooth_offer_the_same_choices():
 
 def test_smooth_tends_to_exact_with_its_temperature_or_with_its_scale():
     for name, others in [("relu", ()), ("maximum", (2.0,)), ("clip", (-3.0, 2.0)), ("at_least", (2.0,))]:
-        exact = getattr(num.Exact(), name)(POINTS, *others)
-        for rules, scale in ((num.Smooth(1e-8), 1.0), (num.Smooth(1e-2), 1e6)):
+        exact = getattr(num.Choices(), name)(POINTS, *others)
+        for rules, scale in ((num.Choices(1e-8), 1.0), (num.Choices(1e-2), 1e6)):
             smooth = getattr(rules, name)(POINTS, *others, scale=scale)
             np.testing.assert_allclose(smooth, exact, rtol=0, atol=LIMIT_TEMPERATURES * 1e-8)
 

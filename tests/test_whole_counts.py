@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec
 
 import rlxjax as rx
-from rlxjax.calibration import CalibratedModel, Calibration, predict_profile, predict_profiles
+from rlxjax.calibration import CalibratedModel, Calibration, predict_profiles
 from rlxjax.models import FUNCTIONS
 
 D = 7
@@ -154,7 +154,7 @@ def test_nothing_sure_is_said_of_what_is_not_counted():
     model = CalibratedModel(rx.prior_posterior(FUNCTIONS), {}, {}, dict.fromkeys(FUNCTIONS.inputs, (0.0, 1e18)))
     known = Calibration({"functions": model}, None, {})
     sine = rx.profile_function(jnp.sin, X)
-    assert sine.uncounted == () == predict_profile(known, sine).uncounted
+    assert sine.uncounted == () == predict_profiles(known, [sine]).predictions[0].uncounted
     for name, function in UNKNOWN.items():
         profile = rx.profile_function(function, X)
         assert profile.uncounted, name

@@ -48,7 +48,6 @@ from ._fingerprint import fingerprint_differences as fingerprint_differences
 from ._functions import FunctionPrediction as FunctionPrediction
 from ._functions import FunctionTimes as FunctionTimes
 from ._functions import predict_function as predict_function
-from ._functions import predict_profile as predict_profile
 from ._functions import predict_profiles as predict_profiles
 from ._population import PriorCoefficient as PriorCoefficient
 from ._population import PriorFile as PriorFile

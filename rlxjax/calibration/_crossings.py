@@ -7,7 +7,7 @@ program. Predictions need not meet there: steps in how a machine schedules make 
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,22 +20,17 @@ from rlxjax.fit import LatencyPosterior, Runs, total_ns
 REFINEMENTS = 6
 
 
-class Pair(NamedTuple):
-    """Two strategies, and what stays as it is while something else moves.
+class Moved(NamedTuple):
+    """Two strategies, and all that can be moved: coefficients, then inputs; an axis is the place of a leaf in these.
 
     Attributes:
-        variants: places of the variants that each may run, the faster strategy first, `[2, most]`.
-        posterior: of the machine; its coefficients are those of the quantities.
+        variants: places of the variants that each strategy may run, the faster one first, `[2, most]`.
+        posterior: of the machine.
+        inputs: of the workload.
     """
 
     variants: Int[np.ndarray, "2 most"]
     posterior: LatencyPosterior
-
-
-class Quantities(NamedTuple):
-    """All that can be moved: every leaf has an axis of its own, in the order of the leaves."""
-
-    coefficients: Any
     inputs: Mapping[str, float]
 
 
@@ -54,14 +49,11 @@ class Crossings(NamedTuple):
 
 
 @jax.jit
-def nearest_crossings(
-    pair: Pair, quantities: Quantities, axes: Int[Array, "axes"], grid: Float[Array, "axes grid"]
-) -> Crossings:
+def nearest_crossings(moved: Moved, axes: Int[Array, "axes"], grid: Float[Array, "axes grid"]) -> Crossings:
     """Return the nearest factor of each axis from which on the first strategy is no more the faster one.
 
     Args:
-        pair: the strategies, the faster one first.
-        quantities: as they are.
+        moved: the strategies, and the quantities as they are.
         axes: places among the leaves of the quantities.
         grid: logarithms of the factors to try, ascending along each axis.
     """
@@ -70,7 +62,7 @@ def nearest_crossings(
 
     def refine(index, state):
         points, inner, outer, gap, first = state
-        log_ratio = log_ratios(pair, quantities, axes, points)
+        log_ratio = log_ratios(moved, axes, points)
 
         def entry(values, places):
             return jnp.take_along_axis(values, jnp.clip(places, 0, last)[:, None], 1)
@@ -101,25 +93,22 @@ def nearest_crossings(
 
 
 @jax.jit
-def log_slope(pair: Pair, quantities: Quantities, place: Int[Array, ""]) -> Float[Array, ""]:
+def log_slope(moved: Moved, place: Int[Array, ""]) -> Float[Array, ""]:
     """Return the derivative of `log(second / first)` by the logarithm of the leaf at a place."""
     here = jnp.zeros((1, 1), jnp.result_type(float))
     axes = jnp.asarray(place)[None]
-    return jax.jvp(lambda x: log_ratios(pair, quantities, axes, x)[0, 0], (here,), (here + 1.0,))[1]
+    return jax.jvp(lambda x: log_ratios(moved, axes, x)[0, 0], (here,), (here + 1.0,))[1]
 
 
 def log_ratios(
-    pair: Pair, quantities: Quantities, axes: Int[Array, "axes"], log_factor: Float[Array, "axes steps"]
+    moved: Moved, axes: Int[Array, "axes"], log_factor: Float[Array, "axes steps"]
 ) -> Float[Array, "axes steps"]:
     """Return `log(second / first)` where the quantity of each axis is multiplied by factors."""
-    leaves, treedef = jax.tree.flatten(quantities)
+    leaves, structure = jax.tree.flatten((moved.posterior.coefficients, moved.inputs))
     # Both strategies and their variants are leading axes, so that all is one evaluation.
-    moved = [
-        leaf * jnp.exp(jnp.where(axes[:, None] == place, log_factor, 0.0))[None, None]
-        for place, leaf in enumerate(leaves)
-    ]
-    own: Quantities = treedef.unflatten(moved)
-    posterior = dataclasses.replace(pair.posterior, coefficients=own.coefficients)
-    runs = Runs(posterior.model, jnp.asarray(pair.variants)[:, :, None, None], own.inputs)
+    factors = [jnp.exp(jnp.where(axes[:, None] == place, log_factor, 0.0))[None, None] for place in range(len(leaves))]
+    coefficients, inputs = structure.unflatten([leaf * factor for leaf, factor in zip(leaves, factors, strict=True)])
+    posterior = dataclasses.replace(moved.posterior, coefficients=coefficients)
+    runs = Runs(posterior.model, jnp.asarray(moved.variants)[:, :, None, None], inputs)
     time_ns = total_ns(posterior, runs).min(1)
     return jnp.log(time_ns[1]) - jnp.log(time_ns[0])

@@ -28,7 +28,7 @@ from rlxjax.fit import (
 )
 
 from ._calibrated import CalibratedModel
-from ._crossings import Crossings, Pair, Quantities, log_slope, nearest_crossings
+from ._crossings import Crossings, Moved, log_slope, nearest_crossings
 
 #: Inputs and coefficients are moved up and down by at most this factor.
 LARGEST_FACTOR = 100.0
@@ -155,8 +155,8 @@ class _Search(NamedTuple):
 
     names: tuple[str, str]
     axes: tuple[str, ...]
-    pair: Pair
-    quantities: Quantities
+    places: tuple[int, ...]
+    moved: Moved
     grid: Float[np.ndarray, "axes grid"]
     found: Crossings
 
@@ -220,12 +220,10 @@ def _search(calibrated: CalibratedModel, names: tuple[str, str], sizes: Mapping[
     model, first = calibrated.model, next(iter(calibrated.model.inputs))
     variants = [[model.variants.index(v) for v in strategy_of(model, name).variants] for name in names]
     most = max(map(len, variants))
-    pair = Pair(np.array([np.resize(own, most) for own in variants], np.int32), calibrated.posterior)
-    quantities = Quantities(calibrated.coefficients, {name: float(value) for name, value in sizes.items()})
-    moved = [name for name, entry in model.inputs.items() if entry.default is None]
-    axes = (*coefficient_names(calibrated.coefficients), *moved, first)
+    coefficients = coefficient_names(calibrated.coefficients)
+    axes = (*coefficients, *(name for name, entry in model.inputs.items() if entry.default is None), first)
     grid = np.tile(np.linspace(-1.0, 1.0, GRID_POINTS) * math.log(LARGEST_FACTOR), (len(axes), 1))
-    for place in range(len(axes) - len(moved) - 1, len(axes)):
+    for place in range(len(coefficients), len(axes)):
         entry, value = model.inputs[axes[place]], float(sizes[axes[place]])
         low, high = max(value / LARGEST_FACTOR, entry.least, 1.0), value * LARGEST_FACTOR
         if place == len(axes) - 1:
@@ -233,11 +231,12 @@ def _search(calibrated: CalibratedModel, names: tuple[str, str], sizes: Mapping[
         tried = np.geomspace(low, high, GRID_POINTS)
         # Between whole sizes a step in how a machine schedules makes crossings that no size has.
         grid[place] = np.log((np.round(tried) if axes[place] == first and entry.step else tried) / value)
+    codes = np.array([np.resize(own, most) for own in variants], np.int32)
+    moved = Moved(codes, calibrated.posterior, {name: float(value) for name, value in sizes.items()})
     # The leaves of the inputs, a dictionary, are in the order of their names.
-    leaves = [*coefficient_names(calibrated.coefficients), *sorted(sizes)]
-    places = [leaves.index(name) for name in axes]
-    found = jax.tree.map(np.asarray, nearest_crossings(pair, quantities, np.array(places), grid))
-    return _Search(names, axes, pair, quantities, grid, found)
+    places = tuple([*coefficients, *sorted(sizes)].index(name) for name in axes)
+    found = jax.tree.map(np.asarray, nearest_crossings(moved, np.array(places), grid))
+    return _Search(names, axes, places, moved, grid, found)
 
 
 def _flips(calibrated: CalibratedModel, search: _Search, sizes: Mapping[str, float]) -> tuple[Flip, ...]:
@@ -250,9 +249,7 @@ def _flips(calibrated: CalibratedModel, search: _Search, sizes: Mapping[str, flo
     ):
         is_input, is_flip, log_sd = name in sizes, bool(np.isfinite(log_factor)), sd_of.get(name)
         factor = math.exp(log_factor) if is_flip else None
-        changed = dict(sizes)
-        if is_input and factor is not None:
-            changed[name] = changed[name] * factor
+        changed = {**sizes, name: sizes[name] * factor} if is_input and factor is not None else sizes
         flips.append(
             Flip(
                 name=name,
@@ -287,10 +284,8 @@ def _crossover(calibrated: CalibratedModel, search: _Search, sizes: Mapping[str,
 
     log_sd, is_jump = None, bool(search.found.is_jump[-1])
     if not is_jump:
-        here = search.quantities._replace(inputs={**search.quantities.inputs, first: at})
-        n_coefficients = len(jax.tree.leaves(search.quantities.coefficients))
-        place = n_coefficients + sorted(search.quantities.inputs).index(first)
-        slope = abs(float(log_slope(search.pair, here, np.int32(place))))
+        here = search.moved._replace(inputs={**search.moved.inputs, first: at})
+        slope = abs(float(log_slope(here, np.int32(search.places[-1]))))
         log_sd = float(log_ratio_sd(at)) / slope if slope else None
     if log_sd is None:
         is_unsure = np.abs(search.found.log_ratio[-1]) <= COVERED_SDS * log_ratio_sd(tried)

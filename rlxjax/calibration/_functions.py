@@ -111,19 +111,7 @@ def predict_function(
     Raises:
         ValueError: as of `profile_function`, or a calibration without the functions model.
     """
-    return predict_profile(calibration, profile_function(fn, *args, trip_counts=trip_counts, **kwargs))
-
-
-def predict_profile(calibration: HasModels, profile: FunctionProfile) -> FunctionPrediction:
-    """Return what a function with this profile takes.
-
-    Args:
-        calibration: that holds the functions model.
-        profile: of the function.
-
-    Raises:
-        ValueError: a calibration without the functions model.
-    """
+    profile = profile_function(fn, *args, trip_counts=trip_counts, **kwargs)
     return predict_profiles(calibration, [profile]).predictions[0]
 
 
@@ -193,20 +181,18 @@ def predict_profiles(calibration: HasModels, profiles: Sequence[FunctionProfile]
     rows = np.minimum(np.arange(4 ** math.ceil(math.log(count, 4))), count - 1)
     filled = jax.tree.map(lambda column: np.asarray(column)[rows], runs)
     with jax.ensure_compile_time_eval():
-        filled_up = jax.device_get(_estimates_and_terms(calibrated.on_device(), filled))
-    found, named = jax.tree.map(lambda column: column[:count], filled_up)
+        answers = jax.device_get(_estimates_and_terms(calibrated.on_device(), filled))
+    found, named = jax.tree.map(lambda column: column[:count], answers)
     inside = np.broadcast_to(calibrated.in_domain(**runs.inputs), runs.shape)
     times_ns, terms_ns = np.asarray(found.time_ns, np.float64), np.stack([*named.values()], -1, dtype=np.float64)
     reach = np.exp(NormalDist().inv_cdf((1.0 + LEVEL) / 2.0) * np.hypot(found.log_sd(), calibrated.pace_log_sd))
     predictions = []
     for place, profile in enumerate(profiles):
-        more, time_ns = profile.uncounted, float(times_ns[place])
+        more, time_ns, factor = profile.uncounted, float(times_ns[place]), float(reach[place])
         parts = sorted(zip(named, terms_ns[place].tolist(), strict=True), key=lambda part: -part[1])
-        high_ns = float("inf") if more else time_ns * float(reach[place])
-        is_inside = bool(inside[place]) and not more
-        named_parts = {name: part for name, part in parts if part}
-        low_ns = time_ns / float(reach[place])
-        predictions.append(FunctionPrediction(time_ns, low_ns, high_ns, named_parts, profile, is_inside, more))
+        terms = {name: part for name, part in parts if part}
+        high_ns, is_inside = (math.inf, False) if more else (time_ns * factor, bool(inside[place]))
+        predictions.append(FunctionPrediction(time_ns, time_ns / factor, high_ns, terms, profile, is_inside, more))
     return FunctionTimes(tuple(predictions), np.asarray(found.scores, np.float64), terms_ns, float(found.spread[0]))
 
 

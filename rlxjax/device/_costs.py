@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from rlxjax._checks import check_at_least, check_shapes, fields_of
 from rlxjax._counts import as_float, as_temperature
-from rlxjax._numerics import Exact, Smooth, dot, rules_at
+from rlxjax._numerics import Choices, dot
 from rlxjax._typing import Count, Nanoseconds, RealLike
 from rlxjax.graph._graph import Graph, Node
 from rlxjax.graph._profile import GraphIoProfile, profile_graph_io
@@ -176,7 +176,7 @@ def work_ns(work: GraphWork, rates: list[RealLike]) -> Nanoseconds:
     return dot(*zip(*pairs, strict=True))
 
 
-def rates_of(row: BackendCoefficients, work: GraphWork, rules: Exact | Smooth) -> list[RealLike]:
+def rates_of(row: BackendCoefficients, work: GraphWork, rules: Choices) -> list[RealLike]:
     """Return a backend's rates in ns, in the order of the counts of `work_ns`.
 
     Args:
@@ -236,7 +236,7 @@ def _io_inputs(profile: GraphIoProfile, row: BackendCoefficients, **others: Real
 @jax.jit
 def _cost_ns(work: GraphWork, row: BackendCoefficients, falls_back, temperature_ns) -> Nanoseconds:
     work = counted_work(work, falls_back)
-    return jnp.add(row.roundtrip_ns, work_ns(work, rates_of(row, work, rules_at(temperature_ns))))
+    return jnp.add(row.roundtrip_ns, work_ns(work, rates_of(row, work, Choices(temperature_ns))))
 
 
 def _matmul_multiply_adds(graph: Graph, node: Node) -> int:

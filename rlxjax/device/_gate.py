@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from rlxjax._checks import check_at_least, check_not_nan, check_shapes, fields_of
 from rlxjax._counts import as_float, as_temperature, difference
-from rlxjax._numerics import Exact, Smooth, dot, log_odds, log_soft_step, rules_at, soft_step, straight_through
+from rlxjax._numerics import Choices, dot, log_odds, log_soft_step, soft_step, straight_through
 from rlxjax._typing import Code, Count, Flag, LogOdds, LogProbability, Nanoseconds, Probability, RealLike
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.graph._profile import GraphIoProfile
@@ -251,7 +251,7 @@ def io_fusion_gate_for_target(target: "str | Code | Sequence[int]") -> IoFusionG
     return take_row(stack_rows([GATES[member] for member in Target]), Target.codes(target))
 
 
-def gate_rates(gate: IoFusionGate, benefit: FusionBenefit, rules: Exact | Smooth) -> list[RealLike]:
+def gate_rates(gate: IoFusionGate, benefit: FusionBenefit, rules: Choices) -> list[RealLike]:
     """Return what each count of a benefit is worth, in ns, in the order of its fields.
 
     Args:
@@ -268,17 +268,17 @@ def gate_rates(gate: IoFusionGate, benefit: FusionBenefit, rules: Exact | Smooth
     return [gate.dispatch_ns, gate.roundtrip_ns, *per_byte]
 
 
-def added_syncs(sync_points_saved: Count, penalty_ns: RealLike, rules: Exact | Smooth) -> jax.Array:
+def added_syncs(sync_points_saved: Count, penalty_ns: RealLike, rules: Choices) -> jax.Array:
     """Return how many sync points a fusion adds, 0 if it saves some: what the gate's penalty is for.
 
     What a relaxation leaves of none is not to be multiplied by an infinite penalty.
     """
     syncs, is_finite = -jnp.asarray(sync_points_saved), jnp.isfinite(penalty_ns)
     relaxed = rules.relu(syncs, scale=jnp.where(is_finite, penalty_ns, 1.0))
-    return jnp.where(is_finite, relaxed, Exact().relu(syncs))
+    return jnp.where(is_finite, relaxed, Choices().relu(syncs))
 
 
-def gate_score_ns(gate: IoFusionGate, benefit: FusionBenefit, rules: Exact | Smooth) -> Nanoseconds:
+def gate_score_ns(gate: IoFusionGate, benefit: FusionBenefit, rules: Choices) -> Nanoseconds:
     """Return the gate's score of float counts, with hard or relaxed choices."""
     penalty_ns = gate.host_thunk_penalty_ns
     added = added_syncs(benefit.sync_points_saved, penalty_ns, rules)
@@ -287,21 +287,21 @@ def gate_score_ns(gate: IoFusionGate, benefit: FusionBenefit, rules: Exact | Smo
 
 @jax.jit
 def _score_ns(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike | None) -> Nanoseconds:
-    return gate_score_ns(gate, benefit, rules_at(temperature_ns))
+    return gate_score_ns(gate, benefit, Choices(temperature_ns))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _relaxed_margin(
     relaxed: Relaxed, gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike
 ) -> jax.Array:
-    return relaxed(gate_score_ns(gate, benefit, Exact()) - gate.min_gain_ns, temperature_ns)
+    return relaxed(gate_score_ns(gate, benefit, Choices()) - gate.min_gain_ns, temperature_ns)
 
 
 @jax.jit
 def _evaluate(
     gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike
 ) -> tuple[Nanoseconds, Flag, Probability]:
-    score_ns = gate_score_ns(gate, benefit, Exact())
+    score_ns = gate_score_ns(gate, benefit, Choices())
     margin_ns = score_ns - gate.min_gain_ns
     return score_ns, score_ns >= gate.min_gain_ns, soft_step(margin_ns, temperature_ns)
 

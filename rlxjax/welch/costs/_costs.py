@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from rlxjax._checks import check_at_least, check_not_nan
 from rlxjax._counts import as_float, as_temperature
-from rlxjax._numerics import Exact, Smooth, log_soft_step, soft_step
+from rlxjax._numerics import Choices, log_soft_step, soft_step
 from rlxjax._typing import (
     Code,
     Count,
@@ -268,7 +268,7 @@ def hard_costs(codes, set_, batch, n_fft, k, learned: Learned) -> WelchPeaksCost
 @jax.jit
 def _evaluate(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -> WelchPeaksEvaluation:
     row = gather(set_, codes)
-    terms = strategy_terms(row, batch, n_fft, k, learned, Exact())
+    terms = strategy_terms(row, batch, n_fft, k, learned, Choices())
     score_ns, minimum_ns = terms.score_ns, min_gain_ns(row)
     io, floor_ok = score_ns >= minimum_ns, (jnp.asarray(terms.floor_applies) < 0.5) | (terms.floor_margin_ns >= 0.0)
     should_fuse = io & floor_ok
@@ -288,7 +288,7 @@ def _evaluate(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) ->
 @jax.jit
 def soft_costs(codes, set_, batch, n_fft, k, learned: Learned, temperature_ns) -> SoftWelchPeaksCosts:
     row = gather(set_, codes)
-    terms = strategy_terms(row, batch, n_fft, k, learned, Smooth(temperature_ns))
+    terms = strategy_terms(row, batch, n_fft, k, learned, Choices(temperature_ns))
     viable = row.strategy.is_fused_viable >= 0.5
     io_margin = terms.score_ns - min_gain_ns(row)
     # P(floor ok) = 1 - applies * P(margin < 0), in logarithms.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from rlxjax._checks import fields_of
-from rlxjax._numerics import Exact, Smooth, dot
+from rlxjax._numerics import Choices, dot
 from rlxjax._typing import Code, Flag, Nanoseconds, RealLike
 from rlxjax.device._costs import counted_work, rates_of, work_ns
 from rlxjax.device._devices import take_row
@@ -61,9 +61,9 @@ class Row(NamedTuple):
     codes: Code
     strategy: StrategyCoefficients
 
-    def rates(self, of: Callable[[CoefficientSet], list[RealLike]], rules: Exact | Smooth) -> list[RealLike]:
+    def rates(self, of: Callable[[CoefficientSet], list[RealLike]], rules: Choices) -> list[RealLike]:
         """Return rates of a row's device: with hard choices, those of all devices before the selection."""
-        if isinstance(rules, Exact):
+        if rules.temperature_ns is None:
             return take_row(of(self.table), self.codes)
         parts = {name: getattr(self.table, name) for name in ("backend", "gate", "strategy")}
         return of(dataclasses.replace(self.table, **take_row(parts, self.codes)))
@@ -86,7 +86,7 @@ def gather(set_: CoefficientSet, codes: Code) -> Row:
     return Row(set_, codes, take_row(set_.strategy, codes))
 
 
-def host_ns(row: Row, batch, n_fft, k, n_segments, rules: Exact | Smooth) -> Nanoseconds:
+def host_ns(row: Row, batch, n_fft, k, n_segments, rules: Choices) -> Nanoseconds:
     columns = (batch * (n_segments + 1.0), *columns_of(batch, n_fft, k, n_segments))
     host = row.table.host
     rates = rates_of(host, total(HOST_WORKS, columns), rules)
@@ -98,7 +98,7 @@ def host_ns(row: Row, batch, n_fft, k, n_segments, rules: Exact | Smooth) -> Nan
     return ns * (1.0 + slopes.log_batch_slope * gentle) * (1.0 + slopes.log2_batch_slope * steep)
 
 
-def fused_ns(row: Row, batch, n_fft, k, n_segments, scale, rules: Exact | Smooth) -> Nanoseconds:
+def fused_ns(row: Row, batch, n_fft, k, n_segments, scale, rules: Choices) -> Nanoseconds:
     io_ns = _graph_ns(row, batch, n_fft, k, n_segments, True, rules)
     factor = row.strategy.fused_scale * rules.clip(scale, MIN_SCALE, MAX_SCALE, scale=io_ns)
     floor_ns = row.strategy.fused_floor_ns * row.strategy.is_gpu
@@ -109,13 +109,13 @@ def fused_ns(row: Row, batch, n_fft, k, n_segments, scale, rules: Exact | Smooth
     return rules.maximum(io_ns * factor, floor_ns)
 
 
-def block_ns(row: Row, batch, n_fft, k, n_segments, rules: Exact | Smooth) -> Nanoseconds:
+def block_ns(row: Row, batch, n_fft, k, n_segments, rules: Choices) -> Nanoseconds:
     io_ns = _graph_ns(row, batch, n_fft, k, n_segments, False, rules)
     on_gpu = io_ns * row.strategy.block_scale + row.strategy.block_peak_ns * (batch * k)
     return jnp.where(row.strategy.is_gpu >= 0.5, on_gpu, io_ns)
 
 
-def _graph_ns(row: Row, batch, n_fft, k, n_segments, fused: bool, rules: Exact | Smooth) -> Nanoseconds:
+def _graph_ns(row: Row, batch, n_fft, k, n_segments, fused: bool, rules: Choices) -> Nanoseconds:
     works, columns = FUSED_WORKS if fused else FFT_WORKS, (1.0, *columns_of(batch, n_fft, k, n_segments))
 
     def part_ns(set_: CoefficientSet) -> list[RealLike]:
@@ -127,14 +127,14 @@ def _graph_ns(row: Row, batch, n_fft, k, n_segments, fused: bool, rules: Exact |
     return dot(columns[: len(works)], row.rates(part_ns, rules))
 
 
-def gate_benefit(row: Row, batch, n_fft, k, rules: Exact | Smooth, scale=None) -> FusionBenefit:
+def gate_benefit(row: Row, batch, n_fft, k, rules: Choices, scale=None) -> FusionBenefit:
     """Return what fusing two segments saves, in floats."""
     native = row.strategy.has_native_kernel * rules.at_least(batch, NATIVE_MIN_BATCH, scale=scale)
     benefit = total(FUSION_BENEFITS, (1.0, *columns_of(batch, n_fft, k, FAST_SEGMENTS)))
     return dataclasses.replace(benefit, sync_points_saved=native - 1.0)
 
 
-def gate_score_ns(row: Row, benefit: FusionBenefit, batch, n_fft, k, rules: Exact | Smooth) -> Nanoseconds:
+def gate_score_ns(row: Row, benefit: FusionBenefit, batch, n_fft, k, rules: Choices) -> Nanoseconds:
     """Return the gate's score of that benefit: what the graphs, a sample and a peak are worth are rates."""
 
     def part_ns(set_: CoefficientSet) -> list[RealLike]:
@@ -152,7 +152,7 @@ def min_gain_ns(row: Row) -> Nanoseconds:
     return jnp.asarray(take_row(row.table.gate.min_gain_ns, row.codes))
 
 
-def strategy_terms(row: Row, batch, n_fft, k, learned: Learned, rules: Exact | Smooth) -> Terms:
+def strategy_terms(row: Row, batch, n_fft, k, learned: Learned, rules: Choices) -> Terms:
     fused = fused_ns(row, batch, n_fft, k, FAST_SEGMENTS, 1.0, rules)
     block = block_ns(row, batch, n_fft, k, FAST_SEGMENTS, rules)
     benefit = gate_benefit(row, batch, n_fft, k, rules, block)

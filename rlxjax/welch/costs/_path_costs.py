@@ -7,7 +7,7 @@ import jax
 
 from rlxjax._checks import check_at_least
 from rlxjax._counts import as_float, as_temperature
-from rlxjax._numerics import rules_at
+from rlxjax._numerics import Choices
 from rlxjax._typing import Code, Nanoseconds, RealLike
 from rlxjax.welch._params import FAST_SEGMENTS
 
@@ -119,4 +119,4 @@ def _fused_graph_ns(device, coefficients, sizes, scale, temperature_ns) -> Nanos
 
 @functools.partial(jax.jit, static_argnums=0)
 def _path_ns(formula: Callable[..., Nanoseconds], codes, set_, *inputs, temperature_ns=None) -> Nanoseconds:
-    return formula(gather(set_, codes), *inputs, rules_at(temperature_ns))
+    return formula(gather(set_, codes), *inputs, Choices(temperature_ns))
