@@ -236,7 +236,6 @@ def main() -> None:
             hull(fits),
         )
     path = prior_path("cpu")
-    assert path is not None
     content = PriorFile(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         command=shlex.join(["python", "-m", "benchmarks.population_prior", *sys.argv[1:]]),

@@ -49,11 +49,13 @@ def packed(value: int | np.ndarray) -> int | np.ndarray:
     if isinstance(value, int) or value.dtype == np.int64:
         return value
     least, most = (value.min(), value.max()) if value.size else (0, 0)
-    for dtype in (np.int64, np.uint64):
-        limits = np.iinfo(dtype)
-        if limits.min <= least and most <= limits.max:
-            return value.astype(dtype)
-    return value.astype(np.float64)
+    return value.astype(_type_of(least, most) or np.float64)
+
+
+def _type_of(least: int, most: int) -> type[np.integer] | None:
+    """Return the integers of 64 bits that hold all numbers within bounds, if some do."""
+    types = [dtype for dtype in (np.int64, np.uint64) if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max]
+    return types[0] if types else None
 
 
 def difference(before: Columns, after: Columns, name: str) -> Count:
@@ -81,13 +83,8 @@ def _difference_in_64_bits(before: np.ndarray, after: np.ndarray) -> np.ndarray 
     is_column = before.ndim > 0 or after.ndim > 0
     if not is_column or not before.size or not after.size or object in (before.dtype, after.dtype):
         return None
-    least = int(before.min()) - int(after.max())
-    most = int(before.max()) - int(after.min())
-    for dtype in (np.int64, np.uint64):
-        limits = np.iinfo(dtype)
-        if limits.min <= least and most <= limits.max:
-            return np.subtract(before, after, dtype=dtype, casting="unsafe")
-    return None
+    dtype = _type_of(int(before.min()) - int(after.max()), int(before.max()) - int(after.min()))
+    return None if dtype is None else np.subtract(before, after, dtype=dtype, casting="unsafe")
 
 
 def as_float(value: Columns, name: str) -> jax.Array | float:
@@ -98,8 +95,8 @@ def as_float(value: Columns, name: str) -> jax.Array | float:
             a 64-bit integer to this type at the edge of a transformation without a word, so its value
             cannot be trusted.
     """
-    if isinstance(value, (bool, int, float)):
-        return _finite_float(value)
+    if isinstance(value, (int, float)):
+        return _held_float(value, name)
     if isinstance(value, jax.core.Tracer):
         dtype = value.dtype
         if jnp.issubdtype(dtype, jnp.floating):
@@ -140,8 +137,11 @@ def as_temperature(value: Columns, name: str = "temperature_ns") -> jax.Array | 
 
 def _held_float(value: Columns, name: str) -> np.ndarray | float:
     """Return numbers that the host can read as floats, of double precision unless they are floats already."""
-    if isinstance(value, (bool, int, float)):
-        return _finite_float(value)
+    if isinstance(value, (int, float)):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
     array = np.asarray(value)
     if array.dtype == object:
         array = array.astype(np.float64)
@@ -155,10 +155,3 @@ def _held_float(value: Columns, name: str) -> np.ndarray | float:
 def _narrowed(array: np.ndarray) -> jax.Array:
     """Return NumPy's floats as JAX's: double precision as the default precision, others as they are."""
     return jnp.asarray(array, None if array.dtype != np.float64 else jnp.result_type(float))
-
-
-def _finite_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf

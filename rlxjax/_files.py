@@ -27,8 +27,6 @@ SHOWN_CHARACTERS = 80
 MOST_BYTES, MOST_COLUMNS = 2**28, 2**16
 #: Seconds that a writer waits for another one in the same folder, and the file that they lock there.
 LOCK_WAIT_S, LOCK_NAME = 5.0, ".rlxjax.lock"
-#: How a file is taken whose digest is not that of its content.
-_UNSEALED = "if it was edited on purpose, take it with unsealed=True, or with --unsealed where a command has that"
 #: What stands at a path where a file was expected.
 _KINDS = {
     stat.S_IFDIR: "folder",
@@ -79,7 +77,10 @@ def digest_problem(content: Mapping[str, Any]) -> str | None:
         if content.get("digest") == digest_of(content):
             return None
     got = "differs from that of the content" if "digest" in content else "is missing"
-    return f"digest {got}: the content is not what was written; {_UNSEALED}"
+    return (
+        f"digest {got}: the content is not what was written; if it was edited on purpose, take it with unsealed=True, "
+        "or with --unsealed where a command has that"
+    )
 
 
 def read_file(path: str | os.PathLike[str], error: type[ValueError] = ValueError, mend: str = "") -> bytes:
@@ -114,16 +115,14 @@ def _content_of(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_json(
-    path: str | os.PathLike[str], versions: Mapping[str, int], error: type[ValueError], mend: str, what: str
+    path: str | os.PathLike[str], version: int | None, error: type[ValueError], mend: str, what: str
 ) -> dict[str, Any]:
     """Return the JSON object in a file; arguments and errors as of `read_json_file`."""
-    path = FilePath(path)
+    path, got = FilePath(path), read_file(path, error, mend)
     try:
-        text = read_file(path, error, mend).decode("utf-8")
+        content = json.loads(got.decode("utf-8"), object_pairs_hook=without_duplicates)
     except UnicodeDecodeError as reason:
         raise error(f"{path}: cannot be read ({reason}); {mend}") from None
-    try:
-        content = json.loads(text, object_pairs_hook=without_duplicates)
     except json.JSONDecodeError as reason:
         raise error(
             f"{path}: line {reason.lineno}: not whole JSON ({reason.msg}); the file may be truncated: {mend}"
@@ -132,15 +131,12 @@ def read_json(
         raise error(f"{path}: not {what} ({reason}); {mend}") from None
     if not isinstance(content, dict):
         raise error(f"{path}: expected a JSON object; {mend}")
-    for field, known in versions.items():
-        version = content.get(field)
-        if isinstance(version, bool):
-            raise error(f"{path}: {field}: expected {known}, got {version}; {mend}")
-        if isinstance(version, int) and version > known:
-            raise error(
-                f"{path}: {field}: {version} is newer than {known}, the newest that this rlxjax reads; "
-                "install a newer rlxjax"
-            )
+    own = content.get("schema_version")
+    if version is not None and type(own) is int and own > version:
+        newest = f"{own} is newer than {version}, the newest that this rlxjax reads; install a newer rlxjax"
+        raise error(f"{path}: schema_version: {newest}")
+    if version is not None and repr(own) != repr(version):
+        raise error(f"{path}: schema_version: expected {version}, got {own!r}; {mend}")
     return content
 
 
@@ -157,7 +153,7 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_json_file(
     path: str | os.PathLike[str],
     schema: type[_Content],
-    versions: Mapping[str, int],
+    version: int,
     error: type[ValueError],
     mend: str,
     what: str,
@@ -168,7 +164,7 @@ def read_json_file(
     Args:
         path: the file.
         schema: of its content.
-        versions: the newest version that is known, by field.
+        version: of the schema.
         error: what is raised.
         mend: how to make a good file, for messages.
         what: what the file should be, for messages.
@@ -176,9 +172,9 @@ def read_json_file(
 
     Raises:
         ValueError: of the type given, one line with the file, the field and the mend: a file that is
-            missing, truncated, of a newer version, not as it was written, or against the schema.
+            missing, truncated, of another version, not as it was written, or against the schema.
     """
-    content = read_json(path, versions, error, mend, what)
+    content = read_json(path, version, error, mend, what)
     try:
         found = schema.model_validate(content)
     except ValidationError as reason:

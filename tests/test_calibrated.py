@@ -85,11 +85,14 @@ def test_predictions_have_gradients_by_inputs_and_coefficients():
 
 
 def test_an_interval_is_log_normal_around_the_prediction():
-    run = TILES.estimate("tile", N)
-    for level, sds in ((0.6826894921, 1.0), (0.9544997361, 2.0)):
-        low, high = TILES.interval_ns("tile", N, level=level)
-        np.testing.assert_allclose(np.log(high / low), 2 * sds * run.log_sd(), rtol=1e-8)
-        np.testing.assert_allclose(np.sqrt(low * high), run.time_ns, rtol=1e-12)
+    run, paced = TILES.estimate("tile", N), dataclasses.replace(TILES, pace_log_sd=0.5)
+    for whole, log_sd in ((TILES, run.log_sd()), (paced, np.hypot(run.log_sd(), 0.5))):
+        for level, sds in ((0.6826894921, 1.0), (0.9544997361, 2.0)):
+            low, high = whole.interval_ns("tile", N, level=level)
+            np.testing.assert_allclose(np.log(high / low), 2 * sds * log_sd, rtol=1e-8)
+            np.testing.assert_allclose(np.sqrt(low * high), run.time_ns, rtol=1e-12)
+    # The pace is that of both sides, and leaves decisions alone.
+    np.testing.assert_array_equal(paced.decide(N).probability, TILES.decide(N).probability)
     assert np.all(np.asarray(run.log_sd()) > np.asarray(run.spread))
 
 

@@ -44,16 +44,9 @@ def test_writing_to_a_link_writes_its_target_and_keeps_the_link(tmp_path, exists
     if exists:
         target.write_text("old")
     write_json_file(Content(number=7), link)
-    assert link.is_symlink()
-    assert middle.is_symlink()
-    assert not target.is_symlink()
+    assert [path.is_symlink() for path in (link, middle, target)] == [True, True, False]
     assert Content.model_validate_json(target.read_text()).number == 7
-    assert sorted(path.name for path in tmp_path.rglob("*")) == [
-        "kept",
-        "link.json",
-        "middle.json",
-        "target.json",
-    ]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept", "link.json", "middle.json", "target.json"]
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
@@ -122,7 +115,7 @@ def test_a_key_that_comes_twice_is_refused_at_any_depth(tmp_path):
     for text, key in (('{"a": 1, "a": 1}', "a"), ('{"a": [{"b": {"c": 1, "d": 2, "c": 1}}]}', "c")):
         path.write_text(text)
         with pytest.raises(ValueError, match=f"the key '{key}' comes twice"):
-            read_json(path, {}, ValueError, "mend", "one")
+            read_json(path, None, ValueError, "mend", "one")
 
 
 def test_files_are_put_aside_at_once_by_many_and_none_is_lost(tmp_path):
@@ -181,14 +174,25 @@ def test_a_folder_is_locked_for_one_writer_at_a_time_who_may_lock_it_again(tmp_p
     assert counts == list(range(1, 21))
 
 
-def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
-    def full(_):
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_write_that_fails_names_the_file_and_leaves_the_old_one_whole_and_nothing_else(
+    existed, tmp_path, monkeypatch
+):
+    def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=f"{tmp_path}/a.json: cannot be written .No space left on device.$"):
-        write_json_file(Content(number=7), tmp_path / "a.json")
-    assert not list(tmp_path.iterdir())
+    path = tmp_path / "a.json"
+    for step in ("replace", "fsync", "chmod"):
+        if existed:
+            path.write_text("the old file")
+        with (
+            monkeypatch.context() as patched,
+            pytest.raises(OSError, match=f"{path}: cannot be written .No space left"),
+        ):
+            patched.setattr(os, step, full)
+            write_json_file(Content(number=7), path)
+        assert [*tmp_path.iterdir()] == [path] * existed
+        assert not existed or path.read_text() == "the old file"
     log = SampleLog(header_of(ToySuite(), "toy", current_fingerprint()))
     writer = SampleWriter(Path("/dev/full"), log, append=True)
     with writer, pytest.raises(OSError, match="^/dev/full: cannot be written .No space left on device.$"):

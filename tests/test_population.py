@@ -1,6 +1,5 @@
 """What other machines say of one that was not timed, and which calibration is used where none is given."""
 
-import dataclasses
 import json
 import warnings
 from pathlib import Path
@@ -144,16 +143,3 @@ def test_the_first_question_may_come_while_a_program_is_traced(saved, is_saved):
     constant = jax.jit(lambda x: x + rx.welch_peaks(SIGNAL[:3], PARAMS)[0, 0, 1])
     assert np.isfinite(constant(1.0))
     assert isinstance(rx.default_calibration().predict_ns("fused", 64, 256, 16).item(), float)
-
-
-def test_the_pace_widens_intervals_and_leaves_decisions_alone():
-    calm = rx.prior_calibration("cpu").of("welch")
-    posterior = dataclasses.replace(calm.posterior, factor=1e-3 * calm.posterior.factor)
-    calm = dataclasses.replace(calm, posterior=posterior, pace_log_sd=0.0)
-    paced = dataclasses.replace(calm, pace_log_sd=0.5)
-    sizes = (1024, 256, 16)
-    sd = float(calm.estimate("fused", *sizes).log_sd())
-    for one, known in ((calm, sd), (paced, np.hypot(sd, 0.5))):
-        low, high = one.interval_ns("fused", *sizes)
-        np.testing.assert_allclose(np.log(high / low), 2 * 1.6448536 * known, rtol=1e-6)
-    assert paced.decide(*sizes).probability == calm.decide(*sizes).probability

@@ -71,7 +71,7 @@ def read_advice(path: FilePath) -> tuple[Advice, str]:
     Raises:
         ValueError: a file that holds none; one line with the mend.
     """
-    content = read_json(path, {}, ValueError, _MEND, "an advice")
+    content = read_json(path, None, ValueError, _MEND, "an advice")
     try:
         advice = TypeAdapter(Advice).validate_python(content)
     except ValidationError as error:

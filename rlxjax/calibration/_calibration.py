@@ -22,11 +22,11 @@ from ._explanation import explain
 from ._file import (
     JOB_MODELS,
     CalibrationFileError,
-    calibrated_models,
     default_calibration_path,
     gate_of,
     is_there,
     of_this_machine,
+    posterior_of,
     read_calibration_file,
     sections_of_file,
 )
@@ -97,11 +97,24 @@ class Calibration:
         path: str | os.PathLike[str] | None = None,
     ) -> "Calibration":
         """Build from the content of a calibration file; arguments as in `load_calibration`."""
-        known = {model.name: model for model in (BUILT_IN.values() if models is None else models)}
-        of = [content.models[name] for name in known if name in content.models] or [*content.sections().values()]
+        machine, found = content.machine, {}
+        pace = None if machine is None else machine.pace
+        for model in BUILT_IN.values() if models is None else models:
+            if (section := content.models.get(model.name)) is None:
+                continue
+            found[model.name] = CalibratedModel(
+                posterior_of(model, section),
+                provenance={name: entry.provenance for name, entry in section.coefficients.items()},
+                held_out={name: summary.model_dump() for name, summary in section.held_out.items()},
+                domain={name: (entry.low, entry.high) for name, entry in section.domain.items()},
+                noise_floor=section.noise_floor,
+                pace_log_sd=0.0 if pace is None else pace.log_sd,
+                cautions=(*section.cautions, *([] if machine is None else machine.cautions)),
+            )
+        of = [content.models[name] for name in found] or [*content.sections().values()]
         return cls(
-            calibrated_models(content, known),
-            gate_of(content.machine),
+            found,
+            gate_of(machine),
             fingerprint=of[0].fingerprint.model_dump() if of else {},
             source=f"the calibration{f' of {max(one.created for one in of)}' if of else ''}"
             + (f", {os.fspath(path)}" if path else ""),
@@ -236,11 +249,8 @@ def _default_calibration(platform: str, path: FilePath | None) -> Calibration | 
             warn_if_elsewhere({name: own.fingerprint for name, own in content.sections().items()}, path)
             own = of_this_machine(content)
             if own.sections():
-                return _with_missing(Calibration.from_file(own, path=path), platform)
+                saved = Calibration.from_file(own, path=path)
+                return dataclasses.replace(
+                    saved, models={**saved.models, **population_models(platform), **saved.models}
+                )
     return prior_calibration(platform)
-
-
-def _with_missing(saved: Calibration, platform: str) -> Calibration:
-    """Return a saved calibration with the population's word on the models that it does not hold."""
-    missing = {name: model for name, model in population_models(platform).items() if name not in saved.models}
-    return dataclasses.replace(saved, models={**saved.models, **missing}) if missing else saved

@@ -41,7 +41,6 @@ from rlxjax.fit import (
 )
 from rlxjax.models import BUILT_IN, FUNCTIONS, WELCH
 
-from ._calibrated import CalibratedModel
 from ._fingerprint import MACHINE_FIELDS, Fingerprint, current_fingerprint, fingerprint_differences
 from ._schema import (
     SCHEMA_VERSION,
@@ -159,10 +158,8 @@ def sections_of_file(
 
 def _raw_of(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the object in a file of this schema, its sections unchecked."""
-    mend, versions = _mend(path), {"schema_version": SCHEMA_VERSION}
-    raw = read_json(path, versions, CalibrationFileError, mend, "a calibration")
-    if repr(got := raw.get("schema_version")) != repr(SCHEMA_VERSION):
-        raise CalibrationFileError(f"{path}: schema_version: expected {SCHEMA_VERSION}, got {got!r}; {mend}")
+    mend = _mend(path)
+    raw = read_json(path, SCHEMA_VERSION, CalibrationFileError, mend, "a calibration")
     if not isinstance(raw.get("models"), dict):
         raise CalibrationFileError(f"{path}: models: expected sections by name; {mend}")
     return raw
@@ -277,24 +274,6 @@ def gate_of(machine: MachineSection | None) -> IoFusionGate | None:
     return gate
 
 
-def calibrated_models(content: CalibrationFile, models: Mapping[str, LatencyModel]) -> dict[str, CalibratedModel]:
-    """Return what a file says of each model that is known, in their order."""
-    pace = None if content.machine is None else content.machine.pace
-    return {
-        name: CalibratedModel(
-            posterior=posterior_of(model, section),
-            provenance={key: entry.provenance for key, entry in section.coefficients.items()},
-            held_out={key: summary.model_dump() for key, summary in section.held_out.items()},
-            domain={key: (entry.low, entry.high) for key, entry in section.domain.items()},
-            noise_floor=section.noise_floor,
-            pace_log_sd=0.0 if pace is None else pace.log_sd,
-            cautions=(*section.cautions, *(() if content.machine is None else content.machine.cautions)),
-        )
-        for name, model in models.items()
-        if (section := content.models.get(name)) is not None
-    }
-
-
 def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior:
     """Return the posterior that a section holds.
 
@@ -372,10 +351,7 @@ def section_of(
     return ModelSection(
         **(made_now() | about),
         model_version=posterior.model.version,
-        facts={
-            name: np.asarray(fact, float).tolist() if np.ndim(fact) else float(fact)
-            for name, fact in posterior.facts.items()
-        },
+        facts={name: np.asarray(fact, float).tolist() for name, fact in posterior.facts.items()},
         coefficients=coefficients,
         uncertainty=Uncertainty(
             correction={name: list(map(rounded, row)) for name, row in zip(variants, posterior.weights, strict=True)},

@@ -1,5 +1,6 @@
 """The machine and software that timings belong to."""
 
+import contextlib
 import os
 import platform
 import sys
@@ -94,11 +95,8 @@ def warn_if_elsewhere(made_on: Mapping[str, Fingerprint], path: str | os.PathLik
 
 def _cpu_model() -> str:
     if sys.platform == "linux":
-        try:
-            with open("/proc/cpuinfo", encoding="utf-8") as file:
-                for line in file:
-                    if line.startswith("model name"):
-                        return line.partition(":")[2].strip()
-        except OSError:
-            pass
+        with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
     return platform.processor() or "unknown"

@@ -1,5 +1,6 @@
 """What a population of machines says of one that was never timed: a file beside this one, made of their campaigns."""
 
+import dataclasses
 import functools
 from pathlib import Path as FilePath
 from typing import Any, Literal
@@ -9,18 +10,12 @@ import numpy as np
 
 from rlxjax._files import Sealed, Strict, read_json_file
 from rlxjax.device._devices import Provenance
-from rlxjax.fit import LatencyModel, LatencyPosterior, LatencyPrior, coefficient_names, prior_posterior
+from rlxjax.fit import LatencyModel, LatencyPrior, coefficient_names, prior_posterior
 from rlxjax.models import BUILT_IN
 
 from ._calibrated import CalibratedModel
 from ._fingerprint import Fingerprint
 from ._schema import UNITS, Finite, Positive, Range, facts_of
-
-PRIOR_VERSION = 1
-#: What a user of the population should know, of each model.
-NOT_TIMED = "Nothing of it was timed on this machine, it is what {}; `rlxjax calibrate` times it."
-#: The files by the platform of the machines, in this folder.
-PRIOR_FILES = {"cpu": "cpu-prior.json"}
 
 
 class PriorMachine(Strict):
@@ -64,26 +59,23 @@ class PriorSection(Strict):
 class PriorFile(Sealed):
     """The whole file; `command` made it."""
 
-    schema_version: Literal[1] = PRIOR_VERSION
+    schema_version: Literal[1] = 1
     created: str
     command: str
     units: dict[str, str] = UNITS
     models: dict[str, PriorSection]
 
 
-def prior_path(platform: str) -> FilePath | None:
-    """Return where the population of a platform's machines is kept; None where there is none."""
-    name = PRIOR_FILES.get(platform)
-    return None if name is None else FilePath(__file__).with_name(name)
+def prior_path(platform: str) -> FilePath:
+    """Return where the population of a platform's machines is kept, if there is one."""
+    return FilePath(__file__).with_name(f"{platform}-prior.json")
 
 
 @functools.cache
 def population(platform: str) -> PriorFile | None:
     """Return the population of a platform's machines; None where none was timed."""
     path = prior_path(platform)
-    if path is None or not path.exists():
-        return None
-    return read_json_file(path, PriorFile, {"schema_version": PRIOR_VERSION}, ValueError, "install rlxjax again", "one")
+    return read_json_file(path, PriorFile, 1, ValueError, "install rlxjax again", "one") if path.exists() else None
 
 
 def population_prior(model: LatencyModel, platform: str | None = None) -> LatencyPrior[Any] | None:
@@ -118,24 +110,17 @@ def population_models(platform: str) -> dict[str, CalibratedModel]:
     """Return what the population of a platform says of each latency model, as if it were a calibration."""
     known, found = population(platform), {}
     for name, section in ({} if known is None else known.models).items():
-        model = BUILT_IN.get(name)
-        prior = None if model is None else population_prior(model, platform)
-        if model is None or prior is None:
+        model = BUILT_IN[name]
+        if (prior := population_prior(model, platform)) is None:
             continue
-        said = f"{len(section.machines)} known machine{' says' if len(section.machines) == 1 else 's say'}"
+        known_by = f"{len(section.machines)} known machine{' says' if len(section.machines) == 1 else 's say'}"
+        posterior = prior_posterior(model, prior, facts=facts_of(section.facts))
         found[name] = CalibratedModel(
-            _posterior(model, prior, section),
+            dataclasses.replace(posterior, spread=np.array([section.spread[name] for name in model.variants])),
             dict.fromkeys(section.coefficients, Provenance.UNCALIBRATED),
             {},
             {key: (measured.low, measured.high) for key, measured in section.domain.items()},
             pace_log_sd=section.speed_log_sd,
-            cautions=(NOT_TIMED.format(said),),
+            cautions=(f"Nothing of it was timed on this machine, it is what {known_by}; `rlxjax calibrate` times it.",),
         )
     return found
-
-
-def _posterior(model: LatencyModel, prior: LatencyPrior, section: PriorSection) -> LatencyPosterior:
-    facts = facts_of(section.facts)
-    known = prior_posterior(model, prior, facts=facts)
-    spread = np.array([section.spread[name] for name in model.variants])
-    return LatencyPosterior(model, facts, known.coefficients, known.weights, known.factor, spread)

@@ -80,8 +80,8 @@ def load_learned_fft(
     from ._schema import SCHEMA_VERSION, LearnedFftFile
 
     mend = "train one with train_learned_fft and save_learned_fft"
-    versions = {"schema_version": SCHEMA_VERSION}
-    content = read_json_file(path, LearnedFftFile, versions, LearnedFftFileError, mend, "a learned FFT", unsealed)
+    error, what = LearnedFftFileError, "a learned FFT"
+    content = read_json_file(path, LearnedFftFile, SCHEMA_VERSION, error, mend, what, unsealed)
     if n_fft is not None and content.n_fft != as_index(n_fft, "n_fft"):
         expected = f"expected a model for n_fft {n_fft}, got one for {content.n_fft}"
         raise LearnedFftFileError(f"{path}: n_fft: {expected}; {mend}")
