@@ -271,12 +271,8 @@ def log_softmin(
     best = jax.lax.stop_gradient(jnp.min(jnp.where(possible, costs, jnp.inf), -1, keepdims=True))
     best = jnp.where(jnp.isposinf(best), 0.0, best)
     logits = -(costs - best) / temperature + log_availability
-    peak = jax.lax.stop_gradient(jnp.max(jnp.where(possible, logits, -jnp.inf), -1, keepdims=True))
-    peak = jnp.where(jnp.isneginf(peak), 0.0, peak)
-    exponentials = jnp.where(possible, jnp.exp(jnp.where(possible, logits - peak, 0.0)), 0.0)
-    total = jnp.sum(exponentials, -1, keepdims=True)
-    log_total = peak + jnp.log(jnp.where(total > 0, total, 1.0))
-    return jnp.where(possible, logits - log_total, -jnp.inf)
+    impossible = jnp.where(jnp.any(possible, -1, keepdims=True), -jnp.inf, 0.0)
+    return jnp.where(possible, jax.nn.log_softmax(jnp.where(possible, logits, impossible)), -jnp.inf)
 
 
 def temperature_from_sd(sd: RealLike) -> RealLike:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from _content import sealed
 
-from rlxjax import IoFusionGate
+from rlxjax import IoFusionGate, Provenance
 from rlxjax.calibration import (
     GATE_UNITS,
     SCHEMA_VERSION,
@@ -241,6 +241,16 @@ def file_content(changes=None):
 def calibration(models=(LINE, TILED)):
     """Return the calibration that the valid file holds."""
     return Calibration.from_file(CalibrationFile.model_validate(file_content()), models)
+
+
+def two_models(models=(LINE, TILED)):
+    """Return what a file may say of two models, whose words are static."""
+    words = {"provenance": {"call_ns": Provenance.MEASURED}, "cautions": ("Few rounds.",), "noise_floor": 0.01}
+    posteriors = {LINE: certain(LINE, LINE_TRUTH), TILED: random_posterior(TILED, TILED_TRUTH)}
+    found = {
+        model.name: dataclasses.replace(calibrated(posteriors[model]), pace_log_sd=0.02, **words) for model in models
+    }
+    return Calibration(found, GATE, {"platform": "cpu", "cores": 2, "thread_flags": {"A": "1"}}, "a campaign")
 
 
 def assert_same(found, expected):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import os
 import pwd
 import subprocess
 import sys
@@ -34,7 +33,6 @@ import rlxjax as rx
 from calibrate.cli import app
 from calibrate.compiled import compiled_programs_path, keep_compiled_programs
 from rlxjax.calibration import (
-    CalibrationFile,
     CalibrationFileError,
     MachineMismatchWarning,
     current_fingerprint,

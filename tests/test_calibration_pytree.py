@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _compilations import compilations
-from _models import GATE, LINE, LINE_TRUTH, TILED, TILED_TRUTH, calibrated, random_posterior
+from _models import LINE, TILED, calibrated, two_models
 
 import rlxjax as rx
 from rlxjax.models import FUNCTIONS, WELCH
 
-TRUTHS = {LINE: LINE_TRUTH, TILED: TILED_TRUTH}
 N = np.array([1.0, 40.0, 64.0, 700.0, 4000.0])
 #: Of the methods that trace, a call of each, and of the second model too.
 CALLS = {
@@ -27,16 +26,6 @@ CALLS = {
 }
 
 
-def calibration(models=(LINE, TILED)):
-    """Return what a file may say of models."""
-    words = {"provenance": {"call_ns": rx.Provenance.MEASURED}, "cautions": ("Few rounds.",), "noise_floor": 0.01}
-    found = {
-        model.name: dataclasses.replace(calibrated(random_posterior(model, TRUTHS[model])), pace_log_sd=0.02, **words)
-        for model in models
-    }
-    return rx.Calibration(found, GATE, {"platform": "cpu", "thread_flags": {"A": "1"}}, "a campaign")
-
-
 def other_numbers(found):
     """Return a calibration of a slower machine."""
     return jax.tree.map(lambda leaf: leaf + 1 if isinstance(leaf, int) else 1.25 * leaf, found)
@@ -44,10 +33,10 @@ def other_numbers(found):
 
 def test_a_jitted_function_of_a_calibration_gives_what_the_eager_one_does_and_compiles_once():
     jitted = jax.jit(lambda own: {name: call(own) for name, call in CALLS.items()})
-    for found in (calibration(), other_numbers(calibration())):
+    for found in (two_models(), other_numbers(two_models())):
         compilations.clear()
         got = jitted(found)
-        assert bool(compilations) == (found == calibration())
+        assert bool(compilations) == (found == two_models())
         expected = {name: call(found) for name, call in CALLS.items()}
         jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-12), got, expected)
 
@@ -61,7 +50,7 @@ def test_other_words_compile_anew_and_a_posterior_has_none():
     def by_posterior(posterior):
         return rx.predicted_ns(posterior.coefficients, rx.Runs.checked(LINE, 0, n=100.0), {})
 
-    first = calibration()
+    first = two_models()
     for one, other in (("source", "elsewhere"), ("fingerprint", {"platform": "gpu"})):
         for found, is_new in ((first, False), (dataclasses.replace(first, **{one: other}), True)):
             by_calibration(first), by_posterior(first.posterior)
@@ -74,7 +63,7 @@ def test_other_words_compile_anew_and_a_posterior_has_none():
 
 
 def test_a_calibration_goes_through_a_tree_with_its_models_in_their_order_and_its_words():
-    found = calibration((TILED, LINE))
+    found = two_models((TILED, LINE))
     assert list(found.models) == ["tiled", "line"]
     back = jax.jit(lambda own: own)(found)
     assert list(back.models) == ["tiled", "line"]
@@ -86,7 +75,7 @@ def test_a_calibration_goes_through_a_tree_with_its_models_in_their_order_and_it
 
 
 def test_a_prediction_has_a_gradient_by_every_number_of_the_calibration():
-    found = calibration((LINE,))
+    found = two_models((LINE,))
     slopes = jax.grad(lambda own: own.predict_ns("blocked", 1000.0))(
         jax.tree.map(lambda leaf: np.asarray(leaf, float), found)
     )
@@ -96,7 +85,7 @@ def test_a_prediction_has_a_gradient_by_every_number_of_the_calibration():
 
 
 def test_many_machines_are_one_calibration_of_arrays():
-    machines = [calibration(), other_numbers(calibration())]
+    machines = [two_models(), other_numbers(two_models())]
     stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *machines)
     found = jax.vmap(lambda own: own.predict_ns("plain", 100.0))(stacked)
     np.testing.assert_allclose(found, [own.predict_ns("plain", 100.0) for own in machines], rtol=1e-12)

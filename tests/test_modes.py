@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+from _models import two_models
 from jax import export
-from test_values import calibration as two_models
 from test_values import explanation, posterior_fit
 
 import rlxjax as rx

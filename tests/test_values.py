@@ -9,38 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _models import GATE, LINE, LINE_TRUTH, TILED, TILED_TRUTH, calibrated, certain, random_posterior, runs_of
+from _models import LINE, LINE_TRUTH, calibrated, certain, runs_of, two_models
 from test_api import CLASSES
 
 import rlxjax as rx
 from rlxjax._values import MOST_CHARACTERS, FrozenDict
 
 
-def calibration():
-    """Return what a file may say of two models."""
-    line = dataclasses.replace(
-        calibrated(certain(LINE, LINE_TRUTH)),
-        provenance=dict.fromkeys(LINE_TRUTH, rx.Provenance.MEASURED) | {"block_ns": rx.Provenance.UNCALIBRATED},
-        held_out={"plain": {"held_out": 0.05, "noise_floor": 0.01, "edge": None, "held_out_cells": 7}},
-        noise_floor=0.01,
-        cautions=("Too few rounds.",),
-    )
-    models = {"line": line, "tiled": calibrated(random_posterior(TILED, TILED_TRUTH))}
-    return rx.Calibration(models, GATE, {"platform": "cpu", "cores": 2, "thread_flags": {"A": "1"}}, "a campaign")
-
-
-def terms_fit():
-    """Return what a fit of one coefficient may find."""
-    return rx.FitResult(
-        {"a_ns": 2.5}, 3.0, 1e-6, 9, True, 0.04, {"a_ns": 0.1}, {"a_ns": True}, np.eye(1), [], "The fit converged."
-    )
-
-
 def posterior_fit():
     """Return what a fit of two variants may find, of which one was timed."""
     runs = runs_of(LINE)
     runs = dataclasses.replace(runs, variant=np.zeros_like(runs.variant))
-    return rx.PosteriorFit(certain(LINE, LINE_TRUTH, spread=0.03), terms_fit(), runs, np.array([0.05, np.nan]))
+    terms = rx.FitResult({"a_ns": 2.5}, 3.0, 1e-6, 9, True, 0.04, {"a_ns": 0.1}, {"a_ns": True}, np.eye(1), [], "Good.")
+    return rx.PosteriorFit(certain(LINE, LINE_TRUTH, spread=0.03), terms, runs, np.array([0.05, np.nan]))
 
 
 def explanation():
@@ -149,7 +130,7 @@ def test_traced_values_are_not_compared():
 
 
 def test_two_calibrations_of_one_file_are_equal_and_one_of_other_numbers_is_not():
-    one, other = calibration(), calibration()
+    one, other = two_models(), two_models()
     assert one == other
     assert hash(one) == hash(other)
     assert {one: "here"}[other] == "here"
@@ -164,7 +145,7 @@ def test_two_calibrations_of_one_file_are_equal_and_one_of_other_numbers_is_not(
 
 
 def test_what_is_static_is_read_only_hashed_and_copied():
-    found = calibration()
+    found = two_models()
     for change in (
         lambda: found.fingerprint.update(cores=1),
         lambda: found.of("line").provenance.pop("item_ns"),
