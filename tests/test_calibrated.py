@@ -1,8 +1,10 @@
 """A calibrated model: predictions, picks, decisions and domains, of any model, eager, mapped and traced."""
 
 import dataclasses
+import functools
 import itertools
 import pickle
+import re
 
 import jax
 import jax.numpy as jnp
@@ -219,7 +221,7 @@ REFUSED = {
     ],
     **{
         f"level: expected a probability between 0 and 1, got {level}": [
-            lambda level=level: TILES.interval_ns("tile", 1, level=level)
+            functools.partial(TILES.interval_ns, "tile", 1, level=level)
         ]
         for level in (0.0, 1.0, -0.5, float("nan"))
     },
@@ -229,16 +231,13 @@ REFUSED = {
 @pytest.mark.parametrize("said", REFUSED)
 def test_what_has_no_answer_is_one_sentence(said):
     for call in REFUSED[said]:
-        with pytest.raises(ValueError, match=".") as caught:
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
             call()
-        assert str(caught.value) == said
 
 
 def test_a_decision_is_that_of_the_two_estimates():
-    found, expected = (
-        TILES.compare("tile", "loop", N, 2.0),
-        decision(TILES.estimate("tile", N, 2.0), TILES.estimate("loop", N, 2.0)),
-    )
+    found = TILES.compare("tile", "loop", N, 2.0)
+    expected = decision(TILES.estimate("tile", N, 2.0), TILES.estimate("loop", N, 2.0))
     jax.tree.map(np.testing.assert_array_equal, found[:5], expected[:5])
     assert found == TILES.decide(N, 2.0) == TILES.decide(N, 2.0, fused="tile", kept="loop")
     other = TILES.compare("loop", "tile", N, 2.0)
@@ -269,16 +268,11 @@ def test_a_domain_is_known_where_every_strategy_implies_an_input():
 
 
 def test_facts_may_be_replaced():
-    other = TILES.with_facts(tile_items=1.0)
-    assert float(other.predict_ns("tile", 7)) < float(TILES.predict_ns("tile", 7))
-    assert TILES.posterior.facts["tile_items"] == 64.0
-    exact = calibrated(certain(TILED, TILED_TRUTH)).with_facts(tile_items=512.0)
-    runs = Runs.checked(TILED, 1, n=N)
-    np.testing.assert_allclose(
-        exact.predict_ns("tile", N[:3]),
-        true_ns(TILED_TRUTH, runs, {**TILED.facts, "tile_items": 512.0})[:3],
-        rtol=1e-12,
-    )
+    known = calibrated(certain(TILED, TILED_TRUTH))
+    found = known.with_facts(tile_items=512.0).predict_ns("tile", N[:3])
+    expected = true_ns(TILED_TRUTH, Runs.checked(TILED, 1, n=N[:3]), {**TILED.facts, "tile_items": 512.0})
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert known.posterior.facts["tile_items"] == 64.0
 
 
 def test_a_model_remembers_nothing_and_is_pickled_with_all_it_holds():

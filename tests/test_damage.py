@@ -22,20 +22,7 @@ ROOT = Path(__file__).parent.parent
 MUTANTS, LIMIT_S, LOST = 36, 5.0, 2
 NUMBER = re.compile(rb"-?\d+\.?\d*(?:[eE][-+]?\d+)?")
 FIELD = re.compile(rb'"[^"\\]*": ?(?:"[^"\\]*"|-?\d[^,}\]\s]*)')
-VALUES = (
-    b"1e999",
-    b"9" * 400,
-    b"1" + b"0" * 5000,
-    b"-1",
-    b"0",
-    b"1e-320",
-    b"NaN",
-    b"null",
-    b"true",
-    b'"x"',
-    b"[]",
-    b"",
-)
+VALUES = (*b'1e999 -1 0 1e-320 NaN null true "x" []'.split(), b"9" * 400, b"1" + b"0" * 5000, b"")
 TERMS = {"call": 900.0, "elementwise": 300.0}
 ADVICE = Advice(
     "fuse", "saves_launches", "it saves a launch", 0.99, 2e3, (1e3, 3e3), 1.2e3, (1e3, 2e3), TERMS, TERMS,
@@ -157,16 +144,3 @@ def test_no_mutant_ends_in_a_traceback_or_changes_what_is_loaded_without_a_word(
             found.append(outcome(read, path, expected, is_sealed, is_cut))
             assert not found[-1].startswith("wrong"), (suffix, found[-1], text[:2000])
     assert found.count("refused") > len(found) / 4
-
-
-def test_what_should_not_be_is_found(tmp_path):
-    def refuse(_):
-        raise ValueError("two\nlines")
-
-    for read, expected, said in (
-        (lambda _: "other", "good", "a silent change"),
-        (lambda _: 3, 90, "87 visits lost"),
-        (lambda path: {}[path], "good", "KeyError"),
-        (refuse, "good", "not one line"),
-    ):
-        assert outcome(read, tmp_path, expected, True, False).startswith(f"wrong: {said}")

@@ -48,10 +48,8 @@ def test_the_population_is_of_the_models_and_of_the_schedule_that_are_here():
         assert calibrated.model is BUILT_IN[name]
         assert named(calibrated.coefficients) == named(population_prior(BUILT_IN[name], "cpu").median)
         count = len(population("cpu").models[name].machines)
-        assert (
-            f"what {count} known machine{'s say' if count > 1 else ' says'}; `rlxjax calibrate`"
-            in calibrated.cautions[0]
-        )
+        said = f"what {count} known machine{'s say' if count > 1 else ' says'}; `rlxjax calibrate`"
+        assert said in calibrated.cautions[0]
     facts, here = calibration.of("welch").posterior.facts, schedule("cpu")._asdict()
     assert {name: facts[name] for name in here if name in facts} == {
         name: float(value) for name, value in here.items() if name in facts
@@ -86,21 +84,16 @@ def test_a_model_that_the_saved_calibration_lacks_is_the_population_s(saved):
     assert rx.default_calibration().gate == gate
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"model_version": 1},
-        {"noise_floor": -1.0},
-        {"fingerprint": {**current_fingerprint().model_dump(), "cores": 9999}},
-    ],
-    ids=["stale", "damaged", "of another machine"],
-)
+#: A section that is stale, damaged, or of another machine.
+BAD = {"model_version": 1}, {"noise_floor": -1.0}, {"fingerprint": current_fingerprint().model_dump() | {"cores": 9999}}
+
+
+@pytest.mark.parametrize("change", BAD)
 def test_a_good_section_and_the_gate_are_used_beside_one_that_is_not(saved, change):
     path = saved()
     written = json.loads(path.read_text(encoding="utf-8"))
-    functions = json.loads((Path(rx.__file__).parents[1] / "docs/evidence/xeon.json").read_text(encoding="utf-8"))[
-        "models"
-    ]["functions"]
+    evidence = Path(rx.__file__).parents[1] / "docs/evidence/xeon.json"
+    functions = json.loads(evidence.read_text(encoding="utf-8"))["models"]["functions"]
     written["models"] = {
         "functions": functions | {"fingerprint": written["machine"]["fingerprint"]},
         "welch": written["models"]["welch"] | change,

@@ -26,17 +26,7 @@ def posterior_fit():
 
 def explanation():
     """Return why the first of two strategies is picked."""
-    strategies = tuple(
-        rx.StrategyExplanation(name, {"call_ns": 1e3, "work_ns": work_ns}, 1e3 + work_ns, (9e2, 1e5))
-        for name, work_ns in (("plain", 300.0), ("blocked", 4e3))
-    )
-    flip = rx.Flip("n", "input", 9.0, "items", 3.0, None, None, False, True)
-    crossing = rx.Crossover(
-        ("plain", "blocked"), "n", 27.0, "plain", "blocked", 0.1, (20.0, 30.0), False, True, "At 27."
-    )
-    return rx.Explanation(
-        {"n": 9.0}, False, strategies, "plain", "blocked", 3700.0, 90.0, 0.99, "plain", (flip,), crossing
-    )
+    return two_models().explain(9.0)
 
 
 #: Records of a few plain numbers and names, which hold no array and no long text.
