@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import pickle
-import re
 
 import jax
 import jax.numpy as jnp
@@ -231,8 +230,9 @@ REFUSED = {
 @pytest.mark.parametrize("said", REFUSED)
 def test_what_has_no_answer_is_one_sentence(said):
     for call in REFUSED[said]:
-        with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        with pytest.raises(ValueError, match=".") as caught:
             call()
+        assert str(caught.value) == said
 
 
 def test_a_decision_is_that_of_the_two_estimates():
