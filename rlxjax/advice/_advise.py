@@ -87,8 +87,9 @@ def advise(
     functions = [stages] if callable(stages) or not isinstance(stages, Iterable) else list(stages)
     if not functions or not all(map(callable, functions)):
         raise ValueError(f"stages: expected a function, or functions in order, got {stages!r}")
+    calibration = default_calibration() if calibration is None else calibration
     if not isinstance(calibration, Calibration):
-        calibration = default_calibration() if calibration is None else load_calibration(calibration)
+        calibration = load_calibration(calibration)
     whole = in_order(functions, args)
     if len(functions) > 1:
         groups = groups_of(whole)
@@ -137,7 +138,8 @@ class _Question:
         self.fits = self.together.peak_bytes <= limit
         times[(peaks > limit) & ~is_stage] = np.inf
         plans = plan_stages(times, peaks, peak_price_ns_per_byte=price, count=MOST_GROUPINGS)
-        self.plans = list(dict.fromkeys([*plans, *([self.together] if self.fits else []), self.apart]))
+        ends = [self.together, self.apart] if self.fits else [self.apart]
+        self.plans = [*plans, *(plan for plan in ends if plan not in plans)]
 
     def predictions(self, plan: StagePlan) -> list[FunctionPrediction]:
         """Return what is predicted of each program of a plan."""

@@ -49,7 +49,7 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
     for number, fn in enumerate(stages):
         name = getattr(fn, "__name__", "")
         name = name if name.isidentifier() else f"stage{number + 1}"  # where it has none that code could use
-        jitted = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(functools.partial(fn))
+        jitted: Any = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(functools.partial(fn))
         try:
             result = jitted.eval_shape(*given)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's function may raise anything, and may exit)
@@ -141,7 +141,7 @@ def _star(stage: Stage) -> str:
 def _donated(first: Stage, last: Stage, names: Sequence[str]) -> str:
     """Return the end of a call of `jax.jit`: which arguments the program may overwrite."""
     free = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(last.result)]
-    donated = []
+    donated: list[int] = []
     for place, arg in enumerate(first.args):
         own = (getattr(arg, "shape", None), getattr(arg, "dtype", None))
         if own in free:

@@ -272,7 +272,7 @@ def _matrix_form(hard: LearnedFft, partition: list[_Cone], bins: np.ndarray, sca
     matrices, found = [], []
     for samples, members in partition:
         rows = places[np.searchsorted(bins, members)][:, samples].T
-        matrices.append(np.concatenate([rows.real, rows.imag], axis=1).astype(np.float32))
+        matrices.append(np.concatenate([np.real(rows), np.imag(rows)], axis=1).astype(np.float32))
         found.extend(members)
     empty = np.zeros(0, np.float32)
     samples = tuple(Places.of(samples) for samples, _ in partition)

@@ -204,14 +204,12 @@ def _fine_tune(
 
     optimiser = optax.adam(optax.cosine_decay_schedule(FINE_TUNING_RATE, max(steps, 1)))
 
+    def loss(state, segments):
+        return peak_loss(LearnedFft(state[0], model.gates, state[1]), segments, k)
+
     def step(carry, key):
         state, moments = carry
-        segments = signals.sample(key, TRAINING_ROWS, model.n_fft)
-
-        def loss(state):
-            return peak_loss(LearnedFft(state[0], model.gates, state[1]), segments, k)
-
-        value, gradient = jax.value_and_grad(loss)(state)
+        value, gradient = jax.value_and_grad(loss)(state, signals.sample(key, TRAINING_ROWS, model.n_fft))
         with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32
             updates, moments = optimiser.update(gradient, moments)
         twiddles, mask = jax.tree.map(jnp.add, state, updates)
