@@ -47,6 +47,9 @@ def test_errors_that_the_calibration_expects_are_good():
         verdict = judged(seed=seed, spread=spread)
         assert (verdict.word, verdict.status) == ("good", 0), (seed, spread)
         assert verdict.sentences("c.json")[1:] == ["by c.json"]
+    wild = np.ones(len(GROUPS))
+    wild[7] = 50.0
+    assert judged(wild).word == "good"
 
 
 def test_runs_that_all_take_another_time_have_drifted_by_that_factor():
@@ -79,12 +82,6 @@ def test_a_micro_benchmark_alone_is_named_and_explained_and_decides_nothing():
     assert not judged(copy=CANARY_FACTOR).canaries["copy"].is_off
     text = " ".join(judged(1.5, **{"maxima wide": 1.9}).sentences("c.json"))
     assert "maxima wide takes 1.90 times as long as then" in text
-
-
-def test_a_single_wild_run_is_no_drift():
-    wild = np.ones(len(GROUPS))
-    wild[7] = 50.0
-    assert judged(wild).word == "good"
 
 
 def test_a_pace_that_the_canaries_share_is_said_and_is_no_drift():

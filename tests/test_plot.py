@@ -344,51 +344,42 @@ def test_ticks_name_their_value_and_its_unit():
                 assert float(number.replace(",", "")) * units[unit[0] if unit else "ns"] == pytest.approx(value)
 
 
-plot = rx.plot
-REFUSED = {
-    "calibrated: expected a Calibration or one of its models, got str": lambda: plot.time_by("cpu", "n", SIZES),
-    "timings: expected Timings, got list": lambda: plot.predicted_vs_measured(LINES, [1.0]),
-    "timings: expected those of line (version 1), got those of tiled (version 3)": (
-        lambda: plot.predicted_vs_measured(LINES, TILED_TIMINGS)
-    ),
-    "timings: expected one machine's, `[n]`, got shape (1, 28)": (
-        lambda: plot.predicted_vs_measured(LINES, rx.stack_timings([LINE_TIMINGS])[0])
-    ),
-    "noise: expected a share of at least 0, got -0.1": (
-        lambda: plot.predicted_vs_measured(LINES, LINE_TIMINGS, noise=-0.1)
-    ),
-    "level: expected a probability between 0 and 1, got 90": lambda: plot.time_by(LINES, "n", SIZES, level=90),
-    "m: not an input of line, which has n": lambda: plot.time_by(LINES, "m", SIZES),
-    "n: given twice": lambda: plot.time_by(LINES, "n", SIZES, n=3.0),
-    "depth: expected one number, got 2": lambda: plot.time_by(TILES, "n", SIZES, depth=[1.0, 2.0]),
-    "n: expected two different numbers at least, got 1": lambda: plot.time_by(LINES, "n", [4.0, 4.0]),
-    "n: expected positive finite numbers, got 0": lambda: plot.time_by(LINES, "n", [0.0, 4.0]),
-    "n: expected numbers, got str": lambda: plot.time_by(LINES, "n", "many"),
-    "strategy: expected one of plain, blocked, got 'fast'": lambda: plot.time_by(
-        LINES, "n", SIZES, strategies=["fast"]
-    ),
-    "strategies: expected one at least, got none": lambda: plot.time_by(LINES, "n", SIZES, strategies=[]),
-    "over: expected the values of two inputs by name, got {'n': [1, 2]}": lambda: plot.decision_map(
-        TILES, {"n": [1, 2]}
-    ),
-    "fused, kept: expected both or neither": lambda: plot.decision_map(TILES, OVER, fused="tile"),
-    "strategies: expected two to decide between, got tile, tile": (
-        lambda: plot.decision_map(TILES, OVER, fused="tile", kept="tile")
-    ),
-    "explanation: expected what `explain` returns, got Decision": lambda: plot.terms(TILES.decide(3.0, 1.0)),
-    "earlier: expected that of tiled, got that of line": lambda: plot.coefficients(TILES, earlier=LINES),
-    "calibrated: expected a Calibration, one of its models, a posterior or its fit, got dict": (
-        lambda: plot.coefficients(LINE_TRUTH)
-    ),
-    "ax: expected one matplotlib axis, got ndarray": lambda: plot.terms(EXPLAINED, ax=np.zeros(2)),
-}
+def refusals():
+    """Yield a sentence, and the picture, arguments and options that it refuses."""
+    predicted, by, over, terms, coefficients = (getattr(rx.plot, name) for name in PICTURES)
+    yield "calibrated: expected a Calibration or one of its models, got str", by, ("cpu", "n", SIZES), {}
+    yield "timings: expected Timings, got list", predicted, (LINES, [1.0]), {}
+    said = "timings: expected those of line (version 1), got those of tiled (version 3)"
+    yield said, predicted, (LINES, TILED_TIMINGS), {}
+    stacked = rx.stack_timings([LINE_TIMINGS])[0]
+    yield "timings: expected one machine's, `[n]`, got shape (1, 28)", predicted, (LINES, stacked), {}
+    yield "noise: expected a share of at least 0, got -0.1", predicted, (LINES, LINE_TIMINGS), {"noise": -0.1}
+    yield "level: expected a probability between 0 and 1, got 90", by, (LINES, "n", SIZES), {"level": 90}
+    yield "m: not an input of line, which has n", by, (LINES, "m", SIZES), {}
+    yield "n: given twice", by, (LINES, "n", SIZES), {"n": 3.0}
+    yield "depth: expected one number, got 2", by, (TILES, "n", SIZES), {"depth": [1.0, 2.0]}
+    yield "n: expected two different numbers at least, got 1", by, (LINES, "n", [4.0, 4.0]), {}
+    yield "n: expected positive finite numbers, got 0", by, (LINES, "n", [0.0, 4.0]), {}
+    yield "n: expected numbers, got str", by, (LINES, "n", "many"), {}
+    yield "strategy: expected one of plain, blocked, got 'fast'", by, (LINES, "n", SIZES), {"strategies": ["fast"]}
+    yield "strategies: expected one at least, got none", by, (LINES, "n", SIZES), {"strategies": []}
+    few = {"n": [1, 2]}
+    yield "over: expected the values of two inputs by name, got {'n': [1, 2]}", over, (TILES, few), {}
+    yield "fused, kept: expected both or neither", over, (TILES, OVER), {"fused": "tile"}
+    same = dict.fromkeys(("fused", "kept"), "tile")
+    yield "strategies: expected two to decide between, got tile, tile", over, (TILES, OVER), same
+    yield "explanation: expected what `explain` returns, got Decision", terms, (TILES.decide(3.0, 1.0),), {}
+    yield "earlier: expected that of tiled, got that of line", coefficients, (TILES,), {"earlier": LINES}
+    said = "calibrated: expected a Calibration, one of its models, a posterior or its fit, got dict"
+    yield said, coefficients, (LINE_TRUTH,), {}
+    yield "ax: expected one matplotlib axis, got ndarray", terms, (EXPLAINED,), {"ax": np.zeros(2)}
 
 
 def test_what_cannot_be_drawn_is_one_sentence_and_no_figure():
     open_ones = pyplot.get_fignums()
-    for sentence, draw in REFUSED.items():
+    for sentence, draw, given, options in refusals():
         with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-            draw()
+            draw(*given, **options)
     assert pyplot.get_fignums() == open_ones
 
 
