@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -265,7 +265,7 @@ def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, float]) -> list[
     low, high = calibrated.domain[along]
     sizes = np.unique(np.round(np.geomspace(max(low, 1.0), high, 200)))
     kept, fused, *_ = calibrated.strategies
-    given = {name: inputs[name] for name in others}
+    given: dict[str, Any] = {name: inputs[name] for name in others}
     at = "".join(f" {name} {given[name]:g}" for name in others if name in calibrated.model.inputs)
     pays = np.asarray(calibrated.decide(**{along: sizes}, **given).margin_ns) > 0
     if pays.all() or not pays.any():

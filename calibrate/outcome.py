@@ -141,7 +141,7 @@ def _print_works(outcome: Outcome, console: Console) -> None:
     shown = [name for name in outcome.suite.shown if name in works] or list(works)
     rows, decisions = [], []
     for work in shown[:: max(1, len(shown) // WORKS_SHOWN)][:WORKS_SHOWN]:
-        last = works[work][-1].inputs
+        last: Mapping[str, Any] = works[work][-1].inputs
         alike = [cell for cell in works[work] if cell.inputs == last]
         fastest = min(alike, key=lambda cell: times_ns[cell.name][1])
         for cell in works[work]:

@@ -209,8 +209,7 @@ class SampleWriter:
 
     def cells(self, cells: Sequence[Cell]) -> None:
         """Keep which cells every round visits."""
-        kept = [{name: getattr(cell, name) for name in KeptCell.model_fields} for cell in cells]
-        self.keep(Cells(cells=[KeptCell(**(one | {"inputs": dict(one["inputs"])})) for one in kept]))
+        self.keep(Cells(cells=[KeptCell.model_validate(cell, from_attributes=True) for cell in cells]))
 
     def _write(self, line: Header | Line) -> None:
         rest = f"{line.model_dump_json()}\n".encode()

@@ -64,7 +64,8 @@ def change_section(
         "The change is the logarithm of later over earlier, in joint standard deviations: for a prediction those of "
         "its interval, the machine's pace included. In the picture the earlier coefficients are grey.",
     ]
-    if software := fingerprint_differences(*(one.fingerprint for one in sections), places=("earlier", "now")):
+    before, after = (one.fingerprint for one in sections)
+    if software := fingerprint_differences(before, after, places=("earlier", "now")):
         said.append(f"The software changed too: {'; '.join(software)}.")
     pictures = drawn(f"{name}-changes", Coefficients=lambda: coefficients(models[1], earlier=models[0]))
     table = Table(f"Changes of {name}, the surest first", rows, "All changes, the surest first")

@@ -42,5 +42,7 @@ def hues(model: LatencyModel, names: Sequence[str]) -> dict[str, Hue]:
     own = {name: place for name, place in wanted.items() if name == next(n for n in names if wanted[n] == place)}
     free = (place for place in range(len(variants) + len(names)) if place not in own.values())
     places = {name: own[name] if name in own else next(free) for name in names}
-    looks = (COLOURS, MARKERS, LINES)
-    return {name: Hue(*(each[place % len(each)] for each in looks)) for name, place in places.items()}
+    return {
+        name: Hue(COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)], LINES[place % len(LINES)])
+        for name, place in places.items()
+    }
