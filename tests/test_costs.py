@@ -323,12 +323,9 @@ def test_tables_are_their_scalars_under_jit_and_vmap_too():
         [everything(device, batch, int(n[0]), k) for batch in BATCH[0].tolist()]
         for device, n in zip(rx.Device, n_fft, strict=True)
     ]
-    over_batch = jax.vmap(everything, (None, 0, None, None))
-    over_both = jax.jit(jax.vmap(over_batch, (0, None, 0, None)))
     tables = {
         "one call": everything(CODES, BATCH, n_fft, k),
-        "jit": jax.jit(everything)(CODES, BATCH, n_fft, k),
-        "vmap": over_both(CODES[:, 0], BATCH[0], n_fft[:, 0], k),
+        "jit of vmap": jax.jit(jax.vmap(everything, (0, None, 0, None)))(CODES[:, 0], BATCH[0], n_fft[:, 0], k),
     }
     for name in tables["one call"]:
         scalars = [[one[name] for one in row] for row in rows]
@@ -426,21 +423,19 @@ def legacy(device, batch, available, active, total):
 @pytest.mark.parametrize("is_legacy", [False, True])
 def test_a_mixed_table_of_picks_is_one_call(is_legacy):
     rows = list(itertools.product(rx.Device, BATCHES, MODELS))
-    picks = [
-        rx.pick_welch_peaks_strategy(device, batch, 256, 16, *model, legacy=is_legacy) for device, batch, model in rows
-    ]
+    columns = [rx.Device.codes([device for device, _, _ in rows]), np.array([batch for _, batch, _ in rows])]
+    columns += [np.array([-1 if model[i] is None else model[i] for *_, model in rows]) for i in range(3)]
+
+    def pick(device, batch, *model):
+        return rx.pick_welch_peaks_strategy(device, batch, 256, 16, *model, legacy=is_legacy)
+
+    found = pick(*columns)
+    for transform in (jax.jit, jax.vmap):
+        np.testing.assert_array_equal(transform(pick)(*columns), found)
+    names = [list(rx.ReferenceStrategy)[code] for code in found]
+    assert names[::7] == [pick(device, batch, *model) for device, batch, model in rows[::7]]
     if is_legacy:
-        assert picks == [legacy(device, batch, *model) for device, batch, model in rows]
-    expected = [pick.code for pick in picks]
-    codes, batch = rx.Device.codes([row[0] for row in rows]), np.array([row[1] for row in rows])
-    gates = (np.array([-1 if m[i] is None else m[i] for *_, m in rows]) for i in range(3))
-
-    def pick(codes, batch, available, active, total):
-        return rx.pick_welch_peaks_strategy(codes, batch, 256, 16, available, active, total, legacy=is_legacy)
-
-    for f in (pick, jax.jit(pick), jax.vmap(pick)):
-        arguments = (codes, batch, *gates) if f is pick else arguments
-        np.testing.assert_array_equal(f(*arguments), expected)
+        assert names == [legacy(device, batch, *model) for device, batch, model in rows]
 
 
 def test_a_name_means_its_strategy_however_it_is_spelt():

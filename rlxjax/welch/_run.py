@@ -129,7 +129,10 @@ def welch_peaks(
     if isinstance(signal, jax.Array) and not isinstance(peaks, jax.Array):
         with jax.ensure_compile_time_eval():
             peaks = jax.device_put(peaks, next(iter(signal.devices())) if signal.committed else None)
-    return peaks if is_jax else _writeable(np.asarray(peaks))
+    if is_jax:
+        return peaks
+    peaks = np.asarray(peaks)  # those of one chunk are a view of the device's own memory
+    return peaks if peaks.flags.writeable else peaks.copy()
 
 
 def stream_welch_peaks(
@@ -310,11 +313,6 @@ def _check_model(model: Any, params: WelchPeakParams) -> None:
         raise ValueError(f"model: expected one for n_fft {params.n_fft} as in params, got n_fft {model.n_fft}")
     if is_traced(*jax.tree.leaves(model)):
         raise ValueError("model: its gates decide the program, so they cannot be traced; use learned_spectrum")
-
-
-def _writeable(peaks: np.ndarray) -> np.ndarray:
-    """Return peaks that may be written to: those of one chunk are a view of the device's own memory."""
-    return peaks if peaks.flags.writeable else peaks.copy()
 
 
 def _calibrated_pick(
