@@ -241,7 +241,7 @@ def test_what_cannot_be_modelled_says_why(here):
     assert rx.advise([square, total], real(8), calibration=other).reason_code == "not_calibrated"
 
 
-def test_bad_input_is_one_sentence(here):
+def test_bad_input_and_no_calibration_are_one_sentence(here, tmp_path, monkeypatch):
     for match, args, options in (
         ("min_gain_ns: expected a number of at least 0, got -1", [real(8)], {"min_gain_ns": -1}),
         ("peak_price_ns_per_byte: expected a number of", [real(8)], {"peak_price_ns_per_byte": float("nan")}),
@@ -253,8 +253,11 @@ def test_bad_input_is_one_sentence(here):
             rx.advise([square, total], *args, calibration=here, **options)
     with pytest.raises(ValueError, match="stages: expected a function"):
         rx.advise([], calibration=here)
-    with pytest.raises(rx.CalibrationFileError, match="no such file"):
-        rx.advise([square, total], real(8, 8), calibration="missing.json")
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")  # which has no population
+    for path in ("missing.json", None):
+        with pytest.raises(rx.CalibrationFileError, match="no such file"):
+            rx.advise([square, total], real(8, 8), calibration=path)
 
 
 def test_measuring_times_the_stages_apart_as_advised_and_as_one_program(here):
