@@ -253,14 +253,4 @@ def two_models(models=(LINE, TILED)):
     return Calibration(found, GATE, {"platform": "cpu", "cores": 2, "thread_flags": {"A": "1"}}, "a campaign")
 
 
-def assert_same(found, expected):
-    """Check that two calibrations say the same of the same models."""
-    assert list(found.models) == list(expected.models)
-    assert (found.gate, found.fingerprint) == (expected.gate, expected.fingerprint)
-    for one, other in zip(found.models.values(), expected.models.values(), strict=True):
-        jax.tree.map(np.testing.assert_array_equal, one.posterior, other.posterior)
-        for name in ("provenance", "held_out", "domain", "noise_floor"):
-            assert getattr(one, name) == getattr(other, name)
-
-
 _predicted_ns = jax.jit(predicted_ns)

@@ -135,12 +135,9 @@ def test_no_mutant_ends_in_a_traceback_or_changes_what_is_loaded_without_a_word(
             expected = read(path)
         assert outcome(read, path, expected, is_sealed, False) == "loaded", suffix
         for number in range(MUTANTS):
-            if suffix.endswith(".gz") and number % 2:
-                text, is_cut = mutant(gzip.decompress(good), rng)
-                text = gzip.compress(text, 1)
-            else:
-                text, is_cut = mutant(good, rng)
-            path.write_bytes(text)
+            is_packed = suffix.endswith(".gz") and number % 2
+            text, is_cut = mutant(gzip.decompress(good) if is_packed else good, rng)
+            path.write_bytes(gzip.compress(text, 1) if is_packed else text)
             found.append(outcome(read, path, expected, is_sealed, is_cut))
             assert not found[-1].startswith("wrong"), (suffix, found[-1], text[:2000])
     assert found.count("refused") > len(found) / 4
