@@ -152,8 +152,10 @@ def prior_posterior(
     """
     prior = model.prior if prior is None else prior
     facts = dict(model.facts if facts is None else facts)
-    known = prior_weights(model, prior, facts)
-    sds = prior_sds(prior, known.size, correction_sd)
+    least = {name: max(entry.least, 1.0) for name, entry in model.inputs.items()}
+    count = np.shape(model.features(Runs(model, 0, least), facts))[-1]
+    known = np.broadcast_to(np.asarray(prior.correction, np.float64), (len(model.variants), count))
+    sds = [*np.asarray(vector(prior.log_sd)).tolist(), *[float(correction_sd)] * known.size]
     spreads = np.full(len(model.variants), float(spread))
     return LatencyPosterior(model, facts, prior.median, known, np.diag(sds), spreads)
 
@@ -168,18 +170,6 @@ def is_candidate(posterior: LatencyPosterior, runs: Runs) -> Bool[Array, "*batch
     """Return whether the variants of runs give the result that is asked for, so that a pick may choose them."""
     is_same = jnp.asarray(posterior.model.same_result(runs, posterior.facts))
     return jnp.any(is_same & is_own_variant(runs.variant, runs.shape, is_same.shape[-1]), -1)
-
-
-def prior_sds(prior: LatencyPrior, n_weights: int, correction_sd: float = CORRECTION_SD) -> np.ndarray:
-    """Return the standard deviations of the unknowns, `[unknowns]`."""
-    return np.concatenate([np.asarray(vector(prior.log_sd)), np.full(n_weights, float(correction_sd))])
-
-
-def prior_weights(model: LatencyModel, prior: LatencyPrior, facts: Facts) -> np.ndarray:
-    """Return the prior mean of the correction's weights, `[variants, features]`."""
-    least = {name: max(entry.least, 1.0) for name, entry in model.inputs.items()}
-    count = np.shape(model.features(Runs(model, 0, least), facts))[-1]
-    return np.broadcast_to(np.asarray(prior.correction, np.float64), (len(model.variants), count))
 
 
 def predicted_ns(coefficients: Any, runs: Runs, facts: Facts) -> Float[Array, "*batch"]:

@@ -11,7 +11,7 @@ from rlxjax._values import by_value
 from ._coefficients import LatencyPrior
 from ._fit import FitResult, minimum_and_result
 from ._model import Facts, Runs
-from ._posterior import CORRECTION_SD, LatencyPosterior, correction_log_factor, joint_jacobian, prior_sds, prior_weights
+from ._posterior import CORRECTION_SD, LatencyPosterior, correction_log_factor, joint_jacobian, prior_posterior
 from ._timings import Timings
 
 #: Rounds in which the spread and the variances that depend on it settle.
@@ -79,8 +79,8 @@ def fit_posterior(
     """
     model = timings.model
     prior = model.prior if prior is None else prior
-    facts = dict(model.facts if facts is None else facts)
-    known = prior_weights(model, prior, facts)
+    before = prior_posterior(model, prior, facts=facts)
+    facts, known = before.facts, np.asarray(before.weights)
     runs: Runs = jax.tree.map(np.asarray, timings.runs)
     features, variant = np.asarray(model.features(runs, facts), np.float64), np.asarray(runs.variant)
     if known.any():
@@ -102,9 +102,8 @@ def fit_posterior(
         spread[code], errors = _spread_and_errors(features[mine], left[mine], influence[mine], tuple(model.folds(own)))
         left_out_error[code] = float(np.mean(np.expm1(np.abs(errors))))
 
-    sds = prior_sds(prior, known.size)
     scaled = joint * (np.sqrt(influence) / spread[variant])[:, None]
-    factor = np.linalg.cholesky(np.linalg.inv(scaled.T @ scaled + np.diag(sds**-2.0)))
+    factor = np.linalg.cholesky(np.linalg.inv(scaled.T @ scaled + np.diag(np.diag(before.factor) ** -2.0)))
     posterior = LatencyPosterior(model, facts, terms.coefficients, known + found, factor, spread)
     return PosteriorFit(posterior, terms, runs, left_out_error)
 
@@ -148,11 +147,8 @@ def _spread_and_errors(
     errors = [left[out] - features[out] @ _ridge(features, left, influence * ~out)[0] for out in outs]
     squares, spread = (np.concatenate(errors) / COVERED_SDS) ** 2, CORRECTION_NOISE_SD
     for _ in range(SPREAD_ROUNDS):
-        covariances = [_ridge(features, left, influence * ~out, spread)[1] for out in outs]
-        variances = [
-            np.sum(features[out] @ covariance * features[out], axis=1)
-            for out, covariance in zip(outs, covariances, strict=True)
-        ]
+        covariances = (_ridge(features, left, influence * ~out, spread)[1] for out in outs)
+        variances = [np.sum(features[out] @ own * features[out], 1) for out, own in zip(outs, covariances, strict=True)]
         needed = np.sqrt(np.maximum(squares - np.concatenate(variances), 0.0))
         spread = max(least, float(np.quantile(needed, COVERED)))
     widened = stdtrit(max(len(outs) - 1, 1), (1.0 + COVERED) / 2.0) / COVERED_SDS
