@@ -24,13 +24,14 @@ from rlxjax.calibration import (
     write_sections,
 )
 from rlxjax.clock import PROTOCOL
-from rlxjax.fit import Cell, Suite
+from rlxjax.fit import Cell, Suite, cell_runs
 
 from .design import by_work, measuring_order
 from .interrupts import last_act
 from .judge import OUTLIER_FACTOR, Verdict, enough_known, fitted, said_of_pace, verdict_on, what_pays
 from .machine import measured_gate, micro_times_ns, pace_of, time_micro
 from .measure import Ready, made_ready, measure_rounds, memory_limit_bytes
+from .named import users_code
 from .outcome import Outcome, shortened
 from .progress import Deadline, Progress
 from .refusals import refuse_input
@@ -95,15 +96,18 @@ def run(
     file_to_write(kept_at)
     here = current_fingerprint()
     known, notes = prior_of(suite, here.platform, prior, unsealed)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rng, header = np.random.default_rng(seed), header_of(suite, name, here)
+    rng = np.random.default_rng(seed)
+    with users_code(f"{model}: the facts of its suite cannot be kept"):
+        header = header_of(suite, name, here)
     deadline = Deadline(started_s + budget_s - max(FIT_RESERVE_S, FIT_RESERVE_SHARE * budget_s))
     skipped: dict[str, list[str]] = {}
     with progress.phase(f"{model}: choosing"):
-        wanted = checked_cells(suite)
+        wanted, left_out = checked_cells(suite)
+        notes += left_out
         limit_bytes = memory_limit_bytes()
         skipped["would not fit in memory"] = [cell.name for cell in wanted if cell.n_bytes > limit_bytes]
         cells = [cell for cell in wanted if cell.n_bytes <= limit_bytes]
+    path.parent.mkdir(parents=True, exist_ok=True)
     log = SampleLog(header)
     if resume:
         log = read_samples(kept_at, mend="leave out --resume to start anew", mend_tail=True)
@@ -121,12 +125,12 @@ def run(
         order, share, least = log.cells, 1.0, 0  # all cells are to have as many rounds
         if not is_fixed:
             share, least = READY_SHARE, MIN_CELLS
-            with progress.phase(f"{model}: ordering"):
+            with progress.phase(f"{model}: ordering"), users_code(f"{model}: its model predicts nothing"):
                 order = measuring_order(suite, log.cells or cells, start, log.facts, rng)
         ready_by = Deadline(time.perf_counter() + share * deadline.left_s())
         with progress.phase(f"{model}: compiling", total=len(order)) as advance:
             ready = made_ready(suite, order, ready_by, advance, at_least=least, n_threads=here.cores)
-        notes += [f"{cell} is left out: {reason}." for cell, reason in ready.refused.items()]
+        refused = dict(ready.refused)
         if is_fixed and len(ready.programs) < len(order):
             notes.append("No time was left to measure more: this is the fit of the earlier samples.")
         else:
@@ -139,7 +143,8 @@ def run(
                 writer.cells([cell for cell in cells if cell.name in {one.name for one in chosen}])
             enough = enough_known(suite, log, start, deadline)
             with progress.phase(f"{model}: measuring", deadline) as advance:
-                measure_rounds(writer, ready.programs, deadline, rng, advance, enough)
+                refused |= measure_rounds(writer, ready.programs, deadline, rng, advance, enough)
+    notes += (of_cells := [f"{cell} is left out: {reason}." for cell, reason in refused.items()])
     if deadline.interrupted:
         notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
     try:
@@ -148,7 +153,7 @@ def run(
     except ValueError as too_little:
         if deadline.interrupted:
             raise KeyboardInterrupt(str(too_little)) from None
-        raise
+        raise ValueError(" ".join([f"{too_little}.", *of_cells[:1]]).removesuffix(".")) from None
     return dataclasses.replace(found, is_interrupted=deadline.interrupted)
 
 
@@ -207,15 +212,17 @@ def fit_and_write(
     try:
         found = fitted(suite, log, suite.start(micro_ns) if known is None else known)
     except ValueError as error:
-        mend = f"the samples are in {kept_at}: measure more with `rlxjax calibrate --resume`"
-        raise ValueError(f"{error}; {mend}") from None
+        again = shlex.join(["rlxjax", "calibrate", *_of_suite(header.suite), "--out", str(path), "--resume"])
+        raise ValueError(f"{error}; the samples are in {kept_at}: measure more with `{again}`") from None
     terms, outliers = found.whole.terms, found.outliers()
     if len(log.complete_rounds()) == 0:
         notes.append("No round was finished: every cell counts once, and some are missing.")
     if found.noise_level is None:
         notes.append("A single round says nothing of the noise.")
     if found.all_seen:
-        notes.append("Too few cells were measured to hold any out: there is no held-out error.")
+        is_any = any(cell.held_out for cell in found.cells)
+        why = "Too few cells were measured to hold any out" if is_any else "No cell that was measured is held out"
+        notes.append(f"{why}: there is no held-out error.")
     if outliers:
         notes.append(
             f"{len(outliers)} of {len(found.cells)} cells are off by more than {OUTLIER_FACTOR:g} times and "
@@ -274,21 +281,34 @@ def fit_and_write(
     return Outcome(path, is_written, kept_at, verdict, calibrated, section, suite, found, skipped, micro_ns, notes)
 
 
-def checked_cells(suite: Suite) -> list[Cell]:
-    """Return the cells of a suite; none, two of one name, or one of another variant are refused."""
-    try:
-        cells = list(suite.cells())
-    except Exception as error:  # noqa: BLE001
-        raise ValueError(f"{suite.model.name}: its cells raise {type(error).__name__}: {error}") from None
+def checked_cells(suite: Suite) -> tuple[list[Cell], list[str]]:
+    """Return the cells of a suite that can be fitted, and a sentence for each of the others.
+
+    Raises:
+        ValueError: there is none.
+    """
+    model, cells, left_out = suite.model, {}, []
+    with users_code(f"{model.name}: its cells are none"):
+        wanted = list(suite.cells())
+    for cell in wanted:
+        if not isinstance(cell, Cell):
+            raise ValueError(f"{model.name}: expected cells of type Cell, got one of type {type(cell).__name__}")
+        try:
+            if cell.name in cells:
+                raise ValueError("another cell has its name")
+            cell_runs(model, [cell])
+            model.check(cell.inputs)
+            cells[cell.name] = cell
+        except Exception as error:  # noqa: BLE001
+            left_out.append(f"{cell.name} is left out: {error}.")
     if not cells:
-        raise ValueError(f"{suite.model.name}: expected a suite with cells, got none")
-    names = [cell.name for cell in cells]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{suite.model.name}: expected cells of different names, got two of {twice!r}")
-    if odd := [cell.name for cell in cells if cell.variant not in suite.model.variants]:
-        raise ValueError(f"{suite.model.name}: {odd[0]!r} is of a variant that the model does not have")
-    return cells
+        raise ValueError(" ".join([f"{model.name}: expected a suite with cells, got none.", *left_out[:1]]))
+    return list(cells.values()), left_out
+
+
+def _of_suite(name: str) -> list[str]:
+    """Return the option that names a suite."""
+    return ["--suite", name] if ":" in name else ["--only", name]
 
 
 def affordable(order: Sequence[Cell], ready: Ready, left_s: float) -> tuple[list[Cell], list[str]]:

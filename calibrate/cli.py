@@ -116,26 +116,37 @@ def calibrate(
     given = {"device": device, "only": only, "suite": suite, "out": out, "model": model, "prior": prior}
     command = command_line("calibrate", budget=f"{budget_s:g}", **given, resume=resume, force=force)
     path = default_calibration_path() if out is None else out
-    suites = {name: suite_of(name, model or []) for name in names}
+    suites, failed = {}, []
+    for name in names:
+        try:
+            suites[name] = suite_of(name, model or [])
+        except ValueError as error:
+            failed.append(str(error))
     begun = [name for name, one in suites.items() if samples_path(path, one.model.name).exists()] or names
     with _told(strict=strict, verbose=verbose, quiet=quiet, as_json=as_json) as tell, locked(path):
         for number, (name, one) in enumerate(suites.items()):
-            outcome = run_campaign(
-                one,
-                name,
-                started_s=_STARTED_S + budget_s * number / len(suites),
-                budget_s=budget_s / len(suites),
-                path=path,
-                resume=resume and name in begun,
-                command=command,
-                progress=progress,
-                force=force,
-                prior=prior,
-                unsealed=unsealed,
-            )
+            try:
+                outcome = run_campaign(
+                    one,
+                    name,
+                    started_s=_STARTED_S + budget_s * number / len(suites),
+                    budget_s=budget_s / len(suites),
+                    path=path,
+                    resume=resume and name in begun,
+                    command=command,
+                    progress=progress,
+                    force=force,
+                    prior=prior,
+                    unsealed=unsealed,
+                )
+            except ValueError as error:
+                failed.append(str(error))
+                continue
             tell(one.model.name, outcome)
             if outcome.is_interrupted:
                 break
+        if failed:
+            raise ValueError("; ".join(failed))
 
 
 @app.command(epilog=epilog("refit"))

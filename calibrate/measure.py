@@ -21,8 +21,8 @@ from .machine import CanaryWatch
 from .progress import Deadline
 from .samples import SampleLog, SampleWriter, Visit
 
-#: Seconds that a cell may take until it has run twice.
-CELL_LIMIT_S = 30.0
+#: Seconds that a cell may take until it has run twice, and those after the deadline.
+CELL_LIMIT_S, GRACE_S = 30.0, 3.0
 #: Of each result, so many numbers at most are compared between two runs, to this relative tolerance.
 COMPARED, TOLERANCE = 4096, 1e-3
 #: Share of the free memory that one run may use.
@@ -54,7 +54,8 @@ def made_ready(
 ) -> Ready:
     """Compile and run cells in their order until the deadline, but so many at least.
 
-    A program that raises, takes longer than `CELL_LIMIT_S`, or gives another result the second time is refused.
+    A program that raises, takes longer than `CELL_LIMIT_S` (`GRACE_S` once there are enough and the deadline has come),
+    or gives another result the second time is refused.
     """
     found, waiting, lock = Ready({}, {}, {}), list(reversed(cells)), threading.Lock()
     begun: dict[str, tuple[float, threading.Thread]] = {}
@@ -90,10 +91,12 @@ def made_ready(
         for thread in list(threads):
             thread.join(0.02)
         with lock:
-            late = {name: thread for name, (at_s, thread) in begun.items() if time.perf_counter() - at_s > CELL_LIMIT_S}
+            is_over = deadline.left_s() < -GRACE_S and len(found.programs) >= at_least
+            limit_s = GRACE_S if is_over else CELL_LIMIT_S
+            late = {name: thread for name, (at_s, thread) in begun.items() if time.perf_counter() - at_s > limit_s}
             for name in late:
                 del begun[name]
-                found.refused[name] = f"it did not run twice within {CELL_LIMIT_S:g} seconds"
+                found.refused[name] = f"it did not run twice within {limit_s:g} seconds, and still runs beside others"
         threads = (threads - set(late.values())) | {started() for _ in late}
     in_order = [cell.name for cell in cells if cell.name in found.programs]
     return found._replace(programs={name: found.programs[name] for name in in_order})
@@ -108,8 +111,12 @@ def _tried(suite: Suite, cell: Cell) -> tuple[Callable[[], Any], int] | str:
         if not _alike(first, jax.block_until_ready(program())):
             return "it gives other results each time"
     except Exception as error:  # noqa: BLE001
-        return f"it raises {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        return _raised(error)
     return program, taken
+
+
+def _raised(error: Exception) -> str:
+    return f"it raises {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _alike(first: Any, second: Any) -> bool:
@@ -136,13 +143,15 @@ def measure_rounds(
     rng: np.random.Generator,
     advance: Callable[[], None],
     is_enough: Callable[[], bool] = lambda: False,
-) -> None:
-    """Measure rounds until it is enough or the deadline, one at least.
+) -> dict[str, str]:
+    """Measure rounds until it is enough or the deadline, one at least; return why cells were left out, by name.
 
-    An unfinished round of an earlier run comes first. Whether it is enough is asked after each round.
+    An unfinished round of an earlier run comes first. Whether it is enough is asked after each round. A cell whose
+    program raises is visited no more.
 
     Ctrl-C ends the measuring, not the job.
     """
+    refused: dict[str, str] = {}
     log, canary = writer.log, CanaryWatch(writer)
     has_round = bool(log.complete_rounds())
     unfinished = [i for i, visits in enumerate(log.rounds) if visits and not log.is_complete(visits)]
@@ -151,13 +160,20 @@ def measure_rounds(
             round_ = unfinished.pop(0) if unfinished else len(log.rounds)
             for name in _cells_left(log, round_, rng):
                 if deadline.interrupted or (has_round and deadline.left_s() <= 0):
-                    return
+                    return refused
                 canary.look()
-                writer.keep(Visit(round=round_, cell=name, times_ns=visit_ns(programs[name])))
+                try:
+                    times_ns = visit_ns(programs[name])
+                except Exception as error:  # noqa: BLE001
+                    refused[name] = _raised(error)
+                    writer.cells([cell for cell in log.cells if cell.name != name])
+                else:
+                    writer.keep(Visit(round=round_, cell=name, times_ns=times_ns))
             has_round = True
             advance()
-            if is_enough():
-                return
+            if not log.cells or is_enough():
+                break
+    return refused
 
 
 def _cells_left(log: SampleLog, round_: int, rng: np.random.Generator) -> list[str]:

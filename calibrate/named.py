@@ -35,9 +35,9 @@ def named(text: str, what: str, kind: Any = object) -> Any:
         raise ValueError(f"{what}: expected module:name, got {text!r}")
     if "" not in sys.path:
         sys.path.insert(0, "")
-    with _users(f"{what}: {module_name} does not import"):
+    with users_code(f"{what}: {module_name} does not import"):
         module = importlib.import_module(module_name)
-    with _users(f"{what}: {module_name} has no {name!r}"):
+    with users_code(f"{what}: {module_name} has no {name!r}"):
         found = operator.attrgetter(name)(module)
     if not isinstance(found, kind):
         raise ValueError(f"{what}: expected a function, {text} is of type {type(found).__name__}")
@@ -45,7 +45,7 @@ def named(text: str, what: str, kind: Any = object) -> Any:
 
 
 @contextlib.contextmanager
-def _users(refusal: str) -> Iterator[None]:
+def users_code(refusal: str) -> Iterator[None]:
     """Run a user's code, which may raise anything, and may exit."""
     try:
         yield
@@ -66,7 +66,7 @@ def arguments_of(shapes: list[str], tuple_name: str | None) -> tuple[Any, ...]:
         raise ValueError("--args: expected either --arg or --args, got both")
     found = named(tuple_name, "--args")
     if callable(found):
-        with _users(f"--args: {tuple_name} does not return"):
+        with users_code(f"--args: {tuple_name} does not return"):
             found = found()
     if not isinstance(found, tuple):
         raise ValueError(f"--args: expected a tuple from {tuple_name}, got {type(found).__name__}")

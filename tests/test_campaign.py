@@ -288,8 +288,19 @@ def raises():
     raise RuntimeError("no such luck\nand more")
 
 
+LATER = iter(range(1000))
+
+
+def raises_later():
+    """Run three times, as often as it takes to be made ready."""
+    if next(LATER) > 2:
+        raise RuntimeError("no more")
+    return np.zeros(1)
+
+
 BAD = {
     "it raises": raises,
+    "it raises later": raises_later,
     "it hangs": lambda: time.sleep(2.0),
     "it differs": lambda: np.random.default_rng().random(3),
 }
@@ -302,7 +313,8 @@ def test_a_program_that_raises_hangs_or_differs_is_named_and_the_others_go_on(tm
     said = {note for note in found.notes if "left out" in note}
     assert said == {
         "it raises is left out: it raises RuntimeError: no such luck.",
-        "it hangs is left out: it did not run twice within 0.5 seconds.",
+        "it raises later is left out: it raises RuntimeError: no more.",
+        "it hangs is left out: it did not run twice within 0.5 seconds, and still runs beside others.",
         "it differs is left out: it gives other results each time.",
     }
     assert found.is_written
@@ -317,11 +329,14 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(tmp_path, mon
     ):
         with pytest.raises(ValueError, match=said):
             run_job(path, **options)
-    twice, odd = SUITE.cells()[:1] * 2, [Cell("a", "abacus", {"rows": 1, "width": 1})]
-    for cells, said in (([], "with cells, got none"), (twice, "got two of"), (odd, "'a' is of a variant")):
+    one, odd, few = SUITE.cells()[0], Cell("a", "abacus", {"rows": 1, "width": 1}), Cell("b", "at_once", {"rows": 1})
+    for cells, said in (([], "with cells, got none"), ([odd], "a is left out: .*abacus"), ([3], "one of type int")):
         monkeypatch.setattr(ToySuite, "cells", lambda _, cells=cells: cells)
         with pytest.raises(ValueError, match=said):
             run_job(path)
+    monkeypatch.setattr(ToySuite, "cells", lambda _: [one, one, odd, few])
+    assert campaign.checked_cells(SUITE)[0] == [one]
+    assert [text.partition(" is")[0] for text in campaign.checked_cells(SUITE)[1]] == [one.name, "a", "b"]
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match="expected a file to write, got the folder"):
         run_job(tmp_path)

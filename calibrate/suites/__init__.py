@@ -29,4 +29,6 @@ def suite_of(name: str, models: Sequence[FilePath] = ()) -> Suite:
     found = found() if isinstance(found, type) else found
     if not isinstance(found, Suite):
         raise ValueError(f"--suite: expected a rlxjax.fit.Suite, {name} is of type {type(found).__name__}")
+    if not hasattr(found, "model"):
+        raise ValueError(f"--suite: {name} names no model")
     return found
