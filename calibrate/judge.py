@@ -214,12 +214,8 @@ def verdict_on(summaries: Mapping[str, ErrorSummary], noise_level: float | None,
     cells = np.array([summary.held_out_cells for summary in out], float)
     cautions = []
     if not out:
-        return Verdict(
-            [],
-            [
-                f"No cells were held out, so that nothing says how good predictions are: hold some out in the suite, or {again}."
-            ],
-        )
+        nothing = "No cells were held out, so that nothing says how good predictions are"
+        return Verdict([], [f"{nothing}: hold some out in the suite, or {again}."])
     error = float(cells @ [summary.held_out for summary in out] / cells.sum())
     covered = float(cells @ [summary.covered or 0.0 for summary in out] / cells.sum())
     if error > most_error:

@@ -11,7 +11,7 @@ import typer
 from .command_line import Batch, File, NFft, Peaks, Unsealed, calibration_file, command_line, workload
 from .printing import say
 from .progress import Progress
-from .refusals import one_line_errors, refuse_input
+from .refusals import one_line_errors, refuse_input, warn
 
 #: Segments of the workload that is explained.
 SEGMENTS = 2
@@ -31,9 +31,6 @@ def report(
     advice: Annotated[
         FilePath | None,
         typer.Option(help="What `rlxjax advise` printed as JSON: the page is of that, and not of a calibration."),
-    ] = None,
-    suite: Annotated[
-        list[str] | None, typer.Option(help="A suite of your own, module:NAME, of a model in the file; may come again.")
     ] = None,
     batch: Batch = 1024,
     n_fft: NFft = 256,
@@ -64,17 +61,18 @@ def report(
             text = advice_page(advice, command=command_line("report", advice=advice, out=out))
         else:
             sizes, path = workload(batch, n_fft, k, SEGMENTS), calibration_file(file)
-            from rlxjax.models import BUILT_IN
-
             from .report import calibration_page
-            from .suites import suite_of
+            from .suites import models_of
 
-            models = [*BUILT_IN.values(), *(suite_of(name).model for name in suite or ())]
-            named = [section.samples for section in sections_of_file(path, unsealed=True)[0].sections().values()]
+            content = sections_of_file(path, unsealed=True)[0]
+            models, left_out = models_of(content)
+            for text in left_out:
+                warn(text)
+            named = [section.samples for section in content.sections().values()]
             beside = [("its samples", path.parent / own.file) for own in named if own is not None]
             of_options = [("the samples", samples), ("the earlier calibration", against)]
             refuse_input(out, "the page", [("the calibration", path), *of_options, *beside])
-            asked = {"suite": suite, "batch": batch, "n_fft": n_fft, "k": k}
+            asked = {"batch": batch, "n_fft": n_fft, "k": k}
             command = command_line("report", *([] if file is None else [file]), out=out, **given, **asked)
             text = calibration_page(
                 path,

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path as FilePath
 
 from calibrate.named import named
-from rlxjax.fit import Suite
+from rlxjax.calibration import CalibrationFile
+from rlxjax.fit import LatencyModel, Suite
+from rlxjax.models import BUILT_IN
 
 
 def suite_of(name: str, models: Sequence[FilePath] = ()) -> Suite:
@@ -32,3 +34,15 @@ def suite_of(name: str, models: Sequence[FilePath] = ()) -> Suite:
     if not hasattr(found, "model"):
         raise ValueError(f"--suite: {name} names no model")
     return found
+
+
+def models_of(content: CalibrationFile) -> tuple[list[LatencyModel], list[str]]:
+    """Return the models of a file's sections, those of users by their suites, and a sentence for each not found."""
+    models, left_out = dict(BUILT_IN), []
+    for name, section in content.models.items():
+        if name not in models:
+            try:
+                models[name] = suite_of("" if section.samples is None else section.samples.suite).model
+            except ValueError as error:
+                left_out.append(f"{name} is left out: {error}; run this from the folder of its suite")
+    return list(models.values()), left_out
