@@ -245,6 +245,8 @@ def test_bad_input_and_no_calibration_are_one_sentence(here, tmp_path, monkeypat
     for match, args, options in (
         ("min_gain_ns: expected a number of at least 0, got -1", [real(8)], {"min_gain_ns": -1}),
         ("peak_price_ns_per_byte: expected a number of", [real(8)], {"peak_price_ns_per_byte": float("nan")}),
+        ("peak_price_ns_per_byte: expected a number of", [real(8)], {"peak_price_ns_per_byte": float("inf")}),
+        ("memory_bytes: expected a number of at least 0", [real(8)], {"memory_bytes": float("nan")}),
         (r"stages: expected total \(number 2\) to take what square gives, but it raised", [real()], {}),
         ("expected square .number 1. to take these arguments", [], {}),
         ("trip_counts", [real(8, 8)], {"trip_counts": [-1]}),

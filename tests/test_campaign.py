@@ -403,3 +403,18 @@ def test_works_come_whole_the_shown_first_each_third_of_the_others_held_out():
     assert seen[0][:8] == seen[1][:8]  # what the design chooses is not chance's
     only_out = [cell for cell in cells if cell.held_out]
     assert len(measuring_order(SUITE, only_out, prior, {}, np.random.default_rng(0))) == len(only_out)
+
+
+def test_a_model_whose_check_reads_numbers_predicts_under_jit_and_vmap(outcome):
+    class Checked(type(SUITE.model)):
+        def check(self, values):
+            if bool(np.any(values["rows"] > 1e6)):
+                raise ValueError("rows: expected at most a million")
+
+    calibrated = load_calibration(outcome.path, [Checked()]).of("toy")
+    rows = np.array([4.0, 16.0])
+    expected = calibrated.predict_ns("at_once", rows, 64)
+    np.testing.assert_allclose(jax.jit(lambda rows: calibrated.predict_ns("at_once", rows, 64))(rows), expected)
+    np.testing.assert_allclose(jax.vmap(lambda rows: calibrated.predict_ns("at_once", rows, 64))(rows), expected)
+    with pytest.raises(ValueError, match="at most a million"):
+        calibrated.predict_ns("at_once", 2e6, 64)

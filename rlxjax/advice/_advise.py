@@ -83,7 +83,9 @@ def advise(
         ['together', 'negative+abs | sum', 'negative | abs+sum', 'apart']
     """
     check_at_least(min_gain_ns, "min_gain_ns", what="number", most=math.inf)
-    check_at_least(peak_price_ns_per_byte, "peak_price_ns_per_byte", what="number", most=math.inf)
+    check_at_least(peak_price_ns_per_byte, "peak_price_ns_per_byte", what="number", most=1e18)
+    if memory_bytes is not None:
+        check_at_least(memory_bytes, "memory_bytes", what="number", most=math.inf)
     functions = [stages] if callable(stages) or not isinstance(stages, Iterable) else list(stages)
     if not functions or not all(map(callable, functions)):
         raise ValueError(f"stages: expected a function, or functions in order, got {stages!r}")
@@ -258,7 +260,8 @@ def _reason(
 ) -> str:
     """Return the sentence of a reason's code."""
     subject = "one program" if len(plan.groups) == 1 else question.grouping(plan).name
-    gain, asked = f"{whole_ns(abs(margin_ns))} ns", f"{whole_ns(question.min_gain_ns)} ns"
+    priced = ", memory at its price," if question.price else ""
+    gain, asked = f"{whole_ns(abs(margin_ns))} ns{priced}", f"{whole_ns(question.min_gain_ns)} ns"
     again = f", {counted(recomputed, 'number')}" if recomputed > 0 else ""
     return {
         "saves_launches": f"{subject} saves {gain} a call, most of it in calls and launches",

@@ -312,7 +312,8 @@ class CalibratedModel:
         each: list[dict[str, Any]] = [all_inputs(self.model, name, inputs, named) for name in strategies]
         variants = [strategy_of(self.model, name).variants for name in strategies]
         for values in each:
-            self.model.check(values)
+            if not is_traced(*values.values()):
+                self.model.check({name: np.asarray(value, float) for name, value in values.items()})
         counts, columns = tuple(map(len, variants)), dict(each[0])
         axes = [1] * max(map(np.ndim, columns.values()))
         for name, value in columns.items():

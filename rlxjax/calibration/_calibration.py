@@ -189,6 +189,7 @@ def load_calibration(
     return Calibration.from_file(content, known, path)
 
 
+@jax.ensure_compile_time_eval()
 def prior_calibration(platform: str | None = None) -> Calibration | None:
     """Return what a population of machines says of one that was never timed; None where there is no population.
 
