@@ -155,25 +155,19 @@ def test_a_jump_is_called_a_jump(explained):
     assert crossover.value == pytest.approx(64.0, rel=1e-6)
     assert (crossover.below, crossover.above) == ("tile", "once")
     # On either side of the tile's edge another one is the faster one, by far more than rounding.
-    sides = [
-        log_ratio(whole, explanation, (crossover.below, crossover.above), n=float(n))
-        for n in (math.ceil(crossover.value) - 1, math.ceil(crossover.value))
-    ]
-    assert sides[0] > 1e-3
-    assert sides[1] < -1e-3
+    names, edge = (crossover.below, crossover.above), math.ceil(crossover.value)
+    assert log_ratio(whole, explanation, names, n=edge - 1.0) > 1e-3
+    assert log_ratio(whole, explanation, names, n=float(edge)) < -1e-3
     low, high = crossover.interval
     assert low <= crossover.value <= high
 
 
-def test_without_a_crossover_there_is_a_sentence():
+def test_that_there_is_no_crossover_or_that_it_lies_beyond_the_domain_is_said():
     explanation = explain(calibrated(certain(LINE, {**LINE_TRUTH, "block_ns": 1e9})), 64)
     crossover = explanation.crossover
     assert explanation.pick == "plain"
     assert crossover.value is crossover.log_sd is crossover.interval is crossover.in_domain is crossover.below is None
     assert crossover.sentence == "plain stays ahead of blocked from n 1 to 131,072"
-
-
-def test_what_lies_beyond_the_domain_is_said_to_be_extrapolated():
     narrow = calibrated(LINES.posterior, most=128.0)
     explanation = explain(narrow, 100)
     assert explanation.in_domain is True

@@ -82,9 +82,7 @@ class Calibration:
     source: str = dataclasses.field(default="a calibration", metadata={"static": True})
 
     def __post_init__(self) -> None:
-        if isinstance(
-            self.models, Mapping
-        ):  # the first model is asked first: JAX sorts the names of a plain dictionary
+        if isinstance(self.models, Mapping):  # the first is asked first, and JAX sorts the names of a plain dictionary
             object.__setattr__(self, "models", OrderedDict(self.models))
         if isinstance(self.fingerprint, Mapping):
             object.__setattr__(self, "fingerprint", FrozenDict(self.fingerprint))
