@@ -116,7 +116,7 @@ class Validation:
         elsewhere: differences that make it another machine.
         software: other differences.
         not_timed: sentences on what was not timed again.
-        command: that made the calibration.
+        commands: that made the sections.
     """
 
     word: str
@@ -127,7 +127,7 @@ class Validation:
     elsewhere: Sequence[str] = ()
     software: Sequence[str] = ()
     not_timed: Sequence[str] = ()
-    command: str = ""
+    commands: Sequence[str] = ()
 
     @property
     def status(self) -> int:
@@ -154,15 +154,15 @@ class Validation:
         if self.word == DRIFTED:
             said.append("If something else ran meanwhile, check again once it has ended.")
         if self.word != GOOD:
-            said.append(f"Make a new one: {renewal(file, self.command)}")
+            said.append(f"Make a new one: {renewal(file, self.commands)}")
         return said
 
     def as_json(self, file: str | os.PathLike[str]) -> dict[str, Any]:
         """Return what a program reads."""
         found = {"verdict": self.word, "calibration": os.fspath(file), **dataclasses.asdict(self)}
         found |= {"pace": 1.0 / found.pop("slower"), "others_processors": found.pop("others")}
-        del found["word"], found["command"]
-        return found | {"renewal": None if self.word == GOOD else renewal(file, self.command)}
+        del found["word"], found["commands"]
+        return found | {"renewal": None if self.word == GOOD else renewal(file, self.commands)}
 
 
 def check(
@@ -187,8 +187,7 @@ def check(
         for of in (MACHINE_FIELDS, type(here).model_fields)
     )
     software = [text for text in dict.fromkeys(every) if text not in elsewhere]
-    command = next(iter(content.models.values())).command if content.models else ""
-    of_file = {"software": software, "command": command}
+    of_file = {"software": software, "commands": [section.command for section in content.models.values()]}
     if elsewhere:
         return Validation(NOT_THIS_MACHINE, elsewhere=list(dict.fromkeys(elsewhere)), **of_file)
     suites, not_timed = {}, []
@@ -311,18 +310,19 @@ def chosen_cells(suite: Suite, calibrated: CalibratedModel) -> list[Cell]:
     return [cell for place in order for cell in by_work(cells)[by_time[place]]]
 
 
-def renewal(file: str | os.PathLike[str], command: str = "") -> str:
-    """Return the command that makes a calibration anew, with the options of the one that made it.
+def renewal(file: str | os.PathLike[str], commands: Sequence[str] = ()) -> str:
+    """Return the commands that make a calibration anew, with the options of those that made its sections.
 
     Examples:
-        >>> renewal("a.json", "rlxjax calibrate --budget 60 --device cpu --out b.json --resume")
+        >>> renewal("a.json", ["rlxjax calibrate --budget 60 --device cpu --out b.json --resume"])
         'rlxjax calibrate --budget 60 --device cpu --out a.json'
     """
-    job, given, options = ["rlxjax", "calibrate"], shlex.split(command), []
-    if given[:2] == job:
-        pairs = zip(given[2:], given[3:], strict=False)
+    job, anew = ["rlxjax", "calibrate"], []
+    for given in map(shlex.split, commands or [""]):
+        pairs = zip(given[2:], given[3:], strict=False) if given[:2] == job else ()
         options = [part for pair in pairs if pair[0] in KEPT_OPTIONS for part in pair]
-    return shlex.join([*job, *options, "--out", str(file)])
+        anew.append(shlex.join([*job, *options, "--out", str(file)]))
+    return " && ".join(dict.fromkeys(anew))
 
 
 def _time_again(
