@@ -214,7 +214,7 @@ def validate(
         typer.echo(json_text(verdict.as_json(file)))
     elif not quiet:
         for text in verdict.sentences(file):
-            say(text, renewal(file, verdict.command), str(file))
+            say(text, renewal(file, verdict.commands), str(file))
     if quiet and verdict.status:
         warn(verdict.sentences(file)[0])
     raise typer.Exit(verdict.status)

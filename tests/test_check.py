@@ -218,9 +218,10 @@ def test_a_suite_that_does_not_import_is_named(file):
 def test_a_calibration_is_made_anew_as_it_was_made():
     made = "rlxjax calibrate --budget 30 --resume --device cpu --suite a:B --model 'a b.npz' --out x --force"
     expected = "rlxjax calibrate --budget 30 --device cpu --suite a:B --model 'a b.npz' --out y.json"
-    assert renewal("y.json", made) == expected
+    assert renewal("y.json", [made, made]) == expected
     for other in ("", "rlxjax refit a.toy.samples.jsonl"):
-        assert renewal("y.json", other) == "rlxjax calibrate --out y.json"
+        assert renewal("y.json", [other]) == "rlxjax calibrate --out y.json"
+    assert renewal("y.json", [made, ""]) == f"{expected} && rlxjax calibrate --out y.json"
 
 
 def test_a_budget_that_is_too_short_is_refused(file):
