@@ -91,21 +91,23 @@ def minimise(
         J. Nocedal, S. Wright, Numerical Optimization, 2nd edition, 2006, 3.5 and 7.2.
     """
     columns, sds = (timings, weights, priors), np.stack(jax.tree.leaves(priors.log_sd), -1)
-    # The size of a chunk stays as fits end, so that both programs are compiled once.
+    # The size of a chunk stays as fits end, so that the program is compiled once.
     share = -(-len(z) // worker_count())
     chunk = min(CHUNK_FITS, 1 << (share - 1).bit_length())
-    look = functools.partial(_in_chunks, functools.partial(_minimum_each, facts=facts), chunk)
-    descend = functools.partial(_in_chunks, functools.partial(_descend_each, facts=facts), chunk)
-    found: Minimum = look((z, np.zeros(len(z), int), *columns))
+    none = np.zeros(len(z))
+    begin = (z, none.astype(int), np.zeros((*z.shape, z.shape[1])), none, np.zeros_like(z))
+    found = _in_chunks(functools.partial(_round, most_steps=0, facts=facts), chunk, (*begin, *columns))
     left, roots = np.arange(len(z)), _whitening(found.squares, sds)
     for _ in range(MAX_ROUNDS):
         mine, own = jax.tree.map(operator.itemgetter(left), (columns, found))
-        ends: Minimum = look((*descend((own.z, own.steps, roots, own.loss, own.gradient, *mine)), *mine))
+        begin = (own.z, own.steps, roots, own.loss, own.gradient)
+        ends = _in_chunks(functools.partial(_round, most_steps=ROUND_STEPS, facts=facts), chunk, (*begin, *mine))
         roots = _whitening(ends.squares, sds[left])
         promise = np.sum(np.einsum("fij,fi->fj", roots, ends.gradient) ** 2, -1) / 2
         ends = ends._replace(expected_decrease=np.where(np.isfinite(ends.loss), promise, np.inf))
         goes_on = (promise > LEAST_PROMISE) & (own.loss - ends.loss > LEAST_GAIN_SHARE * np.abs(ends.loss))
-        found = jax.tree.map(functools.partial(_replaced, left), found, ends)
+        for whole, part in zip(found, ends, strict=True):
+            whole[left] = part
         left, roots = left[goes_on], roots[goes_on]
         if not left.size:
             break
@@ -123,60 +125,38 @@ def _whitening(
 
 
 @jax.jit
-def _descend_each(z, steps, roots, loss, gradient, timings, weights, priors, facts: Facts) -> tuple:
-    z, roots, weights = _floats(z, roots, weights)
-    loss, gradient = _floats(loss, gradient)
-    run = functools.partial(_descent, facts=facts)
-    return jax.vmap(run)(z, steps, roots, loss, gradient, timings, weights, priors)
+def _round(z, steps, roots, loss, gradient, timings, weights, priors, most_steps, facts: Facts) -> Minimum:
+    """Return where rounds of at most so many steps end, one a fit: `z + root @ u` with `u` the unknowns."""
 
+    def of_one(z, steps, root, loss, gradient, timings, weights, prior) -> Minimum:
+        @jax.jit  # traced once for all the places where the line search looks
+        def objective(u):
+            residuals = jnp.log(predicted_ns(_coefficients(z + root @ u, prior), timings.runs, facts) / timings.time_ns)
+            return _objective(residuals, weights, z + root @ u)
 
-def _descent(z, steps, root, loss, gradient, timings, weights, prior, facts: Facts) -> tuple:
-    """Return where a round of steps ends, and the steps taken in all: `z + root @ u` with `u` the unknowns."""
+        def goes_on(state):
+            _, solver, step = state
+            # Where the curvature is 1, half of the gradient's square is what a further step promises.
+            promise = jnp.sum(optax.tree.get(solver, "grad") ** 2) / 2
+            return (step < most_steps) & ((step == 0) | (promise > 0.1 * LEAST_PROMISE))
 
-    @jax.jit  # traced once for all the places where the line search looks
-    def objective(u):
-        residuals = jnp.log(predicted_ns(_coefficients(z + root @ u, prior), timings.runs, facts) / timings.time_ns)
-        return _objective(residuals, weights, z + root @ u)
+        def advance(state):
+            u, solver, step = state
+            # What the line search found at its end is the next step's beginning: nothing is evaluated twice.
+            value, gradient = (optax.tree.get(solver, name) for name in ("value", "grad"))
+            with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32 and int64
+                move, solver = _solver.update(gradient, solver, u, value=value, grad=gradient, value_fn=objective)
+            return u + move, solver, step + 1
 
-    u, taken = lbfgs(objective, jnp.zeros_like(z), loss, root.T @ gradient)
-    return z + root @ u, steps + taken
+        u = jnp.zeros_like(z)
+        solver = optax.tree.set(_solver.init(u), value=loss, grad=root.T @ gradient)
+        u, _, taken = jax.lax.while_loop(goes_on, advance, (u, solver, jnp.asarray(0)))
+        return _minimum_at(z + root @ u, steps + taken, timings, weights, prior, facts)
 
-
-def lbfgs(
-    objective: Callable[[Array], Array], start: Float[Array, "c"], value: Array, gradient: Float[Array, "c"]
-) -> tuple[Float[Array, "c"], Array]:
-    """Return where at most `ROUND_STEPS` steps of L-BFGS end, and how many were taken.
-
-    Args:
-        objective: of unknowns in units in which its curvature is close to 1.
-        start: the unknowns.
-        value: of the objective there.
-        gradient: of the objective there.
-    """
-
-    def goes_on(state):
-        _, solver, step = state
-        # Where the curvature is 1, half of the gradient's square is what a further step promises.
-        promise = jnp.sum(optax.tree.get(solver, "grad") ** 2) / 2
-        return (step < ROUND_STEPS) & ((step == 0) | (promise > 0.1 * LEAST_PROMISE))
-
-    def advance(state):
-        x, solver, step = state
-        # What the line search found at its end is the next step's beginning: nothing is evaluated twice.
-        value, gradient = (optax.tree.get(solver, name) for name in ("value", "grad"))
-        with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32 and int64
-            move, solver = _solver.update(gradient, solver, x, value=value, grad=gradient, value_fn=objective)
-        return x + move, solver, step + 1
-
-    solver = optax.tree.set(_solver.init(start), value=value, grad=gradient)
-    end, _, taken = jax.lax.while_loop(goes_on, advance, (start, solver, jnp.asarray(0)))
-    return end, taken
-
-
-@jax.jit
-def _minimum_each(z, steps, timings, weights, priors, facts: Facts) -> Minimum:
-    z, weights = _floats(z, weights)
-    return jax.vmap(functools.partial(_minimum_at, facts=facts))(z, steps, timings, weights, priors)
+    z, roots, weights, loss, gradient = (
+        jnp.asarray(column, jnp.result_type(float)) for column in (z, roots, weights, loss, gradient)
+    )
+    return jax.vmap(of_one)(z, steps, roots, loss, gradient, timings, weights, priors)
 
 
 def _minimum_at(z, steps, timings: Timings, weights, prior: LatencyPrior, facts: Facts) -> Minimum:
@@ -211,10 +191,6 @@ def _logs(z, prior: LatencyPrior) -> Float[Array, "c"]:
     return jnp.log(vector(prior.median)) + vector(prior.log_sd) * z
 
 
-def _floats(*columns) -> list[Array]:
-    return [jnp.asarray(column, jnp.result_type(float)) for column in columns]
-
-
 def _in_chunks(run: Callable[..., Any], chunk: int, columns: Any) -> Any:
     """Return what a program of so many fits says of all, chunk by chunk, on threads."""
     fits = len(jax.tree.leaves(columns)[0])
@@ -228,9 +204,3 @@ def _in_chunks(run: Callable[..., Any], chunk: int, columns: Any) -> Any:
 
     for_each_chunk(of_chunk, fits, chunk)
     return jax.tree.map(lambda *chunks: np.concatenate(chunks), *found)
-
-
-def _replaced(index: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    changed = np.array(old)
-    changed[index] = new
-    return changed
