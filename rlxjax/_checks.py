@@ -6,7 +6,7 @@ Nothing can be said of a traced value; every check passes it.
 import dataclasses
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,8 +16,6 @@ import numpy as np
 
 #: Beyond this lies no time in ns, no number of bytes or rows, and no rate: what is larger is a mistake.
 MOST = 2.0**64
-#: Least value of each size of a workload.
-LEAST_SIZES: Mapping[str, int] = {"batch": 0, "n_fft": 2, "k": 1, "n_segments": 1}
 
 
 def is_traced(*values: object) -> bool:
@@ -91,28 +89,6 @@ def _numbers(value: Any, name: str, what: str) -> np.ndarray:
     if not is_number and not (flat.dtype == object and all(isinstance(number, int) for number in flat)):
         raise ValueError(f"{name}: expected a {what}, got {value!r}")
     return flat
-
-
-def check_sizes(**sizes: Any) -> None:
-    """Refuse sizes of a workload below their least value, an odd n_fft, and shapes that do not agree.
-
-    Args:
-        **sizes: any of `batch`, `n_fft`, `k`, `n_segments`.
-    """
-    for name, value in sizes.items():
-        check_at_least(value, name, LEAST_SIZES[name], "size")
-    n_fft = sizes.get("n_fft")
-    if n_fft is not None and not is_traced(n_fft) and not _all_even(np.asarray(n_fft)):
-        raise ValueError(f"n_fft: expected an even number, got {n_fft}")
-    check_shapes(**sizes)
-
-
-def _all_even(numbers: np.ndarray) -> bool:
-    if numbers.dtype.kind != "f":
-        return not np.any(numbers % 2)
-    halves = 0.5 * numbers  # a remainder of floats takes ten times as long
-    with np.errstate(invalid="ignore"):
-        return bool(np.all(halves - np.floor(halves) == 0))
 
 
 def check_shapes(**values: Any) -> None:

@@ -6,7 +6,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from rlxjax._checks import as_index, check_sizes
+from rlxjax._checks import as_index, check_at_least
 from rlxjax._counts import exact, is_exact, packed, size_as_float
 from rlxjax._typing import Count, RealLike
 from rlxjax.device._costs import GraphWork, is_zero
@@ -100,7 +100,7 @@ def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile
         >>> host_fft_profile(1, WelchPeakParams.fast(256, 16)).device_traffic_bytes
         6272
     """
-    check_sizes(batch=batch)
+    check_at_least(batch, "batch", what="size")
     batch, n_fft, k, n_segments = sizes(batch, params.n_fft, params.k, params.n_segments)
     launches = batch * n_segments + batch
     return packed_counts(total(HOST_WORKS, (launches, *columns_of(batch, n_fft, k, n_segments))).io)
@@ -121,7 +121,7 @@ def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:
         >>> useful_bytes_touched(1, WelchPeakParams.fast(256, 16))
         2176
     """
-    check_sizes(batch=batch)
+    check_at_least(batch, "batch", what="size")
     batch, n_fft, k, n_segments = sizes(batch, params.n_fft, params.k, params.n_segments)
     return packed_counts(4 * batch * n_segments * n_fft + 8 * batch * k)
 

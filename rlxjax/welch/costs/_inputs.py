@@ -3,7 +3,9 @@
 import dataclasses
 from collections.abc import Mapping
 
-from rlxjax._checks import check_at_least, check_not_nan, check_shapes, check_sizes
+import numpy as np
+
+from rlxjax._checks import check_at_least, check_not_nan, check_shapes, is_traced
 from rlxjax._counts import size_as_float
 from rlxjax._typing import Code, RealLike
 from rlxjax._values import FrozenDict
@@ -12,6 +14,9 @@ from rlxjax.device._devices import Device, without_provenance
 
 from ._coefficients import CoefficientSet, coefficient_set
 from ._formulas import Learned
+
+#: Least value of each size of a workload.
+LEAST_SIZES = {"batch": 0, "n_fft": 2, "k": 1, "n_segments": 1}
 
 
 def cost_inputs(
@@ -28,7 +33,10 @@ def cost_inputs(
         coefficients = coefficient_set(coefficients, cpu)
     if not isinstance(coefficients, CoefficientSet):
         raise ValueError(f"coefficients: expected a name or a CoefficientSet, got {coefficients!r}")
-    check_sizes(**sizes)
+    for name, value in sizes.items():
+        check_at_least(value, name, LEAST_SIZES[name], "size")
+    if not is_traced(n_fft := sizes["n_fft"]) and not _all_even(np.asarray(n_fft)):
+        raise ValueError(f"n_fft: expected an even number, got {n_fft}")
     codes = Device.codes(device)
     check_shapes(device=codes, **sizes, **others)
     rows = {name: without_provenance(getattr(coefficients, name)) for name in ("host", "backend")}
@@ -55,3 +63,11 @@ def strategy_inputs(
     learned = Learned(*(size_as_float(value, name) for name, value in gates.items()))
     others = {**gates, "temperature_ns": temperature_ns}
     return *cost_inputs(device, coefficients, others, batch=batch, n_fft=n_fft, k=k), learned
+
+
+def _all_even(numbers: np.ndarray) -> bool:
+    if numbers.dtype.kind != "f":
+        return not np.any(numbers % 2)
+    halves = 0.5 * numbers  # a remainder of floats takes ten times as long
+    with np.errstate(invalid="ignore"):
+        return bool(np.all(halves - np.floor(halves) == 0))
