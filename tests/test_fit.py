@@ -90,13 +90,6 @@ def test_the_fit_is_the_minimum_of_the_documented_objective():
         assert float(objective(logs + direction)) > found.loss
 
 
-def test_a_fit_that_converged_says_so_in_a_sentence(fitted):
-    assert fitted.converged
-    count = len(RUNS.variant)
-    assert fitted.message.startswith(f"The fit of {count} timings converged in {fitted.steps} steps (loss ")
-    assert fitted.message.endswith(").")
-
-
 class OverflowingModel(type(LINE)):
     """Predicts more than a float holds."""
 
@@ -106,7 +99,10 @@ class OverflowingModel(type(LINE)):
         return {**super().terms_ns(coefficients, runs, facts), "overflow_ns": jnp.exp(1e3 * coefficients["call_ns"])}
 
 
-def test_a_fit_that_did_not_converge_is_a_result_that_says_so():
+def test_a_fit_says_in_a_sentence_whether_it_converged(fitted):
+    assert fitted.converged
+    assert fitted.message.startswith(f"The fit of {len(RUNS.variant)} timings converged in {fitted.steps} steps (loss ")
+    assert fitted.message.endswith(").")
     model = OverflowingModel()
     timings = timings_of(LINE_TRUTH, RUNS)
     found = fit_latency(dataclasses.replace(timings, runs=dataclasses.replace(timings.runs, model=model)))
@@ -125,14 +121,12 @@ def test_gross_outliers_barely_move_a_fit(fitted):
     assert found.noise_sd < 2 * fitted.noise_sd
 
 
-@pytest.mark.parametrize("hidden", [1e12, np.nan, 0.0, -1.0, np.inf])
-def test_a_weight_of_zero_leaves_out_whatever_the_time(hidden):
+def test_a_weight_of_zero_leaves_out_whatever_the_time_and_one_of_two_is_a_timing_twice():
     timings, weights = timings_of(LINE_TRUTH, RUNS, 0.02), (np.arange(RUNS.shape[0]) % 5 != 2).astype(float)
-    spoilt = dataclasses.replace(timings, time_ns=np.where(weights > 0, timings.time_ns, hidden))
-    assert_same_fit(fit_latency(spoilt, weights=weights), fit_latency(jax.tree.map(lambda c: c[weights > 0], timings)))
-
-
-def test_a_weight_of_two_is_a_timing_twice():
+    expected = fit_latency(jax.tree.map(lambda column: column[weights > 0], timings))
+    for hidden in (1e12, np.nan, 0.0, -1.0, np.inf):
+        spoilt = dataclasses.replace(timings, time_ns=np.where(weights > 0, timings.time_ns, hidden))
+        assert_same_fit(fit_latency(spoilt, weights=weights), expected)
     timings, weights = timings_of(LINE_TRUTH, RUNS, 0.05), np.where(np.arange(RUNS.shape[0]) < 10, 2.0, 1.0)
     twice = jax.tree.map(lambda column: np.concatenate([column, column[:10]]), timings)
     assert_same_fit(fit_latency(timings, weights=weights), fit_latency(twice))
