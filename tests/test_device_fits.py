@@ -14,9 +14,7 @@ from rlxjax.fit import (
     fit_devices,
     fit_latency,
     pooled_prior,
-    prior_posterior,
     stack_timings,
-    transferred_prior,
 )
 
 RUNS = runs_of(LINE, 2.0 ** np.arange(2, 14, 2))
@@ -172,10 +170,3 @@ def test_devices_that_are_alike_teach_others_what_three_timings_do_not():
         off = np.log(predicted) - np.log([true_ns(dict(zip(NAMES, np.exp(own), strict=True)), RUNS) for own in alike])
         errors.append(np.mean(np.abs(off)[is_new & (few == 0)]))
     assert errors[1] < errors[0] / 2
-
-
-def test_one_machine_is_a_prior_of_another():
-    prior = transferred_prior(prior_posterior(TILED, LatencyPrior(TILED_TRUTH, TILED.prior.log_sd, 0.2)))
-    assert prior.median == pytest.approx(TILED_TRUTH)
-    assert set(prior.log_sd.values()) == {1.0}
-    np.testing.assert_allclose(prior.correction, 0.7 * 0.2)
