@@ -164,9 +164,7 @@ def fit_devices(
     shape = np.shape(timings.time_ns)
     if len(shape) != 2 or not shape[0]:
         raise ValueError(f"timings: expected columns [devices, n], got time_ns of shape {shape}")
-    prior, facts = _with_defaults(timings, prior, facts)
-    counted = np.ones(shape) if weights is None else np.asarray(weights, np.float64)
-    check_enough(timings, counted, min_timings)
+    prior, counted, facts = _checked(timings, prior, weights, min_timings, facts)
     own = with_counted_rows(timings, counted)
     priors = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf, np.float64), shape[0]), prior)
     starts = np.zeros((shape[0], len(jax.tree.leaves(prior.median))))
@@ -181,10 +179,10 @@ def minimum_and_result(
     facts: Facts | None = None,
 ) -> tuple[Minimum, FitResult]:
     """Return the minimum, of NumPy arrays, and what `fit_latency` makes of it; arguments as there."""
-    prior, facts = _with_defaults(timings, prior, facts)
-    counted = np.ones(timings.time_ns.shape) if weights is None else np.asarray(weights, np.float64)
-    check_enough(timings, counted, min_timings)
-    starts = _starts(prior)
+    prior, counted, facts = _checked(timings, prior, weights, min_timings, facts)
+    # At the medians, then around them, the same places each time.
+    around = np.random.default_rng(0).standard_normal((STARTS - 1, len(jax.tree.leaves(prior.median))))
+    starts = np.concatenate([np.zeros_like(around[:1]), START_SHARE * around])
     columns = (*filled_up(timings, counted), prior)
     own, influences, priors = jax.tree.map(
         lambda leaf: np.broadcast_to(np.asarray(leaf), (STARTS, *np.shape(leaf))), columns
@@ -200,11 +198,12 @@ def minimum_and_result(
     one: Any = jax.tree.map(lambda leaf: leaf[0].tolist() if leaf.ndim == 1 else leaf[0], fits)
     measured = {name: bool(column[0]) for name, column in fits.measured.items()}  # in the order of the names
     ending = "converged" if one.converged else "did not converge"
-    inseparable = [
-        _named_shares(direction, list(measured))
-        for square, direction in zip(squares[0], directions[0].T, strict=True)
-        if square < 1.0
-    ]
+    inseparable, names = [], list(measured)
+    for direction in directions[0].T[squares[0] < 1.0]:
+        # The coefficients that make up nine tenths of a direction, the largest first.
+        order = np.argsort(-(direction**2), kind="stable")
+        count = int(np.searchsorted(np.cumsum(direction[order] ** 2), 0.9)) + 1
+        inseparable.append({names[index]: round(float(direction[index]), 3) for index in order[:count]})
     message = (
         f"The fit of {int(np.sum(counted > 0))} timings {ending} in {one.steps} steps (loss {one.loss:.4g}, "
         f"of which another step promises {one.expected_decrease:.2g})."
@@ -212,18 +211,16 @@ def minimum_and_result(
     return found, FitResult(*one._replace(measured=measured), inseparable=inseparable, message=message)
 
 
-def _with_defaults(timings: Timings, prior: LatencyPrior | None, facts: Facts | None) -> tuple[LatencyPrior, Facts]:
-    """Return the prior of the terms, checked, and the facts: the model's own where none are given."""
+def _checked(
+    timings: Timings, prior: LatencyPrior | None, weights: Any, min_timings: int, facts: Facts | None
+) -> tuple[LatencyPrior, np.ndarray, Facts]:
+    """Return the prior of the terms, the weights and the facts: the model's own, and 1, where none are given."""
     prior = timings.model.prior if prior is None else prior
     check_prior(prior)
+    counted = np.ones(np.shape(timings.time_ns)) if weights is None else np.asarray(weights, np.float64)
+    check_enough(timings, counted, min_timings)
     # The terms alone have no use for a correction.
-    return prior._replace(correction=0.0), dict(timings.model.facts if facts is None else facts)
-
-
-def _starts(prior: LatencyPrior) -> np.ndarray:
-    """Return where fits begin: at the medians, then around them, the same places each time, `[starts, c]`."""
-    around = np.random.default_rng(0).standard_normal((STARTS - 1, len(jax.tree.leaves(prior.median))))
-    return np.concatenate([np.zeros_like(around[:1]), START_SHARE * around])
+    return prior._replace(correction=0.0), counted, dict(timings.model.facts if facts is None else facts)
 
 
 def _fits(
@@ -292,10 +289,3 @@ def _likely_sd(noise_sd: np.ndarray, count: np.ndarray, absorbed: np.ndarray) ->
     left = np.maximum(count - absorbed, 0.0) + PRIOR_RESIDUALS
     # Residuals that are not finite say nothing.
     return np.where(np.isfinite(noise_sd), np.maximum(np.sqrt(seen / left), LEAST_NOISE_SD), np.inf)
-
-
-def _named_shares(direction: np.ndarray, names: list[str]) -> dict[str, float]:
-    """Return the coefficients that make up nine tenths of a direction, the largest first."""
-    order = np.argsort(-(direction**2), kind="stable")
-    count = int(np.searchsorted(np.cumsum(direction[order] ** 2), 0.9)) + 1
-    return {names[index]: round(float(direction[index]), 3) for index in order[:count]}

@@ -57,12 +57,16 @@ def pooled_prior(fits: DeviceFits[C] | Sequence[FitResult[C]], prior: LatencyPri
         >>> bool(abs(fit_latency(few, pooled, min_timings=3).coefficients.call_ns / 4e6 - 1) < 0.1)
         True
     """
-    many = fits if isinstance(fits, DeviceFits) else _stacked(fits)
-    is_used = np.asarray(many.converged)
+    if not isinstance(fits, DeviceFits):
+        if not fits:
+            raise ValueError("fits: expected one at least, got none")
+        shared = [fit[: len(DeviceFits._fields)] for fit in fits]
+        fits = DeviceFits(*jax.tree.map(lambda *leaves: np.stack(leaves), *shared))
+    is_used = np.asarray(fits.converged)
     if not is_used.any():
         raise ValueError("fits: expected one at least that converged, got none")
     structure = jax.tree.structure(prior.median)
-    columns = ((many.coefficients, prior.median), (many.log_sd, prior.log_sd))
+    columns = ((fits.coefficients, prior.median), (fits.log_sd, prior.log_sd))
     values, sds = (
         np.vstack([np.stack(jax.tree.leaves(own), -1)[is_used], jax.tree.leaves(last)]).astype(np.float64)
         for own, last in columns
@@ -71,13 +75,6 @@ def pooled_prior(fits: DeviceFits[C] | Sequence[FitResult[C]], prior: LatencyPri
     mean = means.mean(0)
     variance = np.mean((means - mean) ** 2 + variances, 0)
     return LatencyPrior(structure.unflatten(np.exp(mean).tolist()), structure.unflatten(np.sqrt(variance).tolist()))
-
-
-def _stacked(fits: Sequence[FitResult[C]]) -> DeviceFits[C]:
-    if not fits:
-        raise ValueError("fits: expected one at least, got none")
-    fields = [fit[: len(DeviceFits._fields)] for fit in fits]
-    return DeviceFits(*jax.tree.map(lambda *leaves: np.stack(leaves), *fields))
 
 
 def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
