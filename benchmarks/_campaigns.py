@@ -19,9 +19,9 @@ from calibrate.progress import Deadline
 from calibrate.samples import SampleLog, SampleWriter, header_of, read_samples
 from calibrate.suites.welch import WelchSuite
 from calibrate.visits import Visits, noise_floor, quantile_ns
-from rlxjax import LatencyEstimate, LatencyPosterior, LatencyPrior, Timings, estimate
+from rlxjax import Timings
 from rlxjax.calibration import current_fingerprint
-from rlxjax.fit import Cell, Facts, cell_runs
+from rlxjax.fit import Cell, Facts, LatencyEstimate, LatencyPosterior, LatencyPrior, cell_runs, estimate
 from rlxjax.models import WELCH
 
 #: Ways to compute Welch peaks that give the same result, and all that need no learned model, by what cells are called.

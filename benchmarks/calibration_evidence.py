@@ -80,7 +80,7 @@ def sizes_of(cells: Sequence[Cell]) -> np.ndarray:
 
 def built_in_ns(cells: Sequence[Cell]) -> np.ndarray:
     """Return what the reference's built-in constants say of each cell in ns, `[cells]`."""
-    costs = {"host": rx.host_path_ns, "block": rx.block_graph_ns}
+    costs = {"host": rx.welch.host_path_ns, "block": rx.block_graph_ns}
     device, variants, sizes = jax.default_backend(), np.array([cell.variant for cell in cells]), sizes_of(cells)
     result = np.zeros(len(cells))
     for name in set(variants.tolist()):

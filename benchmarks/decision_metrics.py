@@ -13,8 +13,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks._campaigns import SAME_RESULT
-from rlxjax import LatencyEstimate, decision
-from rlxjax.fit import COVERED, COVERED_SDS, Cell
+from rlxjax.fit import COVERED, COVERED_SDS, Cell, LatencyEstimate, decision
 
 #: Pairs closer than this, or than so many times the noise, have no order worth getting right.
 LEAST_DISTANCE, NOISES = 0.03, 2.0

@@ -52,7 +52,7 @@ def tables(columns: dict[str, jax.Array]) -> dict[str, tuple[Callable, tuple]]:
         return table.score_ns, table.should_fuse, table.fuse_probability
 
     def of_runs(*workload):
-        return rx.evaluate_welch_peaks(*workload[:-3] or ("cuda",), *workload[-3:], **TEMPERATURE)
+        return rx.welch.evaluate_welch_peaks(*workload[:-3] or ("cuda",), *workload[-3:], **TEMPERATURE)
 
     return {
         "gate, from profiles": (lambda *pair: gate.evaluate(*pair, **TEMPERATURE), (before, after)),
@@ -67,7 +67,7 @@ def losses(columns: dict[str, jax.Array]) -> dict[str, tuple[Callable, tuple]]:
     as_floats = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, columns["k"].dtype), tree)  # noqa: E731
     gate = as_floats(rx.io_fusion_gate_for_target("cuda"))
     gates = as_floats(rx.io_fusion_gate_for_target(np.arange(len(rx.Target))))
-    row, set_ = as_floats(rx.backend_coefficients("cuda")), as_floats(rx.coefficient_set("arch"))
+    row, set_ = as_floats(rx.backend_coefficients("cuda")), as_floats(rx.welch.coefficient_set("arch"))
     profile = profile_of(columns, "a")
     benefit = rx.fusion_benefit(profile, profile_of(columns, "b"))
     scored, fused = (gate, benefit, columns["score"]), (gate, benefit, columns["fuses"])
@@ -86,7 +86,7 @@ def losses(columns: dict[str, jax.Array]) -> dict[str, tuple[Callable, tuple]]:
         return jnp.mean(jnp.log(costs.fast_ns)) + jnp.mean(jnp.log(jnp.minimum(costs.rlx_ns, 1e30)))
 
     def of_runs(set_, fuses, *sizes):
-        table = rx.evaluate_welch_peaks("cuda", *sizes, coefficients=set_, **TEMPERATURE)
+        table = rx.welch.evaluate_welch_peaks("cuda", *sizes, coefficients=set_, **TEMPERATURE)
         return jnp.mean(jnp.square(table.fuse_probability - fuses))
 
     def of_table(gate, benefit, fuses):

@@ -51,7 +51,7 @@ def main() -> None:
     times_ns, noise, runs = quantile_ns(timed), noise_floor(timed), function_runs(profiles)
     timings = rx.Timings.checked(FUNCTIONS, variant=FUNCTIONS.variants[0], time_ns=times_ns, **runs.inputs)
     fit = rx.fit_posterior(timings, weights=np.array([not library for library in libraries], float))
-    said = rx.estimate(fit.posterior, runs)
+    said = rx.fit.estimate(fit.posterior, runs)
     terms = {name: np.asarray(part) for name, part in corrected_terms_ns(fit.posterior, runs).items()}
     predicted_ns, log_sd = np.asarray(said.time_ns), np.asarray(said.log_sd())
     rows = [

@@ -20,16 +20,17 @@ import jax
 import numpy as np
 
 from benchmarks._common import options, table, visits, write
-from rlxjax import (
+from rlxjax import WelchPeakParams
+from rlxjax._checks import as_index
+from rlxjax.learned import (
     LearnedFft,
     ToneSignals,
-    WelchPeakParams,
+    learned_peaks,
+    learned_program,
     peak_recall,
     save_learned_fft,
     train_learned_fft,
 )
-from rlxjax._checks import as_index
-from rlxjax.learned import learned_peaks, learned_program
 from rlxjax.learned._model import bit_reversal
 from rlxjax.welch import fused_peaks
 from rlxjax.welch._host import hann_window

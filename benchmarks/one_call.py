@@ -32,7 +32,7 @@ def sizes() -> Iterator[int]:
 def calls(calibration: rx.Calibration) -> dict[str, tuple[Callable[[int], Any], int]]:
     """Return what is timed by name, each a function of a size, and how many calls of it stand for one of the others."""
 
-    def a_few_lines(rows: int) -> rx.FunctionPrediction:
+    def a_few_lines(rows: int) -> rx.calibration.FunctionPrediction:
         x, w = jax.ShapeDtypeStruct((rows, 64), jnp.float32), jax.ShapeDtypeStruct((64, 32), jnp.float32)
         return calibration.predict_function(lambda x, w: jnp.tanh(x @ w).sum(-1), x, w)
 
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=200)
     count = parser.parse_args().calls
-    calibration = rx.prior_calibration("cpu")
+    calibration = rx.calibration.prior_calibration("cpu")
     assert calibration is not None
     timed = calls(calibration)
     found = {name: round(median_us(call, max(count // share, 5)), 1) for name, (call, share) in timed.items()}

@@ -61,7 +61,9 @@ def main() -> None:
     page = parser.parse_args().page
     matplotlib.use("agg")
     os.environ["RLXJAX_HOME"] = str(HOME)
-    warnings.simplefilter("ignore", rx.MachineMismatchWarning)  # calibrations of pages are of other machines
+    warnings.simplefilter(
+        "ignore", rx.calibration.MachineMismatchWarning
+    )  # calibrations of pages are of other machines
     with matplotlib.rc_context(STYLE):
         for path in draw(page):
             print(f"{path}: {path.stat().st_size / 1e3:.0f} kB")

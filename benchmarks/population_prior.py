@@ -26,7 +26,7 @@ from calibrate.judge import fitted
 from calibrate.machine import CANARIES, micro_times_ns
 from calibrate.samples import read_samples
 from calibrate.suites import suite_of
-from rlxjax import LatencyPosterior, PosteriorFit, fit_posterior, prior_posterior, transferred_prior
+from rlxjax import fit_posterior
 from rlxjax.calibration import (
     PriorCoefficient,
     PriorFile,
@@ -39,7 +39,19 @@ from rlxjax.calibration import (
     sha256_of,
     write_json_file,
 )
-from rlxjax.fit import COVERED, COVERED_SDS, Facts, LatencyModel, coefficient_names, named, unit_of
+from rlxjax.fit import (
+    COVERED,
+    COVERED_SDS,
+    Facts,
+    LatencyModel,
+    LatencyPosterior,
+    PosteriorFit,
+    coefficient_names,
+    named,
+    prior_posterior,
+    transferred_prior,
+    unit_of,
+)
 from rlxjax.models import FUNCTIONS, WELCH
 from rlxjax.welch import schedule
 

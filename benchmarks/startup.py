@@ -39,7 +39,7 @@ def calls() -> dict[str, Callable[[int], Any]]:
     """Return calls by name; their values depend on the turn, 0 or 1, and their shapes do not."""
     gate, row = rx.io_fusion_gate_for_target("cuda"), rx.backend_coefficients("cuda")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rx.MachineMismatchWarning)
+        warnings.simplefilter("ignore", rx.calibration.MachineMismatchWarning)
         calibration = rx.load_calibration(ROOT / "notebooks" / "data" / "calibration-cpu.json")
 
     def sizes(turn: int) -> tuple[int, int, int]:
@@ -53,9 +53,11 @@ def calls() -> dict[str, Callable[[int], Any]]:
         time_ns = factor * (4e4 + 10 * batch * n_fft) * (1 + turn)
         return rx.Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=time_ns)
 
-    def candidates(turn: int) -> rx.LatencyEstimate:
+    def candidates(turn: int) -> rx.fit.LatencyEstimate:
         batch = np.array([[1.0], [16.0], [256.0], [4096.0]]) * (1 + turn)
-        return rx.estimate(rx.prior_posterior(FFT), rx.Runs.checked(FFT, "fft", batch=batch, n_fft=[[256, 4096]]))
+        return rx.fit.estimate(
+            rx.fit.prior_posterior(FFT), rx.fit.Runs.checked(FFT, "fft", batch=batch, n_fft=[[256, 4096]])
+        )
 
     def peaks(turn: int, path: str) -> np.ndarray | jax.Array:
         params = rx.WelchPeakParams.fast(256, 16)
@@ -67,13 +69,13 @@ def calls() -> dict[str, Callable[[int], Any]]:
             rx.fusion_benefit(rx.GraphIoProfile(9 + turn, 4, 10**6, 10**7), profile(turn))
         ),
         "estimate_welch_peaks_costs": lambda turn: rx.estimate_welch_peaks_costs("cuda", *sizes(turn)),
-        "evaluate_welch_peaks": lambda turn: rx.evaluate_welch_peaks("cuda", *sizes(turn), temperature_ns=1e4),
+        "evaluate_welch_peaks": lambda turn: rx.welch.evaluate_welch_peaks("cuda", *sizes(turn), temperature_ns=1e4),
         "pick_welch_peaks_strategy": lambda turn: rx.pick_welch_peaks_strategy("cuda", *sizes(turn)),
         "rank_devices": lambda turn: rx.rank_devices(profile(turn)),
-        "fit_latency": lambda turn: rx.fit_latency(timings(turn)),
+        "fit_latency": lambda turn: rx.fit.fit_latency(timings(turn)),
         "fit_posterior": lambda turn: rx.fit_posterior(timings(turn)),
-        "fit_devices": lambda turn: rx.fit_devices(rx.stack_timings([timings(turn), timings(turn, 3.0)])[0]),
-        "next_measurements": lambda turn: rx.next_measurements(candidates(turn), 2),
+        "fit_devices": lambda turn: rx.fit.fit_devices(rx.fit.stack_timings([timings(turn), timings(turn, 3.0)])[0]),
+        "next_measurements": lambda turn: rx.fit.next_measurements(candidates(turn), 2),
         "Calibration.predict_ns": lambda turn: calibration.predict_ns("fused", *sizes(turn)),
         "welch_peaks fused": lambda turn: peaks(turn, "fused"),
         "welch_peaks block": lambda turn: peaks(turn, "block"),

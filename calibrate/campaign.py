@@ -8,7 +8,7 @@ from pathlib import Path as FilePath
 
 import numpy as np
 
-from rlxjax import Calibration, LatencyPrior, transferred_prior
+from rlxjax import Calibration
 from rlxjax.calibration import (
     CalibrationFile,
     MachineSection,
@@ -24,7 +24,7 @@ from rlxjax.calibration import (
     write_sections,
 )
 from rlxjax.clock import PROTOCOL
-from rlxjax.fit import Cell, Suite, cell_runs
+from rlxjax.fit import Cell, LatencyPrior, Suite, cell_runs, transferred_prior
 
 from .design import by_work, measuring_order
 from .interrupts import last_act

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlxjax import Calibration, LatencyEstimate, estimate
+from rlxjax import Calibration
 from rlxjax.calibration import (
     MACHINE_FIELDS,
     CalibratedModel,
@@ -19,7 +19,7 @@ from rlxjax.calibration import (
     fingerprint_differences,
     read_calibration_file,
 )
-from rlxjax.fit import Cell, Suite, cell_runs
+from rlxjax.fit import Cell, LatencyEstimate, Suite, cell_runs, estimate
 
 from .design import by_work
 from .judge import MOST_OTHERS

@@ -6,8 +6,17 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from rlxjax import LatencyEstimate, estimate, next_measurements, prior_posterior
-from rlxjax.fit import Cell, Facts, LatencyPrior, Suite, cell_runs
+from rlxjax.fit import (
+    Cell,
+    Facts,
+    LatencyEstimate,
+    LatencyPrior,
+    Suite,
+    cell_runs,
+    estimate,
+    next_measurements,
+    prior_posterior,
+)
 
 #: Works that the fit sees for each held-out one.
 SEEN_PER_HELD_OUT = 2

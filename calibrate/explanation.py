@@ -9,8 +9,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from rlxjax import Crossover, Explanation, Flip
-from rlxjax.calibration import CalibratedModel
+from rlxjax.calibration import CalibratedModel, Crossover, Explanation, Flip
 from rlxjax.fit import LatencyModel
 
 from .printing import GAP, finite_ns, ns, number, print_table, say

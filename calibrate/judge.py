@@ -9,9 +9,21 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rlxjax import LatencyEstimate, PosteriorFit, Timings, estimate, fit_posterior
+from rlxjax import Timings, fit_posterior
 from rlxjax.calibration import CalibratedModel, ErrorSummary, Pace
-from rlxjax.fit import COVERED, COVERED_SDS, MIN_TIMINGS, Cell, LatencyPrior, Suite, cell_runs, predicted_ns
+from rlxjax.fit import (
+    COVERED,
+    COVERED_SDS,
+    MIN_TIMINGS,
+    Cell,
+    LatencyEstimate,
+    LatencyPrior,
+    PosteriorFit,
+    Suite,
+    cell_runs,
+    estimate,
+    predicted_ns,
+)
 
 from .progress import Deadline
 from .samples import SampleLog

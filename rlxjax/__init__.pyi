@@ -1,4 +1,7 @@
-"""The public names with their types; `__init__.py` imports each when it is first used."""
+"""The names at the top of the package: those of every day in `__all__`, and those that the reference has.
+
+All others stand in their modules. `__init__.py` takes its names from this file.
+"""
 
 from . import advice as advice
 from . import calibration as calibration
@@ -18,31 +21,14 @@ from ._numerics import soft_step as soft_step
 from ._numerics import straight_through as straight_through
 from ._numerics import temperature_from_sd as temperature_from_sd
 from .advice import Advice as Advice
-from .advice import Grouping as Grouping
-from .advice import Measured as Measured
-from .advice import StageCost as StageCost
 from .advice import advise as advise
-from .calibration import CalibratedModel as CalibratedModel
 from .calibration import Calibration as Calibration
-from .calibration import CalibrationFileError as CalibrationFileError
-from .calibration import Crossover as Crossover
-from .calibration import Explanation as Explanation
-from .calibration import Flip as Flip
-from .calibration import FunctionPrediction as FunctionPrediction
-from .calibration import MachineMismatchWarning as MachineMismatchWarning
-from .calibration import StrategyExplanation as StrategyExplanation
 from .calibration import default_calibration as default_calibration
 from .calibration import load_calibration as load_calibration
-from .calibration import prior_calibration as prior_calibration
 from .calibration import save_calibration as save_calibration
-from .device import BACKEND_ROWS as BACKEND_ROWS
-from .device import BackendCoefficients as BackendCoefficients
 from .device import Device as Device
-from .device import DeviceRanking as DeviceRanking
 from .device import FusionBenefit as FusionBenefit
-from .device import GateEvaluation as GateEvaluation
 from .device import IoFusionGate as IoFusionGate
-from .device import Provenance as Provenance
 from .device import Target as Target
 from .device import backend_coefficients as backend_coefficients
 from .device import fusion_benefit as fusion_benefit
@@ -54,94 +40,86 @@ from .device import is_fused_viable as is_fused_viable
 from .device import rank_devices as rank_devices
 from .device import soft_graph_cost_ns as soft_graph_cost_ns
 from .device import soft_io_cost_ns as soft_io_cost_ns
-from .fit import Decision as Decision
-from .fit import Design as Design
-from .fit import DeviceFits as DeviceFits
-from .fit import FitResult as FitResult
+from .fit import Cell as Cell
 from .fit import Input as Input
-from .fit import LatencyEstimate as LatencyEstimate
 from .fit import LatencyModel as LatencyModel
-from .fit import LatencyPosterior as LatencyPosterior
-from .fit import LatencyPrior as LatencyPrior
-from .fit import PosteriorFit as PosteriorFit
-from .fit import Runs as Runs
-from .fit import StrategySpec as StrategySpec
+from .fit import Suite as Suite
 from .fit import Timings as Timings
-from .fit import decision as decision
-from .fit import estimate as estimate
-from .fit import fit_devices as fit_devices
-from .fit import fit_latency as fit_latency
 from .fit import fit_posterior as fit_posterior
-from .fit import next_measurements as next_measurements
-from .fit import pooled_prior as pooled_prior
-from .fit import predicted_ns as predicted_ns
-from .fit import prior_posterior as prior_posterior
-from .fit import stack_timings as stack_timings
-from .fit import transferred_prior as transferred_prior
-from .fit import wide_prior as wide_prior
-from .fusion import REWRITES as REWRITES
 from .fusion import FusedKernel as FusedKernel
-from .fusion import FusionEdge as FusionEdge
 from .fusion import FusionPlan as FusionPlan
-from .fusion import StagePlan as StagePlan
-from .fusion import execute_kernel as execute_kernel
 from .fusion import execute_plan as execute_plan
 from .fusion import plan_fusion as plan_fusion
-from .fusion import plan_stages as plan_stages
-from .fusion import rewrite_graph as rewrite_graph
 from .fusion import select_peaks_only_outputs as select_peaks_only_outputs
-from .fusion import soft_plan_ns as soft_plan_ns
 from .graph import Graph as Graph
 from .graph import GraphIoProfile as GraphIoProfile
-from .graph import Node as Node
-from .graph import node_io_bytes as node_io_bytes
 from .graph import profile_graph_io as profile_graph_io
-from .graph import tensor_bytes as tensor_bytes
-from .jaxpr import BranchSpread as BranchSpread
-from .jaxpr import Disagreement as Disagreement
 from .jaxpr import FunctionProfile as FunctionProfile
-from .jaxpr import OperationCounts as OperationCounts
-from .jaxpr import UnknownLoop as UnknownLoop
 from .jaxpr import profile_function as profile_function
-from .jaxpr import register_rule as register_rule
-from .learned import LearnedFft as LearnedFft
-from .learned import LearnedFftFileError as LearnedFftFileError
-from .learned import ToneSignals as ToneSignals
-from .learned import TrainingResult as TrainingResult
-from .learned import learned_spectrum as learned_spectrum
-from .learned import load_learned_fft as load_learned_fft
-from .learned import peak_recall as peak_recall
-from .learned import save_learned_fft as save_learned_fft
-from .learned import train_learned_fft as train_learned_fft
-from .models import FftLatencyCoefficients as FftLatencyCoefficients
-from .models import LatencyCoefficients as LatencyCoefficients
-from .welch import CoefficientSet as CoefficientSet
-from .welch import ReferenceStrategy as ReferenceStrategy
-from .welch import SoftWelchPeaksCosts as SoftWelchPeaksCosts
-from .welch import StrategyCoefficients as StrategyCoefficients
 from .welch import WelchPeakParams as WelchPeakParams
 from .welch import WelchPeaksCostEstimates as WelchPeaksCostEstimates
-from .welch import WelchPeaksEvaluation as WelchPeaksEvaluation
 from .welch import WelchPeaksGateBreakdown as WelchPeaksGateBreakdown
 from .welch import algorithm_bandwidth_gbps as algorithm_bandwidth_gbps
 from .welch import block_graph_ns as block_graph_ns
-from .welch import coefficient_set as coefficient_set
 from .welch import estimate_welch_peaks_costs as estimate_welch_peaks_costs
-from .welch import evaluate_welch_peaks as evaluate_welch_peaks
 from .welch import fused_graph_ns as fused_graph_ns
 from .welch import host_fft_profile as host_fft_profile
-from .welch import host_path_ns as host_path_ns
-from .welch import padded_batch as padded_batch
 from .welch import parse_welch_peaks_strategy as parse_welch_peaks_strategy
 from .welch import pick_weights as pick_weights
 from .welch import pick_welch_peaks_strategy as pick_welch_peaks_strategy
 from .welch import soft_estimate_welch_peaks_costs as soft_estimate_welch_peaks_costs
 from .welch import soft_fused_graph_ns as soft_fused_graph_ns
 from .welch import soft_pick_welch_peaks_strategy as soft_pick_welch_peaks_strategy
-from .welch import stream_welch_peaks as stream_welch_peaks
 from .welch import useful_bytes_touched as useful_bytes_touched
 from .welch import welch_peaks as welch_peaks
 from .welch import welch_peaks_fusion_gate_breakdown as welch_peaks_fusion_gate_breakdown
 from .welch import welch_peaks_graph as welch_peaks_graph
+
+__all__ = [
+    "Advice",
+    "Calibration",
+    "Cell",
+    "FunctionProfile",
+    "FusionBenefit",
+    "FusionPlan",
+    "Graph",
+    "GraphIoProfile",
+    "Input",
+    "IoFusionGate",
+    "LatencyModel",
+    "Suite",
+    "Timings",
+    "WelchPeakParams",
+    "advice",
+    "advise",
+    "calibration",
+    "default_calibration",
+    "device",
+    "execute_plan",
+    "fit",
+    "fit_posterior",
+    "fusion",
+    "fusion_benefit",
+    "graph",
+    "io_fusion_gate_for_target",
+    "jaxpr",
+    "learned",
+    "load_calibration",
+    "models",
+    "plan_fusion",
+    "plot",
+    "profile_function",
+    "profile_graph_io",
+    "rank_devices",
+    "save_calibration",
+    "soft_maximum",
+    "soft_minimum",
+    "soft_relu",
+    "soft_step",
+    "straight_through",
+    "temperature_from_sd",
+    "welch",
+    "welch_peaks",
+]
 
 __version__: str

@@ -107,10 +107,10 @@ def toy_cell(rows, width, variant="at_once", **about):
 
 def saved_model(folder, n_fft=64, bins=8):
     """Save a pruned learned FFT; return its file."""
-    exact = rx.LearnedFft.exact(n_fft)
+    exact = rx.learned.LearnedFft.exact(n_fft)
     gates = exact.gates.copy()
     gates[-2:] = 0
     mask = (np.arange(exact.n_bins) < bins).astype(float)
     path = folder / f"model-{n_fft}-{bins}.json"
-    rx.save_learned_fft(dataclasses.replace(exact, gates=gates, mask=mask).hardened(), path)
+    rx.learned.save_learned_fft(dataclasses.replace(exact, gates=gates, mask=mask).hardened(), path)
     return path

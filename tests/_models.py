@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from _content import sealed
 
-from rlxjax import IoFusionGate, Provenance
+from rlxjax import IoFusionGate
 from rlxjax.calibration import (
     GATE_UNITS,
     SCHEMA_VERSION,
@@ -20,6 +20,7 @@ from rlxjax.calibration import (
     current_fingerprint,
     section_of,
 )
+from rlxjax.device import Provenance
 from rlxjax.fit import (
     Input,
     LatencyModel,

@@ -26,9 +26,9 @@ def a_graph() -> rx.Graph:
     return graph
 
 
-def low_band_model(n_fft: int, turn: int = 0) -> rx.LearnedFft:
+def low_band_model(n_fft: int, turn: int = 0) -> rx.learned.LearnedFft:
     """Return the exact transform with the upper half of its bins masked, which prunes part of it."""
-    exact = rx.LearnedFft.exact(n_fft)
+    exact = rx.learned.LearnedFft.exact(n_fft)
     mask = np.where(np.arange(exact.n_bins) <= n_fft // 4, 1.0 + turn / 8, 0.0)
     return dataclasses.replace(exact, mask=mask)
 
@@ -40,10 +40,12 @@ def timings(turn: int, factor: float = 1.0) -> rx.Timings:
     return rx.Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=time_ns)
 
 
-def candidates(turn: int) -> rx.LatencyEstimate:
+def candidates(turn: int) -> rx.fit.LatencyEstimate:
     """Return what is known of four workloads, of two runs each, before any timing."""
     batch = np.array([[1.0], [16.0], [256.0], [4096.0]]) * (1 + turn)
-    return rx.estimate(rx.prior_posterior(FFT), rx.Runs.checked(FFT, "fft", batch=batch, n_fft=[[256, 4096]]))
+    return rx.fit.estimate(
+        rx.fit.prior_posterior(FFT), rx.fit.Runs.checked(FFT, "fft", batch=batch, n_fft=[[256, 4096]])
+    )
 
 
 def stages(turn: int) -> np.ndarray:
@@ -64,7 +66,7 @@ def public_calls() -> dict[str, Call]:
     before, after = other_plan.before, plan.after
     segments = np.random.default_rng(0).standard_normal((2, 8, 64))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rx.MachineMismatchWarning)
+        warnings.simplefilter("ignore", rx.calibration.MachineMismatchWarning)
         calibration = rx.load_calibration(CALIBRATION)
 
     def sizes(turn: int) -> tuple[int, int, int]:
@@ -87,32 +89,36 @@ def public_calls() -> dict[str, Call]:
         "algorithm_bandwidth_gbps": lambda turn: rx.algorithm_bandwidth_gbps(2176 + turn, 1000.0 + turn),
         "backend_coefficients": lambda turn: rx.backend_coefficients(("cuda", "metal")[turn]),
         "block_graph_ns": lambda turn: rx.block_graph_ns(("cuda", "metal")[turn], *sizes(turn)),
-        "coefficient_set": lambda turn: rx.coefficient_set(("arch", "portable")[turn]),
-        "decision": lambda turn: rx.decision(*(jax.tree.map(lambda x, i=i: x[:, i], candidates(turn)) for i in (0, 1))),
+        "coefficient_set": lambda turn: rx.welch.coefficient_set(("arch", "portable")[turn]),
+        "decision": lambda turn: rx.fit.decision(
+            *(jax.tree.map(lambda x, i=i: x[:, i], candidates(turn)) for i in (0, 1))
+        ),
         "estimate": candidates,
         "estimate_welch_peaks_costs": lambda turn: rx.estimate_welch_peaks_costs("cuda", *sizes(turn)),
-        "evaluate_welch_peaks": lambda turn: rx.evaluate_welch_peaks("cuda", *sizes(turn), **soft),
-        "execute_kernel": lambda turn: rx.execute_kernel(plan.kernels[0], kernel_inputs(turn)),
+        "evaluate_welch_peaks": lambda turn: rx.welch.evaluate_welch_peaks("cuda", *sizes(turn), **soft),
+        "execute_kernel": lambda turn: rx.fusion.execute_kernel(plan.kernels[0], kernel_inputs(turn)),
         "execute_plan": lambda turn: rx.execute_plan(plan, kernel_inputs(turn)),
-        "fit_devices": lambda turn: rx.fit_devices(rx.stack_timings(two_devices(turn))[0]),
-        "fit_latency": lambda turn: rx.fit_latency(timings(turn)),
+        "fit_devices": lambda turn: rx.fit.fit_devices(rx.fit.stack_timings(two_devices(turn))[0]),
+        "fit_latency": lambda turn: rx.fit.fit_latency(timings(turn)),
         "fit_posterior": lambda turn: rx.fit_posterior(timings(turn)),
         "fused_graph_ns": lambda turn: rx.fused_graph_ns("cuda", *sizes(turn)),
         "fusion_benefit": benefit,
         "graph_cost_ns": lambda turn: rx.graph_cost_ns(graph, rx.backend_coefficients(("cuda", "metal")[turn])),
         "host_fft_profile": lambda turn: rx.host_fft_profile(sizes(turn)[0], params),
-        "host_path_ns": lambda turn: rx.host_path_ns("cuda", *sizes(turn)),
+        "host_path_ns": lambda turn: rx.welch.host_path_ns("cuda", *sizes(turn)),
         "io_cost_ns": lambda turn: rx.io_cost_ns(profile(turn), row),
         "io_fusion_gate_for_target": lambda turn: rx.io_fusion_gate_for_target(("cuda", "metal")[turn]),
-        "learned_spectrum": lambda turn: rx.learned_spectrum(low_band_model(64, turn), segments[turn]),
-        "next_measurements": lambda turn: rx.next_measurements(candidates(turn), 2),
-        "peak_recall": lambda turn: rx.peak_recall(low_band_model(64, turn), segments[turn], 4),
+        "learned_spectrum": lambda turn: rx.learned.learned_spectrum(low_band_model(64, turn), segments[turn]),
+        "next_measurements": lambda turn: rx.fit.next_measurements(candidates(turn), 2),
+        "peak_recall": lambda turn: rx.learned.peak_recall(low_band_model(64, turn), segments[turn], 4),
         "pick_weights": lambda turn: rx.pick_weights(number(turn), **soft),
         "pick_welch_peaks_strategy": lambda turn: rx.pick_welch_peaks_strategy("cuda", *sizes(turn)),
         "plan_fusion": lambda turn: rx.plan_fusion(graph, coefficients=("cuda", "metal")[turn]),
-        "plan_stages": lambda turn: rx.plan_stages(stages(turn))[0].time_ns,
-        "pooled_prior": lambda turn: rx.pooled_prior([rx.fit_latency(own) for own in two_devices(turn)], FFT.prior),
-        "prior_posterior": lambda turn: rx.prior_posterior(FFT, spread=0.05 + turn / 100),
+        "plan_stages": lambda turn: rx.fusion.plan_stages(stages(turn))[0].time_ns,
+        "pooled_prior": lambda turn: rx.fit.pooled_prior(
+            [rx.fit.fit_latency(own) for own in two_devices(turn)], FFT.prior
+        ),
+        "prior_posterior": lambda turn: rx.fit.prior_posterior(FFT, spread=0.05 + turn / 100),
         "rank_devices": lambda turn: rx.rank_devices(profile(turn)),
         "soft_estimate_welch_peaks_costs": lambda turn: rx.soft_estimate_welch_peaks_costs(
             "cuda", *sizes(turn), **soft
@@ -123,13 +129,15 @@ def public_calls() -> dict[str, Call]:
         "soft_maximum": lambda turn: rx.soft_maximum(number(turn), 1.0 + turn, 0.5),
         "soft_minimum": lambda turn: rx.soft_minimum(number(turn), 1.0 + turn, 0.5),
         "soft_pick_welch_peaks_strategy": lambda turn: rx.soft_pick_welch_peaks_strategy("cuda", *sizes(turn), **soft),
-        "soft_plan_ns": lambda turn: rx.soft_plan_ns(stages(turn), 0.1 + turn),
+        "soft_plan_ns": lambda turn: rx.fusion.soft_plan_ns(stages(turn), 0.1 + turn),
         "soft_relu": lambda turn: rx.soft_relu(number(turn), 0.5 + turn),
         "soft_step": lambda turn: rx.soft_step(number(turn), 0.5 + turn),
-        "stack_timings": lambda turn: rx.stack_timings(two_devices(turn)),
+        "stack_timings": lambda turn: rx.fit.stack_timings(two_devices(turn)),
         "straight_through": lambda turn: rx.straight_through(number(turn) > 2, number(turn)),
         "temperature_from_sd": lambda turn: rx.temperature_from_sd(number(turn)),
-        "transferred_prior": lambda turn: rx.transferred_prior(rx.prior_posterior(FFT, spread=0.05 + turn / 100)),
+        "transferred_prior": lambda turn: rx.fit.transferred_prior(
+            rx.fit.prior_posterior(FFT, spread=0.05 + turn / 100)
+        ),
         "useful_bytes_touched": lambda turn: rx.useful_bytes_touched(sizes(turn)[0], params),
         "welch_peaks_fusion_gate_breakdown": lambda turn: rx.welch_peaks_fusion_gate_breakdown("cuda", *sizes(turn)),
         "Calibration.compare": lambda turn: calibration.compare("fused", "host", *sizes(turn)),

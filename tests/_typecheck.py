@@ -1,6 +1,6 @@
 """What the tests check annotations with."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import UnionType
 from typing import Annotated, Any, Generic, Union, get_args, get_origin, runtime_checkable
 
@@ -32,4 +32,4 @@ def _known(hint):
         return Annotated[tuple, IsInstance[origin]]
     if origin in (Union, UnionType):
         return Union[tuple(map(_known, parts))]  # noqa: UP007 - of as many as there are
-    return origin[tuple(map(_known, parts))] if origin in (tuple, Sequence) and parts else hint
+    return origin[tuple(map(_known, parts))] if origin in (tuple, Sequence, Iterable) and parts else hint

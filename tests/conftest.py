@@ -68,7 +68,11 @@ def check_annotations():
     def is_public(name, value):
         return not name.startswith("_") and inspect.isfunction(value)
 
-    public = {name: getattr(rlxjax, name) for name in rlxjax.__all__}
+    top = {name: getattr(rlxjax, name) for name in rlxjax.__all__}
+    public = {
+        **{name: value for module in filter(inspect.ismodule, top.values()) for name, value in vars(module).items()},
+        **top,
+    }
     checked = {f: jaxtyping.jaxtyped(f, typechecker=typecheck) for n, f in public.items() if is_public(n, f)}
     for module in [module for name, module in sys.modules.items() if name.partition(".")[0] == "rlxjax"]:
         for name, value in list(vars(module).items()):

@@ -59,7 +59,7 @@ def file(tmp_path_factory):
     shapes = [real(2**power, 2**power) for power in range(3, 12)]
     functions = (jnp.tanh, jnp.sin, jnp.sum, square, lambda x: x @ x, lambda x: x.T + 1, lambda x: jnp.sort(x))
     runs = function_runs([rx.profile_function(fn, shape) for shape in shapes for fn in functions])
-    times_ns = np.asarray(rx.predicted_ns(FUNCTIONS.prior.median, runs, {}))
+    times_ns = np.asarray(rx.fit.predicted_ns(FUNCTIONS.prior.median, runs, {}))
     fit = fit_posterior(Timings.checked(FUNCTIONS, variant="jitted", time_ns=times_ns, **runs.inputs))
     path = tmp_path_factory.mktemp("advise") / "c.json"
     rx.save_calibration(path, fit)
@@ -190,7 +190,7 @@ def test_what_is_computed_again_keeps_stages_apart_but_where_the_peak_has_a_pric
 
 
 def test_one_of_a_thing_is_not_told_as_several():
-    measured = rx.Measured(2.0, 1.0, 0.5e-9, 10)
+    measured = rx.advice.Measured(2.0, 1.0, 0.5e-9, 10)
     pays = rx.Advice("fuse", "saves_launches", "so", 0.9, 2.0, (1.0, 3.0), 1.0, (1.0, 2.0), measured=measured)
     assert "pays after 1 call\n" in str(pays)
     one, two = "1 byte of readback, 1 byte of traffic; computes 1 number again", "2 bytes of readback"
@@ -237,7 +237,7 @@ def test_what_cannot_be_modelled_says_why(here):
     odd.def_abstract_eval(lambda x: x)
     found = rx.advise([odd.bind, total], real(8, 8), calibration=here)
     assert (found.verdict, found.reason_code) == ("cannot model", "uncosted")
-    other = Calibration({"fft": CalibratedModel(rx.prior_posterior(FFT), {}, {}, {})}, None, {})
+    other = Calibration({"fft": CalibratedModel(rx.fit.prior_posterior(FFT), {}, {}, {})}, None, {})
     assert rx.advise([square, total], real(8), calibration=other).reason_code == "not_calibrated"
 
 
@@ -258,7 +258,7 @@ def test_bad_input_and_no_calibration_are_one_sentence(here, tmp_path, monkeypat
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")  # which has no population
     for path in ("missing.json", None):
-        with pytest.raises(rx.CalibrationFileError, match="no such file"):
+        with pytest.raises(rx.calibration.CalibrationFileError, match="no such file"):
             rx.advise([square, total], real(8, 8), calibration=path)
 
 

@@ -48,7 +48,7 @@ def test_other_words_compile_anew_and_a_posterior_has_none():
 
     @jax.jit
     def by_posterior(posterior):
-        return rx.predicted_ns(posterior.coefficients, rx.Runs.checked(LINE, 0, n=100.0), {})
+        return rx.fit.predicted_ns(posterior.coefficients, rx.fit.Runs.checked(LINE, 0, n=100.0), {})
 
     first = two_models()
     for one, other in (("source", "elsewhere"), ("fingerprint", {"platform": "gpu"})):
@@ -90,7 +90,7 @@ def test_many_machines_are_one_calibration_of_arrays():
 
 
 def test_the_built_in_models_trace_as_arguments():
-    shipped = {model.name: calibrated(rx.prior_posterior(model)) for model in (WELCH, FUNCTIONS)}
+    shipped = {model.name: calibrated(rx.fit.prior_posterior(model)) for model in (WELCH, FUNCTIONS)}
     found = rx.Calibration(shipped, None, {})
     # Of a machine to which a learned FFT was given.
     work = {"learned_n_fft": [256.0], "learned_flop": [1e3], "learned_live_bins": [65.0]}

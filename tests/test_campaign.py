@@ -25,9 +25,9 @@ from calibrate.outcome import print_outcome
 from calibrate.progress import Progress
 from calibrate.samples import read_samples
 from calibrate.visits import quantile_ns
-from rlxjax import load_calibration, transferred_prior
+from rlxjax import load_calibration
 from rlxjax.calibration import read_calibration_file, sha256_of
-from rlxjax.fit import Cell, fit_posterior, is_measured, named
+from rlxjax.fit import Cell, fit_posterior, is_measured, named, transferred_prior
 
 
 def command(*arguments):
@@ -377,7 +377,7 @@ def test_a_suite_of_ones_own_is_named_on_the_command_line_or_refused_in_one_line
         ("nothing", "--suite: expected module:name"),
         ("no_such_module:SUITE", "--suite: no_such_module does not import"),
         ("_campaigns:NOTHING", "--suite: _campaigns has no 'NOTHING'"),
-        ("_campaigns:NAME", "--suite: expected a rlxjax.fit.Suite, _campaigns:NAME is of type str"),
+        ("_campaigns:NAME", "--suite: expected a rlxjax.Suite, _campaigns:NAME is of type str"),
     ):
         result = command("calibrate", "--suite", name, "--out", tmp_path / "c.json", "--quiet")
         assert (result.exit_code, said in result.stderr) == (2, True), result.stderr

@@ -16,9 +16,9 @@ from calibrate.cli import app
 from calibrate.design import by_work
 from calibrate.machine import CANARIES
 from calibrate.samples import SampleLog, header_of
-from rlxjax import estimate, load_calibration
+from rlxjax import load_calibration
 from rlxjax.calibration import current_fingerprint
-from rlxjax.fit import LatencyEstimate, cell_runs
+from rlxjax.fit import LatencyEstimate, cell_runs, estimate
 
 GROUPS = [group for _ in range(6) for group in ("ultra", "fast", "fused", "block")]
 PREDICTED_NS = np.geomspace(5e4, 2e7, len(GROUPS))

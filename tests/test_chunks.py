@@ -103,7 +103,7 @@ def test_a_chunk_is_whole_tiles_and_padding_leaves_it_as_it_is(n_fft, n_segments
     rows = chunk_rows(rx.WelchPeakParams(n_fft, n_segments, 1), platform)
     fitting = plan.chunk_samples / (n_segments * n_fft)
     assert rows % plan.tile_rows == 0
-    assert rx.padded_batch(rows) == rows
+    assert rx.welch.padded_batch(rows) == rows
     assert rows <= max(fitting, plan.tile_rows)
     assert rows == plan.tile_rows or rows > fitting / 1.25 - plan.tile_rows
 
@@ -128,7 +128,7 @@ def test_processors_share_rows_equally_from_some_samples_on(path, workers, batch
         assert rows == batch
         return
     least = max(plan.tile_rows, alone // 2 // (2 * n_fft))
-    assert rows == batch or (rows % plan.tile_rows == 0 and rows == rx.padded_batch(rows))
+    assert rows == batch or (rows % plan.tile_rows == 0 and rows == rx.welch.padded_batch(rows))
     assert min(least, most, batch) <= rows <= most
     # A padded size is at most a quarter more, or a tile.
     assert rows <= max(least, batch / workers, 1) * 1.25 + 2 * plan.tile_rows

@@ -84,7 +84,7 @@ def graph_cost(graph, row):
 
 def device_cost(graph, name, coefficients):
     row = rx.backend_coefficients(name, coefficients)
-    if row is not rx.BACKEND_ROWS["discrete"]:
+    if row is not rx.device.BACKEND_ROWS["discrete"]:
         return graph_cost(graph, row)
     nodes = sum(node.op not in ("input", "param") for node in graph.nodes)
     return io_cost(rx.profile_graph_io(graph), row) + row.dispatch_ns * nodes
@@ -123,7 +123,10 @@ def stacked(coefficients="arch"):
 
 
 def test_costs_of_profiles_and_graphs_are_the_closed_forms():
-    for row in (*rx.BACKEND_ROWS.values(), dataclasses.replace(rx.BACKEND_ROWS["cpu"], memory_bw=0.5, readback_bw=0.0)):
+    for row in (
+        *rx.device.BACKEND_ROWS.values(),
+        dataclasses.replace(rx.device.BACKEND_ROWS["cpu"], memory_bw=0.5, readback_bw=0.0),
+    ):
         for profile in PROFILES:
             np.testing.assert_allclose(rx.io_cost_ns(profile, row), io_cost(profile, row), rtol=FLOAT64_RTOL)
         for graph in GRAPHS.values():
@@ -142,13 +145,13 @@ def test_the_cost_of_a_device_is_that_of_its_row_or_of_the_fallback():
 @given(profiles, st.sampled_from(list(vars(PROFILES[0]))), st.integers(1, 2**30))
 def test_a_larger_profile_costs_no_less(profile, name, more):
     larger = dataclasses.replace(profile, **{name: getattr(profile, name) + more})
-    for row in rx.BACKEND_ROWS.values():
+    for row in rx.device.BACKEND_ROWS.values():
         smaller = float(rx.io_cost_ns(profile, row))
         assert rx.io_cost_ns(larger, row) >= smaller * (1 - FLOAT64_RTOL)
 
 
 @lawful
-@given(profiles, st.integers(-6, 6), st.sampled_from(list(rx.BACKEND_ROWS.values())))
+@given(profiles, st.integers(-6, 6), st.sampled_from(list(rx.device.BACKEND_ROWS.values())))
 def test_a_cost_scales_with_the_unit_of_time(profile, exponent, row):
     unit = 2.0**exponent
     wide = dataclasses.replace(row, memory_bw=row.memory_bw * 64, readback_bw=row.readback_bw * 64)
@@ -260,7 +263,7 @@ def test_every_path_is_the_formula(device, batch, n_fft, k, set_, segments, scal
     for value, expected in (
         (rx.fused_graph_ns(*workload, scale, **options), fused_reference(*workload, set_, scale, segments)),
         (rx.block_graph_ns(*workload, **options), block_reference(*workload, set_, segments)),
-        (rx.host_path_ns(*workload, **options), host_reference(*workload, segments)),
+        (rx.welch.host_path_ns(*workload, **options), host_reference(*workload, segments)),
     ):
         np.testing.assert_allclose(value, expected, rtol=FLOAT64_RTOL)
 
@@ -306,7 +309,7 @@ FUNCTIONS = {
     "breakdown": lambda d, b, n, k: rx.welch_peaks_fusion_gate_breakdown(d, b, n, k).score_ns,
     "fused": rx.fused_graph_ns,
     "block": rx.block_graph_ns,
-    "host": rx.host_path_ns,
+    "host": rx.welch.host_path_ns,
     "soft_fused": lambda d, b, n, k: rx.soft_fused_graph_ns(d, b, n, k, temperature_ns=1e4),
     "soft_pick": lambda *work: rx.soft_pick_welch_peaks_strategy(*work, True, 10, 1024, temperature_ns=1e5),
 }
@@ -354,7 +357,7 @@ def test_a_large_batch_does_not_overflow(x64, transform):
 
 
 def test_a_set_of_ones_own_is_used():
-    mine = rx.coefficient_set("arch")
+    mine = rx.welch.coefficient_set("arch")
     mine = dataclasses.replace(mine, host=dataclasses.replace(mine.host, dispatch_ns=1_300.0))
     built_in, own = (rx.estimate_welch_peaks_costs("cpu", 100, 256, 16, coefficients=s) for s in ("arch", mine))
     np.testing.assert_allclose(own.stack()[:2] - built_in.stack()[:2], [200_000, 300_000], rtol=FLOAT32_RTOL)
@@ -362,8 +365,8 @@ def test_a_set_of_ones_own_is_used():
 
 @pytest.mark.parametrize("name", ["arch", "portable"])
 def test_the_apple_cpu_is_a_set_of_its_own(name):
-    plain, apple = rx.coefficient_set(name), rx.coefficient_set(name, "cpu-apple")
-    assert apple.host is rx.BACKEND_ROWS["cpu-apple"]
+    plain, apple = rx.welch.coefficient_set(name), rx.welch.coefficient_set(name, "cpu-apple")
+    assert apple.host is rx.device.BACKEND_ROWS["cpu-apple"]
     changed = jax.tree.map(lambda a, b: np.flatnonzero(a != b).tolist(), plain.backend, apple.backend)
     assert {tuple(leaf) for leaf in vars(changed).values() if isinstance(leaf, list)} <= {(), (0,)}
     assert apple.backend.dispatch_ns[0] == 500
@@ -395,7 +398,7 @@ def test_the_earliest_of_the_cheapest_is_picked():
 def test_the_pick_is_the_cheapest_strategy(device, batch, model, set_):
     pick = rx.pick_welch_peaks_strategy(device, batch, 256, 16, *model, coefficients=set_)
     costs = rx.estimate_welch_peaks_costs(device, batch, 256, 16, *model, coefficients=set_)
-    assert isinstance(pick, rx.ReferenceStrategy)
+    assert isinstance(pick, rx.welch.ReferenceStrategy)
     assert getattr(costs, f"{pick}_ns") == min(vars(costs).values()) < INF
 
 
@@ -432,7 +435,7 @@ def test_a_mixed_table_of_picks_is_one_call(is_legacy):
     found = pick(*columns)
     for transform in (jax.jit, jax.vmap):
         np.testing.assert_array_equal(transform(pick)(*columns), found)
-    names = [list(rx.ReferenceStrategy)[code] for code in found]
+    names = [list(rx.welch.ReferenceStrategy)[code] for code in found]
     assert names[::7] == [pick(device, batch, *model) for device, batch, model in rows[::7]]
     if is_legacy:
         assert names == [legacy(device, batch, *model) for device, batch, model in rows]
@@ -547,7 +550,7 @@ def test_straight_through_is_the_hard_pick_with_the_soft_gradient():
 
     gradient = jax.value_and_grad(f, (0, 1), has_aux=True)
     both = jax.jit(lambda *at: [gradient(*at, straight) for straight in (True, False)])
-    ((_, hard), by_hard), ((_, soft), by_soft) = both(rx.coefficient_set(), 3e5)
+    ((_, hard), by_hard), ((_, soft), by_soft) = both(rx.welch.coefficient_set(), 3e5)
     code = rx.pick_welch_peaks_strategy("metal", 1024, 256, 16).code
     np.testing.assert_array_equal(hard, np.eye(4)[code])
     assert 0 < soft[code] < 1
@@ -557,7 +560,7 @@ def test_straight_through_is_the_hard_pick_with_the_soft_gradient():
 
 
 def test_an_infinite_penalty_makes_no_nan_in_costs_and_picks():
-    set_ = rx.coefficient_set()
+    set_ = rx.welch.coefficient_set()
     set_ = dataclasses.replace(set_, gate=dataclasses.replace(set_.gate, host_thunk_penalty_ns=np.full(12, INF)))
     device, batch = rx.Device.codes(["metal", "cuda", "webgpu", "cpu"])[:, None], np.array([[100, 1024]])
 
@@ -611,7 +614,7 @@ def io_loss(row, profile):
 
 def strategy_loss(set_, *workload):
     """Return a loss of all strategies' costs, and of the gate's score and probability, mixed devices."""
-    result = rx.evaluate_welch_peaks(*workload, True, 10, 1024, coefficients=set_, temperature_ns=1e7)
+    result = rx.welch.evaluate_welch_peaks(*workload, True, 10, 1024, coefficients=set_, temperature_ns=1e7)
     costs = jnp.mean(jnp.log1p(finite(result.costs.stack())))
     return costs + jnp.mean(jnp.arctan(1e-6 * result.score_ns) + result.fuse_probability)
 
@@ -626,7 +629,7 @@ def cases():
     return {
         "gate": (gate_loss, floats(gate), (floats(benefit),)),
         "io": (io_loss, floats(rx.backend_coefficients("cuda")), (floats(profile),)),
-        "strategies": (strategy_loss, floats(rx.coefficient_set()), workload),
+        "strategies": (strategy_loss, floats(rx.welch.coefficient_set()), workload),
     }
 
 
@@ -674,9 +677,9 @@ def test_derivatives_agree_to_second_order_over_many_sets_and_over_the_rows_of_a
 @pytest.mark.parametrize(("of_set", "of_batch"), [(np.float32, np.float64), (np.float64, np.float32)])
 @pytest.mark.parametrize("device", ["cuda", np.arange(12)])
 def test_a_gradient_has_the_types_of_what_it_is_of(device, of_set, of_batch):
-    set_ = jax.tree.map(lambda leaf: jnp.asarray(leaf, of_set), rx.coefficient_set())
+    set_ = jax.tree.map(lambda leaf: jnp.asarray(leaf, of_set), rx.welch.coefficient_set())
     batch = jnp.asarray(2.0 ** np.arange(12), of_batch)
-    for cost in (rx.estimate_welch_peaks_costs, rx.host_path_ns, rx.fused_graph_ns):
+    for cost in (rx.estimate_welch_peaks_costs, rx.welch.host_path_ns, rx.fused_graph_ns):
 
         def loss(set_, batch, cost=cost):
             return sum(jnp.sum(finite(ns)) for ns in jax.tree.leaves(cost(device, batch, 256, 16, coefficients=set_)))
@@ -688,7 +691,7 @@ def test_a_gradient_has_the_types_of_what_it_is_of(device, of_set, of_batch):
 
 
 def rows_with_sets(n):
-    return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), rx.coefficient_set())
+    return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), rx.welch.coefficient_set())
 
 
 @functools.cache
@@ -699,7 +702,7 @@ def path_costs(name):
         options = {"n_segments": tree["n_segments"], "coefficients": tree["set"]}
         sizes = [tree[size] for size in ("batch", "n_fft", "k")]
         if name == "host_path_ns":
-            return rx.host_path_ns(device, *sizes, **options)
+            return rx.welch.host_path_ns(device, *sizes, **options)
         return rx.fused_graph_ns(device, *sizes, tree["scale"], **options)
 
     return jax.vmap(costs_ns)
@@ -727,7 +730,7 @@ def test_the_gradient_of_an_evaluated_table_is_the_finite_difference():
     @jax.vmap
     def score_and_probability(tree):
         options = {"coefficients": tree["set"], "temperature_ns": tree["temperature_ns"]}
-        result = rx.evaluate_welch_peaks("cuda", tree["batch"], tree["n_fft"], tree["k"], **options)
+        result = rx.welch.evaluate_welch_peaks("cuda", tree["batch"], tree["n_fft"], tree["k"], **options)
         return result.score_ns * 1e-7 + result.fuse_probability
 
     # A native kernel saves the whole sync point: what adds one is penalised.
@@ -739,9 +742,9 @@ def test_the_gradient_of_an_evaluated_table_is_the_finite_difference():
 @pytest.mark.parametrize(("name", "count"), [("dispatch_ns", 300.0), ("roundtrip_ns", 1.0)])
 def test_the_derivative_by_an_infinite_rate_is_its_count_and_shows_in_all_others(name, count, value):
     def cost_ns(rate_ns, batch):
-        set_ = rx.coefficient_set()
+        set_ = rx.welch.coefficient_set()
         set_ = dataclasses.replace(set_, host=dataclasses.replace(set_.host, **{name: rate_ns}))
-        return rx.host_path_ns("cuda", batch, 256.0, 16.0, coefficients=set_)
+        return rx.welch.host_path_ns("cuda", batch, 256.0, 16.0, coefficients=set_)
 
     cost, (by_rate, by_batch) = jax.value_and_grad(cost_ns, (0, 1))(value, 100.0)
     assert by_rate == count
@@ -773,7 +776,7 @@ def test_what_has_no_cost_is_refused_by_name():
     nodes = {op: rx.Graph() for op in ("matmul", "attention")}
     for op, graph in nodes.items():
         graph.add(op, [], shape=(2, 2))
-    params, row = rx.WelchPeakParams.fast(256, 16), rx.BACKEND_ROWS["cpu"]
+    params, row = rx.WelchPeakParams.fast(256, 16), rx.device.BACKEND_ROWS["cpu"]
     for call, says in [
         *(
             (
@@ -788,9 +791,9 @@ def test_what_has_no_cost_is_refused_by_name():
         ),
         (lambda: rx.io_cost_ns(rx.GraphIoProfile([1, 2], [1, 2, 3]), row), "broadcast"),
         (lambda: rx.backend_coefficients("abacus"), "unknown device 'abacus'"),
-        (lambda: rx.coefficient_set("arch", "z80"), "cpu: expected 'cpu' or 'cpu-apple', got 'z80'"),
+        (lambda: rx.welch.coefficient_set("arch", "z80"), "cpu: expected 'cpu' or 'cpu-apple', got 'z80'"),
         (lambda: rx.fused_graph_ns("cuda", 8, 256, 16, n_segments=0), "n_segments"),
-        (lambda: rx.host_path_ns("cuda", 8, 256, 16, n_segments=np.nan), "n_segments"),
+        (lambda: rx.welch.host_path_ns("cuda", 8, 256, 16, n_segments=np.nan), "n_segments"),
         (lambda: rx.fused_graph_ns("cuda", 8, 256, 16, scale=-3.0), "scale"),
         (lambda: rx.fused_graph_ns("cuda", [8, 9], 256, 16, scale=[1.0, 1.0, 1.0]), "broadcast"),
         (lambda: rx.host_fft_profile(-3, params), "batch"),
@@ -821,7 +824,7 @@ def test_a_bad_workload_is_refused_by_name():
             rx.estimate_welch_peaks_costs,
             rx.welch_peaks_fusion_gate_breakdown,
             rx.pick_welch_peaks_strategy,
-            functools.partial(rx.evaluate_welch_peaks, temperature_ns=1.0),
+            functools.partial(rx.welch.evaluate_welch_peaks, temperature_ns=1.0),
         ):
             with pytest.raises(ValueError, match=says):
                 f(**{"device": "cuda", "batch": 8, "n_fft": 256, "k": 16, **change})
@@ -839,7 +842,7 @@ TAKE_A_TEMPERATURE = {
     "soft costs": rx.soft_estimate_welch_peaks_costs,
     "soft pick": rx.soft_pick_welch_peaks_strategy,
     "straight-through pick": functools.partial(rx.soft_pick_welch_peaks_strategy, straight_through_gradient=True),
-    "evaluation": rx.evaluate_welch_peaks,
+    "evaluation": rx.welch.evaluate_welch_peaks,
 }
 
 

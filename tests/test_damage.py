@@ -36,7 +36,7 @@ def visits(path):
 
 
 def leaves(path):
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(rx.load_learned_fft(path))]
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(rx.learned.load_learned_fft(path))]
 
 
 def first_lines(name):
@@ -45,7 +45,7 @@ def first_lines(name):
 
 def good_files(folder):
     """Return the suffix, content and reader of a good file of each kind, and whether every change is to be found."""
-    rx.save_learned_fft(rx.LearnedFft.exact(16), folder / "model.json")
+    rx.learned.save_learned_fft(rx.learned.LearnedFft.exact(16), folder / "model.json")
     csv = "batch,n_fft,time_us\n" + "".join(f"{2**place},256,{7.5 * 2**place}\n" for place in range(4, 14))
     yield ".json", (ROOT / "notebooks/data/calibration-cpu.json").read_bytes(), rx.load_calibration, True
     yield ".json", (folder / "model.json").read_bytes(), leaves, True
@@ -109,7 +109,7 @@ def outcome(read, path, expected, is_sealed, is_cut):
     start = time.perf_counter()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        warnings.simplefilter("ignore", rx.MachineMismatchWarning)
+        warnings.simplefilter("ignore", rx.calibration.MachineMismatchWarning)
         try:
             found = read(path)
         except (ValueError, OSError) as error:
@@ -131,7 +131,7 @@ def test_no_mutant_ends_in_a_traceback_or_changes_what_is_loaded_without_a_word(
         path = tmp_path / f"it{suffix}"
         path.write_bytes(good)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", rx.MachineMismatchWarning)
+            warnings.simplefilter("ignore", rx.calibration.MachineMismatchWarning)
             expected = read(path)
         assert outcome(read, path, expected, is_sealed, False) == "loaded", suffix
         for number in range(MUTANTS):

@@ -70,7 +70,7 @@ def test_an_evaluation_is_what_the_separate_methods_return(x64, temperature_ns):
 def test_a_compiled_table_is_an_eager_one_and_a_mapped_one_a_loop(what, x64):
     f = {
         "fusions": lambda gate, benefit: gate.evaluate(benefit, temperature_ns=TEMPERATURE_NS),
-        "runs": lambda *workload: rx.evaluate_welch_peaks(*workload, temperature_ns=TEMPERATURE_NS),
+        "runs": lambda *workload: rx.welch.evaluate_welch_peaks(*workload, temperature_ns=TEMPERATURE_NS),
     }[what]
     with jax.enable_x64(x64):
         device, *sizes = workloads()
@@ -125,7 +125,7 @@ def test_a_table_of_runs_is_what_the_separate_functions_return(x64, coefficients
         device, sizes = "cuda", [np.asarray(size, np.float32) for size in sizes]
     with jax.enable_x64(x64), jax.numpy_dtype_promotion("standard"):
         arguments, options = (device, *sizes), {"coefficients": coefficients}
-        result = rx.evaluate_welch_peaks(*arguments, **LEARNED, **options, temperature_ns=TEMPERATURE_NS)
+        result = rx.welch.evaluate_welch_peaks(*arguments, **LEARNED, **options, temperature_ns=TEMPERATURE_NS)
         costs = rx.estimate_welch_peaks_costs(*arguments, **LEARNED, **options)
         why = rx.welch_peaks_fusion_gate_breakdown(*arguments, **options)
         rtol = FLOAT64_RTOL if x64 else FLOAT32_RTOL
@@ -140,9 +140,11 @@ def test_a_table_of_runs_is_what_the_separate_functions_return(x64, coefficients
 
 
 def test_every_field_of_a_table_has_its_shape():
-    result = rx.evaluate_welch_peaks(np.array([[0], [4]]), np.array([[64, 512, 8192]]), 256, 16, temperature_ns=1.0)
+    result = rx.welch.evaluate_welch_peaks(
+        np.array([[0], [4]]), np.array([[64, 512, 8192]]), 256, 16, temperature_ns=1.0
+    )
     assert {leaf.shape for leaf in jax.tree.leaves(result)} == {(2, 3)}
-    one = rx.evaluate_welch_peaks("cuda", 64, 256, 16, temperature_ns=1.0)
+    one = rx.welch.evaluate_welch_peaks("cuda", 64, 256, 16, temperature_ns=1.0)
     assert {leaf.shape for leaf in jax.tree.leaves(one)} == {()}
 
 
@@ -152,7 +154,7 @@ def test_every_field_of_a_table_has_its_shape():
 def test_a_bad_entry_of_a_column_is_refused_on_the_host_on_a_device_and_in_a_program():
     device, *sizes = workloads(65)
     good = dict(zip(("batch", "n_fft", "k"), sizes, strict=True)) | {"device": device}
-    rx.evaluate_welch_peaks(**good, temperature_ns=TEMPERATURE_NS)
+    rx.welch.evaluate_welch_peaks(**good, temperature_ns=TEMPERATURE_NS)
     for name, bad, says in (
         ("batch", -1.0, "batch: expected a size of at least 0, got -1.0"),
         ("batch", np.nan, "batch: expected a size of at least 0, got nan"),
@@ -167,8 +169,8 @@ def test_a_bad_entry_of_a_column_is_refused_on_the_host_on_a_device_and_in_a_pro
         column[64] = bad
         for columns in (good | {name: column}, good | {name: jnp.asarray(column)}):
             for ask in (
-                lambda t, columns=columns: rx.evaluate_welch_peaks(**columns, temperature_ns=t),
-                jax.jit(lambda t, columns=columns: rx.evaluate_welch_peaks(**columns, temperature_ns=t)),
+                lambda t, columns=columns: rx.welch.evaluate_welch_peaks(**columns, temperature_ns=t),
+                jax.jit(lambda t, columns=columns: rx.welch.evaluate_welch_peaks(**columns, temperature_ns=t)),
             ):
                 with pytest.raises(ValueError, match=says):
                     ask(TEMPERATURE_NS)

@@ -27,7 +27,7 @@ def read(path, folder):
             start.write_text("".join(itertools.islice(lines, 300)), encoding="utf-8")
         return read_samples(start)
     content = json.loads(path.read_text(encoding="utf-8"))
-    return rx.load_learned_fft(path) if content.get("kind") == "learned_fft" else content
+    return rx.learned.load_learned_fft(path) if content.get("kind") == "learned_fft" else content
 
 
 def test_every_file_of_evidence_is_read(tmp_path):
@@ -39,7 +39,7 @@ def test_every_file_of_evidence_is_read(tmp_path):
 def test_calibrations_of_evidence_are_whole_and_name_samples_that_are_there():
     for path in CALIBRATIONS:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", rx.MachineMismatchWarning)
+            warnings.simplefilter("ignore", rx.calibration.MachineMismatchWarning)
             assert rx.load_calibration(path).models
         for section in read_calibration_file(path).models.values():
             (samples,) = EVIDENCE.rglob(section.samples.file)

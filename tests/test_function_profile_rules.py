@@ -246,26 +246,30 @@ def test_a_rule_of_ones_own_counts_a_primitive_of_ones_own():
     assert profile.io.device_traffic_bytes == 2 * 8 * MN
     with pytest.raises(ValueError, match="strict: .* none for double_for_a_test"):
         rx.profile_function(double.bind, x, strict=True)
-    rx.register_rule(double, lambda inputs, outputs, params: rx.OperationCounts(flops=inputs[0].shape[0]))
+    rx.jaxpr.register_rule(double, lambda inputs, outputs, params: rx.jaxpr.OperationCounts(flops=inputs[0].shape[0]))
     profile = rx.profile_function(double.bind, x, strict=True)
     assert (profile.flops, profile.by_family["custom"].bytes) == (M, 2 * 8 * MN)
 
 
 def test_a_rule_for_what_has_one_and_one_that_gives_no_counts_are_refused():
     def nothing(inputs, outputs, params):
-        return rx.OperationCounts()
+        return rx.jaxpr.OperationCounts()
 
     for name in (lax.add_p, "add", "scan", "reshape", "jit"):
         with pytest.raises(ValueError, match="expected one without a rule"):
-            rx.register_rule(name, nothing)
+            rx.jaxpr.register_rule(name, nothing)
     with pytest.raises(ValueError, match="rule: expected a function"):
-        rx.register_rule("no_function", 3)
+        rx.jaxpr.register_rule("no_function", 3)
     with pytest.raises(ValueError, match="primitive: expected a Primitive"):
-        rx.register_rule(3, nothing)
-    wrong = {"wrong_type": 3, "wrong_sign": rx.OperationCounts(flops=-1), "wrong_number": rx.OperationCounts(1.5)}
+        rx.jaxpr.register_rule(3, nothing)
+    wrong = {
+        "wrong_type": 3,
+        "wrong_sign": rx.jaxpr.OperationCounts(flops=-1),
+        "wrong_number": rx.jaxpr.OperationCounts(1.5),
+    }
     for name, counts in wrong.items():
         primitive = primitive_of(name)
-        rx.register_rule(primitive, lambda inputs, outputs, params, counts=counts: counts)
+        rx.jaxpr.register_rule(primitive, lambda inputs, outputs, params, counts=counts: counts)
         with pytest.raises(ValueError, match=f"rule of '{name}'"):
             rx.profile_function(primitive.bind, 1.0)
 
@@ -278,7 +282,7 @@ def test_every_primitive_of_lax_is_counted():
     uncounted = set()
     for name in found:
         try:
-            rx.register_rule(name, lambda inputs, outputs, params: rx.OperationCounts())
+            rx.jaxpr.register_rule(name, lambda inputs, outputs, params: rx.jaxpr.OperationCounts())
             uncounted.add(name)
         except ValueError:  # it has a rule
             pass

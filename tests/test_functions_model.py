@@ -182,7 +182,9 @@ def test_any_program_has_kernels_that_hold_its_traffic_and_inputs_that_are_count
 def test_a_rule_of_ones_own_prices_a_primitive_in_any_family(family):
     primitive = Primitive(f"priced_{family}_for_a_test")
     primitive.def_abstract_eval(lambda x: x)
-    rx.register_rule(primitive, lambda inputs, outputs, params: rx.OperationCounts(10**9, 0, 10**9), family=family)
+    rx.jaxpr.register_rule(
+        primitive, lambda inputs, outputs, params: rx.jaxpr.OperationCounts(10**9, 0, 10**9), family=family
+    )
     cheap, dear = (rx.profile_function(fn, real(8, 8)) for fn in (lambda x: x + 1, primitive.bind))
     of_dear, of_cheap = predict_profiles(calibration(), [dear, cheap]).predictions
     assert of_dear.time_ns > 10 * of_cheap.time_ns

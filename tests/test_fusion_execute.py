@@ -136,12 +136,12 @@ def test_a_kernel_alone_gives_its_outputs_and_ignores_what_it_does_not_need():
     inner = graph.add("add", [graph.add("relu", [x]), graph.add("exp", shape=(2,))])
     left, right = graph.add("neg", [inner]), graph.add("sqrt", [inner])
     (kernel,) = rx.plan_fusion(graph).kernels
-    results = rx.execute_kernel(kernel, {x: [-1.0, 3.0], 2: [0.0, 0.0], inner: [9.0], 77: None})
+    results = rx.fusion.execute_kernel(kernel, {x: [-1.0, 3.0], 2: [0.0, 0.0], inner: [9.0], 77: None})
     assert {id_: array.tolist() for id_, array in results.items()} == {left: [-1.0, -4.0], right: [1.0, 2.0]}
     for missing, says in ((x, r"node 0 \(input 'x'\)"), (2, r"node 2 \(exp\)")):
         given_arrays = {id_: [1.0, 1.0] for id_ in (x, 2) if id_ != missing}
         with pytest.raises(ValueError, match=f"{says}: no array was given"):
-            rx.execute_kernel(kernel, given_arrays)
+            rx.fusion.execute_kernel(kernel, given_arrays)
 
 
 def test_equal_kernels_share_one_function_and_new_values_do_not_retrace():

@@ -26,8 +26,8 @@ def strategy_table(name):
     codes = rx.Device.codes(np.array([row["device"] for row in rows]))
     learned = ("learned_available", "learned_active_gates", "learned_total_gates")
     workload = [column(rows, field) for field in ("batch", "n_fft", "k")]
-    costs = np.stack([column(rows, "costs", f"{strategy}_ns") for strategy in rx.ReferenceStrategy], -1)
-    picks = np.array([rx.ReferenceStrategy.parse(NAMES[row["pick"]]).code for row in rows])
+    costs = np.stack([column(rows, "costs", f"{strategy}_ns") for strategy in rx.welch.ReferenceStrategy], -1)
+    picks = np.array([rx.welch.ReferenceStrategy.parse(NAMES[row["pick"]]).code for row in rows])
     return rows, [codes, *workload], [column(rows, field) for field in learned], costs, picks
 
 
@@ -131,7 +131,7 @@ def impossible(rows):
 
 def batched_set(name, rows):
     """Return a coefficient set for every row, so that every row has a gradient of its own."""
-    set_ = rx.coefficient_set(name)
+    set_ = rx.welch.coefficient_set(name)
     # Provenance is static: without it both sets share one compilation.
     set_ = dataclasses.replace(set_, backend=dataclasses.replace(set_.backend, provenance=""))
     return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (rows, *np.shape(leaf))), set_)
@@ -145,7 +145,7 @@ def hard_cost(set_, workload, learned, strategy):
 @each_set
 def test_every_cost_has_its_gradients(name):
     rows, workload, learned, _, _ = strategy_table(name)
-    for strategy in rx.ReferenceStrategy:
+    for strategy in rx.welch.ReferenceStrategy:
         assert_gradient_is_the_finite_difference(
             hard_cost, batched_set(name, len(rows)), workload, learned, strategy.code
         )

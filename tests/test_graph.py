@@ -46,10 +46,10 @@ def test_the_op_table_holds_the_ops_of_the_specification_and_cannot_be_changed()
 def test_tensor_bytes_are_elements_times_the_size_of_the_dtype():
     sizes = {"i8 u8 bool": 1, "f16 bf16": 2, "f32 i32": 4, "f64 i64 c64": 8, "c128": 16}
     for dtype, size in [(dtype, size) for dtypes, size in sizes.items() for dtype in dtypes.split()]:
-        assert rx.tensor_bytes((3, 5, 7), dtype) == 105 * size
-        assert rx.tensor_bytes((), dtype) == size
-        assert rx.tensor_bytes((3, None), dtype) == rx.tensor_bytes((3, 0), dtype) == 0
-        assert rx.tensor_bytes((2**32, 2**32), dtype) == 2**64 - 1
+        assert rx.graph.tensor_bytes((3, 5, 7), dtype) == 105 * size
+        assert rx.graph.tensor_bytes((), dtype) == size
+        assert rx.graph.tensor_bytes((3, None), dtype) == rx.graph.tensor_bytes((3, 0), dtype) == 0
+        assert rx.graph.tensor_bytes((2**32, 2**32), dtype) == 2**64 - 1
 
 
 # --- Adding --------------------------------------------------------------------------------------
@@ -178,8 +178,8 @@ def test_what_is_no_list_or_size_is_refused():
         lambda g: g.set_outputs(1),
         lambda g: g.add("relu", [], shape=(2.5,)),
         lambda g: rx.profile_graph_io(g, output_indices=0),
-        lambda g: rx.tensor_bytes((-8,), "f32"),
-        lambda g: rx.tensor_bytes((8,), "f33"),
+        lambda g: rx.graph.tensor_bytes((-8,), "f32"),
+        lambda g: rx.graph.tensor_bytes((8,), "f33"),
     ]:
         with pytest.raises(ValueError, match="expected"):
             call(rx.Graph())

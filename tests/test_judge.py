@@ -5,9 +5,8 @@ import pytest
 from _campaigns import SUITE, toy_cell
 
 from calibrate.judge import error_summaries, said_of_pace, verdict_on, what_pays, widened_spread
-from rlxjax import LatencyEstimate, prior_calibration
-from rlxjax.calibration import ErrorSummary, Pace, Range
-from rlxjax.fit import COVERED, COVERED_SDS
+from rlxjax.calibration import ErrorSummary, Pace, Range, prior_calibration
+from rlxjax.fit import COVERED, COVERED_SDS, LatencyEstimate
 
 
 def known(times_ns, spread):

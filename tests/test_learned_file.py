@@ -18,8 +18,8 @@ MEND = "train one with train_learned_fft and save_learned_fft"
 
 
 def random_model(n_fft=16, seed=0):
-    rng, exact = np.random.default_rng(seed), rx.LearnedFft.exact(n_fft)
-    return rx.LearnedFft(
+    rng, exact = np.random.default_rng(seed), rx.learned.LearnedFft.exact(n_fft)
+    return rx.learned.LearnedFft(
         rng.normal(0, 10.0 ** rng.integers(-30, 30, exact.twiddles.shape)).astype(np.float32),
         rng.random(exact.gates.shape, np.float32),
         rng.normal(size=exact.mask.shape).astype(np.float32),
@@ -34,7 +34,7 @@ def path(tmp_path):
 @pytest.fixture(scope="module")
 def content(tmp_path_factory):
     path = tmp_path_factory.mktemp("learned") / "model.json"
-    rx.save_learned_fft(random_model(), path, note="a test")
+    rx.learned.save_learned_fft(random_model(), path, note="a test")
     return json.loads(path.read_text())
 
 
@@ -51,19 +51,19 @@ def test_what_is_saved_is_what_is_loaded_bit_by_bit(path):
     as_float64 = functools.partial(np.asarray, dtype=np.float64)
     for model in (random_model(2), random_model(16), random_model(256), extremes):
         for as_path, leaves in ((str, np.asarray), (Path, jnp.asarray), (Path, as_float64)):
-            rx.save_learned_fft(jax.tree.map(leaves, model), as_path(path), note="steps 300\nseed 4")
+            rx.learned.save_learned_fft(jax.tree.map(leaves, model), as_path(path), note="steps 300\nseed 4")
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                found = rx.load_learned_fft(as_path(path))
+                found = rx.learned.load_learned_fft(as_path(path))
             assert_same(found, model)
             assert (found.n_fft, found.active_gates) == (model.n_fft, model.active_gates)
             first = path.read_bytes()
-            rx.save_learned_fft(rx.load_learned_fft(path, model.n_fft), path, note="steps 300\nseed 4")
+            rx.learned.save_learned_fft(rx.learned.load_learned_fft(path, model.n_fft), path, note="steps 300\nseed 4")
             assert path.read_bytes() == first
         said = {"kind": "learned_fft", "n_fft": model.n_fft, "active_gates": model.active_gates}
         assert said.items() <= json.loads(first).items()
-    rx.save_learned_fft(model, path.parent / "new" / path.name)
-    assert_same(rx.load_learned_fft(path.parent / "new" / path.name), model)
+    rx.learned.save_learned_fft(model, path.parent / "new" / path.name)
+    assert_same(rx.learned.load_learned_fft(path.parent / "new" / path.name), model)
 
 
 def test_a_model_that_is_none_is_not_saved(path):
@@ -76,13 +76,13 @@ def test_a_model_that_is_none_is_not_saved(path):
         values = getattr(model, leaf).copy()
         values.flat[3] = value
         with pytest.raises(ValueError, match=said):
-            rx.save_learned_fft(dataclasses.replace(model, **{leaf: values}), path)
+            rx.learned.save_learned_fft(dataclasses.replace(model, **{leaf: values}), path)
         assert [p.name for p in path.parent.iterdir()] == [path.name]
         assert path.read_text() == "the old file"
     path.unlink()
     for model in ("model.json", None):
         with pytest.raises(ValueError, match="model: expected a LearnedFft"):
-            rx.save_learned_fft(model, path)
+            rx.learned.save_learned_fft(model, path)
         assert not path.exists()
 
 
@@ -97,7 +97,7 @@ def test_a_write_that_fails_leaves_the_old_file_whole_and_nothing_else(path, mon
             with monkeypatch.context() as broken:
                 broken.setattr(os, step, fail)
                 with pytest.raises(OSError, match="disk full"):
-                    rx.save_learned_fft(random_model(), path)
+                    rx.learned.save_learned_fft(random_model(), path)
             assert [p.name for p in path.parent.iterdir()] == [path.name] * existed
             assert not existed or path.read_text() == "the old file"
 
@@ -105,8 +105,8 @@ def test_a_write_that_fails_leaves_the_old_file_whole_and_nothing_else(path, mon
 def assert_refused(text, path, *said):
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     before = path.read_bytes()
-    with pytest.raises(rx.LearnedFftFileError) as caught:
-        rx.load_learned_fft(path)
+    with pytest.raises(rx.learned.LearnedFftFileError) as caught:
+        rx.learned.load_learned_fft(path)
     message = str(caught.value)
     assert "\n" not in message
     assert len(message) < 600, "one line that a person can read"
@@ -123,9 +123,9 @@ def changed(content, **fields):
 
 def test_a_model_that_was_changed_is_refused_but_where_that_is_asked(content, path):
     path.write_text(json.dumps({**content, "mask": [0.125] * len(content["mask"])}))
-    with pytest.raises(rx.LearnedFftFileError, match="digest differs from that of the content.*unsealed=True"):
-        rx.load_learned_fft(path)
-    assert np.all(rx.load_learned_fft(path, unsealed=True).mask == 0.125)
+    with pytest.raises(rx.learned.LearnedFftFileError, match="digest differs from that of the content.*unsealed=True"):
+        rx.learned.load_learned_fft(path)
+    assert np.all(rx.learned.load_learned_fft(path, unsealed=True).mask == 0.125)
 
 
 def test_what_is_no_model_is_refused_and_left_as_it_is(content, path):
@@ -136,8 +136,8 @@ def test_what_is_no_model_is_refused_and_left_as_it_is(content, path):
         assert_refused(text[: int(share * len(text))], path, "truncated", "line ", MEND)
     path.unlink()
     for place, said in ((path, "no such file"), (path.parent, "expected a file, got a folder")):
-        with pytest.raises(rx.LearnedFftFileError, match=f"{place}: {said}.*; {MEND}"):
-            rx.load_learned_fft(place)
+        with pytest.raises(rx.learned.LearnedFftFileError, match=f"{place}: {said}.*; {MEND}"):
+            rx.learned.load_learned_fft(place)
     assert not list(path.parent.iterdir())
 
 
@@ -170,7 +170,7 @@ def test_arrays_that_are_no_model_are_refused(content, path):
     wrong += [{"twiddles": [[[1.0, 0.0, 0.0], *twiddles[0][1:]], *twiddles[1:]]}]
     for change in wrong:
         assert_refused(changed(content, **change), path, *change, MEND)
-    other = rx.LearnedFft.exact(32)
+    other = rx.learned.LearnedFft.exact(32)
     for field in ("twiddles", "gates", "mask"):
         assert_refused(changed(content, **{field: getattr(other, field).tolist()}), path, "expected shape", MEND)
     arrays = {"gates": np.ones((4, 6)).tolist(), "twiddles": np.ones((4, 6, 2)).tolist(), "mask": [1.0] * 7}
@@ -181,11 +181,11 @@ def test_arrays_that_are_no_model_are_refused(content, path):
 
 
 def test_a_model_for_another_length_is_refused(path):
-    rx.save_learned_fft(random_model(), path)
+    rx.learned.save_learned_fft(random_model(), path)
     before = path.read_bytes()
-    with pytest.raises(rx.LearnedFftFileError, match="n_fft: expected a model for n_fft 256, got one for 16"):
-        rx.load_learned_fft(path, 256)
+    with pytest.raises(rx.learned.LearnedFftFileError, match="n_fft: expected a model for n_fft 256, got one for 16"):
+        rx.learned.load_learned_fft(path, 256)
     with pytest.raises(ValueError, match="n_fft: expected an integer"):
-        rx.load_learned_fft(path, "256")
+        rx.learned.load_learned_fft(path, "256")
     assert path.read_bytes() == before
-    assert rx.load_learned_fft(path, np.int64(16)).n_fft == 16
+    assert rx.learned.load_learned_fft(path, np.int64(16)).n_fft == 16

@@ -28,7 +28,7 @@ def noise(batch, params=FAST):
 
 def pruned(n_fft=N_FFT, stages_off=2, bins=None):
     """Return a model of a low band, the last stages cut off: fewer than a quarter of its gates are on."""
-    exact = rx.LearnedFft.exact(n_fft)
+    exact = rx.learned.LearnedFft.exact(n_fft)
     gates = exact.gates.copy()
     gates[exact.stages - stages_off :] = 0
     mask = np.arange(exact.n_bins) < (n_fft // 8 if bins is None else bins)
@@ -36,7 +36,7 @@ def pruned(n_fft=N_FFT, stages_off=2, bins=None):
 
 
 SPARSE = pruned()
-BUILT_IN_COSTS_NS = (rx.host_path_ns, rx.fused_graph_ns, rx.block_graph_ns)
+BUILT_IN_COSTS_NS = (rx.welch.host_path_ns, rx.fused_graph_ns, rx.block_graph_ns)
 
 
 def test_the_run_is_that_of_the_program_under_each_name_and_one_row_keeps_the_batch_axis():
@@ -58,7 +58,7 @@ def test_the_run_is_that_of_the_program_under_each_name_and_one_row_keeps_the_ba
 def test_the_exact_model_has_the_accuracy_of_the_fused_path_whatever_segments_and_k():
     for n_fft, n_segments, k in [(2, 1, 2), (64, 8, 40), (256, 2, 16)]:
         params = rx.WelchPeakParams(n_fft, n_segments, k)
-        signal, model = noise(4, params), rx.LearnedFft.exact(n_fft)
+        signal, model = noise(4, params), rx.learned.LearnedFft.exact(n_fft)
         for given in (signal, signal.astype(np.float64), np.pad(signal, ((0, 0), (0, 50)))):
             peaks = rx.welch_peaks(given, params, "learned", model=model)
             assert_peaks_of(reference_power(signal, params), np.asarray(peaks), params)
@@ -97,7 +97,7 @@ EVERY_STRATEGY = ("learned", "auto", "rlx", "host", "ultra", "fused", "block")
 
 def test_a_model_of_another_length_or_none_at_all_is_refused_whatever_the_strategy():
     for model, said in (
-        (rx.LearnedFft.exact(128), "expected one for n_fft 64 as in params, got n_fft 128"),
+        (rx.learned.LearnedFft.exact(128), "expected one for n_fft 64 as in params, got n_fft 128"),
         ("model.json", "expected a LearnedFft (load_learned_fft), got str"),
         ({"gates": 1}, "expected a LearnedFft (load_learned_fft), got dict"),
     ):
@@ -135,7 +135,7 @@ def test_auto_by_the_reference_is_the_lowest_built_in_estimate():
 
 
 def test_auto_runs_the_model_where_it_is_cheapest_and_never_with_a_quarter_of_its_gates_on():
-    signal, exact = noise(8), rx.LearnedFft.exact(N_FFT)
+    signal, exact = noise(8), rx.learned.LearnedFft.exact(N_FFT)
     assert 0 < 4 * SPARSE.active_gates < SPARSE.total_gates
     scale = 0.30 + 0.70 * SPARSE.active_gates / SPARSE.total_gates
     assert rx.fused_graph_ns("cpu", 8, N_FFT, 5, scale) < min(cost("cpu", 8, N_FFT, 5) for cost in BUILT_IN_COSTS_NS)

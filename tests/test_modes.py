@@ -24,8 +24,8 @@ from rlxjax.welch import keep_programs
 PARAMS = rx.WelchPeakParams.fast(64, 4)
 ROWS = np.random.default_rng(0).standard_normal((3, PARAMS.frame_len), np.float32)
 ON_DEVICE, X = jnp.asarray(ROWS), np.ones(8, np.float32)
-MODEL = dataclasses.replace(rx.LearnedFft.exact(64), mask=(np.arange(33) <= 16).astype(float))
-PRIOR = rx.prior_calibration("cpu")
+MODEL = dataclasses.replace(rx.learned.LearnedFft.exact(64), mask=(np.arange(33) <= 16).astype(float))
+PRIOR = rx.calibration.prior_calibration("cpu")
 GATE, BENEFIT = rx.io_fusion_gate_for_target("cuda"), rx.FusionBenefit(3, -1, 4096, 8192)
 PROFILE, ROW = rx.GraphIoProfile(3, 1, 4096, 8192), rx.backend_coefficients("cuda")
 
@@ -57,7 +57,7 @@ ASKED = {
     "plan_fusion": lambda: rx.plan_fusion(graph(), coefficients="cuda"),
     "evaluate": lambda: GATE.evaluate(BENEFIT, temperature_ns=1e4),
     "io_cost_ns": lambda: rx.io_cost_ns(PROFILE, ROW),
-    "stream": lambda: list(rx.stream_welch_peaks([ROWS, ROWS], PARAMS, "fused")),
+    "stream": lambda: list(rx.welch.stream_welch_peaks([ROWS, ROWS], PARAMS, "fused")),
     "one row": lambda: rx.welch_peaks(ON_DEVICE[0], PARAMS, "fused"),
     "auto": lambda: rx.welch_peaks(ROWS, PARAMS, calibration=PRIOR, model=MODEL),
     "block": lambda: rx.welch_peaks(ON_DEVICE, PARAMS, "block"),
@@ -121,8 +121,8 @@ def test_programs_of_any_number_of_rows_are_exported(monkeypatch):
 
 def test_results_are_pickled_copied_taken_apart_and_sent():
     objects = [ask() for ask in ASKED.values()]
-    objects += [two_models(), explanation(), graph(), posterior_fit(), *rx.plan_stages([[9.0]])]
-    objects += [rx.BACKEND_ROWS, rx.REWRITES, MODEL, PARAMS, PRIOR, GATE, rx.StrategySpec(("host",))]
+    objects += [two_models(), explanation(), graph(), posterior_fit(), *rx.fusion.plan_stages([[9.0]])]
+    objects += [rx.device.BACKEND_ROWS, rx.fusion.REWRITES, MODEL, PARAMS, PRIOR, GATE, rx.fit.StrategySpec(("host",))]
     for made in objects:
         for twin in (pickle.loads(pickle.dumps(made)), copy.copy(made), copy.deepcopy(made)):
             assert type(twin) is type(made)

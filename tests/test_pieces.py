@@ -15,7 +15,7 @@ from rlxjax.welch import fused_peaks
 from rlxjax.welch._device_programs import chunk_rows, piece_rows
 
 PARAMS = rx.WelchPeakParams.fast(64, 4)
-MODEL = rx.LearnedFft.exact(64)
+MODEL = rx.learned.LearnedFft.exact(64)
 #: By the form of the selection that compiles sooner.
 PATHS = ("host", "fused_top_k", "block", "learned")
 #: Of rows beyond two chunks, and no multiple of anything.

@@ -200,7 +200,7 @@ def test_a_map_of_two_strategies_shows_the_verdict_of_each_cell():
 class ThreeWays(type(TILED)):
     """Its variants are strategies, and each gives the result of any size."""
 
-    strategies = {name: rx.StrategySpec((name,)) for name in ("loop", "tile", "pair")}
+    strategies = {name: rx.fit.StrategySpec((name,)) for name in ("loop", "tile", "pair")}
 
     def same_result(self, runs, facts):
         return np.ones((*runs.shape, 3), bool)
@@ -351,7 +351,7 @@ def refusals():
     yield "timings: expected Timings, got list", predicted, (LINES, [1.0]), {}
     said = "timings: expected those of line (version 1), got those of tiled (version 3)"
     yield said, predicted, (LINES, TILED_TIMINGS), {}
-    stacked = rx.stack_timings([LINE_TIMINGS])[0]
+    stacked = rx.fit.stack_timings([LINE_TIMINGS])[0]
     yield "timings: expected one machine's, `[n]`, got shape (1, 28)", predicted, (LINES, stacked), {}
     yield "noise: expected a share of at least 0, got -0.1", predicted, (LINES, LINE_TIMINGS), {"noise": -0.1}
     yield "level: expected a probability between 0 and 1, got 90", by, (LINES, "n", SIZES), {"level": 90}

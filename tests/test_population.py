@@ -43,7 +43,7 @@ def saved(tmp_path, monkeypatch):
 
 
 def test_the_population_is_of_the_models_and_of_the_schedule_that_are_here():
-    calibration = rx.prior_calibration("cpu")
+    calibration = rx.calibration.prior_calibration("cpu")
     for name, calibrated in calibration.models.items():
         assert calibrated.model is BUILT_IN[name]
         assert named(calibrated.coefficients) == named(population_prior(BUILT_IN[name], "cpu").median)
@@ -55,7 +55,7 @@ def test_the_population_is_of_the_models_and_of_the_schedule_that_are_here():
         name: float(value) for name, value in here.items() if name in facts
     }
     assert "no calibration of this machine" in calibration.source
-    assert rx.prior_calibration("abacus") is None
+    assert rx.calibration.prior_calibration("abacus") is None
     assert population_prior(WELCH, "abacus") is None
 
 
@@ -104,8 +104,8 @@ def test_a_good_section_and_the_gate_are_used_beside_one_that_is_not(saved, chan
     assert found.gate is not None
     assert found.source.endswith(str(path))
     measured, _ = (found.of(name).provenance.values() for name in ("functions", "welch"))
-    assert rx.Provenance.MEASURED in measured
-    assert set(found.of("welch").provenance.values()) == {rx.Provenance.UNCALIBRATED}
+    assert rx.device.Provenance.MEASURED in measured
+    assert set(found.of("welch").provenance.values()) == {rx.device.Provenance.UNCALIBRATED}
 
 
 def test_what_another_machine_saved_or_is_spoilt_is_named_and_not_used(saved, tmp_path, monkeypatch):

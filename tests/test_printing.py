@@ -16,7 +16,8 @@ from calibrate.command_line import say_source
 from calibrate.printing import TEXT_WIDTH, filled, print_table
 from calibrate.progress import Progress
 from calibrate.refusals import warn
-from rlxjax import MachineMismatchWarning, load_calibration
+from rlxjax import load_calibration
+from rlxjax.calibration import MachineMismatchWarning
 
 
 def test_what_is_copied_stays_on_one_line_and_the_rest_is_filled():

@@ -72,7 +72,7 @@ def test_a_profile_is_the_closed_form(description, fft_host_sync, data):
 def test_node_bytes_and_selections():
     assert rx.profile_graph_io(rx.Graph()) == rx.GraphIoProfile(0, 0, 0, 0) == rx.GraphIoProfile()
     graph = built([("input", [], (10,), "f64"), ("add", [0, 0], (3,), "i8")], [1, 1])
-    assert rx.node_io_bytes(graph, graph.nodes[1]) == 2 * 80 + 3  # an operand that is read twice counts twice
+    assert rx.graph.node_io_bytes(graph, graph.nodes[1]) == 2 * 80 + 3  # an operand that is read twice counts twice
     assert rx.profile_graph_io(graph, output_indices=iter([0, 0])).host_output_bytes == 4 * 3
     assert rx.profile_graph_io(graph, output_ids=iter([1, 1])).host_output_bytes == 3
     for selection, says in [
@@ -93,7 +93,7 @@ def test_node_bytes_and_selections():
 
 def test_every_byte_count_saturates_and_is_exact_below():
     huge = built([("input", [], (2**40, 2**40), "f32"), ("relu", [0], (2**40, 2**40), "f32")], [1, 0])
-    assert huge.nodes[0].bytes == rx.node_io_bytes(huge, huge.nodes[1]) == MAX
+    assert huge.nodes[0].bytes == rx.graph.node_io_bytes(huge, huge.nodes[1]) == MAX
     assert rx.profile_graph_io(huge) == rx.GraphIoProfile(1, 0, MAX, MAX)
     assert rx.profile_graph_io(huge, output_indices=[0, 1]).host_output_bytes == MAX
     assert rx.profile_graph_io(huge).host_readback_bytes(unified_memory=False) == MAX

@@ -39,7 +39,7 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     # Readers' JAX promotes dtypes as it does by default.
     with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"):
         # The copied calibration is true of the machine that it was made on.
-        warnings.simplefilter("ignore", rx.MachineMismatchWarning)
+        warnings.simplefilter("ignore", rx.calibration.MachineMismatchWarning)
         for block in python_blocks(page):
             exec(block, namespace)
 

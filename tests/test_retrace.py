@@ -59,7 +59,7 @@ def test_new_values_compile_nothing():
 
 
 def test_new_values_compile_nothing_in_grad_or_vmap_without_a_jit_of_the_callers():
-    params, model = rx.WelchPeakParams(16, 3, k=2), rx.LearnedFft.exact(16)
+    params, model = rx.WelchPeakParams(16, 3, k=2), rx.learned.LearnedFft.exact(16)
     for transform, shape in ((jax.grad, (3, params.frame_len)), (jax.vmap, (2, 3, params.frame_len))):
         for path in ("fused", "learned"):
 
@@ -73,7 +73,7 @@ def test_new_values_compile_nothing_in_grad_or_vmap_without_a_jit_of_the_callers
 
 def test_the_first_call_of_a_path_compiles_one_program():
     # Sizes of which no other test runs anything.
-    params, model = rx.WelchPeakParams(32, 5, k=7), rx.LearnedFft.exact(32)
+    params, model = rx.WelchPeakParams(32, 5, k=7), rx.learned.LearnedFft.exact(32)
     signal = np.ones((3, params.frame_len), np.float32)
     for path in ("fused", "block", "learned"):
         events = compiles(lambda _, path=path: rx.welch_peaks(signal, params, path, model=model), 0)

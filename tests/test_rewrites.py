@@ -58,7 +58,7 @@ def test_a_spectrum_gives_way_to_its_peaks_and_other_outputs_stay_in_order():
     ]:
         graph.set_outputs(outputs)
         for target in GPU_TARGETS:
-            found = rx.rewrite_graph(graph, target, ["peaks_only_outputs"])
+            found = rx.fusion.rewrite_graph(graph, target, ["peaks_only_outputs"])
             assert found.outputs == tuple(selected), outputs
             assert ops_of(found, selected) == [graph.nodes[id_].op for id_ in selected]
             live = rx.select_peaks_only_outputs(graph, target)
@@ -108,14 +108,14 @@ def test_a_graph_without_such_a_spectrum_comes_back_as_it_is():
 
 
 def test_rewrites_are_applied_by_name_and_all_of_them_unless_told():
-    assert list(rx.REWRITES) == ["peaks_only_outputs", "dead_nodes"]
+    assert list(rx.fusion.REWRITES) == ["peaks_only_outputs", "dead_nodes"]
     with pytest.raises(TypeError):
-        rx.REWRITES["new"] = None  # pyright: ignore
+        rx.fusion.REWRITES["new"] = None  # pyright: ignore
     graph, (spectrum,), ((peaks,),) = spectrum_graph()
     dead = graph.add("neg", [spectrum])
     graph.set_outputs([spectrum])
-    assert rx.rewrite_graph(graph, "cuda", []) is graph
-    only_peaks = rx.rewrite_graph(graph, "cuda", ["peaks_only_outputs"])
+    assert rx.fusion.rewrite_graph(graph, "cuda", []) is graph
+    only_peaks = rx.fusion.rewrite_graph(graph, "cuda", ["peaks_only_outputs"])
     assert (len(only_peaks.nodes), only_peaks.outputs) == (dead + 1, (peaks,))
     for rewrites, ops in [
         (["dead_nodes"], ["input", "fft"]),
@@ -123,7 +123,7 @@ def test_rewrites_are_applied_by_name_and_all_of_them_unless_told():
         # In order: once the peaks are dead, they can take no spectrum's place.
         (["dead_nodes", "peaks_only_outputs"], ["input", "fft"]),
     ]:
-        found = rx.rewrite_graph(graph, rx.Target.CUDA, rewrites)
+        found = rx.fusion.rewrite_graph(graph, rx.Target.CUDA, rewrites)
         assert (ops_of(found), found.outputs) == (ops, (len(ops) - 1,))
     for target, rewrites, says in [
         ("cuda", ["dead_node"], "rewrites: expected some of peaks_only_outputs, dead_nodes, got 'dead_node'"),
@@ -131,7 +131,7 @@ def test_rewrites_are_applied_by_name_and_all_of_them_unless_told():
         ("abacus", [], "unknown target 'abacus'"),
     ]:
         with pytest.raises(ValueError, match=says):
-            rx.rewrite_graph(rx.Graph(), target, rewrites)
+            rx.fusion.rewrite_graph(rx.Graph(), target, rewrites)
     with pytest.raises(ValueError, match="unknown target 'abacus'"):
         rx.select_peaks_only_outputs(rx.Graph(), "abacus")
 
@@ -146,9 +146,9 @@ def test_removing_dead_nodes_keeps_inputs_and_results():
     graph.add("sub", [dead, w])
     unused = graph.input("unused", (2,))
     live = graph.add("add", [graph.add("mul", [x, w]), source])
-    assert rx.rewrite_graph(graph, "cuda") is graph  # without outputs nothing is dead
+    assert rx.fusion.rewrite_graph(graph, "cuda") is graph  # without outputs nothing is dead
     graph.set_outputs([live, x, live])
-    smaller = rx.rewrite_graph(graph, "cpu", ["dead_nodes"])
+    smaller = rx.fusion.rewrite_graph(graph, "cpu", ["dead_nodes"])
     assert ops_of(smaller) == ["input", "param", "abs", "input", "mul", "add"]
     assert smaller.outputs == (5, 0, 5)
     arrays = {x: [1.0, 2.0, 3.0, 4.0], w: [0.5] * 4, source: [-1.0] * 4, unused: [0.0] * 2}
@@ -157,14 +157,14 @@ def test_removing_dead_nodes_keeps_inputs_and_results():
     after = rx.execute_plan(rx.plan_fusion(smaller), fewer)
     for old, new in zip(graph.outputs, smaller.outputs, strict=True):
         np.testing.assert_array_equal(before[old], after[new])
-    assert rx.rewrite_graph(smaller, "cpu") is smaller
+    assert rx.fusion.rewrite_graph(smaller, "cpu") is smaller
 
 
 # --- Graphs from nodes ---------------------------------------------------------------------------
 
 
 def node(id_, op="relu", inputs=(0,), shape=(4,), dtype="f32", **attributes):
-    return rx.Node(id_, op, inputs, shape, dtype, attributes)
+    return rx.graph.Node(id_, op, inputs, shape, dtype, attributes)
 
 
 X = node(0, "input", (), name="x")

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 import rlxjax as rx
 
-smooth_of, slopes_of = jax.jit(rx.soft_plan_ns), jax.jit(jax.grad(rx.soft_plan_ns, (0, 1)))
+smooth_of, slopes_of = jax.jit(rx.fusion.soft_plan_ns), jax.jit(jax.grad(rx.fusion.soft_plan_ns, (0, 1)))
 prices = st.sampled_from([0.0, 0.01, 1.0, 100.0])
 
 
@@ -37,7 +37,7 @@ def groupings(n):
 def plan_of(times, peaks, groups):
     """Return a plan with its time and peak, by what these words mean."""
     ends = [(group[0], group[-1]) for group in groups]
-    return rx.StagePlan(groups, sum(times[end] for end in ends), max(peaks[end] for end in ends))
+    return rx.fusion.StagePlan(groups, sum(times[end] for end in ends), max(peaks[end] for end in ends))
 
 
 def every_plan(times, peaks, price):
@@ -49,7 +49,7 @@ def every_plan(times, peaks, price):
 @given(problems, prices, st.integers(1, 40))
 def test_the_best_plans_are_those_of_all_groupings(problem, price, count):
     times, peaks = problem
-    found = rx.plan_stages(times, peaks, peak_price_ns_per_byte=price, count=count)
+    found = rx.fusion.plan_stages(times, peaks, peak_price_ns_per_byte=price, count=count)
     expected = every_plan(times, peaks, price)[:count]
     assert len(found) == len(set(found)) == len(expected)
     for plan, other in zip(found, expected, strict=True):
@@ -61,10 +61,10 @@ def test_the_best_plans_are_those_of_all_groupings(problem, price, count):
 @given(problems, st.floats(1.0, 1e6))
 def test_a_dearer_launch_leaves_no_more_programs_and_a_dearer_peak_no_larger_one(problem, price):
     times, peaks = problem
-    cheap, dear = (rx.plan_stages(times + launch_ns)[0] for launch_ns in (0.0, price))
+    cheap, dear = (rx.fusion.plan_stages(times + launch_ns)[0] for launch_ns in (0.0, price))
     assert len(dear.groups) <= len(cheap.groups)
     assert cheap.time_ns <= dear.time_ns <= cheap.time_ns + price * len(cheap.groups) + FLOAT64_RTOL * dear.time_ns
-    free, priced = (rx.plan_stages(times, peaks, peak_price_ns_per_byte=own)[0] for own in (0.0, price))
+    free, priced = (rx.fusion.plan_stages(times, peaks, peak_price_ns_per_byte=own)[0] for own in (0.0, price))
     assert priced.peak_bytes <= free.peak_bytes
     assert priced.time_ns >= free.time_ns
 
@@ -74,7 +74,7 @@ def test_units_do_not_matter_and_what_is_no_group_is_not_read(problem):
     times, peaks = problem
     below = np.tri(len(times), k=-1, dtype=bool)
     for other in (4.0 * times, np.where(below, np.nan, 4.0 * times)):
-        one, scaled = (rx.plan_stages(table, np.where(below, -1.0, peaks)) for table in (times, other))
+        one, scaled = (rx.fusion.plan_stages(table, np.where(below, -1.0, peaks)) for table in (times, other))
         assert scaled[0].groups == one[0].groups
         assert scaled[0].time_ns == 4.0 * one[0].time_ns
 
@@ -101,12 +101,13 @@ def test_the_gradient_is_the_finite_difference_jit_is_eager_and_vmap_a_loop():
     rows = rng.uniform(1.0, 9.0, (5, 4, 4))
     temperature = np.linspace(0.5, 2.0, 5)
     assert_gradient_is_the_finite_difference(
-        lambda tree: rx.soft_plan_ns(tree["times"], tree["temperature"]), {"times": rows, "temperature": temperature}
+        lambda tree: rx.fusion.soft_plan_ns(tree["times"], tree["temperature"]),
+        {"times": rows, "temperature": temperature},
     )
-    one_by_one = np.array([rx.soft_plan_ns(row, own) for row, own in zip(rows, temperature, strict=True)])
-    for call in (rx.soft_plan_ns, jax.jit(rx.soft_plan_ns), jax.vmap(rx.soft_plan_ns)):
+    one_by_one = np.array([rx.fusion.soft_plan_ns(row, own) for row, own in zip(rows, temperature, strict=True)])
+    for call in (rx.fusion.soft_plan_ns, jax.jit(rx.fusion.soft_plan_ns), jax.vmap(rx.fusion.soft_plan_ns)):
         assert_close(np.asarray(call(rows, temperature)), one_by_one, FLOAT64_RTOL)
-    assert rx.soft_plan_ns(jnp.float32(rows[0]), jnp.float32(0.5)).dtype == jnp.float32
+    assert rx.fusion.soft_plan_ns(jnp.float32(rows[0]), jnp.float32(0.5)).dtype == jnp.float32
 
 
 def test_what_is_no_table_is_refused_in_a_sentence():
@@ -120,4 +121,4 @@ def test_what_is_no_table_is_refused_in_a_sentence():
         ({"peak_price_ns_per_byte": -1.0}, "peak_price_ns_per_byte: expected a number of at least 0, got -1"),
     ):
         with pytest.raises(ValueError, match=message):
-            rx.plan_stages(**{"time_ns": [[1.0]], **arguments})
+            rx.fusion.plan_stages(**{"time_ns": [[1.0]], **arguments})

@@ -63,7 +63,7 @@ def test_a_name_loads_its_own_part_and_importing_all_starts_nothing():
     statements += ("import calibrate.cli",)
     done = run_python(IMPORTS, *statements, JAX_PLATFORMS="no_such_platform")
     package, name, path, everything, _ = map(set, json.loads(done.stdout))
-    assert package == {"rlxjax"}
+    assert package == {"rlxjax", "lazy_loader"}
     assert name.isdisjoint({"rlxjax.welch", "rlxjax.fit"})
     assert path.isdisjoint({"rlxjax.calibration", "rlxjax.fit"})
     everything |= name | path

@@ -79,7 +79,7 @@ def test_a_learned_fft_is_timed_at_its_length_and_its_work_is_a_fact_of_the_samp
     assert [cell for cell in suite.cells() if cell.group != "learned"] == CELLS
     assert suite.given == {file.name: sha256_of(file) for file in files}
     for place, file in enumerate(files):
-        model = rx.load_learned_fft(file)
+        model = rx.learned.load_learned_fft(file)
         work = learned_program(model, rx.WelchPeakParams.fast(model.n_fft, 1)).work
         facts = suite.facts()
         assert [facts[name][place] for name in ("learned_n_fft", "learned_flop", "learned_live_bins")] == [
@@ -88,7 +88,7 @@ def test_a_learned_fft_is_timed_at_its_length_and_its_work_is_a_fact_of_the_samp
     with pytest.raises(ValueError, match="is the second one for n_fft 256"):
         suite_of("welch", [files[0], saved_model(tmp_path, 256, 9)])
 
-    calibrated = rx.prior_calibration("cpu").of("welch").with_facts(**suite.facts())
+    calibrated = rx.calibration.prior_calibration("cpu").of("welch").with_facts(**suite.facts())
     assert calibrated.predict_ns("learned", 64, 256, 16) > 0
     assert "learned" in calibrated.alternatives(64, 256, 16)
     assert "learned" not in calibrated.alternatives(64, 64, 16)
@@ -114,10 +114,10 @@ def test_a_function_that_the_suite_does_not_have_is_refused_and_others_are_profi
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         suite = FunctionsSuite()
         cell = suite.cells()[0]
-    assert suite.kept([rx.fit.Cell(cell.name, "jitted", {})]) == [cell]
+    assert suite.kept([rx.Cell(cell.name, "jitted", {})]) == [cell]
     assert set(cell.inputs) == set(FUNCTIONS.inputs)
     with pytest.raises(ValueError, match="holds 'nope', which is no function of this suite"):
-        suite.kept([rx.fit.Cell("nope", "jitted", {})])
+        suite.kept([rx.Cell("nope", "jitted", {})])
     np.testing.assert_array_equal(suite.program(cell)(), suite.program(cell)())
 
 

@@ -20,8 +20,10 @@ def posterior_fit():
     """Return what a fit of two variants may find, of which one was timed."""
     runs = runs_of(LINE)
     runs = dataclasses.replace(runs, variant=np.zeros_like(runs.variant))
-    terms = rx.FitResult({"a_ns": 2.5}, 3.0, 1e-6, 9, True, 0.04, {"a_ns": 0.1}, {"a_ns": True}, np.eye(1), [], "Good.")
-    return rx.PosteriorFit(certain(LINE, LINE_TRUTH, spread=0.03), terms, runs, np.array([0.05, np.nan]))
+    terms = rx.fit.FitResult(
+        {"a_ns": 2.5}, 3.0, 1e-6, 9, True, 0.04, {"a_ns": 0.1}, {"a_ns": True}, np.eye(1), [], "Good."
+    )
+    return rx.fit.PosteriorFit(certain(LINE, LINE_TRUTH, spread=0.03), terms, runs, np.array([0.05, np.nan]))
 
 
 def explanation():
@@ -99,11 +101,11 @@ def test_equal_is_by_shape_and_nan_equals_nan():
 
 
 def test_a_named_tuple_is_no_plain_tuple():
-    for decided in (rx.Decision(1.0, 2.0, 1.0, 0.5, 0.9), filled("Decision")):
+    for decided in (rx.fit.Decision(1.0, 2.0, 1.0, 0.5, 0.9), filled("Decision")):
         plain = tuple(decided)
         assert (decided == plain, plain == decided, decided != plain, plain != decided) == (False, False, True, True)
-        assert decided != rx.LatencyEstimate(*plain[:3])
-    assert len({rx.Decision(1.0, 2.0, 1.0, 0.5, 0.9), (1.0, 2.0, 1.0, 0.5, 0.9, None)}) == 2
+        assert decided != rx.fit.LatencyEstimate(*plain[:3])
+    assert len({rx.fit.Decision(1.0, 2.0, 1.0, 0.5, 0.9), (1.0, 2.0, 1.0, 0.5, 0.9, None)}) == 2
 
 
 def test_traced_values_are_not_compared():
@@ -154,5 +156,5 @@ def test_what_is_static_is_read_only_hashed_and_copied():
 
 
 def test_times_are_shown_in_whole_ns():
-    predicted = rx.FunctionPrediction(1234.4, 900.0, 5678.0, {"call_ns": 1200.0}, None, True)
+    predicted = rx.calibration.FunctionPrediction(1234.4, 900.0, 5678.0, {"call_ns": 1200.0}, None, True)
     assert str(predicted).split("\n") == ["1,234 ns (90 %: 900 to 5,678)", f"{'call':16} {'1,200':>12} ns"]

@@ -213,20 +213,20 @@ def test_parameters_of_no_run_are_refused_and_bins_divide_the_sample_rate():
 
 
 def test_padded_batches_are_monotone_and_at_most_four_an_octave():
-    padded = np.array([rx.padded_batch(batch) for batch in range(5001)])
+    padded = np.array([rx.welch.padded_batch(batch) for batch in range(5001)])
     batches = np.arange(5001)
     assert np.all(padded >= batches)
     assert np.all(padded <= 1.25 * batches)
     assert np.all(np.diff(padded) >= 0)
-    assert all(rx.padded_batch(int(size)) == size for size in padded)
+    assert all(rx.welch.padded_batch(int(size)) == size for size in padded)
     for octave in 2 ** np.arange(12):
         assert len({size for size in padded if octave < size <= 2 * octave}) <= 4
-    assert rx.padded_batch(np.int64(9)) == rx.padded_batch(9)
+    assert rx.welch.padded_batch(np.int64(9)) == rx.welch.padded_batch(9)
 
 
 @pytest.mark.parametrize("transform", [lambda run: run, jax.jit], ids=["eager", "jit"])
 def test_signals_and_arguments_that_are_none_are_refused_in_one_sentence(transform):
-    one, learned = np.zeros((1, 96), np.float32), rx.LearnedFft.exact(64)
+    one, learned = np.zeros((1, 96), np.float32), rx.learned.LearnedFft.exact(64)
     said = "calibration: expected a Calibration (load_calibration) or 'reference', got "
     for signal, arguments, message in [
         (np.zeros((1, 96), "complex64"), {}, "expected a real dtype, got complex64"),
@@ -246,7 +246,7 @@ def test_signals_and_arguments_that_are_none_are_refused_in_one_sentence(transfo
         arguments = {"params": FAST, "strategy": "fused", "model": learned} | arguments
         refused = [lambda x, own=arguments: rx.welch_peaks(x, **own)]
         if "calibration" in arguments:  # annotations of the others are checked first
-            refused.append(lambda x, own=arguments: next(rx.stream_welch_peaks([np.zeros(96)], **own)))
+            refused.append(lambda x, own=arguments: next(rx.welch.stream_welch_peaks([np.zeros(96)], **own)))
         for run in refused:
             with pytest.raises(ValueError, match="^(signal|strategy|params|calibration): ") as caught:
                 transform(run)(jnp.asarray(signal))
@@ -275,7 +275,7 @@ def test_peaks_that_memory_cannot_hold_are_a_memory_error_before_any_work(path):
     transforms = (lambda run: run, jax.jit) if path in ("fused", "learned", "auto") else (lambda run: run,)
     for transform in transforms:
         with pytest.raises(MemoryError, match="take 160,000,000,000,000 bytes"):
-            transform(lambda x: rx.welch_peaks(x, params, path, model=rx.LearnedFft.exact(64)))(signal)
+            transform(lambda x: rx.welch_peaks(x, params, path, model=rx.learned.LearnedFft.exact(64)))(signal)
 
 
 # --- Choices and programs ------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_the_built_in_pick_is_of_least_cost_where_rows_are_charged_their_upload(
         monkeypatch.setattr(_run, "jax_device", lambda device=device: rx.Device(device))
         row = rx.backend_coefficients(device)
         upload_ns = 0.0 if row.unified_memory else 4 * batch * params.frame_len / row.readback_bw
-        costs = {"host": rx.host_path_ns, "fused": rx.fused_graph_ns, "block": rx.block_graph_ns}
+        costs = {"host": rx.welch.host_path_ns, "fused": rx.fused_graph_ns, "block": rx.block_graph_ns}
         costs = {name: float(cost(device, batch, n_fft, 16, n_segments=8)) for name, cost in costs.items()}
         costs = {name: cost + upload_ns * (name != "host") for name, cost in costs.items()}
         for names in (("host", "fused", "block"), ("fused", "block")):
@@ -304,7 +304,7 @@ def test_what_lies_on_an_accelerator_stays_there():
 
 
 def test_maxima_are_no_candidate_where_the_schedule_has_none():
-    known, plan = rx.prior_calibration("cpu").of("welch"), schedule("gpu")
+    known, plan = rx.calibration.prior_calibration("cpu").of("welch"), schedule("gpu")
     assert known.variant_of("fused", 64, 256, 16) == "fused_maxima"
     there = known.with_facts(least_blocks=plan.least_blocks)
     assert there.variant_of("fused", 64, 256, 16) == "fused_top_k"

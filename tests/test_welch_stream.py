@@ -13,7 +13,7 @@ import rlxjax as rx
 from rlxjax.welch import _run
 
 PARAMS = rx.WelchPeakParams.fast(n_fft=16, k=4)
-MODEL = rx.LearnedFft.exact(16)
+MODEL = rx.learned.LearnedFft.exact(16)
 PATHS = ("host", "fused", "block", "learned", "auto")
 
 each_path = pytest.mark.parametrize("path", PATHS)
@@ -25,7 +25,7 @@ def noise(batch, seed=0):
 
 
 def stream(signals, path="host", **given):
-    return rx.stream_welch_peaks(signals, PARAMS, path, model=MODEL, **given)
+    return rx.welch.stream_welch_peaks(signals, PARAMS, path, model=MODEL, **given)
 
 
 def assert_same_peaks(found, signals, path="host"):

@@ -151,7 +151,7 @@ UNKNOWN = {
 
 
 def test_nothing_sure_is_said_of_what_is_not_counted():
-    model = CalibratedModel(rx.prior_posterior(FUNCTIONS), {}, {}, dict.fromkeys(FUNCTIONS.inputs, (0.0, 1e18)))
+    model = CalibratedModel(rx.fit.prior_posterior(FUNCTIONS), {}, {}, dict.fromkeys(FUNCTIONS.inputs, (0.0, 1e18)))
     known = Calibration({"functions": model}, None, {})
     sine = rx.profile_function(jnp.sin, X)
     assert sine.uncounted == () == predict_profiles(known, [sine]).predictions[0].uncounted

@@ -45,7 +45,7 @@ def energy(x: jax.Array) -> jax.Array:
 def main() -> list[str]:
     """Return a line on each thing that was asked."""
     params = rx.WelchPeakParams.fast(n_fft=256, k=4)
-    calibration = rx.prior_calibration("cpu")
+    calibration = rx.calibration.prior_calibration("cpu")
     assert calibration is not None
     signal: Rows = np.sin(2.0 * np.pi * 32.0 / 256.0 * np.arange(params.frame_len, dtype=np.float64))[None]
     peaks = rx.welch_peaks(signal, params, calibration=calibration)

@@ -30,7 +30,7 @@ def suite_of(name: str, models: Sequence[FilePath] = ()) -> Suite:
     found = named(name, "--suite")
     found = found() if isinstance(found, type) else found
     if not isinstance(found, Suite):
-        raise ValueError(f"--suite: expected a rlxjax.fit.Suite, {name} is of type {type(found).__name__}")
+        raise ValueError(f"--suite: expected a rlxjax.Suite, {name} is of type {type(found).__name__}")
     if not hasattr(found, "model"):
         raise ValueError(f"--suite: {name} names no model")
     return found

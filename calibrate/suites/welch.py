@@ -17,10 +17,10 @@ from calibrate.machine import (
     WIDE_SELECTION,
     gate_rates,
 )
-from rlxjax import LatencyPrior, load_learned_fft, welch_peaks
+from rlxjax import welch_peaks
 from rlxjax.calibration import current_fingerprint, sha256_of
-from rlxjax.fit import Cell, Facts, Suite
-from rlxjax.learned import learned_program
+from rlxjax.fit import Cell, Facts, LatencyPrior, Suite
+from rlxjax.learned import learned_program, load_learned_fft
 from rlxjax.models import WELCH, fft_flop, heap_rates, welch_micro_prior
 from rlxjax.welch import FAST_SEGMENTS, RUNNER_VERSION, ULTRA_SEGMENTS, WelchPeakParams, keep_programs, schedule
 

@@ -88,7 +88,7 @@ def execute_kernel(kernel: FusedKernel, inputs: Arrays) -> dict[int, Array]:
         >>> g = rx.Graph()
         >>> y = g.add("neg", [g.add("abs", shape=(2,))])
         >>> (kernel,) = rx.plan_fusion(g).kernels
-        >>> {id_: array.tolist() for id_, array in rx.execute_kernel(kernel, {0: [1.0, -2.0]}).items()}
+        >>> {id_: array.tolist() for id_, array in rx.fusion.execute_kernel(kernel, {0: [1.0, -2.0]}).items()}
         {1: [-1.0, -2.0]}
     """
     return _run(kernel, inputs, inputs)
