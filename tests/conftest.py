@@ -66,7 +66,7 @@ def check_annotations():
     import rlxjax
 
     def is_public(name, value):
-        return not name.startswith("_") and inspect.isfunction(value)
+        return not name.startswith("_") and inspect.isfunction(value) and not hasattr(value, "__wrapped__")
 
     top = {name: getattr(rlxjax, name) for name in rlxjax.__all__}
     public = {
