@@ -187,7 +187,10 @@ def check(
         for of in (MACHINE_FIELDS, type(here).model_fields)
     )
     software = [text for text in dict.fromkeys(every) if text not in elsewhere]
-    of_file = {"software": software, "commands": [section.command for section in content.models.values()]}
+    of_file: dict[str, Any] = {
+        "software": software,
+        "commands": [section.command for section in content.models.values()],
+    }
     if elsewhere:
         return Validation(NOT_THIS_MACHINE, elsewhere=list(dict.fromkeys(elsewhere)), **of_file)
     suites, not_timed = {}, []

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlxjax.clock import call_ns, quiet_collector, visit_ns
@@ -129,7 +130,7 @@ def _alike(first: Any, second: Any) -> bool:
 
 
 def _some(result: Any) -> np.ndarray:
-    if jax.dtypes.issubdtype(getattr(result, "dtype", float), jax.dtypes.prng_key):
+    if jnp.issubdtype(getattr(result, "dtype", float), jax.dtypes.prng_key):
         result = jax.random.key_data(result)
     flat = np.asarray(result).ravel()
     few = flat[:: max(1, flat.size // COMPARED)]

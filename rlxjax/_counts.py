@@ -87,7 +87,7 @@ def _difference_in_64_bits(before: np.ndarray, after: np.ndarray) -> np.ndarray 
     return None if dtype is None else np.subtract(before, after, dtype=dtype, casting="unsafe")
 
 
-def as_float(value: Columns, name: str) -> jax.Array | float:
+def as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
     """Return a count or a real number as a float, of JAX's default precision unless it is one already.
 
     Raises:

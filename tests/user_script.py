@@ -23,8 +23,8 @@ def calibration_says(calibration: rx.Calibration, batch: int, params: rx.WelchPe
     """Return what a run takes, and how sure the choice is."""
     time_ns = float(calibration.predict_ns("fused", batch, params.n_fft, params.k))
     low_ns, high_ns = (float(end) for end in calibration.interval_ns("fused", batch, params.n_fft, params.k))
-    decided: rx.Decision = calibration.decide(batch, params.n_fft, params.k)
-    explanation: rx.Explanation = calibration.explain(batch, params.n_fft, params.k)
+    decided: rx.fit.Decision = calibration.decide(batch, params.n_fft, params.k)
+    explanation: rx.calibration.Explanation = calibration.explain(batch, params.n_fft, params.k)
     slowest = max(explanation.strategies[0].terms_ns.items(), key=lambda term: term[1])
     return (
         f"{time_ns:,.0f} ns ({low_ns:,.0f} to {high_ns:,.0f}), {explanation.pick} is picked, "
@@ -51,7 +51,7 @@ def main() -> list[str]:
     peaks = rx.welch_peaks(signal, params, calibration=calibration)
     rows = np.zeros((1024, 1024), np.float32)
     profile: rx.FunctionProfile = rx.profile_function(centred, rows)
-    predicted: rx.FunctionPrediction = calibration.predict_function(centred, rows)
+    predicted: rx.calibration.FunctionPrediction = calibration.predict_function(centred, rows)
     advice: rx.Advice = rx.advise([centred, energy], rows, calibration=calibration)
     fuses, probability = gate_says(8192, params)
     return [

@@ -38,7 +38,8 @@ def suite_of(name: str, models: Sequence[FilePath] = ()) -> Suite:
 
 def models_of(content: CalibrationFile) -> tuple[list[LatencyModel], list[str]]:
     """Return the models of a file's sections, those of users by their suites, and a sentence for each not found."""
-    models, left_out = dict(BUILT_IN), []
+    models: dict[str, LatencyModel] = {**BUILT_IN}
+    left_out = []
     for name, section in content.models.items():
         if name not in models:
             try:
