@@ -115,7 +115,7 @@ def as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
     return _narrowed(held) if isinstance(held, np.ndarray) else held
 
 
-def size_as_float(value: Columns, name: str) -> jax.Array | float:
+def size_as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
     """Return a size (batch, n_fft, k) as a float.
 
     Unlike a count, a traced 32-bit integer is taken as it is: sizes fit, and arrays of them come so.
@@ -125,7 +125,7 @@ def size_as_float(value: Columns, name: str) -> jax.Array | float:
     return as_float(value, name)
 
 
-def as_temperature(value: Columns, name: str = "temperature_ns") -> jax.Array | float:
+def as_temperature(value: Columns, name: str = "temperature_ns") -> jax.Array | np.ndarray | float:
     """Return a temperature as a float.
 
     Raises:
