@@ -48,7 +48,7 @@ def packed(value: int | np.ndarray) -> int | np.ndarray:
     """Return exact counts as int64 or uint64, or correctly rounded float64 where neither holds them all."""
     if isinstance(value, int) or value.dtype == np.int64:
         return value
-    least, most = (value.min(), value.max()) if value.size else (0, 0)
+    least, most = (int(value.min()), int(value.max())) if value.size else (0, 0)
     return value.astype(_type_of(least, most) or np.float64)
 
 
