@@ -211,7 +211,7 @@ def test_sections_that_are_written_at_once_are_all_kept(path):
 
 REFIT = "fit its raw timings again with `rlxjax refit {samples} --out {path}`"
 ANEW = "make a new one with `rlxjax calibrate --out {path}`"
-WELCH_ANEW = "make a new one with `rlxjax calibrate --only welch --out {path}`"
+SUITE_ANEW = "make a new one with `rlxjax calibrate --suite a:B --out {path}`"
 
 
 def assert_refused(path, text, *said, models=BOTH, samples=None):
@@ -244,8 +244,8 @@ FIELDS = [
     ("surprise", 1, ANEW),
     ("models.line.fingerprint.cores", "many", ANEW),
     ("models", None, ANEW),
-    ("machine.canary_ns.launch", 0.0, WELCH_ANEW),
-    ("machine.gate.memory_bw", None, "machine.gate.memory_bw is missing; " + WELCH_ANEW),
+    ("machine.canary_ns.launch", 0.0, SUITE_ANEW),
+    ("machine.gate.memory_bw", None, "machine.gate.memory_bw is missing; " + SUITE_ANEW),
     ("machine.gate.unknown_ns", ONE, "machine.gate.unknown_ns.log_sd: Extra inputs"),
     ("machine.gate.memory_bw.unit", "ns", "machine.gate.memory_bw.unit: expected 'bytes/ns', got 'ns'"),
     ("machine.gate.unified_memory.value", 7.0, "machine.gate.unified_memory: expected 0 or 1, got 7"),
@@ -256,7 +256,7 @@ FIELDS = [
     *((f"{TERMS}.call_ns.{name}", bad, ANEW) for name in ("value", "log_sd") for bad in (0.0, 5e-324, 1e30)),
     *(
         (f"{of}_ns.value", bad, mend)
-        for of, mend in ((f"{TERMS}.call", ANEW), ("machine.gate.dispatch", WELCH_ANEW))
+        for of, mend in ((f"{TERMS}.call", ANEW), ("machine.gate.dispatch", SUITE_ANEW))
         for bad in (-1.0, math.nan, math.inf, "12", True)
     ),
     ("models.line.uncertainty.spread.plain", 0.0, ANEW),

@@ -145,7 +145,7 @@ def sections_of_file(
             left_out.append(f"{path}: models.{name}.{problem}; {_mend(path, name, own)}")
     machine, problem = _section_of(MachineSection, raw.get("machine", {}), gate_of, unsealed)
     if problem and raw.get("machine") is not None:
-        left_out.append(f"{path}: machine.{problem}; {_mend(path, WELCH.name, raw['machine'])}")
+        left_out.append(f"{path}: machine.{problem}; {_mend(path, raw=raw['machine'])}")
     good = {name: section for name, section in found.items() if section is not None}
     try:
         content = CalibrationFile.model_validate(raw | {"models": good, "machine": machine})
@@ -185,7 +185,8 @@ def _mend(path: str | os.PathLike[str], model: str | None = None, raw: Any = Non
     """Return how to make a calibration, or a section of it, anew: from the samples that it names, if it does."""
     named = raw.get("samples") if isinstance(raw, dict) else None
     suite = named.get("suite") if isinstance(named, dict) else None
-    own = ["--only", model] if model in JOB_MODELS else ["--suite", suite] if isinstance(suite, str) else []
+    suite = suite if isinstance(suite, str) else model or ""
+    own = ["--only", suite] if suite in JOB_MODELS else ["--suite", suite] if ":" in suite else []
     samples = FilePath(path).with_suffix(f".{model or WELCH.name}.samples.jsonl")
     if isinstance(named, dict) and isinstance(named.get("file"), str):
         samples = samples.with_name(FilePath(named["file"]).name or samples.name)
