@@ -282,9 +282,9 @@ def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, float]) -> list[
     at = "".join(f" {name} {given[name]:g}" for name in others if name in calibrated.model.inputs)
     pays = np.asarray(calibrated.decide(**{along: sizes}, **given).margin_ns) > 0
     if pays.all() or not pays.any():
-        return [f"{(fused if pays.all() else kept).capitalize()} is the faster one at every {along}, at{at}."]
+        return [f"{fused if pays.all() else kept} is the faster one at every {along}, at{at}."]
     last = int(np.flatnonzero(~pays).max())
     if last + 1 == len(sizes):
         first = int(np.flatnonzero(pays).min())
-        return [f"{fused.capitalize()} pays from {along} {sizes[first]:,.0f} on, at{at}, but not at the largest ones."]
-    return [f"{fused.capitalize()} pays from {along} {sizes[last + 1]:,.0f} up, at{at}."]
+        return [f"{fused} pays from {along} {sizes[first]:,.0f} on, at{at}, but not at the largest ones."]
+    return [f"{fused} pays from {along} {sizes[last + 1]:,.0f} up, at{at}."]

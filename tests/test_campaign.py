@@ -90,7 +90,7 @@ def test_what_is_said_is_a_few_sentences_and_tables_on_request_of_80_columns(out
         texts.append(console.file.getvalue())
     brief, verbose = texts
     assert brief.startswith("toy: Ready.\n  Typical error ")
-    assert "At_once pays from rows " in " ".join(brief.split())
+    assert "at_once pays from rows " in " ".join(brief.split())
     assert_narrow("\n".join(line for line in verbose.splitlines() if str(outcome.path.parent) not in line))
     for words in ("held out", "noise floor", "fastest", "is picked", "row_ns"):
         assert words in verbose

@@ -90,7 +90,7 @@ def test_the_pace_is_said_and_a_slow_or_a_busy_machine_is_a_caution():
 def test_the_sentence_names_a_size_from_which_the_second_strategy_is_faster():
     calibrated = prior_calibration("cpu").of("welch")
     (text,) = what_pays(calibrated, {"batch": 1, "n_fft": 256, "k": 16, "n_segments": 2})
-    assert text.startswith("Fused pays from batch ")
+    assert text.startswith("fused pays from batch ")
     first = int(text.split()[4].replace(",", ""))
     for batch in (first, 2 * first, 131_072):
         assert calibrated.predict_ns("fused", batch, 256, 16) < calibrated.predict_ns("fast", batch, 256, 16)
