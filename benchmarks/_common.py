@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlxjax.calibration import current_fingerprint
+from rlxjax.calibration import current_fingerprint, write_text_file
 from rlxjax.clock import mean_ns, quiet_collector, visit_ns
 
 ROOT = Path(__file__).parents[1]
@@ -83,11 +83,12 @@ def write(path: Path | None, content: Mapping[str, Any], indent: int | None = 1)
     """Write what a run found, if a file is wanted, with its command, its time and its machine."""
     if path is None:
         return
-    command = Path(sys.argv[0]).stem
+    script = Path(sys.argv[0])
+    command = script.parent.name if script.stem == "__main__" else script.stem  # of a package
     content = {
         "command": f"python -m benchmarks.{command} {shlex.join(sys.argv[1:])}".strip(),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "fingerprint": current_fingerprint().model_dump(mode="json"),
         **content,
     }
-    path.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
+    write_text_file(json.dumps(content, indent=indent) + "\n", path)

@@ -216,7 +216,7 @@ def _in_chunks(
     return run
 
 
-def _torch(signal: np.ndarray, params: rx.WelchPeakParams) -> Run:
+def _torch(signal: np.ndarray, params: rx.WelchPeakParams, is_compiled: bool = False) -> Run:
     """On a CPU in chunks of rows, which is faster there."""
     torch = importlib.import_module("torch")
     device = torch.device("cpu" if on_cpu() else "cuda")
@@ -224,13 +224,16 @@ def _torch(signal: np.ndarray, params: rx.WelchPeakParams) -> Run:
     samples, window, weights = (torch.from_numpy(array).to(device) for array in arrays)
     step = _chunk_rows(params, len(signal), CHUNK_SAMPLES * cores()) if on_cpu() else len(signal)
 
+    def peaks(rows: Any) -> Any:
+        spectrum = torch.fft.rfft(rows.unfold(1, params.n_fft, params.hop) * window)
+        power = (spectrum.real.square() + spectrum.imag.square()).sum(1).mul_(weights)
+        return torch.topk(power, peaks_kept(params))
+
+    program = torch.compile(peaks) if is_compiled else peaks
+
     @torch.inference_mode()
     def run() -> Any:
-        found = []
-        for rows in samples[:, : params.frame_len].split(step):
-            spectrum = torch.fft.rfft(rows.unfold(1, params.n_fft, params.hop) * window)
-            power = (spectrum.real.square() + spectrum.imag.square()).sum(1).mul_(weights)
-            found.append(torch.topk(power, peaks_kept(params)))
+        found = [program(rows) for rows in samples[:, : params.frame_len].split(step)]
         values, bins = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
         if not on_cpu():
             torch.cuda.synchronize()
@@ -310,6 +313,7 @@ CONTENDERS = {
     "pyfftw": Contender(_pyfftw, "pyfftw"),
     "mkl_fft": Contender(_mkl_fft, "mkl_fft"),
     "torch": Contender(_torch, "torch"),
+    "torch.compile": Contender(functools.partial(_torch, is_compiled=True), "torch", where="gpu"),
     "c-fftw": Contender(_c, "fftw"),
     "c-fftw-insertion": Contender(functools.partial(_c, inserts=True), "fftw"),
     "cupy": Contender(_cupy, "cupy", where="gpu"),

@@ -24,16 +24,17 @@ CHUNKS = 16
 
 def columns_of(rows: int, dtype: str) -> dict[str, jax.Array]:
     """Return columns of counts, sizes, targets of losses, and codes."""
-    rng = np.random.default_rng(0)
+    keys = iter(jax.random.split(jax.random.key(0), 16))
+
+    def whole(low: int, high: int) -> jax.Array:
+        return jax.random.randint(next(keys), (rows,), low, high, jnp.int32)
+
     counts = {"launches": 20, "syncs": 4, "host_bytes": 2**28, "traffic_bytes": 2**30}
-    columns = {f"{side} {name}": rng.integers(0, n, rows) for side in "ab" for name, n in counts.items()}
-    columns |= {"batch": 2.0 ** rng.integers(0, 15, rows), "n_fft": 2.0 ** rng.integers(6, 13, rows)}
-    columns |= {"k": rng.integers(1, 33, rows), "fuses": rng.integers(0, 2, rows)}
-    columns["score"] = 1e6 * rng.standard_normal(rows)
-    codes = {"device": rng.integers(0, len(rx.Device), rows), "target": rng.integers(0, len(rx.Target), rows)}
-    return {n: jnp.asarray(c, dtype) for n, c in columns.items()} | {
-        n: jnp.asarray(c, jnp.int32) for n, c in codes.items()
-    }
+    columns = {f"{side} {name}": whole(0, n).astype(dtype) for side in "ab" for name, n in counts.items()}
+    columns |= {"batch": (1 << whole(0, 15)).astype(dtype), "n_fft": (1 << whole(6, 13)).astype(dtype)}
+    columns |= {"k": whole(1, 33).astype(dtype), "fuses": whole(0, 2).astype(dtype)}
+    columns["score"] = 1e6 * jax.random.normal(next(keys), (rows,), dtype)
+    return columns | {"device": whole(0, len(rx.Device)), "target": whole(0, len(rx.Target))}
 
 
 def profile_of(columns: Mapping[str, jax.Array], side: str) -> rx.GraphIoProfile:

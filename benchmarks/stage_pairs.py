@@ -672,6 +672,11 @@ class Timing(NamedTuple):
         noise = np.exp(np.abs(np.log(odd[0] / odd[1] * even[1] / even[0])))
         return cls(*middle(times, axis=0).tolist(), float(noise))
 
+    @classmethod
+    def of_rounds(cls, apart: np.ndarray, together: np.ndarray) -> "Timing":
+        """Return the timing of the times of rounds, `[rounds]` each."""
+        return cls.of(np.stack([apart, together], 1), functools.partial(np.quantile, q=QUARTILE))
+
 
 def measure(pairs: Sequence[Pair], budget_s: float, seed: int) -> dict[str, Timing]:
     """Return the timings of the pairs by name; the budget includes the time of compiling."""
@@ -681,8 +686,7 @@ def measure(pairs: Sequence[Pair], budget_s: float, seed: int) -> dict[str, Timi
         for form in (pair.apart(), pair.together()):
             calls[pair.name, len(calls) % 2] = functools.partial(form, *args)
     found = visits(calls, MOST_ROUNDS, least=4, until_s=until_s, seed=seed)
-    quartile = functools.partial(np.quantile, q=QUARTILE)
-    return {pair.name: Timing.of(np.stack([found[pair.name, form] for form in (0, 1)], 1), quartile) for pair in pairs}
+    return {pair.name: Timing.of_rounds(*(found[pair.name, form] for form in (0, 1))) for pair in pairs}
 
 
 def main() -> None:

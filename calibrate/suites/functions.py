@@ -1,5 +1,6 @@
 """Ordinary JAX functions to time: a table of kinds and sizes."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -261,10 +262,10 @@ class TimedFunction(NamedTuple):
         return jax.tree.map(lambda draw: draw.array(rng), self.draws)
 
 
-def timed_functions() -> dict[str, TimedFunction]:
-    """Return the suite by name, in a fixed order; functions of 64 bits only where JAX has these enabled."""
+def timed_functions(kinds: Sequence[Kind] = KINDS) -> dict[str, TimedFunction]:
+    """Return functions by name, in a fixed order; those of 64 bits only where JAX has these enabled."""
     found = {}
-    for kind in KINDS:
+    for kind in kinds:
         for size in kind.sizes.split():
             numbers, _, named = size.rstrip("*").partition(":")
             dtype = np.dtype(named or "float32")
@@ -282,18 +283,17 @@ class FunctionsSuite(Suite):
     model = FUNCTIONS
     most_error = 0.25
 
-    def __init__(self) -> None:
-        self._functions = timed_functions()
+    def __init__(self, kinds: Sequence[Kind] = KINDS) -> None:
+        self._functions = timed_functions(kinds)
 
     def cells(self) -> list[Cell]:
         """Return every function of the suite."""
         return [self._cell(name) for name in self._functions]
 
-    def program(self, cell: Cell) -> Callable[[], Any]:
-        """Return what calls the jitted function."""
+    def program(self, cell: Cell) -> functools.partial[Any]:
+        """Return the jitted function with its arguments."""
         function = self._functions[cell.name]
-        jitted, arguments = jax.jit(function.fn), jax.device_put(function.arguments(np.random.default_rng(0)))
-        return lambda: jitted(*arguments)
+        return functools.partial(jax.jit(function.fn), *jax.device_put(function.arguments(np.random.default_rng(0))))
 
     def kept(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return cells with the counts of their functions' profiles.

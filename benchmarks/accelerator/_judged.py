@@ -1,0 +1,161 @@
+"""What is judged on a device: Welch peaks beside peers, the gate over tables, stages apart and together."""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rlxjax as rx
+from benchmarks import evaluation as ev
+from benchmarks._common import visits
+from benchmarks._peers import CONTENDERS
+from benchmarks.stage_pairs import PAIRS, Pair, Timing, arrays
+from benchmarks.welch_peers import COPY, of_workload
+from rlxjax.fit import Cell, Suite
+from rlxjax.models import FUNCTIONS
+
+from ._ceilings import ceiling_gbps
+from ._kept import Run, both_ns, clocks, piped_ns, reason, say
+
+#: Those that take part, and n_fft and batches of the workloads.
+NAMES = ("fused", "auto", "naive", "jax.scipy", "torch", "torch.compile", "cupy", COPY)
+WORKLOADS = ((256, 131_072), (1024, 131_072), (256, 8192), (1024, 1024), (256, 64), (256, 1))
+#: Of fewer rows `torch.compile`, which compiles anew for each workload, is left out.
+COMPILED_ROWS = 8192
+#: Rows of tables, and rounds of a table or loss.
+TABLE_ROWS, TABLE_ROUNDS = 64_000_000, 9
+#: Rounds of the pairs after which what was found is written.
+KEPT_ROUNDS = 8
+FORMS = ("apart", "together")
+
+
+def peaks(run: Run, until_s: float) -> None:
+    """Time Welch peaks of rows that lie on the device beside the peers that are installed."""
+    jax.config.update("jax_enable_x64", False)
+    ceiling, cells = ceiling_gbps(run), []
+    skipped = {name: CONTENDERS[name].unavailable() for name in NAMES if name != COPY}
+    workloads = ((64, 32),) if run.is_small else WORKLOADS
+    for place, (n_fft, batch) in enumerate(workloads):
+        left_s = until_s - time.perf_counter()
+        if left_s < 0:
+            say("peaks: no time for", n_fft, batch)
+            break
+        names = [name for name in NAMES if not skipped.get(name)]
+        names = [name for name in names if name != "torch.compile" or batch >= COMPILED_ROWS]
+        sizes = {"n_fft": n_fft, "n_segments": 2, "batch": batch, "k": 16}
+        cell = of_workload(sizes, names, 0.7 * left_s / (len(workloads) - place))
+        best = {name: own["min_ns"] for name, own in cell["results"].items() if "min_ns" in own}
+        cell["share_of_ceiling"] = {name: cell["bytes_moved"] / ns / ceiling for name, ns in best.items()}
+        cell["fused, piped_ns"] = fused_piped_ns(run, n_fft, batch)
+        cells.append(cell)
+        run.keep("welch-peaks.json", ceiling_GBps=ceiling, skipped=skipped, cells=cells, clocks=clocks())
+        shares = {name: (round(ns / 1e3), round(cell["share_of_ceiling"][name], 3)) for name, ns in best.items()}
+        say(
+            f"{n_fft}x{batch}: us, share",
+            shares,
+            {n: own["note"] for n, own in cell["results"].items() if "note" in own},
+        )
+
+
+def fused_piped_ns(run: Run, n_fft: int, batch: int) -> float:
+    """Return the time a call of our fused program where the next is sent without waiting, and keep its text."""
+    params = rx.WelchPeakParams.fast(n_fft, 16)
+    rows = jax.random.normal(jax.random.key(0), (batch, params.frame_len), jnp.float32)
+    run.program(f"welch peaks {n_fft}x{batch}", jax.jit(lambda x: rx.welch_peaks(x, params, "fused")), rows)
+    run.write_programs()
+    call = functools.partial(rx.welch_peaks, rows, params, "fused")
+    return both_ns(call)["piped_ns"]
+
+
+def gates(run: Run, until_s: float) -> None:
+    """Time tables of the gate and of the costs against a copy of the same bytes, and gradients against values."""
+    jax.config.update("jax_enable_x64", False)
+    ceiling, rows, found = ceiling_gbps(run), TABLE_ROWS // 1000 if run.is_small else TABLE_ROWS, []
+    columns = jax.block_until_ready(ev.columns_of(rows, "float32"))
+
+    def timed(kind: str, name: str, runs: dict[str, Callable], arguments: tuple, base: str, n_bytes: int = 0) -> None:
+        if time.perf_counter() > until_s:
+            say("gates: no time for", name)
+            return
+        try:
+            ms = ev.least_ms(runs, arguments, TABLE_ROUNDS)
+            row: dict[str, Any] = {"rows": rows, **ev.measured(kind, "float32", name, ms, base)}
+        except Exception as error:  # noqa: BLE001 - whatever a device raises
+            row = {kind: name, "failed": reason(error)}
+        else:
+            row["bytes"], row["share_of_ceiling"] = (
+                n_bytes,
+                n_bytes / (1e6 * ms["compiled" if n_bytes else base] * ceiling),
+            )
+        for form, program in runs.items():
+            run.program(f"{name}, {form}", program, *arguments)
+        found.append(row)
+        run.keep("gate.json", ceiling_GBps=ceiling, figures=found)
+
+    for name, (table, inputs) in ev.tables(columns).items():
+        compiled = jax.jit(table)
+        outputs = jax.tree.leaves(compiled(*inputs))
+        n_bytes = sum(leaf.nbytes for leaf in (*jax.tree.leaves(inputs), *outputs))
+        copy = ev.copy_of(jax.tree.leaves(inputs), outputs)
+        del outputs
+        timed("table", name, {"copy": copy, "compiled": compiled}, inputs, "copy", n_bytes)
+    for name, (loss, arguments) in ev.losses(columns).items():
+        runs = {"value": jax.jit(loss), "gradient": jax.jit(jax.value_and_grad(loss))}
+        timed("loss", name, runs, arguments, "value")
+    run.write_programs()
+
+
+class PairForms(Suite):
+    """Pairs of stages, each apart and together, as cells whose programs are jitted functions with their arguments."""
+
+    model = FUNCTIONS
+
+    def __init__(self, pairs: Sequence[Pair]):
+        self.pairs = {pair.name: pair for pair in pairs}
+        self.stages = {pair.name: [jax.jit(stage) for stage in pair.stages] for pair in pairs}
+
+    def cells(self) -> list[Cell]:
+        """Return two cells a pair: its work is the pair's name, its variant the form."""
+        return [Cell(f"{name}, {form}", form, {}, name) for name in self.pairs for form in FORMS]
+
+    def program(self, cell: Cell) -> Callable[[], Any]:
+        """Return what runs a form on arrays of the device."""
+        pair = self.pairs[cell.work]
+        form = pair.together() if cell.variant == "together" else pair.chain(self.stages[cell.work])
+        return functools.partial(form, *arrays(pair.flat_args()))
+
+
+def pairs(run: Run, until_s: float) -> None:
+    """Time the pairs that judge by the protocol of the job, then piped; the file is one of `benchmarks.stage_pairs`."""
+    jax.config.update("jax_enable_x64", False)
+    suite = PairForms([pair for pair in PAIRS if pair.half == "judge"][:: 12 if run.is_small else 1])
+    cells, begun_s = suite.cells(), time.perf_counter()
+    ready = run.made_ready(suite, cells, begun_s + 0.5 * (until_s - begun_s))
+    names = [name for name in suite.pairs if all(f"{name}, {form}" in ready.programs for form in FORMS)]
+    calls = {(name, form): ready.programs[f"{name}, {form}"] for name in names for form in FORMS}
+    for name in names:
+        for place, (stage, shapes) in enumerate(zip(suite.stages[name], suite.pairs[name].stage_args(), strict=True)):
+            run.program(f"{name}, stage {place}", stage, *shapes)
+    run.write_programs()
+    piped_s = until_s - 0.15 * (until_s - begun_s)
+    times, n_rounds = {key: np.zeros(0) for key in calls}, 0
+    while calls and (n_rounds < KEPT_ROUNDS or time.perf_counter() < piped_s):
+        part = visits(calls, KEPT_ROUNDS, least=4, until_s=piped_s, seed=n_rounds)
+        times = {key: np.append(own, part[key].round()) for key, own in times.items()}
+        n_rounds = len(times[names[0], "apart"])
+        found = {name: Timing.of_rounds(*(times[name, form] for form in FORMS))._asdict() for name in names}
+        rounds = {name: {form: times[name, form].tolist() for form in FORMS} for name in names}
+        run.keep("pairs.json", pairs=found, rounds_ns=rounds)
+        if time.perf_counter() > piped_s:
+            break
+    say("pairs:", n_rounds, "rounds of", len(names))
+    piped: dict[str, dict[str, float]] = {}
+    for (name, form), call in calls.items():
+        if time.perf_counter() > until_s:
+            break
+        piped.setdefault(name, {})[form] = piped_ns(call, times[name, form].min())
+    run.keep("pairs.json", piped_ns=piped, refused=ready.refused, clocks=clocks())
