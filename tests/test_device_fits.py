@@ -8,11 +8,17 @@ import pytest
 from _models import LINE, LINE_TRUTH, TILED, TILED_TRUTH, runs_of, timings_of, true_ns
 
 from rlxjax.fit import (
+    CORRECTION_SD,
+    COVERED,
+    COVERED_SDS,
     DeviceFits,
     LatencyPrior,
     coefficient_names,
+    estimate,
     fit_devices,
     fit_latency,
+    fit_posterior,
+    fit_posteriors,
     pooled_prior,
     stack_timings,
 )
@@ -170,3 +176,60 @@ def test_devices_that_are_alike_teach_others_what_three_timings_do_not():
         off = np.log(predicted) - np.log([true_ns(dict(zip(NAMES, np.exp(own), strict=True)), RUNS) for own in alike])
         errors.append(np.mean(np.abs(off)[is_new & (few == 0)]))
     assert errors[1] < errors[0] / 2
+
+
+#: Machines whose timings have a correction, sizes of each, and sizes that are not timed.
+CORRECTED, TIMED_N, NEW_N = 48, 2.0 ** np.arange(0, 14, 0.5), 2.0 ** np.arange(0.25, 13, 0.5)
+
+
+@pytest.fixture(scope="module")
+def corrected():
+    """Logarithms of machines' coefficients, their times of new runs, and what is fitted to noisy ones of other runs."""
+    rng, medians = np.random.default_rng(0), TILED.prior.median
+    timed, new = (runs_of(TILED, np.round(n)) for n in (TIMED_N, NEW_N))
+    features = [np.asarray(TILED.features(runs, TILED.facts)) for runs in (timed, new)]
+    names, logs, times, timings = coefficient_names(medians), [], [], []
+    for seed in range(CORRECTED):
+        own = {name: medians[name] * np.exp(TILED.prior.log_sd[name] * rng.normal() / 2) for name in names}
+        weights = CORRECTION_SD * rng.normal(size=(len(TILED.variants), features[0].shape[-1]))
+        factors = [
+            np.exp(np.sum(of * weights[np.asarray(runs.variant)], -1))
+            for of, runs in zip(features, (timed, new), strict=True)
+        ]
+        logs.append([np.log(own[name]) for name in names])
+        times.append(true_ns(own, new) * factors[1])
+        timings.append(timings_of(own, timed, 0.04, seed, factors[0]))
+    return np.array(logs), new, np.array(times), timings, fit_posteriors(*stack_timings_of(timings))
+
+
+def stack_timings_of(timings):
+    """Return the first arguments of a fit of several devices' timings: timings, no prior, weights."""
+    stacked, weights = stack_timings(timings)
+    return stacked, None, weights
+
+
+def test_coefficients_and_times_of_new_runs_lie_in_their_intervals_whatever_the_correction(corrected):
+    logs, new, times, _, fits = corrected
+    off = [
+        (logs_of(fit.posterior.coefficients) - own) / np.array(jax.tree.leaves(fit.posterior.coefficient_log_sd()))
+        for own, fit in zip(logs, fits, strict=True)
+    ]
+    runs_off = []
+    for own_ns, fit in zip(times, fits, strict=True):
+        found = estimate(fit.posterior, new)
+        runs_off.append(np.log(np.asarray(found.time_ns) / own_ns) / np.sqrt(np.sum(np.asarray(found.scores) ** 2, -1)))
+    for found in (off, runs_off):
+        shares = np.mean(np.abs(np.array(found)) <= COVERED_SDS, -1)
+        assert np.mean(shares) == pytest.approx(COVERED, abs=max(0.02, 3 * np.std(shares) / CORRECTED**0.5))
+
+
+def test_the_posterior_of_one_of_many_devices_is_that_of_the_device_alone(corrected):
+    *_, timings, fits = corrected
+    for own, found in list(zip(timings, fits, strict=True))[:3]:
+        alone = fit_posterior(own)
+        sds = np.array(jax.tree.leaves(alone.posterior.coefficient_log_sd()))
+        ends = [logs_of(one.posterior.coefficients) / sds for one in (found, alone)]
+        np.testing.assert_allclose(*ends, atol=0.02)
+        np.testing.assert_allclose(found.posterior.weights, alone.posterior.weights, atol=1e-3)
+        np.testing.assert_allclose(found.posterior.spread, alone.posterior.spread, rtol=0.01)
+        np.testing.assert_allclose(found.posterior.factor, alone.posterior.factor, atol=0.02 * np.max(sds))

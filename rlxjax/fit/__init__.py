@@ -43,6 +43,7 @@ from ._posterior_fit import COVERED as COVERED
 from ._posterior_fit import COVERED_SDS as COVERED_SDS
 from ._posterior_fit import PosteriorFit as PosteriorFit
 from ._posterior_fit import fit_posterior as fit_posterior
+from ._posterior_fit import fit_posteriors as fit_posteriors
 from ._suite import Cell as Cell
 from ._suite import Suite as Suite
 from ._suite import cell_runs as cell_runs

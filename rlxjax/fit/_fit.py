@@ -128,7 +128,9 @@ def fit_latency(
         >>> result.converged, bool(result.noise_sd < 0.1)
         (True, True)
     """
-    return minimum_and_result(timings, prior, weights, min_timings, facts)[1]
+    prior, counted, facts = checked_fit(timings, prior, weights, min_timings, facts)
+    own, influences = filled_up(*jax.tree.map(lambda column: np.asarray(column)[None], (timings, counted)))
+    return minima_and_results(own, influences, prior, facts)[1][0]
 
 
 def fit_devices(
@@ -164,54 +166,63 @@ def fit_devices(
     shape = np.shape(timings.time_ns)
     if len(shape) != 2 or not shape[0]:
         raise ValueError(f"timings: expected columns [devices, n], got time_ns of shape {shape}")
-    prior, counted, facts = _checked(timings, prior, weights, min_timings, facts)
-    own = with_counted_rows(timings, counted)
-    priors = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf, np.float64), shape[0]), prior)
+    prior, counted, facts = checked_fit(timings, prior, weights, min_timings, facts)
+    own, priors = with_counted_rows(timings, counted), for_each(prior, shape[0])
     starts = np.zeros((shape[0], len(jax.tree.leaves(prior.median))))
-    return _fits(minimise(own, counted, priors, facts, starts), counted, priors)[0]
+    return _fits(minimise(own, counted, priors, facts, starts, np.zeros((*shape, 0))), counted, priors)[0]
 
 
-def minimum_and_result(
-    timings: Timings,
-    prior: LatencyPrior[Any] | None = None,
-    weights: np.ndarray | Float[Array, "n"] | None = None,
-    min_timings: int = MIN_TIMINGS,
-    facts: Facts | None = None,
-) -> tuple[Minimum, FitResult]:
-    """Return the minimum, of NumPy arrays, and what `fit_latency` makes of it; arguments as there."""
-    prior, counted, facts = _checked(timings, prior, weights, min_timings, facts)
+def minima_and_results(
+    timings: Timings, counted: Float[np.ndarray, "devices n"], prior: LatencyPrior[Any], facts: Facts
+) -> tuple[Minimum, list[FitResult]]:
+    """Return the minima of devices, of NumPy arrays, and what `fit_latency` makes of each.
+
+    Args:
+        timings: every column `[devices, n]`, filled up.
+        counted: the weights that go with them.
+        prior: of every device's terms.
+        facts: how the machines schedule.
+    """
     # At the medians, then around them, the same places each time.
     around = np.random.default_rng(0).standard_normal((STARTS - 1, len(jax.tree.leaves(prior.median))))
     starts = np.concatenate([np.zeros_like(around[:1]), START_SHARE * around])
-    columns = (*filled_up(timings, counted), prior)
-    own, influences, priors = jax.tree.map(
-        lambda leaf: np.broadcast_to(np.asarray(leaf), (STARTS, *np.shape(leaf))), columns
-    )
-    ends = minimise(own, influences, priors, facts, starts)
-    losses = np.where(np.isfinite(ends.loss), ends.loss, np.inf)
+    devices = len(counted)
+    own, influences = jax.tree.map(lambda column: np.repeat(np.asarray(column), STARTS, 0), (timings, counted))
+    none = np.zeros((*influences.shape, 0))
+    ends = minimise(own, influences, for_each(prior, len(influences)), facts, np.tile(starts, (devices, 1)), none)
+    losses = np.where(np.isfinite(ends.loss), ends.loss, np.inf).reshape(devices, STARTS)
     # Of ends that are the same but for rounding, the first.
-    chosen = int(np.argmax(losses <= losses.min() + LEAST_GAIN))
+    chosen = np.argmax(losses <= losses.min(-1, keepdims=True) + LEAST_GAIN, -1) + STARTS * np.arange(devices)
     found: Minimum = jax.tree.map(operator.itemgetter(chosen), ends)
-    n = len(counted)
-    found = found._replace(residuals=found.residuals[:n], jacobian=found.jacobian[:n])
-    fits, squares, directions = _fits(*jax.tree.map(lambda leaf: np.asarray(leaf)[None], (found, counted, prior)))
-    one: Any = jax.tree.map(lambda leaf: leaf[0].tolist() if leaf.ndim == 1 else leaf[0], fits)
-    measured = {name: bool(column[0]) for name, column in fits.measured.items()}  # in the order of the names
+    fits, squares, directions = _fits(found, counted, for_each(prior, devices))
+    results = [_result(fits, place, int(np.sum(own > 0)), squares, directions) for place, own in enumerate(counted)]
+    return found, results
+
+
+def _result(fits: DeviceFits[C], place: int, count: int, squares: np.ndarray, directions: np.ndarray) -> FitResult[C]:
+    """Return the fit of one device with what its timings do not settle, and how it ended."""
+    one: Any = jax.tree.map(lambda leaf: leaf[place].tolist() if leaf.ndim == 1 else leaf[place], fits)
+    measured = {name: bool(column[place]) for name, column in fits.measured.items()}  # in the order of the names
     ending = "converged" if one.converged else "did not converge"
     inseparable, names = [], list(measured)
-    for direction in directions[0].T[squares[0] < 1.0]:
+    for direction in directions[place].T[squares[place] < 1.0]:
         # The coefficients that make up nine tenths of a direction, the largest first.
         order = np.argsort(-(direction**2), kind="stable")
-        count = int(np.searchsorted(np.cumsum(direction[order] ** 2), 0.9)) + 1
-        inseparable.append({names[index]: round(float(direction[index]), 3) for index in order[:count]})
+        largest = order[: int(np.searchsorted(np.cumsum(direction[order] ** 2), 0.9)) + 1]
+        inseparable.append({names[index]: round(float(direction[index]), 3) for index in largest})
     message = (
-        f"The fit of {int(np.sum(counted > 0))} timings {ending} in {one.steps} steps (loss {one.loss:.4g}, "
+        f"The fit of {count} timings {ending} in {one.steps} steps (loss {one.loss:.4g}, "
         f"of which another step promises {one.expected_decrease:.2g})."
     )
-    return found, FitResult(*one._replace(measured=measured), inseparable=inseparable, message=message)
+    return FitResult(*one._replace(measured=measured), inseparable=inseparable, message=message)
 
 
-def _checked(
+def for_each(prior: LatencyPrior[C], devices: int) -> LatencyPrior[C]:
+    """Return the prior of the terms with leaves `[devices]`."""
+    return jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf, np.float64), devices), prior)
+
+
+def checked_fit(
     timings: Timings, prior: LatencyPrior | None, weights: Any, min_timings: int, facts: Facts | None
 ) -> tuple[LatencyPrior, np.ndarray, Facts]:
     """Return the prior of the terms, the weights and the facts: the model's own, and 1, where none are given."""
@@ -245,20 +256,25 @@ def _fits(
     squares *= (RELATIVE_SD / _likely_sd(noise_sd, weights.sum(-1), absorbed)[..., None]) ** 2
     left = (directions / (1.0 + squares[..., None, :])) @ np.swapaxes(directions, -2, -1)
     log_sd = prior_sd * np.sqrt(np.diagonal(left, axis1=-2, axis2=-1))
-    least_decrease = CONVERGED_DECREASE + CONVERGED_SHARE * minima.loss
     measured = is_measured(log_sd, prior_sd)
     fits = DeviceFits(
         coefficients=structure.unflatten(list(np.exp(minima.logs).T)),
         loss=minima.loss,
         expected_decrease=minima.expected_decrease,
         steps=minima.steps,
-        converged=np.isfinite(minima.loss) & (minima.expected_decrease < least_decrease),
+        converged=has_converged(minima),
         noise_sd=noise_sd,
         log_sd=structure.unflatten(list(log_sd.T)),
         measured=dict(zip(coefficient_names(priors.median), measured.T, strict=True)),
         covariance=left * scale,
     )
     return fits, squares, directions
+
+
+def has_converged(minima: Minimum) -> Bool[np.ndarray, "devices"]:
+    """Return whether a further step promises to lower the objectives by little."""
+    least_decrease = CONVERGED_DECREASE + CONVERGED_SHARE * minima.loss
+    return np.isfinite(minima.loss) & (minima.expected_decrease < least_decrease)
 
 
 def is_measured(log_sd: RealLike, prior_sd: RealLike) -> Bool[np.ndarray, "*batch"]:

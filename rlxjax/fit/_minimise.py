@@ -1,4 +1,4 @@
-"""The minimum of a robust log posterior over coefficients' logarithms, by optax's L-BFGS.
+"""The minimum of a robust log posterior over coefficients' logarithms and correction weights, by optax's L-BFGS.
 
 Many fits at once, in chunks on threads: those of many devices, or of one device from many starts. L-BFGS runs
 in rounds of few steps. The first round's unknowns are whitened by the prior, those of each further one by the
@@ -21,7 +21,13 @@ from rlxjax._chunks import for_each_chunk, worker_count
 
 from ._coefficients import LatencyPrior, vector
 from ._model import Facts
-from ._posterior import log_prediction_and_jacobian, predicted_ns
+from ._posterior import (
+    CORRECTION_SD,
+    correction_log_factor,
+    joint_jacobian,
+    log_prediction_and_jacobian,
+    predicted_ns,
+)
 from ._timings import Timings
 
 #: Residuals are expected of this standard deviation; beyond `HUBER_DELTA` of them the loss is linear.
@@ -45,17 +51,18 @@ _solver = optax.lbfgs(
 class Minimum(NamedTuple):
     """Where objectives are least; what a fit needs to say of them. Every field has a leading axis `[fits]`.
 
+    The unknowns `[u]` are the logarithms of the coefficients `[c]`, then the weights of the correction by variant.
+
     Attributes:
-        z: logarithms of the coefficients, from their prior medians in units of the prior's standard
-            deviations, `[c]`.
+        z: the unknowns, from their prior medians in units of the prior's standard deviations, `[u]`.
         logs: logarithms of the coefficients, `[c]`.
         loss: the objective.
         expected_decrease: what a further step, by Gauss and Newton, promises to take off it.
         steps: of L-BFGS.
-        gradient: of the objective in `z`, `[c]`.
-        squares: curvature of the misfit in `logs` at a noise of `RELATIVE_SD` (Gauss and Newton's), `[c, c]`.
+        gradient: of the objective in `z`, `[u]`.
+        squares: curvature of the misfit in the unknowns at a noise of `RELATIVE_SD` (Gauss and Newton's), `[u, u]`.
         residuals: `log(predicted / measured)`, `[n]`.
-        jacobian: of the residuals in `logs`, `[n, c]`.
+        jacobian: of the residuals in the unknowns, `[n, u]`.
     """
 
     z: Any
@@ -74,11 +81,12 @@ def minimise(
     weights: Float[np.ndarray, "fits n"],
     priors: LatencyPrior,
     facts: Facts,
-    z: Float[np.ndarray, "fits c"],
+    z: Float[np.ndarray, "fits u"],
+    features: Float[np.ndarray, "fits n features"],
 ) -> Minimum:
     """Return the minima of `sum(w * huber(log(predicted / measured) / 0.05)) + sum(z**2) / 2`.
 
-    The unknowns are `z = log(coefficients / median) / log_sd`.
+    The unknowns are `z = log(coefficients / median) / log_sd`, then `weights / CORRECTION_SD` of the correction.
 
     Args:
         timings: every column `[fits, n]`.
@@ -86,11 +94,14 @@ def minimise(
         priors: every leaf `[fits]`.
         facts: how the machines schedule.
         z: where to begin.
+        features: of the timings, that the correction depends on; without any, the terms are fitted alone.
 
     References:
         J. Nocedal, S. Wright, Numerical Optimization, 2nd edition, 2006, 3.5 and 7.2.
     """
-    columns, sds = (timings, weights, priors), np.stack(jax.tree.leaves(priors.log_sd), -1)
+    log_sds = np.stack(jax.tree.leaves(priors.log_sd), -1)
+    sds = np.concatenate([log_sds, np.full((len(z), z.shape[-1] - log_sds.shape[-1]), CORRECTION_SD)], -1)
+    columns = (timings, weights, priors, features)
     # The size of a chunk stays as fits end, so that the program is compiled once.
     share = -(-len(z) // worker_count())
     chunk = min(CHUNK_FITS, 1 << (share - 1).bit_length())
@@ -115,8 +126,8 @@ def minimise(
 
 
 def _whitening(
-    squares: Float[np.ndarray, "fits c c"], sds: Float[np.ndarray, "fits c"]
-) -> Float[np.ndarray, "fits c c"]:
+    squares: Float[np.ndarray, "fits u u"], sds: Float[np.ndarray, "fits u"]
+) -> Float[np.ndarray, "fits u u"]:
     """Return `R` with `R @ R.T` the inverse of the posterior's curvature, in units of the prior's deviations."""
     own = squares * sds[:, :, None] * sds[:, None, :]
     finite = np.where(np.isfinite(own).all((-2, -1), keepdims=True), own, 0.0)
@@ -125,14 +136,15 @@ def _whitening(
 
 
 @jax.jit
-def _round(z, steps, roots, loss, gradient, timings, weights, priors, most_steps, facts: Facts) -> Minimum:
+def _round(z, steps, roots, loss, gradient, timings, weights, priors, features, most_steps, facts: Facts) -> Minimum:
     """Return where rounds of at most so many steps end, one a fit: `z + root @ u` with `u` the unknowns."""
 
-    def of_one(z, steps, root, loss, gradient, timings, weights, prior) -> Minimum:
+    def of_one(z, steps, root, loss, gradient, timings, weights, prior, features) -> Minimum:
         @jax.jit  # traced once for all the places where the line search looks
         def objective(u):
-            residuals = jnp.log(predicted_ns(_coefficients(z + root @ u, prior), timings.runs, facts) / timings.time_ns)
-            return _objective(residuals, weights, z + root @ u)
+            at = z + root @ u
+            terms = jnp.log(predicted_ns(_coefficients(at, prior), timings.runs, facts) / timings.time_ns)
+            return _objective(terms + _correction(at, timings, prior, features), weights, at)
 
         def goes_on(state):
             _, solver, step = state
@@ -151,17 +163,20 @@ def _round(z, steps, roots, loss, gradient, timings, weights, priors, most_steps
         u = jnp.zeros_like(z)
         solver = optax.tree.set(_solver.init(u), value=loss, grad=root.T @ gradient)
         u, _, taken = jax.lax.while_loop(goes_on, advance, (u, solver, jnp.asarray(0)))
-        return _minimum_at(z + root @ u, steps + taken, timings, weights, prior, facts)
+        return _minimum_at(z + root @ u, steps + taken, timings, weights, prior, features, facts)
 
-    z, roots, weights, loss, gradient = (
-        jnp.asarray(column, jnp.result_type(float)) for column in (z, roots, weights, loss, gradient)
+    z, roots, weights, loss, gradient, features = (
+        jnp.asarray(column, jnp.result_type(float)) for column in (z, roots, weights, loss, gradient, features)
     )
-    return jax.vmap(of_one)(z, steps, roots, loss, gradient, timings, weights, priors)
+    return jax.vmap(of_one)(z, steps, roots, loss, gradient, timings, weights, priors, features)
 
 
-def _minimum_at(z, steps, timings: Timings, weights, prior: LatencyPrior, facts: Facts) -> Minimum:
-    predicted, jacobian = log_prediction_and_jacobian(_coefficients(z, prior), timings.runs, facts)
-    residuals = predicted - jnp.log(timings.time_ns)
+def _minimum_at(z, steps, timings: Timings, weights, prior: LatencyPrior, features, facts: Facts) -> Minimum:
+    predicted, of_terms = log_prediction_and_jacobian(_coefficients(z, prior), timings.runs, facts)
+    residuals = predicted - jnp.log(timings.time_ns) + _correction(z, timings, prior, features)
+    jacobian = joint_jacobian(of_terms, features, timings.runs.variant, len(timings.model.variants))
+    log_sd = vector(prior.log_sd)
+    sds = jnp.concatenate([log_sd, jnp.full(z.size - log_sd.size, CORRECTION_SD, z.dtype)])
     knee = HUBER_DELTA * RELATIVE_SD
     influence = weights * jnp.minimum(1.0, knee / jnp.maximum(jnp.abs(residuals), knee)) / RELATIVE_SD**2
     weighted = jacobian * influence[:, None]
@@ -171,7 +186,7 @@ def _minimum_at(z, steps, timings: Timings, weights, prior: LatencyPrior, facts:
         loss=_objective(residuals, weights, z),
         expected_decrease=jnp.inf,
         steps=steps,
-        gradient=(weighted.T @ residuals) * vector(prior.log_sd) + z,
+        gradient=(weighted.T @ residuals) * sds + z,
         squares=weighted.T @ jacobian,
         residuals=residuals,
         jacobian=jacobian,
@@ -188,7 +203,14 @@ def _coefficients(z, prior: LatencyPrior) -> Any:
 
 
 def _logs(z, prior: LatencyPrior) -> Float[Array, "c"]:
-    return jnp.log(vector(prior.median)) + vector(prior.log_sd) * z
+    log_sd = vector(prior.log_sd)
+    return jnp.log(vector(prior.median)) + log_sd * z[: log_sd.size]
+
+
+def _correction(z, timings: Timings, prior: LatencyPrior, features) -> Float[Array, "n"]:
+    weights = CORRECTION_SD * z[len(jax.tree.leaves(prior.median)) :]
+    by_variant = weights.reshape(len(timings.model.variants), features.shape[-1])
+    return correction_log_factor(features, by_variant, timings.runs.variant)
 
 
 def _in_chunks(run: Callable[..., Any], chunk: int, columns: Any) -> Any:

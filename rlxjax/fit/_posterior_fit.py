@@ -1,25 +1,24 @@
 """The fit of a whole posterior: terms, correction and spread, from timings."""
 
 import dataclasses
+import operator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from rlxjax._chunks import for_each_chunk
 from rlxjax._values import by_value
 
 from ._coefficients import LatencyPrior
-from ._fit import FitResult, minimum_and_result
+from ._fit import FitResult, checked_fit, for_each, has_converged, minima_and_results
+from ._minimise import HUBER_DELTA, RELATIVE_SD, Minimum, minimise
 from ._model import Facts, Runs
-from ._posterior import CORRECTION_SD, LatencyPosterior, correction_log_factor, joint_jacobian, prior_posterior
-from ._timings import Timings
+from ._posterior import CORRECTION_SD, LatencyPosterior, correction_log_factor, prior_posterior
+from ._timings import MIN_TIMINGS, Timings, filled_up
 
-#: Rounds in which the spread and the variances that depend on it settle.
-SPREAD_ROUNDS = 8
-#: Relative error of timings that the weights of the correction are fitted with.
-CORRECTION_NOISE_SD = 0.04
-#: Rounds of reweighting against outliers, and the error beyond which one counts less.
-REWEIGHTINGS, KNEE = 4, 0.1
+#: Rounds in which the spread and the variances that depend on it settle, to this share.
+SPREAD_ROUNDS, SETTLED_SHARE = 8, 1e-3
 #: Share of errors that the spread is chosen to cover, and a normal variable's bound for it.
 COVERED, COVERED_SDS = 0.9, 1.6449
 #: A run is never taken to be known better than this, relative.
@@ -34,7 +33,7 @@ class PosteriorFit(NamedTuple):
 
     Attributes:
         posterior: of the machine.
-        terms: the fit of the terms alone.
+        terms: the fit of the terms alone; it has not converged where that of terms and correction has not.
         runs: that were timed, `[n]`.
         left_out_error: mean absolute relative error of each variant where its folds were left out of the
             correction, `[variants]`; NaN for variants without timings.
@@ -54,10 +53,11 @@ def fit_posterior(
 ) -> PosteriorFit:
     """Fit terms, correction and spread to timings.
 
-    The terms are fitted first, by `fit_latency`, to times less the prior's correction; the correction's
-    weights to what they leave, by reweighted ridge regression. The covariance of all unknowns follows from
-    the curvature of both misfits and priors (Laplace's approximation). The spread is such that nine tenths of
-    the errors are covered where one of the model's folds at a time is left out of the regression.
+    The terms are fitted first, by `fit_latency`, to times less the prior's correction. From there, terms and
+    correction are fitted together, as the likeliest of both: what a smooth factor explains as well moves no
+    coefficient. The covariance of all unknowns follows from the curvature of misfit and priors (Laplace's
+    approximation). The spread is such that nine tenths of the errors are covered where one of the model's folds at a
+    time is left out of the correction.
 
     Args:
         timings: of a model, one entry a workload, `[n]`.
@@ -77,54 +77,100 @@ def fit_posterior(
         >>> fit.terms.converged, fit.posterior.weights.shape
         (True, (1, 0))
     """
+    counted = np.ones(np.shape(timings.time_ns)) if weights is None else np.asarray(weights, np.float64)
+    checked_fit(timings, prior, counted, MIN_TIMINGS, facts)
+    one, its_weights = jax.tree.map(lambda column: np.asarray(column)[None], (timings, counted))
+    return fit_posteriors(one, prior, its_weights, facts)[0]
+
+
+def fit_posteriors(
+    timings: Timings,
+    prior: LatencyPrior[Any] | None = None,
+    weights: np.ndarray | None = None,
+    facts: Facts | None = None,
+) -> list[PosteriorFit]:
+    """Fit terms, correction and spread to each of many devices' timings: `fit_posterior` of each, at once.
+
+    Args:
+        timings: every column `[devices, n]`; `stack_timings` makes them of several devices'.
+        prior: of every device; the model's own unless given.
+        weights: `[devices, n]`, 0 leaves an entry out, as where a device has fewer timings.
+        facts: how the machines schedule; the model's own unless given.
+
+    Raises:
+        ValueError: as of `fit_devices`.
+
+    Examples:
+        >>> from rlxjax.fit import stack_timings
+        >>> from rlxjax.models import FFT
+        >>> batch, n_fft = np.repeat([32, 256, 2048], 4), np.tile([64, 256, 1024, 4096], 3)
+        >>> timings, weights = stack_timings([Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft,
+        ...                                   time_ns=2e4 + rate * batch * n_fft) for rate in (3.0, 12.0)])
+        >>> [fit.terms.converged for fit in fit_posteriors(timings, weights=weights)]
+        [True, True]
+    """
     model = timings.model
     prior = model.prior if prior is None else prior
     before = prior_posterior(model, prior, facts=facts)
-    facts, known = before.facts, np.asarray(before.weights)
-    runs: Runs = jax.tree.map(np.asarray, timings.runs)
-    features, variant = np.asarray(model.features(runs, facts), np.float64), np.asarray(runs.variant)
+    known, timed = np.asarray(before.weights), jax.tree.map(np.asarray, timings.runs)
+    of_terms, counted, facts = checked_fit(timings, prior, weights, MIN_TIMINGS, before.facts)
+    own, counted = filled_up(timings, counted)
+    features, variant = np.asarray(model.features(own.runs, facts), np.float64), np.asarray(own.runs.variant)
     if known.any():
-        without = np.asarray(timings.time_ns) * np.exp(-correction_log_factor(features, known, variant))
-        timings = dataclasses.replace(timings, time_ns=without)
-    counted = np.ones(np.shape(timings.time_ns)) if weights is None else np.asarray(weights, np.float64)
-    minimum, terms = minimum_and_result(timings, prior, counted, facts=facts)
-    left = -minimum.residuals
-    joint = joint_jacobian(minimum.jacobian, features, variant, len(known))
+        without = np.asarray(own.time_ns) * np.exp(-correction_log_factor(features, known, variant))
+        own = dataclasses.replace(own, time_ns=without)
+    minima, terms = minima_and_results(own, counted, of_terms, facts)
+    if features.shape[-1]:
+        begin = np.concatenate([minima.z, np.zeros((len(counted), known.size))], -1)
+        minima = minimise(own, counted, for_each(of_terms, len(counted)), facts, begin, features)
+    ended, structure = has_converged(minima), jax.tree.structure(prior.median)
+    found: list[Any] = [None] * len(counted)
 
-    found, influence = np.zeros(known.shape), counted.copy()
-    spread, left_out_error = np.full(len(known), UNKNOWN_SPREAD), np.full(len(known), np.nan)
-    for code in range(len(known)):
+    def of_devices(start: int, stop: int) -> None:
+        for place in range(start, stop):
+            minimum, runs, *its = jax.tree.map(operator.itemgetter(place), (minima, own.runs, features, counted))
+            weights, factor, spread, error = _posterior_at(minimum, runs, *its, known.shape, np.asarray(before.factor))
+            coefficients = structure.unflatten(np.exp(minimum.logs).tolist())
+            posterior = LatencyPosterior(model, facts, coefficients, known + weights, factor, spread)
+            alone = terms[place]
+            if alone.converged and not ended[place]:
+                said = f"{alone.message} With the correction, it did not converge."
+                alone = alone._replace(converged=False, message=said)
+            found[place] = PosteriorFit(posterior, alone, jax.tree.map(operator.itemgetter(place), timed), error)
+
+    for_each_chunk(of_devices, len(counted), 1)
+    return found
+
+
+def _posterior_at(
+    minimum: Minimum,
+    runs: Runs,
+    features: np.ndarray,
+    counted: np.ndarray,
+    shape: tuple[int, ...],
+    prior_factor: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the weights of the correction, the factor of the covariance, the spread and the left-out errors.
+
+    Of one device: the minimum of terms and correction, and the timings that it is of; `shape` is that of the weights.
+    """
+    variant, knee = np.asarray(runs.variant), HUBER_DELTA * RELATIVE_SD
+    weights = CORRECTION_SD * minimum.z[len(minimum.logs) :].reshape(shape)
+    left = correction_log_factor(features, weights, variant) - minimum.residuals
+    influence = counted * np.minimum(1.0, knee / np.maximum(np.abs(minimum.residuals), knee))
+    spread, left_out_error = np.full(shape[0], UNKNOWN_SPREAD), np.full(shape[0], np.nan)
+    for code in range(shape[0]):
         mine = (variant == code) & (counted > 0)
         if not mine.any():
             continue
-        found[code], influence[mine] = _robust_ridge(features[mine], left[mine], counted[mine])
-        own = jax.tree.map(lambda column: column[mine], runs)  # noqa: B023 - used at once
-        spread[code], errors = _spread_and_errors(features[mine], left[mine], influence[mine], tuple(model.folds(own)))
+        own = jax.tree.map(lambda column: np.asarray(column)[mine], runs)  # noqa: B023 - used at once
+        folds = tuple(runs.model.folds(own))
+        spread[code], errors = _spread_and_errors(features[mine], left[mine], influence[mine], folds)
         left_out_error[code] = float(np.mean(np.expm1(np.abs(errors))))
-
-    scaled = joint * (np.sqrt(influence) / spread[variant])[:, None]
-    factor = np.linalg.cholesky(np.linalg.inv(scaled.T @ scaled + np.diag(np.diag(before.factor) ** -2.0)))
-    posterior = LatencyPosterior(model, facts, terms.coefficients, known + found, factor, spread)
-    return PosteriorFit(posterior, terms, runs, left_out_error)
-
-
-def _ridge(
-    features: np.ndarray, left: np.ndarray, influence: np.ndarray, noise_sd: float = CORRECTION_NOISE_SD
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weights and their covariance."""
-    weighted = features * influence[:, None] / noise_sd**2
-    precision = features.T @ weighted + np.eye(features.shape[1]) / CORRECTION_SD**2
-    covariance = np.linalg.inv(precision)
-    return covariance @ (weighted.T @ left), covariance
-
-
-def _robust_ridge(features: np.ndarray, left: np.ndarray, counted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weights, and how much each timing counted."""
-    influence = counted
-    for _ in range(REWEIGHTINGS):
-        errors = np.abs(left - features @ _ridge(features, left, influence)[0])
-        influence = counted * np.minimum(1.0, KNEE / np.maximum(errors, KNEE))
-    return _ridge(features, left, influence)[0], influence
+    scaled = minimum.jacobian * (np.sqrt(influence) / spread[variant])[:, None]
+    precision = np.where(np.isfinite(scaled), scaled, 0.0)
+    factor = np.linalg.cholesky(np.linalg.inv(precision.T @ precision + np.diag(np.diag(prior_factor) ** -2.0)))
+    return weights, factor, spread, left_out_error
 
 
 def _spread_and_errors(
@@ -139,17 +185,35 @@ def _spread_and_errors(
     """
     from scipy.special import stdtrit  # loaded when first used
 
-    weights, covariance = _ridge(features, left, influence)
-    freedom = np.sum(features @ covariance * features * influence[:, None]) / CORRECTION_NOISE_SD**2
+    outs = np.array([values == value for values in groups for value in np.unique(values)])
+    fold, row = np.nonzero(outs)
+    squares = _squares(features, influence)
+    without = squares - np.stack([_squares(features[out], influence[out]) for out in outs])
+    moments = features.T @ (influence * left) - np.stack([features[out].T @ (influence * left)[out] for out in outs])
+
+    covariance = _ridge_covariance(squares, RELATIVE_SD)
+    weights = covariance @ (features.T @ (influence * left)) / RELATIVE_SD**2
+    freedom = np.sum(covariance * squares) / RELATIVE_SD**2
     rest = np.abs(left - features @ weights) * np.sqrt(len(left) / max(len(left) - freedom, 1.0))
     least = max(LEAST_SPREAD, float(np.quantile(rest, COVERED)) / COVERED_SDS)
-    outs = [values == value for values in groups for value in np.unique(values)]
-    errors = [left[out] - features[out] @ _ridge(features, left, influence * ~out)[0] for out in outs]
-    squares, spread = (np.concatenate(errors) / COVERED_SDS) ** 2, CORRECTION_NOISE_SD
+    found = np.einsum("kij,kj->ki", _ridge_covariance(without, RELATIVE_SD), moments) / RELATIVE_SD**2
+    errors = left[row] - np.sum(features[row] * found[fold], -1)
+    needed_squares, spread = (errors / COVERED_SDS) ** 2, RELATIVE_SD
     for _ in range(SPREAD_ROUNDS):
-        covariances = (_ridge(features, left, influence * ~out, spread)[1] for out in outs)
-        variances = [np.sum(features[out] @ own * features[out], 1) for out, own in zip(outs, covariances, strict=True)]
-        needed = np.sqrt(np.maximum(squares - np.concatenate(variances), 0.0))
-        spread = max(least, float(np.quantile(needed, COVERED)))
+        projected = (features @ _ridge_covariance(without, spread))[fold, row]
+        needed = np.sqrt(np.maximum(needed_squares - np.sum(projected * features[row], -1), 0.0))
+        last, spread = spread, max(least, float(np.quantile(needed, COVERED)))
+        if abs(spread - last) <= SETTLED_SHARE * spread:
+            break
     widened = stdtrit(max(len(outs) - 1, 1), (1.0 + COVERED) / 2.0) / COVERED_SDS
-    return spread * float(widened), np.concatenate(errors)
+    return spread * float(widened), errors
+
+
+def _squares(features: np.ndarray, influence: np.ndarray) -> np.ndarray:
+    """Return the weighted sum of the features' outer products."""
+    return features.T @ (features * influence[:, None])
+
+
+def _ridge_covariance(squares: np.ndarray, noise_sd: float) -> np.ndarray:
+    """Return the covariance of the correction's weights after timings of this noise, `[*folds, f, f]`."""
+    return np.linalg.inv(squares / noise_sd**2 + np.eye(squares.shape[-1]) / CORRECTION_SD**2)

@@ -167,21 +167,27 @@ def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray
     return jax.tree.map(lambda *columns: np.stack(columns), *filled), weights
 
 
-def filled_up(timings: Timings, weights: Float[np.ndarray, "n"]) -> tuple[Timings, Float[np.ndarray, "m"]]:
+def filled_up(
+    timings: Timings, weights: Float[np.ndarray, "*devices n"]
+) -> tuple[Timings, Float[np.ndarray, "*devices m"]]:
     """Return timings and their weights filled up with copies of one that counts, of weight 0.
 
     To one of four sizes an octave, so that other numbers of timings seldom compile a fit anew.
     """
-    n = len(weights)
+    n = weights.shape[-1]
     step = 1 << max(0, (n - 1).bit_length() - 3)
     most = max(LEAST_FILLED, -(-n // step) * step)
-    filled = np.pad(weights, (0, most - n))
+    filled = np.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, most - n)])
     return with_counted_rows(_longer(timings, most), filled), filled
 
 
 def _longer(timings: Timings, n: int) -> Timings:
     """Return timings filled up to so many with copies of the last entry."""
-    return jax.tree.map(lambda column: np.pad(column, (0, n - len(column)), "edge"), timings)
+
+    def longer(column):
+        return np.pad(column, [(0, 0)] * (np.ndim(column) - 1) + [(0, n - np.shape(column)[-1])], "edge")
+
+    return jax.tree.map(longer, timings)
 
 
 def with_counted_rows(timings: Timings, weights: Float[np.ndarray, "*devices n"]) -> Timings:
