@@ -12,12 +12,13 @@ The names of every day, by task:
 - decide by built-in prices: `Graph`, `profile_graph_io`, `fusion_benefit`, `io_fusion_gate_for_target`, `rank_devices`
 - fuse graphs of operations: `plan_fusion`, `execute_plan`
 - a latency model of your own: `LatencyModel`, `Input`, `Suite`, `Cell`, `Timings`, `fit_posterior`
+- decide for files of rows, larger than memory: `evaluate`
 - run Welch peaks: `WelchPeakParams`, `welch_peaks`
 - choices with gradients: `soft_step`, `soft_minimum`, `straight_through`, `temperature_from_sd`
 
 All others stand in the modules: `rlxjax.graph`, `rlxjax.jaxpr`, `rlxjax.device`, `rlxjax.fusion`, `rlxjax.fit`,
-`rlxjax.models`, `rlxjax.calibration`, `rlxjax.advice`, `rlxjax.welch`, `rlxjax.learned`, `rlxjax.plot`;
-`help(rlxjax.fit)` lists one of them.
+`rlxjax.models`, `rlxjax.calibration`, `rlxjax.advice`, `rlxjax.welch`, `rlxjax.learned`, `rlxjax.plot`,
+`rlxjax.tables`; `help(rlxjax.fit)` lists one of them.
 """
 
 import ast as _ast

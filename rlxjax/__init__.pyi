@@ -13,6 +13,7 @@ from . import jaxpr as jaxpr
 from . import learned as learned
 from . import models as models
 from . import plot as plot
+from . import tables as tables
 from . import welch as welch
 from ._numerics import soft_maximum as soft_maximum
 from ._numerics import soft_minimum as soft_minimum
@@ -56,6 +57,7 @@ from .graph import GraphIoProfile as GraphIoProfile
 from .graph import profile_graph_io as profile_graph_io
 from .jaxpr import FunctionProfile as FunctionProfile
 from .jaxpr import profile_function as profile_function
+from .tables import evaluate as evaluate
 from .welch import WelchPeakParams as WelchPeakParams
 from .welch import WelchPeaksCostEstimates as WelchPeaksCostEstimates
 from .welch import WelchPeaksGateBreakdown as WelchPeaksGateBreakdown
@@ -95,6 +97,7 @@ __all__ = [
     "calibration",
     "default_calibration",
     "device",
+    "evaluate",
     "execute_plan",
     "fit",
     "fit_posterior",
@@ -117,6 +120,7 @@ __all__ = [
     "soft_relu",
     "soft_step",
     "straight_through",
+    "tables",
     "temperature_from_sd",
     "welch",
     "welch_peaks",

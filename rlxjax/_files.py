@@ -245,13 +245,25 @@ def write_text_file(text: str, path: str | os.PathLike[str]) -> None:
         ValueError: the path is that of a folder, a device or a named pipe.
         OSError: its folder cannot be made or written, or the disk is full; one line that names the file.
     """
+    with whole_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[FilePath]:
+    """Give a place to write at that becomes the file once all is written; a reader never sees a part of it.
+
+    Raises:
+        ValueError: the path is that of a folder, a device or a named pipe.
+        OSError: its folder cannot be made or written, or the disk is full; one line that names the file.
+    """
     path, temporary = file_to_write(path), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
+        os.close(descriptor)
+        yield FilePath(temporary)
+        with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)

@@ -287,7 +287,12 @@ def test_decided_is_what_beats_every_other_one_by_the_verdict():
     unsure = calibrated(random_posterior(TILED, TILED_TRUTH, sd=0.3, spread=0.2))
     n, depth = (grid.ravel() for grid in np.meshgrid(2.0 ** np.arange(14), [1.0, 2.5]))
     for names in (("loop", "tile"), ("tile", "loop"), ("loop",)):
-        place, is_sure = map(np.asarray, unsure.decided(n, depth, candidates=names))
+        found = unsure.decided(n, depth, candidates=names)
+        place, is_sure = np.asarray(found.place), np.asarray(found.is_sure)
+        times = np.sort([np.asarray(unsure.predict_ns(name, n, depth)) for name in names], 0)
+        np.testing.assert_allclose(found.time_ns, times[0], rtol=1e-12)
+        others = np.diff(times[:2], axis=0)[0] if len(names) > 1 else np.inf
+        np.testing.assert_allclose(found.margin_ns, others, rtol=1e-9)
         np.testing.assert_array_equal(place, unsure.pick_index(n, depth, candidates=names))
         wins = np.ones((len(names), n.size), bool)
         for one, other in itertools.permutations(range(len(names)), 2):
@@ -295,10 +300,9 @@ def test_decided_is_what_beats_every_other_one_by_the_verdict():
         np.testing.assert_array_equal(is_sure, wins.any(0))
         np.testing.assert_array_equal(place[is_sure], wins.argmax(0)[is_sure])
         assert len(set(is_sure)) == min(len(names), 2)
-    place, is_sure = jax.jit(unsure.decided)(n, depth)
     again = unsure.decided(n, depth, candidates=unsure.strategies)
-    jax.tree.map(np.testing.assert_array_equal, (place, is_sure), again)
-    np.testing.assert_array_equal(unsure.decided(64.0, candidates=("tile", "tile"))[1], False)
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(unsure.decided)(n, depth), again)
+    assert not unsure.decided(64.0, candidates=("tile", "tile")).is_sure
 
 
 def test_a_calibration_answers_for_its_first_model_or_the_one_named():

@@ -14,7 +14,7 @@ FLOORS = (
     ("fusion", "fit"),
     ("models",),
     ("calibration",),
-    ("advice", "plot", "welch"),
+    ("advice", "plot", "tables", "welch"),
     ("learned",),
     ("__init__", "__main__"),
 )

@@ -19,6 +19,7 @@ from rlxjax._files import write_json_file as write_json_file
 from rlxjax._files import write_text_file as write_text_file
 
 from ._calibrated import CalibratedModel as CalibratedModel
+from ._calibrated import Pick as Pick
 from ._calibration import Calibration as Calibration
 from ._calibration import default_calibration as default_calibration
 from ._calibration import load_calibration as load_calibration

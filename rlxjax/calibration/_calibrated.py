@@ -9,12 +9,12 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from rlxjax._checks import is_traced
 from rlxjax._typing import Nanoseconds, RealLike, Size
@@ -39,6 +39,28 @@ from rlxjax.fit import (
 
 #: Choices, and posteriors on a device, that are remembered at most.
 MOST_CHOICES, MOST_PLACED = 4096, 64
+
+
+@by_value
+class Pick(NamedTuple):
+    """The cheapest of several strategies, `[*batch]`.
+
+    Attributes:
+        place: of the strategy among the candidates, of equals the first.
+        time_ns: its prediction; infinite where no candidate gives the result that is asked for.
+        margin_ns: by how much the next one is slower; infinite where there is none.
+        probability: that it is faster than the strategy that is most likely to beat it, as of a `Decision`.
+    """
+
+    place: Int[Array, "*batch"]
+    time_ns: Nanoseconds
+    margin_ns: Nanoseconds
+    probability: Float[Array, "*batch"]
+
+    @property
+    def is_sure(self) -> Bool[Array, "*batch"]:
+        """Whether it beats every other one surely, as `Decision.verdict` says."""
+        return self.probability >= SURE
 
 
 @by_value
@@ -236,12 +258,8 @@ class CalibratedModel:
         chosen = self.strategies if candidates is None else tuple(candidates)
         return self._answer(_times_ns, chosen, inputs, named, _place, is_checked=False)
 
-    def decided(
-        self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None
-    ) -> tuple[Int[Array, "*batch"], Bool[Array, "*batch"]]:
-        """Return the place of the cheapest strategy, and whether it beats every other one surely, `[*batch]` each.
-
-        Sure is what `Decision.verdict` says of the two estimates. It traces.
+    def decided(self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None) -> "Pick":
+        """Return the cheapest strategy of each workload, and how surely it beats every other one; it traces.
 
         Args:
             *inputs: by place.
@@ -413,12 +431,16 @@ def _compared(found: Sequence[LatencyEstimate]) -> Decision:
     return decision(*found)
 
 
-def _decided(found: Sequence[LatencyEstimate]) -> tuple[Int[Array, "*batch"], Bool[Array, "*batch"]]:
+def _decided(found: Sequence[LatencyEstimate]) -> Pick:
     place = _place(found)
-    fastest, is_sure = functools.reduce(_cheaper, found), jnp.ones(place.shape, bool)
+    fastest = functools.reduce(_cheaper, found)
+    margin_ns, probability = jnp.full(place.shape, jnp.inf), jnp.ones(place.shape)
     for number, own in enumerate(found):
-        is_sure &= (place == number) | (decision(fastest, own).probability >= SURE)
-    return place, is_sure
+        is_other = (place != number) & jnp.isfinite(own.time_ns)
+        compared = decision(fastest, own)
+        margin_ns = jnp.where(is_other, jnp.minimum(margin_ns, compared.margin_ns), margin_ns)
+        probability = jnp.where(is_other, jnp.minimum(probability, compared.probability), probability)
+    return Pick(place, fastest.time_ns, margin_ns, probability)
 
 
 def _cheaper(one: Any, other: Any) -> Any:

@@ -68,7 +68,8 @@ def decision_map(
     if len(set(names)) < 2:
         raise ValueError(f"strategies: expected two to decide between, got {', '.join(names) or 'none'}")
     shape = (len(rows), len(columns))
-    fastest, is_sure = (np.asarray(found).reshape(shape) for found in whole.decided(**cells, candidates=names))
+    found = whole.decided(**cells, candidates=names)
+    fastest, is_sure = (np.asarray(column).reshape(shape) for column in (found.place, found.is_sure))
     winner = np.where(is_sure, fastest, len(names))
     is_timed = np.broadcast_to(np.asarray(whole.in_domain(**cells)), winner.size).reshape(shape)
     named = [whole.name_of(name, **cells) for name in names] if fused is None else list(names)

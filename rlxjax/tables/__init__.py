@@ -1,0 +1,12 @@
+"""Tables of rows on disk, larger than memory: a gate or a calibrated model over Parquet files, part by part.
+
+`evaluate` reads, evaluates and writes; an `Evaluation` says what was done. pyarrow does the files.
+"""
+
+from ._evaluate import ROWS_PER_BATCH as ROWS_PER_BATCH
+from ._evaluate import Evaluation as Evaluation
+from ._evaluate import evaluate as evaluate
+from ._gate import GATE_COLUMNS as GATE_COLUMNS
+from ._model import MODEL_COLUMNS as MODEL_COLUMNS
+
+__all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,0 +1,117 @@
+"""A job: its parts, those of them that are missing, and the processors that share them."""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from importlib import metadata
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
+
+from rlxjax._chunks import worker_count
+from rlxjax._files import locked
+
+from ._manifest import begin, manifest_of
+from ._part import Job, PartTimes, evaluate_part
+from ._rows import Compiled, RowProgram
+from ._source import Part, columns_of, source_of
+
+#: Called with the rows that are done and those that there are.
+Advance = Callable[[int, int], None]
+
+
+class Done(NamedTuple):
+    """What a job did: rows and rejects of all parts, parts, those that were there already, times of the others."""
+
+    rows: int
+    rejected: int
+    rejects: FilePath
+    parts: int
+    resumed: int
+    times: PartTimes
+
+
+def run_job(job: Job, parts: Sequence[Part], resume: bool, engine: str, address: str | None, advance: Advance) -> Done:
+    """Evaluate the parts that are missing; arguments and errors as of `evaluate`."""
+    sink = job.sink
+    with locked(sink / "part"):
+        begin(manifest_of(job, parts, _package()), sink, resume)
+        for folder in (sink, job.rejects):
+            for left in folder.glob(".*.tmp"):
+                left.unlink()
+        missing = [part for part in parts if not (sink / f"{part.name}.parquet").exists()]
+        done_rows = job.source.rows - sum(part.rows for part in missing)
+        say = _counting(done_rows, job.source.rows, advance)
+        if engine == "ray":
+            from ._ray import on_ray
+
+            times = on_ray(job, missing, address, say)
+        else:
+            times = _on_threads(job, missing, say)
+    rejected = _rejected(job, parts)
+    return Done(job.source.rows, rejected, job.rejects, len(parts), len(parts) - len(missing), times)
+
+
+def job_of(
+    program: RowProgram, source: Any, sink: FilePath, columns: Mapping[str, str] | None, rows: int, is_strict: bool
+) -> tuple[Job, list[Part]]:
+    """Return a job and its parts, numbered in their order, everything checked that footers say."""
+    files, parts = source_of(source, sink)
+    own, carried = columns_of(files, program.fields, columns, [*program.outputs], next(iter(files.files)))
+    rejects = sink.with_name(f"{sink.name}.rejected")
+    numbered = [part._replace(name=f"part-{place:05d}-{part.name}") for place, part in enumerate(parts)]
+    return Job(program, files, own, tuple(carried), sink, rejects, rows, is_strict), numbered
+
+
+def _package() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("rlxjax", "jax", "jaxlib")}
+
+
+def _counting(done: int, total: int, advance: Advance) -> Callable[[int], None]:
+    """Return what counts rows as they are done, whatever thread says so."""
+    lock = threading.Lock()
+
+    def count(rows: int) -> None:
+        nonlocal done
+        with lock:
+            done += rows
+            advance(done, total)
+
+    count(0)
+    return count
+
+
+def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> PartTimes:
+    """Evaluate parts side by side, as many as there are processors; what one raises ends all of them."""
+    compiled, ended = Compiled(job.program), threading.Event()
+
+    def advance(rows: int) -> None:
+        say(rows)
+        if ended.is_set():
+            raise InterruptedError
+
+    with ThreadPoolExecutor(worker_count(), "rlxjax") as pool:
+        running = [pool.submit(evaluate_part, job, part, compiled, advance) for part in parts]
+        try:
+            done, _ = wait(running, return_when=FIRST_EXCEPTION)
+            for one in done:
+                one.result()
+            return _sum(one.result() for one in running)
+        except BaseException:
+            ended.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _sum(times: Iterable[PartTimes]) -> PartTimes:
+    total = PartTimes()
+    for own in times:
+        total = total.plus(own)
+    return total
+
+
+def _rejected(job: Job, parts: Sequence[Part]) -> int:
+    """Return how many rows the parts have rejected, those of an earlier run too."""
+    files = (job.rejects / f"{part.name}.parquet" for part in parts)
+    return sum(pq.read_metadata(file).num_rows for file in files if file.exists())

@@ -1,0 +1,226 @@
+"""One part: its rows are read, evaluated and written batch by batch, and its file appears whole."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
+
+from rlxjax._files import whole_file
+
+from ._rows import Compiled, Field, RowProgram, bad_rows
+from ._source import Part, Source, said
+
+#: How the files are compressed.
+COMPRESSION = "zstd"
+_compute: Any = pyarrow.compute
+
+
+class Job(NamedTuple):
+    """What every part of a job is done by; it travels to other processes.
+
+    Attributes:
+        program: what is evaluated.
+        source: the files.
+        columns: the column of each field that has one.
+        carried: columns that are carried along.
+        sink: the folder of the parts.
+        rejects: the folder of the rows that cannot be evaluated.
+        rows_per_batch: that are held at a time.
+        is_strict: whether the first such row ends the job.
+    """
+
+    program: RowProgram
+    source: Source
+    columns: Mapping[str, str]
+    carried: tuple[str, ...]
+    sink: FilePath
+    rejects: FilePath
+    rows_per_batch: int
+    is_strict: bool
+
+
+class PartTimes(NamedTuple):
+    """Rows of a part, those that were rejected, and the seconds that each step took."""
+
+    rows: int = 0
+    rejected: int = 0
+    decode_s: float = 0.0
+    evaluate_s: float = 0.0
+    encode_s: float = 0.0
+
+    def plus(self, other: "PartTimes") -> "PartTimes":
+        """Return the sum of both."""
+        return PartTimes(*(one + own for one, own in zip(self, other, strict=True)))  # pyright: ignore[reportArgumentType]
+
+
+def evaluate_part(
+    job: Job, part: Part, compiled: Compiled, advance: Callable[[int], None] = lambda rows: None
+) -> PartTimes:
+    """Read, evaluate and write one part.
+
+    Args:
+        job: what is done.
+        part: the rows.
+        compiled: the job's program.
+        advance: called with the rows of each batch; what it raises ends the part.
+
+    Raises:
+        ValueError: rows that cannot be read, or with `is_strict` the first that cannot be evaluated; one line.
+        OSError: a file that cannot be written; one line that names it.
+    """
+    times, clock = PartTimes(), time.perf_counter
+    rejects, first_row = [], part.first_row
+    schema = _schema(job)
+    with whole_file(job.sink / f"{part.name}.parquet") as path:
+        names = [*job.carried, *(name for name, own in job.program.outputs.items() if isinstance(own, tuple))]
+        options: Any = {"compression": COMPRESSION, "use_dictionary": names}  # and not of floats, which differ
+        with pq.ParquetWriter(path, schema, **options) as writer:
+            batches = _batches(job, part)
+            while True:
+                begun = clock()
+                batch = next(batches, None)
+                if batch is None:
+                    break
+                decoded = clock()
+                rows, bad = _evaluated(job, part, batch, first_row, compiled, schema)
+                evaluated = clock()
+                writer.write_table(rows, row_group_size=job.rows_per_batch)
+                if bad is not None:
+                    rejects.append(bad)
+                n_bad = 0 if bad is None else bad.num_rows
+                times = times.plus(
+                    PartTimes(batch.num_rows, n_bad, decoded - begun, evaluated - decoded, clock() - evaluated)
+                )
+                first_row += batch.num_rows
+                advance(batch.num_rows)
+            begun = clock()
+        if rejects:  # first, so that a part that is there has its rejects
+            with whole_file(job.rejects / f"{part.name}.parquet") as beside:
+                pq.write_table(pa.concat_tables(rejects), beside, compression=COMPRESSION)
+    return times.plus(PartTimes(encode_s=clock() - begun))
+
+
+def _schema(job: Job) -> pa.Schema:
+    carried = [
+        job.source.schema.field(name) if name in job.source.schema.names else job.source.keys.field(name)
+        for name in job.carried
+    ]
+    added = [
+        pa.field(name, pa.string() if isinstance(kind, tuple) else pa.bool_() if kind == "bool" else pa.float32())
+        for name, kind in job.program.outputs.items()
+    ]
+    return pa.schema([*carried, *added])
+
+
+def _batches(job: Job, part: Part) -> Iterator[pa.RecordBatch]:
+    """Yield a part's rows, so many at a time, of the columns that are in the file."""
+    wanted = dict.fromkeys([*job.columns.values(), *job.carried])
+    columns = [name for name in job.source.schema.names if name in wanted]
+    groups = range(part.first_group, part.first_group + part.groups)
+    n_rows = 0
+    try:
+        with pq.ParquetFile(part.file, pre_buffer=False) as file:
+            for batch in file.iter_batches(job.rows_per_batch, list(groups), columns, use_threads=False):
+                n_rows += batch.num_rows
+                yield batch
+            if n_rows < part.rows and columns:
+                raise pa.ArrowInvalid(f"expected {part.rows} rows, got {n_rows}")
+    except (pa.ArrowException, OSError) as reason:
+        group = groups[0] + int(np.searchsorted(_ends(part), n_rows, "right"))
+        raise ValueError(f"{part.file}, row group {group}: cannot be read ({said(reason)})") from None
+
+
+def _ends(part: Part) -> np.ndarray:
+    """Return how many rows of a part come before the end of each of its row groups."""
+    metadata = pq.read_metadata(part.file)
+    groups = range(part.first_group, part.first_group + part.groups)
+    return np.cumsum([metadata.row_group(group).num_rows for group in groups])
+
+
+def _evaluated(
+    job: Job, part: Part, batch: pa.RecordBatch, first_row: int, compiled: Compiled, schema: pa.Schema
+) -> tuple[pa.Table, pa.Table | None]:
+    """Return the rows of a batch with their answers, and those that have none with the reason."""
+    columns, nulls, reasons = {}, {}, {}
+    for name, field in job.program.fields.items():
+        columns[name], nulls[name], unknown = _column(job, part, batch, name, field, first_row)
+        for row, text in unknown.items():
+            reasons.setdefault(row, text)
+    reasons = bad_rows(job.program, columns, nulls, job.columns) | reasons
+    answers, is_answer = compiled(columns)
+    for row in np.flatnonzero(~is_answer).tolist():
+        reasons.setdefault(row, f"no answer: {job.program.name} gives no number for such a row")
+    if reasons and job.is_strict:
+        row = min(reasons)
+        raise ValueError(f"{_place(part, first_row + row)}: {reasons[row]}")
+    added = []
+    for name, kind in job.program.outputs.items():
+        own = answers[name]
+        added.append(pa.array(kind).take(pa.array(own)) if isinstance(kind, tuple) else pa.array(own))
+    carried = [
+        batch.column(name) if name in job.source.schema.names else _constant(part, job.source.keys.field(name), batch)
+        for name in job.carried
+    ]
+    table = pa.Table.from_arrays([*carried, *added], schema=schema)
+    if not reasons:
+        return table, None
+    rows = np.array(sorted(reasons))
+    keep = np.ones(batch.num_rows, bool)
+    keep[rows] = False
+    return table.filter(pa.array(keep)), _rejected(
+        part, batch, rows, first_row, [reasons[row] for row in rows.tolist()]
+    )
+
+
+def _rejected(part: Part, batch: pa.RecordBatch, rows: np.ndarray, first_row: int, reasons: list[str]) -> pa.Table:
+    """Return rows as they came, after the place of each and the reason."""
+    places = rows + first_row
+    groups = part.first_group + np.searchsorted(_ends(part), places - part.first_row, "right")
+    own = pa.table({"file": [part.file] * len(rows), "row_group": groups, "row": places, "reason": reasons})
+    for name, column in zip(batch.schema.names, batch.take(pa.array(rows)).columns, strict=True):
+        own = own.append_column(f"{name}_as_read" if name in own.column_names else name, column)
+    return own
+
+
+def _place(part: Part, row: int) -> str:
+    group = part.first_group + int(np.searchsorted(_ends(part), row - part.first_row, "right"))
+    return f"{part.file}, row group {group}, row {row}"
+
+
+def _constant(part: Part, field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
+    return pa.repeat(pa.scalar(part.keys[field.name], field.type), batch.num_rows)
+
+
+def _column(
+    job: Job, part: Part, batch: pa.RecordBatch, name: str, field: Field, first_row: int
+) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
+    """Return one field's values as int64, float64 or codes, the rows that are null, and those of unknown names."""
+    none = np.zeros(0, np.int64)
+    if name not in job.columns:
+        default = field.names.index(str(field.default)) if field.names else float(field.default or 0.0)
+        return np.full(batch.num_rows, default, np.int8 if field.names else np.float64), none, {}
+    own = job.columns[name]
+    is_key = own not in job.source.schema.names
+    column = _constant(part, job.source.keys.field(own), batch) if is_key else batch.column(own)
+    nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)) if column.null_count else none
+    if field.names:
+        codes = _compute.fill_null(_compute.index_in(column.cast(pa.string()), pa.array(field.names)), -1).to_numpy()
+        known = ", ".join(field.names)
+        unknown = {
+            row: f"{own}: expected one of {known}, got {column[row].as_py()!r}"
+            for row in np.setdiff1d(np.flatnonzero(codes < 0), nulls).tolist()
+        }
+        return np.maximum(codes, 0).astype(np.int8), nulls, unknown
+    if nulls.size:
+        column = _compute.fill_null(column, pa.scalar(field.harmless).cast(column.type))
+    values = column.to_numpy(zero_copy_only=False)
+    if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
+        row = int(np.argmax(values > np.iinfo(np.int64).max))
+        raise ValueError(f"{_place(part, first_row + row)}: {own}: expected at most 2**63 - 1, got {values[row]}")
+    values = values.astype(np.int64 if values.dtype.kind in "iu" else np.float64, copy=False)
+    return values, nulls, {}
