@@ -86,6 +86,12 @@ def test_estimates_are_the_same_eager_jitted_mapped_and_in_single_precision():
     with jax.disable_jit():
         eager = estimate(POSTERIOR, RUNS)
     mapped = jax.jit(jax.vmap(lambda run: estimate(POSTERIOR, run)))(RUNS)
+    of_one = dataclasses.replace(RUNS, variant=1)
+    jax.tree.map(
+        lambda own, all_: np.testing.assert_allclose(own, all_, rtol=1e-12, atol=1e-15),
+        estimate(POSTERIOR, of_one),
+        estimate(POSTERIOR, of_one.together()),
+    )
     # In a row of one and as a column of one, too.
     column = estimate(POSTERIOR, jax.tree.map(lambda leaf: np.asarray(leaf)[:, None], RUNS))
     for other in (eager, mapped, jax.tree.map(lambda leaf: leaf[:, 0], column)):

@@ -393,13 +393,18 @@ def _program(
 
     Args:
         posterior: of the machine.
-        runs: of the strategies one after the other, `[runs, *batch]`.
+        runs: of the strategies one after the other, `[runs, *batch]`, each of one variant.
         counts: how many runs each strategy has.
         rows_of: what is asked of each run: a tree that begins with its time in ns.
         then: what is asked of the cheapest ones.
     """
-    runs = runs.together()
-    rows, is_own = rows_of(posterior, runs), is_candidate(posterior, runs)
+    codes, runs = jnp.ravel(jnp.asarray(runs.variant)), runs.together()
+
+    def of_one_variant(code: Array, inputs: Mapping[str, Array]) -> Any:
+        own = dataclasses.replace(runs, variant=code, inputs=inputs)
+        return rows_of(posterior, own), is_candidate(posterior, own)
+
+    rows, is_own = jax.vmap(of_one_variant)(codes, runs.inputs)
     found, is_possible, begin = [], [], 0
     for count in counts:
         each = [jax.tree.map(lambda leaf: leaf[row], rows) for row in range(begin, begin + count)]  # noqa: B023
@@ -411,7 +416,7 @@ def _program(
 
 def _times_ns(posterior: LatencyPosterior, runs: Runs) -> tuple[Array, Array]:
     """Return times in ns, and the places of the variants that take them."""
-    return total_ns(posterior, runs), jnp.asarray(runs.variant)
+    return total_ns(posterior, runs), jnp.broadcast_to(runs.variant, runs.shape)
 
 
 def _terms_ns(posterior: LatencyPosterior, runs: Runs) -> tuple[Array, Mapping[str, Array]]:

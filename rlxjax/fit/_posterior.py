@@ -116,12 +116,18 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
         >>> found.time_ns.shape, found.scores.shape
         ((2,), (2, 5))
     """
+    is_of_one_variant = np.ndim(runs.variant) == 0
     runs = runs.together()
     log_ns, jacobian = log_prediction_and_jacobian(posterior.coefficients, runs, posterior.facts)
     features = jnp.asarray(posterior.model.features(runs, posterior.facts))
     log_factor = correction_log_factor(features, posterior.weights, runs.variant)
-    unknowns = joint_jacobian(jacobian, features, runs.variant, len(posterior.model.variants))
-    scores = jnp.asarray(unknowns) @ jnp.asarray(posterior.factor)
+    factor, n_variants = jnp.asarray(posterior.factor), len(posterior.model.variants)
+    if is_of_one_variant and runs.shape:  # nothing depends on the weights of others
+        n_coefficients, n_features = jacobian.shape[-1], features.shape[-1]
+        own = factor[n_coefficients:].reshape(n_variants, n_features, -1)[jnp.ravel(runs.variant)[0]]
+        scores = jacobian @ factor[:n_coefficients] + features @ own
+    else:
+        scores = jnp.asarray(joint_jacobian(jacobian, features, runs.variant, n_variants)) @ factor
     return LatencyEstimate(jnp.exp(log_ns + log_factor), scores, jnp.asarray(posterior.spread)[runs.variant])
 
 

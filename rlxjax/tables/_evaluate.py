@@ -65,8 +65,6 @@ def evaluate(
     rows_per_batch: int = ROWS_PER_BATCH,
     strict: bool = False,
     resume: bool = False,
-    engine: str = "threads",
-    address: str | None = None,
     advance: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Evaluate a gate or a latency model for every row of Parquet files, and write the answers as Parquet.
@@ -93,8 +91,6 @@ def evaluate(
         rows_per_batch: rows that each processor holds at a time, and those of a row group of the output.
         strict: end at the first row that cannot be evaluated.
         resume: go on with the parts that are there.
-        engine: "threads", those of this process, or "ray".
-        address: of a Ray cluster; a local one unless given.
         advance: called with the rows that are done and those that there are.
 
     Returns:
@@ -103,7 +99,7 @@ def evaluate(
     Raises:
         ValueError: files, columns or arguments that cannot be; another job in the folder; one line.
         OSError: a file that cannot be written; one line.
-        ImportError: pyarrow, or Ray, is not installed.
+        ImportError: pyarrow is not installed.
 
     Examples:
         >>> import pathlib, tempfile
@@ -120,8 +116,6 @@ def evaluate(
     """
     begun_s = time.perf_counter()
     as_index(rows_per_batch, "rows_per_batch", at_least=1)
-    if engine not in ("threads", "ray"):
-        raise ValueError(f"engine: expected threads or ray, got {engine!r}")
     sink = FilePath(sink)
     if isinstance(what, IoFusionGate):
         if strategy is not None:
@@ -137,7 +131,7 @@ def evaluate(
     from ._job import job_of, run_job
 
     job, parts = job_of(program, source, sink, columns, rows_per_batch, strict)
-    done = run_job(job, parts, resume, engine, address, advance or (lambda done, total: None))
+    done = run_job(job, parts, resume, advance or (lambda done, total: None))
     return Evaluation(
         sink=sink,
         rows=done.rows,

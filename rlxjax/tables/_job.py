@@ -32,7 +32,7 @@ class Done(NamedTuple):
     times: PartTimes
 
 
-def run_job(job: Job, parts: Sequence[Part], resume: bool, engine: str, address: str | None, advance: Advance) -> Done:
+def run_job(job: Job, parts: Sequence[Part], resume: bool, advance: Advance) -> Done:
     """Evaluate the parts that are missing; arguments and errors as of `evaluate`."""
     sink = job.sink
     with locked(sink / "part"):
@@ -43,12 +43,7 @@ def run_job(job: Job, parts: Sequence[Part], resume: bool, engine: str, address:
         missing = [part for part in parts if not (sink / f"{part.name}.parquet").exists()]
         done_rows = job.source.rows - sum(part.rows for part in missing)
         say = _counting(done_rows, job.source.rows, advance)
-        if engine == "ray":
-            from ._ray import on_ray
-
-            times = on_ray(job, missing, address, say)
-        else:
-            times = _on_threads(job, missing, say)
+        times = _on_threads(job, missing, say)
     rejected = _rejected(job, parts)
     return Done(job.source.rows, rejected, job.rejects, len(parts), len(parts) - len(missing), times)
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool
+from jaxtyping import Array
 
 from rlxjax._checks import MOST
 
@@ -48,7 +48,7 @@ class Field(NamedTuple):
 
 
 #: From columns by field to the columns that are given, and whether each row has an answer.
-Program = Callable[[Mapping[str, Array]], tuple[dict[str, Array], Bool[Array, "rows"]]]
+Program = Callable[[Mapping[str, Array]], tuple[dict[str, Array], Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _check(check: Callable, columns: Mapping[str, Column], rows: np.ndarray, fou
 class Compiled:
     """A row program on all devices of this process, compiled once for each of few numbers of rows."""
 
-    def __init__(self, program: RowProgram, devices: Sequence[jax.Device] | None = None) -> None:
+    def __init__(self, program: RowProgram, devices: Sequence[Any] | None = None) -> None:
         self._program, self._lock = program, threading.Lock()
         self._mesh = Mesh(np.array(jax.local_devices() if devices is None else devices), ("rows",))
         self._compiled: dict[Any, Any] = {}
