@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxtyping import Array, Float
 
 from rlxjax._chunks import for_each_chunk, rows_of_a_processor, worker_count
@@ -19,6 +19,7 @@ from ._host import host_peaks, spectrum_peaks
 from ._params import WelchPeakParams
 from ._schedule import schedule
 from ._selection import default_selection
+from ._sharded import on_each_device, row_axes, rows_of_a_device
 from ._variants import RUNS, WelchVariant
 
 #: Programs that are kept, the latest used: each holds 2 to 5 MB, and a workload's batches have about 50 sizes
@@ -70,7 +71,7 @@ def whole_program(
     plan = _plan(variant, batch, params, platform, 1, where is not None and platform != "cpu")
     if plan.shape != (batch, length) or batch > plan.rows:
         return None
-    return _compiled(plan.variant, params, platform, device, shape, ())
+    return _compiled(plan.variant, params, platform, _shaped(shape, device), ())
 
 
 def run_variant(
@@ -78,19 +79,17 @@ def run_variant(
 ) -> np.ndarray | jax.Array:
     """Return the peaks of concrete rows by a variant, `[batch, k, 2]`, NumPy or JAX as it leaves them.
 
-    A JAX array is computed on where it lies, a NumPy array on JAX's default device.
+    A JAX array of one device is computed on where it lies, a NumPy array on JAX's default device.
     """
     if variant.transform == "numpy":
         return host_peaks(np.asarray(signal), params)
-    if isinstance(signal, jax.Array) and len(signal.devices()) > 1:
-        signal = np.asarray(signal)
     platform, device = _place(*signal.devices() if isinstance(signal, jax.Array) else ())
     stays, batch = platform != "cpu" and isinstance(signal, jax.Array), signal.shape[0]
     is_small = signal.size <= schedule(platform).piece_samples  # and so never shared
     n_processors = 1 if is_small else worker_count()
     arrays, shapes = _placed(model, params, device) if variant.transform == "learned" else ((), ())
     plan = _plan(variant, batch, params, platform, n_processors, stays)
-    program = _compiled(plan.variant, plan.params, platform, device, plan.shape, shapes)
+    program = _compiled(plan.variant, plan.params, platform, _shaped(plan.shape, device), shapes)
 
     def peaks_of(rows: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
         found = run_program(program, _prepared(rows, plan.shape, stays), *arrays)
@@ -110,6 +109,26 @@ def run_variant(
 
     for_each_chunk(run, batch, plan.rows, schedule(platform).launches or None)
     return peaks
+
+
+def run_sharded(
+    variant: WelchVariant, signal: jax.Array, params: WelchPeakParams, model: Any
+) -> np.ndarray | jax.Array:
+    """Return the peaks of concrete rows that several devices hold, sharded as the rows are if JAX has them.
+
+    One program runs on all devices, each on its own rows; what the host selects, it reads from all of them.
+    """
+    if variant.selection == "numpy":
+        return run_variant(variant, np.asarray(signal), params, model)
+    where: Any = signal.sharding
+    platform = next(iter(where.device_set)).platform
+    if variant.selection is None:
+        rows = rows_of_a_device(where, signal.shape)
+        variant = variant._replace(selection=default_selection(rows, params.n_bins, platform))
+    everywhere = NamedSharding(where.mesh, PartitionSpec())
+    arrays, shapes = _placed(model, params, everywhere) if variant.transform == "learned" else ((), ())
+    shape = jax.ShapeDtypeStruct(signal.shape, signal.dtype, sharding=where)
+    return run_program(_compiled(variant, params, platform, shape, shapes), signal, *arrays)
 
 
 def run_program(program: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
@@ -135,11 +154,13 @@ def _place(*devices: Any) -> tuple[str, Any]:
 
 
 def run_traced(variant: WelchVariant, signal, params: WelchPeakParams, model: Any) -> jax.Array:
-    """Return the peaks of traced rows, which a device selects."""
-    platform = jax.default_backend()
-    selection = variant.selection or default_selection(signal.shape[0], params.n_bins, platform)
+    """Return the peaks of traced rows, which a device selects; what is known of their sharding, peaks share."""
+    platform, where = jax.default_backend(), jax.typeof(signal).sharding
+    axes = row_axes(where, signal.shape)
+    selection = variant.selection or default_selection(rows_of_a_device(where, signal.shape), params.n_bins, platform)
     arrays = _placed(model, params, None)[0] if variant.transform == "learned" else ()
-    return _program(variant._replace(selection=selection), params, platform)(signal, *arrays)
+    program = _program(variant._replace(selection=selection), params, platform)
+    return (on_each_device(program, where.mesh, axes) if axes else program)(signal, *arrays)
 
 
 #: Of each model by parameters and device: the arrays of its program, and their shapes. A model that is gone
@@ -189,16 +210,21 @@ def _compiled(
     variant: WelchVariant,
     params: WelchPeakParams,
     platform: str,
-    device: Any,
-    shape: tuple[int, ...],
+    signal: jax.ShapeDtypeStruct,
     shapes: tuple[ModelProgram, ...],
 ) -> Callable[..., jax.Array]:
     """Return a program for a shape, of one row too, compiled: it runs at once wherever it is called, on any thread."""
     rows = program = _program(variant, params, platform)
-    if len(shape) == 1:
+    mesh, where = contextlib.nullcontext(), signal.sharding
+    if len(signal.shape) == 1:
         program = jax.jit(lambda row: rows(row[None]))
-    with jax.disable_jit(False):
-        return program.lower(_shaped(shape, device), *shapes).compile()
+    elif isinstance(where, NamedSharding):
+        program = jax.jit(on_each_device(rows, where.mesh, row_axes(where, signal.shape)))
+        callers = jax.sharding.get_abstract_mesh()
+        if not callers.empty and callers != where.mesh.abstract_mesh:
+            mesh = jax.set_mesh(where.mesh)  # pyright: ignore[reportArgumentType]
+    with jax.disable_jit(False), mesh:
+        return program.lower(signal, *shapes).compile()
 
 
 def keep_compiled(most: int) -> None:
@@ -226,8 +252,10 @@ def _shaped(shape: tuple[int, ...], device: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, np.float32, sharding=_sharding(device))
 
 
-def _sharding(device: Any) -> SingleDeviceSharding | None:
-    return SingleDeviceSharding(device) if isinstance(device, jax.Device) else None
+def _sharding(device: Any) -> Sharding | None:
+    if isinstance(device, jax.Device):
+        return SingleDeviceSharding(device)
+    return device if isinstance(device, Sharding) else None  # JAX's default may be the name of a platform
 
 
 def _prepared(rows: np.ndarray | jax.Array, shape: tuple[int, int], stays: bool) -> np.ndarray | jax.Array:

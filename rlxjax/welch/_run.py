@@ -10,6 +10,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from rlxjax._checks import as_index, is_symbolic, is_traced
 from rlxjax._chunks import background, is_forked
@@ -17,8 +18,18 @@ from rlxjax._values import FrozenDict, Handle, handle
 from rlxjax.device._codes import normalised
 from rlxjax.device._devices import Device, backend_coefficients, jax_device
 
-from ._launch import MOST_PROGRAMS, keep_compiled, program_of, run_program, run_traced, run_variant, whole_program
+from ._launch import (
+    MOST_PROGRAMS,
+    keep_compiled,
+    program_of,
+    run_program,
+    run_sharded,
+    run_traced,
+    run_variant,
+    whole_program,
+)
 from ._params import WelchPeakParams
+from ._sharded import is_on_several_devices, row_axes, rows_of_a_device, split_rows
 from ._variants import RUNS, VARIANTS, WelchVariant
 from .costs._formulas import learned_scale
 from .costs._path_costs import block_graph_ns, fused_graph_ns, host_path_ns
@@ -70,7 +81,7 @@ def welch_peaks(
             fused and block). "fused_maxima" and "fused_top_k" say how the device selects peaks, which are
             the same; "fused" takes the faster form, by the calibration where one is given, else as measured on
             such devices. Inside a caller's own jit, grad or vmap only fused and learned can run, and
-            auto means fused.
+            auto means fused, as it does for rows on several devices.
         calibration: a calibration of this machine, for auto and rlx; `default_calibration()` unless given: the one
             that `rlxjax calibrate` saved, else what known CPUs say. "reference" means the reference's built-in
             coefficients, which platforms without either fall back on.
@@ -80,11 +91,11 @@ def welch_peaks(
         float32 `[batch, k, 2]` of (bin, power), descending by power; equal powers keep the lower bin
         first, NaN powers come last, and slots beyond the bins are (0, 0.0). Of infinite samples come
         infinite and NaN powers; which bin has which depends on the strategy. NumPy, the caller's own to write
-        to, for a NumPy signal, a JAX array for a JAX one.
+        to, for a NumPy signal, a JAX array for a JAX one, on the same devices and sharded as its rows.
 
     Raises:
-        ValueError: a complex or masked signal, one of three or more axes or shorter than `frame_len`, an
-            unknown strategy, one that cannot run inside traced code, "learned" without a
+        ValueError: a complex or masked signal, one of three or more axes or shorter than `frame_len`, one whose
+            samples are sharded, an unknown strategy, one that cannot run inside traced code, "learned" without a
             model, a model for another segment length, a calibration that is none, or one of a device in a
             forked process, where JAX cannot run and auto means host.
         MemoryError: peaks that memory cannot hold.
@@ -95,6 +106,10 @@ def welch_peaks(
     from how many processors there are.
 
     In traced code no rows are padded; a gradient keeps the transforms of all of them.
+
+    Rows with a `NamedSharding` over several devices stay there: fused and learned are one program, each device has its
+    own rows, and other processes may hold some. Host and block read all rows. In traced code rows stay where their type
+    says how they are sharded (explicit axes of a mesh), and within `jax.shard_map`.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=256, k=1)
@@ -119,18 +134,16 @@ def welch_peaks(
         variant, program = _choice.__wrapped__(*call, calibration, model)
     if program is not None:
         peaks = run_program(program, signal)
-        return peaks if is_jax else np.array(peaks)
+        return _placed_as(peaks, signal) if is_jax else np.array(peaks)
     if signal.ndim == 1:
         signal = signal[None]
     if traced:
         return run_traced(variant, signal, params, model)
     # A constant inside a caller's jit is not traced, and is computed at once.
-    peaks = run_variant(variant, signal, params, model)
-    if isinstance(signal, jax.Array) and not isinstance(peaks, jax.Array):
-        with jax.ensure_compile_time_eval():
-            peaks = jax.device_put(peaks, next(iter(signal.devices())) if signal.committed else None)
+    run = run_sharded if is_on_several_devices(where) else run_variant
+    peaks = run(variant, signal, params, model)  # pyright: ignore[reportArgumentType]
     if is_jax:
-        return peaks
+        return _placed_as(peaks, signal)
     peaks = np.asarray(peaks)  # those of one chunk are a view of the device's own memory
     return peaks if peaks.flags.writeable else peaks.copy()
 
@@ -191,6 +204,20 @@ def keep_programs(most: int) -> None:
     _choice = functools.lru_cache(most)(_choice.__wrapped__)
 
 
+def _placed_as(peaks: np.ndarray | jax.Array, signal: Any) -> jax.Array:
+    """Return peaks where a signal's rows lie, sharded as they are."""
+    where = signal.sharding
+    if isinstance(peaks, jax.Array) and (
+        isinstance(peaks.sharding, NamedSharding) or not isinstance(where, NamedSharding)
+    ):
+        return peaks
+    place: Any = next(iter(where.device_set)) if signal.committed else None
+    if isinstance(where, NamedSharding):
+        place = NamedSharding(where.mesh, split_rows(row_axes(where, signal.shape)))
+    with jax.ensure_compile_time_eval():
+        return jax.device_put(peaks, place)
+
+
 def _held(signal) -> np.ndarray | jax.Array:
     """Return a signal that its source does not change."""
     if is_traced(signal):
@@ -224,7 +251,15 @@ def _choice(
         given = type(calibration).__name__
         raise ValueError(f"calibration: expected a Calibration (load_calibration) or {REFERENCE!r}, got {given}")
     batch, platform = (1, *shape)[-2], None if where is None else next(iter(where.device_set)).platform
-    names = _candidates(strategy, model is not None, traced, forked, platform)
+    several, is_here = is_on_several_devices(where), where is None or where.is_fully_addressable
+    names = _candidates(strategy, model is not None, traced, forked, platform, several)
+    if several:
+        batch = rows_of_a_device(where, shape)
+        if not is_here and RUNS[names[0]].selection == "numpy":
+            raise ValueError(
+                f"strategy: expected 'fused' or 'learned' where other processes hold rows, got {strategy!r}: "
+                f"{_WHY_NOT_TRACED[names[0]]}"
+            )
     by = None if isinstance(calibration, str) else calibration
     name = names[0]
     if len(names) > 1:
@@ -234,7 +269,7 @@ def _choice(
             by = default_calibration(platform)
         pick = _built_in_pick if by is None else functools.partial(_calibrated_pick, by)
         name = pick(names, batch, params, model, platform)
-    _check_peaks_fit((batch, params.k, 2))
+    _check_peaks_fit(((1, *shape)[-2] if is_here else batch, params.k, 2))
     variant = RUNS[name]
     if by is not None and name == "fused":
         sizes = batch, params.n_fft, min(params.k, params.n_bins), params.n_segments
@@ -244,8 +279,13 @@ def _choice(
     return variant, whole_program(shape, params, variant, where) if is_whole else None
 
 
-def _candidates(strategy: str, has_model: bool, traced: bool, forked: bool, platform: str | None) -> tuple[str, ...]:
-    """Return what a strategy may run, by the names of `RUNS`; `platform` is where the rows of JAX lie."""
+def _candidates(
+    strategy: str, has_model: bool, traced: bool, forked: bool, platform: str | None, several: bool = False
+) -> tuple[str, ...]:
+    """Return what a strategy may run, by the names of `RUNS`.
+
+    JAX's rows lie on one device of a `platform`, or on `several`.
+    """
     own = normalised(strategy).replace("-", "_")
     if own in RUNS:
         names = (own,)
@@ -267,7 +307,7 @@ def _candidates(strategy: str, has_model: bool, traced: bool, forked: bool, plat
         )
     if len(names) == 1:
         return names
-    if traced:
+    if traced or (several and not forked):  # what each process of several chooses alike
         return ("fused",)
     if forked:  # where JAX cannot compute costs either
         return ("host",)

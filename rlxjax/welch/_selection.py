@@ -69,7 +69,7 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
         key = _largest_below(keys, key)
         return key, key
 
-    highest: Any = np.full((n_tiles, n_rows), _HIGHEST)
+    highest = jnp.full_like(keys[:, 0], _HIGHEST)
     _, found = lax.scan(next_lower, highest, None, length=n_candidates)
     bins = n_bins - 1 - (found % n_places).astype(jnp.int32)
     tile, row = np.arange(n_tiles)[:, None], np.arange(n_rows)[None]
@@ -99,7 +99,7 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
         return heaps.T.reshape(k, n_tiles, n_rows)
 
     found = lax.cond(
-        is_nearly_in_order & lax.cond(is_clear, lambda: jnp.asarray(True), all_tie_with_the_last),
+        is_nearly_in_order & lax.cond(is_clear, lambda: is_clear, all_tie_with_the_last),
         neighbours_swapped,
         by_heaps,
     )

@@ -1,0 +1,155 @@
+"""Laws of arrays on eight devices: `test_several_devices.py` runs them in a process that has eight."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _compilations import COMPILE, compilations
+from _tolerances import FLOAT32_RTOL
+from _welch_reference import noise
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+import rlxjax as rx
+
+PARAMS = rx.WelchPeakParams.fast(n_fft=64, k=5)
+MODEL = rx.learned.LearnedFft.exact(64)
+ON_DEVICES = ("fused", "auto", "learned")
+#: How rows may be sharded over a mesh of the axes x and y, and the rows of a device among 16.
+SPECS = {PartitionSpec("x", None): 4, PartitionSpec(("y", "x")): 2, PartitionSpec(): 16}
+
+each_kind = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto axes", "explicit axes"])
+
+
+def mesh_of(kind, shape=(4, 2), names=("x", "y")):
+    return jax.make_mesh(shape, names, axis_types=(kind,) * len(shape))
+
+
+def peaks_of(signal, path="fused"):
+    return rx.welch_peaks(signal, PARAMS, path, model=MODEL)
+
+
+def assert_same_peaks(found, expected, rtol=FLOAT32_RTOL):
+    np.testing.assert_array_equal(found[..., 0], expected[..., 0])
+    np.testing.assert_allclose(found, expected, rtol=rtol)
+
+
+def assert_rows_alike(peaks, signal):
+    rows = NamedSharding(signal.sharding.mesh, PartitionSpec(*signal.sharding.spec[:1]))
+    assert peaks.sharding.is_equivalent_to(rows, peaks.ndim)
+
+
+@each_kind
+def test_peaks_are_those_of_one_device_and_are_sharded_as_their_rows(kind):
+    mesh, rows = mesh_of(kind), noise(16, PARAMS)
+    expected = {path: peaks_of(jnp.asarray(rows), path) for path in ("fused", "learned", "block", "host")}
+    for spec, n_own in SPECS.items():
+        signal = jax.device_put(rows, NamedSharding(mesh, spec))
+        for path in (*ON_DEVICES, "block", "host"):
+            peaks = peaks_of(signal, path)
+            assert_rows_alike(peaks, signal)
+            assert peaks.addressable_shards[0].data.shape == (n_own, 5, 2)
+            # What the host selects, it selects of all rows; of a device's own, programs of other sizes may round.
+            assert_same_peaks(peaks, expected["fused" if path == "auto" else path], FLOAT32_RTOL * (path in ON_DEVICES))
+
+
+def test_the_rows_of_a_device_have_the_bits_that_they_have_alone():
+    rows = noise(4096, PARAMS)  # for each device more than a program transforms at a time
+    signal = jax.device_put(rows, NamedSharding(mesh_of(AxisType.Auto), PartitionSpec(("x", "y"))))
+    peaks = peaks_of(signal)
+    for own, given in zip(peaks.addressable_shards, signal.addressable_shards, strict=True):
+        assert own.device == given.device
+        np.testing.assert_array_equal(own.data, peaks_of(np.asarray(given.data)))
+
+
+def test_nothing_is_transferred_and_all_devices_share_one_program():
+    model, where = rx.learned.LearnedFft.exact(32), NamedSharding(mesh_of(AxisType.Auto), PartitionSpec("x", None))
+    for k, path in enumerate(ON_DEVICES, start=1):
+        params = rx.WelchPeakParams.fast(32, k)
+        first, second = (jax.device_put(noise(16, params, seed), where) for seed in (0, 1))
+        compilations.clear()
+        rx.welch_peaks(first, params, path, model=model)
+        with jax.transfer_guard("disallow"):
+            peaks = rx.welch_peaks(second, params, path, model=model)
+        assert compilations.count(COMPILE) == 1, path
+        assert_same_peaks(peaks, rx.welch_peaks(np.asarray(second), params, "fused"))
+
+
+@each_kind
+def test_any_real_dtype_longer_rows_no_rows_and_one_row_are_taken(kind):
+    mesh = mesh_of(kind)
+    counts = np.random.default_rng(1).integers(0, 100, (16, PARAMS.frame_len + 7))
+    for name in ("int16", "float16", "float64"):
+        signal = jax.device_put(counts.astype(name), NamedSharding(mesh, PartitionSpec("x")))
+        assert_same_peaks(peaks_of(signal), peaks_of(counts.astype(name)))
+    assert peaks_of(jax.device_put(counts[:0], signal.sharding)).shape == (0, 5, 2)
+    row = jax.device_put(counts[0], NamedSharding(mesh, PartitionSpec()))
+    for path in (*ON_DEVICES, "host"):
+        assert_same_peaks(peaks_of(row, path), peaks_of(counts[:1]))
+
+
+@each_kind
+def test_a_stream_gives_peaks_that_are_sharded_as_their_rows(kind):
+    where = NamedSharding(mesh_of(kind), PartitionSpec("x"))
+    signals = [jax.device_put(noise(16, PARAMS, seed), where) for seed in range(3)]
+    for peaks, signal in zip(rx.welch.stream_welch_peaks(signals, PARAMS), signals, strict=True):
+        assert_rows_alike(peaks, signal)
+        assert_same_peaks(peaks, peaks_of(np.asarray(signal)))
+
+
+@each_kind
+def test_the_devices_are_those_of_the_rows_whatever_mesh_the_caller_has_set(kind):
+    rows = noise(16, PARAMS)
+    own = Mesh(np.array(jax.devices()[5:1:-1]), ("z",), axis_types=(kind,))
+    signal = jax.device_put(rows, NamedSharding(own, PartitionSpec("z")))
+    with jax.set_mesh(mesh_of(kind)):
+        peaks = peaks_of(signal)
+    assert peaks.sharding.mesh == own
+    assert_same_peaks(peaks, peaks_of(rows))
+
+
+@pytest.mark.parametrize("path", ["fused", "learned"])
+def test_traced_rows_of_explicit_axes_stay_on_their_devices(path):
+    rows, mesh = noise(16, PARAMS), mesh_of(AxisType.Explicit)
+    run = jax.jit(lambda signal: peaks_of(signal, path))
+    for spec in SPECS:
+        signal = jax.device_put(rows, NamedSharding(mesh, spec))
+        assert_rows_alike(run(signal), signal)
+        assert_same_peaks(run(signal), peaks_of(rows, path))
+
+
+def test_gradients_and_rows_under_vmap_stay_on_their_devices():
+    rows, where = noise(16, PARAMS), NamedSharding(mesh_of(AxisType.Explicit), PartitionSpec("x"))
+    signal, slope = jax.device_put(rows, where), jax.jit(jax.grad(lambda signal: peaks_of(signal)[..., 1].sum()))
+    assert_rows_alike(slope(signal), signal)
+    np.testing.assert_allclose(slope(signal), slope(rows), rtol=FLOAT32_RTOL, atol=1e-4)
+    stacked = jax.jit(jax.vmap(peaks_of))(signal[None])
+    assert_same_peaks(stacked[0], peaks_of(rows))
+
+
+@each_kind
+@pytest.mark.parametrize("path", ["fused", "learned"])
+def test_welch_peaks_run_within_a_shard_map_of_the_callers(path, kind):
+    rows, split = noise(16, PARAMS), PartitionSpec("x")
+    signal = jax.device_put(rows, NamedSharding(mesh_of(kind), split))
+    mapped = jax.shard_map(lambda own: peaks_of(own, path), mesh=signal.sharding.mesh, in_specs=split, out_specs=split)
+    peaks = jax.jit(mapped)(signal)
+    assert_rows_alike(peaks, signal)
+    assert_same_peaks(peaks, peaks_of(rows, path))
+
+
+def test_sharded_samples_are_refused_in_one_sentence_that_says_what_to_do():
+    rows = np.ones((8, 96), np.float32)
+    for transform, kind in ((lambda run: run, AxisType.Auto), (jax.jit, AxisType.Explicit)):
+        mesh = mesh_of(kind)
+        for signal, spec, better in [
+            (rows, PartitionSpec(None, "x"), PartitionSpec("x")),
+            (rows, PartitionSpec("y", "x"), PartitionSpec("y")),
+            (rows[0], PartitionSpec("x"), PartitionSpec()),
+        ]:
+            for path in (*ON_DEVICES, "host")[: 3 if transform is jax.jit else 4]:
+                with pytest.raises(ValueError, match="^signal: expected whole rows on each device.*over 'x'") as caught:
+                    transform(lambda x, path=path: peaks_of(x, path))(jax.device_put(signal, NamedSharding(mesh, spec)))
+                assert "\n" not in str(caught.value)
+                advice = str(caught.value).partition("use ")[2]
+                names = {"jax": jax, "signal": signal, "mesh": mesh}
+                assert eval(advice, names).sharding.spec == better  # noqa: S307 - the advice is code
