@@ -52,7 +52,7 @@ def test_peaks_are_those_of_one_device_and_are_sharded_as_their_rows(kind):
             assert_same_peaks(peaks, expected["fused" if path == "auto" else path], FLOAT32_RTOL * (path in ON_DEVICES))
 
 
-def test_the_rows_of_a_device_have_the_bits_that_they_have_alone():
+def test_the_rows_of_a_device_have_the_bits_that_they_have_alone_where_none_are_padded():
     rows = noise(4096, PARAMS)  # for each device more than a program transforms at a time
     signal = jax.device_put(rows, NamedSharding(mesh_of(AxisType.Auto), PartitionSpec(("x", "y"))))
     peaks = peaks_of(signal)
