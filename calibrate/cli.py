@@ -14,6 +14,7 @@ import rlxjax  # noqa: E402
 
 from .command_help import OVERVIEW, epilog  # noqa: E402
 from .command_line import AsJson, File, Quiet, Unsealed, calibration_file, command_line, set_up_jax  # noqa: E402
+from .evaluate import evaluate  # noqa: E402
 from .interrupts import last_act  # noqa: E402
 from .progress import Progress  # noqa: E402
 from .questions import advise, explain, predict, profile  # noqa: E402
@@ -59,7 +60,7 @@ def commands(
     """Decide, with numbers measured on this machine, whether fusing work on a device pays."""
 
 
-for _command in (profile, advise):
+for _command in (profile, advise, evaluate):
     app.command(epilog=epilog(_command.__name__))(_command)
 
 

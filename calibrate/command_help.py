@@ -23,6 +23,13 @@ ENDINGS: dict[str, tuple[tuple[str, ...], dict[int, str]]] = {
         ("rlxjax advise stages:scale stages:energy --arg 'f32[2048,1024]' --measure",),
         {0: "fuse or keep", 1: "undecided, or it cannot be modelled"},
     ),
+    "evaluate": (
+        (
+            "rlxjax evaluate 'pairs/*.parquet' scored --target cuda",
+            "rlxjax evaluate runs picked --model welch --want pick,time,probability",
+        ),
+        {1: "some rows could not be evaluated, and are named", 130: "interrupted; --resume goes on"},
+    ),
     "report": (
         ("rlxjax report", "rlxjax report calibration.json -o report.html --against earlier.json"),
         {0: "the page is written", 2: "bad input, or a place that cannot be written"},

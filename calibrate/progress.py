@@ -56,6 +56,31 @@ class Progress:
             self._console.print(f"{name}: {time.perf_counter() - begun_s:.1f} s", highlight=False)
 
     @contextlib.contextmanager
+    def counting(self, name: str, what: str) -> Iterator[Callable[[int, int], None]]:
+        """Show how many of something are done, and how fast; yield what to call with those done and those there are."""
+        if self._is_quiet or not self._console.is_terminal:
+            yield lambda done, total: None
+            return
+        columns = (
+            rich_progress.TextColumn("{task.description:16}"),
+            rich_progress.BarColumn(bar_width=24),
+            rich_progress.TextColumn("{task.fields[steps]}"),
+            _TimeLeft(None),
+        )
+        begun: tuple[float, int] | None = None
+        with rich_progress.Progress(*columns, console=self._console, transient=True) as bar:
+            task = bar.add_task(name, total=None, steps="")
+
+            def advance(done: int, total: int) -> None:
+                nonlocal begun
+                begun = begun or (time.perf_counter(), done)  # what an earlier run did has no speed
+                rate = (done - begun[1]) / max(time.perf_counter() - begun[0], 1e-3)
+                steps = f"{done:,} of {counted(total, what)}, {rate:,.0f} a second"
+                bar.update(task, completed=done, total=total, steps=steps)
+
+            yield advance
+
+    @contextlib.contextmanager
     def _shown(self, name: str, deadline: Deadline | None, total: int | None) -> Iterator[Callable[[], None]]:
         if self._is_quiet or not self._console.is_terminal:
             yield lambda: None

@@ -87,7 +87,7 @@ def test_pages_list_every_command_its_options_and_the_keys_of_those_that_print_f
         names = {name for option in own.params for name in option.opts if name.startswith("--")}
         assert set(listed) == names - above, f"{command}: make the page anew by `python docs/commands.py`"
         assert "--json" not in names or documented_keys(command) or command == "refit"
-        is_job = command in ("calibrate", "refit", "validate", "report")
+        is_job = command in ("calibrate", "evaluate", "refit", "validate", "report")
         assert ({"--quiet", "-q"} <= {name for option in own.params for name in option.opts}) == is_job
 
 

@@ -1,0 +1,138 @@
+"""The command that evaluates files of rows: a gate, or a latency model of a calibration."""
+
+from pathlib import Path as FilePath
+from typing import Annotated, Any
+
+import typer
+
+import rlxjax
+
+from .command_line import AsJson, Quiet, Unsealed, calibration_of, set_up_jax
+from .printing import counted, json_text, say
+from .progress import Progress
+from .refusals import one_line_errors
+
+#: Exit status where rows could not be evaluated.
+REJECTED_STATUS = 1
+
+
+@one_line_errors
+def evaluate(
+    source: Annotated[list[str], typer.Argument(help="Parquet files, globs, or folders of them.")],
+    sink: Annotated[FilePath, typer.Argument(help="The folder to write.")],
+    target: Annotated[
+        str | None, typer.Option(help="A target's built-in gate, as cuda; rows are pairs of profiles.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A latency model of the calibration, as welch, or yours as module:NAME; rows are its inputs."
+        ),
+    ] = None,
+    calibration: Annotated[
+        FilePath | None,
+        typer.Option(help="The calibration, whose gate is taken without --model; the saved one unless given."),
+    ] = None,
+    want: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns to add, as score,decision. Of a gate: score, decision, probability, log_odds; of a model: "
+            "pick, time, interval, terms, margin, probability, undecided, domain."
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(help="The column of a field that is called otherwise, as field=name; may be given again."),
+    ] = None,
+    temperature_ns: Annotated[
+        float | None, typer.Option(help="Nanoseconds, of a gate's probability and log-odds.")
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="Of a model, whose time is given; the picked one unless given.")
+    ] = None,
+    level: Annotated[float, typer.Option(help="Probability of a model's interval.")] = 0.9,
+    rows_per_batch: Annotated[int, typer.Option(help="Rows that each processor holds at a time.", min=1)] = 2**20,
+    strict: Annotated[bool, typer.Option("--strict", help="End at the first row that cannot be evaluated.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the parts that are there.")] = False,
+    unsealed: Unsealed = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate every row of Parquet files, larger than memory, and write the answers as Parquet.
+
+    Columns of other names are carried along. Rows that cannot be evaluated go to SINK.rejected, each with its place
+    and the reason.
+    """
+    progress = Progress(is_quiet=quiet)
+    with progress.waiting("starting JAX"):
+        what = _asked(target, model, calibration, unsealed)
+    with progress.counting("evaluating", "row") as advance:
+        done = rlxjax.evaluate(
+            source,
+            sink,
+            what,
+            want=None if want is None else [name.strip() for name in want.split(",")],
+            columns=_columns(column or []),
+            temperature_ns=temperature_ns,
+            strategy=strategy,
+            level=level,
+            rows_per_batch=rows_per_batch,
+            strict=strict,
+            resume=resume,
+            advance=advance,
+        )
+    if as_json:
+        typer.echo(json_text(done.as_dict()))
+    elif not quiet:
+        _print(done)
+    raise typer.Exit(REJECTED_STATUS if done.rejected else 0)
+
+
+def _asked(target: str | None, model: str | None, file: FilePath | None, unsealed: bool) -> Any:
+    """Return the gate or the calibrated model that is asked for."""
+    if target is not None:
+        if model is not None or file is not None:
+            raise ValueError("--target: expected no --model and no --calibration beside it")
+        set_up_jax(None)
+        return rlxjax.io_fusion_gate_for_target(target)
+    if model is not None and ":" in model:
+        from rlxjax.fit import LatencyModel
+
+        from .command_line import calibration_file
+        from .named import named
+
+        own = named(model, "--model")
+        own = own() if isinstance(own, type) else own
+        if not hasattr(own, "terms_ns"):
+            raise ValueError(f"--model: expected a rlxjax.LatencyModel, {model} is of type {type(own).__name__}")
+        users: LatencyModel = own
+        return rlxjax.load_calibration(calibration_file(file), [users], unsealed).of(users.name)
+    known = calibration_of(file, unsealed)
+    if model is not None:
+        return known.of(model)
+    if known.gate is None:
+        raise ValueError(f"--target or --model: expected one of them, since {known.source} has no gate")
+    return known.gate
+
+
+def _columns(given: list[str]) -> dict[str, str]:
+    columns = {}
+    for text in given:
+        field, equals, name = text.partition("=")
+        if not (field and equals and name) or field in columns:
+            raise ValueError(f"--column: expected field=name, each field once, got {text!r}")
+        columns[field] = name
+    return columns
+
+
+def _print(done: "rlxjax.tables.Evaluation") -> None:
+    resumed = f", {done.resumed} of them from an earlier run" if done.resumed else ""
+    say(
+        f"{counted(done.rows, 'row')} in {done.seconds:.1f} s: {counted(done.parts, 'part')}{resumed} in {done.sink}.",
+        str(done.sink),
+    )
+    if working_s := done.decode_s + done.evaluate_s + done.encode_s:
+        shares = {"reading": done.decode_s, "evaluating": done.evaluate_s, "writing": done.encode_s}
+        say(", ".join(f"{name} {share / working_s:.0%}" for name, share in shares.items()) + " of the time.")
+    if done.rejected:
+        say(f"{counted(done.rejected, 'row')} could not be evaluated: {done.rejects} names each.", str(done.rejects))
