@@ -1,8 +1,12 @@
 """Laws of arrays on eight devices: `test_several_devices.py` runs them in a process that has eight."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from _compilations import COMPILE, compilations
 from _tolerances import FLOAT32_RTOL
@@ -10,6 +14,9 @@ from _welch_reference import noise
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import rlxjax as rx
+from rlxjax.tables._gate import gate_rows
+from rlxjax.tables._model import model_rows
+from rlxjax.tables._rows import Compiled
 
 PARAMS = rx.WelchPeakParams.fast(n_fft=64, k=5)
 MODEL = rx.learned.LearnedFft.exact(64)
@@ -153,3 +160,29 @@ def test_sharded_samples_are_refused_in_one_sentence_that_says_what_to_do():
                 advice = str(caught.value).partition("use ")[2]
                 names = {"jax": jax, "signal": signal, "mesh": mesh}
                 assert eval(advice, names).sharding.spec == better  # noqa: S307 - the advice is code
+
+
+def test_a_table_has_the_bits_that_it_has_on_one_device(tmp_path):
+    rng, rows = np.random.default_rng(0), 5001
+    names = [f"{side}_{field.name}" for side in ("before", "after") for field in dataclasses.fields(rx.GraphIoProfile)]
+    counts = {name: rng.integers(0, 2**20, rows) for name in names}
+    sizes = {
+        "batch": rng.integers(1, 9999, rows),
+        "n_fft": 2 * rng.integers(32, 999, rows),
+        "k": rng.integers(1, 9, rows),
+    }
+    welch = rx.calibration.prior_calibration("cpu").of("welch")
+    cases = {
+        "gate": (counts, gate_rows(rx.io_fusion_gate_for_target("cuda"), None, 1e5)),
+        "welch": (sizes | {"n_segments": np.full(rows, 2.0)}, model_rows(welch, ["pick", "time", "probability"])),
+    }
+    for columns, program in cases.values():
+        one, is_one = Compiled(program, jax.devices()[:1])(columns)
+        all_, is_all = Compiled(program)(columns)
+        for name, own in one.items():
+            np.testing.assert_array_equal(own, all_[name], name)
+        assert np.all(is_one & is_all)
+    pq.write_table(pa.table(counts), tmp_path / "in.parquet")
+    rx.evaluate(tmp_path / "in.parquet", tmp_path / "out", rx.io_fusion_gate_for_target("cuda"), want=["score"])
+    expected = Compiled(gate_rows(rx.io_fusion_gate_for_target("cuda")), jax.devices()[:1])(counts)[0]["score_ns"]
+    np.testing.assert_array_equal(pq.read_table(tmp_path / "out")["score_ns"], expected)

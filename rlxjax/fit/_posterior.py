@@ -124,7 +124,7 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
     factor, n_variants = jnp.asarray(posterior.factor), len(posterior.model.variants)
     if is_of_one_variant and runs.shape:  # nothing depends on the weights of others
         n_coefficients, n_features = jacobian.shape[-1], features.shape[-1]
-        own = factor[n_coefficients:].reshape(n_variants, n_features, -1)[jnp.ravel(runs.variant)[0]]
+        own = factor[n_coefficients:].reshape(n_variants, n_features, len(factor))[jnp.ravel(runs.variant)[0]]
         scores = jacobian @ factor[:n_coefficients] + features @ own
     else:
         scores = jnp.asarray(joint_jacobian(jacobian, features, runs.variant, n_variants)) @ factor

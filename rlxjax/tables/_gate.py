@@ -45,8 +45,7 @@ def gate_rows(gate: IoFusionGate, want: Sequence[str] | None = None, temperature
     rates = {name: float(rate) for name, rate in fields_of(gate).items()}
 
     def program(columns: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
-        saved = [columns[f"before_{name}"] - columns[f"after_{name}"] for name in _COUNTS]
-        benefit = FusionBenefit(*(count.astype(float) for count in saved))
+        benefit = FusionBenefit(*(_saved(columns[f"before_{name}"], columns[f"after_{name}"]) for name in _COUNTS))
         own, answers = IoFusionGate(**rates), {}
         score_ns = own.score_ns(benefit)
         for name in groups:
@@ -69,3 +68,10 @@ def gate_rows(gate: IoFusionGate, want: Sequence[str] | None = None, temperature
         outputs={GATE_COLUMNS[name]: "bool" if name == "decision" else "float32" for name in groups},
         program=program,
     )
+
+
+def _saved(before: Array, after: Array) -> Array:
+    """Return a difference as a float, exact before that where both are integers."""
+    if before.dtype != after.dtype:
+        before, after = before.astype(float), after.astype(float)
+    return (before - after).astype(float)

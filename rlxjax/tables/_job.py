@@ -35,6 +35,8 @@ class Done(NamedTuple):
 def run_job(job: Job, parts: Sequence[Part], resume: bool, advance: Advance) -> Done:
     """Evaluate the parts that are missing; arguments and errors as of `evaluate`."""
     sink = job.sink
+    if sink.exists() and not sink.is_dir():
+        raise ValueError(f"{sink}: expected a folder, or none, got a file")
     with locked(sink / "part"):
         begin(manifest_of(job, parts, _package()), sink, resume)
         for folder in (sink, job.rejects):

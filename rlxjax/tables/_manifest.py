@@ -85,8 +85,6 @@ def begin(manifest: Manifest, sink: FilePath, resume: bool) -> None:
                 "(resume=True), or give another folder"
             )
         return
-    if sink.exists() and not sink.is_dir():
-        raise ManifestError(f"{sink}: expected a folder, or none, got a file")
-    if sink.is_dir() and any(not entry.name.startswith(".") for entry in sink.iterdir()):
+    if any(not entry.name.startswith(".") for entry in sink.iterdir()):
         raise ManifestError(f"{sink}: expected a new or empty folder, got one that holds other files")
     write_json_file(manifest, path)

@@ -1,7 +1,7 @@
 """One part: its rows are read, evaluated and written batch by batch, and its file appears whole."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
@@ -121,18 +121,24 @@ def _batches(job: Job, part: Part) -> Iterator[pa.RecordBatch]:
     """Yield a part's rows, so many at a time, of the columns that are in the file."""
     wanted = dict.fromkeys([*job.columns.values(), *job.carried])
     columns = [name for name in job.source.schema.names if name in wanted]
-    groups = range(part.first_group, part.first_group + part.groups)
-    n_rows = 0
+    groups = [*range(part.first_group, part.first_group + part.groups)]
     try:
         with pq.ParquetFile(part.file, pre_buffer=False) as file:
-            for batch in file.iter_batches(job.rows_per_batch, list(groups), columns, use_threads=False):
-                n_rows += batch.num_rows
-                yield batch
-            if n_rows < part.rows and columns:
-                raise pa.ArrowInvalid(f"expected {part.rows} rows, got {n_rows}")
+            yield from file.iter_batches(job.rows_per_batch, groups, columns, use_threads=False)
     except (pa.ArrowException, OSError) as reason:
-        group = groups[0] + int(np.searchsorted(_ends(part), n_rows, "right"))
-        raise ValueError(f"{part.file}, row group {group}: cannot be read ({said(reason)})") from None
+        raise ValueError(f"{_unreadable(part.file, groups, columns)}: cannot be read ({said(reason)})") from None
+
+
+def _unreadable(file: str, groups: Sequence[int], columns: Sequence[str]) -> str:
+    """Return the first row group and column of a file that cannot be read."""
+    for group in groups:
+        for column in columns:
+            try:
+                with pq.ParquetFile(file) as whole:
+                    whole.read_row_group(group, [column])
+            except (pa.ArrowException, OSError):
+                return f"{file}, row group {group}: {column}"
+    return file
 
 
 def _ends(part: Part) -> np.ndarray:

@@ -71,8 +71,7 @@ def source_of(given: Any, without: FilePath) -> tuple[Source, list[Part]]:
     schema: pa.Schema | None = None
     first, files, parts, rows = "", {}, [], 0
     for path, own_keys in fragments:
-        metadata = _footer(path)
-        own = metadata.schema.to_arrow_schema().remove_metadata()
+        metadata, own = _footer(path)
         if schema is None:
             schema, first = own, path
         elif problem := _difference(schema, own):
@@ -124,9 +123,10 @@ def _sorted(data: Any, folder: str) -> Iterator[Any]:
         raise ValueError(f"{folder}: {said(reason)}") from None
 
 
-def _footer(path: str) -> Any:
+def _footer(path: str) -> tuple[Any, pa.Schema]:
     try:
-        return pq.read_metadata(path)
+        with pq.ParquetFile(path) as file:
+            return file.metadata, file.schema_arrow.remove_metadata()
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
     except (pa.ArrowException, OSError) as reason:
