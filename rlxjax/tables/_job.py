@@ -80,7 +80,10 @@ def _counting(done: int, total: int, advance: Advance) -> Callable[[int], None]:
 
 
 def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> PartTimes:
-    """Evaluate parts side by side, as many as there are processors; what one raises ends all of them."""
+    """Evaluate parts side by side; what one raises ends all of them.
+
+    They are one more than processors, which so have work while a part goes to the disk.
+    """
     compiled, ended = Compiled(job.program), threading.Event()
 
     def advance(rows: int) -> None:
@@ -88,7 +91,7 @@ def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> 
         if ended.is_set():
             raise InterruptedError
 
-    with ThreadPoolExecutor(worker_count(), "rlxjax") as pool:
+    with ThreadPoolExecutor(worker_count() + 1, "rlxjax") as pool:
         running = [pool.submit(evaluate_part, job, part, compiled, advance) for part in parts]
         try:
             done, _ = wait(running, return_when=FIRST_EXCEPTION)

@@ -124,7 +124,6 @@ def model_rows(
         outputs={name: names if name == "pick" else own.dtype.name for name, own in given.items()},
         program=program,
         check=check,
-        is_wide=True,
     )
 
 

@@ -110,10 +110,8 @@ def _schema(job: Job) -> pa.Schema:
         job.source.schema.field(name) if name in job.source.schema.names else job.source.keys.field(name)
         for name in job.carried
     ]
-    added = [
-        pa.field(name, pa.string() if isinstance(kind, tuple) else pa.bool_() if kind == "bool" else pa.float32())
-        for name, kind in job.program.outputs.items()
-    ]
+    kinds = {name: pa.string() if isinstance(kind, tuple) else kind for name, kind in job.program.outputs.items()}
+    added = [pa.field(name, kind, nullable=False) for name, kind in kinds.items()]
     return pa.schema([*carried, *added])
 
 

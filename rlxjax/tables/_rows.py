@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from rlxjax._checks import MOST
 
-#: Rows of a chunk of a program whose rows take much memory, and rows that a program is compiled for at least.
+#: Rows that are computed together, which a processor's cache holds, and rows that a program is compiled for at least.
 CHUNK_ROWS, LEAST_ROWS = 2048, 2**14
 
 #: A column of a batch, `[rows]`, without nulls.
@@ -62,7 +62,6 @@ class RowProgram:
         outputs: the columns that it gives, by name: "float32", "bool", or for names the tuple of them.
         program: traced; columns as float64 or int64, `[rows]` each.
         check: refuses columns that no row has together, by a `ValueError`.
-        is_wide: whether a row takes much memory while it is computed, so that rows come in chunks.
     """
 
     name: str
@@ -71,7 +70,6 @@ class RowProgram:
     outputs: Mapping[str, str | tuple[str, ...]]
     program: Program
     check: Callable[[Mapping[str, Column]], None] | None = None
-    is_wide: bool = False
 
 
 def wanted_groups(want: Sequence[str] | None, groups: Mapping[str, Any], default: Sequence[str]) -> list[str]:
@@ -173,9 +171,7 @@ class Compiled:
         key = tuple((name, values.dtype, values.shape) for name, values in columns.items())
         with self._lock:
             if key not in self._compiled:
-                run: Any = self._program.program
-                if self._program.is_wide:
-                    run = functools.partial(_in_chunks, run)
+                run: Any = functools.partial(_in_chunks, self._program.program)
                 if self._mesh.size > 1:
                     rows = PartitionSpec("rows")
                     run = jax.shard_map(run, mesh=self._mesh, in_specs=rows, out_specs=rows, check_vma=False)
