@@ -17,8 +17,9 @@ from jaxtyping import Array
 
 from rlxjax._checks import MOST
 
-#: Rows that are computed together, which a processor's cache holds, and rows that a program is compiled for at least.
-CHUNK_ROWS, LEAST_ROWS = 2048, 2**14
+#: Rows that are computed together: what a processor's cache holds, or what fills an accelerator; and rows that a
+#: program is compiled for at least.
+CHUNK_ROWS, ACCELERATOR_ROWS, LEAST_ROWS = 2048, 2**17, 2**14
 
 #: A column of a batch, `[rows]`, without nulls.
 Column = np.ndarray
@@ -171,7 +172,10 @@ class Compiled:
         key = tuple((name, values.dtype, values.shape) for name, values in columns.items())
         with self._lock:
             if key not in self._compiled:
-                run: Any = functools.partial(_in_chunks, self._program.program)
+                is_cpu = self._mesh.devices.flat[0].platform == "cpu"
+                run: Any = functools.partial(
+                    _in_chunks, self._program.program, CHUNK_ROWS if is_cpu else ACCELERATOR_ROWS
+                )
                 if self._mesh.size > 1:
                     rows = PartitionSpec("rows")
                     run = jax.shard_map(run, mesh=self._mesh, in_specs=rows, out_specs=rows, check_vma=False)
@@ -179,6 +183,7 @@ class Compiled:
             return self._compiled[key]
 
 
-def _in_chunks(program: Program, columns: Mapping[str, Array]) -> Any:
-    chunks = jax.tree.map(lambda column: column.reshape(-1, CHUNK_ROWS), columns)
+def _in_chunks(program: Program, most: int, columns: Mapping[str, Array]) -> Any:
+    n_rows = len(next(iter(columns.values())))  # a power of two
+    chunks = jax.tree.map(lambda column: column.reshape(-1, min(most, n_rows)), columns)
     return jax.tree.map(jnp.ravel, jax.lax.map(program, chunks))
