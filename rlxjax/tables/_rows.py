@@ -157,8 +157,8 @@ class Compiled:
     def __call__(self, columns: Mapping[str, Column]) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return the answers, and whether each row has one, `[rows]` each."""
         n_rows = len(next(iter(columns.values())))
-        least = LEAST_ROWS * self._mesh.size
-        filled = max(least, 1 << (n_rows - 1).bit_length())
+        share = -(-n_rows // self._mesh.size)
+        filled = self._mesh.size * max(LEAST_ROWS, 1 << (share - 1).bit_length())
         if filled != n_rows:
             columns = {name: np.pad(values, (0, filled - n_rows), "edge") for name, values in columns.items()}
         with jax.enable_x64(True):
