@@ -87,10 +87,8 @@ def gates(run: Run, until_s: float) -> None:
         except Exception as error:  # noqa: BLE001 - whatever a device raises
             row = {kind: name, "failed": reason(error)}
         else:
-            row["bytes"], row["share_of_ceiling"] = (
-                n_bytes,
-                n_bytes / (1e6 * ms["compiled" if n_bytes else base] * ceiling),
-            )
+            if n_bytes:
+                row |= {"bytes": n_bytes, "share_of_ceiling": n_bytes / (1e6 * ms["compiled"] * ceiling)}
         for form, program in runs.items():
             run.program(f"{name}, {form}", program, *arguments)
         found.append(row)
