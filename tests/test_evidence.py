@@ -21,6 +21,8 @@ CALIBRATIONS = [
 
 def read(path, folder):
     """Return what a file holds; of samples, that of its first lines."""
+    if path.name.endswith(".json.gz"):
+        return json.loads(gzip.decompress(path.read_bytes()))
     if path.suffix == ".gz":
         start = folder / path.name.removesuffix(".gz")
         with gzip.open(path, "rt", encoding="utf-8") as lines:
