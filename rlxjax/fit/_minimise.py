@@ -39,7 +39,7 @@ LEAST_PROMISE = 1e-5
 #: It ends, too, where a round lowers the objective by no more than this share of it: then all is rounding.
 LEAST_GAIN_SHARE = 1e-7
 #: Fits of one program; of fewer, a processor's share, or the next power of two.
-CHUNK_FITS = 32
+CHUNK_FITS = 8
 
 #: A step of 1 is tried first: the unknowns are whitened.
 _solver = optax.lbfgs(
