@@ -11,7 +11,7 @@ job's design, over a fit of all that it sees. `--write` writes the file in the p
 import datetime
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,30 +28,16 @@ from calibrate.samples import read_samples
 from calibrate.suites import suite_of
 from rlxjax import fit_posterior
 from rlxjax.calibration import (
-    PriorCoefficient,
+    SPEED_LOG_SD,
     PriorFile,
     PriorMachine,
-    PriorSection,
-    Range,
     population_prior,
     prior_path,
-    rounded,
+    prior_section,
     sha256_of,
     write_json_file,
 )
-from rlxjax.fit import (
-    COVERED,
-    COVERED_SDS,
-    Facts,
-    LatencyModel,
-    LatencyPosterior,
-    PosteriorFit,
-    coefficient_names,
-    named,
-    prior_posterior,
-    transferred_prior,
-    unit_of,
-)
+from rlxjax.fit import COVERED_SDS, LatencyPosterior, LatencyPrior, PosteriorFit, prior_posterior, transferred_prior
 from rlxjax.models import FUNCTIONS, WELCH
 from rlxjax.welch import schedule
 
@@ -60,10 +46,6 @@ SHARES = ("error", "regret_p95", "regret_max", "within_interval", "error_of_few"
 RATIOS = ("scale", "over_best", "few_over_all")
 #: Workloads of the machine itself in the last column.
 FEW = 20
-#: Standard deviation of the logarithm of a machine's speed that counts as that of one machine more.
-SPEED_LOG_SD = 1.0
-#: Spread of a model's runs on a machine that was left out, where one machine alone was timed.
-ALONE_SPREAD = 0.3
 
 
 class Machine(NamedTuple):
@@ -111,79 +93,9 @@ def judged(machine: Machine, others: Sequence[Machine]) -> dict[str, Any]:
     }
 
 
-def left_out_spread(machines: Sequence[Machine]) -> np.ndarray:
-    """Return the spread of each variant's runs on a machine that is left out, its common scale aside, `[variants]`."""
-    logs, variants = [], []
-    for machine in machines:
-        others = [other.fit.posterior for other in machines if other is not machine]
-        if not others:
-            return np.full(len(WELCH.variants), ALONE_SPREAD)
-        found = estimates(
-            prior_posterior(WELCH, transferred_prior(*others), facts=machine.campaign.facts), machine.campaign.cells
-        )
-        own = np.log(machine.campaign.measured_ns / np.asarray(found.time_ns))
-        logs.append(own - np.median(own))
-        variants.append(np.asarray(machine.fit.runs.variant))
-    errors, variant = np.abs(np.concatenate(logs)), np.concatenate(variants)
-    return np.array(
-        [
-            np.quantile(errors[variant == code], COVERED) / COVERED_SDS if (variant == code).any() else ALONE_SPREAD
-            for code in range(len(WELCH.variants))
-        ]
-    )
-
-
-def speed_log_sd(scales: Sequence[float]) -> float:
-    """Return the standard deviation of the logarithm of a machine's speed, from those that were left out."""
-    squares = np.sum(np.log(np.array(scales, float)) ** 2) + SPEED_LOG_SD**2
-    return float(np.sqrt(squares / (len(scales) + 1)))
-
-
-def section(
-    model: LatencyModel,
-    posteriors: Sequence[LatencyPosterior],
-    sources: Sequence[PriorMachine],
-    facts: Facts,
-    spread: np.ndarray,
-    speed_log_sd: float,
-    domain: Mapping[str, Range],
-) -> PriorSection:
-    """Return what the file says of one model."""
-    prior = transferred_prior(*posteriors)
-    medians, log_sds = named(prior.median), named(prior.log_sd)
-    return PriorSection(
-        model_version=model.version,
-        machines=list(sources),
-        facts={
-            name: np.asarray(fact, float).tolist() if np.ndim(fact) else float(fact) for name, fact in facts.items()
-        },
-        coefficients={
-            name: PriorCoefficient(median=rounded(medians[name]), log_sd=rounded(log_sds[name]), unit=unit_of(name))
-            for name in coefficient_names(model.prior.median)
-        },
-        correction={
-            name: [rounded(weight) for weight in row]
-            for name, row in zip(model.variants, np.asarray(prior.correction), strict=True)
-        },
-        spread={name: rounded(sd) for name, sd in zip(model.variants, spread, strict=True)},
-        speed_log_sd=rounded(speed_log_sd),
-        domain=dict(domain),
-    )
-
-
-def hull(fits: Sequence[PosteriorFit]) -> dict[str, Range]:
-    """Return the range of each input that some machine timed."""
-    model = fits[0].posterior.model
-    found: dict[str, Range] = {}
-    for fit in fits:
-        sizes = {name: np.asarray(fit.runs.inputs[name], float) for name in model.inputs}
-        for name, value in model.extents(sizes):
-            low, high = float(np.min(value)), float(np.max(value))
-            known = found.get(name)
-            found[name] = Range(
-                low=low if known is None else min(low, known.low), high=high if known is None else max(high, known.high)
-            )
-    return found
+def pooled(posteriors: Sequence[LatencyPosterior]) -> LatencyPrior[Any]:
+    """Return what some machines say of another."""
+    return transferred_prior(*posteriors)
 
 
 def main() -> None:
@@ -218,18 +130,8 @@ def main() -> None:
         )
         for one in machines
     ]
-    posteriors = [one.fit.posterior for one in machines]
-    models = {
-        WELCH.name: section(
-            WELCH,
-            posteriors,
-            sources,
-            facts,
-            left_out_spread(machines),
-            speed_log_sd([row["scale"] for row in rows]),
-            hull([one.fit for one in machines]),
-        )
-    }
+    fits, measured_ns = [one.fit for one in machines], [one.campaign.measured_ns for one in machines]
+    models = {WELCH.name: prior_section(fits, measured_ns, pooled, facts, sources)}
     if given.functions:
         logs, timed = [(path, read_samples(path)) for path in given.functions], suite_of("functions")
         fits = [fitted(timed, log, FUNCTIONS.prior).whole for _, log in logs]
@@ -237,16 +139,7 @@ def main() -> None:
             PriorMachine(fingerprint=log.fingerprint, samples=path.name, sha256=sha256_of(path), runner=1)
             for path, log in logs
         ]
-        spread = np.full(len(FUNCTIONS.variants), ALONE_SPREAD)
-        models[FUNCTIONS.name] = section(
-            FUNCTIONS,
-            [fit.posterior for fit in fits],
-            sources,
-            dict(FUNCTIONS.facts),
-            spread,
-            speed_log_sd([]),
-            hull(fits),
-        )
+        models[FUNCTIONS.name] = prior_section(fits, None, pooled, dict(FUNCTIONS.facts), sources)
     path = prior_path("cpu")
     content = PriorFile(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -15,16 +15,18 @@ from rlxjax.calibration import (
     Samples,
     current_fingerprint,
     file_to_write,
+    is_prior_file,
     machine_section,
     made_now,
     population_prior,
     read_calibration_file,
+    read_prior,
     section_of,
     sha256_of,
     write_sections,
 )
 from rlxjax.clock import PROTOCOL
-from rlxjax.fit import Cell, LatencyPrior, Suite, cell_runs, transferred_prior
+from rlxjax.fit import Cell, LatencyModel, LatencyPrior, Suite, cell_runs, transferred_prior
 
 from .design import by_work, measuring_order
 from .interrupts import last_act
@@ -326,14 +328,22 @@ def affordable(order: Sequence[Cell], ready: Ready, left_s: float) -> tuple[list
 def prior_of(
     suite: Suite, platform: str, file: FilePath | None, unsealed: bool
 ) -> tuple[LatencyPrior | None, list[str]]:
-    """Return what other machines say of this one, and notes on it: that of a calibration file, else the population."""
+    """Return what other machines say of this one, and notes on it: a prior file, a calibration, else the population."""
     if file is None:
         return population_prior(suite.model, platform), []
-    content = read_calibration_file(file, [suite.model], unsealed)
-    calibrated = Calibration.from_file(content, [suite.model]).of(suite.model.name)
-    other = content.models[suite.model.name].fingerprint.platform
-    notes = [] if other == platform else [f"The prior is of another platform: {other!r}, and this is {platform!r}."]
-    return transferred_prior(calibrated.posterior), notes
+    known, other = prior_from(file, suite.model, unsealed)
+    if other in (None, platform):
+        return known, []
+    return known, [f"The prior is of another platform: {other!r}, and this is {platform!r}."]
+
+
+def prior_from(file: FilePath, model: LatencyModel, unsealed: bool) -> tuple[LatencyPrior, str | None]:
+    """Return what a file says of a further machine: a prior, or a calibration, then also of which platform."""
+    if is_prior_file(file):
+        return read_prior(file, model, unsealed), None
+    content = read_calibration_file(file, [model], unsealed)
+    calibrated = Calibration.from_file(content, [model]).of(model.name)
+    return transferred_prior(calibrated.posterior), content.models[model.name].fingerprint.platform
 
 
 def _middle(cells: Sequence[Cell], suite: Suite) -> dict[str, float]:

@@ -83,7 +83,19 @@ def calibrate(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the samples of an earlier run.")] = False,
     model: Annotated[
-        list[FilePath] | None, typer.Option(help="A learned FFT to time as well; may be given again.")
+        list[str] | None,
+        typer.Option(
+            help="A learned FFT to time as well, may be given again; with --samples the model of the timings, by name "
+            "or as module:NAME."
+        ),
+    ] = None,
+    samples: Annotated[
+        list[str] | None,
+        typer.Option(help="Timings of a fleet, Parquet files: a calibration of each device; may be given again."),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(help="A column of --samples that has another name, as device=host; may be given again."),
     ] = None,
     prior: Prior = None,
     unsealed: Unsealed = False,
@@ -96,8 +108,18 @@ def calibrate(
     """Measure this machine, fit the latency model of each suite, and write the calibration file.
 
     What the file says of another model of this machine stays. --model is for Welch peaks, whose fit starts from what
-    other machines say. Measuring ends early once the errors are small.
+    other machines say. Measuring ends early once the errors are small. With --samples nothing is measured: --out is a
+    folder, for a calibration of each device and the prior of a further one.
     """
+    if samples:
+        others = {"--device": device, "--budget": budget, "--only": only, "--suite": suite, "--resume": resume}
+        others |= {"--force": force, "--strict": strict}
+        if refused := [option for option, value in others.items() if value]:
+            raise ValueError(f"{refused[0]}: expected none beside --samples")
+        _calibrate_fleet(samples, out, model or ["welch"], column or [], prior, unsealed, quiet, as_json)
+        return
+    if column:
+        raise ValueError("--column: expected --samples beside it")
     if only is not None and suite:
         raise ValueError("--only: expected no --suite beside it")
     names = suite or ([only] if only else list(SHIPPED))
@@ -120,7 +142,7 @@ def calibrate(
     suites, failed = {}, []
     for name in names:
         try:
-            suites[name] = suite_of(name, model or [])
+            suites[name] = suite_of(name, [FilePath(file) for file in model or []])
         except ValueError as error:
             failed.append(str(error))
     begun = [name for name, one in suites.items() if samples_path(path, one.model.name).exists()] or names
@@ -148,6 +170,55 @@ def calibrate(
                 break
         if failed:
             raise ValueError("; ".join(failed))
+
+
+def _calibrate_fleet(
+    samples: list[str],
+    out: FilePath | None,
+    model: list[str],
+    column: list[str],
+    prior: FilePath | None,
+    unsealed: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Calibrate every device of a fleet; exit status 1 if some are left out."""
+    if out is None:
+        raise ValueError("--out: expected a folder beside --samples")
+    if len(model) > 1:
+        raise ValueError(f"--model: expected one model beside --samples, got {len(model)}")
+    if wrong := [one for one in column if not all(one.partition("="))]:
+        raise ValueError(f"--column: expected field=name, got {wrong[0]!r}")
+    progress = Progress(is_quiet=quiet)
+    with progress.waiting("starting JAX"):
+        set_up_jax("cpu")
+        from rlxjax.tables import fleet_of
+
+        from . import fleet
+        from .campaign import prior_from
+        from .printing import json_text, say
+
+    of = fleet.model_of(model[0])
+    fleet.check_folder(out)
+    outcome = fleet.run(
+        fleet_of(samples, of, dict(one.split("=", 1) for one in column), out),
+        out,
+        known=None if prior is None else prior_from(prior, of, unsealed)[0],
+        command=command_line("calibrate", samples=samples, out=out, model=model, column=column, prior=prior),
+        progress=progress,
+        workers=fleet.processors(),
+    )
+    for device, reason in [*outcome.left_out.items()][: fleet.SHOWN]:
+        warn(f"{device} is left out: {reason}")
+    if (more := len(outcome.left_out) - fleet.SHOWN) > 0:
+        warn(f"{more} more are left out: see {outcome.out / fleet.LEFT_OUT}.json")
+    if as_json:
+        typer.echo(json_text(outcome.as_dict()))
+    elif not quiet:
+        for text in outcome.sentences():
+            say(text, str(out))
+    if outcome.left_out:
+        raise typer.Exit(NOT_WRITTEN_STATUS)
 
 
 @app.command(epilog=epilog("refit"))

@@ -203,6 +203,36 @@ def read_csv_file(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
     return found
 
 
+def check_pyarrow() -> None:
+    """Refuse where pyarrow is not installed: `ImportError`, one line that says how to get it."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise ImportError("pyarrow is not installed; get it with `pip install 'rlxjax[scale]'`") from None
+
+
+def read_parquet_file(path: str | os.PathLike[str]) -> Any:
+    """Return the pyarrow table in a Parquet file.
+
+    Raises:
+        ValueError: one line; a file that is missing, cannot be read, or is no Parquet.
+        ImportError: pyarrow is not installed.
+    """
+    check_pyarrow()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path).read()
+    except FileNotFoundError:
+        raise ValueError(f"{os.fspath(path)}: no such file") from None
+    except IsADirectoryError:
+        raise ValueError(f"{os.fspath(path)}: expected a file, got a folder") from None
+    except (pa.ArrowException, OSError) as reason:
+        said = " ".join(str(reason).split())[:SHOWN_CHARACTERS]
+        raise ValueError(f"{os.fspath(path)}: cannot be read as Parquet ({said})") from None
+
+
 def first_refusal(reason: ValidationError) -> str:
     """Return the first thing that a schema refused, in one line: the field, what was expected, what came."""
     first = reason.errors()[0]

@@ -17,6 +17,10 @@ _THREAD_FLAGS = ("XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NU
 MACHINE_FIELDS = ("platform", "device_kind", "machine", "cpu_model", "cores")
 
 
+#: What a fingerprint says where nothing is known.
+UNKNOWN = "unknown"
+
+
 class MachineMismatchWarning(UserWarning):
     """A calibration was made on another machine, or with other software."""
 
@@ -54,6 +58,18 @@ def current_fingerprint() -> Fingerprint:
     )
 
 
+def fingerprint_of_device(device: str) -> Fingerprint:
+    """Return the fingerprint of timings that came with the name of a device and nothing else.
+
+    Examples:
+        >>> found = fingerprint_of_device("phone-7")
+        >>> found.device_kind, found.platform, found.cores
+        ('phone-7', 'unknown', 0)
+    """
+    texts = dict.fromkeys(("platform", "machine", "cpu_model", "jax", "jaxlib", "numpy", "python"), UNKNOWN)
+    return Fingerprint(device_kind=device, device_count=0, cores=0, thread_flags={}, **texts)
+
+
 def fingerprint_differences(
     made_on: Fingerprint,
     here: Fingerprint,
@@ -82,9 +98,16 @@ def warn_if_elsewhere(made_on: Mapping[str, Fingerprint], path: str | os.PathLik
     for differences, names in alike.items():
         if not differences:
             continue
-        is_elsewhere = fingerprint_differences(made_on[names[0]], here, MACHINE_FIELDS)
-        how = "elsewhere" if is_elsewhere else "with other software"
-        of = "" if len(alike) == 1 else f": {', '.join(names)}"
+        of, first = "" if len(alike) == 1 else f": {', '.join(names)}", made_on[names[0]]
+        if first.platform == UNKNOWN:
+            warnings.warn(
+                f"{path}{of} was fitted to timings of the device {first.device_kind!r}, of which nothing else is "
+                "known. Its predictions are of that device.",
+                MachineMismatchWarning,
+                stacklevel=3,
+            )
+            continue
+        how = "elsewhere" if fingerprint_differences(first, here, MACHINE_FIELDS) else "with other software"
         warnings.warn(
             f"{path}{of} was made {how}: {'; '.join(differences)}. Its predictions may not hold here; "
             "`rlxjax calibrate` makes one that does, `rlxjax validate` says whether these still do.",

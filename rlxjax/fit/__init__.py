@@ -49,6 +49,7 @@ from ._suite import Suite as Suite
 from ._suite import cell_runs as cell_runs
 from ._timings import MIN_TIMINGS as MIN_TIMINGS
 from ._timings import Timings as Timings
+from ._timings import check_enough as check_enough
 from ._timings import stack_timings as stack_timings
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

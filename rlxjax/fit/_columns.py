@@ -1,4 +1,4 @@
-"""Timings from elsewhere: columns by name, of a data frame, of records or of a CSV file.
+"""Timings from elsewhere: columns by name, of a data frame, of records, of a CSV or a Parquet file.
 
 Each refusal is one sentence: the file and line or the row, the column, what was expected and what came.
 """
@@ -73,6 +73,13 @@ def columns_of_csv(path: str | os.PathLike[str]) -> Table:
     return Table(names, lambda name: columns.get(name, ()), source, lambda row: f"{source}, line {rows[row][0]}")
 
 
+def columns_of_parquet(path: str | os.PathLike[str]) -> Table:
+    """Return the columns of a Parquet file."""
+    from rlxjax._files import read_parquet_file  # loaded when first used
+
+    return columns_of_frame(read_parquet_file(path), os.fspath(path))
+
+
 def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str) -> tuple[Runs, np.ndarray]:
     """Return the runs of a table's rows and their times in ns, `[n]`, every cell checked.
 
@@ -94,7 +101,7 @@ def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str
     if not len(times_ns):
         raise ValueError(f"{table.source}: expected a row for each timing, got none")
     if variant in table.names:
-        codes = [_at(table, row, _code, model, cell, variant) for row, cell in enumerate(table.cells(variant))]
+        codes = _codes(model, table, variant)
     elif len(model.variants) == 1:
         codes = [0] * len(times_ns)
     else:
@@ -118,7 +125,8 @@ def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str
 
 def _numbers(table: Table, name: str, positive: bool = False) -> np.ndarray:
     cells = table.cells(name)
-    numbers = np.array([_number(cell) for cell in cells], np.float64)
+    is_numbers = isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf"
+    numbers = np.array(cells if is_numbers else [_number(cell) for cell in cells], np.float64)
     wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers > 0 if positive else True)))
     if wrong.size:
         cell = cells[wrong[0]]
@@ -136,6 +144,19 @@ def _number(cell: Any) -> float:
         return float(cell)
     except (TypeError, ValueError, OverflowError):
         return np.nan
+
+
+def _codes(model: LatencyModel, table: Table, name: str) -> list[Any]:
+    """Return the places of a column's variants; each name is looked up once."""
+    codes, known = [], {}
+    for row, cell in enumerate(table.cells(name)):
+        code = known.get(cell) if isinstance(cell, str) else None
+        if code is None:
+            code = _at(table, row, _code, model, cell, name)
+            if isinstance(cell, str):
+                known[cell] = code
+        codes.append(code)
+    return codes
 
 
 def _code(model: LatencyModel, cell: Any, name: str) -> Any:

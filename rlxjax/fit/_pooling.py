@@ -17,7 +17,9 @@ C = TypeVar("C")
 TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
 
 
-def pooled_prior(fits: DeviceFits[C] | Sequence[FitResult[C]], prior: LatencyPrior[C]) -> LatencyPrior[C]:
+def pooled_prior(
+    fits: DeviceFits[C] | Sequence[FitResult[C]] | Sequence[LatencyPosterior], prior: LatencyPrior[C]
+) -> LatencyPrior[C]:
     """Return the log-normal prior of a further device's coefficients, from the fits of several devices.
 
     With `m_d` and `v_d` the mean and variance of a coefficient's logarithm after the fit of device d, and
@@ -30,10 +32,10 @@ def pooled_prior(fits: DeviceFits[C] | Sequence[FitResult[C]], prior: LatencyPri
 
     A coefficient that no device measured keeps the prior, and no variance is below `v_0 / (D + 1)`; one that
     differs more between devices than the prior expected becomes wider than it. Fits that did not converge
-    are left out.
+    are left out. Of posteriors, the correction is pooled too, as by `transferred_prior`; fits of terms have none.
 
     Args:
-        fits: of the devices.
+        fits: of the devices: of their terms, or posteriors.
         prior: what is believed without them, the model's own say.
 
     Raises:
@@ -57,24 +59,26 @@ def pooled_prior(fits: DeviceFits[C] | Sequence[FitResult[C]], prior: LatencyPri
         >>> bool(abs(fit_latency(few, pooled, min_timings=3).coefficients.call_ns / 4e6 - 1) < 0.1)
         True
     """
-    if not isinstance(fits, DeviceFits):
-        if not fits:
-            raise ValueError("fits: expected one at least, got none")
-        shared = [fit[: len(DeviceFits._fields)] for fit in fits]
-        fits = DeviceFits(*jax.tree.map(lambda *leaves: np.stack(leaves), *shared))
-    is_used = np.asarray(fits.converged)
-    if not is_used.any():
+    if not isinstance(fits, DeviceFits) and not fits:
+        raise ValueError("fits: expected one at least, got none")
+    correction: Any = 0.0
+    if isinstance(fits, DeviceFits):
+        is_used = np.asarray(fits.converged)
+        pairs = [[np.stack(jax.tree.leaves(part), -1)[is_used] for part in (fits.coefficients, fits.log_sd)]]
+    elif isinstance(fits[0], LatencyPosterior):
+        pairs = [[_leaves(one.coefficients), _leaves(one.coefficient_log_sd())] for one in fits]
+        correction = _shared_correction(fits)
+    else:
+        pairs = [[_leaves(one.coefficients), _leaves(one.log_sd)] for one in fits if one.converged]
+    if not pairs or not np.size(pairs[0][0]):
         raise ValueError("fits: expected one at least that converged, got none")
-    structure = jax.tree.structure(prior.median)
-    columns = ((fits.coefficients, prior.median), (fits.log_sd, prior.log_sd))
-    values, sds = (
-        np.vstack([np.stack(jax.tree.leaves(own), -1)[is_used], jax.tree.leaves(last)]).astype(np.float64)
-        for own, last in columns
-    )
+    structure, last = jax.tree.structure(prior.median), [_leaves(prior.median), _leaves(prior.log_sd)]
+    values, sds = (np.vstack(part) for part in zip(*pairs, last, strict=True))
     means, variances = np.log(values), sds**2
     mean = means.mean(0)
     variance = np.mean((means - mean) ** 2 + variances, 0)
-    return LatencyPrior(structure.unflatten(np.exp(mean).tolist()), structure.unflatten(np.sqrt(variance).tolist()))
+    medians, log_sds = (structure.unflatten(part.tolist()) for part in (np.exp(mean), np.sqrt(variance)))
+    return LatencyPrior(medians, log_sds, correction)
 
 
 def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
@@ -111,9 +115,16 @@ def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
     squares = np.sum((logs - logs.mean(0)) ** 2, 0) + TRANSFERRED_LOG_SD**2
     log_sd = np.minimum(np.sqrt(squares / count), np.asarray(vector(known.log_sd)))
     structure = jax.tree.structure(known.median)
+    medians = structure.unflatten(np.exp(logs.mean(0)).tolist())
+    return LatencyPrior(medians, structure.unflatten(log_sd.tolist()), _shared_correction(posteriors))
+
+
+def _leaves(tree: Any) -> np.ndarray:
+    return np.array(jax.tree.leaves(tree), np.float64)
+
+
+def _shared_correction(posteriors: Sequence[LatencyPosterior]) -> np.ndarray:
+    """Return the part of the mean correction of some machines that is expected of another."""
+    count = len(posteriors)
     share = count / (count + 1.0 / TRANSFERRED_SHARE - 1.0)
-    return LatencyPrior(
-        structure.unflatten(np.exp(logs.mean(0)).tolist()),
-        structure.unflatten(log_sd.tolist()),
-        share * np.mean([np.asarray(one.weights) for one in posteriors], 0),
-    )
+    return share * np.mean([np.asarray(one.weights) for one in posteriors], 0)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from rlxjax._values import by_value
 
-from ._columns import columns_of_csv, columns_of_frame, columns_of_records, runs_and_times
+from ._columns import columns_of_csv, columns_of_frame, columns_of_parquet, columns_of_records, runs_and_times
 from ._model import LatencyModel, Runs
 
 #: Timings that a fit needs unless its caller says that its prior needs fewer.
@@ -130,6 +130,67 @@ class Timings:
             [100000.0, 200000.0]
         """
         return cls(*runs_and_times(model, columns_of_csv(path), variant, time_ns))
+
+    @classmethod
+    def from_parquet(
+        cls, model: LatencyModel, path: str | os.PathLike[str], *, variant: str = "variant", time_ns: str = "time_ns"
+    ) -> "Timings":
+        """Read a Parquet file of one row a timing; columns and other arguments as in `from_dataframe`.
+
+        Args:
+            model: whose runs were timed.
+            path: of the file.
+            variant: the column of variants.
+            time_ns: the column of times.
+
+        Raises:
+            ValueError: a file that is missing, empty or no Parquet, or as in `from_dataframe`; with the file and row.
+            ImportError: pyarrow is not installed.
+
+        Examples:
+            >>> import pathlib, tempfile
+            >>> from rlxjax.models import FFT
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "fft.parquet"
+            >>> timings = Timings.checked(FFT, variant="fft", batch=[8, 64], n_fft=[256, 256], time_ns=[1e5, 2e5])
+            >>> timings.to_parquet(path)
+            >>> Timings.from_parquet(FFT, path) == timings
+            True
+        """
+        return cls(*runs_and_times(model, columns_of_parquet(path), variant, time_ns))
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write a Parquet file of one row a timing: the variant's name, the inputs by name, `time_ns`.
+
+        Args:
+            path: of the file, which appears whole.
+
+        Raises:
+            ValueError: timings of several devices, or a path that is no file.
+            OSError: it cannot be written.
+            ImportError: pyarrow is not installed.
+
+        Examples:
+            >>> import pathlib, tempfile
+            >>> from rlxjax.models import FFT
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "fft.parquet"
+            >>> Timings.checked(FFT, variant="fft", batch=[8], n_fft=[256], time_ns=[1e5]).to_parquet(path)
+            >>> import pyarrow.parquet as pq
+            >>> pq.read_table(path).column_names
+            ['variant', 'batch', 'n_fft', 'time_ns']
+        """
+        from rlxjax._files import check_pyarrow, whole_file  # loaded when first used
+
+        check_pyarrow()
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if len(shape := np.shape(self.time_ns)) != 1:
+            raise ValueError(f"timings: expected those of one device, [n], got time_ns of shape {shape}")
+        names = np.array(self.model.variants)[np.broadcast_to(np.asarray(self.runs.variant), shape)]
+        columns = {name: np.broadcast_to(np.asarray(self.runs.inputs[name]), shape) for name in self.model.inputs}
+        table = pa.table({"variant": names.tolist(), **columns, "time_ns": np.asarray(self.time_ns)})
+        with whole_file(path) as temporary:
+            pq.write_table(table, temporary)
 
     @property
     def model(self) -> LatencyModel:

@@ -1,11 +1,14 @@
 """Tables of rows on disk, larger than memory: a gate or a calibrated model over Parquet files, part by part.
 
-`evaluate` reads, evaluates and writes; an `Evaluation` says what was done. pyarrow does the files.
+`evaluate` reads, evaluates and writes; an `Evaluation` says what was done. `fleet_of` finds the timings of many
+devices, which are read by groups. pyarrow does the files.
 """
 
 from ._evaluate import ROWS_PER_BATCH as ROWS_PER_BATCH
 from ._evaluate import Evaluation as Evaluation
 from ._evaluate import evaluate as evaluate
+from ._fleet import Fleet as Fleet
+from ._fleet import fleet_of as fleet_of
 from ._gate import GATE_COLUMNS as GATE_COLUMNS
 from ._model import MODEL_COLUMNS as MODEL_COLUMNS
 

@@ -8,6 +8,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from rlxjax._checks import as_index
+from rlxjax._files import check_pyarrow
 from rlxjax.calibration import CalibratedModel
 from rlxjax.device import IoFusionGate
 
@@ -127,7 +128,7 @@ def evaluate(
         program = model_rows(what, want, strategy, level, has_strategy_column=STRATEGY in (columns or {}))
     else:
         raise ValueError(f"what: expected an IoFusionGate or a CalibratedModel, got {type(what).__name__}")
-    _check_pyarrow()
+    check_pyarrow()
     from ._job import job_of, run_job
 
     job, parts = job_of(program, source, sink, columns, rows_per_batch, strict)
@@ -144,10 +145,3 @@ def evaluate(
         evaluate_s=done.times.evaluate_s,
         encode_s=done.times.encode_s,
     )
-
-
-def _check_pyarrow() -> None:
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise ImportError("pyarrow is not installed; get it with `pip install 'rlxjax[scale]'`") from None

@@ -1,0 +1,277 @@
+"""The calibrations of a fleet: timings of many devices in, a file for each and the prior that they share out.
+
+A prior is pooled from some of the devices first; then every device is fitted with it, group by group. What one group
+needs is a value, and what it does is one function of that value, so that any pool of processes may run it.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import functools
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+
+from rlxjax.calibration import (
+    CalibrationFile,
+    PriorFile,
+    fingerprint_of_device,
+    made_now,
+    prior_section,
+    section_of,
+    section_prior,
+    write_json_file,
+    write_text_file,
+)
+from rlxjax.fit import (
+    MIN_TIMINGS,
+    LatencyModel,
+    LatencyPosterior,
+    LatencyPrior,
+    PosteriorFit,
+    Timings,
+    fit_posteriors,
+    pooled_prior,
+    stack_timings,
+)
+from rlxjax.models import BUILT_IN
+from rlxjax.tables import Fleet
+
+from .command_line import set_up_jax
+from .named import named
+from .progress import Progress
+
+#: Devices that are fitted together, and those that the prior is pooled from at most, evenly spread: of so many the
+#: mean is known to a twelfth of what devices differ by.
+GROUP_DEVICES, POOLED_DEVICES = 32, 128
+#: A device is left out if the noise of its timings is so many times the median of such fits, and more than the least.
+MOST_NOISE_RATIO, LEAST_MOST_NOISE = 4.0, 0.1
+#: Devices that are left out and named on standard error at most; a file names all.
+SHOWN = 20
+#: What the folder holds beside a file a device.
+PRIOR, LEFT_OUT = "prior", "left-out"
+#: Names of devices that are names of files everywhere.
+_FILE_NAME = re.compile(r"[\w][\w .+@=,()-]{0,199}")
+
+
+#: What calls a function with each of some values, in their order, here or in other processes.
+Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Some devices of a fleet, and all that their calibrations depend on."""
+
+    fleet: Fleet
+    devices: tuple[str, ...]
+    prior: LatencyPrior[Any]
+    known: LatencyPrior[Any]
+    most_noise: float
+    command: str
+    out: FilePath
+
+
+@dataclasses.dataclass(frozen=True)
+class FleetOutcome:
+    """What was done: devices in all, those left out with the reason, where everything is."""
+
+    out: FilePath
+    devices: int
+    left_out: dict[str, str]
+
+    @property
+    def written(self) -> int:
+        """Calibrations that were written."""
+        return self.devices - len(self.left_out)
+
+    def sentences(self) -> list[str]:
+        """Return what to say of it."""
+        return [
+            f"{self.written:,} of {self.devices:,} devices have a calibration in {self.out}.",
+            f"{PRIOR}.json there is what they say of a further device: `rlxjax calibrate --prior` takes it.",
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the same as JSON has it."""
+        places = {"out": str(self.out), "prior": str(self.out / f"{PRIOR}.json")}
+        return {**places, "devices": self.devices, "written": self.written, "left_out": self.left_out}
+
+
+def model_of(name: str) -> LatencyModel:
+    """Return a latency model by its name, or by `module:NAME`.
+
+    Raises:
+        ValueError: no such model, or something else.
+    """
+    if ":" not in name:
+        if name not in BUILT_IN:
+            raise ValueError(f"--model: expected one of {', '.join(BUILT_IN)}, or module:NAME, got {name!r}")
+        return BUILT_IN[name]
+    found = named(name, "--model")
+    found = found() if isinstance(found, type) else found
+    if not hasattr(found, "terms_ns"):
+        raise ValueError(f"--model: expected a rlxjax.LatencyModel, {name} is of type {type(found).__name__}")
+    return found
+
+
+def check_folder(out: FilePath) -> None:
+    """Refuse a place for calibrations that is no new or empty folder.
+
+    Raises:
+        ValueError: a file, or a folder that holds something.
+    """
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ValueError(f"--out: expected a folder for the calibrations of a fleet, got the file {out}")
+    held = sorted(one.name for one in out.iterdir())
+    if held:
+        raise ValueError(f"--out: expected a new or an empty folder, got {out}, which holds {held[0]!r}")
+
+
+def run(
+    fleet: Fleet, out: FilePath, *, known: LatencyPrior[Any] | None, command: str, progress: Progress, workers: int
+) -> FleetOutcome:
+    """Write a calibration of every device whose timings fit, the pooled prior, and why others are left out.
+
+    Args:
+        fleet: its timings.
+        out: a new or an empty folder.
+        known: what is believed of a device beforehand; the model's own prior unless given.
+        command: how the job was called, for the files.
+        progress: shows the phases.
+        workers: processes that fit groups side by side.
+
+    Raises:
+        ValueError: a folder that holds something, a row without a device, or no device whose timings fit.
+    """
+    check_folder(out)
+    known = fleet.model.prior if known is None else known
+    with progress.phase("reading the devices"):
+        devices = list(fleet.counts())
+    left_out = {device: reason for device in devices if (reason := _refused_name(device))}
+    named_well = [device for device in devices if device not in left_out]
+    with pool_of(min(workers, -(-len(named_well) // GROUP_DEVICES))) as each:
+        with progress.phase("pooling"):
+            prior, most_noise = pooled(fleet, named_well, known, command, out, each)
+        groups = [Group(fleet, own, prior, known, most_noise, command, out) for own in _in_groups(named_well)]
+        with progress.phase("fitting", total=len(groups)) as advance:
+            for found in each(fit_group, groups):
+                left_out |= found
+                advance()
+    if left_out:
+        write_text_file(json.dumps(left_out, indent=2, ensure_ascii=False) + "\n", out / f"{LEFT_OUT}.json")
+    return FleetOutcome(out, len(devices), left_out)
+
+
+def pooled(
+    fleet: Fleet, devices: Sequence[str], known: LatencyPrior[Any], command: str, out: FilePath, each: Map
+) -> tuple[LatencyPrior[Any], float]:
+    """Pool a prior from some devices and write it; return it, and the most noise that a device may have."""
+    some = devices[:: max(1, -(-len(devices) // POOLED_DEVICES))]
+    found, reasons = [], {}
+    for fits, refused in each(functools.partial(fitted, fleet, known), _in_groups(some)):
+        found += fits
+        reasons |= refused
+    noise = [fit.terms.noise_sd for _, fit, _ in found if fit.terms.converged]
+    most_noise = max(MOST_NOISE_RATIO * float(np.median(noise)), LEAST_MOST_NOISE) if noise else 0.0
+    kept = [one for one in found if not _refused_fit(one[1], most_noise)]
+    if not kept:
+        reasons |= {device: _refused_fit(fit, most_noise) or "" for device, fit, _ in found}
+        first = next(iter(reasons.items()), ("", "there is no device"))
+        raise ValueError(f"{fleet.files[0]}: expected devices whose timings fit, got none; of {first[0]!r}: {first[1]}")
+
+    def pool(posteriors: Sequence[LatencyPosterior]) -> LatencyPrior[Any]:
+        return pooled_prior(posteriors, known)
+
+    section = prior_section([fit for _, fit, _ in kept], [time_ns for *_, time_ns in kept], pool, fleet.model.facts)
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    content = PriorFile(created=created, command=command, models={fleet.model.name: section})
+    write_json_file(content, out / f"{PRIOR}.json")
+    return section_prior(fleet.model, section), most_noise
+
+
+def fit_group(group: Group) -> dict[str, str]:
+    """Fit a group's devices, and write a calibration each; return why others are left out, by device."""
+    found, left_out = fitted(group.fleet, group.prior, group.devices)
+    for device, fit, _ in found:
+        if reason := _refused_fit(fit, group.most_noise):
+            left_out[device] = reason
+            continue
+        made = made_now() | {"command": group.command, "fingerprint": fingerprint_of_device(device)}
+        section = section_of(fit, group.known, **made)
+        content = CalibrationFile(models={group.fleet.model.name: section})
+        write_json_file(content, group.out / f"{device}.json", indent=None)
+    return left_out
+
+
+def processors() -> int:
+    """Return how many this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def pool_of(workers: int) -> Iterator[Map]:
+    """Give a map over processes, each with JAX set up; over this one where one is enough."""
+    if workers < 2:
+        yield map
+        return
+    # A processor's own threads would wait for those of the other processes.
+    own = os.environ.get("OPENBLAS_NUM_THREADS")
+    os.environ["OPENBLAS_NUM_THREADS"] = own or "1"
+    try:
+        with ProcessPoolExecutor(workers, get_context("spawn"), set_up_jax, ("cpu",)) as pool:
+            try:
+                yield pool.map
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    finally:
+        if own is None:
+            del os.environ["OPENBLAS_NUM_THREADS"]
+
+
+def _in_groups(devices: Sequence[str]) -> list[tuple[str, ...]]:
+    return [tuple(devices[first : first + GROUP_DEVICES]) for first in range(0, len(devices), GROUP_DEVICES)]
+
+
+def fitted(
+    fleet: Fleet, prior: LatencyPrior[Any], devices: Sequence[str]
+) -> tuple[list[tuple[str, PosteriorFit, np.ndarray]], dict[str, str]]:
+    """Return devices with their fits and times, and why others have none."""
+    read = fleet.timings(devices, MIN_TIMINGS)
+    good = {device: own for device, own in read.items() if isinstance(own, Timings)}
+    left_out = {device: own for device, own in read.items() if isinstance(own, str)}
+    if not good:
+        return [], left_out
+    timings, weights = stack_timings(list(good.values()))
+    fits = fit_posteriors(timings, prior, weights)
+    return [
+        (device, fit._replace(runs=own.runs), np.asarray(own.time_ns))
+        for (device, own), fit in zip(good.items(), fits, strict=True)
+    ], left_out
+
+
+def _refused_fit(fit: PosteriorFit, most_noise: float) -> str | None:
+    """Return why a fit makes no calibration."""
+    if not fit.terms.converged:
+        return fit.terms.message.removesuffix(".")
+    if fit.terms.noise_sd > most_noise:
+        off, most = (100 * np.expm1(share) for share in (fit.terms.noise_sd, most_noise))
+        return f"its times are off their predictions by {off:.0f} %, where {most:.0f} % is the most for this fleet"
+    return None
+
+
+def _refused_name(device: str) -> str | None:
+    """Return why a device's name is none of a file."""
+    if _FILE_NAME.fullmatch(device) is None or device.endswith(" "):
+        return "expected a name of letters, digits and spaces, _ . + @ = , ( ) or -, of at most 200"
+    return "a file of this name is there already" if device in (PRIOR, LEFT_OUT) else None

@@ -1,0 +1,165 @@
+"""Timings of a fleet: files of rows with a column of devices, read by groups of devices, whatever their number."""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+
+from rlxjax._files import check_pyarrow
+from rlxjax._values import FrozenDict
+from rlxjax.fit import LatencyModel, Timings, check_enough
+from rlxjax.fit._columns import UNITS_NS, Table, runs_and_times
+
+from ._rows import Field
+
+#: Column that pyarrow gives with each row: the file that it is from.
+FILE = "__filename"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """Files of timings of many devices; it pickles, and holds no row.
+
+    Attributes:
+        model: whose runs were timed.
+        files: in their order.
+        columns: by field: `device`, `variant`, the inputs and `time_ns`; a field that is missing has a default.
+    """
+
+    model: LatencyModel
+    files: tuple[str, ...]
+    columns: Mapping[str, str]
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of timings of each device, in the order in which they appear.
+
+        Raises:
+            ValueError: a row without a device; one line with the file and row.
+        """
+        found: dict[str, int] = {}
+        name = self.columns["device"]
+        for file in self.files:
+            first = 0
+            for batch in _dataset((file,)).to_batches(columns=[name]):
+                for device, count in _counted(batch.column(name)):
+                    if device is None or not str(device):
+                        row = first + [not one for one in batch.column(name).to_pylist()].index(True)
+                        raise ValueError(f"{file}, row {row}: {name}: expected the name of a device, got nothing")
+                    found[device] = found.get(device, 0) + count
+                first += batch.num_rows
+        return found
+
+    def timings(self, devices: Sequence[str], min_timings: int) -> dict[str, Timings | str]:
+        """Return the timings of devices, or a sentence on why they make no fit, in the order given.
+
+        Args:
+            devices: names; no other device's rows are held.
+            min_timings: fewer of a device are refused.
+        """
+        import pyarrow as pa
+        import pyarrow.compute
+
+        compute: Any = pyarrow.compute
+        dataset, column = _dataset(self.files), self.columns["device"]
+        is_mine = compute.field(column)
+        if pa.types.is_dictionary(dataset.schema.field(column).type):
+            is_mine = is_mine.cast(pa.string())
+        names = list(dict.fromkeys([*self.columns.values(), FILE]))
+        table = dataset.to_table(columns=names, filter=is_mine.isin(list(devices)))
+        columns = {name: _cells(table.column(name)) for name in names}
+        place_of = {device: place for place, device in enumerate(devices)}
+        own = np.array([place_of[device] for device in columns[column]], int)
+        order = np.argsort(own, kind="stable")
+        edges = np.searchsorted(own[order], np.arange(len(devices) + 1))
+        return {
+            device: self._timings_of(device, columns, order[edges[place] : edges[place + 1]], min_timings)
+            for place, device in enumerate(devices)
+        }
+
+    def _timings_of(
+        self, device: str, columns: Mapping[str, np.ndarray], rows: np.ndarray, min_timings: int
+    ) -> Timings | str:
+        by_field = {field: name for field, name in self.columns.items() if field not in ("device", "time_ns")}
+        cells = {field: columns[name][rows] for field, name in by_field.items()}
+        time_ns = self.columns["time_ns"]
+        cells[time_ns] = columns[time_ns][rows]
+
+        def place(row: int) -> str:
+            return f"{columns[FILE][rows[row]]}, row {row} of {device!r}"
+
+        try:
+            table = Table(list(cells), cells.__getitem__, columns[FILE][rows[0]], place)
+            found = Timings(*runs_and_times(self.model, table, "variant", time_ns))
+            check_enough(found, np.ones(len(rows)), min_timings)
+        except ValueError as reason:
+            return str(reason)
+        return found
+
+
+def fleet_of(
+    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    model: LatencyModel,
+    columns: Mapping[str, str] | None = None,
+    without: str | os.PathLike[str] = "",
+) -> Fleet:
+    """Return the timings of a fleet in Parquet files; their footers are read, no row.
+
+    Args:
+        source: a file, a glob, a folder, or several of them, of one schema; a device's rows may lie in several.
+        model: whose runs were timed.
+        columns: the column of fields that have another name: `device`, `variant`, `time_ns` or an input.
+        without: a folder whose files are left alone.
+
+    Raises:
+        ValueError: no file, one that is no Parquet or has another schema, no rows, a missing column, or one of another
+            type; one line.
+        ImportError: pyarrow is not installed.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> import pyarrow as pa, pyarrow.parquet as pq
+        >>> from rlxjax.models import FFT
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "fleet.parquet"
+        >>> rows = {"device": ["one", "two", "one"], "batch": [1, 2, 3], "n_fft": [64, 64, 64], "time_us": [3.0] * 3}
+        >>> pq.write_table(pa.table(rows), path)
+        >>> fleet_of(path, FFT).counts()
+        {'one': 2, 'two': 1}
+    """
+    check_pyarrow()
+    from ._source import columns_of, source_of
+
+    found, _ = source_of(source, FilePath(without))
+    given = dict(columns or {})
+    if found.keys.names:
+        first = next(iter(found.files))
+        raise ValueError(f"{first}: expected columns in the files, got {found.keys.names[0]!r} in their paths")
+    if "time_ns" not in given and "time_ns" not in found.schema.names:
+        others = [name for unit in UNITS_NS if (name := f"time{unit}") in found.schema.names]
+        given |= {"time_ns": others[0]} if others else {}
+    variants = model.variants
+    fields = {
+        "device": Field("device", names=("any",)),
+        "variant": Field("variant", names=variants, default=variants[0] if len(variants) == 1 else None),
+        "time_ns": Field("time"),
+        **{name: Field(entry.unit, default=entry.default) for name, entry in model.inputs.items()},
+    }
+    mapped, _ = columns_of(found, fields, given, (), next(iter(found.files)))
+    return Fleet(model, tuple(found.files), FrozenDict(mapped))
+
+
+def _dataset(files: Sequence[str]) -> Any:
+    import pyarrow.dataset
+
+    return pyarrow.dataset.dataset(list(files), format="parquet")
+
+
+def _counted(column: Any) -> list[tuple[Any, int]]:
+    return [(entry["values"], entry["counts"]) for entry in column.value_counts().to_pylist()]
+
+
+def _cells(column: Any) -> np.ndarray:
+    """Return a column's cells; texts as Python's."""
+    return np.asarray(column)
