@@ -7,7 +7,14 @@ _FITTED = {1: "a fit did not converge, and was not written", 3: "with --strict: 
 
 #: What stands below the options of a command: command lines, and what each exit status means besides those of `SHARED`.
 ENDINGS: dict[str, tuple[tuple[str, ...], dict[int, str]]] = {
-    "calibrate": (("rlxjax calibrate", "rlxjax calibrate --only functions --budget 30"), _FITTED | _KEPT),
+    "calibrate": (
+        (
+            "rlxjax calibrate",
+            "rlxjax calibrate --only functions --budget 30",
+            "rlxjax calibrate --samples 'fleet/*.parquet' --out fleet",
+        ),
+        _FITTED | _KEPT | {1: "a fit did not converge, or a device was left out, and was not written"},
+    ),
     "refit": (("rlxjax refit calibration-cpu.functions.samples.jsonl --verbose",), _FITTED),
     "validate": (
         ("rlxjax validate", "rlxjax validate calibration.json --quiet"),

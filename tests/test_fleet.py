@@ -1,0 +1,214 @@
+"""Fleets: a calibration of each device from Parquet files, the prior of a further one, and what is left out."""
+
+import json
+import pickle
+import warnings
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from _campaigns import TRUE_NS, Toy
+from _documented import assert_documented
+from typer.testing import CliRunner
+
+import rlxjax as rx
+from calibrate import fleet as job
+from calibrate.cli import app
+from rlxjax import Timings
+from rlxjax.calibration import MachineMismatchWarning, read_prior
+from rlxjax.fit import coefficient_names, fit_posterior, predicted_ns
+from rlxjax.models import FFT
+from rlxjax.tables import fleet_of
+
+TOY = Toy()
+GRID = TOY.grid()
+#: Devices whose timings fit.
+GOOD = [f"good-{number}" for number in range(6)]
+
+
+def timings_of_device(seed, noise_sd=0.03):
+    """Return timings of a device whose coefficients are somewhat off the known machine's."""
+    rng = np.random.default_rng(seed)
+    own = {name: value * np.exp(0.3 * rng.normal()) for name, value in TRUE_NS.items()}
+    time_ns = np.asarray(predicted_ns(own, GRID, {})) * np.exp(noise_sd * rng.normal(size=GRID.shape))
+    rows = rng.permutation(GRID.shape[0])[: GRID.shape[0] - seed]  # of each device another number
+    inputs = {name: np.asarray(column)[rows] for name, column in GRID.inputs.items()}
+    return Timings.checked(TOY, variant=np.asarray(GRID.variant)[rows], **inputs, time_ns=time_ns[rows])
+
+
+def columns_of(device, timings, **changes):
+    names = np.array(TOY.variants)[np.asarray(timings.runs.variant)].tolist()
+    columns = {"device": [device] * len(names), "variant": names, **timings.runs.inputs, "time_ns": timings.time_ns}
+    return {name: list(column) for name, column in (columns | changes).items()}
+
+
+def written(folder, *devices):
+    """Write two files of devices' rows, each device's in both; return their glob."""
+    folder.mkdir(exist_ok=True)
+    rows = pa.concat_tables([pa.table(columns) for columns in devices])
+    for part in range(2):
+        pq.write_table(rows.take(np.arange(part, rows.num_rows, 2)), folder / f"part-{part}.parquet")
+    return f"{folder}/*.parquet"
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def calibrate(samples, out, *options):
+    return invoke("calibrate", "--samples", samples, "--out", out, "--model", "_campaigns:Toy", "--quiet", *options)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A fleet with devices whose timings do not fit, and what the command made of it."""
+    folder = tmp_path_factory.mktemp("fleet")
+    good = [columns_of(device, timings_of_device(seed)) for seed, device in enumerate(GOOD)]
+    few = {name: column[:5] for name, column in columns_of("few", timings_of_device(0)).items()}
+    one = {name: [column[0]] * 20 for name, column in columns_of("one", timings_of_device(0)).items()}
+    some = timings_of_device(0)
+    broken = columns_of("broken", some, time_ns=np.where(np.arange(len(some.time_ns)) == 4, np.nan, some.time_ns))
+    wild = columns_of("wild", timings_of_device(0, noise_sd=1.5))
+    path = columns_of("../outside", some)
+    samples = written(folder / "in", *good[:3], few, one, broken, wild, path, *good[3:])
+    return samples, folder / "out", calibrate(samples, folder / "out", "--json")
+
+
+def test_each_device_has_the_calibration_of_a_lone_fit_with_the_pooled_prior(made):
+    samples, out, _ = made
+    prior = read_prior(out / "prior.json", TOY)
+    for device in GOOD[::2]:
+        rows = pa.concat_tables([pq.read_table(f"{out.parent}/in/part-{part}.parquet") for part in range(2)])
+        own = Timings.from_dataframe(TOY, rows.filter(pa.compute.equal(rows["device"], device)))
+        alone = fit_posterior(own, prior).posterior
+        with pytest.warns(MachineMismatchWarning, match=f"timings of the device '{device}', of which nothing else"):
+            found = rx.load_calibration(out / f"{device}.json", models=[TOY]).posterior
+        sds = np.array(jax.tree.leaves(alone.coefficient_log_sd()))
+        logs = [np.log(jax.tree.leaves(one.coefficients)) / sds for one in (found, alone)]
+        np.testing.assert_allclose(*logs, atol=0.02)
+        np.testing.assert_allclose(found.spread, alone.spread, rtol=0.01)
+        np.testing.assert_allclose(found.factor, alone.factor, atol=0.02 * sds.max())
+
+
+def test_a_device_whose_timings_do_not_fit_is_left_out_with_a_sentence(made):
+    _, out, result = made
+    assert result.exit_code == 1
+    left_out = json.loads((out / "left-out.json").read_text())
+    assert {path.stem for path in out.iterdir()} == {*GOOD, "prior", "left-out"}
+    assert left_out.keys() == {"few", "one", "broken", "wild", "../outside"}
+    assert "expected at least 8 that count, got 5" in left_out["few"]
+    assert "expected several workloads, got one: vary rows and width" in left_out["one"]
+    assert "'broken': time_ns: expected a positive finite number, got nan" in left_out["broken"]
+    assert "part-" in left_out["broken"]
+    assert "its times are off their predictions by" in left_out["wild"]
+    assert "expected a name of" in left_out["../outside"]
+    for device, reason in left_out.items():
+        assert "\n" not in reason
+        assert f"{device} is left out: {reason}" in result.stderr
+    printed = json.loads(result.stdout)
+    assert (printed["devices"], printed["written"]) == (len(GOOD) + 5, len(GOOD))
+    assert printed["left_out"] == left_out
+    assert_documented("calibrate --samples", printed)
+
+
+def test_the_prior_is_near_what_the_devices_are_and_no_device_that_is_left_out_moves_it(made, tmp_path):
+    _, out, _ = made
+    prior = read_prior(out / "prior.json", TOY)
+    for name, median in prior.median.items():
+        assert abs(np.log(median / TRUE_NS[name])) < 0.7, name
+        assert prior.log_sd[name] < TOY.prior.log_sd[name]
+    samples = written(tmp_path / "in", *(columns_of(device, timings_of_device(n)) for n, device in enumerate(GOOD)))
+    assert calibrate(samples, tmp_path / "out").exit_code == 0
+    assert not (tmp_path / "out/left-out.json").exists()
+    jax.tree.map(np.testing.assert_allclose, read_prior(tmp_path / "out/prior.json", TOY), prior)
+
+
+def test_a_group_is_a_value_that_another_process_may_fit(made, tmp_path):
+    samples, out, _ = made
+    fleet = fleet_of(samples, TOY)
+    prior = read_prior(out / "prior.json", TOY)
+    group = job.Group(fleet, (GOOD[1],), prior, TOY.prior, 1.0, "a test", tmp_path)
+    assert job.fit_group(pickle.loads(pickle.dumps(group))) == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MachineMismatchWarning)
+        one, other = (rx.load_calibration(folder / f"{GOOD[1]}.json", models=[TOY]) for folder in (tmp_path, out))
+    for name in coefficient_names(TOY.prior.median):
+        assert one.coefficients[name] == pytest.approx(other.coefficients[name], rel=1e-3)
+
+
+def test_what_cannot_be_is_refused_in_one_line(made, tmp_path):
+    samples, out, _ = made
+    (tmp_path / "file").write_text("")
+    (tmp_path / "broken.parquet").write_text("no")
+    pq.write_table(pa.table({"device": [1], "variant": ["at_once"], "time_ns": [1.0]}), tmp_path / "numbers.parquet")
+    pq.write_table(pa.table({"device": ["a"], "variant": ["at_once"]}), tmp_path / "less.parquet")
+    new, toy = tmp_path / "new", ("--model", "_campaigns:Toy")
+    for arguments, said in (
+        ((samples, out, *toy), f"--out: expected a new or an empty folder, got {out}, which holds "),
+        ((samples, tmp_path / "file", *toy), "got the file"),
+        ((tmp_path / "none*.parquet", new, *toy), "expected Parquet files, found none"),
+        ((tmp_path / "broken.parquet", new, *toy), "broken.parquet: cannot be read as Parquet"),
+        ((tmp_path / "numbers.parquet", new, *toy), "device: expected names, got int64"),
+        ((tmp_path / "less.parquet", new, *toy), "time_ns: no such column"),
+        ((samples, new, *toy, "--column", "device=host"), "host (for device): no such column"),
+        ((samples, new, *toy, "--column", "device"), "--column: expected field=name, got 'device'"),
+        ((samples, new, *toy, "--column", "where=device"), "expected fields among device, variant, time_ns, rows"),
+        ((samples, new, *toy, "--budget", "60"), "--budget: expected none beside --samples"),
+        ((samples, new, "--model", "abacus"), "--model: expected one of welch, fft, functions"),
+        ((samples, new, *toy, *toy), "expected one model beside --samples, got 2"),
+    ):
+        result = invoke("calibrate", "--samples", arguments[0], "--out", *arguments[1:], "-q")
+        assert (result.exit_code, result.stdout) == (2, ""), arguments
+        assert result.stderr.count("\n") == 1
+        assert said in result.stderr
+        assert not new.exists()
+    assert "--out: expected a folder" in invoke("calibrate", "--samples", samples).stderr
+
+
+def test_columns_may_have_other_names_and_units_and_a_prior_may_be_given(made, tmp_path):
+    _, out, _ = made
+    timings = timings_of_device(1)
+    columns = columns_of("one", timings, host=["a"] * len(timings.time_ns))
+    columns |= {"fast_us": [time_ns / 1e3 for time_ns in columns.pop("time_ns")], "how": columns.pop("variant")}
+    samples = written(tmp_path / "in", columns)
+    named = ("--column", "device=host", "--column", "time_ns=fast_us", "--column", "variant=how")
+    assert calibrate(samples, tmp_path / "out", *named, "--prior", out / "prior.json").exit_code == 0
+    with pytest.warns(MachineMismatchWarning):
+        found = rx.load_calibration(tmp_path / "out/a.json", models=[TOY])
+    time_ns = np.asarray(found.of("toy").predict_ns("at_once", 256, 64))
+    rows = np.asarray(timings.runs.inputs["rows"]) * np.asarray(timings.runs.inputs["width"])
+    assert timings.time_ns.min() < time_ns < timings.time_ns.max()
+    assert rows.size == len(columns["fast_us"])
+
+
+def test_timings_come_back_from_parquet_as_they_were(tmp_path):
+    timings, path = timings_of_device(0), tmp_path / "own.parquet"
+    timings.to_parquet(path)
+    assert Timings.from_parquet(TOY, path) == timings
+    fft = Timings.checked(FFT, variant="fft", batch=[8, 64], n_fft=[256, 512], time_ns=[1e5, 2e5])
+    fft.to_parquet(path)
+    assert Timings.from_parquet(FFT, path) == fft
+    assert [one.name for one in tmp_path.iterdir()] == ["own.parquet"]
+    table = pq.read_table(path)
+    for changed, said in (
+        (table.drop_columns("time_ns"), ": expected a column 'time_ns'"),
+        (table.set_column(1, "batch", pa.array([8.0, None])), ", row 1: batch: expected a finite number, got nan"),
+        (
+            table.set_column(0, "variant", pa.array(["fft", "sort"])),
+            ", row 1: variant: expected one of fft, got 'sort'",
+        ),
+        (table.slice(0, 0), ": expected a row for each timing, got none"),
+    ):
+        pq.write_table(changed, path)
+        with pytest.raises(ValueError, match=".") as caught:
+            Timings.from_parquet(FFT, path)
+        assert str(caught.value).startswith(f"{path}{said}")
+    path.write_text("no")
+    with pytest.raises(ValueError, match="own.parquet: cannot be read as Parquet"):
+        Timings.from_parquet(FFT, path)
+    with pytest.raises(ValueError, match="none.parquet: no such file"):
+        Timings.from_parquet(FFT, tmp_path / "none.parquet")
+    with pytest.raises(ValueError, match="expected those of one device"):
+        rx.fit.stack_timings([fft, fft])[0].to_parquet(path)
