@@ -60,7 +60,7 @@ def compiled_programs_path() -> FilePath:
     Each kind of processor has a folder of its own: JAX loads a program with instructions of another one.
     """
     processor = hashlib.sha256(_processor().encode()).hexdigest()[:12]
-    return home_folder("cache") / "compiled" / f"{platform.machine()}-{processor}"
+    return home_folder("cache", CalibrationFileError) / "compiled" / f"{platform.machine()}-{processor}"
 
 
 def _processor() -> str:

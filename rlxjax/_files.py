@@ -17,7 +17,7 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_serializer, model_validator
 
@@ -81,6 +81,23 @@ def digest_problem(content: Mapping[str, Any]) -> str | None:
         f"digest {got}: the content is not what was written; if it was edited on purpose, take it with unsealed=True, "
         "or with --unsealed where a command has that"
     )
+
+
+def home_folder(kind: Literal["data", "cache"], error: type[ValueError] = ValueError) -> FilePath:
+    """Return the folder of `RLXJAX_HOME` where it is set, else that of the user's data or caches.
+
+    Raises:
+        ValueError: of the type given; a user without a home.
+    """
+    import platformdirs
+
+    given = os.environ.get("RLXJAX_HOME")
+    users = platformdirs.user_data_dir if kind == "data" else platformdirs.user_cache_dir
+    try:
+        return FilePath(given or users("rlxjax", appauthor=False)).expanduser()
+    except RuntimeError:
+        got = given or "none, and this user has no home"
+        raise error(f"RLXJAX_HOME: expected a folder, got {got}; set it to one") from None
 
 
 def read_file(path: str | os.PathLike[str], error: type[ValueError] = ValueError, mend: str = "") -> bytes:

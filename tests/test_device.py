@@ -39,7 +39,7 @@ def values(row):
 def test_rows_devices_and_targets_are_those_of_the_specification_and_none_can_be_changed():
     assert list(rx.Device) == DEVICES
     assert sorted(rx.Target) == sorted(set(TARGETS))
-    assert list(rx.device.Provenance) == ["measured", ARCH, GUESS]
+    assert list(rx.device.Provenance) == ["measured", ARCH, "data sheet", GUESS]
     assert {name: (values(row), row.provenance) for name, row in rx.device.BACKEND_ROWS.items()} == SPEC
     assert all(isinstance(value, float) for row in rx.device.BACKEND_ROWS.values() for value in values(row))
     with pytest.raises(TypeError):

@@ -7,8 +7,8 @@ ROOT = Path(__file__).parent.parent
 
 #: From the ground up: the rooms of `rlxjax`, its face last. A room imports from lower floors and from itself.
 FLOORS = (
-    ("_typing", "_checks", "_chunks", "_counts", "_files", "_numerics", "_values", "clock"),
-    ("graph",),
+    ("_typing", "_checks", "_chunks", "_counts", "_files", "_numerics", "_provenance", "_tracing", "_values", "clock"),
+    ("graph", "targets"),
     ("jaxpr",),
     ("device",),
     ("fusion", "fit"),

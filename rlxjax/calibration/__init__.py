@@ -8,6 +8,7 @@ explains.
 from rlxjax._files import Strict as Strict
 from rlxjax._files import file_to_write as file_to_write
 from rlxjax._files import first_refusal as first_refusal
+from rlxjax._files import home_folder as home_folder
 from rlxjax._files import locked as locked
 from rlxjax._files import not_written as not_written
 from rlxjax._files import read_file as read_file
@@ -32,7 +33,6 @@ from ._explanation import explain as explain
 from ._file import GATE_UNITS as GATE_UNITS
 from ._file import CalibrationFileError as CalibrationFileError
 from ._file import default_calibration_path as default_calibration_path
-from ._file import home_folder as home_folder
 from ._file import is_there as is_there
 from ._file import machine_section as machine_section
 from ._file import made_now as made_now

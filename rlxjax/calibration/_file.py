@@ -9,7 +9,7 @@ import shlex
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,13 +20,14 @@ from rlxjax._files import (
     digest_problem,
     file_to_write,
     first_refusal,
+    home_folder,
     locked,
     read_json,
     set_aside,
     write_text_file,
 )
+from rlxjax._provenance import Provenance
 from rlxjax._values import FrozenDict
-from rlxjax.device._devices import Provenance
 from rlxjax.device._gate import IoFusionGate
 from rlxjax.fit import (
     LatencyModel,
@@ -72,24 +73,7 @@ class CalibrationFileError(ValueError):
 
 def default_calibration_path(platform_name: str | None = None) -> FilePath:
     """Return where the calibrate job writes, and `load_calibration()` looks, for a JAX platform: see `home_folder`."""
-    return home_folder("data") / f"calibration-{platform_name or jax.default_backend()}.json"
-
-
-def home_folder(kind: Literal["data", "cache"]) -> FilePath:
-    """Return the folder of `RLXJAX_HOME` where it is set, else that of the user's data or caches.
-
-    Raises:
-        CalibrationFileError: a user without a home.
-    """
-    import platformdirs
-
-    given = os.environ.get("RLXJAX_HOME")
-    users = platformdirs.user_data_dir if kind == "data" else platformdirs.user_cache_dir
-    try:
-        return FilePath(given or users("rlxjax", appauthor=False)).expanduser()
-    except RuntimeError:
-        got = given or "none, and this user has no home"
-        raise CalibrationFileError(f"RLXJAX_HOME: expected a folder, got {got}; set it to one") from None
+    return home_folder("data", CalibrationFileError) / f"calibration-{platform_name or jax.default_backend()}.json"
 
 
 def is_there(path: FilePath) -> bool:

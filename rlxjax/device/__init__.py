@@ -5,6 +5,8 @@ prices a whole profile (`io_cost_ns`) or graph (`graph_cost_ns`); `rank_devices`
 What begins with `soft_` is the smooth form of the same name.
 """
 
+from rlxjax._provenance import Provenance as Provenance
+
 from ._costs import graph_cost_ns as graph_cost_ns
 from ._costs import io_cost_ns as io_cost_ns
 from ._costs import soft_graph_cost_ns as soft_graph_cost_ns
@@ -12,7 +14,6 @@ from ._costs import soft_io_cost_ns as soft_io_cost_ns
 from ._devices import BACKEND_ROWS as BACKEND_ROWS
 from ._devices import BackendCoefficients as BackendCoefficients
 from ._devices import Device as Device
-from ._devices import Provenance as Provenance
 from ._devices import Target as Target
 from ._devices import backend_coefficients as backend_coefficients
 from ._devices import fusion_target as fusion_target

@@ -1,7 +1,6 @@
 """Devices, gate targets, and the built-in coefficient rows with their provenance."""
 
 import dataclasses
-import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._checks import MOST, check_at_least, is_on_device, is_traced
+from rlxjax._provenance import Provenance
 from rlxjax._typing import Code, RealLike
 from rlxjax._values import FrozenDict, by_value
 
@@ -68,14 +68,6 @@ class Device(NamedCode):
     def parse(cls, name: object) -> "Device":
         """Return the device of this name, in any case; `wgpu` is `gpu`."""
         return cls.GPU if normalised(name) == "wgpu" else super().parse(name)
-
-
-class Provenance(enum.StrEnum):
-    """Where a coefficient comes from."""
-
-    MEASURED = "measured"
-    ARCH_DEFAULT = "arch default"
-    UNCALIBRATED = "uncalibrated"
 
 
 def jax_device() -> Device:

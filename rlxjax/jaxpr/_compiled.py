@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from ._equations import TRACER
+from rlxjax._tracing import TRACER
+
 from ._profile import Disagreement, FunctionProfile, dearest_first
 from ._totals import add_row
 from ._xla import CompiledProgram

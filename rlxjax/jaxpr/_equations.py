@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 
+from rlxjax._tracing import TRACER
+
 from ._registry import RENAMES, RESERVED, RULES
 from ._rules import nbytes
 
 UNKNOWN_LINE = "unknown line"
-#: The file of this package from which functions are traced: no user's line.
-TRACER = "_function_profile.py"
 #: `/folder/file.py:12:3 (function)`, as JAX writes a place.
 _PLACE = re.compile(r"(?:.*[/\\])?([^/\\]+?):(\d+)(?::\d+)?(?: |$)")
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from rlxjax._tracing import traced
 from rlxjax._values import FrozenDict
 from rlxjax.graph import GraphIoProfile
 
@@ -63,19 +64,19 @@ def profile_function(
     if level not in ("jaxpr", "compiled"):
         raise ValueError(f"level: expected 'jaxpr' or 'compiled', got {level!r}")
     trips = Trips(trip_counts)
-    traced = _traced(fn, args, kwargs)
-    written = _as_written(traced, trips, strict)
-    return written if level == "jaxpr" else as_compiled(written, traced, trips.by_line())
+    program = traced(fn, args, kwargs)
+    written = _as_written(program, trips, strict)
+    return written if level == "jaxpr" else as_compiled(written, program, trips.by_line())
 
 
-def _as_written(traced: Any, trips: Trips, strict: bool) -> FunctionProfile:
+def _as_written(program: Any, trips: Trips, strict: bool) -> FunctionProfile:
     """Return the profile of a traced function by its equations."""
-    closed = lowered(traced)
+    closed = lowered(program)
     jaxpr = closed.jaxpr
     for shape in (getattr(var.aval, "shape", ()) for var in jaxpr.invars):
         if not all(isinstance(dim, int) for dim in shape):
             raise ValueError(f"args: expected shapes of known size, got the symbolic shape {shape}")
-    donated = [i for i, argument in enumerate(jax.tree.leaves(traced.args_info)) if argument.donated]
+    donated = [i for i, argument in enumerate(jax.tree.leaves(program.args_info)) if argument.donated]
     walk = Walk(trips, dict(zip(jaxpr.constvars, closed.consts, strict=True)))
     totals = walk.totals(jaxpr, donated)
     trips.check_used()
@@ -112,36 +113,3 @@ def _as_written(traced: Any, trips: Trips, strict: bool) -> FunctionProfile:
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 1.0
-
-
-def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a function as JAX traces it.
-
-    What is neither an array nor a positional number is closed over.
-
-    Raises:
-        ValueError: it does not trace with these arguments.
-    """
-    try:
-        if isinstance(fn, jax.stages.Wrapped):
-            return fn.trace(*args, **kwargs)
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        positional = len(jax.tree.leaves(args))
-        traced = {
-            i: leaf
-            for i, leaf in enumerate(leaves)
-            if hasattr(leaf, "dtype") or (i < positional and isinstance(leaf, (int, float, complex)))
-        }
-
-        def of_arrays(*arrays: Any) -> Any:
-            mixed = dict(enumerate(leaves)) | dict(zip(traced, arrays, strict=True))
-            own_args, own_kwargs = jax.tree.unflatten(tree, mixed.values())
-            return fn(*own_args, **own_kwargs)
-
-        return jax.jit(of_arrays).trace(*traced.values())
-    except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
-        name = getattr(fn, "__name__", type(fn).__name__)
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"fn: expected a function that JAX traces, but {name} raised {type(error).__name__}: {reason}"
-        ) from error

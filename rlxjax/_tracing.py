@@ -1,0 +1,57 @@
+"""A user's function as JAX traces it: arrays and positional numbers are arguments, all else is closed over."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+#: The file from which functions are traced: no user's line.
+TRACER = Path(__file__).name
+
+
+def jitted(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return a jitted function, and the arguments to trace it with; one that is jitted already is called as it is."""
+    if isinstance(fn, jax.stages.Wrapped):
+        return fn, args, kwargs
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    positional = len(jax.tree.leaves(args))
+    traced = {
+        i: leaf
+        for i, leaf in enumerate(leaves)
+        if hasattr(leaf, "dtype") or (i < positional and isinstance(leaf, (int, float, complex)))
+    }
+
+    def of_arrays(*arrays: Any) -> Any:
+        mixed = dict(enumerate(leaves)) | dict(zip(traced, arrays, strict=True))
+        own_args, own_kwargs = jax.tree.unflatten(tree, mixed.values())
+        return fn(*own_args, **own_kwargs)
+
+    return jax.jit(of_arrays), tuple(traced.values()), {}
+
+
+@contextlib.contextmanager
+def refusals_in_one_line(fn: Callable[..., Any]) -> Iterator[None]:
+    """Say in one `ValueError` what a function raises while it is traced."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
+        name = getattr(fn, "__name__", type(fn).__name__)
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"fn: expected a function that JAX traces, but {name} raised {type(error).__name__}: {reason}"
+        ) from error
+
+
+def traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return a function as JAX traces it.
+
+    Raises:
+        ValueError: it does not trace with these arguments.
+    """
+    with refusals_in_one_line(fn):
+        function, given, named = jitted(fn, args, kwargs)
+        return function.trace(*given, **named)

@@ -1,0 +1,73 @@
+"""The process that holds a compiler: reads programs from its input, compiles each for a device that is not there.
+
+It runs as a script by itself, and imports nothing of the package. A request is one line of JSON with the bytes of the
+program behind it; an answer is one line of JSON.
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+
+def main() -> None:
+    """Answer requests until the input ends."""
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what compilers print is no answer
+    while line := requests.readline():
+        request = json.loads(line)
+        program = requests.read(request["bytes"])
+        try:
+            import jax
+
+            with jax.enable_x64(True):  # types are those of the program
+                answer = compiled(request, program)
+        except Exception as error:  # noqa: BLE001  (compilers may raise anything)
+            answer = {"error": str(error).strip(), "kind": type(error).__name__}
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
+
+
+def compiled(request: dict[str, Any], program: bytes) -> dict[str, Any]:
+    """Return the text, the memory and the costs of a program for the devices of a topology."""
+    import jax
+    import numpy as np
+    from jax import export
+    from jax.experimental import topologies
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+    start = time.monotonic()
+    platform, count = request["platform"], request["devices"]
+    if platform == "tpu":
+        described = topologies.get_topology_desc(platform="tpu", topology_name=request["target"])
+    else:
+        layout = f"1x{-(-count // 8)}x{min(count, 8)}"
+        described = topologies.get_topology_desc(platform="cuda", topology=layout, target_config=request["target"])
+    exported = export.deserialize(bytearray(program))
+    devices = described.devices[:count]
+    if count == 1:
+        shardings: Any = [SingleDeviceSharding(devices[0])] * len(exported.in_avals)
+    else:
+        names, sizes = request["axes"], request["sizes"]
+        mesh = Mesh(np.array(devices).reshape(sizes), names)
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        shardings = [sharding or everywhere for sharding in exported.in_shardings_jax(mesh)]
+    given = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+        for aval, sharding in zip(exported.in_avals, shardings, strict=True)
+    ]
+    made = jax.jit(exported.call, donate_argnums=tuple(request["donated"])).lower(*given).compile()
+    memory = made.memory_analysis()
+    sizes_of = {name: getattr(memory, name) for name in dir(memory) if name.endswith("_in_bytes")}
+    costs = made.cost_analysis() or {}
+    return {
+        "text": made.as_text() or "",
+        "memory": {name: size for name, size in sizes_of.items() if isinstance(size, int)},
+        "costs": {name: float(value) for name, value in costs.items() if isinstance(value, (int, float))},
+        "seconds": time.monotonic() - start,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""A program compiled for a device that is not there."""
+
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from rlxjax._files import Strict, home_folder, read_file, whole_file
+from rlxjax._tracing import jitted, refusals_in_one_line
+from rlxjax._values import FrozenDict, by_value
+
+from ._devices import TargetDevice, target_device
+from ._worker import check_compiler, compiler_version, worker_of
+
+#: Seconds that a compiler may take for one program.
+LIMIT_S = 300.0
+#: Constants of more bytes than these are arguments of what is compiled.
+_LARGE_CONSTANTS_BYTES = 2**16
+#: What the compilers of TPUs say of a program that does not fit.
+_USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", re.IGNORECASE)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+#: Variables that change what compilers make.
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+
+class DoesNotFitError(ValueError):
+    """A program that needs more memory than the target has: one line.
+
+    Attributes:
+        needed_bytes: of one device; None where the compiler does not say.
+        memory_bytes: that the compiler may use; None where it does not say.
+    """
+
+    def __init__(self, message: str, needed_bytes: int | None = None, memory_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.needed_bytes, self.memory_bytes = needed_bytes, memory_bytes
+
+
+@by_value
+@dataclasses.dataclass(frozen=True)
+class CompiledFor:
+    """What a compiler made of a function for a target; figures are those of one device.
+
+    Attributes:
+        target: what it is compiled for.
+        devices: how many it runs on.
+        text: the compiled program, as XLA writes it.
+        argument_bytes: of the arguments.
+        output_bytes: of the results.
+        temporary_bytes: that the program needs beside them.
+        alias_bytes: of results that lie where arguments were.
+        peak_bytes: arguments, results and temporaries, what is shared once.
+        costs: the compiler's own estimates, unchecked: "flops", "bytes accessed", "optimal_seconds". Empty where it
+            gives none. It counts the body of a loop once.
+        compiler: its versions.
+        seconds: that compiling took; 0 of one from the cache.
+    """
+
+    target: TargetDevice
+    devices: int
+    text: str
+    argument_bytes: int
+    output_bytes: int
+    temporary_bytes: int
+    alias_bytes: int
+    peak_bytes: int
+    costs: Mapping[str, float]
+    compiler: str
+    seconds: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the program's peak memory is at most that of the device."""
+        return self.peak_bytes <= self.target.memory_bytes
+
+
+class _Program(Strict):
+    """A function as it is given to a compiler."""
+
+    serialized: bytes
+    devices: int
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    donated: tuple[int, ...]
+
+
+def compile_for(
+    fn: Callable[..., Any],
+    *args: Any,
+    target: str | TargetDevice,
+    limit_s: float = LIMIT_S,
+    use_cache: bool = True,
+    **kwargs: Any,
+) -> CompiledFor:
+    """Compile a function for a device that need not be there, in a process of its own.
+
+    The process is kept for the next program, and ends with this one. What it makes is kept in the user's cache
+    (`RLXJAX_HOME` where it is set): by program, target, compiler and flags.
+
+    Args:
+        fn: the function, jitted or not. Large arrays that it closes over are arguments of the compiled program.
+        *args: arrays, numbers, `jax.ShapeDtypeStruct`s, or trees of them. `NamedSharding`s, over a mesh of any devices
+            or a `jax.sharding.AbstractMesh`, compile it for as many devices of the target.
+        target: a name, a path to a file of a target, or a `TargetDevice`.
+        limit_s: seconds after which the compiler is stopped.
+        use_cache: whether a program may come from the cache.
+        **kwargs: of the function, as `profile_function` takes them.
+
+    Raises:
+        DoesNotFitError: a `ValueError`; the compiler refuses the program for the memory that it needs.
+        ValueError: one line; an unknown target, a compiler that is not installed, a function that does not trace, or
+            that the target cannot compile, a mesh larger than its topologies, a compiler that crashes or hangs.
+    """
+    device = target_device(target)
+    check_compiler(device.platform)
+    program = _program(fn, args, kwargs, device)
+    request = {
+        "name": device.name,
+        "platform": device.platform,
+        "target": device.compiler_target(program.devices),
+        "devices": program.devices,
+        "axes": program.axes,
+        "sizes": program.sizes,
+        "donated": program.donated,
+    }
+    compiler = compiler_version(device.platform)
+    flags = [os.environ.get(name, "") for name in _FLAGS]
+    key = hashlib.sha256(json.dumps([request, compiler, flags]).encode() + program.serialized).hexdigest()
+    path = home_folder("cache") / "targets" / f"{key}.json.gz"
+    answer = _kept(path) if use_cache else None
+    seconds = 0.0
+    if answer is None:
+        answer = worker_of(device.platform).ask(request, program.serialized, limit_s)
+        if "error" in answer:
+            raise _refusal(device, answer)
+        seconds = answer["seconds"]
+        with contextlib.suppress(OSError, ValueError), whole_file(path) as temporary:  # a full disk keeps nothing
+            temporary.write_bytes(gzip.compress(json.dumps(answer).encode(), 1))
+    memory = answer["memory"]
+    argument, output, temporary_bytes, alias = (
+        memory[f"{name}_size_in_bytes"] for name in ("argument", "output", "temp", "alias")
+    )
+    return CompiledFor(
+        target=device,
+        devices=program.devices,
+        text=answer["text"],
+        argument_bytes=argument,
+        output_bytes=output,
+        temporary_bytes=temporary_bytes,
+        alias_bytes=alias,
+        peak_bytes=argument + output + temporary_bytes - alias,
+        costs=FrozenDict(answer["costs"]),
+        compiler=compiler,
+        seconds=seconds,
+    )
+
+
+def _kept(path: Any) -> dict[str, Any] | None:
+    """Return an answer from the cache, None where there is none that is whole."""
+    with contextlib.suppress(ValueError):
+        content = json.loads(read_file(path))
+        if isinstance(content, dict) and content.keys() >= {"text", "memory", "costs", "seconds"}:
+            return content
+    return None
+
+
+def _refusal(device: TargetDevice, answer: Mapping[str, str]) -> ValueError:
+    """Return what to raise of a program that the compiler refuses."""
+    said, kind = answer["error"], answer["kind"]
+    if "RESOURCE_EXHAUSTED" in said or "Ran out of memory" in said:
+        if not (found := _USED.search(said)):
+            first = said.partition("\n")[0]
+            return DoesNotFitError(f"target {device.name}: the program does not fit its memory: {first}")
+        needed, has = (int(float(found[i]) * _UNITS[found[i + 1].upper()]) for i in (1, 3))
+        return DoesNotFitError(
+            f"target {device.name}: the program needs {needed / 1e9:.1f} GB of {has / 1e9:.1f}: does not fit",
+            needed,
+            has,
+        )
+    first = next((line.strip() for line in said.splitlines() if line.strip()), "no reason")
+    return ValueError(f"target {device.name}: the compiler failed with {kind}: {first[:300]}")
+
+
+def _program(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], device: TargetDevice) -> _Program:
+    """Return a function exported for the target's platform: it is traced and lowered here, and compiled elsewhere."""
+    from jax import export
+
+    if not callable(fn):
+        raise ValueError(f"fn: expected a function, got {fn!r}")
+    platforms, checks = [device.platform], [export.DisabledSafetyCheck.custom_call("ALL")]
+    with refusals_in_one_line(fn):
+        function, given, named = jitted(fn, args, kwargs)
+        traced = function.trace(*given, **named)
+    donated = [i for i, argument in enumerate(jax.tree.leaves(traced.args_info)) if argument.donated]
+    try:
+        with _short_locations():
+            exported = export.export(function, platforms=platforms, disabled_checks=checks)(*given, **named)
+            constants = traced.jaxpr.consts
+            if exported.nr_devices == 1 and sum(getattr(c, "nbytes", 0) for c in constants) > _LARGE_CONSTANTS_BYTES:
+                by_arguments = _with_constants_as_arguments(traced.jaxpr)
+                shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in traced.jaxpr.in_avals]
+                exported = export.export(by_arguments, platforms=platforms, disabled_checks=checks)(constants, *shapes)
+                donated = [i + len(constants) for i in donated]
+        flat = jax.tree.structure
+        exported = dataclasses.replace(
+            exported,
+            in_tree=flat(((0,) * len(exported.in_avals), {})),
+            out_tree=flat((0,) * len(exported.out_avals)),
+        )
+        serialized = bytes(exported.serialize())
+    except Exception as error:  # noqa: BLE001  (lowering rules may raise anything)
+        said = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
+        raise ValueError(
+            f"target {device.name}: the function cannot be lowered for {device.platform}: {said}"
+        ) from error
+    axes, sizes = _mesh_of((args, kwargs), exported.nr_devices)
+    return _Program(serialized=serialized, devices=exported.nr_devices, axes=axes, sizes=sizes, donated=tuple(donated))
+
+
+def _with_constants_as_arguments(closed: Any) -> Any:
+    """Return a jitted function of the constants and the arguments of a jaxpr."""
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+    return jax.jit(lambda constants, *arrays: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, constants))(*arrays))
+
+
+def _mesh_of(given: Any, devices: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the names and sizes of the axes of the mesh that arguments are sharded over."""
+    for leaf in jax.tree.leaves(given):
+        mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
+        if mesh is not None and mesh.size == devices:
+            return tuple(map(str, mesh.axis_names)), tuple(mesh.axis_sizes)
+    return ("devices",), (devices,)
+
+
+@contextlib.contextmanager
+def _short_locations() -> Iterator[None]:
+    """Give each operation the user's line alone, so that who calls from where changes no key of the cache."""
+    name = "jax_traceback_in_locations_limit"
+    before = getattr(jax.config, name)
+    jax.config.update(name, 1)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)

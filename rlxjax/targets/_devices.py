@@ -1,0 +1,160 @@
+"""Devices to compile for that need not be there: what each has, with the source of every figure."""
+
+import difflib
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rlxjax._files import Strict, read_json_file
+from rlxjax._provenance import Provenance
+
+_SCHEMA_VERSION = 1
+_TABLE = Path(__file__).with_name("devices.json")
+_MEND = "see rlxjax/targets/devices.json for a file of this schema"
+#: What is no figure of a target.
+_NO_FIGURES = ("name", "platform", "title", "sources", "provenance")
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Rates = Mapping[str, _Positive]
+
+
+class TargetDevice(Strict):
+    """A device to compile for, as its makers describe it.
+
+    Attributes:
+        name: to ask for it by.
+        platform: of JAX, "tpu" or "cuda".
+        title: what its maker calls it.
+        topologies: of a TPU, the compiler's name of each slice by its number of devices.
+        description: of a GPU, the lines of XLA's description of the target.
+        memory_bytes: of one device.
+        bandwidth_bytes_per_ns: of its memory.
+        vector_flop_per_ns: peak rate outside of matrix units by type, as "f32"; empty where nobody says.
+        matrix_flop_per_ns: peak rate of its matrix units by type, as "bf16", "tf32" or "s8", without sparsity.
+        clock_ghz: of its cores.
+        launch_ns: from one kernel to the next where kernels do nothing.
+        l2_bytes: its last cache, None where there is none or nobody says.
+        cores: streaming multiprocessors of a GPU.
+        sources: where each figure comes from, in words, by field.
+        provenance: of the figures that are no data sheet's, by field.
+    """
+
+    name: str
+    platform: Literal["tpu", "cuda"]
+    title: str
+    topologies: Mapping[str, str] = {}
+    description: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    memory_bytes: Annotated[int, Field(gt=0)]
+    bandwidth_bytes_per_ns: _Positive
+    vector_flop_per_ns: _Rates
+    matrix_flop_per_ns: _Rates
+    clock_ghz: _Positive
+    launch_ns: _Positive
+    l2_bytes: Annotated[int, Field(gt=0)] | None = None
+    cores: Annotated[int, Field(gt=0)] | None = None
+    sources: Mapping[str, str]
+    provenance: Mapping[str, Annotated[Provenance, Field(strict=False)]] = {}
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "TargetDevice":
+        needs = "topologies" if self.platform == "tpu" else "description"
+        if not getattr(self, needs):
+            raise ValueError(f"{self.name}: expected {needs}, which the compiler for {self.platform} needs")
+        for count in self.topologies:
+            if not count.isdecimal() or int(count) < 1:
+                raise ValueError(f"{self.name}: topologies: expected numbers of devices as keys, got {count!r}")
+        figures = {name for name in type(self).model_fields.keys() - set(_NO_FIGURES) if self._says(name)}
+        if missing := sorted(figures - self.sources.keys()):
+            raise ValueError(f"{self.name}: sources: expected where each figure comes from, got none for {missing[0]}")
+        if unknown := sorted((self.sources.keys() | self.provenance.keys()) - set(type(self).model_fields)):
+            raise ValueError(f"{self.name}: sources and provenance: expected names of fields, got {unknown[0]}")
+        return self
+
+    def _says(self, name: str) -> bool:
+        return getattr(self, name) not in (None, (), {})
+
+    def provenance_of(self, field: str) -> Provenance:
+        """Return where a figure comes from: a data sheet, unless the target says otherwise."""
+        return self.provenance.get(field, Provenance.DATA_SHEET)
+
+    def compiler_target(self, devices: int) -> str:
+        """Return what the compiler is told to compile for so many devices: a topology, or a description as text.
+
+        Raises:
+            ValueError: no topology of the target has so many devices.
+        """
+        if self.platform == "cuda":
+            return "\n".join(self.description) + "\n"
+        large_enough = [int(count) for count in self.topologies if int(count) >= devices]
+        if not large_enough:
+            most = max(map(int, self.topologies))
+            raise ValueError(f"target {self.name}: expected a mesh of at most {most} devices, got {devices}")
+        return self.topologies[str(min(large_enough))]
+
+
+class TargetFile(Strict):
+    """What stands in a file of targets."""
+
+    schema_version: Literal[1]
+    targets: Annotated[tuple[TargetDevice, ...], Field(strict=False, min_length=1)]
+
+
+def load_target(path: str | os.PathLike[str]) -> TargetDevice:
+    """Return the target that a file of the schema of `rlxjax/targets/devices.json` describes.
+
+    Raises:
+        ValueError: one line; a file that is missing, no JSON, against the schema, or of several targets.
+    """
+    found = _read(path)
+    if len(found) != 1:
+        raise ValueError(f"{os.fspath(path)}: expected one target, got {len(found)}: {', '.join(found)}")
+    return next(iter(found.values()))
+
+
+def target_device(target: str | TargetDevice) -> TargetDevice:
+    """Return a target by its name, in any case; a target is returned as it is, a path to a JSON file is read.
+
+    Raises:
+        ValueError: an unknown name, with the nearest ones, or a file that cannot be used; one line.
+
+    Examples:
+        >>> v5e = target_device("tpu-v5e")
+        >>> v5e.memory_bytes, v5e.bandwidth_bytes_per_ns, str(v5e.provenance_of("memory_bytes"))
+        (17179869184, 819.0, 'data sheet')
+    """
+    if isinstance(target, TargetDevice):
+        return target
+    if not isinstance(target, str):
+        raise ValueError(f"target: expected a name or a TargetDevice, got {target!r}")
+    if target.endswith(".json"):
+        return load_target(target)
+    if (known := _table().get(target.strip().lower())) is None:
+        near = difflib.get_close_matches(target.strip().lower(), _table(), n=3, cutoff=0.4) or list(_table())
+        raise ValueError(
+            f"target: expected a known device or a .json file, got {target!r}; the nearest: {', '.join(near)}"
+        )
+    return known
+
+
+def target_names() -> tuple[str, ...]:
+    """Return the names of the targets that this package describes.
+
+    Examples:
+        >>> target_names()[:4]
+        ('tpu-v4', 'tpu-v5e', 'tpu-v5p', 'tpu-v6e')
+    """
+    return tuple(_table())
+
+
+@functools.cache
+def _table() -> Mapping[str, TargetDevice]:
+    return _read(_TABLE)
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, TargetDevice]:
+    content = read_json_file(path, TargetFile, _SCHEMA_VERSION, ValueError, _MEND, "a file of targets")
+    return {target.name: target for target in content.targets}
