@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.parquet as pq
 
 from rlxjax._files import whole_file
@@ -17,7 +16,6 @@ from ._source import Part, Source, said
 
 #: How the files are compressed.
 COMPRESSION = "zstd"
-_compute: Any = pyarrow.compute
 
 
 class Job(NamedTuple):
@@ -155,8 +153,9 @@ def _evaluated(
         columns[name], nulls[name], unknown = _column(job, part, batch, name, field, first_row)
         for row, text in unknown.items():
             reasons.setdefault(row, text)
-    reasons = bad_rows(job.program, columns, nulls, job.columns) | reasons
     answers, is_answer = compiled(columns)
+    if job.program.check is not None or any(own.size for own in nulls.values()) or not is_answer.all():
+        reasons = bad_rows(job.program, columns, nulls, job.columns) | reasons
     for row in np.flatnonzero(~is_answer).tolist():
         reasons.setdefault(row, f"no answer: {job.program.name} gives no number for such a row")
     if reasons and job.is_strict:
@@ -213,7 +212,10 @@ def _column(
     column = _constant(part, job.source.keys.field(own), batch) if is_key else batch.column(own)
     nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)) if column.null_count else none
     if field.names:
-        codes = _compute.fill_null(_compute.index_in(column.cast(pa.string()), pa.array(field.names)), -1).to_numpy()
+        import pyarrow.compute  # as long as JAX takes to compile: only where it is needed
+
+        compute: Any = pyarrow.compute
+        codes = compute.fill_null(compute.index_in(column.cast(pa.string()), pa.array(field.names)), -1).to_numpy()
         known = ", ".join(field.names)
         unknown = {
             row: f"{own}: expected one of {known}, got {column[row].as_py()!r}"
@@ -221,7 +223,7 @@ def _column(
         }
         return np.maximum(codes, 0).astype(np.int8), nulls, unknown
     if nulls.size:
-        column = _compute.fill_null(column, pa.scalar(field.harmless).cast(column.type))
+        column = column.fill_null(pa.scalar(field.harmless).cast(column.type))
     values = column.to_numpy(zero_copy_only=False)
     if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
         row = int(np.argmax(values > np.iinfo(np.int64).max))

@@ -1,10 +1,11 @@
 """What is asked of each row of a table: the columns that it needs, the columns that it gives, and one jitted program.
 
-A row that cannot be evaluated is found on the host, with the column and the reason; the program sees none of them.
+A row that cannot be evaluated has no answer; where there is such a row, the host finds the column and the reason.
 """
 
 import dataclasses
 import functools
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -122,13 +123,8 @@ def _expected(field: Field) -> str:
 
 
 def _wrong(values: Column, field: Field) -> np.ndarray:
-    """Return the rows whose value a field cannot have; of none, in one pass over the column or two."""
-    if not values.size:
-        return np.zeros(0, np.int64)
+    """Return the rows whose value a field cannot have."""
     with np.errstate(invalid="ignore"):
-        is_within = values.min() >= field.least and (values.dtype.kind == "i" or values.max() <= MOST)
-        if is_within and not (field.step and np.any(values % field.step)):
-            return np.zeros(0, np.int64)
         wrong = ~((values >= field.least) & (values <= MOST))
         return np.flatnonzero(wrong | (values % field.step != 0) if field.step else wrong)
 
@@ -173,9 +169,7 @@ class Compiled:
         with self._lock:
             if key not in self._compiled:
                 is_cpu = self._mesh.devices.flat[0].platform == "cpu"
-                run: Any = functools.partial(
-                    _in_chunks, self._program.program, CHUNK_ROWS if is_cpu else ACCELERATOR_ROWS
-                )
+                run: Any = functools.partial(_in_chunks, self._program, CHUNK_ROWS if is_cpu else ACCELERATOR_ROWS)
                 if self._mesh.size > 1:
                     rows = PartitionSpec("rows")
                     run = jax.shard_map(run, mesh=self._mesh, in_specs=rows, out_specs=rows, check_vma=False)
@@ -183,7 +177,21 @@ class Compiled:
             return self._compiled[key]
 
 
-def _in_chunks(program: Program, most: int, columns: Mapping[str, Array]) -> Any:
+def _in_chunks(program: RowProgram, most: int, columns: Mapping[str, Array]) -> Any:
     n_rows = len(next(iter(columns.values())))  # a power of two
     chunks = jax.tree.map(lambda column: column.reshape(-1, min(most, n_rows)), columns)
-    return jax.tree.map(jnp.ravel, jax.lax.map(program, chunks))
+    return jax.tree.map(jnp.ravel, jax.lax.map(functools.partial(_judged, program), chunks))
+
+
+def _judged(program: RowProgram, columns: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
+    """Return the answers, and whether each row has one: of values that a field cannot have there is none."""
+    answers, is_answer = program.program(columns)
+    for name, values in columns.items():
+        field = program.fields[name]
+        if values.dtype.kind == "f":
+            is_answer &= (values >= field.least) & (values <= MOST)
+        elif not field.names:
+            is_answer &= values >= math.ceil(field.least)
+        if field.step:
+            is_answer &= values % field.step == 0
+    return answers, is_answer

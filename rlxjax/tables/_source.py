@@ -9,7 +9,6 @@ from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.dataset
 import pyarrow.parquet as pq
 
 from ._rows import Field
@@ -94,6 +93,8 @@ def _fragments(given: Any, without: FilePath) -> tuple[list[tuple[str, dict[str,
     keys = pa.schema([])
     for one in map(os.fspath, several):
         if os.path.isdir(one):
+            import pyarrow.dataset  # as long as JAX takes to compile: only where it is needed
+
             data = pyarrow.dataset.dataset(one, format="parquet", partitioning="hive")
             own = [
                 (fragment.path, pyarrow.dataset.get_partition_keys(fragment.partition_expression))
