@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from rlxjax.fit import Runs, predicted_ns
-from rlxjax.models import BUILT_IN, FFT, FUNCTIONS, WELCH
+from rlxjax.models import BUILT_IN, FFT, FUNCTIONS, GPU_KERNELS, WELCH
 
 MODELS = tuple(BUILT_IN.values())
 
@@ -16,7 +16,12 @@ LEARNED_FACTS = {
     "learned_flop": [2e3, 9e4, 1.0],
     "learned_live_bins": [8.0, 100.0, 0.0],
 }
-FACTS = {"welch": jax.tree.map(float, {**WELCH.facts, **LEARNED_FACTS}), "fft": dict(FFT.facts), "functions": {}}
+FACTS = {
+    "welch": jax.tree.map(float, {**WELCH.facts, **LEARNED_FACTS}),
+    "fft": dict(FFT.facts),
+    "functions": {},
+    "gpu_kernels": dict(GPU_KERNELS.facts),
+}
 #: Sizes that reach every branch of the formulas; batches are 0 or sizes that padding leaves as they are.
 SIZES = {
     "welch": {"batch": (0, 1, 10, 96, 8192), "n_fft": (2, 64, 1000, 4096), "k": (1, 16, 50), "n_segments": (1, 2, 8)},
@@ -25,6 +30,7 @@ SIZES = {
         name: (0, 0.5, 1) if name in ("hand_overs", "shared_share") else (0, 3, 1000, 10**7)
         for name in FUNCTIONS.inputs
     },
+    "gpu_kernels": dict.fromkeys(GPU_KERNELS.inputs, (0, 3, 1000, 10**7)),
 }
 #: Sizes of batches with one that is padded, to which the gradient does not follow.
 PADDED = {"welch": {"batch": (0, 1, 10, 33, 8192)}}

@@ -5,6 +5,11 @@
 """
 
 from ._function_profile import profile_function as profile_function
+from ._gpu_program import GpuKernel as GpuKernel
+from ._gpu_program import GpuKernelKind as GpuKernelKind
+from ._gpu_program import GpuProgram as GpuProgram
+from ._gpu_program import Product as Product
+from ._gpu_program import gpu_program as gpu_program
 from ._kernels import KernelGroup as KernelGroup
 from ._kernels import KernelKind as KernelKind
 from ._loops import BranchSpread as BranchSpread

@@ -11,11 +11,11 @@ from ._rules import OperationCounts, names
 from ._totals import Totals
 
 #: What names, groups or orders values, or ends what another instruction began.
-_NOTHING = names(
+NOTHING = names(
     "parameter constant tuple get-tuple-element bitcast after-all add-dependency opt-barrier domain partition-id "
     "replica-id"
 )
-_ENDS = ("-done", "-update")
+ENDS = ("-done", "-update")
 #: What gives an element for each one that it reads; a fusion computes those that are looked at.
 _EACH = names("bitcast convert copy transpose reshape reverse")
 #: What reads as much of its first operand as it gives.
@@ -28,16 +28,16 @@ _HEAD = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"  (ROOT )?%([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r" ?([a-z][a-z0-9\-]*)\(")
 _ARRAY = re.compile(r"([a-z]+[0-9]*)\w*\[([\d,<=]*)\]")
-_CALLED = re.compile(r"\b(calls|to_apply|condition|body|true_computation|false_computation)=%([\w.\-]+)")
-_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
-_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+CALLED = re.compile(r"\b(calls|to_apply|condition|body|true_computation|false_computation)=%([\w.\-]+)")
+BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _KIND = re.compile(r"\bkind=k(\w+)")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
+TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _FIELD = re.compile(r"(\w+)=(\d+)")
 
 
-class _Instruction(NamedTuple):
+class Instruction(NamedTuple):
     opcode: str
     type: str
     operands: tuple[str, ...]
@@ -46,14 +46,14 @@ class _Instruction(NamedTuple):
     attributes: str
 
 
-class _Computation:
+class Computation:
     def __init__(self) -> None:
-        self.instructions: dict[str, _Instruction] = {}
+        self.instructions: dict[str, Instruction] = {}
         self.root = ""
         self.readers: dict[str, list[str]] = {}
         self.parameters: dict[int, str] = {}
 
-    def add(self, name: str, instruction: _Instruction, is_root: bool) -> None:
+    def add(self, name: str, instruction: Instruction, is_root: bool) -> None:
         self.instructions[name] = instruction
         self.root = name if is_root else self.root
         for operand in dict.fromkeys(instruction.operands):
@@ -86,7 +86,7 @@ class _Computation:
                 parts += sum(self.read_by(reader, i) for i, operand in enumerate(reader.operands) if operand == name)
         return min(parts, whole)
 
-    def read_by(self, reader: _Instruction, position: int) -> int:
+    def read_by(self, reader: Instruction, position: int) -> int:
         """Return the bytes that an instruction reads of one of its operands."""
         if position == 0 and reader.opcode in _PARTS:
             return _bytes(reader.type)
@@ -94,7 +94,7 @@ class _Computation:
             return self.written_by(reader) if reader.opcode == "scatter" else 0
         return self.bytes(reader.operands[position])
 
-    def written_by(self, instruction: _Instruction) -> int:
+    def written_by(self, instruction: Instruction) -> int:
         part = _CHANGES.get(instruction.opcode, len(instruction.operands))
         return self.bytes(instruction.operands[part]) if part < len(instruction.operands) else _bytes(instruction.type)
 
@@ -121,7 +121,7 @@ class CompiledProgram:
         self._totals: dict[str, Totals] = {}
         self._trips = trips
         try:
-            self._computations, entry = _computations(text)
+            self._computations, entry = computations(text)
             self._lines = _frame_lines(text, no_users)
             self.totals = self._count(entry)
         except (LookupError, TypeError, ValueError) as error:
@@ -137,58 +137,71 @@ class CompiledProgram:
         if name not in self._totals:
             computation, totals = self._computations[name], Totals()
             for instruction in computation.instructions.values():
-                if instruction.opcode not in _NOTHING and not instruction.opcode.endswith(_ENDS):
+                if instruction.opcode not in NOTHING and not instruction.opcode.endswith(ENDS):
                     self._add(instruction, computation, totals)
             self._totals[name] = totals
         return self._totals[name]
 
-    def _add(self, instruction: _Instruction, computation: _Computation, totals: Totals) -> None:
+    def _add(self, instruction: Instruction, computation: Computation, totals: Totals) -> None:
         opcode, attributes = instruction.opcode, instruction.attributes
-        called = dict(_CALLED.findall(attributes))
+        called = dict(CALLED.findall(attributes))
         frame = _FRAME.search(attributes)
         line = self._lines.get(int(frame[1]), UNKNOWN_LINE) if frame else UNKNOWN_LINE
         if opcode == "while":
-            known = _TRIPS.search(attributes)
+            known = TRIPS.search(attributes)
             trips = int(known[1]) if known else self._trips.get(line)
             self.loops += trips != 1
             test, turn = self._count(called["condition"]), self._count(called["body"])
             loop = totals.add_loop(test, turn, trips, line, len(self.unknown_loops))
             self.unknown_loops += [loop] if trips is None else []
         elif opcode == "conditional":
-            listed = _BRANCHES.search(attributes)
+            listed = BRANCHES.search(attributes)
             taken = _NAME.findall(listed[1]) if listed else [called["true_computation"], called["false_computation"]]
             totals.add_branches(list(map(self._count, taken)), line)
         elif opcode == "call" or (opcode == "async-start" and "calls" in called):
             totals.add(self._count(called["to_apply" if opcode == "call" else "calls"]), 1)
         else:
             family = opcode
-            if opcode == "custom-call" and (target := _TARGET.search(attributes)):
+            if opcode == "custom-call" and (target := TARGET.search(attributes)):
                 family = f"custom-call {target[1]}"
                 self.custom_calls[target[1]] = None
             elif opcode == "fusion" and (kind := _KIND.search(attributes)):
                 family = f"{kind[1].lower()} fusion"
-            moved = self._moved(instruction, computation, called.get("calls"))
-            totals.count(family, line, OperationCounts(bytes=moved))
-
-    def _moved(self, instruction: _Instruction, computation: _Computation, fused: str | None) -> int:
-        """Return the bytes that an instruction reads and writes."""
-        operands = range(len(instruction.operands))
-        if instruction.opcode == "fusion" and fused is not None:
-            inside = self._computations[fused]
-            written = sum(inside.written_by(inside.instructions[end]) for end in inside.ends(inside.root))
-            return sum(inside.read(inside.parameters[i]) for i in operands) + written
-        if instruction.opcode.endswith("-start"):  # its result lists operands, results and what the device keeps
-            return 2 * sum(map(computation.bytes, instruction.operands))
-        return sum(computation.read_by(instruction, i) for i in operands) + computation.written_by(instruction)
+            read, written = moved(instruction, computation, self._computations, called.get("calls"))
+            totals.count(family, line, OperationCounts(bytes=read + written))
 
 
-def _computations(text: str) -> tuple[dict[str, _Computation], str]:
+def moved(
+    instruction: Instruction, computation: Computation, computations: Mapping[str, Computation], fused: str | None
+) -> tuple[int, int]:
+    """Return the bytes that an instruction reads, and those that it writes; what it fuses is given by name."""
+    operands = range(len(instruction.operands))
+    if fused is not None and instruction.opcode.removesuffix("-start") == "fusion":
+        inside = computations[fused]
+        written = sum(inside.written_by(inside.instructions[end]) for end in inside.ends(inside.root))
+        return sum(inside.read(inside.parameters[i]) for i in operands), written
+    if instruction.opcode.endswith("-start"):  # its result lists operands, results and what the device keeps
+        both = sum(map(computation.bytes, instruction.operands))
+        return both, both
+    return sum(computation.read_by(instruction, i) for i in operands), computation.written_by(instruction)
+
+
+def shapes_of(type_text: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the kind of number and the sizes of an array, or of each of a tuple."""
+    return [
+        (kind, tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size))
+        for kind, sizes in _ARRAY.findall(type_text)
+        if kind not in ("token", "opaque")
+    ]
+
+
+def computations(text: str) -> tuple[dict[str, Computation], str]:
     """Take the text apart; return the computations by name, and the name of the one that is entered."""
-    found: dict[str, _Computation] = {}
-    entry, current = None, _Computation()
+    found: dict[str, Computation] = {}
+    entry, current = None, Computation()
     for line in text.splitlines():
         if head := _HEAD.match(line):
-            current = found.setdefault(head[2], _Computation())
+            current = found.setdefault(head[2], Computation())
             entry = head[2] if head[1] else entry
         elif found and (each := _INSTRUCTION.match(line)):
             current.add(each[2], _instruction(each[3]), bool(each[1]))
@@ -197,7 +210,7 @@ def _computations(text: str) -> tuple[dict[str, _Computation], str]:
     return found, entry
 
 
-def _instruction(text: str) -> _Instruction:
+def _instruction(text: str) -> Instruction:
     """Take `type opcode(operands), attributes` apart."""
     end = _closing(text, 0) if text.startswith("(") else text.index(" ")
     found = _OPCODE.match(text, end)
@@ -205,7 +218,7 @@ def _instruction(text: str) -> _Instruction:
         raise ValueError(f"no opcode in {text[:60]!r}")
     close = _closing(text, found.end() - 1)
     inside = text[found.end() : close - 1]
-    return _Instruction(found[1], text[:end], tuple(_NAME.findall(inside)), inside, text[close:])
+    return Instruction(found[1], text[:end], tuple(_NAME.findall(inside)), inside, text[close:])
 
 
 def _closing(text: str, start: int) -> int:
@@ -221,10 +234,9 @@ def _closing(text: str, start: int) -> int:
 def _bytes(type_text: str) -> int:
     """Return the bytes of a value of a type, or of all the values of a tuple."""
     total = 0
-    for kind, sizes in _ARRAY.findall(type_text):
-        if kind not in ("token", "opaque"):
-            bits = 8 if kind == "pred" else int(kind.lstrip("abcdefghijklmnopqrstuvwxyz"))
-            total += math.ceil(math.prod(int(size.lstrip("<=")) for size in sizes.split(",") if size) * bits / 8)
+    for kind, sizes in shapes_of(type_text):
+        bits = 8 if kind == "pred" else int(kind.lstrip("abcdefghijklmnopqrstuvwxyz"))
+        total += math.ceil(math.prod(sizes) * bits / 8)
     return total
 
 

@@ -1,6 +1,7 @@
-"""The latency models: a batched FFT, Welch peaks, and any JAX function.
+"""The latency models: a batched FFT, Welch peaks, any JAX function, and what was compiled for a GPU.
 
-`WELCH`, `FFT` and `FUNCTIONS` are the built-in instances of `rlxjax.fit.LatencyModel`; `BUILT_IN` holds them by name.
+`WELCH`, `FFT`, `FUNCTIONS` and `GPU_KERNELS` are the built-in instances of `rlxjax.fit.LatencyModel`; `BUILT_IN` holds
+them by name.
 """
 
 from ._fft import FFT as FFT
@@ -9,6 +10,9 @@ from ._fft import fft_flop as fft_flop
 from ._functions import FUNCTIONS as FUNCTIONS
 from ._functions import FunctionCoefficients as FunctionCoefficients
 from ._functions import function_runs as function_runs
+from ._gpu_kernels import GPU_KERNELS as GPU_KERNELS
+from ._gpu_kernels import GpuCoefficients as GpuCoefficients
+from ._gpu_kernels import gpu_runs as gpu_runs
 from ._transforms import factor_ratio as factor_ratio
 from ._welch import WELCH as WELCH
 from ._welch_coefficients import LatencyCoefficients as LatencyCoefficients
@@ -16,6 +20,6 @@ from ._welch_micro import heap_rates as heap_rates
 from ._welch_micro import welch_micro_prior as welch_micro_prior
 
 #: The models that a calibration file is read for, by name; the first one is what a calibration is asked for.
-BUILT_IN = {model.name: model for model in (WELCH, FFT, FUNCTIONS)}
+BUILT_IN = {model.name: model for model in (WELCH, FFT, FUNCTIONS, GPU_KERNELS)}
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

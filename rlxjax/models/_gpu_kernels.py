@@ -1,0 +1,203 @@
+"""The latency model of a program that was compiled for a GPU: launching, kernels and their overlap, waiting."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlxjax._numerics import soft_excess, soft_roofline
+from rlxjax._typing import RealLike
+from rlxjax._values import FrozenDict, by_value
+from rlxjax.device._devices import Coefficients
+from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, wide_prior
+from rlxjax.jaxpr import GpuProgram
+
+from ._gpu_inputs import GPU_INPUTS, PRODUCTS, gpu_inputs
+
+#: How sharply the longer of launching and computing decides, and of computing and memory.
+QUEUE_SHARPNESS, ROOFLINE_SHARPNESS = 4, 2
+#: How sharply kernels that move more than the second cache holds go to memory.
+CACHE_SHARPNESS = 3
+#: What is known of a coefficient: a rate as a share of the data sheet's, and all others by their order of magnitude.
+LOG_SD = 0.8
+NARROWER = {
+    "memory_share": 0.07,
+    "cache_gain": 0.3,
+    "operation_share": 0.35,
+    "product_share": 0.1,
+    "sort_bytes_per_ns": 0.5,
+}
+
+
+@by_value
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GpuCoefficients(Coefficients):
+    """What the parts of a call of a compiled program take on one host with one GPU; every field positive, `[*batch]`.
+
+    Rates are shares of those of the data sheet, which the facts hold. The other defaults are orders of magnitude of a
+    present-day host.
+
+    Attributes:
+        call_ns: one call and waiting for it, whatever it does, but for what runs while the device works.
+        overlapped_ns: the part of a call that runs while the device works.
+        array_ns: one array that a call takes; one that it gives is several of these.
+        command_ns: launching a kernel or a graph of kernels; a copy is several of these.
+        library_call_ns: what calling cuBLAS or a factorisation takes more.
+        convolution_call_ns: what calling cuDNN takes more.
+        kernel_ns: one kernel on the device, whatever it does.
+        wake_ns: waking the host once the device is done; it takes the longer, the longer the host waits.
+        memory_share: of the data sheet's bandwidth.
+        cache_gain: bandwidth of the second cache, of that of the memory.
+        operation_share: of the data sheet's rate of float32, an elementwise operation as one.
+        product_share: of the data sheet's rates of products.
+        sort_stage_ns: one stage of a sort.
+        sort_bytes_per_ns: bytes that the stages of sorts go over.
+        triangular_column_ns: one column of a triangular solve.
+        cholesky_column_ns: one column of a Cholesky factorisation.
+        pivoted_column_ns: one column of an LU or QR factorisation.
+        eigen_ns: one call for eigenvalues or singular values.
+        eigen_column_ns: one column of these.
+    """
+
+    call_ns: RealLike = 3e4
+    overlapped_ns: RealLike = 2e4
+    array_ns: RealLike = 1e3
+    command_ns: RealLike = 4e3
+    library_call_ns: RealLike = 4e3
+    convolution_call_ns: RealLike = 1e4
+    kernel_ns: RealLike = 2e3
+    wake_ns: RealLike = 1e4
+    memory_share: RealLike = 0.88
+    cache_gain: RealLike = 1.7
+    operation_share: RealLike = 0.3
+    product_share: RealLike = 0.7
+    sort_stage_ns: RealLike = 500.0
+    sort_bytes_per_ns: RealLike = 5e3
+    triangular_column_ns: RealLike = 300.0
+    cholesky_column_ns: RealLike = 500.0
+    pivoted_column_ns: RealLike = 2e3
+    eigen_ns: RealLike = 2e5
+    eigen_column_ns: RealLike = 1e4
+
+
+#: Of an H100, so that predictions without a data sheet have one: its NVIDIA data sheet (SXM, dense rates).
+H100_FACTS: Facts = FrozenDict(
+    {
+        "memory_bytes_per_ns": 3352.0,
+        "cache_bytes": 50.0 * 2**20,
+        "cores": 132.0,
+        "vector_flop_per_ns": 66_900.0,
+        "half_flop_per_ns": 989_400.0,
+        "float32_flop_per_ns": 494_700.0,
+        "exact_flop_per_ns": 66_900.0,
+        "float64_flop_per_ns": 66_900.0,
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuKernelsModel(LatencyModel):
+    """A program that was compiled for a GPU, called with arrays of the device; inputs come from the program's text.
+
+    The host launches kernels while the device runs earlier ones: the longer of both decides. On the device kernels
+    follow each other; products and other work overlap with memory traffic. A product takes what its FLOP take on the
+    whole card, and its last tile what that takes on one core. Libraries' solvers go on column by column. The host
+    then waits, and wakes the later the longer it waited.
+
+    Examples:
+        >>> from rlxjax.jaxpr import GpuKernel, GpuKernelKind, GpuProgram
+        >>> kernel = GpuKernel(GpuKernelKind.ELEMENTWISE, 1, read_bytes=2**30, written_bytes=2**30)
+        >>> runs = gpu_runs([GpuProgram(1, 1, (kernel,))])
+        >>> terms = GPU_KERNELS.terms_ns(GPU_KERNELS.prior.median, runs, GPU_KERNELS.facts)
+        >>> 5e5 < float(sum(terms.values())[0]) < 2e6
+        True
+    """
+
+    name, version = "gpu_kernels", 1
+    inputs = FrozenDict({name: Input(unit, least=0.0, step=0, default=0.0) for name, unit in GPU_INPUTS.items()})
+    variants = ("compiled",)
+
+    @property
+    def prior(self) -> LatencyPrior[GpuCoefficients]:
+        """Shares of data sheets are known within a third or so, everything else by its order of magnitude."""
+        return wide_prior(GpuCoefficients(), **dict.fromkeys(vars(GpuCoefficients()), LOG_SD) | NARROWER)
+
+    @property
+    def facts(self) -> Facts:
+        """The data sheet of an H100."""
+        return H100_FACTS
+
+    def terms_ns(self, coefficients: GpuCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
+        """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
+        c, x = coefficients, {name: jnp.asarray(value) for name, value in runs.inputs.items()}
+        commands_ns = (
+            c.command_ns * x["commands"]
+            + c.library_call_ns * x["library_calls"]
+            + c.convolution_call_ns * x["convolution_calls"]
+        )
+        memory = c.memory_share * facts["memory_bytes_per_ns"]
+        beyond = soft_excess(x["kernel_bytes"] + 1.0, facts["cache_bytes"], CACHE_SHARPNESS)
+        memory_ns = (x["moved_bytes"] + 1.0) / memory * (beyond + (1.0 - beyond) / c.cache_gain)
+        operations_ns = x["operations"] / (c.operation_share * facts["vector_flop_per_ns"])
+        products_ns = 0.0
+        for name in PRODUCTS:
+            flop = x[f"{name}_flop"] + facts["cores"] * x[f"{name}_tile_flop"]
+            products_ns += flop / (c.product_share * facts[f"{name}_flop_per_ns"])
+        sort_ns = c.sort_stage_ns * x["sort_stages"] + x["sort_steps"] / c.sort_bytes_per_ns
+        work_ns = soft_roofline(operations_ns + products_ns, memory_ns, ROOFLINE_SHARPNESS)
+        solver_ns = (
+            c.triangular_column_ns * x["triangular_columns"]
+            + c.cholesky_column_ns * x["cholesky_columns"]
+            + c.pivoted_column_ns * x["pivoted_columns"]
+            + c.eigen_ns * x["eigen_calls"]
+            + c.eigen_column_ns * x["eigen_columns"]
+        )
+        device_ns = c.kernel_ns * x["kernels"] + work_ns + sort_ns
+        host_ns = c.overlapped_ns + commands_ns
+        both_ns = soft_roofline(host_ns, device_ns, QUEUE_SHARPNESS)
+        # What the longer one takes goes to its parts: those of the host, and those of the device.
+        beyond_ns = both_ns - host_ns
+        return {
+            "call_ns": c.call_ns + c.overlapped_ns + c.array_ns * x["arrays"],
+            "launch_ns": commands_ns,
+            "kernels_ns": beyond_ns * (c.kernel_ns * x["kernels"] / device_ns),
+            "work_ns": beyond_ns * (work_ns / device_ns),
+            "sort_ns": beyond_ns * (sort_ns / device_ns),
+            "solver_ns": solver_ns,
+            "wake_ns": c.wake_ns * jnp.log1p(beyond_ns / c.wake_ns),
+        }
+
+    def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Return what a domain bounds: each count by itself, since a program has few kinds of kernels."""
+        return list(values.items())
+
+    def folds(self, runs: Runs) -> Sequence[np.ndarray]:
+        """Return a column that leaves every program out by itself, `[n]`."""
+        return [np.arange(len(runs.inputs["arrays"]))]
+
+    def grid(self) -> Runs:
+        """Return no runs, `[0]`: programs come as code, not as sizes."""
+        return Runs(self, np.zeros(0, np.int32), {name: np.zeros(0) for name in self.inputs})
+
+
+GPU_KERNELS = GpuKernelsModel()
+
+
+def gpu_runs(programs: Sequence[GpuProgram]) -> Runs:
+    """Return the runs of compiled programs, `[n]`.
+
+    Args:
+        programs: by what they launch.
+
+    Examples:
+        >>> from rlxjax.jaxpr import GpuProgram
+        >>> gpu_runs([GpuProgram(1, 1, ())]).shape
+        (1,)
+    """
+    rows = [gpu_inputs(program) for program in programs]
+    columns = {name: np.array([row[name] for row in rows], float) for name in GPU_INPUTS}
+    return Runs(GPU_KERNELS, np.zeros(len(rows), np.int32), columns)
