@@ -9,7 +9,7 @@ from ._gpu_program import GpuKernel as GpuKernel
 from ._gpu_program import GpuKernelKind as GpuKernelKind
 from ._gpu_program import GpuProgram as GpuProgram
 from ._gpu_program import Product as Product
-from ._gpu_program import gpu_program as gpu_program
+from ._gpu_text import gpu_program as gpu_program
 from ._kernels import KernelGroup as KernelGroup
 from ._kernels import KernelKind as KernelKind
 from ._loops import BranchSpread as BranchSpread
