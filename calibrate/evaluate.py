@@ -54,6 +54,10 @@ def evaluate(
     rows_per_batch: Annotated[int, typer.Option(help="Rows that each processor holds at a time.", min=1)] = 2**20,
     strict: Annotated[bool, typer.Option("--strict", help="End at the first row that cannot be evaluated.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the parts that are there.")] = False,
+    engine: Annotated[str, typer.Option(help="threads, of this process, or ray, for a cluster of machines.")] = "threads",
+    address: Annotated[
+        str | None, typer.Option(help="Of a Ray cluster, as host:port; one is started here unless given.")
+    ] = None,
     unsealed: Unsealed = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -79,6 +83,8 @@ def evaluate(
             rows_per_batch=rows_per_batch,
             strict=strict,
             resume=resume,
+            engine=engine,  # pyright: ignore[reportArgumentType]
+            address=address,
             advance=advance,
         )
     if as_json:

@@ -1,7 +1,7 @@
 """Tables of rows on disk, larger than memory: a gate or a calibrated model over Parquet files, part by part.
 
 `evaluate` reads, evaluates and writes; an `Evaluation` says what was done. `fleet_of` finds the timings of many
-devices, which are read by groups. pyarrow does the files.
+devices, which are read by groups. pyarrow does the files. `on_ray` runs pieces of work on the machines of a Ray cluster.
 """
 
 from ._evaluate import ROWS_PER_BATCH as ROWS_PER_BATCH
@@ -11,5 +11,6 @@ from ._fleet import Fleet as Fleet
 from ._fleet import fleet_of as fleet_of
 from ._gate import GATE_COLUMNS as GATE_COLUMNS
 from ._model import MODEL_COLUMNS as MODEL_COLUMNS
+from ._ray import on_ray as on_ray
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Literal
 
 from rlxjax._checks import as_index
 from rlxjax._files import check_pyarrow
@@ -66,6 +66,8 @@ def evaluate(
     rows_per_batch: int = ROWS_PER_BATCH,
     strict: bool = False,
     resume: bool = False,
+    engine: Literal["threads", "ray"] = "threads",
+    address: str | None = None,
     advance: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Evaluate a gate or a latency model for every row of Parquet files, and write the answers as Parquet.
@@ -92,6 +94,11 @@ def evaluate(
         rows_per_batch: rows that each processor holds at a time, and those of a row group of the output.
         strict: end at the first row that cannot be evaluated.
         resume: go on with the parts that are there.
+        engine: "threads" of this process, or "ray" for the processors of a Ray cluster, one actor each (of GPUs, one
+            each). All machines of a cluster have to see the input and the output under the same paths, and to be able
+            to import the module of a model of your own. A part whose actor dies is done again.
+        address: of a Ray cluster, as `ray.init` has it; unless given the one that this process is connected to, that
+            of `RAY_ADDRESS`, or one that is started on this machine for the job.
         advance: called with the rows that are done and those that there are.
 
     Returns:
@@ -99,8 +106,8 @@ def evaluate(
 
     Raises:
         ValueError: files, columns or arguments that cannot be; another job in the folder; one line.
-        OSError: a file that cannot be written; one line.
-        ImportError: pyarrow is not installed.
+        OSError: a file that cannot be written, or no Ray cluster that answers; one line.
+        ImportError: pyarrow or Ray is not installed.
 
     Examples:
         >>> import pathlib, tempfile
@@ -128,11 +135,15 @@ def evaluate(
         program = model_rows(what, want, strategy, level, has_strategy_column=STRATEGY in (columns or {}))
     else:
         raise ValueError(f"what: expected an IoFusionGate or a CalibratedModel, got {type(what).__name__}")
+    if engine not in ("threads", "ray"):
+        raise ValueError(f"engine: expected threads or ray, got {engine!r}")
+    if address is not None and engine != "ray":
+        raise ValueError(f"address: expected none with the engine {engine}, which is of this process")
     check_pyarrow()
     from ._job import job_of, run_job
 
     job, parts = job_of(program, source, sink, columns, rows_per_batch, strict)
-    done = run_job(job, parts, resume, advance or (lambda done, total: None))
+    done = run_job(job, parts, resume, advance or (lambda done, total: None), engine, address)
     return Evaluation(
         sink=sink,
         rows=done.rows,

@@ -1,7 +1,11 @@
 """A job: its parts, those of them that are missing, and the processors that share them."""
 
+import contextlib
+import functools
+import os
+import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from importlib import metadata
 from pathlib import Path as FilePath
@@ -12,8 +16,9 @@ import pyarrow.parquet as pq
 from rlxjax._chunks import worker_count
 from rlxjax._files import locked
 
-from ._manifest import begin, manifest_of
+from ._manifest import begin, manifest_of, manifest_path
 from ._part import Job, PartTimes, evaluate_part
+from ._ray import connected, on_ray
 from ._rows import Compiled, RowProgram
 from ._source import Part, columns_of, source_of
 
@@ -32,20 +37,18 @@ class Done(NamedTuple):
     times: PartTimes
 
 
-def run_job(job: Job, parts: Sequence[Part], resume: bool, advance: Advance) -> Done:
+def run_job(
+    job: Job, parts: Sequence[Part], resume: bool, advance: Advance, engine: str = "threads", address: str | None = None
+) -> Done:
     """Evaluate the parts that are missing; arguments and errors as of `evaluate`."""
     sink = job.sink
-    if sink.exists() and not sink.is_dir():
-        raise ValueError(f"{sink}: expected a folder, or none, got a file")
-    with locked(sink / "part"):
-        begin(manifest_of(job, parts, _package()), sink, resume)
-        for folder in (sink, job.rejects):
-            for left in folder.glob(".*.tmp"):
-                left.unlink()
-        missing = [part for part in parts if not (sink / f"{part.name}.parquet").exists()]
-        done_rows = job.source.rows - sum(part.rows for part in missing)
-        say = _counting(done_rows, job.source.rows, advance)
-        times = _on_threads(job, missing, say)
+    with locked(sink / "part"), _without_leftovers(job):
+        with connected(address) if engine == "ray" else contextlib.nullcontext():
+            begin(manifest_of(job, parts, _package()), sink, resume)
+            missing = [part for part in parts if not (sink / f"{part.name}.parquet").exists()]
+            done_rows = job.source.rows - sum(part.rows for part in missing)
+            say = _counting(done_rows, job.source.rows, advance)
+            times = (_on_ray if engine == "ray" else _on_threads)(job, missing, say)
     rejected = _rejected(job, parts)
     return Done(job.source.rows, rejected, job.rejects, len(parts), len(parts) - len(missing), times)
 
@@ -102,6 +105,46 @@ def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> 
             ended.set()
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _on_ray(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> PartTimes:
+    """Evaluate parts on the actors of the cluster that this process is connected to."""
+    total = PartTimes()
+    for own in on_ray(functools.partial(_part_worker, job), parts):
+        say(own.rows)
+        total = total.plus(own)
+    return total
+
+
+def _part_worker(job: Job) -> Callable[[Part], PartTimes]:
+    """Return what evaluates parts in an actor, on whatever machine: the files have to be there."""
+    compiled = Compiled(job.program)
+
+    def work(part: Part) -> PartTimes:
+        for path in (part.file, manifest_path(job.sink)):
+            if not os.path.exists(path):
+                raise ValueError(
+                    f"{path}: not there on {socket.gethostname()}; all machines have to see the input and the output"
+                )
+        return evaluate_part(job, part, compiled)
+
+    return work
+
+
+@contextlib.contextmanager
+def _without_leftovers(job: Job) -> Iterator[None]:
+    """Remove what processes that were killed have left half written, at the begin and at the end."""
+
+    def remove() -> None:
+        for folder in (job.sink, job.rejects):
+            for left in folder.glob(".*.tmp"):
+                left.unlink(missing_ok=True)
+
+    remove()
+    try:
+        yield
+    finally:
+        remove()
 
 
 def _sum(times: Iterable[PartTimes]) -> PartTimes:

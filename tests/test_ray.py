@@ -1,0 +1,181 @@
+"""A pool of Ray actors gives the rows of threads bit for bit, whatever dies meanwhile, and says at once what cannot be.
+
+These tests start Ray, which takes seconds: `make test` leaves them out, `.ci/run` installs Ray and runs them.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from _models import TILED, TILED_TRUTH, TiledModel, calibrated, random_posterior
+
+from rlxjax.tables import MODEL_COLUMNS, evaluate, on_ray
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'rlxjax[scale]'")
+pytestmark = pytest.mark.ray
+TILES = calibrated(random_posterior(TILED, TILED_TRUTH, sd=0.3, spread=0.2))
+
+
+class Mortal(TiledModel):
+    """It kills the actor that evaluates its third batch, once."""
+
+    def __init__(self, marker):
+        self.marker, self.driver, self.batches = marker, os.getpid(), 0
+
+    def check(self, inputs):
+        self.batches += 1
+        if os.getpid() != self.driver and self.batches == 3 and self.marker.exists():
+            self.marker.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().check(inputs)
+
+
+def write_runs(folder, files=4, rows=2000, bad=0):
+    folder.mkdir()
+    for file in range(files):
+        rng = np.random.default_rng(file)
+        n = np.exp2(rng.uniform(0, 13, rows))
+        n[:bad] = -1.0
+        columns = {"id": np.arange(rows) + rows * file, "n": n, "depth": rng.choice([1.0, 2.5], rows)}
+        pq.write_table(pa.table(columns), folder / f"{file}.parquet", row_group_size=500)
+    return folder
+
+
+def parts(folder):
+    return {path.name: pq.read_table(path) for path in sorted(folder.iterdir()) if not path.name.startswith(".")}
+
+
+def assert_same_parts(folder, expected):
+    own, others = parts(folder), parts(expected)
+    assert own.keys() == others.keys()
+    assert all(own[name].equals(others[name]) for name in own)
+    assert not [path for path in folder.iterdir() if path.name.endswith(".tmp")]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+
+
+def test_a_ray_of_our_own_gives_the_rows_of_threads_and_is_shut_down(tmp_path, capfd):
+    source = write_runs(tmp_path / "runs", bad=3)
+    options = {"want": [*MODEL_COLUMNS], "rows_per_batch": 512}
+    said = []
+    done = evaluate(source, tmp_path / "ray", TILES, engine="ray", advance=lambda *rows: said.append(rows), **options)
+    assert not ray.is_initialized()
+    assert capfd.readouterr() == ("", "")
+    expected = evaluate(source, tmp_path / "threads", TILES, **options)
+    assert_same_parts(tmp_path / "ray", tmp_path / "threads")
+    assert_same_parts(tmp_path / "ray.rejected", tmp_path / "threads.rejected")
+    assert (done.rows, done.rejected, done.parts) == (expected.rows, expected.rejected, expected.parts) == (8000, 12, 4)
+    assert said == [(rows, 8000) for rows in range(0, 8001, 2000)]
+
+
+def test_the_part_of_an_actor_that_is_killed_is_done_again(cluster, tmp_path):
+    source, model = write_runs(tmp_path / "runs"), Mortal(tmp_path / "marker")
+    tiles = calibrated(random_posterior(model, TILED_TRUTH, sd=0.3, spread=0.2))
+    model.marker.touch()
+    done = evaluate(source, tmp_path / "ray", tiles, rows_per_batch=512, engine="ray")
+    assert not model.marker.exists()
+    assert cluster.is_initialized()
+    evaluate(source, tmp_path / "threads", tiles, rows_per_batch=512)
+    assert_same_parts(tmp_path / "ray", tmp_path / "threads")
+    assert done.rows == 8000
+
+
+def test_what_ends_a_job_of_threads_ends_one_of_actors_with_the_same_line(cluster, tmp_path):
+    bad, damaged = write_runs(tmp_path / "bad", bad=1), write_runs(tmp_path / "damaged", files=1)
+    content = bytearray((damaged / "0.parquet").read_bytes())
+    content[4:200] = bytes(196)
+    (damaged / "0.parquet").write_bytes(content)
+    for source, options in ((bad / "2.parquet", {"strict": True}), (damaged, {})):
+        lines = []
+        for engine in ("threads", "ray"):
+            with pytest.raises(ValueError, match="row group 0") as refusal:
+                evaluate(source, tmp_path / f"{source.stem}-{engine}", TILES, engine=engine, **options)
+            lines.append(str(refusal.value))
+            assert not parts(tmp_path / f"{source.stem}-{engine}")
+        assert lines[0] == lines[1]
+
+
+def test_files_that_an_actor_does_not_see_are_one_line(cluster, tmp_path):
+    source = write_runs(tmp_path / "runs", files=1)
+
+    def hide(done, total):
+        source.rename(tmp_path / "elsewhere")
+
+    with pytest.raises(ValueError, match=r"runs/0\.parquet: not there on .*; all machines have to see the input"):
+        evaluate(source, tmp_path / "out", TILES, engine="ray", advance=hide)
+
+
+def process_of(item):
+    time.sleep(0.2)
+    return item, os.getpid()
+
+
+def test_a_pool_takes_the_room_that_there_is_and_none_is_one_line_at_once(cluster):
+    @cluster.remote
+    class Other:
+        def ready(self):
+            return True
+
+    most = Other.options(num_cpus=1).remote()
+    cluster.get(most.ready.remote())
+    found = list(on_ray(lambda: process_of, range(4)))
+    assert sorted(item for item, _ in found) == [0, 1, 2, 3]
+    assert len({pid for _, pid in found}) == 1
+    rest = Other.options(num_cpus=1).remote()
+    cluster.get(rest.ready.remote())
+    begun_s = time.perf_counter()
+    with pytest.raises(ValueError, match=r"no room for a worker, which needs 0\.8 CPU \(0 of 2 free\)"):
+        list(on_ray(lambda: process_of, range(4), room_s=1.0))
+    assert time.perf_counter() - begun_s < 10
+    for one in (most, rest):
+        cluster.kill(one)
+
+
+def test_another_address_than_that_of_this_process_is_refused(cluster):
+    with pytest.raises(ValueError, match="127.0.0.1:1: this process is connected to the Ray cluster at"):
+        list(on_ray(lambda: process_of, [1], "127.0.0.1:1"))
+
+
+KILLED = """
+    import os, signal, sys
+    sys.path.insert(0, sys.argv[1])
+    import test_ray
+    from rlxjax.tables import evaluate
+
+    def end(done, total):
+        if done > 2000:
+            print(os.getpid(), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    evaluate(sys.argv[2], sys.argv[3], test_ray.TILES, engine="ray", advance=end)
+"""
+
+
+def test_a_job_whose_driver_was_killed_goes_on_and_its_ray_has_ended(cluster, tmp_path):
+    source = write_runs(tmp_path / "runs", files=6)
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), Path(__file__).parent, source, tmp_path / "ray"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    done = evaluate(source, tmp_path / "ray", TILES, engine="ray", resume=True)
+    assert 2 <= done.resumed < 6
+    evaluate(source, tmp_path / "threads", TILES)
+    assert_same_parts(tmp_path / "ray", tmp_path / "threads")
+
+
+def test_where_no_cluster_answers_is_one_line_at_once():
+    command = "from rlxjax.tables import on_ray; list(on_ray(lambda: abs, [1], '127.0.0.1:1'))"
+    ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stderr.splitlines()[-1].startswith("OSError: 127.0.0.1:1: no Ray cluster answers there (")
