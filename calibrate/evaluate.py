@@ -54,7 +54,9 @@ def evaluate(
     rows_per_batch: Annotated[int, typer.Option(help="Rows that each processor holds at a time.", min=1)] = 2**20,
     strict: Annotated[bool, typer.Option("--strict", help="End at the first row that cannot be evaluated.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the parts that are there.")] = False,
-    engine: Annotated[str, typer.Option(help="threads, of this process, or ray, for a cluster of machines.")] = "threads",
+    engine: Annotated[
+        str, typer.Option(help="threads, of this process, or ray, for a cluster of machines.")
+    ] = "threads",
     address: Annotated[
         str | None, typer.Option(help="Of a Ray cluster, as host:port; one is started here unless given.")
     ] = None,
@@ -83,7 +85,7 @@ def evaluate(
             rows_per_batch=rows_per_batch,
             strict=strict,
             resume=resume,
-            engine=engine,  # pyright: ignore[reportArgumentType]
+            engine=engine,
             address=address,
             advance=advance,
         )

@@ -3,6 +3,7 @@
 import decimal
 import json
 import resource
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -347,3 +348,17 @@ def test_the_command_does_the_same_and_its_status_says_whether_rows_were_rejecte
         refused = run(*arguments)
         assert (refused.exit_code, refused.stderr.count("\n"), refused.stdout) == (2, 1, ""), refused.output
         assert said in refused.stderr
+
+
+def test_ray_that_is_not_installed_and_engines_that_are_none_are_one_line(tmp_path, monkeypatch):
+    source = write(tmp_path / "pairs.parquet", pairs(10))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    command = ["evaluate", str(source), str(tmp_path / "out"), "--target", "cuda", "--engine"]
+    for given, line in {
+        ("ray",): "ray is not installed; get it with `pip install 'rlxjax[scale]'`",
+        ("spark",): "engine: expected threads or ray, got 'spark'",
+        ("threads", "--address", "a:1"): "address: expected none with the engine threads, which is of this process",
+    }.items():
+        refused = CliRunner().invoke(app, [*command, *given])
+        assert (refused.exit_code, refused.stderr) == (2, f"error: {line}\n")
+    assert not list((tmp_path / "out").iterdir())

@@ -1,7 +1,7 @@
 """Tables of rows on disk, larger than memory: a gate or a calibrated model over Parquet files, part by part.
 
 `evaluate` reads, evaluates and writes; an `Evaluation` says what was done. `fleet_of` finds the timings of many
-devices, which are read by groups. pyarrow does the files. `on_ray` runs pieces of work on the machines of a Ray cluster.
+devices, which are read by groups. pyarrow does the files. `on_ray` runs pieces of work on a Ray cluster.
 """
 
 from ._evaluate import ROWS_PER_BATCH as ROWS_PER_BATCH

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Any, Literal
+from typing import Any
 
 from rlxjax._checks import as_index
 from rlxjax._files import check_pyarrow
@@ -66,7 +66,7 @@ def evaluate(
     rows_per_batch: int = ROWS_PER_BATCH,
     strict: bool = False,
     resume: bool = False,
-    engine: Literal["threads", "ray"] = "threads",
+    engine: str = "threads",
     address: str | None = None,
     advance: Callable[[int, int], None] | None = None,
 ) -> Evaluation:

@@ -42,13 +42,15 @@ def run_job(
 ) -> Done:
     """Evaluate the parts that are missing; arguments and errors as of `evaluate`."""
     sink = job.sink
-    with locked(sink / "part"), _without_leftovers(job):
-        with connected(address) if engine == "ray" else contextlib.nullcontext():
-            begin(manifest_of(job, parts, _package()), sink, resume)
-            missing = [part for part in parts if not (sink / f"{part.name}.parquet").exists()]
-            done_rows = job.source.rows - sum(part.rows for part in missing)
-            say = _counting(done_rows, job.source.rows, advance)
-            times = (_on_ray if engine == "ray" else _on_threads)(job, missing, say)
+    if sink.exists() and not sink.is_dir():
+        raise ValueError(f"{sink}: expected a folder, or none, got a file")
+    cluster = connected(address) if engine == "ray" else contextlib.nullcontext()
+    with locked(sink / "part"), _without_leftovers(job), cluster:
+        begin(manifest_of(job, parts, _package()), sink, resume)
+        missing = [part for part in parts if not (sink / f"{part.name}.parquet").exists()]
+        done_rows = job.source.rows - sum(part.rows for part in missing)
+        say = _counting(done_rows, job.source.rows, advance)
+        times = (_on_ray if engine == "ray" else _on_threads)(job, missing, say)
     rejected = _rejected(job, parts)
     return Done(job.source.rows, rejected, job.rejects, len(parts), len(parts) - len(missing), times)
 
@@ -133,10 +135,10 @@ def _part_worker(job: Job) -> Callable[[Part], PartTimes]:
 
 @contextlib.contextmanager
 def _without_leftovers(job: Job) -> Iterator[None]:
-    """Remove what processes that were killed have left half written, at the begin and at the end."""
+    """Remove what killed processes of this folder's job have left half written, at the begin and at the end."""
 
     def remove() -> None:
-        for folder in (job.sink, job.rejects):
+        for folder in (job.sink, job.rejects) if manifest_path(job.sink).exists() else ():
             for left in folder.glob(".*.tmp"):
                 left.unlink(missing_ok=True)
 

@@ -53,15 +53,16 @@ def on_ray(
     if not items:
         return
     with connected(address) as ray:
-        from ray import cloudpickle
-
         share, most = _share_of(ray, room_s)
-        dumped = [{"item": cloudpickle.dumps(item)} for item in items]
+        dumped = [{"item": _dumps(item)} for item in items]
         pool = ray.data.ActorPoolStrategy(
-            min_size=1, max_size=min(most, len(items)), initial_size=min(most, len(items)), max_tasks_in_flight_per_actor=1
+            min_size=1,
+            max_size=min(most, len(items)),
+            initial_size=min(most, len(items)),
+            max_tasks_in_flight_per_actor=1,
         )
         blocks = ray.data.from_items(dumped, override_num_blocks=len(dumped))
-        made = (cloudpickle.dumps(make_worker), os.getcwd(), sys.path)
+        made = (_dumps(make_worker), os.getcwd(), sys.path)
         results = blocks.map(_Actor, fn_constructor_args=made, compute=pool, **share)
         with _ended_cluster(ray):
             for batch in results.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0):
@@ -123,18 +124,22 @@ class _Actor:
         self._made, self._folder, self._modules, self._worker = made, folder, modules, None
 
     def __call__(self, row: dict[str, bytes]) -> dict[str, bytes]:
-        from ray import cloudpickle
-
         try:
             if self._worker is None:
                 with contextlib.suppress(OSError):
                     os.chdir(self._folder)  # of which relative paths are
                 sys.path += [folder for folder in self._modules if folder not in sys.path]
                 self._worker = _loads(self._made)()
-            return {"result": cloudpickle.dumps((self._worker(_loads(row["item"])), None))}
+            return {"result": _dumps((self._worker(_loads(row["item"])), None))}
         except Exception as error:  # noqa: BLE001
             error.add_note(f"In a Ray actor on {socket.gethostname()}:\n{traceback.format_exc()}")
-            return {"result": cloudpickle.dumps((None, error))}
+            return {"result": _dumps((None, error))}
+
+
+def _dumps(value: Any) -> bytes:
+    from ray import cloudpickle
+
+    return cloudpickle.dumps(value)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _loads(dumped: bytes) -> Any:
