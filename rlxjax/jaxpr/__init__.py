@@ -19,5 +19,6 @@ from ._profile import Disagreement as Disagreement
 from ._profile import FunctionProfile as FunctionProfile
 from ._registry import register_rule as register_rule
 from ._rules import OperationCounts as OperationCounts
+from ._target_profile import TargetProfile as TargetProfile
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -8,8 +8,9 @@ import jax
 from rlxjax._tracing import traced
 from rlxjax._values import FrozenDict
 from rlxjax.graph import GraphIoProfile
+from rlxjax.targets import TargetDevice, check_compiler, compile_for, target_device
 
-from ._compiled import as_compiled
+from ._compiled import as_compiled, as_compiled_for
 from ._equations import lowered
 from ._loops import TripCounts, Trips
 from ._profile import FunctionProfile, dearest_first
@@ -23,6 +24,7 @@ def profile_function(
     level: str = "jaxpr",
     trip_counts: TripCounts | None = None,
     strict: bool = False,
+    target: str | TargetDevice | None = None,
     **kwargs: Any,
 ) -> FunctionProfile:
     """Count what a JAX function computes and moves, without running it or allocating anything.
@@ -40,13 +42,15 @@ def profile_function(
             from their lines (`"file.py:12"`, as `unknown_loops` names them). None leaves one unknown. A
             loop from a constant to a constant needs none.
         strict: refuse primitives without a rule.
+        target: of level "compiled", a device that need not be there: a name, as "tpu-v5e" or "h100", a file or a
+            `TargetDevice`; see `rlxjax.targets.compile_for`. The profile says in `target` what it takes of the device.
         **kwargs: of the function. Arrays are traced, all else (axes, flags, numbers) is closed over. A jitted
             function takes them as in a call: what is no array has to be static.
 
     Raises:
-        ValueError: `fn` does not trace with these arguments, a shape is symbolic, the level is unknown, a trip
-            count is no integer of at least 0 or belongs to no loop, or `strict` and a primitive has no rule; the
-            compiler fails, or what it says is not as expected.
+        ValueError: `fn` does not trace with these arguments, a shape is symbolic, the level or the target is unknown,
+            a trip count is no integer of at least 0 or belongs to no loop, or `strict` and a primitive has no rule;
+            the compiler is not there or fails, or what it says is not as expected.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -63,10 +67,20 @@ def profile_function(
         raise ValueError(f"fn: expected a function, got {fn!r}")
     if level not in ("jaxpr", "compiled"):
         raise ValueError(f"level: expected 'jaxpr' or 'compiled', got {level!r}")
+    if target is not None and level != "compiled":
+        raise ValueError(f"target: expected none at level {level!r}; give level='compiled'")
+    if target is not None:
+        target = target_device(target)
+        check_compiler(target.platform)
     trips = Trips(trip_counts)
     program = traced(fn, args, kwargs)
     written = _as_written(program, trips, strict)
-    return written if level == "jaxpr" else as_compiled(written, program, trips.by_line())
+    if level == "jaxpr":
+        return written
+    if target is None:
+        return as_compiled(written, program, trips.by_line())
+    made = compile_for(fn, *args, target=target, **kwargs)
+    return as_compiled_for(written, made, trips.by_line())
 
 
 def _as_written(program: Any, trips: Trips, strict: bool) -> FunctionProfile:

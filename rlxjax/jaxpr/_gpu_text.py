@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ._gpu_program import TILE, GpuKernel, GpuKernelKind, GpuProgram, Product
 from ._rules import names
-from ._xla import (
+from ._xla_text import (
     BRANCHES,
     CALLED,
     ENDS,

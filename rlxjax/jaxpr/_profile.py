@@ -10,6 +10,7 @@ from rlxjax.graph import GraphIoProfile
 from ._kernels import KernelGroup
 from ._loops import BranchSpread, UnknownLoop
 from ._rules import OperationCounts
+from ._target_profile import TargetProfile
 from ._totals import Rows
 
 _SHOWN_LINES = 10
@@ -73,6 +74,7 @@ class FunctionProfile:
         level: "jaxpr" or "compiled".
         disagreements: of level "compiled", the counts on which the jaxpr, the compiled program and XLA's own
             analysis differ.
+        target: what the program takes of the device that it was compiled for, where one was named.
     """
 
     io: GraphIoProfile
@@ -96,6 +98,7 @@ class FunctionProfile:
     static_ops: int
     level: str = "jaxpr"
     disagreements: tuple[Disagreement, ...] = ()
+    target: TargetProfile | None = None
 
     @property
     def uncounted(self) -> tuple[str, ...]:
@@ -141,6 +144,7 @@ class FunctionProfile:
                 f"conditional at {line}: {_short(least.flops).strip()} to {_short(most.flops)}FLOP, "
                 f"{_short(least.bytes or 0).strip()} to {_short(most.bytes or 0)}B; the dearest is counted"
             )
+        lines += self.target.lines() if self.target else ()
         for name, *counts, reason in self.disagreements:
             jaxpr, compiled, xla = ("none" if count is None else _short(count).strip() for count in counts)
             why = f"; {reason}" if reason else ""

@@ -36,6 +36,8 @@ class Totals:
     trips: int = 0
     #: Operations, those of a loop's body once.
     static_ops: int = 0
+    #: That a compiler estimates, of what it estimates.
+    cycles: int = 0
 
     def sums(self) -> OperationCounts:
         """Return everything that is known, over all families."""
@@ -55,6 +57,7 @@ class Totals:
         self.fused_bytes += times * other.fused_bytes
         self.kernels.add_all(other.kernels, times)
         self.trips += times * other.trips
+        self.cycles += times * other.cycles
         self.meet(other, times)
 
     def meet(self, other: "Totals", times: int | None) -> None:

@@ -11,5 +11,6 @@ from ._devices import TargetDevice as TargetDevice
 from ._devices import load_target as load_target
 from ._devices import target_device as target_device
 from ._devices import target_names as target_names
+from ._worker import check_compiler as check_compiler
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

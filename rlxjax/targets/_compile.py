@@ -24,7 +24,9 @@ LIMIT_S = 300.0
 #: Constants of more bytes than these are arguments of what is compiled.
 _LARGE_CONSTANTS_BYTES = 2**16
 #: What the compilers of TPUs say of a program that does not fit.
-_USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", re.IGNORECASE)
+_USED = re.compile(
+    r"(?:Used |required[^()]*\()([\d.]+)([KMGT]?)(?: of |\) exceeds available HBM \()([\d.]+)([KMGT]?)", re.IGNORECASE
+)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 #: Variables that change what compilers make.
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -34,7 +36,7 @@ class DoesNotFitError(ValueError):
     """A program that needs more memory than the target has: one line.
 
     Attributes:
-        needed_bytes: of one device; None where the compiler does not say.
+        needed_bytes: of one device, or of its temporaries alone; None where the compiler does not say.
         memory_bytes: that the compiler may use; None where it does not say.
     """
 
@@ -180,7 +182,7 @@ def _refusal(device: TargetDevice, answer: Mapping[str, str]) -> ValueError:
             return DoesNotFitError(f"target {device.name}: the program does not fit its memory: {first}")
         needed, has = (int(float(found[i]) * _UNITS[found[i + 1].upper()]) for i in (1, 3))
         return DoesNotFitError(
-            f"target {device.name}: the program needs {needed / 1e9:.1f} GB of {has / 1e9:.1f}: does not fit",
+            f"target {device.name}: the program needs at least {needed / 1e9:.3g} GB of {has / 1e9:.3g}: does not fit",
             needed,
             has,
         )
