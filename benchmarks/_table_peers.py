@@ -15,8 +15,8 @@ FIELDS = [f"{side}_{name}" for side in ("before", "after") for name in COUNTS]
 #: The built-in gate of "cuda" as an expression has it: what each saved count is worth in ns, and the rest.
 RATES = dict(zip(COUNTS, (2_000.0, 20_000.0, 1 / 50, 1 / 800), strict=True))
 PENALTY_NS, MIN_GAIN_NS, TEMPERATURE_NS = 15e6, 5_000.0, 1e6
-#: Rows of a call in memory; of 2**12 to 2**19, those that take the least time.
-MEMORY_ROWS = 2**14
+#: Rows of a call in memory; of 2**11 to 2**16, those that take the least time.
+MEMORY_ROWS = 2**11
 
 
 def ours(sink: str, files: Sequence[str]) -> dict[str, float]:
@@ -24,6 +24,26 @@ def ours(sink: str, files: Sequence[str]) -> dict[str, float]:
     import rlxjax as rx
 
     return _steps(rx.evaluate(files, sink, rx.io_fusion_gate_for_target("cuda"), temperature_ns=TEMPERATURE_NS))
+
+
+def one_actor(sink: str, files: Sequence[str]) -> dict[str, float]:
+    """Evaluate the gate on one Ray actor of this machine."""
+    return _on_ray(sink, files, 1)
+
+
+def two_actors(sink: str, files: Sequence[str]) -> dict[str, float]:
+    """Evaluate the gate on two Ray actors of this machine."""
+    return _on_ray(sink, files, 2)
+
+
+def _on_ray(sink: str, files: Sequence[str], actors: int) -> dict[str, float]:
+    import ray
+
+    import rlxjax as rx
+
+    ray.init("local", num_cpus=actors, include_dashboard=False, log_to_driver=False)
+    gate = rx.io_fusion_gate_for_target("cuda")
+    return _steps(rx.evaluate(files, sink, gate, temperature_ns=TEMPERATURE_NS, engine="ray"))
 
 
 def polars(sink: str, files: Sequence[str]) -> dict[str, float]:
@@ -117,7 +137,7 @@ def _steps(done: Any) -> dict[str, float]:
 
 
 PEERS: dict[str, Callable[[str, Sequence[str]], dict[str, float]]] = {
-    own.__name__: own for own in (ours, polars, duckdb, model, memory)
+    own.__name__: own for own in (ours, one_actor, two_actors, polars, duckdb, model, memory)
 }
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Files of rows from a seed, and processes that evaluate them."""
 
+import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +27,10 @@ FILE_ROWS, GROUP_ROWS = 10_000_000, 2**20
 GATE = ("--target", "cuda", "--temperature-ns", str(TEMPERATURE_NS))
 
 
+#: What falls short, a sentence each.
+short: list[str] = []
+
+
 class Ended(NamedTuple):
     """A process that has ended: its status, wall and CPU seconds, peak MB, output and error."""
 
@@ -34,6 +40,11 @@ class Ended(NamedTuple):
     peak_mb: float
     out: str
     err: str
+
+    @property
+    def found(self) -> dict[str, float]:
+        """What a peer has printed."""
+        return json.loads(self.out)
 
 
 class Running:
@@ -45,6 +56,15 @@ class Running:
         settings = {**os.environ, **environment}
         out, err = self._files
         self._process = subprocess.Popen(arguments, stdout=out, stderr=err, cwd=ROOT, env=settings)
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        """Say whether it runs."""
+        return not os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
     def send(self, number: signal.Signals) -> None:
         """Send it a signal."""
@@ -68,14 +88,18 @@ def command(source: Sequence[Path], sink: Path, *more: str, **environment: str) 
     return Running([*start, "evaluate", *map(str, source), str(sink), *more], **environment)
 
 
+def peer_process(name: str, source: Sequence[Path], sink: Path, **environment: str) -> Running:
+    """Start one of `_table_peers`, or the command."""
+    if name == "command":
+        return command(source, sink, *GATE, "--json", **environment)
+    script = [sys.executable, "-m", "benchmarks._table_peers", name, str(sink), *map(str, source)]
+    return Running(script, **environment)
+
+
 def peer(name: str, source: Sequence[Path], sink: Path, **environment: str) -> Ended:
     """Run one of `_table_peers`, or the command."""
     os.sync()  # no peer waits for what another one has written
-    if name == "command":
-        done = command(source, sink, *GATE, "--json", **environment).ended()
-    else:
-        script = [sys.executable, "-m", "benchmarks._table_peers", name, str(sink), *map(str, source)]
-        done = Running(script, **environment).ended()
+    done = peer_process(name, source, sink, **environment).ended()
     if done.status:
         raise SystemExit(f"{name}: ended with {done.status}: {done.err.strip()}")
     return done
@@ -141,3 +165,32 @@ def files(
     size_mb = sum(path.stat().st_size for path in paths) / 1e6
     print(f"{rows:,} rows of {make.__name__} in {len(paths)} files, {size_mb:,.0f} MB of zstd Parquet", flush=True)
     return paths
+
+
+def must(holds: bool, sentence: str) -> None:
+    """Print a sentence and whether it holds; one that does not is what the exit status says."""
+    print(f"{'yes' if holds else 'NO '}  {sentence}", flush=True)
+    short.extend([] if holds else [sentence])
+
+
+def size_mb(sink: Path) -> float:
+    """Return the size of a file, or of the files of a folder."""
+    return sum(path.stat().st_size for path in ([sink] if sink.is_file() else sink.glob("*.parquet"))) / 1e6
+
+
+def rows_of(sink: Path) -> pa.Table:
+    """Return the rows of a file, or of a folder of parts in their order."""
+    return pa.concat_tables(map(pq.read_table, [sink] if sink.is_file() else sorted(sink.glob("*.parquet"))))
+
+
+def remove(*sinks: Path) -> None:
+    """Remove outputs with what lies beside them."""
+    for sink in sinks:
+        shutil.rmtree(sink, ignore_errors=True)
+        for path in (sink, manifest_of(sink)):
+            path.unlink(missing_ok=True)
+
+
+def manifest_of(sink: Path) -> Path:
+    """Return where the manifest of a job is."""
+    return sink.with_name(f"{sink.name}.manifest.json")
