@@ -23,8 +23,11 @@ ENDINGS: dict[str, tuple[tuple[str, ...], dict[int, str]]] = {
     "predict": (("rlxjax predict --batch 8192 --n-fft 256 --k 16",), {}),
     "explain": (("rlxjax explain --batch 8192 --n-fft 256 --k 16",), {}),
     "profile": (
-        ("rlxjax profile stages:scale --arg 'f32[2048,1024]'",),
-        {1: "part of what it does is not counted, and named"},
+        (
+            "rlxjax profile stages:scale --arg 'f32[2048,1024]'",
+            "rlxjax profile stages:scale --arg 'f32[2048,1024]' --target tpu-v5e",
+        ),
+        {1: "part of what it does is not counted, and named; with --target also: it does not fit"},
     ),
     "advise": (
         ("rlxjax advise stages:scale stages:energy --arg 'f32[2048,1024]' --measure",),

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import rlxjax
+from rlxjax.targets import DoesNotFitError
 
 from .command_line import (
     AsJson,
@@ -105,9 +106,9 @@ Trips = Annotated[
 
 @contextlib.contextmanager
 def _users_functions(
-    what: str, names: list[str], arg: list[str] | None, args: str | None, file: FilePath | None, unsealed: bool
-) -> Iterator[tuple[list[Callable], tuple, "rlxjax.Calibration"]]:
-    """Import functions and run what asks about them as users call them; yield them, their arguments, a calibration."""
+    what: str, names: list[str], arg: list[str] | None, args: str | None
+) -> Iterator[tuple[list[Callable], tuple]]:
+    """Import functions and run what asks about them as users call them; yield them and their arguments."""
     with Progress().waiting(what):
         set_up_jax(None)
         import jax
@@ -117,9 +118,13 @@ def _users_functions(
         # What their code prints is no part of the answer.
         with jax.enable_x64(False), contextlib.redirect_stdout(sys.stderr):
             functions = [named(name, "function", Callable) for name in names]
-            given = arguments_of(arg or [], args)
-            known = None if file or unsealed else rlxjax.default_calibration()
-            yield functions, given, known or rlxjax.load_calibration(file, unsealed=unsealed)
+            yield functions, arguments_of(arg or [], args)
+
+
+def _asked(file: FilePath | None, unsealed: bool) -> "rlxjax.Calibration":
+    """Return the calibration of a file, or that of this machine."""
+    known = None if file or unsealed else rlxjax.default_calibration()
+    return known or rlxjax.load_calibration(file, unsealed=unsealed)
 
 
 @one_line_errors
@@ -129,18 +134,49 @@ def profile(
     args: Args = None,
     calibration: Given = None,
     trips: Trips = None,
+    target: Annotated[
+        str | None, typer.Option(help="A device to compile for, as tpu-v5e or h100, or a file of one.")
+    ] = None,
     unsealed: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
     """Count what a jitted function does, and say what it takes on this machine and which part of it takes how long.
 
-    The module is imported, from the current folder too. Nothing is compiled or run.
+    The module is imported, from the current folder too. Nothing is compiled or run, unless a target is given: then the
+    function is compiled for that device, which need not be there, and kernels, memory and estimates are its compiler's.
     """
-    with _users_functions("profiling", [function], arg, args, calibration, unsealed) as ((fn,), given, known):
+    if target is not None:
+        if calibration or unsealed:
+            raise ValueError("--calibration: expected none with --target, which compiles and predicts no time")
+        return _profile_for(target, function, arg, args, trips, as_json)
+    with _users_functions("profiling", [function], arg, args) as ((fn,), given):
+        known = _asked(calibration, unsealed)
         found = known.predict_function(fn, *given, trip_counts=trips)
     text = plain(f"{found.profile}\n\n{found}")
     _answer(known, "functions", found.as_dict() if as_json else None, lambda: typer.echo(text))
     raise typer.Exit(UNSURE_STATUS if found.uncounted else 0)
+
+
+def _profile_for(
+    target: str, function: str, arg: list[str] | None, args: str | None, trips: list[int] | None, as_json: bool
+) -> None:
+    """Print what a function takes of a device that it is compiled for."""
+    with _users_functions(f"compiling for {target}", [function], arg, args) as ((fn,), given):
+        try:
+            found = rlxjax.profile_function(fn, *given, level="compiled", target=target, trip_counts=trips)
+        except DoesNotFitError as error:  # which is an answer
+            if as_json:
+                typer.echo(json_text({"target": {"name": target, "fits": False, "reason": str(error)}}))
+            else:
+                typer.echo(plain(str(error)))
+            raise typer.Exit(UNSURE_STATUS) from None
+    if as_json:
+        typer.echo(json_text(found.as_dict()))
+    else:
+        for line in str(found).splitlines():  # of a table a line stays one
+            typer.echo(plain(line) if "  " in line or not line else filled(line))
+    fits = found.target is not None and found.target.fits
+    raise typer.Exit(UNSURE_STATUS if found.uncounted or not fits else 0)
 
 
 @one_line_errors
@@ -164,7 +200,8 @@ def advise(
     The modules that are named are imported, from the current folder too.
     """
     what = "timing the forms" if measure else "advising"
-    with _users_functions(what, stages, arg, args, calibration, unsealed) as (functions, given, known):
+    with _users_functions(what, stages, arg, args) as (functions, given):
+        known = _asked(calibration, unsealed)
         advice = rlxjax.advise(
             functions if len(functions) > 1 else functions[0],
             *given,

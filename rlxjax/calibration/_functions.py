@@ -58,19 +58,7 @@ class FunctionPrediction(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Return what a program reads: counts, times in ns, shares of 1."""
-        profile = self.profile
-        return {
-            "counts": {
-                "flops": profile.flops,
-                "transcendentals": profile.transcendentals,
-                "integer_ops": profile.integer_ops,
-                "launches": profile.io.kernel_launches,
-                "sync_points": profile.io.sync_points,
-                "traffic_bytes": profile.io.device_traffic_bytes,
-                "fused_traffic_bytes": profile.fused_traffic_bytes,
-                "peak_bytes": profile.peak_bytes,
-            },
-            "coverage": {"equations": profile.coverage_equations, "bytes": profile.coverage_bytes},
+        return self.profile.as_dict() | {
             "uncounted": list(self.uncounted),
             "predicted_ns": self.time_ns,
             "interval_ns": [self.low_ns, self.high_ns],

@@ -119,6 +119,27 @@ class FunctionProfile:
             reasons.append("how long devices wait for each other is not known")
         return tuple(reasons)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a program reads: counts, shares of 1, and what the program takes of a target."""
+        found: dict[str, Any] = {
+            "counts": {
+                "flops": self.flops,
+                "transcendentals": self.transcendentals,
+                "integer_ops": self.integer_ops,
+                "launches": self.io.kernel_launches,
+                "sync_points": self.io.sync_points,
+                "traffic_bytes": self.io.device_traffic_bytes,
+                "fused_traffic_bytes": self.fused_traffic_bytes,
+                "peak_bytes": self.peak_bytes,
+            },
+            "coverage": {"equations": self.coverage_equations, "bytes": self.coverage_bytes},
+            "uncounted": list(self.uncounted),
+        }
+        if self.target is not None:
+            kinds = {name: row for name, row in self.by_family.items() if row.launches or row.bytes}
+            found["target"] = self.target.as_dict() | {"kernels": {name: _moved(row) for name, row in kinds.items()}}
+        return found
+
     def __str__(self) -> str:
         io, is_written = self.io, self.level == "jaxpr"
         moved, covered = _short(io.device_traffic_bytes), _percent(self.coverage_equations)
@@ -150,6 +171,10 @@ class FunctionProfile:
             why = f"; {reason}" if reason else ""
             lines.append(f"{name}: jaxpr {jaxpr}, compiled {compiled}, XLA's own figure {xla}{why}")
         return "\n".join(lines)
+
+
+def _moved(row: OperationCounts) -> dict[str, int]:
+    return {"launches": row.launches, "bytes": row.bytes or 0}
 
 
 def dearest_first(rows: Rows, sums: OperationCounts) -> Mapping[str, OperationCounts]:

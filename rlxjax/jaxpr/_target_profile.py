@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.targets import CompiledFor, TargetDevice
@@ -57,6 +58,25 @@ class TargetProfile:
         """
         needs, has = (f"{count / 1e9:.3g}" for count in (self.peak_bytes, self.device.memory_bytes))
         return f"needs {needs} GB of {has}: {'fits' if self.fits else 'does not fit'}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a program reads; what XLA estimates under XLA's own names."""
+        moved = {name: {"launches": row.launches, "bytes": row.bytes or 0} for name, row in self.collectives.items()}
+        return {
+            "name": self.device.name,
+            "devices": self.devices,
+            "memory_bytes": self.device.memory_bytes,
+            "argument_bytes": self.argument_bytes,
+            "output_bytes": self.output_bytes,
+            "temporary_bytes": self.temporary_bytes,
+            "peak_bytes": self.peak_bytes,
+            "fits": self.fits,
+            "collectives": moved,
+            "xla_estimates": dict(self.estimates),
+            "xla_left_out": dict(self.left_out),
+            "compiler": self.compiler,
+            "compile_s": self.compile_seconds,
+        }
 
     def lines(self) -> list[str]:
         """Return what there is to say, a line each."""

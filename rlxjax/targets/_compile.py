@@ -216,7 +216,7 @@ def _program(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
             in_tree=flat(((0,) * len(exported.in_avals), {})),
             out_tree=flat((0,) * len(exported.out_avals)),
         )
-        serialized = bytes(exported.serialize())
+        serialized = _serialized(exported)
     except Exception as error:  # noqa: BLE001  (lowering rules may raise anything)
         said = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
         raise ValueError(
@@ -224,6 +224,10 @@ def _program(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         ) from error
     axes, sizes = _mesh_of((args, kwargs), exported.nr_devices)
     return _Program(serialized=serialized, devices=exported.nr_devices, axes=axes, sizes=sizes, donated=tuple(donated))
+
+
+def _serialized(exported: Any) -> bytes:
+    return bytes(exported.serialize())
 
 
 def _with_constants_as_arguments(closed: Any) -> Any:

@@ -17,16 +17,22 @@ from pathlib import Path
 from typing import Any
 
 _CHILD = Path(__file__).with_name("_child.py")
-#: What tells the compilers that no device is there, by platform of JAX.
+#: What tells the compilers that no device is there, by platform of JAX. JAX's own cache knows no lines of a program.
 _VARIABLES: Mapping[str, Mapping[str, str]] = {
     "tpu": {
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-1",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_LOG_DIR": "disabled",
         "JAX_PLATFORMS": "cpu",
     },
-    "cuda": {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"},
+    "cuda": {
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+        "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    },
 }
 #: Of each platform: the extra, and the modules that it brings, of which one is needed.
 _EXTRAS: Mapping[str, tuple[str, Sequence[Sequence[str]]]] = {
@@ -35,8 +41,8 @@ _EXTRAS: Mapping[str, tuple[str, Sequence[Sequence[str]]]] = {
 }
 #: The packages whose versions decide what is compiled.
 _COMPILERS = {"tpu": ("libtpu",), "cuda": ("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cuda-nvcc")}
-#: Characters of what a compiler says that are shown.
-_SHOWN_CHARACTERS = 300
+#: Bytes of what a compiler says that are read, and characters that are shown.
+_READ_BYTES, _SHOWN_CHARACTERS = 10_000, 300
 
 
 class Worker:
@@ -80,13 +86,15 @@ class Worker:
                 self.close()
                 raise
             if answer is None:
-                status, said = self.close(), self._last_words()
+                status, said = self.close()
                 raise ValueError(f"target {request['name']}: the compiler crashed (exit status {status}){said}")
             return answer
 
     def _running(self) -> "subprocess.Popen[bytes]":
-        if self._process is not None and (self._owner != os.getpid() or self._process.poll() is not None):
-            self._process = None
+        if self._process is not None and self._owner != os.getpid():
+            self._process = None  # that of the process that this one was forked from
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
         if self._process is None:
             self._said = tempfile.TemporaryFile()  # noqa: SIM115
             self._process = subprocess.Popen(
@@ -101,11 +109,11 @@ class Worker:
             atexit.register(self.close)
         return self._process
 
-    def close(self) -> int | None:
-        """Kill the process and wait for its end; return its exit status, None where there was none of this process."""
+    def close(self) -> tuple[int | None, str]:
+        """Kill the process and wait for its end; return its exit status and its last words, if there was one."""
         process, self._process = self._process, None
         if process is None or self._owner != os.getpid():
-            return None
+            return None, ""
         atexit.unregister(self.close)
         ended = process.poll()
         with contextlib.suppress(OSError):
@@ -114,12 +122,10 @@ class Worker:
         for pipe in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
                 pipe and pipe.close()
-        return status if ended is None else ended
-
-    def _last_words(self) -> str:
-        self._said.seek(max(self._said.seek(0, os.SEEK_END) - 10_000, 0))
-        lines = [line.strip() for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
-        return f": {lines[-1][:_SHOWN_CHARACTERS]}" if lines else ""
+        with self._said as said:
+            said.seek(max(said.seek(0, os.SEEK_END) - _READ_BYTES, 0))
+            lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
+        return status if ended is None else ended, f": {lines[-1][:_SHOWN_CHARACTERS]}" if lines else ""
 
 
 def _exchanged(process: "subprocess.Popen[bytes]", request: bytes, ends_s: float) -> bytes:

@@ -1,0 +1,369 @@
+"""Devices that are not there: what is said of them, the process that compiles for them, and what it makes."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from typer.testing import CliRunner
+
+import rlxjax as rx
+from calibrate.cli import app
+from rlxjax import targets
+from rlxjax.device import Provenance
+from rlxjax.jaxpr._xla import CompiledProgram
+from rlxjax.targets import _compile, _worker
+from tests._documented import assert_documented, assert_narrow
+
+TABLE = Path(targets.__file__).with_name("devices.json")
+#: One target of each platform, and what compiles for it.
+EXTRAS = {"tpu": "tpu-v5e", "cuda": "h100"}
+N = 512
+SQUARE = jax.ShapeDtypeStruct((N, N), jnp.float32)
+
+
+def is_there(platform):
+    try:
+        targets.check_compiler(platform)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.fixture(params=EXTRAS)
+def target(request, monkeypatch, tmp_path):
+    """A target whose compiler is installed, with a cache of its own."""
+    if not is_there(request.param):
+        pytest.skip(
+            f"the extra {request.param}-compiler is not installed: nothing compiles for {EXTRAS[request.param]}"
+        )
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
+    return EXTRAS[request.param]
+
+
+def compiled(function, *args, target, **options):
+    return rx.profile_function(function, *args, level="compiled", target=target, **options)
+
+
+# --- The table -----------------------------------------------------------------------------------
+
+
+def test_every_figure_of_every_target_has_a_source_and_a_provenance():
+    for name in targets.target_names():
+        device = targets.target_device(name)
+        assert targets.target_device(f" {name.upper()} ") == device
+        assert device.memory_bytes > 2**33
+        for field, source in device.sources.items():
+            assert source.strip(), (name, field)
+            assert isinstance(device.provenance_of(field), Provenance)
+        assert device.provenance_of("bandwidth_bytes_per_ns") == Provenance.DATA_SHEET
+        assert device.provenance_of("launch_ns") == Provenance.UNCALIBRATED  # no data sheet says one
+        # A matrix unit is no slower than what is beside it, and half the bits are no slower.
+        matrix = device.matrix_flop_per_ns
+        assert matrix["bf16"] >= max(device.vector_flop_per_ns.values(), default=0)
+        assert matrix.get("s8", np.inf) >= matrix["bf16"] >= matrix.get("tf32", 0)
+
+
+def test_units_times_clock_are_the_peak_rate():
+    for name in ("h100", "h200", "a100", "l4", "b200"):
+        device = targets.target_device(name)
+        (lanes,) = (int(line.split(":")[1]) for line in device.description if "fpus_per_core" in line)
+        assert device.cores is not None
+        peak = 2 * lanes * device.cores * device.clock_ghz  # a multiply-add is two
+        assert device.vector_flop_per_ns["f32"] == pytest.approx(peak, rel=0.02)
+    for name, units in (("tpu-v4", 8 * 128**2), ("tpu-v5e", 4 * 128**2), ("tpu-v5p", 8 * 128**2)):
+        device = targets.target_device(name)
+        assert device.matrix_flop_per_ns["bf16"] == pytest.approx(2 * units * device.clock_ghz, rel=0.01)
+
+
+def test_a_file_of_ones_own_is_of_the_same_schema(tmp_path):
+    content = json.loads(TABLE.read_text())
+    one = {"schema_version": 1, "targets": [content["targets"][1] | {"name": "mine"}]}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(one))
+    assert targets.target_device(str(path)) == targets.load_target(path)
+    assert targets.load_target(path).name == "mine"
+    for change, said in (
+        ({"memory_bytes": -1}, "memory_bytes"),
+        ({"sources": {}}, "sources: expected where each figure comes from, got none for bandwidth_bytes_per_ns"),
+        ({"provenance": {"speed": "measured"}}, "got speed"),
+        ({"topologies": {}}, "expected topologies"),
+        ({"speed": 1}, "speed"),
+    ):
+        path.write_text(json.dumps(one | {"targets": [one["targets"][0] | change]}))
+        with pytest.raises(ValueError, match=said) as refused:
+            targets.load_target(path)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="expected one target, got 9"):
+        targets.load_target(TABLE)
+
+
+def test_bad_targets_are_one_line(monkeypatch):
+    for wrong, said in (
+        ("tpu-v5", "the nearest: tpu-v5"),
+        ("H10O", "the nearest: h100"),
+        ("", "the nearest: tpu-v4"),
+        (3, "expected a name"),
+        ("missing.json", "missing.json: no such file"),
+    ):
+        with pytest.raises(ValueError, match=said) as refused:
+            targets.target_device(wrong)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="target: expected none at level 'jaxpr'"):
+        rx.profile_function(jnp.sin, SQUARE, target="h100")
+    with pytest.raises(ValueError, match="a mesh of at most 256 devices, got 257"):
+        targets.target_device("tpu-v5e").compiler_target(257)
+    monkeypatch.setattr(_worker, "_is_installed", lambda module: False)
+    for name, extra in (("tpu-v6e", "tpu-compiler"), ("l4", "cuda-compiler")):
+        with pytest.raises(ValueError, match=rf"install it with: pip install 'rlxjax\[{extra}\]'"):
+            compiled(jnp.sin, SQUARE, target=name)
+        result = CliRunner().invoke(app, ["profile", "math:sin", "--arg", "f32[4]", "--target", name])
+        assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+
+
+# --- The process -----------------------------------------------------------------------------------
+
+#: Answers as the compiler's process does, or not.
+FAKE = """
+import json, os, sys, time
+while line := sys.stdin.buffer.readline():
+    request = json.loads(line)
+    program = sys.stdin.buffer.read(request["bytes"])
+    if request["name"] == "hangs":
+        time.sleep(600)
+    if request["name"] == "crashes":
+        print("assertion failed", file=sys.stderr, flush=True)
+        os.abort()
+    print(json.dumps({"process": os.getpid(), "bytes": len(program)}), flush=True)
+"""
+
+
+def test_a_process_is_kept_and_one_that_crashes_or_hangs_is_ended_and_followed_by_another():
+    worker = _worker.Worker("tpu", (sys.executable, "-c", FAKE))
+    large = b"x" * 3_000_000  # more than a pipe holds
+    first = worker.ask({"name": "good"}, large, 60)
+    assert first["bytes"] == len(large)
+    assert worker.ask({"name": "good"}, b"", 60)["process"] == first["process"]
+    for name, limit_s, said in (
+        ("crashes", 60, r"target crashes: the compiler crashed \(exit status -6\): assertion failed"),
+        ("hangs", 0.3, "target hangs: the compiler took more than 0.3 s and was stopped"),
+    ):
+        process = worker.ask({"name": "good"}, b"", 60)["process"]
+        start = time.monotonic()
+        with pytest.raises(ValueError, match=said) as refused:
+            worker.ask({"name": name}, large, limit_s)
+        assert time.monotonic() - start < 30
+        assert "\n" not in str(refused.value)
+        with pytest.raises(ProcessLookupError):  # ended, and no zombie
+            os.kill(process, 0)
+    last = worker.ask({"name": "good"}, b"", 60)["process"]
+    worker.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(last, 0)
+    with pytest.raises(ValueError, match=r"crashed \(exit status 3\)"):
+        _worker.Worker("tpu", (sys.executable, "-c", "raise SystemExit(3)")).ask({"name": "ends"}, b"", 60)
+
+
+def test_what_was_compiled_is_kept_and_what_is_refused_says_why(monkeypatch, tmp_path):
+    asked = []
+    memory = {
+        f"{name}_size_in_bytes": size for name, size in (("argument", 6), ("output", 5), ("temp", 4), ("alias", 3))
+    }
+    answer = {"text": "HloModule", "memory": memory, "costs": {"flops": 2.0}, "seconds": 1.5}
+
+    class Fake:
+        def ask(self, request, program, limit_s):
+            asked.append(request)
+            return answer
+
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
+    monkeypatch.setattr(_compile, "check_compiler", lambda platform: None)
+    monkeypatch.setattr(_compile, "worker_of", lambda platform: Fake())
+    monkeypatch.setattr(_compile, "_serialized", lambda exported: exported.mlir_module_serialized)
+
+    def double(x):
+        return 2 * x
+
+    first = targets.compile_for(double, SQUARE, target="tpu-v5e")
+    again = targets.compile_for(double, SQUARE, target="tpu-v5e")
+    assert (first.peak_bytes, first.seconds, again.seconds, len(asked)) == (12, 1.5, 0.0, 1)
+    assert again.text == first.text
+    # Another target, another program, another flag: all are compiled.
+    targets.compile_for(double, SQUARE, target="tpu-v6e")
+    targets.compile_for(lambda x: 3 * x, SQUARE, target="tpu-v5e")
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_some_flag=1")
+    targets.compile_for(double, SQUARE, target="tpu-v5e")
+    assert len(asked) == 4
+    # A file that is not whole is made anew.
+    for path in (tmp_path / "targets").iterdir():
+        path.write_bytes(path.read_bytes()[:20])
+    targets.compile_for(double, SQUARE, target="tpu-v5e")
+    assert len(asked) == 5
+    # Donated arguments are told, large constants are arguments.
+    targets.compile_for(jax.jit(double, donate_argnums=0), SQUARE, target="h100")
+    assert asked[-1]["donated"] == (0,)
+    table = np.ones((N, N), np.float32)
+    constant = jnp.asarray(table)
+    targets.compile_for(jax.jit(lambda x: x + constant, donate_argnums=0), SQUARE, target="h100")
+    assert asked[-1]["donated"] == (1,)
+    mesh = AbstractMesh((4, 2), ("rows", "columns"))
+    spread = jax.ShapeDtypeStruct((N, N), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("rows")))
+    targets.compile_for(double, spread, target="tpu-v5e")
+    assert [asked[-1][key] for key in ("devices", "axes", "sizes", "target")] == [
+        8,
+        ("rows", "columns"),
+        (4, 2),
+        "v5e:2x4",
+    ]
+    for said, reason in (
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 21.0G of 16.0G hbm.",
+            "needs at least 22.5 GB of 17.2",
+        ),
+        ("RESOURCE_EXHAUSTED: required for temporaries (1.5T) exceeds available HBM (16.0G)", "needs at least 1.65e"),
+        ("RESOURCE_EXHAUSTED: something else", "does not fit its memory: RESOURCE_EXHAUSTED: something else"),
+    ):
+        answer = {"error": f"{said}\nmore", "kind": "JaxRuntimeError"}
+        with pytest.raises(targets.DoesNotFitError, match=reason) as refused:
+            targets.compile_for(double, SQUARE, target="tpu-v5e", use_cache=False)
+        assert "\n" not in str(refused.value)
+    answer = {"error": "UNIMPLEMENTED: no such call\nmore", "kind": "JaxRuntimeError"}
+    with pytest.raises(ValueError, match="the compiler failed with JaxRuntimeError: UNIMPLEMENTED: no such call$"):
+        targets.compile_for(double, SQUARE, target="tpu-v5e", use_cache=False)
+    with pytest.raises(ValueError, match="cannot be lowered for tpu") as refused:
+        targets.compile_for(lambda x: jax.pure_callback(np.sin, x, x), SQUARE, target="tpu-v5e")
+    assert "\n" not in str(refused.value)
+
+
+# --- The text ------------------------------------------------------------------------------------
+
+#: A loop as the compilers of TPUs write it: counter and step lie in the tuple, a row lies in the memory of the chip.
+LOOP = """HloModule loop
+%body (t: (s32[], f32[8,128], s32[])) -> (s32[], f32[8,128], s32[]) {{
+  %t = (s32[]{{:T(128)}}, f32[8,128]{{1,0:T(8,128){space}}}, s32[]{{:T(128)}}) parameter(0)
+  %i = s32[]{{:T(128)}} get-tuple-element(%t), index=0
+  %row = f32[8,128]{{1,0:T(8,128){space}}} get-tuple-element(%t), index=1
+  %by = s32[]{{:T(128)}} get-tuple-element(%t), index=2
+  %next = s32[]{{:T(128)}} add(%i, %by)
+  %new = f32[8,128]{{1,0:T(8,128){space}}} tanh(%row), backend_config={{"window_config":{{"estimated_cycles":"7"}}}}
+  ROOT %out = (s32[]{{:T(128)}}, f32[8,128]{{1,0:T(8,128){space}}}, s32[]{{:T(128)}}) tuple(%next, %new, %by)
+}}
+%test (t: (s32[], f32[8,128], s32[])) -> pred[] {{
+  %limit = s32[]{{:T(128)}} constant({limit})
+  %t = (s32[]{{:T(128)}}, f32[8,128]{{1,0:T(8,128)}}, s32[]{{:T(128)}}) parameter(0)
+  %i = s32[]{{:T(128)}} get-tuple-element(%t), index=0
+  ROOT %less = pred[]{{:T(512)}} compare({sides}), direction={direction}
+}}
+ENTRY %main (x: f32[8,128]) -> f32[8,128] {{
+  %first = s32[]{{:T(128)}} constant({first})
+  %begin = s32[]{{:T(128)}} copy(%first)
+  %step = s32[]{{:T(128)}} constant({step})
+  %x = f32[8,128]{{1,0:T(8,128)}} parameter(0)
+  %start = (s32[], f32[8,128], s32[]) tuple(%begin, %x, %step)
+  %loop = (s32[], f32[8,128], s32[]) while(%start), condition=%test, body=%body
+  ROOT %found = f32[8,128]{{1,0:T(8,128)}} get-tuple-element(%loop), index=1
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "limit", "step", "direction", "expected"),
+    [(0, 10, 1, "LT", 10), (0, 10, 1, "LE", 11), (10, 0, -1, "GT", 10), (10, 0, -3, "GE", 4), (3, 10, 3, "LT", 3)],
+)
+def test_the_turns_of_a_loop_are_read_from_its_counter(first, limit, step, direction, expected):
+    turned = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}
+    for sides, sense in (("%i, %limit", direction), ("%limit, %i", turned[direction])):
+        text = LOOP.format(first=first, limit=limit, step=step, sides=sides, direction=sense, space="")
+        program = CompiledProgram(text, {}, scalars_launch=False)
+        assert (program.totals.cycles, program.unknown_loops) == (7 * expected, [])
+        sums = program.totals.sums()
+        assert (sums.launches, sums.bytes) == (expected, expected * 2 * 4 * 8 * 128)
+    # What lies in the memory of the chip moves no byte of the device's.
+    text = LOOP.format(first=first, limit=limit, step=step, sides="%i, %limit", direction=direction, space="S(1)")
+    assert CompiledProgram(text, {}, scalars_launch=False).totals.sums().bytes == 0
+
+
+def test_a_loop_that_runs_away_or_compares_otherwise_is_unknown():
+    for step, direction in ((-1, "LT"), (0, "LT"), (1, "GT"), (1, "NE")):
+        text = LOOP.format(first=0, limit=10, step=step, sides="%i, %limit", direction=direction, space="")
+        assert len(CompiledProgram(text, {}, scalars_launch=False).unknown_loops) == 1
+
+
+# --- What the compilers make -------------------------------------------------------------------------
+
+
+def turned(length):
+    return lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c) @ c, None), x, length=length)[0]
+
+
+def test_ten_turns_are_ten_times_one(target):
+    few, many = (compiled(turned(length), SQUARE, target=target) for length in (10, 100))
+    assert (few.unknown_loops, many.unknown_loops) == ((), ())
+    assert many.io.device_traffic_bytes == pytest.approx(10 * few.io.device_traffic_bytes, rel=0.1)
+    assert many.io.kernel_launches == pytest.approx(10 * few.io.kernel_launches, rel=0.1)
+    assert few.target.peak_bytes == many.target.peak_bytes == few.peak_bytes
+    if few.target.cycles:
+        assert many.target.cycles == pytest.approx(10 * few.target.cycles, rel=0.02)
+        assert "counts the body of a loop once" in few.target.left_out["flops"]
+
+
+def test_what_fuses_is_one_kernel_and_moves_what_it_reads_and_writes(target):
+    def chain(x):
+        return jnp.tanh(x * 2 + 1) - x
+
+    profile = compiled(chain, SQUARE, target=target)
+    assert profile.io.kernel_launches == 1
+    assert profile.io.device_traffic_bytes == profile.peak_bytes == 2 * 4 * N * N
+    assert (profile.target.devices, profile.target.fits, profile.target.temporary_bytes) == (1, True, 0)
+    assert profile.target.memory in str(profile)
+    again = compiled(chain, SQUARE, target=target)
+    assert again.target.compile_seconds == 0  # from the cache, whoever asks
+    assert profile.target.compile_seconds > 0
+    line = next(name for name in profile.by_line if name.startswith(Path(__file__).name))
+    assert profile.by_line[line].launches == 1
+
+
+def test_arguments_of_every_kind(target):
+    table = jnp.asarray(np.ones((N, N), np.float32))
+    closed = targets.compile_for(lambda x: x + table, SQUARE, target=target)
+    assert closed.argument_bytes == 2 * 4 * N * N
+    donated = targets.compile_for(jax.jit(lambda x: x + 1, donate_argnums=0), SQUARE, target=target)
+    assert donated.peak_bytes == 4 * N * N
+    static = jax.jit(lambda x, axis: x.sum(axis), static_argnames="axis")
+    assert targets.compile_for(static, SQUARE, axis=1, target=target).output_bytes >= 4 * N
+    noise = targets.compile_for(lambda key: jax.random.normal(key, (N,)), jax.random.key(0), target=target)
+    assert noise.output_bytes >= 4 * N
+    trees = targets.compile_for(lambda tree: jnp.linalg.qr(tree["a"]), {"a": SQUARE}, target=target)
+    assert trees.output_bytes >= 2 * 4 * N * N
+
+
+def test_several_devices(target):
+    mesh = AbstractMesh((8,), ("rows",))
+    spread = jax.ShapeDtypeStruct((N, N), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("rows")))
+    profile = compiled(lambda x: x @ x.T, spread, target=target)
+    assert profile.target.devices == 8
+    assert profile.target.argument_bytes == 4 * N * N // 8
+    assert {"all-gather", "all-to-all", "collective-permute"} & set(profile.target.collectives)
+    assert sum(row.bytes for row in profile.target.collectives.values()) > 0
+
+
+def test_a_program_that_does_not_fit(target, tmp_path, monkeypatch):
+    (tmp_path / "large.py").write_text("def large(x): return x @ x + x.T\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    asked = ["profile", "large:large", "--arg", "f32[200000,200000]", "--target", target]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 1
+    assert "does not fit" in " ".join(result.stdout.split())
+    assert CliRunner().invoke(app, [*asked, "--json"]).exit_code == 1
+    small = CliRunner().invoke(app, ["profile", "large:large", "--arg", "f32[512,512]", "--target", target])
+    assert small.exit_code == 0, small.stderr
+    assert_narrow(small.stdout)
+    printed = CliRunner().invoke(app, ["profile", "large:large", "--arg", "f32[512,512]", "--target", target, "--json"])
+    assert_documented("profile --target", json.loads(printed.stdout))
