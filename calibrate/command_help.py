@@ -27,7 +27,7 @@ ENDINGS: dict[str, tuple[tuple[str, ...], dict[int, str]]] = {
             "rlxjax profile stages:scale --arg 'f32[2048,1024]'",
             "rlxjax profile stages:scale --arg 'f32[2048,1024]' --target tpu-v5e",
         ),
-        {1: "part of what it does is not counted, and named; with --target also: it does not fit"},
+        {1: "part of what it does is not counted, or it does not fit a target"},
     ),
     "advise": (
         ("rlxjax advise stages:scale stages:energy --arg 'f32[2048,1024]' --measure",),
