@@ -86,7 +86,7 @@ def test_where_no_cluster_answers_is_one_line_at_once(tmp_path):
     for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "nowhere"):
         with pytest.raises(OSError, match=f"^{address}: no Ray cluster answers there"):
             evaluate(source, tmp_path / "out", TILES, engine="ray", address=address)
-    assert time.perf_counter() - begun_s < 10
+    assert time.perf_counter() - begun_s < 20
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -94,10 +94,10 @@ def test_the_part_of_an_actor_that_is_killed_is_done_again(cluster, tmp_path):
     source, model = write_runs(tmp_path / "runs"), Mortal(tmp_path / "marker")
     tiles = calibrated(random_posterior(model, TILED_TRUTH, sd=0.3, spread=0.2))
     model.marker.touch()
-    done = evaluate(source, tmp_path / "ray", tiles, rows_per_batch=512, engine="ray")
+    done = evaluate(source, tmp_path / "ray", tiles, want=["time"], rows_per_batch=512, engine="ray")
     assert not model.marker.exists()
     assert cluster.is_initialized()
-    evaluate(source, tmp_path / "threads", tiles, rows_per_batch=512)
+    evaluate(source, tmp_path / "threads", tiles, want=["time"], rows_per_batch=512)
     assert_same_parts(tmp_path / "ray", tmp_path / "threads")
     assert done.rows == 8000
 
@@ -111,7 +111,7 @@ def test_what_ends_a_job_of_threads_ends_one_of_actors_with_the_same_line(cluste
         lines = []
         for engine in ("threads", "ray"):
             with pytest.raises(ValueError, match="row group 0") as refusal:
-                evaluate(source, tmp_path / f"{source.stem}-{engine}", TILES, engine=engine, **options)
+                evaluate(source, tmp_path / f"{source.stem}-{engine}", TILES, want=["time"], engine=engine, **options)
             lines.append(str(refusal.value))
             assert not parts(tmp_path / f"{source.stem}-{engine}")
         assert lines[0] == lines[1]
@@ -124,7 +124,7 @@ def test_files_that_an_actor_does_not_see_are_one_line(cluster, tmp_path):
         source.rename(tmp_path / "elsewhere")
 
     with pytest.raises(ValueError, match=r"runs/0\.parquet: not there on .*; all machines have to see the input"):
-        evaluate(source, tmp_path / "out", TILES, engine="ray", advance=hide)
+        evaluate(source, tmp_path / "out", TILES, want=["time"], engine="ray", advance=hide)
 
 
 def process_of(item):
@@ -148,7 +148,7 @@ def test_a_pool_takes_the_room_that_there_is_and_none_is_one_line_at_once(cluste
     begun_s = time.perf_counter()
     with pytest.raises(ValueError, match=r"no room for a worker, which needs 0\.8 CPU \(0 of 2 free\)"):
         list(on_ray(lambda: process_of, range(4), room_s=1.0))
-    assert time.perf_counter() - begun_s < 10
+    assert time.perf_counter() - begun_s < 20
     for one in (most, rest):
         cluster.kill(one)
 
@@ -169,16 +169,16 @@ KILLED = """
             print(os.getpid(), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    evaluate(sys.argv[2], sys.argv[3], test_ray.TILES, engine="ray", advance=end)
+    evaluate(sys.argv[2], sys.argv[3], test_ray.TILES, want=["time"], engine="ray", advance=end)
 """
 
 
-def test_a_job_whose_driver_was_killed_goes_on_and_its_ray_has_ended(cluster, tmp_path):
+def test_a_job_whose_driver_was_killed_goes_on(cluster, tmp_path):
     source = write_runs(tmp_path / "runs", files=6)
     command = [sys.executable, "-c", textwrap.dedent(KILLED), Path(__file__).parent, source, tmp_path / "ray"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    done = evaluate(source, tmp_path / "ray", TILES, engine="ray", resume=True)
+    done = evaluate(source, tmp_path / "ray", TILES, want=["time"], engine="ray", resume=True)
     assert 2 <= done.resumed < 6
-    evaluate(source, tmp_path / "threads", TILES)
+    evaluate(source, tmp_path / "threads", TILES, want=["time"])
     assert_same_parts(tmp_path / "ray", tmp_path / "threads")

@@ -148,21 +148,23 @@ def _loads(dumped: bytes) -> Any:
 
 
 def _check_answer(address: str) -> None:
-    """Check that a cluster is where an address says; Ray itself would ask for many minutes."""
+    """Check that a cluster can be joined at an address, in a process that can be ended: Ray asks for many minutes."""
     if address == "auto":
         return
-    place, is_client = address.removeprefix("ray://"), address.startswith("ray://")
-    host, _, port = place.rpartition(":")
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
     except (OSError, ValueError) as reason:
         raise OSError(f"{address}: no Ray cluster answers there ({_line(reason)})") from None
-    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", place]
-    command += ["--component", "ray_client_server"] * is_client
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        if not subprocess.run(command, capture_output=True, timeout=ANSWER_S, check=False).returncode:
-            return
-    raise OSError(f"{address}: no Ray cluster answers there")
+    join = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False)"
+    try:
+        command = [sys.executable, "-c", join, address]
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise OSError(f"{address}: no Ray cluster answers there within {ANSWER_S:.0f} s") from None
+    if tried.returncode:
+        reason = tried.stderr.strip().splitlines()[-1:]
+        raise OSError(f"{address}: no Ray cluster can be joined there ({' '.join(reason)[:160]})")
 
 
 def _share_of(ray: Any, room_s: float) -> tuple[dict[str, float], int]:
