@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 import rlxjax
-from rlxjax.targets import DoesNotFitError
 
 from .command_line import (
     AsJson,
@@ -161,6 +160,8 @@ def _profile_for(
     target: str, function: str, arg: list[str] | None, args: str | None, trips: list[int] | None, as_json: bool
 ) -> None:
     """Print what a function takes of a device that it is compiled for."""
+    from rlxjax.targets import DoesNotFitError
+
     with _users_functions(f"compiling for {target}", [function], arg, args) as ((fn,), given):
         try:
             found = rlxjax.profile_function(fn, *given, level="compiled", target=target, trip_counts=trips)
