@@ -9,6 +9,7 @@ timing against `interval_ns`; and the coefficients. Memory is that of the comman
 """
 
 import operator
+import resource
 import subprocess
 import sys
 import tempfile
@@ -70,9 +71,9 @@ def made(folder: Path, given: Any) -> tuple[Runs, dict[str, tuple[np.ndarray, np
     return runs, truths
 
 
-def run(command: list[str]) -> tuple[float, float]:
-    """Run a command; return its seconds, and the most MB that it and its children held at a time."""
-    begun_s, most = time.perf_counter(), 0
+def run(command: list[str]) -> dict[str, float]:
+    """Run a command; return its seconds, those of processors, and the most MB that its processes held at a time."""
+    begun_s, most, before = time.perf_counter(), 0, resource.getrusage(resource.RUSAGE_CHILDREN)
     process = psutil.Popen(command)
     while process.poll() is None:
         held = 0
@@ -85,7 +86,9 @@ def run(command: list[str]) -> tuple[float, float]:
         time.sleep(LOOK_S)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
-    return time.perf_counter() - begun_s, most / 1e6
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    return {"seconds": time.perf_counter() - begun_s, "processor_s": processor_s, "most_mb": most / 1e6}
 
 
 def judged(out: Path, runs: Runs, truths: dict[str, Any], noise: float, rng: np.random.Generator) -> dict[str, Any]:
@@ -126,14 +129,13 @@ def main() -> None:
         runs, truths = made(source, given)
         samples, model = f"{source}/*.parquet", WELCH.name
         command = [sys.executable, "-m", "rlxjax", "calibrate", "--samples", samples, "--out", str(out)]
-        seconds, most_mb = run([*command, "--model", model])
+        took = run([*command, "--model", model])
         found = judged(out, runs, truths, given.noise, np.random.default_rng(given.seed + 1))
     result = {
         "devices": given.devices,
         "timings": given.timings,
         "noise": given.noise,
-        "seconds": seconds,
-        "most_mb": most_mb,
+        **took,
         **found,
     }
     shown = [(name, f"{value:.4g}") for name, value in result.items() if not isinstance(value, dict)]

@@ -320,7 +320,7 @@ def section_of(
         **about: what else the section says of itself, see `ModelSection`; made here and now unless given.
     """
     posterior, terms, variants = found.posterior, found.terms, found.posterior.model.variants
-    log_sds = named(posterior.coefficient_log_sd())
+    log_sds, factor = named(posterior.coefficient_log_sd()), np.asarray(posterior.factor).tolist()
     measured = is_measured(np.array(list(log_sds.values())), np.array(jax.tree.leaves(prior.log_sd)))
     coefficients = {
         name: FittedCoefficient(
@@ -341,7 +341,7 @@ def section_of(
         uncertainty=Uncertainty(
             correction={name: list(map(rounded, row)) for name, row in zip(variants, posterior.weights, strict=True)},
             spread={name: float(sd) for name, sd in zip(variants, posterior.spread, strict=True)},
-            covariance_factor=[list(map(rounded, row[: place + 1])) for place, row in enumerate(posterior.factor)],
+            covariance_factor=[list(map(rounded, row[: place + 1])) for place, row in enumerate(factor)],
         ),
         noise_floor=noise_floor,
         held_out=dict(held_out),
