@@ -1,14 +1,18 @@
 """What several machines say of another one: makes the prior that is shipped, and judges it with each machine left out.
 
-    python -m benchmarks.population_prior SAMPLES [SAMPLES ...] [--functions FILE ...] [--write] [--json FILE]
+    python -m benchmarks.population_prior SAMPLES [SAMPLES ...] [--functions FILE ...] [--programs FILE]
+        [--platform gpu] [--write] [--json FILE]
 
-SAMPLES are campaigns of Welch peaks, one a machine; `--functions` names samples of functions. Each campaign is fitted
-by itself, from the model's own wide prior. The fits are pooled by `transferred_prior`. Judging pools all but one and
-predicts that one's campaign without any of its timings; the last column adds twenty of its workloads, chosen by the
-job's design, over a fit of all that it sees. `--write` writes the file in the package.
+SAMPLES are campaigns of Welch peaks, one a machine; `--functions` names samples of functions, and `--programs` the
+texts of these as a GPU's compiler made them, to which the model of GPU kernels is fitted, with the data sheet of each
+card. Each campaign is fitted by itself, from the model's own wide prior. The fits are pooled by `transferred_prior`.
+Judging pools all but one and predicts that one's campaign without any of its timings; the last column adds twenty of
+its workloads, chosen by the job's design, over a fit of all that it sees. `--write` writes the file in the package.
 """
 
 import datetime
+import gzip
+import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -26,19 +30,33 @@ from calibrate.judge import fitted
 from calibrate.machine import CANARIES, micro_times_ns
 from calibrate.samples import read_samples
 from calibrate.suites import suite_of
+from calibrate.suites.functions import KernelsSuite
 from rlxjax import fit_posterior
 from rlxjax.calibration import (
     SPEED_LOG_SD,
+    PriorCoefficient,
     PriorFile,
     PriorMachine,
+    PriorSection,
     population_prior,
     prior_path,
     prior_section,
+    rounded,
     sha256_of,
     write_json_file,
 )
-from rlxjax.fit import COVERED_SDS, LatencyPosterior, LatencyPrior, PosteriorFit, prior_posterior, transferred_prior
-from rlxjax.models import FUNCTIONS, WELCH
+from rlxjax.fit import (
+    COVERED_SDS,
+    LatencyPosterior,
+    LatencyPrior,
+    PosteriorFit,
+    coefficient_names,
+    named,
+    prior_posterior,
+    transferred_prior,
+    unit_of,
+)
+from rlxjax.models import FUNCTIONS, GPU_KERNELS, WELCH, gpu_facts_of_kind
 from rlxjax.welch import schedule
 
 #: Figures of a machine that are shares.
@@ -98,11 +116,42 @@ def pooled(posteriors: Sequence[LatencyPosterior]) -> LatencyPrior[Any]:
     return transferred_prior(*posteriors)
 
 
+def of_kernels(paths: Sequence[Path], programs: Path) -> PriorSection:
+    """Return what samples of functions of cards say of the model of GPU kernels; prints what the fits are worth."""
+    kept = json.loads(gzip.decompress(programs.read_bytes()))["programs"]
+    timed = KernelsSuite({name: one["text"] for name, one in kept.items() if "text" in one})
+    found, sources, rows = [], [], []
+    for path in paths:
+        log = read_samples(path)
+        facts = dict(gpu_facts_of_kind(log.fingerprint.device_kind) or {})
+        log.header = log.header.model_copy(update={"facts": facts})
+        own = fitted(timed, log, GPU_KERNELS.prior)
+        medians, log_sds = (
+            named(each) for each in (own.whole.posterior.coefficients, own.whole.posterior.coefficient_log_sd())
+        )
+        coefficients = {
+            name: PriorCoefficient(median=rounded(medians[name]), log_sd=rounded(log_sds[name]), unit=unit_of(name))
+            for name in coefficient_names(GPU_KERNELS.prior.median)
+        }
+        about = {"fingerprint": log.fingerprint, "samples": path.name, "sha256": sha256_of(path), "runner": 1}
+        sources.append(PriorMachine(**about, coefficients=coefficients))
+        found.append(own)
+        for name, one in own.errors.items():
+            held_out = f"{100 * one.held_out:.1f}" if one.held_out is not None else "-"
+            rows.append((path.name, name, one.held_out_cells, held_out, f"{100 * (one.noise_floor or 0.0):.1f}"))
+    print("\nGPU kernels, errors in per cent")
+    print(table(["samples", "family", "cells held out", "held out", "noise"], rows))
+    fits, measured_ns = [one.whole for one in found], [one.measured_ns for one in found]
+    return prior_section(fits, measured_ns, pooled, dict(GPU_KERNELS.facts), sources)
+
+
 def main() -> None:
     """Fit, judge, print, write."""
     parser = options(__doc__)
     parser.add_argument("samples", nargs="+", type=Path)
     parser.add_argument("--functions", nargs="*", type=Path, default=[])
+    parser.add_argument("--programs", type=Path, help="programs.json.gz of benchmarks.accelerator")
+    parser.add_argument("--platform", default="cpu", help="of the machines, as JAX calls it")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
@@ -118,8 +167,8 @@ def main() -> None:
     write(given.json, {"left_out": rows})
     if not given.write:
         return
-    facts = {**WELCH.facts, "processors": 2}
-    facts |= {name: value for name, value in schedule("cpu")._asdict().items() if name in facts}
+    facts = {**WELCH.facts, "processors": 2 if given.platform == "cpu" else 1}
+    facts |= {name: value for name, value in schedule(given.platform)._asdict().items() if name in facts}
     sources = [
         PriorMachine(
             fingerprint=one.campaign.log.fingerprint,
@@ -140,14 +189,16 @@ def main() -> None:
             for path, log in logs
         ]
         models[FUNCTIONS.name] = prior_section(fits, None, pooled, dict(FUNCTIONS.facts), sources)
-    path = prior_path("cpu")
+    if given.programs:
+        models[GPU_KERNELS.name] = of_kernels(given.functions, given.programs)
+    path = prior_path(given.platform)
     content = PriorFile(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         command=shlex.join(["python", "-m", "benchmarks.population_prior", *sys.argv[1:]]),
         models=models,
     )
     write_json_file(content, path)
-    population_prior(WELCH, "cpu")
+    population_prior(WELCH, given.platform)
     print(f"written: {path}")
 
 

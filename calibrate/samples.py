@@ -62,6 +62,7 @@ class KeptCell(Strict):
     work: Name
     group: Name
     held_out: bool
+    compiled: dict[str, NotNegative] = {}
 
 
 class Cells(Strict):

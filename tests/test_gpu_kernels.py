@@ -55,7 +55,7 @@ def test_a_chain_of_fusions_is_counted_one_by_one_and_five_of_them_make_a_graph(
             assert kernel.operations == 2 * N
 
 
-def loop(known):
+def loop(known, trips=None):
     body = f"""%turn (t: (s64[], f32[{N}])) -> (s64[], f32[{N}]) {{
   %t = (s64[], f32[{N}]{{0}}) parameter(0)
   %i = s64[] get-tuple-element(%t), index=0
@@ -75,7 +75,7 @@ def loop(known):
   %start = (s64[], f32[{N}]{{0}}) tuple(%zero, %x0)
   %w = (s64[], f32[{N}]{{0}}) while(%start), condition=%test, body=%turn{config}
   ROOT %last = f32[{N}]{{0}} get-tuple-element(%w), index=1"""
-    return gpu_program(entry(lines, before=FUSED + "\n" + body))
+    return gpu_program(entry(lines, before=FUSED + "\n" + body), trips)
 
 
 def test_a_loop_counts_its_body_as_often_as_it_turns_and_only_an_unknown_one_asks_the_host():
@@ -83,6 +83,8 @@ def test_a_loop_counts_its_body_as_often_as_it_turns_and_only_an_unknown_one_ask
     assert (known.launches, known.readbacks, known.unknown_loops) == (TRIPS, 0, 0)
     # One turn, its test and the one that ends it.
     assert (unknown.launches, unknown.readbacks, unknown.unknown_loops) == (1 + 2, 2, 1)
+    told = loop(False, trips=5)
+    assert (told.launches, told.readbacks, told.unknown_loops) == (5 + 6, 6, 0)
 
 
 def test_a_product_of_a_library_has_its_flop_its_tiles_and_no_scratch_bytes():

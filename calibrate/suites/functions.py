@@ -1,7 +1,8 @@
 """Ordinary JAX functions to time: a table of kinds and sizes."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +12,9 @@ import numpy as np
 from jax import lax
 
 from rlxjax import profile_function
-from rlxjax.fit import Cell, Suite
-from rlxjax.models import FUNCTIONS, function_runs
+from rlxjax.fit import Cell, Facts, Suite
+from rlxjax.jaxpr import gpu_program
+from rlxjax.models import FUNCTIONS, GPU_KERNELS, function_runs, gpu_facts_of_kind, gpu_inputs
 
 from .draws import Draw
 
@@ -277,6 +279,39 @@ def timed_functions(kinds: Sequence[Kind] = KINDS) -> dict[str, TimedFunction]:
     return found
 
 
+class KernelsSuite(Suite):
+    """The functions of the suite as a GPU's compiler made them: fitted to the same samples, never timed by itself.
+
+    Args:
+        texts: of the compiled functions by name, for samples that do not say what was compiled.
+    """
+
+    model = GPU_KERNELS
+    most_error = 0.25
+
+    def __init__(self, texts: Mapping[str, str] | None = None) -> None:
+        self._texts = texts or {}
+
+    def cells(self) -> list[Cell]:
+        """Return none: the suite of functions is timed."""
+        return []
+
+    def kept(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return cells with what their programs launch.
+
+        Raises:
+            ValueError: samples, and no text, that say what was compiled.
+        """
+        return [dataclasses.replace(cell, variant=GPU_KERNELS.variants[0], inputs=self._inputs(cell)) for cell in cells]
+
+    def _inputs(self, cell: Cell) -> Mapping[str, float]:
+        if cell.compiled:
+            return cell.compiled
+        if cell.name not in self._texts:
+            raise ValueError(f"holds {cell.name!r} without what was compiled of it")
+        return gpu_inputs(gpu_program(self._texts[cell.name]))
+
+
 class FunctionsSuite(Suite):
     """Ordinary functions, jitted, called with arrays of the device; their inputs are the counts of their profiles."""
 
@@ -303,7 +338,23 @@ class FunctionsSuite(Suite):
         """
         if unknown := [cell.name for cell in cells if cell.name not in self._functions]:
             raise ValueError(f"holds {unknown[0]!r}, which is no function of this suite")
-        return [self._cell(cell.name) for cell in cells]
+        return [dataclasses.replace(self._cell(cell.name), compiled=cell.compiled) for cell in cells]
+
+    def facts(self) -> Facts:
+        """Return what the data sheet says of this machine's GPU; nothing of another device."""
+        return gpu_facts_of_kind(jax.devices()[0].device_kind) or {}
+
+    def as_compiled(self, cell: Cell, program: Callable[[], Any]) -> Cell:
+        """Return a cell with what its program launches on a GPU."""
+        if jax.default_backend() != "gpu" or not isinstance(program, functools.partial):
+            return cell
+        # JAX has compiled it for the first call.
+        text = program.func.lower(*program.args).compile().as_text()  # pyright: ignore[reportFunctionMemberAccess]
+        return dataclasses.replace(cell, compiled=gpu_inputs(gpu_program(text or "")))
+
+    def of_compiled(self) -> Suite:
+        """Return the suite of what a GPU's compiler made of the same functions."""
+        return KernelsSuite()
 
     def _cell(self, name: str) -> Cell:
         function = self._functions[name]

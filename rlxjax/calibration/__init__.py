@@ -49,7 +49,6 @@ from ._fingerprint import fingerprint_differences as fingerprint_differences
 from ._fingerprint import fingerprint_of_device as fingerprint_of_device
 from ._functions import FunctionPrediction as FunctionPrediction
 from ._functions import FunctionTimes as FunctionTimes
-from ._functions import predict_function as predict_function
 from ._functions import predict_profiles as predict_profiles
 from ._population import SPEED_LOG_SD as SPEED_LOG_SD
 from ._population import PriorCoefficient as PriorCoefficient
@@ -77,5 +76,7 @@ from ._schema import Positive as Positive
 from ._schema import Range as Range
 from ._schema import Samples as Samples
 from ._schema import rounded as rounded
+from ._targets import predict_for_target as predict_for_target
+from ._targets import predict_function as predict_function
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -31,9 +31,9 @@ from ._file import (
     sections_of_file,
 )
 from ._fingerprint import warn_if_elsewhere
-from ._functions import predict_function
 from ._population import population_models
 from ._schema import CalibrationFile
+from ._targets import predict_function
 
 R = TypeVar("R")
 

@@ -1,7 +1,7 @@
 """What a calibration says of any JAX function: its time with an interval, and whether two functions should be one."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +12,7 @@ from jaxtyping import Array
 from rlxjax._numerics import temperature_from_sd
 from rlxjax._values import by_value, whole_ns
 from rlxjax.fit import Decision, LatencyEstimate, LatencyPosterior, Runs, corrected_terms_ns, estimate
-from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
+from rlxjax.jaxpr import FunctionProfile
 from rlxjax.models import FUNCTIONS, function_runs
 
 from ._calibrated import CalibratedModel
@@ -46,6 +46,9 @@ class FunctionPrediction(NamedTuple):
         in_domain: whether every count lies within what was measured; if not, the prediction is extrapolated.
         uncounted: what is done and not counted, a sentence each. The time is then the least that it may be, the upper
             end infinite, and nothing in the domain.
+        target: the device that it was compiled for, where that is another one.
+        stands_on: where the figures for a target come from: timings of one, a data sheet, the compiler's estimates.
+        roofline_ns: what a target's data sheet says the work takes at least, where the prediction is the compiler's.
     """
 
     time_ns: float
@@ -55,6 +58,9 @@ class FunctionPrediction(NamedTuple):
     profile: FunctionProfile
     in_domain: bool
     uncounted: tuple[str, ...] = ()
+    target: str = ""
+    stands_on: str = ""
+    roofline_ns: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return what a program reads: counts, times in ns, shares of 1."""
@@ -64,43 +70,32 @@ class FunctionPrediction(NamedTuple):
             "interval_ns": [self.low_ns, self.high_ns],
             "terms_ns": dict(self.terms_ns),
             "in_domain": self.in_domain,
+            **self._of_target(),
         }
+
+    def _of_target(self) -> dict[str, Any]:
+        """Return what a prediction for a target says of that, nothing of others."""
+        if not self.target:
+            return {}
+        roofline = {} if self.roofline_ns is None else {"roofline_ns": self.roofline_ns}
+        return {"target": self.target, "stands_on": self.stands_on, **roofline}
 
     def __str__(self) -> str:
         lines = [f"{whole_ns(self.time_ns)} ns (90 %: {whole_ns(self.low_ns)} to {whole_ns(self.high_ns)})"]
         if self.uncounted:
             lines = [f"at least {whole_ns(self.time_ns)} ns: {'; '.join(self.uncounted)}"]
-        elif not self.in_domain:
+        elif not self.in_domain and not self.target:
             lines[0] += ", extrapolated"
+        if self.target:
+            lines[0] += f" on {self.target}, by {self.stands_on}"
+        if self.roofline_ns is not None:
+            lines.append(f"roofline by data sheet: {whole_ns(self.roofline_ns)} ns")
         lines += [
             f"{name.removesuffix('_ns').replace('_', ' '):16} {whole_ns(time_ns):>12} ns"
             for name, time_ns in self.terms_ns.items()
             if time_ns >= 1e-3 * self.time_ns
         ]
         return "\n".join(lines)
-
-
-def predict_function(
-    calibration: HasModels,
-    fn: Callable[..., Any],
-    *args: Any,
-    trip_counts: TripCounts | None = None,
-    **kwargs: Any,
-) -> FunctionPrediction:
-    """Return what a jitted function takes on the calibrated machine; nothing is compiled or run.
-
-    Args:
-        calibration: that holds the functions model.
-        fn: the function.
-        *args: arrays or `jax.ShapeDtypeStruct`s, or trees of them.
-        trip_counts: of the loops whose length depends on data.
-        **kwargs: of the function.
-
-    Raises:
-        ValueError: as of `profile_function`, or a calibration without the functions model.
-    """
-    profile = profile_function(fn, *args, trip_counts=trip_counts, **kwargs)
-    return predict_profiles(calibration, [profile]).predictions[0]
 
 
 @by_value
@@ -164,19 +159,33 @@ def predict_profiles(calibration: HasModels, profiles: Sequence[FunctionProfile]
             f"{', '.join(calibration.models) or 'none'}; measure it with `rlxjax calibrate --only functions`"
         )
     calibrated = calibration.models[FUNCTIONS.name]
-    runs, count = function_runs(profiles), len(profiles)
+    return predicted_times(calibrated, function_runs(profiles), profiles, [profile.uncounted for profile in profiles])
+
+
+def predicted_times(
+    calibrated: CalibratedModel, runs: Runs, profiles: Sequence[FunctionProfile], uncounted: Sequence[tuple[str, ...]]
+) -> FunctionTimes:
+    """Return what runs of a model of functions take, all by one estimate.
+
+    Args:
+        calibrated: of their model.
+        runs: one a function, `[n]`.
+        profiles: of the functions.
+        uncounted: what is not counted of each, a sentence each.
+    """
+    count = len(profiles)
     # One program estimates up to four times as many functions as another.
     rows = np.minimum(np.arange(4 ** math.ceil(math.log(count, 4))), count - 1)
     filled = jax.tree.map(lambda column: np.asarray(column)[rows], runs)
     with jax.ensure_compile_time_eval():
         answers = jax.device_get(_estimates_and_terms(calibrated.on_device(), filled))
     found, named = jax.tree.map(lambda column: column[:count], answers)
-    inside = np.broadcast_to(calibrated.in_domain(**runs.inputs), runs.shape)
+    inside = np.broadcast_to(calibrated.in_domain(**runs.inputs) if calibrated.domain else False, runs.shape)
     times_ns, terms_ns = np.asarray(found.time_ns, np.float64), np.stack([*named.values()], -1, dtype=np.float64)
     reach = np.exp(NormalDist().inv_cdf((1.0 + LEVEL) / 2.0) * np.hypot(found.log_sd(), calibrated.pace_log_sd))
     predictions = []
-    for place, profile in enumerate(profiles):
-        more, time_ns, factor = profile.uncounted, float(times_ns[place]), float(reach[place])
+    for place, (profile, more) in enumerate(zip(profiles, uncounted, strict=True)):
+        time_ns, factor = float(times_ns[place]), float(reach[place])
         parts = sorted(zip(named, terms_ns[place].tolist(), strict=True), key=lambda part: -part[1])
         terms = {name: part for name, part in parts if part}
         high_ns, is_inside = (math.inf, False) if more else (time_ns * factor, bool(inside[place]))

@@ -40,10 +40,19 @@ ALONE_SPREAD = 0.3
 MOST_JUDGED = 32
 
 
+class PriorCoefficient(Strict):
+    """What the population says of one coefficient: its median, and the standard deviation of its logarithm."""
+
+    median: Positive
+    log_sd: Positive
+    unit: str
+
+
 class PriorMachine(Strict):
     """A machine of the population, and the samples that were taken of it; of which runner, where that matters.
 
-    `canary_ns`: times of the micro-benchmarks that tell its pace.
+    `canary_ns`: times of the micro-benchmarks that tell its pace. `coefficients`: what its own timings say, where a
+    prediction for such a device starts from them.
     """
 
     fingerprint: Fingerprint
@@ -51,14 +60,7 @@ class PriorMachine(Strict):
     samples: str
     sha256: str
     runner: int
-
-
-class PriorCoefficient(Strict):
-    """What the population says of one coefficient: its median, and the standard deviation of its logarithm."""
-
-    median: Positive
-    log_sd: Positive
-    unit: str
+    coefficients: dict[str, PriorCoefficient] = {}
 
 
 class PriorSection(Strict):

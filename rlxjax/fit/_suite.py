@@ -27,6 +27,7 @@ class Cell:
         group: what errors are told apart by: a strategy, or a kind of work. The variant unless given.
         held_out: whether the fit that gives the held-out errors never sees it.
         n_bytes: of the arrays that a run holds at once, as far as that is known.
+        compiled: what the compiler made of it, as inputs of another model by name; empty where nothing says.
     """
 
     name: str
@@ -36,9 +37,11 @@ class Cell:
     group: str = ""
     held_out: bool = False
     n_bytes: int = 0
+    compiled: Mapping[str, float] = FrozenDict()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", FrozenDict(self.inputs))
+        object.__setattr__(self, "compiled", FrozenDict(self.compiled))
         object.__setattr__(self, "work", self.work or self.name)
         object.__setattr__(self, "group", self.group or self.variant)
 
@@ -87,6 +90,15 @@ class Suite:
         """Return what a fit starts from where no other machine is known; micro-benchmarks may say more."""
         del micro_ns
         return self.model.prior
+
+    def as_compiled(self, cell: Cell, program: Callable[[], Any]) -> Cell:
+        """Return a cell with what the compiler made of its program, which ran once; the cell alone unless it says."""
+        del program
+        return cell
+
+    def of_compiled(self) -> "Suite | None":
+        """Return the suite that the same samples are fitted by where cells say what was compiled; none here."""
+        return None
 
     def kept(self, cells: Sequence[Cell]) -> Sequence[Cell]:
         """Return cells of earlier samples as they are fitted."""

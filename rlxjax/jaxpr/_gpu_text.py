@@ -73,11 +73,12 @@ _IN_GRAPHS = (
 )
 
 
-def gpu_program(text: str) -> GpuProgram:
+def gpu_program(text: str, trips: int | None = None) -> GpuProgram:
     """Return what a program that was compiled for a GPU launches, by its text.
 
     Args:
         text: what `jax.stages.Compiled.as_text` gives.
+        trips: of each loop whose trips the text does not tell; it is unknown, and counts as one turn, unless given.
 
     Raises:
         ValueError: the text is not written as expected.
@@ -97,7 +98,7 @@ def gpu_program(text: str) -> GpuProgram:
         ('elementwise', 64, 8)
     """
     try:
-        return _Reader(text).program()
+        return _Reader(text, trips).program()
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(
             f"text: expected that of a program compiled for a GPU; it is not written so "
@@ -108,7 +109,8 @@ def gpu_program(text: str) -> GpuProgram:
 class _Reader:
     """Walks through a program in the order in which it runs, its loops as often as they turn."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, trips: int | None) -> None:
+        self._trips = trips
         self._computations, self._entry = computations(text)
         self._kernels: list[GpuKernel] = []
         self._graphs = self._grouped = self._forks = self._readbacks = self._unknown = 0
@@ -131,9 +133,9 @@ class _Reader:
                 case "while":
                     self._end_row(times)
                     known = TRIPS.search(instruction.attributes)
-                    trips = int(known[1]) if known else 1
+                    trips = int(known[1]) if known else 1 if self._trips is None else self._trips
                     if not known:  # the host looks at each test, the last one too
-                        self._unknown += 1
+                        self._unknown += self._trips is None
                         self._readbacks += (trips + 1) * times
                         self._walk(called["condition"], (trips + 1) * times)
                     self._walk(called["body"], trips * times)

@@ -1,6 +1,7 @@
 """The latency model of a program that was compiled for a GPU: launching, kernels and their overlap, waiting."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from rlxjax._values import FrozenDict, by_value
 from rlxjax.device._devices import Coefficients
 from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, wide_prior
 from rlxjax.jaxpr import GpuProgram
+from rlxjax.targets import TargetDevice, target_device, target_names
 
 from ._gpu_inputs import GPU_INPUTS, PRODUCTS, gpu_inputs
 
@@ -84,19 +86,47 @@ class GpuCoefficients(Coefficients):
     eigen_column_ns: RealLike = 1e4
 
 
-#: Of an H100, so that predictions without a data sheet have one: its NVIDIA data sheet (SXM, dense rates).
-H100_FACTS: Facts = FrozenDict(
-    {
-        "memory_bytes_per_ns": 3352.0,
-        "cache_bytes": 50.0 * 2**20,
-        "cores": 132.0,
-        "vector_flop_per_ns": 66_900.0,
-        "half_flop_per_ns": 989_400.0,
-        "float32_flop_per_ns": 494_700.0,
-        "exact_flop_per_ns": 66_900.0,
-        "float64_flop_per_ns": 66_900.0,
-    }
-)
+def gpu_facts(device: TargetDevice) -> Facts:
+    """Return what a data sheet says of a GPU, as the facts of the model.
+
+    Args:
+        device: a GPU.
+
+    Raises:
+        ValueError: a device of another kind, or one whose figures lack the cores, the cache or a rate of float32.
+
+    Examples:
+        >>> from rlxjax.targets import target_device
+        >>> gpu_facts(target_device("h200"))["memory_bytes_per_ns"]
+        4800.0
+    """
+    vector, matrix = device.vector_flop_per_ns, device.matrix_flop_per_ns
+    if device.platform != "cuda" or device.cores is None or device.l2_bytes is None or "f32" not in vector:
+        raise ValueError(f"target {device.name}: expected a GPU with figures of its cores, its cache and float32")
+    return FrozenDict(
+        {
+            "memory_bytes_per_ns": float(device.bandwidth_bytes_per_ns),
+            "cache_bytes": float(device.l2_bytes),
+            "cores": float(device.cores),
+            "vector_flop_per_ns": float(vector["f32"]),
+            "half_flop_per_ns": float(matrix.get("bf16", vector["f32"])),
+            "float32_flop_per_ns": float(matrix.get("tf32", vector["f32"])),
+            "exact_flop_per_ns": float(vector["f32"]),
+            "float64_flop_per_ns": float(matrix.get("f64", vector.get("f64", vector["f32"] / 2))),
+        }
+    )
+
+
+@functools.cache
+def gpu_facts_of_kind(device_kind: str) -> Facts | None:
+    """Return what a data sheet says of a device by JAX's name for it; None where it is no GPU that has one here.
+
+    Examples:
+        >>> gpu_facts_of_kind("NVIDIA H100 80GB HBM3")["cores"], gpu_facts_of_kind("cpu")
+        (132.0, None)
+    """
+    words = device_kind.lower().replace("-", " ").split()
+    return next((gpu_facts(target_device(name)) for name in target_names() if name in words), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +159,7 @@ class GpuKernelsModel(LatencyModel):
     @property
     def facts(self) -> Facts:
         """The data sheet of an H100."""
-        return H100_FACTS
+        return gpu_facts(target_device("h100"))
 
     def terms_ns(self, coefficients: GpuCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""

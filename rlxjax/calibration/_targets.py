@@ -1,0 +1,180 @@
+"""What a function takes on a device that need not be there: compiled for it, and predicted by what is known of it."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlxjax._provenance import Provenance
+from rlxjax.fit import LatencyPrior, coefficient_names, prior_posterior
+from rlxjax.jaxpr import FunctionProfile, TripCounts, gpu_program, profile_function
+from rlxjax.models import GPU_KERNELS, gpu_facts, gpu_facts_of_kind, gpu_runs
+from rlxjax.targets import TargetDevice, compile_for, target_device
+
+from ._calibrated import CalibratedModel
+from ._functions import FunctionPrediction, HasModels, predict_profiles, predicted_times
+from ._population import PriorSection, population, population_models
+
+#: Standard deviations of the logarithm of a time: of hosts with one kind of card, of which two differ by 0.27; and of
+#: a TPU's time by what its compiler estimates, which nobody timed here.
+HOST_LOG_SD, ESTIMATE_LOG_SD = 0.3, 0.5
+#: Standard deviations of a normal variable that hold 90 %.
+HELD_SDS = 1.6449
+
+
+def predict_function(
+    calibration: HasModels,
+    fn: Callable[..., Any],
+    *args: Any,
+    target: str | TargetDevice | None = None,
+    trip_counts: TripCounts | None = None,
+    **kwargs: Any,
+) -> FunctionPrediction:
+    """Return what a jitted function takes on the calibrated machine; nothing is compiled or run.
+
+    For a `target`, a device that need not be there, it is compiled, and predicted by `predict_for_target`.
+
+    Args:
+        calibration: that holds the functions model.
+        fn: the function.
+        *args: arrays or `jax.ShapeDtypeStruct`s, or trees of them.
+        target: a name, a path to a file of a target, or a `TargetDevice`.
+        trip_counts: of the loops whose length depends on data.
+        **kwargs: of the function.
+
+    Raises:
+        ValueError: as of `profile_function`, or a calibration without the functions model.
+    """
+    if target is not None:
+        return predict_for_target(fn, *args, target=target, calibration=calibration, trip_counts=trip_counts, **kwargs)
+    profile = profile_function(fn, *args, trip_counts=trip_counts, **kwargs)
+    return predict_profiles(calibration, [profile]).predictions[0]
+
+
+class _Known(NamedTuple):
+    """What is known of a GPU, and in words where that comes from."""
+
+    model: CalibratedModel
+    stands_on: str
+
+
+def predict_for_target(
+    fn: Callable[..., Any],
+    *args: Any,
+    target: str | TargetDevice,
+    calibration: HasModels | None = None,
+    trip_counts: TripCounts | None = None,
+    **kwargs: Any,
+) -> FunctionPrediction:
+    """Return what a function takes on a device that need not be there; it is compiled for it on the CPU.
+
+    On a GPU the model of its kernels says so, by a calibration of such a device, by the timings of one that ships
+    with this package, or by its data sheet: `stands_on` names which. On a TPU it is the compiler's own estimate of
+    cycles, loops by their trips, over the clock of the data sheet: the device alone, without the host. The interval
+    then holds a roofline by the data sheet too.
+
+    Args:
+        fn: the function.
+        *args: arrays or `jax.ShapeDtypeStruct`s, or trees of them.
+        target: a name, a path to a file of a target, or a `TargetDevice`.
+        calibration: whose model of GPU kernels is used where it is of such a device.
+        trip_counts: of the loops whose length depends on data.
+        **kwargs: of the function.
+
+    Raises:
+        ValueError: as of `compile_for` and `profile_function`; one line.
+    """
+    device = target_device(target)
+    profile = profile_function(fn, *args, level="compiled", target=device, trip_counts=trip_counts, **kwargs)
+    more = list(profile.uncounted)
+    if profile.target is not None and not profile.target.fits:
+        more.append(profile.target.memory)
+    if device.platform == "tpu":
+        return _by_cycles(device, profile, tuple(more))
+    if profile.target is not None and profile.target.devices > 1:
+        raise ValueError(f"target {device.name}: expected a function for one device, got one for several")
+    given = set(trip_counts.values() if isinstance(trip_counts, Mapping) else trip_counts or ())
+    program = gpu_program(
+        compile_for(fn, *args, target=device, **kwargs).text, given.pop() if len(given) == 1 else None
+    )
+    if program.unknown_loops and not more:
+        more.append("loops of different trips that depend on data count as one turn each")
+    known = known_gpu(device, calibration)
+    (found,) = predicted_times(known.model, gpu_runs([program]), [profile], [tuple(more)]).predictions
+    return found._replace(target=device.name, stands_on=known.stands_on)
+
+
+def known_gpu(device: TargetDevice, calibration: HasModels | None = None) -> _Known:
+    """Return what is known of a GPU: by a calibration of one, by one that was timed for this package, or by others.
+
+    Args:
+        device: a GPU.
+        calibration: that may be of such a device.
+
+    Raises:
+        ValueError: a device whose figures do not suffice.
+
+    Examples:
+        >>> known_gpu(target_device("h100")).stands_on
+        'timings of one NVIDIA H100 80GB HBM3'
+        >>> known_gpu(target_device("l4")).stands_on
+        'the data sheet of NVIDIA L4 24 GB, and what 2 other GPUs say of hosts and kernels'
+    """
+    facts = gpu_facts(device)
+    if calibration is not None and GPU_KERNELS.name in calibration.models:
+        kind = str(getattr(calibration, "fingerprint", {}).get("device_kind", ""))
+        if gpu_facts_of_kind(kind) == facts:
+            return _Known(calibration.models[GPU_KERNELS.name].with_facts(**facts), f"a calibration of {kind}")
+    shipped = population("gpu")
+    section = None if shipped is None else shipped.models.get(GPU_KERNELS.name)
+    if section is None or section.model_version != GPU_KERNELS.version:
+        posterior = prior_posterior(GPU_KERNELS, facts=facts)
+        provenance = dict.fromkeys(coefficient_names(posterior.coefficients), Provenance.UNCALIBRATED)
+        return _Known(CalibratedModel(posterior, provenance, {}, {}), f"the data sheet of {device.title}")
+    others = population_models("gpu")[GPU_KERNELS.name].with_facts(**facts)
+    for machine in section.machines:
+        kind = machine.fingerprint.device_kind
+        if machine.coefficients and gpu_facts_of_kind(kind) == facts:
+            return _Known(_of_one(section, machine.coefficients, others), f"timings of one {kind}")
+    count = len(section.machines)
+    said = f"the data sheet of {device.title}, and what {count} other GPUs say of hosts and kernels"
+    # Nothing of this device was measured.
+    return _Known(dataclasses.replace(others, domain={}), said)
+
+
+def _of_one(section: PriorSection, entries: Mapping[str, Any], others: CalibratedModel) -> CalibratedModel:
+    """Return what the timings of one card say of another one of its kind, in another host."""
+    structure = GPU_KERNELS.prior.median
+    names = coefficient_names(structure)
+    medians, sds = ([getattr(entries[name], part) for name in names] for part in ("median", "log_sd"))
+    prior = LatencyPrior(
+        type(structure)(**dict(zip(names, medians, strict=True))), type(structure)(**dict(zip(names, sds, strict=True)))
+    )
+    posterior = prior_posterior(GPU_KERNELS, prior, facts=others.posterior.facts)
+    spread = np.array([section.spread[name] for name in GPU_KERNELS.variants])
+    return dataclasses.replace(others, posterior=dataclasses.replace(posterior, spread=spread), pace_log_sd=HOST_LOG_SD)
+
+
+def _by_cycles(device: TargetDevice, profile: FunctionProfile, uncounted: tuple[str, ...]) -> FunctionPrediction:
+    """Return a prediction by the cycles that a TPU's compiler estimates, beside a roofline by data sheet."""
+    compiled = profile.target
+    assert compiled is not None  # a profile for a target has one
+    memory_ns = profile.io.device_traffic_bytes / device.bandwidth_bytes_per_ns
+    rate = device.matrix_flop_per_ns.get("bf16", math.inf)
+    compute_ns = profile.flops / compiled.devices / rate
+    roofline_ns = max(memory_ns, compute_ns, 1.0)
+    cycles_ns = None if compiled.cycles is None else compiled.cycles / device.clock_ghz
+    time_ns = cycles_ns if cycles_ns else roofline_ns
+    reach = math.exp(HELD_SDS * ESTIMATE_LOG_SD)
+    low_ns, high_ns = min(roofline_ns, time_ns) / reach, max(roofline_ns, time_ns) * reach
+    if not cycles_ns and not uncounted:
+        uncounted = (f"the compiler's cycles make no sense: {compiled.left_out.get('cycles', 'it gives none')}",)
+    name = "XLA's estimate of cycles over the clock" if cycles_ns else "a roofline"
+    terms = {"device_ns": time_ns}
+    said = f"{name} by the data sheet of {device.title}, the device alone; nothing was measured"
+    high_ns = math.inf if uncounted else high_ns
+    return FunctionPrediction(
+        time_ns, low_ns, high_ns, terms, profile, False, uncounted, device.name, said, roofline_ns
+    )
