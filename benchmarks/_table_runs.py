@@ -1,5 +1,6 @@
 """Files of rows from a seed, and processes that evaluate them."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -71,15 +72,20 @@ class Running:
         os.kill(self._process.pid, number)
 
     def ended(self) -> Ended:
-        """Wait for it."""
-        _, status, used = os.wait4(self._process.pid, 0)
+        """Wait for it; what a process is said to have had at most begins with what its parent has, so that is asked."""
+        peak_kb = 0
+        while self.is_running():
+            with contextlib.suppress(OSError, StopIteration):
+                lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+                peak_kb = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+            time.sleep(0.02)
         wall_s = time.perf_counter() - self._begun_s
+        _, status, used = os.wait4(self.pid, 0)
         self._process.returncode = os.waitstatus_to_exitcode(status)
         for file in self._files:
             file.seek(0)
         out, err = (file.read() for file in self._files)
-        cpu_s = used.ru_utime + used.ru_stime
-        return Ended(self._process.returncode, wall_s, cpu_s, used.ru_maxrss / 1024, out, err)
+        return Ended(self._process.returncode, wall_s, used.ru_utime + used.ru_stime, peak_kb / 1e3, out, err)
 
 
 def command(source: Sequence[Path], sink: Path, *more: str, **environment: str) -> Running:

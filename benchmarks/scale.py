@@ -155,20 +155,37 @@ def model_table(found: dict[str, Any]) -> str:
 
 def paper(found: dict[str, Any]) -> str:
     """Return what machines like this one do in an hour, from the core-seconds that the steps have taken here."""
-    cores, million, rows = len(os.sched_getaffinity(0)), 1e6, []
-    work = {"gate": ("the gate", found["gate"], "ours"), "model": ("the Welch model", found["model"], "model")}
-    for title, own, name in work.values():
-        runs = own["runs"][name]
-        steps = {step: np.median([run[f"{step}_s"] for run in runs]) for step in ("decode", "evaluate", "encode")}
-        cpu_s, busy = np.median([run["cpu_s"] for run in runs]), sum(steps.values())
-        speeds = [own["rows"] / (cpu_s * took / busy) / million for took in steps.values()]
-        whole = own["rows"] / np.median([run["wall_s"] for run in runs])
-        hour = [f"{3600 * whole * machines / 1e9:,.3g}" for machines in (1, 10, 1000)]
-        through = 1000 * whole * (own["input_mb"] + np.median([run["output_mb"] for run in runs])) / own["rows"] / 1e3
-        rows.append([title, *(f"{speed:,.3g}" for speed in speeds), *hour, f"{through:,.3g}"])
-    head = [f"million rows a core-second: {step}" for step in ("decode", "evaluate", "encode")]
-    head += [f"billion rows an hour: {count} of {cores} cores" for count in ("one machine", "ten", "a thousand")]
-    return table(["", *head, "GB a second that a thousand read and write"], rows)
+    cores, columns = len(os.sched_getaffinity(0)), []
+    for section, name in (("gate", "ours"), ("model", "model")):
+        runs, own, million_rows = found[section]["runs"][name], found[section], found[section]["rows"] / 1e6
+        median = {key: float(np.median([run[key] for run in runs])) for key in runs[0]}
+        busy_s = sum(median[f"{step}_s"] for step in ("decode", "evaluate", "encode"))
+        speeds = [
+            million_rows / (median["cpu_s"] * median[f"{step}_s"] / busy_s) for step in ("decode", "evaluate", "encode")
+        ]
+        billion_an_hour = 3.6 * million_rows / median["wall_s"]
+        hours = [billion_an_hour * machines for machines in (1, 10, 1000)]
+        columns.append([*speeds, *hours, (own["input_mb"] + median["output_mb"]) / median["wall_s"]])
+    titles = [f"million rows a core-second: {step}" for step in ("decode", "evaluate", "encode")]
+    titles += [
+        f"billion rows an hour: {count} of {cores} cores" for count in ("a machine", "ten machines", "a thousand")
+    ]
+    titles += ["GB a second that a thousand read and write"]
+    rows = [
+        [title, *(f"{value:,.{max(0, 1 - int(np.log10(value)))}f}" for value in row)]
+        for title, *row in zip(titles, *columns, strict=True)
+    ]
+    return table(["", "the gate", "the Welch model"], rows)
+
+
+def small_text(found: dict[str, Any]) -> str:
+    """Return what small files cost."""
+    many_s, one_s = found["seconds"]
+    return (
+        f"{found['files']:,} files of together {found['rows']:,} rows of profile pairs take {many_s:.1f} s, one "
+        f"file of as many {one_s:.1f} s: {found['each_file_ms']:.1f} ms a file.\nIn the manifest a file takes "
+        f"{found['manifest_bytes'] / found['files']:.0f} bytes."
+    )
 
 
 SECTIONS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
@@ -198,9 +215,10 @@ def main() -> int:
         for name in given.only:
             print(f"\n{name}", flush=True)
             found[name] = SECTIONS[name](given, folder)
-    tables = {"gate": gate_table, "model": model_table}
-    texts = {name: make(found[name]) for name, make in tables.items() if name in found}
-    for name, text in (texts | ({"paper": paper(found)} if len(texts) == len(tables) else {})).items():
+    makers = {"gate": gate_table, "model": model_table, "small": small_text}
+    texts = {name: make(found[name]) for name, make in makers.items() if name in found}
+    texts |= {"paper": paper(found)} if {"gate", "model"} <= found.keys() else {}
+    for name, text in texts.items():
         print(f"\n{text}")
         if given.page is not None:
             placed(given.page, name, text)

@@ -96,6 +96,7 @@ def evaluate_part(
                 )
                 first_row += batch.num_rows
                 advance(batch.num_rows)
+                del batch, rows  # the next ones take their memory
             begun = clock()
         if rejects:  # first, so that a part that is there has its rejects
             with whole_file(job.rejects / f"{part.name}.parquet") as beside:
