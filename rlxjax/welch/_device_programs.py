@@ -1,5 +1,6 @@
 """The device programs: what the fused and the block path jit."""
 
+import functools
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jaxtyping import Array, Complex, Float, Int, Real
 from rlxjax._checks import as_index, is_symbolic
 
 from ._host import hann_window, one_sided_weights
+from ._kernels import KERNEL_COMPILERS, has_kernel, kernel_peaks
 from ._params import WelchPeakParams
 from ._schedule import schedule
 from ._selection import default_selection, selected_peaks
@@ -134,11 +136,16 @@ def fused_peaks(
     Args:
         signal: real `[batch, length]`, each row's prefix is used.
         params: the parameters.
-        selection: "maxima" or "top_k"; by default the one that is faster on the platform.
+        selection: "maxima" or "top_k"; by default the one that is faster on the platform; "kernel" where all is one
+            kernel.
         platform: what the program is for; by default what JAX's default device is.
     """
     platform, batch = platform or jax.default_backend(), signal.shape[0]
-    selection = selection or default_selection(batch, params.n_bins, platform)
+    selection = selection or default_fused_selection(batch, params, platform)
+    if selection == "kernel":  # where the program is compiled for what the platform promises
+        others = functools.partial(fused_peaks, params=params, selection="top_k", platform=platform)
+        kernel = functools.partial(one_kernel_peaks, params=params, platform=platform)
+        return lax.platform_dependent(signal, default=others, **{KERNEL_COMPILERS[platform]: kernel})
 
     def peaks_of(start: Start, count: Any) -> Float[Array, "count k 2"]:
         return selected_peaks(_few_rows_at_a_time(signal, params, start, count, platform), params.k, selection)
@@ -150,6 +157,34 @@ def fused_peaks(
     starts = rows * jnp.arange(n_pieces)
     peaks = lax.map(lambda start: peaks_of(start, rows), starts).reshape(-1, params.k, 2)
     return jnp.concatenate([peaks, peaks_of(batch - rest, rest)]) if rest else peaks
+
+
+def default_fused_selection(batch: Any, params: WelchPeakParams, platform: str) -> str:
+    """Return how the fused program selects peaks of rows where no calibration says.
+
+    Examples:
+        >>> [default_fused_selection(64, WelchPeakParams.fast(256, 16), platform) for platform in ("cpu", "gpu")]
+        ['maxima', 'kernel']
+    """
+    if has_kernel(batch, params, platform):
+        return "kernel"
+    return default_selection(batch, params.n_bins, platform)
+
+
+def one_kernel_peaks(
+    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, platform: str, interpret: bool = False
+) -> Float[Array, "batch k 2"]:
+    """Return peaks by one kernel; the derivative is that of `mean_power` at the bins which were found."""
+    peaks = jax.custom_jvp(functools.partial(kernel_peaks, params=params, platform=platform, interpret=interpret))
+
+    @peaks.defjvp
+    def _(rows: tuple[Array], changes: tuple[Array]) -> tuple[Array, Array]:  # pyright: ignore[reportUnusedFunction]
+        found = peaks(*rows)
+        bins = found[..., 0].astype(jnp.int32)
+        _, change = jax.jvp(lambda samples: jnp.take_along_axis(mean_power(samples, params), bins, 1), rows, changes)
+        return found, jnp.stack([jnp.zeros_like(change), change], axis=-1)
+
+    return peaks(jnp.asarray(signal).astype(jnp.float32))
 
 
 def _few_rows_at_a_time(

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from rlxjax._chunks import for_each_chunk, rows_of_a_processor, worker_count
 
-from ._device_programs import chunk_rows, fused_peaks, padded_batch, segment_spectra
+from ._device_programs import chunk_rows, default_fused_selection, fused_peaks, padded_batch, segment_spectra
 from ._host import host_peaks, spectrum_peaks
 from ._params import WelchPeakParams
 from ._schedule import schedule
@@ -122,9 +122,7 @@ def run_sharded(
         return run_variant(variant, np.asarray(signal), params, model)
     where: Any = signal.sharding
     platform = next(iter(where.device_set)).platform
-    if variant.selection is None:
-        rows = rows_of_a_device(where, signal.shape)
-        variant = variant._replace(selection=default_selection(rows, params.n_bins, platform))
+    variant = _by_default(variant, rows_of_a_device(where, signal.shape), params, platform)
     everywhere = NamedSharding(where.mesh, PartitionSpec())
     arrays, shapes = _placed(model, params, everywhere) if variant.transform == "learned" else ((), ())
     shape = jax.ShapeDtypeStruct(signal.shape, signal.dtype, sharding=where)
@@ -157,9 +155,9 @@ def run_traced(variant: WelchVariant, signal, params: WelchPeakParams, model: An
     """Return the peaks of traced rows, which a device selects; what is known of their sharding, peaks share."""
     platform, where = jax.default_backend(), jax.typeof(signal).sharding
     axes = row_axes(where, signal.shape)
-    selection = variant.selection or default_selection(rows_of_a_device(where, signal.shape), params.n_bins, platform)
+    variant = _by_default(variant, rows_of_a_device(where, signal.shape), params, platform)
     arrays = _placed(model, params, None)[0] if variant.transform == "learned" else ()
-    program = _program(variant._replace(selection=selection), params, platform)
+    program = _program(variant, params, platform)
     return (on_each_device(program, where.mesh, axes) if axes else program)(signal, *arrays)
 
 
@@ -181,6 +179,15 @@ def _placed(model: Any, params: WelchPeakParams, device: Any) -> tuple[tuple[Mod
     return known[params, device]
 
 
+def _by_default(variant: WelchVariant, rows: Any, params: WelchPeakParams, platform: str) -> WelchVariant:
+    """Return a variant whose selection is known: that of its schedule unless it says one."""
+    if variant.transform == "learned":
+        selection = default_selection(rows, params.n_bins, platform)
+    else:
+        selection = default_fused_selection(rows, params, platform)
+    return variant._replace(selection=variant.selection or selection)
+
+
 @functools.lru_cache(maxsize=4096)  # numbers
 def _plan(
     variant: WelchVariant, batch: int, params: WelchPeakParams, platform: str, n_processors: int, stays: bool
@@ -194,8 +201,8 @@ def _plan(
     numbers, row_samples, is_block = schedule(platform), params.n_segments * params.n_fft, variant == RUNS["block"]
     if is_block:  # its program gives spectra, whatever peaks are selected of them
         params = WelchPeakParams(params.n_fft, params.n_segments, k=1)
-    elif variant.selection is None:
-        variant = variant._replace(selection=default_selection(padded_batch(batch), params.n_bins, platform))
+    else:
+        variant = _by_default(variant, padded_batch(batch), params, platform)
     alone = numbers.alone_samples_block if is_block else numbers.alone_samples_fused
     most, rows = chunk_rows(params, platform), batch
     if (is_block or not stays) and batch > min(most, alone // row_samples):

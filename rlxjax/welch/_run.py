@@ -18,6 +18,7 @@ from rlxjax._values import FrozenDict, Handle, handle
 from rlxjax.device._codes import normalised
 from rlxjax.device._devices import Device, backend_coefficients, jax_device
 
+from ._kernels import has_kernel
 from ._launch import (
     MOST_PROGRAMS,
     keep_compiled,
@@ -271,7 +272,7 @@ def _choice(
         name = pick(names, batch, params, model, platform)
     _check_peaks_fit(((1, *shape)[-2] if is_here else batch, params.k, 2))
     variant = RUNS[name]
-    if by is not None and name == "fused":
+    if by is not None and name == "fused" and not has_kernel(batch, params, platform or jax.default_backend()):
         sizes = batch, params.n_fft, min(params.k, params.n_bins), params.n_segments
         variant = VARIANTS[by.of(MODEL_NAME).variant_of(name, *sizes)]
     is_fused = variant.transform == "fft" and variant.selection != "numpy"

@@ -27,6 +27,10 @@ class Schedule(NamedTuple):
             for none.
         least_block_bins: least width of the blocks of bins that a pass of `maxima` compares.
         least_blocks: least number of these blocks; 0 where nothing selects by `maxima` unless asked to.
+        least_n_fft_kernel: least segment of which one kernel computes the peaks where nothing else is asked for.
+        most_n_fft_kernel: greatest one; both are powers of two, and 0 where there is no kernel.
+        most_k_kernel: most peaks that it finds.
+        kernel_samples: samples of a segment times rows that a step of it computes.
     """
 
     chunk_samples: int
@@ -42,6 +46,10 @@ class Schedule(NamedTuple):
     most_bins_maxima: int
     least_block_bins: int
     least_blocks: int
+    least_n_fft_kernel: int
+    most_n_fft_kernel: int
+    most_k_kernel: int
+    kernel_samples: int
 
 
 _CPU = Schedule(
@@ -58,6 +66,10 @@ _CPU = Schedule(
     most_bins_maxima=4097,
     least_block_bins=16,
     least_blocks=9,
+    least_n_fft_kernel=0,
+    most_n_fft_kernel=0,
+    most_k_kernel=0,
+    kernel_samples=0,
 )
 #: Of accelerators: chunks are bounded by memory alone, and one is sent while another one is computed.
 _ACCELERATOR = _CPU._replace(
@@ -69,6 +81,13 @@ _ACCELERATOR = _CPU._replace(
     most_bins_maxima=0,
     least_blocks=0,
 )
+_WITH_KERNEL = _ACCELERATOR._replace(least_n_fft_kernel=256, most_n_fft_kernel=1024, most_k_kernel=64)
+#: A step of a GPU's kernel fills the registers of 128 threads, one of a TPU's some of its vector memory.
+_BY_PLATFORM = {
+    "cpu": _CPU,
+    "gpu": _WITH_KERNEL._replace(kernel_samples=2**11),
+    "tpu": _WITH_KERNEL._replace(kernel_samples=2**16),
+}
 
 
 def schedule(platform: str) -> Schedule:
@@ -78,4 +97,4 @@ def schedule(platform: str) -> Schedule:
         >>> schedule("cpu").tile_rows
         8
     """
-    return _CPU if platform == "cpu" else _ACCELERATOR
+    return _BY_PLATFORM.get(platform, _ACCELERATOR)

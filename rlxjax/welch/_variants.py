@@ -11,12 +11,12 @@ class WelchVariant(NamedTuple):
 
     Attributes:
         transform: "numpy" on the host; on a device "fft", or the pruned program of a "learned" FFT.
-        selection: of the peaks: "numpy" on the host; on the device "maxima" or "top_k", None for the one that its
-            schedule says.
+        selection: of the peaks: "numpy" on the host; on the device "maxima", "top_k", or "kernel" of one that computes
+            everything; None for the one that its schedule says.
     """
 
     transform: Literal["numpy", "fft", "learned"]
-    selection: Literal["numpy", "maxima", "top_k"] | None = None
+    selection: Literal["numpy", "maxima", "top_k", "kernel"] | None = None
 
 
 #: What runs, by the names that the latency model has for its variants.

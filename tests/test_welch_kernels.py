@@ -1,0 +1,96 @@
+"""The kernels of accelerators, run by the interpreter: peaks against float64, ties, NaN, derivatives, maps."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _tolerances import FLOAT32_RTOL
+from _welch_reference import assert_peaks_of, noise, reference_power
+
+import rlxjax as rx
+from rlxjax.welch._device_programs import default_fused_selection, fused_peaks, one_kernel_peaks
+from rlxjax.welch._kernels import has_kernel
+
+PLATFORMS = ("gpu", "tpu")
+SMALL = rx.WelchPeakParams.fast(n_fft=256, k=5)
+
+each_platform = pytest.mark.parametrize("platform", PLATFORMS)
+
+
+def kernel_of(params, platform):
+    return lambda signal: one_kernel_peaks(jnp.asarray(signal), params, platform, interpret=True)
+
+
+@each_platform
+def test_peaks_of_any_number_of_rows_segments_and_peaks_are_those_of_float64(platform):
+    for (n_fft, k), n_segments in itertools.product([(256, 16), (512, 1), (1024, 40)], [1, 2, 3]):
+        params = rx.WelchPeakParams(n_fft, n_segments, k)
+        signal = noise(7 if n_fft == 256 else 3, params)
+        signal[0] *= 1e15
+        longer = np.pad(signal, ((0, 0), (0, 5)), constant_values=np.nan)
+        peaks = np.asarray(kernel_of(params, platform)(longer))
+        assert_peaks_of(reference_power(signal, params), peaks, params)
+
+
+@each_platform
+def test_tones_at_every_bin_have_their_peak_there(platform):
+    bins = np.arange(SMALL.n_bins)
+    time = np.arange(SMALL.frame_len)
+    tones = np.cos(2 * np.pi * np.outer(bins, time) / SMALL.n_fft).astype(np.float32)
+    np.testing.assert_array_equal(kernel_of(SMALL, platform)(tones)[:, 0, 0], bins)
+
+
+@each_platform
+def test_equal_powers_keep_the_lower_bin_first_and_nan_comes_last_in_its_row_alone(platform):
+    params = rx.WelchPeakParams(256, 1, 4)
+    signal = noise(4, params)
+    signal[0] = 0.0
+    signal[1, 9] = np.nan
+    impulse = np.zeros(256, np.float32)
+    impulse[128] = 1.0  # all bins between have one power; rounding may tell them apart, but not their order by number
+    signal[2] = impulse
+    peaks = np.asarray(kernel_of(params, platform)(signal))
+    np.testing.assert_array_equal(peaks[0], [[bin_, 0.0] for bin_ in range(4)])
+    np.testing.assert_array_equal(peaks[1], [[bin_, np.nan] for bin_ in range(4)])
+    powers, bins = peaks[2, :, 1], peaks[2, :, 0]
+    assert all(powers[:-1] >= powers[1:])
+    assert all(bins[:-1][powers[:-1] == powers[1:]] < bins[1:][powers[:-1] == powers[1:]])
+    assert_peaks_of(reference_power(signal[3:], params), peaks[3:], params)
+
+
+@each_platform
+def test_the_derivative_is_that_of_the_other_programs(platform):
+    signal = noise(2, SMALL)
+
+    def gradient(peaks):
+        return jax.grad(lambda rows: jnp.sum(jnp.sin(1e-3 * peaks(rows)[..., 1])))(jnp.asarray(signal))
+
+    own = gradient(kernel_of(SMALL, platform))
+    others = gradient(lambda rows: fused_peaks(rows, SMALL, "top_k", "cpu"))
+    np.testing.assert_allclose(own, others, rtol=0, atol=FLOAT32_RTOL * np.abs(others).max())
+
+
+@each_platform
+def test_jit_and_vmap_equal_eager(platform):
+    signal, peaks = noise(6, SMALL), kernel_of(SMALL, platform)
+    expected = peaks(signal)
+    np.testing.assert_array_equal(jax.jit(peaks)(signal), expected)
+    np.testing.assert_array_equal(jax.vmap(peaks)(signal.reshape(2, 3, -1)).reshape(expected.shape), expected)
+
+
+def test_where_a_program_is_compiled_for_other_devices_the_peaks_are_the_same():
+    signal = noise(9, SMALL)
+    for platform in PLATFORMS:
+        peaks = jax.jit(lambda rows, platform=platform: fused_peaks(rows, SMALL, "kernel", platform))(signal)
+        assert_peaks_of(reference_power(signal, SMALL), np.asarray(peaks), SMALL)
+
+
+def test_kernels_are_for_accelerators_and_for_some_sizes():
+    assert not has_kernel(64, SMALL, "cpu")
+    for platform in PLATFORMS:
+        assert default_fused_selection(64, SMALL, platform) == "kernel"
+        for n_fft, k in ((250, 4), (128, 4), (2048, 4), (256, 65)):
+            assert not has_kernel(64, rx.WelchPeakParams.fast(n_fft, k), platform)
+        assert not has_kernel(0, SMALL, platform)
