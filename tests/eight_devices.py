@@ -9,11 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from _compilations import COMPILE, compilations
+from _models import LineModel
 from _tolerances import FLOAT32_RTOL
 from _welch_reference import noise
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import rlxjax as rx
+from rlxjax.fit import Timings, fit_latency
 from rlxjax.tables._gate import gate_rows
 from rlxjax.tables._model import model_rows
 from rlxjax.tables._rows import Compiled
@@ -186,3 +188,22 @@ def test_a_table_has_the_bits_that_it_has_on_one_device(tmp_path):
     rx.evaluate(tmp_path / "in.parquet", tmp_path / "out", rx.io_fusion_gate_for_target("cuda"), want=["score"])
     expected = Compiled(gate_rows(rx.io_fusion_gate_for_target("cuda")), jax.devices()[:1])(counts)[0]["score_ns"]
     np.testing.assert_array_equal(pq.read_table(tmp_path / "out")["score_ns"], expected)
+
+
+def test_fits_run_on_the_first_cpu_whatever_the_default_device_is():
+    places = set()
+
+    class Placed(LineModel):
+        def terms_ns(self, coefficients, runs, facts):
+            with jax.ensure_compile_time_eval():
+                places.update(jnp.zeros(()).devices())
+            return super().terms_ns(coefficients, runs, facts)
+
+    n, first = np.tile([10.0, 100.0, 1000.0], 4), jax.devices("cpu")[0]
+    timings = Timings.checked(Placed(), time_ns=1e3 + 2.0 * n, variant="plain", n=n)
+    expected = fit_latency(Timings.checked(LineModel(), time_ns=1e3 + 2.0 * n, variant="plain", n=n))
+    with jax.default_device(jax.devices()[3]):
+        found = fit_latency(jax.tree.map(jnp.asarray, timings))
+        assert jnp.zeros(()).devices() == {jax.devices()[3]}
+    assert places == {first}
+    assert dict(found.coefficients) == dict(expected.coefficients)

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from rlxjax._values import by_value
 
+from ._place import on_cpu
 from ._posterior import LatencyEstimate
 
 
@@ -89,7 +90,8 @@ def next_measurements(
     if timed is not None:
         block = _rows("timed", timed, unknowns)
         scaled, wanted = jax.tree.map(lambda scores: _after(scores, block), (scaled, wanted))
-    order, gain = _greedy(scaled, jnp.asarray(cost, scaled.dtype), wanted, n)
+    with on_cpu():
+        order, gain = _greedy(*jax.tree.map(np.asarray, (scaled, cost.astype(scaled.dtype), wanted)), n)
     return Design(np.asarray(order), np.asarray(gain))
 
 

@@ -21,6 +21,7 @@ from rlxjax._chunks import for_each_chunk, worker_count
 
 from ._coefficients import LatencyPrior, vector
 from ._model import Facts
+from ._place import on_cpu
 from ._posterior import (
     CORRECTION_SD,
     correction_log_factor,
@@ -221,7 +222,8 @@ def _in_chunks(run: Callable[..., Any], chunk: int, columns: Any) -> Any:
     def of_chunk(begin: int, end: int) -> None:
         # The last chunk is filled up with its last fit.
         rows = np.minimum(np.arange(begin, begin + chunk), end - 1)
-        out = run(*jax.tree.map(operator.itemgetter(rows), columns))
+        with on_cpu():
+            out = run(*jax.tree.map(lambda column: np.asarray(column)[rows], columns))
         found[begin // chunk] = jax.tree.map(lambda leaf: np.asarray(leaf)[: end - begin], out)
 
     for_each_chunk(of_chunk, fits, chunk)
