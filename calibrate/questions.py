@@ -145,9 +145,8 @@ def profile(
     function is compiled for that device, which need not be there, and kernels, memory and estimates are its compiler's.
     """
     if target is not None:
-        if calibration or unsealed:
-            raise ValueError("--calibration: expected none with --target, which compiles and predicts no time")
-        return _profile_for(target, function, arg, args, trips, as_json)
+        known = rlxjax.load_calibration(calibration, unsealed=unsealed) if calibration or unsealed else None
+        return _profile_for(target, function, arg, args, trips, known, as_json)
     with _users_functions("profiling", [function], arg, args) as ((fn,), given):
         known = _asked(calibration, unsealed)
         found = known.predict_function(fn, *given, trip_counts=trips)
@@ -157,14 +156,24 @@ def profile(
 
 
 def _profile_for(
-    target: str, function: str, arg: list[str] | None, args: str | None, trips: list[int] | None, as_json: bool
+    target: str,
+    function: str,
+    arg: list[str] | None,
+    args: str | None,
+    trips: list[int] | None,
+    known: "rlxjax.Calibration | None",
+    as_json: bool,
 ) -> None:
     """Print what a function takes of a device that it is compiled for."""
+    from rlxjax.calibration import predict_for_target
     from rlxjax.targets import DoesNotFitError
 
+    predicted = None
     with _users_functions(f"compiling for {target}", [function], arg, args) as ((fn,), given):
         try:
             found = rlxjax.profile_function(fn, *given, level="compiled", target=target, trip_counts=trips)
+            if found.target is not None and found.target.devices == 1:
+                predicted = predict_for_target(fn, *given, target=target, calibration=known, trip_counts=trips)
         except DoesNotFitError as error:  # which is an answer
             if as_json:
                 typer.echo(json_text({"target": {"name": target, "fits": False, "reason": str(error)}}))
@@ -172,9 +181,11 @@ def _profile_for(
                 typer.echo(plain(str(error)))
             raise typer.Exit(UNSURE_STATUS) from None
     if as_json:
-        typer.echo(json_text(found.as_dict()))
+        more = {} if predicted is None else {"prediction": predicted.time_as_dict()}
+        typer.echo(json_text(found.as_dict() | more))
     else:
-        for line in str(found).splitlines():  # of a table a line stays one
+        text = f"{found}" if predicted is None else f"{found}\n\n{predicted}"
+        for line in text.splitlines():  # of a table a line stays one
             typer.echo(plain(line) if "  " in line or not line else filled(line))
     fits = found.target is not None and found.target.fits
     raise typer.Exit(UNSURE_STATUS if found.uncounted or not fits else 0)

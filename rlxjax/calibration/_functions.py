@@ -65,20 +65,20 @@ class FunctionPrediction(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """Return what a program reads: counts, times in ns, shares of 1."""
         return self.profile.as_dict() | {
+            **self.time_as_dict(),
+        }
+
+    def time_as_dict(self) -> dict[str, Any]:
+        """Return what a program reads of the time alone, in ns, and for a target what that stands on."""
+        found = {
             "uncounted": list(self.uncounted),
             "predicted_ns": self.time_ns,
             "interval_ns": [self.low_ns, self.high_ns],
             "terms_ns": dict(self.terms_ns),
             "in_domain": self.in_domain,
-            **self._of_target(),
         }
-
-    def _of_target(self) -> dict[str, Any]:
-        """Return what a prediction for a target says of that, nothing of others."""
-        if not self.target:
-            return {}
-        roofline = {} if self.roofline_ns is None else {"roofline_ns": self.roofline_ns}
-        return {"target": self.target, "stands_on": self.stands_on, **roofline}
+        found |= {"target": self.target, "stands_on": self.stands_on} if self.target else {}
+        return found if self.roofline_ns is None else found | {"roofline_ns": self.roofline_ns}
 
     def __str__(self) -> str:
         lines = [f"{whole_ns(self.time_ns)} ns (90 %: {whole_ns(self.low_ns)} to {whole_ns(self.high_ns)})"]
