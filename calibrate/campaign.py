@@ -5,6 +5,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path as FilePath
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from rlxjax import Calibration
 from rlxjax.calibration import (
     CalibrationFile,
     MachineSection,
+    ModelSection,
     Samples,
     current_fingerprint,
     file_to_write,
@@ -142,7 +144,8 @@ def run(
                 cell.name for cell in order if cell.name not in {*ready.programs, *ready.refused}
             ]
             if not is_fixed:
-                writer.cells([cell for cell in cells if cell.name in {one.name for one in chosen}])
+                names = {one.name for one in chosen}
+                writer.cells([suite.as_compiled(one, ready.programs[one.name]) for one in cells if one.name in names])
             enough = enough_known(suite, log, start, deadline)
             with progress.phase(f"{model}: measuring", deadline) as advance:
                 refused |= measure_rounds(writer, ready.programs, deadline, rng, advance, enough)
@@ -275,12 +278,34 @@ def fit_and_write(
             cautions=of_pace.cautions,
         )
     if is_written:
-        notes += write_sections(path, {model.name: section}, machine)
+        notes += write_sections(path, {model.name: section, **_of_compiled(suite, log, made, notes)}, machine)
     content = CalibrationFile(models={model.name: section}, machine=machine)
     calibrated = Calibration.from_file(content, [model]).of(model.name)
     pays = what_pays(calibrated, _middle(found.cells, suite))
     verdict = Verdict([*judged.said, *pays, *of_pace.said], [*judged.cautions, *of_pace.cautions])
     return Outcome(path, is_written, kept_at, verdict, calibrated, section, suite, found, skipped, micro_ns, notes)
+
+
+def _of_compiled(suite: Suite, log: SampleLog, made: dict[str, Any], notes: list[str]) -> dict[str, ModelSection]:
+    """Return the section of the model of compiled programs, of samples whose cells say what was compiled; else none."""
+    other, cells = suite.of_compiled(), [cell for cell in log.cells if cell.compiled]
+    if other is None or not cells or not other.model.facts.keys() <= log.facts.keys():
+        return {}
+    name = other.model.name
+    prior = population_prior(other.model, log.fingerprint.platform) or other.model.prior
+    try:
+        found = fitted(other, dataclasses.replace(log, cells=cells), prior)
+    except ValueError as error:
+        notes.append(f"{name} is not fitted: {error}.")
+        return {}
+    if not found.whole.terms.converged:
+        notes.append(f"{name} is not fitted: {found.whole.terms.message}")
+        return {}
+    judged = verdict_on(found.errors, found.noise_level, other.most_error)
+    notes.append(f"{name}, by what was compiled: {' '.join([*judged.said, *judged.cautions])}")
+    errors, outliers = found.errors, found.outliers()
+    section = section_of(found.whole, prior, errors, found.noise_level, outliers, **made, cautions=judged.cautions)
+    return {name: section}
 
 
 def checked_cells(suite: Suite) -> tuple[list[Cell], list[str]]:

@@ -198,7 +198,10 @@ def check(
         try:
             if section.samples is None:
                 raise ValueError("it names no samples")
-            suites[name] = suite_of(section.samples.suite)
+            suite = suite_of(section.samples.suite)
+            if suite.model.name != name:
+                raise ValueError(f"it is fitted to what was compiled of {suite.model.name}")
+            suites[name] = suite
         except ValueError as error:
             not_timed.append(f"{name} was not timed again: {error}.")
         if section.given:

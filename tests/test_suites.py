@@ -1,21 +1,25 @@
 """The suites that ship, and what a suite is by default."""
 
+import dataclasses
 import itertools
 
 import jax
 import numpy as np
 import pytest
-from _campaigns import SUITE, ToySuite, saved_model
+from _campaigns import SUITE, Toy, ToySuite, made_up, quiet, saved_model
 
 import rlxjax as rx
+from calibrate.campaign import refit
+from calibrate.samples import read_samples
 from calibrate.suites import suite_of
 from calibrate.suites.draws import Draw
-from calibrate.suites.functions import FunctionsSuite, timed_functions
+from calibrate.suites.functions import FunctionsSuite, KernelsSuite, timed_functions
 from calibrate.suites.welch import GRID_SAMPLES, HELD_OUT_BATCHES, HELD_OUT_N_FFTS, TIMED, WelchSuite, welch_cell
 from rlxjax.calibration import sha256_of
 from rlxjax.fit import cell_runs
+from rlxjax.jaxpr import gpu_program
 from rlxjax.learned import learned_program
-from rlxjax.models import FUNCTIONS, WELCH
+from rlxjax.models import FUNCTIONS, GPU_KERNELS, WELCH, gpu_inputs
 
 CELLS = WelchSuite().cells()
 FUNCTIONS_TIMED = timed_functions()
@@ -149,3 +153,52 @@ def test_drawn_indices_and_keys_are_what_is_traced():
         array, abstract = draw.array(np.random.default_rng(0)), draw.abstract()
         assert (array.shape, array.dtype) == (abstract.shape, abstract.dtype)
     assert set(np.asarray(Draw((1000,), np.int32, below=7).array(np.random.default_rng(0))).tolist()) == set(range(7))
+
+
+class OfCompiled(ToySuite):
+    """The toy's cells by what was compiled of them: all of twice the width."""
+
+    model = type("CompiledToy", (Toy,), {"name": "compiled toy"})()
+
+    def kept(self, cells):
+        return [dataclasses.replace(cell, inputs=cell.compiled) for cell in cells]
+
+
+class Compiling(ToySuite):
+    """A suite whose cells say what was compiled."""
+
+    def cells(self):
+        return [self.as_compiled(cell, print) for cell in super().cells()]
+
+    def as_compiled(self, cell, program):
+        return dataclasses.replace(cell, compiled={"rows": cell.inputs["rows"], "width": 2 * cell.inputs["width"]})
+
+    def of_compiled(self):
+        return OfCompiled()
+
+
+def test_samples_that_say_what_was_compiled_fit_the_model_of_that_too(tmp_path):
+    path, suite = tmp_path / "a.json", Compiling()
+    kept_at = made_up(path, suite)
+    outcome = refit(suite, read_samples(kept_at), kept_at, out=None, command="refit", progress=quiet())
+    assert any(note.startswith("compiled toy, by what was compiled: Typical error") for note in outcome.notes)
+    found = rx.load_calibration(path, [suite.model, OfCompiled.model])
+    as_written, as_compiled = (found.of(name).coefficients for name in ("toy", "compiled toy"))
+    assert as_compiled["value_ns"] == pytest.approx(as_written["value_ns"] / 2, rel=0.05)
+    assert as_compiled["launch_ns"] == pytest.approx(as_written["launch_ns"], rel=0.05)
+
+
+def test_the_suite_of_gpu_kernels_takes_what_samples_say_or_else_texts_and_refuses_neither():
+    text = """ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  ROOT %f = f32[8]{0} copy(%x)
+}"""
+    counts = gpu_inputs(gpu_program(text))
+    cells = FunctionsSuite().cells()[:3]
+    assert not any(cell.compiled for cell in cells)  # nothing is compiled until it is timed
+    said = KernelsSuite().kept([dataclasses.replace(cell, compiled=counts) for cell in cells])
+    read = KernelsSuite({cell.name: text for cell in cells}).kept(cells)
+    assert all(dict(cell.inputs) == counts for cell in (*said, *read))
+    assert {cell.variant for cell in (*said, *read)} <= set(GPU_KERNELS.variants)
+    with pytest.raises(ValueError, match="without what was compiled of it"):
+        KernelsSuite().kept(cells)

@@ -1,5 +1,6 @@
 """Ordinary JAX functions to time: a table of kinds and sizes."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -350,7 +351,9 @@ class FunctionsSuite(Suite):
             return cell
         # JAX has compiled it for the first call.
         text = program.func.lower(*program.args).compile().as_text()  # pyright: ignore[reportFunctionMemberAccess]
-        return dataclasses.replace(cell, compiled=gpu_inputs(gpu_program(text or "")))
+        with contextlib.suppress(ValueError):  # of another JAX, whose text is written otherwise
+            return dataclasses.replace(cell, compiled=gpu_inputs(gpu_program(text or "")))
+        return cell
 
     def of_compiled(self) -> Suite:
         """Return the suite of what a GPU's compiler made of the same functions."""
