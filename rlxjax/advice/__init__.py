@@ -1,6 +1,7 @@
 """Before and after: whether jitted stages should be one program, and why.
 
-`advise` takes the stages and their arguments and returns an `Advice`.
+`advise` takes the stages and their arguments and returns an `Advice`; `rank_targets` says what one function takes of
+devices that need not be there.
 """
 
 from ._advice import Advice as Advice
@@ -8,5 +9,8 @@ from ._advice import Grouping as Grouping
 from ._advice import Measured as Measured
 from ._advice import StageCost as StageCost
 from ._advise import advise as advise
+from ._rank_targets import RankedTarget as RankedTarget
+from ._rank_targets import TargetRanking as TargetRanking
+from ._rank_targets import rank_targets as rank_targets
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -108,6 +108,8 @@ class Advice:
         code: the change, as Python; empty unless the verdict is "fuse" or "group".
         extrapolated: whether some count lies outside what was measured.
         measured: what the forms took, if they were timed.
+        target: the device that they were compiled for, where one was named.
+        stands_on: what the times for it rest on, in a sentence; empty of this machine, whose calibration says so.
     """
 
     verdict: str
@@ -137,6 +139,8 @@ class Advice:
     code: str = ""
     extrapolated: bool = False
     measured: Measured | None = None
+    target: str | None = None
+    stands_on: str = ""
 
     @property
     def gain_ns(self) -> float | None:
@@ -180,16 +184,16 @@ class Advice:
         if self.measured is not None:
             lines += self._measured_lines(self.measured)
         lines += [f"  {stage.name}: {whole_ns(stage.time_ns)} ns, limited by {stage.limit}" for stage in self.stages]
+        again = f"; computes {counted(self.recomputed_elements, 'number')} again, {self.recomputed_flops:,} FLOP"
         lines.append(
             f"saves {counted(self.saved_calls, 'call')}, {counted(self.saved_launches, 'launch', 'launches')}, "
             f"{counted(self.saved_sync_points, 'sync point')}, "
             f"{counted(self.saved_readback_bytes, 'byte')} of readback, "
-            f"{counted(self.saved_traffic_bytes, 'byte')} of traffic; "
-            f"computes {counted(self.recomputed_elements, 'number')} again, {self.recomputed_flops:,} FLOP"
+            f"{counted(self.saved_traffic_bytes, 'byte')} of traffic{again if self.target is None else ''}"
         )
         peaks = (counted(peak, "byte") for peak in (self.apart_peak_bytes, self.together_peak_bytes))
         lines.append("peak memory: {} apart, {} together".format(*peaks))
-        lines += [text for text in (self.flip, self.code) if text]
+        lines += [text for text in (self.flip, self.stands_on, self.code) if text]
         return "\n".join(lines)
 
     def _measured_lines(self, measured: Measured) -> list[str]:

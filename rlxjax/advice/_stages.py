@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
+from rlxjax.targets import DoesNotFitError, TargetDevice
 
 #: The first and the last of some stages that are neighbours.
 Span = tuple[int, int]
@@ -89,13 +90,36 @@ def parts_of(whole: Stage) -> list[Stage]:
     return parts
 
 
-def profiles_of(groups: Mapping[Span, Stage], trip_counts: TripCounts | None) -> dict[Span, FunctionProfile]:
-    """Return the profile of each group, with its own share of the trip counts, which that of all stages has to take."""
-    found = {span: profile_function(group.fn, *group.args) for span, group in groups.items()}
-    if trip_counts is None:
+def profiles_of(
+    groups: Mapping[Span, Stage], trip_counts: TripCounts | None, device: TargetDevice | None = None
+) -> tuple[dict[Span, FunctionProfile], dict[Span, DoesNotFitError]]:
+    """Return the profile of each group, with its own share of the trip counts, which that of all stages has to take.
+
+    Of a device the groups are compiled for it; those of several stages that its compiler refuses for their memory
+    come second.
+
+    Raises:
+        DoesNotFitError: the compiler refuses a stage by itself.
+    """
+    refused: dict[Span, DoesNotFitError] = {}
+    options: dict[str, Any] = {} if device is None else {"level": "compiled", "target": device}
+
+    def profiles(of: Mapping[Span, TripCounts | None]) -> dict[Span, FunctionProfile]:
+        found = {}
+        for span, trips in of.items():
+            try:
+                found[span] = profile_function(groups[span].fn, *groups[span].args, trip_counts=trips, **options)
+            except DoesNotFitError as error:
+                if span[0] == span[1]:
+                    raise DoesNotFitError(f"{groups[span].name}: {error}", error.needed_bytes) from None
+                refused[span] = error
         return found
+
+    found = profiles(dict.fromkeys(groups))
+    if trip_counts is None:
+        return found, refused
     whole = max(groups, key=lambda span: span[1] - span[0])
-    shares: dict[Span, TripCounts] = {}
+    shares: dict[Span, TripCounts | None] = {}
     if isinstance(trip_counts, Mapping):
         # A line that a group does not have is no mistake, since another one has it.
         for span, profile in found.items():
@@ -107,11 +131,7 @@ def profiles_of(groups: Mapping[Span, Stage], trip_counts: TripCounts | None) ->
         before = list(itertools.accumulate(loops, initial=0))
         shares = {(first, last): given[before[first] : before[last + 1]] for first, last in groups}
     shares[whole] = trip_counts
-    return found | {
-        span: profile_function(groups[span].fn, *groups[span].args, trip_counts=share)
-        for span, share in shares.items()
-        if share or span == whole
-    }
+    return found | profiles({span: share for span, share in shares.items() if share or span == whole}), refused
 
 
 def as_code(stages: Sequence[Stage], groups: Sequence[Sequence[int]]) -> str:
