@@ -30,7 +30,10 @@ ENDINGS: dict[str, tuple[tuple[str, ...], dict[int, str]]] = {
         {1: "part of what it does is not counted, or it does not fit a target"},
     ),
     "advise": (
-        ("rlxjax advise stages:scale stages:energy --arg 'f32[2048,1024]' --measure",),
+        (
+            "rlxjax advise stages:scale stages:energy --arg 'f32[2048,1024]' --measure",
+            "rlxjax advise stages:scale stages:energy --arg 'f32[2048]' --target h100",
+        ),
         {0: "fuse or keep", 1: "undecided, or it cannot be modelled"},
     ),
     "evaluate": (

@@ -81,14 +81,16 @@ def explain(
 
 
 def _answer(
-    known: "rlxjax.Calibration", model: str, found: dict[str, Any] | None, print_text: Callable[[], None]
+    known: "rlxjax.Calibration | None", model: str, found: dict[str, Any] | None, print_text: Callable[[], None]
 ) -> None:
-    """Print what was found, as JSON if that is given, and which calibration says so."""
+    """Print what was found, as JSON if that is given, and which calibration says so, if one does."""
+    source, cautions = (None, []) if known is None else (known.source, cautions_of(known, model))
     if found is not None:
-        typer.echo(json_text(found | {"calibration": known.source, "cautions": cautions_of(known, model)}))
+        typer.echo(json_text(found | {"calibration": source, "cautions": cautions}))
         return
     print_text()
-    say_source(known, model)
+    if known is not None:
+        say_source(known, model)
 
 
 Arg = Annotated[list[str] | None, typer.Option(help="An argument, as f32[1024,256]; may be given again.")]
@@ -101,6 +103,9 @@ Given = Annotated[
 Trips = Annotated[
     list[int] | None, typer.Option(help="How often a loop turns whose length depends on data; in order.", min=0)
 ]
+
+
+Target = Annotated[str | None, typer.Option(help="A device to compile for, as tpu-v5e or h100, or a file of one.")]
 
 
 @contextlib.contextmanager
@@ -133,9 +138,7 @@ def profile(
     args: Args = None,
     calibration: Given = None,
     trips: Trips = None,
-    target: Annotated[
-        str | None, typer.Option(help="A device to compile for, as tpu-v5e or h100, or a file of one.")
-    ] = None,
+    target: Target = None,
     unsealed: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
@@ -204,16 +207,20 @@ def advise(
     ] = 0.0,
     trips: Trips = None,
     measure: Annotated[bool, typer.Option("--measure", help="Also compile and time the forms.")] = False,
+    target: Target = None,
     unsealed: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
     """Say which of several jitted functions should be one program on this machine, and why.
 
-    The modules that are named are imported, from the current folder too.
+    The modules that are named are imported, from the current folder too. With a target every form is compiled for that
+    device, which need not be there, and its compiler's kernels, bytes, memory and estimates decide.
     """
-    what = "timing the forms" if measure else "advising"
+    if target is not None and (calibration or unsealed):
+        raise ValueError("--calibration: expected none with --target, which is another device than this one")
+    what = "timing the forms" if measure else f"compiling for {target}" if target else "advising"
     with _users_functions(what, stages, arg, args) as (functions, given):
-        known = _asked(calibration, unsealed)
+        known = None if target else _asked(calibration, unsealed)
         advice = rlxjax.advise(
             functions if len(functions) > 1 else functions[0],
             *given,
@@ -221,6 +228,7 @@ def advise(
             min_gain_ns=min_gain,
             trip_counts=trips,
             measure=measure,
+            target=target,
         )
 
     def print_text() -> None:

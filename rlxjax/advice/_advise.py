@@ -108,13 +108,13 @@ def advise(
         if profile.unknown_loops or (device is None and profile.uncounted):  # a compiler counts what has no rule
             code = "unknown_loop" if profile.unknown_loops else "uncosted"
             return Advice("cannot model", code, profile.uncounted[0])
-    if memory_bytes is None:
-        has = (jax.devices()[0].memory_stats() or {}).get("bytes_limit") if device is None else device.memory_bytes
-        memory_bytes = math.inf if has is None else has
-    if calibration is not None:
+    if device is None:
+        assert calibration is not None
         found = predict_profiles(calibration, list(profiles.values()))
+        has = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
     else:
-        found = target_times(list(profiles.values()), device)
-    options = (float(memory_bytes), float(min_gain_ns), float(peak_price_ns_per_byte))
+        found, has = target_times(list(profiles.values()), device), device.memory_bytes
+    limit = has if memory_bytes is None else memory_bytes
+    options = (math.inf if limit is None else limit, float(min_gain_ns), float(peak_price_ns_per_byte))
     question = Question(found, groups, profiles, refused, device, *options)
     return answer(question, whole, functions, args if measure else None)

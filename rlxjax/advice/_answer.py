@@ -103,7 +103,7 @@ def _counts(programs: Sequence[FunctionPrediction]) -> Counter[str]:
     profiles = [program.profile for program in programs]
     # What a compiler fuses is known; what it computes again is not.
     kernels = [group for profile in profiles for group in profile.kernels if profile.level == "jaxpr"]
-    compiled = sum(profile.io.kernel_launches for profile in profiles if profile.level == "compiled")
+    compiled = sum(int(profile.io.kernel_launches) for profile in profiles if profile.level == "compiled")
     return Counter(
         saved_calls=len(profiles),
         saved_launches=compiled + sum(group.launches for group in kernels),

@@ -62,7 +62,7 @@ class TargetRanking:
         return next((row.name for row in self.rows if row.fits), None)
 
     def __str__(self) -> str:
-        cells = [("target", "us", "90 %", "needs", "has", "fits", "kernels", "moves", "limit")]
+        cells: list[tuple[str, ...]] = [("target", "us", "90 %", "needs", "has", "fits", "kernels", "moves", "limit")]
         for row in self.rows:
             figures = ["", "", "", ""]
             if row.time_ns is not None and row.interval_ns is not None:
@@ -147,7 +147,7 @@ def _row(device: TargetDevice, profile: FunctionProfile) -> RankedTarget:
         found.time_ns,
         (found.low_ns, found.high_ns),
         limit,
-        profile.io.kernel_launches,
+        int(profile.io.kernel_launches),
         profile.fused_traffic_bytes,
         profile.peak_bytes,
         device.memory_bytes,

@@ -60,7 +60,7 @@ class _Counts:
 def _counts(programs: Sequence[FunctionProfile]) -> _Counts:
     cycles = [profile.target.cycles if profile.target else None for profile in programs]
     return _Counts(
-        sum(profile.io.kernel_launches for profile in programs),
+        sum(int(profile.io.kernel_launches) for profile in programs),
         sum(profile.fused_traffic_bytes for profile in programs),
         None if None in cycles else sum(own or 0 for own in cycles),
     )
