@@ -47,4 +47,4 @@ notebooks: venv
 	$(BIN)/python benchmarks/notebooks.py
 
 clean:
-	rm -rf .venv .venv-newest build dist site *.egg-info
+	rm -rf .venv .venv-* build dist site *.egg-info

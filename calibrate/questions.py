@@ -171,18 +171,18 @@ def _profile_for(
     from rlxjax.calibration import predict_for_target
     from rlxjax.targets import DoesNotFitError
 
-    predicted = None
+    predicted, refused = None, ""
     with _users_functions(f"compiling for {target}", [function], arg, args) as ((fn,), given):
         try:
             found = rlxjax.profile_function(fn, *given, level="compiled", target=target, trip_counts=trips)
             if found.target is not None and found.target.devices == 1:
                 predicted = predict_for_target(fn, *given, target=target, calibration=known, trip_counts=trips)
         except DoesNotFitError as error:  # which is an answer
-            if as_json:
-                typer.echo(json_text({"target": {"name": target, "fits": False, "reason": str(error)}}))
-            else:
-                typer.echo(plain(str(error)))
-            raise typer.Exit(UNSURE_STATUS) from None
+            refused = str(error)
+    if refused:
+        answer = json_text({"target": {"name": target, "fits": False, "reason": refused}})
+        typer.echo(answer if as_json else filled(refused))
+        raise typer.Exit(UNSURE_STATUS)
     if as_json:
         more = {} if predicted is None else {"prediction": predicted.time_as_dict()}
         typer.echo(json_text(found.as_dict() | more))

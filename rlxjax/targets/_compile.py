@@ -28,6 +28,8 @@ _USED = re.compile(
     r"(?:Used |required[^()]*\()([\d.]+)([KMGT]?)(?: of |\) exceeds available HBM \()([\d.]+)([KMGT]?)", re.IGNORECASE
 )
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+#: What calls the host.
+_CALLBACKS = ("pure_callback", "io_callback", "debug_callback")
 #: Variables that change what compilers make.
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
@@ -219,6 +221,8 @@ def _program(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         serialized = _serialized(exported)
     except Exception as error:  # noqa: BLE001  (lowering rules may raise anything)
         said = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
+        if "platform" in said and any(name in str(traced.jaxpr) for name in _CALLBACKS):
+            said = "it calls back to the host, which JAX lowers only for a device that is there"
         raise ValueError(
             f"target {device.name}: the function cannot be lowered for {device.platform}: {said}"
         ) from error
