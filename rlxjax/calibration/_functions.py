@@ -77,8 +77,8 @@ class FunctionPrediction(NamedTuple):
             "terms_ns": dict(self.terms_ns),
             "in_domain": self.in_domain,
         }
-        found |= {"target": self.target, "stands_on": self.stands_on} if self.target else {}
-        return found if self.roofline_ns is None else found | {"roofline_ns": self.roofline_ns}
+        of_target = {"target": self.target, "stands_on": self.stands_on, "roofline_ns": self.roofline_ns}
+        return found | of_target if self.target else found
 
     def __str__(self) -> str:
         lines = [f"{whole_ns(self.time_ns)} ns (90 %: {whole_ns(self.low_ns)} to {whole_ns(self.high_ns)})"]
