@@ -174,7 +174,7 @@ class Advice:
             low, high = map(whole_ns, interval or (math.nan, math.nan))
             lines.append(f"{name:10}{whole_ns(time_ns):>15} ns  (90 %: {low} to {high})")
         lines.append(f"saves more than {whole_ns(self.min_gain_ns)} ns with {100 * self.probability:.0f} %")
-        if self.extrapolated:
+        if self.extrapolated and self.target is None:
             lines.append("outside what was measured: an extrapolation")
         if len(self.groupings) > 2:
             shown = [own for place, own in enumerate(self.groupings) if place < MOST_SHOWN or own.name in ENDS]

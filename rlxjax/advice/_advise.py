@@ -105,9 +105,12 @@ def advise(
         mend = "measure it with `rlxjax calibrate --only functions`"
         return Advice("cannot model", "not_calibrated", f"the calibration has no functions model: {mend}")
     for profile in profiles.values():
-        if profile.unknown_loops or (device is None and profile.uncounted):  # a compiler counts what has no rule
-            code = "unknown_loop" if profile.unknown_loops else "uncosted"
-            return Advice("cannot model", code, profile.uncounted[0])
+        # A compiler counts what has no rule, and its text does not say which unknown loop is which.
+        unread = profile.target is not None and profile.target.gpu is not None and profile.target.gpu.unknown_loops
+        if profile.unknown_loops or (device is None and profile.uncounted) or unread:
+            code = "unknown_loop" if profile.unknown_loops or unread else "uncosted"
+            why = profile.uncounted or ("loops that depend on data turn different numbers of times",)
+            return Advice("cannot model", code, why[0], target=None if device is None else device.name)
     if device is None:
         assert calibration is not None
         found = predict_profiles(calibration, list(profiles.values()))

@@ -152,5 +152,5 @@ def _row(device: TargetDevice, profile: FunctionProfile) -> RankedTarget:
         profile.peak_bytes,
         device.memory_bytes,
         profile.peak_bytes <= device.memory_bytes,
-        stands_on([profile]),
+        stands_on([found]),
     )

@@ -7,41 +7,37 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlxjax._values import counted
-from rlxjax.calibration import FunctionPrediction, FunctionTimes
+from rlxjax.calibration import FunctionPrediction, FunctionTimes, times_for_target
 from rlxjax.jaxpr import FunctionProfile
 from rlxjax.targets import TargetDevice
 
-#: Standard deviations of logarithms: of what no data sheet says, and of what compilers and data sheets do.
-GUESSED_LOG_SD, TOLD_LOG_SD = 0.8, 0.25
-#: Standard normal deviate of an interval of 90 %.
-REACH = 1.645
+#: Standard deviation of the logarithm of what no data sheet says.
+GUESSED_LOG_SD = 0.8
 
 
 def target_times(profiles: Sequence[FunctionProfile], device: TargetDevice) -> FunctionTimes:
-    """Return what programs that were compiled for a device take by their compiler and the device's data sheet.
+    """Return what programs that were compiled for a device take, by `times_for_target`.
 
-    A TPU takes its compiler's cycles over its clock, where these are given for all programs; any other device, the
-    bytes of the kernels over its bandwidth, and a launch a kernel. A program is called once on both.
+    What is known of a TPU is the time of the device alone: each program is called too, which the device's figure of a
+    launch stands for.
     """
-    told = [profile.target.cycles if profile.target else None for profile in profiles]
-    by_cycles = device.platform == "tpu" and None not in told
-    rows = []
-    for profile, cycles in zip(profiles, told, strict=True):
-        if by_cycles:
-            rows.append({"call_ns": device.launch_ns, "cycles_ns": (cycles or 0) / device.clock_ghz})
-        else:
-            launches = 1 if device.platform == "tpu" else max(profile.io.kernel_launches, 1)
-            moved_ns = profile.fused_traffic_bytes / device.bandwidth_bytes_per_ns
-            rows.append({"launch_ns": launches * device.launch_ns, "traffic_ns": moved_ns})
-    terms_ns = np.array([list(row.values()) for row in rows])
-    times_ns = terms_ns.sum(-1)
-    scores = terms_ns * [GUESSED_LOG_SD, TOLD_LOG_SD] / times_ns[:, None]
-    found = []
-    for row, time_ns, own, profile in zip(rows, times_ns.tolist(), scores, profiles, strict=True):
-        factor = math.exp(REACH * math.hypot(*own))
-        terms = dict(sorted(row.items(), key=lambda part: -part[1]))
-        found.append(FunctionPrediction(time_ns, time_ns / factor, time_ns * factor, terms, profile, True))
-    return FunctionTimes(tuple(found), scores, terms_ns, 0.0)
+    found = times_for_target(profiles, device)
+    if device.platform != "tpu":
+        return found
+    call_ns, device_ns = device.launch_ns, np.array([prediction.time_ns for prediction in found.predictions])
+    scores = np.column_stack([device_ns[:, None] * found.scores, np.full(len(profiles), call_ns * GUESSED_LOG_SD)])
+    called = (
+        one._replace(
+            time_ns=one.time_ns + call_ns,
+            low_ns=one.low_ns,
+            high_ns=one.high_ns + call_ns * math.exp(GUESSED_LOG_SD),
+            terms_ns=dict(sorted([*one.terms_ns.items(), ("call_ns", call_ns)], key=lambda part: -part[1])),
+            stands_on=f"{one.stands_on.replace(', the device alone', ', and a guess of a call')}",
+        )
+        for one in found.predictions
+    )
+    terms_ns = np.column_stack([found.terms_ns, np.full(len(profiles), call_ns)])
+    return FunctionTimes(tuple(called), scores / (device_ns + call_ns)[:, None], terms_ns, found.spread)
 
 
 def opposed_ns(device: TargetDevice, margin_ns: float, saved_bytes: float) -> float:
@@ -90,14 +86,10 @@ def in_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def stands_on(programs: Sequence[FunctionProfile]) -> str:
+def stands_on(programs: Sequence[FunctionPrediction]) -> str:
     """Return what the predicted times of compiled programs rest on, in a sentence."""
-    told = [profile.target for profile in programs if profile.target]
-    if any(own.cycles is None for own in told):
-        how = "bytes of the kernels that XLA's compiler makes, over the rates"
-    else:
-        how = "cycles that XLA's compiler estimates, over the clock"
-    return f"{how} of the device's data sheet, and a guess of a launch; nothing is measured ({told[0].compiler})"
+    told = dict.fromkeys(f"{one.stands_on} ({one.profile.target.compiler})" for one in programs if one.profile.target)
+    return "; ".join(told)
 
 
 def not_fitting(names: Mapping[str, FunctionProfile]) -> list[str]:

@@ -78,5 +78,6 @@ from ._schema import Samples as Samples
 from ._schema import rounded as rounded
 from ._targets import predict_for_target as predict_for_target
 from ._targets import predict_function as predict_function
+from ._targets import times_for_target as times_for_target
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

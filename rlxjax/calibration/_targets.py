@@ -2,19 +2,19 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlxjax._provenance import Provenance
 from rlxjax.fit import LatencyPrior, coefficient_names, prior_posterior
-from rlxjax.jaxpr import FunctionProfile, TripCounts, gpu_program, profile_function
+from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import GPU_KERNELS, gpu_facts, gpu_facts_of_kind, gpu_runs
-from rlxjax.targets import TargetDevice, compile_for, target_device
+from rlxjax.targets import TargetDevice, target_device
 
 from ._calibrated import CalibratedModel
-from ._functions import FunctionPrediction, HasModels, predict_profiles, predicted_times
+from ._functions import FunctionPrediction, FunctionTimes, HasModels, predict_profiles, predicted_times
 from ._population import PriorSection, population, population_models
 
 #: Standard deviations of the logarithm of a time: of hosts with one kind of card, of which two differ by 0.27; and of
@@ -89,21 +89,45 @@ def predict_for_target(
     device = target_device(target)
     profile = profile_function(fn, *args, level="compiled", target=device, trip_counts=trip_counts, **kwargs)
     more = list(profile.uncounted)
-    if profile.target is not None and not profile.target.fits:
-        more.append(profile.target.memory)
-    if device.platform == "tpu":
-        return _by_cycles(device, profile, tuple(more))
-    if profile.target is not None and profile.target.devices > 1:
-        raise ValueError(f"target {device.name}: expected a function for one device, got one for several")
-    given = set(trip_counts.values() if isinstance(trip_counts, Mapping) else trip_counts or ())
-    program = gpu_program(
-        compile_for(fn, *args, target=device, **kwargs).text, given.pop() if len(given) == 1 else None
-    )
-    if program.unknown_loops and not more:
+    compiled = profile.target
+    assert compiled is not None  # a profile for a target has one
+    if not compiled.fits:
+        more.append(compiled.memory)
+    if compiled.gpu is not None and compiled.gpu.unknown_loops and not more:
         more.append("loops of different trips that depend on data count as one turn each")
+    return times_for_target([profile], device, calibration, uncounted=[tuple(more)]).predictions[0]
+
+
+def times_for_target(
+    profiles: Sequence[FunctionProfile],
+    device: TargetDevice,
+    calibration: HasModels | None = None,
+    *,
+    uncounted: Sequence[tuple[str, ...]] | None = None,
+) -> FunctionTimes:
+    """Return what functions that were compiled for a device take, all by one estimate; see `predict_for_target`.
+
+    Args:
+        profiles: of level "compiled" for the device.
+        device: the target.
+        calibration: whose model of GPU kernels is used where it is of such a device.
+        uncounted: what is not counted of each, a sentence each; nothing unless given.
+
+    Raises:
+        ValueError: a GPU whose figures do not suffice, or a function for several of them.
+    """
+    more = [()] * len(profiles) if uncounted is None else uncounted
+    if device.platform == "tpu":
+        found = [_by_cycles(device, profile, own) for profile, own in zip(profiles, more, strict=True)]
+        terms_ns = np.array([[prediction.time_ns] for prediction in found])
+        return FunctionTimes(tuple(found), np.full((len(found), 1), ESTIMATE_LOG_SD), terms_ns, 0.0)
+    programs = [profile.target.gpu for profile in profiles if profile.target and profile.target.gpu]
+    if len(programs) != len(profiles) or any(own.target.devices > 1 for own in profiles if own.target):
+        raise ValueError(f"target {device.name}: expected a function for one device, got one for several")
     known = known_gpu(device, calibration)
-    (found,) = predicted_times(known.model, gpu_runs([program]), [profile], [tuple(more)]).predictions
-    return found._replace(target=device.name, stands_on=known.stands_on)
+    times = predicted_times(known.model, gpu_runs(programs), profiles, more)
+    told = (found._replace(target=device.name, stands_on=known.stands_on) for found in times.predictions)
+    return times._replace(predictions=tuple(told))
 
 
 def known_gpu(device: TargetDevice, calibration: HasModels | None = None) -> _Known:

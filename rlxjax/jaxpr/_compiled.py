@@ -53,7 +53,7 @@ def as_compiled_for(written: FunctionProfile, made: CompiledFor, trips: Mapping[
     """
     program = CompiledProgram(made.text, trips, _NO_USERS, scalars_launch=made.target.platform != "tpu")
     found = _profile(written, program, made.peak_bytes, made.costs, made.devices)
-    return dataclasses.replace(found, target=target_profile(made, program))
+    return dataclasses.replace(found, target=target_profile(made, program, trips))
 
 
 def _profile(

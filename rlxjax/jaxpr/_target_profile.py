@@ -7,6 +7,8 @@ from typing import Any
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.targets import CompiledFor, TargetDevice
 
+from ._gpu_program import GpuProgram
+from ._gpu_text import gpu_program
 from ._rules import OperationCounts
 from ._xla import CompiledProgram
 
@@ -29,6 +31,7 @@ class TargetProfile:
         left_out: XLA's own figures that make none, each with the reason.
         compiler: what compiled it, with versions.
         compile_seconds: that it took, 0 where it was compiled before.
+        gpu: what a call launches, of a GPU.
     """
 
     device: TargetDevice
@@ -43,6 +46,7 @@ class TargetProfile:
     left_out: Mapping[str, str]
     compiler: str
     compile_seconds: float
+    gpu: GpuProgram | None = None
 
     @property
     def fits(self) -> bool:
@@ -91,9 +95,14 @@ class TargetProfile:
         return found
 
 
-def target_profile(made: CompiledFor, program: CompiledProgram) -> TargetProfile:
-    """Return what a compiled program takes of its target, with the estimates of XLA that make sense."""
+def target_profile(made: CompiledFor, program: CompiledProgram, trips: Mapping[str, int]) -> TargetProfile:
+    """Return what a compiled program takes of its target, with the estimates of XLA that make sense.
+
+    Trips are those of loops whose trips the text does not tell, by their line.
+    """
     estimates, left_out = _checked(made, program)
+    alike = set(trips.values())  # the reader of a GPU's text knows no lines
+    gpu = gpu_program(made.text, alike.pop() if len(alike) == 1 else None) if made.target.platform == "cuda" else None
     return TargetProfile(
         device=made.target,
         devices=made.devices,
@@ -107,6 +116,7 @@ def target_profile(made: CompiledFor, program: CompiledProgram) -> TargetProfile
         left_out=FrozenDict(left_out),
         compiler=made.compiler,
         compile_seconds=made.seconds,
+        gpu=gpu,
     )
 
 
