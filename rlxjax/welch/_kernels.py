@@ -49,6 +49,12 @@ def has_kernel(batch: Any, params: WelchPeakParams, platform: str) -> bool:
     return is_sized and params.k <= plan.most_k_kernel and not is_symbolic(batch) and batch > 0
 
 
+def kernel_rows(params: WelchPeakParams, platform: str) -> int:
+    """Return the rows that a step of a kernel computes."""
+    rows = max(1, schedule(platform).kernel_samples // params.n_fft)
+    return max(TPU_LANES, rows) if platform == "tpu" else rows
+
+
 @functools.cache
 def _compiles_kernels(platform: str) -> bool:
     """Return whether the devices of a platform have compilers of kernels; where there are none, nothing says no."""
@@ -187,7 +193,7 @@ def _on_tpu(signal: Array, params: WelchPeakParams, interpret: bool) -> Array:
 
         _select(powers, k, 0, 0, keep)
 
-    batch, rows = signal.shape[0], max(TPU_LANES, schedule("tpu").kernel_samples // n_fft)
+    batch, rows = signal.shape[0], kernel_rows(params, "tpu")
     call = _called(
         kernel,
         batch,
@@ -227,7 +233,7 @@ def _on_gpu(signal: Array, params: WelchPeakParams, interpret: bool) -> Array:
     n_fft, hop, k = params.n_fft, params.hop, params.k
     tables = _gpu_tables(params)
     second, first = tables[0].shape
-    batch, rows = signal.shape[0], max(1, schedule("gpu").kernel_samples // n_fft)
+    batch, rows = signal.shape[0], kernel_rows(params, "gpu")
     slots = 1 << (k - 1).bit_length()
     precision = None if interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3
 
