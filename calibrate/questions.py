@@ -171,7 +171,7 @@ def _profile_for(
     from rlxjax.calibration import predict_for_target
     from rlxjax.targets import DoesNotFitError
 
-    predicted, refused = None, ""
+    found, predicted, refused = None, None, ""
     with _users_functions(f"compiling for {target}", [function], arg, args) as ((fn,), given):
         try:
             found = rlxjax.profile_function(fn, *given, level="compiled", target=target, trip_counts=trips)
@@ -179,7 +179,7 @@ def _profile_for(
                 predicted = predict_for_target(fn, *given, target=target, calibration=known, trip_counts=trips)
         except DoesNotFitError as error:  # which is an answer
             refused = str(error)
-    if refused:
+    if found is None:
         answer = json_text({"target": {"name": target, "fits": False, "reason": refused}})
         typer.echo(answer if as_json else filled(refused))
         raise typer.Exit(UNSURE_STATUS)

@@ -18,7 +18,7 @@ The names of every day, by task:
 
 All others stand in the modules: `rlxjax.graph`, `rlxjax.jaxpr`, `rlxjax.device`, `rlxjax.fusion`, `rlxjax.fit`,
 `rlxjax.models`, `rlxjax.calibration`, `rlxjax.advice`, `rlxjax.welch`, `rlxjax.learned`, `rlxjax.plot`,
-`rlxjax.tables`; `help(rlxjax.fit)` lists one of them.
+`rlxjax.tables`, `rlxjax.targets`; `help(rlxjax.fit)` lists one of them.
 """
 
 import ast as _ast

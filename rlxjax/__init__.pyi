@@ -14,6 +14,7 @@ from . import learned as learned
 from . import models as models
 from . import plot as plot
 from . import tables as tables
+from . import targets as targets
 from . import welch as welch
 from ._numerics import soft_maximum as soft_maximum
 from ._numerics import soft_minimum as soft_minimum
@@ -121,6 +122,7 @@ __all__ = [
     "soft_step",
     "straight_through",
     "tables",
+    "targets",
     "temperature_from_sd",
     "welch",
     "welch_peaks",

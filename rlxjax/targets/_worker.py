@@ -119,9 +119,9 @@ class Worker:
         with contextlib.suppress(OSError):
             process.kill()
         status = process.wait()
-        for pipe in (process.stdin, process.stdout):
+        for pipe in filter(None, (process.stdin, process.stdout)):
             with contextlib.suppress(OSError):
-                pipe and pipe.close()
+                pipe.close()
         with self._said as said:
             said.seek(max(said.seek(0, os.SEEK_END) - _READ_BYTES, 0))
             lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
