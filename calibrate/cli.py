@@ -13,7 +13,7 @@ import typer  # noqa: E402
 import rlxjax  # noqa: E402
 
 from .command_help import OVERVIEW, epilog  # noqa: E402
-from .command_line import AsJson, File, Quiet, Unsealed, calibration_file, command_line, set_up_jax  # noqa: E402
+from .command_line import Address, AsJson, Engine, File, Quiet, Unsealed, calibration_file, command_line, set_up_jax  # noqa: E402
 from .evaluate import evaluate  # noqa: E402
 from .interrupts import last_act  # noqa: E402
 from .progress import Progress  # noqa: E402
@@ -97,6 +97,8 @@ def calibrate(
         list[str] | None,
         typer.Option(help="A column of --samples that has another name, as device=host; may be given again."),
     ] = None,
+    engine: Engine = "local",
+    address: Address = None,
     prior: Prior = None,
     unsealed: Unsealed = False,
     force: Force = False,
@@ -109,17 +111,19 @@ def calibrate(
 
     What the file says of another model of this machine stays. --model is for Welch peaks, whose fit starts from what
     other machines say. Measuring ends early once the errors are small. With --samples nothing is measured: --out is a
-    folder, for a calibration of each device and the prior of a further one.
+    folder, for a calibration of each device and the prior of a further one, and --engine ray fits them on a cluster.
     """
     if samples:
         others = {"--device": device, "--budget": budget, "--only": only, "--suite": suite, "--resume": resume}
         others |= {"--force": force, "--strict": strict}
         if refused := [option for option, value in others.items() if value]:
             raise ValueError(f"{refused[0]}: expected none beside --samples")
-        _calibrate_fleet(samples, out, model or ["welch"], column or [], prior, unsealed, quiet, as_json)
+        _calibrate_fleet(
+            samples, out, model or ["welch"], column or [], prior, unsealed, quiet, as_json, engine, address
+        )
         return
-    if column:
-        raise ValueError("--column: expected --samples beside it")
+    if column or engine == "ray":
+        raise ValueError(f"{'--column' if column else '--engine'}: expected --samples beside it")
     if only is not None and suite:
         raise ValueError("--only: expected no --suite beside it")
     names = suite or ([only] if only else list(SHIPPED))
@@ -181,6 +185,8 @@ def _calibrate_fleet(
     unsealed: bool,
     quiet: bool,
     as_json: bool,
+    engine: str,
+    address: str | None,
 ) -> None:
     """Calibrate every device of a fleet; exit status 1 if some are left out."""
     if out is None:
@@ -206,7 +212,7 @@ def _calibrate_fleet(
         known=None if prior is None else prior_from(prior, of, unsealed)[0],
         command=command_line("calibrate", samples=samples, out=out, model=model, column=column, prior=prior),
         progress=progress,
-        workers=fleet.processors(),
+        pool=fleet.on_ray_pool(address) if engine == "ray" else fleet.pool_of,
     )
     for device, reason in [*outcome.left_out.items()][: fleet.SHOWN]:
         warn(f"{device} is left out: {reason}")

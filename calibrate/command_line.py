@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path as FilePath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -36,6 +36,10 @@ File = Annotated[
 ]
 Unsealed = Annotated[bool, typer.Option("--unsealed", help="Take a calibration that was edited by hand.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with keys that stay.")]
+Engine = Annotated[
+    Literal["local", "ray"], typer.Option(help="local, all processors of this machine, or ray, a cluster of machines.")
+]
+Address = Annotated[str | None, typer.Option(help="Of a Ray cluster, as host:port; one is started here unless given.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings, errors and what --json asks for only.")]
 
 

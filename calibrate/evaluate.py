@@ -7,7 +7,7 @@ import typer
 
 import rlxjax
 
-from .command_line import AsJson, Quiet, Unsealed, calibration_of, set_up_jax
+from .command_line import Address, AsJson, Engine, Quiet, Unsealed, calibration_of, set_up_jax
 from .printing import counted, json_text, say
 from .progress import Progress
 from .refusals import one_line_errors
@@ -54,12 +54,8 @@ def evaluate(
     rows_per_batch: Annotated[int, typer.Option(help="Rows that each processor holds at a time.", min=1)] = 2**20,
     strict: Annotated[bool, typer.Option("--strict", help="End at the first row that cannot be evaluated.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the parts that are there.")] = False,
-    engine: Annotated[
-        str, typer.Option(help="threads, of this process, or ray, for a cluster of machines.")
-    ] = "threads",
-    address: Annotated[
-        str | None, typer.Option(help="Of a Ray cluster, as host:port; one is started here unless given.")
-    ] = None,
+    engine: Engine = "local",
+    address: Address = None,
     unsealed: Unsealed = False,
     quiet: Quiet = False,
     as_json: AsJson = False,

@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import functools
 import json
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,6 +33,7 @@ from rlxjax.calibration import (
 )
 from rlxjax.fit import (
     MIN_TIMINGS,
+    STARTS,
     LatencyModel,
     LatencyPosterior,
     LatencyPrior,
@@ -42,7 +44,7 @@ from rlxjax.fit import (
     stack_timings,
 )
 from rlxjax.models import BUILT_IN
-from rlxjax.tables import Fleet
+from rlxjax.tables import Fleet, connected, on_ray
 
 from .command_line import set_up_jax
 from .named import named
@@ -61,8 +63,10 @@ PRIOR, LEFT_OUT = "prior", "left-out"
 _FILE_NAME = re.compile(r"[\w][\w .+@=,()-]{0,199}")
 
 
-#: What calls a function with each of some values, in their order, here or in other processes.
+#: What calls a function with each of some values, here or in other processes, and gives the results in any order.
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+#: What gives one for so many values at most.
+Pool = Callable[[int], contextlib.AbstractContextManager[Map]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +141,7 @@ def check_folder(out: FilePath) -> None:
 
 
 def run(
-    fleet: Fleet, out: FilePath, *, known: LatencyPrior[Any] | None, command: str, progress: Progress, workers: int
+    fleet: Fleet, out: FilePath, *, known: LatencyPrior[Any] | None, command: str, progress: Progress, pool: Pool
 ) -> FleetOutcome:
     """Write a calibration of every device whose timings fit, the pooled prior, and why others are left out.
 
@@ -147,7 +151,7 @@ def run(
         known: what is believed of a device beforehand; the model's own prior unless given.
         command: how the job was called, for the files.
         progress: shows the phases.
-        workers: processes that fit groups side by side.
+        pool: gives the map over so many groups at most, `pool_of` or that of Ray.
 
     Raises:
         ValueError: a folder that holds something, a row without a device, or no device whose timings fit.
@@ -158,7 +162,7 @@ def run(
         devices = list(fleet.counts())
     left_out = {device: reason for device in devices if (reason := _refused_name(device))}
     named_well = [device for device in devices if device not in left_out]
-    with pool_of(min(workers, -(-len(named_well) // GROUP_DEVICES))) as each:
+    with pool(-(-len(named_well) // GROUP_DEVICES)) as each:
         with progress.phase("pooling"):
             prior, most_noise = pooled(fleet, named_well, known, command, out, each)
         groups = [Group(fleet, own, prior, known, most_noise, command, out) for own in _in_groups(named_well)]
@@ -180,6 +184,7 @@ def pooled(
     for fits, refused in each(functools.partial(fitted, fleet, known), _in_groups(some)):
         found += fits
         reasons |= refused
+    found.sort(key=operator.itemgetter(0))
     noise = [fit.terms.noise_sd for _, fit, _ in found if fit.terms.converged]
     most_noise = max(MOST_NOISE_RATIO * float(np.median(noise)), LEAST_MOST_NOISE) if noise else 0.0
     kept = [one for one in found if not _refused_fit(one[1], most_noise)]
@@ -200,7 +205,10 @@ def pooled(
 
 def fit_group(group: Group) -> dict[str, str]:
     """Fit a group's devices, and write a calibration each; return why others are left out, by device."""
-    found, left_out = fitted(group.fleet, group.prior, group.devices)
+    # The pooled prior is near: from its medians one start is enough for most.
+    found, left_out = fitted(group.fleet, group.prior, group.devices, n_starts=1)
+    if again := [device for device, fit, _ in found if _refused_fit(fit, group.most_noise)]:
+        found = [one for one in found if one[0] not in again] + fitted(group.fleet, group.prior, again)[0]
     for device, fit, _ in found:
         if reason := _refused_fit(fit, group.most_noise):
             left_out[device] = reason
@@ -219,9 +227,9 @@ def processors() -> int:
 
 
 @contextlib.contextmanager
-def pool_of(workers: int) -> Iterator[Map]:
-    """Give a map over processes, each with JAX set up; over this one where one is enough."""
-    if workers < 2:
+def pool_of(most: int) -> Iterator[Map]:
+    """Give a map over processes of this machine, each with JAX set up; over this one where one is enough."""
+    if (workers := min(processors(), most)) < 2:
         yield map
         return
     # A processor's own threads would wait for those of the other processes.
@@ -239,12 +247,29 @@ def pool_of(workers: int) -> Iterator[Map]:
             del os.environ["OPENBLAS_NUM_THREADS"]
 
 
+def on_ray_pool(address: str | None) -> Pool:
+    """Return what gives a map over the actors of a Ray cluster."""
+
+    @contextlib.contextmanager
+    def pool(most: int) -> Iterator[Map]:
+        del most
+        with connected(address):
+            yield lambda function, values: on_ray(functools.partial(_worker_of, function), list(values))
+
+    return pool
+
+
+def _worker_of(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    set_up_jax("cpu")
+    return function
+
+
 def _in_groups(devices: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(devices[first : first + GROUP_DEVICES]) for first in range(0, len(devices), GROUP_DEVICES)]
 
 
 def fitted(
-    fleet: Fleet, prior: LatencyPrior[Any], devices: Sequence[str]
+    fleet: Fleet, prior: LatencyPrior[Any], devices: Sequence[str], n_starts: int = STARTS
 ) -> tuple[list[tuple[str, PosteriorFit, np.ndarray]], dict[str, str]]:
     """Return devices with their fits and times, and why others have none."""
     read = fleet.timings(devices, MIN_TIMINGS)
@@ -253,7 +278,7 @@ def fitted(
     if not good:
         return [], left_out
     timings, weights = stack_timings(list(good.values()))
-    fits = fit_posteriors(timings, prior, weights)
+    fits = fit_posteriors(timings, prior, weights, n_starts=n_starts)
     return [
         (device, fit._replace(runs=own.runs), np.asarray(own.time_ns))
         for (device, own), fit in zip(good.items(), fits, strict=True)

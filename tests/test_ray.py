@@ -16,7 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from _models import TILED, TILED_TRUTH, TiledModel, calibrated, random_posterior
+from typer.testing import CliRunner
 
+from calibrate.cli import app
+from rlxjax import load_calibration
 from rlxjax.tables import MODEL_COLUMNS, evaluate, on_ray
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'rlxjax[scale]'")
@@ -109,7 +112,7 @@ def test_what_ends_a_job_of_threads_ends_one_of_actors_with_the_same_line(cluste
     (damaged / "0.parquet").write_bytes(content)
     for source, options in ((bad / "2.parquet", {"strict": True}), (damaged, {})):
         lines = []
-        for engine in ("threads", "ray"):
+        for engine in ("local", "ray"):
             with pytest.raises(ValueError, match="row group 0") as refusal:
                 evaluate(source, tmp_path / f"{source.stem}-{engine}", TILES, want=["time"], engine=engine, **options)
             lines.append(str(refusal.value))
@@ -182,3 +185,19 @@ def test_a_job_whose_driver_was_killed_goes_on(cluster, tmp_path):
     assert 2 <= done.resumed < 6
     evaluate(source, tmp_path / "threads", TILES, want=["time"])
     assert_same_parts(tmp_path / "ray", tmp_path / "threads")
+
+
+@pytest.mark.filterwarnings("ignore::rlxjax.calibration.MachineMismatchWarning")
+def test_a_fleet_on_ray_has_the_calibrations_that_processes_make(tmp_path):
+    rng, batch = np.random.default_rng(0), np.tile([32.0, 256.0, 2048.0], 4)
+    n_fft, names = np.repeat([64.0, 256.0, 1024.0, 4096.0], 3), [f"device-{number}" for number in range(3)]
+    times = [(1e4 + own * batch * n_fft) * np.exp(0.03 * rng.normal(size=12)) for own in (1.0, 2.0, 4.0)]
+    columns = {"device": np.repeat(names, 12), "batch": np.tile(batch, 3), "n_fft": np.tile(n_fft, 3)}
+    pq.write_table(pa.table(columns | {"time_ns": np.concatenate(times)}), tmp_path / "timings.parquet")
+    for engine in ("local", "ray"):
+        command = ["calibrate", "--samples", tmp_path / "timings.parquet", "--model", "fft", "--out", tmp_path / engine]
+        done = CliRunner().invoke(app, [*map(str, command), "--engine", engine, "--quiet"])
+        assert done.exit_code == 0, done.output
+    for name in names:
+        own, other = (load_calibration(tmp_path / engine / f"{name}.json") for engine in ("local", "ray"))
+        assert own.coefficients == other.coefficients

@@ -356,7 +356,7 @@ def test_ray_that_is_not_installed_and_engines_that_are_none_are_one_line(tmp_pa
     command = ["evaluate", str(source), str(tmp_path / "out"), "--target", "cuda", "--engine"]
     for given, line in {
         ("ray",): "ray is not installed; get it with `pip install 'rlxjax[scale]'`",
-        ("spark",): "engine: expected threads or ray, got 'spark'",
+        ("spark",): "engine: expected local or ray, got 'spark'",
         ("threads", "--address", "a:1"): "address: expected none with the engine threads, which is of this process",
     }.items():
         refused = CliRunner().invoke(app, [*command, *given])

@@ -15,6 +15,7 @@ from ._decision import Decision as Decision
 from ._decision import decision as decision
 from ._design import Design as Design
 from ._design import next_measurements as next_measurements
+from ._fit import STARTS as STARTS
 from ._fit import DeviceFits as DeviceFits
 from ._fit import FitResult as FitResult
 from ._fit import fit_devices as fit_devices

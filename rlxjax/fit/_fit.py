@@ -173,7 +173,11 @@ def fit_devices(
 
 
 def minima_and_results(
-    timings: Timings, counted: Float[np.ndarray, "devices n"], prior: LatencyPrior[Any], facts: Facts
+    timings: Timings,
+    counted: Float[np.ndarray, "devices n"],
+    prior: LatencyPrior[Any],
+    facts: Facts,
+    n_starts: int = STARTS,
 ) -> tuple[Minimum, list[FitResult]]:
     """Return the minima of devices, of NumPy arrays, and what `fit_latency` makes of each.
 
@@ -182,17 +186,18 @@ def minima_and_results(
         counted: the weights that go with them.
         prior: of every device's terms.
         facts: how the machines schedule.
+        n_starts: from which each fit is tried, of whose ends the lowest is taken.
     """
     # At the medians, then around them, the same places each time.
-    around = np.random.default_rng(0).standard_normal((STARTS - 1, len(jax.tree.leaves(prior.median))))
-    starts = np.concatenate([np.zeros_like(around[:1]), START_SHARE * around])
+    starts = START_SHARE * np.random.default_rng(0).standard_normal((n_starts, len(jax.tree.leaves(prior.median))))
+    starts = np.concatenate([np.zeros_like(starts[:1]), starts[:-1]])
     devices = len(counted)
-    own, influences = jax.tree.map(lambda column: np.repeat(np.asarray(column), STARTS, 0), (timings, counted))
+    own, influences = jax.tree.map(lambda column: np.repeat(np.asarray(column), n_starts, 0), (timings, counted))
     none = np.zeros((*influences.shape, 0))
     ends = minimise(own, influences, for_each(prior, len(influences)), facts, np.tile(starts, (devices, 1)), none)
-    losses = np.where(np.isfinite(ends.loss), ends.loss, np.inf).reshape(devices, STARTS)
+    losses = np.where(np.isfinite(ends.loss), ends.loss, np.inf).reshape(devices, n_starts)
     # Of ends that are the same but for rounding, the first.
-    chosen = np.argmax(losses <= losses.min(-1, keepdims=True) + LEAST_GAIN, -1) + STARTS * np.arange(devices)
+    chosen = np.argmax(losses <= losses.min(-1, keepdims=True) + LEAST_GAIN, -1) + n_starts * np.arange(devices)
     found: Minimum = jax.tree.map(operator.itemgetter(chosen), ends)
     fits, squares, directions = _fits(found, counted, for_each(prior, devices))
     results = [_result(fits, place, int(np.sum(own > 0)), squares, directions) for place, own in enumerate(counted)]

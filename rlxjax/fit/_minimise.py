@@ -211,7 +211,7 @@ def _logs(z, prior: LatencyPrior) -> Float[Array, "c"]:
 def _correction(z, timings: Timings, prior: LatencyPrior, features) -> Float[Array, "n"]:
     weights = CORRECTION_SD * z[len(jax.tree.leaves(prior.median)) :]
     by_variant = weights.reshape(len(timings.model.variants), features.shape[-1])
-    return correction_log_factor(features, by_variant, timings.runs.variant)
+    return jnp.asarray(correction_log_factor(features, by_variant, timings.runs.variant))
 
 
 def _in_chunks(run: Callable[..., Any], chunk: int, columns: Any) -> Any:

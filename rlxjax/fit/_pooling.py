@@ -61,15 +61,17 @@ def pooled_prior(
     """
     if not isinstance(fits, DeviceFits) and not fits:
         raise ValueError("fits: expected one at least, got none")
-    correction: Any = 0.0
+    correction, listed = 0.0, fits if isinstance(fits, DeviceFits) else [*fits]
+    posteriors = [one for one in listed if isinstance(one, LatencyPosterior)]
     if isinstance(fits, DeviceFits):
         is_used = np.asarray(fits.converged)
         pairs = [[np.stack(jax.tree.leaves(part), -1)[is_used] for part in (fits.coefficients, fits.log_sd)]]
-    elif isinstance(fits[0], LatencyPosterior):
-        pairs = [[_leaves(one.coefficients), _leaves(one.coefficient_log_sd())] for one in fits]
-        correction = _shared_correction(fits)
+    elif posteriors:
+        pairs = [[_leaves(one.coefficients), _leaves(one.coefficient_log_sd())] for one in posteriors]
+        correction = _shared_correction(posteriors)
     else:
-        pairs = [[_leaves(one.coefficients), _leaves(one.log_sd)] for one in fits if one.converged]
+        ended = [one for one in fits if isinstance(one, FitResult) and one.converged]
+        pairs = [[_leaves(one.coefficients), _leaves(one.log_sd)] for one in ended]
     if not pairs or not np.size(pairs[0][0]):
         raise ValueError("fits: expected one at least that converged, got none")
     structure, last = jax.tree.structure(prior.median), [_leaves(prior.median), _leaves(prior.log_sd)]

@@ -11,7 +11,7 @@ from rlxjax._chunks import for_each_chunk
 from rlxjax._values import by_value
 
 from ._coefficients import LatencyPrior
-from ._fit import FitResult, checked_fit, for_each, has_converged, minima_and_results
+from ._fit import STARTS, FitResult, checked_fit, for_each, has_converged, minima_and_results
 from ._minimise import HUBER_DELTA, RELATIVE_SD, Minimum, minimise
 from ._model import Facts, Runs
 from ._posterior import CORRECTION_SD, LatencyPosterior, correction_log_factor, prior_posterior
@@ -88,6 +88,7 @@ def fit_posteriors(
     prior: LatencyPrior[Any] | None = None,
     weights: np.ndarray | None = None,
     facts: Facts | None = None,
+    n_starts: int = STARTS,
 ) -> list[PosteriorFit]:
     """Fit terms, correction and spread to each of many devices' timings: `fit_posterior` of each, at once.
 
@@ -96,6 +97,7 @@ def fit_posteriors(
         prior: of every device; the model's own unless given.
         weights: `[devices, n]`, 0 leaves an entry out, as where a device has fewer timings.
         facts: how the machines schedule; the model's own unless given.
+        n_starts: from which each fit is tried; of a prior that other devices made, one is enough for most.
 
     Raises:
         ValueError: as of `fit_devices`.
@@ -119,7 +121,7 @@ def fit_posteriors(
     if known.any():
         without = np.asarray(own.time_ns) * np.exp(-correction_log_factor(features, known, variant))
         own = dataclasses.replace(own, time_ns=without)
-    minima, terms = minima_and_results(own, counted, of_terms, facts)
+    minima, terms = minima_and_results(own, counted, of_terms, facts, n_starts)
     if features.shape[-1]:
         begin = np.concatenate([minima.z, np.zeros((len(counted), known.size))], -1)
         minima = minimise(own, counted, for_each(of_terms, len(counted)), facts, begin, features)
@@ -128,8 +130,10 @@ def fit_posteriors(
 
     def of_devices(start: int, stop: int) -> None:
         for place in range(start, stop):
-            minimum, runs, *its = jax.tree.map(operator.itemgetter(place), (minima, own.runs, features, counted))
-            weights, factor, spread, error = _posterior_at(minimum, runs, *its, known.shape, np.asarray(before.factor))
+            columns = minima, own.runs, features, counted
+            minimum, runs, its, counts = jax.tree.map(operator.itemgetter(place), columns)
+            prior_factor = np.asarray(before.factor)
+            weights, factor, spread, error = _posterior_at(minimum, runs, its, counts, known.shape, prior_factor)
             coefficients = structure.unflatten(np.exp(minimum.logs).tolist())
             posterior = LatencyPosterior(model, facts, coefficients, known + weights, factor, spread)
             alone = terms[place]

@@ -11,6 +11,7 @@ from ._fleet import Fleet as Fleet
 from ._fleet import fleet_of as fleet_of
 from ._gate import GATE_COLUMNS as GATE_COLUMNS
 from ._model import MODEL_COLUMNS as MODEL_COLUMNS
+from ._ray import connected as connected
 from ._ray import on_ray as on_ray
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -66,7 +66,7 @@ def evaluate(
     rows_per_batch: int = ROWS_PER_BATCH,
     strict: bool = False,
     resume: bool = False,
-    engine: str = "threads",
+    engine: str = "local",
     address: str | None = None,
     advance: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
@@ -94,9 +94,9 @@ def evaluate(
         rows_per_batch: rows that each processor holds at a time, and those of a row group of the output.
         strict: end at the first row that cannot be evaluated.
         resume: go on with the parts that are there.
-        engine: "threads" of this process, or "ray" for the processors of a Ray cluster, one actor each (of GPUs, one
-            each). All machines of a cluster have to see the input and the output under the same paths, and to be able
-            to import the module of a model of your own. A part whose actor dies is done again.
+        engine: "local", threads of this process, or "ray" for the processors of a Ray cluster, one actor each (of
+            GPUs, one each). All machines of a cluster have to see the input and the output under the same paths, and
+            to be able to import the module of a model of your own. A part whose actor dies is done again.
         address: of a Ray cluster, as `ray.init` has it; unless given the one that this process is connected to, that
             of `RAY_ADDRESS`, or one that is started on this machine for the job.
         advance: called with the rows that are done and those that there are.
@@ -135,8 +135,8 @@ def evaluate(
         program = model_rows(what, want, strategy, level, has_strategy_column=STRATEGY in (columns or {}))
     else:
         raise ValueError(f"what: expected an IoFusionGate or a CalibratedModel, got {type(what).__name__}")
-    if engine not in ("threads", "ray"):
-        raise ValueError(f"engine: expected threads or ray, got {engine!r}")
+    if engine not in ("local", "ray"):
+        raise ValueError(f"engine: expected local or ray, got {engine!r}")
     if address is not None and engine != "ray":
         raise ValueError(f"address: expected none with the engine {engine}, which is of this process")
     check_pyarrow()

@@ -91,7 +91,7 @@ class Fleet:
             return f"{columns[FILE][rows[row]]}, row {row} of {device!r}"
 
         try:
-            table = Table(list(cells), cells.__getitem__, columns[FILE][rows[0]], place)
+            table = Table(list(cells), cells.__getitem__, str(columns[FILE][rows[0]]), place)
             found = Timings(*runs_and_times(self.model, table, "variant", time_ns))
             check_enough(found, np.ones(len(rows)), min_timings)
         except ValueError as reason:

@@ -38,7 +38,7 @@ class Done(NamedTuple):
 
 
 def run_job(
-    job: Job, parts: Sequence[Part], resume: bool, advance: Advance, engine: str = "threads", address: str | None = None
+    job: Job, parts: Sequence[Part], resume: bool, advance: Advance, engine: str = "local", address: str | None = None
 ) -> Done:
     """Evaluate the parts that are missing; arguments and errors as of `evaluate`."""
     sink = job.sink
