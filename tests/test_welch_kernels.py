@@ -10,10 +10,14 @@ from _tolerances import FLOAT32_RTOL
 from _welch_reference import assert_peaks_of, noise, reference_power
 
 import rlxjax as rx
+from rlxjax.jaxpr._xla import CompiledProgram
+from rlxjax.targets import check_compiler, compile_for
 from rlxjax.welch._device_programs import default_fused_selection, fused_peaks, one_kernel_peaks
 from rlxjax.welch._kernels import has_kernel
 
-PLATFORMS = ("gpu", "tpu")
+#: What kernels are for, with a device that they are compiled for where its compiler is installed.
+PLATFORMS = {"gpu": "h100", "tpu": "tpu-v5e"}
+COMPILERS = {"gpu": "cuda", "tpu": "tpu"}
 SMALL = rx.WelchPeakParams.fast(n_fft=256, k=5)
 
 each_platform = pytest.mark.parametrize("platform", PLATFORMS)
@@ -85,6 +89,19 @@ def test_where_a_program_is_compiled_for_other_devices_the_peaks_are_the_same():
     for platform in PLATFORMS:
         peaks = jax.jit(lambda rows, platform=platform: fused_peaks(rows, SMALL, "kernel", platform))(signal)
         assert_peaks_of(reference_power(signal, SMALL), np.asarray(peaks), SMALL)
+
+
+@each_platform
+def test_the_compiled_kernel_moves_the_samples_and_the_peaks_and_little_else(platform, monkeypatch, tmp_path):
+    try:
+        check_compiler(COMPILERS[platform])
+    except ValueError:
+        pytest.skip(f"nothing compiles for {PLATFORMS[platform]}: its compiler is not installed")
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
+    batch, useful = 1000, SMALL.frame_len + 2 * SMALL.k
+    rows = jax.ShapeDtypeStruct((batch, SMALL.frame_len), jnp.float32)
+    made = compile_for(lambda rows: fused_peaks(rows, SMALL, platform=platform), rows, target=PLATFORMS[platform])
+    assert CompiledProgram(made.text, {}).totals.sums().bytes < 1.5 * 4 * batch * useful
 
 
 def test_kernels_are_for_accelerators_and_for_some_sizes():
