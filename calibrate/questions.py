@@ -184,8 +184,8 @@ def _profile_for(
         typer.echo(answer if as_json else filled(refused))
         raise typer.Exit(UNSURE_STATUS)
     if as_json:
-        more = {} if predicted is None else {"prediction": predicted.time_as_dict()}
-        typer.echo(json_text(found.as_dict() | more))
+        time = None if predicted is None else predicted.time_as_dict()
+        typer.echo(json_text(found.as_dict() | {"prediction": time}))
     else:
         text = f"{found}" if predicted is None else f"{found}\n\n{predicted}"
         for line in text.splitlines():  # of a table a line stays one

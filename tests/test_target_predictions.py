@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import rlxjax as rx
-from rlxjax.calibration import predict_for_target, prior_calibration
-from rlxjax.calibration._targets import known_gpu
+from rlxjax.calibration import known_gpu, predict_for_target, prior_calibration
 from rlxjax.fit import coefficient_names, estimate, prior_posterior
 from rlxjax.jaxpr import GpuKernel, GpuKernelKind, GpuProgram
 from rlxjax.models import GPU_KERNELS, gpu_facts, gpu_facts_of_kind, gpu_runs

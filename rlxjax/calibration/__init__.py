@@ -76,6 +76,8 @@ from ._schema import Positive as Positive
 from ._schema import Range as Range
 from ._schema import Samples as Samples
 from ._schema import rounded as rounded
+from ._targets import KnownGpu as KnownGpu
+from ._targets import known_gpu as known_gpu
 from ._targets import predict_for_target as predict_for_target
 from ._targets import predict_function as predict_function
 from ._targets import times_for_target as times_for_target

@@ -53,8 +53,13 @@ def predict_function(
     return predict_profiles(calibration, [profile]).predictions[0]
 
 
-class _Known(NamedTuple):
-    """What is known of a GPU, and in words where that comes from."""
+class KnownGpu(NamedTuple):
+    """What is known of a GPU, and in words where that comes from.
+
+    Attributes:
+        model: of its kernels.
+        stands_on: a calibration of such a card, timings of one that ships with this package, or a data sheet.
+    """
 
     model: CalibratedModel
     stands_on: str
@@ -130,7 +135,7 @@ def times_for_target(
     return times._replace(predictions=tuple(told))
 
 
-def known_gpu(device: TargetDevice, calibration: HasModels | None = None) -> _Known:
+def known_gpu(device: TargetDevice, calibration: HasModels | None = None) -> KnownGpu:
     """Return what is known of a GPU: by a calibration of one, by one that was timed for this package, or by others.
 
     Args:
@@ -141,6 +146,7 @@ def known_gpu(device: TargetDevice, calibration: HasModels | None = None) -> _Kn
         ValueError: a device whose figures do not suffice.
 
     Examples:
+        >>> from rlxjax.targets import target_device
         >>> known_gpu(target_device("h100")).stands_on
         'timings of one NVIDIA H100 80GB HBM3'
         >>> known_gpu(target_device("l4")).stands_on
@@ -150,22 +156,22 @@ def known_gpu(device: TargetDevice, calibration: HasModels | None = None) -> _Kn
     if calibration is not None and GPU_KERNELS.name in calibration.models:
         kind = str(getattr(calibration, "fingerprint", {}).get("device_kind", ""))
         if gpu_facts_of_kind(kind) == facts:
-            return _Known(calibration.models[GPU_KERNELS.name].with_facts(**facts), f"a calibration of {kind}")
+            return KnownGpu(calibration.models[GPU_KERNELS.name].with_facts(**facts), f"a calibration of {kind}")
     shipped = population("gpu")
     section = None if shipped is None else shipped.models.get(GPU_KERNELS.name)
     if section is None or section.model_version != GPU_KERNELS.version:
         posterior = prior_posterior(GPU_KERNELS, facts=facts)
         provenance = dict.fromkeys(coefficient_names(posterior.coefficients), Provenance.UNCALIBRATED)
-        return _Known(CalibratedModel(posterior, provenance, {}, {}), f"the data sheet of {device.title}")
+        return KnownGpu(CalibratedModel(posterior, provenance, {}, {}), f"the data sheet of {device.title}")
     others = population_models("gpu")[GPU_KERNELS.name].with_facts(**facts)
     for machine in section.machines:
         kind = machine.fingerprint.device_kind
         if machine.coefficients and gpu_facts_of_kind(kind) == facts:
-            return _Known(_of_one(section, machine.coefficients, others), f"timings of one {kind}")
+            return KnownGpu(_of_one(section, machine.coefficients, others), f"timings of one {kind}")
     count = len(section.machines)
     said = f"the data sheet of {device.title}, and what {count} other GPUs say of hosts and kernels"
     # Nothing of this device was measured.
-    return _Known(dataclasses.replace(others, domain={}), said)
+    return KnownGpu(dataclasses.replace(others, domain={}), said)
 
 
 def _of_one(section: PriorSection, entries: Mapping[str, Any], others: CalibratedModel) -> CalibratedModel:

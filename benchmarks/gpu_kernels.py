@@ -1,0 +1,187 @@
+"""What the model of GPU kernels is worth: held-out errors by family, another card, larger sizes, pairs of stages.
+
+    python -m benchmarks.gpu_kernels [--card FOLDER] [--target NAME] [--other SAMPLES] [--page] [--json FILE]
+
+Both models are fitted to the same samples of one card: that of its kernels to what was compiled of each function, that
+of functions to what their equations say. The errors are those of cells that a fit never saw. The fit then predicts the
+other card's samples, with the facts of that one's data sheet; the sizes of larger.json, of which no fit saw any; and
+which form of a pair of stages is faster. The other card's programs are taken to be those of the first, which is of its
+architecture.
+"""
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks._common import ROOT, options, placed, table, write
+from benchmarks.accelerator._suites import LARGE
+from calibrate.judge import Fitted, fitted
+from calibrate.samples import SampleLog, read_samples
+from calibrate.suites.functions import KINDS, FunctionsSuite, KernelsSuite
+from rlxjax.calibration import known_gpu
+from rlxjax.fit import (
+    COVERED_SDS,
+    LatencyPosterior,
+    Runs,
+    cell_runs,
+    estimate,
+    prior_posterior,
+    transferred_prior,
+)
+from rlxjax.jaxpr import gpu_program
+from rlxjax.models import FUNCTIONS, GPU_KERNELS, gpu_facts_of_kind, gpu_runs
+from rlxjax.targets import target_device
+
+EVIDENCE = ROOT / "docs" / "evidence"
+PAGE, MARK = ROOT / "docs" / "accelerators.md", "GPU kernels"
+
+
+def read_log(path: Path) -> SampleLog:
+    """Read samples of functions, with the facts of their card's data sheet."""
+    log = read_samples(path)
+    facts = dict(gpu_facts_of_kind(log.fingerprint.device_kind) or {})
+    log.header = log.header.model_copy(update={"facts": facts})
+    return log
+
+
+def programs_of(path: Path) -> dict[str, str]:
+    """Return the texts of a file of compiled programs by name."""
+    kept = json.loads(gzip.decompress(path.read_bytes()))["programs"]
+    return {name: one["text"] for name, one in kept.items() if "text" in one}
+
+
+def runs_of(texts: Mapping[str, str], names: Sequence[str]) -> Runs:
+    """Return the runs of some programs, `[names]`."""
+    return gpu_runs([gpu_program(texts[name]) for name in names])
+
+
+def held_out(found: Fitted) -> float:
+    """Return the mean error of the cells that a fit never saw."""
+    seen = [one for one in found.errors.values() if one.held_out_cells]
+    return sum((one.held_out or 0.0) * one.held_out_cells for one in seen) / sum(one.held_out_cells for one in seen)
+
+
+def judged(
+    posterior: LatencyPosterior, runs: Runs, measured_ns: np.ndarray, pace_log_sd: float = 0.0
+) -> dict[str, float]:
+    """Return how far predictions are off, as they are and with a scale taken out, and how many intervals held."""
+    found = jax.tree.map(np.asarray, estimate(posterior, runs))
+    logs = np.log(measured_ns / found.time_ns)
+    scale = float(np.median(logs))
+    return {
+        "error": float(np.mean(np.abs(np.expm1(-logs)))),
+        "median_error": float(np.median(np.abs(np.expm1(-logs)))),
+        "scale": float(np.exp(scale)),
+        "scaled_error": float(np.mean(np.abs(np.expm1(scale - logs)))),
+        "within_interval": float(np.mean(np.abs(logs) <= COVERED_SDS * np.hypot(found.log_sd(), pace_log_sd))),
+    }
+
+
+def of_larger(posterior: LatencyPosterior, of_functions: LatencyPosterior, folder: Path, target: str) -> dict[str, Any]:
+    """Return the errors of both models on sizes that no fit saw."""
+    times = json.loads((folder / "larger.json").read_text(encoding="utf-8"))["times"]
+    texts = programs_of(folder / "programs.json.gz")
+    kinds = [kind._replace(sizes=LARGE[kind.name]) for kind in KINDS if kind.name in LARGE]
+    cells = [cell for cell in FunctionsSuite(kinds).cells() if "alone_ns" in times.get(cell.name, {})]
+    measured_ns = np.array([times[cell.name]["alone_ns"] for cell in cells])
+    runs = runs_of(texts, [cell.name for cell in cells])
+    predicted_ns = np.asarray(estimate(posterior, runs).time_ns)
+    answered = known_gpu(target_device(target)).model
+    return {
+        "programs": len(cells),
+        "kernels": judged(posterior, runs, measured_ns),
+        "as_target": judged(answered.posterior, runs, measured_ns, answered.pace_log_sd),
+        "functions": judged(of_functions, cell_runs(FUNCTIONS, cells), measured_ns),
+        "predicted_over_measured": {
+            cell.name: round(float(ratio), 3) for cell, ratio in zip(cells, predicted_ns / measured_ns, strict=True)
+        },
+    }
+
+
+def of_pairs(posterior: LatencyPosterior, folder: Path) -> dict[str, Any]:
+    """Return how often the sum of stages against the time of both together says which is faster, beyond the noise."""
+    pairs = json.loads((folder / "pairs.json").read_text(encoding="utf-8"))["pairs"]
+    texts = programs_of(folder / "judged-programs.json.gz")
+    stages = {name: [one for one in texts if one.startswith(f"{name}, stage ")] for name in pairs}
+    names = [name for name in pairs if f"{name}, together" in texts and stages[name]]
+    programs = [program for name in names for program in (f"{name}, together", *stages[name])]
+    predicted = np.asarray(estimate(posterior, runs_of(texts, programs)).time_ns)
+    times = dict(zip(programs, predicted, strict=True))
+    clear = right = together = 0
+    errors = []
+    for name in names:
+        one, fused_ns = pairs[name], times[f"{name}, together"]
+        errors.append(fused_ns / one["together_ns"] - 1.0)
+        ratio = one["apart_ns"] / one["together_ns"]
+        if abs(np.log(ratio)) > np.log(one["noise"]):
+            clear += 1
+            together += ratio > 1
+            right += (sum(times[stage] for stage in stages[name]) > fused_ns) == (ratio > 1)
+    return {
+        "pairs": len(names),
+        "beyond_noise": clear,
+        "right": int(right),
+        "together_is_faster": int(together),
+        "error_of_together": float(np.mean(np.abs(errors))),
+    }
+
+
+def main() -> None:
+    """Fit, judge, print, write."""
+    parser = options(__doc__)
+    parser.add_argument("--card", type=Path, default=EVIDENCE / "accelerator-h100")
+    parser.add_argument("--target", default="h100", help="the card, as a target")
+    parser.add_argument("--other", type=Path, default=EVIDENCE / "accelerator-h200" / "gpu.functions.samples.jsonl.gz")
+    parser.add_argument("--page", action="store_true", help="put the table into docs/accelerators.md")
+    given = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    (samples,) = given.card.glob("*.functions.samples.jsonl*")
+    log, other = read_log(samples), read_log(given.other)
+    suite = KernelsSuite(programs_of(given.card / "programs.json.gz"))
+    kernels, functions = fitted(suite, log, GPU_KERNELS.prior), fitted(FunctionsSuite(), log, FUNCTIONS.prior)
+    posterior = kernels.whole.posterior
+    again, by_functions = fitted(suite, other, GPU_KERNELS.prior), fitted(FunctionsSuite(), other, FUNCTIONS.prior)
+    carried = prior_posterior(GPU_KERNELS, transferred_prior(posterior), facts=other.facts)
+    content = {
+        "card": log.fingerprint.device_kind,
+        "other": other.fingerprint.device_kind,
+        "held_out": {"kernels": held_out(kernels), "functions": held_out(functions)},
+        "families": {
+            name: {
+                "cells": one.held_out_cells,
+                "kernels": one.held_out,
+                "functions": functions.errors[name].held_out,
+                "noise": one.noise_floor,
+            }
+            for name, one in kernels.errors.items()
+        },
+        "carried": judged(carried, again.whole.runs, again.measured_ns),
+        "other_held_out": {"kernels": held_out(again), "functions": held_out(by_functions)},
+        "larger": of_larger(posterior, functions.whole.posterior, given.card, given.target),
+        "pairs": of_pairs(posterior, given.card),
+    }
+    rows = [
+        (name, one["cells"], *(_share(one[key]) for key in ("kernels", "functions", "noise")))
+        for name, one in content["families"].items()
+    ]
+    all_ = content["held_out"]
+    rows.append(("all", sum(row[1] for row in rows), _share(all_["kernels"]), _share(all_["functions"]), ""))
+    text = table(["family", "cells held out", "GPU kernels", "functions", "noise"], rows)
+    print(text)
+    print(json.dumps({name: content[name] for name in list(content)[4:]}, indent=1))
+    write(given.json, content)
+    if given.page:
+        placed(PAGE, MARK, text)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+if __name__ == "__main__":
+    main()
