@@ -1,7 +1,7 @@
 """Before and after: whether jitted stages should be one program, and why.
 
 `advise` takes the stages and their arguments and returns an `Advice`; `rank_targets` says what one function takes of
-devices that need not be there.
+devices that need not be there, `target_times` what programs that were compiled for one take.
 """
 
 from ._advice import Advice as Advice
@@ -12,5 +12,6 @@ from ._advise import advise as advise
 from ._rank_targets import RankedTarget as RankedTarget
 from ._rank_targets import TargetRanking as TargetRanking
 from ._rank_targets import rank_targets as rank_targets
+from ._target import target_times as target_times
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -20,6 +20,13 @@ def target_times(profiles: Sequence[FunctionProfile], device: TargetDevice) -> F
 
     What is known of a TPU is the time of the device alone: each program is called too, which the device's figure of a
     launch stands for.
+
+    Args:
+        profiles: of level "compiled" for the device, one a program.
+        device: the target.
+
+    Raises:
+        ValueError: as of `times_for_target`.
     """
     found = times_for_target(profiles, device)
     if device.platform != "tpu":

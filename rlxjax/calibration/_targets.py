@@ -191,7 +191,7 @@ def _by_cycles(device: TargetDevice, profile: FunctionProfile, uncounted: tuple[
     """Return a prediction by the cycles that a TPU's compiler estimates, beside a roofline by data sheet."""
     compiled = profile.target
     assert compiled is not None  # a profile for a target has one
-    memory_ns = profile.io.device_traffic_bytes / device.bandwidth_bytes_per_ns
+    memory_ns = float(profile.io.device_traffic_bytes) / device.bandwidth_bytes_per_ns
     rate = device.matrix_flop_per_ns.get("bf16", math.inf)
     compute_ns = profile.flops / compiled.devices / rate
     roofline_ns = max(memory_ns, compute_ns, 1.0)
