@@ -93,7 +93,7 @@ def answer(
         extrapolated=not in_domain,
         measured=None if args is None else measured(functions, groups, args),
         target=question.target,
-        stands_on="" if device is None else f"by {stands_on([*each, *programs])}",
+        stands_on="" if device is None else f"predicted by {stands_on([*each, *programs])}",
         **counts,
     )
 

@@ -78,7 +78,7 @@ class TargetRanking:
         ]
         notes: dict[str, list[str]] = {}
         for row in self.rows:
-            notes.setdefault(row.stands_on, []).append(row.name)
+            notes.setdefault(f"predicted by {row.stands_on}" if row.stands_on else "", []).append(row.name)
         for name, reason in self.left_out.items():
             notes.setdefault(f"left out: {reason}", []).append(name)
         for note, names in notes.items():
