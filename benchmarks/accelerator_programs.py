@@ -3,10 +3,10 @@
     python -m benchmarks.accelerator_programs --target tpu-v5e [--target h100] [--rows 8192 131072] [--json FILE]
 
 `pip install 'rlxjax[tpu-compiler]'` or `'rlxjax[cuda-compiler]'` installs a compiler. Useful bytes are those of a
-signal read once and of peaks written once, or of a table's columns. Bytes are those that kernels take and give, also
-where these stay in a TPU's vector memory. Cycles are the TPU compiler's; it gives none of a sort, so that totals with
-one are marked ">". Of a kernel of ours it gives none either: its cycles are the instructions that the compiler
-schedules, each as often as its loop turns.
+signal read once and of peaks written once, or of a table's columns. Bytes are those that kernels take from a device's
+memory and give to it, not what stays in a TPU's vector memory. Cycles are the TPU compiler's; it gives none of a sort,
+so that totals with one are marked ">". Of a kernel of ours it gives none either: its cycles are the instructions that
+the compiler schedules, each as often as its loop turns.
 """
 
 import functools
@@ -72,14 +72,15 @@ def welch_programs(platform: str, batches: list[int]) -> Iterator[Program]:
 def other_programs(platform: str) -> Iterator[Program]:
     """Yield the gate over a table, its gradient, and peaks of a learned FFT."""
     gate = rx.io_fusion_gate_for_target("cuda")
-    profiles = [rx.GraphIoProfile(*[shape(TABLE_ROWS)] * 4) for _ in range(2)]
+    column: Any = shape(TABLE_ROWS)
+    profiles = [rx.GraphIoProfile(*[column] * 4) for _ in range(2)]
     evaluated = functools.partial(gate.evaluate, temperature_ns=1e5)
     results = jax.tree.leaves(jax.eval_shape(evaluated, *profiles))
     read = 4 * TABLE_ROWS * 8
     written = sum(leaf.size * leaf.dtype.itemsize for leaf in results)
     yield "gate", TABLE_ROWS, None, lambda *pair: evaluated(*pair), tuple(profiles), read + written
     gates = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((), jnp.float32), gate)
-    benefit = jax.tree.map(lambda leaf: shape(*leaf.shape), jax.eval_shape(rx.fusion_benefit, *profiles))
+    benefit = jax.tree.map(lambda leaf: shape(*np.shape(leaf)), jax.eval_shape(rx.fusion_benefit, *profiles))
     columns = sum(4 * leaf.size for leaf in jax.tree.leaves(benefit))
 
     def loss(gate: rx.IoFusionGate, benefit: Any) -> jax.Array:
@@ -117,22 +118,26 @@ def scheduled_cycles(target: str, n_fft: int, batch: int) -> int:
 def row_of(target: str, program: Program) -> dict[str, Any]:
     """Return what the compiler made of a program."""
     name, batch, n_fft, fn, args, useful = program
-    made = CompiledProgram(compile_for(fn, *args, target=target).text, {})
+    cell = {"target": target, "program": name, "rows": batch, "n_fft": n_fft, "useful": useful}
+    try:
+        made = CompiledProgram(compile_for(fn, *args, target=target).text, {})
+    except ValueError as error:
+        return cell | {"refusal": str(error)}
     counts, is_tpu = made.totals.sums(), target_device(target).platform == "tpu"
     cycles = made.totals.cycles if is_tpu else None
     if cycles is not None and n_fft and name.endswith("fused"):
         cycles += scheduled_cycles(target, n_fft, batch)
-    return {
-        "target": target,
-        "program": name,
-        "rows": batch,
-        "n_fft": n_fft,
-        "kernels": counts.launches,
-        "bytes": counts.bytes,
-        "useful": useful,
-        "cycles": cycles,
-        "cycles_are_least": "sort" in made.no_cycles,
-    }
+    is_least = "sort" in made.totals.families
+    return cell | {"kernels": counts.launches, "bytes": counts.bytes, "cycles": cycles, "cycles_are_least": is_least}
+
+
+def cells_of(row: dict[str, Any]) -> list[str]:
+    """Return a row as text."""
+    head = [row["target"], row["program"], f"{row['rows']:,}", str(row["n_fft"] or "")]
+    if "refusal" in row:
+        return [*head, "", "", row["refusal"]]
+    cycles = "" if row["cycles"] is None else f"{'>' * row['cycles_are_least']}{row['cycles']:,}"
+    return [*head, str(row["kernels"]), f"{row['bytes'] / row['useful']:.2f}", cycles]
 
 
 def main() -> int:
@@ -153,19 +158,8 @@ def main() -> int:
         platform = PLATFORMS[target_device(target).platform]
         for program in [*welch_programs(platform, given.rows), *other_programs(platform)]:
             found.append(row_of(target, program))
-            print(program[0], file=sys.stderr)
-    cells = [
-        [
-            *(row[name] for name in ("target", "program")),
-            f"{row['rows']:,}",
-            row["n_fft"] or "",
-            row["kernels"],
-            f"{row['bytes'] / row['useful']:.2f}",
-            "" if row["cycles"] is None else f"{'>' * row['cycles_are_least']}{row['cycles']:,}",
-        ]
-        for row in found
-    ]
-    print(table(HEADINGS, cells))
+            print(*cells_of(found[-1]), sep=" | ", file=sys.stderr)
+    print(table(HEADINGS, map(cells_of, found)))
     write(given.json, {"rows": found})
     return 0
 
