@@ -39,7 +39,7 @@ STAGES, WORK = [first, second, third], {1: "a", 2: "b", 4: "c", 3: "ab", 6: "bc"
 
 
 def figures(kernels=1, megabytes=8, kilocycles=30, peak=10 * MB):
-    return kernels, megabytes * MB, 1000 * kilocycles, peak
+    return kernels, megabytes * MB, kilocycles and 1000 * kilocycles, peak
 
 
 def launched(kernels, moved):
@@ -131,6 +131,16 @@ def test_more_cycles_are_kept_apart_and_figures_that_are_close_or_disagree_decid
     compiled({name: figures(kilocycles=300) for name in "ab"} | {"ab": figures(1, 400, 300)})
     assert (of_two().verdict, of_two().reason_code) == ("undecided", "too_close")
     assert "384 MB more" in of_two().reason
+
+
+def test_programs_of_which_one_has_no_cycles_are_compared_by_the_data_sheet(compiled):
+    compiled(APART | {"a": figures(kilocycles=None), "ab": figures(kilocycles=900)})
+    found = of_two()
+    assert found.verdict == "fuse"
+    assert "a roofline" in found.stands_on
+    assert "cycles" not in found.reason
+    device = target_device("tpu-v5e")
+    assert found.together_ns == pytest.approx(8 * MB / device.bandwidth_bytes_per_ns + device.launch_ns)
 
 
 def test_what_does_not_fit_is_not_advised_and_is_named(compiled):

@@ -11,8 +11,8 @@ from rlxjax.calibration import FunctionPrediction, FunctionTimes, times_for_targ
 from rlxjax.jaxpr import FunctionProfile
 from rlxjax.targets import TargetDevice
 
-#: Standard deviation of the logarithm of what no data sheet says.
-GUESSED_LOG_SD = 0.8
+#: Standard deviation of the logarithm of what no data sheet says; that a call takes time at all is no guess.
+GUESSED_LOG_SD = 0.5
 
 
 def target_times(profiles: Sequence[FunctionProfile], device: TargetDevice) -> FunctionTimes:
@@ -31,12 +31,14 @@ def target_times(profiles: Sequence[FunctionProfile], device: TargetDevice) -> F
     found = times_for_target(profiles, device)
     if device.platform != "tpu":
         return found
+    untold = [one for one in found.predictions if one.profile.target is None or one.profile.target.cycles is None]
+    if untold:
+        found = _by_roofline(found, untold[0].stands_on)
     call_ns, device_ns = device.launch_ns, np.array([prediction.time_ns for prediction in found.predictions])
     scores = np.column_stack([device_ns[:, None] * found.scores, np.full(len(profiles), call_ns * GUESSED_LOG_SD)])
     called = (
         one._replace(
             time_ns=one.time_ns + call_ns,
-            low_ns=one.low_ns,
             high_ns=one.high_ns + call_ns * math.exp(GUESSED_LOG_SD),
             terms_ns=dict(sorted([*one.terms_ns.items(), ("call_ns", call_ns)], key=lambda part: -part[1])),
             stands_on=f"{one.stands_on.replace(', the device alone', ', and a guess of a call')}",
@@ -45,6 +47,22 @@ def target_times(profiles: Sequence[FunctionProfile], device: TargetDevice) -> F
     )
     terms_ns = np.column_stack([found.terms_ns, np.full(len(profiles), call_ns)])
     return FunctionTimes(tuple(called), scores / (device_ns + call_ns)[:, None], terms_ns, found.spread)
+
+
+def _by_roofline(times: FunctionTimes, stands_on: str) -> FunctionTimes:
+    """Return times of a TPU by its data sheet alone: programs of which some have no cycles have that in common."""
+    found = tuple(
+        one._replace(
+            time_ns=one.roofline_ns,
+            high_ns=one.roofline_ns * one.roofline_ns / one.low_ns,
+            terms_ns={"device_ns": one.roofline_ns},
+            uncounted=(),
+            stands_on=stands_on,
+        )
+        for one in times.predictions
+        if one.roofline_ns is not None  # of a TPU it never is
+    )
+    return times._replace(predictions=found, terms_ns=np.array([[one.time_ns] for one in found]))
 
 
 def opposed_ns(device: TargetDevice, margin_ns: float, saved_bytes: float) -> float:
