@@ -162,9 +162,16 @@ def test_what_does_not_fit_is_not_advised_and_is_named(compiled):
     found = of_two()
     assert (found.verdict, found.reason_code) == ("cannot model", "peak_memory")
     assert found.reason.startswith("second: ")
-    compiled(APART | {"b": figures(peak=2 * memory), "ab": figures()})
+    compiled(APART | {"b": 21 * 10**9, "ab": figures(peak=12 * 10**9)})
     found = of_two()
-    assert found.verdict == "fuse"
+    assert (found.verdict, found.reason_code, found.together_peak_bytes) == ("fuse", "peak_memory", 12 * 10**9)
+    assert "one program needs 12 GB of 17.2: fits; second: " in found.reason
+    assert found.code
+    assert found.code in str(found)
+    compiled(APART | {"b": figures(peak=2 * memory), "ab": figures(kilocycles=900)})
+    found = of_two()
+    assert (found.verdict, found.reason_code) == ("fuse", "peak_memory")
+    assert found.code
     assert "second needs 34.4 GB of 17.2: does not fit" in found.reason
 
 

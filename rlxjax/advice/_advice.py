@@ -166,7 +166,7 @@ class Advice:
     def __str__(self) -> str:
         lines = [f"{self.verdict}: {self.reason} ({self.reason_code})"]
         if self.apart_ns is None or self.together_ns is None or self.probability is None:
-            return lines[0]
+            return "\n".join([*lines, *filter(None, [self.code])])
         for name, time_ns, interval in (
             ("apart", self.apart_ns, self.apart_interval_ns),
             ("together" if len(self.groups) < 2 else "grouped", self.together_ns, self.together_interval_ns),

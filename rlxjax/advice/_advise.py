@@ -11,10 +11,10 @@ from rlxjax._checks import check_at_least
 from rlxjax.calibration import Calibration, default_calibration, load_calibration, predict_profiles
 from rlxjax.jaxpr import TripCounts
 from rlxjax.models import FUNCTIONS
-from rlxjax.targets import DoesNotFitError, TargetDevice, target_device
+from rlxjax.targets import TargetDevice, target_device
 
 from ._advice import Advice
-from ._answer import answer
+from ._answer import answer, without_stages
 from ._question import Question
 from ._stages import groups_of, in_order, parts_of, profiles_of
 from ._target import target_times
@@ -97,10 +97,7 @@ def advise(
             why = "jitted: it is one program already" if is_jitted else "one operation, and one program already"
             return Advice("keep", "already_one_program", f"{whole[0].name} is {why}")
         groups = {(place, place): part for place, part in enumerate(parts)} | {(0, len(parts) - 1): whole[0]}
-    try:
-        profiles, refused = profiles_of(groups, trip_counts, device)
-    except DoesNotFitError as error:  # a stage by itself
-        return Advice("cannot model", "peak_memory", str(error))
+    profiles, refused = profiles_of(groups, trip_counts, device)
     if calibration is not None and FUNCTIONS.name not in calibration.models:
         mend = "measure it with `rlxjax calibrate --only functions`"
         return Advice("cannot model", "not_calibrated", f"the calibration has no functions model: {mend}")
@@ -111,6 +108,8 @@ def advise(
             code = "unknown_loop" if profile.unknown_loops or unread else "uncosted"
             why = profile.uncounted or ("loops that depend on data turn different numbers of times",)
             return Advice("cannot model", code, why[0], target=None if device is None else device.name)
+    if alone := [str(error) for span, error in refused.items() if span[0] == span[1]]:
+        return without_stages(whole, alone, profiles.get((0, len(whole) - 1)), device)
     if device is None:
         assert calibration is not None
         found = predict_profiles(calibration, list(profiles.values()))

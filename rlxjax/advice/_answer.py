@@ -9,6 +9,8 @@ from rlxjax._values import counted, whole_ns
 from rlxjax.calibration import FunctionPrediction
 from rlxjax.fit import SURE
 from rlxjax.fusion import StagePlan
+from rlxjax.jaxpr import FunctionProfile
+from rlxjax.targets import TargetDevice
 
 from ._advice import Advice, StageCost
 from ._measure import measured
@@ -52,6 +54,7 @@ def answer(
         verdict, code = "keep", _why_not(saved, margin_ns, counts["recomputed_elements"])
     else:
         verdict, code = "undecided", "too_close"
+    is_forced = device is not None and bool(chances) and apart.peak_bytes > device.memory_bytes
     reason = _reason(code, question, plan, margin_ns, saved, counts["recomputed_elements"])
     if len(question.names) > 2 and sure:
         rivals = (other for other in question.plans if other != plan and question.ahead(plan, other)[1] < SURE)
@@ -60,6 +63,9 @@ def answer(
     if chances and not question.fits:
         needed = counted(int(question.together.peak_bytes), "byte")
         reason += f"; one program of all needs {needed} at once, more than the device has"
+    if is_forced:
+        needed, has = in_bytes(apart.peak_bytes), in_bytes(device.memory_bytes if device else 0)
+        reason = f"the stages apart need {needed} of {has} at once, which does not fit; {reason}"
     if device is not None:
         by_name = dict(zip(map("+".join, grouped.groups), programs, strict=True))
         by_name |= dict(zip(question.names, each, strict=True))
@@ -69,8 +75,8 @@ def answer(
         reason = "; ".join([reason, f"{changed}, {held}", *not_fitting(found)])
     groups = plan.groups if len(functions) > 1 else ((0,),)
     return Advice(
-        verdict=verdict,
-        reason_code=code,
+        verdict=("fuse" if len(plan.groups) == 1 else "group") if is_forced else verdict,
+        reason_code="peak_memory" if is_forced else code,
         reason=reason,
         probability=probability,
         apart_ns=apart.time_ns,
@@ -89,12 +95,30 @@ def answer(
         apart_peak_bytes=apart.peak_bytes,
         together_peak_bytes=grouped.peak_bytes,
         flip=_flip(saved, margin_ns - question.min_gain_ns),
-        code=as_code(whole, groups) if sure else "",
+        code=as_code(whole, groups) if sure or is_forced else "",
         extrapolated=not in_domain,
         measured=None if args is None else measured(functions, groups, args),
         target=question.target,
         stands_on="" if device is None else f"predicted by {stands_on([*each, *programs])}",
         **counts,
+    )
+
+
+def without_stages(
+    whole: Sequence[Stage], refused: Sequence[str], together: FunctionProfile | None, device: TargetDevice | None
+) -> Advice:
+    """Return the answer where the compiler of a device refuses stages by themselves for their memory."""
+    told, name = "; ".join(refused), None if device is None else device.name
+    if together is None or together.target is None or not together.target.fits or len(whole) == 1:
+        return Advice("cannot model", "peak_memory", told, target=name)
+    return Advice(
+        verdict="fuse",
+        reason_code="peak_memory",
+        reason=f"apart they do not fit, and one program {together.target.memory}; {told}",
+        groups=(tuple(stage.name for stage in whole),),
+        together_peak_bytes=together.peak_bytes,
+        code=as_code(whole, [range(len(whole))]),
+        target=name,
     )
 
 

@@ -95,11 +95,7 @@ def profiles_of(
 ) -> tuple[dict[Span, FunctionProfile], dict[Span, DoesNotFitError]]:
     """Return the profile of each group, with its own share of the trip counts, which that of all stages has to take.
 
-    Of a device the groups are compiled for it; those of several stages that its compiler refuses for their memory
-    come second.
-
-    Raises:
-        DoesNotFitError: the compiler refuses a stage by itself.
+    Of a device the groups are compiled for it; those that its compiler refuses for their memory come second.
     """
     refused: dict[Span, DoesNotFitError] = {}
     options: dict[str, Any] = {} if device is None else {"level": "compiled", "target": device}
@@ -110,9 +106,7 @@ def profiles_of(
             try:
                 found[span] = profile_function(groups[span].fn, *groups[span].args, trip_counts=trips, **options)
             except DoesNotFitError as error:
-                if span[0] == span[1]:
-                    raise DoesNotFitError(f"{groups[span].name}: {error}", error.needed_bytes) from None
-                refused[span] = error
+                refused[span] = DoesNotFitError(f"{groups[span].name}: {error}", error.needed_bytes)
         return found
 
     found = profiles(dict.fromkeys(groups))
@@ -126,6 +120,8 @@ def profiles_of(
             lines = (loop.line for loop in profile.unknown_loops)
             shares[span] = {line: trip_counts[line] for line in lines if line in trip_counts}
     else:
+        if alone := [error for span, error in refused.items() if span[0] == span[1]]:
+            raise alone[0]  # whose loops nobody counts
         given = list(trip_counts)
         loops = (len(found[number, number].unknown_loops) for number in range(whole[1] + 1))
         before = list(itertools.accumulate(loops, initial=0))

@@ -26,8 +26,11 @@ def target_times(profiles: Sequence[FunctionProfile], device: TargetDevice) -> F
         device: the target.
 
     Raises:
-        ValueError: as of `times_for_target`.
+        ValueError: as of `times_for_target`, or a program for several devices.
     """
+    most = max((profile.target.devices for profile in profiles if profile.target), default=1)
+    if most > 1:
+        raise ValueError(f"target {device.name}: expected programs for one device, got one for {most}")
     found = times_for_target(profiles, device)
     if device.platform != "tpu":
         return found
