@@ -112,6 +112,8 @@ def _verdict(advice: Advice) -> Verdict:
     if advice.flip:
         said.append(f"{advice.flip[:1].upper()}{advice.flip[1:]}.")
     cautions = ["Some count lies outside what was measured: this is an extrapolation."] if advice.extrapolated else []
+    if advice.target is not None:  # nothing of this machine is in it
+        cautions = [f"For {advice.target}: {advice.stands_on or 'its compiler says so'}."]
     return Verdict(is_good, word, said, cautions)
 
 
@@ -131,7 +133,9 @@ def _terms(advice: Advice) -> Section:
 
 
 def _counts(advice: Advice) -> Section:
-    found = {name: value for name, value in dataclasses.asdict(advice).items() if name.startswith(("saved", "recomp"))}
+    # No compiler says what it computes again.
+    kept = ("saved", "recomputed") if advice.target is None else ("saved",)
+    found = {name: value for name, value in dataclasses.asdict(advice).items() if name.startswith(kept)}
     found |= {f"{form}_peak_bytes": getattr(advice, f"{form}_peak_bytes") for form in ("apart", "together")}
     rows = [{"what": name.replace("_", " "), "count": value} for name, value in found.items()]
     return Section("counts", "What one program saves", tables=[Table("In a call; what is negative is lost", rows, "")])
