@@ -15,6 +15,7 @@ CALLS = public_calls()
 EXEMPT = {
     "advise": "exact integers and predictions on the host",
     "default_calibration": "reads a file",
+    "evaluate": "files in, files out",
     "fusion_target": "names in, a name out",
     "is_fused_viable": "names in, a truth value out",
     "load_calibration": "reads a file",

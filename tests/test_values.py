@@ -33,9 +33,9 @@ def explanation():
 
 #: Records of a few plain numbers and names, which hold no array and no long text.
 PLAIN = (
-    "BranchSpread Cell Disagreement Flip FusionEdge Grouping Input KernelGroup KernelKind LearnedProgram LearnedWork "
-    "Measured Node OperationCounts Schedule StageCost StagePlan StrategySpec ToneSignals UnknownLoop WelchPeakParams "
-    "WelchVariant"
+    "BranchSpread Cell Disagreement Evaluation Fleet Flip FusionEdge GpuKernel GpuProgram Grouping Input "
+    "KernelGroup KernelKind LearnedProgram LearnedWork Measured Node OperationCounts Product Schedule StageCost "
+    "StagePlan StrategySpec ToneSignals UnknownLoop WelchPeakParams WelchVariant"
 )
 #: All other public dataclasses and named tuples.
 SHOWN = [

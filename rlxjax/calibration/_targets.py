@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlxjax._provenance import Provenance
+from rlxjax._values import by_value
 from rlxjax.fit import LatencyPrior, coefficient_names, prior_posterior
 from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import GPU_KERNELS, gpu_facts, gpu_facts_of_kind, gpu_runs
@@ -53,6 +54,7 @@ def predict_function(
     return predict_profiles(calibration, [profile]).predictions[0]
 
 
+@by_value
 class KnownGpu(NamedTuple):
     """What is known of a GPU, and in words where that comes from.
 
