@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import current_process, get_context
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -51,8 +51,8 @@ from .named import named
 from .progress import Progress
 
 #: Devices that are fitted together, and those that the prior is pooled from at most, evenly spread: of so many the
-#: mean is known to a twelfth of what devices differ by.
-GROUP_DEVICES, POOLED_DEVICES = 32, 128
+#: mean is known to an eighth of what devices differ by.
+GROUP_DEVICES, POOLED_DEVICES = 32, 64
 #: A device is left out if the noise of its timings is so many times the median of such fits, and more than the least.
 MOST_NOISE_RATIO, LEAST_MOST_NOISE = 4.0, 0.1
 #: Devices that are left out and named on standard error at most; a file names all.
@@ -236,7 +236,7 @@ def pool_of(most: int) -> Iterator[Map]:
     own = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ["OPENBLAS_NUM_THREADS"] = own or "1"
     try:
-        with ProcessPoolExecutor(workers, get_context("spawn"), set_up_jax, ("cpu",)) as pool:
+        with ProcessPoolExecutor(workers, get_context("spawn"), _set_up_process) as pool:
             try:
                 yield pool.map
             except BaseException:
@@ -245,6 +245,14 @@ def pool_of(most: int) -> Iterator[Map]:
     finally:
         if own is None:
             del os.environ["OPENBLAS_NUM_THREADS"]
+
+
+def _set_up_process() -> None:
+    """Set JAX up on one processor: threads of several processes would wait for each other."""
+    if hasattr(os, "sched_setaffinity"):
+        own = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {own[int(current_process().name.rpartition("-")[2]) % len(own)]})
+    set_up_jax("cpu")
 
 
 def on_ray_pool(address: str | None) -> Pool:
