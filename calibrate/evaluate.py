@@ -51,7 +51,7 @@ def evaluate(
         str | None, typer.Option(help="Of a model, whose time is given; the picked one unless given.")
     ] = None,
     level: Annotated[float, typer.Option(help="Probability of a model's interval.")] = 0.9,
-    rows_per_batch: Annotated[int, typer.Option(help="Rows that each processor holds at a time.", min=1)] = 2**20,
+    rows_per_batch: Annotated[int, typer.Option(help="Rows that each processor holds at a time.", min=1)] = 2**17,
     strict: Annotated[bool, typer.Option("--strict", help="End at the first row that cannot be evaluated.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the parts that are there.")] = False,
     engine: Engine = "local",

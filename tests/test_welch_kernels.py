@@ -12,7 +12,7 @@ from _welch_reference import assert_peaks_of, noise, reference_power
 import rlxjax as rx
 from rlxjax.jaxpr._xla import CompiledProgram
 from rlxjax.targets import check_compiler, compile_for
-from rlxjax.welch._device_programs import default_fused_selection, fused_peaks, one_kernel_peaks
+from rlxjax.welch._device_programs import default_fused_selection, fused_peaks, is_right, one_kernel_peaks
 from rlxjax.welch._kernels import has_kernel
 
 #: What kernels are for, with a device that they are compiled for where its compiler is installed.
@@ -104,6 +104,20 @@ def test_the_compiled_kernel_moves_the_samples_and_the_peaks_and_little_else(pla
     moved = CompiledProgram(made.text, {}).totals.sums().bytes
     assert moved is not None
     assert moved < 1.5 * 4 * batch * useful
+
+
+def test_a_kernel_that_is_wrong_on_its_device_or_fails_there_is_not_used():
+    kernel = kernel_of(SMALL, "gpu")
+    assert is_right(kernel, SMALL)
+
+    def failing(rows):
+        raise RuntimeError("no such instruction\nat line 9")
+
+    wrong = {"the host": lambda rows: kernel(rows) * jnp.array([1.0, 1.001]), "no such instruction": failing}
+    wrong["those of the host"] = lambda rows: kernel(rows) + jnp.array([1.0, 0.0])
+    for said, one in wrong.items():
+        with pytest.warns(UserWarning, match=f"this device's kernel is not used: .*{said}"):
+            assert not is_right(one, SMALL)
 
 
 def test_kernels_are_for_accelerators_and_for_some_sizes():

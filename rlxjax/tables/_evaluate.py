@@ -16,7 +16,7 @@ from ._gate import gate_rows
 from ._model import STRATEGY, model_rows
 
 #: Rows that are held at a time, for each processor.
-ROWS_PER_BATCH = 2**20
+ROWS_PER_BATCH = 2**17
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """The device programs: what the fused and the block path jit."""
 
 import functools
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,12 +13,15 @@ from jaxtyping import Array, Complex, Float, Int, Real
 
 from rlxjax._checks import as_index, is_symbolic
 
-from ._host import hann_window, one_sided_weights
+from ._host import hann_window, host_peaks, one_sided_weights
 from ._kernels import KERNEL_COMPILERS, has_kernel, kernel_peaks
 from ._params import WelchPeakParams
 from ._schedule import schedule
 from ._selection import default_selection, selected_peaks
 
+#: By how much a kernel's powers may differ from the host's, and the share of bins that have to be the same: powers that
+#: are equal but for rounding may change places.
+RIGHT_RTOL, RIGHT_SHARE = 1e-4, 0.95
 #: The place of a first row, known when a program is traced or when it runs.
 Start = int | Int[Array, ""]
 
@@ -166,9 +171,37 @@ def default_fused_selection(batch: Any, params: WelchPeakParams, platform: str) 
         >>> [default_fused_selection(64, WelchPeakParams.fast(256, 16), platform) for platform in ("cpu", "gpu")]
         ['maxima', 'kernel']
     """
-    if has_kernel(batch, params, platform):
+    if has_kernel(batch, params, platform) and _is_right_here(params, platform):
         return "kernel"
     return default_selection(batch, params.n_bins, platform)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_right_here(params: WelchPeakParams, platform: str) -> bool:
+    """Return whether the kernel gives right peaks on this process's own device, which is tried once; True of others."""
+    try:
+        device = jax.local_devices(backend=platform)[0]
+    except RuntimeError:  # a program for a device that is not here
+        return True
+    with jax.ensure_compile_time_eval(), jax.default_device(device):
+        kernel = jax.jit(functools.partial(one_kernel_peaks, params=params, platform=platform))
+        return is_right(kernel, params)
+
+
+def is_right(peaks_of: Callable[[np.ndarray], Any], params: WelchPeakParams) -> bool:
+    """Return whether a program gives the peaks of some rows of noise that the host gives; warn if not."""
+    rows = np.random.default_rng(0).standard_normal((64, params.frame_len), np.float32)
+    try:
+        found, expected = np.asarray(peaks_of(rows)), np.asarray(host_peaks(rows, params))
+    except Exception as error:  # noqa: BLE001  (a compiler may raise anything)
+        problem = f"it raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:160]}"
+    else:
+        is_same = np.allclose(found[..., 1], expected[..., 1], rtol=RIGHT_RTOL)
+        if is_same and np.mean(found[..., 0] == expected[..., 0]) >= RIGHT_SHARE:
+            return True
+        problem = "its peaks are not those of the host"
+    warnings.warn(f"welch_peaks: this device's kernel is not used: {problem}", stacklevel=2)
+    return False
 
 
 def one_kernel_peaks(

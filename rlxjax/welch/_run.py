@@ -18,7 +18,7 @@ from rlxjax._values import FrozenDict, Handle, handle
 from rlxjax.device._codes import normalised
 from rlxjax.device._devices import Device, backend_coefficients, jax_device
 
-from ._kernels import has_kernel
+from ._device_programs import default_fused_selection
 from ._launch import (
     MOST_PROGRAMS,
     keep_compiled,
@@ -272,12 +272,16 @@ def _choice(
         name = pick(names, batch, params, model, platform)
     _check_peaks_fit(((1, *shape)[-2] if is_here else batch, params.k, 2))
     variant = RUNS[name]
-    if by is not None and name == "fused" and not has_kernel(batch, params, platform or jax.default_backend()):
+    if by is not None and name == "fused" and not _is_one_kernel(batch, params, platform):
         sizes = batch, params.n_fft, min(params.k, params.n_bins), params.n_segments
         variant = VARIANTS[by.of(MODEL_NAME).variant_of(name, *sizes)]
     is_fused = variant.transform == "fft" and variant.selection != "numpy"
     is_whole = is_fused and dtype == np.float32 and not traced
     return variant, whole_program(shape, params, variant, where) if is_whole else None
+
+
+def _is_one_kernel(batch: Any, params: WelchPeakParams, platform: str | None) -> bool:
+    return default_fused_selection(batch, params, platform or jax.default_backend()) == "kernel"
 
 
 def _candidates(
@@ -312,8 +316,8 @@ def _candidates(
         return ("fused",)
     if forked:  # where JAX cannot compute costs either
         return ("host",)
-    reads_back = platform not in (None, "cpu")  # as the host would all rows
-    left_out = ("host" if reads_back else "", "" if has_model else "learned")
+    reads_back = platform not in (None, "cpu")  # as the host would all rows, and a block their spectra
+    left_out = (*(("host", "block") if reads_back else ()), "" if has_model else "learned")
     return tuple(name for name in names if name not in left_out)
 
 
