@@ -298,7 +298,7 @@ def test_the_built_in_pick_is_of_least_cost_where_rows_are_charged_their_upload(
 
 
 def test_what_lies_on_an_accelerator_stays_there():
-    for where, names in ((None, ("host", "fused", "block")), ("abacus", ("fused", "block"))):
+    for where, names in ((None, ("host", "fused", "block")), ("abacus", ("fused",))):
         assert _run._candidates("auto", False, False, False, where) == names
         assert _run._candidates("auto", True, False, False, where) == (*names, "learned")
 
