@@ -78,6 +78,7 @@ MODES = {
 }
 
 
+@pytest.mark.slow  # each mode compiles all anew; `.ci/run` runs it
 @pytest.mark.parametrize("mode", MODES)
 def test_what_is_asked_for_comes_in_every_mode(mode):
     with MODES[mode]():
@@ -101,6 +102,7 @@ def test_nan_is_found_where_jax_looks_for_it():
         rx.welch_peaks(np.full_like(ROWS, np.nan), PARAMS, "fused")
 
 
+@pytest.mark.slow  # symbolic shapes take long to trace; `.ci/run` runs it
 def test_programs_of_any_number_of_rows_are_exported(monkeypatch):
     # The check of annotations knows no symbolic shapes.
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

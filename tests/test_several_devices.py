@@ -44,6 +44,7 @@ for path in ("host", "block"):
 """
 
 
+@pytest.mark.slow  # a process that compiles for eight devices; `.ci/run` runs it
 def test_the_laws_hold_on_eight_devices():
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", TESTS / "eight_devices.py"]
     environment = os.environ | ON_CPUS | {"JAX_NUM_CPU_DEVICES": "8"}

@@ -72,6 +72,7 @@ def test_a_name_loads_its_own_part_and_importing_all_starts_nothing():
     assert everything.isdisjoint(heavy.split())
 
 
+@pytest.mark.slow  # two cold processes; `.ci/run` runs it
 def test_the_second_run_of_a_command_finds_its_programs_in_a_private_folder_and_prints_the_same(tmp_path):
     def predict():
         settings = {"RLXJAX_HOME": str(tmp_path / "new" / "home"), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}

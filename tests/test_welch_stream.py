@@ -137,6 +137,7 @@ def test_constant_signals_inside_jit_have_their_peaks(path):
         np.testing.assert_allclose(peaks, expected, rtol=1e-6)
 
 
+@pytest.mark.slow  # waits for threads to end; `.ci/run` runs it
 @pytest.mark.parametrize("end", ["close", "drop"])
 def test_a_stream_that_is_closed_early_or_dropped_leaves_no_thread_behind(end):
     before = set(threading.enumerate())
