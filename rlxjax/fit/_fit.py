@@ -178,7 +178,7 @@ def minima_and_results(
     prior: LatencyPrior[Any],
     facts: Facts,
     n_starts: int = STARTS,
-) -> tuple[Minimum, list[FitResult[Any]]]:
+) -> tuple[Minimum, list[Any]]:
     """Return the minima of devices, of NumPy arrays, and what `fit_latency` makes of each.
 
     Args:
