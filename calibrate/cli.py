@@ -13,7 +13,18 @@ import typer  # noqa: E402
 import rlxjax  # noqa: E402
 
 from .command_help import OVERVIEW, epilog  # noqa: E402
-from .command_line import Address, AsJson, Engine, File, Quiet, Unsealed, calibration_file, command_line, set_up_jax  # noqa: E402
+from .command_line import (  # noqa: E402
+    Address,
+    AsJson,
+    Engine,
+    File,
+    Quiet,
+    Unsealed,
+    calibration_file,
+    columns_by_field,
+    command_line,
+    set_up_jax,
+)
 from .evaluate import evaluate  # noqa: E402
 from .interrupts import last_act  # noqa: E402
 from .progress import Progress  # noqa: E402
@@ -193,8 +204,7 @@ def _calibrate_fleet(
         raise ValueError("--out: expected a folder beside --samples")
     if len(model) > 1:
         raise ValueError(f"--model: expected one model beside --samples, got {len(model)}")
-    if wrong := [one for one in column if not all(one.partition("="))]:
-        raise ValueError(f"--column: expected field=name, got {wrong[0]!r}")
+    columns = columns_by_field(column)
     progress = Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
         set_up_jax("cpu")
@@ -203,11 +213,12 @@ def _calibrate_fleet(
         from . import fleet
         from .campaign import prior_from
         from .printing import json_text, say
+        from .suites import latency_model
 
-    of = fleet.model_of(model[0])
+    of = latency_model(model[0])
     fleet.check_folder(out)
     outcome = fleet.run(
-        fleet_of(samples, of, dict(one.split("=", 1) for one in column), out),
+        fleet_of(samples, of, columns, out),
         out,
         known=None if prior is None else prior_from(prior, of, unsealed)[0],
         command=command_line("calibrate", samples=samples, out=out, model=model, column=column, prior=prior),

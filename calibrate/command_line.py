@@ -151,3 +151,18 @@ def command_line(command: str, *arguments: object, **options: object) -> str:
             values = value if isinstance(value, list) else [value]
             parts += [part for one in values for part in (option, str(one))]
     return shlex.join(parts)
+
+
+def columns_by_field(given: list[str]) -> dict[str, str]:
+    """Return the columns that `--column field=name` gives.
+
+    Raises:
+        ValueError: another text, or a field that comes twice.
+    """
+    columns = {}
+    for text in given:
+        field, equals, name = text.partition("=")
+        if not (field and equals and name) or field in columns:
+            raise ValueError(f"--column: expected field=name, each field once, got {text!r}")
+        columns[field] = name
+    return columns

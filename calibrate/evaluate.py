@@ -7,7 +7,17 @@ import typer
 
 import rlxjax
 
-from .command_line import Address, AsJson, Engine, Quiet, Unsealed, calibration_of, set_up_jax
+from .command_line import (
+    Address,
+    AsJson,
+    Engine,
+    Quiet,
+    Unsealed,
+    calibration_file,
+    calibration_of,
+    columns_by_field,
+    set_up_jax,
+)
 from .printing import counted, json_text, say
 from .progress import Progress
 from .refusals import one_line_errors
@@ -74,7 +84,7 @@ def evaluate(
             sink,
             what,
             want=None if want is None else [name.strip() for name in want.split(",")],
-            columns=_columns(column or []),
+            columns=columns_by_field(column or []),
             temperature_ns=temperature_ns,
             strategy=strategy,
             level=level,
@@ -100,16 +110,9 @@ def _asked(target: str | None, model: str | None, file: FilePath | None, unseale
         set_up_jax(None)
         return rlxjax.io_fusion_gate_for_target(target)
     if model is not None and ":" in model:
-        from rlxjax.fit import LatencyModel
+        from .suites import latency_model
 
-        from .command_line import calibration_file
-        from .named import named
-
-        own = named(model, "--model")
-        own = own() if isinstance(own, type) else own
-        if not hasattr(own, "terms_ns"):
-            raise ValueError(f"--model: expected a rlxjax.LatencyModel, {model} is of type {type(own).__name__}")
-        users: LatencyModel = own
+        users = latency_model(model)
         return rlxjax.load_calibration(calibration_file(file), [users], unsealed).of(users.name)
     known = calibration_of(file, unsealed)
     if model is not None:
@@ -117,16 +120,6 @@ def _asked(target: str | None, model: str | None, file: FilePath | None, unseale
     if known.gate is None:
         raise ValueError(f"--target or --model: expected one of them, since {known.source} has no gate")
     return known.gate
-
-
-def _columns(given: list[str]) -> dict[str, str]:
-    columns = {}
-    for text in given:
-        field, equals, name = text.partition("=")
-        if not (field and equals and name) or field in columns:
-            raise ValueError(f"--column: expected field=name, each field once, got {text!r}")
-        columns[field] = name
-    return columns
 
 
 def _print(done: "rlxjax.tables.Evaluation") -> None:

@@ -34,7 +34,6 @@ from rlxjax.calibration import (
 from rlxjax.fit import (
     MIN_TIMINGS,
     STARTS,
-    LatencyModel,
     LatencyPosterior,
     LatencyPrior,
     PosteriorFit,
@@ -43,11 +42,9 @@ from rlxjax.fit import (
     pooled_prior,
     stack_timings,
 )
-from rlxjax.models import BUILT_IN
 from rlxjax.tables import Fleet, connected, on_ray
 
 from .command_line import set_up_jax
-from .named import named
 from .progress import Progress
 
 #: Devices that are fitted together, and those that the prior is pooled from at most, evenly spread: of so many the
@@ -106,23 +103,6 @@ class FleetOutcome:
         """Return the same as JSON has it."""
         places = {"out": str(self.out), "prior": str(self.out / f"{PRIOR}.json")}
         return {**places, "devices": self.devices, "written": self.written, "left_out": self.left_out}
-
-
-def model_of(name: str) -> LatencyModel:
-    """Return a latency model by its name, or by `module:NAME`.
-
-    Raises:
-        ValueError: no such model, or something else.
-    """
-    if ":" not in name:
-        if name not in BUILT_IN:
-            raise ValueError(f"--model: expected one of {', '.join(BUILT_IN)}, or module:NAME, got {name!r}")
-        return BUILT_IN[name]
-    found = named(name, "--model")
-    found = found() if isinstance(found, type) else found
-    if not hasattr(found, "terms_ns"):
-        raise ValueError(f"--model: expected a rlxjax.LatencyModel, {name} is of type {type(found).__name__}")
-    return found
 
 
 def check_folder(out: FilePath) -> None:

@@ -47,3 +47,20 @@ def models_of(content: CalibrationFile) -> tuple[list[LatencyModel], list[str]]:
             except ValueError as error:
                 left_out.append(f"{name} is left out: {error}; run this from the folder of its suite")
     return list(models.values()), left_out
+
+
+def latency_model(name: str) -> LatencyModel:
+    """Return a latency model by its name, or by `module:NAME`.
+
+    Raises:
+        ValueError: no such model, or something else.
+    """
+    if ":" not in name:
+        if name not in BUILT_IN:
+            raise ValueError(f"--model: expected one of {', '.join(BUILT_IN)}, or module:NAME, got {name!r}")
+        return BUILT_IN[name]
+    found = named(name, "--model")
+    found = found() if isinstance(found, type) else found
+    if not hasattr(found, "terms_ns"):
+        raise ValueError(f"--model: expected a rlxjax.LatencyModel, {name} is of type {type(found).__name__}")
+    return found

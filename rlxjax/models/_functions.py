@@ -2,19 +2,18 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rlxjax._numerics import soft_roofline
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.device._devices import Coefficients
-from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, wide_prior
+from rlxjax.fit import Facts, Input, LatencyPrior, Runs, wide_prior
 from rlxjax.jaxpr import FunctionProfile
 
+from ._counts_model import CountsModel
 from ._function_inputs import INPUTS, function_inputs
 
 #: How sharply the larger of compute and memory time decides; 1 would be their sum.
@@ -78,7 +77,7 @@ class FunctionCoefficients(Coefficients):
 
 
 @dataclasses.dataclass(frozen=True)
-class FunctionsModel(LatencyModel):
+class FunctionsModel(CountsModel):
     """Any JAX function, jitted, called with arrays of the device; the inputs come from its profile.
 
     A call takes the time of its dispatch, of its launches and of the turns of its loops, and that of its work by
@@ -132,18 +131,6 @@ class FunctionsModel(LatencyModel):
             "random_ns": c.random_op_ns * done("random_ops"),
         }
 
-    def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return what a domain bounds: each count by itself, since a function has few kinds of work."""
-        return list(values.items())
-
-    def folds(self, runs: Runs) -> Sequence[np.ndarray]:
-        """Return a column that leaves every function out by itself, `[n]`."""
-        return [np.arange(len(runs.inputs["arrays"]))]
-
-    def grid(self) -> Runs:
-        """Return no runs, `[0]`: functions come as code, not as sizes."""
-        return Runs(self, np.zeros(0, np.int32), {name: np.zeros(0) for name in self.inputs})
-
 
 FUNCTIONS = FunctionsModel()
 
@@ -159,6 +146,4 @@ def function_runs(profiles: Sequence[FunctionProfile]) -> Runs:
         >>> function_runs([profile_function(jnp.tanh, 1.0)]).shape
         (1,)
     """
-    rows = [function_inputs(profile) for profile in profiles]
-    columns = {name: np.array([row[name] for row in rows], float) for name in INPUTS}
-    return Runs(FUNCTIONS, np.zeros(len(rows), np.int32), columns)
+    return FUNCTIONS.runs([function_inputs(profile) for profile in profiles])

@@ -3,20 +3,19 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rlxjax._numerics import soft_excess, soft_roofline
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.device._devices import Coefficients
-from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, wide_prior
+from rlxjax.fit import Facts, Input, LatencyPrior, Runs, wide_prior
 from rlxjax.jaxpr import GpuProgram
 from rlxjax.targets import TargetDevice, target_device, target_names
 
+from ._counts_model import CountsModel
 from ._gpu_inputs import GPU_INPUTS, PRODUCTS, gpu_inputs
 
 #: How sharply the longer of launching and computing decides, and of computing and memory.
@@ -130,7 +129,7 @@ def gpu_facts_of_kind(device_kind: str) -> Facts | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class GpuKernelsModel(LatencyModel):
+class GpuKernelsModel(CountsModel):
     """A program that was compiled for a GPU, called with arrays of the device; inputs come from the program's text.
 
     The host launches kernels while the device runs earlier ones: the longer of both decides. On the device kernels
@@ -201,18 +200,6 @@ class GpuKernelsModel(LatencyModel):
             "wake_ns": c.wake_ns * jnp.log1p(beyond_ns / c.wake_ns),
         }
 
-    def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return what a domain bounds: each count by itself, since a program has few kinds of kernels."""
-        return list(values.items())
-
-    def folds(self, runs: Runs) -> Sequence[np.ndarray]:
-        """Return a column that leaves every program out by itself, `[n]`."""
-        return [np.arange(len(runs.inputs["arrays"]))]
-
-    def grid(self) -> Runs:
-        """Return no runs, `[0]`: programs come as code, not as sizes."""
-        return Runs(self, np.zeros(0, np.int32), {name: np.zeros(0) for name in self.inputs})
-
 
 GPU_KERNELS = GpuKernelsModel()
 
@@ -228,6 +215,4 @@ def gpu_runs(programs: Sequence[GpuProgram]) -> Runs:
         >>> gpu_runs([GpuProgram(1, 1, ())]).shape
         (1,)
     """
-    rows = [gpu_inputs(program) for program in programs]
-    columns = {name: np.array([row[name] for row in rows], float) for name in GPU_INPUTS}
-    return Runs(GPU_KERNELS, np.zeros(len(rows), np.int32), columns)
+    return GPU_KERNELS.runs([gpu_inputs(program) for program in programs])
