@@ -34,7 +34,7 @@ def anchors(page):
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     shutil.copy(ROOT / "notebooks/data/calibration-cpu.json", tmp_path)
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
     namespace = {}
     # Readers' JAX promotes dtypes as it does by default.
     with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"):
