@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rlxjax._checks import is_traced
+from rlxjax._counts import Columns
 from rlxjax._typing import Nanoseconds, RealLike, Size
 from rlxjax._values import FrozenDict, Handle, by_value, handle
 from rlxjax.device._devices import Provenance
@@ -27,8 +28,10 @@ from rlxjax.fit import (
     LatencyModel,
     LatencyPosterior,
     Runs,
+    Timings,
     all_inputs,
     alternatives_of,
+    condition,
     corrected_terms_ns,
     decision,
     estimate,
@@ -114,6 +117,43 @@ class CalibratedModel:
         """Return the same with other facts of how the machine schedules, or of what it is given to run."""
         posterior = dataclasses.replace(self.posterior, facts={**self.posterior.facts, **facts})
         return dataclasses.replace(self, posterior=posterior)
+
+    def updated(self, timings: Timings, probe: Columns | None = None) -> "CalibratedModel":
+        """Return what is known once further runs were timed: by one step of `rlxjax.fit.condition`, and no new fit.
+
+        The domain grows by what was timed along with other runs; what the calibration says of its own timings stays.
+
+        Args:
+            timings: of the model, `[n]`.
+            probe: which times were taken together, interleaved, a whole number for each, `[n]`; all unless given. A
+                factor that all times of a probe share changes nothing, and one time alone says nothing.
+
+        Raises:
+            ValueError: as `rlxjax.fit.condition`.
+
+        Examples:
+            >>> from rlxjax.fit import prior_posterior
+            >>> from rlxjax.models import FFT
+            >>> known = CalibratedModel(prior_posterior(FFT), {}, {}, {"batch": (1.0, 256.0)})
+            >>> timings = Timings.checked(FFT, variant="fft", batch=[1, 4096], n_fft=[512, 512], time_ns=[2e4, 9e6])
+            >>> made = known.updated(timings)
+            >>> ratios = [own.predict_ns("fft", 2048, 512) / own.predict_ns("fft", 1, 512) for own in (known, made)]
+            >>> bool(ratios[1] > 2 * ratios[0]), made.domain
+            (True, {'batch': (1.0, 4096.0)})
+        """
+        posterior = condition(self.posterior, timings.runs, timings.time_ns, probe=probe)
+        if posterior is self.posterior:
+            return self
+        of_probe = np.zeros(len(timings.time_ns), int) if probe is None else np.asarray(probe)
+        _, place, counts = np.unique(of_probe, return_inverse=True, return_counts=True)
+        said = counts[place] > 1
+        if not said.any():
+            return self
+        hull = jax.tree.map(lambda column: np.broadcast_to(column, said.shape)[said], timings.runs).hull()
+        domain = {
+            name: (min(low, hull[name][0]), max(high, hull[name][1])) for name, (low, high) in self.domain.items()
+        }
+        return dataclasses.replace(self, posterior=posterior, domain=domain)
 
     def on_device(self) -> LatencyPosterior:
         """Return the posterior as JAX's arrays, which a program takes at once; they are kept outside of this object."""

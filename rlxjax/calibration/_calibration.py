@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 import jax
 
+from rlxjax._counts import Columns
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.device._gate import IoFusionGate
-from rlxjax.fit import LatencyModel, LatencyPosterior
+from rlxjax.fit import LatencyModel, LatencyPosterior, Timings
 from rlxjax.models import BUILT_IN
 
 from ._calibrated import CalibratedModel
@@ -141,6 +142,27 @@ class Calibration:
     def coefficients(self) -> Any:
         """Of the first model, a pytree of floats."""
         return self.of().coefficients
+
+    def updated(self, timings: Timings, probe: Columns | None = None) -> "Calibration":
+        """Return the calibration with its model of the timings updated by them; all others stay as they are.
+
+        Args:
+            timings: of one of its models, `[n]`.
+            probe: which times were taken together, as in `CalibratedModel.updated`.
+
+        Raises:
+            ValueError: timings of a model that it has not, or as `CalibratedModel.updated`.
+
+        Examples:
+            >>> from rlxjax.fit import prior_posterior
+            >>> from rlxjax.models import FFT
+            >>> known = Calibration({"fft": CalibratedModel(prior_posterior(FFT), {}, {}, {})}, None, {})
+            >>> timings = Timings.checked(FFT, variant="fft", batch=[1, 4096], n_fft=[512, 512], time_ns=[2e4, 9e6])
+            >>> bool(known.updated(timings).coefficients.call_ns < known.coefficients.call_ns)
+            True
+        """
+        name = timings.model.name
+        return dataclasses.replace(self, models={**self.models, name: self.of(name).updated(timings, probe)})
 
     predict_ns = _of_a_model(CalibratedModel.predict_ns)
     terms_ns = _of_a_model(CalibratedModel.terms_ns)

@@ -331,8 +331,6 @@ def section_of(
         )
         for (name, value), is_one in zip(named(posterior.coefficients).items(), measured, strict=True)
     }
-    # In the model's order, which a tree of a dictionary does not keep.
-    sizes = {name: np.asarray(found.runs.inputs[name], float) for name in posterior.model.inputs}
     return ModelSection(
         **(made_now() | about),
         model_version=posterior.model.version,
@@ -345,10 +343,7 @@ def section_of(
         ),
         noise_floor=noise_floor,
         held_out=dict(held_out),
-        domain={
-            name: Range(low=float(np.min(value)), high=float(np.max(value)))
-            for name, value in posterior.model.extents(sizes)
-        },
+        domain={name: Range(low=low, high=high) for name, (low, high) in found.runs.hull().items()},
         fit=FitSummary(
             converged=terms.converged,
             loss=terms.loss,

@@ -231,14 +231,9 @@ def _left_out_logs(
 
 def _hull(fits: Sequence[PosteriorFit]) -> dict[str, Range]:
     """Return the range of each input that some machine timed."""
-    model = fits[0].posterior.model
-    found: dict[str, tuple[float, float]] = {}
-    for fit in fits:
-        sizes = {name: np.asarray(fit.runs.inputs[name], float) for name in model.inputs}
-        for name, value in model.extents(sizes):
-            low, high = found.get(name, (np.inf, -np.inf))
-            found[name] = min(low, float(np.min(value))), max(high, float(np.max(value)))
-    return {name: Range(low=low, high=high) for name, (low, high) in found.items()}
+    hulls = [fit.runs.hull() for fit in fits]
+    lows, highs = ({name: [hull[name][end] for hull in hulls] for name in hulls[0]} for end in (0, 1))
+    return {name: Range(low=min(lows[name]), high=max(highs[name])) for name in lows}
 
 
 def population_models(platform: str) -> dict[str, CalibratedModel]:

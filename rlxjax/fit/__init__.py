@@ -2,7 +2,7 @@
 
 A `LatencyModel` says what runs take as a sum of terms. `Timings` are measured runs of it: `fit_latency` finds the
 coefficients (a `FitResult`), `fit_posterior` also how sure they are (a `PosteriorFit`), `next_measurements` what to
-time next. `estimate` predicts runs, and `decision` compares two estimates.
+time next; `condition` makes further times part of what is known. `estimate` predicts runs, and `decision` compares two.
 """
 
 from ._coefficients import LatencyPrior as LatencyPrior
@@ -10,6 +10,7 @@ from ._coefficients import coefficient_names as coefficient_names
 from ._coefficients import named as named
 from ._coefficients import unit_of as unit_of
 from ._coefficients import wide_prior as wide_prior
+from ._conditioning import condition as condition
 from ._decision import SURE as SURE
 from ._decision import Decision as Decision
 from ._decision import decision as decision

@@ -196,6 +196,12 @@ class Runs:
         """The shape that the columns broadcast to."""
         return broadcast_shape(np.shape(self.variant), *map(np.shape, self.inputs.values()))
 
+    def hull(self) -> dict[str, tuple[float, float]]:
+        """Return the smallest and the largest value of each of the model's `extents`: the domain of these runs."""
+        # In the model's order, which a tree of a dictionary does not keep.
+        sizes = {name: np.asarray(self.inputs[name], float) for name in self.model.inputs}
+        return {name: (float(np.min(value)), float(np.max(value))) for name, value in self.model.extents(sizes)}
+
     def together(self) -> "Runs":
         """Return the same runs with every column of the whole shape."""
         variant, *inputs = jnp.broadcast_arrays(

@@ -1,0 +1,196 @@
+"""Measured times condition a posterior: one linear-Gaussian step in the unknowns, and no new fit.
+
+A measured time, of one run or of several one after the other, is that of the prediction times `exp` of
+
+    J d + scale of its probe + own error,
+
+with `J` the derivatives of the prediction's logarithm by the unknowns, and `d` by how much these are off. What was
+timed together, a probe, has one scale, of which nothing is known beforehand: the pace of a shared machine says nothing
+of its model. The own error has the spread of the posterior.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from rlxjax._checks import is_traced
+from rlxjax._counts import Columns
+from rlxjax._typing import RealLike
+
+from ._minimise import HUBER_DELTA
+from ._model import Runs
+from ._place import on_cpu
+from ._posterior import LatencyEstimate, LatencyPosterior, estimate
+from ._timings import Timings, filled_up
+
+#: Rounds in which the influence of outliers settles, to this much.
+MOST_ROUNDS, SETTLED = 10, 1e-3
+
+
+def condition(
+    posterior: LatencyPosterior,
+    runs: Runs,
+    time_ns: RealLike | list[float],
+    *,
+    measurement: Columns | None = None,
+    probe: Columns | None = None,
+) -> LatencyPosterior:
+    """Return what is known of a model's latencies once further times were measured.
+
+    The prediction is taken as linear in the logarithms of the coefficients and the weights of the correction, around
+    where the posterior has them; the posterior's covariance is their prior. A common factor of all times of a probe
+    changes nothing, so that one time alone says nothing. Times far off what all others say count less, as by Huber's
+    loss. The model, its facts and the spreads stay as they are.
+
+    Args:
+        posterior: of the model, of numbers.
+        runs: of the model, that were timed, `[r]`.
+        time_ns: the times, `[m]`; without any, the posterior stays as it is.
+        measurement: to which time each run belongs, from 0, `[r]`: a time is that of all of its runs, one after the
+            other. One run a time unless given.
+        probe: which times were taken together, interleaved, a whole number for each, `[m]`; all unless given.
+
+    Returns:
+        A posterior of the same model. No run's variance is larger than by the one before.
+
+    Raises:
+        ValueError: a time that is not positive and finite; shapes that differ; numbers of measurements or probes that
+            are not whole, or a measurement without a run; runs of another model, or of which the model gives no
+            time; what is traced.
+
+    References:
+        C. E. Rasmussen, C. K. I. Williams, Gaussian Processes for Machine Learning, 2006, 2.1 and 2.7.
+
+    Examples:
+        >>> from rlxjax.fit import prior_posterior
+        >>> from rlxjax.models import FFT
+        >>> posterior = prior_posterior(FFT)
+        >>> runs = Runs.checked(FFT, "fft", batch=[1, 64, 4096], n_fft=1024)
+        >>> as_predicted_ns = np.asarray(estimate(posterior, runs).time_ns)
+        >>> known = condition(posterior, runs, as_predicted_ns * [1.0, 1.0, 2.0])
+        >>> ratio = np.asarray(estimate(known, runs).time_ns) / as_predicted_ns
+        >>> bool(ratio[2] / ratio[1] > 1.5)
+        True
+    """
+    if is_traced(*jax.tree.leaves((posterior, runs, time_ns, measurement, probe))):
+        raise ValueError("condition: expected a posterior and timings of numbers, got traced ones")
+    measured_ns, of_time, of_probe = _checked(posterior, runs, time_ns, measurement, probe)
+    if not measured_ns.size:
+        return posterior
+    found = _estimates(posterior, runs)
+    predicted_ns = _sums(found.time_ns, of_time, len(measured_ns))
+    share = found.time_ns / predicted_ns[of_time]
+    scores = _sums(share[:, None] * found.scores, of_time, len(measured_ns))
+    variance = _sums((share * found.spread) ** 2, of_time, len(measured_ns))
+    move, root = _step(scores, np.log(measured_ns / predicted_ns), variance, of_probe)
+
+    from scipy.linalg import solve_triangular  # loaded when first used
+
+    factor = np.asarray(posterior.factor, np.float64)
+    values, structure = jax.tree.flatten(posterior.coefficients)
+    logs, weights = np.split(factor @ move, [len(values)])
+    return dataclasses.replace(
+        posterior,
+        coefficients=structure.unflatten((np.asarray(values, np.float64) * np.exp(logs)).tolist()),
+        weights=np.asarray(posterior.weights, np.float64) + weights.reshape(np.shape(posterior.weights)),
+        # L @ inv(M) is triangular, as both are.
+        factor=np.tril(solve_triangular(root, factor.T, lower=True, trans="T").T),
+    )
+
+
+def _step(
+    scores: Float[np.ndarray, "m unknowns"],
+    log_ratio: Float[np.ndarray, "m"],
+    variance: Float[np.ndarray, "m"],
+    probe: Int[np.ndarray, "m"],
+) -> tuple[Float[np.ndarray, "unknowns"], Float[np.ndarray, "unknowns unknowns"]]:
+    """Return the mean `z` of unknowns that are independent, of variance 1, beforehand, and `M` of their precision.
+
+    The precision `M.T @ M`, with `M` lower triangular, is at least 1 along every direction, so that nothing is near
+    singular, however little the times say.
+
+    Args:
+        scores: derivatives of the logarithms of the times by these unknowns.
+        log_ratio: of what was measured to what is predicted.
+        variance: of a time's own error.
+        probe: which times have one scale, from 0.
+    """
+    from scipy.linalg import cho_solve  # loaded when first used
+
+    sd, influence = np.sqrt(variance), np.ones_like(variance)
+    for _ in range(MOST_ROUNDS):
+        counted = influence / variance
+        centred, wanted = (_without_scale(values, counted, probe) for values in (scores, log_ratio[:, None]))
+        weighted = centred * counted[:, None]
+        precision = weighted.T @ centred + np.eye(scores.shape[1])
+        # Of the unknowns in reverse, so that the factor read in reverse is `M.T`.
+        lower = np.linalg.cholesky(precision[::-1, ::-1])
+        move = cho_solve((lower, True), (weighted.T @ wanted[:, 0])[::-1])[::-1]
+        left = _without_scale((log_ratio - scores @ move)[:, None], counted, probe)[:, 0]
+        last, knee = influence, HUBER_DELTA * sd
+        influence = knee / np.maximum(np.abs(left), knee)
+        if np.max(np.abs(influence - last)) <= SETTLED:
+            break
+    return move, lower.T[::-1, ::-1]
+
+
+def _without_scale(
+    values: Float[np.ndarray, "m columns"], counted: Float[np.ndarray, "m"], probe: Int[np.ndarray, "m"]
+) -> Float[np.ndarray, "m columns"]:
+    """Return values less the mean of their probe: what a flat prior of a probe's scale leaves of them."""
+    count = int(probe.max()) + 1
+    share = counted / _sums(counted, probe, count)[probe]  # exactly 1 of one alone
+    return values - _sums(share[:, None] * values, probe, count)[probe]
+
+
+def _sums(values: np.ndarray, group: Int[np.ndarray, "n"], count: int) -> np.ndarray:
+    """Return the sum of the rows of each group, of which none is empty, `[count, ...]`."""
+    order = np.argsort(group, kind="stable")
+    return np.add.reduceat(values[order], np.searchsorted(group[order], np.arange(count)), axis=0)
+
+
+def _estimates(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
+    """Return estimates of runs, `[r]`, in float64 on the host."""
+    n = runs.shape[0]
+    held = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, posterior)
+    columns = jax.tree.map(lambda column: np.broadcast_to(np.asarray(column), (n,)), runs)
+    filled, _ = filled_up(Timings(columns, np.ones(n)), np.ones(n))
+    with on_cpu(), jax.ensure_compile_time_eval():
+        found = estimate(held, dataclasses.replace(filled.runs, model=posterior.model))
+    found = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64)[:n], found)
+    bad = np.flatnonzero(~(np.isfinite(found.time_ns) & np.isfinite(found.scores).all(-1)))
+    if bad.size:
+        name, got = posterior.model.variants[columns.variant[bad[0]]], found.time_ns[bad[0]]
+        raise ValueError(f"runs[{bad[0]}]: expected a run that the model predicts, got {name!r} of {got} ns")
+    return found
+
+
+def _checked(
+    posterior: LatencyPosterior, runs: Runs, time_ns: object, measurement: object, probe: object
+) -> tuple[Float[np.ndarray, "m"], Int[np.ndarray, "r"], Int[np.ndarray, "m"]]:
+    """Return the times, the time of each run and the probe of each time, both counted from 0."""
+    own, given = ((model.name, model.version) for model in (posterior.model, runs.model))
+    if own != given:
+        raise ValueError(f"runs: expected those of {own[0]!r} {own[1]}, got those of {given[0]!r} {given[1]}")
+    times, shape = np.asarray(time_ns, np.float64), runs.shape
+    if times.ndim != 1 or len(shape) != 1:
+        raise ValueError(f"time_ns: expected times [m] of runs [r], got shape {times.shape} of runs {shape}")
+    bad = np.flatnonzero(~(np.isfinite(times) & (times > 0)))
+    if bad.size:
+        raise ValueError(f"time_ns[{bad[0]}]: expected a positive finite number, got {times[bad[0]]}")
+    if measurement is None and times.shape != shape:
+        raise ValueError(f"time_ns: expected shape {shape}, one time a run, got {times.shape}; see `measurement`")
+    of_time = np.arange(len(times)) if measurement is None else _whole("measurement", measurement, shape)
+    if np.unique(of_time).tolist() != list(range(len(times))):
+        raise ValueError(f"measurement: expected the places of {len(times)} times, from 0, each of a run at least")
+    of_probe = np.zeros(len(times), int) if probe is None else _whole("probe", probe, times.shape)
+    return times, of_time, np.unique(of_probe, return_inverse=True)[1]
+
+
+def _whole(name: str, value: object, shape: tuple[int, ...]) -> Int[np.ndarray, "n"]:
+    found = np.asarray(value)
+    if found.shape != shape or (found.dtype.kind not in "iu" and found.size):
+        raise ValueError(f"{name}: expected whole numbers of shape {shape}, got {found.dtype} of {found.shape}")
+    return found.astype(int)
