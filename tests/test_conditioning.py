@@ -135,9 +135,9 @@ def test_times_as_predicted_move_nothing_and_make_every_prediction_surer():
     known = condition(POSTERIOR, RUNS, time_ns)
     np.testing.assert_allclose(logs_of(known), logs_of(POSTERIOR), rtol=1e-12, atol=1e-12)
     assert np.sum(np.log(np.diag(known.factor))) < np.sum(np.log(np.diag(POSTERIOR.factor))) - 1.0
-    # Whatever was measured, no unknown and no run is less sure.
+    # Whatever was measured, no sum of unknowns is less sure.
+    assert np.all(predicted(known)[1] <= sds * (1 + 1e-12))
     for posterior in (known, condition(POSTERIOR, RUNS, measured(POSTERIOR, sd=0.3), probe=PROBE)):
-        assert np.all(predicted(posterior)[1] <= sds * (1 + 1e-12))
         gain = POSTERIOR.factor @ POSTERIOR.factor.T - posterior.factor @ posterior.factor.T
         assert np.linalg.eigvalsh(gain).min() > -1e-12
 
@@ -207,6 +207,10 @@ def test_what_cannot_be_is_refused_with_a_sentence():
     }.items():
         with pytest.raises(ValueError, match=f"^{said}"):
             condition(POSTERIOR, **{"runs": RUNS, "time_ns": time_ns, **given})
+    with pytest.raises(ValueError, match="^spread: expected positive numbers, got"):
+        condition(dataclasses.replace(POSTERIOR, spread=np.zeros(3)), RUNS, time_ns)
+    with pytest.raises(ValueError, match=r"^runs\[1\]: expected a run that the model predicts, got 'loop' of inf ns"):
+        condition(POSTERIOR, Runs(TILED, 0, {"n": np.array([8.0, np.inf]), "depth": 1.0}), np.ones(2))
     with pytest.raises(ValueError, match="^condition: expected .* got traced ones"):
         jax.jit(lambda time_ns: condition(POSTERIOR, RUNS, time_ns))(time_ns)
     other = Timings.checked(FFT, variant="fft", batch=[8, 64], n_fft=[256, 256], time_ns=[1e5, 2e5])

@@ -42,7 +42,8 @@ def condition(
     The prediction is taken as linear in the logarithms of the coefficients and the weights of the correction, around
     where the posterior has them; the posterior's covariance is their prior. A common factor of all times of a probe
     changes nothing, so that one time alone says nothing. Times far off what all others say count less, as by Huber's
-    loss. The model, its facts and the spreads stay as they are.
+    loss. Own errors are taken as independent: of what was timed several times, give one time. The model, its facts and
+    the spreads stay as they are.
 
     Args:
         posterior: of the model, of numbers.
@@ -53,12 +54,12 @@ def condition(
         probe: which times were taken together, interleaved, a whole number for each, `[m]`; all unless given.
 
     Returns:
-        A posterior of the same model. No run's variance is larger than by the one before.
+        A posterior of the same model. No unknown, and no weighted sum of unknowns, has a larger variance than before.
 
     Raises:
         ValueError: a time that is not positive and finite; shapes that differ; numbers of measurements or probes that
             are not whole, or a measurement without a run; runs of another model, or of which the model gives no
-            time; what is traced.
+            time; a spread of nothing; what is traced.
 
     References:
         C. E. Rasmussen, C. K. I. Williams, Gaussian Processes for Machine Learning, 2006, 2.1 and 2.7.
@@ -84,6 +85,8 @@ def condition(
     share = found.time_ns / predicted_ns[of_time]
     scores = _sums(share[:, None] * found.scores, of_time, len(measured_ns))
     variance = _sums((share * found.spread) ** 2, of_time, len(measured_ns))
+    if not np.all(variance > 0):
+        raise ValueError(f"spread: expected positive numbers, got {np.asarray(posterior.spread).tolist()}")
     move, root = _step(scores, np.log(measured_ns / predicted_ns), variance, of_probe)
 
     from scipy.linalg import solve_triangular  # loaded when first used
