@@ -22,7 +22,7 @@ from rlxjax._typing import RealLike
 from ._minimise import HUBER_DELTA
 from ._model import Runs
 from ._place import on_cpu
-from ._posterior import LatencyEstimate, LatencyPosterior, estimate
+from ._posterior import LatencyPosterior, estimate
 from ._timings import Timings, filled_up
 
 #: Rounds in which the influence of outliers settles, to this much.
@@ -80,11 +80,11 @@ def condition(
     measured_ns, of_time, of_probe = _checked(posterior, runs, time_ns, measurement, probe)
     if not measured_ns.size:
         return posterior
-    found = _estimates(posterior, runs)
-    predicted_ns = _sums(found.time_ns, of_time, len(measured_ns))
-    share = found.time_ns / predicted_ns[of_time]
-    scores = _sums(share[:, None] * found.scores, of_time, len(measured_ns))
-    variance = _sums((share * found.spread) ** 2, of_time, len(measured_ns))
+    run_ns, run_scores, spread = _estimates(posterior, runs)
+    predicted_ns = _sums(run_ns, of_time, len(measured_ns))
+    share = run_ns / predicted_ns[of_time]
+    scores = _sums(share[:, None] * run_scores, of_time, len(measured_ns))
+    variance = _sums((share * spread) ** 2, of_time, len(measured_ns))
     if not np.all(variance > 0):
         raise ValueError(f"spread: expected positive numbers, got {np.asarray(posterior.spread).tolist()}")
     move, root = _step(scores, np.log(measured_ns / predicted_ns), variance, of_probe)
@@ -99,7 +99,7 @@ def condition(
         coefficients=structure.unflatten((np.asarray(values, np.float64) * np.exp(logs)).tolist()),
         weights=np.asarray(posterior.weights, np.float64) + weights.reshape(np.shape(posterior.weights)),
         # L @ inv(M) is triangular, as both are.
-        factor=np.tril(solve_triangular(root, factor.T, lower=True, trans="T").T),
+        factor=np.tril(solve_triangular(root, factor.T, lower=True, trans=1).T),
     )
 
 
@@ -123,6 +123,7 @@ def _step(
     from scipy.linalg import cho_solve  # loaded when first used
 
     sd, influence = np.sqrt(variance), np.ones_like(variance)
+    move, lower = np.zeros(scores.shape[1]), np.eye(scores.shape[1])
     for _ in range(MOST_ROUNDS):
         counted = influence / variance
         centred, wanted = (_without_scale(values, counted, probe) for values in (scores, log_ratio[:, None]))
@@ -154,20 +155,20 @@ def _sums(values: np.ndarray, group: Int[np.ndarray, "n"], count: int) -> np.nda
     return np.add.reduceat(values[order], np.searchsorted(group[order], np.arange(count)), axis=0)
 
 
-def _estimates(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
-    """Return estimates of runs, `[r]`, in float64 on the host."""
+def _estimates(posterior: LatencyPosterior, runs: Runs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the times in ns, the scores and the spreads of runs, `[r]`, in float64 on the host."""
     n = runs.shape[0]
     held = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, posterior)
     columns = jax.tree.map(lambda column: np.broadcast_to(np.asarray(column), (n,)), runs)
     filled, _ = filled_up(Timings(columns, np.ones(n)), np.ones(n))
     with on_cpu(), jax.ensure_compile_time_eval():
         found = estimate(held, dataclasses.replace(filled.runs, model=posterior.model))
-    found = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64)[:n], found)
-    bad = np.flatnonzero(~(np.isfinite(found.time_ns) & np.isfinite(found.scores).all(-1)))
+    time_ns, scores, spread = (np.asarray(leaf, np.float64)[:n] for leaf in found)
+    bad = np.flatnonzero(~(np.isfinite(time_ns) & np.isfinite(scores).all(-1)))
     if bad.size:
-        name, got = posterior.model.variants[columns.variant[bad[0]]], found.time_ns[bad[0]]
+        name, got = posterior.model.variants[columns.variant[bad[0]]], time_ns[bad[0]]
         raise ValueError(f"runs[{bad[0]}]: expected a run that the model predicts, got {name!r} of {got} ns")
-    return found
+    return time_ns, scores, spread
 
 
 def _checked(
