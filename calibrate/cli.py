@@ -25,6 +25,7 @@ from .command_line import (  # noqa: E402
     command_line,
     set_up_jax,
 )
+from .decisions import decisions  # noqa: E402
 from .evaluate import evaluate  # noqa: E402
 from .interrupts import last_act  # noqa: E402
 from .progress import Progress  # noqa: E402
@@ -311,6 +312,7 @@ def validate(
 
 for _command in (report, predict, explain):
     app.command(epilog=epilog(_command.__name__))(_command)
+app.add_typer(decisions, name="decisions")
 
 
 def main() -> None:

@@ -43,6 +43,12 @@ ENDINGS: dict[str, tuple[tuple[str, ...], dict[int, str]]] = {
         ),
         {1: "some rows could not be evaluated, and are named", 130: "interrupted; --resume goes on"},
     ),
+    "decisions list": (("rlxjax decisions list",), {}),
+    "decisions show": (("rlxjax decisions show a4f02c19",), {}),
+    "decisions pin": (("rlxjax decisions pin a4f02c19 fused", "rlxjax decisions pin a4f02c19 --off"), {}),
+    "decisions forget": (("rlxjax decisions forget a4f02c19", "rlxjax decisions forget --all"), {}),
+    "decisions export": (("rlxjax decisions export decisions.json",), {}),
+    "decisions import": (("rlxjax decisions import decisions.json",), {}),
     "report": (
         ("rlxjax report", "rlxjax report calibration.json -o report.html --against earlier.json"),
         {0: "the page is written", 2: "bad input, or a place that cannot be written"},

@@ -16,12 +16,13 @@ prints [documented keys](json.md). `rlxjax --install-completion` completes all o
 LEFT_OUT = (
     r"^( *\* `(-q, )?--(help|json|quiet|unsealed)`: .*"
     r"|\*\*Usage\*\*:\n\n```console\n.*\n```\n|\*\*(Arguments|Options)\*\*:\n"
+    r"|\*\*Commands\*\*:\n\n(?:\* .*\n)+"
     r"|  (0: done|2: bad input, said in one line|130: interrupted))\n"
 )
 
 
 def page() -> str:
-    """Return the page: one section a command."""
+    """Return the page: one section a command, and below a group of commands one for each of them."""
     command = [sys.executable, "-m", "typer", "calibrate.cli", "utils", "docs", "--name", "rlxjax"]
     made = html.unescape(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     made = re.sub(r"^(\* `[^`]*?) <[^`]*>`", r"\1`", made, flags=re.MULTILINE)

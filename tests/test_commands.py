@@ -30,7 +30,13 @@ from rlxjax.calibration import CalibrationFile, default_calibration_path, write_
 from rlxjax.models import WELCH
 
 SAMPLES = Path(__file__).parent.parent / "docs/evidence/campaign-3-cpu.welch.samples.jsonl.gz"
-COMMANDS = [command.callback.__name__ for command in app.registered_commands]
+TOP = get_command(app).commands
+#: Every command by its name, as "decisions list" of one in a group.
+COMMANDS = {
+    " ".join(dict.fromkeys([name, own.name])): own
+    for name, group in TOP.items()
+    for own in getattr(group, "commands", {name: group}).values()
+}
 
 
 @pytest.fixture
@@ -63,9 +69,9 @@ def run(*command, status=0, **environment):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_ends_with_an_example_and_its_exit_statuses(command):
-    result = invoke(command, "--help")
+    result = invoke(*command.split(), "--help")
     assert result.exit_code == 0
-    assert result.stdout == invoke(command, "-h").stdout
+    assert result.stdout == invoke(*command.split(), "-h").stdout
     assert_narrow(result.stdout)
     above, _, below = result.stdout.partition("Example")
     assert "Exit status:" in below
@@ -81,8 +87,8 @@ def test_the_help_of_a_command_ends_with_an_example_and_its_exit_statuses(comman
 def test_pages_list_every_command_its_options_and_the_keys_of_those_that_print_figures():
     page = PAGE.with_name("commands.md").read_text(encoding="utf-8")
     above = {"--help", "--json", "--quiet", "--unsealed"}  # said once of all commands
-    for command, own in get_command(app).commands.items():
-        section = page.partition(f"\n## `rlxjax {command}`\n")[2].partition("\n## ")[0]
+    for command, own in COMMANDS.items():
+        section = re.split(r"\n##+ ", page.partition(f"# `rlxjax {command}`\n")[2])[0]
         listed = re.findall(r"^\* `(?:-\w, )?(--[\w-]+)`", section, re.MULTILINE)
         names = {name for option in own.params for name in option.opts if name.startswith("--")}
         assert set(listed) == names - above, f"{command}: make the page anew by `python docs/commands.py`"
@@ -197,7 +203,7 @@ def test_a_shell_completes_commands_and_has_a_script_for_it():
 def test_the_package_is_the_command_and_help_and_version_do_not_wait_for_jax():
     assert run(sys.executable, "-m", "rlxjax", "--version").stdout == f"rlxjax {rlxjax.__version__}\n"
     text = run("rlxjax").stdout
-    assert [command for command in COMMANDS if f" {command} " not in text] == []
+    assert [command for command in TOP if not re.search(rf"^\W*{command}\b", text, re.MULTILINE)] == []
     code = (
         "import sys\nfrom calibrate.cli import main\n"
         "for option in ('--help', '--version'):\n    sys.argv = ['rlxjax', option]\n    try:\n        main()\n"

@@ -68,7 +68,7 @@ def test_a_name_loads_its_own_part_and_importing_all_starts_nothing():
     assert path.isdisjoint({"rlxjax.calibration", "rlxjax.fit"})
     everything |= name | path
     assert {"rlxjax.calibration", "rlxjax.fit", "rlxjax.welch", "rlxjax.fusion"} <= everything
-    heavy = "typer rich matplotlib scipy platformdirs filelock pandas jax._src.pallas calibrate"
+    heavy = "typer rich matplotlib scipy platformdirs filelock pandas jax._src.pallas sqlite3 calibrate"
     assert everything.isdisjoint(heavy.split())
 
 

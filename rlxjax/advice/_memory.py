@@ -26,7 +26,7 @@ A = TypeVar("A")
 
 #: Of the database, by which it is known as one of decisions, and of the form of its table and of an export.
 APPLICATION_ID, SCHEMA_VERSION = 0x726C786A, 1
-#: Seconds that a question waits for a process that writes, and characters of a key that are shown at least.
+#: Seconds that a question waits for a process that writes, and characters of a key in a sentence.
 WAIT_S, SHOWN_KEY = 1.0, 8
 _TABLE = (
     "CREATE TABLE decisions (key TEXT PRIMARY KEY, context TEXT NOT NULL, kind TEXT NOT NULL, created TEXT NOT NULL, "
@@ -115,9 +115,9 @@ class Memory:
         with self._reading() as database:
             asked = ("SELECT key FROM decisions WHERE substr(key, 1, ?) = ? LIMIT 2", (len(start), start))
             keys = [] if database is None else [key for (key,) in database.execute(*asked)]
-        if len(keys) == 1:
+        if start and len(keys) == 1:
             return keys[0]
-        got = "the start of several keys; give more of it" if keys else "a key of nothing that is remembered"
+        got = "the start of several keys; give more of it" if len(keys) > 1 else "a key of nothing that is remembered"
         raise ValueError(f"{start[:80]!r} is {got}; `rlxjax decisions list` shows them")
 
     def pin(self, key: str, name: str | None) -> None:
@@ -198,7 +198,7 @@ class Memory:
                 _LEFT_ALONE.add((place, writes))
             if place not in _WARNED_OF:
                 _WARNED_OF.add(place)
-                warnings.warn(f"{reason}; choices go on without what is remembered there", stacklevel=4)
+                warnings.warn(f"{reason}; choices go on without what is remembered there", stacklevel=3)
             return otherwise
 
     def _read(self, where: str, *values: str) -> list[Remembered]:

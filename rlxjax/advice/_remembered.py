@@ -89,7 +89,11 @@ class Remembered(Finite):
     @property
     def choice(self) -> Alternative:
         """The alternative that runs: what a person pinned, else what was chosen."""
-        return next(one for one in self.alternatives if one.content == (self.pinned or self.chosen))
+        return self.by_content(self.pinned or self.chosen)
+
+    def by_content(self, content: str) -> Alternative:
+        """Return the alternative of a content."""
+        return next(one for one in self.alternatives if one.content == content)
 
     @property
     def next_best(self) -> Alternative | None:

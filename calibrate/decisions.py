@@ -1,0 +1,190 @@
+"""The commands of what was decided and measured: to see it, pin it, forget it, and take it to another machine."""
+
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .command_help import epilog
+from .command_line import AsJson, set_up_jax
+from .printing import console, counted, json_text, ns, print_table, say
+from .progress import Progress
+from .refusals import one_line_errors
+
+if TYPE_CHECKING:
+    from rlxjax.advice import Alternative, Memory, Remembered
+
+#: Characters of a key that are shown at least, and of a workload at most.
+KEY_WIDTH, LABEL_WIDTH = 8, 40
+Key = Annotated[str, typer.Argument(help="The key of a decision, or the start of it.")]
+
+decisions = typer.Typer(help="See, pin, forget, export and import what was decided by measuring.")
+
+
+def _memory() -> "Memory":
+    from rlxjax.advice import Memory
+
+    return Memory(strict=True)
+
+
+@decisions.command("list", epilog=epilog("decisions list"))
+@one_line_errors
+def list_decisions(as_json: AsJson = False) -> None:
+    """List what is remembered, the newest first: what runs, by what it was chosen, and the next best."""
+    memory = _memory()
+    found = memory.all()
+    if as_json:
+        typer.echo(json_text({"decisions": [_summary(one) for one in found]}))
+    elif not found:
+        say(f"nothing is remembered in {memory.path}", str(memory.path))
+    else:
+        headings = ["key", "workload", "kind", "chosen", "by", "ns", "next best", "its ns", "when, UTC"]
+        length = _key_length([one.key for one in found])
+        print_table(console(), counted(len(found), "decision"), headings, [_row(one, length) for one in found], texts=2)
+
+
+def _row(one: "Remembered", length: int) -> list[str]:
+    """Return a decision as a row of the table, with so many characters of its key."""
+    label = one.label if len(one.label) <= LABEL_WIDTH else f"{one.label[: LABEL_WIDTH - 3]}..."
+    by = ", ".join([_by(one), *(["tie"] if one.is_tie else [])])
+    next_best = ("-", "-") if one.next_best is None else (one.next_best.name, _time(one.next_best.time_ns))
+    when = one.created[:16].replace("T", " ")
+    return [one.key[:length], label, one.kind, one.choice.name, by, _time(one.choice.time_ns), *next_best, when]
+
+
+def _key_length(keys: Sequence[str]) -> int:
+    """Return so many characters of keys that no two are alike."""
+    return next(n for n in range(KEY_WIDTH, KEY_WIDTH + max(map(len, keys))) if len({k[:n] for k in keys}) == len(keys))
+
+
+def _by(one: "Remembered") -> str:
+    return "measured" if one.pinned is None else "pinned"
+
+
+def _time(time_ns: float | None) -> str:
+    return "-" if time_ns is None else ns(time_ns)
+
+
+def _summary(one: "Remembered") -> dict[str, Any]:
+    """Return what JSON says of a decision in a list."""
+    return {
+        "key": one.key,
+        "kind": one.kind,
+        "label": one.label,
+        "chosen": one.choice.name,
+        "by": _by(one),
+        "is_tie": one.is_tie,
+        "time_ns": one.choice.time_ns,
+        "next_best": None if one.next_best is None else one.next_best.name,
+        "next_best_ns": None if one.next_best is None else one.next_best.time_ns,
+        "created": one.created,
+    }
+
+
+@decisions.command("show", epilog=epilog("decisions show"))
+@one_line_errors
+def show(key: Key, as_json: AsJson = False) -> None:
+    """Show one decision: what each alternative was predicted to take and took, how sure it is, and which machine."""
+    one = _found(_memory(), key)
+    if as_json:
+        typer.echo(json_text(_details(one)))
+        return
+    say(f"{one.kind}, {one.label}: {one.choice.name}, {_by(one)}")
+    say(_how_sure(one))
+    headings = ["alternative", "predicted ns", "measured ns", "from", "to"]
+    print_table(console(), "What a call takes", headings, map(_times, one.alternatives))
+    for alternative in one.alternatives:
+        if alternative.failed:
+            say(f"{alternative.name} could not run: {alternative.failed}")
+    machine = one.machine
+    say(
+        f"measured {one.created} on {machine.cpu_model}, {counted(machine.cores, 'core')}, {machine.platform} "
+        f"{machine.device_kind}, jax {machine.jax}, jaxlib {machine.jaxlib}"
+    )
+    say(f"key {one.key}", one.key)
+
+
+def _how_sure(one: "Remembered") -> str:
+    """Return how clear the measurement was, in a sentence; a pin says what it overrules."""
+    chosen, within = one.by_content(one.chosen), f"within {100 * one.regret:.3g} %"
+    clear = f"{chosen.name} is the fastest {within}, probability {100 * one.probability:.1f} %"
+    if one.is_tie:
+        clear = f"a tie: others are as fast as {chosen.name} {within}"
+    return f"{'measured without the pin: ' if one.pinned else ''}{clear}; {counted(one.rounds, 'round')}"
+
+
+def _times(one: "Alternative") -> list[str]:
+    return [one.name, *map(_time, (one.predicted_ns, one.time_ns, one.low_ns, one.high_ns))]
+
+
+def _details(one: "Remembered") -> dict[str, Any]:
+    """Return what JSON says of one decision."""
+    names = {"chosen": one.by_content(one.chosen).name, "pinned": one.choice.name if one.pinned else None}
+    alternatives = []
+    for alternative in one.alternatives:
+        content = alternative.model_dump(mode="json")
+        ends = [content.pop("low_ns"), content.pop("high_ns")]
+        alternatives.append(content | {"interval_ns": None if None in ends else ends})
+    return one.model_dump(mode="json") | names | {"by": _by(one), "alternatives": alternatives}
+
+
+def _found(memory: "Memory", start: str) -> "Remembered":
+    """Return the decision whose key begins so."""
+    if (found := memory.look_up(memory.key_of(start))) is None:
+        raise ValueError(f"{start!r}: forgotten by another process meanwhile")
+    return found
+
+
+@decisions.command("pin", epilog=epilog("decisions pin"))
+@one_line_errors
+def pin(
+    key: Key,
+    name: Annotated[str | None, typer.Argument(help="The alternative that is to run.")] = None,
+    off: Annotated[bool, typer.Option("--off", help="Take the pin away.")] = False,
+) -> None:
+    """Have one alternative run whatever was measured, so that two runs of a program differ in nothing else."""
+    memory = _memory()
+    one = _found(memory, key)
+    if (name is None) != off:
+        got = "none of them" if name is None else f"{name} and --off"
+        raise ValueError(f"expected {', '.join(each.name for each in one.alternatives)} or --off, got {got}")
+    memory.pin(one.key, name)
+    one = _found(memory, one.key)
+    say(f"{one.kind}, {one.label}: {one.choice.name}, {_by(one)}")
+
+
+@decisions.command("forget", epilog=epilog("decisions forget"))
+@one_line_errors
+def forget(
+    keys: Annotated[
+        list[str] | None, typer.Argument(help="Keys of decisions, or the starts of them.", metavar="KEY")
+    ] = None,
+    all: Annotated[bool, typer.Option("--all", help="Forget everything, pins too.")] = False,
+) -> None:
+    """Forget decisions, pins too: the next call decides anew."""
+    if bool(keys) == all:
+        raise ValueError(f"expected keys or --all, got {'both' if all else 'neither'}")
+    memory = _memory()
+    count = memory.forget(None if all else sorted({memory.key_of(key) for key in keys or []}))
+    say(f"{counted(count, 'decision')} forgotten")
+
+
+@decisions.command("export", epilog=epilog("decisions export"))
+@one_line_errors
+def export(file: Annotated[FilePath, typer.Argument(help="The JSON file to write.")]) -> None:
+    """Write all that is remembered to a file, for machines of the same kind."""
+    say(f"{counted(_memory().export(file), 'decision')} in {file}", str(file))
+
+
+@decisions.command("import", epilog=epilog("decisions import"))
+@one_line_errors
+def import_decisions(file: Annotated[FilePath, typer.Argument(help="A file of `rlxjax decisions export`.")]) -> None:
+    """Remember what a file holds of machines of the same kind as this one; of one key the newer decision counts."""
+    with Progress().waiting("starting JAX"):
+        set_up_jax(None)
+        done = _memory().load(file)
+    say(
+        f"{counted(done.taken, 'decision')} taken, {done.known:,} known here already, "
+        f"{done.elsewhere:,} of another kind of machine left out"
+    )

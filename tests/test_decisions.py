@@ -1,0 +1,354 @@
+"""What is remembered is whole and stays so, no database stops a choice, and the commands show and change it."""
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import warnings
+
+import pytest
+from _content import sealed
+from _documented import assert_documented, assert_narrow
+from typer.testing import CliRunner
+
+from calibrate.cli import app
+from rlxjax._files import digest_of
+from rlxjax.advice import Alternative, Memory, Remembered
+from rlxjax.calibration import current_fingerprint
+
+HERE = current_fingerprint()
+
+
+def decision(number=0, **changes):
+    """Return a decision between two strategies, both measured, and one that failed; each number has its own key."""
+    fused = Alternative(name="fused", content="f0", predicted_ns=1.5e5, time_ns=1.2e5, low_ns=1.1e5, high_ns=1.4e5)
+    host = fused.model_copy(update={"name": "host", "content": "40", "time_ns": 2e5, "predicted_ns": None})
+    run = {"variant": "fused", "inputs": {"batch": 64.0, "n_fft": 256.0}}
+    alternatives = [fused.model_copy(update={"runs": [run, run]}), host]
+    alternatives += [Alternative(name="block", content="b0", failed="it asks for 80 GB")]
+    fields = {
+        "key": digest_of({"number": number}),
+        "context": "c0",
+        "kind": "welch",
+        "label": "batch 64, n_fft 256, k 16",
+        "alternatives": alternatives,
+        "chosen": "f0",
+        "is_tie": False,
+        "probability": 0.995,
+        "rounds": 12,
+        "regret": 0.02,
+        "machine": HERE,
+        "created": f"2026-01-01T00:00:{number:02}+00:00",
+    }
+    return Remembered(**fields | changes)
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """The database of a user's own, which nobody has made so far."""
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "decisions.sqlite"
+
+
+@pytest.fixture
+def memory(path):
+    """It, asked as the commands do: what is wrong is an error."""
+    return Memory(strict=True)
+
+
+def test_what_is_kept_comes_back_whole_the_newest_first_and_reading_makes_no_file(memory, path):
+    assert (memory.look_up(decision().key), memory.all(), memory.forget(None)) == (None, [], 0)
+    assert not path.parent.exists()
+    kept = [decision(0), decision(1, context="c1"), decision(2, kind="functions", chosen="40", is_tie=True)]
+    for one in kept:
+        memory.keep(one)
+    assert [memory.look_up(one.key) for one in kept] == kept
+    assert memory.all() == Memory(path).all() == kept[::-1]
+    assert memory.all(context="c0") == [kept[2], kept[0]]
+    assert memory.all("c1", "functions") == []
+    replaced = decision(0, rounds=99)
+    memory.keep(replaced)
+    assert memory.look_up(replaced.key) == replaced
+    assert memory.forget([kept[0].key, "none"]) == 1
+    assert memory.all() == [kept[2], kept[1]]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_pin_chooses_and_stays_when_the_choice_is_measured_anew(memory):
+    memory.keep(decision())
+    key = decision().key
+    memory.pin(key, "host")
+    memory.keep(decision(rounds=99))
+    found = memory.look_up(key)
+    assert (found.choice.name, found.pinned, found.chosen, found.rounds) == ("host", "40", "f0", 99)
+    assert found.next_best.name == "fused"
+    without_it = decision(alternatives=decision().alternatives[:1])
+    memory.keep(without_it)
+    assert memory.look_up(key) == without_it  # nothing is chosen that is no alternative any more
+    memory.keep(decision())
+    memory.pin(key, None)
+    assert memory.look_up(key) == decision()
+    for name, said in (("fast", "expected one of fused, host, block, got 'fast'"), ("block", "it asks for 80 GB")):
+        with pytest.raises(ValueError, match=said):
+            memory.pin(key, name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"chosen": "none"}, "expected the content of an alternative, got 'none'"),
+        ({"pinned": "none"}, "expected the content of an alternative, got 'none'"),
+        ({"probability": float("nan")}, "finite"),
+        ({"created": "2026-01-01T00:00:00"}, "in UTC"),
+        ({"rounds": "12"}, "rounds"),
+    ],
+)
+def test_what_would_not_come_back_is_no_decision(changes, said):
+    with pytest.raises(ValueError, match=said):
+        decision(**changes)
+
+
+#: Processes that write entries whose parts all name one number, each killed while it writes: there is a journal then.
+WRITERS = """
+import os, signal, sys, time
+from rlxjax.advice import Memory, Remembered
+memory, one = Memory(sys.argv[1], strict=True), Remembered.model_validate_json(sys.argv[2])
+for turn in range(10):
+    worker = os.fork()
+    number = 0
+    while not worker:
+        text = f"{turn}.{number} " * 1000
+        alternatives = [each.model_copy(update={"failed": text}) for each in one.alternatives]
+        key = f"{turn}.{number % 3}"
+        memory.keep(one.model_copy(update={"key": key, "label": text, "alternatives": alternatives}))
+        os.write(1, f"{key} {number}\\n".encode())
+        number += 1
+    time.sleep(0.03)
+    ends = time.monotonic() + 1
+    while not os.path.exists(f"{sys.argv[1]}-journal") and time.monotonic() < ends:
+        pass
+    os.kill(worker, signal.SIGKILL)
+    assert os.waitpid(worker, 0)[1] == signal.SIGKILL
+    if os.path.exists(f"{sys.argv[1]}-journal"):
+        os.write(1, f"undone {turn}\\n".encode())
+"""
+
+
+def test_a_process_that_is_killed_leaves_whole_entries_to_those_beside_it(memory, path):
+    memory.keep(decision())
+    command = [sys.executable, "-c", WRITERS, path, decision().model_dump_json()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writers:
+        own = 0
+        while writers.poll() is None:
+            memory.keep(decision(own % 60))
+            own += 1
+        written = dict(line.split() for line in writers.stdout)
+    assert writers.returncode == 0
+    assert "undone" in written
+    del written["undone"]
+    database = made(path)
+    assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    database.close()
+    found = {one.key: one for one in memory.all()}
+    assert sum("." not in key for key in found) == min(own, 60)
+    for key, number in written.items():  # what was said to be kept is there, or what came after it
+        parts = {found[key].label, *(one.failed for one in found[key].alternatives)}
+        assert len(parts) == 1
+        assert int(found[key].label.split()[0].partition(".")[2]) >= int(number)
+
+
+def made(path, *statements):
+    """Make or change a database, and leave it open."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    database = sqlite3.connect(path, isolation_level=None)
+    for statement in statements:
+        database.execute(statement)
+    return database
+
+
+def write_over(path):
+    path.write_bytes(b"SQLite format 3\0" + path.read_bytes()[16:200] + b"\xff" * 8000)
+
+
+SPOILT = {
+    "no database": (lambda path: path.write_text("once upon a time " * 100), "move it to another place"),
+    "damaged": (write_over, "move it to another place"),
+    "a folder": (lambda path: [path.unlink(), path.mkdir()], "set RLXJAX_HOME"),
+    "locked": (lambda path: made(path, "BEGIN EXCLUSIVE"), "another process holds it"),
+    "newer": (lambda path: made(path, "PRAGMA user_version = 9"), "install a newer rlxjax"),
+    "another's": (lambda path: made(path, "PRAGMA application_id = 7"), "another program"),
+    "without its table": (lambda path: made(path, "DROP TABLE decisions"), "move it to another place"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_database_that_cannot_be_used_is_one_warning_to_a_choice_and_one_line_to_a_command(how, path):
+    spoil, said = SPOILT[how]
+    memory = Memory()
+    memory.keep(decision())
+    held = spoil(path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for each in (memory, Memory()):
+            assert (each.look_up(decision().key), each.all()) == (None, [])
+            each.keep(decision(1))
+    (warned,) = [str(one.message) for one in caught]
+    for text in (str(path), said, "choices go on without"):
+        assert text in warned
+    result = CliRunner().invoke(app, ["decisions", "pin", "abc", "host"])
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(f"error: {path}: ")
+    assert said in result.stderr
+    if isinstance(held, sqlite3.Connection):
+        held.close()
+
+
+def test_where_no_folder_can_be_made_a_choice_is_kept_by_nobody_with_one_warning(path):
+    path.parent.touch()
+    memory = Memory()
+    assert memory.look_up(decision().key) is None
+    with pytest.warns(UserWarning, match=f"{path}: cannot be written .*set RLXJAX_HOME"):
+        memory.keep(decision())
+    memory.keep(decision())
+    assert memory.all() == []
+    with pytest.raises(ValueError, match=f"{path}: cannot be written .*set RLXJAX_HOME"):
+        Memory(strict=True).keep(decision())
+
+
+def test_what_may_be_read_and_not_written_is_still_read(memory, path):
+    memory.keep(decision())
+    made(path, "CREATE TRIGGER t BEFORE INSERT ON decisions BEGIN SELECT RAISE(ABORT, 'not here'); END").close()
+    with pytest.warns(UserWarning, match=f"{path}: cannot be written .not here"):
+        Memory().keep(decision(1))
+    assert Memory().look_up(decision().key) == decision()
+
+
+def test_one_bad_entry_is_warned_of_and_the_others_are_used_and_the_command_drops_it(memory, path):
+    for number in (0, 1):
+        memory.keep(decision(number))
+    key = decision().key
+    made(path, f"UPDATE decisions SET content = substr(content, 1, 99) WHERE key = '{key}'").close()
+    with pytest.warns(UserWarning, match=f"{path}.*`rlxjax decisions forget {key[:8]}`"):
+        assert Memory().look_up(key) is None
+    assert Memory().look_up(decision(1).key) == decision(1)
+    assert CliRunner().invoke(app, ["decisions", "list"]).exit_code == 2
+    assert CliRunner().invoke(app, ["decisions", "forget", key[:8]]).exit_code == 0
+    assert memory.all() == [decision(1)]
+
+
+def test_a_database_that_is_moved_is_not_written_where_it_was(memory, path):
+    memory.keep(decision())
+    path.rename(path.with_name("moved"))
+    assert memory.all() == []
+    memory.keep(decision(1))
+    assert memory.all() == [decision(1)]
+
+
+def test_an_export_is_the_same_here_and_of_other_machines_nothing_is_taken(memory, path, tmp_path):
+    here, elsewhere = decision(0), decision(1, machine=HERE.model_copy(update={"cores": HERE.cores + 1}))
+    software = decision(2, machine=HERE.model_copy(update={"jaxlib": "0.0"}))
+    for one in (here, elsewhere, software):
+        memory.keep(one)
+    memory.pin(here.key, "host")
+    before, file = memory.all(), tmp_path / "export.json"
+    assert memory.export(file) == 3
+    memory.forget(None)
+    assert memory.load(file) == (2, 0, 1)
+    assert memory.all() == [one for one in before if one.key != elsewhere.key]
+    assert memory.load(file) == (0, 2, 1)
+    memory.keep(decision(0, created="2025-01-01T00:00:00+00:00"))
+    memory.keep(newer := decision(2, created="2027-01-01T00:00:00+00:00"))
+    assert memory.load(file) == (1, 1, 1)
+    assert memory.all() == [newer, before[2]]
+    with pytest.raises(ValueError, match="expected another file than the database"):
+        memory.export(path)
+    for spoil, said in (
+        (lambda content: content["decisions"][0].update(rounds=7), "digest differs"),
+        (lambda content: sealed(content | {"schema_version": 2}), "2 is newer than 1"),
+        (lambda content: sealed(content | {"decisions": [{}]}), "decisions.0.key"),
+    ):
+        content = json.loads(file.read_text())
+        spoilt = tmp_path / "spoilt.json"
+        spoilt.write_text(json.dumps(spoil(content) or content))
+        with pytest.raises(ValueError, match=f"{spoilt}: .*{said}"):
+            memory.load(spoilt)
+
+
+# --- Commands ------------------------------------------------------------------------------------
+
+
+def invoke(*arguments, status=0):
+    result = CliRunner().invoke(app, ["decisions", *map(str, arguments)])
+    assert result.exit_code == status, result.stderr
+    assert_narrow(result.stdout.replace(os.environ["RLXJAX_HOME"].removesuffix("home"), ""))
+    assert status == 0 or (result.stdout, result.stderr.count("\n")) == ("", 1)
+    return " ".join((result.stderr if status else result.stdout).split())
+
+
+def printed(command, *arguments):
+    found = json.loads(CliRunner().invoke(app, ["decisions", command, *arguments, "--json"]).stdout)
+    assert_documented(f"decisions {command}", found)
+    return found
+
+
+def test_the_commands_show_what_runs_by_what_it_was_chosen_and_that_a_tie_is_one(memory):
+    memory.keep(decision(0, is_tie=True))
+    memory.keep(decision(1, label="a program of many words, " * 4 + "that ends"))
+    key = decision().key
+    assert invoke("pin", decision(1).key, "host").endswith("many words, that ends: host, pinned")
+    pinned, tie = printed("list")["decisions"]
+    assert (pinned["chosen"], pinned["by"], pinned["next_best"], pinned["time_ns"]) == ("host", "pinned", "fused", 2e5)
+    assert (tie["chosen"], tie["by"], tie["is_tie"], tie["next_best_ns"]) == ("fused", "measured", True, 2e5)
+    text = invoke("list")
+    for part in ("2 decisions", key[:8], tie["label"], "measured, tie", "120,000", "200,000", "2026-01-01 00:00"):
+        assert part in text
+    text, found = invoke("show", key[:8]), printed("show", key)
+    assert "a tie: others are as fast as fused within 2 %; 12 rounds" in text
+    assert "block could not run: it asks for 80 GB" in text
+    assert f"key {key}" in text
+    assert re.search("fused 150,000 120,000 110,000 140,000", text)
+    assert found["alternatives"][0]["interval_ns"] == [1.1e5, 1.4e5]
+    assert found["machine"] == HERE.model_dump(mode="json")
+    text = invoke("show", decision(1).key)
+    assert "measured without the pin: fused is the fastest within 2 %, probability 99.5 %; 12 rounds" in text
+    assert invoke("pin", decision(1).key, "--off").endswith("fused, measured")
+
+
+def test_the_commands_say_that_nothing_is_there_and_how_much_came_and_went(memory, path, tmp_path):
+    file = tmp_path / "export.json"
+    assert invoke("list") == f"nothing is remembered in {path}"
+    assert printed("list") == {"decisions": []}
+    assert invoke("forget", "--all") == "0 decisions forgotten"
+    assert not path.parent.exists()
+    for number in range(3):
+        memory.keep(decision(number))
+    assert invoke("export", file) == f"3 decisions in {file}"
+    assert invoke("forget", decision(1).key[:10], decision(1).key) == "1 decision forgotten"
+    said = "1 decision taken, 2 known here already, 0 of another kind of machine left out"
+    assert invoke("import", file) == said
+    assert invoke("forget", "--all") == "3 decisions forgotten"
+
+
+def test_bad_input_is_one_line_and_status_2(memory, tmp_path):
+    memory.keep(decision().model_copy(update={"key": "ab12"}))
+    memory.keep(decision().model_copy(update={"key": "ab34"}))
+    for arguments, said in (
+        (["show", "cd"], "'cd' is a key of nothing that is remembered"),
+        (["show", ""], "is the start of several keys"),
+        (["pin", "ab", "host"], "'ab' is the start of several keys; give more of it"),
+        (["pin", "ab12", "fast"], "expected one of fused, host, block, got 'fast'"),
+        (["pin", "ab12", "block"], "block could not run here (it asks for 80 GB)"),
+        (["pin", "ab12"], "expected fused, host, block or --off, got none of them"),
+        (["pin", "ab12", "host", "--off"], "got host and --off"),
+        (["forget"], "expected keys or --all, got neither"),
+        (["forget", "ab12", "--all"], "got both"),
+        (["forget", "ab12", "cd"], "'cd' is a key of nothing"),
+        (["import", tmp_path / "none.json"], "no such file"),
+        (["export", tmp_path], "expected a file to write, got the folder"),
+        (["export", memory.path], "expected another file than the database itself"),
+    ):
+        assert said in invoke(*arguments, status=2)
+    assert memory.forget(["ab34"]) == 1
+    assert "'' is a key of nothing" in invoke("forget", "", status=2)
