@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlxjax.advice import Alternative, Memory, Remembered
 
 #: Characters of a key that are shown at least, and of a workload at most.
-KEY_WIDTH, LABEL_WIDTH = 8, 40
+KEY_WIDTH, LABEL_WIDTH = 8, 44
 Key = Annotated[str, typer.Argument(help="The key of a decision, or the start of it.")]
 
 decisions = typer.Typer(help="See, pin, forget, export and import what was decided by measuring.")
@@ -39,9 +39,9 @@ def list_decisions(as_json: AsJson = False) -> None:
     elif not found:
         say(f"nothing is remembered in {memory.path}", str(memory.path))
     else:
-        headings = ["key", "workload", "kind", "chosen", "by", "ns", "next best", "its ns", "when, UTC"]
+        headings = ["key", "kind", "workload", "chosen", "by", "ns", "next best", "its ns", "when, UTC"]
         length = _key_length([one.key for one in found])
-        print_table(console(), counted(len(found), "decision"), headings, [_row(one, length) for one in found], texts=2)
+        print_table(console(), counted(len(found), "decision"), headings, [_row(one, length) for one in found])
 
 
 def _row(one: "Remembered", length: int) -> list[str]:
@@ -50,7 +50,7 @@ def _row(one: "Remembered", length: int) -> list[str]:
     by = ", ".join([_by(one), *(["tie"] if one.is_tie else [])])
     next_best = ("-", "-") if one.next_best is None else (one.next_best.name, _time(one.next_best.time_ns))
     when = one.created[:16].replace("T", " ")
-    return [one.key[:length], label, one.kind, one.choice.name, by, _time(one.choice.time_ns), *next_best, when]
+    return [one.key[:length], one.kind, label, one.choice.name, by, _time(one.choice.time_ns), *next_best, when]
 
 
 def _key_length(keys: Sequence[str]) -> int:
@@ -92,16 +92,16 @@ def show(key: Key, as_json: AsJson = False) -> None:
         return
     say(f"{one.kind}, {one.label}: {one.choice.name}, {_by(one)}")
     say(_how_sure(one))
-    headings = ["alternative", "predicted ns", "measured ns", "from", "to"]
+    headings = ["alternative", "predicted ns", "from", "to", "measured ns", "from", "to"]
     print_table(console(), "What a call takes", headings, map(_times, one.alternatives))
     for alternative in one.alternatives:
         if alternative.failed:
             say(f"{alternative.name} could not run: {alternative.failed}")
     machine = one.machine
-    say(
-        f"measured {one.created} on {machine.cpu_model}, {counted(machine.cores, 'core')}, {machine.platform} "
-        f"{machine.device_kind}, jax {machine.jax}, jaxlib {machine.jaxlib}"
-    )
+    device = " ".join(dict.fromkeys((machine.platform, machine.device_kind)))
+    software = f"jax {machine.jax}, jaxlib {machine.jaxlib}"
+    cores = counted(machine.cores, "core")
+    say(f"measured {one.created} on {machine.cpu_model}, {cores}, {device}, {software}")
     say(f"key {one.key}", one.key)
 
 
@@ -115,7 +115,8 @@ def _how_sure(one: "Remembered") -> str:
 
 
 def _times(one: "Alternative") -> list[str]:
-    return [one.name, *map(_time, (one.predicted_ns, one.time_ns, one.low_ns, one.high_ns))]
+    predicted = one.predicted_ns, *(one.predicted_interval_ns or (None, None))
+    return [one.name, *map(_time, (*predicted, one.time_ns, one.low_ns, one.high_ns))]
 
 
 def _details(one: "Remembered") -> dict[str, Any]:

@@ -23,11 +23,21 @@ HERE = current_fingerprint()
 
 def decision(number=0, **changes):
     """Return a decision between two strategies, both measured, and one that failed; each number has its own key."""
-    fused = Alternative(name="fused", content="f0", predicted_ns=1.5e5, time_ns=1.2e5, low_ns=1.1e5, high_ns=1.4e5)
-    host = fused.model_copy(update={"name": "host", "content": "40", "time_ns": 2e5, "predicted_ns": None})
     run = {"variant": "fused", "inputs": {"batch": 64.0, "n_fft": 256.0}}
-    alternatives = [fused.model_copy(update={"runs": [run, run]}), host]
-    alternatives += [Alternative(name="block", content="b0", failed="it asks for 80 GB")]
+    fused = Alternative(
+        name="fused",
+        content="f0",
+        runs=[run, run],
+        predicted_ns=1.5e5,
+        predicted_interval_ns=(1e5, 1.8e5),
+        time_ns=1.2e5,
+        low_ns=1.1e5,
+        high_ns=1.4e5,
+        failed="",
+    )
+    assert fused.model_fields_set == {*Alternative.model_fields}  # what is added comes back as well
+    host = Alternative(name="host", content="40", time_ns=2e5, low_ns=1.9e5, high_ns=2.2e5)
+    alternatives = [fused, host, Alternative(name="block", content="b0", failed="it asks for 80 GB")]
     fields = {
         "key": digest_of({"number": number}),
         "context": "c0",
@@ -308,7 +318,7 @@ def test_the_commands_show_what_runs_by_what_it_was_chosen_and_that_a_tie_is_one
     assert "a tie: others are as fast as fused within 2 %; 12 rounds" in text
     assert "block could not run: it asks for 80 GB" in text
     assert f"key {key}" in text
-    assert re.search("fused 150,000 120,000 110,000 140,000", text)
+    assert re.search("fused 150,000 100,000 180,000 120,000 110,000 140,000", text)
     assert found["alternatives"][0]["interval_ns"] == [1.1e5, 1.4e5]
     assert found["machine"] == HERE.model_dump(mode="json")
     text = invoke("show", decision(1).key)

@@ -23,6 +23,7 @@ class Alternative(Finite):
         content: digest of what it runs, by which it is known.
         runs: of the latency model, whose times add up to its time: each a `variant` and its `inputs` by name.
         predicted_ns: by the model; None where it says nothing.
+        predicted_interval_ns: that holds the time with 90 %, as predicted.
         time_ns: measured; None if it was not, as are the next two.
         low_ns: lower end of the interval of the measured time.
         high_ns: upper end.
@@ -33,10 +34,16 @@ class Alternative(Finite):
     content: str
     runs: list[dict[str, str | dict[str, float]]] = []
     predicted_ns: float | None = None
+    predicted_interval_ns: tuple[float, float] | None = None
     time_ns: float | None = None
     low_ns: float | None = None
     high_ns: float | None = None
     failed: str = ""
+
+    @field_validator("predicted_interval_ns", mode="before")
+    @classmethod
+    def _of_json(cls, ends: object) -> object:
+        return tuple(ends) if isinstance(ends, list) else ends
 
 
 class Remembered(Finite):
