@@ -6,6 +6,7 @@
 The names of every day, by task:
 
 - should my jitted functions be one program? `advise`
+- which of several functions is the fastest here? `choose`
 - what does a function do, and take here? `profile_function`, `default_calibration().predict_function`
 - decide by what was measured here: `default_calibration`, `load_calibration`, `save_calibration`; a `Calibration`
   predicts, picks, compares and explains

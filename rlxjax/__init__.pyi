@@ -23,7 +23,9 @@ from ._numerics import soft_step as soft_step
 from ._numerics import straight_through as straight_through
 from ._numerics import temperature_from_sd as temperature_from_sd
 from .advice import Advice as Advice
+from .advice import Choice as Choice
 from .advice import advise as advise
+from .advice import choose as choose
 from .calibration import Calibration as Calibration
 from .calibration import default_calibration as default_calibration
 from .calibration import load_calibration as load_calibration
@@ -82,6 +84,7 @@ __all__ = [
     "Advice",
     "Calibration",
     "Cell",
+    "Choice",
     "FunctionProfile",
     "FusionBenefit",
     "FusionPlan",
@@ -96,6 +99,7 @@ __all__ = [
     "advice",
     "advise",
     "calibration",
+    "choose",
     "default_calibration",
     "device",
     "evaluate",

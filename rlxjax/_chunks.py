@@ -87,7 +87,7 @@ def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int
         finally:
             del _thread.is_worker
 
-    work_as_caller = _with_callers_settings(work)
+    work_as_caller = with_callers_settings(work)
     others = [_helpers(max(n_workers, worker_count()) - 1).submit(work_as_caller) for _ in range(n_workers - 1)]
     try:
         work()
@@ -119,10 +119,10 @@ if hasattr(os, "register_at_fork"):
 def background() -> Iterator[Callable[..., Future]]:
     """Give a function that starts a call beside the caller's own work and returns its future."""
     with ThreadPoolExecutor(1, "rlxjax") as pool:
-        yield lambda run, *args, **kwargs: pool.submit(_with_callers_settings(run), *args, **kwargs)
+        yield lambda run, *args, **kwargs: pool.submit(with_callers_settings(run), *args, **kwargs)
 
 
-def _with_callers_settings(run: Callable[..., R]) -> Callable[..., R]:
+def with_callers_settings(run: Callable[..., R]) -> Callable[..., R]:
     """Return a function for another thread: what a caller's context sets for JAX holds for its own alone."""
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     has_x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]

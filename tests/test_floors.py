@@ -14,7 +14,8 @@ FLOORS = (
     ("fusion", "fit"),
     ("models",),
     ("calibration",),
-    ("advice", "plot", "tables", "welch"),
+    ("advice", "plot", "tables"),
+    ("welch",),
     ("learned",),
     ("__init__", "__main__"),
 )

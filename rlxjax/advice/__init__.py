@@ -10,6 +10,9 @@ from ._advice import Grouping as Grouping
 from ._advice import Measured as Measured
 from ._advice import StageCost as StageCost
 from ._advise import advise as advise
+from ._choice import Choice as Choice
+from ._choice import Considered as Considered
+from ._choose import choose as choose
 from ._memory import Loaded as Loaded
 from ._memory import Memory as Memory
 from ._rank_targets import RankedTarget as RankedTarget

@@ -1,0 +1,133 @@
+"""Which of several functions to run, or of the ways that a latency model knows: sure by the model, or measured."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from rlxjax._checks import check_at_least, is_traced
+from rlxjax._values import handle
+from rlxjax.calibration import Calibration, default_calibration
+from rlxjax.fit import Suite
+
+from ._choice import Choice, measure_word
+from ._decide import decide
+from ._of_functions import question_of_functions
+from ._of_variants import question_of_suite
+
+#: What a choice may lose, and the milliseconds of timing, unless a caller says.
+REGRET, LIMIT_MS = 0.02, 200.0
+#: Choices of this process that are looked up at once; the oldest is forgotten.
+MOST_CHOICES = 1024
+_choices: dict[Any, Choice] = {}
+
+
+def choose(
+    alternatives: Mapping[str, Callable[..., Any] | Sequence[Callable[..., Any]]] | Suite,
+    *args: Any,
+    inputs: Mapping[str, float] | None = None,
+    measure: str | None = None,
+    regret: float = REGRET,
+    limit_ms: float = LIMIT_MS,
+    calibration: Calibration | None = None,
+    check: bool = True,
+) -> Choice:
+    """Return the alternative that is the fastest here: by the model where it is sure, measured where it is not.
+
+    What was measured is remembered, in this process and in `RLXJAX_HOME`, for the same machine, software, calibration,
+    arguments and alternatives, and the model learns from it. A remembered choice is found in a few microseconds, so
+    `choose(alternatives, x)(x)` may stand where one of the alternatives would.
+
+    Args:
+        alternatives: functions by name, each of the same arguments and result. Each runs jitted; one that is a sequence
+            of functions runs as stages that are jitted one by one, each taking what the one before it gives. Or a suite
+            of your own: the variants of its model that give the result of `inputs`, run by its `program`.
+        *args: of the functions: arrays as they are called with, `jax.ShapeDtypeStruct`s, which are filled at random
+            where something is measured, or trees of them.
+        inputs: of the suite's model, by name.
+        measure: "undecided", where the model does not rule out all alternatives but one; "always", all of them;
+            "never". `RLXJAX_MEASURE` unless given, and "undecided" where that is not set.
+        regret: relative difference that does not count: alternatives within it are a tie, and the model's favourite
+            stays.
+        limit_ms: of timing, compiling apart. A call of more than a hundred times as long counts as one without end.
+        calibration: of this machine; `default_calibration()` unless given.
+        check: whether the alternatives that are run have to give the same results on these arguments, floating-point
+            numbers within the square root of their dtype's precision.
+
+    Returns:
+        The choice, which is called as the alternatives are.
+
+    Raises:
+        ValueError: no alternative, or none that runs; alternatives of different results, or with side effects or
+            donated arguments, that would have to be measured; traced arguments; nothing to decide by with
+            `measure="never"`; a number that cannot be.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> x = jax.ShapeDtypeStruct((64, 1000), jnp.float32)
+        >>> ways = {"top_k": lambda x: jax.lax.top_k(x, 8)[0], "sort": lambda x: jnp.sort(x)[:, :-9:-1]}
+        >>> choice = choose(ways, x, measure="never")
+        >>> choice.name, choice.by, choice(jnp.ones((64, 1000), jnp.float32)).shape
+        ('top_k', 'model', (64, 8))
+    """
+    word = measure_word(measure, "undecided")
+    try:
+        asked = _key(alternatives, args, inputs, word, regret, limit_ms, calibration, check)
+        if (known := _choices.get(asked)) is not None:
+            return known
+    except TypeError:  # an argument that has no hash, which is traced or refused below
+        asked = None
+    check_at_least(regret, "regret", what="number", most=1.0)
+    check_at_least(limit_ms, "limit_ms", 1e-3, "number of milliseconds", most=1e7)
+    if is_traced(*jax.tree.leaves(args)):
+        raise ValueError("args: expected arrays or shapes, got traced values; choose outside of the traced function")
+    known = default_calibration() if calibration is None else calibration
+    options = {"measure": word, "regret": float(regret), "limit_ms": float(limit_ms), "check": check}
+    if isinstance(alternatives, Suite):
+        if args:
+            raise ValueError("args: expected none beside a suite, whose model has `inputs`")
+        question = question_of_suite(alternatives, inputs, known, options)
+    else:
+        if inputs is not None:
+            raise ValueError("inputs: expected none of functions, which take arguments")
+        question = question_of_functions(alternatives, args, known, options)
+    found = decide(question)
+    if asked is not None:
+        if len(_choices) >= MOST_CHOICES:
+            del _choices[next(iter(_choices))]
+        _choices[asked] = found if found.by in ("model", "pinned") else _again(found)
+    return found
+
+
+def _again(found: Choice) -> Choice:
+    """Return a choice as a later call gets it."""
+    return dataclasses.replace(found, by="remembered", measuring_s=0.0)
+
+
+def _key(
+    alternatives: Any,
+    args: tuple[Any, ...],
+    inputs: Any,
+    word: str,
+    regret: float,
+    limit_ms: float,
+    calibration: Any,
+    check: bool,
+) -> tuple[Any, ...]:
+    """Return what a choice of this process is looked up by."""
+    if isinstance(alternatives, Suite):
+        named: Any = alternatives, None if inputs is None else tuple(inputs.items())
+    else:
+        named = tuple([(name, tuple(fn) if type(fn) is list else fn) for name, fn in alternatives.items()])
+    shapes = tuple([_shape_of(arg) for arg in args])
+    return named, shapes, word, regret, limit_ms, handle(calibration), check, jax.config.jax_enable_x64
+
+
+def _shape_of(arg: Any) -> Any:
+    if isinstance(arg, jax.Array):
+        return arg.shape, arg.dtype, arg.sharding
+    if hasattr(arg, "dtype"):
+        return type(arg), arg.shape, arg.dtype
+    leaves, structure = jax.tree.flatten(arg)
+    return type(arg) if len(leaves) == 1 and leaves[0] is arg else (structure, *map(_shape_of, leaves))

@@ -1,0 +1,346 @@
+"""How one of several alternatives is chosen: remembered, else by the model where it is sure, else measured."""
+
+import datetime
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlxjax._numerics import temperature_from_sd
+from rlxjax.calibration import CalibratedModel
+
+from ._choice import Choice, Considered
+from ._content import digest, setting_of
+from ._contest import LONGEST_CALL, Contest, FirstCall, contest, first_call
+from ._learned import learn, learned
+from ._memory import Memory
+from ._remembered import Alternative, Remembered
+
+#: What the model rules out is neither compiled nor timed: it is not faster by more than the regret with at least this
+#: probability.
+RULED_OUT = 0.95
+
+
+class Contender(NamedTuple):
+    """One alternative, as what runs.
+
+    Attributes:
+        name: of it.
+        content: digest of what it runs.
+        fn: that is given to the caller.
+        call: of no arguments, that is timed.
+        runs: of the latency model, by variant and inputs, whose times add up to its own.
+        extra_ns: what it costs beside its time.
+        make: compiles it; the first call does unless given.
+        failed: why it cannot run; empty of one that can.
+    """
+
+    name: str
+    content: str
+    fn: Callable[..., Any]
+    call: Callable[[], Any]
+    runs: tuple[tuple[str, Mapping[str, float]], ...] = ()
+    extra_ns: float = 0.0
+    make: Callable[[], Any] | None = None
+    failed: str = ""
+
+
+class Forecast(NamedTuple):
+    """What a model says of alternatives.
+
+    Attributes:
+        time_ns: of each, `[n]`; infinite of one that it knows nothing of.
+        low_ns: lower end of the interval that holds it with 90 %, `[n]`.
+        high_ns: upper end, `[n]`.
+        sd_ns: standard deviation of the difference of each two, `[n, n]`.
+    """
+
+    time_ns: np.ndarray
+    low_ns: np.ndarray
+    high_ns: np.ndarray
+    sd_ns: np.ndarray
+
+    def chances(self, extra_ns: np.ndarray, place: int, regret: float) -> np.ndarray:
+        """Return the probability that each is not faster than one of them by more than the regret, `[n]`."""
+        costs, sd_ns = self.time_ns + extra_ns, self.sd_ns[place]
+        margins_ns = costs - costs[place] / (1.0 + regret)
+        odds = np.divide(margins_ns, temperature_from_sd(sd_ns), out=np.full(len(costs), np.inf), where=sd_ns > 0.0)
+        return np.where(np.isfinite(sd_ns), 0.5 + 0.5 * np.tanh(0.5 * odds), 0.5)
+
+
+class Question(NamedTuple):
+    """What is to be chosen between, and how.
+
+    Attributes:
+        contenders: the alternatives.
+        kind: "functions", or the name of the latency model whose runs they are.
+        label: the workload in words.
+        workload: what is the same of all of them, for JSON: sizes, dtypes.
+        calibrated: the model that predicts; None where there is none.
+        forecast: what it says, of a model that may have learned more; None where it says nothing of these.
+        measure: "never", "undecided" or "always".
+        regret: relative difference that does not count.
+        limit_ms: of timing, compiling apart.
+        check: whether alternatives that are run have to give the same results.
+        devices: that hold the arguments.
+    """
+
+    contenders: Sequence[Contender]
+    kind: str
+    label: str
+    workload: Mapping[str, Any]
+    calibrated: CalibratedModel | None
+    forecast: Callable[[CalibratedModel], Forecast | None]
+    measure: str
+    regret: float
+    limit_ms: float
+    check: bool = True
+    devices: Sequence[Any] = ()
+
+
+def decide(question: Question) -> Choice:
+    """Choose.
+
+    Raises:
+        ValueError: no alternative runs, alternatives that are run differ in their results, or nothing says which
+            is faster and nothing is to be measured.
+    """
+    contenders, memory = question.contenders, Memory()
+    usable = [place for place, own in enumerate(contenders) if not own.failed]
+    if not usable:
+        raise ValueError(f"alternatives: none of them runs: {_failures(contenders)}")
+    context, machine = setting_of(question.calibrated, question.devices)
+    contents = sorted(own.content for own in contenders)
+    extras = [own.extra_ns - contenders[0].extra_ns for own in contenders]
+    key = digest(context, question.kind, contents, question.workload, any(extras) and extras)
+    known = memory.look_up(key)
+    if known is not None and (found := _as_remembered(question, known)) is not None:
+        return found
+    calibrated = question.calibrated
+    if calibrated is not None:
+        calibrated = learned(calibrated, memory, context, question.kind)
+    forecast = None if calibrated is None else question.forecast(calibrated)
+    order, chances = _by_model(question, forecast, usable)
+    measure, count = question.measure, len(usable)
+    entrants = [place for place in order if place == order[0] or not chances[place] >= RULED_OUT]
+    entrants = {"never": order[:1], "undecided": entrants, "always": order}[measure] if count > 1 else order
+    if len(entrants) < 2:
+        if forecast is None and count > 1:
+            raise ValueError(
+                f"measure: no calibration says which of {', '.join(contenders[place].name for place in usable)} is the "
+                "fastest here; measure them, as with measure='undecided', or calibrate with `rlxjax calibrate`"
+            )
+        others = [chances[place] for place in order[1:]]
+        sure = min(others, default=1.0)
+        return _choice(question, order[0], "model", forecast, None, float(sure), key=key)
+    begun_s = time.perf_counter()
+    timed = _timed(question, entrants)
+    ruled_out = [chances[place] for place in order if place not in entrants]
+    probability = float(min([timed.probability, *ruled_out]))
+    seconds = time.perf_counter() - begun_s
+    found = _choice(question, timed.best, "measured", forecast, timed, probability, seconds, key)
+    remembered = _to_remember(question, found, key, context, machine)
+    memory.keep(remembered)
+    learn(remembered)
+    return found
+
+
+def _by_model(
+    question: Question, forecast: Forecast | None, usable: list[int]
+) -> tuple[list[int], Mapping[int, float]]:
+    """Return the alternatives in the order of their predicted costs, and of each the chance that the first one stands.
+
+    Where nothing is predicted, they are in the order given, and the chance is one half.
+    """
+    if forecast is None or not np.isfinite(forecast.time_ns[usable]).any():
+        return usable, dict.fromkeys(usable, 0.5)
+    extra_ns = np.array([own.extra_ns for own in question.contenders])
+    costs = forecast.time_ns + extra_ns
+    order = sorted(usable, key=lambda place: costs[place] if np.isfinite(costs[place]) else math.inf)
+    chances = forecast.chances(extra_ns, order[0], question.regret)
+    return order, {place: float(chances[place]) if np.isfinite(costs[place]) else 0.5 for place in usable}
+
+
+def _timed(question: Question, entrants: list[int]) -> Contest:
+    """Compile, check and time alternatives, the first of them the favourite; places are those of all alternatives."""
+    contenders, limit_s = question.contenders, question.limit_ms / 1e3
+    firsts = {place: _first(contenders[place], LONGEST_CALL * limit_s) for place in entrants}
+    failed = {place: first.failed for place, first in firsts.items() if first.failed}
+    left = [place for place in entrants if place not in failed]
+    if not left:
+        said = "; ".join(f"{contenders[place].name} {reason}" for place, reason in failed.items())
+        mend = "; a larger limit_ms waits longer" if "did not end" in said else ""
+        raise ValueError(f"alternatives: none of them runs: {said}{mend}")
+    if question.check:
+        for place in left[1:]:
+            if wrong := difference(firsts[left[0]].result, firsts[place].result):
+                raise ValueError(
+                    f"alternatives: expected the same result of all, but that of {contenders[place].name!r} differs "
+                    f"from that of {contenders[left[0]].name!r}: {wrong}; check=False takes them as they are"
+                )
+    del firsts
+    found = contest(
+        [contenders[place].call for place in left],
+        regret=question.regret,
+        limit_s=limit_s,
+        extra_ns=[contenders[place].extra_ns for place in left],
+    )
+    for number, reason in found.failed.items():
+        failed[left[number]] = reason
+    if len(found.failed) == len(left):
+        raise ValueError(f"alternatives: none of them runs: {'; '.join(failed.values())}")
+    times = np.full((3, len(contenders)), np.nan)
+    times[:, left] = found.time_ns, found.low_ns, found.high_ns
+    return found._replace(best=left[found.best], failed=failed, time_ns=times[0], low_ns=times[1], high_ns=times[2])
+
+
+def _first(contender: Contender, limit_s: float) -> FirstCall:
+    begun_s = time.perf_counter()
+    try:
+        if contender.make is not None:
+            contender.make()
+    except Exception as error:  # noqa: BLE001 - a compiler, or a user's code, may raise anything
+        reason = str(error).strip().partition("\n")[0]
+        return FirstCall(failed=f"raised {type(error).__name__}: {reason}")
+    return first_call(contender.call, limit_s)._replace(taken_s=time.perf_counter() - begun_s)
+
+
+def difference(one: Any, other: Any) -> str:
+    """Return how two results differ, in a few words; nothing if they are the same but for rounding.
+
+    Floating-point numbers may differ by the square root of their dtype's precision, of the largest in their array.
+    """
+    (mine, structure), (others, structure_of_other) = jax.tree.flatten(one), jax.tree.flatten(other)
+    if structure != structure_of_other:
+        return f"{structure_of_other} instead of {structure}"
+    for number, (left, right) in enumerate(zip(mine, others, strict=True)):
+        of = f"array {number}" if len(mine) > 1 else "the array"
+        if jnp.shape(left) != jnp.shape(right) or jnp.result_type(left) != jnp.result_type(right):
+            kinds = [f"{jnp.result_type(own)}{list(jnp.shape(own))}" for own in (left, right)]
+            return f"{of} is {kinds[1]} instead of {kinds[0]}"
+        dtype = jnp.result_type(left)
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            left, right = jax.random.key_data(left), jax.random.key_data(right)
+        expected, got = np.asarray(left), np.asarray(right)
+        if jnp.issubdtype(dtype, jnp.inexact):
+            wide = np.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else np.float64
+            expected, got = expected.astype(wide), got.astype(wide)
+            largest = np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))
+            most = math.sqrt(float(jnp.finfo(dtype).eps)) * float(largest)
+            if not np.allclose(got, expected, rtol=0.0, atol=most, equal_nan=True):
+                off = np.max(np.abs(got - expected), initial=0.0, where=np.isfinite(got) & np.isfinite(expected))
+                return f"{of} is off by {off:.2g}, where {most:.2g} is rounding"
+        elif not np.array_equal(expected, got):
+            return f"{of} has other values"
+    return ""
+
+
+def _as_remembered(question: Question, known: Remembered) -> Choice | None:
+    """Return the choice that is remembered, if its alternative still runs and as much was measured as is asked."""
+    places = {own.content: place for place, own in reversed([*enumerate(question.contenders)]) if not own.failed}
+    if known.choice.content not in places:
+        return None
+    by_content = {one.content: one for one in known.alternatives}
+    is_whole = all(own.failed or own.time_ns is not None for own in by_content.values())
+    if question.measure == "always" and not is_whole and known.pinned is None:
+        return None
+    alternatives = []
+    for own in question.contenders:
+        one = by_content[own.content]
+        interval = None if one.low_ns is None or one.high_ns is None else (one.low_ns, one.high_ns)
+        predicted = None if one.predicted_ns is None else one.predicted_interval_ns
+        alternatives.append(Considered(own.name, one.predicted_ns, predicted, one.time_ns, interval, one.failed))
+    chosen = question.contenders[places[known.choice.content]]
+    return Choice(
+        chosen.name,
+        chosen.fn,
+        "remembered" if known.pinned is None else "pinned",
+        tuple(alternatives),
+        known.probability,
+        known.is_tie,
+        known.regret,
+        known.rounds,
+        key=known.key,
+    )
+
+
+def _choice(
+    question: Question,
+    place: int,
+    by: str,
+    forecast: Forecast | None,
+    timed: Contest | None,
+    probability: float,
+    measuring_s: float = 0.0,
+    key: str = "",
+) -> Choice:
+    alternatives = []
+    for number, own in enumerate(question.contenders):
+        predicted, interval = None, None
+        if forecast is not None and np.isfinite(forecast.time_ns[number]):
+            predicted = float(forecast.time_ns[number])
+            interval = float(forecast.low_ns[number]), float(forecast.high_ns[number])
+        measured, failed = (None, None), own.failed
+        if timed is not None:
+            failed = failed or timed.failed.get(number, "")
+            if np.isfinite(timed.time_ns[number]):
+                measured = (
+                    float(timed.time_ns[number]),
+                    (float(timed.low_ns[number]), float(timed.high_ns[number])),
+                )
+        alternatives.append(Considered(own.name, predicted, interval, *measured, failed))
+    chosen = question.contenders[place]
+    return Choice(
+        chosen.name,
+        chosen.fn,
+        by,
+        tuple(alternatives),
+        None if forecast is None and timed is None else probability,
+        timed is not None and timed.is_tie,
+        question.regret,
+        0 if timed is None else timed.rounds,
+        measuring_s,
+        key,
+    )
+
+
+def _to_remember(question: Question, found: Choice, key: str, context: str, machine: Any) -> Remembered:
+    alternatives = []
+    for own, one in zip(question.contenders, found.alternatives, strict=True):
+        low_ns, high_ns = one.measured_interval_ns or (None, None)
+        runs: list[dict[str, Any]] = [{"variant": variant, "inputs": dict(inputs)} for variant, inputs in own.runs]
+        alternatives.append(
+            Alternative(
+                name=own.name,
+                content=own.content,
+                runs=runs,
+                predicted_ns=one.predicted_ns,
+                predicted_interval_ns=one.predicted_interval_ns,
+                time_ns=one.measured_ns,
+                low_ns=low_ns,
+                high_ns=high_ns,
+                failed=one.failed,
+            )
+        )
+    return Remembered(
+        key=key,
+        context=context,
+        kind=question.kind,
+        label=question.label,
+        alternatives=alternatives,
+        chosen=next(own.content for own in question.contenders if own.name == found.name),
+        is_tie=found.is_tie,
+        probability=found.probability or 0.0,
+        rounds=found.rounds,
+        regret=found.regret,
+        machine=machine,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _failures(contenders: Sequence[Contender]) -> str:
+    return "; ".join(f"{own.name} {own.failed}" for own in contenders if own.failed)

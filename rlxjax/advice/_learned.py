@@ -1,0 +1,70 @@
+"""What a model has learned from choices that were measured in its setting."""
+
+from typing import Any
+
+import numpy as np
+
+from rlxjax._values import Handle, handle
+from rlxjax.calibration import CalibratedModel
+from rlxjax.fit import Runs, condition
+
+from ._memory import Memory
+from ._remembered import Remembered
+
+#: The newest choices that a model learns from, in one process.
+MOST_LEARNED = 512
+#: By context and kind, the choices that were measured; those of other processes are read once.
+_measured: dict[tuple[str, str], list[Remembered]] = {}
+#: By context and kind: the model, how many choices it has learned from, and what it knows by them.
+_known: dict[tuple[str, str], tuple[Handle, int, CalibratedModel]] = {}
+
+
+def learn(remembered: Remembered) -> None:
+    """Add a choice to those that a model learns from."""
+    _measured.setdefault((remembered.context, remembered.kind), []).append(remembered)
+
+
+def learned(calibrated: CalibratedModel, memory: Memory, context: str, kind: str) -> CalibratedModel:
+    """Return a model that knows what was measured in its setting.
+
+    Args:
+        calibrated: of the calibration alone.
+        memory: of earlier processes, which is asked once.
+        context: digest of machine, software and calibration.
+        kind: the model's name.
+    """
+    place = context, kind
+    if place not in _measured:
+        _measured[place] = memory.all(context, kind)[::-1]
+    choices, own = _measured[place], handle(calibrated)
+    known = _known.get(place)
+    if known is not None and known[:2] == (own, len(choices)):
+        return known[2]
+    found = _conditioned(calibrated, choices[-MOST_LEARNED:])
+    _known[place] = own, len(choices), found
+    return found
+
+
+def _conditioned(calibrated: CalibratedModel, choices: list[Remembered]) -> CalibratedModel:
+    """Return the model that all measured times of some choices condition: those of one choice are a probe."""
+    import dataclasses
+
+    runs: list[Any] = []
+    measurement, probe, times_ns = [], [], []
+    for number, choice in enumerate(choices):
+        for one in choice.alternatives:
+            if one.time_ns is None or not one.runs:
+                continue
+            runs += one.runs
+            measurement += [len(times_ns)] * len(one.runs)
+            probe.append(number)
+            times_ns.append(one.time_ns)
+    if not times_ns:
+        return calibrated
+    model = calibrated.model
+    columns = {name: np.array([run["inputs"][name] for run in runs], float) for name in model.inputs}
+    timed = Runs.checked(model, [str(run["variant"]) for run in runs], **columns)
+    posterior = condition(
+        calibrated.posterior, timed, np.array(times_ns), measurement=np.array(measurement), probe=np.array(probe)
+    )
+    return dataclasses.replace(calibrated, posterior=posterior)

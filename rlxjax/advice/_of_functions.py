@@ -1,0 +1,156 @@
+"""Functions as alternatives: traced, counted, and priced by the model of functions."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from rlxjax.calibration import CalibratedModel, Calibration, FunctionTimes, predict_profiles
+from rlxjax.jaxpr import FunctionProfile, profile_function
+from rlxjax.models import FUNCTIONS, function_runs
+
+from ._arguments import filled
+from ._content import content_of, digest
+from ._decide import Contender, Forecast, Question
+from ._stages import composed, in_order
+
+
+def question_of_functions(
+    alternatives: Mapping[str, Any], args: tuple[Any, ...], known: Calibration | None, options: Mapping[str, Any]
+) -> Question:
+    """Return the question of functions, traced."""
+    if not isinstance(alternatives, Mapping) or not alternatives:
+        raise ValueError(f"alternatives: expected functions by name, or a Suite, got {alternatives!r}")
+    arrays = functools.cache(lambda: filled(args))
+    contenders, profiles = [], []
+    results: dict[str, Any] = {}
+    for name, given in alternatives.items():
+        functions = [given] if callable(given) else list(given)
+        if not functions or not all(map(callable, functions)):
+            raise ValueError(f"alternatives: expected a function, or functions in order, as {name!r}, got {given!r}")
+        try:
+            stages = in_order(functions, args)
+            programs = [stage.fn.trace(*stage.args) for stage in stages]
+        except ValueError as error:
+            contenders.append(Contender(str(name), digest("fails", str(name)), functions[0], list, failed=str(error)))
+            profiles.append([])
+            continue
+        fn = stages[0].fn if len(stages) == 1 else composed([stage.fn for stage in stages])
+        if options["measure"] != "never":
+            _check_repeatable(str(name), programs)
+        results[str(name)] = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), stages[-1].result)
+        own = _profiles(stages)
+        profiles.append(own)
+        contenders.append(
+            Contender(
+                str(name),
+                content_of(programs),
+                fn,
+                call=lambda fn=fn: fn(*arrays()),
+                runs=_runs(own),
+                make=lambda programs=programs: [program.lower().compile() for program in programs],
+            )
+        )
+    if options["check"]:
+        first, *others = results.items() or [("", None)]
+        for name, result in others:
+            if result != first[1]:
+                raise ValueError(
+                    f"alternatives: expected the same result of all, but that of {name!r} is {result}, and that of "
+                    f"{first[0]!r} is {first[1]}; check=False takes them as they are"
+                )
+    calibrated = None if known is None else known.models.get(FUNCTIONS.name)
+    shapes = [
+        f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else str(leaf) for leaf in jax.tree.leaves(args)
+    ]
+    label = f"{' or '.join(map(str, alternatives))} of {', '.join(shapes)}"
+    return Question(
+        contenders, FUNCTIONS.name, label, _where(args), calibrated, functools.partial(_forecast, profiles),
+        devices=_devices(args), **options,
+    )  # fmt: skip
+
+
+def _check_repeatable(name: str, programs: Sequence[Any]) -> None:
+    """Refuse to time what does something beside giving results."""
+    for program in programs:
+        if effects := ", ".join(sorted(str(effect) for effect in program.jaxpr.effects)):
+            raise ValueError(
+                f"alternatives: expected no side effects where {name!r} is to be measured again and again, got "
+                f"{effects}; take them out, or decide with measure='never'"
+            )
+        if any(argument.donated for argument in jax.tree.leaves(program.args_info)):
+            raise ValueError(
+                f"alternatives: expected no donated arguments where {name!r} is to be measured, which would be gone "
+                "after one call; choose without donation, or with measure='never'"
+            )
+
+
+def _profiles(stages: Sequence[Any]) -> list[FunctionProfile]:
+    """Return the profiles of stages; none where one cannot be counted."""
+    try:
+        return [profile_function(stage.fn, *stage.args) for stage in stages]
+    except ValueError:
+        return []
+
+
+def _runs(profiles: Sequence[FunctionProfile]) -> tuple[tuple[str, Mapping[str, float]], ...]:
+    """Return the runs of the functions model; none of what is not counted whole, of which a time says nothing."""
+    if not profiles or any(own.uncounted or own.unknown_loops for own in profiles):
+        return ()
+    runs = function_runs(profiles)
+    columns = {
+        name: np.broadcast_to(np.asarray(column, float), (len(profiles),)) for name, column in runs.inputs.items()
+    }
+    variants = np.broadcast_to(runs.variant, (len(profiles),))
+    return tuple(
+        (FUNCTIONS.variants[int(variants[row])], {name: float(column[row]) for name, column in columns.items()})
+        for row in range(len(profiles))
+    )
+
+
+def _forecast(profiles: Sequence[Sequence[FunctionProfile]], calibrated: CalibratedModel) -> Forecast | None:
+    """Return what the functions model says of alternatives, each of the programs that have these profiles."""
+    flat = [profile for own in profiles for profile in own]
+    if not flat:
+        return None
+    times = predict_profiles(Calibration({FUNCTIONS.name: calibrated}, None, {}), flat)
+    ends = np.cumsum([len(own) for own in profiles]).tolist()
+    places = [range(end - len(own), end) for end, own in zip(ends, profiles, strict=True)]
+    return forecast_of_programs(times, places)
+
+
+def forecast_of_programs(times: FunctionTimes, places: Sequence[Sequence[int]]) -> Forecast:
+    """Return what is predicted of alternatives that each run some programs, one after another.
+
+    Args:
+        times: of all programs, by one estimate.
+        places: of the programs of each alternative; none of one that nothing is known of.
+    """
+    count = len(places)
+    sd_ns = np.full((count, count), np.inf)
+    each = [[times.predictions[place] for place in own] for own in places]
+    known = [bool(own) and not any(one.uncounted or one.profile.unknown_loops for one in own) for own in each]
+    for row in range(count):
+        for column in range(count):
+            if known[row] and known[column]:
+                sd_ns[row, column] = float(times.decision(places[row], places[column]).margin_sd_ns)
+
+    def total(name: str) -> np.ndarray:
+        sums = [sum(getattr(one, name) for one in own) for own in each]
+        return np.array([one if is_known else np.inf for one, is_known in zip(sums, known, strict=True)], float)
+
+    return Forecast(total("time_ns"), total("low_ns"), total("high_ns"), sd_ns)
+
+
+def _where(args: tuple[Any, ...]) -> dict[str, Any]:
+    """Return what of the arguments no jaxpr says: which are arrays of NumPy, and how those of JAX are sharded."""
+    leaves = jax.tree.leaves(args)
+    kinds = [type(leaf).__name__ if not isinstance(leaf, jax.Array) else str(leaf.sharding) for leaf in leaves]
+    return {"arguments": kinds}
+
+
+def _devices(args: tuple[Any, ...]) -> list[Any]:
+    arrays = [leaf for leaf in jax.tree.leaves(args) if isinstance(leaf, jax.Array)]
+    return sorted({device for array in arrays for device in array.devices()}, key=lambda device: device.id)

@@ -1,0 +1,65 @@
+"""The variants of a latency model as alternatives, for one workload."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from rlxjax.calibration import CalibratedModel, Calibration
+from rlxjax.fit import Cell, Runs, Suite, decision, estimate
+
+from ._content import digest
+from ._decide import Contender, Forecast, Question
+
+
+def question_of_suite(
+    suite: Suite,
+    inputs: Mapping[str, float] | None,
+    known: Calibration | None,
+    options: Mapping[str, Any],
+) -> Question:
+    """Return the question of the variants of a suite's model."""
+    model = suite.model
+    sizes = {name: float(column) for name, column in Runs.checked(model, 0, **(inputs or {})).inputs.items()}
+    model.check({name: np.asarray(size) for name, size in sizes.items()})
+    calibrated = None if known is None else known.models.get(model.name)
+    facts = suite.facts() if calibrated is None else calibrated.posterior.facts
+    label = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
+    programs = f"{type(suite).__module__}.{type(suite).__qualname__} {suite.runner}"
+    contenders = []
+    for variant in variants_of(model, sizes, facts):
+        cell = Cell(f"{variant} {label}", variant, sizes)
+        program = functools.cache(functools.partial(suite.program, cell))
+        contenders.append(
+            Contender(
+                variant,
+                digest(model.name, model.version, programs, variant),
+                fn=lambda program=program: program()(),
+                call=lambda program=program: program()(),
+                runs=((variant, sizes),),
+            )
+        )
+    return Question(
+        contenders, model.name, label, sizes, calibrated, functools.partial(forecast_of_variants, contenders), **options
+    )
+
+
+def variants_of(model: Any, sizes: Mapping[str, float], facts: Mapping[str, Any]) -> list[str]:
+    """Return the variants of a model that give the result of a workload."""
+    is_same = np.asarray(model.same_result(Runs.checked(model, 0, **sizes), facts))
+    return [name for name, is_own in zip(model.variants, np.ravel(is_same).tolist(), strict=True) if is_own]
+
+
+def forecast_of_variants(contenders: Sequence[Contender], calibrated: CalibratedModel) -> Forecast:
+    """Return what a model says of alternatives that are one run each, all of one workload."""
+    variants, (sizes, *_) = zip(*(own.runs[0] for own in contenders), strict=True)
+    with jax.ensure_compile_time_eval():
+        runs = Runs.checked(calibrated.model, list(variants), **sizes)
+        found = jax.tree.map(np.asarray, estimate(calibrated.on_device(), runs.together()))
+        low_ns, high_ns = calibrated.bounds_ns(found)
+        row, column = (jax.tree.map(functools.partial(np.expand_dims, axis=axis), found) for axis in (1, 0))
+        sd_ns = np.asarray(decision(row, column).margin_sd_ns, float)
+    np.fill_diagonal(sd_ns, 0.0)
+    return Forecast(np.asarray(found.time_ns, float), np.asarray(low_ns, float), np.asarray(high_ns, float), sd_ns)
