@@ -250,6 +250,24 @@ def test_a_decision_is_that_of_the_two_estimates():
     assert calibrated(certain(LINE, {**LINE_TRUTH, "block_ns": 1e6})).decide(1000).verdict() == "keep"
 
 
+def test_what_the_variants_of_a_workload_have_alike_leaves_its_decisions():
+    alike = np.array([[1.0, 0.6, 0.3], [0.6, 1.0, 0.5], [0.3, 0.5, 1.0]])
+    known = calibrated(dataclasses.replace(TILES.posterior, alike=alike))
+    variants = [[TILED.variants.index(known.variant_of(name, n, 2.0)) for n in N] for name in ("tile", "loop")]
+    expected = decision(known.estimate("tile", N, 2.0), known.estimate("loop", N, 2.0), alike[tuple(variants)])
+    found = known.compare("tile", "loop", N, 2.0)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), found[:5], expected[:5])
+    chosen, independent = known.decided(N, 2.0), TILES.decided(N, 2.0)
+    np.testing.assert_allclose(chosen.probability, np.maximum(found.probability, 1 - found.probability), rtol=1e-9)
+    assert np.all(chosen.probability >= independent.probability)
+    assert float(explain(known, 700.0, 2.0).margin_sd_ns) == pytest.approx(
+        float(found.margin_sd_ns[list(N).index(700.0)])
+    )
+    # Two runs of one variant are one, or of different inputs.
+    same = known.compare("tile", "tile", 64)
+    assert (float(same.margin_ns), float(same.probability)) == (0.0, 0.5)
+
+
 def test_the_domain_is_closed_and_bounds_products_too():
     assert TILES.domain == {"n": (1.0, 8192.0), "depth": (1.0, 4.0), "n*depth": (1.0, 32768.0)}
     narrow = dataclasses.replace(TILES, domain={**TILES.domain, "n*depth": (2.0, 8192.0)})

@@ -85,6 +85,7 @@ def test_what_is_saved_gives_the_same_predictions_picks_and_decisions(path):
         got = estimate(found.posterior, runs)
         np.testing.assert_allclose(got.time_ns, expected.time_ns, rtol=SIX_DIGITS)
         np.testing.assert_allclose(got.log_sd(), expected.log_sd(), rtol=10 * SIX_DIGITS)
+        np.testing.assert_allclose(found.posterior.alike, fit.posterior.alike, rtol=SIX_DIGITS)
         before = dataclasses.replace(found, posterior=fit.posterior)
         n = np.unique(runs.inputs["n"])
         np.testing.assert_array_equal(found.pick_index(n), before.pick_index(n))
@@ -109,6 +110,7 @@ def test_what_a_file_says_is_what_is_loaded(path):
     assert tiles.domain == {name: (entry["low"], entry["high"]) for name, entry in section["domain"].items()}
     assert (tiles.held_out, tiles.noise_floor) == (section["held_out"], section["noise_floor"])
     assert found.fingerprint == content["models"]["line"]["fingerprint"]
+    assert loaded(path, {"models.tiled.uncertainty.alike": None}).of("tiled").posterior.alike is None
     assert "gate" not in file_content({"machine.gate": None})["machine"]
     assert loaded(path, {"machine.gate": None}).gate is None
     assert loaded(path, {"machine.gate.roundtrip_ns.value": 0.0}).gate.roundtrip_ns == 0.0
@@ -263,6 +265,10 @@ FIELDS = [
     ("models.line.uncertainty.spread.plain", None, "models.line.uncertainty.spread: expected plain, blocked"),
     (f"{SURE}.correction.plain", [0.0], f"{SURE}.correction.plain: expected 0 weights, got 1; " + ANEW),
     (f"{SURE}.covariance_factor", [[1.0]], f"{SURE}.covariance_factor: expected 3 rows, got 1; " + ANEW),
+    (f"{SURE}.alike", {"plain": [1.0, 0.0]}, f"{SURE}.alike: expected plain, blocked, got plain; " + ANEW),
+    (f"{SURE}.alike.plain", [1.0], f"{SURE}.alike.plain: expected 2 correlations, got 1; " + ANEW),
+    (f"{SURE}.alike.plain", [0.9, 0.0], f"{SURE}.alike: expected a symmetric matrix with ones on its diagonal"),
+    (f"{SURE}.alike.plain", [1.0, 1.5], ANEW),
     (f"{SURE}.covariance_factor", [[1.0], [1.0]], "expected rows of 1, 2, 3, ... numbers"),
     ("models.tiled.facts.tile_items", None, "models.tiled.facts.tile_items is missing; " + ANEW),
     ("models.tiled.facts.tile_items", [1.0], "models.tiled.facts.tile_items: expected a number, got [1.0]"),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _models import LINE, LINE_TRUTH, TILED, TILED_TRUTH, line_fit, random_posterior, runs_of, timings_of, true_ns
-from _tolerances import assert_gradient_is_the_finite_difference
+from _tolerances import FLOAT64_RTOL, assert_gradient_is_the_finite_difference
 
 from rlxjax.fit import (
     COVERED,
@@ -22,6 +22,7 @@ from rlxjax.fit import (
     fit_latency,
     fit_posterior,
     named,
+    prior_posterior,
     transferred_prior,
 )
 from rlxjax.models import FFT
@@ -280,6 +281,66 @@ def test_the_probability_is_that_of_a_simulation(ratio):
     share = np.mean(logs[:, 0] < logs[:, 1])
     # A logistic distribution of the same standard deviation is within 0.023 of the normal one.
     assert float(decision(one, other).probability) == pytest.approx(share, abs=0.023 + 3 * 0.5 / DRAWS**0.5)
+
+
+def test_what_is_own_to_both_runs_of_one_work_cancels_as_far_as_it_is_alike():
+    one, other = pair_of(1, 4)
+    shared = float(np.sum(np.square(other.time_ns * other.scores - one.time_ns * one.scores)))
+    own = np.array([one.time_ns * one.spread, other.time_ns * other.spread])
+    alike = np.linspace(-1.0, 1.0, 21)
+    found = jax.vmap(decision, (None, None, 0))(one, other, alike)
+    np.testing.assert_allclose(found.margin_sd_ns**2, shared + np.sum(own**2) - 2 * alike * np.prod(own), rtol=1e-9)
+    away = np.abs(np.asarray(found.probability) - 0.5)
+    assert np.all(np.diff(away) > 0)
+    for row, rho in enumerate(alike):
+        by_itself = decision(one, other, rho)
+        with jax.disable_jit():
+            jax.tree.map(
+                lambda got, want: np.testing.assert_allclose(got, want, rtol=FLOAT64_RTOL),
+                decision(one, other, rho)[:5],
+                by_itself[:5],
+            )
+        np.testing.assert_allclose(found.probability[row], by_itself.probability, rtol=FLOAT64_RTOL)
+    jax.tree.map(np.testing.assert_array_equal, decision(one, other, 0.0)[:5], decision(one, other)[:5])
+    # Of equal times and spreads nothing is left but what the unknowns say.
+    twin = other._replace(time_ns=one.time_ns, spread=one.spread)
+    left = float(one.time_ns) * np.linalg.norm(np.asarray(one.scores - twin.scores))
+    assert float(decision(one, twin, 1.0).margin_sd_ns) == pytest.approx(left, rel=1e-9)
+
+
+def own_times(alike, noise_sd=0.08, sizes=200):
+    """Return timings of a machine that takes longer or shorter for a work, alike by its variants, and its own noise."""
+    runs = runs_of(TILED, np.unique(np.round(np.geomspace(1.0, 8192.0, sizes))))
+    works = np.random.default_rng(0).standard_normal(np.unique(runs.inputs["n"]).size)
+    common = works[np.unique(runs.inputs["n"], return_inverse=True)[1]]
+    factor = np.exp(noise_sd * np.sqrt(alike) * common)
+    return timings_of(TILED_TRUTH, runs, noise_sd * np.sqrt(1.0 - alike), factor=factor), works.size
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.5, 0.9])
+def test_how_alike_the_variants_of_a_work_are_is_found_in_timings(alike):
+    timings, works = own_times(alike)
+    posterior = fit_posterior(timings).posterior
+    found = np.asarray(posterior.alike)
+    np.testing.assert_allclose(found[np.triu_indices(3, 1)], alike, atol=4 * (1 - alike**2) / works**0.5 + 0.04)
+    np.testing.assert_array_equal(found, found.T)
+    np.testing.assert_array_equal(np.diag(found), 1.0)
+    assert np.linalg.eigvalsh(found).min() > -1e-12
+
+
+def test_few_works_and_variants_that_were_never_timed_together_say_little_of_how_alike_they_are():
+    timings, _ = own_times(0.9)
+    n, variant = np.asarray(timings.runs.inputs["n"]), np.asarray(timings.runs.variant)
+    # Variant 2 shares no work with the others, and 0 and 1 share few.
+    even = np.unique(n, return_inverse=True)[1] % 2 == 0
+    few = np.isin(n, np.unique(n)[:6:2])
+    kept = np.where(
+        variant == 2, ~even, even & (few | ((variant == 0) == (np.unique(n, return_inverse=True)[1] % 4 == 0)))
+    )
+    found = fit_posterior(timings, weights=kept.astype(float)).posterior.alike
+    np.testing.assert_array_equal(found[2, :2], 0.0)
+    assert abs(found[0, 1]) <= 3 * 9 / (3 * 9 + 4.0)
+    assert prior_posterior(TILED).alike is None
 
 
 def test_verdicts_follow_the_probability():

@@ -36,6 +36,7 @@ from rlxjax.fit import (
     decision,
     estimate,
     is_candidate,
+    own_correlation,
     strategy_of,
     total_ns,
 )
@@ -215,7 +216,7 @@ class CalibratedModel:
         Raises:
             ValueError: as `predict_ns`.
         """
-        decided = self._answer(_estimates, (fused, kept), inputs, named, _compared)
+        decided = self._answer(_own_runs, (fused, kept), inputs, named, _compared)
         return decided._replace(in_domain=self.in_domain(*inputs, **named))
 
     def decide(
@@ -241,7 +242,7 @@ class CalibratedModel:
             return ()
         with jax.ensure_compile_time_eval():
             runs, counts = self._runs(self.strategies, inputs, named)
-            _, is_possible = _program(self.on_device(), runs, counts, _times_ns, tuple)
+            _, is_possible = _program(self.on_device(), runs, counts, _times_ns, _all)
         if is_traced(is_possible):
             raise ValueError("alternatives: expected inputs that are numbers, got traced ones; see `pick_index`")
         return tuple(np.array(self.strategies)[np.asarray(is_possible)].tolist())
@@ -310,7 +311,7 @@ class CalibratedModel:
             ValueError: as `predict_ns`, or no candidate.
         """
         chosen = self.strategies if candidates is None else tuple(candidates)
-        return self._answer(_estimates, chosen, inputs, named, _decided)
+        return self._answer(_own_runs, chosen, inputs, named, _decided)
 
     def name_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
         """Return what a strategy is called for these inputs: by the name that implies most of them."""
@@ -349,12 +350,12 @@ class CalibratedModel:
         strategies: tuple[str, ...],
         inputs: Sequence[Any],
         named: Mapping[str, Any],
-        then: Callable[..., Any] = tuple,
+        then: Callable[..., Any] | None = None,
         is_checked: bool = True,
     ) -> Any:
         """Return what the program says of the runs of strategies, after all checks of what the host can read."""
         runs, counts = self._runs(strategies, inputs, named)
-        found, is_possible = _program(self.on_device(), runs, counts, rows_of, then)
+        found, is_possible = _program(self.on_device(), runs, counts, rows_of, then or _all)
         if is_checked and not is_traced(is_possible):  # which it is within a program even for sizes that are not
             for name in np.array(strategies)[~np.asarray(is_possible)]:
                 sizes = ", ".join(f"{key} {np.ravel(value)[0]:g}" for key, value in runs.inputs.items())
@@ -427,7 +428,7 @@ def _program(
     runs: Runs,
     counts: tuple[int, ...],
     rows_of: Callable[[LatencyPosterior, Runs], Any],
-    then: Callable[[list[Any]], Any],
+    then: Callable[[LatencyPosterior, list[Any]], Any],
 ) -> tuple[Any, Bool[Array, "strategies"]]:
     """Return what follows from the cheapest run of each strategy, of equals the first, and whether it has one.
 
@@ -436,7 +437,7 @@ def _program(
         runs: of the strategies one after the other, `[runs, *batch]`, each of one variant.
         counts: how many runs each strategy has.
         rows_of: what is asked of each run: a tree that begins with its time in ns.
-        then: what is asked of the cheapest ones.
+        then: what is asked of the cheapest ones, by the posterior.
     """
     codes, runs = jnp.ravel(jnp.asarray(runs.variant)), runs.together()
 
@@ -451,7 +452,7 @@ def _program(
         found.append(functools.reduce(_cheaper, each))
         is_possible.append(jnp.all(jnp.any(is_own[begin : begin + count], 0)))
         begin += count
-    return then(found), jnp.stack(is_possible)
+    return then(posterior, found), jnp.stack(is_possible)
 
 
 def _times_ns(posterior: LatencyPosterior, runs: Runs) -> tuple[Array, Array]:
@@ -468,21 +469,43 @@ def _estimates(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
     return found._replace(time_ns=jnp.where(is_candidate(posterior, runs), found.time_ns, jnp.inf))
 
 
-def _place(found: Sequence[Any]) -> Int[Array, "*batch"]:
+class _OwnRun(NamedTuple):
+    """What is known of the run of one variant: its time in ns, of which the estimate says more, and the variant."""
+
+    time_ns: Nanoseconds
+    estimate: LatencyEstimate
+    variant: Int[Array, "*batch"]
+
+
+def _own_runs(posterior: LatencyPosterior, runs: Runs) -> _OwnRun:
+    found = _estimates(posterior, runs)
+    return _OwnRun(found.time_ns, found, jnp.broadcast_to(runs.variant, runs.shape))
+
+
+def _all(posterior: LatencyPosterior, found: Sequence[Any]) -> tuple[Any, ...]:
+    del posterior
+    return tuple(found)
+
+
+def _place(posterior: LatencyPosterior, found: Sequence[Any]) -> Int[Array, "*batch"]:
+    del posterior
     return jnp.argmin(jnp.stack([own[0] for own in found], -1), -1)
 
 
-def _compared(found: Sequence[LatencyEstimate]) -> Decision:
-    return decision(*found)
+def _compared(posterior: LatencyPosterior, found: Sequence[_OwnRun]) -> Decision:
+    """Return the decision between two runs that do one piece of work."""
+    fused, kept = found
+    alike = own_correlation(posterior, fused.variant, kept.variant)
+    return decision(fused.estimate, kept.estimate, alike)
 
 
-def _decided(found: Sequence[LatencyEstimate]) -> Pick:
-    place = _place(found)
+def _decided(posterior: LatencyPosterior, found: Sequence[_OwnRun]) -> Pick:
+    place = _place(posterior, found)
     fastest = functools.reduce(_cheaper, found)
     margin_ns, probability = jnp.full(place.shape, jnp.inf), jnp.ones(place.shape)
     for number, own in enumerate(found):
         is_other = (place != number) & jnp.isfinite(own.time_ns)
-        compared = decision(fastest, own)
+        compared = _compared(posterior, (fastest, own))
         margin_ns = jnp.where(is_other, jnp.minimum(margin_ns, compared.margin_ns), margin_ns)
         probability = jnp.where(is_other, jnp.minimum(probability, compared.probability), probability)
     return Pick(place, fastest.time_ns, margin_ns, probability)

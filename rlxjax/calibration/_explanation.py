@@ -21,7 +21,6 @@ from rlxjax.fit import (
     all_inputs,
     alternatives_of,
     coefficient_names,
-    decision,
     named,
     strategy_of,
     unit_of,
@@ -34,6 +33,8 @@ from ._crossings import Crossings, Moved, log_slope, nearest_crossings
 LARGEST_FACTOR = 100.0
 #: Factors tried along each axis, before the interval in which the choice changes is divided.
 GRID_POINTS = 513
+#: The probability from which on one of two strategies is the faster one beside a jump.
+JUMP_SURE = 0.95
 
 
 @by_value
@@ -186,7 +187,7 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
     strategies = sorted((_strategy(calibrated, named_so[name], sizes) for name in names), key=lambda s: s.time_ns)
     by_time = [strategy.strategy for strategy in strategies]
     pick, runner_up = by_time[:2]
-    decided = decision(calibrated.estimate(pick, **sizes), calibrated.estimate(runner_up, **sizes))
+    decided = calibrated.compare(pick, runner_up, **sizes)
     search = _search(calibrated, (pick, runner_up), sizes)
     crossover = _crossover(calibrated, search, sizes)
     first_two = [named_so[name] for name in list(alternatives_of(model))[:2] if name in named_so]
@@ -277,18 +278,16 @@ def _crossover(calibrated: CalibratedModel, search: _Search, sizes: Mapping[str,
     at = sizes[first] * math.exp(log_factor)
     below, above = names if log_factor > 0 else names[::-1]
 
-    def log_ratio_sd(value):
-        one, other = (calibrated.estimate(name, **{**sizes, first: value}) for name in names)
-        shared = np.sum(np.asarray(one.scores - other.scores) ** 2, -1)
-        return np.sqrt(shared + np.asarray(one.spread) ** 2 + np.asarray(other.spread) ** 2)
-
     log_sd, is_jump = None, bool(search.found.is_jump[-1])
     if not is_jump:
         here = search.moved._replace(inputs={**search.moved.inputs, first: at})
         slope = abs(float(log_slope(here, np.int32(search.places[-1]))))
-        log_sd = float(log_ratio_sd(at)) / slope if slope else None
+        # Where the predictions are equal, the margin over them is the logarithm of their ratio.
+        there = calibrated.compare(*names, **{**sizes, first: at})
+        log_sd = float(there.margin_sd_ns / there.kept_ns) / slope if slope else None
     if log_sd is None:
-        is_unsure = np.abs(search.found.log_ratio[-1]) <= COVERED_SDS * log_ratio_sd(tried)
+        probability = np.asarray(calibrated.compare(*names, **{**sizes, first: tried}).probability)
+        is_unsure = np.abs(probability - 0.5) <= JUMP_SURE - 0.5
         low = _reach(is_unsure[::-1], tried[::-1], at, grid[::-1] < log_factor)
         high = _reach(is_unsure, tried, at, grid > log_factor)
     else:

@@ -277,14 +277,26 @@ def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior
             wanted = "numbers" if np.ndim(fact) else "a number"
             raise ValueError(f"facts.{name}: expected {wanted}, got {section.facts[name]}")
     known, rows = prior_posterior(model, facts=facts), uncertainty.covariance_factor
-    for name, entries in (("correction", uncertainty.correction), ("spread", uncertainty.spread)):
-        if set(entries) != set(model.variants):
+    by_variant: dict[str, Mapping[str, Any] | None] = {
+        name: getattr(uncertainty, name) for name in ("correction", "spread", "alike")
+    }
+    for name, entries in by_variant.items():
+        if entries is not None and set(entries) != set(model.variants):
             raise ValueError(f"uncertainty.{name}: expected {', '.join(model.variants)}, got {', '.join(entries)}")
     for name, weights in uncertainty.correction.items():
         if len(weights) != (count := known.weights.shape[1]):
             raise ValueError(f"uncertainty.correction.{name}: expected {count} weights, got {len(weights)}")
     if len(rows) != len(known.factor):
         raise ValueError(f"uncertainty.covariance_factor: expected {len(known.factor)} rows, got {len(rows)}")
+    alike = None
+    if uncertainty.alike is not None:
+        count = len(model.variants)
+        for name, row in uncertainty.alike.items():
+            if len(row) != count:
+                raise ValueError(f"uncertainty.alike.{name}: expected {count} correlations, got {len(row)}")
+        alike = np.array([uncertainty.alike[name] for name in model.variants])
+        if np.any(alike != alike.T) or np.any(np.diag(alike) != 1.0):
+            raise ValueError("uncertainty.alike: expected a symmetric matrix with ones on its diagonal")
     for name, _ in model.extents(dict.fromkeys(model.inputs, 1.0)):
         if name not in section.domain:
             raise ValueError(f"domain.{name} is missing")
@@ -297,6 +309,7 @@ def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior
         np.array([uncertainty.correction[name] for name in model.variants]),
         factor,
         np.array([uncertainty.spread[name] for name in model.variants]),
+        alike,
     )
 
 
@@ -339,6 +352,9 @@ def section_of(
         uncertainty=Uncertainty(
             correction={name: list(map(rounded, row)) for name, row in zip(variants, posterior.weights, strict=True)},
             spread={name: float(sd) for name, sd in zip(variants, posterior.spread, strict=True)},
+            alike=None
+            if posterior.alike is None
+            else {name: list(map(rounded, row)) for name, row in zip(variants, posterior.alike, strict=True)},
             covariance_factor=[list(map(rounded, row[: place + 1])) for place, row in enumerate(factor)],
         ),
         noise_floor=noise_floor,

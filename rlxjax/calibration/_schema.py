@@ -19,6 +19,7 @@ LEAST, MOST = 1e-15, 1e18
 
 Positive = Annotated[float, Field(ge=LEAST, le=MOST, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
+Correlation = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
 Finite = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
 
 
@@ -92,13 +93,14 @@ class FitSummary(Strict):
 class Uncertainty(Strict):
     """The correction, and how sure the calibration is; see `LatencyPosterior`.
 
-    By variant: the weights of the correction, and the spread. The factor of the covariance by rows of its
-    lower triangle.
+    By variant: the weights of the correction, the spread, and its correlations with that of each variant, in the
+    model's order; None for independent ones. The factor of the covariance by rows of its lower triangle.
     """
 
     correction: dict[str, list[Finite]]
     spread: dict[str, Positive]
     covariance_factor: list[list[Finite]]
+    alike: dict[str, list[Correlation]] | None = None
 
     @model_validator(mode="after")
     def _of_these_shapes(self) -> "Uncertainty":

@@ -38,6 +38,7 @@ from ._posterior import LatencyPosterior as LatencyPosterior
 from ._posterior import corrected_terms_ns as corrected_terms_ns
 from ._posterior import estimate as estimate
 from ._posterior import is_candidate as is_candidate
+from ._posterior import own_correlation as own_correlation
 from ._posterior import predicted_ns as predicted_ns
 from ._posterior import prior_posterior as prior_posterior
 from ._posterior import total_ns as total_ns

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rlxjax._numerics import temperature_from_sd
-from rlxjax._typing import Nanoseconds
+from rlxjax._typing import Nanoseconds, RealLike
 from rlxjax._values import by_value
 
 from ._posterior import LatencyEstimate
@@ -60,12 +60,14 @@ class Decision(NamedTuple):
 
 
 @jax.jit
-def decision(fused: LatencyEstimate, kept: LatencyEstimate) -> Decision:
+def decision(fused: LatencyEstimate, kept: LatencyEstimate, alike: RealLike = 0.0) -> Decision:
     """Return the decision between two estimates of one machine, `[*batch]`: what they share cancels.
 
     Args:
         fused: of the run to take if it is faster.
         kept: of the run to keep otherwise.
+        alike: correlation of what is each run's own, from -1 to 1: that of `LatencyPosterior.alike` where both do one
+            piece of work.
 
     Examples:
         >>> from rlxjax.fit import Runs, estimate, prior_posterior
@@ -77,7 +79,9 @@ def decision(fused: LatencyEstimate, kept: LatencyEstimate) -> Decision:
     """
     margin_ns = kept.time_ns - fused.time_ns
     shared = kept.time_ns[..., None] * kept.scores - fused.time_ns[..., None] * fused.scores
-    own = (kept.time_ns * kept.spread) ** 2 + (fused.time_ns * fused.spread) ** 2
+    kept_own, fused_own = kept.time_ns * kept.spread, fused.time_ns * fused.spread
+    # That is `kept_own**2 + fused_own**2 - 2 alike kept_own fused_own`, and never less than nothing by rounding.
+    own = (kept_own - fused_own) ** 2 + 2.0 * (1.0 - alike) * kept_own * fused_own
     sd_ns = jnp.sqrt(jnp.sum(shared**2, -1) + own)
     probability = jax.nn.sigmoid(margin_ns / temperature_from_sd(sd_ns))
     return Decision(fused.time_ns, kept.time_ns, margin_ns, sd_ns, probability)

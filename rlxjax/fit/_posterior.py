@@ -46,6 +46,8 @@ class LatencyPosterior:
         factor: lower triangular `L` with `L @ L.T` the covariance of the unknowns, `[unknowns, unknowns]`.
         spread: standard deviation of the logarithm of what a workload takes beyond all that the unknowns
             explain, timing noise included, by variant, `[variants]`.
+        alike: correlation of that between the variants that do one piece of work, `[variants, variants]`; None where
+            nothing is known of it: independent.
     """
 
     model: LatencyModel = dataclasses.field(metadata={"static": True})
@@ -54,6 +56,7 @@ class LatencyPosterior:
     weights: Float[Array, "variants features"] | np.ndarray
     factor: Float[Array, "unknowns unknowns"] | np.ndarray
     spread: Float[Array, "variants"] | np.ndarray
+    alike: Float[Array, "variants variants"] | np.ndarray | None = None
 
     def coefficient_log_sd(self) -> Any:
         """Return the standard deviation of each coefficient's logarithm, whatever the correction is."""
@@ -129,6 +132,22 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
     else:
         scores = jnp.asarray(joint_jacobian(jacobian, features, runs.variant, n_variants)) @ factor
     return LatencyEstimate(jnp.exp(log_ns + log_factor), scores, jnp.asarray(posterior.spread)[runs.variant])
+
+
+def own_correlation(posterior: LatencyPosterior, one: Code, other: Code) -> RealLike:
+    """Return the correlation of what is a workload's own where two variants do it, `[*batch]`.
+
+    Two runs of one variant are of different inputs, and independent, or one run twice.
+
+    Args:
+        posterior: of the machine.
+        one: the variant that one run has, `[*batch]`.
+        other: the one that the other run has.
+    """
+    if posterior.alike is None:
+        return 0.0
+    one, other = jnp.asarray(one), jnp.asarray(other)
+    return jnp.where(one == other, 0.0, jnp.asarray(posterior.alike)[one, other])
 
 
 def prior_posterior(

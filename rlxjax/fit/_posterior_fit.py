@@ -10,6 +10,7 @@ import numpy as np
 from rlxjax._chunks import for_each_chunk
 from rlxjax._values import by_value
 
+from ._alike import LEAST_SPREAD, alike_of
 from ._coefficients import LatencyPrior
 from ._fit import STARTS, FitResult, checked_fit, for_each, has_converged, minima_and_results
 from ._minimise import HUBER_DELTA, RELATIVE_SD, Minimum, minimise
@@ -21,8 +22,6 @@ from ._timings import MIN_TIMINGS, Timings, filled_up
 SPREAD_ROUNDS, SETTLED_SHARE = 8, 1e-3
 #: Share of errors that the spread is chosen to cover, and a normal variable's bound for it.
 COVERED, COVERED_SDS = 0.9, 1.6449
-#: A run is never taken to be known better than this, relative.
-LEAST_SPREAD = 0.01
 #: The spread of a variant that was not timed.
 UNKNOWN_SPREAD = 0.5
 
@@ -57,7 +56,8 @@ def fit_posterior(
     correction are fitted together, as the likeliest of both: what a smooth factor explains as well moves no
     coefficient. The covariance of all unknowns follows from the curvature of misfit and priors (Laplace's
     approximation). The spread is such that nine tenths of the errors are covered where one of the model's folds at a
-    time is left out of the correction.
+    time is left out of the correction. How alike it is between the variants that do one piece of work is what the
+    fit leaves of the timings of equal inputs.
 
     Args:
         timings: of a model, one entry a workload, `[n]`.
@@ -133,9 +133,9 @@ def fit_posteriors(
             columns = minima, own.runs, features, counted
             minimum, runs, its, counts = jax.tree.map(operator.itemgetter(place), columns)
             prior_factor = np.asarray(before.factor)
-            weights, factor, spread, error = _posterior_at(minimum, runs, its, counts, known.shape, prior_factor)
+            weights, factor, spread, alike, error = _posterior_at(minimum, runs, its, counts, known.shape, prior_factor)
             coefficients = structure.unflatten(np.exp(minimum.logs).tolist())
-            posterior = LatencyPosterior(model, facts, coefficients, known + weights, factor, spread)
+            posterior = LatencyPosterior(model, facts, coefficients, known + weights, factor, spread, alike)
             alone = terms[place]
             if alone.converged and not ended[place]:
                 said = f"{alone.message} With the correction, it did not converge."
@@ -153,8 +153,8 @@ def _posterior_at(
     counted: np.ndarray,
     shape: tuple[int, ...],
     prior_factor: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the weights of the correction, the factor of the covariance, the spread and the left-out errors.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the correction's weights, the covariance's factor, the spread, how alike it is, and the left-out errors.
 
     Of one device: the minimum of terms and correction, and the timings that it is of; `shape` is that of the weights.
     """
@@ -174,7 +174,9 @@ def _posterior_at(
     scaled = minimum.jacobian * (np.sqrt(influence) / spread[variant])[:, None]
     precision = np.where(np.isfinite(scaled), scaled, 0.0)
     factor = np.linalg.cholesky(np.linalg.inv(precision.T @ precision + np.diag(np.diag(prior_factor) ** -2.0)))
-    return weights, factor, spread, left_out_error
+    timed = (counted > 0) & np.isfinite(minimum.residuals)
+    alike = alike_of(minimum.residuals[timed], jax.tree.map(lambda column: np.asarray(column)[timed], runs), shape[0])
+    return weights, factor, spread, alike, left_out_error
 
 
 def _spread_and_errors(
