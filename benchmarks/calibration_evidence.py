@@ -21,7 +21,7 @@ from benchmarks._campaigns import SAME_RESULT, Campaign, estimates, read_campaig
 from benchmarks._common import options, placed, table, write
 from calibrate.judge import error_summaries
 from calibrate.visits import quantile_ns
-from rlxjax.fit import Cell, LatencyEstimate, fit_posterior, predicted_ns
+from rlxjax.fit import Cell, LatencyEstimate, LatencyPosterior, fit_posterior, predicted_ns
 
 #: The rows of the table of methods that are judged by an estimate, with its probability.
 FIT, BUILT_IN = "the fit", "built-in constants"
@@ -30,10 +30,11 @@ METHODS = (BUILT_IN, "non-negative least squares", "terms alone", FIT)
 
 
 class Prediction(NamedTuple):
-    """What a method says of all cells, and how sure it is if it says that too."""
+    """What a method says of all cells, and how sure it is, by a posterior, if it says that too."""
 
     time_ns: np.ndarray
     found: LatencyEstimate | None = None
+    posterior: LatencyPosterior | None = None
 
 
 def evidence(campaign: Campaign) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def evidence(campaign: Campaign) -> dict[str, Any]:
         BUILT_IN: Prediction(built_in_ns(cells)),
         "non-negative least squares": Prediction(linear_ns(cells, measured, seen)),
         "terms alone": Prediction(terms_ns),
-        FIT: Prediction(np.asarray(found.time_ns), found),
+        FIT: Prediction(np.asarray(found.time_ns), found, blind.posterior),
     }
     names = np.array([cell.group for cell in cells])
     of_strategy = {name: noise[names == name].mean() for name in np.unique(names)}
@@ -176,9 +177,9 @@ class Judge:
         ]
 
     def _probability(self, prediction: Prediction) -> np.ndarray:
-        if prediction.found is not None:
+        if prediction.found is not None and prediction.posterior is not None:
             mine = part_of(prediction.found, self._held_out)
-            return metrics.faster_probability(mine, self.workloads, self._pairs)
+            return metrics.faster_probability(prediction.posterior, self.cells, mine, self.workloads, self._pairs)
         one, other = self._pairs.of(self.workloads.table(prediction.time_ns[self._held_out]))
         return np.where(one == other, 0.5, one < other)
 

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks._campaigns import SAME_RESULT
-from rlxjax.fit import COVERED, COVERED_SDS, Cell, LatencyEstimate, decision
+from rlxjax.fit import COVERED, COVERED_SDS, Cell, LatencyEstimate, LatencyPosterior, decision, own_correlation
 
 #: Pairs closer than this, or than so many times the noise, have no order worth getting right.
 LEAST_DISTANCE, NOISES = 0.03, 2.0
@@ -152,10 +152,14 @@ def rank_correlation(predicted: np.ndarray, measured: np.ndarray) -> RankCorrela
     return RankCorrelation(_spearman(predicted[there], measured[there]), float(np.mean(rows)) if rows else float("nan"))
 
 
-def faster_probability(found: LatencyEstimate, workloads: Workloads, pairs: Pairs) -> np.ndarray:
+def faster_probability(
+    posterior: LatencyPosterior, cells: Sequence[Cell], found: LatencyEstimate, workloads: Workloads, pairs: Pairs
+) -> np.ndarray:
     """Return the probability that the first of each pair is the faster, `[pairs]`.
 
     Args:
+        posterior: of the machine.
+        cells: that are predicted.
         found: of each cell.
         workloads: of the same cells.
         pairs: of their alternatives.
@@ -163,7 +167,8 @@ def faster_probability(found: LatencyEstimate, workloads: Workloads, pairs: Pair
     place = workloads.place
     one, other = place[pairs.workload, pairs.one], place[pairs.workload, pairs.other]
     chosen = [LatencyEstimate(*(jnp.asarray(part)[which] for part in found)) for which in (one, other)]
-    return np.asarray(decision(*chosen).probability)
+    variant = np.array([posterior.model.variants.index(cell.variant) for cell in cells])
+    return np.asarray(decision(*chosen, own_correlation(posterior, variant[one], variant[other])).probability)
 
 
 def brier_score(probability: np.ndarray, happened: np.ndarray) -> float:
