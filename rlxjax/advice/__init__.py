@@ -12,9 +12,17 @@ from ._advice import StageCost as StageCost
 from ._advise import advise as advise
 from ._choice import Choice as Choice
 from ._choice import Considered as Considered
+from ._choice import measure_word as measure_word
 from ._choose import choose as choose
+from ._content import digest as digest
+from ._decide import Contender as Contender
+from ._decide import Forecast as Forecast
+from ._decide import Question as Question
+from ._decide import decide as decide
+from ._decide import recalled as recalled
 from ._memory import Loaded as Loaded
 from ._memory import Memory as Memory
+from ._of_variants import forecast_of_variants as forecast_of_variants
 from ._rank_targets import RankedTarget as RankedTarget
 from ._rank_targets import TargetRanking as TargetRanking
 from ._rank_targets import rank_targets as rank_targets

@@ -12,12 +12,10 @@ from rlxjax.calibration import Calibration, default_calibration
 from rlxjax.fit import Suite
 
 from ._choice import Choice, measure_word
-from ._decide import decide
+from ._decide import LIMIT_MS, REGRET, decide
 from ._of_functions import question_of_functions
 from ._of_variants import question_of_suite
 
-#: What a choice may lose, and the milliseconds of timing, unless a caller says.
-REGRET, LIMIT_MS = 0.02, 200.0
 #: Choices of this process that are looked up at once; the oldest is forgotten.
 MOST_CHOICES = 1024
 _choices: dict[Any, Choice] = {}

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._numerics import temperature_from_sd
-from rlxjax.calibration import CalibratedModel
+from rlxjax.calibration import CalibratedModel, Fingerprint
 
 from ._choice import Choice, Considered
 from ._content import digest, setting_of
@@ -23,6 +23,8 @@ from ._remembered import Alternative, Remembered
 #: What the model rules out is neither compiled nor timed: it is not faster by more than the regret with at least this
 #: probability.
 RULED_OUT = 0.95
+#: What a choice may lose, and the milliseconds of timing, unless a caller says.
+REGRET, LIMIT_MS = 0.02, 200.0
 
 
 class Contender(NamedTuple):
@@ -96,10 +98,19 @@ class Question(NamedTuple):
     calibrated: CalibratedModel | None
     forecast: Callable[[CalibratedModel], Forecast | None]
     measure: str
-    regret: float
-    limit_ms: float
+    regret: float = REGRET
+    limit_ms: float = LIMIT_MS
     check: bool = True
     devices: Sequence[Any] = ()
+
+
+def recalled(question: Question) -> Choice | None:
+    """Return the choice that is remembered, if there is one whose alternative still runs.
+
+    Raises:
+        ValueError: no alternative runs.
+    """
+    return _recalled(question, Memory(), _key_of(question)[0])
 
 
 def decide(question: Question) -> Choice:
@@ -109,17 +120,11 @@ def decide(question: Question) -> Choice:
         ValueError: no alternative runs, alternatives that are run differ in their results, or nothing says which
             is faster and nothing is to be measured.
     """
-    contenders, memory = question.contenders, Memory()
-    usable = [place for place, own in enumerate(contenders) if not own.failed]
-    if not usable:
-        raise ValueError(f"alternatives: none of them runs: {_failures(contenders)}")
-    context, machine = setting_of(question.calibrated, question.devices)
-    contents = sorted(own.content for own in contenders)
-    extras = [own.extra_ns - contenders[0].extra_ns for own in contenders]
-    key = digest(context, question.kind, contents, question.workload, any(extras) and extras)
-    known = memory.look_up(key)
-    if known is not None and (found := _as_remembered(question, known)) is not None:
+    memory, (key, context, machine) = Memory(), _key_of(question)
+    if (found := _recalled(question, memory, key)) is not None:
         return found
+    contenders = question.contenders
+    usable = [place for place, own in enumerate(contenders) if not own.failed]
     calibrated = question.calibrated
     if calibrated is not None:
         calibrated = learned(calibrated, memory, context, question.kind)
@@ -239,8 +244,21 @@ def difference(one: Any, other: Any) -> str:
     return ""
 
 
-def _as_remembered(question: Question, known: Remembered) -> Choice | None:
+def _key_of(question: Question) -> tuple[str, str, Fingerprint]:
+    """Return the key of what a choice depends on, the part of it that is not its own, and the machine."""
+    contenders = question.contenders
+    if all(own.failed for own in contenders):
+        failures = "; ".join(f"{own.name}: {own.failed}" for own in contenders)
+        raise ValueError(f"alternatives: none of them runs: {failures}")
+    context, machine = setting_of(question.calibrated, question.devices)
+    contents = sorted((own.content, own.extra_ns) for own in contenders)
+    return digest(context, question.kind, contents, question.workload), context, machine
+
+
+def _recalled(question: Question, memory: Memory, key: str) -> Choice | None:
     """Return the choice that is remembered, if its alternative still runs and as much was measured as is asked."""
+    if (known := memory.look_up(key)) is None:
+        return None
     places = {own.content: place for place, own in reversed([*enumerate(question.contenders)]) if not own.failed}
     if known.choice.content not in places:
         return None
@@ -308,7 +326,7 @@ def _choice(
     )
 
 
-def _to_remember(question: Question, found: Choice, key: str, context: str, machine: Any) -> Remembered:
+def _to_remember(question: Question, found: Choice, key: str, context: str, machine: Fingerprint) -> Remembered:
     alternatives = []
     for own, one in zip(question.contenders, found.alternatives, strict=True):
         low_ns, high_ns = one.measured_interval_ns or (None, None)
@@ -340,7 +358,3 @@ def _to_remember(question: Question, found: Choice, key: str, context: str, mach
         machine=machine,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
-
-
-def _failures(contenders: Sequence[Contender]) -> str:
-    return "; ".join(f"{own.name} {own.failed}" for own in contenders if own.failed)

@@ -18,11 +18,11 @@ from rlxjax._values import FrozenDict, Handle, handle
 from rlxjax.device._codes import normalised
 from rlxjax.device._devices import Device, backend_coefficients, jax_device
 
+from ._decided import MODEL_NAME, decided_variant, with_work
 from ._device_programs import default_fused_selection
 from ._launch import (
     MOST_PROGRAMS,
     keep_compiled,
-    program_of,
     run_program,
     run_sharded,
     run_traced,
@@ -37,12 +37,10 @@ from .costs._path_costs import block_graph_ns, fused_graph_ns, host_path_ns
 from .costs._strategy import AUTO, ReferenceStrategy, parse_welch_peaks_strategy
 
 if TYPE_CHECKING:
-    from rlxjax.calibration import CalibratedModel, Calibration
+    from rlxjax.calibration import Calibration
 
 #: What a calibration may be called that is none: the reference's built-in coefficients.
 REFERENCE = "reference"
-#: The name of this workload among a calibration's models.
-MODEL_NAME = "welch"
 #: What the names of the reference, and "auto", may run, in the order in which ties are resolved.
 CANDIDATES: Mapping[str, tuple[str, ...]] = FrozenDict(
     {
@@ -64,6 +62,7 @@ def welch_peaks(
     *,
     calibration: "Calibration | str | None" = None,
     model: Any = None,
+    measure: str | None = None,
 ) -> np.ndarray | jax.Array:
     """Return the k strongest bins of each row's mean windowed power spectrum.
 
@@ -87,6 +86,10 @@ def welch_peaks(
             that `rlxjax calibrate` saved, else what known CPUs say. "reference" means the reference's built-in
             coefficients, which platforms without either fall back on.
         model: a learned FFT for `params.n_fft`.
+        measure: "undecided" also times what auto, rlx and fused may run, on these rows, where the calibration does not
+            say surely which is the fastest; "always" times all of it, "never" none. What was measured is remembered, as
+            `rlxjax.choose` does it, and holds in later calls whatever they ask for. `RLXJAX_MEASURE` unless given, and
+            "never" where that is not set.
 
     Returns:
         float32 `[batch, k, 2]` of (bin, power), descending by power; equal powers keep the lower bin
@@ -97,8 +100,8 @@ def welch_peaks(
     Raises:
         ValueError: a complex or masked signal, one of three or more axes or shorter than `frame_len`, one whose
             samples are sharded, an unknown strategy, one that cannot run inside traced code, "learned" without a
-            model, a model for another segment length, a calibration that is none, or one of a device in a
-            forked process, where JAX cannot run and auto means host.
+            model, a model for another segment length, a calibration that is none, one of a device in a forked
+            process, where JAX cannot run and auto means host, or another word for `measure`.
         MemoryError: peaks that memory cannot hold.
 
     Few rows are one call of one program. They are padded with copies of the last row to the next of four
@@ -130,9 +133,12 @@ def welch_peaks(
     call = signal.shape, signal.dtype, where, device, traced, forked, params, strategy
     try:
         by = None if calibration is None else handle(calibration), None if model is None else handle(model)
-        variant, program = _choice(*call, *by)
+        variant, program = (None, None) if measure else _choice(*call, *by)
     except TypeError:  # of an argument that has no hash, which is refused by its name
-        variant, program = _choice.__wrapped__(*call, calibration, model)
+        by = calibration, model
+        variant, program = _choice.__wrapped__(*call, *by)
+    if variant is None:
+        variant, program = _measured(call, by, measure, signal)
     if program is not None:
         peaks = run_program(program, signal)
         return _placed_as(peaks, signal) if is_jax else np.array(peaks)
@@ -156,6 +162,7 @@ def stream_welch_peaks(
     *,
     calibration: "Calibration | str | None" = None,
     model: Any = None,
+    measure: str | None = None,
 ) -> Iterator[np.ndarray | jax.Array]:
     """Yield the peaks of each signal of a stream, in order, while the next signal is being made or read.
 
@@ -183,7 +190,13 @@ def stream_welch_peaks(
         while failure is None:
             try:
                 following = start(
-                    welch_peaks, _held(next(source)), params, strategy, calibration=calibration, model=model
+                    welch_peaks,
+                    _held(next(source)),
+                    params,
+                    strategy,
+                    calibration=calibration,
+                    model=model,
+                    measure=measure,
                 )
             except Exception as error:  # noqa: BLE001 - raised below, when its turn has come
                 following, failure = None, error
@@ -203,6 +216,7 @@ def keep_programs(most: int) -> None:
     as_index(most, "most", at_least=1)
     keep_compiled(most)
     _choice = functools.lru_cache(most)(_choice.__wrapped__)
+    _choices.clear()
 
 
 def _placed_as(peaks: np.ndarray | jax.Array, signal: Any) -> jax.Array:
@@ -238,10 +252,12 @@ def _choice(
     strategy: str,
     calibration: "Handle | Calibration | str | None",
     model: Any,
-) -> tuple[WelchVariant, Callable[..., jax.Array] | None]:
+    measure: str | None = None,
+    signal: Any = None,
+) -> tuple[WelchVariant | None, Callable[..., jax.Array] | None]:
     """Return what a call runs, the arguments checked, and its program where that takes the signal as it is.
 
-    What raises is not remembered.
+    What raises is not remembered. It is no variant where the environment asks to measure, for which `signal` is needed.
     """
     del device  # programs are compiled for JAX's default one
     calibration, model = (given() if isinstance(given, Handle) else given for given in (calibration, model))
@@ -261,18 +277,26 @@ def _choice(
                 f"strategy: expected 'fused' or 'learned' where other processes hold rows, got {strategy!r}: "
                 f"{_WHY_NOT_TRACED[names[0]]}"
             )
+    _check_peaks_fit(((1, *shape)[-2] if is_here else batch, params.k, 2))
     by = None if isinstance(calibration, str) else calibration
+    asked = (measure or os.environ.get("RLXJAX_MEASURE")) if calibration != REFERENCE else None
+    if calibration is None and (asked or len(names) > 1):
+        from rlxjax.calibration import default_calibration  # loaded when first used
+
+        by = default_calibration(platform)
+    variants = _variants_of(names, batch, params, platform)
+    if len(variants) > 1 and (asked or by) and not (traced or forked or several) and batch:
+        what = {"dtype": str(dtype), "shape": list(shape), "platform": platform}  # None of NumPy's arrays
+        found = decided_variant(variants, batch, params, by, model, what, measure, signal)
+        if found is None:
+            return None, None
+        names = (found,) if found else names
     name = names[0]
     if len(names) > 1:
-        if calibration is None:
-            from rlxjax.calibration import default_calibration  # loaded when first used
-
-            by = default_calibration(platform)
         pick = _built_in_pick if by is None else functools.partial(_calibrated_pick, by)
         name = pick(names, batch, params, model, platform)
-    _check_peaks_fit(((1, *shape)[-2] if is_here else batch, params.k, 2))
     variant = RUNS[name]
-    if by is not None and name == "fused" and not _is_one_kernel(batch, params, platform):
+    if by is not None and name == "fused" and len(_variants_of((name,), batch, params, platform)) > 1:
         sizes = batch, params.n_fft, min(params.k, params.n_bins), params.n_segments
         variant = VARIANTS[by.of(MODEL_NAME).variant_of(name, *sizes)]
     is_fused = variant.transform == "fft" and variant.selection != "numpy"
@@ -280,8 +304,36 @@ def _choice(
     return variant, whole_program(shape, params, variant, where) if is_whole else None
 
 
-def _is_one_kernel(batch: Any, params: WelchPeakParams, platform: str | None) -> bool:
-    return default_fused_selection(batch, params, platform or jax.default_backend()) == "kernel"
+#: By call, calibration, model and what is asked, the choices of calls that may measure.
+_choices: dict[Any, tuple[WelchVariant, Callable[..., jax.Array] | None]] = {}
+
+
+def _measured(
+    call: tuple[Any, ...], by: tuple[Any, Any], measure: str | None, signal: Any
+) -> tuple[WelchVariant, Callable[..., jax.Array] | None]:
+    """Return what a call runs that may be measured on its rows, once for each kind of call."""
+    key = *call, *by, measure or os.environ.get("RLXJAX_MEASURE")
+    try:
+        if (known := _choices.get(key)) is not None:
+            return known
+    except TypeError:  # of an argument that has no hash
+        return _choice.__wrapped__(*call, *by, measure, signal)
+    found = _choice.__wrapped__(*call, *by, measure, signal)
+    if len(_choices) >= MOST_PROGRAMS:
+        del _choices[next(iter(_choices))]
+    _choices[key] = found
+    return found
+
+
+def _variants_of(names: tuple[str, ...], batch: Any, params: WelchPeakParams, platform: str | None) -> tuple[str, ...]:
+    """Return the variants that strategies may run, "fused" by itself where its one form is known."""
+    found: list[str] = []
+    for name in names:
+        is_several = (
+            name == "fused" and default_fused_selection(batch, params, platform or jax.default_backend()) != "kernel"
+        )
+        found += ("fused_maxima", "fused_top_k") if is_several else (name,)
+    return tuple(found)
 
 
 def _candidates(
@@ -374,14 +426,8 @@ def _calibrated_pick(
     if not len(calibrated.posterior.facts["learned_n_fft"]):
         candidates = tuple(name for name in candidates if name != "learned")  # none was ever timed
     elif model is not None:
-        calibrated = _with_work(calibrated, params.n_fft, program_of(model, params).work)
+        calibrated = with_work(calibrated, model, params)
     return calibrated.cheapest(candidates, batch, params.n_fft, min(params.k, params.n_bins), params.n_segments)
-
-
-@functools.lru_cache(maxsize=16)
-def _with_work(calibrated: "CalibratedModel", n_fft: int, work: Any) -> "CalibratedModel":
-    facts = {"learned_n_fft": n_fft, "learned_flop": work.flop, "learned_live_bins": work.live_bins}
-    return calibrated.with_facts(**{name: np.array([value], float) for name, value in facts.items()})
 
 
 def _built_in_pick(
