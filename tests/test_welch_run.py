@@ -18,7 +18,7 @@ from _tolerances import FLOAT32_RTOL
 from _welch_reference import assert_peaks_of, noise, reference_power
 
 import rlxjax as rx
-from rlxjax.welch import _run, mean_power, schedule
+from rlxjax.welch import _choice, mean_power, schedule
 
 PATHS = ("host", "fused", "block")
 FAST = rx.WelchPeakParams.fast(n_fft=64, k=5)
@@ -286,21 +286,21 @@ def test_peaks_that_memory_cannot_hold_are_a_memory_error_before_any_work(path):
 def test_the_built_in_pick_is_of_least_cost_where_rows_are_charged_their_upload(batch, n_fft, monkeypatch):
     params = rx.WelchPeakParams.reference(n_fft, 16)
     for device in ("cpu", "cuda", "metal"):
-        monkeypatch.setattr(_run, "jax_device", lambda device=device: rx.Device(device))
+        monkeypatch.setattr(_choice, "jax_device", lambda device=device: rx.Device(device))
         row = rx.backend_coefficients(device)
         upload_ns = 0.0 if row.unified_memory else 4 * batch * params.frame_len / row.readback_bw
         costs = {"host": rx.welch.host_path_ns, "fused": rx.fused_graph_ns, "block": rx.block_graph_ns}
         costs = {name: float(cost(device, batch, n_fft, 16, n_segments=8)) for name, cost in costs.items()}
         costs = {name: cost + upload_ns * (name != "host") for name, cost in costs.items()}
         for names in (("host", "fused", "block"), ("fused", "block")):
-            found = _run._built_in_pick(names, batch, params, None, None)
+            found = _choice._built_in_pick(names, batch, params, None, None)
             assert found == min(names, key=costs.get)
 
 
 def test_what_lies_on_an_accelerator_stays_there():
     for where, names in ((None, ("host", "fused", "block")), ("abacus", ("fused",))):
-        assert _run._candidates("auto", False, False, False, where) == names
-        assert _run._candidates("auto", True, False, False, where) == (*names, "learned")
+        assert _choice._candidates("auto", False, False, False, where) == names
+        assert _choice._candidates("auto", True, False, False, where) == (*names, "learned")
 
 
 def test_maxima_are_no_candidate_where_the_schedule_has_none():

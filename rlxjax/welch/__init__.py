@@ -1,6 +1,7 @@
 """The Welch-peaks workload: parameters, the paths that run it, its graphs and its strategy costs.
 
-`welch_peaks` runs it with `WelchPeakParams`, `stream_welch_peaks` on many signals; a `WelchVariant` is what runs.
+`welch_peaks` runs it with `WelchPeakParams`, `stream_welch_peaks` on many signals; a `WelchVariant` is what runs, and
+`choose_variant` says which, and why.
 `estimate_welch_peaks_costs` and `pick_welch_peaks_strategy` have the published design's prices and rules,
 of which a `ReferenceStrategy` is a choice.
 """
@@ -11,6 +12,7 @@ from ._device_programs import padded_batch as padded_batch
 from ._params import FAST_SEGMENTS as FAST_SEGMENTS
 from ._params import ULTRA_SEGMENTS as ULTRA_SEGMENTS
 from ._params import WelchPeakParams as WelchPeakParams
+from ._run import choose_variant as choose_variant
 from ._run import keep_programs as keep_programs
 from ._run import stream_welch_peaks as stream_welch_peaks
 from ._run import welch_peaks as welch_peaks

@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,6 +13,7 @@ from ._params import WelchPeakParams
 from ._schedule import RUNNER_VERSION
 
 if TYPE_CHECKING:
+    from rlxjax.advice import Question
     from rlxjax.calibration import CalibratedModel, Calibration
 
 #: The name of this workload among a calibration's models.
@@ -21,46 +22,72 @@ MODEL_NAME = "welch"
 
 def decided_variant(
     variants: Sequence[str],
-    batch: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
     params: WelchPeakParams,
     calibration: "Calibration | None",
     model: Any,
-    what: Mapping[str, Any],
+    platform: str | None,
     measure: str | None,
-    signal: Any,
+    run: Callable[[str], Any] | None,
 ) -> str | None:
     """Return the variant that a call runs, by what is measured of it or was, and by what the model learned from it.
 
-    Args:
-        variants: that may run.
-        batch: rows of the call.
-        params: of the call.
-        calibration: of this machine, if there is one.
-        model: a learned FFT, if there is one.
-        what: else of the signal a choice depends on, for JSON.
-        measure: "never", "undecided" or "always"; as the environment says, else "never", unless given.
-        signal: the rows, if they are at hand.
+    Arguments are those of `question_of_variants`, but that `measure` is as the environment says, else "never", unless
+    given.
 
     Returns:
-        An empty text where nothing was ever measured here; None where something is to be, and the rows are not there.
+        An empty text where nothing was ever measured here; None where something is to be, and there is no `run`.
     """
-    from rlxjax.advice import Contender, Memory, Question, decide, digest, forecast_of_variants, measure_word, recalled
+    from rlxjax.advice import Memory, decide, measure_word, recalled  # loaded when first used
 
     word = measure_word(measure, "never")
     if word == "never" and not Memory().path.exists():
         return ""
-    if word != "never" and signal is None:
+    if word != "never" and run is None:
         return None
+    question = question_of_variants(variants, shape, dtype, params, calibration, model, platform, word, run)
+    found = recalled(question) if word == "never" and question.calibrated is None else decide(question)
+    return "" if found is None else found.name
+
+
+def question_of_variants(
+    variants: Sequence[str],
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    params: WelchPeakParams,
+    calibration: "Calibration | None",
+    model: Any,
+    platform: str | None,
+    measure: str,
+    run: Callable[[str], Any] | None,
+) -> "Question":
+    """Return the question which of some variants is the fastest for a call.
+
+    Args:
+        variants: that may run.
+        shape: of the signal.
+        dtype: of the signal.
+        params: of the call.
+        calibration: of this machine, if there is one.
+        model: a learned FFT, if there is one.
+        platform: that has the rows; None of NumPy's.
+        measure: "never", "undecided" or "always".
+        run: computes the peaks by a variant; not needed where nothing is measured.
+    """
+    from rlxjax.advice import Contender, Question, digest, forecast_of_variants
+
     calibrated = None if calibration is None else calibration.models.get(MODEL_NAME)
     if calibrated is not None and "learned" in variants and not len(calibrated.posterior.facts["learned_n_fft"]):
         variants = [name for name in variants if name != "learned"]  # none was ever timed
-    sizes = {"batch": batch, "n_fft": params.n_fft, "k": min(params.k, params.n_bins), "n_segments": params.n_segments}
+    sizes = {"batch": (1, *shape)[-2], "n_fft": params.n_fft, "k": min(params.k, params.n_bins)}
+    sizes["n_segments"] = params.n_segments
     contenders = [
         Contender(
             variant,
             digest(MODEL_NAME, RUNNER_VERSION, variant, _content_of(model) if variant == "learned" else ""),
-            run := functools.partial(_run, signal, params, variant, model),
-            run,
+            call := functools.partial(run or str, variant),
+            call,
             ((variant, {name: float(size) for name, size in sizes.items()}),),
         )
         for variant in variants
@@ -69,24 +96,16 @@ def decided_variant(
     def forecast(known: "CalibratedModel") -> Any:
         return forecast_of_variants(contenders, known if "learned" not in variants else with_work(known, model, params))
 
-    question = Question(
+    return Question(
         contenders,
         MODEL_NAME,
         ", ".join(f"{name} {size}" for name, size in sizes.items()),
-        {**sizes, **what},
+        {**sizes, "shape": list(shape), "dtype": str(dtype), "platform": platform},
         calibrated,
         forecast,
-        word,
+        measure,
         check=False,  # a learned FFT is approximate, and the others are tested
     )
-    found = recalled(question) if word == "never" and calibrated is None else decide(question)
-    return "" if found is None else found.name
-
-
-def _run(signal: Any, params: WelchPeakParams, variant: str, model: Any) -> Any:
-    from ._run import welch_peaks
-
-    return welch_peaks(signal, params, variant, model=model)
 
 
 def with_work(calibrated: "CalibratedModel", model: Any, params: WelchPeakParams) -> "CalibratedModel":
