@@ -14,6 +14,7 @@ CALLS = public_calls()
 #: Public functions that compute no numbers with JAX.
 EXEMPT = {
     "advise": "exact integers and predictions on the host",
+    "choose": "predictions and timings on the host",
     "default_calibration": "reads a file",
     "evaluate": "files in, files out",
     "fusion_target": "names in, a name out",
