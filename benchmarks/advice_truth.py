@@ -4,11 +4,13 @@
 
 PAIRS is a file of `benchmarks.stage_pairs`, measured on the machine of the calibration. Pairs whose noise is more
 than 15 % are left out: they take one of two times. A pair is decided from a probability of 90 % on. The regret is how
-much longer the choice takes than the better one, in the mean.
+much longer the choice takes than the better one, in the mean. The log loss is the mean of `-log` of the probability
+that was given to what is so; it is told for several spreads of what is a program's own.
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +22,8 @@ from rlxjax.calibration import predict_profiles
 from rlxjax.fit import SURE
 
 MOST_NOISE = 1.15
+#: Spreads of a program's own that are tried, and the least probability that counts.
+OWN_SPREADS, LEAST_PROBABILITY = (0.03, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3), 1e-4
 
 
 def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half: str | None) -> list[dict]:
@@ -34,7 +38,8 @@ def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half
                 rx.profile_function(stage, *args) for stage, args in zip(pair.stages, pair.stage_args(), strict=True)
             ]
         times = predict_profiles(calibration, [together, *apart])
-        said = times.decision([0], range(1, 1 + len(apart)))
+        sides = [0], range(1, 1 + len(apart))
+        said = times.decision(*sides)
         rows.append(
             {
                 "name": pair.name,
@@ -44,12 +49,19 @@ def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half
                 "predicted_apart_ns": float(said.kept_ns),
                 "predicted_together_ns": float(said.fused_ns),
                 "probability": float(said.probability),
+                "by_own_spread": {str(own): float(times.decision(*sides, own).probability) for own in OWN_SPREADS},
             }
         )
     return rows
 
 
-def summary(rows: list[dict]) -> dict[str, float]:
+def log_loss(probability: np.ndarray, happened: np.ndarray) -> float:
+    """Return the mean of `-log` of the probability that was given to what happened."""
+    held = np.clip(probability, LEAST_PROBABILITY, 1.0 - LEAST_PROBABILITY)
+    return float(-np.mean(np.log(np.where(happened, held, 1.0 - held))))
+
+
+def summary(rows: list[dict]) -> dict[str, Any]:
     """Return how good the decisions are."""
     times = np.array([[row["apart_ns"], row["together_ns"]] for row in rows])
     probability = np.array([row["probability"] for row in rows])
@@ -62,6 +74,10 @@ def summary(rows: list[dict]) -> dict[str, float]:
         "lose_by_5_percent": int(np.sum(times[:, 1] > 1.05 * times[:, 0])),
         "decided": float(decided.mean()),
         "right_of_decided": float(((probability > 0.5) == pays)[decided].mean()),
+        "log_loss": log_loss(probability, pays),
+        "log_loss_by_own_spread": {
+            str(own): log_loss(np.array([row["by_own_spread"][str(own)] for row in rows]), pays) for own in OWN_SPREADS
+        },
         "brier": float(np.mean((probability - pays) ** 2)),
         "regret": float(np.mean(chosen / best - 1)),
         "regret_of_always_fusing": float(np.mean(times[:, 1] / best - 1)),
@@ -84,7 +100,8 @@ def main() -> None:
         figures.append((row["name"], *gains, f"{row['probability']:.2f}"))
     found = summary(rows)
     print(table(["pair", "gains, times", "predicted", "P"], figures), json.dumps(found, indent=1), sep="\n\n")
-    write(given.json, {"summary": found, "pairs": rows})
+    kept = [{name: said for name, said in row.items() if name != "by_own_spread"} for row in rows]
+    write(given.json, {"summary": found, "pairs": kept})
 
 
 if __name__ == "__main__":

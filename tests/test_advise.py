@@ -156,9 +156,9 @@ def test_a_stage_is_traced_once_whatever_it_is_part_of(here):
 
 
 def test_the_memory_rules_out_groups_and_a_rival_within_the_doubt_is_named(here):
-    stages = [square, sines, total]
+    stages = [square, jnp.negative, total]
     free = rx.advise(stages, real(2048, 2048), calibration=here)
-    assert (free.verdict, free.groups) == ("fuse", (("square", "sines", "total"),))
+    assert (free.verdict, free.groups) == ("fuse", (("square", "negative", "total"),))
     for own in free.groupings:
         bound = rx.advise(stages, real(2048, 2048), calibration=here, memory_bytes=own.peak_bytes)
         names = {other.name for other in bound.groupings}

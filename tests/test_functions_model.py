@@ -1,6 +1,7 @@
 """Predictions of any function: laws of what a calibration says, the kernels behind it, and the job that fits it."""
 
 import contextlib
+import dataclasses
 import random
 from collections import Counter
 
@@ -272,7 +273,17 @@ def test_what_two_programs_share_cancels():
     assert float(same.margin_ns) == 0
     assert float(same.probability) == 0.5
     first, second = (rx.profile_function(f, real(512, 512), real(512, 512)) for f in (lambda x, w: x @ w, mlp))
-    apart = predict_profiles(calibration(), [one, first, second]).decision([0], [1, 2])
+    times = predict_profiles(calibration(), [one, first, second])
+    apart = times.decision([0], [1, 2])
+    # What is a program's own is a share of the smaller time, and less where the compiler's choices are counted.
+    parts_ns = np.array([found.time_ns for found in times.predictions])
+    least_ns = min(parts_ns[0], parts_ns[1:].sum())
+    squares = [float(times.decision([0], [1, 2], own).margin_sd_ns) ** 2 for own in (0.0, 0.3)]
+    assert squares[1] - squares[0] == pytest.approx((0.3 * least_ns) ** 2)
+    compiled = [
+        found._replace(profile=dataclasses.replace(found.profile, level="compiled")) for found in times.predictions
+    ]
+    assert times._replace(predictions=tuple(compiled)).decision([0], [1, 2]).margin_sd_ns < apart.margin_sd_ns
     np.testing.assert_allclose(
         float(apart.kept_ns),
         sum(own.time_ns for own in predict_profiles(calibration(), [first, second]).predictions),

@@ -20,8 +20,11 @@ from ._calibrated import CalibratedModel
 #: The probability that an interval holds.
 LEVEL = 0.9
 #: Relative standard deviation of what one program takes beyond what its terms explain, where another does the same
-#: work: the compiler's choices, and the noise of a timing.
-OWN_SPREAD = 0.05
+#: work: the compiler's choices, and the noise of a timing. The log loss of what `decision` says of pairs of stages that
+#: were timed on a CPU falls fast up to this value, and little beyond: `benchmarks.advice_truth` prints it.
+OWN_SPREAD = 0.15
+#: The same where the profiles are of compiled programs, which tell the compiler's choices.
+COMPILED_SPREAD = 0.05
 
 
 class HasModels(Protocol):
@@ -114,7 +117,7 @@ class FunctionTimes(NamedTuple):
     terms_ns: np.ndarray
     spread: float
 
-    def decision(self, fused: Sequence[int], kept: Sequence[int]) -> Decision:
+    def decision(self, fused: Sequence[int], kept: Sequence[int], own_spread: float | None = None) -> Decision:
         """Return whether some functions take less time one after another than others, and how surely.
 
         What both do alike cancels, coefficients as well as what the terms miss: the doubt is that of the difference
@@ -124,6 +127,8 @@ class FunctionTimes(NamedTuple):
         Args:
             fused: places of the functions to run if that is faster.
             kept: places of those to run otherwise.
+            own_spread: relative standard deviation of what is a program's own, whatever its terms; less is expected
+                of compiled programs unless given.
         """
         predictions, times_ns = self.predictions, np.array([found.time_ns for found in self.predictions])
         fused_ns, kept_ns = (float(sum(times_ns[place] for place in side)) for side in (fused, kept))
@@ -132,7 +137,10 @@ class FunctionTimes(NamedTuple):
         np.subtract.at(change, list(fused), 1.0)
         least_ns = min(float(np.sum(times_ns * np.maximum(side, 0.0))) for side in (change, -change))
         shared, differences = (change * times_ns) @ self.scores, change @ self.terms_ns
-        own = self.spread**2 * np.sum(differences**2) + (OWN_SPREAD * least_ns) ** 2
+        if own_spread is None:
+            is_compiled = all(predictions[place].profile.level == "compiled" for place in (*fused, *kept))
+            own_spread = COMPILED_SPREAD if is_compiled else OWN_SPREAD
+        own = self.spread**2 * np.sum(differences**2) + (own_spread * least_ns) ** 2
         is_whole = not any(predictions[place].uncounted for place in (*fused, *kept))
         sd_ns = float(np.sqrt(np.sum(shared**2) + own)) if is_whole else float("inf")
         margin_ns = kept_ns - fused_ns
