@@ -48,7 +48,7 @@ class Choice:
 
     Attributes:
         name: of the alternative.
-        fn: it, jitted where it is a function of JAX.
+        fn: it, as it was given; of a suite what runs its program.
         by: "model", "measured" in this call, "remembered" of an earlier one, or "pinned" by a person.
         alternatives: all of them, in the order given.
         probability: that no other one is faster by more than `regret`; None where nothing says.

@@ -1,7 +1,7 @@
 """Which of several functions to run, or of the ways that a latency model knows: sure by the model, or measured."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ _choices: dict[Any, Choice] = {}
 
 
 def choose(
-    alternatives: Mapping[str, Callable[..., Any] | Sequence[Callable[..., Any]]] | Suite,
+    alternatives: Mapping[str, Callable[..., Any]] | Suite,
     *args: Any,
     inputs: Mapping[str, float] | None = None,
     measure: str | None = None,
@@ -38,9 +38,9 @@ def choose(
     `choose(alternatives, x)(x)` may stand where one of the alternatives would.
 
     Args:
-        alternatives: functions by name, each of the same arguments and result. Each runs jitted; one that is a sequence
-            of functions runs as stages that are jitted one by one, each taking what the one before it gives. Or a suite
-            of your own: the variants of its model that give the result of `inputs`, run by its `program`.
+        alternatives: functions of JAX by name, each of the same arguments and result. Each runs as it is: what is to be
+            one program is jitted, what is not runs its operations, and the jitted functions that it calls, one by one.
+            Or a suite of your own: the variants of its model that give the result of `inputs`, run by its `program`.
         *args: of the functions: arrays as they are called with, `jax.ShapeDtypeStruct`s, which are filled at random
             where something is measured, or trees of them.
         inputs: of the suite's model, by name.
@@ -64,7 +64,8 @@ def choose(
     Examples:
         >>> import jax.numpy as jnp
         >>> x = jax.ShapeDtypeStruct((64, 1000), jnp.float32)
-        >>> ways = {"top_k": lambda x: jax.lax.top_k(x, 8)[0], "sort": lambda x: jnp.sort(x)[:, :-9:-1]}
+        >>> top_k = jax.jit(lambda x: jax.lax.top_k(x, 8)[0])
+        >>> ways = {"top_k": top_k, "sort": jax.jit(lambda x: jnp.sort(x)[:, :-9:-1])}
         >>> choice = choose(ways, x, measure="never")
         >>> choice.name, choice.by, choice(jnp.ones((64, 1000), jnp.float32)).shape
         ('top_k', 'model', (64, 8))
@@ -117,7 +118,7 @@ def _key(
     if isinstance(alternatives, Suite):
         named: Any = alternatives, None if inputs is None else tuple(inputs.items())
     else:
-        named = tuple([(name, tuple(fn) if type(fn) is list else fn) for name, fn in alternatives.items()])
+        named = tuple(alternatives.items())
     shapes = tuple([_shape_of(arg) for arg in args])
     return named, shapes, word, regret, limit_ms, handle(calibration), check, jax.config.jax_enable_x64
 

@@ -39,13 +39,14 @@ def digest(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def content_of(programs: Sequence[Any]) -> str:
+def content_of(programs: Sequence[Any], is_jitted: bool = True) -> str:
     """Return the digest of programs that run one after another: of the jaxpr of each, whatever it is called.
 
     Args:
         programs: as `jax.jit(fn).trace(...)` returns them.
+        is_jitted: whether each is one program; else its operations run one by one.
     """
-    return digest([_ADDRESS.sub("", str(program.jaxpr)) for program in programs])
+    return digest(is_jitted, [_ADDRESS.sub("", str(program.jaxpr)) for program in programs])
 
 
 def setting_of(calibrated: CalibratedModel | None, devices: Sequence[Any] = ()) -> tuple[str, Fingerprint]:

@@ -53,7 +53,7 @@ class Contest(NamedTuple):
 
     Attributes:
         best: its place; of programs that are not told apart, the favourite.
-        is_tie: whether others are as good, as far as the rounds say: within the regret, or not told apart.
+        is_tie: whether others are as good as far as the rounds say: within the regret, or not told apart.
         probability: that no other is faster by more than the regret.
         time_ns: of each, the lower quartile of its visits, `[n]`; NaN of one that failed.
         low_ns: the lower end of the interval that holds it with 90 %, `[n]`.
@@ -139,9 +139,8 @@ def contest(
     if not active:
         none = np.full(len(calls), np.nan)
         return Contest(favourite, False, 0.0, none, none, none, len(costs), failed)
-    best = _best(costs, active, favourite, is_settled)
-    rivals = [place for place in active if place != best]
-    is_tie = is_settled and bool(rivals) or any(not _Ratio.of(costs, place, best).is_told_apart for place in rivals)
+    best = _best(costs, active, favourite, regret)
+    is_tie = any(_Ratio.of(costs, place, best).is_tie(regret) for place in active if place != best)
     others = [place for place in range(len(calls)) if place != best and place not in failed and len(costs)]
     chances = [_Ratio.of(costs, place, best).chance_above(-math.log1p(regret)) for place in others]
     quartiles = [_quantiles(costs[:, place] - extras[place]) for place in range(len(calls))]
@@ -180,10 +179,9 @@ class _Ratio(NamedTuple):
 
         return float(stdtr(self.freedom, (self.centre - bound) / self.error))
 
-    @property
-    def is_told_apart(self) -> bool:
-        """Whether one of the two is surely the faster one."""
-        return not 1.0 - SURE < self.chance_above(0.0) < SURE
+    def is_tie(self, regret: float) -> bool:
+        """Whether the two are within the regret of each other, or not told apart."""
+        return abs(self.centre) <= math.log1p(regret) or 1.0 - SURE < self.chance_above(0.0) < SURE
 
 
 def _left(costs: np.ndarray, active: list[int], regret: float) -> tuple[list[int], bool]:
@@ -200,12 +198,11 @@ def _ahead(costs: np.ndarray, active: list[int]) -> int:
     return min(active, key=lambda place: _Ratio.of(costs, place, active[0]).centre)
 
 
-def _best(costs: np.ndarray, active: list[int], favourite: int, is_settled: bool) -> int:
+def _best(costs: np.ndarray, active: list[int], favourite: int, regret: float) -> int:
     """Return the program to run: the one ahead, unless the favourite is as good as far as the rounds say."""
     ahead = _ahead(costs, active) if len(costs) else active[0]
-    if favourite in active and (is_settled or not _Ratio.of(costs, favourite, ahead).is_told_apart):
-        return favourite
-    return ahead
+    is_as_good = favourite in active and _Ratio.of(costs, favourite, ahead).is_tie(regret)
+    return favourite if is_as_good else ahead
 
 
 def _quantiles(times_ns: np.ndarray) -> tuple[float, float, float]:

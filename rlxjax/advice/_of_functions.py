@@ -14,7 +14,7 @@ from rlxjax.models import FUNCTIONS, function_runs
 from ._arguments import filled
 from ._content import content_of, digest
 from ._decide import Contender, Forecast, Question
-from ._stages import composed, in_order
+from ._stages import in_order, parts_of
 
 
 def question_of_functions(
@@ -26,31 +26,31 @@ def question_of_functions(
     arrays = functools.cache(lambda: filled(args))
     contenders, profiles = [], []
     results: dict[str, Any] = {}
-    for name, given in alternatives.items():
-        functions = [given] if callable(given) else list(given)
-        if not functions or not all(map(callable, functions)):
-            raise ValueError(f"alternatives: expected a function, or functions in order, as {name!r}, got {given!r}")
+    for name, given in ((str(name), given) for name, given in alternatives.items()):
+        if not callable(given):
+            raise ValueError(f"alternatives: expected a function as {name!r}, got {given!r}")
         try:
-            stages = in_order(functions, args)
-            programs = [stage.fn.trace(*stage.args) for stage in stages]
+            whole = in_order([given], args)[0]
         except ValueError as error:
-            contenders.append(Contender(str(name), digest("fails", str(name)), functions[0], list, failed=str(error)))
+            said = str(error).partition("but it ")[2] or str(error)
+            contenders.append(Contender(name, digest("fails", name), given, list, failed=said))
             profiles.append([])
             continue
-        fn = stages[0].fn if len(stages) == 1 else composed([stage.fn for stage in stages])
+        program = whole.fn.trace(*whole.args)
         if options["measure"] != "never":
-            _check_repeatable(str(name), programs)
-        results[str(name)] = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), stages[-1].result)
-        own = _profiles(stages)
+            _check_repeatable(name, program)
+        results[name] = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), whole.result)
+        is_jitted = isinstance(given, jax.stages.Wrapped)
+        own = _profiles([whole] if is_jitted else parts_of(whole))
         profiles.append(own)
         contenders.append(
             Contender(
-                str(name),
-                content_of(programs),
-                fn,
-                call=lambda fn=fn: fn(*arrays()),
+                name,
+                content_of([program], is_jitted),
+                given,
+                call=lambda fn=given: fn(*arrays()),
                 runs=_runs(own),
-                make=lambda programs=programs: [program.lower().compile() for program in programs],
+                make=(lambda program=program: program.lower().compile()) if is_jitted else None,
             )
         )
     if options["check"]:
@@ -72,19 +72,19 @@ def question_of_functions(
     )  # fmt: skip
 
 
-def _check_repeatable(name: str, programs: Sequence[Any]) -> None:
+def _check_repeatable(name: str, program: Any) -> None:
     """Refuse to time what does something beside giving results."""
-    for program in programs:
-        if effects := ", ".join(sorted(str(effect) for effect in program.jaxpr.effects)):
-            raise ValueError(
-                f"alternatives: expected no side effects where {name!r} is to be measured again and again, got "
-                f"{effects}; take them out, or decide with measure='never'"
-            )
-        if any(argument.donated for argument in jax.tree.leaves(program.args_info)):
-            raise ValueError(
-                f"alternatives: expected no donated arguments where {name!r} is to be measured, which would be gone "
-                "after one call; choose without donation, or with measure='never'"
-            )
+    if effects := ", ".join(sorted(str(effect) for effect in program.jaxpr.effects)):
+        raise ValueError(
+            f"alternatives: expected no side effects where {name!r} is to be measured again and again, got {effects}; "
+            "take them out, or decide with measure='never'"
+        )
+    inner = [any(equation.params.get("donated_invars", ())) for equation in program.jaxpr.eqns]
+    if any(inner) or any(argument.donated for argument in jax.tree.leaves(program.args_info)):
+        raise ValueError(
+            f"alternatives: expected no donated arguments where {name!r} is to be measured, which would be gone after "
+            "one call; choose without donation, or with measure='never'"
+        )
 
 
 def _profiles(stages: Sequence[Any]) -> list[FunctionProfile]:

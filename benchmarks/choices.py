@@ -1,0 +1,160 @@
+"""What choices lose, made by the model alone, by measuring where it is not sure, and by measuring all.
+
+    python -m benchmarks.choices CALIBRATION [--sizes 150] [--seed 45] [--judge-s 1.2] [--json FILE]
+
+Workloads of Welch peaks are drawn at random, in no grid: neither their rows, nor their segments, nor their peaks are
+those of the calibrate job. Each way to choose is a process of its own with an empty memory, `undecided` twice; then all
+variants are timed by turns, in two passes over all workloads, which judge. The regret of a choice is by how much it is
+slower than the fastest variant. The noise of a judgement is the difference between the regrets of its two passes.
+"""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rlxjax as rx
+from benchmarks._common import options, table, visits, write
+from calibrate.suites.welch import GRID_BATCHES, GRID_KS, GRID_N_FFTS
+from rlxjax.advice import Choice
+from rlxjax.calibration import default_calibration_path
+from rlxjax.clock import QUARTILE
+from rlxjax.welch import choose_variant, keep_programs
+
+#: Ways to choose, each a run; the last two of the same words are two fresh runs.
+RUNS = {"never": "never", "always": "always", "undecided": "undecided", "undecided, again": "undecided"}
+VARIANTS = ("host", "fused_maxima", "fused_top_k", "block")
+MOST_ROWS, MOST_PEAKS, MOST_SAMPLES, MOST_ROUNDS = 131_072, 64, 2**22, 200
+
+
+def is_smooth(number: int) -> bool:
+    """Return whether a number has no prime factor above 7."""
+    for factor in (2, 3, 5, 7):
+        while number % factor == 0:
+            number //= factor
+    return number == 1
+
+
+#: Samples of a segment, of which the calibrate job times none.
+LENGTHS = np.array([n for n in range(66, 3000, 2) if is_smooth(n) and n not in GRID_N_FFTS])
+
+
+def workloads(count: int, seed: int) -> list[tuple[int, int, int]]:
+    """Return rows, samples of a segment and peaks, drawn uniformly in their logarithms."""
+    rng, found = np.random.default_rng(seed), {}
+    while len(found) < count:
+        batch, wanted, k = np.exp(rng.uniform(np.log((1, 66, 1)), np.log((MOST_ROWS, 3000, MOST_PEAKS))))
+        n_fft = int(LENGTHS[np.argmin(np.abs(np.log(LENGTHS / wanted)))])
+        sizes = round(batch), n_fft, min(round(k), n_fft // 2 + 1)
+        if sizes[0] not in GRID_BATCHES and sizes[2] not in GRID_KS and sizes[0] * n_fft <= MOST_SAMPLES:
+            found[sizes] = None
+    return list(found)
+
+
+def signal_of(batch: int, n_fft: int, k: int) -> tuple[np.ndarray, rx.WelchPeakParams]:
+    """Return rows of noise with a tone in each, and parameters."""
+    params = rx.WelchPeakParams.fast(n_fft, k)
+    signal = np.random.default_rng(n_fft).standard_normal((batch, params.frame_len), np.float32)
+    return signal + 2 * np.sin(0.7 * np.arange(params.frame_len, dtype=np.float32)), params
+
+
+def chosen(sizes: list[tuple[int, int, int]], measure: str) -> list[dict[str, Any]]:
+    """Return what is chosen for each workload, one after the other, and the seconds that it took."""
+    found = []
+    choose_variant(*signal_of(64, 256, 16), measure="never")  # imports, and programs of the model
+    for own in sizes:
+        begun_s = time.perf_counter()
+        choice: Choice = choose_variant(*signal_of(*own), measure=measure)
+        seconds = time.perf_counter() - begun_s
+        found.append({"name": choice.name, "by": choice.by, "is_tie": choice.is_tie, "seconds": seconds}
+                     | {"probability": choice.probability, "rounds": choice.rounds})  # fmt: skip
+    return found
+
+
+def fresh(calibration: Path, given: Any, measure: str) -> list[dict[str, Any]]:
+    """Return what a process chooses that has the calibration and no memory."""
+    with tempfile.TemporaryDirectory() as home:
+        environment = os.environ | {"RLXJAX_HOME": home}
+        shutil.copy(calibration, Path(home) / default_calibration_path().name)
+        command = [sys.executable, "-m", "benchmarks.choices", str(calibration), "--choose", measure]
+        command += ["--sizes", str(given.sizes), "--seed", str(given.seed)]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def judged(sizes: list[tuple[int, int, int]], judge_s: float) -> np.ndarray:
+    """Return the time in ns of each variant in each of two passes over all workloads, `[2, workloads, variants]`."""
+    keep_programs(4 * len(sizes))
+    times, rng = np.empty((2, len(sizes), len(VARIANTS))), np.random.default_rng()
+    for turn in range(2):
+        for place in rng.permutation(len(sizes)):
+            signal, params = signal_of(*sizes[place])
+            calls = {name: functools.partial(rx.welch_peaks, signal, params, name) for name in VARIANTS}
+            found = visits(calls, MOST_ROUNDS, least=6, until_s=time.perf_counter() + judge_s, seed=int(place))
+            times[turn, place] = [np.quantile(found[name], QUARTILE) for name in VARIANTS]
+    return times
+
+
+def regrets(names: list[str], times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return by how much choices are slower than the fastest variant of each workload, and the noise of that."""
+    places = [VARIANTS.index(name) for name in names]
+    logs = np.log(times)
+    rows = np.arange(len(names))
+    best = np.argmin(logs.mean(0), -1)
+    of_pass = logs[:, rows, places] - logs[:, rows, best]
+    return np.expm1(of_pass.mean(0)), np.abs(of_pass[0] - of_pass[1])
+
+
+def main() -> None:
+    """Choose, judge, and print a table."""
+    parser = options(__doc__, sizes=150, seed=45, judge_s=1.2)
+    parser.add_argument("calibration", type=Path)
+    parser.add_argument("--choose", choices=("never", "undecided", "always"), help="only choose, in this process")
+    given = parser.parse_args()
+    sizes = workloads(given.sizes, given.seed)
+    if given.choose:
+        print(json.dumps(chosen(sizes, given.choose)))
+        return
+    found = {}
+    for name, measure in RUNS.items():
+        found[name] = fresh(given.calibration, given, measure)
+        print(f"{name}: {sum(own['seconds'] for own in found[name]):.0f} s", file=sys.stderr, flush=True)
+    times, half, rows = judged(sizes, given.judge_s), len(sizes) // 2, []
+    summary: dict[str, Any] = {}
+    for name, own in found.items():
+        regret, noise = regrets([one["name"] for one in own], times)
+        beyond, is_measured = np.maximum(regret - noise, 0.0), np.array([one["by"] == "measured" for one in own])
+        figures = [regret.mean(), np.quantile(regret, 0.95), regret.max(), beyond.max()]
+        figures += [is_measured[:half].mean(), is_measured[half:].mean()]
+        seconds = [one["seconds"] for one in own]
+        summary[name] = dict(
+            zip(("mean", "p95", "max", "max_beyond_noise", "measured_first", "measured_second"), map(float, figures),
+                strict=True)
+        ) | {"seconds": float(np.sum(seconds)), "ties": float(np.mean([one["is_tie"] for one in own]))}  # fmt: skip
+        rows.append([name, *(f"{100 * one:.1f} %" for one in figures), f"{np.sum(seconds):.0f} s"])
+    _, floor = regrets([VARIANTS[place] for place in np.argmin(times[0], -1)], times)
+    one, two = found["undecided"], found["undecided, again"]
+    differ = [place for place in range(len(sizes)) if one[place]["name"] != two[place]["name"]]
+    said = [place for place in differ if one[place]["is_tie"] or two[place]["is_tie"]]
+    summary["two_runs"] = {"differ": len(differ) / len(sizes), "ties_of_these": len(said), "of": len(differ)}
+    headings = ["measure", "mean regret", "95th percentile", "largest", "largest beyond the noise"]
+    print(table([*headings, "measured of the first half", "of the second half", "choosing took"], rows))
+    print(
+        f"noise of a judgement {100 * floor.mean():.1f} % in the mean; two fresh runs choose differently in "
+        f"{len(differ)} of {len(sizes)} workloads, of which {len(said)} are ties by one of them"
+    )
+    cells = [dict(zip(("batch", "n_fft", "k"), own, strict=True)) for own in sizes]
+    content = {"summary": summary, "workloads": cells, "choices": found, "times_ns": times.round().tolist()}
+    write(given.json, content, indent=None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Stages apart or as one program: how often `choose` is right, on pairs that no rule was made by.
+
+    python -m benchmarks.stage_choices CALIBRATION [--measure undecided] [--budget 120] [--json FILE]
+
+The pairs are the judging half of `benchmarks.stage_pairs`, and those below. A process with an empty memory chooses for
+one pair after the other; then both forms of all pairs are timed by turns. A choice is right if its form is the faster
+one. Pairs whose forms are within 5 % of each other have no right answer worth having.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, nn
+
+import rlxjax as rx
+from benchmarks._common import options, table, write
+from benchmarks.stage_pairs import PAIRS, Pair, arrays, look_up, measure, pair, recurrence, sum_of_rows
+from rlxjax.calibration import default_calibration_path
+
+#: Forms closer than this have no order worth getting right.
+LEAST_DISTANCE = 0.05
+
+
+def rms_norm(x):
+    """Return rows of mean square one."""
+    return x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
+
+
+def gated(x):
+    """Return one half of the columns, gated by the other."""
+    a, b = jnp.split(x, 2, -1)
+    return nn.silu(a) * b
+
+
+def polynomial(x):
+    """Return a polynomial of degree three."""
+    return ((0.1 * x + 0.2) * x - 0.3) * x + 0.4
+
+
+def unit(x):
+    """Return rows of length one."""
+    return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def logits(x):
+    """Return the logarithms of odds."""
+    clipped = jnp.clip(x, 1e-3, 1.0 - 1e-3)
+    return jnp.log(clipped) - jnp.log1p(-clipped)
+
+
+def haar(x):
+    """Return sums and differences of neighbours."""
+    even, odd = x[..., ::2], x[..., 1::2]
+    return (even + odd) / 2, (even - odd) / 2
+
+
+def blocks(x):
+    """Return squares of 16 by 16."""
+    return x.reshape(60, 16, 60, 16).swapaxes(1, 2)
+
+
+#: Written without looking at what any of them takes.
+NEW = [
+    pair("rms norm, product", "64,768 | 768,256", rms_norm, jnp.matmul),
+    pair("product, gate", "128,512 512,1024", jnp.matmul, gated),
+    pair("polynomial, exp: 2 MB", "512,1024", polynomial, jnp.exp),
+    pair("polynomial, exp: 256 numbers", "256", polynomial, jnp.exp),
+    pair("unit rows, scores", "1000,64 | 256,64", unit, lambda x, y: y @ x.T),
+    pair("logits, mean", "1000,300", logits, jnp.mean),
+    pair("haar, energy of both", "256,2048", haar, lambda a, b: jnp.square(a).sum() + jnp.square(b).sum()),
+    pair("exp, look up columns", "64,2048 | i32[512]", jnp.exp, lambda y, index: y[:, index]),
+    pair("erf, tile", "256,128", lax.erf, lambda y: jnp.tile(y, (8, 2))),
+    pair("maximum, one hot", "512,100", lambda x: x.argmax(-1), lambda index: nn.one_hot(index, 100)),
+    pair("sort, differences", "200,500", jnp.sort, jnp.diff),
+    pair("recurrence, sum of rows", "128,256 256", recurrence, sum_of_rows),
+    pair("outer product, sine", "700 900", jnp.outer, jnp.sin),
+    pair("covariance, cholesky", "2000,48", lambda x: x.T @ x / len(x) + jnp.eye(48), jnp.linalg.cholesky),
+    pair("reverse, cumulative maximum", "300,1000", lambda x: x[:, ::-1], lambda y: lax.cummax(y, axis=1)),
+    pair("log, transform", "300,600", lambda x: jnp.log(jnp.square(x) + 1.0), jnp.fft.rfft),
+    pair("embed, sum of words", "1000,128 i32[300,20]", look_up, lambda y: y.sum(1)),
+    pair("compare, count", "1500,1500", lambda x: x > 0.5, lambda y: y.sum(0, dtype=jnp.int32)),
+    pair("blocks, mean of each", "960,960", blocks, lambda y: y.mean((2, 3))),
+    pair("softmax, products of three", "96,64,64", nn.softmax, lambda p: p @ p @ p),
+]  # fmt: skip
+
+
+def chosen(pairs: list[Pair], word: str) -> list[dict[str, Any]]:
+    """Return what is chosen for each pair, one after the other, and the seconds that it took."""
+    found = []
+    for own in pairs:
+        args = arrays(own.flat_args())
+        begun_s = time.perf_counter()
+        choice = rx.choose({"apart": own.apart(), "together": own.together()}, *args, measure=word)
+        seconds = time.perf_counter() - begun_s
+        found.append({"pair": own.name, "name": choice.name, "by": choice.by, "is_tie": choice.is_tie}
+                     | {"probability": choice.probability, "rounds": choice.rounds, "seconds": seconds})  # fmt: skip
+    return found
+
+
+def main() -> None:
+    """Choose, judge, and print a table."""
+    parser = options(__doc__, budget=120.0, seed=0)
+    parser.add_argument("calibration", type=Path)
+    parser.add_argument("--measure", choices=("never", "undecided", "always"), default="undecided")
+    given = parser.parse_args()
+    pairs = [*(own for own in PAIRS if own.half == "judge"), *NEW]
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["RLXJAX_HOME"] = home
+        shutil.copy(given.calibration, Path(home) / default_calibration_path().name)
+        choices = chosen(pairs, given.measure)
+    print(f"choosing took {sum(own['seconds'] for own in choices):.0f} s", file=sys.stderr, flush=True)
+    jax.clear_caches()
+    times = measure(pairs, given.budget, given.seed)
+    rows, is_far, is_right = [], [], []
+    for own in choices:
+        timed = times[own["pair"]]
+        gain = float(np.log(timed.apart_ns / timed.together_ns))
+        is_far.append(abs(gain) > np.log1p(LEAST_DISTANCE))
+        is_right.append((gain > 0) == (own["name"] == "together"))
+        own |= timed._asdict() | {"is_far": bool(is_far[-1]), "is_right": bool(is_right[-1])}
+        if is_far[-1] and not is_right[-1]:
+            rows.append([own["pair"], own["name"], own["by"], own["is_tie"], f"{100 * np.expm1(gain):+.1f} %"]
+                        + [f"{100 * (timed.noise - 1.0):.0f} %"])  # fmt: skip
+    far, right = np.array(is_far), np.array(is_right)
+    measured = np.array([own["by"] == "measured" for own in choices])
+    summary = {
+        "pairs": len(pairs),
+        "far": int(far.sum()),
+        "right_of_far": float(right[far].mean()),
+        "measured": float(measured.mean()),
+        "right_of_far_by_model": float(right[far & ~measured].mean()) if (far & ~measured).any() else None,
+        "seconds": float(sum(own["seconds"] for own in choices)),
+    }
+    print(summary)
+    print(table(["wrong", "chosen", "by", "tie", "apart beside together", "noise"], rows))
+    write(given.json, {"summary": summary, "choices": choices})
+
+
+if __name__ == "__main__":
+    main()
