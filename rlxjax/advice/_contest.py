@@ -86,8 +86,7 @@ def first_call(call: Callable[[], Any], limit_s: float) -> FirstCall:
         try:
             result = jax.block_until_ready(call())
         except BaseException as error:  # noqa: BLE001 - a user's program may raise anything, and may exit
-            reason = str(error).strip().partition("\n")[0]
-            found.append(FirstCall(failed=f"raised {type(error).__name__}{f': {reason}' if reason else ''}"))
+            found.append(FirstCall(failed=raised(error)))
         else:
             found.append(FirstCall(result, time.perf_counter() - begun))
 
@@ -95,6 +94,12 @@ def first_call(call: Callable[[], Any], limit_s: float) -> FirstCall:
     thread.start()
     thread.join(limit_s)
     return found[0] if found else FirstCall(failed=f"did not end within {limit_s:g} s")
+
+
+def raised(error: BaseException) -> str:
+    """Return in a few words that a program raised an error."""
+    reason = str(error).strip().partition("\n")[0]
+    return f"raised {type(error).__name__}{f': {reason}' if reason else ''}"
 
 
 def contest(
@@ -117,7 +122,6 @@ def contest(
         extra_ns: what each costs beside its time; nothing unless given.
     """
     extras = np.zeros(len(calls)) if extra_ns is None else np.asarray(extra_ns, float)
-    extras = np.zeros(len(calls)) if extra_ns is None else np.asarray(extra_ns, float)
     rng, costs, failed = np.random.default_rng(), np.empty((0, len(calls))), {}
     active, is_settled, is_first = list(range(len(calls))), False, True
     begun_s = time.perf_counter()
@@ -128,8 +132,9 @@ def contest(
                 try:
                     row[place] = mean_ns(visit_ns(calls[place], VISIT_NS)) + extras[place]
                 except Exception as error:  # noqa: BLE001 - whatever a user's program raises
-                    failed[place] = f"raised {type(error).__name__}"
+                    failed[place] = raised(error)
                     active.remove(place)
+                    row[place] = costs[:, place] = np.nan
             if is_first and time.perf_counter() < begun_s + WARMING * limit_s:
                 is_first = False  # it found caches and threads as other programs left them
                 continue

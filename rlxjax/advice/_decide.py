@@ -15,7 +15,7 @@ from rlxjax.calibration import CalibratedModel, Fingerprint
 
 from ._choice import Choice, Considered
 from ._content import digest, setting_of
-from ._contest import LONGEST_CALL, Contest, FirstCall, contest, first_call
+from ._contest import LONGEST_CALL, Contest, FirstCall, contest, first_call, raised
 from ._learned import learn, learned
 from ._memory import Memory
 from ._remembered import Alternative, Remembered
@@ -209,8 +209,7 @@ def _first(contender: Contender, limit_s: float) -> FirstCall:
         if contender.make is not None:
             contender.make()
     except Exception as error:  # noqa: BLE001 - a compiler, or a user's code, may raise anything
-        reason = str(error).strip().partition("\n")[0]
-        return FirstCall(failed=f"raised {type(error).__name__}: {reason}")
+        return FirstCall(failed=raised(error))
     return first_call(contender.call, limit_s)._replace(taken_s=time.perf_counter() - begun_s)
 
 

@@ -1,0 +1,171 @@
+"""Who wins of programs that are timed by turns: by a clock of the test's own, and by the real one."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from rlxjax.advice._contest import Contest, contest, first_call
+from rlxjax.clock import QUARTILE
+
+MS = 1_000_000
+REGRET = 0.02
+
+
+class Machine:
+    """A machine of made-up programs, whose clock stands still unless one of them runs."""
+
+    def __init__(self, monkeypatch, seed=0):
+        self.now_ns, self.rng = 0, np.random.default_rng(seed)
+        monkeypatch.setattr(time, "perf_counter_ns", lambda: self.now_ns)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now_ns / 1e9)
+
+    def program(self, time_ns, sd=0.05, disturbed=0.1, calls=None, fails_at=None):
+        """Return a program that takes about so long, now and then three times as long, and may raise in the end."""
+        calls = [] if calls is None else calls
+
+        def call():
+            factor = np.exp(sd * self.rng.standard_normal()) * (3.0 if self.rng.random() < disturbed else 1.0)
+            calls.append(time_ns * factor)
+            self.now_ns += int(calls[-1])
+            if len(calls) == fails_at:
+                raise ArithmeticError("out of numbers")
+
+        return call
+
+    def contest(self, *times_ns, **options):
+        calls = [self.program(one) if isinstance(one, (int, float)) else one for one in times_ns]
+        return contest(calls, **{"regret": REGRET, "limit_s": 1.0} | options)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    return Machine(monkeypatch)
+
+
+def test_what_is_clearly_faster_wins_surely_and_the_interval_holds_what_its_calls_took(machine):
+    calls = []
+    found = machine.contest(2 * MS, machine.program(MS, calls=calls), 3 * MS)
+    assert (found.best, found.is_tie, found.failed) == (1, False, {})
+    assert 0.99 < found.probability <= 1.0
+    low, high = found.low_ns[1], found.high_ns[1]
+    assert low <= found.time_ns[1] <= high
+    assert low < np.quantile(calls, QUARTILE) * 1.05
+    assert high > np.quantile(calls, QUARTILE) * 0.95
+    assert np.all(found.low_ns <= found.time_ns)
+    assert np.all(found.time_ns <= found.high_ns)
+    np.testing.assert_allclose(found.time_ns, [2 * MS, MS, 3 * MS], rtol=0.3)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.1, 1 / 1.1])
+def test_a_winner_loses_no_more_than_the_regret_and_the_favourite_wins_what_is_not_told_apart(monkeypatch, ratio):
+    trials = 200
+    found = [Machine(monkeypatch, seed).contest(MS, ratio * MS, limit_s=0.05) for seed in range(trials)]
+    if ratio == 1.0:
+        assert np.mean([one.is_tie for one in found]) > 0.8
+        assert np.mean([one.best == 0 for one in found]) > 0.9
+    else:
+        winners = [one.best for one in found if not one.is_tie]
+        assert len(winners) > 0.5 * trials
+        assert np.mean(np.array(winners) == (ratio < 1.0)) >= 0.95
+        assert all(one.best == 0 for one in found if one.is_tie)
+    assert all(0.0 <= one.probability <= 1.0 for one in found)
+
+
+def test_the_probability_is_the_share_of_winners_that_lose_no_more_than_the_regret(monkeypatch):
+    truths, said = [], []
+    for seed in range(200):
+        machine = Machine(monkeypatch, seed)
+        times_ns = MS * np.exp(0.04 * np.random.default_rng(seed).standard_normal(2))
+        found = machine.contest(*times_ns.tolist(), limit_s=0.05)
+        truths.append(times_ns[found.best] <= times_ns.min() * (1.0 + REGRET))
+        said.append(found.probability)
+    assert np.mean(truths) > np.mean(said) - 0.05
+    assert 0.7 < np.mean(said) <= 1.0
+
+
+def test_the_favourite_stays_where_it_is_as_good_and_no_longer_than_that(machine):
+    assert machine.contest(MS, 2 * MS, favourite=1).best == 0
+    exact = [machine.program(time_ns, sd=0.0, disturbed=0.0) for time_ns in (MS, 1.01 * MS)]
+    found = machine.contest(*exact, favourite=1)
+    assert (found.best, found.is_tie) == (1, True)
+    assert machine.contest(*exact, favourite=1, regret=0.001).best == 0
+
+
+def test_what_is_clearly_slower_is_visited_no_more(machine):
+    slow, near = [], []
+    found = machine.contest(MS, machine.program(3 * MS, calls=slow), machine.program(MS, calls=near), regret=1e-4)
+    assert found.best in (0, 2)
+    assert len(near) > 5 * len(slow)
+    assert found.rounds > len(slow) / 2
+    assert found.time_ns[1] > 2 * found.time_ns[0]
+
+
+def test_the_limit_ends_it_and_two_rounds_there_are(machine):
+    begun_ns = machine.now_ns
+    found = machine.contest(MS, MS, regret=0.0, limit_s=0.05)
+    assert 0.05 <= (machine.now_ns - begun_ns) / 1e9 < 0.05 + 5 * 2 * 3 * MS / 1e9
+    assert found.rounds > 2
+    assert machine.contest(MS, 2 * MS, limit_s=1e-6).rounds == 2
+
+
+def test_what_each_costs_beside_its_time_counts_and_is_no_part_of_it(machine):
+    found = machine.contest(MS, 2 * MS, extra_ns=[5 * MS, 0.0])
+    assert (found.best, found.is_tie) == (1, False)
+    np.testing.assert_allclose(found.time_ns, [MS, 2 * MS], rtol=0.3)
+
+
+def test_one_that_raises_in_the_middle_drops_out_and_is_named(machine):
+    for fails_at in (1, 3, 9):
+        broken = machine.program(MS / 10, fails_at=fails_at)
+        found = machine.contest(3 * MS, broken, MS, regret=1e-4)
+        assert (found.best, found.failed) == (2, {1: "raised ArithmeticError: out of numbers"})
+        assert np.isnan([found.time_ns[1], found.low_ns[1], found.high_ns[1]]).all()
+        assert np.isfinite(found.time_ns[[0, 2]]).all()
+        assert 0.9 < found.probability <= 1.0
+    alone = machine.contest(MS, machine.program(MS, fails_at=1))
+    assert (alone.best, alone.is_tie, alone.probability) == (0, False, 1.0)
+    none = machine.contest(*(machine.program(MS, fails_at=place) for place in (1, 2)))
+    assert set(none.failed) == {0, 1}
+    assert none.probability == 0.0
+    assert np.isnan(none.time_ns).all()
+
+
+def test_one_alone_wins_without_a_round(machine):
+    found = machine.contest(MS)
+    assert (found.best, found.is_tie, found.probability, found.rounds) == (0, False, 1.0, 0)
+    assert found == Contest(*found)
+
+
+def test_by_the_real_clock_a_loop_of_twice_the_time_loses():
+    def busy(time_ns):
+        def call():
+            end = time.perf_counter_ns() + time_ns
+            while time.perf_counter_ns() < end:
+                pass
+
+        return call
+
+    found = contest([busy(200_000), busy(50_000)], regret=REGRET, limit_s=0.2)
+    assert (found.best, found.is_tie) == (1, False)
+    assert 50_000 <= found.time_ns[1] < found.time_ns[0]
+
+
+def test_a_first_call_gives_the_result_or_says_why_there_is_none():
+    assert first_call(lambda: 3, 10.0)[::2] == (3, "")
+    for error, said in (
+        (KeyError("x"), "raised KeyError: 'x'"),
+        (ValueError("one\ntwo"), "raised ValueError: one"),
+        (SystemExit(), "raised SystemExit"),
+    ):
+
+        def call(error=error):
+            raise error
+
+        assert first_call(call, 10.0).failed == said
+    held = threading.Event()
+    try:
+        assert first_call(held.wait, 0.01).failed == "did not end within 0.01 s"
+    finally:
+        held.set()
