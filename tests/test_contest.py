@@ -82,7 +82,7 @@ def test_the_probability_is_the_share_of_winners_that_lose_no_more_than_the_regr
         truths.append(times_ns[found.best] <= times_ns.min() * (1.0 + REGRET))
         said.append(found.probability)
     assert np.mean(truths) > np.mean(said) - 0.05
-    assert 0.7 < np.mean(said) <= 1.0
+    assert 0.5 < np.mean(said) <= 1.0
 
 
 def test_the_favourite_stays_where_it_is_as_good_and_no_longer_than_that(machine):
