@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path as FilePath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -206,7 +206,12 @@ def advise(
         float, typer.Option(help="Nanoseconds that fewer programs have to save in a call.", min=0)
     ] = 0.0,
     trips: Trips = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Also compile and time the forms.")] = False,
+    measure: Annotated[
+        Literal["never", "undecided", "always"] | None,
+        typer.Option(
+            help="Compile and time the forms that the model does not rule out, or always; RLXJAX_MEASURE, else never."
+        ),
+    ] = None,
     target: Target = None,
     unsealed: Unsealed = False,
     as_json: AsJson = False,
@@ -218,7 +223,8 @@ def advise(
     """
     if target is not None and (calibration or unsealed):
         raise ValueError("--calibration: expected none with --target, which is another device than this one")
-    what = "timing the forms" if measure else f"compiling for {target}" if target else "advising"
+    is_timed = measure not in (None, "never")
+    what = "timing the forms" if is_timed else f"compiling for {target}" if target else "advising"
     with _users_functions(what, stages, arg, args) as (functions, given):
         known = None if target else _asked(calibration, unsealed)
         advice = rlxjax.advise(

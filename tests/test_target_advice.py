@@ -219,7 +219,7 @@ def test_the_command_answers_for_a_target_in_text_and_in_json(compiled, tmp_path
     assert_documented("advise", found)
     assert (found["target"], found["calibration"], found["cautions"]) == ("tpu-v5e", None, [])
     assert TypeAdapter(rx.Advice).validate_python(found).stands_on == found["stands_on"]  # as the report reads it
-    for more in (["--measure"], ["--unsealed"], ["--target", "tpu-v5"]):
+    for more in (["--measure", "always"], ["--unsealed"], ["--target", "tpu-v5"]):
         result = CliRunner().invoke(app, [*asked, *more])
         assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
 
@@ -227,7 +227,7 @@ def test_the_command_answers_for_a_target_in_text_and_in_json(compiled, tmp_path
 def test_bad_questions_get_one_line(tmp_path):
     for said, ask in {
         "the nearest: ": lambda: rx.advise([first, second], X, target="tpu-v5"),
-        "measure: expected none with target": lambda: rx.advise([first, second], X, target="h100", measure=True),
+        "measure: expected none with target": lambda: rx.advise([first, second], X, target="h100", measure="undecided"),
         "calibration: expected none": lambda: rx.advise([first, second], X, target="h100", calibration=tmp_path),
         "at least one target": lambda: rank_targets(first, X, targets=[]),
         "expected a known device": lambda: rank_targets(first, X, targets=["h1000000"]),

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from calibrate.printing import ns
 from calibrate.printing import plain as readable
 from rlxjax import Advice, plot
+from rlxjax.advice import DECIDED, Measured
 from rlxjax.calibration import StrategyExplanation, first_refusal, read_json
 
 from .page import Section, Table, Verdict, page
@@ -52,6 +53,7 @@ def advice_page(path: FilePath, *, command: str) -> str:
     if len(advice.groupings) > 2:
         rows = [
             {"programs": one.name, "takes (ns)": one.time_ns, **dict(zip(ENDS, one.interval_ns, strict=True))}
+            | ({} if advice.measured is None else {"measured (ns)": one.measured_ns})
             | {"peak (bytes)": one.peak_bytes}
             for one in advice.groupings
         ]
@@ -78,8 +80,13 @@ def read_advice(path: FilePath) -> tuple[Advice, str]:
         raise ValueError(f"{path}: {first_refusal(error)}; {_MEND}") from None
     if advice.verdict not in _WORDS:
         raise ValueError(f"{path}: verdict: expected one of {', '.join(_WORDS)}, got {advice.verdict!r}; {_MEND}")
+    if advice.decided_by not in DECIDED:
+        expected = ", ".join(DECIDED)
+        raise ValueError(f"{path}: decided_by: expected one of {expected}, got {advice.decided_by!r}; {_MEND}")
     has_terms = advice.apart_terms_ns or advice.together_terms_ns
-    times_ns = [*([advice.apart_ns, advice.together_ns] if has_terms else []), *(advice.measured or ())[:2]]
+    timed = () if advice.measured is None else (advice.measured.apart_ns, advice.measured.together_ns)
+    times_ns = [advice.apart_ns, advice.together_ns] if has_terms else []
+    times_ns += [time_ns for time_ns in timed if time_ns is not None]
     is_sound = all(time_ns is not None and time_ns >= LEAST_NS for time_ns in times_ns)
     if not is_sound or not all(abs(number) <= MOST for number in _numbers(content)):
         raise ValueError(f"{path}: expected times of {LEAST_NS:g} ns at least, and numbers up to {MOST:g}; {_MEND}")
@@ -98,23 +105,35 @@ def _numbers(content: Any) -> Iterator[float]:
 def _verdict(advice: Advice) -> Verdict:
     is_good, word = _WORDS[advice.verdict]
     said = [f"{advice.reason[:1].upper()}{advice.reason[1:]} ({advice.reason_code})."]
+    by_model = ""
+    if advice.decided_by != "model":
+        by_model = ", by the model"
+        said.append(f"Decided by {DECIDED[advice.decided_by]}{': a tie' if advice.is_tie else ''}.")
     if advice.probability is not None:
         gain = f"saves more than {ns(advice.min_gain_ns)} ns a call" if advice.min_gain_ns else "is the faster one"
         grouped = "One program" if len(advice.groups) < 2 else " | ".join(map(" + ".join, advice.groups))
-        said.append(f"{grouped} {gain} with a probability of {100 * advice.probability:.1f} %.")
+        said.append(f"{grouped} {gain} with a probability of {100 * advice.probability:.1f} %{by_model}.")
     if (measured := advice.measured) is not None:
-        calls = advice.calls_to_pay_back
-        said.append(
-            f"Measured: {ns(measured.apart_ns)} ns apart, {ns(measured.together_ns)} ns together, "
-            f"{measured.apart_ns / measured.together_ns:.3g} × as fast together. Compiling took "
-            f"{measured.compile_s:.2f} s and {'never pays' if calls is None else f'pays after {calls:,} calls'}."
-        )
+        said.append(_measured(measured, advice.calls_to_pay_back))
     if advice.flip:
         said.append(f"{advice.flip[:1].upper()}{advice.flip[1:]}.")
     cautions = ["Some count lies outside what was measured: this is an extrapolation."] if advice.extrapolated else []
     if advice.target is not None:  # nothing of this machine is in it
         cautions = [f"For {advice.target}: {advice.stands_on or 'its compiler says so'}."]
     return Verdict(is_good, word, said, cautions)
+
+
+def _measured(measured: Measured, calls: int | None) -> str:
+    """Return what was timed, in sentences."""
+    forms = {"apart": measured.apart_ns, "together": measured.together_ns}
+    times = [f"{ns(time_ns)} ns {name}" for name, time_ns in forms.items() if time_ns is not None]
+    if measured.apart_ns is not None and measured.together_ns is not None:
+        times.append(f"{measured.apart_ns / measured.together_ns:.3g} × as fast together")
+    said = f"Measured: {', '.join(times) or 'others, which the groupings show'}."
+    if measured.compile_s is None:
+        return said
+    pays = "never pays" if calls is None else f"pays after {calls:,} calls"
+    return f"{said} Compiling took {measured.compile_s:.2f} s and {pays}."
 
 
 def _terms(advice: Advice) -> Section:

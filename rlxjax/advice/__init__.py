@@ -5,6 +5,7 @@ devices that need not be there, `target_times` what programs that were compiled 
 decided and measured: each choice is `Remembered` with every `Alternative`.
 """
 
+from ._advice import DECIDED as DECIDED
 from ._advice import Advice as Advice
 from ._advice import Grouping as Grouping
 from ._advice import Measured as Measured

@@ -9,6 +9,13 @@ from rlxjax._values import by_value, counted, whole_ns
 
 #: The fastest groupings that are shown, and the names of those that always are.
 MOST_SHOWN, ENDS = 8, ("apart", "together")
+#: By what a verdict is, in words.
+DECIDED = {
+    "model": "the model",
+    "measured": "measuring",
+    "remembered": "an earlier measurement, which is remembered",
+    "pinned": "a person, who pinned it",
+}
 
 
 class StageCost(NamedTuple):
@@ -36,6 +43,7 @@ class Grouping(NamedTuple):
         interval_ns: that holds it with 90 %.
         peak_bytes: that live at once while the largest program runs, arguments of the first one held.
         probability: that it saves more than what is asked; None of the stages apart.
+        measured_ns: what it took; None if it was not timed.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -43,29 +51,35 @@ class Grouping(NamedTuple):
     interval_ns: tuple[float, float]
     peak_bytes: int
     probability: float | None
+    measured_ns: float | None = None
 
     @property
     def name(self) -> str:
         """The stages, joined where they run as one program."""
-        if len(self.groups) == 1:
-            return "together"
-        return "apart" if max(map(len, self.groups)) == 1 else " | ".join(map("+".join, self.groups))
+        return grouping_name(self.groups)
+
+
+def grouping_name(groups: tuple[tuple[str, ...], ...]) -> str:
+    """Return the stages of each program, joined where they run as one."""
+    if len(groups) == 1:
+        return "together"
+    return "apart" if max(map(len, groups)) == 1 else " | ".join(map("+".join, groups))
 
 
 class Measured(NamedTuple):
-    """What the forms took when they were timed.
+    """What the forms took when they were timed; None of one that the model rules out, which is not.
 
     Attributes:
         apart_ns: the stages one after another: the lower quartile over the rounds.
-        together_ns: grouped as is advised.
-        compile_s: seconds that compiling what is grouped took.
-        rounds: of each form, interleaved.
-        one_program_ns: all stages as one program, where that is not what is advised.
+        together_ns: grouped as `groups` of the advice says.
+        compile_s: seconds that compiling what is grouped took; None where it was not compiled in this call.
+        rounds: in which the forms were timed by turns.
+        one_program_ns: all stages as one program, where that is another grouping.
     """
 
-    apart_ns: float
-    together_ns: float
-    compile_s: float
+    apart_ns: float | None
+    together_ns: float | None
+    compile_s: float | None
     rounds: int
     one_program_ns: float | None = None
 
@@ -76,15 +90,18 @@ class Advice:
     """Whether stages should run as fewer programs, and which; figures are per call of all of them.
 
     What is compared with the stages apart is the *grouping* of `groups`: the one program of all stages, or of three
-    and more stages the fastest grouping that is surely ahead, if one is, else the fastest.
+    and more stages the one that is advised, else the fastest. A prediction is by the calibration, and by what was
+    measured here of others where the model decides.
 
     Attributes:
         verdict: "fuse": as one program. "group": as the programs of `groups`. "keep": apart. "undecided": no
-            grouping surely saves what is asked, and not all of them surely fail to. "cannot model".
+            grouping surely saves what is asked, and not all of them surely fail to, by the model, which decides
+            alone. "cannot model": nothing is predicted, and nothing measured.
         reason_code: stable, for programs: `saves_launches`, `saves_traffic`; `recompute`, `loses_tiling`, `slower`,
-            `no_gain`, `peak_memory`, `already_one_program`; `too_close`; `uncosted`, `unknown_loop`, `not_calibrated`.
+            `no_gain`, `peak_memory`, `already_one_program`; `too_close`; `uncosted`, `unknown_loop`, `not_calibrated`;
+            of what is not decided by the model `measured_faster`, `measured_slower`, `no_gain`, `tie`, `pinned`.
         reason: the same in a sentence.
-        probability: that the grouping saves more than `min_gain_ns`; None where nothing can be said.
+        probability: that the grouping saves more than `min_gain_ns`, by the model; None where nothing can be said.
         apart_ns: predicted time of the stages, jitted one by one; None likewise.
         apart_interval_ns: that holds it with 90 %.
         together_ns: predicted time of the grouping.
@@ -108,6 +125,8 @@ class Advice:
         code: the change, as Python; empty unless the verdict is "fuse" or "group".
         extrapolated: whether some count lies outside what was measured.
         measured: what the forms took, if they were timed.
+        decided_by: "model"; "measured" in this call; "remembered" of an earlier one; "pinned" by a person.
+        is_tie: whether other forms are as good, as far as the measurement says; the model's favourite stays.
         target: the device that they were compiled for, where one was named.
         stands_on: what the times for it rest on, in a sentence; empty of this machine, whose calibration says so.
     """
@@ -139,19 +158,23 @@ class Advice:
     code: str = ""
     extrapolated: bool = False
     measured: Measured | None = None
+    decided_by: str = "model"
+    is_tie: bool = False
     target: str | None = None
     stands_on: str = ""
 
     @property
     def gain_ns(self) -> float | None:
-        """What the grouping saves in a call: as measured, else as predicted; negative if it costs."""
-        told = self if self.measured is None else self.measured
-        return None if told.apart_ns is None or told.together_ns is None else told.apart_ns - told.together_ns
+        """What the grouping saves in a call: as measured where both were timed, else as predicted."""
+        for told in (self.measured, self):
+            if told is not None and told.apart_ns is not None and told.together_ns is not None:
+                return told.apart_ns - told.together_ns
+        return None
 
     @property
     def calls_to_pay_back(self) -> int | None:
         """The calls after which compiling the grouping has paid; None if it was not timed, or never pays."""
-        if self.measured is None or not self.gain_ns or self.gain_ns < 0:
+        if self.measured is None or self.measured.compile_s is None or not self.gain_ns or self.gain_ns < 0:
             return None
         return math.ceil(self.measured.compile_s * 1e9 / self.gain_ns)
 
@@ -165,22 +188,27 @@ class Advice:
 
     def __str__(self) -> str:
         lines = [f"{self.verdict}: {self.reason} ({self.reason_code})"]
+        by_model = "" if self.decided_by == "model" else " by the model"
+        if by_model:
+            lines.append(f"decided by {DECIDED[self.decided_by]}{': a tie' if self.is_tie else ''}")
         if self.apart_ns is None or self.together_ns is None or self.probability is None:
-            return "\n".join([*lines, *filter(None, [self.code])])
+            timed = [] if self.measured is None else self._measured_lines(self.measured)
+            return "\n".join([*lines, *timed, *filter(None, [self.code])])
         for name, time_ns, interval in (
             ("apart", self.apart_ns, self.apart_interval_ns),
             ("together" if len(self.groups) < 2 else "grouped", self.together_ns, self.together_interval_ns),
         ):
             low, high = map(whole_ns, interval or (math.nan, math.nan))
             lines.append(f"{name:10}{whole_ns(time_ns):>15} ns  (90 %: {low} to {high})")
-        lines.append(f"saves more than {whole_ns(self.min_gain_ns)} ns with {100 * self.probability:.0f} %")
+        lines.append(f"saves more than {whole_ns(self.min_gain_ns)} ns with {100 * self.probability:.0f} %{by_model}")
         if self.extrapolated and self.target is None:
             lines.append("outside what was measured: an extrapolation")
         if len(self.groupings) > 2:
             shown = [own for place, own in enumerate(self.groupings) if place < MOST_SHOWN or own.name in ENDS]
             for own in shown:
                 low, high = map(whole_ns, own.interval_ns)
-                lines.append(f"  {whole_ns(own.time_ns):>13} ns  ({low} to {high})  {own.name}")
+                took = "" if own.measured_ns is None else f", measured {whole_ns(own.measured_ns)} ns"
+                lines.append(f"  {whole_ns(own.time_ns):>13} ns  ({low} to {high})  {own.name}{took}")
         if self.measured is not None:
             lines += self._measured_lines(self.measured)
         lines += [f"  {stage.name}: {whole_ns(stage.time_ns)} ns, limited by {stage.limit}" for stage in self.stages]
@@ -199,13 +227,14 @@ class Advice:
     def _measured_lines(self, measured: Measured) -> list[str]:
         """Return what was timed, and when it pays."""
         forms = [("apart", measured.apart_ns), ("together", measured.together_ns)]
-        if measured.one_program_ns is not None:
+        if len(self.groups) > 1:
             forms[1:] = [("grouped", measured.together_ns), ("together", measured.one_program_ns)]
-        times = ", ".join(f"{name} {whole_ns(time_ns)} ns" for name, time_ns in forms)
-        ratio = measured.together_ns / measured.apart_ns
-        pays = self.calls_to_pay_back
-        after = "never pays" if pays is None else f"pays after {counted(pays, 'call')}"
-        return [
-            f"measured: {times}, {ratio:.2f} times as long (less is better)",
-            f"compiling takes {measured.compile_s:.2f} s and {after}",
-        ]
+        times = [f"{name} {whole_ns(time_ns)} ns" for name, time_ns in forms if time_ns is not None]
+        if measured.apart_ns is not None and measured.together_ns is not None:
+            times.append(f"{measured.together_ns / measured.apart_ns:.2f} times as long (less is better)")
+        lines = [f"measured in {counted(measured.rounds, 'round')}: {', '.join(times)}"]
+        if measured.compile_s is not None:
+            pays = self.calls_to_pay_back
+            after = "never pays" if pays is None else f"pays after {counted(pays, 'call')}"
+            lines.append(f"compiling takes {measured.compile_s:.2f} s and {after}")
+        return lines

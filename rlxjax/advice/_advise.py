@@ -7,14 +7,20 @@ from typing import Any
 
 import jax
 
-from rlxjax._checks import check_at_least
+from rlxjax._checks import check_at_least, is_traced
 from rlxjax.calibration import Calibration, default_calibration, load_calibration, predict_profiles
-from rlxjax.jaxpr import TripCounts
+from rlxjax.jaxpr import FunctionProfile, TripCounts
 from rlxjax.models import FUNCTIONS
 from rlxjax.targets import TargetDevice, target_device
 
 from ._advice import Advice
-from ._answer import answer, without_stages
+from ._answer import answer, by_measurement_alone, without_stages
+from ._choice import measure_word
+from ._choose import LIMIT_MS, REGRET
+from ._decide import decide
+from ._decided import Decided
+from ._learned import learned_here
+from ._of_stages import question_of_stages
 from ._question import Question
 from ._stages import groups_of, in_order, parts_of, profiles_of
 from ._target import target_times
@@ -28,13 +34,15 @@ def advise(
     trip_counts: TripCounts | None = None,
     memory_bytes: int | None = None,
     peak_price_ns_per_byte: float = 0.0,
-    measure: bool = False,
+    measure: str | None = None,
+    check: bool = True,
     target: str | TargetDevice | None = None,
 ) -> Advice:
     """Say which stages that are jitted one by one should be one jitted function, and why.
 
     Of three or more stages, every way to group neighbours into programs is looked at: the answer names the best.
-    Nothing is compiled or run, unless `measure` or `target` is set.
+    Nothing is compiled or run, unless `measure` or `target` says so. What was measured is remembered and learned from,
+    as by `choose`: an answer of the same stages, sizes, machine and calibration is by what is remembered.
 
     Args:
         stages: functions, in order: each takes what the one before it gives, as one argument, or as several if that
@@ -47,15 +55,19 @@ def advise(
         memory_bytes: of the device; a group of stages that needs more is not advised. What JAX says of its default
             device unless given, if it says anything.
         peak_price_ns_per_byte: what a byte that lives at the peak costs in a call.
-        measure: also compile and time the forms: the stages apart, as advised, and as one program.
+        measure: "never"; "undecided", where the model does not rule out all forms but one; "always": the stages apart,
+            one program and the groupings that promise the most are compiled and timed until one is surely the best, or
+            as good as the model's favourite. `RLXJAX_MEASURE` unless given, and "never" where that is not set.
+        check: whether forms that are timed have to give the same results, as in `choose`.
         target: a device that need not be there, as "tpu-v5e" or "h100", in the place of this machine: every group is
             compiled for it (`rlxjax.targets.compile_for`), and the answer is by the compiler's kernels, bytes, memory
             and estimates, and by the device's data sheet. `stands_on` says which.
 
     Raises:
         ValueError: no stage, a stage that does not trace or does not take what the one before gives, or a gain or
-            price that is no number of at least 0; a target that is unknown, with `measure` or a calibration, or whose
-            compiler is not there or fails.
+            price that is no number of at least 0; stages that have side effects, donate their arguments or give other
+            results together than apart, where they are measured; a target that is unknown, with `measure` or a
+            calibration, or whose compiler is not there or fails.
         CalibrationFileError: a file that cannot be used, or none on a platform without a population.
 
     Examples:
@@ -80,12 +92,16 @@ def advise(
     if not functions or not all(map(callable, functions)):
         raise ValueError(f"stages: expected a function, or functions in order, got {stages!r}")
     device = None if target is None else target_device(target)
+    word = "never" if measure is None and device is not None else measure_word(measure, "never")
+    is_traced_call = is_traced(*jax.tree.leaves(args))
+    if is_traced_call and word != "never":
+        raise ValueError("args: expected arrays or shapes, got traced values; measure outside of the traced function")
     if device is None:
         calibration = default_calibration() if calibration is None else calibration
         if not isinstance(calibration, Calibration):
             calibration = load_calibration(calibration)
-    elif measure or calibration is not None:
-        option = "measure" if measure else "calibration"
+    elif word != "never" or calibration is not None:
+        option = "measure" if word != "never" else "calibration"
         raise ValueError(f"{option}: expected none with target {device.name!r}, which is another device than this one")
     whole = in_order(functions, args)
     if len(functions) > 1:
@@ -101,13 +117,9 @@ def advise(
     if calibration is not None and FUNCTIONS.name not in calibration.models:
         mend = "measure it with `rlxjax calibrate --only functions`"
         return Advice("cannot model", "not_calibrated", f"the calibration has no functions model: {mend}")
-    for profile in profiles.values():
-        # A compiler counts what has no rule, and its text does not say which unknown loop is which.
-        unread = profile.target is not None and profile.target.gpu is not None and profile.target.gpu.unknown_loops
-        if profile.unknown_loops or (device is None and profile.uncounted) or unread:
-            code = "unknown_loop" if profile.unknown_loops or unread else "uncosted"
-            why = profile.uncounted or ("loops that depend on data turn different numbers of times",)
-            return Advice("cannot model", code, why[0], target=None if device is None else device.name)
+    unmodelled = next(filter(None, (_unmodelled(profile, device) for profile in profiles.values())), None)
+    if unmodelled is not None and device is not None:
+        return unmodelled
     if alone := [str(error) for span, error in refused.items() if span[0] == span[1]]:
         return without_stages(whole, alone, profiles.get((0, len(whole) - 1)), device)
     if device is None:
@@ -119,4 +131,33 @@ def advise(
     limit = has if memory_bytes is None else memory_bytes
     options = (math.inf if limit is None else limit, float(min_gain_ns), float(peak_price_ns_per_byte))
     question = Question(found, groups, profiles, refused, device, *options)
-    return answer(question, whole, functions, args if measure else None)
+    decided = None
+    if calibration is not None and not is_traced_call and len(question.plans) > 1 and min_gain_ns < math.inf:
+        calibrated = calibration.of(FUNCTIONS.name)
+        how = {"measure": word, "regret": REGRET, "limit_ms": LIMIT_MS, "check": check}
+        asked = question_of_stages(question, functions, args, calibrated, how)
+        decided = Decided(decide(asked), asked)
+        if decided.is_by_model and unmodelled is None:
+            known = Calibration({FUNCTIONS.name: learned_here(calibrated, asked.devices)}, None, {})
+            found = predict_profiles(known, list(profiles.values()))
+            question = Question(found, groups, profiles, refused, device, *options, [question.plan(decided.grouping)])
+            decided = None if word == "never" else decided  # it says what it is sure of
+    is_plain = len(functions) == 1
+    if unmodelled is not None:
+        return (
+            unmodelled
+            if decided is None or decided.is_by_model
+            else by_measurement_alone(question, decided, whole, is_plain)
+        )
+    return answer(question, whole, is_plain=is_plain, decided=decided)
+
+
+def _unmodelled(profile: FunctionProfile, device: TargetDevice | None) -> Advice | None:
+    """Return why a program's time cannot be predicted; None if it can."""
+    # A compiler counts what has no rule, and its text does not say which unknown loop is which.
+    unread = profile.target is not None and profile.target.gpu is not None and profile.target.gpu.unknown_loops
+    if not (profile.unknown_loops or (device is None and profile.uncounted) or unread):
+        return None
+    code = "unknown_loop" if profile.unknown_loops or unread else "uncosted"
+    why = profile.uncounted or ("loops that depend on data turn different numbers of times",)
+    return Advice("cannot model", code, why[0], target=None if device is None else device.name)

@@ -2,8 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from rlxjax._values import counted, whole_ns
 from rlxjax.calibration import FunctionPrediction
@@ -13,7 +12,7 @@ from rlxjax.jaxpr import FunctionProfile
 from rlxjax.targets import TargetDevice
 
 from ._advice import Advice, StageCost
-from ._measure import measured
+from ._decided import Decided
 from ._question import Question
 from ._stages import Stage, as_code
 from ._target import change_in_words, in_bytes, not_fitting, stands_on
@@ -22,14 +21,21 @@ from ._target import change_in_words, in_bytes, not_fitting, stands_on
 LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns"), ("elementwise_ns", "uncached_ns")
 
 
-def answer(
-    question: Question, whole: Sequence[Stage], functions: Sequence[Callable[..., Any]], args: tuple[Any, ...] | None
-) -> Advice:
-    """Return the answer of a calibration that can be asked; also time the forms if it is given the arguments."""
+def answer(question: Question, whole: Sequence[Stage], *, is_plain: bool, decided: Decided | None) -> Advice:
+    """Return the answer of a calibration that can be asked.
+
+    Args:
+        question: with what is predicted.
+        whole: the stages, or the parts of one function.
+        is_plain: whether that is one function as it runs where it is not jitted.
+        decided: which of the plans runs; None where the model says what it is sure of.
+    """
     groupings = {plan: question.grouping(plan) for plan in question.plans}
     chances = {plan: own.probability for plan, own in groupings.items() if own.probability is not None}
     sure = [plan for plan, chance in chances.items() if chance >= SURE]
     plan = next(iter(sure or chances), question.together)
+    if decided is not None:
+        plan = question.plan(decided.grouping)
     if plan.time_ns == math.inf:  # no compiler makes it
         needed = in_bytes(plan.peak_bytes) if plan.peak_bytes < math.inf else "more"
         reason = f"one program needs {needed} at once, more than the device has: its compiler refuses it"
@@ -43,20 +49,23 @@ def answer(
     counts.update({name: -count for name, count in counts.items() if name.startswith("recomputed") and count < 0})
     changes = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in before | after}
     saved = dict(sorted(changes.items(), key=lambda part: -abs(part[1])))
+    runs_apart = max(chances.values(), default=0.0) <= 1.0 - SURE if decided is None else decided.choice.name == "apart"
     if not chances:
         verdict, code = "keep", "peak_memory"
-    elif sure:
+    elif runs_apart:
+        verdict, code = "keep", _why_not(saved, margin_ns, counts["recomputed_elements"])
+    elif sure or decided is not None:
         launches, traffic = (sum(saved.get(name, 0.0) for name in terms) for terms in (LAUNCH_TERMS, TRAFFIC_TERMS))
         traffic = traffic if device is None else sum(saved.values()) - launches
         verdict = "fuse" if len(plan.groups) == 1 else "group"
         code = "saves_launches" if launches >= traffic else "saves_traffic"
-    elif max(chances.values()) <= 1.0 - SURE:
-        verdict, code = "keep", _why_not(saved, margin_ns, counts["recomputed_elements"])
     else:
         verdict, code = "undecided", "too_close"
     is_forced = device is not None and bool(chances) and apart.peak_bytes > device.memory_bytes
     reason = _reason(code, question, plan, margin_ns, saved, counts["recomputed_elements"])
-    if len(question.names) > 2 and sure:
+    if decided is not None and not decided.is_by_model:
+        code, reason = decided.why()
+    elif len(question.names) > 2 and verdict in ("fuse", "group"):
         rivals = (other for other in question.plans if other != plan and question.ahead(plan, other)[1] < SURE)
         if rival := next(rivals, None):
             reason += f"; {groupings[rival].name} is as good within the doubt"
@@ -73,9 +82,10 @@ def answer(
         changed = change_in_words([own.profile for own in each], [own.profile for own in programs])
         held = f"{in_bytes(grouped.peak_bytes)} of {in_bytes(device.memory_bytes)} at once"
         reason = "; ".join([reason, f"{changed}, {held}", *not_fitting(found)])
-    groups = plan.groups if len(functions) > 1 else ((0,),)
+        verdict = verdict if not is_forced else "fuse" if len(plan.groups) == 1 else "group"
+    measured, took = (None, {}) if decided is None else (decided.measured(), decided.times_ns())
     return Advice(
-        verdict=("fuse" if len(plan.groups) == 1 else "group") if is_forced else verdict,
+        verdict=verdict,
         reason_code="peak_memory" if is_forced else code,
         reason=reason,
         probability=probability,
@@ -91,16 +101,36 @@ def answer(
             for name, own in zip(question.names, each, strict=True)
         ),
         groups=grouped.groups,
-        groupings=tuple(groupings.values()),
+        groupings=tuple(own._replace(measured_ns=took.get(own.name)) for own in groupings.values()),
         apart_peak_bytes=apart.peak_bytes,
         together_peak_bytes=grouped.peak_bytes,
-        flip=_flip(saved, margin_ns - question.min_gain_ns),
-        code=as_code(whole, groups) if sure or is_forced else "",
+        flip=_flip(saved, margin_ns - question.min_gain_ns) if decided is None or decided.is_by_model else "",
+        code=as_code(whole, ((0,),) if is_plain else plan.groups) if verdict in ("fuse", "group") else "",
         extrapolated=not in_domain,
-        measured=None if args is None else measured(functions, groups, args),
+        measured=measured,
+        decided_by="model" if decided is None else decided.choice.by,
+        is_tie=decided is not None and decided.choice.is_tie,
         target=question.target,
         stands_on="" if device is None else f"predicted by {stands_on([*each, *programs])}",
         **counts,
+    )
+
+
+def by_measurement_alone(question: Question, decided: Decided, whole: Sequence[Stage], is_plain: bool) -> Advice:
+    """Return the answer where nothing is predicted, and a measurement or a person decides."""
+    plan = question.plan(decided.grouping)
+    verdict = "keep" if decided.choice.name == "apart" else "fuse" if len(plan.groups) == 1 else "group"
+    code, reason = decided.why()
+    return Advice(
+        verdict=verdict,
+        reason_code=code,
+        reason=reason,
+        min_gain_ns=question.min_gain_ns,
+        groups=question.grouping(plan).groups,
+        code="" if verdict == "keep" else as_code(whole, ((0,),) if is_plain else plan.groups),
+        measured=decided.measured(),
+        decided_by=decided.choice.by,
+        is_tie=decided.choice.is_tie,
     )
 
 

@@ -21,6 +21,7 @@ class Considered(NamedTuple):
         measured_ns: the lower quartile of its visits; None of one that was not timed.
         measured_interval_ns: that holds it with 90 %.
         failed: why it cannot be chosen, in a sentence; empty of one that can.
+        compile_s: seconds that compiling and the first call took beyond a later one; None if it was not compiled here.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Considered(NamedTuple):
     measured_ns: float | None = None
     measured_interval_ns: tuple[float, float] | None = None
     failed: str = ""
+    compile_s: float | None = None
 
     @property
     def time_ns(self) -> float | None:

@@ -143,11 +143,11 @@ def decide(question: Question) -> Choice:
         sure = min(others, default=1.0)
         return _choice(question, order[0], "model", forecast, None, float(sure), key=key)
     begun_s = time.perf_counter()
-    timed = _timed(question, entrants)
+    timed, first_s = _timed(question, entrants)
     ruled_out = [chances[place] for place in order if place not in entrants]
     probability = float(min([timed.probability, *ruled_out]))
     seconds = time.perf_counter() - begun_s
-    found = _choice(question, timed.best, "measured", forecast, timed, probability, seconds, key)
+    found = _choice(question, timed.best, "measured", forecast, timed, probability, seconds, key, first_s)
     remembered = _to_remember(question, found, key, context, machine)
     memory.keep(remembered)
     learn(remembered)
@@ -170,8 +170,11 @@ def _by_model(
     return order, {place: float(chances[place]) if np.isfinite(costs[place]) else 0.5 for place in usable}
 
 
-def _timed(question: Question, entrants: list[int]) -> Contest:
-    """Compile, check and time alternatives, the first of them the favourite; places are those of all alternatives."""
+def _timed(question: Question, entrants: list[int]) -> tuple[Contest, dict[int, float]]:
+    """Compile, check and time alternatives, the first of them the favourite; places are those of all alternatives.
+
+    What comes second are the seconds of each first call, compiling included.
+    """
     contenders, limit_s = question.contenders, question.limit_ms / 1e3
     firsts = {place: _first(contenders[place], LONGEST_CALL * limit_s) for place in entrants}
     failed = {place: first.failed for place, first in firsts.items() if first.failed}
@@ -187,6 +190,7 @@ def _timed(question: Question, entrants: list[int]) -> Contest:
                     f"alternatives: expected the same result of all, but that of {contenders[place].name!r} differs "
                     f"from that of {contenders[left[0]].name!r}: {wrong}; check=False takes them as they are"
                 )
+    first_s = {place: firsts[place].taken_s for place in left}
     del firsts
     found = contest(
         [contenders[place].call for place in left],
@@ -200,7 +204,8 @@ def _timed(question: Question, entrants: list[int]) -> Contest:
         raise ValueError(f"alternatives: none of them runs: {'; '.join(failed.values())}")
     times = np.full((3, len(contenders)), np.nan)
     times[:, left] = found.time_ns, found.low_ns, found.high_ns
-    return found._replace(best=left[found.best], failed=failed, time_ns=times[0], low_ns=times[1], high_ns=times[2])
+    found = found._replace(best=left[found.best], failed=failed, time_ns=times[0], low_ns=times[1], high_ns=times[2])
+    return found, first_s
 
 
 def _first(contender: Contender, limit_s: float) -> FirstCall:
@@ -294,6 +299,7 @@ def _choice(
     probability: float,
     measuring_s: float = 0.0,
     key: str = "",
+    first_s: Mapping[int, float] | None = None,
 ) -> Choice:
     alternatives = []
     for number, own in enumerate(question.contenders):
@@ -301,7 +307,7 @@ def _choice(
         if forecast is not None and np.isfinite(forecast.time_ns[number]):
             predicted = float(forecast.time_ns[number])
             interval = float(forecast.low_ns[number]), float(forecast.high_ns[number])
-        measured, failed = (None, None), own.failed
+        measured, failed, compile_s = (None, None), own.failed, None
         if timed is not None:
             failed = failed or timed.failed.get(number, "")
             if np.isfinite(timed.time_ns[number]):
@@ -309,7 +315,8 @@ def _choice(
                     float(timed.time_ns[number]),
                     (float(timed.low_ns[number]), float(timed.high_ns[number])),
                 )
-        alternatives.append(Considered(own.name, predicted, interval, *measured, failed))
+                compile_s = max((first_s or {}).get(number, 0.0) - measured[0] / 1e9, 0.0)
+        alternatives.append(Considered(own.name, predicted, interval, *measured, failed, compile_s))
     chosen = question.contenders[place]
     return Choice(
         chosen.name,

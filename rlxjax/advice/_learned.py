@@ -1,5 +1,6 @@
 """What a model has learned from choices that were measured in its setting."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from rlxjax._values import Handle, handle
 from rlxjax.calibration import CalibratedModel
 from rlxjax.fit import Runs, condition
 
+from ._content import setting_of
 from ._memory import Memory
 from ._remembered import Remembered
 
@@ -43,6 +45,11 @@ def learned(calibrated: CalibratedModel, memory: Memory, context: str, kind: str
     found = _conditioned(calibrated, choices[-MOST_LEARNED:])
     _known[place] = own, len(choices), found
     return found
+
+
+def learned_here(calibrated: CalibratedModel, devices: Sequence[Any] = ()) -> CalibratedModel:
+    """Return a model that knows what was measured on this machine, with this software, on some devices."""
+    return learned(calibrated, Memory(), setting_of(calibrated, devices)[0], calibrated.model.name)
 
 
 def _conditioned(calibrated: CalibratedModel, choices: list[Remembered]) -> CalibratedModel:

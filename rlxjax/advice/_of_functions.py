@@ -38,7 +38,7 @@ def question_of_functions(
             continue
         program = whole.fn.trace(*whole.args)
         if options["measure"] != "never":
-            _check_repeatable(name, program)
+            check_repeatable(name, program)
         results[name] = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), whole.result)
         is_jitted = isinstance(given, jax.stages.Wrapped)
         own = _profiles([whole] if is_jitted else parts_of(whole))
@@ -49,7 +49,7 @@ def question_of_functions(
                 content_of([program], is_jitted),
                 given,
                 call=lambda fn=given: fn(*arrays()),
-                runs=_runs(own),
+                runs=runs_of(own),
                 make=(lambda program=program: program.lower().compile()) if is_jitted else None,
             )
         )
@@ -62,17 +62,20 @@ def question_of_functions(
                     f"{first[0]!r} is {first[1]}; check=False takes them as they are"
                 )
     calibrated = None if known is None else known.models.get(FUNCTIONS.name)
-    shapes = [
-        f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else str(leaf) for leaf in jax.tree.leaves(args)
-    ]
-    label = f"{' or '.join(map(str, alternatives))} of {', '.join(shapes)}"
+    label = f"{' or '.join(map(str, alternatives))} of {in_words(args)}"
     return Question(
-        contenders, FUNCTIONS.name, label, _where(args), calibrated, functools.partial(_forecast, profiles),
-        devices=_devices(args), **options,
+        contenders, FUNCTIONS.name, label, where_of(args), calibrated, functools.partial(_forecast, profiles),
+        devices=devices_of(args), **options,
     )  # fmt: skip
 
 
-def _check_repeatable(name: str, program: Any) -> None:
+def in_words(args: tuple[Any, ...]) -> str:
+    """Return the dtypes and shapes of arguments."""
+    leaves = jax.tree.leaves(args)
+    return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else str(leaf) for leaf in leaves)
+
+
+def check_repeatable(name: str, program: Any) -> None:
     """Refuse to time what does something beside giving results."""
     if effects := ", ".join(sorted(str(effect) for effect in program.jaxpr.effects)):
         raise ValueError(
@@ -95,7 +98,7 @@ def _profiles(stages: Sequence[Any]) -> list[FunctionProfile]:
         return []
 
 
-def _runs(profiles: Sequence[FunctionProfile]) -> tuple[tuple[str, Mapping[str, float]], ...]:
+def runs_of(profiles: Sequence[FunctionProfile]) -> tuple[tuple[str, Mapping[str, float]], ...]:
     """Return the runs of the functions model; none of what is not counted whole, of which a time says nothing."""
     if not profiles or any(own.uncounted or own.unknown_loops for own in profiles):
         return ()
@@ -144,13 +147,14 @@ def forecast_of_programs(times: FunctionTimes, places: Sequence[Sequence[int]]) 
     return Forecast(total("time_ns"), total("low_ns"), total("high_ns"), sd_ns)
 
 
-def _where(args: tuple[Any, ...]) -> dict[str, Any]:
+def where_of(args: tuple[Any, ...]) -> dict[str, Any]:
     """Return what of the arguments no jaxpr says: which are arrays of NumPy, and how those of JAX are sharded."""
     leaves = jax.tree.leaves(args)
     kinds = [type(leaf).__name__ if not isinstance(leaf, jax.Array) else str(leaf.sharding) for leaf in leaves]
     return {"arguments": kinds}
 
 
-def _devices(args: tuple[Any, ...]) -> list[Any]:
+def devices_of(args: tuple[Any, ...]) -> list[Any]:
+    """Return the devices that hold arguments."""
     arrays = [leaf for leaf in jax.tree.leaves(args) if isinstance(leaf, jax.Array)]
     return sorted({device for array in arrays for device in array.devices()}, key=lambda device: device.id)

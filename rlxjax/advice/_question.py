@@ -1,7 +1,7 @@
 """What is asked of some stages: the plans that their groups allow, and which of two is ahead."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from rlxjax.fusion import StagePlan, plan_stages
 from rlxjax.jaxpr import FunctionProfile
 from rlxjax.targets import DoesNotFitError, TargetDevice
 
-from ._advice import Grouping
+from ._advice import Grouping, grouping_name
 from ._stages import Span, Stage
 from ._target import opposed_ns
 
@@ -32,6 +32,7 @@ class Question:
         limit: bytes of the device's memory.
         min_gain_ns: what is asked.
         price: of a byte that lives at the peak.
+        also: plans that are looked at whatever they take.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class Question:
         limit: float,
         min_gain_ns: float,
         price: float,
+        also: Sequence[StagePlan] = (),
     ) -> None:
         self.found, self.device, self.min_gain_ns, self.price = found, device, min_gain_ns, price
+        self.groups = groups
         self.target = None if device is None else device.name
         self.place = {span: place for place, span in enumerate(profiles)}
         count = 1 + max(last for _, last in groups)
@@ -67,19 +70,29 @@ class Question:
         self.fits = bool(one_program) and self.together.peak_bytes <= limit
         times[(peaks > limit) & ~is_stage] = np.inf
         plans = plan_stages(times, peaks, peak_price_ns_per_byte=price, count=MOST_GROUPINGS)
-        ends = [self.together, self.apart] if self.fits else [self.apart]
-        self.plans = [*plans, *(plan for plan in ends if plan not in plans)]
+        self.plans = [*plans]
+        for plan in [*([self.together] if self.fits else []), self.apart, *also]:
+            if all(plan.groups != own.groups for own in self.plans):
+                self.plans.append(plan)
 
     def predictions(self, plan: StagePlan) -> list[FunctionPrediction]:
         """Return what is predicted of each program of a plan."""
-        return [self.found.predictions[place] for place in self._places(plan)]
+        return [self.found.predictions[place] for place in self.places(plan)]
+
+    def plan(self, name: str) -> StagePlan:
+        """Return the plan of a name."""
+        return next(plan for plan in self.plans if self.name(plan) == name)
+
+    def name(self, plan: StagePlan) -> str:
+        """Return a plan's name, as that of its grouping."""
+        return grouping_name(self._named(plan))
 
     def ahead(self, plan: StagePlan, other: StagePlan, min_gain_ns: float = 0.0) -> tuple[float, float, bool]:
         """Return what a plan saves in ns, the probability that this is more than asked, and whether both were measured.
 
         A gain in ns has the price of the bytes at the peak in it.
         """
-        decided = self.found.decision(self._places(plan), self._places(other))
+        decided = self.found.decision(self.places(plan), self.places(other))
         margin_ns, sd_ns = float(decided.margin_ns), float(decided.margin_sd_ns)
         if self.device is not None:  # what bytes say against an estimate is a doubt
             moved = [sum(one.profile.fused_traffic_bytes for one in self.predictions(own)) for own in (other, plan)]
@@ -92,9 +105,13 @@ class Question:
         """Return a plan in the words of the answer."""
         each = self.predictions(plan)
         interval = (sum(one.low_ns for one in each), sum(one.high_ns for one in each))
-        names = tuple(tuple(self.names[number] for number in group) for group in plan.groups)
+        names = self._named(plan)
         probability = None if plan == self.apart else self.ahead(plan, self.apart, self.min_gain_ns)[1]
         return Grouping(names, sum(one.time_ns for one in each), interval, int(plan.peak_bytes), probability)
 
-    def _places(self, plan: StagePlan) -> list[int]:
+    def _named(self, plan: StagePlan) -> tuple[tuple[str, ...], ...]:
+        return tuple(tuple(self.names[number] for number in group) for group in plan.groups)
+
+    def places(self, plan: StagePlan) -> list[int]:
+        """Return where the programs of a plan are among the predictions."""
         return [self.place[group[0], group[-1]] for group in plan.groups]
