@@ -31,7 +31,7 @@ ENDINGS: dict[str, tuple[tuple[str, ...], dict[int, str]]] = {
     ),
     "advise": (
         (
-            "rlxjax advise stages:scale stages:energy --arg 'f32[2048,1024]' --measure undecided",
+            "rlxjax advise stages:scale stages:energy --arg 'f32[64]' --measure undecided",
             "rlxjax advise stages:scale stages:energy --arg 'f32[2048]' --target h100",
         ),
         {0: "fuse or keep", 1: "undecided, or it cannot be modelled"},

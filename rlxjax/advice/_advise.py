@@ -20,6 +20,7 @@ from ._choose import LIMIT_MS, REGRET
 from ._decide import decide
 from ._decided import Decided
 from ._learned import learned_here
+from ._memory import Memory
 from ._of_stages import question_of_stages
 from ._question import Question
 from ._stages import groups_of, in_order, parts_of, profiles_of
@@ -132,16 +133,18 @@ def advise(
     options = (math.inf if limit is None else limit, float(min_gain_ns), float(peak_price_ns_per_byte))
     question = Question(found, groups, profiles, refused, device, *options)
     decided = None
-    if calibration is not None and not is_traced_call and len(question.plans) > 1 and min_gain_ns < math.inf:
+    is_decided = word != "never" or not is_traced_call and Memory().path.exists()
+    if calibration is not None and is_decided and len(question.plans) > 1 and min_gain_ns < math.inf:
         calibrated = calibration.of(FUNCTIONS.name)
         how = {"measure": word, "regret": REGRET, "limit_ms": LIMIT_MS, "check": check}
         asked = question_of_stages(question, functions, args, calibrated, how)
         decided = Decided(decide(asked), asked)
-        if decided.is_by_model and unmodelled is None:
-            known = Calibration({FUNCTIONS.name: learned_here(calibrated, asked.devices)}, None, {})
-            found = predict_profiles(known, list(profiles.values()))
-            question = Question(found, groups, profiles, refused, device, *options, [question.plan(decided.grouping)])
-            decided = None if word == "never" else decided  # it says what it is sure of
+        if decided.is_by_model and (taught := learned_here(calibrated, asked.devices)) is not calibrated:
+            also = [question.plan(decided.grouping)]
+            found = predict_profiles(Calibration({FUNCTIONS.name: taught}, None, {}), list(profiles.values()))
+            question = Question(found, groups, profiles, refused, device, *options, also)
+        if decided.is_by_model and word == "never":
+            decided = None  # the model says what it is sure of, and what not
     is_plain = len(functions) == 1
     if unmodelled is not None:
         return (

@@ -4,8 +4,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from rlxjax.calibration import CalibratedModel, Calibration, predict_profiles
 from rlxjax.fusion import StagePlan
 from rlxjax.models import FUNCTIONS
@@ -36,10 +34,8 @@ def question_of_stages(
     arrays = functools.cache(lambda: filled(args))
     is_plain = len(functions) == 1  # it runs where it is not jitted
 
-    @functools.cache
     def program(span: Span) -> Any:
-        fn = plans.groups[span].fn
-        return fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn)
+        return plans.groups[span].fn
 
     @functools.cache
     def traced(span: Span) -> Any:
@@ -62,8 +58,10 @@ def question_of_stages(
         )
 
     def forecast(known: CalibratedModel) -> Forecast:
-        profiles = [one.profile for one in plans.found.predictions]
-        times = predict_profiles(Calibration({FUNCTIONS.name: known}, None, {}), profiles)
+        times = plans.found
+        if known is not calibrated:
+            profiles = [one.profile for one in times.predictions]
+            times = predict_profiles(Calibration({FUNCTIONS.name: known}, None, {}), profiles)
         return forecast_of_programs(times, [plans.places(plan) for plan in considered])
 
     others = [plan for plan in plans.plans if plan != plans.apart]

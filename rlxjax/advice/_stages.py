@@ -66,11 +66,11 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
 
 
 def groups_of(stages: Sequence[Stage]) -> dict[Span, Stage]:
-    """Return every group of neighbours as one program."""
+    """Return every group of neighbours as one jitted program."""
     groups = {}
     for first, last in itertools.combinations_with_replacement(range(len(stages)), 2):
         own = stages[first : last + 1]
-        fn = own[0].fn if first == last else composed([stage.fn for stage in own])
+        fn = own[0].fn if first == last else jax.jit(composed([stage.fn for stage in own]))
         groups[first, last] = Stage("+".join(stage.name for stage in own), fn, own[0].args, own[-1].result)
     return groups
 
@@ -86,7 +86,7 @@ def parts_of(whole: Stage) -> list[Stage]:
         inputs = list(dict.fromkeys(var for var in equation.invars if not hasattr(var, "val")))  # literals have one
         alone = jaxpr.replace(constvars=[], invars=inputs, outvars=equation.outvars, eqns=[equation])
         shapes = tuple(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in inputs)
-        parts.append(Stage(name, core.jaxpr_as_fun(core.ClosedJaxpr(alone, ())), shapes, None))
+        parts.append(Stage(name, jax.jit(core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))), shapes, None))
     return parts
 
 
