@@ -56,12 +56,13 @@ class Decided(NamedTuple):
         if choice.by == "pinned":
             return "pinned", f"{runs} {stay}, which a person pinned; `rlxjax decisions` shows and changes it"
         failed = "".join(f"; {own.name} {own.failed}" for own in choice.alternatives if own.failed)
-        timed = [other for other in self._others() if choice[other].measured_ns is not None]
-        if choice[name].measured_ns is None or not timed:
+        took = self.times_ns()
+        timed = [other for other in self._others() if other in took]
+        if name not in took or not timed:
             return ("measured_slower" if name == "apart" else "measured_faster"), f"{runs} {are} all that runs{failed}"
         # Of the stages apart, if they were timed, a grouping says more.
         other = "apart" if "apart" in timed and not choice.is_tie else timed[0]
-        times = [f"{_in_words(one)} {whole_ns(choice[one].measured_ns)} ns" for one in (name, other)]
+        times = [f"{_in_words(one)} {whole_ns(took[one])} ns" for one in (name, other)]
         costs, predicted = ([self._cost_ns(one, by) for one in (name, other)] for by in ("measured_ns", "predicted_ns"))
         extras_ns = [own.extra_ns for own in self.question.contenders]
         priced = ", with the gain that is asked and memory at its price" if any(extras_ns) else ""
@@ -73,7 +74,7 @@ class Decided(NamedTuple):
             return "tie", f"{said}{failed}"
         said = f"as measured {times[0]} a call, {times[1]}{priced}"
         code = "measured_slower" if name == "apart" else "measured_faster"
-        saved_ns = (choice[name].measured_ns or 0.0) - (choice[other].measured_ns or 0.0)
+        saved_ns = took[name] - took[other]
         if name == "apart" and saved_ns > 0:
             asked_ns = saved_ns + self._cost_ns(other, "measured_ns") - self._cost_ns(name, "measured_ns")
             said = (

@@ -44,7 +44,8 @@ def question_of_stages(
     def contender(plan: StagePlan) -> Contender:
         name, programs = plans.name(plan), [traced(span) for span in spans_of(plan)]
         if options["measure"] != "never":
-            check_repeatable(name, programs)
+            for one in programs:
+                check_repeatable(name, one)
         fn = functions[0] if is_plain and plan == plans.apart else composed([program(span) for span in spans_of(plan)])
         asked_ns = 0.0 if plan == plans.apart else plans.min_gain_ns
         return Contender(
