@@ -92,8 +92,15 @@ class Choice:
         return self.chosen.interval_ns
 
     def __getitem__(self, name: str) -> Considered:
-        """Return an alternative by its name."""
-        return next(own for own in self.alternatives if own.name == name)
+        """Return an alternative by its name.
+
+        Raises:
+            KeyError: none has this name.
+        """
+        named = {own.name: own for own in self.alternatives}
+        if name not in named:
+            raise KeyError(f"expected one of {', '.join(named)}, got {name!r}")
+        return named[name]
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything but the function as plain numbers, strings and lists, for JSON."""
@@ -104,7 +111,7 @@ class Choice:
     def __str__(self) -> str:
         said = "a tie: " if self.is_tie else ""
         chance = "" if self.probability is None else f", {100 * self.probability:.0f} % sure"
-        rounds = f" in {counted(self.rounds, 'round')}" if self.rounds else ""
+        rounds = f", {counted(self.rounds, 'round')}" if self.rounds else ""
         lines = [f"{said}{self.name} ({self.by}{rounds}{chance})"]
         width = max(len(own.name) for own in self.alternatives)
         for own in self.alternatives:

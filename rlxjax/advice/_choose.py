@@ -1,6 +1,7 @@
 """Which of several functions to run, or of the ways that a latency model knows: sure by the model, or measured."""
 
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from ._of_variants import question_of_suite
 #: Choices of this process that are looked up at once; the oldest is forgotten.
 MOST_CHOICES = 1024
 _choices: dict[Any, Choice] = {}
+_keeping = threading.Lock()
 
 
 def choose(
@@ -75,12 +77,15 @@ def choose(
         asked = _key(alternatives, args, inputs, word, regret, limit_ms, calibration, check)
         if (known := _choices.get(asked)) is not None:
             return known
-    except TypeError:  # an argument that has no hash, which is traced or refused below
+    except (AttributeError, TypeError):  # of what has no hash, or is refused below
         asked = None
     check_at_least(regret, "regret", what="number", most=1.0)
     check_at_least(limit_ms, "limit_ms", 1e-3, "number of milliseconds", most=1e7)
     if is_traced(*jax.tree.leaves(args)):
         raise ValueError("args: expected arrays or shapes, got traced values; choose outside of the traced function")
+    if calibration is not None and not isinstance(calibration, Calibration):
+        given = type(calibration).__name__
+        raise ValueError(f"calibration: expected a Calibration (load_calibration), got {given}")
     known = default_calibration() if calibration is None else calibration
     options = {"measure": word, "regret": float(regret), "limit_ms": float(limit_ms), "check": check}
     if isinstance(alternatives, Suite):
@@ -92,11 +97,21 @@ def choose(
             raise ValueError("inputs: expected none of functions, which take arguments")
         question = question_of_functions(alternatives, args, known, options)
     found = decide(question)
-    if asked is not None:
+    _keep(asked, found)
+    return found
+
+
+def _keep(asked: Any, found: Choice) -> None:
+    """Keep a choice for later calls; what the model said beforehand does not outlive a measurement."""
+    with _keeping:
+        if found.by == "measured":
+            for own in [key for key, one in _choices.items() if one.by == "model"]:
+                del _choices[own]
+        if asked is None:
+            return
         if len(_choices) >= MOST_CHOICES:
             del _choices[next(iter(_choices))]
         _choices[asked] = found if found.by in ("model", "pinned") else _again(found)
-    return found
 
 
 def _again(found: Choice) -> Choice:
@@ -120,13 +135,18 @@ def _key(
     else:
         named = tuple(alternatives.items())
     shapes = tuple([_shape_of(arg) for arg in args])
-    return named, shapes, word, regret, limit_ms, handle(calibration), check, jax.config.jax_enable_x64
+    settings: Any = jax.config
+    return (
+        *(named, shapes, word, regret, limit_ms, handle(calibration), check),
+        *(settings.jax_enable_x64, settings.jax_default_device, settings.jax_default_matmul_precision),
+    )
 
 
 def _shape_of(arg: Any) -> Any:
+    """Return what counts of an argument: all but the values of an array; of what is no array, which may be static."""
     if isinstance(arg, jax.Array):
         return arg.shape, arg.dtype, arg.sharding
     if hasattr(arg, "dtype"):
-        return type(arg), arg.shape, arg.dtype
+        return type(arg), arg.shape, arg.dtype, getattr(arg, "sharding", None)
     leaves, structure = jax.tree.flatten(arg)
-    return type(arg) if len(leaves) == 1 and leaves[0] is arg else (structure, *map(_shape_of, leaves))
+    return (type(arg), arg) if len(leaves) == 1 and leaves[0] is arg else (structure, *map(_shape_of, leaves))

@@ -49,7 +49,9 @@ def content_of(programs: Sequence[Any], is_jitted: bool = True) -> str:
     return digest(is_jitted, [_ADDRESS.sub("", str(program.jaxpr)) for program in programs])
 
 
-def setting_of(calibrated: CalibratedModel | None, devices: Sequence[Any] = ()) -> tuple[str, Fingerprint]:
+def setting_of(
+    calibrated: CalibratedModel | None, devices: Sequence[Any] = (), runner: Any = None
+) -> tuple[str, Fingerprint]:
     """Return the digest of what all choices here share, and the fingerprint that is part of it.
 
     That is the machine, its software and flags, the settings of JAX, the devices, and the calibration.
@@ -57,13 +59,19 @@ def setting_of(calibrated: CalibratedModel | None, devices: Sequence[Any] = ()) 
     Args:
         calibrated: by which predictions are made, if there is one.
         devices: that hold the arguments; JAX's default one unless given.
+        runner: version of the programs that are timed, as JSON writes it.
     """
     here = _fingerprint()
     flags = {name: os.environ[name] for name in _FLAGS if name in os.environ}
     settings = {name: str(jax.config.values[name]) for name in _SETTINGS if name in jax.config.values}
-    kinds = sorted({(device.platform, device.device_kind) for device in devices})
+    kinds = sorted({(device.platform, device.device_kind) for device in devices or [_default_device()]})
     model = None if calibrated is None else _digest_of_model(handle(calibrated))
-    return digest(here.model_dump(mode="json"), flags, settings, kinds, len(devices), model), here
+    return digest(here.model_dump(mode="json"), flags, settings, kinds, len(devices), model, runner), here
+
+
+def _default_device() -> Any:
+    asked: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    return asked if hasattr(asked, "device_kind") else jax.devices(asked)[0]
 
 
 def _fingerprint() -> Fingerprint:

@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ from ._remembered import Alternative, Remembered
 RULED_OUT = 0.95
 #: What a choice may lose, and the milliseconds of timing, unless a caller says.
 REGRET, LIMIT_MS = 0.02, 200.0
+#: Held while programs are timed: those of two threads at once would disturb each other.
+_timing = threading.RLock()
 
 
 class Contender(NamedTuple):
@@ -70,7 +73,8 @@ class Forecast(NamedTuple):
         """Return the probability that each is not faster than one of them by more than the regret, `[n]`."""
         costs, sd_ns = self.time_ns + extra_ns, self.sd_ns[place]
         margins_ns = costs - costs[place] / (1.0 + regret)
-        odds = np.divide(margins_ns, temperature_from_sd(sd_ns), out=np.full(len(costs), np.inf), where=sd_ns > 0.0)
+        is_doubtful = (sd_ns > 0.0) & np.isfinite(sd_ns)
+        odds = np.divide(margins_ns, temperature_from_sd(sd_ns), out=np.full(len(costs), np.inf), where=is_doubtful)
         return np.where(np.isfinite(sd_ns), 0.5 + 0.5 * np.tanh(0.5 * odds), 0.5)
 
 
@@ -89,6 +93,7 @@ class Question(NamedTuple):
         limit_ms: of timing, compiling apart.
         check: whether alternatives that are run have to give the same results.
         devices: that hold the arguments.
+        runner: version of the programs, as JSON writes it; a model learns from those of one version alone.
     """
 
     contenders: Sequence[Contender]
@@ -102,6 +107,7 @@ class Question(NamedTuple):
     limit_ms: float = LIMIT_MS
     check: bool = True
     devices: Sequence[Any] = ()
+    runner: Any = None
 
 
 def recalled(question: Question) -> Choice | None:
@@ -129,6 +135,8 @@ def decide(question: Question) -> Choice:
     if calibrated is not None:
         calibrated = learned(calibrated, memory, context, question.kind)
     forecast = None if calibrated is None else question.forecast(calibrated)
+    if forecast is not None and not np.isfinite(forecast.time_ns[usable]).any():
+        forecast = None
     order, chances = _by_model(question, forecast, usable)
     measure, count = question.measure, len(usable)
     entrants = [place for place in order if place == order[0] or not chances[place] >= RULED_OUT]
@@ -136,21 +144,24 @@ def decide(question: Question) -> Choice:
     if len(entrants) < 2:
         if forecast is None and count > 1:
             raise ValueError(
-                f"measure: no calibration says which of {', '.join(contenders[place].name for place in usable)} is the "
+                f"measure: nothing predicts which of {', '.join(contenders[place].name for place in usable)} is the "
                 "fastest here; measure them, as with measure='undecided', or calibrate with `rlxjax calibrate`"
             )
         others = [chances[place] for place in order[1:]]
         sure = min(others, default=1.0)
         return _choice(question, order[0], "model", forecast, None, float(sure), key=key)
-    begun_s = time.perf_counter()
-    timed, first_s = _timed(question, entrants)
-    ruled_out = [chances[place] for place in order if place not in entrants]
-    probability = float(min([timed.probability, *ruled_out]))
-    seconds = time.perf_counter() - begun_s
-    found = _choice(question, timed.best, "measured", forecast, timed, probability, seconds, key, first_s)
-    remembered = _to_remember(question, found, key, context, machine)
-    memory.keep(remembered)
-    learn(remembered)
+    with _timing:
+        if (found := _recalled(question, memory, key)) is not None:  # which another thread has timed meanwhile
+            return found
+        begun_s = time.perf_counter()
+        timed, first_s = _timed(question, entrants)
+        ruled_out = [chances[place] for place in order if place not in entrants]
+        probability = float(min([timed.probability, *ruled_out]))
+        seconds = time.perf_counter() - begun_s
+        found = _choice(question, timed.best, "measured", forecast, timed, probability, seconds, key, first_s)
+        remembered = _to_remember(question, found, key, context, machine)
+        memory.keep(remembered)
+        learn(remembered, memory)
     return found
 
 
@@ -161,7 +172,7 @@ def _by_model(
 
     Where nothing is predicted, they are in the order given, and the chance is one half.
     """
-    if forecast is None or not np.isfinite(forecast.time_ns[usable]).any():
+    if forecast is None:
         return usable, dict.fromkeys(usable, 0.5)
     extra_ns = np.array([own.extra_ns for own in question.contenders])
     costs = forecast.time_ns + extra_ns
@@ -254,21 +265,27 @@ def _key_of(question: Question) -> tuple[str, str, Fingerprint]:
     if all(own.failed for own in contenders):
         failures = "; ".join(f"{own.name}: {own.failed}" for own in contenders)
         raise ValueError(f"alternatives: none of them runs: {failures}")
-    context, machine = setting_of(question.calibrated, question.devices)
+    context, machine = setting_of(question.calibrated, question.devices, question.runner)
     contents = sorted((own.content, own.extra_ns) for own in contenders)
     return digest(context, question.kind, contents, question.workload), context, machine
 
 
 def _recalled(question: Question, memory: Memory, key: str) -> Choice | None:
-    """Return the choice that is remembered, if its alternative still runs and as much was measured as is asked."""
+    """Return the choice that is remembered, if its alternative still runs and as much was measured as is asked.
+
+    What a person pinned holds whatever is asked.
+    """
     if (known := memory.look_up(key)) is None:
         return None
     places = {own.content: place for place, own in reversed([*enumerate(question.contenders)]) if not own.failed}
-    if known.choice.content not in places:
-        return None
     by_content = {one.content: one for one in known.alternatives}
-    is_whole = all(own.failed or own.time_ns is not None for own in by_content.values())
-    if question.measure == "always" and not is_whole and known.pinned is None:
+    if known.choice.content not in places or not by_content.keys() >= {own.content for own in question.contenders}:
+        return None
+    running = [own for own in by_content.values() if not own.failed]
+    is_whole = len(running) == 1 or all(own.time_ns is not None for own in running)
+    is_fine = known.regret <= question.regret
+    is_enough = {"never": True, "undecided": is_fine, "always": is_fine and is_whole}[question.measure]
+    if known.pinned is None and not is_enough:
         return None
     alternatives = []
     for own in question.contenders:

@@ -15,15 +15,15 @@ from ._remembered import Remembered
 
 #: The newest choices that a model learns from, in one process.
 MOST_LEARNED = 512
-#: By context and kind, the choices that were measured; those of other processes are read once.
-_measured: dict[tuple[str, str], list[Remembered]] = {}
-#: By context and kind: the model, how many choices it has learned from, and what it knows by them.
-_known: dict[tuple[str, str], tuple[Handle, int, CalibratedModel]] = {}
+#: By database, context and kind, the choices that were measured; those of other processes are read once.
+_measured: dict[tuple[str, str, str], list[Remembered]] = {}
+#: By the same: the model, how many choices it has learned from, and what it knows by them.
+_known: dict[tuple[str, str, str], tuple[Handle, int, CalibratedModel]] = {}
 
 
-def learn(remembered: Remembered) -> None:
+def learn(remembered: Remembered, memory: Memory) -> None:
     """Add a choice to those that a model learns from."""
-    _measured.setdefault((remembered.context, remembered.kind), []).append(remembered)
+    _measured.setdefault((str(memory.path), remembered.context, remembered.kind), []).append(remembered)
 
 
 def learned(calibrated: CalibratedModel, memory: Memory, context: str, kind: str) -> CalibratedModel:
@@ -35,7 +35,7 @@ def learned(calibrated: CalibratedModel, memory: Memory, context: str, kind: str
         context: digest of machine, software and calibration.
         kind: the model's name.
     """
-    place = context, kind
+    place = str(memory.path), context, kind
     if place not in _measured:
         _measured[place] = memory.all(context, kind)[::-1]
     choices, own = _measured[place], handle(calibrated)

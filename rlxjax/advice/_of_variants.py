@@ -27,7 +27,7 @@ def question_of_suite(
     calibrated = None if known is None else known.models.get(model.name)
     facts = suite.facts() if calibrated is None else calibrated.posterior.facts
     label = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
-    programs = f"{type(suite).__module__}.{type(suite).__qualname__} {suite.runner}"
+    programs = f"{type(suite).__module__}.{type(suite).__qualname__}", suite.runner, dict(suite.given)
     contenders = []
     for variant in variants_of(model, sizes, facts):
         cell = Cell(f"{variant} {label}", variant, sizes)
@@ -42,8 +42,9 @@ def question_of_suite(
             )
         )
     return Question(
-        contenders, model.name, label, sizes, calibrated, functools.partial(forecast_of_variants, contenders), **options
-    )
+        contenders, model.name, label, sizes, calibrated, functools.partial(forecast_of_variants, contenders),
+        runner=programs, **options,
+    )  # fmt: skip
 
 
 def variants_of(model: Any, sizes: Mapping[str, float], facts: Mapping[str, Any]) -> list[str]:

@@ -105,6 +105,7 @@ def question_of_variants(
         forecast,
         measure,
         check=False,  # a learned FFT is approximate, and the others are tested
+        runner=RUNNER_VERSION,
     )
 
 
