@@ -391,6 +391,8 @@ def test_what_cannot_be_modelled_is_measured_where_that_is_asked(unsure, home):
         return rx.advise([halved, total], real(8, 8), calibration=unsure, **options)
 
     assert ask().verdict == "cannot model"
+    assert rx.advise([square, total], real(8, 8), calibration=unsure, measure="always").decided_by == "measured"
+    assert ask().verdict == "cannot model"
     found = ask(measure="undecided")
     assert found.verdict in ("keep", "fuse")
     assert (found.decided_by, found.apart_ns, found.probability) == ("measured", None, None)

@@ -16,6 +16,7 @@ from ._choice import Considered as Considered
 from ._choice import measure_word as measure_word
 from ._choose import choose as choose
 from ._content import digest as digest
+from ._content import digest_of_model as digest_of_model
 from ._decide import Contender as Contender
 from ._decide import Forecast as Forecast
 from ._decide import Question as Question

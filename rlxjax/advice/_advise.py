@@ -16,8 +16,7 @@ from rlxjax.targets import TargetDevice, target_device
 from ._advice import Advice
 from ._answer import answer, by_measurement_alone, without_stages
 from ._choice import measure_word
-from ._choose import LIMIT_MS, REGRET
-from ._decide import decide
+from ._decide import decide, recalled
 from ._decided import Decided
 from ._learned import learned_here
 from ._memory import Memory
@@ -136,22 +135,19 @@ def advise(
     is_decided = word != "never" or not is_traced_call and Memory().path.exists()
     if calibration is not None and is_decided and len(question.plans) > 1 and min_gain_ns < math.inf:
         calibrated = calibration.of(FUNCTIONS.name)
-        how = {"measure": word, "regret": REGRET, "limit_ms": LIMIT_MS, "check": check}
+        how = {"measure": word, "check": check}
         asked = question_of_stages(question, functions, args, calibrated, how)
-        decided = Decided(decide(asked), asked)
-        if decided.is_by_model and (taught := learned_here(calibrated, asked.devices)) is not calibrated:
-            also = [question.plan(decided.grouping)]
-            found = predict_profiles(Calibration({FUNCTIONS.name: taught}, None, {}), list(profiles.values()))
-            question = Question(found, groups, profiles, refused, device, *options, also)
-        if decided.is_by_model and word == "never":
-            decided = None  # the model says what it is sure of, and what not
+        choice = recalled(asked) if word == "never" else decide(asked)
+        decided = None if choice is None else Decided(choice, asked)
+        if decided is None or decided.is_by_model:
+            taught = learned_here(calibrated, asked.devices)
+            if taught is not calibrated:
+                also = [] if decided is None else [question.plan(decided.grouping)]
+                found = predict_profiles(Calibration({FUNCTIONS.name: taught}, None, {}), list(profiles.values()))
+                question = Question(found, groups, profiles, refused, device, *options, also)
     is_plain = len(functions) == 1
     if unmodelled is not None:
-        return (
-            unmodelled
-            if decided is None or decided.is_by_model
-            else by_measurement_alone(question, decided, whole, is_plain)
-        )
+        return unmodelled if decided is None else by_measurement_alone(question, decided, whole, is_plain)
     return answer(question, whole, is_plain=is_plain, decided=decided)
 
 

@@ -65,7 +65,7 @@ def setting_of(
     flags = {name: os.environ[name] for name in _FLAGS if name in os.environ}
     settings = {name: str(jax.config.values[name]) for name in _SETTINGS if name in jax.config.values}
     kinds = sorted({(device.platform, device.device_kind) for device in devices or [_default_device()]})
-    model = None if calibrated is None else _digest_of_model(handle(calibrated))
+    model = None if calibrated is None else digest_of_model(calibrated)
     return digest(here.model_dump(mode="json"), flags, settings, kinds, len(devices), model, runner), here
 
 
@@ -84,6 +84,11 @@ def _fingerprint() -> Fingerprint:
 def _known_fingerprint(threads: tuple[str | None, ...], cores: int) -> Fingerprint:
     del threads, cores
     return current_fingerprint()
+
+
+def digest_of_model(calibrated: CalibratedModel) -> str:
+    """Return the digest of a calibrated model, by which a remembered choice says what predicted it."""
+    return _digest_of_model(handle(calibrated))
 
 
 @functools.lru_cache(maxsize=64)

@@ -15,7 +15,7 @@ from rlxjax._numerics import temperature_from_sd
 from rlxjax.calibration import CalibratedModel, Fingerprint
 
 from ._choice import Choice, Considered
-from ._content import digest, setting_of
+from ._content import digest, digest_of_model, setting_of
 from ._contest import LONGEST_CALL, Contest, FirstCall, contest, first_call, raised
 from ._learned import learn, learned
 from ._memory import Memory
@@ -370,6 +370,7 @@ def _to_remember(question: Question, found: Choice, key: str, context: str, mach
     return Remembered(
         key=key,
         context=context,
+        calibration=None if question.calibrated is None else digest_of_model(question.calibrated),
         kind=question.kind,
         label=question.label,
         alternatives=alternatives,

@@ -63,6 +63,7 @@ class Remembered(Finite):
         machine: that measured.
         created: ISO time, in UTC.
         pinned: content of the alternative that a person pinned, if one did.
+        calibration: digest of the calibrated model that predicted; None where none did.
     """
 
     key: str
@@ -78,6 +79,7 @@ class Remembered(Finite):
     machine: Fingerprint
     created: str
     pinned: str | None = None
+    calibration: str | None = None
 
     @field_validator("created")
     @classmethod
