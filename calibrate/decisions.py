@@ -11,6 +11,7 @@ from .command_line import AsJson, set_up_jax
 from .printing import console, counted, json_text, ns, print_table, say
 from .progress import Progress
 from .refusals import one_line_errors
+from .remembered import by_whom, summary
 
 if TYPE_CHECKING:
     from rlxjax.advice import Alternative, Memory, Remembered
@@ -35,7 +36,7 @@ def list_decisions(as_json: AsJson = False) -> None:
     memory = _memory()
     found = memory.all()
     if as_json:
-        typer.echo(json_text({"decisions": [_summary(one) for one in found]}))
+        typer.echo(json_text({"decisions": [summary(one) for one in found]}))
     elif not found:
         say(f"nothing is remembered in {memory.path}", str(memory.path))
     else:
@@ -47,7 +48,7 @@ def list_decisions(as_json: AsJson = False) -> None:
 def _row(one: "Remembered", length: int) -> list[str]:
     """Return a decision as a row of the table, with so many characters of its key."""
     label = one.label if len(one.label) <= LABEL_WIDTH else f"{one.label[: LABEL_WIDTH - 3]}..."
-    by = ", ".join([_by(one), *(["tie"] if one.is_tie else [])])
+    by = ", ".join([by_whom(one), *(["tie"] if one.is_tie else [])])
     next_best = ("-", "-") if one.next_best is None else (one.next_best.name, _time(one.next_best.time_ns))
     when = one.created[:16].replace("T", " ")
     return [one.key[:length], one.kind, label, one.choice.name, by, _time(one.choice.time_ns), *next_best, when]
@@ -58,28 +59,8 @@ def _key_length(keys: Sequence[str]) -> int:
     return next(n for n in range(KEY_WIDTH, KEY_WIDTH + max(map(len, keys))) if len({k[:n] for k in keys}) == len(keys))
 
 
-def _by(one: "Remembered") -> str:
-    return "measured" if one.pinned is None else "pinned"
-
-
 def _time(time_ns: float | None) -> str:
     return "-" if time_ns is None else ns(time_ns)
-
-
-def _summary(one: "Remembered") -> dict[str, Any]:
-    """Return what JSON says of a decision in a list."""
-    return {
-        "key": one.key,
-        "kind": one.kind,
-        "label": one.label,
-        "chosen": one.choice.name,
-        "by": _by(one),
-        "is_tie": one.is_tie,
-        "time_ns": one.choice.time_ns,
-        "next_best": None if one.next_best is None else one.next_best.name,
-        "next_best_ns": None if one.next_best is None else one.next_best.time_ns,
-        "created": one.created,
-    }
 
 
 @decisions.command("show", epilog=epilog("decisions show"))
@@ -90,7 +71,7 @@ def show(key: Key, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json_text(_details(one)))
         return
-    say(f"{one.kind}, {one.label}: {one.choice.name}, {_by(one)}")
+    say(f"{one.kind}, {one.label}: {one.choice.name}, {by_whom(one)}")
     say(_how_sure(one))
     headings = ["alternative", "predicted ns", "from", "to", "measured ns", "from", "to"]
     print_table(console(), "What a call takes", headings, map(_times, one.alternatives))
@@ -127,7 +108,7 @@ def _details(one: "Remembered") -> dict[str, Any]:
         content = alternative.model_dump(mode="json")
         ends = [content.pop("low_ns"), content.pop("high_ns")]
         alternatives.append(content | {"interval_ns": None if None in ends else ends})
-    return one.model_dump(mode="json") | names | {"by": _by(one), "alternatives": alternatives}
+    return one.model_dump(mode="json") | names | {"by": by_whom(one), "alternatives": alternatives}
 
 
 def _found(memory: "Memory", start: str) -> "Remembered":
@@ -152,7 +133,7 @@ def pin(
         raise ValueError(f"expected {', '.join(each.name for each in one.alternatives)} or --off, got {got}")
     memory.pin(one.key, name)
     one = _found(memory, one.key)
-    say(f"{one.kind}, {one.label}: {one.choice.name}, {_by(one)}")
+    say(f"{one.kind}, {one.label}: {one.choice.name}, {by_whom(one)}")
 
 
 @decisions.command("forget", epilog=epilog("decisions forget"))

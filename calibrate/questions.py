@@ -24,9 +24,10 @@ from .command_line import (
     set_up_jax,
     workload,
 )
-from .printing import console, filled, json_text, plain
+from .printing import console, filled, json_text, plain, say
 from .progress import Progress
 from .refusals import one_line_errors
+from .remembered import decided_here, in_words, summary
 
 #: Exit status of an advice that decides nothing.
 UNSURE_STATUS = 1
@@ -76,8 +77,15 @@ def explain(
         from .explanation import possible, print_explanation
 
         explanation = possible(known.explain(**sizes, model=WELCH.name), WELCH)
-    found = explanation.as_dict() if as_json else None
-    _answer(known, WELCH.name, found, lambda: print_explanation(explanation, console()))
+        decided = decided_here(known.of(WELCH.name), sizes)
+    found = explanation.as_dict() | {"remembered": None if decided is None else summary(decided)}
+
+    def print_text() -> None:
+        print_explanation(explanation, console())
+        if decided is not None:
+            say(in_words(decided))
+
+    _answer(known, WELCH.name, found if as_json else None, print_text)
 
 
 def _answer(

@@ -7,16 +7,20 @@ import sqlite3
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 from _content import sealed
 from _documented import assert_documented, assert_narrow
+from _pages import Document
 from typer.testing import CliRunner
 
 from calibrate.cli import app
+from calibrate.report.decided import decided_sections
+from calibrate.report.page import page
 from rlxjax._files import digest_of
-from rlxjax.advice import Alternative, Memory, Remembered
-from rlxjax.calibration import current_fingerprint
+from rlxjax.advice import Alternative, Memory, Remembered, digest_of_model
+from rlxjax.calibration import MachineMismatchWarning, current_fingerprint, load_calibration, sections_of_file
 
 HERE = current_fingerprint()
 
@@ -362,3 +366,53 @@ def test_bad_input_is_one_line_and_status_2(memory, tmp_path):
         assert said in invoke(*arguments, status=2)
     assert memory.forget(["ab34"]) == 1
     assert "'' is a key of nothing" in invoke("forget", "", status=2)
+
+
+def test_an_explanation_and_the_page_of_a_calibration_say_what_was_decided_beside_it(memory):
+    path = Path(__file__).parents[1] / "notebooks/data/calibration-cpu.json"
+    content, _ = sections_of_file(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MachineMismatchWarning)
+        calibration = load_calibration(path)
+    there, own = content.models["welch"].fingerprint, digest_of_model(calibration.of("welch"))
+    sizes = {"batch": 64, "n_fft": 256, "k": 16, "n_segments": 2}
+
+    def explained(*options):
+        asked = [part for name, size in sizes.items() for part in (f"--{name.replace('_', '-')}", str(size))]
+        asked = ["explain", str(path), *asked, *options]
+        result = CliRunner().invoke(app, [part.replace("--n-segments", "--segments") for part in asked])
+        assert result.exit_code == 0, result.stderr
+        return result.stdout
+
+    run = {"variant": "fused_top_k", "inputs": {name: float(size) for name, size in sizes.items()}}
+    alternatives = [one.model_copy(update={"runs": [run]}) for one in decision().alternatives]
+    fields = {"alternatives": alternatives, "is_tie": True}
+    memory.keep(decision(0, **fields))
+    memory.keep(decision(1, **fields, calibration="of another calibration"))
+    elsewhere = HERE.model_copy(update={"cores": HERE.cores + there.cores})
+    memory.keep(decision(2, **fields, calibration=own, machine=elsewhere))
+    assert json.loads(explained("--json"))["remembered"] is None
+    memory.keep(decision(3, **fields, calibration=own))
+    said = "measured here: fused 120,000 ns, host 200,000 ns; chosen: fused (a tie)"
+    assert said in explained().replace("\n", " ")
+    found = json.loads(explained("--json"))
+    assert_documented("explain", found)
+    assert found["remembered"]["key"] == decision(3).key
+    memory.pin(decision(3).key, "host")
+    assert f"{said}; pinned, and runs: host" in explained().replace("\n", " ")
+    memory.forget(None)
+    assert [*decided_sections(content, calibration)] == []
+    memory.keep(decision(0, **fields, machine=there))
+    memory.keep(decision(1, machine=there, calibration=own, label="<b>"))
+    memory.keep(decision(2, machine=there, kind="functions"))
+    memory.keep(decision(3, machine=elsewhere, calibration=own))
+    text = page("", "", [*decided_sections(content, calibration)], "")
+    rows = Document(text).tables["The newest first"]
+    assert [row["workload"] for row in rows] == ["<b>", decision().label]
+    assert [row["beside this calibration"] for row in rows] == ["yes", "no"]
+    assert [(row["chosen"], row["by"], row["a tie"]) for row in rows] == [
+        ("fused", "measured", "no"),
+        ("fused", "measured", "yes"),
+    ]
+    assert [row["takes (ns)"] for row in rows] == [1.2e5, 1.2e5]
+    assert [row["its time (ns)"] for row in rows] == [2e5, 2e5]

@@ -10,7 +10,9 @@ import numpy as np
 from calibrate.explanation import crossed, flip_notes, flips_title, margin, possible
 from calibrate.judge import said_of_pace, verdict_on, what_pays
 from calibrate.outcome import ERROR_COLUMNS
+from calibrate.remembered import decided_here, in_words
 from rlxjax import plot
+from rlxjax.advice import Remembered
 from rlxjax.calibration import (
     CalibratedModel,
     Calibration,
@@ -26,6 +28,7 @@ from rlxjax.models import BUILT_IN
 
 from .cells import Measured, measured_beside, model_of, some
 from .changes import change_section, earlier_calibration
+from .decided import decided_sections
 from .page import Section, Table, Verdict, page, rows_of
 from .pictures import drawn
 
@@ -81,6 +84,7 @@ def calibration_page(
         sections.append(_residuals(calibrated, content.models[name], *known[name]))
         sections += _choices(calibrated, known[name][0], workload)
         sections.append(_coefficients(calibrated))
+    sections += decided_sections(content, calibration)
     section = content.models[next(iter(calibration.models))]
     machine = section.fingerprint
     title = f"Calibration of {machine.cpu_model if machine.platform == 'cpu' else machine.device_kind}"
@@ -208,10 +212,10 @@ def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapp
         )
         table = Table(f"What is picked, by {first} and {second}", pictures[0].rows)
         yield Section(f"{name}-picks", f"{name}: what is picked where", [said], pictures, [table])
-    yield _terms(possible(explain(calibrated, **sizes), model), name)
+    yield _terms(possible(explain(calibrated, **sizes), model), name, decided_here(calibrated, sizes))
 
 
-def _terms(explanation: Explanation, name: str) -> Section:
+def _terms(explanation: Explanation, name: str, decided: Remembered | None) -> Section:
     sizes = _in_words(explanation.inputs)
     said = [
         f"The workload is {sizes}. Each term begins where the one before it ends; the grey bar is their sum, with the "
@@ -219,6 +223,9 @@ def _terms(explanation: Explanation, name: str) -> Section:
         f"{margin(explanation)}.",
         f"Crossover: {crossed(explanation.crossover)}.",
     ]
+    if decided is not None:
+        told = in_words(decided)
+        said.append(f"{told[0].upper()}{told[1:]}.")
     if not explanation.in_domain:
         said.append("The workload lies outside what was measured: all of this is extrapolated.")
     flips = [

@@ -180,7 +180,7 @@ def prior_posterior(
     least = {name: max(entry.least, 1.0) for name, entry in model.inputs.items()}
     count = np.shape(model.features(Runs(model, 0, least), facts))[-1]
     known = np.broadcast_to(np.asarray(prior.correction, np.float64), (len(model.variants), count))
-    sds = [*np.asarray(vector(prior.log_sd)).tolist(), *[float(correction_sd)] * known.size]
+    sds = [*map(float, jax.tree.leaves(prior.log_sd)), *[float(correction_sd)] * known.size]
     spreads = np.full(len(model.variants), float(spread))
     return LatencyPosterior(model, facts, prior.median, known, np.diag(sds), spreads)
 
