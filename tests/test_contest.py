@@ -36,7 +36,7 @@ class Machine:
 
     def contest(self, *times_ns, **options):
         calls = [self.program(one) if isinstance(one, (int, float)) else one for one in times_ns]
-        return contest(calls, **{"regret": REGRET, "limit_s": 1.0} | options)
+        return contest(calls, **{"regret": REGRET, "limit_s": 1.0, "seed": 0} | options)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_winner_loses_no_more_than_the_regret_and_the_favourite_wins_what_is_n
     else:
         winners = [one.best for one in found if not one.is_tie]
         assert len(winners) > 0.5 * trials
-        assert np.mean(np.array(winners) == (ratio < 1.0)) >= 0.95
+        assert np.mean(np.array(winners) == (ratio < 1.0)) > 0.95
         assert all(one.best == 0 for one in found if one.is_tie)
     assert all(0.0 <= one.probability <= 1.0 for one in found)
 

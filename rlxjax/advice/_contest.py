@@ -109,6 +109,7 @@ def contest(
     regret: float,
     limit_s: float,
     extra_ns: Sequence[float] | None = None,
+    seed: int | None = None,
 ) -> Contest:
     """Time programs that have run once, until one is surely the fastest, or surely none is by more than the regret.
 
@@ -120,9 +121,10 @@ def contest(
         regret: relative difference that does not count.
         limit_s: seconds after which no further round begins; two rounds are made at least.
         extra_ns: what each costs beside its time; nothing unless given.
+        seed: of the order of visits; another one each time unless given.
     """
     extras = np.zeros(len(calls)) if extra_ns is None else np.asarray(extra_ns, float)
-    rng, costs, failed = np.random.default_rng(), np.empty((0, len(calls))), {}
+    rng, costs, failed = np.random.default_rng(seed), np.empty((0, len(calls))), {}
     active, is_settled, is_first = list(range(len(calls))), False, True
     begun_s = time.perf_counter()
     with quiet_collector():
