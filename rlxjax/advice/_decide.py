@@ -252,7 +252,8 @@ def difference(one: Any, other: Any) -> str:
             largest = np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))
             most = math.sqrt(float(jnp.finfo(dtype).eps)) * float(largest)
             if not np.allclose(got, expected, rtol=0.0, atol=most, equal_nan=True):
-                off = np.max(np.abs(got - expected), initial=0.0, where=np.isfinite(got) & np.isfinite(expected))
+                is_finite = np.isfinite(got) & np.isfinite(expected)
+                off = np.max(np.abs(np.where(is_finite, got, 0.0) - np.where(is_finite, expected, 0.0)), initial=0.0)
                 return f"{of} is off by {off:.2g}, where {most:.2g} is rounding"
         elif not np.array_equal(expected, got):
             return f"{of} has other values"

@@ -22,7 +22,10 @@ def question_of_suite(
 ) -> Question:
     """Return the question of the variants of a suite's model."""
     model = suite.model
-    sizes = {name: float(column) for name, column in Runs.checked(model, 0, **(inputs or {})).inputs.items()}
+    columns = Runs.checked(model, 0, **(inputs or {})).inputs
+    if several := [name for name, column in columns.items() if np.ndim(column)]:
+        raise ValueError(f"inputs: expected those of one workload, got several of {', '.join(several)}")
+    sizes = {name: float(column) for name, column in columns.items()}
     model.check({name: np.asarray(size) for name, size in sizes.items()})
     calibrated = None if known is None else known.models.get(model.name)
     facts = suite.facts() if calibrated is None else calibrated.posterior.facts

@@ -98,6 +98,10 @@ def call_of(
                 f"{_WHY_NOT_TRACED[names[0]]}"
             )
     _check_peaks_fit(((1, *shape)[-2] if is_here else batch, params.k, 2))
+    if measure is not None:
+        from rlxjax.advice import measure_word  # loaded when first used
+
+        measure_word(measure, "never")
     by = None if isinstance(calibration, str) else calibration
     asked = bool(measure or os.environ.get("RLXJAX_MEASURE")) and calibration != REFERENCE
     if calibration is None and (asked or len(names) > 1):
@@ -168,9 +172,18 @@ def measured_choice(
         return choice.__wrapped__(*call, *by, measure, run)
     found = choice.__wrapped__(*call, *by, measure, run)
     if len(_choices) >= MOST_PROGRAMS:
-        del _choices[next(iter(_choices))]
+        _choices.pop(next(iter(_choices)), None)
     _choices[key] = found
+    if key[-1] != "never":
+        ask_again()
     return found
+
+
+def ask_again() -> None:
+    """Let calls ask again that measure nothing, since something was measured."""
+    choice.cache_clear()
+    for key in [key for key in list(_choices) if key[-1] == "never"]:
+        _choices.pop(key, None)
 
 
 def keep_choices(most: int) -> None:

@@ -1,5 +1,6 @@
 """`welch_peaks`: checks what comes in, chooses what runs, and gives back what was asked."""
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -137,6 +138,8 @@ def choose_variant(
 ) -> "Choice":
     """Return which variant `welch_peaks` runs for a call with these arguments, and by what that is decided.
 
+    The choice is called with a signal, and computes its peaks by that variant.
+
     Args:
         signal: as of `welch_peaks`, concrete.
         params: as there, like all others.
@@ -166,11 +169,15 @@ def choose_variant(
         functools.partial(welch_peaks, rows, params, model=model),
     )
     word = measure_word(measure, "never")
-    return decide(
+    found = decide(
         question_of_variants(
             call.variants, rows.shape, rows.dtype, params, call.calibration, model, call.platform, word, run
         )
     )
+    if found.by == "measured":
+        _choice.ask_again()
+    fn = functools.partial(welch_peaks, params=params, strategy=found.name, model=model)  # which holds no signal
+    return dataclasses.replace(found, fn=fn)
 
 
 def stream_welch_peaks(

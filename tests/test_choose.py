@@ -1,0 +1,605 @@
+"""What is chosen: by the model, by measuring, by what is remembered; what changes a choice, and what is refused."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+import weakref
+
+import jax
+import jax.experimental
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _compilations import COMPILE, compilations
+from _models import LINE, LINE_TRUTH, calibrated, certain
+from _shapes import real
+
+import rlxjax as rx
+from rlxjax.advice import Memory, choose
+from rlxjax.advice._decide import difference
+from rlxjax.calibration import Calibration
+from rlxjax.fit import Suite
+from rlxjax.welch import WelchPeakParams, choose_variant, keep_programs, welch_peaks
+
+#: Of choices that are measured where nobody asks which one wins.
+QUICK = {"measure": "always", "limit_ms": 1.0}
+X = jnp.ones((8, 16), jnp.float32)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A place of this test's own for what is remembered."""
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RLXJAX_MEASURE", raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still unless a program turns it: ns, in a list."""
+    now = [0]
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0] / 1e9)
+    return now
+
+
+def sure(known):
+    """Return a calibration that is a hundred times as sure."""
+    own = known.of("functions")
+    posterior = dataclasses.replace(
+        own.posterior, factor=0.01 * own.posterior.factor, spread=0.01 * own.posterior.spread
+    )
+    return dataclasses.replace(known, models={"functions": dataclasses.replace(own, posterior=posterior)})
+
+
+@pytest.fixture(scope="module")
+def here():
+    """What is known of CPUs, as if it were exact."""
+    return sure(rx.default_calibration())
+
+
+def ways(factor=2.0, names=("product", "sum")):
+    """Return two ways to multiply, new functions each time."""
+    return {names[0]: jax.jit(lambda x: x * factor), names[1]: jax.jit(lambda x: x + (factor - 1.0) * x)}
+
+
+def compiled():
+    return compilations.count(COMPILE)
+
+
+# --- By what -------------------------------------------------------------------------------------
+
+
+def test_where_the_model_is_sure_nothing_is_compiled_or_run_and_nothing_is_remembered(here):
+    traced = []
+
+    def cubed(x):
+        traced.append("cubed")
+        return x @ x @ x
+
+    choose(ways(), X, calibration=here, measure="never")  # what predicts is compiled
+    functions, before = {"cubed": jax.jit(cubed), "first": jax.jit(lambda x: x + 1.0)}, compiled()
+    found = choose(functions, real(512, 512), calibration=here)
+    assert (found.name, found.by, found.is_tie, found.rounds, found.measuring_s) == ("first", "model", False, 0, 0.0)
+    assert found.probability > 0.95
+    assert found.fn is functions["first"]
+    assert found.time_ns == found.chosen.predicted_ns < found["cubed"].predicted_ns
+    assert found.interval_ns[0] < found.time_ns < found.interval_ns[1]
+    assert choose(functions, real(512, 512), calibration=here) is found
+    assert (traced, compiled(), Memory().all()) == (["cubed"], before, [])
+    assert choose(functions, real(512, 512), calibration=here, measure="never") == found
+
+
+def test_what_is_measured_is_measured_once_and_known_by_its_content(here):
+    functions = ways()
+    found = choose(functions, X, calibration=here, measure="always")
+    assert found.by == "measured"
+    assert found.measuring_s > 0
+    assert found.rounds >= 2
+    assert found.fn is functions[found.name]
+    for own in found.alternatives:
+        assert own.measured_interval_ns[0] <= own.measured_ns == own.time_ns <= own.measured_interval_ns[1]
+    before, (entry,) = compiled(), Memory().all()
+    assert (entry.key, entry.kind, entry.label) == (found.key, "functions", "product or sum of float32[8, 16]")
+    assert [own.time_ns for own in entry.alternatives] == [own.measured_ns for own in found.alternatives]
+    for word in ("always", "undecided", "never"):
+        for again in (functions, ways(), dict(reversed(ways().items()))):
+            known = choose(again, X, calibration=here, measure=word)
+            assert (known.by, known.name, known.rounds, known.measuring_s, known.key) == (
+                *("remembered", found.name, found.rounds, 0.0, found.key),
+            )
+            assert known.fn is again[found.name]
+            for name in functions:
+                assert known[name][:6] == found[name][:6]
+    renamed = choose(ways(names=("a", "b")), X, calibration=here)
+    assert (renamed.by, renamed.name) == ("remembered", {"product": "a", "sum": "b"}[found.name])
+    assert (compiled(), Memory().all()) == (before, [entry])
+    np.testing.assert_array_equal(renamed(X), 2.0 * X)
+
+
+def test_what_is_measured_holds_for_what_the_model_decided_beforehand(here):
+    functions = ways()
+    assert choose(functions, X, calibration=here, measure="never").by == "model"
+    assert choose(functions, X, calibration=here, **QUICK).by == "measured"
+    assert choose(functions, X, calibration=here, measure="never").by == "remembered"
+
+
+def test_a_person_s_pin_is_what_runs(here):
+    found = choose(ways(), X, calibration=here, **QUICK)
+    other = next(own.name for own in found.alternatives if own.name != found.name)
+    Memory().pin(found.key, other)
+    pinned = choose(ways(), X, calibration=here, regret=0.0, **QUICK)
+    assert (pinned.by, pinned.name) == ("pinned", other)
+
+
+def test_a_finer_question_is_measured_anew_and_answers_the_coarser_one(here):
+    for regret, by in ((0.1, "measured"), (0.2, "remembered"), (0.01, "measured"), (0.1, "remembered")):
+        assert choose(ways(), X, calibration=here, regret=regret, **QUICK).by == by
+    assert choose(ways(), X, calibration=here, regret=0.0, measure="never").by == "remembered"
+
+
+def test_a_choice_says_itself_in_words_and_in_json(here):
+    functions = {**ways(), "broken": jax.jit(lambda x: x @ x)}
+    found = choose(functions, X, calibration=here, **QUICK)
+    assert "dot_general" in found["broken"].failed
+    assert found["broken"].time_ns is None
+    again = json.loads(json.dumps(found.as_dict()))
+    assert again["alternatives"][0]["measured_interval_ns"] == list(found["product"].measured_interval_ns)
+    assert {**again, "alternatives": 0} == {**found.as_dict(), "alternatives": 0}
+    first, *others = str(found).splitlines()
+    assert first.startswith(f"{'a tie: ' * found.is_tie}{found.name} (measured, {found.rounds} rounds, ")
+    for line, own in zip(others, found.alternatives, strict=True):
+        assert own.name in line
+        assert own.failed in line
+        assert own.failed or f"measured {own.measured_ns:,.0f} ns (90 %: " in line
+    known = choose({**ways(), "broken": jax.jit(lambda x: x @ x)}, X, calibration=here, **QUICK)
+    assert (known.by, known["broken"].failed) == ("remembered", found["broken"].failed)
+    with pytest.raises(KeyError, match="expected one of product, sum, broken, got 'none'"):
+        found["none"]
+
+
+# --- What a choice depends on --------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def environment(name, value):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, value)
+        yield
+
+
+SOFTWARE = {
+    "XLA_FLAGS": lambda: environment("XLA_FLAGS", "--xla_cpu_enable_fast_math=true"),
+    "OMP_NUM_THREADS": lambda: environment("OMP_NUM_THREADS", "1"),
+    "TF_XLA_FLAGS": lambda: environment("TF_XLA_FLAGS", "1"),
+    "float32": lambda: jax.enable_x64(False),
+    "precision": lambda: jax.default_matmul_precision("highest"),
+}
+CHANGED = {
+    "body": {"functions": lambda: {**ways(), "sum": jax.jit(lambda x: x + 1.0 * x + 0.0)}},
+    "constant": {"functions": lambda: ways(3.0)},
+    "not jitted": {"functions": lambda: {**ways(), "product": lambda x: x * 2.0}},
+    "one more": {"functions": lambda: {**ways(), "more": jax.jit(lambda x: x - -x)}},
+    "shape": {"x": X[:, :8]},
+    "dtype": {"x": X.astype(jnp.float16)},
+    "of NumPy": {"x": np.asarray(X)},
+    "calibration": {"calibration": sure},
+}
+
+
+def test_what_was_measured_of_anything_else_is_not_used(here):
+    def asked(functions=ways, x=X, calibration=lambda own: own):
+        return choose(functions(), x, calibration=calibration(here), measure="never").by
+
+    assert asked() == "model"
+    assert choose(ways(), X, calibration=here, **QUICK).by == "measured"
+    for changed in CHANGED.values():
+        assert (asked(**changed), asked()) == ("model", "remembered"), changed
+    for name, changed in SOFTWARE.items():
+        with changed():
+            assert asked() == "model", name
+        assert asked() == "remembered"
+
+
+def test_what_no_array_says_counts_by_its_value(here):
+    shares = {
+        "first": jax.jit(lambda x, count: x[:count], static_argnums=1),
+        "sliced": jax.jit(lambda x, count: jax.lax.slice_in_dim(x, 0, count), static_argnums=1),
+    }
+    keys = [choose(shares, X, count, calibration=here, measure="never").key for count in (1, 2, 1)]
+    assert keys[0] == keys[2] != keys[1]
+
+
+def test_programs_that_only_a_compiler_option_tells_apart_are_told_apart(here):
+    def fn(x):
+        return x * 2.0
+
+    def functions():
+        options = {"xla_cpu_enable_fast_math": True}
+        return {"plain": jax.jit(fn), "careless": jax.jit(fn, compiler_options=options)}
+
+    entry = choose(functions(), X, calibration=here, **QUICK)
+    for name in ("plain", "careless"):
+        Memory().pin(entry.key, name)
+        assert choose(functions(), X, calibration=here).name == name
+
+
+#: A process that ends, whatever one of its alternatives does: its limit shows after a second that this one will not.
+FRESH = """
+import sys, jax, jax.numpy as jnp, rlxjax as rx
+x = jnp.ones((8, 16), jnp.float32)
+ways = {"a": jax.jit(lambda x: x * 2.0), "b": jax.jit(lambda x: x + 1.0 * x)}
+print(rx.choose(ways, x, measure="never").by)
+if sys.argv[1:]:
+    loop = lambda x: jax.lax.while_loop(lambda c: c[0, 0] > -1.0, lambda c: jnp.sin(c) + 1.5, x)
+    found = rx.choose({"fine": ways["a"], "endless": jax.jit(loop)}, x, measure="always", limit_ms=10)
+    print(found.name, "|", found["endless"].failed, "|", float(found(x)[0, 0]))
+"""
+
+
+def test_fresh_processes_remember_but_not_with_another_jaxlib_and_end_whatever_does_not(tmp_path):
+    choose(ways(), X, **QUICK)
+    other = tmp_path / "packages" / "jaxlib-99.0.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: jaxlib\nVersion: 99.0\n")
+    paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    own = {**os.environ, "JAX_ENABLE_X64": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    changed = {**own, "PYTHONPATH": os.pathsep.join([str(other.parent), *paths])}
+    command = [sys.executable, "-W", "error::UserWarning", "-c", FRESH]
+    begun = [
+        subprocess.Popen([*command, *more], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for more, env in ((["endless"], own), ([], changed))
+    ]
+    said = [process.communicate(timeout=120) for process in begun]
+    assert [process.returncode for process in begun] == [0, 0], said
+    assert said[0][0].splitlines() == ["remembered", "fine | did not end within 1 s | 2.0"]
+    assert said[1][0] == "model\n"
+
+
+def test_an_entry_that_names_other_alternatives_is_measured_anew(here):
+    found = choose(ways(), X, calibration=here, **QUICK)
+    entry = Memory().look_up(found.key)
+    for place in (0, 1):
+        contents = [own.content for own in entry.alternatives]
+        contents[place] = "gone"
+        alternatives = [
+            own.model_copy(update={"content": content})
+            for own, content in zip(entry.alternatives, contents, strict=True)
+        ]
+        Memory().keep(entry.model_copy(update={"alternatives": alternatives, "chosen": contents[0]}))
+        assert choose(ways(), X, calibration=here, **QUICK).by == "measured"
+
+
+# --- What is refused, and what loses -------------------------------------------------------------
+
+BAD = {
+    "none at all": (lambda here: choose({}, X), "alternatives: expected functions by name, or a Suite, got {}"),
+    "a list": (lambda here: choose([jnp.sin], X), "alternatives: expected functions by name, or a Suite, got"),
+    "no function": (lambda here: choose({"a": 3}, X), "alternatives: expected a function as 'a', got 3"),
+    "all fail": (
+        lambda here: choose({"a": jax.jit(lambda x: x @ x)}, X, calibration=here),
+        "alternatives: none of them runs: a: raised TypeError: dot_general",
+    ),
+    "shapes": (
+        lambda here: choose({**ways(), "c": jax.jit(lambda x: x[0])}, X, calibration=here),
+        "alternatives: expected the same result of all, but that of 'c' is .*check=False",
+    ),
+    "dtypes": (
+        lambda here: choose({**ways(), "c": jax.jit(lambda x: x.astype(jnp.int32))}, X, calibration=here),
+        "alternatives: expected the same result of all, but that of 'c' is .*int32",
+    ),
+    "structures": (
+        lambda here: choose({**ways(), "c": jax.jit(lambda x: (x, x))}, X, calibration=here),
+        "alternatives: expected the same result of all, but that of 'c' is ",
+    ),
+    "values": (
+        lambda here: choose({**ways(), "c": jax.jit(lambda x: x * 2.1)}, X, calibration=here, measure="always"),
+        "alternatives: expected the same result of all, but that of 'c' differs .* off by 0.1, where .*check=False",
+    ),
+    "prints": (
+        lambda here: choose({**ways(), "c": jax.jit(printing)}, X, calibration=here),
+        "alternatives: expected no side effects where 'c' is to be measured .*measure='never'",
+    ),
+    "calls back": (
+        lambda here: choose({**ways(), "c": jax.jit(calling)}, X, calibration=here),
+        "alternatives: expected no side effects where 'c' is to be measured .*measure='never'",
+    ),
+    "donates": (
+        lambda here: choose({**ways(), "c": jax.jit(lambda x: x * 2.0, donate_argnums=0)}, X, calibration=here),
+        "alternatives: expected no donated arguments where 'c' is to be measured",
+    ),
+    "traced": (
+        lambda here: jax.jit(lambda x: choose(ways(), x, calibration=here)(x))(X),
+        "args: expected arrays or shapes, got traced values; choose outside",
+    ),
+    "a word": (
+        lambda here: choose(ways(), X, measure="sometimes"),
+        "measure: expected one of never, undecided, always, got 'sometimes'",
+    ),
+    "regret": (lambda here: choose(ways(), X, regret=-1), "regret: expected a number of at least 0, got -1"),
+    "no regret": (lambda here: choose(ways(), X, regret=np.nan), "regret: expected a number of at least 0, got nan"),
+    "limit": (lambda here: choose(ways(), X, limit_ms=0), "limit_ms: expected a number of milliseconds of at least"),
+    "inputs": (lambda here: choose(ways(), X, inputs={"n": 1.0}), "inputs: expected none of functions"),
+    "arguments": (lambda here: choose(Loops(), X), "args: expected none beside a suite"),
+    "a path": (lambda here: choose(ways(), X, calibration="c.json"), "calibration: expected a Calibration .*got str"),
+    "no size": (lambda here: choose(Loops(), calibration=lines()), "line: expected the inputs n; 'n' is missing"),
+    "a wrong size": (
+        lambda here: choose(Loops(), inputs={"m": 3.0}, calibration=lines()),
+        "line: expected the inputs n; got 'm'",
+    ),
+    "many sizes": (
+        lambda here: choose(Loops(), inputs={"n": [3.0, 4.0]}, calibration=lines()),
+        "inputs: expected those of one workload, got several of n",
+    ),
+    "nothing to decide by": (
+        lambda here: choose(ways(), X, calibration=lines(), measure="never"),
+        "measure: nothing predicts which of product, sum is the fastest here; measure them",
+    ),
+    "loops": (
+        lambda here: choose({"a": jax.jit(until), "b": jax.jit(until)}, X, calibration=here, measure="never"),
+        "measure: nothing predicts which of a, b is the fastest here; measure them",
+    ),
+}
+
+
+def printing(x):
+    jax.debug.print("{}", x[0, 0])
+    return x * 2.0
+
+
+def calling(x):
+    jax.experimental.io_callback(print, None, x[0, 0])
+    return x * 2.0
+
+
+def until(x):
+    return jax.lax.while_loop(lambda c: c[0, 0] < 100.0, lambda c: 2.0 * c, x)
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_gets_one_sentence(here, what):
+    call, said = BAD[what]
+    with pytest.raises(ValueError, match=f"^{said}") as caught:
+        call(here)
+    assert "\n" not in str(caught.value)
+    assert Memory().all() == []
+
+
+def test_the_environment_says_when_to_measure_where_nobody_else_does(here, monkeypatch):
+    monkeypatch.setenv("RLXJAX_MEASURE", "never")
+    assert choose(ways(), X, calibration=here).by == "model"
+    monkeypatch.setenv("RLXJAX_MEASURE", "always")
+    assert choose(ways(), X, calibration=here, limit_ms=1.0).by == "measured"
+    monkeypatch.setenv("RLXJAX_MEASURE", "bad")
+    with pytest.raises(ValueError, match=r"^RLXJAX_MEASURE: expected one of never, undecided, always, got 'bad'$"):
+        choose(ways(), X, calibration=here)
+
+
+def test_what_has_effects_or_donates_is_chosen_without_measuring(here):
+    for fn in (jax.jit(printing), jax.jit(lambda x: x * 2.0, donate_argnums=0)):
+        found = choose({**ways(), "c": fn}, X, calibration=here, measure="never")
+        assert found.by == "model"
+
+
+def test_results_are_the_same_but_for_rounding():
+    tiny = np.sqrt(np.finfo(np.float32).eps)
+    one = {"x": np.array([1.0, -4.0, np.nan, np.inf], np.float32), "n": np.array([1, 2]), "key": jax.random.key(0)}
+
+    def changed(**new):
+        return difference(one, {**one, **new})
+
+    assert changed() == ""
+    assert changed(x=one["x"] + np.float32(3.9 * tiny)) == ""
+    assert "off by 0.0014, where 0.0014 is rounding" in changed(x=one["x"] - np.float32(4.1 * tiny))
+    assert changed(n=np.array([1, 3])) == "array 1 has other values"
+    assert changed(key=jax.random.key(1)) == "array 0 has other values" or "array 1" in changed(key=jax.random.key(1))
+    assert "instead of" in changed(n=np.array([1, 2], np.int32))
+    assert "instead of" in changed(n=np.array([[1, 2]]))
+    assert "instead of" in difference(one, (1, 2))
+    for place, value in ((2, 0.0), (3, -np.inf)):
+        other = one["x"].copy()
+        other[place] = value
+        assert changed(x=other)
+
+
+def test_an_alternative_of_other_values_is_taken_where_nobody_checks(here):
+    found = choose({**ways(), "c": jax.jit(lambda x: x * 2.1)}, X, calibration=here, check=False, **QUICK)
+    assert found["c"].measured_ns
+
+
+def test_choosing_inside_a_traced_function_times_what_runs(here):
+    x, found = np.ones((8, 16), np.float32), []
+
+    def fn(y):
+        found.append(choose(ways(), x, calibration=here, measure="always", limit_ms=10.0))
+        return found[0](y)
+
+    np.testing.assert_array_equal(jax.jit(fn)(X), 2.0 * X)
+    assert found[0].by == "measured"
+    assert isinstance(found[0](x), jax.Array)
+
+
+# --- Suites, and what their models learn ---------------------------------------------------------
+
+
+class Loops(Suite):
+    """Programs that take so many us, or twice as many."""
+
+    model = LINE
+
+    def __init__(self, clock=None):
+        self.clock = clock
+
+    def program(self, cell):
+        taken_ns = int(cell.inputs["n"] * 1e3 * (1 if cell.variant == "plain" else 2))
+
+        def run():
+            self.clock[0] += taken_ns
+
+        return run
+
+
+class Broken(Loops):
+    """The second one raises."""
+
+    def program(self, cell):
+        if cell.variant == "blocked":
+            raise OSError("no such program")
+        return super().program(cell)
+
+
+def lines(sd=0.5, spread=0.2):
+    """A calibration by which the second variant takes half of the first."""
+    return Calibration({"line": calibrated(certain(LINE, LINE_TRUTH | {"block_ns": 1.0}, sd, spread))}, None, {})
+
+
+def test_the_variants_of_a_suite_are_measured_remembered_and_learned_from(clock):
+    known, sizes = lines(), {"n": 200.0}
+    before = choose(Loops(clock), inputs=sizes, calibration=known, measure="never")
+    assert (before.name, before.by) == ("blocked", "model")
+    for n in (50.0, 100.0, 400.0):
+        found = choose(Loops(clock), inputs={"n": n}, calibration=known, measure="always")
+        assert (found.name, found.by, found.is_tie) == ("plain", "measured", False)
+        assert found() is None
+        again = choose(Loops(clock), inputs={"n": n}, calibration=known)
+        assert (again.name, again.by) == ("plain", "remembered")
+    after = choose(Loops(clock), inputs=sizes, calibration=known, measure="never")
+
+    def ratio(choice):
+        return choice["blocked"].predicted_ns / choice["plain"].predicted_ns
+
+    assert ratio(after) > 1.02 * ratio(before)
+    assert {own.kind for own in Memory().all()} == {"line"}
+
+    class Anew(Loops):
+        runner = 2
+
+    assert choose(Anew(clock), inputs={"n": 50.0}, calibration=known, measure="never").by == "model"
+    anew = choose(Anew(clock), inputs=sizes, calibration=known, measure="never")
+    assert ratio(anew) == ratio(before)
+
+
+def test_a_factor_that_all_times_of_a_choice_have_in_common_teaches_nothing(clock, tmp_path, monkeypatch):
+    known, sizes = lines(), {"n": 200.0}
+    before = choose(Loops(clock), inputs=sizes, calibration=known, measure="never")
+    key = choose(Loops(clock), inputs={"n": 50.0}, calibration=known, **QUICK).key
+    entry = Memory().look_up(key)
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / "another"))
+    of = [one.model_copy(update={"time_ns": 7.0 * one.predicted_ns}) for one in entry.alternatives]
+    Memory().keep(entry.model_copy(update={"alternatives": of}))
+    after = choose(Loops(clock), inputs=sizes, calibration=known, measure="never")
+    assert [own.name for own in after.alternatives] == [own.name for own in before.alternatives]
+    for name in ("plain", "blocked"):
+        np.testing.assert_allclose(after[name].predicted_ns, before[name].predicted_ns, rtol=1e-9)
+    assert after.probability >= before.probability
+
+
+def test_one_that_raises_loses_and_is_named_and_not_tried_again(clock):
+    for by in ("measured", "remembered"):
+        found = choose(Broken(clock), inputs={"n": 1.0}, calibration=lines(), **QUICK)
+        assert (found.name, found.by, found["blocked"].failed) == ("plain", by, "raised OSError: no such program")
+        assert "blocked  " in str(found)
+        assert "no such program" in str(found)
+
+
+# --- Welch peaks ---------------------------------------------------------------------------------
+
+PARAMS = WelchPeakParams.fast(n_fft=64, k=2)
+
+
+@pytest.fixture
+def signal():
+    keep_programs(64)  # which forgets what was chosen
+    return np.random.default_rng(0).standard_normal((5, PARAMS.frame_len)).astype(np.float32)
+
+
+def test_peaks_are_the_same_however_the_variant_is_chosen_and_what_was_measured_holds_in_later_calls(signal):
+    expected = welch_peaks(signal, PARAMS)
+    found = welch_peaks(signal, PARAMS, measure="always")
+    np.testing.assert_array_equal(found[..., 0], expected[..., 0])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    (entry,) = Memory().all()
+    assert entry.kind == "welch"
+    assert all(own.time_ns for own in entry.alternatives)
+    other = next(own.name for own in entry.alternatives if own.name not in (entry.choice.name, "block"))
+    for word in (None, "never", "undecided", "always"):
+        known = choose_variant(signal, PARAMS, measure=word)
+        assert (known.name, known.by) == (entry.choice.name, "remembered")
+        np.testing.assert_array_equal(known(signal), found)
+        np.testing.assert_array_equal(welch_peaks(signal, PARAMS, measure=word), found)
+    Memory().pin(entry.key, other)
+    known = choose_variant(signal, PARAMS)
+    assert (known.name, known.by) == (other, "pinned")
+    assert len(Memory().all()) == 1
+
+
+def test_explicit_strategies_and_traced_calls_measure_nothing(signal, monkeypatch):
+    monkeypatch.setenv("RLXJAX_MEASURE", "always")
+    expected = welch_peaks(signal, PARAMS, "host")
+    x = jnp.asarray(signal)
+
+    def total(x):
+        return welch_peaks(x, PARAMS)[..., 1].sum()
+
+    for found in (
+        welch_peaks(signal, PARAMS, "fused_maxima"),
+        welch_peaks(signal, PARAMS, "fused_top_k"),
+        jax.jit(lambda x: welch_peaks(x, PARAMS))(x),
+        jax.vmap(lambda row: welch_peaks(row, PARAMS)[0])(x),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert jax.grad(total)(x).shape == x.shape
+    assert Memory().all() == []
+    np.testing.assert_allclose(welch_peaks(x, PARAMS), expected, rtol=1e-4)
+    assert [own.kind for own in Memory().all()] == ["welch"]
+
+
+def test_a_bad_word_is_refused_by_every_strategy_and_that_of_the_environment_where_it_counts(signal, monkeypatch):
+    for strategy in ("auto", "host", "fused_top_k"):
+        with pytest.raises(ValueError, match="^measure: expected one of never, undecided, always, got 'sometimes'$"):
+            welch_peaks(signal, PARAMS, strategy, measure="sometimes")
+    monkeypatch.setenv("RLXJAX_MEASURE", "bad")
+    with pytest.raises(ValueError, match="^RLXJAX_MEASURE: expected one of"):
+        welch_peaks(signal, PARAMS)
+    assert welch_peaks(signal, PARAMS, "host").shape == (5, 2, 2)
+
+
+def test_a_damaged_database_is_one_warning_and_the_choice_goes_on(signal, home):
+    home.mkdir()
+    (home / "decisions.sqlite").write_text("once upon a time " * 100)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert welch_peaks(signal, PARAMS, measure="undecided").shape == (5, 2, 2)
+        assert choose_variant(signal, PARAMS, measure="undecided").name
+        assert choose(ways(), X, **QUICK).by == "measured"
+    (warned,) = [str(one.message) for one in caught]
+    assert "choices go on without what is remembered there" in warned
+
+
+# --- Threads, and what is held -------------------------------------------------------------------
+
+
+def test_ten_threads_that_choose_at_once_agree(here):
+    with concurrent.futures.ThreadPoolExecutor(10) as pool:
+        found = list(pool.map(lambda _: choose(ways(), X, calibration=here, **QUICK), range(10)))
+    assert sorted(own.by for own in found) == ["measured", *["remembered"] * 9]
+    assert len({own.name for own in found}) == 1
+    assert len(Memory().all()) == 1
+
+
+def test_a_choice_holds_no_argument(here, signal):
+    argument, rows = jnp.ones((32, 32), jnp.float32) + 1.0, jnp.asarray(signal) + 1.0
+    held = [weakref.ref(argument), weakref.ref(rows)]
+    choices = [choose(ways(), argument, calibration=here, **QUICK), choose_variant(rows, PARAMS, measure="undecided")]
+    welch_peaks(rows, PARAMS, measure="always")
+    del argument, rows
+    gc.collect()
+    assert [one() is None for one in held] == [True, True]
+    assert choices[0](X).shape == X.shape
