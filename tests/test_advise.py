@@ -1,6 +1,7 @@
 """Whether stages should be one program: laws of the answer, its reasons, and the command."""
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -372,7 +373,7 @@ def test_nothing_is_timed_where_the_model_is_sure_and_a_plain_function_is_timed_
         traced.append(isinstance(x, jax.core.Tracer))
         return jax.jit(total)(jax.jit(square)(x) + 1.0)
 
-    found = rx.advise(step, real(64, 64), calibration=unsure, measure="always")
+    found = rx.advise(functools.partial(step), real(64, 64), calibration=unsure, measure="always")
     assert found.measured.rounds > 0
     assert traced.count(True) <= 2 < traced.count(False)
     # What does not fit is no form, and a gain that no time can reach is not measured for.
@@ -392,6 +393,12 @@ def test_what_cannot_be_modelled_is_measured_where_that_is_asked(unsure, home):
 
     assert ask().verdict == "cannot model"
     assert rx.advise([square, total], real(8, 8), calibration=unsure, measure="always").decided_by == "measured"
+    # How often a loop turns as timed is not how often somebody says: such times teach nothing.
+    assert ask(trip_counts=[5], measure="always").decided_by == "measured"
+    runs = {one.label.split(",")[0]: [own.runs for own in one.alternatives] for one in Memory(strict=True).all()}
+    assert all(runs["square"])
+    assert not any(runs["halved"])
+    Memory(strict=True).forget(None)
     assert ask().verdict == "cannot model"
     found = ask(measure="undecided")
     assert found.verdict in ("keep", "fuse")

@@ -136,7 +136,7 @@ def advise(
     if calibration is not None and is_decided and len(question.plans) > 1 and min_gain_ns < math.inf:
         calibrated = calibration.of(FUNCTIONS.name)
         how = {"measure": word, "check": check}
-        asked = question_of_stages(question, functions, args, calibrated, how)
+        asked = question_of_stages(question, functions, args, calibrated, how, teaches=trip_counts is None)
         choice = recalled(asked) if word == "never" else decide(asked)
         decided = None if choice is None else Decided(choice, asked)
         if decided is None or decided.is_by_model:

@@ -138,7 +138,7 @@ def measure_word(given: str | None, default: str) -> str:
     name, word = ("measure", given) if given is not None else ("RLXJAX_MEASURE", os.environ.get("RLXJAX_MEASURE"))
     if not word and given is None:
         return default
-    if word not in MEASURES:
+    if not isinstance(word, str) or word not in MEASURES:
         raise ValueError(f"{name}: expected one of {', '.join(MEASURES)}, got {word!r}")
     return word
 

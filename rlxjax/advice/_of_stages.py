@@ -25,8 +25,18 @@ def question_of_stages(
     args: tuple[Any, ...],
     calibrated: CalibratedModel,
     options: Mapping[str, Any],
+    *,
+    teaches: bool,
 ) -> Question:
     """Return the question which of the plans of stages is to run.
+
+    Args:
+        plans: that the model says.
+        functions: the stages, or one function that runs as it is.
+        args: of the first.
+        calibrated: the model.
+        options: of the question.
+        teaches: whether times are those of the counts that the model prices.
 
     Which plans are considered is by the calibration alone, whatever was learned since: else no measurement of them
     would be found again.
@@ -53,7 +63,7 @@ def question_of_stages(
             content_of(programs),
             fn,
             call=lambda: fn(*arrays()),
-            runs=runs_of([one.profile for one in plans.predictions(plan)]),
+            runs=runs_of([one.profile for one in plans.predictions(plan)]) if teaches else (),
             extra_ns=asked_ns + plans.price * plan.peak_bytes,
             make=None if fn is functions[0] else lambda: [one.lower().compile() for one in programs],
         )
@@ -69,7 +79,7 @@ def question_of_stages(
     considered = [plans.apart, *others[:MOST_PLANS]]
     if plans.fits and plans.together not in considered:
         considered[-1] = plans.together
-    stages = "the parts of " + functions[0].__name__ if is_plain else ", ".join(plans.names)
+    stages = f"the parts of {plans.groups[0, len(plans.names) - 1].name}" if is_plain else ", ".join(plans.names)
     return Question(
         [contender(plan) for plan in considered],
         FUNCTIONS.name,
