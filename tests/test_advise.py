@@ -376,6 +376,10 @@ def test_nothing_is_timed_where_the_model_is_sure_and_a_plain_function_is_timed_
     found = rx.advise(functools.partial(step), real(64, 64), calibration=unsure, measure="always")
     assert found.measured.rounds > 0
     assert traced.count(True) <= 2 < traced.count(False)
+    # A shape stands for an array of JAX, and for no other one.
+    rows = np.ones((64, 64), np.float32)
+    for args, by in ((jnp.asarray(rows), "remembered"), (rows, "model"), (real(64, 65), "model")):
+        assert rx.advise(functools.partial(step), args, calibration=unsure).decided_by == by
     # What does not fit is no form, and a gain that no time can reach is not measured for.
     bound = rx.advise([square, total], real(64, 64), calibration=unsure, measure="always", memory_bytes=1000)
     assert (bound.verdict, bound.reason_code, bound.measured) == ("keep", "peak_memory", None)

@@ -64,12 +64,14 @@ def setting_of(
     here = _fingerprint()
     flags = {name: os.environ[name] for name in _FLAGS if name in os.environ}
     settings = {name: str(jax.config.values[name]) for name in _SETTINGS if name in jax.config.values}
-    kinds = sorted({(device.platform, device.device_kind) for device in devices or [_default_device()]})
+    used = devices or [default_device()]
+    kinds = sorted({(device.platform, device.device_kind) for device in used})
     model = None if calibrated is None else digest_of_model(calibrated)
-    return digest(here.model_dump(mode="json"), flags, settings, kinds, len(devices), model, runner), here
+    return digest(here.model_dump(mode="json"), flags, settings, kinds, len(used), model, runner), here
 
 
-def _default_device() -> Any:
+def default_device() -> Any:
+    """Return the device that holds new arrays."""
     asked: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     return asked if hasattr(asked, "device_kind") else jax.devices(asked)[0]
 

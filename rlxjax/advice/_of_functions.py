@@ -12,7 +12,7 @@ from rlxjax.jaxpr import FunctionProfile, profile_function
 from rlxjax.models import FUNCTIONS, function_runs
 
 from ._arguments import filled
-from ._content import content_of, digest
+from ._content import content_of, default_device, digest
 from ._decide import Contender, Forecast, Question
 from ._stages import in_order, parts_of
 
@@ -153,9 +153,15 @@ def forecast_of_programs(times: FunctionTimes, places: Sequence[Sequence[int]]) 
 
 
 def where_of(args: tuple[Any, ...]) -> dict[str, Any]:
-    """Return what of the arguments no jaxpr says: which are arrays of NumPy, and how those of JAX are sharded."""
-    leaves = jax.tree.leaves(args)
-    kinds = [type(leaf).__name__ if not isinstance(leaf, jax.Array) else str(leaf.sharding) for leaf in leaves]
+    """Return what of the arguments no jaxpr says: which are arrays of NumPy, and how those of JAX are sharded.
+
+    A shape stands for an array of JAX, on its default device unless it says otherwise.
+    """
+    leaves, default = jax.tree.leaves(args), jax.sharding.SingleDeviceSharding(default_device())
+    is_own = [isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) for leaf in leaves]
+    kinds = [
+        str(leaf.sharding or default) if own else type(leaf).__name__ for leaf, own in zip(leaves, is_own, strict=True)
+    ]
     return {"arguments": kinds}
 
 
