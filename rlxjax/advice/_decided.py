@@ -74,13 +74,12 @@ class Decided(NamedTuple):
             return "tie", f"{said}{failed}"
         said = f"as measured {times[0]} a call, {times[1]}{priced}"
         code = "measured_slower" if name == "apart" else "measured_faster"
-        saved_ns = took[name] - took[other]
-        if name == "apart" and saved_ns > 0:
-            asked_ns = saved_ns + self._cost_ns(other, "measured_ns") - self._cost_ns(name, "measured_ns")
-            said = (
-                f"{_in_words(other)} saves {whole_ns(saved_ns)} ns a call as measured, of {whole_ns(asked_ns)} ns asked"
-            )
-            code = "no_gain"
+        saved_ns, asked_ns = took[name] - took[other], took[name] - took[other] + costs[1] - costs[0]
+        if costs[1] < costs[0]:
+            said += "; round by round the first is the better one"
+        elif name == "apart" and saved_ns > 0:
+            code, saved = "no_gain", f"{_in_words(other)} saves {whole_ns(saved_ns)} ns a call as measured"
+            said = f"{saved}, of {whole_ns(asked_ns)} ns asked"
         against = "; the model predicts the opposite" if predicted[1] < predicted[0] < math.inf else ""
         return code, f"{said}{against}{failed}"
 
