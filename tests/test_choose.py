@@ -107,6 +107,7 @@ def test_what_is_measured_is_measured_once_and_known_by_its_content(here):
     for own in found.alternatives:
         assert own.measured_interval_ns[0] <= own.measured_ns == own.time_ns <= own.measured_interval_ns[1]
     before, (entry,) = compiled(), Memory().all()
+    found(X)  # as it was timed
     assert (entry.key, entry.kind, entry.label) == (found.key, "functions", "product or sum of float32[8, 16]")
     assert [own.time_ns for own in entry.alternatives] == [own.measured_ns for own in found.alternatives]
     for word in ("always", "undecided", "never"):
@@ -129,6 +130,12 @@ def test_what_is_measured_holds_for_what_the_model_decided_beforehand(here):
     assert choose(functions, X, calibration=here, measure="never").by == "model"
     assert choose(functions, X, calibration=here, **QUICK).by == "measured"
     assert choose(functions, X, calibration=here, measure="never").by == "remembered"
+
+
+def test_a_shape_stands_for_the_array_that_is_made_of_it(here):
+    shape = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    assert choose(ways(), shape, calibration=here, **QUICK).by == "measured"
+    assert choose(ways(), X, calibration=here).by == "remembered"
 
 
 def test_a_person_s_pin_is_what_runs(here):
@@ -412,18 +419,24 @@ def test_results_are_the_same_but_for_rounding():
 def test_an_alternative_of_other_values_is_taken_where_nobody_checks(here):
     found = choose({**ways(), "c": jax.jit(lambda x: x * 2.1)}, X, calibration=here, check=False, **QUICK)
     assert found["c"].measured_ns
+    with pytest.raises(ValueError, match="check=False takes them as they are"):
+        choose({**ways(), "c": jax.jit(lambda x: x * 2.1)}, X, calibration=here, **QUICK)
 
 
 def test_choosing_inside_a_traced_function_times_what_runs(here):
-    x, found = np.ones((8, 16), np.float32), []
+    x, found, ran = np.ones((8, 16), np.float32), [], []
+
+    def doubled(x):
+        return jax.pure_callback(lambda x: ran.append(0) or 2.0 * x, real(8, 16), x, vmap_method="sequential")
 
     def fn(y):
-        found.append(choose(ways(), x, calibration=here, measure="always", limit_ms=10.0))
-        return found[0](y)
+        functions = {**ways(), "called": jax.jit(doubled)}
+        found.append(choose(functions, x, calibration=here, measure="always", limit_ms=10.0))
+        return 2.0 * y
 
-    np.testing.assert_array_equal(jax.jit(fn)(X), 2.0 * X)
+    jax.jit(fn)(X)
     assert found[0].by == "measured"
-    assert isinstance(found[0](x), jax.Array)
+    assert len(ran) > 2 * found[0].rounds
 
 
 # --- Suites, and what their models learn ---------------------------------------------------------

@@ -1,5 +1,6 @@
 """How one of several alternatives is chosen: remembered, else by the model where it is sure, else measured."""
 
+import contextlib
 import datetime
 import math
 import threading
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlxjax._checks import is_traced
 from rlxjax._numerics import temperature_from_sd
 from rlxjax.calibration import CalibratedModel, Fingerprint
 
@@ -187,28 +189,38 @@ def _timed(question: Question, entrants: list[int]) -> tuple[Contest, dict[int, 
     What comes second are the seconds of each first call, compiling included.
     """
     contenders, limit_s = question.contenders, question.limit_ms / 1e3
-    firsts = {place: _first(contenders[place], LONGEST_CALL * limit_s) for place in entrants}
-    failed = {place: first.failed for place, first in firsts.items() if first.failed}
-    left = [place for place in entrants if place not in failed]
+    failed: dict[int, str] = {}
+    first_s: dict[int, float] = {}
+    expected: Any = None
+    for place in entrants:
+        first = _first(contenders[place], LONGEST_CALL * limit_s)
+        if first.failed:
+            failed[place] = first.failed
+            continue
+        first_s[place] = first.taken_s
+        if not question.check:
+            continue
+        if expected is None:
+            expected = place, first.result
+        elif wrong := difference(expected[1], first.result):
+            raise ValueError(
+                f"alternatives: expected the same result of all, but that of {contenders[place].name!r} differs "
+                f"from that of {contenders[expected[0]].name!r}: {wrong}; check=False takes them as they are"
+            )
+    del expected
+    left = [*first_s]
     if not left:
         said = "; ".join(f"{contenders[place].name} {reason}" for place, reason in failed.items())
         mend = "; a larger limit_ms waits longer" if "did not end" in said else ""
         raise ValueError(f"alternatives: none of them runs: {said}{mend}")
-    if question.check:
-        for place in left[1:]:
-            if wrong := difference(firsts[left[0]].result, firsts[place].result):
-                raise ValueError(
-                    f"alternatives: expected the same result of all, but that of {contenders[place].name!r} differs "
-                    f"from that of {contenders[left[0]].name!r}: {wrong}; check=False takes them as they are"
-                )
-    first_s = {place: firsts[place].taken_s for place in left}
-    del firsts
-    found = contest(
-        [contenders[place].call for place in left],
-        regret=question.regret,
-        limit_s=limit_s,
-        extra_ns=[contenders[place].extra_ns for place in left],
-    )
+    # Programs run, also where a caller's function is being traced; elsewhere this would compile them once more.
+    with jax.ensure_compile_time_eval() if is_traced(jnp.zeros(())) else contextlib.nullcontext():
+        found = contest(
+            [contenders[place].call for place in left],
+            regret=question.regret,
+            limit_s=limit_s,
+            extra_ns=[contenders[place].extra_ns for place in left],
+        )
     for number, reason in found.failed.items():
         failed[left[number]] = reason
     if len(found.failed) == len(left):
@@ -268,7 +280,7 @@ def _key_of(question: Question) -> tuple[str, str, Fingerprint]:
         raise ValueError(f"alternatives: none of them runs: {failures}")
     context, machine = setting_of(question.calibrated, question.devices, question.runner)
     contents = sorted((own.content, own.extra_ns) for own in contenders)
-    return digest(context, question.kind, contents, question.workload), context, machine
+    return digest(context, question.kind, contents, question.workload, question.check), context, machine
 
 
 def _recalled(question: Question, memory: Memory, key: str) -> Choice | None:
