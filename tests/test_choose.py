@@ -125,6 +125,22 @@ def test_what_is_measured_is_measured_once_and_known_by_its_content(here):
     np.testing.assert_array_equal(renamed(X), 2.0 * X)
 
 
+def test_what_the_model_rules_out_is_not_compiled_until_all_is_to_be_measured(here):
+    def functions():
+        return {**ways(), "cubed": jax.jit(lambda x: x @ x @ x), "other": jax.jit(lambda x: x - -x)}
+
+    x = jnp.ones((256, 256), jnp.float32)
+    before = compiled()
+    found = choose(functions(), x, calibration=here, limit_ms=1.0)
+    assert found.by == "measured"
+    assert found["cubed"].measured_ns is None
+    assert found["cubed"].predicted_ns > 2.0 * found["product"].predicted_ns
+    assert choose(functions(), x, calibration=here, limit_ms=1.0).by == "remembered"
+    assert compiled() - before <= 3 + 1  # and a constant
+    with pytest.raises(ValueError, match="that of 'cubed' differs"):
+        choose(functions(), x, calibration=here, **QUICK)
+
+
 def test_what_is_measured_holds_for_what_the_model_decided_beforehand(here):
     functions = ways()
     assert choose(functions, X, calibration=here, measure="never").by == "model"
@@ -232,7 +248,8 @@ def test_programs_that_only_a_compiler_option_tells_apart_are_told_apart(here):
         options = {"xla_cpu_enable_fast_math": True}
         return {"plain": jax.jit(fn), "careless": jax.jit(fn, compiler_options=options)}
 
-    entry = choose(functions(), X, calibration=here, **QUICK)
+    entry = choose(functions(), X, calibration=here, limit_ms=1.0)
+    assert entry.by == "measured"  # the model knows nothing of what differs
     for name in ("plain", "careless"):
         Memory().pin(entry.key, name)
         assert choose(functions(), X, calibration=here).name == name
@@ -515,6 +532,7 @@ def test_a_factor_that_all_times_of_a_choice_have_in_common_teaches_nothing(cloc
 
 
 def test_one_that_raises_loses_and_is_named_and_not_tried_again(clock):
+    assert choose(Loops(clock), inputs={"n": 9.0}, calibration=Calibration({}, None, {})).name == "plain"
     for by in ("measured", "remembered"):
         found = choose(Broken(clock), inputs={"n": 1.0}, calibration=lines(), **QUICK)
         assert (found.name, found.by, found["blocked"].failed) == ("plain", by, "raised OSError: no such program")

@@ -53,10 +53,14 @@ def question_of_functions(
                 make=(lambda program=program: program.lower().compile()) if is_jitted else None,
             )
         )
+    # Of programs that only their compiler's options tell apart, names do, and the model knows nothing.
     contents = [own.content for own in contenders]
-    contenders = [  # of programs that only their compiler's options tell apart, names do
-        own._replace(content=digest(own.content, own.name)) if contents.count(own.content) > 1 else own
-        for own in contenders
+    are_alike = np.array([[one == other for other in contents] for one in contents]) & ~np.eye(
+        len(contents), dtype=bool
+    )
+    contenders = [
+        own._replace(content=digest(own.content, own.name)) if row.any() else own
+        for own, row in zip(contenders, are_alike, strict=True)
     ]
     if options["check"]:
         first, *others = results.items() or [("", None)]
@@ -69,8 +73,8 @@ def question_of_functions(
     calibrated = None if known is None else known.models.get(FUNCTIONS.name)
     label = f"{' or '.join(map(str, alternatives))} of {in_words(args)}"
     return Question(
-        contenders, FUNCTIONS.name, label, where_of(args), calibrated, functools.partial(_forecast, profiles),
-        devices=devices_of(args), **options,
+        contenders, FUNCTIONS.name, label, where_of(args), calibrated,
+        functools.partial(_forecast, profiles, are_alike), devices=devices_of(args), **options,
     )  # fmt: skip
 
 
@@ -118,7 +122,9 @@ def runs_of(profiles: Sequence[FunctionProfile]) -> tuple[tuple[str, Mapping[str
     )
 
 
-def _forecast(profiles: Sequence[Sequence[FunctionProfile]], calibrated: CalibratedModel) -> Forecast | None:
+def _forecast(
+    profiles: Sequence[Sequence[FunctionProfile]], are_alike: np.ndarray, calibrated: CalibratedModel
+) -> Forecast | None:
     """Return what the functions model says of alternatives, each of the programs that have these profiles."""
     flat = [profile for own in profiles for profile in own]
     if not flat:
@@ -126,7 +132,8 @@ def _forecast(profiles: Sequence[Sequence[FunctionProfile]], calibrated: Calibra
     times = predict_profiles(Calibration({FUNCTIONS.name: calibrated}, None, {}), flat)
     ends = np.cumsum([len(own) for own in profiles]).tolist()
     places = [range(end - len(own), end) for end, own in zip(ends, profiles, strict=True)]
-    return forecast_of_programs(times, places)
+    found = forecast_of_programs(times, places)
+    return found._replace(sd_ns=np.where(are_alike, np.inf, found.sd_ns))
 
 
 def forecast_of_programs(times: FunctionTimes, places: Sequence[Sequence[int]]) -> Forecast:

@@ -168,7 +168,7 @@ def choose_variant(
         _choice.call_of(*own, calibration, model, measure),
         functools.partial(welch_peaks, rows, params, model=model),
     )
-    word = measure_word(measure, "never")
+    word = measure_word(measure, "never") if call.batch else "never"
     found = decide(
         question_of_variants(
             call.variants, rows.shape, rows.dtype, params, call.calibration, model, call.platform, word, run
