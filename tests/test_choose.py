@@ -129,6 +129,7 @@ def test_what_the_model_rules_out_is_not_compiled_until_all_is_to_be_measured(he
     def functions():
         return {**ways(), "cubed": jax.jit(lambda x: x @ x @ x), "other": jax.jit(lambda x: x - -x)}
 
+    choose(functions(), real(8, 8), calibration=here, measure="never")  # what predicts is compiled
     x = jnp.ones((256, 256), jnp.float32)
     before = compiled()
     found = choose(functions(), x, calibration=here, limit_ms=1.0)
