@@ -53,8 +53,12 @@ def mean_ns(times_ns: Sequence[int]) -> float:
         >>> mean_ns([900, 90, 100, 110])
         100.0
     """
-    first = min(int(np.ceil(FIRST_SHARE * len(times_ns))), len(times_ns) - 1)
-    return float(np.mean(times_ns[first:]))
+    return float(np.mean(settled_ns(times_ns)))
+
+
+def settled_ns(times_ns: Sequence[int]) -> Sequence[int]:
+    """Return the times of a visit's calls without the first of them where there are others."""
+    return times_ns[min(int(np.ceil(FIRST_SHARE * len(times_ns))), len(times_ns) - 1) :]
 
 
 @contextlib.contextmanager

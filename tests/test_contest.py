@@ -1,5 +1,6 @@
 """Who wins of programs that are timed by turns: by a clock of the test's own, and by the real one."""
 
+import math
 import threading
 import time
 
@@ -17,9 +18,14 @@ class Machine:
     """A machine of made-up programs, whose clock stands still unless one of them runs."""
 
     def __init__(self, monkeypatch, seed=0):
-        self.now_ns, self.rng = 0, np.random.default_rng(seed)
+        self.now_ns, self.rng, self.left_ns = 0, np.random.default_rng(seed), math.inf
         monkeypatch.setattr(time, "perf_counter_ns", lambda: self.now_ns)
         monkeypatch.setattr(time, "perf_counter", lambda: self.now_ns / 1e9)
+
+    def pause(self, every_ns, time_ns):
+        """Let others take the processor now and then, for some time."""
+        self.every_ns, self.pause_ns = every_ns, time_ns
+        self.left_ns = self.rng.exponential(every_ns)
 
     def program(self, time_ns, sd=0.05, disturbed=0.1, calls=None, fails_at=None):
         """Return a program that takes about so long, now and then three times as long, and may raise in the end."""
@@ -29,6 +35,10 @@ class Machine:
             factor = np.exp(sd * self.rng.standard_normal()) * (3.0 if self.rng.random() < disturbed else 1.0)
             calls.append(time_ns * factor)
             self.now_ns += int(calls[-1])
+            self.left_ns -= calls[-1]
+            while self.left_ns < 0:
+                self.now_ns += int(self.rng.exponential(self.pause_ns))
+                self.left_ns += self.rng.exponential(self.every_ns)
             if len(calls) == fails_at:
                 raise ArithmeticError("out of numbers")
 
@@ -91,6 +101,16 @@ def test_the_favourite_stays_where_it_is_as_good_and_no_longer_than_that(machine
     found = machine.contest(*exact, favourite=1)
     assert (found.best, found.is_tie) == (1, True)
     assert machine.contest(*exact, favourite=1, regret=0.001).best == 0
+
+
+def test_where_others_take_the_processor_half_of_the_time_the_faster_one_still_wins(monkeypatch):
+    found = []
+    for seed in range(30):
+        machine = Machine(monkeypatch, seed)
+        machine.pause(4 * MS, 4 * MS)
+        calls = [machine.program(time_ns, disturbed=0.0) for time_ns in (0.22 * MS, 0.2 * MS)]
+        found.append(machine.contest(*calls, limit_s=0.2))
+    assert np.mean([one.best for one in found]) > 0.9
 
 
 def test_what_is_clearly_slower_is_visited_no_more(machine):

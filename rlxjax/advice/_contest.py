@@ -2,7 +2,8 @@
 
 All are visited once a round, in random order, so that what the machine does meanwhile meets all of them. Two are
 compared by the logarithms of their ratios, round by round: the trimmed mean of these, and Yuen's interval of it. It
-says by how much one is the faster, whatever few rounds were disturbed.
+says by how much one is the faster, whatever few rounds were disturbed. What is compared is the median of a visit's
+calls: where others take the processors, most visits have a call that waits, by which their means differ.
 """
 
 import math
@@ -16,7 +17,7 @@ import numpy as np
 
 from rlxjax._chunks import with_callers_settings
 from rlxjax._values import by_value
-from rlxjax.clock import QUARTILE, mean_ns, quiet_collector, visit_ns
+from rlxjax.clock import QUARTILE, quiet_collector, settled_ns, visit_ns
 from rlxjax.fit import COVERED_SDS, SURE
 
 #: Rounds before anything is sure.
@@ -124,23 +125,24 @@ def contest(
         seed: of the order of visits; another one each time unless given.
     """
     extras = np.zeros(len(calls)) if extra_ns is None else np.asarray(extra_ns, float)
-    rng, costs, failed = np.random.default_rng(seed), np.empty((0, len(calls))), {}
+    rng, costs, times_ns, failed = np.random.default_rng(seed), *np.empty((2, 0, len(calls))), {}
     active, is_settled, is_first = list(range(len(calls))), False, True
     begun_s = time.perf_counter()
     with quiet_collector():
         while len(active) > 1 and not is_settled and (len(costs) < 2 or time.perf_counter() < begun_s + limit_s):
-            row = np.full(len(calls), np.nan)
+            row, row_ns = np.full((2, len(calls)), np.nan)
             for place in rng.permutation(active).tolist():
                 try:
-                    row[place] = mean_ns(visit_ns(calls[place], VISIT_NS)) + extras[place]
+                    visit = settled_ns(visit_ns(calls[place], VISIT_NS))
+                    row[place], row_ns[place] = np.median(visit) + extras[place], np.mean(visit)
                 except Exception as error:  # noqa: BLE001 - whatever a user's program raises
                     failed[place] = raised(error)
                     active.remove(place)
-                    row[place] = costs[:, place] = np.nan
+                    row[place] = row_ns[place] = costs[:, place] = times_ns[:, place] = np.nan
             if is_first and time.perf_counter() < begun_s + WARMING * limit_s:
                 is_first = False  # it found caches and threads as other programs left them
                 continue
-            is_first, costs = False, np.vstack([costs, row])
+            is_first, costs, times_ns = False, np.vstack([costs, row]), np.vstack([times_ns, row_ns])
             if len(costs) >= LEAST_ROUNDS:
                 active, is_settled = _left(costs, active, regret)
     if not active:
@@ -150,8 +152,7 @@ def contest(
     is_tie = any(_Ratio.of(costs, place, best).is_tie(regret) for place in active if place != best)
     others = [place for place in range(len(calls)) if place != best and place not in failed and len(costs)]
     chances = [_Ratio.of(costs, place, best).chance_above(-math.log1p(regret)) for place in others]
-    quartiles = [_quantiles(costs[:, place] - extras[place]) for place in range(len(calls))]
-    time_ns, low_ns, high_ns = np.array(quartiles).T
+    time_ns, low_ns, high_ns = np.array([_quantiles(own) for own in times_ns.T]).T
     return Contest(best, is_tie, min(chances, default=1.0), time_ns, low_ns, high_ns, len(costs), failed)
 
 
