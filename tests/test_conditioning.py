@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from _models import LINE, LINE_TRUTH, TILED, TILED_TRUTH, certain, random_posterior, runs_of, true_ns, two_models
 
-from rlxjax.fit import Runs, Timings, condition, estimate, prior_posterior
+from rlxjax.fit import Runs, Timings, condition, estimate, learned_spread, prior_posterior
 from rlxjax.models import FFT
 
 RUNS = runs_of(TILED, 2.0 ** np.arange(4, 12), depth=2.0)
@@ -216,3 +216,46 @@ def test_what_cannot_be_is_refused_with_a_sentence():
     other = Timings.checked(FFT, variant="fft", batch=[8, 64], n_fft=[256, 256], time_ns=[1e5, 2e5])
     with pytest.raises(ValueError, match="^model: expected one of line, tiled, got 'fft'"):
         two_models().updated(other)
+
+
+def probes_of(posterior, errors):
+    """Return probes of one workload each: runs of all variants, and the logarithms of their errors, each at a pace."""
+    count, variants = errors.shape
+    batch = np.repeat(np.arange(1.0, count + 1.0), variants)
+    runs = Runs(posterior.model, np.tile(np.arange(variants), count), {"n": batch, "depth": np.ones(count * variants)})
+    pace = np.random.default_rng(9).normal(0.0, 1.0, count)
+    return runs, (errors + pace[:, None]).ravel(), np.repeat(np.arange(count), variants)
+
+
+def test_spread_and_what_is_alike_follow_from_how_far_off_probes_were():
+    before = dataclasses.replace(POSTERIOR, factor=1e-6 * np.eye(len(POSTERIOR.factor)), spread=np.full(3, 0.2))
+    alike = np.array([[1.0, 0.8, 0.0], [0.8, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    truth = np.array([0.1, 0.1, 0.05])[:, None] * alike * np.array([0.1, 0.1, 0.05])
+    errors = np.random.default_rng(0).multivariate_normal(np.zeros(3), truth, 1000)
+    runs, log_ratio, probe = probes_of(before, errors)
+    found = learned_spread(before, runs, log_ratio, probe)
+    np.testing.assert_allclose(found.alike, found.alike.T)
+    np.testing.assert_array_equal(np.diag(found.alike), 1.0)
+    assert np.linalg.eigvalsh(found.alike).min() > -1e-12
+    # Differences alone are seen: the variance of each is what it should be.
+    own = found.spread[:, None] * found.alike * found.spread
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        seen, real = (square[i, i] + square[j, j] - 2.0 * square[i, j] for square in (own, truth))
+        assert abs(seen / real - 1.0) < 0.15
+    kept = {"spread": before.spread, "alike": before.alike}
+    assert dataclasses.replace(found, **kept) == before
+    # Neither the pace of a probe nor a probe of one time says anything.
+    slower = learned_spread(before, runs, log_ratio + 5.0 * np.sin(probe), probe)
+    np.testing.assert_allclose(slower.spread, found.spread, rtol=1e-9)
+    assert learned_spread(before, runs, log_ratio, np.arange(len(probe))) is before
+
+
+def test_few_probes_say_little_and_one_far_off_says_no_more_than_three_standard_deviations():
+    before = dataclasses.replace(POSTERIOR, factor=1e-6 * np.eye(len(POSTERIOR.factor)), spread=np.full(3, 0.1))
+    few = probes_of(before, np.zeros((2, 3)))
+    little = learned_spread(before, *few)
+    assert np.all((little.spread > 0.06) & (little.spread < 0.1))
+    off, further = (probes_of(before, np.array([[0.0, size, 0.0]])) for size in (1.0, 100.0))
+    wide, wider = (learned_spread(before, *own).spread for own in (off, further))
+    assert np.all(wide > before.spread)
+    np.testing.assert_allclose(wide, wider, rtol=1e-6)

@@ -15,6 +15,7 @@ import numpy as np
 from rlxjax._checks import is_traced
 from rlxjax._numerics import temperature_from_sd
 from rlxjax.calibration import CalibratedModel, Fingerprint
+from rlxjax.fit import SURE
 
 from ._choice import Choice, Considered
 from ._content import digest, digest_of_model, setting_of
@@ -23,9 +24,6 @@ from ._learned import learn, learned
 from ._memory import Memory
 from ._remembered import Alternative, Remembered
 
-#: What the model rules out is neither compiled nor timed: it is not faster by more than the regret with at least this
-#: probability.
-RULED_OUT = 0.95
 #: What a choice may lose, and the milliseconds of timing, unless a caller says.
 REGRET, LIMIT_MS = 0.02, 200.0
 #: Held while programs are timed: those of two threads at once would disturb each other.
@@ -141,7 +139,8 @@ def decide(question: Question) -> Choice:
         forecast = None
     order, chances = _by_model(question, forecast, usable)
     measure, count = question.measure, len(usable)
-    entrants = [place for place in order if place == order[0] or not chances[place] >= RULED_OUT]
+    # What the model rules out is neither compiled nor timed: surely it is not faster by more than the regret.
+    entrants = [place for place in order if place == order[0] or not chances[place] >= SURE]
     entrants = {"never": order[:1], "undecided": entrants, "always": order}[measure] if count > 1 else order
     if len(entrants) < 2:
         if forecast is None and count > 1:

@@ -1,5 +1,6 @@
 """What a model has learned from choices that were measured in its setting."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from rlxjax._values import Handle, handle
 from rlxjax.calibration import CalibratedModel
-from rlxjax.fit import Runs, condition
+from rlxjax.fit import Runs, condition, learned_spread
 
 from ._content import setting_of
 from ._memory import Memory
@@ -53,11 +54,12 @@ def learned_here(calibrated: CalibratedModel, devices: Sequence[Any] = ()) -> Ca
 
 
 def _conditioned(calibrated: CalibratedModel, choices: list[Remembered]) -> CalibratedModel:
-    """Return the model that all measured times of some choices condition: those of one choice are a probe."""
-    import dataclasses
+    """Return the model that all measured times of some choices condition: those of one choice are a probe.
 
+    How far off its predictions were says how far off the next ones are.
+    """
     runs: list[Any] = []
-    measurement, probe, times_ns = [], [], []
+    measurement, probe, times_ns, predicted_ns = [], [], [], []
     for number, choice in enumerate(choices):
         for one in choice.alternatives:
             if one.time_ns is None or not one.runs:
@@ -66,12 +68,18 @@ def _conditioned(calibrated: CalibratedModel, choices: list[Remembered]) -> Cali
             measurement += [len(times_ns)] * len(one.runs)
             probe.append(number)
             times_ns.append(one.time_ns)
+            predicted_ns.append(one.predicted_ns)
     if not times_ns:
         return calibrated
     model = calibrated.model
     columns = {name: np.array([run["inputs"][name] for run in runs], float) for name in model.inputs}
-    timed = Runs.checked(model, [str(run["variant"]) for run in runs], **columns)
-    posterior = condition(
-        calibrated.posterior, timed, np.array(times_ns), measurement=np.array(measurement), probe=np.array(probe)
+    timed, times, probes = (
+        Runs.checked(model, [str(run["variant"]) for run in runs], **columns),
+        np.array(times_ns),
+        np.array(probe),
     )
+    posterior = condition(calibrated.posterior, timed, times, measurement=np.array(measurement), probe=probes)
+    if len(model.variants) > 1 and len(times_ns) == len(runs) and None not in predicted_ns:
+        own = learned_spread(calibrated.posterior, timed, np.log(times / np.array(predicted_ns, float)), probes)
+        posterior = dataclasses.replace(posterior, spread=own.spread, alike=own.alike)
     return dataclasses.replace(calibrated, posterior=posterior)

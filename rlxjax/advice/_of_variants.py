@@ -64,6 +64,8 @@ def forecast_of_variants(contenders: Sequence[Contender], calibrated: Calibrated
         found = jax.tree.map(np.asarray, estimate(calibrated.on_device(), runs.together()))
         low_ns, high_ns = calibrated.bounds_ns(found)
         row, column = (jax.tree.map(functools.partial(np.expand_dims, axis=axis), found) for axis in (1, 0))
-        sd_ns = np.array(decision(row, column).margin_sd_ns, float)
+        codes, alike = np.asarray(runs.variant), calibrated.posterior.alike
+        shared = np.zeros((len(codes),) * 2) if alike is None else np.asarray(alike, float)[np.ix_(codes, codes)]
+        sd_ns = np.array(decision(row, column, shared).margin_sd_ns, float)
     np.fill_diagonal(sd_ns, 0.0)
     return Forecast(np.asarray(found.time_ns, float), np.asarray(low_ns, float), np.asarray(high_ns, float), sd_ns)

@@ -30,6 +30,7 @@ from ._model import StrategySpec as StrategySpec
 from ._model import all_inputs as all_inputs
 from ._model import alternatives_of as alternatives_of
 from ._model import strategy_of as strategy_of
+from ._own_covariance import learned_spread as learned_spread
 from ._pooling import pooled_prior as pooled_prior
 from ._pooling import transferred_prior as transferred_prior
 from ._posterior import CORRECTION_SD as CORRECTION_SD
