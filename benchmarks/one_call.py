@@ -8,9 +8,12 @@ Run it by turns with the PYTHONPATH of two checkouts to compare them.
 import argparse
 import itertools
 import json
+import os
 import statistics
 import sys
+import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +63,18 @@ def median_us(call: Callable[[int], Any], count: int) -> float:
     return statistics.median(times_ns[2:]) / 1e3
 
 
+def remembered_us(calls: int = 2000, rounds: int = 50) -> float:
+    """Return what asking a remembered choice adds to calling the function that it chose, by turns, in us."""
+    x = jnp.ones((8, 8))
+    ways = {"twice": jax.jit(lambda x: x + x), "double": jax.jit(lambda x: 2 * x)}
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["RLXJAX_HOME"] = home
+        fn = rx.choose(ways, x, measure="always").fn
+    forms = (lambda: fn(x), lambda: rx.choose(ways, x, measure="always")(x))
+    each = [[timeit.timeit(form, number=calls) / calls for form in forms] for _ in range(rounds)]
+    return statistics.median(chosen - alone for alone, chosen in each) * 1e6
+
+
 def files_of(call: Callable[[int], Any], size: int) -> list[str]:
     """Return the files of the package that a call passes through."""
     found = set()
@@ -83,6 +98,7 @@ def main() -> None:
     warm = files_of(timed["predict_ns"][0], 7777)
     jax.clear_caches()
     traced = files_of(timed["predict_ns"][0], 7778)
+    found["choose, remembered, beside its function"] = round(remembered_us(), 2)
     print(json.dumps({"median_us": found, "files of predict_ns": warm, "and of its first call": traced}, indent=2))
 
 
