@@ -21,7 +21,7 @@ from calibrate.cli import app
 from calibrate.named import arguments_of, named, shape_of
 from calibrate.report.advice import advice_page, read_advice
 from rlxjax.advice import Choice, Considered, Memory
-from rlxjax.advice._decide import Contender, Question
+from rlxjax.advice._contender import Contender, Question
 from rlxjax.advice._decided import Decided
 from rlxjax.calibration import CalibratedModel, Calibration, predict_profiles
 from rlxjax.fit import Timings, fit_posterior

@@ -23,7 +23,7 @@ from _shapes import real
 
 import rlxjax as rx
 from rlxjax.advice import Memory, choose
-from rlxjax.advice._decide import difference
+from rlxjax.advice._difference import difference
 from rlxjax.calibration import Calibration
 from rlxjax.fit import Suite
 from rlxjax.welch import WelchPeakParams, choose_variant, keep_programs, welch_peaks

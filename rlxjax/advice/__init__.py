@@ -15,11 +15,11 @@ from ._choice import Choice as Choice
 from ._choice import Considered as Considered
 from ._choice import measure_word as measure_word
 from ._choose import choose as choose
+from ._contender import Contender as Contender
+from ._contender import Forecast as Forecast
+from ._contender import Question as Question
 from ._content import digest as digest
 from ._content import digest_of_model as digest_of_model
-from ._decide import Contender as Contender
-from ._decide import Forecast as Forecast
-from ._decide import Question as Question
 from ._decide import decide as decide
 from ._decide import recalled as recalled
 from ._memory import Loaded as Loaded

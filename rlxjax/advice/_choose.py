@@ -13,7 +13,8 @@ from rlxjax.calibration import Calibration, default_calibration
 from rlxjax.fit import Suite
 
 from ._choice import Choice, measure_word
-from ._decide import LIMIT_MS, REGRET, decide
+from ._contender import LIMIT_MS, REGRET
+from ._decide import decide
 from ._of_functions import question_of_functions
 from ._of_variants import question_of_suite
 

@@ -5,109 +5,28 @@ import datetime
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._checks import is_traced
-from rlxjax._numerics import temperature_from_sd
-from rlxjax.calibration import CalibratedModel, Fingerprint
+from rlxjax.calibration import Fingerprint
 from rlxjax.fit import SURE
 
 from ._choice import Choice, Considered
+from ._contender import Contender, Forecast, Question
 from ._content import digest, digest_of_model, setting_of
 from ._contest import LONGEST_CALL, Contest, FirstCall, contest, first_call, raised
+from ._difference import difference
 from ._learned import learn, learned
 from ._memory import Memory
 from ._remembered import Alternative, Remembered
 
-#: What a choice may lose, and the milliseconds of timing, unless a caller says.
-REGRET, LIMIT_MS = 0.02, 200.0
 #: Held while programs are timed: those of two threads at once would disturb each other.
 _timing = threading.RLock()
-
-
-class Contender(NamedTuple):
-    """One alternative, as what runs.
-
-    Attributes:
-        name: of it.
-        content: digest of what it runs.
-        fn: that is given to the caller.
-        call: of no arguments, that is timed.
-        runs: of the latency model, by variant and inputs, whose times add up to its own.
-        extra_ns: what it costs beside its time.
-        make: compiles it; the first call does unless given.
-        failed: why it cannot run; empty of one that can.
-    """
-
-    name: str
-    content: str
-    fn: Callable[..., Any]
-    call: Callable[[], Any]
-    runs: tuple[tuple[str, Mapping[str, float]], ...] = ()
-    extra_ns: float = 0.0
-    make: Callable[[], Any] | None = None
-    failed: str = ""
-
-
-class Forecast(NamedTuple):
-    """What a model says of alternatives.
-
-    Attributes:
-        time_ns: of each, `[n]`; infinite of one that it knows nothing of.
-        low_ns: lower end of the interval that holds it with 90 %, `[n]`.
-        high_ns: upper end, `[n]`.
-        sd_ns: standard deviation of the difference of each two, `[n, n]`.
-    """
-
-    time_ns: np.ndarray
-    low_ns: np.ndarray
-    high_ns: np.ndarray
-    sd_ns: np.ndarray
-
-    def chances(self, extra_ns: np.ndarray, place: int, regret: float) -> np.ndarray:
-        """Return the probability that each is not faster than one of them by more than the regret, `[n]`."""
-        costs, sd_ns = self.time_ns + extra_ns, self.sd_ns[place]
-        margins_ns = costs - costs[place] / (1.0 + regret)
-        is_doubtful = (sd_ns > 0.0) & np.isfinite(sd_ns)
-        odds = np.divide(margins_ns, temperature_from_sd(sd_ns), out=np.full(len(costs), np.inf), where=is_doubtful)
-        return np.where(np.isfinite(sd_ns), 0.5 + 0.5 * np.tanh(0.5 * odds), 0.5)
-
-
-class Question(NamedTuple):
-    """What is to be chosen between, and how.
-
-    Attributes:
-        contenders: the alternatives.
-        kind: "functions", or the name of the latency model whose runs they are.
-        label: the workload in words.
-        workload: what is the same of all of them, for JSON: sizes, dtypes.
-        calibrated: the model that predicts; None where there is none.
-        forecast: what it says, of a model that may have learned more; None where it says nothing of these.
-        measure: "never", "undecided" or "always".
-        regret: relative difference that does not count.
-        limit_ms: of timing, compiling apart.
-        check: whether alternatives that are run have to give the same results.
-        devices: that hold the arguments.
-        runner: version of the programs, as JSON writes it; a model learns from those of one version alone.
-    """
-
-    contenders: Sequence[Contender]
-    kind: str
-    label: str
-    workload: Mapping[str, Any]
-    calibrated: CalibratedModel | None
-    forecast: Callable[[CalibratedModel], Forecast | None]
-    measure: str
-    regret: float = REGRET
-    limit_ms: float = LIMIT_MS
-    check: bool = True
-    devices: Sequence[Any] = ()
-    runner: Any = None
 
 
 def recalled(question: Question) -> Choice | None:
@@ -238,37 +157,6 @@ def _first(contender: Contender, limit_s: float) -> FirstCall:
     except Exception as error:  # noqa: BLE001 - a compiler, or a user's code, may raise anything
         return FirstCall(failed=raised(error))
     return first_call(contender.call, limit_s)._replace(taken_s=time.perf_counter() - begun_s)
-
-
-def difference(one: Any, other: Any) -> str:
-    """Return how two results differ, in a few words; nothing if they are the same but for rounding.
-
-    Floating-point numbers may differ by the square root of their dtype's precision, of the largest in their array.
-    """
-    (mine, structure), (others, structure_of_other) = jax.tree.flatten(one), jax.tree.flatten(other)
-    if structure != structure_of_other:
-        return f"{structure_of_other} instead of {structure}"
-    for number, (left, right) in enumerate(zip(mine, others, strict=True)):
-        of = f"array {number}" if len(mine) > 1 else "the array"
-        if jnp.shape(left) != jnp.shape(right) or jnp.result_type(left) != jnp.result_type(right):
-            kinds = [f"{jnp.result_type(own)}{list(jnp.shape(own))}" for own in (left, right)]
-            return f"{of} is {kinds[1]} instead of {kinds[0]}"
-        dtype = jnp.result_type(left)
-        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-            left, right = jax.random.key_data(left), jax.random.key_data(right)
-        expected, got = np.asarray(left), np.asarray(right)
-        if jnp.issubdtype(dtype, jnp.inexact):
-            wide = np.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else np.float64
-            expected, got = expected.astype(wide), got.astype(wide)
-            largest = np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))
-            most = math.sqrt(float(jnp.finfo(dtype).eps)) * float(largest)
-            if not np.allclose(got, expected, rtol=0.0, atol=most, equal_nan=True):
-                is_finite = np.isfinite(got) & np.isfinite(expected)
-                off = np.max(np.abs(np.where(is_finite, got, 0.0) - np.where(is_finite, expected, 0.0)), initial=0.0)
-                return f"{of} is off by {off:.2g}, where {most:.2g} is rounding"
-        elif not np.array_equal(expected, got):
-            return f"{of} has other values"
-    return ""
 
 
 def _key_of(question: Question) -> tuple[str, str, Fingerprint]:

@@ -7,7 +7,7 @@ from rlxjax._values import whole_ns
 
 from ._advice import Measured
 from ._choice import Choice
-from ._decide import Question
+from ._contender import Question
 
 
 class Decided(NamedTuple):

@@ -12,8 +12,8 @@ from rlxjax.jaxpr import FunctionProfile, profile_function
 from rlxjax.models import FUNCTIONS, function_runs
 
 from ._arguments import filled
+from ._contender import Contender, Forecast, Question
 from ._content import content_of, default_device, digest
-from ._decide import Contender, Forecast, Question
 from ._stages import in_order, parts_of
 
 

@@ -9,8 +9,8 @@ from rlxjax.fusion import StagePlan
 from rlxjax.models import FUNCTIONS
 
 from ._arguments import filled
+from ._contender import Contender, Forecast, Question
 from ._content import content_of
-from ._decide import Contender, Forecast, Question
 from ._of_functions import check_repeatable, devices_of, forecast_of_programs, in_words, runs_of, where_of
 from ._question import Question as Plans
 from ._stages import Span, composed

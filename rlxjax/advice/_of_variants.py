@@ -10,8 +10,8 @@ import numpy as np
 from rlxjax.calibration import CalibratedModel, Calibration
 from rlxjax.fit import Cell, Runs, Suite, decision, estimate
 
+from ._contender import Contender, Forecast, Question
 from ._content import digest
-from ._decide import Contender, Forecast, Question
 
 
 def question_of_suite(
