@@ -241,6 +241,13 @@ def test_what_no_array_says_counts_by_its_value(here):
     assert keys[0] == keys[2] != keys[1]
 
 
+def test_of_arrays_that_a_function_closes_over_the_shapes_count(here):
+    def key(constant):
+        return choose({"a": jax.jit(lambda x: x * constant)}, X, calibration=here).key
+
+    assert key(np.ones((8, 16), np.float32)) == key(np.zeros((8, 16), np.float32)) != key(np.ones((8, 1), np.float32))
+
+
 def test_programs_that_only_a_compiler_option_tells_apart_are_told_apart(here):
     def fn(x):
         return x * 2.0
@@ -560,12 +567,12 @@ def test_peaks_are_the_same_however_the_variant_is_chosen_and_what_was_measured_
     (entry,) = Memory().all()
     assert entry.kind == "welch"
     assert all(own.time_ns for own in entry.alternatives)
-    other = next(own.name for own in entry.alternatives if own.name not in (entry.choice.name, "block"))
     for word in (None, "never", "undecided", "always"):
         known = choose_variant(signal, PARAMS, measure=word)
         assert (known.name, known.by) == (entry.choice.name, "remembered")
         np.testing.assert_array_equal(known(signal), found)
         np.testing.assert_array_equal(welch_peaks(signal, PARAMS, measure=word), found)
+    other = next(own.name for own in entry.alternatives if own.name not in (entry.choice.name, "block"))
     Memory().pin(entry.key, other)
     known = choose_variant(signal, PARAMS)
     assert (known.name, known.by) == (other, "pinned")

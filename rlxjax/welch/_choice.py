@@ -169,20 +169,22 @@ def measured_choice(
         if (known := _choices.get(key)) is not None:
             return known
     except TypeError:  # of an argument that has no hash
-        return choice.__wrapped__(*call, *by, measure, run)
-    found = choice.__wrapped__(*call, *by, measure, run)
-    if len(_choices) >= MOST_PROGRAMS:
-        _choices.pop(next(iter(_choices)), None)
-    _choices[key] = found
-    if key[-1] != "never":
-        ask_again()
-    return found
+        key = None
+    variant, program = choice.__wrapped__(*call, *by, measure, run)
+    assert variant is not None  # as there is a `run`
+    if key is not None:
+        if key[-1] != "never":
+            ask_again(key[:-1])
+        if len(_choices) >= MOST_PROGRAMS:
+            _choices.pop(next(iter(_choices)), None)
+        _choices[key] = variant, program
+    return variant, program
 
 
-def ask_again() -> None:
-    """Let calls ask again that measure nothing, since something was measured."""
+def ask_again(asked: tuple[Any, ...] = ()) -> None:
+    """Let calls ask again that measure nothing, and those that ask the same otherwise: something was measured."""
     choice.cache_clear()
-    for key in [key for key in list(_choices) if key[-1] == "never"]:
+    for key in [key for key in list(_choices) if key[-1] == "never" or key[:-1] == asked]:
         _choices.pop(key, None)
 
 
