@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from _compilations import compilations
 from _models import LINE, LINE_TRUTH, TILED, TILED_TRUTH, certain, random_posterior, runs_of, true_ns, two_models
 
 from rlxjax.fit import Runs, Timings, condition, estimate, learned_spread, prior_posterior
@@ -259,3 +260,17 @@ def test_few_probes_say_little_and_one_far_off_says_no_more_than_three_standard_
     wide, wider = (learned_spread(before, *own).spread for own in (off, further))
     assert np.all(wide > before.spread)
     np.testing.assert_allclose(wide, wider, rtol=1e-6)
+
+
+def test_another_probe_compiles_nothing():
+    before = dataclasses.replace(POSTERIOR, factor=1e-6 * np.eye(len(POSTERIOR.factor)))
+    some, more = (probes_of(before, np.zeros((count, 3))) for count in (20, 21))
+
+    def learn(runs, log_ratio, probe):
+        known = condition(before, runs, 1e5 * np.exp(log_ratio), probe=probe)
+        return learned_spread(known, runs, log_ratio, probe)
+
+    learn(*some)
+    compiled = len(compilations)
+    learn(*more)
+    assert len(compilations) == compiled

@@ -117,6 +117,7 @@ def test_a_pin_chooses_and_stays_when_the_choice_is_measured_anew(memory):
         ({"probability": float("nan")}, "finite"),
         ({"created": "2026-01-01T00:00:00"}, "in UTC"),
         ({"rounds": "12"}, "rounds"),
+        ({"alternatives": [{"name": "fused", "content": "f0", "time_ns": 0.0}]}, "greater than 0"),
     ],
 )
 def test_what_would_not_come_back_is_no_decision(changes, said):

@@ -16,7 +16,6 @@ from ._choice import Considered as Considered
 from ._choice import measure_word as measure_word
 from ._choose import choose as choose
 from ._contender import Contender as Contender
-from ._contender import Forecast as Forecast
 from ._contender import Question as Question
 from ._content import digest as digest
 from ._content import digest_of_model as digest_of_model

@@ -1,13 +1,14 @@
 """What `choose` answers: which alternative, by what that was chosen, and the figures behind it."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rlxjax._values import by_value, counted, whole_ns
 
-#: By what a choice is made.
-BY = ("model", "measured", "remembered", "pinned")
+#: When alternatives are timed.
+MEASURES = ("never", "undecided", "always")
 
 
 @by_value
@@ -133,20 +134,9 @@ def measure_word(given: str | None, default: str) -> str:
     Raises:
         ValueError: another word.
     """
-    import os
-
     name, word = ("measure", given) if given is not None else ("RLXJAX_MEASURE", os.environ.get("RLXJAX_MEASURE"))
     if not word and given is None:
         return default
     if not isinstance(word, str) or word not in MEASURES:
         raise ValueError(f"{name}: expected one of {', '.join(MEASURES)}, got {word!r}")
     return word
-
-
-#: When alternatives are timed.
-MEASURES: tuple[str, ...] = ("never", "undecided", "always")
-
-
-def times_by_name(alternatives: Mapping[str, Considered]) -> dict[str, float | None]:
-    """Return the time of each alternative in ns, by name."""
-    return {name: own.time_ns for name, own in alternatives.items()}

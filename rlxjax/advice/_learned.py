@@ -16,15 +16,17 @@ from ._remembered import Remembered
 
 #: The newest choices that a model learns from, in one process.
 MOST_LEARNED = 512
-#: By database, context and kind, the choices that were measured; those of other processes are read once.
-_measured: dict[tuple[str, str, str], list[Remembered]] = {}
-#: By the same: the model, how many choices it has learned from, and what it knows by them.
-_known: dict[tuple[str, str, str], tuple[Handle, int, CalibratedModel]] = {}
+#: By database, context and kind, the choices that were measured, by key; those of other processes are read once.
+_measured: dict[tuple[str, str, str], dict[str, Remembered]] = {}
+#: By the same: the model, the choices that it has learned from, and what it knows by them.
+_known: dict[tuple[str, str, str], tuple[Handle, list[Remembered], CalibratedModel]] = {}
 
 
 def learn(remembered: Remembered, memory: Memory) -> None:
-    """Add a choice to those that a model learns from."""
-    _measured.setdefault((str(memory.path), remembered.context, remembered.kind), []).append(remembered)
+    """Add a choice to those that a model learns from, in the place of an earlier one of the same key."""
+    choices = _measured.setdefault((str(memory.path), remembered.context, remembered.kind), {})
+    choices.pop(remembered.key, None)
+    choices[remembered.key] = remembered
 
 
 def learned(calibrated: CalibratedModel, memory: Memory, context: str, kind: str) -> CalibratedModel:
@@ -38,13 +40,13 @@ def learned(calibrated: CalibratedModel, memory: Memory, context: str, kind: str
     """
     place = str(memory.path), context, kind
     if place not in _measured:
-        _measured[place] = memory.all(context, kind)[::-1]
-    choices, own = _measured[place], handle(calibrated)
+        _measured.setdefault(place, {one.key: one for one in reversed(memory.all(context, kind))})
+    choices, own = [*_measured[place].values()][-MOST_LEARNED:], handle(calibrated)
     known = _known.get(place)
-    if known is not None and known[:2] == (own, len(choices)):
+    if known is not None and known[:2] == (own, choices):
         return known[2]
-    found = _conditioned(calibrated, choices[-MOST_LEARNED:])
-    _known[place] = own, len(choices), found
+    found = _conditioned(calibrated, choices)
+    _known[place] = own, choices, found
     return found
 
 

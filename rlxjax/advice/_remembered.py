@@ -3,7 +3,7 @@
 import datetime
 from typing import Literal
 
-from pydantic import ConfigDict, field_validator, model_validator
+from pydantic import ConfigDict, PositiveFloat, field_validator, model_validator
 
 from rlxjax._files import Sealed, Strict
 from rlxjax.calibration import Fingerprint
@@ -35,7 +35,7 @@ class Alternative(Finite):
     runs: list[dict[str, str | dict[str, float]]] = []
     predicted_ns: float | None = None
     predicted_interval_ns: tuple[float, float] | None = None
-    time_ns: float | None = None
+    time_ns: PositiveFloat | None = None
     low_ns: float | None = None
     high_ns: float | None = None
     failed: str = ""

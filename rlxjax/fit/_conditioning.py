@@ -80,7 +80,7 @@ def condition(
     measured_ns, of_time, of_probe = _checked(posterior, runs, time_ns, measurement, probe)
     if not measured_ns.size:
         return posterior
-    run_ns, run_scores, spread = _estimates(posterior, runs)
+    run_ns, run_scores, spread = estimates(posterior, runs)
     predicted_ns = _sums(run_ns, of_time, len(measured_ns))
     share = run_ns / predicted_ns[of_time]
     scores = _sums(share[:, None] * run_scores, of_time, len(measured_ns))
@@ -155,8 +155,14 @@ def _sums(values: np.ndarray, group: Int[np.ndarray, "n"], count: int) -> np.nda
     return np.add.reduceat(values[order], np.searchsorted(group[order], np.arange(count)), axis=0)
 
 
-def _estimates(posterior: LatencyPosterior, runs: Runs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the times in ns, the scores and the spreads of runs, `[r]`, in float64 on the host."""
+def estimates(posterior: LatencyPosterior, runs: Runs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the times in ns, the scores and the spreads of runs, `[r]`, in float64 on the host.
+
+    Other numbers of runs seldom compile a program anew.
+
+    Raises:
+        ValueError: a run of which the model gives no time.
+    """
     n = runs.shape[0]
     held = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, posterior)
     columns = jax.tree.map(lambda column: np.broadcast_to(np.asarray(column), (n,)), runs)

@@ -16,8 +16,9 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float, Int
 
+from ._conditioning import estimates
 from ._model import Runs
-from ._posterior import LatencyPosterior, estimate
+from ._posterior import LatencyPosterior
 
 #: Probes that the prior counts as, rounds of expectation and maximisation, and where they have settled.
 BELIEVED, MOST_ROUNDS, SETTLED = 4.0, 100, 1e-3
@@ -51,7 +52,7 @@ def learned_spread(
         >>> bool(np.all(after.spread < before.spread))
         True
     """
-    scores, variant = np.asarray(estimate(posterior, runs).scores, np.float64), np.asarray(runs.variant)
+    scores, variant = estimates(posterior, runs)[1], np.broadcast_to(np.asarray(runs.variant), runs.shape)
     spread = np.asarray(posterior.spread, np.float64)
     alike = np.eye(len(spread)) if posterior.alike is None else np.asarray(posterior.alike, np.float64)
     covariance, probes = spread[:, None] * alike * spread, []
