@@ -464,6 +464,19 @@ def test_choosing_inside_a_traced_function_times_what_runs(here):
     assert len(ran) > 2 * found[0].rounds
 
 
+def test_what_is_ruled_out_beside_a_favourite_runs_where_that_fails(here):
+    def broken(x):
+        if not isinstance(x, jax.core.Tracer):
+            raise RuntimeError("no memory")
+        return 2.0 * x
+
+    slow = jax.jit(lambda x: jnp.broadcast_to(x, (4096, *x.shape)).sum(0) / 2048.0)
+    ways = {"broken": broken, "broken too": lambda x: broken(x), "slow": slow}
+    assert choose({"broken": broken, "slow": slow}, X, calibration=here).by == "model"
+    found = choose(ways, X, calibration=here)
+    assert (found.name, found.by, found["broken too"].failed) == ("slow", "measured", "raised RuntimeError: no memory")
+
+
 # --- Suites, and what their models learn ---------------------------------------------------------
 
 
@@ -522,6 +535,21 @@ def test_the_variants_of_a_suite_are_measured_remembered_and_learned_from(clock)
     assert choose(Anew(clock), inputs={"n": 50.0}, calibration=known, measure="never").by == "model"
     anew = choose(Anew(clock), inputs=sizes, calibration=known, measure="never")
     assert ratio(anew) == ratio(before)
+
+
+class Halves(Loops):
+    """The second one takes half of the first, as the model says."""
+
+    def program(self, cell):
+        halved = dataclasses.replace(cell, inputs={"n": cell.inputs["n"] / (1 if cell.variant == "plain" else 4)})
+        return super().program(halved)
+
+
+def test_an_extrapolation_rules_nothing_out_until_something_is_measured_beyond_it(clock):
+    known = lines(0.05, 0.05)
+    assert known.of("line").domain["n"][1] == 2.0**13
+    found = [choose(Halves(clock), inputs={"n": n}, calibration=known) for n in (2.0**12, 2.0**15, 2.0**14)]
+    assert [(own.name, own.by) for own in found] == [("blocked", by) for by in ("model", "measured", "model")]
 
 
 def test_a_factor_that_all_times_of_a_choice_have_in_common_teaches_nothing(clock, tmp_path, monkeypatch):

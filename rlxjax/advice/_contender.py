@@ -44,12 +44,14 @@ class Forecast(NamedTuple):
         low_ns: lower end of the interval that holds it with 90 %, `[n]`.
         high_ns: upper end, `[n]`.
         sd_ns: standard deviation of the difference of each two, `[n, n]`.
+        in_domain: whether each lies within what was measured, `[n]`; the others are extrapolated.
     """
 
     time_ns: np.ndarray
     low_ns: np.ndarray
     high_ns: np.ndarray
     sd_ns: np.ndarray
+    in_domain: np.ndarray
 
     def chances(self, extra_ns: np.ndarray, place: int, regret: float) -> np.ndarray:
         """Return the probability that each is not faster than one of them by more than the regret, `[n]`."""

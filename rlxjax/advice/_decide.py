@@ -58,8 +58,11 @@ def decide(question: Question) -> Choice:
         forecast = None
     order, chances = _by_model(question, forecast, usable)
     measure, count = question.measure, len(usable)
-    # What the model rules out is neither compiled nor timed: surely it is not faster by more than the regret.
-    entrants = [place for place in order if place == order[0] or not chances[place] >= SURE]
+    # What the model rules out is neither compiled nor timed: surely it is not faster by more than the regret. By an
+    # extrapolation nothing is sure.
+    is_inside = np.zeros(len(contenders), bool) if forecast is None else forecast.in_domain
+    is_ruled_out = {place: chances[place] >= SURE and is_inside[order[0]] and is_inside[place] for place in order[1:]}
+    entrants = [place for place in order if not is_ruled_out.get(place)]
     entrants = {"never": order[:1], "undecided": entrants, "always": order}[measure] if count > 1 else order
     if len(entrants) < 2:
         if forecast is None and count > 1:
@@ -74,7 +77,7 @@ def decide(question: Question) -> Choice:
         if (found := _recalled(question, memory, key)) is not None:  # which another thread has timed meanwhile
             return found
         begun_s = time.perf_counter()
-        timed, first_s = _timed(question, entrants)
+        timed, first_s = _timed(question, order, entrants)
         ruled_out = [chances[place] for place in order if place not in entrants]
         probability = float(min([timed.probability, *ruled_out]))
         seconds = time.perf_counter() - begun_s
@@ -101,16 +104,19 @@ def _by_model(
     return order, {place: float(chances[place]) if np.isfinite(costs[place]) else 0.5 for place in usable}
 
 
-def _timed(question: Question, entrants: list[int]) -> tuple[Contest, dict[int, float]]:
-    """Compile, check and time alternatives, the first of them the favourite; places are those of all alternatives.
+def _timed(question: Question, order: list[int], entrants: list[int]) -> tuple[Contest, dict[int, float]]:
+    """Compile, check and time the entrants, the first of them the favourite; places are those of all alternatives.
 
-    What comes second are the seconds of each first call, compiling included.
+    Others that may run, in `order`, are ruled out beside the favourite: they take part where that fails. What comes
+    second are the seconds of each first call, compiling included.
     """
     contenders, limit_s = question.contenders, question.limit_ms / 1e3
     failed: dict[int, str] = {}
     first_s: dict[int, float] = {}
     expected: Any = None
-    for place in entrants:
+    for place in order:
+        if place not in entrants and order[0] not in failed:
+            continue
         first = _first(contenders[place], LONGEST_CALL * limit_s)
         if first.failed:
             failed[place] = first.failed

@@ -58,7 +58,7 @@ def learned_here(calibrated: CalibratedModel, devices: Sequence[Any] = ()) -> Ca
 def _conditioned(calibrated: CalibratedModel, choices: list[Remembered]) -> CalibratedModel:
     """Return the model that all measured times of some choices condition: those of one choice are a probe.
 
-    How far off its predictions were says how far off the next ones are.
+    How far off its predictions were says how far off the next ones are. What was measured is in its domain.
     """
     runs: list[Any] = []
     measurement, probe, times_ns, predicted_ns = [], [], [], []
@@ -75,13 +75,10 @@ def _conditioned(calibrated: CalibratedModel, choices: list[Remembered]) -> Cali
         return calibrated
     model = calibrated.model
     columns = {name: np.array([run["inputs"][name] for run in runs], float) for name in model.inputs}
-    timed, times, probes = (
-        Runs.checked(model, [str(run["variant"]) for run in runs], **columns),
-        np.array(times_ns),
-        np.array(probe),
-    )
+    timed = Runs.checked(model, [str(run["variant"]) for run in runs], **columns)
+    times, probes = np.array(times_ns), np.array(probe)
     posterior = condition(calibrated.posterior, timed, times, measurement=np.array(measurement), probe=probes)
     if len(model.variants) > 1 and len(times_ns) == len(runs) and None not in predicted_ns:
         own = learned_spread(calibrated.posterior, timed, np.log(times / np.array(predicted_ns, float)), probes)
         posterior = dataclasses.replace(posterior, spread=own.spread, alike=own.alike)
-    return dataclasses.replace(calibrated, posterior=posterior)
+    return dataclasses.replace(calibrated, posterior=posterior, domain=calibrated.domain_with(timed))

@@ -156,7 +156,8 @@ def forecast_of_programs(times: FunctionTimes, places: Sequence[Sequence[int]]) 
         sums = [sum(getattr(one, name) for one in own) for own in each]
         return np.array([one if is_known else np.inf for one, is_known in zip(sums, known, strict=True)], float)
 
-    return Forecast(total("time_ns"), total("low_ns"), total("high_ns"), sd_ns)
+    in_domain = np.array([all(one.in_domain for one in own) for own in each])
+    return Forecast(total("time_ns"), total("low_ns"), total("high_ns"), sd_ns, in_domain)
 
 
 def where_of(args: tuple[Any, ...]) -> dict[str, Any]:

@@ -68,4 +68,6 @@ def forecast_of_variants(contenders: Sequence[Contender], calibrated: Calibrated
         shared = np.zeros((len(codes),) * 2) if alike is None else np.asarray(alike, float)[np.ix_(codes, codes)]
         sd_ns = np.array(decision(row, column, shared).margin_sd_ns, float)
     np.fill_diagonal(sd_ns, 0.0)
-    return Forecast(np.asarray(found.time_ns, float), np.asarray(low_ns, float), np.asarray(high_ns, float), sd_ns)
+    times_ns, low_ns, high_ns = (np.asarray(column, float) for column in (found.time_ns, low_ns, high_ns))
+    is_inside = bool(calibrated.domain) and bool(calibrated.in_domain(**sizes))
+    return Forecast(times_ns, low_ns, high_ns, sd_ns, np.full(len(times_ns), is_inside))

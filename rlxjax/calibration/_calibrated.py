@@ -150,11 +150,13 @@ class CalibratedModel:
         said = counts[place] > 1
         if not said.any():
             return self
-        hull = jax.tree.map(lambda column: np.broadcast_to(column, said.shape)[said], timings.runs).hull()
-        domain = {
-            name: (min(low, hull[name][0]), max(high, hull[name][1])) for name, (low, high) in self.domain.items()
-        }
-        return dataclasses.replace(self, posterior=posterior, domain=domain)
+        runs = jax.tree.map(lambda column: np.broadcast_to(column, said.shape)[said], timings.runs)
+        return dataclasses.replace(self, posterior=posterior, domain=self.domain_with(runs))
+
+    def domain_with(self, runs: Runs) -> dict[str, tuple[float, float]]:
+        """Return the domain where some runs were measured as well."""
+        hull = runs.hull()
+        return {name: (min(low, hull[name][0]), max(high, hull[name][1])) for name, (low, high) in self.domain.items()}
 
     def on_device(self) -> LatencyPosterior:
         """Return the posterior as JAX's arrays, which a program takes at once; they are kept outside of this object."""
