@@ -362,9 +362,12 @@ def test_what_was_measured_decides_by_its_sign_and_what_it_says_against_the_mode
 
 
 def test_nothing_is_timed_where_the_model_is_sure_and_a_plain_function_is_timed_as_it_runs(here, unsure, home):
-    sure = rx.advise([square, total], real(2048, 2048), calibration=here, measure="undecided")
+    model = here.of("functions")
+    model = dataclasses.replace(model, domain=dict.fromkeys(model.domain, (0.0, 1e9)))
+    wide = dataclasses.replace(here, models={"functions": model})
+    sure = rx.advise([square, total], real(2048, 2048), calibration=wide, measure="undecided")
     assert (sure.verdict, sure.decided_by, sure.measured, sure.reason_code) == ("fuse", "model", None, "saves_traffic")
-    kept = rx.advise([sined, look_up], *TABLE_ARGS, calibration=here, measure="undecided")
+    kept = rx.advise([sined, look_up], *TABLE_ARGS, calibration=wide, measure="undecided")
     assert (kept.verdict, kept.decided_by, kept.measured, kept.reason_code) == ("keep", "model", None, "recompute")
     assert Memory(strict=True).all() == []
     traced = []
