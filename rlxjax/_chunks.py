@@ -127,9 +127,15 @@ def with_callers_settings(run: Callable[..., R]) -> Callable[..., R]:
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     has_x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
     promotion = jax.config.jax_numpy_dtype_promotion  # pyright: ignore[reportAttributeAccessIssue]
+    precision = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
 
     def run_as_caller(*args: Any, **kwargs: Any) -> R:
-        with jax.default_device(device), jax.enable_x64(has_x64), jax.numpy_dtype_promotion(promotion):
+        with (
+            jax.default_device(device),
+            jax.enable_x64(has_x64),
+            jax.numpy_dtype_promotion(promotion),
+            jax.default_matmul_precision(precision),
+        ):
             return run(*args, **kwargs)
 
     return run_as_caller

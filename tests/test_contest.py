@@ -4,6 +4,7 @@ import math
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -189,3 +190,8 @@ def test_a_first_call_gives_the_result_or_says_why_there_is_none():
         assert first_call(held.wait, 0.01).failed == "did not end within 0.01 s"
     finally:
         held.set()
+
+
+def test_a_first_call_is_made_under_the_caller_s_settings():
+    with jax.default_matmul_precision("float32"):
+        assert first_call(lambda: jax.config.jax_default_matmul_precision, 10.0).result == "float32"
