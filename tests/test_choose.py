@@ -309,6 +309,16 @@ def test_an_entry_that_names_other_alternatives_is_measured_anew(here):
         assert choose(ways(), X, calibration=here, **QUICK).by == "measured"
 
 
+def test_an_entry_of_no_run_of_the_model_teaches_nothing(here, tmp_path, monkeypatch):
+    before = choose(ways(5.0), X, calibration=here, measure="never")
+    entry = Memory().look_up(choose(ways(), X, calibration=here, **QUICK).key)
+    for number, run in enumerate(({}, {"variant": "jitted", "inputs": {}}, {"variant": "none", "inputs": {"n": 1.0}})):
+        monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / str(number)))
+        of = [own.model_copy(update={"runs": [run]}) for own in entry.alternatives]
+        Memory().keep(entry.model_copy(update={"alternatives": of}))
+        assert choose(ways(5.0), X, calibration=here, measure="never") == before
+
+
 # --- What is refused, and what loses -------------------------------------------------------------
 
 BAD = {

@@ -1,7 +1,7 @@
 """What a model has learned from choices that were measured in its setting."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ def _conditioned(calibrated: CalibratedModel, choices: list[Remembered]) -> Cali
     measurement, probe, times_ns, predicted_ns = [], [], [], []
     for number, choice in enumerate(choices):
         for one in choice.alternatives:
-            if one.time_ns is None or not one.runs:
+            if one.time_ns is None or not one.runs or not all(_is_of(calibrated.model, run) for run in one.runs):
                 continue
             runs += one.runs
             measurement += [len(times_ns)] * len(one.runs)
@@ -82,3 +82,8 @@ def _conditioned(calibrated: CalibratedModel, choices: list[Remembered]) -> Cali
         own = learned_spread(calibrated.posterior, timed, np.log(times / np.array(predicted_ns, float)), probes)
         posterior = dataclasses.replace(posterior, spread=own.spread, alike=own.alike)
     return dataclasses.replace(calibrated, posterior=posterior, domain=calibrated.domain_with(timed))
+
+
+def _is_of(model: Any, run: Mapping[str, Any]) -> bool:
+    """Return whether a run is one of a model, which an entry that somebody made need not be."""
+    return run.get("variant") in model.variants and {*model.inputs} <= {*run.get("inputs", ())}
