@@ -617,6 +617,21 @@ def test_peaks_are_the_same_however_the_variant_is_chosen_and_what_was_measured_
     assert len(Memory().all()) == 1
 
 
+def test_the_time_of_a_learned_fft_teaches_nothing_of_the_one_that_the_calibration_timed():
+    known = rx.default_calibration()
+    of_64 = {"learned_n_fft": np.array([64.0]), "learned_flop": np.array([1e3]), "learned_live_bins": np.array([33.0])}
+    known = dataclasses.replace(known, models={"welch": known.of("welch").with_facts(**of_64)})
+    params, model = WelchPeakParams.fast(n_fft=32, k=4), rx.learned.LearnedFft.exact(32)
+    given = {"calibration": known, "model": model}
+    assert (
+        choose_variant(np.ones((8, params.frame_len), np.float32), params, **given, measure="always")[
+            "learned"
+        ].measured_ns
+        > 0
+    )
+    assert choose_variant(np.ones((9, params.frame_len), np.float32), params, **given, measure="never").by == "model"
+
+
 def test_explicit_strategies_and_traced_calls_measure_nothing(signal, monkeypatch):
     monkeypatch.setenv("RLXJAX_MEASURE", "always")
     expected = welch_peaks(signal, PARAMS, "host")
