@@ -18,7 +18,8 @@ from ._decide import decide
 from ._of_functions import question_of_functions
 from ._of_variants import question_of_suite
 
-#: Choices of this process that are looked up at once; the oldest is forgotten.
+#: Choices of this process that are looked up at once; the oldest is forgotten. Each holds its functions, and what these
+#: close over, but no argument.
 MOST_CHOICES = 1024
 _choices: dict[Any, Choice] = {}
 _keeping = threading.Lock()
