@@ -21,7 +21,7 @@ from ._decided import Decided
 from ._learned import learned_here
 from ._memory import Memory
 from ._of_stages import question_of_stages
-from ._question import Question
+from ._plans import Plans
 from ._stages import groups_of, in_order, parts_of, profiles_of
 from ._target import target_times
 
@@ -130,25 +130,25 @@ def advise(
         found, has = target_times(list(profiles.values()), device), device.memory_bytes
     limit = has if memory_bytes is None else memory_bytes
     options = (math.inf if limit is None else limit, float(min_gain_ns), float(peak_price_ns_per_byte))
-    question = Question(found, groups, profiles, refused, device, *options)
+    plans = Plans(found, groups, profiles, refused, device, *options)
     decided = None
     is_decided = word != "never" or not is_traced_call and Memory().path.exists()
-    if calibration is not None and is_decided and len(question.plans) > 1 and min_gain_ns < math.inf:
+    if calibration is not None and is_decided and len(plans.plans) > 1 and min_gain_ns < math.inf:
         calibrated = calibration.of(FUNCTIONS.name)
         how = {"measure": word, "check": check}
-        asked = question_of_stages(question, functions, args, calibrated, how, teaches=trip_counts is None)
+        asked = question_of_stages(plans, functions, args, calibrated, how, teaches=trip_counts is None)
         choice = recalled(asked) if word == "never" else decide(asked)
         decided = None if choice is None else Decided(choice, asked)
         if decided is None or decided.is_by_model:
             taught = learned_here(calibrated, asked.devices)
             if taught is not calibrated:
-                also = [] if decided is None else [question.plan(decided.grouping)]
+                also = [] if decided is None else [plans.plan(decided.grouping)]
                 found = predict_profiles(Calibration({FUNCTIONS.name: taught}, None, {}), list(profiles.values()))
-                question = Question(found, groups, profiles, refused, device, *options, also)
+                plans = Plans(found, groups, profiles, refused, device, *options, also)
     is_plain = len(functions) == 1
     if unmodelled is not None:
-        return unmodelled if decided is None else by_measurement_alone(question, decided, whole, is_plain)
-    return answer(question, whole, is_plain=is_plain, decided=decided)
+        return unmodelled if decided is None else by_measurement_alone(plans, decided, whole, is_plain)
+    return answer(plans, whole, is_plain=is_plain, decided=decided)
 
 
 def _unmodelled(profile: FunctionProfile, device: TargetDevice | None) -> Advice | None:

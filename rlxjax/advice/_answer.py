@@ -13,7 +13,7 @@ from rlxjax.targets import TargetDevice
 
 from ._advice import Advice, StageCost
 from ._decided import Decided
-from ._question import Question
+from ._plans import Plans
 from ._stages import Stage, as_code
 from ._target import change_in_words, in_bytes, not_fitting, stands_on
 
@@ -21,31 +21,31 @@ from ._target import change_in_words, in_bytes, not_fitting, stands_on
 LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns"), ("elementwise_ns", "uncached_ns")
 
 
-def answer(question: Question, whole: Sequence[Stage], *, is_plain: bool, decided: Decided | None) -> Advice:
+def answer(plans: Plans, whole: Sequence[Stage], *, is_plain: bool, decided: Decided | None) -> Advice:
     """Return the answer of a calibration that can be asked.
 
     Args:
-        question: with what is predicted.
+        plans: with what is predicted.
         whole: the stages, or the parts of one function.
         is_plain: whether that is one function as it runs where it is not jitted.
         decided: which of the plans runs; None where the model says what it is sure of.
     """
-    groupings = {plan: question.grouping(plan) for plan in question.plans}
+    groupings = {plan: plans.grouping(plan) for plan in plans.plans}
     chances = {plan: own.probability for plan, own in groupings.items() if own.probability is not None}
     sure = [plan for plan, chance in chances.items() if chance >= SURE]
-    plan = next(iter(sure or chances), question.together)
+    plan = next(iter(sure or chances), plans.together)
     if decided is not None:
-        plan = question.plan(decided.grouping)
+        plan = plans.plan(decided.grouping)
     if plan.time_ns == math.inf:  # no compiler makes it
         needed = in_bytes(plan.peak_bytes) if plan.peak_bytes < math.inf else "more"
         reason = f"one program needs {needed} at once, more than the device has: its compiler refuses it"
-        return Advice("keep", "peak_memory", reason, target=question.target)
-    margin_ns, probability, in_domain = question.ahead(plan, question.apart, question.min_gain_ns)
-    each, programs = question.predictions(question.apart), question.predictions(plan)
-    apart, grouped = question.grouping(question.apart), question.grouping(plan)
+        return Advice("keep", "peak_memory", reason, target=plans.target)
+    margin_ns, probability, in_domain = plans.ahead(plan, plans.apart, plans.min_gain_ns)
+    each, programs = plans.predictions(plans.apart), plans.predictions(plan)
+    apart, grouped = plans.grouping(plans.apart), plans.grouping(plan)
     before, after, counts = _terms(each), _terms(programs), _counts(each)
     counts.subtract(_counts(programs))
-    device = question.device
+    device = plans.device
     counts.update({name: -count for name, count in counts.items() if name.startswith("recomputed") and count < 0})
     changes = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in before | after}
     saved = dict(sorted(changes.items(), key=lambda part: -abs(part[1])))
@@ -62,22 +62,22 @@ def answer(question: Question, whole: Sequence[Stage], *, is_plain: bool, decide
     else:
         verdict, code = "undecided", "too_close"
     is_forced = device is not None and bool(chances) and apart.peak_bytes > device.memory_bytes
-    reason = _reason(code, question, plan, margin_ns, saved, counts["recomputed_elements"])
+    reason = _reason(code, plans, plan, margin_ns, saved, counts["recomputed_elements"])
     if decided is not None and not decided.is_by_model:
         code, reason = decided.why()
-    elif len(question.names) > 2 and verdict in ("fuse", "group"):
-        rivals = (other for other in question.plans if other != plan and question.ahead(plan, other)[1] < SURE)
+    elif len(plans.names) > 2 and verdict in ("fuse", "group"):
+        rivals = (other for other in plans.plans if other != plan and plans.ahead(plan, other)[1] < SURE)
         if rival := next(rivals, None):
             reason += f"; {groupings[rival].name} is as good within the doubt"
-    if chances and not question.fits:
-        needed = counted(int(question.together.peak_bytes), "byte")
+    if chances and not plans.fits:
+        needed = counted(int(plans.together.peak_bytes), "byte")
         reason += f"; one program of all needs {needed} at once, more than the device has"
     if is_forced:
         needed, has = in_bytes(apart.peak_bytes), in_bytes(device.memory_bytes if device else 0)
         reason = f"the stages apart need {needed} of {has} at once, which does not fit; {reason}"
     if device is not None:
         by_name = dict(zip(map("+".join, grouped.groups), programs, strict=True))
-        by_name |= dict(zip(question.names, each, strict=True))
+        by_name |= dict(zip(plans.names, each, strict=True))
         found = {name: own.profile for name, own in by_name.items()}
         changed = change_in_words([own.profile for own in each], [own.profile for own in programs])
         held = f"{in_bytes(grouped.peak_bytes)} of {in_bytes(device.memory_bytes)} at once"
@@ -95,38 +95,38 @@ def answer(question: Question, whole: Sequence[Stage], *, is_plain: bool, decide
         together_interval_ns=grouped.interval_ns,
         apart_terms_ns=before,
         together_terms_ns=after,
-        min_gain_ns=question.min_gain_ns,
+        min_gain_ns=plans.min_gain_ns,
         stages=tuple(
             StageCost(name, own.time_ns, _word(next(iter(own.terms_ns))), own.profile.peak_bytes)
-            for name, own in zip(question.names, each, strict=True)
+            for name, own in zip(plans.names, each, strict=True)
         ),
         groups=grouped.groups,
         groupings=tuple(own._replace(measured_ns=took.get(own.name)) for own in groupings.values()),
         apart_peak_bytes=apart.peak_bytes,
         together_peak_bytes=grouped.peak_bytes,
-        flip=_flip(saved, margin_ns - question.min_gain_ns) if decided is None or decided.is_by_model else "",
+        flip=_flip(saved, margin_ns - plans.min_gain_ns) if decided is None or decided.is_by_model else "",
         code=as_code(whole, ((0,),) if is_plain else plan.groups) if verdict in ("fuse", "group") else "",
         extrapolated=not in_domain,
         measured=measured,
         decided_by="model" if decided is None else decided.choice.by,
         is_tie=decided is not None and decided.choice.is_tie,
-        target=question.target,
+        target=plans.target,
         stands_on="" if device is None else f"predicted by {stands_on([*each, *programs])}",
         **counts,
     )
 
 
-def by_measurement_alone(question: Question, decided: Decided, whole: Sequence[Stage], is_plain: bool) -> Advice:
+def by_measurement_alone(plans: Plans, decided: Decided, whole: Sequence[Stage], is_plain: bool) -> Advice:
     """Return the answer where nothing is predicted, and a measurement or a person decides."""
-    plan = question.plan(decided.grouping)
+    plan = plans.plan(decided.grouping)
     verdict = "keep" if decided.choice.name == "apart" else "fuse" if len(plan.groups) == 1 else "group"
     code, reason = decided.why()
     return Advice(
         verdict=verdict,
         reason_code=code,
         reason=reason,
-        min_gain_ns=question.min_gain_ns,
-        groups=question.grouping(plan).groups,
+        min_gain_ns=plans.min_gain_ns,
+        groups=plans.grouping(plan).groups,
         code="" if verdict == "keep" else as_code(whole, ((0,),) if is_plain else plan.groups),
         measured=decided.measured(),
         decided_by=decided.choice.by,
@@ -178,12 +178,12 @@ def _terms(each: Sequence[FunctionPrediction]) -> dict[str, float]:
 
 
 def _reason(
-    code: str, question: Question, plan: StagePlan, margin_ns: float, saved: Mapping[str, float], recomputed: int
+    code: str, plans: Plans, plan: StagePlan, margin_ns: float, saved: Mapping[str, float], recomputed: int
 ) -> str:
     """Return the sentence of a reason's code."""
-    subject = "one program" if len(plan.groups) == 1 else question.grouping(plan).name
-    priced = ", memory at its price," if question.price else ""
-    gain, asked = f"{whole_ns(abs(margin_ns))} ns{priced}", f"{whole_ns(question.min_gain_ns)} ns"
+    subject = "one program" if len(plan.groups) == 1 else plans.grouping(plan).name
+    priced = ", memory at its price," if plans.price else ""
+    gain, asked = f"{whole_ns(abs(margin_ns))} ns{priced}", f"{whole_ns(plans.min_gain_ns)} ns"
     again = f", {counted(recomputed, 'number')}" if recomputed > 0 else ""
     return {
         "saves_launches": f"{subject} saves {gain} a call, most of it in calls and launches",

@@ -12,7 +12,7 @@ from ._arguments import filled
 from ._contender import Contender, Forecast, Question
 from ._content import content_of
 from ._of_functions import check_repeatable, devices_of, forecast_of_programs, in_words, runs_of, where_of
-from ._question import Question as Plans
+from ._plans import Plans
 from ._stages import Span, composed
 
 #: The most plans that are considered beside the stages apart.

@@ -1,4 +1,4 @@
-"""What is asked of some stages: the plans that their groups allow, and which of two is ahead."""
+"""The plans that the groups of some stages allow, and which of two is ahead."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from ._target import opposed_ns
 MOST_GROUPINGS = 64
 
 
-class Question:
+class Plans:
     """Groups of stages, those that were profiled all predicted by one estimate, and the plans that they allow.
 
     Args:
