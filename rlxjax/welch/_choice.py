@@ -158,6 +158,8 @@ def choice(
 
 #: By call, calibration, model and what is asked, the choices of calls that may measure.
 _choices: dict[Any, tuple[WelchVariant, Callable[..., jax.Array] | None]] = {}
+#: How many of them are kept, each with its program.
+_most = MOST_PROGRAMS
 
 
 def measured_choice(
@@ -175,9 +177,9 @@ def measured_choice(
     if key is not None:
         if key[-1] != "never":
             ask_again(key[:-1])
-        if len(_choices) >= MOST_PROGRAMS:
-            _choices.pop(next(iter(_choices)), None)
         _choices[key] = variant, program
+        for oldest in list(_choices)[: max(len(_choices) - _most, 0)]:
+            _choices.pop(oldest, None)
     return variant, program
 
 
@@ -190,8 +192,8 @@ def ask_again(asked: tuple[Any, ...] = ()) -> None:
 
 def keep_choices(most: int) -> None:
     """Keep so many choices, from none on."""
-    global choice
-    choice = functools.lru_cache(most)(choice.__wrapped__)
+    global choice, _most
+    _most, choice = most, functools.lru_cache(most)(choice.__wrapped__)
     _choices.clear()
 
 
