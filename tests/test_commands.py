@@ -128,7 +128,7 @@ def test_texts_say_the_times_of_the_json(file):
 @pytest.mark.parametrize("command", ["predict", "explain"])
 def test_any_sizes_and_all_bins_as_peaks_have_a_prediction_in_80_columns(command, file):
     largest = (2**31 - 1, 2**25, 2**24 + 1, 2**31 - 1)
-    for sizes in ((1, 64, 1, 1), (8, 64, 33, 2), (8192, 256, 16, 2), largest):
+    for sizes in ((1, 64, 1, 1), (8, 64, 33, 2), largest):
         arguments = (command, file, *sized(*sizes))
         text, printed = invoke(*arguments), invoke(*arguments, "--json")
         assert (text.exit_code, printed.exit_code) == (0, 0), text.stderr

@@ -21,6 +21,7 @@ each_set = pytest.mark.parametrize("name", ["arch", "portable"])
 NAMES = {"UltraFast": "ultra", "FastStreaming": "fast", "RlxCompiled": "rlx", "LearnedCompiled": "learned"}
 
 
+@functools.cache
 def strategy_table(name):
     rows = golden(f"strategy_{name}")
     codes = rx.Device.codes(np.array([row["device"] for row in rows]))
@@ -56,19 +57,27 @@ def test_every_strategy_row_and_its_profiles_in_scalars(name):
         assert rx.useful_bytes_touched(batch, params) == row["useful_bytes"]
 
 
+def traced_set(name):
+    """Return a coefficient set as an argument of programs; without its provenance, which is static, all share one."""
+    set_ = rx.welch.coefficient_set(name)
+    return dataclasses.replace(set_, backend=dataclasses.replace(set_.backend, provenance=""))
+
+
+@jax.jit
+def everything(set_, workload, learned):
+    return (
+        rx.estimate_welch_peaks_costs(*workload, *learned, coefficients=set_).stack(),
+        rx.pick_welch_peaks_strategy(*workload, *learned, coefficients=set_),
+        rx.welch_peaks_fusion_gate_breakdown(*workload, coefficients=set_),
+        rx.fused_graph_ns(*workload, coefficients=set_),
+        rx.block_graph_ns(*workload, coefficients=set_),
+    )
+
+
 @each_set
 def test_every_strategy_row_in_one_program_and_in_float32(name):
     rows, workload, learned, costs, picks = strategy_table(name)
-
-    def everything(workload, learned):
-        return (
-            rx.estimate_welch_peaks_costs(*workload, *learned, coefficients=name).stack(),
-            rx.pick_welch_peaks_strategy(*workload, *learned, coefficients=name),
-            rx.welch_peaks_fusion_gate_breakdown(*workload, coefficients=name),
-            rx.fused_graph_ns(*workload, coefficients=name),
-        )
-
-    estimate, pick, breakdown, fused = jax.jit(everything)(workload, learned)
+    estimate, pick, breakdown, fused, _ = everything(traced_set(name), workload, learned)
     close(estimate, costs)
     np.testing.assert_array_equal(pick, picks)
     close(breakdown.score_ns, column(rows, "gate", "score_ns"))
@@ -77,7 +86,7 @@ def test_every_strategy_row_in_one_program_and_in_float32(name):
     np.testing.assert_array_equal(breakdown.compute_floor_ok, column(rows, "compute_floor_ok"))
     close(fused, column(rows, "fused_graph_ns"))
     with jax.enable_x64(False):
-        estimate, pick, breakdown, _ = everything(workload, learned)
+        estimate, pick, breakdown, *_ = everything(traced_set(name), workload, learned)
     assert estimate.dtype == breakdown.score_ns.dtype == jnp.float32
     score, min_gain = column(rows, "gate", "score_ns"), column(rows, "gate", "min_gain_ns")
     close32(breakdown.score_ns, score)
@@ -90,31 +99,38 @@ def test_every_strategy_row_in_one_program_and_in_float32(name):
     np.testing.assert_array_equal(pick[clear], picks[clear])
 
 
-def margins_ns(workload, name):
+def margins_ns(name):
     """Return how far every row is from its gate's, its floor's and its costs' ties."""
+    _, workload, learned, _, _ = strategy_table(name)
     codes, batch = workload[:2]
-    breakdown = rx.welch_peaks_fusion_gate_breakdown(*workload, coefficients=name)
+    _, _, breakdown, fused, block = everything(traced_set(name), workload, learned)
     slack = np.where((batch >= 8192) & np.isin(codes, rx.Device.codes(np.array(["cuda", "rocm"]))), 1.15, 1.1)
-    block, fused = (f(*workload, coefficients=name) for f in (rx.block_graph_ns, rx.fused_graph_ns))
     return np.abs(breakdown.score_ns - breakdown.min_gain_ns), np.abs(block * slack - fused)
+
+
+@jax.jit
+def relaxations(set_, workload, learned, temperature):
+    options = {"coefficients": set_, "temperature_ns": temperature}
+    return (
+        rx.soft_estimate_welch_peaks_costs(*workload, *learned, **options),
+        rx.soft_fused_graph_ns(*workload, **options),
+        rx.soft_pick_welch_peaks_strategy(*workload, *learned, **options),
+    )
 
 
 @each_set
 def test_every_strategy_relaxation_tends_to_the_hard_one(name):
     rows, workload, learned, costs, picks = strategy_table(name)
-    gate_margin, floor_margin = margins_ns(workload, name)
+    gate_margin, floor_margin = margins_ns(name)
     first, second = np.sort(costs, -1)[:, :2].T
     smallest = np.min([gate_margin, floor_margin, second - first, 1e-3 * first], 0)
     assert (smallest > 0).all()
     temperature = smallest / 100
-    options = {"coefficients": name, "temperature_ns": temperature}
-    soft = rx.soft_estimate_welch_peaks_costs(*workload, *learned, **options)
+    soft, fused, weights = relaxations(traced_set(name), workload, learned, temperature)
     finite = np.isfinite(costs)
     error = np.abs(soft.costs.stack() - np.where(finite, costs, 0)) / temperature[:, None]
     assert (error[finite] <= LIMIT_TEMPERATURES).all()
-    fused = rx.soft_fused_graph_ns(*workload, **options)
     assert (np.abs(fused - column(rows, "fused_graph_ns")) <= LIMIT_TEMPERATURES * temperature).all()
-    weights = rx.soft_pick_welch_peaks_strategy(*workload, *learned, **options)
     np.testing.assert_allclose(weights, np.eye(4)[picks], rtol=0, atol=SATURATED_ATOL)
     np.testing.assert_array_equal(np.asarray(soft.available) == 0, impossible(rows))
 
@@ -131,10 +147,7 @@ def impossible(rows):
 
 def batched_set(name, rows):
     """Return a coefficient set for every row, so that every row has a gradient of its own."""
-    set_ = rx.welch.coefficient_set(name)
-    # Provenance is static: without it both sets share one compilation.
-    set_ = dataclasses.replace(set_, backend=dataclasses.replace(set_.backend, provenance=""))
-    return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (rows, *np.shape(leaf))), set_)
+    return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (rows, *np.shape(leaf))), traced_set(name))
 
 
 @functools.partial(jax.vmap, in_axes=(0, 0, 0, None))
@@ -168,7 +181,7 @@ def test_every_strategy_relaxation_has_its_gradients(name, what):
     rows, workload, learned, costs, _ = strategy_table(name)
     first, second = np.sort(costs, -1)[:, :2].T
     gap = np.where(np.isfinite(second), second - first, 0)
-    temperature = np.max([*margins_ns(workload, name), gap, 1e-2 * first], 0)
+    temperature = np.max([*margins_ns(name), gap, 1e-2 * first], 0)
     assert_gradient_is_the_finite_difference(
         relaxed,
         batched_set(name, len(rows)),

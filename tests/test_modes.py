@@ -121,6 +121,7 @@ def test_programs_of_any_number_of_rows_are_exported(monkeypatch):
             np.testing.assert_allclose(made.call(part), function(part), rtol=1e-5)
 
 
+@pytest.mark.slow  # all that is asked for is computed; `.ci/run` runs it
 def test_results_are_pickled_copied_taken_apart_and_sent():
     objects = [ask() for ask in ASKED.values()]
     objects += [two_models(), explanation(), graph(), posterior_fit(), *rx.fusion.plan_stages([[9.0]])]

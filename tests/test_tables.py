@@ -77,10 +77,9 @@ def test_a_model_says_of_every_row_what_it_says_in_memory(tmp_path):
         np.testing.assert_allclose(table[column], np.asarray(getattr(found, column)), **SINGLE)
     for name in names:
         own = picked == name
-        bounds = TILES.interval_ns(name, n[own], depth[own])
-        terms = TILES.terms_ns(name, n[own], depth[own])
+        bounds, terms = TILES.interval_ns(name, n, depth), TILES.terms_ns(name, n, depth)
         for column, values in {"low_ns": bounds[0], "high_ns": bounds[1], **terms}.items():
-            np.testing.assert_allclose(np.asarray(table[column])[own], np.asarray(values), **SINGLE)
+            np.testing.assert_allclose(np.asarray(table[column])[own], np.broadcast_to(values, 2000)[own], **SINGLE)
     # Of a strategy that all rows have, and of one that each row names.
     each = np.where(np.arange(2000) % 2, *names)
     source = write(tmp_path / "named.parquet", {"n": n, "depth": depth, "strategy": each})

@@ -27,6 +27,8 @@ FUSED = ("fused_maxima", "fused_top_k")
 
 
 terms_of = jax.jit(lambda coefficients, runs, facts: WELCH.terms_ns(coefficients, runs, facts))
+rows_of = jax.jit(device_rows)
+slope_of = jax.jit(jax.grad(lambda batch, *others: jnp.sum(device_rows(others[0], batch, *others[1:])[0])))
 
 
 def terms(coefficients, runs, facts):
@@ -130,15 +132,14 @@ def test_a_device_runs_the_rows_that_the_runner_plans_and_the_gradient_is_that_o
     batches = np.array([1, 3, 8, 9, 33, 100, 129, 500, 1024, 4096, 5000, 8192, 12_345, 131_072])
     for n_fft in (64, 100, 160, 1000, 4096):
         params = WelchPeakParams.fast(n_fft, 4)
-        found, is_padded = device_rows(code, jnp.asarray(batches, float), 2.0 * n_fft, facts)
+        found, is_padded = rows_of(code, batches * 1.0, 2.0 * n_fft, facts)
         for batch, rows, pads in zip(batches.tolist(), np.asarray(found), np.asarray(is_padded), strict=True):
             planned = _plan(VARIANTS[variant], batch, params, "cpu", processors, False).rows
             rounds = 1 if batch <= planned else processors * math.ceil(math.ceil(batch / planned) / processors)
             padded = padded_batch(planned) if batch <= planned else planned
             assert rows == pytest.approx(rounds * padded), (n_fft, batch)
             assert pads == (batch <= planned and padded > batch), (n_fft, batch)
-        slope = jax.grad(lambda b: jnp.sum(device_rows(code, b, 2.0 * n_fft, facts)[0]))(batches * 1.0)
-        np.testing.assert_array_equal(slope, 1.0)
+        np.testing.assert_array_equal(slope_of(batches * 1.0, code, 2.0 * n_fft, facts), 1.0)
 
 
 def test_a_heap_takes_in_what_running_maxima_of_random_bins_are_and_is_emptied_as_it_gets_smaller():
@@ -155,11 +156,13 @@ def test_a_partition_is_of_fewer_peaks_than_bins_and_each_form_of_selection_grow
     np.testing.assert_allclose(
         np.asarray(partition_comparisons(bins, k))[bins <= k + 0 * bins], (peaks * np.log2(peaks + 1))[bins <= k]
     )
-    for count in (
-        partition_comparisons(bins, k),
-        heap_comparisons(bins, k),
-        maxima_passes(bins, k) * maxima_comparisons(bins, WELCH.facts),
-    ):
+    for count in jax.jit(
+        lambda bins, k: (
+            partition_comparisons(bins, k),
+            heap_comparisons(bins, k),
+            maxima_passes(bins, k) * maxima_comparisons(bins, WELCH.facts),
+        )
+    )(bins, k):
         inside = np.asarray(k < bins) & np.ones_like(count, bool)
         assert np.all(np.diff(count, axis=0)[inside[:-1]] >= 0)
         # Near one peak a bin, a partition ends sooner.
