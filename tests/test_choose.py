@@ -325,6 +325,7 @@ BAD = {
     "none at all": (lambda here: choose({}, X), "alternatives: expected functions by name, or a Suite, got {}"),
     "a list": (lambda here: choose([jnp.sin], X), "alternatives: expected functions by name, or a Suite, got"),
     "no function": (lambda here: choose({"a": 3}, X), "alternatives: expected a function as 'a', got 3"),
+    "a number for a name": (lambda here: choose({1: jnp.sin}, X), "alternatives: expected names that are texts, got 1"),
     "all fail": (
         lambda here: choose({"a": jax.jit(lambda x: x @ x)}, X, calibration=here),
         "alternatives: none of them runs: a: raised TypeError: dot_general",

@@ -26,7 +26,9 @@ def question_of_functions(
     arrays = functools.cache(lambda: filled(args))
     contenders, profiles = [], []
     results: dict[str, Any] = {}
-    for name, given in ((str(name), given) for name, given in alternatives.items()):
+    for name, given in alternatives.items():
+        if not isinstance(name, str):
+            raise ValueError(f"alternatives: expected names that are texts, got {name!r}")
         if not callable(given):
             raise ValueError(f"alternatives: expected a function as {name!r}, got {given!r}")
         try:
@@ -71,7 +73,7 @@ def question_of_functions(
                     f"{first[0]!r} is {first[1]}; check=False takes them as they are"
                 )
     calibrated = None if known is None else known.models.get(FUNCTIONS.name)
-    label = f"{' or '.join(map(str, alternatives))} of {in_words(args)}"
+    label = f"{' or '.join(alternatives)} of {in_words(args)}"
     return Question(
         contenders, FUNCTIONS.name, label, where_of(args), calibrated,
         functools.partial(_forecast, profiles, are_alike), devices=devices_of(args), **options,
