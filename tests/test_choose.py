@@ -372,6 +372,10 @@ BAD = {
     "inputs": (lambda here: choose(ways(), X, inputs={"n": 1.0}), "inputs: expected none of functions"),
     "arguments": (lambda here: choose(Loops(), X), "args: expected none beside a suite"),
     "a path": (lambda here: choose(ways(), X, calibration="c.json"), "calibration: expected a Calibration .*got str"),
+    "inputs that are no mapping": (
+        lambda here: choose(Loops(), inputs=3, calibration=lines()),
+        "inputs: expected sizes by",
+    ),
     "no size": (lambda here: choose(Loops(), calibration=lines()), "line: expected the inputs n; 'n' is missing"),
     "a wrong size": (
         lambda here: choose(Loops(), inputs={"m": 3.0}, calibration=lines()),

@@ -22,6 +22,8 @@ def question_of_suite(
 ) -> Question:
     """Return the question of the variants of a suite's model."""
     model = suite.model
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise ValueError(f"inputs: expected sizes by name, got {inputs!r}")
     columns = Runs.checked(model, 0, **(inputs or {})).inputs
     if several := [name for name, column in columns.items() if np.ndim(column)]:
         raise ValueError(f"inputs: expected those of one workload, got several of {', '.join(several)}")
