@@ -130,7 +130,7 @@ WRITERS = """
 import os, signal, sys, time
 from rlxjax.advice import Memory, Remembered
 memory, one = Memory(sys.argv[1], strict=True), Remembered.model_validate_json(sys.argv[2])
-for turn in range(10):
+for turn in range(5):
     worker = os.fork()
     number = 0
     while not worker:

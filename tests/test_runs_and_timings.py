@@ -53,7 +53,7 @@ def test_a_model_keeps_the_interface(model):
     # What may be timed can be; a variant may need more than a size, as a file of its own.
     assert set(np.unique(grid.variant).tolist()) <= set(range(len(model.variants)))
     Runs.checked(model, grid.variant, **grid.inputs)
-    terms = model.terms_ns(model.prior.median, grid, model.facts)
+    terms = jax.jit(model.terms_ns)(model.prior.median, grid, dict(model.facts))
     total = sum(np.asarray(term) for term in terms.values())
     assert np.broadcast_shapes(total.shape, grid.shape) == grid.shape
     assert np.all(total > 0)

@@ -36,7 +36,7 @@ def assert_right(signal, params, path):
 
 @each_path
 def test_peaks_of_noise_tones_and_offsets_are_those_of_float64_and_of_scipy(path):
-    for n_fft, n_segments in itertools.product([2, 6, 30, 256, 4096], [1, 2, 8]):
+    for n_fft, n_segments in [(2, 1), (2, 8), (6, 2), (30, 1), (30, 8), (256, 2), (4096, 1), (4096, 8)]:
         params = rx.WelchPeakParams(n_fft, n_segments, k=16)
         assert_right(noise(3, params), params, path)
     host_chunk = 2 * schedule("cpu").host_chunk_samples // 8192 + 1
