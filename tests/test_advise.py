@@ -295,7 +295,7 @@ def test_a_measured_verdict_is_the_form_that_takes_the_least_and_is_remembered(u
         "apart" if found.verdict == "keep" else next(own.name for own in found.groupings if own.groups == found.groups)
     )
     # The visits of others may have met another pace of the machine; ratios are by rounds.
-    assert found.is_tie or took[runs] <= 1.25 * min(filter(None, took.values()))
+    assert found.is_tie or took[runs] <= 2.0 * min(filter(None, took.values()))
     assert found.is_tie == (found.reason_code == "tie") == ("a tie" in found.reason)
     assert (found.verdict == "keep") == (not found.code)
     assert found.gain_ns == measured.apart_ns - measured.together_ns

@@ -34,7 +34,7 @@ def explanation():
 #: Records of a few plain numbers and names, which hold no array and no long text.
 PLAIN = (
     "BranchSpread Cell Disagreement Evaluation Fleet Flip FusionEdge GpuKernel GpuProgram Grouping Input "
-    "KernelGroup KernelKind LearnedProgram LearnedWork Measured Node OperationCounts Product Schedule StageCost "
+    "KernelGroup KernelKind LearnedProgram LearnedWork Loaded Measured Node OperationCounts Product Schedule StageCost "
     "StagePlan StrategySpec ToneSignals UnknownLoop WelchPeakParams WelchVariant"
 )
 #: All other public dataclasses and named tuples.

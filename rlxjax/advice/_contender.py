@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlxjax._numerics import temperature_from_sd
+from rlxjax._values import by_value
 from rlxjax.calibration import CalibratedModel
 
 #: What a choice may lose, and the milliseconds of timing, unless a caller says.
 REGRET, LIMIT_MS = 0.02, 200.0
 
 
+@by_value
 class Contender(NamedTuple):
     """One alternative, as what runs.
 
@@ -62,6 +64,7 @@ class Forecast(NamedTuple):
         return np.where(np.isfinite(sd_ns), 0.5 + 0.5 * np.tanh(0.5 * odds), 0.5)
 
 
+@by_value
 class Question(NamedTuple):
     """What is to be chosen between, and how.
 
