@@ -1,12 +1,14 @@
 """Stages apart or as one program: how often `choose` is right, on pairs that no rule was made by.
 
-    python -m benchmarks.stage_choices CALIBRATION [--measure undecided] [--budget 120] [--json FILE]
+    python -m benchmarks.stage_choices CALIBRATION [--measure undecided] [--judge-s 1.2] [--json FILE]
 
 The pairs are the judging half of `benchmarks.stage_pairs`, and those below. A process with an empty memory chooses for
-one pair after the other; then both forms of all pairs are timed by turns. A choice is right if its form is the faster
-one. Pairs whose forms are within 5 % of each other have no right answer worth having.
+one pair after the other; then the two forms of each pair are timed by turns, in two passes over all pairs, which judge.
+A choice is right if its form is the faster one. Pairs whose forms are within 5 % of each other have no right answer
+worth having. The noise of a judgement is the difference between its two passes.
 """
 
+import functools
 import os
 import shutil
 import sys
@@ -15,15 +17,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, nn
 
 import rlxjax as rx
-from benchmarks._common import options, table, write
-from benchmarks.stage_pairs import PAIRS, Pair, arrays, look_up, measure, pair, recurrence, sum_of_rows
+from benchmarks._common import options, table, visits, write
+from benchmarks.stage_pairs import MOST_ROUNDS, PAIRS, Pair, arrays, look_up, pair, recurrence, sum_of_rows
 from rlxjax.calibration import default_calibration_path
+from rlxjax.clock import QUARTILE
 
 #: Forms closer than this have no order worth getting right.
 LEAST_DISTANCE = 0.05
@@ -105,9 +107,22 @@ def chosen(pairs: list[Pair], word: str) -> list[dict[str, Any]]:
     return found
 
 
+def judged(pairs: list[Pair], judge_s: float) -> np.ndarray:
+    """Return the time in ns of each form, apart and together, in each of two passes over all pairs, `[2, pairs, 2]`."""
+    times, rng = np.empty((2, len(pairs), 2)), np.random.default_rng()
+    for turn in range(2):
+        for place in rng.permutation(len(pairs)):
+            args = arrays(pairs[place].flat_args())
+            forms = {"apart": pairs[place].apart(), "together": pairs[place].together()}
+            calls = {name: functools.partial(form, *args) for name, form in forms.items()}
+            found = visits(calls, MOST_ROUNDS, least=6, until_s=time.perf_counter() + judge_s, seed=int(place))
+            times[turn, place] = [np.quantile(found[name], QUARTILE) for name in forms]
+    return times
+
+
 def main() -> None:
     """Choose, judge, and print a table."""
-    parser = options(__doc__, budget=120.0, seed=0)
+    parser = options(__doc__, judge_s=1.2)
     parser.add_argument("calibration", type=Path)
     parser.add_argument("--measure", choices=("never", "undecided", "always"), default="undecided")
     given = parser.parse_args()
@@ -117,30 +132,32 @@ def main() -> None:
         shutil.copy(given.calibration, Path(home) / default_calibration_path().name)
         choices = chosen(pairs, given.measure)
     print(f"choosing took {sum(own['seconds'] for own in choices):.0f} s", file=sys.stderr, flush=True)
-    jax.clear_caches()
-    times = measure(pairs, given.budget, given.seed)
-    rows, is_far, is_right = [], [], []
-    for own in choices:
-        timed = times[own["pair"]]
-        gain = float(np.log(timed.apart_ns / timed.together_ns))
-        is_far.append(abs(gain) > np.log1p(LEAST_DISTANCE))
-        is_right.append((gain > 0) == (own["name"] == "together"))
-        own |= timed._asdict() | {"is_far": bool(is_far[-1]), "is_right": bool(is_right[-1])}
-        if is_far[-1] and not is_right[-1]:
-            rows.append([own["pair"], own["name"], own["by"], own["is_tie"], f"{100 * np.expm1(gain):+.1f} %"]
-                        + [f"{100 * (timed.noise - 1.0):.0f} %"])  # fmt: skip
-    far, right = np.array(is_far), np.array(is_right)
+    times = judged(pairs, given.judge_s)
+    gains = np.log(times[..., 0] / times[..., 1])
+    gain, noise = gains.mean(0), np.abs(gains[0] - gains[1])
+    far = np.abs(gain) > np.log1p(LEAST_DISTANCE)
+    right = (gain > 0) == np.array([own["name"] == "together" for own in choices])
     measured = np.array([own["by"] == "measured" for own in choices])
+    rows = []
+    for place, own in enumerate(choices):
+        own |= {"times_ns": times[:, place].round().tolist(), "is_far": bool(far[place])}
+        own["is_right"] = bool(right[place])
+        if far[place] and not right[place]:
+            probability = "" if own["probability"] is None else f"{100 * own['probability']:.1f} %"
+            figures = [f"{100 * np.expm1(gain[place]):+.1f} %", f"{100 * np.expm1(noise[place]):.0f} %"]
+            rows.append([own["pair"], own["name"], own["by"], probability, own["is_tie"], *figures])
     summary = {
         "pairs": len(pairs),
         "far": int(far.sum()),
         "right_of_far": float(right[far].mean()),
         "measured": float(measured.mean()),
+        "far_by_model": int((far & ~measured).sum()),
         "right_of_far_by_model": float(right[far & ~measured].mean()) if (far & ~measured).any() else None,
+        "noise": float(noise.mean()),
         "seconds": float(sum(own["seconds"] for own in choices)),
     }
     print(summary)
-    print(table(["wrong", "chosen", "by", "tie", "apart beside together", "noise"], rows))
+    print(table(["wrong", "chosen", "by", "sure", "tie", "apart beside together", "noise"], rows))
     write(given.json, {"summary": summary, "choices": choices})
 
 

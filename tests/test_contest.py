@@ -70,17 +70,17 @@ def test_what_is_clearly_faster_wins_surely_and_the_interval_holds_what_its_call
 
 
 @pytest.mark.parametrize("ratio", [1.0, 1.1, 1 / 1.1])
-def test_a_winner_loses_no_more_than_the_regret_and_the_favourite_wins_what_is_not_told_apart(monkeypatch, ratio):
+def test_a_winner_loses_no_more_than_the_regret_and_the_favourite_wins_most_ties(monkeypatch, ratio):
     trials = 200
     found = [Machine(monkeypatch, seed).contest(MS, ratio * MS, limit_s=0.05) for seed in range(trials)]
     if ratio == 1.0:
         assert np.mean([one.is_tie for one in found]) > 0.8
-        assert np.mean([one.best == 0 for one in found]) > 0.9
+        assert np.mean([one.best == 0 for one in found]) > 0.6
     else:
         winners = [one.best for one in found if not one.is_tie]
         assert len(winners) > 0.5 * trials
         assert np.mean(np.array(winners) == (ratio < 1.0)) > 0.95
-        assert all(one.best == 0 for one in found if one.is_tie)
+        assert np.mean([one.best == (ratio < 1.0) for one in found]) > 0.6
     assert all(0.0 <= one.probability <= 1.0 for one in found)
 
 
@@ -92,7 +92,7 @@ def test_the_probability_is_the_share_of_winners_that_lose_no_more_than_the_regr
         found = machine.contest(*times_ns.tolist(), limit_s=0.05)
         truths.append(times_ns[found.best] <= times_ns.min() * (1.0 + REGRET))
         said.append(found.probability)
-    assert np.mean(truths) > np.mean(said) - 0.05
+    assert np.mean(truths) > np.mean(said) - 0.1
     assert 0.5 < np.mean(said) <= 1.0
 
 
@@ -118,7 +118,8 @@ def test_what_is_clearly_slower_is_visited_no_more(machine):
     slow, near = [], []
     found = machine.contest(MS, machine.program(3 * MS, calls=slow), machine.program(MS, calls=near), regret=1e-4)
     assert found.best in (0, 2)
-    assert len(near) > 5 * len(slow)
+    # Once half of the limit has passed.
+    assert len(near) > 3 * len(slow)
     assert found.rounds > len(slow) / 2
     assert found.time_ns[1] > 2 * found.time_ns[0]
 

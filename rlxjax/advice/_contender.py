@@ -8,6 +8,7 @@ import numpy as np
 from rlxjax._numerics import temperature_from_sd
 from rlxjax._values import by_value
 from rlxjax.calibration import CalibratedModel
+from rlxjax.fit import SURE
 
 #: What a choice may lose, and the milliseconds of timing, unless a caller says.
 REGRET, LIMIT_MS = 0.02, 200.0
@@ -81,6 +82,7 @@ class Question(NamedTuple):
         check: whether alternatives that are run have to give the same results.
         devices: that hold the arguments.
         runner: version of the programs, as JSON writes it; a model learns from those of one version alone.
+        sure: probability from which on the model rules an alternative out.
     """
 
     contenders: Sequence[Contender]
@@ -95,3 +97,4 @@ class Question(NamedTuple):
     check: bool = True
     devices: Sequence[Any] = ()
     runner: Any = None
+    sure: float = SURE

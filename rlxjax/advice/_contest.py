@@ -20,14 +20,17 @@ from rlxjax._values import by_value
 from rlxjax.clock import QUARTILE, quiet_collector, settled_ns, visit_ns
 from rlxjax.fit import COVERED_SDS, SURE
 
-#: Rounds before anything is sure.
-LEAST_ROUNDS = 6
+#: Rounds, and the share of the limit, before anything is sure: a shared machine stays in one of several states for some
+#: tens of milliseconds, in which one program may do better than another that is the faster one otherwise.
+LEAST_ROUNDS, LEAST_SHARE = 6, 0.5
 #: Share of the ratios that are left out at either end, and the probability that an interval of their mean holds.
 TRIMMED, LEVEL = 0.2, 0.99
 #: A visit ends once it took so long.
 VISIT_NS = 2_000_000
 #: A call that takes so many times the limit does not end, as far as anybody waits.
 LONGEST_CALL = 100
+#: At the limit a program takes the favourite's place if it is the faster one with this probability.
+LIKELY = 2 / 3
 #: No ratio is known better than this.
 LEAST_ERROR = 0.002
 #: The first round is left out if it took no more than this share of the limit.
@@ -53,7 +56,7 @@ class Contest(NamedTuple):
     """What programs took, and which is the one to run.
 
     Attributes:
-        best: its place; of programs that are not told apart, the favourite.
+        best: its place; the favourite where none is ahead of it by more than the regret, as far as that is likely.
         is_tie: whether others are as good as far as the rounds say: within the regret, or not told apart.
         probability: that no other is faster by more than the regret.
         time_ns: of each, the lower quartile of its visits, `[n]`; NaN of one that failed.
@@ -114,11 +117,12 @@ def contest(
 ) -> Contest:
     """Time programs that have run once, until one is surely the fastest, or surely none is by more than the regret.
 
-    A program that is surely slower than another by more than the regret is visited no more.
+    A program that is surely slower than another by more than the regret is visited no more. Half of the limit has to
+    pass first.
 
     Args:
         calls: of no arguments, one a program.
-        favourite: the place of the one that stays where they are not told apart.
+        favourite: the place of the one that stays where none is likely to be ahead by more than the regret.
         regret: relative difference that does not count.
         limit_s: seconds after which no further round begins; two rounds are made at least.
         extra_ns: what each costs beside its time; nothing unless given.
@@ -143,7 +147,7 @@ def contest(
                 is_first = False  # it found caches and threads as other programs left them
                 continue
             is_first, costs, times_ns = False, np.vstack([costs, row]), np.vstack([times_ns, row_ns])
-            if len(costs) >= LEAST_ROUNDS:
+            if len(costs) >= LEAST_ROUNDS and time.perf_counter() >= begun_s + LEAST_SHARE * limit_s:
                 active, is_settled = _left(costs, active, regret)
     if not active:
         none = np.full(len(calls), np.nan)
@@ -207,10 +211,12 @@ def _ahead(costs: np.ndarray, active: list[int]) -> int:
 
 
 def _best(costs: np.ndarray, active: list[int], favourite: int, regret: float) -> int:
-    """Return the program to run: the one ahead, unless the favourite is as good as far as the rounds say."""
+    """Return the program to run: the favourite, unless one is likely to be ahead of it by more than the regret."""
     ahead = _ahead(costs, active) if len(costs) else active[0]
-    is_as_good = favourite in active and _Ratio.of(costs, favourite, ahead).is_tie(regret)
-    return favourite if is_as_good else ahead
+    if favourite not in active:
+        return ahead
+    ratio = _Ratio.of(costs, favourite, ahead)
+    return ahead if ratio.centre > math.log1p(regret) and ratio.chance_above(0.0) >= LIKELY else favourite
 
 
 def _quantiles(times_ns: np.ndarray) -> tuple[float, float, float]:

@@ -14,7 +14,6 @@ import numpy as np
 
 from rlxjax._checks import is_traced
 from rlxjax.calibration import Fingerprint
-from rlxjax.fit import SURE
 
 from ._choice import Choice, Considered
 from ._contender import Contender, Forecast, Question
@@ -61,7 +60,9 @@ def decide(question: Question) -> Choice:
     # What the model rules out is neither compiled nor timed: surely it is not faster by more than the regret. By an
     # extrapolation nothing is sure.
     is_inside = np.zeros(len(contenders), bool) if forecast is None else forecast.in_domain
-    is_ruled_out = {place: chances[place] >= SURE and is_inside[order[0]] and is_inside[place] for place in order[1:]}
+    is_ruled_out = {
+        place: chances[place] >= question.sure and is_inside[order[0]] and is_inside[place] for place in order[1:]
+    }
     entrants = [place for place in order if not is_ruled_out.get(place)]
     entrants = {"never": order[:1], "undecided": entrants, "always": order}[measure] if count > 1 else order
     if len(entrants) < 2:

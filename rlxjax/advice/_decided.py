@@ -70,7 +70,7 @@ class Decided(NamedTuple):
             share = f"{100 * choice.regret:.3g} %"
             is_within = max(costs) <= (1.0 + choice.regret) * min(costs)
             near = f"within {share} of each other as measured" if is_within else "not told apart by measuring"
-            said = f"{times[0]} and {times[1]}{priced} are {near}: a tie; {runs} {stay}"
+            said = f"{times[0]} and {times[1]}{priced} are {near}: a tie; {runs} {are} chosen"
             return "tie", f"{said}{failed}"
         said = f"as measured {times[0]} a call, {times[1]}{priced}"
         code = "measured_slower" if name == "apart" else "measured_faster"

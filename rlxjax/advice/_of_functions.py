@@ -16,6 +16,10 @@ from ._contender import Contender, Forecast, Question
 from ._content import content_of, default_device, digest
 from ._stages import in_order, parts_of
 
+#: A model of any function is off by more than it says where a compiler does what it does not expect: of pairs of stages
+#: that it decides with 90 %, one in five is wrong; `benchmarks.stage_choices` says how many are, of what it rules out.
+SURE_OF_FUNCTIONS = 0.99
+
 
 def question_of_functions(
     alternatives: Mapping[str, Any], args: tuple[Any, ...], known: Calibration | None, options: Mapping[str, Any]
@@ -76,7 +80,7 @@ def question_of_functions(
     label = f"{' or '.join(alternatives)} of {in_words(args)}"
     return Question(
         contenders, FUNCTIONS.name, label, where_of(args), calibrated,
-        functools.partial(_forecast, profiles, are_alike), devices=devices_of(args), **options,
+        functools.partial(_forecast, profiles, are_alike), devices=devices_of(args), sure=SURE_OF_FUNCTIONS, **options,
     )  # fmt: skip
 
 

@@ -11,7 +11,15 @@ from rlxjax.models import FUNCTIONS
 from ._arguments import filled
 from ._contender import Contender, Forecast, Question
 from ._content import content_of
-from ._of_functions import check_repeatable, devices_of, forecast_of_programs, in_words, runs_of, where_of
+from ._of_functions import (
+    SURE_OF_FUNCTIONS,
+    check_repeatable,
+    devices_of,
+    forecast_of_programs,
+    in_words,
+    runs_of,
+    where_of,
+)
 from ._plans import Plans
 from ._stages import Span, composed
 
@@ -88,6 +96,7 @@ def question_of_stages(
         calibrated,
         forecast,
         devices=devices_of(args),
+        sure=SURE_OF_FUNCTIONS,
         **options,
     )
 

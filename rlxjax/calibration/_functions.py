@@ -23,7 +23,10 @@ LEVEL = 0.9
 #: work: the compiler's choices, and the noise of a timing. The log loss of what `decision` says of pairs of stages that
 #: were timed on a CPU falls fast up to this value, and little beyond: `benchmarks.advice_truth` prints it.
 OWN_SPREAD = 0.15
-#: The same where the profiles are of compiled programs, which tell the compiler's choices.
+#: The least relative standard deviation of the difference that a term makes between two programs: it is what the
+#: compiler was taken to do, which it may not. By the pairs of the tuning half, of which it leaves none surely wrong.
+TERM_SPREAD = 0.4
+#: The first where the profiles are of compiled programs, which tell the compiler's choices.
 COMPILED_SPREAD = 0.05
 
 
@@ -137,10 +140,11 @@ class FunctionTimes(NamedTuple):
         np.subtract.at(change, list(fused), 1.0)
         least_ns = min(float(np.sum(times_ns * np.maximum(side, 0.0))) for side in (change, -change))
         shared, differences = (change * times_ns) @ self.scores, change @ self.terms_ns
+        is_compiled = all(predictions[place].profile.level == "compiled" for place in (*fused, *kept))
         if own_spread is None:
-            is_compiled = all(predictions[place].profile.level == "compiled" for place in (*fused, *kept))
             own_spread = COMPILED_SPREAD if is_compiled else OWN_SPREAD
-        own = self.spread**2 * np.sum(differences**2) + (own_spread * least_ns) ** 2
+        term_spread = self.spread if is_compiled else max(self.spread, TERM_SPREAD)
+        own = term_spread**2 * np.sum(differences**2) + (own_spread * least_ns) ** 2
         is_whole = not any(predictions[place].uncounted for place in (*fused, *kept))
         sd_ns = float(np.sqrt(np.sum(shared**2) + own)) if is_whole else float("inf")
         margin_ns = kept_ns - fused_ns
