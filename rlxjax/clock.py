@@ -23,15 +23,10 @@ FIRST_SHARE = 0.25
 QUARTILE = 0.25
 
 
-def visit_ns(call: Callable[[], Any], enough_ns: int = VISIT_NS) -> list[int]:
-    """Return the time in ns of each call of one visit: calls follow each other, results are waited for and dropped.
-
-    Args:
-        call: of no arguments.
-        enough_ns: no further call begins once those of the visit took so long.
-    """
+def visit_ns(call: Callable[[], Any]) -> list[int]:
+    """Return the time in ns of each call of one visit: calls follow each other, results are waited for and dropped."""
     times_ns, taken = [], 0
-    while len(times_ns) < LEAST_CALLS or (taken < enough_ns and len(times_ns) < MOST_CALLS):
+    while len(times_ns) < LEAST_CALLS or (taken < VISIT_NS and len(times_ns) < MOST_CALLS):
         times_ns.append(call_ns(call))
         taken += times_ns[-1]
     return times_ns

@@ -25,8 +25,6 @@ from rlxjax.fit import COVERED_SDS, SURE
 LEAST_ROUNDS, LEAST_SHARE = 6, 0.5
 #: Share of the ratios that are left out at either end, and the probability that an interval of their mean holds.
 TRIMMED, LEVEL = 0.2, 0.99
-#: A visit ends once it took so long.
-VISIT_NS = 2_000_000
 #: A call that takes so many times the limit does not end, as far as anybody waits.
 LONGEST_CALL = 100
 #: At the limit a program takes the favourite's place if it is the faster one with this probability.
@@ -137,7 +135,7 @@ def contest(
             row, row_ns = np.full((2, len(calls)), np.nan)
             for place in rng.permutation(active).tolist():
                 try:
-                    visit = settled_ns(visit_ns(calls[place], VISIT_NS))
+                    visit = settled_ns(visit_ns(calls[place]))
                     row[place], row_ns[place] = np.median(visit) + extras[place], np.mean(visit)
                 except Exception as error:  # noqa: BLE001 - whatever a user's program raises
                     failed[place] = raised(error)
