@@ -238,7 +238,8 @@ def test_what_has_no_answer_is_one_sentence(said):
 def test_a_decision_is_that_of_the_two_estimates():
     found = TILES.compare("tile", "loop", N, 2.0)
     expected = decision(TILES.estimate("tile", N, 2.0), TILES.estimate("loop", N, 2.0))
-    jax.tree.map(np.testing.assert_array_equal, found[:5], expected[:5])
+    # Of one program, and of two with a third: their last digits may differ.
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), found[:5], expected[:5])
     assert found == TILES.decide(N, 2.0) == TILES.decide(N, 2.0, fused="tile", kept="loop")
     other = TILES.compare("loop", "tile", N, 2.0)
     np.testing.assert_allclose(other.margin_ns, -np.asarray(found.margin_ns))
