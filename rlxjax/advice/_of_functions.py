@@ -16,8 +16,8 @@ from ._contender import Contender, Forecast, Question
 from ._content import content_of, default_device, digest
 from ._stages import in_order, parts_of
 
-#: A model of any function is off by more than it says where a compiler does what it does not expect: of pairs of stages
-#: that it decides with 90 %, one in five is wrong; `benchmarks.stage_choices` says how many are, of what it rules out.
+#: Probability from which on the model of functions rules one out: it is off by more than it says where a compiler does
+#: what it does not expect. `benchmarks.stage_choices` tells how often what it rules out is right.
 SURE_OF_FUNCTIONS = 0.99
 
 
