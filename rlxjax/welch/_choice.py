@@ -15,7 +15,7 @@ from rlxjax._values import FrozenDict, Handle
 from rlxjax.device._codes import normalised
 from rlxjax.device._devices import Device, backend_coefficients, jax_device
 
-from ._decided import MODEL_NAME, decided_variant, with_work
+from ._decided import MODEL_NAME, decided_variant, question_of_variants, with_work
 from ._device_programs import default_fused_selection
 from ._launch import MOST_PROGRAMS, whole_program
 from ._params import WelchPeakParams
@@ -139,7 +139,8 @@ def choice(
     call = call_of(shape, dtype, where, traced, forked, params, strategy, calibration, model, measure)
     names, by = call.names, call.calibration
     if call.is_open and len(call.variants) > 1 and call.batch:
-        found = decided_variant(call.variants, shape, dtype, params, by, model, call.platform, measure, run)
+        given = call.variants, shape, dtype, params, by, model, call.platform
+        found = decided_variant(functools.partial(question_of_variants, *given), measure, run)
         if found is None:
             return None, None
         names = (found,) if found else names

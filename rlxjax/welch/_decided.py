@@ -21,20 +21,16 @@ MODEL_NAME = "welch"
 
 
 def decided_variant(
-    variants: Sequence[str],
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    params: WelchPeakParams,
-    calibration: "Calibration | None",
-    model: Any,
-    platform: str | None,
+    ask: Callable[[str, Callable[[str], Any] | None], "Question"],
     measure: str | None,
     run: Callable[[str], Any] | None,
 ) -> str | None:
     """Return the variant that a call runs, by what is measured of it or was, and by what the model learned from it.
 
-    Arguments are those of `question_of_variants`, but that `measure` is as the environment says, else "never", unless
-    given.
+    Args:
+        ask: `question_of_variants` of the call, but for its last two arguments.
+        measure: when to measure; as the environment says, else "never", unless given.
+        run: computes the peaks by a variant, if the rows are at hand.
 
     Returns:
         An empty text where nothing was ever measured here; None where something is to be, and there is no `run`.
@@ -46,7 +42,7 @@ def decided_variant(
         return ""
     if word != "never" and run is None:
         return None
-    question = question_of_variants(variants, shape, dtype, params, calibration, model, platform, word, run)
+    question = ask(word, run)
     found = recalled(question) if word == "never" and question.calibrated is None else decide(question)
     return "" if found is None else found.name
 
