@@ -5,15 +5,15 @@ A JSON file is whole, as it was written and of its schema, or refused in one lin
 
 import contextlib
 import csv
+import errno
 import gzip
 import hashlib
 import io
 import json
 import os
+import secrets
+import socket
 import stat
-import tempfile
-import threading
-import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
@@ -35,8 +35,8 @@ _KINDS = {
     stat.S_IFIFO: "named pipe",
     stat.S_IFSOCK: "socket",
 }
-#: The folders that a thread holds, by their lock and the thread.
-_HELD: set[tuple[FilePath, int]] = set()
+#: What the system says where a file system has no locks.
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 _Content = TypeVar("_Content", bound=BaseModel)
 
@@ -300,6 +300,9 @@ def write_text_file(text: str, path: str | os.PathLike[str]) -> None:
 def whole_file(path: str | os.PathLike[str]) -> Iterator[FilePath]:
     """Give a place to write at that becomes the file once all is written; a reader never sees a part of it.
 
+    A file that is replaced keeps its permissions, and its owner where the system lets it; a new one has those that the
+    user's umask leaves.
+
     Raises:
         ValueError: the path is that of a folder, a device or a named pipe.
         OSError: its folder cannot be made or written, or the disk is full; one line that names the file.
@@ -307,16 +310,22 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[FilePath]:
     path, temporary = file_to_write(path), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        os.close(descriptor)
-        yield FilePath(temporary)
-        with open(temporary, "rb") as file:
+        old = path.stat() if path.exists() else None
+        place = path.with_name(f".{secrets.token_hex(8)}.tmp")  # a name of any length has one
+        os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if old is None else 0o600))
+        temporary = place
+        yield place
+        with open(place, "rb") as file:
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        if old is not None:
+            for owner in (-1, old.st_uid):  # its group at least
+                with contextlib.suppress(PermissionError):
+                    os.chown(place, owner, old.st_gid)
+            os.chmod(place, stat.S_IMODE(old.st_mode))
+        os.replace(place, path)
     except BaseException as reason:
         if temporary is not None:
-            FilePath(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         if isinstance(reason, OSError):
             raise not_written(path, reason) from None
         raise
@@ -351,49 +360,52 @@ def set_aside(path: FilePath) -> FilePath | None:
 def locked(path: str | os.PathLike[str]) -> Iterator[None]:
     """Hold the one lock of a file's folder, for who measures for that file or writes it; reading needs none.
 
+    A thread that holds it may lock it again. The system unlocks it when the process ends; where the file system has no
+    locks, a second file says who holds it, and one of a process of this host that ended counts no more.
+
     Raises:
         ValueError: another one holds it, and did not end within some seconds; one line.
         OSError: the folder cannot be made or written; one line.
     """
-    place = file_to_write(path).parent / LOCK_NAME
-    if (held := (place, threading.get_ident())) in _HELD:
-        yield
-        return
-    with _lock_of(place, time.monotonic() + LOCK_WAIT_S):
-        _HELD.add(held)
+    from filelock import FileLock, SoftFileLock, Timeout  # loaded when first used
+
+    place = marker = file_to_write(path).parent / LOCK_NAME
+    try:
         try:
-            yield
-        finally:
-            _HELD.discard(held)
-            place.unlink(missing_ok=True)
-
-
-def _lock_of(place: FilePath, ends_s: float) -> io.FileIO:
-    """Return a lock's file, held until it is closed."""
-    import fcntl  # not everywhere
-
-    while True:
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            file = open(place, "a+b", buffering=0)  # noqa: SIM115
+            lock = FileLock(place, is_singleton=True, fallback_to_soft=False)
+            lock.acquire(LOCK_WAIT_S)
         except OSError as reason:
-            raise not_written(place, reason) from None
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(place)):  # and not what another one has just removed
-                with contextlib.suppress(OSError):  # on a full disk, who holds it is not said
-                    file.truncate(0)
-                    file.write(f"{os.getpid()}\n".encode())
-                return file
-        file.seek(0)
-        holder = file.read(20).decode(errors="replace").strip() or "another one"
-        file.close()
-        if time.monotonic() > ends_s:
-            raise ValueError(
-                f"{place.parent}: process {holder} measures for this folder, or writes in it; "
-                "try again once it has ended, or give another folder"
-            )
-        time.sleep(0.05)
+            if reason.errno not in _NO_LOCKS:
+                raise
+            marker = place.with_name(f"{LOCK_NAME}.held")
+            lock = SoftFileLock(marker, is_singleton=True)
+            lock.acquire(LOCK_WAIT_S)
+    except Timeout:
+        raise ValueError(_holder(marker, place)) from None
+    except OSError as reason:
+        raise not_written(place, reason) from None
+    try:
+        if marker is place:
+            with contextlib.suppress(OSError):  # on a full disk, who holds it is not said
+                place.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
+        yield
+    finally:
+        if lock.lock_counter == 1:  # who waits for a file that is gone makes a new one
+            place.unlink(missing_ok=True)
+        lock.release()
+
+
+def _holder(marker: FilePath, place: FilePath) -> str:
+    """Return what to say of a lock that another one holds, by the process and the host that its file names."""
+    who = "another process"
+    with contextlib.suppress(OSError, ValueError):
+        pid, host = marker.read_text(errors="replace").split()[:2]
+        who = f"process {pid} of {host}"
+    killed = "" if marker is place else f"; if it was killed, remove {marker}"
+    return (
+        f"{place.parent}: {who} measures for this folder, or writes in it; "
+        f"try again once it has ended, or give another folder{killed}"
+    )
 
 
 def sha256_of(path: str | os.PathLike[str]) -> str:

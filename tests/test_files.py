@@ -1,9 +1,13 @@
 """Where files are written and read: links are followed, and nothing but a regular file is replaced or waited for."""
 
 import errno
+import fcntl
 import gzip
 import os
 import socket
+import stat
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +22,7 @@ from calibrate.report.advice import read_advice
 from calibrate.samples import Micro, SampleLog, SampleWriter, header_of, read_samples
 from rlxjax import _files
 from rlxjax._files import LOCK_NAME, Strict, file_to_write, locked, read_json, set_aside, write_json_file
+from rlxjax.advice import Memory
 from rlxjax.calibration import current_fingerprint, read_calibration_file
 from rlxjax.models import FFT
 
@@ -141,7 +146,7 @@ def test_files_are_put_aside_at_once_by_many_and_none_is_lost(tmp_path):
 
 def test_a_folder_is_locked_for_one_writer_at_a_time_who_may_lock_it_again(tmp_path, monkeypatch):
     monkeypatch.setattr(_files, "LOCK_WAIT_S", 0.1)
-    (tmp_path / LOCK_NAME).write_text("1\n")  # of one that was killed
+    (tmp_path / LOCK_NAME).write_text("1\nhere\n")  # of one that was killed
 
     def other():
         with locked(tmp_path / "b.json"):
@@ -152,11 +157,13 @@ def test_a_folder_is_locked_for_one_writer_at_a_time_who_may_lock_it_again(tmp_p
 
     with ThreadPoolExecutor(1) as pool:
         with locked(tmp_path / "a.json"), locked(tmp_path / "b.json"):
-            with pytest.raises(ValueError, match=f"{tmp_path}: process {os.getpid()} measures for this folder, or"):
+            with pytest.raises(
+                ValueError, match=f"{tmp_path}: process {os.getpid()} of .* measures for this folder, or"
+            ):
                 pool.submit(other).result()
             refused = pool.submit(job).result()
             assert refused.exit_code == 2
-            assert f"process {os.getpid()} measures for this folder" in refused.stderr
+            assert f"process {os.getpid()} of {socket.gethostname()} measures for this folder" in refused.stderr
             with locked(tmp_path / "other" / "a.json"):
                 pass
         with pytest.raises(AssertionError, match="two at once"):
@@ -174,6 +181,81 @@ def test_a_folder_is_locked_for_one_writer_at_a_time_who_may_lock_it_again(tmp_p
     assert counts == list(range(1, 21))
 
 
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_where_a_file_system_has_no_locks_a_file_says_who_holds_it(code, tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    monkeypatch.setattr(_files, "LOCK_WAIT_S", 0.1)
+    held = tmp_path / f"{LOCK_NAME}.held"
+
+    def refused(holder):
+        with pytest.raises(ValueError, match=f"{tmp_path}: {holder} measures .* if it was killed, remove {held}$"):
+            locked(tmp_path / "b.json").__enter__()
+
+    with ThreadPoolExecutor(1) as pool, locked(tmp_path / "a.json"), locked(tmp_path / "b.json"):
+        pool.submit(refused, f"process {os.getpid()} of {socket.gethostname()}").result()
+    assert list(tmp_path.iterdir()) == []
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    held.write_text(f"{ended.pid}\n{socket.gethostname()}\n")  # of one that was killed here
+    with locked(tmp_path / "a.json"):
+        pass
+    for text, holder in ((f"{ended.pid}\nelsewhere\n", f"process {ended.pid} of elsewhere"), ("", "another process")):
+        held.write_text(text)
+        refused(holder)
+
+
+def test_a_lock_is_free_once_its_process_is_killed(tmp_path):
+    hold = "import sys, rlxjax._files as f\nwith f.locked(sys.argv[1]): print(flush=True), input()"
+    command = [sys.executable, "-c", hold, tmp_path / "a.json"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        holder.kill()
+    with locked(tmp_path / "a.json"):
+        pass
+
+
+def test_a_new_file_has_the_permissions_that_the_umask_leaves_and_a_replaced_one_keeps_its_own(tmp_path):
+    def table(path):
+        rx.Timings.checked(FFT, variant="fft", batch=[8], n_fft=[64], time_ns=[1e5]).to_parquet(path)
+
+    def samples(path):
+        with SampleWriter(path, SampleLog(header_of(ToySuite(), "toy", current_fingerprint())), append=False):
+            pass
+
+    writers = {
+        "a.json": lambda path: write_json_file(Content(number=7), path),
+        "model.json": lambda path: rx.learned.save_learned_fft(rx.learned.LearnedFft.exact(16), path),
+        "timings.parquet": table,
+        "samples.jsonl": samples,
+        "memory.json": lambda path: Memory(tmp_path / "memory.sqlite").export(path),
+    }
+    for umask in (0o077, 0o002, 0o027):
+        before = os.umask(umask)
+        try:
+            for name, write in writers.items():
+                path = tmp_path / f"{umask:o}" / name
+                write(path)
+                assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask, name
+                for mode in (0o600, 0o640, 0o666):
+                    path.chmod(mode)
+                    write(path)
+                    aside = set_aside(path)
+                    assert stat.S_IMODE(aside.stat().st_mode) == (0o666 & ~umask if name == "samples.jsonl" else mode)
+                    aside.rename(path)
+        finally:
+            os.umask(before)
+
+
+def test_a_file_of_any_name_that_the_system_takes_is_written(tmp_path):
+    for name in ("n" * 255, "é" * 127, "-", " ", ".hidden", "a\nb", "%s"):
+        write_json_file(Content(number=7), tmp_path / name)
+        assert Content.model_validate_json((tmp_path / name).read_text()).number == 7
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
 @pytest.mark.parametrize("existed", [True, False])
 def test_a_write_that_fails_names_the_file_and_leaves_the_old_one_whole_and_nothing_else(
     existed, tmp_path, monkeypatch
@@ -182,7 +264,7 @@ def test_a_write_that_fails_names_the_file_and_leaves_the_old_one_whole_and_noth
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     path = tmp_path / "a.json"
-    for step in ("replace", "fsync", "chmod"):
+    for step in ("replace", "fsync"):
         if existed:
             path.write_text("the old file")
         with monkeypatch.context() as patched:
