@@ -122,20 +122,35 @@ def background() -> Iterator[Callable[..., Future]]:
         yield lambda run, *args, **kwargs: pool.submit(with_callers_settings(run), *args, **kwargs)
 
 
+#: What a caller sets for JAX by a context, which holds for its own thread alone: the setting, and the context.
+_SETTINGS = tuple(
+    (f"jax_{name}", getattr(jax, name))
+    for name in (
+        *("debug_infs", "debug_nans", "default_device", "default_matmul_precision", "default_prng_impl"),
+        *("disable_jit", "enable_x64", "numpy_dtype_promotion", "numpy_rank_promotion", "softmax_custom_jvp"),
+        *("threefry_partitionable",),
+    )
+)
+
+
+def callers_settings() -> tuple[Any, ...]:
+    """Return what holds for the caller's thread, the mesh last: programs may differ by it."""
+    return *[getattr(jax.config, name) for name, _ in _SETTINGS], jax.sharding.get_abstract_mesh()
+
+
 def with_callers_settings(run: Callable[..., R]) -> Callable[..., R]:
     """Return a function for another thread: what a caller's context sets for JAX holds for its own alone."""
-    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    has_x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
-    promotion = jax.config.jax_numpy_dtype_promotion  # pyright: ignore[reportAttributeAccessIssue]
-    precision = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    settings, mesh = callers_settings(), None
+    with contextlib.suppress(ValueError):  # within `jax.jit` no mesh of devices is known
+        mesh = jax.sharding.get_mesh()
 
     def run_as_caller(*args: Any, **kwargs: Any) -> R:
-        with (
-            jax.default_device(device),
-            jax.enable_x64(has_x64),
-            jax.numpy_dtype_promotion(promotion),
-            jax.default_matmul_precision(precision),
-        ):
+        with contextlib.ExitStack() as contexts:
+            for (name, context), value in zip(_SETTINGS, settings, strict=False):
+                if getattr(jax.config, name) != value:
+                    contexts.enter_context(context(value))
+            if mesh is not None and not mesh.empty:
+                contexts.enter_context(jax.set_mesh(mesh))  # pyright: ignore[reportArgumentType]
             return run(*args, **kwargs)
 
     return run_as_caller

@@ -357,11 +357,16 @@ def set_aside(path: FilePath) -> FilePath | None:
 
 
 @contextlib.contextmanager
-def locked(path: str | os.PathLike[str]) -> Iterator[None]:
+def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """Hold the one lock of a file's folder, for who measures for that file or writes it; reading needs none.
 
     A thread that holds it may lock it again. The system unlocks it when the process ends; where the file system has no
     locks, a second file says who holds it, and one of a process of this host that ended counts no more.
+
+    Args:
+        path: the file.
+        name: of the lock, which has a folder to itself.
+        wait_s: seconds to wait for who holds it.
 
     Raises:
         ValueError: another one holds it, and did not end within some seconds; one line.
@@ -369,17 +374,17 @@ def locked(path: str | os.PathLike[str]) -> Iterator[None]:
     """
     from filelock import FileLock, SoftFileLock, Timeout  # loaded when first used
 
-    place = marker = file_to_write(path).parent / LOCK_NAME
+    place = marker = file_to_write(path).parent / name
     try:
         try:
             lock = FileLock(place, is_singleton=True, fallback_to_soft=False)
-            lock.acquire(LOCK_WAIT_S)
+            lock.acquire(wait_s)
         except OSError as reason:
             if reason.errno not in _NO_LOCKS:
                 raise
-            marker = place.with_name(f"{LOCK_NAME}.held")
+            marker = place.with_name(f"{name}.held")
             lock = SoftFileLock(marker, is_singleton=True)
-            lock.acquire(LOCK_WAIT_S)
+            lock.acquire(wait_s)
     except Timeout:
         raise ValueError(_holder(marker, place)) from None
     except OSError as reason:

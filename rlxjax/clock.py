@@ -23,13 +23,29 @@ FIRST_SHARE = 0.25
 QUARTILE = 0.25
 
 
-def visit_ns(call: Callable[[], Any]) -> list[int]:
-    """Return the time in ns of each call of one visit: calls follow each other, results are waited for and dropped."""
+def visit_ns(call: Callable[[], Any], count: int | None = None) -> list[int]:
+    """Return the time in ns of each call of one visit: calls follow each other, results are waited for and dropped.
+
+    Args:
+        call: the program, of no arguments.
+        count: how many calls; as many as a visit has unless given.
+    """
     times_ns, taken = [], 0
-    while len(times_ns) < LEAST_CALLS or (taken < VISIT_NS and len(times_ns) < MOST_CALLS):
+    least, most = (LEAST_CALLS, MOST_CALLS) if count is None else (count, count)
+    while len(times_ns) < least or (taken < VISIT_NS and len(times_ns) < most):
         times_ns.append(call_ns(call))
         taken += times_ns[-1]
     return times_ns
+
+
+def calls_of_visit(time_ns: float) -> int:
+    """Return the calls of a visit to a program of a known time.
+
+    Examples:
+        >>> calls_of_visit(1e6), calls_of_visit(1e9)
+        (4, 2)
+    """
+    return int(np.clip(np.nan_to_num(VISIT_NS / time_ns), LEAST_CALLS, MOST_CALLS))
 
 
 def call_ns(call: Callable[[], Any]) -> int:

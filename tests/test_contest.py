@@ -1,6 +1,8 @@
 """Who wins of programs that are timed by turns: by a clock of the test's own, and by the real one."""
 
+import itertools
 import math
+import re
 import threading
 import time
 
@@ -8,7 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from rlxjax.advice._contest import Contest, contest, first_call
+from rlxjax.advice._caller import Caller, FailedError
+from rlxjax.advice._contest import Contest, contest
 from rlxjax.clock import QUARTILE
 
 MS = 1_000_000
@@ -114,6 +117,35 @@ def test_where_others_take_the_processor_half_of_the_time_the_faster_one_still_w
     assert np.mean([one.best for one in found]) > 0.9
 
 
+def paced(machine, paces_ns):
+    """Return a program whose calls take the times of a list in turn."""
+    times_ns = itertools.cycle(paces_ns)
+
+    def call():
+        machine.now_ns += int(next(times_ns))
+
+    return call
+
+
+#: Programs of two paces, by what their calls take: one pace a visit, one a call, and a call that is far longer.
+PACES = {
+    "by visits": [0.04 * MS] * 100 + [0.06 * MS] * 67,
+    "by calls": [0.04 * MS, 0.06 * MS],
+    "now and then": [*[0.04 * MS] * 9, 0.8 * MS],
+}
+
+
+@pytest.mark.parametrize("what", PACES)
+@pytest.mark.parametrize("other_ns", [0.038 * MS, 0.044 * MS, 0.049 * MS, 0.055 * MS, 0.066 * MS])
+def test_the_winner_has_the_least_time_or_it_is_a_tie(machine, what, other_ns):
+    for favourite in (0, 1):
+        calls = [paced(machine, PACES[what]), machine.program(other_ns, sd=0.01)]
+        found = machine.contest(*calls, favourite=favourite, limit_s=0.4)
+        assert found.is_tie or found.best == int(np.argmin(found.time_ns))
+        if what == "now and then":
+            assert found.best == 1
+
+
 def test_what_is_clearly_slower_is_visited_no_more(machine):
     slow, near = [], []
     found = machine.contest(MS, machine.program(3 * MS, calls=slow), machine.program(MS, calls=near), regret=1e-4)
@@ -174,25 +206,37 @@ def test_by_the_real_clock_a_loop_of_twice_the_time_loses():
     assert 50_000 <= found.time_ns[1] < found.time_ns[0]
 
 
-def test_a_first_call_gives_the_result_or_says_why_there_is_none():
-    assert first_call(lambda: 3, 10.0)[::2] == (3, "")
-    for error, said in (
-        (KeyError("x"), "raised KeyError: 'x'"),
-        (ValueError("one\ntwo"), "raised ValueError: one"),
-        (SystemExit(), "raised SystemExit"),
-    ):
-
-        def call(error=error):
-            raise error
-
-        assert first_call(call, 10.0).failed == said
+def test_a_call_gives_its_result_or_says_why_there_is_none_and_the_next_one_is_made():
     held = threading.Event()
-    try:
-        assert first_call(held.wait, 0.01).failed == "did not end within 0.01 s"
-    finally:
-        held.set()
+
+    def fails(error):
+        raise error
+
+    with Caller() as caller:
+        for error, said in (
+            (KeyError("x"), "raised KeyError: 'x'"),
+            (ValueError("one\ntwo"), "raised ValueError: one"),
+            (SystemExit(3), "raised SystemExit: 3"),
+        ):
+            with pytest.raises(FailedError, match=f"^{re.escape(said)}$"):
+                caller(lambda error=error: fails(error), 10.0)
+        try:
+            with pytest.raises(FailedError, match=r"^did not end within 0\.01 s$"):
+                caller(held.wait, 0.01)
+            assert caller(lambda: 3, 10.0) == 3
+        finally:
+            held.set()
 
 
-def test_a_first_call_is_made_under_the_caller_s_settings():
-    with jax.default_matmul_precision("float32"):
-        assert first_call(lambda: jax.config.jax_default_matmul_precision, 10.0).result == "float32"
+def test_a_call_is_made_under_the_caller_s_settings():
+    contexts = {
+        "jax_default_matmul_precision": jax.default_matmul_precision("float32"),
+        "jax_disable_jit": jax.disable_jit(),
+        "jax_debug_nans": jax.debug_nans(True),
+        "jax_default_prng_impl": jax.default_prng_impl("rbg"),
+    }
+    for name, context in contexts.items():
+        with context, Caller() as caller:
+            assert caller(lambda name=name: getattr(jax.config, name), 10.0) == getattr(jax.config, name), name
+    with jax.set_mesh(jax.make_mesh((1,), ("rows",))), Caller() as caller:
+        assert caller(jax.sharding.get_mesh, 10.0).axis_names == ("rows",)

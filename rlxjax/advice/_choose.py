@@ -1,13 +1,17 @@
 """Which of several functions to run, or of the ways that a latency model knows: sure by the model, or measured."""
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from rlxjax._checks import check_at_least, is_traced
+from rlxjax._chunks import callers_settings
 from rlxjax._values import handle
 from rlxjax.calibration import Calibration, default_calibration
 from rlxjax.fit import Suite
@@ -17,10 +21,12 @@ from ._contender import LIMIT_MS, REGRET
 from ._decide import decide
 from ._of_functions import question_of_functions
 from ._of_variants import question_of_suite
+from ._processes import ALONE, Party
 
-#: Choices of this process that are looked up at once; the oldest is forgotten. Each holds its functions, and what these
-#: close over, but no argument.
+#: Choices of this process that are looked up at once; the oldest is forgotten. None holds a function, or an argument.
 MOST_CHOICES = 1024
+#: What `jax.jit` returns.
+JITTED = type(jax.jit(abs))
 _choices: dict[Any, Choice] = {}
 _keeping = threading.Lock()
 
@@ -76,12 +82,9 @@ def choose(
         ('top_k', 'model', (64, 8))
     """
     word = measure_word(measure, "undecided")
-    try:
-        asked = _key(alternatives, args, inputs, word, regret, limit_ms, calibration, check)
-        if (known := _choices.get(asked)) is not None:
-            return known
-    except (AttributeError, TypeError):  # of what has no hash, or is refused below
-        asked = None
+    asked = _asked(alternatives, args, word, regret, limit_ms, calibration, check)
+    if asked is not None and (known := _choices.get(asked)) is not None:
+        return dataclasses.replace(known, fn=alternatives[known.name])  # pyright: ignore[reportIndexIssue]
     check_at_least(regret, "regret", what="number", most=1.0)
     check_at_least(limit_ms, "limit_ms", 1e-3, "number of milliseconds", most=1e7)
     if is_traced(*jax.tree.leaves(args)):
@@ -89,18 +92,20 @@ def choose(
     if calibration is not None and not isinstance(calibration, Calibration):
         given = type(calibration).__name__
         raise ValueError(f"calibration: expected a Calibration (load_calibration), got {given}")
-    known = default_calibration() if calibration is None else calibration
     options = {"measure": word, "regret": float(regret), "limit_ms": float(limit_ms), "check": check}
-    if isinstance(alternatives, Suite):
-        if args:
-            raise ValueError("args: expected none beside a suite, whose model has `inputs`")
-        question = question_of_suite(alternatives, inputs, known, options)
-    else:
-        if inputs is not None:
-            raise ValueError("inputs: expected none of functions, which take arguments")
-        question = question_of_functions(alternatives, args, known, options)
-    found = decide(question)
-    _keep(asked, found)
+    # Inside of a function that is being traced everything here is computed all the same.
+    with jax.ensure_compile_time_eval() if is_traced(jnp.zeros(())) else contextlib.nullcontext():
+        known = default_calibration() if calibration is None else calibration
+        if isinstance(alternatives, Suite):
+            if args:
+                raise ValueError("args: expected none beside a suite, whose model has `inputs`")
+            question = question_of_suite(alternatives, inputs, known, options)
+        else:
+            if inputs is not None:
+                raise ValueError("inputs: expected none of functions, which take arguments")
+            question = question_of_functions(alternatives, args, known, options)
+        found = decide(question)
+    _keep(None if Party.of(question.devices) is not ALONE else asked, found)
     return found
 
 
@@ -110,46 +115,48 @@ def _keep(asked: Any, found: Choice) -> None:
         if found.by == "measured":
             for own in [key for key, one in _choices.items() if one.by == "model"]:
                 del _choices[own]
+            found = dataclasses.replace(found, by="remembered", measuring_s=0.0)
         if asked is None:
             return
         if len(_choices) >= MOST_CHOICES:
             del _choices[next(iter(_choices))]
-        _choices[asked] = found if found.by in ("model", "pinned") else _again(found)
+        _choices[asked] = dataclasses.replace(found, fn=None)  # pyright: ignore[reportArgumentType]
 
 
-def _again(found: Choice) -> Choice:
-    """Return a choice as a later call gets it."""
-    return dataclasses.replace(found, by="remembered", measuring_s=0.0)
-
-
-def _key(
+def _asked(
     alternatives: Any,
     args: tuple[Any, ...],
-    inputs: Any,
     word: str,
     regret: float,
     limit_ms: float,
     calibration: Any,
     check: bool,
-) -> tuple[Any, ...]:
-    """Return what a choice of this process is looked up by."""
-    if isinstance(alternatives, Suite):
-        named: Any = alternatives, None if inputs is None else tuple(inputs.items())
-    else:
-        named = tuple(alternatives.items())
-    shapes = tuple([_shape_of(arg) for arg in args])
-    settings: Any = jax.config
-    return (
-        *(named, shapes, word, regret, limit_ms, handle(calibration), check),
-        *(settings.jax_enable_x64, settings.jax_default_device, settings.jax_default_matmul_precision),
-    )
+) -> tuple[Any, ...] | None:
+    """Return what a choice of this process is looked up by; None where Python code may read what no key says.
+
+    Jitted functions, which JAX traces once for arguments and settings, are looked up by themselves, not by `==`.
+    """
+    try:
+        named = [(name, handle(fn)) for name, fn in alternatives.items() if type(fn) is JITTED]
+        if len(named) < len(alternatives):
+            return None
+        shapes = tuple([_shape_of(arg) for arg in args])
+        key = *named, shapes, word, regret, limit_ms, handle(calibration), check, *callers_settings()
+        hash(key)
+    except (AttributeError, TypeError):  # what has no hash or no weak references, or is refused later
+        return None
+    return key
 
 
 def _shape_of(arg: Any) -> Any:
-    """Return what counts of an argument: all but the values of an array; of what is no array, which may be static."""
+    """Return what counts of an argument: all but the values of an array; of what is no array its type and bits."""
     if isinstance(arg, jax.Array):
-        return arg.shape, arg.dtype, arg.sharding
+        return arg.shape, arg.dtype, arg.weak_type, arg.sharding
+    if isinstance(arg, np.generic):
+        return type(arg), arg.tobytes()
     if hasattr(arg, "dtype"):
         return type(arg), arg.shape, arg.dtype, getattr(arg, "sharding", None)
+    if arg is None or isinstance(arg, bool | int | float | complex | str | bytes):
+        return type(arg), repr(arg)
     leaves, structure = jax.tree.flatten(arg)
-    return (type(arg), arg) if len(leaves) == 1 and leaves[0] is arg else (structure, *map(_shape_of, leaves))
+    return handle(arg) if len(leaves) == 1 and leaves[0] is arg else (structure, *map(_shape_of, leaves))

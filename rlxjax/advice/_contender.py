@@ -23,7 +23,7 @@ class Contender(NamedTuple):
         content: digest of what it runs.
         fn: that is given to the caller.
         call: of no arguments, that is timed.
-        runs: of the latency model, by variant and inputs, whose times add up to its own.
+        runs: gives those of the latency model, by variant and inputs, whose times add up to its own.
         extra_ns: what it costs beside its time.
         make: compiles it; the first call does unless given.
         failed: why it cannot run; empty of one that can.
@@ -33,7 +33,7 @@ class Contender(NamedTuple):
     content: str
     fn: Callable[..., Any]
     call: Callable[[], Any]
-    runs: tuple[tuple[str, Mapping[str, float]], ...] = ()
+    runs: Callable[[], tuple[tuple[str, Mapping[str, float]], ...]] = tuple
     extra_ns: float = 0.0
     make: Callable[[], Any] | None = None
     failed: str = ""

@@ -4,7 +4,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +13,14 @@ import numpy as np
 from rlxjax._values import Handle, handle
 from rlxjax.calibration import CalibratedModel, Fingerprint, current_fingerprint
 
-#: Variables of the environment, beside those of the fingerprint, and settings of JAX on which programs depend.
+from ._described import described
+
+#: Variables of the environment, beside those of the fingerprint, and settings of JAX on which programs depend, beside
+#: those whose effect stands in a jaxpr.
 _FLAGS = ("LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS")
 _SETTINGS = (
+    "jax_allow_f16_reductions",
+    "jax_cpu_collectives_implementation",
     "jax_cpu_enable_async_dispatch",
     "jax_debug_infs",
     "jax_debug_nans",
@@ -28,10 +32,10 @@ _SETTINGS = (
     "jax_exec_time_optimization_effort",
     "jax_memory_fitting_effort",
     "jax_optimization_level",
+    "jax_random_seed_offset",
     "jax_threefry_partitionable",
+    "jax_use_shardy_partitioner",
 )
-#: Where Python keeps an object, which is another place in each process.
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def digest(*parts: Any) -> str:
@@ -46,7 +50,7 @@ def content_of(programs: Sequence[Any], is_jitted: bool = True) -> str:
         programs: as `jax.jit(fn).trace(...)` returns them.
         is_jitted: whether each is one program; else its operations run one by one.
     """
-    return digest(is_jitted, [_ADDRESS.sub("", str(program.jaxpr)) for program in programs])
+    return digest(is_jitted, [described(program.jaxpr) for program in programs])
 
 
 def setting_of(
@@ -63,9 +67,10 @@ def setting_of(
     """
     here = _fingerprint()
     flags = {name: os.environ[name] for name in _FLAGS if name in os.environ}
-    settings = {name: str(jax.config.values[name]) for name in _SETTINGS if name in jax.config.values}
+    settings = {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
+    settings["mesh"] = str(jax.sharding.get_abstract_mesh())
     used = devices or [default_device()]
-    kinds = sorted({(device.platform, device.device_kind) for device in used})
+    kinds = sorted({(device.platform, device.device_kind, device.process_index) for device in used})
     model = None if calibrated is None else digest_of_model(calibrated)
     return digest(here.model_dump(mode="json"), flags, settings, kinds, len(used), model, runner), here
 

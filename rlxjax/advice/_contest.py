@@ -1,30 +1,33 @@
 """Which of several programs takes the least, timed by turns until that is clear.
 
 All are visited once a round, in random order, so that what the machine does meanwhile meets all of them. Two are
-compared by the logarithms of their ratios, round by round: the trimmed mean of these, and Yuen's interval of it. It
-says by how much one is the faster, whatever few rounds were disturbed. What is compared is the median of a visit's
-calls: where others take the processors, most visits have a call that waits, by which their means differ.
+compared by the logarithm of the ratio of their lower quartiles, as a time is one of visits (`rlxjax.clock`); its error
+is that of rounds drawn again (the bootstrap of Efron, 1979). Of a visit the median call is compared, since most visits
+have a call that waits where others take the processors. A program that is surely slower by the mean, as times are, does
+not win; where the times say another order than the choice does, that is a tie.
 """
 
+import functools
 import math
-import threading
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from rlxjax._chunks import with_callers_settings
 from rlxjax._values import by_value
-from rlxjax.clock import QUARTILE, quiet_collector, settled_ns, visit_ns
+from rlxjax.clock import LEAST_CALLS, QUARTILE, calls_of_visit, quiet_collector, settled_ns, visit_ns
 from rlxjax.fit import COVERED_SDS, SURE
+
+from ._caller import Caller, FailedError
+from ._processes import ALONE, Party
 
 #: Rounds, and the share of the limit, before anything is sure: a shared machine stays in one of several states for some
 #: tens of milliseconds, in which one program may do better than another that is the faster one otherwise.
 LEAST_ROUNDS, LEAST_SHARE = 6, 0.5
-#: Share of the ratios that are left out at either end, and the probability that an interval of their mean holds.
-TRIMMED, LEVEL = 0.2, 0.99
+#: How often rounds are drawn again, and the probability that an interval of a ratio holds.
+RESAMPLES, LEVEL = 200, 0.99
 #: A call that takes so many times the limit does not end, as far as anybody waits.
 LONGEST_CALL = 100
 #: At the limit a program takes the favourite's place if it is the faster one with this probability.
@@ -33,20 +36,6 @@ LIKELY = 2 / 3
 LEAST_ERROR = 0.002
 #: The first round is left out if it took no more than this share of the limit.
 WARMING = 0.25
-
-
-class FirstCall(NamedTuple):
-    """What came of calling a program for the first time.
-
-    Attributes:
-        result: that it gave.
-        taken_s: seconds that it took, compiling included.
-        failed: why there is no result, in a sentence.
-    """
-
-    result: Any = None
-    taken_s: float = 0.0
-    failed: str = ""
 
 
 @by_value
@@ -74,36 +63,6 @@ class Contest(NamedTuple):
     failed: dict[int, str]
 
 
-def first_call(call: Callable[[], Any], limit_s: float) -> FirstCall:
-    """Call a program that may raise, or not end: then its thread is left alone, and the process goes on.
-
-    Args:
-        call: of no arguments.
-        limit_s: seconds until it counts as one that does not end.
-    """
-    found: list[FirstCall] = []
-
-    def run() -> None:
-        begun = time.perf_counter()
-        try:
-            result = jax.block_until_ready(call())
-        except BaseException as error:  # noqa: BLE001 - a user's program may raise anything, and may exit
-            found.append(FirstCall(failed=raised(error)))
-        else:
-            found.append(FirstCall(result, time.perf_counter() - begun))
-
-    thread = threading.Thread(target=with_callers_settings(run), daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    return found[0] if found else FirstCall(failed=f"did not end within {limit_s:g} s")
-
-
-def raised(error: BaseException) -> str:
-    """Return in a few words that a program raised an error."""
-    reason = str(error).strip().partition("\n")[0]
-    return f"raised {type(error).__name__}{f': {reason}' if reason else ''}"
-
-
 def contest(
     calls: Sequence[Callable[[], Any]],
     *,
@@ -112,6 +71,7 @@ def contest(
     limit_s: float,
     extra_ns: Sequence[float] | None = None,
     seed: int | None = None,
+    party: Party = ALONE,
 ) -> Contest:
     """Time programs that have run once, until one is surely the fastest, or surely none is by more than the regret.
 
@@ -125,41 +85,59 @@ def contest(
         limit_s: seconds after which no further round begins; two rounds are made at least.
         extra_ns: what each costs beside its time; nothing unless given.
         seed: of the order of visits; another one each time unless given.
+        party: the processes that run the programs together: a visit takes as long as in the slowest of them.
     """
     extras = np.zeros(len(calls)) if extra_ns is None else np.asarray(extra_ns, float)
-    rng, costs, times_ns, failed = np.random.default_rng(seed), *np.empty((2, 0, len(calls))), {}
+    rng = np.random.default_rng(seed if party is ALONE else party.of_first(lambda: seed or random.getrandbits(32)))
+    medians, means = np.empty((2, 0, len(calls)))  # of the calls of a visit, with the extras
+    failed, elapsed_s, begun_s = {}, 0.0, time.perf_counter()
     active, is_settled, is_first = list(range(len(calls))), False, True
-    begun_s = time.perf_counter()
-    with quiet_collector():
-        while len(active) > 1 and not is_settled and (len(costs) < 2 or time.perf_counter() < begun_s + limit_s):
-            row, row_ns = np.full((2, len(calls)), np.nan)
+    counts: list[int | None] = [None if party is ALONE else LEAST_CALLS] * len(calls)
+    with quiet_collector(), Caller() as caller:
+        while len(active) > 1 and not is_settled and (len(medians) < 2 or elapsed_s < limit_s):
+            row, own_failed = np.full((2, len(calls)), np.nan), {}
             for place in rng.permutation(active).tolist():
+                visit = functools.partial(visit_ns, calls[place], counts[place])
                 try:
-                    visit = settled_ns(visit_ns(calls[place]))
-                    row[place], row_ns[place] = np.median(visit) + extras[place], np.mean(visit)
-                except Exception as error:  # noqa: BLE001 - whatever a user's program raises
-                    failed[place] = raised(error)
-                    active.remove(place)
-                    row[place] = row_ns[place] = costs[:, place] = times_ns[:, place] = np.nan
-            if is_first and time.perf_counter() < begun_s + WARMING * limit_s:
+                    times_ns = settled_ns(caller(visit, LEAST_CALLS * LONGEST_CALL * limit_s))
+                    row[:, place] = np.median(times_ns) + extras[place], np.mean(times_ns) + extras[place]
+                except FailedError as reason:
+                    own_failed[place] = str(reason)
+            said = party.gathered([row.tolist(), [*own_failed.items()], time.perf_counter() - begun_s])
+            row, elapsed_s = np.max([own for own, _, _ in said], axis=0), said[0][2]
+            failed |= {place: reason for _, reasons, _ in reversed(said) for place, reason in reasons}
+            active = [place for place in active if place not in failed]
+            row[:, [*failed]] = medians[:, [*failed]] = means[:, [*failed]] = np.nan
+            if party is not ALONE:
+                counts = [calls_of_visit(time_ns) for time_ns in row[1] - extras]
+            if is_first and elapsed_s < WARMING * limit_s:
                 is_first = False  # it found caches and threads as other programs left them
                 continue
-            is_first, costs, times_ns = False, np.vstack([costs, row]), np.vstack([times_ns, row_ns])
-            if len(costs) >= LEAST_ROUNDS and time.perf_counter() >= begun_s + LEAST_SHARE * limit_s:
-                active, is_settled = _left(costs, active, regret)
+            is_first, medians, means = False, np.vstack([medians, row[0]]), np.vstack([means, row[1]])
+            if len(medians) >= LEAST_ROUNDS and elapsed_s >= LEAST_SHARE * limit_s:
+                active, is_settled = _left(medians, active, regret)
     if not active:
         none = np.full(len(calls), np.nan)
-        return Contest(favourite, False, 0.0, none, none, none, len(costs), failed)
-    best = _best(costs, active, favourite, regret)
-    is_tie = any(_Ratio.of(costs, place, best).is_tie(regret) for place in active if place != best)
-    others = [place for place in range(len(calls)) if place != best and place not in failed and len(costs)]
-    chances = [_Ratio.of(costs, place, best).chance_above(-math.log1p(regret)) for place in others]
-    time_ns, low_ns, high_ns = np.array([_quantiles(own) for own in times_ns.T]).T
-    return Contest(best, is_tie, min(chances, default=1.0), time_ns, low_ns, high_ns, len(costs), failed)
+        return Contest(favourite, False, 0.0, none, none, none, len(medians), failed)
+    time_ns, low_ns, high_ns = np.array([_quantiles(own) for own in (means - extras).T]).T
+    best = _best(medians, active, favourite, regret)
+    timed = [place for place in range(len(calls)) if place not in failed and len(means)]
+    for place in timed:  # one that now and then takes far longer is surely slower by its times
+        by_time = _Ratio.of(means, best, place)
+        if by_time.centre > math.log1p(regret) and by_time.chance_above(0.0) >= SURE:
+            best = place
+    others = [place for place in timed if place != best]
+    ratios = {place: _Ratio.of(medians, place, best) for place in others}
+    costs_ns = time_ns + extras
+    is_tie = any(ratios[place].is_tie(regret) for place in others if place in active) or any(
+        costs_ns[place] * (1.0 + regret) < costs_ns[best] for place in others
+    )
+    chances = [ratio.chance_above(-math.log1p(regret)) for ratio in ratios.values()]
+    return Contest(best, is_tie, min(chances, default=1.0), time_ns, low_ns, high_ns, len(medians), failed)
 
 
 class _Ratio(NamedTuple):
-    """The logarithm of the ratio of two programs' costs: its trimmed mean, its standard error, degrees of freedom."""
+    """The logarithm of the ratio of two programs' costs: as estimated, its standard error, degrees of freedom."""
 
     centre: float
     error: float
@@ -168,14 +146,14 @@ class _Ratio(NamedTuple):
     @classmethod
     def of(cls, costs: np.ndarray, place: int, other: int) -> "_Ratio":
         """Compare two programs in the rounds that visited both."""
-        ratios = np.log(costs[:, place] / costs[:, other])
-        ratios = np.sort(ratios[~np.isnan(ratios)])
-        cut = int(TRIMMED * len(ratios))
-        if (kept := len(ratios) - 2 * cut) < 2:
-            return cls(float(np.median(ratios)) if len(ratios) else 0.0, math.inf, 1)
-        winsorised = np.clip(ratios, ratios[cut], ratios[-1 - cut])
-        error = np.std(winsorised, ddof=1) * math.sqrt((len(ratios) - 1) / (kept * (kept - 1)))
-        return cls(float(np.mean(ratios[cut : len(ratios) - cut])), max(float(error), LEAST_ERROR), kept - 1)
+        both = np.log(costs[:, [place, other]])
+        both = both[~np.isnan(both).any(axis=1)]
+        if (rounds := len(both)) < 2:
+            return cls(float(np.subtract(*both[0])) if rounds else 0.0, math.inf, 1)
+        place, share = divmod(QUARTILE * (rounds - 1), 1.0)
+        low, high = np.sort(np.concatenate([both[None], both[_drawn(rounds)]]), axis=1)[:, int(place) :][:, :2].swapaxes(0, 1)
+        centre, *drawn = ((1.0 - share) * low + share * high) @ (1.0, -1.0)
+        return cls(float(centre), max(float(np.std(drawn)), LEAST_ERROR), rounds - 1)
 
     def reach(self, level: float = LEVEL) -> float:
         """Return how far the interval of a level goes either way."""
@@ -192,6 +170,12 @@ class _Ratio(NamedTuple):
     def is_tie(self, regret: float) -> bool:
         """Whether the two are within the regret of each other, or not told apart."""
         return abs(self.centre) <= math.log1p(regret) or 1.0 - SURE < self.chance_above(0.0) < SURE
+
+
+@functools.lru_cache(maxsize=64)
+def _drawn(rounds: int) -> np.ndarray:
+    """Return rounds drawn again, with repetition, as often as resampling does."""
+    return np.random.default_rng(rounds).integers(0, rounds, (RESAMPLES, rounds))
 
 
 def _left(costs: np.ndarray, active: list[int], regret: float) -> tuple[list[int], bool]:

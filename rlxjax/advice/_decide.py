@@ -5,23 +5,23 @@ import datetime
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._checks import is_traced
 from rlxjax.calibration import Fingerprint
 
+from ._caller import Caller, FailedError, raised
 from ._choice import Choice, Considered
-from ._contender import Contender, Forecast, Question
+from ._contender import Forecast, Question
 from ._content import digest, digest_of_model, setting_of
-from ._contest import LONGEST_CALL, Contest, FirstCall, contest, first_call, raised
+from ._contest import LONGEST_CALL, Contest, contest
 from ._difference import difference
 from ._learned import learn, learned
 from ._memory import Memory
+from ._processes import ALONE, Party
 from ._remembered import Alternative, Remembered
 
 #: Held while programs are timed: those of two threads at once would disturb each other.
@@ -34,7 +34,7 @@ def recalled(question: Question) -> Choice | None:
     Raises:
         ValueError: no alternative runs.
     """
-    return _recalled(question, Memory(), _key_of(question)[0])
+    return _recalled(question, Memory(), _key_of(question)[0], Party.of(question.devices))
 
 
 def decide(question: Question) -> Choice:
@@ -42,10 +42,15 @@ def decide(question: Question) -> Choice:
 
     Raises:
         ValueError: no alternative runs, alternatives that are run differ in their results, or nothing says which
-            is faster and nothing is to be measured.
+            is faster and nothing is to be measured; processes of one job that ask differently, or one that has ended.
     """
-    memory, (key, context, machine) = Memory(), _key_of(question)
-    if (found := _recalled(question, memory, key)) is not None:
+    memory, (key, context, machine), party = Memory(), _key_of(question), Party.of(question.devices)
+    if {*party.gathered(key)} != {key}:
+        raise ValueError(
+            "alternatives: expected the same question in all processes that hold the arguments, got several; "
+            "all of them have to choose between the same programs, in the same order"
+        )
+    if (found := _recalled(question, memory, key, party)) is not None:
         return found
     contenders = question.contenders
     usable = [place for place, own in enumerate(contenders) if not own.failed]
@@ -53,6 +58,9 @@ def decide(question: Question) -> Choice:
     if calibrated is not None:
         calibrated = learned(calibrated, memory, context, question.kind)
     forecast = None if calibrated is None else question.forecast(calibrated)
+    if party is not ALONE:
+        said = party.gathered(None if forecast is None else [column.tolist() for column in forecast])[0]
+        forecast = None if said is None else Forecast(*map(np.array, said))
     if forecast is not None and not np.isfinite(forecast.time_ns[usable]).any():
         forecast = None
     order, chances = _by_model(question, forecast, usable)
@@ -74,19 +82,31 @@ def decide(question: Question) -> Choice:
         others = [chances[place] for place in order[1:]]
         sure = min(others, default=1.0)
         return _choice(question, order[0], "model", forecast, None, float(sure), key=key)
-    with _timing:
-        if (found := _recalled(question, memory, key)) is not None:  # which another thread has timed meanwhile
+    with _alone(memory, party):
+        # Another thread, or another process, may have timed it meanwhile.
+        if (found := _recalled(question, memory, key, party)) is not None:
             return found
         begun_s = time.perf_counter()
-        timed, first_s = _timed(question, order, entrants)
+        timed, first_s = _timed(question, order, entrants, party)
         ruled_out = [chances[place] for place in order if place not in entrants]
         probability = float(min([timed.probability, *ruled_out]))
         seconds = time.perf_counter() - begun_s
         found = _choice(question, timed.best, "measured", forecast, timed, probability, seconds, key, first_s)
         remembered = _to_remember(question, found, key, context, machine)
-        memory.keep(remembered)
+        if party.is_first:
+            memory.keep(remembered)
         learn(remembered, memory)
     return found
+
+
+@contextlib.contextmanager
+def _alone(memory: Memory, party: Party) -> Iterator[None]:
+    """Keep other threads, and other processes of one memory, from timing at the same time.
+
+    Processes that choose together do not wait: one of them could wait for another that waits for all.
+    """
+    with _timing, contextlib.nullcontext() if party is not ALONE else memory.timing():
+        yield
 
 
 def _by_model(
@@ -105,7 +125,9 @@ def _by_model(
     return order, {place: float(chances[place]) if np.isfinite(costs[place]) else 0.5 for place in usable}
 
 
-def _timed(question: Question, order: list[int], entrants: list[int]) -> tuple[Contest, dict[int, float]]:
+def _timed(
+    question: Question, order: list[int], entrants: list[int], party: Party
+) -> tuple[Contest, dict[int, float]]:
     """Compile, check and time the entrants, the first of them the favourite; places are those of all alternatives.
 
     Others that may run, in `order`, are ruled out beside the favourite: they take part where that fails. What comes
@@ -115,55 +137,69 @@ def _timed(question: Question, order: list[int], entrants: list[int]) -> tuple[C
     failed: dict[int, str] = {}
     first_s: dict[int, float] = {}
     expected: Any = None
-    for place in order:
-        if place not in entrants and order[0] not in failed:
-            continue
-        first = _first(contenders[place], LONGEST_CALL * limit_s)
-        if first.failed:
-            failed[place] = first.failed
-            continue
-        first_s[place] = first.taken_s
-        if not question.check:
-            continue
-        if expected is None:
-            expected = place, first.result
-        elif wrong := difference(expected[1], first.result):
-            raise ValueError(
-                f"alternatives: expected the same result of all, but that of {contenders[place].name!r} differs "
-                f"from that of {contenders[expected[0]].name!r}: {wrong}; check=False takes them as they are"
-            )
-    del expected
+    with Caller() as caller:
+        for place in order:
+            if place not in entrants and order[0] not in failed:
+                continue
+            begun_s, own = time.perf_counter(), contenders[place]
+            result = reason = None
+            if own.make is not None:
+                reason = _failure(own.make)
+            # All have compiled before any of them waits for the others' results.
+            if not (reason := next(filter(None, party.gathered(reason)), None)):
+                try:
+                    result = caller(lambda own=own: jax.block_until_ready(own.call()), LONGEST_CALL * limit_s)
+                except FailedError as error:
+                    reason = str(error)
+                reason = next(filter(None, party.gathered(reason)), None)
+            if reason:
+                failed[place] = reason
+                continue
+            first_s[place] = time.perf_counter() - begun_s
+            if not question.check:
+                continue
+            if expected is None:
+                expected = place, result
+                continue
+            wrong, programs = difference(expected[1], result), [contenders[expected[0]].call, own.call]
+            if any(party.gathered(wrong)):  # all look closer, as one program may run on all of them
+                wrong = difference(expected[1], result, programs)
+            if wrong := next(filter(None, party.gathered(wrong)), ""):
+                raise ValueError(
+                    f"alternatives: expected the same result of all, but that of {own.name!r} differs "
+                    f"from that of {contenders[expected[0]].name!r}: {wrong}; check=False takes them as they are"
+                )
+    result = expected = None
     left = [*first_s]
     if not left:
         said = "; ".join(f"{contenders[place].name} {reason}" for place, reason in failed.items())
         mend = "; a larger limit_ms waits longer" if "did not end" in said else ""
         raise ValueError(f"alternatives: none of them runs: {said}{mend}")
-    # Programs run, also where a caller's function is being traced; elsewhere this would compile them once more.
-    with jax.ensure_compile_time_eval() if is_traced(jnp.zeros(())) else contextlib.nullcontext():
-        found = contest(
-            [contenders[place].call for place in left],
-            regret=question.regret,
-            limit_s=limit_s,
-            extra_ns=[contenders[place].extra_ns for place in left],
-        )
+    found = contest(
+        [contenders[place].call for place in left],
+        regret=question.regret,
+        limit_s=limit_s,
+        extra_ns=[contenders[place].extra_ns for place in left],
+        party=party,
+    )
     for number, reason in found.failed.items():
         failed[left[number]] = reason
     if len(found.failed) == len(left):
-        raise ValueError(f"alternatives: none of them runs: {'; '.join(failed.values())}")
+        said = "; ".join(f"{contenders[place].name} {reason}" for place, reason in failed.items())
+        raise ValueError(f"alternatives: none of them runs: {said}")
     times = np.full((3, len(contenders)), np.nan)
     times[:, left] = found.time_ns, found.low_ns, found.high_ns
     found = found._replace(best=left[found.best], failed=failed, time_ns=times[0], low_ns=times[1], high_ns=times[2])
     return found, first_s
 
 
-def _first(contender: Contender, limit_s: float) -> FirstCall:
-    begun_s = time.perf_counter()
+def _failure(make: Callable[[], Any]) -> str | None:
+    """Compile, and return why that fails."""
     try:
-        if contender.make is not None:
-            contender.make()
-    except Exception as error:  # noqa: BLE001 - a compiler, or a user's code, may raise anything
-        return FirstCall(failed=raised(error))
-    return first_call(contender.call, limit_s)._replace(taken_s=time.perf_counter() - begun_s)
+        make()
+    except Exception as error:  # noqa: BLE001 - a compiler may raise anything
+        return raised(error)
+    return None
 
 
 def _key_of(question: Question) -> tuple[str, str, Fingerprint]:
@@ -177,12 +213,16 @@ def _key_of(question: Question) -> tuple[str, str, Fingerprint]:
     return digest(context, question.kind, contents, question.workload, question.check), context, machine
 
 
-def _recalled(question: Question, memory: Memory, key: str) -> Choice | None:
+def _recalled(question: Question, memory: Memory, key: str, party: Party) -> Choice | None:
     """Return the choice that is remembered, if its alternative still runs and as much was measured as is asked.
 
     What a person pinned holds whatever is asked.
     """
-    if (known := memory.look_up(key)) is None:
+    known = memory.look_up(key) if party.is_first else None
+    if party is not ALONE:
+        said = party.gathered(None if known is None else known.model_dump(mode="json"))[0]
+        known = None if said is None else Remembered.model_validate(said)
+    if known is None:
         return None
     places = {own.content: place for place, own in reversed([*enumerate(question.contenders)]) if not own.failed}
     by_content = {one.content: one for one in known.alternatives}
@@ -260,7 +300,7 @@ def _to_remember(question: Question, found: Choice, key: str, context: str, mach
     alternatives = []
     for own, one in zip(question.contenders, found.alternatives, strict=True):
         low_ns, high_ns = one.measured_interval_ns or (None, None)
-        runs: list[dict[str, Any]] = [{"variant": variant, "inputs": dict(inputs)} for variant, inputs in own.runs]
+        runs: list[dict[str, Any]] = [{"variant": variant, "inputs": dict(inputs)} for variant, inputs in own.runs()]
         alternatives.append(
             Alternative(
                 name=own.name,

@@ -1,39 +1,65 @@
 """Whether two results are the same but for rounding, and how they differ."""
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._rounding import distance, own_part, rounding_moves
 
-def difference(one: Any, other: Any) -> str:
+#: Results of two programs may lie so many times as far apart as either of them moves by rounding.
+MOVES = 16.0
+
+
+def difference(one: Any, other: Any, calls: Sequence[Callable[[], Any]] = ()) -> str:
     """Return how two results differ, in a few words; nothing if they are the same but for rounding.
 
-    Floating-point numbers may differ by the square root of their dtype's precision, of the largest in their array.
+    Each floating-point number may differ by the square root of its dtype's precision, times its own size. Where it
+    differs by more, and where other numbers differ at all, it counts how far rounding moves it in either program.
+
+    Args:
+        one: a tree of arrays.
+        other: what should be the same.
+        calls: the programs that gave them, each of no arguments. Nothing moves where there are none, or where they are
+            no programs of JAX.
     """
     (mine, structure), (others, structure_of_other) = jax.tree.flatten(one), jax.tree.flatten(other)
     if structure != structure_of_other:
         return f"{structure_of_other} instead of {structure}"
+    moves: list[Any] | None = None
     for number, (left, right) in enumerate(zip(mine, others, strict=True)):
         of = f"array {number}" if len(mine) > 1 else "the array"
         if jnp.shape(left) != jnp.shape(right) or jnp.result_type(left) != jnp.result_type(right):
             kinds = [f"{jnp.result_type(own)}{list(jnp.shape(own))}" for own in (left, right)]
             return f"{of} is {kinds[1]} instead of {kinds[0]}"
-        dtype = jnp.result_type(left)
-        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-            left, right = jax.random.key_data(left), jax.random.key_data(right)
-        expected, got = np.asarray(left), np.asarray(right)
-        if jnp.issubdtype(dtype, jnp.inexact):
-            wide = np.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else np.float64
-            expected, got = expected.astype(wide), got.astype(wide)
-            largest = np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))
-            most = math.sqrt(float(jnp.finfo(dtype).eps)) * float(largest)
-            if not np.allclose(got, expected, rtol=0.0, atol=most, equal_nan=True):
-                is_finite = np.isfinite(got) & np.isfinite(expected)
-                off = np.max(np.abs(np.where(is_finite, got, 0.0) - np.where(is_finite, expected, 0.0)), initial=0.0)
-                return f"{of} is off by {off:.2g}, where {most:.2g} is rounding"
-        elif not np.array_equal(expected, got):
+        dtype, expected, got = jnp.result_type(left), own_part(left), own_part(right)
+        off, is_float = distance(got, expected), jnp.issubdtype(dtype, jnp.inexact)
+        most = np.zeros(off.shape)
+        if is_float:
+            size = np.where(np.isfinite(expected), np.abs(expected), 0.0)
+            most = math.sqrt(float(jnp.finfo(dtype).eps)) * size
+        if (off <= most).all():
+            continue
+        if moves is None:
+            moves = [np.add(*both) for both in zip(*(_moves(*own) for own in zip(calls, (mine, others), strict=False)))]
+        if moves:
+            most = np.maximum(most, MOVES * moves[number])
+        if not (is_wrong := ~(off <= most)).any():
+            continue
+        if not is_float:
             return f"{of} has other values"
+        worst = np.unravel_index(np.argmax(np.where(is_wrong, off / np.maximum(most, 1e-300), -1.0)), off.shape)
+        where = f" at {list(map(int, worst))}" if expected.shape == jnp.shape(left) and expected.ndim else ""
+        return f"{of} is off by {off[worst]:.2g}{where}, where {most[worst]:.2g} is rounding"
     return ""
+
+
+def _moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.ndarray]:
+    """Return how far rounding moves results; not at all where JAX cannot trace what gives them."""
+    try:
+        return rounding_moves(call, results)
+    except Exception:  # noqa: BLE001 - a user's program may raise anything
+        return [np.zeros(own_part(one).shape) for one in results]

@@ -4,6 +4,7 @@ A connection lives as long as one question, 0.1 ms: none is shared by threads, o
 rollback journal works on network file systems too, and is whole after a process is killed.
 """
 
+import atexit
 import contextlib
 import datetime
 import os
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from rlxjax._files import first_refusal, home_folder, read_json_file, write_json_file
+from rlxjax._files import first_refusal, home_folder, locked, read_json_file, write_json_file
 from rlxjax.calibration import MACHINE_FIELDS, current_fingerprint, fingerprint_differences
 
 from ._remembered import Export, Remembered
@@ -26,8 +27,10 @@ A = TypeVar("A")
 
 #: Of the database, by which it is known as one of decisions, and of the form of its table and of an export.
 APPLICATION_ID, SCHEMA_VERSION = 0x726C786A, 1
-#: Seconds that a question waits for a process that writes, and characters of a key in a sentence.
-WAIT_S, SHOWN_KEY = 1.0, 8
+#: Seconds that a question waits for a process that writes, and once it did so in vain; characters of a key in a sentence.
+WAIT_S, AGAIN_S, SHOWN_KEY = 10.0, 0.5, 8
+#: Seconds that a process waits for another one that times, whose answer it may take, and the lock of who times.
+TIMING_WAIT_S, TIMING_LOCK = 300.0, ".rlxjax.timing.lock"
 _TABLE = (
     "CREATE TABLE decisions (key TEXT PRIMARY KEY, context TEXT NOT NULL, kind TEXT NOT NULL, created TEXT NOT NULL, "
     "content TEXT NOT NULL, pinned TEXT)"
@@ -40,9 +43,11 @@ _KEEP = (
 )
 #: The mend where the place is at fault.
 _ELSEWHERE = "make room for it there, or set RLXJAX_HOME to a folder that can be written"
-#: Of this process: the databases that it warned of, and those that it does not ask again, for reading or for writing.
+#: Of this process: the databases that it warned of, those that another process held too long, and by database what is
+#: to be written as soon as that is possible.
 _WARNED_OF: set[str] = set()
-_LEFT_ALONE: set[tuple[str, bool]] = set()
+_BUSY: set[FilePath] = set()
+_UNWRITTEN: dict[FilePath, list[Remembered]] = {}
 
 
 class Loaded(NamedTuple):
@@ -63,8 +68,9 @@ class Memory:
     """What was decided and measured, in a database that processes side by side may use.
 
     `look_up`, `keep` and `all` go on without memory where the database is damaged, locked, of a newer version or in a
-    place that cannot be written: they warn once, and leave it alone for the rest of the process. The others, and these
-    too where `strict` is asked for, refuse it by `ValueError`, one sentence with the path and the mend.
+    place that cannot be written: they warn once, and ask again at the next question. What could not be kept is written
+    with the next answer, or when the process ends. The others, and these too where `strict` is asked for, refuse the
+    database by `ValueError`, one sentence with the path and the mend.
 
     Args:
         path: of the database; `decisions.sqlite` in `RLXJAX_HOME`, or among the user's data, unless given. Reading
@@ -99,12 +105,15 @@ class Memory:
 
     def keep(self, remembered: Remembered) -> None:
         """Remember a choice, in the place of an earlier one of the same key, whose pin stays."""
+        self._leniently(lambda: self._write([remembered]), None)
 
-        def write() -> None:
-            with self._writing() as database:
-                _insert(database, remembered)
-
-        self._leniently(write, None, writes=True)
+    @contextlib.contextmanager
+    def timing(self) -> Iterator[None]:
+        """Keep other processes of this memory from timing meanwhile; without a place for a lock nobody waits."""
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(ValueError, OSError):
+                held.enter_context(locked(self.path, TIMING_LOCK, TIMING_WAIT_S))
+            yield
 
     def key_of(self, start: str) -> str:
         """Return the one key that begins so.
@@ -184,22 +193,28 @@ class Memory:
                         taken += 1
         return Loaded(taken, len(own) - taken, len(found) - len(own))
 
-    def _leniently(self, ask: Callable[[], A], otherwise: A, writes: bool = False) -> A:
+    def _leniently(self, ask: Callable[[], A], otherwise: A) -> A:
         """Return an answer of the database, or another one where it is in no state to answer."""
-        place = str(self._given or os.environ.get("RLXJAX_HOME", ""))
         if self._is_strict:
             return ask()
-        if not _LEFT_ALONE.isdisjoint({(place, False), (place, writes)}):
-            return otherwise
         try:
             return ask()
         except ValueError as reason:
-            if not isinstance(reason, _EntryError):  # beside which there may be good ones
-                _LEFT_ALONE.add((place, writes))
+            place = str(self._given or os.environ.get("RLXJAX_HOME", ""))
             if place not in _WARNED_OF:
                 _WARNED_OF.add(place)
                 warnings.warn(f"{reason}; choices go on without what is remembered there", stacklevel=3)
             return otherwise
+
+    def _write(self, new: Sequence[Remembered]) -> None:
+        """Write entries, and those of earlier answers that could not be written."""
+        waiting = _UNWRITTEN.setdefault(self.path, [])
+        waiting += new
+        entries = list(waiting)
+        with self._writing() as database:
+            for one in entries:
+                _insert(database, one)
+        del waiting[: len(entries)]
 
     def _read(self, where: str, *values: str) -> list[Remembered]:
         with self._reading() as database:
@@ -213,7 +228,7 @@ class Memory:
             found = Remembered.model_validate_json(content)
         except ValidationError as reason:
             mend = f"drop it with `rlxjax decisions forget {key[:SHOWN_KEY]}`"
-            raise _EntryError(f"{self.path}: the entry {key[:SHOWN_KEY]}: {first_refusal(reason)}; {mend}") from None
+            raise ValueError(f"{self.path}: the entry {key[:SHOWN_KEY]}: {first_refusal(reason)}; {mend}") from None
         is_there = any(one.content == pinned for one in found.alternatives)
         return found.model_copy(update={"pinned": pinned if is_there else None})
 
@@ -248,10 +263,6 @@ class Memory:
                 database.execute("COMMIT")
 
 
-class _EntryError(ValueError):
-    """One entry cannot be read."""
-
-
 def _time(created: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(created)
 
@@ -265,7 +276,8 @@ def _connected(path: FilePath, mode: str) -> "contextlib.closing[sqlite3.Connect
     import sqlite3  # which few who import this need
 
     address = f"{path.absolute().as_uri()}?mode={mode}"
-    return contextlib.closing(sqlite3.connect(address, uri=True, timeout=WAIT_S, isolation_level=None))
+    wait_s = AGAIN_S if path in _BUSY else WAIT_S
+    return contextlib.closing(sqlite3.connect(address, uri=True, timeout=wait_s, isolation_level=None))
 
 
 def _is_made(path: FilePath, database: "sqlite3.Connection") -> bool:
@@ -290,13 +302,23 @@ def _refused(path: FilePath, what: str) -> Iterator[None]:
 
     try:
         yield
+        _BUSY.discard(path)
     except OSError as reason:
         raise ValueError(f"{path}: cannot be {what} ({reason.strerror or reason}); {_ELSEWHERE}") from None
     except sqlite3.Error as reason:
         code = getattr(reason, "sqlite_errorname", "")
         if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            _BUSY.add(path)
             raise ValueError(f"{path}: another process holds it; try again once that has ended") from None
         mend = _ELSEWHERE
         if not code.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PERM")):
             mend = "move it to another place, and what it held is measured anew"
         raise ValueError(f"{path}: cannot be {what} ({reason}); {mend}") from None
+
+
+@atexit.register
+def _write_the_rest() -> None:
+    """Write what was measured and could not be written so far."""
+    for path in [path for path, waiting in _UNWRITTEN.items() if waiting]:
+        with contextlib.suppress(ValueError, OSError):
+            Memory(path)._write([])

@@ -1,12 +1,13 @@
 """Functions as alternatives: traced, counted, and priced by the model of functions."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from rlxjax._checks import is_traced
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionTimes, predict_profiles
 from rlxjax.jaxpr import FunctionProfile, profile_function
 from rlxjax.models import FUNCTIONS, function_runs
@@ -28,7 +29,7 @@ def question_of_functions(
     if not isinstance(alternatives, Mapping) or not alternatives:
         raise ValueError(f"alternatives: expected functions by name, or a Suite, got {alternatives!r}")
     arrays = functools.cache(lambda: filled(args))
-    contenders, profiles = [], []
+    contenders, profiles, devices = [], [], devices_of(args)
     results: dict[str, Any] = {}
     for name, given in alternatives.items():
         if not isinstance(name, str):
@@ -40,14 +41,19 @@ def question_of_functions(
         except ValueError as error:
             said = str(error).partition("but it ")[2] or str(error)
             contenders.append(Contender(name, digest("fails", name), given, list, failed=said))
-            profiles.append([])
+            profiles.append(list)
             continue
         program = whole.fn.trace(*whole.args)
+        if is_traced(*program.jaxpr.consts):
+            raise ValueError(f"alternatives: expected {name!r} to close over arrays, got traced values; choose outside")
         if options["measure"] != "never":
             check_repeatable(name, program)
         results[name] = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), whole.result)
         is_jitted = isinstance(given, jax.stages.Wrapped)
-        own = _profiles([whole] if is_jitted else parts_of(whole))
+        own = functools.cache(
+            lambda whole=whole, is_jitted=is_jitted: _profiles([whole] if is_jitted else parts_of(whole))
+        )
+        devices += devices_of(program.jaxpr.consts)
         profiles.append(own)
         contenders.append(
             Contender(
@@ -55,7 +61,7 @@ def question_of_functions(
                 content_of([program], is_jitted),
                 given,
                 call=lambda fn=given: fn(*arrays()),
-                runs=runs_of(own),
+                runs=lambda own=own: runs_of(own()),
                 make=(lambda program=program: program.lower().compile()) if is_jitted else None,
             )
         )
@@ -80,7 +86,7 @@ def question_of_functions(
     label = f"{' or '.join(alternatives)} of {in_words(args)}"
     return Question(
         contenders, FUNCTIONS.name, label, where_of(args), calibrated,
-        functools.partial(_forecast, profiles, are_alike), devices=devices_of(args), sure=SURE_OF_FUNCTIONS, **options,
+        functools.partial(_forecast, profiles, are_alike), devices=devices, sure=SURE_OF_FUNCTIONS, **options,
     )  # fmt: skip
 
 
@@ -129,9 +135,10 @@ def runs_of(profiles: Sequence[FunctionProfile]) -> tuple[tuple[str, Mapping[str
 
 
 def _forecast(
-    profiles: Sequence[Sequence[FunctionProfile]], are_alike: np.ndarray, calibrated: CalibratedModel
+    known: Sequence[Callable[[], Sequence[FunctionProfile]]], are_alike: np.ndarray, calibrated: CalibratedModel
 ) -> Forecast | None:
     """Return what the functions model says of alternatives, each of the programs that have these profiles."""
+    profiles = [own() for own in known]
     flat = [profile for own in profiles for profile in own]
     if not flat:
         return None
@@ -179,7 +186,8 @@ def where_of(args: tuple[Any, ...]) -> dict[str, Any]:
     return {"arguments": kinds}
 
 
-def devices_of(args: tuple[Any, ...]) -> list[Any]:
-    """Return the devices that hold arguments."""
-    arrays = [leaf for leaf in jax.tree.leaves(args) if isinstance(leaf, jax.Array)]
-    return sorted({device for array in arrays for device in array.devices()}, key=lambda device: device.id)
+def devices_of(args: Any) -> list[Any]:
+    """Return the devices that hold arrays, or that shapes are to be on."""
+    places = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args)]
+    devices = {device for place in places if isinstance(place, jax.sharding.Sharding) for device in place.device_set}
+    return sorted(devices, key=lambda device: device.id)

@@ -71,7 +71,7 @@ def question_of_stages(
             content_of(programs),
             fn,
             call=lambda: fn(*arrays()),
-            runs=runs_of([one.profile for one in plans.predictions(plan)]) if teaches else (),
+            runs=(lambda: runs_of([one.profile for one in plans.predictions(plan)])) if teaches else tuple,
             extra_ns=asked_ns + plans.price * plan.peak_bytes,
             make=None if fn is functions[0] else lambda: [one.lower().compile() for one in programs],
         )

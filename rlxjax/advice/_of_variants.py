@@ -1,17 +1,23 @@
 """The variants of a latency model as alternatives, for one workload."""
 
+import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from rlxjax._values import Handle, handle
 from rlxjax.calibration import CalibratedModel, Calibration
 from rlxjax.fit import Cell, Runs, Suite, decision, estimate
 
 from ._contender import Contender, Forecast, Question
 from ._content import digest
+from ._described import described
+
+#: Programs of suites that are kept, the latest used.
+MOST_PROGRAMS = 32
 
 
 def question_of_suite(
@@ -33,23 +39,32 @@ def question_of_suite(
     facts = suite.facts() if calibrated is None else calibrated.posterior.facts
     label = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
     programs = f"{type(suite).__module__}.{type(suite).__qualname__}", suite.runner, dict(suite.given)
+    if dataclasses.is_dataclass(suite):  # whose fields say which of several it is
+        programs = *programs, described(suite)
     contenders = []
     for variant in variants_of(model, sizes, facts):
         cell = Cell(f"{variant} {label}", variant, sizes)
-        program = functools.cache(functools.partial(suite.program, cell))
+        program = functools.partial(_program, handle(suite), cell)
         contenders.append(
             Contender(
                 variant,
                 digest(model.name, model.version, programs, variant),
                 fn=lambda program=program: program()(),
                 call=lambda program=program: program()(),
-                runs=((variant, sizes),),
+                runs=lambda variant=variant: ((variant, sizes),),
             )
         )
     return Question(
         contenders, model.name, label, sizes, calibrated, functools.partial(forecast_of_variants, contenders),
         runner=programs, **options,
     )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=MOST_PROGRAMS)
+def _program(suite: Handle, cell: Cell) -> Callable[[], Any]:
+    """Return the program of a cell, which is compiled once however often a suite's owner chooses."""
+    own: Any = suite()
+    return own.program(cell)
 
 
 def variants_of(model: Any, sizes: Mapping[str, float], facts: Mapping[str, Any]) -> list[str]:
@@ -60,7 +75,7 @@ def variants_of(model: Any, sizes: Mapping[str, float], facts: Mapping[str, Any]
 
 def forecast_of_variants(contenders: Sequence[Contender], calibrated: CalibratedModel) -> Forecast:
     """Return what a model says of alternatives that are one run each, all of one workload."""
-    variants, (sizes, *_) = zip(*(own.runs[0] for own in contenders), strict=True)
+    variants, (sizes, *_) = zip(*(own.runs()[0] for own in contenders), strict=True)
     with jax.ensure_compile_time_eval():
         runs = Runs.checked(calibrated.model, list(variants), **sizes)
         found = jax.tree.map(np.asarray, estimate(calibrated.on_device(), runs.together()))

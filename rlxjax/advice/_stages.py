@@ -77,17 +77,23 @@ def groups_of(stages: Sequence[Stage]) -> dict[Span, Stage]:
 
 def parts_of(whole: Stage) -> list[Stage]:
     """Return the programs that a function runs where it is not jitted: its jitted calls, and each other operation."""
-    from jax.extend import core  # which loads Pallas
-
     jaxpr = whole.fn.trace(*whole.args).jaxpr.jaxpr
     parts = []
     for equation in jaxpr.eqns:
         name = str(equation.params.get("name", equation.primitive.name))
-        inputs = list(dict.fromkeys(var for var in equation.invars if not hasattr(var, "val")))  # literals have one
-        alone = jaxpr.replace(constvars=[], invars=inputs, outvars=equation.outvars, eqns=[equation])
+        alone, inputs = equation_alone(jaxpr, equation)
         shapes = tuple(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in inputs)
-        parts.append(Stage(name, jax.jit(core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))), shapes, None))
+        parts.append(Stage(name, jax.jit(alone), shapes, None))
     return parts
+
+
+def equation_alone(jaxpr: Any, equation: Any) -> tuple[Callable[..., Sequence[Any]], list[Any]]:
+    """Return an equation of a jaxpr as a function, and the variables that are its arguments."""
+    from jax.extend import core  # which loads Pallas
+
+    inputs = list(dict.fromkeys(var for var in equation.invars if not hasattr(var, "val")))  # literals have one
+    alone = jaxpr.replace(constvars=[], invars=inputs, outvars=equation.outvars, eqns=[equation])
+    return core.jaxpr_as_fun(core.ClosedJaxpr(alone, ())), inputs
 
 
 def profiles_of(

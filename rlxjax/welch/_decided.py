@@ -84,7 +84,7 @@ def question_of_variants(
             digest(MODEL_NAME, RUNNER_VERSION, variant, _content_of(model) if variant == "learned" else ""),
             call := functools.partial(run or str, variant),
             call,
-            ((variant, {name: float(size) for name, size in sizes.items()}),),
+            lambda variant=variant: ((variant, {name: float(size) for name, size in sizes.items()}),),
         )
         for variant in variants
     ]
@@ -94,7 +94,7 @@ def question_of_variants(
 
     # The model's facts do not say the work of this learned FFT: its time is not to teach them.
     return Question(
-        [own._replace(runs=()) if own.name == "learned" else own for own in contenders],
+        [own._replace(runs=tuple) if own.name == "learned" else own for own in contenders],
         MODEL_NAME,
         ", ".join(f"{name} {size}" for name, size in sizes.items()),
         {**sizes, "shape": list(shape), "dtype": str(dtype), "platform": platform},

@@ -1,0 +1,134 @@
+"""What a jaxpr, or a value in one, is in words that are the same in each process and differ with type and bits."""
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import json
+import re
+import types
+from collections.abc import Mapping, Set
+from typing import Any
+
+import jax
+import numpy as np
+
+#: Parameters of equations that no program runs, or that only people read.
+_UNREAD = {"bwd", "debug_info", "fwd_jaxpr_thunk", "jvp_jaxpr_fun", "name_and_src_info", "out_trees"}
+#: Where Python keeps an object, which is another place in each process.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+#: Packages whose objects are known by how they show themselves, unless they have fields.
+_SHOWN = {"jax", "jaxlib", "ml_dtypes", "numpy"}
+
+
+def described(value: Any, within: tuple[int, ...] = (), known: dict[int, Any] | None = None) -> Any:
+    """Return what JSON can write of a value: equal of what runs equally, in any process.
+
+    Numbers are told apart by type and bits, functions by their code, defaults, and what they close over or read among
+    their module's data, objects by their fields. The order of a set or a mapping does not count. Of a jaxpr's own
+    arrays shapes and dtypes count.
+
+    Args:
+        value: a jaxpr, or anything that stands in one.
+        within: `id`s of the values that this one is a part of.
+        known: digests of the jaxprs that were met, by `id`.
+    """
+    known = {} if known is None else known
+    if value is None or isinstance(value, bool | int | str):
+        return [type(value).__name__, value if isinstance(value, str) else repr(value)]
+    if isinstance(value, float | complex):
+        return [type(value).__name__, np.asarray(value).tobytes().hex()]
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        return _described_array(value)
+    if id(value) in within:
+        return ["again", len(within) - within.index(id(value))]
+
+    def inner(part: Any) -> Any:
+        return described(part, (*within, id(value)), known)
+
+    kind, package = type(value).__name__, type(value).__module__.partition(".")[0]
+    if hasattr(value, "eqns"):
+        jaxpr = getattr(value, "jaxpr", value)
+        if id(jaxpr) not in known:
+            known[id(jaxpr)] = hashlib.sha256(json.dumps(_described_jaxpr(jaxpr, inner)).encode()).hexdigest()
+        return ["jaxpr", known[id(jaxpr)]]
+    if isinstance(value, Mapping):
+        return [kind, sorted(([inner(name), inner(part)] for name, part in value.items()), key=json.dumps)]
+    if isinstance(value, Set):
+        return [kind, sorted(map(inner, value), key=json.dumps)]
+    if isinstance(value, tuple | list):
+        return [kind, *map(inner, value)]
+    if isinstance(value, bytes | bytearray):
+        return [kind, value.hex()]
+    if isinstance(value, type | enum.Enum | np.dtype | types.ModuleType):
+        return [kind, str(value)]
+    if isinstance(value, functools.partial):
+        return [kind, *map(inner, (value.func, value.args, value.keywords))]
+    if isinstance(value, types.MethodType):
+        return [kind, inner(value.__func__), inner(value.__self__)]
+    if isinstance(value, types.FunctionType):
+        return [kind, *map(inner, (value.__code__, value.__defaults__, value.__kwdefaults__, _read_by(value)))]
+    if isinstance(value, types.CodeType):
+        return [kind, value.co_code.hex(), value.co_names, *map(inner, value.co_consts)]
+    if dataclasses.is_dataclass(value):
+        fields = [field.name for field in dataclasses.fields(value)]
+    else:
+        fields = [] if package in _SHOWN else [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())]
+    if fields:
+        return [_name_of(value), *([name, inner(getattr(value, name, None))] for name in sorted(fields))]
+    return [_name_of(value), _ADDRESS.sub("", repr(value))]
+
+
+def _described_array(value: Any) -> Any:
+    """Return an array's type, and its bits."""
+    if isinstance(value, jax.Array):
+        if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+            value = jax.random.key_data(value)
+        if not value.is_fully_addressable:
+            return ["array", str(value.dtype), list(value.shape)]
+    found = np.asarray(value)
+    bits = found.tobytes() if found.dtype != object else repr(found.tolist()).encode()
+    return ["array", str(found.dtype), list(found.shape), hashlib.sha256(bits).hexdigest()]
+
+
+def _described_jaxpr(jaxpr: Any, inner: Any) -> Any:
+    """Return the equations of a jaxpr, its variables by number."""
+    numbers: dict[Any, int] = {}
+
+    def of(var: Any) -> Any:
+        if hasattr(var, "val"):
+            return [_type_of(var), inner(np.asarray(var.val))]
+        return numbers.setdefault(var, len(numbers))
+
+    def parameter(value: Any) -> Any:
+        return of(value) if hasattr(value, "aval") and value in numbers else inner(value)
+
+    given = [[of(var), _type_of(var)] for var in (*jaxpr.constvars, *jaxpr.invars)]
+    equations = [
+        [
+            equation.primitive.name,
+            [of(var) for var in equation.invars],
+            [[name, parameter(value)] for name, value in sorted(equation.params.items()) if name not in _UNREAD],
+            [[of(var), _type_of(var)] for var in equation.outvars],
+        ]
+        for equation in jaxpr.eqns
+    ]
+    return [len(jaxpr.constvars), given, equations, [of(var) for var in jaxpr.outvars]]
+
+
+def _type_of(var: Any) -> str:
+    """Return the shape and the dtype of a variable, how it is sharded, and whether its type is weak."""
+    return f"{var.aval.str_short(short_dtypes=False)} {getattr(var.aval, 'weak_type', False)}"
+
+
+def _read_by(function: types.FunctionType) -> dict[str, Any]:
+    """Return what a function closes over, and the numbers, texts and containers of its module that its code names."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    found = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+    data = bool | int | float | complex | str | bytes | tuple | list | Mapping | Set
+    named = ((name, function.__globals__.get(name)) for name in function.__code__.co_names)
+    return {name: value for name, value in named if isinstance(value, data)} | found
+
+
+def _name_of(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
