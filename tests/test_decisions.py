@@ -6,6 +6,8 @@ import re
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from calibrate.report.decided import decided_sections
 from calibrate.report.page import page
 from rlxjax._files import digest_of
 from rlxjax.advice import Alternative, Memory, Remembered, digest_of_model
+from rlxjax.advice._memory import write_the_rest
 from rlxjax.calibration import MachineMismatchWarning, current_fingerprint, load_calibration, sections_of_file
 
 HERE = current_fingerprint()
@@ -226,10 +229,43 @@ def test_where_no_folder_can_be_made_a_choice_is_kept_by_nobody_with_one_warning
     assert memory.look_up(decision().key) is None
     with pytest.warns(UserWarning, match=f"{path}: cannot be written .*set RLXJAX_HOME"):
         memory.keep(decision())
-    memory.keep(decision())
     assert memory.all() == []
     with pytest.raises(ValueError, match=f"{path}: cannot be written .*set RLXJAX_HOME"):
         Memory(strict=True).keep(decision())
+
+
+@pytest.mark.filterwarnings("ignore:.*choices go on without:UserWarning")
+def test_what_could_not_be_kept_is_written_with_the_next_answer_or_at_the_end(path):
+    path.parent.touch()
+    memory = Memory()
+    for number in range(3):
+        memory.keep(decision(number))
+    path.parent.unlink()
+    memory.keep(decision(3))
+    assert {one.key for one in memory.all()} == {decision(number).key for number in range(4)}
+    held = made(path, "BEGIN EXCLUSIVE")
+    memory.keep(decision(4))
+    held.close()
+    write_the_rest()  # as when the process ends
+    assert len(memory.all()) == 5
+
+
+@pytest.mark.filterwarnings("error")
+def test_writers_wait_for_each_other_and_lose_nothing(path):
+    def write(own):
+        for number in range(40):
+            Memory().keep(decision(number).model_copy(update={"key": f"{own}.{number}"}))
+
+    Memory().keep(decision())
+    held = made(path, "BEGIN EXCLUSIVE")
+    writers = [threading.Thread(target=write, args=(own,)) for own in range(4)]
+    for writer in writers:
+        writer.start()
+    time.sleep(1.0)
+    held.close()
+    for writer in writers:
+        writer.join()
+    assert len(Memory().all()) == 161
 
 
 def test_what_may_be_read_and_not_written_is_still_read(memory, path):

@@ -67,12 +67,13 @@ def setting_of(
     """
     here = _fingerprint()
     flags = {name: os.environ[name] for name in _FLAGS if name in os.environ}
-    settings = {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
+    settings = {name: str(jax.config.values.get(name)) for name in _SETTINGS}
     settings["mesh"] = str(jax.sharding.get_abstract_mesh())
     used = devices or [default_device()]
-    kinds = sorted({(device.platform, device.device_kind, device.process_index) for device in used})
+    kinds = sorted({(device.platform, device.device_kind) for device in used})
+    processes = len({device.process_index for device in used})
     model = None if calibrated is None else digest_of_model(calibrated)
-    return digest(here.model_dump(mode="json"), flags, settings, kinds, len(used), model, runner), here
+    return digest(here.model_dump(mode="json"), flags, settings, kinds, len(used), processes, model, runner), here
 
 
 def default_device() -> Any:

@@ -151,7 +151,9 @@ class _Ratio(NamedTuple):
         if (rounds := len(both)) < 2:
             return cls(float(np.subtract(*both[0])) if rounds else 0.0, math.inf, 1)
         place, share = divmod(QUARTILE * (rounds - 1), 1.0)
-        low, high = np.sort(np.concatenate([both[None], both[_drawn(rounds)]]), axis=1)[:, int(place) :][:, :2].swapaxes(0, 1)
+        low, high = np.sort(np.concatenate([both[None], both[_drawn(rounds)]]), axis=1)[:, int(place) :][
+            :, :2
+        ].swapaxes(0, 1)
         centre, *drawn = ((1.0 - share) * low + share * high) @ (1.0, -1.0)
         return cls(float(centre), max(float(np.std(drawn)), LEAST_ERROR), rounds - 1)
 

@@ -125,9 +125,7 @@ def _by_model(
     return order, {place: float(chances[place]) if np.isfinite(costs[place]) else 0.5 for place in usable}
 
 
-def _timed(
-    question: Question, order: list[int], entrants: list[int], party: Party
-) -> tuple[Contest, dict[int, float]]:
+def _timed(question: Question, order: list[int], entrants: list[int], party: Party) -> tuple[Contest, dict[int, float]]:
     """Compile, check and time the entrants, the first of them the favourite; places are those of all alternatives.
 
     Others that may run, in `order`, are ruled out beside the favourite: they take part where that fails. What comes
@@ -172,9 +170,7 @@ def _timed(
     result = expected = None
     left = [*first_s]
     if not left:
-        said = "; ".join(f"{contenders[place].name} {reason}" for place, reason in failed.items())
-        mend = "; a larger limit_ms waits longer" if "did not end" in said else ""
-        raise ValueError(f"alternatives: none of them runs: {said}{mend}")
+        raise ValueError(_none_runs(question, failed))
     found = contest(
         [contenders[place].call for place in left],
         regret=question.regret,
@@ -185,12 +181,18 @@ def _timed(
     for number, reason in found.failed.items():
         failed[left[number]] = reason
     if len(found.failed) == len(left):
-        said = "; ".join(f"{contenders[place].name} {reason}" for place, reason in failed.items())
-        raise ValueError(f"alternatives: none of them runs: {said}")
+        raise ValueError(_none_runs(question, failed))
     times = np.full((3, len(contenders)), np.nan)
     times[:, left] = found.time_ns, found.low_ns, found.high_ns
     found = found._replace(best=left[found.best], failed=failed, time_ns=times[0], low_ns=times[1], high_ns=times[2])
     return found, first_s
+
+
+def _none_runs(question: Question, failed: Mapping[int, str]) -> str:
+    """Return why nothing can be chosen."""
+    said = "; ".join(f"{question.contenders[place].name} {reason}" for place, reason in sorted(failed.items()))
+    mend = "; a larger limit_ms waits longer" if "did not end" in said else ""
+    return f"alternatives: none of them runs: {said}{mend}"
 
 
 def _failure(make: Callable[[], Any]) -> str | None:

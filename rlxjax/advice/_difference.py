@@ -44,7 +44,8 @@ def difference(one: Any, other: Any, calls: Sequence[Callable[[], Any]] = ()) ->
         if (off <= most).all():
             continue
         if moves is None:
-            moves = [np.add(*both) for both in zip(*(_moves(*own) for own in zip(calls, (mine, others), strict=False)))]
+            both = [_moves(*own) for own in zip(calls, (mine, others), strict=False)]
+            moves = [sum(own) for own in zip(*both, strict=True)]
         if moves:
             most = np.maximum(most, MOVES * moves[number])
         if not (is_wrong := ~(off <= most)).any():

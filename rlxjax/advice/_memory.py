@@ -27,8 +27,8 @@ A = TypeVar("A")
 
 #: Of the database, by which it is known as one of decisions, and of the form of its table and of an export.
 APPLICATION_ID, SCHEMA_VERSION = 0x726C786A, 1
-#: Seconds that a question waits for a process that writes, and once it did so in vain; characters of a key in a sentence.
-WAIT_S, AGAIN_S, SHOWN_KEY = 10.0, 0.5, 8
+#: Seconds that a question waits for who writes, and once it did so in vain; characters of a key in a sentence.
+WAIT_S, AGAIN_S, SHOWN_KEY = 5.0, 0.2, 8
 #: Seconds that a process waits for another one that times, whose answer it may take, and the lock of who times.
 TIMING_WAIT_S, TIMING_LOCK = 300.0, ".rlxjax.timing.lock"
 _TABLE = (
@@ -317,7 +317,7 @@ def _refused(path: FilePath, what: str) -> Iterator[None]:
 
 
 @atexit.register
-def _write_the_rest() -> None:
+def write_the_rest() -> None:
     """Write what was measured and could not be written so far."""
     for path in [path for path, waiting in _UNWRITTEN.items() if waiting]:
         with contextlib.suppress(ValueError, OSError):

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlxjax._checks import is_traced
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionTimes, predict_profiles
 from rlxjax.jaxpr import FunctionProfile, profile_function
 from rlxjax.models import FUNCTIONS, function_runs
@@ -44,7 +43,7 @@ def question_of_functions(
             profiles.append(list)
             continue
         program = whole.fn.trace(*whole.args)
-        if is_traced(*program.jaxpr.consts):
+        if len(program.jaxpr.jaxpr.invars) > len(jax.tree.leaves(program.args_info)):
             raise ValueError(f"alternatives: expected {name!r} to close over arrays, got traced values; choose outside")
         if options["measure"] != "never":
             check_repeatable(name, program)
@@ -53,7 +52,7 @@ def question_of_functions(
         own = functools.cache(
             lambda whole=whole, is_jitted=is_jitted: _profiles([whole] if is_jitted else parts_of(whole))
         )
-        devices += devices_of(program.jaxpr.consts)
+        devices += devices_of([program.jaxpr.consts, places_in(program.jaxpr.jaxpr)])
         profiles.append(own)
         contenders.append(
             Contender(
@@ -176,18 +175,40 @@ def forecast_of_programs(times: FunctionTimes, places: Sequence[Sequence[int]]) 
 def where_of(args: tuple[Any, ...]) -> dict[str, Any]:
     """Return what of the arguments no jaxpr says: which are arrays of NumPy, and how those of JAX are sharded.
 
-    A shape stands for an array of JAX, on its default device unless it says otherwise.
+    A shape stands for an array of JAX, on its default device unless it says otherwise. A device is known by its place
+    among those of its process.
     """
-    leaves, default = jax.tree.leaves(args), jax.sharding.SingleDeviceSharding(default_device())
-    is_own = [isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) for leaf in leaves]
-    kinds = [
-        str(leaf.sharding or default) if own else type(leaf).__name__ for leaf, own in zip(leaves, is_own, strict=True)
-    ]
-    return {"arguments": kinds}
+    here, default = jax.local_devices(), jax.sharding.SingleDeviceSharding(default_device())
+
+    def kind(leaf: Any) -> str:
+        if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+            return type(leaf).__name__
+        place = leaf.sharding or default
+        single = isinstance(place, jax.sharding.SingleDeviceSharding)
+        numbers = [here.index(device) for device in place.device_set if device in here] if single else place
+        return f"{numbers} {place.memory_kind}"
+
+    return {"arguments": [kind(leaf) for leaf in jax.tree.leaves(args)]}
 
 
 def devices_of(args: Any) -> list[Any]:
     """Return the devices that hold arrays, or that shapes are to be on."""
-    places = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args)]
+    places = [getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(args)]
     devices = {device for place in places if isinstance(place, jax.sharding.Sharding) for device in place.device_set}
-    return sorted(devices, key=lambda device: device.id)
+    return sorted(devices - {None}, key=lambda device: device.id)
+
+
+def places_in(jaxpr: Any) -> list[jax.sharding.Sharding]:
+    """Return where the equations of a jaxpr place arrays, on meshes that other processes may be part of."""
+    found = []
+    for equation in jaxpr.eqns if jax.process_count() > 1 else ():
+        for value in jax.tree.leaves(
+            [*equation.params.values()], is_leaf=lambda own: isinstance(own, jax.sharding.Mesh)
+        ):
+            if hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns"):
+                found += places_in(getattr(value, "jaxpr", value))
+            elif isinstance(value, jax.sharding.Mesh):
+                found.append(jax.sharding.NamedSharding(value, jax.sharding.PartitionSpec()))
+            elif isinstance(value, jax.sharding.Sharding):
+                found.append(value)
+    return found

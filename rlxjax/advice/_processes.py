@@ -74,7 +74,9 @@ class Party(NamedTuple):
                     blocks = caller(functools.partial(_exchanged, self.devices, block), ANSWER_S)
                     found = [own + more for own, more in zip(found, blocks, strict=True)]
         except FailedError as reason:
-            raise ValueError(f"args: another process of this job, which holds a part of them, {_gone(reason)}") from None
+            raise ValueError(
+                f"args: another process of this job, which holds a part of them, {_gone(reason)}"
+            ) from None
         return [json.loads(own[8 : 8 + int.from_bytes(own[:8], "big")]) for own in found]
 
 

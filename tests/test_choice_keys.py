@@ -1,0 +1,300 @@
+"""What a key sees: choices that are told apart, by type, bits, state, settings; what a kept choice holds, and calls."""
+
+import dataclasses
+import functools
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlxjax as rx
+from rlxjax.advice import choose
+from rlxjax.advice._content import content_of
+from rlxjax.calibration import Calibration
+
+#: No model has to be compiled to say what is measured, or what one alternative is alone.
+NONE = Calibration({}, None, {})
+QUICK = {"measure": "always", "limit_ms": 20.0, "calibration": NONE}
+NEVER = {"measure": "never", "calibration": NONE}
+X = jnp.arange(1.0, 9.0, dtype=jnp.float32)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A place of this test's own for what is remembered, and dtypes as users have them."""
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RLXJAX_MEASURE", raising=False)
+    with jax.numpy_dtype_promotion("standard"), jax.enable_x64(False):
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """A callable whose equal values are not the same: 1 and 1.0, 0.0 and -0.0."""
+
+    by: object
+
+    def __call__(self, x):
+        return 1.0 / (x * self.by)
+
+    def method(self, x):
+        return x * self.by
+
+
+class Loop:
+    """What runs reads an attribute."""
+
+    def __init__(self, turns):
+        self.turns = turns
+
+    def __call__(self, x):
+        for _ in range(self.turns):
+            x = jnp.sin(x)
+        return x
+
+
+@dataclasses.dataclass(frozen=True)
+class NeverEqual(Scale):
+    """Comparing it gives an array, which is neither true nor false."""
+
+    def __eq__(self, other):
+        return np.array([True, False])
+
+    __hash__ = Scale.__hash__
+
+
+TURNS, GLOBAL = [1], 2.0
+
+
+def repeated(x):
+    for _ in range(TURNS[0]):
+        x = jnp.sin(x)
+    return x
+
+
+def scaled(x):
+    return x * GLOBAL
+
+
+def called(body):
+    return lambda x: jax.pure_callback(body, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def random(x):
+    return x + jax.random.uniform(jax.random.key(0), x.shape)
+
+
+def lists(turns):
+    def fn(x):
+        for _ in range(turns[0]):
+            x = jnp.cos(x)
+        return x
+
+    return fn
+
+
+#: By what two programs differ: what is asked first, what is changed then, and what is asked after it.
+LOOP, LIST, STATE = Loop(1), [1], {"of": 2.0}
+NOTHING = list
+APART = {
+    "type": (Scale(1), NOTHING, Scale(1.0), jnp.arange(1, 9)),
+    "bits": (Scale(0.0), NOTHING, Scale(-0.0)),
+    "bits of a captured number": (lambda x, c=0.0: 1.0 / (x * c), NOTHING, lambda x, c=-0.0: 1.0 / (x * c)),
+    "dtype of a captured number": (
+        functools.partial(lambda c, x: x * c, np.int16(2)),
+        NOTHING,
+        functools.partial(lambda c, x: x * c, np.float64(2)),
+        jnp.arange(8, dtype=jnp.int16),
+    ),
+    "equal objects' methods": (Scale(1).method, NOTHING, Scale(1.0).method, jnp.arange(8)),
+    "a partial's argument": (
+        functools.partial(jnp.multiply, 1),
+        NOTHING,
+        functools.partial(jnp.multiply, 1.0),
+        jnp.arange(8),
+    ),
+    "a captured list": (lists(LIST), lambda: LIST.__setitem__(0, 3), None),
+    "an attribute": (LOOP, lambda: setattr(LOOP, "turns", 3), None),
+    "a captured mapping": (lambda x: x * STATE["of"], lambda: STATE.update(of=3.0), None),
+    "a module's list": (repeated, lambda: TURNS.__setitem__(0, 3), None),
+    "a module's number": (scaled, lambda: globals().update(GLOBAL=3.0), None),
+    "a callback's body": (called(lambda x: 2.0 * x), NOTHING, called(lambda x: 3.0 * x)),
+    "what a callback closes over": (
+        (lambda by: called(lambda x: x * by))(np.float32(2)),
+        NOTHING,
+        (lambda by: called(lambda x: x * by))(np.float32(3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", APART)
+def test_what_differs_is_another_question_and_what_was_handed_over_is_called(what):
+    first, change, then, *given = APART[what]
+    x = given[0] if given else X
+    before = choose({"only": first}, x, **QUICK)
+    np.testing.assert_array_equal(before(x), first(x))
+    change()
+    fn = first if then is None else then
+    after = choose({"only": fn}, x, **QUICK)
+    assert after.key != before.key
+    assert after.fn is fn
+    expected = fn(x)
+    assert after(x).dtype == expected.dtype
+    np.testing.assert_array_equal(after(x), expected)
+
+
+#: Of a jitted function, whatever it reads: JAX traced it once.
+SETTINGS = {
+    "precision": lambda: jax.default_matmul_precision("highest"),
+    "random numbers": lambda: jax.default_prng_impl("rbg"),
+    "no jit": jax.disable_jit,
+    "NaN": lambda: jax.debug_nans(True),
+    "infinity": lambda: jax.debug_infs(True),
+    "float32": lambda: jax.enable_x64(not jax.config.jax_enable_x64),
+    "partitioning": lambda: jax.threefry_partitionable(not jax.config.jax_threefry_partitionable),
+    "mesh": lambda: jax.set_mesh(jax.make_mesh((1,), ("rows",))),
+}
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+@pytest.mark.parametrize("wrap", [jax.jit, lambda fn: fn])
+def test_under_another_setting_a_choice_is_another_one(what, wrap):
+    fn = {"only": wrap(random)}
+    before = choose(fn, X, **NEVER)
+    with SETTINGS[what]():
+        other = choose(fn, X, **NEVER)
+        assert other.key != before.key
+    assert choose(fn, X, **NEVER).key == before.key
+
+
+def test_static_arguments_count_by_type_and_bits():
+    fn = {"only": jax.jit(lambda x, by: x * by, static_argnums=1)}
+    seen = [1, 1.0, True, np.int32(1), 0.0, -0.0, float("nan")]
+    dtypes = [choose(fn, jnp.arange(3), by, **NEVER)(jnp.arange(3), by).dtype for by in seen]
+    assert dtypes == [(jnp.arange(3) * by).dtype for by in seen]
+    keys = [choose(fn, jnp.arange(3), by, **NEVER).key for by in seen]
+    assert keys == [choose(fn, jnp.arange(3), by, **NEVER).key for by in seen]
+    assert len({*keys[:4]}) > 1
+
+
+KEY = """
+import jax, jax.numpy as jnp, rlxjax as rx
+p, NONE = jax.checkpoint_policies, rx.Calibration({}, None, {})
+for policy in (
+    p.save_only_these_names("qkv", "out", "mlp", "k"),
+    p.save_from_both_policies(p.save_only_these_names("a", "b", "c"), p.dots_saveable),
+):
+    body = jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)).sum(), policy=policy)
+    print(rx.choose({"a": jax.jit(jax.grad(body))}, 1.0, calibration=NONE).key)
+called = lambda x: jax.pure_callback(lambda x: {"a", "b", "c"} and x, jax.ShapeDtypeStruct((), x.dtype), x)
+print(rx.choose({"a": called}, jnp.float32(1.0), calibration=NONE).key)
+"""
+
+
+def test_keys_are_the_same_in_processes_of_other_hash_seeds():
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+    begun = [
+        subprocess.Popen([sys.executable, "-c", KEY], env=env | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE)
+        for seed in "12"
+    ]
+    said = [process.communicate(timeout=120)[0].split() for process in begun]
+    assert said[0] == said[1]
+    assert len(set(said[0])) == 3
+
+
+def test_the_content_of_a_program_that_calls_another_many_times_is_found_in_no_time():
+    inner = jnp.sin
+    for _ in range(40):
+        inner = jax.jit(lambda x, inner=inner: inner(x) + inner(x))
+    assert len(content_of([inner.trace(X)])) == 64
+
+
+# --- What a kept choice holds ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, lambda fn: fn])
+def test_no_kept_choice_keeps_a_function_or_what_it_closes_over(wrap):
+    big = jnp.ones((64, 64), jnp.float32) + 1.0
+    ways = {"left": wrap(lambda x: big @ x), "right": wrap(lambda x: (x.T @ big.T).T)}
+    held = [weakref.ref(big), *map(weakref.ref, ways.values())]
+    assert choose(ways, jnp.eye(64), **QUICK)(jnp.eye(64)).shape == (64, 64)
+    choose(ways, jnp.eye(64), measure="never")
+    del big, ways
+    jax.clear_caches()
+    gc.collect()
+    assert [one() is None for one in held] == [True] * 3
+
+
+# --- Alternatives that are no good -----------------------------------------------------------------
+
+
+def later(fail):
+    """Return a function that does something else from its second run on."""
+    runs = []
+
+    def body(x):
+        runs.append(0)
+        if len(runs) > 1:
+            fail()
+        return np.float32(2.0) * np.asarray(x)
+
+    return lambda x: called(body)(x) if isinstance(x, jax.core.Tracer) else body(x)
+
+
+def raises():
+    raise OSError("gone")
+
+
+HELD = threading.Event()
+LATER = {
+    "raises": (raises, "raised OSError: gone"),
+    "exits": (sys.exit, "raised SystemExit"),
+    "hangs": (HELD.wait, "did not end within 0.8 s"),
+}
+
+
+@pytest.mark.parametrize("what", LATER)
+def test_one_that_fails_at_its_second_call_loses_and_is_named(what):
+    fail, said = LATER[what]
+    try:
+        quick = QUICK | {"limit_ms": 4.0}
+        found = choose({"bad": later(fail), "good": jax.jit(lambda x: x + x)}, X, **quick)
+        assert (found.name, found["bad"].failed) == ("good", said)
+        with pytest.raises(ValueError, match=f"^alternatives: none of them runs: a {said}; b {said}"):
+            choose({"a": later(fail), "b": later(fail)}, X, **quick)
+    finally:
+        HELD.set()
+        HELD.clear()
+
+
+def test_a_callable_that_has_no_equality_or_hash_is_chosen_like_any_other():
+    class Unhashable(Loop):
+        __hash__ = None
+
+    for kind in (NeverEqual, Unhashable):
+        one, other = kind(1), kind(1)
+        for _ in range(2):
+            found = choose({"one": one, "other": other}, X, **QUICK)
+            assert found.fn in (one, other) if kind is Unhashable else found.fn.by == 1
+
+
+def test_choosing_inside_of_a_traced_function_takes_arrays_and_refuses_what_is_traced():
+    ways = {"sum": jax.jit(lambda x: x + x), "product": jax.jit(lambda x: 2.0 * x)}
+    for how in (QUICK, {"measure": "undecided", "calibration": rx.default_calibration()}):
+        found = []
+
+        def fn(y, how=how, found=found):
+            found.append(choose(ways, np.ones(8, np.float32), **how))
+            return found[0].fn(y)
+
+        np.testing.assert_array_equal(jax.jit(fn)(X), 2.0 * X)
+        assert found[0].by in ("model", "measured", "remembered")
+    with pytest.raises(ValueError, match=r"^alternatives: expected 'traced' to close over arrays, got traced values"):
+        jax.jit(lambda y: choose({"traced": lambda x: x + y}, X)(X))(X)
