@@ -20,8 +20,10 @@ from ._decide import decide, recalled
 from ._decided import Decided
 from ._learned import learned_here
 from ._memory import Memory
+from ._of_functions import devices_of
 from ._of_stages import question_of_stages
 from ._plans import Plans
+from ._processes import ALONE, Party
 from ._stages import groups_of, in_order, parts_of, profiles_of
 from ._target import target_times
 
@@ -132,7 +134,8 @@ def advise(
     options = (math.inf if limit is None else limit, float(min_gain_ns), float(peak_price_ns_per_byte))
     plans = Plans(found, groups, profiles, refused, device, *options)
     decided = None
-    is_decided = word != "never" or not is_traced_call and Memory().path.exists()
+    is_shared = Party.of(devices_of(args)) is not ALONE  # by processes that all ask, or none of them
+    is_decided = word != "never" or not is_traced_call and (is_shared or Memory().path.exists())
     if calibration is not None and is_decided and len(plans.plans) > 1 and min_gain_ns < math.inf:
         calibrated = calibration.of(FUNCTIONS.name)
         how = {"measure": word, "check": check}

@@ -44,8 +44,12 @@ def choose(
     """Return the alternative that is the fastest here: by the model where it is sure, measured where it is not.
 
     What was measured is remembered, in this process and in `RLXJAX_HOME`, for the same machine, software, calibration,
-    arguments and alternatives, and the model learns from it. A remembered choice is found in a few microseconds, so
-    `choose(alternatives, x)(x)` may stand where one of the alternatives would.
+    arguments and alternatives, and the model learns from it. Between jitted functions a remembered choice is found in
+    some microseconds, so `choose(alternatives, x)(x)` may stand where one of the alternatives would. Functions that are
+    not jitted are traced at each call, which takes milliseconds, since their Python code may read what has changed.
+
+    All processes whose devices hold the arguments have to choose together, in the same order: the first one decides,
+    and a program's time is that of the slowest process.
 
     Args:
         alternatives: functions of JAX by name, each of the same arguments and result. Each runs as it is: what is to be
@@ -61,8 +65,8 @@ def choose(
         limit_ms: of timing, compiling apart. A call of more than a hundred times as long counts as one without end: it
             goes on in a thread of its own until the process ends, which it does not keep from ending.
         calibration: of this machine; `default_calibration()` unless given.
-        check: whether the alternatives that are run have to give the same results on these arguments, floating-point
-            numbers within the square root of their dtype's precision.
+        check: whether the alternatives that are run have to give the same results on these arguments: each
+            floating-point number within the square root of its dtype's precision, or as far as rounding moves it.
 
     Returns:
         The choice, which is called as the alternatives are.
@@ -70,7 +74,7 @@ def choose(
     Raises:
         ValueError: no alternative, or none that runs; alternatives of different results, or with side effects or
             donated arguments, that would have to be measured; traced arguments; nothing to decide by with
-            `measure="never"`; a number that cannot be.
+            `measure="never"`; a number that cannot be; processes of one job that ask differently, or one that ended.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -120,14 +120,14 @@ def contest(
         none = np.full(len(calls), np.nan)
         return Contest(favourite, False, 0.0, none, none, none, len(medians), failed)
     time_ns, low_ns, high_ns = np.array([_quantiles(own) for own in (means - extras).T]).T
-    best = _best(medians, active, favourite, regret)
+    best, costs = _best(medians, active, favourite, regret), medians
     timed = [place for place in range(len(calls)) if place not in failed and len(means)]
     for place in timed:  # one that now and then takes far longer is surely slower by its times
         by_time = _Ratio.of(means, best, place)
         if by_time.centre > math.log1p(regret) and by_time.chance_above(0.0) >= SURE:
-            best = place
+            best, costs = place, means
     others = [place for place in timed if place != best]
-    ratios = {place: _Ratio.of(medians, place, best) for place in others}
+    ratios = {place: _Ratio.of(costs, place, best) for place in others}
     costs_ns = time_ns + extras
     is_tie = any(ratios[place].is_tie(regret) for place in others if place in active) or any(
         costs_ns[place] * (1.0 + regret) < costs_ns[best] for place in others
@@ -150,10 +150,9 @@ class _Ratio(NamedTuple):
         both = both[~np.isnan(both).any(axis=1)]
         if (rounds := len(both)) < 2:
             return cls(float(np.subtract(*both[0])) if rounds else 0.0, math.inf, 1)
-        place, share = divmod(QUARTILE * (rounds - 1), 1.0)
-        low, high = np.sort(np.concatenate([both[None], both[_drawn(rounds)]]), axis=1)[:, int(place) :][
-            :, :2
-        ].swapaxes(0, 1)
+        ranked = np.sort(np.concatenate([both[None], both[_drawn(rounds)]]), axis=1)
+        below, share = divmod(QUARTILE * (rounds - 1), 1.0)
+        low, high = ranked[:, int(below)], ranked[:, int(below) + 1]
         centre, *drawn = ((1.0 - share) * low + share * high) @ (1.0, -1.0)
         return cls(float(centre), max(float(np.std(drawn)), LEAST_ERROR), rounds - 1)
 

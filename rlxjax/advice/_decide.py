@@ -19,7 +19,7 @@ from ._contender import Forecast, Question
 from ._content import digest, digest_of_model, setting_of
 from ._contest import LONGEST_CALL, Contest, contest
 from ._difference import difference
-from ._learned import learn, learned
+from ._learned import heard, learn, learned
 from ._memory import Memory
 from ._processes import ALONE, Party
 from ._remembered import Alternative, Remembered
@@ -226,6 +226,7 @@ def _recalled(question: Question, memory: Memory, key: str, party: Party) -> Cho
         known = None if said is None else Remembered.model_validate(said)
     if known is None:
         return None
+    heard(known, memory)
     places = {own.content: place for place, own in reversed([*enumerate(question.contenders)]) if not own.failed}
     by_content = {one.content: one for one in known.alternatives}
     if known.choice.content not in places or not by_content.keys() >= {own.content for own in question.contenders}:

@@ -29,6 +29,13 @@ def learn(remembered: Remembered, memory: Memory) -> None:
     choices[remembered.key] = remembered
 
 
+def heard(remembered: Remembered, memory: Memory) -> None:
+    """Add a choice that was found in the memory to those that a model learns from, if another process measured it."""
+    choices = _measured.get((str(memory.path), remembered.context, remembered.kind))
+    if choices is not None:
+        choices.setdefault(remembered.key, remembered)
+
+
 def learned(calibrated: CalibratedModel, memory: Memory, context: str, kind: str) -> CalibratedModel:
     """Return a model that knows what was measured in its setting.
 
