@@ -28,8 +28,8 @@ from ._processes import ALONE, Party
 LEAST_ROUNDS, LEAST_SHARE = 6, 0.5
 #: How often rounds are drawn again, and the probability that an interval of a ratio holds.
 RESAMPLES, LEVEL = 200, 0.99
-#: A call that takes so many times the limit does not end, as far as anybody waits.
-LONGEST_CALL = 100
+#: A call that takes so many times the limit, and so many seconds, does not end, as far as anybody waits.
+LONGEST_CALL, LEAST_WAIT_S = 100, 1.0
 #: At the limit a program takes the favourite's place if it is the faster one with this probability.
 LIKELY = 2 / 3
 #: No ratio is known better than this.
@@ -61,6 +61,11 @@ class Contest(NamedTuple):
     high_ns: np.ndarray
     rounds: int
     failed: dict[int, str]
+
+
+def longest_s(limit_s: float) -> float:
+    """Return the seconds after which a call counts as one without end."""
+    return max(LONGEST_CALL * limit_s, LEAST_WAIT_S)
 
 
 def contest(
@@ -99,7 +104,7 @@ def contest(
             for place in rng.permutation(active).tolist():
                 visit = functools.partial(visit_ns, calls[place], counts[place])
                 try:
-                    times_ns = settled_ns(caller(visit, LEAST_CALLS * LONGEST_CALL * limit_s))
+                    times_ns = settled_ns(caller(visit, LEAST_CALLS * longest_s(limit_s)))
                     row[:, place] = np.median(times_ns) + extras[place], np.mean(times_ns) + extras[place]
                 except FailedError as reason:
                     own_failed[place] = str(reason)

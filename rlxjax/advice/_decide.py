@@ -17,7 +17,7 @@ from ._caller import Caller, FailedError, raised
 from ._choice import Choice, Considered
 from ._contender import Forecast, Question
 from ._content import digest, digest_of_model, setting_of
-from ._contest import LONGEST_CALL, Contest, contest
+from ._contest import Contest, contest, longest_s
 from ._difference import difference
 from ._learned import heard, learn, learned
 from ._memory import Memory
@@ -146,7 +146,7 @@ def _timed(question: Question, order: list[int], entrants: list[int], party: Par
             # All have compiled before any of them waits for the others' results.
             if not (reason := next(filter(None, party.gathered(reason)), None)):
                 try:
-                    result = caller(lambda own=own: jax.block_until_ready(own.call()), LONGEST_CALL * limit_s)
+                    result = caller(lambda own=own: jax.block_until_ready(own.call()), longest_s(limit_s))
                 except FailedError as error:
                     reason = str(error)
                 reason = next(filter(None, party.gathered(reason)), None)
