@@ -63,7 +63,7 @@ def choose(
         regret: relative difference that does not count: alternatives within it are a tie, and the model's favourite
             stays.
         limit_ms: of timing, compiling apart. A call of more than a hundred times as long, and a second at least,
-            counts as one without end: it goes on in a thread of its own until the process ends, which it does not keep from ending.
+            counts as one without end: it goes on in a thread of its own, which does not keep the process from ending.
         calibration: of this machine; `default_calibration()` unless given.
         check: whether the alternatives that are run have to give the same results on these arguments: each
             floating-point number within the square root of its dtype's precision, or as far as rounding moves it.
