@@ -27,7 +27,7 @@ from calibrate.suites.welch import GRID_BATCHES, GRID_KS, GRID_N_FFTS
 from rlxjax.advice import Choice
 from rlxjax.calibration import default_calibration_path
 from rlxjax.clock import QUARTILE
-from rlxjax.welch import choose_variant, keep_programs
+from rlxjax.welch import choose_variant
 
 #: Ways to choose, each a run; the last two of the same words are two fresh runs.
 RUNS = {"never": "never", "always": "always", "undecided": "undecided", "undecided, again": "undecided"}
@@ -92,7 +92,6 @@ def fresh(calibration: Path, given: Any, measure: str) -> list[dict[str, Any]]:
 
 def judged(sizes: list[tuple[int, int, int]], judge_s: float) -> np.ndarray:
     """Return the time in ns of each variant in each of two passes over all workloads, `[2, workloads, variants]`."""
-    keep_programs(4 * len(sizes))
     times, rng = np.empty((2, len(sizes), len(VARIANTS))), np.random.default_rng()
     for turn in range(2):
         for place in rng.permutation(len(sizes)):

@@ -25,7 +25,7 @@ import rlxjax as rx
 from rlxjax.advice import Memory, choose
 from rlxjax.calibration import Calibration
 from rlxjax.fit import Suite
-from rlxjax.welch import WelchPeakParams, choose_variant, keep_programs, welch_peaks
+from rlxjax.welch import WelchPeakParams, _choice, choose_variant, welch_peaks
 
 #: Of choices that are measured where nobody asks which one wins.
 QUICK = {"measure": "always", "limit_ms": 1.0}
@@ -576,7 +576,8 @@ PARAMS = WelchPeakParams.fast(n_fft=64, k=2)
 
 @pytest.fixture
 def signal():
-    keep_programs(64)  # which forgets what was chosen
+    _choice._choices.clear()
+    _choice.ask_again()
     return np.random.default_rng(0).standard_normal((5, PARAMS.frame_len)).astype(np.float32)
 
 

@@ -7,7 +7,19 @@ ROOT = Path(__file__).parent.parent
 
 #: From the ground up: the rooms of `rlxjax`, its face last. A room imports from lower floors and from itself.
 FLOORS = (
-    ("_typing", "_checks", "_chunks", "_counts", "_files", "_numerics", "_provenance", "_tracing", "_values", "clock"),
+    (
+        "_typing",
+        "_checks",
+        "_chunks",
+        "_counts",
+        "_files",
+        "_kept",
+        "_numerics",
+        "_provenance",
+        "_tracing",
+        "_values",
+        "clock",
+    ),
     ("graph", "targets"),
     ("jaxpr",),
     ("device",),

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import gc
 import json
 import pickle
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+from _compilations import COMPILE, compilations
 from _models import two_models
 from jax import export
 from test_values import explanation, posterior_fit
@@ -149,16 +151,32 @@ def test_a_calibration_is_looked_up_by_itself_and_not_kept():
         rx.welch_peaks(ROWS, PARAMS, calibration=two_models())
 
 
-def test_programs_that_are_kept_are_as_many_as_was_said():
-    keep_programs(2)
+def test_programs_are_kept_by_memory_and_those_that_go_are_freed_and_compiled_again_when_they_are_called():
+    calls = [
+        functools.partial(rx.welch_peaks, rows, dataclasses.replace(PARAMS, k=k), name, model=MODEL)
+        for k in (1, 2)
+        for rows in (ROWS.astype(float), ON_DEVICE[0])
+        for name in ("fused_top_k", "block", "learned")
+    ]
+    client = jax.devices()[0].client
+    keep_programs(2**20)  # of one or two programs
     try:
-        for k in (1, 2, 3, 4):
-            found = rx.welch_peaks(ROWS, dataclasses.replace(PARAMS, k=k), "fused")
-            np.testing.assert_array_equal(found, rx.welch_peaks(ROWS, PARAMS, "fused")[:, :k])
+        gc.collect()
+        before = len(client.live_executables())
+        found = [np.asarray(call()) for call in calls]
+        gc.collect()
+        assert len(client.live_executables()) <= before + 2
+        keep_programs(2**30)
+        for call, peaks in zip(calls, found, strict=True):
+            np.testing.assert_array_equal(call(), peaks)
+        compiled = compilations.count(COMPILE)
+        for call, peaks in zip(calls, found, strict=True):
+            np.testing.assert_array_equal(call(), peaks)
+        assert compilations.count(COMPILE) == compiled
     finally:
+        keep_programs(2**30)
+    with pytest.raises(ValueError, match="most_bytes: expected an integer of at least 1048576, got 64"):
         keep_programs(64)
-    with pytest.raises(ValueError, match="most: expected an integer of at least 1, got 0"):
-        keep_programs(0)
 
 
 def test_values_that_cannot_be_are_refused_where_they_enter():

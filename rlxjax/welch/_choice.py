@@ -17,7 +17,7 @@ from rlxjax.device._devices import Device, backend_coefficients, jax_device
 
 from ._decided import MODEL_NAME, decided_variant, question_of_variants, with_work
 from ._device_programs import default_fused_selection
-from ._launch import MOST_PROGRAMS, whole_program
+from ._launch import MOST_CALLS, whole_program
 from ._params import WelchPeakParams
 from ._sharded import is_on_several_devices, rows_of_a_device
 from ._variants import RUNS, VARIANTS, WelchVariant
@@ -113,7 +113,7 @@ def call_of(
     return _Call(names, variants, batch, platform, by, is_alone and (asked or by is not None))
 
 
-@functools.lru_cache(maxsize=MOST_PROGRAMS)
+@functools.lru_cache(maxsize=MOST_CALLS)
 def choice(
     shape: tuple[Any, ...],
     dtype: np.dtype,
@@ -127,8 +127,8 @@ def choice(
     model: Any,
     measure: str | None = None,
     run: Callable[[str], Any] | None = None,
-) -> tuple[WelchVariant | None, Callable[..., jax.Array] | None]:
-    """Return what a call runs, the arguments checked, and its program where that takes the signal as it is.
+) -> tuple[WelchVariant | None, Callable[[], Any] | None]:
+    """Return what a call runs, the arguments checked, and its program's recipe if that takes the signal as it is.
 
     What raises is not remembered. It is no variant where the environment asks to measure, and no `run` is given, which
     computes the peaks by a variant.
@@ -158,14 +158,12 @@ def choice(
 
 
 #: By call, calibration, model and what is asked, the choices of calls that may measure.
-_choices: dict[Any, tuple[WelchVariant, Callable[..., jax.Array] | None]] = {}
-#: How many of them are kept, each with its program.
-_most = MOST_PROGRAMS
+_choices: dict[Any, tuple[WelchVariant, Callable[[], Any] | None]] = {}
 
 
 def measured_choice(
     call: tuple[Any, ...], by: tuple[Any, Any], measure: str | None, run: Callable[[str], Any]
-) -> tuple[WelchVariant, Callable[..., jax.Array] | None]:
+) -> tuple[WelchVariant, Callable[[], Any] | None]:
     """Return what a call runs that `run` may measure, by the name of a variant, once for each kind of call."""
     key = *call, *by, measure or os.environ.get("RLXJAX_MEASURE")
     try:
@@ -179,7 +177,7 @@ def measured_choice(
         if key[-1] != "never":
             ask_again(key[:-1])
         _choices[key] = variant, program
-        for oldest in list(_choices)[: max(len(_choices) - _most, 0)]:
+        for oldest in list(_choices)[: max(len(_choices) - MOST_CALLS, 0)]:
             _choices.pop(oldest, None)
     return variant, program
 
@@ -189,13 +187,6 @@ def ask_again(asked: tuple[Any, ...] = ()) -> None:
     choice.cache_clear()
     for key in [key for key in list(_choices) if key[-1] == "never" or key[:-1] == asked]:
         _choices.pop(key, None)
-
-
-def keep_choices(most: int) -> None:
-    """Keep so many choices, from none on."""
-    global choice, _most
-    _most, choice = most, functools.lru_cache(most)(choice.__wrapped__)
-    _choices.clear()
 
 
 def _variants_of(names: tuple[str, ...], batch: Any, params: WelchPeakParams, platform: str | None) -> tuple[str, ...]:

@@ -176,7 +176,7 @@ def default_fused_selection(batch: Any, params: WelchPeakParams, platform: str) 
     return default_selection(batch, params.n_bins, platform)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=2**14)
 def _is_right_here(params: WelchPeakParams, platform: str) -> bool:
     """Return whether the kernel gives right peaks on this process's own device, which is tried once; True of others."""
     try:

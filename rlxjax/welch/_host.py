@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlxjax._chunks import for_each_chunk, rows_of_a_processor, worker_count
+from rlxjax._kept import Kept
 
 from ._params import WelchPeakParams
 from ._schedule import schedule
@@ -20,7 +21,7 @@ LEAST_SCRATCH_SIZE, MOST_SCRATCH_SIZE = 2**12, 4 * _SCHEDULE.host_chunk_samples
 _thread = threading.local()
 
 
-@functools.lru_cache(maxsize=32)  # of 4 bytes a sample
+@functools.partial(Kept, most_bytes=2**25, bytes_of=lambda array, *_: array.nbytes)
 def hann_window(n_fft: int) -> np.ndarray:
     """Return the symmetric Hann window `0.5 * (1 - cos(2*pi*i / (n_fft - 1)))`, float32 `[n_fft]`.
 
@@ -34,7 +35,7 @@ def hann_window(n_fft: int) -> np.ndarray:
     return window
 
 
-@functools.lru_cache(maxsize=32)
+@functools.partial(Kept, most_bytes=2**25, bytes_of=lambda array, *_: array.nbytes)
 def one_sided_weights(params: WelchPeakParams) -> np.ndarray:
     """Return the weight of `|X|^2` in the mean one-sided power, float32 `[n_bins]`.
 

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from jaxtyping import Array, Float
 
 from rlxjax._chunks import for_each_chunk, rows_of_a_processor, worker_count
+from rlxjax._kept import Kept
 
 from ._device_programs import chunk_rows, default_fused_selection, fused_peaks, padded_batch, segment_spectra
 from ._host import host_peaks, spectrum_peaks
@@ -22,9 +23,11 @@ from ._selection import default_selection
 from ._sharded import on_each_device, row_axes, rows_of_a_device
 from ._variants import RUNS, WelchVariant
 
-#: Programs that are kept, the latest used: each holds 2 to 5 MB, and a workload's batches have about 50 sizes
-#: (`padded_batch`) up to a chunk.
-MOST_PROGRAMS = 64
+#: Memory of the compiled programs that are kept. They take about half of the 65,530 memory maps that Linux lets a
+#: process have, beyond which XLA ends it.
+MOST_PROGRAM_BYTES = 2**30
+#: Calls of which is kept what they run, about 1 kB each.
+MOST_CALLS = 2**14
 
 
 class ModelProgram(Protocol):
@@ -59,8 +62,8 @@ class _Plan(NamedTuple):
 
 def whole_program(
     shape: tuple[int, ...], params: WelchPeakParams, variant: WelchVariant, where: Sharding | None
-) -> Callable[..., jax.Array] | None:
-    """Return the fused program of a small float32 signal, None where its rows are shaped, shared or brought first.
+) -> Callable[[], Any] | None:
+    """Return the recipe of the program of a small float32 signal, None where rows are shaped, shared or brought first.
 
     The signal is `[batch, length]` or one row `[length]`, and lies in NumPy's memory where `where` is None.
     """
@@ -71,7 +74,7 @@ def whole_program(
     plan = _plan(variant, batch, params, platform, 1, where is not None and platform != "cpu")
     if plan.shape != (batch, length) or batch > plan.rows:
         return None
-    return _compiled(plan.variant, params, platform, _shaped(shape, device), ())
+    return _recipe(plan.variant, params, platform, _shaped(shape, device), ())
 
 
 def run_variant(
@@ -89,7 +92,7 @@ def run_variant(
     n_processors = 1 if is_small else worker_count()
     arrays, shapes = _placed(model, params, device) if variant.transform == "learned" else ((), ())
     plan = _plan(variant, batch, params, platform, n_processors, stays)
-    program = _compiled(plan.variant, plan.params, platform, _shaped(plan.shape, device), shapes)
+    program = compiled(_recipe(plan.variant, plan.params, platform, _shaped(plan.shape, device), shapes))
 
     def peaks_of(rows: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
         found = run_program(program, _prepared(rows, plan.shape, stays), *arrays)
@@ -126,7 +129,7 @@ def run_sharded(
     everywhere = NamedSharding(where.mesh, PartitionSpec())
     arrays, shapes = _placed(model, params, everywhere) if variant.transform == "learned" else ((), ())
     shape = jax.ShapeDtypeStruct(signal.shape, signal.dtype, sharding=where)
-    return run_program(_compiled(variant, params, platform, shape, shapes), signal, *arrays)
+    return run_program(compiled(_recipe(variant, params, platform, shape, shapes)), signal, *arrays)
 
 
 def run_program(program: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
@@ -163,20 +166,22 @@ def run_traced(variant: WelchVariant, signal, params: WelchPeakParams, model: An
 
 #: Of each model by parameters and device: the arrays of its program, and their shapes. A model that is gone
 #: takes its programs with it.
-_models: "weakref.WeakKeyDictionary[Any, dict[Any, tuple[Any, Any]]]" = weakref.WeakKeyDictionary()
+_models: "weakref.WeakKeyDictionary[Any, Kept]" = weakref.WeakKeyDictionary()
 
 
 def _placed(model: Any, params: WelchPeakParams, device: Any) -> tuple[tuple[ModelProgram], tuple[ModelProgram]]:
     """Return the arrays of a model's program on a device, and the program with shapes in their place."""
     assert model is not None
-    known = _models.setdefault(model, {})
-    if (params, device) not in known:
-        with jax.ensure_compile_time_eval():
-            arrays = jax.device_put(program_of(model, params), _sharding(device))
-        if len(known) >= MOST_PROGRAMS:
-            known.clear()
-        known[params, device] = (arrays,), (jax.tree.map(lambda x: _shaped(x.shape, device), arrays),)
-    return known[params, device]
+    if model not in _models:
+        own = weakref.ref(model)
+
+        def made(params: WelchPeakParams, device: Any) -> tuple[tuple[ModelProgram], tuple[ModelProgram]]:
+            with jax.ensure_compile_time_eval():
+                arrays = jax.device_put(program_of(own(), params), _sharding(device))
+            return (arrays,), (jax.tree.map(lambda x: _shaped(x.shape, device), arrays),)
+
+        _models[model] = Kept(made, 2**28, lambda made, *_: sum(array.nbytes for array in jax.tree.leaves(made[0])))
+    return _models[model](params, device)
 
 
 def _by_default(variant: WelchVariant, rows: Any, params: WelchPeakParams, platform: str) -> WelchVariant:
@@ -188,7 +193,7 @@ def _by_default(variant: WelchVariant, rows: Any, params: WelchPeakParams, platf
     return variant._replace(selection=variant.selection or selection)
 
 
-@functools.lru_cache(maxsize=4096)  # numbers
+@functools.lru_cache(maxsize=MOST_CALLS)
 def _plan(
     variant: WelchVariant, batch: int, params: WelchPeakParams, platform: str, n_processors: int, stays: bool
 ) -> _Plan:
@@ -212,7 +217,6 @@ def _plan(
     return _Plan(rows, (padded_batch(rows) if rows < most else rows, params.frame_len), params, variant)
 
 
-@functools.lru_cache(maxsize=MOST_PROGRAMS)
 def _compiled(
     variant: WelchVariant,
     params: WelchPeakParams,
@@ -221,7 +225,8 @@ def _compiled(
     shapes: tuple[ModelProgram, ...],
 ) -> Callable[..., jax.Array]:
     """Return a program for a shape, of one row too, compiled: it runs at once wherever it is called, on any thread."""
-    rows = program = _program(variant, params, platform)
+    # JAX keeps what it compiles for as long as the jitted function: this program has its own, and goes with it.
+    rows = program = _program.__wrapped__(variant, params, platform)
     mesh, where = contextlib.nullcontext(), signal.sharding
     if len(signal.shape) == 1:
         program = jax.jit(lambda row: rows(row[None]))
@@ -234,13 +239,17 @@ def _compiled(
         return program.lower(signal, *shapes).compile()
 
 
-def keep_compiled(most: int) -> None:
-    """Keep so many compiled programs, from none on."""
-    global _compiled
-    _compiled = functools.lru_cache(most)(_compiled.__wrapped__)
+def _bytes_of(program: Any, recipe: Any) -> int:
+    """Return about what memory a program takes, as `benchmarks/many_sizes.py` finds: a segment's window is in it."""
+    return 2**18 + 28 * len(program.as_text() or "") + 12 * recipe.args[1].n_fft
 
 
-@functools.lru_cache(maxsize=MOST_PROGRAMS)
+#: What a program is made of, one object for the same arguments; and the program, made anew where it had to go.
+_recipe = functools.lru_cache(maxsize=MOST_CALLS)(functools.partial(functools.partial, _compiled))
+compiled = Kept(lambda recipe: recipe(), MOST_PROGRAM_BYTES, _bytes_of)
+
+
+@functools.lru_cache(maxsize=256)  # of 4 MB where a caller transforms outside of any jit, else of none
 def _program(variant: WelchVariant, params: WelchPeakParams, platform: str) -> Any:
     """Return the jitted program of a variant; inside a caller's own program it is part of that one."""
     if variant.selection == "numpy":

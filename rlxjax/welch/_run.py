@@ -16,7 +16,7 @@ from rlxjax._values import handle
 
 from . import _choice
 from ._decided import question_of_variants
-from ._launch import keep_compiled, run_program, run_sharded, run_traced, run_variant
+from ._launch import compiled, run_program, run_sharded, run_traced, run_variant
 from ._params import WelchPeakParams
 from ._sharded import is_on_several_devices, row_axes, split_rows
 from .costs._strategy import AUTO
@@ -112,7 +112,7 @@ def welch_peaks(
         run = functools.partial(welch_peaks, signal, params, model=model)
         variant, program = _choice.measured_choice(call, by, measure, run)
     if program is not None:
-        peaks = run_program(program, signal)
+        peaks = run_program(compiled(program), signal)
         return _placed_as(peaks, signal) if is_jax else np.array(peaks)
     if signal.ndim == 1:
         signal = signal[None]
@@ -232,14 +232,20 @@ def stream_welch_peaks(
         raise failure
 
 
-def keep_programs(most: int) -> None:
-    """Keep so many compiled programs of Welch peaks, the latest used, in place of 64, from none on.
+def keep_programs(most_bytes: int) -> None:
+    """Keep compiled programs of Welch peaks of so much memory, the latest used, in place of 1 GB.
 
-    Each holds 2 to 5 MB. Who runs more sizes in turn than are kept waits for the compiler again and again.
+    A program takes 0.3 to 6 MB, estimated from its text. One that had to go is compiled again when it is called, or
+    comes from JAX's persistent cache where `jax_compilation_cache_dir` is set.
+
+    Args:
+        most_bytes: at least 1 MB. More than about 2 GB needs more memory maps than Linux lets a process have, which
+            ends it (`vm.max_map_count`).
+
+    Raises:
+        ValueError: less memory than that.
     """
-    as_index(most, "most", at_least=1)
-    keep_compiled(most)
-    _choice.keep_choices(most)
+    compiled.keep(as_index(most_bytes, "most_bytes", at_least=2**20))
 
 
 def _placed_as(peaks: np.ndarray | jax.Array, signal: Any) -> jax.Array:
