@@ -1,6 +1,6 @@
 """Whether Welch peaks of many sizes in turn take as long as of one size again, and what memory their programs take.
 
-python -m benchmarks.many_sizes [--sizes 1000] [--rows 64] [--k 4] [--strategy fused] [--jax] [--bound-mb 1073] [--json FILE]
+python -m benchmarks.many_sizes [--sizes 1000] [--rows 64] [--k 4] [--strategy fused] [--jax] [--bound-mb 1073]
 
 The sizes are transform lengths, each with 1 to `--rows` rows; with `--fixed` each length has `--rows` rows alone. The
 first pass compiles. In the second one each size is called, and once more at once: that is the call of one size.
