@@ -29,6 +29,7 @@ from rlxjax.calibration import (
 )
 from rlxjax.clock import PROTOCOL
 from rlxjax.fit import Cell, LatencyModel, LatencyPrior, Suite, cell_runs, transferred_prior
+from rlxjax.models import BUILT_IN
 
 from .design import by_work, measuring_order
 from .interrupts import last_act
@@ -239,7 +240,8 @@ def fit_and_write(
     if not terms.converged:
         notes.append(terms.message)
     if not is_written:
-        taken = shlex.join(["rlxjax", "refit", str(kept_at), "--out", str(path), "--force"])
+        own = [] if header.suite in BUILT_IN else _of_suite(header.suite)
+        taken = shlex.join(["rlxjax", "refit", str(kept_at), *own, "--out", str(path), "--force"])
         notes.append(
             "No calibration was written. Measure more with `rlxjax calibrate --resume` and a larger "
             f"--budget, or take it as it is with `{taken}`."
@@ -335,7 +337,7 @@ def checked_cells(suite: Suite) -> tuple[list[Cell], list[str]]:
 
 def _of_suite(name: str) -> list[str]:
     """Return the option that names a suite."""
-    return ["--suite", name] if ":" in name else ["--only", name]
+    return ["--only" if name in BUILT_IN else "--suite", name]
 
 
 def affordable(order: Sequence[Cell], ready: Ready, left_s: float) -> tuple[list[Cell], list[str]]:

@@ -27,7 +27,7 @@ from .machine import MICRO_REPEATS, micro_times_ns, slowness, time_micro, used_b
 from .measure import made_ready, measure_rounds, memory_limit_bytes
 from .progress import Deadline, Progress
 from .samples import SampleLog, SampleWriter, header_of
-from .suites import suite_of
+from .suites import suite_of_file
 from .visits import noise_floor, quantile_ns
 
 GOOD, DRIFTED, NOT_THIS_MACHINE = "good", "drifted", "not this machine"
@@ -166,11 +166,18 @@ class Validation:
 
 
 def check(
-    file: FilePath, *, started_s: float, budget_s: float, progress: Progress, unsealed: bool = False
+    file: FilePath,
+    *,
+    started_s: float,
+    budget_s: float,
+    progress: Progress,
+    unsealed: bool = False,
+    suites: Sequence[Suite] = (),
 ) -> Validation:
     """Return whether a calibration file is good here, timing a few cells of each model if it is of this machine.
 
-    `budget_s` are seconds for everything, compilation included, from `time.perf_counter()` being `started_s`.
+    `budget_s` are seconds for everything, compilation included, from `time.perf_counter()` being `started_s`; `suites`
+    are those that a user gives for sections of his own.
 
     Raises:
         ValueError: a budget that is too short, a file that cannot be used, or one of which nothing can be timed.
@@ -193,23 +200,23 @@ def check(
     }
     if elsewhere:
         return Validation(NOT_THIS_MACHINE, elsewhere=list(dict.fromkeys(elsewhere)), **of_file)
-    suites, not_timed = {}, []
+    found, not_timed = {}, []
     for name, section in content.models.items():
         try:
             if section.samples is None:
                 raise ValueError("it names no samples")
-            suite = suite_of(section.samples.suite)
+            suite = suite_of_file(section.samples.suite, name, suites)
             if suite.model.name != name:
                 raise ValueError(f"it is fitted to what was compiled of {suite.model.name}")
-            suites[name] = suite
+            found[name] = suite
         except ValueError as error:
             not_timed.append(f"{name} was not timed again: {error}.")
         if section.given:
             not_timed.append(f"Runs of {', '.join(section.given)} were not timed again.")
-    if not suites:
+    if not found:
         raise ValueError(f"{file}: nothing of it can be timed again: {' '.join(not_timed)}")
-    known = Calibration.from_file(content, [suite.model for suite in suites.values()])
-    timed = {name: (suite, known.of(name)) for name, suite in suites.items()}
+    known = Calibration.from_file(content, [suite.model for suite in found.values()])
+    timed = {name: (suite, known.of(name)) for name, suite in found.items()}
     deadline = Deadline(started_s + budget_s - RESERVE_S)
     logs, machine = _time_again(timed, deadline, progress)
     canary_then_ns = {} if content.machine is None else content.machine.canary_ns

@@ -19,6 +19,7 @@ from .command_line import (  # noqa: E402
     Engine,
     File,
     Quiet,
+    Suites,
     Unsealed,
     calibration_file,
     columns_by_field,
@@ -88,7 +89,8 @@ def calibrate(
         Literal["welch", "functions"] | None, typer.Option(help="One of the two suites; both unless given.")
     ] = None,
     suite: Annotated[
-        list[str] | None, typer.Option(help="A suite of your own, as module:NAME, in their place; may be given again.")
+        list[str] | None,
+        typer.Option(help="A suite of your own in their place, as module:NAME or installed; may be given again."),
     ] = None,
     out: Annotated[
         FilePath | None, typer.Option(help="The calibration file; by default where rlxjax looks for it.")
@@ -248,6 +250,9 @@ def refit(
         typer.Option(help="The calibration file; by default NAME.json beside NAME.MODEL.samples.jsonl."),
     ] = None,
     prior: Prior = None,
+    suite: Annotated[
+        str | None, typer.Option(help="The suite of the samples, as module:NAME, where it is one of your own.")
+    ] = None,
     unsealed: Unsealed = False,
     force: Force = False,
     strict: Strict = False,
@@ -263,24 +268,24 @@ def refit(
     with progress.waiting("starting JAX"):
         from .campaign import refit as fit_again
         from .samples import read_samples
-        from .suites import suite_of
+        from .suites import suite_of, suite_of_file
 
     log = read_samples(samples)
     set_up_jax("cpu" if log.fingerprint.platform == "cpu" else None)
-    suite = suite_of(log.header.suite)
+    of = suite_of(suite) if suite else suite_of_file(log.header.suite, "")
     with _told(strict=strict, verbose=verbose, quiet=quiet, as_json=as_json) as tell:
         outcome = fit_again(
-            suite,
+            of,
             log,
             samples,
             out=out,
-            command=command_line("refit", samples, out=out, prior=prior, force=force),
+            command=command_line("refit", samples, out=out, prior=prior, suite=suite, force=force),
             progress=progress,
             force=force,
             prior=prior,
             unsealed=unsealed,
         )
-        tell(suite.model.name, outcome)
+        tell(of.model.name, outcome)
 
 
 @app.command(epilog=epilog("validate"))
@@ -288,6 +293,7 @@ def refit(
 def validate(
     file: File = None,
     budget: Annotated[float, typer.Option(help="Seconds for all of it, compiling included.")] = 20.0,
+    suite: Suites = None,
     unsealed: Unsealed = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -298,8 +304,10 @@ def validate(
         file = calibration_file(file)
         from .check import check, renewal
         from .printing import json_text, say
+        from .suites import suite_of
 
-    verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=progress, unsealed=unsealed)
+    given = [suite_of(name) for name in suite or []]
+    verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=progress, unsealed=unsealed, suites=given)
     if as_json:
         typer.echo(json_text(verdict.as_json(file)))
     elif not quiet:

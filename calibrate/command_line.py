@@ -34,6 +34,10 @@ Segments = Annotated[int, size_option("Segments of a row.")]
 File = Annotated[
     FilePath | None, typer.Argument(help="A calibration file; the saved one of this machine unless given.")
 ]
+Suites = Annotated[
+    list[str] | None,
+    typer.Option("--suite", help="The suite of a section of your own, as module:NAME; may be given again."),
+]
 Unsealed = Annotated[bool, typer.Option("--unsealed", help="Take a calibration that was edited by hand.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with keys that stay.")]
 Engine = Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .command_line import Batch, File, NFft, Peaks, Unsealed, calibration_file, command_line, workload
+from .command_line import Batch, File, NFft, Peaks, Suites, Unsealed, calibration_file, command_line, workload
 from .printing import say
 from .progress import Progress
 from .refusals import one_line_errors, refuse_input, warn
@@ -35,6 +35,7 @@ def report(
     batch: Batch = 1024,
     n_fft: NFft = 256,
     k: Peaks = 16,
+    suite: Suites = None,
     unsealed: Unsealed = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")] = False,
 ) -> None:
@@ -62,17 +63,17 @@ def report(
         else:
             sizes, path = workload(batch, n_fft, k, SEGMENTS), calibration_file(file)
             from .report import calibration_page
-            from .suites import models_of
+            from .suites import models_of, suite_of
 
             content = sections_of_file(path, unsealed=True)[0]
-            models, left_out = models_of(content)
+            models, left_out = models_of(content, [suite_of(name) for name in suite or []])
             for text in left_out:
                 warn(text)
             named = [section.samples for section in content.sections().values()]
             beside = [("its samples", path.parent / own.file) for own in named if own is not None]
             of_options = [("the samples", samples), ("the earlier calibration", against)]
             refuse_input(out, "the page", [("the calibration", path), *of_options, *beside])
-            asked = {"batch": batch, "n_fft": n_fft, "k": k}
+            asked = {"batch": batch, "n_fft": n_fft, "k": k, "suite": suite}
             command = command_line("report", *([] if file is None else [file]), out=out, **given, **asked)
             text = calibration_page(
                 path,

@@ -29,6 +29,9 @@ from rlxjax import load_calibration
 from rlxjax.calibration import read_calibration_file, sha256_of
 from rlxjax.fit import Cell, fit_posterior, is_measured, named, transferred_prior
 
+#: Files name no suite that is imported.
+OF_SUITE = ("--suite", NAME)
+
 
 def command(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -100,21 +103,21 @@ def test_what_is_said_is_a_few_sentences_and_tables_on_request_of_80_columns(out
 def test_a_refit_gives_what_the_job_gave_and_says_it_as_documented(outcome, tmp_path):
     packed = tmp_path / "c.toy.samples.jsonl.gz"
     packed.write_bytes(gzip.compress(outcome.samples_path.read_bytes()))
-    result = command("refit", packed, "--json", "--quiet")
+    result = command("refit", packed, *OF_SUITE, "--json", "--quiet")
     assert result.exit_code == 0, result.stderr
     assert_documented("calibrate", json.loads(result.stdout))
     again = read_calibration_file(tmp_path / "c.json", [SUITE.model])
     origin = {"models": {"toy": {"created", "command", "samples", "digest"}}, "machine": True, "digest": True}
     before = read_calibration_file(outcome.path, [SUITE.model])
     assert again.model_dump(exclude=origin) == before.model_dump(exclude=origin)
-    assert again.models["toy"].command == shlex.join(["rlxjax", "refit", str(packed)])
+    assert again.models["toy"].command == shlex.join(["rlxjax", "refit", str(packed), *OF_SUITE])
 
 
 def test_samples_of_another_runner_are_fitted_and_marked_and_not_resumed(outcome, tmp_path):
     path = copied(outcome, tmp_path)
     kept_at = tmp_path / outcome.samples_path.name
     kept_at.write_text(kept_at.read_text().replace('"runner":1', '"runner":2', 1))
-    result = command("refit", kept_at, "--out", path)
+    result = command("refit", kept_at, *OF_SUITE, "--out", path)
     assert result.exit_code == 0, result.stderr
     assert "The samples are of runner 2, and this is runner 1" in " ".join(result.stdout.split())
     with pytest.raises(ValueError, match="samples of runner 2, and this is runner 1"):
@@ -152,7 +155,7 @@ def test_sections_of_other_models_stay_and_a_stale_one_is_named_with_its_refit(o
         calibration = load_calibration(path, both)
     assert list(calibration.models) == ["other"]
     assert calibration.of("other").predict_ns("at_once", 16, 64) > 0
-    result = command("refit", tmp_path / outcome.samples_path.name)
+    result = command("refit", tmp_path / outcome.samples_path.name, *OF_SUITE)
     assert result.exit_code == 0, result.stderr
     assert list(load_calibration(path, both).models) == ["toy", "other"]
 
@@ -167,7 +170,7 @@ def test_what_is_not_good_enough_is_kept_and_widens_the_intervals(outcome, tmp_p
     calibrated = load_calibration(path, [SUITE.model]).of("toy")
     assert set(found.section.cautions) <= set(calibrated.cautions)
     assert np.all(np.asarray(calibrated.posterior.spread) > np.asarray(outcome.calibrated.posterior.spread))
-    assert command("refit", found.samples_path, "--strict", "--quiet").exit_code == 3
+    assert command("refit", found.samples_path, *OF_SUITE, "--strict", "--quiet").exit_code == 3
 
 
 def test_times_a_thousand_times_off_count_little_and_are_named(outcome, tmp_path):
@@ -189,9 +192,9 @@ def test_a_fit_that_did_not_converge_is_told_and_written_only_if_asked(outcome, 
 
     monkeypatch.setattr(judge, "fit_posterior", fit)
     out = tmp_path / "unfinished.json"
-    said = shlex.join(["rlxjax", "refit", str(outcome.samples_path), "--out", str(out), "--force"])
+    said = shlex.join(["rlxjax", "refit", str(outcome.samples_path), *OF_SUITE, "--out", str(out), "--force"])
     for force, status in (((), 1), (("--force",), 0)):
-        result = command("refit", outcome.samples_path, "--out", out, *force)
+        result = command("refit", outcome.samples_path, *OF_SUITE, "--out", out, *force)
         assert result.exit_code == status, result.stderr
         assert "It did not converge." in result.stdout
         assert out.exists() == (status == 0)
@@ -364,7 +367,7 @@ def test_bad_input_of_a_refit_is_one_line_and_writes_nothing(
         lines = outcome.samples_path.read_text().splitlines(keepends=True)
         (tmp_path / name).write_text("".join(line for line in lines if json.loads(line)["kind"] != dropped))
     before = {path: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()}
-    result = command("refit", name, *options)
+    result = command("refit", name, *OF_SUITE, *options)
     assert result.exit_code == 2
     (line,) = (line for line in result.stderr.splitlines() if "fitting: " not in line)
     assert said in line

@@ -158,7 +158,7 @@ def file(calibration, tmp_path, monkeypatch):
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(app, ["validate", *map(str, arguments)])
+    return CliRunner().invoke(app, ["validate", "--suite", NAME, *map(str, arguments)])
 
 
 @pytest.mark.parametrize(("factor", "word", "status"), [(1.0, "good", 0), (1.5, "drifted", 1)])
@@ -205,14 +205,12 @@ def test_other_software_is_named_and_does_not_decide(file):
     assert "jax '0.0.1' there" in " ".join(result.stdout.split())
 
 
-def test_a_suite_that_does_not_import_is_named(file):
-    path = file()
-    content = json.loads(path.read_text())
-    content["models"]["toy"]["samples"]["suite"] = "gone:SUITE"
-    path.write_text(json.dumps(sealed(content)))
-    result = invoke(path)
+def test_a_section_whose_suite_is_not_given_is_not_timed_and_the_option_is_named(file):
+    result = CliRunner().invoke(app, ["validate", str(file())])
     assert result.exit_code == 2
-    assert "toy was not timed again: --suite: gone does not import" in result.stderr
+    assert (
+        f"toy was not timed again: give its suite with --suite module:NAME (the file calls it {NAME})" in result.stderr
+    )
 
 
 def test_a_calibration_is_made_anew_as_it_was_made():

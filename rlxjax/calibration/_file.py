@@ -169,13 +169,13 @@ def _mend(path: str | os.PathLike[str], model: str | None = None, raw: Any = Non
     """Return how to make a calibration, or a section of it, anew: from the samples that it names, if it does."""
     named = raw.get("samples") if isinstance(raw, dict) else None
     suite = named.get("suite") if isinstance(named, dict) else None
-    suite = suite if isinstance(suite, str) else model or ""
-    own = ["--only", suite] if suite in JOB_MODELS else ["--suite", suite] if ":" in suite else []
+    users = ["--suite", suite] if isinstance(suite, str) and suite not in BUILT_IN else []
+    own = ["--only", suite or model] if (suite or model) in JOB_MODELS else users
     samples = FilePath(path).with_suffix(f".{model or WELCH.name}.samples.jsonl")
     if isinstance(named, dict) and isinstance(named.get("file"), str):
         samples = samples.with_name(FilePath(named["file"]).name or samples.name)
     anew = shlex.join(["rlxjax", "calibrate", *own, "--out", str(path)])
-    refit = shlex.join(["rlxjax", "refit", str(samples), "--out", str(path)])
+    refit = shlex.join(["rlxjax", "refit", str(samples), *users, "--out", str(path)])
     return f"make a new one with `{anew}`, or fit its raw timings again with `{refit}`"
 
 
