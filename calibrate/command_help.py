@@ -48,7 +48,10 @@ ENDINGS: dict[str, tuple[tuple[str, ...], dict[int, str]]] = {
     "decisions pin": (("rlxjax decisions pin a4f02c19 fused", "rlxjax decisions pin a4f02c19 --off"), {}),
     "decisions forget": (("rlxjax decisions forget a4f02c19", "rlxjax decisions forget --all"), {}),
     "decisions export": (("rlxjax decisions export decisions.json",), {}),
-    "decisions import": (("rlxjax decisions import decisions.json",), {}),
+    "decisions import": (
+        ("rlxjax decisions import decisions.json",),
+        {1: "some decisions say what no measurement says, are named and left out"},
+    ),
     "report": (
         ("rlxjax report", "rlxjax report calibration.json -o report.html --against earlier.json"),
         {0: "the page is written", 2: "bad input, or a place that cannot be written"},

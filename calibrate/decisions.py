@@ -10,7 +10,7 @@ from .command_help import epilog
 from .command_line import AsJson, set_up_jax
 from .printing import console, counted, json_text, ns, print_table, say
 from .progress import Progress
-from .refusals import one_line_errors
+from .refusals import NOT_WRITTEN_STATUS, one_line_errors, warn
 from .remembered import by_whom, summary
 
 if TYPE_CHECKING:
@@ -170,3 +170,7 @@ def import_decisions(file: Annotated[FilePath, typer.Argument(help="A file of `r
         f"{counted(done.taken, 'decision')} taken, {done.known:,} known here already, "
         f"{done.elsewhere:,} of another kind of machine left out"
     )
+    for text in done.left_out:
+        warn(f"{text}; it is left out")
+    if done.left_out:
+        raise typer.Exit(NOT_WRITTEN_STATUS)

@@ -315,7 +315,8 @@ def test_an_entry_of_no_run_of_the_model_teaches_nothing(here, tmp_path, monkeyp
         monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / str(number)))
         of = [own.model_copy(update={"runs": [run]}) for own in entry.alternatives]
         Memory().keep(entry.model_copy(update={"alternatives": of}))
-        assert choose(ways(5.0), X, calibration=here, measure="never") == before
+        with pytest.warns(UserWarning, match=f"the entry {entry.key[:8]}"):
+            assert choose(ways(5.0), X, calibration=here, measure="never") == before
 
 
 # --- What is refused, and what loses -------------------------------------------------------------
@@ -551,7 +552,10 @@ def test_a_factor_that_all_times_of_a_choice_have_in_common_teaches_nothing(cloc
     key = choose(Loops(clock), inputs={"n": 50.0}, calibration=known, **QUICK).key
     entry = Memory().look_up(key)
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / "another"))
-    of = [one.model_copy(update={"time_ns": 7.0 * one.predicted_ns}) for one in entry.alternatives]
+    of = [
+        one.model_copy(update={"time_ns": 7.0 * one.predicted_ns, "low_ns": None, "high_ns": None})
+        for one in entry.alternatives
+    ]
     Memory().keep(entry.model_copy(update={"alternatives": of}))
     after = choose(Loops(clock), inputs=sizes, calibration=known, measure="never")
     assert [own.name for own in after.alternatives] == [own.name for own in before.alternatives]

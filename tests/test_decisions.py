@@ -1,6 +1,7 @@
 """What is remembered is whole and stays so, no database stops a choice, and the commands show and change it."""
 
 import json
+import math
 import os
 import re
 import sqlite3
@@ -30,7 +31,7 @@ HERE = current_fingerprint()
 
 def decision(number=0, **changes):
     """Return a decision between two strategies, both measured, and one that failed; each number has its own key."""
-    run = {"variant": "fused", "inputs": {"batch": 64.0, "n_fft": 256.0}}
+    run = {"variant": "fused_top_k", "inputs": {"batch": 64.0, "n_fft": 256.0, "k": 16.0, "n_segments": 2.0}}
     fused = Alternative(
         name="fused",
         content="f0",
@@ -115,12 +116,12 @@ def test_a_pin_chooses_and_stays_when_the_choice_is_measured_anew(memory):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"chosen": "none"}, "expected the content of an alternative, got 'none'"),
-        ({"pinned": "none"}, "expected the content of an alternative, got 'none'"),
+        ({"chosen": "none"}, "expected the content of an alternative that runs, got 'none'"),
+        ({"pinned": "none"}, "expected the content of an alternative that runs, got 'none'"),
         ({"probability": float("nan")}, "finite"),
         ({"created": "2026-01-01T00:00:00"}, "in UTC"),
         ({"rounds": "12"}, "rounds"),
-        ({"alternatives": [{"name": "fused", "content": "f0", "time_ns": 0.0}]}, "greater than 0"),
+        ({"alternatives": [{"name": "fused", "content": "f0", "time_ns": 0.0}]}, "greater than or equal to 0.001"),
     ],
 )
 def test_what_would_not_come_back_is_no_decision(changes, said):
@@ -138,7 +139,7 @@ for turn in range(5):
     number = 0
     while not worker:
         text = f"{turn}.{number} " * 1000
-        alternatives = [each.model_copy(update={"failed": text}) for each in one.alternatives]
+        alternatives = [each.model_copy(update={"name": text}) for each in one.alternatives]
         key = f"{turn}.{number % 3}"
         memory.keep(one.model_copy(update={"key": key, "label": text, "alternatives": alternatives}))
         os.write(1, f"{key} {number}\\n".encode())
@@ -172,7 +173,7 @@ def test_a_process_that_is_killed_leaves_whole_entries_to_those_beside_it(memory
     found = {one.key: one for one in memory.all()}
     assert sum("." not in key for key in found) == min(own, 60)
     for key, number in written.items():  # what was said to be kept is there, or what came after it
-        parts = {found[key].label, *(one.failed for one in found[key].alternatives)}
+        parts = {found[key].label, *(one.name for one in found[key].alternatives)}
         assert len(parts) == 1
         assert int(found[key].label.split()[0].partition(".")[2]) >= int(number)
 
@@ -306,25 +307,88 @@ def test_an_export_is_the_same_here_and_of_other_machines_nothing_is_taken(memor
     before, file = memory.all(), tmp_path / "export.json"
     assert memory.export(file) == 3
     memory.forget(None)
-    assert memory.load(file) == (2, 0, 1)
+    assert memory.load(file) == (2, 0, 1, ())
     assert memory.all() == [one for one in before if one.key != elsewhere.key]
-    assert memory.load(file) == (0, 2, 1)
+    assert memory.load(file) == (0, 2, 1, ())
     memory.keep(decision(0, created="2025-01-01T00:00:00+00:00"))
     memory.keep(newer := decision(2, created="2027-01-01T00:00:00+00:00"))
-    assert memory.load(file) == (1, 1, 1)
+    assert memory.load(file) == (1, 1, 1, ())
     assert memory.all() == [newer, before[2]]
     with pytest.raises(ValueError, match="expected another file than the database"):
         memory.export(path)
     for spoil, said in (
         (lambda content: content["decisions"][0].update(rounds=7), "digest differs"),
         (lambda content: sealed(content | {"schema_version": 2}), "2 is newer than 1"),
-        (lambda content: sealed(content | {"decisions": [{}]}), "decisions.0.key"),
+        (lambda content: sealed(content | {"decisions": [7]}), "decisions.0"),
     ):
         content = json.loads(file.read_text())
         spoilt = tmp_path / "spoilt.json"
         spoilt.write_text(json.dumps(spoil(content) or content))
         with pytest.raises(ValueError, match=f"{spoilt}: .*{said}"):
             memory.load(spoilt)
+
+
+#: What no measurement says: changes of a decision, of its first alternative, and of the sizes of that one's first run.
+NONSENSE = [
+    *({"inputs": {"batch": size}} for size in (-64.0, 0.5, 1e300, "many", None, math.nan, math.inf, True, [64.0])),
+    *({"inputs": sizes} for sizes in ({"n_fft": 255.0}, {"k": 1e6}, {"k": 0.0}, {"n_fft": 2.0**70})),
+    *({"first": {"time_ns": time_ns}} for time_ns in (1e308, 1e-300, 0.0, -1.0, math.nan, "fast")),
+    *({"first": {name: 1e5}} for name in ("predicted_interval_ns", "runs", "failed")),
+    {"first": {"low_ns": 1.3e5}}, {"first": {"high_ns": 1e5}}, {"first": {"high_ns": 1e300}},
+    {"first": {"predicted_ns": -1.0}}, {"first": {"predicted_ns": 1e300}}, {"first": {"predicted_ns": 1e-300}},
+    {"first": {"predicted_interval_ns": [2.0, 1.0]}}, {"first": {"predicted_interval_ns": [-1.0, 1.0]}},
+    {"first": {"failed": "it was chosen, and fails"}}, {"first": {"content": "another"}}, {"first": {"surprise": 1}},
+    {"first": {"runs": [{}]}}, {"first": {"runs": [{"variant": "none", "inputs": {}}]}}, {"first": {"runs": [["a"]]}},
+    {"first": {"runs": [{"variant": 3, "inputs": {}}]}}, {"first": {"runs": [{"variant": "host", "inputs": {}}]}},
+    {"probability": 1.5}, {"probability": -0.1}, {"rounds": -1}, {"rounds": 1.5}, {"regret": -0.1},
+    {"regret": math.inf},
+    {"created": "9999-01-01T00:00:00+00:00"}, {"created": "yesterday"}, {"created": 7}, {"is_tie": "no"},
+    {"alternatives": []}, {"alternatives": None}, {"chosen": "b0"}, {"pinned": "b0"}, {"key": 7}, {"kind": None},
+    {"machine": {}}, {"machine": None},
+]  # fmt: skip
+
+
+def nonsense(number, change):
+    """Return a decision as JSON has it, with something changed."""
+    entry = decision(number).model_dump(mode="json")
+    first = entry["alternatives"][0]
+    first["runs"][0]["inputs"] |= change.get("inputs", {})
+    first |= change.get("first", {})
+    return entry | {name: value for name, value in change.items() if name not in ("inputs", "first")}
+
+
+def test_of_an_import_what_no_measurement_says_is_named_and_left_out_and_the_rest_is_taken(memory, tmp_path):
+    file = tmp_path / "export.json"
+    for number, change in enumerate(NONSENSE):
+        entries = [decision(0).model_dump(mode="json"), nonsense(number + 1, change)]
+        file.write_text(json.dumps(sealed({"schema_version": 1, "decisions": entries})))
+        done = memory.load(file)
+        assert done[1:3] == (done[0] != 1, 0), change
+        assert len(done.left_out) == 1, change
+        assert done.left_out[0].startswith("entry 1: " if "key" in change else f"{decision(number + 1).key[:8]}: "), (
+            change
+        )
+        assert "\n" not in done.left_out[0]
+        assert memory.all() == [decision(0)], change
+    result = CliRunner().invoke(app, ["decisions", "import", str(file)])
+    assert result.exit_code == 1
+    assert result.stderr == f"warning: {done.left_out[0]}; it is left out\n"
+
+
+def test_what_somebody_wrote_into_the_database_is_checked_alike_and_the_others_are_used(memory, path):
+    memory.keep(decision(0))
+    for change in NONSENSE:
+        if "created" in change or change.get("inputs") or "variant" in str(change):
+            continue  # which the model that learns from it checks, or an import
+        entry, warned = json.dumps(nonsense(1, change)), Memory(path)
+        made(path, "DELETE FROM decisions WHERE key = 'bad'").execute(
+            "INSERT INTO decisions VALUES ('bad', 'c0', 'welch', '2026-01-01T00:00:01+00:00', ?, NULL)", [entry]
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert (warned.look_up("bad"), warned.all()) == (None, [decision(0)]), change
+        with pytest.raises(ValueError, match="the entry bad: .*drop it with"):
+            memory.all()
 
 
 # --- Commands ------------------------------------------------------------------------------------

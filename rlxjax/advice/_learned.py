@@ -1,18 +1,19 @@
 """What a model has learned from choices that were measured in its setting."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from rlxjax._values import Handle, handle
 from rlxjax.calibration import CalibratedModel
-from rlxjax.fit import Runs, condition, learned_spread
+from rlxjax.fit import condition, learned_spread
 
 from ._content import setting_of
 from ._memory import Memory
-from ._remembered import Remembered
+from ._remembered import Remembered, timed_runs
 
 #: The newest choices that a model learns from, in one process.
 MOST_LEARNED = 512
@@ -52,7 +53,13 @@ def learned(calibrated: CalibratedModel, memory: Memory, context: str, kind: str
     known = _known.get(place)
     if known is not None and known[:2] == (own, choices):
         return known[2]
-    found = _conditioned(calibrated, choices)
+    try:
+        found = _conditioned(calibrated, choices)
+    except ValueError:  # of one that somebody edited
+        _measured[place] = {one.key: one for one in choices if _teaches(calibrated, one)}
+        if len(_measured[place]) == len(choices):
+            raise
+        return learned(calibrated, memory, context, kind)
     _known[place] = own, choices, found
     return found
 
@@ -67,30 +74,24 @@ def _conditioned(calibrated: CalibratedModel, choices: list[Remembered]) -> Cali
 
     How far off its predictions were says how far off the next ones are. What was measured is in its domain.
     """
-    runs: list[Any] = []
-    measurement, probe, times_ns, predicted_ns = [], [], [], []
-    for number, choice in enumerate(choices):
-        for one in choice.alternatives:
-            if one.time_ns is None or not one.runs or not all(_is_of(calibrated.model, run) for run in one.runs):
-                continue
-            runs += one.runs
-            measurement += [len(times_ns)] * len(one.runs)
-            probe.append(number)
-            times_ns.append(one.time_ns)
-            predicted_ns.append(one.predicted_ns)
-    if not times_ns:
+    taught = [(number, one) for number, choice in enumerate(choices) for one in choice.taught]
+    if not taught:
         return calibrated
-    model = calibrated.model
-    columns = {name: np.array([run["inputs"][name] for run in runs], float) for name in model.inputs}
-    timed = Runs.checked(model, [str(run["variant"]) for run in runs], **columns)
-    times, probes = np.array(times_ns), np.array(probe)
-    posterior = condition(calibrated.posterior, timed, times, measurement=np.array(measurement), probe=probes)
-    if len(model.variants) > 1 and len(times_ns) == len(runs) and None not in predicted_ns:
+    probes, alternatives = np.array([number for number, _ in taught]), [one for _, one in taught]
+    timed = timed_runs(model := calibrated.model, alternatives)
+    times, predicted_ns = np.array([one.time_ns for one in alternatives]), [one.predicted_ns for one in alternatives]
+    measurement = np.repeat(np.arange(len(times)), [len(one.runs) for one in alternatives])
+    posterior = condition(calibrated.posterior, timed, times, measurement=measurement, probe=probes)
+    if len(model.variants) > 1 and len(times) == len(measurement) and None not in predicted_ns:
         own = learned_spread(calibrated.posterior, timed, np.log(times / np.array(predicted_ns, float)), probes)
         posterior = dataclasses.replace(posterior, spread=own.spread, alike=own.alike)
     return dataclasses.replace(calibrated, posterior=posterior, domain=calibrated.domain_with(timed))
 
 
-def _is_of(model: Any, run: Mapping[str, Any]) -> bool:
-    """Return whether a run is one of a model, which an entry that somebody made need not be."""
-    return run.get("variant") in model.variants and {*model.inputs} <= {*run.get("inputs", ())}
+def _teaches(calibrated: CalibratedModel, one: Remembered) -> bool:
+    try:
+        _conditioned(calibrated, [one])
+    except ValueError as reason:
+        warnings.warn(f"the entry {one.key[:8]} of {one.kind} teaches nothing: {reason}", stacklevel=4)
+        return False
+    return True

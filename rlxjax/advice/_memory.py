@@ -17,8 +17,9 @@ from pydantic import ValidationError
 
 from rlxjax._files import first_refusal, home_folder, locked, read_json_file, write_json_file
 from rlxjax.calibration import MACHINE_FIELDS, current_fingerprint, fingerprint_differences
+from rlxjax.models import BUILT_IN
 
-from ._remembered import Export, Remembered
+from ._remembered import Export, Remembered, timed_runs
 
 if TYPE_CHECKING:
     import sqlite3
@@ -57,11 +58,13 @@ class Loaded(NamedTuple):
         taken: that are remembered here from now on.
         known: that are here already, as new or newer.
         elsewhere: that another kind of machine measured.
+        left_out: a sentence for each that says what no measurement says.
     """
 
     taken: int
     known: int
     elsewhere: int
+    left_out: tuple[str, ...] = ()
 
 
 class Memory:
@@ -170,18 +173,26 @@ class Memory:
         if self.path.exists() and os.path.exists(path) and self.path.samefile(path):
             raise ValueError(f"expected another file than the database itself, got {os.fspath(path)}")
         found = self._read("")
-        write_json_file(Export(decisions=found), path)
+        write_json_file(Export(decisions=[one.model_dump(mode="json") for one in found]), path)
         return len(found)
 
     def load(self, path: str | os.PathLike[str]) -> Loaded:
         """Remember what an export holds of machines of the same kind as this one; of one key the newer entry counts.
 
+        An entry that says what no measurement says is left out, and the others are taken.
+
         Raises:
             ValueError: the file is no whole export, or the database cannot be written.
         """
         mend = "make it anew with `rlxjax decisions export`"
-        found = read_json_file(path, Export, SCHEMA_VERSION, ValueError, mend, "an export of decisions").decisions
-        here = current_fingerprint()
+        raw = read_json_file(path, Export, SCHEMA_VERSION, ValueError, mend, "an export of decisions").decisions
+        found, left_out, here = [], [], current_fingerprint()
+        for number, entry in enumerate(raw):
+            try:
+                found.append(_sane(entry))
+            except ValueError as reason:
+                key, why = entry.get("key"), first_refusal(reason) if isinstance(reason, ValidationError) else reason
+                left_out.append(f"{key[:SHOWN_KEY] if isinstance(key, str) else f'entry {number}'}: {why}")
         own = [one for one in found if not fingerprint_differences(one.machine, here, MACHINE_FIELDS)]
         taken = 0
         if own:
@@ -191,7 +202,7 @@ class Memory:
                     if not any(_time(one.created) <= _time(created) for (created,) in database.execute(*asked)):
                         _insert(database, one)
                         taken += 1
-        return Loaded(taken, len(own) - taken, len(found) - len(own))
+        return Loaded(taken, len(own) - taken, len(found) - len(own), tuple(left_out))
 
     def _leniently(self, ask: Callable[[], A], otherwise: A) -> A:
         """Return an answer of the database, or another one where it is in no state to answer."""
@@ -221,7 +232,9 @@ class Memory:
             if database is None:
                 return []
             asked = f"SELECT key, content, pinned FROM decisions {where} ORDER BY created DESC, key"
-            return [self._entry(*row) for row in database.execute(asked, values)]
+            rows = [*database.execute(asked, values)]
+        found = [self._leniently(lambda row=row: self._entry(*row), None) for row in rows]
+        return [one for one in found if one is not None]
 
     def _entry(self, key: str, content: str, pinned: str | None) -> Remembered:
         try:
@@ -261,6 +274,16 @@ class Memory:
                         database.execute(statement)
                 yield database
                 database.execute("COMMIT")
+
+
+def _sane(entry: dict[str, Any]) -> Remembered:
+    """Return a choice of an export; refuse one that says what no measurement says."""
+    one = Remembered.model_validate(entry)
+    if _time(one.created) > datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1):
+        raise ValueError(f"created: expected a time that has come, got {one.created}")
+    if one.kind in BUILT_IN and one.taught:
+        timed_runs(BUILT_IN[one.kind], one.taught)
+    return one
 
 
 def _time(created: str) -> datetime.datetime:

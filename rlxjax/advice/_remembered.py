@@ -1,12 +1,20 @@
 """One choice as it is remembered: the alternatives, what each was predicted to take and took, and what it rests on."""
 
 import datetime
-from typing import Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, PositiveFloat, field_validator, model_validator
+import numpy as np
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, field_validator, model_validator
 
 from rlxjax._files import Sealed, Strict
-from rlxjax.calibration import Fingerprint
+from rlxjax.calibration import Fingerprint, Positive
+from rlxjax.fit import LatencyModel, Runs
+from rlxjax.fit._model import check_timed_size
+
+#: Nanoseconds of a call that was timed, and a size of it at most: what is beyond is a mistake.
+MeasuredNs = Annotated[float, Field(ge=1e-3, le=1e15)]
+MOST_SIZE = 1e18
 
 
 class Finite(Strict):
@@ -33,17 +41,33 @@ class Alternative(Finite):
     name: str
     content: str
     runs: list[dict[str, str | dict[str, float]]] = []
-    predicted_ns: float | None = None
-    predicted_interval_ns: tuple[float, float] | None = None
-    time_ns: PositiveFloat | None = None
-    low_ns: float | None = None
-    high_ns: float | None = None
+    predicted_ns: Positive | None = None
+    predicted_interval_ns: tuple[Positive, Positive] | None = None
+    time_ns: MeasuredNs | None = None
+    low_ns: MeasuredNs | None = None
+    high_ns: MeasuredNs | None = None
     failed: str = ""
 
     @field_validator("predicted_interval_ns", mode="before")
     @classmethod
     def _of_json(cls, ends: object) -> object:
         return tuple(ends) if isinstance(ends, list) else ends
+
+    @field_validator("runs")
+    @classmethod
+    def _are_runs(cls, runs: list[Any]) -> list[Any]:
+        for run in runs:
+            sizes = run.get("inputs") if isinstance(run.get("variant"), str) and len(run) == 2 else None
+            if not isinstance(sizes, dict) or not all(0.0 <= size <= MOST_SIZE for size in sizes.values()):
+                raise ValueError(f"expected a variant and its inputs, each from 0 to {MOST_SIZE:g}, got {run}")
+        return runs
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Alternative":
+        time_ns, (low, high) = self.time_ns, self.predicted_interval_ns or (0.0, 0.0)
+        if not (self.low_ns or time_ns or 0.0) <= (time_ns or 0.0) <= (self.high_ns or time_ns or 0.0) or low > high:
+            raise ValueError("expected times within their intervals, from the lower end to the upper")
+        return self
 
 
 class Remembered(Finite):
@@ -73,9 +97,9 @@ class Remembered(Finite):
     alternatives: list[Alternative]
     chosen: str
     is_tie: bool
-    probability: float
-    rounds: int
-    regret: float
+    probability: Annotated[float, Field(ge=0.0, le=1.0)]
+    rounds: NonNegativeInt
+    regret: NonNegativeFloat
     machine: Fingerprint
     created: str
     pinned: str | None = None
@@ -91,8 +115,9 @@ class Remembered(Finite):
     @model_validator(mode="after")
     def _names_its_own(self) -> "Remembered":
         for name in ("chosen", "pinned"):
-            if (content := getattr(self, name)) not in (None, *(one.content for one in self.alternatives)):
-                raise ValueError(f"{name}: expected the content of an alternative, got {content!r}")
+            running = [one.content for one in self.alternatives if not one.failed]
+            if (content := getattr(self, name)) not in (None, *running):
+                raise ValueError(f"{name}: expected the content of an alternative that runs, got {content!r}")
         return self
 
     @property
@@ -105,6 +130,11 @@ class Remembered(Finite):
         return next(one for one in self.alternatives if one.content == content)
 
     @property
+    def taught(self) -> list[Alternative]:
+        """Those of which a model learns: they were timed, and their runs are known."""
+        return [one for one in self.alternatives if one.time_ns is not None and one.runs]
+
+    @property
     def next_best(self) -> Alternative | None:
         """The fastest of the others that were measured."""
         timed = [one for one in self.alternatives if one.time_ns is not None and one.content != self.choice.content]
@@ -112,7 +142,21 @@ class Remembered(Finite):
 
 
 class Export(Sealed):
-    """An export of decisions, as a file."""
+    """An export of decisions, as a file: each is as `Remembered` says, and is checked when it is taken."""
 
     schema_version: Literal[1] = 1
-    decisions: list[Remembered]
+    decisions: list[dict[str, Any]]
+
+
+def timed_runs(model: LatencyModel, alternatives: Sequence[Alternative]) -> Runs:
+    """Return the runs of alternatives that were timed, checked as those of any measurement.
+
+    Raises:
+        ValueError: a variant that is none, a size that is missing or cannot be, or sizes that no run has together.
+    """
+    runs: list[Any] = [run for one in alternatives for run in one.runs]
+    columns = {name: np.array([run["inputs"].get(name, np.nan) for run in runs], float) for name in model.inputs}
+    for name, entry in model.inputs.items():
+        check_timed_size(columns[name], name, entry)
+    model.check(columns)
+    return Runs.checked(model, [run["variant"] for run in runs], **columns)
