@@ -4,16 +4,21 @@ A prior is pooled from some of the devices first; then every device is fitted wi
 needs is a value, and what it does is one function of that value, so that any pool of processes may run it.
 """
 
+import collections
 import contextlib
 import dataclasses
 import datetime
 import functools
+import hashlib
 import json
 import operator
 import os
 import re
+import unicodedata
+import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import current_process, get_context
 from pathlib import Path as FilePath
 from typing import Any
@@ -54,10 +59,10 @@ GROUP_DEVICES, POOLED_DEVICES = 32, 64
 MOST_NOISE_RATIO, LEAST_MOST_NOISE = 4.0, 0.1
 #: Devices that are left out and named on standard error at most; a file names all.
 SHOWN = 20
-#: What the folder holds beside a file a device.
-PRIOR, LEFT_OUT = "prior", "left-out"
-#: Names of devices that are names of files everywhere.
-_FILE_NAME = re.compile(r"[\w][\w .+@=,()-]{0,199}")
+#: What the folder holds beside a file a device: what begins and is unfinished, too, and names that are no file's.
+PRIOR, LEFT_OUT, RENAMED, UNFINISHED = "prior", "left-out", "renamed", "unfinished"
+#: Names of devices that are names of files everywhere, and bytes of one at most, an ending and a digest beside it.
+_FILE_NAME, MOST_NAME_BYTES = re.compile(r"\w([\w .+@=,()-]*[\w+@=,()-])?"), 180
 
 
 #: What calls a function with each of some values, here or in other processes, and gives the results in any order.
@@ -76,7 +81,7 @@ class Group:
     known: LatencyPrior[Any]
     most_noise: float
     command: str
-    out: FilePath
+    files: tuple[FilePath, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +91,7 @@ class FleetOutcome:
     out: FilePath
     devices: int
     left_out: dict[str, str]
+    renamed: dict[str, str]
 
     @property
     def written(self) -> int:
@@ -97,26 +103,33 @@ class FleetOutcome:
         return [
             f"{self.written:,} of {self.devices:,} devices have a calibration in {self.out}.",
             f"{PRIOR}.json there is what they say of a further device: `rlxjax calibrate --prior` takes it.",
+            *([f"{RENAMED}.json there says the files of devices whose names are no file's."] if self.renamed else []),
         ]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the same as JSON has it."""
         places = {"out": str(self.out), "prior": str(self.out / f"{PRIOR}.json")}
-        return {**places, "devices": self.devices, "written": self.written, "left_out": self.left_out}
+        return {
+            **places,
+            "devices": self.devices,
+            "written": self.written,
+            "left_out": self.left_out,
+            "renamed": self.renamed,
+        }
 
 
 def check_folder(out: FilePath) -> None:
-    """Refuse a place for calibrations that is no new or empty folder.
+    """Refuse a place for calibrations that is no new or empty folder, nor one that a job left unfinished.
 
     Raises:
-        ValueError: a file, or a folder that holds something.
+        ValueError: a file, or a folder that holds something else.
     """
     if not out.exists():
         return
     if not out.is_dir():
         raise ValueError(f"--out: expected a folder for the calibrations of a fleet, got the file {out}")
     held = sorted(one.name for one in out.iterdir())
-    if held:
+    if held and f"{UNFINISHED}.json" not in held:
         raise ValueError(f"--out: expected a new or an empty folder, got {out}, which holds {held[0]!r}")
 
 
@@ -140,19 +153,52 @@ def run(
     known = fleet.model.prior if known is None else known
     with progress.phase("reading the devices"):
         devices = list(fleet.counts())
-    left_out = {device: reason for device in devices if (reason := _refused_name(device))}
-    named_well = [device for device in devices if device not in left_out]
-    with pool(-(-len(named_well) // GROUP_DEVICES)) as each:
+    names, left_out = file_names(devices), {}
+    renamed = {device: f"{name}.json" for device, name in names.items() if name != device}
+    with pool(-(-len(devices) // GROUP_DEVICES)) as each:
         with progress.phase("pooling"):
-            prior, most_noise = pooled(fleet, named_well, known, command, out, each)
-        groups = [Group(fleet, own, prior, known, most_noise, command, out) for own in _in_groups(named_well)]
+            prior, most_noise = pooled(fleet, devices, known, command, out, each)
+        groups = [
+            Group(fleet, own, prior, known, most_noise, command, tuple(out / f"{names[device]}.json" for device in own))
+            for own in _in_groups(devices)
+        ]
         with progress.phase("fitting", total=len(groups)) as advance:
-            for found in each(fit_group, groups):
+            for _, found in each(fit_group, groups):
                 left_out |= found
                 advance()
-    if left_out:
-        write_text_file(json.dumps(left_out, indent=2, ensure_ascii=False) + "\n", out / f"{LEFT_OUT}.json")
-    return FleetOutcome(out, len(devices), left_out)
+    for name, said in {RENAMED: renamed, LEFT_OUT: left_out}.items():
+        if said:
+            write_text_file(json.dumps(said, indent=2, ensure_ascii=False) + "\n", out / f"{name}.json")
+    (out / f"{UNFINISHED}.json").unlink(missing_ok=True)
+    return FleetOutcome(out, len(devices), left_out, renamed)
+
+
+def file_names(devices: Iterable[str]) -> dict[str, str]:
+    """Return the name of each device's file, without its ending: the device's, where files may be called so anywhere.
+
+    Another name has its odd characters written in per cent, is cut, and ends in a digest. So do names that differ in
+    case or accents alone, which some systems take for one.
+
+    Examples:
+        >>> file_names(["phone-7", "gpu/0"])
+        {'phone-7': 'phone-7', 'gpu/0': 'gpu%2F0-f0fce4c3'}
+    """
+    devices = list(devices)
+    alike = collections.Counter(map(_folded, [*devices, PRIOR, LEFT_OUT, RENAMED, UNFINISHED]))
+
+    def named(device: str) -> str:
+        is_short = len(os.fsencode(device)) <= MOST_NAME_BYTES
+        if is_short and _FILE_NAME.fullmatch(device) and alike[_folded(device)] == 1:
+            return device
+        digest = hashlib.sha256(device.encode(errors="surrogatepass")).hexdigest()[:8]
+        quoted = urllib.parse.quote(device, " +@=,()", errors="replace").strip("-. ")
+        return f"{quoted[:MOST_NAME_BYTES] or 'device'}-{digest}"
+
+    return {device: named(device) for device in devices}
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).casefold()
 
 
 def pooled(
@@ -179,12 +225,14 @@ def pooled(
     section = prior_section([fit for _, fit, _ in kept], [time_ns for *_, time_ns in kept], pool, fleet.model.facts)
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     content = PriorFile(created=created, command=command, models={fleet.model.name: section})
+    write_text_file(json.dumps({"command": command}) + "\n", out / f"{UNFINISHED}.json")
     write_json_file(content, out / f"{PRIOR}.json")
     return section_prior(fleet.model, section), most_noise
 
 
-def fit_group(group: Group) -> dict[str, str]:
-    """Fit a group's devices, and write a calibration each; return why others are left out, by device."""
+def fit_group(group: Group) -> tuple[list[Any], dict[str, str]]:
+    """Fit a group's devices, and write a calibration each; return nothing, and why others are left out, by device."""
+    files = dict(zip(group.devices, group.files, strict=True))
     # The pooled prior is near: from its medians one start is enough for most.
     found, left_out = fitted(group.fleet, group.prior, group.devices, n_starts=1)
     if again := [device for device, fit, _ in found if _refused_fit(fit, group.most_noise)]:
@@ -196,8 +244,11 @@ def fit_group(group: Group) -> dict[str, str]:
         made = made_now() | {"command": group.command, "fingerprint": fingerprint_of_device(device)}
         section = section_of(fit, group.known, **made)
         content = CalibrationFile(models={group.fleet.model.name: section})
-        write_json_file(content, group.out / f"{device}.json", indent=None)
-    return left_out
+        try:
+            write_json_file(content, files[device], indent=None)
+        except (ValueError, OSError) as reason:
+            left_out[device] = str(reason)
+    return [], left_out
 
 
 def processors() -> int:
@@ -219,6 +270,8 @@ def pool_of(most: int) -> Iterator[Map]:
         with ProcessPoolExecutor(workers, get_context("spawn"), _set_up_process) as pool:
             try:
                 yield pool.map
+            except BrokenProcessPool:
+                raise OSError("a process that fits devices was killed, or ran out of memory; run this again") from None
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -242,9 +295,13 @@ def on_ray_pool(address: str | None) -> Pool:
     def pool(most: int) -> Iterator[Map]:
         del most
         with connected(address):
-            yield lambda function, values: on_ray(functools.partial(_worker_of, function), list(values))
+            yield lambda function, values: on_ray(functools.partial(_worker_of, function), list(values), lost=_lost)
 
     return pool
+
+
+def _lost(group: Group | tuple[str, ...], why: str) -> tuple[list[Any], dict[str, str]]:
+    return [], dict.fromkeys(group.devices if isinstance(group, Group) else group, why)
 
 
 def _worker_of(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -281,10 +338,3 @@ def _refused_fit(fit: PosteriorFit, most_noise: float) -> str | None:
         off, most = (100 * np.expm1(share) for share in (fit.terms.noise_sd, most_noise))
         return f"its times are off their predictions by {off:.0f} %, where {most:.0f} % is the most for this fleet"
     return None
-
-
-def _refused_name(device: str) -> str | None:
-    """Return why a device's name is none of a file."""
-    if _FILE_NAME.fullmatch(device) is None or device.endswith(" "):
-        return "expected a name of letters, digits and spaces, _ . + @ = , ( ) or -, of at most 200"
-    return "a file of this name is there already" if device in (PRIOR, LEFT_OUT) else None

@@ -1,7 +1,9 @@
 """Fleets: a calibration of each device from Parquet files, the prior of a further one, and what is left out."""
 
 import json
+import os
 import pickle
+import unicodedata
 import warnings
 
 import jax
@@ -96,20 +98,25 @@ def test_a_device_whose_timings_do_not_fit_is_left_out_with_a_sentence(made):
     _, out, result = made
     assert result.exit_code == 1
     left_out = json.loads((out / "left-out.json").read_text())
-    assert {path.stem for path in out.iterdir()} == {*GOOD, "prior", "left-out"}
-    assert left_out.keys() == {"few", "one", "broken", "wild", "../outside"}
+    (renamed,) = json.loads((out / "renamed.json").read_text()).items()
+    assert renamed[0] == "../outside"
+    assert {path.name for path in out.iterdir()} == {
+        *(f"{name}.json" for name in (*GOOD, "prior", "left-out", "renamed")),
+        renamed[1],
+    }
+    assert json.loads((out / renamed[1]).read_text())["models"]["toy"]["fingerprint"]["device_kind"] == "../outside"
+    assert left_out.keys() == {"few", "one", "broken", "wild"}
     assert "expected at least 8 that count, got 5" in left_out["few"]
     assert "expected several workloads, got one: vary rows and width" in left_out["one"]
     assert "'broken': time_ns: expected a positive finite number, got nan" in left_out["broken"]
     assert "part-" in left_out["broken"]
     assert "its times are off their predictions by" in left_out["wild"]
-    assert "expected a name of" in left_out["../outside"]
     for device, reason in left_out.items():
         assert "\n" not in reason
         assert f"{device} is left out: {reason}" in result.stderr
     printed = json.loads(result.stdout)
-    assert (printed["devices"], printed["written"]) == (len(GOOD) + 5, len(GOOD))
-    assert printed["left_out"] == left_out
+    assert (printed["devices"], printed["written"]) == (len(GOOD) + 5, len(GOOD) + 1)
+    assert (printed["left_out"], printed["renamed"]) == (left_out, dict([renamed]))
     assert_documented("calibrate --samples", printed)
 
 
@@ -119,7 +126,8 @@ def test_the_prior_is_near_what_the_devices_are_and_no_device_that_is_left_out_m
     for name, median in prior.median.items():
         assert abs(np.log(median / TRUE_NS[name])) < 0.7, name
         assert prior.log_sd[name] < TOY.prior.log_sd[name]
-    samples = written(tmp_path / "in", *(columns_of(device, timings_of_device(n)) for n, device in enumerate(GOOD)))
+    fits = [columns_of(device, timings_of_device(n)) for n, device in enumerate(GOOD)]
+    samples = written(tmp_path / "in", *fits, columns_of("../outside", timings_of_device(0)))
     assert calibrate(samples, tmp_path / "out").exit_code == 0
     assert not (tmp_path / "out/left-out.json").exists()
     jax.tree.map(np.testing.assert_allclose, read_prior(tmp_path / "out/prior.json", TOY), prior)
@@ -129,13 +137,91 @@ def test_a_group_is_a_value_that_another_process_may_fit(made, tmp_path):
     samples, out, _ = made
     fleet = fleet_of(samples, TOY)
     prior = read_prior(out / "prior.json", TOY)
-    group = job.Group(fleet, (GOOD[1],), prior, TOY.prior, 1.0, "a test", tmp_path)
-    assert job.fit_group(pickle.loads(pickle.dumps(group))) == {}
+    group = job.Group(fleet, (GOOD[1],), prior, TOY.prior, 1.0, "a test", (tmp_path / f"{GOOD[1]}.json",))
+    assert job.fit_group(pickle.loads(pickle.dumps(group))) == ([], {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MachineMismatchWarning)
         one, other = (rx.load_calibration(folder / f"{GOOD[1]}.json", models=[TOY]) for folder in (tmp_path, out))
     for name in coefficient_names(TOY.prior.median):
         assert one.coefficients[name] == pytest.approx(other.coefficients[name], rel=1e-3)
+
+
+def test_any_name_of_a_device_becomes_the_name_of_a_file_of_its_own_that_systems_take(tmp_path):
+    plain = ["phone-7", "GPU (2)", "é", "名前", "a.b", "n" * 180]
+    odd = [
+        "",
+        ".",
+        "..",
+        "../up",
+        "/etc/passwd",
+        "a/b",
+        "a\\b",
+        "a\nb",
+        "\x00",
+        "-x",
+        " x",
+        "x ",
+        "x.",
+        "~",
+        "%2F",
+        "a:b",
+    ]
+    odd += [
+        "n" * 181,
+        "n" * 260,
+        "é" * 130,
+        "名" * 200,
+        "/" * 300,
+        "prior",
+        "PRIOR",
+        "left-out",
+        "unfinished",
+        "renamed",
+    ]
+    alike = ["Pixel", "pixel", "PIXEL", "cafe\u0301", "caf\u00e9", "a%2Fb", "ß", "ss"]
+    found = job.file_names([*plain, *odd, *alike])
+    assert [found[name] for name in plain] == plain
+    assert not any(found[name] == name for name in (*odd, *alike))
+    taken = {unicodedata.normalize("NFKD", name).casefold() for name in found.values()}
+    assert len(taken) == len(found)
+    assert not {"prior", "left-out", "renamed", "unfinished"} & taken
+    for device, name in found.items():
+        path = tmp_path / f"{name}.json"
+        path.write_text(device.replace("\r", "\n"))
+        assert path.parent == tmp_path
+        assert (len(os.fsencode(path.name)) < 200, name.isprintable(), name[0] not in ".- ") == (True, True, True), name
+    assert len(list(tmp_path.iterdir())) == len(found)
+    assert job.file_names(["pixel", "other"]) == {"pixel": "pixel", "other": "other"}
+
+
+def test_a_calibration_that_cannot_be_written_is_named_and_the_others_are_and_an_unfinished_job_runs_again(
+    made, tmp_path, monkeypatch
+):
+    out = tmp_path / "out"
+    devices = [columns_of(device, timings_of_device(seed)) for seed, device in enumerate(GOOD[:3])]
+    samples, write = written(tmp_path / "in", *devices), job.write_json_file
+
+    def full(content, path, **options):
+        if path.name == f"{GOOD[1]}.json":
+            raise OSError(f"{path}: cannot be written (No space left on device)")
+        write(content, path, **options)
+
+    def killed(group):
+        job_fit_group(group)
+        raise KeyboardInterrupt
+
+    job_fit_group = job.fit_group
+    with monkeypatch.context() as patched:
+        patched.setattr(job, "fit_group", killed)
+        assert calibrate(samples, out).exit_code == 130
+    assert (out / "unfinished.json").exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(job, "write_json_file", full)
+        again = calibrate(samples, out)
+    assert again.exit_code == 1
+    assert f"{GOOD[1]} is left out: {out / GOOD[1]}.json: cannot be written (No space left on device)" in again.stderr
+    assert {path.stem for path in out.iterdir()} == {*GOOD[:3], "prior", "left-out"}
+    assert calibrate(samples, out).exit_code == 2
 
 
 def test_what_cannot_be_is_refused_in_one_line(made, tmp_path):

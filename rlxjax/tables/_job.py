@@ -111,10 +111,18 @@ def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> 
 
 def _on_ray(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> PartTimes:
     """Evaluate parts on the actors of the cluster that this process is connected to."""
-    total = PartTimes()
-    for own in on_ray(functools.partial(_part_worker, job), parts):
+    total, gone = PartTimes(), []
+
+    def lost(part: Part, why: str) -> PartTimes:
+        last = part.first_group + part.groups - 1
+        gone.append(f"{part.file}, row groups {part.first_group} to {last} ({part.name}): {why}")
+        return PartTimes()
+
+    for own in on_ray(functools.partial(_part_worker, job), parts, lost=lost):
         say(own.rows)
         total = total.plus(own)
+    if gone:
+        raise OSError(f"{'; '.join(gone)}; all other parts are there: go on with --resume (resume=True)")
     return total
 
 

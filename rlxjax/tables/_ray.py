@@ -22,6 +22,8 @@ Result = TypeVar("Result")
 WORKER_CPUS = 0.8
 #: Seconds within which a cluster has to answer, and to have room for one worker.
 ANSWER_S, ROOM_S = 20.0, 30.0
+#: Tries of an item whose worker dies, as of one that takes more memory than there is.
+TRIES = 3
 
 
 def on_ray(
@@ -29,22 +31,25 @@ def on_ray(
     items: Sequence[Item],
     address: str | None = None,
     room_s: float = ROOM_S,
+    lost: Callable[[Item, str], Result] | None = None,
 ) -> Iterator[Result]:
     """Call a worker for each item, on as many Ray actors as there are processors or GPUs, and yield what it returns.
 
     The results come in the order in which they are done. What a worker raises is raised here, and ends all of them.
-    An actor that dies is started anew, and its item is done again: doing an item twice has to do no harm.
+    An actor that dies is started anew, and its item is done again, a few times: doing an item twice has to do no harm.
 
     Args:
         make_worker: called once in each actor; travels there by cloudpickle, as items and results do.
         items: the pieces of work.
         address: of the cluster, as of `connected`.
         room_s: seconds within which one worker has to find room.
+        lost: called once all others are done, with an item whose worker died each time and a sentence; what it returns
+            is yielded.
 
     Raises:
         ImportError: Ray is not installed.
-        OSError: no cluster answers, or it ends; one line.
-        ValueError: no worker finds room, or the process is connected to another cluster; one line.
+        OSError: no cluster answers, or it ends; or items whose worker died each time, unless `lost` is given; one line.
+        ValueError: no worker finds room, or the cluster cannot be used, as `connected` says; one line.
 
     Examples:
         >>> list(on_ray(lambda: abs, []))
@@ -54,7 +59,7 @@ def on_ray(
         return
     with connected(address) as ray:
         share, most = _share_of(ray, room_s)
-        dumped = [{"item": _dumps(item)} for item in items]
+        dumped = [{"number": number, "item": _dumps(item)} for number, item in enumerate(items)]
         pool = ray.data.ActorPoolStrategy(
             min_size=1,
             max_size=min(most, len(items)),
@@ -63,14 +68,22 @@ def on_ray(
         )
         blocks = ray.data.from_items(dumped, override_num_blocks=len(dumped))
         made = (_dumps(make_worker), os.getcwd(), sys.path)
-        results = blocks.map(_Actor, fn_constructor_args=made, compute=pool, **share)
+        options = share | {"max_restarts": -1, "max_task_retries": TRIES - 1}
+        results, left = blocks.map(_Actor, fn_constructor_args=made, compute=pool, **options), dict(enumerate(items))
         with _ended_cluster(ray):
             for batch in results.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0):
-                for dumped_result in batch["result"]:
+                for number, dumped_result in zip(batch["number"].tolist(), batch["result"], strict=True):
                     result, error = _loads(dumped_result)
                     if error is not None:
                         raise error
+                    del left[number]
                     yield result
+        why = f"its worker died {TRIES} times: it was killed, or ran out of memory"
+        if left and lost is None:
+            raise OSError(
+                f"{len(left)} of {len(items)} pieces of work are not done, the first {[*left.values()][0]}: {why}"
+            )
+        yield from (lost(item, why) for item in left.values() if lost is not None)
 
 
 @contextlib.contextmanager
@@ -83,7 +96,7 @@ def connected(address: str | None = None) -> Iterator[Any]:
     Raises:
         ImportError: Ray is not installed.
         OSError: no cluster answers; one line.
-        ValueError: the process is connected to another cluster; one line.
+        ValueError: the process is connected to another cluster, or the address is of Ray's client; one line.
     """
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
     os.environ.update({name: value for name, value in quiet.items() if name not in os.environ})
@@ -92,6 +105,12 @@ def connected(address: str | None = None) -> Iterator[Any]:
         import ray.data
     except ImportError:
         raise ImportError("ray is not installed; get it with `pip install 'rlxjax[scale]'`") from None
+    asked = address or ("" if ray.is_initialized() else os.environ.get("RAY_ADDRESS", ""))
+    if "://" in asked or ray.util.client.ray.is_connected():
+        raise ValueError(
+            f"{asked or 'ray://'}: Ray Data does not run over Ray's client; give the host:port of the cluster's head, "
+            "from a machine of the cluster"
+        )
     if ray.is_initialized():
         own = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", own):
@@ -99,7 +118,7 @@ def connected(address: str | None = None) -> Iterator[Any]:
         with _quiet(ray):
             yield ray
         return
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    address = asked or "local"
     options: dict[str, Any] = {}
     if address == "local":
         options = {"num_cpus": worker_count(), "include_dashboard": False}
@@ -123,17 +142,17 @@ class _Actor:
     def __init__(self, made: bytes, folder: str, modules: Sequence[str]) -> None:
         self._made, self._folder, self._modules, self._worker = made, folder, modules, None
 
-    def __call__(self, row: dict[str, bytes]) -> dict[str, bytes]:
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         try:
             if self._worker is None:
                 with contextlib.suppress(OSError):
                     os.chdir(self._folder)  # of which relative paths are
                 sys.path += [folder for folder in self._modules if folder not in sys.path]
                 self._worker = _loads(self._made)()
-            return {"result": _dumps((self._worker(_loads(row["item"])), None))}
+            return {"number": row["number"], "result": _dumps((self._worker(_loads(row["item"])), None))}
         except Exception as error:  # noqa: BLE001
             error.add_note(f"In a Ray actor on {socket.gethostname()}:\n{traceback.format_exc()}")
-            return {"result": _dumps((None, error))}
+            return {"number": row["number"], "result": _dumps((None, error))}
 
 
 def _dumps(value: Any) -> bytes:
@@ -217,15 +236,15 @@ def _mute_stderr() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet(ray: Any) -> Iterator[None]:
-    """Let Ray Data print nothing, neither progress nor log."""
+    """Let Ray Data print nothing, neither progress nor log, and go on where a worker dies each time."""
     context, log = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
-    before = context.enable_progress_bars, log.level
-    context.enable_progress_bars = False
+    before = context.enable_progress_bars, context.max_errored_blocks, log.level
+    context.enable_progress_bars, context.max_errored_blocks = False, -1
     log.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        context.enable_progress_bars, level = before
+        context.enable_progress_bars, context.max_errored_blocks, level = before
         log.setLevel(level)
 
 
