@@ -91,7 +91,6 @@ class FleetOutcome:
     out: FilePath
     devices: int
     left_out: dict[str, str]
-    renamed: dict[str, str]
 
     @property
     def written(self) -> int:
@@ -103,19 +102,12 @@ class FleetOutcome:
         return [
             f"{self.written:,} of {self.devices:,} devices have a calibration in {self.out}.",
             f"{PRIOR}.json there is what they say of a further device: `rlxjax calibrate --prior` takes it.",
-            *([f"{RENAMED}.json there says the files of devices whose names are no file's."] if self.renamed else []),
         ]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the same as JSON has it."""
         places = {"out": str(self.out), "prior": str(self.out / f"{PRIOR}.json")}
-        return {
-            **places,
-            "devices": self.devices,
-            "written": self.written,
-            "left_out": self.left_out,
-            "renamed": self.renamed,
-        }
+        return {**places, "devices": self.devices, "written": self.written, "left_out": self.left_out}
 
 
 def check_folder(out: FilePath) -> None:
@@ -170,14 +162,13 @@ def run(
         if said:
             write_text_file(json.dumps(said, indent=2, ensure_ascii=False) + "\n", out / f"{name}.json")
     (out / f"{UNFINISHED}.json").unlink(missing_ok=True)
-    return FleetOutcome(out, len(devices), left_out, renamed)
+    return FleetOutcome(out, len(devices), left_out)
 
 
 def file_names(devices: Iterable[str]) -> dict[str, str]:
-    """Return the name of each device's file, without its ending: the device's, where files may be called so anywhere.
+    """Return what each device's file is called: as the device, or its name made safe, which ends in a digest.
 
-    Another name has its odd characters written in per cent, is cut, and ends in a digest. So do names that differ in
-    case or accents alone, which some systems take for one.
+    So do names that differ in case or the form of accents alone, which some systems take for one.
 
     Examples:
         >>> file_names(["phone-7", "gpu/0"])

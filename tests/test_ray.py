@@ -42,6 +42,15 @@ class Mortal(TiledModel):
         super().check(inputs)
 
 
+class Deadly(Mortal):
+    """It kills each actor that evaluates a batch of 1,800 rows."""
+
+    def check(self, inputs):
+        if os.getpid() != self.driver and len(inputs["n"]) == 1800 and self.marker.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        TiledModel.check(self, inputs)
+
+
 def write_runs(folder, files=4, rows=2000, bad=0):
     folder.mkdir()
     for file in range(files):
@@ -87,11 +96,20 @@ def test_a_ray_of_our_own_gives_the_rows_of_threads_and_is_shut_down(tmp_path, c
 
 def test_where_no_cluster_answers_is_one_line_at_once(tmp_path):
     source, begun_s = write_runs(tmp_path / "runs", files=1), time.perf_counter()
-    for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "nowhere"):
+    for address in ("127.0.0.1:1", "nowhere"):
         with pytest.raises(OSError, match=f"^{address}: no Ray cluster answers there"):
             evaluate(source, tmp_path / "out", TILES, engine="ray", address=address)
     assert time.perf_counter() - begun_s < 20
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_addresses_of_rays_client_are_refused_by_name(monkeypatch):
+    for given, variable in (("ray://127.0.0.1:1", ""), (None, "ray://head:10001"), ("anyscale://a", "auto")):
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+        with pytest.raises(
+            ValueError, match=f"^{given or variable}: an address of Ray's client, over which nothing runs here; give"
+        ):
+            list(on_ray(lambda: abs, [1], given))
 
 
 def test_the_part_of_an_actor_that_is_killed_is_done_again(cluster, tmp_path):
@@ -104,6 +122,39 @@ def test_the_part_of_an_actor_that_is_killed_is_done_again(cluster, tmp_path):
     evaluate(source, tmp_path / "threads", tiles, want=["time"], rows_per_batch=512)
     assert_same_parts(tmp_path / "ray", tmp_path / "threads")
     assert done.rows == 8000
+
+
+def killer(item):
+    if item in (1, 3):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+
+def test_an_item_whose_worker_dies_each_time_is_named_once_all_others_are_done(cluster):
+    lost = []
+    found = on_ray(lambda: killer, range(5), lost=lambda item, why: lost.append((item, why)) or -item)
+    assert sorted(found) == [-3, -1, 0, 2, 4]
+    assert [item for item, _ in lost] == [1, 3]
+    assert all("its worker died 3 times" in why for _, why in lost)
+    done = on_ray(lambda: killer, range(2))
+    assert next(done) == 0
+    with pytest.raises(OSError, match="1 of 2 pieces of work are not done, the first 1: its worker died 3 times"):
+        next(done)
+
+
+def test_a_part_whose_actor_dies_each_time_is_named_and_resumed_once_the_others_are_there(cluster, tmp_path):
+    source, model = write_runs(tmp_path / "runs"), Deadly(tmp_path / "marker")
+    pq.write_table(pq.read_table(source / "2.parquet").slice(0, 1800), source / "2.parquet")
+    tiles = calibrated(random_posterior(model, TILED_TRUTH, sd=0.3, spread=0.2))
+    model.marker.touch()
+    options = {"want": ["time"], "rows_per_batch": 2000}
+    with pytest.raises(OSError, match=r"2.parquet, row groups 0 to 0 .*its worker died 3 times.*go on with --resume"):
+        evaluate(source, tmp_path / "ray", tiles, engine="ray", **options)
+    assert len(parts(tmp_path / "ray")) == 3
+    model.marker.unlink()
+    assert evaluate(source, tmp_path / "ray", tiles, engine="ray", resume=True, **options).resumed == 3
+    evaluate(source, tmp_path / "threads", tiles, **options)
+    assert_same_parts(tmp_path / "ray", tmp_path / "threads")
 
 
 def test_what_ends_a_job_of_threads_ends_one_of_actors_with_the_same_line(cluster, tmp_path):

@@ -1,6 +1,8 @@
-"""Independent pieces of work on a pool of Ray Data actors: of this machine, or of the machines of a cluster."""
+"""Independent pieces of work on the workers of a Ray cluster: of this machine, or of several."""
 
+import collections
 import contextlib
+import functools
 import logging
 import os
 import pickle
@@ -18,7 +20,7 @@ from rlxjax._chunks import worker_count
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: Processors that a worker asks for: a pool of as many workers as processors leaves some for what else Ray does.
+#: Processors that a worker asks for: as many workers as processors leave some for what else Ray does.
 WORKER_CPUS = 0.8
 #: Seconds within which a cluster has to answer, and to have room for one worker.
 ANSWER_S, ROOM_S = 20.0, 30.0
@@ -33,13 +35,13 @@ def on_ray(
     room_s: float = ROOM_S,
     lost: Callable[[Item, str], Result] | None = None,
 ) -> Iterator[Result]:
-    """Call a worker for each item, on as many Ray actors as there are processors or GPUs, and yield what it returns.
+    """Call a worker for each item, in as many processes of Ray as there are processors or GPUs; yield what it returns.
 
     The results come in the order in which they are done. What a worker raises is raised here, and ends all of them.
-    An actor that dies is started anew, and its item is done again, a few times: doing an item twice has to do no harm.
+    The item of a process that dies is done again, a few times: doing an item twice has to do no harm.
 
     Args:
-        make_worker: called once in each actor; travels there by cloudpickle, as items and results do.
+        make_worker: called once in each process; travels there by cloudpickle, as items and results do.
         items: the pieces of work.
         address: of the cluster, as of `connected`.
         room_s: seconds within which one worker has to find room.
@@ -57,33 +59,36 @@ def on_ray(
     """
     if not items:
         return
-    with connected(address) as ray:
+    with connected(address) as ray, _ended_cluster(ray):
         share, most = _share_of(ray, room_s)
-        dumped = [{"number": number, "item": _dumps(item)} for number, item in enumerate(items)]
-        pool = ray.data.ActorPoolStrategy(
-            min_size=1,
-            max_size=min(most, len(items)),
-            initial_size=min(most, len(items)),
-            max_tasks_in_flight_per_actor=1,
-        )
-        blocks = ray.data.from_items(dumped, override_num_blocks=len(dumped))
-        made = (_dumps(make_worker), os.getcwd(), sys.path)
-        options = share | {"max_restarts": -1, "max_task_retries": TRIES - 1}
-        results, left = blocks.map(_Actor, fn_constructor_args=made, compute=pool, **options), dict(enumerate(items))
-        with _ended_cluster(ray):
-            for batch in results.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0):
-                for number, dumped_result in zip(batch["number"].tolist(), batch["result"], strict=True):
-                    result, error = _loads(dumped_result)
-                    if error is not None:
-                        raise error
-                    del left[number]
-                    yield result
-        why = f"its worker died {TRIES} times: it was killed, or ran out of memory"
-        if left and lost is None:
-            raise OSError(
-                f"{len(left)} of {len(items)} pieces of work are not done, the first {[*left.values()][0]}: {why}"
-            )
-        yield from (lost(item, why) for item in left.values() if lost is not None)
+        made = ray.put((_dumps(make_worker), os.getcwd(), sys.path))
+        # Ray itself would try an item without end that takes too much memory.
+        call = ray.remote(max_retries=0, max_calls=0, **share)(_call)
+        died = ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError
+        waiting, dead, running = collections.deque((number, 1) for number in range(len(items))), [], {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < 2 * most:  # one waits where another one works
+                    number, tried = waiting.popleft()
+                    running[call.remote(made, _dumps(items[number]))] = number, tried
+                (done, *_), _ = ray.wait([*running])
+                number, tried = running.pop(done)
+                try:
+                    result, error = _loads(ray.get(done))
+                except died:
+                    (waiting if tried < TRIES else dead).append((number, tried + 1))
+                    continue
+                if error is not None:
+                    raise error
+                yield result
+        finally:
+            for one in running:  # where something ended the work
+                ray.cancel(one, force=True)
+    dead = [items[number] for number, _ in sorted(dead)]
+    why = f"its worker died {TRIES} times: it was killed, or ran out of memory"
+    if dead and lost is None:
+        raise OSError(f"{len(dead)} of {len(items)} pieces of work are not done, the first {dead[0]}: {why}")
+    yield from (lost(item, why) for item in dead if lost is not None)
 
 
 @contextlib.contextmanager
@@ -102,21 +107,18 @@ def connected(address: str | None = None) -> Iterator[Any]:
     os.environ.update({name: value for name, value in quiet.items() if name not in os.environ})
     try:
         import ray
-        import ray.data
+        from ray.util.client import ray as client
     except ImportError:
         raise ImportError("ray is not installed; get it with `pip install 'rlxjax[scale]'`") from None
     asked = address or ("" if ray.is_initialized() else os.environ.get("RAY_ADDRESS", ""))
-    if "://" in asked or ray.util.client.ray.is_connected():
-        raise ValueError(
-            f"{asked or 'ray://'}: Ray Data does not run over Ray's client; give the host:port of the cluster's head, "
-            "from a machine of the cluster"
-        )
+    if "://" in asked or client.is_connected():
+        head = "give the host:port of the cluster's head, from a machine of the cluster"
+        raise ValueError(f"{asked or 'ray://'}: an address of Ray's client, over which nothing runs here; {head}")
     if ray.is_initialized():
         own = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", own):
             raise ValueError(f"{address}: this process is connected to the Ray cluster at {own} already")
-        with _quiet(ray):
-            yield ray
+        yield ray
         return
     address = asked or "local"
     options: dict[str, Any] = {}
@@ -130,29 +132,27 @@ def connected(address: str | None = None) -> Iterator[Any]:
     except (ConnectionError, RuntimeError, ValueError) as reason:
         raise OSError(f"{address}: Ray cannot be started or joined ({_line(reason)})") from None
     try:
-        with _quiet(ray):
-            yield ray
+        yield ray
     finally:
         ray.shutdown()
 
 
-class _Actor:
-    """What runs in an actor: a worker, made at its first item, whose errors travel as results."""
+def _call(made: tuple[bytes, str, Sequence[str]], item: bytes) -> bytes:
+    """Return what a worker makes of an item, in a process of Ray; its errors travel as results."""
+    try:
+        return _dumps((_worker(*made[:2], tuple(made[2]))(_loads(item)), None))
+    except Exception as error:  # noqa: BLE001
+        error.add_note(f"In a process of Ray on {socket.gethostname()}:\n{traceback.format_exc()}")
+        return _dumps((None, error))
 
-    def __init__(self, made: bytes, folder: str, modules: Sequence[str]) -> None:
-        self._made, self._folder, self._modules, self._worker = made, folder, modules, None
 
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        try:
-            if self._worker is None:
-                with contextlib.suppress(OSError):
-                    os.chdir(self._folder)  # of which relative paths are
-                sys.path += [folder for folder in self._modules if folder not in sys.path]
-                self._worker = _loads(self._made)()
-            return {"number": row["number"], "result": _dumps((self._worker(_loads(row["item"])), None))}
-        except Exception as error:  # noqa: BLE001
-            error.add_note(f"In a Ray actor on {socket.gethostname()}:\n{traceback.format_exc()}")
-            return {"number": row["number"], "result": _dumps((None, error))}
+@functools.lru_cache(maxsize=1)
+def _worker(made: bytes, folder: str, modules: tuple[str, ...]) -> Callable[[Any], Any]:
+    """Return the worker of this process, made at its first item."""
+    with contextlib.suppress(OSError):
+        os.chdir(folder)  # of which relative paths are
+    sys.path += [folder for folder in modules if folder not in sys.path]
+    return _loads(made)()
 
 
 def _dumps(value: Any) -> bytes:
@@ -232,20 +232,6 @@ def _mute_stderr() -> Iterator[None]:
     finally:
         os.dup2(before, 2)
         os.close(before)
-
-
-@contextlib.contextmanager
-def _quiet(ray: Any) -> Iterator[None]:
-    """Let Ray Data print nothing, neither progress nor log, and go on where a worker dies each time."""
-    context, log = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
-    before = context.enable_progress_bars, context.max_errored_blocks, log.level
-    context.enable_progress_bars, context.max_errored_blocks = False, -1
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        context.enable_progress_bars, context.max_errored_blocks, level = before
-        log.setLevel(level)
 
 
 def _line(reason: BaseException) -> str:

@@ -1,0 +1,161 @@
+"""Files do not run code: no command imports what a file names, whatever text stands wherever its reader takes one."""
+
+import copy
+import json
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import get_type_hints
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from _content import content, sealed
+from test_damage import ADVICE, first_lines
+from test_decisions import decision
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import rlxjax as rx
+from calibrate.cli import app
+from calibrate.report.advice import read_advice
+from calibrate.samples import read_samples
+from rlxjax._files import digest_of
+from rlxjax.advice import Memory
+from rlxjax.calibration import load_calibration
+
+#: What the files name: an object of a module in the current folder, which leaves a mark when it is imported.
+EVIL = "evil_module:SUITE"
+#: Parts by which a file is known as this machine's.
+OWN = ("fingerprint", "machine")
+#: What a command is given beside a hostile file, so that it goes as far as it can in a moment.
+BESIDE = {
+    "calibrate": ["--resume", "--only", "welch", "--quiet"],
+    "validate": ["--budget", "5"],
+    "predict": ["--batch", "8"],
+    "explain": ["--batch", "8"],
+    "profile": ["operator:neg", "--arg", "f32[4]"],
+    "advise": ["operator:neg", "operator:neg", "--arg", "f32[4]"],
+    "refit": ["welch.welch.samples.jsonl"],
+    "evaluate": ["rows.parquet", "sink"],
+}
+#: Options and arguments that are words of the user, and name no file.
+WORDS = ("suite", "function", "stages", "args", "arg", "key", "keys", "name", "column", "strategy", "want", "address")
+COMMANDS = {
+    (name, *([own.name] if hasattr(group, "commands") else [])): own
+    for name, group in get_command(app).commands.items()
+    for own in getattr(group, "commands", {name: group}).values()
+}
+
+
+def texts(value, path=()):
+    """Yield the place of every text in a JSON value, but for what it is known by."""
+    if isinstance(value, str):
+        yield path
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
+        if key not in OWN:
+            yield from texts(inner, (*path, key))
+
+
+def changed(good, places):
+    """Return a JSON value with the evil name in some places."""
+    good = copy.deepcopy(good)
+    for place in places:
+        inner = good
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = EVIL
+    return good
+
+
+def made_hostile(good, path, write, read):
+    """Write a file with the evil name as every text that its reader takes; return its content."""
+    left = [[*texts(good)]]
+    while left:
+        places = left.pop()
+        write(path, tried := changed(good, places))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)  # a section that is left out
+                read(path)
+            good = tried
+        except (ValueError, UserWarning):
+            half = len(places) // 2
+            left += [places[:half], places[half:]] if half else []
+    write(path, good)
+    return good
+
+
+def write_json(path, value):
+    path.write_text(json.dumps(value))
+
+
+def write_export(path, entry):
+    whole = {"schema_version": 1, "decisions": [entry]}
+    write_json(path, whole | {"digest": digest_of(whole)})
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory):
+    """A folder with a hostile file of each kind."""
+    folder = tmp_path_factory.mktemp("hostile")
+    whole = content()
+    samples = {"suite": "welch", "file": "welch.welch.samples.jsonl", "sha256": "0" * 64, "runner": 1}
+    welch = whole["models"]["welch"] | {"samples": samples | dict.fromkeys(("timings", "rounds", "workloads"), 1)}
+    whole["models"] = {"welch": welch, EVIL: copy.deepcopy(welch)}
+    calibration = folder / "calibration.json"
+    found = made_hostile(whole, calibration, lambda path, value: write_json(path, sealed(value)), load_calibration)
+    assert [own["samples"]["suite"] for own in found["models"].values()] == [EVIL, EVIL]
+    for name, source in {"welch": "campaign-epyc-zen5.welch", "functions": "xeon.functions"}.items():
+        first, *rest = first_lines(f"{source}.samples.jsonl.gz").decode().splitlines()
+
+        def write(path, value, rest=rest):
+            path.write_text("\n".join([json.dumps(value), *rest, ""]))
+
+        header = made_hostile(json.loads(first), folder / f"{name}.{name}.samples.jsonl", write, read_samples)
+        assert header["suite"] == EVIL
+    advice = json.loads(json.dumps(ADVICE.as_dict()))
+    assert made_hostile(advice, folder / "advice.json", write_json, read_advice)["code"] == EVIL
+
+    def load(path):
+        (folder / "decisions.sqlite").unlink(missing_ok=True)
+        if left_out := Memory(folder / "decisions.sqlite", strict=True).load(path).left_out:
+            raise ValueError(left_out)
+
+    entry = made_hostile(decision().model_dump(mode="json"), folder / "export.json", write_export, load)
+    assert entry["label"] == EVIL
+    load(folder / "export.json")
+    target = json.loads((Path(rx.targets.__file__).parent / "devices.json").read_text())["targets"][1]
+    one = {"schema_version": 1, "targets": [target]}
+    made_hostile(one, folder / "target.json", write_json, rx.targets.load_target)
+    rx.learned.save_learned_fft(rx.learned.LearnedFft.exact(16), folder / "learned.json")
+    rows = {"device": [EVIL] * 12, "variant": [EVIL] * 12, "batch": [8] * 12, "n_fft": [64] * 12, "k": [4] * 12}
+    pq.write_table(pa.table(rows | {"time_ns": [1e5] * 12, EVIL: [EVIL] * 12}), folder / "rows.parquet")
+    (folder / "evil_module.py").write_text("open('mark', 'w').close()\n")
+    return folder
+
+
+def test_no_command_imports_what_a_file_names(evil, tmp_path, monkeypatch):
+    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.chdir(tmp_path)
+    files, statuses = {path.name: path.read_bytes() for path in evil.iterdir()}, {}
+    for names, command in COMMANDS.items():
+        kinds = get_type_hints(command.callback)
+        for param in command.params:
+            if param.name in WORDS or not {"Path", "str"} & {*re.findall(r"\w+", str(kinds.get(param.name)))}:
+                continue
+            for file in files:
+                for name, data in files.items():
+                    (tmp_path / name).write_bytes(data)
+                is_option = param.param_type_name == "option"
+                beside = [one for one in BESIDE.get(names[0], []) if is_option or one.startswith("-")]
+                given = [param.opts[0], file] if is_option else [file]
+                arguments = [*names, *given, *(BESIDE.get(names[0], []) if is_option else beside)]
+                result = CliRunner().invoke(app, arguments)
+                assert result.exception is None or isinstance(result.exception, SystemExit), arguments
+                assert not (tmp_path / "mark").exists(), arguments
+                assert "evil_module" not in sys.modules, arguments
+                statuses.setdefault(names, []).append(result.exit_code)
+    sys.stderr.write(str(statuses))
