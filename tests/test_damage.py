@@ -4,17 +4,19 @@ import gzip
 import json
 import random
 import re
+import tempfile
 import time
 import warnings
 from pathlib import Path
 
 import jax
 import numpy as np
+from test_decisions import decision
 
 import rlxjax as rx
 from calibrate.report.advice import read_advice
 from calibrate.samples import read_samples
-from rlxjax.advice import Advice, Measured, StageCost
+from rlxjax.advice import Advice, Measured, Memory, StageCost
 from rlxjax.models import FFT
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +45,20 @@ def first_lines(name):
     return b"\n".join([*gzip.decompress((ROOT / "docs/evidence" / name).read_bytes()).split(b"\n")[:60], b""])
 
 
+def remembered(path):
+    """Return what a database of decisions holds, as a command reads it."""
+    return [one.model_dump_json() for one in Memory(path, strict=True).all()]
+
+
+def imported(path):
+    """Return what is remembered of an export; what is left out is said."""
+    with tempfile.TemporaryDirectory() as folder:
+        memory = Memory(Path(folder) / "decisions.sqlite", strict=True)
+        for text in memory.load(path).left_out:
+            warnings.warn(text, stacklevel=1)
+        return [one.model_dump_json() for one in memory.all()]
+
+
 def good_files(folder):
     """Return the suffix, content and reader of a good file of each kind, and whether every change is to be found."""
     rx.learned.save_learned_fft(rx.learned.LearnedFft.exact(16), folder / "model.json")
@@ -54,6 +70,12 @@ def good_files(folder):
         yield f"{name}.gz", gzip.compress(first_lines(f"{name}.gz")), visits, False
     yield ".csv", csv.encode(), lambda path: rx.Timings.from_csv(FFT, path), False
     yield ".json", json.dumps(ADVICE.as_dict()).encode(), read_advice, False
+    memory = Memory(folder / "decisions.sqlite", strict=True)
+    for number in range(3):
+        memory.keep(decision(number))
+    memory.export(folder / "export.json")
+    yield ".sqlite", (folder / "decisions.sqlite").read_bytes(), remembered, False
+    yield ".json", (folder / "export.json").read_bytes(), imported, True
 
 
 def mutant(good, rng):

@@ -11,7 +11,7 @@ from _campaigns import SUITE, Toy, ToySuite, made_up, quiet, saved_model
 import rlxjax as rx
 from calibrate.campaign import refit
 from calibrate.samples import read_samples
-from calibrate.suites import suite_of
+from calibrate.suites import suite_of, suite_of_file
 from calibrate.suites.draws import Draw
 from calibrate.suites.functions import FunctionsSuite, KernelsSuite, timed_functions
 from calibrate.suites.welch import GRID_SAMPLES, HELD_OUT_BATCHES, HELD_OUT_N_FFTS, TIMED, WelchSuite, welch_cell
@@ -202,3 +202,24 @@ def test_the_suite_of_gpu_kernels_takes_what_samples_say_or_else_texts_and_refus
     assert {cell.variant for cell in (*said, *read)} <= set(GPU_KERNELS.variants)
     with pytest.raises(ValueError, match="without what was compiled of it"):
         KernelsSuite().kept(cells)
+
+
+def test_a_file_has_a_suite_that_is_given_that_ships_or_that_a_package_offers_and_imports_none(tmp_path, monkeypatch):
+    made = tmp_path / "largest-1.dist-info"
+    made.mkdir()
+    (made / "METADATA").write_text("Metadata-Version: 2.1\nName: largest\nVersion: 1\n")
+    (made / "entry_points.txt").write_text(
+        "[rlxjax.suites]\nlargest = _campaigns:ToySuite\ngone = gone:SUITE\ntext = os:sep\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for found in (suite_of("largest"), suite_of_file("largest", "toy"), suite_of_file("any:thing", "toy", [SUITE])):
+        assert found.model.name == "toy"
+    assert suite_of_file("welch", "welch", [SUITE]).model is suite_of("welch").model
+    for name, said in (
+        ("_campaigns:SUITE", r"give its suite with --suite module:NAME \(the file calls it _campaigns:SUITE\)"),
+        ("", "give its suite with --suite module:NAME$"),
+        ("gone", "--suite: the entry point gone does not load .ModuleNotFoundError"),
+        ("text", "--suite: expected a rlxjax.Suite, text is of type str"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            suite_of_file(name, "toy")

@@ -336,7 +336,8 @@ def _refused(path: FilePath, what: str) -> Iterator[None]:
         mend = _ELSEWHERE
         if not code.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PERM")):
             mend = "move it to another place, and what it held is measured anew"
-        raise ValueError(f"{path}: cannot be {what} ({reason}); {mend}") from None
+        said = " ".join(str(reason).split())
+        raise ValueError(f"{path}: cannot be {what} ({said}); {mend}") from None
 
 
 @atexit.register
