@@ -240,8 +240,9 @@ class Memory:
         try:
             found = Remembered.model_validate_json(content)
         except ValidationError as reason:
-            mend = f"drop it with `rlxjax decisions forget {key[:SHOWN_KEY]}`"
-            raise ValueError(f"{self.path}: the entry {key[:SHOWN_KEY]}: {first_refusal(reason)}; {mend}") from None
+            start = ascii(str(key)[:SHOWN_KEY])[1:-1]  # of a damaged file it may be anything
+            mend = f"drop it with `rlxjax decisions forget {start}`"
+            raise ValueError(f"{self.path}: the entry {start}: {first_refusal(reason)}; {mend}") from None
         is_there = any(one.content == pinned for one in found.alternatives)
         return found.model_copy(update={"pinned": pinned if is_there else None})
 
