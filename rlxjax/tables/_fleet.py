@@ -1,8 +1,9 @@
 """Timings of a fleet: files of rows with a column of devices, read by groups of devices, whatever their number."""
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -25,13 +26,17 @@ class Fleet:
 
     Attributes:
         model: whose runs were timed.
-        files: in their order.
+        files: in their order, absolute.
         columns: by field: `device`, `variant`, the inputs and `time_ns`; a field that is missing has a default.
+        schema: pyarrow's, of these columns.
+        keys: pyarrow's, of those of them that stand in the files' paths.
     """
 
     model: LatencyModel
     files: tuple[str, ...]
     columns: Mapping[str, str]
+    schema: Any
+    keys: Any
 
     def counts(self) -> dict[str, int]:
         """Return the number of timings of each device, in the order in which they appear.
@@ -43,13 +48,14 @@ class Fleet:
         name = self.columns["device"]
         for file in self.files:
             first = 0
-            for batch in _dataset((file,)).to_batches(columns=[name]):
-                for device, count in _counted(batch.column(name)):
-                    if device is None or not str(device):
-                        row = first + [not one for one in batch.column(name).to_pylist()].index(True)
-                        raise ValueError(f"{file}, row {row}: {name}: expected the name of a device, got nothing")
-                    found[device] = found.get(device, 0) + count
-                first += batch.num_rows
+            with self._read((file,)) as data:
+                for batch in data.to_batches(columns=[name]):
+                    for device, count in _counted(batch.column(name)):
+                        if device is None or not str(device):
+                            row = first + [not one for one in batch.column(name).to_pylist()].index(True)
+                            raise ValueError(f"{file}, row {row}: {name}: expected the name of a device, got nothing")
+                        found[device] = found.get(device, 0) + count
+                    first += batch.num_rows
         return found
 
     def timings(self, devices: Sequence[str], min_timings: int) -> dict[str, Timings | str]:
@@ -63,12 +69,13 @@ class Fleet:
         import pyarrow.compute
 
         compute: Any = pyarrow.compute
-        dataset, column = _dataset(self.files), self.columns["device"]
-        is_mine = compute.field(column)
-        if pa.types.is_dictionary(dataset.schema.field(column).type):
+        column, is_mine = self.columns["device"], compute.field(self.columns["device"])
+        if pa.types.is_dictionary(self.schema.field(column).type):
             is_mine = is_mine.cast(pa.string())
         names = list(dict.fromkeys([*self.columns.values(), FILE]))
-        table = dataset.to_table(columns=names, filter=is_mine.isin(list(devices)))
+        mine = is_mine.isin(list(devices))
+        with self._read(self.files) as data:
+            table = data.to_table(columns=names, filter=mine)
         columns = {name: _cells(table.column(name)) for name in names}
         place_of = {device: place for place, device in enumerate(devices)}
         own = np.array([place_of[device] for device in columns[column]], int)
@@ -78,6 +85,23 @@ class Fleet:
             device: self._timings_of(device, columns, order[edges[place] : edges[place + 1]], min_timings)
             for place, device in enumerate(devices)
         }
+
+    @contextlib.contextmanager
+    def _read(self, files: Sequence[str]) -> Iterator[Any]:
+        """Give the columns in files to read; one that cannot be is named in one line."""
+        import pyarrow as pa
+        import pyarrow.dataset as of
+
+        from ._source import unreadable
+
+        checked = of.ParquetFragmentScanOptions(page_checksum_verification=True)
+        format_ = of.ParquetFileFormat(default_fragment_scan_options=checked)
+        paths: Any = of.partitioning(self.keys, flavor="hive") if self.keys.names else None
+        try:
+            yield of.dataset([*files], self.schema, format_, partitioning=paths)
+        except (pa.ArrowException, OSError) as reason:
+            own = [name for name in self.schema.names if name not in self.keys.names]
+            raise ValueError(unreadable(files, own, reason)) from None
 
     def _timings_of(
         self, device: str, columns: Mapping[str, np.ndarray], rows: np.ndarray, min_timings: int
@@ -129,15 +153,15 @@ def fleet_of(
         {'one': 2, 'two': 1}
     """
     check_pyarrow()
+    import pyarrow as pa
+
     from ._source import columns_of, source_of
 
-    found, _ = source_of(source, FilePath(without))
+    found, _ = source_of(source, (FilePath(without),) if without else ())
     given = dict(columns or {})
-    if found.keys.names:
-        first = next(iter(found.files))
-        raise ValueError(f"{first}: expected columns in the files, got {found.keys.names[0]!r} in their paths")
-    if "time_ns" not in given and "time_ns" not in found.schema.names:
-        others = [name for unit in UNITS_NS if (name := f"time{unit}") in found.schema.names]
+    names = [*found.schema.names, *found.key_names]
+    if "time_ns" not in given and "time_ns" not in names:
+        others = [name for unit in UNITS_NS if (name := f"time{unit}") in names]
         given |= {"time_ns": others[0]} if others else {}
     variants = model.variants
     fields = {
@@ -146,14 +170,11 @@ def fleet_of(
         "time_ns": Field("time"),
         **{name: Field(entry.unit, default=entry.default) for name, entry in model.inputs.items()},
     }
-    mapped, _ = columns_of(found, fields, given, (), next(iter(found.files)))
-    return Fleet(model, tuple(found.files), FrozenDict(mapped))
-
-
-def _dataset(files: Sequence[str]) -> Any:
-    import pyarrow.dataset
-
-    return pyarrow.dataset.dataset(list(files), format="parquet")
+    mapped, _, types = columns_of(found, fields, given, (), next(iter(found.files)))
+    used = {*mapped.values()}
+    keys = pa.schema([(name, type_) for name, type_ in types.items() if name in used])
+    schema = pa.schema([*(field for field in found.schema if field.name in used), *keys])
+    return Fleet(model, tuple(map(os.path.abspath, found.files)), FrozenDict(mapped), schema, keys)
 
 
 def _counted(column: Any) -> list[tuple[Any, int]]:

@@ -11,13 +11,14 @@ from importlib import metadata
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlxjax._chunks import worker_count
 from rlxjax._files import locked
 
 from ._manifest import begin, manifest_of, manifest_path
-from ._part import Job, PartTimes, evaluate_part
+from ._part import Job, PartTimes, check_carried, evaluate_part
 from ._ray import connected, on_ray
 from ._rows import Compiled, RowProgram
 from ._source import Part, columns_of, source_of
@@ -42,28 +43,31 @@ def run_job(
 ) -> Done:
     """Evaluate the parts that are missing; arguments and errors as of `evaluate`."""
     sink = job.sink
-    if sink.exists() and not sink.is_dir():
-        raise ValueError(f"{sink}: expected a folder, or none, got a file")
+    for folder in (sink, job.rejects):
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder}: expected a folder, or none, got a file")
     cluster = connected(address) if engine == "ray" else contextlib.nullcontext()
     with locked(sink / "part"), _without_leftovers(job), cluster:
-        begin(manifest_of(job, parts, _package()), sink, resume)
-        missing = [part for part in parts if not (sink / f"{part.name}.parquet").exists()]
+        begin(manifest_of(job, parts, _package()), job, resume)
+        rejected = {part.name: _rejected(job, part) for part in parts}
+        missing = [part for part in parts if rejected[part.name] is None]
         done_rows = job.source.rows - sum(part.rows for part in missing)
         say = _counting(done_rows, job.source.rows, advance)
         times = (_on_ray if engine == "ray" else _on_threads)(job, missing, say)
-    rejected = _rejected(job, parts)
-    return Done(job.source.rows, rejected, job.rejects, len(parts), len(parts) - len(missing), times)
+    of_all = times.rejected + sum(filter(None, rejected.values()))
+    return Done(job.source.rows, of_all, job.rejects, len(parts), len(parts) - len(missing), times)
 
 
 def job_of(
     program: RowProgram, source: Any, sink: FilePath, columns: Mapping[str, str] | None, rows: int, is_strict: bool
 ) -> tuple[Job, list[Part]]:
-    """Return a job and its parts, numbered in their order, everything checked that footers say."""
-    files, parts = source_of(source, sink)
-    own, carried = columns_of(files, program.fields, columns, [*program.outputs], next(iter(files.files)))
+    """Return a job and its parts, in their order, everything checked that footers say."""
     rejects = sink.with_name(f"{sink.name}.rejected")
-    numbered = [part._replace(name=f"part-{place:05d}-{part.name}") for place, part in enumerate(parts)]
-    return Job(program, files, own, tuple(carried), sink, rejects, rows, is_strict), numbered
+    files, parts = source_of(source, (sink, rejects, manifest_path(sink)))
+    first = next(iter(files.files))
+    own, carried, keys = columns_of(files, program.fields, columns, [*program.outputs], first)
+    check_carried(files, carried, first)
+    return Job(program, files, own, tuple(carried), keys, sink, rejects, rows, is_strict), parts
 
 
 def _package() -> dict[str, str]:
@@ -164,7 +168,11 @@ def _sum(times: Iterable[PartTimes]) -> PartTimes:
     return total
 
 
-def _rejected(job: Job, parts: Sequence[Part]) -> int:
-    """Return how many rows the parts have rejected, those of an earlier run too."""
-    files = (job.rejects / f"{part.name}.parquet" for part in parts)
-    return sum(pq.read_metadata(file).num_rows for file in files if file.exists())
+def _rejected(job: Job, part: Part) -> int | None:
+    """Return how many rows a part has rejected; None of one that is not there, or lacks rows or rejects."""
+    try:
+        rejected = part.rows - pq.read_metadata(job.sink / f"{part.name}.parquet").num_rows
+        is_whole = not rejected or pq.read_metadata(job.rejects / f"{part.name}.parquet").num_rows == rejected
+    except (pa.ArrowException, OSError):
+        return None
+    return rejected if is_whole else None

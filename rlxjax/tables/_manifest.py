@@ -10,7 +10,7 @@ from rlxjax._files import Sealed, digest_of, read_json_file, write_json_file
 from ._part import Job
 from ._source import Part
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class ManifestError(ValueError):
@@ -31,7 +31,7 @@ class Manifest(Sealed):
         parts: rows of each part, by its name.
     """
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     what: str
     program: str
     columns: dict[str, str]
@@ -62,13 +62,13 @@ def manifest_path(sink: FilePath) -> FilePath:
     return sink.with_name(f"{sink.name}.manifest.json")
 
 
-def begin(manifest: Manifest, sink: FilePath, resume: bool) -> None:
+def begin(manifest: Manifest, job: Job, resume: bool) -> None:
     """Write a job's manifest, or check that the one that is there is of the same job.
 
     Raises:
         ValueError: the folder holds something, and this is not to go on with it, or is another job; one line.
     """
-    path = manifest_path(sink)
+    sink, path = job.sink, manifest_path(job.sink)
     if path.exists():
         known = read_json_file(
             path, Manifest, SCHEMA_VERSION, ManifestError, "give another folder", "the manifest of an evaluation"
@@ -77,7 +77,8 @@ def begin(manifest: Manifest, sink: FilePath, resume: bool) -> None:
         for name in Manifest.model_fields:
             if getattr(known, name) != getattr(manifest, name):
                 differs = names.get(name, name.replace("_", " "))
-                raise ManifestError(f"{sink}: holds another job: {differs} differs; give another folder")
+                hint = _changed(known.files, manifest.files) if name == "files" else ""
+                raise ManifestError(f"{sink}: holds another job: {differs} differs; give another folder{hint}")
         if not resume:
             done = sum((sink / f"{name}.parquet").exists() for name in manifest.parts)
             raise ManifestError(
@@ -85,6 +86,15 @@ def begin(manifest: Manifest, sink: FilePath, resume: bool) -> None:
                 "(resume=True), or give another folder"
             )
         return
-    if any(not entry.name.startswith(".") for entry in sink.iterdir()):
-        raise ManifestError(f"{sink}: expected a new or empty folder, got one that holds other files")
+    for folder in (sink, job.rejects):
+        if folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+            raise ManifestError(f"{folder}: expected a new or empty folder, got one that holds other files")
     write_json_file(manifest, path)
+
+
+def _changed(known: Mapping[str, str], given: Mapping[str, str]) -> str:
+    """Return which file is another one, and what keeps a copy from being one."""
+    if lacks := sorted(known.keys() ^ given.keys()):
+        return f" ({lacks[0]} is in one of the two)"
+    path = next(path for path in known if known[path] != given[path])
+    return f" ({path} has another size, footer or time of change; `cp -p` and `rsync -t` keep the time of a copy)"

@@ -1,5 +1,6 @@
 """One part: its rows are read, evaluated and written batch by batch, and its file appears whole."""
 
+import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 from rlxjax._files import whole_file
 
 from ._rows import Compiled, Field, RowProgram, bad_rows
-from ._source import Part, Source, said
+from ._source import Part, Source, digest_of_file, said, unreadable
 
 #: How the files are compressed.
 COMPRESSION = "zstd"
@@ -26,6 +27,7 @@ class Job(NamedTuple):
         source: the files.
         columns: the column of each field that has one.
         carried: columns that are carried along.
+        keys: the type of each column that stands in paths.
         sink: the folder of the parts.
         rejects: the folder of the rows that cannot be evaluated.
         rows_per_batch: that are held at a time.
@@ -36,6 +38,7 @@ class Job(NamedTuple):
     source: Source
     columns: Mapping[str, str]
     carried: tuple[str, ...]
+    keys: Mapping[str, Any]
     sink: FilePath
     rejects: FilePath
     rows_per_batch: int
@@ -106,36 +109,50 @@ def evaluate_part(
 
 def _schema(job: Job) -> pa.Schema:
     carried = [
-        job.source.schema.field(name) if name in job.source.schema.names else job.source.keys.field(name)
-        for name in job.carried
+        pa.field(name, job.keys[name]) if name in job.keys else job.source.schema.field(name) for name in job.carried
     ]
     kinds = {name: pa.string() if isinstance(kind, tuple) else kind for name, kind in job.program.outputs.items()}
     added = [pa.field(name, kind, nullable=False) for name, kind in kinds.items()]
     return pa.schema([*carried, *added])
 
 
+def check_carried(source: Source, carried: Sequence[str], file: str) -> None:
+    """Refuse a column of a type of which pyarrow cannot take or write rows: one line."""
+    for name in carried:
+        if name in source.schema.names:
+            field = source.schema.field(name)
+            try:
+                one = pa.Table.from_arrays([pa.nulls(1, field.type)], schema=pa.schema([field]))
+                pq.write_table(one.filter(pa.array([True])).take([0]), io.BytesIO(), compression=COMPRESSION)
+            except (pa.ArrowException, OSError) as reason:
+                raise ValueError(
+                    f"{file}: {name}: a column of {field.type} cannot be carried along ({said(reason)})"
+                ) from None
+
+
 def _batches(job: Job, part: Part) -> Iterator[pa.RecordBatch]:
     """Yield a part's rows, so many at a time, of the columns that are in the file."""
-    wanted = dict.fromkeys([*job.columns.values(), *job.carried])
-    columns = [name for name in job.source.schema.names if name in wanted]
+    wanted = {*job.columns.values(), *job.carried}
+    schema = pa.schema([field for field in job.source.schema if field.name in wanted])
     groups = [*range(part.first_group, part.first_group + part.groups)]
     try:
-        with pq.ParquetFile(part.file, pre_buffer=False) as file:
-            yield from file.iter_batches(job.rows_per_batch, groups, columns, use_threads=False)
+        with pq.ParquetFile(part.file, pre_buffer=False, page_checksum_verification=True) as file:
+            _check_same(job, part, file.metadata)
+            for batch in file.iter_batches(job.rows_per_batch, groups, schema.names, use_threads=False):
+                own = [batch.column(field.name) for field in schema]
+                own = [
+                    one if one.type == type_ else one.cast(type_) for one, type_ in zip(own, schema.types, strict=True)
+                ]
+                yield pa.RecordBatch.from_arrays(own, schema=schema)
+            _check_same(job, part, file.metadata)
     except (pa.ArrowException, OSError) as reason:
-        raise ValueError(f"{_unreadable(part.file, groups, columns)}: cannot be read ({said(reason)})") from None
+        raise ValueError(unreadable([part.file], schema.names, reason, groups)) from None
 
 
-def _unreadable(file: str, groups: Sequence[int], columns: Sequence[str]) -> str:
-    """Return the first row group and column of a file that cannot be read."""
-    for group in groups:
-        for column in columns:
-            try:
-                with pq.ParquetFile(file) as whole:
-                    whole.read_row_group(group, [column])
-            except (pa.ArrowException, OSError):
-                return f"{file}, row group {group}: {column}"
-    return file
+def _check_same(job: Job, part: Part, metadata: Any) -> None:
+    """Refuse a file that is not what it was when the job began."""
+    if digest_of_file(part.file, metadata) != job.source.files[part.file]:
+        raise ValueError(f"{part.file}: has changed since the job began; begin again with another folder to write")
 
 
 def _ends(part: Part) -> np.ndarray:
@@ -151,7 +168,7 @@ def _evaluated(
     """Return the rows of a batch with their answers, and those that have none with the reason."""
     columns, nulls, reasons = {}, {}, {}
     for name, field in job.program.fields.items():
-        columns[name], nulls[name], unknown = _column(job, part, batch, name, field, first_row)
+        columns[name], nulls[name], unknown = _column(job, part, batch, name, field)
         for row, text in unknown.items():
             reasons.setdefault(row, text)
     answers, is_answer = compiled(columns)
@@ -166,10 +183,7 @@ def _evaluated(
     for name, kind in job.program.outputs.items():
         own = answers[name]
         added.append(pa.array(kind).take(pa.array(own)) if isinstance(kind, tuple) else pa.array(own))
-    carried = [
-        batch.column(name) if name in job.source.schema.names else _constant(part, job.source.keys.field(name), batch)
-        for name in job.carried
-    ]
+    carried = [_constant(job, part, name, batch) if name in job.keys else batch.column(name) for name in job.carried]
     table = pa.Table.from_arrays([*carried, *added], schema=schema)
     if not reasons:
         return table, None
@@ -187,7 +201,9 @@ def _rejected(part: Part, batch: pa.RecordBatch, rows: np.ndarray, first_row: in
     groups = part.first_group + np.searchsorted(_ends(part), places - part.first_row, "right")
     own = pa.table({"file": [part.file] * len(rows), "row_group": groups, "row": places, "reason": reasons})
     for name, column in zip(batch.schema.names, batch.take(pa.array(rows)).columns, strict=True):
-        own = own.append_column(f"{name}_as_read" if name in own.column_names else name, column)
+        while name in own.column_names:
+            name += "_as_read"  # noqa: PLW2901
+        own = own.append_column(name, column)
     return own
 
 
@@ -196,21 +212,21 @@ def _place(part: Part, row: int) -> str:
     return f"{part.file}, row group {group}, row {row}"
 
 
-def _constant(part: Part, field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
-    return pa.repeat(pa.scalar(part.keys[field.name], field.type), batch.num_rows)
+def _constant(job: Job, part: Part, name: str, batch: pa.RecordBatch) -> pa.Array:
+    text = pa.scalar(job.source.keys[part.file][name], pa.string())
+    return pa.repeat(text.cast(job.keys[name]), batch.num_rows)
 
 
 def _column(
-    job: Job, part: Part, batch: pa.RecordBatch, name: str, field: Field, first_row: int
+    job: Job, part: Part, batch: pa.RecordBatch, name: str, field: Field
 ) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
-    """Return one field's values as int64, float64 or codes, the rows that are null, and those of unknown names."""
+    """Return one field's values as int64, float64 or codes, the rows that are null, and those of other wrong values."""
     none = np.zeros(0, np.int64)
     if name not in job.columns:
         default = field.names.index(str(field.default)) if field.names else float(field.default or 0.0)
         return np.full(batch.num_rows, default, np.int8 if field.names else np.float64), none, {}
     own = job.columns[name]
-    is_key = own not in job.source.schema.names
-    column = _constant(part, job.source.keys.field(own), batch) if is_key else batch.column(own)
+    column = _constant(job, part, own, batch) if own in job.keys else batch.column(own)
     nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)) if column.null_count else none
     if field.names:
         import pyarrow.compute  # as long as JAX takes to compile: only where it is needed
@@ -223,11 +239,12 @@ def _column(
             for row in np.setdiff1d(np.flatnonzero(codes < 0), nulls).tolist()
         }
         return np.maximum(codes, 0).astype(np.int8), nulls, unknown
-    if nulls.size:
-        column = column.fill_null(pa.scalar(field.harmless).cast(column.type))
+    if nulls.size and pa.types.is_integer(column.type):  # and a float is NaN
+        column = column.fill_null(0)
     values = column.to_numpy(zero_copy_only=False)
-    if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
-        row = int(np.argmax(values > np.iinfo(np.int64).max))
-        raise ValueError(f"{_place(part, first_row + row)}: {own}: expected at most 2**63 - 1, got {values[row]}")
+    large = np.flatnonzero(values > np.iinfo(np.int64).max) if values.dtype == np.uint64 else none
+    wrong = {row: f"{own}: expected at most 2**63 - 1, got {values[row]}" for row in large.tolist()}
     values = values.astype(np.int64 if values.dtype.kind in "iu" else np.float64, copy=False)
-    return values, nulls, {}
+    if wrong:
+        values[large] = 0
+    return values, nulls, wrong

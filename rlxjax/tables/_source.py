@@ -4,9 +4,12 @@ import dataclasses
 import glob
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import urllib.parse
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,19 +18,20 @@ from ._rows import Field
 
 #: Rows of a part: what is done again where a job was stopped.
 PART_ROWS = 2**22
+#: How paths say that a row has no value, and integers.
+_NULL, _INTEGER = "__HIVE_DEFAULT_PARTITION__", re.compile("-?[0-9]+")
 
 
 class Part(NamedTuple):
     """Neighbouring row groups of one file.
 
     Attributes:
-        name: of the file that is written for it, by what it holds.
+        name: of the file that is written for it, by its place in the job and what it holds.
         file: the file it is read from.
         first_group: the first row group.
         groups: how many.
         first_row: the place of its first row in the file.
         rows: how many.
-        keys: the values of the columns that stand in the file's path.
     """
 
     name: str
@@ -36,7 +40,6 @@ class Part(NamedTuple):
     groups: int
     first_row: int
     rows: int
-    keys: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,99 +47,188 @@ class Source:
     """Files of rows of one schema.
 
     Attributes:
-        schema: of every file.
-        keys: the columns that stand in the files' paths, as in `year=2026/`.
+        schema: of every file, as it is read.
+        keys: by path, the texts of the `name=value` folders that lead there; the names are those of every file.
         files: by path, a digest of what each holds.
         rows: of all of them.
     """
 
     schema: pa.Schema
-    keys: pa.Schema
+    keys: Mapping[str, Mapping[str, str | None]]
     files: Mapping[str, str]
     rows: int
 
+    @property
+    def key_names(self) -> list[str]:
+        """The columns that stand in the files' paths."""
+        return [*next(iter(self.keys.values()))]
 
-def source_of(given: Any, without: FilePath) -> tuple[Source, list[Part]]:
+    def key_type(self, name: str, field: Field | None = None) -> pa.DataType:
+        """Return the type of a column that stands in paths: int64 where all are integers, and else text.
+
+        Args:
+            name: of the column.
+            field: that it is read for, whose names are texts, and whose numbers may be float64.
+
+        Raises:
+            ValueError: a text where a field has a number; one line.
+        """
+        paths = {text: path for path, own in self.keys.items() if (text := own[name]) is not None}
+        if field is not None and field.names:
+            return pa.string()
+        if all(_INTEGER.fullmatch(text) and -(2**63) <= int(text) < 2**63 for text in paths):
+            return pa.int64()
+        for text in paths if field is not None else ():
+            try:
+                pa.scalar(text).cast(pa.float64())
+            except pa.ArrowInvalid:
+                raise ValueError(f"{paths[text]}: {name}: expected a number in the path, got {text!r}") from None
+        return pa.string() if field is None else pa.float64()
+
+
+def source_of(given: Any, own: Sequence[FilePath]) -> tuple[Source, list[Part]]:
     """Return what files, globs and folders hold, and its parts; every footer is read, no row.
 
     Args:
         given: a path, a glob, a folder, or several of them.
-        without: a folder whose files are not to be read.
+        own: files and folders that are written, and not to be read.
 
     Raises:
         ValueError: no file, one that is damaged or no Parquet, one of another schema, or no rows; one line.
     """
-    fragments, keys = _fragments(given, without)
     schema: pa.Schema | None = None
-    first, files, parts, rows = "", {}, [], 0
-    for path, own_keys in fragments:
-        metadata, own = _footer(path)
+    first, keys, files, parts, rows = "", {}, {}, [], 0
+    for path in _paths(given, own):
+        metadata, found = _footer(path)
+        keys[path] = _keys(path)
         if schema is None:
-            schema, first = own, path
-        elif problem := _difference(schema, own):
+            schema, first = found, path
+        elif problem := _difference(schema, found):
             raise ValueError(f"{path}: {problem}, as {first} has it")
-        files[path] = _digest_of(path, metadata)
-        parts += _parts(path, metadata, files[path], own_keys)
+        if odd := keys[path].keys() ^ keys[first].keys():
+            has, lacks = (path, first) if odd & keys[path].keys() else (first, path)
+            name = min(odd)
+            raise ValueError(f"{lacks}: expected a folder {name}=... in its path, as {has} has it")
+        files[path] = digest_of_file(path, metadata)
+        parts += _parts(path, metadata, files[path])
         rows += metadata.num_rows
     assert schema is not None
     if not rows:
         raise ValueError(f"{first}: expected rows, got none" + (f" in {len(files)} files" if len(files) > 1 else ""))
-    if twice := [name for name in keys.names if name in schema.names]:
-        raise ValueError(f"{first}: {twice[0]}: expected a column or a part of the path, got both")
-    return Source(schema, keys, files, rows), parts
+    if twice := [name for name in keys[first] if name in schema.names]:
+        raise ValueError(
+            f"{first}: {twice[0]}: expected a column or a folder of the path, got both; rename one of them"
+        )
+    width = max(5, len(str(len(parts) - 1)))  # as names sort, so do parts
+    numbered = [part._replace(name=f"part-{place:0{width}d}-{part.name}") for place, part in enumerate(parts)]
+    return Source(schema, keys, files, rows), numbered
 
 
-def _fragments(given: Any, without: FilePath) -> tuple[list[tuple[str, dict[str, Any]]], pa.Schema]:
-    """Return the files, each with the values that stand in its path, and the types of these."""
+def _paths(given: Any, own: Sequence[FilePath]) -> Iterator[str]:
+    """Yield the files of paths, globs and folders in their order, but those that are written."""
     several = [given] if isinstance(given, str | os.PathLike) else list(given)
-    found: list[tuple[str, dict[str, Any]]] = []
-    keys = pa.schema([])
+    written, found = [os.path.realpath(path) for path in own], set()
     for one in map(os.fspath, several):
-        if os.path.isdir(one):
-            import pyarrow.dataset  # as long as JAX takes to compile: only where it is needed
-
-            data = pyarrow.dataset.dataset(one, format="parquet", partitioning="hive")
-            own = [
-                (fragment.path, pyarrow.dataset.get_partition_keys(fragment.partition_expression))
-                for fragment in _sorted(data, one)
-                if not FilePath(fragment.path).is_relative_to(without)
-            ]
-            found += own
-            for name in own[0][1] if own else ():
-                keys = keys.append(data.schema.field(name)) if name not in keys.names else keys
-            continue
-        paths = sorted(glob.glob(one, recursive=True)) if glob.has_magic(one) and not os.path.exists(one) else [one]
-        found += [(path, {}) for path in paths if not os.path.isdir(path)]
+        is_glob = glob.has_magic(one) and not os.path.exists(one)
+        named = sorted(glob.glob(one, recursive=True)) if is_glob else [one]
+        for path in dict.fromkeys(path for name in named for path in _files_of(name)):
+            real = os.path.realpath(path)
+            if any(real == place or real.startswith(place + os.sep) for place in written):
+                if path == one:
+                    raise ValueError(f"{path}: expected a file to read, got one that is written")
+                continue
+            if real in found:
+                raise ValueError(f"{', '.join(map(os.fspath, several))}: names a file twice: {path}")
+            found.add(real)
+            yield path
     if not found:
         raise ValueError(f"{', '.join(map(os.fspath, several)) or 'source'}: expected Parquet files, found none")
-    for path, own in found:
-        if set(own) != set(keys.names):
-            raise ValueError(f"{path}: expected {', '.join(keys.names)} in its path, as others have")
-    if len({os.path.realpath(path) for path, _ in found}) < len(found):
-        raise ValueError(f"{', '.join(map(os.fspath, several))}: names a file twice")
-    return found, keys
 
 
-def _sorted(data: Any, folder: str) -> Iterator[Any]:
+def _files_of(path: str) -> list[str]:
+    """Return the files of a folder and its folders, but those whose names begin with `.` or `_`; or the file."""
+    if not os.path.isdir(path):
+        return [path]
+    found = []
+    for folder, folders, names in os.walk(path, onerror=_refuse, followlinks=True):
+        folders[:] = [name for name in folders if name[0] not in "._"]
+        found += [os.path.join(folder, name) for name in names if name[0] not in "._"]
+    return sorted(found)
+
+
+def _refuse(reason: OSError) -> NoReturn:
+    raise ValueError(f"{reason.filename}: cannot be read ({reason.strerror})")
+
+
+def _keys(path: str) -> dict[str, str | None]:
+    """Return the `name=value` folders that lead to a file, from the root on, so that no way to name it loses one."""
+    found: dict[str, str | None] = {}
     try:
-        yield from sorted(data.get_fragments(), key=lambda fragment: fragment.path)
-    except (pa.ArrowException, OSError) as reason:
-        raise ValueError(f"{folder}: {said(reason)}") from None
+        path.encode()
+        for folder in FilePath(os.path.abspath(path)).parts[:-1]:
+            name, equals, value = folder.partition("=")
+            name, text = (urllib.parse.unquote(part, errors="strict") for part in (name, value))
+            if not (name and equals):
+                continue
+            if name in found:
+                raise ValueError(f"{path}: expected one folder {name}=... in its path, got two")
+            found[name] = None if value == _NULL else text
+    except UnicodeError:
+        raise ValueError(f"{path!a}: expected a path in UTF-8") from None
+    return found
 
 
 def _footer(path: str) -> tuple[Any, pa.Schema]:
     try:
         with pq.ParquetFile(path) as file:
-            return file.metadata, file.schema_arrow.remove_metadata()
+            metadata, schema = file.metadata, file.schema_arrow.remove_metadata()
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
     except (pa.ArrowException, OSError) as reason:
         raise ValueError(f"{path}: cannot be read as Parquet ({said(reason)})") from None
+    if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
+        raise ValueError(f"{path}: expected columns of different names, got {twice[0]!r} twice")
+    return metadata, pa.schema([field.with_type(_plain(field.type)).with_nullable(True) for field in schema])
+
+
+def _plain(type_: Any) -> Any:
+    """Return a type of the same values with nothing required in it, and no views of text, which pyarrow cannot take."""
+    types: Any = pa.types
+    if types.is_string_view(type_) or types.is_binary_view(type_):
+        return pa.string() if types.is_string_view(type_) else pa.binary()
+    if types.is_list(type_) or types.is_large_list(type_):
+        return (pa.list_ if types.is_list(type_) else pa.large_list)(_plain(type_.value_type))
+    if types.is_fixed_size_list(type_):
+        return pa.list_(_plain(type_.value_type), type_.list_size)
+    if types.is_map(type_):
+        return pa.map_(_plain(type_.key_type), _plain(type_.item_type))
+    if types.is_struct(type_):
+        return pa.struct(
+            [(type_.field(place).name, _plain(type_.field(place).type)) for place in range(type_.num_fields)]
+        )
+    if isinstance(type_, pa.BaseExtensionType) and (plain := _plain(type_.storage_type)) != type_.storage_type:
+        return plain
+    return type_
 
 
 def said(reason: BaseException) -> str:
     """Return what pyarrow says of a file, in one short line."""
     return " ".join(str(reason).split())[:160].rstrip(".")
+
+
+def unreadable(files: Iterable[str], columns: Sequence[str], why: BaseException, groups: Sequence[int] = ()) -> str:
+    """Return where the first row group and column is that cannot be read, in files or in some groups of one."""
+    for file in files:
+        place = file
+        try:
+            with pq.ParquetFile(file, page_checksum_verification=True) as whole:
+                for group in groups or range(whole.num_row_groups):
+                    for column in columns:
+                        place = f"{file}, row group {group}: {column}"
+                        whole.read_row_group(group, [column])
+        except (pa.ArrowException, OSError) as reason:
+            return f"{place}: cannot be read ({said(reason)})"
+    return f"{', '.join(files)}: cannot be read ({said(why)})"
 
 
 def _difference(schema: pa.Schema, own: pa.Schema) -> str | None:
@@ -148,15 +240,18 @@ def _difference(schema: pa.Schema, own: pa.Schema) -> str | None:
     return None
 
 
-def _digest_of(path: str, metadata: Any) -> str:
-    """Return a digest of a file's size and footer, in which each row group's place, size and extremes stand."""
-    size = os.path.getsize(path)
+def digest_of_file(path: str, metadata: Any) -> str:
+    """Return a digest of a file's size, time of change and footer, in which each row group's place and extremes stand.
+
+    Other rows may have the same footer, and only their time tells them apart: to read all twice would cost too much.
+    """
     with open(path, "rb") as file:
-        file.seek(max(0, size - metadata.serialized_size - 8))
-        return hashlib.sha256(f"{size} ".encode() + file.read()).hexdigest()
+        known = os.fstat(file.fileno())
+        file.seek(max(0, known.st_size - metadata.serialized_size - 8))
+        return hashlib.sha256(f"{known.st_size} {known.st_mtime_ns} ".encode() + file.read()).hexdigest()
 
 
-def _parts(path: str, metadata: Any, digest: str, keys: Mapping[str, Any]) -> Iterator[Part]:
+def _parts(path: str, metadata: Any, digest: str) -> Iterator[Part]:
     counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     begin = first_row = 0
     while begin < len(counts):
@@ -165,14 +260,14 @@ def _parts(path: str, metadata: Any, digest: str, keys: Mapping[str, Any]) -> It
             rows += counts[end]
             end += 1
         if rows:
-            yield Part(f"{digest[:16]}-{begin:05d}", path, begin, end - begin, first_row, rows, dict(keys))
+            yield Part(f"{digest[:16]}-{begin:05d}", path, begin, end - begin, first_row, rows)
         begin, first_row = end, first_row + rows
 
 
 def columns_of(
     source: Source, fields: Mapping[str, Field], given: Mapping[str, str] | None, outputs: Sequence[str], file: str
-) -> tuple[dict[str, str], list[str]]:
-    """Return the column of each field that has one, and the columns that are carried along.
+) -> tuple[dict[str, str], list[str], dict[str, Any]]:
+    """Return the column of each field that has one, the columns that are carried along, and the types of keys of paths.
 
     Args:
         source: the files.
@@ -188,25 +283,26 @@ def columns_of(
     given = dict(given or {})
     if unknown := [name for name in given if name not in fields]:
         raise ValueError(f"columns: expected fields among {', '.join(fields)}, got {unknown[0]!r}")
-    everything, where = {*source.schema.names, *source.keys.names}, f"{file}, row group 0"
-    columns = {}
+    everything, where = {*source.schema.names, *source.key_names}, f"{file}, row group 0"
+    columns, types = {}, {}
     for name, field in fields.items():
         column = given.get(name, name)
-        if column in everything:
+        if column in source.key_names:
+            columns[name], types[column] = column, source.key_type(column, field)
+        elif column in everything:
             columns[name] = column
-            types = source.schema if column in source.schema.names else source.keys
-            _check_type(types.field(column).type, field, f"{where}: {column}")
+            _check_type(source.schema.field(column).type, field, f"{where}: {column}")
         elif field.default is None or name in given:
             of = "" if column == name else f" (for {name})"
             raise ValueError(f"{where}: {column}{of}: no such column; columns: {', '.join(sorted(everything))}")
-    carried = [name for name in (*source.schema.names, *source.keys.names) if name not in columns.values()]
+    carried = [name for name in (*source.schema.names, *source.key_names) if name not in columns.values()]
     if taken := [name for name in carried if name in outputs]:
         raise ValueError(f"{where}: {taken[0]}: a column of this name is to be added; rename it, or ask for less")
-    return columns, carried
+    return columns, carried, {name: source.key_type(name) for name in source.key_names} | types
 
 
 def _check_type(type_: pa.DataType, field: Field, where: str) -> None:
-    is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
+    is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)  # of which `_plain` makes views
     if field.names:
         if is_text or (pa.types.is_dictionary(type_) and pa.types.is_string(type_.value_type)):
             return
