@@ -2,8 +2,11 @@
 
 import decimal
 import json
+import re
 import resource
+import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +35,7 @@ def pairs(rows, seed=0, dtype=np.int64):
 
 def write(path, columns, **options):
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), path, **options)
+    pq.write_table(columns if isinstance(columns, pa.Table) else pa.table(columns), path, **options)
     return path
 
 
@@ -127,6 +130,78 @@ def test_files_globs_and_folders_are_read_in_order_and_other_columns_are_carried
     np.testing.assert_allclose(read(tmp_path / "two")["score_ns"], np.concatenate([parts[2], parts[1]]), **SINGLE)
 
 
+#: Files in a folder `in`, what is asked for, in turn as a relative and an absolute path, and the key `k` of each file.
+KEYS = [
+    (["k=4/a"], "in/k=4/a.parquet", [4]),
+    (["k=4/a"], "in/k=4", [4]),
+    (["k=4/b=c/a"], "in/k=4/b=c", [4]),
+    (["b=c/k=4/more/a"], "in/b=c/k=4/more/a.parquet", [4]),
+    (["k=4/a", "k=8/a"], "in/*/a.parquet", [4, 8]),
+    (["k=4/a", "k=8/a"], "in/**", [4, 8]),
+    (["k=4/a", "k=8/b/a"], "in/k=*", [4, 8]),
+    (["A/k=4/a", "k=8/a"], ["in/k=8/a.parquet", "in/A"], [8, 4]),
+    (["A/k=eu/a", "B/k=1/a"], ["in/A", "in/B"], ["eu", "1"]),
+    (["A/k=1/a", "B/k=02/a"], ["in/A", "in/B"], [1, 2]),
+    (["k=-3/a", f"k={2**63 - 1}/a"], "in", [-3, 2**63 - 1]),
+    (["k=1/a", f"k={2**63}/a"], "in", ["1", str(2**63)]),
+    (["k=1.50/a", "k=2/a"], "in", ["1.50", "2"]),
+    (["k=a%2Fb%20%3D%C3%A9/a"], "in", ["a/b =é"]),
+    (["k=a=b/a", "k=/a"], "in", ["", "a=b"]),
+    (["k=1/a", "k=__HIVE_DEFAULT_PARTITION__/a"], "in", [1, None]),
+    (["k=x/a", "k=__HIVE_DEFAULT_PARTITION__/a"], "in", [None, "x"]),
+    (["k=1/a", "k=%FF/a"], "in", "in/k=%FF/a.parquet': expected a path in UTF-8"),
+    (["k=1/b=2/k=3/a"], "in", "/a.parquet: expected one folder k=... in its path, got two"),
+    (["k=1/a", "a"], "in", "in/a.parquet: expected a folder k=... in its path, as "),
+    (["k=1/a", "b=1/a"], "in", "in/k=1/a.parquet: expected a folder b=... in its path, as "),
+    ([f"{FIELDS[0]}=1/a"], "in", f"/a.parquet: {FIELDS[0]}: expected a column or a folder of the path, got both"),
+    (["score_ns=1/a"], "in", "score_ns: a column of this name is to be added"),
+]
+
+
+def test_a_key_of_a_path_counts_whatever_names_the_file(tmp_path, monkeypatch):
+    for number, (files, asked, expected) in enumerate(KEYS):
+        folder = tmp_path / str(number)
+        for file in files:
+            write(folder / f"in/{file}.parquet", pairs(3))
+        monkeypatch.chdir(folder)
+        ways = [asked] if isinstance(asked, str) else asked
+        source = [f"{folder}/{way}" for way in ways] if number % 2 else ways
+        if isinstance(expected, str):
+            with pytest.raises(ValueError, match=re.escape(expected)) as refused:
+                evaluate(source, "out", GATE)
+            assert "\n" not in str(refused.value)
+            continue
+        evaluate(source, "out", GATE, want=["score"])
+        assert read("out")["k"].to_pylist() == [key for key in expected for _ in range(3)], (files, asked)
+    monkeypatch.chdir(tmp_path / "0/in/k=4")
+    for out, source in {"here": ".", "file": "a.parquet", "all": "*"}.items():
+        evaluate(source, tmp_path / out, GATE, want=["score"])
+        assert read(tmp_path / out)["k"].to_pylist() == [4] * 3
+
+
+def test_a_field_is_read_from_a_path_as_what_it_is_used_for(tmp_path):
+    welch = rx.calibration.prior_calibration("cpu").of("welch")
+    runs = {"batch": [8, 64], "n_fft": [64, 256], "k": [4, 4]}
+    for segments in (2, 4):
+        source = write(tmp_path / f"runs/n_segments={segments}/a.parquet", runs)
+        evaluate(source, tmp_path / f"out-{segments}", welch, want=["time"], strategy="fused")
+        expected = np.asarray(
+            welch.predict_ns("fused", **{name: np.array(own) for name, own in runs.items()}, n_segments=segments)
+        )
+        np.testing.assert_allclose(read(tmp_path / f"out-{segments}")["time_ns"], expected, **SINGLE)
+    keys = [("depth=2.5", "loop"), ("depth=1e0", "tile"), ("depth=1", "loop"), ("depth=1e99", "tile")]
+    for key, strategy in keys:
+        write(tmp_path / f"tiles/{key}/how={strategy}/a.parquet", {"n": [100.0]})
+    asked = {"want": ["time"], "columns": {"strategy": "how"}}
+    done = evaluate(tmp_path / "tiles", tmp_path / "tiled", TILES, **asked)
+    expected = [float(TILES.predict_ns(how, 100.0, float(key[6:]))) for key, how in sorted(keys) if key != "depth=1e99"]
+    np.testing.assert_allclose(read(tmp_path / "tiled")["time_ns"], expected, **SINGLE)
+    assert "depth: expected a number of levels of at most 2**64" in read(done.rejects)["reason"][0].as_py()
+    wrong = write(tmp_path / "tiles/depth=deep/how=loop/a.parquet", {"n": [100.0]})
+    with pytest.raises(ValueError, match=f"{wrong}: depth: expected a number in the path, got 'deep'"):
+        evaluate(tmp_path / "tiles", tmp_path / "none", TILES, **asked)
+
+
 def test_rows_that_cannot_be_evaluated_are_rejected_by_their_place_and_the_others_are_right(tmp_path):
     n, depth = np.linspace(1.0, 9000.0, 4000), np.tile([1.0, 2.5], 2000)
     values = pa.array(n).to_pylist()
@@ -153,6 +228,95 @@ def test_rows_that_cannot_be_evaluated_are_rejected_by_their_place_and_the_other
     with pytest.raises(ValueError, match=r"runs.parquet, row group 0, row 5: strategy: expected one of loop, tile"):
         evaluate(source, tmp_path / "strict", TILES, strict=True, **asked)
     assert [*(tmp_path / "strict").iterdir()] == []
+
+
+TEXTS = ["a", None, "a long text that a view does not hold itself"] * 4
+OTHER = {
+    "view": pa.array(TEXTS, pa.string_view()),
+    "bytes": pa.array([None, b"a", b"b"] * 4, pa.binary_view()),
+    "list view": pa.array([["a"], None, ["b", "c"]] * 4, pa.list_view(pa.string())),
+    "views in a list view": pa.array([["a"], None, ["b", "c"]] * 4, pa.list_view(pa.string_view())),
+    "large list view": pa.array([[1], None, [2, 3]] * 4, pa.large_list_view(pa.int64())),
+    "views in a list": pa.array([["a"], None, ["b", "c"]] * 4, pa.list_(pa.string_view())),
+    "views in a struct": pa.array([{"x": "a"}, None, {"x": None}] * 4, pa.struct([("x", pa.string_view())])),
+    "views in a map": pa.array([[("a", "b")], None, []] * 4, pa.map_(pa.string_view(), pa.string_view())),
+    "views in pairs": pa.array([["a", "b"], None, ["c", None]] * 4, pa.list_(pa.string_view(), 2)),
+    "JSON": pa.array(TEXTS, pa.json_()),
+    "JSON of views": pa.ExtensionArray.from_storage(pa.json_(pa.string_view()), pa.array(TEXTS, pa.string_view())),
+    "UUID": pa.ExtensionArray.from_storage(
+        pa.uuid(), pa.array([b"0123456789abcdef", None, bytes(16)] * 4, pa.binary(16))
+    ),
+    "codes": pa.array(TEXTS).dictionary_encode(),
+    "decimal": pa.array([decimal.Decimal("1.5"), None, decimal.Decimal("2.5")] * 4, pa.decimal128(38, 4)),
+    "null": pa.nulls(12),
+    "duration": pa.array([1000, None, 2000] * 4, pa.duration("us")),
+    "time": pa.array([1000, None, 2000] * 4, pa.timestamp("us", "Europe/Berlin")),
+    "half": pa.array([1.5, None, 2.5] * 4, pa.float32()).cast(pa.float16()),
+    "large": pa.array(TEXTS, pa.large_string()),
+    "struct of lists": pa.array([{"x": [1]}, None, {"x": None}] * 4, pa.struct([("x", pa.list_(pa.int64()))])),
+}
+
+
+def test_columns_of_every_type_are_carried_along_beside_rejects(tmp_path):
+    counts = pairs(12)
+    counts[FIELDS[0]][[1, 6, 11]] = -1
+    source = write(tmp_path / "a.parquet", OTHER | counts)
+    done = evaluate(source, tmp_path / "out", GATE, rows_per_batch=4)
+    good = np.setdiff1d(np.arange(12), [1, 6, 11]).tolist()
+    for name, column in OTHER.items():
+        values = column.to_pylist()
+        assert read(done.sink)[name].to_pylist() == [values[row] for row in good], name
+        assert read(done.rejects)[name].to_pylist() == [values[row] for row in (1, 6, 11)], name
+
+
+def test_what_one_file_requires_may_lack_in_another_and_a_view_is_a_text(tmp_path):
+    required = {"a": pa.string(), "b": pa.list_(pa.field("item", pa.int64(), nullable=False))}
+    first = pa.schema([pa.field(name, type_, nullable=False) for name, type_ in required.items()])
+    own = [pa.array(["x", "y"]), pa.array([[1], []], required["b"])]
+    counts = pairs(2)
+    one = pa.Table.from_arrays(own, schema=first)
+    for name, column in counts.items():
+        one = one.append_column(pa.field(name, pa.int64(), nullable=False), pa.array(column))
+    write(tmp_path / "in/1.parquet", one)
+    other = {"a": pa.array([None, "z"], pa.string_view()), "b": [[2, None], None], **counts, FIELDS[0]: [1, None]}
+    write(tmp_path / "in/2.parquet", other)
+    done = evaluate(tmp_path / "in", tmp_path / "out", GATE)
+    assert read(done.sink)["a"].to_pylist() == ["x", "y", None]
+    assert read(done.sink)["b"].to_pylist() == [[1], [], [2, None]]
+    (rejected,) = read(done.rejects).to_pylist()
+    assert (rejected["a"], rejected["b"]) == ("z", None)
+    assert rejected["reason"] == f"{FIELDS[0]}: expected a count, got null"
+
+
+#: Values of a column that a gate cannot take, its type, and the reason.
+BEYOND = [
+    (2**63, pa.uint64(), "expected at most 2**63 - 1, got 9223372036854775808"),
+    (2**64 - 1, pa.uint64(), "expected at most 2**63 - 1, got 18446744073709551615"),
+    (-(2**63), pa.int64(), "expected a count of at least 0, got -9.22337e+18"),
+    (-1, pa.int8(), "expected a count of at least 0, got -1"),
+    (1e20, pa.float64(), "expected a count of at most 2**64, got 1e+20"),
+    (float("inf"), pa.float32(), "expected a count of at most 2**64, got inf"),
+    (float("-inf"), pa.float32(), "expected a count of at least 0, got -inf"),
+    (float("nan"), pa.float64(), "expected a count of at least 0, got nan"),
+    *((None, type_, "expected a count, got null") for type_ in (pa.int8(), pa.uint64(), pa.float16(), pa.float64())),
+]
+
+
+def test_a_number_beyond_what_a_field_takes_is_rejected_and_its_neighbours_are_right(tmp_path):
+    for number, (value, type_, reason) in enumerate(BEYOND):
+        columns = pairs(5) | {FIELDS[0]: [3, 2, 5, 7, 1]}
+        own = [3, value, 5, value, 1]
+        given = pa.array(own, type_) if pa.types.is_integer(type_) else pa.array(own, pa.float64()).cast(type_)
+        source = write(tmp_path / f"{number}.parquet", columns | {FIELDS[0]: given})
+        done = evaluate(source, tmp_path / f"out-{number}", GATE)
+        rejected = read(done.rejects).to_pylist()
+        assert [(row["row"], row["reason"]) for row in rejected] == [(at, f"{FIELDS[0]}: {reason}") for at in (1, 3)]
+        assert [row[FIELDS[0]] for row in rejected] == [pytest.approx(value, nan_ok=True)] * 2
+        kept = {name: np.asarray(column)[[0, 2, 4]] for name, column in columns.items()}
+        expected = np.asarray(GATE.score_ns(*profiles(kept)))
+        np.testing.assert_allclose(read(done.sink)["score_ns"], expected, **SINGLE)
+        with pytest.raises(ValueError, match=re.escape(f"row 1: {FIELDS[0]}: {reason}")):
+            evaluate(source, tmp_path / f"strict-{number}", GATE, strict=True)
 
 
 def test_what_a_model_refuses_of_a_row_is_its_reason(tmp_path):
@@ -210,6 +374,98 @@ def test_a_job_that_was_stopped_goes_on_where_parts_are_missing_and_another_one_
         evaluate(source, out, GATE, resume=True)
 
 
+def remove(sink):
+    """Delete the output of a job and its manifest, but not its rejects."""
+    shutil.rmtree(sink)
+    sink.with_name(f"{sink.name}.manifest.json").unlink()
+
+
+def test_rejects_are_those_of_the_job_and_a_part_without_them_is_done_again(tmp_path):
+    bad, out = pairs(4), tmp_path / "out"
+    bad[FIELDS[0]][:2] = -1
+    source = write(tmp_path / "a.parquet", bad)
+    done = evaluate(source, out, GATE)
+    (rejects,) = done.rejects.iterdir()
+    expected = read(rejects)
+    # A job whose rejects are deleted, and one whose part is another's, are not done.
+    for damage in (rejects.unlink, lambda: write(next(out.iterdir()), {"a": [1]}), lambda: cut(next(out.iterdir()))):
+        damage()
+        again = evaluate(source, out, GATE, resume=True)
+        assert (again.rows, again.rejected, again.resumed) == (4, 2, 0)
+        assert read(rejects).equals(expected)
+        assert evaluate(source, out, GATE, resume=True).rejected == 2
+    # Rejects of a job whose output and manifest are deleted belong to no other.
+    remove(out)
+    with pytest.raises(
+        ValueError, match="out.rejected: expected a new or empty folder, got one that holds other files"
+    ):
+        evaluate(source, out, GATE)
+    rejects.unlink()
+    assert evaluate(write(source, pairs(4)), out, GATE).rejected == 0
+    (tmp_path / "other.rejected").touch()
+    with pytest.raises(ValueError, match="other.rejected: expected a folder, or none, got a file"):
+        evaluate(source, tmp_path / "other", GATE)
+
+
+def test_what_a_job_writes_is_not_its_input_whatever_names_it(tmp_path, monkeypatch):
+    rows = pairs(4)
+    rows[FIELDS[0]][1] = -1
+    asked = ["in in/out", ". out", "**/*.parquet in/out", "in/** in/out", "in/* in/out", "in/. in/more/../out"]
+    asked += ["link in/out", "in link/out", "in elsewhere/out"]
+    for number, (source, sink) in enumerate(map(str.split, asked)):
+        folder = tmp_path / str(number)
+        write(folder / "in/a.parquet", rows)
+        write(folder / "in/more/b.parquet", rows)
+        for link, target in {"link": "in", "elsewhere": "in/more"}.items():
+            if link in (source, sink.partition("/")[0]):
+                (folder / link).symlink_to(target)
+        monkeypatch.chdir(folder)
+        first = evaluate(source, sink, GATE)
+        assert (first.rows, first.rejected) == (8, 2), source
+        again = evaluate(source, sink, GATE, resume=True)
+        assert (again.rows, again.rejected, again.resumed) == (8, 2, 2), source
+    with pytest.raises(ValueError, match="part-.*parquet: expected a file to read, got one that is written"):
+        evaluate(["in", *map(str, Path(sink).glob("*.parquet"))], sink, GATE, resume=True)
+
+
+def test_an_input_that_changes_between_stop_and_resume_or_while_it_is_read_is_found(tmp_path):
+    source, out = write(tmp_path / "a.parquet", pairs(4000), row_group_size=1000), tmp_path / "out"
+    good = source.read_bytes()
+    evaluate(source, out, GATE)
+    column = pq.read_metadata(source).row_group(1).column(2)
+    other = bytearray(good)
+    at = column.data_page_offset + column.total_compressed_size - 9
+    other[at : at + 8] = other[at : at + 8][::-1]
+    source.write_bytes(other)  # of the same size and footer
+    said = "the input differs; give another folder \\(.*a.parquet has another size, footer or time of change; `cp -p`"
+    with pytest.raises(ValueError, match=said):
+        evaluate(source, out, GATE, resume=True)
+    # A copy that keeps its time is the same input.
+    whole = write(tmp_path / "b.parquet", pairs(10))
+    evaluate(whole, tmp_path / "kept", GATE)
+    shutil.copy2(whole, tmp_path / "copy")
+    (tmp_path / "copy").replace(whole)
+    assert evaluate(whole, tmp_path / "kept", GATE, resume=True).resumed == 1
+
+    # While it is read.
+    def change(done, total):
+        source.write_bytes(good)
+
+    with pytest.raises(ValueError, match="a.parquet: has changed since the job began; begin again with another folder"):
+        evaluate(source, tmp_path / "changing", GATE, rows_per_batch=500, advance=change)
+    assert not [*(tmp_path / "changing").iterdir()]
+
+
+def test_parts_sort_by_name_as_they_stand_in_the_input():
+    from rlxjax.tables._source import Part, numbered
+
+    for count in (1, 100_000, 100_001):
+        names = [part.name for part in numbered([Part("0a", "a.parquet", 0, 1, 0, 1)] * count)]
+        assert names == sorted(names)
+        assert len(set(names)) == count
+    assert names[0] == "part-000000-0a"
+
+
 def test_programs_are_compiled_once_for_files_of_about_the_same_rows(tmp_path):
     from _compilations import COMPILE, compilations
 
@@ -247,10 +503,15 @@ WRONG = {
     "texts": (changed(["7"] * 1000), None, rf"row group 0: {FIELDS[2]}: expected integers or floats, got string"),
     "decimals": (changed([decimal.Decimal(7)] * 1000), None, "expected integers or floats, got decimal128"),
     "codes": (changed(pa.array(["7"] * 1000).dictionary_encode()), None, "expected integers or floats, got dictionary"),
-    "large": (
-        changed(np.array([7] * 600 + [2**63] * 400, np.uint64)),
+    "twice": (
+        pa.Table.from_arrays([*map(pa.array, pairs(9).values()), pa.array([1] * 9)], [*FIELDS, FIELDS[2]]),
         None,
-        rf"row group 1, row 600: {FIELDS[2]}: expected at most 2\*\*63 - 1, got 9223372036854775808",
+        f"a.parquet: expected columns of different names, got '{FIELDS[2]}' twice",
+    ),
+    "carried twice": (
+        pa.Table.from_arrays([*map(pa.array, pairs(9).values()), *[pa.array([1] * 9)] * 2], [*FIELDS, "a", "a"]),
+        None,
+        "a.parquet: expected columns of different names, got 'a' twice",
     ),
     "taken": (pairs(1000) | {"score_ns": [0] * 1000}, None, "score_ns: a column of this name is to be added"),
     "no rows": ({name: column[:0] for name, column in pairs(1).items()}, None, "expected rows, got none"),
@@ -285,7 +546,12 @@ def test_places_and_arguments_that_cannot_be_are_one_line(tmp_path):
         ({"source": tmp_path / "empty"}, "expected Parquet files, found none"),
         ({"source": [source, source]}, "names a file twice"),
         ({"source": [source, other]}, "more: expected no such column, got int64"),
-        ({"sink": source}, "expected a folder"),
+        ({"sink": source}, "expected a folder, or none, got a file"),
+        (
+            {"source": tmp_path / "in", "sink": tmp_path / "in"},
+            "expected Parquet files, found none but those that are written",
+        ),
+        ({"sink": tmp_path / "in"}, "in/a.parquet: expected a file to read, got one that is written"),
         ({"sink": other.parent}, "expected a new or empty folder"),
         ({"what": "cuda"}, "what: expected an IoFusionGate or a CalibratedModel, got str"),
         ({"want": ["price"]}, "want: expected some of score, decision, probability, log_odds, got 'price'"),

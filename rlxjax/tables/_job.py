@@ -43,9 +43,6 @@ def run_job(
 ) -> Done:
     """Evaluate the parts that are missing; arguments and errors as of `evaluate`."""
     sink = job.sink
-    for folder in (sink, job.rejects):
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"{folder}: expected a folder, or none, got a file")
     cluster = connected(address) if engine == "ray" else contextlib.nullcontext()
     with locked(sink / "part"), _without_leftovers(job), cluster:
         begin(manifest_of(job, parts, _package()), job, resume)
@@ -63,6 +60,9 @@ def job_of(
 ) -> tuple[Job, list[Part]]:
     """Return a job and its parts, in their order, everything checked that footers say."""
     rejects = sink.with_name(f"{sink.name}.rejected")
+    for folder in (sink, rejects):
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder}: expected a folder, or none, got a file")
     files, parts = source_of(source, (sink, rejects, manifest_path(sink)))
     first = next(iter(files.files))
     own, carried, keys = columns_of(files, program.fields, columns, [*program.outputs], first)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from rlxjax._files import whole_file
 
 from ._rows import Compiled, Field, RowProgram, bad_rows
-from ._source import Part, Source, digest_of_file, said, unreadable
+from ._source import Part, Source, digest_of_file, read_as, said, unreadable
 
 #: How the files are compressed.
 COMPRESSION = "zstd"
@@ -74,6 +74,13 @@ def evaluate_part(
         ValueError: rows that cannot be read, or with `is_strict` the first that cannot be evaluated; one line.
         OSError: a file that cannot be written; one line that names it.
     """
+    try:
+        return _evaluate_part(job, part, compiled, advance)
+    except pa.ArrowException as reason:
+        raise ValueError(f"{part.file}: pyarrow cannot take or write its rows ({said(reason)})") from None
+
+
+def _evaluate_part(job: Job, part: Part, compiled: Compiled, advance: Callable[[int], None]) -> PartTimes:
     times, clock = PartTimes(), time.perf_counter
     rejects, first_row = [], part.first_row
     schema = _schema(job)
@@ -139,10 +146,7 @@ def _batches(job: Job, part: Part) -> Iterator[pa.RecordBatch]:
         with pq.ParquetFile(part.file, pre_buffer=False, page_checksum_verification=True) as file:
             _check_same(job, part, file.metadata)
             for batch in file.iter_batches(job.rows_per_batch, groups, schema.names, use_threads=False):
-                own = [batch.column(field.name) for field in schema]
-                own = [
-                    one if one.type == type_ else one.cast(type_) for one, type_ in zip(own, schema.types, strict=True)
-                ]
+                own = [read_as(batch.column(field.name), field.type) for field in schema]
                 yield pa.RecordBatch.from_arrays(own, schema=schema)
             _check_same(job, part, file.metadata)
     except (pa.ArrowException, OSError) as reason:

@@ -107,7 +107,7 @@ def bad_rows(
         if field.names:
             continue
         for row in _wrong(values, field):
-            found.setdefault(int(row), f"{shown}: {_expected(field)}, got {values[row]:g}")
+            found.setdefault(int(row), f"{shown}: {_expected(field, values[row])}, got {values[row]:g}")
     rows = np.fromiter(found, np.int64, len(found))
     for name in columns if rows.size else ():
         columns[name] = columns[name].copy()
@@ -117,7 +117,9 @@ def bad_rows(
     return found
 
 
-def _expected(field: Field) -> str:
+def _expected(field: Field, value: Any) -> str:
+    if value > MOST:
+        return f"expected a {field.what} of at most 2**64"
     multiple = f", a multiple of {field.step}" if field.step else ""
     return f"expected a {field.what} of at least {field.least:g}{multiple}"
 

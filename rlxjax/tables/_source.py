@@ -106,8 +106,7 @@ def source_of(given: Any, own: Sequence[FilePath]) -> tuple[Source, list[Part]]:
         elif problem := _difference(schema, found):
             raise ValueError(f"{path}: {problem}, as {first} has it")
         if odd := keys[path].keys() ^ keys[first].keys():
-            has, lacks = (path, first) if odd & keys[path].keys() else (first, path)
-            name = min(odd)
+            has, lacks = (path, first) if (name := min(odd)) in keys[path] else (first, path)
             raise ValueError(f"{lacks}: expected a folder {name}=... in its path, as {has} has it")
         files[path] = digest_of_file(path, metadata)
         parts += _parts(path, metadata, files[path])
@@ -119,15 +118,19 @@ def source_of(given: Any, own: Sequence[FilePath]) -> tuple[Source, list[Part]]:
         raise ValueError(
             f"{first}: {twice[0]}: expected a column or a folder of the path, got both; rename one of them"
         )
-    width = max(5, len(str(len(parts) - 1)))  # as names sort, so do parts
-    numbered = [part._replace(name=f"part-{place:0{width}d}-{part.name}") for place, part in enumerate(parts)]
-    return Source(schema, keys, files, rows), numbered
+    return Source(schema, keys, files, rows), numbered(parts)
+
+
+def numbered(parts: Sequence[Part]) -> list[Part]:
+    """Return parts with their place in their names, so that names sort as parts do."""
+    width = max(5, len(str(len(parts) - 1)))
+    return [part._replace(name=f"part-{place:0{width}d}-{part.name}") for place, part in enumerate(parts)]
 
 
 def _paths(given: Any, own: Sequence[FilePath]) -> Iterator[str]:
     """Yield the files of paths, globs and folders in their order, but those that are written."""
     several = [given] if isinstance(given, str | os.PathLike) else list(given)
-    written, found = [os.path.realpath(path) for path in own], set()
+    written, found, skips = [os.path.realpath(path) for path in own], set(), False
     for one in map(os.fspath, several):
         is_glob = glob.has_magic(one) and not os.path.exists(one)
         named = sorted(glob.glob(one, recursive=True)) if is_glob else [one]
@@ -136,13 +139,15 @@ def _paths(given: Any, own: Sequence[FilePath]) -> Iterator[str]:
             if any(real == place or real.startswith(place + os.sep) for place in written):
                 if path == one:
                     raise ValueError(f"{path}: expected a file to read, got one that is written")
+                skips = True
                 continue
             if real in found:
                 raise ValueError(f"{', '.join(map(os.fspath, several))}: names a file twice: {path}")
             found.add(real)
             yield path
     if not found:
-        raise ValueError(f"{', '.join(map(os.fspath, several)) or 'source'}: expected Parquet files, found none")
+        named = ", ".join(map(os.fspath, several)) or "source"
+        raise ValueError(f"{named}: expected Parquet files, found none" + " but those that are written" * skips)
 
 
 def _files_of(path: str) -> list[str]:
@@ -188,7 +193,20 @@ def _footer(path: str) -> tuple[Any, pa.Schema]:
         raise ValueError(f"{path}: cannot be read as Parquet ({said(reason)})") from None
     if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
         raise ValueError(f"{path}: expected columns of different names, got {twice[0]!r} twice")
-    return metadata, pa.schema([field.with_type(_plain(field.type)).with_nullable(True) for field in schema])
+    return metadata, pa.schema([field.with_type(_type_read(field.type)).with_nullable(True) for field in schema])
+
+
+def _type_read(type_: Any) -> Any:
+    """Return the type that a column is read as: an extension of a view becomes its text."""
+    own = type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
+    return type_ if (plain := _plain(own)) == own else plain
+
+
+def read_as(column: Any, type_: Any) -> Any:
+    """Return a column as of the type that it is read as."""
+    if column.type == type_:
+        return column
+    return (column.storage if isinstance(column, pa.ExtensionArray) else column).cast(type_)  # pyarrow's own is wrong
 
 
 def _plain(type_: Any) -> Any:
@@ -206,8 +224,6 @@ def _plain(type_: Any) -> Any:
         return pa.struct(
             [(type_.field(place).name, _plain(type_.field(place).type)) for place in range(type_.num_fields)]
         )
-    if isinstance(type_, pa.BaseExtensionType) and (plain := _plain(type_.storage_type)) != type_.storage_type:
-        return plain
     return type_
 
 
