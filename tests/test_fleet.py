@@ -253,6 +253,56 @@ def test_what_cannot_be_is_refused_in_one_line(made, tmp_path):
     assert "--out: expected a folder" in invoke("calibrate", "--samples", samples).stderr
 
 
+def test_a_fleet_reads_keys_of_paths_views_of_text_and_what_only_one_file_requires(tmp_path, monkeypatch):
+    names = np.array(TOY.variants)
+    of = {str(seed): timings_of_device(seed) for seed in (1, 2)}
+    for device, timings in of.items():
+        for code, name in enumerate(names):
+            own = np.asarray(timings.runs.variant) == code
+            inputs = {key: np.asarray(column)[own] for key, column in timings.runs.inputs.items()}
+            text = pa.array(["x"] * own.sum(), pa.string_view() if code else pa.string())
+            table = pa.table({**inputs, "time_ns": timings.time_ns[own], "text": text})
+            required = pa.schema([field.with_nullable(bool(code)) for field in table.schema])
+            folder = tmp_path / f"in/day=7/device={device}/variant={name}"
+            folder.mkdir(parents=True)
+            pq.write_table(table.cast(required), folder / "a.parquet")
+    monkeypatch.chdir(tmp_path / "in/day=7")
+    for source in ("../..", "*", [f"device={device}/*/a.parquet" for device in of]):
+        fleet = fleet_of(source, TOY)
+        assert fleet.counts() == {device: len(timings.time_ns) for device, timings in of.items()}
+        found = pickle.loads(pickle.dumps(fleet)).timings(list(of), 8)
+        for device, timings in of.items():
+            sort = np.argsort(np.asarray(timings.runs.variant), kind="stable")
+            order = np.argsort(names[np.asarray(timings.runs.variant)[sort]], kind="stable")
+            np.testing.assert_array_equal(found[device].time_ns, timings.time_ns[sort][order])
+    columns = columns_of("a", of["1"])
+    columns["device"] = pa.array(columns["device"], pa.string_view())
+    pq.write_table(pa.table(columns), tmp_path / "views.parquet")
+    assert fleet_of(tmp_path / "views.parquet", TOY).timings(["a"], 8)["a"] == of["1"]
+
+
+def test_a_fleet_of_files_that_cannot_be_is_one_line_that_names_the_file(tmp_path):
+    columns = columns_of("a", timings_of_device(0))
+    column = pa.array(columns["time_ns"])
+    good = tmp_path / "a.parquet"
+    pq.write_table(pa.table(columns), good, write_page_checksum=True)
+    place = pq.read_metadata(good).row_group(0).column(list(columns).index("time_ns"))
+    damaged = bytearray(good.read_bytes())
+    damaged[place.data_page_offset + place.total_compressed_size - 3] ^= 8
+    good.write_bytes(damaged)
+    fleet = fleet_of(good, TOY)
+    with pytest.raises(ValueError, match=r"a.parquet, row group 0: time_ns: cannot be read \(.*\)$"):
+        fleet.timings(["a"], 8)
+    for name in ("time_ns", "other"):
+        twice = pa.table({**columns, "other": column}).append_column(name, column)
+        pq.write_table(twice, good)
+        with pytest.raises(ValueError, match=f"a.parquet: expected columns of different names, got '{name}' twice$"):
+            fleet_of(good, TOY)
+    pq.write_table(pa.table(columns).append_column("time_ns", column), good)
+    with pytest.raises(ValueError, match="a.parquet: expected columns of different names, got 'time_ns' twice$"):
+        Timings.from_parquet(TOY, good)
+
+
 def test_columns_may_have_other_names_and_units_and_a_prior_may_be_given(made, tmp_path):
     _, out, _ = made
     timings = timings_of_device(1)

@@ -38,6 +38,8 @@ def columns_of_frame(frame: Any, source: str = "frame") -> Table:
         raise ValueError(f"{source}: expected columns by name, as a DataFrame or a dictionary has, got {_kind(frame)}")
 
     def cells(name: str) -> np.ndarray:
+        if list(names).count(name) > 1:
+            raise ValueError(f"{source}: expected columns of different names, got {name!r} twice")
         column = np.asarray(frame[name])
         if column.ndim != 1:
             raise ValueError(f"{source}: {name}: expected one column, got shape {column.shape}")
