@@ -240,7 +240,7 @@ def read_parquet_file(path: str | os.PathLike[str]) -> Any:
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(path).read()
+        return pq.ParquetFile(path, page_checksum_verification=True).read()
     except FileNotFoundError:
         raise ValueError(f"{os.fspath(path)}: no such file") from None
     except IsADirectoryError:
