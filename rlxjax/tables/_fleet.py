@@ -159,7 +159,8 @@ def fleet_of(
 
     found, _ = source_of(source, (FilePath(without),) if without else ())
     given = dict(columns or {})
-    names = [*found.schema.names, *found.key_names]
+    first = next(iter(found.files))
+    names = [*found.schema.names, *found.keys[first]]
     if "time_ns" not in given and "time_ns" not in names:
         others = [name for unit in UNITS_NS if (name := f"time{unit}") in names]
         given |= {"time_ns": others[0]} if others else {}
@@ -170,7 +171,7 @@ def fleet_of(
         "time_ns": Field("time"),
         **{name: Field(entry.unit, default=entry.default) for name, entry in model.inputs.items()},
     }
-    mapped, _, types = columns_of(found, fields, given, (), next(iter(found.files)))
+    mapped, _, types = columns_of(found, fields, given, (), first)
     used = {*mapped.values()}
     keys = pa.schema([(name, type_) for name, type_ in types.items() if name in used])
     schema = pa.schema([*(field for field in found.schema if field.name in used), *keys])

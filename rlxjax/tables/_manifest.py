@@ -63,11 +63,7 @@ def manifest_path(sink: FilePath) -> FilePath:
 
 
 def begin(manifest: Manifest, job: Job, resume: bool) -> None:
-    """Write a job's manifest, or check that the one that is there is of the same job.
-
-    Raises:
-        ValueError: the folder holds something, and this is not to go on with it, or is another job; one line.
-    """
+    """Write a job's manifest, or check that the one that is there is of the same job, and may be gone on with."""
     sink, path = job.sink, manifest_path(job.sink)
     if path.exists():
         known = read_json_file(
@@ -77,7 +73,10 @@ def begin(manifest: Manifest, job: Job, resume: bool) -> None:
         for name in Manifest.model_fields:
             if getattr(known, name) != getattr(manifest, name):
                 differs = names.get(name, name.replace("_", " "))
-                hint = _changed(known.files, manifest.files) if name == "files" else ""
+                ours, hint = manifest.files, ""
+                if name == "files":
+                    other = next(path for path in known.files | ours if known.files.get(path) != ours.get(path))
+                    hint = f" ({other}: size, footer or time of change, which `cp -p` and `rsync -t` keep)"
                 raise ManifestError(f"{sink}: holds another job: {differs} differs; give another folder{hint}")
         if not resume:
             done = sum((sink / f"{name}.parquet").exists() for name in manifest.parts)
@@ -90,11 +89,3 @@ def begin(manifest: Manifest, job: Job, resume: bool) -> None:
         if folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
             raise ManifestError(f"{folder}: expected a new or empty folder, got one that holds other files")
     write_json_file(manifest, path)
-
-
-def _changed(known: Mapping[str, str], given: Mapping[str, str]) -> str:
-    """Return which file is another one, and what keeps a copy from being one."""
-    if lacks := sorted(known.keys() ^ given.keys()):
-        return f" ({lacks[0]} is in one of the two)"
-    path = next(path for path in known if known[path] != given[path])
-    return f" ({path} has another size, footer or time of change; `cp -p` and `rsync -t` keep the time of a copy)"

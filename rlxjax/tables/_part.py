@@ -62,18 +62,7 @@ class PartTimes(NamedTuple):
 def evaluate_part(
     job: Job, part: Part, compiled: Compiled, advance: Callable[[int], None] = lambda rows: None
 ) -> PartTimes:
-    """Read, evaluate and write one part.
-
-    Args:
-        job: what is done.
-        part: the rows.
-        compiled: the job's program.
-        advance: called with the rows of each batch; what it raises ends the part.
-
-    Raises:
-        ValueError: rows that cannot be read, or with `is_strict` the first that cannot be evaluated; one line.
-        OSError: a file that cannot be written; one line that names it.
-    """
+    """Read, evaluate and write one part; `advance` is called with the rows of each batch, and may end it by raising."""
     try:
         return _evaluate_part(job, part, compiled, advance)
     except pa.ArrowException as reason:
@@ -125,16 +114,13 @@ def _schema(job: Job) -> pa.Schema:
 
 def check_carried(source: Source, carried: Sequence[str], file: str) -> None:
     """Refuse a column of a type of which pyarrow cannot take or write rows: one line."""
-    for name in carried:
-        if name in source.schema.names:
-            field = source.schema.field(name)
-            try:
+    for field in source.schema:
+        try:
+            if field.name in carried:
                 one = pa.Table.from_arrays([pa.nulls(1, field.type)], schema=pa.schema([field]))
                 pq.write_table(one.filter(pa.array([True])).take([0]), io.BytesIO(), compression=COMPRESSION)
-            except (pa.ArrowException, OSError) as reason:
-                raise ValueError(
-                    f"{file}: {name}: a column of {field.type} cannot be carried along ({said(reason)})"
-                ) from None
+        except pa.ArrowException as reason:
+            raise ValueError(f"{file}: {field.name}: {field.type} cannot be carried along ({said(reason)})") from None
 
 
 def _batches(job: Job, part: Part) -> Iterator[pa.RecordBatch]:

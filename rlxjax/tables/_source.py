@@ -9,17 +9,16 @@ import urllib.parse
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow.fs import FileSelector, LocalFileSystem
 
 from ._rows import Field
 
 #: Rows of a part: what is done again where a job was stopped.
 PART_ROWS = 2**22
-#: How paths say that a row has no value, and integers.
-_NULL, _INTEGER = "__HIVE_DEFAULT_PARTITION__", re.compile("-?[0-9]+")
 
 
 class Part(NamedTuple):
@@ -58,25 +57,12 @@ class Source:
     files: Mapping[str, str]
     rows: int
 
-    @property
-    def key_names(self) -> list[str]:
-        """The columns that stand in the files' paths."""
-        return [*next(iter(self.keys.values()))]
-
     def key_type(self, name: str, field: Field | None = None) -> pa.DataType:
-        """Return the type of a column that stands in paths: int64 where all are integers, and else text.
-
-        Args:
-            name: of the column.
-            field: that it is read for, whose names are texts, and whose numbers may be float64.
-
-        Raises:
-            ValueError: a text where a field has a number; one line.
-        """
+        """Return the type of a key of paths: text of names; else int64 where all are, of a number float64, and text."""
         paths = {text: path for path, own in self.keys.items() if (text := own[name]) is not None}
         if field is not None and field.names:
             return pa.string()
-        if all(_INTEGER.fullmatch(text) and -(2**63) <= int(text) < 2**63 for text in paths):
+        if all(re.fullmatch("-?[0-9]+", text) and -(2**63) <= int(text) < 2**63 for text in paths):
             return pa.int64()
         for text in paths if field is not None else ():
             try:
@@ -87,15 +73,7 @@ class Source:
 
 
 def source_of(given: Any, own: Sequence[FilePath]) -> tuple[Source, list[Part]]:
-    """Return what files, globs and folders hold, and its parts; every footer is read, no row.
-
-    Args:
-        given: a path, a glob, a folder, or several of them.
-        own: files and folders that are written, and not to be read.
-
-    Raises:
-        ValueError: no file, one that is damaged or no Parquet, one of another schema, or no rows; one line.
-    """
+    """Return what files, globs and folders hold but those `own` of the job, and its parts; footers are read, no row."""
     schema: pa.Schema | None = None
     first, keys, files, parts, rows = "", {}, {}, [], 0
     for path in _paths(given, own):
@@ -154,15 +132,8 @@ def _files_of(path: str) -> list[str]:
     """Return the files of a folder and its folders, but those whose names begin with `.` or `_`; or the file."""
     if not os.path.isdir(path):
         return [path]
-    found = []
-    for folder, folders, names in os.walk(path, onerror=_refuse, followlinks=True):
-        folders[:] = [name for name in folders if name[0] not in "._"]
-        found += [os.path.join(folder, name) for name in names if name[0] not in "._"]
-    return sorted(found)
-
-
-def _refuse(reason: OSError) -> NoReturn:
-    raise ValueError(f"{reason.filename}: cannot be read ({reason.strerror})")
+    found = [one.path for one in LocalFileSystem().get_file_info(FileSelector(path, recursive=True)) if one.is_file]
+    return sorted(one for one in found if not any(name[0] in "._" for name in FilePath(one).relative_to(path).parts))
 
 
 def _keys(path: str) -> dict[str, str | None]:
@@ -177,7 +148,7 @@ def _keys(path: str) -> dict[str, str | None]:
                 continue
             if name in found:
                 raise ValueError(f"{path}: expected one folder {name}=... in its path, got two")
-            found[name] = None if value == _NULL else text
+            found[name] = None if value == "__HIVE_DEFAULT_PARTITION__" else text
     except UnicodeError:
         raise ValueError(f"{path!a}: expected a path in UTF-8") from None
     return found
@@ -197,34 +168,16 @@ def _footer(path: str) -> tuple[Any, pa.Schema]:
 
 
 def _type_read(type_: Any) -> Any:
-    """Return the type that a column is read as: an extension of a view becomes its text."""
+    """Return the type that a column is read as: of views, of which pyarrow takes no rows, what they hold."""
     own = type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
-    return type_ if (plain := _plain(own)) == own else plain
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(own, type_)
 
 
 def read_as(column: Any, type_: Any) -> Any:
-    """Return a column as of the type that it is read as."""
+    """Return a column as the type that it is read as."""
     if column.type == type_:
         return column
     return (column.storage if isinstance(column, pa.ExtensionArray) else column).cast(type_)  # pyarrow's own is wrong
-
-
-def _plain(type_: Any) -> Any:
-    """Return a type of the same values with nothing required in it, and no views of text, which pyarrow cannot take."""
-    types: Any = pa.types
-    if types.is_string_view(type_) or types.is_binary_view(type_):
-        return pa.string() if types.is_string_view(type_) else pa.binary()
-    if types.is_list(type_) or types.is_large_list(type_):
-        return (pa.list_ if types.is_list(type_) else pa.large_list)(_plain(type_.value_type))
-    if types.is_fixed_size_list(type_):
-        return pa.list_(_plain(type_.value_type), type_.list_size)
-    if types.is_map(type_):
-        return pa.map_(_plain(type_.key_type), _plain(type_.item_type))
-    if types.is_struct(type_):
-        return pa.struct(
-            [(type_.field(place).name, _plain(type_.field(place).type)) for place in range(type_.num_fields)]
-        )
-    return type_
 
 
 def said(reason: BaseException) -> str:
@@ -257,10 +210,7 @@ def _difference(schema: pa.Schema, own: pa.Schema) -> str | None:
 
 
 def digest_of_file(path: str, metadata: Any) -> str:
-    """Return a digest of a file's size, time of change and footer, in which each row group's place and extremes stand.
-
-    Other rows may have the same footer, and only their time tells them apart: to read all twice would cost too much.
-    """
+    """Return a digest of a file's size, time of change and footer, which other rows of the same extremes have too."""
     with open(path, "rb") as file:
         known = os.fstat(file.fileno())
         file.seek(max(0, known.st_size - metadata.serialized_size - 8))
@@ -285,25 +235,16 @@ def columns_of(
 ) -> tuple[dict[str, str], list[str], dict[str, Any]]:
     """Return the column of each field that has one, the columns that are carried along, and the types of keys of paths.
 
-    Args:
-        source: the files.
-        fields: that a row has.
-        given: the column of some of them, where it has another name.
-        outputs: names of the columns that are added.
-        file: for messages.
-
-    Raises:
-        ValueError: an unknown field, a missing column, one of a type that is no number or name, or a carried column of
-            the name of one that is added; one line with file, row group and column.
+    Fields have the `given` columns or those of their own names; `outputs` are the columns that are added.
     """
     given = dict(given or {})
     if unknown := [name for name in given if name not in fields]:
         raise ValueError(f"columns: expected fields among {', '.join(fields)}, got {unknown[0]!r}")
-    everything, where = {*source.schema.names, *source.key_names}, f"{file}, row group 0"
+    everything, where = {*source.schema.names, *source.keys[file]}, f"{file}, row group 0"
     columns, types = {}, {}
     for name, field in fields.items():
         column = given.get(name, name)
-        if column in source.key_names:
+        if column in source.keys[file]:
             columns[name], types[column] = column, source.key_type(column, field)
         elif column in everything:
             columns[name] = column
@@ -311,10 +252,10 @@ def columns_of(
         elif field.default is None or name in given:
             of = "" if column == name else f" (for {name})"
             raise ValueError(f"{where}: {column}{of}: no such column; columns: {', '.join(sorted(everything))}")
-    carried = [name for name in (*source.schema.names, *source.key_names) if name not in columns.values()]
+    carried = [name for name in (*source.schema.names, *source.keys[file]) if name not in columns.values()]
     if taken := [name for name in carried if name in outputs]:
         raise ValueError(f"{where}: {taken[0]}: a column of this name is to be added; rename it, or ask for less")
-    return columns, carried, {name: source.key_type(name) for name in source.key_names} | types
+    return columns, carried, {name: source.key_type(name) for name in source.keys[file]} | types
 
 
 def _check_type(type_: pa.DataType, field: Field, where: str) -> None:
