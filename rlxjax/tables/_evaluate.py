@@ -80,7 +80,7 @@ def evaluate(
     folder `SINK.rejected`, with its file, row group, row and reason. `SINK.manifest.json` says what the job is.
 
     Args:
-        source: a file, a glob, a folder (with `name=value` folders in it, whose values are columns), or several.
+        source: a file, a glob, a folder, or several; values of `name=value` folders in their paths are columns.
         sink: the folder to write.
         what: a gate, for rows of two profiles (`before_kernel_launches`, ..., `after_device_traffic_bytes`), or a
             calibrated model, for rows of its inputs.

@@ -203,8 +203,7 @@ def _place(part: Part, row: int) -> str:
 
 
 def _constant(job: Job, part: Part, name: str, batch: pa.RecordBatch) -> pa.Array:
-    text = pa.scalar(job.source.keys[part.file][name], pa.string())
-    return pa.repeat(text.cast(job.keys[name]), batch.num_rows)
+    return pa.repeat(pa.scalar(job.source.keys[part.file][name], pa.string()).cast(job.keys[name]), batch.num_rows)
 
 
 def _column(

@@ -93,9 +93,7 @@ def source_of(given: Any, own: Sequence[FilePath]) -> tuple[Source, list[Part]]:
     if not rows:
         raise ValueError(f"{first}: expected rows, got none" + (f" in {len(files)} files" if len(files) > 1 else ""))
     if twice := [name for name in keys[first] if name in schema.names]:
-        raise ValueError(
-            f"{first}: {twice[0]}: expected a column or a folder of the path, got both; rename one of them"
-        )
+        raise ValueError(f"{first}: {twice[0]}: expected a column or a folder of the path, got both")
     return Source(schema, keys, files, rows), numbered(parts)
 
 
@@ -110,8 +108,7 @@ def _paths(given: Any, own: Sequence[FilePath]) -> Iterator[str]:
     several = [given] if isinstance(given, str | os.PathLike) else list(given)
     written, found, skips = [os.path.realpath(path) for path in own], set(), False
     for one in map(os.fspath, several):
-        is_glob = glob.has_magic(one) and not os.path.exists(one)
-        named = sorted(glob.glob(one, recursive=True)) if is_glob else [one]
+        named = sorted(glob.glob(one, recursive=True)) if glob.has_magic(one) and not os.path.exists(one) else [one]
         for path in dict.fromkeys(path for name in named for path in _files_of(name)):
             real = os.path.realpath(path)
             if any(real == place or real.startswith(place + os.sep) for place in written):
@@ -144,11 +141,10 @@ def _keys(path: str) -> dict[str, str | None]:
         for folder in FilePath(os.path.abspath(path)).parts[:-1]:
             name, equals, value = folder.partition("=")
             name, text = (urllib.parse.unquote(part, errors="strict") for part in (name, value))
-            if not (name and equals):
-                continue
-            if name in found:
+            if name in found and equals:
                 raise ValueError(f"{path}: expected one folder {name}=... in its path, got two")
-            found[name] = None if value == "__HIVE_DEFAULT_PARTITION__" else text
+            if name and equals:
+                found[name] = None if value == "__HIVE_DEFAULT_PARTITION__" else text
     except UnicodeError:
         raise ValueError(f"{path!a}: expected a path in UTF-8") from None
     return found
