@@ -193,6 +193,7 @@ def remove(*sinks: Path) -> None:
     """Remove outputs with what lies beside them."""
     for sink in sinks:
         shutil.rmtree(sink, ignore_errors=True)
+        shutil.rmtree(sink.with_name(f"{sink.name}.rejected"), ignore_errors=True)
         for path in (sink, manifest_of(sink)):
             path.unlink(missing_ok=True)
 

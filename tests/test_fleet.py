@@ -288,7 +288,7 @@ def test_a_fleet_of_files_that_cannot_be_is_one_line_that_names_the_file(tmp_pat
     pq.write_table(pa.table(columns), good, write_page_checksum=True)
     place = pq.read_metadata(good).row_group(0).column(list(columns).index("time_ns"))
     damaged = bytearray(good.read_bytes())
-    damaged[place.data_page_offset + place.total_compressed_size - 3] ^= 8
+    damaged[(place.dictionary_page_offset or place.data_page_offset) + place.total_compressed_size - 3] ^= 8
     good.write_bytes(damaged)
     fleet = fleet_of(good, TOY)
     with pytest.raises(ValueError, match=r"a.parquet, row group 0: time_ns: cannot be read \(.*\)$"):

@@ -77,8 +77,8 @@ def source_of(given: Any, own: Sequence[FilePath]) -> tuple[Source, list[Part]]:
     schema: pa.Schema | None = None
     first, keys, files, parts, rows = "", {}, {}, [], 0
     for path in _paths(given, own):
-        metadata, found = _footer(path)
         keys[path] = _keys(path)
+        metadata, found = _footer(path)
         if schema is None:
             schema, first = found, path
         elif problem := _difference(schema, found):
