@@ -20,7 +20,6 @@ from calibrate.report.advice import read_advice
 from calibrate.samples import read_samples
 from rlxjax.advice import Advice, Measured, Memory, StageCost
 from rlxjax.models import FFT
-from rlxjax.tables import fleet_of
 
 ROOT = Path(__file__).parent.parent
 #: Mutants of each file, seconds that a reader may take, and visits of samples that damage of two lines may cost.
@@ -53,11 +52,6 @@ def evaluated(path):
         return [column.to_pylist() for column in pq.read_table(done.sink).columns], done.rejected
 
 
-def fleet(path):
-    known = fleet_of(path, FFT)
-    return {device: str(own) for device, own in known.timings(list(known.counts()), 3).items()}
-
-
 def tables(folder):
     """Return what `good_files` does, of Parquet with checksums and of the manifest of a job."""
     sides = [f"{side}_{name}" for side in ("before", "after") for name in FIELDS]
@@ -79,7 +73,6 @@ def tables(folder):
         return [rx.evaluate(folder / "rows.parquet", folder / "job", GATE, resume=True).resumed]
 
     yield ".parquet", (folder / "rows.parquet").read_bytes(), evaluated, True
-    yield ".parquet", (folder / "runs.parquet").read_bytes(), fleet, True
     yield ".parquet", (folder / "runs.parquet").read_bytes(), lambda path: rx.Timings.from_parquet(FFT, path), True
     yield ".json", content, resumed, True
 
