@@ -289,7 +289,9 @@ def test_a_file_that_would_be_misread_is_refused_by_field_with_the_mend(field, v
     if of == "models" and name:
         (model,) = (one for one in BOTH if one.name == name)
         said = said.replace("calibrate --out", "calibrate --suite a:B --out")
-        assert_refused(path, text, said, REFIT, *by_name, models=[model], samples=path.with_name("a"))
+        refit = REFIT.replace(" --out", " --suite a:B --out")
+        said = refit if said == REFIT else said
+        assert_refused(path, text, said, refit, *by_name, models=[model], samples=path.with_name("a"))
     elif of != "machine":
         assert_refused(path, text, said, *by_name)
         return

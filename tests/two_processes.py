@@ -13,7 +13,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import rlxjax as rx
 
-RANK, ADDRESS = int(sys.argv[1]), sys.argv[2]
 WAYS = {"sum": jax.jit(lambda x: x.sum(0)), "product": jax.jit(lambda x: jnp.ones(x.shape[0]) @ x)}
 CALIBRATION = rx.Calibration({}, None, {})
 
@@ -28,10 +27,10 @@ def chosen(what, ways, x, **options):
     print(json.dumps([what, *said]), flush=True)
 
 
-def main():
+def main(rank, address):
     """Choose between programs of this process alone, and of both; one of them is killed in the end."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(ADDRESS, 2, RANK)
+    jax.distributed.initialize(address, 2, rank)
     mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
     content = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32)
     x = jax.make_array_from_callback(
@@ -45,12 +44,13 @@ def main():
     made = {"columns": columns, "as they are": lambda x: columns(x)}
     chosen("placed", made, np.ones((8, 256), np.float32), limit_ms=50)
     chosen("wrong", {**WAYS, "wrong": jax.jit(lambda x: 2.0 * x.sum(0))}, x)
-    chosen("other", WAYS if RANK else {**WAYS, "more": jax.jit(lambda x: x.sum(0) + 0.0)}, x)
+    chosen("other", WAYS if rank else {**WAYS, "more": jax.jit(lambda x: x.sum(0) + 0.0)}, x)
     half = x[:32]
-    if RANK:
+    if rank:
         threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
     chosen("killed", WAYS, half, limit_ms=20_000)
     os._exit(0)  # the job has no more processes to say good-bye to
 
 
-main()
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
