@@ -75,27 +75,7 @@ def run(
     force: bool = False,
     seed: int | None = None,
 ) -> Outcome:
-    """Time a suite and put the section of its model into the calibration file.
-
-    Args:
-        suite: what is timed.
-        name: of the suite, as a command line gives it.
-        started_s: `time.perf_counter()` when the budget begins.
-        budget_s: seconds for everything, compilation and fitting included.
-        path: the calibration file; what it says of other models of this machine stays.
-        command: how the job was called, for the file.
-        progress: shows the phases.
-        resume: go on with the samples that an earlier run left beside `path`.
-        prior: a calibration file to start from, of any machine.
-        unsealed: take a prior that was edited by hand.
-        force: write even if the fit did not converge.
-        seed: of the order of measuring; from the system unless given.
-
-    Raises:
-        ValueError: a path that is no file, a suite without cells or with two of one name, a
-            prior that is none, samples that cannot be resumed, or too few to fit.
-        KeyboardInterrupt: Ctrl-C before there was enough to fit.
-    """
+    """Time a suite and put the section of its model into the calibration file."""
     kept_at, model = samples_path(path, suite.model.name), suite.model.name
     file_to_write(path)
     file_to_write(kept_at)
@@ -178,10 +158,6 @@ def refit(
     """Fit the samples of a file again, of whatever machine they are, and write the calibration of that machine.
 
     It is written to `out`, or else to the file of these samples (`calibration_of`); the options are those of `run`.
-
-    Raises:
-        ValueError: an `out` that is no file or the samples themselves, a prior that is none, or samples that make no
-            fit.
     """
     path = calibration_of(kept_at) if out is None else out
     file_to_write(path)
@@ -311,11 +287,7 @@ def _of_compiled(suite: Suite, log: SampleLog, made: dict[str, Any], notes: list
 
 
 def checked_cells(suite: Suite) -> tuple[list[Cell], list[str]]:
-    """Return the cells of a suite that can be fitted, and a sentence for each of the others.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the cells of a suite that can be fitted, and a sentence for each of the others."""
     model, cells, left_out = suite.model, {}, []
     with users_code(f"{model.name}: its cells are none"):
         wanted = list(suite.cells())

@@ -178,9 +178,6 @@ def check(
 
     `budget_s` are seconds for everything, compilation included, from `time.perf_counter()` being `started_s`; `suites`
     are those that a user gives for sections of his own.
-
-    Raises:
-        ValueError: a budget that is too short, a file that cannot be used, or one of which nothing can be timed.
     """
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
@@ -264,13 +261,6 @@ def drift_of(
     `log(measured / predicted)` that is left, weighted by how sure each is, of all cells and of each group beside the
     others, is held against what the calibration's own standard deviations and the noise of the timings make likely, and
     against a tolerance.
-
-    Args:
-        groups: of the cells, `[cells]`.
-        measured_ns: of a few rounds (`quantile_ns`), `[cells]`.
-        expected: what the calibration says of each.
-        noise: relative noise of each time; NaN where nothing is known of it, `[cells]`.
-        slower: how many times longer the canaries take than then.
     """
     pace = np.log(slower)
     believed = pace**3 / (pace**2 + PACE_NOISE**2)  # runs follow the canaries as far as that is more than noise

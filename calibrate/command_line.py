@@ -48,11 +48,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings, erro
 
 
 def workload(batch: int, n_fft: int, k: int, segments: int) -> dict[str, int]:
-    """Return the sizes of a workload by the names of the latency model's inputs.
-
-    Raises:
-        ValueError: sizes that no run can have, or more peaks than bins.
-    """
+    """Return the sizes of a workload by the names of the latency model's inputs."""
     params = rlxjax.WelchPeakParams(n_fft, segments, k)
     if batch < 1:
         raise ValueError(f"--batch: expected at least 1, got {batch}")
@@ -73,11 +69,7 @@ def set_up_jax_as(file: FilePath | None) -> None:
 
 
 def calibration_file(file: FilePath | None) -> FilePath:
-    """Return the file of a calibration that was measured here, or another one that is given, with JAX set up for it.
-
-    Raises:
-        ValueError: nothing was measured.
-    """
+    """Return the file of a calibration that was measured here, or another one that is given, with JAX set up for it."""
     from rlxjax.calibration import default_calibration_path, is_there
 
     set_up_jax_as(file)
@@ -88,11 +80,7 @@ def calibration_file(file: FilePath | None) -> FilePath:
 
 
 def calibration_of(file: FilePath | None, unsealed: bool = False) -> "rlxjax.Calibration":
-    """Return the calibration of a file, or the one that is used where none is given, with JAX set up for it.
-
-    Raises:
-        ValueError: neither a saved calibration nor a population of other machines.
-    """
+    """Return the calibration of a file, or the one that is used where none is given, with JAX set up for it."""
     from rlxjax.calibration import default_calibration_path
 
     set_up_jax_as(file)
@@ -158,11 +146,7 @@ def command_line(command: str, *arguments: object, **options: object) -> str:
 
 
 def columns_by_field(given: list[str]) -> dict[str, str]:
-    """Return the columns that `--column field=name` gives.
-
-    Raises:
-        ValueError: another text, or a field that comes twice.
-    """
+    """Return the columns that `--column field=name` gives."""
     columns = {}
     for text in given:
         field, equals, name = text.partition("=")

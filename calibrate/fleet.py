@@ -111,11 +111,7 @@ class FleetOutcome:
 
 
 def check_folder(out: FilePath) -> None:
-    """Refuse a place for calibrations that is no new or empty folder, nor one that a job left unfinished.
-
-    Raises:
-        ValueError: a file, or a folder that holds something else.
-    """
+    """Refuse a place for calibrations that is no new or empty folder, nor one that a job left unfinished."""
     if not out.exists():
         return
     if not out.is_dir():
@@ -128,19 +124,7 @@ def check_folder(out: FilePath) -> None:
 def run(
     fleet: Fleet, out: FilePath, *, known: LatencyPrior[Any] | None, command: str, progress: Progress, pool: Pool
 ) -> FleetOutcome:
-    """Write a calibration of every device whose timings fit, the pooled prior, and why others are left out.
-
-    Args:
-        fleet: its timings.
-        out: a new or an empty folder.
-        known: what is believed of a device beforehand; the model's own prior unless given.
-        command: how the job was called, for the files.
-        progress: shows the phases.
-        pool: gives the map over so many groups at most, `pool_of` or that of Ray.
-
-    Raises:
-        ValueError: a folder that holds something, a row without a device, or no device whose timings fit.
-    """
+    """Write a calibration of every device whose timings fit, the pooled prior, and why others are left out."""
     check_folder(out)
     known = fleet.model.prior if known is None else known
     with progress.phase("reading the devices"):

@@ -108,9 +108,6 @@ def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
     """Fit all timings, and again those that are not held out, whose fit gives the errors of the others.
 
     The spread is large enough for intervals to hold what the second fit never saw.
-
-    Raises:
-        ValueError: too few cells, or all of the same inputs.
     """
     cells, visits = log.timed()
     if cells:

@@ -62,11 +62,7 @@ def micro_times_ns(log: SampleLog) -> dict[str, float]:
 
 
 def gate_rates(micro_ns: Mapping[str, float]) -> dict[str, float]:
-    """Return the measured coefficients of the IO gate, by name: ns, and bytes per ns.
-
-    Raises:
-        ValueError: a micro-benchmark of launches, round trips or transfers is missing.
-    """
+    """Return the measured coefficients of the IO gate, by name: ns, and bytes per ns."""
     if missing := [name for name in NEEDED_MICRO if name not in micro_ns]:
         raise ValueError(
             f"the samples hold no micro-benchmark of {', '.join(missing)}: measure more with "
@@ -204,11 +200,7 @@ def used_by_others(log: SampleLog) -> float | None:
 
 
 def pace_of(log: SampleLog, earlier: MachineSection | None) -> Pace:
-    """Return how fast the machine was while the samples were taken.
-
-    Args:
-        log: the samples.
-        earlier: what a calibration says of the same machine, if there is one. The quickest of all is the usual speed.
+    """Return how fast the machine was while samples were taken; its quickest, earlier ones too, is the usual speed.
 
     What is known of other machines is the population's of the platform. Samples without looks say nothing.
     """

@@ -55,11 +55,7 @@ def users_code(refusal: str) -> Iterator[None]:
 
 
 def arguments_of(shapes: list[str], tuple_name: str | None) -> tuple[Any, ...]:
-    """Return the arguments that a command line gives, as shapes or by the name of a tuple.
-
-    Raises:
-        ValueError: both ways at once, a name that is none, or a shape that cannot be read.
-    """
+    """Return the arguments that a command line gives, as shapes or by the name of a tuple."""
     if tuple_name is None:
         return tuple(map(shape_of, shapes))
     if shapes:

@@ -121,16 +121,7 @@ def print_table(
     texts: int = 1,
     justify: Literal["left", "right"] = "right",
 ) -> None:
-    """Print a table no wider than the console: headings break into lines, then columns go to a table below.
-
-    Args:
-        console: where.
-        title: a line above it.
-        headings: of the columns.
-        rows: a text for each column.
-        texts: how many columns, from the left, are texts, which all parts have.
-        justify: the other columns.
-    """
+    """Print a table no wider than the console: headings break into lines, then columns go to a table below."""
     columns = [list(map(plain, column)) for column in zip(headings, *rows, strict=True)]
     if _width(columns) > console.width:
         for column in columns:

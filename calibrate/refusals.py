@@ -46,16 +46,7 @@ def _said_of(error: Exception) -> str:
 
 
 def refuse_input(out: FilePath, what: str, inputs: Iterable[tuple[str, FilePath | None]]) -> None:
-    """Refuse to write where an input of the command is, also by another name of it.
-
-    Args:
-        out: the place.
-        what: is to be written there, as "the page".
-        inputs: what each is, as "the samples", and where; None for what is not given.
-
-    Raises:
-        ValueError: the place is that of an input.
-    """
+    """Refuse to write where an input of the command is, also by another name of it."""
     for name, given in inputs:
         if given is not None and given.exists() and out.exists() and out.samefile(given):
             raise ValueError(f"--out: expected a file for {what}, got that of {name}: {out}")

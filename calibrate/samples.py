@@ -239,14 +239,6 @@ def read_samples(
     """Read a samples file, compressed if its name ends in `.gz`.
 
     A last line that was cut short is left out.
-
-    Args:
-        path: the file.
-        mend: what to do about a file that cannot be read, for messages.
-        mend_tail: also cut such a line off the file, so that appending goes on cleanly.
-
-    Raises:
-        ValueError: no such file, or one that is no samples file; one line that names the place.
     """
     content = read_file(path, mend=mend)
     whole = content[: content.rfind(b"\n") + 1]

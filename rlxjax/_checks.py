@@ -31,11 +31,7 @@ def is_on_device(value: object, kind: jax.typing.DTypeLike) -> bool:
 
 
 def check_at_least(value: Any, name: str, least: float = 0, what: str = "count", most: float = MOST) -> None:
-    """Refuse NaN, numbers below `least` or above `most`, and what is no number.
-
-    Raises:
-        ValueError: with the first such number.
-    """
+    """Refuse NaN, numbers below `least` or above `most`, and what is no number."""
     if is_traced(value):
         return
     flat = _numbers(value, name, what)
@@ -46,11 +42,7 @@ def check_at_least(value: Any, name: str, least: float = 0, what: str = "count",
 
 
 def check_positive(value: Any, name: str, what: str = "number") -> None:
-    """Refuse NaN, zero, negative numbers, and what is no number.
-
-    Raises:
-        ValueError: with the first such number.
-    """
+    """Refuse NaN, zero, negative numbers, and what is no number."""
     if is_traced(value):
         return
     flat = _numbers(value, name, f"positive {what}")

@@ -52,15 +52,6 @@ def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int
 
     The caller's thread is one of them; the others stay for later calls, as a new thread begins with no
     memory of its own. Within a chunk, one after the other: its thread is one of as many already.
-
-    Args:
-        run: does the work of rows `start` to `stop`; releases the interpreter for most of it.
-        n_rows: all rows.
-        chunk_rows: rows of a chunk; the last may have fewer.
-        n_workers: threads; as many as processors unless given.
-
-    Raises:
-        BaseException: what a call raised; chunks that have not begun are then left out.
     """
     starts = range(0, n_rows, chunk_rows)
     n_workers = 1 if hasattr(_thread, "is_worker") else min(n_workers or worker_count(), len(starts))

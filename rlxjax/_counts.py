@@ -88,13 +88,7 @@ def _difference_in_64_bits(before: np.ndarray, after: np.ndarray) -> np.ndarray 
 
 
 def as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
-    """Return a count or a real number as a float, of JAX's default precision unless it is one already.
-
-    Raises:
-        ValueError: a traced count came as a 32-bit integer while JAX's 64-bit mode is off. JAX narrows
-            a 64-bit integer to this type at the edge of a transformation without a word, so its value
-            cannot be trusted.
-    """
+    """Return a count or a real number as a float, of JAX's default precision unless it is one already."""
     if isinstance(value, (int, float)):
         return _held_float(value, name)
     if isinstance(value, jax.core.Tracer):
@@ -126,11 +120,7 @@ def size_as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
 
 
 def as_temperature(value: Columns, name: str = "temperature_ns") -> jax.Array | np.ndarray | float:
-    """Return a temperature as a float.
-
-    Raises:
-        ValueError: one that is not positive.
-    """
+    """Return a temperature as a float."""
     check_positive(value, name)
     return as_float(value, name)
 

@@ -176,21 +176,7 @@ def read_json_file(
     what: str,
     unsealed: bool = False,
 ) -> _Content:
-    """Return the validated content of a file, which is left as it was.
-
-    Args:
-        path: the file.
-        schema: of its content.
-        version: of the schema.
-        error: what is raised.
-        mend: how to make a good file, for messages.
-        what: what the file should be, for messages.
-        unsealed: also take content of another digest, as that of a file that was edited by hand.
-
-    Raises:
-        ValueError: of the type given, one line with the file, the field and the mend: a file that is
-            missing, truncated, of another version, not as it was written, or against the schema.
-    """
+    """Return the validated content of a file, which is left as it was."""
     content = read_json(path, version, error, mend, what)
     try:
         found = schema.model_validate(content)
@@ -202,11 +188,7 @@ def read_json_file(
 
 
 def read_csv_file(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
-    """Return the lines of a CSV file that are not blank: the number of each, and its cells.
-
-    Raises:
-        ValueError: one line; a file that is missing, cannot be read, or is no CSV in UTF-8 of a sensible width.
-    """
+    """Return the lines of a CSV file that are not blank: the number of each, and its cells."""
     found = []
     try:
         reader = csv.reader(io.StringIO(read_file(path).decode("utf-8-sig"), newline=""), strict=True)
@@ -229,12 +211,7 @@ def check_pyarrow() -> None:
 
 
 def read_parquet_file(path: str | os.PathLike[str]) -> Any:
-    """Return the pyarrow table in a Parquet file.
-
-    Raises:
-        ValueError: one line; a file that is missing, cannot be read, or is no Parquet.
-        ImportError: pyarrow is not installed.
-    """
+    """Return the pyarrow table in a Parquet file."""
     check_pyarrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -302,10 +279,6 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[FilePath]:
 
     A file that is replaced keeps its permissions, and its owner where the system lets it; a new one has those that the
     user's umask leaves.
-
-    Raises:
-        ValueError: the path is that of a folder, a device or a named pipe.
-        OSError: its folder cannot be made or written, or the disk is full; one line that names the file.
     """
     path, temporary = file_to_write(path), None
     try:

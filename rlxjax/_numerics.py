@@ -42,12 +42,7 @@ def times(count: RealLike, rate: RealLike) -> Array:
 
 
 def dot(counts: Sequence[RealLike], rates: Sequence[RealLike]) -> Array:
-    """Return the sum of counts times rates, `[*batch]`: what gate scores and costs are made of.
-
-    Args:
-        counts: each a scalar or `[*batch]`.
-        rates: as many, each a scalar or `[*batch]`.
-    """
+    """Return the sum of counts times rates, `[*batch]`: what gate scores and costs are made of."""
     dtype = jnp.result_type(*counts, *rates)
     return _dot(*([jnp.asarray(factor, dtype) for factor in factors] for factors in (counts, rates)))
 

@@ -47,11 +47,7 @@ def refusals_in_one_line(fn: Callable[..., Any]) -> Iterator[None]:
 
 
 def traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a function as JAX traces it.
-
-    Raises:
-        ValueError: it does not trace with these arguments.
-    """
+    """Return a function as JAX traces it."""
     with refusals_in_one_line(fn):
         function, given, named = jitted(fn, args, kwargs)
         return function.trace(*given, **named)

@@ -93,7 +93,7 @@ def test_a_write_that_fails_leaves_the_old_file_whole_and_nothing_else(path, mon
     for existed in (False, True):
         if existed:
             path.write_text("the old file")
-        for step in ("replace", "fsync", "chmod"):
+        for step in ("replace", "fsync", *["chmod"] * existed):
             with monkeypatch.context() as broken:
                 broken.setattr(os, step, fail)
                 with pytest.raises(OSError, match="disk full"):

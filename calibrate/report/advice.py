@@ -68,11 +68,7 @@ def advice_page(path: FilePath, *, command: str) -> str:
 
 
 def read_advice(path: FilePath) -> tuple[Advice, str]:
-    """Return the advice in a file, and the phrase that says which calibration it is by.
-
-    Raises:
-        ValueError: a file that holds none; one line with the mend.
-    """
+    """Return the advice in a file, and the phrase that says which calibration it is by."""
     content = read_json(path, None, ValueError, _MEND, "an advice")
     try:
         advice = TypeAdapter(Advice).validate_python(content)

@@ -41,11 +41,7 @@ def some(measured: Measured, kept: np.ndarray) -> Measured:
 
 
 def model_of(path: FilePath, calibration: Calibration) -> str:
-    """Return the name of the model of which a file holds samples.
-
-    Raises:
-        ValueError: a file that holds no samples, or those of no model of the calibration.
-    """
+    """Return the name of the model of which a file holds samples."""
     timed = {(cell.variant, frozenset(cell.inputs)) for cell in read_samples(path).cells}
     for name, own in calibration.models.items():
         if timed <= {(variant, frozenset(own.model.inputs)) for variant in own.model.variants}:
@@ -56,17 +52,7 @@ def model_of(path: FilePath, calibration: Calibration) -> str:
 def measured_beside(
     calibrated: CalibratedModel, section: ModelSection, path: FilePath, samples: FilePath | None
 ) -> tuple[Measured | None, str]:
-    """Return what was timed for a section, and a sentence on where it is from or why it is not shown.
-
-    Args:
-        calibrated: what the section says.
-        section: of the calibration file.
-        path: of the file.
-        samples: a file to take; the one beside the calibration that the section names unless given.
-
-    Raises:
-        ValueError: a file that was given and holds no samples, or those of another machine.
-    """
+    """Return what was timed for a section, and a sentence on where it is from or why it is not shown."""
     if samples is None:
         if section.samples is None:
             return None, "The calibration names no samples, so that no measured times are shown."

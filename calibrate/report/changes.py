@@ -28,11 +28,7 @@ SURE_SDS = 2.0
 def earlier_calibration(
     path: FilePath, later: CalibrationFile, models: Sequence[LatencyModel]
 ) -> tuple[CalibrationFile, Calibration]:
-    """Return an earlier calibration file of the same machine.
-
-    Raises:
-        ValueError: a file that is no calibration, of another machine, or of other models only; one line.
-    """
+    """Return an earlier calibration file of the same machine."""
     earlier = read_calibration_file(path, models)
     both = earlier.models.keys() & later.models.keys()
     if not both:

@@ -29,12 +29,7 @@ STYLE: dict[str, Any] = {
 
 
 def drawn(ident: str, **draws: Callable[[], Axes]) -> list[Picture]:
-    """Return pictures whose directions reach from and to the same values.
-
-    Args:
-        ident: what the names of all begin with, unique on the page.
-        **draws: by heading, what makes an axis by a function of `rlxjax.plot`.
-    """
+    """Return pictures whose directions reach from and to the same values."""
     matplotlib.use("agg")
     with style.context(["default", STYLE]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # the page has the reader's fonts

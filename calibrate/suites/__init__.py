@@ -14,29 +14,12 @@ ENTRY_POINTS = "rlxjax.suites"
 
 
 def suite_of(name: str, models: Sequence[FilePath] = ()) -> Suite:
-    """Return a suite that a command line names: `module:NAME` is imported, from the current folder too.
-
-    Args:
-        name: of a suite that ships or is installed, or `module:NAME`.
-        models: files of learned FFTs, for the suite of Welch peaks.
-
-    Raises:
-        ValueError: no such suite, one that does not import, or a file that holds no model.
-    """
+    """Return a suite that a command line names: `module:NAME` is imported, from the current folder too."""
     return _installed(name, models) or _checked(named(name, "--suite"), name)
 
 
 def suite_of_file(name: str, model: str, given: Iterable[Suite] = ()) -> Suite:
-    """Return a suite that a file names, which imports nothing: one that was given, that ships or is installed.
-
-    Args:
-        name: of the suite, as the file has it.
-        model: the name of its model; "" of any.
-        given: by a command line.
-
-    Raises:
-        ValueError: none of them.
-    """
+    """Return a suite that a file names, which imports nothing: one that was given, that ships or is installed."""
     own = [suite for suite in given if model in ("", suite.model.name)]
     if found := own[0] if own else _installed(name):
         return found
@@ -83,11 +66,7 @@ def models_of(content: CalibrationFile, given: Sequence[Suite] = ()) -> tuple[li
 
 
 def latency_model(name: str) -> LatencyModel:
-    """Return a latency model by its name, or by `module:NAME`.
-
-    Raises:
-        ValueError: no such model, or something else.
-    """
+    """Return a latency model by its name, or by `module:NAME`."""
     if ":" not in name:
         if name not in BUILT_IN:
             raise ValueError(f"--model: expected one of {', '.join(BUILT_IN)}, or module:NAME, got {name!r}")

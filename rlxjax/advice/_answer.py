@@ -22,14 +22,7 @@ LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns"), ("elementwise_ns", "unca
 
 
 def answer(plans: Plans, whole: Sequence[Stage], *, is_plain: bool, decided: Decided | None) -> Advice:
-    """Return the answer of a calibration that can be asked.
-
-    Args:
-        plans: with what is predicted.
-        whole: the stages, or the parts of one function.
-        is_plain: whether that is one function as it runs where it is not jitted.
-        decided: which of the plans runs; None where the model says what it is sure of.
-    """
+    """Return the answer of a calibration that can be asked."""
     groupings = {plan: plans.grouping(plan) for plan in plans.plans}
     chances = {plan: own.probability for plan, own in groupings.items() if own.probability is not None}
     sure = [plan for plan, chance in chances.items() if chance >= SURE]

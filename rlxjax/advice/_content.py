@@ -44,12 +44,7 @@ def digest(*parts: Any) -> str:
 
 
 def content_of(programs: Sequence[Any], is_jitted: bool = True) -> str:
-    """Return the digest of programs that run one after another: of the jaxpr of each, whatever it is called.
-
-    Args:
-        programs: as `jax.jit(fn).trace(...)` returns them.
-        is_jitted: whether each is one program; else its operations run one by one.
-    """
+    """Return the digest of programs that run one after another: of the jaxpr of each, whatever it is called."""
     return digest(is_jitted, [described(program.jaxpr) for program in programs])
 
 
@@ -59,11 +54,6 @@ def setting_of(
     """Return the digest of what all choices here share, and the fingerprint that is part of it.
 
     That is the machine, its software and flags, the settings of JAX, the devices, and the calibration.
-
-    Args:
-        calibrated: by which predictions are made, if there is one.
-        devices: that hold the arguments; JAX's default one unless given.
-        runner: version of the programs that are timed, as JSON writes it.
     """
     here = _fingerprint()
     flags = {name: os.environ[name] for name in _FLAGS if name in os.environ}

@@ -82,15 +82,6 @@ def contest(
 
     A program that is surely slower than another by more than the regret is visited no more. Half of the limit has to
     pass first.
-
-    Args:
-        calls: of no arguments, one a program.
-        favourite: the place of the one that stays where none is likely to be ahead by more than the regret.
-        regret: relative difference that does not count.
-        limit_s: seconds after which no further round begins; two rounds are made at least.
-        extra_ns: what each costs beside its time; nothing unless given.
-        seed: of the order of visits; another one each time unless given.
-        party: the processes that run the programs together: a visit takes as long as in the slowest of them.
     """
     extras = np.zeros(len(calls)) if extra_ns is None else np.asarray(extra_ns, float)
     rng = np.random.default_rng(seed if party is ALONE else party.of_first(lambda: seed or random.getrandbits(32)))

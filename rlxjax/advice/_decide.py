@@ -5,7 +5,7 @@ import datetime
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 
 from rlxjax.calibration import Fingerprint
 
-from ._caller import Caller, FailedError, raised
+from ._caller import Caller, FailedError
 from ._choice import Choice, Considered
 from ._contender import Forecast, Question
 from ._content import digest, digest_of_model, setting_of
@@ -24,6 +24,8 @@ from ._memory import Memory
 from ._processes import ALONE, Party
 from ._remembered import Alternative, Remembered
 
+#: Seconds that a compiler may take.
+COMPILE_S = 3600.0
 #: Held while programs are timed: those of two threads at once would disturb each other.
 _timing = threading.RLock()
 
@@ -82,7 +84,8 @@ def decide(question: Question) -> Choice:
         others = [chances[place] for place in order[1:]]
         sure = min(others, default=1.0)
         return _choice(question, order[0], "model", forecast, None, float(sure), key=key)
-    with _alone(memory, party):
+    # Processes that choose together do not wait: one of them could wait for another that waits for all.
+    with _timing, memory.timing() if party is ALONE else contextlib.nullcontext():
         # Another thread, or another process, may have timed it meanwhile.
         if (found := _recalled(question, memory, key, party)) is not None:
             return found
@@ -97,16 +100,6 @@ def decide(question: Question) -> Choice:
             memory.keep(remembered)
         learn(remembered, memory)
     return found
-
-
-@contextlib.contextmanager
-def _alone(memory: Memory, party: Party) -> Iterator[None]:
-    """Keep other threads, and other processes of one memory, from timing at the same time.
-
-    Processes that choose together do not wait: one of them could wait for another that waits for all.
-    """
-    with _timing, contextlib.nullcontext() if party is not ALONE else memory.timing():
-        yield
 
 
 def _by_model(
@@ -140,16 +133,11 @@ def _timed(question: Question, order: list[int], entrants: list[int], party: Par
             if place not in entrants and order[0] not in failed:
                 continue
             begun_s, own = time.perf_counter(), contenders[place]
-            result = reason = None
-            if own.make is not None:
-                reason = _failure(own.make)
+            result, reason = _outcome(caller, own.make or int, COMPILE_S)
             # All have compiled before any of them waits for the others' results.
-            if not (reason := next(filter(None, party.gathered(reason)), None)):
-                try:
-                    result = caller(lambda own=own: jax.block_until_ready(own.call()), longest_s(limit_s))
-                except FailedError as error:
-                    reason = str(error)
-                reason = next(filter(None, party.gathered(reason)), None)
+            if not (reason := party.first_text(reason)):
+                result, reason = _outcome(caller, lambda own=own: jax.block_until_ready(own.call()), longest_s(limit_s))
+                reason = party.first_text(reason)
             if reason:
                 failed[place] = reason
                 continue
@@ -160,9 +148,9 @@ def _timed(question: Question, order: list[int], entrants: list[int], party: Par
                 expected = place, result
                 continue
             wrong, programs = difference(expected[1], result), [contenders[expected[0]].call, own.call]
-            if any(party.gathered(wrong)):  # all look closer, as one program may run on all of them
-                wrong = difference(expected[1], result, programs)
-            if wrong := next(filter(None, party.gathered(wrong)), ""):
+            if party.first_text(wrong):  # all look closer, as one program may run on all of them
+                wrong = party.first_text(difference(expected[1], result, programs))
+            if wrong:
                 raise ValueError(
                     f"alternatives: expected the same result of all, but that of {own.name!r} differs "
                     f"from that of {contenders[expected[0]].name!r}: {wrong}; check=False takes them as they are"
@@ -195,13 +183,12 @@ def _none_runs(question: Question, failed: Mapping[int, str]) -> str:
     return f"alternatives: none of them runs: {said}{mend}"
 
 
-def _failure(make: Callable[[], Any]) -> str | None:
-    """Compile, and return why that fails."""
+def _outcome(caller: Caller, call: Callable[[], Any], limit_s: float) -> tuple[Any, str]:
+    """Return what a call gives, and why it gives nothing."""
     try:
-        make()
-    except Exception as error:  # noqa: BLE001 - a compiler may raise anything
-        return raised(error)
-    return None
+        return caller(call, limit_s), ""
+    except FailedError as reason:
+        return None, str(reason)
 
 
 def _key_of(question: Question) -> tuple[str, str, Fingerprint]:

@@ -27,11 +27,6 @@ def described(value: Any, within: tuple[int, ...] = (), known: dict[int, Any] | 
     Numbers are told apart by type and bits, functions by their code, defaults, and what they close over or read among
     their module's data, objects by their fields. The order of a set or a mapping does not count. Of a jaxpr's own
     arrays shapes and dtypes count.
-
-    Args:
-        value: a jaxpr, or anything that stands in one.
-        within: `id`s of the values that this one is a part of.
-        known: digests of the jaxprs that were met, by `id`.
     """
     known = {} if known is None else known
     if value is None or isinstance(value, bool | int | str):

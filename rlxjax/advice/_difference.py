@@ -19,12 +19,6 @@ def difference(one: Any, other: Any, calls: Sequence[Callable[[], Any]] = ()) ->
 
     Each floating-point number may differ by the square root of its dtype's precision, times its own size. Where it
     differs by more, and where other numbers differ at all, it counts how far rounding moves it in either program.
-
-    Args:
-        one: a tree of arrays.
-        other: what should be the same.
-        calls: the programs that gave them, each of no arguments. Nothing moves where there are none, or where they are
-            no programs of JAX.
     """
     (mine, structure), (others, structure_of_other) = jax.tree.flatten(one), jax.tree.flatten(other)
     if structure != structure_of_other:

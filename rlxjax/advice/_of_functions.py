@@ -149,12 +149,7 @@ def _forecast(
 
 
 def forecast_of_programs(times: FunctionTimes, places: Sequence[Sequence[int]]) -> Forecast:
-    """Return what is predicted of alternatives that each run some programs, one after another.
-
-    Args:
-        times: of all programs, by one estimate.
-        places: of the programs of each alternative; none of one that nothing is known of.
-    """
+    """Return what is predicted of alternatives that each run some programs, one after another."""
     count = len(places)
     sd_ns = np.full((count, count), np.inf)
     each = [[times.predictions[place] for place in own] for own in places]

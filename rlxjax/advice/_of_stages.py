@@ -36,15 +36,7 @@ def question_of_stages(
     *,
     teaches: bool,
 ) -> Question:
-    """Return the question which of the plans of stages is to run.
-
-    Args:
-        plans: that the model says.
-        functions: the stages, or one function that runs as it is.
-        args: of the first.
-        calibrated: the model.
-        options: of the question.
-        teaches: whether times are those of the counts that the model prices.
+    """Return the question which of the plans of stages is to run, whose times may teach the model.
 
     Which plans are considered is by the calibration alone, whatever was learned since: else no measurement of them
     would be found again.

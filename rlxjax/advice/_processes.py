@@ -54,6 +54,10 @@ class Party(NamedTuple):
             raise ValueError(answer)
         return answer
 
+    def first_text(self, said: str) -> str:
+        """Return the first text that a process says which is not empty."""
+        return next(filter(None, self.gathered(said)), "")
+
     def gathered(self, said: Any) -> list[Any]:
         """Return what each process says, in words of JSON.
 
@@ -74,19 +78,13 @@ class Party(NamedTuple):
                     blocks = caller(functools.partial(_exchanged, self.devices, block), ANSWER_S)
                     found = [own + more for own, more in zip(found, blocks, strict=True)]
         except FailedError as reason:
-            raise ValueError(
-                f"args: another process of this job, which holds a part of them, {_gone(reason)}"
-            ) from None
+            said = f"has ended, or does not answer: exchanging {reason}"
+            raise ValueError(f"args: another process of this job, which holds a part of them, {said}") from None
         return [json.loads(own[8 : 8 + int.from_bytes(own[:8], "big")]) for own in found]
 
 
 #: A process that chooses by itself.
 ALONE = Party()
-
-
-def _gone(reason: FailedError) -> str:
-    said = str(reason)
-    return "does not answer" if said.startswith("did not end") else f"has ended, or does not answer: exchanging {said}"
 
 
 def _exchanged(devices: tuple[Any, ...], block: bytes) -> list[bytes]:

@@ -149,11 +149,7 @@ class Export(Sealed):
 
 
 def timed_runs(model: LatencyModel, alternatives: Sequence[Alternative]) -> Runs:
-    """Return the runs of alternatives that were timed, checked as those of any measurement.
-
-    Raises:
-        ValueError: a variant that is none, a size that is missing or cannot be, or sizes that no run has together.
-    """
+    """Return the runs of alternatives that were timed, checked as those of any measurement."""
     runs: list[Any] = [run for one in alternatives for run in one.runs]
     columns = {name: np.array([run["inputs"].get(name, np.nan) for run in runs], float) for name in model.inputs}
     for name, entry in model.inputs.items():

@@ -27,10 +27,6 @@ def rounding_moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.n
     Monte Carlo arithmetic (Parker, Pierce and Eggert, 2000) of the program's jaxpr: its arrays, and what its operations
     give, are multiplied by 1 plus or minus the precision of their dtype, of that of the results where this is finer. A
     number that is finite in one run alone moves infinitely far.
-
-    Args:
-        call: the program, of no arguments.
-        results: the arrays that it gave.
     """
     closed = jax.make_jaxpr(call)()
     unit = max((float(jnp.finfo(one.dtype).eps) for one in results if _is_float(one.dtype)), default=0.0)

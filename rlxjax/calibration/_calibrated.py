@@ -432,15 +432,7 @@ def _program(
     rows_of: Callable[[LatencyPosterior, Runs], Any],
     then: Callable[[LatencyPosterior, list[Any]], Any],
 ) -> tuple[Any, Bool[Array, "strategies"]]:
-    """Return what follows from the cheapest run of each strategy, of equals the first, and whether it has one.
-
-    Args:
-        posterior: of the machine.
-        runs: of the strategies one after the other, `[runs, *batch]`, each of one variant.
-        counts: how many runs each strategy has.
-        rows_of: what is asked of each run: a tree that begins with its time in ns.
-        then: what is asked of the cheapest ones, by the posterior.
-    """
+    """Return what follows from the cheapest run of each strategy, of equals the first, and whether it has one."""
     codes, runs = jnp.ravel(jnp.asarray(runs.variant)), runs.together()
 
     def of_one_variant(code: Array, inputs: Mapping[str, Array]) -> Any:

@@ -50,13 +50,7 @@ class Crossings(NamedTuple):
 
 @jax.jit
 def nearest_crossings(moved: Moved, axes: Int[Array, "axes"], grid: Float[Array, "axes grid"]) -> Crossings:
-    """Return the nearest factor of each axis from which on the first strategy is no more the faster one.
-
-    Args:
-        moved: the strategies, and the quantities as they are.
-        axes: places among the leaves of the quantities.
-        grid: logarithms of the factors to try, ascending along each axis.
-    """
+    """Return the nearest factor of each axis from which on the first strategy is no more the faster one."""
     grid = jnp.asarray(grid, jnp.result_type(float))
     share, last = jnp.linspace(0.0, 1.0, grid.shape[1])[None], grid.shape[1] - 1
 

@@ -245,11 +245,7 @@ def _check_entries(of: str, entries: Mapping[str, Any], units: Mapping[str, str]
 
 
 def gate_of(machine: MachineSection | None) -> IoFusionGate | None:
-    """Return the measured gate of a machine, if there is one.
-
-    Raises:
-        ValueError: a coefficient that is missing, of another unit, or impossible.
-    """
+    """Return the measured gate of a machine, if there is one."""
     if machine is None or machine.gate is None:
         return None
     _check_entries("gate", machine.gate, GATE_UNITS)
@@ -260,11 +256,7 @@ def gate_of(machine: MachineSection | None) -> IoFusionGate | None:
 
 
 def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior:
-    """Return the posterior that a section holds.
-
-    Raises:
-        ValueError: a section of another version of the model, or a field that is not as the model has it.
-    """
+    """Return the posterior that a section holds."""
     if section.model_version != model.version:
         raise ValueError(f"model_version: expected {model.version}, got {section.model_version}")
     median, uncertainty, facts = model.prior.median, section.uncertainty, facts_of(section.facts)

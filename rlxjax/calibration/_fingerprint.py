@@ -85,12 +85,7 @@ def fingerprint_differences(
 
 
 def warn_if_elsewhere(made_on: Mapping[str, Fingerprint], path: str | os.PathLike[str]) -> None:
-    """Warn where sections of a calibration were made on another machine, or with other software, saying what differs.
-
-    Args:
-        made_on: by the name of the section.
-        path: of the calibration.
-    """
+    """Warn where sections were made on another machine, or with other software, saying what differs."""
     here = current_fingerprint()
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, known in made_on.items():

@@ -177,14 +177,7 @@ def predict_profiles(calibration: HasModels, profiles: Sequence[FunctionProfile]
 def predicted_times(
     calibrated: CalibratedModel, runs: Runs, profiles: Sequence[FunctionProfile], uncounted: Sequence[tuple[str, ...]]
 ) -> FunctionTimes:
-    """Return what runs of a model of functions take, all by one estimate.
-
-    Args:
-        calibrated: of their model.
-        runs: one a function, `[n]`.
-        profiles: of the functions.
-        uncounted: what is not counted of each, a sentence each.
-    """
+    """Return what runs of a model of functions take, all by one estimate."""
     count = len(profiles)
     # One program estimates up to four times as many functions as another.
     rows = np.minimum(np.arange(4 ** math.ceil(math.log(count, 4))), count - 1)

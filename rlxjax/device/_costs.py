@@ -177,13 +177,7 @@ def work_ns(work: GraphWork, rates: list[RealLike]) -> Nanoseconds:
 
 
 def rates_of(row: BackendCoefficients, work: GraphWork, rules: Choices) -> list[RealLike]:
-    """Return a backend's rates in ns, in the order of the counts of `work_ns`.
-
-    Args:
-        row: the backend.
-        work: what it does; relaxed, the floor of a bandwidth counts in ns of the bytes that it acts on.
-        rules: hard or relaxed.
-    """
+    """Return a backend's rates in ns, in the order of the counts of `work_ns`."""
     traffic_bytes = work.io.device_traffic_bytes + work.output_bytes
     per_byte, per_readback_byte = (
         1.0 / rules.maximum(bandwidth, 1.0, scale=count_bytes + 1.0)

@@ -220,11 +220,7 @@ BACKEND_ROWS: Mapping[str, BackendCoefficients] = FrozenDict(
 
 
 def row_names(coefficients: str = "arch") -> dict[Device, str]:
-    """Return the row name of every device in a built-in set: in "portable", only the cpu has one of its own.
-
-    Raises:
-        ValueError: an unknown set.
-    """
+    """Return the row name of every device in a built-in set: in "portable", only the cpu has one of its own."""
     if (name := normalised(coefficients)) not in ("arch", "portable"):
         raise ValueError(f"coefficients: expected one of arch, portable, got {coefficients!r}")
     return {device: device.row if name == "arch" or device is Device.CPU else FALLBACK_ROW for device in Device}

@@ -252,13 +252,7 @@ def io_fusion_gate_for_target(target: "str | Code | Sequence[int]") -> IoFusionG
 
 
 def gate_rates(gate: IoFusionGate, benefit: FusionBenefit, rules: Choices) -> list[RealLike]:
-    """Return what each count of a benefit is worth, in ns, in the order of its fields.
-
-    Args:
-        gate: the gate.
-        benefit: relaxed, the floor of a bandwidth counts in ns of the bytes that it acts on.
-        rules: hard or relaxed.
-    """
+    """Return what each count of a benefit is worth, in ns, in the order of its fields."""
     is_unified = jnp.asarray(gate.unified_memory) >= 0.5
     transfers = (
         (jnp.where(is_unified, 0.0, gate.host_readback_bw), benefit.host_readback_bytes_saved),

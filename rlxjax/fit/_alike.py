@@ -25,11 +25,6 @@ def alike_of(errors: Float[np.ndarray, "n"], runs: Runs, n_variants: int) -> Flo
     so that outliers count little, and few works too. Negative eigenvalues of the matrix are taken as none, and its
     diagonal scaled back to one. The noise of timings, which is independent, is part of the errors: the correlation is
     rather too small than too large, and a decision rather less sure than it could be.
-
-    Args:
-        errors: what a fit leaves of the logarithms of times, `[n]`.
-        runs: that they are of, `[n]`.
-        n_variants: of the model.
     """
     if n_variants == 1:
         return np.ones((1, 1))

@@ -90,11 +90,7 @@ def wide_prior(median: C, **narrower: float) -> LatencyPrior[C]:
 
 
 def check_prior(prior: LatencyPrior) -> None:
-    """Check that medians and standard deviations are positive and finite.
-
-    Raises:
-        ValueError: one that is not, by its name.
-    """
+    """Check that medians and standard deviations are positive and finite."""
     for part in ("median", "log_sd"):
         for name, value in named(getattr(prior, part)).items():
             numbers = np.asarray(value, np.float64)

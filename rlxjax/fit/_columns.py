@@ -83,14 +83,7 @@ def columns_of_parquet(path: str | os.PathLike[str]) -> Table:
 
 
 def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str) -> tuple[Runs, np.ndarray]:
-    """Return the runs of a table's rows and their times in ns, `[n]`, every cell checked.
-
-    Args:
-        model: whose runs were timed.
-        table: columns; those of other names are left alone.
-        variant: name of the column of variants; it may be missing where the model has one.
-        time_ns: name of the column of times, whose end may be a unit; "time_ns" stands for the others if it is missing.
-    """
+    """Return the runs of a table's rows and their times in ns, `[n]`, every cell checked."""
     if isinstance(model, type) or not hasattr(model, "variants"):
         raise ValueError(f"model: expected a LatencyModel, an instance of its class, got {_kind(model)}")
     others = [f"time{unit}" for unit in list(UNITS_NS)[1:]] if time_ns == "time_ns" else []

@@ -113,12 +113,6 @@ def _step(
 
     The precision `M.T @ M`, with `M` lower triangular, is at least 1 along every direction, so that nothing is near
     singular, however little the times say.
-
-    Args:
-        scores: derivatives of the logarithms of the times by these unknowns.
-        log_ratio: of what was measured to what is predicted.
-        variance: of a time's own error.
-        probe: which times have one scale, from 0.
     """
     from scipy.linalg import cho_solve  # loaded when first used
 
@@ -159,9 +153,6 @@ def estimates(posterior: LatencyPosterior, runs: Runs) -> tuple[np.ndarray, np.n
     """Return the times in ns, the scores and the spreads of runs, `[r]`, in float64 on the host.
 
     Other numbers of runs seldom compile a program anew.
-
-    Raises:
-        ValueError: a run of which the model gives no time.
     """
     n = runs.shape[0]
     held = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, posterior)

@@ -179,15 +179,7 @@ def minima_and_results(
     facts: Facts,
     n_starts: int = STARTS,
 ) -> tuple[Minimum, list[Any]]:
-    """Return the minima of devices, of NumPy arrays, and what `fit_latency` makes of each.
-
-    Args:
-        timings: every column `[devices, n]`, filled up.
-        counted: the weights that go with them.
-        prior: of every device's terms.
-        facts: how the machines schedule.
-        n_starts: from which each fit is tried, of whose ends the lowest is taken.
-    """
+    """Return the minima of devices, of NumPy arrays, and what `fit_latency` makes of each."""
     # At the medians, then around them, the same places each time.
     starts = START_SHARE * np.random.default_rng(0).standard_normal((n_starts, len(jax.tree.leaves(prior.median))))
     starts = np.concatenate([np.zeros_like(starts[:1]), starts[:-1]])
@@ -246,10 +238,6 @@ def _fits(
 
     The curvature is that at the noise which the residuals, what is believed of it beforehand and the
     parameters that the residuals paid for make likely.
-
-    Returns:
-        The fits; the information along each direction, in units of the prior's, ascending `[devices, c]`; and the
-        directions, one a column, `[devices, c, c]`.
     """
     structure, prior_sd = jax.tree.structure(priors.median), np.stack(jax.tree.leaves(priors.log_sd), -1)
     # In units of the prior, the posterior's precision is 1 + s**2 along each singular vector.

@@ -212,11 +212,7 @@ class Runs:
 
 
 def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code, name: str = "variant") -> Code:
-    """Return the places of variants in `model.variants`, given as names or as places.
-
-    Raises:
-        ValueError: an unknown name, or a place that is none.
-    """
+    """Return the places of variants in `model.variants`, given as names or as places."""
     if is_traced(variant):
         return variant  # pyright: ignore[reportReturnType]
     array, known = np.asarray(variant), list(model.variants)
@@ -234,11 +230,7 @@ def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code, name
 
 
 def check_input(value: Columns, name: str, least: float, step: int) -> None:
-    """Check one size of runs, where the host can read it.
-
-    Raises:
-        ValueError: NaN, a size below the least, or no multiple of the step.
-    """
+    """Check one size of runs, where the host can read it."""
     if is_traced(value):
         return
     check_at_least(value, name, least, "size")
@@ -251,11 +243,7 @@ def check_input(value: Columns, name: str, least: float, step: int) -> None:
 
 
 def check_timed_size(value: Columns, name: str, entry: Input) -> None:
-    """Check one size of runs that were timed: what has no default is a size, and nothing takes no time.
-
-    Raises:
-        ValueError: as `check_input`.
-    """
+    """Check one size of runs that were timed: what has no default is a size, and nothing takes no time."""
     if entry.default != 0.0 and entry.least <= 0.0:
         check_positive(value, name, "size")
     check_input(value, name, entry.least, entry.step)

@@ -109,9 +109,6 @@ def grid_cells(model: LatencyModel) -> list[Cell]:
     """Return a cell for each run of a model's grid that its `check` lets pass.
 
     One work in four is held out, evenly spread: every value of an input is seen beside others.
-
-    Raises:
-        ValueError: an empty grid.
     """
     runs = model.grid()
     columns = {name: np.broadcast_to(np.asarray(column, float), runs.shape) for name, column in runs.inputs.items()}

@@ -24,9 +24,6 @@ def as_compiled(written: FunctionProfile, traced: Any, trips: Mapping[str, int])
     """Return the profile of a traced function by what XLA makes of it, operations by its equations.
 
     Trips are those of loops whose trips XLA does not tell, by their line.
-
-    Raises:
-        ValueError: the function does not compile, or for several devices, or XLA's text is not as expected.
     """
     try:
         with _lines_in_the_cache_key():
@@ -46,11 +43,7 @@ def as_compiled(written: FunctionProfile, traced: Any, trips: Mapping[str, int])
 
 
 def as_compiled_for(written: FunctionProfile, made: CompiledFor, trips: Mapping[str, int]) -> FunctionProfile:
-    """Return the profile of a function by what a compiler made of it for a target; see `as_compiled`.
-
-    Raises:
-        ValueError: XLA's text is not as expected.
-    """
+    """Return the profile of a function by what a compiler made of it for a target; see `as_compiled`."""
     program = CompiledProgram(made.text, trips, _NO_USERS, scalars_launch=made.target.platform != "tpu")
     found = _profile(written, program, made.peak_bytes, made.costs, made.devices)
     return dataclasses.replace(found, target=target_profile(made, program, trips))

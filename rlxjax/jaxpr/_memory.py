@@ -66,14 +66,6 @@ def fused_memory(
 
     A value that may be computed on the way to its readers is kept in memory only if it is an output, if a
     reader needs it there, or if it is costly and several kernels read it.
-
-    Args:
-        steps: the work, in order.
-        sizes: bytes of every buffer.
-        inputs: buffers that are there at the start and stay.
-        outputs: buffers that stay to the end.
-        reusable: those inputs whose memory may be taken once they are read.
-        reshaped: buffers that are read in another shape; no elementwise result takes their place.
     """
     given = set(inputs)
     lasting = given.difference(reusable)

@@ -119,14 +119,7 @@ Pair: TypeAlias = tuple[int, int]
 
 
 def arithmetic(aval: Aval, times: int, real: Pair = (1, 0), in_complex: Pair = (2, 0)) -> OperationCounts:
-    """Return the counts of an operation done a number of times on numbers of a dtype.
-
-    Args:
-        aval: an operand, for its dtype.
-        times: how often.
-        real: FLOP and transcendentals of a real one; an integer one takes as many integer operations.
-        in_complex: those of a complex one.
-    """
+    """Return the counts of an operation done a number of times on numbers of a dtype."""
     kind = number_kind(aval.dtype)
     if kind == "integer":
         return OperationCounts(integer_ops=times * sum(real))

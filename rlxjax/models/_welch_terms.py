@@ -46,13 +46,7 @@ BINS_OF_A_CANDIDATE = 40.0
 
 
 def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
-    """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction.
-
-    Args:
-        c: of the machine.
-        runs: of Welch peaks.
-        facts: all that the model knows by default, or other values of them.
-    """
+    """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
     facts = jax.tree.map(lambda fact: jnp.asarray(fact, jnp.result_type(float)), facts)
     variant = jnp.asarray(runs.variant)
     batch, n_fft, k, n_segments = (jnp.asarray(runs.inputs[name]) for name in ("batch", "n_fft", "k", "n_segments"))

@@ -21,12 +21,7 @@ NOTHING: Mapping[str, Any] = FrozenDict()
 
 
 def axis_of(ax: Any, lines: float | None = None) -> Axes:
-    """Return the axis to draw on: the given one, else that of a new figure of pyplot's, high enough for lines of text.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: no axis.
-    """
+    """Return the axis to draw on: the given one, else that of a new figure, high enough for lines of text."""
     try:
         import matplotlib.axes
     except ModuleNotFoundError as error:

@@ -11,11 +11,7 @@ from rlxjax.fit import Timings
 
 
 def calibrated_of(calibrated: Any, timings: Any = None, what: str = "") -> CalibratedModel:
-    """Return the calibrated model that is meant: of a calibration that of the timings, without any the first.
-
-    Raises:
-        ValueError: no such thing, nor `what` else the picture draws; timings of another model or of several machines.
-    """
+    """Return the calibrated model that is meant: of a calibration that of the timings, without any the first."""
     if timings is not None and not isinstance(timings, Timings):
         raise ValueError(f"timings: expected Timings, got {type(timings).__name__}")
     if isinstance(calibrated, Calibration):
@@ -34,11 +30,7 @@ def calibrated_of(calibrated: Any, timings: Any = None, what: str = "") -> Calib
 
 
 def values_along(name: str, values: Any) -> Float[np.ndarray, "n"]:
-    """Return the different values of an input in ascending order.
-
-    Raises:
-        ValueError: what is no number, a number that is not positive and finite, or fewer than two.
-    """
+    """Return the different values of an input in ascending order."""
     try:
         numbers = np.unique(np.asarray(values, np.float64))
     except (TypeError, ValueError):
@@ -52,11 +44,7 @@ def values_along(name: str, values: Any) -> Float[np.ndarray, "n"]:
 
 
 def other_sizes(sizes: Mapping[str, Any], *along: str) -> dict[str, Any]:
-    """Return the sizes that stay as they are, those that are left to their default left out.
-
-    Raises:
-        ValueError: one that the picture moves along, or several numbers for one.
-    """
+    """Return the sizes that stay as they are, those that are left to their default left out."""
     for name, value in sizes.items():
         if name in along:
             raise ValueError(f"{name}: given twice")

@@ -30,10 +30,6 @@ def hues(model: LatencyModel, names: Sequence[str]) -> dict[str, Hue]:
     """Return how strategies or variants are drawn, so that one looks the same in every picture of a model.
 
     A strategy is drawn as the first variant that it may run, unless that is drawn already.
-
-    Args:
-        model: whose they are.
-        names: of strategies or variants.
     """
     variants = list(model.variants)
     wanted = {

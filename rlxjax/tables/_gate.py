@@ -27,15 +27,6 @@ def gate_rows(gate: IoFusionGate, want: Sequence[str] | None = None, temperature
     """Return what evaluates pairs of profiles by a gate.
 
     A row has the counts of the profile without fusion, `before_kernel_launches` and so on, and of the one with it.
-
-    Args:
-        gate: of scalars.
-        want: some of score, decision, probability and log_odds; the first two unless given, and the third where there
-            is a temperature.
-        temperature_ns: of probability and log-odds.
-
-    Raises:
-        ValueError: an unknown column, or one that needs a temperature where there is none.
     """
     default = ["score", "decision"] if temperature_ns is None else ["score", "decision", "probability"]
     groups = wanted_groups(want, GATE_COLUMNS, default)

@@ -39,19 +39,7 @@ def model_rows(
     level: float = 0.9,
     has_strategy_column: bool = False,
 ) -> RowProgram:
-    """Return what evaluates workloads by a calibrated model: a row has the model's inputs.
-
-    Args:
-        calibrated: the model, of numbers.
-        want: some of pick, time, interval, terms, margin, probability, undecided and domain; pick, time and
-            probability unless given, and of a model of one strategy time and interval.
-        strategy: whose time, interval and terms are given; the pick's unless given.
-        level: of the interval.
-        has_strategy_column: whether each row names its own strategy, in the field `strategy`.
-
-    Raises:
-        ValueError: an unknown column or strategy, or a pick of a model of one strategy.
-    """
+    """Return what evaluates workloads by a calibrated model: a row has the model's inputs."""
     model, names = calibrated.model, calibrated.strategies
     default = ("pick", "time", "probability") if len(names) > 1 else ("time", "interval")
     groups = wanted_groups(want, MODEL_COLUMNS, default)

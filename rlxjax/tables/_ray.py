@@ -187,11 +187,7 @@ def _check_answer(address: str) -> None:
 
 
 def _share_of(ray: Any, room_s: float) -> tuple[dict[str, float], int]:
-    """Return what a worker asks for and how many workers there may be, once there is room for one.
-
-    Raises:
-        ValueError: there is none; one line.
-    """
+    """Return what a worker asks for and how many workers there may be, once there is room for one."""
     resources = ray.cluster_resources()
     cpus, gpus = resources.get("CPU", 0), int(resources.get("GPU", 0))
     share = {"num_cpus": WORKER_CPUS}

@@ -75,11 +75,7 @@ class RowProgram:
 
 
 def wanted_groups(want: Sequence[str] | None, groups: Mapping[str, Any], default: Sequence[str]) -> list[str]:
-    """Return which groups of columns are asked for, in the order of `groups`.
-
-    Raises:
-        ValueError: an unknown group, or none.
-    """
+    """Return which groups of columns are asked for, in the order of `groups`."""
     chosen = [*(default if want is None else want)]
     if unknown := [name for name in chosen if name not in groups]:
         raise ValueError(f"want: expected some of {', '.join(groups)}, got {unknown[0]!r}")
@@ -91,14 +87,7 @@ def wanted_groups(want: Sequence[str] | None, groups: Mapping[str, Any], default
 def bad_rows(
     program: RowProgram, columns: dict[str, Column], nulls: Mapping[str, np.ndarray], source: Mapping[str, str]
 ) -> dict[int, str]:
-    """Return the rows that cannot be evaluated, each with the reason; their values become harmless.
-
-    Args:
-        program: what is evaluated.
-        columns: by field; those that have such a row are replaced.
-        nulls: the rows of each field that are null.
-        source: the name of each field's column, for messages.
-    """
+    """Return the rows that cannot be evaluated, each with the reason; their values become harmless."""
     found: dict[int, str] = {}
     for name, values in columns.items():
         field, shown = program.fields[name], source.get(name, name)

@@ -76,12 +76,7 @@ def call_of(
     model: Any,
     measure: str | None,
 ) -> _Call:
-    """Return what a call may run.
-
-    Raises:
-        ValueError: as of `welch_peaks`.
-        MemoryError: peaks that memory cannot hold.
-    """
+    """Return what a call may run."""
     _check_signal(shape if len(shape) != 1 else (1, *shape), dtype, params)
     _check_model(model, params)
     if calibration is not None and calibration != REFERENCE and not hasattr(calibration, "of"):
@@ -252,11 +247,7 @@ def _check_signal(shape: tuple[Any, ...], dtype: np.dtype, params: WelchPeakPara
 
 
 def _check_peaks_fit(shape: tuple[Any, ...]) -> None:
-    """Refuse peaks that memory cannot hold, which a device's program would end the process for.
-
-    Raises:
-        MemoryError: more bytes than the machine has, or than this process may have.
-    """
+    """Refuse peaks that memory cannot hold, which a device's program would end the process for."""
     n_bytes = 4 * math.prod(shape)
     if is_symbolic(n_bytes) or n_bytes < LEAST_CHECKED_BYTES:
         return

@@ -25,16 +25,7 @@ def decided_variant(
     measure: str | None,
     run: Callable[[str], Any] | None,
 ) -> str | None:
-    """Return the variant that a call runs, by what is measured of it or was, and by what the model learned from it.
-
-    Args:
-        ask: `question_of_variants` of the call, but for its last two arguments.
-        measure: when to measure; as the environment says, else "never", unless given.
-        run: computes the peaks by a variant, if the rows are at hand.
-
-    Returns:
-        An empty text where nothing was ever measured here; None where something is to be, and there is no `run`.
-    """
+    """Return the variant that a call runs, by what is measured of it or was, and by what the model learned from it."""
     from rlxjax.advice import Memory, decide, measure_word, recalled  # loaded when first used
 
     word = measure_word(measure, "never")
@@ -58,19 +49,7 @@ def question_of_variants(
     measure: str,
     run: Callable[[str], Any] | None,
 ) -> "Question":
-    """Return the question which of some variants is the fastest for a call.
-
-    Args:
-        variants: that may run.
-        shape: of the signal.
-        dtype: of the signal.
-        params: of the call.
-        calibration: of this machine, if there is one.
-        model: a learned FFT, if there is one.
-        platform: that has the rows; None of NumPy's.
-        measure: "never", "undecided" or "always".
-        run: computes the peaks by a variant; not needed where nothing is measured.
-    """
+    """Return the question which of some variants is the fastest for a call."""
     from rlxjax.advice import Contender, Question, digest, forecast_of_variants
 
     calibrated = None if calibration is None else calibration.models.get(MODEL_NAME)

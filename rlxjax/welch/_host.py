@@ -57,15 +57,7 @@ def host_chunk_rows(params: WelchPeakParams, batch: int) -> int:
 
 
 def host_peaks(signal: np.ndarray, params: WelchPeakParams) -> np.ndarray:
-    """Return the peaks of rows of samples.
-
-    Args:
-        signal: `[batch, length]`, real, `length >= frame_len`; each row's prefix is used.
-        params: the parameters.
-
-    Returns:
-        float32 `[batch, k, 2]` of (bin, power).
-    """
+    """Return the peaks of rows of samples."""
     peaks = np.zeros((signal.shape[0], params.k, 2), np.float32)
     window = hann_window(params.n_fft)
 

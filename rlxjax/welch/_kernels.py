@@ -70,14 +70,7 @@ def _compiles_kernels(platform: str) -> bool:
 def kernel_peaks(
     signal: Float[Array, "batch length"], params: WelchPeakParams, platform: str, interpret: bool = False
 ) -> Float[Array, "batch k 2"]:
-    """Return the peaks of rows by the kernel of a platform, for what `has_kernel`; it has no derivative.
-
-    Args:
-        signal: float32 `[batch, length]`, each row's prefix is used.
-        params: the parameters.
-        platform: "gpu" or "tpu".
-        interpret: run the kernel on any device, one operation after the other.
-    """
+    """Return the peaks of rows by the kernel of a platform, for what `has_kernel`; it has no derivative."""
     return {"gpu": _on_gpu, "tpu": _on_tpu}[platform](signal, params, interpret)
 
 

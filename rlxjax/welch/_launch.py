@@ -42,11 +42,7 @@ class ModelProgram(Protocol):
 
 @functools.singledispatch
 def program_of(model: object, params: WelchPeakParams) -> ModelProgram:
-    """Return the program of a model; each kind of model registers how it is made.
-
-    Raises:
-        ValueError: what is no model.
-    """
+    """Return the program of a model; each kind of model registers how it is made."""
     del params
     raise ValueError(f"model: expected a LearnedFft (load_learned_fft), got {type(model).__name__}")
 

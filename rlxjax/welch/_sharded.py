@@ -72,13 +72,7 @@ def rows_of_a_device(where: Any, shape: tuple[Any, ...]) -> Any:
 
 
 def on_each_device(program: Callable[..., jax.Array], mesh: Any, axes: Axes) -> Callable[..., jax.Array]:
-    """Return a program of rows over a mesh: each device runs it on its own rows, and has all other arguments.
-
-    Args:
-        program: of rows, and maybe the arrays of a model, to peaks.
-        mesh: the mesh.
-        axes: over which rows are sharded, and then peaks.
-    """
+    """Return a program of rows over a mesh: each device runs it on its own rows, and has all other arguments."""
     split = split_rows(axes)
 
     def peaks(signal: jax.Array, *arrays: Any) -> jax.Array:
