@@ -330,7 +330,7 @@ def set_aside(path: FilePath) -> FilePath | None:
 
 
 @contextlib.contextmanager
-def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float | None = None) -> Iterator[None]:
     """Hold the one lock of a file's folder, for who measures for that file or writes it; reading needs none.
 
     A thread that holds it may lock it again. The system unlocks it when the process ends; where the file system has no
@@ -339,7 +339,7 @@ def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float = 
     Args:
         path: the file.
         name: of the lock, which has a folder to itself.
-        wait_s: seconds to wait for who holds it.
+        wait_s: seconds to wait for who holds it; some unless given.
 
     Raises:
         ValueError: another one holds it, and did not end within some seconds; one line.
@@ -347,7 +347,8 @@ def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float = 
     """
     from filelock import FileLock, SoftFileLock, Timeout  # loaded when first used
 
-    place = marker = file_to_write(path).parent / name
+    place, wait_s = file_to_write(path).parent / name, LOCK_WAIT_S if wait_s is None else wait_s
+    marker = place
     try:
         try:
             lock = FileLock(place, is_singleton=True, fallback_to_soft=False)

@@ -138,6 +138,7 @@ def evil(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_no_command_imports_what_a_file_names(evil, tmp_path, monkeypatch):
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "path", ["", *sys.path])
