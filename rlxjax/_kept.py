@@ -30,7 +30,8 @@ class Kept:
         """Keep answers of so many bytes from here on; those that were not used for longest go first."""
         with self._lock:
             self._most_bytes, excess = most_bytes, self.n_bytes - most_bytes
-            for args, (_, n_bytes, _) in sorted(self._entries.copy().items(), key=lambda item: item[1][2])[:-1]:
+            own = self._entries.copy().items() if excess > 0 else ()
+            for args, (_, n_bytes, _) in sorted(own, key=lambda item: item[1][2])[:-1]:
                 if excess > 0:
                     del self._entries[args]
                     excess -= n_bytes

@@ -33,11 +33,7 @@ class Caller:
         self._asked = None
 
     def __call__(self, call: Callable[[], R], limit_s: float) -> R:
-        """Return what a call gives.
-
-        Raises:
-            FailedError: the call raises, exits, or does not end within `limit_s` seconds.
-        """
+        """Return what a call gives; a call that raises, exits, or does not end in time is a `FailedError`."""
         if self._asked is None:
             self._asked, self._answers = queue.SimpleQueue(), queue.SimpleQueue()
             serve = with_callers_settings(_serve)

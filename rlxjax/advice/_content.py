@@ -13,7 +13,7 @@ import numpy as np
 from rlxjax._values import Handle, handle
 from rlxjax.calibration import CalibratedModel, Fingerprint, current_fingerprint
 
-from ._described import described
+from ._description import description_of
 
 #: Variables of the environment, beside those of the fingerprint, and settings of JAX on which programs depend, beside
 #: those whose effect stands in a jaxpr.
@@ -45,7 +45,7 @@ def digest(*parts: Any) -> str:
 
 def content_of(programs: Sequence[Any], is_jitted: bool = True) -> str:
     """Return the digest of programs that run one after another: of the jaxpr of each, whatever it is called."""
-    return digest(is_jitted, [described(program.jaxpr) for program in programs])
+    return digest(is_jitted, [description_of(program.jaxpr) for program in programs])
 
 
 def setting_of(

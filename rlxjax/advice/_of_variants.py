@@ -14,7 +14,7 @@ from rlxjax.fit import Cell, Runs, Suite, decision, estimate
 
 from ._contender import Contender, Forecast, Question
 from ._content import digest
-from ._described import described
+from ._description import description_of
 
 #: Programs of suites that are kept, the latest used.
 MOST_PROGRAMS = 32
@@ -40,7 +40,7 @@ def question_of_suite(
     label = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
     programs = f"{type(suite).__module__}.{type(suite).__qualname__}", suite.runner, dict(suite.given)
     if dataclasses.is_dataclass(suite):  # whose fields say which of several it is
-        programs = *programs, described(suite)
+        programs = *programs, description_of(suite)
     contenders = []
     for variant in variants_of(model, sizes, facts):
         cell = Cell(f"{variant} {label}", variant, sizes)

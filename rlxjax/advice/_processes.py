@@ -59,11 +59,7 @@ class Party(NamedTuple):
         return next(filter(None, self.gathered(said)), "")
 
     def gathered(self, said: Any) -> list[Any]:
-        """Return what each process says, in words of JSON.
-
-        Raises:
-            ValueError: a process has ended, or does not answer.
-        """
+        """Return what each process says, in words of JSON; a process that has ended is a `ValueError`."""
         if not self.devices:
             return [said]
         content = json.dumps(said).encode()

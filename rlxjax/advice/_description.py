@@ -21,7 +21,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _SHOWN = {"jax", "jaxlib", "ml_dtypes", "numpy"}
 
 
-def described(value: Any, within: tuple[int, ...] = (), known: dict[int, Any] | None = None) -> Any:
+def description_of(value: Any, within: tuple[int, ...] = (), known: dict[int, Any] | None = None) -> Any:
     """Return what JSON can write of a value: equal of what runs equally, in any process.
 
     Numbers are told apart by type and bits, functions by their code, defaults, and what they close over or read among
@@ -39,7 +39,7 @@ def described(value: Any, within: tuple[int, ...] = (), known: dict[int, Any] | 
         return ["again", len(within) - within.index(id(value))]
 
     def inner(part: Any) -> Any:
-        return described(part, (*within, id(value)), known)
+        return description_of(part, (*within, id(value)), known)
 
     kind, package = type(value).__name__, type(value).__module__.partition(".")[0]
     if hasattr(value, "eqns"):
