@@ -23,8 +23,7 @@ from ._of_functions import question_of_functions
 from ._of_variants import question_of_suite
 from ._processes import ALONE, Party
 
-#: Choices of this process that are looked up at once, about 2 kB each; the oldest is forgotten. None holds a function,
-#: or an argument.
+#: Choices of this process that are kept, about 2 kB each; none holds a function or an argument.
 MOST_CHOICES = 16_384
 #: What `jax.jit` returns.
 JITTED = type(jax.jit(abs))
