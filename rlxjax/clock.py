@@ -39,12 +39,7 @@ def visit_ns(call: Callable[[], Any], count: int | None = None) -> list[int]:
 
 
 def calls_of_visit(time_ns: float) -> int:
-    """Return the calls of a visit to a program of a known time.
-
-    Examples:
-        >>> calls_of_visit(1e6), calls_of_visit(1e9)
-        (4, 2)
-    """
+    """Return the calls of a visit to a program of a known time."""
     return int(np.clip(np.nan_to_num(VISIT_NS / time_ns), LEAST_CALLS, MOST_CALLS))
 
 
