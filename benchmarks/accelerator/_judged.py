@@ -15,8 +15,10 @@ from benchmarks._common import visits
 from benchmarks._peers import CONTENDERS
 from benchmarks.stage_pairs import PAIRS, Pair, Timing, arrays
 from benchmarks.welch_peers import COPY, of_workload
+from rlxjax.clock import QUARTILE
 from rlxjax.fit import Cell, Suite
 from rlxjax.models import FUNCTIONS
+from rlxjax.welch._device_programs import fused_peaks
 
 from ._ceilings import ceiling_gbps
 from ._kept import Run, both_ns, clocks, piped_ns, reason, say
@@ -26,6 +28,9 @@ NAMES = ("fused", "auto", "naive", "jax.scipy", "torch", "torch.compile", "cupy"
 WORKLOADS = ((256, 131_072), (1024, 131_072), (256, 8192), (1024, 1024), (256, 64), (256, 1))
 #: Of fewer rows `torch.compile`, which compiles anew for each workload, is left out.
 COMPILED_ROWS = 8192
+#: Workloads and rounds of the kernel of Welch peaks beside the form by FFT.
+KERNEL_WORKLOADS = [(n_fft, batch) for n_fft in (256, 512, 1024) for batch in (1, 64, 1024, 8192, 131_072)]
+KERNEL_ROUNDS, SELECTIONS = 30, ("kernel", "top_k")
 #: Rows of tables, and rounds of a table or loss.
 TABLE_ROWS, TABLE_ROUNDS = 64_000_000, 9
 #: Rounds of the pairs after which what was found is written.
@@ -69,6 +74,38 @@ def fused_piped_ns(run: Run, n_fft: int, batch: int) -> float:
     run.write_programs()
     call = functools.partial(rx.welch_peaks, rows, params, "fused")
     return both_ns(call)["piped_ns"]
+
+
+def kernel(run: Run, until_s: float) -> None:
+    """Time Welch peaks as one kernel beside the form by FFT, on rows of the device; both in each round of visits."""
+    jax.config.update("jax_enable_x64", False)
+    platform, found = jax.default_backend(), []
+    for n_fft, batch in ((256, 32),) if run.is_small else KERNEL_WORKLOADS:
+        if time.perf_counter() > until_s:
+            say("kernel: no time for", n_fft, batch)
+            break
+        params = rx.WelchPeakParams.fast(n_fft, 16)
+        rows = jax.random.normal(jax.random.key(0), (batch, params.frame_len), jnp.float32)
+        forms = {
+            form: jax.jit(functools.partial(fused_peaks, params=params, selection=form, platform=platform))
+            for form in SELECTIONS
+        }
+        row: dict[str, Any] = {"n_fft": n_fft, "batch": batch}
+        try:
+            peaks = {form: np.asarray(program(rows)) for form, program in forms.items()}
+            same = [peaks[form][..., 0] == peaks["top_k"][..., 0] for form in SELECTIONS]
+            row["same_bins"] = float(np.mean(same[0]))
+            row["largest_error"] = float(np.max(np.abs(peaks["kernel"] / peaks["top_k"] - 1)[same[0], 1]))
+            calls = {form: functools.partial(program, rows) for form, program in forms.items()}
+            times = visits(calls, KERNEL_ROUNDS, least=4)
+            for form, own in times.items():
+                row[f"{form}_ns"] = float(np.quantile(own, QUARTILE))
+                row[f"{form}, piped_ns"] = piped_ns(calls[form], own.min())
+        except Exception as error:  # noqa: BLE001 - whatever a device raises
+            row["failed"] = reason(error)
+        found.append(row)
+        run.keep("welch-kernel.json", workloads=found, clocks=clocks())
+        say("kernel:", row)
 
 
 def gates(run: Run, until_s: float) -> None:

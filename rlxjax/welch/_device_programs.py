@@ -3,6 +3,7 @@
 import functools
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -183,9 +184,15 @@ def _is_right_here(params: WelchPeakParams, platform: str) -> bool:
         device = jax.local_devices(backend=platform)[0]
     except RuntimeError:  # a program for a device that is not here
         return True
-    with jax.ensure_compile_time_eval(), jax.default_device(device):
-        kernel = jax.jit(functools.partial(one_kernel_peaks, params=params, platform=platform))
-        return is_right(kernel, params)
+    kernel = jax.jit(functools.partial(one_kernel_peaks, params=params, platform=platform))
+
+    def tried() -> bool:
+        with jax.default_device(device):
+            return is_right(kernel, params)
+
+    # A thread has no trace of its own yet; a kernel that is traced within another trace cannot be run.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(tried).result()
 
 
 def is_right(peaks_of: Callable[[np.ndarray], Any], params: WelchPeakParams) -> bool:
