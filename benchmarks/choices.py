@@ -24,8 +24,8 @@ import numpy as np
 import rlxjax as rx
 from benchmarks._common import options, table, visits, write
 from calibrate.suites.welch import GRID_BATCHES, GRID_KS, GRID_N_FFTS
-from rlxjax.advice import Choice
 from rlxjax.calibration import default_calibration_path
+from rlxjax.choices import Choice
 from rlxjax.clock import QUARTILE
 from rlxjax.welch import choose_variant
 

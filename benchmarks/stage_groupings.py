@@ -86,7 +86,7 @@ def run(stages: Sequence[Callable]) -> Callable:
 
 
 def measured(
-    groupings: Iterable[rx.advice.Grouping],
+    groupings: Iterable[rx.choices.Grouping],
     stages: Sequence[Callable],
     shapes: Sequence[jax.ShapeDtypeStruct],
     budget_s: float,

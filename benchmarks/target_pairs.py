@@ -3,7 +3,7 @@
     python -m benchmarks.target_pairs --target tpu-v5e|h100 [--half tune|judge] [--truth FILE] [--json FILE]
 
 Both verdicts use the figures of one data sheet: by jaxpr, its fused bytes over the bandwidth and a launch for each of
-its kernels (on a TPU for each program); compiled, `rlxjax.advice.target_times`. A pair is fused or kept where the
+its kernels (on a TPU for each program); compiled, `rlxjax.choices.target_times`. A pair is fused or kept where the
 smaller form takes at most 0.95 times the larger one by jaxpr, and from a probability of 90 % on compiled, and is
 undecided otherwise. Where one of both says fuse and the other keep, or only one decides, the compiler's bytes and
 kernels, and on a TPU its cycles, say who is right: the form that is less in one and more in none. `--truth` is a file
@@ -22,7 +22,7 @@ import jax
 import rlxjax as rx
 from benchmarks._common import options, table, write
 from benchmarks.stage_pairs import PAIRS, Pair
-from rlxjax.advice import target_times
+from rlxjax.choices import target_times
 from rlxjax.jaxpr import FunctionProfile
 from rlxjax.targets import TargetDevice, target_device
 

@@ -14,7 +14,7 @@ from .refusals import NOT_WRITTEN_STATUS, one_line_errors, warn
 from .remembered import by_whom, summary
 
 if TYPE_CHECKING:
-    from rlxjax.advice import Alternative, Memory, Remembered
+    from rlxjax.choices import Alternative, Memory, Remembered
 
 #: Characters of a key that are shown at least, and of a workload at most.
 KEY_WIDTH, LABEL_WIDTH = 8, 44
@@ -24,7 +24,7 @@ decisions = typer.Typer(help="See, pin, forget, export and import what was decid
 
 
 def _memory() -> "Memory":
-    from rlxjax.advice import Memory
+    from rlxjax.choices import Memory
 
     return Memory(strict=True)
 

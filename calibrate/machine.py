@@ -12,7 +12,7 @@ import psutil
 from rlxjax import IoFusionGate
 from rlxjax.calibration import GATE_UNITS, GateCoefficient, MachineSection, Pace, Range, population
 from rlxjax.clock import quiet_collector
-from rlxjax.device import Provenance
+from rlxjax.gate import Provenance
 from rlxjax.welch import SELECTIONS, WelchPeakParams, mean_power, selected_peaks
 
 from .samples import Canary, Micro, SampleLog, SampleWriter

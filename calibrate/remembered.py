@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 from .printing import ns
 
 if TYPE_CHECKING:
-    from rlxjax.advice import Remembered
     from rlxjax.calibration import CalibratedModel
+    from rlxjax.choices import Remembered
 
 
 def decided_here(calibrated: "CalibratedModel", sizes: Mapping[str, float]) -> "Remembered | None":
     """Return the newest choice for some sizes that holds on this machine, beside the predictions of this model."""
-    from rlxjax.advice import Memory
     from rlxjax.calibration import current_fingerprint, fingerprint_differences
+    from rlxjax.choices import Memory
 
     def is_own(one: "Remembered") -> bool:
         return any(run["inputs"] == sizes for own in one.alternatives for run in own.runs)
@@ -25,7 +25,7 @@ def decided_here(calibrated: "CalibratedModel", sizes: Mapping[str, float]) -> "
 
 def is_by(one: "Remembered", calibrated: "CalibratedModel") -> bool:
     """Return whether a calibrated model predicted the alternatives of a choice."""
-    from rlxjax.advice import digest_of_model
+    from rlxjax.choices import digest_of_model
 
     return one.calibration == digest_of_model(calibrated)
 

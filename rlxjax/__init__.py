@@ -17,8 +17,8 @@ The names of every day, by task:
 - run Welch peaks: `WelchPeakParams`, `welch_peaks`
 - choices with gradients: `soft_step`, `soft_minimum`, `straight_through`, `temperature_from_sd`
 
-All others stand in the modules: `rlxjax.graph`, `rlxjax.jaxpr`, `rlxjax.device`, `rlxjax.fusion`, `rlxjax.fit`,
-`rlxjax.models`, `rlxjax.calibration`, `rlxjax.advice`, `rlxjax.welch`, `rlxjax.learned`, `rlxjax.plot`,
+All others stand in the modules: `rlxjax.graph`, `rlxjax.jaxpr`, `rlxjax.gate`, `rlxjax.fusion`, `rlxjax.fit`,
+`rlxjax.models`, `rlxjax.calibration`, `rlxjax.choices`, `rlxjax.welch`, `rlxjax.learned`, `rlxjax.plot`,
 `rlxjax.tables`, `rlxjax.targets`; `help(rlxjax.fit)` lists one of them.
 """
 

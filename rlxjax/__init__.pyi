@@ -3,11 +3,11 @@
 All others stand in their modules. `__init__.py` takes its names from this file.
 """
 
-from . import advice as advice
 from . import calibration as calibration
-from . import device as device
+from . import choices as choices
 from . import fit as fit
 from . import fusion as fusion
+from . import gate as gate
 from . import graph as graph
 from . import jaxpr as jaxpr
 from . import learned as learned
@@ -22,28 +22,14 @@ from ._numerics import soft_relu as soft_relu
 from ._numerics import soft_step as soft_step
 from ._numerics import straight_through as straight_through
 from ._numerics import temperature_from_sd as temperature_from_sd
-from .advice import Advice as Advice
-from .advice import Choice as Choice
-from .advice import advise as advise
-from .advice import choose as choose
 from .calibration import Calibration as Calibration
 from .calibration import default_calibration as default_calibration
 from .calibration import load_calibration as load_calibration
 from .calibration import save_calibration as save_calibration
-from .device import Device as Device
-from .device import FusionBenefit as FusionBenefit
-from .device import IoFusionGate as IoFusionGate
-from .device import Target as Target
-from .device import backend_coefficients as backend_coefficients
-from .device import fusion_benefit as fusion_benefit
-from .device import fusion_target as fusion_target
-from .device import graph_cost_ns as graph_cost_ns
-from .device import io_cost_ns as io_cost_ns
-from .device import io_fusion_gate_for_target as io_fusion_gate_for_target
-from .device import is_fused_viable as is_fused_viable
-from .device import rank_devices as rank_devices
-from .device import soft_graph_cost_ns as soft_graph_cost_ns
-from .device import soft_io_cost_ns as soft_io_cost_ns
+from .choices import Advice as Advice
+from .choices import Choice as Choice
+from .choices import advise as advise
+from .choices import choose as choose
 from .fit import Cell as Cell
 from .fit import Input as Input
 from .fit import LatencyModel as LatencyModel
@@ -55,6 +41,20 @@ from .fusion import FusionPlan as FusionPlan
 from .fusion import execute_plan as execute_plan
 from .fusion import plan_fusion as plan_fusion
 from .fusion import select_peaks_only_outputs as select_peaks_only_outputs
+from .gate import Device as Device
+from .gate import FusionBenefit as FusionBenefit
+from .gate import IoFusionGate as IoFusionGate
+from .gate import Target as Target
+from .gate import backend_coefficients as backend_coefficients
+from .gate import fusion_benefit as fusion_benefit
+from .gate import fusion_target as fusion_target
+from .gate import graph_cost_ns as graph_cost_ns
+from .gate import io_cost_ns as io_cost_ns
+from .gate import io_fusion_gate_for_target as io_fusion_gate_for_target
+from .gate import is_fused_viable as is_fused_viable
+from .gate import rank_devices as rank_devices
+from .gate import soft_graph_cost_ns as soft_graph_cost_ns
+from .gate import soft_io_cost_ns as soft_io_cost_ns
 from .graph import Graph as Graph
 from .graph import GraphIoProfile as GraphIoProfile
 from .graph import profile_graph_io as profile_graph_io
@@ -96,12 +96,12 @@ __all__ = [
     "Suite",
     "Timings",
     "WelchPeakParams",
-    "advice",
+    "choices",
     "advise",
     "calibration",
     "choose",
     "default_calibration",
-    "device",
+    "gate",
     "evaluate",
     "execute_plan",
     "fit",

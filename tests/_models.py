@@ -20,7 +20,6 @@ from rlxjax.calibration import (
     current_fingerprint,
     section_of,
 )
-from rlxjax.device import Provenance
 from rlxjax.fit import (
     Input,
     LatencyModel,
@@ -33,6 +32,7 @@ from rlxjax.fit import (
     predicted_ns,
     wide_prior,
 )
+from rlxjax.gate import Provenance
 
 
 class LineModel(LatencyModel):

@@ -20,10 +20,10 @@ import rlxjax as rx
 from calibrate.cli import app
 from calibrate.named import arguments_of, named, shape_of
 from calibrate.report.advice import advice_page, read_advice
-from rlxjax.advice import Choice, Considered, Memory
-from rlxjax.advice._contender import Contender, Question
-from rlxjax.advice._decided import Decided
 from rlxjax.calibration import CalibratedModel, Calibration, predict_profiles
+from rlxjax.choices import Choice, Considered, Memory
+from rlxjax.choices._contender import Contender, Question
+from rlxjax.choices._decided import Decided
 from rlxjax.fit import Timings, fit_posterior
 from rlxjax.models import FFT, FUNCTIONS, function_runs
 
@@ -194,7 +194,7 @@ def test_what_is_computed_again_keeps_stages_apart_but_where_the_peak_has_a_pric
 
 
 def test_one_of_a_thing_is_not_told_as_several():
-    measured = rx.advice.Measured(2.0, 1.0, 0.5e-9, 1)
+    measured = rx.choices.Measured(2.0, 1.0, 0.5e-9, 1)
     pays = rx.Advice("fuse", "saves_launches", "so", 0.9, 2.0, (1.0, 3.0), 1.0, (1.0, 2.0), measured=measured)
     assert "pays after 1 call\n" in str(pays)
     assert "measured in 1 round: " in str(pays)

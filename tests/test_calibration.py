@@ -106,7 +106,7 @@ def test_what_a_file_says_is_what_is_loaded(path):
     assert list(found.models) == ["line", "tiled"]
     assert found.gate == GATE
     section, tiles = content["models"]["tiled"], found.of("tiled")
-    assert tiles.provenance == dict.fromkeys(coefficient_names(TILED.prior.median), rx.device.Provenance.MEASURED)
+    assert tiles.provenance == dict.fromkeys(coefficient_names(TILED.prior.median), rx.gate.Provenance.MEASURED)
     assert tiles.domain == {name: (entry["low"], entry["high"]) for name, entry in section["domain"].items()}
     assert (tiles.held_out, tiles.noise_floor) == (section["held_out"], section["noise_floor"])
     assert found.fingerprint == content["models"]["line"]["fingerprint"]
@@ -121,10 +121,10 @@ def test_a_coefficient_that_no_timing_told_is_uncalibrated():
     # What was known as well before is no measurement of these timings.
     sharp = LINE.prior._replace(log_sd=dict.fromkeys(LINE.prior.log_sd, 1e-3))
     assert {entry.provenance for entry in section_of(fit, sharp).coefficients.values()} == {
-        rx.device.Provenance.UNCALIBRATED
+        rx.gate.Provenance.UNCALIBRATED
     }
     assert {entry.provenance for entry in section_of(fit, LINE.prior).coefficients.values()} == {
-        rx.device.Provenance.MEASURED
+        rx.gate.Provenance.MEASURED
     }
 
 

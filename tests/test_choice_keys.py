@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import rlxjax as rx
-from rlxjax.advice import choose
-from rlxjax.advice._content import content_of
 from rlxjax.calibration import Calibration
+from rlxjax.choices import choose
+from rlxjax.choices._content import content_of
 
 #: No model has to be compiled to say what is measured, or what one alternative is alone.
 NONE = Calibration({}, None, {})

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlxjax.advice._difference import difference
+from rlxjax.choices._difference import difference
 
 RNG = np.random.default_rng(0)
 

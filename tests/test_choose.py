@@ -22,8 +22,8 @@ from _models import LINE, LINE_TRUTH, calibrated, certain
 from _shapes import real
 
 import rlxjax as rx
-from rlxjax.advice import Memory, choose
 from rlxjax.calibration import Calibration
+from rlxjax.choices import Memory, choose
 from rlxjax.fit import Suite
 from rlxjax.welch import WelchPeakParams, _choice, choose_variant, welch_peaks
 

@@ -84,7 +84,7 @@ def graph_cost(graph, row):
 
 def device_cost(graph, name, coefficients):
     row = rx.backend_coefficients(name, coefficients)
-    if row is not rx.device.BACKEND_ROWS["discrete"]:
+    if row is not rx.gate.BACKEND_ROWS["discrete"]:
         return graph_cost(graph, row)
     nodes = sum(node.op not in ("input", "param") for node in graph.nodes)
     return io_cost(rx.profile_graph_io(graph), row) + row.dispatch_ns * nodes
@@ -124,8 +124,8 @@ def stacked(coefficients="arch"):
 
 def test_costs_of_profiles_and_graphs_are_the_closed_forms():
     for row in (
-        *rx.device.BACKEND_ROWS.values(),
-        dataclasses.replace(rx.device.BACKEND_ROWS["cpu"], memory_bw=0.5, readback_bw=0.0),
+        *rx.gate.BACKEND_ROWS.values(),
+        dataclasses.replace(rx.gate.BACKEND_ROWS["cpu"], memory_bw=0.5, readback_bw=0.0),
     ):
         for profile in PROFILES:
             np.testing.assert_allclose(rx.io_cost_ns(profile, row), io_cost(profile, row), rtol=FLOAT64_RTOL)
@@ -145,13 +145,13 @@ def test_the_cost_of_a_device_is_that_of_its_row_or_of_the_fallback():
 @given(profiles, st.sampled_from(list(vars(PROFILES[0]))), st.integers(1, 2**30))
 def test_a_larger_profile_costs_no_less(profile, name, more):
     larger = dataclasses.replace(profile, **{name: getattr(profile, name) + more})
-    for row in rx.device.BACKEND_ROWS.values():
+    for row in rx.gate.BACKEND_ROWS.values():
         smaller = float(rx.io_cost_ns(profile, row))
         assert rx.io_cost_ns(larger, row) >= smaller * (1 - FLOAT64_RTOL)
 
 
 @lawful
-@given(profiles, st.integers(-6, 6), st.sampled_from(list(rx.device.BACKEND_ROWS.values())))
+@given(profiles, st.integers(-6, 6), st.sampled_from(list(rx.gate.BACKEND_ROWS.values())))
 def test_a_cost_scales_with_the_unit_of_time(profile, exponent, row):
     unit = 2.0**exponent
     wide = dataclasses.replace(row, memory_bw=row.memory_bw * 64, readback_bw=row.readback_bw * 64)
@@ -366,7 +366,7 @@ def test_a_set_of_ones_own_is_used():
 @pytest.mark.parametrize("name", ["arch", "portable"])
 def test_the_apple_cpu_is_a_set_of_its_own(name):
     plain, apple = rx.welch.coefficient_set(name), rx.welch.coefficient_set(name, "cpu-apple")
-    assert apple.host is rx.device.BACKEND_ROWS["cpu-apple"]
+    assert apple.host is rx.gate.BACKEND_ROWS["cpu-apple"]
     changed = jax.tree.map(lambda a, b: np.flatnonzero(a != b).tolist(), plain.backend, apple.backend)
     assert {tuple(leaf) for leaf in vars(changed).values() if isinstance(leaf, list)} <= {(), (0,)}
     assert apple.backend.dispatch_ns[0] == 500
@@ -776,7 +776,7 @@ def test_what_has_no_cost_is_refused_by_name():
     nodes = {op: rx.Graph() for op in ("matmul", "attention")}
     for op, graph in nodes.items():
         graph.add(op, [], shape=(2, 2))
-    params, row = rx.WelchPeakParams.fast(256, 16), rx.device.BACKEND_ROWS["cpu"]
+    params, row = rx.WelchPeakParams.fast(256, 16), rx.gate.BACKEND_ROWS["cpu"]
     for call, says in [
         *(
             (

@@ -18,7 +18,7 @@ from test_decisions import decision
 import rlxjax as rx
 from calibrate.report.advice import read_advice
 from calibrate.samples import read_samples
-from rlxjax.advice import Advice, Measured, Memory, StageCost
+from rlxjax.choices import Advice, Measured, Memory, StageCost
 from rlxjax.models import FFT
 
 ROOT = Path(__file__).parent.parent

@@ -22,9 +22,9 @@ from calibrate.cli import app
 from calibrate.report.decided import decided_sections
 from calibrate.report.page import page
 from rlxjax._files import digest_of
-from rlxjax.advice import Alternative, Memory, Remembered, digest_of_model
-from rlxjax.advice._memory import write_the_rest
 from rlxjax.calibration import MachineMismatchWarning, current_fingerprint, load_calibration, sections_of_file
+from rlxjax.choices import Alternative, Memory, Remembered, digest_of_model
+from rlxjax.choices._memory import write_the_rest
 
 HERE = current_fingerprint()
 
@@ -132,7 +132,7 @@ def test_what_would_not_come_back_is_no_decision(changes, said):
 #: Processes that write entries whose parts all name one number, each killed while it writes: there is a journal then.
 WRITERS = """
 import os, signal, sys, time
-from rlxjax.advice import Memory, Remembered
+from rlxjax.choices import Memory, Remembered
 memory, one = Memory(sys.argv[1], strict=True), Remembered.model_validate_json(sys.argv[2])
 for turn in range(5):
     worker = os.fork()

@@ -39,25 +39,25 @@ def values(row):
 def test_rows_devices_and_targets_are_those_of_the_specification_and_none_can_be_changed():
     assert list(rx.Device) == DEVICES
     assert sorted(rx.Target) == sorted(set(TARGETS))
-    assert list(rx.device.Provenance) == ["measured", ARCH, "data sheet", GUESS]
-    assert {name: (values(row), row.provenance) for name, row in rx.device.BACKEND_ROWS.items()} == SPEC
-    assert all(isinstance(value, float) for row in rx.device.BACKEND_ROWS.values() for value in values(row))
+    assert list(rx.gate.Provenance) == ["measured", ARCH, "data sheet", GUESS]
+    assert {name: (values(row), row.provenance) for name, row in rx.gate.BACKEND_ROWS.items()} == SPEC
+    assert all(isinstance(value, float) for row in rx.gate.BACKEND_ROWS.values() for value in values(row))
     with pytest.raises(TypeError):
-        rx.device.BACKEND_ROWS["cpu"] = rx.device.BACKEND_ROWS["cuda"]
+        rx.gate.BACKEND_ROWS["cpu"] = rx.gate.BACKEND_ROWS["cuda"]
     with pytest.raises(dataclasses.FrozenInstanceError):
-        rx.device.BACKEND_ROWS["cpu"].dispatch_ns = 1.0
-    assert len(jax.tree.leaves(rx.device.BACKEND_ROWS["cpu"])) == 7  # provenance is no leaf
-    assert jax.tree.map(lambda x: x, rx.device.BACKEND_ROWS["cpu"]).provenance == ARCH
+        rx.gate.BACKEND_ROWS["cpu"].dispatch_ns = 1.0
+    assert len(jax.tree.leaves(rx.gate.BACKEND_ROWS["cpu"])) == 7  # provenance is no leaf
+    assert jax.tree.map(lambda x: x, rx.gate.BACKEND_ROWS["cpu"]).provenance == ARCH
 
 
 def test_a_device_has_its_row_in_each_set_arch_by_default_and_the_apple_row_by_name_only():
     for coefficients, names in ROWS.items():
         for device, row in zip(DEVICES, names, strict=True):
             for spelt in (device, device.upper(), device.title(), rx.Device(device)):
-                assert rx.backend_coefficients(spelt, coefficients) is rx.device.BACKEND_ROWS[row]
+                assert rx.backend_coefficients(spelt, coefficients) is rx.gate.BACKEND_ROWS[row]
         for name in ("cpu-apple", "CPU_Apple", " cpu-apple "):
-            assert rx.backend_coefficients(name, coefficients) is rx.device.BACKEND_ROWS["cpu-apple"]
-    assert rx.backend_coefficients("cuda") is rx.backend_coefficients("cuda", "ARCH") is rx.device.BACKEND_ROWS["cuda"]
+            assert rx.backend_coefficients(name, coefficients) is rx.gate.BACKEND_ROWS["cpu-apple"]
+    assert rx.backend_coefficients("cuda") is rx.backend_coefficients("cuda", "ARCH") is rx.gate.BACKEND_ROWS["cuda"]
     with pytest.raises(ValueError, match="coefficients: expected one of arch, portable, got 'mine'"):
         rx.backend_coefficients("cpu", "mine")
 
@@ -74,15 +74,15 @@ def test_device_codes_give_a_row_of_arrays():
 
 def test_coefficients_become_floats_and_a_checked_row_refuses_what_no_machine_has():
     for value in (True, 3, np.array([1, 2]), np.bool_(True), np.uint8(3), jnp.array([1, 2]), [1, 2]):
-        leaf = dataclasses.replace(rx.device.BACKEND_ROWS["cpu"], dispatch_ns=value).dispatch_ns
+        leaf = dataclasses.replace(rx.gate.BACKEND_ROWS["cpu"], dispatch_ns=value).dispatch_ns
         assert np.asarray(leaf).dtype == np.float64
         np.testing.assert_array_equal(leaf, value)
-    good = vars(rx.device.BACKEND_ROWS["cpu"])
-    assert rx.device.BackendCoefficients.checked(**good) == rx.device.BACKEND_ROWS["cpu"]
+    good = vars(rx.gate.BACKEND_ROWS["cpu"])
+    assert rx.gate.BackendCoefficients.checked(**good) == rx.gate.BACKEND_ROWS["cpu"]
     for name in good.keys() - {"provenance"}:
         for value in (-1.0, float("nan"), np.array([1.0, -2.0])):
             with pytest.raises(ValueError, match=f"{name}: expected a number of at least 0, got"):
-                rx.device.BackendCoefficients.checked(**{**good, name: value})
+                rx.gate.BackendCoefficients.checked(**{**good, name: value})
 
 
 # --- Names and codes -----------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_the_costs_are_the_device_costs_in_ascending_order_and_guesses_are_left_
         assert set(costs) | set(left_out) == set(rx.Device)
         assert all("uncalibrated" in reason for reason in left_out.values())
         assert all(device.value in ranking.reason for device in left_out)
-        assert set(ranking.provenance.values()) == {rx.device.Provenance.ARCH_DEFAULT}
+        assert set(ranking.provenance.values()) == {rx.gate.Provenance.ARCH_DEFAULT}
         assert coefficients == "portable" or set(left_out) == GUESSED
     ranking = rx.rank_devices(relu_graph(), ["cuda", "rocm", "GPU"])
     assert set(ranking.costs) == {"cuda", "rocm", "gpu"}

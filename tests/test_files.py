@@ -22,8 +22,8 @@ from calibrate.report.advice import read_advice
 from calibrate.samples import Micro, SampleLog, SampleWriter, header_of, read_samples
 from rlxjax import _files
 from rlxjax._files import LOCK_NAME, Strict, file_to_write, locked, read_json, set_aside, write_json_file
-from rlxjax.advice import Memory
 from rlxjax.calibration import current_fingerprint, read_calibration_file
+from rlxjax.choices import Memory
 from rlxjax.models import FFT
 
 

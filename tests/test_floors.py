@@ -22,11 +22,11 @@ FLOORS = (
     ),
     ("graph", "targets"),
     ("jaxpr",),
-    ("device",),
+    ("gate",),
     ("fusion", "fit"),
     ("models",),
     ("calibration",),
-    ("advice", "plot", "tables"),
+    ("choices", "plot", "tables"),
     ("welch",),
     ("learned",),
     ("__init__", "__main__"),
@@ -136,9 +136,9 @@ HOUSE = {
     "rlxjax._typing": "",
     "rlxjax.graph": "from .ops import relu",
     "rlxjax.graph.ops": "from .._checks import check",
-    "rlxjax.device": "def f():\n    from rlxjax.graph.ops import relu",
+    "rlxjax.gate": "def f():\n    from rlxjax.graph.ops import relu",
     "rlxjax.fit": "",
-    "rlxjax.fusion": "from rlxjax import device, graph",
+    "rlxjax.fusion": "from rlxjax import gate, graph",
     "calibrate": "",
     "calibrate.job": "import rlxjax as rx\nfrom rlxjax.graph import relu\nfrom rlxjax import Graph",
 }
@@ -147,14 +147,14 @@ HOUSE = {
 def test_the_checks_find_nothing_in_a_house_in_order_and_each_import_that_is_out_of_order():
     assert not any(check(HOUSE) for check in (upward, circle, of_the_job, private_doors))
     for text in (
-        "from .device import x",
-        "import rlxjax.device",
-        "from . import device",
-        "from rlxjax import device",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .device import x",
-        "def f():\n    from .device import x",
+        "from .gate import x",
+        "import rlxjax.gate",
+        "from . import gate",
+        "from rlxjax import gate",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .gate import x",
+        "def f():\n    from .gate import x",
     ):
-        assert upward(HOUSE | {"rlxjax._checks": text}) == {("rlxjax._checks", "rlxjax.device")}, text
+        assert upward(HOUSE | {"rlxjax._checks": text}) == {("rlxjax._checks", "rlxjax.gate")}, text
     assert upward(HOUSE | {"rlxjax.fit": "from .fusion import x"}) == {("rlxjax.fit", "rlxjax.fusion")}
     assert upward(HOUSE | {"rlxjax.fit": "import rlxjax as rx"}) == {("rlxjax.fit", "rlxjax")}
     assert {"rlxjax._checks", "rlxjax._typing"} <= set(circle(HOUSE | {"rlxjax._typing": "from ._checks import check"}))

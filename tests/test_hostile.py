@@ -22,8 +22,8 @@ from calibrate.cli import app
 from calibrate.report.advice import read_advice
 from calibrate.samples import read_samples
 from rlxjax._files import digest_of
-from rlxjax.advice import Memory
 from rlxjax.calibration import load_calibration
+from rlxjax.choices import Memory
 
 #: What the files name: an object of a module in the current folder, which leaves a mark when it is imported.
 EVIL = "evil_module:SUITE"

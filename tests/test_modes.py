@@ -127,7 +127,7 @@ def test_programs_of_any_number_of_rows_are_exported(monkeypatch):
 def test_results_are_pickled_copied_taken_apart_and_sent():
     objects = [ask() for ask in ASKED.values()]
     objects += [two_models(), explanation(), graph(), posterior_fit(), *rx.fusion.plan_stages([[9.0]])]
-    objects += [rx.device.BACKEND_ROWS, rx.fusion.REWRITES, MODEL, PARAMS, PRIOR, GATE, rx.fit.StrategySpec(("host",))]
+    objects += [rx.gate.BACKEND_ROWS, rx.fusion.REWRITES, MODEL, PARAMS, PRIOR, GATE, rx.fit.StrategySpec(("host",))]
     for made in objects:
         for twin in (pickle.loads(pickle.dumps(made)), copy.copy(made), copy.deepcopy(made)):
             assert type(twin) is type(made)

@@ -28,8 +28,8 @@ from matplotlib.figure import Figure
 
 import rlxjax as rx
 from rlxjax.calibration import CalibratedModel, Calibration, explain
-from rlxjax.device import Provenance
 from rlxjax.fit import COVERED_SDS, SURE, is_measured, named
+from rlxjax.gate import Provenance
 from rlxjax.plot import marks
 from rlxjax.plot._hues import COLOURS, hues  # no picture shows what all of them are
 

@@ -104,8 +104,8 @@ def test_a_good_section_and_the_gate_are_used_beside_one_that_is_not(saved, chan
     assert found.gate is not None
     assert found.source.endswith(str(path))
     measured, _ = (found.of(name).provenance.values() for name in ("functions", "welch"))
-    assert rx.device.Provenance.MEASURED in measured
-    assert set(found.of("welch").provenance.values()) == {rx.device.Provenance.UNCALIBRATED}
+    assert rx.gate.Provenance.MEASURED in measured
+    assert set(found.of("welch").provenance.values()) == {rx.gate.Provenance.UNCALIBRATED}
 
 
 def test_what_another_machine_saved_or_is_spoilt_is_named_and_not_used(saved, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import rlxjax as rx
 from calibrate.cli import app
-from rlxjax.advice import rank_targets
+from rlxjax.choices import rank_targets
 from rlxjax.jaxpr import GpuKernel, GpuKernelKind, GpuProgram, TargetProfile
 from rlxjax.targets import DoesNotFitError, check_compiler, target_device, target_names
 
@@ -87,9 +87,9 @@ def compiled(monkeypatch):
                 target=of,
             )
 
-        monkeypatch.setattr("rlxjax.advice._stages.profile_function", profile)
-        monkeypatch.setattr("rlxjax.advice._rank_targets.profile_function", profile)
-        monkeypatch.setattr("rlxjax.advice._rank_targets.check_compiler", lambda platform: None)
+        monkeypatch.setattr("rlxjax.choices._stages.profile_function", profile)
+        monkeypatch.setattr("rlxjax.choices._rank_targets.profile_function", profile)
+        monkeypatch.setattr("rlxjax.choices._rank_targets.check_compiler", lambda platform: None)
 
     return set_to
 

@@ -44,7 +44,7 @@ def test_a_prediction_stands_on_timings_of_such_a_device_or_else_on_its_data_she
         is_timed = name in ("h100", "h200")
         assert known.stands_on.startswith("timings of one NVIDIA H" if is_timed else "the data sheet of NVIDIA")
         assert bool(known.model.domain) is is_timed
-        assert set(known.model.provenance.values()) == {rx.device.Provenance.UNCALIBRATED}
+        assert set(known.model.provenance.values()) == {rx.gate.Provenance.UNCALIBRATED}
         assert known.model.posterior.facts == gpu_facts(target_device(name))
     assert log_sd(known_gpu(target_device("h100"))) < log_sd(known_gpu(target_device("a100")))
     # The same program takes longer where the memory is slower.

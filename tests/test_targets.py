@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import rlxjax as rx
 from calibrate.cli import app
 from rlxjax import targets
-from rlxjax.device import Provenance
+from rlxjax.gate import Provenance
 from rlxjax.jaxpr._xla import CompiledProgram
 from rlxjax.targets import _compile, _worker
 from tests._documented import assert_documented, assert_narrow

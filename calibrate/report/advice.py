@@ -10,8 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 from calibrate.printing import ns
 from calibrate.printing import plain as readable
 from rlxjax import Advice, plot
-from rlxjax.advice import DECIDED, Measured
 from rlxjax.calibration import StrategyExplanation, first_refusal, read_json
+from rlxjax.choices import DECIDED, Measured
 
 from .page import Section, Table, Verdict, page
 from .pictures import drawn

@@ -12,7 +12,6 @@ from calibrate.judge import said_of_pace, verdict_on, what_pays
 from calibrate.outcome import ERROR_COLUMNS
 from calibrate.remembered import decided_here, in_words
 from rlxjax import plot
-from rlxjax.advice import Remembered
 from rlxjax.calibration import (
     CalibratedModel,
     Calibration,
@@ -23,6 +22,7 @@ from rlxjax.calibration import (
     load_calibration,
     sections_of_file,
 )
+from rlxjax.choices import Remembered
 from rlxjax.fit import LatencyModel
 from rlxjax.models import BUILT_IN
 

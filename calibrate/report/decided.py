@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from calibrate.remembered import is_by, summary
-from rlxjax.advice import Memory
 from rlxjax.calibration import MACHINE_FIELDS, Calibration, CalibrationFile, fingerprint_differences
+from rlxjax.choices import Memory
 
 from .page import Section, Table
 

@@ -14,8 +14,8 @@ import jax
 
 from rlxjax._counts import Columns
 from rlxjax._values import FrozenDict, by_value
-from rlxjax.device._gate import IoFusionGate
 from rlxjax.fit import LatencyModel, LatencyPosterior, Timings
+from rlxjax.gate._gate import IoFusionGate
 from rlxjax.models import BUILT_IN
 
 from ._calibrated import CalibratedModel

@@ -28,7 +28,6 @@ from rlxjax._files import (
 )
 from rlxjax._provenance import Provenance
 from rlxjax._values import FrozenDict
-from rlxjax.device._gate import IoFusionGate
 from rlxjax.fit import (
     LatencyModel,
     LatencyPosterior,
@@ -40,6 +39,7 @@ from rlxjax.fit import (
     prior_posterior,
     unit_of,
 )
+from rlxjax.gate._gate import IoFusionGate
 from rlxjax.models import BUILT_IN, FUNCTIONS, WELCH
 
 from ._fingerprint import MACHINE_FIELDS, Fingerprint, current_fingerprint, fingerprint_differences

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from rlxjax._files import Sealed, Strict, read_json, read_json_file
-from rlxjax.device._devices import Provenance
 from rlxjax.fit import (
     COVERED,
     COVERED_SDS,
@@ -26,6 +25,7 @@ from rlxjax.fit import (
     prior_posterior,
     unit_of,
 )
+from rlxjax.gate._devices import Provenance
 from rlxjax.models import BUILT_IN
 
 from ._calibrated import CalibratedModel

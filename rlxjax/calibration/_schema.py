@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rlxjax._files import Sealed, Strict
-from rlxjax.device._devices import Provenance
+from rlxjax.gate._devices import Provenance
 
 from ._fingerprint import Fingerprint
 

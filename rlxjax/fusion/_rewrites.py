@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from rlxjax._values import FrozenDict
-from rlxjax.device._devices import Target
-from rlxjax.device._gate import fusion_benefit, io_fusion_gate_for_target
+from rlxjax.gate._devices import Target
+from rlxjax.gate._gate import fusion_benefit, io_fusion_gate_for_target
 from rlxjax.graph._graph import Graph
 from rlxjax.graph._profile import profile_graph_io
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from rlxjax._numerics import soft_roofline
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict, by_value
-from rlxjax.device._devices import Coefficients
 from rlxjax.fit import Facts, Input, LatencyPrior, Runs, wide_prior
+from rlxjax.gate._devices import Coefficients
 from rlxjax.jaxpr import FunctionProfile
 
 from ._counts_model import CountsModel

@@ -6,7 +6,7 @@ import jax
 
 from rlxjax._typing import RealLike
 from rlxjax._values import by_value
-from rlxjax.device._devices import Coefficients
+from rlxjax.gate._devices import Coefficients
 
 
 @by_value

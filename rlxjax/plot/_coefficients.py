@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from rlxjax.calibration import CalibratedModel, Calibration
-from rlxjax.device import Provenance
 from rlxjax.fit import COVERED, COVERED_SDS, LatencyPosterior, PosteriorFit, is_measured, named, unit_of
+from rlxjax.gate import Provenance
 
 from ._axes import Axes, axis_of, ink_of, plain, show, show_legend_above
 from ._given import calibrated_of

@@ -10,7 +10,7 @@ from typing import Any
 from rlxjax._checks import as_index
 from rlxjax._files import check_pyarrow
 from rlxjax.calibration import CalibratedModel
-from rlxjax.device import IoFusionGate
+from rlxjax.gate import IoFusionGate
 
 from ._gate import gate_rows
 from ._model import STRATEGY, model_rows

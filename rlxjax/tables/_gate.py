@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from rlxjax._checks import fields_of
 from rlxjax._counts import as_temperature
-from rlxjax.device import FusionBenefit, IoFusionGate
+from rlxjax.gate import FusionBenefit, IoFusionGate
 from rlxjax.graph import GraphIoProfile
 
 from ._rows import Field, RowProgram, wanted_groups

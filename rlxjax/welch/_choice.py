@@ -12,8 +12,8 @@ import numpy as np
 
 from rlxjax._checks import is_symbolic, is_traced
 from rlxjax._values import FrozenDict, Handle
-from rlxjax.device._codes import normalised
-from rlxjax.device._devices import Device, backend_coefficients, jax_device
+from rlxjax.gate._codes import normalised
+from rlxjax.gate._devices import Device, backend_coefficients, jax_device
 
 from ._decided import MODEL_NAME, decided_variant, question_of_variants, with_work
 from ._device_programs import default_fused_selection
@@ -94,7 +94,7 @@ def call_of(
             )
     _check_peaks_fit(((1, *shape)[-2] if is_here else batch, params.k, 2))
     if measure is not None:
-        from rlxjax.advice import measure_word  # loaded when first used
+        from rlxjax.choices import measure_word  # loaded when first used
 
         measure_word(measure, "never")
     by = None if isinstance(calibration, str) else calibration

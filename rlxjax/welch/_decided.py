@@ -13,8 +13,8 @@ from ._params import WelchPeakParams
 from ._schedule import RUNNER_VERSION
 
 if TYPE_CHECKING:
-    from rlxjax.advice import Question
     from rlxjax.calibration import CalibratedModel, Calibration
+    from rlxjax.choices import Question
 
 #: The name of this workload among a calibration's models.
 MODEL_NAME = "welch"
@@ -26,7 +26,7 @@ def decided_variant(
     run: Callable[[str], Any] | None,
 ) -> str | None:
     """Return the variant that a call runs, by what is measured of it or was, and by what the model learned from it."""
-    from rlxjax.advice import Memory, decide, measure_word, recalled  # loaded when first used
+    from rlxjax.choices import Memory, decide, measure_word, recalled  # loaded when first used
 
     word = measure_word(measure, "never")
     if word == "never" and not Memory().path.exists():
@@ -50,7 +50,7 @@ def question_of_variants(
     run: Callable[[str], Any] | None,
 ) -> "Question":
     """Return the question which of some variants is the fastest for a call."""
-    from rlxjax.advice import Contender, Question, digest, forecast_of_variants
+    from rlxjax.choices import Contender, Question, digest, forecast_of_variants
 
     calibrated = None if calibration is None else calibration.models.get(MODEL_NAME)
     if calibrated is not None and "learned" in variants and not len(calibrated.posterior.facts["learned_n_fft"]):

@@ -22,8 +22,8 @@ from ._sharded import is_on_several_devices, row_axes, split_rows
 from .costs._strategy import AUTO
 
 if TYPE_CHECKING:
-    from rlxjax.advice import Choice
     from rlxjax.calibration import Calibration
+    from rlxjax.choices import Choice
 
 
 def welch_peaks(
@@ -157,7 +157,7 @@ def choose_variant(
         >>> choice.by, sorted(own.name for own in choice.alternatives)
         ('model', ['block', 'fused_maxima', 'fused_top_k', 'host'])
     """
-    from rlxjax.advice import decide, measure_word
+    from rlxjax.choices import decide, measure_word
 
     rows = signal if isinstance(signal, jax.Array) else np.asarray(signal)
     where = None if is_traced(rows) or isinstance(rows, np.ndarray) else rows.sharding

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlxjax._typing import RealLike
 from rlxjax._values import by_value
-from rlxjax.device._devices import (
+from rlxjax.gate._devices import (
     BACKEND_ROWS,
     FALLBACK_ROW,
     BackendCoefficients,
@@ -21,7 +21,7 @@ from rlxjax.device._devices import (
     row_names,
     stack_rows,
 )
-from rlxjax.device._gate import IoFusionGate, io_fusion_gate_for_target
+from rlxjax.gate._gate import IoFusionGate, io_fusion_gate_for_target
 
 _DISCRETE = (Target.CUDA, Target.ROCM)
 #: `a`, `b` and `S`.

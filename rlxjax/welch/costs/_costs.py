@@ -23,7 +23,7 @@ from rlxjax._typing import (
     StrategyWeights,
 )
 from rlxjax._values import by_value
-from rlxjax.device._gate import FusionBenefit
+from rlxjax.gate._gate import FusionBenefit
 
 from ._coefficients import CoefficientSet
 from ._formulas import Learned, gather, min_gain_ns, strategy_terms

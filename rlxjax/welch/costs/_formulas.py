@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from rlxjax._checks import fields_of
 from rlxjax._numerics import Choices, dot
 from rlxjax._typing import Code, Flag, Nanoseconds, RealLike
-from rlxjax.device._costs import counted_work, rates_of, work_ns
-from rlxjax.device._devices import take_row
-from rlxjax.device._gate import FusionBenefit, added_syncs, gate_rates
+from rlxjax.gate._costs import counted_work, rates_of, work_ns
+from rlxjax.gate._devices import take_row
+from rlxjax.gate._gate import FusionBenefit, added_syncs, gate_rates
 from rlxjax.welch._params import FAST_SEGMENTS, ULTRA_SEGMENTS
 
 from ._coefficients import CoefficientSet, StrategyCoefficients

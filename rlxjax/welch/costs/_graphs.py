@@ -9,8 +9,8 @@ import numpy as np
 from rlxjax._checks import as_index, check_at_least
 from rlxjax._counts import exact, is_exact, packed, size_as_float
 from rlxjax._typing import Count, RealLike
-from rlxjax.device._costs import GraphWork, is_zero
-from rlxjax.device._gate import FusionBenefit
+from rlxjax.gate._costs import GraphWork, is_zero
+from rlxjax.gate._gate import FusionBenefit
 from rlxjax.graph._graph import Graph
 from rlxjax.graph._profile import GraphIoProfile
 from rlxjax.welch._params import FAST_SEGMENTS, WelchPeakParams

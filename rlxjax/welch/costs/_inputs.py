@@ -9,8 +9,8 @@ from rlxjax._checks import check_at_least, check_not_nan, check_shapes, is_trace
 from rlxjax._counts import size_as_float
 from rlxjax._typing import Code, RealLike
 from rlxjax._values import FrozenDict
-from rlxjax.device._codes import normalised
-from rlxjax.device._devices import Device, without_provenance
+from rlxjax.gate._codes import normalised
+from rlxjax.gate._devices import Device, without_provenance
 
 from ._coefficients import CoefficientSet, coefficient_set
 from ._formulas import Learned

@@ -8,7 +8,7 @@ from rlxjax._checks import broadcast_shape, check_shapes, is_traced
 from rlxjax._counts import Columns, as_temperature
 from rlxjax._numerics import log_softmin, straight_through
 from rlxjax._typing import Code, RealLike, StrategyWeights
-from rlxjax.device._devices import Device
+from rlxjax.gate._devices import Device
 
 from ._coefficients import CoefficientSet
 from ._costs import WelchPeaksCostEstimates, hard_costs, soft_costs

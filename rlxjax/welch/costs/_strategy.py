@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from rlxjax._values import FrozenDict
-from rlxjax.device._codes import NamedCode, normalised
+from rlxjax.gate._codes import NamedCode, normalised
 
 
 class ReferenceStrategy(NamedCode):
