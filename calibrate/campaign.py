@@ -71,7 +71,6 @@ def run(
     progress: Progress,
     resume: bool = False,
     prior: FilePath | None = None,
-    unsealed: bool = False,
     force: bool = False,
     seed: int | None = None,
 ) -> Outcome:
@@ -80,7 +79,7 @@ def run(
     file_to_write(path)
     file_to_write(kept_at)
     here = current_fingerprint()
-    known, notes = prior_of(suite, here.platform, prior, unsealed)
+    known, notes = prior_of(suite, here.platform, prior)
     rng = np.random.default_rng(seed)
     with users_code(f"{model}: the facts of its suite cannot be kept"):
         header = header_of(suite, name, here)
@@ -153,7 +152,6 @@ def refit(
     progress: Progress,
     force: bool = False,
     prior: FilePath | None = None,
-    unsealed: bool = False,
 ) -> Outcome:
     """Fit the samples of a file again, of whatever machine they are, and write the calibration of that machine.
 
@@ -162,7 +160,7 @@ def refit(
     path = calibration_of(kept_at) if out is None else out
     file_to_write(path)
     refuse_input(path, "the calibration", [("the samples", kept_at)])
-    known, notes = prior_of(suite, log.fingerprint.platform, prior, unsealed)
+    known, notes = prior_of(suite, log.fingerprint.platform, prior)
     with progress.phase(f"{suite.model.name}: fitting"):
         return fit_and_write(suite, log, path, kept_at, command, {}, notes, force, known)
 
@@ -324,23 +322,21 @@ def affordable(order: Sequence[Cell], ready: Ready, left_s: float) -> tuple[list
     return [cell for cell in chosen if cell.name in seconds], dropped
 
 
-def prior_of(
-    suite: Suite, platform: str, file: FilePath | None, unsealed: bool
-) -> tuple[LatencyPrior | None, list[str]]:
+def prior_of(suite: Suite, platform: str, file: FilePath | None) -> tuple[LatencyPrior | None, list[str]]:
     """Return what other machines say of this one, and notes on it: a prior file, a calibration, else the population."""
     if file is None:
         return population_prior(suite.model, platform), []
-    known, other = prior_from(file, suite.model, unsealed)
+    known, other = prior_from(file, suite.model)
     if other in (None, platform):
         return known, []
     return known, [f"The prior is of another platform: {other!r}, and this is {platform!r}."]
 
 
-def prior_from(file: FilePath, model: LatencyModel, unsealed: bool) -> tuple[LatencyPrior, str | None]:
+def prior_from(file: FilePath, model: LatencyModel) -> tuple[LatencyPrior, str | None]:
     """Return what a file says of a further machine: a prior, or a calibration, then also of which platform."""
     if is_prior_file(file):
-        return read_prior(file, model, unsealed), None
-    content = read_calibration_file(file, [model], unsealed)
+        return read_prior(file, model), None
+    content = read_calibration_file(file, [model])
     calibrated = Calibration.from_file(content, [model]).of(model.name)
     return transferred_prior(calibrated.posterior), content.models[model.name].fingerprint.platform
 

@@ -171,7 +171,6 @@ def check(
     started_s: float,
     budget_s: float,
     progress: Progress,
-    unsealed: bool = False,
     suites: Sequence[Suite] = (),
 ) -> Validation:
     """Return whether a calibration file is good here, timing a few cells of each model if it is of this machine.
@@ -181,7 +180,7 @@ def check(
     """
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
-    content, here = read_calibration_file(file, unsealed=unsealed), current_fingerprint()
+    content, here = read_calibration_file(file), current_fingerprint()
     elsewhere, every = (
         [
             text

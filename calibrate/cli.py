@@ -20,7 +20,6 @@ from .command_line import (  # noqa: E402
     File,
     Quiet,
     Suites,
-    Unsealed,
     calibration_file,
     columns_by_field,
     command_line,
@@ -114,7 +113,6 @@ def calibrate(
     engine: Engine = "local",
     address: Address = None,
     prior: Prior = None,
-    unsealed: Unsealed = False,
     force: Force = False,
     strict: Strict = False,
     verbose: Verbose = False,
@@ -132,9 +130,7 @@ def calibrate(
         others |= {"--force": force, "--strict": strict}
         if refused := [option for option, value in others.items() if value]:
             raise ValueError(f"{refused[0]}: expected none beside --samples")
-        _calibrate_fleet(
-            samples, out, model or ["welch"], column or [], prior, unsealed, quiet, as_json, engine, address
-        )
+        _calibrate_fleet(samples, out, model or ["welch"], column or [], prior, quiet, as_json, engine, address)
         return
     if column or engine == "ray":
         raise ValueError(f"{'--column' if column else '--engine'}: expected --samples beside it")
@@ -178,7 +174,6 @@ def calibrate(
                     progress=progress,
                     force=force,
                     prior=prior,
-                    unsealed=unsealed,
                 )
             except ValueError as error:
                 failed.append(str(error))
@@ -196,7 +191,6 @@ def _calibrate_fleet(
     model: list[str],
     column: list[str],
     prior: FilePath | None,
-    unsealed: bool,
     quiet: bool,
     as_json: bool,
     engine: str,
@@ -223,7 +217,7 @@ def _calibrate_fleet(
     outcome = fleet.run(
         fleet_of(samples, of, columns, out),
         out,
-        known=None if prior is None else prior_from(prior, of, unsealed)[0],
+        known=None if prior is None else prior_from(prior, of)[0],
         command=command_line("calibrate", samples=samples, out=out, model=model, column=column, prior=prior),
         progress=progress,
         pool=fleet.on_ray_pool(address) if engine == "ray" else fleet.pool_of,
@@ -253,7 +247,6 @@ def refit(
     suite: Annotated[
         str | None, typer.Option(help="The suite of the samples, as module:NAME, where it is one of your own.")
     ] = None,
-    unsealed: Unsealed = False,
     force: Force = False,
     strict: Strict = False,
     verbose: Verbose = False,
@@ -283,7 +276,6 @@ def refit(
             progress=progress,
             force=force,
             prior=prior,
-            unsealed=unsealed,
         )
         tell(of.model.name, outcome)
 
@@ -294,7 +286,6 @@ def validate(
     file: File = None,
     budget: Annotated[float, typer.Option(help="Seconds for all of it, compiling included.")] = 20.0,
     suite: Suites = None,
-    unsealed: Unsealed = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -307,7 +298,7 @@ def validate(
         from .suites import suite_of
 
     given = [suite_of(name) for name in suite or []]
-    verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=progress, unsealed=unsealed, suites=given)
+    verdict = check(file, started_s=_STARTED_S, budget_s=budget, progress=progress, suites=given)
     if as_json:
         typer.echo(json_text(verdict.as_json(file)))
     elif not quiet:

@@ -38,7 +38,6 @@ Suites = Annotated[
     list[str] | None,
     typer.Option("--suite", help="The suite of a section of your own, as module:NAME; may be given again."),
 ]
-Unsealed = Annotated[bool, typer.Option("--unsealed", help="Take a calibration that was edited by hand.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with keys that stay.")]
 Engine = Annotated[
     Literal["local", "ray"], typer.Option(help="local, all processors of this machine, or ray, a cluster of machines.")
@@ -63,7 +62,7 @@ def set_up_jax_as(file: FilePath | None) -> None:
 
     platforms: set[str] = set()
     if file is not None:
-        content, _ = sections_of_file(file, unsealed=True)
+        content, *_ = sections_of_file(file)
         platforms = {section.fingerprint.platform for section in content.sections().values()}
     set_up_jax("cpu" if platforms == {"cpu"} else None)
 
@@ -79,15 +78,13 @@ def calibration_file(file: FilePath | None) -> FilePath:
     return path
 
 
-def calibration_of(file: FilePath | None, unsealed: bool = False) -> "rlxjax.Calibration":
+def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
     """Return the calibration of a file, or the one that is used where none is given, with JAX set up for it."""
     from rlxjax.calibration import default_calibration_path
 
     set_up_jax_as(file)
-    if file is None and unsealed and (saved := default_calibration_path()).exists():
-        file = saved
     if file is not None:
-        return rlxjax.load_calibration(file, unsealed=unsealed)
+        return rlxjax.load_calibration(file)
     found = rlxjax.default_calibration()
     if found is None:
         raise _nothing_measured(default_calibration_path())

@@ -12,7 +12,6 @@ from .command_line import (
     AsJson,
     Engine,
     Quiet,
-    Unsealed,
     calibration_file,
     calibration_of,
     columns_by_field,
@@ -66,7 +65,6 @@ def evaluate(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the parts that are there.")] = False,
     engine: Engine = "local",
     address: Address = None,
-    unsealed: Unsealed = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -77,7 +75,7 @@ def evaluate(
     """
     progress = Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
-        what = _asked(target, model, calibration, unsealed)
+        what = _asked(target, model, calibration)
     with progress.counting("evaluating", "row") as advance:
         done = rlxjax.evaluate(
             source,
@@ -102,7 +100,7 @@ def evaluate(
     raise typer.Exit(REJECTED_STATUS if done.rejected else 0)
 
 
-def _asked(target: str | None, model: str | None, file: FilePath | None, unsealed: bool) -> Any:
+def _asked(target: str | None, model: str | None, file: FilePath | None) -> Any:
     """Return the gate or the calibrated model that is asked for."""
     if target is not None:
         if model is not None or file is not None:
@@ -113,8 +111,8 @@ def _asked(target: str | None, model: str | None, file: FilePath | None, unseale
         from .suites import latency_model
 
         users = latency_model(model)
-        return rlxjax.load_calibration(calibration_file(file), [users], unsealed).of(users.name)
-    known = calibration_of(file, unsealed)
+        return rlxjax.load_calibration(calibration_file(file), [users]).of(users.name)
+    known = calibration_of(file)
     if model is not None:
         return known.of(model)
     if known.gate is None:

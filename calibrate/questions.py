@@ -17,7 +17,6 @@ from .command_line import (
     NFft,
     Peaks,
     Segments,
-    Unsealed,
     calibration_of,
     cautions_of,
     say_source,
@@ -40,7 +39,6 @@ def predict(
     n_fft: NFft = 256,
     k: Peaks = 16,
     segments: Segments = 2,
-    unsealed: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict what each strategy of Welch peaks takes, and pick the cheapest of the same result.
@@ -49,7 +47,7 @@ def predict(
     """
     with Progress().waiting("predicting"):
         sizes = workload(batch, n_fft, k, segments)
-        known = calibration_of(file, unsealed)
+        known = calibration_of(file)
         from rlxjax.models import WELCH
 
         from .explanation import prediction_of, print_prediction
@@ -65,13 +63,12 @@ def explain(
     n_fft: NFft = 256,
     k: Peaks = 16,
     segments: Segments = 2,
-    unsealed: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
     """Say why a strategy of Welch peaks is picked: parts of its time, margin, and what would change the choice."""
     with Progress().waiting("explaining"):
         sizes = workload(batch, n_fft, k, segments)
-        known = calibration_of(file, unsealed)
+        known = calibration_of(file)
         from rlxjax.models import WELCH
 
         from .explanation import possible, print_explanation
@@ -133,10 +130,10 @@ def _users_functions(
             yield functions, arguments_of(arg or [], args)
 
 
-def _asked(file: FilePath | None, unsealed: bool) -> "rlxjax.Calibration":
+def _asked(file: FilePath | None) -> "rlxjax.Calibration":
     """Return the calibration of a file, or that of this machine."""
-    known = None if file or unsealed else rlxjax.default_calibration()
-    return known or rlxjax.load_calibration(file, unsealed=unsealed)
+    known = None if file else rlxjax.default_calibration()
+    return known or rlxjax.load_calibration(file)
 
 
 @one_line_errors
@@ -147,7 +144,6 @@ def profile(
     calibration: Given = None,
     trips: Trips = None,
     target: Target = None,
-    unsealed: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
     """Count what a jitted function does, and say what it takes on this machine and which part of it takes how long.
@@ -156,10 +152,10 @@ def profile(
     function is compiled for that device, which need not be there, and kernels, memory and estimates are its compiler's.
     """
     if target is not None:
-        known = rlxjax.load_calibration(calibration, unsealed=unsealed) if calibration or unsealed else None
+        known = rlxjax.load_calibration(calibration) if calibration else None
         return _profile_for(target, function, arg, args, trips, known, as_json)
     with _users_functions("profiling", [function], arg, args) as ((fn,), given):
-        known = _asked(calibration, unsealed)
+        known = _asked(calibration)
         found = known.predict_function(fn, *given, trip_counts=trips)
     text = plain(f"{found.profile}\n\n{found}")
     _answer(known, "functions", found.as_dict() if as_json else None, lambda: typer.echo(text))
@@ -221,7 +217,6 @@ def advise(
         ),
     ] = None,
     target: Target = None,
-    unsealed: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
     """Say which of several jitted functions should be one program on this machine, and why.
@@ -229,12 +224,12 @@ def advise(
     The modules that are named are imported, from the current folder too. With a target every form is compiled for that
     device, which need not be there, and its compiler's kernels, bytes, memory and estimates decide.
     """
-    if target is not None and (calibration or unsealed):
+    if target is not None and calibration:
         raise ValueError("--calibration: expected none with --target, which is another device than this one")
     is_timed = measure not in (None, "never")
     what = "timing the forms" if is_timed else f"compiling for {target}" if target else "advising"
     with _users_functions(what, stages, arg, args) as (functions, given):
-        known = None if target else _asked(calibration, unsealed)
+        known = None if target else _asked(calibration)
         advice = rlxjax.advise(
             functions if len(functions) > 1 else functions[0],
             *given,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .command_line import Batch, File, NFft, Peaks, Suites, Unsealed, calibration_file, command_line, workload
+from .command_line import Batch, File, NFft, Peaks, Suites, calibration_file, command_line, workload
 from .printing import say
 from .progress import Progress
 from .refusals import one_line_errors, refuse_input, warn
@@ -36,7 +36,6 @@ def report(
     n_fft: NFft = 256,
     k: Peaks = 16,
     suite: Suites = None,
-    unsealed: Unsealed = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")] = False,
 ) -> None:
     """Write a calibration as one HTML file: the verdict, what was measured, what changed, and pictures.
@@ -65,7 +64,7 @@ def report(
             from .report import calibration_page
             from .suites import models_of, suite_of
 
-            content = sections_of_file(path, unsealed=True)[0]
+            content = sections_of_file(path)[0]
             models, left_out = models_of(content, [suite_of(name) for name in suite or []])
             for text in left_out:
                 warn(text)
@@ -82,7 +81,6 @@ def report(
                 samples=samples,
                 against=against,
                 models=models,
-                unsealed=unsealed,
             )
     with _about_place():
         write_text_file(text, out)

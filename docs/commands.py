@@ -9,12 +9,12 @@ from pathlib import Path
 HEAD = """# Commands
 
 Made from what `rlxjax COMMAND -h` says. Exit status 0 means done, 2 bad input, 130 interrupted, unless another meaning
-is given. `--unsealed` takes a calibration that was edited by hand, `--quiet` prints warnings and errors alone, `--json`
+is given. `--quiet` prints warnings and errors alone, `--json`
 prints [documented keys](json.md). `rlxjax --install-completion` completes all of it in your shell.
 """
 #: What many commands have, and what the page says above.
 LEFT_OUT = (
-    r"^( *\* `(-q, )?--(help|json|quiet|unsealed)`: .*"
+    r"^( *\* `(-q, )?--(help|json|quiet)`: .*"
     r"|\*\*Usage\*\*:\n\n```console\n.*\n```\n|\*\*(Arguments|Options)\*\*:\n"
     r"|\*\*Commands\*\*:\n\n(?:\* .*\n)+"
     r"|  (0: done|2: bad input, said in one line|130: interrupted))\n"

@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import stat
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
@@ -77,10 +78,7 @@ def digest_problem(content: Mapping[str, Any]) -> str | None:
         if content.get("digest") == digest_of(content):
             return None
     got = "differs from that of the content" if "digest" in content else "is missing"
-    return (
-        f"digest {got}: the content is not what was written; if it was edited on purpose, take it with unsealed=True, "
-        "or with --unsealed where a command has that"
-    )
+    return f"digest {got}: it is not as it was written, and is taken as it stands"
 
 
 def home_folder(kind: Literal["data", "cache"], error: type[ValueError] = ValueError) -> FilePath:
@@ -174,16 +172,15 @@ def read_json_file(
     error: type[ValueError],
     mend: str,
     what: str,
-    unsealed: bool = False,
 ) -> _Content:
-    """Return the validated content of a file, which is left as it was."""
+    """Return the validated content of a file, which is left as it was; one that was edited is taken, with a warning."""
     content = read_json(path, version, error, mend, what)
     try:
         found = schema.model_validate(content)
     except ValidationError as reason:
         raise error(f"{os.fspath(path)}: {first_refusal(reason)}; {mend}") from None
-    if issubclass(schema, Sealed) and not unsealed and (problem := digest_problem(content)):
-        raise error(f"{os.fspath(path)}: {problem}; or {mend}")
+    if issubclass(schema, Sealed) and (problem := digest_problem(content)):
+        warnings.warn(f"{os.fspath(path)}: {problem}", stacklevel=3)
     return found
 
 

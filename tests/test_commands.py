@@ -86,7 +86,7 @@ def test_the_help_of_a_command_ends_with_an_example_and_its_exit_statuses(comman
 
 def test_pages_list_every_command_its_options_and_the_keys_of_those_that_print_figures():
     page = PAGE.with_name("commands.md").read_text(encoding="utf-8")
-    above = {"--help", "--json", "--quiet", "--unsealed"}  # said once of all commands
+    above = {"--help", "--json", "--quiet"}  # said once of all commands
     for command, own in COMMANDS.items():
         section = re.split(r"\n##+ ", page.partition(f"# `rlxjax {command}`\n")[2])[0]
         listed = re.findall(r"^\* `(?:-\w, )?(--[\w-]+)`", section, re.MULTILINE)

@@ -317,7 +317,6 @@ def test_an_export_is_the_same_here_and_of_other_machines_nothing_is_taken(memor
     with pytest.raises(ValueError, match="expected another file than the database"):
         memory.export(path)
     for spoil, said in (
-        (lambda content: content["decisions"][0].update(rounds=7), "digest differs"),
         (lambda content: sealed(content | {"schema_version": 2}), "2 is newer than 1"),
         (lambda content: sealed(content | {"decisions": [7]}), "decisions.0"),
     ):
@@ -471,7 +470,7 @@ def test_bad_input_is_one_line_and_status_2(memory, tmp_path):
 
 def test_an_explanation_and_the_page_of_a_calibration_say_what_was_decided_beside_it(memory):
     path = Path(__file__).parents[1] / "notebooks/data/calibration-cpu.json"
-    content, _ = sections_of_file(path)
+    content, *_ = sections_of_file(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MachineMismatchWarning)
         calibration = load_calibration(path)

@@ -219,7 +219,7 @@ def test_the_command_answers_for_a_target_in_text_and_in_json(compiled, tmp_path
     assert_documented("advise", found)
     assert (found["target"], found["calibration"], found["cautions"]) == ("tpu-v5e", None, [])
     assert TypeAdapter(rx.Advice).validate_python(found).stands_on == found["stands_on"]  # as the report reads it
-    for more in (["--measure", "always"], ["--unsealed"], ["--target", "tpu-v5"]):
+    for more in (["--measure", "always"], ["--target", "tpu-v5"]):
         result = CliRunner().invoke(app, [*asked, *more])
         assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
 

@@ -44,7 +44,6 @@ def calibration_page(
     samples: FilePath | None = None,
     against: FilePath | None = None,
     models: Sequence[LatencyModel] = tuple(BUILT_IN.values()),
-    unsealed: bool = False,
 ) -> str:
     """Return the page of a calibration file as HTML.
 
@@ -55,14 +54,13 @@ def calibration_page(
         samples: what was timed, of the model that it is of; the files beside the calibration unless given.
         against: an earlier calibration of the same machine.
         models: that the file may speak of.
-        unsealed: also take a file that was edited by hand.
 
     Raises:
         ValueError: a file that is no calibration, or holds no model that is known; samples or an earlier calibration
             that are none or of another machine; a workload that cannot be. One line with the mend.
     """
-    content, left_out = sections_of_file(path, models, unsealed)
-    calibration = load_calibration(path, models, unsealed)
+    content, left_out, _ = sections_of_file(path, models)
+    calibration = load_calibration(path, models)
     if not calibration.models:
         raise ValueError(f"{path}: holds no model that is known; measure one with `rlxjax calibrate`")
     given = None if samples is None else model_of(samples, calibration)

@@ -178,7 +178,7 @@ class Calibration:
 
 
 def load_calibration(
-    path: str | os.PathLike[str] | None = None, models: Iterable[LatencyModel] | None = None, unsealed: bool = False
+    path: str | os.PathLike[str] | None = None, models: Iterable[LatencyModel] | None = None
 ) -> Calibration:
     """Load a calibration file; by default the one that the calibrate job wrote for JAX's default platform.
 
@@ -186,15 +186,15 @@ def load_calibration(
         path: of the file.
         models: the latency models that the file may speak of, in the order in which they are asked; the
             built-in ones (`rlxjax.models.BUILT_IN`) unless given. Sections of other models are left alone.
-        unsealed: also take content of another digest, as that of a file that was edited by hand.
 
     Warns:
         MachineMismatchWarning: a section was made on another machine or with other software.
-        UserWarning: a section cannot be used, and is left out: one line with the field and the mend.
+        UserWarning: a section cannot be used, and is left out, or was edited by hand, and is taken as it stands: one
+            line with the field.
 
     Raises:
         CalibrationFileError: a file that is missing, truncated or of another schema, or of which no section can be
-            used, of another version of a model, not as it was written, or with a missing, negative or NaN
+            used, of another version of a model, or with a missing, negative or NaN
             coefficient; one line that names the file, the field and the mend.
 
     Examples:
@@ -204,7 +204,7 @@ def load_calibration(
     """
     path = default_calibration_path() if path is None else path
     known = list(BUILT_IN.values() if models is None else models)
-    content = read_calibration_file(path, known, unsealed)
+    content = read_calibration_file(path, known)
     warn_if_elsewhere({name: own.fingerprint for name, own in content.sections().items()}, path)
     return Calibration.from_file(content, known, path)
 
@@ -261,12 +261,12 @@ def default_calibration(platform: str | None = None) -> Calibration | None:
 def _default_calibration(platform: str, path: FilePath | None) -> Calibration | None:
     if path is not None and is_there(path):
         try:
-            content, left_out = sections_of_file(path)
+            content, left_out, edited = sections_of_file(path)
         except CalibrationFileError as error:
             warnings.warn(f"{error}; it is not used", stacklevel=3)
         else:
-            for said in left_out:
-                warnings.warn(f"{said}; it is left out", stacklevel=3)
+            for said in (*(f"{one}; it is left out" for one in left_out), *edited):
+                warnings.warn(said, stacklevel=3)
             warn_if_elsewhere({name: own.fingerprint for name, own in content.sections().items()}, path)
             own = of_this_machine(content)
             if own.sections():

@@ -86,58 +86,60 @@ def is_there(path: FilePath) -> bool:
 
 
 def read_calibration_file(
-    path: str | os.PathLike[str], models: Iterable[LatencyModel] | None = None, unsealed: bool = False
+    path: str | os.PathLike[str], models: Iterable[LatencyModel] | None = None
 ) -> CalibrationFile:
     """Return the validated content of a calibration file, which is left as it was.
 
     Args:
         path: of the file.
         models: whose sections are checked; the built-in ones unless given.
-        unsealed: also take content of another digest, as that of a file that was edited by hand.
 
     Warns:
-        UserWarning: a section that cannot be used is left out: one line with the field and the mend.
+        UserWarning: a section that cannot be used is left out, or one was edited: one line with the field.
 
     Raises:
         CalibrationFileError: the file is missing, truncated, of another schema, or no section of these models in it
-            can be used: of another version of the model, not as it was written, or with a missing, negative or NaN
-            coefficient.
+            can be used: of another version of the model, or with a missing, negative or NaN coefficient.
     """
     known = list(BUILT_IN.values() if models is None else models)
-    content, left_out = sections_of_file(path, known, unsealed)
+    content, left_out, edited = sections_of_file(path, known)
     if left_out and not any(model.name in content.models for model in known):
         raise CalibrationFileError(left_out[0])
-    for said in left_out:
-        warnings.warn(f"{said}; it is left out", stacklevel=3)
+    for said in (*(f"{one}; it is left out" for one in left_out), *edited):
+        warnings.warn(said, stacklevel=3)
     return content
 
 
 def sections_of_file(
-    path: str | os.PathLike[str], models: Iterable[LatencyModel] | None = None, unsealed: bool = False
-) -> tuple[CalibrationFile, list[str]]:
-    """Return what can be used of a calibration file, and a sentence for each section that cannot.
+    path: str | os.PathLike[str], models: Iterable[LatencyModel] | None = None
+) -> tuple[CalibrationFile, list[str], list[str]]:
+    """Return what can be used of a calibration file, a sentence for each section that cannot, and for each edited one.
 
     Arguments and errors are those of `read_calibration_file`; the sections may be none.
     """
     raw, mend = _raw_of(path), _mend(path)
     known = {model.name: model for model in (BUILT_IN.values() if models is None else models)}
-    found, left_out = {}, []
+    found, left_out, edited = {}, [], []
     for name, own in raw["models"].items():
         check = functools.partial(posterior_of, known[name]) if name in known else None
-        found[name], problem = _section_of(ModelSection, own, check, unsealed)
+        found[name], problem = _section_of(ModelSection, own, check)
         if problem and name in known:
             left_out.append(f"{path}: models.{name}.{problem}; {_mend(path, name, own)}")
-    machine, problem = _section_of(MachineSection, raw.get("machine", {}), gate_of, unsealed)
+        elif name in known and (problem := digest_problem(own)):
+            edited.append(f"{path}: models.{name}.{problem}")
+    machine, problem = _section_of(MachineSection, raw.get("machine", {}), gate_of)
     if problem and raw.get("machine") is not None:
         left_out.append(f"{path}: machine.{problem}; {_mend(path, raw=raw['machine'])}")
+    elif machine is not None and (problem := digest_problem(raw["machine"])):
+        edited.append(f"{path}: machine.{problem}")
     good = {name: section for name, section in found.items() if section is not None}
     try:
         content = CalibrationFile.model_validate(raw | {"models": good, "machine": machine})
     except ValidationError as reason:
         raise CalibrationFileError(f"{path}: {first_refusal(reason)}; {mend}") from None
-    if not (unsealed or left_out) and (problem := digest_problem(raw)):
-        left_out.append(f"{path}: {problem}; or {mend}")
-    return content, left_out
+    if not (edited or left_out) and (problem := digest_problem(raw)):
+        edited.append(f"{path}: {problem}")
+    return content, left_out, edited
 
 
 def _raw_of(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -149,20 +151,17 @@ def _raw_of(path: str | os.PathLike[str]) -> dict[str, Any]:
     return raw
 
 
-def _section_of(
-    schema: type[Section], raw: Any, check: Callable[[Any], object] | None, unsealed: bool
-) -> tuple[Any, str | None]:
-    """Return a section, or what keeps it from being read: its schema, what is made of it, or its digest."""
+def _section_of(schema: type[Section], raw: Any, check: Callable[[Any], object] | None) -> tuple[Any, str | None]:
+    """Return a section, or what keeps it from being read: its schema, or what is made of it."""
     try:
         section = schema.model_validate(raw)
         if check is not None:
             check(section)
+        return section, None
     except ValidationError as reason:
         return None, first_refusal(reason)
     except ValueError as reason:
         return None, str(reason)
-    problem = None if unsealed else digest_problem(raw)
-    return None if problem else section, problem
 
 
 def _mend(path: str | os.PathLike[str], model: str | None = None, raw: Any = None) -> str:

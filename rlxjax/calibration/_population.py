@@ -132,19 +132,18 @@ def is_prior_file(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def read_prior(path: str | os.PathLike[str], model: LatencyModel, unsealed: bool = False) -> LatencyPrior[Any]:
+def read_prior(path: str | os.PathLike[str], model: LatencyModel) -> LatencyPrior[Any]:
     """Return what a prior file says of a model's coefficients, as `rlxjax calibrate --samples` writes one.
 
     Args:
         path: of the file.
         model: whose coefficients.
-        unsealed: also take content that was edited by hand.
 
     Raises:
         ValueError: no whole file of this schema, or none of this version of the model; one line.
     """
     mend = "make a new one with `rlxjax calibrate --samples`"
-    section = read_json_file(path, PriorFile, 1, ValueError, mend, "a prior", unsealed).models.get(model.name)
+    section = read_json_file(path, PriorFile, 1, ValueError, mend, "a prior").models.get(model.name)
     if section is None or section.model_version != model.version:
         got = "none" if section is None else f"that of version {section.model_version}"
         raise ValueError(f"{path}: models: expected that of {model.name} {model.version}, got {got}; {mend}")

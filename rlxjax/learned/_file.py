@@ -55,15 +55,12 @@ def save_learned_fft(model: LearnedFft, path: str | os.PathLike[str], note: str 
     write_json_file(content, path, indent=None)
 
 
-def load_learned_fft(
-    path: str | os.PathLike[str], n_fft: int | np.integer | None = None, unsealed: bool = False
-) -> LearnedFft:
+def load_learned_fft(path: str | os.PathLike[str], n_fft: int | np.integer | None = None) -> LearnedFft:
     """Load a model that `save_learned_fft` wrote.
 
     Args:
         path: the file.
         n_fft: the segment length that it has to be for, if that matters already.
-        unsealed: also take content of another digest, as that of a file that was edited by hand.
 
     Raises:
         LearnedFftFileError: a file that is missing, truncated, changed, of a future schema, has gates outside [0, 1]
@@ -81,7 +78,7 @@ def load_learned_fft(
 
     mend = "train one with train_learned_fft and save_learned_fft"
     error, what = LearnedFftFileError, "a learned FFT"
-    content = read_json_file(path, LearnedFftFile, SCHEMA_VERSION, error, mend, what, unsealed)
+    content = read_json_file(path, LearnedFftFile, SCHEMA_VERSION, error, mend, what)
     if n_fft is not None and content.n_fft != as_index(n_fft, "n_fft"):
         expected = f"expected a model for n_fft {n_fft}, got one for {content.n_fft}"
         raise LearnedFftFileError(f"{path}: n_fft: {expected}; {mend}")
