@@ -35,10 +35,9 @@ lint: $(VENV)/ready-dev
 	$(BIN)/pyright
 	cd tests && ../$(BIN)/mypy --strict user_script.py
 
-# The page of commands, and the documentation as a site, in `site/`; a warning, a broken link for one, is an error.
+# The documentation as a site, in `site/`; a warning, a broken link for one, is an error.
 # What it shows runs.
 docs: $(VENV)/ready-docs
-	$(BIN)/python docs/commands.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	$(BIN)/python -m pytest -n auto -m site tests
 

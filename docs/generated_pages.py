@@ -1,8 +1,11 @@
-"""Pages of the site that no file in this folder holds: the README as its first, the reference, and the notebooks."""
+"""Pages of the site that no file holds: the README as its first, the commands, the reference, and the notebooks."""
 
 import base64
+import html
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -12,11 +15,25 @@ import rlxjax
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = ROOT / "notebooks"
+COMMANDS = """# Commands
+
+`rlxjax COMMAND -h` says the same in a shell, and `rlxjax --install-completion` completes commands and options there.
+Exit status 0 means done, 2 bad input, 130 interrupted, unless a command says otherwise. `--json` prints [one
+object](json.md), `--quiet` warnings and errors alone.
+"""
+#: What the page says once, above all commands.
+LEFT_OUT = (
+    r"^( *\* `(-q, )?--(help|json|quiet)`: .*"
+    r"|\*\*Usage\*\*:\n\n```console\n.*\n```\n|\*\*(Arguments|Options)\*\*:\n"
+    r"|\*\*Commands\*\*:\n\n(?:\* .*\n)+"
+    r"|  (0: done|2: bad input, said in one line|130: interrupted))\n"
+)
 
 
 def on_files(files, config):
     """Add the README, and a page for each module of the package and each notebook; mkdocs calls this."""
     files.append(File.generated(config, "index.md", content=first_page()))
+    files.append(File.generated(config, "commands.md", content=commands()))
     for name in ["numerics", *filter(is_module, rlxjax.__all__)]:
         files.append(File.generated(config, f"api/{name}.md", content=reference(name)))
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
@@ -34,6 +51,25 @@ def first_page():
     )
     first = f"notebooks/{min(NOTEBOOKS.glob('*.ipynb')).stem}.md"
     return text.replace("](docs/", "](").replace("](notebooks)", f"]({first})")
+
+
+def commands():
+    """Return the page of commands, as typer writes it: one section a command."""
+    command = [sys.executable, "-m", "typer", "calibrate.cli", "utils", "docs", "--name", "rlxjax"]
+    made = html.unescape(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    made = re.sub(r"^(\* `[^`]*?) <[^`]*>`", r"\1`", made, flags=re.MULTILINE)
+    made = re.sub(LEFT_OUT, "", made[made.index("## `rlxjax ") :], flags=re.MULTILINE)
+    made = re.sub(r"^Exit status:\n\n?(?!  )", "", made, flags=re.MULTILINE)
+    made = re.sub(r"^(Examples?|Exit status):\n((?:  .*\n)+)", listed, made, flags=re.MULTILINE)
+    return COMMANDS + "\n" + re.sub(r"\n{3,}", "\n\n", made).strip() + "\n"
+
+
+def listed(match):
+    """Return the end of a command's section: examples as code, exit statuses as a sentence."""
+    head, lines = match[1], [line.strip() for line in match[2].splitlines()]
+    if head == "Exit status":
+        return f"Exit status {'; '.join(lines)}.\n"
+    return "```console\n" + "\n".join(f"$ {line}" for line in lines) + "\n```\n"
 
 
 def is_module(name):
