@@ -10,7 +10,7 @@ def documented_keys(command):
     """Return the keys that a command's list names; `*` is a name that varies, `[]` an entry, `{a,b}` either."""
     _, _, section = PAGE.read_text(encoding="utf-8").partition(f"\n## {command}\n")
     keys = set()
-    for named in re.findall(r"^- ((?:`\S+`(?:, )?)+):", section.partition("\n## ")[0], re.MULTILINE):
+    for named in re.findall(r"^- ((?:`\S+`(?:,\s+)?)+)(?::|$)", section.partition("\n## ")[0], re.MULTILINE):
         for key in re.findall(r"`(\S+?)`", named):
             start, _, ends = key.rstrip("}").partition("{")
             keys |= {start + end for end in ends.split(",")}
