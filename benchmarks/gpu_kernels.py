@@ -38,7 +38,7 @@ from rlxjax.models import FUNCTIONS, GPU_KERNELS, gpu_facts_of_kind, gpu_runs
 from rlxjax.targets import target_device
 
 EVIDENCE = ROOT / "docs" / "evidence"
-PAGE, MARK = ROOT / "docs" / "accelerators.md", "GPU kernels"
+PAGE, MARK = ROOT / "docs" / "targets.md", "GPU kernels"
 
 
 def read_log(path: Path) -> SampleLog:
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--card", type=Path, default=EVIDENCE / "accelerator-h100")
     parser.add_argument("--target", default="h100", help="the card, as a target")
     parser.add_argument("--other", type=Path, default=EVIDENCE / "accelerator-h200" / "gpu.functions.samples.jsonl.gz")
-    parser.add_argument("--page", action="store_true", help="put the table into docs/accelerators.md")
+    parser.add_argument("--page", action="store_true", help="put the table into docs/targets.md")
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     (samples,) = given.card.glob("*.functions.samples.jsonl*")
