@@ -39,7 +39,7 @@ ENDINGS: dict[str, tuple[tuple[str, ...], dict[int, str]]] = {
     "evaluate": (
         (
             "rlxjax evaluate 'pairs/*.parquet' scored --target cuda",
-            "rlxjax evaluate runs picked --model welch --want pick,time,probability",
+            "rlxjax evaluate runs picked --model welch --want pick,time_ns,probability",
         ),
         {1: "some rows could not be evaluated, and are named", 130: "interrupted; --resume goes on"},
     ),

@@ -45,8 +45,8 @@ def evaluate(
     want: Annotated[
         str | None,
         typer.Option(
-            help="Columns to add, as score,decision. Of a gate: score, decision, probability, log_odds; of a model: "
-            "pick, time, interval, terms, margin, probability, undecided, domain."
+            help="Columns to add. Of a gate: score_ns, should_fuse, fuse_probability, fuse_log_odds; of a model: "
+            "pick, time_ns, low_ns, high_ns, terms, margin_ns, probability, undecided, in_domain."
         ),
     ] = None,
     column: Annotated[

@@ -16,9 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import rlxjax as rx
 from rlxjax.fit import Timings, fit_latency
-from rlxjax.tables._gate import gate_rows
-from rlxjax.tables._model import model_rows
-from rlxjax.tables._rows import Compiled
+from rlxjax.tables._rows import Compiled, gate_rows, model_rows
 
 PARAMS = rx.WelchPeakParams.fast(n_fft=64, k=5)
 MODEL = rx.learned.LearnedFft.exact(64)
@@ -185,7 +183,7 @@ def test_a_table_has_the_bits_that_it_has_on_one_device(tmp_path):
             np.testing.assert_array_equal(own, all_[name], name)
         assert np.all(is_one & is_all)
     pq.write_table(pa.table(counts), tmp_path / "in.parquet")
-    rx.evaluate(tmp_path / "in.parquet", tmp_path / "out", rx.io_fusion_gate_for_target("cuda"), want=["score"])
+    rx.evaluate(tmp_path / "in.parquet", tmp_path / "out", rx.io_fusion_gate_for_target("cuda"), want=["score_ns"])
     expected = Compiled(gate_rows(rx.io_fusion_gate_for_target("cuda")), jax.devices()[:1])(counts)[0]["score_ns"]
     np.testing.assert_array_equal(pq.read_table(tmp_path / "out")["score_ns"], expected)
 

@@ -116,10 +116,10 @@ def test_the_part_of_an_actor_that_is_killed_is_done_again(cluster, tmp_path):
     source, model = write_runs(tmp_path / "runs"), Mortal(tmp_path / "marker")
     tiles = calibrated(random_posterior(model, TILED_TRUTH, sd=0.3, spread=0.2))
     model.marker.touch()
-    done = evaluate(source, tmp_path / "ray", tiles, want=["time"], rows_per_batch=512, engine="ray")
+    done = evaluate(source, tmp_path / "ray", tiles, want=["time_ns"], rows_per_batch=512, engine="ray")
     assert not model.marker.exists()
     assert cluster.is_initialized()
-    evaluate(source, tmp_path / "threads", tiles, want=["time"], rows_per_batch=512)
+    evaluate(source, tmp_path / "threads", tiles, want=["time_ns"], rows_per_batch=512)
     assert_same_parts(tmp_path / "ray", tmp_path / "threads")
     assert done.rows == 8000
 
@@ -147,7 +147,7 @@ def test_a_part_whose_actor_dies_each_time_is_named_and_resumed_once_the_others_
     pq.write_table(pq.read_table(source / "2.parquet").slice(0, 1800), source / "2.parquet")
     tiles = calibrated(random_posterior(model, TILED_TRUTH, sd=0.3, spread=0.2))
     model.marker.touch()
-    options = {"want": ["time"], "rows_per_batch": 2000}
+    options = {"want": ["time_ns"], "rows_per_batch": 2000}
     with pytest.raises(OSError, match=r"2.parquet, row groups 0 to 0 .*its worker died 3 times.*go on with --resume"):
         evaluate(source, tmp_path / "ray", tiles, engine="ray", **options)
     assert len(parts(tmp_path / "ray")) == 3
@@ -166,7 +166,9 @@ def test_what_ends_a_job_of_threads_ends_one_of_actors_with_the_same_line(cluste
         lines = []
         for engine in ("local", "ray"):
             with pytest.raises(ValueError, match="row group 0") as refusal:
-                evaluate(source, tmp_path / f"{source.stem}-{engine}", TILES, want=["time"], engine=engine, **options)
+                evaluate(
+                    source, tmp_path / f"{source.stem}-{engine}", TILES, want=["time_ns"], engine=engine, **options
+                )
             lines.append(str(refusal.value))
             assert not parts(tmp_path / f"{source.stem}-{engine}")
         assert lines[0] == lines[1]
@@ -179,7 +181,7 @@ def test_files_that_an_actor_does_not_see_are_one_line(cluster, tmp_path):
         source.rename(tmp_path / "elsewhere")
 
     with pytest.raises(ValueError, match=r"runs/0\.parquet: not there on .*; all machines have to see the input"):
-        evaluate(source, tmp_path / "out", TILES, want=["time"], engine="ray", advance=hide)
+        evaluate(source, tmp_path / "out", TILES, want=["time_ns"], engine="ray", advance=hide)
 
 
 def process_of(item):
@@ -224,7 +226,7 @@ KILLED = """
             print(os.getpid(), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    evaluate(sys.argv[2], sys.argv[3], test_ray.TILES, want=["time"], engine="ray", advance=end)
+    evaluate(sys.argv[2], sys.argv[3], test_ray.TILES, want=["time_ns"], engine="ray", advance=end)
 """
 
 
@@ -233,9 +235,9 @@ def test_a_job_whose_driver_was_killed_goes_on(cluster, tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(KILLED), Path(__file__).parent, source, tmp_path / "ray"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    done = evaluate(source, tmp_path / "ray", TILES, want=["time"], engine="ray", resume=True)
+    done = evaluate(source, tmp_path / "ray", TILES, want=["time_ns"], engine="ray", resume=True)
     assert 2 <= done.resumed < 6
-    evaluate(source, tmp_path / "threads", TILES, want=["time"])
+    evaluate(source, tmp_path / "threads", TILES, want=["time_ns"])
     assert_same_parts(tmp_path / "ray", tmp_path / "threads")
 
 

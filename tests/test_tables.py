@@ -86,8 +86,8 @@ def test_a_model_says_of_every_row_what_it_says_in_memory(tmp_path):
     # Of a strategy that all rows have, and of one that each row names.
     each = np.where(np.arange(2000) % 2, *names)
     source = write(tmp_path / "named.parquet", {"n": n, "depth": depth, "strategy": each})
-    evaluate(source, tmp_path / "one", TILES, want=["time"], strategy=str(names[0]), columns={})
-    evaluate(source, tmp_path / "each", TILES, want=["time"], columns={"strategy": "strategy"})
+    evaluate(source, tmp_path / "one", TILES, want=["time_ns"], strategy=str(names[0]), columns={})
+    evaluate(source, tmp_path / "each", TILES, want=["time_ns"], columns={"strategy": "strategy"})
     times = {name: np.asarray(TILES.predict_ns(str(name), n, depth)) for name in names}
     np.testing.assert_allclose(read(tmp_path / "one")["time_ns"], times[names[0]], **SINGLE)
     np.testing.assert_allclose(
@@ -114,7 +114,7 @@ def test_files_globs_and_folders_are_read_in_order_and_other_columns_are_carried
     for (year, place), columns in tables.items():
         write(tmp_path / f"in/year={year}/{place}.parquet", {**ours, **columns}, row_group_size=128)
     (tmp_path / "in/_SUCCESS").touch()
-    evaluate(tmp_path / "in", tmp_path / "out", GATE, want=["score"])
+    evaluate(tmp_path / "in", tmp_path / "out", GATE, want=["score_ns"])
     table = read(tmp_path / "out")
     assert table.column_names == [*ours, "year", "score_ns"]
     expected = np.concatenate([np.asarray(GATE.score_ns(*profiles(columns))) for columns in tables.values()])
@@ -122,9 +122,9 @@ def test_files_globs_and_folders_are_read_in_order_and_other_columns_are_carried
     assert table["year"].to_pylist() == [1] * 600 + [2] * 600
     assert table["tags"].to_pylist() == odd.to_pylist() * 4
     assert table["note"].to_pylist() == ["a", None, "c"] * 400
-    evaluate(str(tmp_path / "in/*/1.parquet"), tmp_path / "some", GATE, want=["score"])
+    evaluate(str(tmp_path / "in/*/1.parquet"), tmp_path / "some", GATE, want=["score_ns"])
     several = [tmp_path / "in/year=2/1.parquet", tmp_path / "in/year=1/2.parquet"]
-    evaluate(several, tmp_path / "two", GATE, want=["score"])
+    evaluate(several, tmp_path / "two", GATE, want=["score_ns"])
     parts = [expected[start : start + 300] for start in range(0, 1200, 300)]
     np.testing.assert_allclose(read(tmp_path / "some")["score_ns"], np.concatenate(parts[::2]), **SINGLE)
     np.testing.assert_allclose(read(tmp_path / "two")["score_ns"], np.concatenate([parts[2], parts[1]]), **SINGLE)
@@ -171,11 +171,11 @@ def test_a_key_of_a_path_counts_whatever_names_the_file(tmp_path, monkeypatch):
                 evaluate(source, "out", GATE)
             assert "\n" not in str(refused.value)
             continue
-        evaluate(source, "out", GATE, want=["score"])
+        evaluate(source, "out", GATE, want=["score_ns"])
         assert read("out")["k"].to_pylist() == [key for key in expected for _ in range(3)], (files, asked)
     monkeypatch.chdir(tmp_path / "0/in/k=4")
     for out, source in {"here": ".", "file": "a.parquet", "all": "*"}.items():
-        evaluate(source, tmp_path / out, GATE, want=["score"])
+        evaluate(source, tmp_path / out, GATE, want=["score_ns"])
         assert read(tmp_path / out)["k"].to_pylist() == [4] * 3
 
 
@@ -184,7 +184,7 @@ def test_a_field_is_read_from_a_path_as_what_it_is_used_for(tmp_path):
     runs = {"batch": [8, 64], "n_fft": [64, 256], "k": [4, 4]}
     for segments in (2, 4):
         source = write(tmp_path / f"runs/n_segments={segments}/a.parquet", runs)
-        evaluate(source, tmp_path / f"out-{segments}", welch, want=["time"], strategy="fused")
+        evaluate(source, tmp_path / f"out-{segments}", welch, want=["time_ns"], strategy="fused")
         expected = np.asarray(
             welch.predict_ns("fused", **{name: np.array(own) for name, own in runs.items()}, n_segments=segments)
         )
@@ -192,7 +192,7 @@ def test_a_field_is_read_from_a_path_as_what_it_is_used_for(tmp_path):
     keys = [("depth=2.5", "loop"), ("depth=1e0", "tile"), ("depth=1", "loop"), ("depth=1e99", "tile")]
     for key, strategy in keys:
         write(tmp_path / f"tiles/{key}/how={strategy}/a.parquet", {"n": [100.0]})
-    asked = {"want": ["time"], "columns": {"strategy": "how"}}
+    asked = {"want": ["time_ns"], "columns": {"strategy": "how"}}
     done = evaluate(tmp_path / "tiles", tmp_path / "tiled", TILES, **asked)
     expected = [float(TILES.predict_ns(how, 100.0, float(key[6:]))) for key, how in sorted(keys) if key != "depth=1e99"]
     np.testing.assert_allclose(read(tmp_path / "tiled")["time_ns"], expected, **SINGLE)
@@ -213,7 +213,7 @@ def test_rows_that_cannot_be_evaluated_are_rejected_by_their_place_and_the_other
     reasons = dict.fromkeys(bad, "n: expected") | {5: "tyle", 3000: "null"}
     table = {"id": range(4000), "n": pa.array(values, pa.float64()), "depth": depth, "strategy": names}
     source = write(tmp_path / "runs.parquet", table, row_group_size=1000)
-    asked = {"want": ["time"], "columns": {"strategy": "strategy"}, "rows_per_batch": 300}
+    asked = {"want": ["time_ns"], "columns": {"strategy": "strategy"}, "rows_per_batch": 300}
     done = evaluate(source, tmp_path / "out", TILES, **asked)
     assert done.rejected == 8
     rejected = read(done.rejects).to_pylist()
@@ -355,7 +355,7 @@ def test_a_job_that_was_stopped_goes_on_where_parts_are_missing_and_another_one_
         evaluate(source, out, GATE)
     for other in (
         {"what": rx.io_fusion_gate_for_target("metal")},
-        {"want": ["score"]},
+        {"want": ["score_ns"]},
         {"columns": {"after_sync_points": "before_sync_points"}},
         {"source": [source / "0.parquet"]},
         {"rows_per_batch": 100},
@@ -551,8 +551,11 @@ def test_places_and_arguments_that_cannot_be_are_one_line(tmp_path):
         ({"sink": tmp_path / "in"}, "in/a.parquet: expected a file to read, got one that is written"),
         ({"sink": other.parent}, "expected a new or empty folder"),
         ({"what": "cuda"}, "what: expected an IoFusionGate or a CalibratedModel, got str"),
-        ({"want": ["price"]}, "want: expected some of score, decision, probability, log_odds, got 'price'"),
-        ({"want": ["probability"]}, "temperature_ns: expected one"),
+        (
+            {"want": ["price"]},
+            "want: expected some of score_ns, should_fuse, fuse_probability, fuse_log_odds, got 'price'",
+        ),
+        ({"want": ["fuse_probability"]}, "temperature_ns: expected one"),
         ({"temperature_ns": -1.0}, "temperature_ns: expected a positive"),
         ({"strategy": "tile"}, "a gate has no strategies"),
         ({"columns": {"launches": "a"}}, "columns: expected fields among"),
@@ -586,7 +589,7 @@ def test_the_command_does_the_same_and_its_status_says_whether_rows_were_rejecte
 
     columns = pairs(100)
     source, out = write(tmp_path / "a.parquet", columns), tmp_path / "out"
-    good = run(source, out, "--target", "cuda", "--want", "score, decision", "--json")
+    good = run(source, out, "--target", "cuda", "--want", "score_ns, should_fuse", "--json")
     assert good.exit_code == 0, good.output
     assert_documented("evaluate", json.loads(good.stdout))
     evaluate(source, tmp_path / "same", GATE)

@@ -9,9 +9,9 @@ from ._evaluate import Evaluation as Evaluation
 from ._evaluate import evaluate as evaluate
 from ._fleet import Fleet as Fleet
 from ._fleet import fleet_of as fleet_of
-from ._gate import GATE_COLUMNS as GATE_COLUMNS
-from ._model import MODEL_COLUMNS as MODEL_COLUMNS
 from ._ray import connected as connected
 from ._ray import on_ray as on_ray
+from ._rows import GATE_COLUMNS as GATE_COLUMNS
+from ._rows import MODEL_COLUMNS as MODEL_COLUMNS
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -12,8 +12,7 @@ from rlxjax._files import check_pyarrow
 from rlxjax.calibration import CalibratedModel
 from rlxjax.gate import IoFusionGate
 
-from ._gate import gate_rows
-from ._model import STRATEGY, model_rows
+from ._rows import STRATEGY, gate_rows, model_rows
 
 #: Rows that are held at a time, for each processor.
 ROWS_PER_BATCH = 2**17
@@ -84,8 +83,8 @@ def evaluate(
         sink: the folder to write.
         what: a gate, for rows of two profiles (`before_kernel_launches`, ..., `after_device_traffic_bytes`), or a
             calibrated model, for rows of its inputs.
-        want: columns to add. Of a gate: score, decision, probability, log_odds. Of a model: pick, time, interval,
-            terms, margin, probability, undecided, domain.
+        want: columns to add. For a gate: score_ns, should_fuse, fuse_probability, fuse_log_odds. For a model: pick,
+            time_ns, low_ns, high_ns, terms (a column for each), margin_ns, probability, undecided, in_domain.
         columns: the column of a field, where it is not called as the field. A model has the field `strategy` too, by
             which each row says whose time is asked for. Columns of no field are carried along.
         temperature_ns: of a gate's probability and log-odds.
@@ -122,9 +121,8 @@ def evaluate(
         [{'graph': 'a', 'score_ns': 1340866.5, 'should_fuse': True},
          {'graph': 'b', 'score_ns': 0.0, 'should_fuse': False}]
     """
-    begun_s = time.perf_counter()
+    begun_s, sink = time.perf_counter(), FilePath(sink)
     as_index(rows_per_batch, "rows_per_batch", at_least=1)
-    sink = FilePath(sink)
     if isinstance(what, IoFusionGate):
         if strategy is not None:
             raise ValueError("strategy: expected none, a gate has no strategies")
@@ -143,16 +141,15 @@ def evaluate(
     from ._job import job_of, run_job
 
     job, parts = job_of(program, source, sink, columns, rows_per_batch, strict)
-    done = run_job(job, parts, resume, advance or (lambda done, total: None), engine, address)
+    totals, resumed = run_job(job, parts, resume, advance or (lambda done, total: None), engine, address)
+    rows, rejected, *working_s = totals.tolist()
     return Evaluation(
         sink=sink,
-        rows=done.rows,
-        rejected=done.rejected,
-        rejects=done.rejects if done.rejected else None,
-        parts=done.parts,
-        resumed=done.resumed,
+        rows=int(rows),
+        rejected=int(rejected),
+        rejects=job.rejects if rejected else None,
+        parts=len(parts),
+        resumed=resumed,
         seconds=time.perf_counter() - begun_s,
-        decode_s=done.times.decode_s,
-        evaluate_s=done.times.evaluate_s,
-        encode_s=done.times.encode_s,
+        **dict(zip(("decode_s", "evaluate_s", "encode_s"), working_s, strict=True)),
     )

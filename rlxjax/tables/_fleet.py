@@ -50,7 +50,7 @@ class Fleet:
             first = 0
             with self._read((file,)) as data:
                 for batch in data.to_batches(columns=[name]):
-                    for device, count in _counted(batch.column(name)):
+                    for device, count in map(dict.values, batch.column(name).value_counts().to_pylist()):
                         if device is None or not str(device):
                             row = first + [not one for one in batch.column(name).to_pylist()].index(True)
                             raise ValueError(f"{file}, row {row}: {name}: expected the name of a device, got nothing")
@@ -76,7 +76,7 @@ class Fleet:
         mine = is_mine.isin(list(devices))
         with self._read(self.files) as data:
             table = data.to_table(columns=names, filter=mine)
-        columns = {name: _cells(table.column(name)) for name in names}
+        columns = {name: np.asarray(table.column(name)) for name in names}
         place_of = {device: place for place, device in enumerate(devices)}
         own = np.array([place_of[device] for device in columns[column]], int)
         order = np.argsort(own, kind="stable")
@@ -106,10 +106,9 @@ class Fleet:
     def _timings_of(
         self, device: str, columns: Mapping[str, np.ndarray], rows: np.ndarray, min_timings: int
     ) -> Timings | str:
-        by_field = {field: name for field, name in self.columns.items() if field not in ("device", "time_ns")}
-        cells = {field: columns[name][rows] for field, name in by_field.items()}
         time_ns = self.columns["time_ns"]
-        cells[time_ns] = columns[time_ns][rows]
+        by_field = {field: name for field, name in self.columns.items() if field not in ("device", "time_ns")}
+        cells = {field: columns[name][rows] for field, name in [*by_field.items(), (time_ns, time_ns)]}
 
         def place(row: int) -> str:
             return f"{columns[FILE][rows[row]]}, row {row} of {device!r}"
@@ -171,17 +170,8 @@ def fleet_of(
         "time_ns": Field("time"),
         **{name: Field(entry.unit, default=entry.default) for name, entry in model.inputs.items()},
     }
-    mapped, _, types = columns_of(found, fields, given, (), first)
+    mapped, _, types = columns_of(found, fields, given)
     used = {*mapped.values()}
     keys = pa.schema([(name, type_) for name, type_ in types.items() if name in used])
     schema = pa.schema([*(field for field in found.schema if field.name in used), *keys])
     return Fleet(model, tuple(map(os.path.abspath, found.files)), FrozenDict(mapped), schema, keys)
-
-
-def _counted(column: Any) -> list[tuple[Any, int]]:
-    return [(entry["values"], entry["counts"]) for entry in column.value_counts().to_pylist()]
-
-
-def _cells(column: Any) -> np.ndarray:
-    """Return a column's cells; texts as Python's."""
-    return np.asarray(column)

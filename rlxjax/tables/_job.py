@@ -1,94 +1,216 @@
-"""A job: its parts, those of them that are missing, and the processors that share them."""
+"""A job: its manifest, the parts that are missing, and the processors that share them.
+
+A part's rows are read, evaluated and written batch by batch, and its file appears whole.
+"""
 
 import contextlib
 import functools
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from importlib import metadata
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlxjax._chunks import worker_count
-from rlxjax._files import locked
+from rlxjax._files import Sealed, digest_of, locked, read_json_file, whole_file, write_json_file
 
-from ._manifest import begin, manifest_of, manifest_path
-from ._part import Job, PartTimes, check_carried, evaluate_part
 from ._ray import connected, on_ray
-from ._rows import Compiled, RowProgram
-from ._source import Part, columns_of, source_of
+from ._rows import Compiled, Field, RowProgram, bad_rows
+from ._source import (
+    COMPRESSION,
+    Part,
+    Source,
+    check_carried,
+    columns_of,
+    digest_of_file,
+    ends_of_groups,
+    read_as,
+    said,
+    source_of,
+    unreadable,
+)
 
-#: Called with the rows that are done and those that there are.
-Advance = Callable[[int, int], None]
+SCHEMA_VERSION = 2
 
 
-class Done(NamedTuple):
-    """What a job did: rows and rejects of all parts, parts, those that were there already, times of the others."""
+class ManifestError(ValueError):
+    """A manifest that cannot be used; one line that names the file."""
 
-    rows: int
-    rejected: int
+
+class Manifest(Sealed):
+    """What a job is, beside its folder: by it a stopped job goes on, and another one is refused.
+
+    Attributes:
+        what: is evaluated, in words.
+        program: a digest of all that the answers depend on.
+        columns: the column of each field.
+        carried: columns that are carried along.
+        rows_per_batch: rows of a row group of the output.
+        files: a digest of each file, by its path.
+        package: versions.
+        parts: rows of each part, by its name.
+    """
+
+    schema_version: Literal[2] = SCHEMA_VERSION
+    what: str
+    program: str
+    columns: dict[str, str]
+    carried: list[str]
+    rows_per_batch: int
+    files: dict[str, str]
+    package: dict[str, str]
+    parts: dict[str, int]
+
+
+class Job(NamedTuple):
+    """What every part of a job is done by; it travels to other processes.
+
+    Attributes:
+        program: what is evaluated.
+        source: the files.
+        columns: the column of each field that has one.
+        carried: columns that are carried along.
+        keys: the type of each column that stands in paths.
+        sink: the folder of the parts.
+        rejects: the folder of the rows that cannot be evaluated.
+        manifest: the path of the manifest, beside the folder, so that readers of the folder see rows alone.
+        rows_per_batch: that are held at a time.
+        is_strict: whether the first such row ends the job.
+    """
+
+    program: RowProgram
+    source: Source
+    columns: Mapping[str, str]
+    carried: tuple[str, ...]
+    keys: Mapping[str, Any]
+    sink: FilePath
     rejects: FilePath
-    parts: int
-    resumed: int
-    times: PartTimes
+    manifest: FilePath
+    rows_per_batch: int
+    is_strict: bool
 
 
-def run_job(
-    job: Job, parts: Sequence[Part], resume: bool, advance: Advance, engine: str = "local", address: str | None = None
-) -> Done:
-    """Evaluate the parts that are missing; arguments and errors as of `evaluate`."""
-    sink = job.sink
-    cluster = connected(address) if engine == "ray" else contextlib.nullcontext()
-    with locked(sink / "part"), _without_leftovers(job), cluster:
-        begin(manifest_of(job, parts, _package()), job, resume)
-        rejected = {part.name: _rejected(job, part) for part in parts}
-        missing = [part for part in parts if rejected[part.name] is None]
-        done_rows = job.source.rows - sum(part.rows for part in missing)
-        say = _counting(done_rows, job.source.rows, advance)
-        times = (_on_ray if engine == "ray" else _on_threads)(job, missing, say)
-    of_all = times.rejected + sum(filter(None, rejected.values()))
-    return Done(job.source.rows, of_all, job.rejects, len(parts), len(parts) - len(missing), times)
+#: Rows that were read and rejected, and the seconds of decoding, evaluating and encoding, `[5]`.
+Totals = np.ndarray
 
 
 def job_of(
     program: RowProgram, source: Any, sink: FilePath, columns: Mapping[str, str] | None, rows: int, is_strict: bool
 ) -> tuple[Job, list[Part]]:
     """Return a job and its parts, in their order, everything checked that footers say."""
-    rejects = sink.with_name(f"{sink.name}.rejected")
+    rejects, manifest = (sink.with_name(f"{sink.name}.{end}") for end in ("rejected", "manifest.json"))
     for folder in (sink, rejects):
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder}: expected a folder, or none, got a file")
-    files, parts = source_of(source, (sink, rejects, manifest_path(sink)))
-    first = next(iter(files.files))
-    own, carried, keys = columns_of(files, program.fields, columns, [*program.outputs], first)
-    check_carried(files, carried, first)
-    return Job(program, files, own, tuple(carried), keys, sink, rejects, rows, is_strict), parts
+    files, parts = source_of(source, (sink, rejects, manifest))
+    own, carried, keys = columns_of(files, program.fields, columns, [*program.outputs])
+    check_carried(files, carried)
+    return Job(program, files, own, tuple(carried), keys, sink, rejects, manifest, rows, is_strict), parts
 
 
-def _package() -> dict[str, str]:
-    return {name: metadata.version(name) for name in ("rlxjax", "jax", "jaxlib")}
+def run_job(
+    job: Job,
+    parts: Sequence[Part],
+    resume: bool,
+    advance: Callable[[int, int], None],
+    engine: str = "local",
+    address: str | None = None,
+) -> tuple[Totals, int]:
+    """Evaluate the parts that are missing; return the totals and how many parts were there. See `evaluate`."""
+    cluster = connected(address) if engine == "ray" else contextlib.nullcontext()
+    lock, total = threading.Lock(), job.source.rows
+    with locked(job.sink / "part"), _without_leftovers(job), cluster:
+        _begin(job, parts, resume)
+        rejected = {part.name: _rejects_of(job, part) for part in parts}
+        missing = [part for part in parts if rejected[part.name] is None]
+        done = total - sum(part.rows for part in missing)
+
+        def say(rows: int) -> None:
+            nonlocal done
+            with lock:
+                done += rows
+                advance(done, total)
+
+        say(0)
+        totals = sum((_on_ray if engine == "ray" else _on_threads)(job, missing, say), np.zeros(5))
+    totals[:2] = total, totals[1] + sum(filter(None, rejected.values()))
+    return totals, len(parts) - len(missing)
 
 
-def _counting(done: int, total: int, advance: Advance) -> Callable[[int], None]:
-    """Return what counts rows as they are done, whatever thread says so."""
-    lock = threading.Lock()
+def _begin(job: Job, parts: Sequence[Part], resume: bool) -> None:
+    """Write a job's manifest, or check that the one that is there is of the same job, and may be gone on with."""
+    sink = job.sink
+    manifest = Manifest(
+        what=job.program.name,
+        program=digest_of({"name": job.program.name, **job.program.identity}),
+        columns=dict(job.columns),
+        carried=list(job.carried),
+        rows_per_batch=job.rows_per_batch,
+        files={os.path.abspath(path): digest for path, digest in job.source.files.items()},
+        package={name: metadata.version(name) for name in ("rlxjax", "jax", "jaxlib")},
+        parts={part.name: part.rows for part in parts},
+    )
+    if not job.manifest.exists():
+        for folder in (sink, job.rejects):
+            if folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+                raise ManifestError(f"{folder}: expected a new or empty folder, got one that holds other files")
+        write_json_file(manifest, job.manifest)
+        return
+    known = read_json_file(
+        job.manifest, Manifest, SCHEMA_VERSION, ManifestError, "give another folder", "the manifest of an evaluation"
+    )
+    names = {"what": "what is evaluated", "program": "what is evaluated", "files": "the input"}
+    for name in Manifest.model_fields:
+        if getattr(known, name) != getattr(manifest, name):
+            hint, ours = "", manifest.files
+            if name == "files":
+                other = next(path for path in known.files | ours if known.files.get(path) != ours.get(path))
+                hint = f" ({other}: size, footer or time of change, which `cp -p` and `rsync -t` keep)"
+            differs = names.get(name, name.replace("_", " "))
+            raise ManifestError(f"{sink}: holds another job: {differs} differs; give another folder{hint}")
+    if not resume:
+        done = sum((sink / f"{part.name}.parquet").exists() for part in parts)
+        raise ManifestError(
+            f"{sink}: holds {done} of the {len(parts)} parts of this job; go on with --resume "
+            "(resume=True), or give another folder"
+        )
 
-    def count(rows: int) -> None:
-        nonlocal done
-        with lock:
-            done += rows
-            advance(done, total)
 
-    count(0)
-    return count
+@contextlib.contextmanager
+def _without_leftovers(job: Job) -> Iterator[None]:
+    """Remove what killed processes of this folder's job have left half written, at the begin and at the end."""
+
+    def remove() -> None:
+        for folder in (job.sink, job.rejects) if job.manifest.exists() else ():
+            for left in folder.glob(".*.tmp"):
+                left.unlink(missing_ok=True)
+
+    remove()
+    try:
+        yield
+    finally:
+        remove()
 
 
-def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> PartTimes:
+def _rejects_of(job: Job, part: Part) -> int | None:
+    """Return how many rows a part has rejected; None of one that is not there, or lacks rows or rejects."""
+    try:
+        rejected = part.rows - pq.read_metadata(job.sink / f"{part.name}.parquet").num_rows
+        is_whole = not rejected or pq.read_metadata(job.rejects / f"{part.name}.parquet").num_rows == rejected
+    except (pa.ArrowException, OSError):
+        return None
+    return rejected if is_whole else None
+
+
+def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> Iterator[Totals]:
     """Evaluate parts side by side; what one raises ends all of them.
 
     They are one more than processors, which so have work while a part goes to the disk.
@@ -101,78 +223,176 @@ def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> 
             raise InterruptedError
 
     with ThreadPoolExecutor(worker_count() + 1, "rlxjax") as pool:
-        running = [pool.submit(evaluate_part, job, part, compiled, advance) for part in parts]
+        running = [pool.submit(_evaluate_part, job, part, compiled, advance) for part in parts]
         try:
             done, _ = wait(running, return_when=FIRST_EXCEPTION)
             for one in done:
                 one.result()
-            return _sum(one.result() for one in running)
+            yield from (one.result() for one in running)
         except BaseException:
             ended.set()
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _on_ray(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> PartTimes:
-    """Evaluate parts on the actors of the cluster that this process is connected to."""
-    total, gone = PartTimes(), []
+def _on_ray(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> Iterator[Totals]:
+    """Evaluate parts on the workers of the cluster that this process is connected to."""
+    gone = []
 
-    def lost(part: Part, why: str) -> PartTimes:
+    def lost(part: Part, why: str) -> Totals:
         last = part.first_group + part.groups - 1
         gone.append(f"{part.file}, row groups {part.first_group} to {last} ({part.name}): {why}")
-        return PartTimes()
+        return np.zeros(5)
 
     for own in on_ray(functools.partial(_part_worker, job), parts, lost=lost):
-        say(own.rows)
-        total = total.plus(own)
+        say(int(own[0]))
+        yield own
     if gone:
         raise OSError(f"{'; '.join(gone)}; all other parts are there: go on with --resume (resume=True)")
-    return total
 
 
-def _part_worker(job: Job) -> Callable[[Part], PartTimes]:
-    """Return what evaluates parts in an actor, on whatever machine: the files have to be there."""
+def _part_worker(job: Job) -> Callable[[Part], Totals]:
+    """Return what evaluates parts in a process of Ray, on whatever machine: the files have to be there."""
     compiled = Compiled(job.program)
 
-    def work(part: Part) -> PartTimes:
-        for path in (part.file, manifest_path(job.sink)):
+    def work(part: Part) -> Totals:
+        for path in (part.file, job.manifest):
             if not os.path.exists(path):
                 raise ValueError(
                     f"{path}: not there on {socket.gethostname()}; all machines have to see the input and the output"
                 )
-        return evaluate_part(job, part, compiled)
+        return _evaluate_part(job, part, compiled, lambda rows: None)
 
     return work
 
 
-@contextlib.contextmanager
-def _without_leftovers(job: Job) -> Iterator[None]:
-    """Remove what killed processes of this folder's job have left half written, at the begin and at the end."""
-
-    def remove() -> None:
-        for folder in (job.sink, job.rejects) if manifest_path(job.sink).exists() else ():
-            for left in folder.glob(".*.tmp"):
-                left.unlink(missing_ok=True)
-
-    remove()
+def _evaluate_part(job: Job, part: Part, compiled: Compiled, advance: Callable[[int], None]) -> Totals:
+    """Read, evaluate and write one part; `advance` is called with the rows of each batch, and may end it by raising."""
+    totals, clock, rejects, first_row = np.zeros(5), time.perf_counter, [], part.first_row
+    carried = [
+        job.source.schema.field(name) if name not in job.keys else (name, job.keys[name]) for name in job.carried
+    ]
+    kinds = {name: pa.string() if isinstance(kind, tuple) else kind for name, kind in job.program.outputs.items()}
+    schema = pa.schema([*carried, *(pa.field(name, kind, nullable=False) for name, kind in kinds.items())])
+    names = [*job.carried, *(name for name, own in job.program.outputs.items() if isinstance(own, tuple))]
+    options: Any = {"compression": COMPRESSION, "use_dictionary": names}  # and not of floats, which differ
     try:
-        yield
-    finally:
-        remove()
+        with whole_file(job.sink / f"{part.name}.parquet") as path:
+            begun = clock()
+            with pq.ParquetWriter(path, schema, **options) as writer:
+                for batch in _batches(job, part):
+                    decoded = clock()
+                    rows, bad = _evaluated(job, part, batch, first_row, compiled, schema)
+                    evaluated = clock()
+                    writer.write_table(rows, row_group_size=job.rows_per_batch)
+                    rejects += [] if bad is None else [bad]
+                    first_row += batch.num_rows
+                    n_bad = 0 if bad is None else bad.num_rows
+                    totals += batch.num_rows, n_bad, decoded - begun, evaluated - decoded, clock() - evaluated
+                    advance(batch.num_rows)
+                    del batch, rows  # the next ones take their memory
+                    begun = clock()
+            if rejects:  # first, so that a part that is there has its rejects
+                with whole_file(job.rejects / f"{part.name}.parquet") as beside:
+                    pq.write_table(pa.concat_tables(rejects), beside, compression=COMPRESSION)
+        totals[4] += clock() - begun
+    except pa.ArrowException as reason:
+        raise ValueError(f"{part.file}: pyarrow cannot take or write its rows ({said(reason)})") from None
+    return totals
 
 
-def _sum(times: Iterable[PartTimes]) -> PartTimes:
-    total = PartTimes()
-    for own in times:
-        total = total.plus(own)
-    return total
-
-
-def _rejected(job: Job, part: Part) -> int | None:
-    """Return how many rows a part has rejected; None of one that is not there, or lacks rows or rejects."""
+def _batches(job: Job, part: Part) -> Iterator[pa.RecordBatch]:
+    """Yield a part's rows, so many at a time, of the columns that are in the file."""
+    wanted = {*job.columns.values(), *job.carried}
+    schema = pa.schema([field for field in job.source.schema if field.name in wanted])
+    groups = [*range(part.first_group, part.first_group + part.groups)]
     try:
-        rejected = part.rows - pq.read_metadata(job.sink / f"{part.name}.parquet").num_rows
-        is_whole = not rejected or pq.read_metadata(job.rejects / f"{part.name}.parquet").num_rows == rejected
-    except (pa.ArrowException, OSError):
-        return None
-    return rejected if is_whole else None
+        with pq.ParquetFile(part.file, pre_buffer=False, page_checksum_verification=True) as file:
+            _check_same(job, part, file.metadata)
+            for batch in file.iter_batches(job.rows_per_batch, groups, schema.names, use_threads=False):
+                own = [read_as(batch.column(field.name), field.type) for field in schema]
+                yield pa.RecordBatch.from_arrays(own, schema=schema)
+            _check_same(job, part, file.metadata)
+    except (pa.ArrowException, OSError) as reason:
+        raise ValueError(unreadable([part.file], schema.names, reason, groups)) from None
+
+
+def _check_same(job: Job, part: Part, metadata: Any) -> None:
+    """Refuse a file that is not what it was when the job began."""
+    if digest_of_file(part.file, metadata) != job.source.files[part.file]:
+        raise ValueError(f"{part.file}: has changed since the job began; begin again with another folder to write")
+
+
+def _evaluated(
+    job: Job, part: Part, batch: pa.RecordBatch, first_row: int, compiled: Compiled, schema: pa.Schema
+) -> tuple[pa.Table, pa.Table | None]:
+    """Return the rows of a batch with their answers, and those that have none, as they came, with place and reason."""
+    columns, nulls, reasons = {}, {}, {}
+    for name, field in job.program.fields.items():
+        columns[name], nulls[name], unknown = _column(job, part, batch, name, field)
+        reasons = unknown | reasons
+    answers, is_answer = compiled(columns)
+    if job.program.check is not None or any(own.size for own in nulls.values()) or not is_answer.all():
+        reasons = bad_rows(job.program, columns, nulls, job.columns) | reasons
+    for row in np.flatnonzero(~is_answer).tolist():
+        reasons.setdefault(row, f"no answer: {job.program.name} gives no number for such a row")
+    rows = np.array(sorted(reasons), int)
+    places = rows + first_row
+    ends = ends_of_groups(part) if reasons else rows
+    groups = part.first_group + np.searchsorted(ends, places - part.first_row, "right")
+    if reasons and job.is_strict:
+        raise ValueError(f"{part.file}, row group {groups[0]}, row {places[0]}: {reasons[int(rows[0])]}")
+    added = []
+    for name, kind in job.program.outputs.items():
+        own = pa.array(answers[name])
+        added.append(pa.array(kind).take(own) if isinstance(kind, tuple) else own)
+    carried = [_constant(job, part, name, batch) if name in job.keys else batch.column(name) for name in job.carried]
+    table = pa.Table.from_arrays([*carried, *added], schema=schema)
+    if not reasons:
+        return table, None
+    keep = np.ones(batch.num_rows, bool)
+    keep[rows] = False
+    texts = [reasons[row] for row in rows.tolist()]
+    rejected = pa.table({"file": [part.file] * len(rows), "row_group": groups, "row": places, "reason": texts})
+    for name, column in zip(batch.schema.names, batch.take(pa.array(rows)).columns, strict=True):
+        while name in rejected.column_names:
+            name += "_as_read"  # noqa: PLW2901
+        rejected = rejected.append_column(name, column)
+    return table.filter(pa.array(keep)), rejected
+
+
+def _constant(job: Job, part: Part, name: str, batch: pa.RecordBatch) -> pa.Array:
+    return pa.repeat(pa.scalar(job.source.keys[part.file][name], pa.string()).cast(job.keys[name]), batch.num_rows)
+
+
+def _column(
+    job: Job, part: Part, batch: pa.RecordBatch, name: str, field: Field
+) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
+    """Return one field's values as int64, float64 or codes, the rows that are null, and those of other wrong values."""
+    none = np.zeros(0, np.int64)
+    if name not in job.columns:
+        default = field.names.index(str(field.default)) if field.names else float(field.default or 0.0)
+        return np.full(batch.num_rows, default, np.int8 if field.names else np.float64), none, {}
+    own = job.columns[name]
+    column = _constant(job, part, own, batch) if own in job.keys else batch.column(own)
+    nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)) if column.null_count else none
+    if field.names:
+        import pyarrow.compute  # as long as JAX takes to compile: only where it is needed
+
+        compute: Any = pyarrow.compute
+        codes = compute.fill_null(compute.index_in(column.cast(pa.string()), pa.array(field.names)), -1).to_numpy()
+        known = ", ".join(field.names)
+        unknown = {
+            row: f"{own}: expected one of {known}, got {column[row].as_py()!r}"
+            for row in np.setdiff1d(np.flatnonzero(codes < 0), nulls).tolist()
+        }
+        return np.maximum(codes, 0).astype(np.int8), nulls, unknown
+    if nulls.size and pa.types.is_integer(column.type):  # and a float is NaN
+        column = column.fill_null(0)
+    values = column.to_numpy(zero_copy_only=False)
+    large = np.flatnonzero(values > np.iinfo(np.int64).max) if values.dtype == np.uint64 else none
+    wrong = {row: f"{own}: expected at most 2**63 - 1, got {values[row]}" for row in large.tolist()}
+    values = values.astype(np.int64 if values.dtype.kind in "iu" else np.float64, copy=False)
+    if wrong:
+        values[large] = 0
+    return values, nulls, wrong

@@ -59,31 +59,34 @@ def on_ray(
     """
     if not items:
         return
-    with connected(address) as ray, _ended_cluster(ray):
-        share, most = _share_of(ray, room_s)
-        made = ray.put((_dumps(make_worker), os.getcwd(), sys.path))
-        # Ray itself would try an item without end that takes too much memory.
-        call = ray.remote(max_retries=0, max_calls=0, **share)(_call)
-        died = ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError
-        waiting, dead, running = collections.deque((number, 1) for number in range(len(items))), [], {}
+    with connected(address) as ray:
         try:
-            while waiting or running:
-                while waiting and len(running) < 2 * most:  # one waits where another one works
-                    number, tried = waiting.popleft()
-                    running[call.remote(made, _dumps(items[number]))] = number, tried
-                (done, *_), _ = ray.wait([*running])
-                number, tried = running.pop(done)
-                try:
-                    result, error = _loads(ray.get(done))
-                except died:
-                    (waiting if tried < TRIES else dead).append((number, tried + 1))
-                    continue
-                if error is not None:
-                    raise error
-                yield result
-        finally:
-            for one in running:  # where something ended the work
-                ray.cancel(one, force=True)
+            share, most = _share_of(ray, room_s)
+            made = ray.put((_dumps(make_worker), os.getcwd(), sys.path))
+            # Ray itself would try an item without end that takes too much memory.
+            call = ray.remote(max_retries=0, max_calls=0, **share)(_call)
+            died = ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError
+            waiting, dead, running = collections.deque((number, 1) for number in range(len(items))), [], {}
+            try:
+                while waiting or running:
+                    while waiting and len(running) < 2 * most:  # one waits where another one works
+                        number, tried = waiting.popleft()
+                        running[call.remote(made, _dumps(items[number]))] = number, tried
+                    (done, *_), _ = ray.wait([*running])
+                    number, tried = running.pop(done)
+                    try:
+                        result, error = _loads(ray.get(done))
+                    except died:
+                        (waiting if tried < TRIES else dead).append((number, tried + 1))
+                        continue
+                    if error is not None:
+                        raise error
+                    yield result
+            finally:
+                for one in running:  # where something ended the work
+                    ray.cancel(one, force=True)
+        except ray.exceptions.RayError as reason:
+            raise OSError(f"Ray ended before the work did ({_line(reason)})") from reason
     dead = [items[number] for number, _ in sorted(dead)]
     why = f"its worker died {TRIES} times: it was killed, or ran out of memory"
     if dead and lost is None:
@@ -127,8 +130,14 @@ def connected(address: str | None = None) -> Iterator[Any]:
     else:
         _check_answer(address)
     try:
-        with _mute_stderr():
+        error_output = os.dup(2)
+        try:  # compiled code of this process says there what log level Ray has
+            with open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), 2)
             ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
+        finally:
+            os.dup2(error_output, 2)
+            os.close(error_output)
     except (ConnectionError, RuntimeError, ValueError) as reason:
         raise OSError(f"{address}: Ray cannot be started or joined ({_line(reason)})") from None
     try:
@@ -189,13 +198,9 @@ def _check_answer(address: str) -> None:
 def _share_of(ray: Any, room_s: float) -> tuple[dict[str, float], int]:
     """Return what a worker asks for and how many workers there may be, once there is room for one."""
     resources = ray.cluster_resources()
-    cpus, gpus = resources.get("CPU", 0), int(resources.get("GPU", 0))
-    share = {"num_cpus": WORKER_CPUS}
-    if gpus and os.environ.get("JAX_PLATFORMS") != "cpu":
-        share["num_gpus"] = 1.0
-    else:
-        gpus = 0
-    asked = {name.removeprefix("num_").removesuffix("s").upper(): amount for name, amount in share.items()}
+    cpus, gpus = (int(resources.get(name, 0)) for name in ("CPU", "GPU"))
+    gpus = 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else gpus
+    asked = {"CPU": WORKER_CPUS} | ({"GPU": 1.0} if gpus else {})
     room = ray.util.placement_group([asked])
     has_room = room.wait(room_s)
     ray.util.remove_placement_group(room)
@@ -206,28 +211,7 @@ def _share_of(ray: Any, room_s: float) -> tuple[dict[str, float], int]:
             for name, amount in asked.items()
         )
         raise ValueError(f"Ray has no room for a worker, which needs {each} on one machine")
-    return share, max(1, gpus or int(cpus))
-
-
-@contextlib.contextmanager
-def _ended_cluster(ray: Any) -> Iterator[None]:
-    try:
-        yield
-    except ray.exceptions.RayError as reason:
-        raise OSError(f"Ray ended before the work did ({_line(reason)})") from reason
-
-
-@contextlib.contextmanager
-def _mute_stderr() -> Iterator[None]:
-    """Drop what compiled code of this process writes to standard error: Ray says there what log level it has."""
-    before = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
+    return {f"num_{name.lower()}s": amount for name, amount in asked.items()}, max(1, gpus or cpus)
 
 
 def _line(reason: BaseException) -> str:

@@ -1,12 +1,16 @@
 """What is asked of each row of a table: the columns that it needs, the columns that it gives, and one jitted program.
 
-A row that cannot be evaluated has no answer; where there is such a row, the host finds the column and the reason.
+A row is a pair of profiles, for a gate, or the inputs of a calibrated latency model. A row that cannot be evaluated has
+no answer; where there is such a row, the host finds the column and the reason.
 """
 
 import dataclasses
 import functools
+import hashlib
 import math
+import pickle
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,11 +20,23 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from rlxjax._checks import MOST
+from rlxjax._checks import MOST, fields_of
+from rlxjax._counts import as_temperature
+from rlxjax.calibration import CalibratedModel
+from rlxjax.gate import FusionBenefit, IoFusionGate
+from rlxjax.graph import GraphIoProfile
 
+#: The columns that may be asked for of a gate, in their order.
+GATE_COLUMNS = ("score_ns", "should_fuse", "fuse_probability", "fuse_log_odds")
+#: Those of a calibrated model; `terms` are a column for each term of the model, of the term's name.
+MODEL_COLUMNS = (
+    *("pick", "time_ns", "low_ns", "high_ns", "terms", "margin_ns", "probability", "undecided", "in_domain"),
+)
 #: Rows that are computed together: what a processor's cache holds, or what fills an accelerator; and rows that a
 #: program is compiled for at least.
 CHUNK_ROWS, ACCELERATOR_ROWS, LEAST_ROWS = 2048, 2**17, 2**14
+#: The optional field of a row that names the strategy whose time is asked for.
+STRATEGY = "strategy"
 
 #: A column of a batch, `[rows]`, without nulls.
 Column = np.ndarray
@@ -43,15 +59,6 @@ class Field(NamedTuple):
     default: float | str | None = None
     names: tuple[str, ...] = ()
 
-    @property
-    def harmless(self) -> float:
-        """A value that every program takes, in place of one that it does not."""
-        return 0.0 if self.names else max(self.least, self.step, 1.0)
-
-
-#: From columns by field to the columns that are given, and whether each row has an answer.
-Program = Callable[[Mapping[str, Array]], tuple[dict[str, Array], Array]]
-
 
 @dataclasses.dataclass(frozen=True)
 class RowProgram:
@@ -62,7 +69,8 @@ class RowProgram:
         identity: all that the answers depend on, as JSON.
         fields: what a row has to have, by name.
         outputs: the columns that it gives, by name: "float32", "bool", or for names the tuple of them.
-        program: traced; columns as float64 or int64, `[rows]` each.
+        program: traced; from columns as float64 or int64, `[rows]` each, by field, to the columns that are given and
+            whether each row has an answer.
         check: refuses columns that no row has together, by a `ValueError`.
     """
 
@@ -70,18 +78,128 @@ class RowProgram:
     identity: Mapping[str, Any]
     fields: Mapping[str, Field]
     outputs: Mapping[str, str | tuple[str, ...]]
-    program: Program
+    program: Callable[[Mapping[str, Array]], tuple[dict[str, Array], Array]]
     check: Callable[[Mapping[str, Column]], None] | None = None
 
 
-def wanted_groups(want: Sequence[str] | None, groups: Mapping[str, Any], default: Sequence[str]) -> list[str]:
-    """Return which groups of columns are asked for, in the order of `groups`."""
+def gate_rows(gate: IoFusionGate, want: Sequence[str] | None = None, temperature_ns: float | None = None) -> RowProgram:
+    """Return what evaluates pairs of profiles: `before_kernel_launches` and so on, and the same `after_`."""
+    names = _wanted(want, GATE_COLUMNS, [*GATE_COLUMNS][: 2 if temperature_ns is None else 3])
+    if temperature_ns is None and (soft := [name for name in names if name.startswith("fuse_")]):
+        raise ValueError(f"temperature_ns: expected one, which {soft[0]} is of, got none")
+    soft_ns = 1.0 if temperature_ns is None else float(as_temperature(temperature_ns))
+    rates = {name: float(rate) for name, rate in fields_of(gate).items()}
+    counts = [field.name for field in dataclasses.fields(GraphIoProfile)]
+
+    def saved(before: Array, after: Array) -> Array:
+        if before.dtype != after.dtype:  # else exact before it is a float
+            before, after = before.astype(float), after.astype(float)
+        return (before - after).astype(float)
+
+    def program(columns: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
+        benefit = FusionBenefit(*(saved(columns[f"before_{name}"], columns[f"after_{name}"]) for name in counts))
+        own = IoFusionGate(**rates)
+        score_ns = own.score_ns(benefit)
+        answers = {
+            "score_ns": score_ns,
+            "should_fuse": score_ns >= own.min_gain_ns,
+            "fuse_probability": own.fuse_probability(benefit, temperature_ns=soft_ns),
+            "fuse_log_odds": own.fuse_log_odds(benefit, temperature_ns=soft_ns),
+        }
+        return _narrow(answers, names), ~jnp.isnan(score_ns)
+
+    return RowProgram(
+        name="pairs of profiles by a gate",
+        identity={"gate": rates, "temperature_ns": temperature_ns, "want": names},
+        fields={f"{side}_{name}": Field("count") for side in ("before", "after") for name in counts},
+        outputs={name: "bool" if name == "should_fuse" else "float32" for name in names},
+        program=program,
+    )
+
+
+def model_rows(
+    calibrated: CalibratedModel,
+    want: Sequence[str] | None = None,
+    strategy: str | None = None,
+    level: float = 0.9,
+    has_strategy_column: bool = False,
+) -> RowProgram:
+    """Return what evaluates workloads by a calibrated model: a row has the model's inputs."""
+    model, variants = calibrated.model, calibrated.strategies
+    default = ("pick", "time_ns", "probability") if len(variants) > 1 else ("time_ns", "low_ns", "high_ns")
+    names = _wanted(want, MODEL_COLUMNS, default)
+    picks = [name for name in names if name in ("pick", "margin_ns", "probability", "undecided")]
+    if len(variants) < 2 and picks:
+        raise ValueError(f"want: {picks[0]}: {model.name} has one strategy, {', '.join(variants)}: there is no choice")
+    if strategy is not None and has_strategy_column:
+        raise ValueError("strategy: expected a name or a column of names, got both")
+    if strategy is not None and strategy not in variants:
+        raise ValueError(f"strategy: expected one of {', '.join(variants)}, got {strategy!r}")
+    timed = variants if strategy is None else (strategy,)
+    fields: dict[str, Field] = {
+        name: Field(f"number of {entry.unit}", entry.least, entry.step if entry.step > 1 else 0, entry.default)
+        for name, entry in model.inputs.items()
+    }
+    if has_strategy_column:
+        fields[STRATEGY] = Field("strategy", names=variants)
+
+    def program(columns: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
+        sizes: dict[str, Any] = {name: columns[name].astype(float) for name in model.inputs}
+        found = calibrated.decided(**sizes)
+        place = columns[STRATEGY] if has_strategy_column else found.place
+        estimates = [calibrated.estimate(name, **sizes) for name in timed]
+
+        def of_own(each: Sequence[Array]) -> Array:
+            return each[0] if len(each) == 1 else jnp.select([place == i for i in range(len(each))], list(each))
+
+        time_ns = of_own([one.time_ns for one in estimates])
+        low_ns, high_ns = (
+            of_own(side) for side in zip(*(calibrated.bounds_ns(one, level) for one in estimates), strict=True)
+        )
+        answers = {"pick": found.place.astype("int8"), "time_ns": time_ns, "low_ns": low_ns, "high_ns": high_ns}
+        terms: list[Any] = [calibrated.terms_ns(one, **sizes) for one in timed] if "terms" in names else [{}]
+        answers |= {term: of_own([one[term] for one in terms]) for term in terms[0]}
+        answers |= {"margin_ns": found.margin_ns, "probability": found.probability, "undecided": ~found.is_sure}
+        answers["in_domain"] = jnp.broadcast_to(calibrated.in_domain(**sizes), time_ns.shape)
+        return _narrow(answers, [*names, *terms[0]]), jnp.isfinite(time_ns)
+
+    one = {name: jax.ShapeDtypeStruct((1,), np.dtype("float64")) for name in model.inputs}
+    if has_strategy_column:
+        one[STRATEGY] = jax.ShapeDtypeStruct((1,), np.dtype("int8"))
+    with jax.enable_x64(True):
+        given, _ = jax.eval_shape(lambda columns: (OrderedDict(program(columns)[0]), None), one)
+    leaves = jax.tree.leaves((calibrated.posterior, calibrated.pace_log_sd, calibrated.domain))
+    numbers = [(leaf.shape, leaf.tobytes()) for leaf in (np.asarray(leaf, float) for leaf in leaves)]
+    return RowProgram(
+        name=f"runs of {model.name}",
+        identity={
+            "model": model.name,
+            "version": model.version,
+            "posterior": hashlib.sha256(pickle.dumps(numbers)).hexdigest(),
+            "strategy": "a column" if has_strategy_column else strategy,
+            "level": level,
+            "want": names,
+        },
+        fields=fields,
+        outputs={name: variants if name == "pick" else own.dtype.name for name, own in given.items()},
+        program=program,
+        check=lambda columns: model.check({name: np.asarray(columns[name], float) for name in model.inputs}),
+    )
+
+
+def _wanted(want: Sequence[str] | None, columns: Sequence[str], default: Sequence[str]) -> list[str]:
+    """Return which columns are asked for, in their order."""
     chosen = [*(default if want is None else want)]
-    if unknown := [name for name in chosen if name not in groups]:
-        raise ValueError(f"want: expected some of {', '.join(groups)}, got {unknown[0]!r}")
-    if not chosen:
-        raise ValueError(f"want: expected some of {', '.join(groups)}, got none")
-    return [name for name in groups if name in chosen]
+    unknown = [repr(name) for name in chosen if name not in columns]
+    if unknown or not chosen:
+        raise ValueError(f"want: expected some of {', '.join(columns)}, got {unknown[0] if unknown else 'none'}")
+    return [name for name in columns if name in chosen]
+
+
+def _narrow(answers: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
+    """Return the answers that are asked for, in their order, floats as float32."""
+    own = {name: values for name, values in answers.items() if name in names}
+    return {name: values.astype("float32") if values.dtype.kind == "f" else values for name, values in own.items()}
 
 
 def bad_rows(
@@ -95,29 +213,21 @@ def bad_rows(
             found.setdefault(int(row), f"{shown}: expected a {field.what}, got null")
         if field.names:
             continue
-        for row in _wrong(values, field):
-            found.setdefault(int(row), f"{shown}: {_expected(field, values[row])}, got {values[row]:g}")
+        with np.errstate(invalid="ignore"):
+            wrong = ~((values >= field.least) & (values <= MOST))
+            wrong = wrong | (values % field.step != 0) if field.step else wrong
+        for row in np.flatnonzero(wrong).tolist():
+            multiple = f", a multiple of {field.step}" if field.step else ""
+            bound = "at most 2**64" if values[row] > MOST else f"at least {field.least:g}{multiple}"
+            found.setdefault(row, f"{shown}: expected a {field.what} of {bound}, got {values[row]:g}")
     rows = np.fromiter(found, np.int64, len(found))
     for name in columns if rows.size else ():
+        field = program.fields[name]
         columns[name] = columns[name].copy()
-        columns[name][rows] = program.fields[name].harmless
+        columns[name][rows] = 0.0 if field.names else max(field.least, field.step, 1.0)
     if program.check is not None:
         _check(program.check, columns, np.arange(len(next(iter(columns.values())))), found)
     return found
-
-
-def _expected(field: Field, value: Any) -> str:
-    if value > MOST:
-        return f"expected a {field.what} of at most 2**64"
-    multiple = f", a multiple of {field.step}" if field.step else ""
-    return f"expected a {field.what} of at least {field.least:g}{multiple}"
-
-
-def _wrong(values: Column, field: Field) -> np.ndarray:
-    """Return the rows whose value a field cannot have."""
-    with np.errstate(invalid="ignore"):
-        wrong = ~((values >= field.least) & (values <= MOST))
-        return np.flatnonzero(wrong | (values % field.step != 0) if field.step else wrong)
 
 
 def _check(check: Callable, columns: Mapping[str, Column], rows: np.ndarray, found: dict[int, str]) -> None:
@@ -128,9 +238,8 @@ def _check(check: Callable, columns: Mapping[str, Column], rows: np.ndarray, fou
         if len(rows) > 1:
             for half in np.array_split(rows, 2):
                 _check(check, columns, half, found)
-            return
-        row = int(rows[0])
-        found.setdefault(row, str(refusal))
+        else:
+            found.setdefault(int(rows[0]), str(refusal))
 
 
 class Compiled:
@@ -169,20 +278,20 @@ class Compiled:
 
 
 def _in_chunks(program: RowProgram, most: int, columns: Mapping[str, Array]) -> Any:
+    """Return the answers, and whether each row has one: of values that a field cannot have there is none."""
+
+    def judged(columns: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
+        answers, is_answer = program.program(columns)
+        for name, values in columns.items():
+            field = program.fields[name]
+            if values.dtype.kind == "f":
+                is_answer &= (values >= field.least) & (values <= MOST)
+            elif not field.names:
+                is_answer &= values >= math.ceil(field.least)
+            if field.step:
+                is_answer &= values % field.step == 0
+        return answers, is_answer
+
     n_rows = len(next(iter(columns.values())))  # a power of two
     chunks = jax.tree.map(lambda column: column.reshape(-1, min(most, n_rows)), columns)
-    return jax.tree.map(jnp.ravel, jax.lax.map(functools.partial(_judged, program), chunks))
-
-
-def _judged(program: RowProgram, columns: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
-    """Return the answers, and whether each row has one: of values that a field cannot have there is none."""
-    answers, is_answer = program.program(columns)
-    for name, values in columns.items():
-        field = program.fields[name]
-        if values.dtype.kind == "f":
-            is_answer &= (values >= field.least) & (values <= MOST)
-        elif not field.names:
-            is_answer &= values >= math.ceil(field.least)
-        if field.step:
-            is_answer &= values % field.step == 0
-    return answers, is_answer
+    return jax.tree.map(jnp.ravel, jax.lax.map(judged, chunks))

@@ -3,6 +3,7 @@
 import dataclasses
 import glob
 import hashlib
+import io
 import os
 import re
 import urllib.parse
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector, LocalFileSystem
@@ -19,6 +21,8 @@ from ._rows import Field
 
 #: Rows of a part: what is done again where a job was stopped.
 PART_ROWS = 2**22
+#: How files are compressed.
+COMPRESSION = "zstd"
 
 
 class Part(NamedTuple):
@@ -87,7 +91,7 @@ def source_of(given: Any, own: Sequence[FilePath]) -> tuple[Source, list[Part]]:
             has, lacks = (path, first) if (name := min(odd)) in keys[path] else (first, path)
             raise ValueError(f"{lacks}: expected a folder {name}=... in its path, as {has} has it")
         files[path] = digest_of_file(path, metadata)
-        parts += _parts(path, metadata, files[path])
+        parts += _parts(path, metadata, files[path][:16])
         rows += metadata.num_rows
     assert schema is not None
     if not rows:
@@ -213,7 +217,7 @@ def digest_of_file(path: str, metadata: Any) -> str:
         return hashlib.sha256(f"{known.st_size} {known.st_mtime_ns} ".encode() + file.read()).hexdigest()
 
 
-def _parts(path: str, metadata: Any, digest: str) -> Iterator[Part]:
+def _parts(path: str, metadata: Any, name: str) -> Iterator[Part]:
     counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     begin = first_row = 0
     while begin < len(counts):
@@ -222,43 +226,65 @@ def _parts(path: str, metadata: Any, digest: str) -> Iterator[Part]:
             rows += counts[end]
             end += 1
         if rows:
-            yield Part(f"{digest[:16]}-{begin:05d}", path, begin, end - begin, first_row, rows)
+            yield Part(f"{name}-{begin:05d}", path, begin, end - begin, first_row, rows)
         begin, first_row = end, first_row + rows
 
 
+def ends_of_groups(part: Part) -> np.ndarray:
+    """Return how many rows of a part come before the end of each of its row groups."""
+    metadata = pq.read_metadata(part.file)
+    groups = range(part.first_group, part.first_group + part.groups)
+    return np.cumsum([metadata.row_group(group).num_rows for group in groups])
+
+
 def columns_of(
-    source: Source, fields: Mapping[str, Field], given: Mapping[str, str] | None, outputs: Sequence[str], file: str
+    source: Source, fields: Mapping[str, Field], given: Mapping[str, str] | None, outputs: Sequence[str] = ()
 ) -> tuple[dict[str, str], list[str], dict[str, Any]]:
     """Return the column of each field that has one, the columns that are carried along, and the types of keys of paths.
 
     Fields have the `given` columns or those of their own names; `outputs` are the columns that are added.
     """
-    given = dict(given or {})
+    given, file = dict(given or {}), next(iter(source.files))
     if unknown := [name for name in given if name not in fields]:
         raise ValueError(f"columns: expected fields among {', '.join(fields)}, got {unknown[0]!r}")
-    everything, where = {*source.schema.names, *source.keys[file]}, f"{file}, row group 0"
+    keys = source.keys[file]
+    everything, where = [*source.schema.names, *keys], f"{file}, row group 0"
     columns, types = {}, {}
     for name, field in fields.items():
         column = given.get(name, name)
-        if column in source.keys[file]:
-            columns[name], types[column] = column, source.key_type(column, field)
-        elif column in everything:
-            columns[name] = column
+        if column not in everything:
+            if field.default is None or name in given:
+                of = "" if column == name else f" (for {name})"
+                raise ValueError(f"{where}: {column}{of}: no such column; columns: {', '.join(sorted(everything))}")
+            continue
+        columns[name] = column
+        if column in keys:
+            types[column] = source.key_type(column, field)
+        else:
             _check_type(source.schema.field(column).type, field, f"{where}: {column}")
-        elif field.default is None or name in given:
-            of = "" if column == name else f" (for {name})"
-            raise ValueError(f"{where}: {column}{of}: no such column; columns: {', '.join(sorted(everything))}")
-    carried = [name for name in (*source.schema.names, *source.keys[file]) if name not in columns.values()]
+    carried = [name for name in everything if name not in columns.values()]
     if taken := [name for name in carried if name in outputs]:
         raise ValueError(f"{where}: {taken[0]}: a column of this name is to be added; rename it, or ask for less")
-    return columns, carried, {name: source.key_type(name) for name in source.keys[file]} | types
+    return columns, carried, {name: source.key_type(name) for name in keys} | types
 
 
 def _check_type(type_: pa.DataType, field: Field, where: str) -> None:
-    is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)  # of which `_plain` makes views
     if field.names:
-        if is_text or (pa.types.is_dictionary(type_) and pa.types.is_string(type_.value_type)):
+        text = type_.value_type if pa.types.is_dictionary(type_) else type_
+        if pa.types.is_string(text) or (pa.types.is_large_string(text) and text is type_):
             return
         raise ValueError(f"{where}: expected names, got {type_}")
     if not (pa.types.is_integer(type_) or pa.types.is_floating(type_)):
         raise ValueError(f"{where}: expected integers or floats, got {type_}; cast it first")
+
+
+def check_carried(source: Source, carried: Sequence[str]) -> None:
+    """Refuse a column of a type of which pyarrow cannot take or write rows: one line."""
+    for field in source.schema:
+        try:
+            if field.name in carried:
+                one = pa.Table.from_arrays([pa.nulls(1, field.type)], schema=pa.schema([field]))
+                pq.write_table(one.filter(pa.array([True])).take([0]), io.BytesIO(), compression=COMPRESSION)
+        except pa.ArrowException as reason:
+            file = next(iter(source.files))
+            raise ValueError(f"{file}: {field.name}: {field.type} cannot be carried along ({said(reason)})") from None
