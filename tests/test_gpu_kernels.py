@@ -83,7 +83,7 @@ def test_a_loop_counts_its_body_as_often_as_it_turns_and_only_an_unknown_one_ask
     assert (known.launches, known.readbacks, known.unknown_loops) == (TRIPS, 0, 0)
     # One turn, its test and the one that ends it.
     assert (unknown.launches, unknown.readbacks, unknown.unknown_loops) == (1 + 2, 2, 1)
-    told = loop(False, trips=5)
+    told = loop(False, {"unknown line": 5})
     assert (told.launches, told.readbacks, told.unknown_loops) == (5 + 6, 6, 0)
 
 
@@ -152,7 +152,7 @@ def test_a_text_that_is_none_is_refused_in_one_sentence():
         "",
         "ENTRY %main (x: f32[8]) -> f32[8] {\n  ROOT %f = f32[8]{0} fusion(%y), kind=kLoop, calls=%none\n}",
     ):
-        with pytest.raises(ValueError, match="^text: expected that of a program compiled for a GPU"):
+        with pytest.raises(ValueError, match="^compiled program: XLA's text is not written as expected"):
             gpu_program(text)
 
 

@@ -9,16 +9,16 @@ from ._gpu_program import GpuKernel as GpuKernel
 from ._gpu_program import GpuKernelKind as GpuKernelKind
 from ._gpu_program import GpuProgram as GpuProgram
 from ._gpu_program import Product as Product
-from ._gpu_text import gpu_program as gpu_program
 from ._kernels import KernelGroup as KernelGroup
 from ._kernels import KernelKind as KernelKind
-from ._loops import BranchSpread as BranchSpread
-from ._loops import TripCounts as TripCounts
-from ._loops import UnknownLoop as UnknownLoop
+from ._primitives import register_rule as register_rule
 from ._profile import Disagreement as Disagreement
 from ._profile import FunctionProfile as FunctionProfile
-from ._registry import register_rule as register_rule
+from ._profile import TargetProfile as TargetProfile
 from ._rules import OperationCounts as OperationCounts
-from ._target_profile import TargetProfile as TargetProfile
+from ._totals import BranchSpread as BranchSpread
+from ._totals import TripCounts as TripCounts
+from ._totals import UnknownLoop as UnknownLoop
+from ._xla import gpu_program as gpu_program
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

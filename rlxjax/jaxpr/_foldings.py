@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from ._kernels import TRANSPOSE, UNTILED
+from ._kernels import TRANSPOSE, UNTILED, transposed
 from ._memory import Step
 from ._rules import elements
-from ._work import transposed
 
 _SUMS = ("add", "add_any")
 

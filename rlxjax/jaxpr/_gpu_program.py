@@ -2,10 +2,33 @@
 
 import dataclasses
 import enum
+import math
+import re
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from ._rules import names
+from ._xla_text import NOTHING, Array, Computation, Instruction
 
 #: Rows and columns of the part of a product that one block of threads computes, as counted here.
 TILE = 128
+#: Commands that follow each other and that one launch of a CUDA graph runs, at least so many.
+GRAPH_COMMANDS = 5
+#: Samples of a transform that one pass over memory takes at most.
+PASS_SAMPLES = 2**13
+
+_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
+_BATCHED = re.compile(r'lhs_batch_dim(?:s=\{|ensions":\[)([\d,"]*)')
+_FULL_PRECISION = re.compile(r"operand_precision(?:=\{|\":\[\")highest", re.IGNORECASE)
+_LABELS = re.compile(r"\bdim_labels=\w+_(\w+)->")
+_WINDOW = re.compile(r"\bwindow=\{size=([\dx]+)")
+_FFT = re.compile(r"\bfft_type=(\w+), fft_length=\{([\d,]*)\}")
+_SORTED = re.compile(r"\bdimensions=\{(\d+)\}")
+#: What computes nothing.
+_MOVES = NOTHING | names(
+    "broadcast reshape transpose copy slice concatenate pad iota dynamic-slice dynamic-update-slice gather reverse "
+    "convert dot fft sort scatter"
+)
 
 
 class GpuKernelKind(enum.StrEnum):
@@ -112,3 +135,171 @@ class GpuProgram:
     def of(self, *kinds: GpuKernelKind) -> tuple[GpuKernel, ...]:
         """Return the kernels of some kinds."""
         return tuple(kernel for kernel in self.kernels if kernel.kind in kinds)
+
+
+#: Custom calls by what their targets hold, and what they do.
+_LIBRARY = {
+    "TopK": GpuKernelKind.TOP_K,
+    "sort": GpuKernelKind.RADIX_SORT,
+    "triangularSolve": GpuKernelKind.TRIANGULAR,
+    "trsm": GpuKernelKind.TRIANGULAR,
+    "potrf": GpuKernelKind.CHOLESKY,
+    "getrf": GpuKernelKind.LU,
+    **dict.fromkeys(("geqrf", "orgqr", "ormqr"), GpuKernelKind.QR),
+    **dict.fromkeys(("syev", "gesvd"), GpuKernelKind.EIGEN),
+    "cudnn": GpuKernelKind.CONVOLUTION,
+    "cublas": GpuKernelKind.PRODUCT,
+}
+#: Kernels by what they fuse, the first one that they do.
+_FUSED = {
+    "dot": GpuKernelKind.PRODUCT,
+    "fft": GpuKernelKind.FFT,
+    "sort": GpuKernelKind.SORT,
+    "scatter": GpuKernelKind.SCATTER,
+    **dict.fromkeys(("reduce", "reduce-window"), GpuKernelKind.REDUCTION),
+}
+#: What a library computes column by column; and what CUDA graphs hold, as XLA makes them.
+_SOLVERS = tuple(map(GpuKernelKind, ("triangular solve", "cholesky", "lu", "qr", "eigen")))
+_IN_GRAPHS = tuple(map(GpuKernelKind, ("elementwise", "reduction", "scatter", "copy", "product")))
+
+
+class GpuLaunches:
+    """Adds up what parts of a program launch, in the order in which they run."""
+
+    def __init__(self) -> None:
+        self.kernels: list[GpuKernel] = []
+        self.graphs = self.grouped = self.forks = self.readbacks = 0
+        self._row = self._row_forks = 0  # commands that follow each other and that one graph may hold
+
+    def add(self, instruction: Instruction, computation: Computation, fused: Computation | None) -> None:
+        """Add the kernels of an instruction, with what it fuses."""
+        kernel = _kernel(instruction, computation, fused)
+        transform = _FFT.search(instruction.attributes)
+        if kernel.kind is GpuKernelKind.SORT:  # in place, so that what is sorted is copied
+            copied = kernel.read_bytes
+            self.kernels.append(GpuKernel(GpuKernelKind.COPY, 1, read_bytes=copied, written_bytes=copied))
+        self.kernels.append(kernel)
+        if kernel.kind is GpuKernelKind.FFT and transform and transform[1].startswith("I"):  # scaled by cuBLAS
+            self.kernels.append(GpuKernel(GpuKernelKind.SCALE, 1, True, kernel.written_bytes, kernel.written_bytes))
+        forks = instruction.opcode.endswith("-start")
+        if kernel.kind in _IN_GRAPHS:
+            self._row, self._row_forks = self._row + 1, self._row_forks + forks
+        else:
+            self.forks += forks
+            self.end_row()
+
+    def end_row(self) -> None:
+        """Make a graph of the commands that follow each other, if they are enough."""
+        if self._row >= GRAPH_COMMANDS:
+            self.graphs, self.grouped = self.graphs + 1, self.grouped + self._row
+        else:
+            self.forks += self._row_forks
+        self._row = self._row_forks = 0
+
+    def add_all(self, other: "GpuLaunches", times: int) -> None:
+        """Add what another part launches, which runs so many times."""
+        self.kernels += (dataclasses.replace(each, launches=times * each.launches) for each in other.kernels)
+        self.graphs += times * other.graphs
+        self.grouped += times * other.grouped
+        self.forks += times * other.forks
+        self.readbacks += times * other.readbacks
+
+
+def _kernel(instruction: Instruction, computation: Computation, fused: Computation | None) -> GpuKernel:
+    read, written = computation.moved(instruction, fused)
+    source = fused or computation
+    inside = list(fused.instructions.values()) if fused else [instruction]
+    target, results = instruction.target, instruction.arrays
+    if instruction.opcode == "custom-call" and len(results) > 1:  # what a library asks for beside its results is last
+        is_scratch = results[-1].kind in ("s8", "u8") and len(results[-1].sizes) == 1
+        written -= results[-1].elements * is_scratch
+    kind = _kind(instruction.opcode, target, {each.opcode for each in inside})
+    operands = [operand.arrays for operand in computation.operands(instruction)]
+    first = operands[0][0].sizes if operands and operands[0] else ()
+    product = None
+    if kind is GpuKernelKind.PRODUCT:
+        found = [_product(each, source) for each in inside if each.opcode in ("dot", "custom-call")]
+        product = max(found, key=lambda one: one.flop)
+    elif kind is GpuKernelKind.CONVOLUTION:
+        product = _convolution(instruction, operands[1][0])
+    return GpuKernel(
+        kind,
+        1,
+        bool(target) or instruction.opcode == "fft",
+        read,
+        written,
+        sum(_operations(each, source) for each in inside if not target),
+        product,
+        _passes(instruction, kind, operands),
+        math.prod(first[:-2]) * min(first[-2:]) if kind in _SOLVERS and len(first) >= 2 else 0,
+        _row_elements(inside, first) if kind in (GpuKernelKind.SORT, GpuKernelKind.RADIX_SORT) else 0,
+    )
+
+
+def _kind(opcode: str, target: str, inside: set[str]) -> GpuKernelKind:
+    """Return what a kernel mostly does, by its instruction, by the library's name for it and by what it fuses."""
+    if target:
+        return next((kind for part, kind in _LIBRARY.items() if part in target), GpuKernelKind.OTHER)
+    if opcode.removesuffix("-start") == "copy":
+        return GpuKernelKind.COPY
+    return next((kind for found, kind in _FUSED.items() if found in inside), GpuKernelKind.ELEMENTWISE)
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in text.replace('"', "").split(",") if size]
+
+
+def _product(instruction: Instruction, computation: Computation) -> Product:
+    """Return what a product of matrices takes, of the compiler's own or of cuBLAS."""
+    left, result = computation.operands(instruction)[0].arrays[0], instruction.arrays[0].elements
+    contracted, batched = _CONTRACTED.search(instruction.attributes), _BATCHED.search(instruction.attributes)
+    depth = math.prod(left.sizes[place] for place in _sizes(contracted[1])) if contracted else 1
+    batch = math.prod(left.sizes[place] for place in _sizes(batched[1])) if batched else 1
+    rows = max(left.elements // max(depth * batch, 1), 1)
+    columns = max(result // max(batch * rows, 1), 1)
+    tiles = batch * math.ceil(rows / TILE) * math.ceil(columns / TILE)
+    is_exact = bool(_FULL_PRECISION.search(instruction.attributes)) and left.kind == "f32"
+    return Product(2 * depth * result, tiles, left.itemsize, is_exact)
+
+
+def _convolution(instruction: Instruction, kernel: Array) -> Product:
+    """Return what a convolution takes that cuDNN computes as a product."""
+    result, labels = instruction.arrays[0].elements, _LABELS.search(instruction.attributes)
+    place = labels[1].index("o") if labels and "o" in labels[1] else 0
+    features = max(kernel.sizes[place] if kernel.sizes else 1, 1)
+    tiles = math.ceil(result // features / TILE) * math.ceil(features / TILE)
+    return Product(2 * (kernel.elements // features) * result, tiles, kernel.itemsize)
+
+
+def _operations(instruction: Instruction, computation: Computation) -> int:
+    """Return the elementwise operations of an instruction; those on numbers of 64 bits count twice."""
+    opcode, arrays = instruction.opcode, instruction.arrays
+    if opcode in _MOVES:
+        return 0
+    if opcode in ("reduce", "reduce-window") and instruction.operands:
+        window = _WINDOW.search(instruction.attributes)
+        if opcode == "reduce-window" and window:
+            return arrays[0].elements * math.prod(map(int, window[1].split("x")))
+        arrays = computation.operands(instruction)[0].arrays
+    return sum(array.elements * max(array.itemsize // 4, 1) for array in arrays[:1])
+
+
+def _passes(instruction: Instruction, kind: GpuKernelKind, operands: Sequence[Sequence[Array]]) -> int:
+    """Return how often a kernel goes over its bytes: a radix sort once by byte of a key, and once to count."""
+    if kind is GpuKernelKind.RADIX_SORT and operands and operands[0]:
+        return operands[0][0].itemsize + 1
+    found = _FFT.search(instruction.attributes)
+    if kind is not GpuKernelKind.FFT or found is None:
+        return 1
+    # A transform does so once by axis, more often for long ones, once more if a long one is real.
+    lengths = _sizes(found[2])
+    passes = sum(math.ceil(math.log2(max(length, 2)) / math.log2(PASS_SAMPLES)) for length in lengths)
+    return passes + ("R" in found[1] and max(lengths, default=1) > PASS_SAMPLES)
+
+
+def _row_elements(inside: Sequence[Instruction], first: tuple[int, ...]) -> int:
+    """Return the elements of a row that is sorted: of the axis that the sort names, or else of all."""
+    for each in inside:
+        if each.opcode == "sort" and (axis := _SORTED.search(each.attributes)):
+            return each.arrays[0].sizes[int(axis[1])]
+    return first[-1] if first else 1

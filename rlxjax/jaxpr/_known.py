@@ -10,8 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ._equations import called_jaxpr, is_literal, opened
-from ._registry import CALLS
+from ._primitives import CALLS, called_jaxpr, is_literal, opened
 from ._rules import elements, names, number_kind
 
 #: A number, or None where it is not known.

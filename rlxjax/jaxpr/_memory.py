@@ -9,10 +9,8 @@ import operator
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ._kernels import BESIDE, NO_WORK, TRANSPOSE, Kernels, Work
+from ._kernels import BESIDE, EACH, NO_WORK, SPREAD, TRANSPOSE, Kernels, Work
 
-#: How a step may read its operand.
-SPREAD, EACH = "spread", "each"
 #: What more places of a kernel's code would compute, by slices of slices say, compilers keep in memory.
 _MOST_PLACES = 15
 #: Steps that a kernel computes again after another one.

@@ -1,4 +1,4 @@
-"""The profile of a function, and how it is shown."""
+"""The profile of a function, what it takes of a target, and how both are shown."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.graph import GraphIoProfile
+from rlxjax.targets import TargetDevice
 
+from ._gpu_program import GpuProgram
 from ._kernels import KernelGroup
-from ._loops import BranchSpread, UnknownLoop
 from ._rules import OperationCounts
-from ._target_profile import TargetProfile
-from ._totals import Rows
+from ._totals import BranchSpread, Rows, UnknownLoop
 
 _SHOWN_LINES = 10
 
@@ -32,6 +32,87 @@ class Disagreement(NamedTuple):
     compiled: int | None
     xla: int | None
     reason: str
+
+
+@by_value
+@dataclasses.dataclass(frozen=True)
+class TargetProfile:
+    """What a program takes of a device that it was compiled for; figures are those of one device.
+
+    Attributes:
+        device: the target.
+        devices: how many the program runs on.
+        argument_bytes: of the arguments.
+        output_bytes: of the results.
+        temporary_bytes: that the program needs beside them.
+        peak_bytes: arguments, results and temporaries, what is shared once.
+        collectives: what the devices do together, by name: how often, and the bytes that one gives and receives.
+        cycles: by the TPU compiler's estimates, loops by their trips; None where it gives none.
+        estimates: XLA's own figures that make sense: "flops", "bytes accessed", "optimal_seconds", "cycles".
+        left_out: XLA's own figures that make none, each with the reason.
+        compiler: what compiled it, with versions.
+        compile_seconds: that it took, 0 where it was compiled before.
+        gpu: what a call launches, of a GPU.
+    """
+
+    device: TargetDevice
+    devices: int
+    argument_bytes: int
+    output_bytes: int
+    temporary_bytes: int
+    peak_bytes: int
+    collectives: Mapping[str, OperationCounts]
+    cycles: int | None
+    estimates: Mapping[str, float]
+    left_out: Mapping[str, str]
+    compiler: str
+    compile_seconds: float
+    gpu: GpuProgram | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak memory of the program is at most that of the device."""
+        return self.peak_bytes <= self.device.memory_bytes
+
+    @property
+    def memory(self) -> str:
+        """The memory that the program needs beside what the device has, in words.
+
+        Examples:
+            A program of 21 GB on a device of 16: "needs 21 GB of 16: does not fit".
+        """
+        needs, has = (f"{count / 1e9:.3g}" for count in (self.peak_bytes, self.device.memory_bytes))
+        return f"needs {needs} GB of {has}: {'fits' if self.fits else 'does not fit'}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a program reads; what XLA estimates under XLA's own names."""
+        return {
+            "name": self.device.name,
+            "devices": self.devices,
+            "memory_bytes": self.device.memory_bytes,
+            "argument_bytes": self.argument_bytes,
+            "output_bytes": self.output_bytes,
+            "temporary_bytes": self.temporary_bytes,
+            "peak_bytes": self.peak_bytes,
+            "fits": self.fits,
+            "collectives": {name: _moved(row) for name, row in self.collectives.items()},
+            "xla_estimates": dict(self.estimates),
+            "xla_left_out": dict(self.left_out),
+            "compiler": self.compiler,
+            "compile_s": self.compile_seconds,
+        }
+
+    def lines(self) -> list[str]:
+        """Return what there is to say, a line each."""
+        several = f", each of {self.devices} devices" if self.devices > 1 else ""
+        temporary = f"{self.temporary_bytes / 1e9:.3g} GB of it temporaries"
+        found = [f"on {self.device.title} ({self.compiler}){several}: {self.memory}, {temporary}"]
+        for name, counts in self.collectives.items():
+            found.append(f"{name}: {counts.launches:,} times, {(counts.bytes or 0) / 1e6:,.4g} MB")
+        for name, value in self.estimates.items():
+            found.append(f"XLA's own estimate of {name}: {value:,.6g}")
+        found += (f"XLA's own estimate of {name} is left out: {reason}" for name, reason in self.left_out.items())
+        return found
 
 
 @by_value

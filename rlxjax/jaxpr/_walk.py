@@ -4,7 +4,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ._equations import (
+from ._foldings import folded
+from ._kernels import BESIDE, Kernels, Work, reordering, reuse, work_of
+from ._known import Number, known_result, number_of, readable_trips
+from ._memory import Step, fused_memory
+from ._primitives import (
+    CALLS,
+    LOOPS,
+    NOTHING,
+    RULES,
     UNKNOWN_LINE,
     called_jaxpr,
     implementation,
@@ -16,16 +24,9 @@ from ._equations import (
     scan_layout,
     source_line,
 )
-from ._foldings import folded
-from ._kernels import BESIDE, Kernels, Work
-from ._known import Number, known_result, number_of, readable_trips
-from ._loops import Trips, UnknownLoop
-from ._memory import Step, fused_memory
-from ._registry import CALLS, LOOPS, NOTHING, RULES
 from ._rules import Operation, OperationCounts, Rule, elements, nbytes
-from ._rules_outside import CALLBACK
-from ._totals import NONE, Totals, add_row
-from ._work import reordering, reuse, work_of
+from ._rules_arrays import CALLBACK
+from ._totals import NONE, Totals, Trips, UnknownLoop, add_row
 
 #: A called jaxpr of more equations is one step of its caller, so that calls of calls stay bounded.
 _MOST_INLINED = 100_000

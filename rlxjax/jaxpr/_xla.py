@@ -1,33 +1,18 @@
-"""What a program that XLA compiled runs and moves, read from its text; no other folder knows that text."""
+"""What a program that XLA compiled runs and moves, by one walk over its text for CPU, TPU and GPU."""
 
+import dataclasses
 import re
 from collections.abc import Container, Mapping
 
-from ._equations import UNKNOWN_LINE
-from ._loops import UnknownLoop
+from ._gpu_program import GpuLaunches, GpuProgram
+from ._primitives import UNKNOWN_LINE
 from ._rules import OperationCounts
-from ._totals import Totals
-from ._xla_loops import trips_of
-from ._xla_text import (
-    BRANCHES,
-    CALLED,
-    COLLECTIVES,
-    ENDS,
-    NAME,
-    NOTHING,
-    TARGET,
-    TRANSFERS,
-    TRIPS,
-    Computation,
-    Instruction,
-    bytes_of,
-    computations,
-    frame_lines,
-    moved,
-)
+from ._totals import Totals, UnknownLoop
+from ._xla_text import COLLECTIVES, ENDS, NOTHING, TRANSFERS, Computation, Instruction, computations, frame_lines
 
 #: Calls that stand for another view of memory.
 _VIEWS = ("ConcatBitcast", "AllocateBuffer")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 _KIND = re.compile(r"\bkind=k(\w+)")
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _TRITON = re.compile(r'"fusion_backend_config":\{"kind":"_*([^"]+)"')
@@ -39,6 +24,7 @@ class CompiledProgram:
 
     Attributes:
         totals: launches and bytes by kind of instruction and by the user's line.
+        gpu: what a call launches, of a GPU.
         unknown_loops: the loops whose trips the text does not tell.
         loops: how many loops turn more than once, or nobody knows how often.
         custom_calls: the targets of custom calls, in order.
@@ -46,84 +32,100 @@ class CompiledProgram:
         no_cycles: what the compiler estimates no cycles of, by kind, where it does so for others.
 
     Trips are those of loops whose trips the text does not tell, by their line. Some files are no user's. On a TPU
-    instructions on single numbers are no kernels: `scalars_launch` is False.
+    instructions on single numbers are no kernels.
 
     Raises:
         ValueError: the text is not written as expected.
     """
 
     def __init__(
-        self, text: str, trips: Mapping[str, int], no_users: Container[str] = (), scalars_launch: bool = True
+        self, text: str, trips: Mapping[str, int], no_users: Container[str] = (), platform: str = "cpu"
     ) -> None:
         self.unknown_loops: list[UnknownLoop] = []
         self.loops = 0
         self.custom_calls: dict[str, None] = {}
-        self._totals: dict[str, Totals] = {}
-        self._trips = trips
-        self._scalars_launch = scalars_launch
         self.no_cycles: dict[str, None] = {}
+        self._trips, self._platform = trips, platform
         try:
-            self._computations, entry = computations(text)
+            self._computations, name = computations(text)
             self._lines = frame_lines(text, no_users)
-            self.totals = self._count(entry)
+            self.totals = self._count(name)
+            entry = self._computations[name]
+            results = len(entry.instructions[entry.root].arrays)
         except (LookupError, TypeError, ValueError) as error:
             raise ValueError(
-                f"level: 'compiled' is not available: XLA's text is not written as expected "
-                f"({type(error).__name__}: {error})"
+                f"compiled program: XLA's text is not written as expected ({type(error).__name__}: {error})"
             ) from None
-        starts = self.totals.loop_starts
-        families = self.totals.families
+        launched, families = self.totals.gpu, self.totals.families
+        counted = (launched.graphs, launched.grouped, launched.forks, launched.readbacks, len(self.unknown_loops))
+        self.gpu = GpuProgram(len(entry.parameters), results, tuple(launched.kernels), *counted)
         self.collectives = {name: families[name] for name in families if name in COLLECTIVES}
+        starts = self.totals.loop_starts
         self.unknown_loops = [loop._replace(starts=starts.get(i, 0)) for i, loop in enumerate(self.unknown_loops)]
 
     def _count(self, name: str) -> Totals:
         """Return what a computation does when it runs once."""
-        if name not in self._totals:
-            computation, totals = self._computations[name], Totals()
-            for instruction in computation.instructions.values():
-                if instruction.opcode not in NOTHING and not instruction.opcode.endswith(ENDS):
-                    self._add(instruction, computation, totals)
-            self._totals[name] = totals
-        return self._totals[name]
+        totals = Totals()
+        self._run(name, totals)
+        return totals
+
+    def _run(self, name: str, totals: Totals) -> None:
+        computation = self._computations[name]
+        for instruction in computation.instructions.values():
+            if instruction.opcode not in NOTHING and not instruction.opcode.endswith(ENDS):
+                self._add(instruction, computation, totals)
+        totals.gpu.end_row()
 
     def _add(self, instruction: Instruction, computation: Computation, totals: Totals) -> None:
-        opcode, attributes = instruction.opcode, instruction.attributes
-        called = dict(CALLED.findall(attributes))
-        frame = _FRAME.search(attributes)
+        opcode, called = instruction.opcode, instruction.called
+        frame = _FRAME.search(instruction.attributes)
         line = self._lines.get(int(frame[1]), UNKNOWN_LINE) if frame else UNKNOWN_LINE
         if opcode == "while":
-            known = TRIPS.search(attributes)
-            trips = int(known[1]) if known else trips_of(instruction, computation, self._computations, called)
-            trips = self._trips.get(line) if trips is None else trips
-            self.loops += trips != 1
-            test, turn = self._count(called["condition"]), self._count(called["body"])
-            loop = totals.add_loop(test, turn, trips, line, len(self.unknown_loops))
-            self.unknown_loops += [loop] if trips is None else []
+            totals.gpu.end_row()
+            self._add_loop(instruction, line, totals)
         elif opcode == "conditional":
-            listed = BRANCHES.search(attributes)
-            taken = NAME.findall(listed[1]) if listed else [called["true_computation"], called["false_computation"]]
-            totals.add_branches(list(map(self._count, taken)), line)
+            totals.gpu.end_row()
+            totals.gpu.readbacks += 1
+            totals.add_branches(list(map(self._count, instruction.branches)), line)
         elif opcode == "call" or (opcode == "async-start" and "calls" in called):
-            totals.add(self._count(called["to_apply" if opcode == "call" else "calls"]), 1)
-        elif self._scalars_launch or not _is_scalar(instruction, computation):
+            self._run(called["to_apply" if opcode == "call" else "calls"], totals)
+        elif self._platform != "tpu" or not _is_scalar(instruction, computation):
             family = self._family(instruction)
             if family in _VIEWS:
                 return
-            both = sum(moved(instruction, computation, self._computations, called.get("calls")))
+            fused = self._computations[called["calls"]] if "calls" in called else None
+            both = sum(computation.moved(instruction, fused))
             totals.count(family, line, OperationCounts(bytes=both, launches=int(opcode not in TRANSFERS)))
-            if cycles := _CYCLES.search(attributes):
+            if self._platform == "cuda":
+                totals.gpu.add(instruction, computation, fused)
+            if cycles := _CYCLES.search(instruction.attributes):
                 totals.cycles += int(cycles[1])
             elif both and opcode not in TRANSFERS:
                 self.no_cycles[family] = None
 
+    def _add_loop(self, loop: Instruction, line: str, totals: Totals) -> None:
+        known, called = _TRIPS.search(loop.attributes), loop.called
+        trips = int(known[1]) if known else self._trips.get(line)
+        self.loops += trips != 1
+        test, turn = self._count(called["condition"]), self._count(called["body"])
+        if known:  # a GPU's host looks at no test
+            test = dataclasses.replace(test, gpu=GpuLaunches())
+        else:
+            totals.gpu.readbacks += 2 if trips is None else trips + 1
+        added = totals.add_loop(test, turn, trips, line, len(self.unknown_loops))
+        if trips is None:  # one turn, and the test that ends it
+            self.unknown_loops.append(added)
+            totals.gpu.add_all(turn.gpu, 1)
+            totals.gpu.add_all(test.gpu, 1)
+
     def _family(self, instruction: Instruction) -> str:
         """Return the kind of an instruction, a custom call by its target, a fusion by what makes its code."""
         opcode, attributes = instruction.opcode, instruction.attributes
-        if opcode == "custom-call" and (target := TARGET.search(attributes)):
-            if target[1] in _VIEWS:
-                return target[1]
-            self.custom_calls[target[1]] = None
-            return f"custom-call {target[1]}"
+        if target := instruction.target:
+            if target in _VIEWS:
+                return target
+            self.custom_calls[target] = None
+            return f"custom-call {target}"
         if opcode == "fusion" and (made_by := _TRITON.search(attributes)):
             return f"{made_by[1].removesuffix('_fusion').replace('_', ' ')} fusion"
         if opcode == "fusion" and (kind := _KIND.search(attributes)):
@@ -135,5 +137,31 @@ def _is_scalar(instruction: Instruction, computation: Computation) -> bool:
     """Whether an instruction works on single numbers alone, as a loop's counter."""
     if instruction.opcode in ("fusion", "custom-call") or instruction.opcode.removesuffix("-start") in COLLECTIVES:
         return False
-    values = [instruction, *(computation.instructions[name] for name in instruction.operands)]
-    return all(bytes_of(value.type) <= 8 for value in values)
+    return all(value.bytes <= 8 for value in (instruction, *computation.operands(instruction)))
+
+
+def gpu_program(text: str, trips: Mapping[str, int] | None = None) -> GpuProgram:
+    """Return what a program that was compiled for a GPU launches, by its text.
+
+    Args:
+        text: what `jax.stages.Compiled.as_text` gives.
+        trips: of loops whose trips the text does not tell, by line; others are unknown, and count as one turn.
+
+    Raises:
+        ValueError: the text is not written as expected.
+
+    Examples:
+        >>> text = '''
+        ... %fused (p: f32[8]) -> f32[8] {
+        ...   %p = f32[8]{0} parameter(0)
+        ...   ROOT %tanh = f32[8]{0} tanh(%p)
+        ... }
+        ... ENTRY %main (x: f32[8]) -> f32[8] {
+        ...   %x = f32[8]{0} parameter(0)
+        ...   ROOT %fusion = f32[8]{0} fusion(%x), kind=kLoop, calls=%fused
+        ... }'''
+        >>> kernel, = gpu_program(text).kernels
+        >>> kernel.kind.value, kernel.bytes, kernel.operations
+        ('elementwise', 64, 8)
+    """
+    return CompiledProgram(text, trips or {}, platform="cuda").gpu

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container
+from string import ascii_lowercase
 from typing import NamedTuple
 
 from ._rules import names
@@ -13,10 +14,6 @@ NOTHING = names(
     "replica-id"
 )
 ENDS = ("-done", "-update")
-CALLED = re.compile(r"\b(calls|to_apply|condition|body|true_computation|false_computation)=%([\w.\-]+)")
-BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
-TARGET = re.compile(r'custom_call_target="([^"]*)"')
-TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 #: What a part of a device does while the next kernels run: bytes and no kernel.
 TRANSFERS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
 #: What devices do together.
@@ -31,23 +28,84 @@ _PARTS = ("slice", "dynamic-slice", "gather")
 #: What changes part of its first operand, in place: the position of the operand that says which part.
 _CHANGES = {"dynamic-update-slice": 1, "scatter": 2}
 
-NAME = re.compile(r"%([\w.\-]+)")
+_NAME = re.compile(r"%([\w.\-]+)")
+_CALLED = re.compile(r"\b(calls|to_apply|condition|body|true_computation|false_computation)=%([\w.\-]+)")
+_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _HEAD = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"  (ROOT )?%([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r" ?([a-z][a-z0-9\-]*)\(")
-_ARRAY = re.compile(r"([a-z]+[0-9]*)\w*\[([\d,<=]*)\]")
-#: The layout of a value that lies in another memory than the device's main one: `{1,0:T(8,128)S(1)}`.
-_ELSEWHERE = re.compile(r"\{[^{}]*S\([1-9]\d*\)[^{}]*\}")
+#: An array, and the layout of one that lies in another memory than the device's main one: `{1,0:T(8,128)S(1)}`.
+_ARRAY = re.compile(r"([a-z]+[0-9]*)\w*\[([\d,<=]*)\](\{[^{}]*S\([1-9]\d*\)[^{}]*\})?")
 _FIELD = re.compile(r"(\w+)=(\d+)")
 
 
+class Array(NamedTuple):
+    """An array of a type: the kind of its numbers, its sizes, and whether it lies in another memory than the main."""
+
+    kind: str
+    sizes: tuple[int, ...]
+    is_elsewhere: bool
+
+    @property
+    def bits(self) -> int:
+        """The bits of a number."""
+        return 8 if self.kind == "pred" else int(self.kind.lstrip(ascii_lowercase))
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of a number, 1 of less."""
+        return max(self.bits // 8, 1)
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.sizes)
+
+
+def bytes_of(arrays: tuple[Array, ...]) -> int:
+    return sum(math.ceil(array.elements * array.bits / 8) for array in arrays)
+
+
 class Instruction(NamedTuple):
+    name: str
     opcode: str
-    type: str
+    arrays: tuple[Array, ...]
+    is_tuple: bool
     operands: tuple[str, ...]
     #: The text of the parentheses, which for a parameter is its position.
     inside: str
     attributes: str
+
+    @property
+    def bytes(self) -> int:
+        return bytes_of(self.arrays)
+
+    @property
+    def main_bytes(self) -> int:
+        """The bytes that lie in the device's main memory."""
+        return bytes_of(tuple(array for array in self.arrays if not array.is_elsewhere))
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether it, or one of a tuple, lies in the device's main memory."""
+        return not any(array.is_elsewhere for array in self.arrays) or self.main_bytes > 0
+
+    @property
+    def called(self) -> dict[str, str]:
+        """The names of computations by how it calls them."""
+        return dict(_CALLED.findall(self.attributes))
+
+    @property
+    def branches(self) -> list[str]:
+        """The names of the computations of which a conditional takes one."""
+        listed, called = _BRANCHES.search(self.attributes), self.called
+        return _NAME.findall(listed[1]) if listed else [called["true_computation"], called["false_computation"]]
+
+    @property
+    def target(self) -> str:
+        """The target of a custom call, else empty."""
+        found = _TARGET.search(self.attributes) if self.opcode == "custom-call" else None
+        return found[1] if found else ""
 
 
 class Computation:
@@ -57,97 +115,78 @@ class Computation:
         self.readers: dict[str, list[str]] = {}
         self.parameters: dict[int, str] = {}
 
-    def add(self, name: str, instruction: Instruction, is_root: bool) -> None:
-        self.instructions[name] = instruction
-        self.root = name if is_root else self.root
+    def add(self, instruction: Instruction, is_root: bool) -> None:
+        self.instructions[instruction.name] = instruction
+        self.root = instruction.name if is_root else self.root
         for operand in dict.fromkeys(instruction.operands):
-            self.readers.setdefault(operand, []).append(name)
+            self.readers.setdefault(operand, []).append(instruction.name)
         if instruction.opcode == "parameter":
-            self.parameters[int(instruction.inside)] = name
+            self.parameters[int(instruction.inside)] = instruction.name
 
-    def bytes(self, name: str) -> int:
-        """Return the bytes of a value, or of all the values of a tuple."""
-        return bytes_of(self.instructions[name].type)
+    def operands(self, instruction: Instruction) -> list[Instruction]:
+        return [self.instructions[name] for name in instruction.operands]
 
-    def ends(self, name: str) -> list[str]:
+    def moved(self, instruction: Instruction, fused: "Computation | None") -> tuple[int, int]:
+        """Return the bytes that an instruction reads from main memory and writes to it, with what it fuses.
+
+        Those of a collective count wherever they lie.
+        """
+        opcode, operands = instruction.opcode, self.operands(instruction)
+        ends = []
+        if opcode.endswith("-start"):
+            readers = (self.instructions[reader] for reader in self.readers.get(instruction.name, ()))
+            ends = [each for each in readers if each.opcode.endswith("-done")][:1]
+        if opcode.removesuffix("-start") in COLLECTIVES:
+            return sum(each.bytes for each in operands), sum(each.bytes for each in ends or [instruction])
+        reads = [i for i, operand in enumerate(operands) if operand.is_in_memory]
+        if fused is not None and opcode.removesuffix("-start") == "fusion":
+            made = (fused.instructions[end] for end in fused._ends(fused.root))
+            written = sum(fused._written(end) for end in made if end.is_in_memory) if instruction.is_in_memory else 0
+            return sum(fused._read(fused.parameters[i]) for i in reads), written
+        if opcode.endswith("-start"):  # its result lists operands, results and what the device keeps
+            read = sum(operands[i].bytes for i in reads)
+            if not ends:
+                return read, read
+            if opcode in TRANSFERS:
+                read = ends[0].bytes if 0 in reads else 0
+            return read, ends[0].main_bytes
+        written = self._written(instruction) if instruction.is_in_memory else 0
+        written = instruction.main_bytes if instruction.is_tuple else written
+        return sum(self._read_by(instruction, i) for i in reads), written
+
+    def _ends(self, name: str) -> list[str]:
         """Return what a value of a fusion is made of: the values of a tuple, under their first names."""
         instruction = self.instructions[name]
         if instruction.opcode not in ("tuple", "bitcast"):
             return [name]
-        return [end for operand in instruction.operands for end in self.ends(operand)]
+        return [end for operand in instruction.operands for end in self._ends(operand)]
 
-    def read(self, name: str) -> int:
+    def _read(self, name: str) -> int:
         """Return the bytes of a value that its readers in a fusion look at; all, unless every one takes a part."""
-        whole, ends = self.bytes(name), self.ends(self.root)
+        whole, ends = self.instructions[name].bytes, self._ends(self.root)
         parts = whole if name in ends else 0
         for reader_name in self.readers.get(name, ()):
             reader = self.instructions[reader_name]
             if reader.opcode in _EACH:
-                parts += whole * self.read(reader_name) // max(bytes_of(reader.type), 1)
+                parts += whole * self._read(reader_name) // max(reader.bytes, 1)
             elif reader.opcode in _CHANGES and reader_name not in ends:  # not in place: all of it is written anew
                 parts += whole
             elif reader.opcode != "tuple":
-                parts += sum(self.read_by(reader, i) for i, operand in enumerate(reader.operands) if operand == name)
+                parts += sum(self._read_by(reader, i) for i, operand in enumerate(reader.operands) if operand == name)
         return min(parts, whole)
 
-    def read_by(self, reader: Instruction, position: int) -> int:
+    def _read_by(self, reader: Instruction, position: int) -> int:
         """Return the bytes that an instruction reads of one of its operands."""
         if position == 0 and reader.opcode in _PARTS:
-            return bytes_of(reader.type)
+            return reader.bytes
         if position == 0 and reader.opcode in _CHANGES:
-            return self.written_by(reader) if reader.opcode == "scatter" else 0
-        return self.bytes(reader.operands[position])
+            return self._written(reader) if reader.opcode == "scatter" else 0
+        return self.instructions[reader.operands[position]].bytes
 
-    def written_by(self, instruction: Instruction) -> int:
+    def _written(self, instruction: Instruction) -> int:
         part = _CHANGES.get(instruction.opcode, len(instruction.operands))
-        return (
-            self.bytes(instruction.operands[part]) if part < len(instruction.operands) else bytes_of(instruction.type)
-        )
-
-
-def moved(
-    instruction: Instruction, computation: Computation, others: Mapping[str, Computation], fused: str | None
-) -> tuple[int, int]:
-    """Return the bytes that an instruction reads from main memory and writes to it; what it fuses is given by name.
-
-    Of a collective all bytes count, wherever they lie.
-    """
-    opcode, operands = instruction.opcode, instruction.operands
-    ends = _ends_of(instruction, computation)
-    if opcode.removesuffix("-start") in COLLECTIVES:
-        results = [each.type for each in ends] or [instruction.type]
-        return sum(map(computation.bytes, operands)), sum(map(bytes_of, results))
-    reads = [i for i, name in enumerate(operands) if _in_memory(computation.instructions[name])]
-    if fused is not None and opcode.removesuffix("-start") == "fusion":
-        inside = others[fused]
-        made = (inside.instructions[end] for end in inside.ends(inside.root))
-        written = sum(inside.written_by(end) for end in made if _in_memory(end)) if _in_memory(instruction) else 0
-        return sum(inside.read(inside.parameters[i]) for i in reads), written
-    if opcode.endswith("-start"):  # its result lists operands, results and what the device keeps
-        read = sum(computation.bytes(operands[i]) for i in reads)
-        if not ends:
-            return read, read
-        if opcode in TRANSFERS:
-            read = bytes_of(ends[0].type) if 0 in reads else 0
-        return read, bytes_of(in_main_memory(ends[0].type))
-    written = computation.written_by(instruction) if _in_memory(instruction) else 0
-    if instruction.type.startswith("("):
-        written = bytes_of(in_main_memory(instruction.type))
-    return sum(computation.read_by(instruction, i) for i in reads), written
-
-
-def _ends_of(start: Instruction, computation: Computation) -> list[Instruction]:
-    """Return the instruction that ends what another one begins, if it begins something."""
-    if not start.opcode.endswith("-start"):
-        return []
-    name = next(name for name, each in computation.instructions.items() if each is start)
-    readers = (computation.instructions[reader] for reader in computation.readers.get(name, ()))
-    return [each for each in readers if each.opcode.endswith("-done")][:1]
-
-
-def _in_memory(instruction: Instruction) -> bool:
-    """Whether a value, or one of a tuple, lies in the device's main memory."""
-    return in_main_memory(instruction.type) == instruction.type or bytes_of(in_main_memory(instruction.type)) > 0
+        changed = instruction.operands[part : part + 1]
+        return self.instructions[changed[0]].bytes if changed else instruction.bytes
 
 
 def computations(text: str) -> tuple[dict[str, Computation], str]:
@@ -159,21 +198,27 @@ def computations(text: str) -> tuple[dict[str, Computation], str]:
             current = found.setdefault(head[2], Computation())
             entry = head[2] if head[1] else entry
         elif found and (each := _INSTRUCTION.match(line)):
-            current.add(each[2], _instruction(each[3]), bool(each[1]))
+            current.add(_instruction(each[2], each[3]), bool(each[1]))
     if entry is None:
         raise ValueError("no entry computation")
     return found, entry
 
 
-def _instruction(text: str) -> Instruction:
+def _instruction(name: str, text: str) -> Instruction:
     """Take `type opcode(operands), attributes` apart."""
-    end = _closing(text, 0) if text.startswith("(") else text.index(" ")
+    is_tuple = text.startswith("(")
+    end = _closing(text, 0) if is_tuple else text.index(" ")
     found = _OPCODE.match(text, end)
     if found is None:
         raise ValueError(f"no opcode in {text[:60]!r}")
     close = _closing(text, found.end() - 1)
     inside = text[found.end() : close - 1]
-    return Instruction(found[1], text[:end], tuple(NAME.findall(inside)), inside, text[close:])
+    arrays = tuple(
+        Array(kind, tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size), bool(elsewhere))
+        for kind, sizes, elsewhere in _ARRAY.findall(text[:end])
+        if kind not in ("token", "opaque")
+    )
+    return Instruction(name, found[1], arrays, is_tuple, tuple(_NAME.findall(inside)), inside, text[close:])
 
 
 def _closing(text: str, start: int) -> int:
@@ -184,29 +229,6 @@ def _closing(text: str, start: int) -> int:
         if depth == 0:
             return found.end()
     raise ValueError(f"no end of the parenthesis in {text[:60]!r}")
-
-
-def in_main_memory(type_text: str) -> str:
-    """Return a type, or those of a tuple, without the arrays that lie in a faster memory on the chip, or elsewhere."""
-    return re.sub(rf"{_ARRAY.pattern}{_ELSEWHERE.pattern}", "", type_text)
-
-
-def bytes_of(type_text: str) -> int:
-    """Return the bytes of a value of a type, or of all the values of a tuple."""
-    total = 0
-    for kind, sizes in shapes_of(type_text):
-        bits = 8 if kind == "pred" else int(kind.lstrip("abcdefghijklmnopqrstuvwxyz"))
-        total += math.ceil(math.prod(sizes) * bits / 8)
-    return total
-
-
-def shapes_of(type_text: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the kind of number and the sizes of an array, or of each of a tuple."""
-    return [
-        (kind, tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size))
-        for kind, sizes in _ARRAY.findall(type_text)
-        if kind not in ("token", "opaque")
-    ]
 
 
 def frame_lines(text: str, no_users: Container[str]) -> dict[int, str]:

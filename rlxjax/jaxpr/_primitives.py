@@ -1,0 +1,254 @@
+"""Primitives of JAX: the rule of each by its name, how to teach one of your own, and what an equation of one is."""
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rlxjax._checks import as_index
+from rlxjax._tracing import TRACER
+
+from . import _rules_algebra, _rules_arrays
+from ._rules import Aval, Counting, Operation, OperationCounts, Rule, names, nbytes
+
+if TYPE_CHECKING:
+    from jax.extend.core import Primitive
+
+#: `(avals of the operands, avals of the results, parameters of the equation) -> counts`.
+CountingRule: TypeAlias = Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], OperationCounts]
+
+#: Rules by the name of the primitive; no name stands in two families.
+RULES: dict[str, Rule] = dict(**_rules_arrays.RULES, **_rules_algebra.RULES)
+#: What holds a jaxpr and runs it once, as if its equations stood in its place.
+CALLS = names(
+    "jit pjit call core_call closed_call core_closed_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr "
+    "checkpoint remat remat2 composite custom_vmap_call xla_metadata_call custom_linear_solve eval_jaxpr"
+)
+LOOPS = names("scan while cond shard_map")
+#: What names its operand anew and moves nothing.
+RENAMES = names(
+    "reshape squeeze expand_dims stop_gradient name optimization_barrier sharding_constraint random_wrap "
+    "random_unwrap pvary pcast pbroadcast mesh_cast layout_constraint"
+)
+#: What is known before the program runs, or orders it.
+NOTHING = names("axis_index platform_index create_token after_all dce_sink")
+#: Names that the walk itself knows.
+RESERVED = CALLS | LOOPS | RENAMES | NOTHING
+
+
+def register_rule(primitive: "str | Primitive", rule: CountingRule, *, family: str = "custom") -> None:
+    """Count a primitive of your own from now on in `profile_function`.
+
+    Args:
+        primitive: the primitive or its name.
+        rule: takes the shapes and dtypes of the operands, those of the results, and the parameters of
+            the equation; returns `OperationCounts`. An operand has `.shape` and `.dtype`.
+        family: what `by_family` sums it under.
+
+    Raises:
+        ValueError: the primitive has a rule already, built in or registered, or the rule cannot be called.
+
+    Examples:
+        >>> from jax.extend.core import Primitive
+        >>> def triple_rule(inputs, outputs, params):
+        ...     return OperationCounts(flops=outputs[0].shape[0])
+        >>> register_rule(Primitive("triple"), triple_rule)
+        >>> register_rule("triple", triple_rule)
+        Traceback (most recent call last):
+            ...
+        ValueError: primitive: expected one without a rule, got 'triple', which has one
+    """
+    name = getattr(primitive, "name", primitive)
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"primitive: expected a Primitive or its name, got {primitive!r}")
+    if not callable(rule):
+        raise ValueError(f"rule: expected a function of inputs, outputs and params, got {rule!r}")
+    if name in RULES or name in RESERVED:
+        raise ValueError(f"primitive: expected one without a rule, got {name!r}, which has one")
+    RULES[name] = Rule(family, _checked(name, rule))
+
+
+def _checked(name: str, rule: CountingRule) -> Counting:
+    """Return a registered rule that refuses what is no counts."""
+
+    def checked(op: Operation) -> OperationCounts:
+        counts = rule(*op)
+        if not isinstance(counts, OperationCounts):
+            raise ValueError(f"rule of {name!r}: expected OperationCounts, got {counts!r}")
+        for field, count in zip(counts._fields, counts, strict=True):
+            if count is not None:
+                as_index(count, f"rule of {name!r}: {field}")
+        return counts
+
+    return checked
+
+
+UNKNOWN_LINE = "unknown line"
+#: `/folder/file.py:12:3 (function)`, as JAX writes a place.
+_PLACE = re.compile(r"(?:.*[/\\])?([^/\\]+?):(\d+)(?::\d+)?(?: |$)")
+
+
+def is_literal(operand: Any) -> bool:
+    """Whether an operand of an equation is a `jax.extend.core.Literal`, by its value: importing that loads Pallas."""
+    return hasattr(operand, "val")
+
+
+def opened(held: Any) -> Any:
+    """Return the jaxpr of one that holds its constants, or itself."""
+    return getattr(held, "jaxpr", held)
+
+
+def inner_jaxprs(equation: Any) -> Iterable[Any]:
+    for value in equation.params.values():
+        for held in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(opened(held), "eqns"):
+                yield held
+
+
+def scan_layout(equation: Any) -> tuple[int, int]:
+    """Return how many constants and carried values a scan has: its body sees a slice of all other operands."""
+    body = opened(equation.params["jaxpr"])
+
+    def same(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+        ranks = ([len(getattr(var.aval, "shape", ())) for var in side] for side in (outside, inside))
+        return sum(a == b for a, b in zip(*ranks, strict=True))
+
+    carried = same(equation.outvars, body.outvars)
+    return same(equation.invars, body.invars) - carried, carried
+
+
+def called_jaxpr(equation: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """Return the jaxpr that a call runs, and what it gives to it."""
+    params = equation.params
+    if equation.primitive.name == "custom_linear_solve":
+        counts = params["const_lengths"]
+        start = counts.matvec + counts.vecmat
+        return opened(params["jaxprs"].solve), [*operands[start : start + counts.solve], *operands[sum(counts) :]]
+    held = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in params)
+    return opened(held), operands
+
+
+def lowered(traced: Any) -> Any:
+    """Return the jaxpr with its constants of a traced function, new kinds of primitives by what they stand for."""
+    return getattr(traced, "lojax", traced).jaxpr
+
+
+def implementation(equation: Any) -> Any | None:
+    """Return the jaxpr of what a library's primitive runs, where that is written in JAX; None of one with a rule."""
+    primitive, params = equation.primitive, equation.params
+    if primitive.name in RULES or primitive.name in RESERVED:
+        return None
+    try:
+        runs = functools.partial(_SPARSE_PROGRAMS.get(primitive.name, primitive.impl), **params)
+        made = lowered(jax.jit(runs).trace(*(var.aval for var in equation.invars))).jaxpr
+    except Exception:  # noqa: BLE001  (another library's code may raise anything)
+        return None
+    return None if _holds(made, primitive) else made
+
+
+def _holds(jaxpr: Any, primitive: Any) -> bool:
+    return any(
+        equation.primitive is primitive or any(_holds(opened(inner), primitive) for inner in inner_jaxprs(equation))
+        for equation in jaxpr.eqns
+    )
+
+
+def is_renaming(equation: Any) -> bool:
+    """Whether a result is its operand under another name, in the order of memory that it has already."""
+    name = equation.primitive.name
+    if name in ("convert_element_type", "broadcast_in_dim") and len(equation.invars) == 1:
+        operand, result = equation.invars[0].aval, equation.outvars[0].aval
+        return nbytes(operand) == nbytes(result) and operand.dtype == result.dtype
+    return name in RENAMES
+
+
+def is_outer_reduction(equation: Any) -> bool:
+    """Whether it reduces axes but the last: compilers read its operand from memory."""
+    axes = equation.params.get("axes", ()) if equation.primitive.name.startswith("reduce_") else ()
+    return bool(axes) and len(equation.invars[0].aval.shape) - 1 not in axes
+
+
+def source_line(equation: Any, otherwise: str = UNKNOWN_LINE) -> str:
+    """Return the user's line that an equation comes from, as `file.py:12`, where JAX tells it."""
+    from jax.extend import source_info_util  # which loads much, Pallas among it
+
+    try:
+        place = _PLACE.match(source_info_util.summarize(equation.source_info))
+    except (AttributeError, TypeError):
+        return otherwise
+    return f"{place[1]}:{place[2]}" if place and place[1] != TRACER else otherwise
+
+
+# --- What products and conversions of `jax.experimental.sparse` run --------------------------------
+
+
+def _sparse() -> Any:
+    from jax.experimental import sparse  # which loads more of JAX than most need
+
+    return sparse
+
+
+def _dot(data: Any, indices: Any, right: Any, *, dimension_numbers: Any, lhs_spinfo: Any, **_: Any) -> Any:
+    """Read what elements meet on the right side, multiply, and add up where the results lie."""
+    (contracted, contracted_right), (batched, batched_right) = dimension_numbers
+    shape, met = lhs_spinfo.shape, (*batched_right, *contracted_right)
+    places = *shape[: indices.ndim - 2], indices.shape[-2]
+    batch = [lax.broadcasted_iota(indices.dtype, places, axis) for axis in range(len(places) - 1)]
+    at = [*batch, *jnp.moveaxis(indices, -1, 0)]
+    kept = [axis for axis in range(right.ndim) if axis not in met]
+    left = [*batched, *(axis for axis in range(len(shape)) if axis not in (*batched, *contracted))]
+    where = tuple(at[axis] for axis in (*batched, *contracted))
+    read = right.transpose(*met, *kept).at[where].get(mode="fill", fill_value=0)
+    read = jnp.expand_dims(read, tuple(range(len(places), data.ndim)))
+    products = jnp.expand_dims(data, tuple(range(data.ndim, data.ndim + len(kept)))) * read
+    if not (where := tuple(at[axis] for axis in left if axis < len(at))):
+        return products.sum(tuple(range(len(places))))
+    result = jnp.zeros([*(shape[axis] for axis in left), *(right.shape[axis] for axis in kept)], products.dtype)
+    return result.at[where].add(products)
+
+
+def _bcoo(parts: Any, shape: Any, spinfo: Any) -> Any:
+    """Return a sparse matrix by coordinates: of its rows and columns, or of elements that are stored row by row."""
+    if spinfo is None:
+        return _sparse().BCSR(parts, shape=shape).to_bcoo()
+    data, *places = parts
+    return _sparse().BCOO((data, jnp.stack(places, -1)), shape=spinfo.shape)
+
+
+def _bcsr_dot(*operands: Any, dimension_numbers: Any, lhs_spinfo: Any, **_: Any) -> Any:
+    matrix = _bcoo(operands[:3], lhs_spinfo.shape, None)
+    return _sparse().bcoo_dot_general(matrix, operands[3], dimension_numbers=dimension_numbers)
+
+
+def _product(*operands: Any, transpose: bool, shape: Any = None, spinfo: Any = None) -> Any:
+    matrix = _bcoo(operands[:3], shape, spinfo)
+    return (matrix.T if transpose else matrix) @ operands[3]
+
+
+def _dense(*parts: Any, shape: Any = None, spinfo: Any = None) -> Any:
+    return _bcoo(parts, shape, spinfo).todense()
+
+
+def _found(matrix: Any, **options: Any) -> Any:
+    found = _sparse().BCOO.fromdense(matrix, **options)
+    return found.data, *found.indices.T
+
+
+def _found_by_rows(matrix: Any, **options: Any) -> Any:
+    found = _sparse().BCSR.fromdense(matrix, **options)
+    return found.data, found.indices, found.indptr
+
+
+#: By the name of the primitive.
+_SPARSE_PROGRAMS: Mapping[str, Callable[..., Any]] = {
+    "bcoo_dot_general": _dot,
+    "bcsr_dot_general": _bcsr_dot,
+    **dict.fromkeys(("coo_matvec", "coo_matmat", "csr_matvec", "csr_matmat"), _product),
+    **dict.fromkeys(("coo_todense", "csr_todense"), _dense),
+    "coo_fromdense": _found,
+    "csr_fromdense": _found_by_rows,
+}
