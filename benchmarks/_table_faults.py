@@ -92,7 +92,7 @@ def two_jobs(given: Any, folder: Path) -> dict[str, Any]:
     first = command(source, sink, *GATE, "--quiet")
     wait_for(sink)
     first.send(signal.SIGSTOP)
-    refused = [command(source, sink, *more, "--quiet", "--resume").ended() for more in (GATE, ("--target", "metal"))]
+    refused = [command(source, sink, *more, "--quiet", "--resume").ended() for more in (GATE, ("--gate", "metal"))]
     first.send(signal.SIGCONT)
     done = first.ended()
     is_refused = all(one.status == 2 and is_one_line(one.err) for one in refused)

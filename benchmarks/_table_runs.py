@@ -25,7 +25,7 @@ from benchmarks._table_peers import TEMPERATURE_NS
 #: Rows of a file, and of a row group.
 FILE_ROWS, GROUP_ROWS = 10_000_000, 2**20
 #: The gate that is evaluated, as the command has it.
-GATE = ("--target", "cuda", "--temperature-ns", str(TEMPERATURE_NS))
+GATE = ("--gate", "cuda", "--temperature-ns", str(TEMPERATURE_NS))
 
 
 #: What falls short, a sentence each.

@@ -128,7 +128,7 @@ def main() -> None:
         out = Path(folder) / "out"
         runs, truths = made(source, given)
         samples, model = f"{source}/*.parquet", WELCH.name
-        command = [sys.executable, "-m", "rlxjax", "calibrate", "--samples", samples, "--out", str(out)]
+        command = [sys.executable, "-m", "rlxjax", "fleet", samples, str(out)]
         took = run([*command, "--model", model])
         found = judged(out, runs, truths, given.noise, np.random.default_rng(given.seed + 1))
     result = {

@@ -31,6 +31,7 @@ from rlxjax.clock import PROTOCOL
 from rlxjax.fit import Cell, LatencyModel, LatencyPrior, Suite, cell_runs, transferred_prior
 from rlxjax.models import BUILT_IN
 
+from .command_line import refuse_input
 from .design import by_work, measuring_order
 from .interrupts import last_act
 from .judge import OUTLIER_FACTOR, Verdict, enough_known, fitted, said_of_pace, verdict_on, what_pays
@@ -38,8 +39,6 @@ from .machine import measured_gate, micro_times_ns, pace_of, time_micro
 from .measure import Ready, made_ready, measure_rounds, memory_limit_bytes
 from .named import users_code
 from .outcome import Outcome, shortened
-from .progress import Deadline, Progress
-from .refusals import refuse_input
 from .samples import (
     SampleLog,
     SampleWriter,
@@ -49,6 +48,7 @@ from .samples import (
     read_samples,
     samples_path,
 )
+from .terminal import Deadline, Progress
 
 #: Seconds, and share of the budget, kept back for two fits (one compilation), judging and writing.
 FIT_RESERVE_S, FIT_RESERVE_SHARE = 4.0, 0.1

@@ -25,9 +25,9 @@ from .design import by_work
 from .judge import MOST_OTHERS
 from .machine import MICRO_REPEATS, micro_times_ns, slowness, time_micro, used_by_others
 from .measure import made_ready, measure_rounds, memory_limit_bytes
-from .progress import Deadline, Progress
 from .samples import SampleLog, SampleWriter, header_of
 from .suites import suite_of_file
+from .terminal import Deadline, Progress
 from .visits import noise_floor, quantile_ns
 
 GOOD, DRIFTED, NOT_THIS_MACHINE = "good", "drifted", "not this machine"

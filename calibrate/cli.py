@@ -12,26 +12,27 @@ import typer  # noqa: E402
 
 import rlxjax  # noqa: E402
 
-from .command_help import OVERVIEW, epilog  # noqa: E402
 from .command_line import (  # noqa: E402
-    Address,
+    NOT_WRITTEN_STATUS,
+    OVERVIEW,
     AsJson,
-    Engine,
     File,
     Quiet,
     Suites,
     calibration_file,
-    columns_by_field,
     command_line,
+    epilog,
+    one_line_errors,
+    run,
     set_up_jax,
+    warn,
 )
 from .decisions import decisions  # noqa: E402
-from .evaluate import evaluate  # noqa: E402
+from .evaluate import Prior, evaluate, fleet  # noqa: E402
 from .interrupts import last_act  # noqa: E402
-from .progress import Progress  # noqa: E402
 from .questions import advise, explain, predict, profile  # noqa: E402
-from .refusals import NOT_WRITTEN_STATUS, one_line_errors, run, warn  # noqa: E402
 from .report_command import report  # noqa: E402
+from .terminal import Progress, console, json_text, say  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,9 +51,6 @@ NOT_READY_STATUS = 3
 MODEL_BUDGET_S, MIN_BUDGET_S, SHIPPED = 60.0, 10.0, ("welch", "functions")
 Verbose = Annotated[bool, typer.Option("--verbose", help="Also print tables of errors, coefficients and workloads.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit status 3 unless the calibration is good enough.")]
-Prior = Annotated[
-    FilePath | None, typer.Option(help="A calibration to start from, of another machine or day: few timings then do.")
-]
 Force = Annotated[bool, typer.Option("--force", help="Write the file even if the fit did not converge.")]
 
 
@@ -72,7 +70,7 @@ def commands(
     """Decide, with numbers measured on this machine, whether fusing work on a device pays."""
 
 
-for _command in (profile, advise, evaluate):
+for _command in (profile, advise, evaluate, fleet):
     app.command(epilog=epilog(_command.__name__))(_command)
 
 
@@ -97,21 +95,8 @@ def calibrate(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the samples of an earlier run.")] = False,
     model: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A learned FFT to time as well, may be given again; with --samples the model of the timings, by name "
-            "or as module:NAME."
-        ),
+        typer.Option(help="A learned FFT to time as well; may be given again."),
     ] = None,
-    samples: Annotated[
-        list[str] | None,
-        typer.Option(help="Timings of a fleet, Parquet files: a calibration of each device; may be given again."),
-    ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(help="A column of --samples that has another name, as device=host; may be given again."),
-    ] = None,
-    engine: Engine = "local",
-    address: Address = None,
     prior: Prior = None,
     force: Force = False,
     strict: Strict = False,
@@ -122,18 +107,8 @@ def calibrate(
     """Measure this machine, fit the latency model of each suite, and write the calibration file.
 
     What the file says of another model of this machine stays. --model is for Welch peaks, whose fit starts from what
-    other machines say. Measuring ends early once the errors are small. With --samples nothing is measured: --out is a
-    folder, for a calibration of each device and the prior of a further one, and --engine ray fits them on a cluster.
+    other machines say. Measuring ends early once the errors are small.
     """
-    if samples:
-        others = {"--device": device, "--budget": budget, "--only": only, "--suite": suite, "--resume": resume}
-        others |= {"--force": force, "--strict": strict}
-        if refused := [option for option, value in others.items() if value]:
-            raise ValueError(f"{refused[0]}: expected none beside --samples")
-        _calibrate_fleet(samples, out, model or ["welch"], column or [], prior, quiet, as_json, engine, address)
-        return
-    if column or engine == "ray":
-        raise ValueError(f"{'--column' if column else '--engine'}: expected --samples beside it")
     if only is not None and suite:
         raise ValueError("--only: expected no --suite beside it")
     names = suite or ([only] if only else list(SHIPPED))
@@ -183,56 +158,6 @@ def calibrate(
                 break
         if failed:
             raise ValueError("; ".join(failed))
-
-
-def _calibrate_fleet(
-    samples: list[str],
-    out: FilePath | None,
-    model: list[str],
-    column: list[str],
-    prior: FilePath | None,
-    quiet: bool,
-    as_json: bool,
-    engine: str,
-    address: str | None,
-) -> None:
-    """Calibrate every device of a fleet; exit status 1 if some are left out."""
-    if out is None:
-        raise ValueError("--out: expected a folder beside --samples")
-    if len(model) > 1:
-        raise ValueError(f"--model: expected one model beside --samples, got {len(model)}")
-    columns = columns_by_field(column)
-    progress = Progress(is_quiet=quiet)
-    with progress.waiting("starting JAX"):
-        set_up_jax("cpu")
-        from rlxjax.tables import fleet_of
-
-        from . import fleet
-        from .campaign import prior_from
-        from .printing import json_text, say
-        from .suites import latency_model
-
-    of = latency_model(model[0])
-    fleet.check_folder(out)
-    outcome = fleet.run(
-        fleet_of(samples, of, columns, out),
-        out,
-        known=None if prior is None else prior_from(prior, of)[0],
-        command=command_line("calibrate", samples=samples, out=out, model=model, column=column, prior=prior),
-        progress=progress,
-        pool=fleet.on_ray_pool(address) if engine == "ray" else fleet.pool_of,
-    )
-    for device, reason in [*outcome.left_out.items()][: fleet.SHOWN]:
-        warn(f"{device} is left out: {reason}")
-    if (more := len(outcome.left_out) - fleet.SHOWN) > 0:
-        warn(f"{more} more are left out: see {outcome.out / fleet.LEFT_OUT}.json")
-    if as_json:
-        typer.echo(json_text(outcome.as_dict()))
-    elif not quiet:
-        for text in outcome.sentences():
-            say(text, str(out))
-    if outcome.left_out:
-        raise typer.Exit(NOT_WRITTEN_STATUS)
 
 
 @app.command(epilog=epilog("refit"))
@@ -293,8 +218,7 @@ def validate(
     progress = Progress(ends_s=_STARTED_S + budget, is_quiet=quiet)
     with progress.waiting("starting JAX"):
         file = calibration_file(file)
-        from .check import check, renewal
-        from .printing import json_text, say
+        from .check import check
         from .suites import suite_of
 
     given = [suite_of(name) for name in suite or []]
@@ -303,7 +227,7 @@ def validate(
         typer.echo(json_text(verdict.as_json(file)))
     elif not quiet:
         for text in verdict.sentences(file):
-            say(text, renewal(file, verdict.commands), str(file))
+            say(text)
     if quiet and verdict.status:
         warn(verdict.sentences(file)[0])
     raise typer.Exit(verdict.status)
@@ -336,7 +260,6 @@ def _told(*, strict: bool, verbose: bool, quiet: bool, as_json: bool) -> "Iterat
 
     def tell(model: str, outcome: "Outcome") -> None:
         from .outcome import print_outcome
-        from .printing import console
 
         outcomes[model] = outcome
         if quiet:
@@ -347,8 +270,6 @@ def _told(*, strict: bool, verbose: bool, quiet: bool, as_json: bool) -> "Iterat
 
     def echo() -> None:
         if as_json and outcomes:
-            from .printing import json_text
-
             typer.echo(json_text({name: outcome.as_dict() for name, outcome in outcomes.items()}))
 
     try:

@@ -6,12 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .command_help import epilog
-from .command_line import AsJson, set_up_jax
-from .printing import console, counted, json_text, ns, print_table, say
-from .progress import Progress
-from .refusals import NOT_WRITTEN_STATUS, one_line_errors, warn
+from .command_line import NOT_WRITTEN_STATUS, AsJson, epilog, one_line_errors, set_up_jax, warn
 from .remembered import by_whom, summary
+from .terminal import Progress, console, counted, json_text, ns, print_table, say
 
 if TYPE_CHECKING:
     from rlxjax.choices import Alternative, Memory, Remembered
@@ -38,7 +35,7 @@ def list_decisions(as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json_text({"decisions": [summary(one) for one in found]}))
     elif not found:
-        say(f"nothing is remembered in {memory.path}", str(memory.path))
+        say(f"nothing is remembered in {memory.path}")
     else:
         headings = ["key", "kind", "workload", "chosen", "by", "ns", "next best", "its ns", "when, UTC"]
         length = _key_length([one.key for one in found])
@@ -83,7 +80,7 @@ def show(key: Key, as_json: AsJson = False) -> None:
     software = f"jax {machine.jax}, jaxlib {machine.jaxlib}"
     cores = counted(machine.cores, "core")
     say(f"measured {one.created} on {machine.cpu_model}, {cores}, {device}, {software}")
-    say(f"key {one.key}", one.key)
+    say(f"key {one.key}")
 
 
 def _how_sure(one: "Remembered") -> str:
@@ -156,7 +153,7 @@ def forget(
 @one_line_errors
 def export(file: Annotated[FilePath, typer.Argument(help="The JSON file to write.")]) -> None:
     """Write all that is remembered to a file, for machines of the same kind."""
-    say(f"{counted(_memory().export(file), 'decision')} in {file}", str(file))
+    say(f"{counted(_memory().export(file), 'decision')} in {file}")
 
 
 @decisions.command("import", epilog=epilog("decisions import"))

@@ -1,4 +1,4 @@
-"""The command that evaluates files of rows: a gate, or a latency model of a calibration."""
+"""The commands of large tables: `evaluate`, of rows by a gate or a latency model, and `fleet`, of many devices."""
 
 from pathlib import Path as FilePath
 from typing import Annotated, Any
@@ -8,30 +8,44 @@ import typer
 import rlxjax
 
 from .command_line import (
+    NOT_WRITTEN_STATUS,
     Address,
     AsJson,
     Engine,
     Quiet,
     calibration_file,
     calibration_of,
-    columns_by_field,
+    command_line,
+    one_line_errors,
     set_up_jax,
+    warn,
 )
-from .printing import counted, json_text, say
-from .progress import Progress
-from .refusals import one_line_errors
+from .terminal import Progress, counted, json_text, say
 
-#: Exit status where rows could not be evaluated.
-REJECTED_STATUS = 1
+Columns = Annotated[
+    list[str] | None,
+    typer.Option("--column", help="A column that is called otherwise, as field=name; may be given again."),
+]
+Prior = Annotated[
+    FilePath | None, typer.Option(help="A calibration to start from, of another machine or day: few timings then do.")
+]
+
+
+def _columns_by_field(given: list[str] | None) -> dict[str, str]:
+    columns = {}
+    for text in given or []:
+        field, equals, name = text.partition("=")
+        if not (field and equals and name) or field in columns:
+            raise ValueError(f"--column: expected field=name, each field once, got {text!r}")
+        columns[field] = name
+    return columns
 
 
 @one_line_errors
 def evaluate(
     source: Annotated[list[str], typer.Argument(help="Parquet files, globs, or folders of them.")],
     sink: Annotated[FilePath, typer.Argument(help="The folder to write.")],
-    target: Annotated[
-        str | None, typer.Option(help="A target's built-in gate, as cuda; rows are pairs of profiles.")
-    ] = None,
+    gate: Annotated[str | None, typer.Option(help="A built-in gate, as cuda; rows are pairs of profiles.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -49,10 +63,7 @@ def evaluate(
             "pick, time_ns, low_ns, high_ns, terms, margin_ns, probability, undecided, in_domain."
         ),
     ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(help="The column of a field that is called otherwise, as field=name; may be given again."),
-    ] = None,
+    column: Columns = None,
     temperature_ns: Annotated[
         float | None, typer.Option(help="Nanoseconds, of a gate's probability and log-odds.")
     ] = None,
@@ -75,14 +86,14 @@ def evaluate(
     """
     progress = Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
-        what = _asked(target, model, calibration)
+        what = _asked(gate, model, calibration)
     with progress.counting("evaluating", "row") as advance:
         done = rlxjax.evaluate(
             source,
             sink,
             what,
             want=None if want is None else [name.strip() for name in want.split(",")],
-            columns=columns_by_field(column or []),
+            columns=_columns_by_field(column),
             temperature_ns=temperature_ns,
             strategy=strategy,
             level=level,
@@ -97,16 +108,16 @@ def evaluate(
         typer.echo(json_text(done.as_dict()))
     elif not quiet:
         _print(done)
-    raise typer.Exit(REJECTED_STATUS if done.rejected else 0)
+    raise typer.Exit(NOT_WRITTEN_STATUS if done.rejected else 0)
 
 
-def _asked(target: str | None, model: str | None, file: FilePath | None) -> Any:
+def _asked(gate: str | None, model: str | None, file: FilePath | None) -> Any:
     """Return the gate or the calibrated model that is asked for."""
-    if target is not None:
+    if gate is not None:
         if model is not None or file is not None:
-            raise ValueError("--target: expected no --model and no --calibration beside it")
+            raise ValueError("--gate: expected no --model and no --calibration beside it")
         set_up_jax(None)
-        return rlxjax.io_fusion_gate_for_target(target)
+        return rlxjax.io_fusion_gate_for_target(gate)
     if model is not None and ":" in model:
         from .suites import latency_model
 
@@ -116,18 +127,65 @@ def _asked(target: str | None, model: str | None, file: FilePath | None) -> Any:
     if model is not None:
         return known.of(model)
     if known.gate is None:
-        raise ValueError(f"--target or --model: expected one of them, since {known.source} has no gate")
+        raise ValueError(f"--gate or --model: expected one of them, since {known.source} has no gate")
     return known.gate
 
 
 def _print(done: "rlxjax.tables.Evaluation") -> None:
     resumed = f", {done.resumed} of them from an earlier run" if done.resumed else ""
-    say(
-        f"{counted(done.rows, 'row')} in {done.seconds:.1f} s: {counted(done.parts, 'part')}{resumed} in {done.sink}.",
-        str(done.sink),
-    )
+    say(f"{counted(done.rows, 'row')} in {done.seconds:.1f} s: {counted(done.parts, 'part')}{resumed} in {done.sink}.")
     if working_s := done.decode_s + done.evaluate_s + done.encode_s:
         shares = {"reading": done.decode_s, "evaluating": done.evaluate_s, "writing": done.encode_s}
         say(", ".join(f"{name} {share / working_s:.0%}" for name, share in shares.items()) + " of the time.")
     if done.rejected:
-        say(f"{counted(done.rejected, 'row')} could not be evaluated: {done.rejects} names each.", str(done.rejects))
+        say(f"{counted(done.rejected, 'row')} could not be evaluated: {done.rejects} names each.")
+
+
+@one_line_errors
+def fleet(
+    source: Annotated[list[str], typer.Argument(help="Timings of devices: Parquet files, globs, or folders of them.")],
+    sink: Annotated[FilePath, typer.Argument(help="The new folder for a calibration of each device, and their prior.")],
+    model: Annotated[
+        str, typer.Option(help="The latency model of the timings, as welch, or yours as module:NAME.")
+    ] = "welch",
+    column: Columns = None,
+    prior: Prior = None,
+    engine: Engine = "local",
+    address: Address = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Calibrate every device of a fleet by its timings, and say what they share of a further device.
+
+    Nothing is measured. --engine ray fits the devices on a cluster.
+    """
+    columns, progress = _columns_by_field(column), Progress(is_quiet=quiet)
+    with progress.waiting("starting JAX"):
+        set_up_jax("cpu")
+        from rlxjax.tables import fleet_of
+
+        from . import fleet as job
+        from .campaign import prior_from
+        from .suites import latency_model
+
+    of = latency_model(model)
+    job.check_folder(sink)
+    outcome = job.run(
+        fleet_of(source, of, columns, sink),
+        sink,
+        known=None if prior is None else prior_from(prior, of)[0],
+        command=command_line("fleet", *source, sink, model=model, column=column, prior=prior),
+        progress=progress,
+        pool=job.on_ray_pool(address) if engine == "ray" else job.pool_of,
+    )
+    for device, reason in [*outcome.left_out.items()][: job.SHOWN]:
+        warn(f"{device} is left out: {reason}")
+    if (more := len(outcome.left_out) - job.SHOWN) > 0:
+        warn(f"{more} more are left out: see {sink / job.LEFT_OUT}.json")
+    if as_json:
+        typer.echo(json_text(outcome.as_dict()))
+    elif not quiet:
+        for text in outcome.sentences():
+            say(text)
+    if outcome.left_out:
+        raise typer.Exit(NOT_WRITTEN_STATUS)

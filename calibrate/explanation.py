@@ -12,7 +12,7 @@ from rich.console import Console
 from rlxjax.calibration import CalibratedModel, Crossover, Explanation, Flip
 from rlxjax.fit import LatencyModel
 
-from .printing import GAP, finite_ns, ns, number, print_table, say
+from .terminal import finite_ns, ns, number, print_table, say
 
 #: Characters of the longest bar and the shortest one that is drawn, and flips that are shown.
 BAR_WIDTH, LEAST_BAR_WIDTH, FLIPS_SHOWN = 16, 4, 6
@@ -100,7 +100,7 @@ def _print_waterfall(explanation: Explanation, console: Console) -> None:
     times = [[*map(ns, (*s.terms_ns.values(), s.time_ns, *s.interval_ns))] for s in strategies]
     digits = [max(map(len, (strategy.strategy, *own))) for strategy, own in zip(strategies, times, strict=True)]
     left = console.width - max(map(len, rows)) - sum(digits)
-    width = min(left // len(strategies) - GAP - 1, BAR_WIDTH)
+    width = min(left // len(strategies) - 3, BAR_WIDTH)
     ends = [list(itertools.accumulate(strategy.terms_ns.values(), initial=0.0)) for strategy in strategies]
     per_ns, columns = width / max(map(max, ends)), []
     for strategy, own, most, sums in zip(strategies, times, digits, ends, strict=True):
@@ -109,7 +109,7 @@ def _print_waterfall(explanation: Explanation, console: Console) -> None:
         pairs = itertools.zip_longest((strategy.strategy, *own), ["", *bars], fillvalue="")
         columns.append([f"{text:>{most}} {bar:{width}}" if bars else text for text, bar in pairs])
     headings, *cells = zip(["term", *rows], *columns, strict=True)
-    print_table(console, title, headings, cells, justify="left")
+    print_table(console, title, headings, cells, texts=len(headings))
 
 
 def _bar(start: float, end: float) -> str:

@@ -50,7 +50,7 @@ from rlxjax.fit import (
 from rlxjax.tables import Fleet, connected, on_ray
 
 from .command_line import set_up_jax
-from .progress import Progress
+from .terminal import Progress
 
 #: Devices that are fitted together, and those that the prior is pooled from at most, evenly spread: of so many the
 #: mean is known to an eighth of what devices differ by.
@@ -115,10 +115,10 @@ def check_folder(out: FilePath) -> None:
     if not out.exists():
         return
     if not out.is_dir():
-        raise ValueError(f"--out: expected a folder for the calibrations of a fleet, got the file {out}")
+        raise ValueError(f"expected a folder for the calibrations of a fleet, got the file {out}")
     held = sorted(one.name for one in out.iterdir())
     if held and f"{UNFINISHED}.json" not in held:
-        raise ValueError(f"--out: expected a new or an empty folder, got {out}, which holds {held[0]!r}")
+        raise ValueError(f"expected a new or an empty folder, got {out}, which holds {held[0]!r}")
 
 
 def run(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 TYPE_CHECKING = False  # that of `typing` takes as long to import as all else here
 if TYPE_CHECKING:
-    from .progress import Deadline
+    from .terminal import Deadline
 
 INTERRUPTED_STATUS = 130
 #: What is done when a command ends early, the last one first: each may return what the line says besides.

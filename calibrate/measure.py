@@ -19,8 +19,8 @@ from rlxjax.fit import Cell, Suite
 
 from .interrupts import heeded
 from .machine import CanaryWatch
-from .progress import Deadline
 from .samples import SampleLog, SampleWriter, Visit
+from .terminal import Deadline
 
 #: Seconds that a cell may take until it has run twice, and those after the deadline.
 CELL_LIMIT_S, GRACE_S = 30.0, 3.0

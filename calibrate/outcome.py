@@ -14,7 +14,7 @@ from rlxjax.fit import Suite
 
 from .design import by_work
 from .judge import Fitted, Verdict
-from .printing import counted, ns, number, print_table, say
+from .terminal import counted, ns, number, print_table, say
 
 SKIPPED_SHOWN, WORKS_SHOWN = 4, 4
 #: Headings of the table of errors, and what stands below them.
@@ -104,7 +104,7 @@ def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = Fals
         f"{counted(samples.timings, 'visit')} ({counts}) in {outcome.samples_path}",
         f"calibration: {outcome.path if outcome.is_written else 'not written'}",
     ):
-        say(text, str(outcome.samples_path), str(outcome.path), indent="  ", to=console)
+        say(f"  {text}", to=console)
 
 
 def shortened(names: Sequence[str]) -> str:

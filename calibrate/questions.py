@@ -19,14 +19,13 @@ from .command_line import (
     Segments,
     calibration_of,
     cautions_of,
+    one_line_errors,
     say_source,
     set_up_jax,
     workload,
 )
-from .printing import console, filled, json_text, plain, say
-from .progress import Progress
-from .refusals import one_line_errors
 from .remembered import decided_here, in_words, summary
+from .terminal import Progress, console, json_text, plain, say
 
 #: Exit status of an advice that decides nothing.
 UNSURE_STATUS = 1
@@ -185,15 +184,14 @@ def _profile_for(
             refused = str(error)
     if found is None:
         answer = json_text({"target": {"name": target, "fits": False, "reason": refused}})
-        typer.echo(answer if as_json else filled(refused))
+        typer.echo(answer if as_json else plain(refused))
         raise typer.Exit(UNSURE_STATUS)
     if as_json:
         time = None if predicted is None else predicted.time_as_dict()
         typer.echo(json_text(found.as_dict() | {"prediction": time}))
     else:
         text = f"{found}" if predicted is None else f"{found}\n\n{predicted}"
-        for line in text.splitlines():  # of a table a line stays one
-            typer.echo(plain(line) if "  " in line or not line else filled(line))
+        typer.echo(plain(text))
     fits = found.target is not None and found.target.fits
     raise typer.Exit(UNSURE_STATUS if found.uncounted or not fits else 0)
 
@@ -240,11 +238,5 @@ def advise(
             target=target,
         )
 
-    def print_text() -> None:
-        code = advice.code.splitlines()
-        for line in str(advice).splitlines():
-            text = line.lstrip()
-            typer.echo(plain(line) if line in code else filled(text, indent=line.removesuffix(text)))
-
-    _answer(known, "functions", advice.as_dict() if as_json else None, print_text)
+    _answer(known, "functions", advice.as_dict() if as_json else None, lambda: say(str(advice)))
     raise typer.Exit(0 if advice.verdict in ("fuse", "group", "keep") else UNSURE_STATUS)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .printing import ns
+from .terminal import ns
 
 if TYPE_CHECKING:
     from rlxjax.calibration import CalibratedModel

@@ -8,10 +8,20 @@ from typing import Annotated
 
 import typer
 
-from .command_line import Batch, File, NFft, Peaks, Suites, calibration_file, command_line, workload
-from .printing import say
-from .progress import Progress
-from .refusals import one_line_errors, refuse_input, warn
+from .command_line import (
+    Batch,
+    File,
+    NFft,
+    Peaks,
+    Suites,
+    calibration_file,
+    command_line,
+    one_line_errors,
+    refuse_input,
+    warn,
+    workload,
+)
+from .terminal import Progress, say
 
 #: Segments of the workload that is explained.
 SEGMENTS = 2
@@ -85,7 +95,7 @@ def report(
     with _about_place():
         write_text_file(text, out)
     if not quiet:
-        say(f"report: {out}", str(out))
+        say(f"report: {out}")
 
 
 @contextlib.contextmanager

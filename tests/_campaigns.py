@@ -11,8 +11,8 @@ from rich.console import Console
 import rlxjax as rx
 from calibrate import campaign
 from calibrate.machine import MICRO_REPEATS
-from calibrate.progress import Progress
 from calibrate.samples import Micro, SampleLog, SampleWriter, Visit, header_of, samples_path
+from calibrate.terminal import Progress
 from rlxjax.calibration import current_fingerprint
 from rlxjax.fit import Cell, Input, LatencyModel, Suite, cell_runs, predicted_ns, wide_prior
 

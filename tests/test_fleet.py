@@ -60,7 +60,7 @@ def invoke(*arguments):
 
 
 def calibrate(samples, out, *options):
-    return invoke("calibrate", "--samples", samples, "--out", out, "--model", "_campaigns:Toy", "--quiet", *options)
+    return invoke("fleet", samples, out, "--model", "_campaigns:Toy", "--quiet", *options)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_a_device_whose_timings_do_not_fit_is_left_out_with_a_sentence(made):
     printed = json.loads(result.stdout)
     assert (printed["devices"], printed["written"]) == (len(GOOD) + 5, len(GOOD) + 1)
     assert printed["left_out"] == left_out
-    assert_documented("calibrate --samples", printed)
+    assert_documented("fleet", printed)
 
 
 def test_the_prior_is_near_what_the_devices_are_and_no_device_that_is_left_out_moves_it(made, tmp_path):
@@ -232,7 +232,7 @@ def test_what_cannot_be_is_refused_in_one_line(made, tmp_path):
     pq.write_table(pa.table({"device": ["a"], "variant": ["at_once"]}), tmp_path / "less.parquet")
     new, toy = tmp_path / "new", ("--model", "_campaigns:Toy")
     for arguments, said in (
-        ((samples, out, *toy), f"--out: expected a new or an empty folder, got {out}, which holds "),
+        ((samples, out, *toy), f"expected a new or an empty folder, got {out}, which holds "),
         ((samples, tmp_path / "file", *toy), "got the file"),
         ((tmp_path / "none*.parquet", new, *toy), "expected Parquet files, found none"),
         ((tmp_path / "broken.parquet", new, *toy), "broken.parquet: cannot be read as Parquet"),
@@ -241,16 +241,13 @@ def test_what_cannot_be_is_refused_in_one_line(made, tmp_path):
         ((samples, new, *toy, "--column", "device=host"), "host (for device): no such column"),
         ((samples, new, *toy, "--column", "device"), "--column: expected field=name, each field once, got 'device'"),
         ((samples, new, *toy, "--column", "where=device"), "expected fields among device, variant, time_ns, rows"),
-        ((samples, new, *toy, "--budget", "60"), "--budget: expected none beside --samples"),
         ((samples, new, "--model", "abacus"), "--model: expected one of welch, fft, functions"),
-        ((samples, new, *toy, *toy), "expected one model beside --samples, got 2"),
     ):
-        result = invoke("calibrate", "--samples", arguments[0], "--out", *arguments[1:], "-q")
+        result = invoke("fleet", *arguments, "-q")
         assert (result.exit_code, result.stdout) == (2, ""), arguments
         assert result.stderr.count("\n") == 1
         assert said in result.stderr
         assert not new.exists()
-    assert "--out: expected a folder" in invoke("calibrate", "--samples", samples).stderr
 
 
 def test_a_fleet_reads_keys_of_paths_views_of_text_and_what_only_one_file_requires(tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ from _campaigns import NAME, ToySuite, toy_cell
 
 from calibrate import measure
 from calibrate.measure import made_ready, measure_rounds
-from calibrate.progress import Deadline
 from calibrate.samples import SampleLog, SampleWriter, header_of
+from calibrate.terminal import Deadline
 from rlxjax import clock
 from rlxjax.calibration import current_fingerprint
 

@@ -20,7 +20,7 @@ from jax import export
 from test_values import explanation, posterior_fit
 
 import rlxjax as rx
-from calibrate.printing import finite_ns, json_text
+from calibrate.terminal import finite_ns, json_text
 from rlxjax.welch import keep_programs
 
 PARAMS = rx.WelchPeakParams.fast(64, 4)

@@ -249,7 +249,7 @@ def test_a_fleet_on_ray_has_the_calibrations_that_processes_make(tmp_path):
     columns = {"device": np.repeat(names, 12), "batch": np.tile(batch, 3), "n_fft": np.tile(n_fft, 3)}
     pq.write_table(pa.table(columns | {"time_ns": np.concatenate(times)}), tmp_path / "timings.parquet")
     for engine in ("local", "ray"):
-        command = ["calibrate", "--samples", tmp_path / "timings.parquet", "--model", "fft", "--out", tmp_path / engine]
+        command = ["fleet", tmp_path / "timings.parquet", tmp_path / engine, "--model", "fft"]
         done = CliRunner().invoke(app, [*map(str, command), "--engine", engine, "--quiet"])
         assert done.exit_code == 0, done.output
     for name in names:

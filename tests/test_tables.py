@@ -589,26 +589,26 @@ def test_the_command_does_the_same_and_its_status_says_whether_rows_were_rejecte
 
     columns = pairs(100)
     source, out = write(tmp_path / "a.parquet", columns), tmp_path / "out"
-    good = run(source, out, "--target", "cuda", "--want", "score_ns, should_fuse", "--json")
+    good = run(source, out, "--gate", "cuda", "--want", "score_ns, should_fuse", "--json")
     assert good.exit_code == 0, good.output
     assert_documented("evaluate", json.loads(good.stdout))
     evaluate(source, tmp_path / "same", GATE)
     assert read(out).equals(read(tmp_path / "same"))
-    assert "1 of them from an earlier run" in run(source, out, "--target", "cuda", "--resume").stdout
+    assert "1 of them from an earlier run" in run(source, out, "--gate", "cuda", "--resume").stdout
     columns[FIELDS[0]][3] = -1
     bad = write(tmp_path / "b.parquet", columns)
-    found = run(bad, tmp_path / "some", "--target", "cuda", "--column", f"{FIELDS[1]}={FIELDS[1]}")
+    found = run(bad, tmp_path / "some", "--gate", "cuda", "--column", f"{FIELDS[1]}={FIELDS[1]}")
     assert found.exit_code == 1
     assert "1 row could not be evaluated" in found.stdout
     for arguments, said in (
         (
-            (bad, tmp_path / "none", "--target", "cuda", "--strict"),
+            (bad, tmp_path / "none", "--gate", "cuda", "--strict"),
             f"b.parquet, row group 0, row 3: {FIELDS[0]}: expected",
         ),
-        ((source, out, "--target", "cuda"), "go on with --resume"),
-        ((source, out, "--target", "qpu"), "'qpu'"),
-        ((source, out, "--target", "cuda", "--model", "welch"), "--target: expected no --model"),
-        ((source, out, "--target", "cuda", "--column", "a"), "--column: expected field=name"),
+        ((source, out, "--gate", "cuda"), "go on with --resume"),
+        ((source, out, "--gate", "qpu"), "'qpu'"),
+        ((source, out, "--gate", "cuda", "--model", "welch"), "--gate: expected no --model"),
+        ((source, out, "--gate", "cuda", "--column", "a"), "--column: expected field=name"),
     ):
         refused = run(*arguments)
         assert (refused.exit_code, refused.stderr.count("\n"), refused.stdout) == (2, 1, ""), refused.output
@@ -618,7 +618,7 @@ def test_the_command_does_the_same_and_its_status_says_whether_rows_were_rejecte
 def test_ray_that_is_not_installed_and_engines_that_are_none_are_one_line(tmp_path, monkeypatch):
     source = write(tmp_path / "pairs.parquet", pairs(10))
     monkeypatch.setitem(sys.modules, "ray", None)
-    refused = CliRunner().invoke(app, ["evaluate", str(source), str(tmp_path / "out"), "--target=cuda", "--engine=ray"])
+    refused = CliRunner().invoke(app, ["evaluate", str(source), str(tmp_path / "out"), "--gate=cuda", "--engine=ray"])
     said = "ray is not installed; get it with `pip install 'rlxjax[scale]'`"
     assert (refused.exit_code, refused.stderr) == (2, f"error: {said}\n")
     with pytest.raises(ValueError, match="engine: expected local or ray, got 'spark'"):

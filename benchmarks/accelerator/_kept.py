@@ -17,8 +17,8 @@ from benchmarks._common import write
 from calibrate.campaign import affordable
 from calibrate.machine import time_micro
 from calibrate.measure import Ready, made_ready, measure_rounds
-from calibrate.progress import Deadline
 from calibrate.samples import SampleLog, SampleWriter, header_of, samples_path
+from calibrate.terminal import Deadline
 from rlxjax.calibration import current_fingerprint
 from rlxjax.clock import QUARTILE, mean_ns, visit_ns
 from rlxjax.fit import Cell, Suite

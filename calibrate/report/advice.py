@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from calibrate.printing import ns
-from calibrate.printing import plain as readable
+from calibrate.terminal import ns
+from calibrate.terminal import plain as readable
 from rlxjax import Advice, plot
 from rlxjax.calibration import StrategyExplanation, first_refusal, read_json
 from rlxjax.choices import DECIDED, Measured

@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 import rlxjax
-from calibrate.printing import ns, number, plain
+from calibrate.terminal import ns, number, plain
 
 #: Figures by heading; the unit of a number stands in brackets at the end of its heading.
 Row = Mapping[str, Any]

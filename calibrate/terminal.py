@@ -1,14 +1,98 @@
-"""Progress on standard error: what a command is doing, how far it is, and how long it still takes."""
+"""What the commands print: sentences, tables, times in ns as JSON has them, and progress on standard error."""
 
 import contextlib
+import json
+import math
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
+import typer
+from rich import box
 from rich import progress as rich_progress
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from .printing import counted
+#: Times from here on have four digits and a power of ten.
+LONG_NS = 1e12
+#: Columns of a table where there is no terminal.
+WIDE = 1000
+
+
+def console() -> Console:
+    """Return where tables are printed: as wide as the terminal, or as a table is where there is none."""
+    return Console(width=None if sys.stdout.isatty() else WIDE)
+
+
+def say(text: str, to: Console | None = None) -> None:
+    """Print a text without a break, so that what it names can be copied, on standard output or another place."""
+    if to is None:
+        typer.echo(plain(text))
+    else:
+        to.print(plain(text), highlight=False, markup=False, soft_wrap=True)
+
+
+def plain(text: object) -> str:
+    """Return a text in which what would steer a terminal, or turn text round, is escaped: a file may hold it."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def ns(time_ns: float) -> str:
+    """Return a time in whole ns.
+
+    Examples:
+        >>> ns(1339811.7), ns(4.2e15)
+        ('1,339,812', '4.200e+15')
+    """
+    return f"{time_ns:,.0f}" if abs(time_ns) < LONG_NS else f"{time_ns:.3e}"
+
+
+def json_text(found: Any) -> str:
+    """Return an answer as JSON, which has no word for a number that is not finite: null.
+
+    Examples:
+        >>> json_text({"a": [1.5, float("nan")]})
+        '{"a": [1.5, null]}'
+    """
+    return json.dumps(json.loads(json.dumps(found), parse_constant=lambda _: None), allow_nan=False)
+
+
+def finite_ns(time_ns: Any, what: str) -> float:
+    """Return a time; one that is not finite is no answer, and refused."""
+    if not math.isfinite(time_ns):
+        raise ValueError(f"{what}: the calibration gives no finite time; measure it anew with `rlxjax calibrate`")
+    return float(time_ns)
+
+
+def number(value: float) -> str:
+    """Return a number with three digits, or all of a larger one."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+
+
+def counted(count: int, what: str) -> str:
+    """Return how many there are of something.
+
+    Examples:
+        >>> counted(1, "round"), counted(1200, "round")
+        ('1 round', '1,200 rounds')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def print_table(
+    console: Console, title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1
+) -> None:
+    """Print a table, whose first columns are texts; no cell is cut where the console is narrow."""
+    console.print(Text(plain(title), style="bold"))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, heading in enumerate(headings):
+        table.add_column(Text(plain(heading)), justify="left" if place < texts else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(plain(cell)) for cell in row))
+    console.print(table)
+    console.print()
 
 
 class Deadline:
@@ -26,12 +110,8 @@ class Deadline:
 class Progress:
     """Shows on standard error which phase a command is in, how far it is, and how long the command still takes.
 
-    A terminal shows it while it lasts. A line says how long each phase took.
-
-    Args:
-        console: another place than standard error.
-        ends_s: `time.perf_counter()` when the command ends, as far as that is known.
-        is_quiet: show nothing.
+    `ends_s` is `time.perf_counter()` when the command ends, as far as that is known. A terminal shows a phase while it
+    lasts; a line says how long each one took.
     """
 
     def __init__(self, console: Console | None = None, *, ends_s: float | None = None, is_quiet: bool = False):
