@@ -29,8 +29,7 @@ from benchmarks._common import options, table, write
 from rlxjax.jaxpr._xla import CompiledProgram
 from rlxjax.learned import LearnedFft, learned_program
 from rlxjax.targets import compile_for, target_device
-from rlxjax.welch._device_programs import fused_peaks
-from rlxjax.welch._host import hann_window, one_sided_weights
+from rlxjax.welch import fused_peaks, hann_window, one_sided_weights
 from rlxjax.welch._kernels import kernel_rows
 
 HEADINGS = ["target", "program", "rows", "n_fft", "kernels", "bytes / useful", "cycles"]

@@ -32,8 +32,7 @@ from rlxjax.learned import (
     train_learned_fft,
 )
 from rlxjax.learned._model import bit_reversal
-from rlxjax.welch import fused_peaks
-from rlxjax.welch._host import hann_window
+from rlxjax.welch import fused_peaks, hann_window
 
 BANDS = {"full": ToneSignals(), "low": ToneSignals(high=0.125)}
 SHARES = (0.5, 0.25, 0.15)

@@ -34,19 +34,6 @@ def worker_count() -> int:
     return os.cpu_count() or 1
 
 
-def rows_of_a_processor(n_rows: int, least: int, most: int, n_processors: int) -> int:
-    """Return the rows of a chunk such that all processors have as many, between a least and a most number.
-
-    Examples:
-        >>> rows_of_a_processor(100, least=20, most=200, n_processors=4)
-        25
-    """
-    n_chunks = -(-n_rows // max(1, most))
-    n_chunks = -(-n_chunks // n_processors) * n_processors
-    share = -(-n_rows // max(1, n_chunks))
-    return max(1, min(most, max(least, share)))
-
-
 def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int, n_workers: int | None = None) -> None:
     """Call `run(start, stop)` for chunks that together are all the rows, on several threads.
 

@@ -580,8 +580,7 @@ PARAMS = WelchPeakParams.fast(n_fft=64, k=2)
 
 @pytest.fixture
 def signal():
-    _choice._choices.clear()
-    _choice.ask_again()
+    _choice.forget_choices()
     return np.random.default_rng(0).standard_normal((5, PARAMS.frame_len)).astype(np.float32)
 
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 import rlxjax as rx
 from rlxjax._chunks import background, for_each_chunk, worker_count
-from rlxjax.welch._device_programs import chunk_rows, piece_rows
+from rlxjax._schedule import chunk_rows
+from rlxjax.welch._device_programs import piece_rows
 from rlxjax.welch._launch import _plan
-from rlxjax.welch._variants import RUNS
+from rlxjax.welch._workload import RUNS
 
 SIZES = st.integers(1, 5000).map(lambda half: 2 * half)
 each_worker_count = pytest.mark.parametrize("workers", [1, 2, 5])
@@ -100,7 +101,7 @@ def test_chunks_within_a_chunk_start_no_threads_and_those_in_the_background_do()
 @given(SIZES, st.integers(1, 40), st.sampled_from(["cpu", "gpu", "tpu"]))
 def test_a_chunk_is_whole_tiles_and_padding_leaves_it_as_it_is(n_fft, n_segments, platform):
     plan = rx.welch.schedule(platform)
-    rows = chunk_rows(rx.WelchPeakParams(n_fft, n_segments, 1), platform)
+    rows = int(chunk_rows(n_segments * n_fft, plan._asdict()))
     fitting = plan.chunk_samples / (n_segments * n_fft)
     assert rows % plan.tile_rows == 0
     assert rx.welch.padded_batch(rows) == rows
@@ -123,7 +124,7 @@ def test_a_piece_is_all_rows_or_whole_tiles_of_so_many_samples(batch, n_fft):
 def test_processors_share_rows_equally_from_some_samples_on(path, workers, batch, n_fft):
     plan, params = rx.welch.schedule("cpu"), rx.WelchPeakParams(n_fft, 2, 1)
     alone = plan.alone_samples_block if path == "block" else plan.alone_samples_fused
-    rows, most = _plan(RUNS[path], batch, params, "cpu", workers, False).rows, chunk_rows(params, "cpu")
+    rows, most = _plan(RUNS[path], batch, params, "cpu", workers, False).rows, chunk_rows(2 * n_fft, plan._asdict())
     if batch <= most and batch * 2 * n_fft <= alone:
         assert rows == batch
         return

@@ -16,6 +16,7 @@ FLOORS = (
         "_kept",
         "_numerics",
         "_provenance",
+        "_schedule",
         "_tracing",
         "_values",
         "clock",

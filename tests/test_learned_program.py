@@ -11,7 +11,7 @@ from _welch_reference import noise
 
 from rlxjax.learned import LearnedFft, learned_peaks, learned_program, learned_spectrum
 from rlxjax.welch import WelchPeakParams, welch_peaks
-from rlxjax.welch._host import hann_window, select_peaks
+from rlxjax.welch._workload import hann_window, select_peaks
 
 FORMS = ("cones", "matrix", "butterflies")
 #: One size for most tests, so that models pruned alike share their programs; and one that fills the output.

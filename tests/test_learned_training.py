@@ -10,7 +10,7 @@ from _tolerances import GRADIENT_RTOL
 
 from rlxjax.learned import LearnedFft, ToneSignals, peak_recall, train_learned_fft
 from rlxjax.learned._signals import peak_loss
-from rlxjax.welch._host import hann_window
+from rlxjax.welch import hann_window
 
 N_FFT, K, SHARE = 32, 2, 0.25
 LOW = ToneSignals(high=0.125, tones=(1, 3))

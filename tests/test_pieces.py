@@ -12,14 +12,14 @@ from _welch_reference import assert_peaks_of, noise, reference_power
 
 import rlxjax as rx
 from rlxjax.welch import fused_peaks
-from rlxjax.welch._device_programs import chunk_rows, piece_rows
+from rlxjax.welch._device_programs import piece_rows
 
 PARAMS = rx.WelchPeakParams.fast(64, 4)
 MODEL = rx.learned.LearnedFft.exact(64)
 #: By the form of the selection that compiles sooner.
 PATHS = ("host", "fused_top_k", "block", "learned")
 #: Of rows beyond two chunks, and no multiple of anything.
-BATCH = 2 * chunk_rows(PARAMS, "cpu") + 813
+BATCH = 2 * rx.welch.schedule("cpu").chunk_samples // (2 * 64) + 813
 SIGNAL = noise(BATCH, PARAMS)
 POWER = reference_power(SIGNAL, PARAMS)
 

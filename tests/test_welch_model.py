@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from _built_in_models import FACTS, LEARNED_FACTS, machine, runs_of, times
 
+from rlxjax._schedule import padded_rows
 from rlxjax.fit import LatencyPrior, Runs, Timings, estimate, fit_posterior, named, predicted_ns, prior_posterior
 from rlxjax.models import WELCH, heap_rates, welch_micro_prior
 from rlxjax.models._welch_terms import (
@@ -17,7 +18,6 @@ from rlxjax.models._welch_terms import (
     heap_comparisons,
     maxima_comparisons,
     maxima_passes,
-    padded_rows,
     partition_comparisons,
 )
 from rlxjax.welch import VARIANTS, WelchPeakParams, padded_batch, schedule

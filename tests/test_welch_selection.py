@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rlxjax.welch import SELECTIONS, WelchPeakParams, _host, schedule, selected_peaks
-from rlxjax.welch._selection import default_selection
+from rlxjax.welch import SELECTIONS, WelchPeakParams, _workload, default_selection, schedule, selected_peaks
 
 CPU = schedule("cpu")
 ULP = 2.0**-23
@@ -88,7 +87,7 @@ def test_host_and_device_select_the_same_bins_of_the_same_spectrum(spectrum, k):
     power[:, 1:-1] *= 2
     places, expected = sorted_places(power, k), np.zeros((2, k, 2), np.float32)
     expected[:, :9, 0], expected[:, :9, 1] = places, np.take_along_axis(power, places, 1)
-    np.testing.assert_array_equal(_host.spectrum_peaks(spectrum, WelchPeakParams.fast(16, k)), expected)
+    np.testing.assert_array_equal(_workload.spectrum_peaks(spectrum, WelchPeakParams.fast(16, k)), expected)
     for selection in SELECTIONS:
         np.testing.assert_array_equal(peaks_of(power, k, selection), expected)
 

@@ -18,7 +18,7 @@ from benchmarks.welch_peers import COPY, of_workload
 from rlxjax.clock import QUARTILE
 from rlxjax.fit import Cell, Suite
 from rlxjax.models import FUNCTIONS
-from rlxjax.welch._device_programs import fused_peaks
+from rlxjax.welch import fused_peaks
 
 from ._ceilings import ceiling_gbps
 from ._kept import Run, both_ns, clocks, piped_ns, reason, say

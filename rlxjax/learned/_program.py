@@ -15,10 +15,14 @@ import numpy as np
 from jaxtyping import Array, Float, Real
 
 from rlxjax._typing import RealLike
-from rlxjax.welch._host import hann_window, one_sided_weights
-from rlxjax.welch._launch import program_of
-from rlxjax.welch._params import WelchPeakParams
-from rlxjax.welch._selection import default_selection, selected_peaks
+from rlxjax.welch import (
+    WelchPeakParams,
+    default_selection,
+    hann_window,
+    one_sided_weights,
+    program_of,
+    selected_peaks,
+)
 
 from ._model import LearnedFft, bit_reversal, butterfly_places, wanted_places
 

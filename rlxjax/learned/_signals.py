@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Real
 
 from rlxjax._checks import as_index
 from rlxjax._typing import RealLike
-from rlxjax.welch._host import hann_window
+from rlxjax.welch import hann_window
 
 from ._model import LearnedFft, learned_spectrum
 

@@ -18,9 +18,9 @@ from ._gpu_kernels import gpu_facts_of_kind as gpu_facts_of_kind
 from ._gpu_kernels import gpu_runs as gpu_runs
 from ._transforms import factor_ratio as factor_ratio
 from ._welch import WELCH as WELCH
-from ._welch_coefficients import LatencyCoefficients as LatencyCoefficients
-from ._welch_micro import heap_rates as heap_rates
-from ._welch_micro import welch_micro_prior as welch_micro_prior
+from ._welch import heap_rates as heap_rates
+from ._welch import welch_micro_prior as welch_micro_prior
+from ._welch_terms import LatencyCoefficients as LatencyCoefficients
 
 #: The models that a calibration file is read for, by name; the first one is what a calibration is asked for.
 BUILT_IN = {model.name: model for model in (WELCH, FFT, FUNCTIONS, GPU_KERNELS)}

@@ -2,41 +2,44 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rlxjax._checks import is_traced
 from rlxjax._numerics import namespace_of
+from rlxjax._schedule import schedule
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
 from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, StrategySpec, wide_prior
 
-from ._welch_coefficients import GAIN_LOG_SD, LatencyCoefficients
-from ._welch_features import welch_features
-from ._welch_terms import LEARNED, MAXIMA, VARIANTS, welch_terms_ns
+from ._welch_terms import (
+    LEARNED,
+    MAXIMA,
+    VARIANTS,
+    LatencyCoefficients,
+    alone_samples,
+    heap_comparisons,
+    welch_terms_ns,
+)
 
-#: How programs are scheduled where a calibration does not say: by the runner of version 12, on two processors.
+#: The numbers of the runner's schedule that the model depends on.
+_SCHEDULED = (
+    *("tile_rows", "chunk_samples", "sizes_per_octave", "alone_samples_host", "alone_samples_fused"),
+    *("alone_samples_block", "least_block_bins", "least_blocks"),
+)
+#: How programs are scheduled where a calibration does not say: as on two processors, without learned models.
 _FACTS: Facts = FrozenDict(
     {
         "processors": 2,
-        "tile_rows": 8,
-        "chunk_samples": 2**19,
-        "sizes_per_octave": 4,
-        "alone_samples_host": 2**17,
-        "alone_samples_fused": 2**16,
-        "alone_samples_block": 2**17,
-        "least_block_bins": 16,
-        "least_blocks": 9,
-        "learned_n_fft": (),
-        "learned_flop": (),
-        "learned_live_bins": (),
+        **{name: getattr(schedule("cpu"), name) for name in _SCHEDULED},
+        **dict.fromkeys(("learned_n_fft", "learned_flop", "learned_live_bins"), ()),
     }
 )
-
-
-_STRATEGIES: Mapping[str, StrategySpec] = FrozenDict(
+_STRATEGIES = FrozenDict(
     {
         "ultra": StrategySpec(("host",), FrozenDict({"n_segments": 1.0})),
         "fast": StrategySpec(("host",), FrozenDict({"n_segments": 2.0})),
@@ -46,6 +49,21 @@ _STRATEGIES: Mapping[str, StrategySpec] = FrozenDict(
         "learned": StrategySpec(("learned",)),
     }
 )
+#: Processors are not very many: a wider prior lets a fit end where no timing is.
+GAIN_LOG_SD = 1.0
+#: log2 of the first and the last knot, and their distance, in samples, rows and samples of a segment.
+KNOTS = ((6.0, 24.0, 2.0), (0.0, 14.0, 2.0), (6.0, 14.0, 1.0))
+#: k at which its slope adds nothing, and the octaves that one unit of it spans.
+CENTRE_K, OCTAVES_OF_K = 16.0, 2.0
+#: log2 of the rows between which that slope changes.
+SLOPE_KNOTS = (0.0, 2.0, 6.0, 10.0, 13.0)
+#: The octaves below the most samples that one processor works on alone, over which a correction may rise.
+OCTAVES_BEFORE_SHARING = 2.0
+#: Standard deviation of the logarithm of a coefficient that a micro-benchmark measured by itself: a run has other
+#: sizes, in another state of the caches.
+MICRO_LOG_SD = 1.0
+#: The coefficients that micro-benchmarks measure.
+MICRO_RATES = ("memory_bytes_per_ns", "copy_bytes_per_ns", "device_flop_per_ns", "topk_bin_ns", "topk_compare_ns")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +133,40 @@ class WelchModel(LatencyModel):
             raise ValueError(f"k: expected at most n_fft / 2 + 1 peaks, the bins, got {first}")
 
     def features(self, runs: Runs, facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:
-        """Return what the small correction of a variant may depend on."""
-        return welch_features(runs, {**_FACTS, **facts})
+        """Return what the weights of a variant multiply: a piecewise linear function of logarithms of sizes.
+
+        They are the rises of samples, rows and segment length between knots; the rise towards the most samples that one
+        processor works on alone, and the level beyond them; the slope in k of one row, its rises from knot to knot of
+        rows, and how much larger it is for longer rows; and the level.
+
+        A rise goes from 0 at one knot to 1 at the next one, before the middle knot from -1 to 0: so a correction stays
+        level where nothing was timed.
+
+        Those of NumPy's arrays are NumPy's, in double precision: a fit compiles nothing for them.
+        """
+        xp = namespace_of(runs.variant, *runs.inputs.values())
+        sizes = (xp.asarray(runs.inputs[name], xp.result_type(float)) for name in ("batch", "n_fft", "k", "n_segments"))
+        variant, *sizes = xp.broadcast_arrays(xp.asarray(runs.variant), *sizes)
+        rows, length, peaks, segments = (xp.maximum(size, 1.0) for size in sizes)
+        samples = rows * length * segments
+
+        def way_between(size: RealLike, low: float, high: float) -> RealLike:
+            return xp.clip((xp.log2(size) - low) / (high - low), 0.0, 1.0)
+
+        columns = []
+        for size, (first, last, step) in zip((samples, rows, length), KNOTS, strict=True):
+            count = round((last - first) / step)
+            places = np.arange(float(count)).reshape((1,) * rows.ndim + (count,))
+            rises = xp.clip((xp.log2(size)[..., None] - first) / step - places, 0.0, 1.0)
+            columns.append(rises - np.where(places < count // 2, 1.0, 0.0))
+        filled = samples / alone_samples(variant, {**_FACTS, **facts})
+        rise = xp.clip(1.0 + xp.log2(filled) / OCTAVES_BEFORE_SHARING, 0.0, 1.0)
+        octaves_of_k = xp.log2(peaks / CENTRE_K) / OCTAVES_OF_K
+        of_rows = [way_between(rows, low, high) for low, high in pairwise(SLOPE_KNOTS)]
+        of_length = 2.0 * way_between(length, *KNOTS[2][:2]) - 1.0
+        slopes = [octaves_of_k * change for change in (1.0, *of_rows, of_length)]
+        last = [xp.where(filled > 1.0, 0.0, rise), xp.where(filled > 1.0, 1.0, 0.0), *slopes, xp.ones_like(peaks)]
+        return xp.concatenate([*columns, xp.stack(last, -1)], axis=-1)
 
     def folds(self, runs: Runs) -> Sequence[np.ndarray]:
         """Return batch and n_fft, `[n]` each: what validation leaves out together."""
@@ -124,3 +174,54 @@ class WelchModel(LatencyModel):
 
 
 WELCH = WelchModel()
+
+
+def welch_micro_prior(
+    rates: Mapping[str, float], prior: LatencyPrior[LatencyCoefficients] | None = None
+) -> LatencyPrior[LatencyCoefficients]:
+    """Return a prior with its own medians where a micro-benchmark measured a coefficient by itself.
+
+    Args:
+        rates: by the coefficients' names, any of `MICRO_RATES`. `memory_bytes_per_ns`: a copy beyond the caches,
+            bytes read and written. `copy_bytes_per_ns`: from host to device. `device_flop_per_ns`: of transforms
+            within a chunk, `2.5 n log2 n` operations each. `topk_bin_ns`, `topk_compare_ns`: of `heap_rates`. A
+            rate that is not positive is noise, and says nothing.
+        prior: of the rest; `WELCH`'s unless given.
+
+    Raises:
+        ValueError: another name.
+
+    Examples:
+        >>> welch_micro_prior({"memory_bytes_per_ns": 7.0}).median.memory_bytes_per_ns
+        7.0
+    """
+    prior = WELCH.prior if prior is None else prior
+    if unknown := [name for name in rates if name not in MICRO_RATES]:
+        raise ValueError(f"rates: expected {', '.join(MICRO_RATES)}, got {unknown[0]!r}")
+    found = {name: float(rate) for name, rate in rates.items() if rate > 0}
+    return prior._replace(
+        median=dataclasses.replace(prior.median, **found),
+        log_sd=dataclasses.replace(prior.log_sd, **dict.fromkeys(found, MICRO_LOG_SD)),
+    )
+
+
+def heap_rates(
+    rows: Sequence[float] | np.ndarray,
+    bins: Sequence[float] | np.ndarray,
+    k: Sequence[float] | np.ndarray,
+    time_ns: Sequence[float] | np.ndarray,
+) -> dict[str, float]:
+    """Return what a bin and a comparison take a heap, by least squares of timings of the selection alone, `[n]`.
+
+    Args:
+        rows: of powers.
+        bins: of a row.
+        k: peaks of a row; several ratios to the bins tell the two apart.
+        time_ns: of one selection, less launch and wait.
+    """
+    count, size = np.asarray(rows, float), np.asarray(bins, float)
+    columns = np.stack(
+        [count * size, count * np.asarray(heap_comparisons(jnp.asarray(size), jnp.asarray(k, float)))], -1
+    )
+    by_bin, by_comparison = np.linalg.lstsq(columns, np.asarray(time_ns, float), rcond=None)[0].tolist()
+    return {"topk_bin_ns": by_bin, "topk_compare_ns": by_comparison}

@@ -1,21 +1,24 @@
 """The terms of the latency model of Welch peaks: counts of work over rates, shared by processors, and fixed costs."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rlxjax._numerics import namespace_of, soft_excess, soft_roofline, straight_through
+from rlxjax._schedule import padded_rows, shared_rows
 from rlxjax._typing import Code, RealLike
+from rlxjax._values import by_value
 from rlxjax.fit import Facts, Runs
+from rlxjax.gate._devices import Coefficients
 
 from ._fft import FFT_BYTES_PER_SAMPLE, ROOFLINE_SHARPNESS, fft_flop
 from ._transforms import factor_ratio
-from ._welch_coefficients import LatencyCoefficients
 
 VARIANTS = ("host", "fused_maxima", "fused_top_k", "block", "learned")
 #: Their places.
@@ -43,6 +46,58 @@ BINS_OF_A_PASS = 256.0
 LANES = 8.0
 #: Putting one candidate of the selection by maxima in order takes as long as comparing so many bins.
 BINS_OF_A_CANDIDATE = 40.0
+
+
+@by_value
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LatencyCoefficients(Coefficients):
+    """What the parts of a run take on one machine; every field positive, `[*batch]`.
+
+    Units stand in the names: ns, bytes per ns (GB/s), FLOP per ns (GFLOP/s). The defaults are orders of magnitude of a
+    present-day machine.
+
+    Attributes:
+        host_call_ns: one call of NumPy code: the host path, or the block path's selection.
+        launch_ns: one call of a device path: checks, launch of its program, and the wait for its end.
+        threads_ns: having other threads of Python's join in, on the host and the block path.
+        streams_ns: having the programs of other processors run beside the first one.
+        parallel_gain: speed-up by all processors at a time, less 1.
+        padding_ns: making room for rows that are padded, apart from their bytes.
+        copy_bytes_per_ns: between host and device: signals and spectra.
+        memory_bytes_per_ns: what data beyond the caches cost on top, and what each call reads anew.
+        host_bytes_per_ns: samples and spectra that NumPy's code moves.
+        select_row_ns: one row of the host's selection, however many bins it has.
+        select_compare_ns: one comparison of the host's selection.
+        device_flop_per_ns: FFT operations on the device.
+        device_bytes_per_ns: what the device's transforms move, within a chunk.
+        maxima_compare_ns: one bin compared in a pass of the selection by maxima.
+        maxima_pass_ns: one of those passes, however many rows it has.
+        topk_bin_ns: one bin scanned by the selection by a heap.
+        topk_compare_ns: one comparison of that heap.
+        learned_segment_ns: one segment of a pruned transform, apart from its operations and its bytes.
+        learned_flop_per_ns: operations of a pruned transform.
+    """
+
+    host_call_ns: RealLike = 4e4
+    launch_ns: RealLike = 5e4
+    threads_ns: RealLike = 1e5
+    streams_ns: RealLike = 5e4
+    parallel_gain: RealLike = 0.7
+    padding_ns: RealLike = 5e3
+    copy_bytes_per_ns: RealLike = 20.0
+    memory_bytes_per_ns: RealLike = 10.0
+    host_bytes_per_ns: RealLike = 8.0
+    select_row_ns: RealLike = 100.0
+    select_compare_ns: RealLike = 1.0
+    device_flop_per_ns: RealLike = 20.0
+    device_bytes_per_ns: RealLike = 20.0
+    maxima_compare_ns: RealLike = 0.1
+    maxima_pass_ns: RealLike = 300.0
+    topk_bin_ns: RealLike = 1.0
+    topk_compare_ns: RealLike = 5.0
+    learned_segment_ns: RealLike = 50.0
+    learned_flop_per_ns: RealLike = 30.0
 
 
 def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
@@ -129,44 +184,18 @@ def alone_samples(variant: Code, facts: Facts) -> RealLike:
 
 def device_rows(
     variant: Code, batch: Float[Array, "*#batch"], row_samples: RealLike, facts: Facts
-) -> tuple[Float[Array, "*#batch"], Bool[Array, "*#batch"]]:
+) -> tuple[Float[Array, "*#batch"], Bool[Array | np.ndarray, "*#batch"]]:
     """Return the rows that device programs run, and whether the batch is padded to them, `[*batch]` each.
 
-    Few are one program's, padded to a size of a few an octave. Of more, chunks of equal size go round the processors,
-    none of them padded; the last round may have fewer chunks, and takes as long. The gradient takes the rows as the
-    batch, since that of a staircase is 0.
+    Chunks go round the processors; the last round may have fewer chunks, and takes as long. The gradient takes the rows
+    as the batch, since that of a staircase is 0.
     """
-    processors, tile = facts["processors"], facts["tile_rows"]
-    most = chunk_rows(row_samples, facts)
-    alone = alone_samples(variant, facts) / row_samples
-    chunks = processors * jnp.ceil(jnp.ceil(batch / most) / processors)
-    least = jnp.maximum(tile, jnp.floor(alone / 2.0))
-    share = padded_rows(jnp.clip(jnp.ceil(batch / chunks), least, most), facts)
-    share = jnp.minimum(most, tile * jnp.ceil(share / tile))
+    processors, batch = facts["processors"], jnp.asarray(batch)
+    share, is_one = shared_rows(batch, row_samples, alone_samples(variant, facts), processors, facts)
     rounds = processors * jnp.ceil(jnp.ceil(batch / share) / processors)
-    is_one = batch <= jnp.maximum(jnp.minimum(most, jnp.floor(alone)), share)
     found = jnp.where(is_one, padded_rows(batch, facts), rounds * share)
     found = jnp.where(batch > 0, found, 0.0)
     return straight_through(found, batch * jnp.ones_like(found)), is_one & (found > batch)
-
-
-def chunk_rows(row_samples: RealLike, facts: Facts) -> Float[Array, "*#batch"]:
-    """Return the most rows of a chunk, a size that padding leaves as it is, `[*batch]`."""
-    rows = jnp.floor(facts["chunk_samples"] / jnp.asarray(row_samples))
-    step = jnp.maximum(facts["tile_rows"], _power_of_two_below(rows) / facts["sizes_per_octave"])
-    return jnp.maximum(facts["tile_rows"], jnp.floor(rows / step) * step)
-
-
-def padded_rows(batch: Float[Array, "*#batch"], facts: Facts) -> Float[Array, "*#batch"]:
-    """Return a batch padded to a few sizes an octave, `[*batch]`."""
-    step = _power_of_two_below(jnp.maximum(batch - 1.0, facts["sizes_per_octave"]) / facts["sizes_per_octave"])
-    return jnp.ceil(batch / step) * step
-
-
-def _power_of_two_below(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-    """Return the largest power of two that is no larger: what the bits of a float's exponent alone say."""
-    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
-    return lax.bitcast_convert_type(bits & 0x7F800000, jnp.float32).astype(x.dtype)
 
 
 def partition_comparisons(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:

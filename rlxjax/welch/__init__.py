@@ -6,23 +6,28 @@
 of which a `ReferenceStrategy` is a choice.
 """
 
+from rlxjax._schedule import RUNNER_VERSION as RUNNER_VERSION
+from rlxjax._schedule import Schedule as Schedule
+from rlxjax._schedule import schedule as schedule
+
 from ._device_programs import fused_peaks as fused_peaks
 from ._device_programs import mean_power as mean_power
 from ._device_programs import padded_batch as padded_batch
-from ._params import FAST_SEGMENTS as FAST_SEGMENTS
-from ._params import ULTRA_SEGMENTS as ULTRA_SEGMENTS
-from ._params import WelchPeakParams as WelchPeakParams
+from ._launch import program_of as program_of
 from ._run import choose_variant as choose_variant
 from ._run import keep_programs as keep_programs
 from ._run import stream_welch_peaks as stream_welch_peaks
 from ._run import welch_peaks as welch_peaks
-from ._schedule import RUNNER_VERSION as RUNNER_VERSION
-from ._schedule import Schedule as Schedule
-from ._schedule import schedule as schedule
 from ._selection import SELECTIONS as SELECTIONS
+from ._selection import default_selection as default_selection
 from ._selection import selected_peaks as selected_peaks
-from ._variants import VARIANTS as VARIANTS
-from ._variants import WelchVariant as WelchVariant
+from ._workload import FAST_SEGMENTS as FAST_SEGMENTS
+from ._workload import ULTRA_SEGMENTS as ULTRA_SEGMENTS
+from ._workload import VARIANTS as VARIANTS
+from ._workload import WelchPeakParams as WelchPeakParams
+from ._workload import WelchVariant as WelchVariant
+from ._workload import hann_window as hann_window
+from ._workload import one_sided_weights as one_sided_weights
 from .costs._coefficients import CoefficientSet as CoefficientSet
 from .costs._coefficients import StrategyCoefficients as StrategyCoefficients
 from .costs._coefficients import coefficient_set as coefficient_set

@@ -1,8 +1,14 @@
-"""What a call of `welch_peaks` runs: its arguments checked, the variants that may, and which of them does."""
+"""What a call of `welch_peaks` runs: its arguments checked, the variants that may, and which of them does.
+
+It is chosen as `rlxjax.choose` chooses: by what is remembered, by a calibration where that is sure, by timing where
+that is asked for. The reference's built-in costs decide where no calibration is known.
+"""
 
 import functools
+import hashlib
 import math
 import os
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,23 +17,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._checks import is_symbolic, is_traced
-from rlxjax._values import FrozenDict, Handle
+from rlxjax._schedule import RUNNER_VERSION
+from rlxjax._values import FrozenDict, handle
 from rlxjax.gate._codes import normalised
 from rlxjax.gate._devices import Device, backend_coefficients, jax_device
 
-from ._decided import MODEL_NAME, decided_variant, question_of_variants, with_work
 from ._device_programs import default_fused_selection
-from ._launch import MOST_CALLS, whole_program
-from ._params import WelchPeakParams
-from ._sharded import is_on_several_devices, rows_of_a_device
-from ._variants import RUNS, VARIANTS, WelchVariant
+from ._launch import MOST_CALLS, is_on_several_devices, program_of, rows_of_a_device, whole_program
+from ._workload import RUNS, VARIANTS, WelchPeakParams, WelchVariant
 from .costs._formulas import learned_scale
 from .costs._path_costs import block_graph_ns, fused_graph_ns, host_path_ns
 from .costs._strategy import AUTO, ReferenceStrategy, parse_welch_peaks_strategy
 
 if TYPE_CHECKING:
-    from rlxjax.calibration import Calibration
+    from rlxjax.calibration import CalibratedModel, Calibration
+    from rlxjax.choices import Choice, Question
 
+#: The name of this workload among a calibration's models.
+MODEL_NAME = "welch"
 #: What a calibration may be called that is none: the reference's built-in coefficients.
 REFERENCE = "reference"
 #: What the names of the reference, and "auto", may run, in the order in which ties are resolved.
@@ -42,15 +49,43 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = FrozenDict(
 )
 #: Peaks of fewer bytes are not checked for whether memory holds them; copies there are of them at most.
 LEAST_CHECKED_BYTES, COPIES_OF_PEAKS = 2**26, 2
+_WHY_NOT_TRACED = {
+    "host": "the host path is NumPy and reads the signal's values",
+    "block": "the block path brings the spectrum back to the host",
+}
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
+    """What of a call decides what it may run; all of it has a hash.
+
+    Attributes:
+        shape: of the signal, `[batch, length]` or `[length]`.
+        dtype: of the signal.
+        where: the sharding of rows that JAX holds; None of NumPy's and of traced ones.
+        device: JAX's default one, which programs are compiled for.
+        traced: whether the signal is.
+        forked: whether this process was forked.
+        params: of the run.
+        strategy: as the caller spells it.
+    """
+
+    shape: tuple[Any, ...]
+    dtype: np.dtype
+    where: Any
+    device: Any
+    traced: bool
+    forked: bool
+    params: WelchPeakParams
+    strategy: str
+
+
+class Candidates(NamedTuple):
     """What a call may run, its arguments checked.
 
     Attributes:
         names: what its strategy may run, by the names of `RUNS`.
         variants: the same, by the names of variants, "fused" by itself where its one form is known.
-        batch: rows of a device.
+        sizes: of the latency model, the rows being those of a device.
         platform: that has the rows; None of NumPy's.
         calibration: by which is picked, if there is one.
         is_open: whether this process may choose by what it measures.
@@ -58,33 +93,57 @@ class _Call(NamedTuple):
 
     names: tuple[str, ...]
     variants: tuple[str, ...]
-    batch: Any
+    sizes: dict[str, Any]
     platform: str | None
     calibration: "Calibration | None"
     is_open: bool
 
 
-def call_of(
-    shape: tuple[Any, ...],
-    dtype: np.dtype,
-    where: Any,
-    traced: bool,
-    forked: bool,
-    params: WelchPeakParams,
-    strategy: str,
-    calibration: "Calibration | str | None",
-    model: Any,
-    measure: str | None,
-) -> _Call:
+#: By call, calibration, model and what is to be measured: what runs, the latest last.
+_choices: dict[Any, tuple[WelchVariant, Callable[[], Any] | None]] = {}
+_lock = threading.Lock()
+
+
+def choice(
+    call: Call, calibration: "Calibration | str | None", model: Any, measure: str | None, run: Callable[[str], Any]
+) -> tuple[WelchVariant, Callable[[], Any] | None]:
+    """Return what a call runs, and its program's recipe if that takes the signal as it is; `run` measures a variant.
+
+    What raises is not remembered.
+    """
+    try:
+        key = *call, handle(calibration), handle(model), measure or os.environ.get("RLXJAX_MEASURE")
+        if (known := _choices.get(key)) is not None:
+            return known
+    except TypeError:  # of an argument that has no hash, which is refused by its name
+        key = None
+    own = candidates(call, calibration, model, measure)
+    name = _chosen(call, own, model, measure, run) or _picked(call, own, model)
+    variant, by = RUNS[name], own.calibration
+    if by is not None and name == "fused" and "fused" not in own.variants:
+        variant = VARIANTS[by.of(MODEL_NAME).variant_of(name, **own.sizes)]
+    is_fused = variant.transform == "fft" and variant.selection != "numpy"
+    is_whole = is_fused and call.dtype == np.float32 and not call.traced
+    found = variant, whole_program(call.shape, call.params, variant, call.where) if is_whole else None
+    if key is not None:
+        with _lock:
+            _choices[key] = found
+            if len(_choices) > MOST_CALLS:
+                del _choices[next(iter(_choices))]
+    return found
+
+
+def candidates(call: Call, calibration: "Calibration | str | None", model: Any, measure: str | None) -> Candidates:
     """Return what a call may run."""
-    _check_signal(shape if len(shape) != 1 else (1, *shape), dtype, params)
+    shape, params, where, strategy = call.shape, call.params, call.where, call.strategy
+    _check_signal(shape if len(shape) != 1 else (1, *shape), call.dtype, params)
     _check_model(model, params)
     if calibration is not None and calibration != REFERENCE and not hasattr(calibration, "of"):
         given = type(calibration).__name__
         raise ValueError(f"calibration: expected a Calibration (load_calibration) or {REFERENCE!r}, got {given}")
     batch, platform = (1, *shape)[-2], None if where is None else next(iter(where.device_set)).platform
     several, is_here = is_on_several_devices(where), where is None or where.is_fully_addressable
-    names = _candidates(strategy, model is not None, traced, forked, platform, several)
+    names = _candidates(strategy, model is not None, call.traced, call.forked, platform, several)
     if several:
         batch = rows_of_a_device(where, shape)
         if not is_here and RUNS[names[0]].selection == "numpy":
@@ -103,96 +162,114 @@ def call_of(
         from rlxjax.calibration import default_calibration  # loaded when first used
 
         by = default_calibration(platform)
-    is_alone = not (traced or forked or several)
-    variants = _variants_of(names, batch, params, platform)
-    return _Call(names, variants, batch, platform, by, is_alone and (asked or by is not None))
-
-
-@functools.lru_cache(maxsize=MOST_CALLS)
-def choice(
-    shape: tuple[Any, ...],
-    dtype: np.dtype,
-    where: Any,
-    device: Any,
-    traced: bool,
-    forked: bool,
-    params: WelchPeakParams,
-    strategy: str,
-    calibration: "Handle | Calibration | str | None",
-    model: Any,
-    measure: str | None = None,
-    run: Callable[[str], Any] | None = None,
-) -> tuple[WelchVariant | None, Callable[[], Any] | None]:
-    """Return what a call runs, the arguments checked, and its program's recipe if that takes the signal as it is.
-
-    What raises is not remembered. It is no variant where the environment asks to measure, and no `run` is given, which
-    computes the peaks by a variant.
-    """
-    del device  # programs are compiled for JAX's default one
-    calibration, model = (given() if isinstance(given, Handle) else given for given in (calibration, model))
-    assert not isinstance(calibration, Handle)
-    call = call_of(shape, dtype, where, traced, forked, params, strategy, calibration, model, measure)
-    names, by = call.names, call.calibration
-    if call.is_open and len(call.variants) > 1 and call.batch:
-        given = call.variants, shape, dtype, params, by, model, call.platform
-        found = decided_variant(functools.partial(question_of_variants, *given), measure, run)
-        if found is None:
-            return None, None
-        names = (found,) if found else names
-    name = names[0]
-    if len(names) > 1:
-        pick = _built_in_pick if by is None else functools.partial(_calibrated_pick, by)
-        name = pick(names, call.batch, params, model, call.platform)
-    variant = RUNS[name]
-    if by is not None and name == "fused" and "fused" not in call.variants:
-        sizes = call.batch, params.n_fft, min(params.k, params.n_bins), params.n_segments
-        variant = VARIANTS[by.of(MODEL_NAME).variant_of(name, *sizes)]
-    is_fused = variant.transform == "fft" and variant.selection != "numpy"
-    is_whole = is_fused and dtype == np.float32 and not traced
-    return variant, whole_program(shape, params, variant, where) if is_whole else None
-
-
-#: By call, calibration, model and what is asked, the choices of calls that may measure.
-_choices: dict[Any, tuple[WelchVariant, Callable[[], Any] | None]] = {}
-
-
-def measured_choice(
-    call: tuple[Any, ...], by: tuple[Any, Any], measure: str | None, run: Callable[[str], Any]
-) -> tuple[WelchVariant, Callable[[], Any] | None]:
-    """Return what a call runs that `run` may measure, by the name of a variant, once for each kind of call."""
-    key = *call, *by, measure or os.environ.get("RLXJAX_MEASURE")
-    try:
-        if (known := _choices.get(key)) is not None:
-            return known
-    except TypeError:  # of an argument that has no hash
-        key = None
-    variant, program = choice.__wrapped__(*call, *by, measure, run)
-    assert variant is not None  # as there is a `run`
-    if key is not None:
-        if key[-1] != "never":
-            ask_again(key[:-1])
-        _choices[key] = variant, program
-        for oldest in list(_choices)[: max(len(_choices) - MOST_CALLS, 0)]:
-            _choices.pop(oldest, None)
-    return variant, program
-
-
-def ask_again(asked: tuple[Any, ...] = ()) -> None:
-    """Let calls ask again that measure nothing, and those that ask the same otherwise: something was measured."""
-    choice.cache_clear()
-    for key in [key for key in list(_choices) if key[-1] == "never" or key[:-1] == asked]:
-        _choices.pop(key, None)
-
-
-def _variants_of(names: tuple[str, ...], batch: Any, params: WelchPeakParams, platform: str | None) -> tuple[str, ...]:
-    """Return the variants that strategies may run, "fused" by itself where its one form is known."""
-    found: list[str] = []
+    if by is not None and len(names) > 1 and "learned" in names:
+        known = by.models.get(MODEL_NAME)
+        if known is not None and not len(known.posterior.facts["learned_n_fft"]):  # none was ever timed
+            names = tuple(name for name in names if name != "learned")
+    variants: list[str] = []
     for name in names:
-        is_several = (
-            name == "fused" and default_fused_selection(batch, params, platform or jax.default_backend()) != "kernel"
+        here = platform or jax.default_backend()
+        is_open = name == "fused" and default_fused_selection(batch, params, here) != "kernel"
+        variants += ("fused_maxima", "fused_top_k") if is_open else (name,)
+    sizes = {"batch": batch, "n_fft": params.n_fft, "k": min(params.k, params.n_bins), "n_segments": params.n_segments}
+    is_open = not (call.traced or call.forked or several) and (asked or by is not None)
+    return Candidates(names, tuple(variants), sizes, platform, by, is_open)
+
+
+def question_of(call: Call, own: Candidates, model: Any, measure: str | None, run: Callable[[str], Any]) -> "Question":
+    """Return the question which of the variants that may run is the fastest for a call."""
+    from rlxjax.choices import Contender, Question, digest, forecast_of_variants, measure_word
+
+    sizes = {name: float(size) for name, size in own.sizes.items()}
+    contenders = [
+        Contender(
+            variant,
+            digest(MODEL_NAME, RUNNER_VERSION, variant, _content_of(model) if variant == "learned" else ""),
+            fn=functools.partial(run, variant),
+            call=functools.partial(run, variant),
+            runs=lambda variant=variant: ((variant, sizes),),
         )
-        found += ("fused_maxima", "fused_top_k") if is_several else (name,)
-    return tuple(found)
+        for variant in own.variants
+    ]
+
+    def forecast(known: "CalibratedModel") -> Any:
+        by = _with_work(known, model, call.params) if "learned" in own.variants else known
+        return forecast_of_variants(contenders, by)
+
+    # The model's facts do not say the work of this learned FFT: its time is not to teach them.
+    return Question(
+        [one._replace(runs=tuple) if one.name == "learned" else one for one in contenders],
+        MODEL_NAME,
+        ", ".join(f"{name} {size}" for name, size in own.sizes.items()),
+        {**own.sizes, "shape": list(call.shape), "dtype": str(call.dtype), "platform": own.platform},
+        None if own.calibration is None else own.calibration.models.get(MODEL_NAME),
+        forecast,
+        measure_word(measure, "never") if own.sizes["batch"] else "never",
+        check=False,  # a learned FFT is approximate, and the others are tested
+        runner=RUNNER_VERSION,
+    )
+
+
+def decided(question: "Question") -> "Choice":
+    """Return the choice; calls may ask again once something was measured."""
+    from rlxjax.choices import decide
+
+    found = decide(question)
+    if found.by == "measured":
+        forget_choices()
+    return found
+
+
+def forget_choices() -> None:
+    """Let calls ask again what they run."""
+    with _lock:
+        _choices.clear()
+
+
+def _chosen(call: Call, own: Candidates, model: Any, measure: str | None, run: Callable[[str], Any]) -> str:
+    """Return the variant that is remembered, measured, or sure by what the model learned; empty if there is none."""
+    if not (own.is_open and len(own.variants) > 1 and own.sizes["batch"]):
+        return ""
+    from rlxjax.choices import Memory, measure_word, recalled  # loaded when first used
+
+    is_asked = measure_word(measure, "never") != "never"
+    if not is_asked and not Memory().path.exists():
+        return ""
+    question = question_of(call, own, model, measure, run)
+    found = decided(question) if is_asked or question.calibrated is not None else recalled(question)
+    return "" if found is None else found.name
+
+
+def _picked(call: Call, own: Candidates, model: Any) -> str:
+    """Return the candidate with the lowest prediction, a model at hand by its own work, or of least built-in cost."""
+    if len(own.names) == 1:
+        return own.names[0]
+    if own.calibration is None:
+        return _built_in_pick(own.names, own.sizes["batch"], call.params, model, own.platform)
+    known = own.calibration.of(MODEL_NAME)
+    if "learned" in own.names:
+        known = _with_work(known, model, call.params)
+    return known.cheapest(own.names, **own.sizes)
+
+
+def _with_work(calibrated: "CalibratedModel", model: Any, params: WelchPeakParams) -> "CalibratedModel":
+    """Return the model of Welch peaks where a learned FFT runs with the work of the one that is given."""
+    return _with_facts(calibrated, params.n_fft, program_of(model, params).work)
+
+
+@functools.lru_cache(maxsize=16)
+def _with_facts(calibrated: "CalibratedModel", n_fft: int, work: Any) -> "CalibratedModel":
+    facts = {"learned_n_fft": n_fft, "learned_flop": work.flop, "learned_live_bins": work.live_bins}
+    return calibrated.with_facts(**{name: np.array([value], float) for name, value in facts.items()})
+
+
+def _content_of(model: Any) -> str:
+    """Return the digest of a learned FFT."""
+    leaves, structure = jax.tree.flatten(model)
+    found = hashlib.sha256(str(structure).encode())
+    for leaf in leaves:
+        found.update(np.asarray(leaf).tobytes())
+    return found.hexdigest()
 
 
 def _candidates(
@@ -267,24 +344,6 @@ def _check_model(model: Any, params: WelchPeakParams) -> None:
         raise ValueError("model: its gates decide the program, so they cannot be traced; use learned_spectrum")
 
 
-def _calibrated_pick(
-    calibration: "Calibration",
-    candidates: tuple[str, ...],
-    batch: int,
-    params: WelchPeakParams,
-    model: Any,
-    platform: str | None,
-) -> str:
-    """Return the candidate with the lowest prediction, a model at hand by its own work."""
-    del platform
-    calibrated = calibration.of(MODEL_NAME)
-    if not len(calibrated.posterior.facts["learned_n_fft"]):
-        candidates = tuple(name for name in candidates if name != "learned")  # none was ever timed
-    elif model is not None:
-        calibrated = with_work(calibrated, model, params)
-    return calibrated.cheapest(candidates, batch, params.n_fft, min(params.k, params.n_bins), params.n_segments)
-
-
 def _built_in_pick(
     candidates: tuple[str, ...], batch: int, params: WelchPeakParams, model: Any, platform: str | None
 ) -> str:
@@ -306,9 +365,3 @@ def _built_in_pick(
 
     with jax.ensure_compile_time_eval():
         return min(candidates, key=cost)
-
-
-_WHY_NOT_TRACED = {
-    "host": "the host path is NumPy and reads the signal's values",
-    "block": "the block path brings the spectrum back to the host",
-}

@@ -13,12 +13,11 @@ from jax import lax
 from jaxtyping import Array, Complex, Float, Int, Real
 
 from rlxjax._checks import as_index, is_symbolic
+from rlxjax._schedule import padded_rows, schedule
 
-from ._host import hann_window, host_peaks, one_sided_weights
 from ._kernels import KERNEL_COMPILERS, has_kernel, kernel_peaks
-from ._params import WelchPeakParams
-from ._schedule import schedule
 from ._selection import default_selection, selected_peaks
+from ._workload import WelchPeakParams, hann_window, host_peaks, one_sided_weights
 
 #: By how much a kernel's powers may differ from the host's, and the share of bins that have to be the same: powers that
 #: are equal but for rounding may change places.
@@ -42,25 +41,7 @@ def padded_batch(batch: int | np.integer) -> int:
         >>> [padded_batch(batch) for batch in (0, 3, 9, 33, 8192)]
         [0, 3, 10, 40, 8192]
     """
-    batch = as_index(batch, "batch")
-    octaves = (max(batch - 1, 0) // schedule("cpu").sizes_per_octave).bit_length()
-    step = 1 << max(octaves - 1, 0)
-    return -(-batch // step) * step
-
-
-def chunk_rows(params: WelchPeakParams, platform: str) -> int:
-    """Return the most rows of a chunk: they, not the batch, decide what memory a device takes.
-
-    They are a size that padding leaves as it is.
-
-    Examples:
-        >>> chunk_rows(WelchPeakParams.fast(256, 16), "cpu")
-        1024
-    """
-    plan = schedule(platform)
-    rows = plan.chunk_samples // (params.n_segments * params.n_fft)
-    step = max(plan.tile_rows, (1 << rows.bit_length()) // (2 * plan.sizes_per_octave))
-    return max(plan.tile_rows, rows // step * step)
+    return int(padded_rows(as_index(batch, "batch"), schedule("cpu")._asdict()))
 
 
 def piece_rows(batch: Any, params: WelchPeakParams, platform: str) -> Any:

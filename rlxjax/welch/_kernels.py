@@ -15,10 +15,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from rlxjax._checks import is_symbolic
+from rlxjax._schedule import schedule
 
-from ._host import hann_window
-from ._params import WelchPeakParams
-from ._schedule import schedule
+from ._workload import WelchPeakParams, hann_window
 
 #: What compiles a kernel, as JAX names it, by the platform that it is for.
 KERNEL_COMPILERS = {"gpu": "cuda", "tpu": "tpu"}

@@ -2,26 +2,23 @@
 
 import contextlib
 import functools
+import math
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
-from jaxtyping import Array, Float
 
-from rlxjax._chunks import for_each_chunk, rows_of_a_processor, worker_count
+from rlxjax._chunks import for_each_chunk, worker_count
 from rlxjax._kept import Kept
+from rlxjax._schedule import chunk_rows, schedule, shared_rows
 
-from ._device_programs import chunk_rows, default_fused_selection, fused_peaks, padded_batch, segment_spectra
-from ._host import host_peaks, spectrum_peaks
-from ._params import WelchPeakParams
-from ._schedule import schedule
+from ._device_programs import default_fused_selection, fused_peaks, padded_batch, segment_spectra
 from ._selection import default_selection
-from ._sharded import on_each_device, row_axes, rows_of_a_device
-from ._variants import RUNS, WelchVariant
+from ._workload import RUNS, WelchPeakParams, WelchVariant, host_peaks, spectrum_peaks
 
 #: Memory of the compiled programs that are kept. They take about half of the 65,530 memory maps that Linux lets a
 #: process have, beyond which XLA ends it.
@@ -30,19 +27,88 @@ MOST_PROGRAM_BYTES = 2**30
 MOST_CALLS = 2**14
 
 
-class ModelProgram(Protocol):
-    """The program of a model of an approximate transform, a pytree of arrays: it finds peaks, and knows its work."""
+#: The axes of a mesh over which rows are sharded, in their order.
+Axes = tuple[str, ...]
 
-    work: Any
 
-    def peaks(self, signal: Array, params: WelchPeakParams, selection: str, platform: str) -> Float[Array, "batch k 2"]:
-        """Return the peaks of rows of samples; traced code."""
-        ...
+def is_on_several_devices(where: Any) -> bool:
+    """Return whether several devices hold an array by its sharding, None of one in NumPy's memory."""
+    return where is not None and len(where.device_set) > 1
+
+
+def row_axes(where: Any, shape: tuple[Any, ...]) -> Axes:
+    """Return the axes of a mesh over which the rows of a signal are sharded, none where each device has all rows.
+
+    Args:
+        where: the sharding of the signal.
+        shape: `[batch, length]`, or one row `[length]`.
+
+    Raises:
+        ValueError: rows whose samples are sharded, or a sharding of several devices without a mesh.
+
+    Examples:
+        >>> mesh = jax.sharding.AbstractMesh((4, 2), ("x", "y"))
+        >>> row_axes(NamedSharding(mesh, PartitionSpec(("y", "x"))), (8, 96))
+        ('y', 'x')
+    """
+    if not isinstance(where, NamedSharding):
+        raise ValueError(
+            f"signal: expected one of a single device or with a NamedSharding, got {type(where).__name__}; "
+            "use jax.device_put(signal, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axis)))"
+        )
+    axes = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in where.spec]
+    rows, samples = ((), (), *axes, *[()] * (len(shape) - len(axes)))[-2:]
+    if math.prod(where.mesh.shape[name] for name in samples) > 1:
+        is_divided = (1, *shape)[-2] % math.prod(where.mesh.shape[name] for name in rows or samples) == 0
+        better = tuple(split_rows(rows or samples) if is_divided else ())
+        raise ValueError(
+            f"signal: expected whole rows on each device, got samples sharded over {', '.join(map(repr, samples))}; "
+            f"use jax.device_put(signal, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec{better}))"
+        )
+    return rows
+
+
+def split_rows(axes: Axes) -> PartitionSpec:
+    """Return how an array is sharded whose first axis is that of rows.
+
+    Examples:
+        >>> tuple(split_rows(("x",))), tuple(split_rows(()))
+        (('x',), ())
+    """
+    return PartitionSpec(axes) if axes else PartitionSpec()
+
+
+def rows_of_a_device(where: Any, shape: tuple[Any, ...]) -> Any:
+    """Return how many of the rows of a signal a device has; arguments and errors are those of `row_axes`.
+
+    Examples:
+        >>> mesh = jax.sharding.AbstractMesh((4, 2), ("x", "y"))
+        >>> rows_of_a_device(NamedSharding(mesh, PartitionSpec("x")), (8, 96))
+        2
+    """
+    n_parts = math.prod(where.mesh.shape[name] for name in row_axes(where, shape))
+    rows = (1, *shape)[-2]
+    return rows if n_parts == 1 else rows // n_parts
+
+
+def on_each_device(program: Callable[..., jax.Array], mesh: Any, axes: Axes) -> Callable[..., jax.Array]:
+    """Return a program of rows over a mesh: each device runs it on its own rows, and has all other arguments."""
+    split = split_rows(axes)
+
+    def peaks(signal: jax.Array, *arrays: Any) -> jax.Array:
+        specs = split, *[PartitionSpec()] * len(arrays)
+        return jax.shard_map(program, mesh=mesh, in_specs=specs, out_specs=split)(signal, *arrays)
+
+    return peaks
 
 
 @functools.singledispatch
-def program_of(model: object, params: WelchPeakParams) -> ModelProgram:
-    """Return the program of a model; each kind of model registers how it is made."""
+def program_of(model: object, params: WelchPeakParams) -> Any:
+    """Return the program of a model of an approximate transform; each kind of model registers how it is made.
+
+    A program is a pytree of arrays. `program.peaks(signal, params, selection, platform)` are the peaks of rows of
+    samples, in traced code, and `program.work` has the fields `flop` and `live_bins` for latency models.
+    """
     del params
     raise ValueError(f"model: expected a LearnedFft (load_learned_fft), got {type(model).__name__}")
 
@@ -165,13 +231,12 @@ def run_traced(variant: WelchVariant, signal, params: WelchPeakParams, model: An
 _models: "weakref.WeakKeyDictionary[Any, Kept]" = weakref.WeakKeyDictionary()
 
 
-def _placed(model: Any, params: WelchPeakParams, device: Any) -> tuple[tuple[ModelProgram], tuple[ModelProgram]]:
+def _placed(model: Any, params: WelchPeakParams, device: Any) -> tuple[tuple[Any], tuple[Any]]:
     """Return the arrays of a model's program on a device, and the program with shapes in their place."""
-    assert model is not None
     if model not in _models:
         own = weakref.ref(model)
 
-        def made(params: WelchPeakParams, device: Any) -> tuple[tuple[ModelProgram], tuple[ModelProgram]]:
+        def made(params: WelchPeakParams, device: Any) -> tuple[tuple[Any], tuple[Any]]:
             with jax.ensure_compile_time_eval():
                 arrays = jax.device_put(program_of(own(), params), _sharding(device))
             return (arrays,), (jax.tree.map(lambda x: _shaped(x.shape, device), arrays),)
@@ -195,9 +260,8 @@ def _plan(
 ) -> _Plan:
     """Return how a batch runs on a platform.
 
-    A chunk has a processor's share of the rows, but neither too few nor more than a chunk may have: all rows, or a
-    size that padding leaves as it is. A signal that stays lies on an accelerator, so that one program goes through all
-    its pieces; processors share the rows on a CPU.
+    A signal that stays lies on an accelerator, so that one program goes through all its pieces; processors share the
+    rows on a CPU.
     """
     numbers, row_samples, is_block = schedule(platform), params.n_segments * params.n_fft, variant == RUNS["block"]
     if is_block:  # its program gives spectra, whatever peaks are selected of them
@@ -205,12 +269,13 @@ def _plan(
     else:
         variant = _by_default(variant, padded_batch(batch), params, platform)
     alone = numbers.alone_samples_block if is_block else numbers.alone_samples_fused
-    most, rows = chunk_rows(params, platform), batch
-    if (is_block or not stays) and batch > min(most, alone // row_samples):
-        least = max(numbers.tile_rows, alone // 2 // row_samples)
-        share = rows_of_a_processor(batch, least, most, n_processors if platform == "cpu" else 1)
-        rows = min(batch, most, -(-padded_batch(share) // numbers.tile_rows) * numbers.tile_rows)
-    return _Plan(rows, (padded_batch(rows) if rows < most else rows, params.frame_len), params, variant)
+    rows, is_one = batch, stays and not is_block
+    facts = numbers._asdict()
+    if not is_one:
+        shared, is_one = shared_rows(batch, row_samples, alone, n_processors if platform == "cpu" else 1, facts)
+        rows = batch if is_one else int(shared)
+    padded = padded_batch(rows) if rows < chunk_rows(row_samples, facts) else rows
+    return _Plan(rows, (padded, params.frame_len), params, variant)
 
 
 def _compiled(
@@ -218,7 +283,7 @@ def _compiled(
     params: WelchPeakParams,
     platform: str,
     signal: jax.ShapeDtypeStruct,
-    shapes: tuple[ModelProgram, ...],
+    shapes: tuple[Any, ...],
 ) -> Callable[..., jax.Array]:
     """Return a program for a shape, of one row too, compiled: it runs at once wherever it is called, on any thread."""
     # JAX keeps what it compiles for as long as the jitted function: this program has its own, and goes with it.
@@ -256,7 +321,7 @@ def _program(variant: WelchVariant, params: WelchPeakParams, platform: str) -> A
     return jax.jit(function, inline=True)
 
 
-def _model_peaks(signal: Any, arrays: ModelProgram, **static: Any) -> jax.Array:
+def _model_peaks(signal: Any, arrays: Any, **static: Any) -> jax.Array:
     return arrays.peaks(signal, **static)
 
 

@@ -12,13 +12,19 @@ from jax.sharding import NamedSharding
 
 from rlxjax._checks import as_index, is_traced
 from rlxjax._chunks import background, is_forked
-from rlxjax._values import handle
 
-from . import _choice
-from ._decided import question_of_variants
-from ._launch import compiled, run_program, run_sharded, run_traced, run_variant
-from ._params import WelchPeakParams
-from ._sharded import is_on_several_devices, row_axes, split_rows
+from ._choice import Call, candidates, choice, decided, question_of
+from ._launch import (
+    compiled,
+    is_on_several_devices,
+    row_axes,
+    run_program,
+    run_sharded,
+    run_traced,
+    run_variant,
+    split_rows,
+)
+from ._workload import WelchPeakParams
 from .costs._strategy import AUTO
 
 if TYPE_CHECKING:
@@ -100,17 +106,10 @@ def welch_peaks(
     traced, forked = isinstance(signal, jax.core.Tracer), is_forked()
     where = signal.sharding if is_jax and not traced else None  # pyright: ignore[reportAttributeAccessIssue]
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    # What a call does follows from little, and is looked up: within 1 us, in which the threads of XLA stay awake.
-    call = signal.shape, signal.dtype, where, device, traced, forked, params, strategy
-    try:
-        by = None if calibration is None else handle(calibration), None if model is None else handle(model)
-        variant, program = (None, None) if measure else _choice.choice(*call, *by)
-    except TypeError:  # of an argument that has no hash, which is refused by its name
-        by = calibration, model
-        variant, program = _choice.choice.__wrapped__(*call, *by)
-    if variant is None:
-        run = functools.partial(welch_peaks, signal, params, model=model)
-        variant, program = _choice.measured_choice(call, by, measure, run)
+    # What a call does follows from little, and is looked up: within 2 us, in which the threads of XLA stay awake.
+    call = Call(signal.shape, signal.dtype, where, device, traced, forked, params, strategy)
+    run = functools.partial(welch_peaks, signal, params, model=model)
+    variant, program = choice(call, calibration, model, measure, run)
     if program is not None:
         peaks = run_program(compiled(program), signal)
         return _placed_as(peaks, signal) if is_jax else np.array(peaks)
@@ -157,25 +156,13 @@ def choose_variant(
         >>> choice.by, sorted(own.name for own in choice.alternatives)
         ('model', ['block', 'fused_maxima', 'fused_top_k', 'host'])
     """
-    from rlxjax.choices import decide, measure_word
-
     rows = signal if isinstance(signal, jax.Array) else np.asarray(signal)
     where = None if is_traced(rows) or isinstance(rows, np.ndarray) else rows.sharding
     if is_traced(rows) or is_on_several_devices(where):
         raise ValueError("signal: expected rows that are not traced, on one device")
-    own = (rows.shape, rows.dtype, where, False, is_forked(), params, strategy)
-    call, run = (
-        _choice.call_of(*own, calibration, model, measure),
-        functools.partial(welch_peaks, rows, params, model=model),
-    )
-    word = measure_word(measure, "never") if call.batch else "never"
-    found = decide(
-        question_of_variants(
-            call.variants, rows.shape, rows.dtype, params, call.calibration, model, call.platform, word, run
-        )
-    )
-    if found.by == "measured":
-        _choice.ask_again()
+    call = Call(rows.shape, rows.dtype, where, None, False, is_forked(), params, strategy)
+    run = functools.partial(welch_peaks, rows, params, model=model)
+    found = decided(question_of(call, candidates(call, calibration, model, measure), model, measure, run))
     fn = functools.partial(welch_peaks, params=params, strategy=found.name, model=model)  # which holds no signal
     return dataclasses.replace(found, fn=fn)
 

@@ -13,9 +13,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from rlxjax._checks import is_symbolic
+from rlxjax._schedule import schedule
 from rlxjax._values import FrozenDict
-
-from ._schedule import schedule
 
 _HIGHEST = np.uint32(2**32 - 1)
 

@@ -13,7 +13,7 @@ from rlxjax._typing import Code, Flag, Nanoseconds, RealLike
 from rlxjax.gate._costs import counted_work, rates_of, work_ns
 from rlxjax.gate._devices import take_row
 from rlxjax.gate._gate import FusionBenefit, added_syncs, gate_rates
-from rlxjax.welch._params import FAST_SEGMENTS, ULTRA_SEGMENTS
+from rlxjax.welch._workload import FAST_SEGMENTS, ULTRA_SEGMENTS
 
 from ._coefficients import CoefficientSet, StrategyCoefficients
 from ._graphs import FFT_WORKS, FUSED_WORKS, FUSION_BENEFITS, HOST_WORKS, columns_of, total

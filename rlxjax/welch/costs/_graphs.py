@@ -13,7 +13,7 @@ from rlxjax.gate._costs import GraphWork, is_zero
 from rlxjax.gate._gate import FusionBenefit
 from rlxjax.graph._graph import Graph
 from rlxjax.graph._profile import GraphIoProfile
-from rlxjax.welch._params import FAST_SEGMENTS, WelchPeakParams
+from rlxjax.welch._workload import FAST_SEGMENTS, WelchPeakParams
 
 Part = TypeVar("Part")
 

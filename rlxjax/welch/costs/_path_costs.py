@@ -9,7 +9,7 @@ from rlxjax._checks import check_at_least
 from rlxjax._counts import as_float, as_temperature
 from rlxjax._numerics import Choices
 from rlxjax._typing import Code, Nanoseconds, RealLike
-from rlxjax.welch._params import FAST_SEGMENTS
+from rlxjax.welch._workload import FAST_SEGMENTS
 
 from ._coefficients import CoefficientSet
 from ._formulas import block_ns, fused_ns, gather, host_ns

@@ -1,6 +1,19 @@
-"""The numbers by which Welch peaks are scheduled, for the runner and for models of its latency."""
+"""How rows of Welch peaks are divided among programs and processors: the plan of the runner and of its latency model.
 
-from typing import NamedTuple
+Plain numbers, for whole numbers on the host and for arrays alike. A model is given those of a calibration file, so that
+a change of the runner's does not change a prediction.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from ._numerics import namespace_of
+from ._typing import RealLike
 
 #: Which runner a timing is of: it changes when what a workload runs changes.
 RUNNER_VERSION = 16
@@ -98,3 +111,60 @@ def schedule(platform: str) -> Schedule:
         8
     """
     return _BY_PLATFORM.get(platform, _ACCELERATOR)
+
+
+def chunk_rows(row_samples: RealLike, facts: Mapping[str, Any]) -> RealLike:
+    """Return the most rows of a chunk, `[*batch]`: they, not the batch, decide what memory a device takes.
+
+    They are a size that padding leaves as it is.
+
+    Examples:
+        >>> int(chunk_rows(512, schedule("cpu")._asdict()))
+        1024
+    """
+    xp = namespace_of(row_samples, facts["chunk_samples"])
+    tile, rows = facts["tile_rows"], xp.floor(facts["chunk_samples"] / row_samples)
+    step = xp.maximum(tile, _power_of_two_below(rows) / facts["sizes_per_octave"])
+    return xp.maximum(tile, xp.floor(rows / step) * step)
+
+
+def padded_rows(batch: RealLike, facts: Mapping[str, Any]) -> RealLike:
+    """Return a batch padded to a few sizes an octave, `[*batch]`."""
+    xp, sizes = namespace_of(batch, facts["sizes_per_octave"]), facts["sizes_per_octave"]
+    step = _power_of_two_below(xp.maximum(batch - 1.0, sizes) / sizes)
+    return xp.ceil(batch / step) * step
+
+
+def rows_of_a_processor(n_rows: RealLike, least: RealLike, most: RealLike, processors: RealLike) -> RealLike:
+    """Return the rows of a chunk such that all processors have as many, between a least and a most number, `[*batch]`.
+
+    Examples:
+        >>> int(rows_of_a_processor(100, least=20, most=200, processors=4))
+        25
+    """
+    xp = namespace_of(n_rows, least, most, processors)
+    n_chunks = processors * xp.maximum(xp.ceil(xp.ceil(n_rows / most) / processors), 1)
+    return xp.minimum(xp.maximum(xp.ceil(n_rows / n_chunks), least), most)
+
+
+def shared_rows(
+    batch: RealLike, row_samples: RealLike, alone_samples: RealLike, processors: RealLike, facts: Mapping[str, Any]
+) -> tuple[RealLike, Bool[Array | np.ndarray, "*batch"]]:
+    """Return the rows of the chunks of a batch, and whether one program runs the batch as it is, `[*batch]` each.
+
+    A chunk has a processor's share of the rows, but neither fewer than half of what one processor works on alone nor
+    more than a chunk may have, in whole tiles of a size that padding leaves as it is.
+    """
+    xp = namespace_of(batch, row_samples, alone_samples, *facts.values())
+    most, tile, alone = chunk_rows(row_samples, facts), facts["tile_rows"], alone_samples / row_samples
+    rows = rows_of_a_processor(batch, xp.maximum(tile, xp.floor(alone / 2.0)), most, processors)
+    rows = xp.minimum(most, tile * xp.ceil(padded_rows(rows, facts) / tile))
+    return rows, batch <= xp.maximum(xp.minimum(most, xp.floor(alone)), rows)
+
+
+def _power_of_two_below(x: Any) -> Float[Array | np.ndarray, "*batch"]:
+    """Return the largest power of two that is no larger: what the exponent of a float alone says."""
+    if namespace_of(x) is np:
+        return np.ldexp(1.0, np.frexp(x)[1] - 1)
+    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
+    return lax.bitcast_convert_type(bits & 0x7F800000, jnp.float32).astype(x.dtype)

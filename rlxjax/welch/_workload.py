@@ -1,24 +1,134 @@
-"""The host path: NumPy only, no device involved."""
+"""The Welch-peaks workload: its parameters, the ways to compute it, and the one in NumPy, which needs no device."""
 
+import dataclasses
 import functools
 import math
 import threading
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from rlxjax._chunks import for_each_chunk, rows_of_a_processor, worker_count
+from rlxjax._checks import as_index, check_positive
+from rlxjax._chunks import for_each_chunk, worker_count
 from rlxjax._kept import Kept
+from rlxjax._schedule import rows_of_a_processor, schedule
+from rlxjax._typing import RealLike
+from rlxjax._values import FrozenDict
 
-from ._params import WelchPeakParams
-from ._schedule import schedule
-
+#: Numbers of bins beyond half of this are not whole in float32.
+MOST_N_FFT = 2**25
+#: Segments of the presets.
+ULTRA_SEGMENTS, FAST_SEGMENTS, REFERENCE_SEGMENTS = 1, 2, 8
 _SCHEDULE = schedule("cpu")
 #: Smaller arrays are quick to get anew; larger ones, of rows longer than a chunk, are not kept.
 LEAST_SCRATCH_SIZE, MOST_SCRATCH_SIZE = 2**12, 4 * _SCHEDULE.host_chunk_samples
 
 #: Arrays that each thread keeps, by role.
 _thread = threading.local()
+
+
+@dataclasses.dataclass(frozen=True)
+class WelchPeakParams:
+    """Segment length, number of segments and number of peaks; segments overlap by half.
+
+    Attributes:
+        n_fft: samples of a segment, even, at least 2 and at most 2**25.
+        n_segments: segments of a row, at least 1.
+        k: peaks of a row, at least 1; slots beyond the bins are (0, 0.0).
+
+    Raises:
+        ValueError: an odd, too small or too large `n_fft`, or an `n_segments` or `k` below 1.
+
+    Examples:
+        >>> params = WelchPeakParams.fast(n_fft=256, k=16)
+        >>> params.frame_len, params.n_bins
+        (384, 129)
+    """
+
+    n_fft: int
+    n_segments: int
+    k: int
+
+    def __post_init__(self) -> None:
+        n_fft = as_index(self.n_fft, "n_fft", at_least=2)
+        if n_fft % 2:
+            raise ValueError(f"n_fft: expected an even number, got {n_fft}")
+        if n_fft > MOST_N_FFT:
+            raise ValueError(f"n_fft: expected at most {MOST_N_FFT}, got {n_fft}")
+        object.__setattr__(self, "n_fft", n_fft)
+        for name in ("n_segments", "k"):
+            object.__setattr__(self, name, as_index(getattr(self, name), name, at_least=1))
+
+    @classmethod
+    def ultra(cls, n_fft: int, k: int) -> "WelchPeakParams":
+        """One segment."""
+        return cls(n_fft, ULTRA_SEGMENTS, k)
+
+    @classmethod
+    def fast(cls, n_fft: int, k: int) -> "WelchPeakParams":
+        """Two segments."""
+        return cls(n_fft, FAST_SEGMENTS, k)
+
+    @classmethod
+    def reference(cls, n_fft: int, k: int) -> "WelchPeakParams":
+        """Eight segments."""
+        return cls(n_fft, REFERENCE_SEGMENTS, k)
+
+    @property
+    def hop(self) -> int:
+        """Samples between the starts of two segments."""
+        return self.n_fft // 2
+
+    @property
+    def frame_len(self) -> int:
+        """Samples of a row that are used."""
+        return self.n_fft + (self.n_segments - 1) * self.hop
+
+    @property
+    def n_bins(self) -> int:
+        """Bins of the one-sided spectrum, DC and Nyquist included."""
+        return self.n_fft // 2 + 1
+
+    def bin_frequencies_hz(self, bins: RealLike, sample_rate_hz: float) -> RealLike:
+        """Return the centre frequencies in Hz of bins, in their shape.
+
+        Examples:
+            >>> float(WelchPeakParams.fast(256, 1).bin_frequencies_hz(32, 16_000.0))
+            2000.0
+        """
+        check_positive(sample_rate_hz, "sample_rate_hz")
+        bins = bins if isinstance(bins, jax.Array) else np.asarray(bins)
+        return bins * (sample_rate_hz / self.n_fft)
+
+
+class WelchVariant(NamedTuple):
+    """One way to compute Welch peaks; all but the learned ones give the same peaks.
+
+    Attributes:
+        transform: "numpy" on the host; on a device "fft", or the pruned program of a "learned" FFT.
+        selection: of the peaks: "numpy" on the host; on the device "maxima", "top_k", or "kernel" of one that computes
+            everything; None for the one that its schedule says.
+    """
+
+    transform: Literal["numpy", "fft", "learned"]
+    selection: Literal["numpy", "maxima", "top_k", "kernel"] | None = None
+
+
+#: What runs, by the names that the latency model has for its variants.
+VARIANTS: Mapping[str, WelchVariant] = FrozenDict(
+    {
+        "host": WelchVariant("numpy", "numpy"),
+        "fused_maxima": WelchVariant("fft", "maxima"),
+        "fused_top_k": WelchVariant("fft", "top_k"),
+        "block": WelchVariant("fft", "numpy"),
+        "learned": WelchVariant("learned"),
+    }
+)
+#: What runs by the name of a variant or of a strategy: of these, "fused" alone is several variants.
+RUNS: Mapping[str, WelchVariant] = FrozenDict({**VARIANTS, "fused": WelchVariant("fft")})
 
 
 @functools.partial(Kept, most_bytes=2**25, bytes_of=lambda array, *_: array.nbytes)
@@ -50,10 +160,14 @@ def one_sided_weights(params: WelchPeakParams) -> np.ndarray:
 
 def host_chunk_rows(params: WelchPeakParams, batch: int) -> int:
     """Return the rows of a chunk on the host."""
+    return _host_chunk_rows(params, batch, worker_count())
+
+
+@functools.lru_cache(maxsize=2**10)
+def _host_chunk_rows(params: WelchPeakParams, batch: int, processors: int) -> int:
     row_samples = params.n_segments * params.n_fft
-    least = _SCHEDULE.alone_samples_host // row_samples
-    most = _SCHEDULE.host_chunk_samples // row_samples
-    return rows_of_a_processor(batch, least, most, worker_count())
+    most = max(1, _SCHEDULE.host_chunk_samples // row_samples)
+    return max(1, int(rows_of_a_processor(batch, _SCHEDULE.alone_samples_host // row_samples, most, processors)))
 
 
 def host_peaks(signal: np.ndarray, params: WelchPeakParams) -> np.ndarray:
