@@ -53,7 +53,7 @@ CALLED = {
     "io_cost_ns": "profile row",
     "graph_cost_ns": "graph row",
     "backend_coefficients": "device coefficients",
-    "fusion_target": "gate",
+    "fusion_target": "device",
     "is_fused_viable": "gate",
     "pick_weights": "costs temperature_ns",
     "plan_fusion": "graph",

@@ -168,9 +168,10 @@ def candidates(call: Call, calibration: "Calibration | str | None", model: Any, 
             names = tuple(name for name in names if name != "learned")
     variants: list[str] = []
     for name in names:
-        here = platform or jax.default_backend()
-        is_open = name == "fused" and default_fused_selection(batch, params, here) != "kernel"
-        variants += ("fused_maxima", "fused_top_k") if is_open else (name,)
+        is_known = (
+            name != "fused" or default_fused_selection(batch, params, platform or jax.default_backend()) == "kernel"
+        )
+        variants += (name,) if is_known else ("fused_maxima", "fused_top_k")
     sizes = {"batch": batch, "n_fft": params.n_fft, "k": min(params.k, params.n_bins), "n_segments": params.n_segments}
     is_open = not (call.traced or call.forked or several) and (asked or by is not None)
     return Candidates(names, tuple(variants), sizes, platform, by, is_open)
