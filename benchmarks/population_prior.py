@@ -10,7 +10,6 @@ Judging pools all but one and predicts that one's campaign without any of its ti
 its workloads, chosen by the job's design, over a fit of all that it sees. `--write` writes the file in the package.
 """
 
-import datetime
 import gzip
 import json
 import shlex
@@ -34,13 +33,13 @@ from calibrate.suites.functions import KernelsSuite
 from rlxjax import fit_posterior
 from rlxjax.calibration import (
     SPEED_LOG_SD,
-    PriorCoefficient,
-    PriorFile,
-    PriorMachine,
-    PriorSection,
+    CalibrationFile,
+    FittedCoefficient,
+    Machine,
+    ModelSection,
+    population_path,
     population_prior,
-    prior_path,
-    prior_section,
+    population_section,
     rounded,
     sha256_of,
     write_json_file,
@@ -56,6 +55,7 @@ from rlxjax.fit import (
     transferred_prior,
     unit_of,
 )
+from rlxjax.gate import Provenance
 from rlxjax.models import FUNCTIONS, GPU_KERNELS, WELCH, gpu_facts_of_kind
 from rlxjax.welch import schedule
 
@@ -66,20 +66,20 @@ RATIOS = ("scale", "over_best", "few_over_all")
 FEW = 20
 
 
-class Machine(NamedTuple):
+class Timed(NamedTuple):
     """A machine's campaign and its own fit."""
 
     campaign: Campaign
     fit: PosteriorFit
 
 
-def machine_of(path: Path) -> Machine:
+def machine_of(path: Path) -> Timed:
     """Read a campaign and fit it by itself."""
     own = read_campaign(path)
-    return Machine(own, fit_posterior(own.timings, own.prior, facts=own.facts))
+    return Timed(own, fit_posterior(own.timings, own.prior, facts=own.facts))
 
 
-def judged(machine: Machine, others: Sequence[Machine]) -> dict[str, Any]:
+def judged(machine: Timed, others: Sequence[Timed]) -> dict[str, Any]:
     """Return what other machines say of one: picks and errors without any timing, and the error with a few."""
     own, prior = machine.campaign, transferred_prior(*(other.fit.posterior for other in others))
     found = estimates(prior_posterior(WELCH, prior, facts=own.facts), own.cells)
@@ -116,7 +116,7 @@ def pooled(posteriors: Sequence[LatencyPosterior]) -> LatencyPrior[Any]:
     return transferred_prior(*posteriors)
 
 
-def of_kernels(paths: Sequence[Path], programs: Path) -> PriorSection:
+def of_kernels(paths: Sequence[Path], programs: Path) -> ModelSection:
     """Return what samples of functions of cards say of the model of GPU kernels; prints what the fits are worth."""
     kept = json.loads(gzip.decompress(programs.read_bytes()))["programs"]
     timed = KernelsSuite({name: one["text"] for name, one in kept.items() if "text" in one})
@@ -130,11 +130,16 @@ def of_kernels(paths: Sequence[Path], programs: Path) -> PriorSection:
             named(each) for each in (own.whole.posterior.coefficients, own.whole.posterior.coefficient_log_sd())
         )
         coefficients = {
-            name: PriorCoefficient(median=rounded(medians[name]), log_sd=rounded(log_sds[name]), unit=unit_of(name))
+            name: FittedCoefficient(
+                value=rounded(medians[name]),
+                log_sd=rounded(log_sds[name]),
+                unit=unit_of(name),
+                provenance=Provenance.MEASURED,
+            )
             for name in coefficient_names(GPU_KERNELS.prior.median)
         }
         about = {"fingerprint": log.fingerprint, "samples": path.name, "sha256": sha256_of(path), "runner": 1}
-        sources.append(PriorMachine(**about, coefficients=coefficients))
+        sources.append(Machine(**about, coefficients=coefficients))
         found.append(own)
         for name, one in own.errors.items():
             held_out = f"{100 * one.held_out:.1f}" if one.held_out is not None else "-"
@@ -142,7 +147,7 @@ def of_kernels(paths: Sequence[Path], programs: Path) -> PriorSection:
     print("\nGPU kernels, errors in per cent")
     print(table(["samples", "family", "cells held out", "held out", "noise"], rows))
     fits, measured_ns = [one.whole for one in found], [one.measured_ns for one in found]
-    return prior_section(fits, measured_ns, pooled, dict(GPU_KERNELS.facts), sources)
+    return population_section(fits, measured_ns, pooled, dict(GPU_KERNELS.facts), sources, "gpu")
 
 
 def main() -> None:
@@ -170,7 +175,7 @@ def main() -> None:
     facts = {**WELCH.facts, "processors": 2 if given.platform == "cpu" else 1}
     facts |= {name: value for name, value in schedule(given.platform)._asdict().items() if name in facts}
     sources = [
-        PriorMachine(
+        Machine(
             fingerprint=one.campaign.log.fingerprint,
             canary_ns={name: time_ns for name, time_ns in micro_times_ns(one.campaign.log).items() if name in CANARIES},
             samples=one.campaign.path.name,
@@ -180,24 +185,22 @@ def main() -> None:
         for one in machines
     ]
     fits, measured_ns = [one.fit for one in machines], [one.campaign.measured_ns for one in machines]
-    models = {WELCH.name: prior_section(fits, measured_ns, pooled, facts, sources)}
+    command = shlex.join(["python", "-m", "benchmarks.population_prior", *sys.argv[1:]])
+    models = {WELCH.name: population_section(fits, measured_ns, pooled, facts, sources, given.platform, command)}
     if given.functions:
         logs, timed = [(path, read_samples(path)) for path in given.functions], suite_of("functions")
         fits = [fitted(timed, log, FUNCTIONS.prior).whole for _, log in logs]
         sources = [
-            PriorMachine(fingerprint=log.fingerprint, samples=path.name, sha256=sha256_of(path), runner=1)
+            Machine(fingerprint=log.fingerprint, samples=path.name, sha256=sha256_of(path), runner=1)
             for path, log in logs
         ]
-        models[FUNCTIONS.name] = prior_section(fits, None, pooled, dict(FUNCTIONS.facts), sources)
+        models[FUNCTIONS.name] = population_section(
+            fits, None, pooled, dict(FUNCTIONS.facts), sources, given.platform, command
+        )
     if given.programs:
         models[GPU_KERNELS.name] = of_kernels(given.functions, given.programs)
-    path = prior_path(given.platform)
-    content = PriorFile(
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        command=shlex.join(["python", "-m", "benchmarks.population_prior", *sys.argv[1:]]),
-        models=models,
-    )
-    write_json_file(content, path)
+    path = population_path(given.platform)
+    write_json_file(CalibrationFile(models=models), path)
     population_prior(WELCH, given.platform)
     print(f"written: {path}")
 

@@ -17,18 +17,16 @@ from rlxjax.calibration import (
     Samples,
     current_fingerprint,
     file_to_write,
-    is_prior_file,
     machine_section,
     made_now,
     population_prior,
-    read_calibration_file,
     read_prior,
     section_of,
     sha256_of,
     write_sections,
 )
 from rlxjax.clock import PROTOCOL
-from rlxjax.fit import Cell, LatencyModel, LatencyPrior, Suite, cell_runs, transferred_prior
+from rlxjax.fit import Cell, LatencyModel, LatencyPrior, Suite, cell_runs
 from rlxjax.models import BUILT_IN
 
 from .command_line import refuse_input
@@ -333,12 +331,8 @@ def prior_of(suite: Suite, platform: str, file: FilePath | None) -> tuple[Latenc
 
 
 def prior_from(file: FilePath, model: LatencyModel) -> tuple[LatencyPrior, str | None]:
-    """Return what a file says of a further machine: a prior, or a calibration, then also of which platform."""
-    if is_prior_file(file):
-        return read_prior(file, model), None
-    content = read_calibration_file(file, [model])
-    calibrated = Calibration.from_file(content, [model]).of(model.name)
-    return transferred_prior(calibrated.posterior), content.models[model.name].fingerprint.platform
+    """Return what a calibration, of a machine or of a population, says of a further machine, and of which platform."""
+    return read_prior(file, model)
 
 
 def _middle(cells: Sequence[Cell], suite: Suite) -> dict[str, float]:

@@ -7,7 +7,6 @@ needs is a value, and what it does is one function of that value, so that any po
 import collections
 import contextlib
 import dataclasses
-import datetime
 import functools
 import hashlib
 import json
@@ -27,12 +26,11 @@ import numpy as np
 
 from rlxjax.calibration import (
     CalibrationFile,
-    PriorFile,
     fingerprint_of_device,
     made_now,
-    prior_section,
+    population_section,
+    prior_of,
     section_of,
-    section_prior,
     write_json_file,
     write_text_file,
 )
@@ -197,12 +195,12 @@ def pooled(
     def pool(posteriors: Sequence[LatencyPosterior]) -> LatencyPrior[Any]:
         return pooled_prior(posteriors, known)
 
-    section = prior_section([fit for _, fit, _ in kept], [time_ns for *_, time_ns in kept], pool, fleet.model.facts)
-    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    content = PriorFile(created=created, command=command, models={fleet.model.name: section})
+    fits, times_ns = [fit for _, fit, _ in kept], [time_ns for *_, time_ns in kept]
+    section = population_section(fits, times_ns, pool, fleet.model.facts, command=command)
+    content = CalibrationFile(models={fleet.model.name: section})
     write_text_file(json.dumps({"command": command}) + "\n", out / f"{UNFINISHED}.json")
     write_json_file(content, out / f"{PRIOR}.json")
-    return section_prior(fleet.model, section), most_noise
+    return prior_of(fleet.model, section), most_noise
 
 
 def fit_group(group: Group) -> tuple[list[Any], dict[str, str]]:

@@ -188,7 +188,8 @@ def speed_among_known(now_ns: Mapping[str, float], platform: str) -> Range | Non
     None without a population that has canaries.
     """
     known = population(platform)
-    machines = [] if known is None else [one for section in known.models.values() for one in section.machines]
+    of = [own.population for own in known.models.values()] if known is not None else []
+    machines = [one for population in of if population is not None for one in population.machines]
     speeds = [found for one in machines if (found := slowness(one.canary_ns, now_ns)) is not None]
     return Range(low=min(speeds), high=max(speeds)) if speeds else None
 

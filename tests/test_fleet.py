@@ -80,7 +80,7 @@ def made(tmp_path_factory):
 
 def test_each_device_has_the_calibration_of_a_lone_fit_with_the_pooled_prior(made):
     samples, out, _ = made
-    prior = read_prior(out / "prior.json", TOY)
+    prior = read_prior(out / "prior.json", TOY)[0]
     for device in GOOD[::2]:
         rows = pa.concat_tables([pq.read_table(f"{out.parent}/in/part-{part}.parquet") for part in range(2)])
         own = Timings.from_dataframe(TOY, rows.filter(pa.compute.equal(rows["device"], device)))
@@ -122,7 +122,7 @@ def test_a_device_whose_timings_do_not_fit_is_left_out_with_a_sentence(made):
 
 def test_the_prior_is_near_what_the_devices_are_and_no_device_that_is_left_out_moves_it(made, tmp_path):
     _, out, _ = made
-    prior = read_prior(out / "prior.json", TOY)
+    prior = read_prior(out / "prior.json", TOY)[0]
     for name, median in prior.median.items():
         assert abs(np.log(median / TRUE_NS[name])) < 0.7, name
         assert prior.log_sd[name] < TOY.prior.log_sd[name]
@@ -130,13 +130,13 @@ def test_the_prior_is_near_what_the_devices_are_and_no_device_that_is_left_out_m
     samples = written(tmp_path / "in", *fits, columns_of("../outside", timings_of_device(0)))
     assert calibrate(samples, tmp_path / "out").exit_code == 0
     assert not (tmp_path / "out/left-out.json").exists()
-    jax.tree.map(np.testing.assert_allclose, read_prior(tmp_path / "out/prior.json", TOY), prior)
+    jax.tree.map(np.testing.assert_allclose, read_prior(tmp_path / "out/prior.json", TOY)[0], prior)
 
 
 def test_a_group_is_a_value_that_another_process_may_fit(made, tmp_path):
     samples, out, _ = made
     fleet = fleet_of(samples, TOY)
-    prior = read_prior(out / "prior.json", TOY)
+    prior = read_prior(out / "prior.json", TOY)[0]
     group = job.Group(fleet, (GOOD[1],), prior, TOY.prior, 1.0, "a test", (tmp_path / f"{GOOD[1]}.json",))
     assert job.fit_group(pickle.loads(pickle.dumps(group))) == ([], {})
     with warnings.catch_warnings():

@@ -58,7 +58,7 @@ def test_a_first_calibration_knows_no_usual_speed_and_later_ones_are_held_agains
 
 
 def test_a_machine_is_held_against_those_of_the_population():
-    machines = machine.population("cpu").models["welch"].machines
+    machines = machine.population("cpu").models["welch"].population.machines
     now_ns = machines[0].canary_ns
     found = speed_among_known({name: 2.0 * time_ns for name, time_ns in now_ns.items()}, "cpu")
     of_all = [slowness(one.canary_ns, now_ns) for one in machines]

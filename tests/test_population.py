@@ -47,7 +47,7 @@ def test_the_population_is_of_the_models_and_of_the_schedule_that_are_here():
     for name, calibrated in calibration.models.items():
         assert calibrated.model is BUILT_IN[name]
         assert named(calibrated.coefficients) == named(population_prior(BUILT_IN[name], "cpu").median)
-        count = len(population("cpu").models[name].machines)
+        count = len(population("cpu").models[name].population.machines)
         said = f"what {count} known machine{'s say' if count > 1 else ' says'}; `rlxjax calibrate`"
         assert said in calibrated.cautions[0]
     facts, here = calibration.of("welch").posterior.facts, schedule("cpu")._asdict()

@@ -72,8 +72,12 @@ def test_the_population_of_gpus_has_every_coefficient_and_each_card_s_own():
     section = rx.calibration.population("gpu").models["gpu_kernels"]
     names = set(coefficient_names(GPU_KERNELS.prior.median))
     assert set(section.coefficients) == names
-    assert [machine.fingerprint.device_kind for machine in section.machines] == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
-    assert all(set(machine.coefficients) == names for machine in section.machines)
+    kinds = [machine.fingerprint.device_kind for machine in section.population.machines]
+    assert kinds == [
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA H200",
+    ]
+    assert all(set(machine.coefficients) == names for machine in section.population.machines)
 
 
 def compiled_for(target):

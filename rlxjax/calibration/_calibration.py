@@ -2,57 +2,39 @@
 
 import dataclasses
 import functools
-import inspect
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
+import numpy as np
+from jaxtyping import Array, Int
 
 from rlxjax._counts import Columns
+from rlxjax._typing import Nanoseconds, Size
 from rlxjax._values import FrozenDict, by_value
-from rlxjax.fit import LatencyModel, LatencyPosterior, Timings
-from rlxjax.gate._gate import IoFusionGate
+from rlxjax.fit import Decision, LatencyEstimate, LatencyModel, LatencyPosterior, Timings
+from rlxjax.gate import IoFusionGate
 from rlxjax.models import BUILT_IN
 
-from ._calibrated import CalibratedModel
-from ._explanation import explain
-from ._file import (
+from ._artefact import (
     JOB_MODELS,
     CalibrationFileError,
     default_calibration_path,
-    gate_of,
     is_there,
     of_this_machine,
-    posterior_of,
+    population,
     read_calibration_file,
     sections_of_file,
 )
-from ._fingerprint import warn_if_elsewhere
-from ._population import population_models
-from ._schema import CalibrationFile
+from ._conversion import gate_of, posterior_of
+from ._explanation import Explanation, explain
+from ._predict import CalibratedModel
+from ._sections import CalibrationFile, warn_if_elsewhere
 from ._targets import predict_function
-
-R = TypeVar("R")
-
-
-def _of_a_model(method: Callable[..., R]) -> Callable[..., R]:
-    """Return the method of a calibration that is this one of a model of it: the first unless `model=` names another."""
-
-    def of_one_model(self: "Calibration", *args: Any, model: str | None = None, **kwargs: Any) -> R:
-        return method(self.of(model), *args, **kwargs)
-
-    signature = inspect.signature(method)
-    _, *before, last = signature.parameters.values()
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    which = inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None)
-    functools.update_wrapper(of_one_model, method, ("__module__", "__name__", "__doc__"))
-    del of_one_model.__wrapped__  # pyright: ignore - which takes no `model=`
-    of_one_model.__signature__ = signature.replace(parameters=[own, *before, which, last])  # pyright: ignore
-    return of_one_model
 
 
 @by_value
@@ -96,8 +78,9 @@ class Calibration:
         path: str | os.PathLike[str] | None = None,
     ) -> "Calibration":
         """Build from the content of a calibration file; arguments as in `load_calibration`."""
-        machine, found = content.machine, {}
-        pace = None if machine is None else machine.pace
+        machine, pace = content.machine, None if content.machine is None else content.machine.pace
+        of_machine = () if machine is None else machine.cautions
+        pace_log_sd, found = 0.0 if pace is None else pace.log_sd, {}
         for model in BUILT_IN.values() if models is None else models:
             if (section := content.models.get(model.name)) is None:
                 continue
@@ -107,8 +90,8 @@ class Calibration:
                 held_out={name: summary.model_dump() for name, summary in section.held_out.items()},
                 domain={name: (entry.low, entry.high) for name, entry in section.domain.items()},
                 noise_floor=section.noise_floor,
-                pace_log_sd=0.0 if pace is None else pace.log_sd,
-                cautions=(*section.cautions, *([] if machine is None else machine.cautions)),
+                pace_log_sd=pace_log_sd if section.population is None else section.population.speed_log_sd,
+                cautions=(*section.cautions, *of_machine),
             )
         of = [content.models[name] for name in found] or [*content.sections().values()]
         return cls(
@@ -164,16 +147,69 @@ class Calibration:
         name = timings.model.name
         return dataclasses.replace(self, models={**self.models, name: self.of(name).updated(timings, probe)})
 
-    predict_ns = _of_a_model(CalibratedModel.predict_ns)
-    terms_ns = _of_a_model(CalibratedModel.terms_ns)
-    interval_ns = _of_a_model(CalibratedModel.interval_ns)
-    estimate = _of_a_model(CalibratedModel.estimate)
-    compare = _of_a_model(CalibratedModel.compare)
-    decide = _of_a_model(CalibratedModel.decide)
-    pick = _of_a_model(CalibratedModel.pick)
-    pick_index = _of_a_model(CalibratedModel.pick_index)
-    in_domain = _of_a_model(CalibratedModel.in_domain)
-    explain = _of_a_model(explain)
+    def predict_ns(self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None) -> Nanoseconds:
+        """Return `CalibratedModel.predict_ns` of a model."""
+        return self.of(model).predict_ns(strategy, *inputs, **named)
+
+    def terms_ns(
+        self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None
+    ) -> Mapping[str, Nanoseconds]:
+        """Return `CalibratedModel.terms_ns` of a model."""
+        return self.of(model).terms_ns(strategy, *inputs, **named)
+
+    def interval_ns(
+        self, strategy: str, *inputs: Size, level: float = 0.9, model: str | None = None, **named: Size | None
+    ) -> tuple[Nanoseconds, Nanoseconds]:
+        """Return `CalibratedModel.interval_ns` of a model."""
+        return self.of(model).interval_ns(strategy, *inputs, level=level, **named)
+
+    def estimate(self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None) -> LatencyEstimate:
+        """Return `CalibratedModel.estimate` of a model."""
+        return self.of(model).estimate(strategy, *inputs, **named)
+
+    def compare(self, fused: str, kept: str, *inputs: Size, model: str | None = None, **named: Size | None) -> Decision:
+        """Return `CalibratedModel.compare` of a model."""
+        return self.of(model).compare(fused, kept, *inputs, **named)
+
+    def decide(
+        self,
+        *inputs: Size,
+        fused: str | None = None,
+        kept: str | None = None,
+        model: str | None = None,
+        **named: Size | None,
+    ) -> Decision:
+        """Return `CalibratedModel.decide` of a model."""
+        return self.of(model).decide(*inputs, fused=fused, kept=kept, **named)
+
+    def pick(
+        self,
+        *inputs: Size,
+        candidates: Sequence[str] | None = None,
+        model: str | None = None,
+        **named: Size | None,
+    ) -> str:
+        """Return `CalibratedModel.pick` of a model."""
+        return self.of(model).pick(*inputs, candidates=candidates, **named)
+
+    def pick_index(
+        self,
+        *inputs: Size,
+        candidates: Sequence[str] | None = None,
+        model: str | None = None,
+        **named: Size | None,
+    ) -> Int[Array, "*batch"]:
+        """Return `CalibratedModel.pick_index` of a model."""
+        return self.of(model).pick_index(*inputs, candidates=candidates, **named)
+
+    def in_domain(self, *inputs: Size, model: str | None = None, **named: Size | None) -> bool | np.ndarray | Array:
+        """Return `CalibratedModel.in_domain` of a model."""
+        return self.of(model).in_domain(*inputs, **named)
+
+    def explain(self, *inputs: float, model: str | None = None, **given: float | None) -> Explanation:
+        """Return `rlxjax.calibration.explain` of a model."""
+        return explain(self.of(model), *inputs, **given)
+
     predict_function = predict_function
 
 
@@ -200,7 +236,7 @@ def load_calibration(
     Examples:
         >>> load_calibration("missing.json")
         Traceback (most recent call last):
-        rlxjax.calibration._file.CalibrationFileError: missing.json: no such file; ...
+        rlxjax.calibration._artefact.CalibrationFileError: missing.json: no such file; ...
     """
     path = default_calibration_path() if path is None else path
     known = list(BUILT_IN.values() if models is None else models)
@@ -222,9 +258,11 @@ def prior_calibration(platform: str | None = None) -> Calibration | None:
         >>> prior_calibration("cpu").pick(8192, 256, 16)
         'fused'
     """
-    name = jax.default_backend() if platform is None else platform
-    models = population_models(name)
-    return Calibration(models, None, {}, source="no calibration of this machine") if models else None
+    content = population(jax.default_backend() if platform is None else platform)
+    if content is None or not content.models:
+        return None
+    found = Calibration.from_file(content)
+    return dataclasses.replace(found, fingerprint={}, source="no calibration of this machine")
 
 
 def default_calibration(platform: str | None = None) -> Calibration | None:
@@ -270,8 +308,7 @@ def _default_calibration(platform: str, path: FilePath | None) -> Calibration | 
             warn_if_elsewhere({name: own.fingerprint for name, own in content.sections().items()}, path)
             own = of_this_machine(content)
             if own.sections():
-                saved = Calibration.from_file(own, path=path)
-                return dataclasses.replace(
-                    saved, models={**saved.models, **population_models(platform), **saved.models}
-                )
+                saved, others = Calibration.from_file(own, path=path), prior_calibration(platform)
+                more = {} if others is None else others.models
+                return dataclasses.replace(saved, models={**saved.models, **more, **saved.models})
     return prior_calibration(platform)

@@ -26,8 +26,8 @@ from rlxjax.fit import (
     unit_of,
 )
 
-from ._calibrated import CalibratedModel
 from ._crossings import Crossings, Moved, log_slope, nearest_crossings
+from ._predict import CalibratedModel
 
 #: Inputs and coefficients are moved up and down by at most this factor.
 LARGEST_FACTOR = 100.0

@@ -15,7 +15,7 @@ from rlxjax.fit import Decision, LatencyEstimate, LatencyPosterior, Runs, correc
 from rlxjax.jaxpr import FunctionProfile
 from rlxjax.models import FUNCTIONS, function_runs
 
-from ._calibrated import CalibratedModel
+from ._predict import CalibratedModel
 
 #: The probability that an interval holds.
 LEVEL = 0.9

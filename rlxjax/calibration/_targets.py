@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +14,10 @@ from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import GPU_KERNELS, gpu_facts, gpu_facts_of_kind, gpu_runs
 from rlxjax.targets import TargetDevice, target_device
 
-from ._calibrated import CalibratedModel
+from ._artefact import population
+from ._conversion import coefficients_of, posterior_of
 from ._functions import FunctionPrediction, FunctionTimes, HasModels, predict_profiles, predicted_times
-from ._population import PriorSection, population, population_models
+from ._predict import CalibratedModel
 
 #: Standard deviations of the logarithm of a time: of hosts with one kind of card, of which two differ by 0.27; and of
 #: a TPU's time by what its compiler estimates, which nobody timed here.
@@ -161,32 +162,27 @@ def known_gpu(device: TargetDevice, calibration: HasModels | None = None) -> Kno
             return KnownGpu(calibration.models[GPU_KERNELS.name].with_facts(**facts), f"a calibration of {kind}")
     shipped = population("gpu")
     section = None if shipped is None else shipped.models.get(GPU_KERNELS.name)
-    if section is None or section.model_version != GPU_KERNELS.version:
+    if section is None or section.population is None:
         posterior = prior_posterior(GPU_KERNELS, facts=facts)
         provenance = dict.fromkeys(coefficient_names(posterior.coefficients), Provenance.UNCALIBRATED)
         return KnownGpu(CalibratedModel(posterior, provenance, {}, {}), f"the data sheet of {device.title}")
-    others = population_models("gpu")[GPU_KERNELS.name].with_facts(**facts)
-    for machine in section.machines:
+    posterior = posterior_of(GPU_KERNELS, section)
+    provenance = {name: entry.provenance for name, entry in section.coefficients.items()}
+    domain = {name: (entry.low, entry.high) for name, entry in section.domain.items()}
+    speed_log_sd, cautions = section.population.speed_log_sd, tuple(section.cautions)
+    others = CalibratedModel(posterior, provenance, {}, domain, pace_log_sd=speed_log_sd, cautions=cautions)
+    for machine in section.population.machines:
         kind = machine.fingerprint.device_kind
         if machine.coefficients and gpu_facts_of_kind(kind) == facts:
-            return KnownGpu(_of_one(section, machine.coefficients, others), f"timings of one {kind}")
-    count = len(section.machines)
+            prior = LatencyPrior(*coefficients_of(GPU_KERNELS, machine.coefficients))
+            own = prior_posterior(GPU_KERNELS, prior, facts=others.posterior.facts)
+            own = dataclasses.replace(own, spread=others.posterior.spread)
+            one = dataclasses.replace(others, posterior=own, pace_log_sd=HOST_LOG_SD).with_facts(**facts)
+            return KnownGpu(one, f"timings of one {kind}")
+    count = len(section.population.machines)
     said = f"the data sheet of {device.title}, and what {count} other GPUs say of hosts and kernels"
     # Nothing of this device was measured.
-    return KnownGpu(dataclasses.replace(others, domain={}), said)
-
-
-def _of_one(section: PriorSection, entries: Mapping[str, Any], others: CalibratedModel) -> CalibratedModel:
-    """Return what the timings of one card say of another one of its kind, in another host."""
-    structure = GPU_KERNELS.prior.median
-    names = coefficient_names(structure)
-    medians, sds = ([getattr(entries[name], part) for name in names] for part in ("median", "log_sd"))
-    prior = LatencyPrior(
-        type(structure)(**dict(zip(names, medians, strict=True))), type(structure)(**dict(zip(names, sds, strict=True)))
-    )
-    posterior = prior_posterior(GPU_KERNELS, prior, facts=others.posterior.facts)
-    spread = np.array([section.spread[name] for name in GPU_KERNELS.variants])
-    return dataclasses.replace(others, posterior=dataclasses.replace(posterior, spread=spread), pace_log_sd=HOST_LOG_SD)
+    return KnownGpu(dataclasses.replace(others, domain={}).with_facts(**facts), said)
 
 
 def _by_cycles(device: TargetDevice, profile: FunctionProfile, uncounted: tuple[str, ...]) -> FunctionPrediction:

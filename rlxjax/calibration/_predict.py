@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rlxjax._checks import is_traced
 from rlxjax._counts import Columns
+from rlxjax._provenance import Provenance
 from rlxjax._typing import Nanoseconds, RealLike, Size
 from rlxjax._values import FrozenDict, Handle, by_value, handle
 from rlxjax.fit import (
@@ -39,7 +40,6 @@ from rlxjax.fit import (
     strategy_of,
     total_ns,
 )
-from rlxjax.gate._devices import Provenance
 
 #: Choices, and posteriors on a device, that are remembered at most.
 MOST_CHOICES, MOST_PLACED = 4096, 64

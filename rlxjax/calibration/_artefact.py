@@ -1,18 +1,15 @@
 """Calibration files: from a posterior to a section and back, and reading with one line for every mistake."""
 
-import dataclasses
-import datetime
 import functools
 import json
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
 import jax
-import numpy as np
 from pydantic import ValidationError
 
 from rlxjax._files import (
@@ -23,48 +20,33 @@ from rlxjax._files import (
     home_folder,
     locked,
     read_json,
+    read_json_file,
     set_aside,
     write_text_file,
 )
-from rlxjax._provenance import Provenance
-from rlxjax._values import FrozenDict
 from rlxjax.fit import (
     LatencyModel,
-    LatencyPosterior,
     LatencyPrior,
     PosteriorFit,
-    coefficient_names,
-    is_measured,
-    named,
-    prior_posterior,
-    unit_of,
 )
-from rlxjax.gate._gate import IoFusionGate
 from rlxjax.models import BUILT_IN, FUNCTIONS, WELCH
 
-from ._fingerprint import MACHINE_FIELDS, Fingerprint, current_fingerprint, fingerprint_differences
-from ._schema import (
+from ._conversion import gate_of, posterior_of, prior_of, section_of
+from ._sections import (
+    MACHINE_FIELDS,
     SCHEMA_VERSION,
+    UNKNOWN,
     CalibrationFile,
-    ErrorSummary,
-    FitSummary,
-    FittedCoefficient,
+    Fingerprint,
     MachineSection,
     ModelSection,
-    Range,
     Section,
-    Uncertainty,
-    facts_of,
-    rounded,
+    current_fingerprint,
+    fingerprint_differences,
 )
 
 #: Those that the calibrate job times.
 JOB_MODELS = (WELCH.name, FUNCTIONS.name)
-#: The gate's names are the reference's; its bandwidths carry no unit in them.
-GATE_UNITS = {
-    field.name: "bytes/ns" if field.name.endswith("_bw") else unit_of(field.name)
-    for field in dataclasses.fields(IoFusionGate)
-}
 
 
 class CalibrationFileError(ValueError):
@@ -232,139 +214,53 @@ def of_this_machine(content: CalibrationFile) -> CalibrationFile:
     return content.model_copy(update={"machine": own.pop("the machine", None), "models": own})
 
 
-def _check_entries(of: str, entries: Mapping[str, Any], units: Mapping[str, str]) -> None:
-    """Refuse coefficients of other names or units."""
-    for name, unit in units.items():
-        if name not in entries:
-            raise ValueError(f"{of}.{name} is missing")
-        if entries[name].unit != unit:
-            raise ValueError(f"{of}.{name}.unit: expected {unit!r}, got {entries[name].unit!r}")
-    if unknown := set(entries) - set(units):
-        raise ValueError(f"{of}.{min(unknown)} is no coefficient of this schema")
+def read_prior(path: str | os.PathLike[str], model: LatencyModel) -> tuple[LatencyPrior[Any], str | None]:
+    """Return what a calibration, or the prior of a fleet, says of a further machine; of which platform, if it does.
+
+    Raises:
+        CalibrationFileError: as `read_calibration_file`, or a file without the model; one line.
+    """
+    section = read_calibration_file(path, [model]).models.get(model.name)
+    if section is None:
+        raise CalibrationFileError(f"{path}: models: expected one of {model.name}, got none")
+    platform = section.fingerprint.platform
+    return prior_of(model, section), None if platform == UNKNOWN else platform
 
 
-def gate_of(machine: MachineSection | None) -> IoFusionGate | None:
-    """Return the measured gate of a machine, if there is one."""
-    if machine is None or machine.gate is None:
+def population_path(platform: str) -> FilePath:
+    """Return where the population of a platform's machines is kept, if there is one."""
+    return FilePath(__file__).with_name(f"{platform}-prior.json")
+
+
+@functools.cache
+def population(platform: str) -> CalibrationFile | None:
+    """Return the calibration of the population of a platform's machines; None where none was timed."""
+    path, mend = population_path(platform), "install rlxjax again"
+    if not path.exists():
         return None
-    _check_entries("gate", machine.gate, GATE_UNITS)
-    gate = IoFusionGate(**{name: entry.value for name, entry in machine.gate.items()})
-    if gate.unified_memory not in (0.0, 1.0):
-        raise ValueError(f"gate.unified_memory: expected 0 or 1, got {gate.unified_memory}")
-    return gate
+    content = read_json_file(path, CalibrationFile, SCHEMA_VERSION, CalibrationFileError, mend, "a calibration")
+    good = {name: own for name, own in content.models.items() if own.model_version == BUILT_IN[name].version}
+    return content.model_copy(update={"models": good})
 
 
-def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior:
-    """Return the posterior that a section holds."""
-    if section.model_version != model.version:
-        raise ValueError(f"model_version: expected {model.version}, got {section.model_version}")
-    median, uncertainty, facts = model.prior.median, section.uncertainty, facts_of(section.facts)
-    names = coefficient_names(median)
-    _check_entries("coefficients", section.coefficients, {name: unit_of(name) for name in names})
-    for name, fact in model.facts.items():
-        if name not in facts:
-            raise ValueError(f"facts.{name} is missing")
-        if np.ndim(facts[name]) != np.ndim(fact):
-            wanted = "numbers" if np.ndim(fact) else "a number"
-            raise ValueError(f"facts.{name}: expected {wanted}, got {section.facts[name]}")
-    known, rows = prior_posterior(model, facts=facts), uncertainty.covariance_factor
-    by_variant: dict[str, Mapping[str, Any] | None] = {
-        name: getattr(uncertainty, name) for name in ("correction", "spread", "alike")
-    }
-    for name, entries in by_variant.items():
-        if entries is not None and set(entries) != set(model.variants):
-            raise ValueError(f"uncertainty.{name}: expected {', '.join(model.variants)}, got {', '.join(entries)}")
-    for name, weights in uncertainty.correction.items():
-        if len(weights) != (count := known.weights.shape[1]):
-            raise ValueError(f"uncertainty.correction.{name}: expected {count} weights, got {len(weights)}")
-    if len(rows) != len(known.factor):
-        raise ValueError(f"uncertainty.covariance_factor: expected {len(known.factor)} rows, got {len(rows)}")
-    alike = None
-    if uncertainty.alike is not None:
-        count = len(model.variants)
-        for name, row in uncertainty.alike.items():
-            if len(row) != count:
-                raise ValueError(f"uncertainty.alike.{name}: expected {count} correlations, got {len(row)}")
-        alike = np.array([uncertainty.alike[name] for name in model.variants])
-        if np.any(alike != alike.T) or np.any(np.diag(alike) != 1.0):
-            raise ValueError("uncertainty.alike: expected a symmetric matrix with ones on its diagonal")
-    for name, _ in model.extents(dict.fromkeys(model.inputs, 1.0)):
-        if name not in section.domain:
-            raise ValueError(f"domain.{name} is missing")
-    factor = np.zeros(known.factor.shape)
-    factor[np.tril_indices(len(rows))] = np.concatenate(rows)
-    return LatencyPosterior(
-        model,
-        facts,
-        jax.tree.structure(median).unflatten([section.coefficients[name].value for name in names]),
-        np.array([uncertainty.correction[name] for name in model.variants]),
-        factor,
-        np.array([uncertainty.spread[name] for name in model.variants]),
-        alike,
-    )
-
-
-def section_of(
-    found: PosteriorFit,
-    prior: LatencyPrior,
-    held_out: Mapping[str, ErrorSummary] = FrozenDict(),
-    noise_floor: float | None = None,
-    outliers: Sequence[str] = (),
-    **about: Any,
-) -> ModelSection:
-    """Return a file's section of one model; its domain is the hull of the runs that were timed.
+def population_prior(model: LatencyModel, platform: str | None = None) -> LatencyPrior[Any] | None:
+    """Return what other machines say of the coefficients of one that was not timed.
 
     Args:
-        found: by `fit_posterior`.
-        prior: what was believed before any timing or micro-benchmark: a coefficient of which more is known by
-            now is measured.
-        held_out: per variant, the errors of workloads.
-        noise_floor: of the timings.
-        outliers: phrases of timings far off their prediction.
-        **about: what else the section says of itself, see `ModelSection`; made here and now unless given.
+        model: whose coefficients.
+        platform: "cpu", "gpu" or "tpu"; JAX's default unless given.
+
+    Returns:
+        None where no machine of the platform was timed for this version of the model.
+
+    Examples:
+        >>> from rlxjax.models import WELCH
+        >>> population_prior(WELCH, "cpu").median.launch_ns > 0
+        True
     """
-    posterior, terms, variants = found.posterior, found.terms, found.posterior.model.variants
-    log_sds, factor = named(posterior.coefficient_log_sd()), np.asarray(posterior.factor).tolist()
-    measured = is_measured(np.array(list(log_sds.values())), np.array(jax.tree.leaves(prior.log_sd)))
-    coefficients = {
-        name: FittedCoefficient(
-            value=float(value),
-            log_sd=float(log_sds[name]),
-            unit=unit_of(name),
-            provenance=Provenance.MEASURED if is_one else Provenance.UNCALIBRATED,
-        )
-        for (name, value), is_one in zip(named(posterior.coefficients).items(), measured, strict=True)
-    }
-    return ModelSection(
-        **(made_now() | about),
-        model_version=posterior.model.version,
-        facts={name: np.asarray(fact, float).tolist() for name, fact in posterior.facts.items()},
-        coefficients=coefficients,
-        uncertainty=Uncertainty(
-            correction={name: list(map(rounded, row)) for name, row in zip(variants, posterior.weights, strict=True)},
-            spread={name: float(sd) for name, sd in zip(variants, posterior.spread, strict=True)},
-            alike=None
-            if posterior.alike is None
-            else {name: list(map(rounded, row)) for name, row in zip(variants, posterior.alike, strict=True)},
-            covariance_factor=[list(map(rounded, row[: place + 1])) for place, row in enumerate(factor)],
-        ),
-        noise_floor=noise_floor,
-        held_out=dict(held_out),
-        domain={name: Range(low=low, high=high) for name, (low, high) in found.runs.hull().items()},
-        fit=FitSummary(
-            converged=terms.converged,
-            loss=terms.loss,
-            message=terms.message,
-            inseparable=terms.inseparable,
-            outliers=list(outliers),
-        ),
-    )
-
-
-def made_now() -> dict[str, Any]:
-    """Return the time and the machine of a section that is made here."""
-    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"created": created, "fingerprint": current_fingerprint()}
+    known = population(jax.default_backend() if platform is None else platform)
+    section = None if known is None else known.models.get(model.name)
+    return None if section is None or section.model_version != model.version else prior_of(model, section)
 
 
 def save_calibration(path: str | os.PathLike[str], *fits: PosteriorFit) -> None:
