@@ -26,26 +26,6 @@ def ours(sink: str, files: Sequence[str]) -> dict[str, float]:
     return _steps(rx.evaluate(files, sink, rx.io_fusion_gate_for_target("cuda"), temperature_ns=TEMPERATURE_NS))
 
 
-def one_actor(sink: str, files: Sequence[str]) -> dict[str, float]:
-    """Evaluate the gate on one Ray actor of this machine."""
-    return _on_ray(sink, files, 1)
-
-
-def two_actors(sink: str, files: Sequence[str]) -> dict[str, float]:
-    """Evaluate the gate on two Ray actors of this machine."""
-    return _on_ray(sink, files, 2)
-
-
-def _on_ray(sink: str, files: Sequence[str], actors: int) -> dict[str, float]:
-    import ray
-
-    import rlxjax as rx
-
-    ray.init("local", num_cpus=actors, include_dashboard=False, log_to_driver=False)
-    gate = rx.io_fusion_gate_for_target("cuda")
-    return _steps(rx.evaluate(files, sink, gate, temperature_ns=TEMPERATURE_NS, engine="ray"))
-
-
 def polars(sink: str, files: Sequence[str]) -> dict[str, float]:
     """Evaluate the gate as a streaming expression of Polars."""
     import polars as pl
@@ -137,7 +117,7 @@ def _steps(done: Any) -> dict[str, float]:
 
 
 PEERS: dict[str, Callable[[str, Sequence[str]], dict[str, float]]] = {
-    own.__name__: own for own in (ours, one_actor, two_actors, polars, duckdb, model, memory)
+    own.__name__: own for own in (ours, polars, duckdb, model, memory)
 }
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -33,82 +32,36 @@ short: list[str] = []
 
 
 class Ended(NamedTuple):
-    """A process that has ended: its status, wall and CPU seconds, peak MB, output and error."""
+    """A process that has ended: wall and CPU seconds, peak MB, and what it has printed."""
 
-    status: int
     wall_s: float
     cpu_s: float
     peak_mb: float
-    out: str
-    err: str
-
-    @property
-    def found(self) -> dict[str, float]:
-        """What a peer has printed."""
-        return json.loads(self.out)
+    found: dict[str, float]
 
 
-class Running:
-    """A process that runs; what it prints goes to files, so that it never waits for a reader."""
-
-    def __init__(self, arguments: Sequence[str], **environment: str) -> None:
-        self._files = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed as garbage)
-        self._begun_s = time.perf_counter()
-        settings = {**os.environ, **environment}
-        out, err = self._files
-        self._process = subprocess.Popen(arguments, stdout=out, stderr=err, cwd=ROOT, env=settings)
-
-    @property
-    def pid(self) -> int:
-        """The number of the process."""
-        return self._process.pid
-
-    def is_running(self) -> bool:
-        """Say whether it runs."""
-        return not os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-
-    def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        os.kill(self._process.pid, number)
-
-    def ended(self) -> Ended:
-        """Wait for it; what a process is said to have had at most begins with what its parent has, so that is asked."""
-        peak_kb = 0
-        while self.is_running():
-            with contextlib.suppress(OSError, StopIteration):
-                lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
-                peak_kb = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-            time.sleep(0.02)
-        wall_s = time.perf_counter() - self._begun_s
-        _, status, used = os.wait4(self.pid, 0)
-        self._process.returncode = os.waitstatus_to_exitcode(status)
-        for file in self._files:
-            file.seek(0)
-        out, err = (file.read() for file in self._files)
-        return Ended(self._process.returncode, wall_s, used.ru_utime + used.ru_stime, peak_kb / 1e3, out, err)
-
-
-def command(source: Sequence[Path], sink: Path, *more: str, **environment: str) -> Running:
-    """Start `rlxjax evaluate`."""
-    start = [sys.executable, "-c", "from calibrate.interrupts import main; main()"]
-    return Running([*start, "evaluate", *map(str, source), str(sink), *more], **environment)
-
-
-def peer_process(name: str, source: Sequence[Path], sink: Path, **environment: str) -> Running:
-    """Start one of `_table_peers`, or the command."""
-    if name == "command":
-        return command(source, sink, *GATE, "--json", **environment)
-    script = [sys.executable, "-m", "benchmarks._table_peers", name, str(sink), *map(str, source)]
-    return Running(script, **environment)
-
-
-def peer(name: str, source: Sequence[Path], sink: Path, **environment: str) -> Ended:
+def peer(name: str, source: Sequence[Path], sink: Path) -> Ended:
     """Run one of `_table_peers`, or the command."""
     os.sync()  # no peer waits for what another one has written
-    done = peer_process(name, source, sink, **environment).ended()
-    if done.status:
-        raise SystemExit(f"{name}: ended with {done.status}: {done.err.strip()}")
-    return done
+    command = [sys.executable, "-m", "benchmarks._table_peers", name, str(sink), *map(str, source)]
+    if name == "command":
+        command = [sys.executable, "-m", "rlxjax", "evaluate", *map(str, source), str(sink), *GATE, "--json"]
+    peak_kb, begun_s = 0, time.perf_counter()
+    with tempfile.TemporaryFile("w+") as out:
+        process = subprocess.Popen(command, stdout=out, cwd=ROOT)
+        while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            # What the system says of a child begins with the peak of its parent, so the child is asked.
+            with contextlib.suppress(OSError, StopIteration):
+                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                peak_kb = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+            time.sleep(0.02)
+        wall_s = time.perf_counter() - begun_s
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        if process.returncode:
+            raise SystemExit(f"{name}: ended with {process.returncode}")
+        return Ended(wall_s, used.ru_utime + used.ru_stime, peak_kb / 1e3, json.loads(out.read()))
 
 
 def pairs(rows: int, seed: int) -> dict[str, np.ndarray]:
@@ -138,11 +91,6 @@ def workloads(rows: int, seed: int) -> dict[str, np.ndarray]:
         "n_fft": n_fft,
         "k": np.maximum(1, (rng.random(rows) * n_fft / 4).astype(np.int64)),
     }
-
-
-def numbered(rows: int, seed: int) -> dict[str, np.ndarray]:
-    """Return profile pairs with their number, which is carried along."""
-    return {"row": np.arange(rows) + seed * rows, **pairs(rows, seed)}
 
 
 def _written(make: Callable[[int, int], dict[str, np.ndarray]], path: Path, rows: int, seed: int) -> None:

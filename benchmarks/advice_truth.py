@@ -17,13 +17,14 @@ import numpy as np
 
 import rlxjax as rx
 from benchmarks._common import options, table, write
+from benchmarks.decision_metrics import brier_score, log_loss
 from benchmarks.stage_pairs import PAIRS
 from rlxjax.calibration import predict_profiles
 from rlxjax.fit import SURE
 
 MOST_NOISE = 1.15
-#: Spreads of a program's own that are tried, and the least probability that counts.
-OWN_SPREADS, LEAST_PROBABILITY = (0.03, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3), 1e-4
+#: Spreads of a program's own that are tried.
+OWN_SPREADS = (0.03, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3)
 
 
 def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half: str | None) -> list[dict]:
@@ -55,12 +56,6 @@ def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half
     return rows
 
 
-def log_loss(probability: np.ndarray, happened: np.ndarray) -> float:
-    """Return the mean of `-log` of the probability that was given to what happened."""
-    held = np.clip(probability, LEAST_PROBABILITY, 1.0 - LEAST_PROBABILITY)
-    return float(-np.mean(np.log(np.where(happened, held, 1.0 - held))))
-
-
 def summary(rows: list[dict]) -> dict[str, Any]:
     """Return how good the decisions are."""
     times = np.array([[row["apart_ns"], row["together_ns"]] for row in rows])
@@ -78,7 +73,7 @@ def summary(rows: list[dict]) -> dict[str, Any]:
         "log_loss_by_own_spread": {
             str(own): log_loss(np.array([row["by_own_spread"][str(own)] for row in rows]), pays) for own in OWN_SPREADS
         },
-        "brier": float(np.mean((probability - pays) ** 2)),
+        "brier": brier_score(probability, pays),
         "regret": float(np.mean(chosen / best - 1)),
         "regret_of_always_fusing": float(np.mean(times[:, 1] / best - 1)),
         "regret_of_never_fusing": float(np.mean(times[:, 0] / best - 1)),

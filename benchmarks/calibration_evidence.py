@@ -3,8 +3,8 @@
     python -m benchmarks.calibration_evidence SAMPLES [SAMPLES ...] [--json FILE] [--markdown FILE]
 
 Each campaign is fitted without the held-out workloads and judged on them; beside it, simpler predictions of
-the same timings. All tables are printed; `--markdown` puts a summary with a column for each campaign between
-the two comments of a page that mark its place.
+the same timings. The tables have a column for each campaign; `--markdown` puts them between the two comments of a page
+that mark their place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from scipy import optimize
 
 import rlxjax as rx
 from benchmarks import decision_metrics as metrics
-from benchmarks._campaigns import SAME_RESULT, Campaign, estimates, read_campaign
+from benchmarks._campaigns import Campaign, estimates, read_campaign
 from benchmarks._common import options, placed, table, write
 from calibrate.judge import error_summaries
 from calibrate.visits import quantile_ns
@@ -66,11 +66,8 @@ def evidence(campaign: Campaign) -> dict[str, Any]:
         "held_out_choices": len(judge.workloads.sizes),
         "errors": {name: summary.model_dump() for name, summary in summaries.items()},
         "methods": rows,
-        "reliability": {
-            name: [entry._asdict() for entry in judge.reliability(methods[name])] for name in (BUILT_IN, FIT)
-        },
-        "coverage": metrics.coverage(part_of(found, ~seen), measured[~seen])._asdict(),
-        "largest_regrets": judge.largest_regrets(methods[FIT]),
+        "reliability": {name: judge.reliability(methods[name]) for name in (BUILT_IN, FIT)},
+        "coverage": metrics.coverage(part_of(found, ~seen), measured[~seen]),
     }
 
 
@@ -142,39 +139,23 @@ class Judge:
         """Return the row of a method in the table of methods."""
         mine = prediction.time_ns[self._held_out]
         said, noise = self.workloads.table(mine), self.workloads.table(self.noise[self._held_out])
-        regret = metrics.Spread.of(metrics.regrets(said, self._table))
-        order = metrics.ordering(said, self._table, noise)
-        rank = metrics.rank_correlation(said, self._table)
+        regret = metrics.spread(metrics.regrets(said, self._table))
+        ordered, n_pairs = metrics.ordering(said, self._table, noise)
+        rank_all, rank_within = metrics.rank_correlation(said, self._table)
         errors = metrics.errors_by_strategy(self.cells, mine, self.measured_ns)
         return {
             "error": float(np.mean(list(errors.values()))),
-            "regret_mean": regret.mean,
-            "regret_p95": regret.percentile_95,
-            "regret_max": regret.maximum,
-            "ordered": order.share,
-            "pairs": order.pairs,
-            "rank_all": rank.all_cells,
-            "rank_within": rank.within,
+            **{f"regret_{name}": value for name, value in regret.items()},
+            "ordered": ordered,
+            "pairs": n_pairs,
+            "rank_all": rank_all,
+            "rank_within": rank_within,
             "brier": metrics.brier_score(self._probability(prediction), self._is_faster),
         }
 
-    def reliability(self, prediction: Prediction) -> list[metrics.ReliabilityBin]:
+    def reliability(self, prediction: Prediction) -> list[dict[str, float]]:
         """Return the reliability table of a method."""
         return metrics.reliability(self._probability(prediction), self._is_faster)
-
-    def largest_regrets(self, prediction: Prediction, count: int = 5) -> list[dict[str, Any]]:
-        """Return the workloads whose pick costs most."""
-        said = self.workloads.table(prediction.time_ns[self._held_out])
-        regret = metrics.regrets(said, self._table)
-        return [
-            {
-                "batch_n_fft_k": self.workloads.sizes[row].tolist(),
-                "regret": float(regret[row]),
-                "measured_ns": dict(zip(SAME_RESULT, self._table[row].tolist(), strict=True)),
-                "predicted_ns": dict(zip(SAME_RESULT, said[row].tolist(), strict=True)),
-            }
-            for row in np.argsort(-regret)[:count]
-        ]
 
     def _probability(self, prediction: Prediction) -> np.ndarray:
         if prediction.found is not None and prediction.posterior is not None:
@@ -194,59 +175,13 @@ def percent(value: float | None, digits: int = 1) -> str:
     return "-" if value is None or np.isnan(value) else f"{100 * value:.{digits}f}"
 
 
-def campaign_tables(name: str, said: Mapping[str, Any]) -> list[str]:
-    """Return what the page says of one campaign."""
-    errors = [
-        [strategy, *(percent(summary[key]) for key in ERROR_COLUMNS), summary["held_out_cells"]]
-        for strategy, summary in said["errors"].items()
-    ]
-    methods = [
-        [method, *(percent(row[key]) for key in ("error", "regret_mean", "regret_p95", "regret_max"))]
-        + [f"{percent(row['ordered'])} of {row['pairs']}", f"{row['rank_all']:.4f}"]
-        + [f"{row['rank_within']:.3f}", f"{row['brier']:.3f}"]
-        for method, row in said["methods"].items()
-    ]
-    bins = [
-        [method, f"{entry['low']:g} to {entry['high']:g}", entry["decisions"]]
-        + [f"{entry['said']:.3f}", f"{entry['happened']:.3f}"]
-        for method, entries in said["reliability"].items()
-        for entry in entries
-    ]
-    covered = said["coverage"]
-    worst = [
-        ["x".join(map(str, entry["batch_n_fft_k"])), percent(entry["regret"])]
-        + [f"{entry['measured_ns'][s] / 1e3:.0f} ({entry['predicted_ns'][s] / 1e3:.0f})" for s in SAME_RESULT]
-        for entry in said["largest_regrets"]
-    ]
-    return [
-        f"## {name}",
-        f"{said['workloads']} timings, {said['rounds']} rounds; held out: {said['held_out_timings']} "
-        f"timings, {said['held_out_choices']} choices among {', '.join(SAME_RESULT)}.",
-        "Mean absolute relative error, per cent:",
-        table(["strategy", *(key.replace("_", " ") for key in ERROR_COLUMNS), "timings"], errors),
-        "Held-out decisions, per cent but for correlations and Brier score:",
-        table(METHOD_COLUMNS, methods),
-        "Reliability: of held-out pairs, the probability that the one said to be faster is.",
-        table(["by", "probability", "pairs", "said", "so"], bins),
-        f"90 % intervals hold {percent(covered['share'])} % of {covered['timings']} held-out timings "
-        f"(binomial test: p = {covered['p_value']:.2f}).",
-        "The largest regrets, with measured (predicted) times in µs:",
-        table(["batch x n_fft x k", "regret", *SAME_RESULT], worst),
-    ]
-
-
 def summary_tables(campaigns: Mapping[str, Mapping[str, Any]]) -> str:
     """Return what a page says of all campaigns: a column each, in per cent but for the Brier score."""
     first = next(iter(campaigns.values()))
     strategies = [
-        [
-            strategy,
-            *(
-                f"{percent(errors[strategy]['held_out'])} ({percent(errors[strategy]['noise_floor'])})"
-                for errors in (said["errors"] for said in campaigns.values())
-            ),
-        ]
-        for strategy in first["errors"]
+        [name, *(f"{percent(own[name]['held_out'])} ({percent(own[name]['noise_floor'])})" for own in errors)]
+        for errors in [[said["errors"] for said in campaigns.values()]]
+        for name in first["errors"]
     ]
     fits = [said["methods"][FIT] for said in campaigns.values()]
     decisions = [
@@ -271,13 +206,6 @@ def summary_tables(campaigns: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-ERROR_COLUMNS = ("fit", "held_out", "terms_alone", "noise_floor")
-METHOD_COLUMNS = (
-    *("method", "error", "regret, mean", "95th percentile", "largest", "ordered"),
-    *("rank, all", "rank within", "Brier"),
-)
-
-
 def main() -> None:
     """Judge, print, write."""
     parser = options(__doc__)
@@ -287,10 +215,11 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     metrics.check()
     campaigns = {path.name.split(".")[0]: evidence(read_campaign(path)) for path in given.samples}
-    print("\n\n".join(part for name, said in campaigns.items() for part in campaign_tables(name, said)))
+    text = summary_tables(campaigns)
+    print(text)
     write(given.json, {"campaigns": campaigns})
     if given.markdown:
-        placed(given.markdown, "tables", f"\n{summary_tables(campaigns)}\n")
+        placed(given.markdown, "tables", f"\n{text}\n")
 
 
 if __name__ == "__main__":

@@ -67,17 +67,9 @@ def regrets(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
     return picked / np.nanmin(measured, axis=1) - 1.0
 
 
-class Spread(NamedTuple):
-    """Mean, 95th percentile and maximum."""
-
-    mean: float
-    percentile_95: float
-    maximum: float
-
-    @classmethod
-    def of(cls, values: np.ndarray) -> "Spread":
-        """Summarise values, `[n]`."""
-        return cls(float(values.mean()), float(np.percentile(values, 95)), float(values.max()))
+def spread(values: np.ndarray) -> dict[str, float]:
+    """Return mean, 95th percentile and maximum of values, `[n]`."""
+    return {"mean": float(values.mean()), "p95": float(np.percentile(values, 95)), "max": float(values.max())}
 
 
 class Pairs(NamedTuple):
@@ -108,15 +100,10 @@ def pairs_of(measured: np.ndarray) -> Pairs:
     return Pairs(*np.array(found, int).reshape(-1, 3).T)
 
 
-class Ordering(NamedTuple):
-    """Share of pairs that predictions order as the timings do, and how many there are."""
+def ordering(predicted: np.ndarray, measured: np.ndarray, noise: np.ndarray) -> tuple[float, int]:
+    """Return the share of pairs that predictions order as the timings do, and how many pairs there are.
 
-    share: float
-    pairs: int
-
-
-def ordering(predicted: np.ndarray, measured: np.ndarray, noise: np.ndarray) -> Ordering:
-    """Compare the order of alternatives further apart than both 3 % and twice the noise of the noisier.
+    Those count that are further apart than both 3 % and twice the noise of the noisier.
 
     Args:
         predicted: `[workloads, alternatives]`.
@@ -131,25 +118,18 @@ def ordering(predicted: np.ndarray, measured: np.ndarray, noise: np.ndarray) -> 
     right = (said_one < said_other) == (one < other)
     # A tie orders nothing.
     right &= said_one != said_other
-    return Ordering(float(right[apart].mean()) if apart.any() else float("nan"), int(apart.sum()))
+    return float(right[apart].mean()) if apart.any() else float("nan"), int(apart.sum())
 
 
-class RankCorrelation(NamedTuple):
-    """Spearman's correlation of all entries of a table, and its mean within workloads of three or more."""
-
-    all_cells: float
-    within: float
-
-
-def rank_correlation(predicted: np.ndarray, measured: np.ndarray) -> RankCorrelation:
-    """Return the rank correlations of predictions and timings; constant predictions have 0."""
+def rank_correlation(predicted: np.ndarray, measured: np.ndarray) -> tuple[float, float]:
+    """Return Spearman's correlation of all entries, and its mean within workloads of three or more; 0 of constants."""
     there = np.isfinite(measured)
     rows = [
         _spearman(mine[kept], timed[kept])
         for mine, timed, kept in zip(predicted, measured, there, strict=True)
         if kept.sum() > 2
     ]
-    return RankCorrelation(_spearman(predicted[there], measured[there]), float(np.mean(rows)) if rows else float("nan"))
+    return _spearman(predicted[there], measured[there]), float(np.mean(rows)) if rows else float("nan")
 
 
 def faster_probability(
@@ -176,20 +156,10 @@ def brier_score(probability: np.ndarray, happened: np.ndarray) -> float:
     return float(np.mean((probability - happened) ** 2))
 
 
-class ReliabilityBin(NamedTuple):
-    """Decisions of similar probability: bounds, how many, what was said on average, and what was so."""
-
-    low: float
-    high: float
-    decisions: int
-    said: float
-    happened: float
-
-
 def reliability(
     probability: np.ndarray, happened: np.ndarray, edges: Sequence[float] = RELIABILITY_EDGES
-) -> list[ReliabilityBin]:
-    """Return the bins that hold decisions, by the probability of the side that is said to be likelier.
+) -> list[dict[str, float]]:
+    """Return the bins that hold decisions, by the probability of the side that is said to be likelier: said, happened.
 
     Args:
         probability: of an outcome, `[decisions]`.
@@ -200,32 +170,25 @@ def reliability(
     right = np.where(probability >= 0.5, happened, ~np.asarray(happened, bool))
     place = np.clip(np.searchsorted(edges, likelier, side="right") - 1, 0, len(edges) - 2)
     return [
-        ReliabilityBin(
-            edges[number],
-            edges[number + 1],
-            int(mine.sum()),
-            float(likelier[mine].mean()),
-            float(right[mine].mean()),
-        )
-        for number in range(len(edges) - 1)
+        {"low": low, "high": high, "decisions": int(mine.sum())}
+        | {"said": float(likelier[mine].mean()), "happened": float(right[mine].mean())}
+        for number, (low, high) in enumerate(itertools.pairwise(edges))
         if (mine := place == number).any()
     ]
 
 
-class Coverage(NamedTuple):
-    """Share of timings in their intervals; the p-value of the two-sided binomial test that it is 90 %."""
-
-    share: float
-    timings: int
-    p_value: float
-
-
-def coverage(found: LatencyEstimate, measured_ns: np.ndarray) -> Coverage:
-    """Return how often the 90 % interval held a timing, `[cells]` each."""
+def coverage(found: LatencyEstimate, measured_ns: np.ndarray) -> dict[str, float]:
+    """Return how often the 90 % interval held a timing, `[cells]` each, and the p-value of its binomial test."""
     off = np.abs(np.log(measured_ns / np.asarray(found.time_ns)))
     inside = off <= COVERED_SDS * np.asarray(found.log_sd())
-    test = stats.binomtest(int(inside.sum()), inside.size, COVERED)
-    return Coverage(float(inside.mean()), inside.size, float(test.pvalue))
+    p_value = stats.binomtest(int(inside.sum()), inside.size, COVERED).pvalue
+    return {"share": float(inside.mean()), "timings": inside.size, "p_value": float(p_value)}
+
+
+def log_loss(probability: np.ndarray, happened: np.ndarray, least: float = 1e-4) -> float:
+    """Return the mean of `-log` of the probability that was given to what happened, at least `least` each."""
+    held = np.clip(probability, least, 1.0 - least)
+    return float(-np.mean(np.log(np.where(happened, held, 1.0 - held))))
 
 
 def _spearman(one: np.ndarray, other: np.ndarray) -> float:
@@ -240,14 +203,13 @@ def check() -> None:
     measured = np.exp(rng.normal(0.0, 0.5, (60, len(SAME_RESULT))))
     measured[:10, 2] = np.nan
     for predicted, share, rank in ((measured, 1.0, 1.0), (1.0 / measured, 0.0, -1.0), (0 * measured + 1.0, 0.0, 0.0)):
-        assert ordering(predicted, measured, 0 * measured).share == share
+        assert ordering(predicted, measured, 0 * measured)[0] == share
         assert np.allclose(rank_correlation(predicted, measured), rank)
-    assert Spread.of(regrets(measured, measured)) == (0.0, 0.0, 0.0)
+    assert not any(spread(regrets(measured, measured)).values())
     probability = rng.uniform(0.0, 1.0, 20_000)
     happened = rng.uniform(0.0, 1.0, 20_000) < probability
     assert abs(brier_score(probability, happened) - 1.0 / 6.0) < 0.01
-    assert all(
-        abs(one.said - one.happened) < 2.0 / np.sqrt(one.decisions) for one in reliability(probability, happened)
-    )
+    bins = reliability(probability, happened)
+    assert all(abs(one["said"] - one["happened"]) < 2.0 / np.sqrt(one["decisions"]) for one in bins)
     drawn = LatencyEstimate(np.ones(2000), np.zeros((2000, 1)), np.full(2000, 0.1))
-    assert abs(coverage(drawn, np.exp(0.1 * rng.standard_normal(2000))).share - COVERED) < 0.03
+    assert abs(coverage(drawn, np.exp(0.1 * rng.standard_normal(2000)))["share"] - COVERED) < 0.03

@@ -120,20 +120,20 @@ def judge(file: Path, cells: Sequence[Cell], measured_ns: np.ndarray, noise: np.
     table = metrics.workloads_of(cells)
     measured, said = table.table(measured_ns), table.table(np.asarray(found.time_ns))
     of_strategy = {name: noise[names == name].mean() for name in np.unique(names)}
-    order = metrics.ordering(said, measured, table.table(np.array([of_strategy[name] for name in names])))
+    ordered, n_pairs = metrics.ordering(said, measured, table.table(np.array([of_strategy[name] for name in names])))
     pairs = metrics.pairs_of(measured)
     (one, other), (said_one, said_other) = pairs.of(measured), pairs.of(said)
     is_far = np.maximum(one, other) / np.minimum(one, other) > 1.15
-    regret = metrics.Spread.of(metrics.regrets(said, measured))
+    regret = metrics.spread(metrics.regrets(said, measured))
     return Judged(
         scale=float(np.exp(scale)),
         errors={name: float(errors[names == name].mean()) for name in dict.fromkeys(names)},
         odd_errors={name: float(errors[(names == name) & (odd > 0)].mean()) for name in dict.fromkeys(names)},
-        ordered=order.share,
-        pairs=order.pairs,
+        ordered=ordered,
+        pairs=n_pairs,
         far_wrong=int((is_far & ((said_one < said_other) != (one < other))).sum()),
-        regret_p95=regret.percentile_95,
-        regret_max=regret.maximum,
+        regret_p95=regret["p95"],
+        regret_max=regret["max"],
         covered=float((np.abs(logs) <= reach).mean()),
         ready=not calibrated.cautions,
     )

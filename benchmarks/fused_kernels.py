@@ -16,7 +16,6 @@ SIZES = (2**10, 2**16, 2**22)
 
 
 def chain(elements: int) -> rx.Graph:
-    """Six unary ops one after the other."""
     graph = rx.Graph("chain")
     value = graph.input("x", (elements,))
     for op in ("abs", "sqrt", "tanh", "neg", "exp", "relu"):
@@ -26,7 +25,6 @@ def chain(elements: int) -> rx.Graph:
 
 
 def tree(elements: int) -> rx.Graph:
-    """The sum of eight inputs, each through an op, as a tree."""
     graph = rx.Graph("tree")
     level = [graph.add("sigmoid", [graph.input(f"x{i}", (elements,))]) for i in range(8)]
     while len(level) > 1:
@@ -36,7 +34,6 @@ def tree(elements: int) -> rx.Graph:
 
 
 def softmax(elements: int) -> rx.Graph:
-    """Two reductions, each with the broadcast that follows it."""
     graph = rx.Graph("softmax")
     x = graph.input("x", (elements,))
     largest = graph.add("broadcast", [graph.add("reduce_max", [x])], shape=(elements,))
@@ -47,7 +44,6 @@ def softmax(elements: int) -> rx.Graph:
 
 
 def normalisation(elements: int) -> rx.Graph:
-    """Mean and variance taken out, then a gain and an offset."""
     graph = rx.Graph("normalisation")
     x, gain, offset = (graph.input(name, (elements,)) for name in ("x", "gain", "offset"))
     mean = graph.add("broadcast", [graph.add("reduce_mean", [x])], shape=(elements,))
@@ -60,7 +56,6 @@ def normalisation(elements: int) -> rx.Graph:
 
 
 def momentum(elements: int) -> rx.Graph:
-    """An optimiser's step: siblings that share operands, three outputs."""
     graph = rx.Graph("momentum")
     names = ("parameter", "gradient", "first", "second", "rate", "decay")
     parameter, gradient, first, second, rate, decay = (graph.input(name, (elements,)) for name in names)

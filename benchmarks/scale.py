@@ -1,11 +1,10 @@
-"""Files of rows, larger than memory: what `rlxjax evaluate` costs beside Polars and DuckDB, and what it survives.
+"""Files of rows, larger than memory: what `rlxjax evaluate` costs beside Polars and DuckDB.
 
     python -m benchmarks.scale [--rows 100000000] [--model-rows 20000000] [--rounds 3] [--model-rounds 1]
-        [--only gate model kill folder disk devices ray small] [--data FOLDER] [--page docs/scale.md] [--json FILE]
+        [--only gate model small] [--data FOLDER] [--page docs/scale.md] [--json FILE]
 
 Every evaluation is a process of its own; the peers take turns, in another order each time. Needs polars, duckdb and the
-extra `scale`. A full disk is a small file system in memory, which root alone can mount. The exit status is 1 where
-something falls short.
+extra `scale`. The exit status is 1 where something falls short.
 """
 
 import os
@@ -20,14 +19,15 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from benchmarks._common import options, placed, table, write
-from benchmarks._table_faults import devices, disk, kill, ray, small, two_jobs
 from benchmarks._table_peers import COUNTS, MIN_GAIN_NS, PENALTY_NS, RATES, TEMPERATURE_NS
-from benchmarks._table_runs import files, must, pairs, peer, remove, rows_of, short, size_mb, workloads
+from benchmarks._table_runs import files, manifest_of, must, pairs, peer, remove, rows_of, short, size_mb, workloads
 
 #: What is asked: of our time over that of the peers, peak MB, and of a model's time over that in memory.
 MOST_OF_POLARS, MOST_OF_DUCKDB, MOST_MB, MOST_OF_MEMORY = 1.3, 1.0, 1500.0, 2.0
 #: Roundings to float32 of the magnitudes that a score sums, by which two scores may differ.
 ROUNDINGS = 8
+#: Rows of a small file, of which there are many.
+SMALL_ROWS = 1_000
 #: Figures that a peer prints.
 STEPS = ("seconds", "decode_s", "evaluate_s", "encode_s", "cold_s")
 TITLES = {"ours": "`rx.evaluate`", "command": "`rlxjax evaluate`", "polars": "Polars", "duckdb": "DuckDB"}
@@ -178,6 +178,19 @@ def paper(found: dict[str, Any]) -> str:
     return table(["", "the gate", "the Welch model"], rows)
 
 
+def small(given: Any, folder: Path) -> dict[str, Any]:
+    """Evaluate the same number of rows in many small files and in one."""
+    seconds, sink, found = [], folder / "small", {}
+    for file_rows in (SMALL_ROWS, given.small_rows):
+        source = files(folder / f"files of {file_rows}", pairs, given.small_rows, file_rows)
+        remove(sink)
+        seconds.append(peer("ours", source, sink).found["seconds"])
+        found = found or {"files": len(source), "manifest_bytes": manifest_of(sink).stat().st_size}
+    remove(sink)
+    each_ms = 1e3 * (seconds[0] - seconds[1]) / found["files"]
+    return {**found, "rows": given.small_rows, "seconds": seconds, "each_file_ms": each_ms}
+
+
 def small_text(found: dict[str, Any]) -> str:
     """Return what small files cost."""
     many_s, one_s = found["seconds"]
@@ -191,20 +204,14 @@ def small_text(found: dict[str, Any]) -> str:
 SECTIONS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
     "gate": gate,
     "model": model,
-    "kill": kill,
-    "folder": two_jobs,
-    "disk": disk,
-    "devices": devices,
-    "ray": ray,
     "small": small,
 }
 
 
 def main() -> int:
     """Measure, print and write."""
-    numbers = {"rows": 100_000_000, "model_rows": 20_000_000, "kill_rows": 16_000_000}
-    more = {"device_rows": 1_000_000, "small_rows": 2_000_000}
-    parser = options(__doc__, **numbers, **more, rounds=3, model_rounds=1)
+    numbers = {"rows": 100_000_000, "model_rows": 20_000_000, "small_rows": 2_000_000}
+    parser = options(__doc__, **numbers, rounds=3, model_rounds=1)
     parser.add_argument("--only", nargs="+", choices=[*SECTIONS], default=[*SECTIONS])
     parser.add_argument("--data", type=Path, help="the folder of the files, kept; a temporary one unless given")
     parser.add_argument("--page", type=Path, help="the page that gets the tables")

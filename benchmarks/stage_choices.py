@@ -32,40 +32,33 @@ LEAST_DISTANCE = 0.05
 
 
 def rms_norm(x):
-    """Return rows of mean square one."""
     return x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
 
 
 def gated(x):
-    """Return one half of the columns, gated by the other."""
     a, b = jnp.split(x, 2, -1)
     return nn.silu(a) * b
 
 
 def polynomial(x):
-    """Return a polynomial of degree three."""
     return ((0.1 * x + 0.2) * x - 0.3) * x + 0.4
 
 
 def unit(x):
-    """Return rows of length one."""
     return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
 
 
 def logits(x):
-    """Return the logarithms of odds."""
     clipped = jnp.clip(x, 1e-3, 1.0 - 1e-3)
     return jnp.log(clipped) - jnp.log1p(-clipped)
 
 
 def haar(x):
-    """Return sums and differences of neighbours."""
     even, odd = x[..., ::2], x[..., 1::2]
     return (even + odd) / 2, (even - odd) / 2
 
 
 def blocks(x):
-    """Return squares of 16 by 16."""
     return x.reshape(60, 16, 60, 16).swapaxes(1, 2)
 
 

@@ -21,42 +21,34 @@ from rlxjax.clock import QUARTILE
 
 
 def levels(curve: jax.Array, pixels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return a tone curve between its black and white points."""
     return jnp.clip(1.1 * curve - 0.05, 0.0, 1.0), pixels
 
 
 def gamma(curve: jax.Array, pixels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the curve of a display."""
     return jnp.exp(0.45 * jnp.log(curve + 1e-4)), pixels
 
 
 def look_up(curve: jax.Array, pixels: jax.Array) -> jax.Array:
-    """Return pixels by their curve."""
     return curve.at[pixels].get(mode="clip")
 
 
 def contrast(image: jax.Array) -> jax.Array:
-    """Return an image with more contrast."""
     return 1.2 * image - 0.1
 
 
 def scale(x: jax.Array) -> jax.Array:
-    """Return numbers between -1 and 1."""
     return 0.5 * x + 0.1
 
 
 def activate(x: jax.Array) -> jax.Array:
-    """Return the activations of a layer."""
     return jax.nn.gelu(x)
 
 
 def blur(y: jax.Array) -> jax.Array:
-    """Return three taps along each row."""
     return 0.25 * y[:, :-2] + 0.5 * y[:, 1:-1] + 0.25 * y[:, 2:]
 
 
 def energy(y: jax.Array) -> jax.Array:
-    """Return the energy of each row."""
     return jnp.sum(y * y, axis=-1)
 
 

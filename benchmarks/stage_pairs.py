@@ -93,92 +93,74 @@ def arrays(shapes: Sequence[jax.ShapeDtypeStruct], seed: int = 0) -> tuple[jax.A
 
 
 def doubled(x):
-    """Return twice the values."""
     return 2 * x
 
 
 def scaled(x):
-    """Return the values scaled and shifted."""
     return x * 2 + 1
 
 
 def centred(x):
-    """Return the values of bytes between -0.5 and 0.5."""
     return x / 255 - 0.5
 
 
 def cos_and_sin(x):
-    """Return cosine and sine."""
     return jnp.cos(x), jnp.sin(x)
 
 
 def look_up(table, index):
-    """Return rows of a table."""
     return table[index]
 
 
 def dequantised(x, scale):
-    """Return the rows of integers, each with its scale."""
     return x.astype(jnp.float32) * scale[:, None]
 
 
 def channels_last(x):
-    """Return the axis after the first one last."""
     return x.transpose(0, 2, 3, 1)
 
 
 def channels_first(x):
-    """Return the last axis after the first one."""
     return x.transpose(0, 3, 1, 2)
 
 
 def on_weights(w, x):
-    """Return the product of rows with weights."""
     return x @ w
 
 
 def with_product(x, w):
-    """Return rows, and their product with weights."""
     return x, x @ w
 
 
 def scores(queries, keys):
-    """Return the scores of attention."""
     return queries @ keys.swapaxes(-1, -2) / 8
 
 
 def sum_of_rows(x):
-    """Return the sum of the last axis."""
     return x.sum(-1)
 
 
 def running_sum(x):
-    """Return the cumulative sum of the last axis."""
     return jnp.cumsum(x, -1)
 
 
 def conv_relu(x, kernel):
-    """Return the positive part of a convolution."""
     return nn.relu(conv(x, kernel))
 
 
 def conv(x, kernel, strides=(1, 1), padding="SAME"):
-    """Return the convolution of channels-last images."""
     return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
 def max_pool(x):
-    """Return the maxima of windows of 2 x 2."""
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
 def sum_pool(x):
-    """Return the sums of windows of 3 x 3 that overlap."""
     return lax.reduce_window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 1, 1, 1), "SAME")
 
 
 def series(x, terms=16):
-    """Return a power series of x by Horner's rule."""
     total = x
     for term in range(terms):
         total = total * x + (0.1 * term + 0.3)
@@ -186,20 +168,17 @@ def series(x, terms=16):
 
 
 def hashed(x):
-    """Return a hash of 32 bits."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
 
 
 def taps(x, number=3, axis=1):
-    """Return a filter of some taps along an axis."""
     size = x.shape[axis] - number + 1
     return sum(lax.slice_in_dim(x, tap, tap + size, axis=axis) * (0.1 + tap) for tap in range(number))
 
 
 def taps_2d(x, number=3):
-    """Return a filter of number x number taps."""
     rows, columns = (size - number + 1 for size in x.shape)
     return sum(
         x[row : row + rows, column : column + columns] * (0.1 + row * column)
@@ -209,145 +188,118 @@ def taps_2d(x, number=3):
 
 
 def laplacian(x):
-    """Return the five-point Laplacian on a torus."""
     return jnp.roll(x, 1, 0) + jnp.roll(x, -1, 0) + jnp.roll(x, 1, 1) + jnp.roll(x, -1, 1) - 4 * x
 
 
 def layer_norm(x):
-    """Return rows of mean zero and variance one."""
     centred = x - x.mean(-1, keepdims=True)
     return centred * lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5)
 
 
 def distances(x, y):
-    """Return the squared distances of all pairs of rows."""
     return jnp.sum(jnp.square(x[:, None] - y[None]), -1)
 
 
 def rotate(cosine, sine, x):
-    """Return the halves of the last axis, rotated by angles."""
     half = x.shape[-1] // 2
     first, second, cosine, sine = x[..., :half], x[..., half:], cosine[:, None], sine[:, None]
     return jnp.concatenate([first * cosine - second * sine, first * sine + second * cosine], -1)
 
 
 def adam_moments(grad, first, second):
-    """Return the moments that Adam keeps."""
     return 0.9 * first + 0.1 * grad, 0.99 * second + 0.01 * grad * grad
 
 
 def adam_step(first, second, params):
-    """Return the parameters after a step along the moments."""
     return params - 1e-3 * first / (jnp.sqrt(second) + 1e-8)
 
 
 def clip(*grads):
-    """Return gradients of norm one at most."""
     norm = jnp.sqrt(sum(jnp.square(grad).sum() for grad in grads))
     return tuple(grad * jnp.minimum(1.0, 1.0 / norm) for grad in grads)
 
 
 def cross_entropy(logits, labels):
-    """Return the mean loss."""
     return -jnp.take_along_axis(nn.log_softmax(logits), labels[:, None], 1).mean()
 
 
 def mlp_grads(w, v, x, y):
-    """Return the gradients of a network of two layers by its weights."""
     return jax.grad(lambda w, v: jnp.square(nn.gelu(x @ w) @ v - y).mean(), (0, 1))(w, v)
 
 
 def recurrence(x, decay):
-    """Return the states of a linear recurrence over the first axis."""
     return lax.scan(lambda state, now: (decay * state + now,) * 2, jnp.zeros_like(x[0]), x)[1]
 
 
 def attention(scores, values):
-    """Return what the weights of scores pick from values."""
     return nn.softmax(scores, -1) @ values
 
 
 def frames(x, length=512, hop=256):
-    """Return overlapping frames of each row under a window."""
     starts = range(0, x.shape[1] - length + 1, hop)
     return jnp.stack([x[:, start : start + length] for start in starts], 1) * jnp.hanning(length)
 
 
 def total_variation(*differences):
-    """Return the sum of squares."""
     return sum(jnp.square(difference).sum() for difference in differences)
 
 
 def luminance(x):
-    """Return the brightness of colours in the last axis."""
     return 0.3 * x[..., 0] + 0.59 * x[..., 1] + 0.11 * x[..., 2]
 
 
 def slopes(x):
-    """Return the differences along both axes."""
     return x[1:, :-1] - x[:-1, :-1], x[:-1, 1:] - x[:-1, :-1]
 
 
 def turned(cosine, sine, a, b):
-    """Return a product with complex numbers of modulus one."""
     return a * cosine - b * sine, a * sine + b * cosine
 
 
 def energy(offsets):
-    """Return the sum of softened inverse squares."""
     return (1.0 / (jnp.square(offsets).sum(-1) + 0.1)).sum()
 
 
 def patches(x, size=3):
-    """Return the windows of images, flat."""
     rows, columns = x.shape[1] - size + 1, x.shape[2] - size + 1
     parts = [x[:, row : row + rows, column : column + columns] for row in range(size) for column in range(size)]
     return jnp.stack(parts, -1).reshape(x.shape[0], rows, columns, -1)
 
 
 def recurrent(x, w):
-    """Return the states of a recurrent network over the first axis."""
     return lax.scan(lambda state, now: (jnp.tanh(state @ w + now),) * 2, jnp.zeros_like(x[0]), x)[1]
 
 
 def linear_scan(decay, x):
-    """Return the states of a linear recurrence with a decay at each step, by halves."""
     return lax.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (decay, x), axis=0)[1]
 
 
 def predicted(x, p, f, q):
-    """Return a state and its covariance a step later."""
     return f @ x, f @ p @ f.T + q
 
 
 def corrected(x, p, h, r, z):
-    """Return a state and its covariance after a measurement."""
     gain = jnp.linalg.solve(h @ p @ h.T + r, h @ p).T
     return x + gain @ (z - h @ x), p - gain @ h @ p
 
 
 def descent(a, b, p, q):
-    """Return two parameters after a step against their gradients."""
     return p - 0.1 * a, q - 0.1 * b
 
 
 def edges_of(x):
-    """Return the sum of the absolute central differences."""
     return jnp.abs(x[2:, 1:-1] - x[:-2, 1:-1]) + jnp.abs(x[1:-1, 2:] - x[1:-1, :-2])
 
 
 def noise(seed):
-    """Return normal noise for 1024 columns."""
     return jax.random.normal(jax.random.key(seed), (1024,))
 
 
 def kept(seed):
-    """Return a random mask of nine in ten."""
     return jax.random.bernoulli(jax.random.key(seed), 0.9, (512, 1024))
 
 
 def counts(x):
-    """Return how many values are at most each of the indices."""
     return jnp.cumsum(jnp.zeros(INDICES).at[x].add(1.0))
 
 
