@@ -34,7 +34,7 @@ def columns_of(rows: int, dtype: str) -> dict[str, jax.Array]:
     columns |= {"batch": (1 << whole(0, 15)).astype(dtype), "n_fft": (1 << whole(6, 13)).astype(dtype)}
     columns |= {"k": whole(1, 33).astype(dtype), "fuses": whole(0, 2).astype(dtype)}
     columns["score"] = 1e6 * jax.random.normal(next(keys), (rows,), dtype)
-    return columns | {"device": whole(0, len(rx.Device)), "target": whole(0, len(rx.Target))}
+    return columns | {"device": whole(0, len(rx.Device)), "target": whole(0, len(rx.FusionTarget))}
 
 
 def profile_of(columns: Mapping[str, jax.Array], side: str) -> rx.GraphIoProfile:
@@ -67,7 +67,7 @@ def losses(columns: dict[str, jax.Array]) -> dict[str, tuple[Callable, tuple]]:
     """Return losses by name, each with its coefficients and its rows."""
     as_floats = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, columns["k"].dtype), tree)  # noqa: E731
     gate = as_floats(rx.io_fusion_gate_for_target("cuda"))
-    gates = as_floats(rx.io_fusion_gate_for_target(np.arange(len(rx.Target))))
+    gates = as_floats(rx.io_fusion_gate_for_target(np.arange(len(rx.FusionTarget))))
     row, set_ = as_floats(rx.backend_coefficients("cuda")), as_floats(rx.welch.coefficient_set("arch"))
     profile = profile_of(columns, "a")
     benefit = rx.fusion_benefit(profile, profile_of(columns, "b"))

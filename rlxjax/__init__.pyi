@@ -43,8 +43,8 @@ from .fusion import plan_fusion as plan_fusion
 from .fusion import select_peaks_only_outputs as select_peaks_only_outputs
 from .gate import Device as Device
 from .gate import FusionBenefit as FusionBenefit
+from .gate import FusionTarget as FusionTarget
 from .gate import IoFusionGate as IoFusionGate
-from .gate import Target as Target
 from .gate import backend_coefficients as backend_coefficients
 from .gate import fusion_benefit as fusion_benefit
 from .gate import fusion_target as fusion_target

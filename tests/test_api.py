@@ -54,7 +54,7 @@ CALLED = {
     "graph_cost_ns": "graph row",
     "backend_coefficients": "device coefficients",
     "fusion_target": "device",
-    "is_fused_viable": "gate",
+    "is_fused_viable": "device",
     "pick_weights": "costs temperature_ns",
     "plan_fusion": "graph",
     "rank_devices": "",

@@ -38,7 +38,7 @@ def values(row):
 
 def test_rows_devices_and_targets_are_those_of_the_specification_and_none_can_be_changed():
     assert list(rx.Device) == DEVICES
-    assert sorted(rx.Target) == sorted(set(TARGETS))
+    assert sorted(rx.FusionTarget) == sorted(set(TARGETS))
     assert list(rx.gate.Provenance) == ["measured", ARCH, "data sheet", GUESS]
     assert {name: (values(row), row.provenance) for name, row in rx.gate.BACKEND_ROWS.items()} == SPEC
     assert all(isinstance(value, float) for row in rx.gate.BACKEND_ROWS.values() for value in values(row))
@@ -116,12 +116,12 @@ def test_what_is_no_device_is_refused():
 def test_kind_and_target_of_a_device_are_the_same_by_name_and_by_code():
     for f, expected, coded in [
         (rx.is_fused_viable, [device not in ("cpu", "tpu") for device in DEVICES], bool),
-        (rx.fusion_target, TARGETS, lambda target: rx.Target(target).code),
+        (rx.fusion_target, TARGETS, lambda target: rx.FusionTarget(target).code),
     ]:
         assert [f(device) for device in DEVICES] == expected
         for transform in (lambda f: f, jax.jit, jax.vmap):
             np.testing.assert_array_equal(transform(f)(np.arange(12)), [coded(one) for one in expected])
-    assert isinstance(rx.fusion_target(rx.Device.ANE), rx.Target)
+    assert isinstance(rx.fusion_target(rx.Device.ANE), rx.FusionTarget)
 
 
 # --- Ranking -------------------------------------------------------------------------------------

@@ -133,8 +133,12 @@ def test_a_built_in_gate_is_the_row_of_the_specification_by_name_and_by_code():
     for target, expected in SPEC.items():
         gate = rx.io_fusion_gate_for_target(target)
         assert dataclasses.astuple(gate) == expected
-        assert rx.io_fusion_gate_for_target(target.upper()) == rx.io_fusion_gate_for_target(rx.Target(target)) == gate
-    codes = rx.Target.codes(np.array([["cpu", "cuda"], ["wgpu", "metal"]]))
+        assert (
+            rx.io_fusion_gate_for_target(target.upper())
+            == rx.io_fusion_gate_for_target(rx.FusionTarget(target))
+            == gate
+        )
+    codes = rx.FusionTarget.codes(np.array([["cpu", "cuda"], ["wgpu", "metal"]]))
     gate = jax.jit(rx.io_fusion_gate_for_target)(codes)
     expected = np.array([SPEC["cpu"], SPEC["cuda"], SPEC["wgpu"], SPEC["metal"]]).reshape(2, 2, 7)
     np.testing.assert_array_equal(np.stack(dataclasses.astuple(gate), -1), expected)

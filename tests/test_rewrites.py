@@ -5,7 +5,7 @@ import pytest
 
 import rlxjax as rx
 
-TARGETS = [str(target) for target in rx.Target]
+TARGETS = [str(target) for target in rx.FusionTarget]
 GPU_TARGETS = [target for target in TARGETS if target != "cpu"]
 PEAKS = {"k": 16, "n_segments": 2}
 
@@ -123,7 +123,7 @@ def test_rewrites_are_applied_by_name_and_all_of_them_unless_told():
         # In order: once the peaks are dead, they can take no spectrum's place.
         (["dead_nodes", "peaks_only_outputs"], ["input", "fft"]),
     ]:
-        found = rx.fusion.rewrite_graph(graph, rx.Target.CUDA, rewrites)
+        found = rx.fusion.rewrite_graph(graph, rx.FusionTarget.CUDA, rewrites)
         assert (ops_of(found), found.outputs) == (ops, (len(ops) - 1,))
     for target, rewrites, says in [
         ("cuda", ["dead_node"], "rewrites: expected some of peaks_only_outputs, dead_nodes, got 'dead_node'"),

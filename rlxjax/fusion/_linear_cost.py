@@ -7,9 +7,7 @@ import jax
 import numpy as np
 
 from rlxjax._checks import is_traced
-from rlxjax.gate._codes import normalised
-from rlxjax.gate._devices import BackendCoefficients, backend_coefficients, jax_device
-from rlxjax.gate._gate import IoFusionGate
+from rlxjax.gate import BackendCoefficients, IoFusionGate, backend_coefficients, jax_device, normalised
 
 from ._kernel_graph import KernelGraph, Partition
 

@@ -9,9 +9,7 @@ from jaxtyping import Array
 
 from rlxjax._counts import saturate
 from rlxjax._values import by_value
-from rlxjax.gate._costs import io_cost_ns
-from rlxjax.gate._devices import BackendCoefficients
-from rlxjax.gate._gate import IoFusionGate
+from rlxjax.gate import BackendCoefficients, IoFusionGate, io_cost_ns
 from rlxjax.graph._graph import Graph, Node
 from rlxjax.graph._ops import OPS
 from rlxjax.graph._profile import GraphIoProfile, profile_graph_io

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from rlxjax._values import FrozenDict
-from rlxjax.gate._devices import Target
-from rlxjax.gate._gate import fusion_benefit, io_fusion_gate_for_target
+from rlxjax.gate import FusionTarget, fusion_benefit, io_fusion_gate_for_target
 from rlxjax.graph._graph import Graph
 from rlxjax.graph._profile import profile_graph_io
 
@@ -20,7 +19,7 @@ def select_peaks_only_outputs(graph: Graph, target: str) -> Graph:
 
     Args:
         graph: the graph.
-        target: of the gate, a name or a member of `Target`.
+        target: of the gate, a name or a member of `FusionTarget`.
 
     Raises:
         ValueError: an unknown target.
@@ -33,8 +32,8 @@ def select_peaks_only_outputs(graph: Graph, target: str) -> Graph:
         >>> select_peaks_only_outputs(g, "metal").outputs, select_peaks_only_outputs(g, "cpu").outputs
         ((2,), (1,))
     """
-    selected = _peaks_only_outputs(graph, Target.parse(target))
-    return graph if selected is graph else _without_dead_nodes(selected, Target.CPU)
+    selected = _peaks_only_outputs(graph, FusionTarget.parse(target))
+    return graph if selected is graph else _without_dead_nodes(selected, FusionTarget.CPU)
 
 
 def rewrite_graph(graph: Graph, target: str, rewrites: Sequence[str] | None = None) -> Graph:
@@ -59,7 +58,7 @@ def rewrite_graph(graph: Graph, target: str, rewrites: Sequence[str] | None = No
         >>> [node.op for node in rewrite_graph(g, "cuda", ["dead_nodes"]).nodes]
         ['input', 'relu']
     """
-    parsed = Target.parse(target)
+    parsed = FusionTarget.parse(target)
     if isinstance(rewrites, str):
         raise ValueError(f"rewrites: expected a list of names, got {rewrites!r}")
     for name in REWRITES if rewrites is None else rewrites:
@@ -69,8 +68,8 @@ def rewrite_graph(graph: Graph, target: str, rewrites: Sequence[str] | None = No
     return graph
 
 
-def _peaks_only_outputs(graph: Graph, target: Target) -> Graph:
-    if target is Target.CPU:
+def _peaks_only_outputs(graph: Graph, target: FusionTarget) -> Graph:
+    if target is FusionTarget.CPU:
         return graph
     nodes, outputs = graph.nodes, list(graph.outputs)
     for spectrum in dict.fromkeys(graph.outputs):
@@ -90,7 +89,7 @@ def _peaks_only_outputs(graph: Graph, target: Target) -> Graph:
     return Graph.from_nodes(nodes, outputs, graph.name)
 
 
-def _without_dead_nodes(graph: Graph, target: Target) -> Graph:
+def _without_dead_nodes(graph: Graph, target: FusionTarget) -> Graph:
     """Keep what reaches an output, and the inputs; a graph without outputs stays as it is."""
     del target
     if not graph.outputs:
@@ -110,6 +109,6 @@ def _without_dead_nodes(graph: Graph, target: Target) -> Graph:
 
 
 #: Every rewrite by name, in the order in which they are applied.
-REWRITES: Mapping[str, Callable[[Graph, Target], Graph]] = FrozenDict(
+REWRITES: Mapping[str, Callable[[Graph, FusionTarget], Graph]] = FrozenDict(
     {"peaks_only_outputs": _peaks_only_outputs, "dead_nodes": _without_dead_nodes}
 )

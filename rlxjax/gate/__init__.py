@@ -3,27 +3,41 @@
 An `IoFusionGate` prices a `FusionBenefit`: built in by `io_fusion_gate_for_target`. A `BackendCoefficients` row
 prices a whole profile (`io_cost_ns`) or graph (`graph_cost_ns`); `rank_devices` compares devices.
 What begins with `soft_` is the smooth form of the same name.
+
+Coefficients of your own derive from `Coefficients`. `NamedCode` gives names integer codes, and `take_row` looks codes
+up in a table that `stack_rows` makes. Formulas over many runs are written with `parts_ns` of a `GraphWork`,
+`gate_rates` and `added_syncs`.
 """
 
 from rlxjax._provenance import Provenance as Provenance
 
-from ._costs import graph_cost_ns as graph_cost_ns
-from ._costs import io_cost_ns as io_cost_ns
-from ._costs import soft_graph_cost_ns as soft_graph_cost_ns
-from ._costs import soft_io_cost_ns as soft_io_cost_ns
-from ._devices import BACKEND_ROWS as BACKEND_ROWS
-from ._devices import BackendCoefficients as BackendCoefficients
-from ._devices import Device as Device
-from ._devices import Target as Target
-from ._devices import backend_coefficients as backend_coefficients
-from ._devices import fusion_target as fusion_target
-from ._devices import is_fused_viable as is_fused_viable
-from ._devices import jax_device as jax_device
-from ._gate import FusionBenefit as FusionBenefit
-from ._gate import GateEvaluation as GateEvaluation
-from ._gate import IoFusionGate as IoFusionGate
-from ._gate import fusion_benefit as fusion_benefit
-from ._gate import io_fusion_gate_for_target as io_fusion_gate_for_target
+from ._backends import BACKEND_ROWS as BACKEND_ROWS
+from ._backends import BackendCoefficients as BackendCoefficients
+from ._backends import Coefficients as Coefficients
+from ._backends import Device as Device
+from ._backends import FusionTarget as FusionTarget
+from ._backends import NamedCode as NamedCode
+from ._backends import backend_coefficients as backend_coefficients
+from ._backends import fusion_target as fusion_target
+from ._backends import is_fused_viable as is_fused_viable
+from ._backends import jax_device as jax_device
+from ._backends import normalised as normalised
+from ._backends import stack_rows as stack_rows
+from ._backends import take_row as take_row
+from ._backends import without_provenance as without_provenance
+from ._graph_costs import GraphWork as GraphWork
+from ._graph_costs import graph_cost_ns as graph_cost_ns
+from ._graph_costs import io_cost_ns as io_cost_ns
+from ._graph_costs import parts_ns as parts_ns
+from ._graph_costs import soft_graph_cost_ns as soft_graph_cost_ns
+from ._graph_costs import soft_io_cost_ns as soft_io_cost_ns
+from ._io_gate import FusionBenefit as FusionBenefit
+from ._io_gate import GateEvaluation as GateEvaluation
+from ._io_gate import IoFusionGate as IoFusionGate
+from ._io_gate import added_syncs as added_syncs
+from ._io_gate import fusion_benefit as fusion_benefit
+from ._io_gate import gate_rates as gate_rates
+from ._io_gate import io_fusion_gate_for_target as io_fusion_gate_for_target
 from ._ranking import DeviceRanking as DeviceRanking
 from ._ranking import rank_devices as rank_devices
 

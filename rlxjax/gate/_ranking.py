@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rlxjax._provenance import Provenance
 from rlxjax._values import short_repr, whole_ns
-from rlxjax.graph._graph import Graph
-from rlxjax.graph._profile import GraphIoProfile
+from rlxjax.graph import Graph, GraphIoProfile
 from rlxjax.jaxpr import profile_function
 
-from ._costs import GraphWork, backend_cost_ns, graph_work
-from ._devices import BackendCoefficients, Device, Provenance, backend_coefficients
+from ._backends import BackendCoefficients, Device, backend_coefficients
+from ._graph_costs import GraphWork, backend_cost_ns, graph_work, profile_work
 
 
 class _Answer(NamedTuple):
@@ -126,7 +126,7 @@ def _work_of(work: Graph | GraphIoProfile | Callable[..., Any], args: tuple[Any,
     if isinstance(work, (Graph, GraphIoProfile)):
         if args:
             raise ValueError(f"args: only a function takes arguments, got {len(args)} with {type(work).__name__}")
-        return graph_work(work) if isinstance(work, Graph) else _profile_work(work)
+        return graph_work(work) if isinstance(work, Graph) else profile_work(work)
     if not callable(work):
         raise ValueError(f"work: expected a Graph, a GraphIoProfile or a function, got {work!r}")
     profile = profile_function(work, *args)
@@ -134,9 +134,4 @@ def _work_of(work: Graph | GraphIoProfile | Callable[..., Any], args: tuple[Any,
         raise ValueError(f"work: {profile.uncounted[0]}; or rank profile_function(...).io, which counts the rest")
     launches = sum(group.launches for group in profile.kernels)
     io = dataclasses.replace(profile.io, kernel_launches=launches, device_traffic_bytes=profile.fused_traffic_bytes)
-    return _profile_work(io, sgemm_flop=profile.flops)
-
-
-def _profile_work(io: GraphIoProfile, sgemm_flop: int = 0) -> GraphWork:
-    """Return work whose cost is the io cost of a profile, and that of matrix products."""
-    return GraphWork(io, io.host_readback_bytes(False), 0, io.kernel_launches, 0, sgemm_flop)
+    return profile_work(io, profile.flops)

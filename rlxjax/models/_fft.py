@@ -10,7 +10,7 @@ from rlxjax._numerics import soft_roofline
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, wide_prior
-from rlxjax.gate._devices import Coefficients
+from rlxjax.gate import Coefficients
 
 #: How sharply the larger of compute and memory time decides; 1 would be their sum.
 ROOFLINE_SHARPNESS = 2

@@ -10,7 +10,7 @@ from rlxjax._numerics import soft_roofline
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.fit import Facts, Input, LatencyPrior, Runs, wide_prior
-from rlxjax.gate._devices import Coefficients
+from rlxjax.gate import Coefficients
 from rlxjax.jaxpr import FunctionProfile
 
 from ._counts_model import CountsModel

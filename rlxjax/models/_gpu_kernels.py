@@ -11,7 +11,7 @@ from rlxjax._numerics import soft_excess, soft_roofline
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.fit import Facts, Input, LatencyPrior, Runs, wide_prior
-from rlxjax.gate._devices import Coefficients
+from rlxjax.gate import Coefficients
 from rlxjax.jaxpr import GpuProgram
 from rlxjax.targets import TargetDevice, target_device, target_names
 

@@ -15,7 +15,7 @@ from rlxjax._schedule import padded_rows, shared_rows
 from rlxjax._typing import Code, RealLike
 from rlxjax._values import by_value
 from rlxjax.fit import Facts, Runs
-from rlxjax.gate._devices import Coefficients
+from rlxjax.gate import Coefficients
 
 from ._fft import FFT_BYTES_PER_SAMPLE, ROOFLINE_SHARPNESS, fft_flop
 from ._transforms import factor_ratio

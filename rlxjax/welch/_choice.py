@@ -19,15 +19,20 @@ import numpy as np
 from rlxjax._checks import is_symbolic, is_traced
 from rlxjax._schedule import RUNNER_VERSION
 from rlxjax._values import FrozenDict, handle
-from rlxjax.gate._codes import normalised
-from rlxjax.gate._devices import Device, backend_coefficients, jax_device
+from rlxjax.gate import Device, backend_coefficients, jax_device, normalised
 
 from ._device_programs import default_fused_selection
 from ._launch import MOST_CALLS, is_on_several_devices, program_of, rows_of_a_device, whole_program
 from ._workload import RUNS, VARIANTS, WelchPeakParams, WelchVariant
-from .costs._formulas import learned_scale
-from .costs._path_costs import block_graph_ns, fused_graph_ns, host_path_ns
-from .costs._strategy import AUTO, ReferenceStrategy, parse_welch_peaks_strategy
+from .costs import (
+    AUTO,
+    ReferenceStrategy,
+    block_graph_ns,
+    fused_graph_ns,
+    host_path_ns,
+    learned_scale,
+    parse_welch_peaks_strategy,
+)
 
 if TYPE_CHECKING:
     from rlxjax.calibration import CalibratedModel, Calibration

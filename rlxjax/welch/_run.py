@@ -25,7 +25,7 @@ from ._launch import (
     split_rows,
 )
 from ._workload import WelchPeakParams
-from .costs._strategy import AUTO
+from .costs import AUTO
 
 if TYPE_CHECKING:
     from rlxjax.calibration import Calibration

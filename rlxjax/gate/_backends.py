@@ -1,11 +1,14 @@
-"""Devices, gate targets, and the built-in coefficient rows with their provenance."""
+"""Names with codes, devices with the targets of their gates, and the built-in rows of coefficients."""
 
 import dataclasses
+import enum
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,15 +17,69 @@ from rlxjax._provenance import Provenance
 from rlxjax._typing import Code, RealLike
 from rlxjax._values import FrozenDict, by_value
 
-from ._codes import NamedCode, normalised
-
 _Row = TypeVar("_Row")
-#: In place of `Self`, which a checker of annotations at run time knows only in a class that it decorates.
+# In place of `Self`, which a checker of annotations at run time knows only in a class that it decorates.
 _Coefficients = TypeVar("_Coefficients", bound="Coefficients")
+_NamedCode = TypeVar("_NamedCode", bound="NamedCode")
 
 
-class Target(NamedCode):
-    """What a fusion gate is tabulated for."""
+def normalised(name: object) -> str:
+    """Return a name as it is compared: lower case, `-` for `_`, no outer space."""
+    return str(name).strip().lower().replace("_", "-")
+
+
+class NamedCode(enum.StrEnum):
+    """Names with an integer code, their position, for tables and traced code."""
+
+    @property
+    def code(self) -> int:
+        """The position of this member in its enum."""
+        return list(type(self)).index(self)
+
+    @classmethod
+    def what(cls) -> str:
+        """Return what a member is, in messages: the last word of the class's name."""
+        return re.split("(?=[A-Z])", cls.__name__)[-1].lower()
+
+    @classmethod
+    def parse(cls: type[_NamedCode], name: object) -> _NamedCode:
+        """Return the member of this name, in any case.
+
+        Raises:
+            ValueError: no member has this name.
+        """
+        wanted = normalised(name)
+        for member in cls:
+            if normalised(member) == wanted:
+                return member
+        raise ValueError(f"unknown {cls.what()} {name!r}; expected one of {', '.join(cls)}")
+
+    @classmethod
+    def codes(cls, value: "str | Code | Sequence[str] | Sequence[int]") -> Code:
+        """Return the integer code of a name, or integer codes (checked where the host can read them).
+
+        Raises:
+            ValueError: an unknown name, a code outside the enum, or an array that holds no integers.
+        """
+        if isinstance(value, str):
+            return cls.parse(value).code
+        what = cls.what()
+        if isinstance(value, jax.core.Tracer):
+            if not jnp.issubdtype(value.dtype, jnp.integer):
+                raise ValueError(f"{what}: expected integer codes in traced code, got {value.dtype}")
+            return value
+        array = np.asarray(value)
+        if array.dtype.kind in "UO":
+            return np.array([cls.parse(str(name)).code for name in array.flat], np.int32).reshape(array.shape)
+        if array.dtype.kind not in "iu":
+            raise ValueError(f"{what}: expected a name or integer codes, got {array.dtype}")
+        if array.size and not 0 <= array.min() <= array.max() < len(cls):
+            raise ValueError(f"{what}: expected codes from 0 to {len(cls) - 1}, got {array}")
+        return array if isinstance(value, Sequence) else value
+
+
+class FusionTarget(NamedCode):
+    """A kind of backend that has a gate of its own."""
 
     METAL = "metal"
     MLX = "mlx"
@@ -33,32 +90,29 @@ class Target(NamedCode):
     CPU = "cpu"
 
 
-FALLBACK_ROW = "discrete"
-
-
 class Device(NamedCode):
     """Where a graph may run. `gpu` is the wgpu default adapter.
 
     A member is a name, the target of its gate, and the name of its row in the set "arch".
     """
 
-    CPU = "cpu", Target.CPU, "cpu"
-    METAL = "metal", Target.METAL, "metal"
-    MLX = "mlx", Target.MLX
-    ANE = "ane", Target.MLX
-    CUDA = "cuda", Target.CUDA, "cuda"
-    ROCM = "rocm", Target.ROCM, "rocm"
-    GPU = "gpu", Target.WGPU, "wgpu"
-    VULKAN = "vulkan", Target.WGPU, "wgpu"
-    WEBGPU = "webgpu", Target.WGPU, "wgpu"
-    DIRECTX = "directx", Target.WGPU, "wgpu"
-    OPENGL = "opengl", Target.WGPU, "wgpu"
-    TPU = "tpu", Target.TPU
+    CPU = "cpu", FusionTarget.CPU, "cpu"
+    METAL = "metal", FusionTarget.METAL, "metal"
+    MLX = "mlx", FusionTarget.MLX
+    ANE = "ane", FusionTarget.MLX
+    CUDA = "cuda", FusionTarget.CUDA, "cuda"
+    ROCM = "rocm", FusionTarget.ROCM, "rocm"
+    GPU = "gpu", FusionTarget.WGPU, "wgpu"
+    VULKAN = "vulkan", FusionTarget.WGPU, "wgpu"
+    WEBGPU = "webgpu", FusionTarget.WGPU, "wgpu"
+    DIRECTX = "directx", FusionTarget.WGPU, "wgpu"
+    OPENGL = "opengl", FusionTarget.WGPU, "wgpu"
+    TPU = "tpu", FusionTarget.TPU
 
-    target: Target
+    target: FusionTarget
     row: str
 
-    def __new__(cls, name: str, target: Target, row: str = FALLBACK_ROW):
+    def __new__(cls, name: str, target: FusionTarget, row: str = "discrete"):
         """Make a member: its value is the name alone."""
         member = str.__new__(cls, name)
         member._value_, member.target, member.row = name, target, row
@@ -79,8 +133,8 @@ def jax_device() -> Device:
     return Device.TPU if device.platform == "tpu" else Device.CPU
 
 
-def fusion_target(device: "str | Code") -> "Target | Code":
-    """Return the gate target of a device: a `Target` for a name, codes for codes.
+def fusion_target(device: "str | Code") -> "FusionTarget | Code":
+    """Return the target of a device's gate: a `FusionTarget` for a name, codes for codes.
 
     Args:
         device: a name, or codes `[*batch]`.
@@ -120,7 +174,7 @@ def _of_device(device: "str | Code", property_of: Callable[[Device], Any]) -> An
     return jnp.asarray([property_of(member) for member in Device])[Device.codes(device)]
 
 
-def as_leaf(value: Any) -> Any:
+def _as_leaf(value: Any) -> Any:
     """Return integers and booleans as floats, so that a whole coefficient set has a gradient."""
     if isinstance(value, (bool, int)):
         return float(value)
@@ -142,7 +196,7 @@ class Coefficients:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
-            object.__setattr__(self, field.name, as_leaf(getattr(self, field.name)))
+            object.__setattr__(self, field.name, _as_leaf(getattr(self, field.name)))
 
     @classmethod
     def checked(cls: type[_Coefficients], **values: Any) -> _Coefficients:
@@ -199,9 +253,6 @@ def without_provenance(row: BackendCoefficients) -> BackendCoefficients:
     return dataclasses.replace(row, provenance=Provenance.UNCALIBRATED)
 
 
-#: Matrix products with fewer multiply-adds run at `small_sgemm_gflops`.
-SMALL_SGEMM = 32_768
-
 _DEFAULT, _GUESS = Provenance.ARCH_DEFAULT, Provenance.UNCALIBRATED
 
 #: Built-in rows by name, in the order of the fields.
@@ -219,18 +270,11 @@ BACKEND_ROWS: Mapping[str, BackendCoefficients] = FrozenDict(
 )
 
 
-def row_names(coefficients: str = "arch") -> dict[Device, str]:
-    """Return the row name of every device in a built-in set: in "portable", only the cpu has one of its own."""
-    if (name := normalised(coefficients)) not in ("arch", "portable"):
-        raise ValueError(f"coefficients: expected one of arch, portable, got {coefficients!r}")
-    return {device: device.row if name == "arch" or device is Device.CPU else FALLBACK_ROW for device in Device}
-
-
 def backend_coefficients(device: "str | Code | Sequence[int]", coefficients: str = "arch") -> BackendCoefficients:
     """Return the built-in row of a device, or a row of arrays for device codes.
 
-    `cpu-apple` names the row of Apple's arm64 processors. The row named mlx, which no device has
-    because it is for a machine with MLX, is `BACKEND_ROWS["mlx"]`.
+    In the set "portable" only the cpu has a row of its own; `cpu-apple` names the row of Apple's arm64 processors. The
+    row named mlx, which no device has because it is for a machine with MLX, is `BACKEND_ROWS["mlx"]`.
 
     Args:
         device: a name, or codes `[*batch]`.
@@ -244,26 +288,27 @@ def backend_coefficients(device: "str | Code | Sequence[int]", coefficients: str
         >>> row.dispatch_ns, str(row.provenance)
         (3000.0, 'uncalibrated')
     """
-    if isinstance(device, str):
-        apple = normalised(device) == "cpu-apple"
-        return BACKEND_ROWS["cpu-apple" if apple else row_names(coefficients)[Device.parse(device)]]
-    return take_row(backend_table(row_names(coefficients)), Device.codes(device))
+    if not isinstance(device, str):
+        codes = Device.codes(device)
+        return take_row(stack_rows([backend_coefficients(member, coefficients) for member in Device]), codes)
+    if normalised(device) == "cpu-apple":
+        return BACKEND_ROWS["cpu-apple"]
+    if (name := normalised(coefficients)) not in ("arch", "portable"):
+        raise ValueError(f"coefficients: expected one of arch, portable, got {coefficients!r}")
+    parsed = Device.parse(device)
+    return BACKEND_ROWS[parsed.row if name == "arch" or parsed is Device.CPU else "discrete"]
 
 
-def backend_table(names: Mapping[Device, str]) -> BackendCoefficients:
-    """Return the named rows of all devices as one row of NumPy arrays, `[12]`."""
-    rows = [BACKEND_ROWS[names[device]] for device in Device]
-    provenance = tuple(str(row.provenance) for row in rows)
-    return stack_rows([dataclasses.replace(row, provenance=provenance) for row in rows])
-
-
-def stack_rows(rows: Sequence[_Row]) -> _Row:
-    """Return rows (pytrees of scalars) as one row of arrays."""
+def stack_rows(rows: Sequence[_Coefficients]) -> _Coefficients:
+    """Return rows of scalars as one row of NumPy arrays, with the provenance of each."""
+    if isinstance(rows[0], BackendCoefficients):
+        provenance = tuple(str(vars(row)["provenance"]) for row in rows)
+        rows = [dataclasses.replace(row, provenance=provenance) for row in rows]  # pyright: ignore
     return jax.tree.map(lambda *leaves: np.array(leaves), *rows)
 
 
 def take_row(table: _Row, codes: Code) -> _Row:
-    """Return the entries of a table (a row of arrays over codes) at integer codes."""
+    """Return the entries of a table (a pytree of arrays over codes) at integer codes."""
     index = jnp.asarray(codes)
     leaves, structure = jax.tree.flatten(table)
     columns = [jnp.asarray(leaf) for leaf in leaves]
@@ -274,11 +319,8 @@ def take_row(table: _Row, codes: Code) -> _Row:
 
 @jax.custom_jvp
 def _select_entries(columns: list[jax.Array], index: jax.Array) -> list[jax.Array]:
-    """Return the entry of each column `[codes]` at an array of codes, by comparisons.
-
-    Prevents: a derivative with a pass over the rows for every code. The value is not gathered since
-    comparisons run in step with the formulas around them, and a gather row by row.
-    """
+    """Return the entry of each column `[codes]` at an array of codes; a derivative with a pass a code is prevented."""
+    # Comparisons run in step with the formulas around them; a gather would run row by row.
 
     def select(column: jax.Array) -> jax.Array:
         found = jnp.broadcast_to(column[0], index.shape)

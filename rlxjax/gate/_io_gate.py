@@ -12,12 +12,9 @@ from rlxjax._counts import as_float, as_temperature, difference
 from rlxjax._numerics import Choices, dot, log_odds, log_soft_step, soft_step, straight_through
 from rlxjax._typing import Code, Count, Flag, LogOdds, LogProbability, Nanoseconds, Probability, RealLike
 from rlxjax._values import FrozenDict, by_value
-from rlxjax.graph._profile import GraphIoProfile
+from rlxjax.graph import GraphIoProfile
 
-from ._devices import Coefficients, Target, stack_rows, take_row
-
-#: A smooth form of `x >= 0`, or its logarithm, at a temperature.
-Relaxed = Callable[[Nanoseconds, RealLike], jax.Array]
+from ._backends import Coefficients, FusionTarget, stack_rows, take_row
 
 
 @by_value
@@ -33,7 +30,7 @@ class FusionBenefit:
 
     def score_ns(self, gate: "IoFusionGate") -> Nanoseconds:
         """Return the time saved in ns by the gate's rates, without the penalty for added sync points."""
-        return _score_ns(dataclasses.replace(gate, host_thunk_penalty_ns=0.0), _floats(self, gate), None)
+        return dataclasses.replace(gate, host_thunk_penalty_ns=0.0).score_ns(self)
 
     def should_fuse(self, gate: "IoFusionGate") -> Flag:
         """Whether that time reaches the gate's minimum gain."""
@@ -120,7 +117,7 @@ class IoFusionGate(Coefficients):
             >>> print(f"{gate.score_ns(before, after):.4g} ns", gate.should_fuse(before, after))
             3.033e+07 ns True
         """
-        return _score_ns(self, _floats(_benefit(before, after), self), None)
+        return _score_ns(self, _counts(self, before, after)[1], None)
 
     def should_fuse(self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None) -> Flag:
         """Whether the score reaches the minimum gain, `[*batch]`."""
@@ -131,13 +128,13 @@ class IoFusionGate(Coefficients):
     ) -> Nanoseconds:
         """Return the score with the penalty's threshold and the bandwidth floors relaxed."""
         temperature_ns = as_temperature(temperature_ns)
-        return _score_ns(self, _floats(_benefit(before, after), self, temperature_ns), temperature_ns)
+        return _score_ns(self, _counts(self, before, after, temperature_ns)[1], temperature_ns)
 
     def fuse_log_odds(
         self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None, *, temperature_ns: RealLike
     ) -> LogOdds:
         """Return `(score - min_gain) / temperature`, what losses use; always finite, `[*batch]`."""
-        return self._of_margin(log_odds, _benefit(before, after), temperature_ns)
+        return self._of_margin(log_odds, before, after, temperature_ns)
 
     def fuse_probability(
         self,
@@ -160,17 +157,16 @@ class IoFusionGate(Coefficients):
             >>> print(gate.fuse_probability(FusionBenefit(launches_saved=2), temperature_ns=100.0))
             0.5
         """
-        benefit = _benefit(before, after)
-        soft = self._of_margin(soft_step, benefit, temperature_ns)
+        soft = self._of_margin(soft_step, before, after, temperature_ns)
         if not straight_through_gradient:
             return soft
-        return straight_through(jnp.broadcast_to(self.should_fuse(benefit), soft.shape), soft)
+        return straight_through(jnp.broadcast_to(self.should_fuse(before, after), soft.shape), soft)
 
     def fuse_log_probability(
         self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None, *, temperature_ns: RealLike
     ) -> LogProbability:
         """Return the logarithm of `fuse_probability`, without underflow."""
-        return self._of_margin(log_soft_step, _benefit(before, after), temperature_ns)
+        return self._of_margin(log_soft_step, before, after, temperature_ns)
 
     def evaluate(
         self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None, *, temperature_ns: RealLike
@@ -191,13 +187,13 @@ class IoFusionGate(Coefficients):
             ([0.0, 500.0, 1000.0], [False, False, True])
         """
         temperature_ns = as_temperature(temperature_ns)
-        benefit = _benefit(before, after)
-        return GateEvaluation(benefit, *_evaluate(self, _floats(benefit, self, temperature_ns), temperature_ns))
+        benefit, counts = _counts(self, before, after, temperature_ns)
+        return GateEvaluation(benefit, *_evaluate(self, counts, temperature_ns))
 
-    def _of_margin(self, relaxed: Relaxed, benefit: FusionBenefit, temperature_ns: RealLike) -> jax.Array:
-        """Return a relaxation of by how much the score exceeds the minimum gain."""
+    def _of_margin(self, relaxed: Callable[..., jax.Array], before, after, temperature_ns: RealLike) -> jax.Array:
+        """Return a relaxation of the amount by which the score exceeds the minimum gain."""
         temperature_ns = as_temperature(temperature_ns)
-        return _relaxed_margin(relaxed, self, _floats(benefit, self, temperature_ns), temperature_ns)
+        return _relaxed_margin(relaxed, self, _counts(self, before, after, temperature_ns)[1], temperature_ns)
 
 
 @by_value
@@ -220,15 +216,15 @@ class GateEvaluation:
 
 
 #: Built-in gates, in the order of the fields.
-GATES: Mapping[Target, IoFusionGate] = FrozenDict(
+GATES: Mapping[FusionTarget, IoFusionGate] = FrozenDict(
     {
-        Target.METAL: IoFusionGate(500, 5_000, 200, 200, True, 2_000_000, 1_000),
-        Target.MLX: IoFusionGate(500, 5_000, 200, 200, True, 2_000_000, 1_000),
-        Target.CUDA: IoFusionGate(2_000, 20_000, 800, 50, False, 15_000_000, 5_000),
-        Target.ROCM: IoFusionGate(2_000, 20_000, 800, 50, False, 15_000_000, 5_000),
-        Target.WGPU: IoFusionGate(3_000, 30_000, 100, 40, False, 25_000_000, 10_000),
-        Target.TPU: IoFusionGate(3_000, 30_000, 100, 40, False, 25_000_000, 10_000),
-        Target.CPU: IoFusionGate(50, 0, 50, 50, True, 0, 0),
+        FusionTarget.METAL: IoFusionGate(500, 5_000, 200, 200, True, 2_000_000, 1_000),
+        FusionTarget.MLX: IoFusionGate(500, 5_000, 200, 200, True, 2_000_000, 1_000),
+        FusionTarget.CUDA: IoFusionGate(2_000, 20_000, 800, 50, False, 15_000_000, 5_000),
+        FusionTarget.ROCM: IoFusionGate(2_000, 20_000, 800, 50, False, 15_000_000, 5_000),
+        FusionTarget.WGPU: IoFusionGate(3_000, 30_000, 100, 40, False, 25_000_000, 10_000),
+        FusionTarget.TPU: IoFusionGate(3_000, 30_000, 100, 40, False, 25_000_000, 10_000),
+        FusionTarget.CPU: IoFusionGate(50, 0, 50, 50, True, 0, 0),
     }
 )
 
@@ -247,12 +243,12 @@ def io_fusion_gate_for_target(target: "str | Code | Sequence[int]") -> IoFusionG
         5000.0
     """
     if isinstance(target, str):
-        return GATES[Target.parse(target)]
-    return take_row(stack_rows([GATES[member] for member in Target]), Target.codes(target))
+        return GATES[FusionTarget.parse(target)]
+    return take_row(stack_rows([GATES[member] for member in FusionTarget]), FusionTarget.codes(target))
 
 
 def gate_rates(gate: IoFusionGate, benefit: FusionBenefit, rules: Choices) -> list[RealLike]:
-    """Return what each count of a benefit is worth, in ns, in the order of its fields."""
+    """Return what each count of a benefit is worth at a gate's prices, in ns, in the order of the fields."""
     is_unified = jnp.asarray(gate.unified_memory) >= 0.5
     transfers = (
         (jnp.where(is_unified, 0.0, gate.host_readback_bw), benefit.host_readback_bytes_saved),
@@ -263,17 +259,14 @@ def gate_rates(gate: IoFusionGate, benefit: FusionBenefit, rules: Choices) -> li
 
 
 def added_syncs(sync_points_saved: Count, penalty_ns: RealLike, rules: Choices) -> jax.Array:
-    """Return how many sync points a fusion adds, 0 if it saves some: what the gate's penalty is for.
-
-    What a relaxation leaves of none is not to be multiplied by an infinite penalty.
-    """
+    """Return how many sync points a fusion adds, 0 if it saves some: the gate's penalty is for these."""
     syncs, is_finite = -jnp.asarray(sync_points_saved), jnp.isfinite(penalty_ns)
     relaxed = rules.relu(syncs, scale=jnp.where(is_finite, penalty_ns, 1.0))
+    # What a relaxation leaves of none must not meet an infinite penalty.
     return jnp.where(is_finite, relaxed, Choices().relu(syncs))
 
 
-def gate_score_ns(gate: IoFusionGate, benefit: FusionBenefit, rules: Choices) -> Nanoseconds:
-    """Return the gate's score of float counts, with hard or relaxed choices."""
+def _score(gate: IoFusionGate, benefit: FusionBenefit, rules: Choices) -> Nanoseconds:
     penalty_ns = gate.host_thunk_penalty_ns
     added = added_syncs(benefit.sync_points_saved, penalty_ns, rules)
     return dot([*fields_of(benefit).values(), -added], [*gate_rates(gate, benefit, rules), penalty_ns])
@@ -281,39 +274,38 @@ def gate_score_ns(gate: IoFusionGate, benefit: FusionBenefit, rules: Choices) ->
 
 @jax.jit
 def _score_ns(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike | None) -> Nanoseconds:
-    return gate_score_ns(gate, benefit, Choices(temperature_ns))
+    return _score(gate, benefit, Choices(temperature_ns))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _relaxed_margin(
-    relaxed: Relaxed, gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike
-) -> jax.Array:
-    return relaxed(gate_score_ns(gate, benefit, Choices()) - gate.min_gain_ns, temperature_ns)
+def _relaxed_margin(relaxed, gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike) -> jax.Array:
+    return relaxed(_score(gate, benefit, Choices()) - gate.min_gain_ns, temperature_ns)
 
 
 @jax.jit
-def _evaluate(
-    gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike
-) -> tuple[Nanoseconds, Flag, Probability]:
-    score_ns = gate_score_ns(gate, benefit, Choices())
-    margin_ns = score_ns - gate.min_gain_ns
-    return score_ns, score_ns >= gate.min_gain_ns, soft_step(margin_ns, temperature_ns)
+def _evaluate(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLike) -> tuple[jax.Array, ...]:
+    score_ns = _score(gate, benefit, Choices())
+    return score_ns, score_ns >= gate.min_gain_ns, soft_step(score_ns - gate.min_gain_ns, temperature_ns)
 
 
-def _benefit(first: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None) -> FusionBenefit:
+def _counts(
+    gate: IoFusionGate,
+    first: GraphIoProfile | FusionBenefit,
+    after: GraphIoProfile | None,
+    temperature_ns: RealLike = 1.0,
+) -> tuple[FusionBenefit, FusionBenefit]:
+    """Return a benefit, or that of two profiles, exact and in floats, when all values agree."""
     if isinstance(first, FusionBenefit):
         if after is not None:
             raise ValueError("after: expected nothing beside a FusionBenefit, got a profile")
-        return first
-    if after is None:
+        benefit = first
+    elif after is None:
         raise ValueError("after: expected a profile (or a FusionBenefit in place of both), got None")
-    return fusion_benefit(first, after)
-
-
-def _floats(benefit: FusionBenefit, gate: IoFusionGate, temperature_ns: RealLike = 1.0) -> FusionBenefit:
+    else:
+        benefit = fusion_benefit(first, after)
     counts = fields_of(benefit)
     for name, count in counts.items():
         check_not_nan(count, name)
     gate.check("gate.")
     check_shapes(**counts, **fields_of(gate), temperature_ns=temperature_ns)
-    return FusionBenefit(**{name: as_float(count, name) for name, count in counts.items()})
+    return benefit, FusionBenefit(**{name: as_float(count, name) for name, count in counts.items()})

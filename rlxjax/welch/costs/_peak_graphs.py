@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._checks import as_index, check_at_least
-from rlxjax._counts import exact, is_exact, packed, size_as_float
+from rlxjax._checks import as_index, check_at_least, check_not_nan
+from rlxjax._counts import as_float, exact, is_exact, packed, size_as_float
 from rlxjax._typing import Count, RealLike
-from rlxjax.gate._costs import GraphWork, is_zero
-from rlxjax.gate._gate import FusionBenefit
-from rlxjax.graph._graph import Graph
-from rlxjax.graph._profile import GraphIoProfile
+from rlxjax.gate import FusionBenefit, GraphWork
+from rlxjax.graph import Graph, GraphIoProfile
 from rlxjax.welch._workload import FAST_SEGMENTS, WelchPeakParams
 
 Part = TypeVar("Part")
@@ -61,7 +60,7 @@ FUSED_WORKS = (
 )
 #: Work of the host path for each launch, for each sample, and for each peak.
 HOST_WORKS = (
-    GraphWork(GraphIoProfile(1, 0, 0, 0), 0, 0, 0, 0),
+    GraphWork(GraphIoProfile(1, 0, 0, 0), 0, 0, 1, 0),
     GraphWork(GraphIoProfile(0, 0, 0, 12), 3, 0, 0, 0),
     GraphWork(GraphIoProfile(0, 0, 8, 8), 10, 0, 0, 0),
 )
@@ -78,8 +77,7 @@ def total(parts: Sequence[Part], columns: Sequence[RealLike]) -> Part:
     """Return the sum of works or benefits, each times its column; exact if those are integers on the host."""
 
     def add(*counts: RealLike) -> RealLike:
-        pairs = zip(counts, columns, strict=False)
-        return sum(count * column for count, column in pairs if not is_zero(count))
+        return sum(count * column for count, column in zip(counts, columns, strict=False) if count)
 
     return jax.tree.map(add, *parts)
 
@@ -100,16 +98,15 @@ def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile
         >>> host_fft_profile(1, WelchPeakParams.fast(256, 16)).device_traffic_bytes
         6272
     """
-    check_at_least(batch, "batch", what="size")
-    batch, n_fft, k, n_segments = sizes(batch, params.n_fft, params.k, params.n_segments)
-    launches = batch * n_segments + batch
-    return packed_counts(total(HOST_WORKS, (launches, *columns_of(batch, n_fft, k, n_segments))).io)
+    batch, n_fft, k, n_segments = _exact_sizes(batch, params.n_fft, params.k, params.n_segments)
+    columns = (batch * (n_segments + 1), *columns_of(batch, n_fft, k, n_segments))
+    return _packed(total(HOST_WORKS, columns).io)
 
 
 def readback_bytes_saved(batch: RealLike, n_fft: RealLike, k: RealLike) -> Count:
     """Return the bytes that fusing two segments need not read back; exact where all sizes are integers on the host."""
-    columns = (1, *columns_of(*sizes(batch, n_fft, k, FAST_SEGMENTS)))
-    return packed_counts(total(FUSION_BENEFITS, columns).host_readback_bytes_saved)
+    columns = (1, *columns_of(*_exact_sizes(batch, n_fft, k, FAST_SEGMENTS)))
+    return _packed(total(FUSION_BENEFITS, columns).host_readback_bytes_saved)
 
 
 def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:
@@ -121,20 +118,41 @@ def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:
         >>> useful_bytes_touched(1, WelchPeakParams.fast(256, 16))
         2176
     """
-    check_at_least(batch, "batch", what="size")
-    batch, n_fft, k, n_segments = sizes(batch, params.n_fft, params.k, params.n_segments)
-    return packed_counts(4 * batch * n_segments * n_fft + 8 * batch * k)
+    samples, peaks = columns_of(*_exact_sizes(batch, params.n_fft, params.k, params.n_segments))
+    return _packed(4 * samples + 8 * peaks)
 
 
-def sizes(*values: RealLike) -> list:
+def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.Array:
+    """Return useful bytes over time in GB/s, `[*batch]`; 0 where the time is not positive.
+
+    Args:
+        useful_bytes: as `useful_bytes_touched` counts them, a scalar or `[*batch]`.
+        time_ns: what the run took, a scalar or `[*batch]`.
+
+    Raises:
+        ValueError: negative or NaN bytes, or a time that is NaN.
+
+    Examples:
+        >>> print(algorithm_bandwidth_gbps(2176, 1000.0))
+        2.176
+    """
+    useful_bytes, time_ns = as_float(useful_bytes, "useful_bytes"), as_float(time_ns, "time_ns")
+    check_at_least(useful_bytes, "useful_bytes")
+    check_not_nan(time_ns, "time_ns")
+    positive = jnp.asarray(time_ns) > 0
+    return jnp.where(positive, useful_bytes / jnp.where(positive, time_ns, 1.0), 0.0)
+
+
+def _exact_sizes(batch: RealLike, *others: RealLike) -> list:
     """Return sizes as exact integers if the host can read all of them, else as floats."""
-    if all(is_exact(value) for value in values):
-        return [exact(value) for value in values]
+    check_at_least(batch, "batch", what="size")
+    if all(is_exact(value) for value in (batch, *others)):
+        return [exact(value) for value in (batch, *others)]
     names = ("batch", "n_fft", "k", "n_segments")
-    return [size_as_float(value, name) for value, name in zip(values, names, strict=True)]
+    return [size_as_float(value, name) for value, name in zip((batch, *others), names, strict=True)]
 
 
-def packed_counts(counts: Part) -> Part:
+def _packed(counts: Part) -> Part:
     """Return counts, or a profile of them, with exact ones in NumPy's integer types."""
 
     def pack(count: Count) -> Count:
