@@ -35,7 +35,7 @@ class Document(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
-        if tag not in ("meta", "link"):
+        if tag not in ("meta", "link", "img"):
             self._open.append((tag, dict(attrs), []))
         if tag == "tr":
             self._rows.append([])

@@ -30,8 +30,8 @@ import rlxjax as rx
 from rlxjax.calibration import CalibratedModel, Calibration, explain
 from rlxjax.fit import COVERED_SDS, SURE, is_measured, named
 from rlxjax.gate import Provenance
-from rlxjax.plot import marks
-from rlxjax.plot._hues import COLOURS, hues  # no picture shows what all of them are
+from rlxjax.plot import rows
+from rlxjax.plot._axes import COLOURS, hues  # no picture shows what all of them are
 
 matplotlib.use("agg")
 
@@ -73,8 +73,7 @@ def labelled(ax):
 
 def figures(ax, *headings):
     """Return columns of the figures behind a picture."""
-    rows = [row for rows in marks(ax).values() for row in rows]
-    return [np.array([row[heading] for row in rows]) for heading in headings]
+    return [np.array([row[heading] for row in rows(ax)]) for heading in headings]
 
 
 PREDICTED = ("predicted (ns)", "from (ns)", "to (ns)")
@@ -94,10 +93,10 @@ def test_predictions_are_drawn_against_timings_with_their_intervals(is_ratio):
         np.testing.assert_allclose(points.T, [time_ns, predicted_ns / scale], rtol=EXACT)
         np.testing.assert_allclose(bars[..., 0].T, [time_ns, time_ns], rtol=EXACT)
         np.testing.assert_allclose(bars[..., 1].T, bounds_ns / scale, rtol=EXACT)
-        rows = marks(ax)[container.lines[0].get_gid()]
-        shown = np.array([[row[heading] for heading in PREDICTED] for row in rows])
-        np.testing.assert_allclose(shown.T, [predicted_ns, *bounds_ns], rtol=EXACT)
-        assert [row["run"] for row in rows] == [f"{name}, n {one:,g}" for one in n]
+        run, *shown = figures(ax, "run", *PREDICTED)
+        mine = np.char.startswith(run, f"{name},")
+        np.testing.assert_allclose([column[mine] for column in shown], [predicted_ns, *bounds_ns], rtol=EXACT)
+        assert run[mine].tolist() == [f"{name}, n {one:,g}" for one in n]
     assert is_ratio or ax.get_xlim() == pytest.approx(ax.get_ylim())
 
 
@@ -138,7 +137,7 @@ def test_the_time_of_strategies_is_drawn_with_their_bands_and_marked_at_every_va
 def test_timings_of_the_same_sizes_are_points_of_the_variant_that_a_strategy_runs():
     def points(timings):
         ax = rx.plot.time_by(TILES, "n", SIZES, timings=timings, depth=4.0, ax=new_axis())
-        return [line for line in ax.get_lines() if line.get_linestyle() == "None" and line.get_alpha() != 0]
+        return [line for line in ax.get_lines() if line.get_linestyle() == "None"]
 
     assert not [line for line in points(timings_of(TILED_TRUTH, runs_of(TILED, depth=3.0))) if line.get_xdata().size]
     n, code = TILED_TIMINGS.runs.inputs["n"], np.asarray(TILED_TIMINGS.runs.variant)
@@ -147,10 +146,8 @@ def test_timings_of_the_same_sizes_are_points_of_the_variant_that_a_strategy_run
         runs = [TILED.variants.index(TILES.variant_of(name, n=one, depth=4.0)) for one in sizes]
         times_ns = [TILED_TIMINGS.time_ns[(code == v) & (n == one)].item() for one, v in zip(sizes, runs, strict=True)]
         assert dict(zip(*line.get_data(), strict=True)) == dict(zip(sizes, times_ns, strict=True))
-        rows = {row["n"]: row for row in marks(line.axes)[line.get_gid()]}
-        assert {one: row["measured (ns)"] for one, row in rows.items()} == dict(zip(sizes, times_ns, strict=True))
-        expected_ns = TILES.predict_ns(name, n=SIZES, depth=4.0)
-        np.testing.assert_allclose([rows[one]["predicted (ns)"] for one in SIZES], expected_ns, rtol=EXACT)
+        behind = {row["n"]: row["measured (ns)"] for row in rows(line.axes) if row["strategy"] == name}
+        assert {one: ns for one, ns in behind.items() if ns is not None} == dict(zip(sizes, times_ns, strict=True))
     assert len(set(runs)) == 2
 
 
@@ -235,8 +232,8 @@ def test_cells_beyond_what_was_timed_are_paler_and_borders_lie_between_cells_tha
     assert alpha[~is_timed].max() < alpha[is_timed].min()
     found = [sum(len(one.get_segments()) for one in ax.collections[first : first + 2]) for first in (1, 3)]
     for cells, count in zip((whole.pick_index(**CELLS), is_timed), found, strict=True):
-        rows = np.asarray(cells, int).reshape(classes_of(ax).shape)
-        assert count == sum(np.count_nonzero(np.diff(rows, axis=axis)) for axis in (0, 1)) > 0
+        of_cells = np.asarray(cells, int).reshape(classes_of(ax).shape)
+        assert count == sum(np.count_nonzero(np.diff(of_cells, axis=axis)) for axis in (0, 1)) > 0
 
 
 def test_terms_are_a_waterfall_that_ends_at_the_prediction():
@@ -253,9 +250,9 @@ def test_terms_are_a_waterfall_that_ends_at_the_prediction():
         np.testing.assert_allclose([bar.get_width() for bar in parts.patches], shown, rtol=EXACT)
         np.testing.assert_allclose([bar.get_x() for bar in parts.patches], [0.0, *ends[:-1]], atol=1e-6)
         assert ends[-1] == pytest.approx(one.time_ns)
-        ((row,), *rows) = (marks(ax)[bar.get_gid()] for bar in (whole, *parts.patches))
+        row, *others = (row for row in rows(ax) if row["strategy"] == one.strategy)
         assert (row["time (ns)"], row["from (ns)"], row["to (ns)"]) == (one.time_ns, *one.interval_ns)
-        assert [own["time (ns)"] for (own,) in rows] == pytest.approx(shown)
+        assert [own["time (ns)"] for own in others] == pytest.approx(shown)
         places += [bar.get_y() for bar in (*total.patches, *parts.patches)]
     assert places == sorted(places)
     assert len(places) == len(ax.get_yticklabels())
@@ -282,14 +279,13 @@ def test_coefficients_are_multiples_of_their_priors_medians():
                 assert ratio == pytest.approx(TILED_TRUTH[name] / medians[name])
                 assert np.log(ends / ratio) == pytest.approx(COVERED_SDS * own_sds[name] * np.array([-1, 1]))
         assert sum(len(one.lines[0].get_xdata()) for one in drawn) == len(names)
-        for name, bar in zip(order, priors.patches, strict=True):
+        for name, bar, row in zip(order, priors.patches, rows(ax), strict=True):
             ends = np.log([bar.get_x(), bar.get_x() + bar.get_width()])
             assert ends == pytest.approx(COVERED_SDS * sds[name] * np.array([-1, 1]))
-            (row,) = marks(ax)[bar.get_gid()]
             assert (row["coefficient"], row["value"]) == (name, TILED_TRUTH[name])
             assert (row["provenance"] == "measured") == (name in measured)
     fit = line_fit()
-    of_fit, of_posterior = (marks(rx.plot.coefficients(own, ax=new_axis())) for own in (fit, fit.posterior))
+    of_fit, of_posterior = (rows(rx.plot.coefficients(own, ax=new_axis())) for own in (fit, fit.posterior))
     assert of_fit == of_posterior
 
 
@@ -299,9 +295,9 @@ def test_a_picture_is_drawn_on_the_axis_that_is_given_and_leaves_all_else(draw):
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
     ax, other = figure.subplots(1, 2)
     assert draw(ax=ax) is ax
-    count = len(marks(ax))
+    count = len(rows(ax))
     assert draw(ax=ax) is ax
-    assert len(marks(ax)) == 2 * count > 0
+    assert len(rows(ax)) == 2 * count > 0
     assert not other.has_data()
     figure.savefig(io.BytesIO(), format="svg")
     assert dict(matplotlib.rcParams) == before
@@ -392,8 +388,8 @@ def test_without_matplotlib_a_picture_says_how_to_get_it(monkeypatch):
 
 
 def test_each_picture_is_tested_and_names_each_of_its_arguments():
-    public = {name: value for name, value in vars(rx.plot).items() if inspect.isfunction(value) and name != "marks"}
-    assert list(public) == sorted(PICTURES)
+    public = {name: value for name, value in vars(rx.plot).items() if inspect.isfunction(value) and name != "rows"}
+    assert public.keys() == PICTURES.keys()
     for name, function in public.items():
         text = inspect.getdoc(function)
         given = set(re.findall(r"^ {4}\**(\w+): ", text, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""The report: its figures are the calibration's, each mark names its own, nothing is asked of a network."""
+"""The report: its figures are the calibration's, nothing is asked of a network."""
 
 import json
 import re
@@ -108,15 +108,6 @@ def test_changes_are_sorted_by_their_joint_standard_deviations(document, files):
     assert np.all((np.abs(sds) > 2.0) == (verdict != "within chance"))
 
 
-def test_each_mark_of_a_picture_names_figures_that_a_table_holds(document):
-    tips = [text for text in document.texts["title"] if "\n" in text]
-    assert len(tips) == document.attributes("class").count("m") > 500
-    cells = {row["run"]: row for row in document.tables["Every cell of welch, the furthest off first"]}
-    of_cells = [lines for tip in tips if (lines := tip.split("\n"))[0] in cells]
-    assert sorted(lines[0] for lines in of_cells) == sorted(cells)
-    assert all(lines[1] == f"measured {cells[lines[0]]['measured (ns)']:,.0f} ns" for lines in of_cells)
-
-
 def test_a_page_is_of_any_model(tmp_path):
     path = tmp_path / "own.json"
     path.write_text(json.dumps(file_content()))
@@ -153,9 +144,9 @@ def test_the_verdict_comes_first_and_cautions_make_it_not_ready(document, page, 
 def test_a_page_asks_no_network_and_escapes_what_a_file_says(document, page):
     assert f"rlxjax calibrate --out {NASTY}" in document.texts["td"]
     assert "<script>alert" not in page
-    assert len(document.texts["script"]) == 1
+    assert "script" not in document.texts
     assert not re.search(r"(?:https?:|//)\w", re.sub(r"^\s*//.*$", "", page, flags=re.MULTILINE))
-    assert not document.attributes("src")
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in document.attributes("src"))
     ids = document.attributes("id")
     links = document.attributes("href") + [f"#{name}" for name in re.findall(r"url\(([^)]*)\)", page)]
     assert all(link.replace("##", "#")[1:] in ids for link in links if link != "data:,")
@@ -169,8 +160,9 @@ def test_a_page_is_built_for_readers_who_do_not_see_it(document):
     assert [tags.count(tag) for tag in ("main", "header", "footer", "nav", "h1")] == [1] * 5
     assert tags.count("table") == tags.count("caption")
     assert all(given.get("scope") in ("col", "row") for tag, given in document.elements if tag == "th")
-    pictures = [given for tag, given in document.elements if tag == "svg"]
-    assert all(given["role"] == "img" and given["aria-label"] for given in pictures)
+    pictures = [given for tag, given in document.elements if tag == "img"]
+    assert len(pictures) > 5
+    assert all(given["alt"] for given in pictures)
     assert [given for tag, given in document.elements if tag == "html"] == [{"lang": "en"}]
 
 
@@ -189,7 +181,7 @@ def test_colours_have_the_contrast_of_wcag_aa_in_light_dark_and_print():
     pairs = [(name, ground) for ground in ("paper", "wash") for name in ("ink", "soft", "link")]
     pairs += [(name, f"{tone}-wash") for tone in ("good", "bad", "even") for name in ("ink", tone)]
     for theme in (blocks[0] | block for block in blocks):
-        for one, other in (*pairs, ("tip", "tip-ink")):
+        for one, other in pairs:
             assert contrast(theme[one], theme[other]) >= 4.5, (one, other)
 
 

@@ -13,8 +13,7 @@ from rlxjax import Advice, plot
 from rlxjax.calibration import StrategyExplanation, first_refusal, read_json
 from rlxjax.choices import DECIDED, Measured
 
-from .page import Section, Table, Verdict, page
-from .pictures import drawn
+from .page import Section, Table, Verdict, drawn, page
 
 #: What the verdicts are called, and whether one program is good news.
 _WORDS = {
@@ -138,7 +137,7 @@ def _terms(advice: Advice) -> Section:
         terms_ns, time_ns, interval = (getattr(advice, f"{name}_{of}") for of in ("terms_ns", "ns", "interval_ns"))
         parts = {readable(term): part_ns for term, part_ns in terms_ns.items()}
         forms.append(StrategyExplanation(name, parts, time_ns, interval or (time_ns, time_ns)))
-    pictures = drawn("terms", **{"A call of all stages": lambda: plot.terms(forms)})
+    pictures = drawn(**{"A call of all stages": lambda: plot.terms(forms)})
     said = (
         "Parts of the predicted time of a call. Each term begins where the one before it ends; the grey bar is their "
         "sum, with the interval that holds a call with 90 %."

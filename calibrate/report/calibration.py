@@ -29,8 +29,7 @@ from rlxjax.models import BUILT_IN
 from .cells import Measured, measured_beside, model_of, some
 from .changes import change_section, earlier_calibration
 from .decided import decided_sections
-from .page import Section, Table, Verdict, page, rows_of
-from .pictures import drawn
+from .page import Section, Table, Verdict, drawn, page, rows_of
 
 #: Values of the first input along which a picture goes.
 ALONG = 36
@@ -157,7 +156,7 @@ def _residuals(calibrated: CalibratedModel, section: ModelSection, measured: Mea
         own = some(measured, np.asarray(measured.timings.runs.variant) == code)
         options = {"names": own.each("name"), "noise": section.noise_floor, "is_ratio": True}
         draws[calibrated.model.variants[code]] = partial(plot.predicted_vs_measured, calibrated, own.timings, **options)
-    pictures = drawn(ident, **draws)
+    pictures = drawn(**draws)
     columns = {"of": measured.each("group"), "held out": measured.each("held_out"), "noise (%)": measured.noise}
     about = dict(zip(measured.each("name"), rows_of(columns), strict=True))
     rows = [{**row, **about[row["run"]]} for picture in pictures for row in picture.rows]
@@ -192,7 +191,7 @@ def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapp
         _in_words(rest | own): partial(plot.time_by, calibrated, first, at, timings=timings, **rest, **own)
         for own in lengths
     }
-    pictures = drawn(f"{name}-times", **draws)
+    pictures = drawn(**draws)
     said = (
         "What a run takes by each strategy that gives the same result. Lines are predictions, dotted beyond what was "
         f"timed; a band holds a run with 90 %.{'' if timings is None else ' Points were measured, at the same sizes.'}"
@@ -201,7 +200,7 @@ def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapp
     yield Section(f"{name}-times", f"{name}: time by {first}", [said], pictures, [table])
     if second is not None and len(up := _values(calibrated, second, ALONG // 2)) > 1:
         over = {first: along, second: up}
-        pictures = drawn(f"{name}-picks", **{_in_words(rest): partial(plot.decision_map, calibrated, over, **rest)})
+        pictures = drawn(**{_in_words(rest): partial(plot.decision_map, calibrated, over, **rest)})
         timed = [row["verdict"] != "undecided" for row in pictures[0].rows if row["timed"]]
         said = (
             "A cell has the colour of the strategy that beats every other one with 90 % at least, and is grey where "
@@ -232,7 +231,7 @@ def _terms(explanation: Explanation, name: str, decided: Remembered | None) -> S
         for flip in explanation.flips
         if flip.factor is not None
     ]
-    pictures = drawn(f"{name}-terms", **{sizes: lambda: plot.terms(explanation)})
+    pictures = drawn(**{sizes: lambda: plot.terms(explanation)})
     tables = [
         Table(f"Parts of the time, {sizes}", pictures[0].rows),
         Table(flips_title(explanation), flips, "What would change the choice"),
@@ -242,7 +241,7 @@ def _terms(explanation: Explanation, name: str, decided: Remembered | None) -> S
 
 def _coefficients(calibrated: CalibratedModel) -> Section:
     name = calibrated.model.name
-    pictures = drawn(f"{name}-coefficients", Coefficients=lambda: plot.coefficients(calibrated))
+    pictures = drawn(Coefficients=lambda: plot.coefficients(calibrated))
     rows = pictures[0].rows
     said = (
         "Each coefficient over the median of the model's own prior, with the interval that holds it with 90 %. The "

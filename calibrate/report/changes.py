@@ -18,8 +18,7 @@ from rlxjax.fit import LatencyModel, estimate, named, unit_of
 from rlxjax.plot import coefficients
 
 from .cells import Measured
-from .page import Row, Section, Table, rows_of
-from .pictures import drawn
+from .page import Row, Section, Table, drawn, rows_of
 
 #: A change of more joint standard deviations than this is more than chance.
 SURE_SDS = 2.0
@@ -63,7 +62,7 @@ def change_section(
     before, after = (one.fingerprint for one in sections)
     if software := fingerprint_differences(before, after, places=("earlier", "now")):
         said.append(f"The software changed too: {'; '.join(software)}.")
-    pictures = drawn(f"{name}-changes", Coefficients=lambda: coefficients(models[1], earlier=models[0]))
+    pictures = drawn(Coefficients=lambda: coefficients(models[1], earlier=models[0]))
     table = Table(f"Changes of {name}, the surest first", rows, "All changes, the surest first")
     return Section(f"{name}-changes", f"{name}: what changed", said, pictures, [table])
 

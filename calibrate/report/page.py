@@ -1,26 +1,39 @@
 """A page as data: sections of sentences, pictures and tables, and the one template that shows them."""
 
+import base64
+import io
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jinja2
+import matplotlib
 import numpy as np
 from markupsafe import Markup, escape
+from matplotlib import pyplot, style
+from matplotlib.axes import Axes
 
 import rlxjax
 from calibrate.terminal import ns, number, plain
+from rlxjax import plot
+
+#: Text is text, and not markup of its own. A picture is as wide as a phone, and black on white in any theme.
+STYLE: dict[str, Any] = {
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "text.parse_math"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
+    **{"grid.alpha": 0.3, "figure.figsize": (5.3, 3.7), "font.size": 11.0, "svg.fonttype": "none"},
+}
 
 #: Figures by heading; the unit of a number stands in brackets at the end of its heading.
 Row = Mapping[str, Any]
 
 
 class Picture(NamedTuple):
-    """A picture: its name in addresses, its heading, its SVG, and the figures of its marks."""
+    """A picture: its heading, its SVG as an address that holds it, and the figures behind it."""
 
-    ident: str
     title: str
-    svg: Markup
+    address: Markup
     rows: Sequence[Row]
 
 
@@ -95,12 +108,25 @@ def shown(value: Any, heading: str) -> str:
     return f"−{text.lstrip('-')}" if value < 0 else text
 
 
-def tip(row: Row) -> str:
-    """Return what a mark says of itself: a line a figure, the first one its name."""
-    texts = {heading: shown(value, heading) for heading, value in row.items()}
-    lines = [(*heading.rstrip(")").split(" ("), "")[:2] + (text,) for heading, text in texts.items() if text]
-    said = [f"{name} {text} {unit}".rstrip() for name, unit, text in lines]
-    return plain("\n".join([lines[0][2] if isinstance(row[next(iter(row))], str) else said[0], *said[1:]]))
+def drawn(**draws: Callable[[], Axes]) -> list[Picture]:
+    """Return pictures by their headings, whose directions reach from and to the same values."""
+    matplotlib.use("agg")
+    # Names inside a picture are the same each time.
+    with style.context(["default", STYLE, {"svg.hashsalt": "rlxjax"}]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # the page has the reader's fonts
+        axes = {title: draw() for title, draw in draws.items()}
+        for along in "xy" if len(axes) > 1 else "":
+            low, high = zip(*(getattr(ax, f"get_{along}lim")() for ax in axes.values()), strict=True)
+            for ax in axes.values():
+                ax.set(**{f"{along}lim": (min(low), max(high))})
+        found = []
+        for title, ax in axes.items():
+            figure: Any = ax.figure
+            figure.savefig(file := io.BytesIO(), format="svg", metadata={"Date": None})
+            address = f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+            found.append(Picture(title, Markup(address), plot.rows(ax)))
+            pyplot.close(figure)
+    return found
 
 
 def _finalized(value: Any) -> Any:

@@ -1,23 +1,37 @@
-"""The axis that a picture is drawn on, and what its two directions show."""
+"""What pictures share: the axis and its directions, colours, what they are given, and the figures behind them.
+
+Every colour has a contrast of 3 at least with white and with black, and differs from the others for eyes that take red
+for green: tests/test_plot.py computes both.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
+from jaxtyping import Float
 
-from rlxjax._values import FrozenDict
-from rlxjax.fit import LatencyModel
+from rlxjax.calibration import CalibratedModel, Calibration
+from rlxjax.fit import LatencyModel, Timings, strategy_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
 else:
     Axes = Any  # matplotlib is imported when a picture is drawn
 
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a3cff")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1)))
+#: What is no way to do the work: noise, a total, what is undecided.
+NEUTRAL = "#808080"
+#: Of what is drawn behind lines and points.
+PALE = 0.2
 #: Values of an input that all get a tick, at most.
 MOST_TICKS = 9
 #: Of a new figure: how high a line is, in sizes of the font, and all else, in inches.
 LINE_HEIGHT, REST_IN = 1.45, 0.9
-NOTHING: Mapping[str, Any] = FrozenDict()
+#: The figures behind each picture, a row a mark, by heading; the unit of a number stands in its heading.
+_ROWS: "WeakKeyDictionary[Axes, list[dict[str, Any]]]" = WeakKeyDictionary()
 
 
 def axis_of(ax: Any, lines: float | None = None) -> Axes:
@@ -61,7 +75,7 @@ def show_legend_above(ax: Axes, handles: Sequence[Any]) -> None:
 
 
 def show(
-    ax: Axes, along: Literal["x", "y"], label: str, said: Callable[[float], str], sizes: Mapping[str, Any] = NOTHING
+    ax: Axes, along: Literal["x", "y"], label: str, said: Callable[[float], str], sizes: Mapping[str, Any] | None = None
 ) -> None:
     """Label a direction, and its ticks by a function of their values; sizes that stay are named below."""
     from matplotlib.ticker import LogFormatter
@@ -85,7 +99,7 @@ def show_input(
     model: LatencyModel,
     name: str,
     values: np.ndarray,
-    sizes: Mapping[str, Any] = NOTHING,
+    sizes: Mapping[str, Any] | None = None,
 ) -> None:
     """Make a direction that of an input, logarithmic; few values each get a tick."""
     ax.set(**{f"{along}scale": "log"})
@@ -111,3 +125,95 @@ def plain(value: float) -> str:
 def in_words(sizes: Mapping[str, Any]) -> str:
     """Return sizes by name."""
     return ", ".join(f"{name} {plain(float(value))}" for name, value in sizes.items())
+
+
+class Hue(NamedTuple):
+    """How one of several things is drawn."""
+
+    colour: str
+    marker: str
+    line: Any
+
+
+def hues(model: LatencyModel, names: Sequence[str]) -> dict[str, Hue]:
+    """Return how strategies or variants are drawn, so that one looks the same in every picture of a model.
+
+    A strategy is drawn as the first variant that it may run, unless that is drawn already.
+    """
+    variants = list(model.variants)
+    wanted = {
+        name: variants.index(name if name in variants else strategy_of(model, name).variants[0]) for name in names
+    }
+    own = {name: place for name, place in wanted.items() if name == next(n for n in names if wanted[n] == place)}
+    free = (place for place in range(len(variants) + len(names)) if place not in own.values())
+    places = {name: own[name] if name in own else next(free) for name in names}
+    return {
+        name: Hue(COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)], LINES[place % len(LINES)])
+        for name, place in places.items()
+    }
+
+
+def calibrated_of(calibrated: Any, timings: Any = None, what: str = "") -> CalibratedModel:
+    """Return the calibrated model that is meant: of a calibration that of the timings, without any the first."""
+    if timings is not None and not isinstance(timings, Timings):
+        raise ValueError(f"timings: expected Timings, got {type(timings).__name__}")
+    if isinstance(calibrated, Calibration):
+        calibrated = calibrated.of(None if timings is None else timings.model.name)
+    if not isinstance(calibrated, CalibratedModel):
+        expected = f"a Calibration, one of its models, {what}" if what else "a Calibration or one of its models"
+        raise ValueError(f"calibrated: expected {expected}, got {type(calibrated).__name__}")
+    if timings is not None:
+        own, other = calibrated.model, timings.model
+        if (own.name, own.version) != (other.name, other.version):
+            expected, got = (f"{model.name} (version {model.version})" for model in (own, other))
+            raise ValueError(f"timings: expected those of {expected}, got those of {got}")
+        if np.ndim(timings.time_ns) != 1 or np.size(timings.time_ns) == 0:
+            raise ValueError(f"timings: expected one machine's, `[n]`, got shape {np.shape(timings.time_ns)}")
+    return calibrated
+
+
+def values_along(name: str, values: Any) -> Float[np.ndarray, "n"]:
+    """Return the different values of an input in ascending order."""
+    try:
+        numbers = np.unique(np.asarray(values, np.float64))
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: expected numbers, got {type(values).__name__}") from None
+    wrong = numbers[~(np.isfinite(numbers) & (numbers > 0))]
+    if wrong.size:
+        raise ValueError(f"{name}: expected positive finite numbers, got {wrong[0]:g}")
+    if numbers.size < 2:
+        raise ValueError(f"{name}: expected two different numbers at least, got {numbers.size}")
+    return numbers
+
+
+def other_sizes(sizes: Mapping[str, Any], *along: str) -> dict[str, Any]:
+    """Return the sizes that stay as they are, those that are left to their default left out."""
+    for name, value in sizes.items():
+        if name in along:
+            raise ValueError(f"{name}: given twice")
+        if np.ndim(value):
+            raise ValueError(f"{name}: expected one number, got {np.size(value)}")
+    return {name: value for name, value in sizes.items() if value is not None}
+
+
+def keep(ax: Axes, figures: Mapping[str, Any]) -> None:
+    """Keep figures behind a picture: a column, or one value for all rows, by heading."""
+    columns = [column.tolist() for column in np.broadcast_arrays(*map(np.atleast_1d, figures.values()))]
+    _ROWS.setdefault(ax, []).extend(dict(zip(figures, row, strict=True)) for row in zip(*columns, strict=True))
+
+
+def rows(ax: Axes) -> list[dict[str, Any]]:
+    """Return the figures behind a picture, a row a mark, by heading.
+
+    Args:
+        ax: an axis that a function of `rlxjax.plot` drew on.
+
+    Examples:
+        >>> from matplotlib.figure import Figure
+        >>> from rlxjax.calibration import prior_calibration
+        >>> from rlxjax.plot import coefficients
+        >>> first, *_ = rows(coefficients(prior_calibration("cpu"), ax=Figure().subplots()))
+        >>> first["coefficient"], first["unit"]
+        ('host_call_ns', 'ns')
+    """
+    return _ROWS.get(ax, [])

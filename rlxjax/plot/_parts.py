@@ -1,17 +1,31 @@
-"""Coefficients beside the model's own prior."""
+"""What times are made of: the terms of each strategy, and coefficients beside the model's own prior."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from rlxjax.calibration import CalibratedModel, Calibration
+from rlxjax.calibration import CalibratedModel, Calibration, Explanation, StrategyExplanation
 from rlxjax.fit import COVERED, COVERED_SDS, LatencyPosterior, PosteriorFit, is_measured, named, unit_of
 from rlxjax.gate import Provenance
 
-from ._axes import Axes, axis_of, ink_of, plain, show, show_legend_above
-from ._given import calibrated_of
-from ._hues import COLOURS, NEUTRAL, PALE
-from ._marks import mark
+from ._axes import (
+    COLOURS,
+    NEUTRAL,
+    PALE,
+    Axes,
+    axis_of,
+    calibrated_of,
+    duration,
+    ink_of,
+    keep,
+    plain,
+    show,
+    show_legend_above,
+)
+
+#: Of a bar, in rows; space between two strategies, in rows.
+THICKNESS, GAP = 0.72, 0.6
 
 
 def coefficients(
@@ -62,7 +76,7 @@ def coefficients(
     bars = ax.barh(places, reach - 1 / reach, 0.7, left=1 / reach, color=NEUTRAL, alpha=PALE, label="prior")
     figures = {"coefficient": names, "value": value, "unit": list(map(unit_of, names)), "standard deviation": log_sd}
     figures |= {"prior": median, "its standard deviation": prior_sd}
-    mark(ax, bars.patches, figures | {"provenance": np.where(settled, "measured", "not settled")})
+    keep(ax, figures | {"provenance": np.where(settled, "measured", "not settled")})
     ax.axvline(1.0, color=ink_of(ax), linewidth=0.8, zorder=1)
     handles: list[Any] = [bars]
 
@@ -98,3 +112,65 @@ def _columns(known: CalibratedModel | LatencyPosterior) -> tuple[list[str], np.n
     values, log_sds = named(posterior.coefficients), named(posterior.coefficient_log_sd())
     value, log_sd = (np.array([float(part[name]) for name in values]) for part in (values, log_sds))
     return list(values), value, log_sd
+
+
+def terms(explanation: Explanation | Sequence[StrategyExplanation], *, ax: Axes | None = None) -> Axes:
+    """Draw what each strategy's time is made of, the fastest strategy first.
+
+    The bar of a strategy is its predicted time, with the interval that holds nine runs in ten. Below it each term
+    begins where the one before ends; what a correction takes off goes to the left. Terms of no time are left out.
+
+    Args:
+        explanation: what `explain` says of one workload, or what some ways to do it take.
+        ax: a matplotlib axis; that of a new figure, as high as it needs, unless given.
+
+    Returns:
+        The axis. Its x direction is time in ns from 0.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: no explanation.
+
+    Examples:
+        >>> from matplotlib.figure import Figure
+        >>> from rlxjax.calibration import prior_calibration
+        >>> ax = terms(prior_calibration("cpu").explain(8192, n_fft=256, k=16), ax=Figure().subplots())
+        >>> ax.get_yticklabels()[0].get_text().startswith("fused, ")
+        True
+    """
+    each = explanation.strategies if isinstance(explanation, Explanation) else explanation
+    if not each or not all(isinstance(one, StrategyExplanation) for one in each):
+        raise ValueError(f"explanation: expected what `explain` returns, got {type(explanation).__name__}")
+    shown = [{name: ns for name, ns in one.terms_ns.items() if ns} for one in each]
+    n_rows = sum(1 + len(parts) for parts in shown) + GAP * (len(shown) - 1)
+
+    ax = axis_of(ax, n_rows)
+    ink, row = ink_of(ax), 0.0
+    ticks: dict[float, str] = {}
+    totals = []
+    for one, parts in zip(each, shown, strict=True):
+        low_ns, high_ns = one.interval_ns
+        ax.barh([row], [one.time_ns], THICKNESS, color=NEUTRAL)
+        about = {"strategy": one.strategy, "part": "total", "time (ns)": one.time_ns}
+        keep(ax, about | {"from (ns)": low_ns, "to (ns)": high_ns})
+        reach = [[one.time_ns - low_ns], [high_ns - one.time_ns]]
+        ax.errorbar([one.time_ns], [row], xerr=reach, fmt="none", ecolor=ink, elinewidth=1.0, capsize=2.0)
+        ticks[row] = f"{one.strategy}, {duration(one.time_ns)}"
+        totals.append(len(ticks) - 1)
+        rows, widths = row + 1.0 + np.arange(len(parts)), np.array(list(parts.values()))
+        ends = np.cumsum(widths)
+        colours = [COLOURS[1] if width < 0 else COLOURS[0] for width in widths]
+        ax.barh(rows, widths, THICKNESS, left=ends - widths, color=colours)
+        ax.vlines(ends[:-1], rows[:-1], rows[1:], color=ink, linewidth=0.6, alpha=0.6, zorder=0)
+        names = [name.removesuffix("_ns").replace("_", " ") for name in parts]
+        keep(ax, about | {"part": names, "time (ns)": widths})
+        ticks |= dict(zip(rows, names, strict=True))
+        row = row + len(parts) + 1.0 + GAP
+    ax.set_yticks(list(ticks), list(ticks.values()))
+    for place in totals:
+        ax.get_yticklabels()[place].set_fontweight("bold")
+    ax.tick_params(axis="y", length=0.0)
+    ax.set_ylim(row - GAP - (1.0 - THICKNESS), -0.6)
+    ax.set_xlim(left=0.0)
+    show(ax, "x", "predicted time", duration, explanation.inputs if isinstance(explanation, Explanation) else None)
+    return ax
