@@ -4,11 +4,11 @@
 `plan_stages` decides which stages of a program run as one (a `StagePlan`), by what each group of them takes.
 """
 
-from ._edges import FusionEdge as FusionEdge
-from ._execute import execute_kernel as execute_kernel
-from ._execute import execute_plan as execute_plan
-from ._plan import FusedKernel as FusedKernel
+from ._kernels import FusedKernel as FusedKernel
+from ._kernels import execute_kernel as execute_kernel
+from ._plan import FusionEdge as FusionEdge
 from ._plan import FusionPlan as FusionPlan
+from ._plan import execute_plan as execute_plan
 from ._plan import plan_fusion as plan_fusion
 from ._rewrites import REWRITES as REWRITES
 from ._rewrites import rewrite_graph as rewrite_graph

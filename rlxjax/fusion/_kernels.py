@@ -1,21 +1,128 @@
-"""What each op computes, and a kernel as one jitted function."""
+"""A kernel: its nodes, what their ops compute, and running it as one jitted function, compiled once."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
-from rlxjax.graph._graph import Node
-from rlxjax.graph._ops import Shape
+from rlxjax._values import by_value
+from rlxjax.graph import Node
+from rlxjax.graph._ops import OPS, Shape
 
 #: JAX's names of the kinds of numbers, whose bits follow.
 _KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex", "bool": "bool"}
 
 #: Constants of the tanh form of gelu.
 _GELU_SCALE, _GELU_CUBIC = 0.7978845608, 0.044715
+
+#: Arrays, or what NumPy makes one of; whatever a run does not need is ignored.
+Arrays = Mapping[int, Any]
+
+
+@by_value
+@dataclasses.dataclass(frozen=True)
+class FusedKernel:
+    """Nodes that run as one kernel.
+
+    Attributes:
+        id: the kernel's number in its plan.
+        nodes: ids, in topological order.
+        external_inputs: ids of the values that it reads from outside. A node without operands is fed by
+            its own id, which is not among them.
+        external_outputs: ids of the values that leave it.
+        memory_saved: bytes of the values that never reach memory.
+        buffers_eliminated: how many those are.
+    """
+
+    id: int
+    nodes: tuple[int, ...]
+    external_inputs: tuple[int, ...]
+    external_outputs: tuple[int, ...]
+    memory_saved: int
+    buffers_eliminated: int
+    graph_nodes: tuple[Node, ...] = dataclasses.field(default=(), repr=False, compare=False)
+
+    @functools.cached_property
+    def function(self) -> Callable[..., list[Array]]:
+        """The jitted function: arrays of `argument_nodes` in, the external outputs out."""
+        members = [self.graph_nodes[id_] for id_ in self.nodes]
+        check_operand_counts(members)
+        return kernel_function(members, self.argument_nodes, self.external_outputs)
+
+    @functools.cached_property
+    def argument_nodes(self) -> list[Node]:
+        """The nodes whose arrays the kernel takes: its external inputs, then its nodes without operands."""
+        fed = [id_ for id_ in self.nodes if not self.graph_nodes[id_].inputs]
+        return [self.graph_nodes[id_] for id_ in (*dict.fromkeys(self.external_inputs), *fed)]
+
+
+def check_operand_counts(nodes: Sequence[Node]) -> None:
+    """Refuse a node, by its name, that has not as many operands as its op takes."""
+    for node in nodes:
+        rule, count = OPS[node.op], len(node.inputs)
+        if count == rule.arity or (rule.arity is None and count) or (rule.may_be_source and not count):
+            continue
+        wanted = "at least 1" if rule.arity is None else rule.arity
+        raise ValueError(f"node {node.id} ({node.op}): expected {wanted} operand(s), got {count}")
+
+
+def execute_kernel(kernel: FusedKernel, inputs: Arrays) -> dict[int, Array]:
+    """Run one kernel alone and return its external outputs by node id.
+
+    Args:
+        kernel: a kernel of a plan.
+        inputs: arrays by node id, of the kernel's external inputs, and of its nodes without operands by
+            their own ids. What is not needed is ignored.
+
+    Raises:
+        ValueError: as in `execute_plan`, naming the node.
+
+    Examples:
+        >>> import rlxjax as rx
+        >>> g = rx.Graph()
+        >>> y = g.add("neg", [g.add("abs", shape=(2,))])
+        >>> (kernel,) = rx.plan_fusion(g).kernels
+        >>> {id_: array.tolist() for id_, array in rx.fusion.execute_kernel(kernel, {0: [1.0, -2.0]}).items()}
+        {1: [-1.0, -2.0]}
+    """
+    return run_kernel(kernel, inputs, inputs)
+
+
+def run_kernel(kernel: FusedKernel, values: Arrays, own: Arrays) -> dict[int, Array]:
+    """Run a kernel on the values that it reads, and the arrays of its nodes without operands."""
+    try:
+        function, inside = kernel.function, set(kernel.nodes)
+        arguments = [given_array(node, own if node.id in inside else values) for node in kernel.argument_nodes]
+        outputs = function(*arguments)
+    except StepError as error:
+        node = kernel.graph_nodes[kernel.nodes[error.step]]
+        raise ValueError(f"node {node.id} ({node.op}): {error}") from None
+    return dict(zip(kernel.external_outputs, outputs, strict=True))
+
+
+def given_array(node: Node, arrays: Arrays) -> "np.ndarray | Array":
+    """Return the array of a node, of the shape and dtype that the graph says."""
+    where = f"node {node.id} ({node.op})"
+    if node.id not in arrays:
+        name = f" {node.attributes['name']!r}" if "name" in node.attributes else ""
+        raise ValueError(f"node {node.id} ({node.op}{name}): no array was given for it")
+    array = arrays[node.id]
+    array = array if hasattr(array, "shape") else np.asarray(array)
+    if not agrees(array.shape, node.shape):
+        raise ValueError(f"{where}: expected an array of shape {node.shape}, got {array.shape}")
+    try:
+        dtype = jax_dtype(node.dtype)
+        return array if array.dtype == dtype else jnp.asarray(array).astype(dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+# --- One jitted function --------------------------------------------------------------------------
 
 
 class Step(NamedTuple):

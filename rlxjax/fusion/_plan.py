@@ -1,64 +1,55 @@
-"""Plans: which nodes run as one kernel, what that saves, and the profiles that the gate decides by."""
+"""Plans: which nodes run as one kernel and why, the profiles that the gate decides by, and running them."""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+import jax.numpy as jnp
 from jaxtyping import Array
 
+from rlxjax._checks import as_index
 from rlxjax._counts import saturate
 from rlxjax._values import by_value
 from rlxjax.gate import BackendCoefficients, IoFusionGate, io_cost_ns
-from rlxjax.graph._graph import Graph, Node
-from rlxjax.graph._ops import OPS
-from rlxjax.graph._profile import GraphIoProfile, profile_graph_io
+from rlxjax.graph import Graph, GraphIoProfile, profile_graph_io
 
-from ._edges import FusionEdge, explained_edges
-from ._kernel_graph import KernelGraph, Partition
-from ._kernels import kernel_function
-from ._linear_cost import HasGate, LinearCost, backend_row
-from ._search import cheapest_partition, greedy_partition
+from ._kernels import Arrays, FusedKernel, check_operand_counts, given_array, run_kernel
+from ._partition import (
+    ALONE,
+    GIVEN_OPS,
+    ONE_ELEMENT,
+    HasGate,
+    KernelGraph,
+    LinearCost,
+    Partition,
+    backend_row,
+    cheapest_partition,
+    greedy_partition,
+    kernels_after,
+)
 
 #: Bytes that the reference's plan counts for an element, whatever its dtype.
 _GREEDY_ELEMENT_BYTES = 4
 
 
-@by_value
 @dataclasses.dataclass(frozen=True)
-class FusedKernel:
-    """Nodes that run as one kernel.
+class FusionEdge:
+    """One node that reads another.
 
     Attributes:
-        id: the kernel's number in its plan.
-        nodes: ids, in topological order.
-        external_inputs: ids of the values that it reads from outside. A node without operands is fed by
-            its own id, which is not among them.
-        external_outputs: ids of the values that leave it.
-        memory_saved: bytes of the values that never reach memory.
-        buffers_eliminated: how many those are.
+        producer: id of the node that is read.
+        consumer: id of the node that reads it.
+        is_fused: whether they share a kernel.
+        gain_ns: what the two alone, as one kernel in place of two, would save by the plan's coefficients.
+        reason: why they share a kernel, or do not.
     """
 
-    id: int
-    nodes: tuple[int, ...]
-    external_inputs: tuple[int, ...]
-    external_outputs: tuple[int, ...]
-    memory_saved: int
-    buffers_eliminated: int
-    graph_nodes: tuple[Node, ...] = dataclasses.field(default=(), repr=False, compare=False)
-
-    @functools.cached_property
-    def function(self) -> Callable[..., list[Array]]:
-        """The jitted function: arrays of `argument_nodes` in, the external outputs out."""
-        members = [self.graph_nodes[id_] for id_ in self.nodes]
-        check_operand_counts(members)
-        return kernel_function(members, self.argument_nodes, self.external_outputs)
-
-    @functools.cached_property
-    def argument_nodes(self) -> list[Node]:
-        """The nodes whose arrays the kernel takes: its external inputs, then its nodes without operands."""
-        fed = [id_ for id_ in self.nodes if not self.graph_nodes[id_].inputs]
-        return [self.graph_nodes[id_] for id_ in (*dict.fromkeys(self.external_inputs), *fed)]
+    producer: int
+    consumer: int
+    is_fused: bool
+    gain_ns: float
+    reason: str
 
 
 @by_value
@@ -130,7 +121,7 @@ class FusionPlan:
     @functools.cached_property
     def edges(self) -> tuple[FusionEdge, ...]:
         """Every pair of nodes of which one reads the other: whether they share a kernel, and why."""
-        return explained_edges(self._kernel_graph, self._partition, LinearCost.of_row(self._row), self.kind)
+        return _explained_edges(self._kernel_graph, self._partition, LinearCost.of_row(self._row), self.kind)
 
     @functools.cached_property
     def _kernel_graph(self) -> KernelGraph:
@@ -204,16 +195,6 @@ def plan_fusion(
     return FusionPlan(kernels, saved, len(kernel_graph.members), kind=plan, graph=graph, coefficients=row)
 
 
-def check_operand_counts(nodes: Sequence[Node]) -> None:
-    """Refuse a node, by its name, that has not as many operands as its op takes."""
-    for node in nodes:
-        rule, count = OPS[node.op], len(node.inputs)
-        if count == rule.arity or (rule.arity is None and count) or (rule.may_be_source and not count):
-            continue
-        wanted = "at least 1" if rule.arity is None else rule.arity
-        raise ValueError(f"node {node.id} ({node.op}): expected {wanted} operand(s), got {count}")
-
-
 def _kernel(graph: KernelGraph, number: int, group: Sequence[int], is_chain: bool) -> FusedKernel:
     """Return a kernel, or one of the reference's chains with what the reference says of it."""
     inside = set(group)
@@ -226,3 +207,101 @@ def _kernel(graph: KernelGraph, number: int, group: Sequence[int], is_chain: boo
         inputs, outputs = graph.external_reads(group), graph.exports(group)
         saved, eliminated = sum(graph.sizes[i] for i in inside.difference(outputs)), len(inside) - len(outputs)
     return FusedKernel(number, tuple(group), tuple(inputs), tuple(outputs), saved, eliminated, graph.nodes)
+
+
+def _explained_edges(graph: KernelGraph, kernels: Partition, cost: LinearCost, kind: str) -> tuple[FusionEdge, ...]:
+    """Return every edge between nodes that run, in order of the consumers, of a plan of some kind."""
+    owner = {i: number for number, group in enumerate(kernels) for i in group}
+    readers = graph.readers(kernels)
+    exported = {i for group in kernels for i in graph.exports(group)}
+
+    @functools.cache
+    def reason_apart(a: int, b: int) -> str | None:
+        if not graph.may_be_one(kernels[a], kernels[b]):
+            return f"kernel {a} loops over {shapes(a)}, kernel {b} over {shapes(b)}"
+        for between in kernels_after(readers, a, b):
+            if b in readers[between]:
+                return f"kernels {a} and {b} as one would read from and be read by kernel {between}: a cycle"
+        return None
+
+    def shapes(number: int) -> str:
+        loops = sorted({graph.loops[i] for i in kernels[number]} - {ONE_ELEMENT})
+        return " and ".join(str(graph.loop_shapes[loop]) for loop in loops) or "one element"
+
+    def edge(i: int, j: int) -> FusionEdge:
+        a, b = owner[i], owner[j]
+        works = zip(graph.work([i]), graph.work([j]), graph.work([i, j]), strict=True)
+        launches, saved_bytes = (one + other - both for one, other, both in works)
+        gain_ns = cost.launch_ns * launches + cost.byte_ns * saved_bytes
+        alone = [graph.nodes[k] for k in (i, j) if graph.loops[k] == ALONE]
+        if a == b:
+            place = "still leaves the kernel" if i in exported else "stays inside"
+            saves = f"{launches} launch and {saved_bytes} bytes, {gain_ns:.4g} ns"
+            reason = f"together they save {saves}; the value {place}"
+        elif alone:
+            reason = f"node {alone[0].id} ({alone[0].op}) runs alone: its op shares no kernel"
+        elif apart := reason_apart(a, b):
+            reason = apart
+        elif gain_ns <= 0:
+            reason = "together they would save nothing"
+        else:
+            ended = ", but the search ended before it was found"
+            why = ended if kind == "cost" else f"; a plan of kind {kind!r} leaves them apart"
+            reason = f"together they would save {gain_ns:.4g} ns{why}"
+        return FusionEdge(i, j, a == b, gain_ns, reason)
+
+    return tuple(edge(i, j) for j in graph.members for i in graph.producers[j])
+
+
+def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
+    """Run a plan and return the values that leave its kernels.
+
+    Each kernel is one jitted function, compiled once for its ops, shapes and dtypes: equal kernels share
+    it, within a plan and among plans. Works under `jit`, `vmap` and `grad`. Whatever the plan, a node gives
+    what it gives when it runs by itself, but that compilers may contract a product and a sum into one
+    rounding.
+
+    Args:
+        plan: the plan.
+        inputs: arrays by node id: of inputs, params and constants, and of nodes without operands, which
+            take theirs by their own id. Shapes are those of the graph; dtypes are converted to it. What is
+            not needed is ignored.
+
+    Returns:
+        The values of every kernel's external outputs, and of outputs of the graph that are given, by node
+        id. (A greedy plan keeps all but the last value of a chain inside, outputs of the graph too.)
+
+    Raises:
+        ValueError: naming the node: a missing array, one of another shape than the graph says, operands of
+            unequal shapes, a wrong number of operands, an op without kernel. Naming the kernel and the
+            value it lacks: a plan in an order that cannot run.
+
+    Examples:
+        >>> import rlxjax as rx
+        >>> g = rx.Graph()
+        >>> x, y = g.input("x", (4,)), g.input("y", (4,))
+        >>> g.set_outputs([g.add("add", [g.add("relu", [x]), y])])
+        >>> plan = rx.plan_fusion(g)
+        >>> print(rx.execute_plan(plan, {x: np.array([-1.0, 0, 1, 2]), y: np.full(4, 10.0)})[3])
+        [10. 10. 11. 12.]
+    """
+    nodes = plan.graph.nodes
+    check_operand_counts(nodes)
+    arrays = {as_index(id_, "inputs: node id"): array for id_, array in inputs.items()}
+    given = {node.id for node in nodes if node.op in GIVEN_OPS}
+    values = {id_: array for id_, array in arrays.items() if id_ in given}
+    results: dict[int, Array] = {}
+    for kernel in plan.kernels:
+        for id_ in kernel.external_inputs:
+            if id_ not in values and id_ not in given:
+                raise ValueError(
+                    f"kernel {kernel.id} needs the value of node {id_} ({nodes[id_].op}), which no kernel "
+                    "before it gives: this plan cannot run (the default plan can)"
+                )
+        computed = run_kernel(kernel, values, arrays)
+        values.update(computed)
+        results.update(computed)
+    for id_ in plan.graph.outputs:
+        if id_ in given:
+            results[id_] = jnp.asarray(given_array(nodes[id_], values))
+    return results

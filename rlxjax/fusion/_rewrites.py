@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rlxjax._values import FrozenDict
 from rlxjax.gate import FusionTarget, fusion_benefit, io_fusion_gate_for_target
-from rlxjax.graph._graph import Graph
-from rlxjax.graph._profile import profile_graph_io
+from rlxjax.graph import Graph, profile_graph_io
 
 
 def select_peaks_only_outputs(graph: Graph, target: str) -> Graph:
