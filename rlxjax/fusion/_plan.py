@@ -277,6 +277,7 @@ def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
             value it lacks: a plan in an order that cannot run.
 
     Examples:
+        >>> import numpy as np
         >>> import rlxjax as rx
         >>> g = rx.Graph()
         >>> x, y = g.input("x", (4,)), g.input("y", (4,))
