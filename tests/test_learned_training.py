@@ -9,7 +9,7 @@ import pytest
 from _tolerances import GRADIENT_RTOL
 
 from rlxjax.learned import LearnedFft, ToneSignals, peak_recall, train_learned_fft
-from rlxjax.learned._signals import peak_loss
+from rlxjax.learned._training import peak_loss
 from rlxjax.welch import hann_window
 
 N_FFT, K, SHARE = 32, 2, 0.25

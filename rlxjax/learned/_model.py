@@ -1,18 +1,25 @@
-"""The learned FFT: a butterfly network whose twiddles, gates and mask are parameters."""
+"""The learned FFT: a butterfly network whose twiddles, gates and mask are parameters, and its file."""
 
 import dataclasses
 import functools
+import os
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Complex, Float, Real
+from pydantic import Field, model_validator
 
 from rlxjax._checks import as_index
+from rlxjax._files import Sealed, read_json_file, write_json_file
 from rlxjax._values import short_repr
 
 #: A gate of at least this much is on in hard use.
 GATE_ON = 0.5
+SCHEMA_VERSION = 1
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 @jax.tree_util.register_dataclass
@@ -238,3 +245,109 @@ def wanted_places(on: np.ndarray, unmasked: np.ndarray) -> list[np.ndarray]:
         used = on[stage].reshape(-1, 1, 2**stage) & pairs.any(axis=1, keepdims=True)
         wanted.insert(0, (pairs | used).reshape(-1))
     return wanted
+
+
+class LearnedFftFileError(ValueError):
+    """A model file that cannot be used: one line with the file, the field and the mend."""
+
+
+class LearnedFftFile(Sealed):
+    """The schema: stage by stage, and in a stage butterfly by butterfly, in the order of `LearnedFft`."""
+
+    schema_version: Literal[1]
+    kind: Literal["learned_fft"]
+    n_fft: int
+    active_gates: int
+    total_gates: int
+    note: str
+    twiddles: list[list[list[Finite]]]
+    gates: list[list[Finite]]
+    mask: list[Finite]
+
+    @model_validator(mode="after")
+    def _is_a_model(self) -> "LearnedFftFile":
+        model = self.model()
+        for name in ("n_fft", "active_gates", "total_gates"):
+            if getattr(self, name) != getattr(model, name):
+                raise ValueError(f"{name}: the arrays say {getattr(model, name)}, got {getattr(self, name)}")
+        return self
+
+    def model(self) -> LearnedFft:
+        """Return the model, its leaves float32 on the host."""
+        leaves = {}
+        for name in ("twiddles", "gates", "mask"):
+            try:
+                leaves[name] = _single_precision(getattr(self, name))
+            except ValueError:
+                raise ValueError(f"{name}: expected stages of equal length") from None
+        return LearnedFft.checked(**leaves)
+
+
+def _single_precision(values: Any) -> np.ndarray:
+    """Return numbers in single precision; what lies beyond it is infinite, which no model takes."""
+    with np.errstate(over="ignore"):
+        return np.asarray(values, np.float32)
+
+
+def save_learned_fft(model: LearnedFft, path: str | os.PathLike[str], note: str = "") -> None:
+    """Write a model to a file; a reader sees either the old file or the new one, whole.
+
+    Args:
+        model: the model; its leaves are kept in single precision.
+        path: the file.
+        note: how it was trained, for a reader.
+
+    Raises:
+        ValueError: something that is no model, one with gates outside [0, 1], leaves that are not finite or
+            of wrong shapes.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_learned_fft(LearnedFft.exact(8), f"{folder}/model.json")
+        ...     load_learned_fft(f"{folder}/model.json", n_fft=8).active_gates
+        12
+    """
+    if not isinstance(model, LearnedFft):
+        raise ValueError(f"model: expected a LearnedFft, got {type(model).__name__}")
+    if not isinstance(note, str):
+        raise ValueError(f"note: expected a string, got {note!r}")
+    names = ("twiddles", "gates", "mask")
+    whole = LearnedFft.checked(**{name: _single_precision(getattr(model, name)) for name in names})
+    content = LearnedFftFile(
+        schema_version=SCHEMA_VERSION,
+        kind="learned_fft",
+        n_fft=whole.n_fft,
+        active_gates=whole.active_gates,
+        total_gates=whole.total_gates,
+        note=note,
+        # The shortest decimals that give the same single-precision numbers.
+        **{name: getattr(whole, name).astype(str).astype(float).tolist() for name in names},
+    )
+    write_json_file(content, path, indent=None)
+
+
+def load_learned_fft(path: str | os.PathLike[str], n_fft: int | np.integer | None = None) -> LearnedFft:
+    """Load a model that `save_learned_fft` wrote.
+
+    Args:
+        path: the file.
+        n_fft: the segment length that it has to be for, if that matters already.
+
+    Raises:
+        LearnedFftFileError: a file that is missing, truncated, changed, of a future schema, has gates outside [0, 1]
+            or another value that is no model's, or is a model for another `n_fft`; one line that names the
+            file, the field and the mend.
+
+    Examples:
+        >>> load_learned_fft("missing.json")
+        Traceback (most recent call last):
+        rlxjax.learned._model.LearnedFftFileError: missing.json: no such file; ...
+    """
+    mend = "train one with train_learned_fft and save_learned_fft"
+    error, what = LearnedFftFileError, "a learned FFT"
+    content = read_json_file(path, LearnedFftFile, SCHEMA_VERSION, error, mend, what)
+    if n_fft is not None and content.n_fft != as_index(n_fft, "n_fft"):
+        expected = f"expected a model for n_fft {n_fft}, got one for {content.n_fft}"
+        raise LearnedFftFileError(f"{path}: n_fft: {expected}; {mend}")
+    return content.model()
