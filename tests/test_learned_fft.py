@@ -76,16 +76,6 @@ def test_without_gates_a_bin_is_one_sample_in_bit_reversed_order():
         np.testing.assert_array_equal(spectrum_of(model, rows), [order] * 3)
 
 
-def test_without_its_last_stages_the_first_bins_are_the_transform_of_decimated_samples():
-    exact, segments = LearnedFft.exact(64), noise(3, 64)
-    for last in (1, 2):
-        gates = exact.gates.copy()
-        gates[-last:] = 0
-        spectrum = spectrum_of(dataclasses.replace(exact, gates=gates), segments)
-        n_kept = 64 >> last
-        assert_near(spectrum[:, :n_kept], np.fft.fft(segments[:, :: 2**last]), FLOAT64_RTOL)
-
-
 def test_leading_axes_are_rows_and_integers_become_float32():
     model, segments = random_model(16), noise(2, 3, 16)
     spectra = spectrum_of(model, segments)
