@@ -1,9 +1,10 @@
-"""The axis vocabulary of the annotations.
+"""The axis vocabulary of the annotations, and where a figure comes from.
 
 `*#batch` is any leading batch shape, the same for every argument of a call up to broadcasting. A
 *count* is exact on the host (Python integers or NumPy integer arrays) and a float inside traced code.
 """
 
+import enum
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -25,3 +26,12 @@ Code: TypeAlias = int | np.integer | np.ndarray | Int[Array, "*#batch"]
 StrategyCosts: TypeAlias = Float[Array, "*#batch 4"]
 StrategyWeights: TypeAlias = Float[Array, "*#batch 4"]
 StrategyLogWeights: TypeAlias = Float[Array, "*#batch 4"]
+
+
+class Provenance(enum.StrEnum):
+    """Where a coefficient comes from."""
+
+    MEASURED = "measured"
+    ARCH_DEFAULT = "arch default"
+    DATA_SHEET = "data sheet"
+    UNCALIBRATED = "uncalibrated"

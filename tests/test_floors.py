@@ -15,7 +15,6 @@ FLOORS = (
         "_files",
         "_kept",
         "_numerics",
-        "_provenance",
         "_schedule",
         "_tracing",
         "_values",

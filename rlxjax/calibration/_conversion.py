@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlxjax._provenance import Provenance
+from rlxjax._typing import Provenance
 from rlxjax._values import FrozenDict
 from rlxjax.fit import (
     COVERED,

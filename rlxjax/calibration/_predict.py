@@ -18,8 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rlxjax._checks import is_traced
 from rlxjax._counts import Columns
-from rlxjax._provenance import Provenance
-from rlxjax._typing import Nanoseconds, RealLike, Size
+from rlxjax._typing import Nanoseconds, Provenance, RealLike, Size
 from rlxjax._values import FrozenDict, Handle, by_value, handle
 from rlxjax.fit import (
     SURE,

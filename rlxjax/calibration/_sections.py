@@ -17,7 +17,7 @@ import jax
 from pydantic import Field, model_validator
 
 from rlxjax._files import Sealed, Strict
-from rlxjax._provenance import Provenance
+from rlxjax._typing import Provenance
 
 SCHEMA_VERSION = 5
 UNITS = {"time": "ns", "size": "bytes", "bandwidth": "bytes/ns", "throughput": "FLOP/ns"}

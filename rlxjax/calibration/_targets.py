@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlxjax._provenance import Provenance
+from rlxjax._typing import Provenance
 from rlxjax._values import by_value
 from rlxjax.fit import LatencyPrior, coefficient_names, prior_posterior
 from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function

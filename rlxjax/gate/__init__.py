@@ -9,7 +9,7 @@ up in a table that `stack_rows` makes. Formulas over many runs are written with 
 `gate_rates` and `added_syncs`.
 """
 
-from rlxjax._provenance import Provenance as Provenance
+from rlxjax._typing import Provenance as Provenance
 
 from ._backends import BACKEND_ROWS as BACKEND_ROWS
 from ._backends import BackendCoefficients as BackendCoefficients

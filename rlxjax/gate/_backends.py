@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._checks import MOST, check_at_least, is_on_device, is_traced
-from rlxjax._provenance import Provenance
-from rlxjax._typing import Code, RealLike
+from rlxjax._typing import Code, Provenance, RealLike
 from rlxjax._values import FrozenDict, by_value
 
 _Row = TypeVar("_Row")

@@ -5,10 +5,10 @@ exact integers and know no machine.
 """
 
 from ._graph import Graph as Graph
+from ._graph import GraphIoProfile as GraphIoProfile
+from ._graph import node_io_bytes as node_io_bytes
+from ._graph import profile_graph_io as profile_graph_io
 from ._graph import tensor_bytes as tensor_bytes
 from ._ops import Node as Node
-from ._profile import GraphIoProfile as GraphIoProfile
-from ._profile import node_io_bytes as node_io_bytes
-from ._profile import profile_graph_io as profile_graph_io
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rlxjax._files import Strict, read_json_file
-from rlxjax._provenance import Provenance
+from rlxjax._typing import Provenance
 
 _SCHEMA_VERSION = 1
 _TABLE = Path(__file__).with_name("devices.json")
