@@ -49,8 +49,8 @@ def replayed(
     longer = np.array([factor if strategy in ("all", cell.group) else 1.0 for cell in cells])
     expected = estimates(Calibration.from_file(content).of(WELCH.name).posterior, cells)
     now_ns, then_ns = micro_times_ns(window), {} if content.machine is None else content.machine.canary_ns
-    slower, groups = slowness(now_ns, then_ns) or 1.0, [cell.group for cell in cells]
-    drift = drift_of(groups, quantile_ns(visits) * longer, expected, noise_floor(visits), slower)
+    slower = slowness(now_ns, then_ns) or 1.0
+    drift = drift_of(quantile_ns(visits) * longer, expected, noise_floor(visits), slower)
     return verdict_of({WELCH.name: drift}, now_ns, then_ns, used_by_others(window))
 
 
@@ -65,9 +65,8 @@ def share_of_alarms(
     return {
         "validations": count,
         "alarms": len(alarms),
-        "by_all_runs": sum(drift.overall.is_off for drift in alarms),
-        "by_a_strategy": sum(any(own.is_off for own in drift.groups.values()) for drift in alarms),
-        "overall": [round(drift.overall.factor, 3) for drift in drifts],
+        "by_all_runs": sum(drift.is_off for drift in alarms),
+        "overall": [round(drift.factor, 3) for drift in drifts],
     }
 
 

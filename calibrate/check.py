@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,9 +35,8 @@ GOOD, DRIFTED, NOT_THIS_MACHINE = "good", "drifted", "not this machine"
 STATUSES = {GOOD: 0, DRIFTED: 1, NOT_THIS_MACHINE: 2}
 MIN_BUDGET_S = 5.0
 
-#: A drift of all runs, or of one group beside the others, has to be larger than this, in the logarithm, and than so
-#: many standard deviations of a mean.
-LEAST_DRIFT, LEAST_GROUP_DRIFT, SURE_SDS = 0.09, 0.25, 2.0
+#: A drift has to be larger than this, in the logarithm, and than so many standard deviations of a mean.
+LEAST_DRIFT, SURE_SDS = 0.09, 2.0
 #: Variance of a median of normal values, of that of their mean.
 MEDIAN_VARIANCE = math.pi / 2.0
 #: Relative noise of a run that was timed in one round only.
@@ -59,68 +58,36 @@ KEPT_OPTIONS = ("--budget", "--device", "--model", "--suite", "--only")
 RESERVE_S = 2.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Drift:
-    """How many times longer something takes than the calibration says, and whether that is more than chance.
-
-    Attributes:
-        factor: how many times longer.
-        low, high: between these it may be chance.
-        is_off: whether it is more.
-    """
+class Drift(NamedTuple):
+    """How many times longer something takes than the calibration says; between `low` and `high` it may be chance."""
 
     factor: float
     low: float
     high: float
-    is_off: bool = dataclasses.field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "is_off", not self.low <= self.factor <= self.high)
-
-    def chance(self) -> str:
-        """Return what a person reads of the bounds."""
-        return f"(less is faster; {self.low:.2f} to {self.high:.2f} would be chance)"
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelDrift:
-    """How the cells of one model drifted, the machine's pace taken out: all, each group beside all, and how many."""
-
-    overall: Drift
-    groups: Mapping[str, Drift]
-    cells: int
+    cells: int = 1
 
     @property
     def is_off(self) -> bool:
-        """Whether any of it is more than chance."""
-        return self.overall.is_off or any(drift.is_off for drift in self.groups.values())
+        """Whether it is more than chance."""
+        return not self.low <= self.factor <= self.high
 
-    def sentence(self, name: str) -> str:
-        """Return what a person reads."""
-        timed = f"{self.cells} cells of {name} take {self.overall.factor:.2f} times what is predicted at this pace"
-        off = [f"{group} {drift.factor:.2f} {drift.chance()}" for group, drift in self.groups.items() if drift.is_off]
-        beside = f"; beside the others {', '.join(off)}" if off else ""
-        return f"{timed} {self.overall.chance()}{beside}"
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a program reads."""
+        return {**self._asdict(), "is_off": self.is_off}
 
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
     """What a check found.
 
-    Attributes:
-        word: "good", "drifted" or "not this machine".
-        models: by the model's name; none where nothing was timed.
-        canaries: of each micro-benchmark.
-        slower: how many times longer the canaries take than then, the machine's pace.
-        others: processors that other processes kept busy; None where nobody looked.
-        elsewhere: differences that make it another machine.
-        software: other differences.
-        not_timed: sentences on what was not timed again.
-        commands: that made the sections.
+    `word` is "good", "drifted" or "not this machine"; `models`: the drift of each, the machine's pace taken out, none
+    where nothing was timed; `slower`: how many times longer the canaries take than then; `others`: processors that
+    other processes kept busy, None where nobody looked; `elsewhere`, `software`: differences that make it another
+    machine, and those that do not; `not_timed`: sentences; `commands`: that made the sections.
     """
 
     word: str
-    models: Mapping[str, ModelDrift] = dataclasses.field(default_factory=dict)
+    models: Mapping[str, Drift] = dataclasses.field(default_factory=dict)
     canaries: Mapping[str, Drift] = dataclasses.field(default_factory=dict)
     slower: float = 1.0
     others: float | None = None
@@ -136,7 +103,11 @@ class Validation:
 
     def sentences(self, file: str | os.PathLike[str]) -> list[str]:
         """Return what a person reads."""
-        reasons = [drift.sentence(name) for name, drift in self.models.items()] or list(self.elsewhere)
+        reasons = [
+            f"{drift.cells} cells of {name} take {drift.factor:.2f} times what is predicted at this pace (less is "
+            f"faster; {drift.low:.2f} to {drift.high:.2f} would be chance)"
+            for name, drift in self.models.items()
+        ] or list(self.elsewhere)
         if self.others is not None and self.others > MOST_OTHERS:
             reasons.append(f"other programs keep {self.others:.1f} processors busy")
         said = [f"{self.word}: {'; '.join(reasons)}."]
@@ -159,10 +130,18 @@ class Validation:
 
     def as_json(self, file: str | os.PathLike[str]) -> dict[str, Any]:
         """Return what a program reads."""
-        found = {"verdict": self.word, "calibration": os.fspath(file), **dataclasses.asdict(self)}
-        found |= {"pace": 1.0 / found.pop("slower"), "others_processors": found.pop("others")}
-        del found["word"], found["commands"]
-        return found | {"renewal": None if self.word == GOOD else renewal(file, self.commands)}
+        return {
+            "verdict": self.word,
+            "calibration": os.fspath(file),
+            "models": {name: drift.as_dict() for name, drift in self.models.items()},
+            "canaries": {name: drift.as_dict() for name, drift in self.canaries.items()},
+            "pace": 1.0 / self.slower,
+            "others_processors": self.others,
+            "elsewhere": self.elsewhere,
+            "software": self.software,
+            "not_timed": self.not_timed,
+            "renewal": None if self.word == GOOD else renewal(file, self.commands),
+        }
 
 
 def check(
@@ -221,14 +200,14 @@ def check(
         for name, log in logs.items():
             cells, visits = log.timed()
             expected = estimate(timed[name][1].posterior, cell_runs(timed[name][0].model, cells))
-            groups, slower = [cell.group for cell in cells], slowness(now_ns, canary_then_ns) or 1.0
-            models[name] = drift_of(groups, quantile_ns(visits), expected, noise_floor(visits), slower)
+            slower = slowness(now_ns, canary_then_ns) or 1.0
+            models[name] = drift_of(quantile_ns(visits), expected, noise_floor(visits), slower)
         found = verdict_of(models, now_ns, canary_then_ns, used_by_others(machine))
     return dataclasses.replace(found, not_timed=not_timed, **of_file)
 
 
 def verdict_of(
-    models: Mapping[str, ModelDrift],
+    models: Mapping[str, Drift],
     canary_ns: Mapping[str, float],
     canary_then_ns: Mapping[str, float],
     others: float | None = None,
@@ -248,36 +227,25 @@ def verdict_of(
 
 
 def drift_of(
-    groups: Sequence[str],
     measured_ns: np.ndarray,
     expected: LatencyEstimate,
     noise: np.ndarray,
     slower: float = 1.0,
-) -> ModelDrift:
+) -> Drift:
     """Return how far the times of a few cells are from what a calibration says.
 
     The machine's pace, by the canaries, is taken out: it is said, and is no drift by itself. The median of
-    `log(measured / predicted)` that is left, weighted by how sure each is, of all cells and of each group beside the
-    others, is held against what the calibration's own standard deviations and the noise of the timings make likely, and
-    against a tolerance.
+    `log(measured / predicted)` that is left, weighted by how sure each is, is held against what the calibration's own
+    standard deviations and the noise of the timings make likely, and against a tolerance.
     """
     pace = np.log(slower)
     believed = pace**3 / (pace**2 + PACE_NOISE**2)  # runs follow the canaries as far as that is more than noise
     log_ratios = np.log(measured_ns / np.asarray(expected.time_ns)) - believed
-    names, scores = np.array(groups), np.asarray(expected.scores)
-    own = np.asarray(expected.spread) ** 2 + np.nan_to_num(noise, nan=UNKNOWN_NOISE) ** 2
-    common = weighted_median(log_ratios, 1.0 / own)
-
-    def drift(mine: np.ndarray, tolerance: float, centre: float) -> Drift:
-        weights = 1.0 / own[mine]
-        shared = np.sum((weights @ scores[mine] / weights.sum()) ** 2)
-        doubt = tolerance + SURE_SDS * np.sqrt(shared + MEDIAN_VARIANCE / weights.sum())
-        bounds = np.exp([weighted_median(log_ratios[mine], weights) - centre, -doubt, doubt])
-        return Drift(*bounds.tolist())
-
-    overall = drift(np.ones(len(names), bool), LEAST_DRIFT, 0.0)
-    of_groups = {name: drift(names == name, LEAST_GROUP_DRIFT, common) for name in dict.fromkeys(names.tolist())}
-    return ModelDrift(overall, of_groups, len(names))
+    weights = 1.0 / (np.asarray(expected.spread) ** 2 + np.nan_to_num(noise, nan=UNKNOWN_NOISE) ** 2)
+    shared = np.sum((weights @ np.asarray(expected.scores) / weights.sum()) ** 2)
+    doubt = LEAST_DRIFT + SURE_SDS * np.sqrt(shared + MEDIAN_VARIANCE / weights.sum())
+    bounds = np.exp([weighted_median(log_ratios, weights), -doubt, doubt])
+    return Drift(*bounds.tolist(), cells=len(log_ratios))
 
 
 def weighted_median(values: np.ndarray, weights: np.ndarray) -> float:

@@ -249,13 +249,6 @@ def said_of_pace(pace: Pace, processors: int) -> Verdict:
             cautions.append(f"{share}: times are for that pace.")
         else:
             said.append(f"{share}.")
-    if (known := pace.known) is not None:
-        if known.high < LEAST_PACE:
-            share = f"It ran at {100 * known.high:.0f} % of the speed of the slowest machine that is known"
-            cautions.append(f"{share}: something may hold it back.")
-        elif pace.usual is None:
-            fastest = f"{known.low:.1f} times as fast as the fastest"
-            said.append(f"It ran {known.high:.1f} times as fast as the slowest machine known, {fastest}.")
     if pace.others is not None and pace.others > MOST_OTHERS:
         cautions.append(
             f"Other programs kept {pace.others:.1f} of {processors} processors busy: times are for that load; run "

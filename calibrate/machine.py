@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 
 from rlxjax import IoFusionGate
-from rlxjax.calibration import GATE_UNITS, GateCoefficient, MachineSection, Pace, Range, population
+from rlxjax.calibration import GATE_UNITS, GateCoefficient, MachineSection, Pace
 from rlxjax.clock import quiet_collector
 from rlxjax.gate import Provenance
 from rlxjax.welch import SELECTIONS, WelchPeakParams, mean_power, selected_peaks
@@ -182,18 +182,6 @@ def slowness(now_ns: Mapping[str, float], then_ns: Mapping[str, float]) -> float
     return float(np.exp(np.mean(np.log(ratios)))) if ratios else None
 
 
-def speed_among_known(now_ns: Mapping[str, float], platform: str) -> Range | None:
-    """Return a machine's speed in units of the fastest and of the slowest machine of its platform's population.
-
-    None without a population that has canaries.
-    """
-    known = population(platform)
-    of = [own.population for own in known.models.values()] if known is not None else []
-    machines = [one for population in of if population is not None for one in population.machines]
-    speeds = [found for one in machines if (found := slowness(one.canary_ns, now_ns)) is not None]
-    return Range(low=min(speeds), high=max(speeds)) if speeds else None
-
-
 def used_by_others(log: SampleLog) -> float | None:
     """Return the processors that other processes kept busy, in the mean over looks; None without two of these."""
     others = [look.others for look in log.canaries[1:]]
@@ -203,7 +191,7 @@ def used_by_others(log: SampleLog) -> float | None:
 def pace_of(log: SampleLog, earlier: MachineSection | None) -> Pace:
     """Return how fast the machine was while samples were taken; its quickest, earlier ones too, is the usual speed.
 
-    What is known of other machines is the population's of the platform. Samples without looks say nothing.
+    Samples without looks say nothing.
     """
     looks = np.log([[look.times_ns[name] for name in CANARIES] for look in log.canaries])
     changes = np.mean(looks - np.median(looks, 0), -1) if len(looks) else np.zeros(0)
@@ -219,7 +207,6 @@ def pace_of(log: SampleLog, earlier: MachineSection | None) -> Pace:
             usual_ns = dict(then_ns) if slower > 1.0 else usual_ns
     return Pace(
         usual=ratio,
-        known=speed_among_known(now_ns, log.fingerprint.platform),
         usual_ns=usual_ns,
         log_sd=float(np.sqrt(squares / (len(changes) + PACE_LOOKS))),
         others=used_by_others(log),

@@ -17,7 +17,6 @@ from calibrate.machine import (
     micro_times_ns,
     pace_of,
     slowness,
-    speed_among_known,
     time_micro,
 )
 from calibrate.samples import Canary, SampleLog, SampleWriter, header_of, read_samples
@@ -55,15 +54,6 @@ def test_a_first_calibration_knows_no_usual_speed_and_later_ones_are_held_agains
     third = pace_of(log_of([0.9] * 20), earlier_with(slow))
     assert third.usual == pytest.approx(1 / 0.9)
     assert third.usual_ns == pytest.approx(dict.fromkeys(CANARIES, 900.0))
-
-
-def test_a_machine_is_held_against_those_of_the_population():
-    machines = machine.population("cpu").models["welch"].population.machines
-    now_ns = machines[0].canary_ns
-    found = speed_among_known({name: 2.0 * time_ns for name, time_ns in now_ns.items()}, "cpu")
-    of_all = [slowness(one.canary_ns, now_ns) for one in machines]
-    assert (found.high, found.low) == pytest.approx((max(of_all) / 2.0, min(of_all) / 2.0))
-    assert speed_among_known(now_ns, "abacus") is None
 
 
 def test_a_pace_that_changes_makes_the_times_less_sure():
