@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rlxjax._provenance import Provenance
+from rlxjax._typing import Provenance
 from rlxjax._values import short_repr, whole_ns
 from rlxjax.graph import Graph, GraphIoProfile
 from rlxjax.jaxpr import profile_function
