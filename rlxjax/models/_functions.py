@@ -2,18 +2,19 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlxjax._numerics import soft_roofline
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict, by_value
-from rlxjax.fit import Facts, Input, LatencyPrior, Runs, wide_prior
+from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, wide_prior
 from rlxjax.gate import Coefficients
 from rlxjax.jaxpr import FunctionProfile
 
-from ._counts_model import CountsModel
 from ._function_inputs import INPUTS, function_inputs
 
 #: How sharply the larger of compute and memory time decides; 1 would be their sum.
@@ -74,6 +75,27 @@ class FunctionCoefficients(Coefficients):
     comparison_ns: RealLike = 10.0
     matrix_flop_per_ns: RealLike = 100.0
     random_op_ns: RealLike = 0.02
+
+
+class CountsModel(LatencyModel):
+    """A latency model whose runs are programs: they come as code, which is counted, and not as sizes."""
+
+    def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Return what a domain bounds: each count by itself, since a program has few kinds of work."""
+        return list(values.items())
+
+    def folds(self, runs: Runs) -> Sequence[np.ndarray]:
+        """Return a column that leaves every program out by itself, `[n]`."""
+        return [np.arange(len(next(iter(runs.inputs.values()))))]
+
+    def grid(self) -> Runs:
+        """Return no runs, `[0]`."""
+        return self.runs([])
+
+    def runs(self, rows: Sequence[Mapping[str, float]]) -> Runs:
+        """Return the runs of programs by their counts, `[n]`."""
+        columns = {name: np.array([row[name] for row in rows], float) for name in self.inputs}
+        return Runs(self, np.zeros(len(rows), np.int32), columns)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,7 @@ from rlxjax._values import by_value
 from rlxjax.fit import Facts, Runs
 from rlxjax.gate import Coefficients
 
-from ._fft import FFT_BYTES_PER_SAMPLE, ROOFLINE_SHARPNESS, fft_flop
-from ._transforms import factor_ratio
+from ._fft import FFT_BYTES_PER_SAMPLE, ROOFLINE_SHARPNESS, factor_ratio, fft_flop
 
 VARIANTS = ("host", "fused_maxima", "fused_top_k", "block", "learned")
 #: Their places.
