@@ -158,11 +158,7 @@ def jax_dtype(name: str) -> Any:
 def kernel_function(
     nodes: Sequence[Node], argument_nodes: Sequence[Node], output_ids: Sequence[int]
 ) -> Callable[..., list[Array]]:
-    """Return the jitted function of a kernel: its arguments in, the values of its outputs out.
-
-    A node without operands reads the argument of its own id. Equal kernels get the same function. What cannot be
-    computed is a `StepError`, here or while it is traced.
-    """
+    """Return the jitted function of a kernel: its arguments in, the values of its outputs out."""
     arguments = {node.id: -1 - number for number, node in enumerate(argument_nodes)}
     numbers = {node.id: number for number, node in enumerate(nodes)}
     steps = []

@@ -183,11 +183,7 @@ BEAM_NODES, MAX_BEAM = 1_500, 24
 
 
 def cheapest_partition(graph: KernelGraph, cost: LinearCost) -> Partition:
-    """Return the cheapest partition found, its kernels in an order that can run; the chains are among those tried.
-
-    Every kernel that shares saves launches and bytes; what has to be decided is which of the fusions that exclude each
-    other to take, because kernels have to run in some order.
-    """
+    """Return the cheapest partition found, its kernels in an order that can run; the chains are among those tried."""
     if not graph.members:
         return []
     width, by_cost = max(1, min(MAX_BEAM, BEAM_NODES // len(graph.members))), functools.partial(cost.of, graph)
@@ -308,10 +304,7 @@ def _beam(graph: KernelGraph, cost: LinearCost, width: int) -> list[Partition]:
 
 
 def _merged(graph: KernelGraph, partition: Partition) -> Partition:
-    """Return kernels of which no two that share an edge, an operand or a shape may be one, in an order that can run.
-
-    Whole kernels become one, which never costs, where that closes no cycle.
-    """
+    """Return kernels of which no two that share an edge, an operand or a shape may be one, in an order that can run."""
     groups = [list(group) for group in partition]
     owner = {i: number for number, group in enumerate(groups) for i in group}
     readers = graph.readers(groups)

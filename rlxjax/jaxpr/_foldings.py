@@ -14,10 +14,7 @@ _SUMS = ("add", "add_any")
 def folded(
     equations: Sequence[Any], steps: Sequence[Step], constant: Container[int], outputs: Sequence[int]
 ) -> list[Step]:
-    """Return the steps that are left: products take and give transposed matrices, and zeros are scattered into sums.
-
-    Constant buffers are made of literals; outputs stay to the end.
-    """
+    """Return the steps that are left: products take and give transposed matrices, and zeros are scattered into sums."""
     kept = set(outputs)
     return _without_transposes(equations, _scattered_into_sums(equations, steps, constant, kept), kept)
 

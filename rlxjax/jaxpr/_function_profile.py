@@ -136,10 +136,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def _as_compiled(written: FunctionProfile, traced: Any, trips: Mapping[str, int]) -> FunctionProfile:
-    """Return the profile of a traced function by what XLA makes of it, operations by its equations.
-
-    Trips are those of loops whose trips XLA does not tell, by their line.
-    """
+    """Return the profile of a traced function by what XLA makes of it, operations by its equations."""
     try:
         with _lines_in_the_cache_key():
             made = traced.lower().compile()
@@ -226,10 +223,7 @@ def _disagreements(
     costs: Mapping[str, float],
     devices: int,
 ) -> tuple[Disagreement, ...]:
-    """Return the counts that differ: of the equations, of the compiled program, and of XLA's own analysis.
-
-    Devices are those of a target, 0 without one.
-    """
+    """Return the counts that differ: of the equations, of the compiled program, and of XLA's own analysis."""
     more = ["XLA's figure counts the body of a loop once"] if program.loops else []
     if program.custom_calls:
         more.append(f"XLA's figure has nothing for custom calls ({', '.join(program.custom_calls)})")

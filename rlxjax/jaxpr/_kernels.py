@@ -184,11 +184,7 @@ def reordering(size_bytes: int) -> Work:
 
 
 def _operation_of(equation: Any, rule: Rule, op: Operation) -> str:
-    """Return the name of an equation's primitive, with what tells its cost.
-
-    A reduction and a transpose say whether the last axis takes part, a sine whether its arguments are few, a
-    transform whether one side is real.
-    """
+    """Return the name of an equation's primitive, with what tells its cost."""
     name = equation.primitive.name
     if rule.family == "reduction" and not is_outer_reduction(equation):
         return f"{name} inner"

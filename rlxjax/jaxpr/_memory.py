@@ -60,11 +60,7 @@ def fused_memory(
     reusable: Iterable[int],
     reshaped: Container[int] = (),
 ) -> tuple[Kernels, int, int]:
-    """Return the fused kernels, the bytes that they move, and the most bytes that live at once beside the inputs.
-
-    A value that may be computed on the way to its readers is kept in memory only if it is an output, if a
-    reader needs it there, or if it is costly and several kernels read it.
-    """
+    """Return the fused kernels, the bytes that they move, and the most bytes that live at once beside the inputs."""
     given = set(inputs)
     lasting = given.difference(reusable)
     unread = [0] * len(sizes)
@@ -137,10 +133,7 @@ def _read_by_several(steps: Sequence[Step], needed: bytearray) -> set[int]:
 
 
 def _for_libraries(steps: Sequence[Step]) -> Iterable[int]:
-    """Yield what lies in memory for reductions, whose libraries take elementwise work alone on the way.
-
-    That is what is read in parts, and, where a matrix is transposed, what the reduction itself reads.
-    """
+    """Yield what lies in memory for reductions, whose libraries take elementwise work alone on the way."""
     wanted: dict[int, int] = {}
     for step in reversed(steps):
         if step.writes_memory and step.work.family != "reduction":
@@ -222,11 +215,7 @@ def _most_live(
     lasting: set[int],
     reshaped: Container[int],
 ) -> int:
-    """Return the bytes of the outputs, and of what else lives at once beside the inputs.
-
-    A value that takes the memory of one that dies shares its place. Until an output is made, its place serves
-    another value of the same size.
-    """
+    """Return the bytes of the outputs, and of what else lives at once beside the inputs."""
     last: dict[int, float] = {}
     for number, kernel in enumerate(kernels):
         last.update(dict.fromkeys(kernel.reads, number))
@@ -262,10 +251,7 @@ def _most_live(
 
 
 def _is_hosted(hosts: list[tuple[int, int, list[tuple[int, int]]]], size: int, made: int, until: int) -> bool:
-    """Find a place of an output that is free while it is needed, and take it.
-
-    Hosts are sorted by size: the size, when the output is made, and from when to when others lie there.
-    """
+    """Find a place of an output that is free while it is needed, and take it."""
     first = bisect.bisect_left(hosts, size, key=lambda host: host[0])
     for _, written, stays in hosts[first : first + _MOST_READS]:
         if until < written:

@@ -89,10 +89,7 @@ def _runs(op: Operation) -> int:
 
 
 def _window_reads(op: Operation) -> dict[str, int]:
-    """Return the loads of the runs that a convolution reads, and those of windows over an edge.
-
-    Channels, and the last axis of the window, lie beside each other. Channels that fill short vectors are loaded so.
-    """
+    """Return the loads of the runs that a convolution reads, and those of windows over an edge."""
     numbers, kernel = op.params["dimension_numbers"], op.inputs[1]
     width, channels = kernel.shape[numbers.rhs_spec[-1]], kernel.shape[numbers.rhs_spec[1]]
     width = width if len(numbers.rhs_spec) > 2 else 1

@@ -89,10 +89,7 @@ class Walk:
         self._implementations: dict[int, Any] = {}
 
     def totals(self, jaxpr: Any, reusable: Iterable[int] = (), known: Sequence[Number] = ()) -> Totals:
-        """Return what a jaxpr does when it runs once.
-
-        It may take the memory of arguments at reusable positions. Arguments that are no known numbers are None.
-        """
+        """Return what a jaxpr does when it runs once."""
         key = id(jaxpr), tuple(reusable), tuple(known)
         if key not in self._totals or self._size(jaxpr)[1]:
             self._totals[key] = self._count(jaxpr, key[1], known)
@@ -155,10 +152,7 @@ class Walk:
         return totals
 
     def _place(self, jaxpr: Any, operands: Sequence[Any], flat: _Flat, caller: str) -> list[Any]:
-        """Write the equations of a jaxpr out and return the buffers of its results.
-
-        What has no line of its own, because a library's function was traced before, has that of its caller.
-        """
+        """Write the equations of a jaxpr out and return the buffers of its results."""
         held: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
         held.update((var, flat.held_constant(self._constants.get(var, var), var.aval)) for var in jaxpr.constvars)
 

@@ -127,10 +127,7 @@ class Computation:
         return [self.instructions[name] for name in instruction.operands]
 
     def moved(self, instruction: Instruction, fused: "Computation | None") -> tuple[int, int]:
-        """Return the bytes that an instruction reads from main memory and writes to it, with what it fuses.
-
-        Those of a collective count wherever they lie.
-        """
+        """Return the bytes that an instruction reads from main memory and writes to it, with what it fuses."""
         opcode, operands = instruction.opcode, self.operands(instruction)
         ends = []
         if opcode.endswith("-start"):

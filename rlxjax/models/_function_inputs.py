@@ -219,10 +219,7 @@ def _counts(group: KernelGroup) -> dict[str, float]:
 
 
 def _shared(group: KernelGroup, counts: Mapping[str, float]) -> float:
-    """Return how surely processors share the kernels of a group: from 0, each by one processor, to 1.
-
-    Of a batch of products each is shared by itself.
-    """
+    """Return how surely processors share the kernels of a group: from 0, each by one processor, to 1."""
     kind, launches = group.kind, group.launches
     is_one_transform = kind.family == "fft" and group.elements.get(f"{kind.operation} slices", launches) == launches
     if is_one_transform or kind.family in ("sort", "linear algebra", "scatter"):
