@@ -3,7 +3,7 @@
 import pytest
 
 import rlxjax as rx
-from rlxjax.graph._ops import OPS  # the specification names each
+from rlxjax.graph import OPS  # the specification names each
 
 SOURCES = {"input", "param", "constant"}
 VIEWS = {"reshape", "transpose", "narrow"}

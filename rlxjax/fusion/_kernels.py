@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rlxjax._values import by_value
-from rlxjax.graph import Node
-from rlxjax.graph._ops import OPS, Shape
+from rlxjax.graph import OPS, Node, Shape
 
 #: JAX's names of the kinds of numbers, whose bits follow.
 _KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex", "bool": "bool"}

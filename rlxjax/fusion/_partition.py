@@ -14,8 +14,7 @@ import numpy as np
 
 from rlxjax._checks import is_traced
 from rlxjax.gate import BackendCoefficients, IoFusionGate, backend_coefficients, jax_device
-from rlxjax.graph import Graph, Node
-from rlxjax.graph._ops import OPS
+from rlxjax.graph import OPS, Graph, Node
 
 #: Nodes that are no kernels: their values are given.
 GIVEN_OPS = ("input", "param", "constant")
