@@ -29,11 +29,6 @@ PROFILES = [
     rx.GraphIoProfile(7, 2, 1001, 4003),
     rx.GraphIoProfile(24_576, 1, 2**40 + 1, 2**42 + 3),
 ]
-WGPU = ("gpu", "vulkan", "webgpu", "directx", "opengl")
-SLOPES = {d: v for ds, v in [(("metal", "mlx", "ane"), (0.22, 1.15)), (("cuda", "rocm"), (0.15, 0.85))] for d in ds}
-SLOPES |= dict.fromkeys(WGPU, (0.12, 0.0))
-SCALES = dict(zip(("metal", "mlx", "ane", "cuda", "rocm"), (7.5, 7.5, 7.5, 0.43, 0.43), strict=True))
-SCALES |= dict.fromkeys(WGPU, 2.2)
 #: What is known of a learned FFT: whether there is one, its gates that are on, all of them.
 MODELS = [(False, None, 0), (True, None, 1024), (True, 255, 1024), (True, 256, 1024), (True, 0, 0), (False, 1, 1024)]
 BATCHES = [1, 128, 129, 256, 257, 1024, 8191, 8192, 65_536]
@@ -188,99 +183,21 @@ def test_a_graph_on_all_rows_is_one_call_vmap_is_a_loop_and_a_whole_row_has_a_gr
         assert_gradient_is_the_finite_difference(jax.jit(lambda row, p=profile: rx.io_cost_ns(p, row)), stacked())
 
 
-# --- SPEC 5, written out -------------------------------------------------------------------------
-
-
-def host_reference(device, batch, n_fft, k, segments):
-    rows, peak_bytes = batch * segments, 8 * batch * k
-    traffic = 12 * rows * n_fft + peak_bytes
-    ns = 3_000 + (rows + batch) * 300 + traffic / 30 + (peak_bytes + traffic // 4) / 30
-    a, b = SLOPES.get(device, (0, 0))
-    ns *= 1 + a * math.log(batch / 512) if batch >= 512 else 1
-    return ns * (1 + b * math.log2(batch / 2048) if batch > 2048 else 1)
-
-
-def graph_reference(device, batch, n_fft, k, set_, fused, segments=2):
-    graph = rx.welch_peaks_graph(batch, rx.WelchPeakParams(n_fft, segments, k), fused)
-    return float(device_cost(graph, device, set_))
-
-
-def fused_reference(device, batch, n_fft, k, set_, scale=1.0, segments=2):
-    io = graph_reference(device, batch, n_fft, k, set_, True, segments)
-    c = SCALES.get(device, 1.0) * min(max(scale, 0.25), 1.0)
-    floor = 400_000 if device != "cpu" and batch < 512 else 0
-    return max(io * c, io + floor) if c >= 1 else max(io * c, floor)
-
-
-def block_reference(device, batch, n_fft, k, set_, segments=2):
-    io = graph_reference(device, batch, n_fft, k, set_, False, segments)
-    return io if device == "cpu" else io * 0.72 + 80 * batch * k
-
-
-def breakdown_reference(device, batch, n_fft, k, set_):
-    gate = rx.io_fusion_gate_for_target(rx.fusion_target(device))
-    keep, fuse = (
-        rx.profile_graph_io(rx.welch_peaks_graph(batch, rx.WelchPeakParams.fast(n_fft, k), fused))
-        for fused in (False, True)
-    )
-    if batch >= 2048 and device in ("cuda", "rocm", *WGPU):
-        fuse = dataclasses.replace(fuse, sync_points=fuse.sync_points - 1)
-    slack = 1.15 if device in ("cuda", "rocm") and batch >= 8192 else 1.10
-    block = block_reference(device, batch, n_fft, k, set_)
-    floor_ok = device in ("cpu", "tpu") or batch < 2048
-    floor_ok = floor_ok or fused_reference(device, batch, n_fft, k, set_) <= block * slack
-    return float(gate.score_ns(keep, fuse)), bool(gate.should_fuse(keep, fuse)), floor_ok
-
-
-def costs_reference(device, batch, n_fft, k, available, active, total, set_):
-    ultra, fast = (host_reference(device, batch, n_fft, k, segments) for segments in (1, 2))
-    if device != "cpu" and batch > 128:
-        ultra = INF
-    rlx = learned = INF
-    _, io, floor_ok = breakdown_reference(device, batch, n_fft, k, set_)
-    if device not in ("cpu", "tpu") and io and floor_ok:
-        rlx = fused_reference(device, batch, n_fft, k, set_)
-        if available and active is not None and total > 0 and 4 * active < total:
-            learned = fused_reference(device, batch, n_fft, k, set_, 0.30 + 0.70 * active / total)
-    return ultra, fast, rlx, learned
-
-
-learned_models = st.tuples(st.booleans(), st.none() | st.integers(0, 2048), st.sampled_from([0, 1, 1024, 8192]))
+# --- Paths and profiles in closed form: the golden tables have the rest --------------------------
 
 
 @lawful
-@given(devices, batches, even, peaks, learned_models, sets)
-def test_every_cost_is_the_formula(device, batch, n_fft, k, learned, set_):
-    costs = rx.estimate_welch_peaks_costs(device, batch, n_fft, k, *learned, coefficients=set_)
-    expected = costs_reference(device, batch, n_fft, k, *learned, set_)
-    np.testing.assert_allclose(costs.stack(), expected, rtol=FLOAT64_RTOL)
-
-
-@lawful
-@given(devices, batches, even, peaks, sets, st.integers(1, 8), st.floats(0, 2))
-def test_every_path_is_the_formula(device, batch, n_fft, k, set_, segments, scale):
-    workload, options = (device, batch, n_fft, k), {"coefficients": set_, "n_segments": segments}
+@given(batches, even, peaks, sets, st.integers(1, 8), st.floats(0, 2))
+def test_a_path_of_any_segments_on_the_cpu_is_the_cost_of_its_graph_or_profile(batch, n_fft, k, set_, segments, scale):
+    params, options = rx.WelchPeakParams(n_fft, segments, k), {"coefficients": set_, "n_segments": segments}
+    workload, row = ("cpu", batch, n_fft, k), rx.backend_coefficients("cpu")
+    fused_ns, block_ns = (graph_cost(rx.welch_peaks_graph(batch, params, fused), row) for fused in (True, False))
     for value, expected in (
-        (rx.fused_graph_ns(*workload, scale, **options), fused_reference(*workload, set_, scale, segments)),
-        (rx.block_graph_ns(*workload, **options), block_reference(*workload, set_, segments)),
-        (rx.welch.host_path_ns(*workload, **options), host_reference(*workload, segments)),
+        (rx.fused_graph_ns(*workload, scale, **options), fused_ns * min(max(scale, 0.25), 1.0)),
+        (rx.block_graph_ns(*workload, **options), block_ns),
+        (rx.welch.host_path_ns(*workload, **options), io_cost(rx.host_fft_profile(batch, params), row)),
     ):
         np.testing.assert_allclose(value, expected, rtol=FLOAT64_RTOL)
-
-
-@lawful
-@given(devices, batches, even, peaks, sets)
-def test_the_breakdown_is_the_formula(device, batch, n_fft, k, set_):
-    breakdown = rx.welch_peaks_fusion_gate_breakdown(device, batch, n_fft, k, set_)
-    score, io, floor_ok = breakdown_reference(device, batch, n_fft, k, set_)
-    size = 24 * batch * n_fft + 1e8
-    np.testing.assert_allclose(breakdown.score_ns, score, rtol=0, atol=FLOAT64_RTOL * size)
-    assert (breakdown.should_fuse_io, breakdown.compute_floor_ok) == (io, floor_ok)
-    assert breakdown.should_fuse == (io and floor_ok)
-    assert breakdown.readback_saved_bytes == 16 * batch * n_fft - 8 * batch * k
-
-
-# --- Profiles ------------------------------------------------------------------------------------
 
 
 @lawful
@@ -346,7 +263,7 @@ def test_a_large_batch_does_not_overflow(x64, transform):
         estimate = rx.estimate_welch_peaks_costs("cuda", batch, n_fft, 64).stack()
         return estimate, breakdown.readback_saved_bytes
 
-    expected = costs_reference("cuda", 10**6, 4096, 64, False, None, 0, "arch")
+    expected = rx.estimate_welch_peaks_costs("cuda", 10.0**6, 4096.0, 64.0).stack()
     with jax.enable_x64(x64):
         estimate, saved = transform(costs)(np.int32(10**6), np.int32(4096))
     np.testing.assert_allclose(estimate, expected, rtol=FLOAT64_RTOL if x64 else FLOAT32_RTOL)
@@ -400,19 +317,6 @@ def test_the_pick_is_the_cheapest_strategy(device, batch, model, set_):
     costs = rx.estimate_welch_peaks_costs(device, batch, 256, 16, *model, coefficients=set_)
     assert isinstance(pick, rx.welch.ReferenceStrategy)
     assert getattr(costs, f"{pick}_ns") == min(vars(costs).values()) < INF
-
-
-def test_a_learned_model_is_used_where_it_is_known_to_be_sparse():
-    for model in (*MODELS, (True, 0, 1), (True, -1, 1024), (True, None, 0)):
-        costs = rx.estimate_welch_peaks_costs("metal", 8192, 256, 16, *model)
-        is_used = model in ((True, 255, 1024), (True, 0, 1))
-        assert np.isfinite(costs.learned_ns) == is_used
-        if is_used:
-            scale = 0.30 + 0.70 * model[1] / model[2]
-            assert costs.learned_ns == rx.fused_graph_ns("metal", 8192, 256, 16, scale)
-            assert costs.learned_ns <= costs.rlx_ns
-        for device, batch in (("cpu", 8192), ("tpu", 8192), ("metal", 256)):
-            assert rx.estimate_welch_peaks_costs(device, batch, 256, 16, *model).learned_ns == INF
 
 
 def legacy(device, batch, available, active, total):
@@ -690,20 +594,15 @@ def test_a_gradient_has_the_types_of_what_it_is_of(device, of_set, of_batch):
         assert by_batch.dtype == of_batch
 
 
-def rows_with_sets(n):
-    return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), rx.welch.coefficient_set())
-
-
 @functools.cache
 def path_costs(name):
     """Return a cost of rows, each with a set of its own, by sizes that may have derivatives; of a code's device."""
 
     def costs_ns(tree, device):
-        options = {"n_segments": tree["n_segments"], "coefficients": tree["set"]}
+        scale = {"scale": tree["scale"]} if name == "fused_graph_ns" else {}
         sizes = [tree[size] for size in ("batch", "n_fft", "k")]
-        if name == "host_path_ns":
-            return rx.welch.host_path_ns(device, *sizes, **options)
-        return rx.fused_graph_ns(device, *sizes, tree["scale"], **options)
+        options = {"n_segments": tree["n_segments"], "coefficients": tree["set"]}
+        return getattr(rx.welch, name)(device, *sizes, **options, **scale)
 
     return jax.vmap(costs_ns)
 
@@ -712,7 +611,8 @@ def path_costs(name):
 def test_the_gradient_of_a_path_by_sizes_segments_and_scale_is_the_finite_difference(name):
     segments, scale, batch = (x.ravel() for x in np.meshgrid([1, 2, 5], [0.1, 0.6, 1.4], [30, 700, 9000]))
     n = len(batch)
-    tree = {"set": rows_with_sets(n), "batch": batch, "n_fft": np.full(n, 256), "k": np.full(n, 16)}
+    sets = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), rx.welch.coefficient_set())
+    tree = {"set": sets, "batch": batch, "n_fft": np.full(n, 256), "k": np.full(n, 16)}
     tree |= {"n_segments": segments, "scale": scale}
     for device in ("cuda", "metal", "tpu"):
         kinks = {"['set'].strategy.is_gpu", "['set'].strategy.falls_back"}
@@ -720,22 +620,6 @@ def test_the_gradient_of_a_path_by_sizes_segments_and_scale_is_the_finite_differ
             kinks.add("['set'].strategy.fused_scale")
         codes = np.full(n, rx.Device.parse(device).code)
         assert_gradient_is_the_finite_difference(path_costs(name), tree, codes, kinks=kinks)
-
-
-def test_the_gradient_of_an_evaluated_table_is_the_finite_difference():
-    batch, n_fft, k = (x.ravel() for x in np.meshgrid([30.0, 700.0, 5000.0], [64.0, 1024.0], [4.0, 16.0]))
-    tree = {"set": rows_with_sets(len(batch)), "batch": batch, "n_fft": n_fft, "k": k}
-    tree |= {"temperature_ns": np.full(len(batch), 3e6)}
-
-    @jax.vmap
-    def score_and_probability(tree):
-        options = {"coefficients": tree["set"], "temperature_ns": tree["temperature_ns"]}
-        result = rx.welch.evaluate_welch_peaks("cuda", tree["batch"], tree["n_fft"], tree["k"], **options)
-        return result.score_ns * 1e-7 + result.fuse_probability
-
-    # A native kernel saves the whole sync point: what adds one is penalised.
-    kinks = {"['set'].strategy.has_native_kernel"}
-    assert_gradient_is_the_finite_difference(score_and_probability, tree, kinks=kinks)
 
 
 @pytest.mark.parametrize("value", [INF, math.nan])
@@ -800,6 +684,12 @@ def test_what_has_no_cost_is_refused_by_name():
         (lambda: rx.useful_bytes_touched(None, params), "batch"),
         (lambda: rx.algorithm_bandwidth_gbps(-5, 3.0), "useful_bytes"),
         (lambda: rx.estimate_welch_peaks_costs("cuda", 8, 256, 16, coefficients=None), "coefficients"),
+        (lambda: rx.estimate_welch_peaks_costs("abacus", 8, 256, 16), "unknown device 'abacus'"),
+        (lambda: rx.estimate_welch_peaks_costs("cuda", "many", 256, 16), "batch"),
+        (
+            lambda: rx.estimate_welch_peaks_costs("cuda", 8, 256, 16, coefficients="mine"),
+            "expected one of arch, portable",
+        ),
         (lambda: rx.estimate_welch_peaks_costs("cuda", 8, 256, 16, True, 1, -4), "learned_total_gates"),
         (lambda: rx.pick_weights(3.0, temperature_ns=1.0), "costs"),
         (lambda: rx.pick_weights([3.0], temperature_ns="a"), "temperature_ns"),
@@ -809,25 +699,35 @@ def test_what_has_no_cost_is_refused_by_name():
             call()
 
 
-def test_a_bad_workload_is_refused_by_name():
-    for change, says in [
-        ({"batch": -1}, "batch: expected a size of at least 0, got -1"),
-        ({"batch": np.array([3.0, np.nan])}, "batch: expected a size of at least 0, got nan"),
-        ({"batch": "many"}, "batch"),
-        ({"n_fft": 255}, "n_fft: expected an even number, got 255"),
-        ({"n_fft": 0}, "n_fft: expected .*at least 2, got 0"),
-        ({"k": 0}, "k: expected .*at least 1, got 0"),
-        ({"device": "abacus"}, "unknown device 'abacus'"),
-        ({"coefficients": "mine"}, "coefficients: expected one of arch, portable, got 'mine'"),
+@pytest.mark.parametrize("form", [np.asarray, jnp.asarray, lambda column: column[-1].item()])
+def test_a_bad_workload_is_refused_by_name_in_scalars_on_the_host_on_a_device_and_in_a_program(form):
+    good = {"device": np.arange(12), "batch": np.full(12, 8), "n_fft": np.full(12, 256), "k": np.full(12, 16)}
+    evaluate = functools.partial(rx.welch.evaluate_welch_peaks, temperature_ns=1.0)
+    for name, bad, says in [
+        ("batch", -1.0, "batch: expected a size of at least 0, got -1"),
+        ("batch", math.nan, "batch: expected a size of at least 0, got nan"),
+        ("n_fft", 255, "n_fft: expected an even number"),
+        ("n_fft", 2.5, "n_fft: expected an even number"),
+        ("n_fft", INF, "n_fft: expected a"),
+        ("n_fft", 0, "n_fft: expected .*at least 2, got 0"),
+        ("k", 0, "k: expected .*at least 1, got 0"),
+        ("device", 12, "device: expected codes from 0 to 11"),
+        ("device", -1, "device: expected codes from 0 to 11"),
     ]:
+        column = np.array(good[name], type(bad))
+        column[-1] = bad
+        work = {**good, name: column}
+        work = {name: form(values) for name, values in work.items()}
         for f in (
             rx.estimate_welch_peaks_costs,
             rx.welch_peaks_fusion_gate_breakdown,
             rx.pick_welch_peaks_strategy,
-            functools.partial(rx.welch.evaluate_welch_peaks, temperature_ns=1.0),
+            evaluate,
         ):
             with pytest.raises(ValueError, match=says):
-                f(**{"device": "cuda", "batch": 8, "n_fft": 256, "k": 16, **change})
+                f(**work)
+        with pytest.raises(ValueError, match=says):
+            jax.jit(lambda t, work=work: rx.welch.evaluate_welch_peaks(**work, temperature_ns=t))(1.0)
 
 
 # --- Shapes --------------------------------------------------------------------------------------
@@ -868,17 +768,40 @@ def test_a_shape_that_does_not_agree_is_named():
 
 @pytest.mark.parametrize("f", TAKE_A_TEMPERATURE)
 def test_what_stands_beside_a_table_is_a_loop_over_all(f):
-    batches, gates, temperatures_ns = [64.0, 512.0, 8192.0], [1e2, 1e3], [1e2, 1e5]
+    batches, temperatures_ns = [64.0, 512.0, 8192.0], [1e2, 1e5]
 
-    def leaves(batch, active, temperature_ns):
-        options = MODEL | {"learned_active_gates": active, "temperature_ns": temperature_ns}
-        return jax.tree.leaves(TAKE_A_TEMPERATURE[f]("cuda", batch, 256, 16, **options))
+    def leaves(batch, temperature_ns):
+        return jax.tree.leaves(TAKE_A_TEMPERATURE[f]("cuda", batch, 256, 16, **MODEL, temperature_ns=temperature_ns))
 
-    table = leaves(np.reshape(batches, (1, 1, 3)), np.reshape(gates, (1, 2, 1)), np.reshape(temperatures_ns, (2, 1, 1)))
-    loop = [[[leaves(x, y, z) for x in batches] for y in gates] for z in temperatures_ns]
+    table = leaves(np.reshape(batches, (1, 3)), np.reshape(temperatures_ns, (2, 1)))
+    loop = [[leaves(x, t) for x in batches] for t in temperatures_ns]
     for place, leaf in enumerate(table):
-        expected = [[[one[place] for one in row] for row in rows] for rows in loop]
+        expected = [[one[place] for one in row] for row in loop]
         np.testing.assert_allclose(leaf, expected, rtol=FLOAT64_RTOL, atol=FLOAT64_RTOL)
+
+
+@pytest.mark.parametrize(("x64", "coefficients"), [(True, "arch"), (False, "portable")])
+def test_an_evaluation_is_what_the_separate_functions_return(x64, coefficients):
+    rng = np.random.default_rng(0)
+    sizes = rng.choice([0, 1, 129, 512, 2048, 8192, 16384], 50), 2 ** rng.integers(1, 13, 50), rng.integers(1, 40, 50)
+    device = rng.integers(0, len(rx.Device), 50)
+    if x64:  # Columns of one precision meet coefficients of another.
+        device, sizes = "cuda", [np.asarray(size, np.float32) for size in sizes]
+    with jax.enable_x64(x64), jax.numpy_dtype_promotion("standard"):
+        options = {"coefficients": coefficients}
+        result = rx.welch.evaluate_welch_peaks(device, *sizes, **MODEL, **options, temperature_ns=1e5)
+        costs = rx.estimate_welch_peaks_costs(device, *sizes, **MODEL, **options)
+        why = rx.welch_peaks_fusion_gate_breakdown(device, *sizes, **options)
+        rtol = FLOAT64_RTOL if x64 else FLOAT32_RTOL
+        np.testing.assert_allclose(result.costs.stack(), costs.stack(), rtol=rtol)
+        for name in ("score_ns", "should_fuse_io", "should_fuse", "compute_floor_ok"):
+            np.testing.assert_array_equal(getattr(result, name), getattr(why, name))
+        np.testing.assert_array_equal(result.benefit.sync_points_saved, why.sync_points_saved)
+        np.testing.assert_allclose(result.benefit.host_readback_bytes_saved, why.readback_saved_bytes, rtol=rtol)
+        gate = rx.io_fusion_gate_for_target(rx.fusion_target(jnp.asarray(rx.Device.codes(device))))
+        by_gate = gate.fuse_probability(result.benefit, temperature_ns=1e5)
+        np.testing.assert_allclose(result.fuse_probability, by_gate, rtol=1e3 * rtol, atol=1e-30)
+        assert {leaf.shape for leaf in jax.tree.leaves(result)} == {(50,)}
 
 
 def test_weights_take_the_shapes_that_broadcast_and_name_those_that_do_not():

@@ -1,109 +1,32 @@
-"""Strategy costs, the gate's breakdown and picks, of one workload or of tables: one formula, hard or relaxed."""
+"""Strategy costs, the gate's breakdown and picks, of one workload or of tables: each a call of the one formula."""
 
-import dataclasses
 import functools
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._checks import broadcast_shape, check_at_least, check_shapes, fields_of, is_traced
+from rlxjax._checks import broadcast_shape, check_at_least, check_shapes, is_traced
 from rlxjax._counts import Columns, as_float, as_temperature, size_as_float
-from rlxjax._numerics import Choices, dot, log_soft_step, log_softmin, soft_step, straight_through
-from rlxjax._typing import (
-    Code,
-    Count,
-    Flag,
-    LogProbability,
-    Nanoseconds,
-    Probability,
-    RealLike,
-    StrategyCosts,
-    StrategyLogWeights,
-    StrategyWeights,
+from rlxjax._numerics import Choices, log_softmin, straight_through
+from rlxjax._typing import Code, Nanoseconds, RealLike, StrategyWeights
+from rlxjax.gate import Device
+from rlxjax.welch._workload import FAST_SEGMENTS
+
+from ._formulas import (
+    WelchPeaksCostEstimates,
+    WelchPeaksEvaluation,
+    WelchPeaksGateBreakdown,
+    Workload,
+    block_price,
+    evaluation,
+    fused_price,
+    hard_costs,
+    host_price,
 )
-from rlxjax._values import by_value
-from rlxjax.gate import Device, FusionBenefit, added_syncs, gate_rates, parts_ns, take_row
-from rlxjax.welch._workload import FAST_SEGMENTS, ULTRA_SEGMENTS
-
-from ._peak_graphs import FFT_WORKS, FUSED_WORKS, FUSION_BENEFITS, HOST_WORKS, columns_of, readback_bytes_saved, total
-from ._reference import CoefficientSet, ReferenceStrategy, Workload
-
-
-@by_value
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class WelchPeaksCostEstimates:
-    """Cost of each strategy in ns, `[*batch]`; infinite where the strategy is not to be used."""
-
-    ultra_ns: Nanoseconds
-    fast_ns: Nanoseconds
-    rlx_ns: Nanoseconds
-    learned_ns: Nanoseconds
-
-    def stack(self) -> StrategyCosts:
-        """Return the four costs along a new last axis, in the order of `ReferenceStrategy`."""
-        fields = (self.ultra_ns, self.fast_ns, self.rlx_ns, self.learned_ns)
-        return jnp.stack(jnp.broadcast_arrays(*fields), -1)
-
-    def pick_index(self) -> Code:
-        """Return the code of the cheapest strategy, the earlier of equals, `[*batch]`."""
-        return jnp.argmin(self.stack(), -1)
-
-
-@by_value
-class WelchPeaksGateBreakdown(NamedTuple):
-    """Why a run fuses or not; every field `[*batch]`."""
-
-    score_ns: Nanoseconds
-    min_gain_ns: Nanoseconds
-    readback_saved_bytes: Count
-    sync_points_saved: Count
-    should_fuse_io: Flag
-    should_fuse: Flag
-    compute_floor_ok: Flag
-
-
-@by_value
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class WelchPeaksEvaluation:
-    """What gate and costs say of a table of runs of two segments, hard or smooth; every field `[*batch]`.
-
-    Attributes:
-        benefit: what fusing saves, in floats.
-        score_ns: the gate's score of it.
-        min_gain_ns: the gate's minimum gain.
-        should_fuse_io: whether the score reaches that.
-        should_fuse: whether the compute floor allows it too.
-        compute_floor_ok: whether it does.
-        fuse_probability: the smooth form of `should_fuse_io`.
-        costs: of each strategy; infinite where it is not to be used, or, in the smooth form, all finite.
-        log_fuse_probability: of the smooth form, the log-probability that gate and compute floor let the run fuse.
-        log_keep_probability: of the contrary.
-        available: of the smooth form, 1.0 or 0.0 for each strategy, `[*batch, 4]`: the impossible stays impossible.
-    """
-
-    benefit: FusionBenefit
-    score_ns: Nanoseconds
-    min_gain_ns: Nanoseconds
-    should_fuse_io: Flag
-    should_fuse: Flag
-    compute_floor_ok: Flag
-    fuse_probability: Probability
-    costs: WelchPeaksCostEstimates
-    log_fuse_probability: LogProbability | None = None
-    log_keep_probability: LogProbability | None = None
-    available: StrategyWeights | None = None
-
-    def log_availability(self) -> StrategyLogWeights:
-        """Return each strategy's log-availability in the smooth form: for rlx and learned, the log fuse probability."""
-        fuse = jnp.asarray(self.log_fuse_probability)
-        always = jnp.zeros_like(fuse)
-        return jnp.where(jnp.asarray(self.available) > 0.5, jnp.stack([always, always, fuse, fuse], -1), -jnp.inf)
+from ._reference import CoefficientSet, ReferenceStrategy, readback_bytes_saved
 
 
 def estimate_welch_peaks_costs(
@@ -140,7 +63,7 @@ def estimate_welch_peaks_costs(
         2
     """
     learned = learned_available, learned_active_gates, learned_total_gates
-    return _costs(Workload.checked(device, batch, n_fft, k, *learned, coefficients))
+    return hard_costs(Workload.checked(device, batch, n_fft, k, *learned, coefficients))
 
 
 def soft_estimate_welch_peaks_costs(*workload: Any, temperature_ns: RealLike, **options: Any) -> WelchPeaksEvaluation:
@@ -155,7 +78,9 @@ def soft_estimate_welch_peaks_costs(*workload: Any, temperature_ns: RealLike, **
         2
     """
     temperature_ns = as_temperature(temperature_ns)
-    return _evaluate(Workload.checked(*workload, **options, temperature_ns=temperature_ns), temperature_ns, smooth=True)
+    return evaluation(
+        Workload.checked(*workload, **options, temperature_ns=temperature_ns), temperature_ns, smooth=True
+    )
 
 
 def evaluate_welch_peaks(*workload: Any, temperature_ns: RealLike, **options: Any) -> WelchPeaksEvaluation:
@@ -171,7 +96,7 @@ def evaluate_welch_peaks(*workload: Any, temperature_ns: RealLike, **options: An
         ([False, True], [0, 2])
     """
     temperature_ns = as_temperature(temperature_ns)
-    return _evaluate(Workload.checked(*workload, **options, temperature_ns=temperature_ns), temperature_ns)
+    return evaluation(Workload.checked(*workload, **options, temperature_ns=temperature_ns), temperature_ns)
 
 
 def welch_peaks_fusion_gate_breakdown(
@@ -190,7 +115,7 @@ def welch_peaks_fusion_gate_breakdown(
         >>> bool(b.should_fuse), b.readback_saved_bytes, int(b.sync_points_saved)
         (True, 32505856, 0)
     """
-    table = _evaluate(Workload.checked(device, batch, n_fft, k, coefficients=coefficients), 1.0)
+    table = evaluation(Workload.checked(device, batch, n_fft, k, coefficients=coefficients), 1.0)
     return WelchPeaksGateBreakdown(
         table.score_ns,
         table.min_gain_ns,
@@ -225,7 +150,7 @@ def pick_welch_peaks_strategy(
     """
     learned = learned_available, learned_active_gates, learned_total_gates
     work = Workload.checked(device, batch, n_fft, k, *learned, coefficients)
-    index = _legacy_index(work) if legacy else _costs(work).pick_index()
+    index = _legacy_index(work) if legacy else hard_costs(work).pick_index()
     return index if is_traced(index) or jnp.ndim(index) else list(ReferenceStrategy)[int(index)]
 
 
@@ -252,7 +177,7 @@ def soft_pick_welch_peaks_strategy(
     weights = _soft_pick(work, temperature_ns)
     if not straight_through_gradient:
         return weights
-    hard = jax.nn.one_hot(_costs(work).pick_index(), len(ReferenceStrategy), dtype=weights.dtype)
+    hard = jax.nn.one_hot(hard_costs(work).pick_index(), len(ReferenceStrategy), dtype=weights.dtype)
     return straight_through(jnp.broadcast_to(hard, weights.shape), weights)
 
 
@@ -298,6 +223,8 @@ def fused_graph_ns(
     scale: RealLike = 1.0,
     coefficients: str | CoefficientSet = "arch",
     n_segments: RealLike = FAST_SEGMENTS,
+    *,
+    temperature_ns: RealLike | None = None,
 ) -> Nanoseconds:
     """Return the estimate of the fused graph in ns, `[*batch]`.
 
@@ -309,6 +236,7 @@ def fused_graph_ns(
         scale: of the device's work; below 1 for a pruned learned FFT.
         coefficients: "arch", "portable", or a set of your own.
         n_segments: segments of a row.
+        temperature_ns: of the smooth form, positive, a scalar or `[*batch]`; None for the hard one.
 
     Raises:
         ValueError: an unknown device or set, or a size that cannot be.
@@ -317,30 +245,17 @@ def fused_graph_ns(
         >>> print(fused_graph_ns("cpu", 1, 256, 16).round(2))
         8664.53
     """
-    return _path_ns(_fused_ns, (device, batch, n_fft, k), coefficients, n_segments, scale)
+    return _path_ns(fused_price, (device, batch, n_fft, k), coefficients, n_segments, scale, temperature_ns)
 
 
-def soft_fused_graph_ns(
-    device: str | Code,
-    batch: RealLike,
-    n_fft: RealLike,
-    k: RealLike,
-    scale: RealLike = 1.0,
-    coefficients: str | CoefficientSet = "arch",
-    n_segments: RealLike = FAST_SEGMENTS,
-    *,
-    temperature_ns: RealLike,
-) -> Nanoseconds:
-    """Return the smooth form of `fused_graph_ns` in ns, `[*batch]`.
-
-    Other arguments and errors as of `fused_graph_ns`; `temperature_ns` is positive, a scalar or `[*batch]`.
+def soft_fused_graph_ns(*workload: Any, temperature_ns: RealLike, **options: Any) -> Nanoseconds:
+    """Return the smooth form of `fused_graph_ns` in ns, `[*batch]`; arguments and errors are the same.
 
     Examples:
         >>> print(soft_fused_graph_ns("cpu", 1, 256, 16, temperature_ns=1e-3).round(2))
         8664.53
     """
-    sizes = (device, batch, n_fft, k)
-    return _path_ns(_fused_ns, sizes, coefficients, n_segments, scale, as_temperature(temperature_ns))
+    return fused_graph_ns(*workload, **options, temperature_ns=temperature_ns)
 
 
 def block_graph_ns(
@@ -359,16 +274,11 @@ def block_graph_ns(
         >>> bool(block_graph_ns("cpu", 1, 256, 16) < fused_graph_ns("cpu", 1, 256, 16))
         True
     """
-    return _path_ns(_block_ns, (device, batch, n_fft, k), coefficients, n_segments)
+    return _path_ns(block_price, (device, batch, n_fft, k), coefficients, n_segments)
 
 
 def host_path_ns(
-    device: str | Code,
-    batch: RealLike,
-    n_fft: RealLike,
-    k: RealLike,
-    coefficients: str | CoefficientSet = "arch",
-    n_segments: RealLike = FAST_SEGMENTS,
+    device: str | Code, batch: RealLike, n_fft: RealLike, k: RealLike, coefficients="arch", n_segments=FAST_SEGMENTS
 ) -> Nanoseconds:
     """Return the estimate of the host path in ns, `[*batch]`: `adjust(host(params))`.
 
@@ -378,122 +288,12 @@ def host_path_ns(
         >>> print(host_path_ns("cpu", 1, 256, 16).round(1))
         4165.6
     """
-    return _path_ns(_host_ns, (device, batch, n_fft, k), coefficients, n_segments)
-
-
-def learned_scale(active_gates: RealLike, total_gates: RealLike) -> RealLike:
-    """Return what a pruned learned FFT leaves of the fused graph's work: a share of at least 0.3."""
-    return 0.30 + 0.70 * active_gates / total_gates
-
-
-# --- The formulas, written once for hard and for relaxed choices ---------------------------------
-
-
-def _host_ns(work: Workload, n_segments, scale, rules: Choices) -> Nanoseconds:
-    columns = (work.batch * (n_segments + 1.0), *columns_of(work.batch, work.n_fft, work.k, n_segments))
-    host, slopes = work.table.host, work.strategy
-    ns = jnp.add(host.roundtrip_ns, dot(columns, parts_ns(HOST_WORKS, total(HOST_WORKS, columns), host, rules)))
-    log_rows = jnp.log(jnp.maximum(work.batch, 1.0) / 512.0)
-    gentle = rules.relu(log_rows, scale=ns)
-    steep = rules.relu((log_rows - math.log(4.0)) * (1.0 / math.log(2.0)), scale=ns)  # log2(rows / 2048)
-    return ns * (1.0 + slopes.log_batch_slope * gentle) * (1.0 + slopes.log2_batch_slope * steep)
-
-
-def _fused_ns(work: Workload, n_segments, scale, rules: Choices) -> Nanoseconds:
-    io_ns = _graph_ns(FUSED_WORKS, work, n_segments, rules)
-    factor = work.strategy.fused_scale * rules.clip(scale, 0.25, 1.0, scale=io_ns)
-    floor_ns = work.strategy.fused_floor_ns * work.strategy.is_gpu
-    floor_ns = floor_ns * (1.0 - rules.at_least(work.batch, 512.0, scale=io_ns))
-    # The clip's own relaxation would pull a scale of exactly 1 below the threshold: the hard factor decides.
-    hard_factor = work.strategy.fused_scale * jnp.clip(scale, 0.25, 1.0)
-    floor_ns = floor_ns + rules.at_least(hard_factor, 1.0, scale=io_ns) * io_ns
-    return rules.maximum(io_ns * factor, floor_ns)
-
-
-def _block_ns(work: Workload, n_segments, scale, rules: Choices) -> Nanoseconds:
-    io_ns = _graph_ns(FFT_WORKS, work, n_segments, rules)
-    on_gpu = io_ns * work.strategy.block_scale + work.strategy.block_peak_ns * (work.batch * work.k)
-    return jnp.where(work.strategy.is_gpu >= 0.5, on_gpu, io_ns)
-
-
-def _graph_ns(works, work: Workload, n_segments, rules: Choices) -> Nanoseconds:
-    columns = (1.0, *columns_of(work.batch, work.n_fft, work.k, n_segments))
-
-    def rates(set_: CoefficientSet) -> list[RealLike]:
-        in_all, *each = parts_ns(works, total(works, columns), set_.backend, rules, set_.strategy.falls_back)
-        return [set_.backend.roundtrip_ns + in_all, *each]
-
-    return dot(columns[: len(works)], work.rates(rates, rules))
-
-
-def _gate_score_ns(work: Workload, benefit: FusionBenefit, rules: Choices) -> Nanoseconds:
-    """Return the gate's score of a benefit of two segments, by rates of the graphs, of a sample and of a peak."""
-
-    def rates(set_: CoefficientSet) -> list[RealLike]:
-        worth = gate_rates(set_.gate, benefit, rules)
-        parts = [dot([*fields_of(part).values()], worth) for part in FUSION_BENEFITS]
-        return [*parts, set_.gate.roundtrip_ns, set_.gate.host_thunk_penalty_ns]
-
-    found, syncs = work.rates(rates, rules), benefit.sync_points_saved
-    columns = columns_of(work.batch, work.n_fft, work.k, FAST_SEGMENTS)
-    return dot((1.0, *columns, syncs, -added_syncs(syncs, found[-1], rules)), found)
-
-
-@functools.partial(jax.jit, static_argnames="smooth")
-def _evaluate(work: Workload, temperature_ns: RealLike, smooth: bool = False) -> WelchPeaksEvaluation:
-    rules, strategy = Choices(temperature_ns if smooth else None), work.strategy
-    fused_ns, block_ns = (f(work, FAST_SEGMENTS, 1.0, rules) for f in (_fused_ns, _block_ns))
-    known = work.gates_known
-    scale = learned_scale(work.active_gates, jnp.where(known, work.total_gates, 1.0))
-    learned_ns = _fused_ns(work, FAST_SEGMENTS, jnp.where(known, scale, 1.0), rules)
-    ultra_ns, fast_ns = (_host_ns(work, segments, 1.0, rules) for segments in (ULTRA_SEGMENTS, FAST_SEGMENTS))
-
-    # From 2048 rows on a native kernel saves its sync point.
-    native = strategy.has_native_kernel * rules.at_least(work.batch, 2048.0, scale=block_ns)
-    benefit = total(FUSION_BENEFITS, (1.0, *columns_of(work.batch, work.n_fft, work.k, FAST_SEGMENTS)))
-    benefit = dataclasses.replace(benefit, sync_points_saved=native - 1.0)
-    score_ns = _gate_score_ns(work, benefit, rules)
-    minimum_ns = jnp.asarray(take_row(work.table.gate.min_gain_ns, work.codes))
-    many = rules.at_least(work.batch, 8192.0, scale=block_ns)
-    slack = (1.0 - many) * strategy.slack + many * strategy.large_slack
-    floor_margin_ns = block_ns * slack - fused_ns
-    floor_applies = jnp.asarray(strategy.is_fused_viable * rules.at_least(work.batch, 2048.0, scale=block_ns))
-
-    viable = strategy.is_fused_viable >= 0.5
-    ultra_possible = ~((strategy.is_gpu >= 0.5) & (work.batch > 128))
-    learned_possible = work.learned_usable & viable
-    io, floor_ok = score_ns >= minimum_ns, (floor_applies < 0.5) | (floor_margin_ns >= 0.0)
-    found = [benefit, score_ns, minimum_ns, io, io & floor_ok, floor_ok]
-    found += [soft_step(score_ns - minimum_ns, temperature_ns)]
-    if smooth:
-        # P(floor ok) = 1 - applies * P(margin < 0), in logarithms.
-        is_within = log_soft_step(floor_margin_ns, temperature_ns)
-        log_floor_ok = jnp.logaddexp(_log_share(1.0 - floor_applies), _log_share(floor_applies) + is_within)
-        log_fuse = log_soft_step(score_ns - minimum_ns, temperature_ns) + log_floor_ok
-        found += [WelchPeaksCostEstimates(ultra_ns, fast_ns, fused_ns, learned_ns), log_fuse, _log_complement(log_fuse)]
-    else:
-        is_run = io & floor_ok & viable
-        ultra_ns = jnp.where(ultra_possible, ultra_ns, jnp.inf)
-        fused_ns = jnp.where(is_run, fused_ns, jnp.inf)
-        learned_ns = jnp.where(is_run & learned_possible, learned_ns, jnp.inf)
-        found += [WelchPeaksCostEstimates(ultra_ns, fast_ns, fused_ns, learned_ns)]
-    leaves, structure = jax.tree.flatten(found)
-    leaves = jnp.broadcast_arrays(*leaves)
-    table = WelchPeaksEvaluation(*structure.unflatten(leaves))
-    if not smooth:
-        return table
-    possible = jnp.broadcast_arrays(ultra_possible, True, viable, learned_possible, io)[:4]
-    return dataclasses.replace(table, available=jnp.stack(possible, -1).astype(table.score_ns.dtype))
-
-
-@jax.jit
-def _costs(work: Workload) -> WelchPeaksCostEstimates:
-    return _evaluate(work, 1.0).costs
+    return _path_ns(host_price, (device, batch, n_fft, k), coefficients, n_segments)
 
 
 @jax.jit
 def _soft_pick(work: Workload, temperature_ns) -> StrategyWeights:
-    soft = _evaluate(work, temperature_ns, smooth=True)
+    soft = evaluation(work, temperature_ns, smooth=True)
     costs = soft.costs.stack()
     anything = jnp.where(jnp.asarray(soft.available) > 0.5, 0.0, -jnp.inf)
     needs_fusion = jnp.arange(len(ReferenceStrategy)) >= ReferenceStrategy.RLX.code
@@ -517,6 +317,7 @@ def _legacy_index(work: Workload) -> Code:
 
 def _path_ns(formula, sizes: tuple, coefficients, n_segments, scale: RealLike = 1.0, temperature_ns=None):
     check_at_least(scale, "scale", what="number")
+    temperature_ns = None if temperature_ns is None else as_temperature(temperature_ns)
     others = {"n_segments": n_segments, "scale": scale, "temperature_ns": temperature_ns}
     work = Workload.checked(*sizes, coefficients=coefficients, **others)
     numbers = size_as_float(n_segments, "n_segments"), as_float(scale, "scale")
@@ -526,20 +327,3 @@ def _path_ns(formula, sizes: tuple, coefficients, n_segments, scale: RealLike = 
 @functools.partial(jax.jit, static_argnums=0)
 def _path_program(formula: Callable[..., Nanoseconds], work: Workload, n_segments, scale, temperature_ns):
     return formula(work, n_segments, scale, Choices(temperature_ns))
-
-
-def _log_share(share: jax.Array) -> LogProbability:
-    """Return the logarithm of a share; minus infinity at 0, where it has no derivative that is not finite."""
-    positive = share > 0.0
-    return jnp.where(positive, jnp.log(jnp.where(positive, share, 1.0)), -jnp.inf)
-
-
-def _log_complement(log_p: LogProbability) -> LogProbability:
-    """Return `log(1 - exp(log_p))`; minus infinity at 0, accurate at both ends."""
-    log_p = jnp.minimum(log_p, -jnp.finfo(log_p.dtype).tiny)
-    near_one = log_p > -math.log(2.0)
-    return jnp.where(
-        near_one,
-        jnp.log(-jnp.expm1(jnp.where(near_one, log_p, -1.0))),
-        jnp.log1p(-jnp.exp(jnp.where(near_one, -1.0, log_p))),
-    )

@@ -1,24 +1,26 @@
-"""The reference's strategies, its coefficients of them as one pytree, and the workloads that it prices, checked."""
+"""The reference's strategies, its coefficients of them as one pytree, and its graphs with their closed forms."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._checks import check_at_least, check_not_nan, check_shapes, is_traced
-from rlxjax._counts import size_as_float
-from rlxjax._numerics import Choices
-from rlxjax._typing import Code, Flag, RealLike
+from rlxjax._checks import as_index, check_at_least, check_not_nan
+from rlxjax._counts import as_float, exact, is_exact, packed, size_as_float
+from rlxjax._typing import Count, RealLike
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.gate import (
     BACKEND_ROWS,
     BackendCoefficients,
     Coefficients,
     Device,
+    FusionBenefit,
     FusionTarget,
+    GraphWork,
     IoFusionGate,
     NamedCode,
     backend_coefficients,
@@ -26,10 +28,11 @@ from rlxjax.gate import (
     is_fused_viable,
     normalised,
     stack_rows,
-    take_row,
-    without_provenance,
 )
+from rlxjax.graph import Graph, GraphIoProfile
+from rlxjax.welch._workload import FAST_SEGMENTS, WelchPeakParams
 
+_Part = TypeVar("_Part")
 _DISCRETE = (FusionTarget.CUDA, FusionTarget.ROCM)
 #: `a`, `b` and `S`.
 _SCALES = {
@@ -37,8 +40,6 @@ _SCALES = {
     **dict.fromkeys(_DISCRETE, (0.15, 0.85, 0.43)),
     FusionTarget.WGPU: (0.12, 0.0, 2.2),
 }
-#: Least value of each size of a workload.
-_LEAST_SIZES = {"batch": 0, "n_fft": 2, "k": 1, "n_segments": 1}
 
 
 class ReferenceStrategy(NamedCode):
@@ -186,85 +187,149 @@ def _coefficient_set(name: str, cpu: str, dtype: np.dtype) -> CoefficientSet:
     return CoefficientSet(rows[Device.CPU], *jax.tree.map(lambda leaf: leaf.astype(dtype), tables))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Workload:
-    """Runs on devices, and the coefficients of all devices, as compiled programs take them: floats, `[*batch]` each."""
-
-    codes: Code
-    table: CoefficientSet
-    batch: RealLike
-    n_fft: RealLike
-    k: RealLike
-    learned_available: RealLike
-    active_gates: RealLike
-    total_gates: RealLike
-
-    @classmethod
-    def checked(
-        cls,
-        device: str | Code,
-        batch: RealLike,
-        n_fft: RealLike,
-        k: RealLike,
-        learned_available: RealLike = False,
-        learned_active_gates: RealLike | None = None,
-        learned_total_gates: RealLike = 0,
-        coefficients: str | CoefficientSet = "arch",
-        **others: RealLike | None,
-    ) -> "Workload":
-        """Return what a caller gives as floats; the shapes of all, `others` among them, have to agree."""
-        cpu = "cpu"
-        if isinstance(device, str) and normalised(device) == "cpu-apple":
-            device, cpu = Device.CPU, "cpu-apple"
-        if isinstance(coefficients, str):
-            coefficients = coefficient_set(coefficients, cpu)
-        if not isinstance(coefficients, CoefficientSet):
-            raise ValueError(f"coefficients: expected a name or a CoefficientSet, got {coefficients!r}")
-        active_gates = -1.0 if learned_active_gates is None else learned_active_gates
-        check_not_nan(active_gates, "learned_active_gates")
-        check_at_least(learned_total_gates, "learned_total_gates")
-        sizes = {"batch": batch, "n_fft": n_fft, "k": k}
-        for name, value in (sizes | others).items():
-            if name in _LEAST_SIZES:
-                check_at_least(value, name, _LEAST_SIZES[name], "size")
-        if not is_traced(n_fft) and not _all_even(np.asarray(n_fft)):
-            raise ValueError(f"n_fft: expected an even number, got {n_fft}")
-        sizes |= {"learned_available": learned_available, "learned_active_gates": active_gates}
-        sizes |= {"learned_total_gates": learned_total_gates}
-        codes = Device.codes(device)
-        check_shapes(device=codes, **sizes, **others)
-        rows = {name: without_provenance(getattr(coefficients, name)) for name in ("host", "backend")}
-        table = dataclasses.replace(coefficients, **rows)
-        return cls(codes, table, *(size_as_float(size, name) for name, size in sizes.items()))
-
-    @functools.cached_property
-    def strategy(self) -> StrategyCoefficients:
-        """The strategies' coefficients of each run's device."""
-        return take_row(self.table.strategy, self.codes)
-
-    def rates(self, of: Callable[[CoefficientSet], list[RealLike]], rules: Choices) -> list[RealLike]:
-        """Return rates of each run's device: with hard choices, those of all devices before the selection."""
-        if rules.temperature_ns is None:
-            return take_row(of(self.table), self.codes)
-        parts = {name: getattr(self.table, name) for name in ("backend", "gate", "strategy")}
-        return of(dataclasses.replace(self.table, **take_row(parts, self.codes)))
-
-    @property
-    def gates_known(self) -> Flag:
-        """Whether the gates of the learned FFT are known: unknown active ones are negative."""
-        return (jnp.asarray(self.active_gates) >= 0) & (jnp.asarray(self.total_gates) > 0)
-
-    @property
-    def learned_usable(self) -> Flag:
-        """Whether a learned FFT is available with fewer than a quarter of its gates on."""
-        sparse = jnp.asarray(4.0 * self.active_gates < self.total_gates)
-        return self.gates_known & sparse & (jnp.asarray(self.learned_available) >= 0.5)
+# --- Graphs and profiles in closed form ----------------------------------------------------------
 
 
-def _all_even(numbers: np.ndarray) -> bool:
-    if numbers.dtype.kind != "f":
-        return not np.any(numbers % 2)
-    halves = 0.5 * numbers  # a remainder of floats takes ten times as long
-    with np.errstate(invalid="ignore"):
-        return bool(np.all(halves - np.floor(halves) == 0))
+def welch_peaks_graph(batch: int, params: WelchPeakParams, fused: bool = True) -> Graph:
+    """Return the graph of a Welch-peaks run, float32.
+
+    *fft only*: segments `[R, n]`, a subtraction, a concatenation to n real then n imaginary columns, the
+    fft in that layout `[R, 2n]`, which is the output; `R = batch * n_segments`. *Fused*: the same and
+    `welch_peaks [batch, k, 2]`, which is then the only output.
+
+    Args:
+        batch: rows of the signal, `batch` above.
+        params: segments, `n_segments` of `n` samples, and `k` peaks.
+        fused: whether the peaks are found on the device.
+
+    Raises:
+        ValueError: a batch that is no whole number of at least 0.
+
+    Examples:
+        >>> g = welch_peaks_graph(4, WelchPeakParams.fast(256, 16))
+        >>> [node.op for node in g.nodes]
+        ['input', 'sub', 'concat', 'fft', 'welch_peaks']
+    """
+    batch = as_index(batch, "batch")
+    graph = Graph("welch_peaks" if fused else "welch_fft")
+    segments = graph.input("segs", (batch * params.n_segments, params.n_fft), "f32")
+    zeros = graph.add("sub", [segments, segments])
+    output = graph.add("fft", [graph.add("concat", [segments, zeros], axis=1)])
+    if fused:
+        output = graph.add("welch_peaks", [output], k=params.k, n_segments=params.n_segments)
+    graph.set_outputs([output])
+    return graph
+
+
+#: Work of the graphs in all, for each sample of a segment, and for each peak: fft only, and fused.
+FFT_WORKS = (
+    GraphWork(GraphIoProfile(3, 0, 0, 0), 0, 0, 3, 3),
+    GraphWork(GraphIoProfile(0, 0, 8, 44), 19, 20, 0, 0),
+)
+FUSED_WORKS = (
+    GraphWork(GraphIoProfile(4, 1, 0, 0), 0, 0, 4, 4),
+    GraphWork(GraphIoProfile(0, 0, 0, 52), 13, 20, 0, 0),
+    GraphWork(GraphIoProfile(0, 0, 8, 8), 10, 8, 0, 0),
+)
+#: Work of the host path for each launch, for each sample, and for each peak.
+HOST_WORKS = (
+    GraphWork(GraphIoProfile(1, 0, 0, 0), 0, 0, 1, 0),
+    GraphWork(GraphIoProfile(0, 0, 0, 12), 3, 0, 0, 0),
+    GraphWork(GraphIoProfile(0, 0, 8, 8), 10, 0, 0, 0),
+)
+#: What the peaks' node saves in all but for the sync point, for each sample, and for each peak.
+FUSION_BENEFITS = (FusionBenefit(-1, 0, 0, 0), FusionBenefit(0, 0, 8, -8), FusionBenefit(0, 0, -8, -8))
+
+
+def columns_of(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike) -> tuple:
+    """Return the samples of all segments, and the peaks, `[*batch]`."""
+    return n_segments * (batch * n_fft), batch * k
+
+
+def total(parts: Sequence[_Part], columns: Sequence[RealLike]) -> _Part:
+    """Return the sum of works or benefits, each times its column; exact if those are integers on the host."""
+
+    def add(*counts: RealLike) -> RealLike:
+        return sum(count * column for count, column in zip(counts, columns, strict=False) if count)
+
+    return jax.tree.map(add, *parts)
+
+
+def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile:
+    """Return the profile of the host path: `R + batch` launches, no syncs, peaks as output.
+
+    Traffic is `4Rn + 8Rn + 8*batch*k`.
+
+    Args:
+        batch: rows of the signal, a scalar or `[*batch]`.
+        params: segments and peaks of a row.
+
+    Raises:
+        ValueError: a negative or NaN batch.
+
+    Examples:
+        >>> host_fft_profile(1, WelchPeakParams.fast(256, 16)).device_traffic_bytes
+        6272
+    """
+    batch, n_fft, k, n_segments = _exact_sizes(batch, params.n_fft, params.k, params.n_segments)
+    columns = (batch * (n_segments + 1), *columns_of(batch, n_fft, k, n_segments))
+    return _packed(total(HOST_WORKS, columns).io)
+
+
+def readback_bytes_saved(batch: RealLike, n_fft: RealLike, k: RealLike) -> Count:
+    """Return the bytes that fusing two segments need not read back; exact where all sizes are integers on the host."""
+    columns = (1, *columns_of(*_exact_sizes(batch, n_fft, k, FAST_SEGMENTS)))
+    return _packed(total(FUSION_BENEFITS, columns).host_readback_bytes_saved)
+
+
+def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:
+    """Return the bytes that any implementation has to touch: `4Rn + 8*batch*k`.
+
+    Arguments and errors as of `host_fft_profile`.
+
+    Examples:
+        >>> useful_bytes_touched(1, WelchPeakParams.fast(256, 16))
+        2176
+    """
+    samples, peaks = columns_of(*_exact_sizes(batch, params.n_fft, params.k, params.n_segments))
+    return _packed(4 * samples + 8 * peaks)
+
+
+def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.Array:
+    """Return useful bytes over time in GB/s, `[*batch]`; 0 where the time is not positive.
+
+    Args:
+        useful_bytes: as `useful_bytes_touched` counts them, a scalar or `[*batch]`.
+        time_ns: what the run took, a scalar or `[*batch]`.
+
+    Raises:
+        ValueError: negative or NaN bytes, or a time that is NaN.
+
+    Examples:
+        >>> print(algorithm_bandwidth_gbps(2176, 1000.0))
+        2.176
+    """
+    useful_bytes, time_ns = as_float(useful_bytes, "useful_bytes"), as_float(time_ns, "time_ns")
+    check_at_least(useful_bytes, "useful_bytes")
+    check_not_nan(time_ns, "time_ns")
+    positive = jnp.asarray(time_ns) > 0
+    return jnp.where(positive, useful_bytes / jnp.where(positive, time_ns, 1.0), 0.0)
+
+
+def _exact_sizes(batch: RealLike, *others: RealLike) -> list:
+    """Return sizes as exact integers if the host can read all of them, else as floats."""
+    check_at_least(batch, "batch", what="size")
+    if all(is_exact(value) for value in (batch, *others)):
+        return [exact(value) for value in (batch, *others)]
+    names = ("batch", "n_fft", "k", "n_segments")
+    return [size_as_float(value, name) for value, name in zip((batch, *others), names, strict=True)]
+
+
+def _packed(counts: _Part) -> _Part:
+    """Return counts, or a profile of them, with exact ones in NumPy's integer types."""
+
+    def pack(count: Count) -> Count:
+        is_object = getattr(count, "dtype", None) == np.dtype(object)
+        return packed(exact(count)) if is_object or is_exact(count) else count
+
+    return jax.tree.map(pack, counts)

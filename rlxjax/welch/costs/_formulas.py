@@ -1,0 +1,335 @@
+"""What the reference prices, its formulas, and what they say: one workload in, one pytree of results out."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlxjax._checks import check_at_least, check_not_nan, check_shapes, fields_of, is_traced
+from rlxjax._counts import size_as_float
+from rlxjax._numerics import Choices, dot, log_soft_step, soft_step
+from rlxjax._typing import (
+    Code,
+    Count,
+    Flag,
+    LogProbability,
+    Nanoseconds,
+    Probability,
+    RealLike,
+    StrategyCosts,
+    StrategyLogWeights,
+    StrategyWeights,
+)
+from rlxjax._values import by_value
+from rlxjax.gate import (
+    Device,
+    FusionBenefit,
+    added_syncs,
+    gate_rates,
+    normalised,
+    parts_ns,
+    take_row,
+    without_provenance,
+)
+from rlxjax.welch._workload import FAST_SEGMENTS, ULTRA_SEGMENTS
+
+from ._reference import (
+    FFT_WORKS,
+    FUSED_WORKS,
+    FUSION_BENEFITS,
+    HOST_WORKS,
+    CoefficientSet,
+    StrategyCoefficients,
+    coefficient_set,
+    columns_of,
+    total,
+)
+
+#: Least value of each size of a workload.
+_LEAST_SIZES = {"batch": 0, "n_fft": 2, "k": 1, "n_segments": 1}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """Runs on devices, and the coefficients of all devices, as compiled programs take them: floats, `[*batch]` each."""
+
+    codes: Code
+    table: CoefficientSet
+    batch: RealLike
+    n_fft: RealLike
+    k: RealLike
+    learned_available: RealLike
+    active_gates: RealLike
+    total_gates: RealLike
+
+    @classmethod
+    def checked(
+        cls,
+        device: str | Code,
+        batch: RealLike,
+        n_fft: RealLike,
+        k: RealLike,
+        learned_available: RealLike = False,
+        learned_active_gates: RealLike | None = None,
+        learned_total_gates: RealLike = 0,
+        coefficients: str | CoefficientSet = "arch",
+        **others: RealLike | None,
+    ) -> "Workload":
+        """Return what a caller gives as floats; the shapes of all, `others` among them, have to agree."""
+        cpu = "cpu"
+        if isinstance(device, str) and normalised(device) == "cpu-apple":
+            device, cpu = Device.CPU, "cpu-apple"
+        if isinstance(coefficients, str):
+            coefficients = coefficient_set(coefficients, cpu)
+        if not isinstance(coefficients, CoefficientSet):
+            raise ValueError(f"coefficients: expected a name or a CoefficientSet, got {coefficients!r}")
+        active_gates = -1.0 if learned_active_gates is None else learned_active_gates
+        check_not_nan(active_gates, "learned_active_gates")
+        check_at_least(learned_total_gates, "learned_total_gates")
+        sizes = {"batch": batch, "n_fft": n_fft, "k": k}
+        for name, value in (sizes | others).items():
+            if name in _LEAST_SIZES:
+                check_at_least(value, name, _LEAST_SIZES[name], "size")
+        if not is_traced(n_fft) and not _all_even(np.asarray(n_fft)):
+            raise ValueError(f"n_fft: expected an even number, got {n_fft}")
+        sizes |= {"learned_available": learned_available, "learned_active_gates": active_gates}
+        sizes |= {"learned_total_gates": learned_total_gates}
+        codes = Device.codes(device)
+        check_shapes(device=codes, **sizes, **others)
+        rows = {name: without_provenance(getattr(coefficients, name)) for name in ("host", "backend")}
+        table = dataclasses.replace(coefficients, **rows)
+        return cls(codes, table, *(size_as_float(size, name) for name, size in sizes.items()))
+
+    @functools.cached_property
+    def strategy(self) -> StrategyCoefficients:
+        """The strategies' coefficients of each run's device."""
+        return take_row(self.table.strategy, self.codes)
+
+    def rates(self, of: Callable[[CoefficientSet], list[RealLike]], rules: Choices) -> list[RealLike]:
+        """Return rates of each run's device: with hard choices, those of all devices before the selection."""
+        if rules.temperature_ns is None:
+            return take_row(of(self.table), self.codes)
+        parts = {name: getattr(self.table, name) for name in ("backend", "gate", "strategy")}
+        return of(dataclasses.replace(self.table, **take_row(parts, self.codes)))
+
+    @property
+    def gates_known(self) -> Flag:
+        """Whether the gates of the learned FFT are known: unknown active ones are negative."""
+        return (jnp.asarray(self.active_gates) >= 0) & (jnp.asarray(self.total_gates) > 0)
+
+    @property
+    def learned_usable(self) -> Flag:
+        """Whether a learned FFT is available with fewer than a quarter of its gates on."""
+        sparse = jnp.asarray(4.0 * self.active_gates < self.total_gates)
+        return self.gates_known & sparse & (jnp.asarray(self.learned_available) >= 0.5)
+
+
+def _all_even(numbers: np.ndarray) -> bool:
+    if numbers.dtype.kind != "f":
+        return not np.any(numbers % 2)
+    halves = 0.5 * numbers  # a remainder of floats takes ten times as long
+    with np.errstate(invalid="ignore"):
+        return bool(np.all(halves - np.floor(halves) == 0))
+
+
+@by_value
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WelchPeaksCostEstimates:
+    """Cost of each strategy in ns, `[*batch]`; infinite where the strategy is not to be used."""
+
+    ultra_ns: Nanoseconds
+    fast_ns: Nanoseconds
+    rlx_ns: Nanoseconds
+    learned_ns: Nanoseconds
+
+    def stack(self) -> StrategyCosts:
+        """Return the four costs along a new last axis, in the order of `ReferenceStrategy`."""
+        fields = (self.ultra_ns, self.fast_ns, self.rlx_ns, self.learned_ns)
+        return jnp.stack(jnp.broadcast_arrays(*fields), -1)
+
+    def pick_index(self) -> Code:
+        """Return the code of the cheapest strategy, the earlier of equals, `[*batch]`."""
+        return jnp.argmin(self.stack(), -1)
+
+
+@by_value
+class WelchPeaksGateBreakdown(NamedTuple):
+    """Why a run fuses or not; every field `[*batch]`."""
+
+    score_ns: Nanoseconds
+    min_gain_ns: Nanoseconds
+    readback_saved_bytes: Count
+    sync_points_saved: Count
+    should_fuse_io: Flag
+    should_fuse: Flag
+    compute_floor_ok: Flag
+
+
+@by_value
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WelchPeaksEvaluation:
+    """What gate and costs say of a table of runs of two segments, hard or smooth; every field `[*batch]`.
+
+    Attributes:
+        benefit: what fusing saves, in floats.
+        score_ns: the gate's score of it.
+        min_gain_ns: the gate's minimum gain.
+        should_fuse_io: whether the score reaches that.
+        should_fuse: whether the compute floor allows it too.
+        compute_floor_ok: whether it does.
+        fuse_probability: the smooth form of `should_fuse_io`.
+        costs: of each strategy; infinite where it is not to be used, or, in the smooth form, all finite.
+        log_fuse_probability: of the smooth form, the log-probability that gate and compute floor let the run fuse.
+        log_keep_probability: of the contrary.
+        available: of the smooth form, 1.0 or 0.0 for each strategy, `[*batch, 4]`: the impossible stays impossible.
+    """
+
+    benefit: FusionBenefit
+    score_ns: Nanoseconds
+    min_gain_ns: Nanoseconds
+    should_fuse_io: Flag
+    should_fuse: Flag
+    compute_floor_ok: Flag
+    fuse_probability: Probability
+    costs: WelchPeaksCostEstimates
+    log_fuse_probability: LogProbability | None = None
+    log_keep_probability: LogProbability | None = None
+    available: StrategyWeights | None = None
+
+    def log_availability(self) -> StrategyLogWeights:
+        """Return each strategy's log-availability in the smooth form: for rlx and learned, the log fuse probability."""
+        fuse = jnp.asarray(self.log_fuse_probability)
+        always = jnp.zeros_like(fuse)
+        return jnp.where(jnp.asarray(self.available) > 0.5, jnp.stack([always, always, fuse, fuse], -1), -jnp.inf)
+
+
+def learned_scale(active_gates: RealLike, total_gates: RealLike) -> RealLike:
+    """Return what a pruned learned FFT leaves of the fused graph's work: a share of at least 0.3."""
+    return 0.30 + 0.70 * active_gates / total_gates
+
+
+def host_price(work: Workload, n_segments, scale, rules: Choices) -> Nanoseconds:
+    columns = (work.batch * (n_segments + 1.0), *columns_of(work.batch, work.n_fft, work.k, n_segments))
+    host, slopes = work.table.host, work.strategy
+    ns = jnp.add(host.roundtrip_ns, dot(columns, parts_ns(HOST_WORKS, total(HOST_WORKS, columns), host, rules)))
+    log_rows = jnp.log(jnp.maximum(work.batch, 1.0) / 512.0)
+    gentle = rules.relu(log_rows, scale=ns)
+    steep = rules.relu((log_rows - math.log(4.0)) * (1.0 / math.log(2.0)), scale=ns)  # log2(rows / 2048)
+    return ns * (1.0 + slopes.log_batch_slope * gentle) * (1.0 + slopes.log2_batch_slope * steep)
+
+
+def fused_price(work: Workload, n_segments, scale, rules: Choices) -> Nanoseconds:
+    io_ns = _graph_ns(FUSED_WORKS, work, n_segments, rules)
+    factor = work.strategy.fused_scale * rules.clip(scale, 0.25, 1.0, scale=io_ns)
+    floor_ns = work.strategy.fused_floor_ns * work.strategy.is_gpu
+    floor_ns = floor_ns * (1.0 - rules.at_least(work.batch, 512.0, scale=io_ns))
+    # The clip's own relaxation would pull a scale of exactly 1 below the threshold: the hard factor decides.
+    hard_factor = work.strategy.fused_scale * jnp.clip(scale, 0.25, 1.0)
+    floor_ns = floor_ns + rules.at_least(hard_factor, 1.0, scale=io_ns) * io_ns
+    return rules.maximum(io_ns * factor, floor_ns)
+
+
+def block_price(work: Workload, n_segments, scale, rules: Choices) -> Nanoseconds:
+    io_ns = _graph_ns(FFT_WORKS, work, n_segments, rules)
+    on_gpu = io_ns * work.strategy.block_scale + work.strategy.block_peak_ns * (work.batch * work.k)
+    return jnp.where(work.strategy.is_gpu >= 0.5, on_gpu, io_ns)
+
+
+def _graph_ns(works, work: Workload, n_segments, rules: Choices) -> Nanoseconds:
+    columns = (1.0, *columns_of(work.batch, work.n_fft, work.k, n_segments))
+
+    def rates(set_: CoefficientSet) -> list[RealLike]:
+        in_all, *each = parts_ns(works, total(works, columns), set_.backend, rules, set_.strategy.falls_back)
+        return [set_.backend.roundtrip_ns + in_all, *each]
+
+    return dot(columns[: len(works)], work.rates(rates, rules))
+
+
+def _gate_score_ns(work: Workload, benefit: FusionBenefit, rules: Choices) -> Nanoseconds:
+    """Return the gate's score of a benefit of two segments, by rates of the graphs, of a sample and of a peak."""
+
+    def rates(set_: CoefficientSet) -> list[RealLike]:
+        worth = gate_rates(set_.gate, benefit, rules)
+        parts = [dot([*fields_of(part).values()], worth) for part in FUSION_BENEFITS]
+        return [*parts, set_.gate.roundtrip_ns, set_.gate.host_thunk_penalty_ns]
+
+    found, syncs = work.rates(rates, rules), benefit.sync_points_saved
+    columns = columns_of(work.batch, work.n_fft, work.k, FAST_SEGMENTS)
+    return dot((1.0, *columns, syncs, -added_syncs(syncs, found[-1], rules)), found)
+
+
+@functools.partial(jax.jit, static_argnames="smooth")
+def evaluation(work: Workload, temperature_ns: RealLike, smooth: bool = False) -> WelchPeaksEvaluation:
+    rules, strategy = Choices(temperature_ns if smooth else None), work.strategy
+    fused_ns, block_ns = (f(work, FAST_SEGMENTS, 1.0, rules) for f in (fused_price, block_price))
+    known = work.gates_known
+    scale = learned_scale(work.active_gates, jnp.where(known, work.total_gates, 1.0))
+    learned_ns = fused_price(work, FAST_SEGMENTS, jnp.where(known, scale, 1.0), rules)
+    ultra_ns, fast_ns = (host_price(work, segments, 1.0, rules) for segments in (ULTRA_SEGMENTS, FAST_SEGMENTS))
+
+    # From 2048 rows on a native kernel saves its sync point.
+    native = strategy.has_native_kernel * rules.at_least(work.batch, 2048.0, scale=block_ns)
+    benefit = total(FUSION_BENEFITS, (1.0, *columns_of(work.batch, work.n_fft, work.k, FAST_SEGMENTS)))
+    benefit = dataclasses.replace(benefit, sync_points_saved=native - 1.0)
+    score_ns = _gate_score_ns(work, benefit, rules)
+    minimum_ns = jnp.asarray(take_row(work.table.gate.min_gain_ns, work.codes))
+    many = rules.at_least(work.batch, 8192.0, scale=block_ns)
+    slack = (1.0 - many) * strategy.slack + many * strategy.large_slack
+    floor_margin_ns = block_ns * slack - fused_ns
+    floor_applies = jnp.asarray(strategy.is_fused_viable * rules.at_least(work.batch, 2048.0, scale=block_ns))
+
+    viable = strategy.is_fused_viable >= 0.5
+    ultra_possible = ~((strategy.is_gpu >= 0.5) & (work.batch > 128))
+    learned_possible = work.learned_usable & viable
+    io, floor_ok = score_ns >= minimum_ns, (floor_applies < 0.5) | (floor_margin_ns >= 0.0)
+    found = [benefit, score_ns, minimum_ns, io, io & floor_ok, floor_ok]
+    found += [soft_step(score_ns - minimum_ns, temperature_ns)]
+    if smooth:
+        # P(floor ok) = 1 - applies * P(margin < 0), in logarithms.
+        is_within = log_soft_step(floor_margin_ns, temperature_ns)
+        log_floor_ok = jnp.logaddexp(_log_share(1.0 - floor_applies), _log_share(floor_applies) + is_within)
+        log_fuse = log_soft_step(score_ns - minimum_ns, temperature_ns) + log_floor_ok
+        found += [WelchPeaksCostEstimates(ultra_ns, fast_ns, fused_ns, learned_ns), log_fuse, _log_complement(log_fuse)]
+    else:
+        is_run = io & floor_ok & viable
+        ultra_ns = jnp.where(ultra_possible, ultra_ns, jnp.inf)
+        fused_ns = jnp.where(is_run, fused_ns, jnp.inf)
+        learned_ns = jnp.where(is_run & learned_possible, learned_ns, jnp.inf)
+        found += [WelchPeaksCostEstimates(ultra_ns, fast_ns, fused_ns, learned_ns)]
+    leaves, structure = jax.tree.flatten(found)
+    table = WelchPeaksEvaluation(*structure.unflatten(jnp.broadcast_arrays(*leaves)))
+    if not smooth:
+        return table
+    possible = (ultra_possible, True, viable, learned_possible)
+    available = jnp.stack([jnp.broadcast_to(one, table.score_ns.shape) for one in possible], -1)
+    return dataclasses.replace(table, available=available.astype(table.score_ns.dtype))
+
+
+@jax.jit
+def hard_costs(work: Workload) -> WelchPeaksCostEstimates:
+    return evaluation(work, 1.0).costs
+
+
+def _log_share(share: jax.Array) -> LogProbability:
+    """Return the logarithm of a share; minus infinity at 0, where it has no derivative that is not finite."""
+    positive = share > 0.0
+    return jnp.where(positive, jnp.log(jnp.where(positive, share, 1.0)), -jnp.inf)
+
+
+def _log_complement(log_p: LogProbability) -> LogProbability:
+    """Return `log(1 - exp(log_p))`; minus infinity at 0, accurate at both ends."""
+    log_p = jnp.minimum(log_p, -jnp.finfo(log_p.dtype).tiny)
+    near_one = log_p > -math.log(2.0)
+    return jnp.where(
+        near_one,
+        jnp.log(-jnp.expm1(jnp.where(near_one, log_p, -1.0))),
+        jnp.log1p(-jnp.exp(jnp.where(near_one, -1.0, log_p))),
+    )
